@@ -1,0 +1,29 @@
+"""Forecast how long GPU work takes, which pipeline of the chip binds, and how far that is from the best."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kernelcast.errors import KernelcastError
+from kernelcast.hardware import Fabric, Gpu, fabric, fabrics, gpu, gpu_ids
+from kernelcast.kernels import REGISTRY, Kernel, kernel
+from kernelcast.predict import Conditions, Prediction, predict, predict_many
+from kernelcast.tables import predict_table
+
+if TYPE_CHECKING:
+    from kernelcast.kernels.gemm import Bmm as Bmm
+    from kernelcast.kernels.gemm import Gemm as Gemm
+
+from kernelcast._version import __version__
+__all__ = [
+    "Conditions", "Fabric", "Gpu", "Kernel", "KernelcastError", "Prediction", "fabric", "fabrics", "gpu",
+    "gpu_ids", "kernel", "predict", "predict_many", "predict_table",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """Kernel classes by name (``kernelcast.Gemm``), also those of files added later."""
+    for found in REGISTRY.values():
+        if found.__name__ == name:
+            return found
+    raise AttributeError(f"module 'kernelcast' has no attribute {name!r}")

@@ -1,0 +1,81 @@
+"""Options that several commands share, and what they mean."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from kernelcast.errors import KernelcastError, unknown
+from kernelcast.hardware import Gpu, gpu
+from kernelcast.machine.analyse import PIPELINES
+from kernelcast.predict import Conditions
+
+ROTATIONS = {"cold": math.inf, "warm": 1.0}
+
+GpuName = Annotated[
+    str | None,
+    typer.Option("--gpu", metavar="ID", help="GPU: an id or name from `kernelcast gpus`, or a TOML file (required)"),
+]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="FIELD=VALUE", help="what if: change a field of the GPU; may be repeated"),
+]
+Without = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--without", metavar="LIMIT", help=f"leave a limit out: {', '.join(PIPELINES)}; may be repeated"
+    ),
+]
+Cache = Annotated[
+    str,
+    typer.Option(
+        "--cache", metavar="cold|warm", help="cold: weights come from DRAM; warm: L2 holds what the same call left"
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="print JSON")]
+
+
+def epilog(*examples: str) -> str:
+    """The end of a help page: commands to try."""
+    return "Example:\n\n" + "\n\n".join(f"  {line}" for line in examples)
+
+
+def parse_changes(pairs: Sequence[str] | None) -> dict[str, float]:
+    """``--set dram_bytes_per_s=7e12`` as names and numbers."""
+    changes: dict[str, float] = {}
+    for pair in pairs or ():
+        name, equals, text = pair.partition("=")
+        number = parse_number(text.strip())
+        if not equals or isinstance(number, str):
+            raise KernelcastError(f"--set takes FIELD=NUMBER, such as dram_bytes_per_s=7e12, not {pair!r}")
+        changes[name.strip()] = number
+    return changes
+
+
+def parse_number(text: str) -> Any:
+    """An int, a float, or the text itself when it is neither."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def chosen_gpu(name: str, changes: Sequence[str] | None) -> Gpu:
+    return gpu(name, **parse_changes(changes))
+
+
+def chosen_conditions(without: Sequence[str] | None, cache: str) -> Conditions:
+    names = [name for text in without or () for name in text.split(",")]
+    for name in names:
+        if name not in PIPELINES:
+            raise unknown("limit", name, PIPELINES)
+    if set(names) == set(PIPELINES):
+        raise KernelcastError("--without leaves no limit; keep at least one")
+    if cache not in ROTATIONS:
+        raise unknown("cache", cache, ROTATIONS)
+    return Conditions(rotation=ROTATIONS[cache], without=tuple(dict.fromkeys(names)))

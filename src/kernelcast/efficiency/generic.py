@@ -1,0 +1,80 @@
+"""The physics-only estimate: what a reasonable kernel of any family reaches, when nothing was fitted for it.
+
+Each pipeline sustains a share of its peak; pipelines overlap well but not perfectly (a 4-norm); the launch floor
+comes on top. The shares of tensor cores and DRAM are the GPU's own where measured, its siblings' mean where not.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kernelcast.hardware import Gpu, gpu, gpu_ids
+from kernelcast.kernels.work import Array
+from kernelcast.machine.analyse import PIPELINES, Analysis, overlapped
+
+# Share of the peak that good kernels sustain, of the pipelines that the catalogue has no measurement of.
+_SHARES = {"fma": 0.80, "xu": 0.80, "smem": 0.95, "l2": 0.85, "issue": 0.80, "link": 0.80, "launch": 1.0}
+# 80% of measured calls lie between these multiples of the estimate (docs/accuracy.md says on what).
+LOW, HIGH = 0.72, 1.75
+
+_LAUNCH, _DRAM = PIPELINES.index("launch"), PIPELINES.index("dram")
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Times in seconds, one a call."""
+
+    time_s: Array
+    low_s: Array
+    high_s: Array
+    ceiling_s: Array
+
+
+def estimate(phases: Sequence[Analysis], target: Gpu) -> Estimate:
+    """Add up the phases of each call."""
+    shares = sustained_shares(target)
+    start = target.sustained_launch_s or sibling_mean("sustained_launch_s", target)
+    time = np.zeros(1)
+    ceiling = np.zeros(1)
+    bound = np.zeros(1)
+    for phase in phases:
+        busy = phase.busiest_limits / shares
+        busy[_DRAM] += phase.refetched_bytes / (target.dram_bytes_per_s * shares[_DRAM, 0])
+        best = phase.limits / shares
+        floor = np.maximum(phase.limits[_LAUNCH], start * phase.launches)
+        busy[_LAUNCH] = best[_LAUNCH] = 0.0
+        time = time + floor + overlapped(busy)
+        ceiling = ceiling + floor + np.max(best, axis=0)
+        bound = bound + phase.bound
+    return Estimate(
+        time_s=time, low_s=np.maximum(bound, time * LOW), high_s=time * HIGH, ceiling_s=ceiling
+    )
+
+
+def sustained_shares(target: Gpu) -> Array:
+    """(pipelines, 1) share of each peak that this GPU sustains."""
+    own = {
+        "tensor": target.sustained_tensor_fraction or sibling_mean("sustained_tensor_fraction", target),
+        "dram": target.sustained_dram_fraction or sibling_mean("sustained_dram_fraction", target),
+        **_SHARES,
+    }
+    return np.array([own[name] for name in PIPELINES])[:, None]
+
+
+def sibling_mean(field: str, target: Gpu) -> float:
+    """Mean over the measured GPUs of its compute capability; else of its architecture; else over all."""
+    known = _measured(field)
+    for kin in ("compute_capability", "architecture"):
+        values = [getattr(g, field) for g in known if getattr(g, kin) == getattr(target, kin)]
+        if values:
+            return float(np.mean(values))
+    return float(np.mean([getattr(g, field) for g in known]))
+
+
+@functools.cache
+def _measured(field: str) -> tuple[Gpu, ...]:
+    return tuple(g for g in map(gpu, gpu_ids()) if getattr(g, field) is not None)

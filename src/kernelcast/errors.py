@@ -1,0 +1,26 @@
+"""Errors that a person can act on: one line that says what is wrong and what would be right."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class KernelcastError(ValueError):
+    """Base of every error that kernelcast raises for its input; the CLI prints it and exits 2."""
+
+
+def nearest(word: str, known: Iterable[str], limit: int = 3) -> str:
+    """' (did you mean …?)' for the known names closest to ``word``, or ''."""
+    known = list(known)
+    folded = {name.lower(): name for name in known}
+    hits = difflib.get_close_matches(str(word).lower(), folded, n=limit, cutoff=0.5)
+    return f" (did you mean {', '.join(folded[h] for h in hits)}?)" if hits else ""
+
+
+def unknown(kind: str, word: object, known: Iterable[str]) -> KernelcastError:
+    """'unknown gpu 'h2000' (did you mean …?); known: a, b, c' with the list cut when it is long."""
+    names = sorted(known)
+    hint = nearest(str(word), names)
+    shown = ", ".join(names) if len(names) <= 12 or not hint else f"{len(names)} names"
+    return KernelcastError(f"unknown {kind} {word!r}{hint}; known: {shown}")

@@ -1,0 +1,300 @@
+"""Table files (.csv, .parquet, .jsonl) in and out, by DuckDB: columns for the table reader, and a copy of the
+file with the results beside its own columns.
+
+A CSV is read as text and typed by its whole content, so that one odd cell late in the file makes one bad row and
+not a failed file. Output goes to a temporary file beside the target and is moved there when it is complete.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernelcast.errors import KernelcastError
+from kernelcast.kernels import REGISTRY, parameters_of
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+ENDINGS = (".csv", ".parquet", ".jsonl")
+_DELIMITERS = ",;\t|"
+_COPY = {".csv": "FORMAT csv, HEADER", ".parquet": "FORMAT parquet, COMPRESSION zstd", ".jsonl": "FORMAT json"}
+_FLOATS = ("FLOAT", "DOUBLE")
+
+Columns = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """An open table file: its columns' names, DuckDB types, and the row count."""
+
+    path: Path
+    types: Mapping[str, str]
+    count: int
+    connection: DuckDBPyConnection
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """The columns that kernel calls are made of, as NumPy arrays; an empty cell is masked, NaN or None."""
+        if "op" not in self.types:
+            raise KernelcastError(f"{self.path}: a table of calls needs a column 'op'; this has {', '.join(self.types)}")
+        words, others = _call_columns()
+        select = []
+        for name in self.types:
+            if name in words:
+                select.append(f"CAST({_plain(name, self.types[name])} AS VARCHAR) AS {_quoted(name)}")
+            elif name in others:
+                select.append(f"{_plain(name, self.types[name])} AS {_quoted(name)}")
+        with _plain_errors(self.path):
+            found = self.connection.execute(f"SELECT {', '.join(select)} FROM source").fetchnumpy()
+        return {name: _unmasked(column) for name, column in found.items()}
+
+    def write(self, results: Columns, target: Path) -> None:
+        """All of the file's own columns and ``results``, to ``target``; complete or not at all."""
+        target = target.resolve()
+        part = target.with_name(f".{target.stem}.{os.getpid()}.part{target.suffix}")
+        query = self._joined(results, as_text=target.suffix == ".csv", finite=target.suffix == ".jsonl")
+        try:
+            with _plain_errors(target):
+                self.connection.execute(f"COPY ({query}) TO {_text(str(part))} ({_COPY[target.suffix]})")
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def json_rows(self, results: Columns) -> Iterator[str]:
+        """Each row, with its results, as one line of JSON."""
+        with _plain_errors(self.path):
+            query = f"SELECT CAST(to_json(j) AS VARCHAR) FROM ({self._joined(results, finite=True)}) AS j"
+            cursor = self.connection.execute(query)
+            while rows := cursor.fetchmany(10_000):
+                yield from (_strict_json(row[0]) for row in rows)
+
+    def _joined(self, results: Columns, *, as_text: bool = False, finite: bool = False) -> str:
+        """The query for the file's columns and the results, row by row. A column of the same name is replaced."""
+        replaced = {name.lower() for name in results}
+        select = []
+        for name, kind in self.types.items():
+            if name.lower() in replaced:
+                continue
+            cell = f"s.{_quoted(name)}"
+            if finite and kind in _FLOATS:  # JSON has no NaN
+                cell = f"CASE WHEN isfinite({cell}) THEN {cell} END"
+            select.append(f"{cell} AS {_quoted(name)}")
+        encoded: dict[str, NDArray[Any]] = {}
+        for name, column in results.items():
+            select.append(f"{_encoded(name, column, encoded)} AS {_quoted(name)}")
+        self.connection.register("results", encoded)
+        source = "source_text" if as_text and self.path.suffix.lower() == ".csv" else "source"
+        return f"SELECT {', '.join(select)} FROM {source} AS s POSITIONAL JOIN results AS r"
+
+
+def check_target(source: Path, target: Path) -> None:
+    """Refuse a place to write to before any work is done."""
+    if target.suffix not in ENDINGS:
+        raise KernelcastError(f"{target}: the ending of an output file is one of {', '.join(ENDINGS)}")
+    if not target.parent.is_dir():
+        raise KernelcastError(f"{target}: there is no folder {target.parent}")
+    if target.is_dir():
+        raise KernelcastError(f"{target} is a folder, not a file")
+    if target.exists() and source.exists() and target.samefile(source):
+        raise KernelcastError(f"{target} is the input; write the output to another file")
+    if not os.access(target.parent, os.W_OK):
+        raise KernelcastError(f"{target}: no permission to write to the folder {target.parent}")
+
+
+@contextmanager
+def open_table(path: Path) -> Iterator[TableFile]:
+    """Open a table file; the first look at its content happens here."""
+    ending = path.suffix.lower()
+    if ending not in ENDINGS:
+        raise KernelcastError(f"{path}: the ending of a table file is one of {', '.join(ENDINGS)}")
+    if not path.exists():
+        raise KernelcastError(f"no file {path}")
+    if not path.is_file():
+        raise KernelcastError(f"{path} is not a file")
+    if path.stat().st_size == 0:
+        raise KernelcastError(f"{path} is empty")
+    import duckdb
+
+    with TemporaryDirectory(prefix="kernelcast-") as folder, duckdb.connect() as connection:
+        readable = _without_wildcards(path, Path(folder))
+        with _plain_errors(path):
+            _OPENERS[ending](connection, readable)
+            types = {row[0]: row[1] for row in connection.execute("DESCRIBE source").fetchall()}
+            counted = connection.execute("SELECT count(*) FROM source").fetchone()
+        yield TableFile(path, types, counted[0] if counted else 0, connection)
+
+
+def _open_parquet(connection: DuckDBPyConnection, path: Path) -> None:
+    connection.execute(f"CREATE VIEW source AS SELECT * FROM read_parquet({_text(str(path))})")
+
+
+def _open_jsonl(connection: DuckDBPyConnection, path: Path) -> None:
+    """JSON has no dates, so text that looks like one stays text."""
+    reader = f"read_json({_text(str(path))}, format = 'newline_delimited', sample_size = -1"
+    found = connection.execute(f"DESCRIBE SELECT * FROM {reader})").fetchall()
+    dates = r"\b(DATE|TIMESTAMP(_NS|_MS|_S)?( WITH TIME ZONE)?|TIME( WITH TIME ZONE)?|UUID)\b(?=$|\)|,|\[)"
+    types = ", ".join(f"{_text(name)}: {_text(re.sub(dates, 'VARCHAR', kind))}" for name, kind, *_ in found)
+    connection.execute(f"CREATE VIEW source AS SELECT * FROM {reader}, columns = {{{types}}})")
+
+
+def _open_csv(connection: DuckDBPyConnection, path: Path) -> None:
+    """``source_text`` has the cells as written; ``source`` has them typed."""
+    names, delimiter = _csv_header(path)
+    columns = ", ".join(f"{_text(name)}: 'VARCHAR'" for name in names)
+    connection.execute(
+        f"CREATE TABLE source_text AS SELECT * FROM read_csv({_text(str(path))}, auto_detect = false, header = true,"
+        f" delim = {_text(delimiter)}, quote = '\"', escape = '\"', columns = {{{columns}}})"
+    )
+    tests = ", ".join(
+        f"bool_and({cell} IS NULL OR coalesce({test}, false))"
+        for cell in map(_quoted, names)
+        for test in (f"CAST(TRY_CAST({cell} AS BIGINT) AS VARCHAR) = {cell}", _is_number(cell), _is_flag(cell))
+    )
+    passed = connection.execute(f"SELECT {tests} FROM source_text").fetchone() or ()
+    typed = []
+    for index, name in enumerate(names):
+        kinds = zip(("BIGINT", "DOUBLE", "BOOLEAN"), passed[3 * index : 3 * index + 3], strict=True)
+        kind = next((kind for kind, fits in kinds if fits), "VARCHAR")
+        typed.append(f"CAST({_quoted(name)} AS {kind}) AS {_quoted(name)}")
+    connection.execute(f"CREATE VIEW source AS SELECT {', '.join(typed)} FROM source_text")
+
+
+_OPENERS = {".csv": _open_csv, ".parquet": _open_parquet, ".jsonl": _open_jsonl}
+
+
+def _is_number(cell: str) -> str:
+    """A number, but not a code with leading zeros such as 007."""
+    return f"(TRY_CAST({cell} AS DOUBLE) IS NOT NULL AND NOT ({cell} LIKE '0_%' AND {cell} NOT LIKE '0.%'))"
+
+
+def _is_flag(cell: str) -> str:
+    return f"lower({cell}) IN ('true', 'false')"
+
+
+def _csv_header(path: Path) -> tuple[list[str], str]:
+    """Column names and the delimiter: the one that the header line has most of."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            line = file.readline(1 << 20)
+    except UnicodeDecodeError:
+        raise KernelcastError(f"{path}: not readable as CSV: it is not UTF-8 text") from None
+    if "\0" in line or not line.strip():
+        what = "it is not text" if line.strip() else "its first line, which names the columns, is blank"
+        raise KernelcastError(f"{path}: not readable as CSV: {what}")
+    delimiter = max(_DELIMITERS, key=line.count)
+    names = [name.strip() for name in next(csv.reader([line], delimiter=delimiter), [])]
+    names = [name or f"column{index}" for index, name in enumerate(names)]  # an index column has no name
+    folded = [name.lower() for name in names]
+    twice = sorted({name for name in names if folded.count(name.lower()) > 1})
+    if twice:
+        raise KernelcastError(f"{path}: more than one column is called {', '.join(twice)}")
+    return names, delimiter
+
+
+def _call_columns() -> tuple[frozenset[str], frozenset[str]]:
+    """Names of columns that hold words, and of those that hold numbers or lists."""
+    specs = [spec for kernel in REGISTRY.values() for spec in parameters_of(kernel).values()]
+    words = {"op", "gpu", *(spec.name for spec in specs if spec.kind == "choice")}
+    return frozenset(words), frozenset(spec.name for spec in specs) - words
+
+
+def _plain(name: str, kind: str) -> str:
+    """A column of mixed JSON values as text, without JSON's own quotes."""
+    return f"({_quoted(name)} ->> '$')" if kind == "JSON" else _quoted(name)
+
+
+def _unmasked(column: Any) -> NDArray[Any]:
+    """Masks only where the type has no empty value of its own."""
+    if not isinstance(column, np.ma.MaskedArray):
+        return np.asarray(column)
+    if column.dtype.kind == "O":
+        values = np.array(column.data, dtype=object)
+        values[np.ma.getmaskarray(column)] = None
+        return values
+    return np.asarray(column.filled(np.nan)) if column.dtype.kind == "f" else column
+
+
+def _encoded(name: str, column: NDArray[Any], into: dict[str, NDArray[Any]]) -> str:
+    """Put a result column where DuckDB can scan it, and say how to read it: words travel as codes."""
+    key = f"r{len(into)}"
+    if column.dtype != object:
+        into[key] = column
+        return f"CASE WHEN isfinite(r.{key}) THEN r.{key} END"
+    codes: dict[Any, int] = {None: 0}
+    into[key] = np.fromiter((codes.setdefault(v, len(codes)) for v in column), dtype=np.int32, count=len(column))
+    words = ", ".join("NULL" if word is None else _text(str(word)) for word in codes)
+    return f"CAST(list_extract([{words}], r.{key} + 1) AS VARCHAR)"
+
+
+def _strict_json(line: str) -> str:
+    """NaN inside a nested value becomes null."""
+    if "NaN" not in line and "Infinity" not in line:
+        return line
+    return json.dumps(json.loads(line, parse_constant=lambda _: None), ensure_ascii=False)
+
+
+def _without_wildcards(path: Path, folder: Path) -> Path:
+    """DuckDB reads *, ? and [ in a path as wildcards; such a file goes by another name."""
+    if not set("*?[{") & set(str(path)):
+        return path
+    link = folder / f"table{path.suffix}"
+    link.symlink_to(path.resolve())
+    return link
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _text(word: str) -> str:
+    return "'" + word.replace("'", "''") + "'"
+
+
+@contextmanager
+def _plain_errors(path: Path) -> Iterator[None]:
+    """DuckDB's errors in one line; its interrupt as Ctrl-C."""
+    import duckdb
+
+    try:
+        yield
+    except duckdb.InterruptException:
+        raise KeyboardInterrupt from None
+    except duckdb.Error as error:
+        said = _bad_json_line(path) if "Malformed JSON" in str(error) else ""
+        raise KernelcastError(f"{path}: {said or _first_lines(str(error))}") from None
+
+
+def _bad_json_line(path: Path) -> str:
+    """The first line that is not JSON (DuckDB counts lines from the end of its buffers)."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                json.loads(line.decode().strip() or "null")
+            except UnicodeDecodeError:
+                return f"line {number} is not text"
+            except json.JSONDecodeError as error:
+                return f"line {number} is not JSON: {error.msg}"
+    return ""
+
+
+def _first_lines(message: str) -> str:
+    """What went wrong and where, without DuckDB's advice on its own options."""
+    lines = [line.strip() for line in message.splitlines()]
+    said = [re.sub(r"^[A-Z][\w ]* Error: |( of| in)? file ['\"].*?['\"]", "", lines[0])]
+    for line in lines[1:]:
+        if line.startswith(("Possible", "LINE", "file =")):
+            break
+        if line and not line.startswith("Original Line"):
+            said.append(line)
+    return "; ".join(said[:2]).rstrip(". ")[:300]

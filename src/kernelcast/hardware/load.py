@@ -1,0 +1,135 @@
+"""Read GPU files (TOML) and find a GPU by id, by the name that its driver prints, or by path."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kernelcast.errors import KernelcastError, unknown
+from kernelcast.hardware.gpu import IDENTITY, NUMBERS, RATE_TABLES, Gpu
+
+CATALOGUE = Path(__file__).parent / "catalogue"
+_TABLES = (*RATE_TABLES, "published_flops_per_s")
+_REQUIRED_TEXT = ("name", "vendor", "architecture", "compute_capability", "link_kind")
+
+
+@functools.cache
+def gpu_ids() -> tuple[str, ...]:
+    """Ids of the catalogue: its file names. Files that start with '_' are bases, not GPUs."""
+    return tuple(sorted(p.stem for p in CATALOGUE.glob("*.toml") if not p.stem.startswith("_")))
+
+
+def gpu(name: str | Path | Gpu, **changes: float) -> Gpu:
+    """The GPU called ``name``: a catalogue id, a name as the driver prints it, or the path of a TOML file.
+
+    ``changes`` are what-ifs, as in ``Gpu.replace``.
+    """
+    found = name if isinstance(name, Gpu) else _find(str(name))
+    return found.replace(**changes) if changes else found
+
+
+def _find(name: str) -> Gpu:
+    if name.endswith(".toml"):
+        return load_gpu(Path(name))
+    if name in gpu_ids():  # the usual case needs no look at the other files
+        return _catalogued(name)
+    known = _names()
+    key = _fold(name)
+    if key not in known:
+        raise unknown("gpu", name, gpu_ids())
+    return _catalogued(known[key])
+
+
+@functools.cache
+def _catalogued(gpu_id: str) -> Gpu:
+    return load_gpu(CATALOGUE / f"{gpu_id}.toml")
+
+
+@functools.cache
+def _names() -> dict[str, str]:
+    """Every accepted spelling, folded, to its id. The catalogue test checks that no two GPUs share one."""
+    names: dict[str, str] = {}
+    for gpu_id in gpu_ids():
+        head = tomllib.loads((CATALOGUE / f"{gpu_id}.toml").read_text())
+        for spelling in (gpu_id, head.get("name", gpu_id), *head.get("aliases", ())):
+            names.setdefault(_fold(spelling), gpu_id)
+    return names
+
+
+def _fold(name: str) -> str:
+    """'NVIDIA H200' and 'h200' alike: lower case, no vendor words, no punctuation."""
+    words = re.sub(r"[^a-z0-9]+", " ", name.lower()).split()
+    return "".join(w for w in words if w not in ("nvidia", "tesla", "amd", "instinct", "geforce"))
+
+
+def load_gpu(path: Path) -> Gpu:
+    """Read one GPU file. A number is ``value`` or ``[value, "source key"]``; the file's [sources] spells keys out."""
+    values, sources = _merged(path, ())
+    missing = [k for k in _REQUIRED_TEXT if k not in values]
+    missing += [k for k in _required_numbers() if k not in values]
+    if missing:
+        raise KernelcastError(f"{path}: missing {', '.join(missing)} (give them, or a base = \"…\" that has them)")
+    return Gpu(id=path.stem, sources=sources, **values)
+
+
+@functools.cache
+def _required_numbers() -> tuple[str, ...]:
+    needed = {f.name for f in dataclasses.fields(Gpu) if f.default is dataclasses.MISSING}
+    return tuple(k for k in (*NUMBERS, *RATE_TABLES) if k in needed)
+
+
+def _merged(path: Path, chain: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The file's values and sources laid over those of its base."""
+    if path.stem in chain:
+        raise KernelcastError(f"{path}: base goes round in a circle: {' -> '.join((*chain, path.stem))}")
+    raw = _read(path)
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    if "base" in raw:
+        values, sources = _merged(_base_path(path, raw.pop("base")), (*chain, path.stem))
+        for inherited in ("aliases", "published_flops_per_s"):  # they belong to the base alone
+            values.pop(inherited, None)
+        sources = {k: v for k, v in sources.items() if not k.startswith("published_flops_per_s.")}
+    keys = raw.pop("sources", {})
+    for name, entry in raw.items():
+        if name in IDENTITY and name != "id":
+            values[name] = tuple(entry) if name == "aliases" else entry
+        elif name in _TABLES:
+            if not isinstance(entry, Mapping):
+                raise KernelcastError(f"{path}: {name} is a table of one number per dtype")
+            table = dict(values.get(name, {}))
+            for dtype, number in entry.items():
+                table[dtype], sources[f"{name}.{dtype}"] = _sourced(path, f"{name}.{dtype}", number, keys)
+            values[name] = table
+        elif name in NUMBERS:
+            values[name], sources[name] = _sourced(path, name, entry, keys)
+        else:
+            raise KernelcastError(f"{path}: {unknown('GPU field', name, [*IDENTITY, *NUMBERS, *_TABLES])}")
+    return values, sources
+
+
+def _base_path(path: Path, base: str) -> Path:
+    beside = path.parent / f"{base}.toml"
+    return beside if beside.exists() else CATALOGUE / f"{base}.toml"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise KernelcastError(f"no GPU file {path}") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise KernelcastError(f"{path}: not readable as TOML: {error}") from None
+
+
+def _sourced(path: Path, name: str, entry: object, keys: Mapping[str, str]) -> tuple[object, str]:
+    if not isinstance(entry, list):
+        return entry, f"{path.name}, no source given"
+    if len(entry) != 2 or entry[1] not in keys:
+        raise KernelcastError(f"{path}: {name} = [number, source], where source is a key of [sources], not {entry!r}")
+    return entry[0], keys[entry[1]]

@@ -1,0 +1,76 @@
+"""attention: scaled dot-product attention, prefill and decode, over a paged or plain KV cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernelcast.hardware import Gpu
+from kernelcast.kernels.base import Calls, Kernel, choice, flag, lengths, size
+from kernelcast.kernels.dtypes import dtype
+from kernelcast.kernels.flash import BACKENDS, Heads, Requests, default_backend, flash_phases, length_conflicts
+from kernelcast.kernels.work import Phases
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention(Kernel):
+    """Softmax(Q Kᵀ) V for a batch of requests. Prefill, decode (q_len 1) and chunked prefill (q_len < kv_len)."""
+
+    op: ClassVar[str] = "attention"
+    dtypes: ClassVar[tuple[str, ...]] = ("fp32", "fp16", "bf16", "fp8")
+    examples: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"batch": 4, "q_len": 2048, "kv_len": 2048, "q_heads": 32, "kv_heads": 8, "head_dim": 128},
+        {"batch": 64, "q_len": 1, "kv_len": 4096, "q_heads": 32, "kv_heads": 8, "head_dim": 128, "page_size": 16},
+        {"q_lens": [512, 1, 1], "kv_lens": [512, 900, 7000], "q_heads": 32, "kv_heads": 8, "head_dim": 128},
+    )
+
+    batch: int | None = size("requests", default=None)
+    q_len: int | None = size("new tokens a request", default=None)
+    kv_len: int | None = size("tokens attended to a request, the new ones included", default=None)
+    q_lens: tuple[int, ...] | None = lengths("new tokens of each request (ragged batch)")
+    kv_lens: tuple[int, ...] | None = lengths("tokens attended to by each request (ragged batch)")
+    q_heads: int = size("query heads", high=65536)
+    kv_heads: int | None = size("KV heads; fewer than q_heads is GQA, default: as many", default=None, high=65536)
+    head_dim: int = size("size of a head", high=4096)
+    causal: bool = flag("each token sees itself and what is before it", default=True)
+    window: int | None = size("sliding window in tokens, 0: none", default=None, low=0)
+    page_size: int | None = size("tokens a page of the KV cache, 0: not paged", default=None, low=0, high=1 << 20)
+    kv_dtype: str | None = choice("format of the KV cache, default: dtype", ("fp16", "bf16", "fp8"), default=None)
+    backend: str | None = choice("library, default: the usual one on the GPU", tuple(BACKENDS), default=None)
+
+    @classmethod
+    def conflicts(cls, calls: Calls) -> list[tuple[NDArray[np.bool_], str]]:
+        kv_heads = calls.given("kv_heads", calls["q_heads"])
+        uneven = np.mod(calls["q_heads"], kv_heads) != 0
+        if uneven.any():
+            pair = calls["q_heads"][uneven][0], kv_heads[uneven][0]
+            return [(uneven, f"q_heads {pair[0]:g} is no multiple of kv_heads {pair[1]:g}")]
+        loose = (calls.given("window", 0) > 0) & (calls["causal"] == 0)
+        if loose.any():
+            return [(loose, "a sliding window needs causal attention")]
+        return length_conflicts(calls, cls.op)
+
+    @classmethod
+    def work(cls, calls: Calls, gpu: Gpu) -> Phases:
+        kind = dtype(calls.choice("dtype"))
+        kv_bytes = dtype(calls.choice("kv_dtype") or kind.name).act_bytes
+        heads = Heads(
+            queries=calls["q_heads"],
+            kv=calls.given("kv_heads", calls["q_heads"]),
+            qk_dim=calls["head_dim"],
+            v_dim=calls["head_dim"],
+        )
+        return flash_phases(
+            gpu,
+            Requests.of(calls),
+            heads,
+            kind,
+            kv_bytes,
+            calls.choice("backend") or default_backend(gpu),
+            calls["causal"],
+            calls.given("window", 0.0),
+            calls.given("page_size", 0.0) > 0,
+        )

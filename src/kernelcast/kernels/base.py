@@ -1,0 +1,255 @@
+"""Kernel calls: the frozen parameter classes, their registry, and a column view of many calls at once.
+
+A family is one file in this folder: a subclass of ``Kernel`` with an ``op`` name, fields made by ``size``,
+``flag``, ``choice`` and ``lengths``, and a ``work`` that turns columns of parameters into ``Work``. Importing
+the file registers it; the package imports every file, so nothing else names it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernelcast.errors import KernelcastError, unknown
+from kernelcast.hardware import Gpu
+from kernelcast.kernels.dtypes import DTYPES
+from kernelcast.kernels.work import Array, Phases
+
+MAX_SIZE = 2**31 - 1  # kernels index with 32 bits
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """What a parameter is: its kind, range and help. CLI, table reader and docs are made from it."""
+
+    name: str
+    kind: str  # size | real | flag | choice | lengths
+    help: str
+    default: Any = dataclasses.MISSING
+    low: float = 1
+    high: float = MAX_SIZE
+    options: tuple[str, ...] = ()
+    optional: bool = False
+
+    @property
+    def required(self) -> bool:
+        return self.default is dataclasses.MISSING
+
+    def check(self, value: object) -> Any:
+        """The value in its own type, or an error with the value and what would be right."""
+        if value is None and self.optional:
+            return None
+        if self.kind == "choice":
+            if value not in self.options:
+                raise unknown(self.name, value, self.options)
+            return value
+        if self.kind == "flag":
+            if isinstance(value, bool | np.bool_) or value in (0, 1):
+                return bool(value)
+            raise KernelcastError(f"{self.name} must be true or false, not {value!r}")
+        if self.kind == "lengths":
+            if not isinstance(value, Sequence | np.ndarray) or isinstance(value, str) or len(value) == 0:
+                raise KernelcastError(f"{self.name} must be a list of one or more lengths, not {value!r}")
+            return tuple(int(self._check_number(v)) for v in value)
+        number = self._check_number(value)
+        return int(number) if self.kind == "size" else number
+
+    def _check_number(self, value: object) -> float:
+        ok = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+        if not ok or not math.isfinite(value):  # type: ignore[arg-type]
+            raise KernelcastError(f"{self.name} must be a number, not {value!r}")
+        number = float(value)  # type: ignore[arg-type]
+        if self.kind != "real" and number != int(number):
+            raise KernelcastError(f"{self.name} must be a whole number, not {value!r}")
+        if not self.low <= number <= self.high:
+            raise KernelcastError(f"{self.name} must be from {self.low:g} to {self.high:g}, not {value!r}")
+        return number
+
+
+def _field(default: Any, **spec: Any) -> Any:
+    if default is dataclasses.MISSING:
+        return field(metadata=spec)
+    return field(default=default, metadata=spec)
+
+
+def size(help: str, *, default: Any = dataclasses.MISSING, low: int = 1, high: int = MAX_SIZE) -> Any:
+    """A whole number. ``default=None`` makes it optional."""
+    return _field(default, kind="size", help=help, low=low, high=high)
+
+
+def real(help: str, *, default: Any = dataclasses.MISSING, low: float = 0.0, high: float = 1e18) -> Any:
+    return _field(default, kind="real", help=help, low=low, high=high)
+
+
+def flag(help: str, *, default: bool) -> Any:
+    return _field(default, kind="flag", help=help)
+
+
+def choice(help: str, options: Sequence[str], *, default: Any = dataclasses.MISSING) -> Any:
+    """One of a few words. Calls of a table are grouped by it, so ``work`` sees one value."""
+    return _field(default, kind="choice", help=help, options=tuple(options))
+
+
+def lengths(help: str) -> Any:
+    """An optional list of lengths (a ragged batch); JSON in a table."""
+    return _field(None, kind="lengths", help=help)
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Lists of different lengths, one a call, laid end to end: list i is flat[starts[i]:starts[i+1]]."""
+
+    flat: Array
+    starts: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, lists: Sequence[Sequence[int]]) -> Ragged:
+        counts = [len(x) for x in lists]
+        flat = np.fromiter((v for x in lists for v in x), dtype=np.float64, count=sum(counts))
+        return cls(flat, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        return np.diff(self.starts)
+
+    def part(self, start: int, stop: int) -> Ragged:
+        starts = self.starts[start : stop + 1]
+        return Ragged(self.flat[starts[0] : starts[-1]], starts - starts[0])
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Many calls of one op as columns: numbers vary by call, choices (dtype, backend, …) are the same for all.
+
+    An optional number that was not given is NaN; ``lists`` holds a lengths parameter only when it was given.
+    """
+
+    count: int
+    numbers: Mapping[str, Array]
+    choices: Mapping[str, Any]
+    lists: Mapping[str, Ragged] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Array:
+        return self.numbers[name]
+
+    def choice(self, name: str, default: Any = None) -> Any:
+        return self.choices.get(name, default)
+
+    def given(self, name: str, default: Array | float) -> Array:
+        """An optional number, with ``default`` where it was not given."""
+        column = self.numbers[name]
+        return np.where(np.isnan(column), default, column)
+
+    def part(self, start: int, stop: int) -> Calls:
+        return Calls(
+            count=min(stop, self.count) - start,
+            numbers={k: v[start:stop] for k, v in self.numbers.items()},
+            choices=self.choices,
+            lists={k: v.part(start, min(stop, self.count)) for k, v in self.lists.items()},
+        )
+
+
+STACKS = ("torch", "vllm", "sglang", "trtllm", "flashinfer", "nccl")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """One kernel call. Subclasses add parameters; construction validates every one."""
+
+    op: ClassVar[str] = ""
+    dtypes: ClassVar[tuple[str, ...]] = tuple(DTYPES)
+    examples: ClassVar[tuple[Mapping[str, Any], ...]] = ()
+    parameters: ClassVar[Mapping[str, Parameter]] = {}
+
+    dtype: str = field(default="bf16", metadata={"kind": "choice", "help": "number format"})
+    stack: str | None = field(
+        default=None, metadata={"kind": "choice", "help": "software that runs it", "options": STACKS}
+    )
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if cls.__dict__.get("op"):
+            REGISTRY[cls.op] = cls
+
+    def __post_init__(self) -> None:
+        for name, parameter in parameters_of(type(self)).items():
+            object.__setattr__(self, name, parameter.check(getattr(self, name)))
+        columns = columns_of([self])
+        problems = type(self).conflicts(columns)
+        if problems:
+            raise KernelcastError(f"{self.op}: {problems[0][1]}")
+
+    @classmethod
+    def conflicts(cls, calls: Calls) -> list[tuple[NDArray[np.bool_], str]]:
+        """Rules between parameters: (mask of the calls that break it, what is wrong). Only broken ones."""
+        return []
+
+    @classmethod
+    def work(cls, calls: Calls, gpu: Gpu) -> Phases:
+        """Tasks and demand of these calls on this GPU's candidate tiles."""
+        raise TypeError(f"{cls.__name__} defines no work")
+
+
+REGISTRY: dict[str, type[Kernel]] = {}
+_PARAMETERS: dict[type[Kernel], dict[str, Parameter]] = {}
+
+
+def parameters_of(kernel: type[Kernel]) -> dict[str, Parameter]:
+    """The parameters of a family by name, its own first, then dtype and stack."""
+    if kernel not in _PARAMETERS:
+        own: dict[str, Parameter] = {}
+        for f in dataclasses.fields(kernel):
+            spec = dict(f.metadata)
+            if f.name == "dtype":
+                spec["options"] = kernel.dtypes
+            own[f.name] = Parameter(name=f.name, default=f.default, optional=f.default is None, **spec)
+        shared = {name: own.pop(name) for name in ("dtype", "stack")}
+        _PARAMETERS[kernel] = {**own, **shared}
+    return _PARAMETERS[kernel]
+
+
+def kernel_class(op: str) -> type[Kernel]:
+    if op not in REGISTRY:
+        raise unknown("op", op, REGISTRY)
+    return REGISTRY[op]
+
+
+def kernel(op: str, **values: Any) -> Kernel:
+    """The call ``op`` with these parameters; names what is missing or unknown."""
+    cls = kernel_class(op)
+    known = parameters_of(cls)
+    for name in values:
+        if name not in known:
+            raise KernelcastError(f"{op}: {unknown('parameter', name, known)}")
+    missing = [p.name for p in known.values() if p.required and values.get(p.name) is None]
+    if missing:
+        raise KernelcastError(f"{op} needs {', '.join(missing)}")
+    given = {name: value for name, value in values.items() if value is not None}
+    try:
+        return cls(**given)
+    except KernelcastError as error:
+        text = str(error)
+        raise KernelcastError(text if text.startswith(f"{op}: ") else f"{op}: {text}") from None
+
+
+def columns_of(calls: Sequence[Kernel]) -> Calls:
+    """Calls of one class that agree in every choice, as columns."""
+    numbers: dict[str, Array] = {}
+    choices: dict[str, Any] = {}
+    lists: dict[str, Ragged] = {}
+    for name, parameter in parameters_of(type(calls[0])).items():
+        values = [getattr(c, name) for c in calls]
+        if parameter.kind == "choice":
+            choices[name] = values[0]
+        elif parameter.kind == "lengths":
+            if values[0] is not None:
+                lists[name] = Ragged.of(values)
+        else:
+            numbers[name] = np.array([np.nan if v is None else v for v in values], dtype=np.float64)
+    return Calls(count=len(calls), numbers=numbers, choices=choices, lists=lists)

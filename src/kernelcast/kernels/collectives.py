@@ -1,0 +1,236 @@
+"""Collectives between GPUs: all_reduce, all_gather, reduce_scatter, all_to_all, send_recv.
+
+Each algorithm that a library may choose is a candidate; ``tile["algorithm"]`` is its place in ``ALGORITHMS``.
+A call that cannot use one (too many GPUs, the wrong fabric) has its first algorithm there instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernelcast.hardware import Gpu, fabrics
+from kernelcast.kernels.base import Calls, Kernel, choice, size
+from kernelcast.kernels.dtypes import dtype
+from kernelcast.kernels.norm import VECTOR_BYTES, side_instructions
+from kernelcast.kernels.work import Array, Number, Phases, Work, ceil_div
+
+# The number of an algorithm is its place here:
+# 0 ring: chunks go round (NCCL).
+# 1 tree: log2(world) steps (NCCL: double binary tree for all-reduce, PAT for gather and scatter).
+# 2 one_shot: every GPU reads from all others at once (custom all-reduce of vLLM, SGLang, TensorRT-LLM).
+# 3 two_shot: reduce-scatter, then all-gather, each in one shot (the same libraries).
+# 4 in_switch: NVSwitch adds (NVLink SHARP, PTX multimem.ld_reduce).
+ALGORITHMS = ("ring", "tree", "one_shot", "two_shot", "in_switch")
+
+_THREADS = 512.0
+_NCCL_CTAS = 32.0  # channels; NCCL 2.2x uses 16 to 32 within a node
+_DIRECT_CTAS = 36.0  # vLLM custom_all_reduce.cuh: more contend for the link
+# GPUs that load and store in each other's memory. PCIe: more than a pair share host bridges (vLLM's rule).
+_REACH = {"nvlink5": 72.0, "nvlink": 8.0, "xgmi": 8.0, "pcie": 2.0}
+_SWITCH_REACH = {"nvlink4": 8.0, "nvlink5": 72.0}  # NVSwitch of the third generation on has SHARP
+_SWITCH_DTYPES = ("fp32", "fp16", "bf16")  # PTX multimem.ld_reduce
+_DTYPES = ("fp32", "fp16", "bf16", "fp8", "int8")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One algorithm: what each GPU sends, passes through its SMs and adds, in bytes."""
+
+    algorithm: str
+    link_bytes: Array  # the busier direction
+    link_steps: Number
+    sm_bytes: Array  # loads and stores of its SMs, here and at peers
+    added_bytes: Number
+    ctas: Array
+    possible: NDArray[np.bool_] | bool = True
+
+
+@dataclass(frozen=True)
+class Message:
+    """What every plan of these calls asks about: sizes, and how far direct access reaches."""
+
+    bytes: Array
+    world: Array
+    direct: NDArray[np.bool_]
+    switch: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, calls: Calls, gpu: Gpu) -> Message:
+        kind = calls.choice("fabric") or gpu.link_kind
+        world = calls["world"]
+        reach = next((far for prefix, far in _REACH.items() if kind.startswith(prefix)), 1.0)
+        switch_reach = _SWITCH_REACH.get(kind, 0.0) if calls.choice("dtype") in _SWITCH_DTYPES else 0.0
+        return cls(calls["bytes"], world, direct=world <= reach, switch=world <= switch_reach)
+
+    @property
+    def others(self) -> Array:
+        """The share of the message that is for or from other GPUs."""
+        return (self.world - 1) / self.world
+
+    @property
+    def levels(self) -> Array:
+        return np.ceil(np.log2(self.world))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Collective(Kernel):
+    """Parameters of every collective."""
+
+    dtypes: ClassVar[tuple[str, ...]] = _DTYPES
+    examples: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"bytes": 2**24, "world": 8},
+        {"bytes": 8192, "world": 2},
+        {"bytes": 2**28, "world": 64, "fabric": "ib_ndr"},
+    )
+    input_share: ClassVar[str]  # of the message that a GPU reads: whole, part (1 / world) or none
+    output_share: ClassVar[str]  # and writes
+
+    bytes: int = size("bytes of the whole message", high=2**50)
+    world: int = size("GPUs that take part", low=2, high=8192)
+    fabric: str | None = choice("link used; not given: the GPU's own", tuple(fabrics()), default=None)
+
+    @classmethod
+    def plans(cls, message: Message) -> list[Plan]:
+        """The algorithms, the one that always works first."""
+        raise TypeError(f"{cls.__name__} defines no plans")
+
+    @classmethod
+    def work(cls, calls: Calls, gpu: Gpu) -> Phases:
+        message = Message.of(calls, gpu)
+        plans = cls.plans(message)
+        possible = np.stack([np.broadcast_to(p.possible, (calls.count,)) for p in plans])
+
+        def rows(values: list[Number]) -> Array:
+            table = np.stack([np.broadcast_to(v, (calls.count,)) for v in values])
+            return np.where(possible, table, table[0])
+
+        tasks, sm_bytes = rows([p.ctas for p in plans]), rows([p.sm_bytes for p in plans])
+        flops = rows([p.added_bytes for p in plans]) / dtype(calls.choice("dtype")).act_bytes
+        steps = rows([p.link_steps for p in plans])
+        shares: dict[str, Number] = {
+            "whole": message.bytes,
+            "part": message.bytes / message.world,
+            "none": 0.0,
+        }
+        work = Work(
+            tasks=tasks,
+            longest_count=tasks,
+            fma_flops=flops / tasks,
+            l2_bytes=sm_bytes / tasks,
+            other_warp_instructions=side_instructions(gpu, sm_bytes / tasks),
+            # Buffers between GPUs are small and stay in L2.
+            activation_bytes=np.asarray(shares[cls.input_share]) + shares[cls.output_share],
+            link_bytes=rows([p.link_bytes for p in plans]),
+            link_steps=steps,
+            link=calls.choice("fabric") or "",
+            threads=_THREADS,
+            registers_per_thread=96.0,
+            serial_steps=steps,
+            useful_flops=flops,
+            tile={"algorithm": rows([float(ALGORITHMS.index(p.algorithm)) for p in plans])},
+        )
+        return (work,)
+
+
+def _ctas(moved_bytes: Array, most: float) -> Array:
+    """A thread a 16-byte vector, up to the number of CTAs that saturate a link."""
+    return np.clip(ceil_div(moved_bytes, _THREADS * VECTOR_BYTES), 1, most)
+
+
+def _once(m: Message, *, adds: bool) -> list[Plan]:
+    """Plans of gather and scatter, which send (world − 1) / world of the message once."""
+    sent, kept = m.others * m.bytes, m.bytes + m.bytes / m.world
+    staged = 2 * sent + kept  # NCCL copies through buffers: received and sent, beside the tensors themselves
+    added = sent if adds else 0.0
+    nccl, shots = _ctas(m.bytes, _NCCL_CTAS), _ctas(m.bytes / m.world, _DIRECT_CTAS)
+    return [
+        Plan("ring", sent, m.world - 1, staged, added, nccl),
+        Plan("tree", sent, m.levels, staged, added, nccl),
+        Plan("one_shot", sent, 1.0, sent + kept, added, shots, m.direct),
+    ]
+
+
+class AllReduce(_Collective):
+    """Sum of a tensor over all GPUs, on each of them. ``bytes``: the tensor of one GPU.
+
+    In the switch each GPU sends its tensor once and a part of the sum once; in a ring, or by two shots,
+    2 (world − 1) / world of it; in one shot it goes to every other GPU.
+    """
+
+    op = "all_reduce"
+    input_share = "whole"
+    output_share = "whole"
+
+    @classmethod
+    def plans(cls, message: Message) -> list[Plan]:
+        m, part, once = message, message.bytes / message.world, message.others * message.bytes
+        nccl, shots = _ctas(m.bytes, _NCCL_CTAS), _ctas(m.bytes, _DIRECT_CTAS)
+        # A GPU inside a tree sends its half up, and down to two children; two trees swap leaves and insides.
+        tree = np.where(m.world > 2, 2.0, 1.0) * m.bytes
+        all_others = (m.world - 1) * m.bytes
+        return [
+            Plan("ring", 2 * once, 2 * (m.world - 1), 4 * once + 2 * m.bytes, once, nccl),
+            Plan("tree", tree, 2 * m.levels, 2 * tree + 2 * m.bytes, m.bytes, nccl),
+            Plan("one_shot", all_others, 1.0, all_others + 2 * m.bytes, all_others, shots, m.direct),
+            Plan("two_shot", 2 * once, 2.0, 2 * (once + m.bytes), once, _ctas(part, _DIRECT_CTAS), m.direct),
+            Plan("in_switch", m.bytes + part, 2.0, 2 * part, 0.0, nccl, m.switch),
+        ]
+
+
+class AllGather(_Collective):
+    """Every GPU's part, on all of them. ``bytes``: the gathered tensor."""
+
+    op = "all_gather"
+    input_share = "part"
+    output_share = "whole"
+
+    @classmethod
+    def plans(cls, message: Message) -> list[Plan]:
+        return _once(message, adds=False)
+
+
+class ReduceScatter(_Collective):
+    """Sum of a tensor over all GPUs, a part on each. ``bytes``: the whole tensor of one GPU."""
+
+    op = "reduce_scatter"
+    input_share = "whole"
+    output_share = "part"
+
+    @classmethod
+    def plans(cls, message: Message) -> list[Plan]:
+        return _once(message, adds=True)
+
+
+class AllToAll(_Collective):
+    """A different part of each GPU's tensor to every GPU. ``bytes``: one GPU's tensor, own part included."""
+
+    op = "all_to_all"
+    input_share = "whole"
+    output_share = "whole"
+
+    @classmethod
+    def plans(cls, message: Message) -> list[Plan]:
+        sent = message.others * message.bytes
+        # NCCL sends to all peers at once: no message waits for another.
+        staged = 2 * sent + 2 * message.bytes
+        return [Plan("one_shot", sent, 1.0, staged, 0.0, _ctas(message.bytes, _NCCL_CTAS))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SendRecv(_Collective):
+    """One GPU's tensor to one other, as between pipeline stages. ``world`` does not change the time."""
+
+    op: ClassVar[str] = "send_recv"
+    input_share: ClassVar[str] = "whole"
+    output_share: ClassVar[str] = "none"  # the sender's side: it reads; the receiver only writes
+
+    world: int = size("GPUs that take part", default=2, low=2, high=8192)
+
+    @classmethod
+    def plans(cls, message: Message) -> list[Plan]:
+        moved = message.bytes
+        return [Plan("one_shot", moved, 1.0, 2 * moved, 0.0, _ctas(moved, _NCCL_CTAS))]

@@ -1,0 +1,53 @@
+"""Number formats: how many bytes each operand takes, and which arithmetic unit multiplies it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernelcast.errors import KernelcastError, unknown
+from kernelcast.hardware import Gpu
+
+
+@dataclass(frozen=True)
+class DType:
+    """Bytes an element of activations, weights and outputs takes, and the dtype the math runs in."""
+
+    name: str
+    act_bytes: float
+    weight_bytes: float
+    out_bytes: float
+    math: str
+
+
+# Scales count: fp8_block has an fp32 scale per 128 activations (and per 128x128 weights, negligible);
+# nvfp4 an fp8 scale per 16 elements; int4 weight-only an fp16 scale per group of 128.
+_ALL = (
+    DType("fp32", 4, 4, 4, "fp32"),
+    DType("tf32", 4, 4, 4, "tf32"),
+    DType("fp16", 2, 2, 2, "fp16"),
+    DType("bf16", 2, 2, 2, "bf16"),
+    DType("fp8", 1, 1, 2, "fp8"),
+    DType("fp8_block", 1 + 4 / 128, 1, 2, "fp8"),
+    DType("int8", 1, 1, 2, "int8"),
+    DType("nvfp4", 0.5 + 1 / 16, 0.5 + 1 / 16, 2, "nvfp4"),
+    DType("int4", 2, 0.5 + 2 / 128, 2, "fp16"),
+)
+DTYPES = {d.name: d for d in _ALL}
+FLOATS = ("fp32", "tf32", "fp16", "bf16")
+
+
+def dtype(name: str) -> DType:
+    if name not in DTYPES:
+        raise unknown("dtype", name, DTYPES)
+    return DTYPES[name]
+
+
+def matmul_pipe(gpu: Gpu, name: str) -> str:
+    """'tensor' or 'fma': the unit that multiplies ``name`` matrices on this GPU. Refuses what it cannot do."""
+    math = dtype(name).math
+    if gpu.tensor_flops_per_clk_sm.get(math):
+        return "tensor"
+    if math in ("fp32", "fp16") and gpu.fma_flops_per_clk_sm.get(math):
+        return "fma"
+    able = [d.name for d in _ALL if d.math in gpu.tensor_flops_per_clk_sm or d.math == "fp32"]
+    raise KernelcastError(f"{gpu.id} has no {name} matrix arithmetic; it has {', '.join(able)}")

@@ -1,0 +1,350 @@
+"""Tiled attention with an online softmax: what attention and mla share.
+
+A task is one tile of query rows of one head against its keys and values, walked in steps of ``tile_kv`` tokens,
+or a chunk of that walk when the keys are split to fill the GPU. Queries of the heads that share a KV head may be
+packed into one tile (FlashInfer always; FlashAttention for short queries).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernelcast.hardware import Gpu
+from kernelcast.kernels.base import Calls
+from kernelcast.kernels.dtypes import DType, matmul_pipe
+from kernelcast.kernels.work import Array, Phases, Work, ceil_div
+
+SOFTMAX_FLOPS = 8.0  # per score: scale, running max, subtract, sum, rescale, convert (FlashAttention-2, alg. 1)
+MIN_CHUNK_TOKENS = 256.0  # shorter splits cost more in merging than they win
+
+
+@dataclass(frozen=True)
+class Backend:
+    """How one attention library tiles. Query tiles ascend; a call takes the smallest that holds its rows."""
+
+    query_tiles: tuple[int, ...]
+    packs_up_to: float  # queries per request up to which heads of one group share a tile
+    split_ctas_per_sm: float  # CTAs per SM that splitting the keys aims at
+    threads: int
+    rows_per_read: float  # query rows that share one read of K and V from shared memory
+    stages: int
+
+
+# FlashInfer: scheduler.cuh picks 16, 64 or 128 packed rows and splits for two CTAs an SM. FlashAttention 2 and 3:
+# flash_fwd_launch_template.h, tile_size.h; num_splits_heuristic fills the SMs once. cuDNN, TensorRT-LLM and FA4 on
+# Blackwell: two tiles of 128 rows in flight. Triton: the serving engines' own kernels.
+BACKENDS = {
+    "fa2": Backend((64, 128), 1, 1, 128, 32, 1),
+    "fa3": Backend((64, 128), 64, 1, 384, 64, 2),
+    "fa4": Backend((128, 256), 128, 1, 384, 128, 2),
+    "flashinfer": Backend((16, 64, 128), np.inf, 2, 128, 32, 1),
+    "cudnn": Backend((64, 128), 1, 1, 384, 64, 2),
+    "trtllm": Backend((16, 64, 128), np.inf, 1, 384, 64, 2),
+    "triton": Backend((16, 64, 128), np.inf, 1, 128, 32, 2),
+}
+
+
+def default_backend(gpu: Gpu) -> str:
+    """What serving engines use on this generation when nobody chooses."""
+    if gpu.compute_capability.startswith("9."):
+        return "fa3"
+    return "trtllm" if gpu.compute_capability.startswith("10.") else "fa2"
+
+
+@dataclass(frozen=True)
+class Requests:
+    """The requests of each call, ``copies`` of each entry; equal ones are one entry, ragged ones stand alone."""
+
+    queries: Array
+    keys: Array
+    copies: Array
+    starts: NDArray[np.int64] | None  # first entry of each call; None: entry i is call i
+    call: NDArray[np.int64]  # call of each entry
+
+    @classmethod
+    def of(cls, calls: Calls) -> Requests:
+        if "q_lens" not in calls.lists:
+            rows = np.arange(calls.count)
+            return cls(calls["q_len"], calls["kv_len"], calls["batch"], None, rows)
+        queries, keys = calls.lists["q_lens"], calls.lists["kv_lens"]
+        rows = np.repeat(np.arange(calls.count), queries.counts)
+        return cls(queries.flat, keys.flat, np.ones_like(queries.flat), queries.starts[:-1], rows)
+
+    def total(self, values: Array) -> Array:
+        """Sum over each call's requests, copies counted."""
+        values = np.broadcast_to(values, self.queries.shape) * self.copies
+        return values if self.starts is None else np.add.reduceat(values, self.starts)
+
+    def most(self, values: Array) -> Array:
+        return values if self.starts is None else np.maximum.reduceat(values, self.starts)
+
+    def least(self, values: Array) -> Array:
+        return values if self.starts is None else np.minimum.reduceat(values, self.starts)
+
+    def each(self, values: Array) -> Array:
+        """A value per call, repeated for each of its requests."""
+        return values if self.starts is None else values[self.call]
+
+
+def length_conflicts(calls: Calls, op: str) -> list[tuple[NDArray[np.bool_], str]]:
+    """Either batch, q_len, kv_len or q_lens and kv_lens, and queries that end where the keys end."""
+    every = np.ones(calls.count, dtype=bool)
+    ragged = [name for name in ("q_lens", "kv_lens") if name in calls.lists]
+    scalars = ("batch", "q_len", "kv_len")
+    if len(ragged) == 1:
+        return [(every, f"q_lens and kv_lens go together, only {ragged[0]} is given")]
+    if ragged:
+        both = np.any([~np.isnan(calls[name]) for name in scalars], axis=0)
+        if both.any():
+            return [(both, "give q_lens and kv_lens, or batch, q_len and kv_len, not both")]
+        uneven = calls.lists["q_lens"].counts != calls.lists["kv_lens"].counts
+        if uneven.any():
+            pair = [calls.lists[name].counts[uneven][0] for name in ("q_lens", "kv_lens")]
+            return [(uneven, f"q_lens has {pair[0]} requests, kv_lens {pair[1]}")]
+    else:
+        broken = [(np.isnan(calls[name]), f"{op} needs {name}, or q_lens and kv_lens") for name in scalars]
+        broken = [(mask, text) for mask, text in broken if mask.any()]
+        if broken:
+            return broken
+    requests = Requests.of(calls)
+    short = requests.each(calls["causal"]) * (requests.queries - requests.keys) > 0
+    if short.any():
+        at = np.flatnonzero(short)[0]
+        text = f"causal attention of {requests.queries[at]:g} queries over {requests.keys[at]:g} keys: give kv_len >= q_len"
+        return [(np.isin(np.arange(calls.count), requests.call[short]), text)]
+    return []
+
+
+def floor_sum(count: Array, divisor: Array, step: Array, start: Array) -> Array:
+    """Sum of floor((start + step i) / divisor) for i = 0 … count-1, by Euclid's algorithm, for whole columns.
+
+    All whole numbers, start and step not negative. Exact below 2**53.
+    """
+    count, divisor, step, start = (
+        np.array(x, dtype=np.float64) for x in np.broadcast_arrays(count, divisor, step, start)
+    )
+    total = np.zeros_like(count)
+    sign_free = count > 0
+    count = np.where(sign_free, count, 0)
+    while True:
+        total += count * (count - 1) / 2 * np.floor(step / divisor) + count * np.floor(start / divisor)
+        step, start = np.mod(step, divisor), np.mod(start, divisor)
+        top = step * count + start
+        live = (top >= divisor) & (count > 0)
+        if not live.any():
+            return total
+        # the lattice points under the line, counted along the other axis
+        count, start, divisor, step = (
+            np.where(live, np.floor(top / divisor), 0.0),
+            np.where(live, np.mod(top, divisor), 0.0),
+            np.where(live & (step > 0), step, 1.0),
+            np.where(live, divisor, 0.0),
+        )
+
+
+def kv_steps(queries: Array, keys: Array, group: Array, tile_q: Array, tile_kv: Array, causal: Array, window: Array) -> Array:
+    """KV tiles that all query tiles of one head (or packed group) visit, exactly, masked tiles skipped.
+
+    Rows are packed ``group`` to a query, so tile i ends at query floor(((i+1) tile_q - 1) / group); with
+    nested floors this stays a sum of floors of a line. ``window`` 0 means none.
+    """
+    tiles = ceil_div(queries * group, tile_q)
+    before = keys - queries  # keys older than the first query
+    wide = group * tile_kv
+    ends = floor_sum(tiles - 1, wide, tile_q, tile_q - 1 + np.maximum(before, 0) * group)
+    visited = tiles + ends + np.floor((keys - 1) / tile_kv)
+    slack = np.where(window > 0, window, np.inf) - 1 - before  # first query with a masked-out oldest key
+    first = np.clip(np.ceil(group * np.where(np.isfinite(slack), slack, 0) / tile_q), 0, tiles)
+    first = np.where(np.isfinite(slack), first, tiles)
+    offset = np.where(first < tiles, first * tile_q - group * np.where(np.isfinite(slack), slack, 0), 0)
+    skipped = floor_sum(tiles - first, wide, tile_q, np.maximum(offset, 0))
+    return np.where(causal > 0, visited - skipped, tiles * ceil_div(keys, tile_kv))
+
+
+def visible_pairs(queries: Array, keys: Array, causal: Array, window: Array) -> Array:
+    """Query-key pairs under the mask."""
+    before = keys - queries
+    reach = np.where(window > 0, window, keys + 1)
+    growing = np.clip(reach - 1 - before, 0, queries)  # queries that still see every older key
+    seen = growing * before + growing * (growing + 1) / 2 + (queries - growing) * reach
+    return np.where(causal > 0, seen, queries * keys)
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Head counts and sizes, one entry a call. ``shared_where``: V is a part of K (MLA's latent)."""
+
+    queries: Array
+    kv: Array
+    qk_dim: Array
+    v_dim: Array
+    shared_where: NDArray[np.bool_] | bool = False
+
+    @property
+    def kv_dim(self) -> Array:
+        """Numbers a KV head stores for a token."""
+        return self.qk_dim + np.where(self.shared_where, 0.0, self.v_dim)
+
+
+def flash_phases(
+    gpu: Gpu,
+    requests: Requests,
+    heads: Heads,
+    kind: DType,
+    kv_bytes: float,
+    backend_name: str,
+    causal: Array,
+    window: Array,
+    paged: NDArray[np.bool_],
+) -> Phases:
+    """The attention kernel, and the merge of split keys where there is one."""
+    backend = BACKENDS[backend_name]
+    pipe = matmul_pipe(gpu, kind.name)
+    each = requests.each
+    plan = _plan(gpu, backend, backend_name, requests, heads, causal, window, paged)
+    steps, tasks, tile_q, tile_kv = plan["steps"], plan["tasks"], plan["tile_q"], plan["tile_kv"]
+    mean_steps = steps / tasks
+    pairs = requests.total(visible_pairs(requests.queries, requests.keys, each(causal), each(window)))
+    reach = np.where(each(window) > 0, requests.queries + each(window) - 1, np.inf)
+    seen = np.where(each(causal) > 0, np.minimum(requests.keys, reach), requests.keys)
+    scores = mean_steps * tile_q * tile_kv
+    flops = 2 * scores * (heads.qk_dim + heads.v_dim)
+    kv_token_bytes = heads.kv * heads.kv_dim * kv_bytes
+    fresh = requests.total(np.minimum(seen, requests.queries))
+    work = Work(
+        tasks=tasks,
+        schedule="longest_first",
+        longest=plan["longest"] / mean_steps,
+        shortest=plan["shortest"] / mean_steps,
+        longest_count=plan["longest_count"],
+        tensor_flops=flops if pipe == "tensor" else 0.0,
+        tensor_dtype=kind.math,
+        fma_flops=scores * SOFTMAX_FLOPS + mean_steps * tile_q * heads.v_dim * 2 + (flops if pipe == "fma" else 0.0),
+        xu_ops=scores,
+        smem_bytes=mean_steps * tile_kv * heads.kv_dim * kv_bytes * (1 + np.maximum(1, tile_q / backend.rows_per_read)),
+        l2_bytes=mean_steps * tile_kv * heads.kv_dim * kv_bytes
+        + tile_q * (heads.qk_dim * kind.act_bytes + heads.v_dim * np.where(plan["splits"] > 1, 4.0, kind.out_bytes)),
+        streamed_bytes=(requests.total(seen) - fresh) * kv_token_bytes,
+        activation_bytes=fresh * kv_token_bytes
+        + requests.total(requests.queries) * heads.queries * (heads.qk_dim * kind.act_bytes + heads.v_dim * kind.out_bytes),
+        threads=float(backend.threads),
+        registers_per_thread=168.0,
+        smem_bytes_per_cta=np.minimum(
+            (tile_q * heads.qk_dim + backend.stages * tile_kv * heads.kv_dim) * kind.act_bytes, gpu.smem_bytes_per_cta
+        ),
+        serial_steps=plan["longest"],
+        useful_flops=pairs * heads.queries * 2 * (heads.qk_dim + heads.v_dim),
+        tile={"tile_q": tile_q, "tile_kv": tile_kv, "kv_splits": plan["splits"]},
+    )
+    return (work, _merge(requests, heads, plan, kind))
+
+
+def _plan(
+    gpu: Gpu,
+    backend: Backend,
+    name: str,
+    requests: Requests,
+    heads: Heads,
+    causal: Array,
+    window: Array,
+    paged: NDArray[np.bool_],
+) -> dict[str, Any]:
+    """Tiles, steps and splits of each call."""
+    each = requests.each
+    group = heads.queries / heads.kv
+    pack = requests.most(requests.queries) <= backend.packs_up_to
+    group, lanes = np.where(pack, group, 1.0), np.where(pack, heads.kv, heads.queries)
+    rows = requests.total(requests.queries) * group / requests.total(np.ones_like(requests.queries))
+    tile_q = _query_tile(backend, rows, heads.qk_dim)
+    tile_kv = _kv_tile(name, heads.qk_dim, causal, paged)
+
+    tiles = ceil_div(requests.queries * each(group), each(tile_q))
+    steps = kv_steps(
+        requests.queries, requests.keys, each(group), each(tile_q), each(tile_kv), each(causal), each(window)
+    )
+    walk = _longest_walk(requests, each(group), each(tile_q), each(tile_kv), each(causal), each(window))
+    slots = backend.split_ctas_per_sm * gpu.sm_count
+    chunk = _chunk(requests, tiles, walk, lanes, slots, np.maximum(1, np.ceil(MIN_CHUNK_TOKENS / tile_kv)))
+    splits = ceil_div(walk, each(chunk))
+    longest = np.minimum(requests.most(walk), chunk)
+    many = np.where(each(causal) * (splits == 1) > 0, 1.0, tiles)  # under a mask only the last tile walks it all
+    at_most = np.minimum(walk, each(chunk)) >= each(longest)
+    one_size = requests.least(np.where(each(causal) > 0, np.minimum(1.0, walk), walk - (splits - 1) * each(chunk)))
+    equal = (requests.least(tiles * 1.0) == 1) & (requests.most(tiles) == 1) & (requests.most(splits) == 1)
+    return {
+        "tile_q": tile_q,
+        "tile_kv": tile_kv,
+        "steps": requests.total(steps) * lanes,
+        "tasks": requests.total(tiles * splits) * lanes,
+        "splits": requests.most(splits),
+        "longest": longest,
+        "shortest": np.where(equal, requests.least(walk), np.maximum(one_size, 1e-3)),
+        "longest_count": requests.total(np.where(at_most, many * np.maximum(1, np.floor(walk / each(chunk))), 0.0))
+        * lanes,
+        "merged_rows": requests.total(np.where(splits > 1, requests.queries * splits, 0.0)) * heads.queries,
+        "output_rows": requests.total(np.where(splits > 1, requests.queries, 0.0)) * heads.queries,
+    }
+
+
+def _query_tile(backend: Backend, rows: Array, head_dim: Array) -> Array:
+    """The smallest tile that holds the mean rows, the largest otherwise; 64 at most for wide heads."""
+    tile = np.full_like(rows, float(backend.query_tiles[-1]))
+    for size in reversed(backend.query_tiles[:-1]):
+        tile = np.where(rows <= size, float(size), tile)
+    return np.where(head_dim >= 256, np.minimum(tile, 64.0), tile)
+
+
+def _kv_tile(name: str, head_dim: Array, causal: Array, paged: NDArray[np.bool_]) -> Array:
+    if name == "fa3":  # FlashAttention-3's tile_size.h, forward, 16-bit
+        return np.where(
+            head_dim <= 64, np.where(paged, 96.0, 128.0),
+            np.where(head_dim <= 128, np.where(paged, 96.0, np.where(causal > 0, 128.0, 192.0)), 80.0),
+        )  # fmt: skip
+    if name in ("fa4", "cudnn", "trtllm"):
+        return np.where(head_dim <= 128, 128.0, 64.0)
+    return np.where(head_dim <= 64, 128.0, 64.0)
+
+
+def _longest_walk(
+    requests: Requests, group: Array, tile_q: Array, tile_kv: Array, causal: Array, window: Array
+) -> Array:
+    """KV tiles of a request's longest task: all of them, or under a window the widest reach of one tile."""
+    full = ceil_div(requests.keys, tile_kv)
+    reach = np.where(window > 0, window - 1 + ceil_div(tile_q, group), np.inf)
+    return np.where(causal > 0, np.minimum(full, np.ceil(np.minimum(reach, requests.keys) / tile_kv) + 1), full)
+
+
+def _chunk(requests: Requests, tiles: Array, walk: Array, lanes: Array, slots: float, least: Array) -> Array:
+    """KV tiles a task may take so that tasks just fill ``slots`` CTAs: the smallest that does, by bisection."""
+    high = requests.most(walk)
+    low = np.minimum(least, high)
+    if not np.any(requests.total(tiles) * lanes < slots):
+        return high
+    for _ in range(int(np.ceil(np.log2(max(2.0, float(np.max(high)))))) + 1):
+        middle = np.floor((low + high) / 2)
+        fits = requests.total(tiles * ceil_div(walk, requests.each(middle))) * lanes <= slots
+        high = np.where(fits, middle, high)
+        low = np.where(fits, low, np.minimum(middle + 1, high))
+    return high
+
+
+def _merge(requests: Requests, heads: Heads, plan: dict[str, Any], kind: DType) -> Work:
+    """Add up the partial outputs of split keys: one row of one head a task."""
+    parts = np.where(plan["output_rows"] > 0, plan["merged_rows"] / np.maximum(plan["output_rows"], 1), 0.0)
+    row_bytes = parts * (heads.v_dim + 1) * 4 + heads.v_dim * kind.out_bytes
+    return Work(
+        tasks=plan["output_rows"],
+        longest_count=plan["output_rows"],
+        fma_flops=parts * heads.v_dim * 2,
+        xu_ops=parts,
+        l2_bytes=row_bytes,
+        activation_bytes=plan["output_rows"] * row_bytes,
+        threads=128.0,
+        registers_per_thread=32.0,
+        launches=np.where(plan["output_rows"] > 0, 1.0, 0.0),
+        useful_flops=plan["output_rows"] * parts * heads.v_dim * 2,
+    )

@@ -1,0 +1,175 @@
+"""gemm and bmm: C[m, n] = A[m, k] B[k, n], in output tiles of a library's choosing.
+
+Which tile cuBLAS or CUTLASS picks is not documented, so each generation names the tiles that its libraries
+ship (CUTLASS 2.x and 3.x default configurations; kernel names seen in profiles), with and without split-K, and
+the machine ranks them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from kernelcast.hardware import Gpu
+from kernelcast.kernels.base import Calls, Kernel, size
+from kernelcast.kernels.dtypes import DType, dtype, matmul_pipe
+from kernelcast.kernels.work import Array, Number, Phases, Schedule, Work, axis, ceil_div
+
+# (tile_m, tile_n, threads). tile_k is fixed in bytes, so that a stage has one size whatever the dtype.
+# mma.sync and vector kernels (CUTLASS 2.x); the small tiles stand for GEMV-like and skinny kernels.
+_MMA = (
+    (256, 128, 256), (128, 256, 256), (128, 128, 256), (128, 64, 128),
+    (64, 128, 128), (64, 64, 128), (64, 32, 128), (32, 64, 128), (16, 64, 128),
+)  # fmt: skip
+# wgmma (CUTLASS 3.x, SM90): 64 rows an instruction, n free; skinny m runs with A and B swapped.
+_WGMMA = (
+    (256, 128, 384), (128, 256, 384), (128, 192, 384), (128, 128, 384), (64, 256, 256), (64, 128, 256),
+    (64, 64, 256), (128, 64, 384), (32, 128, 256), (16, 128, 256), (16, 64, 256),
+)  # fmt: skip
+# tcgen05 (SM100): 128 rows an instruction, 256 with a pair of SMs (each SM holds 128 of them).
+_TCGEN05 = (
+    (128, 256, 192), (128, 192, 192), (128, 128, 192), (128, 64, 192), (64, 128, 192),
+    (64, 64, 192), (32, 128, 192), (16, 128, 192), (16, 64, 192),
+)  # fmt: skip
+_TILE_K_BYTES = 128.0  # one swizzle row: 64 bf16 elements
+_MIN_STEPS_PER_SPLIT = 4  # a split shorter than this does not pay for its reduction
+
+
+@dataclass(frozen=True)
+class MatrixUnit:
+    """How a generation's matrix instruction reads its operands, which sets tiles and shared-memory traffic."""
+
+    tiles: tuple[tuple[int, int, int], ...]
+    schedule: Schedule
+    rows_per_b_read: float  # rows of C that share one read of B from shared memory
+    columns_per_a_read: float
+    stages: int
+    cluster: float  # CTAs that share one read of B from L2 (TMA multicast)
+    paired: bool = False  # two SMs work as one and hold half of B each (tcgen05, cta_group::2)
+
+
+def matrix_unit(gpu: Gpu) -> MatrixUnit:
+    capability = gpu.compute_capability
+    if capability.startswith("9."):
+        return MatrixUnit(_WGMMA, "persistent", 64, 256, 4, 2)
+    if capability.startswith("10."):
+        return MatrixUnit(_TCGEN05, "persistent", 128, 256, 4, 1, paired=True)
+    return MatrixUnit(_MMA, "waves", 64, 64, 3, 1)  # a warp of mma.sync computes 64x64 of C at best
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gemm(Kernel):
+    """Matrix product of one weight matrix: C[m, n] = A[m, k] B[k, n] (a Linear layer)."""
+
+    op: ClassVar[str] = "gemm"
+    examples: ClassVar[tuple[dict[str, Any], ...]] = ({"m": 4096, "n": 4096, "k": 4096},)
+
+    m: int = size("rows of A and C (tokens)")
+    n: int = size("columns of B and C (output features)")
+    k: int = size("inner dimension (input features)")
+
+    @classmethod
+    def work(cls, calls: Calls, gpu: Gpu) -> Phases:
+        return (matmul_work(gpu, dtype(calls.choice("dtype")), calls["m"], calls["n"], calls["k"]),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bmm(Kernel):
+    """Batched matrix product: C[b] = A[b] B[b] for each of ``batch`` pairs."""
+
+    op: ClassVar[str] = "bmm"
+    examples: ClassVar[tuple[dict[str, Any], ...]] = ({"batch": 32, "m": 512, "n": 512, "k": 64},)
+
+    batch: int = size("matrix pairs")
+    m: int = size("rows of each A and C")
+    n: int = size("columns of each B and C")
+    k: int = size("inner dimension")
+
+    @classmethod
+    def work(cls, calls: Calls, gpu: Gpu) -> Phases:
+        kind = dtype(calls.choice("dtype"))
+        return (matmul_work(gpu, kind, calls["m"], calls["n"], calls["k"], batch=calls["batch"], weights=False),)
+
+
+def matmul_work(
+    gpu: Gpu, kind: DType, m: Array, n: Array, k: Array, *, batch: Number = 1.0, weights: bool = True
+) -> Work:
+    """``batch`` products of m x k by k x n. ``weights``: B is streamed from DRAM rather than just computed."""
+    pipe = matmul_pipe(gpu, kind.name)
+    unit = matrix_unit(gpu) if pipe == "tensor" else MatrixUnit(_MMA, "waves", 64, 64, 2, 1)
+    tile_m, tile_n, threads, split = _candidates(unit, gpu, kind, m, n, k, batch)
+    tile_k = _TILE_K_BYTES / kind.act_bytes if pipe == "tensor" else 16.0
+    tile_k = float(2 ** round(np.log2(tile_k)))
+
+    steps = ceil_div(ceil_div(k, tile_k), split)  # k-steps of one task
+    tasks = batch * ceil_div(m, tile_m) * ceil_div(n, tile_n) * split
+    macs = tile_m * tile_n * steps * tile_k
+    a_bytes, b_bytes = tile_m * steps * tile_k * kind.act_bytes, tile_n * steps * tile_k * kind.weight_bytes
+    c_bytes = tile_m * tile_n * np.where(split > 1, 8.0, kind.out_bytes)  # fp32 partials, written and read
+    neighbours = np.minimum(2.0, ceil_div(m, tile_m))  # tiles below one another use the same B
+    b_bytes = b_bytes / (neighbours if unit.paired else 1)
+    multicast = b_bytes * (1 - 1 / np.minimum(unit.cluster, neighbours))
+    smem = (
+        a_bytes * (1 + np.maximum(1, tile_n / unit.columns_per_a_read))
+        + b_bytes * (1 + np.maximum(1, tile_m / unit.rows_per_b_read))
+    )
+    stage = (tile_m * kind.act_bytes + tile_n * kind.weight_bytes) * tile_k
+    return Work(
+        tasks=tasks,
+        schedule=unit.schedule,
+        longest_count=tasks,
+        tensor_flops=2 * macs if pipe == "tensor" else 0.0,
+        tensor_dtype=kind.math,
+        fma_flops=2 * macs if pipe == "fma" else _conversion_flops(kind, tile_m, tile_n, steps * tile_k),
+        fma_dtype=kind.math if pipe == "fma" else "fp32",
+        smem_bytes=smem,
+        l2_bytes=a_bytes + b_bytes - multicast + c_bytes,
+        multicast_bytes=multicast,
+        streamed_bytes=(batch * n * k * kind.weight_bytes if weights else 0.0),
+        activation_bytes=batch * (m * k * kind.act_bytes + m * n * kind.out_bytes)
+        + (0.0 if weights else batch * n * k * kind.weight_bytes),
+        refetched_bytes=_refetched(gpu, kind, m, n, k, tile_m, tile_n) * batch,
+        threads=threads,
+        registers_per_thread=np.minimum(255, 40 + tile_m * tile_n / np.minimum(threads, 256)),
+        smem_bytes_per_cta=np.minimum(unit.stages * stage, gpu.smem_bytes_per_cta),
+        serial_steps=steps,
+        useful_flops=2 * batch * m * n * k,
+        tile={"tile_m": tile_m, "tile_n": tile_n, "tile_k": tile_k, "split_k": split},
+    )
+
+
+def _candidates(
+    unit: MatrixUnit, gpu: Gpu, kind: DType, m: Array, n: Array, k: Array, batch: Number
+) -> tuple[Array, Array, Array, Array]:
+    """Every tile twice: whole k, and k split so that the tiles fill the SMs once."""
+    tile_m, tile_n, threads = (axis([t[i] for t in unit.tiles]) for i in range(3))
+    tiles = batch * ceil_div(m, tile_m) * ceil_div(n, tile_n)
+    most = np.floor(k * kind.act_bytes / (_TILE_K_BYTES * _MIN_STEPS_PER_SPLIT))
+    split = np.maximum(1, np.minimum(np.floor(gpu.sm_count / tiles), np.minimum(most, 32)))
+    twice = [np.concatenate([x, x]) for x in (tile_m, tile_n, threads)]
+    return twice[0], twice[1], twice[2], np.concatenate([np.ones_like(split), split])
+
+
+def _conversion_flops(kind: DType, tile_m: Array, tile_n: Array, k: Array) -> Number:
+    """Vector work beside the matrix units: fp8_block rescales its sums every 128, int4 unpacks its weights."""
+    if kind.name == "fp8_block":
+        return 2 * tile_m * tile_n * k / 128
+    return 2 * tile_n * k if kind.name == "int4" else 0.0
+
+
+def _refetched(gpu: Gpu, kind: DType, m: Array, n: Array, k: Array, tile_m: Array, tile_n: Array) -> Array:
+    """Operand bytes read from DRAM more than once: what one wave of tiles shares is read once a wave.
+
+    A wave of S tiles covers at best a square of sqrt(S) x sqrt(S) tiles, so it reads sqrt(S) row panels and as
+    many column panels. Nothing is read again while both operands fit in L2.
+    """
+    rows, columns = ceil_div(m, tile_m), ceil_div(n, tile_n)
+    high = np.minimum(rows, np.sqrt(gpu.sm_count))
+    wide = np.minimum(columns, gpu.sm_count / high)
+    waves = np.maximum(1, rows * columns / gpu.sm_count)
+    per_wave = (high * tile_m * kind.act_bytes + wide * tile_n * kind.weight_bytes) * k
+    operands = (m * kind.act_bytes + n * kind.weight_bytes) * k
+    missing = np.clip(operands / gpu.l2_bytes - 1, 0, 1)
+    return missing * np.maximum(0, waves * per_wave - operands)

@@ -1,0 +1,231 @@
+"""moe: a mixture-of-experts layer as serving engines run it: route, sort by expert, two grouped GEMMs, add up.
+
+Tokens are sorted by expert and each expert's rows are padded to a multiple of block_m, so a GEMM has
+sum over experts of ceil(rows / block_m) row blocks, times ceil(n / block_n). How tokens spread over experts
+decides the padding: ``skew`` 0 is balanced; above 0 the rows of an expert follow a power law with density
+x^-skew between 1 and 0.8 tokens, as AIConfigurator's benchmark draws them (1.01 and 1.2 are its settings).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernelcast.hardware import Gpu
+from kernelcast.kernels.base import Calls, Kernel, flag, real, size
+from kernelcast.kernels.dtypes import DType, dtype, matmul_pipe
+from kernelcast.kernels.gemm import matrix_unit
+from kernelcast.kernels.work import Array, Number, Phases, Work, axis, ceil_div
+
+# (block_m, block_n, warps): the default rules and the tuned files of vLLM and SGLang draw from these.
+_BLOCKS = ((16, 32, 4), (16, 128, 4), (32, 128, 4), (64, 64, 4), (64, 128, 4), (128, 128, 8), (128, 256, 8))
+_QUANTILES = 32  # experts of a skewed layer are stood for by this many load levels
+_LARGEST_SHARE = 0.8  # of the tokens, that one expert can draw
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moe(Kernel):
+    """A fused mixture-of-experts layer on one rank of tp x ep: hidden, inter and experts are the whole model's."""
+
+    op: ClassVar[str] = "moe"
+    dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16", "fp8", "fp8_block", "int8", "nvfp4", "int4")
+    examples: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"tokens": 1024, "hidden": 4096, "inter": 14336, "experts": 8, "topk": 2},
+        {"tokens": 64, "hidden": 2048, "inter": 768, "experts": 128, "topk": 8, "block_m": 16, "block_n": 64,
+         "block_k": 128},
+    )  # fmt: skip
+
+    tokens: int = size("tokens that enter the layer")
+    hidden: int = size("model width")
+    inter: int = size("width of one expert, before cutting by tp")
+    experts: int = size("experts, before cutting by ep", high=65536)
+    topk: int = size("experts a token goes to", high=65536)
+    tp: int = size("tensor-parallel ranks: each holds inter / tp", default=1, high=65536)
+    ep: int = size("expert-parallel ranks: each holds experts / ep", default=1, high=65536)
+    skew: float = real("0: balanced; else the exponent of the power law of tokens an expert", default=0.0, high=10.0)
+    gated: bool = flag("gate and up projections (SwiGLU) rather than one", default=True)
+    block_m: int | None = size("Triton BLOCK_SIZE_M, default: chosen", default=None, low=8, high=1024)
+    block_n: int | None = size("Triton BLOCK_SIZE_N, default: chosen", default=None, low=8, high=1024)
+    block_k: int | None = size("Triton BLOCK_SIZE_K, default: chosen", default=None, low=8, high=1024)
+    group_m: int | None = size("Triton GROUP_SIZE_M, default: chosen", default=None, high=1024)
+    warps: int | None = size("Triton num_warps, default: chosen", default=None, high=32)
+    stages: int | None = size("Triton num_stages, default: chosen", default=None, high=16)
+
+    @classmethod
+    def conflicts(cls, calls: Calls) -> list[tuple[NDArray[np.bool_], str]]:
+        rules = (("inter", "tp"), ("experts", "ep"))
+        for whole, parts in rules:
+            uneven = np.mod(calls[whole], calls[parts]) != 0
+            if uneven.any():
+                pair = calls[whole][uneven][0], calls[parts][uneven][0]
+                return [(uneven, f"{whole} {pair[0]:g} cannot be cut into {parts} {pair[1]:g} equal parts")]
+        over = calls["topk"] > calls["experts"]
+        if over.any():
+            return [(over, f"topk {calls['topk'][over][0]:g} is more than experts {calls['experts'][over][0]:g}")]
+        return []
+
+    @classmethod
+    def work(cls, calls: Calls, gpu: Gpu) -> Phases:
+        kind = dtype(calls.choice("dtype"))
+        layer = _Layer.of(calls)
+        up = layer.inter * (1 + calls["gated"])
+        return (
+            _route(layer, kind),
+            _grouped_gemm(calls, gpu, kind, layer, n=up, k=layer.hidden),
+            _activation(layer, up),
+            _grouped_gemm(calls, gpu, kind, layer, n=layer.hidden, k=layer.inter),
+            _add_up(layer),
+        )
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """What one rank holds and is sent."""
+
+    tokens: Array
+    hidden: Array
+    inter: Array
+    experts: Array
+    pairs: Array  # (token, expert) pairs that this rank's experts multiply
+    all_pairs: Array  # of all ranks: the kernels around the GEMMs walk these too
+    skew: Array
+
+    @classmethod
+    def of(cls, calls: Calls) -> _Layer:
+        return cls(
+            tokens=calls["tokens"],
+            hidden=calls["hidden"],
+            inter=calls["inter"] / calls["tp"],
+            experts=calls["experts"] / calls["ep"],
+            pairs=calls["tokens"] * calls["topk"] / calls["ep"],
+            all_pairs=calls["tokens"] * calls["topk"],
+            skew=calls["skew"],
+        )
+
+    def blocks(self, block_m: Array) -> Array:
+        """Row blocks over all experts, each expert padded to ``block_m``."""
+        even = _balanced(self.pairs, self.experts, block_m)
+        if not np.any(self.skew > 0):
+            return even
+        load, share = self._skewed()
+        skewed = np.zeros_like(even)
+        for i in range(_QUANTILES):
+            skewed = skewed + share * np.where(load[i] >= 1, np.ceil(load[i] / block_m), load[i])
+        return np.where(self.skew > 0, np.maximum(skewed, 1.0), even)
+
+    def active(self) -> Array:
+        """Experts that get any token."""
+        even = np.minimum(self.experts, np.ceil(self.pairs))
+        if not np.any(self.skew > 0):
+            return even
+        load, share = self._skewed()
+        return np.where(self.skew > 0, np.maximum(1.0, np.sum(np.minimum(load, 1.0), axis=0) * share), even)
+
+    def _skewed(self) -> tuple[Array, Array]:
+        """(quantiles, calls) rows of an expert at each level, and how many experts a level stands for."""
+        u = (axis(list(range(_QUANTILES))) + 0.5) / _QUANTILES
+        top = np.maximum(_LARGEST_SHARE * self.tokens, 2.0)
+        bend = np.where(np.abs(1 - self.skew) < 1e-6, 1e-6, 1 - self.skew)  # the limit of bend -> 0 is top**u
+        draw = (1 + u * (top**bend - 1)) ** (1 / bend)
+        share = self.experts / _QUANTILES
+        load = draw * (self.pairs / (np.sum(draw, axis=0) * share))
+        return np.minimum(load, self.tokens), share
+
+
+def _balanced(pairs: Array, experts: Array, block_m: Array) -> Array:
+    """Blocks when pairs are dealt out evenly: some experts get floor(pairs / experts) rows, the rest one more."""
+    few = np.floor(pairs / experts)
+    more = np.ceil(pairs - few * experts)
+    return more * np.ceil((few + 1) / block_m) + (experts - more) * np.ceil(few / block_m)
+
+
+def _grouped_gemm(calls: Calls, gpu: Gpu, kind: DType, layer: _Layer, n: Array, k: Array) -> Work:
+    """One product per expert, in one launch: rows of an expert by its own k x n weights."""
+    pipe = matmul_pipe(gpu, kind.name)
+    unit = matrix_unit(gpu)
+    block_m = calls.given("block_m", axis([b[0] for b in _BLOCKS]))
+    block_n = calls.given("block_n", axis([b[1] for b in _BLOCKS]))
+    warps = calls.given("warps", axis([b[2] for b in _BLOCKS]))
+    block_k = calls.given("block_k", 128.0 if kind.act_bytes <= 1.1 else 64.0)
+    stages = calls.given("stages", 3.0)
+    blocks = layer.blocks(block_m)
+    tasks = blocks * ceil_div(n, block_n)
+    depth = ceil_div(k, block_k)
+    macs = block_m * block_n * depth * block_k
+    a_bytes, b_bytes = block_m * depth * block_k * kind.act_bytes, block_n * depth * block_k * kind.weight_bytes
+    flops = 2 * macs
+    return Work(
+        tasks=tasks,
+        longest_count=tasks,
+        tensor_flops=flops if pipe == "tensor" else 0.0,
+        tensor_dtype=kind.math,
+        fma_flops=_dequantise_flops(kind, block_m, block_n, depth * block_k) + (flops if pipe == "fma" else 0.0),
+        smem_bytes=a_bytes * (1 + np.maximum(1, block_n / unit.columns_per_a_read))
+        + b_bytes * (1 + np.maximum(1, block_m / unit.rows_per_b_read)),
+        l2_bytes=a_bytes + b_bytes + block_m * block_n * kind.out_bytes,
+        streamed_bytes=layer.active() * n * k * kind.weight_bytes,
+        activation_bytes=np.minimum(layer.tokens, layer.pairs) * k * kind.act_bytes + layer.pairs * n * kind.out_bytes,
+        threads=warps * 32,
+        registers_per_thread=np.minimum(255, 40 + block_m * block_n / (warps * 32)),
+        smem_bytes_per_cta=np.minimum(
+            stages * (block_m * kind.act_bytes + block_n * kind.weight_bytes) * block_k, gpu.smem_bytes_per_cta
+        ),
+        serial_steps=depth,
+        useful_flops=2 * layer.pairs * n * k,
+        tile={"block_m": block_m, "block_n": block_n, "block_k": block_k, "row_blocks": blocks},
+    )
+
+
+def _dequantise_flops(kind: DType, block_m: Array, block_n: Array, k: Array) -> Number:
+    """Vector work beside the matrix units, as in a dense GEMM of the same format."""
+    if kind.name == "fp8_block":
+        return 2 * block_m * block_n * k / 128
+    return 2 * block_n * k if kind.name == "int4" else 0.0
+
+
+def _route(layer: _Layer, kind: DType) -> Work:
+    """Top-k of the router's scores, and the sort of pairs by expert: two small kernels."""
+    moved = layer.tokens * layer.experts * 4 + layer.all_pairs * 16
+    return Work(
+        tasks=ceil_div(layer.tokens, 4),
+        longest_count=ceil_div(layer.tokens, 4),
+        xu_ops=4 * layer.experts,
+        l2_bytes=moved / ceil_div(layer.tokens, 4),
+        activation_bytes=moved,
+        launches=2.0,
+    )
+
+
+def _activation(layer: _Layer, up: Array) -> Work:
+    """SiLU of the gate times the rest: one row a CTA."""
+    moved = (up + layer.inter) * 2.0
+    return Work(
+        tasks=np.ceil(layer.all_pairs),
+        longest_count=np.ceil(layer.all_pairs),
+        fma_flops=4 * layer.inter,
+        xu_ops=2 * layer.inter,
+        l2_bytes=moved,
+        activation_bytes=layer.all_pairs * moved,
+        threads=256.0,
+        registers_per_thread=32.0,
+        useful_flops=layer.all_pairs * 4 * layer.inter,
+    )
+
+
+def _add_up(layer: _Layer) -> Work:
+    """Weighted sum of each token's experts."""
+    per_token = layer.all_pairs / layer.tokens
+    moved = (per_token + 1) * layer.hidden * 2.0
+    return Work(
+        tasks=layer.tokens,
+        longest_count=layer.tokens,
+        fma_flops=2 * per_token * layer.hidden,
+        l2_bytes=moved,
+        activation_bytes=layer.tokens * moved,
+        threads=256.0,
+        registers_per_thread=32.0,
+        useful_flops=2 * layer.all_pairs * layer.hidden,
+    )

@@ -1,0 +1,88 @@
+"""softmax over rows, as PyTorch runs it: short rows in the registers of a warp, long rows by a whole CTA."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from kernelcast.hardware import Gpu
+from kernelcast.kernels.base import Calls, Kernel, size
+from kernelcast.kernels.dtypes import dtype
+from kernelcast.kernels.norm import (
+    VECTOR_BYTES,
+    VECTOR_DTYPES,
+    block_reduction,
+    row_threads,
+    side_instructions,
+)
+from kernelcast.kernels.work import Phases, Work, ceil_div
+
+_WARP_ROW_COLS = 1024.0  # PyTorch's softmax_warp_forward takes rows up to this (PersistentSoftmax.cuh)
+_WARP_CTA_THREADS = 128.0
+_TWO_ROWS_COLS = 128.0  # a warp takes two rows at once up to this
+_ROW_SMEM_BYTES = (
+    49152.0 - 128.0
+)  # a row that fits beside the reduction is read once (cunn_SoftMaxForwardSmem)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Softmax(Kernel):
+    """Softmax over each row: exp(x − max) / sum(exp(x − max)).
+
+    Up to 1,024 columns a warp keeps a row (two of at most 128) in registers. Beyond, a CTA keeps the row in
+    shared memory; where it does not fit, the CTA reads it three times: for maximum, sum and result.
+    """
+
+    op: ClassVar[str] = "softmax"
+    dtypes: ClassVar[tuple[str, ...]] = VECTOR_DTYPES
+    examples: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"rows": 32768, "cols": 1024},
+        {"rows": 4096, "cols": 32768},
+    )
+
+    rows: int = size("rows")
+    cols: int = size("columns, normalised over")
+
+    @classmethod
+    def work(cls, calls: Calls, gpu: Gpu) -> Phases:
+        rows, cols = calls["rows"], calls["cols"]
+        element_bytes = dtype(calls.choice("dtype")).act_bytes
+        by_warp = cols <= _WARP_ROW_COLS
+        in_smem = ~by_warp & (cols * element_bytes <= _ROW_SMEM_BYTES)
+
+        padded = 2 ** np.ceil(np.log2(cols))  # the warp kernel exists for powers of two
+        lanes = np.minimum(gpu.warp_threads, padded)
+        warp_rows = _WARP_CTA_THREADS / lanes * np.where(padded <= _TWO_ROWS_COLS, 2, 1)
+        tasks = np.where(by_warp, ceil_div(rows, warp_rows), rows)
+        rows_per_task = rows / tasks
+        threads = np.where(by_warp, _WARP_CTA_THREADS, row_threads(gpu, cols, VECTOR_BYTES / element_bytes))
+
+        elements = rows_per_task * cols
+        # A CTA computes exp twice, for the sum and for the result; a warp still has the first one.
+        exps = np.where(by_warp, 1, 2)
+        flops = elements * (4 + 3 * exps)  # maximum, sum, quotient 2; scale, subtract, correct for each exp
+        l2_bytes = elements * element_bytes * np.where(by_warp | in_smem, 2, 4)
+        smem_bytes, reduce_instructions = block_reduction(gpu, threads, 2.0)
+        shuffles = rows_per_task * 2 * 2 * np.log2(lanes) * lanes / gpu.warp_threads
+        # The warp kernel loads and stores single elements: one instruction each, not one for 16 bytes.
+        single = 2 * elements / gpu.warp_threads
+        converted = 2 * elements if element_bytes < 4 else 0.0
+        work = Work(
+            tasks=tasks,
+            longest_count=tasks,
+            fma_flops=flops,
+            xu_ops=elements * exps + rows_per_task,  # and one reciprocal a row
+            smem_bytes=np.where(by_warp, 0, smem_bytes + in_smem * 3 * elements * element_bytes),
+            l2_bytes=l2_bytes,
+            other_warp_instructions=side_instructions(gpu, l2_bytes, converted)
+            + np.where(by_warp, single + shuffles, reduce_instructions),
+            activation_bytes=2 * rows * cols * element_bytes,
+            threads=threads,
+            registers_per_thread=np.where(by_warp, 24 + 2 * ceil_div(padded, gpu.warp_threads), 40.0),
+            smem_bytes_per_cta=np.where(by_warp, 0, 128 + in_smem * cols * element_bytes),
+            serial_steps=np.where(by_warp, 1, 3 * ceil_div(cols * element_bytes, threads * VECTOR_BYTES)),
+            useful_flops=tasks * flops,
+        )
+        return (work,)

@@ -1,0 +1,79 @@
+"""Work: what one kernel asks of a GPU, before any clock is known.
+
+Arrays broadcast to (candidates, calls): axis 0 are the tile configurations the kernel's library may choose
+from, axis 1 the calls of a table. A call that runs several kernels in turn is a tuple of Works (phases).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Number = Array | float
+
+# waves: CTAs in grid order, a freed SM takes the next. persistent: a fixed set of CTAs takes tiles in turn.
+# longest_first: a heap hands the longest task to the least loaded CTA. stream_k: tasks are cut to fit evenly.
+Schedule = Literal["waves", "persistent", "longest_first", "stream_k"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """One kernel launch (or ``launches`` alike) as tasks with demand on each pipeline."""
+
+    # the tasks: what one CTA works off as a unit
+    tasks: Number
+    schedule: Schedule = "waves"
+    longest: Number = 1.0  # longest task over the mean task
+    shortest: Number = 1.0
+    longest_count: Number = 1.0  # how many tasks are that long
+    # demand of the mean task on the pipelines of its SM
+    tensor_flops: Number = 0.0
+    tensor_dtype: str = "bf16"
+    fma_flops: Number = 0.0
+    fma_dtype: str = "fp32"
+    xu_ops: Number = 0.0
+    smem_bytes: Number = 0.0
+    l2_bytes: Number = 0.0  # read from and written to L2
+    multicast_bytes: Number = 0.0  # arrive at the SM too, but were read from L2 for a neighbour (TMA multicast)
+    other_warp_instructions: Number = 0.0  # beside those that the demands above imply
+    # demand of the whole kernel on what all SMs share
+    streamed_bytes: Number = 0.0  # weights, KV cache: come from DRAM unless the same call just ran
+    activation_bytes: Number = 0.0  # made or used by the neighbour kernels: may stay in L2
+    refetched_bytes: Number = 0.0  # expected beyond the compulsory ones, when L2 cannot hold what is reused
+    link_bytes: Number = 0.0  # sent by each GPU
+    link_steps: Number = 0.0  # dependent messages
+    link: str = ""  # fabric, "" = the GPU's own
+    # the CTA, for occupancy
+    threads: Number = 128.0
+    registers_per_thread: Number = 64.0
+    smem_bytes_per_cta: Number = 0.0
+    serial_steps: Number = 1.0  # dependent load-compute steps in the longest task
+    launches: Number = 1.0  # 0 where this phase does not run
+    useful_flops: Number = 0.0  # whole kernel, without padding: never above tasks x FLOPs of the candidate
+    tile: Mapping[str, Number] = field(default_factory=dict)  # what to call this candidate
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(candidates, calls)"""
+        parts = [v for v in vars(self).values() if isinstance(v, np.ndarray)]
+        parts += [v for v in self.tile.values() if isinstance(v, np.ndarray)]
+        rows = np.broadcast_shapes(*(p.shape for p in parts), (1, 1))
+        return rows[0], rows[1]
+
+
+Phases = tuple[Work, ...]
+
+
+def ceil_div(a: Number, b: Number) -> Array:
+    """Whole pieces of size ``b`` that cover ``a``."""
+    return np.ceil(np.asarray(a, dtype=np.float64) / b)
+
+
+def axis(values: list[float] | tuple[float, ...]) -> Array:
+    """Candidate values as a column, to broadcast against calls."""
+    return np.asarray(values, dtype=np.float64)[:, None]

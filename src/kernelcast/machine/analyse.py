@@ -1,0 +1,147 @@
+"""Put work on a GPU: every candidate's limits, then the best few candidates of each call.
+
+Which tile a library really picks is its secret, so candidates are ranked by a score that can be replaced: any
+function from the limits of the candidates to a number, smallest first, will do (a learned choice, say).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernelcast.errors import unknown
+from kernelcast.hardware import Gpu
+from kernelcast.kernels.work import Array, Number, Work
+from kernelcast.machine.limits import LIMITS, PER_SM, dram_bytes, resident_share
+from kernelcast.machine.occupancy import ctas_per_sm
+from kernelcast.machine.schedule import busiest_share
+
+PIPELINES = tuple(LIMITS)
+Score = Callable[[Array], Array]
+"""(pipelines, candidates, calls) limits in seconds -> (candidates, calls) score; the least is chosen."""
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """One phase of many calls on one GPU with one chosen candidate each; all arrays are (calls,)."""
+
+    limits: Array  # (pipelines, calls), seconds, work spread evenly; rows as in PIPELINES
+    busiest_limits: Array  # the same for the busiest SM, as its schedule loads it
+    tasks: Array
+    busiest: Array  # mean tasks on the busiest SM
+    ctas_per_sm: Array
+    serial_steps: Array
+    launches: Array
+    flops: Array  # done, padding included
+    useful_flops: Array
+    dram_bytes: Array  # the least
+    refetched_bytes: Array  # expected on top
+    footprint_bytes: Array
+    resident_share: Array
+    tile: Mapping[str, Array]
+    sm_count: int
+
+    @property
+    def bound(self) -> Array:
+        return np.max(self.limits, axis=0)
+
+    @property
+    def waves(self) -> Array:
+        """Rounds of CTAs that fill the GPU."""
+        return self.tasks / (self.sm_count * self.ctas_per_sm)
+
+    @property
+    def tail(self) -> Array:
+        """Share of all SM time that idles because tasks do not divide evenly."""
+        held = self.busiest * self.sm_count
+        return np.where(held > 0, 1 - self.tasks / np.maximum(held, 1e-300), 0.0)
+
+    @property
+    def padding(self) -> Array:
+        """Share of the arithmetic that is padding of tiles."""
+        return np.where(self.flops > 0, 1 - self.useful_flops / np.maximum(self.flops, 1e-300), 0.0)
+
+
+def overlapped(limits: Array) -> Array:
+    """Time if pipelines overlap well but not perfectly: the 4-norm of the limits."""
+    squares = limits * limits
+    return np.sqrt(np.sqrt(np.sum(squares * squares, axis=0)))
+
+
+def analyse(
+    work: Work,
+    gpu: Gpu,
+    *,
+    rotation: Number = np.inf,
+    without: Collection[str] = (),
+    score: Score = overlapped,
+    keep: int = 1,
+) -> tuple[Analysis, ...]:
+    """The ``keep`` best candidates of each call, best first."""
+    for name in without:
+        if name not in LIMITS:
+            raise unknown("limit", name, LIMITS)
+    shape = work.shape
+    busiest = busiest_share(work, gpu.sm_count)
+    even = np.asarray(work.tasks) / gpu.sm_count
+    limits = np.zeros((len(PIPELINES), *shape))
+    loaded = np.zeros_like(limits)
+    for row, (name, limit) in enumerate(LIMITS.items()):
+        if name not in without:
+            limits[row] = limit(work, gpu, even, rotation)
+            loaded[row] = limit(work, gpu, busiest, rotation) if name in PER_SM else limits[row]
+    details = _details(work, gpu, busiest, rotation)
+    if shape[0] == 1:
+        return (_take(limits, loaded, details, work, gpu, np.zeros((1, shape[1]), dtype=np.intp)),)
+    ranked = score(loaded)
+    if keep == 1:
+        return (_take(limits, loaded, details, work, gpu, np.argmin(ranked, axis=0)[None]),)
+    order = np.argsort(ranked, axis=0, kind="stable")[: min(keep, shape[0])]
+    return tuple(_take(limits, loaded, details, work, gpu, order[i : i + 1]) for i in range(len(order)))
+
+
+def _details(work: Work, gpu: Gpu, busiest: Array, rotation: Number) -> dict[str, Number]:
+    return {
+        "tasks": work.tasks,
+        "busiest": busiest,
+        "ctas_per_sm": ctas_per_sm(work, gpu),
+        "serial_steps": work.serial_steps,
+        "launches": work.launches,
+        "flops": np.asarray(work.tasks) * (np.asarray(work.tensor_flops) + work.fma_flops),
+        "useful_flops": work.useful_flops,
+        "dram_bytes": dram_bytes(work, gpu, rotation),
+        "refetched_bytes": work.refetched_bytes,
+        "footprint_bytes": np.asarray(work.streamed_bytes) + work.activation_bytes,
+        "resident_share": resident_share(work, gpu, rotation),
+    }
+
+
+def _take(
+    limits: Array,
+    loaded: Array,
+    details: Mapping[str, Number],
+    work: Work,
+    gpu: Gpu,
+    pick: NDArray[np.intp],
+) -> Analysis:
+    """The picked candidate of each call; ``pick`` is (1, calls)."""
+    calls = limits.shape[2]
+    candidate, call = pick[0], np.arange(calls)
+
+    def chosen(values: Number) -> Array:
+        array = np.asarray(values, dtype=np.float64)
+        if array.ndim < 2:
+            return np.broadcast_to(array, (calls,))
+        rows = candidate if array.shape[0] > 1 else np.zeros_like(candidate)
+        return array[rows, call] if array.shape[1] > 1 else array[rows, 0]
+
+    return Analysis(
+        limits=limits[:, candidate, call],
+        busiest_limits=loaded[:, candidate, call],
+        tile={name: chosen(v) for name, v in work.tile.items()},
+        sm_count=gpu.sm_count,
+        **{name: chosen(v) for name, v in details.items()},
+    )

@@ -1,0 +1,115 @@
+"""One pure function a limit: the least time that one pipeline needs for this work, in seconds.
+
+``share`` is how many mean tasks one SM does: tasks / SMs for the limit proper, more for the busiest SM. The
+prediction's bound is the largest of these named terms; any can be left out to see its effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from kernelcast.hardware import Gpu, fabric
+from kernelcast.kernels.work import Array, Number, Work
+
+# A warp instruction of mma.sync m16n8k16 does 4,096 FLOPs (PTX ISA). One wgmma m64n256k16 is issued by four
+# warps; tcgen05.mma m128n256k16 by one thread. AMD's v_mfma 32x32x8 is one instruction of a wavefront.
+_FLOPS_PER_TENSOR_INSTRUCTION = {"9": 2 * 64 * 256 * 16 / 4, "10": 2 * 128 * 256 * 16, "gfx9": 2 * 32 * 32 * 8}
+_BYTES_PER_LANE = 16.0  # the widest load or store
+
+
+def tensor(work: Work, gpu: Gpu, share: Array, rotation: Number) -> Array:
+    """Matrix FLOPs of an SM over the SM's matrix rate."""
+    return share * work.tensor_flops * _inverse(gpu.tensor_flops_per_s(work.tensor_dtype) / gpu.sm_count)
+
+
+def fma(work: Work, gpu: Gpu, share: Array, rotation: Number) -> Array:
+    """Vector FLOPs of an SM over the SM's vector rate."""
+    return share * work.fma_flops * _inverse(gpu.fma_flops_per_s(work.fma_dtype) / gpu.sm_count)
+
+
+def xu(work: Work, gpu: Gpu, share: Array, rotation: Number) -> Array:
+    """Special functions (exp, rsqrt, …) of an SM over its special-function rate."""
+    return share * work.xu_ops / (gpu.xu_ops_per_s / gpu.sm_count)
+
+
+def smem(work: Work, gpu: Gpu, share: Array, rotation: Number) -> Array:
+    """Shared-memory bytes of an SM over its shared-memory rate."""
+    return share * work.smem_bytes / (gpu.smem_bytes_per_s / gpu.sm_count)
+
+
+def issue(work: Work, gpu: Gpu, share: Array, rotation: Number) -> Array:
+    """Warp instructions of an SM over what its schedulers issue."""
+    return share * warp_instructions(work, gpu) / (gpu.issue_warps_per_s / gpu.sm_count)
+
+
+def l2(work: Work, gpu: Gpu, share: Array, rotation: Number) -> Array:
+    """Bytes between SMs and L2: all of them over L2's rate, or one SM's over its own port."""
+    whole = np.asarray(work.tasks) * work.l2_bytes / gpu.l2_bytes_per_s
+    port = share * (np.asarray(work.l2_bytes) + work.multicast_bytes) / (gpu.l2_bytes_per_clk_sm * gpu.clock_boost_hz)
+    return np.maximum(whole, port)
+
+
+def dram(work: Work, gpu: Gpu, share: Array, rotation: Number) -> Array:
+    """Bytes that must cross DRAM's pins, over its rate."""
+    return dram_bytes(work, gpu, rotation) / gpu.dram_bytes_per_s
+
+
+def link(work: Work, gpu: Gpu, share: Array, rotation: Number) -> Array:
+    """Bytes to other GPUs over the link's rate, or its dependent messages one after another."""
+    if not (np.any(work.link_bytes) or np.any(work.link_steps)):
+        return np.zeros(1)
+    between = fabric(work.link or gpu.link_kind, gpu)
+    return np.maximum(
+        np.asarray(work.link_bytes) / between.bytes_per_s, np.asarray(work.link_steps) * between.latency_s
+    )
+
+
+def launch(work: Work, gpu: Gpu, share: Array, rotation: Number) -> Array:
+    """The shortest time that a kernel takes on this GPU: launch, first loads, drain."""
+    return np.asarray(work.launches) * gpu.launch_floor_s
+
+
+Limit = Callable[[Work, Gpu, Array, Number], Array]
+LIMITS: Mapping[str, Limit] = {
+    f.__name__: f for f in (tensor, fma, xu, smem, l2, dram, issue, link, launch)
+}
+PER_SM = ("tensor", "fma", "xu", "smem", "l2", "issue")  # grow with the busiest SM's share
+
+
+def warp_instructions(work: Work, gpu: Gpu) -> Number:
+    """Instructions that a mean task's demand implies, in warps."""
+    lanes = gpu.warp_threads
+    major = gpu.compute_capability.split(".")[0][:4]
+    matrix = _FLOPS_PER_TENSOR_INSTRUCTION.get(major, 4096.0)
+    return (
+        work.tensor_flops / matrix
+        + work.fma_flops / (2 * lanes)
+        + work.xu_ops / lanes
+        + (work.smem_bytes if major not in ("9", "10") else 0.0) / (_BYTES_PER_LANE * lanes)
+        + work.l2_bytes / (_BYTES_PER_LANE * lanes)
+        + work.other_warp_instructions
+    )
+
+
+def dram_bytes(work: Work, gpu: Gpu, rotation: Number) -> Array:
+    """The least DRAM traffic: streamed data that L2 does not still hold, and activations beyond L2's size."""
+    streamed = np.asarray(work.streamed_bytes) * (1 - resident_share(work, gpu, rotation))
+    return streamed + np.maximum(0.0, np.asarray(work.activation_bytes) - gpu.l2_bytes)
+
+
+def resident_share(work: Work, gpu: Gpu, rotation: Number) -> Array:
+    """Share of the streamed data that L2 still holds from the last time, after ``rotation`` such sets passed.
+
+    All of it while the sets fit, none when they are twice L2's size, linear between: a cache with LRU would
+    lose all at once, real L2s (hashed, with other policies) fade.
+    """
+    footprint = np.asarray(work.streamed_bytes) + work.activation_bytes
+    passed = rotation * np.maximum(footprint, 1.0)  # an empty set over an endless rotation is still endless
+    return np.clip(2 - passed / gpu.l2_bytes, 0.0, 1.0)
+
+
+def _inverse(rate: float) -> float:
+    """1 / rate; a unit that the GPU lacks and nobody asks for (rate 0) costs nothing."""
+    return 1 / rate if rate else 0.0

@@ -1,0 +1,53 @@
+"""How tasks fall onto SMs: the busiest SM's share, in units of the mean task.
+
+Closed forms, so that a million calls take one pass. ``longest_first_exact`` replays the heap for checking them.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+import numpy as np
+
+from kernelcast.kernels.work import Array, Number, Work
+
+
+def busiest_share(work: Work, sms: int) -> Array:
+    """Mean tasks' worth of work on the busiest of ``sms`` SMs: the least that its schedule can reach."""
+    if work.schedule == "stream_k":
+        return even(work.tasks, sms)
+    if work.schedule == "longest_first":
+        return longest_first(work.tasks, work.longest, work.shortest, work.longest_count, sms)
+    return np.maximum(whole(work.tasks, sms), np.where(np.asarray(work.tasks) > 0, work.longest, 0.0))
+
+
+def even(tasks: Number, sms: int) -> Array:
+    """Tasks cut as finely as needed (stream-K): every SM gets the same."""
+    return np.asarray(tasks, dtype=np.float64) / sms
+
+
+def whole(tasks: Number, sms: int) -> Array:
+    """Equal tasks, in waves or by persistent CTAs: an SM that frees up takes the next, so ceil(tasks / sms)."""
+    return np.ceil(np.asarray(tasks, dtype=np.float64) / sms)
+
+
+def longest_first(tasks: Number, longest: Number, shortest: Number, longest_count: Number, sms: int) -> Array:
+    """Unequal tasks, longest first, each to the least loaded SM.
+
+    Three lower limits, of which the largest is close to what the heap reaches: the longest task alone; the
+    longest tasks shared out; all work shared out, rounded up to the shortest task (the last to be placed).
+    For equal tasks this is ceil(tasks / sms).
+    """
+    grain = np.maximum(shortest, 1e-9)
+    shared = grain * np.ceil(np.asarray(tasks, dtype=np.float64) / (sms * grain) - 1e-9)
+    long = longest * np.ceil(np.asarray(longest_count, dtype=np.float64) / sms)
+    return np.where(np.asarray(tasks) > 0, np.maximum(shared, np.maximum(long, longest)), 0.0)
+
+
+def longest_first_exact(costs: Sequence[float], sms: int) -> float:
+    """The heap itself: the finishing time of the last SM."""
+    loads = [0.0] * sms
+    for cost in sorted(costs, reverse=True):
+        heapq.heapreplace(loads, loads[0] + cost)
+    return max(loads)

@@ -1,0 +1,234 @@
+"""Kernel calls x Gpu -> Predictions. The one path that every command takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernelcast.efficiency import estimate
+from kernelcast.errors import KernelcastError
+from kernelcast.hardware import Gpu, gpu
+from kernelcast.kernels.base import Calls, Kernel, columns_of, parameters_of
+from kernelcast.kernels.work import Array
+from kernelcast.machine.analyse import PIPELINES, Analysis, analyse
+
+PREDICTOR = "generic-1"  # named in every result, so that a number says what it rests on
+CHUNK_CALLS = 4096  # keeps the arrays of one chunk near the CPU's cache
+THREADS = 2
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What holds around a call.
+
+    ``rotation``: how many sets of this call's weights pass between two uses of one; infinity (the default) is a
+    model with many layers, 1 the same call again and again with whatever L2 kept. ``without`` leaves limits out.
+    """
+
+    rotation: float = np.inf
+    without: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.rotation >= 1:
+            raise KernelcastError(f"rotation must be 1 or more, not {self.rotation!r}")
+
+
+DEFAULT = Conditions()
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Columns of results, one entry a call; limits are (pipelines, calls). Phases hold the details."""
+
+    time_s: Array
+    low_s: Array
+    high_s: Array
+    ceiling_s: Array
+    bound_s: Array
+    limits_s: Array
+    footprint_bytes: Array
+    support: str
+    phases: tuple[Analysis, ...] = ()
+
+    @property
+    def bound_by(self) -> list[str]:
+        """The pipeline with the largest limit, by call."""
+        return [PIPELINES[i] for i in np.argmax(self.limits_s, axis=0)]
+
+    @property
+    def efficiency(self) -> Array:
+        return self.bound_s / self.time_s
+
+    def too_large(self, chip: Gpu) -> NDArray[np.bool_]:
+        """Calls whose operands cannot be in this GPU's memory."""
+        return self.footprint_bytes > chip.dram_bytes
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One kernel of a call: how its tasks fall onto the SMs."""
+
+    tile: Mapping[str, float]
+    tasks: float
+    ctas_per_sm: float
+    waves: float
+    tail: float  # share of SM time idle because tasks do not divide evenly
+    padding: float  # share of the arithmetic that is padding
+    launches: float
+    dram_bytes: float
+    l2_resident: float
+    limits: Mapping[str, float]
+    busiest_sm: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One call's result, in seconds."""
+
+    op: str
+    parameters: Mapping[str, Any]
+    gpu: str
+    time_s: float
+    low_s: float
+    high_s: float
+    ceiling_s: float
+    bound_s: float
+    bound_by: str
+    limits: Mapping[str, float]
+    efficiency: float
+    support: str
+    predictor: str
+    phases: tuple[Phase, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON."""
+        return asdict(self)
+
+
+def predict(call: Kernel, target: Gpu | str, conditions: Conditions = DEFAULT) -> Prediction:
+    """How long ``call`` takes on ``target``, what limits it, and how sure that is."""
+    return predict_many([call], target, conditions)[0]
+
+
+def predict_many(calls: Sequence[Kernel], target: Gpu | str, conditions: Conditions = DEFAULT) -> list[Prediction]:
+    """Predict many calls, of any mix of ops, in order."""
+    chip = gpu(target)
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for index, call in enumerate(calls):
+        groups.setdefault(_group_key(call), []).append(index)
+    results: list[Prediction | None] = [None] * len(calls)
+    for members in groups.values():
+        batch = [calls[i] for i in members]
+        found = predict_calls(type(batch[0]), columns_of(batch), chip, conditions, details=True)
+        for position in np.flatnonzero(found.too_large(chip))[:1]:
+            raise KernelcastError(too_large_text(batch[0].op, found.footprint_bytes[position], chip))
+        for position, index in enumerate(members):
+            results[index] = _one(batch[position], chip, found, position)
+    return [r for r in results if r is not None]
+
+
+def too_large_text(op: str, footprint_bytes: float, chip: Gpu) -> str:
+    return f"{op} needs {footprint_bytes / 1e9:,.0f} GB, but {chip.id} has {chip.dram_bytes / 1e9:,.0f} GB"
+
+
+def _group_key(call: Kernel) -> tuple[Any, ...]:
+    """Calls that agree in this can be columns of one ``Calls``."""
+    specs = parameters_of(type(call)).values()
+    words = tuple(getattr(call, p.name) for p in specs if p.kind == "choice")
+    ragged = tuple(getattr(call, p.name) is not None for p in specs if p.kind == "lengths")
+    return (type(call), words, ragged)
+
+
+def predict_calls(
+    kernel: type[Kernel],
+    calls: Calls,
+    chip: Gpu,
+    conditions: Conditions = DEFAULT,
+    *,
+    rotation: Array | None = None,
+    details: bool = False,
+) -> Predictions:
+    """Columns in, columns out. ``rotation`` may vary by call; ``details`` keeps the phases."""
+    chunk = calls.count if details else CHUNK_CALLS
+    starts = range(0, calls.count, max(chunk, 1))
+
+    def run(start: int) -> Predictions:
+        part = calls.part(start, start + chunk)
+        turns = conditions.rotation if rotation is None else rotation[start : start + chunk]
+        phases = tuple(
+            analyse(work, chip, rotation=turns, without=conditions.without)[0] for work in kernel.work(part, chip)
+        )
+        return _finish(phases, chip, part.count, details)
+
+    if len(starts) <= 1:
+        return run(0)
+    with ThreadPoolExecutor(THREADS) as pool:  # NumPy lets go of the interpreter lock inside large operations
+        return _join(list(pool.map(run, starts)))
+
+
+def _finish(phases: tuple[Analysis, ...], chip: Gpu, count: int, details: bool) -> Predictions:
+    times = estimate(phases, chip)
+    limits = np.sum([p.limits for p in phases], axis=0)
+    wide = [np.broadcast_to(x, (count,)) for x in (times.time_s, times.low_s, times.high_s, times.ceiling_s)]
+    return Predictions(
+        *wide,
+        bound_s=np.broadcast_to(np.sum([p.bound for p in phases], axis=0), (count,)),
+        limits_s=np.broadcast_to(limits, (len(PIPELINES), count)),
+        footprint_bytes=np.broadcast_to(np.max([p.footprint_bytes for p in phases], axis=0), (count,)),
+        support="extrapolated",  # nothing was fitted
+        phases=phases if details else (),
+    )
+
+
+def _join(parts: Iterable[Predictions]) -> Predictions:
+    parts = list(parts)
+    names = ("time_s", "low_s", "high_s", "ceiling_s", "bound_s", "limits_s", "footprint_bytes")
+    columns = {name: np.concatenate([getattr(p, name) for p in parts], axis=-1) for name in names}
+    return Predictions(**columns, support=parts[0].support)
+
+
+def _one(call: Kernel, chip: Gpu, found: Predictions, i: int) -> Prediction:
+    given = {n: getattr(call, n) for n in parameters_of(type(call)) if getattr(call, n) is not None}
+    return Prediction(
+        op=call.op,
+        parameters=given,
+        gpu=chip.label,
+        time_s=float(found.time_s[i]),
+        low_s=float(found.low_s[i]),
+        high_s=float(found.high_s[i]),
+        ceiling_s=float(found.ceiling_s[i]),
+        bound_s=float(found.bound_s[i]),
+        bound_by=PIPELINES[int(np.argmax(found.limits_s[:, i]))],
+        limits=_named(found.limits_s[:, i]),
+        efficiency=float(found.efficiency[i]),
+        support=found.support,
+        predictor=PREDICTOR,
+        phases=tuple(_phase(p, i) for p in found.phases if p.launches[i] > 0),
+    )
+
+
+def _phase(phase: Analysis, i: int) -> Phase:
+    return Phase(
+        tile={name: float(v[i]) for name, v in phase.tile.items()},
+        tasks=float(phase.tasks[i]),
+        ctas_per_sm=float(phase.ctas_per_sm[i]),
+        waves=float(phase.waves[i]),
+        tail=float(phase.tail[i]),
+        padding=float(phase.padding[i]),
+        launches=float(phase.launches[i]),
+        dram_bytes=float(phase.dram_bytes[i]),
+        l2_resident=float(phase.resident_share[i]),
+        limits=_named(phase.limits[:, i]),
+        busiest_sm=_named(phase.busiest_limits[:, i]),
+    )
+
+
+def _named(limits: Array) -> dict[str, float]:
+    """Limits by pipeline, those without demand left out."""
+    return {name: float(v) for name, v in zip(PIPELINES, limits, strict=True) if v > 0}
+

@@ -1,0 +1,1 @@
+"""What people and programs read: text for a terminal, and JSON."""

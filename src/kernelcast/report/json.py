@@ -1,0 +1,116 @@
+"""Results as strict JSON: plain values, null where a number has no value."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from kernelcast.hardware import Gpu
+from kernelcast.kernels import Kernel, parameters_of
+from kernelcast.predict import Conditions, Prediction
+
+
+def to_json(value: Any) -> str:
+    """``value`` as strict, indented JSON."""
+    return json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def plain(value: Any) -> Any:
+    """Mappings, sequences and NumPy scalars as JSON's own types; NaN and infinity as None."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def prediction_fields(found: Prediction, chip: Gpu, conditions: Conditions) -> dict[str, Any]:
+    """A prediction, and what it was asked under."""
+    return {
+        **found.to_dict(),
+        "gpu_id": chip.id,
+        "gpu_changes": dict(chip.changes),
+        "cache": cache_word(conditions),
+        "without": list(conditions.without),
+    }
+
+
+def cache_word(conditions: Conditions) -> str:
+    return "cold" if math.isinf(conditions.rotation) else "warm"
+
+
+def gpu_fields(chip: Gpu) -> dict[str, Any]:
+    """Every field of a GPU, what follows from them, and the sources."""
+    fields = {spec.name: getattr(chip, spec.name) for spec in dataclasses.fields(chip)}
+    sources, changes = fields.pop("sources"), fields.pop("changes")
+    return {**fields, "derived": derived_peaks(chip), "changes": changes, "sources": sources}
+
+
+def derived_peaks(chip: Gpu) -> dict[str, Any]:
+    """Peaks of the whole chip, per second."""
+    return {
+        "tensor_flops_per_s": {d: chip.tensor_flops_per_s(d) for d in chip.tensor_flops_per_clk_sm},
+        "fma_flops_per_s": {d: chip.fma_flops_per_s(d) for d in chip.fma_flops_per_clk_sm},
+        "xu_ops_per_s": chip.xu_ops_per_s,
+        "issue_warps_per_s": chip.issue_warps_per_s,
+        "smem_bytes_per_s": chip.smem_bytes_per_s,
+        "l2_bytes_per_s": chip.l2_bytes_per_s,
+    }
+
+
+def gpu_summary(chip: Gpu) -> dict[str, Any]:
+    """One line of the catalogue."""
+    return {
+        "id": chip.id,
+        "name": chip.name,
+        "vendor": chip.vendor,
+        "architecture": chip.architecture,
+        "sm_count": chip.sm_count,
+        "dram_bytes": chip.dram_bytes,
+        "dram_bytes_per_s": chip.dram_bytes_per_s,
+        "tensor_flops_per_s": {d: chip.tensor_flops_per_s(d) for d in chip.tensor_flops_per_clk_sm},
+        "link_kind": chip.link_kind,
+        "link_bytes_per_s": chip.link_bytes_per_s,
+        "power_w": chip.power_w,
+        "aliases": chip.aliases,
+    }
+
+
+def op_fields(kernel: type[Kernel]) -> dict[str, Any]:
+    """An op as the registry describes it."""
+    return {
+        "op": kernel.op,
+        "help": first_paragraph(kernel),
+        "parameters": [
+            {
+                "name": spec.name,
+                "kind": spec.kind,
+                "help": spec.help,
+                "required": spec.required,
+                **({} if spec.required else {"default": spec.default}),
+                **({"low": spec.low, "high": spec.high} if spec.kind in ("size", "real", "lengths") else {}),
+                **({"options": spec.options} if spec.kind == "choice" else {}),
+            }
+            for spec in parameters_of(kernel).values()
+        ],
+        "examples": [dict(example) for example in kernel.examples],
+    }
+
+
+def first_paragraph(kernel: type[Kernel]) -> str:
+    """What an op is, in one line."""
+    return " ".join(doc_text(kernel).split("\n\n")[0].split())
+
+
+def doc_text(kernel: type[Kernel]) -> str:
+    """An op's docstring as plain text. A dataclass without one has its signature there, which is no help."""
+    text = inspect.cleandoc(kernel.__doc__ or "").replace("``", "")
+    return kernel.op if not text or text.startswith(f"{kernel.__name__}(") else text

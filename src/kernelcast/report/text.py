@@ -1,0 +1,189 @@
+"""Text for a terminal: at most 100 columns, colour only where a person looks."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from kernelcast._version import __version__
+from kernelcast.hardware import Gpu
+from kernelcast.predict import Conditions, Phase, Prediction
+from kernelcast.report.json import cache_word
+from kernelcast.report.units import bar, bytes_text, digits, micros, percent, rate_text, time_text, value_text
+
+WIDTH = 100
+SUPPORT = {
+    "seen": "calls like this one were measured on this GPU",
+    "near": "between measured calls, or on a close relative of a measured GPU",
+    "extrapolated": "beyond measured data, it rests on the physics alone",
+}
+CACHE = {
+    "cold": "weights come from DRAM, as in a model of many layers",
+    "warm": "the same call just ran, and L2 kept what it could",
+}
+
+
+def console() -> Console:
+    """Standard output, as wide as the terminal, 100 columns at most."""
+    return Console(width=min(shutil.get_terminal_size((WIDTH, 24)).columns, WIDTH), highlight=False, markup=False)
+
+
+def show(*parts: RenderableType) -> None:
+    """Print; without the blanks that Rich pads lines with when a file or a pipe takes them."""
+    out = console()
+    if out.is_terminal:
+        for part in parts:
+            out.print(part)
+        return
+    with out.capture() as captured:
+        for part in parts:
+            out.print(part)
+    for line in captured.get().splitlines():
+        print(line.rstrip())
+
+
+def plain_table(*columns: str, right: Sequence[str] = ()) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=True, padding=(0, 1), header_style="bold", show_edge=False)
+    for name in columns:
+        table.add_column(name, justify="right" if name in right else "left", no_wrap=name in right)
+    return table
+
+
+def print_prediction(found: Prediction, chip: Gpu, conditions: Conditions) -> None:
+    """One call: the answer first, then what limits it, how its tasks fall, and what the answer rests on."""
+    parts = [_title(found, chip), _answer(found, conditions), _pipelines(found), _phases(found.phases)]
+    show(*(part for section in parts for part in (section, "")), _rests_on(found, chip, conditions))
+
+
+def _title(found: Prediction, chip: Gpu) -> Text:
+    given = "  ".join(f"{name}={value_text(value)}" for name, value in found.parameters.items())
+    line = Text.assemble((found.op, "bold cyan"), f"  {given}", ("  on  ", "dim"), (chip.name, "bold"), f" ({chip.id})")
+    if chip.changes:
+        changed = ", ".join(f"{name}={value:g}" for name, value in chip.changes.items())
+        line.append(f"\nwhat if: {changed}", "yellow")
+    return line
+
+
+def _answer(found: Prediction, conditions: Conditions) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold")
+    grid.add_column(justify="right", no_wrap=True)
+    grid.add_column(style="dim")
+    low, high = time_text(found.low_s), time_text(found.high_s)
+    grid.add_row("  predicted", Text(time_text(found.time_s), "bold green"), f"interval {low} – {high}")
+    grid.add_row("  ceiling", time_text(found.ceiling_s), "what the best kernels of this kind reach")
+    binds = "binds, of the limits that are kept" if conditions.without else "binds: no kernel can be faster"
+    grid.add_row("  bound", time_text(found.bound_s), f"{found.bound_by} {binds}")
+    grid.add_row("  efficiency", percent(found.efficiency), "bound / predicted")
+    dram_bytes = sum(phase.dram_bytes for phase in found.phases)
+    if dram_bytes > 0:
+        rate = rate_text(dram_bytes / found.time_s, "B/s")
+        grid.add_row("  DRAM", rate, f"{bytes_text(dram_bytes)} in the predicted time")
+    return grid
+
+
+def _pipelines(found: Prediction) -> Table:
+    table = plain_table(
+        "pipeline", "limit µs", "busiest SM µs", "of bound", "", right=("limit µs", "busiest SM µs", "of bound")
+    )
+    busiest = busiest_limits(found.phases)
+    for name, limit_s in sorted(found.limits.items(), key=lambda item: -item[1]):
+        share = limit_s / found.bound_s if found.bound_s else 0.0
+        style = "bold" if name == found.bound_by else ""
+        cells = (name, micros(limit_s), micros(busiest.get(name, limit_s)), percent(share))
+        table.add_row(*(Text(cell, style) for cell in cells), Text(bar(share), "green" if style else "blue"))
+    return table
+
+
+def busiest_limits(phases: Sequence[Phase]) -> dict[str, float]:
+    """What the busiest SM needs on each pipeline, the phases added up."""
+    total: dict[str, float] = {}
+    for phase in phases:
+        for name, limit_s in phase.busiest_sm.items():
+            total[name] = total.get(name, 0.0) + limit_s
+    return total
+
+
+def _phases(phases: Sequence[Phase]) -> Table:
+    names = ("kernel", "tile", "tasks", "CTAs/SM", "waves", "tail", "padding", "DRAM", "from L2")
+    repeated = any(phase.launches != 1 for phase in phases)
+    table = plain_table(*names, *(["launches"] if repeated else []), right=(*names[2:], "launches"))
+    for index, phase in enumerate(phases, start=1):
+        cells = (
+            str(index),
+            tile_text(phase.tile),
+            f"{phase.tasks:,.0f}",
+            short_count(phase.ctas_per_sm),
+            digits(phase.waves, 3),
+            percent(phase.tail),
+            percent(phase.padding),
+            bytes_text(phase.dram_bytes),
+            percent(phase.l2_resident),
+        )
+        table.add_row(*cells, *([f"{phase.launches:,.0f}"] if repeated else []))
+    return table
+
+
+def short_count(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) else digits(value, 3)
+
+
+def tile_text(tile: Mapping[str, float]) -> str:
+    """'128×256×64, split_k 2': sizes joined, then the rest by name."""
+    sizes = [short_count(value) for name, value in tile.items() if name.startswith("tile_")]
+    rest = [f"{name} {short_count(value)}" for name, value in tile.items() if not name.startswith("tile_")]
+    return ", ".join((["×".join(sizes)] if sizes else []) + rest) or "—"
+
+
+def _rests_on(found: Prediction, chip: Gpu, conditions: Conditions) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold")
+    grid.add_column()
+    cache = cache_word(conditions)
+    grid.add_row("  support", f"{found.support} ({SUPPORT[found.support]})" if found.support in SUPPORT else found.support)
+    grid.add_row("  predictor", f"{found.predictor}, kernelcast {__version__}")
+    grid.add_row("  cache", f"{cache} ({CACHE[cache]})")
+    if conditions.without:
+        grid.add_row("  left out", Text(", ".join(conditions.without), "yellow"))
+    if chip.changes:
+        grid.add_row("  GPU", Text("changed with --set: not a product that exists", "yellow"))
+    return grid
+
+
+def print_calls(columns: Mapping[str, Any], results: Mapping[str, Any], parameters: Sequence[str], most: int) -> None:
+    """The first rows of a table of calls with their results."""
+    numbers = ("row", "predicted µs", "low", "high", "ceiling", "bound")
+    table = plain_table("row", "op", "call", *numbers[1:], "by", "support", right=numbers)
+    count = len(columns["op"])
+    for index in range(min(count, most)):
+        given = [(name, columns[name][index]) for name in parameters if name in columns]
+        words = [f"{name}={value_text(_scalar(value))}" for name, value in given if not _empty(value)]
+        times = [results[f"{name}_us"][index] for name in ("predicted", "low", "high", "ceiling", "bound")]
+        table.add_row(
+            str(index + 1),
+            str(columns["op"][index]),
+            " ".join(words),
+            *("—" if _empty(t) else digits(t) for t in times),
+            results["bound_by"][index] or "—",
+            results["support"][index] or "—",
+        )
+    show(table, *([f"\nthe first {most} of {count:,} rows; -o FILE writes all"] if count > most else []))
+
+
+def _scalar(value: Any) -> Any:
+    """A cell as a plain value; a whole number in a float column as a whole number."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _empty(value: Any) -> bool:
+    """None, NaN, blank text or a masked cell."""
+    if value is None or type(value).__name__ == "MaskedConstant" or (isinstance(value, str) and not value.strip()):
+        return True
+    return isinstance(value, float) and value != value

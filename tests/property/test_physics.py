@@ -1,0 +1,156 @@
+"""Physics that holds for every family, GPU and size."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import kernelcast as kc
+from kernelcast.kernels import REGISTRY, parameters_of
+from kernelcast.kernels.base import Kernel
+from kernelcast.tables import OUTPUT
+
+GPUS = ["h100_sxm", "h200_sxm", "a100_sxm", "l40s", "b200_sxm", "rtx_4090", "v100_sxm", "t4", "mi300x"]
+SIZES = {"head_dim": (16, 256), "experts": (1, 64), "inter": (1, 2048), "hidden": (1, 4096), "topk": (1, 8), "tp": (1, 1), "ep": (1, 1), "world": (2, 64),
+         "batch": (1, 64), "kernel_h": (1, 7), "kernel_w": (1, 7), "stride": (1, 3), "dilation": (1, 2),
+         "groups": (1, 1), "padding": (0, 3), "height": (16, 128), "width": (16, 128), "q_heads": (1, 64),
+         "kv_heads": (1, 1), "rotary_dim": (2, 2), "block_m": (16, 128), "block_n": (16, 256),
+         "block_k": (16, 128), "group_m": (1, 16), "warps": (1, 8), "stages": (1, 4),
+         "bytes": (1, 2**30), "vocab": (1000, 200000)}  # fmt: skip
+
+
+@st.composite
+def calls(draw: st.DrawFn, ops: list[str] | None = None) -> Kernel:
+    """Any valid call of any family."""
+    op = draw(st.sampled_from(ops or sorted(REGISTRY)))
+    values: dict[str, Any] = {}
+    for p in parameters_of(REGISTRY[op]).values():
+        if p.kind == "lengths":
+            continue
+        if p.kind == "size" and (p.required or p.name in ("batch", "q_len", "kv_len") or draw(st.booleans())):
+            low, high = SIZES.get(p.name, (1, min(4096, int(p.high))))
+            values[p.name] = draw(st.integers(low, high))
+        elif p.kind == "flag":
+            values[p.name] = draw(st.booleans())
+        elif p.kind == "choice" and p.name not in ("dtype", "stack"):
+            values[p.name] = draw(st.sampled_from(p.options)) if p.required else p.default
+    values["dtype"] = "fp16" if "fp16" in REGISTRY[op].dtypes else REGISTRY[op].dtypes[0]
+    if {"q_len", "kv_len"} <= values.keys():
+        values["kv_len"] = max(values["q_len"], values["kv_len"])
+        values["causal"] = values["causal"] or bool(values.get("window"))
+    if op == "rope":
+        values["head_dim"] *= 2  # rotary dimensions come in pairs
+    if {"topk", "experts"} <= values.keys():
+        values["topk"] = min(values["topk"], values["experts"])
+    return kc.kernel(op, **values)
+
+
+gpus = st.sampled_from(GPUS)
+
+
+@given(calls(), gpus)
+def test_no_time_beats_a_limit(call: Kernel, gpu: str) -> None:
+    p = kc.predict(call, gpu)
+    numbers = [p.time_s, p.low_s, p.high_s, p.ceiling_s, p.bound_s, *p.limits.values()]
+    assert all(np.isfinite(numbers)) and min(numbers) > 0
+    assert p.time_s >= p.bound_s * (1 - 1e-12)
+    assert p.bound_s >= max(p.limits.values()) * (1 - 1e-12)
+    assert p.bound_s * (1 - 1e-12) <= p.low_s <= p.time_s <= p.high_s
+    assert p.bound_s * (1 - 1e-12) <= p.ceiling_s <= p.time_s * (1 + 1e-12)
+    assert p.limits[p.bound_by] == max(p.limits.values())
+    assert 0 < p.efficiency <= 1 + 1e-12
+
+
+@given(calls(), gpus)
+def test_double_the_bandwidth_halves_the_dram_limit(call: Kernel, gpu: str) -> None:
+    slow = kc.gpu(gpu)
+    fast = slow.replace(dram_bytes_per_s=2 * slow.dram_bytes_per_s)
+    before, after = kc.predict(call, slow), kc.predict(call, fast)
+    for old, new in zip(before.phases, after.phases, strict=True):
+        assert new.limits.get("dram", 0.0) == pytest.approx(old.limits.get("dram", 0.0) / 2)
+    assert after.time_s <= before.time_s * (1 + 1e-9)
+
+
+@given(calls(["gemm", "attention", "moe", "softmax", "rmsnorm"]), gpus, st.sampled_from([1.5, 2.0, 4.0]))
+def test_a_faster_clock_scales_what_it_drives(call: Kernel, gpu: str, factor: float) -> None:
+    """All on-chip limits go with the clock; DRAM and the launch floor do not."""
+    slow = kc.gpu(gpu)
+    change = {"clock_boost_hz": slow.clock_boost_hz * factor}
+    if slow.clock_tensor_hz:
+        change["clock_tensor_hz"] = slow.clock_tensor_hz * factor
+    before, after = kc.predict(call, slow), kc.predict(call, slow.replace(**change))
+    for old, new in zip(before.phases, after.phases, strict=True):
+        if old.tile != new.tile:
+            continue  # a faster chip may prefer another tile
+        for name in ("tensor", "fma", "xu", "smem", "l2", "issue"):
+            assert new.limits.get(name, 0.0) == pytest.approx(old.limits.get(name, 0.0) / factor)
+        assert new.limits.get("dram", 0.0) == pytest.approx(old.limits.get("dram", 0.0))
+        assert new.limits["launch"] == old.limits["launch"]
+
+
+@given(st.lists(calls(), min_size=1, max_size=12), gpus)
+@settings(max_examples=40)
+def test_many_at_once_equal_one_by_one(batch: list[Kernel], gpu: str) -> None:
+    together = kc.predict_many(batch, gpu)
+    for call, found in zip(batch, together, strict=True):
+        alone = kc.predict(call, gpu)
+        assert found.op == call.op
+        assert found.time_s == pytest.approx(alone.time_s, rel=1e-12)
+        assert found.limits == pytest.approx(alone.limits, rel=1e-12)
+
+
+def as_table(batch: list[Kernel]) -> dict[str, list[Any]]:
+    names = sorted({n for c in batch for n in parameters_of(type(c)) if n not in ("q_lens", "kv_lens")})
+    table: dict[str, list[Any]] = {name: [getattr(c, name, None) for c in batch] for name in names}
+    return {"op": [c.op for c in batch], **table}
+
+
+@given(st.lists(calls(), min_size=2, max_size=12), gpus, st.data())
+@settings(max_examples=40)
+def test_a_table_equals_its_parts_and_its_calls(batch: list[Kernel], gpu: str, data: st.DataObject) -> None:
+    table = as_table(batch)
+    whole = kc.predict_table(table, gpu)
+    cut = data.draw(st.integers(1, len(batch) - 1))
+    halves = [kc.predict_table({k: v[s] for k, v in table.items()}, gpu) for s in (slice(cut), slice(cut, None))]
+    for name in OUTPUT:
+        assert list(whole[name]) == [*halves[0][name], *halves[1][name]]
+    times = [p.time_s * 1e6 for p in kc.predict_many(batch, gpu)]
+    assert list(whole["predicted_us"]) == pytest.approx(times, rel=1e-12)
+
+
+@given(st.integers(1, 16), st.integers(1, 3000), st.integers(0, 3000), st.sampled_from(["attention", "mla"]),
+       st.sampled_from(["fa2", "fa3", "flashinfer", "trtllm"]), gpus)  # fmt: skip
+def test_ragged_with_equal_lengths_is_uniform(
+    batch: int, queries: int, before: int, op: str, backend: str, gpu: str
+) -> None:
+    heads: dict[str, Any] = {"q_heads": 28, "backend": backend, "dtype": "fp16"}
+    if op == "attention":
+        heads |= {"kv_heads": 4, "head_dim": 128}
+    keys = queries + before
+    uniform = kc.predict(kc.kernel(op, batch=batch, q_len=queries, kv_len=keys, **heads), gpu)
+    ragged = kc.predict(kc.kernel(op, q_lens=[queries] * batch, kv_lens=[keys] * batch, **heads), gpu)
+    assert ragged.time_s == pytest.approx(uniform.time_s, rel=1e-12)
+    assert ragged.limits == pytest.approx(uniform.limits, rel=1e-12)
+    assert [p.tasks for p in ragged.phases] == [p.tasks for p in uniform.phases]
+
+
+@given(calls(), gpus)
+def test_json_round_trip(call: Kernel, gpu: str) -> None:
+    found = kc.predict(call, gpu).to_dict()
+    again = json.loads(json.dumps(found, allow_nan=False))
+    assert again["time_s"] == found["time_s"]
+    assert kc.kernel(again["op"], **again["parameters"]) == call
+
+
+@given(st.integers(1, 4096), st.integers(16, 8192), st.integers(16, 8192), gpus)
+def test_more_work_is_not_faster(m: int, n: int, k: int, gpu: str) -> None:
+    """Doubling any side of a GEMM does not make it faster, but for the percent that another tile may win."""
+    base = kc.predict(kc.Gemm(m=m, n=n, k=k, dtype="fp16"), gpu).time_s
+    for sides in ((2 * m, n, k), (m, 2 * n, k), (m, n, 2 * k)):
+        grown = kc.predict(kc.Gemm(m=sides[0], n=sides[1], k=sides[2], dtype="fp16"), gpu).time_s
+        assert grown >= base * 0.99

@@ -1,0 +1,147 @@
+"""gemm by hand: tiles, waves, padded FLOPs, bytes and split-K, each with its arithmetic."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import kernelcast as kc
+from kernelcast.kernels.base import columns_of
+from kernelcast.kernels.gemm import Gemm
+from kernelcast.kernels.work import Work
+from kernelcast.machine import analyse
+from kernelcast.machine.analyse import PIPELINES
+
+
+def candidate(work: Work, **tile: float) -> int:
+    """Index of the candidate with this tile."""
+    match = np.ones(work.shape[0], dtype=bool)
+    for name, value in tile.items():
+        column = np.broadcast_to(np.asarray(work.tile[name], dtype=float), work.shape)
+        match &= column[:, 0] == value
+    return int(np.flatnonzero(match)[0])
+
+
+def value(work: Work, field: str, index: int) -> float:
+    return float(np.broadcast_to(np.asarray(getattr(work, field), dtype=float), work.shape)[index, 0])
+
+
+def gemm_work(gpu: str, **parameters: object) -> Work:
+    call = kc.kernel("gemm", **parameters)
+    return Gemm.work(columns_of([call]), kc.gpu(gpu))[0]
+
+
+def test_tiles_waves_and_padded_flops() -> None:
+    # A 1000 x 3000 output in tiles of 128 x 128: ceil(1000/128) = 8 by ceil(3000/128) = 24, so 192 tiles.
+    work = gemm_work("a100_sxm", m=1000, n=3000, k=500)
+    at = candidate(work, tile_m=128, tile_n=128, split_k=1)
+    assert value(work, "tasks", at) == 8 * 24
+    # k = 500 in steps of 64 (128 bytes of bf16): 8 steps, so 512 deep with padding.
+    assert value(work, "serial_steps", at) == 8
+    assert value(work, "tensor_flops", at) == 2 * 128 * 128 * 512
+    # padded over useful work: 192 tiles x 2 x 128 x 128 x 512 against 2 x 1000 x 3000 x 500
+    padded = 192 * 2 * 128 * 128 * 512
+    assert value(work, "tasks", at) * value(work, "tensor_flops", at) == padded
+    assert value(work, "useful_flops", at) == 3.0e9
+
+
+def test_waves_tail_and_busiest_sm() -> None:
+    # 4096 x 4096 in tiles of 128 x 256: 32 x 16 = 512 tiles on 132 SMs: 3.88 waves, the busiest SM does 4.
+    gpu = kc.gpu("h100_sxm")
+    work = gemm_work("h100_sxm", m=4096, n=4096, k=4096)
+    found = analyse(work, gpu, keep=work.shape[0])
+    big = next(a for a in found if (a.tile["tile_m"][0], a.tile["tile_n"][0]) == (128, 256))
+    assert big.tasks[0] == 512
+    assert big.waves[0] == pytest.approx(512 / 132)
+    assert big.busiest[0] == 4
+    assert big.tail[0] == pytest.approx(1 - 512 / (4 * 132))
+    # tensor limit: 2 x 4096^3 FLOPs at 132 x 4096 FLOP/clk x 1.83 GHz = 989.43 TFLOP/s
+    tensor = PIPELINES.index("tensor")
+    assert big.limits[tensor, 0] == pytest.approx(2 * 4096**3 / (132 * 4096 * 1.83e9))
+    assert big.busiest_limits[tensor, 0] == pytest.approx(4 * 2 * 128 * 256 * 4096 / (4096 * 1.83e9))
+
+
+def test_dram_bytes_of_a_skinny_gemm() -> None:
+    # One token: the 4096 x 4096 bf16 weights, 32 MiB, come from DRAM; 16 KiB of activations may stay in L2.
+    p = kc.predict(kc.Gemm(m=1, n=4096, k=4096), "h100_sxm")
+    assert p.phases[0].dram_bytes == 4096 * 4096 * 2
+    assert p.limits["dram"] == pytest.approx(4096 * 4096 * 2 / 3.35e12)
+    assert p.bound_by == "dram"
+
+
+def test_same_call_again_finds_its_weights_in_l2() -> None:
+    # 8 MiB of weights fit H100's 50 MiB of L2: warm, nothing crosses DRAM's pins.
+    call = kc.Gemm(m=16, n=2048, k=2048)
+    cold = kc.predict(call, "h100_sxm")
+    warm = kc.predict(call, "h100_sxm", kc.Conditions(rotation=1))
+    assert cold.limits["dram"] > 0 and "dram" not in warm.limits
+    assert warm.phases[0].l2_resident == 1.0
+    assert warm.time_s < cold.time_s
+    # 1 GiB does not fit: warm and cold are the same.
+    large = kc.Gemm(m=16, n=16384, k=32768)
+    again = kc.predict(large, "h100_sxm", kc.Conditions(rotation=1))
+    assert again.time_s == kc.predict(large, "h100_sxm").time_s
+
+
+def test_split_k_fills_the_sms_once() -> None:
+    # 128 x 256 of output in tiles of 128 x 128 is 2 tiles; 108 SMs / 2 = 54, but at most 32 splits,
+    # each of at least 4 k-steps: k = 8192 is 128 steps, so 32 splits of 4 steps.
+    work = gemm_work("a100_sxm", m=128, n=256, k=8192)
+    at = candidate(work, tile_m=128, tile_n=128, split_k=32)
+    assert value(work, "tasks", at) == 64
+    assert value(work, "serial_steps", at) == 4
+
+
+def test_number_formats_set_bytes_and_rate() -> None:
+    gpu = kc.gpu("h100_sxm")
+    bf16 = kc.predict(kc.Gemm(m=8192, n=8192, k=8192), gpu)
+    fp8 = kc.predict(kc.Gemm(m=8192, n=8192, k=8192, dtype="fp8"), gpu)
+    assert fp8.limits["tensor"] == pytest.approx(bf16.limits["tensor"] / 2)
+    one = {t: kc.predict(kc.Gemm(m=1, n=8192, k=8192, dtype=t), gpu).phases[0].dram_bytes for t in ("bf16", "fp8", "int4")}
+    assert one["fp8"] == one["bf16"] / 2
+    assert one["int4"] == pytest.approx(8192 * 8192 * (0.5 + 2 / 128))  # 4 bits and an fp16 scale per 128
+    # fp32 runs on the vector units, tf32 on the tensor cores
+    fp32 = kc.predict(kc.Gemm(m=4096, n=4096, k=4096, dtype="fp32"), gpu)
+    assert "tensor" not in fp32.limits
+    assert fp32.limits["fma"] == pytest.approx(2 * 4096**3 / (132 * 256 * 1.98e9))
+    assert "tensor" in kc.predict(kc.Gemm(m=4096, n=4096, k=4096, dtype="tf32"), gpu).limits
+
+
+def test_bmm_of_one_is_a_gemm_with_a_warm_operand() -> None:
+    gemm = kc.predict(kc.Gemm(m=8192, n=8192, k=8192), "a100_sxm")
+    bmm = kc.predict(kc.kernel("bmm", batch=1, m=8192, n=8192, k=8192), "a100_sxm")
+    assert bmm.limits["tensor"] == gemm.limits["tensor"]
+    assert bmm.phases[0].tasks == gemm.phases[0].tasks
+
+
+def test_a_learned_choice_can_replace_the_ranking() -> None:
+    """Whatever scores the candidates decides: here, the one with the most shared-memory traffic."""
+    gpu = kc.gpu("h100_sxm")
+    work = gemm_work("h100_sxm", m=4096, n=4096, k=4096)
+    smem = PIPELINES.index("smem")
+    usual = analyse(work, gpu)[0]
+    odd = analyse(work, gpu, score=lambda limits: -limits[smem])[0]
+    assert odd.limits[smem, 0] > usual.limits[smem, 0]
+    assert odd.tile["tile_m"][0] * odd.tile["tile_n"][0] < usual.tile["tile_m"][0] * usual.tile["tile_n"][0]
+
+
+def test_hopper_shares_reads_of_b_and_ampere_does_not() -> None:
+    hopper = gemm_work("h100_sxm", m=4096, n=4096, k=4096)
+    ampere = gemm_work("a100_sxm", m=4096, n=4096, k=4096)
+    assert np.any(np.asarray(hopper.multicast_bytes) > 0)
+    assert not np.any(np.asarray(ampere.multicast_bytes) > 0)
+    # with multicast the SM's port still carries all of A and B
+    at = candidate(hopper, tile_m=128, tile_n=256, split_k=1)
+    arriving = value(hopper, "l2_bytes", at) + value(hopper, "multicast_bytes", at)
+    assert arriving == (128 + 256) * 4096 * 2 + 128 * 256 * 2
+
+
+def test_refetch_only_when_operands_exceed_l2() -> None:
+    gpu = kc.gpu("a100_sxm")
+    small = Gemm.work(columns_of([kc.Gemm(m=1024, n=1024, k=1024)]), gpu)[0]
+    large = Gemm.work(columns_of([kc.Gemm(m=32768, n=32768, k=8192)]), gpu)[0]
+    assert not np.any(small.refetched_bytes)
+    assert np.all(np.asarray(large.refetched_bytes) > 0)
+    assert dataclasses.replace(large, refetched_bytes=0.0).shape == large.shape
