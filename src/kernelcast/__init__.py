@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kernelcast._version import __version__ as __version__
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Fabric, Gpu, fabric, fabrics, gpu, gpu_ids
 from kernelcast.kernels import REGISTRY, Kernel, kernel
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from kernelcast.kernels.gemm import Bmm as Bmm
     from kernelcast.kernels.gemm import Gemm as Gemm
 
-from kernelcast._version import __version__
+
 __all__ = [
     "Conditions", "Fabric", "Gpu", "Kernel", "KernelcastError", "Prediction", "fabric", "fabrics", "gpu",
     "gpu_ids", "kernel", "predict", "predict_many", "predict_table",

@@ -29,7 +29,11 @@ if TYPE_CHECKING:
 
 ENDINGS = (".csv", ".parquet", ".jsonl")
 _DELIMITERS = ",;\t|"
-_COPY = {".csv": "FORMAT csv, HEADER", ".parquet": "FORMAT parquet, COMPRESSION zstd", ".jsonl": "FORMAT json"}
+_COPY = {
+    ".csv": "FORMAT csv, HEADER",
+    ".parquet": "FORMAT parquet, COMPRESSION zstd",
+    ".jsonl": "FORMAT json",
+}
 _FLOATS = ("FLOAT", "DOUBLE")
 
 Columns = Mapping[str, NDArray[Any]]
@@ -47,7 +51,9 @@ class TableFile:
     def columns(self) -> dict[str, NDArray[Any]]:
         """The columns that kernel calls are made of, as NumPy arrays; an empty cell is masked, NaN or None."""
         if "op" not in self.types:
-            raise KernelcastError(f"{self.path}: a table of calls needs a column 'op'; this has {', '.join(self.types)}")
+            raise KernelcastError(
+                f"{self.path}: a table of calls needs a column 'op'; this has {', '.join(self.types)}"
+            )
         words, others = _call_columns()
         select = []
         for name in self.types:
@@ -159,7 +165,11 @@ def _open_csv(connection: DuckDBPyConnection, path: Path) -> None:
     tests = ", ".join(
         f"bool_and({cell} IS NULL OR coalesce({test}, false))"
         for cell in map(_quoted, names)
-        for test in (f"CAST(TRY_CAST({cell} AS BIGINT) AS VARCHAR) = {cell}", _is_number(cell), _is_flag(cell))
+        for test in (
+            f"CAST(TRY_CAST({cell} AS BIGINT) AS VARCHAR) = {cell}",
+            _is_number(cell),
+            _is_flag(cell),
+        )
     )
     passed = connection.execute(f"SELECT {tests} FROM source_text").fetchone() or ()
     typed = []

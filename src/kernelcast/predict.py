@@ -52,7 +52,7 @@ class Predictions:
     bound_s: Array
     limits_s: Array
     footprint_bytes: Array
-    support: str
+    support: NDArray[Any]  # seen | near | extrapolated
     phases: tuple[Analysis, ...] = ()
 
     @property
@@ -174,22 +174,24 @@ def predict_calls(
 def _finish(phases: tuple[Analysis, ...], chip: Gpu, count: int, details: bool) -> Predictions:
     times = estimate(phases, chip)
     limits = np.sum([p.limits for p in phases], axis=0)
-    wide = [np.broadcast_to(x, (count,)) for x in (times.time_s, times.low_s, times.high_s, times.ceiling_s)]
     return Predictions(
-        *wide,
+        time_s=np.broadcast_to(times.time_s, (count,)),
+        low_s=np.broadcast_to(times.low_s, (count,)),
+        high_s=np.broadcast_to(times.high_s, (count,)),
+        ceiling_s=np.broadcast_to(times.ceiling_s, (count,)),
         bound_s=np.broadcast_to(np.sum([p.bound for p in phases], axis=0), (count,)),
         limits_s=np.broadcast_to(limits, (len(PIPELINES), count)),
         footprint_bytes=np.broadcast_to(np.max([p.footprint_bytes for p in phases], axis=0), (count,)),
-        support="extrapolated",  # nothing was fitted
+        support=np.full(count, "extrapolated", dtype=object),  # nothing was fitted
         phases=phases if details else (),
     )
 
 
 def _join(parts: Iterable[Predictions]) -> Predictions:
     parts = list(parts)
-    names = ("time_s", "low_s", "high_s", "ceiling_s", "bound_s", "limits_s", "footprint_bytes")
-    columns = {name: np.concatenate([getattr(p, name) for p in parts], axis=-1) for name in names}
-    return Predictions(**columns, support=parts[0].support)
+    names = ("time_s", "low_s", "high_s", "ceiling_s", "bound_s", "limits_s", "footprint_bytes", "support")
+    columns: dict[str, Any] = {n: np.concatenate([getattr(p, n) for p in parts], axis=-1) for n in names}
+    return Predictions(**columns)
 
 
 def _one(call: Kernel, chip: Gpu, found: Predictions, i: int) -> Prediction:
@@ -206,7 +208,7 @@ def _one(call: Kernel, chip: Gpu, found: Predictions, i: int) -> Prediction:
         bound_by=PIPELINES[int(np.argmax(found.limits_s[:, i]))],
         limits=_named(found.limits_s[:, i]),
         efficiency=float(found.efficiency[i]),
-        support=found.support,
+        support=str(found.support[i]),
         predictor=PREDICTOR,
         phases=tuple(_phase(p, i) for p in found.phases if p.launches[i] > 0),
     )
@@ -231,4 +233,3 @@ def _phase(phase: Analysis, i: int) -> Phase:
 def _named(limits: Array) -> dict[str, float]:
     """Limits by pipeline, those without demand left out."""
     return {name: float(v) for name, v in zip(PIPELINES, limits, strict=True) if v > 0}
-

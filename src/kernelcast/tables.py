@@ -118,9 +118,8 @@ def predict_columns(
         for name in times:
             values = getattr(found, name.replace("predicted_us", "time_us").replace("_us", "_s"))
             times[name][rows] = np.where(large, np.nan, values * 1e6)
-        by = np.array(PIPELINES, dtype=object)[np.argmax(found.limits_s, axis=0)]
-        words["bound_by"][rows] = np.where(large, None, by)
-        words["support"][rows] = np.where(large, None, found.support)
+        words["bound_by"][rows[~large]] = np.array(PIPELINES, dtype=object)[np.argmax(found.limits_s, axis=0)][~large]
+        words["support"][rows[~large]] = found.support[~large]
     return {name: times[name] if name in times else words[name] for name in OUTPUT}, bad
 
 
@@ -292,21 +291,26 @@ def _numbers(
             if spec.kind == "size":
                 wrong |= ~empty & (values != np.floor(values))
     for at in np.flatnonzero(wrong):
+        value = part[at].item() if isinstance(part[at], np.generic) else part[at]
+        if isinstance(value, str) and np.isfinite(values[at]):  # "-5" is a number, but a wrong one
+            value = _scalar(values[at])
         try:
-            value = part[at].item() if isinstance(part[at], np.generic) else part[at]
             spec.check(value)
             message = f"{spec.name} must be a number, not {value!r}"
         except KernelcastError as error:
             message = str(error)
-        _reject(np.arange(len(rows)) == at, f"{op}: {message}", rows, keep, bad)
+        bad.add([rows[at]], f"{op}: {message}")
+        keep[at] = False
     if spec.required:
         _reject(empty, f"{op} needs {spec.name}", rows, keep, bad)
     return np.where(empty, default, values)
 
 
-def _reject(
-    wrong: NDArray[np.bool_], message: str, rows: Rows, keep: NDArray[np.bool_], bad: BadRows
-) -> None:
+def _scalar(value: float) -> float | int:
+    return int(value) if value == int(value) else float(value)
+
+
+def _reject(wrong: NDArray[np.bool_], message: str, rows: Rows, keep: NDArray[np.bool_], bad: BadRows) -> None:
     if wrong.any():
         bad.add(rows[wrong], message)
         keep[wrong] = False

@@ -16,9 +16,9 @@ def column(*values: float) -> list[np.ndarray]:
     return [np.array([float(v)]) for v in values]
 
 
-def attention(gpu: str = "h100_sxm", **parameters: object) -> Prediction:
+def attention(**parameters: object) -> Prediction:
     heads = {"q_heads": 32, "kv_heads": 8, "head_dim": 128}
-    return kc.predict(kc.kernel("attention", **{**heads, **parameters}), gpu)
+    return kc.predict(kc.kernel("attention", **{**heads, **parameters}), "h100_sxm")
 
 
 def test_causal_tiles_of_four_by_four() -> None:

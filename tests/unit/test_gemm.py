@@ -99,7 +99,9 @@ def test_number_formats_set_bytes_and_rate() -> None:
     bf16 = kc.predict(kc.Gemm(m=8192, n=8192, k=8192), gpu)
     fp8 = kc.predict(kc.Gemm(m=8192, n=8192, k=8192, dtype="fp8"), gpu)
     assert fp8.limits["tensor"] == pytest.approx(bf16.limits["tensor"] / 2)
-    one = {t: kc.predict(kc.Gemm(m=1, n=8192, k=8192, dtype=t), gpu).phases[0].dram_bytes for t in ("bf16", "fp8", "int4")}
+    one = {
+        t: kc.predict(kc.Gemm(m=1, n=8192, k=8192, dtype=t), gpu).phases[0].dram_bytes for t in ("bf16", "fp8", "int4")
+    }
     assert one["fp8"] == one["bf16"] / 2
     assert one["int4"] == pytest.approx(8192 * 8192 * (0.5 + 2 / 128))  # 4 bits and an fp16 scale per 128
     # fp32 runs on the vector units, tf32 on the tensor cores

@@ -32,7 +32,7 @@ def test_occupancy_is_the_scarcest_resource() -> None:
 def test_schedules_of_equal_tasks() -> None:
     # 133 tasks on 132 SMs: one SM does two, whatever the order; cut evenly it is 133/132
     for schedule in ("waves", "persistent"):
-        work = Work(tasks=133.0, schedule=schedule, longest_count=133.0)  # type: ignore[arg-type]
+        work = Work(tasks=133.0, schedule=schedule, longest_count=133.0)
         assert busiest_share(work, 132) == 2
     assert busiest_share(Work(tasks=133.0, schedule="stream_k"), 132) == pytest.approx(133 / 132)
     heap = Work(tasks=133.0, schedule="longest_first", longest_count=133.0)
@@ -109,7 +109,7 @@ def test_a_limit_can_be_left_out() -> None:
     assert "dram" not in without.limits
     assert without.bound_by != "dram"
     assert without.time_s < kc.predict(call, H100).time_s
-    with pytest.raises(kc.KernelcastError, match="unknown limit 'drum'.*dram"):
+    with pytest.raises(kc.KernelcastError, match=r"unknown limit 'drum'.*dram"):
         kc.predict(call, H100, kc.Conditions(without=("drum",)))
 
 

@@ -84,9 +84,7 @@ def test_calls_of_a_table_do_not_touch_each_other(op: str) -> None:
             together, single = numbers(both), numbers(alone)
             for name, value in single.items():
                 wide = np.broadcast_to(together[name], both.shape)[:, [i]]
-                np.testing.assert_allclose(
-                    wide, np.broadcast_to(value, alone.shape), err_msg=name, rtol=EXACT
-                )
+                np.testing.assert_allclose(wide, np.broadcast_to(value, alone.shape), err_msg=name, rtol=EXACT)
 
 
 @pytest.mark.parametrize("op", sorted(FAMILIES))
@@ -238,9 +236,7 @@ def test_quantize_passes() -> None:
     rows, cols = 100, 4096
     read = rows * cols * 2
     assert one("quantize", rows=rows, cols=cols, scale="static").activation_bytes == read + rows * cols
-    assert one("quantize", rows=rows, cols=cols).activation_bytes == read + rows * (
-        cols + 4
-    )  # a scale a token
+    assert one("quantize", rows=rows, cols=cols).activation_bytes == read + rows * (cols + 4)  # a scale a token
     amax, scale = phases(kernel("quantize", rows=rows, cols=cols, scale="tensor"))
     assert amax.activation_bytes == read + rows * 4  # the maximum of a row
     assert scale.activation_bytes == read + rows * cols
@@ -281,9 +277,7 @@ def test_conv2d_is_a_gemm_of_patches() -> None:
 
 
 def test_conv2d_of_one_pixel_filters_is_the_gemm() -> None:
-    conv = one(
-        "conv2d", batch=4, in_channels=64, out_channels=128, height=28, width=28, kernel_h=1, kernel_w=1
-    )
+    conv = one("conv2d", batch=4, in_channels=64, out_channels=128, height=28, width=28, kernel_h=1, kernel_w=1)
     (gemm,) = phases(Gemm(m=4 * 28 * 28, n=128, k=64))
     for name, value in numbers(gemm).items():
         np.testing.assert_allclose(numbers(conv)[name], value, err_msg=name, rtol=EXACT)

@@ -12,8 +12,16 @@ import typer
 
 from kernelcast.cli.commands import Command, CommandGroup
 from kernelcast.cli.options import (
-    Cache, Changes, GpuName, Json, Without, chosen_conditions, chosen_gpu, epilog, parse_number,
-)  # fmt: skip
+    Cache,
+    Changes,
+    GpuName,
+    Json,
+    Without,
+    chosen_conditions,
+    chosen_gpu,
+    epilog,
+    parse_number,
+)
 from kernelcast.errors import KernelcastError
 from kernelcast.kernels import REGISTRY, Kernel, kernel, parameters_of
 from kernelcast.kernels.base import Parameter

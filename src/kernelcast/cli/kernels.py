@@ -14,7 +14,6 @@ from kernelcast.cli.options import Cache, Changes, Json, Without, chosen_conditi
 from kernelcast.errors import KernelcastError
 from kernelcast.files import TableFile, check_target, open_table
 from kernelcast.hardware import Gpu
-from kernelcast.kernels import REGISTRY, parameters_of
 from kernelcast.report import json as as_json
 from kernelcast.tables import BadRows, predict_columns
 
@@ -31,7 +30,8 @@ def register(app: typer.Typer) -> None:
 
 def predict_file(
     table: Annotated[
-        Path, typer.Argument(metavar="TABLE", help="A .csv, .parquet or .jsonl file with a column op and its parameters.")
+        Path,
+        typer.Argument(metavar="TABLE", help="A .csv, .parquet or .jsonl file with a column op and its parameters."),
     ],
     gpu: Annotated[
         str | None,
@@ -39,7 +39,9 @@ def predict_file(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Where to write the table with the results (same endings)."),
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Where to write the table with the results (same endings)."
+        ),
     ] = None,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Leave the results of bad rows empty instead of stopping.")
@@ -82,13 +84,12 @@ def _chip(name: str | None, changes: list[str] | None) -> Gpu | None:
 def _show(source: TableFile, columns: dict[str, Any], results: dict[str, Any], json: bool) -> None:
     if json:
         for index, row in enumerate(source.json_rows(results)):
-            print("[" if index == 0 else ",", row, sep="\n" if index == 0 else "\n", end="")
+            print(",\n" if index else "[\n", row, sep="", end="")
         print("\n]" if source.count else "[]")
         return
     from kernelcast.report.text import print_calls
 
-    names = dict.fromkeys(name for op in REGISTRY.values() for name in parameters_of(op))
-    print_calls(columns, results, list(names), PREVIEW_ROWS)
+    print_calls(columns, results, PREVIEW_ROWS)
 
 
 def _tell(source: TableFile, output: Path | None, bad: BadRows, seconds: float, json: bool) -> None:

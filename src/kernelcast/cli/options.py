@@ -25,14 +25,14 @@ Changes = Annotated[
 ]
 Without = Annotated[
     list[str] | None,
-    typer.Option(
-        "--without", metavar="LIMIT", help=f"leave a limit out: {', '.join(PIPELINES)}; may be repeated"
-    ),
+    typer.Option("--without", metavar="LIMIT", help=f"leave a limit out: {', '.join(PIPELINES)}; may be repeated"),
 ]
 Cache = Annotated[
     str,
     typer.Option(
-        "--cache", metavar="cold|warm", help="cold: weights come from DRAM; warm: L2 holds what the same call left"
+        "--cache",
+        metavar="cold|warm",
+        help="cold: weights come from DRAM; warm: L2 holds what the same call left",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]

@@ -45,14 +45,12 @@ def estimate(phases: Sequence[Analysis], target: Gpu) -> Estimate:
         busy = phase.busiest_limits / shares
         busy[_DRAM] += phase.refetched_bytes / (target.dram_bytes_per_s * shares[_DRAM, 0])
         best = phase.limits / shares
-        floor = np.maximum(phase.limits[_LAUNCH], start * phase.launches)
+        floor = np.where(phase.limits[_LAUNCH] > 0, np.maximum(phase.limits[_LAUNCH], start * phase.launches), 0.0)
         busy[_LAUNCH] = best[_LAUNCH] = 0.0
         time = time + floor + overlapped(busy)
         ceiling = ceiling + floor + np.max(best, axis=0)
         bound = bound + phase.bound
-    return Estimate(
-        time_s=time, low_s=np.maximum(bound, time * LOW), high_s=time * HIGH, ceiling_s=ceiling
-    )
+    return Estimate(time_s=time, low_s=np.maximum(bound, time * LOW), high_s=time * HIGH, ceiling_s=ceiling)
 
 
 def sustained_shares(target: Gpu) -> Array:

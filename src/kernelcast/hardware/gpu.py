@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 from kernelcast.errors import KernelcastError, unknown
 
@@ -120,11 +121,11 @@ class Gpu:
 
     def replace(self, **changes: float) -> Gpu:
         """A what-if copy. Per-dtype rates are named with a dot: ``**{"tensor_flops_per_clk_sm.bf16": 8192}``."""
-        values: dict[str, object] = {}
+        values: dict[str, Any] = {}
         for name, value in changes.items():
             table, _, dtype = name.partition(".")
             if table in RATE_TABLES and dtype:
-                values[table] = {**getattr(self, table), **values.get(table, {}), dtype: value}  # type: ignore[dict-item]
+                values[table] = {**getattr(self, table), **values.get(table, {}), dtype: value}
             elif name in RATE_TABLES:
                 raise KernelcastError(f"{name} has one number per dtype: set {name}.bf16, for example")
             elif name not in NUMBERS:
@@ -133,10 +134,8 @@ class Gpu:
                 if name in INTEGERS and isinstance(value, float) and value.is_integer():
                     value = int(value)
                 values[name] = value
-        sources = {**self.sources, **{name: "what-if" for name in changes}}
-        return dataclasses.replace(
-            self, **values, sources=sources, changes={**self.changes, **changes}  # type: ignore[arg-type]
-        )
+        sources = {**self.sources, **dict.fromkeys(changes, "what-if")}
+        return dataclasses.replace(self, **values, sources=sources, changes={**self.changes, **changes})
 
     @property
     def label(self) -> str:

@@ -11,7 +11,14 @@ from numpy.typing import NDArray
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Calls, Kernel, choice, flag, lengths, size
 from kernelcast.kernels.dtypes import dtype
-from kernelcast.kernels.flash import BACKENDS, Heads, Requests, default_backend, flash_phases, length_conflicts
+from kernelcast.kernels.flash import (
+    BACKENDS,
+    Heads,
+    Requests,
+    default_backend,
+    flash_phases,
+    length_conflicts,
+)
 from kernelcast.kernels.work import Phases
 
 
@@ -23,7 +30,15 @@ class Attention(Kernel):
     dtypes: ClassVar[tuple[str, ...]] = ("fp32", "fp16", "bf16", "fp8")
     examples: ClassVar[tuple[dict[str, Any], ...]] = (
         {"batch": 4, "q_len": 2048, "kv_len": 2048, "q_heads": 32, "kv_heads": 8, "head_dim": 128},
-        {"batch": 64, "q_len": 1, "kv_len": 4096, "q_heads": 32, "kv_heads": 8, "head_dim": 128, "page_size": 16},
+        {
+            "batch": 64,
+            "q_len": 1,
+            "kv_len": 4096,
+            "q_heads": 32,
+            "kv_heads": 8,
+            "head_dim": 128,
+            "page_size": 16,
+        },
         {"q_lens": [512, 1, 1], "kv_lens": [512, 900, 7000], "q_heads": 32, "kv_heads": 8, "head_dim": 128},
     )
 

@@ -47,9 +47,7 @@ class _Elementwise(Kernel):
     def work(cls, calls: Calls, gpu: Gpu) -> Phases:
         name = calls.choice("dtype")
         out_name = calls.choice("to") or name
-        wide = max(
-            dtype(name).act_bytes, dtype(out_name).act_bytes
-        )  # the wider tensor sets the elements a thread
+        wide = max(dtype(name).act_bytes, dtype(out_name).act_bytes)  # the wider tensor sets the elements a thread
         elements = calls["rows"] * calls["cols"]
         tasks = ceil_div(elements, _CTA_THREADS * VECTOR_BYTES / wide)
         threads = np.full_like(tasks, _CTA_THREADS)
@@ -71,9 +69,7 @@ class _Gated(_Elementwise):
         return (_vector_work(gpu, cls.cost, rows * cols, rows, threads, name, name),)
 
 
-def _vector_work(
-    gpu: Gpu, cost: Cost, elements: Array, tasks: Array, threads: Array, name: str, out_name: str
-) -> Work:
+def _vector_work(gpu: Gpu, cost: Cost, elements: Array, tasks: Array, threads: Array, name: str, out_name: str) -> Work:
     """``elements`` outputs shared evenly by ``tasks`` CTAs."""
     in_bytes, out_bytes = dtype(name).act_bytes, dtype(out_name).act_bytes
     mean = elements / tasks
@@ -87,9 +83,7 @@ def _vector_work(
         fma_flops=cost.flops * mean,
         xu_ops=cost.xu_ops * mean,
         l2_bytes=element_bytes * mean,
-        other_warp_instructions=side_instructions(
-            gpu, element_bytes * mean, (conversions + cost.instructions) * mean
-        ),
+        other_warp_instructions=side_instructions(gpu, element_bytes * mean, (conversions + cost.instructions) * mean),
         activation_bytes=element_bytes * elements,
         threads=threads,
         registers_per_thread=32.0,
@@ -294,6 +288,4 @@ class Copy(_Elementwise):
     )
     cost: ClassVar[Cost] = Cost()
 
-    to: str | None = choice(
-        "number format of the copy; not given: that of the source", VECTOR_DTYPES, default=None
-    )
+    to: str | None = choice("number format of the copy; not given: that of the source", VECTOR_DTYPES, default=None)

@@ -8,7 +8,6 @@ packed into one tile (FlashInfer always; FlashAttention for short queries).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,7 +113,10 @@ def length_conflicts(calls: Calls, op: str) -> list[tuple[NDArray[np.bool_], str
     short = requests.each(calls["causal"]) * (requests.queries - requests.keys) > 0
     if short.any():
         at = np.flatnonzero(short)[0]
-        text = f"causal attention of {requests.queries[at]:g} queries over {requests.keys[at]:g} keys: give kv_len >= q_len"
+        text = (
+            f"causal attention of {requests.queries[at]:g} queries over {requests.keys[at]:g} keys: "
+            "give kv_len >= q_len"
+        )
         return [(np.isin(np.arange(calls.count), requests.call[short]), text)]
     return []
 
@@ -128,8 +130,7 @@ def floor_sum(count: Array, divisor: Array, step: Array, start: Array) -> Array:
         np.array(x, dtype=np.float64) for x in np.broadcast_arrays(count, divisor, step, start)
     )
     total = np.zeros_like(count)
-    sign_free = count > 0
-    count = np.where(sign_free, count, 0)
+    count = np.maximum(count, 0)
     while True:
         total += count * (count - 1) / 2 * np.floor(step / divisor) + count * np.floor(start / divisor)
         step, start = np.mod(step, divisor), np.mod(start, divisor)
@@ -146,7 +147,9 @@ def floor_sum(count: Array, divisor: Array, step: Array, start: Array) -> Array:
         )
 
 
-def kv_steps(queries: Array, keys: Array, group: Array, tile_q: Array, tile_kv: Array, causal: Array, window: Array) -> Array:
+def kv_steps(
+    queries: Array, keys: Array, group: Array, tile_q: Array, tile_kv: Array, causal: Array, window: Array
+) -> Array:
     """KV tiles that all query tiles of one head (or packed group) visit, exactly, masked tiles skipped.
 
     Rows are packed ``group`` to a query, so tile i ends at query floor(((i+1) tile_q - 1) / group); with
@@ -206,7 +209,7 @@ def flash_phases(
     pipe = matmul_pipe(gpu, kind.name)
     each = requests.each
     plan = _plan(gpu, backend, backend_name, requests, heads, causal, window, paged)
-    steps, tasks, tile_q, tile_kv = plan["steps"], plan["tasks"], plan["tile_q"], plan["tile_kv"]
+    steps, tasks, tile_q, tile_kv = plan.steps, plan.tasks, plan.tile_q, plan.tile_kv
     mean_steps = steps / tasks
     pairs = requests.total(visible_pairs(requests.queries, requests.keys, each(causal), each(window)))
     reach = np.where(each(window) > 0, requests.queries + each(window) - 1, np.inf)
@@ -218,29 +221,48 @@ def flash_phases(
     work = Work(
         tasks=tasks,
         schedule="longest_first",
-        longest=plan["longest"] / mean_steps,
-        shortest=plan["shortest"] / mean_steps,
-        longest_count=plan["longest_count"],
+        longest=plan.longest / mean_steps,
+        shortest=plan.shortest / mean_steps,
+        longest_count=plan.longest_count,
         tensor_flops=flops if pipe == "tensor" else 0.0,
         tensor_dtype=kind.math,
         fma_flops=scores * SOFTMAX_FLOPS + mean_steps * tile_q * heads.v_dim * 2 + (flops if pipe == "fma" else 0.0),
         xu_ops=scores,
         smem_bytes=mean_steps * tile_kv * heads.kv_dim * kv_bytes * (1 + np.maximum(1, tile_q / backend.rows_per_read)),
         l2_bytes=mean_steps * tile_kv * heads.kv_dim * kv_bytes
-        + tile_q * (heads.qk_dim * kind.act_bytes + heads.v_dim * np.where(plan["splits"] > 1, 4.0, kind.out_bytes)),
+        + tile_q * (heads.qk_dim * kind.act_bytes + heads.v_dim * np.where(plan.splits > 1, 4.0, kind.out_bytes)),
         streamed_bytes=(requests.total(seen) - fresh) * kv_token_bytes,
         activation_bytes=fresh * kv_token_bytes
-        + requests.total(requests.queries) * heads.queries * (heads.qk_dim * kind.act_bytes + heads.v_dim * kind.out_bytes),
+        + requests.total(requests.queries)
+        * heads.queries
+        * (heads.qk_dim * kind.act_bytes + heads.v_dim * kind.out_bytes),
         threads=float(backend.threads),
         registers_per_thread=168.0,
         smem_bytes_per_cta=np.minimum(
-            (tile_q * heads.qk_dim + backend.stages * tile_kv * heads.kv_dim) * kind.act_bytes, gpu.smem_bytes_per_cta
+            (tile_q * heads.qk_dim + backend.stages * tile_kv * heads.kv_dim) * kind.act_bytes,
+            gpu.smem_bytes_per_cta,
         ),
-        serial_steps=plan["longest"],
+        serial_steps=plan.longest,
         useful_flops=pairs * heads.queries * 2 * (heads.qk_dim + heads.v_dim),
-        tile={"tile_q": tile_q, "tile_kv": tile_kv, "kv_splits": plan["splits"]},
+        tile={"tile_q": tile_q, "tile_kv": tile_kv, "kv_splits": plan.splits},
     )
     return (work, _merge(requests, heads, plan, kind))
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Tiles, steps and splits of each call; steps are KV tiles."""
+
+    tile_q: Array
+    tile_kv: Array
+    steps: Array  # of all tasks
+    tasks: Array
+    splits: Array  # of the longest request
+    longest: Array  # steps of a task
+    shortest: Array
+    longest_count: Array
+    partial_rows: Array  # outputs of split requests, before and
+    merged_rows: Array  # after adding them up
 
 
 def _plan(
@@ -252,42 +274,37 @@ def _plan(
     causal: Array,
     window: Array,
     paged: NDArray[np.bool_],
-) -> dict[str, Any]:
-    """Tiles, steps and splits of each call."""
+) -> _Plan:
     each = requests.each
-    group = heads.queries / heads.kv
     pack = requests.most(requests.queries) <= backend.packs_up_to
-    group, lanes = np.where(pack, group, 1.0), np.where(pack, heads.kv, heads.queries)
+    group = np.where(pack, heads.queries / heads.kv, 1.0)
+    lanes = np.where(pack, heads.kv, heads.queries)  # heads, or groups of them, that walk the keys alike
     rows = requests.total(requests.queries) * group / requests.total(np.ones_like(requests.queries))
     tile_q = _query_tile(backend, rows, heads.qk_dim)
     tile_kv = _kv_tile(name, heads.qk_dim, causal, paged)
 
+    shape = (each(group), each(tile_q), each(tile_kv), each(causal), each(window))
     tiles = ceil_div(requests.queries * each(group), each(tile_q))
-    steps = kv_steps(
-        requests.queries, requests.keys, each(group), each(tile_q), each(tile_kv), each(causal), each(window)
-    )
-    walk = _longest_walk(requests, each(group), each(tile_q), each(tile_kv), each(causal), each(window))
+    walk, first_walk = _walks(requests, *shape)
     slots = backend.split_ctas_per_sm * gpu.sm_count
-    chunk = _chunk(requests, tiles, walk, lanes, slots, np.maximum(1, np.ceil(MIN_CHUNK_TOKENS / tile_kv)))
+    chunk = _chunk(requests, tiles, walk, lanes, slots, np.ceil(MIN_CHUNK_TOKENS / tile_kv))
     splits = ceil_div(walk, each(chunk))
     longest = np.minimum(requests.most(walk), chunk)
-    many = np.where(each(causal) * (splits == 1) > 0, 1.0, tiles)  # under a mask only the last tile walks it all
-    at_most = np.minimum(walk, each(chunk)) >= each(longest)
-    one_size = requests.least(np.where(each(causal) > 0, np.minimum(1.0, walk), walk - (splits - 1) * each(chunk)))
-    equal = (requests.least(tiles * 1.0) == 1) & (requests.most(tiles) == 1) & (requests.most(splits) == 1)
-    return {
-        "tile_q": tile_q,
-        "tile_kv": tile_kv,
-        "steps": requests.total(steps) * lanes,
-        "tasks": requests.total(tiles * splits) * lanes,
-        "splits": requests.most(splits),
-        "longest": longest,
-        "shortest": np.where(equal, requests.least(walk), np.maximum(one_size, 1e-3)),
-        "longest_count": requests.total(np.where(at_most, many * np.maximum(1, np.floor(walk / each(chunk))), 0.0))
+    alike = (each(causal) == 0) | (each(window) > 0)  # else only the last tile under the mask walks it all
+    full_chunks = np.where(splits > 1, tiles * np.floor(walk / each(chunk)), np.where(alike, tiles, 1.0))
+    return _Plan(
+        tile_q=tile_q,
+        tile_kv=tile_kv,
+        steps=requests.total(kv_steps(requests.queries, requests.keys, *shape)) * lanes,
+        tasks=requests.total(tiles * splits) * lanes,
+        splits=requests.most(splits),
+        longest=longest,
+        shortest=requests.least(np.where(splits > 1, walk - (splits - 1) * each(chunk), first_walk)),
+        longest_count=requests.total(np.where(np.minimum(walk, each(chunk)) >= each(longest), full_chunks, 0.0))
         * lanes,
-        "merged_rows": requests.total(np.where(splits > 1, requests.queries * splits, 0.0)) * heads.queries,
-        "output_rows": requests.total(np.where(splits > 1, requests.queries, 0.0)) * heads.queries,
-    }
+        partial_rows=requests.total(np.where(splits > 1, requests.queries * splits, 0.0)) * heads.queries,
+        merged_rows=requests.total(np.where(splits > 1, requests.queries, 0.0)) * heads.queries,
+    )
 
 
 def _query_tile(backend: Backend, rows: Array, head_dim: Array) -> Array:
@@ -309,13 +326,16 @@ def _kv_tile(name: str, head_dim: Array, causal: Array, paged: NDArray[np.bool_]
     return np.where(head_dim <= 64, 128.0, 64.0)
 
 
-def _longest_walk(
+def _walks(
     requests: Requests, group: Array, tile_q: Array, tile_kv: Array, causal: Array, window: Array
-) -> Array:
-    """KV tiles of a request's longest task: all of them, or under a window the widest reach of one tile."""
+) -> tuple[Array, Array]:
+    """KV tiles of a request's longest task (all, or a window's reach) and of its first (under a mask the fewest)."""
     full = ceil_div(requests.keys, tile_kv)
-    reach = np.where(window > 0, window - 1 + ceil_div(tile_q, group), np.inf)
-    return np.where(causal > 0, np.minimum(full, np.ceil(np.minimum(reach, requests.keys) / tile_kv) + 1), full)
+    queries = np.minimum(ceil_div(tile_q, group), requests.queries)  # of one tile
+    reach = np.where(window > 0, np.minimum(window - 1 + queries, requests.keys), requests.keys)
+    longest = np.where(causal > 0, np.minimum(full, ceil_div(reach, tile_kv) + (window > 0)), full)
+    first = ceil_div(requests.keys - requests.queries + queries, tile_kv)
+    return longest, np.where(causal > 0, np.minimum(longest, first), longest)
 
 
 def _chunk(requests: Requests, tiles: Array, walk: Array, lanes: Array, slots: float, least: Array) -> Array:
@@ -332,19 +352,19 @@ def _chunk(requests: Requests, tiles: Array, walk: Array, lanes: Array, slots: f
     return high
 
 
-def _merge(requests: Requests, heads: Heads, plan: dict[str, Any], kind: DType) -> Work:
+def _merge(requests: Requests, heads: Heads, plan: _Plan, kind: DType) -> Work:
     """Add up the partial outputs of split keys: one row of one head a task."""
-    parts = np.where(plan["output_rows"] > 0, plan["merged_rows"] / np.maximum(plan["output_rows"], 1), 0.0)
+    parts = np.where(plan.merged_rows > 0, plan.partial_rows / np.maximum(plan.merged_rows, 1), 0.0)
     row_bytes = parts * (heads.v_dim + 1) * 4 + heads.v_dim * kind.out_bytes
     return Work(
-        tasks=plan["output_rows"],
-        longest_count=plan["output_rows"],
+        tasks=plan.merged_rows,
+        longest_count=plan.merged_rows,
         fma_flops=parts * heads.v_dim * 2,
         xu_ops=parts,
         l2_bytes=row_bytes,
-        activation_bytes=plan["output_rows"] * row_bytes,
+        activation_bytes=plan.merged_rows * row_bytes,
         threads=128.0,
         registers_per_thread=32.0,
-        launches=np.where(plan["output_rows"] > 0, 1.0, 0.0),
-        useful_flops=plan["output_rows"] * parts * heads.v_dim * 2,
+        launches=np.where(plan.merged_rows > 0, 1.0, 0.0),
+        useful_flops=plan.merged_rows * parts * heads.v_dim * 2,
     )

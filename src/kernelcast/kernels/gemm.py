@@ -111,9 +111,8 @@ def matmul_work(
     neighbours = np.minimum(2.0, ceil_div(m, tile_m))  # tiles below one another use the same B
     b_bytes = b_bytes / (neighbours if unit.paired else 1)
     multicast = b_bytes * (1 - 1 / np.minimum(unit.cluster, neighbours))
-    smem = (
-        a_bytes * (1 + np.maximum(1, tile_n / unit.columns_per_a_read))
-        + b_bytes * (1 + np.maximum(1, tile_m / unit.rows_per_b_read))
+    smem = a_bytes * (1 + np.maximum(1, tile_n / unit.columns_per_a_read)) + b_bytes * (
+        1 + np.maximum(1, tile_m / unit.rows_per_b_read)
     )
     stage = (tile_m * kind.act_bytes + tile_n * kind.weight_bytes) * tile_k
     return Work(

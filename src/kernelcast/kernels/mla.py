@@ -15,7 +15,14 @@ from numpy.typing import NDArray
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Calls, Kernel, choice, flag, lengths, size
 from kernelcast.kernels.dtypes import dtype
-from kernelcast.kernels.flash import BACKENDS, Heads, Requests, default_backend, flash_phases, length_conflicts
+from kernelcast.kernels.flash import (
+    BACKENDS,
+    Heads,
+    Requests,
+    default_backend,
+    flash_phases,
+    length_conflicts,
+)
 from kernelcast.kernels.work import Phases
 
 

@@ -155,7 +155,10 @@ def _grouped_gemm(calls: Calls, gpu: Gpu, kind: DType, layer: _Layer, n: Array, 
     tasks = blocks * ceil_div(n, block_n)
     depth = ceil_div(k, block_k)
     macs = block_m * block_n * depth * block_k
-    a_bytes, b_bytes = block_m * depth * block_k * kind.act_bytes, block_n * depth * block_k * kind.weight_bytes
+    a_bytes, b_bytes = (
+        block_m * depth * block_k * kind.act_bytes,
+        block_n * depth * block_k * kind.weight_bytes,
+    )
     flops = 2 * macs
     return Work(
         tasks=tasks,
@@ -171,7 +174,8 @@ def _grouped_gemm(calls: Calls, gpu: Gpu, kind: DType, layer: _Layer, n: Array, 
         threads=warps * 32,
         registers_per_thread=np.minimum(255, 40 + block_m * block_n / (warps * 32)),
         smem_bytes_per_cta=np.minimum(
-            stages * (block_m * kind.act_bytes + block_n * kind.weight_bytes) * block_k, gpu.smem_bytes_per_cta
+            stages * (block_m * kind.act_bytes + block_n * kind.weight_bytes) * block_k,
+            gpu.smem_bytes_per_cta,
         ),
         serial_steps=depth,
         useful_flops=2 * layer.pairs * n * k,

@@ -22,9 +22,7 @@ from kernelcast.kernels.work import Phases, Work, ceil_div
 _WARP_ROW_COLS = 1024.0  # PyTorch's softmax_warp_forward takes rows up to this (PersistentSoftmax.cuh)
 _WARP_CTA_THREADS = 128.0
 _TWO_ROWS_COLS = 128.0  # a warp takes two rows at once up to this
-_ROW_SMEM_BYTES = (
-    49152.0 - 128.0
-)  # a row that fits beside the reduction is read once (cunn_SoftMaxForwardSmem)
+_ROW_SMEM_BYTES = 49152.0 - 128.0  # a row that fits beside the reduction is read once (cunn_SoftMaxForwardSmem)
 
 
 @dataclass(frozen=True, kw_only=True)

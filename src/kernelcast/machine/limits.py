@@ -15,7 +15,11 @@ from kernelcast.kernels.work import Array, Number, Work
 
 # A warp instruction of mma.sync m16n8k16 does 4,096 FLOPs (PTX ISA). One wgmma m64n256k16 is issued by four
 # warps; tcgen05.mma m128n256k16 by one thread. AMD's v_mfma 32x32x8 is one instruction of a wavefront.
-_FLOPS_PER_TENSOR_INSTRUCTION = {"9": 2 * 64 * 256 * 16 / 4, "10": 2 * 128 * 256 * 16, "gfx9": 2 * 32 * 32 * 8}
+_FLOPS_PER_TENSOR_INSTRUCTION = {
+    "9": 2 * 64 * 256 * 16 / 4,
+    "10": 2 * 128 * 256 * 16,
+    "gfx9": 2 * 32 * 32 * 8,
+}
 _BYTES_PER_LANE = 16.0  # the widest load or store
 
 
@@ -72,9 +76,7 @@ def launch(work: Work, gpu: Gpu, share: Array, rotation: Number) -> Array:
 
 
 Limit = Callable[[Work, Gpu, Array, Number], Array]
-LIMITS: Mapping[str, Limit] = {
-    f.__name__: f for f in (tensor, fma, xu, smem, l2, dram, issue, link, launch)
-}
+LIMITS: Mapping[str, Limit] = {f.__name__: f for f in (tensor, fma, xu, smem, l2, dram, issue, link, launch)}
 PER_SM = ("tensor", "fma", "xu", "smem", "l2", "issue")  # grow with the busiest SM's share
 
 

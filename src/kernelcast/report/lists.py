@@ -12,7 +12,7 @@ from rich.text import Text
 from kernelcast.hardware import Gpu
 from kernelcast.kernels import Kernel, parameters_of
 from kernelcast.report.json import derived_peaks, first_paragraph
-from kernelcast.report.text import plain_table, show
+from kernelcast.report.text import cut, plain_table, show
 from kernelcast.report.units import field_text
 
 _HIDDEN = ("id", "name", "aliases", "sources", "changes")
@@ -21,7 +21,7 @@ _NAME_WIDTH = 19  # what 100 columns leave
 
 def print_gpus(chips: Iterable[Gpu]) -> None:
     """The catalogue, one line a GPU."""
-    numbers = ("SMs", "GB", "TB/s", "bf16", "fp16", "fp8", "link", "W")
+    numbers = ("SMs", "GiB", "TB/s", "bf16", "fp16", "fp8", "link", "W")
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for name in ("id", "name", "arch", *numbers):
         table.add_column(name, justify="right" if name in numbers else "left", no_wrap=True)
@@ -32,18 +32,21 @@ def print_gpus(chips: Iterable[Gpu]) -> None:
             _short_name(chip),
             chip.architecture,
             str(chip.sm_count),
-            f"{chip.dram_bytes / 1e9:.0f}",
+            f"{chip.dram_bytes / 2**30:.0f}",
             f"{chip.dram_bytes_per_s / 1e12:.2f}",
             *(f"{peak:.0f}" if peak else "—" for peak in peaks),
             f"{chip.link_bytes_per_s / 1e9:.0f}" if chip.link_bytes_per_s else "—",
             f"{chip.power_w:.0f}",
         )
-    show(table, "\nbf16, fp16, fp8: dense tensor peak, TFLOP/s. link: GB/s per direction. More: kernelcast gpu ID")
+    show(
+        table,
+        "\nbf16, fp16, fp8: dense tensor peak, TFLOP/s. link: GB/s per direction. More: kernelcast gpu ID",
+    )
 
 
 def _short_name(chip: Gpu) -> str:
     name = chip.name.removeprefix("NVIDIA ").removeprefix("AMD ")
-    return name if len(name) <= _NAME_WIDTH else name[: _NAME_WIDTH - 1] + "…"
+    return cut(name, _NAME_WIDTH)
 
 
 def print_gpu(chip: Gpu) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import shutil
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
 from rich.table import Table
@@ -13,11 +16,13 @@ from rich.text import Text
 
 from kernelcast._version import __version__
 from kernelcast.hardware import Gpu
+from kernelcast.kernels import REGISTRY, parameters_of
 from kernelcast.predict import Conditions, Phase, Prediction
 from kernelcast.report.json import cache_word
 from kernelcast.report.units import bar, bytes_text, digits, micros, percent, rate_text, time_text, value_text
 
 WIDTH = 100
+CALL_WIDTH = 42  # of a row of a table of calls: what 100 columns leave
 SUPPORT = {
     "seen": "calls like this one were measured on this GPU",
     "near": "between measured calls, or on a close relative of a measured GPU",
@@ -57,8 +62,10 @@ def plain_table(*columns: str, right: Sequence[str] = ()) -> Table:
 
 def print_prediction(found: Prediction, chip: Gpu, conditions: Conditions) -> None:
     """One call: the answer first, then what limits it, how its tasks fall, and what the answer rests on."""
-    parts = [_title(found, chip), _answer(found, conditions), _pipelines(found), _phases(found.phases)]
-    show(*(part for section in parts for part in (section, "")), _rests_on(found, chip, conditions))
+    sections = (_title(found, chip), _answer(found, conditions), _pipelines(found), _phases(found.phases))
+    for section in sections:
+        show(section, "")
+    show(_rests_on(found, chip, conditions))
 
 
 def _title(found: Prediction, chip: Gpu) -> Text:
@@ -90,7 +97,12 @@ def _answer(found: Prediction, conditions: Conditions) -> Table:
 
 def _pipelines(found: Prediction) -> Table:
     table = plain_table(
-        "pipeline", "limit µs", "busiest SM µs", "of bound", "", right=("limit µs", "busiest SM µs", "of bound")
+        "pipeline",
+        "limit µs",
+        "busiest SM µs",
+        "of bound",
+        "",
+        right=("limit µs", "busiest SM µs", "of bound"),
     )
     busiest = busiest_limits(found.phases)
     for name, limit_s in sorted(found.limits.items(), key=lambda item: -item[1]):
@@ -146,7 +158,10 @@ def _rests_on(found: Prediction, chip: Gpu, conditions: Conditions) -> Table:
     grid.add_column(style="bold")
     grid.add_column()
     cache = cache_word(conditions)
-    grid.add_row("  support", f"{found.support} ({SUPPORT[found.support]})" if found.support in SUPPORT else found.support)
+    grid.add_row(
+        "  support",
+        f"{found.support} ({SUPPORT[found.support]})" if found.support in SUPPORT else found.support,
+    )
     grid.add_row("  predictor", f"{found.predictor}, kernelcast {__version__}")
     grid.add_row("  cache", f"{cache} ({CACHE[cache]})")
     if conditions.without:
@@ -156,24 +171,43 @@ def _rests_on(found: Prediction, chip: Gpu, conditions: Conditions) -> Table:
     return grid
 
 
-def print_calls(columns: Mapping[str, Any], results: Mapping[str, Any], parameters: Sequence[str], most: int) -> None:
-    """The first rows of a table of calls with their results."""
-    numbers = ("row", "predicted µs", "low", "high", "ceiling", "bound")
-    table = plain_table("row", "op", "call", *numbers[1:], "by", "support", right=numbers)
+def print_calls(columns: Mapping[str, Any], results: Mapping[str, Any], most: int) -> None:
+    """The first rows of a table of calls with their results, one line a row."""
+    times = ("predicted", "low", "high", "ceiling", "bound")
     count = len(columns["op"])
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("row", justify="right", no_wrap=True)
+    table.add_column("call", no_wrap=True)
+    for name in times:
+        table.add_column("time µs" if name == "predicted" else name, justify="right", no_wrap=True)
+    table.add_column("by", no_wrap=True)
     for index in range(min(count, most)):
-        given = [(name, columns[name][index]) for name in parameters if name in columns]
-        words = [f"{name}={value_text(_scalar(value))}" for name, value in given if not _empty(value)]
-        times = [results[f"{name}_us"][index] for name in ("predicted", "low", "high", "ceiling", "bound")]
+        values = [results[f"{name}_us"][index] for name in times]
         table.add_row(
             str(index + 1),
-            str(columns["op"][index]),
-            " ".join(words),
-            *("—" if _empty(t) else digits(t) for t in times),
+            cut(call_text(columns, index), CALL_WIDTH),
+            *("—" if is_empty(value) else digits(value) for value in values),
             results["bound_by"][index] or "—",
-            results["support"][index] or "—",
         )
-    show(table, *([f"\nthe first {most} of {count:,} rows; -o FILE writes all"] if count > most else []))
+    supports = Counter(word or "none" for word in results["support"])
+    note = "support: " + ", ".join(f"{number:,} {word}" for word, number in supports.most_common())
+    show(table, "", f"the first {most} of {count:,} rows; -o FILE writes all. {note}" if count > most else note)
+
+
+def cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def call_text(columns: Mapping[str, Any], index: int) -> str:
+    """'gemm m=4096 n=4096 k=4096 bf16': what a row gives of its op's parameters."""
+    op = str(columns["op"][index])
+    words = [op]
+    for name in parameters_of(REGISTRY[op]) if op in REGISTRY else ():
+        value = columns[name][index] if name in columns else None
+        if not is_empty(value):
+            text = value_text(_scalar(value))
+            words.append(text if name in ("dtype", "stack") else f"{name}={text}")
+    return " ".join(words)
 
 
 def _scalar(value: Any) -> Any:
@@ -182,8 +216,8 @@ def _scalar(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _empty(value: Any) -> bool:
+def is_empty(value: Any) -> bool:
     """None, NaN, blank text or a masked cell."""
-    if value is None or type(value).__name__ == "MaskedConstant" or (isinstance(value, str) and not value.strip()):
-        return True
-    return isinstance(value, float) and value != value
+    if isinstance(value, str):
+        return not value.strip()
+    return value is None or value is np.ma.masked or (isinstance(value, float) and math.isnan(value))

@@ -1,0 +1,117 @@
+"""How fast tables are predicted, how cost grows, and how much memory that takes.
+
+`make bench` prints the table; `--check` exits 1 when a promise of the README is broken. Each case runs in a fresh
+process, so that peak memory is its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+PROMISES = {"gemm": 200_000, "mixed": 100_000}  # rows per second at a million rows
+PEAK_MEMORY_BYTES = 2e9
+IMPORT_S, CLI_S = 0.3, 1.0
+
+
+def gemm_table(rows: int, rng: np.random.Generator) -> dict[str, Any]:
+    sides = {side: np.floor(2 ** rng.uniform(4, 14, rows)).astype(np.int64) for side in ("m", "n", "k")}
+    return {"op": np.full(rows, "gemm", dtype=object), **sides}
+
+
+def mixed_table(rows: int, rng: np.random.Generator) -> dict[str, Any]:
+    """Every family in equal parts, parameters around those of its examples."""
+    from kernelcast.kernels import REGISTRY, parameters_of
+
+    picks = [(op, dict(example)) for op, cls in sorted(REGISTRY.items()) for example in cls.examples[:1]]
+    choice = rng.integers(0, len(picks), rows)
+    names = sorted({name for _, example in picks for name in example})
+    table: dict[str, Any] = {"op": np.array([op for op, _ in picks], dtype=object)[choice]}
+    for name in names:
+        column: np.ndarray = np.full(rows, None, dtype=object)
+        for index, (op, example) in enumerate(picks):
+            if name not in example:
+                continue
+            at = choice == index
+            column[at] = _spread(example[name], parameters_of(REGISTRY[op])[name].kind, int(at.sum()), name, rng)
+        words = any(isinstance(example.get(name), str) for _, example in picks)
+        table[name] = column if words else column.astype(np.float64)
+    return table
+
+
+def _spread(value: Any, kind: str, count: int, name: str, rng: np.random.Generator) -> Any:
+    """Sizes that may vary freely vary; those bound to others stay."""
+    free = ("m", "n", "k", "rows", "tokens", "batch", "bytes", "kv_len", "hidden")
+    if kind == "size" and name in free and name != "kv_len":
+        return np.maximum(1, np.floor(value * 2 ** rng.uniform(-3, 1, count)))
+    return value
+
+
+def measure(kind: str, rows: int) -> dict[str, float]:
+    """Predict one table in this process."""
+    import kernelcast as kc
+
+    table = {"gemm": gemm_table, "mixed": mixed_table}[kind](rows, np.random.default_rng(0))
+    kc.predict_table({name: column[:1000] for name, column in table.items()}, "h200_sxm")  # warm up
+    start = time.perf_counter()
+    kc.predict_table(table, "h200_sxm")
+    seconds = time.perf_counter() - start
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {"rows": rows, "seconds": seconds, "rows_per_s": rows / seconds, "peak_bytes": peak}
+
+
+def in_fresh_process(kind: str, rows: int) -> dict[str, float]:
+    command = [sys.executable, __file__, "--one", kind, str(rows)]
+    found: dict[str, float] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return found
+
+
+def wall(command: list[str], repeats: int = 5) -> float:
+    """Median seconds of a command."""
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        subprocess.run(command, check=True, capture_output=True)
+        times.append(time.perf_counter() - start)
+    return float(np.median(times))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--one", nargs=2, metavar=("KIND", "ROWS"), help=argparse.SUPPRESS)
+    parser.add_argument("--check", action="store_true", help="exit 1 when slower than promised")
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(measure(options.one[0], int(options.one[1]))))
+        return 0
+    broken = []
+    print(f"{'table':8} {'rows':>9} {'seconds':>8} {'rows/s':>9} {'peak GB':>8}")
+    for kind, promise in PROMISES.items():
+        for rows in (10_000, 100_000, 1_000_000):
+            found = in_fresh_process(kind, rows)
+            speed, peak = found["rows_per_s"], found["peak_bytes"] / 1e9
+            print(f"{kind:8} {rows:9,} {found['seconds']:8.2f} {speed:9,.0f} {peak:8.2f}")
+        if found["rows_per_s"] < promise or found["peak_bytes"] > PEAK_MEMORY_BYTES:
+            broken.append(f"{kind}: {promise:,} rows/s in 2 GB")
+    bare = wall([sys.executable, "-c", "pass"])
+    imported = wall([sys.executable, "-c", "import kernelcast"]) - bare
+    call = ["kernel", "gemm", "--m", "4096", "--n", "4096", "--k", "4096", "--gpu", "h200_sxm"]
+    cli = wall([sys.executable, "-m", "kernelcast", *call])
+    print(f"import kernelcast: {imported:.3f} s beside Python's own start; one CLI call: {cli:.3f} s")
+    if imported > IMPORT_S or cli > CLI_S:
+        broken.append(f"import in {IMPORT_S} s, CLI in {CLI_S} s")
+    if options.check and broken:
+        print("slower than promised: " + "; ".join(broken), file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
