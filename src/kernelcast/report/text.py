@@ -123,13 +123,18 @@ def busiest_limits(phases: Sequence[Phase]) -> dict[str, float]:
 
 
 def _phases(phases: Sequence[Phase]) -> Table:
-    names = ("kernel", "tile", "tasks", "CTAs/SM", "waves", "tail", "padding", "DRAM", "from L2")
-    repeated = any(phase.launches != 1 for phase in phases)
-    table = plain_table(*names, *(["launches"] if repeated else []), right=(*names[2:], "launches"))
+    """A line a kernel: how its tasks fall onto the SMs."""
+    names = [" #", "tile", "bound µs", "by", "tasks", "CTAs/SM", "waves", "tail", "padding", "DRAM", "in L2"]
+    names += ["launches"] if any(phase.launches != 1 for phase in phases) else []
+    table = plain_table(*names, right=[name for name in names if name not in (" #", "tile", "by")])
+    table.padding, table.pad_edge = (0, 1, 0, 0), True
     for index, phase in enumerate(phases, start=1):
+        by = max(phase.limits, key=lambda name: phase.limits[name], default="")
         cells = (
-            str(index),
+            f" {index}",
             tile_text(phase.tile),
+            micros(phase.limits.get(by, 0.0)),
+            by,
             f"{phase.tasks:,.0f}",
             short_count(phase.ctas_per_sm),
             digits(phase.waves, 3),
@@ -137,8 +142,9 @@ def _phases(phases: Sequence[Phase]) -> Table:
             percent(phase.padding),
             bytes_text(phase.dram_bytes),
             percent(phase.l2_resident),
+            f"{phase.launches:,.0f}",
         )
-        table.add_row(*cells, *([f"{phase.launches:,.0f}"] if repeated else []))
+        table.add_row(*cells[: len(names)])
     return table
 
 
@@ -148,8 +154,9 @@ def short_count(value: float) -> str:
 
 def tile_text(tile: Mapping[str, float]) -> str:
     """'128×256×64, split_k 2': sizes joined, then the rest by name."""
-    sizes = [short_count(value) for name, value in tile.items() if name.startswith("tile_")]
-    rest = [f"{name} {short_count(value)}" for name, value in tile.items() if not name.startswith("tile_")]
+    lengths = ("tile_", "block_")
+    sizes = [short_count(value) for name, value in tile.items() if name.startswith(lengths)]
+    rest = [f"{name} {short_count(value)}" for name, value in tile.items() if not name.startswith(lengths)]
     return ", ".join((["×".join(sizes)] if sizes else []) + rest) or "—"
 
 
