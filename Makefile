@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 
-.PHONY: demo test lint unit bench docs clean
+.PHONY: demo test lint unit bench clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/llama_layer.py
@@ -23,9 +23,6 @@ unit: $(DEV_STAMP)
 
 bench: $(DEV_STAMP)
 	$(BIN)/python benchmarks/predict_table.py
-
-docs: $(STAMP)
-	$(BIN)/python docs/make_reference.py
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("kernelcast needs Python 3.11 or newer, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'

@@ -69,10 +69,14 @@ class TableFile:
         """All of the file's own columns and ``results``, to ``target``; complete or not at all."""
         target = target.resolve()
         part = target.with_name(f".{target.stem}.{os.getpid()}.part{target.suffix}")
-        query = self._joined(results, as_text=target.suffix == ".csv", finite=target.suffix == ".jsonl")
         try:
-            with _plain_errors(target):
-                self.connection.execute(f"COPY ({query}) TO {_text(str(part))} ({_COPY[target.suffix]})")
+            if target.suffix == ".jsonl" and any(_nests_floats(kind) for kind in self.types.values()):
+                with part.open("w", encoding="utf-8") as file:
+                    file.writelines(f"{row}\n" for row in self.json_rows(results))
+            else:
+                query = self._joined(results, as_text=target.suffix == ".csv", finite=target.suffix == ".jsonl")
+                with _plain_errors(target):
+                    self.connection.execute(f"COPY ({query}) TO {_text(str(part))} ({_COPY[target.suffix]})")
             part.replace(target)
         finally:
             part.unlink(missing_ok=True)
@@ -247,6 +251,11 @@ def _encoded(name: str, column: NDArray[Any], into: dict[str, NDArray[Any]]) -> 
     return f"CAST(list_extract([{words}], r.{key} + 1) AS VARCHAR)"
 
 
+def _nests_floats(kind: str) -> bool:
+    """Lists and structs may hide a NaN, which DuckDB would write to JSON as it is."""
+    return kind not in _FLOATS and any(word in kind for word in _FLOATS)
+
+
 def _strict_json(line: str) -> str:
     """NaN inside a nested value becomes null."""
     if "NaN" not in line and "Infinity" not in line:
@@ -278,8 +287,10 @@ def _plain_errors(path: Path) -> Iterator[None]:
 
     try:
         yield
-    except duckdb.InterruptException:
-        raise KeyboardInterrupt from None
+    except (duckdb.InterruptException, RuntimeError) as error:  # DuckDB turns Ctrl-C into either
+        if "interrupt" in str(error).lower():
+            raise KeyboardInterrupt from None
+        raise
     except duckdb.Error as error:
         said = _bad_json_line(path) if "Malformed JSON" in str(error) else ""
         raise KernelcastError(f"{path}: {said or _first_lines(str(error))}") from None

@@ -51,6 +51,13 @@ def test_longest_first_never_above_the_heap(costs: list[int], sms: int) -> None:
     assert float(closed) <= exact * (1 + 1e-9)
     assert exact <= float(closed) * 2
     assert float(rounded) <= float(closed) + shortest / mean + 1e-9
+    if len(costs) <= sms:
+        assert float(rounded) == pytest.approx(exact)
+
+
+def test_fewer_tasks_than_sms_take_the_longest() -> None:
+    # 136 chunks on 142 SMs, the last one of each request shorter: each SM has one, so the longest decides
+    assert longest_first(136, 1.01, 0.79, 128, 142) == 1.01
 
 
 def test_longest_first_is_close_on_causal_tiles() -> None:

@@ -41,6 +41,7 @@ def longest_first(tasks: Number, longest: Number, shortest: Number, longest_coun
     """
     grain = np.maximum(shortest, 1e-9)
     shared = grain * np.ceil(np.asarray(tasks, dtype=np.float64) / (sms * grain) - 1e-9)
+    shared = np.where(np.asarray(tasks) > sms, shared, 0.0)  # else no SM has two
     long = longest * np.ceil(np.asarray(longest_count, dtype=np.float64) / sms)
     return np.where(np.asarray(tasks) > 0, np.maximum(shared, np.maximum(long, longest)), 0.0)
 
