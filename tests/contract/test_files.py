@@ -384,8 +384,8 @@ def test_ctrl_c_while_writing_leaves_nothing(tmp_path: Path) -> None:
     while not list(tmp_path.glob(".out.*")) and process.poll() is None:
         time.sleep(0.002)
     process.send_signal(signal.SIGINT)
-    said = process.communicate(timeout=60)
-    assert (process.returncode, *said) == (130, "", "")
+    out_text, err = process.communicate(timeout=60)
+    assert (process.returncode, out_text, err.strip()) == (130, "", "")
     assert [path.name for path in tmp_path.iterdir()] == ["in.parquet"]
 
 

@@ -12,7 +12,7 @@ import typer
 
 from kernelcast._version import __version__
 from kernelcast.cli import gpus, kernel, kernels, ops
-from kernelcast.cli.commands import CommandGroup
+from kernelcast.cli.commands import CommandGroup, with_examples
 from kernelcast.cli.errors import UsageError, usage_text
 from kernelcast.errors import KernelcastError
 
@@ -38,8 +38,10 @@ def _root(
 
 
 def build() -> typer.Typer:
-    app = typer.Typer(cls=CommandGroup, add_completion=False, invoke_without_command=True)
-    app.callback(epilog="Example:\n\n  kernelcast kernel gemm --m 4096 --n 4096 --k 4096 --gpu h200_sxm")(_root)
+    example = "kernelcast kernel gemm --m 4096 --n 4096 --k 4096 --gpu h200_sxm"
+    group = with_examples(CommandGroup, example)
+    app = typer.Typer(cls=group, add_completion=False, invoke_without_command=True)
+    app.callback()(_root)
     for module in COMMANDS:
         module.register(app)
     return app

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from typer.core import TyperCommand, TyperGroup
 
 from kernelcast.errors import unknown
 
+AnyCommand = TypeVar("AnyCommand", bound="Examples")
 _TRUE, _FALSE = ("true", "yes", "1", "on"), ("false", "no", "0", "off")
 
 
-class Command(TyperCommand):
+class Examples:
+    """Commands to try at the end of a help page, as they are: Typer would wrap them."""
+
+    examples: tuple[str, ...] = ()
+    help: str | None
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        paragraphs = (self.help or "").split("\n\n")
+        self.help = "\n\n".join(" ".join(text.split()) for text in paragraphs)  # the terminal breaks lines
+        super().format_help(ctx, formatter)  # type: ignore[misc]
+        lines = "\n".join(self.examples).replace("\n", "\n  ")
+        formatter.write(f" Example:\n\n  {lines}\n" if lines else "")
+
+
+class Command(Examples, TyperCommand):
     """Takes --kv_heads for --kv-heads, and --causal true for --causal."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -19,7 +34,7 @@ class Command(TyperCommand):
         return super().parse_args(ctx, tidy(args, switches))
 
 
-class CommandGroup(TyperGroup):
+class CommandGroup(Examples, TyperGroup):
     """Says 'unknown command' with the nearest names."""
 
     kind = "command"
@@ -31,6 +46,11 @@ class CommandGroup(TyperGroup):
         if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
             raise unknown(self.kind, args[0], self.list_commands(ctx))
         return super().resolve_command(ctx, args)
+
+
+def with_examples(base: type[AnyCommand], *lines: str) -> type[AnyCommand]:
+    """``base`` for a command with these examples."""
+    return type(base.__name__, (base,), {"examples": lines})
 
 
 def tidy(args: list[str], switches: dict[str, str]) -> list[str]:

@@ -7,16 +7,16 @@ from typing import Annotated
 
 import typer
 
-from kernelcast.cli.commands import Command
-from kernelcast.cli.options import Changes, Json, chosen_gpu, epilog
+from kernelcast.cli.commands import Command, with_examples
+from kernelcast.cli.options import Changes, Json, chosen_gpu
 from kernelcast.hardware import Gpu, gpu, gpu_ids
 from kernelcast.report import json as as_json
 
 
 def register(app: typer.Typer) -> None:
-    app.command("gpus", cls=Command, epilog=epilog("kernelcast gpus --json"))(list_gpus)
-    examples = epilog("kernelcast gpu h200_sxm", "kernelcast gpu h200_sxm --set dram_bytes_per_s=7e12")
-    app.command("gpu", cls=Command, epilog=examples)(show_gpu)
+    app.command("gpus", cls=with_examples(Command, "kernelcast gpus --json"))(list_gpus)
+    examples = ("kernelcast gpu h200_sxm", "kernelcast gpu h200_sxm --set dram_bytes_per_s=7e12")
+    app.command("gpu", cls=with_examples(Command, *examples))(show_gpu)
 
 
 def list_gpus(json: Json = False) -> None:

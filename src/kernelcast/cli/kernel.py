@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kernelcast.cli.commands import Command, CommandGroup
+from kernelcast.cli.commands import Command, CommandGroup, with_examples
 from kernelcast.cli.options import (
     Cache,
     Changes,
@@ -19,7 +19,6 @@ from kernelcast.cli.options import (
     Without,
     chosen_conditions,
     chosen_gpu,
-    epilog,
     parse_number,
 )
 from kernelcast.errors import KernelcastError
@@ -53,8 +52,8 @@ class OpGroup(CommandGroup):
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(cls=OpGroup, invoke_without_command=True)
-    group.callback(epilog=epilog(*example_lines(REGISTRY["gemm"])))(_kernel)
+    group = typer.Typer(cls=with_examples(OpGroup, *example_lines(REGISTRY["gemm"])), invoke_without_command=True)
+    group.callback()(_kernel)
     app.add_typer(group, name="kernel")
 
 
@@ -68,7 +67,7 @@ def op_command(cls: type[Kernel]) -> Any:
     """The Typer command of one op."""
     app = typer.Typer(add_completion=False)
     text = _escaped(as_json.doc_text(cls))
-    app.command(cls.op, cls=Command, help=text, epilog=epilog(*example_lines(cls)))(_function(cls))
+    app.command(cls.op, cls=with_examples(Command, *example_lines(cls)), help=text)(_function(cls))
     return typer.main.get_command(app)
 
 
@@ -159,7 +158,7 @@ def _folded(options: list[str], op: str) -> str:
         if len(lines[-1]) + len(option) > EXAMPLE_WIDTH:
             lines.append("   ")
         lines[-1] += f" {option}"
-    return " \\\n  ".join(lines)
+    return " \\\n".join(lines)
 
 
 def _escaped(text: str) -> str:

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from kernelcast.cli.commands import Command
-from kernelcast.cli.options import Cache, Changes, Json, Without, chosen_conditions, chosen_gpu, epilog
+from kernelcast.cli.commands import Command, with_examples
+from kernelcast.cli.options import Cache, Changes, Json, Without, chosen_conditions, chosen_gpu
 from kernelcast.errors import KernelcastError
 from kernelcast.files import TableFile, check_target, open_table
 from kernelcast.hardware import Gpu
@@ -21,11 +21,11 @@ PREVIEW_ROWS = 20
 
 
 def register(app: typer.Typer) -> None:
-    examples = epilog(
+    examples = (
         "printf 'op,m,n,k,dtype\\ngemm,4096,4096,4096,bf16\\n' > calls.csv",
         "kernelcast kernels calls.csv --gpu h200_sxm -o times.csv",
     )
-    app.command("kernels", cls=Command, epilog=examples)(predict_file)
+    app.command("kernels", cls=with_examples(Command, *examples))(predict_file)
 
 
 def predict_file(

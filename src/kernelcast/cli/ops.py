@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import typer
 
-from kernelcast.cli.commands import Command
-from kernelcast.cli.options import Json, epilog
+from kernelcast.cli.commands import Command, with_examples
+from kernelcast.cli.options import Json
 from kernelcast.kernels import REGISTRY
 from kernelcast.report import json as as_json
 
 
 def register(app: typer.Typer) -> None:
-    app.command("ops", cls=Command, epilog=epilog("kernelcast ops --json"))(list_ops)
+    app.command("ops", cls=with_examples(Command, "kernelcast ops --json"))(list_ops)
 
 
 def list_ops(json: Json = False) -> None:

@@ -38,11 +38,6 @@ Cache = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 
-def epilog(*examples: str) -> str:
-    """The end of a help page: commands to try."""
-    return "Example:\n\n" + "\n\n".join(f"  {line}" for line in examples)
-
-
 def parse_changes(pairs: Sequence[str] | None) -> dict[str, float]:
     """``--set dram_bytes_per_s=7e12`` as names and numbers."""
     changes: dict[str, float] = {}
