@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.efficiency import estimate
-from kernelcast.errors import KernelcastError
+from kernelcast.errors import KernelcastError, unknown
 from kernelcast.hardware import Gpu, gpu
 from kernelcast.kernels.base import Calls, Kernel, columns_of, parameters_of
 from kernelcast.kernels.work import Array
@@ -36,6 +36,11 @@ class Conditions:
     def __post_init__(self) -> None:
         if not self.rotation >= 1:
             raise KernelcastError(f"rotation must be 1 or more, not {self.rotation!r}")
+        for name in self.without:
+            if name not in PIPELINES:
+                raise unknown("limit", name, PIPELINES)
+        if set(self.without) >= set(PIPELINES):
+            raise KernelcastError("every limit is left out: nothing is left to predict from")
 
 
 DEFAULT = Conditions()
@@ -80,6 +85,7 @@ class Phase:
     tail: float  # share of SM time idle because tasks do not divide evenly
     padding: float  # share of the arithmetic that is padding
     launches: float
+    useful_flops: float
     dram_bytes: float
     l2_resident: float
     limits: Mapping[str, float]
@@ -223,6 +229,7 @@ def _phase(phase: Analysis, i: int) -> Phase:
         tail=float(phase.tail[i]),
         padding=float(phase.padding[i]),
         launches=float(phase.launches[i]),
+        useful_flops=float(phase.useful_flops[i]),
         dram_bytes=float(phase.dram_bytes[i]),
         l2_resident=float(phase.resident_share[i]),
         limits=_named(phase.limits[:, i]),

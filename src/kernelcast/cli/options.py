@@ -66,11 +66,6 @@ def chosen_gpu(name: str, changes: Sequence[str] | None) -> Gpu:
 
 def chosen_conditions(without: Sequence[str] | None, cache: str) -> Conditions:
     names = [name for text in without or () for name in text.split(",")]
-    for name in names:
-        if name not in PIPELINES:
-            raise unknown("limit", name, PIPELINES)
-    if set(names) == set(PIPELINES):
-        raise KernelcastError("--without leaves no limit; keep at least one")
     if cache not in ROTATIONS:
         raise unknown("cache", cache, ROTATIONS)
     return Conditions(rotation=ROTATIONS[cache], without=tuple(dict.fromkeys(names)))

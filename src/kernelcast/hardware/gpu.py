@@ -131,9 +131,9 @@ class Gpu:
             elif name not in NUMBERS:
                 raise unknown("GPU field", name, [*NUMBERS, *(f"{t}.<dtype>" for t in RATE_TABLES)])
             else:
-                if name in INTEGERS and isinstance(value, float) and value.is_integer():
-                    value = int(value)
-                values[name] = value
+                if name in INTEGERS and float(value) != int(value):
+                    raise KernelcastError(f"{name} must be a whole number, not {value!r}")
+                values[name] = int(value) if name in INTEGERS else value
         sources = {**self.sources, **dict.fromkeys(changes, "what-if")}
         return dataclasses.replace(self, **values, sources=sources, changes={**self.changes, **changes})
 

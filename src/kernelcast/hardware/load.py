@@ -73,9 +73,7 @@ def load_gpu(path: Path) -> Gpu:
     missing = [k for k in _REQUIRED_TEXT if k not in values]
     missing += [k for k in _required_numbers() if k not in values]
     if missing:
-        raise KernelcastError(
-            f'{path}: missing {", ".join(missing)} (give them, or a base = "…" that has them)'
-        )
+        raise KernelcastError(f'{path}: missing {", ".join(missing)} (give them, or a base = "…" that has them)')
     return Gpu(id=path.stem, sources=sources, **values)
 
 
@@ -133,7 +131,5 @@ def _sourced(path: Path, name: str, entry: object, keys: Mapping[str, str]) -> t
     if not isinstance(entry, list):
         return entry, f"{path.name}, no source given"
     if len(entry) != 2 or entry[1] not in keys:
-        raise KernelcastError(
-            f"{path}: {name} = [number, source], where source is a key of [sources], not {entry!r}"
-        )
+        raise KernelcastError(f"{path}: {name} = [number, source], where source is a key of [sources], not {entry!r}")
     return entry[0], keys[entry[1]]

@@ -68,7 +68,8 @@ class Parameter:
         if self.kind != "real" and number != int(number):
             raise KernelcastError(f"{self.name} must be a whole number, not {value!r}")
         if not self.low <= number <= self.high:
-            raise KernelcastError(f"{self.name} must be from {self.low:g} to {self.high:g}, not {value!r}")
+            low, high = (f"{x:,.0f}" if x == int(x) and x < 1e16 else f"{x:g}" for x in (self.low, self.high))
+            raise KernelcastError(f"{self.name} must be from {low} to {high}, not {value!r}")
         return number
 
 

@@ -18,6 +18,7 @@ from kernelcast.kernels.dtypes import DType, matmul_pipe
 from kernelcast.kernels.work import Array, Phases, Work, ceil_div
 
 SOFTMAX_FLOPS = 8.0  # per score: scale, running max, subtract, sum, rescale, convert (FlashAttention-2, alg. 1)
+LOAD_MARGIN = 1.1  # FlashAttention-3 splits a request that has more than 1.1 times an SM's mean share
 MIN_CHUNK_TOKENS = 256.0  # shorter splits cost more in merging than they win
 
 
@@ -28,22 +29,24 @@ class Backend:
     query_tiles: tuple[int, ...]
     packs_up_to: float  # queries per request up to which heads of one group share a tile
     split_ctas_per_sm: float  # CTAs per SM that splitting the keys aims at
+    split_by_load: bool  # split a request that is longer than an SM's share, rather than when SMs are left over
     threads: int
     rows_per_read: float  # query rows that share one read of K and V from shared memory
     stages: int
 
 
-# FlashInfer: scheduler.cuh picks 16, 64 or 128 packed rows and splits for two CTAs an SM. FlashAttention 2 and 3:
-# flash_fwd_launch_template.h, tile_size.h; num_splits_heuristic fills the SMs once. cuDNN, TensorRT-LLM and FA4 on
-# Blackwell: two tiles of 128 rows in flight. Triton: the serving engines' own kernels.
+# FlashInfer: scheduler.cuh picks 16, 64 or 128 packed rows and splits for two CTAs an SM. FlashAttention 2:
+# flash_fwd_launch_template.h; num_splits_heuristic fills the SMs once. FlashAttention 3: tile_size.h, and the dynamic
+# splits of flash_prepare_scheduler.cu. cuDNN, TensorRT-LLM and FA4 on Blackwell: two tiles of 128 rows in flight.
+# Triton: the serving engines' own kernels.
 BACKENDS = {
-    "fa2": Backend((64, 128), 1, 1, 128, 32, 1),
-    "fa3": Backend((64, 128), 64, 1, 384, 64, 2),
-    "fa4": Backend((128, 256), 128, 1, 384, 128, 2),
-    "flashinfer": Backend((16, 64, 128), np.inf, 2, 128, 32, 1),
-    "cudnn": Backend((64, 128), 1, 1, 384, 64, 2),
-    "trtllm": Backend((16, 64, 128), np.inf, 1, 384, 64, 2),
-    "triton": Backend((16, 64, 128), np.inf, 1, 128, 32, 2),
+    "fa2": Backend((64, 128), 1, 1, False, 128, 32, 1),
+    "fa3": Backend((64, 128), 64, 1, True, 384, 64, 2),
+    "fa4": Backend((128, 256), 128, 1, True, 384, 128, 2),
+    "flashinfer": Backend((16, 64, 128), np.inf, 2, False, 128, 32, 1),
+    "cudnn": Backend((64, 128), 1, 1, False, 384, 64, 2),
+    "trtllm": Backend((16, 64, 128), np.inf, 1, True, 384, 64, 2),
+    "triton": Backend((16, 64, 128), np.inf, 1, False, 128, 32, 2),
 }
 
 
@@ -286,8 +289,13 @@ def _plan(
     shape = (each(group), each(tile_q), each(tile_kv), each(causal), each(window))
     tiles = ceil_div(requests.queries * each(group), each(tile_q))
     walk, first_walk = _walks(requests, *shape)
+    steps = requests.total(kv_steps(requests.queries, requests.keys, *shape)) * lanes
     slots = backend.split_ctas_per_sm * gpu.sm_count
-    chunk = _chunk(requests, tiles, walk, lanes, slots, np.ceil(MIN_CHUNK_TOKENS / tile_kv))
+    least = np.ceil(MIN_CHUNK_TOKENS / tile_kv)
+    if backend.split_by_load:
+        chunk = np.minimum(requests.most(walk), np.maximum(least, np.ceil(LOAD_MARGIN * steps / slots)))
+    else:
+        chunk = _filling_chunk(requests, tiles, walk, lanes, slots, least)
     splits = ceil_div(walk, each(chunk))
     longest = np.minimum(requests.most(walk), chunk)
     alike = (each(causal) == 0) | (each(window) > 0)  # else only the last tile under the mask walks it all
@@ -295,7 +303,7 @@ def _plan(
     return _Plan(
         tile_q=tile_q,
         tile_kv=tile_kv,
-        steps=requests.total(kv_steps(requests.queries, requests.keys, *shape)) * lanes,
+        steps=steps,
         tasks=requests.total(tiles * splits) * lanes,
         splits=requests.most(splits),
         longest=longest,
@@ -338,7 +346,7 @@ def _walks(
     return longest, np.where(causal > 0, np.minimum(longest, first), longest)
 
 
-def _chunk(requests: Requests, tiles: Array, walk: Array, lanes: Array, slots: float, least: Array) -> Array:
+def _filling_chunk(requests: Requests, tiles: Array, walk: Array, lanes: Array, slots: float, least: Array) -> Array:
     """KV tiles a task may take so that tasks just fill ``slots`` CTAs: the smallest that does, by bisection."""
     high = requests.most(walk)
     low = np.minimum(least, high)

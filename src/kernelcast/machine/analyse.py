@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelcast.errors import unknown
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.work import Array, Number, Work
 from kernelcast.machine.limits import LIMITS, PER_SM, dram_bytes, resident_share
@@ -81,9 +80,6 @@ def analyse(
     keep: int = 1,
 ) -> tuple[Analysis, ...]:
     """The ``keep`` best candidates of each call, best first."""
-    for name in without:
-        if name not in LIMITS:
-            raise unknown("limit", name, LIMITS)
     shape = work.shape
     busiest = busiest_share(work, gpu.sm_count)
     even = np.asarray(work.tasks) / gpu.sm_count

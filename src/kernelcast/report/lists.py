@@ -12,7 +12,7 @@ from rich.text import Text
 from kernelcast.hardware import Gpu
 from kernelcast.kernels import Kernel, parameters_of
 from kernelcast.report.json import derived_peaks, first_paragraph
-from kernelcast.report.text import cut, plain_table, show
+from kernelcast.report.text import WIDTH, console, cut, plain_table, show
 from kernelcast.report.units import field_text
 
 _HIDDEN = ("id", "name", "aliases", "sources", "changes")
@@ -23,13 +23,14 @@ def print_gpus(chips: Iterable[Gpu]) -> None:
     """The catalogue, one line a GPU."""
     numbers = ("SMs", "GiB", "TB/s", "bf16", "fp16", "fp8", "link", "W")
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    for name in ("id", "name", "arch", *numbers):
+    named = console().width >= WIDTH  # the id says it too
+    for name in ("id", *(["name"] if named else []), "arch", *numbers):
         table.add_column(name, justify="right" if name in numbers else "left", no_wrap=True)
     for chip in chips:
         peaks = [chip.tensor_flops_per_s(dtype) / 1e12 for dtype in ("bf16", "fp16", "fp8")]
         table.add_row(
             Text(chip.id, "bold cyan"),
-            _short_name(chip),
+            *([_short_name(chip)] if named else []),
             chip.architecture,
             str(chip.sm_count),
             f"{chip.dram_bytes / 2**30:.0f}",

@@ -123,29 +123,43 @@ def busiest_limits(phases: Sequence[Phase]) -> dict[str, float]:
 
 
 def _phases(phases: Sequence[Phase]) -> Table:
-    """A line a kernel: how its tasks fall onto the SMs."""
-    names = [" #", "tile", "bound µs", "by", "tasks", "CTAs/SM", "waves", "tail", "padding", "DRAM", "in L2"]
-    names += ["launches"] if any(phase.launches != 1 for phase in phases) else []
-    table = plain_table(*names, right=[name for name in names if name not in (" #", "tile", "by")])
+    """How the tasks of each kernel fall onto the SMs: a line a kernel, or a column where that is too wide."""
+    rows = [_phase_cells(index, phase) for index, phase in enumerate(phases, start=1)]
+    names = [
+        name for name in (rows[0] if rows else ()) if name != "launches" or any(phase.launches != 1 for phase in phases)
+    ]
+    words = (" #", "tile", "by")
+    if console().width < WIDTH:
+        heads = [row[" #"] for row in rows]
+        table = plain_table("kernel", *heads, right=heads)
+        for column in table.columns[1:]:
+            column.no_wrap = False
+        for name in names[1:]:
+            table.add_row(name, *(row[name] for row in rows))
+        return table
+    table = plain_table(*names, right=[name for name in names if name not in words])
     table.padding, table.pad_edge = (0, 1, 0, 0), True
-    for index, phase in enumerate(phases, start=1):
-        by = max(phase.limits, key=lambda name: phase.limits[name], default="")
-        cells = (
-            f" {index}",
-            tile_text(phase.tile),
-            micros(phase.limits.get(by, 0.0)),
-            by,
-            f"{phase.tasks:,.0f}",
-            short_count(phase.ctas_per_sm),
-            digits(phase.waves, 3),
-            percent(phase.tail),
-            percent(phase.padding),
-            bytes_text(phase.dram_bytes),
-            percent(phase.l2_resident),
-            f"{phase.launches:,.0f}",
-        )
-        table.add_row(*cells[: len(names)])
+    for row in rows:
+        table.add_row(*(row[name] for name in names))
     return table
+
+
+def _phase_cells(index: int, phase: Phase) -> dict[str, str]:
+    by = max(phase.limits, key=lambda name: phase.limits[name], default="")
+    return {
+        " #": f" {index}",
+        "tile": tile_text(phase.tile),
+        "bound µs": micros(phase.limits.get(by, 0.0)),
+        "by": by,
+        "tasks": f"{phase.tasks:,.0f}",
+        "CTAs/SM": short_count(phase.ctas_per_sm),
+        "waves": digits(phase.waves, 3),
+        "tail": percent(phase.tail),
+        "padding": percent(phase.padding),
+        "DRAM": bytes_text(phase.dram_bytes),
+        "in L2": percent(phase.l2_resident),
+        "launches": f"{phase.launches:,.0f}",
+    }
 
 
 def short_count(value: float) -> str:
