@@ -29,7 +29,7 @@ def layer(tokens: int, batch: int, context: int) -> dict[str, kc.Kernel]:
         ),
         "out GEMM": kc.kernel("gemm", m=tokens, n=HIDDEN, k=Q_HEADS * HEAD_DIM),
         "second norm": kc.kernel("rmsnorm", rows=tokens, cols=HIDDEN, residual=True),
-        "gate-up GEMM": kc.kernel("gemm", m=tokens, n=2 * INTER, k=HIDDEN),
+        "gate-up": kc.kernel("gemm", m=tokens, n=2 * INTER, k=HIDDEN),
         "SiLU x up": kc.kernel("silu_mul", rows=tokens, cols=INTER),
         "down GEMM": kc.kernel("gemm", m=tokens, n=HIDDEN, k=INTER),
     }  # fmt: skip

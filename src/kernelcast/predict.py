@@ -40,7 +40,7 @@ class Conditions:
             if name not in PIPELINES:
                 raise unknown("limit", name, PIPELINES)
         if set(self.without) >= set(PIPELINES):
-            raise KernelcastError("every limit is left out: nothing is left to predict from")
+            raise KernelcastError("every limit is left out; keep at least one")
 
 
 DEFAULT = Conditions()
