@@ -105,7 +105,7 @@ def predict_columns(
     times = {name: np.full(count, np.nan) for name in OUTPUT if name.endswith("_us")}
     words: dict[str, NDArray[Any]] = {name: np.full(count, None, dtype=object) for name in ("bound_by", "support")}
     bad = BadRows()
-    for kernel, place, rows, calls in _groups(columns, chip, count, bad):
+    for kernel, place, rows, calls in grouped(columns, chip, bad):
         try:
             found = predict_calls(kernel, calls, place, conditions)
         except KernelcastError as error:  # the whole group asks for what the GPU lacks
@@ -123,12 +123,11 @@ def predict_columns(
     return {name: times[name] if name in times else words[name] for name in OUTPUT}, bad
 
 
-def _groups(
-    columns: Mapping[str, NDArray[Any]], chip: Gpu | None, count: int, bad: BadRows
+def grouped(
+    columns: Mapping[str, NDArray[Any]], chip: Gpu | None, bad: BadRows
 ) -> Iterator[tuple[type[Kernel], Gpu, Rows, Calls]]:
-    """Good rows by op, GPU and choices."""
-    everything = np.arange(count)
-    for op, rows in _split(columns["op"], everything):
+    """Good rows by op, GPU and choices; ``chip`` stands in for a column gpu. What is wrong goes to ``bad``."""
+    for op, rows in _split(columns["op"], np.arange(len(columns["op"]))):
         try:
             kernel = kernel_class("" if op is None else str(op))
         except KernelcastError as error:

@@ -42,6 +42,8 @@ def test_ranks_hold_their_share() -> None:
     assert cut.inter[0] == whole.inter[0] / 2
     assert cut.experts[0] == 2
     assert cut.pairs[0] == whole.pairs[0] / 4
+    assert cut.around[0] == cut.pairs[0]
+    assert layer(tokens=1024, ep=4, backend="triton").around[0] == whole.pairs[0]
 
 
 def test_skew_leaves_experts_idle_and_fills_others() -> None:

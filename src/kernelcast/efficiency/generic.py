@@ -37,20 +37,37 @@ class Estimate:
 def estimate(phases: Sequence[Analysis], target: Gpu) -> Estimate:
     """Add up the phases of each call."""
     shares = sustained_shares(target)
-    start = target.sustained_launch_s or sibling_mean("sustained_launch_s", target)
-    time = np.zeros(1)
+    time = np.sum(phase_times(phases, target), axis=0)
     ceiling = np.zeros(1)
-    bound = np.zeros(1)
+    bound = np.sum([phase.bound for phase in phases], axis=0)
+    for phase in phases:
+        best = phase.limits / shares
+        best[_LAUNCH] = 0.0
+        ceiling = ceiling + _floor(phase, target) + np.max(best, axis=0)
+    return Estimate(time_s=time, low_s=np.maximum(bound, time * LOW), high_s=time * HIGH, ceiling_s=ceiling)
+
+
+def phase_times(phases: Sequence[Analysis], target: Gpu) -> list[Array]:
+    """Seconds of each phase, from the busiest SM's limits."""
+    shares = sustained_shares(target)
+    times = []
     for phase in phases:
         busy = phase.busiest_limits / shares
         busy[_DRAM] += phase.refetched_bytes / (target.dram_bytes_per_s * shares[_DRAM, 0])
-        best = phase.limits / shares
-        floor = np.where(phase.limits[_LAUNCH] > 0, np.maximum(phase.limits[_LAUNCH], start * phase.launches), 0.0)
-        busy[_LAUNCH] = best[_LAUNCH] = 0.0
-        time = time + floor + overlapped(busy)
-        ceiling = ceiling + floor + np.max(best, axis=0)
-        bound = bound + phase.bound
-    return Estimate(time_s=time, low_s=np.maximum(bound, time * LOW), high_s=time * HIGH, ceiling_s=ceiling)
+        busy[_LAUNCH] = 0.0
+        times.append(_floor(phase, target) + overlapped(busy))
+    return times
+
+
+def _floor(phase: Analysis, target: Gpu) -> Array:
+    """What a kernel takes with next to nothing to do; nothing where the launch limit is left out."""
+    floor = phase.limits[_LAUNCH]
+    return np.where(floor > 0, np.maximum(floor, sustained_start_s(target) * phase.launches), 0.0)
+
+
+def sustained_start_s(target: Gpu) -> float:
+    """What the smallest GEMMs take on this GPU."""
+    return target.sustained_launch_s or sibling_mean("sustained_launch_s", target)
 
 
 def sustained_shares(target: Gpu) -> Array:

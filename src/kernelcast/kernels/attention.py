@@ -18,8 +18,9 @@ from kernelcast.kernels.flash import (
     default_backend,
     flash_phases,
     length_conflicts,
+    length_hints,
 )
-from kernelcast.kernels.work import Phases
+from kernelcast.kernels.work import Array, Phases
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,19 +70,20 @@ class Attention(Kernel):
         return length_conflicts(calls, cls.op)
 
     @classmethod
+    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+        window = calls.given("window", 0.0)
+        found = length_hints(calls, _heads(calls))
+        paged = (calls.given("page_size", 0.0) > 0) * 1.0
+        return found | {"window": np.where(window > 0, np.log2(window + 1), 0.0), "paged": paged}
+
+    @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Phases:
         kind = dtype(calls.choice("dtype"))
         kv_bytes = dtype(calls.choice("kv_dtype") or kind.name).act_bytes
-        heads = Heads(
-            queries=calls["q_heads"],
-            kv=calls.given("kv_heads", calls["q_heads"]),
-            qk_dim=calls["head_dim"],
-            v_dim=calls["head_dim"],
-        )
         return flash_phases(
             gpu,
             Requests.of(calls),
-            heads,
+            _heads(calls),
             kind,
             kv_bytes,
             calls.choice("backend") or default_backend(gpu),
@@ -89,3 +91,12 @@ class Attention(Kernel):
             calls.given("window", 0.0),
             calls.given("page_size", 0.0) > 0,
         )
+
+
+def _heads(calls: Calls) -> Heads:
+    return Heads(
+        queries=calls["q_heads"],
+        kv=calls.given("kv_heads", calls["q_heads"]),
+        qk_dim=calls["head_dim"],
+        v_dim=calls["head_dim"],
+    )

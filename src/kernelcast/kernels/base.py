@@ -164,6 +164,7 @@ class Kernel:
     """One kernel call. Subclasses add parameters; construction validates every one."""
 
     op: ClassVar[str] = ""
+    family: ClassVar[str] = ""  # ops whose efficiency is learned together; "": the op alone
     dtypes: ClassVar[tuple[str, ...]] = tuple(DTYPES)
     examples: ClassVar[tuple[Mapping[str, Any], ...]] = ()
     parameters: ClassVar[Mapping[str, Parameter]] = {}
@@ -176,6 +177,7 @@ class Kernel:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if cls.__dict__.get("op"):
+            cls.family = cls.family or cls.op
             REGISTRY[cls.op] = cls
 
     def __post_init__(self) -> None:
@@ -190,6 +192,13 @@ class Kernel:
     def conflicts(cls, calls: Calls) -> list[tuple[NDArray[np.bool_], str]]:
         """Rules between parameters: (mask of the calls that break it, what is wrong). Only broken ones."""
         return []
+
+    @classmethod
+    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+        """Features of shape for the learned efficiency, beside the machine's; without units. May be overridden."""
+        specs = parameters_of(cls).values()
+        sizes = {f"log_{p.name}": np.log2(calls[p.name] + 1) for p in specs if p.kind == "size" and p.required}
+        return sizes | {p.name: calls[p.name] for p in specs if p.kind == "flag"}
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Phases:

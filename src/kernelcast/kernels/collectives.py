@@ -80,6 +80,7 @@ class Message:
 class _Collective(Kernel):
     """Parameters of every collective."""
 
+    family: ClassVar[str] = "collective"
     dtypes: ClassVar[tuple[str, ...]] = _DTYPES
     examples: ClassVar[tuple[dict[str, Any], ...]] = (
         {"bytes": 2**24, "world": 8},

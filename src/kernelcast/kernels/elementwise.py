@@ -36,6 +36,7 @@ class Cost:
 class _Elementwise(Kernel):
     """PyTorch's vectorised element-wise kernel: the tensors as one long vector, cut over CTAs."""
 
+    family: ClassVar[str] = "memory"
     dtypes: ClassVar[tuple[str, ...]] = VECTOR_DTYPES
     examples: ClassVar[tuple[dict[str, Any], ...]] = ({"rows": 4096, "cols": 4096},)
     cost: ClassVar[Cost]

@@ -24,6 +24,7 @@ class Embedding(Kernel):
     Repeated tokens find their row in L2, so at most min(tokens, vocab) rows are streamed.
     """
 
+    family: ClassVar[str] = "memory"
     op: ClassVar[str] = "embedding"
     dtypes: ClassVar[tuple[str, ...]] = VECTOR_DTYPES
     examples: ClassVar[tuple[dict[str, Any], ...]] = ({"tokens": 4096, "hidden": 4096, "vocab": 128256},)

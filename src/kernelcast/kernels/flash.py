@@ -92,6 +92,40 @@ class Requests:
         return values if self.starts is None else values[self.call]
 
 
+@dataclass(frozen=True)
+class Heads:
+    """Head counts and sizes, one entry a call. ``shared_where``: V is a part of K (MLA's latent)."""
+
+    queries: Array
+    kv: Array
+    qk_dim: Array
+    v_dim: Array
+    shared_where: NDArray[np.bool_] | bool = False
+
+    @property
+    def kv_dim(self) -> Array:
+        """Numbers a KV head stores for a token."""
+        return self.qk_dim + np.where(self.shared_where, 0.0, self.v_dim)
+
+
+def length_hints(calls: Calls, heads: Heads) -> dict[str, Array]:
+    """Shape of a batch, equal or ragged: how many, how long, how unequal."""
+    requests = Requests.of(calls)
+    count = requests.total(np.ones_like(requests.queries))
+    mean_keys = requests.total(requests.keys) / count
+    return {
+        "log_requests": np.log2(count),
+        "log_queries": np.log2(requests.total(requests.queries) / count),
+        "log_keys": np.log2(mean_keys),
+        "longest_keys": np.log2(requests.most(requests.keys) / mean_keys),
+        "cached": 1 - requests.total(requests.queries) / requests.total(requests.keys),
+        "log_q_heads": np.log2(heads.queries),
+        "log_kv_heads": np.log2(heads.kv),
+        "log_qk_dim": np.log2(heads.qk_dim),
+        "causal": calls["causal"],
+    }
+
+
 def length_conflicts(calls: Calls, op: str) -> list[tuple[NDArray[np.bool_], str]]:
     """Either batch, q_len, kv_len or q_lens and kv_lens, and queries that end where the keys end."""
     every = np.ones(calls.count, dtype=bool)
@@ -180,22 +214,6 @@ def visible_pairs(queries: Array, keys: Array, causal: Array, window: Array) -> 
     return np.where(causal > 0, seen, queries * keys)
 
 
-@dataclass(frozen=True)
-class Heads:
-    """Head counts and sizes, one entry a call. ``shared_where``: V is a part of K (MLA's latent)."""
-
-    queries: Array
-    kv: Array
-    qk_dim: Array
-    v_dim: Array
-    shared_where: NDArray[np.bool_] | bool = False
-
-    @property
-    def kv_dim(self) -> Array:
-        """Numbers a KV head stores for a token."""
-        return self.qk_dim + np.where(self.shared_where, 0.0, self.v_dim)
-
-
 def flash_phases(
     gpu: Gpu,
     requests: Requests,
@@ -230,7 +248,7 @@ def flash_phases(
         tensor_flops=flops if pipe == "tensor" else 0.0,
         tensor_dtype=kind.math,
         fma_flops=scores * SOFTMAX_FLOPS + mean_steps * tile_q * heads.v_dim * 2 + (flops if pipe == "fma" else 0.0),
-        xu_ops=scores,
+        xu_ops=scores * _hardware_exponentials(gpu),
         smem_bytes=mean_steps * tile_kv * heads.kv_dim * kv_bytes * (1 + np.maximum(1, tile_q / backend.rows_per_read)),
         l2_bytes=mean_steps * tile_kv * heads.kv_dim * kv_bytes
         + tile_q * (heads.qk_dim * kind.act_bytes + heads.v_dim * np.where(plan.splits > 1, 4.0, kind.out_bytes)),
@@ -358,6 +376,11 @@ def _filling_chunk(requests: Requests, tiles: Array, walk: Array, lanes: Array, 
         high = np.where(fits, middle, high)
         low = np.where(fits, low, np.minimum(middle + 1, high))
     return high
+
+
+def _hardware_exponentials(gpu: Gpu) -> float:
+    """Share of exponentials on the special-function unit; Blackwell's kernels compute half by polynomial (FA4)."""
+    return 0.5 if gpu.compute_capability.startswith("10.") else 1.0
 
 
 def _merge(requests: Requests, heads: Heads, plan: _Plan, kind: DType) -> Work:

@@ -33,6 +33,7 @@ _TCGEN05 = (
     (128, 256, 192), (128, 192, 192), (128, 128, 192), (128, 64, 192), (64, 128, 192),
     (64, 64, 192), (32, 128, 192), (16, 128, 192), (16, 64, 192),
 )  # fmt: skip
+_COMMON_TILES = ((256, 128), (128, 256), (128, 192), (128, 128), (128, 64), (64, 128), (64, 64))
 _TILE_K_BYTES = 128.0  # one swizzle row: 64 bf16 elements
 _MIN_STEPS_PER_SPLIT = 4  # a split shorter than this does not pay for its reduction
 
@@ -74,12 +75,17 @@ class Gemm(Kernel):
     def work(cls, calls: Calls, gpu: Gpu) -> Phases:
         return (matmul_work(gpu, dtype(calls.choice("dtype")), calls["m"], calls["n"], calls["k"]),)
 
+    @classmethod
+    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+        return matmul_hints(gpu, calls["m"], calls["n"], calls["k"], np.ones(calls.count))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Bmm(Kernel):
     """Batched matrix product: C[b] = A[b] B[b] for each of ``batch`` pairs."""
 
     op: ClassVar[str] = "bmm"
+    family: ClassVar[str] = "gemm"
     examples: ClassVar[tuple[dict[str, Any], ...]] = ({"batch": 32, "m": 512, "n": 512, "k": 64},)
 
     batch: int = size("matrix pairs")
@@ -91,6 +97,10 @@ class Bmm(Kernel):
     def work(cls, calls: Calls, gpu: Gpu) -> Phases:
         kind = dtype(calls.choice("dtype"))
         return (matmul_work(gpu, kind, calls["m"], calls["n"], calls["k"], batch=calls["batch"], weights=False),)
+
+    @classmethod
+    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+        return matmul_hints(gpu, calls["m"], calls["n"], calls["k"], calls["batch"])
 
 
 def matmul_work(
@@ -137,6 +147,20 @@ def matmul_work(
         useful_flops=2 * batch * m * n * k,
         tile={"tile_m": tile_m, "tile_n": tile_n, "tile_k": tile_k, "split_k": split},
     )
+
+
+def matmul_hints(gpu: Gpu, m: Array, n: Array, k: Array, batch: Array) -> dict[str, Array]:
+    """Shape, alignment, and how well common tiles would fill this GPU whole waves at a time."""
+    found = {"log_m": np.log2(m), "log_n": np.log2(n), "log_k": np.log2(k), "log_batch": np.log2(batch)}
+    for grain in (8, 64, 128, 256):
+        found |= {f"m_mod_{grain}": np.mod(m, grain) / grain, f"n_mod_{grain}": np.mod(n, grain) / grain}
+    found["k_mod_64"] = np.mod(k, 64) / 64
+    for tile_m, tile_n in _COMMON_TILES:
+        tiles = batch * ceil_div(m, tile_m) * ceil_div(n, tile_n)
+        waves = ceil_div(tiles, gpu.sm_count)
+        found[f"fill_{tile_m}x{tile_n}"] = batch * m * n / (tile_m * tile_n * waves * gpu.sm_count)
+        found[f"waves_{tile_m}x{tile_n}"] = np.minimum(tiles / gpu.sm_count, 8.0)
+    return found
 
 
 def _candidates(

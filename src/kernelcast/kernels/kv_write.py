@@ -24,6 +24,7 @@ class KvWrite(Kernel):
     clamp for each element.
     """
 
+    family: ClassVar[str] = "memory"
     op: ClassVar[str] = "kv_write"
     dtypes: ClassVar[tuple[str, ...]] = VECTOR_DTYPES
     examples: ClassVar[tuple[dict[str, Any], ...]] = (

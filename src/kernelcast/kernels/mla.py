@@ -22,8 +22,9 @@ from kernelcast.kernels.flash import (
     default_backend,
     flash_phases,
     length_conflicts,
+    length_hints,
 )
-from kernelcast.kernels.work import Phases
+from kernelcast.kernels.work import Array, Phases
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,23 +59,16 @@ class Mla(Kernel):
         return length_conflicts(calls, cls.op)
 
     @classmethod
+    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+        return length_hints(calls, _heads(calls))
+
+    @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Phases:
         kind = dtype(calls.choice("dtype"))
-        requests = Requests.of(calls)
-        how = calls.choice("absorbed")
-        short = requests.most(requests.queries) <= 2
-        latent = short if how == "auto" else np.full(calls.count, how == "yes")
-        heads = Heads(
-            queries=calls["q_heads"],
-            kv=np.where(latent, 1.0, calls["q_heads"]),
-            qk_dim=np.where(latent, calls["kv_rank"], calls["nope_dim"]) + calls["rope_dim"],
-            v_dim=np.where(latent, calls["kv_rank"], calls["v_dim"]),
-            shared_where=latent,
-        )
         return flash_phases(
             gpu,
-            requests,
-            heads,
+            Requests.of(calls),
+            _heads(calls),
             kind,
             dtype(calls.choice("kv_dtype") or kind.name).act_bytes,
             calls.choice("backend") or default_backend(gpu),
@@ -82,3 +76,18 @@ class Mla(Kernel):
             np.zeros(calls.count),
             calls.given("page_size", 0.0) > 0,
         )
+
+
+def _heads(calls: Calls) -> Heads:
+    """Heads of the latent where weights are absorbed, expanded ones elsewhere."""
+    requests = Requests.of(calls)
+    how = calls.choice("absorbed")
+    short = requests.most(requests.queries) <= 2
+    latent = short if how == "auto" else np.full(calls.count, how == "yes")
+    return Heads(
+        queries=calls["q_heads"],
+        kv=np.where(latent, 1.0, calls["q_heads"]),
+        qk_dim=np.where(latent, calls["kv_rank"], calls["nope_dim"]) + calls["rope_dim"],
+        v_dim=np.where(latent, calls["kv_rank"], calls["v_dim"]),
+        shared_where=latent,
+    )

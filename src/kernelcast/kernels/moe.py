@@ -15,13 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
-from kernelcast.kernels.base import Calls, Kernel, flag, real, size
+from kernelcast.kernels.base import Calls, Kernel, choice, flag, real, size
 from kernelcast.kernels.dtypes import DType, dtype, matmul_pipe
 from kernelcast.kernels.gemm import matrix_unit
 from kernelcast.kernels.work import Array, Number, Phases, Work, axis, ceil_div
 
 # (block_m, block_n, warps): the default rules and the tuned files of vLLM and SGLang draw from these.
 _BLOCKS = ((16, 32, 4), (16, 128, 4), (32, 128, 4), (64, 64, 4), (64, 128, 4), (128, 128, 8), (128, 256, 8))
+MOE_BACKENDS = ("triton", "cutlass", "trtllm", "deepgemm", "marlin")
 _QUANTILES = 32  # experts of a skewed layer are stood for by this many load levels
 _LARGEST_SHARE = 0.8  # of the tokens, that one expert can draw
 
@@ -47,6 +48,7 @@ class Moe(Kernel):
     ep: int = size("expert-parallel ranks: each holds experts / ep", default=1, high=65536)
     skew: float = real("0: balanced; else the exponent of the power law of tokens an expert", default=0.0, high=10.0)
     gated: bool = flag("gate and up projections (SwiGLU) rather than one", default=True)
+    backend: str | None = choice("library, default: the usual one of the stack", MOE_BACKENDS, default=None)
     block_m: int | None = size("Triton BLOCK_SIZE_M, default: chosen", default=None, low=8, high=1024)
     block_n: int | None = size("Triton BLOCK_SIZE_N, default: chosen", default=None, low=8, high=1024)
     block_k: int | None = size("Triton BLOCK_SIZE_K, default: chosen", default=None, low=8, high=1024)
@@ -66,6 +68,18 @@ class Moe(Kernel):
         if over.any():
             return [(over, f"topk {calls['topk'][over][0]:g} is more than experts {calls['experts'][over][0]:g}")]
         return []
+
+    @classmethod
+    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+        layer = _Layer.of(calls)
+        sizes = {
+            "log_tokens": layer.tokens, "log_hidden": layer.hidden, "log_inter": layer.inter,
+            "log_experts": layer.experts,
+            "log_topk": calls["topk"], "log_ep": calls["ep"], "log_tp": calls["tp"], "log_active": layer.active(),
+            "log_rows": layer.pairs / layer.experts + 1e-3,
+        }  # fmt: skip
+        found = {name: np.log2(value) for name, value in sizes.items()}
+        return found | {"skew": calls["skew"], "gated": calls["gated"]}
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Phases:
@@ -90,7 +104,7 @@ class _Layer:
     inter: Array
     experts: Array
     pairs: Array  # (token, expert) pairs that this rank's experts multiply
-    all_pairs: Array  # of all ranks: the kernels around the GEMMs walk these too
+    around: Array  # pairs that the kernels around the GEMMs walk
     skew: Array
 
     @classmethod
@@ -101,7 +115,8 @@ class _Layer:
             inter=calls["inter"] / calls["tp"],
             experts=calls["experts"] / calls["ep"],
             pairs=calls["tokens"] * calls["topk"] / calls["ep"],
-            all_pairs=calls["tokens"] * calls["topk"],
+            # Triton's kernels walk the pairs of other ranks too; the others sort them out first
+            around=calls["tokens"] * calls["topk"] / (1.0 if calls.choice("backend") == "triton" else calls["ep"]),
             skew=calls["skew"],
         )
 
@@ -192,7 +207,7 @@ def _dequantise_flops(kind: DType, block_m: Array, block_n: Array, k: Array) -> 
 
 def _route(layer: _Layer, kind: DType) -> Work:
     """Top-k of the router's scores, and the sort of pairs by expert: two small kernels."""
-    moved = layer.tokens * layer.experts * 4 + layer.all_pairs * 16
+    moved = layer.tokens * layer.experts * 4 + layer.around * 16
     return Work(
         tasks=ceil_div(layer.tokens, 4),
         longest_count=ceil_div(layer.tokens, 4),
@@ -207,21 +222,21 @@ def _activation(layer: _Layer, up: Array) -> Work:
     """SiLU of the gate times the rest: one row a CTA."""
     moved = (up + layer.inter) * 2.0
     return Work(
-        tasks=np.ceil(layer.all_pairs),
-        longest_count=np.ceil(layer.all_pairs),
+        tasks=np.ceil(layer.around),
+        longest_count=np.ceil(layer.around),
         fma_flops=4 * layer.inter,
         xu_ops=2 * layer.inter,
         l2_bytes=moved,
-        activation_bytes=layer.all_pairs * moved,
+        activation_bytes=layer.around * moved,
         threads=256.0,
         registers_per_thread=32.0,
-        useful_flops=layer.all_pairs * 4 * layer.inter,
+        useful_flops=layer.around * 4 * layer.inter,
     )
 
 
 def _add_up(layer: _Layer) -> Work:
     """Weighted sum of each token's experts."""
-    per_token = layer.all_pairs / layer.tokens
+    per_token = layer.around / layer.tokens
     moved = (per_token + 1) * layer.hidden * 2.0
     return Work(
         tasks=layer.tokens,
@@ -231,5 +246,5 @@ def _add_up(layer: _Layer) -> Work:
         activation_bytes=layer.tokens * moved,
         threads=256.0,
         registers_per_thread=32.0,
-        useful_flops=2 * layer.all_pairs * layer.hidden,
+        useful_flops=2 * layer.around * layer.hidden,
     )

@@ -48,6 +48,7 @@ def block_reduction(gpu: Gpu, threads: Array, values: float = 1.0) -> tuple[Arra
 class _Norm(Kernel):
     """What both norms share: a CTA reads its row, reduces it, scales it and writes it."""
 
+    family: ClassVar[str] = "memory"
     dtypes: ClassVar[tuple[str, ...]] = VECTOR_DTYPES
     examples: ClassVar[tuple[dict[str, Any], ...]] = (
         {"rows": 4096, "cols": 4096},

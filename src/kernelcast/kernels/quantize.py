@@ -38,6 +38,7 @@ class Quantize(Kernel):
     dynamic_scaled_fp8_quant), so the input is read twice.
     """
 
+    family: ClassVar[str] = "memory"
     op: ClassVar[str] = "quantize"
     dtypes: ClassVar[tuple[str, ...]] = VECTOR_DTYPES
     examples: ClassVar[tuple[dict[str, Any], ...]] = (

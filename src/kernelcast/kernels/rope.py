@@ -28,6 +28,7 @@ class Rope(Kernel):
     One CTA a token. Reads and writes the first ``rotary_dim`` of each head; reads a row of a cos/sin table.
     """
 
+    family: ClassVar[str] = "memory"
     op: ClassVar[str] = "rope"
     dtypes: ClassVar[tuple[str, ...]] = VECTOR_DTYPES
     examples: ClassVar[tuple[dict[str, Any], ...]] = (

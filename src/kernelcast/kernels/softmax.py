@@ -33,6 +33,7 @@ class Softmax(Kernel):
     shared memory; where it does not fit, the CTA reads it three times: for maximum, sum and result.
     """
 
+    family: ClassVar[str] = "memory"
     op: ClassVar[str] = "softmax"
     dtypes: ClassVar[tuple[str, ...]] = VECTOR_DTYPES
     examples: ClassVar[tuple[dict[str, Any], ...]] = (

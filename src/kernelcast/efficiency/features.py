@@ -1,0 +1,119 @@
+"""Features of a call for the learned efficiency: what the machine found, as ratios of times.
+
+Ratios transfer between GPUs; raw specs and absolute times do not. A GPU enters only through them, its sustained
+shares, and how its matrix instructions work. Families add hints about shape (``Kernel.hints``), which are the same on
+every GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernelcast.efficiency.generic import phase_times, sustained_shares, sustained_start_s
+from kernelcast.hardware import Gpu
+from kernelcast.kernels.work import Array
+from kernelcast.machine.analyse import PIPELINES, Analysis, overlapped
+
+KEEP = 3  # candidates whose features count
+_STEP_CYCLES = 500.0  # one dependent load-compute step: about one trip to L2 and back
+_SMALLEST = 1e-3  # a limit below a thousandth of the time does not matter
+_NO_BUSIEST = ("dram", "link", "launch")
+
+
+@dataclass(frozen=True)
+class Features:
+    """One row a call."""
+
+    names: tuple[str, ...]
+    values: NDArray[np.float32]
+    estimate_s: Array  # the generic time, which the learned efficiency corrects
+    bound_s: Array
+
+
+def features(ranked: Sequence[tuple[Analysis, ...]], hints: Mapping[str, Array], gpu: Gpu) -> Features:
+    """``ranked``: for each phase its best few candidates."""
+    best = [candidates[0] for candidates in ranked]
+    times = phase_times(best, gpu)
+    total = np.sum(times, axis=0)
+    bound = np.sum([phase.bound for phase in best], axis=0)
+    columns: dict[str, Array] = {
+        "launches_worth": _log(total / sustained_start_s(gpu)),
+        "over_bound": _log(total / bound),
+        **_limits(best, gpu, total),
+        **_memory(best, gpu),
+    }
+    for index, candidates in enumerate(ranked):
+        if candidates[0].tile:
+            columns |= _tiles(f"k{index}", candidates, times[index] / total, total, gpu)
+    columns |= hints
+    columns |= _gpu(gpu)
+    count = len(total)
+    values = np.empty((count, len(columns)), dtype=np.float32)
+    for at, column in enumerate(columns.values()):
+        values[:, at] = column
+    return Features(tuple(columns), values, total, bound)
+
+
+def _log(ratio: Array) -> Array:
+    return np.log2(np.maximum(ratio, 1e-9))
+
+
+def _limits(best: Sequence[Analysis], gpu: Gpu, total: Array) -> dict[str, Array]:
+    """Each pipeline's share of the time: spread evenly, and on the busiest SM at the rate it sustains."""
+    shares = sustained_shares(gpu)
+    even = np.sum([phase.limits for phase in best], axis=0) / total
+    busiest = np.sum([phase.busiest_limits for phase in best], axis=0) / shares / total
+    found = {}
+    for row, name in enumerate(PIPELINES):
+        found[f"{name}_share"] = _log(np.maximum(even[row], _SMALLEST))
+        if name not in _NO_BUSIEST:
+            found[f"{name}_busiest"] = _log(np.maximum(busiest[row], _SMALLEST))
+    return found
+
+
+def _memory(best: Sequence[Analysis], gpu: Gpu) -> dict[str, Array]:
+    footprint = np.max([phase.footprint_bytes for phase in best], axis=0)
+    dram = np.sum([phase.dram_bytes for phase in best], axis=0)
+    again = np.sum([phase.refetched_bytes for phase in best], axis=0)
+    return {
+        "footprint_over_l2": _log(np.maximum(footprint / gpu.l2_bytes, 1e-4)),
+        "dram_over_l2": _log(np.maximum(dram / gpu.l2_bytes, 1e-4)),
+        "refetched": again / (dram + again + 1.0),
+    }
+
+
+def _tiles(prefix: str, candidates: tuple[Analysis, ...], share: Array, total: Array, gpu: Gpu) -> dict[str, Array]:
+    """How the tasks of one kernel fall onto the SMs, for its best candidates."""
+    first = candidates[0]
+    found = {
+        "share": share,
+        "waves": _log(first.waves + 1e-3),
+        "padding": first.padding,
+        "ctas": first.ctas_per_sm,
+        "steps": _log(first.serial_steps),
+        "chain": _log(first.serial_steps * _STEP_CYCLES / gpu.clock_boost_hz / total),
+        "resident": first.resident_share,
+    }
+    leader = overlapped(first.busiest_limits)
+    for rank in range(KEEP):  # a family with fewer candidates repeats its last
+        candidate = candidates[min(rank, len(candidates) - 1)]
+        found[f"tail_{rank}"] = candidate.tail
+        if rank:
+            found[f"behind_{rank}"] = _log(overlapped(candidate.busiest_limits) / np.maximum(leader, 1e-12))
+        found |= {f"{name}_{rank}": _log(value) for name, value in candidate.tile.items()}
+    return {f"{prefix}_{name}": value for name, value in found.items()}
+
+
+def _gpu(gpu: Gpu) -> dict[str, Array]:
+    shares = sustained_shares(gpu)[:, 0]
+    numbers = {
+        "sustained_tensor": shares[PIPELINES.index("tensor")],
+        "sustained_dram": shares[PIPELINES.index("dram")],
+        "wgmma": float(gpu.compute_capability.startswith("9.")),
+        "tcgen05": float(gpu.compute_capability.startswith("10.")),
+    }
+    return {name: np.array(value) for name, value in numbers.items()}

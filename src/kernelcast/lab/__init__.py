@@ -1,0 +1,1 @@
+"""What only makers of predictors need: measured data, fitting, accuracy. Nothing that predicts imports it."""

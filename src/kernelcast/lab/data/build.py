@@ -1,0 +1,236 @@
+"""From a source's columns to canonical measurements: DuckDB maps, filters, counts and takes medians.
+
+The order: rules over the source's columns; mapping to calls; formats and times; a sample, if asked for; the median
+of repeated calls; then the table reader's own checks and the bound (``measurements.checked``).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernelcast.errors import KernelcastError
+from kernelcast.hardware import gpu
+from kernelcast.kernels import REGISTRY
+from kernelcast.kernels.base import STACKS
+from kernelcast.lab.data.mapping import OpMap, TableMap, quoted, text
+from kernelcast.lab.data.measurements import Columns, Measurements, checked, empty
+from kernelcast.lab.data.rules import ordered
+from kernelcast.lab.data.schema import columns_of, is_word
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+_THREADS = 2
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which rows of a table are wanted.
+
+    ``where``: SQL over canonical columns. ``sample``: a share below 1, or about how many rows; the same calls for
+    the same ``seed``, whatever the order of the file.
+    """
+
+    ops: Collection[str] | None = None
+    gpus: Collection[str] | None = None
+    where: str | None = None
+    sample: float | None = None
+    seed: int = 0
+
+
+EVERYTHING = Choice()
+
+
+def connect() -> DuckDBPyConnection:
+    import duckdb
+
+    connection = duckdb.connect()
+    connection.execute(f"SET threads = {_THREADS}")
+    return connection
+
+
+def build(
+    connection: DuckDBPyConnection, relation: str, mapping: TableMap, name: str, choice: Choice = EVERYTHING
+) -> Measurements:
+    """The measurements of ``relation`` (SQL: a query over the source's columns)."""
+    wanted = [o for o in mapping.ops if o.op in REGISTRY and (choice.ops is None or o.op in choice.ops)]
+    counts: Counter[str] = Counter()
+    _mark(connection, relation, mapping, choice, counts)
+    parts = [_calls(connection, op, mapping, counts) for op in wanted]
+    if not parts:
+        return empty(mapping.source, {name: ordered(counts)})
+    kinds = columns_of({o.op for o in wanted})
+    query = " UNION ALL BY NAME ".join(parts)
+    connection.execute(f"CREATE OR REPLACE TEMP TABLE calls AS SELECT * FROM ({query}){_filter(choice)}")
+    _sample(connection, choice, kinds)
+    columns = _medians(connection, kinds, counts)
+    if not len(columns["op"]):
+        return empty(mapping.source, {name: ordered(counts)})
+    good, dropped = checked(columns)
+    counts.update(dropped)
+    return Measurements(good, mapping.source, {name: ordered(counts)})
+
+
+def _mark(
+    connection: DuckDBPyConnection, relation: str, mapping: TableMap, choice: Choice, counts: Counter[str]
+) -> None:
+    """The view ``marked``: the source's rows with ``_gpu`` and, where a rule takes them, ``_rule``; counts those."""
+    present = {row[0] for row in connection.execute(f"DESCRIBE {relation}").fetchall()}
+    added = [f"{sql} AS {quoted(column)}" for column, sql in mapping.optional.items() if column not in present]
+    source = f"(SELECT {', '.join(['*', *added])} FROM ({relation}))"
+    names = connection.execute(f"SELECT DISTINCT {mapping.gpu} FROM {source}").fetchall()
+    ids = {str(row[0]): _gpu_id(str(row[0])) for row in names}
+    arms = " ".join(f"WHEN {text(name)} THEN {text(found)}" for name, found in ids.items() if found)
+    place = f"(CASE {mapping.gpu} {arms} END)" if arms else "NULL"
+    located = f"(SELECT *, {place} AS _gpu FROM {source})"
+    taken = " OR ".join(f"({o.where})" for o in mapping.ops if o.op in REGISTRY) or "false"
+    rules = [("unknown_gpu", "_gpu IS NULL"), *mapping.drops, ("no_kernel_family", f"NOT coalesce({taken}, false)")]
+    if not mapping.ops:
+        rules = [("no_kernel_family", "true")]
+    marks = " ".join(f"WHEN {condition} THEN {text(rule)}" for rule, condition in rules)
+    scope = " AND ".join(["true", *_scope(mapping, choice)])
+    connection.execute(
+        f"CREATE OR REPLACE TEMP VIEW marked AS SELECT *, CASE {marks} END AS _rule FROM {located} WHERE {scope}"
+    )
+    found = connection.execute("SELECT _rule, count(*) FROM marked WHERE _rule IS NOT NULL GROUP BY 1").fetchall()
+    counts.update({rule: int(count) for rule, count in found})
+
+
+def _scope(mapping: TableMap, choice: Choice) -> list[str]:
+    """Conditions for the rows of which the counts speak: those of the GPUs and ops that were asked for."""
+    scope = []
+    if choice.gpus is not None:
+        ids = ", ".join(text(gpu(name).id) for name in choice.gpus) or "NULL"
+        scope.append(f"_gpu IN ({ids})")
+    if choice.ops is not None and {o.op for o in mapping.ops} - set(choice.ops):
+        scope.append(" OR ".join(f"({o.where})" for o in mapping.ops if o.op in choice.ops) or "false")
+    return [f"({condition})" for condition in scope]
+
+
+def _gpu_id(name: str) -> str | None:
+    try:
+        return gpu(name).id
+    except KernelcastError:
+        return None
+
+
+def _calls(connection: DuckDBPyConnection, op: OpMap, mapping: TableMap, counts: Counter[str]) -> str:
+    """SQL for the calls of one op; counts the rows whose format or time is no good."""
+    kinds = columns_of({op.op})
+    stack, version = op.stack or mapping.stack, mapping.version
+    cells = {
+        "op": text(op.op),
+        "dtype": op.dtype,
+        "stack": f"CASE WHEN ({stack}) IN ({', '.join(map(text, STACKS))}) THEN ({stack}) END",
+        "gpu": "_gpu",
+        "version": version,
+        "kernel_source": mapping.kernel_source,
+        "source": text(mapping.source),
+        "campaign": f"concat_ws('/', {text(mapping.source)}, _gpu, {stack}, {version})",
+        "split": mapping.split,
+        "rotation": mapping.rotation,
+        "latency_us": mapping.latency_us,
+        **op.parameters,
+    }
+    unknown = sorted(set(op.parameters) - set(kinds))
+    if unknown:
+        raise KernelcastError(f"{mapping.source}: {op.op} has no parameter {', '.join(unknown)}")
+    select = ", ".join(
+        f"CAST({cells.get(name, 'NULL')} AS {kind if is_word(kind) else 'DOUBLE'}) AS {quoted(name)}"
+        for name, kind in kinds.items()
+    )
+    taken = f"FROM marked WHERE _rule IS NULL AND ({op.where})"
+    formed = f"(SELECT {select} {taken})"
+    good_time = "coalesce(latency_us > 0 AND isfinite(latency_us), false)"
+    row = connection.execute(
+        f"SELECT count(*) FILTER (dtype IS NULL), count(*) FILTER (dtype IS NOT NULL AND NOT {good_time}) FROM {formed}"
+    ).fetchone() or (0, 0)
+    counts.update({"unknown_dtype": row[0], "bad_latency": row[1]})
+    return f"SELECT * FROM {formed} WHERE dtype IS NOT NULL AND {good_time}"
+
+
+def _filter(choice: Choice) -> str:
+    return f" WHERE {choice.where}" if choice.where else ""
+
+
+def _sample(connection: DuckDBPyConnection, choice: Choice, kinds: dict[str, str]) -> None:
+    counted = connection.execute("SELECT count(*) FROM calls").fetchone() or (0,)
+    condition = sampled(choice, kinds, counted[0])
+    if condition:
+        connection.execute(f"DELETE FROM calls WHERE NOT ({condition})")
+
+
+def sampled(choice: Choice, kinds: dict[str, str], count: int) -> str | None:
+    """SQL condition that keeps a share of the calls, all repeats of one or none; None: keep all.
+
+    Chosen by a hash of what identifies a call. Cells that are not given do not count, so that a new column changes
+    nothing; MD5 is the same in every version of DuckDB.
+    """
+    share = choice.sample
+    if share is None:
+        return None
+    if not share > 0:
+        raise KernelcastError(f"sample must be a share above 0 or a number of rows, not {share!r}")
+    share = share / max(count, 1) if share > 1 else share
+    if share >= 1:
+        return None
+    cells = ", ".join(
+        f"{text(name + '=')} || CAST({quoted(name) if is_word(kind) else f'CAST({quoted(name)} AS DOUBLE)'} AS VARCHAR)"
+        for name, kind in sorted(kinds.items())
+        if name != "latency_us"
+    )
+    return f"md5_number_lower(concat_ws('|', {text(str(choice.seed))}, {cells})) < {int(share * 2**64)}::UBIGINT"
+
+
+def _medians(connection: DuckDBPyConnection, kinds: dict[str, str], counts: Counter[str]) -> Columns:
+    """The calls, each once, in a fixed order."""
+    keys = [quoted(name) for name in kinds if name != "latency_us"]
+    before = connection.execute("SELECT count(*) FROM calls").fetchone() or (0,)
+    connection.execute(
+        f"CREATE OR REPLACE TEMP TABLE medians AS SELECT {', '.join(keys)}, median(latency_us) AS latency_us "
+        f"FROM calls GROUP BY {', '.join(keys)}"
+    )
+    connection.execute("DROP TABLE calls")
+    first = ["op", "gpu", "campaign", "dtype", "kernel_source"]
+    order = [quoted(n) for n in first] + [k for k in keys if k.strip('"') not in first]
+    columns = fetch(connection, "SELECT * FROM medians", kinds, order)
+    connection.execute("DROP TABLE medians")
+    counts["duplicate"] += before[0] - len(columns["op"])
+    return columns
+
+
+def fetch(connection: DuckDBPyConnection, query: str, kinds: dict[str, str], order: Collection[str] = ()) -> Columns:
+    """Columns of a query in memory. Words travel as codes, so that equal ones are one object."""
+    connection.execute(f"CREATE OR REPLACE TEMP VIEW wanted AS {query}")
+    words: dict[str, list[str]] = {}
+    select = []
+    for name, kind in kinds.items():
+        cell = quoted(name)
+        if not is_word(kind):
+            select.append(f"CAST({cell} AS DOUBLE) AS {cell}")
+            continue
+        rows = connection.execute(f"SELECT DISTINCT {cell} FROM wanted WHERE {cell} IS NOT NULL ORDER BY 1").fetchall()
+        words[name] = [row[0] for row in rows]
+        select.append(f"coalesce(CAST(enum_code(CAST({cell} AS {_enum(words[name])})) AS INTEGER), -1) AS {cell}")
+    ordered_by = f" ORDER BY {', '.join(f'wanted.{key}' for key in order)}" if order else ""
+    found = connection.execute(f"SELECT {', '.join(select)} FROM wanted{ordered_by}").fetchnumpy()
+    return {name: _column(found[name], words.get(name)) for name in kinds}
+
+
+def _enum(words: list[str]) -> str:
+    return f"ENUM({', '.join(map(text, words or ['']))})"
+
+
+def _column(values: Any, words: list[str] | None) -> NDArray[Any]:
+    if words is not None:
+        lookup = np.array([*words, None], dtype=object)  # code -1 is the last
+        return lookup[np.asarray(values, dtype=np.int64)]
+    if isinstance(values, np.ma.MaskedArray):
+        return np.asarray(values.filled(np.nan), dtype=np.float64)
+    return np.asarray(values, dtype=np.float64)
