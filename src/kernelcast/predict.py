@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelcast.efficiency import estimate
+from kernelcast.efficiency import Predictor, Question, predictor
+from kernelcast.efficiency.learned import monotone
 from kernelcast.errors import KernelcastError, unknown
-from kernelcast.hardware import Gpu, gpu
+from kernelcast.hardware import Gpu, gpu, gpu_ids
 from kernelcast.kernels.base import Calls, Kernel, columns_of, parameters_of
-from kernelcast.kernels.work import Array
+from kernelcast.kernels.work import Array, Number
 from kernelcast.machine.analyse import PIPELINES, Analysis, analyse
 
-PREDICTOR = "generic-1"  # named in every result, so that a number says what it rests on
 CHUNK_CALLS = 4096  # keeps the arrays of one chunk near the CPU's cache
 THREADS = 2
 
@@ -27,11 +27,13 @@ class Conditions:
     """What holds around a call.
 
     ``rotation``: how many sets of this call's weights pass between two uses of one; infinity (the default) is a
-    model with many layers, 1 the same call again and again with whatever L2 kept. ``without`` leaves limits out.
+    model with many layers, 1 the same call again and again with whatever L2 kept. ``without`` leaves limits out, which
+    only physics can answer. ``predictor``: learned, generic, or a baseline.
     """
 
     rotation: float = np.inf
     without: tuple[str, ...] = ()
+    predictor: str | Predictor = "learned"
 
     def __post_init__(self) -> None:
         if not self.rotation >= 1:
@@ -41,6 +43,15 @@ class Conditions:
                 raise unknown("limit", name, PIPELINES)
         if set(self.without) >= set(PIPELINES):
             raise KernelcastError("every limit is left out; keep at least one")
+        if self.without and self.predictor == "learned":
+            object.__setattr__(self, "predictor", "generic")
+        chosen(self)  # refuses an unknown name
+
+
+def chosen(conditions: Conditions) -> Predictor:
+    """The predictor, by name or as it is."""
+    given = conditions.predictor
+    return predictor(given) if isinstance(given, str) else given
 
 
 DEFAULT = Conditions()
@@ -58,6 +69,7 @@ class Predictions:
     limits_s: Array
     footprint_bytes: Array
     support: NDArray[Any]  # seen | near | extrapolated
+    predictor: str
     phases: tuple[Analysis, ...] = ()
 
     @property
@@ -166,10 +178,7 @@ def predict_calls(
     def run(start: int) -> Predictions:
         part = calls.part(start, start + chunk)
         turns = conditions.rotation if rotation is None else rotation[start : start + chunk]
-        phases = tuple(
-            analyse(work, chip, rotation=turns, without=conditions.without)[0] for work in kernel.work(part, chip)
-        )
-        return _finish(phases, chip, part.count, details)
+        return _answer(kernel, part, chip, conditions, turns, details)
 
     if len(starts) <= 1:
         return run(0)
@@ -177,19 +186,53 @@ def predict_calls(
         return _join(list(pool.map(run, starts)))
 
 
-def _finish(phases: tuple[Analysis, ...], chip: Gpu, count: int, details: bool) -> Predictions:
-    times = estimate(phases, chip)
-    limits = np.sum([p.limits for p in phases], axis=0)
-    return Predictions(
-        time_s=np.broadcast_to(times.time_s, (count,)),
-        low_s=np.broadcast_to(times.low_s, (count,)),
-        high_s=np.broadcast_to(times.high_s, (count,)),
-        ceiling_s=np.broadcast_to(times.ceiling_s, (count,)),
-        bound_s=np.broadcast_to(np.sum([p.bound for p in phases], axis=0), (count,)),
-        limits_s=np.broadcast_to(limits, (len(PIPELINES), count)),
-        footprint_bytes=np.broadcast_to(np.max([p.footprint_bytes for p in phases], axis=0), (count,)),
-        support=np.full(count, "extrapolated", dtype=object),  # nothing was fitted
-        phases=phases if details else (),
+def _answer(
+    kernel: type[Kernel], calls: Calls, chip: Gpu, conditions: Conditions, turns: Number, details: bool
+) -> Predictions:
+    """One chunk: the machine, then the predictor."""
+    answering = chosen(conditions)
+    ranked = tuple(
+        analyse(work, chip, rotation=turns, without=conditions.without, keep=answering.keep)
+        for work in kernel.work(calls, chip)
+    )
+    question = Question(kernel, calls, chip, ranked)
+    times, best = answering.estimate(question), question.best
+    limits = np.sum([p.limits for p in best], axis=0)
+    found = Predictions(
+        time_s=np.broadcast_to(times.time_s, (calls.count,)),
+        low_s=np.broadcast_to(times.low_s, (calls.count,)),
+        high_s=np.broadcast_to(times.high_s, (calls.count,)),
+        ceiling_s=np.broadcast_to(times.ceiling_s, (calls.count,)),
+        bound_s=question.bound_s,
+        limits_s=np.broadcast_to(limits, (len(PIPELINES), calls.count)),
+        footprint_bytes=np.broadcast_to(np.max([p.footprint_bytes for p in best], axis=0), (calls.count,)),
+        support=times.support,
+        predictor=answering.name,
+        phases=tuple(best) if details else (),
+    )
+    if chip.changes and chip.id in gpu_ids():
+        return _no_worse(found, kernel, calls, chip, conditions, turns)
+    return found
+
+
+def _no_worse(
+    found: Predictions, kernel: type[Kernel], calls: Calls, chip: Gpu, conditions: Conditions, turns: Number
+) -> Predictions:
+    """A what-if that can only help must not slow a call down, nor one that can only hurt speed it up."""
+    base = gpu(chip.id)
+    sign = monotone(chip, base)
+    if sign == 0:
+        return found
+    before = _answer(kernel, calls, base, conditions, turns, details=False)
+    limit = np.minimum if sign > 0 else np.maximum
+    time = np.maximum(limit(found.time_s, before.time_s), found.bound_s)
+    scale = time / found.time_s
+    return replace(
+        found,
+        time_s=time,
+        low_s=np.clip(found.low_s * scale, found.bound_s, time),
+        high_s=np.maximum(found.high_s * scale, time),
+        ceiling_s=np.clip(found.ceiling_s, found.bound_s, time),
     )
 
 
@@ -197,7 +240,7 @@ def _join(parts: Iterable[Predictions]) -> Predictions:
     parts = list(parts)
     names = ("time_s", "low_s", "high_s", "ceiling_s", "bound_s", "limits_s", "footprint_bytes", "support")
     columns: dict[str, Any] = {n: np.concatenate([getattr(p, n) for p in parts], axis=-1) for n in names}
-    return Predictions(**columns)
+    return Predictions(**columns, predictor=parts[0].predictor)
 
 
 def _one(call: Kernel, chip: Gpu, found: Predictions, i: int) -> Prediction:
@@ -215,7 +258,7 @@ def _one(call: Kernel, chip: Gpu, found: Predictions, i: int) -> Prediction:
         limits=_named(found.limits_s[:, i]),
         efficiency=float(found.efficiency[i]),
         support=str(found.support[i]),
-        predictor=PREDICTOR,
+        predictor=found.predictor,
         phases=tuple(_phase(p, i) for p in found.phases if p.launches[i] > 0),
     )
 

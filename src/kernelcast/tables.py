@@ -105,9 +105,10 @@ def predict_columns(
     times = {name: np.full(count, np.nan) for name in OUTPUT if name.endswith("_us")}
     words: dict[str, NDArray[Any]] = {name: np.full(count, None, dtype=object) for name in ("bound_by", "support")}
     bad = BadRows()
+    turns = _rotation(columns, conditions)
     for kernel, place, rows, calls in grouped(columns, chip, bad):
         try:
-            found = predict_calls(kernel, calls, place, conditions)
+            found = predict_calls(kernel, calls, place, conditions, rotation=None if turns is None else turns[rows])
         except KernelcastError as error:  # the whole group asks for what the GPU lacks
             bad.add(rows, str(error))
             continue
@@ -121,6 +122,15 @@ def predict_columns(
         words["bound_by"][rows[~large]] = np.array(PIPELINES, dtype=object)[np.argmax(found.limits_s, axis=0)][~large]
         words["support"][rows[~large]] = found.support[~large]
     return {name: times[name] if name in times else words[name] for name in OUTPUT}, bad
+
+
+def _rotation(columns: Mapping[str, NDArray[Any]], conditions: Conditions) -> NDArray[np.float64] | None:
+    """A column of its own may say what the conditions say for all; an empty cell leaves it to them."""
+    if "rotation" not in columns:
+        return None
+    cells = columns["rotation"]
+    values = _to_float(cells, _missing(cells), flag=False)
+    return np.where(np.isfinite(values) & (values >= 1), values, conditions.rotation)
 
 
 def grouped(

@@ -290,7 +290,7 @@ def test_neusight_import(tmp_path: Path) -> None:
     gemm = next(r for r in rows if r["op"] == "gemm" and r["m"] == 58)
     assert (gemm["n"], gemm["k"]) == (141, 13)  # N is the contraction
     assert gemm["latency_us"] == pytest.approx(500) and gemm["gpu"] == "t4" and gemm["dtype"] == "fp32"
-    assert gemm["split"] == "train" and gemm["version"] == "2.1.0" and gemm["stack"] == "torch"
+    assert gemm["split"] == "train" and gemm["version"] == "2.1.0" and gemm["stack"] == "torch_eager"
     scale = next(r for r in rows if r["op"] == "scale")
     assert (scale["rows"], scale["cols"], scale["split"], scale["kernel_source"]) == (128, 64, "test", "mulu")
 

@@ -16,6 +16,7 @@ from kernelcast.cli.options import (
     Changes,
     GpuName,
     Json,
+    PredictorName,
     Without,
     chosen_conditions,
     chosen_gpu,
@@ -34,6 +35,7 @@ _SHARED: dict[str, tuple[Any, Any]] = {
     "set": (Changes, None),
     "without": (Without, None),
     "cache": (Cache, "cold"),
+    "predictor": (PredictorName, "learned"),
     "json": (Json, False),
 }
 
@@ -112,7 +114,7 @@ def _run(cls: type[Kernel], given: Mapping[str, Any], shared: Mapping[str, Any])
         raise KernelcastError(f"{cls.op} needs {', '.join(missing)}; see kernelcast kernel {cls.op} --help")
     values = {name: parse_value(specs[name], text) for name, text in given.items() if text is not None}
     chip = chosen_gpu(shared["gpu"], shared["set"])
-    conditions = chosen_conditions(shared["without"], shared["cache"])
+    conditions = chosen_conditions(shared["without"], shared["cache"], shared["predictor"])
     found = predict(kernel(cls.op, **values), chip, conditions)
     if shared["json"]:
         print(as_json.to_json(as_json.prediction_fields(found, chip, conditions)))

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from kernelcast.cli.commands import Command, with_examples
-from kernelcast.cli.options import Cache, Changes, Json, Without, chosen_conditions, chosen_gpu
+from kernelcast.cli.options import Cache, Changes, Json, PredictorName, Without, chosen_conditions, chosen_gpu
 from kernelcast.errors import KernelcastError
 from kernelcast.files import TableFile, check_target, open_table
 from kernelcast.hardware import Gpu
@@ -49,6 +49,7 @@ def predict_file(
     changes: Changes = None,
     without: Without = None,
     cache: Cache = "cold",
+    predictor: PredictorName = "learned",
     json: Json = False,
 ) -> None:
     """Predict every call of a table.
@@ -58,7 +59,7 @@ def predict_file(
     """
     started = time.perf_counter()
     chip = _chip(gpu, changes)
-    conditions = chosen_conditions(without, cache)
+    conditions = chosen_conditions(without, cache, predictor)
     if output is not None:
         check_target(table, output)
     with open_table(table) as source:

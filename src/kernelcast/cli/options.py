@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from kernelcast.efficiency import PREDICTORS
 from kernelcast.errors import KernelcastError, unknown
 from kernelcast.hardware import Gpu, gpu
 from kernelcast.machine.analyse import PIPELINES
@@ -34,6 +35,10 @@ Cache = Annotated[
         metavar="cold|warm",
         help="cold: weights come from DRAM; warm: L2 holds what the same call left",
     ),
+]
+PredictorName = Annotated[
+    str,
+    typer.Option("--predictor", metavar="NAME", help=f"what turns limits into times: {', '.join(PREDICTORS)}"),
 ]
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 
@@ -64,8 +69,8 @@ def chosen_gpu(name: str, changes: Sequence[str] | None) -> Gpu:
     return gpu(name, **parse_changes(changes))
 
 
-def chosen_conditions(without: Sequence[str] | None, cache: str) -> Conditions:
+def chosen_conditions(without: Sequence[str] | None, cache: str, predictor: str = "learned") -> Conditions:
     names = [name for text in without or () for name in text.split(",")]
     if cache not in ROTATIONS:
         raise unknown("cache", cache, ROTATIONS)
-    return Conditions(rotation=ROTATIONS[cache], without=tuple(dict.fromkeys(names)))
+    return Conditions(rotation=ROTATIONS[cache], without=tuple(dict.fromkeys(names)), predictor=predictor)

@@ -1,5 +1,6 @@
 """Limits -> efficiency: how close to its bound a kernel runs, with an interval and a ceiling."""
 
-from kernelcast.efficiency.generic import Estimate, estimate
+from kernelcast.efficiency.choose import PREDICTORS, predictor
+from kernelcast.efficiency.predictor import Estimate, Predictor, Question
 
-__all__ = ["Estimate", "estimate"]
+__all__ = ["PREDICTORS", "Estimate", "Predictor", "Question", "predictor"]

@@ -18,6 +18,7 @@ from kernelcast.hardware import Gpu
 from kernelcast.kernels.work import Array
 from kernelcast.machine.analyse import PIPELINES, Analysis, overlapped
 
+GPU_FEATURES = ("sustained_tensor", "sustained_dram", "wgmma", "tcgen05")
 KEEP = 3  # candidates whose features count
 _STEP_CYCLES = 500.0  # one dependent load-compute step: about one trip to L2 and back
 _SMALLEST = 1e-3  # a limit below a thousandth of the time does not matter
@@ -50,12 +51,24 @@ def features(ranked: Sequence[tuple[Analysis, ...]], hints: Mapping[str, Array],
         if candidates[0].tile:
             columns |= _tiles(f"k{index}", candidates, times[index] / total, total, gpu)
     columns |= hints
-    columns |= _gpu(gpu)
+    columns |= {name: np.array(value) for name, value in gpu_features(gpu).items()}
     count = len(total)
     values = np.empty((count, len(columns)), dtype=np.float32)
     for at, column in enumerate(columns.values()):
         values[:, at] = column
     return Features(tuple(columns), values, total, bound)
+
+
+def aligned(have: tuple[str, ...], values: NDArray[np.float32], want: tuple[str, ...]) -> NDArray[np.float32]:
+    """Columns in the order of ``want``; one that is missing is 0."""
+    if have == want:
+        return values
+    place = {name: at for at, name in enumerate(have)}
+    out = np.zeros((len(values), len(want)), dtype=np.float32)
+    for at, name in enumerate(want):
+        if name in place:
+            out[:, at] = values[:, place[name]]
+    return out
 
 
 def _log(ratio: Array) -> Array:
@@ -108,12 +121,13 @@ def _tiles(prefix: str, candidates: tuple[Analysis, ...], share: Array, total: A
     return {f"{prefix}_{name}": value for name, value in found.items()}
 
 
-def _gpu(gpu: Gpu) -> dict[str, Array]:
+def gpu_features(gpu: Gpu) -> dict[str, float]:
+    """Numbers that are the same for every call on a GPU, so that they tell it by name."""
     shares = sustained_shares(gpu)[:, 0]
-    numbers = {
-        "sustained_tensor": shares[PIPELINES.index("tensor")],
-        "sustained_dram": shares[PIPELINES.index("dram")],
-        "wgmma": float(gpu.compute_capability.startswith("9.")),
-        "tcgen05": float(gpu.compute_capability.startswith("10.")),
-    }
-    return {name: np.array(value) for name, value in numbers.items()}
+    values = (
+        float(shares[PIPELINES.index("tensor")]),
+        float(shares[PIPELINES.index("dram")]),
+        float(gpu.compute_capability.startswith("9.")),
+        float(gpu.compute_capability.startswith("10.")),
+    )
+    return dict(zip(GPU_FEATURES, values, strict=True))

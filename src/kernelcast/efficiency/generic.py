@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kernelcast.efficiency.predictor import Estimate, Question
 from kernelcast.hardware import Gpu, gpu, gpu_ids
 from kernelcast.kernels.work import Array
 from kernelcast.machine.analyse import PIPELINES, Analysis, overlapped
@@ -25,26 +26,23 @@ _LAUNCH, _DRAM = PIPELINES.index("launch"), PIPELINES.index("dram")
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """Times in seconds, one a call."""
+class Generic:
+    """Physics alone."""
 
-    time_s: Array
-    low_s: Array
-    high_s: Array
-    ceiling_s: Array
+    name: str = "generic-1"
+    keep: int = 1
 
-
-def estimate(phases: Sequence[Analysis], target: Gpu) -> Estimate:
-    """Add up the phases of each call."""
-    shares = sustained_shares(target)
-    time = np.sum(phase_times(phases, target), axis=0)
-    ceiling = np.zeros(1)
-    bound = np.sum([phase.bound for phase in phases], axis=0)
-    for phase in phases:
-        best = phase.limits / shares
-        best[_LAUNCH] = 0.0
-        ceiling = ceiling + _floor(phase, target) + np.max(best, axis=0)
-    return Estimate(time_s=time, low_s=np.maximum(bound, time * LOW), high_s=time * HIGH, ceiling_s=ceiling)
+    def estimate(self, question: Question) -> Estimate:
+        target, phases = question.gpu, question.best
+        shares = sustained_shares(target)
+        time = np.sum(phase_times(phases, target), axis=0)
+        ceiling = np.zeros(1)
+        for phase in phases:
+            best = phase.limits / shares
+            best[_LAUNCH] = 0.0
+            ceiling = ceiling + _floor(phase, target) + np.max(best, axis=0)
+        nothing_fitted = np.full(question.calls.count, "extrapolated", dtype=object)
+        return Estimate(time, time * LOW, time * HIGH, ceiling, nothing_fitted).held(question.bound_s)
 
 
 def phase_times(phases: Sequence[Analysis], target: Gpu) -> list[Array]:

@@ -156,7 +156,8 @@ class Calls:
         )
 
 
-STACKS = ("torch", "vllm", "sglang", "trtllm", "flashinfer", "nccl")
+# torch_eager: one eager operator between two events, launch overhead inside
+STACKS = ("torch", "torch_eager", "vllm", "sglang", "trtllm", "flashinfer", "nccl")
 
 
 @dataclass(frozen=True, kw_only=True)

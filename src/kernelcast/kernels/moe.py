@@ -64,10 +64,7 @@ class Moe(Kernel):
             if uneven.any():
                 pair = calls[whole][uneven][0], calls[parts][uneven][0]
                 return [(uneven, f"{whole} {pair[0]:g} cannot be cut into {parts} {pair[1]:g} equal parts")]
-        over = calls["topk"] > calls["experts"]
-        if over.any():
-            return [(over, f"topk {calls['topk'][over][0]:g} is more than experts {calls['experts'][over][0]:g}")]
-        return []
+        return _topk_conflicts(calls)
 
     @classmethod
     def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
@@ -93,6 +90,51 @@ class Moe(Kernel):
             _grouped_gemm(calls, gpu, kind, layer, n=layer.hidden, k=layer.inter),
             _add_up(layer),
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoeGemm(Kernel):
+    """One grouped GEMM of a mixture-of-experts layer alone (Triton fused MoE): a token's row by topk experts."""
+
+    op: ClassVar[str] = "moe_gemm"
+    dtypes: ClassVar[tuple[str, ...]] = Moe.dtypes
+    examples: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"tokens": 1024, "experts": 128, "topk": 8, "k": 2048, "n": 1536},
+    )
+
+    tokens: int = size("tokens that enter the layer")
+    experts: int = size("experts on this GPU", high=65536)
+    topk: int = size("experts a token goes to", high=65536)
+    k: int = size("inner dimension (model width, for the first GEMM)")
+    n: int = size("output features of an expert (gate and up together)")
+    block_m: int | None = size("Triton BLOCK_SIZE_M, default: chosen", default=None, low=8, high=1024)
+    block_n: int | None = size("Triton BLOCK_SIZE_N, default: chosen", default=None, low=8, high=1024)
+    block_k: int | None = size("Triton BLOCK_SIZE_K, default: chosen", default=None, low=8, high=1024)
+    group_m: int | None = size("Triton GROUP_SIZE_M, default: chosen", default=None, high=1024)
+    warps: int | None = size("Triton num_warps, default: chosen", default=None, high=32)
+    stages: int | None = size("Triton num_stages, default: chosen", default=None, high=16)
+
+    @classmethod
+    def conflicts(cls, calls: Calls) -> list[tuple[NDArray[np.bool_], str]]:
+        return _topk_conflicts(calls)
+
+    @classmethod
+    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+        rows = calls["tokens"] * calls["topk"] / calls["experts"] + 1e-3
+        return super().hints(calls, gpu) | {"log_rows": np.log2(rows)}
+
+    @classmethod
+    def work(cls, calls: Calls, gpu: Gpu) -> Phases:
+        pairs = calls["tokens"] * calls["topk"]
+        layer = _Layer(calls["tokens"], calls["k"], calls["n"], calls["experts"], pairs, pairs, np.zeros(calls.count))
+        return (_grouped_gemm(calls, gpu, dtype(calls.choice("dtype")), layer, n=calls["n"], k=calls["k"]),)
+
+
+def _topk_conflicts(calls: Calls) -> list[tuple[NDArray[np.bool_], str]]:
+    over = calls["topk"] > calls["experts"]
+    if over.any():
+        return [(over, f"topk {calls['topk'][over][0]:g} is more than experts {calls['experts'][over][0]:g}")]
+    return []
 
 
 @dataclass(frozen=True)

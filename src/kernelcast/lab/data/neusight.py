@@ -54,7 +54,7 @@ def tables() -> dict[str, TableMap]:
     ops = TableMap(
         SOURCE,
         _ops(),
-        stack="'torch'",
+        stack="'torch_eager'",  # events around one operator: launch overhead is inside
         version="ltrim(torch_version, 'p')",
         # Which variant of an element-wise kernel ran is the op itself; matrix kernels name their tile.
         kernel_source="CASE WHEN op IN ('bmm', 'linear', 'conv') THEN kernel_name ELSE op END",

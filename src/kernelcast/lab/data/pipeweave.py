@@ -17,7 +17,7 @@ LOOKS_FOR = "dataset/gemm_fp8_train.csv, dataset/collective/GPU/all_reduce.csv"
 
 def _moe_gemm(blocks: bool) -> OpMap:
     """One grouped GEMM, tokens by the experts' [hidden, n]. Read once a kernel family of this name exists."""
-    sizes = {"tokens": "M", "experts": "E", "topk": "topk", "k": "H", "n": "N"}
+    sizes = {"tokens": "M", "experts": "E", "topk": "topk", "k": "H", "n": "2 * N"}  # w13: gate and up
     tile = {
         "block_m": "BLOCK_SIZE_M",
         "block_n": "BLOCK_SIZE_N",
@@ -39,7 +39,7 @@ def tables() -> dict[str, TableMap]:
     bf16 = OpMap("gemm", {"m": "M", "n": "N", "k": "K"}, "'bf16'")
     return {
         "gemm": TableMap(SOURCE, (bf16,), stack="'torch'", kernel_source="'cublas'", split="split"),
-        "gemm_fp8": TableMap(SOURCE, (fp8,), stack="'sglang'", kernel_source="'deepgemm'", split="split"),
+        "gemm_fp8": TableMap(SOURCE, (fp8,), stack="NULL", kernel_source="'deepgemm'", split="split"),
         "moe": TableMap(SOURCE, (_moe_gemm(blocks=False),), stack="'sglang'", kernel_source="'fused_moe_w13'"),
         "moe_dse": TableMap(SOURCE, (_moe_gemm(blocks=True),), stack="'sglang'", kernel_source="'fused_moe_w13'"),
         "collectives": TableMap(

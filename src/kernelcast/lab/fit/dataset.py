@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelcast.efficiency.features import KEEP, Features, features
+from kernelcast.efficiency.features import KEEP, Features, aligned, features
 from kernelcast.errors import KernelcastError
 from kernelcast.kernels.base import parameters_of
 from kernelcast.machine.analyse import analyse
@@ -55,8 +56,17 @@ class Dataset:
         )
 
 
-def build(columns: Columns, family: str) -> Dataset:
-    """Features of every row of ``family`` in canonical columns."""
+def build(columns: Columns, family: str, workers: int = 1) -> Dataset:
+    """Features of every row of ``family`` in canonical columns, by that many processes."""
+    if workers <= 1:
+        return _build(columns, family, np.arange(len(columns["op"])))
+    shares = np.array_split(np.arange(len(columns["op"])), workers)
+    with ProcessPoolExecutor(workers) as pool:
+        jobs = [pool.submit(_build, {n: c[at] for n, c in columns.items()}, family, at) for at in shares]
+        return _join([job.result() for job in jobs])
+
+
+def _build(columns: Columns, family: str, numbered: NDArray[np.intp]) -> Dataset:
     parts: list[Dataset] = []
     bad = BadRows()
     everything = np.arange(len(columns["op"]))
@@ -71,7 +81,7 @@ def build(columns: Columns, family: str) -> Dataset:
             ranked = [analyse(work, place, rotation=turns[at], keep=KEEP) for work in kernel.work(part, place)]
             found = features(ranked, kernel.hints(part, place), place)
             words = {p.name: calls.choices.get(p.name) for p in parameters_of(kernel).values() if p.kind == "choice"}
-            parts.append(_dataset(family, found, {**words, "op": kernel.op, "gpu": place.id}, columns, at))
+            parts.append(_dataset(family, found, {**words, "op": kernel.op, "gpu": place.id}, columns, at, numbered))
     if bad.found:
         raise KernelcastError(bad.text())
     if not parts:
@@ -79,7 +89,14 @@ def build(columns: Columns, family: str) -> Dataset:
     return _join(parts)
 
 
-def _dataset(family: str, found: Features, words: Mapping[str, Any], columns: Columns, at: NDArray[np.intp]) -> Dataset:
+def _dataset(
+    family: str,
+    found: Features,
+    words: Mapping[str, Any],
+    columns: Columns,
+    at: NDArray[np.intp],
+    numbered: NDArray[np.intp],
+) -> Dataset:
     return Dataset(
         family=family,
         names=found.names,
@@ -88,7 +105,7 @@ def _dataset(family: str, found: Features, words: Mapping[str, Any], columns: Co
         estimate_s=found.estimate_s,
         bound_s=found.bound_s,
         latency_s=np.asarray(columns["latency_us"][at], dtype=np.float64) * 1e-6,
-        rows=at,
+        rows=numbered[at],
     )
 
 
@@ -109,18 +126,6 @@ def _join(parts: list[Dataset]) -> Dataset:
         latency_s=np.concatenate([part.latency_s for part in parts]),
         rows=np.concatenate([part.rows for part in parts]),
     )
-
-
-def aligned(have: tuple[str, ...], values: NDArray[np.float32], want: tuple[str, ...]) -> NDArray[np.float32]:
-    """Columns in the order of ``want``; one that is missing is 0."""
-    if have == want:
-        return values
-    place = {name: at for at, name in enumerate(have)}
-    out = np.zeros((len(values), len(want)), dtype=np.float32)
-    for at, name in enumerate(want):
-        if name in place:
-            out[:, at] = values[:, place[name]]
-    return out
 
 
 def pack(path: Path, columns: Columns) -> None:

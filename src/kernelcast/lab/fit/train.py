@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from kernelcast.efficiency.learned import without_gpu
 from kernelcast.efficiency.network import Encoder, Layers
 from kernelcast.lab.fit.dataset import Dataset
 
@@ -29,7 +31,12 @@ class Recipe:
     weight_decay: float = 1e-4
     gpu_dropout: float = 0.3
     word_dropout: float = 0.1
+    noise: float = 0.0  # on the standardised numbers, so that the network stays smooth
     seed: int = 0
+
+
+Kind = Literal["main", "transfer", "ceiling"]
+EAGER = "torch_eager"  # times with launch overhead: never to be taken for those of an unknown stack
 
 
 def encoder_of(data: Dataset) -> Encoder:
@@ -65,7 +72,7 @@ class Net(nn.Module):
     def __init__(self, inputs: int, hidden: tuple[int, ...], outputs: int) -> None:
         super().__init__()
         sizes = (inputs, *hidden, outputs)
-        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(sizes, sizes[1:], strict=False))
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
 
     def forward(self, rows: Tensor) -> Tensor:
         for layer in self.layers[:-1]:
@@ -74,9 +81,12 @@ class Net(nn.Module):
         return out
 
     def exported(self) -> Layers:
-        weights = tuple(layer.weight.detach().float().cpu().numpy().T.copy() for layer in self.layers)  # type: ignore[operator, union-attr]
-        biases = tuple(layer.bias.detach().float().cpu().numpy() for layer in self.layers)  # type: ignore[operator, union-attr]
-        return Layers(weights, biases)
+        named = {name: value.detach().float().cpu().numpy() for name, value in self.named_parameters()}
+        count = len(self.layers)
+        return Layers(
+            tuple(named[f"layers.{i}.weight"].T.copy() for i in range(count)),
+            tuple(named[f"layers.{i}.bias"] for i in range(count)),
+        )
 
 
 def pinball(error: Tensor, quantile: float) -> Tensor:
@@ -99,12 +109,18 @@ def _ceiling_loss(out: Tensor, truth: Tensor) -> Tensor:
 class _Rows:
     """The dataset on the device, and batches of it with words dropped."""
 
-    def __init__(self, data: Dataset, encoder: Encoder, recipe: Recipe, device: torch.device, words: bool) -> None:
-        self.numbers = torch.from_numpy(encoder.numbers(data.values)).to(device)
-        self.codes = torch.from_numpy(codes_of(data, encoder)).to(device) if words else None
+    def __init__(self, data: Dataset, encoder: Encoder, recipe: Recipe, device: torch.device, kind: Kind) -> None:
+        numbers = encoder.numbers(data.values)
+        self.numbers = torch.from_numpy(numbers if kind == "main" else without_gpu(encoder, numbers)).to(device)
+        self.codes = torch.from_numpy(codes_of(data, encoder)).to(device) if kind != "ceiling" else None
+        eager = np.array([word == EAGER for word in data.words.get("stack", np.full(len(data), None))])
+        self.eager = torch.from_numpy(eager).to(device)
+        self.noise = recipe.noise
         self.truth = torch.from_numpy(data.target.astype(np.float32)).to(device)
         names = list(encoder.word_columns())
-        rates = [recipe.gpu_dropout if name == "gpu" else recipe.word_dropout for name in names]
+        unnamed = recipe.gpu_dropout if kind == "main" else 1.0
+        rates = [unnamed if name == "gpu" else recipe.word_dropout for name in names]
+        self.stack = names.index("stack") if "stack" in names else None
         self.rates = torch.tensor(rates, device=device)
         self.extra = encoder.width - len(encoder.names)
         self.start = len(encoder.names)
@@ -112,29 +128,34 @@ class _Rows:
 
     def inputs(self, at: Tensor, drop: bool) -> Tensor:
         numbers = self.numbers[at]
+        if drop and self.noise:
+            numbers = numbers + self.noise * torch.randn_like(numbers)
         hot = torch.zeros(len(at), self.extra + 1, device=self.device)
         if self.codes is not None:
             codes = self.codes[at] - self.start
             if drop:
-                codes = torch.where(torch.rand(codes.shape, device=self.device) < self.rates, -1, codes)
+                gone = torch.rand(codes.shape, device=self.device) < self.rates
+                if self.stack is not None:
+                    gone[:, self.stack] &= ~self.eager[at]
+                codes = torch.where(gone, -1, codes)
             hot.scatter_(1, torch.where(codes < 0, self.extra, codes), 1.0)
         return torch.cat([numbers, hot[:, : self.extra]], dim=1)
 
 
 def train(
-    data: Dataset, encoder: Encoder, recipe: Recipe, *, ceiling: bool = False, progress: Progress | None = None
+    data: Dataset, encoder: Encoder, recipe: Recipe, kind: Kind = "main", progress: Progress | None = None
 ) -> Layers:
-    """One network. ``ceiling``: the fast quantile, from physics alone (no words)."""
+    """One network. transfer: without a trace of the GPU. ceiling: the fast quantile, from physics alone."""
     torch.manual_seed(recipe.seed)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    rows = _Rows(data, encoder, recipe, device, words=not ceiling)
-    net = Net(encoder.width, recipe.hidden, 1 if ceiling else 3).to(device)
+    rows = _Rows(data, encoder, recipe, device, kind)
+    net = Net(encoder.width, recipe.hidden, 1 if kind == "ceiling" else 3).to(device)
     steps = max(1, -(-len(data) // recipe.batch))
     optimiser = torch.optim.AdamW(net.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimiser, recipe.learning_rate, total_steps=recipe.epochs * steps, pct_start=0.1
     )
-    loss_of: Any = _ceiling_loss if ceiling else _loss
+    loss_of: Any = _ceiling_loss if kind == "ceiling" else _loss
     for epoch in range(recipe.epochs):
         order = torch.randperm(len(data), device=device)
         total = torch.zeros((), device=device)

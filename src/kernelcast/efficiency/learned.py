@@ -1,0 +1,246 @@
+"""The learned efficiency: networks that correct the generic time, fitted on measured calls, shipped as weights.
+
+A family has three kinds of networks. ``main`` knows the GPU by name. A GPU that was not measured borrows the name of
+the nearest one that was; its own specs still enter through every ratio. ``transfer`` saw no trace of a GPU but ratios,
+and was fitted with noise on them; a GPU of a new compute capability gets the mean of both, shrunk.
+``ceiling`` is what the fastest measured calls of like physics reach, whatever their stack.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernelcast.efficiency.features import GPU_FEATURES, KEEP, Features, aligned, features, gpu_features
+from kernelcast.efficiency.generic import Generic
+from kernelcast.efficiency.network import Encoder, Floats, Layers
+from kernelcast.efficiency.predictor import Estimate, Question
+from kernelcast.errors import KernelcastError
+from kernelcast.hardware import Gpu, gpu
+
+WEIGHTS = Path(__file__).parent / "weights"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Spread:
+    """What GPUs left out of a fit showed: how much of the correction to keep, and how far off it is.
+
+    ``low`` and ``high``: the interval reaches at least this far below and above, as logs of time.
+    """
+
+    keep: float = 1.0
+    low: float = 0.0
+    high: float = 0.0
+
+
+@dataclass(frozen=True)
+class FamilyWeights:
+    """All that is fitted for one family."""
+
+    encoder: Encoder
+    main: tuple[Layers, ...]
+    transfer: tuple[Layers, ...]
+    ceiling: Layers
+    capabilities: tuple[str, ...]  # of the GPUs in the data
+    spreads: Mapping[str, Spread]  # by support
+    about: Mapping[str, Any]  # version, data hash, rows, sources
+
+    def estimate(self, question: Question, found: Features) -> Estimate:
+        values = aligned(found.names, found.values, self.encoder.names)
+        support = self._support(question, values)
+        out = self.outputs(values, question.gpu, {**question.calls.choices, "op": question.kernel.op})
+        kept, low, high = self._spread(support)
+        middle = out[:, 0] * kept
+        blank = without_gpu(self.encoder, self.encoder.numbers(values))
+        fast = self.ceiling(blank, ())[:, 0].astype(np.float64)
+        time = found.estimate_s * np.exp(middle)
+        return Estimate(
+            time_s=time,
+            low_s=time * np.exp(-np.maximum(_softplus(out[:, 1]), low)),
+            high_s=time * np.exp(np.maximum(_softplus(out[:, 2]), high)),
+            ceiling_s=found.estimate_s * np.exp(fast),
+            support=support,
+        ).held(question.bound_s)
+
+    def outputs(self, values: Floats, target: Gpu, words: Mapping[str, str | None]) -> NDArray[np.float64]:
+        """(calls, 3): log of the correction, and how far below and above it the interval reaches (before softplus)."""
+        kin = stand_in(target, self.encoder.vocabulary["gpu"])
+        near = _mean(self.main, self.encoder.numbers(as_gpu(self.encoder.names, values, kin)),
+                     self.encoder.positions({**words, "gpu": kin.id}))  # fmt: skip
+        if kin.compute_capability == target.compute_capability:
+            return near
+        blank = without_gpu(self.encoder, self.encoder.numbers(values))
+        return (near + _mean(self.transfer, blank, self.encoder.positions(words))) / 2
+
+    def _support(self, question: Question, values: Floats) -> NDArray[Any]:
+        """seen: this GPU, op and format, inside the range of the data; near: one step from that."""
+        vocabulary = self.encoder.vocabulary
+        exact = not question.gpu.changes and question.gpu.id in vocabulary.get("gpu", ())
+        named = question.kernel.op in vocabulary.get("op", ())
+        named = named and question.calls.choice("dtype") in vocabulary.get("dtype", ())
+        kin = question.gpu.compute_capability in self.capabilities
+        steps = int(not exact) + int(not named) + self.encoder.outside(values) + int(not kin)
+        return np.array(["seen", "near", "extrapolated"], dtype=object)[np.minimum(steps, 2)]
+
+    def _spread(self, support: NDArray[Any]) -> NDArray[np.float64]:
+        """(3, calls): keep, low and high of each call's support."""
+        found = np.tile(np.array([[1.0], [0.0], [0.0]]), len(support))
+        for level, spread in self.spreads.items():
+            found[:, support == level] = np.array([[spread.keep], [spread.low], [spread.high]])
+        return found
+
+
+def _mean(nets: Sequence[Layers], numbers: Floats, positions: Sequence[int]) -> NDArray[np.float64]:
+    return np.asarray(sum(net(numbers, positions) for net in nets) / len(nets), dtype=np.float64)
+
+
+def stand_in(target: Gpu, measured: Sequence[str]) -> Gpu:
+    """The measured GPU to take the name of: itself, else the nearest of its compute capability, else of all."""
+    if target.id in measured:
+        return gpu(target.id)
+    known = [gpu(name) for name in measured]
+    kin = [g for g in known if g.compute_capability == target.compute_capability]
+    return min(kin or known, key=lambda g: (_distance(g, target), g.id))
+
+
+def _distance(one: Gpu, other: Gpu) -> float:
+    """How unlike two GPUs are: the factors between their main numbers, as logs; DRAM's counts twice, because it
+    tells a data-centre part with HBM from a card with GDDR."""
+    numbers = ("dram_bytes_per_s", "dram_bytes_per_s", "sm_count", "l2_bytes", "power_w")
+    return float(sum(abs(np.log(getattr(one, name) / getattr(other, name))) for name in numbers))
+
+
+def as_gpu(names: Sequence[str], values: Floats, kin: Gpu) -> Floats:
+    """The features that name a GPU as they are on ``kin``: half a name would be worse than none."""
+    named = gpu_features(kin)
+    changed = values.copy()
+    for at, name in enumerate(names):
+        if name in named:
+            changed[:, at] = named[name]
+    return changed
+
+
+def without_gpu(encoder: Encoder, numbers: Floats) -> Floats:
+    """The features that name a GPU set to their mean, which says nothing."""
+    blank = numbers.copy()
+    blank[:, [at for at, name in enumerate(encoder.names) if name in GPU_FEATURES]] = 0.0
+    return blank
+
+
+def _softplus(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.logaddexp(0.0, x)
+
+
+@dataclass(frozen=True)
+class Learned:
+    """The default: fitted weights where a family has them, physics where not."""
+
+    folder: Path = WEIGHTS
+    keep: int = KEEP
+
+    @property
+    def name(self) -> str:
+        return f"learned-{version(self.folder)}"
+
+    def estimate(self, question: Question) -> Estimate:
+        weights = load(self.folder, question.kernel.family)
+        if weights is None:
+            return Generic().estimate(question)
+        hints = question.kernel.hints(question.calls, question.gpu)
+        return weights.estimate(question, features(question.ranked, hints, question.gpu))
+
+
+@functools.cache
+def version(folder: Path) -> str:
+    """Of the weights as a whole: 'none' when there are none."""
+    about = folder / "about.json"
+    return str(json.loads(about.read_text())["version"]) if about.exists() else "none"
+
+
+@functools.cache
+def load(folder: Path, family: str) -> FamilyWeights | None:
+    """The weights of a family, or None when nothing was fitted for it."""
+    path = folder / f"{family}.safetensors"
+    if not path.exists():
+        return None
+    from safetensors import safe_open
+
+    with safe_open(path, framework="numpy") as file:
+        meta = file.metadata()
+        tensors = {name: file.get_tensor(name).astype(np.float32) for name in file.keys()}  # noqa: SIM118
+    if int(meta["format"]) != FORMAT:
+        raise KernelcastError(f"{path}: weights of format {meta['format']}, this version reads {FORMAT}")
+    return unpack(tensors, {name: json.loads(text) for name, text in meta.items()})
+
+
+def unpack(tensors: Mapping[str, Floats], meta: Mapping[str, Any]) -> FamilyWeights:
+    """Weights from named tensors; ``pack`` is the other way."""
+
+    def layers(name: str) -> Layers:
+        count = sum(1 for key in tensors if key.startswith(f"{name}.weight."))
+        return Layers(
+            tuple(tensors[f"{name}.weight.{i}"] for i in range(count)),
+            tuple(tensors[f"{name}.bias.{i}"] for i in range(count)),
+        )
+
+    def several(name: str) -> tuple[Layers, ...]:
+        return tuple(layers(f"{name}.{i}") for i in range(int(meta[name])))
+
+    return FamilyWeights(
+        encoder=Encoder(
+            names=tuple(meta["names"]),
+            low=tensors["low"],
+            high=tensors["high"],
+            mean=tensors["mean"],
+            scale=tensors["scale"],
+            vocabulary={name: tuple(words) for name, words in meta["vocabulary"].items()},
+        ),
+        main=several("main"),
+        transfer=several("transfer"),
+        ceiling=layers("ceiling"),
+        capabilities=tuple(meta["capabilities"]),
+        spreads={level: Spread(*pair) for level, pair in meta["spreads"].items()},
+        about=meta["about"],
+    )
+
+
+def pack(weights: FamilyWeights) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+    """Named tensors (networks in half precision) and JSON metadata."""
+    encoder = weights.encoder
+    tensors: dict[str, NDArray[Any]] = {name: getattr(encoder, name) for name in ("low", "high", "mean", "scale")}
+    named = {f"main.{i}": net for i, net in enumerate(weights.main)}
+    named |= {f"transfer.{i}": net for i, net in enumerate(weights.transfer)}
+    for name, net in {**named, "ceiling": weights.ceiling}.items():
+        tensors |= {f"{name}.weight.{i}": w.astype(np.float16) for i, w in enumerate(net.weights)}
+        tensors |= {f"{name}.bias.{i}": b for i, b in enumerate(net.biases)}
+    meta = {
+        "format": FORMAT,
+        "names": encoder.names,
+        "vocabulary": encoder.vocabulary,
+        "main": len(weights.main),
+        "transfer": len(weights.transfer),
+        "capabilities": weights.capabilities,
+        "spreads": {level: (s.keep, s.low, s.high) for level, s in weights.spreads.items()},
+        "about": weights.about,
+    }
+    return tensors, {name: json.dumps(value) for name, value in meta.items()}
+
+
+def monotone(changed: Gpu, base: Gpu) -> int:
+    """+1 when every what-if change can only help, -1 when it can only hurt, 0 when that is not known."""
+    signs = set()
+    for name, value in changed.changes.items():
+        table, _, dtype = name.partition(".")
+        before = getattr(base, table).get(dtype, 0.0) if dtype else getattr(base, name)
+        better = (value > (before or 0.0)) - (value < (before or 0.0))
+        signs.add(-better if name in ("launch_floor_s", "sustained_launch_s") else better)
+    signs.discard(0)
+    return signs.pop() if len(signs) == 1 else 0

@@ -1,0 +1,73 @@
+"""What turns limits into times: one interface for the learned efficiency, the generic one, and the baselines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernelcast.hardware import Gpu
+from kernelcast.kernels.base import Calls, Kernel
+from kernelcast.kernels.work import Array
+from kernelcast.machine.analyse import Analysis
+
+SUPPORT = ("seen", "near", "extrapolated")
+
+
+@dataclass(frozen=True)
+class Question:
+    """Calls of one op on one GPU, and what the machine found: for each phase its best candidates, best first."""
+
+    kernel: type[Kernel]
+    calls: Calls
+    gpu: Gpu
+    ranked: Sequence[tuple[Analysis, ...]]
+
+    @property
+    def best(self) -> list[Analysis]:
+        return [candidates[0] for candidates in self.ranked]
+
+    @property
+    def bound_s(self) -> Array:
+        return np.broadcast_to(np.sum([phase.bound for phase in self.best], axis=0), (self.calls.count,))
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Times in seconds and how far the question is from the data, one entry a call."""
+
+    time_s: Array
+    low_s: Array
+    high_s: Array
+    ceiling_s: Array
+    support: NDArray[Any]
+
+    def held(self, bound_s: Array) -> Estimate:
+        """The same with what must be so: bound <= low <= time <= high, and bound <= ceiling <= time."""
+        time = np.maximum(self.time_s, bound_s)
+        return Estimate(
+            time_s=time,
+            low_s=np.clip(self.low_s, bound_s, time),
+            high_s=np.maximum(self.high_s, time),
+            ceiling_s=np.clip(self.ceiling_s, bound_s, time),
+            support=self.support,
+        )
+
+
+class Predictor(Protocol):
+    """Anything that answers a question with times."""
+
+    @property
+    def name(self) -> str:
+        """What every result says it rests on: kind and version."""
+        ...
+
+    @property
+    def keep(self) -> int:
+        """How many candidates of each phase it looks at."""
+        ...
+
+    def estimate(self, question: Question) -> Estimate: ...

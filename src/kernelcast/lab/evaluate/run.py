@@ -1,0 +1,210 @@
+"""Run the evaluation: fit on what a split allows, predict what it holds back, keep every score.
+
+Scores go to a JSON file after each fit, so that an interrupted run goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernelcast.efficiency.baselines import Neusight, Pipeweave, Roofline
+from kernelcast.efficiency.features import KEEP, features
+from kernelcast.efficiency.generic import Generic
+from kernelcast.efficiency.learned import FamilyWeights, Learned
+from kernelcast.efficiency.predictor import Estimate, Predictor, Question
+from kernelcast.errors import KernelcastError, unknown
+from kernelcast.lab.evaluate.scores import Score, scores
+from kernelcast.lab.evaluate.sources import PROTOCOLS, Protocol
+from kernelcast.lab.evaluate.splits import TASKS, Split, splits
+from kernelcast.lab.fit.baselines import fit_neusight, fit_pipeweave
+from kernelcast.lab.fit.families import family_columns
+from kernelcast.lab.fit.fit import Settings, fit_rows, sampled
+from kernelcast.lab.fit.train import Recipe
+from kernelcast.predict import Conditions
+from kernelcast.tables import predict_columns
+
+Columns = Mapping[str, NDArray[Any]]
+PREDICTORS = ("learned", "generic", "roofline", "pipeweave", "neusight")
+MAIN = "main table"
+GRID_TIME = np.linspace(0, 6, 61)  # log10 of microseconds
+GRID_RATIO = np.linspace(-0.3, 0.3, 61)  # log10 of predicted over measured
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to evaluate, on how many rows of each fit and test."""
+
+    splits: tuple[str, ...] = ("shapes", "gpu", "generation", "stack")
+    protocols: bool = True
+    predictors: tuple[str, ...] = PREDICTORS
+    settings: Settings = field(default_factory=Settings)
+    baseline_rows: int = 20_000
+    baseline_epochs: int = 30
+    test_rows: int = 20_000
+    seed: int = 0
+    density: dict[str, Any] = field(default_factory=dict)  # predicted against measured, as counts on a grid
+
+    def keep_density(self, told: Mapping[str, str], truth: NDArray[Any], predicted: NDArray[Any]) -> None:
+        counts, _, _ = np.histogram2d(np.log10(truth), np.log10(predicted / truth), bins=(GRID_TIME, GRID_RATIO))
+        self.density[f"{told['split']}: {told['left_out']}, {told['task']}"] = counts.astype(int).tolist()
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Weights in memory, as a predictor."""
+
+    weights: FamilyWeights
+    name: str = "learned"
+    keep: int = KEEP
+
+    def estimate(self, question: Question) -> Estimate:
+        hints = question.kernel.hints(question.calls, question.gpu)
+        return self.weights.estimate(question, features(question.ranked, hints, question.gpu))
+
+
+def evaluate(
+    tables: Callable[[str], Columns], plan: Plan, out: Path, say: Callable[[str], None] = lambda text: None
+) -> list[Score]:
+    """``tables`` gives the canonical columns of a family. Scores are kept in ``out``; those there are not redone."""
+    kept = read_scores(out)
+    done = {(s.protocol, s.split, s.left_out, s.predictor, s.task) for s in kept}
+    for predictor in plan.predictors:
+        if predictor not in PREDICTORS:
+            raise unknown("predictor", predictor, PREDICTORS)
+    for job in _jobs(tables, plan):
+        for predictor in plan.predictors:
+            wanted = {(job.protocol, job.split.name, job.split.label, predictor, task) for task in job.tasks}
+            if wanted <= done:
+                continue
+            say(f"{job.protocol}: {job.split.name} {job.split.label}, {job.family}, {predictor}")
+            kept += list(_scored(job, predictor, plan))
+            write_scores(out, kept)
+    return kept
+
+
+@dataclass(frozen=True)
+class Job:
+    """One split of one family's rows and the groups of test rows that are reported."""
+
+    protocol: str
+    family: str
+    split: Split
+    columns: Columns
+    tasks: Mapping[str, NDArray[np.bool_]]
+
+
+def _jobs(tables: Callable[[str], Columns], plan: Plan) -> Iterator[Job]:
+    for family in dict.fromkeys(task.family for task in TASKS):
+        columns = tables(family)
+        if not len(columns["op"]):
+            continue
+        tasks = {task.name: task.rows(columns) for task in TASKS if task.family == family}
+        keep = np.any(list(tasks.values()), axis=0)
+        columns = {name: column[keep] for name, column in columns.items()}
+        tasks = {name: rows[keep] for name, rows in tasks.items()}
+        if keep.any():
+            for split in splits(plan.splits, columns):
+                yield Job(MAIN, family, split, columns, tasks)
+    for protocol in PROTOCOLS if plan.protocols else ():
+        yield from _protocol_jobs(protocol, tables(protocol.family))
+
+
+def _protocol_jobs(protocol: Protocol, columns: Columns) -> Iterator[Job]:
+    keep = protocol.rows(columns) if len(columns["op"]) else np.zeros(0, dtype=bool)
+    if not keep.any():
+        return
+    columns = {name: column[keep] for name, column in columns.items()}
+    tasks = protocol.groups(columns)
+    for split in protocol.splits(columns):
+        yield Job(protocol.name, protocol.family, split, columns, tasks)
+
+
+def _scored(job: Job, name: str, plan: Plan) -> Iterator[Score]:
+    predictor = _predictor(job, name, plan)
+    if predictor is None:
+        return
+    for task, rows in job.tasks.items():
+        at = sampled(np.flatnonzero(job.split.test & rows), plan.test_rows, plan.seed)
+        if not len(at):
+            continue
+        test = {column: values[at] for column, values in job.columns.items()}
+        results, bad = predict_columns(test, None, Conditions(predictor=predictor))
+        if bad.found:
+            raise KernelcastError(bad.text())
+        told = {
+            "protocol": job.protocol,
+            "split": job.split.name,
+            "left_out": job.split.label,
+            "task": task,
+            "predictor": name,
+        }
+        if name == "learned":
+            plan.keep_density(told, test["latency_us"], results["predicted_us"])
+        yield from scores(told, test, results, intervals=name in ("learned", "generic"))
+
+
+def _predictor(job: Job, name: str, plan: Plan) -> Predictor | None:
+    """A predictor fitted on the training rows; None where the method has none for this family."""
+    rows = np.flatnonzero(job.split.train)
+    if name == "roofline":
+        return Roofline()
+    if name == "generic":
+        return Generic()
+    if name == "learned":
+        shipped = Learned()
+        if (
+            job.protocol == MAIN
+            and job.split.name == "shapes"
+            and (shipped.folder / f"{job.family}.safetensors").exists()
+        ):
+            return shipped  # its test shapes are these
+        return Fitted(fit_rows(job.columns, job.family, rows, plan.settings))
+    rows = sampled(rows, plan.baseline_rows, plan.seed)
+    fit: Callable[..., Pipeweave | Neusight] = fit_pipeweave if name == "pipeweave" else fit_neusight
+    try:
+        return fit(job.columns, job.family, epochs=plan.baseline_epochs, seed=plan.seed, rows=rows)
+    except KernelcastError:
+        return None
+
+
+def read_scores(path: Path) -> list[Score]:
+    return [Score(**entry) for entry in json.loads(path.read_text())] if path.exists() else []
+
+
+def write_scores(path: Path, kept: list[Score]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_suffix(".tmp")
+    scratch.write_text(json.dumps([asdict(score) for score in kept], indent=0))
+    scratch.replace(path)
+
+
+def evaluate_tables(
+    root: Path | None,
+    out: Path,
+    *,
+    splits: tuple[str, ...] = (),
+    predictors: tuple[str, ...] = PREDICTORS,
+    rows: int = 120_000,
+    epochs: int = 20,
+    seed: int = 0,
+    say: Callable[[str], None] = lambda text: None,
+) -> list[Score]:
+    """Evaluate on a folder of measured tables, sub-sampled so that two cores finish within the hour."""
+    recipe = Recipe(epochs=epochs, batch=2048)
+    settings = Settings(rows=rows, networks=1, main=recipe, rows_left_out=20_000, seed=seed)
+    plan = Plan(settings=settings, predictors=predictors, seed=seed)
+    if splits:
+        plan = replace(plan, splits=splits, protocols=False)
+    loaded = functools.cache(lambda family: family_columns(root, family))
+    found = evaluate(loaded, plan, out / "scores.json", say)
+    if plan.density:
+        (out / "density.json").write_text(json.dumps(plan.density))
+    return found

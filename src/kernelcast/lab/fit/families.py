@@ -1,0 +1,24 @@
+"""Which measured tables each family is fitted on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from kernelcast.kernels import REGISTRY
+from kernelcast.lab.data import merged, read_all
+
+# A static scale leaves the quantisation of the input out, which a call cannot say: two times for one call.
+_LEFT_OUT = "kernel_source NOT LIKE '%static scale%'"
+_NOT_FITTED = ("campaign", "version", "q_lens", "kv_lens")  # names of runs; no table has ragged batches yet
+
+FAMILIES = ("gemm", "attention", "moe", "mla", "moe_gemm", "memory", "collective", "conv2d")
+
+
+def family_columns(root: Path | None, family: str, sample: float | None = None) -> dict[str, NDArray[Any]]:
+    """Every measured row of a family, from every table that has some."""
+    ops = sorted(op for op, cls in REGISTRY.items() if cls.family == family)
+    found = merged([read_all(root, ops=ops, where=_LEFT_OUT, sample=sample)]).columns
+    return {name: column for name, column in found.items() if name not in _NOT_FITTED}

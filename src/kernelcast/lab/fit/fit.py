@@ -1,0 +1,234 @@
+"""Fit one family: split off the test shapes, train its networks, learn how wide to be, keep what was done.
+
+Rows of the test shapes (a tenth of all, by a hash of the shape alone) are never fitted on, so that the shipped weights
+can be scored on them. A run that was interrupted goes on after the last network that it finished.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernelcast._version import __version__
+from kernelcast.efficiency.learned import FamilyWeights, Spread, pack
+from kernelcast.efficiency.network import Encoder, Layers
+from kernelcast.hardware import gpu
+from kernelcast.lab.data import data_hash
+from kernelcast.lab.fit.dataset import Columns, Dataset, build
+from kernelcast.lab.fit.predicting import correction
+from kernelcast.lab.fit.train import Kind, Progress, Recipe, encoder_of, train
+
+TEST_FOLD, FOLDS = 0, 10
+TWINS = (("b200_sxm", "gb200"), ("h100_sxm", "h800_sxm"))
+_NOT_SHAPE = ("latency_us", "rotation")
+Report = Callable[[str], Progress | None]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is trained, and on how many rows (0: all)."""
+
+    rows: int = 0
+    networks: int = 2
+    transfer_networks: int = 4  # small, and their mean is steadier than each
+    main: Recipe = field(default_factory=Recipe)
+    transfer: Recipe = field(
+        default_factory=lambda: Recipe(hidden=(128, 128), epochs=15, batch=2048, weight_decay=0.1, noise=0.2)
+    )
+    ceiling: Recipe = field(default_factory=lambda: Recipe(hidden=(64, 64), epochs=15))
+    rows_left_out: int = 60_000  # rows of the fits that learn how wide to be on GPUs left out
+    seed: int = 0
+    workers: int = 1
+
+
+def shape_fold(columns: Columns) -> NDArray[np.int64]:
+    """A fold from 0 to 9 by the numbers of a call alone: one shape is in one fold on every GPU and stack."""
+    count = len(columns["op"])
+    key = np.zeros(count, dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        for name in sorted(columns):
+            column = columns[name]
+            if column.dtype == object or name in _NOT_SHAPE:
+                continue
+            cell = np.where(np.isnan(column), 0.0, np.asarray(column, dtype=np.float64) + 1)
+            part = cell.view(np.uint64) * np.uint64(
+                int.from_bytes(hashlib.md5(name.encode()).digest()[:8], "little") | 1
+            )
+            key += (part ^ (part >> np.uint64(31))) * np.uint64(0xBF58476D1CE4E5B9)
+        key = (key ^ (key >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return ((key ^ (key >> np.uint64(31))) % np.uint64(FOLDS)).astype(np.int64)
+
+
+def sampled(rows: NDArray[np.intp], count: int, seed: int) -> NDArray[np.intp]:
+    """``count`` of the rows, in order; all when 0 or fewer than that."""
+    if not count or count >= len(rows):
+        return rows
+    return np.sort(np.random.default_rng(seed).choice(rows, count, replace=False))
+
+
+def fit_family(
+    columns: Columns, family: str, settings: Settings, report: Report | None = None, partial: Path | None = None
+) -> FamilyWeights:
+    """All networks of one family on the rows outside the test shapes."""
+    return fit_rows(columns, family, np.flatnonzero(shape_fold(columns) != TEST_FOLD), settings, report, partial)
+
+
+def fit_rows(
+    columns: Columns,
+    family: str,
+    rows: NDArray[np.intp],
+    settings: Settings,
+    report: Report | None = None,
+    partial: Path | None = None,
+) -> FamilyWeights:
+    """All networks of one family on these rows, or on a sample of them."""
+    rows = sampled(rows, settings.rows, settings.seed)
+    data = build({name: column[rows] for name, column in columns.items()}, family, workers=settings.workers)
+    encoder = encoder_of(data)
+    run = _Run(family, settings, data_hash({n: c[rows] for n, c in columns.items()}), report, partial)
+    main = tuple(run.network(f"main {i}", data, encoder, settings.main, "main", i) for i in range(settings.networks))
+    transfer = tuple(
+        run.network(f"transfer {i}", data, encoder, settings.transfer, "transfer", i)
+        for i in range(settings.transfer_networks)
+    )
+    ceiling = run.network("ceiling", data, encoder, settings.ceiling, "ceiling", 0)
+    found = FamilyWeights(
+        encoder=encoder,
+        main=main,
+        transfer=transfer,
+        ceiling=ceiling,
+        capabilities=tuple(sorted({gpu(name).compute_capability for name in encoder.vocabulary["gpu"]})),
+        spreads=spreads(data, settings, run),
+        about={
+            "kernelcast": __version__,
+            "family": family,
+            "rows": len(data),
+            "data_hash": run.data,
+            "gpus": encoder.vocabulary["gpu"],
+            "settings": asdict(settings),
+        },
+    )
+    run.done()
+    return found
+
+
+@dataclass
+class _Run:
+    """Names, progress, and the networks that an interrupted run had finished."""
+
+    family: str
+    settings: Settings
+    data: str
+    report: Report | None
+    partial: Path | None
+
+    def network(self, name: str, data: Dataset, encoder: Encoder, recipe: Recipe, kind: Kind, seed: int) -> Layers:
+        recipe = replace(recipe, seed=self.settings.seed * 1000 + seed)
+        path = self._path(name, recipe)
+        if path and path.exists():
+            return _read(path)
+        progress = self.report(f"{self.family}: {name}") if self.report else None
+        net = train(data, encoder, recipe, kind, progress)
+        if path:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _write(path, net)
+        return net
+
+    def _path(self, name: str, recipe: Recipe) -> Path | None:
+        if self.partial is None:
+            return None
+        told = json.dumps([self.family, name, self.data, asdict(recipe), self.settings.rows], sort_keys=True)
+        return self.partial / f"{self.family}-{hashlib.sha256(told.encode()).hexdigest()[:16]}.npz"
+
+    def done(self) -> None:
+        """The partial results of a finished family are not needed."""
+        if self.partial is not None:
+            for path in self.partial.glob(f"{self.family}-*.npz"):
+                path.unlink()
+
+
+def _write(path: Path, net: Layers) -> None:
+    arrays = {f"w{i}": w for i, w in enumerate(net.weights)} | {f"b{i}": b for i, b in enumerate(net.biases)}
+    scratch = path.with_suffix(".tmp.npz")
+    np.savez(scratch, **arrays)  # type: ignore[arg-type]
+    scratch.replace(path)
+
+
+def _read(path: Path) -> Layers:
+    with np.load(path) as arrays:
+        count = len(arrays.files) // 2
+        return Layers(tuple(arrays[f"w{i}"] for i in range(count)), tuple(arrays[f"b{i}"] for i in range(count)))
+
+
+def spreads(data: Dataset, settings: Settings, run: _Run) -> dict[str, Spread]:
+    """Leave GPUs out, one (with its twin) or one compute capability at a time; see what the networks say of them.
+
+    Without a GPU that has kin to stand in for it, "near" is as wide as "extrapolated".
+    """
+    gpus = sorted({str(name) for name in data.words["gpu"]})
+    kin: dict[str, list[str]] = {}
+    for name in gpus:
+        kin.setdefault(gpu(name).compute_capability, []).append(name)
+    found = {}
+    if len(kin) > 1:
+        found["extrapolated"] = _left_out(data, list(kin.values()), settings, run, far=True)
+        found["near"] = replace(found["extrapolated"], keep=1.0)
+    alone = [[name] for group in kin.values() for name in group if any(not twins(name, other) for other in group)]
+    if alone:
+        found["near"] = _left_out(data, alone, settings, run, far=False)
+    return found
+
+
+def twins(one: str, other: str) -> bool:
+    """Nearly the same chip: measuring one is measuring the other."""
+    return one == other or any(one in pair and other in pair for pair in TWINS)
+
+
+def _left_out(data: Dataset, groups: list[list[str]], settings: Settings, run: _Run, *, far: bool) -> Spread:
+    """The share of the correction, and the width of the interval, that serve best on GPUs that were left out."""
+    outs, truths = [], []
+    for at, group in enumerate(groups):
+        gone = [name for name in set(data.words["gpu"].astype(str)) if any(twins(name, member) for member in group)]
+        outside = np.isin(data.words["gpu"].astype(str), gone)
+        fitted = data.select(sampled(np.flatnonzero(~outside), settings.rows_left_out, settings.seed))
+        tested = data.select(sampled(np.flatnonzero(outside), settings.rows_left_out // 4, settings.seed))
+        encoder = encoder_of(fitted)
+        label = f"without {'+'.join(group)}"
+        main = run.network(f"main {label}", fitted, encoder, settings.main, "main", at)
+        transfer = (
+            (run.network(f"transfer {label}", fitted, encoder, settings.transfer, "transfer", at),) if far else ()
+        )
+        outs.append(correction(FamilyWeights(encoder, (main,), transfer, main, (), {}, {}), tested))
+        truths.append(tested.target)
+    out, truth = np.concatenate(outs), np.concatenate(truths)
+    keeps = np.arange(0.5, 1.01, 0.05) if far else np.ones(1)
+    errors = [np.mean(np.abs(np.expm1(keep * out[:, 0] - truth))) for keep in keeps]
+    keep = float(keeps[int(np.argmin(errors))])
+    low, high = np.quantile(truth - keep * out[:, 0], [0.1, 0.9])
+    return Spread(keep=round(keep, 3), low=round(max(0.0, -float(low)), 4), high=round(max(0.0, float(high)), 4))
+
+
+def save(weights: FamilyWeights, folder: Path) -> Path:
+    """Write one family's weights; a file is whole or not there."""
+    from safetensors.numpy import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors, meta = pack(weights)
+    path = folder / f"{weights.about['family']}.safetensors"
+    scratch = path.with_suffix(".tmp")
+    save_file(tensors, scratch, metadata=meta)
+    scratch.replace(path)
+    return path
+
+
+def save_about(folder: Path, version: str, families: Mapping[str, Mapping[str, Any]]) -> None:
+    """What the weights in a folder are, as a whole."""
+    about = {"version": version, "families": {name: dict(entry) for name, entry in families.items()}}
+    (folder / "about.json").write_text(json.dumps(about, indent=1) + "\n")

@@ -1,0 +1,43 @@
+"""The shipped weights against the measured tables, where the variable KERNELCAST_DATA names them.
+
+Only shapes that the fit never saw are scored. The limits are the targets of docs/accuracy.md.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kernelcast.lab.data import read
+from kernelcast.lab.fit.fit import TEST_FOLD, sampled, shape_fold
+from kernelcast.tables import predict_columns
+
+DATA = os.environ.get("KERNELCAST_DATA")
+pytestmark = pytest.mark.skipif(not DATA, reason="KERNELCAST_DATA names no folder of measured tables")
+
+
+@pytest.mark.parametrize(
+    ("table", "where", "most"),
+    [
+        ("aiconfigurator/gemm", "dtype IN ('bf16', 'fp8') AND kernel_source NOT LIKE '%static scale%'", 4.5),
+        ("aiconfigurator/attention_context", None, 5.0),
+        ("aiconfigurator/attention_generation", None, 6.0),
+        ("aiconfigurator/moe", None, 7.0),
+        ("neusight/ops", "op NOT IN ('gemm', 'bmm', 'conv2d')", 8.0),
+        ("vidur/layers", "op <> 'gemm'", 8.0),
+        ("pipeweave/gemm_fp8", None, 3.3),
+    ],
+)
+def test_new_shapes(table: str, where: str | None, most: float) -> None:
+    rows = read(Path(str(DATA)), table, where=where).columns
+    test = sampled(np.flatnonzero(shape_fold(rows) == TEST_FOLD), 20_000, seed=0)
+    held = {name: column[test] for name, column in rows.items()}
+    found, bad = predict_columns(held, None)
+    assert not bad.found
+    error = np.abs(found["predicted_us"] / held["latency_us"] - 1) * 100
+    inside = (held["latency_us"] >= found["low_us"]) & (held["latency_us"] <= found["high_us"])
+    assert float(np.mean(error)) <= most
+    assert 0.70 <= float(np.mean(inside)) <= 0.90

@@ -1,0 +1,145 @@
+"""Fitting in small: deterministic, resumable, honest about its test shapes, and it learns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from kernelcast.efficiency.learned import load
+from kernelcast.lab.evaluate.run import Fitted, Plan, evaluate
+from kernelcast.lab.evaluate.splits import generation, gpu_out, shapes
+from kernelcast.lab.fit import fit as fitting
+from kernelcast.lab.fit.dataset import build, pack, unpack
+from kernelcast.lab.fit.train import Recipe, train
+from kernelcast.predict import Conditions
+from kernelcast.tables import predict_columns
+
+SMALL = fitting.Settings(
+    networks=1,
+    transfer_networks=1,
+    main=Recipe(hidden=(32, 32), epochs=40, batch=128),
+    transfer=Recipe(hidden=(16,), epochs=10, batch=128),
+    ceiling=Recipe(hidden=(16,), epochs=10, batch=128),
+    rows_left_out=300,
+)
+
+
+def invented(rows: int = 900) -> dict[str, np.ndarray[Any, Any]]:
+    """GEMM times that no GPU ever had: the roofline, slower by a factor that depends on shape and GPU."""
+    rng = np.random.default_rng(3)
+    gpus = np.array(["a100_sxm", "h100_sxm", "h200_sxm", "l40s"], dtype=object)[rng.integers(0, 4, rows)]
+    sides = {side: np.floor(2 ** rng.uniform(6, 13, rows)) for side in ("m", "n", "k")}
+    columns = {
+        "op": np.full(rows, "gemm", dtype=object),
+        "dtype": np.full(rows, "bf16", dtype=object),
+        "stack": np.array(["vllm", "sglang"], dtype=object)[rng.integers(0, 2, rows)],
+        "gpu": gpus,
+        "kernel_source": np.full(rows, "invented", dtype=object),
+        "source": np.full(rows, "aiconfigurator", dtype=object),
+        **sides,
+    }
+    physics, _ = predict_columns(columns, None, Conditions(predictor="generic"))
+    slow = np.where(columns["stack"] == "vllm", 1.3, 1.6) * np.where(gpus == "l40s", 1.5, 1.0)
+    return {**columns, "latency_us": physics["predicted_us"] * slow}
+
+
+def test_fit_learns_and_test_shapes_stay_out(tmp_path: Path) -> None:
+    columns = invented()
+    weights = fitting.fit_family(columns, "gemm", SMALL)
+    test = fitting.shape_fold(columns) == fitting.TEST_FOLD
+    assert weights.about["rows"] == int((~test).sum())
+    held = {name: column[test] for name, column in columns.items()}
+    learned, _ = predict_columns(held, None, Conditions(predictor=Fitted(weights)))
+    plain, _ = predict_columns(held, None, Conditions(predictor="generic"))
+    error = [np.mean(np.abs(r["predicted_us"] / held["latency_us"] - 1)) for r in (learned, plain)]
+    assert error[0] < 0.1 < error[1]
+    path = fitting.save(weights, tmp_path)
+    again = load(tmp_path, "gemm")
+    assert again is not None and path.exists()
+    stored, _ = predict_columns(held, None, Conditions(predictor=Fitted(again)))
+    # networks are stored in half precision
+    assert stored["predicted_us"] == pytest.approx(learned["predicted_us"], rel=5e-3)
+
+
+def test_same_seed_same_weights() -> None:
+    columns = invented(300)
+    one, two = (fitting.fit_family(columns, "gemm", SMALL) for _ in range(2))
+    assert all(np.array_equal(a, b) for a, b in zip(one.main[0].weights, two.main[0].weights, strict=True))
+    assert one.spreads == two.spreads
+
+
+def test_interrupted_fit_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = invented(300)
+    trained: list[str] = []
+    real = train
+
+    def counted(*arguments: Any) -> Any:
+        trained.append(str(arguments[3]))
+        if len(trained) == 3:
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    monkeypatch.setattr(fitting, "train", counted)
+    with pytest.raises(KeyboardInterrupt):
+        fitting.fit_family(columns, "gemm", SMALL, partial=tmp_path)
+    assert len(list(tmp_path.glob("*.npz"))) == 2
+    before = len(trained)
+    weights = fitting.fit_family(columns, "gemm", SMALL, partial=tmp_path)
+    assert trained[before] == "ceiling"  # main and transfer were there
+    assert not list(tmp_path.glob("*.npz"))
+    whole = fitting.fit_family(columns, "gemm", SMALL)
+    assert np.array_equal(weights.ceiling.weights[0], whole.ceiling.weights[0])
+
+
+def test_a_shape_is_in_one_fold_everywhere() -> None:
+    columns = invented(200)
+    moved = {**columns, "gpu": np.full(200, "b200_sxm", dtype=object), "latency_us": columns["latency_us"] * 7}
+    assert np.array_equal(fitting.shape_fold(columns), fitting.shape_fold(moved))
+    share = np.mean(fitting.shape_fold(invented(4000)) == fitting.TEST_FOLD)
+    assert 0.07 < share < 0.13
+
+
+def test_packed_columns_come_back(tmp_path: Path) -> None:
+    columns = invented(50)
+    columns["stack"][3] = None
+    pack(tmp_path / "rows.npz", columns)
+    back = unpack(tmp_path / "rows.npz")
+    assert set(back) == set(columns)
+    assert back["stack"].tolist() == columns["stack"].tolist()
+    assert np.array_equal(back["m"], columns["m"])
+    assert len(build(back, "gemm")) == 50
+
+
+def test_splits_keep_kin_apart() -> None:
+    columns = invented(600)
+    (split,) = shapes(columns)
+    keys = list(zip(columns["m"], columns["n"], columns["k"], strict=True))
+    assert not {k for k, t in zip(keys, split.train, strict=True) if t} & {
+        k for k, t in zip(keys, split.test, strict=True) if t
+    }
+    (split,) = gpu_out(columns, "h200_sxm")
+    assert set(columns["gpu"][split.test]) == {"h200_sxm"} and "h200_sxm" not in set(columns["gpu"][split.train])
+    hopper = next(s for s in generation(columns) if s.label == "H100+H200")
+    assert not {"h100_sxm", "h200_sxm"} & set(columns["gpu"][hopper.train])
+
+
+def test_evaluation_resumes(tmp_path: Path) -> None:
+    columns = invented(600)
+    empty = {name: column[:0] for name, column in columns.items()}
+    plan = Plan(splits=("gpu",), protocols=False, predictors=("generic", "roofline"), settings=SMALL)
+    said: list[str] = []
+
+    def tables(family: str) -> Any:
+        return columns if family == "gemm" else empty
+
+    first = evaluate(tables, plan, tmp_path / "scores.json", said.append)
+    assert len(said) == 2 and {s.predictor for s in first} == {"generic", "roofline"}
+    again = evaluate(tables, plan, tmp_path / "scores.json", said.append)
+    assert len(said) == 2 and again == first
+    score = next(s for s in first if s.group == "all" and s.predictor == "generic")
+    assert 20 < score.mean < 60 and score.bias < 0

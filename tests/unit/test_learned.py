@@ -1,0 +1,159 @@
+"""The learned efficiency at run time: words, stand-ins, support, and what must hold whatever the weights say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import kernelcast as kc
+from kernelcast.efficiency.features import GPU_FEATURES, features
+from kernelcast.efficiency.learned import WEIGHTS, as_gpu, load, monotone, pack, stand_in, unpack
+from kernelcast.efficiency.network import BLOCK_ROWS, Encoder, Layers
+from kernelcast.kernels.base import columns_of
+from kernelcast.kernels.gemm import Gemm
+from kernelcast.machine import analyse
+
+FAMILIES = ("gemm", "attention", "moe", "mla", "moe_gemm", "memory", "collective", "conv2d")
+
+
+def tiny_encoder() -> Encoder:
+    return Encoder(
+        names=("a", "b"),
+        low=np.array([0, 0], dtype=np.float32),
+        high=np.array([10, 1], dtype=np.float32),
+        mean=np.array([5, 0], dtype=np.float32),
+        scale=np.array([5, 1], dtype=np.float32),
+        vocabulary={"gpu": ("h100_sxm", "l40s"), "stack": ("vllm",)},
+    )
+
+
+def test_encoder_clips_and_standardises() -> None:
+    encoder = tiny_encoder()
+    rows = np.array([[20, -1], [5, 0.5]], dtype=np.float32)
+    # 20 is clipped to 10: (10 - 5) / 5 = 1; -1 to 0
+    assert encoder.numbers(rows).tolist() == [[1, 0], [0, 0.5]]
+    assert encoder.outside(rows).tolist() == [True, False]
+    # two numbers, then h100_sxm, l40s, vllm
+    assert encoder.positions({"gpu": "l40s", "stack": None}) == [3]
+    assert encoder.positions({"gpu": "b200_sxm", "stack": "vllm"}) == [4]
+
+
+def test_network_by_hand() -> None:
+    # hidden = relu(2 x + 1 for the word), output = 3 hidden - 1
+    net = Layers(
+        (np.array([[2.0], [1.0]], dtype=np.float32), np.array([[3.0]], dtype=np.float32)),
+        (np.array([0.0], dtype=np.float32), np.array([-1.0], dtype=np.float32)),
+    )
+    x = np.array([[1.0], [-4.0]], dtype=np.float32)
+    assert net(x, [1])[:, 0].tolist() == [3 * 3 - 1, -1]
+    assert net(x, [])[:, 0].tolist() == [3 * 2 - 1, -1]
+
+
+def test_a_row_does_not_depend_on_its_neighbours() -> None:
+    rng = np.random.default_rng(0)
+    net = Layers(
+        tuple(rng.standard_normal(s).astype(np.float32) for s in ((30, 64), (64, 3))),
+        tuple(rng.standard_normal(s).astype(np.float32) for s in (64, 3)),
+    )
+    x = rng.standard_normal((5 * BLOCK_ROWS + 3, 30)).astype(np.float32)
+    whole = net(x, [])
+    for start, stop in ((0, 1), (3, 11), (17, 43)):
+        assert np.array_equal(net(x[start:stop], []), whole[start:stop])
+
+
+def test_an_unmeasured_gpu_takes_its_nearest_kin() -> None:
+    measured = ("a100_sxm", "h100_sxm", "l40s", "b200_sxm")
+    assert stand_in(kc.gpu("h100_sxm"), measured).id == "h100_sxm"
+    assert stand_in(kc.gpu("h200_sxm"), measured).id == "h100_sxm"
+    assert stand_in(kc.gpu("l4"), measured).id == "l40s"
+    # no Volta was measured: HBM and size make the A100 the nearest
+    assert stand_in(kc.gpu("v100_sxm"), measured).id == "a100_sxm"
+
+
+def test_a_borrowed_name_is_whole() -> None:
+    """What tells a GPU by name comes from the stand-in; everything else stays."""
+    call = columns_of([kc.Gemm(m=64, n=4096, k=4096)])
+    target, kin = kc.gpu("h200_sxm"), kc.gpu("a100_sxm")
+    ranked = [analyse(work, target, keep=3) for work in Gemm.work(call, target)]
+    found = features(ranked, Gemm.hints(call, target), target)
+    borrowed = as_gpu(found.names, found.values, kin)
+    changed = {name for at, name in enumerate(found.names) if borrowed[0, at] != found.values[0, at]}
+    assert changed and changed <= set(GPU_FEATURES)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_shipped_weights_say_what_they_are(family: str) -> None:
+    weights = load(WEIGHTS, family)
+    assert weights is not None
+    assert weights.about["rows"] > 1000 and len(weights.about["data_hash"]) == 32
+    assert len(weights.encoder.names) == len(weights.encoder.low)
+    assert np.all(weights.encoder.low <= weights.encoder.high)
+    assert set(weights.spreads) <= {"near", "extrapolated"}
+    tensors, meta = pack(weights)
+    again = unpack(
+        {name: t.astype(np.float32) for name, t in tensors.items()},
+        {name: __import__("json").loads(text) for name, text in meta.items()},
+    )
+    assert again.encoder.vocabulary == weights.encoder.vocabulary
+    assert np.array_equal(again.main[0].weights[0], weights.main[0].weights[0])
+
+
+def test_all_weights_stay_under_ten_megabytes() -> None:
+    assert sum(path.stat().st_size for path in Path(WEIGHTS).rglob("*") if path.is_file()) < 10e6
+
+
+def test_support_says_how_far_the_data_are() -> None:
+    call = kc.Gemm(m=512, n=4096, k=4096)
+    assert kc.predict(call, "h200_sxm").support == "seen"
+    assert kc.predict(call, "h100_pcie").support == "near"  # its capability was measured, it was not
+    assert kc.predict(call, "rtx_5090").support == "extrapolated"
+    assert kc.predict(call, kc.gpu("h200_sxm").replace(dram_bytes_per_s=7e12)).support == "near"
+    assert kc.predict(call, "h200_sxm").predictor.startswith("learned-")
+
+
+def test_intervals_widen_with_distance() -> None:
+    call = kc.Gemm(m=512, n=4096, k=4096)
+    width = [(p.high_s / p.low_s) for p in (kc.predict(call, g) for g in ("h200_sxm", "h100_pcie", "rtx_5090"))]
+    assert width[0] < width[1] < width[2]
+
+
+def test_a_left_out_limit_asks_physics() -> None:
+    p = kc.predict(kc.Gemm(m=512, n=4096, k=4096), "h200_sxm", kc.Conditions(without=("l2",)))
+    assert p.predictor == "generic-1"
+
+
+@pytest.mark.parametrize("name", ["learned", "generic", "roofline", "pipeweave", "neusight"])
+def test_every_predictor_answers_every_op(name: str) -> None:
+    from kernelcast.kernels import REGISTRY
+
+    for op, cls in REGISTRY.items():
+        p = kc.predict(kc.kernel(op, **cls.examples[0]), "h200_sxm", kc.Conditions(predictor=name))
+        assert np.isfinite(p.time_s) and p.time_s > 0, (name, op)
+
+
+def test_unknown_predictor_is_refused() -> None:
+    with pytest.raises(kc.KernelcastError, match=r"unknown predictor 'learnt'.*learned"):
+        kc.Conditions(predictor="learnt")
+
+
+def test_direction_of_a_what_if() -> None:
+    base = kc.gpu("h200_sxm")
+    assert monotone(base.replace(dram_bytes_per_s=9e12), base) == 1
+    assert monotone(base.replace(dram_bytes_per_s=1e12), base) == -1
+    assert monotone(base.replace(launch_floor_s=5e-6), base) == -1
+    assert monotone(base.replace(dram_bytes_per_s=9e12, sm_count=100), base) == 0
+
+
+def test_scalar_prediction_is_fast() -> None:
+    import time
+
+    call, gpu = kc.Gemm(m=512, n=4096, k=4096), kc.gpu("h200_sxm")
+    kc.predict(call, gpu)
+    times = []
+    for _ in range(50):
+        start = time.perf_counter()
+        kc.predict(call, gpu)
+        times.append(time.perf_counter() - start)
+    assert min(times) < 5e-3  # under 1 ms on a quiet machine, see benchmarks/
