@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 
-.PHONY: demo test lint unit bench clean
+.PHONY: demo test lint unit bench accuracy clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/llama_layer.py
@@ -21,6 +21,11 @@ lint: $(DEV_STAMP)
 unit: $(DEV_STAMP)
 	$(BIN)/python -m pytest
 
+# Accuracy of every predictor on measured tables (KERNELCAST_DATA names their folder) -> docs/accuracy.md
+accuracy: $(DEV_STAMP)
+	$(BIN)/kernelcast evaluate -o .cache/accuracy
+	cp .cache/accuracy/accuracy.md .cache/accuracy/*.png docs/
+
 bench: $(DEV_STAMP)
 	$(BIN)/python benchmarks/predict_table.py
 
@@ -30,8 +35,10 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
 	touch $@
 
+# Fitting is tested with this release of PyTorch; any from 2.4 on will do.
 $(DEV_STAMP): $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,plots]'
 	touch $@
 
 clean:

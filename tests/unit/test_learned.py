@@ -68,8 +68,8 @@ def test_an_unmeasured_gpu_takes_its_nearest_kin() -> None:
     assert stand_in(kc.gpu("h100_sxm"), measured).id == "h100_sxm"
     assert stand_in(kc.gpu("h200_sxm"), measured).id == "h100_sxm"
     assert stand_in(kc.gpu("l4"), measured).id == "l40s"
-    # no Volta was measured: HBM and size make the A100 the nearest
-    assert stand_in(kc.gpu("v100_sxm"), measured).id == "a100_sxm"
+    # no GPU of capability 10.3 was measured: memory, SMs and power make the B200 the nearest
+    assert stand_in(kc.gpu("gb300"), measured).id == "b200_sxm"
 
 
 def test_a_borrowed_name_is_whole() -> None:

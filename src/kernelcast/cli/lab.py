@@ -121,8 +121,7 @@ def evaluate(
         typer.Option("--split", help="shapes, gpu, generation, stack; default: all, and the sources' own"),
     ] = None,
     predictor: Annotated[list[str] | None, typer.Option("--predictor", help="only this one; may be repeated")] = None,
-    rows: Annotated[int, typer.Option("--rows", min=1, help="rows of each fit")] = 120_000,
-    epochs: Annotated[int, typer.Option("--epochs", min=1, help="passes over the rows")] = 20,
+    rows: Annotated[int, typer.Option("--rows", min=1, help="rows of each fit")] = 200_000,
     seed: Annotated[int, typer.Option("--seed")] = 0,
     as_json: Json = False,
 ) -> None:
@@ -135,7 +134,7 @@ def evaluate(
 
     chosen = tuple(predictor or PREDICTORS)
     found = evaluate_tables(
-        data, out, splits=tuple(split or ()), predictors=chosen, rows=rows, epochs=epochs, seed=seed,
+        data, out, splits=tuple(split or ()), predictors=chosen, rows=rows, seed=seed,
         say=lambda text: typer.echo(f"kernelcast: {text}", err=True),
     )  # fmt: skip
     written = write_report(found, out)

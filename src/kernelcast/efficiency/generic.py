@@ -19,8 +19,9 @@ from kernelcast.machine.analyse import PIPELINES, Analysis, overlapped
 
 # Share of the peak that good kernels sustain, of the pipelines that the catalogue has no measurement of.
 _SHARES = {"fma": 0.80, "xu": 0.80, "smem": 0.95, "l2": 0.85, "issue": 0.80, "link": 0.80, "launch": 1.0}
-# 80% of measured calls lie between these multiples of the estimate (docs/accuracy.md says on what).
-LOW, HIGH = 0.72, 1.75
+# 80% of measured calls, eight families of public campaigns in equal parts, lie between these multiples of the estimate:
+# stacks add kernels and overhead that physics does not know of.
+LOW, HIGH = 0.98, 5.9
 
 _LAUNCH, _DRAM = PIPELINES.index("launch"), PIPELINES.index("dram")
 

@@ -15,15 +15,8 @@ from numpy.typing import NDArray
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Calls, Kernel, choice, flag, lengths, size
 from kernelcast.kernels.dtypes import dtype
-from kernelcast.kernels.flash import (
-    BACKENDS,
-    Heads,
-    Requests,
-    default_backend,
-    flash_phases,
-    length_conflicts,
-    length_hints,
-)
+from kernelcast.kernels.flash import BACKENDS, default_backend, flash_phases
+from kernelcast.kernels.requests import Heads, Requests, length_conflicts, length_hints
 from kernelcast.kernels.work import Array, Phases
 
 

@@ -50,7 +50,13 @@ class Plan:
     baseline_epochs: int = 30
     test_rows: int = 20_000
     seed: int = 0
+    row_passes: int = 4_000_000  # rows times epochs of a main network: few rows are passed more often
     density: dict[str, Any] = field(default_factory=dict)  # predicted against measured, as counts on a grid
+
+    def settings_for(self, rows: int) -> Settings:
+        used = min(rows, self.settings.rows or rows)
+        epochs = int(np.clip(self.row_passes / max(used, 1), 15, 80))
+        return replace(self.settings, main=replace(self.settings.main, epochs=epochs))
 
     def keep_density(self, told: Mapping[str, str], truth: NDArray[Any], predicted: NDArray[Any]) -> None:
         counts, _, _ = np.histogram2d(np.log10(truth), np.log10(predicted / truth), bins=(GRID_TIME, GRID_RATIO))
@@ -166,7 +172,7 @@ def _predictor(job: Job, name: str, plan: Plan) -> Predictor | None:
             and (shipped.folder / f"{job.family}.safetensors").exists()
         ):
             return shipped  # its test shapes are these
-        return Fitted(fit_rows(job.columns, job.family, rows, plan.settings))
+        return Fitted(fit_rows(job.columns, job.family, rows, plan.settings_for(len(rows))))
     rows = sampled(rows, plan.baseline_rows, plan.seed)
     fit: Callable[..., Pipeweave | Neusight] = fit_pipeweave if name == "pipeweave" else fit_neusight
     try:
@@ -192,14 +198,14 @@ def evaluate_tables(
     *,
     splits: tuple[str, ...] = (),
     predictors: tuple[str, ...] = PREDICTORS,
-    rows: int = 120_000,
-    epochs: int = 20,
+    rows: int = 200_000,
     seed: int = 0,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Score]:
     """Evaluate on a folder of measured tables, sub-sampled so that two cores finish within the hour."""
-    recipe = Recipe(epochs=epochs, batch=2048)
-    settings = Settings(rows=rows, networks=1, main=recipe, rows_left_out=20_000, seed=seed)
+    settings = Settings(
+        rows=rows, networks=1, transfer_networks=2, main=Recipe(batch=2048), rows_left_out=8_000, seed=seed
+    )
     plan = Plan(settings=settings, predictors=predictors, seed=seed)
     if splits:
         plan = replace(plan, splits=splits, protocols=False)

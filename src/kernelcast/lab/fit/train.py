@@ -153,7 +153,7 @@ def train(
     steps = max(1, -(-len(data) // recipe.batch))
     optimiser = torch.optim.AdamW(net.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimiser, recipe.learning_rate, total_steps=recipe.epochs * steps, pct_start=0.1
+        optimiser, recipe.learning_rate, total_steps=max(20, recipe.epochs * steps), pct_start=0.1
     )
     loss_of: Any = _ceiling_loss if kind == "ceiling" else _loss
     for epoch in range(recipe.epochs):
