@@ -71,22 +71,30 @@ def sustained_start_s(target: Gpu) -> float:
 
 def sustained_shares(target: Gpu) -> Array:
     """(pipelines, 1) share of each peak that this GPU sustains."""
-    own = {
-        "tensor": target.sustained_tensor_fraction or sibling_mean("sustained_tensor_fraction", target),
-        "dram": target.sustained_dram_fraction or sibling_mean("sustained_dram_fraction", target),
-        **_SHARES,
-    }
-    return np.array([own[name] for name in PIPELINES])[:, None]
+    tensor = target.sustained_tensor_fraction or sibling_mean("sustained_tensor_fraction", target)
+    dram = target.sustained_dram_fraction or sibling_mean("sustained_dram_fraction", target)
+    return _shares(tensor, dram)
+
+
+@functools.cache
+def _shares(tensor: float, dram: float) -> Array:
+    own = {**_SHARES, "tensor": tensor, "dram": dram}
+    found = np.array([own[name] for name in PIPELINES])[:, None]
+    found.flags.writeable = False  # it is shared
+    return found
 
 
 def sibling_mean(field: str, target: Gpu) -> float:
     """Mean over the measured GPUs of its compute capability; else of its architecture; else over all."""
+    return _sibling_mean(field, target.compute_capability, target.architecture)
+
+
+@functools.cache
+def _sibling_mean(field: str, compute_capability: str, architecture: str) -> float:
     known = _measured(field)
-    for kin in ("compute_capability", "architecture"):
-        values = [getattr(g, field) for g in known if getattr(g, kin) == getattr(target, kin)]
-        if values:
-            return float(np.mean(values))
-    return float(np.mean([getattr(g, field) for g in known]))
+    values = [getattr(g, field) for g in known if g.compute_capability == compute_capability]
+    values = values or [getattr(g, field) for g in known if g.architecture == architecture]
+    return float(np.mean(values or [getattr(g, field) for g in known]))
 
 
 @functools.cache
