@@ -199,13 +199,13 @@ def _answer(
     times, best = answering.estimate(question), question.best
     limits = np.sum([p.limits for p in best], axis=0)
     found = Predictions(
-        time_s=np.broadcast_to(times.time_s, (calls.count,)),
-        low_s=np.broadcast_to(times.low_s, (calls.count,)),
-        high_s=np.broadcast_to(times.high_s, (calls.count,)),
-        ceiling_s=np.broadcast_to(times.ceiling_s, (calls.count,)),
+        time_s=times.time_s,
+        low_s=times.low_s,
+        high_s=times.high_s,
+        ceiling_s=times.ceiling_s,
         bound_s=question.bound_s,
-        limits_s=np.broadcast_to(limits, (len(PIPELINES), calls.count)),
-        footprint_bytes=np.broadcast_to(np.max([p.footprint_bytes for p in best], axis=0), (calls.count,)),
+        limits_s=limits,
+        footprint_bytes=np.max([p.footprint_bytes for p in best], axis=0),
         support=times.support,
         predictor=answering.name,
         phases=tuple(best) if details else (),

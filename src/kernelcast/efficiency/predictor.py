@@ -32,7 +32,8 @@ class Question:
 
     @property
     def bound_s(self) -> Array:
-        return np.broadcast_to(np.sum([phase.bound for phase in self.best], axis=0), (self.calls.count,))
+        bounds = [phase.bound for phase in self.best]
+        return bounds[0] if len(bounds) == 1 else np.sum(bounds, axis=0)
 
 
 @dataclass(frozen=True)

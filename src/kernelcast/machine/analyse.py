@@ -129,8 +129,10 @@ def _take(
 
     def chosen(values: Number) -> Array:
         array = np.asarray(values, dtype=np.float64)
-        if array.ndim < 2:
-            return np.broadcast_to(array, (calls,))
+        if array.ndim == 0:
+            return np.full(calls, array)
+        if array.ndim == 1:
+            return array if len(array) == calls else np.full(calls, array[0])
         rows = candidate if array.shape[0] > 1 else np.zeros_like(candidate)
         return array[rows, call] if array.shape[1] > 1 else array[rows, 0]
 
