@@ -42,7 +42,7 @@ def write_report(found: Sequence[Score], out: Path) -> Path:
         " `kernelcast evaluate`, every predictor fitted on rows of the same training split. **Bold**: best of a row."
         " Targets are the project's own; a missed one says so. The split `shapes` scores the weights that ship, fitted"
         " on all rows of nine tenths of the shapes; every other line is a fit of its own, on a sample of what the split"
-        " leaves, so that two cores finish within the hour: a fit on all rows does better."
+        " leaves, so that two cores can run it: a fit on all rows does better."
         " [Notes](accuracy-notes.md) say what the errors are made of, and how this report was made.",
         "## The main table",
         *_main(everything),

@@ -202,7 +202,7 @@ def evaluate_tables(
     seed: int = 0,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Score]:
-    """Evaluate on a folder of measured tables, sub-sampled so that two cores finish within the hour."""
+    """Evaluate on a folder of measured tables, sub-sampled so that two cores can run it."""
     settings = Settings(
         rows=rows, networks=1, transfer_networks=2, main=Recipe(batch=2048), rows_left_out=8_000, seed=seed
     )
