@@ -109,6 +109,8 @@ def _tiles(prefix: str, candidates: tuple[Analysis, ...], share: Array, total: A
         "ctas": first.ctas_per_sm,
         "steps": _log(first.serial_steps),
         "chain": _log(first.serial_steps * _STEP_CYCLES / gpu.clock_boost_hz / total),
+        "setup": _log(np.maximum(first.setup_s / total, _SMALLEST)),
+        "walk": _log(np.maximum(first.step_s / total, _SMALLEST)),
         "resident": first.resident_share,
     }
     leader = overlapped(first.busiest_limits)

@@ -53,8 +53,8 @@ def phase_times(phases: Sequence[Analysis], target: Gpu) -> list[Array]:
     for phase in phases:
         busy = phase.busiest_limits / shares
         busy[_DRAM] += phase.refetched_bytes / (target.dram_bytes_per_s * shares[_DRAM, 0])
-        busy[_LAUNCH] = 0.0
-        times.append(_floor(phase, target) + overlapped(busy))
+        busy[_LAUNCH] = phase.step_s  # its row is free: the floor is added below
+        times.append(_floor(phase, target) + phase.setup_s + overlapped(busy))
     return times
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,8 +12,14 @@ from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Calls, Kernel, choice, flag, lengths, size
 from kernelcast.kernels.dtypes import dtype
 from kernelcast.kernels.flash import BACKENDS, default_backend, flash_phases
+from kernelcast.kernels.kv_write import token_move
 from kernelcast.kernels.requests import Heads, Requests, length_conflicts, length_hints
 from kernelcast.kernels.work import Array, Phases
+
+_XQA_GROUP = 32.0  # the widest that TensorRT-LLM's own decode kernel shares KV among; above, its older one does not
+# The attention layer of a serving engine also writes new keys and values to the cache; TensorRT-LLM's rotates Q and K
+# in the same pass.
+_MOVED_BY_ENGINE = {"vllm": "kv", "sglang": "kv", "trtllm": "q+kv"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,10 +79,11 @@ class Attention(Kernel):
     def work(cls, calls: Calls, gpu: Gpu) -> Phases:
         kind = dtype(calls.choice("dtype"))
         kv_bytes = dtype(calls.choice("kv_dtype") or kind.name).act_bytes
-        return flash_phases(
+        requests, heads = Requests.of(calls), _heads(calls)
+        phases = flash_phases(
             gpu,
-            Requests.of(calls),
-            _heads(calls),
+            requests,
+            heads,
             kind,
             kv_bytes,
             calls.choice("backend") or default_backend(gpu),
@@ -84,6 +91,14 @@ class Attention(Kernel):
             calls.given("window", 0.0),
             calls.given("page_size", 0.0) > 0,
         )
+        moved = _MOVED_BY_ENGINE.get(calls.choice("stack") or "")
+        if moved is None:
+            return phases
+        tokens = requests.total(requests.queries)
+        elements = (2 * heads.kv + (heads.queries if moved == "q+kv" else 0.0)) * heads.qk_dim
+        move = token_move(gpu, tokens, elements, kind.act_bytes, kv_bytes)
+        kernels = 2.0 + (kind.act_bytes != kv_bytes) + (kind.act_bytes < 2)
+        return (*phases, replace(move, launches=kernels))
 
 
 def _heads(calls: Calls) -> Heads:
@@ -92,4 +107,5 @@ def _heads(calls: Calls) -> Heads:
         kv=calls.given("kv_heads", calls["q_heads"]),
         qk_dim=calls["head_dim"],
         v_dim=calls["head_dim"],
+        most_packed=_XQA_GROUP if calls.choice("stack") == "trtllm" else np.inf,
     )

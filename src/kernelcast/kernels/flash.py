@@ -19,6 +19,8 @@ from kernelcast.kernels.work import Array, Phases, Work, ceil_div
 
 SOFTMAX_FLOPS = 8.0  # per score: scale, running max, subtract, sum, rescale, convert (FlashAttention-2, alg. 1)
 LOAD_MARGIN = 1.1  # FlashAttention-3 splits a request that has more than 1.1 times an SM's mean share
+# Page table, queries, first keys, write-back: about five trips to DRAM and back, which nothing hides.
+TASK_CYCLES = 4000.0
 MIN_CHUNK_TOKENS = 256.0  # shorter splits cost more in merging than they win
 
 
@@ -33,6 +35,7 @@ class Backend:
     threads: int
     rows_per_read: float  # query rows that share one read of K and V from shared memory
     stages: int
+    step_cycles: float  # load, multiply, softmax, multiply, as far as the next step's does not hide it
 
 
 # FlashInfer: scheduler.cuh picks 16, 64 or 128 packed rows and splits for two CTAs an SM. FlashAttention 2:
@@ -40,13 +43,13 @@ class Backend:
 # splits of flash_prepare_scheduler.cu. cuDNN, TensorRT-LLM and FA4 on Blackwell: two tiles of 128 rows in flight.
 # Triton: the serving engines' own kernels.
 BACKENDS = {
-    "fa2": Backend((64, 128), 1, 1, False, 128, 32, 1),
-    "fa3": Backend((64, 128), 64, 1, True, 384, 64, 2),
-    "fa4": Backend((128, 256), 128, 1, True, 384, 128, 2),
-    "flashinfer": Backend((16, 64, 128), np.inf, 2, False, 128, 32, 1),
-    "cudnn": Backend((64, 128), 1, 1, False, 384, 64, 2),
-    "trtllm": Backend((16, 64, 128), np.inf, 1, True, 384, 64, 2),
-    "triton": Backend((16, 64, 128), np.inf, 1, False, 128, 32, 2),
+    "fa2": Backend((64, 128), 1, 1, False, 128, 32, 1, 1500),
+    "fa3": Backend((64, 128), 64, 1, True, 384, 64, 2, 600),
+    "fa4": Backend((128, 256), 128, 1, True, 384, 128, 2, 300),
+    "flashinfer": Backend((16, 64, 128), np.inf, 2, False, 128, 32, 1, 1500),
+    "cudnn": Backend((64, 128), 1, 1, False, 384, 64, 2, 600),
+    "trtllm": Backend((16, 64, 128), np.inf, 1, True, 384, 64, 2, 300),
+    "triton": Backend((16, 64, 128), np.inf, 1, False, 128, 32, 2, 1500),
 }
 
 
@@ -163,6 +166,8 @@ def flash_phases(
             gpu.smem_bytes_per_cta,
         ),
         serial_steps=plan.longest,
+        step_cycles=backend.step_cycles,
+        task_cycles=TASK_CYCLES,
         useful_flops=pairs * heads.queries * 2 * (heads.qk_dim + heads.v_dim),
         tile={"tile_q": tile_q, "tile_kv": tile_kv, "kv_splits": plan.splits},
     )
@@ -196,8 +201,9 @@ def _plan(
     paged: NDArray[np.bool_],
 ) -> _Plan:
     each = requests.each
-    pack = requests.most(requests.queries) <= backend.packs_up_to
-    group = np.where(pack, heads.queries / heads.kv, 1.0)
+    shared = heads.queries / heads.kv
+    pack = (requests.most(requests.queries) <= backend.packs_up_to) & (shared <= heads.most_packed)
+    group = np.where(pack, shared, 1.0)
     lanes = np.where(pack, heads.kv, heads.queries)  # heads, or groups of them, that walk the keys alike
     rows = requests.total(requests.queries) * group / requests.total(np.ones_like(requests.queries))
     tile_q = _query_tile(backend, rows, heads.qk_dim)

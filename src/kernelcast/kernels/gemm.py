@@ -7,7 +7,7 @@ the machine ranks them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Calls, Kernel, size
 from kernelcast.kernels.dtypes import DType, dtype, matmul_pipe
+from kernelcast.kernels.quantize import quantised_rows
 from kernelcast.kernels.work import Array, Number, Phases, Schedule, Work, axis, ceil_div
 
 # (tile_m, tile_n, threads). tile_k is fixed in bytes, so that a stage has one size whatever the dtype.
@@ -60,6 +61,14 @@ def matrix_unit(gpu: Gpu) -> MatrixUnit:
     return MatrixUnit(_MMA, "waves", 64, 64, 3, 1)  # a warp of mma.sync computes 64x64 of C at best
 
 
+# What a tile waits for beside its arithmetic: about three trips to DRAM for barriers, first operands and write-back;
+# and a trip of about 1,000 cycles a k-step, shared by the two or three stages in flight.
+TASK_CYCLES = 2000.0
+STEP_CYCLES = 400.0
+# A linear layer of a serving engine takes activations of 16 bits: for a narrower product it quantises them first.
+QUANTISING_KERNELS = {"vllm": 1.0, "sglang": 1.0, "trtllm": 4.0}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Gemm(Kernel):
     """Matrix product of one weight matrix: C[m, n] = A[m, k] B[k, n] (a Linear layer)."""
@@ -73,7 +82,12 @@ class Gemm(Kernel):
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Phases:
-        return (matmul_work(gpu, dtype(calls.choice("dtype")), calls["m"], calls["n"], calls["k"]),)
+        kind, rows, cols = dtype(calls.choice("dtype")), calls["m"], calls["k"]
+        product = matmul_work(gpu, kind, rows, calls["n"], cols)
+        kernels = QUANTISING_KERNELS.get(calls.choice("stack") or "")
+        if kernels is None or kind.act_bytes >= 2:
+            return (product,)
+        return replace(quantised_rows(gpu, kind, rows, cols), launches=kernels), product
 
     @classmethod
     def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
@@ -144,6 +158,8 @@ def matmul_work(
         registers_per_thread=np.minimum(255, 40 + tile_m * tile_n / np.minimum(threads, 256)),
         smem_bytes_per_cta=np.minimum(unit.stages * stage, gpu.smem_bytes_per_cta),
         serial_steps=steps,
+        step_cycles=STEP_CYCLES,
+        task_cycles=TASK_CYCLES,
         useful_flops=2 * batch * m * n * k,
         tile={"tile_m": tile_m, "tile_n": tile_n, "tile_k": tile_k, "split_k": split},
     )

@@ -9,7 +9,7 @@ from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Calls, Kernel, choice, size
 from kernelcast.kernels.dtypes import dtype
 from kernelcast.kernels.norm import VECTOR_DTYPES, VECTOR_ELEMENTS, row_threads, side_instructions
-from kernelcast.kernels.work import Phases, Work, ceil_div
+from kernelcast.kernels.work import Array, Phases, Work, ceil_div
 
 KV_DTYPES = (*VECTOR_DTYPES, "fp8", "int8", "nvfp4")
 _SLOT_BYTES = 8.0  # int64 slot of the token in the cache
@@ -42,23 +42,27 @@ class KvWrite(Kernel):
         name, tokens = calls.choice("dtype"), calls["tokens"]
         kv_name = calls.choice("kv_dtype") or name
         elements = 2 * calls["kv_heads"] * calls["head_dim"]  # of a token: key and value
-        read_bytes = elements * dtype(name).act_bytes + _SLOT_BYTES
-        written_bytes = elements * dtype(kv_name).act_bytes
-        converts = kv_name != name
-        threads = row_threads(gpu, elements / 2, VECTOR_ELEMENTS, _MAX_THREADS)
-        l2_bytes = read_bytes + written_bytes
-        flops = 3 * elements if converts else 0 * elements  # scale, and clamp from both sides
-        work = Work(
-            tasks=tokens,
-            longest_count=tokens,
-            fma_flops=flops,
-            l2_bytes=l2_bytes,
-            other_warp_instructions=side_instructions(gpu, l2_bytes, elements if converts else 0.0),
-            streamed_bytes=tokens * written_bytes,
-            activation_bytes=tokens * read_bytes,
-            threads=threads,
-            registers_per_thread=32.0,
-            serial_steps=1 + ceil_div(elements / 2, threads * VECTOR_ELEMENTS),  # the slot, then the rows
-            useful_flops=tokens * flops,
-        )
-        return (work,)
+        return (token_move(gpu, tokens, elements, dtype(name).act_bytes, dtype(kv_name).act_bytes),)
+
+
+def token_move(gpu: Gpu, tokens: Array, elements: Array, in_bytes: float, out_bytes: float) -> Work:
+    """``elements`` of each token to its slot, perhaps in another format: one CTA a token."""
+    read_bytes = elements * in_bytes + _SLOT_BYTES
+    written_bytes = elements * out_bytes
+    converts = in_bytes != out_bytes
+    threads = row_threads(gpu, elements / 2, VECTOR_ELEMENTS, _MAX_THREADS)
+    l2_bytes = read_bytes + written_bytes
+    flops = 3 * elements if converts else 0 * elements  # scale, and clamp from both sides
+    return Work(
+        tasks=tokens,
+        longest_count=tokens,
+        fma_flops=flops,
+        l2_bytes=l2_bytes,
+        other_warp_instructions=side_instructions(gpu, l2_bytes, elements if converts else 0.0),
+        streamed_bytes=tokens * written_bytes,
+        activation_bytes=tokens * read_bytes,
+        threads=threads,
+        registers_per_thread=32.0,
+        serial_steps=1 + ceil_div(elements / 2, threads * VECTOR_ELEMENTS),  # the slot, then the rows
+        useful_flops=tokens * flops,
+    )

@@ -18,6 +18,7 @@ from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Calls, Kernel, choice, flag, real, size
 from kernelcast.kernels.dtypes import DType, dtype, matmul_pipe
 from kernelcast.kernels.gemm import matrix_unit
+from kernelcast.kernels.quantize import quantised_rows
 from kernelcast.kernels.work import Array, Number, Phases, Work, axis, ceil_div
 
 # (block_m, block_n, warps): the default rules and the tuned files of vLLM and SGLang draw from these.
@@ -83,13 +84,13 @@ class Moe(Kernel):
         kind = dtype(calls.choice("dtype"))
         layer = _Layer.of(calls)
         up = layer.inter * (1 + calls["gated"])
-        return (
-            _route(layer, kind),
-            _grouped_gemm(calls, gpu, kind, layer, n=up, k=layer.hidden),
-            _activation(layer, up),
-            _grouped_gemm(calls, gpu, kind, layer, n=layer.hidden, k=layer.inter),
-            _add_up(layer),
-        )
+        first = _grouped_gemm(calls, gpu, kind, layer, n=up, k=layer.hidden)
+        second = _grouped_gemm(calls, gpu, kind, layer, n=layer.hidden, k=layer.inter)
+        if kind.act_bytes >= 2:
+            return _route(layer, kind), first, _activation(layer, up), second, _add_up(layer)
+        inputs = quantised_rows(gpu, kind, layer.tokens, layer.hidden)
+        hidden = quantised_rows(gpu, kind, np.ceil(layer.around), layer.inter)
+        return _route(layer, kind), inputs, first, _activation(layer, up), hidden, second, _add_up(layer)
 
 
 @dataclass(frozen=True, kw_only=True)

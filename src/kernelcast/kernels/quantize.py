@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Calls, Kernel, choice, size
-from kernelcast.kernels.dtypes import dtype
+from kernelcast.kernels.dtypes import DType, dtype
 from kernelcast.kernels.norm import (
     VECTOR_DTYPES,
     VECTOR_ELEMENTS,
@@ -79,6 +79,11 @@ class Quantize(Kernel):
             written_bytes = written_bytes + _SCALE_BYTES
         flops = _ROUND_FLOPS + (0.0 if scale == "static" else _AMAX_FLOPS)
         return (_row_pass(gpu, rows, cols, read_bytes, written_bytes, flops, reduces=scale == "token"),)
+
+
+def quantised_rows(gpu: Gpu, kind: DType, rows: Array, cols: Array) -> Work:
+    """Activations of 16 bits to the format that a narrow matrix product reads, a scale a row."""
+    return _row_pass(gpu, rows, cols, cols * 2.0, cols * kind.act_bytes, _ROUND_FLOPS + _AMAX_FLOPS, reduces=True)
 
 
 def _row_pass(

@@ -55,6 +55,7 @@ class Heads:
     qk_dim: Array
     v_dim: Array
     shared_where: NDArray[np.bool_] | bool = False
+    most_packed: float = np.inf  # query heads a KV head; with more, every query head walks the keys alone
 
     @property
     def kv_dim(self) -> Array:

@@ -53,6 +53,8 @@ class Work:
     registers_per_thread: Number = 64.0
     smem_bytes_per_cta: Number = 0.0
     serial_steps: Number = 1.0  # dependent load-compute steps in the longest task
+    step_cycles: Number = 0.0  # latency of such a step, where the kernel does not hide it behind the next
+    task_cycles: Number = 0.0  # latency of a task beside its steps: set-up, first loads, write-back
     launches: Number = 1.0  # 0 where this phase does not run
     useful_flops: Number = 0.0  # whole kernel, without padding: never above tasks x FLOPs of the candidate
     tile: Mapping[str, Number] = field(default_factory=dict)  # what to call this candidate

@@ -33,6 +33,8 @@ class Analysis:
     busiest: Array  # mean tasks on the busiest SM
     ctas_per_sm: Array
     serial_steps: Array
+    step_s: Array  # dependent steps of all rounds of CTAs, one after another
+    setup_s: Array  # set-up and write-back of all rounds
     launches: Array
     flops: Array  # done, padding included
     useful_flops: Array
@@ -100,11 +102,15 @@ def analyse(
 
 
 def _details(work: Work, gpu: Gpu, busiest: Array, rotation: Number) -> dict[str, Number]:
+    ctas = ctas_per_sm(work, gpu)
+    rounds_s = np.ceil(np.asarray(work.tasks) / (gpu.sm_count * ctas)) / gpu.clock_boost_hz
     return {
         "tasks": work.tasks,
         "busiest": busiest,
-        "ctas_per_sm": ctas_per_sm(work, gpu),
+        "ctas_per_sm": ctas,
         "serial_steps": work.serial_steps,
+        "step_s": rounds_s * work.serial_steps * work.step_cycles,
+        "setup_s": rounds_s * work.task_cycles,
         "launches": work.launches,
         "flops": np.asarray(work.tasks) * (np.asarray(work.tensor_flops) + work.fma_flops),
         "useful_flops": work.useful_flops,
