@@ -18,7 +18,7 @@ from kernelcast.lab.data.measurements import Measurements
 from kernelcast.lab.data.rules import total
 from kernelcast.lab.data.schema import VERSION, columns_of
 
-_KEY = "kernelcast_measurements"
+METADATA_KEY = "kernelcast_measurements"
 
 
 def write_canonical(measurements: Measurements, path: Path) -> None:
@@ -35,7 +35,7 @@ def write_canonical(measurements: Measurements, path: Path) -> None:
         try:
             connection.execute(
                 f"COPY (SELECT {', '.join(select)} FROM rows) TO {text(str(part))} "
-                f"(FORMAT parquet, COMPRESSION zstd, KV_METADATA {{{_KEY}: {text(note)}}})"
+                f"(FORMAT parquet, COMPRESSION zstd, KV_METADATA {{{METADATA_KEY}: {text(note)}}})"
             )
             part.replace(path)
         finally:
@@ -64,7 +64,8 @@ def note_of(path: Path) -> dict[str, Any] | None:
 
         try:
             found = connection.execute(
-                f"SELECT decode(value) FROM parquet_kv_metadata({text(str(path))}) WHERE decode(key) = {text(_KEY)}"
+                f"SELECT decode(value) FROM parquet_kv_metadata({text(str(path))}) "
+                f"WHERE decode(key) = {text(METADATA_KEY)}"
             ).fetchone()
         except duckdb.Error as error:
             raise KernelcastError(f"{path}: not readable as Parquet: {str(error).splitlines()[0]}") from None
@@ -76,11 +77,11 @@ def is_canonical(path: Path) -> bool:
 
 
 def read_canonical(path: Path, choice: Choice = EVERYTHING) -> Measurements:
-    """A file that ``write_canonical`` wrote. It passed the rules then; they are not applied again."""
+    """A file of ``write_canonical`` or ``kernelcast collect``: its calls that were timed. Rules are not applied."""
     note = note_of(path)
     if note is None:
         raise KernelcastError(f"{path} has no canonical measurements; `kernelcast data import` makes such files")
-    conditions = ["true", *([f"({choice.where})"] if choice.where else [])]
+    conditions = ["latency_us IS NOT NULL", *([f"({choice.where})"] if choice.where else [])]
     chips = None if choice.gpus is None else [gpu(word).id for word in choice.gpus]
     for column, words in (("op", choice.ops), ("gpu", chips)):
         if words is not None:

@@ -1,0 +1,155 @@
+"""collect: measure kernels on this machine's GPU."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kernelcast.cli.commands import Command, with_examples
+from kernelcast.cli.options import Json
+from kernelcast.errors import KernelcastError
+
+if TYPE_CHECKING:
+    from kernelcast.lab.collect.plan import Planned
+    from kernelcast.lab.collect.session import Progress
+
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def register(app: typer.Typer) -> None:
+    planning = "kernelcast collect --calls 100 --plan --gpu h200_sxm"
+    app.command("collect", cls=with_examples(Command, planning))(collect)
+
+
+def collect(
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", metavar="FILE.parquet", help="table of results; goes on where it was")
+    ] = None,
+    calls: Annotated[int, typer.Option("--calls", min=1, help="calls to measure")] = 1700,
+    family: Annotated[list[str] | None, typer.Option("--family", help="only this family; may be repeated")] = None,
+    without: Annotated[
+        list[str] | None, typer.Option("--without", help="leave this family out; may be repeated")
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option("--budget", metavar="TIME", help="stop in time, as in 300s, 5m or 1h")
+    ] = None,
+    warm: Annotated[
+        float, typer.Option("--warm", min=0.0, max=1.0, help="share of calls to time from a warm L2 too")
+    ] = 0.0,
+    for_calibration: Annotated[
+        bool, typer.Option("--for-calibration", help="the calls that teach most, for kernelcast calibrate")
+    ] = False,
+    gpu: Annotated[
+        str | None, typer.Option("--gpu", metavar="ID", help="what this GPU is in the catalogue; default: by its name")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="the same seed gives the same calls")] = 0,
+    plan_only: Annotated[bool, typer.Option("--plan", help="show the plan and stop; needs no GPU")] = False,
+    as_json: Json = False,
+) -> None:
+    """Measure kernels on this machine's GPU into a table that fit and calibrate read. Needs PyTorch and CUDA."""
+    seconds = parse_time(budget) if budget else None
+    if out is not None and out.suffix != ".parquet":
+        raise KernelcastError(f"--out {out}: the table is written as Parquet; end its name in .parquet")
+    if plan_only:
+        _show(_plan(gpu or "h200_sxm", calls, family, without, warm, for_calibration, seed), as_json)
+        return
+    if out is None:
+        raise KernelcastError("where should the results go? give -o FILE.parquet")
+    _needs_cuda()
+    from kernelcast.lab.collect.device import CudaDevice, facts, identified
+    from kernelcast.lab.collect.session import Session, read_lines
+    from kernelcast.lab.collect.table import write_table
+
+    target = identified(gpu)
+    planned = _plan(target.id, calls, family, without, warm, for_calibration, seed)
+    lines = out.with_suffix(".progress.jsonl")
+    before = facts()
+    with _Bar() as bar:
+        done = Session(CudaDevice(target), lines, seconds, say=bar.say).run(planned)
+    after = {f"{name} after": value for name, value in facts().items() if before.get(name) != value}
+    rows = write_table(read_lines(lines), out, target, {**before, **after, "seed": seed})
+    if done.done == done.total:
+        lines.unlink()
+    told = {"file": str(out), "rows": rows, "failed": done.failed, "left": done.total - done.done,
+            "seconds": round(done.seconds, 1)}  # fmt: skip
+    if as_json:
+        typer.echo(json.dumps(told))
+        return
+    typer.echo(f"{rows:,} calls in {out} ({done.failed:,} could not run), {done.seconds:.0f} s")
+    if told["left"]:
+        typer.echo(f"{told['left']:,} calls of the plan are left: run the same command again to go on")
+
+
+def parse_time(text: str) -> float:
+    """Seconds of a text like 300, 300s, 5m or 1h."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
+    if not found or float(found[1]) <= 0:
+        raise KernelcastError(f"--budget {text!r} is no time; write it as 300s, 5m or 1h")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def _needs_cuda() -> None:
+    try:
+        import torch
+    except ImportError:
+        raise KernelcastError("collect needs PyTorch: pip install 'kernelcast[torch]'") from None
+    if not torch.cuda.is_available():
+        raise KernelcastError("collect needs a CUDA GPU, and PyTorch sees none here; --plan shows what it would run")
+
+
+def _plan(
+    name: str, calls: int, only: list[str] | None, without: list[str] | None, warm: float, telling: bool, seed: int
+) -> list[Planned]:
+    from kernelcast.hardware import gpu
+    from kernelcast.lab.collect.plan import plan
+    from kernelcast.lab.collect.telling import most_telling
+
+    target = gpu(name)
+    if not telling:
+        return plan(target, calls, only=only or (), without=without or (), warm_share=warm, seed=seed)
+    return most_telling(plan(target, 8 * calls, only=only or (), without=without or (), seed=seed), target, calls)
+
+
+def _show(planned: list[Planned], as_json: bool) -> None:
+    if as_json:
+        for entry in planned:
+            typer.echo(json.dumps({**entry.parameters, "warm": entry.warm}))
+        return
+    counts: dict[str, list[Planned]] = {}
+    for entry in planned:
+        counts.setdefault(entry.family, []).append(entry)
+    for name, members in counts.items():
+        given = ", ".join(f"{key}={value}" for key, value in members[0].parameters.items())
+        typer.echo(f"{name:20} {len(members):6,}  e.g. {given}")
+    typer.echo(f"{'all':20} {len(planned):6,}")
+
+
+class _Bar:
+    """A progress bar on stderr: calls, those that failed, time left."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._progress = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+            console=Console(stderr=True), refresh_per_second=2,
+        )  # fmt: skip
+        self._task: Any = None
+
+    def __enter__(self) -> _Bar:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def say(self, progress: Progress) -> None:
+        if self._task is None:
+            self._task = self._progress.add_task("measuring", total=progress.total)
+        told = f"measuring ({progress.failed} failed)" if progress.failed else "measuring"
+        self._progress.update(self._task, completed=progress.done, description=told)

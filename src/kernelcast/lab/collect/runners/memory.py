@@ -1,0 +1,182 @@
+"""Memory-bound ops through PyTorch: element-wise, norms, softmax, lookups, reductions, gradients, the optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kernelcast.lab.collect.pool import DTYPES, Pool, specs
+from kernelcast.lab.collect.runners import Prepared, Runner
+
+Make = Callable[..., Callable[[], object]]
+aten = torch.ops.aten
+
+
+def _over(tensors: int, make: Make, source: str = "aten") -> Runner:
+    """``tensors`` of rows x cols, from which ``make`` makes a launch."""
+
+    def runner(call: Any, pool: Pool) -> Prepared:
+        shape = (call.rows, call.cols)
+        return Prepared([make(call, *members) for members in pool.sets(*specs(call.dtype, *tensors * [shape]))], source)
+
+    return runner
+
+
+def _unary(name: str) -> Runner:
+    """y = f(x), into memory of its own."""
+    operation = getattr(torch, name)
+    return _over(2, lambda call, x, y: lambda: operation(x, out=y))
+
+
+def _binary(name: str) -> Runner:
+    operation = getattr(torch, name)
+    return _over(3, lambda call, x, z, y: lambda: operation(x, z, out=y))
+
+
+def _chosen(call: Any, x: Tensor, z: Tensor, y: Tensor) -> Callable[[], object]:
+    mask = x > 0
+    return lambda: torch.where(mask, x, z, out=y)
+
+
+def _masked(call: Any, x: Tensor) -> Callable[[], object]:
+    mask = x > 0
+    return lambda: x.masked_fill(mask, 0.5)
+
+
+def _norm(kind: str) -> Make:
+    def make(call: Any, x: Tensor) -> Callable[[], object]:
+        weight = torch.ones(call.cols, dtype=x.dtype, device="cuda")
+        bias = torch.zeros_like(weight)
+        if kind == "layernorm":
+            return lambda: functional.layer_norm(x, (call.cols,), weight, bias)
+        return lambda: functional.rms_norm(x, (call.cols,), weight)
+
+    return make
+
+
+def _with_residual(kind: str) -> Runner:
+    """A norm, after the residual is added where the call says so (eager PyTorch adds in a kernel of its own)."""
+
+    def runner(call: Any, pool: Pool) -> Prepared:
+        if not getattr(call, "residual", False):
+            return _over(1, _norm(kind))(call, pool)
+
+        def make(call: Any, x: Tensor, r: Tensor) -> Callable[[], object]:
+            norm = _norm(kind)(call, x)
+
+            def run() -> object:
+                x.add_(r)
+                return norm()
+
+            return run
+
+        return _over(2, make)(call, pool)
+
+    return runner
+
+
+def _norm_backward(kind: str) -> Make:
+    def make(call: Any, x: Tensor, grad: Tensor) -> Callable[[], object]:
+        weight = torch.ones(call.cols, dtype=x.dtype, device="cuda")
+        if kind == "layernorm":
+            bias = torch.zeros_like(weight)
+            _, mean, rstd = aten.native_layer_norm(x, [call.cols], weight, bias, 1e-5)
+            return lambda: aten.native_layer_norm_backward(
+                grad, x, [call.cols], mean, rstd, weight, bias, [True, True, True]
+            )
+        _, rstd = aten._fused_rms_norm(x, [call.cols], weight, 1e-5)
+        return lambda: aten._fused_rms_norm_backward(grad, x, [call.cols], rstd, weight, [True, True])
+
+    return make
+
+
+def _softmax_backward(log: bool) -> Make:
+    operation = aten._log_softmax_backward_data if log else aten._softmax_backward_data
+
+    def make(call: Any, y: Tensor, grad: Tensor) -> Callable[[], object]:
+        return lambda: operation(grad, y, 1, y.dtype)
+
+    return make
+
+
+def _reduce(call: Any, x: Tensor) -> Callable[[], object]:
+    away = 0 if (call.axis or "rows") == "rows" else 1
+    return lambda: torch.sum(x, dim=away)
+
+
+def _embedding(call: Any, pool: Pool) -> Prepared:
+    ids = torch.randint(call.vocab, (call.tokens,), device="cuda")
+    sets = pool.sets(*specs(call.dtype, (call.vocab, call.hidden)))
+    return Prepared([partial(functional.embedding, ids, table) for (table,) in sets], "aten")
+
+
+def _embedding_backward(call: Any, pool: Pool) -> Prepared:
+    ids = torch.randint(call.vocab, (call.tokens,), device="cuda")
+    sets = pool.sets(*specs(call.dtype, (call.tokens, call.hidden)))
+    return Prepared(
+        [partial(aten.embedding_dense_backward, grad, ids, call.vocab, -1, False) for (grad,) in sets], "aten"
+    )
+
+
+def _adamw(call: Any, pool: Pool) -> Prepared:
+    state = call.state_dtype or call.dtype
+    shape = (call.elements,)
+    steps = torch.ones((), device="cuda")
+    launches = []
+    for p, g, m, v in pool.sets(*specs(call.dtype, shape, shape), *specs(state, shape, shape)):
+        v.abs_()
+
+        step = partial(
+            torch._fused_adamw_, [p], [g], [m], [v], [], [steps], lr=1e-3, beta1=0.9, beta2=0.999, weight_decay=0.01,
+            eps=1e-8, amsgrad=False, maximize=False,
+        )  # fmt: skip
+        launches.append(step)
+    return Prepared(launches, "aten")
+
+
+def _copy(call: Any, x: Tensor) -> Callable[[], object]:
+    to = DTYPES[getattr(call, "to", None) or call.dtype]
+    return lambda: x.to(to, copy=True)
+
+
+RUNNERS: Mapping[str, Runner] = {
+    **{name: _binary(name) for name in ("add", "mul", "sub", "div")},
+    **{name: _unary(name) for name in ("tanh", "sigmoid", "exp", "sqrt", "rsqrt", "neg", "log", "sin")},
+    "scale": _over(2, lambda call, x, y: lambda: torch.mul(x, 1.5, out=y)),
+    "pow": _over(2, lambda call, x, y: lambda: torch.pow(x, 2.7, out=y)),
+    "clamp": _over(2, lambda call, x, y: lambda: torch.clamp(x, -1.0, 1.0, out=y)),
+    "silu": _over(1, lambda call, x: lambda: functional.silu(x)),
+    "gelu": _over(1, lambda call, x: lambda: functional.gelu(x)),
+    "gelu_tanh": _over(1, lambda call, x: lambda: functional.gelu(x, approximate="tanh")),
+    "relu": _over(1, lambda call, x: lambda: functional.relu(x)),
+    "copy": _over(1, _copy),
+    "fill": _over(1, lambda call, x: lambda: x.fill_(0.5)),
+    "where": _over(3, _chosen),
+    "masked_fill": _over(1, _masked),
+    "dropout": _over(1, lambda call, x: lambda: functional.dropout(x, 0.1)),
+    "layernorm": _with_residual("layernorm"),
+    "rmsnorm": _with_residual("rmsnorm"),
+    "softmax": _over(1, lambda call, x: lambda: torch.softmax(x, dim=1)),
+    "log_softmax": _over(1, lambda call, x: lambda: torch.log_softmax(x, dim=1)),
+    "layernorm_backward": _over(2, _norm_backward("layernorm")),
+    "rmsnorm_backward": _over(2, _norm_backward("rmsnorm")),
+    "softmax_backward": _over(2, _softmax_backward(log=False)),
+    "log_softmax_backward": _over(2, _softmax_backward(log=True)),
+    "silu_backward": _over(2, lambda call, x, g: lambda: aten.silu_backward(g, x)),
+    "gelu_backward": _over(2, lambda call, x, g: lambda: aten.gelu_backward(g, x)),
+    "gelu_tanh_backward": _over(2, lambda call, x, g: lambda: aten.gelu_backward(g, x, approximate="tanh")),
+    "relu_backward": _over(2, lambda call, x, g: lambda: aten.threshold_backward(g, x, 0)),
+    "tanh_backward": _over(2, lambda call, x, g: lambda: aten.tanh_backward(g, x)),
+    "sigmoid_backward": _over(2, lambda call, x, g: lambda: aten.sigmoid_backward(g, x)),
+    "reduce_sum": _over(1, _reduce),
+    "cumsum": _over(1, lambda call, x: lambda: torch.cumsum(x, dim=1)),
+    "argmax": _over(1, lambda call, x: lambda: torch.argmax(x, dim=1)),
+    "embedding": _embedding,
+    "embedding_backward": _embedding_backward,
+    "adamw": _adamw,
+}

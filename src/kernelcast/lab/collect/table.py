@@ -1,0 +1,71 @@
+"""Results as one Parquet in the canonical schema, with what was seen beside the times."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from kernelcast.errors import KernelcastError
+from kernelcast.hardware import Gpu
+from kernelcast.lab.data.build import connect
+from kernelcast.lab.data.mapping import quoted, text
+from kernelcast.lab.data.schema import VERSION, columns_of
+from kernelcast.lab.data.store import METADATA_KEY
+
+SOURCE = "kernelcast"
+# status: ok or failed, with the error. spread: half the quartiles' distance over the median. launches: in one replay.
+# kernels: GPU kernels of the call; the rest describes the longest of them.
+SEEN = {
+    "family": "VARCHAR", "status": "VARCHAR", "error": "VARCHAR", "spread": "FLOAT", "replays": "INTEGER",
+    "launches": "INTEGER", "at_s": "FLOAT", "kernels": "INTEGER", "kernel_name": "VARCHAR", "grid": "VARCHAR",
+    "block": "VARCHAR", "registers": "INTEGER", "smem_bytes": "INTEGER",
+}  # fmt: skip
+
+
+def write_table(records: Iterable[Mapping[str, Any]], path: Path, target: Gpu, facts: Mapping[str, Any]) -> int:
+    """A complete file or none; the number of rows."""
+    rows = [_row(record, target, facts) for record in records]
+    if not rows:
+        raise KernelcastError(f"nothing was measured: {path} is not written")
+    ops = {row["op"] for row in rows}
+    types = {name: kind for name, kind in columns_of(ops).items() if name not in ("q_lens", "kv_lens")} | SEEN
+    note = json.dumps({"schema": VERSION, "source": SOURCE, "dropped": {}, "measured": dict(facts)})
+    part = path.with_name(f".{path.stem}.{os.getpid()}.part")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory() as folder, connect() as connection:
+        lines = Path(folder) / "rows.jsonl"
+        lines.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        columns = ", ".join(f"{quoted(name)}: {text(kind)}" for name, kind in types.items())
+        try:
+            connection.execute(
+                f"COPY (SELECT * FROM read_json({text(str(lines))}, format='newline_delimited', "
+                f"columns={{{columns}}}) ORDER BY op, dtype) TO {text(str(part))} "
+                f"(FORMAT parquet, COMPRESSION zstd, KV_METADATA {{{METADATA_KEY}: {text(note)}}})"
+            )
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+    return len(rows)
+
+
+def _row(record: Mapping[str, Any], target: Gpu, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """One flat row; ``rotation`` is the number of sets of tensors that took turns."""
+    call = record["call"]
+    stack = call.get("stack")
+    version = str(facts.get(stack or "triton", ""))
+    seen = {name: record[name] for name in SEEN if name in record}
+    return {
+        **call,
+        "gpu": target.id,
+        "version": version,
+        "kernel_source": record.get("kernel_source"),
+        "source": SOURCE,
+        "campaign": f"{SOURCE}/{target.id}/{stack}/{version}",
+        "rotation": record.get("rotation"),
+        "latency_us": record.get("latency_us"),
+        **seen,
+    }

@@ -1,0 +1,64 @@
+"""Time one call by replaying a CUDA graph of many launches of it, set after set; the median of several replays."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+
+Launch = Callable[[], object]
+_GRAPH_S = 400e-6  # a replay lasts about this, or one launch of each set
+_MOST_LAUNCHES = 512
+_REPLAYS = 5
+_MORE_REPLAYS = 15
+WIDE = 0.03  # spread above which a call is timed again
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds a launch. ``spread``: half the distance between the quartiles of the replays, over the median."""
+
+    seconds: float
+    spread: float
+    replays: int
+    launches: int
+
+
+def timed(launches: Sequence[Launch], guess_s: float) -> Timing:
+    """``launches``: the same call on one set of tensors each. ``guess_s``: about how long one takes."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        launches[0]()  # libraries choose and load kernels on the first call
+        stream.synchronize()
+        rounds = max(1, math.ceil(_GRAPH_S / max(guess_s, 1e-6) / len(launches)))
+        rounds = max(1, min(rounds, _MOST_LAUNCHES // len(launches)))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            for _ in range(rounds):
+                for launch in launches:
+                    launch()
+        graph.replay()
+        samples = _replayed(graph, _REPLAYS, stream)
+        if _spread(samples) > WIDE:
+            samples += _replayed(graph, _MORE_REPLAYS, stream)
+    count = rounds * len(launches)
+    return Timing(statistics.median(samples) / count, _spread(samples), len(samples), count)
+
+
+def _replayed(graph: torch.cuda.CUDAGraph, times: int, stream: torch.cuda.Stream) -> list[float]:
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(times + 1)]
+    for mark in marks[:-1]:
+        mark.record(stream)
+        graph.replay()
+    marks[-1].record(stream)
+    stream.synchronize()
+    return [a.elapsed_time(b) * 1e-3 for a, b in pairwise(marks)]
+
+
+def _spread(samples: Sequence[float]) -> float:
+    low, middle, high = statistics.quantiles(samples, n=4)
+    return (high - low) / 2 / middle
