@@ -33,7 +33,7 @@ class Cost:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Elementwise(Kernel):
+class Elementwise(Kernel):
     """PyTorch's vectorised element-wise kernel: the tensors as one long vector, cut over CTAs."""
 
     family: ClassVar[str] = "memory"
@@ -55,7 +55,7 @@ class _Elementwise(Kernel):
         return (_vector_work(gpu, cls.cost, elements, tasks, threads, name, out_name),)
 
 
-class _Gated(_Elementwise):
+class _Gated(Elementwise):
     """vLLM's act_and_mul_kernel: one CTA a row; the input is 2·cols wide, a gate and a value side by side."""
 
     examples: ClassVar[tuple[dict[str, Any], ...]] = (
@@ -114,140 +114,140 @@ class GeluTanhMul(_Gated):
     cost = Cost(reads=2, flops=17, xu_ops=2)
 
 
-class Add(_Elementwise):
+class Add(Elementwise):
     """Sum of two tensors."""
 
     op = "add"
     cost = Cost(reads=2, flops=1)
 
 
-class Sub(_Elementwise):
+class Sub(Elementwise):
     """Difference of two tensors."""
 
     op = "sub"
     cost = Cost(reads=2, flops=1)
 
 
-class Mul(_Elementwise):
+class Mul(Elementwise):
     """Product of two tensors, element by element."""
 
     op = "mul"
     cost = Cost(reads=2, flops=1)
 
 
-class Div(_Elementwise):
+class Div(Elementwise):
     """Quotient of two tensors."""
 
     op = "div"
     cost = Cost(reads=2, flops=8, xu_ops=1)
 
 
-class Neg(_Elementwise):
+class Neg(Elementwise):
     """Negation."""
 
     op = "neg"
     cost = Cost(flops=1)
 
 
-class Scale(_Elementwise):
+class Scale(Elementwise):
     """Product (or sum) of a tensor and a scalar."""
 
     op = "scale"
     cost = Cost(flops=1)
 
 
-class Clamp(_Elementwise):
+class Clamp(Elementwise):
     """Limit to a range of two scalars."""
 
     op = "clamp"
     cost = Cost(flops=2)
 
 
-class Relu(_Elementwise):
+class Relu(Elementwise):
     """max(x, 0)."""
 
     op = "relu"
     cost = Cost(flops=1)
 
 
-class Gelu(_Elementwise):
+class Gelu(Elementwise):
     """Exact GELU, with erf."""
 
     op = "gelu"
     cost = Cost(flops=30, xu_ops=1)
 
 
-class GeluTanh(_Elementwise):
+class GeluTanh(Elementwise):
     """GELU in tanh's approximation."""
 
     op = "gelu_tanh"
     cost = Cost(flops=16, xu_ops=2)
 
 
-class Silu(_Elementwise):
+class Silu(Elementwise):
     """x · sigmoid(x)."""
 
     op = "silu"
     cost = Cost(flops=4, xu_ops=2)
 
 
-class Sigmoid(_Elementwise):
+class Sigmoid(Elementwise):
     """1 / (1 + exp(−x))."""
 
     op = "sigmoid"
     cost = Cost(flops=3, xu_ops=2)
 
 
-class Tanh(_Elementwise):
+class Tanh(Elementwise):
     """Hyperbolic tangent."""
 
     op = "tanh"
     cost = Cost(flops=8, xu_ops=2)
 
 
-class Exp(_Elementwise):
+class Exp(Elementwise):
     """Exponential."""
 
     op = "exp"
     cost = Cost(flops=4, xu_ops=1)
 
 
-class Log(_Elementwise):
+class Log(Elementwise):
     """Natural logarithm."""
 
     op = "log"
     cost = Cost(flops=2, xu_ops=1)
 
 
-class Sin(_Elementwise):
+class Sin(Elementwise):
     """Sine (the cosine costs the same)."""
 
     op = "sin"
     cost = Cost(flops=16)
 
 
-class Sqrt(_Elementwise):
+class Sqrt(Elementwise):
     """Square root."""
 
     op = "sqrt"
     cost = Cost(flops=6, xu_ops=1)
 
 
-class Rsqrt(_Elementwise):
+class Rsqrt(Elementwise):
     """Reciprocal square root."""
 
     op = "rsqrt"
     cost = Cost(xu_ops=1)
 
 
-class Pow(_Elementwise):
+class Pow(Elementwise):
     """Power of a tensor to a scalar that is no small whole number: exp2(y · log2(x))."""
 
     op = "pow"
     cost = Cost(flops=20, xu_ops=2)
 
 
-class Dropout(_Elementwise):
+class Dropout(Elementwise):
     """Dropout in training: scales what it keeps, and writes a boolean mask for the backward pass.
 
     Philox 4x32-10 makes four random numbers from ten rounds of two wide products and four XORs.
@@ -257,21 +257,21 @@ class Dropout(_Elementwise):
     cost = Cost(flops=2 + 10 * 2 * 2 / 4, mask_bytes=1, instructions=10 * 4 / 4)
 
 
-class Where(_Elementwise):
+class Where(Elementwise):
     """One of two tensors, as a boolean tensor says."""
 
     op = "where"
     cost = Cost(reads=2, mask_bytes=1, instructions=1)
 
 
-class MaskedFill(_Elementwise):
+class MaskedFill(Elementwise):
     """A scalar where a boolean tensor is true, else the tensor."""
 
     op = "masked_fill"
     cost = Cost(mask_bytes=1, instructions=1)
 
 
-class Fill(_Elementwise):
+class Fill(Elementwise):
     """Write a scalar to every element."""
 
     op = "fill"
@@ -279,7 +279,7 @@ class Fill(_Elementwise):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Copy(_Elementwise):
+class Copy(Elementwise):
     """Copy of a contiguous tensor, or its cast to another number format."""
 
     op: ClassVar[str] = "copy"

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from kernelcast.hardware import Gpu
-from kernelcast.kernels.base import Calls, Kernel, size
+from kernelcast.kernels.base import Calls, Kernel, choice, size
 from kernelcast.kernels.dtypes import DType, dtype, matmul_pipe
 from kernelcast.kernels.quantize import quantised_rows
 from kernelcast.kernels.work import Array, Number, Phases, Schedule, Work, axis, ceil_div
@@ -37,6 +37,10 @@ _TCGEN05 = (
 _COMMON_TILES = ((256, 128), (128, 256), (128, 192), (128, 128), (128, 64), (64, 128), (64, 64))
 _TILE_K_BYTES = 128.0  # one swizzle row: 64 bf16 elements
 _MIN_STEPS_PER_SPLIT = 4  # a split shorter than this does not pay for its reduction
+# cuBLAS names kernels by whether A and B are transposed, column by column: a Linear's forward (weight [n, k]) is tn,
+# its input gradient nn, its weight gradient nt. Bytes and FLOPs are the same, what a library reaches is not quite.
+LAYOUTS = ("tn", "nn", "nt")
+_LAYOUT_HELP = "operands as cuBLAS names them: tn both K-major (a forward), nn input gradient, nt weight gradient"
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,7 @@ class Gemm(Kernel):
     m: int = size("rows of A and C (tokens)")
     n: int = size("columns of B and C (output features)")
     k: int = size("inner dimension (input features)")
+    layout: str | None = choice(_LAYOUT_HELP, LAYOUTS, default=None)
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Phases:
@@ -106,6 +111,7 @@ class Bmm(Kernel):
     m: int = size("rows of each A and C")
     n: int = size("columns of each B and C")
     k: int = size("inner dimension")
+    layout: str | None = choice(_LAYOUT_HELP, LAYOUTS, default=None)
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Phases:
