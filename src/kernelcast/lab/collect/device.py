@@ -95,7 +95,7 @@ def facts() -> dict[str, str]:
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "cuda": str(torch.version.cuda),
-        "cudnn": str(torch.backends.cudnn.version()),  # type: ignore[no-untyped-call]
+        "cudnn": str(torch.backends.cudnn.version()),
         "triton": triton.__version__,
     }
     try:

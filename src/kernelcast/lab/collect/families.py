@@ -11,7 +11,17 @@ from typing import Any
 from kernelcast.lab.collect.shapes import TP, Draw
 
 Drawn = dict[str, Any]
+_CUDNN_SHARE = 0.06  # cuDNN builds a plan for every new shape, which takes most of a second
 _HEAD_DIMS = (64, 128)
+_BLOCK_NAMES = ("block_m", "block_n", "block_k", "group_m", "warps", "stages")
+# Few enough to compile: what tuned files of serving engines hold, and some that nobody would choose.
+_BLOCKS = tuple(
+    (m, n, k, group, 8 if m * n >= 16384 else 4, stages)
+    for m in (16, 32, 64, 128)
+    for n, k in ((32, 64), (64, 128), (128, 64), (128, 128), (256, 64))
+    for group, stages in ((1, 3), (16, 4), (8, 2))
+    if m * n <= 128 * 256 and stages * (m + n) * k * 2 <= 220_000
+)
 _CELLS = 2**28  # elements of the largest memory-bound tensor
 
 
@@ -71,8 +81,8 @@ def _square(draw: Draw, most: int = 16384) -> Drawn:
 
 def _sdpa(op: str) -> Callable[[Draw], Drawn]:
     def drawn(draw: Draw) -> Drawn:
-        shape = _square(draw, 8192)
-        return {"op": op, **shape, **_heads(draw), "causal": draw.chance(0.7), "backend": draw.pick(("fa2", "cudnn")),
+        backend = "cudnn" if draw.chance(_CUDNN_SHARE) else "fa2"
+        return {"op": op, **_square(draw, 8192), **_heads(draw), "causal": draw.chance(0.7), "backend": backend,
                 "dtype": draw.pick(("bf16", "bf16", "fp16")), "stack": "torch"}  # fmt: skip
 
     return drawn
@@ -133,10 +143,8 @@ def _moe_gemm(draw: Draw) -> Drawn:
     inter = layer.inter // tp
     k, n = draw.pick(((layer.hidden, 2 * inter), (inter, layer.hidden)))
     return {"op": "moe_gemm", "tokens": draw.tokens(8192), "experts": layer.experts, "topk": layer.topk, "k": k, "n": n,
-            "dtype": draw.pick(("bf16", "bf16", "fp8")), "block_m": draw.pick((16, 32, 64, 128)),
-            "block_n": draw.pick((32, 64, 128, 256)), "block_k": draw.pick((32, 64, 128)),
-            "group_m": draw.pick((1, 8, 16, 32)), "warps": draw.pick((4, 8)),
-            "stages": draw.pick((2, 3, 4))}  # fmt: skip
+            "dtype": draw.pick(("bf16", "bf16", "fp8")),
+            **dict(zip(_BLOCK_NAMES, draw.pick(_BLOCKS), strict=True))}  # fmt: skip
 
 
 def _conv(op: str) -> Callable[[Draw], Drawn]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from kernelcast.errors import KernelcastError
 from kernelcast.lab.collect.plan import Planned
 
-BATCH = 64  # calls that are profiled together
+BATCH = 256  # calls that are profiled together
 
 
 class Device(Protocol):
@@ -50,7 +50,7 @@ class Session:
     seconds: float | None = None
     clock: Callable[[], float] = time.monotonic
     say: Callable[[Progress], None] = lambda progress: None
-    _slowest_batch: float = field(default=0.0, init=False)
+    _reserve: float = field(default=2.0, init=False)  # for looking at the kernels of a batch
 
     def run(self, plan: Sequence[Planned]) -> Progress:
         """Measures what the file does not have yet."""
@@ -61,46 +61,57 @@ class Session:
         self.lines.parent.mkdir(parents=True, exist_ok=True)
         with self.lines.open("a") as file:
             for at in range(0, len(todo), BATCH):
-                before = self.clock()
-                if self.seconds is not None and before - start + self._slowest_batch > self.seconds:
-                    break
-                for record in self._batch(todo[at : at + BATCH], start):
+                ran = []
+                for planned in todo[at : at + BATCH]:
+                    progress.seconds = self.clock() - start
+                    if self._over(progress.seconds):
+                        break
+                    record = self._measured(planned, progress.seconds)
                     file.write(json.dumps(record) + "\n")
                     progress.done += 1
                     progress.failed += record["status"] != "ok"
-                    progress.seconds = self.clock() - start
+                    ran += [planned] if record["status"] == "ok" else []
                     self.say(progress)
                 file.flush()
-                self._slowest_batch = max(self._slowest_batch, self.clock() - before)
+                before = self.clock()
+                for planned, details in zip(ran, self.device.describe(ran), strict=True):
+                    file.write(json.dumps({"key": planned.key, "details": details}) + "\n")
+                file.flush()
+                self._reserve = self.clock() - before
+                progress.seconds = self.clock() - start
+                if self._over(progress.seconds):
+                    break
         return progress
 
-    def _batch(self, batch: Sequence[Planned], start: float) -> Iterator[dict[str, Any]]:
-        """Times each call, then looks at the kernels of those that ran."""
-        records = []
-        for planned in batch:
-            record: dict[str, Any] = {
-                "key": planned.key, "family": planned.family, "warm": planned.warm, "call": planned.parameters,
-                "at_s": round(self.clock() - start, 3),
-            }  # fmt: skip
-            try:
-                record |= {"status": "ok", **self.device.measure(planned)}
-            except Exception as error:  # whatever a library raises is this call's result
-                record |= {"status": "failed", "error": " ".join(f"{type(error).__name__}: {error}".split())[:200]}
-            records.append(record)
-        ran = [(planned, record) for planned, record in zip(batch, records, strict=True) if record["status"] == "ok"]
-        for (_, record), details in zip(ran, self.device.describe([p for p, _ in ran]), strict=True):
-            record |= details
-        yield from records
+    def _over(self, seconds: float) -> bool:
+        return self.seconds is not None and seconds + self._reserve >= self.seconds
+
+    def _measured(self, planned: Planned, now: float) -> dict[str, Any]:
+        record: dict[str, Any] = {
+            "key": planned.key, "family": planned.family, "warm": planned.warm, "call": planned.parameters,
+            "at_s": round(now, 3),
+        }  # fmt: skip
+        try:
+            return record | {"status": "ok", **self.device.measure(planned)}
+        except Exception as error:  # whatever a library raises is this call's result
+            told = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            return record | {"status": "failed", "error": told}
 
 
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Records so far; a last line that was cut short is left out."""
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Records so far, each with what was seen of its kernels; a last line that was cut short is left out."""
+    records: dict[str, dict[str, Any]] = {}
     if not path.exists():
-        return
+        return []
     with path.open() as file:
         for number, line in enumerate(file, 1):
             try:
-                yield json.loads(line)
-            except ValueError:
+                entry = json.loads(line)
+                if "details" in entry:
+                    records[entry["key"]] |= entry["details"]
+                else:
+                    records[entry["key"]] = {**entry, "call": dict(entry["call"])}
+            except (ValueError, KeyError, TypeError):
                 if line.endswith("\n"):
                     raise KernelcastError(f"{path}: line {number} is no result of kernelcast collect") from None
+    return list(records.values())

@@ -17,8 +17,8 @@ from torch import Tensor
 
 @triton.jit
 def _moe_gemm(  # type: ignore[no-untyped-def]
-    a, b, c, pair_of_row, expert_of_block, pairs, row_blocks, n, k,
-    TOPK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+    a, b, c, pair_of_row, expert_of_block, pairs, row_blocks, n, k, topk,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
 ):  # fmt: skip
     # programs in groups of GROUP_M row blocks walk the columns together, so that they share B in L2
     program = tl.program_id(0)
@@ -37,7 +37,7 @@ def _moe_gemm(  # type: ignore[no-untyped-def]
     columns = column_block * BLOCK_N + tl.arange(0, BLOCK_N)
     depth = tl.arange(0, BLOCK_K)
 
-    a_at = a + (pair // TOPK).to(tl.int64)[:, None] * k + depth[None, :]
+    a_at = a + (pair // topk).to(tl.int64)[:, None] * k + depth[None, :]
     b_at = b + expert * n * k + columns.to(tl.int64)[None, :] * k + depth[:, None]
     total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     for step in range(tl.cdiv(k, BLOCK_K)):
@@ -86,7 +86,7 @@ def moe_gemm(
     _, n, k = b.shape
     row_blocks = routing.expert_of_block.numel()
     return _moe_gemm[(row_blocks * triton.cdiv(n, block_n),)](
-        a, b, c, routing.pair_of_row, routing.expert_of_block, routing.pairs, row_blocks, n, k, TOPK=routing.topk,
+        a, b, c, routing.pair_of_row, routing.expert_of_block, routing.pairs, row_blocks, n, k, routing.topk,
         BLOCK_M=routing.block_m, BLOCK_N=block_n, BLOCK_K=block_k, GROUP_M=group_m, num_warps=warps, num_stages=stages,
     )  # fmt: skip
 
