@@ -134,7 +134,9 @@ def _embedding(op: str) -> Callable[[Draw], Drawn]:
 
 
 def _quantize(draw: Draw) -> Drawn:
-    return {"op": "quantize", **_cells(draw), "to": "fp8", "scale": draw.pick(("token", "static", "block")),
+    cells = _cells(draw)
+    cells["cols"] = max(1, cells["cols"] // 128) * 128  # blocks of 128 share a scale
+    return {"op": "quantize", **cells, "to": "fp8", "scale": draw.pick(("token", "static", "block")),
             "dtype": "bf16"}  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 
 import torch
@@ -28,19 +29,28 @@ class Timing:
     launches: int
 
 
+@cache
+def _stream() -> torch.cuda.Stream:
+    return torch.cuda.Stream()
+
+
 def timed(launches: Sequence[Launch], guess_s: float) -> Timing:
     """``launches``: the same call on one set of tensors each. ``guess_s``: about how long one takes."""
-    stream = torch.cuda.Stream()
+    stream = _stream()
     with torch.cuda.stream(stream):
         launches[0]()  # libraries choose and load kernels on the first call
         stream.synchronize()
         rounds = max(1, math.ceil(_GRAPH_S / max(guess_s, 1e-6) / len(launches)))
         rounds = max(1, min(rounds, _MOST_LAUNCHES // len(launches)))
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
+        # not torch.cuda.graph(): it collects garbage and empties the allocator's cache, longer than the timing takes
+        graph.capture_begin()
+        try:
             for _ in range(rounds):
                 for launch in launches:
                     launch()
+        finally:
+            graph.capture_end()
         graph.replay()
         samples = _replayed(graph, _REPLAYS, stream)
         if _spread(samples) > WIDE:
