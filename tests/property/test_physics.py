@@ -25,7 +25,7 @@ SIZES = {"head_dim": (16, 256),
          "groups": (1, 1), "padding": (0, 3), "height": (16, 128), "width": (16, 128), "q_heads": (1, 64),
          "kv_heads": (1, 1), "rotary_dim": (2, 2), "block_m": (16, 128), "block_n": (16, 256),
          "block_k": (16, 128), "group_m": (1, 16), "warps": (1, 8), "stages": (1, 4),
-         "bytes": (1, 2**30), "vocab": (1000, 200000)}  # fmt: skip
+         "bytes": (1, 2**30), "vocab": (1000, 200000), "elements": (1, 2**30)}  # fmt: skip
 
 
 @st.composite
@@ -47,6 +47,8 @@ def calls(draw: st.DrawFn, ops: list[str] | None = None) -> Kernel:
     if {"q_len", "kv_len"} <= values.keys():
         values["kv_len"] = max(values["q_len"], values["kv_len"])
         values["causal"] = values["causal"] or bool(values.get("window"))
+    if {"k", "cols"} <= values.keys():
+        values["k"] = min(values["k"], values["cols"])
     if op == "rope":
         values["head_dim"] *= 2  # rotary dimensions come in pairs
     if {"topk", "experts"} <= values.keys():

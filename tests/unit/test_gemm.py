@@ -150,7 +150,7 @@ def test_refetch_only_when_operands_exceed_l2() -> None:
 
 
 def test_layout_is_a_word_that_physics_does_not_hear() -> None:
-    # operands lie another way round in memory: the same bytes and FLOPs, and weights that do not know the word ignore it
+    # operands lie another way round in memory: the same bytes and FLOPs; weights that do not know the word ignore it
     shape = {"m": 4096, "n": 1024, "k": 2048}
     for op, sizes in (("gemm", shape), ("bmm", {"batch": 3, **shape})):
         plain = kc.predict(kc.kernel(op, **sizes), "h100_sxm")

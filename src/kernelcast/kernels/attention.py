@@ -13,7 +13,7 @@ from kernelcast.kernels.base import Calls, Kernel, choice, flag, lengths, size
 from kernelcast.kernels.dtypes import dtype
 from kernelcast.kernels.flash import BACKENDS, default_backend, flash_phases
 from kernelcast.kernels.kv_write import token_move
-from kernelcast.kernels.requests import Heads, Requests, length_conflicts, length_hints
+from kernelcast.kernels.requests import Heads, Requests, head_conflicts, length_conflicts, length_hints
 from kernelcast.kernels.work import Array, Phases
 
 _XQA_GROUP = 32.0  # the widest that TensorRT-LLM's own decode kernel shares KV among; above, its older one does not
@@ -58,11 +58,9 @@ class Attention(Kernel):
 
     @classmethod
     def conflicts(cls, calls: Calls) -> list[tuple[NDArray[np.bool_], str]]:
-        kv_heads = calls.given("kv_heads", calls["q_heads"])
-        uneven = np.mod(calls["q_heads"], kv_heads) != 0
-        if uneven.any():
-            pair = calls["q_heads"][uneven][0], kv_heads[uneven][0]
-            return [(uneven, f"q_heads {pair[0]:g} is no multiple of kv_heads {pair[1]:g}")]
+        uneven = head_conflicts(calls)
+        if uneven:
+            return uneven
         loose = (calls.given("window", 0) > 0) & (calls["causal"] == 0)
         if loose.any():
             return [(loose, "a sliding window needs causal attention")]

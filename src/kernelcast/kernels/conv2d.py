@@ -26,8 +26,8 @@ from kernelcast.kernels.work import Array, Phases, Work, ceil_div
 # 2 direct: a thread an output pixel, for grouped and depthwise filters.
 ALGORITHMS = ("implicit_gemm", "winograd", "direct")
 _WINOGRAD_SIDE = 4.0  # of a tile of outputs
-_WINOGRAD_PRODUCTS = 36.0
-_DIRECT_THREADS = 256.0
+WINOGRAD_PRODUCTS = 36.0
+DIRECT_THREADS = 256.0
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Conv2d(Kernel):
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Phases:
-        kind, sizes = dtype(calls.choice("dtype")), _sizes(calls)
+        kind, sizes = dtype(calls.choice("dtype")), sizes_of(calls)
         gemm = matmul_work(gpu, kind, sizes.m, sizes.n, sizes.k, batch=sizes.groups)
         output_elements = sizes.groups * sizes.m * sizes.n
         # Of im2col's matrix only the input itself is in memory; what L2 must hold shrinks alike.
@@ -110,9 +110,9 @@ class Conv2d(Kernel):
         )
         work = gemm
         if kind.math == "fp32" and sizes.winograd.any():
-            work = _with_candidates(work, _winograd(gpu, kind, sizes, gemm), sizes.winograd)
+            work = with_candidates(work, _winograd(gpu, kind, sizes, gemm), sizes.winograd)
         if (sizes.groups > 1).any():
-            work = _with_candidates(work, _direct(gpu, kind, sizes, gemm), sizes.groups > 1)
+            work = with_candidates(work, _direct(gpu, kind, sizes, gemm), sizes.groups > 1)
         return (work,)
 
 
@@ -122,7 +122,7 @@ def _spare(calls: Calls, name: str, filter_name: str) -> Array:
     return calls[name] + 2 * calls["padding"] - span
 
 
-def _sizes(calls: Calls) -> Sizes:
+def sizes_of(calls: Calls) -> Sizes:
     groups, stride, kernel_h, kernel_w = (calls[x] for x in ("groups", "stride", "kernel_h", "kernel_w"))
     out_h = np.floor(_spare(calls, "height", "kernel_h") / stride) + 1
     out_w = np.floor(_spare(calls, "width", "kernel_w") / stride) + 1
@@ -143,7 +143,7 @@ def _sizes(calls: Calls) -> Sizes:
 def _winograd(gpu: Gpu, kind: DType, sizes: Sizes, gemm: Work) -> Work:
     """36 products of tiles x channels by channels x filters. The transforms around them are not counted."""
     channels = sizes.k / 9
-    work = matmul_work(gpu, kind, sizes.winograd_tiles, sizes.n, channels, batch=_WINOGRAD_PRODUCTS)
+    work = matmul_work(gpu, kind, sizes.winograd_tiles, sizes.n, channels, batch=WINOGRAD_PRODUCTS)
     return dataclasses.replace(
         work,
         streamed_bytes=gemm.streamed_bytes,
@@ -158,7 +158,7 @@ def _direct(gpu: Gpu, kind: DType, sizes: Sizes, gemm: Work) -> Work:
 
     Neighbours share their patches through L1, so a CTA reads its part of one group's input once.
     """
-    tasks = sizes.groups * sizes.n * ceil_div(sizes.m, _DIRECT_THREADS)
+    tasks = sizes.groups * sizes.n * ceil_div(sizes.m, DIRECT_THREADS)
     pixels = sizes.groups * sizes.n * sizes.m / tasks
     input_per_pixel = sizes.input_elements / (sizes.groups * sizes.m)
     l2_bytes = pixels * (input_per_pixel * kind.act_bytes + kind.out_bytes) + sizes.k * kind.weight_bytes
@@ -174,15 +174,15 @@ def _direct(gpu: Gpu, kind: DType, sizes: Sizes, gemm: Work) -> Work:
         # every product loads its own operand, from L1
         other_warp_instructions=side_instructions(gpu, l2_bytes, pixels * sizes.k),
         refetched_bytes=0.0,
-        threads=_DIRECT_THREADS,
+        threads=DIRECT_THREADS,
         registers_per_thread=40.0,
         smem_bytes_per_cta=0.0,
         serial_steps=sizes.k,
-        tile={"tile_m": _DIRECT_THREADS, "tile_n": 1.0, "tile_k": 1.0, "split_k": 1.0, "algorithm": 2.0},
+        tile={"tile_m": DIRECT_THREADS, "tile_n": 1.0, "tile_k": 1.0, "split_k": 1.0, "algorithm": 2.0},
     )
 
 
-def _with_candidates(works: Work, extra: Work, where: NDArray[np.bool_]) -> Work:
+def with_candidates(works: Work, extra: Work, where: NDArray[np.bool_]) -> Work:
     """``works`` and the candidates of ``extra``; calls outside ``where`` repeat those of ``works`` there."""
     shape = works.shape
     more = (min(extra.shape[0], shape[0]), shape[1])

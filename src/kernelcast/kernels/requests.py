@@ -81,6 +81,16 @@ def length_hints(calls: Calls, heads: Heads) -> dict[str, Array]:
     }
 
 
+def head_conflicts(calls: Calls) -> list[tuple[NDArray[np.bool_], str]]:
+    """Query heads share KV heads evenly."""
+    kv_heads = calls.given("kv_heads", calls["q_heads"])
+    uneven = np.mod(calls["q_heads"], kv_heads) != 0
+    if not uneven.any():
+        return []
+    pair = calls["q_heads"][uneven][0], kv_heads[uneven][0]
+    return [(uneven, f"q_heads {pair[0]:g} is no multiple of kv_heads {pair[1]:g}")]
+
+
 def length_conflicts(calls: Calls, op: str) -> list[tuple[NDArray[np.bool_], str]]:
     """Either batch, q_len, kv_len or q_lens and kv_lens, and queries that end where the keys end."""
     every = np.ones(calls.count, dtype=bool)

@@ -1,4 +1,4 @@
-"""softmax over rows, as PyTorch runs it: short rows in the registers of a warp, long rows by a whole CTA."""
+"""softmax and log_softmax over rows, as PyTorch runs them: short rows by a warp, long rows by a whole CTA."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Calls, Kernel, size
@@ -17,12 +18,39 @@ from kernelcast.kernels.norm import (
     row_threads,
     side_instructions,
 )
-from kernelcast.kernels.work import Phases, Work, ceil_div
+from kernelcast.kernels.work import Array, Phases, Work, ceil_div
 
 _WARP_ROW_COLS = 1024.0  # PyTorch's softmax_warp_forward takes rows up to this (PersistentSoftmax.cuh)
 _WARP_CTA_THREADS = 128.0
 _TWO_ROWS_COLS = 128.0  # a warp takes two rows at once up to this
 _ROW_SMEM_BYTES = 49152.0 - 128.0  # a row that fits beside the reduction is read once (cunn_SoftMaxForwardSmem)
+
+
+@dataclass(frozen=True)
+class RowPlan:
+    """How rows fall onto CTAs, forward and backward alike; all arrays (calls,)."""
+
+    by_warp: NDArray[np.bool_]  # a warp keeps a row in registers
+    in_smem: NDArray[np.bool_]  # a CTA keeps it in shared memory
+    padded: Array  # columns: the warp kernel exists for powers of two
+    lanes: Array  # threads of a warp that share a row
+    tasks: Array
+    threads: Array
+
+    @classmethod
+    def of(cls, gpu: Gpu, rows: Array, cols: Array, element_bytes: float) -> RowPlan:
+        by_warp = cols <= _WARP_ROW_COLS
+        padded = 2 ** np.ceil(np.log2(cols))
+        lanes = np.minimum(gpu.warp_threads, padded)
+        warp_rows = _WARP_CTA_THREADS / lanes * np.where(padded <= _TWO_ROWS_COLS, 2, 1)
+        return cls(
+            by_warp=by_warp,
+            in_smem=~by_warp & (cols * element_bytes <= _ROW_SMEM_BYTES),
+            padded=padded,
+            lanes=lanes,
+            tasks=np.where(by_warp, ceil_div(rows, warp_rows), rows),
+            threads=np.where(by_warp, _WARP_CTA_THREADS, row_threads(gpu, cols, VECTOR_BYTES / element_bytes)),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +68,7 @@ class Softmax(Kernel):
         {"rows": 32768, "cols": 1024},
         {"rows": 4096, "cols": 32768},
     )
+    cta_exps: ClassVar[int] = 2  # a CTA computes exp for the sum and for the result; a warp still has the first one
 
     rows: int = size("rows")
     cols: int = size("columns, normalised over")
@@ -48,19 +77,12 @@ class Softmax(Kernel):
     def work(cls, calls: Calls, gpu: Gpu) -> Phases:
         rows, cols = calls["rows"], calls["cols"]
         element_bytes = dtype(calls.choice("dtype")).act_bytes
-        by_warp = cols <= _WARP_ROW_COLS
-        in_smem = ~by_warp & (cols * element_bytes <= _ROW_SMEM_BYTES)
-
-        padded = 2 ** np.ceil(np.log2(cols))  # the warp kernel exists for powers of two
-        lanes = np.minimum(gpu.warp_threads, padded)
-        warp_rows = _WARP_CTA_THREADS / lanes * np.where(padded <= _TWO_ROWS_COLS, 2, 1)
-        tasks = np.where(by_warp, ceil_div(rows, warp_rows), rows)
+        plan = RowPlan.of(gpu, rows, cols, element_bytes)
+        by_warp, in_smem, lanes, tasks, threads = plan.by_warp, plan.in_smem, plan.lanes, plan.tasks, plan.threads
         rows_per_task = rows / tasks
-        threads = np.where(by_warp, _WARP_CTA_THREADS, row_threads(gpu, cols, VECTOR_BYTES / element_bytes))
 
         elements = rows_per_task * cols
-        # A CTA computes exp twice, for the sum and for the result; a warp still has the first one.
-        exps = np.where(by_warp, 1, 2)
+        exps = np.where(by_warp, 1, cls.cta_exps)
         flops = elements * (4 + 3 * exps)  # maximum, sum, quotient 2; scale, subtract, correct for each exp
         l2_bytes = elements * element_bytes * np.where(by_warp | in_smem, 2, 4)
         smem_bytes, reduce_instructions = block_reduction(gpu, threads, 2.0)
@@ -72,16 +94,25 @@ class Softmax(Kernel):
             tasks=tasks,
             longest_count=tasks,
             fma_flops=flops,
-            xu_ops=elements * exps + rows_per_task,  # and one reciprocal a row
+            xu_ops=elements * exps + rows_per_task,  # and one reciprocal (or logarithm) a row
             smem_bytes=np.where(by_warp, 0, smem_bytes + in_smem * 3 * elements * element_bytes),
             l2_bytes=l2_bytes,
             other_warp_instructions=side_instructions(gpu, l2_bytes, converted)
             + np.where(by_warp, single + shuffles, reduce_instructions),
             activation_bytes=2 * rows * cols * element_bytes,
             threads=threads,
-            registers_per_thread=np.where(by_warp, 24 + 2 * ceil_div(padded, gpu.warp_threads), 40.0),
+            registers_per_thread=np.where(by_warp, 24 + 2 * ceil_div(plan.padded, gpu.warp_threads), 40.0),
             smem_bytes_per_cta=np.where(by_warp, 0, 128 + in_smem * cols * element_bytes),
             serial_steps=np.where(by_warp, 1, 3 * ceil_div(cols * element_bytes, threads * VECTOR_BYTES)),
             useful_flops=tasks * flops,
         )
         return (work,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogSoftmax(Softmax):
+    """Logarithm of the softmax over each row, which cross-entropy needs: x − max − log(sum(exp(x − max)))."""
+
+    op: ClassVar[str] = "log_softmax"
+    examples: ClassVar[tuple[dict[str, Any], ...]] = ({"rows": 4096, "cols": 128256},)
+    cta_exps: ClassVar[int] = 1  # the result needs none

@@ -1,0 +1,128 @@
+"""rmsnorm_backward and layernorm_backward: the gradient of the input, then that of the weights (PyTorch's two kernels).
+
+Sizes follow PyTorch's layer_norm_kernel.cu (2.7 on), which also serves ``rms_norm`` where it is fused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from kernelcast.hardware import Gpu
+from kernelcast.kernels.base import Calls, Kernel, size
+from kernelcast.kernels.dtypes import dtype
+from kernelcast.kernels.norm import VECTOR_DTYPES, VECTOR_ELEMENTS, block_reduction
+from kernelcast.kernels.reduce import sum_over_rows
+from kernelcast.kernels.vector import ACCUMULATOR_BYTES, vector_kernel
+from kernelcast.kernels.work import Array, Phases, Work, ceil_div
+
+_INPUT_THREADS = 128.0  # num_threads(): four warps a row
+_WEIGHT_COLS = 32.0  # block_dim_x: columns that a CTA sums over all rows
+_MANY_ROWS = 65536.0  # beyond, and with few columns, CTAs share the rows and a sum over their parts follows
+_PART_ROWS = 32.0  # rows_per_block_y of such a part
+_MOST_PARTS = 32768.0  # CTAs of such a grid
+
+
+@dataclass(frozen=True, kw_only=True)
+class _NormBackward(Kernel):
+    """What both share: a CTA a row for dx; a CTA for each 32 columns, down all rows, for the weights."""
+
+    family: ClassVar[str] = "memory"
+    dtypes: ClassVar[tuple[str, ...]] = VECTOR_DTYPES
+    examples: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"rows": 4096, "cols": 4096},
+        {"rows": 131072, "cols": 1024},
+    )
+    statistics: ClassVar[float]  # fp32 numbers a row that the forward pass kept
+    weight_vectors: ClassVar[float]  # gradients of ``cols`` elements
+    input_flops: ClassVar[float]  # an element, both passes
+    weight_flops: ClassVar[float]
+
+    rows: int = size("rows (tokens)")
+    cols: int = size("columns (hidden size), normalised over")
+
+    @classmethod
+    def work(cls, calls: Calls, gpu: Gpu) -> Phases:
+        rows, cols = calls["rows"], calls["cols"]
+        element_bytes = dtype(calls.choice("dtype")).act_bytes
+        split = (rows > _MANY_ROWS) & (np.floor(cols / _WEIGHT_COLS) < np.floor(gpu.sm_count / 2))
+        columns = ceil_div(cols, _WEIGHT_COLS)
+        parts = np.where(split, np.minimum(np.floor(_MOST_PARTS / columns), ceil_div(rows, _PART_ROWS)), 1.0)
+        return (
+            cls._input(gpu, rows, cols, element_bytes),
+            cls._weights(gpu, rows, cols, element_bytes, columns, parts),
+            sum_over_rows(
+                gpu, parts, cls.weight_vectors * cols, element_bytes, launches=cls.weight_vectors, runs=split
+            ),
+        )
+
+    @classmethod
+    def _input(cls, gpu: Gpu, rows: Array, cols: Array, element_bytes: float) -> Work:
+        """dx: sums over the row first, then the row again, from L1 or L2."""
+        elements = rows * cols
+        weight_bytes = cols * element_bytes
+        smem_bytes, instructions = block_reduction(gpu, np.full_like(rows, _INPUT_THREADS), cls.statistics)
+        return vector_kernel(
+            gpu,
+            tasks=rows,
+            threads=_INPUT_THREADS,
+            moved_bytes=3 * elements * element_bytes + rows * cls.statistics * ACCUMULATOR_BYTES,
+            # x and dy once more; the weight once an SM, whose L1 keeps it
+            again_bytes=2 * elements * element_bytes + weight_bytes * (np.minimum(rows, gpu.sm_count) - 1),
+            streamed_bytes=weight_bytes,
+            flops=cls.input_flops * elements,
+            converted=7 * elements if element_bytes < 4 else 0.0,  # x, dy and weight twice; dx
+            smem_bytes=rows * smem_bytes,
+            warp_instructions=rows * instructions,
+            registers=40.0,
+            smem_bytes_per_cta=4 * cls.statistics * (_INPUT_THREADS / gpu.warp_threads + 1),
+            steps=2 * ceil_div(cols, _INPUT_THREADS * VECTOR_ELEMENTS) + 1,
+        )
+
+    @classmethod
+    def _weights(cls, gpu: Gpu, rows: Array, cols: Array, element_bytes: float, columns: Array, parts: Array) -> Work:
+        """Sums over all rows, single elements at a time: x and dy are read a second time."""
+        elements = rows * cols
+        warps = np.where(parts > 1, 1.0, np.select([rows < 64, rows < 128, rows < 256], [1.0, 8.0, 16.0], 32.0))
+        each = rows / parts  # of one CTA
+        return vector_kernel(
+            gpu,
+            tasks=columns * parts,
+            threads=warps * _WEIGHT_COLS,
+            moved_bytes=2 * elements * element_bytes
+            + rows * cls.statistics * ACCUMULATOR_BYTES
+            + parts * cls.weight_vectors * cols * element_bytes,
+            again_bytes=(columns - 1) * rows * cls.statistics * ACCUMULATOR_BYTES,  # every CTA reads its rows'
+            flops=cls.weight_flops * elements,
+            converted=2 * elements if element_bytes < 4 else 0.0,
+            # the warps of a CTA pass their sums through shared memory: written, then read across
+            smem_bytes=np.where(warps > 1, 2 * cls.weight_vectors * warps * _WEIGHT_COLS * 4 * columns * parts, 0.0),
+            warp_instructions=2 * elements / gpu.warp_threads,
+            registers=40.0,
+            smem_bytes_per_cta=np.where(warps > 1, 2 * 4 * (_WEIGHT_COLS + 1) * warps, 0.0),
+            steps=ceil_div(each, warps * 8) + 1,  # eight rows a thread are in flight
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RmsNormBackward(_NormBackward):
+    """Gradients of the root-mean-square norm: input, then weight. Reads x and dy twice."""
+
+    op: ClassVar[str] = "rmsnorm_backward"
+    statistics: ClassVar[float] = 1.0  # 1/rms
+    weight_vectors: ClassVar[float] = 1.0
+    input_flops: ClassVar[float] = 10.0  # dy·w, times x/rms, summed 4; n·dy·w minus x/rms·sum, scaled 6
+    weight_flops: ClassVar[float] = 3.0  # dy · x/rms, summed
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerNormBackward(_NormBackward):
+    """Gradients of the layer norm: input, then weight and bias. Reads x and dy twice."""
+
+    op: ClassVar[str] = "layernorm_backward"
+    statistics: ClassVar[float] = 2.0  # mean and 1/σ
+    weight_vectors: ClassVar[float] = 2.0
+    input_flops: ClassVar[float] = 14.0  # as above, minus the mean in both passes 2, and the sum of dy·w 2
+    weight_flops: ClassVar[float] = 5.0  # dy · (x − mean)/σ, summed 4; dy summed 1

@@ -1,0 +1,129 @@
+"""topk: the k largest elements of each row, by PyTorch's radix selection (TensorTopK.cu), then a sort of the k."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernelcast.hardware import Gpu
+from kernelcast.kernels.base import Calls, Kernel, size
+from kernelcast.kernels.dtypes import dtype
+from kernelcast.kernels.norm import MAX_THREADS, VECTOR_DTYPES
+from kernelcast.kernels.vector import INDEX_BYTES, vector_kernel
+from kernelcast.kernels.work import Array, Phases, Work, ceil_div
+
+# should_use_multiblock: rows up to this many go to several CTAs each when they are at least this long.
+_MULTI_BLOCK = ((20, 20000), (40, 10000), (80, 8000), (199, 5000), (799, 3000), (4000, 800), (np.inf, 400))
+_BLOCK_BITS, _WARP_BITS = 8.0, 2.0  # radix digits of the two kernels
+_THREADS = 256.0  # of a CTA that shares a row
+_LEAST_VALUES, _MOST_VALUES = 4.0, 64.0  # a thread, there
+_DIGIT_FLOPS = 4.0  # an element a pass: to a sortable integer, mask, digit, compare
+_SORT_FLOPS = 2.0  # compare and exchange
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topk(Kernel):
+    """The k largest elements of each row in order, with their places as int64.
+
+    Long rows: a kernel for each 8 bits of the number finds the digit of the k-th element, reading all rows anew; short
+    ones: a CTA does it for its row, 2 bits at a time. A last read gathers what is larger.
+    """
+
+    family: ClassVar[str] = "memory"
+    op: ClassVar[str] = "topk"
+    dtypes: ClassVar[tuple[str, ...]] = VECTOR_DTYPES
+    examples: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"rows": 64, "cols": 128256, "k": 50},
+        {"rows": 4096, "cols": 128, "k": 8},
+    )
+
+    rows: int = size("rows")
+    cols: int = size("columns, searched")
+    k: int = size("elements to find in each row")
+
+    @classmethod
+    def conflicts(cls, calls: Calls) -> list[tuple[NDArray[np.bool_], str]]:
+        broken = calls["k"] > calls["cols"]
+        if not broken.any():
+            return []
+        i = int(np.argmax(broken))
+        return [(broken, f"k {calls['k'][i]:.0f} must be at most cols {calls['cols'][i]:.0f}")]
+
+    @classmethod
+    def work(cls, calls: Calls, gpu: Gpu) -> Phases:
+        rows, cols, k = calls["rows"], calls["cols"], calls["k"]
+        element_bytes = dtype(calls.choice("dtype")).act_bytes
+        shared = _multi_block(rows, cols)
+        found_bytes = rows * k * (element_bytes + INDEX_BYTES)
+        digits = int(8 * element_bytes / _BLOCK_BITS)
+        select = _pass(gpu, rows, cols, element_bytes, rows * 256 * 2.0, shared)  # a histogram of 16 bits a digit
+        gather = _pass(gpu, rows, cols, element_bytes, found_bytes, shared)
+        alone = _alone(gpu, rows, cols, element_bytes, found_bytes, ~shared)
+        return (*(select,) * digits, gather, alone, _sort(gpu, rows, k, found_bytes))
+
+
+def _multi_block(rows: Array, cols: Array) -> NDArray[np.bool_]:
+    longest = np.select([rows <= most for most, _ in _MULTI_BLOCK], [float(least) for _, least in _MULTI_BLOCK])
+    return cols >= longest
+
+
+def _pass(
+    gpu: Gpu, rows: Array, cols: Array, element_bytes: float, written_bytes: Array, runs: NDArray[np.bool_]
+) -> Work:
+    """All rows once, several CTAs each."""
+    values = np.clip(ceil_div(rows * cols, gpu.sm_count * gpu.max_threads_per_sm), _LEAST_VALUES, _MOST_VALUES)
+    elements = rows * cols
+    return vector_kernel(
+        gpu,
+        tasks=rows * ceil_div(cols, _THREADS * values),
+        threads=_THREADS,
+        moved_bytes=elements * element_bytes + written_bytes,
+        flops=_DIGIT_FLOPS * elements,
+        smem_bytes=elements * 4,  # a count in the histogram, or a place in the prefix sum
+        warp_instructions=2 * elements / gpu.warp_threads,  # a single load, an atomic in shared memory
+        smem_bytes_per_cta=256 * 4.0,
+        steps=values,
+        runs=runs,
+    )
+
+
+def _alone(
+    gpu: Gpu, rows: Array, cols: Array, element_bytes: float, found_bytes: Array, runs: NDArray[np.bool_]
+) -> Work:
+    """A CTA a row: a pass for each digit, then one for what is larger and one for what is equal."""
+    passes = 8 * element_bytes / _WARP_BITS + 2
+    elements = rows * cols
+    threads = np.minimum(MAX_THREADS, ceil_div(cols, gpu.warp_threads) * gpu.warp_threads)
+    return vector_kernel(
+        gpu,
+        tasks=rows,
+        threads=threads,
+        moved_bytes=elements * element_bytes + found_bytes,
+        again_bytes=(passes - 1) * elements * element_bytes,
+        flops=passes * _DIGIT_FLOPS * elements,
+        warp_instructions=passes * 5 * elements / gpu.warp_threads,  # a single load; a ballot and a count a digit
+        smem_bytes_per_cta=MAX_THREADS,
+        steps=passes * ceil_div(cols, threads),
+        runs=runs,
+    )
+
+
+def _sort(gpu: Gpu, rows: Array, k: Array, found_bytes: Array) -> Work:
+    """The k of each row in shared memory; a bitonic network has log(k) (log(k) + 1) / 2 levels of k/2 pairs."""
+    padded = 2 ** np.ceil(np.log2(np.maximum(k, 2.0)))
+    levels = np.log2(padded) * (np.log2(padded) + 1) / 2
+    pairs = rows * padded / 2 * levels
+    return vector_kernel(
+        gpu,
+        tasks=rows,
+        threads=np.clip(padded / 2, gpu.warp_threads, MAX_THREADS),
+        moved_bytes=2 * found_bytes,  # in place
+        flops=_SORT_FLOPS * pairs,
+        smem_bytes=pairs * 2 * 2 * (4 + INDEX_BYTES),  # two keys with their places, read and written
+        smem_bytes_per_cta=np.minimum(padded * (4 + INDEX_BYTES), gpu.smem_bytes_per_cta),
+        steps=levels,
+        runs=k > 1,
+    )

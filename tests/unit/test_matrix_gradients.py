@@ -1,0 +1,192 @@
+"""Hand-worked demand of the gradients that are matrix products: attention and convolutions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kernelcast as kc
+from kernelcast.hardware import gpu
+from kernelcast.kernels import kernel
+from kernelcast.kernels.base import columns_of
+from kernelcast.kernels.conv2d import ALGORITHMS
+from kernelcast.kernels.gemm import Gemm
+from kernelcast.kernels.work import Work
+
+H100 = gpu("h100_sxm")
+
+
+def phases(op: str, on: str = "h100_sxm", **values: Any) -> tuple[Work, ...]:
+    """The phases of one call that run."""
+    call = kernel(op, **values)
+    found = type(call).work(columns_of([call]), gpu(on))
+    return tuple(work for work in found if np.any(np.asarray(work.launches) > 0))
+
+
+def one(op: str, **values: Any) -> Work:
+    (work,) = phases(op, **values)
+    return work
+
+
+def of(work: Work, name: str) -> float:
+    """A number of the only call's only candidate."""
+    return float(np.broadcast_to(np.asarray(getattr(work, name), dtype=float), work.shape)[0, 0])
+
+
+def whole(work: Work, name: str) -> float:
+    """Demand of all tasks."""
+    return of(work, "tasks") * of(work, name)
+
+
+# ---- attention ----
+
+HEADS: dict[str, Any] = {"batch": 2, "q_heads": 32, "head_dim": 128}
+
+
+def test_attention_backward_tiles_under_the_mask() -> None:
+    # FlashAttention-3, head 128, causal: tiles of 64 queries by 128 keys. 512 tokens are 4 tiles of keys and 8 of
+    # queries; tile j of keys is seen from query tile 2j on: 8 + 6 + 4 + 2 = 20 steps
+    sums, grads, narrow = phases("attention_backward", **HEADS, q_len=512, kv_len=512)
+    assert (of(grads, "tasks"), of(grads, "serial_steps")) == (2 * 32 * 4, 8)
+    step = 5 * 2 * 64 * 128 * 128  # five products
+    assert whole(grads, "tensor_flops") == 64 * 20 * step
+    assert of(grads, "longest") == 8 / 5 and of(grads, "shortest") == 2 / 5 and of(grads, "longest_count") == 64
+    assert of(grads, "useful_flops") == 64 * (512 * 513 / 2) * 5 * 2 * 128
+    assert whole(grads, "xu_ops") == 64 * 20 * 64 * 128
+    rows = 64 * 512
+    # Q and dO in (bf16), dQ added in fp32, log-sum and D; K, V in and dK, dV out
+    assert of(grads, "activation_bytes") == rows * (128 * (2 + 2 + 4) + 8) + 4 * rows * 128 * 2
+    # O and dO in, D out and dQ cleared; dQ from fp32 to bf16
+    assert of(sums, "activation_bytes") == rows * (128 * (2 + 2 + 4) + 4)
+    assert of(narrow, "activation_bytes") == rows * 128 * (4 + 2)
+
+
+def test_attention_backward_without_a_mask() -> None:
+    # tiles of 80 queries: ceil(512 / 80) = 7 steps for each of 4 tiles of keys
+    _, grads, _ = phases("attention_backward", **HEADS, q_len=512, kv_len=512, causal=False)
+    assert whole(grads, "tensor_flops") == 64 * 4 * 7 * 5 * 2 * 80 * 128 * 128
+    assert of(grads, "longest") == of(grads, "shortest") == 1 and of(grads, "longest_count") == 64 * 4
+
+
+def test_attention_backward_counts_the_tiles_that_a_loop_counts() -> None:
+    for queries, keys in ((700, 700), (100, 900), (1, 1), (513, 1000)):
+        _, grads, _ = phases("attention_backward", **HEADS, q_len=queries, kv_len=keys)
+        steps, starts = 0, []
+        for first in range(0, keys, 128):
+            start = max(0, first - (keys - queries)) // 64
+            starts.append(start)
+            steps += -(-queries // 64) - start
+        assert whole(grads, "tensor_flops") == pytest.approx(64 * steps * 5 * 2 * 64 * 128 * 128)
+        mean = steps / len(starts)
+        assert of(grads, "shortest") == pytest.approx((-(-queries // 64) - starts[-1]) / mean)
+        assert of(grads, "longest_count") == 64 * starts.count(0)
+
+
+def test_attention_backward_of_grouped_heads() -> None:
+    shape = {**HEADS, "q_len": 512, "kv_len": 512, "kv_heads": 8}
+    kv = 2 * 8 * 512 * 128  # numbers of K, and of V
+    rows = 64 * 512
+    q_bytes = rows * (128 * 8 + 8)
+    # FlashAttention-2 writes dK and dV of all 32 heads, then sums groups of four
+    _, grads, _, joined = phases("attention_backward", **shape, backend="fa2")
+    assert of(grads, "activation_bytes") == q_bytes + 2 * kv * 2 + 2 * 4 * kv * 2
+    assert of(joined, "activation_bytes") == 2 * (4 * kv * 2 + kv * 2) and of(joined, "launches") == 2
+    # FlashAttention-3 adds them in fp32, then converts
+    _, grads, _, joined = phases("attention_backward", **shape, backend="fa3")
+    assert of(grads, "activation_bytes") == q_bytes + 2 * kv * 2 + 2 * kv * 4
+    assert of(joined, "activation_bytes") == 2 * kv * (4 + 2)
+
+
+def test_attention_backward_tiles_of_each_generation() -> None:
+    def tile(on: str, **more: Any) -> tuple[float, float]:
+        work = phases("attention_backward", on, **{**HEADS, "q_len": 512, "kv_len": 512, **more})[1]
+        return float(np.ravel(work.tile["tile_q"])[0]), float(np.ravel(work.tile["tile_kv"])[0])
+
+    assert tile("a100_sxm") == (64, 128)  # 163 KB a CTA
+    assert tile("l40s") == (64, 64)  # 99 KB
+    assert tile("b200_sxm") == (128, 128)
+    assert tile("h100_sxm", head_dim=64) == (128, 128)
+    assert tile("h100_sxm", head_dim=256) == (64, 80)
+
+
+def test_attention_backward_costs_more_than_twice_the_forward() -> None:
+    shape = {**HEADS, "q_len": 8192, "kv_len": 8192}
+    physics = kc.Conditions(predictor="generic")
+    forward, backward = (
+        kc.predict(kernel(op, **shape), "h100_sxm", physics) for op in ("attention", "attention_backward")
+    )
+    assert 2 < backward.time_s / forward.time_s < 4
+    assert backward.support == "extrapolated"  # no weights: physics, and it says so
+
+
+def test_attention_backward_refuses() -> None:
+    with pytest.raises(kc.KernelcastError, match="unknown backend 'flashinfer'"):
+        kernel("attention_backward", **HEADS, q_len=1, kv_len=1, backend="flashinfer")
+    with pytest.raises(kc.KernelcastError, match="no multiple of kv_heads"):
+        kernel("attention_backward", **HEADS, q_len=1, kv_len=1, kv_heads=5)
+    with pytest.raises(kc.KernelcastError, match="kv_len >= q_len"):
+        kernel("attention_backward", **HEADS, q_len=2, kv_len=1)
+
+
+# ---- convolutions ----
+
+RESNET: dict[str, Any] = {
+    "batch": 32, "in_channels": 256, "out_channels": 512, "height": 14, "width": 14,
+    "kernel_h": 3, "kernel_w": 3, "padding": 1,
+}  # fmt: skip
+
+
+def test_dgrad_is_a_gemm_of_output_patches() -> None:
+    # stride 1: m = 32 · 14 · 14 = 6272 pixels of dx, n = 256, k = 512 · 9
+    work = one("conv2d_dgrad", **RESNET)
+    gemm = Gemm.work(columns_of([Gemm(m=6272, n=256, k=4608)]), H100)[0]
+    np.testing.assert_array_equal(work.tasks, gemm.tasks)
+    np.testing.assert_array_equal(work.tensor_flops, gemm.tensor_flops)
+    assert of(work, "useful_flops") == 2 * 6272 * 256 * 4608
+    assert of(work, "activation_bytes") == 6272 * (512 + 256) * 2  # dy in, dx out
+    assert of(work, "streamed_bytes") == 512 * 256 * 9 * 2
+
+
+def test_strided_dgrad_skips_the_taps_that_meet_nothing() -> None:
+    # stride 2, 3x3: four classes of 32 · 7 · 7 pixels with 2.25 taps on average; FLOPs are the forward's
+    work, forward = one("conv2d_dgrad", **RESNET, stride=2), one("conv2d", **RESNET, stride=2)
+    assert of(work, "useful_flops") == of(forward, "useful_flops") == 2 * (32 * 49) * 512 * 256 * 9
+    assert of(work, "activation_bytes") == (32 * 49 * 512 + 32 * 196 * 256) * 2
+    assert of(work, "streamed_bytes") == 512 * 256 * 9 * 2
+    # 1x1: one class has the only tap, the other three pixels are zeros
+    point = one("conv2d_dgrad", **{**RESNET, "kernel_h": 1, "kernel_w": 1, "padding": 0, "stride": 2})
+    assert of(point, "useful_flops") == 2 * (32 * 49) * 512 * 256
+    assert of(point, "activation_bytes") == (32 * 49 * 512 + 32 * 196 * 256) * 2
+
+
+def test_wgrad_is_a_gemm_over_all_pixels() -> None:
+    # m = 512 filters, n = 256 · 9, k = 32 · 14 · 14
+    work = one("conv2d_wgrad", **RESNET)
+    gemm = Gemm.work(columns_of([Gemm(m=512, n=2304, k=6272)]), H100)[0]
+    np.testing.assert_array_equal(work.tasks, gemm.tasks)
+    assert of(work, "useful_flops") == 2 * 512 * 2304 * 6272
+    assert of(work, "activation_bytes") == (6272 * 512 + 6272 * 256 + 512 * 2304) * 2  # dy and x in, dw out
+    assert of(work, "streamed_bytes") == 0
+
+
+@pytest.mark.parametrize("op", ["conv2d_dgrad", "conv2d_wgrad"])
+def test_convolution_gradients_have_the_forwards_algorithms(op: str) -> None:
+    def algorithms(**more: Any) -> set[str]:
+        work = one(op, **{**RESNET, "out_channels": 256, **more})
+        return {ALGORITHMS[int(i)] for i in np.ravel(work.tile["algorithm"])}
+
+    assert algorithms() == {"implicit_gemm"}
+    assert algorithms(dtype="fp32") == {"implicit_gemm", "winograd"}
+    assert algorithms(groups=256) == {"implicit_gemm", "direct"}
+
+
+def test_depthwise_gradients_on_the_vector_units() -> None:
+    depthwise = {**RESNET, "out_channels": 256, "groups": 256}
+    dgrad, wgrad = one("conv2d_dgrad", **depthwise), one("conv2d_wgrad", **depthwise)
+    for work, tasks, flops in ((dgrad, 32 * 256 * 196 / 256, 256 * 18), (wgrad, 256 * 9, 2 * 32 * 196)):
+        direct = np.ravel(work.tile["algorithm"]) == ALGORITHMS.index("direct")
+        # dgrad: 256 pixels a CTA, nine products each; wgrad: a CTA an element of a filter, over 6,272 pixels
+        assert np.asarray(work.tasks)[direct] == tasks
+        assert np.asarray(work.fma_flops)[direct] == flops
