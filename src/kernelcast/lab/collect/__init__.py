@@ -1,0 +1,1 @@
+"""Measure on a GPU: kernels, and whole models."""
