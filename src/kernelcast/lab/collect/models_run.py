@@ -92,7 +92,7 @@ class CudaRunner:
 
 def captured(step: Step) -> Step:
     """The step as one replay of a CUDA graph. Warm-ups on a side stream, as capturing asks for."""
-    side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side: Any = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(WARM_UPS):
@@ -134,7 +134,7 @@ def time_steps(step: Step, device: torch.device) -> tuple[Timing, Timing, int]:
 
 
 def _event() -> Any:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    return torch.cuda.Event(enable_timing=True)
 
 
 def _timing(samples_ms: list[float]) -> Timing:
@@ -198,7 +198,7 @@ def environment() -> Record:
         "sms": properties.multi_processor_count,
         "memory_bytes": properties.total_memory,
         "cuda": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
+        "cudnn": torch.backends.cudnn.version(),
         "torch": torch.__version__,
         "transformers": _version("transformers"),
         "triton": _version("triton"),
