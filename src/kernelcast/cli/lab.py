@@ -44,7 +44,10 @@ def _needs_torch() -> None:
 
 def fit(
     out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="folder for the weights")],
-    data: Data = None,
+    data: Annotated[
+        list[Path] | None,
+        typer.Option("--data", metavar="DIR", help="measured tables; may be repeated; default: KERNELCAST_DATA"),
+    ] = None,
     family: Annotated[list[str] | None, typer.Option("--family", help="only this family; may be repeated")] = None,
     rows: Annotated[int, typer.Option("--rows", min=0, help="rows of each family, 0: all")] = 0,
     epochs: Annotated[int, typer.Option("--epochs", min=1, help="passes over the rows")] = 40,
@@ -69,7 +72,7 @@ def fit(
         if (out / f"{name}.safetensors").exists():
             typer.echo(f"kernelcast: {name} is in {out} already; remove it to fit again", err=True)
             continue
-        columns = family_columns(data, name)
+        columns = family_columns(data or None, name)
         start = time.monotonic()
         with _Bar() as bar:
             weights = fit_family(columns, name, settings, bar.report, out / "partial")

@@ -14,7 +14,8 @@ from kernelcast.lab.collect.plan import Planned
 from kernelcast.lab.collect.pool import Pool
 from kernelcast.lab.collect.profiling import profiled
 from kernelcast.lab.collect.runners import prepared
-from kernelcast.lab.collect.timing import timed
+from kernelcast.lab.collect.session import DeviceLostError
+from kernelcast.lab.collect.timing import stream, timed
 from kernelcast.predict import Conditions, predict
 
 _POOL_SHARE = 0.12  # of the free memory, for each of up to four number formats
@@ -47,11 +48,15 @@ class CudaDevice:
     def measure(self, planned: Planned) -> dict[str, Any]:
         self._pool.warm = planned.warm
         try:
-            ready = prepared(planned.call, self._pool)
+            with torch.cuda.stream(stream()):
+                ready = prepared(planned.call, self._pool)
             guess = predict(planned.call, self._target, Conditions(predictor="generic")).time_s
             timing = timed(ready.launches, guess)
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
+            raise
+        except Exception as error:
+            _alive(error)
             raise
         return {
             "latency_us": round(timing.seconds * 1e6, 4),
@@ -74,6 +79,14 @@ class CudaDevice:
 
     def _maker(self, planned: Planned) -> Callable[[], Callable[[], object]]:
         return lambda: prepared(planned.call, self._pool).launches[0]
+
+
+def _alive(error: Exception) -> None:
+    """A fault of one kernel (a bad address, say) ends every later call of the process: then nothing can go on."""
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        raise DeviceLostError(" ".join(str(error).split())[:200]) from None
 
 
 def _main(kernel: dict[str, Any]) -> dict[str, Any]:

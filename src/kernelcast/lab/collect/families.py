@@ -114,14 +114,18 @@ def _cells(draw: Draw, most: int = _CELLS) -> Drawn:
 def _over(ops: tuple[str, ...], dtypes: tuple[str, ...] = ("bf16", "bf16", "fp16", "fp32"), stack: str = "torch",
           flags: tuple[str, ...] = ()) -> Callable[[Draw], Drawn]:  # fmt: skip
     def drawn(draw: Draw) -> Drawn:
-        call = {"op": draw.pick(ops), **_cells(draw), "dtype": draw.pick(dtypes), "stack": stack}
+        cells = _cells(draw)
+        if stack == "flashinfer":
+            cells["cols"] = max(1, cells["cols"] // 8) * 8  # its kernels read 16 bytes at a time, and fault elsewhere
+        call = {"op": draw.pick(ops), **cells, "dtype": draw.pick(dtypes), "stack": stack}
         return call | {name: draw.chance(0.5) for name in flags}
 
     return drawn
 
 
 def _rope(draw: Draw) -> Drawn:
-    return {"op": "rope", "tokens": draw.tokens(32768), **_heads(draw), "dtype": "bf16", "stack": "flashinfer"}
+    heads = _heads(draw) | {"head_dim": draw.pick((64, 128, 256))}  # those that FlashInfer compiles
+    return {"op": "rope", "tokens": draw.tokens(32768), **heads, "dtype": "bf16", "stack": "flashinfer"}
 
 
 def _embedding(op: str) -> Callable[[Draw], Drawn]:

@@ -25,7 +25,7 @@ DTYPES = {
 }
 _ALIGN = 256  # bytes
 _TIMES_L2 = 2.5  # what a cold rotation passes before a set comes again
-MOST_SETS = 256
+MOST_SETS = 128
 
 
 class TooLargeError(KernelcastError):

@@ -19,6 +19,10 @@ from kernelcast.lab.collect.plan import Planned
 BATCH = 256  # calls that are profiled together
 
 
+class DeviceLostError(KernelcastError):
+    """The GPU can run nothing more in this process."""
+
+
 class Device(Protocol):
     """What measures: a CUDA GPU, or something that stands in for it in a test."""
 
@@ -66,7 +70,12 @@ class Session:
                     progress.seconds = self.clock() - start
                     if self._over(progress.seconds):
                         break
-                    record = self._measured(planned, progress.seconds)
+                    try:
+                        record = self._measured(planned, progress.seconds)
+                    except DeviceLostError as error:
+                        file.write(json.dumps(self._failed(planned, progress.seconds, error)) + "\n")
+                        told = ", ".join(f"{name}={value}" for name, value in planned.parameters.items())
+                        raise DeviceLostError(f"{told} broke the GPU's context ({error}); run again to go on") from None
                     file.write(json.dumps(record) + "\n")
                     progress.done += 1
                     progress.failed += record["status"] != "ok"
@@ -87,15 +96,20 @@ class Session:
         return self.seconds is not None and seconds + self._reserve >= self.seconds
 
     def _measured(self, planned: Planned, now: float) -> dict[str, Any]:
-        record: dict[str, Any] = {
-            "key": planned.key, "family": planned.family, "warm": planned.warm, "call": planned.parameters,
-            "at_s": round(now, 3),
-        }  # fmt: skip
         try:
-            return record | {"status": "ok", **self.device.measure(planned)}
+            return self._record(planned, now) | {"status": "ok", **self.device.measure(planned)}
+        except DeviceLostError:
+            raise
         except Exception as error:  # whatever a library raises is this call's result
-            told = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-            return record | {"status": "failed", "error": told}
+            return self._failed(planned, now, error)
+
+    def _record(self, planned: Planned, now: float) -> dict[str, Any]:
+        return {"key": planned.key, "family": planned.family, "warm": planned.warm, "call": planned.parameters,
+                "at_s": round(now, 3)}  # fmt: skip
+
+    def _failed(self, planned: Planned, now: float, error: Exception) -> dict[str, Any]:
+        told = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        return self._record(planned, now) | {"status": "failed", "error": told}
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
+from typing import Any
 
 import torch
 
@@ -30,21 +31,27 @@ class Timing:
 
 
 @cache
-def _stream() -> torch.cuda.Stream:
+def stream() -> torch.cuda.Stream:
+    """The stream of all measuring: autograd runs a gradient on the stream of its forward."""
     return torch.cuda.Stream()
+
+
+@cache
+def _memory() -> Any:
+    """One pool of memory for all graphs: only one of them is alive."""
+    return torch.cuda.graph_pool_handle()
 
 
 def timed(launches: Sequence[Launch], guess_s: float) -> Timing:
     """``launches``: the same call on one set of tensors each. ``guess_s``: about how long one takes."""
-    stream = _stream()
-    with torch.cuda.stream(stream):
+    with torch.cuda.stream(stream()):
         launches[0]()  # libraries choose and load kernels on the first call
-        stream.synchronize()
+        torch.cuda.synchronize()
         rounds = max(1, math.ceil(_GRAPH_S / max(guess_s, 1e-6) / len(launches)))
         rounds = max(1, min(rounds, _MOST_LAUNCHES // len(launches)))
         graph = torch.cuda.CUDAGraph()
         # not torch.cuda.graph(): it collects garbage and empties the allocator's cache, longer than the timing takes
-        graph.capture_begin()
+        graph.capture_begin(pool=_memory(), capture_error_mode="thread_local")
         try:
             for _ in range(rounds):
                 for launch in launches:
@@ -52,20 +59,20 @@ def timed(launches: Sequence[Launch], guess_s: float) -> Timing:
         finally:
             graph.capture_end()
         graph.replay()
-        samples = _replayed(graph, _REPLAYS, stream)
+        samples = _replayed(graph, _REPLAYS)
         if _spread(samples) > WIDE:
-            samples += _replayed(graph, _MORE_REPLAYS, stream)
+            samples += _replayed(graph, _MORE_REPLAYS)
     count = rounds * len(launches)
     return Timing(statistics.median(samples) / count, _spread(samples), len(samples), count)
 
 
-def _replayed(graph: torch.cuda.CUDAGraph, times: int, stream: torch.cuda.Stream) -> list[float]:
+def _replayed(graph: torch.cuda.CUDAGraph, times: int) -> list[float]:
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(times + 1)]
     for mark in marks[:-1]:
-        mark.record(stream)
+        mark.record()
         graph.replay()
-    marks[-1].record(stream)
-    stream.synchronize()
+    marks[-1].record()
+    torch.cuda.synchronize()
     return [a.elapsed_time(b) * 1e-3 for a, b in pairwise(marks)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,14 @@ from kernelcast.lab.data import merged, read_all
 _LEFT_OUT = "kernel_source NOT LIKE '%static scale%'"
 _NOT_FITTED = ("campaign", "version", "q_lens", "kv_lens")  # names of runs; no table has ragged batches yet
 
-FAMILIES = ("gemm", "attention", "moe", "mla", "moe_gemm", "memory", "collective", "conv2d")
+FAMILIES = ("gemm", "attention", "attention_backward", "moe", "mla", "moe_gemm", "memory", "collective", "conv2d")
 
 
-def family_columns(root: Path | None, family: str, sample: float | None = None) -> dict[str, NDArray[Any]]:
-    """Every measured row of a family, from every table that has some."""
+def family_columns(
+    roots: Path | Sequence[Path] | None, family: str, sample: float | None = None
+) -> dict[str, NDArray[Any]]:
+    """Every measured row of a family, from every table that has some, of one folder or several."""
     ops = sorted(op for op, cls in REGISTRY.items() if cls.family == family)
-    found = merged([read_all(root, ops=ops, where=_LEFT_OUT, sample=sample)]).columns
+    folders = roots if isinstance(roots, Sequence) else [roots]
+    found = merged(read_all(root, ops=ops, where=_LEFT_OUT, sample=sample) for root in folders).columns
     return {name: column for name, column in found.items() if name not in _NOT_FITTED}
