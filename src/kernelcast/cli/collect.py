@@ -62,18 +62,18 @@ def collect(
     _needs_cuda()
     from kernelcast.lab.collect.device import CudaDevice, facts, identified
     from kernelcast.lab.collect.session import Session, read_lines
-    from kernelcast.lab.collect.table import write_table
+    from kernelcast.lab.collect.table import read_records, write_table
 
     target = identified(gpu)
     planned = _plan(target.id, calls, family, without, warm, for_calibration, seed)
     lines = out.with_suffix(".progress.jsonl")
+    earlier = read_records(out)
     before = facts()
     with _Bar() as bar:
-        done = Session(CudaDevice(target), lines, seconds, say=bar.say).run(planned)
+        done = Session(CudaDevice(target), lines, seconds, say=bar.say, earlier=earlier).run(planned)
     after = {f"{name} after": value for name, value in facts().items() if before.get(name) != value}
-    rows = write_table(read_lines(lines), out, target, {**before, **after, "seed": seed})
-    if done.done == done.total:
-        lines.unlink()
+    rows = write_table([*earlier, *read_lines(lines)], out, target, {**before, **after, "seed": seed})
+    lines.unlink()
     told = {"file": str(out), "rows": rows, "failed": done.failed, "left": done.total - done.done,
             "seconds": round(done.seconds, 1)}  # fmt: skip
     if as_json:

@@ -13,9 +13,9 @@ from kernelcast.hardware import Gpu, gpu
 from kernelcast.lab.collect.plan import Planned
 from kernelcast.lab.collect.pool import Pool
 from kernelcast.lab.collect.profiling import profiled
-from kernelcast.lab.collect.runners import prepared
+from kernelcast.lab.collect.runners import Prepared, prepared
 from kernelcast.lab.collect.session import DeviceLostError
-from kernelcast.lab.collect.timing import stream, timed
+from kernelcast.lab.collect.timing import Timing, stream, timed
 from kernelcast.predict import Conditions, predict
 
 _POOL_SHARE = 0.12  # of the free memory, for each of up to four number formats
@@ -48,13 +48,11 @@ class CudaDevice:
     def measure(self, planned: Planned) -> dict[str, Any]:
         self._pool.warm = planned.warm
         try:
-            with torch.cuda.stream(stream()):
-                ready = prepared(planned.call, self._pool)
-            guess = predict(planned.call, self._target, Conditions(predictor="generic")).time_s
-            timing = timed(ready.launches, guess)
-        except torch.OutOfMemoryError:
-            torch.cuda.empty_cache()
-            raise
+            try:
+                timing, ready = self._timed(planned)
+            except torch.OutOfMemoryError:  # perhaps of memory that graphs of earlier calls hold
+                torch.cuda.empty_cache()
+                timing, ready = self._timed(planned)
         except Exception as error:
             _alive(error)
             raise
@@ -66,6 +64,12 @@ class CudaDevice:
             "rotation": len(ready.launches),
             "kernel_source": ready.source,
         }
+
+    def _timed(self, planned: Planned) -> tuple[Timing, Prepared]:
+        with torch.cuda.stream(stream()):
+            ready = prepared(planned.call, self._pool)
+        guess = predict(planned.call, self._target, Conditions(predictor="generic")).time_s
+        return timed(ready.launches, guess), ready
 
     def describe(self, batch: Sequence[Planned]) -> list[dict[str, Any]]:
         if not self._profile or not batch:

@@ -54,12 +54,13 @@ class Session:
     seconds: float | None = None
     clock: Callable[[], float] = time.monotonic
     say: Callable[[Progress], None] = lambda progress: None
+    earlier: Sequence[dict[str, Any]] = ()  # results of a run that ended
     _reserve: float = field(default=2.0, init=False)  # for looking at the kernels of a batch
 
     def run(self, plan: Sequence[Planned]) -> Progress:
         """Measures what the file does not have yet."""
         start = self.clock()
-        known = {record["key"]: record["status"] for record in read_lines(self.lines)}
+        known = {record["key"]: record["status"] for record in (*self.earlier, *read_lines(self.lines))}
         todo = [planned for planned in plan if planned.key not in known]
         progress = Progress(len(plan) - len(todo), len(plan), sum(known.get(p.key, "ok") != "ok" for p in plan), 0.0)
         self.lines.parent.mkdir(parents=True, exist_ok=True)

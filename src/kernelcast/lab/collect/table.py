@@ -11,16 +11,20 @@ from typing import Any
 
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu
+from kernelcast.kernels import kernel, kernel_class, parameters_of
+from kernelcast.lab.collect.plan import Planned
 from kernelcast.lab.data.build import connect
 from kernelcast.lab.data.mapping import quoted, text
 from kernelcast.lab.data.schema import VERSION, columns_of
-from kernelcast.lab.data.store import METADATA_KEY
+from kernelcast.lab.data.store import METADATA_KEY, is_canonical
 
 SOURCE = "kernelcast"
-# status: ok or failed, with the error. spread: half the quartiles' distance over the median. launches: in one replay.
+# warm: timed with what the L2 kept. status: ok or failed, with the error. spread: half the quartiles' distance over
+# the median. launches: in one replay.
 # kernels: GPU kernels of the call; the rest describes the longest of them.
 SEEN = {
-    "family": "VARCHAR", "status": "VARCHAR", "error": "VARCHAR", "spread": "FLOAT", "replays": "INTEGER",
+    "family": "VARCHAR", "warm": "BOOLEAN", "status": "VARCHAR", "error": "VARCHAR", "spread": "FLOAT",
+    "replays": "INTEGER",
     "launches": "INTEGER", "at_s": "FLOAT", "kernels": "INTEGER", "kernel_name": "VARCHAR", "grid": "VARCHAR",
     "block": "VARCHAR", "registers": "INTEGER", "smem_bytes": "INTEGER",
 }  # fmt: skip
@@ -50,6 +54,27 @@ def write_table(records: Iterable[Mapping[str, Any]], path: Path, target: Gpu, f
         finally:
             part.unlink(missing_ok=True)
     return len(rows)
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """The results of a table that was written before, as records of a session."""
+    if not path.exists():
+        return []
+    if not is_canonical(path):
+        raise KernelcastError(f"{path} is no table of kernelcast collect: choose another name for the results")
+    with connect() as connection:
+        found = connection.execute(f"SELECT * FROM read_parquet({text(str(path))})")
+        names = [column[0] for column in found.description or ()]
+        rows = [dict(zip(names, values, strict=True)) for values in found.fetchall()]
+    return [_record({name: value for name, value in row.items() if value is not None}) for row in rows]
+
+
+def _record(row: Mapping[str, Any]) -> dict[str, Any]:
+    parameters = parameters_of(kernel_class(row["op"]))
+    call = kernel(row["op"], **{name: value for name, value in row.items() if name in parameters})
+    planned = Planned(str(row["family"]), call, warm=bool(row.get("warm")))
+    kept = ("latency_us", "rotation", "kernel_source", *SEEN)
+    return {"key": planned.key, "call": planned.parameters, **{name: row[name] for name in kept if name in row}}
 
 
 def _row(record: Mapping[str, Any], target: Gpu, facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from typing import Any
 
 import torch
 
@@ -36,12 +35,6 @@ def stream() -> torch.cuda.Stream:
     return torch.cuda.Stream()
 
 
-@cache
-def _memory() -> Any:
-    """One pool of memory for all graphs: only one of them is alive."""
-    return torch.cuda.graph_pool_handle()
-
-
 def timed(launches: Sequence[Launch], guess_s: float) -> Timing:
     """``launches``: the same call on one set of tensors each. ``guess_s``: about how long one takes."""
     with torch.cuda.stream(stream()):
@@ -51,7 +44,7 @@ def timed(launches: Sequence[Launch], guess_s: float) -> Timing:
         rounds = max(1, min(rounds, _MOST_LAUNCHES // len(launches)))
         graph = torch.cuda.CUDAGraph()
         # not torch.cuda.graph(): it collects garbage and empties the allocator's cache, longer than the timing takes
-        graph.capture_begin(pool=_memory(), capture_error_mode="thread_local")
+        graph.capture_begin()
         try:
             for _ in range(rounds):
                 for launch in launches:

@@ -1,0 +1,58 @@
+"""kernelcast collect, as far as it goes without a GPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def run(*args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "kernelcast", "collect", *args], capture_output=True, text=True)
+
+
+def has_cuda() -> bool:
+    try:
+        import torch
+    except ImportError:
+        return False
+    return bool(torch.cuda.is_available())
+
+
+def test_the_plan_needs_no_gpu() -> None:
+    found = run("--calls", "60", "--plan", "--gpu", "a100_sxm")
+    assert found.returncode == 0, found.stderr
+    assert "gemm" in found.stdout
+    lines = run("--calls", "60", "--plan", "--json").stdout.splitlines()
+    assert all("op" in json.loads(line) for line in lines)
+    assert 50 <= len(lines) <= 60
+
+
+@pytest.mark.skipif(has_cuda(), reason="this machine has a GPU")
+def test_without_a_gpu_one_line_says_so_and_nothing_is_written(tmp_path: Path) -> None:
+    found = run("-o", str(tmp_path / "x.parquet"))
+    assert found.returncode == 2
+    assert found.stderr.startswith("kernelcast: error: collect needs ")
+    assert len(found.stderr.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (("--budget", "soon", "--plan"), "--budget 'soon' is no time; write it as 300s, 5m or 1h"),
+        (("--budget", "0s", "--plan"), "is no time"),
+        (("-o", "x.csv", "--plan"), "end its name in .parquet"),
+        (("--family", "gem", "--plan"), "unknown family 'gem'"),
+        (("--gpu", "h999", "--plan"), "unknown gpu"),
+        ((), "give -o FILE.parquet"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(args: tuple[str, ...], told: str) -> None:
+    found = run(*args)
+    assert found.returncode == 2
+    assert told in found.stderr
+    assert len(found.stderr.splitlines()) == 1

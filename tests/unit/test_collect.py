@@ -1,0 +1,216 @@
+"""Measuring, as far as it goes without a GPU: the plan, resuming, the budget, the table, kernel names."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kernelcast as kc
+from kernelcast.errors import KernelcastError
+from kernelcast.lab.collect.plan import FAMILIES, LONGEST_S, SHARES, Planned, plan
+from kernelcast.lab.collect.profiling import kernels_of
+from kernelcast.lab.collect.session import DeviceLostError, Session, read_lines
+from kernelcast.lab.collect.table import read_records, write_table
+from kernelcast.lab.collect.telling import farthest_first, most_telling
+from kernelcast.lab.data import read_canonical
+from kernelcast.lab.data.store import note_of
+
+H200 = kc.gpu("h200_sxm")
+
+
+class FakeGpu:
+    """Takes a second a call; cannot run some ops."""
+
+    def __init__(self, broken: str = "", lost: str = "") -> None:
+        self.now, self.measured, self.broken, self.lost = 0.0, [], broken, lost  # type: ignore[var-annotated]
+
+    def clock(self) -> float:
+        return self.now
+
+    def measure(self, planned: Planned) -> dict[str, Any]:
+        self.now += 1.0
+        self.measured.append(planned.key)
+        if planned.call.op == self.lost:
+            raise DeviceLostError("misaligned address")
+        if planned.call.op == self.broken:
+            raise RuntimeError("out of\nmemory")
+        return {"latency_us": 12.5, "spread": 0.01, "replays": 5, "launches": 8, "rotation": 4, "kernel_source": "fake"}
+
+    def describe(self, batch: Sequence[Planned]) -> list[dict[str, Any]]:
+        return [{"kernels": 1, "kernel_name": f"k_{p.call.op}", "grid": "1x2x3", "block": "128x1x1"} for p in batch]
+
+
+def test_a_plan_is_the_same_for_the_same_seed_and_another_for_another() -> None:
+    assert plan(H200, 200) == plan(H200, 200)
+    assert {p.key for p in plan(H200, 200)} != {p.key for p in plan(H200, 200, seed=1)}
+
+
+def test_a_plan_has_every_family_by_its_share_and_no_call_twice() -> None:
+    found = plan(H200, 1000)
+    counts = Counter(p.family for p in found)
+    assert set(counts) == set(FAMILIES)
+    assert counts["gemm"] == pytest.approx(1000 * SHARES["gemm"] / sum(SHARES.values()), abs=1)
+    assert len({p.key for p in found}) == len(found)
+    # any prefix is mixed: the first tenth has the large families already
+    assert {"gemm", "gemm-fp8", "attention", "pointwise", "moe-config"} <= {p.family for p in found[:100]}
+
+
+def test_a_longer_plan_contains_the_shorter_one() -> None:
+    assert {p.key for p in plan(H200, 300)} <= {p.key for p in plan(H200, 1200)}
+
+
+def test_planned_calls_fit_the_gpu_and_our_patience() -> None:
+    calls = [p.call for p in plan(H200, 300)]
+    times = [found.time_s for found in kc.predict_many(calls, H200, kc.Conditions(predictor="generic"))]
+    assert max(times) <= LONGEST_S
+    gpus_without_fp8 = plan(kc.gpu("a100_sxm"), 300)
+    assert not [p for p in gpus_without_fp8 if p.call.op == "gemm" and p.call.dtype == "fp8"]
+
+
+def test_sizes_are_real_and_random_aligned_and_not() -> None:
+    gemms = [p.call for p in plan(H200, 400, only=("gemm",))]
+    odd = np.mean([call.n % 8 != 0 or call.k % 8 != 0 for call in gemms])  # type: ignore[attr-defined]
+    assert 0.02 < odd < 0.25
+    assert {(call.n, call.k) for call in gemms} & {(4096, 14336), (28672, 4096)}  # type: ignore[attr-defined]
+
+
+def test_warm_calls_come_after_the_cold_ones() -> None:
+    found = plan(H200, 100, warm_share=0.2)
+    assert not any(p.warm for p in found[:100])
+    assert 8 <= sum(p.warm for p in found) <= 35
+    assert len({p.key for p in found}) == len(found)
+
+
+def test_an_unknown_family_is_refused() -> None:
+    with pytest.raises(KernelcastError, match="unknown family 'gem'"):
+        plan(H200, 10, only=("gem",))
+    with pytest.raises(KernelcastError, match="no family is left"):
+        plan(H200, 10, only=("gemm",), without=("gemm",))
+
+
+def test_the_farthest_points_come_first() -> None:
+    points = np.array([[0.0], [1.0], [2.0], [9.0], [-7.0]])
+    assert farthest_first(points, 3) == [1, 3, 4]  # the mean is 1, then 8 away, then 8 away
+
+
+def test_calls_for_calibration_spread_further_than_random_ones() -> None:
+    candidates = plan(H200, 400, only=("gemm", "norm"))
+    chosen = most_telling(candidates, H200, 50)
+    assert len(chosen) == 50
+    assert {p.family for p in chosen} == {"gemm", "norm"}
+
+    def spread(calls: Sequence[Planned]) -> float:
+        times = [f.time_s for f in kc.predict_many([p.call for p in calls], H200, kc.Conditions(predictor="generic"))]
+        return float(np.std(np.log(times)))
+
+    assert spread(chosen) > spread(candidates)
+
+
+def test_a_budget_stops_in_time_and_the_next_run_goes_on(tmp_path: Path) -> None:
+    calls = plan(H200, 40, only=("gemm", "norm"))
+    first = FakeGpu()
+    done = Session(first, tmp_path / "x.jsonl", 12.0, clock=first.clock).run(calls)
+    assert done.done == 10  # ten seconds, and two kept for looking at the kernels
+    assert done.seconds <= 12
+    second = FakeGpu()
+    done = Session(second, tmp_path / "x.jsonl", clock=second.clock).run(calls)
+    assert (done.done, done.total) == (len(calls), len(calls))
+    assert not set(first.measured) & set(second.measured)
+    assert [record["key"] for record in read_lines(tmp_path / "x.jsonl")] == [p.key for p in calls]
+
+
+def test_a_line_that_was_cut_short_is_measured_again(tmp_path: Path) -> None:
+    calls = plan(H200, 10, only=("gemm",))
+    path = tmp_path / "x.jsonl"
+    gpu = FakeGpu()
+    Session(gpu, path, clock=gpu.clock).run(calls)
+    text = path.read_text()
+    first = text.splitlines()[0]
+    path.write_text(first + "\n" + first[:40])
+    assert len(read_lines(path)) == 1
+    path.write_text("not ours\n")
+    with pytest.raises(KernelcastError, match="line 1 is no result"):
+        read_lines(path)
+
+
+def test_a_call_that_fails_is_recorded_and_the_rest_goes_on(tmp_path: Path) -> None:
+    calls = plan(H200, 30, only=("gemm", "softmax"))
+    gpu = FakeGpu(broken="softmax")
+    done = Session(gpu, tmp_path / "x.jsonl", clock=gpu.clock).run(calls)
+    records = read_lines(tmp_path / "x.jsonl")
+    failed = [r for r in records if r["status"] == "failed"]
+    assert done.failed == len(failed) > 0
+    assert {r["error"] for r in failed} == {"RuntimeError: out of memory"}
+    assert all(r["kernel_name"] == "k_" + r["call"]["op"] for r in records if r["status"] == "ok")
+
+
+def test_a_broken_gpu_ends_the_run_and_names_the_call(tmp_path: Path) -> None:
+    calls = plan(H200, 30, only=("gemm", "softmax"))
+    gpu = FakeGpu(lost="softmax")
+    with pytest.raises(DeviceLostError, match=r"op=softmax.* broke the GPU's context"):
+        Session(gpu, tmp_path / "x.jsonl", clock=gpu.clock).run(calls)
+    records = read_lines(tmp_path / "x.jsonl")
+    assert [r["status"] for r in records][-1] == "failed"  # so that the next run does not try it again
+    again = FakeGpu()
+    assert Session(again, tmp_path / "x.jsonl", clock=again.clock).run(calls).done == len(calls)
+
+
+def test_the_table_is_canonical_and_can_be_gone_on_with(tmp_path: Path) -> None:
+    calls = plan(H200, 40, only=("gemm", "softmax", "flashinfer-decode", "moe-config"), warm_share=0.2)
+    gpu = FakeGpu(broken="softmax")
+    Session(gpu, tmp_path / "x.jsonl", clock=gpu.clock).run(calls)
+    records = read_lines(tmp_path / "x.jsonl")
+    path = tmp_path / "h200.parquet"
+    assert write_table(records, path, H200, {"torch": "2.11", "flashinfer": "0.5.3"}) == len(calls)
+    columns = read_canonical(path).columns
+    assert len(columns["op"]) == sum(r["status"] == "ok" for r in records)  # what failed has no time
+    assert set(columns["gpu"]) == {"h200_sxm"}
+    assert set(columns["rotation"]) == {4.0}
+    assert set(columns["version"][columns["stack"] == "torch"]) == {"2.11"}
+    assert (note_of(path) or {})["measured"]["flashinfer"] == "0.5.3"
+    back = read_records(path)
+    assert {r["key"] for r in back} == {p.key for p in calls}
+    rest = FakeGpu()
+    assert Session(rest, tmp_path / "y.jsonl", clock=rest.clock, earlier=back).run(calls).done == len(calls)
+    assert rest.measured == []
+
+
+def test_a_table_of_nothing_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(KernelcastError, match="nothing was measured"):
+        write_table([], tmp_path / "x.parquet", H200, {})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_table_that_is_not_ours_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "x.parquet").write_text("mine")
+    with pytest.raises(KernelcastError, match="not readable"):
+        read_records(tmp_path / "x.parquet")
+
+
+def test_kernels_belong_to_the_call_that_launched_them() -> None:
+    def kernel(name: str, ts: float, correlation: int) -> dict[str, Any]:
+        args = {"correlation": correlation, "grid": [4, 2, 1], "block": [128, 1, 1], "registers per thread": 64,
+                "shared memory": 1024}  # fmt: skip
+        return {"cat": "kernel", "name": name, "ts": ts, "dur": 5.0, "args": args}
+
+    def launch(ts: float, correlation: int) -> dict[str, Any]:
+        return {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": ts, "dur": 1.0,
+                "args": {"correlation": correlation}}  # fmt: skip
+
+    events = [
+        {"cat": "user_annotation", "name": "kernelcast:0", "ts": 0.0, "dur": 10.0},
+        {"cat": "user_annotation", "name": "kernelcast:1", "ts": 20.0, "dur": 10.0},
+        launch(1, 11), launch(2, 12), launch(15, 13), launch(21, 14),
+        # they run later than they were launched, and one (13) was launched between the calls
+        kernel("second", 31.0, 12), kernel("first", 30.0, 11), kernel("between", 40.0, 13), kernel("third", 50.0, 14),
+    ]  # fmt: skip
+    found = kernels_of(events, 2)
+    assert [[k.name for k in kernels] for kernels in found] == [["first", "second"], ["third"]]
+    assert found[0][0].grid == (4, 2, 1)
+    assert json.loads(json.dumps(found[0][0].to_dict()))["registers"] == 64
