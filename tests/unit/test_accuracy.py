@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from kernelcast.lab.data import read
-from kernelcast.lab.fit.fit import TEST_FOLD, sampled, shape_fold
+from kernelcast.lab.fit.fit import sampled
+from kernelcast.lab.fit.folds import TEST_FOLD, shape_fold
 from kernelcast.tables import predict_columns
 
 DATA = os.environ.get("KERNELCAST_DATA")

@@ -14,6 +14,7 @@ from kernelcast.efficiency.learned import load
 from kernelcast.lab.evaluate.run import Fitted, Plan, evaluate
 from kernelcast.lab.evaluate.splits import generation, gpu_out, shapes
 from kernelcast.lab.fit import fit as fitting
+from kernelcast.lab.fit.folds import TEST_FOLD, shape_fold
 from kernelcast.lab.fit.dataset import build, pack, unpack
 from kernelcast.lab.fit.train import Recipe, train
 from kernelcast.predict import Conditions
@@ -51,7 +52,7 @@ def invented(rows: int = 900) -> dict[str, np.ndarray[Any, Any]]:
 def test_fit_learns_and_test_shapes_stay_out(tmp_path: Path) -> None:
     columns = invented()
     weights = fitting.fit_family(columns, "gemm", SMALL)
-    test = fitting.shape_fold(columns) == fitting.TEST_FOLD
+    test = shape_fold(columns) == TEST_FOLD
     assert weights.about["rows"] == int((~test).sum())
     held = {name: column[test] for name, column in columns.items()}
     learned, _ = predict_columns(held, None, Conditions(predictor=Fitted(weights)))
@@ -99,8 +100,8 @@ def test_interrupted_fit_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_shape_is_in_one_fold_everywhere() -> None:
     columns = invented(200)
     moved = {**columns, "gpu": np.full(200, "b200_sxm", dtype=object), "latency_us": columns["latency_us"] * 7}
-    assert np.array_equal(fitting.shape_fold(columns), fitting.shape_fold(moved))
-    share = np.mean(fitting.shape_fold(invented(4000)) == fitting.TEST_FOLD)
+    assert np.array_equal(shape_fold(columns), shape_fold(moved))
+    share = np.mean(shape_fold(invented(4000)) == TEST_FOLD)
     assert 0.07 < share < 0.13
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kernelcast.lab.evaluate.splits import Columns, Mask, Split
-from kernelcast.lab.fit.fit import TEST_FOLD, shape_fold
+from kernelcast.lab.fit.folds import TEST_FOLD, shape_fold
 
 
 @dataclass(frozen=True)

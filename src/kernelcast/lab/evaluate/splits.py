@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.errors import unknown
-from kernelcast.lab.fit.fit import TEST_FOLD, TWINS, shape_fold
+from kernelcast.lab.fit.fit import TWINS
+from kernelcast.lab.fit.folds import TEST_FOLD, shape_fold
 
 Columns = Mapping[str, NDArray[Any]]
 Mask = NDArray[np.bool_]

@@ -22,12 +22,11 @@ from kernelcast.efficiency.network import Encoder, Layers
 from kernelcast.hardware import gpu
 from kernelcast.lab.data import data_hash
 from kernelcast.lab.fit.dataset import Columns, Dataset, build
+from kernelcast.lab.fit.folds import TEST_FOLD, shape_fold
 from kernelcast.lab.fit.predicting import correction
 from kernelcast.lab.fit.train import Kind, Progress, Recipe, encoder_of, train
 
-TEST_FOLD, FOLDS = 0, 10
 TWINS = (("b200_sxm", "gb200"), ("h100_sxm", "h800_sxm"))
-_NOT_SHAPE = ("latency_us", "rotation")
 _LEAST_SHARE, _MOST_REPEATS = 0.04, 8  # of the rows, that a source is repeated towards
 _UNTESTED = Spread(keep=1.0, low=0.4, high=0.7)  # a family measured on one GPU: as wide as the widest of the others
 Report = Callable[[str], Progress | None]
@@ -48,24 +47,6 @@ class Settings:
     rows_left_out: int = 60_000  # rows of the fits that learn how wide to be on GPUs left out
     seed: int = 0
     workers: int = 1
-
-
-def shape_fold(columns: Columns) -> NDArray[np.int64]:
-    """A fold from 0 to 9 by the numbers of a call alone: one shape is in one fold on every GPU and stack."""
-    count = len(columns["op"])
-    key = np.zeros(count, dtype=np.uint64)
-    with np.errstate(over="ignore"):
-        for name in sorted(columns):
-            column = columns[name]
-            if column.dtype == object or name in _NOT_SHAPE:
-                continue
-            cell = np.where(np.isnan(column), 0.0, np.asarray(column, dtype=np.float64) + 1)
-            part = cell.view(np.uint64) * np.uint64(
-                int.from_bytes(hashlib.md5(name.encode()).digest()[:8], "little") | 1
-            )
-            key += (part ^ (part >> np.uint64(31))) * np.uint64(0xBF58476D1CE4E5B9)
-        key = (key ^ (key >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return ((key ^ (key >> np.uint64(31))) % np.uint64(FOLDS)).astype(np.int64)
 
 
 def sampled(rows: NDArray[np.intp], count: int, seed: int) -> NDArray[np.intp]:

@@ -1,0 +1,59 @@
+"""Replaying the project's own measurements."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kernelcast as kc
+from kernelcast.errors import KernelcastError
+from kernelcast.lab.collect.plan import Planned, plan
+from kernelcast.lab.collect.table import write_table
+from kernelcast.lab.data import read_canonical
+from kernelcast.lab.fit.folds import TEST_FOLD, shape_fold
+from kernelcast.lab.validate import overall, repeated, tables, validate
+
+H200 = kc.gpu("h200_sxm")
+CASES = Path(__file__).parents[2] / "validation"
+
+
+def record(planned: Planned, latency_us: float) -> dict[str, Any]:
+    return {"key": planned.key, "family": planned.family, "call": planned.parameters, "status": "ok", "warm": False,
+            "latency_us": latency_us, "rotation": 4, "kernel_source": "made up"}  # fmt: skip
+
+
+def test_errors_and_noise_of_a_made_up_campaign(tmp_path: Path) -> None:
+    calls = plan(H200, 300, only=("gemm",))
+    generic = kc.Conditions(predictor="generic", rotation=4)
+    times = [found.time_s * 1e6 for found in kc.predict_many([p.call for p in calls], H200, generic)]
+    first, again = tmp_path / "own" / "h200.parquet", tmp_path / "own" / "h200_again.parquet"
+    # measured a quarter longer than predicted, then a tenth longer again
+    write_table([record(p, t * 1.25) for p, t in zip(calls, times, strict=True)], first, H200, {})
+    write_table([record(p, t * 1.375) for p, t in zip(calls[:50], times, strict=False)], again, H200, {})
+    lines = validate(tmp_path, kc.Conditions(predictor="generic"))
+    assert all(line.mean == pytest.approx(20.0, abs=0.1) for line in lines)  # 1 / 1.25 - 1
+    assert all(line.bias == pytest.approx(-20.0, abs=0.1) for line in lines)
+    assert all(line.noise == pytest.approx(10.0, abs=0.01) for line in lines)
+    assert overall(lines) == pytest.approx(20.0, abs=0.1)
+    unseen = int((shape_fold(read_canonical(first).columns) == TEST_FOLD).sum())
+    assert sum(line.rows for line in lines) == unseen
+    assert sum(line.rows for line in validate(tmp_path, kc.Conditions(predictor="generic"), seen=True)) == 300
+
+
+def test_a_folder_without_cases_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(KernelcastError, match="no folder"):
+        tables(tmp_path / "none")
+    with pytest.raises(KernelcastError, match="has no cases"):
+        tables(tmp_path)
+
+
+def test_the_committed_campaign_is_whole() -> None:
+    columns = read_canonical(CASES / "kernelcast" / "h200_sxm.parquet").columns
+    assert len(columns["op"]) >= 10_000
+    assert set(columns["gpu"]) == {"h200_sxm"}
+    assert np.all(columns["latency_us"] > 0.5)
+    noise = repeated(CASES / "kernelcast" / "h200_sxm.parquet", CASES / "kernelcast" / "h200_sxm_again.parquet")
+    assert noise["gemm"] < 5
