@@ -14,8 +14,8 @@ from kernelcast.efficiency.learned import load
 from kernelcast.lab.evaluate.run import Fitted, Plan, evaluate
 from kernelcast.lab.evaluate.splits import generation, gpu_out, shapes
 from kernelcast.lab.fit import fit as fitting
-from kernelcast.lab.fit.folds import TEST_FOLD, shape_fold
 from kernelcast.lab.fit.dataset import build, pack, unpack
+from kernelcast.lab.fit.folds import TEST_FOLD, shape_fold
 from kernelcast.lab.fit.train import Recipe, train
 from kernelcast.predict import Conditions
 from kernelcast.tables import predict_columns
