@@ -24,7 +24,11 @@ _MOVED_BY_ENGINE = {"vllm": "kv", "sglang": "kv", "trtllm": "q+kv"}
 
 @dataclass(frozen=True, kw_only=True)
 class Attention(Kernel):
-    """Softmax(Q Kᵀ) V for a batch of requests. Prefill, decode (q_len 1) and chunked prefill (q_len < kv_len)."""
+    """Softmax(Q Kᵀ) V for a batch of requests. Prefill, decode (q_len 1) and chunked prefill (q_len < kv_len).
+
+    With a serving engine as its stack (vllm, sglang, trtllm) it is the engine's attention layer, as that is measured:
+    new keys and values are written to the cache too, and TensorRT-LLM rotates Q and K.
+    """
 
     op: ClassVar[str] = "attention"
     dtypes: ClassVar[tuple[str, ...]] = ("fp32", "fp16", "bf16", "fp8")

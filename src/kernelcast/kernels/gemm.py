@@ -75,7 +75,10 @@ QUANTISING_KERNELS = {"vllm": 1.0, "sglang": 1.0, "trtllm": 4.0}
 
 @dataclass(frozen=True, kw_only=True)
 class Gemm(Kernel):
-    """Matrix product of one weight matrix: C[m, n] = A[m, k] B[k, n] (a Linear layer)."""
+    """Matrix product of one weight matrix: C[m, n] = A[m, k] B[k, n] (a Linear layer).
+
+    With a serving engine as its stack and a dtype under 16 bits it is the engine's layer: activations are quantised too.
+    """
 
     op: ClassVar[str] = "gemm"
     examples: ClassVar[tuple[dict[str, Any], ...]] = ({"m": 4096, "n": 4096, "k": 4096},)
