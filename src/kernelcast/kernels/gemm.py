@@ -77,7 +77,7 @@ QUANTISING_KERNELS = {"vllm": 1.0, "sglang": 1.0, "trtllm": 4.0}
 class Gemm(Kernel):
     """Matrix product of one weight matrix: C[m, n] = A[m, k] B[k, n] (a Linear layer).
 
-    With a serving engine as its stack and a dtype under 16 bits it is the engine's layer: activations are quantised too.
+    With a serving engine as its stack and a dtype under 16 bits it is the engine's layer: it quantises activations too.
     """
 
     op: ClassVar[str] = "gemm"
