@@ -8,6 +8,7 @@ and fades away from them. Both were shrunk by how few rows there were (``lab.cal
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -91,13 +92,18 @@ class FamilyCalibration:
         local, like = self._local(aligned(names, values, self.names), joint(words))
         return np.clip(shared + local, self.least, self.most), like
 
+    @functools.cached_property
+    def _turned(self) -> tuple[Floats, Floats]:
+        """The points as columns, and their squared lengths."""
+        return np.ascontiguousarray(self.points.T), np.sum(self.points**2, axis=1)
+
     def _local(self, values: Floats, together: str) -> tuple[Doubles, Doubles]:
         same = np.array([name == together for name in self.groups])[self.group]
         factor = np.where(same, 1.0, ELSEWHERE).astype(np.float32)
         rows, width = values.shape
         blocks = np.zeros((-(-rows // BLOCK_ROWS), BLOCK_ROWS, width), dtype=np.float32)
         blocks.reshape(-1, width)[:rows] = (values - self.mean) / self.scale
-        turned, length = np.ascontiguousarray(self.points.T), np.sum(self.points**2, axis=1)
+        turned, length = self._turned
         weights = (self.weights * factor)[:, None]
         local, like = np.empty(blocks.shape[:2]), np.empty(blocks.shape[:2])
         step = _STRIDE // BLOCK_ROWS
