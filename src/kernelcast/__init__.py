@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kernelcast._version import __version__ as __version__
+from kernelcast.efficiency import Calibration, load_calibration
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Fabric, Gpu, fabric, fabrics, gpu, gpu_ids
 from kernelcast.kernels import REGISTRY, Kernel, kernel
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 
 
 __all__ = [
-    "Conditions", "Fabric", "Gpu", "Kernel", "KernelcastError", "Prediction", "fabric", "fabrics", "gpu",
-    "gpu_ids", "kernel", "predict", "predict_many", "predict_table",
+    "Calibration", "Conditions", "Fabric", "Gpu", "Kernel", "KernelcastError", "Prediction", "fabric", "fabrics", "gpu",
+    "gpu_ids", "kernel", "load_calibration", "predict", "predict_many", "predict_table",
 ]  # fmt: skip
 
 

@@ -48,8 +48,8 @@ class TableFile:
     count: int
     connection: DuckDBPyConnection
 
-    def columns(self) -> dict[str, NDArray[Any]]:
-        """The columns that kernel calls are made of, as NumPy arrays; an empty cell is masked, NaN or None."""
+    def columns(self, *more: str) -> dict[str, NDArray[Any]]:
+        """The columns that kernel calls are made of, and ``more``; an empty cell is masked, NaN or None."""
         if "op" not in self.types:
             raise KernelcastError(
                 f"{self.path}: a table of calls needs a column 'op'; this has {', '.join(self.types)}"
@@ -59,7 +59,7 @@ class TableFile:
         for name in self.types:
             if name in words:
                 select.append(f"CAST({_plain(name, self.types[name])} AS VARCHAR) AS {_quoted(name)}")
-            elif name in others:
+            elif name in others or name in more:
                 select.append(f"{_plain(name, self.types[name])} AS {_quoted(name)}")
         with _plain_errors(self.path):
             found = self.connection.execute(f"SELECT {', '.join(select)} FROM source").fetchnumpy()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelcast.efficiency import Predictor, Question, predictor
+from kernelcast.efficiency import Calibrated, Calibration, Predictor, Question, load_calibration, predictor
 from kernelcast.efficiency.learned import monotone
 from kernelcast.errors import KernelcastError, unknown
 from kernelcast.hardware import Gpu, gpu, gpu_ids
@@ -28,12 +30,14 @@ class Conditions:
 
     ``rotation``: how many sets of this call's weights pass between two uses of one; infinity (the default) is a
     model with many layers, 1 the same call again and again with whatever L2 kept. ``without`` leaves limits out, which
-    only physics can answer. ``predictor``: learned, generic, or a baseline.
+    only physics can answer. ``predictor``: learned, generic, or a baseline. ``calibration``: measurements of the GPU
+    that is asked about, as a file of `kernelcast calibrate` or loaded.
     """
 
     rotation: float = np.inf
     without: tuple[str, ...] = ()
     predictor: str | Predictor = "learned"
+    calibration: Calibration | Path | str | None = None
 
     def __post_init__(self) -> None:
         if not self.rotation >= 1:
@@ -45,13 +49,39 @@ class Conditions:
             raise KernelcastError("every limit is left out; keep at least one")
         if self.without and self.predictor == "learned":
             object.__setattr__(self, "predictor", "generic")
-        chosen(self)  # refuses an unknown name
+        base = _base(self)  # refuses an unknown name
+        if self.calibration is None:
+            return
+        if isinstance(self.calibration, str | Path):
+            object.__setattr__(self, "calibration", load_calibration(self.calibration))
+        if self.without:
+            raise KernelcastError("a limit left out asks physics alone, which a calibration does not correct")
+        caveat = calibration_of(self).caveat(base.name)  # type: ignore[union-attr]
+        if caveat:
+            warnings.warn(caveat, stacklevel=3)
+
+
+def _base(conditions: Conditions) -> Predictor:
+    given = conditions.predictor
+    return predictor(given) if isinstance(given, str) else given
+
+
+def calibration_of(conditions: Conditions) -> Calibration | None:
+    """The calibration, which is loaded when the conditions are made."""
+    return conditions.calibration if isinstance(conditions.calibration, Calibration) else None
 
 
 def chosen(conditions: Conditions) -> Predictor:
-    """The predictor, by name or as it is."""
-    given = conditions.predictor
-    return predictor(given) if isinstance(given, str) else given
+    """The predictor, by name or as it is, with the calibration over it."""
+    calibration = calibration_of(conditions)
+    return _base(conditions) if calibration is None else Calibrated(_base(conditions), calibration)
+
+
+def check_gpu(conditions: Conditions, chip: Gpu) -> None:
+    """Refuse a calibration of another GPU before any work."""
+    calibration = calibration_of(conditions)
+    if calibration is not None:
+        calibration.check_gpu(chip.id)
 
 
 DEFAULT = Conditions()
@@ -136,6 +166,7 @@ def predict(call: Kernel, target: Gpu | str, conditions: Conditions = DEFAULT) -
 def predict_many(calls: Sequence[Kernel], target: Gpu | str, conditions: Conditions = DEFAULT) -> list[Prediction]:
     """Predict many calls, of any mix of ops, in order."""
     chip = gpu(target)
+    check_gpu(conditions, chip)
     groups: dict[tuple[Any, ...], list[int]] = {}
     for index, call in enumerate(calls):
         groups.setdefault(_group_key(call), []).append(index)
@@ -186,16 +217,20 @@ def predict_calls(
         return _join(list(pool.map(run, starts)))
 
 
+def ask(
+    kernel: type[Kernel], calls: Calls, chip: Gpu, turns: Number, keep: int, without: tuple[str, ...] = ()
+) -> Question:
+    """What a predictor is asked: the calls, and what the machine finds for each of their phases."""
+    ranked = tuple(analyse(work, chip, rotation=turns, without=without, keep=keep) for work in kernel.work(calls, chip))
+    return Question(kernel, calls, chip, ranked)
+
+
 def _answer(
     kernel: type[Kernel], calls: Calls, chip: Gpu, conditions: Conditions, turns: Number, details: bool
 ) -> Predictions:
     """One chunk: the machine, then the predictor."""
     answering = chosen(conditions)
-    ranked = tuple(
-        analyse(work, chip, rotation=turns, without=conditions.without, keep=answering.keep)
-        for work in kernel.work(calls, chip)
-    )
-    question = Question(kernel, calls, chip, ranked)
+    question = ask(kernel, calls, chip, turns, answering.keep, conditions.without)
     times, best = answering.estimate(question), question.best
     limits = np.sum([p.limits for p in best], axis=0)
     found = Predictions(

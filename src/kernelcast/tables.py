@@ -18,7 +18,7 @@ from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu, gpu
 from kernelcast.kernels.base import Calls, Kernel, Parameter, Ragged, kernel_class, parameters_of
 from kernelcast.machine.analyse import PIPELINES
-from kernelcast.predict import DEFAULT, Conditions, predict_calls, too_large_text
+from kernelcast.predict import DEFAULT, Conditions, check_gpu, predict_calls, too_large_text
 
 Rows = NDArray[np.intp]
 OUTPUT = ("predicted_us", "low_us", "high_us", "ceiling_us", "bound_us", "bound_by", "support")
@@ -101,11 +101,13 @@ def predict_columns(
     chip = gpu(target) if target is not None else None
     if chip is None and "gpu" not in columns:
         raise KernelcastError("which GPU? give one, or a column 'gpu'")
+    if chip is not None:
+        check_gpu(conditions, chip)
     count = len(columns["op"])
     times = {name: np.full(count, np.nan) for name in OUTPUT if name.endswith("_us")}
     words: dict[str, NDArray[Any]] = {name: np.full(count, None, dtype=object) for name in ("bound_by", "support")}
     bad = BadRows()
-    turns = _rotation(columns, conditions)
+    turns = rotations(columns, conditions)
     for kernel, place, rows, calls in grouped(columns, chip, bad):
         try:
             found = predict_calls(kernel, calls, place, conditions, rotation=None if turns is None else turns[rows])
@@ -124,7 +126,7 @@ def predict_columns(
     return {name: times[name] if name in times else words[name] for name in OUTPUT}, bad
 
 
-def _rotation(columns: Mapping[str, NDArray[Any]], conditions: Conditions) -> NDArray[np.float64] | None:
+def rotations(columns: Mapping[str, NDArray[Any]], conditions: Conditions) -> NDArray[np.float64] | None:
     """A column of its own may say what the conditions say for all; an empty cell leaves it to them."""
     if "rotation" not in columns:
         return None

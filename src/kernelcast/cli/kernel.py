@@ -13,6 +13,7 @@ import typer
 from kernelcast.cli.commands import Command, CommandGroup, with_examples
 from kernelcast.cli.options import (
     Cache,
+    CalibrationFile,
     Changes,
     GpuName,
     Json,
@@ -36,6 +37,7 @@ _SHARED: dict[str, tuple[Any, Any]] = {
     "without": (Without, None),
     "cache": (Cache, "cold"),
     "predictor": (PredictorName, "learned"),
+    "calibration": (CalibrationFile, None),
     "json": (Json, False),
 }
 
@@ -114,7 +116,7 @@ def _run(cls: type[Kernel], given: Mapping[str, Any], shared: Mapping[str, Any])
         raise KernelcastError(f"{cls.op} needs {', '.join(missing)}; see kernelcast kernel {cls.op} --help")
     values = {name: parse_value(specs[name], text) for name, text in given.items() if text is not None}
     chip = chosen_gpu(shared["gpu"], shared["set"])
-    conditions = chosen_conditions(shared["without"], shared["cache"], shared["predictor"])
+    conditions = chosen_conditions(shared["without"], shared["cache"], shared["predictor"], shared["calibration"])
     found = predict(kernel(cls.op, **values), chip, conditions)
     if shared["json"]:
         print(as_json.to_json(as_json.prediction_fields(found, chip, conditions)))

@@ -10,7 +10,16 @@ from typing import Annotated, Any
 import typer
 
 from kernelcast.cli.commands import Command, with_examples
-from kernelcast.cli.options import Cache, Changes, Json, PredictorName, Without, chosen_conditions, chosen_gpu
+from kernelcast.cli.options import (
+    Cache,
+    CalibrationFile,
+    Changes,
+    Json,
+    PredictorName,
+    Without,
+    chosen_conditions,
+    chosen_gpu,
+)
 from kernelcast.errors import KernelcastError
 from kernelcast.files import TableFile, check_target, open_table
 from kernelcast.hardware import Gpu
@@ -50,6 +59,7 @@ def predict_file(
     without: Without = None,
     cache: Cache = "cold",
     predictor: PredictorName = "learned",
+    calibration: CalibrationFile = None,
     json: Json = False,
 ) -> None:
     """Predict every call of a table.
@@ -59,7 +69,7 @@ def predict_file(
     """
     started = time.perf_counter()
     chip = _chip(gpu, changes)
-    conditions = chosen_conditions(without, cache, predictor)
+    conditions = chosen_conditions(without, cache, predictor, calibration)
     if output is not None:
         check_target(table, output)
     with open_table(table) as source:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import sys
+import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -40,6 +43,10 @@ PredictorName = Annotated[
     str,
     typer.Option("--predictor", metavar="NAME", help=f"what turns limits into times: {', '.join(PREDICTORS)}"),
 ]
+CalibrationFile = Annotated[
+    Path | None,
+    typer.Option("--calibration", metavar="FILE", help="measurements of this GPU, from `kernelcast calibrate`"),
+]
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 
@@ -69,8 +76,17 @@ def chosen_gpu(name: str, changes: Sequence[str] | None) -> Gpu:
     return gpu(name, **parse_changes(changes))
 
 
-def chosen_conditions(without: Sequence[str] | None, cache: str, predictor: str = "learned") -> Conditions:
+def chosen_conditions(
+    without: Sequence[str] | None, cache: str, predictor: str = "learned", calibration: Path | None = None
+) -> Conditions:
     names = [name for text in without or () for name in text.split(",")]
     if cache not in ROTATIONS:
         raise unknown("cache", cache, ROTATIONS)
-    return Conditions(rotation=ROTATIONS[cache], without=tuple(dict.fromkeys(names)), predictor=predictor)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        found = Conditions(
+            rotation=ROTATIONS[cache], without=tuple(dict.fromkeys(names)), predictor=predictor, calibration=calibration
+        )
+    for warning in caught:
+        print("kernelcast: warning:", warning.message, file=sys.stderr)
+    return found

@@ -1,6 +1,10 @@
 """Limits -> efficiency: how close to its bound a kernel runs, with an interval and a ceiling."""
 
+from kernelcast.efficiency.calibrated import Calibrated
+from kernelcast.efficiency.calibration import Calibration, load_calibration
 from kernelcast.efficiency.choose import PREDICTORS, predictor
 from kernelcast.efficiency.predictor import Estimate, Predictor, Question
 
-__all__ = ["PREDICTORS", "Estimate", "Predictor", "Question", "predictor"]
+__all__ = [
+    "PREDICTORS", "Calibrated", "Calibration", "Estimate", "Predictor", "Question", "load_calibration", "predictor",
+]  # fmt: skip

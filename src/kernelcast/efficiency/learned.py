@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelcast.efficiency.features import GPU_FEATURES, KEEP, Features, aligned, features, gpu_features
+from kernelcast.efficiency.features import GPU_FEATURES, KEEP, Features, aligned, gpu_features
 from kernelcast.efficiency.generic import Generic
 from kernelcast.efficiency.network import Encoder, Floats, Layers
 from kernelcast.efficiency.predictor import Estimate, Question
@@ -56,7 +56,7 @@ class FamilyWeights:
     def estimate(self, question: Question, found: Features) -> Estimate:
         values = aligned(found.names, found.values, self.encoder.names)
         support = self._support(question, values)
-        out = self.outputs(values, question.gpu, {**question.calls.choices, "op": question.kernel.op})
+        out = self.outputs(values, question.gpu, question.words)
         kept, low, high = self._spread(support)
         middle = out[:, 0] * kept
         blank = without_gpu(self.encoder, self.encoder.numbers(values))
@@ -154,8 +154,7 @@ class Learned:
         weights = load(self.folder, question.kernel.family)
         if weights is None:
             return Generic().estimate(question)
-        hints = question.kernel.hints(question.calls, question.gpu)
-        return weights.estimate(question, features(question.ranked, hints, question.gpu))
+        return weights.estimate(question, question.features)
 
 
 @functools.cache

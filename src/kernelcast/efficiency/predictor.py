@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,9 @@ from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Calls, Kernel
 from kernelcast.kernels.work import Array
 from kernelcast.machine.analyse import Analysis
+
+if TYPE_CHECKING:
+    from kernelcast.efficiency.features import Features
 
 SUPPORT = ("seen", "near", "extrapolated")
 
@@ -34,6 +38,18 @@ class Question:
     def bound_s(self) -> Array:
         bounds = [phase.bound for phase in self.best]
         return bounds[0] if len(bounds) == 1 else np.sum(bounds, axis=0)
+
+    @property
+    def words(self) -> dict[str, str | None]:
+        """What the calls are by name: op, dtype, stack, backend, …"""
+        return {**self.calls.choices, "op": self.kernel.op}
+
+    @functools.cached_property
+    def features(self) -> Features:
+        """Made once, however many predictors look at them."""
+        from kernelcast.efficiency.features import features  # they rest on the generic time, which answers questions
+
+        return features(self.ranked, self.kernel.hints(self.calls, self.gpu), self.gpu)
 
 
 @dataclass(frozen=True)

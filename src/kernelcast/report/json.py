@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kernelcast.hardware import Gpu
-from kernelcast.kernels import Kernel, parameters_of
+from kernelcast.kernels import Kernel, kernel_class, parameters_of
 from kernelcast.predict import Conditions, Prediction
 
 
@@ -40,7 +40,17 @@ def prediction_fields(found: Prediction, chip: Gpu, conditions: Conditions) -> d
         "gpu_changes": dict(chip.changes),
         "cache": cache_word(conditions),
         "without": list(conditions.without),
+        "calibration": calibration_fields(conditions.calibration, found.op),
     }
+
+
+def calibration_fields(calibration: Any, op: str) -> dict[str, Any] | None:
+    """What a calibration rests on, for the family of this op; None without one."""
+    if calibration is None:
+        return None
+    family = calibration.families.get(kernel_class(op).family)
+    told = {name: getattr(family, name) for name in ("rows", "error_before", "error_after")} if family else {"rows": 0}
+    return {"gpu": calibration.gpu, "predictor": calibration.predictor, **told}
 
 
 def cache_word(conditions: Conditions) -> str:

@@ -18,7 +18,7 @@ from kernelcast._version import __version__
 from kernelcast.hardware import Gpu
 from kernelcast.kernels import REGISTRY, parameters_of
 from kernelcast.predict import Conditions, Phase, Prediction
-from kernelcast.report.json import cache_word
+from kernelcast.report.json import cache_word, calibration_fields
 from kernelcast.report.units import bar, bytes_text, digits, micros, percent, rate_text, time_text, value_text
 
 WIDTH = 100
@@ -184,6 +184,10 @@ def _rests_on(found: Prediction, chip: Gpu, conditions: Conditions) -> Table:
         f"{found.support} ({SUPPORT[found.support]})" if found.support in SUPPORT else found.support,
     )
     grid.add_row("  predictor", f"{found.predictor}, kernelcast {__version__}")
+    told = calibration_fields(conditions.calibration, found.op)
+    if told is not None:
+        errors = f", error {told['error_before']:.1f}% -> {told['error_after']:.1f}%" if told["rows"] else ""
+        grid.add_row("  calibrated", f"by {told['rows']:,} measured calls of this family{errors}")
     grid.add_row("  cache", f"{cache} ({CACHE[cache]})")
     if conditions.without:
         grid.add_row("  left out", Text(", ".join(conditions.without), "yellow"))

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.efficiency.baselines import Neusight, Pipeweave, Roofline
-from kernelcast.efficiency.features import KEEP, features
+from kernelcast.efficiency.features import KEEP
 from kernelcast.efficiency.generic import Generic
 from kernelcast.efficiency.learned import FamilyWeights, Learned
 from kernelcast.efficiency.predictor import Estimate, Predictor, Question
@@ -72,8 +72,7 @@ class Fitted:
     keep: int = KEEP
 
     def estimate(self, question: Question) -> Estimate:
-        hints = question.kernel.hints(question.calls, question.gpu)
-        return self.weights.estimate(question, features(question.ranked, hints, question.gpu))
+        return self.weights.estimate(question, question.features)
 
 
 def evaluate(

@@ -1,0 +1,163 @@
+"""Measured calls beside what a predictor says of them: the errors that a calibration is fitted to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernelcast.efficiency import Predictor
+from kernelcast.efficiency.features import GPU_FEATURES, KEEP, aligned
+from kernelcast.errors import KernelcastError
+from kernelcast.files import open_table
+from kernelcast.hardware import Gpu, gpu
+from kernelcast.predict import CHUNK_CALLS, Conditions, ask
+from kernelcast.tables import BadRows, grouped, rotations
+
+Columns = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Errors:
+    """One family's measured calls. Rows are in an order of their own, so that the file's order cannot matter."""
+
+    family: str
+    names: tuple[str, ...]
+    values: NDArray[np.float32]
+    words: tuple[Mapping[str, str | None], ...]  # by code
+    code: NDArray[np.intp]  # which words a row has
+    time_s: NDArray[np.float64]
+    low: NDArray[np.float64]  # the predictor's interval, as logs of time
+    high: NDArray[np.float64]
+    bound_s: NDArray[np.float64]
+    latency_s: NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.code)
+
+    @property
+    def target(self) -> NDArray[np.float64]:
+        """Log of measured over predicted; no prediction beats its bound, so no target asks for it."""
+        return np.log(np.maximum(self.latency_s, self.bound_s) / self.time_s)
+
+    def percent(self, correction: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Error of each call, in percent of the measured time, with this correction."""
+        time = np.maximum(self.time_s * np.exp(correction), self.bound_s)
+        return np.abs(time / self.latency_s - 1) * 100
+
+
+def read_measured(path: Path) -> dict[str, NDArray[Any]]:
+    """The columns of a table of measurements: calls, latency_us, and where given gpu and rotation."""
+    with open_table(path) as source:
+        for name in ("op", "latency_us"):
+            if name not in source.types:
+                have = ", ".join(source.types)
+                raise KernelcastError(f"{path}: a table of measurements needs a column '{name}'; this has {have}")
+        return source.columns("latency_us", "rotation")
+
+
+def one_gpu(columns: Columns, wanted: Gpu | None) -> Gpu:
+    """The GPU that was measured: the one that is asked for, or the only one in the table."""
+    if "gpu" not in columns:
+        if wanted is None:
+            raise KernelcastError("which GPU was measured? give it with --gpu, or in a column 'gpu'")
+        return wanted
+    cells = {str(cell).strip() for cell in columns["gpu"] if cell is not None and str(cell).strip()}
+    found = sorted({gpu(cell).id for cell in cells})
+    if len(found) > 1:
+        raise KernelcastError(f"measurements of {len(found)} GPUs ({', '.join(found)}): a calibration is of one")
+    if not found:
+        return one_gpu({}, wanted)
+    if wanted is not None and found[0] != wanted.id:
+        raise KernelcastError(f"the table was measured on {found[0]}, not on {wanted.id}")
+    return wanted or gpu(found[0])
+
+
+def latencies_us(columns: Columns, bad: BadRows) -> NDArray[np.float64]:
+    """The measured times; those that are none go to ``bad``."""
+    cells = columns["latency_us"]
+    plain = cells.filled(np.nan) if isinstance(cells, np.ma.MaskedArray) and cells.dtype.kind == "f" else cells
+    values = np.array([_number(cell) for cell in plain], dtype=np.float64)
+    bad.add(np.flatnonzero(~(np.isfinite(values) & (values > 0))), "latency_us must be a positive number")
+    return values
+
+
+def _number(cell: Any) -> float:
+    try:
+        return float(cell)
+    except (TypeError, ValueError):
+        return np.nan
+
+
+def errors(columns: Columns, chip: Gpu, base: Predictor, conditions: Conditions, bad: BadRows) -> dict[str, Errors]:
+    """What ``base`` says of every good row, by family."""
+    latency = latencies_us(columns, bad) * 1e-6
+    dropped = np.zeros(len(latency), dtype=bool)
+    dropped[list(bad.found)] = True
+    turns = rotations(columns, conditions)
+    every = np.full(len(latency), conditions.rotation) if turns is None else turns
+    parts: dict[str, list[Errors]] = {}
+    for kernel, place, rows, calls in grouped(columns, chip, bad):
+        for start in range(0, len(rows), CHUNK_CALLS):
+            at = rows[start : start + CHUNK_CALLS]
+            question = ask(kernel, calls.part(start, start + CHUNK_CALLS), place, every[at], max(base.keep, KEEP))
+            said, found = base.estimate(question), question.features
+            part = Errors(
+                family=kernel.family,
+                names=found.names,
+                values=found.values,
+                words=(question.words,),
+                code=np.zeros(len(at), dtype=np.intp),
+                time_s=said.time_s,
+                low=np.log(said.time_s / said.low_s),
+                high=np.log(said.high_s / said.time_s),
+                bound_s=question.bound_s,
+                latency_s=latency[at],
+            )
+            parts.setdefault(kernel.family, []).append(select(part, ~dropped[at]))
+    joined = {family: _ordered(_joined(found)) for family, found in sorted(parts.items())}
+    return {family: found for family, found in joined.items() if len(found)}
+
+
+_BY_ROW = ("values", "code", "time_s", "low", "high", "bound_s", "latency_s")
+
+
+def select(rows: Errors, keep: NDArray[Any]) -> Errors:
+    taken = {name: getattr(rows, name)[keep] for name in _BY_ROW}
+    return Errors(family=rows.family, names=rows.names, words=rows.words, **taken)
+
+
+def _joined(parts: list[Errors]) -> Errors:
+    """One table; features that an op lacks are 0, and those that name the GPU say nothing here."""
+    names = tuple(n for n in dict.fromkeys(n for part in parts for n in part.names) if n not in GPU_FEATURES)
+    words = sorted({tuple(sorted(w.items(), key=str)) for part in parts for w in part.words}, key=str)
+    code = {w: at for at, w in enumerate(words)}
+    columns: dict[str, Any] = {
+        name: np.concatenate([getattr(part, name) for part in parts])
+        for name in ("time_s", "low", "high", "bound_s", "latency_s")
+    }
+    return Errors(
+        family=parts[0].family,
+        names=names,
+        values=np.concatenate([aligned(part.names, part.values, names) for part in parts]),
+        words=tuple(dict(w) for w in words),
+        code=np.concatenate([np.full(len(p), code[tuple(sorted(p.words[0].items(), key=str))]) for p in parts]),
+        **columns,
+    )
+
+
+def _ordered(rows: Errors) -> Errors:
+    """By words, features and time, whatever the order of the file."""
+    keys = (rows.latency_s, *rows.values.T[::-1], rows.code)
+    return select(rows, np.lexsort(keys))
+
+
+def shapes(rows: Errors) -> NDArray[np.intp]:
+    """A number for each row, in random order: calls with the same features (another stack, or twice) share theirs."""
+    _, place = np.unique(rows.values, axis=0, return_inverse=True)
+    turn = np.random.default_rng(0).permutation(int(place.max()) + 1)
+    return np.asarray(turn[place.reshape(-1)], dtype=np.intp)

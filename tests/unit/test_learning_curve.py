@@ -1,0 +1,61 @@
+"""The learning curve in small: it falls, it never tests what it measured, and its report is written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from kernelcast.errors import KernelcastError
+from kernelcast.lab.evaluate.learning_curve import SEEN, CurvePlan, learning_curve, write_curves
+from kernelcast.lab.fit.fit import Settings
+from kernelcast.lab.fit.train import Recipe
+from kernelcast.predict import Conditions
+from kernelcast.tables import predict_columns
+
+SMALL = Settings(
+    networks=1,
+    transfer_networks=1,
+    main=Recipe(hidden=(32, 32), epochs=20, batch=128),
+    transfer=Recipe(hidden=(16,), epochs=5, batch=128),
+    ceiling=Recipe(hidden=(16,), epochs=5, batch=128),
+    rows_left_out=200,
+)
+
+
+def invented(rows: int = 1200) -> dict[str, np.ndarray[Any, Any]]:
+    """Physics times a factor; the H200 is half as slow again, which no other GPU shows."""
+    rng = np.random.default_rng(3)
+    gpus = np.array(["a100_sxm", "h100_sxm", "h200_sxm"], dtype=object)[rng.integers(0, 3, rows)]
+    columns = {
+        "op": np.full(rows, "gemm", dtype=object),
+        "dtype": np.full(rows, "bf16", dtype=object),
+        "gpu": gpus,
+        "source": np.full(rows, "invented", dtype=object),
+        **{side: np.floor(2 ** rng.uniform(6, 13, rows)) for side in ("m", "n", "k")},
+    }
+    physics, _ = predict_columns(columns, None, Conditions(predictor="generic"))
+    return {**columns, "latency_us": physics["predicted_us"] * np.where(gpus == "h200_sxm", 1.8, 1.2)}
+
+
+def test_the_curve_falls_and_is_written(tmp_path: Path) -> None:
+    plan = CurvePlan(counts=(0, 30, 100, 5000), repeats=2, settings=SMALL)
+    said: list[str] = []
+    points = learning_curve(invented(), "gemm", "h200_sxm", plan, source="invented", say=said.append)
+    mean = {count: np.mean([p.mean for p in points if p.calls == count]) for count in (0, 30, 100)}
+    assert mean[0] > 25 and mean[30] < mean[0] / 2 and mean[100] < mean[0] / 4
+    assert points[-1].predictor == SEEN and points[-1].mean < mean[0]
+    assert any("to draw 5,000 from" in text for text in said)  # left out, and said
+    path = write_curves(points, tmp_path)
+    assert "| h200_sxm | gemm |" in path.read_text()
+    assert len(json.loads((tmp_path / "learning_curve.json").read_text())) == len(points)
+
+
+def test_a_gpu_that_nobody_measured_is_refused() -> None:
+    with pytest.raises(KernelcastError, match="too few measured calls: 0 of l40s"):
+        learning_curve(invented(100), "gemm", "l40s", CurvePlan(settings=SMALL))
