@@ -22,7 +22,8 @@ from kernelcast.errors import KernelcastError
 from kernelcast.hardware import gpu as find_gpu
 from kernelcast.lab.calibrate import calibrate
 from kernelcast.lab.evaluate.run import Fitted
-from kernelcast.lab.fit.fit import TEST_FOLD, TWINS, Settings, fit_rows, sampled, shape_fold
+from kernelcast.lab.fit.fit import TWINS, Settings, fit_rows, sampled
+from kernelcast.lab.fit.folds import TEST_FOLD, shape_fold
 from kernelcast.lab.fit.train import Recipe
 from kernelcast.predict import Conditions
 from kernelcast.tables import predict_columns
