@@ -55,7 +55,7 @@ class Plan:
 
     def settings_for(self, rows: int) -> Settings:
         used = min(rows, self.settings.rows or rows)
-        epochs = int(np.clip(self.row_passes / max(used, 1), 15, 80))
+        epochs = int(np.clip(self.row_passes / max(used, 1), 15, 200))
         return replace(self.settings, main=replace(self.settings.main, epochs=epochs))
 
     def keep_density(self, told: Mapping[str, str], truth: NDArray[Any], predicted: NDArray[Any]) -> None:
