@@ -73,6 +73,9 @@ def fit(
             typer.echo(f"kernelcast: {name} is in {out} already; remove it to fit again", err=True)
             continue
         columns = family_columns(data or None, name)
+        if not len(columns["op"]) and not family:
+            typer.echo(f"kernelcast: {name}: no measured call, left out", err=True)
+            continue
         start = time.monotonic()
         with _Bar() as bar:
             weights = fit_family(columns, name, settings, bar.report, out / "partial")
