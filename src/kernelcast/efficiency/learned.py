@@ -81,11 +81,12 @@ class FamilyWeights:
         return (near + _mean(self.transfer, blank, self.encoder.positions(words))) / 2
 
     def _support(self, question: Question, values: Floats) -> NDArray[Any]:
-        """seen: this GPU, op and format, inside the range of the data; near: one step from that."""
+        """seen: this GPU, op, format and stack, inside the range of the data; near: one step from that."""
         vocabulary = self.encoder.vocabulary
         exact = not question.gpu.changes and question.gpu.id in vocabulary.get("gpu", ())
         named = question.kernel.op in vocabulary.get("op", ())
         named = named and question.calls.choice("dtype") in vocabulary.get("dtype", ())
+        named = named and question.calls.choice("stack") in (None, *vocabulary.get("stack", ()))
         kin = question.gpu.compute_capability in self.capabilities
         steps = int(not exact) + int(not named) + self.encoder.outside(values) + int(not kin)
         return np.array(["seen", "near", "extrapolated"], dtype=object)[np.minimum(steps, 2)]
