@@ -23,7 +23,7 @@ unit: $(DEV_STAMP)
 
 # Accuracy of every predictor on measured tables (KERNELCAST_DATA names their folder) -> docs/accuracy.md
 accuracy: $(DEV_STAMP)
-	$(BIN)/kernelcast evaluate -o .cache/accuracy
+	$(BIN)/kernelcast evaluate -o .cache/accuracy --workers 2
 	cp .cache/accuracy/accuracy.md .cache/accuracy/*.png docs/
 
 bench: $(DEV_STAMP)

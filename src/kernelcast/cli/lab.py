@@ -129,6 +129,7 @@ def evaluate(
     predictor: Annotated[list[str] | None, typer.Option("--predictor", help="only this one; may be repeated")] = None,
     rows: Annotated[int, typer.Option("--rows", min=1, help="rows of each fit")] = 200_000,
     seed: Annotated[int, typer.Option("--seed")] = 0,
+    workers: Annotated[int, typer.Option("--workers", min=1, help="processes")] = 1,
     as_json: Json = False,
 ) -> None:
     """Score the predictors on rows that they never saw. Writes scores.json, accuracy.md and plots; can be resumed."""
@@ -140,7 +141,7 @@ def evaluate(
 
     chosen = tuple(predictor or PREDICTORS)
     found = evaluate_tables(
-        data, out, splits=tuple(split or ()), predictors=chosen, rows=rows, seed=seed,
+        data, out, splits=tuple(split or ()), predictors=chosen, rows=rows, seed=seed, workers=workers,
         say=lambda text: typer.echo(f"kernelcast: {text}", err=True),
     )  # fmt: skip
     written = write_report(found, out)

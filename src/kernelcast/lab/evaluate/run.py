@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import functools
 import json
+import multiprocessing
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -58,10 +60,6 @@ class Plan:
         epochs = int(np.clip(self.row_passes / max(used, 1), 15, 200))
         return replace(self.settings, main=replace(self.settings.main, epochs=epochs))
 
-    def keep_density(self, told: Mapping[str, str], truth: NDArray[Any], predicted: NDArray[Any]) -> None:
-        counts, _, _ = np.histogram2d(np.log10(truth), np.log10(predicted / truth), bins=(GRID_TIME, GRID_RATIO))
-        self.density[f"{told['split']}: {told['left_out']}, {told['task']}"] = counts.astype(int).tolist()
-
 
 @dataclass(frozen=True)
 class Fitted:
@@ -76,23 +74,67 @@ class Fitted:
 
 
 def evaluate(
-    tables: Callable[[str], Columns], plan: Plan, out: Path, say: Callable[[str], None] = lambda text: None
+    tables: Callable[[str], Columns],
+    plan: Plan,
+    out: Path,
+    say: Callable[[str], None] = lambda text: None,
+    workers: int = 1,
 ) -> list[Score]:
-    """``tables`` gives the canonical columns of a family. Scores are kept in ``out``; those there are not redone."""
+    """``tables`` gives the canonical columns of a family. Scores are kept in ``out``; those there are not redone.
+
+    ``workers``: processes, each with one thread; fits do not share threads well.
+    """
     kept = read_scores(out)
     done = {(s.protocol, s.split, s.left_out, s.predictor, s.task) for s in kept}
     for predictor in plan.predictors:
         if predictor not in PREDICTORS:
             raise unknown("predictor", predictor, PREDICTORS)
-    for job in _jobs(tables, plan):
-        for predictor in plan.predictors:
-            wanted = {(job.protocol, job.split.name, job.split.label, predictor, task) for task in job.tasks}
-            if wanted <= done:
-                continue
-            say(f"{job.protocol}: {job.split.name} {job.split.label}, {job.family}, {predictor}")
-            kept += list(_scored(job, predictor, plan))
-            write_scores(out, kept)
+    jobs = list(_jobs(tables, plan))
+    todo = [
+        (at, predictor)
+        for at, job in enumerate(jobs)
+        for predictor in plan.predictors
+        if not {(job.protocol, job.split.name, job.split.label, predictor, task) for task in job.tasks} <= done
+    ]
+    for (at, predictor), found in _run(jobs, todo, plan, workers):
+        job = jobs[at]
+        say(f"{job.protocol}: {job.split.name} {job.split.label}, {job.family}, {predictor}")
+        kept += found.scores
+        plan.density.update(found.density)
+        write_scores(out, kept)
     return kept
+
+
+Task = tuple[int, str]  # which job, which predictor
+_inherited: tuple[list[Job], Plan] | None = None  # of a worker: tables are too large to send
+
+
+def _run(jobs: list[Job], todo: list[Task], plan: Plan, workers: int) -> Iterator[tuple[Task, Scored]]:
+    """Each task's scores, as they come."""
+    if workers <= 1 or len(todo) <= 1:
+        yield from ((task, _scored(jobs[task[0]], task[1], plan)) for task in todo)
+        return
+    global _inherited
+    _inherited = (jobs, plan)
+    try:
+        with ProcessPoolExecutor(workers, multiprocessing.get_context("fork"), _one_thread) as pool:
+            running = {pool.submit(_in_worker, task): task for task in todo}
+            for future in as_completed(running):
+                yield running[future], future.result()
+    finally:
+        _inherited = None
+
+
+def _one_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def _in_worker(task: Task) -> Scored:
+    assert _inherited is not None
+    jobs, plan = _inherited
+    return _scored(jobs[task[0]], task[1], plan)
 
 
 @dataclass(frozen=True)
@@ -132,10 +174,19 @@ def _protocol_jobs(protocol: Protocol, columns: Columns) -> Iterator[Job]:
         yield Job(protocol.name, protocol.family, split, columns, tasks)
 
 
-def _scored(job: Job, name: str, plan: Plan) -> Iterator[Score]:
+@dataclass(frozen=True)
+class Scored:
+    """Of one predictor in one job. ``density``: predicted against measured, as counts on a grid."""
+
+    scores: list[Score]
+    density: dict[str, Any]
+
+
+def _scored(job: Job, name: str, plan: Plan) -> Scored:
+    found = Scored([], {})
     predictor = _predictor(job, name, plan)
     if predictor is None:
-        return
+        return found
     for task, rows in job.tasks.items():
         at = sampled(np.flatnonzero(job.split.test & rows), plan.test_rows, plan.seed)
         if not len(at):
@@ -152,8 +203,15 @@ def _scored(job: Job, name: str, plan: Plan) -> Iterator[Score]:
             "predictor": name,
         }
         if name == "learned":
-            plan.keep_density(told, test["latency_us"], results["predicted_us"])
-        yield from scores(told, test, results, intervals=name in ("learned", "generic"))
+            label = f"{job.split.name}: {job.split.label}, {task}"
+            found.density[label] = density(test["latency_us"], results["predicted_us"])
+        found.scores.extend(scores(told, test, results, intervals=name in ("learned", "generic")))
+    return found
+
+
+def density(truth: NDArray[Any], predicted: NDArray[Any]) -> list[list[int]]:
+    counts, _, _ = np.histogram2d(np.log10(truth), np.log10(predicted / truth), bins=(GRID_TIME, GRID_RATIO))
+    return counts.astype(int).tolist()
 
 
 def _predictor(job: Job, name: str, plan: Plan) -> Predictor | None:
@@ -199,6 +257,7 @@ def evaluate_tables(
     predictors: tuple[str, ...] = PREDICTORS,
     rows: int = 200_000,
     seed: int = 0,
+    workers: int = 1,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Score]:
     """Evaluate on a folder of measured tables, sub-sampled so that two cores can run it."""
@@ -209,7 +268,9 @@ def evaluate_tables(
     if splits:
         plan = replace(plan, splits=splits, protocols=False)
     loaded = functools.cache(lambda family: family_columns(root, family))
-    found = evaluate(loaded, plan, out / "scores.json", say)
+    found = evaluate(loaded, plan, out / "scores.json", say, workers)
     if plan.density:
-        (out / "density.json").write_text(json.dumps(plan.density))
+        kept = out / "density.json"
+        earlier = json.loads(kept.read_text()) if kept.exists() else {}
+        kept.write_text(json.dumps({**earlier, **plan.density}))
     return found
