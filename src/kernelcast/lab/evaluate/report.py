@@ -191,7 +191,8 @@ def _density_plot(out: Path) -> str:
     from matplotlib import pyplot as plt
 
     grids = json.loads((out / "density.json").read_text())
-    wanted = [name for name in grids if name.startswith(("shapes", "gpu: h200"))][:8]
+    lines = [f"{split}, {task.name}" for split in ("shapes: new shapes", "gpu: h200_sxm") for task in TASKS]
+    wanted = [name for name in lines if name in grids]
     figure, axes = plt.subplots(2, 4, figsize=(15, 6.2), squeeze=False)
     for axis, name in zip(axes.flat, wanted, strict=False):
         counts = np.array(grids[name]).T
