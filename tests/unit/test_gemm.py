@@ -150,12 +150,13 @@ def test_refetch_only_when_operands_exceed_l2() -> None:
 
 
 def test_layout_is_a_word_that_physics_does_not_hear() -> None:
-    # operands lie another way round in memory: the same bytes and FLOPs; weights that do not know the word ignore it
+    # operands lie another way round in memory: the same bytes and FLOPs
+    physics = kc.Conditions(predictor="generic")
     shape = {"m": 4096, "n": 1024, "k": 2048}
     for op, sizes in (("gemm", shape), ("bmm", {"batch": 3, **shape})):
-        plain = kc.predict(kc.kernel(op, **sizes), "h100_sxm")
+        plain = kc.predict(kc.kernel(op, **sizes), "h100_sxm", physics)
         for layout in ("tn", "nn", "nt"):
-            laid = kc.predict(kc.kernel(op, **sizes, layout=layout), "h100_sxm")
+            laid = kc.predict(kc.kernel(op, **sizes, layout=layout), "h100_sxm", physics)
             assert laid.parameters["layout"] == layout
             assert (laid.limits, laid.time_s, laid.support) == (plain.limits, plain.time_s, plain.support)
     with pytest.raises(kc.KernelcastError, match="unknown layout 'tt'"):
