@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from demand import of, one, phases, whole
 
 import kernelcast as kc
 from kernelcast.hardware import gpu
@@ -13,31 +14,8 @@ from kernelcast.kernels import kernel
 from kernelcast.kernels.base import columns_of
 from kernelcast.kernels.conv2d import ALGORITHMS
 from kernelcast.kernels.gemm import Gemm
-from kernelcast.kernels.work import Work
 
 H100 = gpu("h100_sxm")
-
-
-def phases(op: str, on: str = "h100_sxm", **values: Any) -> tuple[Work, ...]:
-    """The phases of one call that run."""
-    call = kernel(op, **values)
-    found = type(call).work(columns_of([call]), gpu(on))
-    return tuple(work for work in found if np.any(np.asarray(work.launches) > 0))
-
-
-def one(op: str, **values: Any) -> Work:
-    (work,) = phases(op, **values)
-    return work
-
-
-def of(work: Work, name: str) -> float:
-    """A number of the only call's only candidate."""
-    return float(np.broadcast_to(np.asarray(getattr(work, name), dtype=float), work.shape)[0, 0])
-
-
-def whole(work: Work, name: str) -> float:
-    """Demand of all tasks."""
-    return of(work, "tasks") * of(work, name)
 
 
 # ---- attention ----

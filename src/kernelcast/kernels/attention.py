@@ -13,7 +13,7 @@ from kernelcast.kernels.base import Calls, Kernel, choice, flag, lengths, size
 from kernelcast.kernels.dtypes import dtype
 from kernelcast.kernels.flash import BACKENDS, default_backend, flash_phases
 from kernelcast.kernels.kv_write import token_move
-from kernelcast.kernels.requests import Heads, Requests, head_conflicts, length_conflicts, length_hints
+from kernelcast.kernels.requests import Heads, Requests, equal_heads, head_conflicts, length_conflicts, length_hints
 from kernelcast.kernels.work import Array, Phases
 
 _XQA_GROUP = 32.0  # the widest that TensorRT-LLM's own decode kernel shares KV among; above, its older one does not
@@ -104,10 +104,4 @@ class Attention(Kernel):
 
 
 def _heads(calls: Calls) -> Heads:
-    return Heads(
-        queries=calls["q_heads"],
-        kv=calls.given("kv_heads", calls["q_heads"]),
-        qk_dim=calls["head_dim"],
-        v_dim=calls["head_dim"],
-        most_packed=_XQA_GROUP if calls.choice("stack") == "trtllm" else np.inf,
-    )
+    return equal_heads(calls, _XQA_GROUP if calls.choice("stack") == "trtllm" else np.inf)

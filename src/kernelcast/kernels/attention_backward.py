@@ -20,7 +20,7 @@ from kernelcast.kernels.dtypes import DType, dtype, matmul_pipe
 from kernelcast.kernels.flash import BACKENDS, kv_steps, visible_pairs
 from kernelcast.kernels.norm import VECTOR_BYTES
 from kernelcast.kernels.reduce import sum_over_rows
-from kernelcast.kernels.requests import Heads, head_conflicts, length_conflicts, length_hints
+from kernelcast.kernels.requests import Heads, equal_heads, head_conflicts, length_conflicts, length_hints
 from kernelcast.kernels.vector import ACCUMULATOR_BYTES, vector_kernel
 from kernelcast.kernels.work import Array, Phases, Work, ceil_div
 
@@ -66,7 +66,7 @@ class AttentionBackward(Kernel):
 
     @classmethod
     def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
-        return length_hints(calls, _heads(calls))
+        return length_hints(calls, equal_heads(calls))
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Phases:
@@ -74,22 +74,13 @@ class AttentionBackward(Kernel):
         queries, keys, dim = (calls[x] for x in ("q_len", "kv_len", "head_dim"))
         q_rows = calls["batch"] * calls["q_heads"] * queries
         kv_rows = calls["batch"] * calls.given("kv_heads", calls["q_heads"]) * keys
-        grouped = _heads(calls).kv < calls["q_heads"]
+        grouped = equal_heads(calls).kv < calls["q_heads"]
         return (
             _row_sums(gpu, kind, q_rows, dim),
             _gradients(gpu, kind, name, calls, kv_rows),
             _narrow(gpu, kind, q_rows * dim, np.ones_like(grouped)),
-            *_join_groups(gpu, kind, name, kv_rows * dim, _heads(calls), grouped),
+            *_join_groups(gpu, kind, name, kv_rows * dim, equal_heads(calls), grouped),
         )
-
-
-def _heads(calls: Calls) -> Heads:
-    return Heads(
-        queries=calls["q_heads"],
-        kv=calls.given("kv_heads", calls["q_heads"]),
-        qk_dim=calls["head_dim"],
-        v_dim=calls["head_dim"],
-    )
 
 
 def _usual(gpu: Gpu) -> str:
@@ -123,7 +114,7 @@ def _gradients(gpu: Gpu, kind: DType, name: str, calls: Calls, kv_rows: Array) -
     """dQ, dK and dV. dQ is added up in fp32 by atomics in L2, for every tile of keys has a part of it."""
     queries, keys, dim, causal = (calls[x] for x in ("q_len", "kv_len", "head_dim", "causal"))
     lanes = calls["batch"] * calls["q_heads"]
-    grouped = _heads(calls).kv < calls["q_heads"]
+    grouped = equal_heads(calls).kv < calls["q_heads"]
     tile_q, tile_kv = _tiles(gpu, name, dim, causal)
     none, before = np.zeros_like(queries), np.where(causal > 0, keys - queries, np.inf)
     q_tiles, kv_tiles = ceil_div(queries, tile_q), ceil_div(keys, tile_kv)

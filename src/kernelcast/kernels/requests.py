@@ -81,6 +81,17 @@ def length_hints(calls: Calls, heads: Heads) -> dict[str, Array]:
     }
 
 
+def equal_heads(calls: Calls, most_packed: float = np.inf) -> Heads:
+    """Heads of a call whose keys and values have one size; as many KV heads as query heads where none are given."""
+    return Heads(
+        queries=calls["q_heads"],
+        kv=calls.given("kv_heads", calls["q_heads"]),
+        qk_dim=calls["head_dim"],
+        v_dim=calls["head_dim"],
+        most_packed=most_packed,
+    )
+
+
 def head_conflicts(calls: Calls) -> list[tuple[NDArray[np.bool_], str]]:
     """Query heads share KV heads evenly."""
     kv_heads = calls.given("kv_heads", calls["q_heads"])
