@@ -144,3 +144,12 @@ def test_evaluation_resumes(tmp_path: Path) -> None:
     assert len(said) == 2 and again == first
     score = next(s for s in first if s.group == "all" and s.predictor == "generic")
     assert 20 < score.mean < 60 and score.bias < 0
+
+
+def test_rows_of_small_sources_are_repeated() -> None:
+    source = np.array(["large"] * 1000 + ["small"] * 10 + ["tiny"], dtype=object)
+    counts = np.bincount(fitting.repeated(source), minlength=len(source))
+    assert set(counts[:1000]) == {1}
+    assert set(counts[1000:1010]) == {4}  # 4% of 1,011 rows is four times ten
+    assert counts[1010] == 8  # at most
+    assert fitting.repeated(np.array(["one"] * 5, dtype=object)).tolist() == [0, 1, 2, 3, 4]

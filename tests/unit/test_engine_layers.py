@@ -1,0 +1,96 @@
+"""What serving engines add to a layer, and what short tasks wait for: the arithmetic written out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from demand import of, phases
+
+import kernelcast as kc
+from kernelcast.efficiency.generic import phase_times, sustained_start_s
+from kernelcast.hardware import gpu
+from kernelcast.kernels.work import Work
+from kernelcast.machine import analyse
+
+H100 = gpu("h100_sxm")
+DECODE: dict[str, Any] = {"batch": 4, "q_len": 1, "kv_len": 1024, "q_heads": 32, "kv_heads": 8, "head_dim": 128}
+
+
+@pytest.mark.parametrize(("stack", "kernels"), [("vllm", 1), ("sglang", 1), ("trtllm", 4)])
+def test_an_engine_quantises_activations_before_a_narrow_product(stack: str, kernels: int) -> None:
+    quantise, product = phases("gemm", m=512, n=4096, k=2048, dtype="fp8", stack=stack)
+    assert of(quantise, "tasks") == 512  # a row a CTA
+    assert of(quantise, "activation_bytes") == 512 * 2048 * (2 + 1)  # bf16 in, fp8 out
+    assert of(quantise, "launches") == kernels
+    assert of(product, "useful_flops") == 2 * 512 * 4096 * 2048
+
+
+@pytest.mark.parametrize(
+    "call", [{"dtype": "bf16", "stack": "vllm"}, {"dtype": "fp8"}, {"dtype": "fp8", "stack": "torch"}]
+)
+def test_nothing_is_quantised_where_no_engine_does(call: dict[str, str]) -> None:
+    assert len(phases("gemm", m=512, n=4096, k=2048, **call)) == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "elements", "written_bytes", "kernels"),
+    [
+        ({"dtype": "bf16", "stack": "vllm"}, 2 * 8 * 128, 2, 2),  # K and V of 8 heads
+        ({"dtype": "bf16", "stack": "sglang", "kv_dtype": "fp8"}, 2 * 8 * 128, 1, 3),  # and a conversion
+        ({"dtype": "fp8", "stack": "vllm"}, 2 * 8 * 128, 1, 3),  # and Q's
+        ({"dtype": "bf16", "stack": "trtllm"}, (2 * 8 + 32) * 128, 2, 2),  # Q is rotated in the same pass
+    ],
+)
+def test_an_engine_writes_new_keys_and_values(
+    call: dict[str, str], elements: int, written_bytes: int, kernels: int
+) -> None:
+    *_, move = phases("attention", **DECODE, page_size=16, **call)
+    assert of(move, "tasks") == 4  # tokens
+    assert of(move, "streamed_bytes") == 4 * elements * written_bytes
+    assert of(move, "launches") == kernels
+
+
+def test_without_an_engine_attention_writes_no_cache() -> None:
+    alone = phases("attention", **DECODE, page_size=16)
+    assert len(phases("attention", **DECODE, page_size=16, stack="vllm")) == len(alone) + 1
+
+
+def test_tensorrt_llm_shares_keys_among_32_query_heads_at_most() -> None:
+    def tasks(stack: str, q_heads: int) -> float:
+        call: dict[str, Any] = {
+            "batch": 200,
+            "q_len": 1,
+            "kv_len": 128,
+            "q_heads": q_heads,
+            "kv_heads": 1,
+            "head_dim": 128,
+        }
+        return of(phases("attention", **call, page_size=16, backend="trtllm", stack=stack)[0], "tasks")
+
+    assert tasks("trtllm", 32) == tasks("vllm", 32) == 200  # a request a task
+    assert tasks("vllm", 64) == 200
+    assert tasks("trtllm", 64) == 200 * 64  # every query head walks the keys alone
+
+
+def test_rounds_of_tasks_take_their_set_up_and_their_steps() -> None:
+    work = Work(tasks=np.array([[300.0]]), task_cycles=4000.0, serial_steps=10.0, step_cycles=300.0,
+                threads=1024.0, registers_per_thread=64.0)  # fmt: skip
+    (found,) = analyse(work, H100)
+    assert found.ctas_per_sm[0] == 1  # 64 x 1024 registers fill an SM
+    rounds = 3  # 300 tasks on 132 SMs
+    setup, steps = rounds * 4000 / H100.clock_boost_hz, rounds * 10 * 300 / H100.clock_boost_hz
+    assert found.setup_s[0] == pytest.approx(setup)
+    assert found.step_s[0] == pytest.approx(steps)
+    # there is no other work: the time is the launch floor, the set-ups and the steps
+    assert phase_times([found], H100)[0][0] == pytest.approx(sustained_start_s(H100) + setup + steps)
+    assert found.bound[0] == pytest.approx(H100.launch_floor_s)  # the bound knows neither
+
+
+def test_a_stack_that_was_never_measured_is_a_step_from_the_data() -> None:
+    def support(stack: str) -> str:
+        return kc.predict(kc.kernel("attention", **DECODE, page_size=16, stack=stack), "h100_sxm").support
+
+    assert support("vllm") == "seen"
+    assert support("torch_eager") == "near"
