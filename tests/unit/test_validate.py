@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from kernelcast.lab.collect.plan import Planned, plan
 from kernelcast.lab.collect.table import write_table
 from kernelcast.lab.data import read_canonical
 from kernelcast.lab.fit.folds import TEST_FOLD, shape_fold
-from kernelcast.lab.validate import overall, repeated, tables, validate
+from kernelcast.lab.validate import Line, overall, repeated, tables, validate
 
 H200 = kc.gpu("h200_sxm")
 CASES = Path(__file__).parents[2] / "validation"
@@ -57,3 +58,23 @@ def test_the_committed_campaign_is_whole() -> None:
     assert np.all(columns["latency_us"] > 0.5)
     noise = repeated(CASES / "kernelcast" / "h200_sxm.parquet", CASES / "kernelcast" / "h200_sxm_again.parquet")
     assert noise["gemm"] < 5
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype", "most"),
+    [
+        ("gemm-fp8", "fp8", 5.0),
+        ("flashinfer-fa3", "bf16", 5.0),
+        ("flashinfer-fa2", "bf16", 6.0),
+        ("flashinfer-decode", "bf16", 6.0),
+    ],
+)
+def test_shipped_weights_on_shapes_that_we_measured_and_no_fit_saw(family: str, dtype: str, most: float) -> None:
+    (line,) = [found for found in committed() if (found.family, found.dtype) == (family, dtype)]
+    assert line.rows >= 50
+    assert line.mean <= most
+
+
+@cache
+def committed() -> list[Line]:
+    return validate(CASES, kc.Conditions())
