@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import kernelcast as kc
@@ -153,6 +153,7 @@ def test_json_round_trip(call: Kernel, gpu: str) -> None:
     assert kc.kernel(again["op"], **again["parameters"]) == call
 
 
+@example(33, 1024, 1025, "h100_sxm")  # the tile that pipelines favour waits longer than another
 @given(st.integers(1, 4096), st.integers(1024, 8192), st.integers(1024, 8192), gpus)
 def test_more_work_is_not_faster(m: int, n: int, k: int, gpu: str) -> None:
     """Physics: doubling any side of a GEMM does not make it faster, but for the little that another tile may win."""

@@ -31,12 +31,14 @@ class Generic:
     """Physics alone."""
 
     name: str = "generic-1"
-    keep: int = 1
+    keep: int = 12  # candidates to choose from
 
     def estimate(self, question: Question) -> Estimate:
         target, phases = question.gpu, question.best
         shares = sustained_shares(target)
-        time = np.sum(phase_times(phases, target), axis=0)
+        # candidates are ranked by their pipelines alone; the latency of steps may favour another of them
+        ranked = [phase_times(candidates, target) for candidates in question.ranked]
+        time = np.sum([np.min(times, axis=0) for times in ranked], axis=0)
         ceiling = np.zeros(1)
         for phase in phases:
             best = phase.limits / shares
