@@ -17,8 +17,9 @@ from kernelcast.efficiency.learned import monotone
 from kernelcast.errors import KernelcastError, unknown
 from kernelcast.hardware import Gpu, gpu, gpu_ids
 from kernelcast.kernels.base import Calls, Kernel, columns_of, parameters_of
-from kernelcast.kernels.work import Array, Number
+from kernelcast.kernels.work import Array
 from kernelcast.machine.analyse import PIPELINES, Analysis, analyse
+from kernelcast.machine.limits import Turns
 
 CHUNK_CALLS = 4096  # keeps the arrays of one chunk near the CPU's cache
 THREADS = 2
@@ -29,19 +30,26 @@ class Conditions:
     """What holds around a call.
 
     ``rotation``: how many sets of this call's weights pass between two uses of one; infinity (the default) is a
-    model with many layers, 1 the same call again and again with whatever L2 kept. ``without`` leaves limits out, which
-    only physics can answer. ``predictor``: learned, generic, or a baseline. ``calibration``: measurements of the GPU
-    that is asked about, as a file of `kernelcast calibrate` or loaded.
+    model with many layers, 1 the same call again and again with whatever L2 kept. ``input_rotation``: the same of its
+    activations, which the kernel before has just made (1) unless a benchmark takes others each time. ``without`` leaves
+    limits out, which only physics can answer. ``predictor``: learned, generic, or a baseline. ``calibration``:
+    measurements of the GPU that is asked about, as a file of `kernelcast calibrate` or loaded.
     """
 
     rotation: float = np.inf
+    input_rotation: float = 1.0
     without: tuple[str, ...] = ()
     predictor: str | Predictor = "learned"
     calibration: Calibration | Path | str | None = None
 
+    @property
+    def turns(self) -> Turns:
+        return Turns(self.rotation, self.input_rotation)
+
     def __post_init__(self) -> None:
-        if not self.rotation >= 1:
-            raise KernelcastError(f"rotation must be 1 or more, not {self.rotation!r}")
+        for name in ("rotation", "input_rotation"):
+            if not getattr(self, name) >= 1:
+                raise KernelcastError(f"{name} must be 1 or more, not {getattr(self, name)!r}")
         for name in self.without:
             if name not in PIPELINES:
                 raise unknown("limit", name, PIPELINES)
@@ -199,17 +207,17 @@ def predict_calls(
     chip: Gpu,
     conditions: Conditions = DEFAULT,
     *,
-    rotation: Array | None = None,
+    turns: Turns | None = None,
     details: bool = False,
 ) -> Predictions:
-    """Columns in, columns out. ``rotation`` may vary by call; ``details`` keeps the phases."""
+    """Columns in, columns out. ``turns`` may vary by call, else the conditions say it; ``details`` keeps the phases."""
     chunk = calls.count if details else CHUNK_CALLS
     starts = range(0, calls.count, max(chunk, 1))
 
     def run(start: int) -> Predictions:
         part = calls.part(start, start + chunk)
-        turns = conditions.rotation if rotation is None else rotation[start : start + chunk]
-        return _answer(kernel, part, chip, conditions, turns, details)
+        sets = (turns or conditions.turns).part(slice(start, start + chunk))
+        return _answer(kernel, part, chip, conditions, sets, details)
 
     if len(starts) <= 1:
         return run(0)
@@ -218,19 +226,29 @@ def predict_calls(
 
 
 def ask(
-    kernel: type[Kernel], calls: Calls, chip: Gpu, turns: Number, keep: int, without: tuple[str, ...] = ()
+    kernel: type[Kernel],
+    calls: Calls,
+    chip: Gpu,
+    turns: Turns,
+    answering: Predictor,
+    *,
+    without: tuple[str, ...] = (),
+    keep: int = 1,
 ) -> Question:
-    """What a predictor is asked: the calls, and what the machine finds for each of their phases."""
-    ranked = tuple(analyse(work, chip, rotation=turns, without=without, keep=keep) for work in kernel.work(calls, chip))
+    """What a predictor is asked: the calls, and what the machine finds for each of their phases (``keep`` or more)."""
+    score, keep = answering.score(chip), max(keep, answering.keep)
+    ranked = tuple(
+        analyse(work, chip, turns=turns, without=without, score=score, keep=keep) for work in kernel.work(calls, chip)
+    )
     return Question(kernel, calls, chip, ranked)
 
 
 def _answer(
-    kernel: type[Kernel], calls: Calls, chip: Gpu, conditions: Conditions, turns: Number, details: bool
+    kernel: type[Kernel], calls: Calls, chip: Gpu, conditions: Conditions, turns: Turns, details: bool
 ) -> Predictions:
     """One chunk: the machine, then the predictor."""
     answering = chosen(conditions)
-    question = ask(kernel, calls, chip, turns, answering.keep, conditions.without)
+    question = ask(kernel, calls, chip, turns, answering, without=conditions.without)
     times, best = answering.estimate(question), question.best
     limits = np.sum([p.limits for p in best], axis=0)
     found = Predictions(
@@ -251,7 +269,7 @@ def _answer(
 
 
 def _no_worse(
-    found: Predictions, kernel: type[Kernel], calls: Calls, chip: Gpu, conditions: Conditions, turns: Number
+    found: Predictions, kernel: type[Kernel], calls: Calls, chip: Gpu, conditions: Conditions, turns: Turns
 ) -> Predictions:
     """A what-if that can only help must not slow a call down, nor one that can only hurt speed it up."""
     base = gpu(chip.id)

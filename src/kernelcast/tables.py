@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu, gpu
 from kernelcast.kernels.base import Calls, Kernel, Parameter, Ragged, kernel_class, parameters_of
+from kernelcast.kernels.work import Number
 from kernelcast.machine.analyse import PIPELINES
+from kernelcast.machine.limits import Turns
 from kernelcast.predict import DEFAULT, Conditions, check_gpu, predict_calls, too_large_text
 
 Rows = NDArray[np.intp]
@@ -107,10 +109,10 @@ def predict_columns(
     times = {name: np.full(count, np.nan) for name in OUTPUT if name.endswith("_us")}
     words: dict[str, NDArray[Any]] = {name: np.full(count, None, dtype=object) for name in ("bound_by", "support")}
     bad = BadRows()
-    turns = rotations(columns, conditions)
+    turns = turns_of(columns, conditions)
     for kernel, place, rows, calls in grouped(columns, chip, bad):
         try:
-            found = predict_calls(kernel, calls, place, conditions, rotation=None if turns is None else turns[rows])
+            found = predict_calls(kernel, calls, place, conditions, turns=turns.part(rows))
         except KernelcastError as error:  # the whole group asks for what the GPU lacks
             bad.add(rows, str(error))
             continue
@@ -126,13 +128,17 @@ def predict_columns(
     return {name: times[name] if name in times else words[name] for name in OUTPUT}, bad
 
 
-def rotations(columns: Mapping[str, NDArray[Any]], conditions: Conditions) -> NDArray[np.float64] | None:
-    """A column of its own may say what the conditions say for all; an empty cell leaves it to them."""
-    if "rotation" not in columns:
-        return None
-    cells = columns["rotation"]
-    values = _to_float(cells, _missing(cells), flag=False)
-    return np.where(np.isfinite(values) & (values >= 1), values, conditions.rotation)
+def turns_of(columns: Mapping[str, NDArray[Any]], conditions: Conditions = DEFAULT) -> Turns:
+    """Columns of their own may say what the conditions say for all; an empty cell leaves it to them."""
+
+    def told(name: str) -> Number:
+        if name not in columns:
+            return float(getattr(conditions, name))
+        cells = columns[name]
+        values = _to_float(cells, _missing(cells), flag=False)
+        return np.where(np.isfinite(values) & (values >= 1), values, getattr(conditions, name))
+
+    return Turns(told("rotation"), told("input_rotation"))
 
 
 def grouped(

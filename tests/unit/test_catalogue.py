@@ -97,7 +97,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "pcie_bytes_per_s": (8e9, 256e9),
     "sustained_tensor_fraction": (0.5, 1),
     "sustained_dram_fraction": (0.5, 1),
-    "launch_floor_s": (1e-6, 1e-5),
+    "launch_floor_s": (5e-7, 1e-5),
     "sustained_launch_s": (1e-6, 1e-5),
     "power_w": (40, 2000),
     "devices_per_package": (1, 2),

@@ -16,7 +16,7 @@ from kernelcast.errors import KernelcastError
 from kernelcast.lab.collect.plan import FAMILIES, LONGEST_S, SHARES, Planned, plan
 from kernelcast.lab.collect.profiling import kernels_of
 from kernelcast.lab.collect.session import DeviceLostError, Session, read_lines
-from kernelcast.lab.collect.table import read_records, write_table
+from kernelcast.lab.collect.table import calls_again, read_records, write_table
 from kernelcast.lab.collect.telling import farthest_first, most_telling
 from kernelcast.lab.data import read_canonical
 from kernelcast.lab.data.store import note_of
@@ -214,3 +214,34 @@ def test_kernels_belong_to_the_call_that_launched_them() -> None:
     assert [[k.name for k in kernels] for kernels in found] == [["first", "second"], ["third"]]
     assert found[0][0].grid == (4, 2, 1)
     assert json.loads(json.dumps(found[0][0].to_dict()))["registers"] == 64
+
+
+def test_calls_of_a_table_can_be_measured_again(tmp_path: Path) -> None:
+    path = tmp_path / "first.parquet"
+    first = plan(H200, 30)
+    session = Session(FakeGpu(), tmp_path / "lines.jsonl")
+    session.run(first)
+    write_table(read_lines(session.lines), path, H200, {})
+    again = calls_again(path, 10, seed=1)
+    assert len(again) == 10 and {p.key for p in again} < {p.key for p in first}
+    assert [p.key for p in calls_again(path, 10, seed=1)] == [p.key for p in again]
+    assert {p.key for p in calls_again(path, 100, seed=1)} == {p.key for p in first}
+    with pytest.raises(KernelcastError, match="no table .*missing.parquet to measure again"):
+        calls_again(tmp_path / "missing.parquet", 10, seed=1)
+
+
+def test_what_a_call_reads_keeps_its_random_numbers() -> None:
+    torch = pytest.importorskip("torch")
+    from kernelcast.lab.collect.pool import Pool, specs
+
+    pool = Pool(2**16, l2_bytes=2**10, device="cpu")
+    tensors = (*specs("fp32", (8, 16)), *specs("fp32", (8, 16), use="written"), *specs("fp32", (8, 16), use="changed"))
+    read, written, changed = pool.sets(*tensors)[0]
+    kept, begun = read.clone(), changed.clone()
+    written.fill_(float("nan"))
+    changed.mul_(0)
+    assert torch.equal(pool.sets(*tensors)[0][0], kept)
+    assert torch.equal(pool.sets(*tensors)[0][2], begun)  # fresh each time
+    assert read.std() > 0.5 and begun.std() > 0.5
+    ends = sorted((t.data_ptr(), t.data_ptr() + t.numel() * 4) for s in pool.sets(*tensors) for t in s)
+    assert all(stop <= start for (_, stop), (start, _) in zip(ends, ends[1:], strict=False))

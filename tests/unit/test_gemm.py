@@ -124,9 +124,22 @@ def test_a_learned_choice_can_replace_the_ranking() -> None:
     work = gemm_work("h100_sxm", m=4096, n=4096, k=4096)
     smem = PIPELINES.index("smem")
     usual = analyse(work, gpu)[0]
-    odd = analyse(work, gpu, score=lambda limits: -limits[smem])[0]
+    odd = analyse(work, gpu, score=lambda limits, details: -limits[smem])[0]
     assert odd.limits[smem, 0] > usual.limits[smem, 0]
     assert odd.tile["tile_m"][0] * odd.tile["tile_n"][0] < usual.tile["tile_m"][0] * usual.tile["tile_n"][0]
+
+
+def test_alignment_is_that_of_rows_in_memory() -> None:
+    # m 7, n 12, k 10 in bf16: rows of k are 20 bytes (4 divides them), of n 24 (8), of m 14 (2)
+    def hints(layout: str, op: str = "gemm", **more: int) -> dict[str, float]:
+        call = kc.kernel(op, m=7, n=12, k=10, layout=layout, dtype="bf16", **more)
+        found = type(call).hints(columns_of([call]), kc.gpu("h100_sxm"))
+        return {name: 2.0 ** (float(found[f"align_{name}"][0]) - 1) for name in ("a", "b", "c")}
+
+    assert hints("tn") == {"a": 4, "b": 4, "c": 8}
+    assert hints("nn") == {"a": 4, "b": 8, "c": 8}
+    assert hints("nt") == {"a": 2, "b": 8, "c": 8}
+    assert hints("nn") == hints("nn", "bmm", batch=3)
 
 
 def test_hopper_shares_reads_of_b_and_ampere_does_not() -> None:

@@ -71,7 +71,7 @@ def test_longest_first_is_close_on_causal_tiles() -> None:
 def test_each_limit_by_hand() -> None:
     # one task on one SM of an H100 at 1.98 GHz (1.83 GHz for tensor cores)
     def limit(name: str, **demand: float) -> float:
-        return float(limits.LIMITS[name](Work(tasks=1.0, **demand), H100, ONE, np.inf).item())  # type: ignore[arg-type]
+        return float(limits.LIMITS[name](Work(tasks=1.0, **demand), H100, ONE, limits.Turns()).item())  # type: ignore[arg-type]
 
     assert limit("tensor", tensor_flops=4096.0) == pytest.approx(1 / 1.83e9)
     assert limit("fma", fma_flops=256.0) == pytest.approx(1 / 1.98e9)
@@ -87,7 +87,7 @@ def test_each_limit_by_hand() -> None:
 def test_l2_rate_of_all_sms_together() -> None:
     # 132 SMs x 64 B/clk would be 8448, but L2 gives 5120 B/clk: with every SM busy that binds
     work = Work(tasks=132.0, l2_bytes=64.0)
-    assert limits.l2(work, H100, ONE, np.inf).item() == pytest.approx(132 * 64 / 5120 / 1.98e9)
+    assert limits.l2(work, H100, ONE, limits.Turns()).item() == pytest.approx(132 * 64 / 5120 / 1.98e9)
 
 
 def test_instructions_follow_from_demand() -> None:
@@ -100,8 +100,29 @@ def test_instructions_follow_from_demand() -> None:
 def test_activations_stay_in_l2_until_they_outgrow_it() -> None:
     small = Work(tasks=1.0, activation_bytes=float(H100.l2_bytes))
     large = Work(tasks=1.0, activation_bytes=H100.l2_bytes + 1e6)
-    assert limits.dram_bytes(small, H100, np.inf) == 0
-    assert limits.dram_bytes(large, H100, np.inf) == 1e6
+    assert limits.dram_bytes(small, H100, limits.Turns()) == 0
+    assert limits.dram_bytes(large, H100, limits.Turns()) == 1e6
+
+
+def test_inputs_that_take_turns_come_from_dram_but_bound_nothing() -> None:
+    # a sixth of L2: 6 sets still fit, 12 pass twice its size before one comes again, 9 half of the way
+    work = Work(tasks=1.0, activation_bytes=H100.l2_bytes / 6, refetched_bytes=100.0)
+    extra = [float(limits.extra_dram_bytes(work, H100, limits.Turns(inputs=n))) for n in (1, 6, 9, 12)]
+    assert extra == pytest.approx([100, 100, 100 + H100.l2_bytes / 12, 100 + H100.l2_bytes / 6])
+    assert limits.dram_bytes(work, H100, limits.Turns(inputs=12)) == 0
+    # what exceeds L2 anyway is counted once
+    large = Work(tasks=1.0, activation_bytes=3.0 * H100.l2_bytes)
+    assert limits.dram_bytes(large, H100, limits.Turns(inputs=4)) == 2.0 * H100.l2_bytes
+    assert limits.extra_dram_bytes(large, H100, limits.Turns(inputs=4)) == 1.0 * H100.l2_bytes
+
+
+def test_a_cold_input_is_slower_than_one_just_made() -> None:
+    call = kc.kernel("add", rows=2048, cols=4096)
+    just_made, other = (kc.predict(call, H100, kc.Conditions(predictor="generic", input_rotation=n)) for n in (1, 8))
+    assert other.time_s > 1.3 * just_made.time_s
+    assert other.bound_s == just_made.bound_s
+    with pytest.raises(kc.KernelcastError, match="input_rotation must be 1 or more"):
+        kc.Conditions(input_rotation=0)
 
 
 def test_residency_fades_with_rotation() -> None:

@@ -43,6 +43,10 @@ def collect(
     for_calibration: Annotated[
         bool, typer.Option("--for-calibration", help="the calls that teach most, for kernelcast calibrate")
     ] = False,
+    again: Annotated[
+        Path | None,
+        typer.Option("--again", metavar="FILE.parquet", help="calls of this table a second time: how far times repeat"),
+    ] = None,
     gpu: Annotated[
         str | None, typer.Option("--gpu", metavar="ID", help="what this GPU is in the catalogue; default: by its name")
     ] = None,
@@ -54,8 +58,19 @@ def collect(
     seconds = parse_time(budget) if budget else None
     if out is not None and out.suffix != ".parquet":
         raise KernelcastError(f"--out {out}: the table is written as Parquet; end its name in .parquet")
+    if again and (family or without or warm or for_calibration):
+        raise KernelcastError("--again takes its calls from a table; leave out --family, --without, --warm and"
+                              " --for-calibration")  # fmt: skip
+
+    def planned_for(name: str) -> list[Planned]:
+        if again:
+            from kernelcast.lab.collect.table import calls_again
+
+            return calls_again(again, calls, seed)
+        return _plan(name, calls, family, without, warm, for_calibration, seed)
+
     if plan_only:
-        _show(_plan(gpu or "h200_sxm", calls, family, without, warm, for_calibration, seed), as_json)
+        _show(planned_for(gpu or "h200_sxm"), as_json)
         return
     if out is None:
         raise KernelcastError("where should the results go? give -o FILE.parquet")
@@ -65,7 +80,7 @@ def collect(
     from kernelcast.lab.collect.table import read_records, write_table
 
     target = identified(gpu)
-    planned = _plan(target.id, calls, family, without, warm, for_calibration, seed)
+    planned = planned_for(target.id)
     lines = out.with_suffix(".progress.jsonl")
     earlier = read_records(out)
     before = facts()

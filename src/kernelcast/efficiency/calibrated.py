@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from kernelcast.efficiency.calibration import Calibration
 from kernelcast.efficiency.features import KEEP
 from kernelcast.efficiency.predictor import Estimate, Predictor, Question
+from kernelcast.hardware import Gpu
+from kernelcast.machine.analyse import Score
 
 _LIKE = 0.5  # a call this like a measured one is seen
 
@@ -28,6 +30,9 @@ class Calibrated:
     @property
     def keep(self) -> int:
         return max(self.base.keep, KEEP)
+
+    def score(self, target: Gpu) -> Score:
+        return self.base.score(target)
 
     def estimate(self, question: Question) -> Estimate:
         self.calibration.check_gpu(question.gpu.id)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from kernelcast.efficiency.generic import phase_times, sustained_shares, sustained_start_s
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.work import Array
-from kernelcast.machine.analyse import PIPELINES, Analysis, overlapped
+from kernelcast.machine.analyse import PIPELINES, Analysis
 
 GPU_FEATURES = ("sustained_tensor", "sustained_dram", "wgmma", "tcgen05")
 KEEP = 3  # candidates whose features count
@@ -47,9 +47,9 @@ def features(ranked: Sequence[tuple[Analysis, ...]], hints: Mapping[str, Array],
         **_limits(best, gpu, total),
         **_memory(best, gpu),
     }
-    for index, candidates in enumerate(ranked):
-        if candidates[0].tile:
-            columns |= _tiles(f"k{index}", candidates, times[index] / total, total, gpu)
+    tiled = [index for index, candidates in enumerate(ranked) if candidates[0].tile]
+    for number, index in enumerate(tiled):  # numbered among themselves: small kernels around them come and go
+        columns |= _tiles(f"k{number}", ranked[index], times[index] / total, total, gpu)
     columns |= hints
     columns |= {name: np.array(value) for name, value in gpu_features(gpu).items()}
     count = len(total)
@@ -113,12 +113,12 @@ def _tiles(prefix: str, candidates: tuple[Analysis, ...], share: Array, total: A
         "walk": _log(np.maximum(first.step_s / total, _SMALLEST)),
         "resident": first.resident_share,
     }
-    leader = overlapped(first.busiest_limits)
+    leader, *others = phase_times(candidates[:KEEP], gpu)
     for rank in range(KEEP):  # a family with fewer candidates repeats its last
         candidate = candidates[min(rank, len(candidates) - 1)]
         found[f"tail_{rank}"] = candidate.tail
         if rank:
-            found[f"behind_{rank}"] = _log(overlapped(candidate.busiest_limits) / np.maximum(leader, 1e-12))
+            found[f"behind_{rank}"] = _log(others[min(rank, len(others)) - 1] / leader) if others else np.zeros(1)
         found |= {f"{name}_{rank}": _log(value) for name, value in candidate.tile.items()}
     return {f"{prefix}_{name}": value for name, value in found.items()}
 

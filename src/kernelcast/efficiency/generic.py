@@ -14,8 +14,8 @@ import numpy as np
 
 from kernelcast.efficiency.predictor import Estimate, Question
 from kernelcast.hardware import Gpu, gpu, gpu_ids
-from kernelcast.kernels.work import Array
-from kernelcast.machine.analyse import PIPELINES, Analysis, overlapped
+from kernelcast.kernels.work import Array, Number
+from kernelcast.machine.analyse import PIPELINES, Analysis, Details, Score, overlapped
 
 # Share of the peak that good kernels sustain, of the pipelines that the catalogue has no measurement of.
 _SHARES = {"fma": 0.80, "xu": 0.80, "smem": 0.95, "l2": 0.85, "issue": 0.80, "link": 0.80, "launch": 1.0}
@@ -31,39 +31,46 @@ class Generic:
     """Physics alone."""
 
     name: str = "generic-1"
-    keep: int = 12  # candidates to choose from
+    keep: int = 1
+
+    def score(self, target: Gpu) -> Score:
+        return by_time(target)
 
     def estimate(self, question: Question) -> Estimate:
         target, phases = question.gpu, question.best
         shares = sustained_shares(target)
-        # candidates are ranked by their pipelines alone; the latency of steps may favour another of them
-        ranked = [phase_times(candidates, target) for candidates in question.ranked]
-        time = np.sum([np.min(times, axis=0) for times in ranked], axis=0)
+        time = np.sum(phase_times(phases, target), axis=0)
         ceiling = np.zeros(1)
         for phase in phases:
             best = phase.limits / shares
             best[_LAUNCH] = 0.0
-            ceiling = ceiling + _floor(phase, target) + np.max(best, axis=0)
+            ceiling = ceiling + _floor(phase.limits[_LAUNCH], phase.launches, target) + np.max(best, axis=0)
         nothing_fitted = np.full(question.calls.count, "extrapolated", dtype=object)
         return Estimate(time, time * LOW, time * HIGH, ceiling, nothing_fitted).held(question.bound_s)
 
 
 def phase_times(phases: Sequence[Analysis], target: Gpu) -> list[Array]:
-    """Seconds of each phase, from the busiest SM's limits."""
+    """Seconds of each phase."""
+    time = by_time(target)
+    return [time(phase.busiest_limits, vars(phase)) for phase in phases]
+
+
+def by_time(target: Gpu) -> Score:
+    """Seconds of a phase, from the busiest SM's limits and what it waits for."""
     shares = sustained_shares(target)
-    times = []
-    for phase in phases:
-        busy = phase.busiest_limits / shares
-        busy[_DRAM] += phase.refetched_bytes / (target.dram_bytes_per_s * shares[_DRAM, 0])
-        busy[_LAUNCH] = phase.step_s  # its row is free: the floor is added below
-        times.append(_floor(phase, target) + phase.setup_s + overlapped(busy))
-    return times
+
+    def time(limits: Array, details: Details) -> Array:
+        busy = limits / shares.reshape(-1, *[1] * (limits.ndim - 1))
+        busy[_DRAM] += details["refetched_bytes"] / (target.dram_bytes_per_s * shares[_DRAM, 0])
+        busy[_LAUNCH] = details["step_s"]  # its row is free: the floor is added below
+        return _floor(limits[_LAUNCH], details["launches"], target) + details["setup_s"] + overlapped(busy)
+
+    return time
 
 
-def _floor(phase: Analysis, target: Gpu) -> Array:
+def _floor(launch_s: Array, launches: Number, target: Gpu) -> Array:
     """What a kernel takes with next to nothing to do; nothing where the launch limit is left out."""
-    floor = phase.limits[_LAUNCH]
-    return np.where(floor > 0, np.maximum(floor, sustained_start_s(target) * phase.launches), 0.0)
+    return np.where(launch_s > 0, np.maximum(launch_s, sustained_start_s(target) * launches), 0.0)
 
 
 def sustained_start_s(target: Gpu) -> float:

@@ -19,11 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.efficiency.features import GPU_FEATURES, KEEP, Features, aligned, gpu_features
-from kernelcast.efficiency.generic import Generic
+from kernelcast.efficiency.generic import Generic, by_time
 from kernelcast.efficiency.network import Encoder, Floats, Layers
 from kernelcast.efficiency.predictor import Estimate, Question
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu, gpu
+from kernelcast.machine.analyse import Score
 
 WEIGHTS = Path(__file__).parent / "weights"
 FORMAT = 1
@@ -146,6 +147,9 @@ class Learned:
 
     folder: Path = WEIGHTS
     keep: int = KEEP
+
+    def score(self, target: Gpu) -> Score:
+        return by_time(target)
 
     @property
     def name(self) -> str:

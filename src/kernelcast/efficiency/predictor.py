@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Calls, Kernel
 from kernelcast.kernels.work import Array
-from kernelcast.machine.analyse import Analysis
+from kernelcast.machine.analyse import Analysis, Score
 
 if TYPE_CHECKING:
     from kernelcast.efficiency.features import Features
@@ -85,6 +85,10 @@ class Predictor(Protocol):
     @property
     def keep(self) -> int:
         """How many candidates of each phase it looks at."""
+        ...
+
+    def score(self, target: Gpu) -> Score:
+        """How it ranks them."""
         ...
 
     def estimate(self, question: Question) -> Estimate: ...

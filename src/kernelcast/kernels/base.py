@@ -198,13 +198,22 @@ class Kernel:
     def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
         """Features of shape for the learned efficiency, beside the machine's; without units. May be overridden."""
         specs = parameters_of(cls).values()
-        sizes = {f"log_{p.name}": np.log2(calls[p.name] + 1) for p in specs if p.kind == "size" and p.required}
-        return sizes | {p.name: calls[p.name] for p in specs if p.kind == "flag"}
+        sizes = [p.name for p in specs if p.kind == "size" and p.required]
+        return {
+            **{f"log_{name}": np.log2(calls[name] + 1) for name in sizes},
+            **{f"grain_{name}": grain(calls[name]) for name in sizes},
+            **{p.name: calls[p.name] for p in specs if p.kind == "flag"},
+        }
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Phases:
         """Tasks and demand of these calls on this GPU's candidate tiles."""
         raise TypeError(f"{cls.__name__} defines no work")
+
+
+def grain(sizes: Array) -> Array:
+    """log2 of the largest power of two, up to 128, that divides each size: vectors need alignment."""
+    return np.log2(np.gcd(sizes.astype(np.int64), 128))
 
 
 REGISTRY: dict[str, type[Kernel]] = {}

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from kernelcast.hardware import Gpu
-from kernelcast.kernels.base import Calls, Kernel, choice, size
+from kernelcast.kernels.base import Calls, Kernel, choice, grain, size
 from kernelcast.kernels.dtypes import DType, dtype, matmul_pipe
 from kernelcast.kernels.quantize import quantised_rows
 from kernelcast.kernels.work import Array, Number, Phases, Schedule, Work, axis, ceil_div
@@ -99,7 +99,7 @@ class Gemm(Kernel):
 
     @classmethod
     def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
-        return matmul_hints(gpu, calls["m"], calls["n"], calls["k"], np.ones(calls.count))
+        return matmul_hints(gpu, calls, np.ones(calls.count), "tn")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +123,7 @@ class Bmm(Kernel):
 
     @classmethod
     def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
-        return matmul_hints(gpu, calls["m"], calls["n"], calls["k"], calls["batch"])
+        return matmul_hints(gpu, calls, calls["batch"], "nn")
 
 
 def matmul_work(
@@ -174,11 +174,14 @@ def matmul_work(
     )
 
 
-def matmul_hints(gpu: Gpu, m: Array, n: Array, k: Array, batch: Array) -> dict[str, Array]:
+def matmul_hints(gpu: Gpu, calls: Calls, batch: Array, usual_layout: str) -> dict[str, Array]:
     """Shape, alignment, and how well common tiles would fill this GPU whole waves at a time."""
+    m, n, k = calls["m"], calls["n"], calls["k"]
     found = {"log_m": np.log2(m), "log_n": np.log2(n), "log_k": np.log2(k), "log_batch": np.log2(batch)}
-    for grain in (8, 64, 128, 256):
-        found |= {f"m_mod_{grain}": np.mod(m, grain) / grain, f"n_mod_{grain}": np.mod(n, grain) / grain}
+    found |= {"grain_m": grain(m), "grain_n": grain(n), "grain_k": grain(k)}
+    found |= _alignment(dtype(calls.choice("dtype")), m, n, k, calls.choice("layout") or usual_layout)
+    for step in (8, 64, 128, 256):
+        found |= {f"m_mod_{step}": np.mod(m, step) / step, f"n_mod_{step}": np.mod(n, step) / step}
     found["k_mod_64"] = np.mod(k, 64) / 64
     for tile_m, tile_n in _COMMON_TILES:
         tiles = batch * ceil_div(m, tile_m) * ceil_div(n, tile_n)
@@ -186,6 +189,17 @@ def matmul_hints(gpu: Gpu, m: Array, n: Array, k: Array, batch: Array) -> dict[s
         found[f"fill_{tile_m}x{tile_n}"] = batch * m * n / (tile_m * tile_n * waves * gpu.sm_count)
         found[f"waves_{tile_m}x{tile_n}"] = np.minimum(tiles / gpu.sm_count, 8.0)
     return found
+
+
+def _alignment(kind: DType, m: Array, n: Array, k: Array, layout: str) -> dict[str, Array]:
+    """log2 of the bytes that divide the rows in memory, of up to 16: TMA (and the widest loads) need all 16."""
+    rows = {
+        "a": (m if layout == "nt" else k) * kind.act_bytes,
+        "b": (k if layout == "tn" else n) * kind.weight_bytes,
+        "c": n * kind.out_bytes,
+    }
+    found = {f"align_{name}": np.log2(np.gcd(np.rint(2 * row).astype(np.int64), 32)) for name, row in rows.items()}
+    return found | {"align": np.minimum(np.minimum(found["align_a"], found["align_b"]), found["align_c"])}
 
 
 def _candidates(

@@ -12,6 +12,7 @@ from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Calls, Kernel, size
 from kernelcast.kernels.dtypes import dtype
 from kernelcast.kernels.norm import (
+    MAX_THREADS,
     VECTOR_BYTES,
     VECTOR_DTYPES,
     block_reduction,
@@ -20,7 +21,10 @@ from kernelcast.kernels.norm import (
 )
 from kernelcast.kernels.work import Array, Phases, Work, ceil_div
 
-_WARP_ROW_COLS = 1024.0  # PyTorch's softmax_warp_forward takes rows up to this (PersistentSoftmax.cuh)
+# PyTorch 2.11, kernels seen on an H200 (validation/kernelcast): softmax_warp_forward takes rows of up to 2,048 columns,
+# softmax_warp_backward of up to 1,024; cunn_SoftMaxForwardReg rows of up to 9 x 1,024.
+FORWARD_WARP_COLS, BACKWARD_WARP_COLS = 2048.0, 1024.0
+_REGISTER_COLS = 9216.0
 _WARP_CTA_THREADS = 128.0
 _TWO_ROWS_COLS = 128.0  # a warp takes two rows at once up to this
 _ROW_SMEM_BYTES = 49152.0 - 128.0  # a row that fits beside the reduction is read once (cunn_SoftMaxForwardSmem)
@@ -38,8 +42,8 @@ class RowPlan:
     threads: Array
 
     @classmethod
-    def of(cls, gpu: Gpu, rows: Array, cols: Array, element_bytes: float) -> RowPlan:
-        by_warp = cols <= _WARP_ROW_COLS
+    def of(cls, gpu: Gpu, rows: Array, cols: Array, element_bytes: float, warp_cols: float) -> RowPlan:
+        by_warp = cols <= warp_cols
         padded = 2 ** np.ceil(np.log2(cols))
         lanes = np.minimum(gpu.warp_threads, padded)
         warp_rows = _WARP_CTA_THREADS / lanes * np.where(padded <= _TWO_ROWS_COLS, 2, 1)
@@ -53,11 +57,24 @@ class RowPlan:
         )
 
 
+def row_hints(gpu: Gpu, cols: Array, element_bytes: float, warp_cols: float) -> dict[str, Array]:
+    """Which of PyTorch's kernels takes rows this long, and how many elements a lane of it works off in turn."""
+    plan = RowPlan.of(gpu, np.ones(1), cols, element_bytes, warp_cols)
+    vectors = np.mod(cols * element_bytes, VECTOR_BYTES) == 0
+    each = np.where(plan.by_warp, plan.padded / plan.lanes, cols / MAX_THREADS)
+    return {
+        "by_warp": plan.by_warp.astype(np.float64),
+        "in_registers": np.asarray(~plan.by_warp & (cols <= _REGISTER_COLS), dtype=np.float64),
+        "in_smem": np.asarray(plan.in_smem & vectors, dtype=np.float64),
+        "log_each": np.log2(each),
+    }
+
+
 @dataclass(frozen=True, kw_only=True)
 class Softmax(Kernel):
     """Softmax over each row: exp(x − max) / sum(exp(x − max)).
 
-    Up to 1,024 columns a warp keeps a row (two of at most 128) in registers. Beyond, a CTA keeps the row in
+    Up to 2,048 columns a warp keeps a row (two of at most 128) in registers. Beyond, a CTA keeps the row in
     shared memory; where it does not fit, the CTA reads it three times: for maximum, sum and result.
     """
 
@@ -74,10 +91,15 @@ class Softmax(Kernel):
     cols: int = size("columns, normalised over")
 
     @classmethod
+    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+        cols, element_bytes = calls["cols"], dtype(calls.choice("dtype")).act_bytes
+        return super().hints(calls, gpu) | row_hints(gpu, cols, element_bytes, FORWARD_WARP_COLS)
+
+    @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Phases:
         rows, cols = calls["rows"], calls["cols"]
         element_bytes = dtype(calls.choice("dtype")).act_bytes
-        plan = RowPlan.of(gpu, rows, cols, element_bytes)
+        plan = RowPlan.of(gpu, rows, cols, element_bytes, FORWARD_WARP_COLS)
         by_warp, in_smem, lanes, tasks, threads = plan.by_warp, plan.in_smem, plan.lanes, plan.tasks, plan.threads
         rows_per_task = rows / tasks
 

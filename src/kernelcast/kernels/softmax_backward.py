@@ -12,7 +12,7 @@ from kernelcast.kernels.base import Calls, Kernel, size
 from kernelcast.kernels.dtypes import dtype
 from kernelcast.kernels.elementwise import Mul
 from kernelcast.kernels.norm import VECTOR_BYTES, VECTOR_DTYPES, block_reduction
-from kernelcast.kernels.softmax import RowPlan
+from kernelcast.kernels.softmax import BACKWARD_WARP_COLS, RowPlan, row_hints
 from kernelcast.kernels.vector import vector_kernel
 from kernelcast.kernels.work import Array, Phases, Work, ceil_div
 
@@ -39,12 +39,17 @@ class LogSoftmaxBackward(Kernel):
     cols: int = size("columns, normalised over")
 
     @classmethod
+    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+        cols, element_bytes = calls["cols"], dtype(calls.choice("dtype")).act_bytes
+        return super().hints(calls, gpu) | row_hints(gpu, cols, element_bytes, BACKWARD_WARP_COLS)
+
+    @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Phases:
         return (cls._rows(gpu, calls["rows"], calls["cols"], dtype(calls.choice("dtype")).act_bytes),)
 
     @classmethod
     def _rows(cls, gpu: Gpu, rows: Array, cols: Array, element_bytes: float) -> Work:
-        plan = RowPlan.of(gpu, rows, cols, element_bytes)
+        plan = RowPlan.of(gpu, rows, cols, element_bytes, BACKWARD_WARP_COLS)
         elements = rows * cols
         smem_bytes, reduce_instructions = block_reduction(gpu, plan.threads)
         # The warp kernel loads and stores single elements, and sums by shuffles.

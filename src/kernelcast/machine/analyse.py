@@ -1,7 +1,7 @@
 """Put work on a GPU: every candidate's limits, then the best few candidates of each call.
 
 Which tile a library really picks is its secret, so candidates are ranked by a score that can be replaced: any
-function from the limits of the candidates to a number, smallest first, will do (a learned choice, say).
+function from the limits and details of the candidates to a number, smallest first, will do (a learned choice, say).
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.work import Array, Number, Work
-from kernelcast.machine.limits import LIMITS, PER_SM, dram_bytes, resident_share
+from kernelcast.machine.limits import LIMITS, PER_SM, Turns, dram_bytes, extra_dram_bytes, resident_share
 from kernelcast.machine.occupancy import ctas_per_sm
 from kernelcast.machine.schedule import busiest_share
 
 PIPELINES = tuple(LIMITS)
-Score = Callable[[Array], Array]
-"""(pipelines, candidates, calls) limits in seconds -> (candidates, calls) score; the least is chosen."""
+IN_A_MODEL = Turns()
+Details = Mapping[str, Number]
+Score = Callable[[Array, Details], Array]
+"""(pipelines, candidates, calls) limits of the busiest SM in seconds, and the fields of ``Analysis`` beside limits and
+tile, -> (candidates, calls) score; the least is chosen."""
 
 
 @dataclass(frozen=True)
@@ -72,13 +75,18 @@ def overlapped(limits: Array) -> Array:
     return np.sqrt(np.sqrt(np.sum(squares * squares, axis=0)))
 
 
+def by_pipelines(limits: Array, details: Details) -> Array:
+    """Peaks alone, without latency."""
+    return overlapped(limits)
+
+
 def analyse(
     work: Work,
     gpu: Gpu,
     *,
-    rotation: Number = np.inf,
+    turns: Turns = IN_A_MODEL,
     without: Collection[str] = (),
-    score: Score = overlapped,
+    score: Score = by_pipelines,
     keep: int = 1,
 ) -> tuple[Analysis, ...]:
     """The ``keep`` best candidates of each call, best first."""
@@ -89,19 +97,19 @@ def analyse(
     loaded = np.zeros_like(limits)
     for row, (name, limit) in enumerate(LIMITS.items()):
         if name not in without:
-            limits[row] = limit(work, gpu, even, rotation)
-            loaded[row] = limit(work, gpu, busiest, rotation) if name in PER_SM else limits[row]
-    details = _details(work, gpu, busiest, rotation)
+            limits[row] = limit(work, gpu, even, turns)
+            loaded[row] = limit(work, gpu, busiest, turns) if name in PER_SM else limits[row]
+    details = _details(work, gpu, busiest, turns)
     if shape[0] == 1:
         return (_take(limits, loaded, details, work, gpu, np.zeros((1, shape[1]), dtype=np.intp)),)
-    ranked = score(loaded)
+    ranked = score(loaded, details)
     if keep == 1:
         return (_take(limits, loaded, details, work, gpu, np.argmin(ranked, axis=0)[None]),)
     order = np.argsort(ranked, axis=0, kind="stable")[: min(keep, shape[0])]
     return tuple(_take(limits, loaded, details, work, gpu, order[i : i + 1]) for i in range(len(order)))
 
 
-def _details(work: Work, gpu: Gpu, busiest: Array, rotation: Number) -> dict[str, Number]:
+def _details(work: Work, gpu: Gpu, busiest: Array, turns: Turns) -> dict[str, Number]:
     ctas = ctas_per_sm(work, gpu)
     rounds_s = np.ceil(np.asarray(work.tasks) / (gpu.sm_count * ctas)) / gpu.clock_boost_hz
     return {
@@ -114,17 +122,17 @@ def _details(work: Work, gpu: Gpu, busiest: Array, rotation: Number) -> dict[str
         "launches": work.launches,
         "flops": np.asarray(work.tasks) * (np.asarray(work.tensor_flops) + work.fma_flops),
         "useful_flops": work.useful_flops,
-        "dram_bytes": dram_bytes(work, gpu, rotation),
-        "refetched_bytes": work.refetched_bytes,
+        "dram_bytes": dram_bytes(work, gpu, turns),
+        "refetched_bytes": extra_dram_bytes(work, gpu, turns),
         "footprint_bytes": np.asarray(work.streamed_bytes) + work.activation_bytes,
-        "resident_share": resident_share(work, gpu, rotation),
+        "resident_share": resident_share(work, gpu, turns.weights),
     }
 
 
 def _take(
     limits: Array,
     loaded: Array,
-    details: Mapping[str, Number],
+    details: Details,
     work: Work,
     gpu: Gpu,
     pick: NDArray[np.intp],

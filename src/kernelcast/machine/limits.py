@@ -7,8 +7,11 @@ prediction's bound is the largest of these named terms; any can be left out to s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu, fabric
 from kernelcast.kernels.work import Array, Number, Work
@@ -23,44 +26,64 @@ _FLOPS_PER_TENSOR_INSTRUCTION = {
 _BYTES_PER_LANE = 16.0  # the widest load or store
 
 
-def tensor(work: Work, gpu: Gpu, share: Array, rotation: Number) -> Array:
+@dataclass(frozen=True)
+class Turns:
+    """How many sets of a call's tensors pass between two uses of one.
+
+    ``weights``: infinity in a model with many layers, 1 for the same call again and again. ``inputs``: 1 where the
+    kernel before has just made them, more in a benchmark that takes other inputs each time.
+    """
+
+    weights: Number = np.inf
+    inputs: Number = 1.0
+
+    def part(self, rows: slice | NDArray[np.intp]) -> Turns:
+        """Those of some of the calls."""
+
+        def cut(values: Any) -> Any:
+            return values[rows] if isinstance(values, np.ndarray) else values
+
+        return Turns(cut(self.weights), cut(self.inputs))
+
+
+def tensor(work: Work, gpu: Gpu, share: Array, turns: Turns) -> Array:
     """Matrix FLOPs of an SM over the SM's matrix rate."""
     return share * work.tensor_flops * _inverse(gpu.tensor_flops_per_s(work.tensor_dtype) / gpu.sm_count)
 
 
-def fma(work: Work, gpu: Gpu, share: Array, rotation: Number) -> Array:
+def fma(work: Work, gpu: Gpu, share: Array, turns: Turns) -> Array:
     """Vector FLOPs of an SM over the SM's vector rate."""
     return share * work.fma_flops * _inverse(gpu.fma_flops_per_s(work.fma_dtype) / gpu.sm_count)
 
 
-def xu(work: Work, gpu: Gpu, share: Array, rotation: Number) -> Array:
+def xu(work: Work, gpu: Gpu, share: Array, turns: Turns) -> Array:
     """Special functions (exp, rsqrt, …) of an SM over its special-function rate."""
     return share * work.xu_ops / (gpu.xu_ops_per_s / gpu.sm_count)
 
 
-def smem(work: Work, gpu: Gpu, share: Array, rotation: Number) -> Array:
+def smem(work: Work, gpu: Gpu, share: Array, turns: Turns) -> Array:
     """Shared-memory bytes of an SM over its shared-memory rate."""
     return share * work.smem_bytes / (gpu.smem_bytes_per_s / gpu.sm_count)
 
 
-def issue(work: Work, gpu: Gpu, share: Array, rotation: Number) -> Array:
+def issue(work: Work, gpu: Gpu, share: Array, turns: Turns) -> Array:
     """Warp instructions of an SM over what its schedulers issue."""
     return share * warp_instructions(work, gpu) / (gpu.issue_warps_per_s / gpu.sm_count)
 
 
-def l2(work: Work, gpu: Gpu, share: Array, rotation: Number) -> Array:
+def l2(work: Work, gpu: Gpu, share: Array, turns: Turns) -> Array:
     """Bytes between SMs and L2: all of them over L2's rate, or one SM's over its own port."""
     whole = np.asarray(work.tasks) * work.l2_bytes / gpu.l2_bytes_per_s
     port = share * (np.asarray(work.l2_bytes) + work.multicast_bytes) / (gpu.l2_bytes_per_clk_sm * gpu.clock_boost_hz)
     return np.maximum(whole, port)
 
 
-def dram(work: Work, gpu: Gpu, share: Array, rotation: Number) -> Array:
+def dram(work: Work, gpu: Gpu, share: Array, turns: Turns) -> Array:
     """Bytes that must cross DRAM's pins, over its rate."""
-    return dram_bytes(work, gpu, rotation) / gpu.dram_bytes_per_s
+    return dram_bytes(work, gpu, turns) / gpu.dram_bytes_per_s
 
 
-def link(work: Work, gpu: Gpu, share: Array, rotation: Number) -> Array:
+def link(work: Work, gpu: Gpu, share: Array, turns: Turns) -> Array:
     """Bytes to other GPUs over the link's rate, or its dependent messages one after another."""
     if not (np.any(work.link_bytes) or np.any(work.link_steps)):
         return np.zeros(1)
@@ -70,12 +93,12 @@ def link(work: Work, gpu: Gpu, share: Array, rotation: Number) -> Array:
     )
 
 
-def launch(work: Work, gpu: Gpu, share: Array, rotation: Number) -> Array:
+def launch(work: Work, gpu: Gpu, share: Array, turns: Turns) -> Array:
     """The shortest time that a kernel takes on this GPU: launch, first loads, drain."""
     return np.asarray(work.launches) * gpu.launch_floor_s
 
 
-Limit = Callable[[Work, Gpu, Array, Number], Array]
+Limit = Callable[[Work, Gpu, Array, Turns], Array]
 LIMITS: Mapping[str, Limit] = {f.__name__: f for f in (tensor, fma, xu, smem, l2, dram, issue, link, launch)}
 PER_SM = ("tensor", "fma", "xu", "smem", "l2", "issue")  # grow with the busiest SM's share
 
@@ -95,10 +118,20 @@ def warp_instructions(work: Work, gpu: Gpu) -> Number:
     )
 
 
-def dram_bytes(work: Work, gpu: Gpu, rotation: Number) -> Array:
+def dram_bytes(work: Work, gpu: Gpu, turns: Turns) -> Array:
     """The least DRAM traffic: streamed data that L2 does not still hold, and activations beyond L2's size."""
-    streamed = np.asarray(work.streamed_bytes) * (1 - resident_share(work, gpu, rotation))
+    streamed = np.asarray(work.streamed_bytes) * (1 - resident_share(work, gpu, turns.weights))
     return streamed + np.maximum(0.0, np.asarray(work.activation_bytes) - gpu.l2_bytes)
+
+
+def extra_dram_bytes(work: Work, gpu: Gpu, turns: Turns) -> Array:
+    """Expected beyond the least: operands read again, and activations that L2 lost because other inputs came between.
+
+    What was written may still be in L2 when the call ends, so that lost activations bound nothing.
+    """
+    moved = np.asarray(work.activation_bytes)
+    lost = np.where(np.asarray(turns.inputs) > 1, moved * (1 - resident_share(work, gpu, turns.inputs)), 0.0)
+    return work.refetched_bytes + np.maximum(0.0, lost - np.maximum(0.0, moved - gpu.l2_bytes))
 
 
 def resident_share(work: Work, gpu: Gpu, rotation: Number) -> Array:

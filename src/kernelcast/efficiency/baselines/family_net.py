@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from kernelcast.efficiency.network import Encoder, Floats, Layers
 from kernelcast.efficiency.predictor import Question
 from kernelcast.errors import KernelcastError
+from kernelcast.hardware import Gpu
 from kernelcast.kernels.work import Array
+from kernelcast.machine.analyse import Score, by_pipelines
 
 Arrays = dict[str, NDArray[Any]]
 _RANGES = ("low", "high", "mean", "scale")
@@ -58,6 +60,9 @@ class NetBaseline:
     nets: Mapping[str, FamilyNet] = field(default_factory=dict)
     name: str = ""
     keep: int = 1
+
+    def score(self, target: Gpu) -> Score:
+        return by_pipelines
 
     @classmethod
     def merged(cls, models: Iterable[Self]) -> Self:

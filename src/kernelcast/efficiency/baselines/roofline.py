@@ -13,7 +13,7 @@ from kernelcast.efficiency.predictor import Estimate, Question
 from kernelcast.hardware import Gpu, fabric
 from kernelcast.kernels.dtypes import dtype
 from kernelcast.kernels.work import Array
-from kernelcast.machine.analyse import PIPELINES, Analysis
+from kernelcast.machine.analyse import PIPELINES, Analysis, Score, by_pipelines
 
 TENSOR, FMA, LINK = (PIPELINES.index(name) for name in ("tensor", "fma", "link"))
 
@@ -24,6 +24,9 @@ class Roofline:
 
     name: str = "roofline-1"
     keep: int = 1
+
+    def score(self, target: Gpu) -> Score:
+        return by_pipelines
 
     def estimate(self, question: Question) -> Estimate:
         return plain_estimate(roofline_s(question), question)

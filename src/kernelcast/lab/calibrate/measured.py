@@ -16,7 +16,7 @@ from kernelcast.errors import KernelcastError
 from kernelcast.files import open_table
 from kernelcast.hardware import Gpu, gpu
 from kernelcast.predict import CHUNK_CALLS, Conditions, ask
-from kernelcast.tables import BadRows, grouped, rotations
+from kernelcast.tables import BadRows, grouped, turns_of
 
 Columns = Mapping[str, NDArray[Any]]
 
@@ -51,13 +51,13 @@ class Errors:
 
 
 def read_measured(path: Path) -> dict[str, NDArray[Any]]:
-    """The columns of a table of measurements: calls, latency_us, and where given gpu and rotation."""
+    """The columns of a table of measurements: calls, latency_us, and where given gpu and rotations."""
     with open_table(path) as source:
         for name in ("op", "latency_us"):
             if name not in source.types:
                 have = ", ".join(source.types)
                 raise KernelcastError(f"{path}: a table of measurements needs a column '{name}'; this has {have}")
-        return source.columns("latency_us", "rotation")
+        return source.columns("latency_us", "rotation", "input_rotation")
 
 
 def one_gpu(columns: Columns, wanted: Gpu | None) -> Gpu:
@@ -98,13 +98,12 @@ def errors(columns: Columns, chip: Gpu, base: Predictor, conditions: Conditions,
     latency = latencies_us(columns, bad) * 1e-6
     dropped = np.zeros(len(latency), dtype=bool)
     dropped[list(bad.found)] = True
-    turns = rotations(columns, conditions)
-    every = np.full(len(latency), conditions.rotation) if turns is None else turns
+    turns = turns_of(columns, conditions)
     parts: dict[str, list[Errors]] = {}
     for kernel, place, rows, calls in grouped(columns, chip, bad):
         for start in range(0, len(rows), CHUNK_CALLS):
             at = rows[start : start + CHUNK_CALLS]
-            question = ask(kernel, calls.part(start, start + CHUNK_CALLS), place, every[at], max(base.keep, KEEP))
+            question = ask(kernel, calls.part(start, start + CHUNK_CALLS), place, turns.part(at), base, keep=KEEP)
             said, found = base.estimate(question), question.features
             part = Errors(
                 family=kernel.family,

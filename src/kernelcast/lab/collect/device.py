@@ -18,7 +18,7 @@ from kernelcast.lab.collect.session import DeviceLostError
 from kernelcast.lab.collect.timing import Timing, stream, timed
 from kernelcast.predict import Conditions, predict
 
-_POOL_SHARE = 0.12  # of the free memory, for each of up to four number formats
+_POOL_SHARE = 0.08  # of the free memory, twice for each of up to four number formats
 _SMALLEST_POOL = 2**30
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from kernelcast.lab.collect.shapes import TP, Draw
 
 Drawn = dict[str, Any]
-_CUDNN_SHARE = 0.06  # cuDNN builds a plan for every new shape, which takes most of a second
+_CUDNN_SHARE = 0.03  # cuDNN builds a plan for every new shape, which takes most of a second
 _HEAD_DIMS = (64, 128)
 _BLOCK_NAMES = ("block_m", "block_n", "block_k", "group_m", "warps", "stages")
 # Few enough to compile: what tuned files of serving engines hold, and some that nobody would choose.

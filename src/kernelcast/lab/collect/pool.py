@@ -1,5 +1,8 @@
 """Device memory that calls take their tensors from: filled once with random numbers, handed out as views.
 
+What a call reads keeps its random numbers: how long exp or a division takes, and at which clock a matrix product runs,
+depends on them. What a call writes lies elsewhere.
+
 A call gets several sets of tensors, one after another in the pool, so that by the time a set comes round again the
 L2 has seen more than twice its size (cold), or one set (warm). Allocating and filling for each call would cost more
 than timing it.
@@ -10,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -25,11 +29,14 @@ DTYPES = {
 }
 _ALIGN = 256  # bytes
 _TIMES_L2 = 2.5  # what a cold rotation passes before a set comes again
-MOST_SETS = 128
+MOST_SETS = 256
 
 
 class TooLargeError(KernelcastError):
     """The call's tensors do not fit the pool."""
+
+
+Use = Literal["read", "written", "changed"]  # changed: read and written over
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,7 @@ class Spec:
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+    use: Use = "read"
 
     @property
     def bytes(self) -> int:
@@ -47,11 +55,13 @@ class Spec:
 class Pool:
     """Random numbers of each format, ``bytes`` of each, made when first asked for."""
 
-    def __init__(self, bytes: int, l2_bytes: int, seed: int = 0) -> None:
+    def __init__(self, bytes: int, l2_bytes: int, seed: int = 0, device: str = "cuda") -> None:
         self._bytes = bytes
         self._l2_bytes = l2_bytes
-        self._generator = torch.Generator("cuda").manual_seed(seed)
+        self._device = device
+        self._generator = torch.Generator(device).manual_seed(seed)
         self._data: dict[torch.dtype, Tensor] = {}
+        self._scratch: dict[torch.dtype, Tensor] = {}
         self.warm = False
 
     def sets(self, *specs: Spec) -> list[tuple[Tensor, ...]]:
@@ -71,26 +81,33 @@ class Pool:
             members = []
             for spec in specs:
                 start = offset[spec.dtype] // spec.dtype.itemsize
-                members.append(self._of(spec.dtype)[start : start + math.prod(spec.shape)].view(spec.shape))
+                members.append(self._view(spec, slice(start, start + math.prod(spec.shape))))
                 offset[spec.dtype] += spec.bytes
             found.append(tuple(members))
         return found
 
-    def _of(self, dtype: torch.dtype) -> Tensor:
+    def _view(self, spec: Spec, place: slice) -> Tensor:
+        """The memory at ``place``: random numbers, or the same place of the memory for results."""
+        dtype = spec.dtype
         if dtype not in self._data:
             self._data[dtype] = self._random(dtype)
-        return self._data[dtype]
+            self._scratch[dtype] = torch.zeros_like(self._data[dtype])
+        if spec.use == "read":
+            return self._data[dtype][place].view(spec.shape)
+        if spec.use == "changed":
+            self._scratch[dtype][place] = self._data[dtype][place]
+        return self._scratch[dtype][place].view(spec.shape)
 
     def _random(self, dtype: torch.dtype) -> Tensor:
         count = self._bytes // dtype.itemsize
-        data = torch.empty(count, dtype=dtype, device="cuda")
+        data = torch.empty(count, dtype=dtype, device=self._device)
         step = 2**26
         for start in range(0, count, step):
             stop = min(count, start + step)
-            data[start:stop] = torch.randn(stop - start, device="cuda", generator=self._generator).to(dtype)
+            data[start:stop] = torch.randn(stop - start, device=self._device, generator=self._generator).to(dtype)
         return data
 
 
-def specs(dtype: str, *shapes: Sequence[int]) -> tuple[Spec, ...]:
+def specs(dtype: str, *shapes: Sequence[int], use: Use = "read") -> tuple[Spec, ...]:
     """Tensors of one format."""
-    return tuple(Spec(tuple(int(n) for n in shape), DTYPES[dtype]) for shape in shapes)
+    return tuple(Spec(tuple(int(n) for n in shape), DTYPES[dtype], use) for shape in shapes)

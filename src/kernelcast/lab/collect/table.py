@@ -9,6 +9,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
+
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu
 from kernelcast.kernels import kernel, kernel_class, parameters_of
@@ -69,6 +71,19 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     return [_record({name: value for name, value in row.items() if value is not None}) for row in rows]
 
 
+def calls_again(path: Path, count: int, seed: int) -> list[Planned]:
+    """``count`` of the calls that a table has times of, at random, to be measured a second time."""
+    if not path.exists():
+        raise KernelcastError(f"no table {path} to measure again")
+    known = [_planned(record) for record in read_records(path) if record["status"] == "ok"]
+    rng = np.random.default_rng(seed)
+    return [known[at] for at in rng.permutation(len(known))[:count]]
+
+
+def _planned(record: Mapping[str, Any]) -> Planned:
+    return Planned(str(record["family"]), kernel(**record["call"]), warm=bool(record.get("warm")))
+
+
 def _record(row: Mapping[str, Any]) -> dict[str, Any]:
     parameters = parameters_of(kernel_class(row["op"]))
     call = kernel(row["op"], **{name: value for name, value in row.items() if name in parameters})
@@ -91,6 +106,7 @@ def _row(record: Mapping[str, Any], target: Gpu, facts: Mapping[str, Any]) -> di
         "source": SOURCE,
         "campaign": f"{SOURCE}/{target.id}/{stack}/{version}",
         "rotation": record.get("rotation"),
+        "input_rotation": record.get("rotation"),  # a set has its inputs too
         "latency_us": record.get("latency_us"),
         **seen,
     }

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelcast.efficiency.features import KEEP, aligned, features
+from kernelcast.efficiency.features import aligned
+from kernelcast.efficiency.learned import Learned
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import columns_of, parameters_of
 from kernelcast.lab.collect.plan import Planned
-from kernelcast.machine.analyse import analyse
+from kernelcast.machine.analyse import IN_A_MODEL
+from kernelcast.predict import ask
 
 
 def most_telling(candidates: Sequence[Planned], target: Gpu, count: int) -> list[Planned]:
@@ -49,8 +51,7 @@ def _features(members: Sequence[Planned], target: Gpu) -> NDArray[np.float64]:
     for rows in groups.values():
         calls = columns_of([members[i].call for i in rows])
         kernel = type(members[rows[0]].call)
-        ranked = [analyse(work, target, keep=KEEP) for work in kernel.work(calls, target)]
-        parts.append((rows, features(ranked, kernel.hints(calls, target), target)))
+        parts.append((rows, ask(kernel, calls, target, IN_A_MODEL, Learned()).features))
     names = tuple(dict.fromkeys(name for _, found in parts for name in found.names))
     values = np.zeros((len(members), len(names) + len(parts)))
     for at, (rows, found) in enumerate(parts):

@@ -18,7 +18,8 @@ SQL_OF_KIND = {"size": "BIGINT", "real": "DOUBLE", "flag": "BOOLEAN", "choice": 
 # gpu: id in the catalogue. version: of the stack. kernel_source: the kernel as the source names it.
 # source: who published it. campaign: source/gpu/stack/version, one measuring of one stack on one GPU.
 # split: the source's own division into train and test. rotation: how many sets of weights passed between two uses
-# of one (1: the same call again and again); not given: weights came from DRAM.
+# of one (1: the same call again and again); not given: weights came from DRAM. input_rotation: the same of activations;
+# not given: the kernel before had just made them, or the same were used again.
 IDENTITY = {
     "gpu": "VARCHAR",
     "version": "VARCHAR",
@@ -27,7 +28,7 @@ IDENTITY = {
     "campaign": "VARCHAR",
     "split": "VARCHAR",
 }
-NUMBERS = {"rotation": "DOUBLE", "latency_us": "DOUBLE"}
+NUMBERS = {"rotation": "DOUBLE", "input_rotation": "DOUBLE", "latency_us": "DOUBLE"}
 
 
 def parameter_types(ops: Iterable[str] | None = None) -> dict[str, str]:

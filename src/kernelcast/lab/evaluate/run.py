@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 
 from kernelcast.efficiency.baselines import Neusight, Pipeweave, Roofline
 from kernelcast.efficiency.features import KEEP
-from kernelcast.efficiency.generic import Generic
+from kernelcast.efficiency.generic import Generic, by_time
 from kernelcast.efficiency.learned import FamilyWeights, Learned
 from kernelcast.efficiency.predictor import Estimate, Predictor, Question
 from kernelcast.errors import KernelcastError, unknown
+from kernelcast.hardware import Gpu
 from kernelcast.lab.evaluate.scores import Score, scores
 from kernelcast.lab.evaluate.sources import PROTOCOLS, Protocol
 from kernelcast.lab.evaluate.splits import TASKS, Split, splits
@@ -30,6 +31,7 @@ from kernelcast.lab.fit.baselines import fit_neusight, fit_pipeweave
 from kernelcast.lab.fit.families import family_columns
 from kernelcast.lab.fit.fit import Settings, fit_rows, sampled
 from kernelcast.lab.fit.train import Recipe
+from kernelcast.machine.analyse import Score as Ranking
 from kernelcast.predict import Conditions
 from kernelcast.tables import predict_columns
 
@@ -68,6 +70,9 @@ class Fitted:
     weights: FamilyWeights
     name: str = "learned"
     keep: int = KEEP
+
+    def score(self, target: Gpu) -> Ranking:
+        return by_time(target)
 
     def estimate(self, question: Question) -> Estimate:
         return self.weights.estimate(question, question.features)

@@ -24,7 +24,7 @@ from kernelcast.errors import KernelcastError
 from kernelcast.kernels import REGISTRY
 from kernelcast.lab.fit.dataset import Columns
 from kernelcast.machine.analyse import analyse
-from kernelcast.tables import BadRows, grouped
+from kernelcast.tables import BadRows, grouped, turns_of
 
 PIPEWEAVE_HIDDEN = (256, 128, 64)
 PIPEWEAVE_DROPOUT = 0.1
@@ -113,13 +113,12 @@ def questions(columns: Columns, family: str, rows: Rows | None) -> Iterator[tupl
     if len(chosen) < 2:
         raise KernelcastError(f"{len(chosen)} measured calls of the family {family}: too few to fit")
     part = {name: column[chosen] for name, column in columns.items()}
-    rotation = part.get("rotation", np.full(len(chosen), np.nan))
-    turns = np.where(np.isnan(rotation), np.inf, rotation)  # what L2 kept may change which tile is best
+    turns = turns_of(part)  # what L2 kept may change which tile is best
     bad = BadRows()
     for kernel, place, at, calls in grouped(part, None, bad):
         for start in range(0, len(at), _CHUNK_CALLS):
             chunk, here = calls.part(start, start + _CHUNK_CALLS), at[start : start + _CHUNK_CALLS]
-            ranked = [analyse(work, place, rotation=turns[here], keep=1) for work in kernel.work(chunk, place)]
+            ranked = [analyse(work, place, turns=turns.part(here), keep=1) for work in kernel.work(chunk, place)]
             latency_us = np.asarray(part["latency_us"][here], dtype=np.float64)
             yield Question(kernel, chunk, place, ranked), latency_us * 1e-6
     if bad.found:

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelcast.efficiency.features import KEEP, Features, aligned, features
+from kernelcast.efficiency.features import Features, aligned
+from kernelcast.efficiency.learned import Learned
 from kernelcast.errors import KernelcastError
 from kernelcast.kernels.base import parameters_of
-from kernelcast.machine.analyse import analyse
-from kernelcast.tables import BadRows, grouped
+from kernelcast.predict import ask
+from kernelcast.tables import BadRows, grouped, turns_of
 
 Columns = Mapping[str, NDArray[Any]]
 _CHUNK_CALLS = 8192
@@ -69,17 +70,14 @@ def build(columns: Columns, family: str, workers: int = 1) -> Dataset:
 def _build(columns: Columns, family: str, numbered: NDArray[np.intp]) -> Dataset:
     parts: list[Dataset] = []
     bad = BadRows()
-    everything = np.arange(len(columns["op"]))
-    rotation = columns.get("rotation", np.full(len(everything), np.nan))
-    turns = np.where(np.isnan(rotation), np.inf, rotation)
+    turns = turns_of(columns)
     for kernel, place, rows, calls in grouped(columns, None, bad):
         if kernel.family != family:
             continue
         for start in range(0, len(rows), _CHUNK_CALLS):
             part = calls.part(start, start + _CHUNK_CALLS)
             at = rows[start : start + _CHUNK_CALLS]
-            ranked = [analyse(work, place, rotation=turns[at], keep=KEEP) for work in kernel.work(part, place)]
-            found = features(ranked, kernel.hints(part, place), place)
+            found = ask(kernel, part, place, turns.part(at), Learned()).features
             words = {p.name: calls.choices.get(p.name) for p in parameters_of(kernel).values() if p.kind == "choice"}
             parts.append(_dataset(family, found, {**words, "op": kernel.op, "gpu": place.id}, columns, at, numbered))
     if bad.found:

@@ -27,7 +27,7 @@ from kernelcast.lab.fit.predicting import correction
 from kernelcast.lab.fit.train import Kind, Progress, Recipe, encoder_of, train
 
 TWINS = (("b200_sxm", "gb200"), ("h100_sxm", "h800_sxm"))
-_LEAST_SHARE, _MOST_REPEATS = 0.04, 8  # of the rows, that a source is repeated towards
+_LEAST_SHARE, _MOST_REPEATS = 0.08, 20  # of the rows, that a source is repeated towards
 _UNTESTED = Spread(keep=1.0, low=0.4, high=0.7)  # a family measured on one GPU: as wide as the widest of the others
 Report = Callable[[str], Progress | None]
 

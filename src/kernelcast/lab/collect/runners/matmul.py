@@ -24,7 +24,8 @@ def _operands(call: Any, pool: Pool) -> list[tuple[Tensor, Tensor, Tensor]]:
     a_shape = (call.k, call.m) if layout == "nt" else (call.m, call.k)
     b_shape = (call.n, call.k) if layout == "tn" else (call.k, call.n)
     found = []
-    for a, b, c in pool.sets(*specs(call.dtype, a_shape, b_shape, (call.m, call.n))):
+    product = specs(call.dtype, (call.m, call.n), use="written")
+    for a, b, c in pool.sets(*specs(call.dtype, a_shape, b_shape), *product):
         found.append((a.t() if layout == "nt" else a, b.t() if layout == "tn" else b, c))
     return found
 
@@ -53,12 +54,13 @@ def _fp8(call: Any, pool: Pool) -> Prepared:
 
 def bmm(call: Any, pool: Pool) -> Prepared:
     precision(call.dtype)
-    shapes = ((call.batch, call.m, call.k), (call.batch, call.k, call.n), (call.batch, call.m, call.n))
+    factors = specs(call.dtype, (call.batch, call.m, call.k), (call.batch, call.k, call.n))
+    product = specs(call.dtype, (call.batch, call.m, call.n), use="written")
 
     def launch(a: Tensor, b: Tensor, c: Tensor) -> Callable[[], object]:
         return lambda: torch.bmm(a, b, out=c)
 
-    return Prepared([launch(a, b, c) for a, b, c in pool.sets(*specs(call.dtype, *shapes))], "cublas")
+    return Prepared([launch(a, b, c) for a, b, c in pool.sets(*factors, *product)], "cublas")
 
 
 RUNNERS: Mapping[str, Runner] = {"gemm": gemm, "bmm": bmm}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,32 +10,39 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernelcast.lab.collect.pool import DTYPES, Pool, specs
+from kernelcast.lab.collect.pool import DTYPES, Pool, Use, specs
 from kernelcast.lab.collect.runners import Prepared, Runner
 
 Make = Callable[..., Callable[[], object]]
 aten = torch.ops.aten
 
 
-def _over(tensors: int, make: Make, source: str = "aten") -> Runner:
-    """``tensors`` of rows x cols, from which ``make`` makes a launch."""
+def _over(uses: Sequence[Use], make: Make, source: str = "aten") -> Runner:
+    """Tensors of rows x cols that are read, written or changed, from which ``make`` makes a launch."""
 
     def runner(call: Any, pool: Pool) -> Prepared:
         shape = (call.rows, call.cols)
-        return Prepared([make(call, *members) for members in pool.sets(*specs(call.dtype, *tensors * [shape]))], source)
+        tensors = [spec for use in uses for spec in specs(call.dtype, shape, use=use)]
+        return Prepared([make(call, *members) for members in pool.sets(*tensors)], source)
 
     return runner
+
+
+_ONE: Sequence[Use] = ("read",)
+_TWO: Sequence[Use] = ("read", "read")
+_ONE_OUT: Sequence[Use] = ("read", "written")
+_TWO_OUT: Sequence[Use] = ("read", "read", "written")
 
 
 def _unary(name: str) -> Runner:
     """y = f(x), into memory of its own."""
     operation = getattr(torch, name)
-    return _over(2, lambda call, x, y: lambda: operation(x, out=y))
+    return _over(_ONE_OUT, lambda call, x, y: lambda: operation(x, out=y))
 
 
 def _binary(name: str) -> Runner:
     operation = getattr(torch, name)
-    return _over(3, lambda call, x, z, y: lambda: operation(x, z, out=y))
+    return _over(_TWO_OUT, lambda call, x, z, y: lambda: operation(x, z, out=y))
 
 
 def _chosen(call: Any, x: Tensor, z: Tensor, y: Tensor) -> Callable[[], object]:
@@ -64,7 +71,7 @@ def _with_residual(kind: str) -> Runner:
 
     def runner(call: Any, pool: Pool) -> Prepared:
         if not getattr(call, "residual", False):
-            return _over(1, _norm(kind))(call, pool)
+            return _over(_ONE, _norm(kind))(call, pool)
 
         def make(call: Any, x: Tensor, r: Tensor) -> Callable[[], object]:
             norm = _norm(kind)(call, x)
@@ -75,7 +82,7 @@ def _with_residual(kind: str) -> Runner:
 
             return run
 
-        return _over(2, make)(call, pool)
+        return _over(("changed", "read"), make)(call, pool)
 
     return runner
 
@@ -128,7 +135,9 @@ def _adamw(call: Any, pool: Pool) -> Prepared:
     shape = (call.elements,)
     steps = torch.ones((), device="cuda")
     launches = []
-    for p, g, m, v in pool.sets(*specs(call.dtype, shape, shape), *specs(state, shape, shape)):
+    gradient = specs(call.dtype, shape)
+    states = specs(state, shape, shape, use="changed")
+    for p, g, m, v in pool.sets(*specs(call.dtype, shape, use="changed"), *gradient, *states):
         v.abs_()
 
         step = partial(
@@ -147,35 +156,35 @@ def _copy(call: Any, x: Tensor) -> Callable[[], object]:
 RUNNERS: Mapping[str, Runner] = {
     **{name: _binary(name) for name in ("add", "mul", "sub", "div")},
     **{name: _unary(name) for name in ("tanh", "sigmoid", "exp", "sqrt", "rsqrt", "neg", "log", "sin")},
-    "scale": _over(2, lambda call, x, y: lambda: torch.mul(x, 1.5, out=y)),
-    "pow": _over(2, lambda call, x, y: lambda: torch.pow(x, 2.7, out=y)),
-    "clamp": _over(2, lambda call, x, y: lambda: torch.clamp(x, -1.0, 1.0, out=y)),
-    "silu": _over(1, lambda call, x: lambda: functional.silu(x)),
-    "gelu": _over(1, lambda call, x: lambda: functional.gelu(x)),
-    "gelu_tanh": _over(1, lambda call, x: lambda: functional.gelu(x, approximate="tanh")),
-    "relu": _over(1, lambda call, x: lambda: functional.relu(x)),
-    "copy": _over(1, _copy),
-    "fill": _over(1, lambda call, x: lambda: x.fill_(0.5)),
-    "where": _over(3, _chosen),
-    "masked_fill": _over(1, _masked),
-    "dropout": _over(1, lambda call, x: lambda: functional.dropout(x, 0.1)),
+    "scale": _over(_ONE_OUT, lambda call, x, y: lambda: torch.mul(x, 1.5, out=y)),
+    "pow": _over(_ONE_OUT, lambda call, x, y: lambda: torch.pow(x, 2.7, out=y)),
+    "clamp": _over(_ONE_OUT, lambda call, x, y: lambda: torch.clamp(x, -1.0, 1.0, out=y)),
+    "silu": _over(_ONE, lambda call, x: lambda: functional.silu(x)),
+    "gelu": _over(_ONE, lambda call, x: lambda: functional.gelu(x)),
+    "gelu_tanh": _over(_ONE, lambda call, x: lambda: functional.gelu(x, approximate="tanh")),
+    "relu": _over(_ONE, lambda call, x: lambda: functional.relu(x)),
+    "copy": _over(_ONE, _copy),
+    "fill": _over(("written",), lambda call, x: lambda: x.fill_(0.5)),
+    "where": _over(_TWO_OUT, _chosen),
+    "masked_fill": _over(_ONE, _masked),
+    "dropout": _over(_ONE, lambda call, x: lambda: functional.dropout(x, 0.1)),
     "layernorm": _with_residual("layernorm"),
     "rmsnorm": _with_residual("rmsnorm"),
-    "softmax": _over(1, lambda call, x: lambda: torch.softmax(x, dim=1)),
-    "log_softmax": _over(1, lambda call, x: lambda: torch.log_softmax(x, dim=1)),
-    "layernorm_backward": _over(2, _norm_backward("layernorm")),
-    "rmsnorm_backward": _over(2, _norm_backward("rmsnorm")),
-    "softmax_backward": _over(2, _softmax_backward(log=False)),
-    "log_softmax_backward": _over(2, _softmax_backward(log=True)),
-    "silu_backward": _over(2, lambda call, x, g: lambda: aten.silu_backward(g, x)),
-    "gelu_backward": _over(2, lambda call, x, g: lambda: aten.gelu_backward(g, x)),
-    "gelu_tanh_backward": _over(2, lambda call, x, g: lambda: aten.gelu_backward(g, x, approximate="tanh")),
-    "relu_backward": _over(2, lambda call, x, g: lambda: aten.threshold_backward(g, x, 0)),
-    "tanh_backward": _over(2, lambda call, x, g: lambda: aten.tanh_backward(g, x)),
-    "sigmoid_backward": _over(2, lambda call, x, g: lambda: aten.sigmoid_backward(g, x)),
-    "reduce_sum": _over(1, _reduce),
-    "cumsum": _over(1, lambda call, x: lambda: torch.cumsum(x, dim=1)),
-    "argmax": _over(1, lambda call, x: lambda: torch.argmax(x, dim=1)),
+    "softmax": _over(_ONE, lambda call, x: lambda: torch.softmax(x, dim=1)),
+    "log_softmax": _over(_ONE, lambda call, x: lambda: torch.log_softmax(x, dim=1)),
+    "layernorm_backward": _over(_TWO, _norm_backward("layernorm")),
+    "rmsnorm_backward": _over(_TWO, _norm_backward("rmsnorm")),
+    "softmax_backward": _over(_TWO, _softmax_backward(log=False)),
+    "log_softmax_backward": _over(_TWO, _softmax_backward(log=True)),
+    "silu_backward": _over(_TWO, lambda call, x, g: lambda: aten.silu_backward(g, x)),
+    "gelu_backward": _over(_TWO, lambda call, x, g: lambda: aten.gelu_backward(g, x)),
+    "gelu_tanh_backward": _over(_TWO, lambda call, x, g: lambda: aten.gelu_backward(g, x, approximate="tanh")),
+    "relu_backward": _over(_TWO, lambda call, x, g: lambda: aten.threshold_backward(g, x, 0)),
+    "tanh_backward": _over(_TWO, lambda call, x, g: lambda: aten.tanh_backward(g, x)),
+    "sigmoid_backward": _over(_TWO, lambda call, x, g: lambda: aten.sigmoid_backward(g, x)),
+    "reduce_sum": _over(_ONE, _reduce),
+    "cumsum": _over(_ONE, lambda call, x: lambda: torch.cumsum(x, dim=1)),
+    "argmax": _over(_ONE, lambda call, x: lambda: torch.argmax(x, dim=1)),
     "embedding": _embedding,
     "embedding_backward": _embedding_backward,
     "adamw": _adamw,

@@ -24,7 +24,7 @@ def grouped(call: Any, pool: Pool) -> Prepared:
     experts = torch.arange(pairs, device="cuda") % call.experts  # every expert gets the same, or one more
     routing = Routing.of(experts, call.experts, call.topk, blocks.pop("block_m"))
     narrow = specs(call.dtype, (call.tokens, call.k), (call.experts, call.n, call.k))
-    out = Spec((pairs, call.n), torch.bfloat16)
+    out = Spec((pairs, call.n), torch.bfloat16, "written")
     sets = pool.sets(*narrow, out)
     return Prepared([partial(moe_gemm, a, b, c, routing, **blocks) for a, b, c in sets], "kernelcast_moe")
 
@@ -38,7 +38,7 @@ def quantize(call: Any, pool: Pool) -> Prepared:
             raise NotMeasurableError(f"block scales need cols in multiples of {_BLOCK}, not {call.cols}")
         shape = (call.rows * call.cols // _BLOCK, _BLOCK)
     scales = torch.ones(shape[0], device="cuda")
-    sets = pool.sets(Spec(shape, DTYPES[call.dtype]), Spec(shape, DTYPES["fp8"]))
+    sets = pool.sets(Spec(shape, DTYPES[call.dtype]), Spec(shape, DTYPES["fp8"], "written"))
     return Prepared([partial(quantise, x, y, scales, given) for x, y in sets], "kernelcast_quantise")
 
 

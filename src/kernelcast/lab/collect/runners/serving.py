@@ -57,7 +57,7 @@ def _ragged(call: Any, pool: Pool) -> Prepared:
     )  # fmt: skip
     queries = (call.batch * call.q_len, call.q_heads, call.head_dim)
     keys = (call.batch * call.kv_len, kv_heads, call.head_dim)
-    sets = pool.sets(*specs(call.dtype, queries, keys, keys, queries))
+    sets = pool.sets(*specs(call.dtype, queries, keys, keys), *specs(call.dtype, queries, use="written"))
     return Prepared([partial(wrapper.run, q, k, v, out=o) for q, k, v, o in sets],
                     f"flashinfer_{name}")  # fmt: skip
 
@@ -75,7 +75,7 @@ def _paged(call: Any, pool: Pool) -> Prepared:
     )  # fmt: skip
     cache_shape = (call.batch * pages, 2, call.page_size, kv_heads, call.head_dim)
     queries = (call.batch, call.q_heads, call.head_dim)
-    sets = pool.sets(*specs(call.dtype, queries, cache_shape, queries))
+    sets = pool.sets(*specs(call.dtype, queries, cache_shape), *specs(call.dtype, queries, use="written"))
     return Prepared([partial(wrapper.run, q, kv, out=o) for q, kv, o in sets], "flashinfer_decode")
 
 
@@ -84,15 +84,16 @@ def rmsnorm(call: Any, pool: Pool) -> Prepared:
     weight = torch.ones(call.cols, dtype=DTYPES[call.dtype], device="cuda")
     shape = (call.rows, call.cols)
     if call.residual:
-        pairs = pool.sets(*specs(call.dtype, shape, shape))
+        pairs = pool.sets(*specs(call.dtype, shape, shape, use="changed"))
         return Prepared([partial(norm.fused_add_rmsnorm, x, r, weight) for x, r in pairs], "flashinfer")
-    pairs = pool.sets(*specs(call.dtype, shape, shape))
+    pairs = pool.sets(*specs(call.dtype, shape), *specs(call.dtype, shape, use="written"))
     return Prepared([partial(norm.rmsnorm, x, weight, out=y) for x, y in pairs], "flashinfer")
 
 
 def silu_mul(call: Any, pool: Pool) -> Prepared:
     activation = _flashinfer().activation
-    sets = pool.sets(*specs(call.dtype, (call.rows, 2 * call.cols), (call.rows, call.cols)))
+    result = specs(call.dtype, (call.rows, call.cols), use="written")
+    sets = pool.sets(*specs(call.dtype, (call.rows, 2 * call.cols)), *result)
     return Prepared([partial(activation.silu_and_mul, x, out=y) for x, y in sets], "flashinfer")
 
 
@@ -100,7 +101,7 @@ def rope(call: Any, pool: Pool) -> Prepared:
     apply: Callable[..., object] = _flashinfer().rope.apply_rope_pos_ids_inplace
     positions = torch.arange(call.tokens, dtype=torch.int32, device="cuda")
     shapes = [(call.tokens, heads, call.head_dim) for heads in (call.q_heads, call.kv_heads)]
-    sets = pool.sets(*specs(call.dtype, *shapes))
+    sets = pool.sets(*specs(call.dtype, *shapes, use="changed"))
     return Prepared([partial(apply, q, k, positions) for q, k in sets], "flashinfer")
 
 
