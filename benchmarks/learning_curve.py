@@ -24,11 +24,12 @@ def _say(text: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--data", type=Path, help="folder of measured tables; default: the variable KERNELCAST_DATA")
+    parser.add_argument("--data", type=Path, action="append", help="measured tables; may be repeated")
     parser.add_argument("--packed", type=Path, help="folder of packed columns, FAMILY.npz, instead of tables")
     parser.add_argument("--gpu", action="append", required=True, help="GPU to leave out; may be repeated")
     parser.add_argument("--family", action="append", required=True, help="may be repeated")
     parser.add_argument("--source", help="only calls of this source calibrate and test")
+    parser.add_argument("--by", action="append", default=[], help="a curve for each op, dtype, …; may be repeated")
     parser.add_argument("--counts", default=",".join(map(str, COUNTS)), help="numbers of calls")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--rows", type=int, default=60_000, help="rows of the fit")
@@ -44,7 +45,7 @@ def main() -> None:
         packed = given.packed and given.packed / f"{family}.npz"
         columns = unpack(packed) if packed else family_columns(given.data, family)
         for gpu in given.gpu:
-            points += learning_curve(columns, family, gpu, plan, source=given.source, seed=given.seed, say=_say)
+            points += learning_curve(columns, family, gpu, plan, source=given.source, by=given.by, seed=given.seed, say=_say)
             path = write_curves(points, given.out)
     print(path.read_text())
 

@@ -31,6 +31,7 @@ from kernelcast.tables import predict_columns
 Columns = Mapping[str, NDArray[Any]]
 COUNTS = (0, 10, 30, 100, 300, 1000)
 SEEN = "fit that saw it"
+_LEAST_DRAWS = 300  # calls that a group needs for a curve of its own
 
 
 @dataclass(frozen=True)
@@ -70,32 +71,49 @@ def learning_curve(
     plan: CurvePlan | None = None,
     *,
     source: str | None = None,
+    by: Sequence[str] = (),
     seed: int = 0,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[CurvePoint]:
-    """Fit without ``gpu``, calibrate with more and more of its calls, score each; then a fit that saw it."""
+    """Fit without ``gpu``, calibrate with more and more of its calls, score each; then a fit that saw it.
+
+    ``by``: a curve for each combination of these words (op, dtype, …) that has calls enough, instead of one for all.
+    """
     plan = plan or CurvePlan()
     place = find_gpu(gpu).id
     others, pool, test = _rows(columns, place, source, seed, plan)
     say(f"{family}: {len(others):,} rows of other GPUs; {place}: {len(pool):,} to draw from, {len(test):,} to test")
     weights = fit_rows(columns, family, others, plan.settings)
-    held = {name: column[test] for name, column in columns.items()}
-    points = []
-    for count in plan.counts:
-        if count > len(pool):
-            say(f"{family}: only {len(pool):,} calls of {place} to draw {count:,} from")
-            continue
-        for draw in range(plan.repeats if 0 < count < 1000 else 1):
-            drawn = np.sort(np.random.default_rng([seed, count, draw]).choice(pool, count, replace=False))
-            conditions = _conditions(weights, columns, drawn, place)
-            points.append(_scored(held, conditions, family, place, count, "calibrated", draw))
-        say(f"{family}: {count:,} calls: {_mean(points, count):.2f}%")
     seen = sampled(pool, plan.seen_rows, seed)
     both = np.sort(np.concatenate([sampled(others, plan.settings.rows, plan.settings.seed), seen]))
-    whole = fit_rows(columns, family, both, _all_rows(plan.settings))
-    points.append(_scored(held, Conditions(predictor=Fitted(whole)), family, place, len(seen), SEEN, seed))
-    say(f"{family}: a fit that saw {len(seen):,} calls: {points[-1].mean:.2f}%")
+    whole = Conditions(predictor=Fitted(fit_rows(columns, family, both, _all_rows(plan.settings))))
+    points = []
+    for name, draws, tests in _groups(columns, family, by, pool, test):
+        held = {label: column[tests] for label, column in columns.items()}
+        for count in plan.counts:
+            if count > len(draws):
+                say(f"{name}: only {len(draws):,} calls of {place} to draw {count:,} from")
+                continue
+            for draw in range(plan.repeats if 0 < count < 1000 else 1):
+                drawn = np.sort(np.random.default_rng([seed, count, draw]).choice(draws, count, replace=False))
+                conditions = _conditions(weights, columns, drawn, place)
+                points.append(_scored(held, conditions, name, place, count, "calibrated", draw))
+            say(f"{name}: {count:,} calls: {_mean([p for p in points if p.family == name], count):.2f}%")
+        points.append(_scored(held, whole, name, place, len(np.intersect1d(draws, seen)), SEEN, seed))
+        say(f"{name}: a fit that saw {points[-1].calls:,} calls: {points[-1].mean:.2f}%")
     return points
+
+
+def _groups(
+    columns: Columns, family: str, by: Sequence[str], pool: NDArray[np.intp], test: NDArray[np.intp]
+) -> list[tuple[str, NDArray[np.intp], NDArray[np.intp]]]:
+    """Name, rows to draw from and rows to test on, of each combination of words with enough of both."""
+    if not by:
+        return [(family, pool, test)]
+    words = [columns[name] if name in columns else np.full(len(columns["op"]), None) for name in by]
+    label = np.array([" ".join(str(word) for word in cells if word is not None) for cells in zip(*words, strict=True)])
+    found = [(str(name), pool[label[pool] == name], test[label[test] == name]) for name in np.unique(label[pool])]
+    return [(name, draws, tests) for name, draws, tests in found if len(draws) >= _LEAST_DRAWS and len(tests)]
 
 
 def _rows(
