@@ -1,0 +1,120 @@
+"""Finding a model: a bundled id, a Hugging Face id, a config.json, or an entry of the local Hugging Face cache."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from kernelcast.errors import KernelcastError, unknown
+from kernelcast.networks.architecture import Architecture
+from kernelcast.networks.config import parse
+
+MODELS = Path(__file__).parent / "models"
+
+# Tuned versions of a model run the same layers. Names that mean other weights in memory (-FP8, -AWQ, -GPTQ) are
+# not here: they have to come with a config of their own.
+_TUNED = re.compile(r"(-(instruct|chat|it|pt|base|hf|thinking))+$")
+
+
+def model(name_or_path: str | os.PathLike[str]) -> Architecture:
+    """The architecture of a model by bundled id, Hugging Face id, path of a config.json (or its folder), or cache."""
+    text = os.fspath(name_or_path)
+    stem = _index().get(_fold(text))
+    if stem is not None:
+        return _bundled(stem)
+    path = Path(text).expanduser()
+    if path.exists() or path.suffix == ".json" or text.startswith((".", "/", "~")):
+        return _from_path(path)
+    cached = _cached_config(text)
+    if cached is not None:
+        return _read(cached, name=text)
+    names = _official_ids() if "/" in text else model_ids()
+    raise KernelcastError(f"{unknown('model', text, names)}; or give the path of the model's config.json")
+
+
+@functools.cache
+def model_ids() -> tuple[str, ...]:
+    """The bundled ids, one a file."""
+    return tuple(sorted(p.stem for p in MODELS.glob("*.json")))
+
+
+@functools.cache
+def _bundled(stem: str) -> Architecture:
+    return _read(MODELS / f"{stem}.json", name=stem)
+
+
+def _fold(name: str) -> str:
+    """Lower case, without the endings of tuned versions."""
+    return _TUNED.sub("", name.strip().lower())
+
+
+def _official_ids() -> list[str]:
+    return [_load(MODELS / f"{stem}.json")["_id"] for stem in model_ids()]
+
+
+@functools.cache
+def _index() -> dict[str, str]:
+    """Every spelling -> bundled id: the id, the Hugging Face id with and without its organisation, and aliases.
+
+    A Hugging Face id of another organisation is not taken for the original: its files may differ.
+    """
+    index: dict[str, str] = {}
+    for stem in model_ids():
+        config = _load(MODELS / f"{stem}.json")
+        for name in (config["_id"], *config.get("_aliases", ())):
+            for spelling in (name, name.rpartition("/")[2]):
+                index.setdefault(_fold(spelling), stem)
+    # a bundled id always means its own file, whatever another file calls itself
+    return index | {_fold(stem): stem for stem in model_ids()}
+
+
+def _from_path(path: Path) -> Architecture:
+    file = path / "config.json" if path.is_dir() else path
+    if not file.is_file():
+        raise KernelcastError(f"no config.json at {str(path)!r}; give a config.json or a folder that holds one")
+    name = file.parent.resolve().name if file.name == "config.json" else file.stem
+    return _read(file, name=name)
+
+
+def _read(file: Path, name: str) -> Architecture:
+    return parse(_load(file), name=name)
+
+
+def _load(file: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise KernelcastError(f"{str(file)!r} is not readable as JSON ({error}); a config.json is needed") from error
+    if not isinstance(config, dict):
+        raise KernelcastError(f"{str(file)!r} holds a {type(config).__name__}; a config.json is a JSON object")
+    return config
+
+
+def _hub_cache() -> Path:
+    """Where huggingface_hub keeps its files, by the same variables that it reads."""
+    if "HF_HUB_CACHE" in os.environ:
+        return Path(os.environ["HF_HUB_CACHE"]).expanduser()
+    home = os.environ.get("HF_HOME", "~/.cache/huggingface")
+    return Path(home).expanduser() / "hub"
+
+
+def _cached_config(name: str) -> Path | None:
+    """The config of this id in the cache: of the snapshot that refs/main names, else of the newest."""
+    wanted = "models--" + name.strip().lower().replace("/", "--")
+    cache = _hub_cache()
+    for entry in sorted(cache.iterdir()) if cache.is_dir() else ():
+        if entry.name.lower() != wanted:
+            continue
+        main = entry / "refs" / "main"
+        commit = main.read_text(encoding="utf-8").strip() if main.is_file() else ""
+        named = entry / "snapshots" / commit / "config.json"
+        if commit and named.is_file():
+            return named
+        found = sorted(entry.glob("snapshots/*/config.json"), key=lambda p: p.stat().st_mtime)
+        if found:
+            return found[-1]
+    return None

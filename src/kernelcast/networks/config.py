@@ -1,0 +1,106 @@
+"""A Hugging Face config.json -> Architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kernelcast.errors import KernelcastError, nearest
+from kernelcast.networks.architecture import Architecture, Quantization, run_lengths
+from kernelcast.networks.families import FAMILIES, hidden_size, layer_count
+from kernelcast.networks.fields import Fields
+from kernelcast.networks.layers import Layer, NormKind
+
+# a model with images around it: the key's text_config is of the value's type
+WITH_TEXT_CONFIG = {"gemma3": "gemma3_text", "llama4": "llama4_text"}
+SAME_AS = {"kimi_k2": "deepseek_v3"}  # the same layers under another name
+SUPPORTED = tuple(sorted({*FAMILIES, *WITH_TEXT_CONFIG, *SAME_AS}))
+OPT_POSITION_OFFSET = 2  # OPT's table has two rows before position 0
+
+
+def parse(config: Mapping[str, Any], name: str | None = None) -> Architecture:
+    """Read a config with Hugging Face's key names; of a model with images, the text part."""
+    if not isinstance(config, Mapping):
+        raise KernelcastError(f"a model config has to be a JSON object; this is a {type(config).__name__}")
+    f = _fields(config, name)
+    family = FAMILIES[f.model_type]
+    _check_variant(f)
+    mixers, mlps = family.mixers(f), family.mlps(f)
+    layers = (Layer(mixer, mlp, family.norms) for mixer, mlp in zip(mixers, mlps, strict=True))
+    bert = f.model_type == "bert"
+    norm: NormKind = family.norms.kind
+    return Architecture(
+        name=f.name,
+        model_type=f.model_type,
+        kind=family.kind,
+        hidden=hidden_size(f),
+        vocab=f.count("vocab_size"),
+        layers=run_lengths(layers),
+        tied_embeddings=False if bert else f.flag("tie_word_embeddings"),
+        max_context=f.count("max_position_embeddings", "n_positions"),
+        final_norm=None if bert else norm,
+        embedding_norm=norm if bert else None,
+        learned_positions=_learned_rows(f),
+        token_types=f.count("type_vocab_size") if bert else 0,
+        head="pooler" if bert else "lm",
+        quantization=_quantization(f, config),
+    )
+
+
+def _fields(config: Mapping[str, Any], name: str | None) -> Fields:
+    """The fields that describe the text model, under the model_type that reads them."""
+    label = name or config.get("_id") or config.get("_name_or_path") or "this model"
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str):
+        raise KernelcastError(f"config of {label!r} has no 'model_type'; supported: {', '.join(SUPPORTED)}")
+    if model_type not in SUPPORTED:
+        raise KernelcastError(
+            f"config of {label!r}: model_type {model_type!r} is not supported{nearest(model_type, SUPPORTED)}; "
+            f"supported: {', '.join(SUPPORTED)}"
+        )
+    if model_type in WITH_TEXT_CONFIG:
+        text = config.get("text_config")
+        if not isinstance(text, Mapping):
+            raise KernelcastError(f"config of {label!r} (model_type {model_type}): 'text_config' is missing")
+        # the outer file may settle what the text part leaves open
+        outer = {k: config[k] for k in ("tie_word_embeddings",) if config.get(k) is not None}
+        return Fields({**outer, **text}, str(label), WITH_TEXT_CONFIG[model_type])
+    return Fields(config, str(label), SAME_AS.get(model_type, model_type))
+
+
+def _check_variant(f: Fields) -> None:
+    """Refuse switches that change the layers in ways not modelled here."""
+    layer_count(f)
+    if f.model_type == "opt":
+        projected = f.count_or_none("word_embed_proj_dim") or hidden_size(f)
+        if projected != hidden_size(f):
+            raise f.refuse(f"'word_embed_proj_dim' is {projected}; only hidden_size ({hidden_size(f)}) is supported")
+        if not f.flag("do_layer_norm_before"):
+            raise f.refuse("'do_layer_norm_before' is false; only true is supported")
+        if not f.flag("layer_norm_elementwise_affine"):
+            raise f.refuse("'layer_norm_elementwise_affine' is false; only true is supported")
+    if f.model_type == "bert" and f.config.get("is_decoder"):
+        raise f.refuse("'is_decoder' is true; BERT is supported as an encoder only")
+
+
+def _learned_rows(f: Fields) -> int:
+    if f.model_type == "opt":
+        return f.count("max_position_embeddings") + OPT_POSITION_OFFSET
+    if f.model_type in ("gpt2", "bert"):
+        return f.count("max_position_embeddings", "n_positions")
+    return 0
+
+
+def _quantization(f: Fields, config: Mapping[str, Any]) -> Quantization | None:
+    found = config.get("quantization_config")
+    if found is None:
+        return None
+    method = found.get("quant_method") if isinstance(found, Mapping) else None
+    if not isinstance(method, str):
+        raise f.refuse("'quantization_config' has no 'quant_method', which says how weights are stored, such as 'fp8'")
+    block = found.get("weight_block_size")
+    return Quantization(
+        method=method,
+        weight_block=tuple(block) if block else None,
+        not_converted=tuple(found.get("modules_to_not_convert") or ()),
+    )
