@@ -1,0 +1,308 @@
+"""One forward pass of a model as kernel calls: what each GPU of a layout launches for one batch of tokens.
+
+A pass is a batch of sequences, each with new tokens and tokens already in its cache: a prefill has no past, a decode
+step one new token each, a chunked step some of both. Layers that are alike appear once, with their count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kernelcast.errors import KernelcastError
+from kernelcast.hardware import Gpu
+from kernelcast.networks.architecture import Architecture
+from kernelcast.networks.layers import Attention, Dense, Experts, Layer, LayerRun, LinearAttention, Mla
+from kernelcast.networks.precision import Precision
+from kernelcast.networks.stack import Stack
+from kernelcast.parallel import Layout
+
+_ACTIVATIONS = {
+    "silu": "silu", "swiglu": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_tanh": "gelu_tanh", "relu": "relu",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sequences of one pass: ``new`` tokens each, after ``past`` ones in the cache."""
+
+    new: tuple[int, ...]
+    past: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.new or len(self.new) != len(self.past):
+            raise KernelcastError(f"a batch needs new and past tokens of every sequence, not {self.new}, {self.past}")
+        if min(self.new) < 1 or min(self.past) < 0:
+            raise KernelcastError("every sequence of a batch has at least one new token, and no negative past")
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.new)
+
+    @property
+    def sequences(self) -> int:
+        return len(self.new)
+
+    @property
+    def lengths(self) -> dict[str, Any]:
+        """As attention takes them: one size for all, or a list."""
+        if len(set(self.new)) == 1 and len(set(self.past)) == 1:
+            return {"batch": self.sequences, "q_len": self.new[0], "kv_len": self.new[0] + self.past[0]}
+        return {"q_lens": self.new, "kv_lens": tuple(n + p for n, p in zip(self.new, self.past, strict=True))}
+
+    @property
+    def decodes(self) -> bool:
+        return max(self.new) == 1 and min(self.past) > 0
+
+
+@dataclass(frozen=True)
+class Call:
+    """A kernel call of a pass: ``part`` of the model, the op with its parameters, and how often it runs."""
+
+    part: str
+    parameters: tuple[tuple[str, Any], ...]
+    count: float
+
+    @property
+    def op(self) -> str:
+        return str(dict(self.parameters)["op"])
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A model on GPUs: all that decides which kernels run."""
+
+    model: Architecture
+    gpu: Gpu
+    stack: Stack
+    precision: Precision = field(default_factory=Precision)
+    layout: Layout = field(default_factory=Layout)
+
+    def __post_init__(self) -> None:
+        for layer in (run.layer for run in self.model.layer_kinds):
+            _check(layer, self)
+        if self.layout.pp > self.model.layer_count:
+            raise KernelcastError(f"pp {self.layout.pp} is more than the {self.model.layer_count} layers")
+
+
+def _check(layer: Layer, deployment: Deployment) -> None:
+    tp, mixer = deployment.layout.tp, layer.attention
+    if isinstance(mixer, LinearAttention):
+        raise KernelcastError(
+            f"{deployment.model.name} has gated-delta-net layers, for which there is no kernel model yet"
+        )
+    if mixer.q_heads % tp:
+        raise KernelcastError(f"tp {tp} does not divide the {mixer.q_heads} heads of {deployment.model.name}")
+    if isinstance(layer.mlp, Experts):
+        if layer.mlp.experts % deployment.layout.ep:
+            raise KernelcastError(f"ep {deployment.layout.ep} does not divide {layer.mlp.experts} experts")
+        if layer.mlp.inter % deployment.layout.expert_tp:
+            raise KernelcastError(
+                f"{deployment.layout.expert_tp} GPUs an expert do not divide its width of {layer.mlp.inter}"
+            )
+    elif deployment.layout.ep > 1:
+        raise KernelcastError(f"ep {deployment.layout.ep}: {deployment.model.name} has no experts")
+    elif layer.mlp.inter % tp:
+        raise KernelcastError(f"tp {tp} does not divide the MLP's width of {layer.mlp.inter}")
+
+
+def forward(deployment: Deployment, batch: Batch, *, in_order: bool = False) -> list[Call]:
+    """The calls of one pass on one GPU, all stages of a pipeline together; layers that are alike once with their count,
+    or ``in_order`` one after another."""
+    return list(_Pass(deployment, batch).calls(in_order))
+
+
+class _Pass:
+    """One pass under way: the deployment's parts at hand."""
+
+    def __init__(self, deployment: Deployment, batch: Batch) -> None:
+        self.model, self.gpu, self.stack = deployment.model, deployment.gpu, deployment.stack
+        self.precision, self.layout = deployment.precision, deployment.layout
+        self.batch, self.tokens = batch, batch.tokens
+
+    def calls(self, in_order: bool) -> Iterator[Call]:
+        yield self._small("embedding", "embedding", tokens=self.tokens, hidden=self.model.hidden,
+                          vocab=max(1, self.model.vocab // self.layout.tp))  # fmt: skip
+        if self.model.learned_positions:
+            yield self._small("embedding", "add", rows=self.tokens, cols=self.model.hidden)
+        if self.layout.tp > 1:
+            yield from self._joined(1)
+        runs = (LayerRun(1, layer) for layer in self.model.expand()) if in_order else self.model.layer_kinds
+        for run in runs:
+            yield from self._layer(run.layer, run.count)
+        if self.layout.pp > 1:
+            sent = self.tokens * self.model.hidden * self.precision.between_bytes
+            fabric = self.layout.fabric(self.gpu, self.layout.tp * self.layout.pp)
+            yield self._call("communication", "send_recv", self.layout.pp - 1, bytes=int(sent), fabric=fabric,
+                             stack="nccl", dtype=self.precision.between)  # fmt: skip
+        if self.model.head == "lm":
+            yield from self._head()
+
+    def _layer(self, layer: Layer, count: int) -> Iterator[Call]:
+        width, norm = self.model.hidden, layer.norms.kind
+        fused = min(layer.norms.count, 2) if self.stack.fused_residual else 0
+        if fused:
+            yield self._small("norms", norm, fused * count, rows=self.tokens, cols=width, residual=True)
+        if layer.norms.count > fused:
+            yield self._small("norms", norm, (layer.norms.count - fused) * count, rows=self.tokens, cols=width)
+        if not self.stack.fused_residual:
+            yield self._small("residual", "add", 2 * count, rows=self.tokens, cols=width)
+        if isinstance(layer.attention, Mla):
+            yield from self._mla(layer.attention, count)
+        elif isinstance(layer.attention, Attention):
+            yield from self._attention(layer.attention, count)
+        yield from self._joined(count)
+        if isinstance(layer.mlp, Experts):
+            yield from self._experts(layer.mlp, count)
+        else:
+            yield from self._dense(layer.mlp, count, "mlp")
+            yield from self._joined(count)
+
+    def _attention(self, mixer: Attention, count: int) -> Iterator[Call]:
+        tp, width = self.layout.tp, self.model.hidden
+        heads, kv_heads, dim = mixer.q_heads // tp, max(1, mixer.kv_heads // tp), mixer.head_dim
+        gate = heads * dim if mixer.output_gate else 0
+        widths = [heads * dim + gate + 2 * kv_heads * dim]
+        if not self.stack.joined_projections:
+            widths = [heads * dim + gate, kv_heads * dim, kv_heads * dim]
+        for n in widths:
+            yield self._product("projections", count, self.tokens, n, width)
+        if mixer.qk_norm in ("head", "unweighted"):
+            yield self._small("norms", "rmsnorm", count, rows=self.tokens * heads, cols=dim)
+            yield self._small("norms", "rmsnorm", count, rows=self.tokens * kv_heads, cols=dim)
+        elif mixer.qk_norm == "full":
+            yield self._small("norms", "rmsnorm", count, rows=self.tokens, cols=heads * dim)
+            yield self._small("norms", "rmsnorm", count, rows=self.tokens, cols=kv_heads * dim)
+        if mixer.rope:
+            yield self._small("rotary", "rope", count, tokens=self.tokens, q_heads=heads, kv_heads=kv_heads,
+                              head_dim=dim)  # fmt: skip
+        yield self._call("attention", "attention", count, **self.batch.lengths, q_heads=heads, kv_heads=kv_heads,
+                         head_dim=dim, causal=self.model.kind == "decoder", window=mixer.window or 0,
+                         page_size=self.stack.page_size if any(self.batch.past) else 0,
+                         kv_dtype=self.precision.cache, backend=self.stack.attention_backend(self.gpu),
+                         stack=self.stack.kernels, dtype=self.precision.vectors)  # fmt: skip
+        if gate:
+            yield self._small("activation", "mul", count, rows=self.tokens, cols=gate)
+        yield self._product("projections", count, self.tokens, width, heads * dim)
+
+    def _mla(self, mixer: Mla, count: int) -> Iterator[Call]:
+        tp, width, tokens = self.layout.tp, self.model.hidden, self.tokens
+        heads, latent = mixer.q_heads // tp, mixer.kv_lora_rank
+        query = heads * mixer.qk_head_dim
+        if mixer.q_lora_rank is None:
+            yield self._product("projections", count, tokens, query, width)
+            yield self._product("projections", count, tokens, latent + mixer.qk_rope_head_dim, width)
+        else:  # both ways down in one product, whole on every GPU
+            down = mixer.q_lora_rank + latent + mixer.qk_rope_head_dim
+            yield self._product("projections", count, tokens, down, width)
+            yield self._small("norms", "rmsnorm", count, rows=tokens, cols=mixer.q_lora_rank)
+            yield self._product("projections", count, tokens, query, mixer.q_lora_rank)
+        yield self._small("norms", "rmsnorm", count, rows=tokens, cols=latent)
+        yield self._small("rotary", "rope", count, tokens=tokens, q_heads=heads, kv_heads=1,
+                          head_dim=mixer.qk_rope_head_dim)  # fmt: skip
+        absorbed = max(self.batch.new) <= 2
+        if absorbed:  # queries into the latent, and values out of it, one small product a head
+            for n, k in ((latent, mixer.qk_nope_head_dim), (mixer.v_head_dim, latent)):
+                yield self._call("projections", "bmm", count, batch=heads, m=tokens, n=n, k=k,
+                                 dtype=self.precision.between, stack=self.stack.kernels)  # fmt: skip
+        else:
+            up = heads * (mixer.qk_nope_head_dim + mixer.v_head_dim)
+            yield self._product("projections", count, tokens + sum(self.batch.past), up, latent)
+        yield self._call("attention", "mla", count, **self.batch.lengths, q_heads=heads, kv_rank=latent,
+                         rope_dim=mixer.qk_rope_head_dim, nope_dim=mixer.qk_nope_head_dim, v_dim=mixer.v_head_dim,
+                         page_size=self.stack.page_size if any(self.batch.past) else 0,
+                         kv_dtype=self.precision.cache, absorbed="yes" if absorbed else "no",
+                         backend=self.stack.mla_backend(self.gpu), stack=self.stack.kernels,
+                         dtype=self.precision.vectors)  # fmt: skip
+        yield self._product("projections", count, tokens, width, heads * mixer.v_head_dim)
+
+    def _dense(self, block: Dense, count: int, part: str, tp: int | None = None) -> Iterator[Call]:
+        inter, width = block.inter // (tp or self.layout.tp), self.model.hidden
+        if not inter:
+            raise KernelcastError(f"{tp} GPUs cannot cut a block of width {block.inter}")
+        activation = _activation(block.activation)
+        if block.gated and self.stack.joined_projections:
+            yield self._product(part, count, self.tokens, 2 * inter, width)
+        else:
+            yield self._product(part, count * (2 if block.gated else 1), self.tokens, inter, width)
+        if block.gated and self.stack.fused_activation and activation != "relu":
+            yield self._small("activation", f"{activation}_mul", count, rows=self.tokens, cols=inter)
+        else:
+            yield self._small("activation", activation, count, rows=self.tokens, cols=inter)
+            if block.gated:
+                yield self._small("activation", "mul", count, rows=self.tokens, cols=inter)
+        yield self._product(part, count, self.tokens, width, inter)
+
+    def _experts(self, block: Experts, count: int) -> Iterator[Call]:
+        width, layout, kind = self.model.hidden, self.layout, self.precision.expert_weights
+        yield self._call("router", "gemm", count, m=self.tokens, n=block.experts, k=width,
+                         dtype=self.precision.between, stack=self.stack.kernels)  # fmt: skip
+        if layout.dp > 1:
+            yield from self._exchanged(block, count)
+        yield self._call("experts", "moe", count, tokens=self.tokens * layout.dp, hidden=width, inter=block.inter,
+                         experts=block.experts, topk=block.topk, tp=layout.expert_tp, ep=layout.ep, gated=block.gated,
+                         backend=self.stack.moe_backend(self.gpu, kind), dtype=kind,
+                         stack=self.stack.kernels)  # fmt: skip
+        if block.shared:
+            yield from self._dense(block.shared, count, "shared experts")
+            yield self._small("residual", "add", count, rows=self.tokens, cols=width)
+        if layout.dp == 1:
+            yield from self._joined(count)
+
+    def _exchanged(self, block: Experts, count: int) -> Iterator[Call]:
+        """Tokens to the GPUs that hold their experts, and results back: two all-to-alls over all of them."""
+        world = self.layout.tp * self.layout.dp
+        pairs = self.tokens * min(block.topk, self.layout.ep) / self.layout.tp
+        for numbers in (self.precision.expert_weights, self.precision.between):
+            one_byte = numbers not in ("bf16", "fp16", "fp32", "tf32", "int4")
+            sent = pairs * self.model.hidden * (1.0 if one_byte else self.precision.between_bytes)
+            yield self._call("communication", "all_to_all", count, bytes=max(world, int(sent)), world=world,
+                             fabric=self.layout.fabric(self.gpu, world), stack="nccl",
+                             dtype=self.precision.between)  # fmt: skip
+
+    def _joined(self, count: int) -> Iterator[Call]:
+        """What follows a layer that was cut: the sum over the GPUs that cut it."""
+        world = self.layout.tp
+        if world == 1:
+            return
+        sent = int(self.tokens * self.model.hidden * self.precision.between_bytes)
+        fabric = self.layout.fabric(self.gpu, world)
+        ops = ("reduce_scatter", "all_gather") if self.layout.sequence_parallel else ("all_reduce",)
+        for op in ops:
+            own = op == "all_reduce" and fabric is None and not self.gpu.link_kind.startswith("pcie")
+            yield self._call("communication", op, count, bytes=sent, world=world, fabric=fabric,
+                             stack=self.stack.kernels if own and self.stack.kernels != "torch" else "nccl",
+                             dtype=self.precision.between)  # fmt: skip
+
+    def _head(self) -> Iterator[Call]:
+        rows = self.batch.sequences if self.stack.head_rows == "last" else self.tokens
+        vocab, tp = self.model.vocab, self.layout.tp
+        if self.model.final_norm:
+            fused = {"residual": True} if self.stack.fused_residual else {}
+            yield self._small("norms", self.model.final_norm, 1, rows=self.tokens, cols=self.model.hidden, **fused)
+        yield self._call("head", "gemm", 1, m=rows, n=-(-vocab // tp), k=self.model.hidden,
+                         dtype=self.precision.between, stack=self.stack.kernels)  # fmt: skip
+        if tp > 1:
+            yield self._call("communication", "all_gather", 1, bytes=int(rows * vocab * self.precision.between_bytes),
+                             world=tp, fabric=self.layout.fabric(self.gpu, tp), stack="nccl",
+                             dtype=self.precision.between)  # fmt: skip
+        yield self._small("sampling", "copy", 1, rows=rows, cols=vocab, to="fp32")
+        yield self._call("sampling", "argmax", 1, rows=rows, cols=vocab, dtype="fp32", stack="torch")
+
+    def _product(self, part: str, count: float, m: int, n: int, k: int) -> Call:
+        return self._call(part, "gemm", count, m=m, n=n, k=k, dtype=self.precision.weights, stack=self.stack.kernels)
+
+    def _small(self, part: str, op: str, count: float = 1, **parameters: Any) -> Call:
+        return self._call(part, op, count, **parameters, dtype=self.precision.vectors, stack=self.stack.small_ops)
+
+    def _call(self, part: str, op: str, count: float, **parameters: Any) -> Call:
+        given: Mapping[str, Any] = {name: value for name, value in parameters.items() if value is not None}
+        return Call(part, (("op", op), *sorted(given.items())), float(count))
+
+
+def _activation(name: str) -> str:
+    if name not in _ACTIVATIONS:
+        raise KernelcastError(f"no kernel for the activation {name!r}; known: {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[name]
