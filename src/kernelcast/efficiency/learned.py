@@ -19,12 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.efficiency.features import GPU_FEATURES, KEEP, Features, aligned, gpu_features
-from kernelcast.efficiency.generic import Generic, by_time
+from kernelcast.efficiency.generic import Generic, by_time, sustained_shares
 from kernelcast.efficiency.network import Encoder, Floats, Layers
 from kernelcast.efficiency.predictor import Estimate, Question
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu, gpu
-from kernelcast.machine.analyse import Score
+from kernelcast.machine.analyse import PIPELINES, Score
 
 WEIGHTS = Path(__file__).parent / "weights"
 FORMAT = 1
@@ -76,10 +76,16 @@ class FamilyWeights:
         kin = stand_in(target, self.encoder.vocabulary["gpu"])
         near = _mean(self.main, self.encoder.numbers(as_gpu(self.encoder.names, values, kin)),
                      self.encoder.positions({**words, "gpu": kin.id}))  # fmt: skip
+        near[:, 0] += clock_shift(kin, target) * self._tensor_share(values)
         if kin.compute_capability == target.compute_capability:
             return near
         blank = without_gpu(self.encoder, self.encoder.numbers(values))
         return (near + _mean(self.transfer, blank, self.encoder.positions(words))) / 2
+
+    def _tensor_share(self, values: Floats) -> NDArray[np.float64]:
+        """Of the generic time, what matrix products bind."""
+        at = self.encoder.names.index("tensor_busiest")
+        return np.minimum(1.0, np.exp2(values[:, at].astype(np.float64)))
 
     def _support(self, question: Question, values: Floats) -> NDArray[Any]:
         """seen: this GPU, op, format and stack, inside the range of the data; near: one step from that."""
@@ -111,6 +117,18 @@ def stand_in(target: Gpu, measured: Sequence[str]) -> Gpu:
     known = [gpu(name) for name in measured]
     kin = [g for g in known if g.compute_capability == target.compute_capability]
     return min(kin or known, key=lambda g: (_distance(g, target), g.id))
+
+
+def clock_shift(kin: Gpu, target: Gpu) -> float:
+    """What the networks learned of ``kin`` has its power limit in it: long matrix products run at a lower clock there.
+
+    The log of how much less the target's clock is lowered (below 0) or more; 0 where that was not measured on both.
+    """
+    if kin.id == target.id or not (kin.long_tensor_fraction and target.long_tensor_fraction):
+        return 0.0
+    tensor = PIPELINES.index("tensor")
+    held = [g.long_tensor_fraction / float(sustained_shares(g)[tensor, 0]) for g in (kin, target)]  # type: ignore[operator]
+    return float(np.log(held[0] / held[1]))
 
 
 def _distance(one: Gpu, other: Gpu) -> float:

@@ -56,6 +56,8 @@ class Gpu:
     pcie_bytes_per_s: float
     # what a device of this kind sustains; None: guessed from its siblings
     sustained_tensor_fraction: float | None = None
+    long_tensor_fraction: float | None = None  # of matrix products that last: the power limit lowers the clock
+    tensor_flops_per_j: float | None = None  # 16-bit, over seconds, where power is what limits
     sustained_dram_fraction: float | None = None
     sustained_launch_s: float | None = None  # what the smallest GEMMs take
     launch_floor_s: float  # the shortest kernel of any kind
@@ -150,5 +152,5 @@ IDENTITY = ("id", "name", "vendor", "architecture", "compute_capability", "alias
 _NOT_NUMBERS = (*IDENTITY, *RATE_TABLES, "published_flops_per_s", "sources", "changes")
 NUMBERS = tuple(f.name for f in dataclasses.fields(Gpu) if f.name not in _NOT_NUMBERS)
 INTEGERS = tuple(f.name for f in dataclasses.fields(Gpu) if f.type == "int")
-FRACTIONS = ("sustained_tensor_fraction", "sustained_dram_fraction")
+FRACTIONS = ("sustained_tensor_fraction", "long_tensor_fraction", "sustained_dram_fraction")
 MAY_BE_ZERO = ("link_bytes_per_s",)

@@ -306,3 +306,13 @@ def _activation(name: str) -> str:
     if name not in _ACTIVATIONS:
         raise KernelcastError(f"no kernel for the activation {name!r}; known: {', '.join(_ACTIVATIONS)}")
     return _ACTIVATIONS[name]
+
+
+def matrix_flops(call: Call) -> float:
+    """FLOPs of one gemm, or of one GPU's part of the experts."""
+    given = dict(call.parameters)
+    if call.op == "gemm":
+        return 2.0 * given["m"] * given["n"] * given["k"]
+    products = 3 if given["gated"] else 2
+    pairs = given["tokens"] * given["topk"] / given["ep"]
+    return 2.0 * products * pairs * given["hidden"] * given["inter"] / given["tp"]

@@ -14,11 +14,12 @@ from functools import cached_property
 import numpy as np
 
 from kernelcast.errors import KernelcastError
-from kernelcast.networks.forward import Batch, Call, Deployment, forward
+from kernelcast.networks.forward import Batch, Call, Deployment, forward, matrix_flops
 from kernelcast.predict import DEFAULT, Conditions
 from kernelcast.serving.kernel_times import KernelTimes
 from kernelcast.serving.memory import Memory, cache_bytes, check_fits, memory
 
+_POWER_WINDOW_S = 0.25  # shorter passes end before a GPU lowers its clock
 _SAMPLED_STEPS = 9  # decode steps that are predicted, of each stretch with the same requests
 
 
@@ -325,6 +326,10 @@ class _Plan:
             entry = totals.setdefault((phase, label or call.part), _Sum())
             entry.add(span.time_s * times_run, call.count * rounds * times_run, found.bound_by, found.support)
         whole = _joined(parts.values())
+        throttled = self._throttled_s(calls, times, whole.time_s)
+        if throttled:
+            totals.setdefault((phase, "power limit"), _Sum()).add(throttled * times_run, 0.0, "power", "near")
+            whole += Span(throttled, throttled, throttled)
         launched = sum(call.count for call in calls)
         graph = stack.graphs and phase == "decode"
         waits = max(0.0, launched * stack.launch_s - whole.time_s) if not graph else launched * stack.gap_s
@@ -332,6 +337,15 @@ class _Plan:
         if host:
             totals.setdefault((phase, "host"), _Sum()).add(host * times_run, 0.0, "host", "seen")
         return (whole + Span(host, host, host)) * times_run
+
+    def _throttled_s(self, calls: Sequence[Call], times: KernelTimes, pass_s: float) -> float:
+        """What a pass takes longer because its matrix products, one after another, exceed the GPU's power."""
+        gpu = self.deployment.gpu
+        if not gpu.tensor_flops_per_j or pass_s < _POWER_WINDOW_S:
+            return 0.0
+        products = [call for call in calls if call.op in ("gemm", "moe")]
+        needed = sum(call.count * matrix_flops(call) for call in products) / (gpu.tensor_flops_per_j * gpu.power_w)
+        return max(0.0, needed - sum(call.count * times[call].time_s for call in products))
 
     def _flops(self) -> float:
         """2 for each weight that a token passes; attention's products left out, as MFU is mostly told."""
