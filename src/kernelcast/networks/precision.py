@@ -49,6 +49,11 @@ class Precision:
         return self.weights if self.weights in _WHOLE else "bf16"
 
     @property
+    def quantised(self) -> bool:
+        """Whether activations change format before a product."""
+        return dtype(self.weights).act_bytes < 2
+
+    @property
     def vectors(self) -> str:
         """The format that vector kernels (norms, activations) name it by."""
         return "fp32" if self.between == "tf32" else self.between

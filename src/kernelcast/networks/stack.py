@@ -25,6 +25,7 @@ class Stack:
     joined_projections: bool  # q, k, v as one product; gate and up as one
     fused_residual: bool  # the residual is added inside the norm
     fused_activation: bool  # activation times the other half in one kernel
+    fused_quantisation: bool  # activations leave norms and activation functions in the format of the next product
     graphs: bool  # decode steps replay a CUDA graph
     head_rows: str  # rows of the head in a prefill: "last" of each sequence, or "all"
     step_s: float  # host time of a decode step that the GPU waits for: scheduling, inputs, sampled tokens

@@ -7,7 +7,8 @@ lines between them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -20,6 +21,7 @@ from kernelcast.serving.kernel_times import KernelTimes
 from kernelcast.serving.memory import Memory, cache_bytes, check_fits, memory
 
 _POWER_WINDOW_S = 0.25  # shorter passes end before a GPU lowers its clock
+_CHUNK = 8192  # tokens of a prefill step, where a context is to be as long as it can
 _SAMPLED_STEPS = 9  # decode steps that are predicted, of each stretch with the same requests
 
 
@@ -402,18 +404,25 @@ def _memory(deployment: Deployment, workload: Workload) -> Memory:
 
 
 def _needed(deployment: Deployment, workload: Workload) -> Memory:
-    contexts = [n + m for n, m in zip(workload.inputs, workload.outputs, strict=True)]
-    tokens = max(batch.tokens for batch in workload.prefills())
+    contexts = Counter(n + m for n, m in zip(workload.inputs, workload.outputs, strict=True))
+    new = sum(workload.inputs) - sum(workload.past)
+    return _held(deployment, contexts, new, workload.chunk)
+
+
+def _held(deployment: Deployment, contexts: Mapping[int, int], new_tokens: int, chunk: int) -> Memory:
     cut = deployment.layout.dp * deployment.layout.micro_batches
-    return memory(deployment, contexts, math.ceil(tokens / cut), math.ceil(len(contexts) / cut))
+    tokens = min(new_tokens, chunk) if chunk else new_tokens
+    return memory(deployment, contexts, math.ceil(tokens / cut), math.ceil(sum(contexts.values()) / cut))
 
 
 def largest_batch(deployment: Deployment, workload: Workload) -> int:
     """How many requests like the mean of these fit."""
     inputs, outputs = (math.ceil(sum(x) / len(x)) for x in (workload.inputs, workload.outputs))
 
+    new = inputs - math.floor(sum(workload.past) / len(workload.past))
+
     def fits(batch: int) -> bool:
-        return _needed(deployment, Workload.equal(batch, inputs, outputs, chunk=workload.chunk)).free_bytes >= 0
+        return _held(deployment, {inputs + outputs: batch}, batch * new, workload.chunk).free_bytes >= 0
 
     return _largest(fits)
 
@@ -421,7 +430,7 @@ def largest_batch(deployment: Deployment, workload: Workload) -> int:
 def largest_context(deployment: Deployment, batch: int) -> int:
     """The longest requests, all alike, that fit in a batch of this size."""
     most = deployment.model.max_context
-    return min(most, _largest(lambda n: _needed(deployment, Workload.equal(batch, n, 1, chunk=8192)).free_bytes >= 0))
+    return min(most, _largest(lambda n: _held(deployment, {n + 1: batch}, batch * n, _CHUNK).free_bytes >= 0))
 
 
 def _largest(fits: Callable[[int], bool]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kernelcast.errors import KernelcastError
@@ -35,12 +35,12 @@ class Memory:
         return self.available_bytes - self.used_bytes
 
 
-def memory(deployment: Deployment, contexts: Sequence[int], step_tokens: int, logit_rows: int) -> Memory:
-    """``contexts``: tokens of each sequence in the cache at the end. ``step_tokens``: of the largest pass."""
+def memory(deployment: Deployment, contexts: Mapping[int, int], step_tokens: int, logit_rows: int) -> Memory:
+    """``contexts``: how many sequences end with so many tokens in the cache. ``step_tokens``: of the largest pass."""
     gpu, stack = deployment.gpu, deployment.stack
     return Memory(
         weights_bytes=weight_bytes(deployment),
-        cache_bytes=sum(cache_bytes(deployment, context) for context in contexts),
+        cache_bytes=sum(count * cache_bytes(deployment, context) for context, count in contexts.items()),
         activation_bytes=_activation_bytes(deployment, step_tokens, logit_rows),
         stack_bytes=stack.reserved_bytes,
         available_bytes=stack.used_share * gpu.dram_bytes,
