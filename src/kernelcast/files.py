@@ -61,6 +61,13 @@ class TableFile:
                 select.append(f"CAST({_plain(name, self.types[name])} AS VARCHAR) AS {_quoted(name)}")
             elif name in others or name in more:
                 select.append(f"{_plain(name, self.types[name])} AS {_quoted(name)}")
+        return self._selected(select)
+
+    def named(self, *names: str) -> dict[str, NDArray[Any]]:
+        """These columns of a table of whatever it is."""
+        return self._selected([f"{_plain(name, self.types[name])} AS {_quoted(name)}" for name in names])
+
+    def _selected(self, select: list[str]) -> dict[str, NDArray[Any]]:
         with _plain_errors(self.path):
             found = self.connection.execute(f"SELECT {', '.join(select)} FROM source").fetchnumpy()
         return {name: _unmasked(column) for name, column in found.items()}

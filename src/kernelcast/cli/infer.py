@@ -12,6 +12,8 @@ from kernelcast.cli.commands import Command, with_examples
 from kernelcast.cli.options import CalibrationFile, Changes, GpuName, Json, chosen_conditions, chosen_gpu
 from kernelcast.errors import KernelcastError
 
+_USUAL = {"--batch": 1, "--input-len": 1024, "--output-len": 128, "--cached": 0}
+
 
 def register(app: typer.Typer) -> None:
     examples = (
@@ -26,14 +28,16 @@ def infer(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="a name of `kernelcast models`, or a config.json")],
     gpu: GpuName = None,
     stack: Annotated[str, typer.Option("--stack", metavar="NAME", help="vllm, sglang, trtllm")] = "vllm",
-    batch: Annotated[int, typer.Option("--batch", help="requests that start together")] = 1,
-    input_len: Annotated[int, typer.Option("--input-len", help="tokens of each prompt")] = 1024,
-    output_len: Annotated[int, typer.Option("--output-len", help="tokens of each answer")] = 128,
+    batch: Annotated[int | None, typer.Option("--batch", help="requests that start together (1)")] = None,
+    input_len: Annotated[int | None, typer.Option("--input-len", help="tokens of each prompt (1024)")] = None,
+    output_len: Annotated[int | None, typer.Option("--output-len", help="tokens of each answer (128)")] = None,
     requests: Annotated[
         Path | None,
         typer.Option("--requests", metavar="FILE", help="CSV, JSONL or Parquet with input_tokens, output_tokens"),
     ] = None,
-    cached: Annotated[int, typer.Option("--cached", help="tokens of each prompt that the cache has already")] = 0,
+    cached: Annotated[
+        int | None, typer.Option("--cached", help="tokens of each prompt that the cache has already (0)")
+    ] = None,
     chunk: Annotated[int, typer.Option("--chunk", help="prefill in steps of so many tokens; 0: at once")] = 0,
     dtype: Annotated[
         str | None,
@@ -84,26 +88,30 @@ def infer(
         speculation = Speculation(draft_tokens, acceptance, deployed(draft_model) if draft_model else None)
     elif draft_model:
         raise KernelcastError("--draft-model needs --draft-tokens, as in --draft-tokens 4")
-    workload = _workload(requests, batch, input_len, output_len, cached, chunk, speculation)
+    sizes = {"--batch": batch, "--input-len": input_len, "--output-len": output_len, "--cached": cached}
+    workload = _workload(requests, sizes, chunk, speculation)
     conditions = chosen_conditions(None, "cold", predictor, calibration)
     result = run(deployed(model), workload, conditions)
+    if plot:  # first, as it may lack Matplotlib
+        write_plot(result, plot)
     if trace:
         write_trace(result, trace, conditions)
-    if plot:
-        write_plot(result, plot)
     if as_json:
         typer.echo(json.dumps(fields(result)))
         return
     print_inference(result)
 
 
-def _workload(requests: Path | None, batch: int, input_len: int, output_len: int, cached: int, chunk: int,
-              speculation: Any) -> Any:  # fmt: skip
+def _workload(requests: Path | None, sizes: dict[str, int | None], chunk: int, speculation: Any) -> Any:
     from kernelcast.serving.infer import Workload
     from kernelcast.serving.requests import read_requests
 
+    given = {option: value for option, value in sizes.items() if value is not None}
     if requests is None:
-        return Workload.equal(batch, input_len, output_len, cached, chunk, speculation)
+        batch, inputs, outputs, cached = (given.get(option, usual) for option, usual in _USUAL.items())
+        return Workload.equal(batch, inputs, outputs, cached, chunk, speculation)
+    if given:
+        raise KernelcastError(f"--requests lists every request with its sizes; leave out {', '.join(given)}")
     listed = read_requests(requests)
     return Workload(listed.inputs, listed.outputs, listed.cached, chunk, speculation)
 

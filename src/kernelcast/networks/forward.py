@@ -95,6 +95,10 @@ def _check(layer: Layer, deployment: Deployment) -> None:
         )
     if mixer.q_heads % tp:
         raise KernelcastError(f"tp {tp} does not divide the {mixer.q_heads} heads of {deployment.model.name}")
+    if isinstance(mixer, Attention) and mixer.kv_heads % tp and tp % mixer.kv_heads:  # cut evenly, or copied evenly
+        raise KernelcastError(
+            f"tp {tp} does not divide the {mixer.kv_heads} key-value heads of {deployment.model.name}, nor they it"
+        )
     if isinstance(layer.mlp, Experts):
         if layer.mlp.experts % deployment.layout.ep:
             raise KernelcastError(f"ep {deployment.layout.ep} does not divide {layer.mlp.experts} experts")
@@ -102,7 +106,7 @@ def _check(layer: Layer, deployment: Deployment) -> None:
             raise KernelcastError(
                 f"{deployment.layout.expert_tp} GPUs an expert do not divide its width of {layer.mlp.inter}"
             )
-    elif deployment.layout.ep > 1:
+    elif deployment.layout.ep > 1 and not any(isinstance(run.layer.mlp, Experts) for run in deployment.model.layers):
         raise KernelcastError(f"ep {deployment.layout.ep}: {deployment.model.name} has no experts")
     elif layer.mlp.inter % tp:
         raise KernelcastError(f"tp {tp} does not divide the MLP's width of {layer.mlp.inter}")
@@ -126,9 +130,12 @@ class _Pass:
         yield self._small("embedding", "embedding", tokens=self.tokens, hidden=self.model.hidden,
                           vocab=max(1, self.model.vocab // self.layout.tp))  # fmt: skip
         if self.model.learned_positions:
-            yield self._small("embedding", "add", rows=self.tokens, cols=self.model.hidden)
+            added = 2 if self.model.token_types else 1  # positions, and BERT's segments
+            yield self._small("embedding", "add", added, rows=self.tokens, cols=self.model.hidden)
         if self.layout.tp > 1:
             yield from self._joined(1)
+        if self.model.embedding_norm:
+            yield self._small("norms", self.model.embedding_norm, rows=self.tokens, cols=self.model.hidden)
         runs = (LayerRun(1, layer) for layer in self.model.expand()) if in_order else self.model.layer_kinds
         for run in runs:
             yield from self._layer(run.layer, run.count)
@@ -139,6 +146,9 @@ class _Pass:
                              stack="nccl", dtype=self.precision.between)  # fmt: skip
         if self.model.head == "lm":
             yield from self._head()
+        else:  # BERT's pooler: the first token of each sequence, whole on every GPU
+            yield self._product("head", 1, self.batch.sequences, self.model.hidden, self.model.hidden)
+            yield self._small("head", "tanh", rows=self.batch.sequences, cols=self.model.hidden)
 
     def _layer(self, layer: Layer, count: int) -> Iterator[Call]:
         width, norm = self.model.hidden, layer.norms.kind

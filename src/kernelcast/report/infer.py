@@ -83,7 +83,8 @@ def print_inference(found: Inference) -> None:
                        (place, "bold"), f"  {', '.join([deployment.stack.name, *cuts])}"))  # fmt: skip
     workload = found.workload
     inputs, outputs = _range(workload.inputs), _range(workload.outputs)
-    show(f"{len(workload.inputs)} requests, {inputs} tokens in, {outputs} out", "")
+    count = len(workload.inputs)
+    show(f"{count:,} request{'s' if count > 1 else ''}, {inputs} tokens in, {outputs} out", "")
     show(_answer(found), "", _breakdown(found), "", _memory(found))
     level = _support(found.shares)
     show(f"support    {level} ({SUPPORT[level]}), {found.predictor}")
@@ -96,7 +97,6 @@ def _range(values: Sequence[int]) -> str:
 
 def _answer(found: Inference) -> Any:
     table = plain_table("", "time", "80% interval", "", right=("time",))
-    batch = len(found.workload.inputs)
     rows: list[tuple[str, Span, str]] = [
         ("time to first token", found.prefill,
          f"{digits(sum(found.workload.inputs) / found.prefill.time_s)} tokens/s in"),
@@ -111,7 +111,7 @@ def _answer(found: Inference) -> Any:
                                        f"MFU {percent(found.mfu)}"))  # fmt: skip
     for name, span, note in rows:
         table.add_row(name, time_text(span.time_s), f"{time_text(span.low_s)} to {time_text(span.high_s)}", note)
-    if batch > 1 and found.workload.speculation:
+    if found.workload.speculation and found.steps:
         table.add_row("", "", "", f"{found.workload.speculation.tokens_per_step:.2f} tokens a step by speculation")
     return table
 
@@ -202,5 +202,9 @@ def write_plot(found: Inference, path: Path) -> None:
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="lower center", ncol=min(6, len(labels)), fontsize=8)
     figure.tight_layout(rect=(0, 0.16 if len(labels) > 6 else 0.1, 1, 1))
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    try:
+        figure.savefig(path, dpi=110)
+    except ValueError as error:  # an ending that names no format
+        raise KernelcastError(f"--plot {path}: {error}") from None
+    finally:
+        plt.close(figure)

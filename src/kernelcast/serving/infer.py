@@ -18,7 +18,7 @@ from kernelcast.errors import KernelcastError
 from kernelcast.networks.forward import Batch, Call, Deployment, forward, matrix_flops
 from kernelcast.predict import DEFAULT, Conditions
 from kernelcast.serving.kernel_times import KernelTimes
-from kernelcast.serving.memory import Memory, cache_bytes, check_fits, memory
+from kernelcast.serving.memory import Memory, cache_bytes, check_fits, memory, read_weight_bytes
 
 _POWER_WINDOW_S = 0.25  # shorter passes end before a GPU lowers its clock
 _CHUNK = 8192  # tokens of a prefill step, where a context is to be as long as it can
@@ -190,7 +190,9 @@ class Inference:
     def mfu(self) -> float:
         """Of the peak of all GPUs, the share that the model's matrix products use over the whole time."""
         layout, gpu = self.deployment.layout, self.deployment.gpu
-        return self.flops / (self.total.time_s * layout.gpus * gpu.tensor_flops_per_s("bf16"))
+        # fp16 where there is no bf16 (V100, T4), fp32 where there are no tensor cores
+        peak = gpu.tensor_flops_per_s("bf16") or gpu.tensor_flops_per_s("fp16") or gpu.fma_flops_per_s("fp32")
+        return self.flops / (self.total.time_s * layout.gpus * peak)
 
     @property
     def bandwidth_use(self) -> float:
@@ -214,9 +216,11 @@ def infer_many(
     """Predict many batches; a kernel call that several share is computed once. ``skip`` is told of each case that is
     refused (it does not fit, say); without it the first refusal ends all."""
     plans: list[_Plan] = []
+    places: dict[int, int] = {}
     for at, (deployment, workload) in enumerate(cases):
         try:
             plans.append(_Plan(deployment, workload))
+            places[id(plans[-1])] = at
         except KernelcastError as error:
             if skip is None:
                 raise
@@ -231,9 +235,21 @@ def infer_many(
             same.append(plan)
     found: dict[int, Inference] = {}
     for known, members in groups:
-        known.learn(call for plan in members for call in plan.calls)
-        found |= {id(plan): plan.result(known) for plan in members}
-    return [found[id(plan)] for plan in plans]
+        try:
+            known.learn(call for plan in members for call in plan.calls)
+        except KernelcastError:  # of one case at least: a format that this GPU lacks, say
+            if skip is None:
+                raise
+        for plan in members:
+            try:
+                known.learn(plan.calls)
+            except KernelcastError as error:
+                if skip is None:
+                    raise
+                skip(places[id(plan)], error)
+            else:
+                found[id(plan)] = plan.result(known)
+    return [found[id(plan)] for plan in plans if id(plan) in found]
 
 
 class _Plan:
@@ -245,7 +261,8 @@ class _Plan:
         layout = deployment.layout
         if deployment.model.kind == "encoder" and max(workload.outputs) > 1:
             raise KernelcastError(f"{deployment.model.name} is an encoder: it writes no tokens; give --output-len 1")
-        longest = max(n + m for n, m in zip(workload.inputs, workload.outputs, strict=True))
+        written = 0 if deployment.model.kind == "encoder" else 1
+        longest = max(n + written * m for n, m in zip(workload.inputs, workload.outputs, strict=True))
         if longest > deployment.model.max_context:
             raise KernelcastError(
                 f"a request of {longest:,} tokens exceeds the context of {deployment.model.name}, "
@@ -358,9 +375,15 @@ class _Plan:
         return per_token * tokens + head * sum(self.workload.outputs)
 
     def _decode_bytes(self, steps: int) -> float:
-        middle = [n + m // 2 for n, m in zip(self.workload.inputs, self.workload.outputs, strict=True)]
-        cache = sum(cache_bytes(self.deployment, context) for context in middle)
-        return steps * (self.memory.weights_bytes + cache)
+        """Every step reads the weights that its tokens use; a request's cache is read while it decodes."""
+        if not steps:
+            return 0.0
+        asked = zip(self.workload.inputs, self.workload.outputs, strict=True)
+        per_token = steps / (max(self.workload.outputs) - 1)
+        cache = sum((m - 1) * per_token * cache_bytes(self.deployment, n + m // 2) for n, m in asked)
+        tokens = sum((m - 1) * per_token for m in self.workload.outputs) / steps  # in a mean step
+        checked = 1 + (self.workload.speculation.draft_tokens if self.workload.speculation else 0)
+        return steps * read_weight_bytes(self.deployment, tokens * checked) + cache
 
 
 @dataclass
@@ -418,8 +441,7 @@ def _held(deployment: Deployment, contexts: Mapping[int, int], new_tokens: int, 
 def largest_batch(deployment: Deployment, workload: Workload) -> int:
     """How many requests like the mean of these fit."""
     inputs, outputs = (math.ceil(sum(x) / len(x)) for x in (workload.inputs, workload.outputs))
-
-    new = inputs - math.floor(sum(workload.past) / len(workload.past))
+    new = inputs - sum(workload.past) // len(workload.past)
 
     def fits(batch: int) -> bool:
         return _held(deployment, {inputs + outputs: batch}, batch * new, workload.chunk).free_bytes >= 0

@@ -43,7 +43,8 @@ class KernelTimes:
             return
         found, bad = predict_columns(_columns(new), self.gpu, self.conditions)
         if bad.found:
-            raise KernelcastError(f"{_told(new[min(bad.found)])}: {bad.text()}")
+            first = min(bad.found)
+            raise KernelcastError(f"{bad.found[first]} (asked for by {_told(new[first])})")
         numbers = (found[name] * 1e-6 for name in ("predicted_us", "low_us", "high_us"))
         for key, *values in zip(new, *numbers, found["bound_by"], found["support"], strict=True):
             self._known[key] = KernelTime(*values)

@@ -59,6 +59,22 @@ def weight_bytes(deployment: Deployment) -> float:
     return (matrices + experts + parts.norms * whole) / layout.pp + on_a_stage
 
 
+def read_weight_bytes(deployment: Deployment, tokens: float) -> float:
+    """Weights that one GPU reads in a step of so many tokens: all but rows of the embedding that nobody asks for, and
+    experts that no token goes to (each of E is missed by a token with probability 1 - topk / E)."""
+    model, layout, kinds = deployment.model, deployment.layout, deployment.precision
+    unread = 0.0
+    for run in model.layer_kinds:
+        if isinstance(run.layer.mlp, Experts):
+            block = run.layer.mlp
+            missed = (1 - block.topk / block.experts) ** tokens
+            unread += run.count * missed * block.experts * block.expert.weights(model.hidden)
+    unread *= dtype(kinds.expert_weights).weight_bytes / (layout.tp * layout.dp * layout.pp)
+    if not model.tied_embeddings and layout.pp == 1:  # of several stages, half of both ends counts on each
+        unread += model.parameters.embedding / layout.tp * dtype(kinds.between).weight_bytes
+    return weight_bytes(deployment) - unread
+
+
 def cache_bytes(deployment: Deployment, context_tokens: int) -> float:
     """Keys and values of one sequence on one GPU. Heads are cut by tp until each GPU has one; a latent is not cut."""
     model, layout = deployment.model, deployment.layout

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kernelcast.errors import KernelcastError
 from kernelcast.files import open_table
@@ -29,23 +31,47 @@ def read_requests(path: Path) -> Requests:
             if name not in have:
                 raise KernelcastError(f"{path}: a file of requests needs a column '{name}'; this has {', '.join(have)}")
         optional = [name for name in ("cached_tokens", "arrival_s") if name in have]
-        columns = source.columns("input_tokens", "output_tokens", *optional)
+        columns = source.named("input_tokens", "output_tokens", *optional)
     inputs, outputs = (_whole(path, name, columns[name]) for name in ("input_tokens", "output_tokens"))
     if not inputs:
         raise KernelcastError(f"{path} has no request")
     cached = _whole(path, "cached_tokens", columns["cached_tokens"]) if "cached_tokens" in optional else ()
-    arrivals = tuple(float(cell) for cell in columns["arrival_s"]) if "arrival_s" in optional else ()
+    arrivals = _seconds(path, "arrival_s", columns["arrival_s"]) if "arrival_s" in optional else ()
     return Requests(inputs, outputs, cached, arrivals)
 
 
-def _whole(path: Path, name: str, cells: np.ndarray[tuple[int], np.dtype[np.generic]]) -> tuple[int, ...]:
+def _whole(path: Path, name: str, cells: NDArray[Any]) -> tuple[int, ...]:
     found = []
     for row, cell in enumerate(cells, 1):
-        try:
-            value = float(cell)
-        except (TypeError, ValueError):
-            value = np.nan
-        if not value >= 0 or value != int(value):
-            raise KernelcastError(f"{path}: row {row}: {name} must be a whole number of tokens, not {cell!r}")
+        value = _number(cell)
+        if not 0 <= value < np.inf or value != int(value):
+            raise KernelcastError(f"{path}: row {row}: {name} must be a whole number of tokens, not {_shown(cell)}")
         found.append(int(value))
     return tuple(found)
+
+
+def _seconds(path: Path, name: str, cells: NDArray[Any]) -> tuple[float, ...]:
+    found = []
+    for row, cell in enumerate(cells, 1):
+        value = _number(cell)
+        if not 0 <= value < np.inf:
+            raise KernelcastError(f"{path}: row {row}: {name} must be a number of seconds, not {_shown(cell)}")
+        found.append(value)
+    return tuple(found)
+
+
+def _number(cell: Any) -> float:
+    """NaN where there is none."""
+    if cell is np.ma.masked:  # which float() warns about
+        return np.nan
+    try:
+        return float(cell)
+    except (TypeError, ValueError):
+        return np.nan
+
+
+def _shown(cell: Any) -> str:
+    """As the file has it."""
+    if cell is None or cell is np.ma.masked or cell != cell:
+        return "an empty cell"
+    return repr(cell.item() if isinstance(cell, np.generic) else cell)
