@@ -23,7 +23,8 @@ SIZES = {"head_dim": (16, 256),
          "nope_dim": (1, 256), "rope_dim": (1, 128), "kv_rank": (1, 1024),
          "kernel_h": (1, 7), "kernel_w": (1, 7), "stride": (1, 3), "dilation": (1, 2),
          "groups": (1, 1), "padding": (0, 3), "height": (16, 128), "width": (16, 128), "q_heads": (1, 64),
-         "kv_heads": (1, 1), "rotary_dim": (2, 2), "block_m": (16, 128), "block_n": (16, 256),
+         "kv_heads": (1, 1), "key_heads": (1, 1), "value_heads": (1, 64), "key_dim": (16, 256), "value_dim": (16, 256),
+         "chunk": (16, 128), "rotary_dim": (2, 2), "block_m": (16, 128), "block_n": (16, 256),
          "block_k": (16, 128), "group_m": (1, 16), "warps": (1, 8), "stages": (1, 4),
          "bytes": (1, 2**30), "vocab": (1000, 200000), "elements": (1, 2**30)}  # fmt: skip
 

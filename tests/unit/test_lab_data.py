@@ -174,7 +174,22 @@ def aic(tmp_path: Path) -> Path:
         "latency": [1.0, 1.0, 1.0, 1.0, 9.0],
     }
     write_parquet(root / AIC / "h100_sxm/moe/trtllm/1.3.0rc9/moe_perf.parquet", moe)
-    write_parquet(root / AIC / "h100_sxm/linear_attention/sglang/0.5/gdn_perf.parquet", {"phase": ["x", "y"]})
+    gdn: dict[str, list[Any]] = {
+        "phase": ["context", "generation", "context", "context"],
+        "kernel_source": ["chunk_gated_delta_rule_flashinfer", "fused_recurrent_gated_delta_rule_packed_decode",
+                          "causal_conv1d_fn", "another"],
+        "batch_size": [2, 8, 2, 2],
+        "seq_len": [1024, 1, 1024, 1024],
+        "d_conv": [4] * 4,
+        "num_k_heads": [16] * 4,
+        "head_k_dim": [128] * 4,
+        "num_v_heads": [32] * 4,
+        "head_v_dim": [128] * 4,
+        "latency": [0.1, 0.01, 0.03, 1.0],
+    }  # fmt: skip
+    write_parquet(root / AIC / "h100_sxm/linear_attention/vllm/0.24.0/gdn_perf.parquet", gdn)
+    write_parquet(root / AIC / "h100_sxm/linear_attention/trtllm/1.3.0/gdn_perf.parquet", gdn)
+    write_parquet(root / AIC / "h100_sxm/linear_attention/sglang/0.5/kda_perf.parquet", {"phase": ["x", "y"]})
     return root
 
 
@@ -193,7 +208,7 @@ def test_aiconfigurator_gemm_rules_are_counted(aic: Path, tmp_path: Path) -> Non
         "duplicate": 1,
         "faster_than_physics": 1,  # 8192^3 in 1 us
     }
-    assert tables["gdn"] == {**tables["gdn"], "rows": 0, "output": None, "dropped": {"no_kernel_family": 2}}
+    assert tables["kda"] == {**tables["kda"], "rows": 0, "output": None, "dropped": {"no_kernel_family": 2}}
     found = lab.read(tmp_path / "out", "aiconfigurator/gemm")
     no_bad_row(found)
     rows = {(r["dtype"], r["kernel_source"]): r for r in rows_of(found)}
@@ -228,6 +243,19 @@ def test_aiconfigurator_collectives_count_elements(aic: Path, tmp_path: Path) ->
     assert rows["all_to_all", "nccl"]["bytes"] == 8192
     assert rows["all_reduce", "nccl"]["bytes"] == 512 and rows["all_reduce", "nccl"]["dtype"] == "int8"
     assert rows["all_reduce", "vllm"]["bytes"] == 512 and rows["all_reduce", "vllm"]["dtype"] == "bf16"
+
+
+def test_aiconfigurator_linear_attention(aic: Path, tmp_path: Path) -> None:
+    tables = imported("aiconfigurator", aic, tmp_path / "out")
+    assert tables["linear_attention"]["dropped"] == {"no_kernel_family": 1, "part_of_op": 4}
+    found = lab.read(tmp_path / "out", "aiconfigurator/linear_attention")
+    no_bad_row(found)
+    rows = {(r["op"], r["q_len"]): r for r in rows_of(found)}
+    prefill, decode = rows["gated_delta", 1024], rows["gated_delta", 1]
+    assert (prefill["kernel"], prefill["backend"], prefill["qk_norm"]) == ("chunked", "flashinfer", 0)
+    assert (decode["kernel"], decode["batch"], decode["state_dtype"]) == ("recurrent", 8, "fp32")
+    conv = rows["causal_conv1d", 1024]
+    assert conv["channels"] == (2 * 16 + 32) * 128 and conv["width"] == 4 and conv["rotation"] == 1
 
 
 def test_aiconfigurator_moe(aic: Path, tmp_path: Path) -> None:

@@ -132,3 +132,29 @@ def length_conflicts(calls: Calls, op: str) -> list[tuple[NDArray[np.bool_], str
         )
         return [(np.isin(np.arange(calls.count), requests.call[short]), text)]
     return []
+
+
+def sequences_of(calls: Calls) -> Requests:
+    """The sequences of each call; what is already in the state costs nothing, so keys are the queries."""
+    if "q_lens" not in calls.lists:
+        return Requests(calls["q_len"], calls["q_len"], calls["batch"], None, np.arange(calls.count))
+    flat, counts = calls.lists["q_lens"].flat, calls.lists["q_lens"].counts
+    rows = np.repeat(np.arange(calls.count), counts)
+    return Requests(flat, flat, np.ones_like(flat), calls.lists["q_lens"].starts[:-1], rows)
+
+
+def sequence_conflicts(calls: Calls) -> list[tuple[NDArray[np.bool_], str]]:
+    given = [~np.isnan(calls[name]) for name in ("batch", "q_len")]
+    wrong = np.any(given, axis=0) if "q_lens" in calls.lists else ~np.all(given, axis=0)
+    return [(wrong, "give batch and q_len, or q_lens, and not both")] if wrong.any() else []
+
+
+def sequence_hints(calls: Calls) -> dict[str, Array]:
+    requests = sequences_of(calls)
+    count = requests.total(np.ones_like(requests.queries))
+    mean = requests.total(requests.queries) / count
+    return {
+        "log_requests": np.log2(count),
+        "log_queries": np.log2(mean),
+        "longest_queries": np.log2(requests.most(requests.queries) / mean),
+    }

@@ -22,6 +22,7 @@ _ACTIVATIONS = {
     "silu": "silu", "swiglu": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_tanh": "gelu_tanh", "relu": "relu",
 }  # fmt: skip
+_MOST_CHECKED = 8  # new tokens of a sequence that a step with drafted tokens checks
 
 
 @dataclass(frozen=True)
@@ -90,10 +91,11 @@ class Deployment:
 def _check(layer: Layer, deployment: Deployment) -> None:
     tp, mixer = deployment.layout.tp, layer.attention
     if isinstance(mixer, LinearAttention):
-        raise KernelcastError(
-            f"{deployment.model.name} has gated-delta-net layers, for which there is no kernel model yet"
-        )
-    if mixer.q_heads % tp:
+        if mixer.key_heads % tp:
+            raise KernelcastError(
+                f"tp {tp} does not divide the {mixer.key_heads} key heads of {deployment.model.name}'s linear attention"
+            )
+    elif mixer.q_heads % tp:
         raise KernelcastError(f"tp {tp} does not divide the {mixer.q_heads} heads of {deployment.model.name}")
     if isinstance(mixer, Attention) and mixer.kv_heads % tp and tp % mixer.kv_heads:  # cut evenly, or copied evenly
         raise KernelcastError(
@@ -163,6 +165,8 @@ class _Pass:
             yield from self._mla(layer.attention, count)
         elif isinstance(layer.attention, Attention):
             yield from self._attention(layer.attention, count)
+        else:
+            yield from self._linear_attention(layer.attention, count)
         yield from self._joined(count)
         if isinstance(layer.mlp, Experts):
             yield from self._experts(layer.mlp, count)
@@ -227,6 +231,22 @@ class _Pass:
                          backend=self.stack.mla_backend(self.gpu), stack=self.stack.kernels,
                          dtype=self.precision.vectors)  # fmt: skip
         yield self._product("projections", count, tokens, width, heads * mixer.v_head_dim)
+
+    def _linear_attention(self, mixer: LinearAttention, count: int) -> Iterator[Call]:
+        tp, new = self.layout.tp, self.batch.new
+        sizes = {"batch": len(new), "q_len": new[0]} if len(set(new)) == 1 else {"q_lens": new}
+        checks = min(self.batch.past) > 0 and max(new) <= _MOST_CHECKED  # of drafted tokens: decode's kernel
+        yield self._product("projections", count, self.tokens, mixer.in_width // tp, self.model.hidden)
+        yield self._small("linear attention", "causal_conv1d", count, **sizes, channels=mixer.conv_channels // tp,
+                          width=mixer.conv_width)  # fmt: skip
+        yield self._call("linear attention", "gated_delta", count, **sizes, key_heads=mixer.key_heads // tp,
+                         value_heads=mixer.value_heads // tp, key_dim=mixer.key_head_dim,
+                         value_dim=mixer.value_head_dim, qk_norm=True, state_dtype=mixer.state_dtype,
+                         kernel="recurrent" if checks else "auto", stack=self.stack.kernels,
+                         dtype=self.precision.vectors)  # fmt: skip
+        yield self._small("norms", "rmsnorm", count, rows=self.tokens * mixer.value_heads // tp,
+                          cols=mixer.value_head_dim)  # fmt: skip
+        yield self._product("projections", count, self.tokens, self.model.hidden, mixer.value_width // tp)
 
     def _dense(self, block: Dense, count: int, part: str, tp: int | None = None) -> Iterator[Call]:
         inter, width = block.inter // (tp or self.layout.tp), self.model.hidden

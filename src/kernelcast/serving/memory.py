@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kernelcast.errors import KernelcastError
 from kernelcast.kernels.dtypes import dtype
 from kernelcast.networks.forward import Deployment
-from kernelcast.networks.layers import Attention, Experts
+from kernelcast.networks.layers import Attention, Experts, LinearAttention
 
 _LIVE_WIDTHS = 4.0  # of the hidden size, that live at once between the layers: input, residual, norm, output
 _LOGIT_BYTES = 4.0 + 2.0  # as the head writes them, and in fp32 for sampling
@@ -76,18 +76,21 @@ def read_weight_bytes(deployment: Deployment, tokens: float) -> float:
 
 
 def cache_bytes(deployment: Deployment, context_tokens: int) -> float:
-    """Keys and values of one sequence on one GPU. Heads are cut by tp until each GPU has one; a latent is not cut."""
+    """Keys and values of one sequence on one GPU, and the states of linear attention. Heads are cut by tp until each
+    GPU has one; a latent is not cut."""
     model, layout = deployment.model, deployment.layout
     if model.kind == "encoder":
         return 0.0
-    numbers = 0.0
+    numbers = state_bytes = 0.0
     for run in model.layer_kinds:
         mixer = run.layer.attention
         plain = isinstance(mixer, Attention)
         kept = min(context_tokens, (mixer.window if isinstance(mixer, Attention) else None) or context_tokens)
         cut = min(layout.tp, mixer.kv_heads) if isinstance(mixer, Attention) and plain else 1
-        numbers += run.count * (mixer.cache_values_per_token * kept + mixer.state_values) / cut
-    return numbers * deployment.precision.cache_bytes / (layout.pp * layout.dp)
+        numbers += run.count * mixer.cache_values_per_token * kept / cut
+        if isinstance(mixer, LinearAttention):
+            state_bytes += run.count * mixer.state_values / layout.tp * dtype(mixer.state_dtype).act_bytes
+    return (numbers * deployment.precision.cache_bytes + state_bytes) / (layout.pp * layout.dp)
 
 
 def _activation_bytes(deployment: Deployment, tokens: int, logit_rows: int) -> float:

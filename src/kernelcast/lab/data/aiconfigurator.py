@@ -131,8 +131,34 @@ def _collectives() -> tuple[OpMap, ...]:
     return tuple(OpMap(ours, parameters, dtype, f"op_name = '{theirs}'") for theirs, ours in names.items())
 
 
+def _gated_delta() -> tuple[OpMap, OpMap]:
+    """Qwen3.5's linear attention: the kernels of prefill and decode, and the convolution over queries, keys, values.
+
+    The state is fp32: decode on an L40S falls out of L2 between 67 and 134 MB of it. SGLang's prefill has the norms.
+    """
+    shared = {"batch": "batch_size", "q_len": "seq_len"}
+    delta = {
+        "key_heads": "num_k_heads",
+        "value_heads": "num_v_heads",
+        "key_dim": "head_k_dim",
+        "value_dim": "head_v_dim",
+        "state_dtype": "'fp32'",
+        "qk_norm": "lower(framework) = 'sglang'",
+        "kernel": "CASE WHEN phase = 'context' THEN 'chunked' ELSE 'recurrent' END",
+        "backend": "CASE WHEN kernel_source LIKE '%flashinfer' THEN 'flashinfer' ELSE 'triton' END",
+    }
+    channels = "2 * num_k_heads * head_k_dim + num_v_heads * head_v_dim"
+    gdn = "\"table\" = 'gdn_perf' AND kernel_source LIKE"
+    return (
+        OpMap("gated_delta", {**shared, **delta}, "'bf16'", f"{gdn} '%delta_rule%'"),
+        OpMap(
+            "causal_conv1d", {**shared, "channels": channels, "width": "d_conv"}, "'bf16'", f"{gdn} 'causal_conv1d%'"
+        ),
+    )
+
+
 def tables() -> dict[str, TableMap]:
-    """Tables by name. Those without ops have no kernel family: linear and sparse attention, whole modules, DeepEP."""
+    """Tables by name. Those without ops have no kernel family: sparse attention, whole modules, DeepEP."""
     gemm = OpMap("gemm", {"m": "m", "n": "n", "k": "k"}, case("gemm_dtype", _GEMM))
     quantize = OpMap(
         "quantize", {"rows": "m", "cols": "k", "to": case("quant_dtype", {"fp8": "fp8"}), "scale": "'static'"}, "'bf16'"
@@ -168,6 +194,12 @@ def tables() -> dict[str, TableMap]:
         "mla_generation": _table(
             _mla(q_len="1", kv_len="step + 1", page_size=_PAGE, absorbed="'yes'"), drops=(wideep,), rotation="1"
         ),
+        "linear_attention": _table(
+            *_gated_delta(),
+            # Convolutions of the keys alone; prefill without a state, decode that reads it in another format.
+            drops=(("part_of_op", "lower(framework) = 'trtllm' OR version = '0.5.10'"),),
+            rotation="1",
+        ),
         "mla_bmm": _table(*_bmm(), rotation="1"),
         "comm": _table(
             *_collectives(),
@@ -184,7 +216,6 @@ def tables() -> dict[str, TableMap]:
         ),
     }
     other = (
-        "linear_attention",
         "sparse_attention_context",
         "sparse_attention_generation",
         "sparse_attention_parts",

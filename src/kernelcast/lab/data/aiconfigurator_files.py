@@ -36,6 +36,7 @@ _TABLES = {
     "trtllm_alltoall": "comm",
     "computescale": "quantize",
     "scale_matrix": "quantize",
+    "gdn": "linear_attention",
 }
 
 

@@ -14,6 +14,7 @@ RULES: dict[str, str] = {
     "eager": "timed without a CUDA graph: Python's launch time is inside (floors of 40 to 280 us)",
     "difference_of_timings": "the difference of two timings, not a time",
     "not_one_kernel": "a chain of kernels of which the op is only one",
+    "part_of_op": "leaves out a part of what the op does, or of what it reads and writes",
     "other_shape": "the collector ran another shape than it wrote down",
     "unknown_distribution": "a routing of tokens to experts that the moe op does not describe",
     "between_nodes": "crosses nodes over a network that the source does not name",
