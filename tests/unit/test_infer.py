@@ -354,8 +354,8 @@ def test_an_encoder_has_no_cache() -> None:
 def test_activations_are_of_the_widest_layer_or_the_logits() -> None:
     # 1000 tokens x (4 x 4096 + 3 x 14336) x 2 bytes; 1000 rows of logits are 1000 x 128256 x (4 + 2)
     place = deployed()
-    assert memory(place, [], 1000, 1).activation_bytes == 1000 * (4 * 4096 + 3 * 14336) * 2
-    assert memory(place, [], 1000, 1000).activation_bytes == 1000 * 128256 * 6
+    assert memory(place, {}, 1000, 1).activation_bytes == 1000 * (4 * 4096 + 3 * 14336) * 2
+    assert memory(place, {}, 1000, 1000).activation_bytes == 1000 * 128256 * 6
 
 
 def test_memory_holds_every_request_at_its_end() -> None:
