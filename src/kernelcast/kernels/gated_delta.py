@@ -38,7 +38,7 @@ _ROW_CYCLES = 400.0
 # Load w, multiply with the state, subtract, load k, multiply, add: two products that wait for each other.
 _CHUNK_CYCLES = 2500.0
 # FlashInfer's kernel does a chunk's every product in turn, the inverse among them. Its set-up loads and lays out the
-# state. Two kernels, two generations: CUTLASS for Hopper, CuTe DSL with tensor memory for Blackwell.
+# state. Two kernels, two generations: CUTLASS for Hopper, CuTe DSL for Blackwell (flashinfer pull 3001).
 _FUSED_CYCLES = {"9": (6000.0, 12000.0), "10": (5000.0, 28000.0)}  # a chunk, a task
 _FUSED_THREADS = 512.0
 

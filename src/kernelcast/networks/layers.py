@@ -121,7 +121,7 @@ class LinearAttention:
     key_head_dim: int
     value_head_dim: int
     conv_width: int
-    state_dtype: str = "fp32"  # Qwen3.5's mamba_ssm_dtype, and SGLang's default; vLLM keeps Qwen3-Next's in bf16
+    state_dtype: str = "fp32"  # Qwen3.5's mamba_ssm_dtype and SGLang's default; vLLM's default is the model's own
 
     def __post_init__(self) -> None:
         if self.value_heads % self.key_heads:

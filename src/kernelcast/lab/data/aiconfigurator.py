@@ -134,7 +134,8 @@ def _collectives() -> tuple[OpMap, ...]:
 def _gated_delta() -> tuple[OpMap, OpMap]:
     """Qwen3.5's linear attention: the kernels of prefill and decode, and the convolution over queries, keys, values.
 
-    The state is fp32: decode on an L40S falls out of L2 between 67 and 134 MB of it. SGLang's prefill has the norms.
+    The state is fp32 in SGLang's collector. vLLM's asks for bf16, but its decode takes as long and leaves L2 at the
+    same batches, so it is taken for fp32 too. SGLang's prefill has the norms inside.
     """
     shared = {"batch": "batch_size", "q_len": "seq_len"}
     delta = {
