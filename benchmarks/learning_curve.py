@@ -45,7 +45,9 @@ def main() -> None:
         packed = given.packed and given.packed / f"{family}.npz"
         columns = unpack(packed) if packed else family_columns(given.data, family)
         for gpu in given.gpu:
-            points += learning_curve(columns, family, gpu, plan, source=given.source, by=given.by, seed=given.seed, say=_say)
+            points += learning_curve(
+                columns, family, gpu, plan, source=given.source, by=given.by, seed=given.seed, say=_say
+            )
             path = write_curves(points, given.out)
     print(path.read_text())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -226,7 +227,7 @@ def test_calls_of_a_table_can_be_measured_again(tmp_path: Path) -> None:
     assert len(again) == 10 and {p.key for p in again} < {p.key for p in first}
     assert [p.key for p in calls_again(path, 10, seed=1)] == [p.key for p in again]
     assert {p.key for p in calls_again(path, 100, seed=1)} == {p.key for p in first}
-    with pytest.raises(KernelcastError, match="no table .*missing.parquet to measure again"):
+    with pytest.raises(KernelcastError, match=r"no table .*missing.parquet to measure again"):
         calls_again(tmp_path / "missing.parquet", 10, seed=1)
 
 
@@ -244,4 +245,4 @@ def test_what_a_call_reads_keeps_its_random_numbers() -> None:
     assert torch.equal(pool.sets(*tensors)[0][2], begun)  # fresh each time
     assert read.std() > 0.5 and begun.std() > 0.5
     ends = sorted((t.data_ptr(), t.data_ptr() + t.numel() * 4) for s in pool.sets(*tensors) for t in s)
-    assert all(stop <= start for (_, stop), (start, _) in zip(ends, ends[1:], strict=False))
+    assert all(stop <= start for (_, stop), (start, _) in pairwise(ends))

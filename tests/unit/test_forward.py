@@ -11,7 +11,7 @@ import pytest
 
 import kernelcast as kc
 from kernelcast.errors import KernelcastError
-from kernelcast.networks import LinearAttention, model, model_ids
+from kernelcast.networks import model, model_ids
 from kernelcast.networks.forward import Batch, Call, Deployment, forward
 from kernelcast.networks.layers import Dense, LayerRun
 from kernelcast.networks.precision import Precision
@@ -306,7 +306,11 @@ def test_a_group_beyond_one_node_uses_the_network_between() -> None:
         ("mixtral-8x7b", {"ep": 2}, "ep 2 does not divide the 1 GPUs of tp x dp"),
         ("llama-3.1-8b", {"pp": 33}, "pp 33 is more than the 32 layers"),
         ("llama-3.1-8b", {"tp": 0}, "tp must be 1 or more, not 0"),
-        ("qwen3-next-80b-a3b", {}, "qwen3-next-80b-a3b has gated-delta-net layers"),
+        (
+            "qwen3-next-80b-a3b",
+            {"tp": 3},
+            "tp 3 does not divide the 16 key heads of qwen3-next-80b-a3b's",
+        ),
     ],
 )
 def test_a_layout_that_cannot_be_is_refused(name: str, layout: dict[str, Any], said: str) -> None:
@@ -352,12 +356,11 @@ def test_in_order_is_the_same_work_layer_by_layer(name: str) -> None:
 def test_every_bundled_model_gives_calls_that_can_be_predicted(engine: str) -> None:
     gpu, every = kc.gpu("h100_sxm"), dict[tuple[tuple[str, Any], ...], Call]()
     for name in model_ids():
-        if any(isinstance(run.layer.attention, LinearAttention) for run in model(name).layers):
-            continue
         place = deployed(name, engine=engine)
         for batch in (PROMPTS, DECODE):
             calls = forward(place, batch)
-            assert sum(call.count for call in calls if call.part == "attention") == model(name).layer_count
+            mixers = [call for call in calls if call.op in ("attention", "mla", "gated_delta")]
+            assert sum(call.count for call in mixers) == model(name).layer_count
             every |= {call.parameters: call for call in calls}
     for parameters in every:
         given = dict(parameters)

@@ -18,8 +18,9 @@ from kernelcast.networks.stack import Stack, stack
 from kernelcast.parallel import Layout
 from kernelcast.report import infer as report
 from kernelcast.serving import kernel_times
-from kernelcast.serving.infer import Inference, Speculation, Workload, _Plan, infer, infer_many, largest_batch
+from kernelcast.serving.infer import Inference, _Plan, infer, infer_many, largest_batch
 from kernelcast.serving.memory import cache_bytes, memory, read_weight_bytes, weight_bytes
+from kernelcast.serving.workload import Speculation, Workload
 from kernelcast.tables import predict_columns
 
 LLAMA = "llama-3.1-8b"
@@ -262,7 +263,7 @@ def test_predicted_steps_stand_for_all_of_a_line() -> None:
 def test_steps_between_lie_near_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
     workload = Workload((500, 2000), (200, 400))
     sampled = infer(deployed(), workload).decode.time_s
-    monkeypatch.setattr("kernelcast.serving.infer._SAMPLED_STEPS", 1000)
+    monkeypatch.setattr("kernelcast.serving.workload._SAMPLED_STEPS", 1000)
     assert sampled == pytest.approx(infer(deployed(), workload).decode.time_s, rel=0.01)
 
 
@@ -281,8 +282,8 @@ def test_speculation_takes_fewer_and_wider_steps() -> None:
     # 128 tokens after the first at 1.75 a step: 74 steps, each with the 2 guesses and one token of its own
     workload = Workload.equal(1, 1000, 129, speculation=Speculation(2, 0.5))
     steps = workload.decodes()
-    assert steps[0] == (1, Batch((3,), (1000,)))
-    assert steps[-1] == (74, Batch((3,), (1000 + int(73 * 1.75),)))
+    assert steps[0] == (1, Batch((3,), (1000,), head_rows=3))  # all three are checked
+    assert steps[-1] == (74, Batch((3,), (1000 + int(73 * 1.75),), head_rows=3))
     found, plain = infer(deployed(), workload), infer(deployed(), Workload.equal(1, 1000, 129))
     assert (found.steps, plain.steps) == (74, 128)
     assert found.decode.time_s < plain.decode.time_s
@@ -297,7 +298,11 @@ def test_a_draft_model_runs_once_a_guess() -> None:
     paid = replace(free, speculation=Speculation(2, 0.5, draft))
     place = deployed(engine=quiet())
     without, found = infer(place, free), infer(place, paid)
-    (share,) = (s for s in found.shares if s.part == "draft model")
+    share, first = (next(s for s in found.shares if (s.phase, s.part) == (phase, "draft model"))
+                    for phase in ("decode", "prefill"))  # fmt: skip
+    assert found.prefill.time_s - without.prefill.time_s == pytest.approx(first.time_s)  # it reads the prompt too
+    beside = weight_bytes(draft) + cache_bytes(draft, 1129)
+    assert found.memory.used_bytes - without.memory.used_bytes == pytest.approx(beside)
     assert found.decode.time_s - without.decode.time_s == pytest.approx(share.time_s)
     # 74 steps x 2 guesses of a pass of the small model
     launched = sum(call.count for call in forward(draft, Batch((1,), (1000,))))
@@ -543,3 +548,11 @@ def test_skip_is_told_of_what_is_refused() -> None:
     assert "a100_sxm has no fp8" in told[2]
     with pytest.raises(KernelcastError):
         infer_many(cases)
+
+
+def test_micro_batches_that_do_not_exist_cost_nothing() -> None:
+    few, many = (infer(deployed(pp=2, micro_batches=n, engine=quiet()), Workload.equal(2, 512, 8)) for n in (2, 8))
+    assert few.total == many.total
+    # two stages, two micro-batches: the prefill has (2 + 2 - 1) / 2 times a micro-batch's work
+    one = infer(deployed(pp=2, engine=quiet()), Workload.equal(1, 512, 1))
+    assert few.prefill.time_s == pytest.approx(one.prefill.time_s * 1.5)

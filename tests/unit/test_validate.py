@@ -12,11 +12,11 @@ import pytest
 
 import kernelcast as kc
 from kernelcast.errors import KernelcastError
+from kernelcast.lab.collect.models import load_cases
 from kernelcast.lab.collect.plan import Planned, plan
 from kernelcast.lab.collect.table import write_table
 from kernelcast.lab.data import read_canonical
 from kernelcast.lab.fit.folds import TEST_FOLD, shape_fold
-from kernelcast.lab.collect.models import load_cases
 from kernelcast.lab.validate import Line, overall, repeated, tables, validate
 
 H200 = kc.gpu("h200_sxm")

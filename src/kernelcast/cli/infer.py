@@ -71,8 +71,8 @@ def infer(
     from kernelcast.networks.stack import stack as named_stack
     from kernelcast.parallel import Layout
     from kernelcast.report.infer import fields, print_inference, write_plot, write_trace
-    from kernelcast.serving.infer import Speculation
     from kernelcast.serving.infer import infer as run
+    from kernelcast.serving.workload import Speculation
 
     if gpu is None:
         raise KernelcastError("which GPU? give --gpu, as in --gpu h200_sxm")
@@ -103,8 +103,8 @@ def infer(
 
 
 def _workload(requests: Path | None, sizes: dict[str, int | None], chunk: int, speculation: Any) -> Any:
-    from kernelcast.serving.infer import Workload
     from kernelcast.serving.requests import read_requests
+    from kernelcast.serving.workload import Workload
 
     given = {option: value for option, value in sizes.items() if value is not None}
     if requests is None:

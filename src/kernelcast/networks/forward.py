@@ -31,6 +31,7 @@ class Batch:
 
     new: tuple[int, ...]
     past: tuple[int, ...]
+    head_rows: int = 1  # logits that each sequence needs: one, or all new tokens where guesses are checked
 
     def __post_init__(self) -> None:
         if not self.new or len(self.new) != len(self.past):
@@ -191,7 +192,7 @@ class _Pass:
             yield self._small("norms", "rmsnorm", count, rows=self.tokens, cols=kv_heads * dim)
         if mixer.rope:
             yield self._small("rotary", "rope", count, tokens=self.tokens, q_heads=heads, kv_heads=kv_heads,
-                              head_dim=dim)  # fmt: skip
+                              head_dim=dim, rotary_dim=mixer.rotary_dim or None)  # fmt: skip
         yield self._call("attention", "attention", count, **self.batch.lengths, q_heads=heads, kv_heads=kv_heads,
                          head_dim=dim, causal=self.model.kind == "decoder", window=mixer.window or 0,
                          page_size=self.stack.page_size if any(self.batch.past) else 0,
@@ -216,7 +217,7 @@ class _Pass:
         yield self._small("norms", "rmsnorm", count, rows=tokens, cols=latent)
         yield self._small("rotary", "rope", count, tokens=tokens, q_heads=heads, kv_heads=1,
                           head_dim=mixer.qk_rope_head_dim)  # fmt: skip
-        absorbed = max(self.batch.new) <= 2
+        absorbed = max(self.batch.new) <= (_MOST_CHECKED if min(self.batch.past) else 2)
         if absorbed:  # queries into the latent, and values out of it, one small product a head
             for n, k in ((latent, mixer.qk_nope_head_dim), (mixer.v_head_dim, latent)):
                 yield self._call("projections", "bmm", count, batch=heads, m=tokens, n=n, k=k,
@@ -277,6 +278,8 @@ class _Pass:
                          stack=self.stack.kernels)  # fmt: skip
         if block.shared:
             yield from self._dense(block.shared, count, "shared experts")
+            if layout.dp > 1:  # else the sum over the experts has it
+                yield from self._joined(count)
             yield self._small("residual", "add", count, rows=self.tokens, cols=width)
         if layout.dp == 1:
             yield from self._joined(count)
@@ -307,7 +310,7 @@ class _Pass:
                              dtype=self.precision.between)  # fmt: skip
 
     def _head(self) -> Iterator[Call]:
-        rows = self.batch.sequences if self.stack.head_rows == "last" else self.tokens
+        rows = self.batch.sequences * self.batch.head_rows if self.stack.head_rows == "last" else self.tokens
         vocab, tp = self.model.vocab, self.layout.tp
         if self.model.final_norm:
             fused = {"residual": True} if self.stack.fused_residual else {}

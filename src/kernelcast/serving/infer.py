@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -19,98 +19,10 @@ from kernelcast.networks.forward import Batch, Call, Deployment, forward, matrix
 from kernelcast.predict import DEFAULT, Conditions
 from kernelcast.serving.kernel_times import KernelTimes
 from kernelcast.serving.memory import Memory, cache_bytes, check_fits, memory, read_weight_bytes
+from kernelcast.serving.workload import Workload
 
 _POWER_WINDOW_S = 0.25  # shorter passes end before a GPU lowers its clock
 _CHUNK = 8192  # tokens of a prefill step, where a context is to be as long as it can
-_SAMPLED_STEPS = 9  # decode steps that are predicted, of each stretch with the same requests
-
-
-@dataclass(frozen=True)
-class Speculation:
-    """Speculative decoding: ``draft_tokens`` guesses a step, each right with probability ``acceptance`` if those before
-    it were (Leviathan et al., arXiv 2211.17192). ``draft``: the model that guesses, on the same GPUs; None: free."""
-
-    draft_tokens: int
-    acceptance: float
-    draft: Deployment | None = None
-
-    def __post_init__(self) -> None:
-        if self.draft_tokens < 1:
-            raise KernelcastError(f"draft tokens must be 1 or more, not {self.draft_tokens}")
-        if not 0 <= self.acceptance <= 1:
-            raise KernelcastError(f"an acceptance rate lies between 0 and 1, not at {self.acceptance}")
-
-    @property
-    def tokens_per_step(self) -> float:
-        """Expected: the accepted guesses and one token of the model's own, (1 - a^(k+1)) / (1 - a)."""
-        a, k = self.acceptance, self.draft_tokens
-        return k + 1.0 if a == 1 else (1 - a ** (k + 1)) / (1 - a)
-
-
-@dataclass(frozen=True)
-class Workload:
-    """Requests that start together: prompt, output and (of the prompt) tokens that are in the cache already."""
-
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    cached: tuple[int, ...] = ()
-    chunk: int = 0  # tokens of a prefill step, 0: all at once
-    speculation: Speculation | None = None
-
-    def __post_init__(self) -> None:
-        if not self.inputs or len(self.inputs) != len(self.outputs):
-            raise KernelcastError(f"{len(self.inputs)} prompts and {len(self.outputs)} outputs: give one of each")
-        if self.cached and len(self.cached) != len(self.inputs):
-            raise KernelcastError(f"{len(self.cached)} cached prefixes for {len(self.inputs)} prompts")
-        if min(self.inputs) < 1 or min(self.outputs) < 1:
-            raise KernelcastError("every request needs at least one input token and one output token")
-        if any(not 0 <= c < n for c, n in zip(self.cached, self.inputs, strict=False)):
-            raise KernelcastError("cached tokens must be fewer than a request's input tokens")
-        if self.chunk < 0:
-            raise KernelcastError(f"a prefill chunk must be 0 or more tokens, not {self.chunk}")
-
-    @classmethod
-    def equal(cls, batch: int, input_tokens: int, output_tokens: int, cached: int = 0, chunk: int = 0,
-              speculation: Speculation | None = None) -> Workload:  # fmt: skip
-        if batch < 1:
-            raise KernelcastError(f"batch must be 1 or more, not {batch}")
-        return cls(batch * (input_tokens,), batch * (output_tokens,), batch * (cached,), chunk, speculation)
-
-    @property
-    def past(self) -> tuple[int, ...]:
-        return self.cached or len(self.inputs) * (0,)
-
-    def prefills(self) -> list[Batch]:
-        """The prefill's passes: one, or chunks that take the prompts in turn."""
-        new = [n - c for n, c in zip(self.inputs, self.past, strict=True)]
-        if not self.chunk or sum(new) <= self.chunk:
-            return [Batch(tuple(new), self.past)]
-        found: list[Batch] = []
-        taken: list[tuple[int, int]] = []
-        room = self.chunk
-        for tokens, past in zip(new, self.past, strict=True):
-            while tokens:
-                part = min(tokens, room)
-                taken.append((part, past))
-                tokens, past, room = tokens - part, past + part, room - part
-                if not room:
-                    found.append(Batch(*zip(*taken, strict=True)))
-                    taken, room = [], self.chunk
-        return [*found, Batch(*zip(*taken, strict=True))] if taken else found
-
-    def decodes(self) -> list[tuple[int, Batch]]:
-        """(step, pass) of decode steps to predict: the ends of every stretch with the same requests, some between."""
-        gained = self.speculation.tokens_per_step if self.speculation else 1.0
-        checked = 1 + (self.speculation.draft_tokens if self.speculation else 0)
-        ends = [math.ceil((n - 1) / gained) for n in self.outputs]  # steps that each request takes part in
-        found, start = [], 1
-        for end in sorted({e for e in ends if e}):
-            alive = [i for i, e in enumerate(ends) if e >= end]
-            for step in sorted(set(np.linspace(start, end, min(_SAMPLED_STEPS, end - start + 1)).round().astype(int))):
-                past = tuple(self.inputs[i] + int((step - 1) * gained) for i in alive)
-                found.append((int(step), Batch(len(alive) * (checked,), past)))
-            start = end + 1
-        return found
 
 
 @dataclass(frozen=True)
@@ -252,13 +164,20 @@ def infer_many(
     return [found[id(plan)] for plan in plans if id(plan) in found]
 
 
+@dataclass(frozen=True)
+class _Run:
+    """One pass as one GPU runs it: ``parts`` micro-batches, each with these calls."""
+
+    calls: list[Call]
+    parts: int
+
+
 class _Plan:
     """The passes of one case, before their times are known."""
 
     def __init__(self, deployment: Deployment, workload: Workload) -> None:
         self.deployment, self.workload = deployment, workload
         self.memory = _memory(deployment, workload)
-        layout = deployment.layout
         if deployment.model.kind == "encoder" and max(workload.outputs) > 1:
             raise KernelcastError(f"{deployment.model.name} is an encoder: it writes no tokens; give --output-len 1")
         written = 0 if deployment.model.kind == "encoder" else 1
@@ -268,42 +187,47 @@ class _Plan:
                 f"a request of {longest:,} tokens exceeds the context of {deployment.model.name}, "
                 f"{deployment.model.max_context:,}"
             )
-        cut = layout.micro_batches * layout.dp
-        self.prefills = [self._split(batch, cut) for batch in workload.prefills()]
-        self.decodes = [(step, self._split(batch, cut)) for step, batch in workload.decodes()]
+        self.prefills = [self._split(deployment, batch) for batch in workload.prefills()]
+        self.decodes = [(step, self._split(deployment, batch)) for step, batch in workload.decodes()]
 
-    def _split(self, batch: Batch, cut: int) -> list[Call]:
-        """The calls of one GPU: those of one micro-batch of one attention-DP rank."""
-        count = max(1, math.ceil(batch.sequences / cut)) if cut > 1 else batch.sequences
-        # the largest part stands for all: sequences dealt out in turn
-        picked = range(0, batch.sequences, max(1, batch.sequences // count)) if cut > 1 else range(batch.sequences)
-        rows = list(picked)[:count]
-        return forward(self.deployment, Batch(tuple(batch.new[i] for i in rows), tuple(batch.past[i] for i in rows)))
+    @staticmethod
+    def _split(deployment: Deployment, batch: Batch) -> _Run:
+        """What one GPU runs: the heaviest micro-batch of the heaviest rank, sequences dealt out in turn."""
+        layout = deployment.layout
+        parts = min(layout.micro_batches, math.ceil(batch.sequences / layout.dp))
+        order = sorted(range(batch.sequences), key=lambda i: -(batch.new[i] + batch.past[i]))
+        rows = sorted(order[:: layout.dp * parts])
+        mine = replace(batch, new=tuple(batch.new[i] for i in rows), past=tuple(batch.past[i] for i in rows))
+        return _Run(forward(deployment, mine), parts)
 
     @cached_property
-    def drafts(self) -> list[Call]:
-        """One pass of the draft model in the middle of the decode."""
+    def drafts(self) -> tuple[list[_Run], _Run | None]:
+        """Of the draft model: its prefill, and one pass in the middle of the decode."""
         speculation = self.workload.speculation
         if speculation is None or speculation.draft is None or not self.decodes:
-            return []
+            return [], None
         middle = self.workload.decodes()[len(self.decodes) // 2][1]
-        return forward(speculation.draft, Batch(len(middle.new) * (1,), middle.past))
+        one = Batch(len(middle.new) * (1,), middle.past)
+        draft = speculation.draft
+        return [self._split(draft, batch) for batch in self.workload.prefills()], self._split(draft, one)
 
     @property
     def calls(self) -> Iterable[Call]:
-        for calls in (*self.prefills, *(calls for _, calls in self.decodes), self.drafts):
-            yield from calls
+        prefills, one = self.drafts
+        for run in (*self.prefills, *(run for _, run in self.decodes), *prefills, *([one] if one else [])):
+            yield from run.calls
 
     def result(self, times: KernelTimes) -> Inference:
         totals: dict[tuple[str, str], _Sum] = {}
-        prefill = sum((self._pass("prefill", calls, 1.0, times, totals) for calls in self.prefills), NOTHING)
-        decode = sum(
-            (self._pass("decode", calls, weight, times, totals) for weight, calls in self._weighted()), NOTHING
-        )
+        prefill = sum((self._pass("prefill", run, 1.0, times, totals) for run in self.prefills), NOTHING)
+        decode = sum((self._pass("decode", run, weight, times, totals) for weight, run in self._weighted()), NOTHING)
         steps = max((step for step, _ in self.decodes), default=0)
-        if self.drafts and self.workload.speculation:
+        first, one = self.drafts
+        for run in first:
+            prefill += self._pass("prefill", run, 1.0, times, totals, label="draft model")
+        if one and self.workload.speculation:
             drafted = steps * self.workload.speculation.draft_tokens
-            decode += self._pass("decode", self.drafts, drafted, times, totals, label="draft model")
+            decode += self._pass("decode", one, drafted, times, totals, label="draft model")
         shares = tuple(
             Share(phase, part, found.time_s, found.kernels, found.bound_by, found.support)
             for (phase, part), found in totals.items()
@@ -313,30 +237,30 @@ class _Plan:
             flops=self._flops(), decode_bytes=self._decode_bytes(steps),
         )  # fmt: skip
 
-    def _weighted(self) -> list[tuple[float, list[Call]]]:
+    def _weighted(self) -> list[tuple[float, _Run]]:
         """How many steps each predicted step stands for: the trapezoid rule, exact where time grows evenly."""
         steps = [step for step, _ in self.decodes]
         if not steps:
             return []
         every = np.arange(1, steps[-1] + 1)
         weights = [float(np.interp(every, steps, row).sum()) for row in np.eye(len(steps))]
-        return list(zip(weights, (calls for _, calls in self.decodes), strict=True))
+        return list(zip(weights, (run for _, run in self.decodes), strict=True))
 
     def _pass(
         self,
         phase: str,
-        calls: Sequence[Call],
+        run: _Run,
         times_run: float,
         times: KernelTimes,
         totals: dict[tuple[str, str], _Sum],
         label: str | None = None,
     ) -> Span:
         """One pass: its kernels, and what the host adds; entered into ``totals``."""
-        stack, layout = self.deployment.stack, self.deployment.layout
+        stack, stages, calls = self.deployment.stack, self.deployment.layout.pp, run.calls
         # A stage does 1 / pp of the layers; micro-batches follow one another, and the first fills the pipeline.
-        rounds = (layout.micro_batches + layout.pp - 1) / layout.pp
+        rounds = (run.parts + stages - 1) / stages
         if phase == "decode":
-            rounds = max(layout.micro_batches, layout.pp) / layout.pp  # stages never drain between steps
+            rounds = max(run.parts, stages) / stages  # stages never drain between steps
         parts: dict[str, Span] = {}
         for call in calls:
             found = times[call]
@@ -429,7 +353,16 @@ def _memory(deployment: Deployment, workload: Workload) -> Memory:
 def _needed(deployment: Deployment, workload: Workload) -> Memory:
     contexts = Counter(n + m for n, m in zip(workload.inputs, workload.outputs, strict=True))
     new = sum(workload.inputs) - sum(workload.past)
-    return _held(deployment, contexts, new, workload.chunk)
+    found = _held(deployment, contexts, new, workload.chunk)
+    draft = workload.speculation and workload.speculation.draft
+    if not draft:
+        return found
+    beside = _held(draft, contexts, new, workload.chunk)
+    return replace(
+        found,
+        weights_bytes=found.weights_bytes + beside.weights_bytes,
+        cache_bytes=found.cache_bytes + beside.cache_bytes,
+    )
 
 
 def _held(deployment: Deployment, contexts: Mapping[int, int], new_tokens: int, chunk: int) -> Memory:

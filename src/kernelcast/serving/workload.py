@@ -1,0 +1,106 @@
+"""What is asked of a deployment: requests that start together, how their prompts are cut, how tokens are guessed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from kernelcast.errors import KernelcastError
+from kernelcast.networks.forward import Batch, Deployment
+
+_SAMPLED_STEPS = 9  # decode steps that are predicted, of each stretch with the same requests
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """Speculative decoding: ``draft_tokens`` guesses a step, each right with probability ``acceptance`` if those before
+    it were (Leviathan et al., arXiv 2211.17192). ``draft``: the model that guesses, on the same GPUs; None: free."""
+
+    draft_tokens: int
+    acceptance: float
+    draft: Deployment | None = None
+
+    def __post_init__(self) -> None:
+        if self.draft_tokens < 1:
+            raise KernelcastError(f"draft tokens must be 1 or more, not {self.draft_tokens}")
+        if not 0 <= self.acceptance <= 1:
+            raise KernelcastError(f"an acceptance rate lies between 0 and 1, not at {self.acceptance}")
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Expected: the accepted guesses and one token of the model's own, (1 - a^(k+1)) / (1 - a)."""
+        a, k = self.acceptance, self.draft_tokens
+        return k + 1.0 if a == 1 else (1 - a ** (k + 1)) / (1 - a)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Requests that start together: prompt, output and (of the prompt) tokens that are in the cache already."""
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    cached: tuple[int, ...] = ()
+    chunk: int = 0  # tokens of a prefill step, 0: all at once
+    speculation: Speculation | None = None
+
+    def __post_init__(self) -> None:
+        if not self.inputs or len(self.inputs) != len(self.outputs):
+            raise KernelcastError(f"{len(self.inputs)} prompts and {len(self.outputs)} outputs: give one of each")
+        if self.cached and len(self.cached) != len(self.inputs):
+            raise KernelcastError(f"{len(self.cached)} cached prefixes for {len(self.inputs)} prompts")
+        if min(self.inputs) < 1 or min(self.outputs) < 1:
+            raise KernelcastError("every request needs at least one input token and one output token")
+        if any(not 0 <= c < n for c, n in zip(self.cached, self.inputs, strict=False)):
+            raise KernelcastError("cached tokens must be fewer than a request's input tokens")
+        if self.chunk < 0:
+            raise KernelcastError(f"a prefill chunk must be 0 or more tokens, not {self.chunk}")
+
+    @classmethod
+    def equal(cls, batch: int, input_tokens: int, output_tokens: int, cached: int = 0, chunk: int = 0,
+              speculation: Speculation | None = None) -> Workload:  # fmt: skip
+        if batch < 1:
+            raise KernelcastError(f"batch must be 1 or more, not {batch}")
+        return cls(batch * (input_tokens,), batch * (output_tokens,), batch * (cached,), chunk, speculation)
+
+    @property
+    def past(self) -> tuple[int, ...]:
+        return self.cached or len(self.inputs) * (0,)
+
+    def prefills(self) -> list[Batch]:
+        """The prefill's passes: one, or chunks that take the prompts in turn."""
+        new = [n - c for n, c in zip(self.inputs, self.past, strict=True)]
+        if not self.chunk or sum(new) <= self.chunk:
+            return [Batch(tuple(new), self.past)]
+        found: list[Batch] = []
+        taken: list[tuple[int, int]] = []
+        room = self.chunk
+        for tokens, past in zip(new, self.past, strict=True):
+            while tokens:
+                part = min(tokens, room)
+                taken.append((part, past))
+                tokens, past, room = tokens - part, past + part, room - part
+                if not room:
+                    found.append(_batch(taken))
+                    taken, room = [], self.chunk
+        return [*found, _batch(taken)] if taken else found
+
+    def decodes(self) -> list[tuple[int, Batch]]:
+        """(step, pass) of decode steps to predict: the ends of every stretch with the same requests, some between."""
+        gained = self.speculation.tokens_per_step if self.speculation else 1.0
+        checked = 1 + (self.speculation.draft_tokens if self.speculation else 0)
+        ends = [math.ceil((n - 1) / gained) for n in self.outputs]  # steps that each request takes part in
+        found, start = [], 1
+        for end in sorted({e for e in ends if e}):
+            alive = [i for i, e in enumerate(ends) if e >= end]
+            for step in sorted(set(np.linspace(start, end, min(_SAMPLED_STEPS, end - start + 1)).round().astype(int))):
+                past = tuple(self.inputs[i] + int((step - 1) * gained) for i in alive)
+                found.append((int(step), Batch(len(alive) * (checked,), past, head_rows=checked)))
+            start = end + 1
+        return found
+
+
+def _batch(taken: list[tuple[int, int]]) -> Batch:
+    """Of (new, past) of each sequence."""
+    return Batch(tuple(new for new, _ in taken), tuple(past for _, past in taken))
