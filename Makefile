@@ -8,7 +8,8 @@ DEV_STAMP := $(VENV)/.installed-dev
 .PHONY: demo test lint unit bench accuracy clean
 
 demo: $(STAMP)
-	$(BIN)/python examples/llama_layer.py
+	for gpu in h200_sxm a100_sxm l40s; do \
+	    $(BIN)/kernelcast infer llama-3.1-8b --gpu $$gpu --batch 8 --input-len 2048 --output-len 256 || exit; echo; done
 
 test: lint unit
 

@@ -106,9 +106,9 @@ def _answer(found: Inference) -> Any:
             ("time per output token", found.tpot, f"{digits(1 / found.tpot.time_s)} tokens/s a request"),
             ("decode", found.decode, f"{found.steps:,} steps, {percent(found.bandwidth_use)} of DRAM's peak"),
         ]
-    rows.append(("total", found.total, f"{digits(found.tokens_per_s)} tokens/s out, "
-                                       f"{digits(found.tokens_per_s / found.deployment.layout.gpus)} a GPU, "
-                                       f"MFU {percent(found.mfu)}"))  # fmt: skip
+    gpus = found.deployment.layout.gpus
+    each = f", {digits(found.tokens_per_s / gpus)} a GPU" if gpus > 1 else ""
+    rows.append(("total", found.total, f"{digits(found.tokens_per_s)} tokens/s{each}, MFU {percent(found.mfu)}"))
     for name, span, note in rows:
         table.add_row(name, time_text(span.time_s), f"{time_text(span.low_s)} to {time_text(span.high_s)}", note)
     if found.workload.speculation and found.steps:
