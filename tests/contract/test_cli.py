@@ -331,7 +331,7 @@ def test_gpu_refuses_in_one_line(run: Run, tmp_path: Path) -> None:
 def test_ops_is_the_registry(run: Run) -> None:
     listed = {entry["op"]: entry for entry in strict(ok(run, "ops", "--json"))}
     assert set(listed) == set(REGISTRY)
-    assert [p["name"] for p in listed["gemm"]["parameters"]] == ["m", "n", "k", "layout", "dtype", "stack"]
+    assert [p["name"] for p in listed["gemm"]["parameters"]] == ["m", "n", "k", "layout", "inputs", "dtype", "stack"]
     assert listed["gemm"]["parameters"][0]["required"] is True
     text = ok(run, "ops")
     assert all(re.search(rf"^ {op} ", text, re.MULTILINE) for op in REGISTRY)

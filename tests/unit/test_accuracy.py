@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from kernelcast.lab.data import read
+from kernelcast.lab.data.serving import served_cases, serving_points
+from kernelcast.lab.evaluate.served import mean_error, static_batches, steady_points
 from kernelcast.lab.fit.fit import sampled
 from kernelcast.lab.fit.folds import TEST_FOLD, shape_fold
 from kernelcast.tables import predict_columns
@@ -42,3 +44,27 @@ def test_new_shapes(table: str, where: str | None, most: float) -> None:
     inside = (held["latency_us"] >= found["low_us"]) & (held["latency_us"] <= found["high_us"])
     assert float(np.mean(error)) <= most
     assert 0.70 <= float(np.mean(inside)) <= 0.90
+
+
+def test_whole_models_as_served() -> None:
+    """PipeWeave's static batches: SGLang and vLLM on 11 GPUs, most of them with no kernel of theirs in the data."""
+    found = static_batches(served_cases(DATA))
+    assert len([entry for entry in found if entry.what == "total"]) == 44
+    assert mean_error(found, "total") <= 7
+    assert mean_error(found, "prefill") <= 8
+    assert mean_error(found, "decode step") <= 9
+    by_gpu: dict[str, list[float]] = {}
+    for entry in found:
+        if entry.what == "total":
+            by_gpu.setdefault(entry.groups["gpu"], []).append(abs(entry.error))
+    assert max(np.mean(errors) for errors in by_gpu.values()) <= 15
+
+
+def test_serving_points() -> None:
+    """AIConfigurator's aggregated points, in a steady state; 18% were wanted."""
+    measured = serving_points(DATA)
+    found, _ = steady_points(measured)
+    assert len([entry for entry in found if entry.what == "TPOT"]) >= 0.6 * len(measured)
+    assert mean_error(found, "TPOT") <= 24
+    dense = {"meta-llama/Llama-3.1-70B", "meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen3-32B"}
+    assert mean_error(found, "TPOT", lambda entry: entry.groups["model"] in dense) <= 13

@@ -94,3 +94,12 @@ def test_a_stack_that_was_never_measured_is_a_step_from_the_data() -> None:
 
     assert support("vllm") == "seen"
     assert support("torch_eager") == "near"
+
+
+def test_a_layer_whose_input_comes_quantised_is_the_product_alone() -> None:
+    whole, ready = (
+        kc.kernel("gemm", m=16, n=4096, k=4096, dtype="fp8", stack="trtllm", inputs=how) for how in (None, "ready")
+    )
+    counts = [len(kc.predict(call, H100, kc.Conditions(predictor="generic")).phases) for call in (whole, ready)]
+    assert counts == [2, 1]
+    assert kc.predict(ready, H100).time_s < kc.predict(whole, H100).time_s

@@ -556,3 +556,16 @@ def test_micro_batches_that_do_not_exist_cost_nothing() -> None:
     # two stages, two micro-batches: the prefill has (2 + 2 - 1) / 2 times a micro-batch's work
     one = infer(deployed(pp=2, engine=quiet()), Workload.equal(1, 512, 1))
     assert few.prefill.time_s == pytest.approx(one.prefill.time_s * 1.5)
+
+
+def test_long_prefills_of_an_l40_are_limited_by_its_power() -> None:
+    # 0.34 TFLOP/J x 300 W = 102 TFLOP/s; 65,536 tokens by 6.98e9 weights, and 8 rows of the head
+    found = infer(deployed(on="l40", engine=quiet()), Workload.equal(8, 8192, 1))
+    parts = {share.part: share.time_s for share in found.shares}
+    products = parts["mlp"] + parts["projections"] + parts["head"]
+    layers = 32 * (4096 * 6144 + 4096 * 4096 + 3 * 4096 * 14336)
+    flops = 2 * 65536 * layers + 2 * 8 * 4096 * 128256
+    assert products + parts["power limit"] == pytest.approx(flops / 102e12)
+    short = infer(deployed(on="l40", engine=quiet()), Workload.equal(1, 128, 1))
+    assert not any(share.part == "power limit" for share in short.shares)
+    assert sum(parts.values()) == pytest.approx(found.total.time_s)

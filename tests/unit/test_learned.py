@@ -9,7 +9,7 @@ import pytest
 
 import kernelcast as kc
 from kernelcast.efficiency.features import GPU_FEATURES, features
-from kernelcast.efficiency.learned import WEIGHTS, as_gpu, load, monotone, pack, stand_in, unpack
+from kernelcast.efficiency.learned import WEIGHTS, as_gpu, clock_shift, load, monotone, pack, stand_in, unpack
 from kernelcast.efficiency.network import BLOCK_ROWS, Encoder, Layers
 from kernelcast.kernels.base import columns_of
 from kernelcast.kernels.gemm import Gemm
@@ -78,9 +78,20 @@ def test_a_borrowed_name_is_whole() -> None:
     target, kin = kc.gpu("h200_sxm"), kc.gpu("a100_sxm")
     ranked = [analyse(work, target, keep=3) for work in Gemm.work(call, target)]
     found = features(ranked, Gemm.hints(call, target), target)
-    borrowed = as_gpu(found.names, found.values, kin)
+    borrowed = as_gpu(found.names, found.values, kin, target)
     changed = {name for at, name in enumerate(found.names) if borrowed[0, at] != found.values[0, at]}
-    assert changed and changed <= set(GPU_FEATURES)
+    assert changed and changed <= {*GPU_FEATURES, "launch_share"}
+    # a launch floor of 1.5 us in place of 0.7: log2(1.5 / 0.7) = 1.10 more
+    at = found.names.index("launch_share")
+    assert borrowed[0, at] - found.values[0, at] == pytest.approx(np.log2(1.5 / 0.7), abs=1e-4)
+
+
+def test_a_stand_in_s_power_limit_is_not_the_target_s() -> None:
+    # long products reach 0.52 of an L40S's peak and 0.88 of an L20's; both are taken to sustain 0.75 in short ones
+    l40s, l20 = kc.gpu("l40s"), kc.gpu("l20")
+    assert clock_shift(l40s, l20) == pytest.approx(np.log(0.52 / 0.88))
+    assert clock_shift(l20, l40s) == -clock_shift(l40s, l20)
+    assert clock_shift(l40s, l40s) == 0 == clock_shift(kc.gpu("h100_sxm"), kc.gpu("h20"))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -74,7 +74,7 @@ class FamilyWeights:
     def outputs(self, values: Floats, target: Gpu, words: Mapping[str, str | None]) -> NDArray[np.float64]:
         """(calls, 3): log of the correction, and how far below and above it the interval reaches (before softplus)."""
         kin = stand_in(target, self.encoder.vocabulary["gpu"])
-        near = _mean(self.main, self.encoder.numbers(as_gpu(self.encoder.names, values, kin)),
+        near = _mean(self.main, self.encoder.numbers(as_gpu(self.encoder.names, values, kin, target)),
                      self.encoder.positions({**words, "gpu": kin.id}))  # fmt: skip
         near[:, 0] += clock_shift(kin, target) * self._tensor_share(values)
         if kin.compute_capability == target.compute_capability:
@@ -138,13 +138,18 @@ def _distance(one: Gpu, other: Gpu) -> float:
     return float(sum(abs(np.log(getattr(one, name) / getattr(other, name))) for name in numbers))
 
 
-def as_gpu(names: Sequence[str], values: Floats, kin: Gpu) -> Floats:
-    """The features that name a GPU as they are on ``kin``: half a name would be worse than none."""
+def as_gpu(names: Sequence[str], values: Floats, kin: Gpu, target: Gpu) -> Floats:
+    """The features that name a GPU as they are on ``kin``: half a name would be worse than none.
+
+    The launch floor is such a name too: it is the shortest kernel that somebody measured there.
+    """
     named = gpu_features(kin)
     changed = values.copy()
     for at, name in enumerate(names):
         if name in named:
             changed[:, at] = named[name]
+        elif name == "launch_share":
+            changed[:, at] += np.float32(np.log2(kin.launch_floor_s / target.launch_floor_s))
     return changed
 
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from kernelcast.hardware import Gpu
-from kernelcast.kernels.base import Calls, Kernel, choice, flag, grain, size
+from kernelcast.kernels.base import Calls, Kernel, choice, grain, size
 from kernelcast.kernels.dtypes import DType, dtype, matmul_pipe
 from kernelcast.kernels.quantize import quantised_rows
 from kernelcast.kernels.work import Array, Number, Phases, Schedule, Work, axis, ceil_div
@@ -87,18 +87,16 @@ class Gemm(Kernel):
     n: int = size("columns of B and C (output features)")
     k: int = size("inner dimension (input features)")
     layout: str | None = choice(_LAYOUT_HELP, LAYOUTS, default=None)
-    ready: bool = flag("A comes quantised from the kernel before; else an engine's layer quantises it", default=False)
+    inputs: str | None = choice("ready: A comes quantised; else an engine's layer does it", ("ready",), default=None)
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Phases:
         kind, rows, cols = dtype(calls.choice("dtype")), calls["m"], calls["k"]
         product = matmul_work(gpu, kind, rows, calls["n"], cols)
         kernels = QUANTISING_KERNELS.get(calls.choice("stack") or "")
-        if kernels is None or kind.act_bytes >= 2:
+        if kernels is None or kind.act_bytes >= 2 or calls.choice("inputs") == "ready":
             return (product,)
-        needed = 1.0 - calls["ready"]
-        quantising = quantised_rows(gpu, kind, rows, cols)
-        return replace(quantising, tasks=quantising.tasks * needed, launches=kernels * needed), product
+        return replace(quantised_rows(gpu, kind, rows, cols), launches=kernels), product
 
     @classmethod
     def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:

@@ -325,8 +325,8 @@ class _Pass:
         yield self._call("sampling", "argmax", 1, rows=rows, cols=vocab, dtype="fp32", stack="torch")
 
     def _product(self, part: str, count: float, m: int, n: int, k: int) -> Call:
-        ready = True if self.stack.fused_quantisation and self.precision.quantised else None
-        return self._call(part, "gemm", count, m=m, n=n, k=k, ready=ready, dtype=self.precision.weights,
+        inputs = "ready" if self.stack.fused_quantisation and self.precision.quantised else None
+        return self._call(part, "gemm", count, m=m, n=n, k=k, inputs=inputs, dtype=self.precision.weights,
                           stack=self.stack.kernels)  # fmt: skip
 
     def _small(self, part: str, op: str, count: float = 1, **parameters: Any) -> Call:

@@ -69,8 +69,7 @@ def print_prediction(found: Prediction, chip: Gpu, conditions: Conditions) -> No
 
 
 def _title(found: Prediction, chip: Gpu) -> Text:
-    told = {name: value for name, value in found.parameters.items() if value is not False}
-    given = "  ".join(f"{name}={value_text(value)}" for name, value in told.items())
+    given = "  ".join(f"{name}={value_text(value)}" for name, value in found.parameters.items())
     line = Text.assemble((found.op, "bold cyan"), f"  {given}", ("  on  ", "dim"), (chip.name, "bold"), f" ({chip.id})")
     if chip.changes:
         changed = ", ".join(f"{name}={value:g}" for name, value in chip.changes.items())

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 TEST_FOLD, FOLDS = 0, 10
-_NOT_SHAPE = ("latency_us", "rotation", "input_rotation", "ready")
+_NOT_SHAPE = ("latency_us", "rotation", "input_rotation")
 
 
 def shape_fold(columns: Mapping[str, NDArray[Any]]) -> NDArray[np.int64]:
