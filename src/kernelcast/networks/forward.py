@@ -229,7 +229,7 @@ class _Pass:
                          rope_dim=mixer.qk_rope_head_dim, nope_dim=mixer.qk_nope_head_dim, v_dim=mixer.v_head_dim,
                          page_size=self.stack.page_size if any(self.batch.past) else 0,
                          kv_dtype=self.precision.cache, absorbed="yes" if absorbed else "no",
-                         backend=self.stack.mla_backend(self.gpu), stack=self.stack.kernels,
+                         backend=self.stack.mla_backend(self.gpu), stack=self.stack.mla_kernels,
                          dtype=self.precision.vectors)  # fmt: skip
         yield self._product("projections", count, tokens, width, heads * mixer.v_head_dim)
 

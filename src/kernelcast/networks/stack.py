@@ -21,6 +21,7 @@ class Stack:
     id: str
     name: str
     kernels: str  # whose measured layers (gemm, attention, moe, all-reduce) it runs
+    mla_kernels: str  # whose latent attention
     small_ops: str  # whose norms, activations and rotations
     joined_projections: bool  # q, k, v as one product; gate and up as one
     fused_residual: bool  # the residual is added inside the norm
@@ -30,6 +31,7 @@ class Stack:
     head_rows: str  # rows of the head in a prefill: "last" of each sequence, or "all"
     step_s: float  # host time of a decode step that the GPU waits for: scheduling, inputs, sampled tokens
     prefill_s: float  # the same of a prefill
+    request_s: float  # from a request's arrival to its prefill where nothing else runs: tokens, queues, processes
     launch_s: float  # host time of one kernel where no graph runs
     gap_s: float  # between two kernels of a graph, beyond what a kernel's own time has
     reserved_bytes: float  # context, libraries, graphs

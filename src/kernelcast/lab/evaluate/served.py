@@ -36,6 +36,8 @@ _MODELS = {
     "moonshotai/Kimi-K2.5": "kimi-k2",
 }  # fmt: skip
 _BLACKWELL = "10"
+_FEW = 4  # requests in flight, among which a prompt seldom waits for another
+_PROMPTS_WAIT = 1.2  # prompts that are read before a request's first token, its own with them
 _CHUNK = 8192  # tokens of a prefill step, as engines set it
 
 
@@ -101,9 +103,9 @@ def steady_points(points: Sequence[ServingPoint]) -> tuple[list[Compared], dict[
         groups = {"gpu": point.gpu, "stack": point.stack, "model": point.model, "weights": point.weights}
         tpot_s = step_s + running / point.output_tokens * prefill_s
         found.append(Compared("TPOT", point.tpot_s, tpot_s, groups))
-        if point.concurrency <= 4:
-            waiting = (point.concurrency + 1) / 2  # prompts that start together are read one after another
-            found.append(Compared("TTFT, 1 to 4 requests", point.ttft_s, waiting * prefill_s + step_s, groups))
+        if point.concurrency <= _FEW:
+            ttft_s = _PROMPTS_WAIT * prefill_s + step_s + stack(point.stack).request_s
+            found.append(Compared("TTFT, 1 to 4 requests", point.ttft_s, ttft_s, groups))
     return found, left
 
 
