@@ -74,9 +74,12 @@ class FamilyWeights:
     def outputs(self, values: Floats, target: Gpu, words: Mapping[str, str | None]) -> NDArray[np.float64]:
         """(calls, 3): log of the correction, and how far below and above it the interval reaches (before softplus)."""
         kin = stand_in(target, self.encoder.vocabulary["gpu"])
-        near = _mean(self.main, self.encoder.numbers(as_gpu(self.encoder.names, values, kin, target)),
-                     self.encoder.positions({**words, "gpu": kin.id}))  # fmt: skip
-        near[:, 0] += clock_shift(kin, target) * self._tensor_share(values)
+        itself = kin.id == target.id and not target.changes
+        named = values if itself else as_gpu(self.encoder.names, values, kin, target)
+        near = _mean(self.main, self.encoder.numbers(named), self.encoder.positions({**words, "gpu": kin.id}))
+        shift = clock_shift(kin, target)
+        if shift:
+            near[:, 0] += shift * self._tensor_share(values)
         if kin.compute_capability == target.compute_capability:
             return near
         blank = without_gpu(self.encoder, self.encoder.numbers(values))

@@ -28,6 +28,7 @@ class Stack:
     fused_activation: bool  # activation times the other half in one kernel
     fused_quantisation: bool  # activations leave norms and activation functions in the format of the next product
     graphs: bool  # decode steps replay a CUDA graph
+    mixed_steps: bool  # prompts are read in the same steps as others decode; else before them
     head_rows: str  # rows of the head in a prefill: "last" of each sequence, or "all"
     step_s: float  # host time of a decode step that the GPU waits for: scheduling, inputs, sampled tokens
     prefill_s: float  # the same of a prefill

@@ -1,8 +1,10 @@
 """Whole models against measured ones: ``python -m kernelcast.lab.evaluate.served --data DIR``.
 
 PipeWeave's static batches (SGLang and vLLM), and AIConfigurator's serving points: engines that hold a number of
-requests in flight. A point is predicted as a steady state: while one request writes its ``output_tokens``, each of the
-others is replaced once, so that a decode step carries ``requests / output_tokens`` of a prefill.
+requests in flight. A point is predicted as a steady state. An engine that mixes prompts with decode steps replaces each
+of the others once while one request writes its ``output_tokens``: a step carries ``requests / output_tokens`` of a
+prefill. One that reads prompts first keeps requests of equal length in step with one another: they end together, the
+next ones are read together, and each waits for those behind it, on the mean half of them.
 """
 
 from __future__ import annotations
@@ -36,8 +38,9 @@ _MODELS = {
     "moonshotai/Kimi-K2.5": "kimi-k2",
 }  # fmt: skip
 _BLACKWELL = "10"
+_ADMITTED = 0.5  # of the requests in flight, that decode at a time (by the measured times)
 _FEW = 4  # requests in flight, among which a prompt seldom waits for another
-_PROMPTS_WAIT = 1.2  # prompts that are read before a request's first token, its own with them
+_PROMPTS_WAIT = 1.3  # prompts that are read before a request's first token, its own with them
 _CHUNK = 8192  # tokens of a prefill step, as engines set it
 
 
@@ -85,6 +88,8 @@ def steady_points(points: Sequence[ServingPoint]) -> tuple[list[Compared], dict[
         try:
             place = _point(point)
             alone = Workload.equal(1, point.input_tokens, point.output_tokens, chunk=_CHUNK)
+            if point.running < _ADMITTED * point.concurrency:
+                raise KernelcastError("more than half of its requests wait: the batch is not what the table says")
             running = min(point.concurrency, largest_batch(place, alone))
             if not running:
                 raise KernelcastError("does not fit")
@@ -101,7 +106,8 @@ def steady_points(points: Sequence[ServingPoint]) -> tuple[list[Compared], dict[
     for at, (point, running) in enumerate(places):
         prefill_s, step_s = results[2 * at].prefill.time_s, results[2 * at + 1].step.time_s
         groups = {"gpu": point.gpu, "stack": point.stack, "model": point.model, "weights": point.weights}
-        tpot_s = step_s + running / point.output_tokens * prefill_s
+        share = 1.0 if stack(point.stack).mixed_steps else 0.5
+        tpot_s = step_s + share * running / point.output_tokens * prefill_s
         found.append(Compared("TPOT", point.tpot_s, tpot_s, groups))
         if point.concurrency <= _FEW:
             ttft_s = _PROMPTS_WAIT * prefill_s + step_s + stack(point.stack).request_s
