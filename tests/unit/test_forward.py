@@ -89,16 +89,16 @@ def test_more_gpus_than_key_value_heads_keep_one_each() -> None:
 
 
 def test_norms_add_the_residual_where_the_stack_fuses_it() -> None:
-    # 2 a layer and the last one: 64 + 1
+    # one before each half of a layer, and the last one
     fused = of(calls_of("llama-3.1-8b", PROMPTS), "rmsnorm")
     assert [(n["rows"], n["cols"], n["residual"], n["count"]) for n in fused] == [
-        (300, 4096, True, 64), (300, 4096, True, 1),
+        (300, 4096, True, 32), (300, 4096, True, 32), (300, 4096, True, 1),
     ]  # fmt: skip
     apart = replace(stack("vllm"), fused_residual=False)
     calls = forward(replace(deployed("llama-3.1-8b"), stack=apart), PROMPTS)
     assert not any(n.get("residual") for n in of(calls, "rmsnorm"))
     assert sum(n["count"] for n in of(calls, "rmsnorm")) == 65
-    assert sizes(calls, "add", "residual", "rows", "cols", "count") == [(300, 4096, 64)]
+    assert sizes(calls, "add", "residual", "rows", "cols", "count") == 2 * [(300, 4096, 32)]
 
 
 def test_a_stack_that_joins_and_fuses_nothing() -> None:
@@ -368,3 +368,19 @@ def test_every_bundled_model_gives_calls_that_can_be_predicted(engine: str) -> N
     times = KernelTimes(gpu)
     times.learn(every.values())
     assert all(0 < times[call].low_s <= times[call].time_s <= times[call].high_s for call in every.values())
+
+
+def test_a_layer_in_order_begins_each_half_with_its_norm() -> None:
+    calls = [call.part for call in forward(deployed("llama-3.1-8b"), DECODE, in_order=True)]
+    one = ["norms", "projections", "rotary", "attention", "projections", "norms", "mlp", "activation", "mlp"]
+    assert calls[1 : 1 + 2 * len(one)] == one + one
+
+
+def test_uneven_experts_take_longer() -> None:
+    balanced = deployed("mixtral-8x7b", on="h200_sxm", tp=2)
+    uneven = replace(balanced, skew=1.2)
+    times = KernelTimes(balanced.gpu)
+    both = [next(c for c in forward(place, PROMPTS) if c.op == "moe") for place in (balanced, uneven)]
+    times.learn(both)
+    assert dict(both[1].parameters)["skew"] == 1.2 and "skew" not in dict(both[0].parameters)
+    assert times[both[1]].time_s > times[both[0]].time_s

@@ -48,6 +48,7 @@ def infer(
     pp: Annotated[int, typer.Option("--pp", help="pipeline stages")] = 1,
     ep: Annotated[int, typer.Option("--ep", help="parts that experts are dealt out to")] = 1,
     dp: Annotated[int, typer.Option("--dp", help="attention-DP ranks that share the experts")] = 1,
+    skew: Annotated[float, typer.Option("--skew", help="of tokens over experts: 0 balanced, 1.2 as measured")] = 0.0,
     micro_batches: Annotated[int, typer.Option("--micro-batches", help="parts of the batch in a pipeline")] = 1,
     sequence_parallel: Annotated[
         bool, typer.Option("--sequence-parallel", help="keep activations between cut layers in parts")
@@ -81,7 +82,7 @@ def infer(
 
     def deployed(name: str) -> Deployment:
         found = networks.model(name)
-        return Deployment(found, chip, engine, Precision.of(found, dtype, kv_dtype), layout)
+        return Deployment(found, chip, engine, Precision.of(found, dtype, kv_dtype), layout, skew)
 
     speculation = None
     if draft_tokens:

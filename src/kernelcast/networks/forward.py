@@ -81,6 +81,7 @@ class Deployment:
     stack: Stack
     precision: Precision = field(default_factory=Precision)
     layout: Layout = field(default_factory=Layout)
+    skew: float = 0.0  # of tokens over experts: 0 balanced, else the exponent of their power law
 
     def __post_init__(self) -> None:
         for layer in (run.layer for run in self.model.layer_kinds):
@@ -127,6 +128,7 @@ class _Pass:
     def __init__(self, deployment: Deployment, batch: Batch) -> None:
         self.model, self.gpu, self.stack = deployment.model, deployment.gpu, deployment.stack
         self.precision, self.layout = deployment.precision, deployment.layout
+        self.skew = deployment.skew or None
         self.batch, self.tokens = batch, batch.tokens
 
     def calls(self, in_order: bool) -> Iterator[Call]:
@@ -154,14 +156,8 @@ class _Pass:
             yield self._small("head", "tanh", rows=self.batch.sequences, cols=self.model.hidden)
 
     def _layer(self, layer: Layer, count: int) -> Iterator[Call]:
-        width, norm = self.model.hidden, layer.norms.kind
-        fused = min(layer.norms.count, 2) if self.stack.fused_residual else 0
-        if fused:
-            yield self._small("norms", norm, fused * count, rows=self.tokens, cols=width, residual=True)
-        if layer.norms.count > fused:
-            yield self._small("norms", norm, (layer.norms.count - fused) * count, rows=self.tokens, cols=width)
-        if not self.stack.fused_residual:
-            yield self._small("residual", "add", 2 * count, rows=self.tokens, cols=width)
+        around = layer.norms.count // 2  # of the mixer, and as many of the feed-forward part: before, or also behind
+        yield from self._norm(layer.norms.kind, count)
         if isinstance(layer.attention, Mla):
             yield from self._mla(layer.attention, count)
         elif isinstance(layer.attention, Attention):
@@ -169,11 +165,27 @@ class _Pass:
         else:
             yield from self._linear_attention(layer.attention, count)
         yield from self._joined(count)
+        yield from self._behind(layer.norms.kind, count * (around - 1))
+        yield from self._norm(layer.norms.kind, count * (layer.norms.count - around > 0))
         if isinstance(layer.mlp, Experts):
             yield from self._experts(layer.mlp, count)
         else:
             yield from self._dense(layer.mlp, count, "mlp")
             yield from self._joined(count)
+        yield from self._behind(layer.norms.kind, count * (layer.norms.count - around - 1))
+
+    def _norm(self, kind: str, count: int) -> Iterator[Call]:
+        """The norm before a part; the residual is added inside it, or in a kernel of its own."""
+        if self.stack.fused_residual:
+            yield self._small("norms", kind, count, rows=self.tokens, cols=self.model.hidden, residual=True)
+        else:
+            yield self._small("residual", "add", count, rows=self.tokens, cols=self.model.hidden)
+            yield self._small("norms", kind, count, rows=self.tokens, cols=self.model.hidden)
+
+    def _behind(self, kind: str, count: int) -> Iterator[Call]:
+        """A norm behind a part (Gemma), where there is one."""
+        if count > 0:
+            yield self._small("norms", kind, count, rows=self.tokens, cols=self.model.hidden)
 
     def _attention(self, mixer: Attention, count: int) -> Iterator[Call]:
         tp, width = self.layout.tp, self.model.hidden
@@ -273,8 +285,8 @@ class _Pass:
         if layout.dp > 1:
             yield from self._exchanged(block, count)
         yield self._call("experts", "moe", count, tokens=self.tokens * layout.dp, hidden=width, inter=block.inter,
-                         experts=block.experts, topk=block.topk, tp=layout.expert_tp, ep=layout.ep, gated=block.gated,
-                         backend=self.stack.moe_backend(self.gpu, kind), dtype=kind,
+                         experts=block.experts, topk=block.topk, tp=layout.expert_tp, ep=layout.ep, skew=self.skew,
+                         gated=block.gated, backend=self.stack.moe_backend(self.gpu, kind), dtype=kind,
                          stack=self.stack.kernels)  # fmt: skip
         if block.shared:
             yield from self._dense(block.shared, count, "shared experts")
