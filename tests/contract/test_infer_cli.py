@@ -290,7 +290,7 @@ def test_plot_is_a_picture(run: Run, tmp_path: Path) -> None:
         ("infer llama-3.1-8b --gpu h100_sxm --batch 5000", ["GiB more than", "the largest batch of this kind is"]),
         ("infer llama-3.1-405b --gpu h100_sxm", ["weights alone are too large", "--tp"]),
         ("infer qwen3-next-80b-a3b --gpu h100_sxm --tp 3", ["tp 3 does not divide the 16 key heads"]),
-        ("infer bert-base --gpu h100_sxm --input-len 100", ["bert-base is an encoder", "--output-len 1"]),
+        ("infer bert-base --gpu h100_sxm --input-len 100 --output-len 2", ["bert-base is an encoder", "--output-len 1"]),
         ("infer llama-3.1-8b --gpu h100_sxm --draft-model llama-3.2-1b", ["--draft-tokens"]),
         ("infer llama-3.1-8b --gpu h100_sxm --draft-tokens 2 --acceptance 1.5", ["between 0 and 1", "1.5"]),
         ("infer llama-3.1-8b --gpu h100_sxm --requests none.csv", ["no file none.csv"]),
@@ -347,3 +347,8 @@ def test_a_place_that_cannot_be_written_to_is_one_line(run: Run, tmp_path: Path)
     pytest.importorskip("matplotlib")
     assert "Format 'odd' is not supported" in refused(run, *LLAMA, "--plot", str(tmp_path / "plot.odd"))
     assert not list(tmp_path.iterdir())
+
+
+def test_an_encoder_is_one_pass(run: Run) -> None:
+    text = ok(run, "infer", "bert-base", "--gpu", "h100_sxm", "--input-len", "100")
+    assert "one pass" in text and "first token" not in text and "decode steps" not in text

@@ -89,10 +89,13 @@ def infer(
         speculation = Speculation(draft_tokens, acceptance, deployed(draft_model) if draft_model else None)
     elif draft_model:
         raise KernelcastError("--draft-model needs --draft-tokens, as in --draft-tokens 4")
+    place = deployed(model)
+    if place.model.kind == "encoder" and requests is None and output_len is None:
+        output_len = 1  # it writes none: one pass
     sizes = {"--batch": batch, "--input-len": input_len, "--output-len": output_len, "--cached": cached}
     workload = _workload(requests, sizes, chunk, speculation)
     conditions = chosen_conditions(None, "cold", predictor, calibration)
-    result = run(deployed(model), workload, conditions)
+    result = run(place, workload, conditions)
     if plot:  # first, as it may lack Matplotlib
         write_plot(result, plot)
     if trace:

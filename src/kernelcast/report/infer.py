@@ -97,18 +97,20 @@ def _range(values: Sequence[int]) -> str:
 
 def _answer(found: Inference) -> Any:
     table = plain_table("", "time", "80% interval", "", right=("time",))
-    rows: list[tuple[str, Span, str]] = [
-        ("time to first token", found.prefill,
-         f"{digits(sum(found.workload.inputs) / found.prefill.time_s)} tokens/s in"),
-    ]  # fmt: skip
+    reads = found.deployment.model.kind == "encoder"
+    each = f"{digits(sum(found.workload.inputs) / found.prefill.time_s)} tokens/s in"
+    rows: list[tuple[str, Span, str]] = [("one pass" if reads else "time to first token", found.prefill, each)]
+    if reads:
+        rows = [(rows[0][0], found.prefill, f"{each}, MFU {percent(found.mfu)}")]
     if found.steps:
         rows += [
             ("time per output token", found.tpot, f"{digits(1 / found.tpot.time_s)} tokens/s a request"),
             ("decode", found.decode, f"{found.steps:,} steps, {percent(found.bandwidth_use)} of DRAM's peak"),
         ]
-    gpus = found.deployment.layout.gpus
-    each = f", {digits(found.tokens_per_s / gpus)} a GPU" if gpus > 1 else ""
-    rows.append(("total", found.total, f"{digits(found.tokens_per_s)} tokens/s{each}, MFU {percent(found.mfu)}"))
+    if not reads:
+        gpus = found.deployment.layout.gpus
+        shared = f", {digits(found.tokens_per_s / gpus)} a GPU" if gpus > 1 else ""
+        rows.append(("total", found.total, f"{digits(found.tokens_per_s)} tokens/s{shared}, MFU {percent(found.mfu)}"))
     for name, span, note in rows:
         table.add_row(name, time_text(span.time_s), f"{time_text(span.low_s)} to {time_text(span.high_s)}", note)
     if found.workload.speculation and found.steps:
