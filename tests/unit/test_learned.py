@@ -80,10 +80,18 @@ def test_a_borrowed_name_is_whole() -> None:
     found = features(ranked, Gemm.hints(call, target), target)
     borrowed = as_gpu(found.names, found.values, kin, target)
     changed = {name for at, name in enumerate(found.names) if borrowed[0, at] != found.values[0, at]}
-    assert changed and changed <= {*GPU_FEATURES, "launch_share"}
+    assert changed and changed <= {*GPU_FEATURES, "launch_share", "over_bound"}
     # a launch floor of 1.5 us in place of 0.7: log2(1.5 / 0.7) = 1.10 more
     at = found.names.index("launch_share")
     assert borrowed[0, at] - found.values[0, at] == pytest.approx(np.log2(1.5 / 0.7), abs=1e-4)
+    # the bound of this call is DRAM's, 7 us: it stays. That of a tiny call is the floor itself, and moves with it
+    over = found.names.index("over_bound")
+    assert borrowed[0, over] == found.values[0, over]
+    tiny = columns_of([kc.Gemm(m=1, n=64, k=64)])
+    ranked = [analyse(work, target, keep=3) for work in Gemm.work(tiny, target)]
+    small = features(ranked, Gemm.hints(tiny, target), target)
+    moved = as_gpu(small.names, small.values, kin, target)[0, over] - small.values[0, over]
+    assert moved == pytest.approx(-np.log2(1.5 / 0.7), abs=1e-4)
 
 
 def test_a_stand_in_s_power_limit_is_not_the_target_s() -> None:

@@ -19,6 +19,7 @@ from kernelcast.kernels.work import Array
 from kernelcast.machine.analyse import PIPELINES, Analysis
 
 GPU_FEATURES = ("sustained_tensor", "sustained_dram", "wgmma", "tcgen05")
+LIMIT_SHARES = tuple(f"{name}_share" for name in PIPELINES)  # each limit's part of the time, as a log
 KEEP = 3  # candidates whose features count
 _STEP_CYCLES = 500.0  # one dependent load-compute step: about one trip to L2 and back
 _SMALLEST = 1e-3  # a limit below a thousandth of the time does not matter

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelcast.efficiency.features import GPU_FEATURES, KEEP, Features, aligned, gpu_features
+from kernelcast.efficiency.features import GPU_FEATURES, KEEP, LIMIT_SHARES, Features, aligned, gpu_features
 from kernelcast.efficiency.generic import Generic, by_time, sustained_shares
 from kernelcast.efficiency.network import Encoder, Floats, Layers
 from kernelcast.efficiency.predictor import Estimate, Question
@@ -144,15 +144,19 @@ def _distance(one: Gpu, other: Gpu) -> float:
 def as_gpu(names: Sequence[str], values: Floats, kin: Gpu, target: Gpu) -> Floats:
     """The features that name a GPU as they are on ``kin``: half a name would be worse than none.
 
-    The launch floor is such a name too: it is the shortest kernel that somebody measured there.
+    The launch floor is such a name too: it is the shortest kernel that somebody measured there. Where it is the bound,
+    the distance to the bound moves with it.
     """
     named = gpu_features(kin)
     changed = values.copy()
     for at, name in enumerate(names):
         if name in named:
             changed[:, at] = named[name]
-        elif name == "launch_share":
-            changed[:, at] += np.float32(np.log2(kin.launch_floor_s / target.launch_floor_s))
+    if kin.launch_floor_s != target.launch_floor_s and "launch_share" in names:
+        limits = [at for at, name in enumerate(names) if name in LIMIT_SHARES]
+        changed[:, names.index("launch_share")] += np.float32(np.log2(kin.launch_floor_s / target.launch_floor_s))
+        moved = changed[:, limits].max(axis=1) - values[:, limits].max(axis=1)
+        changed[:, names.index("over_bound")] -= moved
     return changed
 
 
