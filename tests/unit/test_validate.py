@@ -15,7 +15,7 @@ from kernelcast.errors import KernelcastError
 from kernelcast.lab.collect.models import load_cases
 from kernelcast.lab.collect.plan import Planned, plan
 from kernelcast.lab.collect.table import write_table
-from kernelcast.lab.data import read_canonical
+from kernelcast.lab.data import read_all, read_canonical
 from kernelcast.lab.fit.folds import TEST_FOLD, shape_fold
 from kernelcast.lab.validate import Line, overall, repeated, tables, validate
 
@@ -100,3 +100,8 @@ def test_whole_models_are_there_with_every_kernel() -> None:
     for profile in (case.measured.profile for case in cases):
         named_us = sum(kernel.total_us for kernel in profile.kernels) + profile.other_kernels.total_us
         assert named_us == pytest.approx(profile.kernel_sum_ms * 1e3, rel=0.01)
+
+
+def test_second_measurements_are_not_fitted_on() -> None:
+    once = read_canonical(CASES / "kernelcast" / "h200_sxm.parquet")
+    assert len(read_all(CASES).columns["op"]) == len(once.columns["op"])

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from kernelcast.errors import KernelcastError
 from kernelcast.lab.data.build import connect
 from kernelcast.lab.data.mapping import text
+from kernelcast.lab.data.shared import AGAIN
 from kernelcast.lab.data.store import read_canonical
 from kernelcast.lab.fit.folds import TEST_FOLD, shape_fold
 from kernelcast.predict import Conditions
 from kernelcast.tables import predict_columns
 
-AGAIN = "_again"
 Columns = Mapping[str, NDArray[Any]]
 
 

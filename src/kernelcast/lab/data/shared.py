@@ -40,6 +40,9 @@ def root_path(root: Path | str | None = None) -> Path:
     return path
 
 
+AGAIN = "_again"  # ends the name of a table of calls that another table has already
+
+
 def tables(root: Path | str | None = None) -> list[str]:
     """Names of the tables in a folder: 'source/table' of each Parquet file one level down."""
     return sorted(f"{p.parent.name}/{p.stem}" for p in root_path(root).glob("*/*.parquet") if p.parent.name != "raw")
@@ -93,9 +96,9 @@ def read_all(
     sample: float | None = None,
     seed: int = 0,
 ) -> Measurements:
-    """The measurements of every table with times of kernels, one table after the other."""
+    """The measurements of every table with times of kernels, one table after the other; second ones are left out."""
     folder = root_path(root)
-    names = [n for n in tables(folder) if _has_ops(folder, n, ops)]
+    names = [n for n in tables(folder) if not n.endswith(AGAIN) and _has_ops(folder, n, ops)]
     return merged(read(folder, n, ops=ops, gpus=gpus, where=where, sample=sample, seed=seed) for n in names)
 
 
