@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from running import Run, strict
 
 import kernelcast
-from kernelcast.cli import main
 from kernelcast.cli.commands import tidy
 from kernelcast.cli.kernel import example_lines
 from kernelcast.hardware import gpu_ids
@@ -27,35 +26,11 @@ PREDICTION_KEYS = {
     "efficiency", "support", "predictor", "phases",
 }  # fmt: skip
 
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run in this process: exit code, standard output, standard error."""
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = main(list(arguments))
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
-
 
 def ok(run: Run, *arguments: str) -> str:
     code, out, err = run(*arguments)
     assert code == 0, err
     return out
-
-
-def strict(text: str) -> Any:
-    """JSON that any parser reads: no NaN."""
-
-    def refuse(word: str) -> None:
-        raise AssertionError(f"{word} is not JSON")
-
-    return json.loads(text, parse_constant=refuse)
 
 
 def refused(run: Run, *arguments: str) -> str:

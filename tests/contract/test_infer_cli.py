@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from running import Run, strict
 
-from kernelcast.cli import main
 from kernelcast.networks import model, model_ids
 from kernelcast.networks.catalogue import MODELS
 from kernelcast.networks.stack import stack, stack_ids
@@ -19,21 +18,6 @@ from kernelcast.networks.stack import stack, stack_ids
 LLAMA = shlex.split("infer llama-3.1-8b --gpu h100_sxm --batch 4 --input-len 512 --output-len 32")
 TIMES = ("ttft_s", "tpot_s", "prefill_s", "decode_s", "total_s")
 KEYS = {"tokens_per_s", "memory_bytes", "breakdown", "support", "predictor", "model", "gpu", "gpus", "stack"}
-
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run in this process: exit code, standard output, standard error."""
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = main(list(arguments))
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
 
 
 def ok(run: Run, *arguments: str) -> str:
@@ -43,12 +27,8 @@ def ok(run: Run, *arguments: str) -> str:
 
 
 def told(run: Run, *arguments: str) -> dict[str, Any]:
-    """The JSON, strict: no NaN or Infinity."""
-
-    def refuse(word: str) -> None:
-        raise AssertionError(f"{word} is not JSON")
-
-    found: dict[str, Any] = json.loads(ok(run, *arguments, "--json"), parse_constant=refuse)
+    """The JSON of a command."""
+    found: dict[str, Any] = strict(ok(run, *arguments, "--json"))
     return found
 
 

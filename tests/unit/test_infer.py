@@ -18,8 +18,9 @@ from kernelcast.networks.stack import Stack, stack
 from kernelcast.parallel import Layout
 from kernelcast.report import infer as report
 from kernelcast.serving import kernel_times
-from kernelcast.serving.infer import Inference, _Plan, infer, infer_many, largest_batch
+from kernelcast.serving.infer import _Plan, infer, infer_many, largest_batch
 from kernelcast.serving.memory import cache_bytes, memory, read_weight_bytes, weight_bytes
+from kernelcast.serving.result import Inference
 from kernelcast.serving.workload import Speculation, Workload
 from kernelcast.tables import predict_columns
 

@@ -1,0 +1,21 @@
+"""The command line, run in this process."""
+
+from __future__ import annotations
+
+import pytest
+from running import Run
+
+from kernelcast.cli.app import main
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run in this process: exit code, standard output, standard error."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = main(list(arguments))
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
