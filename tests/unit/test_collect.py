@@ -242,6 +242,8 @@ def test_what_a_call_reads_keeps_its_random_numbers() -> None:
     written.fill_(float("nan"))
     changed.mul_(0)
     assert torch.equal(pool.sets(*tensors)[0][0], kept)
+    (other,) = pool.sets(*specs("fp32", (64, 16)))[0]  # of another call, over all of these places
+    assert torch.isfinite(other).all() and other.std() > 0.5
     assert torch.equal(pool.sets(*tensors)[0][2], begun)  # fresh each time
     assert read.std() > 0.5 and begun.std() > 0.5
     ends = sorted((t.data_ptr(), t.data_ptr() + t.numel() * 4) for s in pool.sets(*tensors) for t in s)

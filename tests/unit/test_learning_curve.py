@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("torch")
 
 from kernelcast.errors import KernelcastError
-from kernelcast.lab.evaluate.learning_curve import SEEN, CurvePlan, learning_curve, write_curves
+from kernelcast.lab.evaluate.learning_curve import SEEN, CurvePlan, _groups, learning_curve, write_curves
 from kernelcast.lab.fit.fit import Settings
 from kernelcast.lab.fit.train import Recipe
 from kernelcast.predict import Conditions
@@ -59,3 +59,15 @@ def test_the_curve_falls_and_is_written(tmp_path: Path) -> None:
 def test_a_gpu_that_nobody_measured_is_refused() -> None:
     with pytest.raises(KernelcastError, match="too few measured calls: 0 of l40s"):
         learning_curve(invented(100), "gemm", "l40s", CurvePlan(settings=SMALL))
+
+
+def test_each_combination_of_words_has_its_own_calls() -> None:
+    # 400 gemm bf16, 400 gemm fp8 and 100 bmm (too few) to draw from, as many again to test on
+    words = 400 * [("gemm", "bf16")] + 400 * [("gemm", "fp8")] + 100 * [("bmm", None)]
+    columns = {name: np.array([w[at] for w in 2 * words], dtype=object) for at, name in enumerate(("op", "dtype"))}
+    pool, test = np.arange(900), np.arange(900, 1800)
+    found = {name: (draws, tests) for name, draws, tests in _groups(columns, "gemm", ["op", "dtype"], pool, test)}
+    assert set(found) == {"gemm bf16", "gemm fp8"}
+    assert found["gemm fp8"][0].tolist() == list(range(400, 800))
+    assert found["gemm bf16"][1].tolist() == list(range(900, 1300))
+    assert [name for name, *_ in _groups(columns, "gemm", [], pool, test)] == ["gemm"]
