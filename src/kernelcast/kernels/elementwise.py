@@ -289,4 +289,9 @@ class Copy(Elementwise):
     )
     cost: ClassVar[Cost] = Cost()
 
+    @classmethod
+    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+        casts = calls.choice("to") not in (None, calls.choice("dtype"))
+        return {**super().hints(calls, gpu), "access_cast": np.full(calls.count, float(casts))}
+
     to: str | None = choice("number format of the copy; not given: that of the source", VECTOR_DTYPES, default=None)

@@ -169,6 +169,67 @@ def _adamw(draw: Draw) -> Drawn:
             "stack": "torch"}  # fmt: skip
 
 
+def _strided(draw: Draw) -> Drawn:
+    """Element-wise kernels that compute where each element lies: of rotated heads, norms by hand, repeated KV heads."""
+    kind = draw.pick(("heads", "heads", "row", "column", "head", "turned", "repeat", "repeat", "mixed"))
+    if kind in ("row", "column", "mixed"):
+        cells = _cells(draw, 2**26)
+    else:
+        size = draw.pick((64, 64, 128, 128, 256))
+        heads = draw.pick((8, 16, 32, 32))
+        cells = {"rows": heads * min(draw.tokens(65536), max(1, 2**26 // (size * heads))), "cols": size}
+    rows, cols = cells["rows"], cells["cols"]
+    group = draw.pick((2, 4, 4, 7, 8))
+    if kind == "repeat":
+        cells["rows"] = rows = max(1, rows // 8 // group) * 8 * group
+    batch = 4 if kind in ("head", "turned") and draw.chance(0.6) else 1  # one more axis
+    cells["rows"] = rows = rows * batch
+    head = next(h for h in (32, 16, 8, 4, 2, 1) if rows % (h * batch) == 0)
+    reads = {"heads": 1.0, "row": 1 + 1 / rows, "column": 1 + 1 / cols, "head": 1 + 1 / head, "turned": 2.0,
+             "repeat": 1 / group, "mixed": 1.5}[kind]  # fmt: skip
+    call = {"op": "pointwise", **cells, "reads": reads, "writes": 1.0, "stack": "torch",
+            "tensors": 1.0 if kind in ("heads", "repeat") else 2.0, "flops": 1.0}  # fmt: skip
+    if kind != "mixed":
+        call["axes"] = {"head": 3, "turned": 3, "repeat": 3}.get(kind, 2) + (batch > 1)
+    return call | {"access": "cast" if kind == "mixed" else "strided",
+                   "dtype": "fp32" if kind == "mixed" else draw.pick(("bf16", "bf16", "bf16", "fp16", "fp32"))}  # fmt: skip
+
+
+def _moved(draw: Draw) -> Drawn:
+    """Casts, joins, transposes and lookups."""
+    op = draw.pick(("copy", "copy", "cat", "transpose", "gather", "fill", "dropout_backward"))
+    cells, dtype = _cells(draw), draw.pick(("bf16", "bf16", "fp32"))
+    if op == "copy":
+        return {"op": op, **cells, "dtype": dtype, "to": "fp32" if dtype == "bf16" else "bf16", "stack": "torch"}
+    if op == "cat" and draw.chance(0.7):
+        size = draw.pick((64, 128))
+        cells = {"rows": draw.pick((8, 32)) * min(draw.tokens(65536), 2**20 // size), "cols": size}
+    cells["cols"] = max(2, cells["cols"] // 2 * 2)
+    more = {"batch": draw.pick((1, 1, 8, 32))} if op == "transpose" else {}
+    if more:
+        cells["rows"] = max(1, cells["rows"] // more["batch"])
+    return {"op": op, **more, **cells, "dtype": dtype, "stack": "torch"}
+
+
+def _mean(draw: Draw) -> Drawn:
+    """Sums of short rows in fp32, as norms by hand take them, and down many rows, as gradients of biases are."""
+    axis = draw.pick(("cols", "cols", "rows"))
+    cells = _cells(draw)
+    if axis == "cols" and draw.chance(0.5):
+        cells = {"rows": draw.pick((8, 32)) * min(draw.tokens(65536), 2**15), "cols": draw.pick((64, 128))}
+    return {"op": "reduce_sum", **cells, "axis": axis, "dtype": draw.pick(("fp32", "bf16")), "stack": "torch"}
+
+
+def _one_query(draw: Draw) -> Drawn:
+    """A decode step through PyTorch: a token for each sequence of a full cache."""
+    heads = _heads(draw)
+    if draw.chance(0.6):
+        heads["kv_heads"] = heads["q_heads"]  # repeated before
+    return {"op": "attention", "batch": draw.pick((1, 2, 4, 8, 16, 32, 64)), "q_len": 1,
+            "kv_len": draw.pick((256, 512, 1024, 2048, 4096, 8192)), **heads, "causal": False, "backend": "cudnn",
+            "dtype": "bf16", "stack": "torch"}  # fmt: skip
+
+
 _POINTWISE = ("add", "mul", "sub", "div", "scale", "silu", "gelu", "gelu_tanh", "relu", "tanh", "sigmoid", "exp",
               "sqrt", "rsqrt", "pow", "copy", "fill", "where", "masked_fill", "clamp", "neg", "dropout")  # fmt: skip
 _POINTWISE_BACKWARD = ("silu_backward", "gelu_backward", "gelu_tanh_backward", "relu_backward", "tanh_backward",
@@ -194,6 +255,10 @@ _TABLE: Mapping[str, tuple[Callable[[Draw], Drawn], float]] = {
     "pointwise": (_over(_POINTWISE), 7),
     "backward": (_over((*_POINTWISE_BACKWARD, *_ROWWISE_BACKWARD, *_ROWWISE_BACKWARD)), 4),
     "reduce": (_over(("reduce_sum", "cumsum", "argmax")), 1),
+    "strided": (_strided, 3),
+    "moved": (_moved, 3),
+    "mean": (_mean, 1.5),
+    "attention-decode": (_one_query, 0.5),
     "embedding": (_embedding("embedding"), 1),
     "embedding-backward": (_embedding("embedding_backward"), 0.5),
     "quantize": (_quantize, 1.5),

@@ -23,9 +23,9 @@ from kernelcast.lab.collect.models_steps import Step, build, make_step, set_prec
 from kernelcast.lab.collect.models_store import DeviceLostError, Measured, Record, Timing, one_line
 from kernelcast.lab.collect.models_trace import summarise, with_ops
 
-WARM_UPS = 3
-REPEATS = (4, 30)  # at least, at most
-TIMED_S = 0.6  # timed steps of a case, where the least number of repeats allows
+WARM_UPS = 5
+REPEATS = (10, 60)  # at least, at most
+TIMED_S = 1.2  # timed steps of a case, where the least number of repeats allows
 
 # With graphs around, CUPTI must not be taken down between profiles (pytorch/torch/profiler/profiler.py says why).
 os.environ.setdefault("TEARDOWN_CUPTI", "0")
@@ -119,6 +119,8 @@ def time_steps(step: Step, device: torch.device) -> tuple[Timing, Timing, int]:
     walls: list[float] = []
     gpus: list[float] = []
     least, most = REPEATS
+    gc.collect()
+    gc.disable()  # a collection of the model's many objects takes longer than a step
     while len(walls) < least or (len(walls) < most and sum(walls) < TIMED_S * 1e3):
         marks = [_event() for _ in range(2)] if cuda else []
         start = time.perf_counter()
@@ -130,6 +132,7 @@ def time_steps(step: Step, device: torch.device) -> tuple[Timing, Timing, int]:
         synchronize()
         walls.append((time.perf_counter() - start) * 1e3)
         gpus.append(marks[0].elapsed_time(marks[1]) if cuda else walls[-1])
+    gc.enable()
     return _timing(walls), _timing(gpus), len(walls)
 
 

@@ -153,7 +153,86 @@ def _copy(call: Any, x: Tensor) -> Callable[[], object]:
     return lambda: x.to(to, copy=True)
 
 
+def _pointwise(call: Any, pool: Pool) -> Prepared:
+    """An element-wise kernel whose tensors lie in different orders, or of which one is broadcast.
+
+    ``tensors`` and ``reads`` say which: one tensor read whole lies with its heads and tokens exchanged, one read in part
+    is repeated for groups of heads; beside a whole one, the second has a number for each column, row or head.
+    """
+    if call.access == "cast":
+        return _mixed(call, pool)
+    rows, cols = call.rows, call.cols
+    if call.tensors == 1 and call.reads < 1:
+        return _repeated(call, pool)
+    batch = 4 if call.axes == 4 else 1
+    heads = next(h for h in (32, 16, 8, 4, 2, 1) if rows % (h * batch) == 0)
+    tokens = rows // heads // batch
+    whole = (batch, tokens, heads, cols)  # as a projection leaves them
+    if call.tensors == 1:
+        sets = pool.sets(*specs(call.dtype, (batch, tokens, heads, 2 * cols)))
+        return Prepared([partial(torch.neg, x.transpose(1, 2)[..., :cols]) for (x,) in sets], "aten")
+    if call.reads >= 2:
+        sets = pool.sets(*specs(call.dtype, whole, (batch, heads, tokens, cols)))
+        return Prepared([partial(torch.mul, x.transpose(1, 2), z) for x, z in sets], "aten")
+    second, by_row = call.reads - 1, abs((call.reads - 1) * rows - 1) < 0.5
+    small: tuple[int, ...] = (1, cols) if by_row else (rows, 1)
+    if abs(second * heads - 1) < 0.05 and call.axes != 2:
+        small = (batch, tokens, 1, cols) if batch == 1 else (1, tokens, 1, cols)  # positions are the same for all
+    shape = (rows, cols) if len(small) == 2 else whole
+    sets = pool.sets(*specs(call.dtype, shape, small))
+    return Prepared([partial(torch.mul, x, z) for x, z in sets], "aten")
+
+
+def _repeated(call: Any, pool: Pool) -> Prepared:
+    """Keys or values copied for every query head of their group: [batch, KV heads, group, tokens, size]."""
+    group = round(1 / call.reads)
+    tokens = call.rows // group
+    heads = next(h for h in (8, 4, 2, 1) if tokens % h == 0)
+    shape = (heads, 1, tokens // heads, call.cols)
+    sets = pool.sets(*specs(call.dtype, shape))
+    return Prepared([partial(_copied, x.expand(heads, group, tokens // heads, call.cols)) for (x,) in sets], "aten")
+
+
+def _copied(x: Tensor) -> Tensor:
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def _mixed(call: Any, pool: Pool) -> Prepared:
+    """A tensor of 16 bits times one of 32: the result has 32."""
+    shape = (call.rows, call.cols)
+    sets = pool.sets(*specs("bf16", shape), *specs("fp32", shape))
+    return Prepared([partial(torch.mul, x, z) for x, z in sets], "aten")
+
+
+def _cat(call: Any, pool: Pool) -> Prepared:
+    """Two halves side by side, as rotating them leaves them."""
+    half = (call.rows, call.cols // 2)
+    sets = pool.sets(*specs(call.dtype, half, half))
+    return Prepared([partial(torch.cat, (x, z), dim=1) for x, z in sets], "aten")
+
+
+def _transpose(call: Any, pool: Pool) -> Prepared:
+    sets = pool.sets(*specs(call.dtype, (call.batch, call.rows, call.cols)))
+    return Prepared([partial(_copied, x.mT) for (x,) in sets], "aten")
+
+
+def _gather(call: Any, pool: Pool) -> Prepared:
+    ids = torch.randint(call.rows, (call.rows,), device="cuda")
+    sets = pool.sets(*specs(call.dtype, (call.rows, call.cols)))
+    return Prepared([partial(torch.index_select, x, 0, ids) for (x,) in sets], "aten")
+
+
+def _dropout_backward(call: Any, x: Tensor) -> Callable[[], object]:
+    mask = x > 0
+    return lambda: aten.native_dropout_backward(x, mask, 1.1)
+
+
 RUNNERS: Mapping[str, Runner] = {
+    "pointwise": _pointwise,
+    "cat": _cat,
+    "transpose": _transpose,
+    "gather": _gather,
+    "dropout_backward": _over(_ONE, _dropout_backward),
     **{name: _binary(name) for name in ("add", "mul", "sub", "div")},
     **{name: _unary(name) for name in ("tanh", "sigmoid", "exp", "sqrt", "rsqrt", "neg", "log", "sin")},
     "scale": _over(_ONE_OUT, lambda call, x, y: lambda: torch.mul(x, 1.5, out=y)),

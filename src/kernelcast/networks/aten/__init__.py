@@ -1,0 +1,14 @@
+"""ATen ops -> kernel calls: the table of what PyTorch launches for each op. One file a kind of op; no torch needed."""
+
+from kernelcast.networks.aten import (  # noqa: F401  each fills the table
+    attention,
+    convolution,
+    elementwise,
+    matrix,
+    movement,
+    optimizer,
+    rows,
+)
+from kernelcast.networks.aten.table import Costed, Settings, cost, known_ops
+
+__all__ = ["Costed", "Settings", "cost", "known_ops"]

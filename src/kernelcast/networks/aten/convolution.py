@@ -1,0 +1,76 @@
+"""Convolutions and pooling."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from kernelcast.networks.aten.table import Settings, call, matrix_format, number_format, pointwise, rule
+from kernelcast.networks.forward import Call
+from kernelcast.networks.traced import Op, Tensor
+
+
+def _sizes(x: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any, groups: int) -> dict[str, int]:
+    """conv2d's parameters; one axis becomes rows of one, three axes fold depth into the rows (near enough)."""
+    spatial, kernel = list(x.shape[2:]), list(weight.shape[2:])
+    while len(spatial) > 2:
+        spatial = [spatial[0] * spatial[1], *spatial[2:]]
+        kernel = [kernel[0] * kernel[1], *kernel[2:]]
+    if len(spatial) == 1:
+        spatial, kernel = [1, *spatial], [1, *kernel]
+        padding = (0, *padding)
+    same = max(padding) if len(x.shape) == 4 else 0
+    height = spatial[0] + (2 * padding[-2] if not same and len(padding) > 1 else 0)
+    width = spatial[1] + (2 * padding[-1] if not same else 0)
+    return {"batch": x.shape[0], "in_channels": x.shape[1], "out_channels": weight.shape[0], "height": height,
+            "width": width, "kernel_h": kernel[0], "kernel_w": kernel[1], "stride": max(stride), "padding": same,
+            "dilation": max(dilation), "groups": groups}  # fmt: skip
+
+
+@rule("convolution", "cudnn_convolution", "_convolution", "convolution_overrideable")
+def _forward(op: Op, settings: Settings) -> Iterator[Call]:
+    x, weight, bias, stride, padding, dilation, transposed = op.arguments[:7]
+    groups = op.argument(8, "groups", 1)
+    kind = matrix_format(x, settings)
+    if transposed:  # the gradient of a convolution by its input, run forward
+        yield call("convolution", "conv2d_dgrad", settings, **_transposed(op, weight, stride, padding, dilation, groups),
+                   dtype=kind)  # fmt: skip
+    else:
+        yield call("convolution", "conv2d", settings, **_sizes(x, weight, stride, padding, dilation, groups), dtype=kind)
+    if bias is not None:
+        out = op.outputs[0]
+        yield pointwise("convolution", settings, out.elements, number_format(out), read_bytes=out.bytes,
+                        written_bytes=out.bytes, tensors=2, access="strided")  # fmt: skip
+
+
+def _transposed(op: Op, weight: Tensor, stride: Any, padding: Any, dilation: Any, groups: int) -> dict[str, int]:
+    """The convolution whose input gradient this is: from its output's size to the input that is given."""
+    return _sizes(op.outputs[0], weight, stride, padding, dilation, groups)
+
+
+@rule("convolution_backward")
+def _backward(op: Op, settings: Settings) -> Iterator[Call]:
+    """Gradients of the input, of the weight, and of the bias, as asked for."""
+    grad, x, weight, _, stride, padding, dilation, transposed, _, groups, wanted = op.arguments[:11]
+    kind = matrix_format(x, settings)
+    sizes = _sizes(grad if transposed else x, weight, stride, padding, dilation, groups)
+    if wanted[0]:
+        yield call("convolution", "conv2d" if transposed else "conv2d_dgrad", settings, **sizes, dtype=kind)
+    if wanted[1]:
+        yield call("convolution", "conv2d_wgrad", settings, **sizes, dtype=kind)
+    if wanted[2]:
+        channels = grad.shape[1]
+        yield call("reduction", "reduce_sum", settings, rows=channels, cols=max(1, grad.elements // channels),
+                   axis="cols", dtype=number_format(grad))  # fmt: skip
+
+
+@rule("max_pool2d_with_indices", "avg_pool2d", "_adaptive_avg_pool2d", "adaptive_max_pool2d", "max_pool2d",
+      "upsample_nearest2d", "upsample_bilinear2d", "max_pool3d_with_indices", "avg_pool3d", "_adaptive_avg_pool3d",
+      "max_pool2d_with_indices_backward", "avg_pool2d_backward", "_adaptive_avg_pool2d_backward",
+      "upsample_nearest2d_backward", "upsample_bilinear2d_backward", "im2col", "col2im")  # fmt: skip
+def _pool(op: Op, settings: Settings) -> Iterator[Call]:
+    """A thread an output that reads its window; neighbours share it through L1."""
+    x = max((*op.inputs, *op.outputs), key=lambda t: t.elements)
+    yield pointwise("pooling", settings, max(t.elements for t in op.outputs), number_format(x),
+                    read_bytes=sum(t.bytes for t in op.inputs), written_bytes=sum(t.bytes for t in op.outputs),
+                    access="strided", flops=4.0)  # fmt: skip

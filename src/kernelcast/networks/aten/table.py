@@ -1,0 +1,132 @@
+"""The table itself, and what every rule is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from kernelcast.networks.forward import Call
+from kernelcast.networks.traced import Op, Tensor
+
+_KERNEL_DTYPES = ("fp32", "bf16", "fp16")
+_MOST = 2**31 - 1  # of one size of a kernel call
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What decides which kernel an op launches, beside its tensors."""
+
+    tf32: bool = False  # fp32 products on tensor cores (torch.set_float32_matmul_precision("high"))
+    capability: str = "9.0"  # compute capability of the GPU
+    stack: str | None = "torch"  # whose measured kernels stand for these
+
+
+@dataclass(frozen=True)
+class Costed:
+    """The kernel calls of an op. ``by_bytes``: it is in no rule, so that it counts as what it moves."""
+
+    calls: tuple[Call, ...]
+    by_bytes: bool = False
+
+
+Rule = Callable[[Op, Settings], Iterable[Call]]
+_RULES: dict[str, Rule] = {}
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Enter a function for these ops (and their in-place forms where they are listed)."""
+
+    def enter(function: Rule) -> Rule:
+        for name in names:
+            if name in _RULES:
+                raise ValueError(f"two rules for {name}")
+            _RULES[name] = function
+        return function
+
+    return enter
+
+
+def known_ops() -> list[str]:
+    return sorted(_RULES)
+
+
+def cost(op: Op, settings: Settings) -> Costed:
+    """What ``op`` launches."""
+    found = _RULES.get(op.name) or _RULES.get(op.name.rstrip("_"))
+    if found is not None:
+        calls = found(op, settings)
+        return Costed(tuple(calls))
+    return Costed((by_bytes(op, settings),), by_bytes=True)
+
+
+def call(part: str, op: str, settings: Settings, count: float = 1, **given: Any) -> Call:
+    """A kernel call; parameters that are None are left out."""
+    words = {"op": op, "stack": settings.stack, **given}
+    return Call(part, tuple(sorted((key, value) for key, value in words.items() if value is not None)), count)
+
+
+def number_format(tensor: Tensor) -> str:
+    """The format that a vector kernel of this tensor counts in."""
+    if tensor.dtype in _KERNEL_DTYPES:
+        return tensor.dtype
+    return "fp32" if tensor.item_bytes >= 4 else "bf16"
+
+
+def matrix_format(tensor: Tensor, settings: Settings) -> str:
+    if tensor.dtype == "fp32":
+        return "tf32" if settings.tf32 else "fp32"
+    return tensor.dtype if tensor.dtype in ("bf16", "fp16", "fp8", "int8") else "fp32"
+
+
+def split(elements: int, cols: int = 0) -> tuple[int, int]:
+    """Elements as rows and columns that a kernel call can have."""
+    cols = cols or 1024
+    if cols > elements or elements % cols:
+        cols = 1
+        for factor in (4096, 2048, 1024, 512, 256, 128, 64, 32, 16, 8, 4, 2):
+            if elements % factor == 0:
+                cols = factor
+                break
+    rows = max(1, elements // cols)
+    while rows > _MOST:
+        rows, cols = rows // 2, cols * 2
+    return rows, cols
+
+
+def pointwise(
+    part: str,
+    settings: Settings,
+    elements: int,
+    dtype: str,
+    *,
+    read_bytes: float,
+    written_bytes: float,
+    tensors: int = 0,
+    access: str | None = None,
+    axes: int | None = None,
+    flops: float = 1.0,
+    xu_ops: float = 0.0,
+    cols: int = 0,
+    count: float = 1,
+) -> Call:
+    """A kernel over ``elements`` that moves so many bytes."""
+    width = {"fp32": 4, "bf16": 2, "fp16": 2}[dtype]
+    rows, columns = split(max(1, elements), cols)
+    total = max(1, elements) * width
+    return call(
+        part, "pointwise", settings, count, rows=rows, cols=columns, dtype=dtype,
+        reads=round(read_bytes / total, 4), writes=round(written_bytes / total, 4), tensors=float(tensors),
+        access=access, axes=axes if access == "strided" else None, flops=flops, xu_ops=xu_ops,
+    )  # fmt: skip
+
+
+def by_bytes(op: Op, settings: Settings) -> Call:
+    """An op that no rule knows: every input read once, every output written once."""
+    inputs = {x.storage: x for x in op.inputs}.values()
+    outputs = op.outputs or tuple(op.inputs[:1])
+    largest = max((*op.inputs, *outputs), key=lambda x: x.elements)
+    return pointwise(
+        "other", settings, largest.elements, number_format(largest),
+        read_bytes=sum(x.bytes for x in inputs), written_bytes=sum(x.bytes for x in outputs), tensors=len(inputs),
+    )  # fmt: skip

@@ -1,0 +1,146 @@
+"""A recorded run of a PyTorch model: every ATen op with its tensors, in order. Plain values; no torch needed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Kind = Literal["kernel", "view", "host"]  # launches work; another look at the same memory; neither (empty, detach)
+Phase = Literal["forward", "backward", "optimizer"]
+PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer")
+
+ITEM_BYTES = {
+    "fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1,
+    "bool": 1, "complex64": 8, "complex128": 16,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """What an op sees of a tensor. ``storage`` numbers the memory: views of one tensor share it."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: str
+    storage: int = -1
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def item_bytes(self) -> int:
+        return ITEM_BYTES[self.dtype]
+
+    @property
+    def distinct(self) -> int:
+        """Elements in memory: an expanded axis repeats the same ones."""
+        return math.prod(size for size, step in zip(self.shape, self.stride, strict=True) if step or size == 0)
+
+    @property
+    def bytes(self) -> int:
+        return self.distinct * self.item_bytes
+
+    @property
+    def dense(self) -> bool:
+        """Every element once, without gaps, in some order of the axes (channels last, a transposed matrix)."""
+        expected = 1
+        for step, size in sorted(zip(self.stride, self.shape, strict=True)):
+            if size == 1:
+                continue
+            if step != expected:
+                return False
+            expected *= size
+        return True
+
+    @property
+    def rows(self) -> int:
+        """Of the tensor as a matrix of its last axis."""
+        return self.elements // max(1, self.cols)
+
+    @property
+    def cols(self) -> int:
+        return self.shape[-1] if self.shape else 1
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One call of an ATen op: ``mm``, ``add_``, ... with its arguments, tensors as ``Tensor``."""
+
+    name: str
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+    outputs: tuple[Tensor, ...]
+    kind: Kind
+    phase: Phase
+    module: str  # where in the model: layers.0.mlp
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        """Every tensor among the arguments, lists included."""
+        return list(_tensors((self.arguments, tuple(self.options.values()))))
+
+    def argument(self, place: int, name: str, default: Any = None) -> Any:
+        """An argument given by place or by name."""
+        return self.arguments[place] if place < len(self.arguments) else self.options.get(name, default)
+
+    @property
+    def in_place(self) -> bool:
+        return self.name.endswith("_") and not self.name.startswith("__")
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """A parameter's gradient: how large, and after which op it is ready."""
+
+    bytes: int
+    elements: int
+    ready: int  # place of the op in the trace
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes of one step, at its peak. Parts add up to ``peak``."""
+
+    parameters: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+    inputs: int = 0
+    activations: int = 0  # all else that lives at the peak: what backward needs, and temporaries
+
+    @property
+    def peak(self) -> int:
+        return self.parameters + self.gradients + self.optimizer + self.inputs + self.activations
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One step of a model."""
+
+    name: str
+    mode: Literal["inference", "training"]
+    ops: tuple[Op, ...]
+    parameters: int  # numbers that the model has
+    parameter_tensors: int
+    footprint: Footprint
+    gradients: tuple[Gradient, ...] = ()
+    module_calls: dict[str, int] = field(default_factory=dict)  # by phase: Python's own time goes with them
+    tokens: int = 0  # that the step reads: batch x sequence, where inputs tell
+    samples: int = 0
+
+    @property
+    def kernels(self) -> list[Op]:
+        return [op for op in self.ops if op.kind == "kernel"]
+
+    def phase(self, name: str) -> list[Op]:
+        return [op for op in self.ops if op.phase == name]

@@ -1,0 +1,180 @@
+"""Meta tensors take the CPU's way through PyTorch; here is what a CUDA GPU does instead, op by op.
+
+Fused dropout and attention, autocast, tensors sent to "cuda", multi-tensor optimizers: without a GPU PyTorch would
+break each of them into other ops than those that run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+
+from kernelcast.errors import KernelcastError
+
+_aten = torch.ops.aten
+ATTENTION = ("fused", "math")  # one kernel; or products, softmax and masks one after another, as SDPA's last resort
+
+# What torch.autocast does on CUDA (docs, "CUDA Op-Specific Behavior"): products in the narrow format, sums in fp32.
+_NARROW = {
+    "linear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "addmm", "addbmm", "baddbmm", "addmv", "mv", "einsum",
+    "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "prelu", "chain_matmul",
+    "scaled_dot_product_attention", "gru_cell", "lstm_cell",
+}  # fmt: skip
+_WIDE = {
+    "__pow__", "__rdiv__", "__rpow__", "__rtruediv__", "acos", "asin", "binary_cross_entropy_with_logits", "cosh",
+    "cosine_embedding_loss", "cdist", "cosine_similarity", "cross_entropy", "cumprod", "cumsum", "dist", "erfinv",
+    "exp", "expm1", "group_norm", "hinge_embedding_loss", "kl_div", "l1_loss", "layer_norm", "log", "log10",
+    "log_softmax", "log1p", "log2", "margin_ranking_loss", "mse_loss", "multilabel_margin_loss", "multi_margin_loss",
+    "nll_loss", "norm", "normalize", "pdist", "poisson_nll_loss", "pow", "prod", "reciprocal", "rsqrt", "sinh",
+    "smooth_l1_loss", "soft_margin_loss", "softmax", "softmin", "softplus", "sum", "renorm", "tan",
+    "triplet_margin_loss",
+}  # fmt: skip
+
+
+class CudaLike(TorchFunctionMode):
+    """What PyTorch's Python functions do with tensors on a GPU."""
+
+    def __init__(self, attention: str = "fused") -> None:
+        super().__init__()
+        self.attention = attention
+        self._narrowed: weakref.WeakKeyDictionary[torch.Tensor, torch.Tensor] = weakref.WeakKeyDictionary()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        options = _here(kwargs or {})
+        args = tree_map(_device_here, args)
+        format_ = _autocast_format()
+        if format_ is not None:
+            args, options = self._autocast(getattr(func, "__name__", ""), args, options, format_)
+        if func is F.scaled_dot_product_attention or func is torch._C._nn.scaled_dot_product_attention:
+            return self._attention(*args, **options)
+        if func in (F.dropout, torch.dropout):
+            return _dropout(*args, **options)
+        if func is torch.Tensor.cuda:
+            return args[0]
+        return func(*args, **options)
+
+    def _attention(
+        self, query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
+        is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+    ) -> Any:  # fmt: skip
+        """One kernel, whichever library has it on the GPU that is asked about; or the parts."""
+        if self.attention == "math" or query.dim() != 4:
+            return _attention_in_parts(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        if attn_mask is not None and attn_mask.dtype == torch.bool:
+            filled = torch.zeros_like(attn_mask, dtype=query.dtype)
+            attn_mask = filled.masked_fill_(attn_mask.logical_not(), float("-inf"))
+        found = _aten._scaled_dot_product_cudnn_attention(
+            query, key, value, attn_mask, torch.is_grad_enabled(), dropout_p, is_causal, False, scale=scale
+        )
+        return found[0]
+
+    def _autocast(self, name: str, args: Any, options: dict[str, Any], format_: torch.dtype) -> tuple[Any, Any]:
+        if name in _NARROW:
+            return tree_map(lambda x: self._narrow(x, format_), (args, options))  # type: ignore[no-any-return]
+        if name in _WIDE:
+            return tree_map(_widened, (args, options))  # type: ignore[no-any-return]
+        return args, options
+
+    def _narrow(self, value: Any, format_: torch.dtype) -> Any:
+        """In the narrow format; a weight is cast once and kept, as autocast's cache does."""
+        if not isinstance(value, torch.Tensor) or value.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+            return value
+        if value.dtype == format_:
+            return value
+        if not (value.is_leaf and value.requires_grad):
+            return value.to(format_)
+        if value not in self._narrowed:
+            self._narrowed[value] = value.to(format_)
+        return self._narrowed[value]
+
+    def forget(self) -> None:
+        """The step is over: autocast's cache ends with its context."""
+        self._narrowed = weakref.WeakKeyDictionary()
+
+
+def _widened(value: Any) -> Any:
+    narrow = isinstance(value, torch.Tensor) and value.dtype in (torch.float16, torch.bfloat16)
+    return value.float() if narrow else value
+
+
+def _autocast_format() -> torch.dtype | None:
+    for device in ("cuda", "cpu"):
+        if torch.is_autocast_enabled(device):
+            return torch.get_autocast_dtype(device)
+    return None
+
+
+def _dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    """On a GPU one kernel that writes a mask too."""
+    if not training or p == 0:
+        return input
+    return torch.native_dropout(input, p, True)[0]
+
+
+def _attention_in_parts(
+    query: Any, key: Any, value: Any, mask: Any, dropout_p: float, causal: bool, scale: float | None, grouped: bool
+) -> Any:
+    """As SDPA's math: Q and K scaled, a product, a mask, softmax, a product."""
+    if grouped and key.shape[-3] != query.shape[-3]:
+        key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
+    factor = (scale if scale is not None else query.shape[-1] ** -0.5) ** 0.5
+    scores = torch.matmul(query * factor, (key * factor).transpose(-2, -1))
+    if causal:
+        mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
+    if mask is not None:
+        scores = scores.masked_fill(mask.logical_not(), float("-inf")) if mask.dtype == torch.bool else scores + mask
+    weights = _dropout(torch.softmax(scores, dim=-1), dropout_p)
+    return torch.matmul(weights, value)
+
+
+def _device_here(value: Any) -> Any:
+    """Tensors that a program sends to a GPU stay where tracing happens."""
+    if isinstance(value, torch.device) and value.type != "meta":
+        return torch.device("meta")
+    if isinstance(value, str) and (value == "cuda" or value.startswith("cuda:")):
+        return torch.device("meta")
+    return value
+
+
+def _here(options: dict[str, Any]) -> dict[str, Any]:
+    device = options.get("device")
+    return {**options, "device": torch.device("meta")} if device is not None else dict(options)
+
+
+@contextlib.contextmanager
+def gpu_present(captured: bool = False) -> Iterator[None]:
+    """PyTorch's own questions are answered as with a GPU: autocast to bf16, fused and multi-tensor optimizers, and
+    whether the step is being ``captured`` in a CUDA graph, which some libraries ask."""
+    devices: Callable[[], list[str]] = lambda: ["cuda", "cpu", "meta"]  # noqa: E731
+    optimizer = "torch.optim.optimizer"
+    with contextlib.ExitStack() as stack:
+        for name, answer in (
+            (f"{optimizer}._get_fused_kernels_supported_devices", devices),
+            (f"{optimizer}._get_foreach_kernels_supported_devices", devices),
+            ("torch.utils._foreach_utils._get_foreach_kernels_supported_devices", devices),
+            ("torch.amp.autocast_mode.torch.cuda.is_bf16_supported", lambda *_, **__: True),
+            ("torch.cuda.amp.common.amp_definitely_not_available", lambda: False),
+            ("torch.cuda.is_available", lambda: True),
+            ("torch.cuda.current_device", lambda: 0),
+            ("torch.cuda.is_current_stream_capturing", lambda: captured),
+            ("torch.cuda.synchronize", lambda *_, **__: None),
+            ("torch.cuda.get_device_capability", lambda *_, **__: (9, 0)),
+        ):
+            with contextlib.suppress(AttributeError, ModuleNotFoundError):  # of another release of PyTorch
+                stack.enter_context(mock.patch(name, answer))
+        yield
+
+
+def check_attention(name: str) -> None:
+    if name not in ATTENTION:
+        raise KernelcastError(f"attention must be one of {', '.join(ATTENTION)}, not {name!r}")

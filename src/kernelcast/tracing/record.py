@@ -1,0 +1,216 @@
+"""Record every ATen op of a run on meta tensors: shapes, strides and formats, no memory and no arithmetic."""
+
+from __future__ import annotations
+
+import bisect
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from kernelcast.errors import KernelcastError
+from kernelcast.networks.traced import Kind, Op, Phase, Tensor
+
+_DTYPES = {
+    torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16",
+    torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8", torch.int64: "int64", torch.int32: "int32",
+    torch.int16: "int16", torch.int8: "int8", torch.uint8: "uint8", torch.bool: "bool", torch.complex64: "complex64",
+    torch.complex128: "complex128",
+}  # fmt: skip
+# Memory handed out and never written, or bookkeeping of autograd: nothing is launched.
+_HOST_ONLY = {
+    "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "detach_", "alias", "lift_fresh",
+    "lift", "set_", "resize_", "_local_scalar_dense", "is_same_size", "_has_compatible_shallow_copy_type",
+    "sym_size", "sym_stride", "sym_numel", "sym_storage_offset", "device", "_unsafe_view", "_reshape_alias",
+    "_assert_async", "_assert_scalar", "_assert_tensor_metadata", "equal",
+}  # fmt: skip
+_SMALL_ELEMENTS = 1 << 20  # constants up to this size (positions, masks) are computed for real: code branches on them
+
+
+class Recorder(TorchDispatchMode):
+    """Keeps the ops; and the life of every piece of memory, to tell the peak."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: list[Op] = []
+        self.phase: Phase = "forward"
+        self.modules: list[str] = []
+        self.module_calls: dict[str, int] = {}
+        self.lives: list[tuple[int, int, int]] = []  # (ops so far, storage, bytes; below 0 when it is given back)
+        self._numbers: dict[int, tuple[int, Any]] = {}  # of storages, by their address while they live
+        self._values: dict[int, torch.Tensor] = {}  # of small tensors that come from constants, by id while they live
+        self._count = 0
+        self._made: list[tuple[int, str]] = []  # autograd's numbers as the forward pass goes on, and the module then
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        options = dict(kwargs or {})
+        if options.get("device") is not None:
+            options["device"] = torch.device("meta")
+        space, _, name = str(func._schema.name).partition("::")
+        if space == "profiler":
+            return func(*args, **options)
+        if name == "_local_scalar_dense":
+            return self._scalar(args[0])
+        args = tree_map(self._on_meta, args)
+        if _in_parts(func):  # under inference_mode such ops arrive whole
+            with self:
+                parts = func.decompose(*args, **options)
+            if parts is not NotImplemented:
+                return parts
+        known = self._known_values(func, args, options)
+        try:
+            out = func(*args, **options)
+        except NotImplementedError as error:
+            raise KernelcastError(f"cannot trace the op {func._schema.name}: {_first_line(error)}") from None
+        outputs = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+        self._keep_values(outputs, known)
+        self._record(name, func, args, options, outputs)
+        return out
+
+    def forget_ops(self) -> None:
+        """What ran so far was preparation; the memory that lives stays."""
+        self.ops.clear()
+        self.module_calls.clear()
+        self.lives = [(0, number, memory().nbytes()) for number, memory in self._numbers.values() if memory() is not None]
+
+    def _record(self, name: str, func: Any, args: Any, options: dict[str, Any], outputs: list[torch.Tensor]) -> None:
+        arguments = tree_map(self._plain, args)
+        given = {key: self._plain(value) for key, value in options.items() if key not in ("device", "layout")}
+        told = tuple(self.tensor(leaf) for leaf in outputs)
+        place = self._place()
+        self.ops.append(
+            Op(name, tuple(arguments), given, told, self._kind(name, func, args, outputs), self.phase, place)
+        )
+
+    def _place(self) -> str:
+        """The module that runs; in the backward pass the one whose forward made the gradient's node."""
+        if self.modules or self.phase != "backward":
+            path = self.modules[-1] if self.modules else ""
+            if self.phase == "forward":
+                self._made.append((torch._C._autograd._get_sequence_nr(), path))
+            return path
+        node = torch._C._current_autograd_node()
+        if node is None or not self._made:
+            return ""
+        at = bisect.bisect_right(self._made, (node._sequence_nr(), "\uffff"))
+        return self._made[max(0, at - 1)][1]
+
+    def _kind(self, name: str, func: Any, args: Any, outputs: list[torch.Tensor]) -> Kind:
+        if name in _HOST_ONLY:
+            return "host"
+        if func._schema.is_mutable:
+            return "kernel"
+        if all(out.numel() == 0 for out in outputs):
+            return "host"
+        if not _aliases(func):
+            return "kernel"
+        given = {leaf.untyped_storage()._cdata for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)}
+        return "view" if all(out.untyped_storage()._cdata in given for out in outputs) else "kernel"
+
+    def _plain(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self.tensor(value)
+        if isinstance(value, torch.dtype):
+            return _DTYPES.get(value, str(value))
+        if isinstance(value, (list, tuple)):
+            return tuple(self._plain(item) for item in value)
+        return value
+
+    def tensor(self, value: torch.Tensor) -> Tensor:
+        """The facts of a tensor, its memory numbered."""
+        dtype = _DTYPES.get(value.dtype)
+        if dtype is None:
+            raise KernelcastError(f"cannot trace tensors of the format {value.dtype}")
+        return Tensor(tuple(value.shape), tuple(value.stride()), dtype, self.storage(value))
+
+    def storage(self, value: torch.Tensor) -> int:
+        """The number of a tensor's memory; its life begins here when it is new."""
+        memory = value.untyped_storage()
+        at = memory._cdata
+        if at not in self._numbers:
+            self._count += 1
+            number, size = self._count, memory.nbytes()
+            self.lives.append((len(self.ops), number, size))
+            self._numbers[at] = (number, weakref.ref(memory, self._freed(at, number, size)))
+        return self._numbers[at][0]
+
+    def _freed(self, at: int, number: int, size: int) -> Callable[[Any], None]:
+        def gone(_: Any) -> None:
+            self.lives.append((len(self.ops), number, -size))
+            if self._numbers.get(at, (0,))[0] == number:
+                del self._numbers[at]
+
+        return gone
+
+    def know(self, value: torch.Tensor, real: torch.Tensor) -> None:
+        """Remember what a small meta tensor holds."""
+        if real.numel() <= _SMALL_ELEMENTS:
+            self._values[id(value)] = real
+            weakref.finalize(value, self._values.pop, id(value), None)
+
+    def _on_meta(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or value.device.type == "meta":
+            return value
+        moved = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+        self.know(moved, value)
+        return moved
+
+    def _known_values(self, func: Any, args: Any, options: dict[str, Any]) -> list[torch.Tensor] | None:
+        """The op on real numbers, where all its tensors are known constants."""
+        leaves = [leaf for leaf in tree_leaves((args, options)) if isinstance(leaf, torch.Tensor)]
+        if any(id(leaf) not in self._values for leaf in leaves):
+            return None
+        if not leaves and options.get("device") is None:
+            return None
+        real_args = tree_map(lambda leaf: self._values.get(id(leaf), leaf), args)
+        real_options = {key: torch.device("cpu") if key == "device" else value for key, value in options.items()}
+        size = max((leaf.numel() for leaf in leaves), default=0)
+        if size > _SMALL_ELEMENTS or (not leaves and _asked_elements(args) > _SMALL_ELEMENTS):
+            return None
+        try:
+            out = func(*real_args, **real_options)
+        except Exception:  # what cannot be computed here is simply not known
+            return None
+        return [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+
+    def _keep_values(self, outputs: list[torch.Tensor], known: list[torch.Tensor] | None) -> None:
+        for value, real in zip(outputs, known or (), strict=False):
+            if id(value) not in self._values:
+                self.know(value, real)
+
+    def _scalar(self, value: torch.Tensor) -> Any:
+        """A number that the program asks for: known where it comes from constants, else not."""
+        real = value if value.device.type != "meta" else self._values.get(id(value))
+        if real is None:
+            where = f" in {self.modules[-1]}" if self.modules and self.modules[-1] else ""
+            raise KernelcastError(
+                f"cannot trace{where}: the program asks for the value of a tensor (item(), bool(), or a Python if), "
+                "which depends on the data"
+            )
+        return real.item()
+
+
+def _in_parts(func: Any) -> bool:
+    return bool(func._can_decompose()) if hasattr(func, "_can_decompose") else False
+
+
+def _aliases(func: Any) -> bool:
+    """Whether the op may hand back one of its inputs: reshape, to, contiguous."""
+    return any(result.alias_info is not None for result in func._schema.returns) or func.is_view
+
+
+def _asked_elements(args: Any) -> int:
+    sizes = [leaf for leaf in tree_leaves(args) if isinstance(leaf, int)]
+    product = 1
+    for size in sizes:
+        product *= max(1, abs(size))
+    return product
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
