@@ -15,7 +15,7 @@ from kernelcast.predict import DEFAULT, Conditions
 from kernelcast.report.text import SUPPORT, plain_table, show
 from kernelcast.report.units import bar, binary_bytes_text, digits, percent, time_text
 from kernelcast.serving.infer import largest_batch
-from kernelcast.serving.kernel_times import KernelTimes
+from kernelcast.networks.kernel_times import KernelTimes
 from kernelcast.serving.result import Inference, Share, Span
 
 _LEVELS = ("seen", "near", "extrapolated")

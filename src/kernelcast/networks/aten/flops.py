@@ -1,0 +1,53 @@
+"""FLOPs of the ops that torch's own counter counts (torch.utils.flop_counter), by the same rules."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from kernelcast.networks.traced import Op, Tensor
+
+
+def op_flops(op: Op) -> int:
+    """0 for an op that is no product, convolution or attention."""
+    name = op.name
+    if name in ("mm", "addmm", "_scaled_mm", "bmm", "baddbmm"):
+        a, b = [x for x in op.arguments if isinstance(x, Tensor)][-2 if name in ("mm", "bmm", "_scaled_mm") else 1 :][:2]
+        return 2 * math.prod(a.shape) * b.shape[-1]
+    if name in ("convolution", "_convolution", "cudnn_convolution"):
+        return _convolution(op.arguments[0].shape, op.arguments[1].shape, op.outputs[0].shape, op.argument(6, "transposed"))
+    if name == "convolution_backward":
+        return _convolution_backward(op)
+    if name == "_grouped_mm":
+        a, b = op.arguments[:2]
+        return 2 * math.prod(a.shape) * b.shape[-1]
+    if name.startswith("_scaled_dot_product"):
+        return _attention(op)
+    return 0
+
+
+def _convolution(x: Any, weight: Any, out: Any, transposed: bool) -> int:
+    spatial = x[2:] if transposed else out[2:]
+    return int(2 * x[0] * math.prod(spatial) * math.prod(weight))
+
+
+def _convolution_backward(op: Op) -> int:
+    grad, x, weight = (t.shape for t in op.arguments[:3])
+    transposed, wanted = op.arguments[7], op.arguments[10]
+    total = 0
+    if wanted[0]:  # torch's counter: a convolution of the gradient with the weights, the other way round
+        total += _convolution(grad, weight, x, not transposed)
+    if wanted[1]:
+        spatial = x[2:] if transposed else grad[2:]
+        total += int(2 * x[0] * math.prod(spatial) * math.prod(weight))
+    return total
+
+
+def _attention(op: Op) -> int:
+    """Two products forward, five backward; masks are not subtracted."""
+    backward = op.name.endswith("backward")
+    query, key, value = op.arguments[1:4] if backward else op.arguments[:3]
+    batch, heads, queries, size = query.shape
+    pairs = batch * heads * queries * key.shape[2]
+    width = value.shape[3]
+    return 2 * pairs * (3 * size + 2 * width) if backward else 2 * pairs * (size + width)

@@ -1,0 +1,60 @@
+"""What the host costs an eager run: it launches kernels one by one, and the GPU waits where it is too slow."""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+
+from kernelcast.errors import KernelcastError, unknown
+from kernelcast.kernels.work import Array
+
+_FOLDER = Path(__file__).parent / "hosts"
+
+
+@dataclass(frozen=True)
+class Host:
+    """One file of ``hosts/``: seconds of one thread of Python and PyTorch's dispatcher."""
+
+    id: str
+    name: str
+    kernel_s: float  # an op of the forward pass that launches a kernel
+    view_s: float  # one that does not
+    module_s: float  # a call of an nn.Module, beside its ops
+    backward_kernel_s: float  # an op of the backward pass, on autograd's thread
+    backward_view_s: float
+    gap_s: float  # between two kernels of a stream, both launched in time
+    graph_gap_s: float  # between two kernels of a CUDA graph
+    graph_s: float  # to launch a graph
+    sources: tuple[tuple[str, str], ...]
+
+
+def host_ids() -> list[str]:
+    return sorted(path.stem for path in _FOLDER.glob("*.toml"))
+
+
+@functools.cache
+def host(name: str) -> Host:
+    """The host called ``name``."""
+    path = _FOLDER / f"{name.lower()}.toml"
+    if not path.exists():
+        raise unknown("host", name, host_ids())
+    raw = tomllib.loads(path.read_text())
+    raw["sources"] = tuple(raw.get("sources", {}).items())
+    known = {f.name for f in fields(Host)} - {"id"}
+    if set(raw) != known:
+        odd = ", ".join(sorted(known ^ set(raw)))
+        raise KernelcastError(f"{path.name}: missing or unknown: {odd}")
+    return Host(id=path.stem, **raw)
+
+
+def stream_ends(launched_s: Array, kernel_s: Array) -> Array:
+    """When each kernel of a stream ends: it starts when it is launched and the one before has ended.
+
+    end[i] = max over j <= i of (launched[j] + kernel[j] + ... + kernel[i])
+    """
+    done = np.cumsum(kernel_s)
+    return done + np.maximum.accumulate(launched_s - (done - kernel_s))
