@@ -13,11 +13,11 @@ import kernelcast as kc
 from kernelcast.errors import KernelcastError
 from kernelcast.networks import model, model_ids
 from kernelcast.networks.forward import Batch, Call, Deployment, forward
+from kernelcast.networks.kernel_times import KernelTimes
 from kernelcast.networks.layers import Dense, LayerRun
 from kernelcast.networks.precision import Precision
 from kernelcast.networks.stack import stack, stack_ids
 from kernelcast.parallel import Layout
-from kernelcast.networks.kernel_times import KernelTimes
 
 PROMPTS = Batch(new=(100, 200), past=(0, 0))  # 300 tokens
 DECODE = Batch(new=(1, 1, 1), past=(50, 60, 70))  # 3 tokens

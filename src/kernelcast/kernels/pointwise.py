@@ -52,7 +52,9 @@ class Pointwise(Kernel):
         ACCESS,
         default=None,
     )
-    axes: int | None = size("axes that a strided kernel walks, neighbours in memory as one; default 2", default=None, high=16)
+    axes: int | None = size(
+        "axes that a strided kernel walks, neighbours in memory as one; default 2", default=None, high=16
+    )
     flops: float = real("of an element", default=1)
     xu_ops: float = real("special functions of an element", default=0)
 
@@ -78,7 +80,9 @@ class Pointwise(Kernel):
             moved_bytes=moved * elements,
             flops=calls["flops"] * elements,
             xu_ops=calls["xu_ops"] * elements,
-            converted=(calls["reads"] + calls["writes"]) * elements if element_bytes < 4 and access == "vector" else 0.0,
+            converted=(calls["reads"] + calls["writes"]) * elements
+            if element_bytes < 4 and access == "vector"
+            else 0.0,
             warp_instructions=instructions * elements / gpu.warp_threads,
         )
         return (work,)

@@ -22,16 +22,27 @@ _TUNED = re.compile(r"(-(instruct|chat|it|pt|base|hf|thinking))+$")
 
 def model(name_or_path: str | os.PathLike[str]) -> Architecture:
     """The architecture of a model by bundled id, Hugging Face id, path of a config.json (or its folder), or cache."""
-    text = os.fspath(name_or_path)
+    name, file = _found(os.fspath(name_or_path))
+    return _bundled(file.stem) if file.parent == MODELS else parse(_load(file), name=name)
+
+
+def config(name_or_path: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
+    """The name and the config.json of a model that is found as ``model`` finds it; our own keys (``_id``) left out."""
+    name, file = _found(os.fspath(name_or_path))
+    return name, {key: value for key, value in _load(file).items() if not key.startswith("_")}
+
+
+def _found(text: str) -> tuple[str, Path]:
+    """A model's name and its file."""
     stem = _index().get(_fold(text))
     if stem is not None:
-        return _bundled(stem)
+        return stem, MODELS / f"{stem}.json"
     path = Path(text).expanduser()
     if path.exists() or path.suffix == ".json" or text.startswith((".", "/", "~")):
-        return _from_path(path)
+        return _at_path(path)
     cached = _cached_config(text)
     if cached is not None:
-        return _read(cached, name=text)
+        return text, cached
     names = _official_ids() if "/" in text else model_ids()
     raise KernelcastError(f"{unknown('model', text, names)}; or give the path of the model's config.json")
 
@@ -44,7 +55,7 @@ def model_ids() -> tuple[str, ...]:
 
 @functools.cache
 def _bundled(stem: str) -> Architecture:
-    return _read(MODELS / f"{stem}.json", name=stem)
+    return parse(_load(MODELS / f"{stem}.json"), name=stem)
 
 
 def _fold(name: str) -> str:
@@ -72,16 +83,11 @@ def _index() -> dict[str, str]:
     return index | {_fold(stem): stem for stem in model_ids()}
 
 
-def _from_path(path: Path) -> Architecture:
+def _at_path(path: Path) -> tuple[str, Path]:
     file = path / "config.json" if path.is_dir() else path
     if not file.is_file():
         raise KernelcastError(f"no config.json at {str(path)!r}; give a config.json or a folder that holds one")
-    name = file.parent.resolve().name if file.name == "config.json" else file.stem
-    return _read(file, name=name)
-
-
-def _read(file: Path, name: str) -> Architecture:
-    return parse(_load(file), name=name)
+    return file.parent.resolve().name if file.name == "config.json" else file.stem, file
 
 
 def _load(file: Path) -> dict[str, Any]:

@@ -11,11 +11,11 @@ from rich.text import Text
 
 from kernelcast.errors import KernelcastError
 from kernelcast.networks.forward import Batch, forward
+from kernelcast.networks.kernel_times import KernelTimes
 from kernelcast.predict import DEFAULT, Conditions
 from kernelcast.report.text import SUPPORT, plain_table, show
 from kernelcast.report.units import bar, binary_bytes_text, digits, percent, time_text
 from kernelcast.serving.infer import largest_batch
-from kernelcast.networks.kernel_times import KernelTimes
 from kernelcast.serving.result import Inference, Share, Span
 
 _LEVELS = ("seen", "near", "extrapolated")

@@ -16,8 +16,8 @@ import numpy as np
 
 from kernelcast.errors import KernelcastError
 from kernelcast.networks.forward import Batch, Call, Deployment, forward, matrix_flops
-from kernelcast.predict import DEFAULT, Conditions
 from kernelcast.networks.kernel_times import KernelTimes
+from kernelcast.predict import DEFAULT, Conditions
 from kernelcast.serving.memory import Memory, cache_bytes, check_fits, memory, read_weight_bytes
 from kernelcast.serving.result import NOTHING, Inference, Share, Span
 from kernelcast.serving.workload import Workload

@@ -76,7 +76,9 @@ class Recorder(TorchDispatchMode):
         """What ran so far was preparation; the memory that lives stays."""
         self.ops.clear()
         self.module_calls.clear()
-        self.lives = [(0, number, memory().nbytes()) for number, memory in self._numbers.values() if memory() is not None]
+        self.lives = [
+            (0, number, memory().nbytes()) for number, memory in self._numbers.values() if memory() is not None
+        ]
 
     def _record(self, name: str, func: Any, args: Any, options: dict[str, Any], outputs: list[torch.Tensor]) -> None:
         arguments = tree_map(self._plain, args)

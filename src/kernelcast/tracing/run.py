@@ -149,7 +149,9 @@ class _Step:
                     raise KernelcastError("no loss to train on: the output holds no tensor of floating-point numbers")
                 found = tensors[0].mean()
         if not isinstance(found, torch.Tensor) or found.numel() != 1:
-            raise KernelcastError(f"a loss is one number, not {_told_shape(found)}; give loss=, a function of the output")
+            raise KernelcastError(
+                f"a loss is one number, not {_told_shape(found)}; give loss=, a function of the output"
+            )
         if not found.requires_grad:
             raise KernelcastError("the loss depends on no parameter, so there is no backward pass to trace")
         return found
@@ -170,7 +172,9 @@ def _told(recorder: Recorder) -> Iterator[None]:
         where = recorder.modules[-1] if recorder.modules else ""
         last = f", after {recorder.ops[-1].name}" if recorder.ops else ""
         text = " ".join(str(error).split()) or type(error).__name__
-        raise KernelcastError(f"the model does not trace{' in ' + where if where else ''}{last}: {text[:300]}") from error
+        raise KernelcastError(
+            f"the model does not trace{' in ' + where if where else ''}{last}: {text[:300]}"
+        ) from error
 
 
 def _meta(value: Any, recorder: Recorder) -> Any:

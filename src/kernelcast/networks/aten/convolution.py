@@ -36,7 +36,9 @@ def _forward(op: Op, settings: Settings) -> Iterator[Call]:
         yield call("convolution", "conv2d_dgrad", settings, **_transposed(op, weight, stride, padding, dilation, groups),
                    dtype=kind)  # fmt: skip
     else:
-        yield call("convolution", "conv2d", settings, **_sizes(x, weight, stride, padding, dilation, groups), dtype=kind)
+        yield call(
+            "convolution", "conv2d", settings, **_sizes(x, weight, stride, padding, dilation, groups), dtype=kind
+        )
     if bias is not None:
         out = op.outputs[0]
         yield pointwise("convolution", settings, out.elements, number_format(out), read_bytes=out.bytes,

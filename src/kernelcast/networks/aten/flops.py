@@ -12,10 +12,14 @@ def op_flops(op: Op) -> int:
     """0 for an op that is no product, convolution or attention."""
     name = op.name
     if name in ("mm", "addmm", "_scaled_mm", "bmm", "baddbmm"):
-        a, b = [x for x in op.arguments if isinstance(x, Tensor)][-2 if name in ("mm", "bmm", "_scaled_mm") else 1 :][:2]
+        a, b = [x for x in op.arguments if isinstance(x, Tensor)][-2 if name in ("mm", "bmm", "_scaled_mm") else 1 :][
+            :2
+        ]
         return 2 * math.prod(a.shape) * b.shape[-1]
     if name in ("convolution", "_convolution", "cudnn_convolution"):
-        return _convolution(op.arguments[0].shape, op.arguments[1].shape, op.outputs[0].shape, op.argument(6, "transposed"))
+        return _convolution(
+            op.arguments[0].shape, op.arguments[1].shape, op.outputs[0].shape, op.argument(6, "transposed")
+        )
     if name == "convolution_backward":
         return _convolution_backward(op)
     if name == "_grouped_mm":

@@ -37,7 +37,9 @@ def _channel_norm(op: Op, settings: Settings) -> Iterator[Call]:
     """Statistics of each channel in one pass, then the normalisation (or gradient) in another."""
     x = max(op.inputs, key=lambda t: t.elements)
     backward = op.name.endswith("backward")
-    frozen = op.name == "_batch_norm_no_update" or (op.name == "native_batch_norm" and op.argument(5, "training") is False)
+    frozen = op.name == "_batch_norm_no_update" or (
+        op.name == "native_batch_norm" and op.argument(5, "training") is False
+    )
     reads = 2 if backward else 1
     if not frozen:
         yield pointwise("norms", settings, x.elements, number_format(x), read_bytes=reads * x.bytes, written_bytes=0.0,

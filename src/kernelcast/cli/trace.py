@@ -1,0 +1,78 @@
+"""trace: any PyTorch model, inference or a training step, without a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kernelcast.cli.commands import Command, with_examples
+from kernelcast.cli.options import CalibrationFile, Changes, GpuName, Json, chosen_conditions, chosen_gpu
+from kernelcast.errors import KernelcastError
+
+
+def register(app: typer.Typer) -> None:
+    examples = (
+        "kernelcast trace llama-3.1-8b --mode training --batch 4 --seq 512 --gpu h200_sxm",
+        "kernelcast trace examples/resnet.py:build --mode training --batch 32 --dtype fp32 --gpu a100_sxm --json",
+    )
+    app.command("trace", cls=with_examples(Command, *examples))(trace)
+
+
+def trace(
+    what: Annotated[
+        str,
+        typer.Argument(metavar="MODEL", help="FILE.py:function that gives (model, inputs), a config.json, or a name"),
+    ],
+    gpu: GpuName = None,
+    mode: Annotated[str, typer.Option("--mode", metavar="MODE", help="inference or training")] = "inference",
+    batch: Annotated[int, typer.Option("--batch", help="samples")] = 1,
+    seq: Annotated[int, typer.Option("--seq", help="tokens of each")] = 512,
+    dtype: Annotated[str, typer.Option("--dtype", metavar="FORMAT", help="bf16, fp16, fp32 or tf32")] = "bf16",
+    optimizer: Annotated[
+        str, typer.Option("--optimizer", metavar="NAME", help="adamw, adamw-foreach, adam, sgd, sgd-momentum, none")
+    ] = "adamw",
+    accumulate: Annotated[int, typer.Option("--accumulate", help="passes before the optimizer steps")] = 1,
+    attention: Annotated[
+        str, typer.Option("--attention", metavar="KIND", help="fused: one kernel; math: products and softmax")
+    ] = "fused",
+    checkpointing: Annotated[
+        bool, typer.Option("--checkpointing", help="recompute activations in the backward pass (Hugging Face models)")
+    ] = False,
+    graph: Annotated[bool, typer.Option("--graph", help="kernels replay from a CUDA graph")] = False,
+    host: Annotated[str, typer.Option("--host", metavar="NAME", help="whose time to launch kernels")] = "server",
+    changes: Changes = None,
+    predictor: Annotated[str, typer.Option("--predictor", metavar="NAME", help="learned, generic, …")] = "learned",
+    calibration: CalibrationFile = None,
+    timeline: Annotated[
+        Path | None, typer.Option("--trace", metavar="FILE.json", help="timeline of the step, for Perfetto")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """How long a step of any PyTorch model takes, what takes the time, and whether it fits."""
+    if gpu is None:
+        raise KernelcastError("which GPU? give --gpu, as in --gpu h200_sxm")
+    if importlib.util.find_spec("torch") is None:
+        raise KernelcastError("tracing needs PyTorch (no GPU): pip install 'kernelcast[torch]'")
+    chip = chosen_gpu(gpu, changes)
+    from kernelcast.report.trace import fields, print_step, write_timeline
+    from kernelcast.tracing import trace as run
+    from kernelcast.tracing.build import Asked, build
+    from kernelcast.training.step import run_step
+
+    conditions = chosen_conditions(None, "cold", predictor, calibration)
+    built = build(Asked(what, batch, seq, dtype, mode, checkpointing))
+    found = run(
+        built.model, built.inputs, mode, optimizer=None if optimizer == "none" else optimizer,  # type: ignore[arg-type]
+        loss=built.loss, accumulate=accumulate, attention=attention, graph=graph, name=built.name,
+    )  # fmt: skip
+    step = run_step(found, chip, conditions, tf32=dtype == "tf32", graph=graph, on=host)
+    if timeline:
+        write_timeline(step, timeline)
+    if as_json:
+        typer.echo(json.dumps(fields(step)))
+        return
+    print_step(step)
