@@ -39,7 +39,7 @@ $(STAMP): pyproject.toml
 # Fitting is tested with this release of PyTorch; any from 2.4 on will do.
 $(DEV_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,plots]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,plots,torch]'
 	touch $@
 
 clean:

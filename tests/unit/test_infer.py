@@ -11,13 +11,12 @@ import pytest
 
 import kernelcast as kc
 from kernelcast.errors import KernelcastError
-from kernelcast.networks import LayerRun, model
+from kernelcast.networks import LayerRun, kernel_times, model
 from kernelcast.networks.forward import Batch, Deployment, forward
 from kernelcast.networks.precision import Precision
 from kernelcast.networks.stack import Stack, stack
 from kernelcast.parallel import Layout
 from kernelcast.report import infer as report
-from kernelcast.serving import kernel_times
 from kernelcast.serving.infer import _Plan, infer, infer_many, largest_batch
 from kernelcast.serving.memory import cache_bytes, memory, read_weight_bytes, weight_bytes
 from kernelcast.serving.result import Inference

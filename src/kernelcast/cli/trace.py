@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -61,9 +62,10 @@ def trace(
     from kernelcast.report.trace import fields, print_step, write_timeline
     from kernelcast.tracing import trace as run
     from kernelcast.tracing.build import Asked, build
-    from kernelcast.training.step import run_step
+    from kernelcast.training.step import STEP, run_step
 
-    conditions = chosen_conditions(None, "cold", predictor, calibration)
+    asked = chosen_conditions(None, "cold", predictor, calibration)
+    conditions = replace(asked, input_rotation=STEP.input_rotation)
     built = build(Asked(what, batch, seq, dtype, mode, checkpointing))
     found = run(
         built.model, built.inputs, mode, optimizer=None if optimizer == "none" else optimizer,  # type: ignore[arg-type]

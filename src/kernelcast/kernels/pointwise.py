@@ -19,9 +19,9 @@ from kernelcast.kernels.vector import vector_kernel
 from kernelcast.kernels.work import Array, Phases, ceil_div
 
 _THREADS = 128.0  # vectorized_elementwise_kernel and elementwise_kernel<128, ...>
-# Instructions of a thread for an element, where every place is computed: a division by multiplying for each axis of each
-# tensor (OffsetCalculator), and loads and stores of single elements. Our H200 runs 33.5e12 instructions/s; products of
-# two tensors make 0.40e12 elements/s over two axes, 0.33e12 over three and 0.25e12 over four: 84, 100 and 130.
+# Instructions of a thread for an element, where every place is computed: a division by multiplying for each axis of
+# each tensor (OffsetCalculator), and loads and stores of single elements. Our H200 runs 33.5e12 instructions/s;
+# products of two tensors make 0.40e12 elements/s over two axes, 0.33e12 over three, 0.25e12 over four: 84, 100 and 130.
 _OFFSET_INSTRUCTIONS = 42.0
 _AXIS_INSTRUCTIONS = 6.5  # of a tensor
 _OFFSET_ELEMENTS = 4.0  # a thread
@@ -70,7 +70,7 @@ class Pointwise(Kernel):
         access = calls.choice("access") or "vector"
         tensors = np.where(calls["tensors"] > 0, calls["tensors"], calls["reads"]) + np.maximum(calls["writes"], 0)
         offsets = _OFFSET_INSTRUCTIONS + _AXIS_INSTRUCTIONS * tensors * calls.given("axes", 2.0)
-        instructions = {"vector": 0.0, "cast": _CAST_INSTRUCTIONS, "strided": offsets}[access]
+        instructions = offsets if access == "strided" else np.full(calls.count, _CAST_INSTRUCTIONS * (access == "cast"))
         a_thread = VECTOR_BYTES / element_bytes if access == "vector" else _OFFSET_ELEMENTS
         moved = (calls["reads"] + calls["writes"]) * element_bytes
         work = vector_kernel(

@@ -104,7 +104,7 @@ def _checked(name: str, made: Any, asked: Asked, explicit: bool) -> Built:
     if not isinstance(model, nn.Module):
         raise KernelcastError(f"{name} must give (model, inputs) or (model, inputs, loss), not {type(made).__name__}")
     if len(parts) == 1:
-        config = getattr(model, "config", None)
+        config: Any = getattr(model, "config", None)
         if not hasattr(config, "vocab_size"):
             raise KernelcastError(f"{name} gives a model without inputs; let it give (model, inputs)")
         inputs: Any = _tokens(config.vocab_size, asked, labels=True)

@@ -7,20 +7,20 @@ break each of them into other ops than those that run.
 from __future__ import annotations
 
 import contextlib
-import weakref
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from kernelcast.errors import KernelcastError
 
 _aten = torch.ops.aten
-ATTENTION = ("fused", "math")  # one kernel; or products, softmax and masks one after another, as SDPA's last resort
+_META = torch.device("meta")
 
 # What torch.autocast does on CUDA (docs, "CUDA Op-Specific Behavior"): products in the narrow format, sums in fp32.
 _NARROW = {
@@ -40,49 +40,44 @@ _WIDE = {
 
 
 class CudaLike(TorchFunctionMode):
-    """What PyTorch's Python functions do with tensors on a GPU."""
+    """What PyTorch's Python functions do with tensors on a GPU: autocast, and tensors sent there."""
 
-    def __init__(self, attention: str = "fused") -> None:
+    def __init__(self, know: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
         super().__init__()
-        self.attention = attention
-        self._narrowed: weakref.WeakKeyDictionary[torch.Tensor, torch.Tensor] = weakref.WeakKeyDictionary()
+        self._know = know
+        self._narrowed = WeakTensorKeyDictionary()
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        options = _here(kwargs or {})
-        args = tree_map(_device_here, args)
+        options, args = tree_map(_device_here, (kwargs or {}, args))
         format_ = _autocast_format()
         if format_ is not None:
             args, options = self._autocast(getattr(func, "__name__", ""), args, options, format_)
-        if func is F.scaled_dot_product_attention or func is torch._C._nn.scaled_dot_product_attention:
-            return self._attention(*args, **options)
-        if func in (F.dropout, torch.dropout):
-            return _dropout(*args, **options)
+        if func is torch.Tensor.backward:  # a mode is off inside what it handles: recomputed code must still see it
+            with self:
+                return _backward(*args, **options)
         if func is torch.Tensor.cuda:
             return args[0]
+        if func in (torch.tensor, torch.as_tensor) and options.get("device", _META) == _META:
+            return self._constant(func, args, {name: x for name, x in options.items() if name != "device"})
         return func(*args, **options)
 
-    def _attention(
-        self, query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
-        is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
-    ) -> Any:  # fmt: skip
-        """One kernel, whichever library has it on the GPU that is asked about; or the parts."""
-        if self.attention == "math" or query.dim() != 4:
-            return _attention_in_parts(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-        if attn_mask is not None and attn_mask.dtype == torch.bool:
-            filled = torch.zeros_like(attn_mask, dtype=query.dtype)
-            attn_mask = filled.masked_fill_(attn_mask.logical_not(), float("-inf"))
-        found = _aten._scaled_dot_product_cudnn_attention(
-            query, key, value, attn_mask, torch.is_grad_enabled(), dropout_p, is_causal, False, scale=scale
-        )
-        return found[0]
+    def _constant(self, func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """Numbers of the program itself: what they are is known."""
+        if args and isinstance(args[0], torch.Tensor):
+            return func(*args, **options)
+        with torch.device("cpu"):
+            real = func(*args, **options)
+        made = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device=_META)
+        self._know(made, real)
+        return made.requires_grad_() if real.requires_grad else made
 
     def _autocast(self, name: str, args: Any, options: dict[str, Any], format_: torch.dtype) -> tuple[Any, Any]:
         if name in _NARROW:
-            return tree_map(lambda x: self._narrow(x, format_), (args, options))  # type: ignore[no-any-return]
+            return tree_map(lambda x: self._narrow(x, format_), (args, options))
         if name in _WIDE:
-            return tree_map(_widened, (args, options))  # type: ignore[no-any-return]
+            return tree_map(_widened, (args, options))
         return args, options
 
     def _narrow(self, value: Any, format_: torch.dtype) -> Any:
@@ -99,7 +94,13 @@ class CudaLike(TorchFunctionMode):
 
     def forget(self) -> None:
         """The step is over: autocast's cache ends with its context."""
-        self._narrowed = weakref.WeakKeyDictionary()
+        self._narrowed = WeakTensorKeyDictionary()
+
+
+def _backward(
+    loss: Any, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False, inputs: Any = None
+) -> None:
+    torch.autograd.backward(loss, gradient, retain_graph, create_graph, inputs=inputs)
 
 
 def _widened(value: Any) -> Any:
@@ -114,50 +115,86 @@ def _autocast_format() -> torch.dtype | None:
     return None
 
 
-def _dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
-    """On a GPU one kernel that writes a mask too."""
-    if not training or p == 0:
+def _dropout(input: Any, p: float, train: bool) -> Any:
+    """On a GPU one kernel, which writes a mask too."""
+    if not train or p == 0:
         return input
     return torch.native_dropout(input, p, True)[0]
 
 
+def _fused_attention(
+    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False, *,
+    scale: float | None = None, enable_gqa: bool = False,
+) -> Any:  # fmt: skip
+    """One kernel, whichever library has it on the GPU that is asked about."""
+    if query.dim() != 4:
+        return _attention_in_parts(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        filled = torch.zeros_like(attn_mask, dtype=query.dtype)
+        attn_mask = filled.masked_fill_(attn_mask.logical_not(), float("-inf"))
+    found = _aten._scaled_dot_product_cudnn_attention(
+        query, key, value, attn_mask, torch.is_grad_enabled(), dropout_p, is_causal, False, scale=scale
+    )
+    return found[0]
+
+
 def _attention_in_parts(
-    query: Any, key: Any, value: Any, mask: Any, dropout_p: float, causal: bool, scale: float | None, grouped: bool
-) -> Any:
+    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False, *,
+    scale: float | None = None, enable_gqa: bool = False,
+) -> Any:  # fmt: skip
     """As SDPA's math: Q and K scaled, a product, a mask, softmax, a product."""
-    if grouped and key.shape[-3] != query.shape[-3]:
+    mask = attn_mask
+    if enable_gqa and key.shape[-3] != query.shape[-3]:
         key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
     factor = (scale if scale is not None else query.shape[-1] ** -0.5) ** 0.5
     scores = torch.matmul(query * factor, (key * factor).transpose(-2, -1))
-    if causal:
+    if is_causal:
         mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
     if mask is not None:
         scores = scores.masked_fill(mask.logical_not(), float("-inf")) if mask.dtype == torch.bool else scores + mask
-    weights = _dropout(torch.softmax(scores, dim=-1), dropout_p)
+    weights = _dropout(torch.softmax(scores, dim=-1), dropout_p, True)
     return torch.matmul(weights, value)
 
 
 def _device_here(value: Any) -> Any:
     """Tensors that a program sends to a GPU stay where tracing happens."""
-    if isinstance(value, torch.device) and value.type != "meta":
-        return torch.device("meta")
+    if isinstance(value, torch.device) and value.type == "cuda":
+        return _META
     if isinstance(value, str) and (value == "cuda" or value.startswith("cuda:")):
-        return torch.device("meta")
+        return _META
     return value
 
 
-def _here(options: dict[str, Any]) -> dict[str, Any]:
-    device = options.get("device")
-    return {**options, "device": torch.device("meta")} if device is not None else dict(options)
+# Ops that PyTorch takes apart unless a GPU is there; told to the dispatcher, so that calls from anywhere get here.
+INSTEAD: dict[str, dict[str, Callable[..., Any]]] = {
+    "fused": {"dropout": _dropout, "scaled_dot_product_attention": _fused_attention},
+    "math": {"dropout": _dropout, "scaled_dot_product_attention": _attention_in_parts},
+}
 
 
 @contextlib.contextmanager
-def gpu_present(captured: bool = False) -> Iterator[None]:
+def _dispatched(attention: str) -> Iterator[None]:
+    library = torch.library.Library("aten", "IMPL")
+    for name, function in INSTEAD[attention].items():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # "Overriding a previously registered kernel", which is what we mean
+            library.impl(name, function, "AutogradMeta")
+    try:
+        yield
+    finally:
+        library._destroy()
+
+
+@contextlib.contextmanager
+def gpu_present(attention: str = "fused", captured: bool = False) -> Iterator[None]:
     """PyTorch's own questions are answered as with a GPU: autocast to bf16, fused and multi-tensor optimizers, and
     whether the step is being ``captured`` in a CUDA graph, which some libraries ask."""
     devices: Callable[[], list[str]] = lambda: ["cuda", "cpu", "meta"]  # noqa: E731
     optimizer = "torch.optim.optimizer"
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_dispatched(attention))
         for name, answer in (
             (f"{optimizer}._get_fused_kernels_supported_devices", devices),
             (f"{optimizer}._get_foreach_kernels_supported_devices", devices),
@@ -176,5 +213,6 @@ def gpu_present(captured: bool = False) -> Iterator[None]:
 
 
 def check_attention(name: str) -> None:
-    if name not in ATTENTION:
-        raise KernelcastError(f"attention must be one of {', '.join(ATTENTION)}, not {name!r}")
+    """fused: one kernel; math: products, softmax and masks one after another, as SDPA's last resort."""
+    if name not in INSTEAD:
+        raise KernelcastError(f"attention must be one of {', '.join(INSTEAD)}, not {name!r}")

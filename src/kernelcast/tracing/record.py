@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from kernelcast.errors import KernelcastError
 from kernelcast.networks.traced import Kind, Op, Phase, Tensor
+from kernelcast.tracing.cuda_like import INSTEAD
 
 _DTYPES = {
     torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16",
@@ -22,19 +23,21 @@ _DTYPES = {
 }  # fmt: skip
 # Memory handed out and never written, or bookkeeping of autograd: nothing is launched.
 _HOST_ONLY = {
-    "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "detach_", "alias", "lift_fresh",
-    "lift", "set_", "resize_", "_local_scalar_dense", "is_same_size", "_has_compatible_shallow_copy_type",
+    "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "detach_", "alias",
+    "lift_fresh", "lift", "set_", "resize_", "_local_scalar_dense", "is_same_size", "_has_compatible_shallow_copy_type",
     "sym_size", "sym_stride", "sym_numel", "sym_storage_offset", "device", "_unsafe_view", "_reshape_alias",
     "_assert_async", "_assert_scalar", "_assert_tensor_metadata", "equal",
 }  # fmt: skip
+_META = torch.device("meta")
 _SMALL_ELEMENTS = 1 << 20  # constants up to this size (positions, masks) are computed for real: code branches on them
 
 
 class Recorder(TorchDispatchMode):
     """Keeps the ops; and the life of every piece of memory, to tell the peak."""
 
-    def __init__(self) -> None:
+    def __init__(self, attention: str = "fused") -> None:
         super().__init__()
+        self._attention = attention
         self.ops: list[Op] = []
         self.phase: Phase = "forward"
         self.modules: list[str] = []
@@ -49,24 +52,26 @@ class Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         options = dict(kwargs or {})
-        if options.get("device") is not None:
-            options["device"] = torch.device("meta")
         space, _, name = str(func._schema.name).partition("::")
         if space == "profiler":
             return func(*args, **options)
         if name == "_local_scalar_dense":
             return self._scalar(args[0])
+        if _on_host(args, options):
+            return func(*args, **options)
+        if options.get("device") is not None:
+            options["device"] = _META
         args = tree_map(self._on_meta, args)
-        if _in_parts(func):  # under inference_mode such ops arrive whole
-            with self:
-                parts = func.decompose(*args, **options)
-            if parts is not NotImplemented:
-                return parts
+        whole = self._whole(name, func, args, options)
+        if whole is not NotImplemented:
+            return whole
         known = self._known_values(func, args, options)
         try:
             out = func(*args, **options)
         except NotImplementedError as error:
-            raise KernelcastError(f"cannot trace the op {func._schema.name}: {_first_line(error)}") from None
+            if not func._schema.is_mutable or func._schema.returns:
+                raise KernelcastError(f"cannot trace the op {func._schema.name}: {_first_line(error)}") from None
+            out = None  # it changes its inputs in place (a fused optimizer), which a meta tensor does not show
         outputs = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
         self._keep_values(outputs, known)
         self._record(name, func, args, options, outputs)
@@ -79,6 +84,16 @@ class Recorder(TorchDispatchMode):
         self.lives = [
             (0, number, memory().nbytes()) for number, memory in self._numbers.values() if memory() is not None
         ]
+
+    def _whole(self, name: str, func: Any, args: Any, options: dict[str, Any]) -> Any:
+        """Under inference_mode ops arrive whole that are taken apart above autograd otherwise."""
+        if not torch.is_inference_mode_enabled():
+            return NotImplemented
+        instead = INSTEAD[self._attention].get(name)
+        if instead is None and not func._can_decompose():
+            return NotImplemented
+        with self:
+            return instead(*args, **options) if instead else func.decompose(*args, **options)
 
     def _record(self, name: str, func: Any, args: Any, options: dict[str, Any], outputs: list[torch.Tensor]) -> None:
         arguments = tree_map(self._plain, args)
@@ -197,8 +212,14 @@ class Recorder(TorchDispatchMode):
         return real.item()
 
 
-def _in_parts(func: Any) -> bool:
-    return bool(func._can_decompose()) if hasattr(func, "_can_decompose") else False
+def _on_host(args: Any, options: dict[str, Any]) -> bool:
+    """An op among tensors that the program keeps on the CPU (an optimizer's steps): it runs there, for real."""
+    leaves = [leaf for leaf in tree_leaves((args, options)) if isinstance(leaf, torch.Tensor)]
+    device = options.get("device")
+    if any(leaf.device.type == "meta" for leaf in leaves):
+        return False
+    asked = device is not None and torch.device(device).type == "cpu"
+    return asked or (bool(leaves) and device is None)
 
 
 def _aliases(func: Any) -> bool:

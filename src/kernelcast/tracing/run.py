@@ -49,10 +49,11 @@ def trace(
     graph, where some libraries take another way than eagerly.
     """
     _check(mode, accumulate, attention, optimizer)
-    recorder, gpu = Recorder(), CudaLike(attention)
+    recorder = Recorder(attention)
+    gpu = CudaLike(recorder.know)
     module = model if isinstance(model, nn.Module) else None
     with contextlib.ExitStack() as stack:
-        stack.enter_context(gpu_present(graph))
+        stack.enter_context(gpu_present(attention, graph))
         if module is not None:
             stack.enter_context(_weights_on_meta(module))
             stack.enter_context(_put(module, mode))
@@ -63,13 +64,17 @@ def trace(
         held = [recorder.storage(x) for x in (*weights, *(module.buffers() if module is not None else ()))]
         fed = [recorder.storage(x) for x in tree_leaves(given) if isinstance(x, torch.Tensor)]
         step = _Step(model, given, recorder, gpu, loss)
+        made: list[Any] = []
         with _told(recorder), recorder, gpu:
-            made = step.training(weights, optimizer, accumulate) if mode == "training" else step.inference()
+            if mode == "training":
+                made = step.training(weights, optimizer, accumulate)
+            else:
+                step.inference()
         gradients = _gradients(weights, recorder) if mode == "training" else ()
         states = {recorder.storage(x) for x in tree_leaves(made) if isinstance(x, torch.Tensor)}
         footprint = _footprint(recorder, set(held), set(fed), {g[0] for g in gradients}, states)
     return Trace(
-        name=name or (type(module).__name__ if module is not None else getattr(model, "__name__", "function")),
+        name=name or (type(module).__name__ if module is not None else str(getattr(model, "__name__", "function"))),
         mode=mode,
         ops=tuple(recorder.ops),
         parameters=sum(x.numel() for x in weights),
@@ -183,8 +188,10 @@ def _meta(value: Any, recorder: Recorder) -> Any:
     if value.device.type == "meta":
         return value
     moved = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-    recorder.know(moved, value.detach())
-    return moved.requires_grad_(value.requires_grad) if value.is_floating_point() else moved
+    if value.is_floating_point():  # what it holds is data, on which a program must not branch
+        return moved.requires_grad_(value.requires_grad)
+    recorder.know(moved, value)
+    return moved
 
 
 @contextlib.contextmanager

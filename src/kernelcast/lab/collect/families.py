@@ -191,8 +191,9 @@ def _strided(draw: Draw) -> Drawn:
             "tensors": 1.0 if kind in ("heads", "repeat") else 2.0, "flops": 1.0}  # fmt: skip
     if kind != "mixed":
         call["axes"] = {"head": 3, "turned": 3, "repeat": 3}.get(kind, 2) + (batch > 1)
-    return call | {"access": "cast" if kind == "mixed" else "strided",
-                   "dtype": "fp32" if kind == "mixed" else draw.pick(("bf16", "bf16", "bf16", "fp16", "fp32"))}  # fmt: skip
+    if kind == "mixed":
+        return call | {"access": "cast", "dtype": "fp32"}
+    return call | {"access": "strided", "dtype": draw.pick(("bf16", "bf16", "bf16", "fp16", "fp32"))}
 
 
 def _moved(draw: Draw) -> Drawn:

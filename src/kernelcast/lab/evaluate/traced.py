@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -23,7 +23,7 @@ from kernelcast.networks.kernel_times import KernelTimes
 from kernelcast.networks.traced import Trace
 from kernelcast.predict import Conditions
 from kernelcast.tracing import trace
-from kernelcast.training.step import LAUNCH_BOUND, Step, run_step
+from kernelcast.training.step import LAUNCH_BOUND, STEP, Step, run_step
 
 MEASURED = Path(__file__).parents[4] / "validation" / "models_h200_sxm.json.gz"
 _META = torch.device("meta")
@@ -122,7 +122,7 @@ def main(words: Sequence[str] | None = None) -> int:
         cases = [c for c in load_cases(given.measured) if not given.only or any(w in c.case.id for w in given.only)]
         if not cases:
             raise KernelcastError(f"no measured case holds {' or '.join(given.only)} in its id")
-        found = evaluate(cases, Conditions(predictor=given.predictor))
+        found = evaluate(cases, replace(STEP, predictor=given.predictor))
     except KernelcastError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

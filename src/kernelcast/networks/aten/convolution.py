@@ -32,22 +32,13 @@ def _forward(op: Op, settings: Settings) -> Iterator[Call]:
     x, weight, bias, stride, padding, dilation, transposed = op.arguments[:7]
     groups = op.argument(8, "groups", 1)
     kind = matrix_format(x, settings)
-    if transposed:  # the gradient of a convolution by its input, run forward
-        yield call("convolution", "conv2d_dgrad", settings, **_transposed(op, weight, stride, padding, dilation, groups),
-                   dtype=kind)  # fmt: skip
-    else:
-        yield call(
-            "convolution", "conv2d", settings, **_sizes(x, weight, stride, padding, dilation, groups), dtype=kind
-        )
+    sized = op.outputs[0] if transposed else x  # transposed: a convolution's gradient by its input, run forward
+    sizes = _sizes(sized, weight, stride, padding, dilation, groups)
+    yield call("convolution", "conv2d_dgrad" if transposed else "conv2d", settings, **sizes, dtype=kind)
     if bias is not None:
         out = op.outputs[0]
         yield pointwise("convolution", settings, out.elements, number_format(out), read_bytes=out.bytes,
                         written_bytes=out.bytes, tensors=2, access="strided")  # fmt: skip
-
-
-def _transposed(op: Op, weight: Tensor, stride: Any, padding: Any, dilation: Any, groups: int) -> dict[str, int]:
-    """The convolution whose input gradient this is: from its output's size to the input that is given."""
-    return _sizes(op.outputs[0], weight, stride, padding, dilation, groups)
 
 
 @rule("convolution_backward")

@@ -39,11 +39,11 @@ def _convolution_backward(op: Op) -> int:
     grad, x, weight = (t.shape for t in op.arguments[:3])
     transposed, wanted = op.arguments[7], op.arguments[10]
     total = 0
-    if wanted[0]:  # torch's counter: a convolution of the gradient with the weights, the other way round
+    if wanted[0]:  # the gradient convolved with the weights, the other way round
         total += _convolution(grad, weight, x, not transposed)
-    if wanted[1]:
-        spatial = x[2:] if transposed else grad[2:]
-        total += int(2 * x[0] * math.prod(spatial) * math.prod(weight))
+    if wanted[1]:  # input and gradient convolved, over the batch; the counter knows no groups here
+        over, by = (grad, x) if transposed else (x, grad)
+        total += int(2 * over[1] * math.prod(weight[2:]) * math.prod(by))
     return total
 
 

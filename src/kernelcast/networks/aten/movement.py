@@ -32,7 +32,7 @@ def copied(source: Tensor, out: Tensor, settings: Settings, part: str = "copy") 
 
 @rule("_to_copy", "clone", "contiguous", "copy", "_copy_from", "repeat", "roll", "flip", "rot90", "constant_pad_nd",
       "slice_backward", "select_backward", "as_strided_copy", "view_copy", "lift_fresh_copy", "diagonal_backward",
-      "unfold_backward", "_conj_physical", "channel_shuffle", "pixel_shuffle", "expand_copy", "permute_copy")  # fmt: skip
+      "unfold_backward", "channel_shuffle", "pixel_shuffle", "expand_copy", "permute_copy")  # fmt: skip
 def _copy(op: Op, settings: Settings) -> Iterator[Call]:
     out = op.outputs[0]
     if op.name == "copy_":
@@ -64,7 +64,12 @@ def _copy_into(op: Op, settings: Settings) -> Iterator[Call]:
 
 @rule("cat", "stack", "_cat", "concat")
 def _cat(op: Op, settings: Settings) -> Iterator[Call]:
+    """A vectorised copy of all parts, or, where one has gaps (half of each head), an element at a time."""
     out = op.outputs[0]
+    if any(not x.dense for x in op.inputs if x.elements):
+        yield pointwise("copy", settings, out.elements, number_format(out), read_bytes=out.bytes, tensors=2,
+                        written_bytes=out.bytes, access="strided", axes=4, flops=0.0, cols=out.cols)  # fmt: skip
+        return
     rows, cols = split(out.elements, out.cols)
     yield call("copy", "cat", settings, rows=rows, cols=cols, dtype=number_format(out))
 

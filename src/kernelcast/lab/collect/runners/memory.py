@@ -156,8 +156,8 @@ def _copy(call: Any, x: Tensor) -> Callable[[], object]:
 def _pointwise(call: Any, pool: Pool) -> Prepared:
     """An element-wise kernel whose tensors lie in different orders, or of which one is broadcast.
 
-    ``tensors`` and ``reads`` say which: one tensor read whole lies with its heads and tokens exchanged, one read in part
-    is repeated for groups of heads; beside a whole one, the second has a number for each column, row or head.
+    ``tensors`` and ``reads`` say which: one tensor read whole lies with its heads and tokens exchanged, one read in
+    part is repeated for groups of heads; beside a whole one, the second has a number for each column, row or head.
     """
     if call.access == "cast":
         return _mixed(call, pool)

@@ -1,0 +1,6 @@
+"""One step of any traced model on GPUs: kernels, host, memory."""
+
+from kernelcast.training.host import Host, host, host_ids
+from kernelcast.training.step import Step, run_step
+
+__all__ = ["Host", "Step", "host", "host_ids", "run_step"]
