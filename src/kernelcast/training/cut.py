@@ -82,8 +82,7 @@ class Cut:
         if found is not None or x.storage not in self._views:
             return found
         seen, place = self._views[x.storage]
-        axis = in_view(seen, place.axis, x) if x.shape else None
-        return None if axis is None else Place(place.kind, axis)
+        return in_view(seen, place, x) if x.shape else None
 
     def put(self, x: Tensor, place: Place | None) -> None:
         if place is None:
@@ -141,8 +140,7 @@ class Cut:
         for out in op.outputs:
             x = next(x for x in op.inputs if x.storage == out.storage)
             place = self.place(x)
-            axis = in_view(x, place.axis, out) if place is not None and out.shape else None
-            self.put(out, Place(place.kind, axis) if place is not None and axis is not None else None)
+            self.put(out, in_view(x, place, out) if place is not None and out.shape else None)
         self._emit(op, {})
 
     def _emit(self, op: Op, seen: dict[Tensor, Place | None], arguments: tuple[Any, ...] | None = None) -> None:
@@ -224,7 +222,7 @@ class Cut:
             elif pa and pa.axis == p.rows:
                 result = Place(found.kind, p.out_rows)
             else:  # a batch of products
-                result = Place(found.kind, 0)
+                result = Place(found.kind, 0, found.outer)
                 seen |= {p.a: result, p.b: result}
         self.put(out, result)
         self._beside(op, (p.a, p.b), result, seen)
@@ -268,7 +266,8 @@ class Cut:
 
     def _embedding_backward(self, op: Op) -> None:
         grad, out = op.arguments[0], op.outputs[0]
-        place, seen, arguments = self.place(grad), {}, op.arguments
+        place, arguments = self.place(grad), op.arguments
+        seen: dict[Tensor, Place | None] = {}
         if out.shape in self._tables:
             if place is not None:
                 self._gather(grad, op)
@@ -288,9 +287,9 @@ class Cut:
             if self.place(out) is not None or not mine:
                 continue
             x, place = mine[0]
-            axis = carried(op.name, x, place.axis, out)
-            if axis is not None:
-                self.put(out, Place(place.kind, axis))
+            goes = carried(op.name, x, place, out)
+            if goes is not None:
+                self.put(out, goes)
             elif out.elements > 1 and out.storage not in self._terms:
                 self._terms.add(out.storage)
         if cut and op.outputs and op.outputs[0].shape:

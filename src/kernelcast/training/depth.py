@@ -174,7 +174,9 @@ def optimizer_ops(
         chosen = [i for i in range(len(lists[0])) if mine([one[i] for one in lists if i < len(one)])]
         if not chosen:
             continue
-        arguments = tuple(tuple(one[i] for i in chosen if i < len(one)) if _is_list(one) else one for one in op.arguments)
+        arguments = tuple(
+            tuple(one[i] for i in chosen if i < len(one)) if _is_list(one) else one for one in op.arguments
+        )
         outputs = tuple(op.outputs[i] for i in chosen) if len(op.outputs) == len(lists[0]) else op.outputs
         yield at, with_tensors(replace(op, arguments=arguments), part, tuple(part(x) for x in outputs))
 

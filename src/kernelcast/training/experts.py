@@ -51,8 +51,7 @@ class _Dealing:
         if x.storage not in self._cut or not x.shape:
             return None
         seen, place = self._cut[x.storage]
-        axis = in_view(seen, place.axis, x)
-        return None if axis is None else Place("experts", axis)
+        return in_view(seen, place, x)
 
     def put(self, x: Tensor, place: Place | None) -> None:
         if place is not None and x.storage >= 0 and x.storage not in self._cut:
@@ -95,8 +94,7 @@ class _Dealing:
             for x in op.inputs:
                 place = self.place(x)
                 for out in op.outputs if place is not None and x.elements > 1 else ():
-                    axis = carried(op.name, x, place.axis, out) if place is not None else None
-                    self.put(out, None if axis is None else Place("experts", axis))
+                    self.put(out, carried(op.name, x, place, out) if place is not None else None)
         seen: dict[Tensor, Place] = {}
         if op.name == "_grouped_mm":
             p = product_of(op)

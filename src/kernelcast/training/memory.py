@@ -6,10 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kernelcast.kernels.work import Array
 from kernelcast.networks.traced import Trace
 from kernelcast.training.step import FRAGMENTED, FRAMEWORK_BYTES
+
+Places = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -53,16 +56,18 @@ class Memory:
 class Lives:
     """Activations by what uses them last: they live from the op that makes them to that one."""
 
-    made: Array  # place of the op
-    last: Array
+    made: Places  # of the op that makes each
+    last: Places
     bytes: Array
-    unit: Array
+    unit: Places
     ops: int
     forward_end: int
 
     @classmethod
     def of(cls, trace: Trace, units: Sequence[int]) -> Lives:
-        kept = {out.storage for g in trace.gradients for out in trace.ops[g.ready].outputs if out.elements == g.elements}
+        kept = {
+            out.storage for g in trace.gradients for out in trace.ops[g.ready].outputs if out.elements == g.elements
+        }
         made: dict[int, int] = {}
         last: dict[int, int] = {}
         sizes: dict[int, int] = {}
@@ -77,19 +82,19 @@ class Lives:
                 if x.storage in made:
                     last[x.storage] = at
         keys = list(made)
-        columns = ([made[k] for k in keys], [last[k] for k in keys], [sizes[k] for k in keys])
         forward = max((at for at, op in enumerate(trace.ops) if op.phase == "forward"), default=-1)
         return cls(
-            *(np.array(column, dtype=float) for column in columns),
-            np.array([units[made[k]] for k in keys], dtype=int), len(trace.ops), forward,
+            np.array([made[k] for k in keys], dtype=np.int64), np.array([last[k] for k in keys], dtype=np.int64),
+            np.array([float(sizes[k]) for k in keys]), np.array([units[made[k]] for k in keys], dtype=np.int64),
+            len(trace.ops), forward,
         )  # fmt: skip
 
-    def alive(self, mine: Callable[[Array], Array] | None = None) -> Array:
+    def alive(self, mine: Callable[[Places], NDArray[np.bool_]] | None = None) -> Array:
         """Bytes alive during each op, of the units that ``mine`` takes."""
         chosen = np.ones(len(self.made), dtype=bool) if mine is None else mine(self.unit)
         change = np.zeros(self.ops + 1)
-        np.add.at(change, self.made[chosen].astype(int), self.bytes[chosen])
-        np.add.at(change, self.last[chosen].astype(int) + 1, -self.bytes[chosen])
+        np.add.at(change, self.made[chosen], self.bytes[chosen])
+        np.add.at(change, self.last[chosen] + 1, -self.bytes[chosen])
         return np.cumsum(change)[:-1]
 
 

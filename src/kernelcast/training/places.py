@@ -18,8 +18,12 @@ _SUMS = {"sum", "mean", "native_layer_norm_backward", "_fused_rms_norm_backward"
 
 @dataclass(frozen=True)
 class Place:
+    """``outer``: how often the cut axis repeats within this one, where a reshape joined it with those outside it
+    (batch x heads as one axis)."""
+
     kind: Kind
     axis: int
+    outer: int = 1
 
 
 def shrunk(x: Tensor, place: Place | None, ways: int) -> Tensor:
@@ -38,51 +42,53 @@ def shrunk(x: Tensor, place: Place | None, ways: int) -> Tensor:
     return replace(x, shape=shape, stride=stride)
 
 
-def in_view(x: Tensor, axis: int, out: Tensor) -> int | None:
-    """The axis of another view of the same memory that holds the outermost part of ``axis``: found by strides, for
-    every view (transpose, split, reshape, expand) keeps them."""
+def in_view(x: Tensor, place: Place, out: Tensor) -> Place | None:
+    """The place in another view of the same memory: the axis that holds the outermost part of the cut one. Found by
+    strides, for every view (transpose, split, reshape, expand) keeps them."""
     if out.shape == x.shape and out.stride == x.stride:
-        return axis
-    step, end = x.stride[axis], x.stride[axis] * x.shape[axis]
+        return place
+    step = x.stride[place.axis]
+    end = step * x.shape[place.axis] // place.outer
     ends = [(at, s, s * n) for at, (n, s) in enumerate(zip(out.shape, out.stride, strict=True)) if n > 1 and s > 0]
-    for at, _, outer in ends:  # the same axis, or its outer half
-        if outer == end:
-            return at
-    for at, inner, outer in ends:  # joined with the axis outside it
-        if inner <= step and outer >= end:
-            return at
-    for at, inner, _ in ends:  # a piece of it
-        if inner == step:
-            return at
+    for at, _, outside in ends:  # the same axis, or its outer half
+        if outside == end:
+            return Place(place.kind, at)
+    for at, inside, outside in ends:  # joined with the axis outside it
+        if inside <= step and outside >= end:
+            return Place(place.kind, at, max(1, outside // end))
+    for at, inside, _ in ends:  # a piece of it
+        if inside == step:
+            return Place(place.kind, at)
     return None
 
 
-def carried(name: str, x: Tensor, axis: int, out: Tensor) -> int | None:
-    """The axis of a result that goes with ``axis`` of an input; None where it was summed away."""
+def carried(name: str, x: Tensor, place: Place, out: Tensor) -> Place | None:
+    """The place of a result that goes with an input's; None where the axis was summed away."""
+    axis = place.axis
     if not out.shape:
         return None
     if out.shape == x.shape:
-        return axis
+        return place
     size, off = x.shape[axis], len(x.shape) - len(out.shape)
     if out.shape[: axis + 1] == x.shape[: axis + 1]:  # what follows was reduced
-        return axis
+        return place
     if 0 <= axis - off < len(out.shape) and out.shape[axis - off] == size:  # what precedes was, or was broadcast
-        return axis - off
+        return Place(place.kind, axis - off, place.outer)
     if out.elements == x.elements:
-        return _reshaped(x, axis, out)
+        return _reshaped(x, place, out)
     if name not in _SUMS and off == 0 and out.shape[axis] > 1:  # cat, index: longer or shorter along it
-        return axis
+        return place
     return None
 
 
-def _reshaped(x: Tensor, axis: int, out: Tensor) -> int:
+def _reshaped(x: Tensor, place: Place, out: Tensor) -> Place:
     """By how many elements precede it."""
-    before, running = math.prod(x.shape[:axis]), 1
+    before, running = math.prod(x.shape[: place.axis]) * place.outer, 1
     for at, size in enumerate(out.shape):
         if running <= before < running * size:
-            return at
+            return Place(place.kind, at, max(1, before // running))
         running *= size
-    return len(out.shape) - 1
+    return Place(place.kind, len(out.shape) - 1)
 
 
 def with_tensors(op: Op, change: Callable[[Tensor], Tensor], outputs: tuple[Tensor, ...]) -> Op:

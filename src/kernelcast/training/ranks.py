@@ -3,72 +3,90 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
+from kernelcast.hardware import Gpu
+from kernelcast.networks.traced import Trace
 from kernelcast.training.depth import Depth
 from kernelcast.training.memory import Lives, Memory, gradients_alive
+from kernelcast.training.plan import Plan
+from kernelcast.training.sharding import Weight
 
 
-def memory_of(scaling: Any, mine: Sequence[int] | None, flight: Sequence[int]) -> tuple[Memory, int]:
-    """The memory of a stage that has the parts ``mine`` (None: all) and holds ``flight`` micro-batches at once."""
-    plan, cut, depth, before = scaling.plan, scaling.cut, scaling.depth, scaling.trace.footprint
-    weights = scaling.weights
-    held = flight[0]
-    chosen = [mine is None or scaling.part_of[w.unit] in mine for w in weights]
-    ranks = [plan.dp if w.group == "dp" else plan.dp // plan.ep for w in weights]
-    sizes = [float(w.gradient.bytes) for w in weights]
-    own = sum(size for size, take in zip(sizes, chosen, strict=True) if take)
-    sharded = sum(size / rank for size, take, rank in zip(sizes, chosen, ranks, strict=True) if take)
-    whole = sum(float(g.bytes) for g in scaling.trace.gradients)
-    tied = depth.tied_bytes() if mine is not None and plan.pp - 1 in [p % plan.pp for p in mine] else 0.0
-    fixed = before.parameters - whole  # frozen parameters and buffers, on every rank
-    share = (sharded if plan.zero >= 1 else own + tied) / whole if whole else 0.0
-    gradient_sizes = [size / rank if plan.zero >= 2 else size for size, rank in zip(sizes, ranks, strict=True)]
-    activations, gradients = _peak(scaling, mine, held, gradient_sizes, chosen)
+@dataclass(frozen=True)
+class Rank:
+    """One rank's share of a model. ``trace`` is the whole, ``depth`` the rank's own ops by unit."""
+
+    trace: Trace
+    depth: Depth
+    plan: Plan
+    gpu: Gpu
+    weights: tuple[Weight, ...]
+    part_of: tuple[int, ...]  # the part of each unit
+
+    def has(self, mine: Sequence[int] | None, unit: int) -> bool:
+        return mine is None or self.part_of[unit] in mine
+
+    def ranks(self, weight: Weight) -> int:
+        """How many ranks have the same parameter, among whom ZeRO deals it out."""
+        return self.plan.dp if weight.group == "dp" else self.plan.dp // self.plan.ep
+
+    @cached_property
+    def lives(self) -> Lives:
+        return Lives.of(self.depth.trace, self.depth.unit)
+
+    @cached_property
+    def factor(self) -> float:
+        """What the traced run held over what its ops tell: some tensors live on in Python until a function returns."""
+        before = self.trace.footprint
+        alive = Lives.of(self.trace, [0] * len(self.trace.ops)).alive()
+        sizes = [float(g.bytes) for g in self.trace.gradients]
+        gradients = gradients_alive(self.trace, sizes, [True] * len(sizes))
+        at = int(np.argmax(alive + gradients))
+        if alive[at] < 0.5 * gradients[at] or not before.activations:
+            return 1.0
+        held = before.activations + before.gradients - gradients[at]
+        return float(np.clip(held / alive[at], 0.8, 1.5))
+
+
+def memory_of(rank: Rank, mine: Sequence[int] | None, held: int) -> Memory:
+    """The memory of a stage that has the parts ``mine`` (None: all) and holds ``held`` micro-batches at once."""
+    plan, before = rank.plan, rank.trace.footprint
+    own = [w for w in rank.weights if rank.has(mine, w.unit)]
+    whole = float(sum(w.gradient.bytes for w in own))
+    sharded = sum(w.gradient.bytes / rank.ranks(w) for w in own)
+    every = float(sum(g.bytes for g in rank.trace.gradients))
+    last = mine is not None and any(part % plan.pp == plan.pp - 1 for part in mine)
+    tied = rank.depth.tied_bytes() if last else 0.0
     by_unit: dict[int, float] = {}
-    for w, take in zip(weights, chosen, strict=True):
-        if take:
-            by_unit[w.unit] = by_unit.get(w.unit, 0.0) + w.gradient.bytes
-    gathered = sum(sorted(by_unit.values())[-2:]) if plan.zero == 3 and plan.dp > 1 else 0.0
-    memory = Memory(
-        parameter_bytes=max(0.0, fixed) + (sharded if plan.zero == 3 else own + tied),
+    for w in own:
+        by_unit[w.unit] = by_unit.get(w.unit, 0.0) + w.gradient.bytes
+    activations, gradients = _peak(rank, mine, held)
+    return Memory(
+        # frozen parameters and buffers are on every rank
+        parameter_bytes=max(0.0, before.parameters - every) + (sharded if plan.zero == 3 else whole + tied),
         gradient_bytes=gradients + (tied if plan.zero < 2 else 0.0),
-        optimizer_bytes=before.optimizer * share,
+        optimizer_bytes=before.optimizer * (sharded if plan.zero else whole + tied) / every,
         activation_bytes=activations,
-        gathered_bytes=gathered,
+        # the unit that runs and the one that is fetched ahead
+        gathered_bytes=sum(sorted(by_unit.values())[-2:]) if plan.zero == 3 and plan.dp > 1 else 0.0,
         input_bytes=float(before.inputs) * held,
-        gpu_bytes=scaling.gpu.dram_bytes,
+        gpu_bytes=rank.gpu.dram_bytes,
     )  # fmt: skip
-    del cut
-    return memory, held
 
 
-def _peak(
-    scaling: Any, mine: Sequence[int] | None, held: int, sizes: Sequence[float], chosen: Sequence[bool]
-) -> tuple[float, float]:  # fmt: skip
+def _peak(rank: Rank, mine: Sequence[int] | None, held: int) -> tuple[float, float]:
     """Activations and gradients when both together are most."""
-    lives = Lives.of(scaling.cut, scaling.depth.unit)
-    part_of = np.array(scaling.part_of)
-    alive = lives.alive(None if mine is None else lambda units: np.isin(part_of[units], list(mine)))
-    saved = float(alive[lives.forward_end]) if len(alive) else 0.0
-    alive = (alive + (held - 1) * saved) * _factor(scaling)
-    gradients = gradients_alive(scaling.cut, sizes, chosen)
-    if scaling.plan.micro_batches > 1:  # they stay from the first micro-batch on
+    part_of = np.array(rank.part_of)
+    alive = rank.lives.alive(None if mine is None else lambda units: np.isin(part_of[units], list(mine)))
+    saved = float(alive[rank.lives.forward_end])
+    alive = (alive + (held - 1) * saved) * rank.factor
+    sizes = [w.gradient.bytes / (rank.ranks(w) if rank.plan.zero >= 2 else 1) for w in rank.weights]
+    gradients = gradients_alive(rank.depth.trace, sizes, [rank.has(mine, w.unit) for w in rank.weights])
+    if rank.plan.micro_batches > 1:  # they stay from the first micro-batch on
         gradients = np.full_like(gradients, gradients[-1])
     at = int(np.argmax(alive + gradients))
     return float(alive[at]), float(gradients[at])
-
-
-def _factor(scaling: Any) -> float:
-    """What the traced run held over what its ops tell: some tensors live on in Python until a function returns."""
-    trace = scaling.trace
-    lives = Lives.of(trace, Depth(trace).unit)
-    alive, gradients = lives.alive(), gradients_alive(trace, [g.bytes for g in trace.gradients], [True] * len(trace.gradients))
-    at = int(np.argmax(alive + gradients))
-    before = trace.footprint
-    if alive[at] < 0.5 * gradients[at] or not before.activations:
-        return 1.0
-    held = before.activations + before.gradients - gradients[at]
-    return float(np.clip(held / alive[at], 0.8, 1.5))

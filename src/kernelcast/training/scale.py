@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu
-from kernelcast.kernels.work import Array
 from kernelcast.networks.aten import Costed, Settings, cost
 from kernelcast.networks.kernel_times import KernelTimes
 from kernelcast.networks.traced import Op, Tensor, Trace
@@ -21,8 +19,9 @@ from kernelcast.training.cut import cut_tensors, is_collective
 from kernelcast.training.depth import Depth, optimizer_ops, parts, sent_bytes
 from kernelcast.training.experts import deal_experts
 from kernelcast.training.host import Host, host
+from kernelcast.training.passes import Pass, moved
 from kernelcast.training.plan import Plan, send_call
-from kernelcast.training.ranks import memory_of
+from kernelcast.training.ranks import Rank, memory_of
 from kernelcast.training.roles import Roles
 from kernelcast.training.scaled import PARTS, Piece, ScaledStep, Stage
 from kernelcast.training.sharding import Sender, Weight
@@ -52,30 +51,9 @@ def scale(
     if not 0 <= interference < 1:
         raise KernelcastError(f"interference is a share from 0 to below 1, not {interference}")
     machine = host(on) if isinstance(on, str) else on
-    return _Scaling(trace, gpu, plan, machine, graph, tf32, roles, interference, times or KernelTimes(gpu, conditions)).run()
-
-
-@dataclass(frozen=True)
-class _Pass:
-    """Kernels that follow one another on one rank, and when the host has launched each from the pass's start."""
-
-    kernels: tuple[Kernel, ...]
-    places: tuple[int, ...]  # of their ops in the trace
-    units: tuple[int, ...]
-    busy_s: Array
-    launched_s: Array
-    host_s: float  # of all its ops
-
-    def kernel_at(self, place: int) -> int:
-        """The last kernel at or before an op of the trace."""
-        return bisect.bisect_right(self.places, place) - 1
-
-    def firsts(self) -> list[tuple[int, int]]:
-        """Each unit with its first kernel, forward and backward apart."""
-        found: dict[tuple[str, int], int] = {}
-        for at, (kernel, unit) in enumerate(zip(self.kernels, self.units, strict=True)):
-            found.setdefault((kernel.op.phase, unit), at)
-        return sorted(((unit, at) for (_, unit), at in found.items()), key=lambda pair: pair[1])
+    return _Scaling(
+        trace, gpu, plan, machine, graph, tf32, roles, interference, times or KernelTimes(gpu, conditions)
+    ).run()
 
 
 class _Scaling:
@@ -130,16 +108,20 @@ class _Scaling:
             found.append(Weight(g, unit, "expert_dp" if expert else "dp", dtype))
         return found
 
+    @cached_property
+    def rank(self) -> Rank:
+        return Rank(self.trace, self.depth, self.plan, self.gpu, tuple(self.weights), tuple(self.part_of))
+
     # ---- passes ----
 
-    def _pass(self, phases: Sequence[str], part: int | None) -> _Pass:
+    def _pass(self, phases: Sequence[str], part: int | None) -> Pass:
         mine = [
             at for at, op in enumerate(self.cut.ops)
             if op.phase in phases and (part is None or self.part_of[self.depth.unit[at]] == part)
         ]  # fmt: skip
         return self._made([(at, self.kernels.get(at)) for at in mine])
 
-    def _optimizer(self, part: Callable[[int], bool] | None) -> _Pass:
+    def _optimizer(self, part: Callable[[int], bool] | None) -> Pass:
         """The optimizer's pass over the parameters of one stage, or of their shards."""
         plan = self.plan
 
@@ -153,13 +135,13 @@ class _Scaling:
         left = iter(kernels)
         return self._made([(at, next(left) if op.kind == "kernel" else None) for at, op in found])
 
-    def _made(self, found: list[tuple[int, Kernel | None]]) -> _Pass:
+    def _made(self, found: list[tuple[int, Kernel | None]]) -> Pass:
         chosen = [(at, kernel) for at, kernel in found if kernel is not None]
         clock = np.cumsum(self.host_s[[at for at, _ in found]]) if found else np.zeros(0)
         launched = clock[[i for i, (_, kernel) in enumerate(found) if kernel is not None]] if found else clock
         if self.graph:
             launched = np.full(len(chosen), self.machine.graph_s)
-        return _Pass(
+        return Pass(
             kernels=tuple(kernel for _, kernel in chosen),
             places=tuple(at for at, _ in chosen),
             units=tuple(self.depth.unit[at] for at, _ in chosen),
@@ -181,21 +163,21 @@ class _Scaling:
         jobs: list[Job] = []
         for i in range(m):
             start = i * n
-            jobs += [_moved(job, start) for job in sender.gathers(both.firsts())]
+            jobs += [moved(job, start) for job in sender.gathers(both.firsts())]
             found = sender.gradients(both.kernel_at, n - 1, m * n - start, i == m - 1)
-            jobs += [_moved(job, start) for job in found]
+            jobs += [moved(job, start) for job in found]
         jobs += sender.parameters(total - 1, total)
         busy = np.concatenate([both.busy_s] * m + [step.busy_s])
         launched = [both.launched_s + i * both.host_s for i in range(m)] + [step.launched_s + m * both.host_s]
         run = simulate(busy, np.concatenate(launched), jobs, self.interference)
         parts_s = self._parts([(both, run, m), (step, None, 1)], run.exposed_s)
         parts_s["host"], parts_s["slowed"] = run.host_idle_s, run.slowed_s
-        memory, flight = memory_of(self, None, [1])
+        memory, flight = memory_of(self.rank, None, 1), 1
         piece = Piece((), {"step": run}, {"step": both.kernels * m + step.kernels})
         stage = Stage(0, self.depth.layers, parts_s, memory, flight, run.jobs_s, (piece,))
         return run.end_s, stage, sum(job.sent_bytes for job in jobs)
 
-    def _parts(self, passes: Sequence[tuple[_Pass, Run | None, int]], exposed_s: float) -> dict[str, float]:
+    def _parts(self, passes: Sequence[tuple[Pass, Run | None, int]], exposed_s: float) -> dict[str, float]:
         """Sums over passes, each so many times."""
         found = dict.fromkeys(PARTS, 0.0)
         for one, run, times in passes:
@@ -208,11 +190,11 @@ class _Scaling:
                 found["host"] += times * run.host_idle_s
                 found["slowed"] += times * run.slowed_s
         found["exposed"] = exposed_s
-        return found
+        return {name: float(value) for name, value in found.items()}
 
     # ---- with a pipeline: passes of each part, then the schedule ----
 
-    def _part_runs(self, part: int) -> dict[str, tuple[_Pass, Run]]:
+    def _part_runs(self, part: int) -> dict[str, tuple[Pass, Run]]:
         forward, backward = self._pass(("forward",), part), self._pass(("backward",), part)
         sender, n = self._sender(part), len(backward.kernels)
         found = {}
@@ -247,11 +229,16 @@ class _Scaling:
         time_s = max(_tail_s(table, s, end, runs) + table.ends_s[s] + end[2] for s, end in enumerate(ends))
         free_s = max(_tail_s(free, s, end, runs) + free.ends_s[s] + end[2] for s, end in enumerate(ends))
         stages = [self._stage(s, runs, ends[s], order[s], free, free_s, time_s) for s in range(plan.pp)]
-        sent = [job.sent_bytes * _times(name, plan) for found in runs for name, (_, run) in found.items() for job in run.jobs]
+        sent = [
+            job.sent_bytes * _times(name, plan)
+            for found in runs
+            for name, (_, run) in found.items()
+            for job in run.jobs
+        ]
         sent += [job.sent_bytes for _, run, _, _ in ends for job in run.jobs]
         return time_s, stages, table, sum(sent) / plan.pp
 
-    def _ending(self, stage: int, runs: list[dict[str, tuple[_Pass, Run]]]) -> tuple[_Pass, Run, float, float]:
+    def _ending(self, stage: int, runs: list[dict[str, tuple[Pass, Run]]]) -> tuple[Pass, Run, float, float]:
         """The optimizer of a stage, how long it takes with what follows, and what tied tables cost before it."""
         mine = [part for part in range(self.plan.parts) if part % self.plan.pp == stage]
         step = self._optimizer(lambda unit: self.part_of[unit] in mine)
@@ -269,7 +256,7 @@ class _Scaling:
         return step, run, run.end_s, joined
 
     def _stage(
-        self, stage: int, runs: list[dict[str, tuple[_Pass, Run]]], end: tuple[_Pass, Run, float, float],
+        self, stage: int, runs: list[dict[str, tuple[Pass, Run]]], end: tuple[Pass, Run, float, float],
         order: list[pipeline.Task], free: pipeline.Timetable, free_s: float, time_s: float,
     ) -> Stage:  # fmt: skip
         plan, (step, last, _, _) = self.plan, end
@@ -279,10 +266,10 @@ class _Scaling:
                       for times in (_times(name, plan),))  # fmt: skip
         exposed += _tail_s(free, stage, end, runs) + last.exposed_s
         parts_s = self._parts([*passes, (step, last, 1)], exposed)
-        parts_s["links"] = time_s - free_s
+        parts_s["links"] = float(time_s - free_s)
         parts_s["bubble"] = max(0.0, free_s - sum(v for name, v in parts_s.items() if name != "links"))
         flight = pipeline.most_in_flight(order)
-        memory, _ = memory_of(self, mine, [flight])
+        memory = memory_of(self.rank, mine, flight)
         layers = sum(1 for unit in range(1, self.depth.layers + 1) if self.part_of[unit] in mine)
         collectives = sum(run.jobs_s * times for _, run, times in passes) + last.jobs_s + end[3]
         pieces = tuple(
@@ -305,14 +292,12 @@ class _Scaling:
         else:
             time_s, stages, table, sent = self._stages()
         every = tuple(self.kernels.values()) + self._optimizer(None).kernels
-        sample = Step(self.cut, self.gpu, self.machine, every, np.zeros(0), np.zeros(0), self.times.predictor, self.graph)
+        sample = Step(
+            self.cut, self.gpu, self.machine, every, np.zeros(0), np.zeros(0), self.times.predictor, self.graph
+        )
         return ScaledStep(
             self.trace, self.cut, self.gpu, self.plan, time_s, tuple(stages), table, sample, sent, self.times.predictor
         )
-
-
-def _moved(job: Job, by: int) -> Job:
-    return replace(job, after=job.after + by, before=job.before + by)
 
 
 def _times(name: str, plan: Plan) -> int:
@@ -326,7 +311,7 @@ def _inside_s(run: Run, name: str) -> float:
 
 
 def _tail_s(
-    table: pipeline.Timetable, stage: int, end: tuple[_Pass, Run, float, float], runs: list[dict[str, tuple[_Pass, Run]]]
+    table: pipeline.Timetable, stage: int, end: tuple[Pass, Run, float, float], runs: list[dict[str, tuple[Pass, Run]]]
 ) -> float:
     """What of a stage's collectives is left when its last pass has ended: each part's go on behind its last pass."""
     last = max(task.micro_batch for task, _, _ in table.tasks[stage])

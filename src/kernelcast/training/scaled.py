@@ -97,7 +97,8 @@ class ScaledStep:
     @property
     def overlapped_s(self) -> float:
         """Data-parallel collectives that kernels hide."""
-        return sum(s.collectives_s - s.parts_s["exposed"] for s in self.stages) / len(self.stages)
+        hidden = sum(s.collectives_s - s.parts_s["exposed"] for s in self.stages) / len(self.stages)
+        return max(0.0, hidden)
 
     @property
     def tokens(self) -> int:

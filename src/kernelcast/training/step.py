@@ -113,7 +113,7 @@ class Step:
     def phase_s(self, phase: str) -> float:
         """Wall time of a phase: until its last kernel ends, from where the phase before ended."""
         ends = [0.0]
-        for name in PHASES[: PHASES.index(phase) + 1]:  # type: ignore[arg-type]
+        for name in PHASES[: PHASES.index(phase) + 1]:
             mine = [end for kernel, end in zip(self.kernels, self.ends_s, strict=True) if kernel.op.phase == name]
             ends.append(max(mine, default=ends[-1]))
         return float(ends[-1] - ends[-2])

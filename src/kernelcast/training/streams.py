@@ -68,13 +68,13 @@ def simulate(busy_s: Array, launched_s: Array, jobs: Sequence[Job] = (), interfe
     waits: dict[int, list[int]] = {}
     for at, job in enumerate(queue):
         waits.setdefault(job.before, []).append(at)
-    clock = channel = idle = slowed = exposed = 0.0
+    clock = channel = idle = slowed = exposed = 0.0  # channel: when the stream of collectives is free
     sent = 0
     speed = 1.0 - interference
     for i, (work, launched) in enumerate(zip(busy_s.tolist(), launched_s.tolist(), strict=True)):
         while sent < len(queue) and queue[sent].after < i:
             job_starts[sent] = max(clock, channel)
-            channel = job_ends[sent] = job_starts[sent] + queue[sent].time_s
+            channel = job_ends[sent] = float(job_starts[sent]) + queue[sent].time_s
             sent += 1
         start = max(clock, launched)
         idle += start - clock
@@ -88,8 +88,7 @@ def simulate(busy_s: Array, launched_s: Array, jobs: Sequence[Job] = (), interfe
         starts[i], ends[i], clock = start, end, end
     for at in range(sent, len(queue)):
         job_starts[at] = max(clock, channel)
-        channel = job_ends[at] = job_starts[at] + queue[at].time_s
+        channel = job_ends[at] = float(job_starts[at]) + queue[at].time_s
     exposed += max(0.0, channel - clock)
-    return Run(
-        starts, ends, tuple(queue), job_starts, job_ends, float(busy_s.sum()), idle, slowed, exposed, clock
-    )  # fmt: skip
+    busy = float(busy_s.sum())
+    return Run(starts, ends, tuple(queue), job_starts, job_ends, busy, idle, max(0.0, slowed), exposed, clock)
