@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -76,10 +77,21 @@ class _Scaling:
     # ---- times ----
 
     def _costs(self, op: Op) -> Costed:
+        if op.phase == "optimizer" and not is_collective(op):
+            return self._optimizer_costs(op)
         if not is_collective(op):
             return cost(op, self.settings)
         x = op.arguments[0]
         return Costed(tuple(self.plan.group(op.options["group"]).calls(op.name, x.bytes, x.dtype, self.gpu)))
+
+    def _optimizer_costs(self, op: Op) -> Costed:
+        """A list of parameters that no GPU holds is timed in pieces: memory is another question, answered apart."""
+        pieces = math.ceil(sum(x.bytes for x in op.inputs) / (self.gpu.dram_bytes / 2))
+        if pieces <= 1:
+            return cost(op, self.settings)
+        cuts = [tuple(x[i::pieces] if isinstance(x, tuple) else x for x in op.arguments) for i in range(pieces)]
+        found = [cost(replace(op, arguments=cut), self.settings) for cut in cuts if cut[0]]
+        return Costed(tuple(call for one in found for call in one.calls), any(one.by_bytes for one in found))
 
     def _collective_s(self, op: str, size_bytes: float, dtype: str, group: str) -> float:
         calls = list(self.plan.group(group).calls(op, size_bytes, dtype, self.gpu))
@@ -172,9 +184,9 @@ class _Scaling:
         run = simulate(busy, np.concatenate(launched), jobs, self.interference)
         parts_s = self._parts([(both, run, m), (step, None, 1)], run.exposed_s)
         parts_s["host"], parts_s["slowed"] = run.host_idle_s, run.slowed_s
-        memory, flight = memory_of(self.rank, None, 1), 1
+        memory = memory_of(self.rank, None, 1)
         piece = Piece((), {"step": run}, {"step": both.kernels * m + step.kernels})
-        stage = Stage(0, self.depth.layers, parts_s, memory, flight, run.jobs_s, (piece,))
+        stage = Stage(0, self.depth.layers, parts_s, memory, 1, run.jobs_s, (piece,), optimizer_kernels=step.kernels)
         return run.end_s, stage, sum(job.sent_bytes for job in jobs)
 
     def _parts(self, passes: Sequence[tuple[Pass, Run | None, int]], exposed_s: float) -> dict[str, float]:
@@ -291,7 +303,7 @@ class _Scaling:
             stages = [stage]
         else:
             time_s, stages, table, sent = self._stages()
-        every = tuple(self.kernels.values()) + self._optimizer(None).kernels
+        every = (*self.kernels.values(), *(kernel for stage in stages for kernel in stage.optimizer_kernels))
         sample = Step(
             self.cut, self.gpu, self.machine, every, np.zeros(0), np.zeros(0), self.times.predictor, self.graph
         )
