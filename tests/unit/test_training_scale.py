@@ -221,3 +221,38 @@ def test_a_real_model(h100: Gpu) -> None:
     sharded = sum(g.elements for g in cut.cut.gradients)
     assert sharded == pytest.approx(found.parameters / 2, rel=0.01)
     assert scale(found, h100, Plan(pp=2, micro_batches=2)).time_s > 0
+
+
+def test_checkpointed_layers_run_twice_and_are_joined_twice(h100: Gpu) -> None:
+    torch = pytest.importorskip("torch")
+    from torch.utils.checkpoint import checkpoint
+
+    from kernelcast.tracing import trace
+
+    class Block(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.fc1, self.fc2 = torch.nn.LayerNorm(64), torch.nn.Linear(64, 256), torch.nn.Linear(256, 64)
+
+        def forward(self, x: Any) -> Any:
+            return x + self.fc2(torch.dropout(self.fc1(self.norm(x)), 0.1, True))
+
+    class Model(torch.nn.Module):
+        def __init__(self, again: bool) -> None:
+            super().__init__()
+            self.embed_tokens, self.again = torch.nn.Embedding(100, 64), again
+            self.layers = torch.nn.ModuleList(Block() for _ in range(4))
+
+        def forward(self, ids: Any) -> Any:
+            x = self.embed_tokens(ids)
+            for layer in self.layers:
+                x = checkpoint(layer, x, use_reentrant=False) if self.again else layer(x)
+            return x
+
+    ids = torch.zeros(32, 128, dtype=torch.long)
+    once, twice = (scale(trace(Model(again), ids, "training"), h100, Plan(tp=2)) for again in (False, True))
+    assert twice.memory.activation_bytes < once.memory.activation_bytes / 2
+    assert twice.flops > once.flops
+    joined = [sum(op.name == "all_reduce" for op in found.cut.ops) for found in (once, twice)]
+    # the table, each block forward and backward; again nothing reads what fc2 makes, so nobody joins it
+    assert joined == [1 + 4 + 4, 1 + 4 + 4]

@@ -115,7 +115,7 @@ class _Step:
             self.recorder.phase = "forward"
             loss = self._loss(self._call())
             self.recorder.phase = "backward"
-            loss.backward()
+            _backward(loss)
             self.gpu.forget()
             del loss
         if made is None:
@@ -153,6 +153,15 @@ class _Step:
         if not found.requires_grad:
             raise KernelcastError("the loss depends on no parameter, so there is no backward pass to trace")
         return found
+
+
+def _backward(loss: torch.Tensor) -> None:
+    """As ``loss.backward()``, which would leave the modes of tracing: layers that are checkpointed run their forward
+    again in it, and must take the same way as before."""
+    first = torch.ones_like(loss, memory_format=torch.preserve_format)
+    torch.autograd.graph._engine_run_backward(
+        (loss,), (first,), False, False, (), allow_unreachable=True, accumulate_grad=True
+    )
 
 
 def _told_shape(value: Any) -> str:

@@ -17,7 +17,8 @@ from kernelcast.networks.traced import Gradient, Op, Tensor, Trace
 from kernelcast.training.places import Place, carried, in_view, shrunk, with_tensors
 from kernelcast.training.roles import Role, Roles
 
-# Gradients of one input from several layers (q, k and v) are added up before the ranks join them.
+# Gradients of one input from several layers (q, k and v, and the residual stream, which one rank adds) are summed
+# before the ranks join them.
 _LINEAR = {"add", "add_"}
 PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "_grouped_mm"}
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
@@ -178,7 +179,8 @@ class Cut:
     def _compute(self, op: Op) -> None:
         terms = [x for x in op.inputs if x.storage in self._terms]
         numbers = [x for x in op.inputs if x.shape]
-        if terms and op.phase == "backward" and op.name in _LINEAR and len(terms) == len(numbers):
+        whole = all(x.storage in self._terms or self.place(x) is None for x in numbers)
+        if terms and op.phase == "backward" and op.name in _LINEAR and whole:
             self._terms.update(out.storage for out in op.outputs)
         else:
             for x in {x.storage: x for x in terms}.values():
