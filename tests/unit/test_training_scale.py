@@ -229,7 +229,7 @@ def test_checkpointed_layers_run_twice_and_are_joined_twice(h100: Gpu) -> None:
 
     from kernelcast.tracing import trace
 
-    class Block(torch.nn.Module):
+    class Block(torch.nn.Module):  # type: ignore[misc,name-defined]
         def __init__(self) -> None:
             super().__init__()
             self.norm, self.fc1, self.fc2 = torch.nn.LayerNorm(64), torch.nn.Linear(64, 256), torch.nn.Linear(256, 64)
@@ -237,7 +237,7 @@ def test_checkpointed_layers_run_twice_and_are_joined_twice(h100: Gpu) -> None:
         def forward(self, x: Any) -> Any:
             return x + self.fc2(torch.dropout(self.fc1(self.norm(x)), 0.1, True))
 
-    class Model(torch.nn.Module):
+    class Model(torch.nn.Module):  # type: ignore[misc,name-defined]
         def __init__(self, again: bool) -> None:
             super().__init__()
             self.embed_tokens, self.again = torch.nn.Embedding(100, 64), again
