@@ -1,4 +1,4 @@
-"""One step of any traced model on GPUs: kernels, host, memory."""
+"""Steps of traced models: on one GPU (step.py), and on many (scale.py)."""
 
 from kernelcast.training.host import Host, host, host_ids
 from kernelcast.training.step import Step, run_step

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -11,7 +11,7 @@ import numpy as np
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.work import Array
-from kernelcast.networks.aten import Settings, cost
+from kernelcast.networks.aten import Costed, Settings, cost
 from kernelcast.networks.forward import Call
 from kernelcast.networks.kernel_times import KernelTimes
 from kernelcast.networks.traced import PHASES, Op, Trace
@@ -80,14 +80,14 @@ class Step:
 
     @property
     def low_s(self) -> float:
-        return self.time_s * self._spread[0]
+        return self.time_s * self.spread[0]
 
     @property
     def high_s(self) -> float:
-        return self.time_s * self._spread[1]
+        return self.time_s * self.spread[1]
 
     @cached_property
-    def _spread(self) -> tuple[float, float]:
+    def spread(self) -> tuple[float, float]:
         """The same kernel is wrong the same way wherever it runs; different ones are wrong on their own."""
         groups: dict[tuple[str, str], list[float]] = {}
         for kernel in self.kernels:
@@ -192,15 +192,18 @@ def run_step(
     if not trace.kernels:
         raise KernelcastError(f"{trace.name} launches no kernel")
     machine = host(on) if isinstance(on, str) else on
-    settings = Settings(tf32=tf32, capability=gpu.compute_capability)
-    costed = {id(op): cost(op, settings) for op in trace.ops if op.kind == "kernel"}
     times = times or KernelTimes(gpu, conditions)
-    times.learn(call for found in costed.values() for call in found.calls)
-    kernels = [
-        _kernel(op, costed[id(op)].calls, times, gpu, costed[id(op)].by_bytes) for op in trace.ops if id(op) in costed
-    ]
+    settings = Settings(tf32=tf32, capability=gpu.compute_capability)
+    kernels = predicted([op for op in trace.ops if op.kind == "kernel"], times, lambda op: cost(op, settings))
     launched, ends = _timeline(trace, kernels, machine, graph)
     return Step(trace, gpu, machine, tuple(kernels), launched, ends, times.predictor, graph)
+
+
+def predicted(ops: Iterable[Op], times: KernelTimes, costs: Callable[[Op], Costed]) -> list[Kernel]:
+    """The kernels of each op. ``costs``: what an op launches."""
+    costed = [(op, costs(op)) for op in ops]
+    times.learn(call for _, found in costed for call in found.calls)
+    return [_kernel(op, found.calls, times, times.gpu, found.by_bytes) for op, found in costed]
 
 
 def _kernel(op: Op, calls: Iterable[Call], times: KernelTimes, gpu: Gpu, by_bytes: bool) -> Kernel:
@@ -237,6 +240,13 @@ def _timeline(trace: Trace, kernels: list[Kernel], machine: Host, graph: bool) -
     if graph:
         launched = np.full(len(kernels), machine.graph_s)
         return launched, stream_ends(launched, busy)
+    ready = np.cumsum(launch_costs(trace, machine))
+    launched = ready[[at for at, op in enumerate(trace.ops) if op.kind == "kernel"]]
+    return launched, stream_ends(launched, busy)
+
+
+def launch_costs(trace: Trace, machine: Host) -> Array:
+    """What the host spends on each op of a trace before the next."""
     forward = max(1, sum(op.phase == "forward" for op in trace.ops))
     python_s = machine.module_s * trace.module_calls.get("forward", 0) / forward
     costs = {
@@ -244,6 +254,4 @@ def _timeline(trace: Trace, kernels: list[Kernel], machine: Host, graph: bool) -
         ("backward", True): machine.backward_kernel_s, ("backward", False): machine.backward_view_s,
         ("optimizer", True): machine.kernel_s, ("optimizer", False): machine.view_s,
     }  # fmt: skip
-    clock = np.cumsum([costs[op.phase, op.kind == "kernel"] for op in trace.ops])
-    launched = clock[[op.kind == "kernel" for op in trace.ops]]
-    return launched, stream_ends(launched, busy)
+    return np.array([costs[op.phase, op.kind == "kernel"] for op in trace.ops])

@@ -1,0 +1,259 @@
+"""A traced step on many GPUs, whole: times, parts, bytes, memory, reports."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from small_traces import experts, mlp
+
+import kernelcast as kc
+from kernelcast.hardware import Gpu
+from kernelcast.report.scale import answer_rows, fields, memory_rows, part_rows, timeline
+from kernelcast.training.host import host
+from kernelcast.training.plan import Plan
+from kernelcast.training.scale import scale
+from kernelcast.training.scaled import ScaledStep
+from kernelcast.training.step import FRAGMENTED, FRAMEWORK_BYTES, run_step
+
+TRACE = mlp(8, tokens=2048)
+WEIGHTS = 8 * 2 * 1024 * 4096 * 2  # bytes, in bf16
+
+
+@pytest.fixture(scope="module")
+def h100() -> Gpu:
+    return kc.gpu("h100_sxm")
+
+
+def scaled(gpu: Gpu, **plan: Any) -> ScaledStep:
+    return scale(TRACE, gpu, Plan(**plan))
+
+
+PLANS: list[dict[str, Any]] = [
+    {}, {"dp": 4}, {"dp": 4, "overlap": False}, {"dp": 4, "zero": 1}, {"dp": 4, "zero": 2, "micro_batches": 2},
+    {"dp": 4, "zero": 3}, {"tp": 4}, {"tp": 2, "sequence_parallel": True}, {"pp": 4}, {"pp": 4, "micro_batches": 8},
+    {"pp": 2, "micro_batches": 4, "schedule": "gpipe", "dp": 2},
+    {"pp": 2, "micro_batches": 4, "schedule": "interleaved", "virtual_stages": 2},
+    {"dp": 2, "tp": 2, "pp": 2, "zero": 1, "micro_batches": 4}, {"dp": 2, "pp": 2, "zero": 3, "micro_batches": 2},
+    {"dp": 32, "tp": 2, "zero": 1},
+]  # fmt: skip
+
+
+def test_one_gpu_is_the_single_step(h100: Gpu) -> None:
+    alone, found = run_step(TRACE, h100), scaled(h100)
+    assert found.time_s == alone.time_s
+    assert found.low_s == pytest.approx(alone.low_s) and found.high_s == pytest.approx(alone.high_s)
+    assert found.mfu == pytest.approx(alone.mfu)
+    assert found.parts_s["kernels"] + found.parts_s["optimizer"] == pytest.approx(alone.kernel_time_s)
+    assert scale(TRACE, h100, Plan(), graph=True).time_s == run_step(TRACE, h100, graph=True).time_s
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: Plan(**plan).told)
+def test_parts_add_up(plan: dict[str, Any], h100: Gpu) -> None:
+    found = scaled(h100, **plan)
+    assert all(value >= 0 for value in found.parts_s.values())
+    assert sum(found.parts_s.values()) == pytest.approx(found.time_s)
+    for stage in found.stages:
+        assert stage.time_s == pytest.approx(found.time_s)
+        assert 0 <= stage.parts_s["exposed"] <= stage.collectives_s * (1 + 1e-9)
+    hidden, waited = found.overlapped_s, found.parts_s["exposed"]
+    assert hidden + waited == pytest.approx(sum(s.collectives_s for s in found.stages) / len(found.stages))
+    assert found.tokens == 2048 * found.plan.dp * found.plan.micro_batches
+    assert found.tokens_per_s_per_gpu * found.plan.gpus == pytest.approx(found.tokens_per_s)
+
+
+@pytest.mark.parametrize("plan", PLANS[1:], ids=lambda plan: Plan(**plan).told)
+def test_faster_links_are_never_slower(plan: dict[str, Any], h100: Gpu) -> None:
+    faster = h100.replace(link_bytes_per_s=2 * h100.link_bytes_per_s)
+    assert scaled(faster, **plan).time_s <= scaled(h100, **plan).time_s * (1 + 1e-9)
+
+
+def test_bytes_of_data_parallelism(h100: Gpu) -> None:
+    # a ring all-reduce sends each byte 2 (n - 1) / n times; ZeRO 1 and 2 the same in two halves; ZeRO 3 gathers the
+    # parameters twice and scatters the gradients once: 3 (n - 1) / n (Rajbhandari et al. 2020)
+    ring = WEIGHTS * 3 / 4
+    assert scaled(h100, dp=4).sent_bytes == pytest.approx(2 * ring)
+    assert scaled(h100, dp=4, zero=1).sent_bytes == pytest.approx(2 * ring)
+    assert scaled(h100, dp=4, zero=2).sent_bytes == pytest.approx(2 * ring)
+    assert scaled(h100, dp=4, zero=3).sent_bytes == pytest.approx(1.5 * 2 * ring)
+    # gradients of earlier micro-batches are kept whole up to ZeRO 1, and sent each time from ZeRO 2 on
+    assert scaled(h100, dp=4, micro_batches=3).sent_bytes == pytest.approx(2 * ring)
+    assert scaled(h100, dp=4, zero=2, micro_batches=3).sent_bytes == pytest.approx((3 + 1) * ring)
+    assert scaled(h100, dp=4, pp=2, micro_batches=3).sent_bytes == pytest.approx(ring)  # each stage has half
+
+
+def test_overlap_hides_some_of_it(h100: Gpu) -> None:
+    late, early = scaled(h100, dp=8, overlap=False), scaled(h100, dp=8)
+    assert late.overlapped_s <= host("server").gap_s  # it may start in the gap that follows the last kernel
+    assert early.overlapped_s > 0 and early.parts_s["exposed"] < late.parts_s["exposed"]
+    # all at the end is one message; with overlap none waits where links are free
+    alone = scaled(h100)
+    assert late.time_s == pytest.approx(alone.time_s + late.parts_s["exposed"])
+
+
+def test_zero_divides_the_optimizer(h100: Gpu) -> None:
+    whole, shard = scaled(h100, dp=8), scaled(h100, dp=8, zero=1)
+    assert shard.parts_s["optimizer"] < whole.parts_s["optimizer"] / 4
+    assert shard.parts_s["kernels"] == pytest.approx(whole.parts_s["kernels"])
+
+
+def test_pipeline_of_equal_stages(h100: Gpu) -> None:
+    # without an optimizer, with the host out of the way: one slot of each stage is a quarter of the passes
+    bare = replace(TRACE, ops=tuple(op for op in TRACE.ops if op.phase != "optimizer"))
+    found = scale(bare, h100, Plan(pp=4, micro_batches=8, schedule="gpipe"), graph=True)
+    assert [stage.layers for stage in found.stages] == [2, 2, 2, 2]
+    assert found.bubble_share * found.time_s / (found.time_s - found.parts_s["links"]) == pytest.approx(
+        3 / 11, rel=0.02
+    )
+    # each link is crossed by the first forward and the last backward pass: 2 (p - 1) sends, and no other waits
+    assert 0 < found.parts_s["links"] < found.time_s / 10
+
+
+def test_pipeline_memory_by_schedule(h100: Gpu) -> None:
+    first, last = scaled(h100, pp=4, micro_batches=8).stages[0::3]
+    assert (first.in_flight, last.in_flight) == (4, 1)
+    assert [s.in_flight for s in scaled(h100, pp=4, micro_batches=8, schedule="gpipe").stages] == [8] * 4
+    # two layers keep x, fc1's and relu's results: 2048 x (1024 + 2 x 4096) bf16 each, but the model's input is no
+    # activation; stage 0 has four micro-batches of them
+    saved = 2 * 2048 * (1024 + 2 * 4096) * 2
+    assert first.memory.activation_bytes == pytest.approx(4 * saved, rel=0.2)
+    assert first.memory.activation_bytes > 3 * last.memory.activation_bytes
+
+
+def test_memory_of_shards(h100: Gpu) -> None:
+    plain = scaled(h100, dp=8).memory
+    assert plain.parameter_bytes == WEIGHTS and plain.optimizer_bytes == 2 * WEIGHTS
+    one, two, three = (scaled(h100, dp=8, zero=zero).memory for zero in (1, 2, 3))
+    assert one.optimizer_bytes == pytest.approx(2 * WEIGHTS / 8) and one.parameter_bytes == WEIGHTS
+    assert two.gradient_bytes <= WEIGHTS / 8 + 1
+    assert three.parameter_bytes == pytest.approx(WEIGHTS / 8)
+    assert three.gathered_bytes == 2 * WEIGHTS / 8  # the layer that runs, and the next
+    assert scaled(h100, tp=4).memory.parameter_bytes == WEIGHTS / 4
+    assert plain.used_bytes == pytest.approx(plain.model_bytes * (1 + FRAGMENTED) + FRAMEWORK_BYTES)
+
+
+def test_what_does_not_fit_says_by_how_much(h100: Gpu) -> None:
+    small = h100.replace(dram_bytes=2**28)  # the optimizer's one kernel needs twice that
+    found = scale(TRACE, small, Plan())
+    assert not found.fits
+    assert found.memory.missing_bytes == pytest.approx(found.memory.used_bytes - 2**28)
+    assert "misses by" in answer_rows(found)[-1][2]
+
+
+def test_experts_are_shared_out_over_data_parallel_ranks(h100: Gpu) -> None:
+    trace = experts()
+    alone, found = scale(trace, h100, Plan(dp=4)), scale(trace, h100, Plan(dp=4, ep=4))
+    # each expert is on one rank only: no gradients to join, but tokens travel four times
+    assert found.sent_bytes == 0 < alone.sent_bytes
+    assert found.parts_s["communication"] > 0
+    assert found.memory.parameter_bytes == alone.memory.parameter_bytes / 4
+    half = scale(trace, h100, Plan(dp=4, ep=2))
+    assert half.sent_bytes == pytest.approx(trace.footprint.gradients / 2 * 2 * 1 / 2)  # half of them, by two ranks
+
+
+def test_more_nodes_use_their_ports(h100: Gpu) -> None:
+    inside, across = scaled(h100, dp=8), scaled(h100, dp=16)
+    assert across.parts_s["exposed"] > inside.parts_s["exposed"]
+    slow = scaled(h100, dp=16, between_nodes="ib_hdr") if "ib_hdr" in kc.hardware.fabrics() else across
+    assert slow.time_s >= across.time_s
+
+
+def test_reports(h100: Gpu) -> None:
+    for plan in PLANS:
+        found = scaled(h100, **plan)
+        told = json.loads(json.dumps(fields(found)))
+        assert told["time_s"] == found.time_s and told["gpus"] == found.plan.gpus
+        assert sum(told["parts_s"].values()) == pytest.approx(told["time_s"])
+        assert len(told["stages"]) == len(memory_rows(found)) == found.plan.pp
+        assert len(part_rows(found)) >= 3
+        drawn = json.loads(json.dumps(timeline(found)))["traceEvents"]
+        spans = [event for event in drawn if event["ph"] == "X"]
+        assert {event["pid"] for event in spans} == set(range(found.plan.pp))
+        assert max(event["ts"] + event["dur"] for event in spans) == pytest.approx(found.time_s * 1e6, rel=1e-6)
+        assert min(event["dur"] for event in spans) >= 0
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [({"dp": 0}, "dp must be a whole number"), ({"zero": 4}, "zero must be 0, 1, 2 or 3"),
+     ({"schedule": "zigzag"}, "unknown schedule"), ({"dp": 4, "ep": 3}, "ep 3 does not divide dp 4"),
+     ({"sequence_parallel": True}, "needs tp of 2"), ({"virtual_stages": 2}, "needs schedule='interleaved'"),
+     ({"pp": 2, "virtual_stages": 2, "schedule": "interleaved", "micro_batches": 3}, "multiple of pp 2"),
+     ({"pp": 2, "stage_layers": (8,)}, "names 1 parts of the model, not 2"),
+     ({"between_nodes": "rope"}, "unknown fabric")],
+)  # fmt: skip
+def test_plans_that_cannot_be(plan: dict[str, Any], message: str) -> None:
+    with pytest.raises(kc.KernelcastError, match=message):
+        Plan(**plan)
+
+
+def test_questions_that_cannot_be(h100: Gpu) -> None:
+    with pytest.raises(kc.KernelcastError, match="more than the 8 layers"):
+        scaled(h100, pp=16)
+    with pytest.raises(kc.KernelcastError, match="add up to 8 layers"):
+        scaled(h100, pp=2, stage_layers=(4, 5))
+    with pytest.raises(kc.KernelcastError, match="no trace of a training step"):
+        scale(replace(TRACE, mode="inference"), h100, Plan())
+    with pytest.raises(kc.KernelcastError, match="interference"):
+        scale(TRACE, h100, Plan(), interference=1.0)
+
+
+def test_a_real_model(h100: Gpu) -> None:
+    """GPT-2 of Hugging Face: q, k, v in one matrix, a tied table, masks, dropout."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    from kernelcast.tracing import trace
+
+    config = transformers.GPT2Config(n_embd=256, n_layer=2, n_head=4, n_positions=128, attn_implementation="eager")
+    with torch.device("meta"):
+        model = transformers.GPT2LMHeadModel(config)
+    ids = torch.zeros(2, 128, dtype=torch.long, device="meta")
+    found = trace(model, {"input_ids": ids, "labels": ids}, "training")
+    alone = run_step(found, h100)
+    assert scale(found, h100, Plan()).time_s == alone.time_s
+    cut = scale(found, h100, Plan(tp=2))
+    joined = [op for op in cut.cut.ops if op.name == "all_reduce" and op.inputs[0].shape == (2, 128, 256)]
+    # the table of tokens; attention and MLP of two layers, forward and backward; and the head's input backward
+    assert len(joined) == 1 + 2 * 2 * 2 + 1
+    scores = [op.inputs[0].shape for op in cut.cut.ops if op.name == "_softmax"]
+    assert scores == [(2, 2, 128, 128)] * 2  # two of four heads
+    sharded = sum(g.elements for g in cut.cut.gradients)
+    assert sharded == pytest.approx(found.parameters / 2, rel=0.01)
+    assert scale(found, h100, Plan(pp=2, micro_batches=2)).time_s > 0
+
+
+def test_checkpointed_layers_run_twice_and_are_joined_twice(h100: Gpu) -> None:
+    torch = pytest.importorskip("torch")
+    from torch.utils.checkpoint import checkpoint
+
+    from kernelcast.tracing import trace
+
+    class Block(torch.nn.Module):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.fc1, self.fc2 = torch.nn.LayerNorm(64), torch.nn.Linear(64, 256), torch.nn.Linear(256, 64)
+
+        def forward(self, x: Any) -> Any:
+            return x + self.fc2(torch.dropout(self.fc1(self.norm(x)), 0.1, True))
+
+    class Model(torch.nn.Module):  # type: ignore[misc,name-defined]
+        def __init__(self, again: bool) -> None:
+            super().__init__()
+            self.embed_tokens, self.again = torch.nn.Embedding(100, 64), again
+            self.layers = torch.nn.ModuleList(Block() for _ in range(4))
+
+        def forward(self, ids: Any) -> Any:
+            x = self.embed_tokens(ids)
+            for layer in self.layers:
+                x = checkpoint(layer, x, use_reentrant=False) if self.again else layer(x)
+            return x
+
+    ids = torch.zeros(32, 128, dtype=torch.long)
+    once, twice = (scale(trace(Model(again), ids, "training"), h100, Plan(tp=2)) for again in (False, True))
+    assert twice.memory.activation_bytes < once.memory.activation_bytes / 2
+    assert twice.flops > once.flops
+    joined = [sum(op.name == "all_reduce" for op in found.cut.ops) for found in (once, twice)]
+    # the table, each block forward and backward; again nothing reads what fc2 makes, so nobody joins it
+    assert joined == [1 + 4 + 4, 1 + 4 + 4]
