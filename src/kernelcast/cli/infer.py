@@ -27,7 +27,7 @@ def register(app: typer.Typer) -> None:
 def infer(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="a name of `kernelcast models`, or a config.json")],
     gpu: GpuName = None,
-    stack: Annotated[str, typer.Option("--stack", metavar="NAME", help="vllm, sglang, trtllm")] = "vllm",
+    stack: Annotated[str, typer.Option("--stack", metavar="NAME", help="vllm, sglang, trtllm, torch")] = "vllm",
     batch: Annotated[int | None, typer.Option("--batch", help="requests that start together (1)")] = None,
     input_len: Annotated[int | None, typer.Option("--input-len", help="tokens of each prompt (1024)")] = None,
     output_len: Annotated[int | None, typer.Option("--output-len", help="tokens of each answer (128)")] = None,

@@ -6,7 +6,7 @@ import importlib.util
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -18,7 +18,8 @@ from kernelcast.errors import KernelcastError
 def register(app: typer.Typer) -> None:
     examples = (
         "kernelcast trace llama-3.1-8b --mode training --batch 4 --seq 512 --gpu h200_sxm",
-        "kernelcast trace examples/resnet.py:build --mode training --batch 32 --dtype fp32 --gpu a100_sxm --json",
+        "kernelcast trace llama-3.1-8b --mode training --batch 1 --seq 4096 --gpu h100_sxm --dp 8 --zero 3 --json",
+        "kernelcast trace model.py:build --mode training --batch 32 --dtype fp32 --gpu a100_sxm",
     )
     app.command("trace", cls=with_examples(Command, *examples))(trace)
 
@@ -45,6 +46,17 @@ def trace(
     ] = False,
     graph: Annotated[bool, typer.Option("--graph", help="kernels replay from a CUDA graph")] = False,
     host: Annotated[str, typer.Option("--host", metavar="NAME", help="whose time to launch kernels")] = "server",
+    dp: Annotated[int, typer.Option("--dp", help="data-parallel ranks; --batch is that of each")] = 1,
+    tp: Annotated[int, typer.Option("--tp", help="GPUs that cut every layer")] = 1,
+    pp: Annotated[int, typer.Option("--pp", help="pipeline stages")] = 1,
+    ep: Annotated[int, typer.Option("--ep", help="data-parallel ranks that experts are dealt out to")] = 1,
+    zero: Annotated[int, typer.Option("--zero", help="1: optimizer states, 2: gradients, 3: parameters dealt out")] = 0,
+    micro_batches: Annotated[int, typer.Option("--micro-batches", help="passes of --batch before the step")] = 1,
+    schedule: Annotated[str, typer.Option("--schedule", metavar="NAME", help="gpipe, 1f1b or interleaved")] = "1f1b",
+    virtual_stages: Annotated[int, typer.Option("--virtual-stages", help="parts a stage, interleaved")] = 1,
+    sequence_parallel: Annotated[
+        bool, typer.Option("--sequence-parallel", help="keep activations between cut layers in parts")
+    ] = False,
     changes: Changes = None,
     predictor: Annotated[str, typer.Option("--predictor", metavar="NAME", help="learned, generic, …")] = "learned",
     calibration: CalibrationFile = None,
@@ -62,6 +74,7 @@ def trace(
     from kernelcast.report.trace import fields, print_step, write_timeline
     from kernelcast.tracing import trace as run
     from kernelcast.tracing.build import Asked, build
+    from kernelcast.training.plan import Plan
     from kernelcast.training.step import STEP, run_step
 
     asked = chosen_conditions(None, "cold", predictor, calibration)
@@ -71,6 +84,10 @@ def trace(
         built.model, built.inputs, mode, optimizer=None if optimizer == "none" else optimizer,  # type: ignore[arg-type]
         loss=built.loss, accumulate=accumulate, attention=attention, graph=graph, name=built.name,
     )  # fmt: skip
+    plan = Plan(dp, tp, pp, ep, zero, sequence_parallel, micro_batches, schedule, virtual_stages)  # type: ignore[arg-type]
+    if plan != Plan():
+        _on_many(found, chip, plan, conditions, dtype == "tf32", graph, host, timeline, as_json)
+        return
     step = run_step(found, chip, conditions, tf32=dtype == "tf32", graph=graph, on=host)
     if timeline:
         write_timeline(step, timeline)
@@ -78,3 +95,20 @@ def trace(
         typer.echo(json.dumps(fields(step)))
         return
     print_step(step)
+
+
+def _on_many(
+    found: Any, chip: Any, plan: Any, conditions: Any, tf32: bool, graph: bool, host: str, timeline: Path | None,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """A training step dealt out to several GPUs."""
+    from kernelcast.report.scale import fields, print_scaled, write_timeline
+    from kernelcast.training.scale import scale
+
+    step = scale(found, chip, plan, conditions, tf32=tf32, graph=graph, on=host)
+    if timeline:
+        write_timeline(step, timeline)
+    if as_json:
+        typer.echo(json.dumps(fields(step)))
+        return
+    print_scaled(step)

@@ -6,6 +6,7 @@ step one new token each, a chunked step some of both. Layers that are alike appe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -132,15 +133,15 @@ class _Pass:
         self.batch, self.tokens = batch, batch.tokens
 
     def calls(self, in_order: bool) -> Iterator[Call]:
-        yield self._small("embedding", "embedding", tokens=self.tokens, hidden=self.model.hidden,
+        yield from self._small("embedding", "embedding", tokens=self.tokens, hidden=self.model.hidden,
                           vocab=max(1, self.model.vocab // self.layout.tp))  # fmt: skip
         if self.model.learned_positions:
             added = 2 if self.model.token_types else 1  # positions, and BERT's segments
-            yield self._small("embedding", "add", added, rows=self.tokens, cols=self.model.hidden)
+            yield from self._small("embedding", "add", added, rows=self.tokens, cols=self.model.hidden)
         if self.layout.tp > 1:
             yield from self._joined(1)
         if self.model.embedding_norm:
-            yield self._small("norms", self.model.embedding_norm, rows=self.tokens, cols=self.model.hidden)
+            yield from self._small("norms", self.model.embedding_norm, rows=self.tokens, cols=self.model.hidden)
         runs = (LayerRun(1, layer) for layer in self.model.expand()) if in_order else self.model.layer_kinds
         for run in runs:
             yield from self._layer(run.layer, run.count)
@@ -153,7 +154,7 @@ class _Pass:
             yield from self._head()
         else:  # BERT's pooler: the first token of each sequence, whole on every GPU
             yield self._product("head", 1, self.batch.sequences, self.model.hidden, self.model.hidden)
-            yield self._small("head", "tanh", rows=self.batch.sequences, cols=self.model.hidden)
+            yield from self._small("head", "tanh", rows=self.batch.sequences, cols=self.model.hidden)
 
     def _layer(self, layer: Layer, count: int) -> Iterator[Call]:
         around = layer.norms.count // 2  # of the mixer, and as many of the feed-forward part: before, or also behind
@@ -177,15 +178,15 @@ class _Pass:
     def _norm(self, kind: str, count: int) -> Iterator[Call]:
         """The norm before a part; the residual is added inside it, or in a kernel of its own."""
         if self.stack.fused_residual:
-            yield self._small("norms", kind, count, rows=self.tokens, cols=self.model.hidden, residual=True)
+            yield from self._small("norms", kind, count, rows=self.tokens, cols=self.model.hidden, residual=True)
         else:
-            yield self._small("residual", "add", count, rows=self.tokens, cols=self.model.hidden)
-            yield self._small("norms", kind, count, rows=self.tokens, cols=self.model.hidden)
+            yield from self._small("residual", "add", count, rows=self.tokens, cols=self.model.hidden)
+            yield from self._small("norms", kind, count, rows=self.tokens, cols=self.model.hidden)
 
     def _behind(self, kind: str, count: int) -> Iterator[Call]:
         """A norm behind a part (Gemma), where there is one."""
         if count > 0:
-            yield self._small("norms", kind, count, rows=self.tokens, cols=self.model.hidden)
+            yield from self._small("norms", kind, count, rows=self.tokens, cols=self.model.hidden)
 
     def _attention(self, mixer: Attention, count: int) -> Iterator[Call]:
         tp, width = self.layout.tp, self.model.hidden
@@ -197,21 +198,23 @@ class _Pass:
         for n in widths:
             yield self._product("projections", count, self.tokens, n, width)
         if mixer.qk_norm in ("head", "unweighted"):
-            yield self._small("norms", "rmsnorm", count, rows=self.tokens * heads, cols=dim)
-            yield self._small("norms", "rmsnorm", count, rows=self.tokens * kv_heads, cols=dim)
+            yield from self._small("norms", "rmsnorm", count, rows=self.tokens * heads, cols=dim)
+            yield from self._small("norms", "rmsnorm", count, rows=self.tokens * kv_heads, cols=dim)
         elif mixer.qk_norm == "full":
-            yield self._small("norms", "rmsnorm", count, rows=self.tokens, cols=heads * dim)
-            yield self._small("norms", "rmsnorm", count, rows=self.tokens, cols=kv_heads * dim)
+            yield from self._small("norms", "rmsnorm", count, rows=self.tokens, cols=heads * dim)
+            yield from self._small("norms", "rmsnorm", count, rows=self.tokens, cols=kv_heads * dim)
         if mixer.rope:
-            yield self._small("rotary", "rope", count, tokens=self.tokens, q_heads=heads, kv_heads=kv_heads,
+            yield from self._small("rotary", "rope", count, tokens=self.tokens, q_heads=heads, kv_heads=kv_heads,
                               head_dim=dim, rotary_dim=mixer.rotary_dim or None)  # fmt: skip
+        if self.stack.kernels == "torch" and any(self.batch.past):  # an engine's attention layer does it itself
+            yield from self._small("cache", "kv_write", count, tokens=self.tokens, kv_heads=kv_heads, head_dim=dim)
         yield self._call("attention", "attention", count, **self.batch.lengths, q_heads=heads, kv_heads=kv_heads,
                          head_dim=dim, causal=self.model.kind == "decoder", window=mixer.window or 0,
                          page_size=self.stack.page_size if any(self.batch.past) else 0,
                          kv_dtype=self.precision.cache, backend=self.stack.attention_backend(self.gpu),
                          stack=self.stack.kernels, dtype=self.precision.vectors)  # fmt: skip
         if gate:
-            yield self._small("activation", "mul", count, rows=self.tokens, cols=gate)
+            yield from self._small("activation", "mul", count, rows=self.tokens, cols=gate)
         yield self._product("projections", count, self.tokens, width, heads * dim)
 
     def _mla(self, mixer: Mla, count: int) -> Iterator[Call]:
@@ -224,10 +227,10 @@ class _Pass:
         else:  # both ways down in one product, whole on every GPU
             down = mixer.q_lora_rank + latent + mixer.qk_rope_head_dim
             yield self._product("projections", count, tokens, down, width)
-            yield self._small("norms", "rmsnorm", count, rows=tokens, cols=mixer.q_lora_rank)
+            yield from self._small("norms", "rmsnorm", count, rows=tokens, cols=mixer.q_lora_rank)
             yield self._product("projections", count, tokens, query, mixer.q_lora_rank)
-        yield self._small("norms", "rmsnorm", count, rows=tokens, cols=latent)
-        yield self._small("rotary", "rope", count, tokens=tokens, q_heads=heads, kv_heads=1,
+        yield from self._small("norms", "rmsnorm", count, rows=tokens, cols=latent)
+        yield from self._small("rotary", "rope", count, tokens=tokens, q_heads=heads, kv_heads=1,
                           head_dim=mixer.qk_rope_head_dim)  # fmt: skip
         absorbed = max(self.batch.new) <= (_MOST_CHECKED if min(self.batch.past) else 2)
         if absorbed:  # queries into the latent, and values out of it, one small product a head
@@ -250,14 +253,14 @@ class _Pass:
         sizes = {"batch": len(new), "q_len": new[0]} if len(set(new)) == 1 else {"q_lens": new}
         checks = min(self.batch.past) > 0 and max(new) <= _MOST_CHECKED  # of drafted tokens: decode's kernel
         yield self._product("projections", count, self.tokens, mixer.in_width // tp, self.model.hidden)
-        yield self._small("linear attention", "causal_conv1d", count, **sizes, channels=mixer.conv_channels // tp,
+        yield from self._small("linear attention", "causal_conv1d", count, **sizes, channels=mixer.conv_channels // tp,
                           width=mixer.conv_width)  # fmt: skip
         yield self._call("linear attention", "gated_delta", count, **sizes, key_heads=mixer.key_heads // tp,
                          value_heads=mixer.value_heads // tp, key_dim=mixer.key_head_dim,
                          value_dim=mixer.value_head_dim, qk_norm=True, state_dtype=mixer.state_dtype,
                          kernel="recurrent" if checks else "auto", stack=self.stack.kernels,
                          dtype=self.precision.vectors)  # fmt: skip
-        yield self._small("norms", "rmsnorm", count, rows=self.tokens * mixer.value_heads // tp,
+        yield from self._small("norms", "rmsnorm", count, rows=self.tokens * mixer.value_heads // tp,
                           cols=mixer.value_head_dim)  # fmt: skip
         yield self._product("projections", count, self.tokens, self.model.hidden, mixer.value_width // tp)
 
@@ -265,17 +268,17 @@ class _Pass:
         inter, width = block.inter // (tp or self.layout.tp), self.model.hidden
         if not inter:
             raise KernelcastError(f"{tp} GPUs cannot cut a block of width {block.inter}")
-        activation = _activation(block.activation)
+        activation = block.activation if self.stack.parts(block.activation) else _activation(block.activation)
         if block.gated and self.stack.joined_projections:
             yield self._product(part, count, self.tokens, 2 * inter, width)
         else:
             yield self._product(part, count * (2 if block.gated else 1), self.tokens, inter, width)
         if block.gated and self.stack.fused_activation and activation != "relu":
-            yield self._small("activation", f"{activation}_mul", count, rows=self.tokens, cols=inter)
+            yield from self._small("activation", f"{activation}_mul", count, rows=self.tokens, cols=inter)
         else:
-            yield self._small("activation", activation, count, rows=self.tokens, cols=inter)
+            yield from self._small("activation", activation, count, rows=self.tokens, cols=inter)
             if block.gated:
-                yield self._small("activation", "mul", count, rows=self.tokens, cols=inter)
+                yield from self._small("activation", "mul", count, rows=self.tokens, cols=inter)
         yield self._product(part, count, self.tokens, width, inter)
 
     def _experts(self, block: Experts, count: int) -> Iterator[Call]:
@@ -292,7 +295,7 @@ class _Pass:
             yield from self._dense(block.shared, count, "shared experts")
             if layout.dp > 1:  # else the sum over the experts has it
                 yield from self._joined(count)
-            yield self._small("residual", "add", count, rows=self.tokens, cols=width)
+            yield from self._small("residual", "add", count, rows=self.tokens, cols=width)
         if layout.dp == 1:
             yield from self._joined(count)
 
@@ -326,14 +329,14 @@ class _Pass:
         vocab, tp = self.model.vocab, self.layout.tp
         if self.model.final_norm:
             fused = {"residual": True} if self.stack.fused_residual else {}
-            yield self._small("norms", self.model.final_norm, 1, rows=self.tokens, cols=self.model.hidden, **fused)
+            yield from self._small("norms", self.model.final_norm, 1, rows=self.tokens, cols=self.model.hidden, **fused)
         yield self._call("head", "gemm", 1, m=rows, n=-(-vocab // tp), k=self.model.hidden,
                          dtype=self.precision.between, stack=self.stack.kernels)  # fmt: skip
         if tp > 1:
             yield self._call("communication", "all_gather", 1, bytes=int(rows * vocab * self.precision.between_bytes),
                              world=tp, fabric=self.layout.fabric(self.gpu, tp), stack="nccl",
                              dtype=self.precision.between)  # fmt: skip
-        yield self._small("sampling", "copy", 1, rows=rows, cols=vocab, to="fp32")
+        yield from self._small("sampling", "copy", 1, rows=rows, cols=vocab, to="fp32")
         yield self._call("sampling", "argmax", 1, rows=rows, cols=vocab, dtype="fp32", stack="torch")
 
     def _product(self, part: str, count: float, m: int, n: int, k: int) -> Call:
@@ -341,8 +344,26 @@ class _Pass:
         return self._call(part, "gemm", count, m=m, n=n, k=k, inputs=inputs, dtype=self.precision.weights,
                           stack=self.stack.kernels)  # fmt: skip
 
-    def _small(self, part: str, op: str, count: float = 1, **parameters: Any) -> Call:
-        return self._call(part, op, count, **parameters, dtype=self.precision.vectors, stack=self.stack.small_ops)
+    def _small(self, part: str, op: str, count: float = 1, **parameters: Any) -> Iterator[Call]:
+        """A vector kernel; or those that the stack runs in its place."""
+        kernels = self.stack.parts(op)
+        if not kernels:
+            given = {"dtype": self.precision.vectors, **parameters}
+            yield self._call(part, op, count, **given, stack=self.stack.small_ops)
+        for kernel in kernels:
+            sizes: dict[str, Any] = {name: parameters[name] for name in ("rows", "cols") if name in parameters}
+            own = {name: self._own(name, value, parameters) for name, value in kernel.items() if name != "op"}
+            given = {"dtype": self.precision.vectors, **sizes, **own}
+            yield self._call(part, kernel["op"], count, **given, stack=self.stack.small_ops)
+
+    def _own(self, name: str, value: Any, parameters: Mapping[str, Any]) -> Any:
+        """A parameter as it stands; a size may be a product of the op's own: "tokens*q_heads", "head_dim/2"."""
+        if value == "vectors":
+            return self.precision.vectors
+        if name not in ("rows", "cols") or not isinstance(value, str):
+            return value
+        whole, _, divisor = value.partition("/")
+        return math.prod(int(parameters[word]) for word in whole.split("*")) // int(divisor or 1)
 
     def _call(self, part: str, op: str, count: float, **parameters: Any) -> Call:
         given: Mapping[str, Any] = {name: value for name, value in parameters.items() if value is not None}

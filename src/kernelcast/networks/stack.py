@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,11 @@ class Stack:
     mla: tuple[tuple[str, str], ...]
     moe: tuple[tuple[str, str], ...]  # compute capability or number format: backend
     sources: tuple[tuple[str, str], ...]
+    unfused: tuple[tuple[str, Any], ...] = ()  # ops that run as several kernels: each a table of its op and sizes
+
+    def parts(self, op: str) -> Sequence[Mapping[str, Any]]:
+        """The kernels that ``op`` is run as; none where it is one kernel of its own."""
+        return dict(self.unfused).get(op, ())
 
     def attention_backend(self, gpu: Gpu) -> str | None:
         return _longest(self.attention, gpu.compute_capability)
@@ -77,7 +83,7 @@ def stack(name: str) -> Stack:
     raw: dict[str, Any] = tomllib.loads(path.read_text())
     tables = {key: tuple(value.items()) for key, value in raw.items() if isinstance(value, dict)}
     known = {f.name for f in fields(Stack)} - {"id"}
-    missing, extra = sorted(known - set(raw)), sorted(set(raw) - known)
+    missing, extra = sorted(known - set(raw) - {"unfused"}), sorted(set(raw) - known)
     if missing or extra:
         raise KernelcastError(f"{path.name}: missing {', '.join(missing) or 'nothing'}; unknown {', '.join(extra)}")
     return Stack(id=path.stem, **{**raw, **tables})

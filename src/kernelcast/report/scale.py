@@ -7,6 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.text import Text
+
+from kernelcast.report.text import plain_table, show
 from kernelcast.report.units import binary_bytes_text, digits, percent, time_text
 from kernelcast.training.memory import Memory
 from kernelcast.training.scaled import PARTS, ScaledStep, Stage
@@ -86,6 +89,26 @@ def answer_rows(found: ScaledStep) -> list[Row]:
         ("MFU", percent(found.mfu), f"{plan.gpus} GPUs: {plan.told}"),
         ("memory a GPU", binary_bytes_text(memory.used_bytes), f"{room} in {binary_bytes_text(memory.gpu_bytes)}"),
     ]
+
+
+def print_scaled(found: ScaledStep) -> None:
+    """The answer first, then where the time goes, then memory, then what it rests on."""
+    plan, trace = found.plan, found.trace
+    show(Text.assemble((trace.name, "bold cyan"), "  training", ("  on  ", "dim"),
+                       (f"{plan.gpus} x {found.gpu.name}", "bold"), f"  {plan.told}"))  # fmt: skip
+    size = f"{found.tokens:,} tokens" if found.tokens else f"{found.samples:,} samples"
+    show(f"{size} a step in {plan.micro_batches} x {plan.dp} passes, {digits(trace.parameters)} parameters", "")
+    answer = plain_table("", "", "", right=("",))
+    for row in answer_rows(found):
+        answer.add_row(*row)
+    parts = plain_table("part", "time", "share", "", right=("time", "share"))
+    for row in part_rows(found):
+        parts.add_row(*row)
+    heads = ("layers", "in flight", "parameters", "gradients", "optimizer", "activations", "memory")
+    memory = plain_table("stage", *heads, right=heads)
+    for row in memory_rows(found):
+        memory.add_row(*row)
+    show(answer, "", parts, "", memory, "", f"weights    {found.predictor}")
 
 
 def part_rows(found: ScaledStep) -> list[Row]:
