@@ -101,6 +101,29 @@ def test_norms_add_the_residual_where_the_stack_fuses_it() -> None:
     assert sizes(calls, "add", "residual", "rows", "cols", "count") == 2 * [(300, 4096, 32)]
 
 
+def test_plain_pytorch_runs_norms_rotations_and_gelu_kernel_by_kernel() -> None:
+    torch = stack("torch")
+    calls = forward(replace(deployed("llama-3.1-8b"), stack=torch), PROMPTS)
+    norms = [dict(call.parameters) for call in calls if call.part == "norms"]
+    # two norms a layer and the last: to fp32, squares, sums, epsilon, root, by row, back, by the weight
+    assert [n["op"] for n in norms[:8]] == [
+        "copy", "scale", "reduce_sum", "scale", "rsqrt", "pointwise", "copy", "pointwise",
+    ]  # fmt: skip
+    assert len(norms) == 3 * 8 and not of(calls, "rmsnorm")
+    assert [(n["rows"], n["cols"]) for n in norms[2:5]] == [(300, 4096), (300, 1), (300, 1)]
+    assert (norms[6]["dtype"], norms[6]["to"]) == ("fp32", "bf16")
+    # queries of 32 heads and keys of 8: times the cosine, half negated, joined, times the sine, added
+    turned = [dict(call.parameters) for call in calls if call.part == "rotary"]
+    assert [(t["rows"], t["cols"]) for t in turned[:2] + turned[5:7]] == [
+        (300 * 32, 128), (300 * 32, 64), (300 * 8, 128), (300 * 8, 64),
+    ]  # fmt: skip
+    gpt = forward(Deployment(model("gpt2-xl"), kc.gpu("h100_sxm"), torch), PROMPTS)
+    assert [call.op for call in gpt if call.part == "activation"] == [
+        "pow", "scale", "add", "scale", "tanh", "scale", "scale", "mul",
+    ]  # fmt: skip
+    assert not any(call.part == "cache" for call in calls)  # nothing is cached before
+
+
 def test_a_stack_that_joins_and_fuses_nothing() -> None:
     plain = replace(stack("vllm"), joined_projections=False, fused_activation=False)
     calls = forward(replace(deployed("llama-3.1-8b"), stack=plain), PROMPTS)

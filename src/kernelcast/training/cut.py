@@ -348,4 +348,11 @@ def cut_gradient(gradient: Gradient, before: Op, after: Op, at: int) -> Gradient
 
 def cut_tensors(trace: Trace, ways: int, sequence_parallel: bool = False, roles: Roles | None = None) -> Trace:
     """The step as one of ``ways`` ranks of tensor parallelism runs it, its collectives among the ops."""
-    return trace if ways == 1 else Cut(trace, ways, sequence_parallel, roles or Roles()).run()
+    if ways == 1:
+        return trace
+    heads = {op.arguments[0].shape[1] for op in trace.ops if op.name.startswith("_scaled_dot_product")
+             and op.phase == "forward"}  # fmt: skip
+    for count in sorted(heads):
+        if count % ways:
+            raise KernelcastError(f"tp {ways} does not divide the {count} heads of {trace.name}")
+    return Cut(trace, ways, sequence_parallel, roles or Roles()).run()

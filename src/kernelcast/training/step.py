@@ -111,7 +111,7 @@ class Step:
 
     @property
     def launch_bound(self) -> bool:
-        return self.time_s > 0 and self.idle_s / self.time_s > LAUNCH_BOUND
+        return bool(self.time_s > 0 and self.idle_s / self.time_s > LAUNCH_BOUND)
 
     def phase_s(self, phase: str) -> float:
         """Wall time of a phase: until its last kernel ends, from where the phase before ended."""
@@ -219,7 +219,7 @@ def _kernel(op: Op, calls: Iterable[Call], times: KernelTimes, gpu: Gpu, by_byte
         launches += call.count
         if time_s > longest:
             longest, bound, support, part = time_s, found.bound_by, found.support, call.part
-    return Kernel(op, part, total, low, high, bound, support, by_bytes, launches)
+    return Kernel(op, part, float(total), float(low), float(high), bound, support, by_bytes, launches)
 
 
 def _power_factor(call: Call, time_s: float, gpu: Gpu) -> float:

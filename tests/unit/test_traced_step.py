@@ -1,0 +1,192 @@
+"""A traced step: sums, the host's clock, the power limit, and what the command says."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kernelcast as kc
+from kernelcast.cli import main
+from kernelcast.errors import KernelcastError
+from kernelcast.networks.traced import Footprint, Op, Tensor, Trace
+from kernelcast.report import trace as report
+from kernelcast.training.host import host, host_ids, stream_ends
+from kernelcast.training.step import run_step
+
+H200 = kc.gpu("h200_sxm")
+
+
+def dense(*shape: int, dtype: str = "bf16") -> Tensor:
+    steps = [int(np.prod(shape[at + 1 :])) for at in range(len(shape))]
+    return Tensor(shape, tuple(steps), dtype, 1)
+
+
+def product(m: int, phase: Any = "forward", width: int = 4096) -> Op:
+    return Op("mm", (dense(m, width), dense(width, width)), {}, (dense(m, width),), "kernel", phase, "layer")
+
+
+def traced(*ops: Op, **more: Any) -> Trace:
+    return Trace("made by hand", "training", ops, 4096 * 4096, 1, Footprint(parameters=2 * 4096 * 4096), **more)
+
+
+def test_a_stream_waits_for_its_launch_and_for_the_kernel_before() -> None:
+    # launched at 0, 1, 2 and 10; each takes 3: ends 3, 6, 9, then idle until 10
+    assert stream_ends(np.array([0.0, 1, 2, 10]), np.array([3.0, 3, 3, 3])).tolist() == [3, 6, 9, 13]
+
+
+def test_parts_add_up_and_phases_follow_one_another() -> None:
+    step = run_step(traced(product(4096), product(4096, "backward"), product(64, "optimizer")), H200)
+    assert sum(share.time_s for share in step.shares) == pytest.approx(step.kernel_time_s)
+    assert sum(step.phase_s(phase) for phase in ("forward", "backward", "optimizer")) == pytest.approx(step.time_s)
+    assert step.low_s < step.time_s < step.high_s
+    assert step.flops == 2 * 4096**3 * 2 + 2 * 64 * 4096**2
+    assert step.coverage == 1.0
+
+
+def test_small_kernels_are_launch_bound_and_a_graph_helps() -> None:
+    small = traced(*(product(1, width=64) for _ in range(100)))
+    eager, graph = run_step(small, H200), run_step(small, H200, graph=True)
+    assert eager.launch_bound and not graph.launch_bound
+    assert eager.time_s == pytest.approx(100 * host("server").kernel_s, rel=0.1)
+    assert graph.time_s < eager.time_s / 1.5
+    large = traced(*(product(8192) for _ in range(100)))
+    assert not run_step(large, H200).launch_bound
+
+
+def test_products_run_no_faster_than_power_allows() -> None:
+    trace = traced(product(16384))
+    cool = run_step(trace, H200.replace(power_w=2000.0))
+    hot = run_step(trace, H200.replace(power_w=350.0))
+    # 2 x 16384 x 4096^2 FLOPs at 1.1e12 a joule and 350 W
+    assert hot.kernel_time_s == pytest.approx(2 * 16384 * 4096**2 / (1.1e12 * 350))
+    assert cool.kernel_time_s < hot.kernel_time_s
+
+
+def test_what_it_holds_and_whether_it_fits() -> None:
+    step = run_step(traced(product(64)), H200)
+    assert step.fits and step.memory_bytes == pytest.approx(1.05 * 2 * 4096**2 + 1.2e9)
+    large = replace(step.trace, footprint=Footprint(parameters=200 * 10**9))
+    assert not run_step(large, H200).fits
+
+
+def test_an_op_without_a_rule_is_listed() -> None:
+    odd = Op("my_op", (dense(4096, 4096),), {}, (dense(4096, 4096),), "kernel", "forward", "")
+    step = run_step(traced(product(64), odd), H200)
+    assert list(step.by_bytes) == ["my_op"] and 0 < step.coverage < 1
+    assert report.fields(step)["costed_by_bytes"]["my_op"] > 0
+
+
+def test_nothing_launched_is_refused() -> None:
+    with pytest.raises(KernelcastError, match="launches no kernel"):
+        run_step(traced(), H200)
+
+
+@pytest.mark.parametrize("name", host_ids())
+def test_every_host_file_reads(name: str) -> None:
+    found = host(name)
+    assert found.sources and all(value >= 0 for value in (found.kernel_s, found.view_s, found.gap_s, found.graph_s))
+    with pytest.raises(KernelcastError, match="unknown host"):
+        host("toaster")
+
+
+MODEL = """
+import torch
+from torch import nn
+
+def build(batch, seq):
+    model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+    return model, torch.randn(batch, seq, 64)
+
+def wrong(batch):
+    return nn.Linear(64, 64), torch.randn(batch, 32)
+
+def alone():
+    return nn.Linear(64, 64)
+
+def asks(width):
+    return nn.Linear(width, width)
+
+def fails():
+    raise ValueError("no such thing")
+
+def branches():
+    class Model(nn.Module):
+        def forward(self, x):
+            return x if x.sum() > 0 else -x
+    return Model(), torch.randn(4)
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "model.py"
+    path.write_text(MODEL)
+    return path
+
+
+def test_the_command_tells_a_file_s_model(file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["trace", f"{file}:build", "--mode", "training", "--batch", "4", "--seq", "32", "--gpu", "h200_sxm"]
+    assert main([*words, "--json", "--trace", str(tmp_path / "line.json")]) == 0
+    told = json.loads(capsys.readouterr().out)
+    for key in ("time_s", "kernel_time_s", "forward_s", "backward_s", "optimizer_s", "launch_bound", "breakdown"):
+        assert key in told
+    assert told["launch_bound"] is True
+    assert sum(part["time_s"] for part in told["breakdown"]) == pytest.approx(told["kernel_time_s"])
+    # two products of 128 x 64 x 256 forward; their weights' gradients, and one gradient of the input between them
+    assert told["flops"] == 2 * 128 * 64 * 256 * 5
+    events = json.loads((tmp_path / "line.json").read_text())["traceEvents"]
+    assert {event["name"] for event in events} >= {"addmm", "gelu", "_fused_adamw_"}
+    assert main(words) == 0
+    assert "launch-bound" in capsys.readouterr().out
+
+
+def test_a_bundled_model_on_many_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["trace", "gpt2", "--mode", "training", "--batch", "2", "--seq", "128", "--gpu", "h100_sxm", "--dp", "8"]
+    assert main([*words, "--zero", "1", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["gpus"] == 8 and told["tokens"] == 8 * 2 * 128
+    assert sum(told["parts_s"].values()) == pytest.approx(told["time_s"])
+    assert main([*words]) == 0
+    assert "dp 8" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("words", "text"), [
+    ([":wrong"], "does not trace, after t: "),
+    ([":alone"], "gives a model without inputs"),
+    ([":asks"], "asks for width; it may ask for batch, seq, dtype, mode"),
+    ([":fails"], "fails: ValueError: no such thing"),
+    ([":branches"], "asks for the value of a tensor"),
+    ([":missing"], "has no function 'missing'"),
+    ([""], "which function builds the model?"),
+    ([":build", "--mode", "tuning"], "mode must be one of inference, training"),
+    ([":build", "--batch", "0"], "--batch must be 1 or more"),
+    ([":build", "--dtype", "fp7"], "unknown dtype 'fp7'"),
+    ([":build", "--gpu", "h900"], "unknown gpu 'h900'"),
+    ([":build", "--dp", "2"], "no trace of a training step"),
+])  # fmt: skip
+def test_wrong_input_is_one_line(file: Path, words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    first, *more = words
+    gpu = [] if "--gpu" in more else ["--gpu", "h200_sxm"]
+    assert main(["trace", f"{file}{first}", *gpu, *more]) == 2
+    told = capsys.readouterr()
+    assert text in told.err and told.err.count("\n") == 1 and not told.out
+
+
+def test_a_config_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{"hidden_size": 8}')
+    assert main(["trace", str(path), "--gpu", "h200_sxm"]) == 2
+    assert "has no model_type" in capsys.readouterr().err
+    assert main(["trace", "gpt2", "--seq", "4096", "--gpu", "h200_sxm"]) == 2
+    assert "exceeds the 1,024 positions" in capsys.readouterr().err
+
+
+def test_without_torch_it_says_what_to_install(file: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr("kernelcast.cli.trace.importlib.util.find_spec", lambda name: None)
+    assert main(["trace", f"{file}:build", "--gpu", "h200_sxm"]) == 2
+    assert "tracing needs PyTorch (no GPU): pip install 'kernelcast[torch]'" in capsys.readouterr().err
