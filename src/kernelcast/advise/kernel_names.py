@@ -21,7 +21,9 @@ FUSIBLE_KINDS: tuple[Kind, ...] = ("pointwise", "copy", "reduce")
 
 _SIDES = r"(\d+)x(\d+)"
 _NVJET = re.compile(rf"nvjet_(?:sm\d+_)?(?P<formats>[a-z]+)_{_SIDES}_(\d+)x\d+_(\d+)x(\d+)_")
-_XMMA = re.compile(rf"xmma_(?:gemm|fprop|dgrad|wgrad)\w*?_(?P<formats>[a-z0-9]+_[a-z0-9]+_[a-z0-9]+)_.*tilesize{_SIDES}x")
+_XMMA = re.compile(
+    rf"xmma_(?:gemm|fprop|dgrad|wgrad)\w*?_(?P<formats>[a-z0-9]+_[a-z0-9]+_[a-z0-9]+)_.*tilesize{_SIDES}x"
+)
 _CUTLASS = re.compile(rf"(?:tensorop|simt|wmma)\w*?gemm\w*?_{_SIDES}_")
 _CLASSIC = re.compile(rf"(?:ampere|volta|turing|maxwell)_\w*?gemm\w*?_{_SIDES}_")
 _ALIGN = re.compile(r"_align(\d+)")
@@ -58,6 +60,7 @@ class KernelName:
     split_k: bool = False
     persistent: bool = False  # as many CTAs as the GPU holds, each of which takes tiles in turn
     align_elements: int | None = None  # numbers that one load takes
+    strided: bool = False  # a copy that computes the place of each element
 
 
 @functools.cache
@@ -65,7 +68,7 @@ def read_name(name: str) -> KernelName:
     folded = name.lower()
     kind = _kind(folded)
     if kind not in MATRIX_KINDS:
-        return KernelName(kind, dtype=_words_dtype(folded))
+        return KernelName(kind, dtype=_words_dtype(folded), strided="catarraybatchedcopy<" in folded)
     split = any(word in folded for word in _SPLIT)
     found = _NVJET.search(folded)
     if found:
@@ -116,7 +119,9 @@ def _cutlass_dtype(folded: str) -> str | None:
 
 
 def _words_dtype(folded: str) -> str | None:
-    """By the C++ types among the template's arguments."""
+    """By the C++ types among the template's arguments; cuDNN's vector kernels (..._sgemm<half>) compute in fp32."""
+    if "convolve_sgemm" in folded:
+        return "fp32"
     if "bfloat16" in folded or "bf16" in folded:
         return "bf16"
     if "half" in folded or "f16" in folded:

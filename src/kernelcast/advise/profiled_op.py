@@ -13,8 +13,8 @@ from kernelcast.networks.traced import Op, Tensor
 
 # at::ScalarType's C++ names
 _FORMATS = {
-    "float": "fp32", "double": "fp64", "c10::BFloat16": "bf16", "c10::Half": "fp16", "long int": "int64", "long": "int64",
-    "int": "int32", "short": "int16", "short int": "int16", "signed char": "int8", "unsigned char": "uint8",
+    "float": "fp32", "double": "fp64", "c10::BFloat16": "bf16", "c10::Half": "fp16", "long int": "int64",
+    "long": "int64", "int": "int32", "short": "int16", "short int": "int16", "signed char": "int8", "unsigned char": "uint8",
     "bool": "bool", "c10::Float8_e4m3fn": "fp8", "c10::Float8_e5m2": "fp8", "c10::complex<float>": "complex64",
     "c10::complex<double>": "complex128",
 }  # fmt: skip
@@ -47,9 +47,7 @@ def arguments_of(event: Event, list_format: str = "bf16") -> tuple[Any, ...] | N
     values = arg(event, "Concrete Inputs") or [""] * len(dims)
     if len(strides) != len(dims) or len(values) != len(dims):
         return None
-    return tuple(
-        _argument(*four, list_format=list_format) for four in zip(dims, types, strides, values, strict=True)
-    )
+    return tuple(_argument(*four, list_format=list_format) for four in zip(dims, types, strides, values, strict=True))
 
 
 def _argument(dims: Any, kind: str, strides: Any, value: str, *, list_format: str) -> Any:

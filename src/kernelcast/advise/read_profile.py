@@ -24,6 +24,8 @@ NO_OP = "no op of the trace launched it (a CUDA graph, or a library of its own)"
 TO_HOST = "a copy between host and GPU is no kernel"
 # Ops whose arguments stand in another order than those of the op that calls them
 _INNER = {"cudnn_convolution", "cudnn_convolution_transpose"}
+# A lookup of whole rows, which the op within tells as one of single elements
+_ROWS = {"gather": ("aten::index_select", "aten::embedding")}
 # The library that ran is in the op's name; the table of ops takes the one that PyTorch would prefer
 _BACKENDS = {
     "_scaled_dot_product_flash_attention": "fa2",
@@ -89,7 +91,9 @@ class _Ops:
 
     def __init__(self, spans: Sequence[Event]) -> None:
         ops = [event for event in spans if event.get("cat") == "cpu_op"]
-        marks = [e for e in spans if e.get("cat") == "user_annotation" and not str(e["name"]).startswith("ProfilerStep")]
+        marks = [
+            e for e in spans if e.get("cat") == "user_annotation" and not str(e["name"]).startswith("ProfilerStep")
+        ]
         self._named = {arg(event, "External id"): event for event in ops}
         self._parents = _parents([*ops, *marks])
         launches = [event for event in spans if event.get("cat") in HOST]
@@ -110,8 +114,10 @@ class _Ops:
         for op in self._outwards(first):
             name = str(op["name"]).removeprefix("aten::")
             known = name in self._known or name.rstrip("_") in self._known
-            if op.get("cat") == "cpu_op" and name not in _INNER and known:
-                return op
+            if op.get("cat") != "cpu_op" or name in _INNER or not known:
+                continue
+            outer = self._parents.get(id(op))
+            return outer if outer is not None and outer["name"] in _ROWS.get(name, ()) else op
         return first if first is not None and first.get("cat") == "cpu_op" else None
 
     def mark(self, event: Event) -> str:
@@ -225,4 +231,6 @@ def _fused(event: Event, settings: Settings) -> tuple[tuple[Call, ...], str]:
     largest = max(tensors, key=lambda x: x.elements)
     dtype = largest.dtype if largest.dtype in ("fp32", "bf16", "fp16") else "fp32"
     read = sum(x.bytes for x in tensors[:-1])
-    return (pointwise("fused", settings, largest.elements, dtype, read_bytes=read, written_bytes=tensors[-1].bytes),), ""
+    return (
+        pointwise("fused", settings, largest.elements, dtype, read_bytes=read, written_bytes=tensors[-1].bytes),
+    ), ""

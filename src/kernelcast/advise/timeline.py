@@ -1,4 +1,4 @@
-"""What the order of kernels on the GPU tells: where it had nothing to do, and which kernels one could do the work of."""
+"""What the order of kernels on the GPU tells: where it had nothing to do, and which of them could be one."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ class Place:
 
 
 def places(device: Sequence[Event]) -> list[Place]:
-    """Of each of these kernels, which are in the order of their start."""
+    """Of each of these kernels, which are in the order of their start.
+
+    One kernel for a whole row of them would take about as long as the longest: the others' time is saved at best.
+    """
     idle, chains = _idle_us(device), [(0, 0.0)] * len(device)
     for members in _rows(device):
         if len(members) < CHAIN_KERNELS:
             continue
-        times = [float(device[at]["dur"]) for at in members]
-        kept = max(times) / sum(times) if sum(times) else 1.0
-        for at, time_us in zip(members, times, strict=True):
-            chains[at] = (len(members), time_us * (1 - kept))
+        longest = max(members, key=lambda at: float(device[at]["dur"]))
+        for at in members:
+            chains[at] = (len(members), 0.0 if at == longest else float(device[at]["dur"]))
     return [Place(gap, *chain) for gap, chain in zip(idle, chains, strict=True)]
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from kernelcast.networks.aten.elementwise import is_elementwise
 from kernelcast.networks.aten.rows import REDUCTIONS, reduced_axes
@@ -185,7 +184,9 @@ def _convolved(op: Op) -> tuple[Tensor, ...]:
     for axis, size in enumerate(x.shape[2:]):
         reach = dilation[axis % len(dilation)] * (weight.shape[2 + axis] - 1)
         step, pad = stride[axis % len(stride)], padding[axis % len(padding)]
-        sizes.append((size - 1) * step - 2 * pad + reach + 1 if transposed else (size + 2 * pad - reach - 1) // step + 1)
+        sizes.append(
+            (size - 1) * step - 2 * pad + reach + 1 if transposed else (size + 2 * pad - reach - 1) // step + 1
+        )
     channels = weight.shape[1] * groups if transposed else weight.shape[0]
     return (contiguous((x.shape[0], channels, *sizes), x.dtype),)
 
