@@ -91,7 +91,7 @@ class Facts:
 
     @property
     def unaligned(self) -> dict[str, int]:
-        """Sizes of a product whose rows in memory do not start at multiples of 16 bytes, with the multiple to pad to."""
+        """Sizes of a product whose rows in memory do not start at multiples of 16 bytes, and the multiple to pad to."""
         return unaligned_sizes(self.op, self.parameters)
 
 

@@ -13,10 +13,10 @@ from kernelcast.networks.traced import Op, Tensor
 
 # at::ScalarType's C++ names
 _FORMATS = {
-    "float": "fp32", "double": "fp64", "c10::BFloat16": "bf16", "c10::Half": "fp16", "long int": "int64",
-    "long": "int64", "int": "int32", "short": "int16", "short int": "int16", "signed char": "int8", "unsigned char": "uint8",
-    "bool": "bool", "c10::Float8_e4m3fn": "fp8", "c10::Float8_e5m2": "fp8", "c10::complex<float>": "complex64",
-    "c10::complex<double>": "complex128",
+    "float": "fp32", "double": "fp64", "c10::BFloat16": "bf16", "c10::Half": "fp16", "c10::Float8_e4m3fn": "fp8",
+    "c10::Float8_e5m2": "fp8", "long int": "int64", "long": "int64", "int": "int32", "short": "int16",
+    "short int": "int16", "signed char": "int8", "unsigned char": "uint8", "bool": "bool",
+    "c10::complex<float>": "complex64", "c10::complex<double>": "complex128",
 }  # fmt: skip
 _OPAQUE = re.compile(r"OpaqueType<(\d+)")
 _BY_BYTES = {1: "int8", 2: "bf16", 4: "fp32", 8: "int64"}

@@ -17,13 +17,17 @@ WIN_SHARE = 0.05  # of the measured time, from which another size or format is w
 PEAK_SHARE = 0.75  # of the peak of DRAM or tensor cores, from which these bind: the best sustain 0.87 to 0.92
 FILLED_SHARE = 0.70  # of the SMs that have a CTA, under which the GPU is not filled
 OCCUPANCY_SHARE = 0.30  # of the warps that an SM could hold, under which loads are not hidden
-TINY_US = 5.0  # a kernel this short is mostly its launch
+TINY_US = 5.0  # a kernel this short is mostly its launch,
+TINY_WORK_SHARE = 0.5  # unless its work takes this share of it
 IDLE_SHARE = 0.10  # of a run that the GPU waits, from which the run is launch-bound
 REFETCHED_SHARE = 0.10  # of the measured time that bytes read twice take
 L2_HIT_SHARE = 0.30  # of the sectors found in L2, under which it does not help
 STRIDED_SHARE = 0.20  # of the measured time that vector loads would save
 SLOWER_RATIO = 1.15  # over the usual time, and beyond its interval: less is clocks and noise
+MUCH_SLOWER_RATIO = 2.0  # whatever the interval
+EXPLAINED_SHARE = 0.5  # of what is beyond the usual time: a reason that explains less is not the reason
 TILE_RATIO = 1.20  # work on the busiest SM, over what the best tile would give it
+SPLIT_FILLED_SHARE = 0.5  # of the SMs that have a tile, up to which cutting the inner axis fills the others
 SPLIT_STEPS = 8  # steps of 64 along the inner axis, from which cutting it pays
 
 
@@ -119,7 +123,7 @@ def split_k(facts: Facts) -> Reason | None:
     """Few tiles with a long inner axis, not cut."""
     launch, k = facts.launch, int(facts.parameters.get("k", 0))
     filled = launch.tasks / facts.sm_count if launch.tasks else 1.0
-    if not facts.is_product or launch.split_k > 1 or filled > 0.5 or k < 64 * SPLIT_STEPS:
+    if not facts.is_product or launch.split_k > 1 or filled > SPLIT_FILLED_SHARE or k < 64 * SPLIT_STEPS:
         return None
     won = min(facts.measured_us * (1 - filled), facts.most_us)
     return Reason(
@@ -143,7 +147,7 @@ def low_occupancy(facts: Facts) -> Reason | None:
         return Reason(
             "low occupancy",
             won,
-            f"{launch.ctas} CTA{'s' if launch.ctas > 1 else ''} on {facts.sm_count} SMs: {1 - filled:.0%} of the GPU has nothing to do",
+            f"{launch.ctas} CTA{'s'[launch.ctas == 1 :]} on {facts.sm_count} SMs: {1 - filled:.0%} of the GPU idles",
             "more rows or a larger batch; a kernel that splits long rows over several CTAs",
         )
     counted = facts.counters.get("occupancy")
@@ -244,7 +248,7 @@ def launch_bound(facts: Facts) -> Reason | None:
     """A kernel that is little more than its launch. Gaps between kernels are the run's, not a kernel's: ``idle``."""
     each_us = facts.measured_us / max(1, facts.launches)
     work_us = facts.predicted.work_us if facts.predicted else 0.0
-    if each_us > TINY_US or work_us > 0.5 * facts.measured_us:
+    if each_us > TINY_US or work_us > TINY_WORK_SHARE * facts.measured_us:
         return None
     row = f", one of {facts.chain:.0f} kernels in a row that one could replace" if facts.chain > 1 else ""
     wait = f", and the GPU waits {facts.idle_us:,.1f} µs before it" if facts.idle_us > 0 else ""
@@ -294,7 +298,9 @@ def wrong_tile(facts: Facts) -> Reason | None:
 def slower(facts: Facts) -> Reason | None:
     """Beyond what calls like it take on this GPU, whatever the reason."""
     told = facts.predicted
-    if told is None or facts.measured_us <= min(max(told.high_us, SLOWER_RATIO * told.time_us), 2 * told.time_us):
+    if told is None or facts.measured_us <= min(
+        max(told.high_us, SLOWER_RATIO * told.time_us), MUCH_SLOWER_RATIO * told.time_us
+    ):
         return None
     return Reason(
         "unexplained",
@@ -314,6 +320,6 @@ def reasons(facts: Facts) -> tuple[Reason, ...]:
     """All that hold, the one that explains most first; ``slower`` only where they do not explain the half of it."""
     found = sorted((r for rule in RULES if (r := rule(facts)) is not None), key=lambda r: -r.explained_us)
     rest = slower(facts)
-    if rest is not None and (not found or found[0].explained_us < 0.5 * rest.explained_us):
+    if rest is not None and (not found or found[0].explained_us < EXPLAINED_SHARE * rest.explained_us):
         found.insert(0, rest)
     return tuple(found)

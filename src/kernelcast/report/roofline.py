@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from kernelcast.hardware import Gpu
 from kernelcast.report.diagnose import label
 from kernelcast.report.units import percent, rate_text
 
-NAMED = 6  # kernels with their name beside them
+NAMED = 8  # kernels that are named
 LEAST_FLOPS_PER_BYTE = 0.05  # kernels without arithmetic stand here, at their rate of bytes
 
 
@@ -25,15 +24,16 @@ def write_roofline(found: Diagnosis, path: Path) -> int:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    rows = [row for row in found.matched if row.predicted and row.predicted.moved_bytes > 0]
+    ranked = enumerate(found.matched, start=1)
+    rows = [(place, row) for place, row in ranked if row.predicted and row.predicted.moved_bytes > 0]
     if not rows:
         raise KernelcastError("--plot: no kernel could be matched, so that none has a place on a roofline")
     figure, axes = plt.subplots(figsize=(9.5, 6))
     try:
-        _draw_roofs(axes, found.gpu, found.run_dtype, max(point(row)[0] for row in rows))
+        _draw_roofs(axes, found.gpu, found.run_dtype, max(point(row)[0] for _, row in rows))
         _draw_kernels(axes, rows, plt.get_cmap("tab10").colors)  # type: ignore[attr-defined]
         axes.set(xscale="log", yscale="log", xlabel="FLOP per byte of its operands", ylabel="FLOP/s")
-        share = percent(sum(row.share for row in rows))
+        share = percent(sum(row.share for _, row in rows))
         axes.set_title(f"{found.gpu.name}: {len(rows)} calls with {share} of the GPU time; area: share of the run")
         axes.grid(True, which="major", alpha=0.25)
         axes.legend(loc="lower right", fontsize=8)
@@ -78,18 +78,26 @@ def _draw_roofs(axes: Any, chip: Gpu, dtype: str, most: float) -> None:
                   linewidth=1.2, label=f"{name} {rate_text(rate, 'B/s')}")  # fmt: skip
 
 
-def _draw_kernels(axes: Any, rows: list[Row], colours: Any) -> None:
-    """A colour a reason, an area by the share of the run."""
-    names = list(dict.fromkeys(row.main.name if row.main else "near its best" for row in rows))
-    for at, name in enumerate(names):
-        mine = [row for row in rows if (row.main.name if row.main else "near its best") == name]
+def _draw_kernels(axes: Any, rows: list[tuple[int, Row]], colours: Any) -> None:
+    """A colour a reason, an area by the share of the run; the largest with their place in the ranking."""
+    groups: dict[str, list[Row]] = {}
+    for _, row in rows:
+        groups.setdefault(row.main.name if row.main else "near its best", []).append(row)
+    for at, (name, mine) in enumerate(groups.items()):
         places = [point(row) for row in mine]
-        axes.scatter([x for x, _ in places], [y for _, y in places], s=[_area(row.share) for row in mine],
-                     color=colours[at % len(colours)], alpha=0.75, edgecolors="white", linewidths=0.5, label=name,
-                     zorder=3)  # fmt: skip
-    for row in sorted(rows, key=lambda one: -one.share)[:NAMED]:
-        axes.annotate(label(row), point(row), xytext=(6, -10), textcoords="offset points", fontsize=7)
+        colour = colours[at % len(colours)]
+        axes.scatter([x for x, _ in places], [y for _, y in places], s=[_area(row.share) for row in mine], color=colour,
+                     alpha=0.7, edgecolors="white", linewidths=0.5, zorder=3)  # fmt: skip
+        axes.scatter([], [], s=40, color=colour, label=name)  # the legend's
+    largest = sorted(rows, key=lambda one: -one[1].share)[:NAMED]
+    for place, row in largest:
+        axes.annotate(f"#{place}", point(row), ha="center", va="center", fontsize=7, zorder=4)
+    told = "\n".join(
+        f"#{place}  {label(row)}, {percent(row.share)}" for place, row in sorted(largest, key=lambda one: one[0])
+    )
+    axes.text(0.015, 0.985, told, transform=axes.transAxes, va="top", fontsize=8)
 
 
 def _area(share: float) -> float:
-    return 12 + 1200 * math.sqrt(share) ** 2
+    """Square points."""
+    return 12 + 1200 * share
