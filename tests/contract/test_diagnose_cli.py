@@ -16,7 +16,8 @@ KEYS = {
 }  # fmt: skip
 ROW = {
     "rank", "op", "parameters", "name", "shapes", "kernels", "count", "measured_us", "total_us", "share",
-    "predicted_us", "low_us", "high_us", "ceiling_us", "bound_us", "bound_by", "gap_us", "could_win_us", "support", "reasons",
+    "predicted_us", "low_us", "high_us", "ceiling_us", "bound_us", "bound_by", "gap_us", "could_win_us", "support",
+    "reasons",
 }  # fmt: skip
 
 

@@ -94,6 +94,28 @@ def test_one_wave_plus_one_tile() -> None:
     assert "tail wave" not in [r.name for r in one.reasons]
 
 
+@pytest.mark.parametrize(
+    ("size", "told", "place"),
+    [
+        ((1153, 896, 896, "tf32"), "133 tiles of 64x128 on 120 SMs: 1.11 waves, the last 11% full", 0),
+        ((846, 4800, 1600, "bf16"), "266 tiles of 128x128 on 132 SMs x 2: 1.01 waves, the last 1% full", 1),
+    ],
+)
+def test_a_wave_and_a_few_tiles_as_measured(
+    size: tuple[int, int, int, str], told: str, place: int, tmp_path: Path
+) -> None:
+    """Rows of our campaign on the H200; the sizes of the second are unaligned as well, which explains more."""
+    duckdb = pytest.importorskip("duckdb")
+    m, n, k, dtype = size
+    source, path = PROFILES.parent / "kernelcast" / "h200_sxm.parquet", tmp_path / "rows.parquet"
+    chosen = f"op = 'gemm' AND m = {m} AND n = {n} AND k = {k} AND dtype = '{dtype}'"
+    duckdb.sql(f"COPY (SELECT * FROM '{source}' WHERE {chosen}) TO '{path}'")
+    profile, chip = read_measured(path)
+    for row in diagnose(profile, chip).rows:
+        assert row.reasons[place].name == "tail wave" and row.reasons[place].detail.startswith(told)
+    assert profile.calls
+
+
 def test_a_kernel_that_the_gpu_cannot_hold_is_not_matched() -> None:
     huge = linear(1, 10_000_000, 100_000, 64)
     found = diagnose(profile_of(trace(huge, kernel(1, "nvjet_x", 5.0)), H200), H200)

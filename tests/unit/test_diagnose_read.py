@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from kernelcast.errors import KernelcastError
 from kernelcast.hardware import gpu
 
 H200 = gpu("h200_sxm")
+MEASURED = Path(__file__).parents[2] / "validation" / "kernelcast" / "h200_sxm.parquet"
 NVJET = "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_TNT"
 ADD = (
     "void at::native::vectorized_elementwise_kernel<8, at::native::CUDAFunctor_add<c10::BFloat16>, array<char*, 3ul> >"
@@ -74,6 +76,29 @@ def test_the_third_axis_of_a_product_counts_parts_of_k() -> None:
     ran = MeasuredKernel(name, 10.0, (1, 1, 4), (256, 1, 1), 128, 32768)
     found = launch_of(ran, {"op": "gemm", "m": 61, "n": 128, "k": 4096}, H200)
     assert (found.split_k, found.tasks) == (4, 4)
+
+
+def test_tile_sides_fit_the_grids_of_measured_products() -> None:
+    """Every product of our campaign whose grid counts tiles: nvjet's in whole clusters, unless it is persistent;
+    CUTLASS's dealt out in columns of 1 to 8; xmma's as they are."""
+    duckdb = pytest.importorskip("duckdb")
+    query = f"SELECT m, n, kernel_name, grid FROM '{MEASURED}' WHERE op = 'gemm' AND kernel_name IS NOT NULL"
+    seen = 0
+    for m, n, name, text in duckdb.sql(query).fetchall():
+        said, grid = read_name(name), tuple(map(int, text.split("x")))
+        if not said.tile_m or not said.tile_n or "sm90_xmma" in name or (said.persistent and said.split_k):
+            continue
+        rows, columns = -(-m // said.tile_m), -(-n // said.tile_n)
+        if said.persistent:
+            whole = -(-rows // said.cluster_m) * said.cluster_m * -(-columns // said.cluster_n) * said.cluster_n
+            if math.prod(grid) < rows * columns:  # as many CTAs as there are SMs
+                continue
+            assert math.prod(grid) == whole, name
+        else:
+            swizzles = (1, 2, 4, 8) if "cutlass" in name else (1,)
+            assert any(grid[:2] == (rows * w, -(-columns // w)) for w in swizzles), (name, grid, m, n)
+        seen += 1
+    assert seen == 7993
 
 
 # ---- ATen arguments ----

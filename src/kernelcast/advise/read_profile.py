@@ -94,7 +94,7 @@ class _Ops:
         marks = [
             e for e in spans if e.get("cat") == "user_annotation" and not str(e["name"]).startswith("ProfilerStep")
         ]
-        self._named = {arg(event, "External id"): event for event in ops}
+        self._named = {number: event for event in ops if (number := arg(event, "External id")) is not None}
         self._parents = _parents([*ops, *marks])
         launches = [event for event in spans if event.get("cat") in HOST]
         self._launch = {arg(event, "correlation"): event for event in launches}

@@ -23,9 +23,9 @@ from kernelcast.errors import KernelcastError, unknown
 
 def register(app: typer.Typer) -> None:
     examples = (
-        "kernelcast diagnose trace.json.gz --gpu h200_sxm --top 10 --plot roofline.png",
-        "kernelcast diagnose ncu.csv --gpu h100_sxm --json",
-        "kernelcast diagnose measured.parquet --gpu h200_sxm",
+        "kernelcast diagnose validation/profiles/llama_8b_4_layers_prefill.json.gz --top 10",
+        "kernelcast diagnose validation/profiles/ncu_metrics.csv --gpu h200_sxm --json",
+        "kernelcast diagnose measured.parquet --gpu h200_sxm --plot roofline.png",
     )
     app.command("diagnose", cls=with_examples(Command, *examples))(diagnose)
 
