@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from kernelcast.advise.read import read_measured
 from kernelcast.advise.read_profile import NO_OP, NO_SHAPES, TO_HOST, profile_of
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import gpu
+from kernelcast.networks.aten.outputs import outputs_of
 
 H200 = gpu("h200_sxm")
 MEASURED = Path(__file__).parents[2] / "validation" / "kernelcast" / "h200_sxm.parquet"
@@ -143,6 +145,34 @@ def test_outputs_follow_from_the_arguments(
     found = op_of(op(1, f"aten::{name}", dims, types, values=values))
     assert found is not None
     assert (found.outputs[0].shape, found.outputs[0].dtype) == (shape, dtype)
+
+
+def test_outputs_are_those_that_pytorch_makes() -> None:
+    """Every kernel of a traced training step, its outputs forgotten and told again."""
+    torch = pytest.importorskip("torch")
+    from kernelcast.tracing import trace as traced
+
+    class Net(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.front = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, 2, 1), torch.nn.ReLU(), torch.nn.MaxPool2d(2))
+            self.back = torch.nn.Sequential(torch.nn.LayerNorm(64), torch.nn.Linear(64, 64), torch.nn.GELU())
+
+        def forward(self, x: Any) -> Any:
+            x = self.back(self.front(x).flatten(2))
+            halves = torch.cat((-x[..., 32:].transpose(0, 1), x[..., :32].transpose(0, 1)), dim=-1)
+            return (halves.softmax(-1) * halves.pow(2).mean(-1, keepdim=True).rsqrt()).sum()
+
+    step = traced(Net(), (torch.randn(2, 3, 32, 32),), "training", optimizer=None)
+    told = 0
+    for one in step.kernels:
+        found = outputs_of(replace(one, outputs=()))
+        if found is None or not one.outputs:
+            continue
+        first, true = found[0], one.outputs[0]
+        assert (first.elements, first.dtype) == (true.elements, true.dtype), one
+        told += 1
+    assert told > 30 and told > 0.7 * len(step.kernels)
 
 
 # ---- traces ----

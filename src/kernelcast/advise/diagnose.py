@@ -74,7 +74,7 @@ class Diagnosis:
 
     @cached_property
     def matched_share(self) -> float:
-        return sum(row.share for row in self.matched)
+        return min(1.0, sum(row.share for row in self.matched))
 
     def total_us(self, name: str) -> float:
         """The sum of a time of ``Predicted`` over all matched calls."""

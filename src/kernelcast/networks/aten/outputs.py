@@ -1,6 +1,6 @@
 """Outputs of ATen ops from their arguments: a profiler writes down what goes into an op, not what comes out.
 
-Sizes and formats follow PyTorch's rules for broadcasting and promotion; strides are those of the input that has the
+Sizes and formats follow PyTorch's rules for broadcasting and promotion; axes lie in memory as in the input that has the
 output's shape, else contiguous. An op that is not here and not element-wise has no outputs (``None``).
 """
 
@@ -46,6 +46,15 @@ def contiguous(shape: Sequence[int], dtype: str) -> Tensor:
     return Tensor(tuple(shape), tuple(reversed(strides)), dtype)
 
 
+def in_order_of(x: Tensor, dtype: str) -> Tensor:
+    """Without gaps, the axes in memory in the order that ``x`` has them (a TensorIterator's output)."""
+    steps, step = [0] * len(x.shape), 1
+    for axis in sorted(range(len(x.shape)), key=lambda axis: (x.stride[axis], -axis)):
+        steps[axis] = step
+        step *= max(1, x.shape[axis])
+    return Tensor(x.shape, tuple(steps), dtype)
+
+
 def broadcast(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
     """The shape that all of these stretch to."""
     longest = max((len(shape) for shape in shapes), default=0)
@@ -80,8 +89,8 @@ def _elementwise(op: Op) -> tuple[Tensor, ...]:
         dtype = "bool"
     elif op.name in _TO_FLOAT and _RANK.index(dtype) < _FLOATING:
         dtype = "fp32"
-    like = next((x for x in inputs if x.shape == shape and x.dense), None)
-    out = Tensor(shape, like.stride, dtype) if like else contiguous(shape, dtype)
+    like = next((x for x in inputs if x.shape == shape and x.distinct == x.elements), None)
+    out = in_order_of(like, dtype) if like else contiguous(shape, dtype)
     return (out, contiguous(shape, "bool")) if op.name == "native_dropout" else (out,)
 
 
@@ -191,6 +200,40 @@ def _convolved(op: Op) -> tuple[Tensor, ...]:
     return (contiguous((x.shape[0], channels, *sizes), x.dtype),)
 
 
+def _as_told(op: Op) -> tuple[Tensor, ...]:
+    """Gradients of a part: the whole's sizes are the first list of numbers."""
+    sizes = next(value for value in op.arguments if isinstance(value, (tuple, list)) and value)
+    return (contiguous(sizes, op.inputs[0].dtype),)
+
+
+def _padded(op: Op) -> tuple[Tensor, ...]:
+    """Two numbers an axis, the last axis first."""
+    x, pads = op.arguments[:2]
+    shape = list(x.shape)
+    for place in range(len(pads) // 2):
+        shape[-1 - place] += pads[2 * place] + pads[2 * place + 1]
+    return (contiguous(shape, x.dtype),)
+
+
+def _like_second(op: Op) -> tuple[Tensor, ...]:
+    """A gradient of the second argument: losses, pools."""
+    return (contiguous(op.arguments[1].shape, op.arguments[1].dtype),)
+
+
+def _pooled(op: Op) -> tuple[Tensor, ...]:
+    """(x, window, stride, padding, dilation, ...) or (x, size)."""
+    x, window = op.arguments[:2]
+    axes = len(window)
+    if op.name.startswith(("_adaptive", "adaptive")):
+        return (contiguous((*x.shape[:-axes], *window), x.dtype),)
+    stride, padding = op.argument(2, "stride") or window, op.argument(3, "padding") or (0,) * axes
+    sizes = [
+        (x.shape[place - axes] + 2 * padding[place % len(padding)] - window[place]) // stride[place % len(stride)] + 1
+        for place in range(axes)
+    ]
+    return (contiguous((*x.shape[:-axes], *sizes), x.dtype),)
+
+
 _RULES: dict[str, Callable[[Op], tuple[Tensor, ...]]] = {
     **dict.fromkeys(("cat", "stack", "_cat", "concat"), _joined),
     **dict.fromkeys(("_softmax", "_log_softmax", "_safe_softmax", "cumsum", "native_layer_norm", "_fused_rms_norm",
@@ -204,6 +247,12 @@ _RULES: dict[str, Callable[[Op], tuple[Tensor, ...]]] = {
     **dict.fromkeys(("argmax", "argmin"), _arg),
     **dict.fromkeys(("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_addmm_activation"), _product),
     **dict.fromkeys(("convolution", "_convolution", "cudnn_convolution"), _convolved),
+    **dict.fromkeys(("slice_backward", "select_backward"), _as_told),
+    **dict.fromkeys(("nll_loss_backward", "max_pool2d_with_indices_backward", "avg_pool2d_backward",
+                     "_adaptive_avg_pool2d_backward"), _like_second),
+    **dict.fromkeys(("max_pool2d", "max_pool2d_with_indices", "avg_pool2d", "_adaptive_avg_pool2d"), _pooled),
+    **dict.fromkeys(("index_add", "scatter", "scatter_add", "index_put", "index_copy", "scatter_reduce"), _same),
+    "constant_pad_nd": _padded,
     "embedding": _embedded,
     "gather": _gathered,
 }  # fmt: skip
