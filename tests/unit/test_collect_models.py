@@ -14,17 +14,15 @@ from typing import Any
 
 import pytest
 
+from kernelcast.advise.chrome_events import NAME_CHARS, shape_text, short_name
 from kernelcast.errors import KernelcastError
 from kernelcast.lab.collect.models import load_cases, main, measure, pack
 from kernelcast.lab.collect.models_cases import MODELS, Case, case_table, chosen, cut, longest, parameter_count
 from kernelcast.lab.collect.models_store import DeviceLostError, Journal, Measured, Timing
 from kernelcast.lab.collect.models_trace import (
-    NAME_CHARS,
     KernelRow,
     OpRow,
     Other,
-    shape_text,
-    short_name,
     summarise,
     with_ops,
 )

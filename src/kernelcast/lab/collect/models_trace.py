@@ -8,23 +8,17 @@ the same step run eagerly, kernel by kernel.
 from __future__ import annotations
 
 import bisect
-import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from kernelcast.advise.chrome_events import DEVICE, HOST, Event, arg, launch_facts, shape_text, short_name
 from kernelcast.errors import KernelcastError
 
-Event = dict[str, Any]
 Sums = dict[tuple[Any, ...], list[float]]  # what makes a row -> its calls and time
 Row = TypeVar("Row")
-NAME_CHARS = 160
-SHAPE_CHARS = 200
 SMALL = 1e-3  # a row under this share of the time goes into "other"
 PHASE = "kernelcast."  # prefix of the annotations that mark phases of a step
-_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
-_HOST = ("cuda_runtime", "cuda_driver")
-_NOISE = ("void ", "at::native::", "(anonymous namespace)::", "c10::")
 
 
 @dataclass(frozen=True)
@@ -75,50 +69,27 @@ class StepProfile:
     other_ops: Other
 
 
-def short_name(name: str) -> str:
-    """At most 160 characters: without namespaces that say nothing; a checksum keeps long names apart."""
-    full = name
-    for word in _NOISE:
-        name = name.replace(word, "")
-    return name if len(name) <= NAME_CHARS else f"{name[: NAME_CHARS - 9]}~{zlib.crc32(full.encode()):08x}"
-
-
-def shape_text(dims: Sequence[Any]) -> str:
-    """'512x4096,4096x4096': an input each; '-' is a scalar, '[290]' a list of so many tensors."""
-    words = [_one_shape(dim) for dim in dims]
-    while words and words[-1] == "-":
-        words.pop()
-    text = ",".join(words)
-    return text if len(text) <= SHAPE_CHARS else text[: SHAPE_CHARS - 1] + "~"
-
-
-def _one_shape(dim: Any) -> str:
-    if not isinstance(dim, list) or not dim:
-        return "-"
-    return f"[{len(dim)}]" if isinstance(dim[0], list) else "x".join(str(n) for n in dim)
-
-
 def summarise(events: Iterable[Event]) -> StepProfile:
     """Sums and rows of the step whose events these are."""
     spans = [event for event in events if event.get("ph") == "X"]
-    device = [event for event in spans if event.get("cat") in _DEVICE]
+    device = [event for event in spans if event.get("cat") in DEVICE]
     if not device:
         raise KernelcastError("the profiler saw no kernel: is CUPTI there, and may this user trace the GPU?")
-    host = [event for event in spans if event.get("cat") in _HOST]
+    host = [event for event in spans if event.get("cat") in HOST]
     phases = _Phases(spans, host)
     kernels: Sums = {}
     ops: Sums = {}
     by_phase: dict[str, float] = {}
-    named = {_arg(e, "External id"): e for e in spans if e.get("cat") == "cpu_op"}
-    has_ops = any(_arg(event, "External id") in named for event in device)
+    named = {arg(e, "External id"): e for e in spans if e.get("cat") == "cpu_op"}
+    has_ops = any(arg(event, "External id") in named for event in device)
     for event in device:
         time_us, name = float(event["dur"]), short_name(str(event["name"]))
         phase = phases.of(event)
         by_phase[phase] = by_phase.get(phase, 0.0) + time_us / 1e3
-        _add(kernels, (name, *_launch_facts(event)), time_us)
+        _add(kernels, (name, *launch_facts(event)), time_us)
         if has_ops:
-            op = named.get(_arg(event, "External id"), {"name": ""})
-            _add(ops, (phase, str(op["name"]), shape_text(_arg(op, "Input Dims") or ()), name), time_us)
+            op = named.get(arg(event, "External id"), {"name": ""})
+            _add(ops, (phase, str(op["name"]), shape_text(arg(op, "Input Dims") or ()), name), time_us)
     total_us = sum(float(event["dur"]) for event in device)
     kernel_rows, other_kernels = _largest(kernels, total_us, KernelRow)
     op_rows, other_ops = _largest(ops, total_us, OpRow)
@@ -146,27 +117,16 @@ def with_ops(replayed: Sequence[Event], eager: Sequence[Event]) -> list[Event]:
     if [event["name"] for event in ours] != [event["name"] for event in theirs]:
         return list(replayed)
     named = [
-        {**event, "args": {**event.get("args", {}), "External id": _arg(other, "External id")}}
+        {**event, "args": {**event.get("args", {}), "External id": arg(other, "External id")}}
         for event, other in zip(ours, theirs, strict=True)
     ]
-    launches = [event for event in replayed if event.get("cat") in _HOST]
+    launches = [event for event in replayed if event.get("cat") in HOST]
     return [*launches, *named, *(event for event in eager if event.get("cat") == "cpu_op")]
 
 
 def _in_order(events: Sequence[Event]) -> list[Event]:
-    device = (event for event in events if event.get("ph") == "X" and event.get("cat") in _DEVICE)
+    device = (event for event in events if event.get("ph") == "X" and event.get("cat") in DEVICE)
     return sorted(device, key=lambda event: float(event["ts"]))
-
-
-def _arg(event: Event, name: str) -> Any:
-    return event.get("args", {}).get(name)
-
-
-def _launch_facts(event: Event) -> tuple[tuple[int, ...], tuple[int, ...], int, int]:
-    args = event.get("args", {})
-    grid, block = args.get("grid") or (), args.get("block") or ()
-    registers, smem = args.get("registers per thread") or 0, args.get("shared memory") or 0
-    return tuple(map(int, grid)), tuple(map(int, block)), int(registers), int(smem)
 
 
 def _add(rows: Sums, key: tuple[Any, ...], time_us: float) -> None:
@@ -192,10 +152,10 @@ class _Phases:
         marks.sort(key=lambda event: float(event["ts"]))
         self._marks = marks
         self._starts = [float(event["ts"]) for event in marks]
-        self._launched = {_arg(event, "correlation"): float(event["ts"]) for event in host}
+        self._launched = {arg(event, "correlation"): float(event["ts"]) for event in host}
 
     def of(self, event: Event) -> str:
-        launched = self._launched.get(_arg(event, "correlation"))
+        launched = self._launched.get(arg(event, "correlation"))
         if launched is None or not self._marks:
             return "step"
         at = bisect.bisect_right(self._starts, launched) - 1

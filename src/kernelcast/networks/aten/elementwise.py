@@ -59,6 +59,10 @@ def kernel_name(op: Op) -> str | None:
     return found
 
 
+def is_elementwise(op: Op) -> bool:
+    return op.name in _NAMES or op.name.rstrip("_") in (*_NAMES, "pow")
+
+
 def _operands(op: Op) -> list[Tensor]:
     """Tensors that are read; one number (0 axes) is none."""
     return [x for x in op.inputs if x.shape and x.elements > 1] or op.inputs[:1]

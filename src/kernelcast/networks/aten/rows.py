@@ -86,11 +86,11 @@ def _loss_backward(op: Op, settings: Settings) -> Iterator[Call]:
                     access="strided")  # fmt: skip
 
 
-_REDUCTIONS = ("sum", "mean", "amax", "amin", "prod", "any", "all", "linalg_vector_norm", "norm", "var", "var_mean",
+REDUCTIONS = ("sum", "mean", "amax", "amin", "prod", "any", "all", "linalg_vector_norm", "norm", "var", "var_mean",
                "std", "max", "min", "logsumexp", "nansum", "count_nonzero", "std_mean")  # fmt: skip
 
 
-@rule(*_REDUCTIONS)
+@rule(*REDUCTIONS)
 def _reduce(op: Op, settings: Settings) -> Iterator[Call]:
     """One number for each group of the input; the groups lie side by side in memory, or across it."""
     x = op.inputs[0]
@@ -100,7 +100,7 @@ def _reduce(op: Op, settings: Settings) -> Iterator[Call]:
         return
     outputs = max(1, op.outputs[0].elements)
     reduced = max(1, x.elements // outputs)
-    axes = _reduced_axes(op, x)
+    axes = reduced_axes(op, x)
     inner = bool(x.shape) and (len(x.shape) - 1 in axes)
     if inner or outputs == 1:
         yield call("reduction", "reduce_sum", settings, rows=outputs, cols=reduced, axis="cols", dtype=number_format(x))
@@ -110,7 +110,7 @@ def _reduce(op: Op, settings: Settings) -> Iterator[Call]:
         return
 
 
-def _reduced_axes(op: Op, x: Tensor) -> set[int]:
+def reduced_axes(op: Op, x: Tensor) -> set[int]:
     """Axes that go away; all of them where none is named."""
     place = 2 if op.name in ("linalg_vector_norm", "norm") else 1
     named = op.argument(place, "dim")

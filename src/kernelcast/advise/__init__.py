@@ -1,0 +1,1 @@
+"""What to do with measured and predicted kernels: where time is lost, and what to try."""

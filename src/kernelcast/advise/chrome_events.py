@@ -1,0 +1,76 @@
+"""Events of a Chrome trace as torch.profiler writes it.
+
+A kernel names the innermost op that launched it by "External id" and its launch by "correlation"; an op carries its
+ATen arguments in "Input Dims", "Input type", "Input Strides" and "Concrete Inputs".
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from kernelcast.errors import KernelcastError
+
+Event = dict[str, Any]
+DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+HOST = ("cuda_runtime", "cuda_driver")
+NAME_CHARS = 160
+SHAPE_CHARS = 200
+_NOISE = ("void ", "at::native::", "(anonymous namespace)::", "c10::")
+_GZIP = b"\x1f\x8b"
+
+
+def load_trace(path: Path) -> dict[str, Any]:
+    """The whole content of a trace file, plain or compressed; a bare list of events as one."""
+    raw = path.read_bytes()
+    try:
+        text = (gzip.decompress(raw) if raw[:2] == _GZIP else raw).decode(errors="replace")
+        content = json.loads(text)
+    except (EOFError, gzip.BadGzipFile, zlib.error):
+        raise KernelcastError(f"{path}: the compressed file is damaged or cut short") from None
+    except json.JSONDecodeError as error:
+        raise KernelcastError(f"{path}: not JSON: {error.msg} in line {error.lineno}") from None
+    if isinstance(content, list):
+        content = {"traceEvents": content}
+    if not isinstance(content, dict) or not isinstance(content.get("traceEvents"), list):
+        raise KernelcastError(f"{path}: not a Chrome trace: it has no list 'traceEvents'")
+    return content
+
+
+def arg(event: Event, name: str) -> Any:
+    return (event.get("args") or {}).get(name)
+
+
+def launch_facts(event: Event) -> tuple[tuple[int, ...], tuple[int, ...], int, int]:
+    """Grid, block, registers of a thread, bytes of shared memory of a CTA; empty and 0 where they are not told."""
+    args = event.get("args") or {}
+    grid, block = args.get("grid") or (), args.get("block") or ()
+    registers, smem = args.get("registers per thread") or 0, args.get("shared memory") or 0
+    return tuple(map(int, grid)), tuple(map(int, block)), int(registers), int(smem)
+
+
+def short_name(name: str) -> str:
+    """At most 160 characters: without namespaces that say nothing; a checksum keeps long names apart."""
+    full = name
+    for word in _NOISE:
+        name = name.replace(word, "")
+    return name if len(name) <= NAME_CHARS else f"{name[: NAME_CHARS - 9]}~{zlib.crc32(full.encode()):08x}"
+
+
+def shape_text(dims: Sequence[Any]) -> str:
+    """'512x4096,4096x4096': an input each; '-' is a scalar, '[290]' a list of so many tensors."""
+    words = [_one_shape(dim) for dim in dims]
+    while words and words[-1] == "-":
+        words.pop()
+    text = ",".join(words)
+    return text if len(text) <= SHAPE_CHARS else text[: SHAPE_CHARS - 1] + "~"
+
+
+def _one_shape(dim: Any) -> str:
+    if not isinstance(dim, list) or not dim:
+        return "-"
+    return f"[{len(dim)}]" if isinstance(dim[0], list) else "x".join(str(n) for n in dim)

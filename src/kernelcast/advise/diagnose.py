@@ -1,0 +1,218 @@
+"""Match, predict, rank: where a measured run loses time, against what this GPU and stack should take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from kernelcast.advise.facts import WIDTH_BITS, Facts, unaligned_sizes
+from kernelcast.advise.kernel_names import MATRIX_KINDS, KernelName, read_name
+from kernelcast.advise.launch import launch_of
+from kernelcast.advise.measured import MeasuredCall, Profile
+from kernelcast.advise.predicted import Asked, Predicted, asked, predict_all, together
+from kernelcast.advise.reasons import Reason, idle, reasons
+from kernelcast.hardware import Gpu
+from kernelcast.networks.forward import Call
+from kernelcast.predict import DEFAULT, Conditions, chosen
+
+_MATRIX_OPS = ("gemm", "bmm", "attention", "attention_backward", "conv2d", "conv2d_dgrad", "conv2d_wgrad", "moe_gemm",
+               "mla")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured call, diagnosed. Times of one call in microseconds; ``*_total_us`` of all of them."""
+
+    measured: MeasuredCall
+    facts: Facts
+    reasons: tuple[Reason, ...]
+    share: float  # of the run's GPU time
+    unmatched: str = ""  # why there is no prediction
+
+    @property
+    def predicted(self) -> Predicted | None:
+        return self.facts.predicted
+
+    @property
+    def main(self) -> Reason | None:
+        return self.reasons[0] if self.reasons else None
+
+    @property
+    def win_us(self) -> float:
+        """What could be won: the way to the best kernels of its kind, or to another size, format or fewer launches."""
+        return max(self.facts.gap_us, self.main.explained_us if self.main else 0.0)
+
+    @property
+    def win_total_us(self) -> float:
+        return self.win_us * self.measured.count
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """A run, its rows ranked by the time that could be won."""
+
+    profile: Profile
+    gpu: Gpu
+    run_dtype: str
+    rows: tuple[Row, ...]
+    predictor: str
+
+    @property
+    def gpu_time_us(self) -> float:
+        return self.profile.gpu_time_us
+
+    @property
+    def matched(self) -> tuple[Row, ...]:
+        return tuple(row for row in self.rows if row.predicted is not None)
+
+    @property
+    def unmatched(self) -> tuple[Row, ...]:
+        """The longest first."""
+        return tuple(sorted((r for r in self.rows if r.predicted is None), key=lambda row: -row.measured.total_us))
+
+    @cached_property
+    def matched_share(self) -> float:
+        return min(1.0, sum(row.share for row in self.matched))
+
+    def total_us(self, name: str) -> float:
+        """The sum of a time of ``Predicted`` over all matched calls."""
+        return sum(getattr(row.predicted, name) * row.measured.count for row in self.matched)
+
+    @property
+    def idle(self) -> Reason | None:
+        """Whether the run waits for the host."""
+        return idle(self.profile.idle_us, self.profile.span_us or 0.0)
+
+    @cached_property
+    def measured_matched_us(self) -> float:
+        return sum(row.measured.total_us for row in self.matched)
+
+
+def diagnose(
+    profile: Profile, chip: Gpu, conditions: Conditions = DEFAULT, *, run_dtype: str | None = None
+) -> Diagnosis:
+    """``run_dtype``: the format that the run's products should be in; else the one that most of them are in."""
+    wanted = run_dtype or usual_dtype(profile.calls)
+    told = predict_all(list(_questions(profile.calls, wanted, conditions)), chip, conditions)
+    total_us = profile.gpu_time_us or 1.0
+    answers = _Answers(told, conditions)
+    rows = [_row(call, answers, chip, wanted, total_us) for call in profile.calls]
+    rows.sort(key=lambda row: (-row.win_total_us, -row.measured.total_us))
+    return Diagnosis(profile, chip, wanted, tuple(rows), chosen(conditions).name)
+
+
+def usual_dtype(calls: Iterable[MeasuredCall]) -> str:
+    """The format of most matrix calls, by number: one slow product in fp32 must not make the run one in fp32."""
+    votes: dict[str, int] = {}
+    for call in calls:
+        for one in call.calls:
+            if one.op in _MATRIX_OPS:
+                dtype = str(dict(one.parameters).get("dtype", "bf16"))
+                votes[dtype] = votes.get(dtype, 0) + call.count
+        said = read_name(call.main.name)
+        if not call.calls and said.kind in MATRIX_KINDS and said.dtype:
+            votes[said.dtype] = votes.get(said.dtype, 0) + call.count
+    return max(votes, key=lambda name: (votes[name], -WIDTH_BITS.get(name, 64)), default="bf16")
+
+
+def _questions(calls: Iterable[MeasuredCall], wanted: str, conditions: Conditions) -> Iterable[Asked]:
+    for measured in calls:
+        for call in measured.calls:
+            for one in (call, *_changed(measured, wanted)):
+                if one is not None:
+                    yield asked(one, conditions, measured.rotation, measured.input_rotation)
+
+
+def _aligned(call: Call) -> Call | None:
+    """The call with its sizes padded, None where they are good as they are."""
+    given = dict(call.parameters)
+    sizes = unaligned_sizes(call.op, given)
+    if not sizes:
+        return None
+    padded = {name: -(-int(given[name]) // multiple) * multiple for name, multiple in sizes.items()}
+    return _with(call, padded)
+
+
+def _narrow(call: Call, wanted: str) -> Call | None:
+    """A matrix call in the run's format (tf32 where the run is in fp32), None where it is in no wider one."""
+    dtype = str(dict(call.parameters).get("dtype", ""))
+    target = wanted if WIDTH_BITS.get(wanted, 16) < 32 else "tf32"
+    if call.op not in _MATRIX_OPS or WIDTH_BITS.get(dtype, 0) < 32 or dtype == target:
+        return None
+    return _with(call, {"dtype": target if target != "tf32" or call.op in ("gemm", "bmm") else "bf16"})
+
+
+def _with(call: Call, changes: Mapping[str, Any]) -> Call:
+    return Call(call.part, tuple(sorted({**dict(call.parameters), **changes}.items())), call.count)
+
+
+@dataclass(frozen=True)
+class _Answers:
+    """What was predicted, by what was asked."""
+
+    told: Mapping[Asked, Predicted | str]
+    conditions: Conditions
+
+    def of(self, measured: MeasuredCall, calls: Iterable[Call | None]) -> Predicted | str | None:
+        """Of calls in turn; a text that says why one of them cannot be, None where there is none."""
+        parts = []
+        for call in calls:
+            if call is None:
+                return None
+            answer = self.told[asked(call, self.conditions, measured.rotation, measured.input_rotation)]
+            if isinstance(answer, str):
+                return answer
+            parts.append((answer, call.count))
+        return together(parts) if parts else None
+
+
+def _row(measured: MeasuredCall, answers: _Answers, chip: Gpu, wanted: str, total_us: float) -> Row:
+    predicted = answers.of(measured, measured.calls)
+    facts = _facts(measured, answers, predicted if isinstance(predicted, Predicted) else None, chip, wanted)
+    why = predicted if isinstance(predicted, str) else measured.unmatched or "not known"
+    share = measured.total_us / total_us
+    return Row(measured, facts, reasons(facts), share, "" if facts.predicted is not None else why)
+
+
+def _facts(measured: MeasuredCall, answers: _Answers, predicted: Predicted | None, chip: Gpu, wanted: str) -> Facts:
+    others = [answers.of(measured, [change]) for change in _changed(measured, wanted)]
+    aligned, narrow, vector = (one if isinstance(one, Predicted) else None for one in others)
+    parameters = dict(measured.calls[0].parameters) if predicted is not None else {}
+    main = measured.main
+    return Facts(
+        op=str(parameters.get("op", "")),
+        kind=read_name(main.name).kind,
+        parameters=parameters,
+        measured_us=measured.time_us,
+        launch=launch_of(main, parameters, chip),
+        sm_count=chip.sm_count,
+        dram_bytes_per_s=chip.dram_bytes_per_s,
+        predicted=predicted,
+        aligned=aligned,
+        narrow=narrow,
+        vector=vector,
+        run_dtype=wanted,
+        launches=len(measured.kernels),
+        idle_us=measured.idle_us,
+        chain=measured.chain,
+        chain_saved_us=measured.chain_saved_us,
+        counters=main.counters,
+    )
+
+
+def _changed(measured: MeasuredCall, wanted: str) -> tuple[Call | None, Call | None, Call | None]:
+    """The first call with padded sizes, in the run's format, and over tensors of one layout."""
+    if not measured.calls:
+        return None, None, None
+    first = measured.calls[0]
+    return _aligned(first), _narrow(first, wanted), _vector(first, read_name(measured.main.name))
+
+
+def _vector(call: Call, said: KernelName) -> Call | None:
+    """Where the kernel computes the place of each element."""
+    if call.op == "pointwise" and dict(call.parameters).get("access") == "strided":
+        kept = tuple((name, value) for name, value in call.parameters if name not in ("access", "axes"))
+        return Call(call.part, kept, call.count)
+    return call if call.op == "cat" and said.strided else None

@@ -1,0 +1,131 @@
+"""What a kernel's name says: its library, what kind of work it is, tile, number format, split-K, alignment.
+
+Names are those of cuBLAS (nvjet, xmma), CUTLASS, cuDNN, FlashAttention, PyTorch and Triton as profilers print them.
+Which tile side runs along which axis was checked on an H200 (validation/kernelcast): all 7,993 products of known size
+whose grid counts tiles (nvjet, CUTLASS, xmma of sm80) fit. cuBLAS computes the transposed product of row-major
+matrices, so that the first side of an nvjet or CUTLASS tile lies along n; that of an xmma tile lies along m.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["matmul", "attention", "conv", "reduce", "pointwise", "copy", "helper", "other"]
+
+MATRIX_KINDS: tuple[Kind, ...] = ("matmul", "attention", "conv")
+# one kernel could do the work of several of these in a row
+FUSIBLE_KINDS: tuple[Kind, ...] = ("pointwise", "copy", "reduce")
+
+_SIDES = r"(\d+)x(\d+)"
+_NVJET = re.compile(rf"nvjet_(?:sm\d+_)?(?P<formats>[a-z]+)_{_SIDES}_(\d+)x\d+_(\d+)x(\d+)_")
+_XMMA = re.compile(
+    rf"xmma_(?:gemm|fprop|dgrad|wgrad)\w*?_(?P<formats>[a-z0-9]+_[a-z0-9]+_[a-z0-9]+)_.*tilesize{_SIDES}x"
+)
+_CUTLASS = re.compile(rf"(?:tensorop|simt|wmma)\w*?gemm\w*?_{_SIDES}_")
+_CLASSIC = re.compile(rf"(?:ampere|volta|turing|maxwell)_\w*?gemm\w*?_{_SIDES}_")
+_ALIGN = re.compile(r"_align(\d+)")
+_XMMA_ALIGN = re.compile(r"_aligna(\d+)")
+# nvjet's letters, one a matrix: t bf16, h fp16, s fp32, q fp8
+_NVJET_FORMATS = {"t": "bf16", "h": "fp16", "q": "fp8", "s": "tf32", "d": "fp64"}
+_SPLIT = ("splitk", "split_k", "segment_k_on")
+_HELPERS = ("splitkreduce", "splitk_reduce", "splitkv_combine", "memset", "nchwtonhwc", "nhwctonchw", "convert_kernel",
+            "scale_bias", "reduce_splitk", "compute_grad_offset", "cublaslt_", "fill_kernel_prologue")  # fmt: skip
+_KINDS: tuple[tuple[Kind, tuple[str, ...]], ...] = (
+    ("attention", ("flash_fwd", "flash_bwd", "sdpa", "fmha", "flashattn", "attention", "batchprefill", "batchdecode",
+                   "flashinfer::single", "mha_")),
+    ("conv", ("conv", "fprop", "dgrad", "wgrad", "winograd", "implicit_gemm")),
+    ("matmul", ("gemm", "nvjet", "gemv", "_mm", "matmul", "dot_kernel", "cutlass")),
+    ("copy", ("catarray", "memcpy", "copy_kernel", "direct_copy", "index_elementwise", "indexselect", "gather",
+              "scatter", "transpose", "triton_poi_fused_clone", "bfloat16_copy", "indexing")),
+    ("reduce", ("reduce_kernel", "softmax", "layer_norm", "layernorm", "rmsnorm", "rms_norm", "triton_red_",
+                "triton_per_", "norm_kernel", "moments", "gammabeta", "scan")),
+    ("pointwise", ("elementwise", "triton_poi_", "fused_dropout", "multi_tensor_apply", "arange", "fill", "triu_tril",
+                   "act_and_mul", "rotary", "quantise", "quantize")),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class KernelName:
+    """What could be read; None and False where the name does not say."""
+
+    kind: Kind
+    tile_m: int | None = None  # rows of PyTorch's output that a CTA computes
+    tile_n: int | None = None
+    cluster_m: int = 1
+    cluster_n: int = 1
+    dtype: str | None = None  # that the arithmetic runs in
+    split_k: bool = False
+    persistent: bool = False  # as many CTAs as the GPU holds, each of which takes tiles in turn
+    align_elements: int | None = None  # numbers that one load takes
+    strided: bool = False  # a copy that computes the place of each element
+
+
+@functools.cache
+def read_name(name: str) -> KernelName:
+    folded = name.lower()
+    kind = _kind(folded)
+    if kind not in MATRIX_KINDS:
+        return KernelName(kind, dtype=_words_dtype(folded), strided="catarraybatchedcopy<" in folded)
+    split = any(word in folded for word in _SPLIT)
+    found = _NVJET.search(folded)
+    if found:
+        _, side_n, side_m, _, cluster_n, cluster_m = found.groups()
+        return KernelName("matmul", int(side_m), int(side_n), int(cluster_m), int(cluster_n),
+                          _NVJET_FORMATS.get(found["formats"][0]), split, persistent=True)  # fmt: skip
+    align = _ALIGN.search(folded) or _XMMA_ALIGN.search(folded)
+    elements = int(align[1]) if align else None
+    found = _XMMA.search(folded)
+    if found:
+        _, side_m, side_n = found.groups()
+        return KernelName(kind, int(side_m), int(side_n), dtype=_xmma_dtype(found["formats"]), split_k=split,
+                          persistent="sm90" in folded, align_elements=elements)  # fmt: skip
+    found = _CUTLASS.search(folded) or _CLASSIC.search(folded)
+    if found:
+        side_n, side_m = found.groups()
+        return KernelName(kind, int(side_m), int(side_n), dtype=_cutlass_dtype(folded), split_k=split,
+                          align_elements=elements)  # fmt: skip
+    return KernelName(kind, dtype=_words_dtype(folded), split_k=split)
+
+
+def _kind(folded: str) -> Kind:
+    if any(word in folded for word in _HELPERS):
+        return "helper"
+    return next((kind for kind, words in _KINDS if any(word in folded for word in words)), "other")
+
+
+def _xmma_dtype(formats: str) -> str | None:
+    """'f32f32_tf32f32_f32': operands, then what the arithmetic runs in."""
+    operands, compute, *_ = formats.split("_")
+    if compute.startswith("tf32"):
+        return "tf32"
+    for word, dtype in (("bf16", "bf16"), ("f16", "fp16"), ("e4m3", "fp8"), ("e5m2", "fp8"), ("i8", "int8"),
+                        ("f32", "fp32"), ("f64", "fp64")):  # fmt: skip
+        if operands.startswith(word):
+            return dtype
+    return None
+
+
+def _cutlass_dtype(folded: str) -> str | None:
+    if "bf16" in folded:
+        return "bf16"
+    if "sgemm" in folded or "simt" in folded:
+        return "fp32"
+    if "s1688gemm_f16" in folded or "f16_s" in folded or "fp16" in folded or "_h16" in folded or "_h1688" in folded:
+        return "fp16"
+    return "tf32" if "s1688gemm" in folded or "tf32" in folded else _words_dtype(folded)
+
+
+def _words_dtype(folded: str) -> str | None:
+    """By the C++ types among the template's arguments; cuDNN's vector kernels (..._sgemm<half>) compute in fp32."""
+    if "convolve_sgemm" in folded:
+        return "fp32"
+    if "bfloat16" in folded or "bf16" in folded:
+        return "bf16"
+    if "half" in folded or "f16" in folded:
+        return "fp16"
+    if "e4m3" in folded or "e5m2" in folded:
+        return "fp8"
+    return "fp32" if "float" in folded or "_f32" in folded or "sgemm" in folded else None

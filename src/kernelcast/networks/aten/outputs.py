@@ -1,0 +1,258 @@
+"""Outputs of ATen ops from their arguments: a profiler writes down what goes into an op, not what comes out.
+
+Sizes and formats follow PyTorch's rules for broadcasting and promotion; axes lie in memory as in the input that has the
+output's shape, else contiguous. An op that is not here and not element-wise has no outputs (``None``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from kernelcast.networks.aten.elementwise import is_elementwise
+from kernelcast.networks.aten.rows import REDUCTIONS, reduced_axes
+from kernelcast.networks.traced import Op, Tensor
+
+_COMPARE = {"eq", "ne", "lt", "le", "gt", "ge", "logical_not", "logical_and", "logical_or", "logical_xor", "isnan",
+            "isinf", "isfinite", "any", "all"}  # fmt: skip
+_MADE = {"zeros", "ones", "full", "arange", "linspace", "scalar_tensor", "randn", "rand", "randint"}
+_RANK = ("bool", "uint8", "int8", "int16", "int32", "int64", "fp8", "fp16", "bf16", "fp32", "fp64", "complex64",
+         "complex128")  # fmt: skip
+_FLOATING = _RANK.index("fp8")
+# integers become the default format where the result is no whole number
+_TO_FLOAT = {"div", "true_divide", "exp", "log", "sin", "cos", "sqrt", "rsqrt", "sigmoid", "tanh", "reciprocal", "erf",
+             "log2", "exp2", "mean", "std", "var", "softmax", "_softmax"}  # fmt: skip
+
+
+def outputs_of(op: Op) -> tuple[Tensor, ...] | None:
+    """What ``op`` gives back, or None where no rule says so."""
+    if op.in_place:
+        return tuple(op.inputs[:1])
+    found = _RULES.get(op.name)
+    if found is not None:
+        return found(op)
+    if op.name in REDUCTIONS:
+        return _reduced(op)
+    if is_elementwise(op):
+        return _elementwise(op)
+    return None
+
+
+def contiguous(shape: Sequence[int], dtype: str) -> Tensor:
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(1, size)
+    return Tensor(tuple(shape), tuple(reversed(strides)), dtype)
+
+
+def in_order_of(x: Tensor, dtype: str) -> Tensor:
+    """Without gaps, the axes in memory in the order that ``x`` has them (a TensorIterator's output)."""
+    steps, step = [0] * len(x.shape), 1
+    for axis in sorted(range(len(x.shape)), key=lambda axis: (x.stride[axis], -axis)):
+        steps[axis] = step
+        step *= max(1, x.shape[axis])
+    return Tensor(x.shape, tuple(steps), dtype)
+
+
+def broadcast(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """The shape that all of these stretch to."""
+    longest = max((len(shape) for shape in shapes), default=0)
+    axes = []
+    for place in range(-longest, 0):
+        sizes = {shape[place] for shape in shapes if len(shape) >= -place} - {1}
+        axes.append(max(sizes, default=1))
+    return tuple(axes)
+
+
+def promoted(tensors: Sequence[Tensor]) -> str:
+    """A number (0 axes) decides only where it is of a higher kind, float over whole, than all tensors with axes."""
+    with_axes = [x for x in tensors if x.shape] or list(tensors)
+    ranks = [_RANK.index(x.dtype) for x in with_axes]
+    highest = max(ranks)
+    if {"fp16", "bf16"} <= {x.dtype for x in with_axes} and highest < _RANK.index("fp32"):
+        return "fp32"
+    scalars = [_RANK.index(x.dtype) for x in tensors if not x.shape]
+    if highest < _FLOATING <= max(scalars, default=0):
+        return "fp32"
+    return _RANK[highest]
+
+
+def _elementwise(op: Op) -> tuple[Tensor, ...]:
+    inputs = op.inputs
+    if not inputs or op.name in _MADE:
+        return _made(op)
+    shape, dtype = broadcast([x.shape for x in inputs]), promoted(inputs)
+    if op.name == "where":  # the first says which
+        dtype = promoted(inputs[1:] or inputs)
+    if op.name in _COMPARE:
+        dtype = "bool"
+    elif op.name in _TO_FLOAT and _RANK.index(dtype) < _FLOATING:
+        dtype = "fp32"
+    like = next((x for x in inputs if x.shape == shape and x.distinct == x.elements), None)
+    out = in_order_of(like, dtype) if like else contiguous(shape, dtype)
+    return (out, contiguous(shape, "bool")) if op.name == "native_dropout" else (out,)
+
+
+def _made(op: Op) -> tuple[Tensor, ...]:
+    """arange and its kin are given the tensor to fill, or numbers alone."""
+    given = [x for x in op.inputs if x.elements > 1]
+    if given:
+        return (given[-1],)
+    sizes = [value for value in op.arguments if isinstance(value, (list, tuple)) and value]
+    if sizes and all(isinstance(n, int) for n in sizes[0]):
+        return (contiguous(sizes[0], "fp32"),)
+    numbers = [value for value in op.arguments if isinstance(value, (int, float)) and not isinstance(value, bool)]
+    if op.name == "arange" and numbers:
+        start, end = (0, numbers[0]) if len(numbers) == 1 else numbers[:2]
+        step = numbers[2] if len(numbers) > 2 and numbers[2] else 1
+        return (contiguous((max(1, math.ceil((end - start) / step)),), "int64"),)
+    return (contiguous((), "fp32"),)
+
+
+def _reduced(op: Op) -> tuple[Tensor, ...]:
+    x = op.inputs[0]
+    gone = reduced_axes(op, x)
+    shape = tuple(size for axis, size in enumerate(x.shape) if axis not in gone)
+    dtype = "bool" if op.name in ("any", "all") else x.dtype
+    return (contiguous(shape, dtype),)
+
+
+def _joined(op: Op) -> tuple[Tensor, ...]:
+    parts, axis = [x for x in op.inputs if x.shape != (0,)], op.argument(1, "dim", 0)
+    if not parts:
+        return ()
+    shape = list(parts[0].shape)
+    if op.name == "stack":
+        shape.insert(axis % (len(shape) + 1), len(parts))
+    else:
+        shape[axis] = sum(x.shape[axis] for x in parts)
+    return (contiguous(shape, promoted(parts)),)
+
+
+def _same(op: Op) -> tuple[Tensor, ...]:
+    return (contiguous(op.inputs[0].shape, op.inputs[0].dtype),)
+
+
+def _copied(op: Op) -> tuple[Tensor, ...]:
+    x = op.inputs[0]
+    shape = x.shape
+    if op.name == "repeat":
+        times = op.arguments[1]
+        padded = (1,) * (len(times) - len(shape)) + shape
+        shape = tuple(size * n for size, n in zip(padded, times, strict=True))
+    return (Tensor(shape, x.stride, x.dtype) if x.dense and shape == x.shape else contiguous(shape, x.dtype),)
+
+
+def _selected(op: Op) -> tuple[Tensor, ...]:
+    """index: broadcast indices in place of the axes that they index; index_select: an axis gets a new length."""
+    source = op.arguments[0]
+    if op.name == "index_select":
+        axis, ids = op.arguments[1:3]
+        shape = list(source.shape)
+        shape[axis] = ids.elements
+        return (contiguous(shape, source.dtype),)
+    ids = [x for x in op.inputs[1:] if isinstance(x, Tensor)]
+    rest = source.shape[len(ids) :]
+    return (contiguous((*broadcast([x.shape for x in ids]), *rest), source.dtype),)
+
+
+def _gathered(op: Op) -> tuple[Tensor, ...]:
+    return (contiguous(op.arguments[2].shape, op.arguments[0].dtype),)
+
+
+def _embedded(op: Op) -> tuple[Tensor, ...]:
+    table, ids = op.arguments[:2]
+    return (contiguous((*ids.shape, table.cols), table.dtype),)
+
+
+def _best(op: Op) -> tuple[Tensor, ...]:
+    """topk, sort: values and places."""
+    x = op.inputs[0]
+    shape = list(x.shape)
+    if op.name == "topk":
+        shape[op.argument(2, "dim", -1)] = op.arguments[1]
+    return contiguous(shape, x.dtype), contiguous(shape, "int64")
+
+
+def _arg(op: Op) -> tuple[Tensor, ...]:
+    x, axis = op.inputs[0], op.argument(1, "dim")
+    shape = () if axis is None else tuple(n for place, n in enumerate(x.shape) if place != axis % len(x.shape))
+    return (contiguous(shape, "int64"),)
+
+
+def _product(op: Op) -> tuple[Tensor, ...]:
+    a, b = [x for x in op.inputs if len(x.shape) >= 2][-2:]
+    return (contiguous((*a.shape[:-1], b.shape[-1]), a.dtype),)
+
+
+def _convolved(op: Op) -> tuple[Tensor, ...]:
+    x, weight, _, stride, padding, dilation, transposed = op.arguments[:7]
+    groups = op.argument(8, "groups", 1)
+    sizes = []
+    for axis, size in enumerate(x.shape[2:]):
+        reach = dilation[axis % len(dilation)] * (weight.shape[2 + axis] - 1)
+        step, pad = stride[axis % len(stride)], padding[axis % len(padding)]
+        sizes.append(
+            (size - 1) * step - 2 * pad + reach + 1 if transposed else (size + 2 * pad - reach - 1) // step + 1
+        )
+    channels = weight.shape[1] * groups if transposed else weight.shape[0]
+    return (contiguous((x.shape[0], channels, *sizes), x.dtype),)
+
+
+def _as_told(op: Op) -> tuple[Tensor, ...]:
+    """Gradients of a part: the whole's sizes are the first list of numbers."""
+    sizes = next(value for value in op.arguments if isinstance(value, (tuple, list)) and value)
+    return (contiguous(sizes, op.inputs[0].dtype),)
+
+
+def _padded(op: Op) -> tuple[Tensor, ...]:
+    """Two numbers an axis, the last axis first."""
+    x, pads = op.arguments[:2]
+    shape = list(x.shape)
+    for place in range(len(pads) // 2):
+        shape[-1 - place] += pads[2 * place] + pads[2 * place + 1]
+    return (contiguous(shape, x.dtype),)
+
+
+def _like_second(op: Op) -> tuple[Tensor, ...]:
+    """A gradient of the second argument: losses, pools."""
+    return (contiguous(op.arguments[1].shape, op.arguments[1].dtype),)
+
+
+def _pooled(op: Op) -> tuple[Tensor, ...]:
+    """(x, window, stride, padding, dilation, ...) or (x, size)."""
+    x, window = op.arguments[:2]
+    axes = len(window)
+    if op.name.startswith(("_adaptive", "adaptive")):
+        return (contiguous((*x.shape[:-axes], *window), x.dtype),)
+    stride, padding = op.argument(2, "stride") or window, op.argument(3, "padding") or (0,) * axes
+    sizes = [
+        (x.shape[place - axes] + 2 * padding[place % len(padding)] - window[place]) // stride[place % len(stride)] + 1
+        for place in range(axes)
+    ]
+    return (contiguous((*x.shape[:-axes], *sizes), x.dtype),)
+
+
+_RULES: dict[str, Callable[[Op], tuple[Tensor, ...]]] = {
+    **dict.fromkeys(("cat", "stack", "_cat", "concat"), _joined),
+    **dict.fromkeys(("_softmax", "_log_softmax", "_safe_softmax", "cumsum", "native_layer_norm", "_fused_rms_norm",
+                     "rms_norm", "native_group_norm", "native_batch_norm", "_softmax_backward_data",
+                     "_log_softmax_backward_data", "_scaled_dot_product_cudnn_attention",
+                     "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
+                     "_scaled_dot_product_fused_attention_overrideable"), _same),
+    **dict.fromkeys(("clone", "contiguous", "_to_copy", "repeat", "roll", "flip"), _copied),
+    **dict.fromkeys(("index", "index_select", "_unsafe_index"), _selected),
+    **dict.fromkeys(("topk", "sort"), _best),
+    **dict.fromkeys(("argmax", "argmin"), _arg),
+    **dict.fromkeys(("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_addmm_activation"), _product),
+    **dict.fromkeys(("convolution", "_convolution", "cudnn_convolution"), _convolved),
+    **dict.fromkeys(("slice_backward", "select_backward"), _as_told),
+    **dict.fromkeys(("nll_loss_backward", "max_pool2d_with_indices_backward", "avg_pool2d_backward",
+                     "_adaptive_avg_pool2d_backward"), _like_second),
+    **dict.fromkeys(("max_pool2d", "max_pool2d_with_indices", "avg_pool2d", "_adaptive_avg_pool2d"), _pooled),
+    **dict.fromkeys(("index_add", "scatter", "scatter_add", "index_put", "index_copy", "scatter_reduce"), _same),
+    "constant_pad_nd": _padded,
+    "embedding": _embedded,
+    "gather": _gathered,
+}  # fmt: skip
