@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from kernelcast._version import __version__ as __version__
@@ -15,6 +16,8 @@ from kernelcast.tables import predict_table
 if TYPE_CHECKING:
     from kernelcast.kernels.gemm import Bmm as Bmm
     from kernelcast.kernels.gemm import Gemm as Gemm
+    from kernelcast.tracing import trace as trace
+    from kernelcast.training import run_step as run_step
 
 
 __all__ = [
@@ -24,8 +27,23 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Kernel classes by name (``kernelcast.Gemm``), also those of files added later."""
+    """Kernel classes by name (``kernelcast.Gemm``), also those of files added later; ``trace``, which needs PyTorch,
+    and ``run_step``."""
+    if name == "trace":
+        return _tracer()
+    if name == "run_step":
+        from kernelcast.training import run_step
+
+        return run_step
     for found in REGISTRY.values():
         if found.__name__ == name:
             return found
     raise AttributeError(f"module 'kernelcast' has no attribute {name!r}")
+
+
+def _tracer() -> Any:
+    if importlib.util.find_spec("torch") is None:
+        raise KernelcastError("tracing needs PyTorch (no GPU): pip install 'kernelcast[torch]'")
+    from kernelcast.tracing import trace
+
+    return trace

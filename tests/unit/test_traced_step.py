@@ -71,7 +71,9 @@ def test_what_it_holds_and_whether_it_fits() -> None:
     step = run_step(traced(product(64)), H200)
     assert step.fits and step.memory_bytes == pytest.approx(1.05 * 2 * 4096**2 + 1.2e9)
     large = replace(step.trace, footprint=Footprint(parameters=200 * 10**9))
-    assert not run_step(large, H200).fits
+    assert not run_step(large, H200, oversized=True).fits
+    with pytest.raises(KernelcastError, match=r"needs 211\.2 GB at its peak \(parameters 200\.0\), 60\.4 GB more than"):
+        run_step(large, H200)
 
 
 def test_an_op_without_a_rule_is_listed() -> None:

@@ -117,7 +117,7 @@ def _breakdown(step: Step) -> Any:
         for phase in phases:
             own = parts[part].get(phase)
             portion = own.time_s / total if own else 0.0
-            cells += [time_text(own.time_s), f"{bar(portion, 10):10} {portion:4.0%}"] if own else ["", ""]
+            cells += [time_text(own.time_s), f"{bar(portion, 5):5} {portion:3.0%}"] if own else ["", ""]
         table.add_row(*cells, " / ".join(dict.fromkeys(s.bound_by for s in parts[part].values())))
     return table
 

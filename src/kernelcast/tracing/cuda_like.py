@@ -134,6 +134,11 @@ def _fused_attention(
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         filled = torch.zeros_like(attn_mask, dtype=query.dtype)
         attn_mask = filled.masked_fill_(attn_mask.logical_not(), float("-inf"))
+    if attn_mask is not None and attn_mask.requires_grad:  # a learned bias, whose gradient only this kernel gives
+        found = _aten._scaled_dot_product_efficient_attention(
+            query, key, value, attn_mask, torch.is_grad_enabled(), dropout_p, is_causal, scale=scale
+        )
+        return found[0]
     found = _aten._scaled_dot_product_cudnn_attention(
         query, key, value, attn_mask, torch.is_grad_enabled(), dropout_p, is_causal, False, scale=scale
     )

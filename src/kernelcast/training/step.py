@@ -159,7 +159,7 @@ class Step:
 
     @property
     def memory_bytes(self) -> float:
-        return self.trace.footprint.peak * (1 + FRAGMENTED) + FRAMEWORK_BYTES
+        return needed_bytes(self.trace)
 
     @property
     def fits(self) -> bool:
@@ -187,16 +187,38 @@ def run_step(
     graph: bool = False,
     on: str | Host = "server",
     times: KernelTimes | None = None,
+    oversized: bool = False,
 ) -> Step:
-    """Predict a traced step. ``graph``: its kernels replay from a CUDA graph, so that the host launches once."""
+    """Predict a traced step. ``graph``: its kernels replay from a CUDA graph, so that the host launches once. A step that
+    does not fit in the GPU's memory is refused unless ``oversized``."""
     if not trace.kernels:
         raise KernelcastError(f"{trace.name} launches no kernel")
+    if not oversized:
+        _check_fits(trace, gpu)
     machine = host(on) if isinstance(on, str) else on
     times = times or KernelTimes(gpu, conditions)
     settings = Settings(tf32=tf32, capability=gpu.compute_capability)
     kernels = predicted([op for op in trace.ops if op.kind == "kernel"], times, lambda op: cost(op, settings))
     launched, ends = _timeline(trace, kernels, machine, graph)
     return Step(trace, gpu, machine, tuple(kernels), launched, ends, times.predictor, graph)
+
+
+def needed_bytes(trace: Trace) -> float:
+    """Of the GPU's memory, at the peak of the step."""
+    return trace.footprint.peak * (1 + FRAGMENTED) + FRAMEWORK_BYTES
+
+
+def _check_fits(trace: Trace, gpu: Gpu) -> None:
+    needed = needed_bytes(trace)
+    if needed > gpu.dram_bytes:
+        held = trace.footprint
+        parts = {"parameters": held.parameters, "gradients": held.gradients, "optimizer": held.optimizer,
+                 "activations": held.activations}  # fmt: skip
+        told = ", ".join(f"{name} {size / 1e9:,.1f}" for name, size in parts.items() if size)
+        raise KernelcastError(
+            f"{trace.name} needs {needed / 1e9:,.1f} GB at its peak ({told}), {(needed - gpu.dram_bytes) / 1e9:,.1f} GB more "
+            f"than {gpu.id} has; a smaller batch, checkpointing, or several GPUs (dp with zero, tp, pp) need less of each"
+        )
 
 
 def predicted(ops: Iterable[Op], times: KernelTimes, costs: Callable[[Op], Costed]) -> list[Kernel]:
