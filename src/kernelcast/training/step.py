@@ -189,8 +189,8 @@ def run_step(
     times: KernelTimes | None = None,
     oversized: bool = False,
 ) -> Step:
-    """Predict a traced step. ``graph``: its kernels replay from a CUDA graph, so that the host launches once. A step that
-    does not fit in the GPU's memory is refused unless ``oversized``."""
+    """Predict a traced step. ``graph``: its kernels replay from a CUDA graph, so that the host launches once. A step
+    that does not fit in the GPU's memory is refused unless ``oversized``."""
     if not trace.kernels:
         raise KernelcastError(f"{trace.name} launches no kernel")
     if not oversized:
@@ -215,9 +215,10 @@ def _check_fits(trace: Trace, gpu: Gpu) -> None:
         parts = {"parameters": held.parameters, "gradients": held.gradients, "optimizer": held.optimizer,
                  "activations": held.activations}  # fmt: skip
         told = ", ".join(f"{name} {size / 1e9:,.1f}" for name, size in parts.items() if size)
+        over = f"{(needed - gpu.dram_bytes) / 1e9:,.1f} GB more than {gpu.id} has"
         raise KernelcastError(
-            f"{trace.name} needs {needed / 1e9:,.1f} GB at its peak ({told}), {(needed - gpu.dram_bytes) / 1e9:,.1f} GB more "
-            f"than {gpu.id} has; a smaller batch, checkpointing, or several GPUs (dp with zero, tp, pp) need less of each"
+            f"{trace.name} needs {needed / 1e9:,.1f} GB at its peak ({told}), {over}; "
+            "a smaller batch, checkpointing, or several GPUs (dp with zero, tp, pp) need less of each"
         )
 
 
