@@ -24,10 +24,10 @@ _DTYPES = {
 # Memory handed out and never written, or bookkeeping of autograd: nothing is launched.
 _HOST_ONLY = {
     "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "detach_", "alias",
-    "lift_fresh", "lift", "set_", "resize_", "as_strided_", "_local_scalar_dense", "is_same_size", "_has_compatible_shallow_copy_type",
+    "lift_fresh", "lift", "set_", "resize_", "_local_scalar_dense", "is_same_size", "_has_compatible_shallow_copy_type",
     "sym_size", "sym_stride", "sym_numel", "sym_storage_offset", "device", "_unsafe_view", "_reshape_alias",
     "_assert_async", "_assert_scalar", "_assert_tensor_metadata", "equal",
-    "unsafe_split", "unsafe_chunk", "unsafe_split_with_sizes",
+    "unsafe_split", "unsafe_chunk", "unsafe_split_with_sizes", "as_strided_",
 }  # fmt: skip
 _META = torch.device("meta")
 _SMALL_ELEMENTS = 1 << 20  # constants up to this size (positions, masks) are computed for real: code branches on them

@@ -1,0 +1,46 @@
+"""Whole models that this project measured on an H200, traced again and predicted: the figures of docs/trace.md hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from kernelcast.lab.collect.models import load_cases
+from kernelcast.lab.evaluate.traced import MEASURED, Found, evaluate, main, summary
+from kernelcast.training.step import STEP
+
+
+@pytest.fixture(scope="module")
+def found() -> list[Found]:
+    return evaluate(load_cases(MEASURED), STEP)
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(abs(value) for value in values) / len(values)
+
+
+@pytest.mark.parametrize(("training", "kernels", "wall"), [(False, 0.06, 0.10), (True, 0.08, 0.12)])
+def test_the_sum_of_kernels_and_the_wall_time(found: list[Found], training: bool, kernels: float, wall: float) -> None:
+    mine = [f for f in found if (f.case.case.mode == "training") == training]
+    assert len(mine) == (22 if training else 51)
+    assert mean([f.kernel_error for f in mine]) <= kernels
+    assert mean([f.wall_error for f in mine]) <= wall
+
+
+def test_launch_bound_runs_are_recognised(found: list[Found]) -> None:
+    assert sum(f.launch_bound == f.step.launch_bound for f in found) >= 0.9 * len(found)
+    assert any(f.launch_bound for f in found) and not all(f.launch_bound for f in found)
+
+
+def test_every_op_is_known_and_memory_is_what_the_allocator_said(found: list[Found]) -> None:
+    assert min(f.step.coverage for f in found) > 0.98
+    # training of Llama in bf16: what lives at the peak, without the context and what is lost to fragments
+    llama = next(f for f in found if f.case.case.id == "llama-3.1-8b/l32/training/eager/bf16/b4/s512")
+    assert llama.step.trace.footprint.peak == pytest.approx(llama.case.measured.peak_memory_bytes, rel=0.01)
+    assert any("training" in line for line in summary(found))
+
+
+def test_the_command_refuses_what_it_does_not_know(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--only", "gpt-17"]) == 2
+    assert "no measured case holds gpt-17" in capsys.readouterr().err
