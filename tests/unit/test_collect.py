@@ -83,8 +83,9 @@ def test_sizes_are_real_and_random_aligned_and_not() -> None:
 
 def test_warm_calls_come_after_the_cold_ones() -> None:
     found = plan(H200, 100, warm_share=0.2)
-    assert not any(p.warm for p in found[:100])
-    assert 8 <= sum(p.warm for p in found) <= 35
+    warm = [p.warm for p in found]
+    assert warm == sorted(warm)
+    assert 8 <= sum(warm) <= 35 and 90 <= len(warm) - sum(warm) <= 110
     assert len({p.key for p in found}) == len(found)
 
 

@@ -251,7 +251,7 @@ def test_gather() -> None:
 # ---- what the shipped weights say of ops that they never saw ----
 
 
-@pytest.mark.parametrize("op", ["cat", "gather", "nll_loss", "dropout_backward"])  # never measured
+@pytest.mark.parametrize("op", ["log", "sin", "nll_loss"])  # never measured
 def test_unknown_ops_of_a_known_family_say_so(op: str) -> None:
     found = kc.predict(kernel(op, rows=4096, cols=4096), "h200_sxm")
     assert found.support in ("near", "extrapolated")
