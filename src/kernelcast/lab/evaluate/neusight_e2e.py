@@ -1,0 +1,128 @@
+"""Whole models as NeuSight measured them: ``python -m kernelcast.lab.evaluate.neusight_e2e --data DIR``.
+
+Each case is traced, predicted kernel by kernel on its GPU, and compared with the measured time beside what NeuSight
+itself predicted. Rows of one GPU are fp32 in eager PyTorch; ``fused`` ones ran under torch.compile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from kernelcast.efficiency.learned import Learned
+from kernelcast.errors import KernelcastError
+from kernelcast.hardware import gpu
+from kernelcast.lab.data.neusight_e2e import ModelCase, model_cases
+from kernelcast.lab.evaluate.neusight_models import traced
+from kernelcast.networks.kernel_times import KernelTimes
+from kernelcast.predict import DEFAULT, Conditions
+from kernelcast.training.step import Step, run_step
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A case beside its prediction, in seconds."""
+
+    case: ModelCase
+    step: Step
+
+    @property
+    def predicted_s(self) -> float:
+        return self.step.time_s
+
+    @property
+    def error(self) -> float:
+        """In percent of the measured time; above 0: predicted too slow."""
+        return (self.predicted_s / self.case.measured_s - 1) * 100
+
+    @property
+    def neusight_error(self) -> float:
+        """NaN where NeuSight has no prediction."""
+        theirs = self.case.neusight_s
+        return float("nan") if theirs is None else (theirs / self.case.measured_s - 1) * 100
+
+
+# What the project set out to reach: name, which cases, mean error in percent.
+GROUPS: tuple[tuple[str, Callable[[ModelCase], bool], float], ...] = (
+    ("NVIDIA, one GPU, unfused", lambda c: c.single and c.vendor == "nvidia" and not c.fused, 8.0),
+    ("NVIDIA, one GPU, fused", lambda c: c.single and c.vendor == "nvidia" and c.fused, 12.0),
+    ("AMD, one GPU", lambda c: c.single and c.vendor == "amd", 11.0),
+)
+
+
+def compare(cases: Iterable[ModelCase], conditions: Conditions = DEFAULT) -> list[Compared]:
+    """Every case of one GPU."""
+    known: dict[str, KernelTimes] = {}
+    found = []
+    for case in cases:
+        if not case.single:
+            continue
+        place = gpu(case.gpu)
+        times = known.setdefault(case.gpu, KernelTimes(place, conditions))
+        found.append(Compared(case, run_step(traced(case.model, case.mode, case.batch, case.seq), place, times=times)))
+    return found
+
+
+def mean_error(found: Iterable[Compared], where: Callable[[ModelCase], bool] = lambda case: True) -> float:
+    """Mean size of the error, in percent."""
+    return float(np.mean([abs(entry.error) for entry in found if where(entry.case)]))
+
+
+def case_lines(found: Iterable[Compared]) -> list[str]:
+    """One line a case."""
+    lines = [f"{'gpu':16}{'model':12}{'mode':11}{'seq':>5}{'batch':>6}{'fused':>6}{'ms':>10}{'error':>8}{'NeuSight':>9}"]
+    for entry in found:
+        case = entry.case
+        lines.append(
+            f"{case.gpu:16}{case.model:12}{case.mode:11}{case.seq:5}{case.batch:6}{'yes' if case.fused else '':>6}"
+            f"{case.measured_s * 1e3:10.1f}{entry.error:+8.1f}{entry.neusight_error:+9.1f}"
+        )
+    return lines
+
+
+def group_lines(found: Sequence[Compared]) -> list[str]:
+    """Mean errors of the groups with a target, and of their parts."""
+    lines = [f"{'':44}{'n':>4}{'mean %':>8}{'bias %':>8}{'NeuSight %':>11}{'target %':>9}"]
+    for name, where, target in GROUPS:
+        members = [entry for entry in found if where(entry.case)]
+        if not members:
+            continue
+        lines.append(_group_line(name, members) + f"{target:9.1f}")
+        for part in ("gpu", "model", "mode"):
+            for value in sorted({getattr(entry.case, part) for entry in members}):
+                lines.append(_group_line(f"    {value}", [e for e in members if getattr(e.case, part) == value]))
+    return lines
+
+
+def _group_line(name: str, members: Sequence[Compared]) -> str:
+    errors = np.array([entry.error for entry in members])
+    theirs = np.array([entry.neusight_error for entry in members])
+    known = np.abs(theirs[~np.isnan(theirs)])
+    beside = f"{known.mean():11.1f}" if len(known) else f"{'-':>11}"
+    return f"{name:44}{len(errors):4}{np.abs(errors).mean():8.1f}{np.median(errors):+8.1f}{beside}"
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Entry: 0, or 2 with one line on stderr."""
+    parser = argparse.ArgumentParser(prog="python -m kernelcast.lab.evaluate.neusight_e2e", description=__doc__)
+    parser.add_argument("--data", type=Path, help="folder of measured tables; default: the variable KERNELCAST_DATA")
+    parser.add_argument("--weights", type=Path, help="folder of fitted weights; default: those that ship")
+    parser.add_argument("--predictor", default="learned", help="learned, generic or a baseline")
+    given = parser.parse_args(words)
+    try:
+        conditions = Conditions(predictor=Learned(given.weights) if given.weights else given.predictor)
+        found = compare(model_cases(given.data), conditions)
+    except KernelcastError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(*case_lines(found), "", *group_lines(found), sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
