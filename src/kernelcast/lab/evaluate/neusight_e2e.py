@@ -19,6 +19,7 @@ from kernelcast.errors import KernelcastError
 from kernelcast.hardware import gpu
 from kernelcast.lab.data.neusight_e2e import ModelCase, model_cases
 from kernelcast.lab.evaluate.neusight_models import traced
+from kernelcast.networks.fusion import fuse
 from kernelcast.networks.kernel_times import KernelTimes
 from kernelcast.predict import DEFAULT, Conditions
 from kernelcast.training.step import Step, run_step
@@ -64,7 +65,8 @@ def compare(cases: Iterable[ModelCase], conditions: Conditions = DEFAULT) -> lis
             continue
         place = gpu(case.gpu)
         times = known.setdefault(case.gpu, KernelTimes(place, conditions))
-        found.append(Compared(case, run_step(traced(case.model, case.mode, case.batch, case.seq), place, times=times)))
+        run = traced(case.model, case.mode, case.batch, case.seq)
+        found.append(Compared(case, run_step(fuse(run) if case.fused else run, place, times=times)))
     return found
 
 
