@@ -106,7 +106,9 @@ class Block(nn.Module):
     mode=st.sampled_from(["inference", "training"]),
     place=st.sampled_from(["a100_pcie", "v100_pcie", "h100_sxm"]),
 )
-def test_fusing_takes_bytes_and_time_away_and_no_work(batch: int, length: int, heads: int, mode: str, place: str) -> None:
+def test_fusing_takes_bytes_and_time_away_and_no_work(
+    batch: int, length: int, heads: int, mode: str, place: str
+) -> None:
     before = trace(Block(256, heads, 0.1), torch.empty(batch, length, 256, device="meta"), mode, optimizer=None)  # type: ignore[arg-type]
     after = fuse(before)
     assert len(after.kernels) < len(before.kernels)

@@ -197,7 +197,7 @@ def run_step(
         _check_fits(trace, gpu)
     machine = host(on) if isinstance(on, str) else on
     times = times or KernelTimes(gpu, conditions)
-    settings = Settings(tf32=tf32, capability=gpu.compute_capability)
+    settings = Settings(tf32=tf32, capability=gpu.compute_capability, l2_bytes=gpu.l2_bytes)
     kernels = predicted([op for op in trace.ops if op.kind == "kernel"], times, lambda op: cost(op, settings))
     launched, ends = _timeline(trace, kernels, machine, graph)
     return Step(trace, gpu, machine, tuple(kernels), launched, ends, times.predictor, graph)

@@ -40,11 +40,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "ffn_dim": 8192, "vocab_size": 50272, "max_position_embeddings": 2048, "word_embed_proj_dim": 2048,
         "dropout": 0.1, "attention_dropout": 0.0,
     },
-    # T5 v1.1 XL's sizes with four experts in every layer: 5.3e9 weights, as NeuSight's table of models says.
+    # T5-3B's sizes (huggingface.co/google-t5/t5-3b) with four experts in every second layer: 5.3e9 weights. NeuSight's
+    # repository names them; that they are T5-3B's follows from its roofline times of one and of two sequences.
     "switchxl4": {
-        "model_type": "switch_transformers", "d_model": 2048, "d_kv": 64, "d_ff": 5120, "num_layers": 24,
-        "num_decoder_layers": 24, "num_heads": 32, "num_experts": 4, "num_sparse_encoder_layers": 24,
-        "num_sparse_decoder_layers": 24, "vocab_size": 32128, "dropout_rate": 0.1,
+        "model_type": "switch_transformers", "d_model": 1024, "d_kv": 128, "d_ff": 16384, "num_layers": 24,
+        "num_decoder_layers": 24, "num_heads": 32, "num_experts": 4, "num_sparse_encoder_layers": 12,
+        "num_sparse_decoder_layers": 12, "expert_capacity": 64, "vocab_size": 32128, "dropout_rate": 0.1,
     },
 }
 # fmt: on
@@ -73,7 +74,9 @@ def _timed(found: Trace) -> Trace:
     start = next(at for at in range(first, len(found.ops)) if found.ops[at].phase == "forward")
     ops = tuple(op for op in found.ops[start:] if not _untimed(op))
     calls = {phase: count // 2 for phase, count in found.module_calls.items()}
-    return replace(found, ops=ops, gradients=(), module_calls=calls, tokens=found.tokens // 2, samples=found.samples // 2)
+    return replace(
+        found, ops=ops, gradients=(), module_calls=calls, tokens=found.tokens // 2, samples=found.samples // 2
+    )
 
 
 def _untimed(op: Op) -> bool:
@@ -93,11 +96,10 @@ def _build(model: str, mode: Mode) -> nn.Module:
     kinds = {"bert": "PreTraining" if mode == "training" else "SequenceClassification",
              "switch_transformers": "Seq2SeqLM"}  # fmt: skip
     kind = getattr(transformers, f"AutoModelFor{kinds.get(config.model_type, 'CausalLM')}")
-    attention = f"parts_{config.model_type}" if config.model_type in _PARTS else "eager"
     with torch.device("meta"):
-        built: nn.Module = kind.from_config(config, attn_implementation=attention)
+        built: nn.Module = kind.from_config(config, attn_implementation=f"parts_{config.model_type}")
     if config.model_type == "switch_transformers":
-        _experts_with_fixed_shapes(built)
+        _experts_with_fixed_shapes(built, config.expert_capacity, everywhere=mode == "training")
     return built
 
 
@@ -125,6 +127,16 @@ def _opt(module: Any, query: Any, key: Any, value: Any, mask: Any, **options: An
     return _weighted(module, scores.softmax(-1), value, options)
 
 
+def _switch(module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
+    """The bias comes as (queries, keys, heads), turned: every layer reads it across its order in memory."""
+    bias = options["position_bias"]
+    if not hasattr(bias, "masked"):  # the first layer adds the mask, the others take its sum
+        bias.masked = bias + torch.empty(query.shape[0], 1, 1, key.shape[2], device=query.device)
+    scores = torch.matmul(query, key.transpose(3, 2))
+    scores += bias.masked
+    return _weighted(module, scores.softmax(-1), value, options)
+
+
 def _weighted(module: Any, shares: torch.Tensor, value: torch.Tensor, options: dict[str, Any]) -> tuple[Any, None]:
     rate = options.get("dropout") or 0.0
     if rate:
@@ -132,7 +144,9 @@ def _weighted(module: Any, shares: torch.Tensor, value: torch.Tensor, options: d
     return torch.matmul(shares, value).transpose(1, 2).contiguous(), None
 
 
-_PARTS: dict[str, Callable[..., Any]] = {"bert": _bert, "gpt2": _gpt2, "opt": _opt}
+_PARTS: dict[str, Callable[..., Any]] = {
+    "bert": _bert, "gpt2": _gpt2, "opt": _opt, "switch_transformers": _switch,
+}  # fmt: skip
 
 
 @functools.cache
@@ -144,23 +158,24 @@ def _register() -> None:
         AttentionMaskInterface.register(f"parts_{name}", lambda *_, **__: None)  # each makes its own
 
 
-def _experts_with_fixed_shapes(model: nn.Module) -> None:
-    """Which expert a token goes to depends on numbers that a trace does not have: every expert gets its even share."""
+def _experts_with_fixed_shapes(model: nn.Module, capacity: int, everywhere: bool) -> None:
+    """Which expert a token goes to depends on numbers, but not here: every token of a run is the same word, so that all
+    of a layer want the same expert, which takes as many of each sequence as its capacity. Dropout makes them differ in
+    training, where each expert is taken to be full (``everywhere``)."""
     from transformers.models.switch_transformers.modeling_switch_transformers import SwitchTransformersSparseMLP
 
     for part in model.modules():
         if isinstance(part, SwitchTransformersSparseMLP):
-            part.forward = functools.partial(_even_experts, part)
+            part.forward = functools.partial(_experts, part, capacity, everywhere)  # type: ignore[method-assign]
 
 
-def _even_experts(part: Any, hidden: torch.Tensor) -> torch.Tensor:
-    """transformers of 2023: tokens of each expert taken out by a mask, and put back."""
+def _experts(part: Any, capacity: int, everywhere: bool, hidden: torch.Tensor) -> torch.Tensor:
+    """transformers of 2023: the tokens of each expert taken out by a mask, and put back."""
     flat = hidden.reshape(-1, hidden.shape[-1])
     _, _, weights = part.router(flat)
     experts = list(part.experts.values())
-    each = max(1, flat.shape[0] // len(experts))
     result = flat.clone()
-    place = torch.empty(each, dtype=torch.int64, device=flat.device)
-    for expert in experts:
+    for expert in experts if everywhere else experts[:1]:
+        place = torch.empty(min(capacity * hidden.shape[0], flat.shape[0]), dtype=torch.int64, device=flat.device)
         result = result.index_put((place,), expert(flat[place]))
     return (weights * result).view(hidden.shape)
