@@ -89,7 +89,7 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, length, width = x.shape
+        batch, length, _ = x.shape
         parts = self.qkv(self.norm(x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         shares = (parts[0] @ parts[1].transpose(-1, -2) / 8).softmax(-1)
         shares = nn.functional.dropout(shares, self.rate, self.training)

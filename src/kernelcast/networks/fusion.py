@@ -1,8 +1,8 @@
 """What a compiler like TorchInductor makes of a traced step: chains of element-wise ops and reductions as one kernel.
 
-Matrix products, attention, lookups and sorts stay as they are. An op joins a group where it reads what the group writes,
-or reads the same memory, over the same elements; a norm or a softmax is a reduction and what follows it, in one kernel
-a row. A fused kernel moves what crosses its boundary: it reads what others wrote, and writes what others read.
+Matrix products, attention, lookups and sorts stay as they are. An op joins a group where it reads what the group
+writes, or reads the same memory, over the same elements; a norm or a softmax is a reduction and what follows it, in one
+kernel a row. A fused kernel moves what crosses its boundary: it reads what others wrote, and writes what others read.
 Where a group starts orders the groups: a group takes an op only when all the op reads comes from groups that started
 before it, so that no two groups wait for one another.
 """
@@ -139,11 +139,9 @@ def _joined(group: _Group, at: int, readers: dict[int, set[int]]) -> Op:
         or (storage in first and not _read_inside(storage, group))
     ]  # fmt: skip
     flops, xu_ops = (sum(costs) for costs in zip(*(_costs(op) for op in group.ops), strict=True))
+    outputs = tuple(wanted or [last.outputs[0] if last.outputs else last.inputs[0]])
     options = {"elements": group.elements, "flops": flops, "xu_ops": xu_ops, "ops": len(group.ops), "cols": group.cols}
-    return Op(
-        FUSED, tuple(group.read.values()), options, tuple(wanted or [last.outputs[0] if last.outputs else last.inputs[0]]),
-        "kernel", last.phase, last.module,
-    )  # fmt: skip
+    return Op(FUSED, tuple(group.read.values()), options, outputs, "kernel", last.phase, last.module)
 
 
 def _read_inside(storage: int, group: _Group) -> bool:

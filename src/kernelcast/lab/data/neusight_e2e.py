@@ -1,8 +1,9 @@
 """Whole models as NeuSight measured them: ``neusight/e2e``, one row a model, mode, size and GPU.
 
-fp32 in PyTorch 2.1, attention in parts. Before each of 25 runs the caching allocator is emptied; the mean of the fastest
-five forward passes, and of the fastest five backward passes, add up to ``measured_s``. The loss lies between the two and
-is not timed, and gradients are added to those of the run before (github sitar-lab/NeuSight, neusight/Tracing/trace.py).
+fp32 in PyTorch 2.1, attention in parts. Before each of 25 runs the caching allocator is emptied; the mean of the
+fastest five forward passes, and of the fastest five backward passes, add up to ``measured_s``. The loss lies between
+the two and is not timed, and gradients are added to those of the run before (github sitar-lab/NeuSight,
+neusight/Tracing/trace.py).
 """
 
 from __future__ import annotations

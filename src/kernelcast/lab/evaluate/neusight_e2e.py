@@ -77,7 +77,8 @@ def mean_error(found: Iterable[Compared], where: Callable[[ModelCase], bool] = l
 
 def case_lines(found: Iterable[Compared]) -> list[str]:
     """One line a case."""
-    lines = [f"{'gpu':16}{'model':12}{'mode':11}{'seq':>5}{'batch':>6}{'fused':>6}{'ms':>10}{'error':>8}{'NeuSight':>9}"]
+    heads = f"{'gpu':16}{'model':12}{'mode':11}{'seq':>5}{'batch':>6}{'fused':>6}"
+    lines = [f"{heads}{'ms':>10}{'error':>8}{'NeuSight':>9}"]
     for entry in found:
         case = entry.case
         lines.append(

@@ -37,7 +37,7 @@ def family_columns(
 def fitted_columns(
     roots: Path | Sequence[Path] | None, family: str, sample: float | None = None
 ) -> dict[str, NDArray[Any]]:
-    """What weights that ship are fitted on: without a source's test split, and long event-timed calls as kernels too."""
+    """What weights that ship are fitted on: no test split of NeuSight, and long event-timed calls as kernels too."""
     found = family_columns(roots, family, sample)
     tested = np.asarray((found["source"] == _TESTED[0]) & (found["split"] == _TESTED[1]))
     amd = np.array([str(name).startswith(_AMD) for name in found["gpu"]], dtype=bool)
