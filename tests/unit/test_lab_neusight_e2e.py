@@ -9,9 +9,11 @@ import duckdb
 import pytest
 
 from kernelcast.errors import KernelcastError
-from kernelcast.lab.data.neusight_e2e import model_cases
+from kernelcast.hardware import gpu
+from kernelcast.lab.data.neusight_e2e import ModelCase, model_cases
 from kernelcast.lab.evaluate.neusight_e2e import case_lines, compare, group_lines, mean_error
-from kernelcast.lab.evaluate.neusight_models import CONFIGS, traced
+from kernelcast.lab.evaluate.neusight_models import CONFIGS, depth, traced
+from kernelcast.training.step import run_step
 
 
 def row(**changes: Any) -> dict[str, Any]:
@@ -68,19 +70,33 @@ def test_errors_are_told_by_case_and_group(tmp_path: Path) -> None:
 @pytest.mark.parametrize("model", CONFIGS)
 def test_models_run_as_they_were_timed(model: str) -> None:
     """Gradients are added to those of the run before; the loss is not timed; scores pass through memory in parts."""
-    forward, step = traced(model, "inference", 1, 32), traced(model, "training", 1, 32)
+    forward, step = traced(model, "inference", 1, 32, 2), traced(model, "training", 1, 32, 2)
     assert {op.phase for op in forward.ops} == {"forward"}
     assert not any(op.name == "nll_loss_forward" for op in step.ops)
     assert any(op.name == "nll_loss_backward" for op in step.ops)
     assert sum(op.name == "add_" for op in step.phase("backward")) >= 0.9 * step.parameter_tensors
     softmax = [op for op in forward.ops if op.name == "_softmax" and op.inputs[0].shape[-2:] == (32, 32)]
-    layers = {"switchxl4": 24 * 3}.get(model) or CONFIGS[model].get("n_layer") or CONFIGS[model]["num_hidden_layers"]
-    assert len(softmax) == layers
+    assert len(softmax) == (6 if model == "switchxl4" else 2)  # a decoder's layer looks at itself and at the encoder
 
 
 def test_weights_are_as_many_as_published() -> None:
-    billions = {model: traced(model, "inference", 1, 32).parameters / 1e9 for model in CONFIGS}
+    """By what two layers more add."""
+    billions = {}
+    for model in CONFIGS:
+        few, more = (traced(model, "inference", 1, 32, layers).parameters / 1e9 for layers in (2, 4))
+        billions[model] = few + (more - few) / 2 * (depth(model) - 2)
     assert billions["gpt2_large"] == pytest.approx(0.774, rel=0.01)
     assert billions["opt_13"] == pytest.approx(1.316, rel=0.01)
     assert billions["gpt3_27"] == pytest.approx(2.65, rel=0.01)
     assert billions["switchxl4"] == pytest.approx(5.3, rel=0.02)
+
+
+def test_layers_are_alike() -> None:
+    """A prediction from few layers is that of all."""
+    case = ModelCase(
+        "a100_pcie", "bert_large", "training", 512, 2, False, "none", 1, "nvidia", 0.2, None, None, None
+    )  # fmt: skip
+    (found,) = compare([case])
+    whole = run_step(traced(case.model, case.mode, case.batch, case.seq, depth(case.model)), gpu(case.gpu))
+    assert found.predicted_s == pytest.approx(whole.time_s, rel=0.005)
+    assert found.phase_s("backward") == pytest.approx(whole.phase_s("backward"), rel=0.005)

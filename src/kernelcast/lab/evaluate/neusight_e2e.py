@@ -1,7 +1,8 @@
 """Whole models as NeuSight measured them: ``python -m kernelcast.lab.evaluate.neusight_e2e --data DIR``.
 
 Each case is traced, predicted kernel by kernel on its GPU, and compared with the measured time beside what NeuSight
-itself predicted. Rows of one GPU are fp32 in eager PyTorch; ``fused`` ones ran under torch.compile.
+itself predicted. Cases are fp32 in eager PyTorch; ``fused`` ones ran under torch.compile. Layers of a model are alike:
+two traces, of few layers and of some more, tell what one adds.
 """
 
 from __future__ import annotations
@@ -18,23 +19,34 @@ from kernelcast.efficiency.learned import Learned
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import gpu
 from kernelcast.lab.data.neusight_e2e import ModelCase, model_cases
-from kernelcast.lab.evaluate.neusight_models import traced
+from kernelcast.lab.evaluate.neusight_models import depth, traced
 from kernelcast.networks.fusion import fuse
 from kernelcast.networks.kernel_times import KernelTimes
 from kernelcast.predict import DEFAULT, Conditions
 from kernelcast.training.step import Step, run_step
 
 
+SHALLOW, DEEPER = 2, 4  # layers that are traced; every second one of Switch is sparse
+
+
 @dataclass(frozen=True)
 class Compared:
-    """A case beside its prediction, in seconds."""
+    """A case beside its prediction, in seconds, from steps of models with ``SHALLOW`` and ``DEEPER`` layers."""
 
     case: ModelCase
-    step: Step
+    shallow: Step
+    deeper: Step
 
     @property
     def predicted_s(self) -> float:
-        return self.step.time_s
+        return self._whole(self.shallow.time_s, self.deeper.time_s)
+
+    def phase_s(self, phase: str) -> float:
+        return self._whole(self.shallow.phase_s(phase), self.deeper.phase_s(phase))
+
+    def _whole(self, shallow_s: float, deeper_s: float) -> float:
+        more = (depth(self.case.model) - SHALLOW) / (DEEPER - SHALLOW)
+        return shallow_s + more * (deeper_s - shallow_s)
 
     @property
     def error(self) -> float:
@@ -65,8 +77,9 @@ def compare(cases: Iterable[ModelCase], conditions: Conditions = DEFAULT) -> lis
             continue
         place = gpu(case.gpu)
         times = known.setdefault(case.gpu, KernelTimes(place, conditions))
-        run = traced(case.model, case.mode, case.batch, case.seq)
-        found.append(Compared(case, run_step(fuse(run) if case.fused else run, place, times=times)))
+        runs = [traced(case.model, case.mode, case.batch, case.seq, layers) for layers in (SHALLOW, DEEPER)]
+        steps = [run_step(fuse(run) if case.fused else run, place, times=times) for run in runs]
+        found.append(Compared(case, *steps))
     return found
 
 

@@ -50,14 +50,29 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 # fmt: on
 _LOSS = ("_log_softmax", "nll_loss_forward")
+_DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers")
+_SPARSE_DEPTHS = ("num_sparse_encoder_layers", "num_sparse_decoder_layers")
+
+
+def depth(model: str) -> int:
+    """Layers of a model, of its encoder where it has one too."""
+    if model not in CONFIGS:
+        raise unknown("model of NeuSight", model, CONFIGS)
+    return int(next(CONFIGS[model][name] for name in _DEPTHS if name in CONFIGS[model]))
+
+
+def _config(model: str, layers: int) -> dict[str, Any]:
+    """The model with so many layers, as many of them sparse as before."""
+    given, whole = CONFIGS[model], depth(model)
+    shallow = {name: layers for name in _DEPTHS if name in given}
+    return {**given, **shallow, **{name: given[name] * layers // whole for name in _SPARSE_DEPTHS if name in given}}
 
 
 @functools.cache
-def traced(model: str, mode: Mode, batch: int, seq: int) -> Trace:
-    """One run as it was timed: the forward pass, and in training the backward pass with gradients added up."""
-    if model not in CONFIGS:
-        raise unknown("model of NeuSight", model, CONFIGS)
-    built = _build(model, mode)
+def traced(model: str, mode: Mode, batch: int, seq: int, layers: int) -> Trace:
+    """One run as it was timed, of the model with so many layers: the forward pass, and in training the backward pass
+    with gradients added up."""
+    built = _build(model, mode, layers)
     ids = torch.ones(batch, seq, dtype=torch.int64, device="meta")
     inputs: dict[str, Any] = {"input_ids": ids}
     if model.startswith("switch"):
@@ -88,11 +103,11 @@ def _loss(ids: torch.Tensor, output: Any) -> torch.Tensor:
     return nn.functional.cross_entropy(logits.view(-1, logits.size(-1)), ids.view(-1))
 
 
-def _build(model: str, mode: Mode) -> nn.Module:
+def _build(model: str, mode: Mode, layers: int) -> nn.Module:
     import transformers
 
     _register()
-    config = transformers.AutoConfig.for_model(**CONFIGS[model])
+    config = transformers.AutoConfig.for_model(**_config(model, layers))
     kinds = {"bert": "PreTraining" if mode == "training" else "SequenceClassification",
              "switch_transformers": "Seq2SeqLM"}  # fmt: skip
     kind = getattr(transformers, f"AutoModelFor{kinds.get(config.model_type, 'CausalLM')}")
