@@ -25,7 +25,6 @@ from kernelcast.networks.kernel_times import KernelTimes
 from kernelcast.predict import DEFAULT, Conditions
 from kernelcast.training.step import Step, run_step
 
-
 SHALLOW, DEEPER = 2, 4  # layers that are traced; every second one of Switch is sparse
 
 
