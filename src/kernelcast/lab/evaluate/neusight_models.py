@@ -72,15 +72,27 @@ def _config(model: str, layers: int) -> dict[str, Any]:
 def traced(model: str, mode: Mode, batch: int, seq: int, layers: int) -> Trace:
     """One run as it was timed, of the model with so many layers: the forward pass, and in training the backward pass
     with gradients added up."""
-    built = _build(model, mode, layers)
+    return (
+        _traced(model, mode, batch, seq, layers)
+        if mode == "inference"
+        else _timed(_traced(model, mode, batch, seq, layers, passes=2))
+    )
+
+
+@functools.cache
+def traced_whole(model: str, batch: int, seq: int) -> Trace:
+    """A training pass of the whole model with its gradients, as a job of many GPUs needs it."""
+    return _traced(model, "training", batch, seq, depth(model))
+
+
+def _traced(model: str, mode: Mode, batch: int, seq: int, layers: int, passes: int = 1) -> Trace:
     ids = torch.ones(batch, seq, dtype=torch.int64, device="meta")
     inputs: dict[str, Any] = {"input_ids": ids}
     if model.startswith("switch"):
         inputs["decoder_input_ids"] = ids
-    if mode == "inference":
-        return trace(built, inputs, mode, name=model)
-    found = trace(built, inputs, mode, optimizer=None, loss=functools.partial(_loss, ids), accumulate=2, name=model)
-    return _timed(found)
+    loss = functools.partial(_loss, ids) if mode == "training" else None
+    built = _build(model, mode, layers)
+    return trace(built, inputs, mode, optimizer=None, loss=loss, accumulate=passes, name=model)
 
 
 def _timed(found: Trace) -> Trace:
