@@ -119,6 +119,7 @@ def test_fusing_takes_bytes_and_time_away_and_no_work(
     faster, slower = (run_step(step, gpu(place), physics) for step in (after, before))
     assert faster.kernel_time_s <= slower.kernel_time_s * 1.001
     assert faster.time_s <= slower.time_s * 1.001
+    assert faster.compiled and not slower.compiled
 
 
 def test_special_functions_are_kept() -> None:
