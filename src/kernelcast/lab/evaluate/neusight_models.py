@@ -40,8 +40,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "ffn_dim": 8192, "vocab_size": 50272, "max_position_embeddings": 2048, "word_embed_proj_dim": 2048,
         "dropout": 0.1, "attention_dropout": 0.0,
     },
-    # T5-3B's sizes (huggingface.co/google-t5/t5-3b) with four experts in every second layer: 5.3e9 weights. NeuSight's
-    # repository names them; that they are T5-3B's follows from its roofline times of one and of two sequences.
+    # T5-3B's sizes (huggingface.co/google-t5/t5-3b) with four experts in every second layer: 5.3e9 weights. We do not
+    # have NeuSight's file. Its roofline times (3.1e12 FLOPs of 512 tokens, in proportion to the batch), how measured
+    # times grow with length (by attention of 32 heads of 128), and which GPUs it does not fit on agree with this, and
+    # not with T5 v1.1's sizes.
     "switchxl4": {
         "model_type": "switch_transformers", "d_model": 1024, "d_kv": 128, "d_ff": 16384, "num_layers": 24,
         "num_decoder_layers": 24, "num_heads": 32, "num_experts": 4, "num_sparse_encoder_layers": 12,
