@@ -66,7 +66,7 @@ class _Scaling:
     ) -> None:  # fmt: skip
         self.trace, self.gpu, self.plan, self.machine, self.graph = trace, gpu, plan, machine, graph
         self.interference, self.times = interference, times
-        self.settings = Settings(tf32=tf32, capability=gpu.compute_capability)
+        self.settings = Settings(tf32=tf32, capability=gpu.compute_capability, l2_bytes=gpu.l2_bytes)
         dealt = deal_experts(trace, plan.ep)
         self.experts = [a.elements != b.elements for a, b in zip(trace.gradients, dealt.gradients, strict=True)]
         self.cut = cut_tensors(dealt, plan.tp, plan.sequence_parallel, roles)

@@ -13,6 +13,7 @@ from kernelcast.hardware import Gpu
 from kernelcast.kernels.work import Array
 from kernelcast.networks.aten import Costed, Settings, cost
 from kernelcast.networks.forward import Call
+from kernelcast.networks.fusion import FUSED
 from kernelcast.networks.kernel_times import KernelTimes
 from kernelcast.networks.traced import PHASES, Op, Trace
 from kernelcast.predict import Conditions
@@ -197,10 +198,11 @@ def run_step(
         _check_fits(trace, gpu)
     machine = host(on) if isinstance(on, str) else on
     times = times or KernelTimes(gpu, conditions)
-    settings = Settings(tf32=tf32, capability=gpu.compute_capability)
+    settings = Settings(tf32=tf32, capability=gpu.compute_capability, l2_bytes=gpu.l2_bytes)
     kernels = predicted([op for op in trace.ops if op.kind == "kernel"], times, lambda op: cost(op, settings))
     launched, ends = _timeline(trace, kernels, machine, graph)
-    return Step(trace, gpu, machine, tuple(kernels), launched, ends, times.predictor, graph)
+    compiled = any(op.name == FUSED for op in trace.ops)
+    return Step(trace, gpu, machine, tuple(kernels), launched, ends, times.predictor, graph, compiled)
 
 
 def needed_bytes(trace: Trace) -> float:

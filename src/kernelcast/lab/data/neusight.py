@@ -42,8 +42,9 @@ def _ops() -> tuple[OpMap, ...]:
     }
     vector = [OpMap(ours, _ROWS, _DTYPE, f"op = '{theirs}'") for theirs, ours in _VECTOR.items()]
     return (
-        OpMap("gemm", {**_MATRIX, "m": "CAST(B AS BIGINT) * M"}, _DTYPE, "op = 'linear'"),
-        OpMap("bmm", {"batch": "B", **_MATRIX}, _DTYPE, "op = 'bmm'"),
+        # torch.nn.Linear's weight is [out, in]; torch.bmm got two matrices as they lie
+        OpMap("gemm", {**_MATRIX, "m": "CAST(B AS BIGINT) * M", "layout": "'tn'"}, _DTYPE, "op = 'linear'"),
+        OpMap("bmm", {"batch": "B", **_MATRIX, "layout": "'nn'"}, _DTYPE, "op = 'bmm'"),
         OpMap("conv2d", conv, _DTYPE, "op = 'conv'"),
         *vector,
     )

@@ -6,16 +6,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.kernels import REGISTRY
 from kernelcast.lab.data import merged, read_all
+from kernelcast.lab.fit.event_timed import with_kernels
 
 # A static scale leaves the quantisation of the input out, which a call cannot say: two times for one call.
 _LEFT_OUT = "kernel_source NOT LIKE '%static scale%'"
 _NOT_FITTED = ("campaign", "version", "q_lens", "kv_lens")  # names of runs; no table has ragged batches yet
 
 FAMILIES = ("gemm", "attention", "attention_backward", "moe", "mla", "moe_gemm", "memory", "collective", "conv2d")
+# NeuSight's test split is never fitted on: it is what the figures on its ops and its whole models are made on. Of AMD's
+# matrix products there is no other split, so those are.
+_TESTED = ("neusight", "test")
+_AMD = "mi"
 
 
 def family_columns(
@@ -26,3 +32,13 @@ def family_columns(
     folders = roots if isinstance(roots, Sequence) else [roots]
     found = merged(read_all(root, ops=ops, where=_LEFT_OUT, sample=sample) for root in folders).columns
     return {name: column for name, column in found.items() if name not in _NOT_FITTED}
+
+
+def fitted_columns(
+    roots: Path | Sequence[Path] | None, family: str, sample: float | None = None
+) -> dict[str, NDArray[Any]]:
+    """What weights that ship are fitted on: no test split of NeuSight, and long event-timed calls as kernels too."""
+    found = family_columns(roots, family, sample)
+    tested = np.asarray((found["source"] == _TESTED[0]) & (found["split"] == _TESTED[1]))
+    amd = np.array([str(name).startswith(_AMD) for name in found["gpu"]], dtype=bool)
+    return with_kernels({name: column[~tested | amd] for name, column in found.items()})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from kernelcast.kernels import REGISTRY
@@ -10,6 +11,7 @@ from kernelcast.networks.aten.table import Settings, call, number_format, pointw
 from kernelcast.networks.forward import Call
 from kernelcast.networks.traced import Op, Tensor
 
+SECTOR_BYTES = 32.0  # the least that DRAM and L2 hand out
 # ATen's name: the kernel's, which says what an element costs
 _NAMES = {
     "add": "add", "sub": "sub", "rsub": "sub", "mul": "mul", "div": "div", "true_divide": "div", "neg": "neg",
@@ -106,6 +108,23 @@ def access(inputs: Sequence[Tensor], out: Tensor) -> str:
     return "cast" if len({x.dtype for x in (out, *inputs) if x.dtype not in ("bool",)}) > 1 else "vector"
 
 
+def fetched_bytes(inputs: Sequence[Tensor], out: Tensor, l2_bytes: float) -> float:
+    """What comes from memory: whole sectors. A tensor that lies across the order of the output uses one element of a
+    sector; the next is wanted when the axis that runs along the sector moves on, and is there if L2 held it so long."""
+    axes = coalesced([out, *inputs], out.shape)
+    total = 0.0
+    for at, x in enumerate(inputs, 1):
+        steps = [step[at] for _, step in axes]
+        whole = 1.0
+        if steps and steps[0] > 1:
+            before = next((i for i, step in enumerate(steps) if step == 1), len(steps))
+            passed = math.prod(size for size, step in axes[:before] if step[at]) * SECTOR_BYTES
+            if passed > l2_bytes:
+                whole = min(SECTOR_BYTES / x.item_bytes, float(steps[0]))
+        total += whole * x.bytes
+    return total
+
+
 def elementwise(op: Op, settings: Settings, name: str, part: str = "element-wise") -> Call:
     """One element-wise kernel, by its name where it runs vectorised, else by what it moves."""
     inputs = _operands(op) if cost_of(name).reads else []
@@ -118,7 +137,7 @@ def elementwise(op: Op, settings: Settings, name: str, part: str = "element-wise
     if plain and all(x.elements == out.elements for x in inputs):
         rows, cols = split(out.elements, out.cols)
         return call(part, name, settings, rows=rows, cols=cols, dtype=dtype)
-    read = sum(x.bytes for x in inputs)
+    read = fetched_bytes(inputs, out, settings.l2_bytes)
     written = sum(x.bytes for x in op.outputs) if op.outputs else out.bytes
     return pointwise(
         part, settings, out.elements, dtype, read_bytes=read, written_bytes=written, tensors=len(inputs),

@@ -20,6 +20,7 @@ class Settings:
     tf32: bool = False  # fp32 products on tensor cores (torch.set_float32_matmul_precision("high"))
     capability: str = "9.0"  # compute capability of the GPU
     stack: str | None = "torch"  # whose measured kernels stand for these
+    l2_bytes: float = 50e6  # what stays within reach between two uses of a sector
 
 
 @dataclass(frozen=True)
