@@ -44,6 +44,9 @@ def trace(
     checkpointing: Annotated[
         bool, typer.Option("--checkpointing", help="recompute activations in the backward pass (Hugging Face models)")
     ] = False,
+    compile_: Annotated[
+        bool, typer.Option("--compile", help="chains of element-wise ops and reductions fused, as torch.compile does")
+    ] = False,
     graph: Annotated[bool, typer.Option("--graph", help="kernels replay from a CUDA graph")] = False,
     host: Annotated[str, typer.Option("--host", metavar="NAME", help="whose time to launch kernels")] = "server",
     dp: Annotated[int, typer.Option("--dp", help="data-parallel ranks; --batch is that of each")] = 1,
@@ -71,6 +74,7 @@ def trace(
     if importlib.util.find_spec("torch") is None:
         raise KernelcastError("tracing needs PyTorch (no GPU): pip install 'kernelcast[torch]'")
     chip = chosen_gpu(gpu, changes)
+    from kernelcast.networks.fusion import fuse
     from kernelcast.report.trace import fields, print_step, write_timeline
     from kernelcast.tracing import trace as run
     from kernelcast.tracing.build import Asked, build
@@ -84,8 +88,12 @@ def trace(
         built.model, built.inputs, mode, optimizer=None if optimizer == "none" else optimizer,  # type: ignore[arg-type]
         loss=built.loss, accumulate=accumulate, attention=attention, graph=graph, name=built.name,
     )  # fmt: skip
+    if compile_:
+        found = fuse(found)
     plan = Plan(dp, tp, pp, ep, zero, sequence_parallel, micro_batches, schedule, virtual_stages)  # type: ignore[arg-type]
     if plan != Plan():
+        if compile_:
+            raise KernelcastError("--compile is for one GPU: leave out --dp, --tp, --pp, --ep, --zero, --micro-batches")
         _on_many(found, chip, plan, conditions, dtype == "tf32", graph, host, timeline, as_json)
         return
     step = run_step(found, chip, conditions, tf32=dtype == "tf32", graph=graph, on=host)
