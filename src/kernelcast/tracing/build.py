@@ -138,7 +138,7 @@ def _from_config(asked: Asked) -> Built:
         text = config.get_text_config() if hasattr(config, "get_text_config") else config
         auto = transformers.AutoModelForMaskedLM if kind in _ENCODERS else transformers.AutoModelForCausalLM
         with torch.device("meta"), gpu_present():
-            model = auto.from_config(text, dtype=DTYPES[asked.dtype], attn_implementation="sdpa")
+            model = auto.from_config(text, dtype=DTYPES[asked.dtype])
     except Exception as error:
         raise KernelcastError(f"transformers does not build {asked.what}: {_one_line(error)}") from error
     if asked.checkpointing:
