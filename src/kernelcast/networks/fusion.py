@@ -165,12 +165,13 @@ def _costs(op: Op) -> tuple[float, float]:
 @rule(FUSED)
 def _fused(op: Op, settings: Settings) -> Iterator[Call]:
     """One kernel over the group's elements, by its boundary bytes. Triton code knows where each element lies."""
-    elements = max(1, int(op.options["elements"]))
     largest = max((*op.inputs, *op.outputs), key=lambda x: x.bytes)
+    elements, flops, xu_ops, cols = (op.options.get(name, 0) for name in ("elements", "flops", "xu_ops", "cols"))
+    elements = max(1, int(elements or largest.elements))
     yield pointwise(
         "fused", settings, elements, number_format(largest), read_bytes=boundary_bytes(op.inputs),
-        written_bytes=boundary_bytes(op.outputs), flops=round(op.options["flops"] / elements, 3),
-        xu_ops=round(op.options["xu_ops"] / elements, 3), cols=int(op.options["cols"]) or largest.cols,
+        written_bytes=boundary_bytes(op.outputs), flops=round(flops / elements, 3),
+        xu_ops=round(xu_ops / elements, 3), cols=int(cols) or largest.cols,
     )  # fmt: skip
 
 
