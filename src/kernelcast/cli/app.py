@@ -11,12 +11,14 @@ from typing import Annotated
 import typer
 
 from kernelcast._version import __version__
-from kernelcast.cli import calibrate, collect, data, gpus, infer, kernel, kernels, lab, ops, trace, validate
+from kernelcast.cli import calibrate, collect, data, gpus, infer, kernel, kernels, lab, ops, trace, tune, validate
 from kernelcast.cli.commands import CommandGroup, with_examples
 from kernelcast.cli.errors import UsageError, usage_text
 from kernelcast.errors import KernelcastError
 
-COMMANDS = (calibrate, collect, data, gpus, infer, kernel, kernels, lab, ops, trace, validate)  # each has register(app)
+COMMANDS = (
+    calibrate, collect, data, gpus, infer, kernel, kernels, lab, ops, trace, tune, validate,
+)  # fmt: skip  # each has register(app)
 INTERRUPTED, BROKEN_PIPE = 130, 141  # 128 + the signal, as shells count
 
 

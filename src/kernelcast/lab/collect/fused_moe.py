@@ -24,19 +24,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from kernelcast.advise.configs import Config
+
 _CHUNK = 1024  # pairs that the sorting kernels look at in one go
-
-
-@dataclass(frozen=True, order=True)
-class Config:
-    """What Triton lets one choose. ``group_m`` row blocks walk the columns together and share weights in L2."""
-
-    block_m: int
-    block_n: int
-    block_k: int
-    group_m: int
-    warps: int
-    stages: int
 
 
 # ---------------------------------------------------------------------------------------------- sorting pairs by expert
@@ -100,7 +90,7 @@ def sort_pairs(expert_of_pair: Tensor, experts: int, topk: int, block_m: int) ->
     pairs, device = expert_of_pair.numel(), expert_of_pair.device
     most = min(pairs * block_m, pairs + experts * (block_m - 1))
     blocks = triton.cdiv(most, block_m)
-    whole = {"dtype": torch.int32, "device": device}
+    whole: dict[str, Any] = {"dtype": torch.int32, "device": device}
     counts = torch.empty(experts, **whole)
     rows, owners = torch.empty(blocks * block_m, **whole), torch.empty(blocks, **whole)
     padded_rows = torch.empty(1, **whole)

@@ -6,13 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.kernels import REGISTRY
-from kernelcast.lab.data import merged, read_all
+from kernelcast.lab.data import Measurements, merged, read_all
+from kernelcast.lab.data.config_rows import AT_LEAST, models_tested, slower_rows, training_rows
+from kernelcast.lab.data.shared import root_path
 
 # A static scale leaves the quantisation of the input out, which a call cannot say: two times for one call.
 _LEFT_OUT = "kernel_source NOT LIKE '%static scale%'"
+_SLOWER_A_SHAPE = 32  # configs that a table of the best leaves out, for each of its shapes
 _NOT_FITTED = ("campaign", "version", "q_lens", "kv_lens")  # names of runs; no table has ragged batches yet
 
 FAMILIES = ("gemm", "attention", "attention_backward", "moe", "mla", "moe_gemm", "memory", "collective", "conv2d")
@@ -26,3 +30,21 @@ def family_columns(
     folders = roots if isinstance(roots, Sequence) else [roots]
     found = merged(read_all(root, ops=ops, where=_LEFT_OUT, sample=sample) for root in folders).columns
     return {name: column for name, column in found.items() if name not in _NOT_FITTED}
+
+
+def fitting_columns(roots: Path | Sequence[Path] | None, family: str) -> dict[str, NDArray[Any]]:
+    """What a family is fitted on: its measured rows, and of Triton configs what only sweeps tell."""
+    columns = family_columns(roots, family)
+    if family != "moe_gemm":
+        return columns
+    folders = roots if isinstance(roots, Sequence) else [roots]
+    tested = np.any([models_tested(columns, root_path(root)) for root in folders], axis=0)
+    columns = {name: column[~tested] for name, column in columns.items()}
+    best_only = columns["source"] == "pipeweave"  # its table of swept configs lists those near the best
+    slower = slower_rows({name: column[best_only] for name, column in columns.items()}, _SLOWER_A_SHAPE)
+    flags = slower.pop(AT_LEAST)
+    swept = [Measurements(rows, "swept") for root in folders for rows in training_rows(root_path(root))]
+    parts = [Measurements(columns, "tables"), *swept, Measurements(slower, "slower")]
+    found = merged(parts).columns
+    known = np.zeros(len(found["op"]) - len(flags))
+    return {**found, AT_LEAST: np.concatenate([known, flags])}

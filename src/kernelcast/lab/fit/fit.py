@@ -92,7 +92,8 @@ def fit_rows(
         run.network(f"transfer {i}", heard, encoder, settings.transfer, "transfer", i)
         for i in range(settings.transfer_networks)
     )
-    ceiling = run.network("ceiling", data, encoder, settings.ceiling, "ceiling", 0)
+    measured = data.select(~data.at_least)
+    ceiling = run.network("ceiling", measured, encoder, settings.ceiling, "ceiling", 0)
     found = FamilyWeights(
         encoder=encoder,
         main=main,
@@ -103,7 +104,7 @@ def fit_rows(
         about={
             "kernelcast": __version__,
             "family": family,
-            "rows": len(data),
+            "rows": len(measured),
             "data_hash": run.data,
             "gpus": encoder.vocabulary["gpu"],
             "settings": asdict(settings),
@@ -192,7 +193,9 @@ def _left_out(data: Dataset, groups: list[list[str]], settings: Settings, run: _
         gone = [name for name in set(data.words["gpu"].astype(str)) if any(twins(name, member) for member in group)]
         outside = np.isin(data.words["gpu"].astype(str), gone)
         fitted = data.select(sampled(np.flatnonzero(~outside), settings.rows_left_out, settings.seed))
-        tested = data.select(sampled(np.flatnonzero(outside), settings.rows_left_out // 4, settings.seed))
+        tested = data.select(
+            sampled(np.flatnonzero(outside & ~data.at_least), settings.rows_left_out // 4, settings.seed)
+        )
         encoder = encoder_of(fitted)
         label = f"without {'+'.join(group)}"
         main = run.network(f"main {label}", fitted, encoder, settings.main, "main", at)
