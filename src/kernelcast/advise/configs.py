@@ -115,3 +115,17 @@ def sglang_default(tokens: int, experts: int) -> Config:
 
 
 DEFAULTS = {"vllm": vllm_default, "sglang": sglang_default}
+
+
+def swift_default(tokens: int, experts: int, topk: int) -> Config:
+    """For our own kernel (lab/collect/fused_moe.py, ``swift``) on Hopper: the blocks by how many rows an expert gets.
+
+    Its tiles of 16 and 32 rows use the wide matrix instruction too, so that columns can be many from the start. The
+    limits are from sweeps of other models than those it is scored on.
+    """
+    rows = tokens * topk / experts
+    if rows <= 12:
+        return Config(16, 128, 64, 16, 8, 5)
+    if rows <= 32:
+        return Config(32, 256, 64, 16, 4, 3)
+    return Config(64, 256, 64, 16, 8, 5) if rows <= 400 else Config(128, 256, 64, 16, 8, 4)

@@ -7,7 +7,7 @@ Measuring is passed in as a function, so that nothing here needs a GPU or PyTorc
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,6 +91,9 @@ def ranked(problem: Problem, chip: Gpu, conditions: Conditions = DEFAULT, extra:
     if not configs:
         raise KernelcastError(f"no config fits {chip.id}: it has {chip.smem_bytes_per_cta:,} bytes of shared memory")
     time, ceiling, support = predicted(problem, configs, chip, conditions)
+    if support != "seen" and conditions.predictor == "learned":
+        physics, _, _ = predicted(problem, configs, chip, replace(conditions, predictor="generic", calibration=None))
+        time = np.sqrt(time * physics)  # the networks guess there; physics errs otherwise than they do
     order = np.argsort(time, kind="stable")
     return Ranked(tuple(configs[i] for i in order), time[order], float(ceiling.min()), support)
 

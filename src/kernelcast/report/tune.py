@@ -48,7 +48,9 @@ def print_tuned(found: Sequence[Tuned], chip: Gpu, note: str = "") -> None:
         measured = time_text(one.measured_s) if one.measured_s is not None else "—"
         gains = [f"{one.speedup(stack):.2f}×" for stack in stacks]
         table.add_row(size, str(one.config), time_text(one.predicted_s), measured, *gains, one.support)
-    told = [f"config: block_m x block_n x block_k, g group_m, w warps, s stages; of {found[0].configs_in_space:,} that fit"]
+    told = [
+        f"config: block_m x block_n x block_k, g group_m, w warps, s stages; of {found[0].configs_in_space:,} that fit"
+    ]
     if not found[0].measured:
         told.append(note or PREDICTED.format(chip.name))
     show(table, "", *told)
