@@ -35,7 +35,10 @@ WIDE_ROWS = 64  # rows of tokens that the wide matrix instructions take at least
 _NARROW_ROWS, _NARROW_COLUMNS = 64.0, 64.0  # of C that a warp of mma.sync computes at best
 # Registers a thread of the plain kernel, as Triton 3.6 compiles it: least squares over 315 compiled configs (8% off).
 _REGISTERS, _REGISTERS_PER_ADDRESS, _ADDRESS_BYTES = 26.6, 3.2, 16.0
-_HBM_BYTES_PER_CLK_SM = 8.0  # HBM gives an SM 10 to 20 bytes a clock, GDDR 2 to 5
+# With GDDR6, configs that read 128 bytes of a row at a time are about a tenth slower than the best, which read 512
+# (PipeWeave's default against tuned on A40, L20 and L40); with HBM and GDDR7 the length does not matter.
+_GDDR6 = ("7.5", "8.6", "8.9")
+_LONG_RUN_BYTES, _LOST_A_HALVING = 512.0, 0.05
 _DRAM_LATENCY_S = 800e-9
 _STEP_CYCLES = 900.0  # one trip to L2 and back, with barriers: shared by the stages in flight
 _TASK_CYCLES = 2500.0  # sorted rows, first operands, write-back
@@ -154,7 +157,8 @@ def _grouped(calls: Calls, gpu: Gpu, kind: DType) -> Work:
         l2_bytes=a_bytes + b_bytes + config.block_m * config.block_n * kind.out_bytes,
         streamed_bytes=weights,
         activation_bytes=activations + pairs * n * kind.out_bytes,
-        refetched_bytes=_read_again(config, gpu, blocks, active, ceil_div(n, config.block_n), weights),
+        refetched_bytes=_read_again(config, gpu, blocks, active, ceil_div(n, config.block_n), weights)
+        + weights * _short_runs(config, gpu, kind),
         threads=config.threads,
         registers_per_thread=np.minimum(255.0, config.registers),
         smem_bytes_per_cta=np.minimum(config.smem_bytes, gpu.smem_bytes_per_cta),
@@ -186,6 +190,13 @@ def _read_again(config: _Config, gpu: Gpu, blocks: Array, active: Array, columns
     reads = np.maximum(1.0, per_expert / together)
     lost = np.clip(weights / np.maximum(active, 1.0) / gpu.l2_bytes * 2 - 1, 0, 1)
     return lost * (reads - 1) * weights
+
+
+def _short_runs(config: _Config, gpu: Gpu, kind: DType) -> Array:
+    """What GDDR6 loses on tiles that read little of each row of weights at a time, as a share of the bytes."""
+    if gpu.compute_capability not in _GDDR6:
+        return np.zeros(1)
+    return _LOST_A_HALVING * np.maximum(0.0, np.log2(_LONG_RUN_BYTES / (config.block_k * kind.weight_bytes)))
 
 
 def _config_hints(calls: Calls, gpu: Gpu) -> dict[str, Array]:
@@ -232,7 +243,6 @@ def _reuse_hints(calls: Calls, gpu: Gpu, kind: DType, c: _Config) -> dict[str, A
     active = active_experts(calls["tokens"], calls["experts"], calls["topk"])
     blocks = random_blocks(calls["tokens"], calls["experts"], calls["topk"], c.block_m)
     per_expert = np.maximum(1.0, blocks / active)
-    gddr = gpu.dram_bytes_per_s < _HBM_BYTES_PER_CLK_SM * gpu.clock_boost_hz * gpu.sm_count
     return {
         "fill": np.log2(calls["tokens"] * calls["topk"] / active / c.block_m),
         "group_over": np.log2(np.maximum(1.0, c.group_m / per_expert)),
@@ -241,8 +251,7 @@ def _reuse_hints(calls: Calls, gpu: Gpu, kind: DType, c: _Config) -> dict[str, A
         "k_steps": np.log2(ceil_div(calls["k"], c.block_k)),
         "n_waste": np.mod(-calls["n"], c.block_n) / c.block_n,
         "k_waste": np.mod(-calls["k"], c.block_k) / c.block_k,
-        # GDDR wants longer runs of addresses than HBM: a tile reads block_k elements of each row
-        "gddr_run": np.log2(c.block_k * kind.weight_bytes / 64) * gddr,
+        "short_runs": _short_runs(c, gpu, kind),
     }
 
 

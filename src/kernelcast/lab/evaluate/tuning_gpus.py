@@ -23,13 +23,13 @@ from kernelcast.lab.data import Measurements, merged
 from kernelcast.lab.data.config_rows import AT_LEAST, slower_rows
 from kernelcast.lab.fit.dataset import Columns, Dataset, build
 from kernelcast.lab.fit.families import fitting_columns
-from kernelcast.lab.fit.fit import sampled, twins
+from kernelcast.lab.fit.fit import FAMILY_TRANSFER, sampled, twins
 from kernelcast.lab.fit.predicting import correction
 from kernelcast.lab.fit.train import Recipe, encoder_of, train
 
 _SHAPE = ("tokens", "experts", "topk", "k", "n")
 _SHAPES = 72  # of a GPU's 288, drawn
-_MAIN, _TRANSFER = Recipe(epochs=15, batch=2048), Recipe(hidden=(128, 128), epochs=20, batch=2048, noise=0.05)
+_MAIN = Recipe(epochs=15, batch=2048)
 
 
 def rank_biserial(time_s: NDArray[np.float64], listed: NDArray[np.bool_]) -> float:
@@ -61,7 +61,8 @@ def left_out(data: Dataset, place: str) -> FamilyWeights:
     fitted = data.select(np.flatnonzero(~gone))
     encoder = encoder_of(fitted)
     main = train(fitted, encoder, _MAIN, "main")
-    return FamilyWeights(encoder, (main,), (train(fitted, encoder, _TRANSFER, "transfer"),), main, (), {}, {})
+    transfer = train(fitted, encoder, FAMILY_TRANSFER["moe_gemm"], "transfer")
+    return FamilyWeights(encoder, (main,), (transfer,), main, (), {}, {})
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from kernelcast.lab.data.shared import root_path
 
 # A static scale leaves the quantisation of the input out, which a call cannot say: two times for one call.
 _LEFT_OUT = "kernel_source NOT LIKE '%static scale%'"
-_SLOWER_A_SHAPE = 32  # configs that a table of the best leaves out, for each of its shapes
+_SLOWER_A_SHAPE = 48  # configs that a table of the best leaves out, for each of its shapes
 _NOT_FITTED = ("campaign", "version", "q_lens", "kv_lens")  # names of runs; no table has ragged batches yet
 
 FAMILIES = ("gemm", "attention", "attention_backward", "moe", "mla", "moe_gemm", "memory", "collective", "conv2d")

@@ -49,6 +49,10 @@ class Settings:
     workers: int = 1
 
 
+# Configs of one call differ by less than the noise that keeps other families' transfer networks smooth.
+FAMILY_TRANSFER = {"moe_gemm": Recipe(hidden=(128, 128), epochs=20, batch=2048, weight_decay=0.01, noise=0.05)}
+
+
 def sampled(rows: NDArray[np.intp], count: int, seed: int) -> NDArray[np.intp]:
     """``count`` of the rows, in order; all when 0 or fewer than that."""
     if not count or count >= len(rows):
@@ -82,6 +86,7 @@ def fit_rows(
     partial: Path | None = None,
 ) -> FamilyWeights:
     """All networks of one family on these rows, or on a sample of them."""
+    settings = replace(settings, transfer=FAMILY_TRANSFER.get(family, settings.transfer))
     rows = sampled(rows, settings.rows, settings.seed)
     data = build({name: column[rows] for name, column in columns.items()}, family, workers=settings.workers)
     encoder = encoder_of(data)
