@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelcast.advise.configs import Config, GemmProblem, MoeProblem, Problem
+from kernelcast.advise.configs import Config, GemmProblem, MoeProblem, Problem, swift_default
 from kernelcast.advise.tune import TOP, predicted, tune
 from kernelcast.hardware import gpu
 from kernelcast.lab.data.config_sweeps import Sweep, about_sweeps, read_sweeps
@@ -139,7 +139,10 @@ def summary(scores: Sequence[ShapeScore]) -> dict[str, float]:
 
 
 def kernels_compared(sweeps: Sequence[Sweep]) -> list[dict[str, float | str]]:
-    """The swift kernel next to the plain one: GEMMs and whole layers, each at vLLM's default and at its best."""
+    """The swift kernel next to the plain one: both GEMMs and whole layers (with SwiGLU), at the best and by rules.
+
+    ``rule``: vLLM's default for the plain kernel, its own for the swift one, whose first GEMM does SwiGLU too.
+    """
     by_shape: dict[str, dict[str, Sweep]] = {}
     for sweep in sweeps:
         if sweep.layers is not None:
@@ -148,10 +151,13 @@ def kernels_compared(sweeps: Sequence[Sweep]) -> list[dict[str, float | str]]:
     for key, pair in by_shape.items():
         row: dict[str, float | str] = {"shape": key}
         for kernel, sweep in pair.items():
-            finals, _ = final_times(sweep)
+            finals, usual = final_times(sweep)
             default = tune(problem_of(sweep), gpu("h200_sxm")).defaults["vllm"]
             assert sweep.layers is not None
             row[f"{kernel}_best_us"] = min(finals.values()) * 1e6
+            own = swift_default(sweep.tokens, sweep.experts, sweep.topk) if kernel == "swift" else default
+            key = tuple(vars(own).values())
+            row[f"{kernel}_rule_us"] = finals.get(key, swept_times(sweep)[key] * usual) * 1e6
             row[f"{kernel}_layer_us"] = float(sweep.layers.total_s.min()) * 1e6
             row[f"{kernel}_layer_default_us"] = sweep.layers.of([*vars(default).values()]) * 1e6
         rows.append(row)
@@ -186,9 +192,14 @@ def main(arguments: Sequence[str]) -> None:
     for name, scores in found.items():
         print(f"\n{name}: {json.dumps({k: round(v, 4) for k, v in summary(scores).items()}, indent=1)}")
     print("\ndense:", *[f"{s.shape} {s.spearman:.3f} off {100 * s.regret:.1f}%" for s in dense], sep="\n  ")
-    for what in ("best", "layer", "layer_default"):
-        gain = np.array([float(r[f"plain_{what}_us"]) / float(r[f"swift_{what}_us"]) for r in compared])
-        print(f"swift over plain, {what}: mean {np.exp(np.log(gain).mean()):.3f}, {gain.min():.3f} to {gain.max():.3f}")
+    pairs = (("rule", "rule"), ("best", "best"), ("rule", "best"), ("best", "rule"), ("layer", "layer"),
+             ("layer_default", "layer"), ("layer_default", "layer_default"))  # fmt: skip
+    for plain_at, swift_at in pairs:
+        gain = np.array([float(r[f"plain_{plain_at}_us"]) / float(r[f"swift_{swift_at}_us"]) for r in compared])
+        print(f"swift {swift_at} over plain {plain_at}: mean {np.exp(np.log(gain).mean()):.3f}, "
+              f"{gain.min():.3f} to {gain.max():.3f}, slower on {int(np.sum(gain < 0.995))}")  # fmt: skip
+    off = np.array([float(r["swift_rule_us"]) / float(r["swift_best_us"]) - 1 for r in compared])
+    print(f"swift by its rule: off its best by {100 * off.mean():.1f}% on the mean, {100 * off.max():.0f}% at most")
     if "-o" in options:
         told = {name: [asdict(s) for s in scores] for name, scores in (*found.items(), ("dense", dense))}
         Path(options[options.index("-o") + 1]).write_text(json.dumps({**told, "kernels": compared}, indent=1) + "\n")
