@@ -48,6 +48,7 @@ def test_what_is_packed_comes_back(tmp_path: Path) -> None:
     assert one.key == "a@5" and one.active == 5.5 and one.blocks == {16: 6.5, 64: 5.5} and one.finals is None
     assert one.configs.tolist() == [[16, 32, 64, 1, 4, 2], [64, 64, 64, 1, 4, 2]]
     np.testing.assert_allclose(one.total_s, [6e-5, 1.9e-4], rtol=1e-3)
+    assert two.finals is not None and two.layers is not None
     assert two.finals.of([16, 32, 64, 1, 4, 2]) == pytest.approx(6e-5)
     assert two.layers.of([16, 32, 64, 1, 4, 2]) == pytest.approx(7e-5) and np.isnan(two.layers.of([0] * 6))
     with pytest.raises(KernelcastError, match="no swept configs"):

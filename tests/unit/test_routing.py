@@ -26,10 +26,10 @@ def drawn(tokens: int, experts: int, topk: int, block_m: int) -> tuple[float, fl
     [(1, 8, 2, 16), (16, 128, 8, 16), (64, 64, 6, 16), (300, 16, 4, 64), (1000, 8, 2, 128), (500, 60, 4, 32)],
 )
 def test_means_are_those_of_drawn_choices(tokens: int, experts: int, topk: int, block_m: int) -> None:
-    sizes = [np.array([float(x)]) for x in (tokens, experts, topk)]
+    one, two, three, four = (np.array([float(x)]) for x in (tokens, experts, topk, block_m))
     active, blocks = drawn(tokens, experts, topk, block_m)
-    assert active_experts(*sizes)[0] == pytest.approx(active, rel=0.02)
-    assert random_blocks(*sizes, np.array([float(block_m)]))[0] == pytest.approx(blocks, rel=0.03)
+    assert active_experts(one, two, three)[0] == pytest.approx(active, rel=0.02)
+    assert random_blocks(one, two, three, four)[0] == pytest.approx(blocks, rel=0.03)
 
 
 def test_one_expert_takes_every_token() -> None:

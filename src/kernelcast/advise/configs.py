@@ -98,7 +98,7 @@ def space(chip: Gpu, dtype: str = "bf16") -> list[Config]:
 
 
 def vllm_default(tokens: int, experts: int) -> Config:
-    """What vLLM (0.17 and later) runs 16-bit experts with when it has no file for them."""
+    """What vLLM (as of 0.17) runs 16-bit experts with when it has no file for them."""
     return Config(
         block_m=16 if tokens <= 32 else 32 if tokens <= 96 else 64 if tokens <= 512 else 128,
         block_n=64 if tokens <= 64 else 128,
@@ -110,7 +110,7 @@ def vllm_default(tokens: int, experts: int) -> Config:
 
 
 def sglang_default(tokens: int, experts: int) -> Config:
-    """What SGLang runs 16-bit experts with when it has no file for them, and what vLLM did before 0.17."""
+    """What SGLang runs 16-bit experts with when it has no file for them; older vLLMs did the same."""
     return Config(16, 32, 64, 1, 4, 3) if tokens <= experts else Config(64, 64, 32, 8, 4, 3)
 
 

@@ -156,8 +156,8 @@ def kernels_compared(sweeps: Sequence[Sweep]) -> list[dict[str, float | str]]:
             assert sweep.layers is not None
             row[f"{kernel}_best_us"] = min(finals.values()) * 1e6
             own = swift_default(sweep.tokens, sweep.experts, sweep.topk) if kernel == "swift" else default
-            key = tuple(vars(own).values())
-            row[f"{kernel}_rule_us"] = finals.get(key, swept_times(sweep)[key] * usual) * 1e6
+            config = tuple(vars(own).values())
+            row[f"{kernel}_rule_us"] = finals.get(config, swept_times(sweep)[config] * usual) * 1e6
             row[f"{kernel}_layer_us"] = float(sweep.layers.total_s.min()) * 1e6
             row[f"{kernel}_layer_default_us"] = sweep.layers.of([*vars(default).values()]) * 1e6
         rows.append(row)
