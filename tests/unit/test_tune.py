@@ -6,6 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -26,8 +27,10 @@ from kernelcast.advise.configs import (
 from kernelcast.advise.engine_files import file_name, write_config_file
 from kernelcast.advise.refine import refined
 from kernelcast.advise.tune import predicted, ranked, tune
+from kernelcast.efficiency.learned import Learned
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import gpu
+from kernelcast.predict import Conditions
 
 H200 = gpu("h200_sxm")
 QWEN = MoeProblem(tokens=64, hidden=2048, inter=768, experts=128, topk=8)
@@ -95,6 +98,16 @@ def test_what_was_never_seen_is_ranked_with_physics() -> None:
     alone, _, support = predicted(problem, found.configs, H200)
     assert support != "seen"
     assert not np.allclose(found.time_s, alone, rtol=1e-3)
+    physics, _, _ = predicted(problem, found.configs, H200, Conditions(predictor="generic"))
+    nameless, _, _ = predicted(problem, found.configs, H200, Conditions(predictor=Learned(nameless=True)))
+    np.testing.assert_allclose(found.time_s, np.sqrt(physics * nameless))
+
+
+def test_networks_without_names_do_not_tell_a_gpu_from_its_copy_under_another_name() -> None:
+
+    config, nameless = [Config(64, 128, 64, 1, 4, 3)], Conditions(predictor=Learned(nameless=True))
+    copy = replace(H200, id="another")
+    assert predicted(QWEN, config, H200, nameless)[0] == predicted(QWEN, config, copy, nameless)[0]
 
 
 # ---- tuning ----

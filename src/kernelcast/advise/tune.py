@@ -7,13 +7,14 @@ Measuring is passed in as a function, so that nothing here needs a GPU or PyTorc
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import astuple, dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.advise.configs import DEFAULTS, Config, MoeProblem, Problem, fits, space
 from kernelcast.advise.refine import refined
+from kernelcast.efficiency.learned import Learned
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Calls
@@ -92,8 +93,10 @@ def ranked(problem: Problem, chip: Gpu, conditions: Conditions = DEFAULT, extra:
         raise KernelcastError(f"no config fits {chip.id}: it has {chip.smem_bytes_per_cta:,} bytes of shared memory")
     time, ceiling, support = predicted(problem, configs, chip, conditions)
     if support != "seen" and conditions.predictor == "learned":
-        physics, _, _ = predicted(problem, configs, chip, replace(conditions, predictor="generic", calibration=None))
-        time = np.sqrt(time * physics)  # the networks guess there; physics errs otherwise than they do
+        # a GPU's name says little where its configs were not measured; physics errs otherwise than networks do
+        other, _, _ = predicted(problem, configs, chip, Conditions(predictor=Learned(nameless=True)))
+        physics, _, _ = predicted(problem, configs, chip, Conditions(predictor="generic"))
+        time = np.sqrt(other * physics)
     order = np.argsort(time, kind="stable")
     return Ranked(tuple(configs[i] for i in order), time[order], float(ceiling.min()), support)
 

@@ -6,13 +6,15 @@ That table lists, for each shape, the configs within 1% of its best (or the top 
 over all configs cannot be had from it. What is known is the order of pairs: a listed config is faster than one that is
 not listed for this shape but is for another shape of the same GPU, and so was in the space searched. The score is the
 share of such pairs in the right order less the share in the wrong one: the rank-biserial correlation, 1 at best, 0 by
-chance.
+chance. ``both``, the geometric mean of the nameless networks and physics, is what ``tune`` ranks by where it was not
+measured.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -73,8 +75,10 @@ def main(arguments: Sequence[str]) -> None:
     chosen = options[options.index("--gpus") + 1].split(",") if "--gpus" in options else swept
     for place in chosen:
         tested, listed, shape = known_order(columns, place)
-        learned = tested.estimate_s * np.exp(correction(left_out(data, place), tested)[:, 0])
-        ways = {"learned": learned, "physics": tested.estimate_s, "both": np.sqrt(learned * tested.estimate_s)}
+        weights, physics = left_out(data, place), tested.estimate_s
+        named = physics * np.exp(correction(weights, tested)[:, 0])
+        nameless = physics * np.exp(correction(replace(weights, nameless=True), tested)[:, 0])
+        ways = {"named": named, "nameless": nameless, "physics": physics, "both": np.sqrt(nameless * physics)}
         told = []
         for name, time_s in ways.items():
             found = [rank_biserial(time_s[shape == i], listed[shape == i]) for i in np.unique(shape)]
