@@ -11,13 +11,27 @@ from typing import Annotated
 import typer
 
 from kernelcast._version import __version__
-from kernelcast.cli import calibrate, collect, data, diagnose, gpus, infer, kernel, kernels, lab, ops, trace, validate
+from kernelcast.cli import (
+    calibrate,
+    collect,
+    data,
+    diagnose,
+    gpus,
+    infer,
+    kernel,
+    kernels,
+    lab,
+    ops,
+    trace,
+    tune,
+    validate,
+)
 from kernelcast.cli.commands import CommandGroup, with_examples
 from kernelcast.cli.errors import UsageError, usage_text
 from kernelcast.errors import KernelcastError
 
 # each has register(app)
-COMMANDS = (calibrate, collect, data, diagnose, gpus, infer, kernel, kernels, lab, ops, trace, validate)
+COMMANDS = (calibrate, collect, data, diagnose, gpus, infer, kernel, kernels, lab, ops, trace, tune, validate)
 INTERRUPTED, BROKEN_PIPE = 130, 141  # 128 + the signal, as shells count
 
 

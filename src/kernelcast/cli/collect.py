@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from kernelcast.lab.collect.plan import Planned
     from kernelcast.lab.collect.session import Progress
 
+_CONFIGS = "moe-config"  # not calls of a family but every Triton config of some: a file of its own kind
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -30,7 +31,9 @@ def collect(
         Path | None, typer.Option("-o", "--out", metavar="FILE.parquet", help="table of results; goes on where it was")
     ] = None,
     calls: Annotated[int, typer.Option("--calls", min=1, help="calls to measure")] = 1700,
-    family: Annotated[list[str] | None, typer.Option("--family", help="only this family; may be repeated")] = None,
+    family: Annotated[
+        list[str] | None, typer.Option("--family", help="only this family; may be repeated; moe-config: Triton configs")
+    ] = None,
     without: Annotated[
         list[str] | None, typer.Option("--without", help="leave this family out; may be repeated")
     ] = None,
@@ -56,6 +59,9 @@ def collect(
 ) -> None:
     """Measure kernels on this machine's GPU into a table that fit and calibrate read. Needs PyTorch and CUDA."""
     seconds = parse_time(budget) if budget else None
+    if family == [_CONFIGS]:
+        _sweep_configs(out, gpu, seconds)
+        return
     if out is not None and out.suffix != ".parquet":
         raise KernelcastError(f"--out {out}: the table is written as Parquet; end its name in .parquet")
     if again and (family or without or warm or for_calibration):
@@ -97,6 +103,20 @@ def collect(
     typer.echo(f"{rows:,} calls in {out} ({done.failed:,} could not run), {done.seconds:.0f} s")
     if told["left"]:
         typer.echo(f"{told['left']:,} calls of the plan are left: run the same command again to go on")
+
+
+def _sweep_configs(out: Path | None, gpu: str | None, seconds: float | None) -> None:
+    """Swept Triton configs of MoE layers, for fitting and scoring ``tune``."""
+    if out is None or out.suffix != ".npz":
+        raise KernelcastError(f"--family {_CONFIGS} writes swept configs: give -o FILE.npz")
+    _needs_cuda()
+    from kernelcast.lab.collect.device import facts, identified
+    from kernelcast.lab.collect.moe_sweep import collect as sweep_configs
+
+    target = identified(gpu)
+    about = {"gpu": target.id, "dtype": "bf16", **facts()}
+    count = sweep_configs(target, out, about, seconds, lambda text: typer.echo(f"kernelcast: {text}", err=True))
+    typer.echo(f"{count:,} shapes in {out}")
 
 
 def parse_time(text: str) -> float:

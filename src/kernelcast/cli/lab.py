@@ -58,7 +58,7 @@ def fit(
     _needs_torch()
     from dataclasses import replace
 
-    from kernelcast.lab.fit.families import FAMILIES, fitted_columns
+    from kernelcast.lab.fit.families import FAMILIES, fitting_columns
     from kernelcast.lab.fit.fit import Settings, fit_family, save, save_about
 
     chosen = tuple(family or FAMILIES)
@@ -72,7 +72,7 @@ def fit(
         if (out / f"{name}.safetensors").exists():
             typer.echo(f"kernelcast: {name} is in {out} already; remove it to fit again", err=True)
             continue
-        columns = fitted_columns(data or None, name)
+        columns = fitting_columns(data or None, name)
         if not len(columns["op"]) and not family:
             typer.echo(f"kernelcast: {name}: no measured call, left out", err=True)
             continue

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,7 @@ class FamilyWeights:
     capabilities: tuple[str, ...]  # of the GPUs in the data
     spreads: Mapping[str, Spread]  # by support
     about: Mapping[str, Any]  # version, data hash, rows, sources
+    nameless: bool = False  # ask only the networks that know no GPU by name
 
     def estimate(self, question: Question, found: Features) -> Estimate:
         values = aligned(found.names, found.values, self.encoder.names)
@@ -73,6 +74,9 @@ class FamilyWeights:
 
     def outputs(self, values: Floats, target: Gpu, words: Mapping[str, str | None]) -> NDArray[np.float64]:
         """(calls, 3): log of the correction, and how far below and above it the interval reaches (before softplus)."""
+        if self.nameless:
+            blank = without_gpu(self.encoder, self.encoder.numbers(values))
+            return _mean(self.transfer, blank, self.encoder.positions(words))
         kin = stand_in(target, self.encoder.vocabulary["gpu"])
         itself = kin.id == target.id and not target.changes
         named = values if itself else as_gpu(self.encoder.names, values, kin, target)
@@ -177,19 +181,21 @@ class Learned:
 
     folder: Path = WEIGHTS
     keep: int = KEEP
+    nameless: bool = False  # by ratios alone, whatever GPU it is
 
     def score(self, target: Gpu) -> Score:
         return by_time(target)
 
     @property
     def name(self) -> str:
-        return f"learned-{version(self.folder)}"
+        return f"learned-{version(self.folder)}" + ("-nameless" if self.nameless else "")
 
     def estimate(self, question: Question) -> Estimate:
         weights = load(self.folder, question.kernel.family)
         if weights is None:
             return Generic().estimate(question)
-        return weights.estimate(question, question.features)
+        asked = replace(weights, nameless=True) if self.nameless else weights
+        return asked.estimate(question, question.features)
 
 
 @functools.cache

@@ -2,7 +2,9 @@
 
 Tokens are sorted by expert and each expert's rows are padded to a multiple of block_m, so a GEMM has
 sum over experts of ceil(rows / block_m) row blocks, times ceil(n / block_n). How tokens spread over experts
-decides the padding: ``skew`` 0 is balanced; above 0 the rows of an expert follow a power law with density
+decides the padding and, for few tokens, how many experts are read at all. ``routing`` says how: balanced (the
+default, and what public benchmarks measure) deals rows out evenly; random draws each token's experts by chance, as
+a trained router about does. ``skew`` above 0 is neither: the rows of an expert follow a power law with density
 x^-skew between 1 and 0.8 tokens, as AIConfigurator's benchmark draws them (1.01 and 1.2 are its settings).
 """
 
@@ -19,10 +21,12 @@ from kernelcast.kernels.base import Calls, Kernel, choice, flag, real, size
 from kernelcast.kernels.dtypes import DType, dtype, matmul_pipe
 from kernelcast.kernels.gemm import matrix_unit
 from kernelcast.kernels.quantize import quantised_rows
+from kernelcast.kernels.routing import ROUTINGS, active_experts, random_blocks
 from kernelcast.kernels.work import Array, Number, Phases, Work, axis, ceil_div
 
 # (block_m, block_n, warps): the default rules and the tuned files of vLLM and SGLang draw from these.
 _BLOCKS = ((16, 32, 4), (16, 128, 4), (32, 128, 4), (64, 64, 4), (64, 128, 4), (128, 128, 8), (128, 256, 8))
+MOE_DTYPES = ("fp16", "bf16", "fp8", "fp8_block", "int8", "nvfp4", "int4")
 MOE_BACKENDS = ("triton", "cutlass", "trtllm", "deepgemm", "marlin")
 _QUANTILES = 32  # experts of a skewed layer are stood for by this many load levels
 _LARGEST_SHARE = 0.8  # of the tokens, that one expert can draw
@@ -33,7 +37,7 @@ class Moe(Kernel):
     """A fused mixture-of-experts layer on one rank of tp x ep: hidden, inter and experts are the whole model's."""
 
     op: ClassVar[str] = "moe"
-    dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16", "fp8", "fp8_block", "int8", "nvfp4", "int4")
+    dtypes: ClassVar[tuple[str, ...]] = MOE_DTYPES
     examples: ClassVar[tuple[dict[str, Any], ...]] = (
         {"tokens": 1024, "hidden": 4096, "inter": 14336, "experts": 8, "topk": 2},
         {"tokens": 64, "hidden": 2048, "inter": 768, "experts": 128, "topk": 8, "block_m": 16, "block_n": 64,
@@ -47,7 +51,8 @@ class Moe(Kernel):
     topk: int = size("experts a token goes to", high=65536)
     tp: int = size("tensor-parallel ranks: each holds inter / tp", default=1, high=65536)
     ep: int = size("expert-parallel ranks: each holds experts / ep", default=1, high=65536)
-    skew: float = real("0: balanced; else the exponent of the power law of tokens an expert", default=0.0, high=10.0)
+    skew: float = real("0: by routing; else the exponent of the power law of tokens an expert", default=0.0, high=10.0)
+    routing: str | None = choice("how tokens choose experts without skew: balanced or random", ROUTINGS, default=None)
     gated: bool = flag("gate and up projections (SwiGLU) rather than one", default=True)
     backend: str | None = choice("library, default: the usual one of the stack", MOE_BACKENDS, default=None)
     block_m: int | None = size("Triton BLOCK_SIZE_M, default: chosen", default=None, low=8, high=1024)
@@ -65,7 +70,7 @@ class Moe(Kernel):
             if uneven.any():
                 pair = calls[whole][uneven][0], calls[parts][uneven][0]
                 return [(uneven, f"{whole} {pair[0]:g} cannot be cut into {parts} {pair[1]:g} equal parts")]
-        return _topk_conflicts(calls)
+        return topk_conflicts(calls)
 
     @classmethod
     def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
@@ -93,45 +98,7 @@ class Moe(Kernel):
         return _route(layer, kind), inputs, first, _activation(layer, up), hidden, second, _add_up(layer)
 
 
-@dataclass(frozen=True, kw_only=True)
-class MoeGemm(Kernel):
-    """One grouped GEMM of a mixture-of-experts layer alone (Triton fused MoE): a token's row by topk experts."""
-
-    op: ClassVar[str] = "moe_gemm"
-    dtypes: ClassVar[tuple[str, ...]] = Moe.dtypes
-    examples: ClassVar[tuple[dict[str, Any], ...]] = (
-        {"tokens": 1024, "experts": 128, "topk": 8, "k": 2048, "n": 1536},
-    )
-
-    tokens: int = size("tokens that enter the layer")
-    experts: int = size("experts on this GPU", high=65536)
-    topk: int = size("experts a token goes to", high=65536)
-    k: int = size("inner dimension (model width, for the first GEMM)")
-    n: int = size("output features of an expert (gate and up together)")
-    block_m: int | None = size("Triton BLOCK_SIZE_M, default: chosen", default=None, low=8, high=1024)
-    block_n: int | None = size("Triton BLOCK_SIZE_N, default: chosen", default=None, low=8, high=1024)
-    block_k: int | None = size("Triton BLOCK_SIZE_K, default: chosen", default=None, low=8, high=1024)
-    group_m: int | None = size("Triton GROUP_SIZE_M, default: chosen", default=None, high=1024)
-    warps: int | None = size("Triton num_warps, default: chosen", default=None, high=32)
-    stages: int | None = size("Triton num_stages, default: chosen", default=None, high=16)
-
-    @classmethod
-    def conflicts(cls, calls: Calls) -> list[tuple[NDArray[np.bool_], str]]:
-        return _topk_conflicts(calls)
-
-    @classmethod
-    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
-        rows = calls["tokens"] * calls["topk"] / calls["experts"] + 1e-3
-        return super().hints(calls, gpu) | {"log_rows": np.log2(rows)}
-
-    @classmethod
-    def work(cls, calls: Calls, gpu: Gpu) -> Phases:
-        pairs = calls["tokens"] * calls["topk"]
-        layer = _Layer(calls["tokens"], calls["k"], calls["n"], calls["experts"], pairs, pairs, np.zeros(calls.count))
-        return (_grouped_gemm(calls, gpu, dtype(calls.choice("dtype")), layer, n=calls["n"], k=calls["k"]),)
-
-
-def _topk_conflicts(calls: Calls) -> list[tuple[NDArray[np.bool_], str]]:
+def topk_conflicts(calls: Calls) -> list[tuple[NDArray[np.bool_], str]]:
     over = calls["topk"] > calls["experts"]
     if over.any():
         return [(over, f"topk {calls['topk'][over][0]:g} is more than experts {calls['experts'][over][0]:g}")]
@@ -149,6 +116,9 @@ class _Layer:
     pairs: Array  # (token, expert) pairs that this rank's experts multiply
     around: Array  # pairs that the kernels around the GEMMs walk
     skew: Array
+    topk: Array | float = 1.0
+    ep: Array | float = 1.0
+    random: bool = False  # experts are drawn by chance, not dealt out
 
     @classmethod
     def of(cls, calls: Calls) -> _Layer:
@@ -161,11 +131,17 @@ class _Layer:
             # Triton's kernels walk the pairs of other ranks too; the others sort them out first
             around=calls["tokens"] * calls["topk"] / (1.0 if calls.choice("backend") == "triton" else calls["ep"]),
             skew=calls["skew"],
+            topk=calls["topk"],
+            ep=calls["ep"],
+            random=calls.choice("routing") == "random",
         )
 
     def blocks(self, block_m: Array) -> Array:
         """Row blocks over all experts, each expert padded to ``block_m``."""
-        even = _balanced(self.pairs, self.experts, block_m)
+        if self.random:
+            even = random_blocks(self.tokens, self.experts * self.ep, np.asarray(self.topk), block_m) / self.ep
+        else:
+            even = _balanced(self.pairs, self.experts, block_m)
         if not np.any(self.skew > 0):
             return even
         load, share = self._skewed()
@@ -176,7 +152,10 @@ class _Layer:
 
     def active(self) -> Array:
         """Experts that get any token."""
-        even = np.minimum(self.experts, np.ceil(self.pairs))
+        if self.random:
+            even = active_experts(self.tokens, self.experts * self.ep, np.asarray(self.topk)) / self.ep
+        else:
+            even = np.minimum(self.experts, np.ceil(self.pairs))
         if not np.any(self.skew > 0):
             return even
         load, share = self._skewed()
@@ -223,7 +202,7 @@ def _grouped_gemm(calls: Calls, gpu: Gpu, kind: DType, layer: _Layer, n: Array, 
         longest_count=tasks,
         tensor_flops=flops if pipe == "tensor" else 0.0,
         tensor_dtype=kind.math,
-        fma_flops=_dequantise_flops(kind, block_m, block_n, depth * block_k) + (flops if pipe == "fma" else 0.0),
+        fma_flops=dequantise_flops(kind, block_m, block_n, depth * block_k) + (flops if pipe == "fma" else 0.0),
         smem_bytes=a_bytes * (1 + np.maximum(1, block_n / unit.columns_per_a_read))
         + b_bytes * (1 + np.maximum(1, block_m / unit.rows_per_b_read)),
         l2_bytes=a_bytes + b_bytes + block_m * block_n * kind.out_bytes,
@@ -241,7 +220,7 @@ def _grouped_gemm(calls: Calls, gpu: Gpu, kind: DType, layer: _Layer, n: Array, 
     )
 
 
-def _dequantise_flops(kind: DType, block_m: Array, block_n: Array, k: Array) -> Number:
+def dequantise_flops(kind: DType, block_m: Array, block_n: Array, k: Array) -> Number:
     """Vector work beside the matrix units, as in a dense GEMM of the same format."""
     if kind.name == "fp8_block":
         return 2 * block_m * block_n * k / 128

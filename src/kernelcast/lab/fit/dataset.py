@@ -15,6 +15,7 @@ from kernelcast.efficiency.features import Features, aligned
 from kernelcast.efficiency.learned import Learned
 from kernelcast.errors import KernelcastError
 from kernelcast.kernels.base import parameters_of
+from kernelcast.lab.data.config_rows import AT_LEAST
 from kernelcast.predict import ask
 from kernelcast.tables import BadRows, grouped, turns_of
 
@@ -34,6 +35,7 @@ class Dataset:
     bound_s: NDArray[np.float64]
     latency_s: NDArray[np.float64]
     rows: NDArray[np.intp]
+    at_least: NDArray[np.bool_]  # the true time is this or more, nobody knows how much
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -54,6 +56,7 @@ class Dataset:
             self.bound_s[keep],
             self.latency_s[keep],
             self.rows[keep],
+            self.at_least[keep],
         )
 
 
@@ -104,6 +107,7 @@ def _dataset(
         bound_s=found.bound_s,
         latency_s=np.asarray(columns["latency_us"][at], dtype=np.float64) * 1e-6,
         rows=numbered[at],
+        at_least=columns[AT_LEAST][at] > 0 if AT_LEAST in columns else np.zeros(len(at), dtype=bool),
     )
 
 
@@ -123,6 +127,7 @@ def _join(parts: list[Dataset]) -> Dataset:
         bound_s=np.concatenate([part.bound_s for part in parts]),
         latency_s=np.concatenate([part.latency_s for part in parts]),
         rows=np.concatenate([part.rows for part in parts]),
+        at_least=np.concatenate([part.at_least for part in parts]),
     )
 
 

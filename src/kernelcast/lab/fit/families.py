@@ -10,11 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.kernels import REGISTRY
-from kernelcast.lab.data import merged, read_all
+from kernelcast.lab.data import Measurements, merged, read_all
+from kernelcast.lab.data.config_rows import AT_LEAST, models_tested, slower_rows, training_rows
+from kernelcast.lab.data.shared import root_path
 from kernelcast.lab.fit.event_timed import with_kernels
 
 # A static scale leaves the quantisation of the input out, which a call cannot say: two times for one call.
 _LEFT_OUT = "kernel_source NOT LIKE '%static scale%'"
+_SLOWER_A_SHAPE = 48  # configs that a table of the best leaves out, for each of its shapes
 _NOT_FITTED = ("campaign", "version", "q_lens", "kv_lens")  # names of runs; no table has ragged batches yet
 
 FAMILIES = ("gemm", "attention", "attention_backward", "moe", "mla", "moe_gemm", "memory", "collective", "conv2d")
@@ -42,3 +45,21 @@ def fitted_columns(
     tested = np.asarray((found["source"] == _TESTED[0]) & (found["split"] == _TESTED[1]))
     amd = np.array([str(name).startswith(_AMD) for name in found["gpu"]], dtype=bool)
     return with_kernels({name: column[~tested | amd] for name, column in found.items()})
+
+
+def fitting_columns(roots: Path | Sequence[Path] | None, family: str) -> dict[str, NDArray[Any]]:
+    """What a family is fitted on: its measured rows, and of Triton configs what only sweeps tell."""
+    columns = fitted_columns(roots, family)
+    if family != "moe_gemm":
+        return columns
+    folders = roots if isinstance(roots, Sequence) else [roots]
+    tested = np.any([models_tested(columns, root_path(root)) for root in folders], axis=0)
+    columns = {name: column[~tested] for name, column in columns.items()}
+    best_only = columns["source"] == "pipeweave"  # its table of swept configs lists those near the best
+    slower = slower_rows({name: column[best_only] for name, column in columns.items()}, _SLOWER_A_SHAPE)
+    flags = slower.pop(AT_LEAST)
+    swept = [Measurements(rows, "swept") for root in folders for rows in training_rows(root_path(root))]
+    parts = [Measurements(columns, "tables"), *swept, Measurements(slower, "slower")]
+    found = merged(parts).columns
+    known = np.zeros(len(found["op"]) - len(flags))
+    return {**found, AT_LEAST: np.concatenate([known, flags])}

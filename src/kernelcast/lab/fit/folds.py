@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kernelcast.lab.data.config_rows import AT_LEAST
+
 TEST_FOLD, FOLDS = 0, 10
-_NOT_SHAPE = ("latency_us", "rotation", "input_rotation")
+_NOT_SHAPE = ("latency_us", "rotation", "input_rotation", AT_LEAST)
 
 
 def shape_fold(columns: Mapping[str, NDArray[Any]]) -> NDArray[np.int64]:

@@ -94,15 +94,20 @@ def pinball(error: Tensor, quantile: float) -> Tensor:
     return torch.maximum(quantile * error, (quantile - 1) * error).mean()
 
 
-def _loss(out: Tensor, truth: Tensor) -> Tensor:
-    """Mean relative error of the middle, and pinball losses of the interval around it."""
+def _loss(out: Tensor, truth: Tensor, at_least: Tensor) -> Tensor:
+    """Mean relative error of the middle, and pinball losses of the interval around it.
+
+    Of a row whose time is only known to be at least this long, what counts is how far the middle is below it.
+    """
+    short = torch.relu(truth - out[:, 0])[at_least].sum() / len(truth)
+    out, truth = out[~at_least], truth[~at_least]
     middle = out[:, 0]
     low = middle.detach() - nn.functional.softplus(out[:, 1])
     high = middle.detach() + nn.functional.softplus(out[:, 2])
-    return (truth - middle).abs().mean() + pinball(truth - low, LOW) + pinball(truth - high, HIGH)
+    return (truth - middle).abs().mean() + pinball(truth - low, LOW) + pinball(truth - high, HIGH) + short
 
 
-def _ceiling_loss(out: Tensor, truth: Tensor) -> Tensor:
+def _ceiling_loss(out: Tensor, truth: Tensor, at_least: Tensor) -> Tensor:
     return pinball(truth - out[:, 0], CEILING)
 
 
@@ -117,6 +122,7 @@ class _Rows:
         self.eager = torch.from_numpy(eager).to(device)
         self.noise = recipe.noise
         self.truth = torch.from_numpy(data.target.astype(np.float32)).to(device)
+        self.at_least = torch.from_numpy(data.at_least).to(device)
         names = list(encoder.word_columns())
         unnamed = recipe.gpu_dropout if kind == "main" else 1.0
         rates = [unnamed if name == "gpu" else recipe.word_dropout for name in names]
@@ -161,7 +167,7 @@ def train(
         total = torch.zeros((), device=device)
         for step in range(steps):
             at = order[step * recipe.batch : (step + 1) * recipe.batch]
-            loss = loss_of(net(rows.inputs(at, drop=True)), rows.truth[at])
+            loss = loss_of(net(rows.inputs(at, drop=True)), rows.truth[at], rows.at_least[at])
             optimiser.zero_grad(set_to_none=True)
             loss.backward()
             nn.utils.clip_grad_norm_(net.parameters(), 1.0)

@@ -1,0 +1,143 @@
+"""tune: the best Triton config of a (grouped) GEMM, found by predicting all of them and measuring only a few.
+
+The predictor ranks the whole space in well under a second; a GPU, where there is one, then times the most promising.
+Measuring is passed in as a function, so that nothing here needs a GPU or PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernelcast.advise.configs import DEFAULTS, Config, MoeProblem, Problem, fits, space
+from kernelcast.advise.refine import refined
+from kernelcast.efficiency.learned import Learned
+from kernelcast.errors import KernelcastError
+from kernelcast.hardware import Gpu
+from kernelcast.kernels.base import Calls
+from kernelcast.kernels.moe_gemm import MoeGemm
+from kernelcast.predict import DEFAULT, Conditions, predict_calls
+
+# Seconds of each config on the GPU at hand, infinity where it does not run.
+Measure = Callable[[Problem, Sequence[Config]], Sequence[float]]
+TOP = 16
+_NAMES = tuple(field.name for field in fields(Config))
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A space of configs with their predicted times, the fastest first."""
+
+    configs: tuple[Config, ...]
+    time_s: NDArray[np.float64]
+    ceiling_s: float  # the least that any of them is predicted to reach at its best
+    support: str
+
+    def of(self, config: Config) -> float:
+        return float(self.time_s[self.configs.index(config)])
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What came out for one problem."""
+
+    problem: Problem
+    config: Config
+    predicted_s: float
+    measured_s: float | None  # None: no GPU, the predicted best
+    configs_measured: int
+    configs_in_space: int
+    ceiling_s: float
+    support: str
+    defaults: Mapping[str, Config]
+    default_predicted_s: Mapping[str, float]
+    default_measured_s: Mapping[str, float]
+
+    @property
+    def measured(self) -> bool:
+        return self.measured_s is not None
+
+    def speedup(self, stack: str) -> float:
+        """Over an engine's own default config: measured where it was, else predicted."""
+        if self.measured_s is not None and stack in self.default_measured_s:
+            return self.default_measured_s[stack] / self.measured_s
+        return self.default_predicted_s[stack] / self.predicted_s
+
+
+def predicted(
+    problem: Problem, configs: Sequence[Config], chip: Gpu, conditions: Conditions = DEFAULT
+) -> tuple[NDArray[np.float64], NDArray[np.float64], str]:
+    """(seconds, ceiling in seconds) of all GEMMs of the problem with each config, and how well that is supported."""
+    table = np.array([astuple(config) for config in configs], dtype=np.float64)
+    time, ceiling = np.zeros(len(configs)), np.zeros(len(configs))
+    supports: set[str] = set()
+    for product in problem.products:
+        numbers = {name: np.full(len(configs), float(value)) for name, value in product.items()}
+        numbers |= {name: table[:, at] for at, name in enumerate(_NAMES)}
+        calls = Calls(len(configs), numbers, {"dtype": problem.dtype, "stack": None})
+        found = predict_calls(MoeGemm, calls, chip, conditions)
+        time, ceiling = time + found.time_s, ceiling + found.ceiling_s
+        supports |= set(found.support.tolist())
+    worst = next(level for level in ("extrapolated", "near", "seen") if level in supports)
+    return time, ceiling, worst
+
+
+def ranked(problem: Problem, chip: Gpu, conditions: Conditions = DEFAULT, extra: Sequence[Config] = ()) -> Ranked:
+    """The whole space, best first; ``extra`` configs count too, where they fit."""
+    known = space(chip, problem.dtype)
+    configs = list(dict.fromkeys([*known, *(c for c in extra if fits(c, chip, problem.dtype))]))
+    if not configs:
+        raise KernelcastError(f"no config fits {chip.id}: it has {chip.smem_bytes_per_cta:,} bytes of shared memory")
+    time, ceiling, support = predicted(problem, configs, chip, conditions)
+    if support != "seen" and conditions.predictor == "learned":
+        # a GPU's name says little where its configs were not measured; physics errs otherwise than networks do
+        other, _, _ = predicted(problem, configs, chip, Conditions(predictor=Learned(nameless=True)))
+        physics, _, _ = predicted(problem, configs, chip, Conditions(predictor="generic"))
+        time = np.sqrt(other * physics)
+    order = np.argsort(time, kind="stable")
+    return Ranked(tuple(configs[i] for i in order), time[order], float(ceiling.min()), support)
+
+
+def tune(
+    problem: Problem,
+    chip: Gpu,
+    measure: Measure | None = None,
+    *,
+    top: int = TOP,
+    more: int = 0,
+    conditions: Conditions = DEFAULT,
+) -> Tuned:
+    """The best of the predicted ``top``, as measured; without ``measure`` the predicted best.
+
+    ``more`` measures that many beyond them, around the best so far: by Optuna where it is installed, else in predicted
+    order. The engines' defaults are measured too, to compare with, and may win.
+    """
+    defaults = _defaults(problem, chip)
+    found = ranked(problem, chip, conditions, tuple(defaults.values()))
+    default_predicted = {stack: found.of(config) for stack, config in defaults.items()}
+    common = {"problem": problem, "configs_in_space": len(found.configs), "ceiling_s": found.ceiling_s,
+              "support": found.support, "defaults": defaults, "default_predicted_s": default_predicted}  # fmt: skip
+    if measure is None:
+        best = found.configs[0]
+        return Tuned(config=best, predicted_s=found.of(best), measured_s=None, configs_measured=0,
+                     default_measured_s={}, **common)  # type: ignore[arg-type]  # fmt: skip
+    chosen = list(dict.fromkeys([*found.configs[:top], *defaults.values()]))
+    times = dict(zip(chosen, measure(problem, chosen), strict=True))
+    if more:
+        times |= refined(found.configs, times, more, lambda configs: measure(problem, configs))
+    best = min(times, key=lambda config: times[config])
+    if not np.isfinite(times[best]):
+        raise KernelcastError(f"none of the {len(times)} configs ran on this GPU")
+    return Tuned(config=best, predicted_s=found.of(best), measured_s=times[best], configs_measured=len(times),
+                 default_measured_s={stack: times[c] for stack, c in defaults.items()}, **common)  # type: ignore[arg-type]  # fmt: skip
+
+
+def _defaults(problem: Problem, chip: Gpu) -> dict[str, Config]:
+    """The engines' own choice for an MoE layer, where it fits; a plain GEMM has none."""
+    if not isinstance(problem, MoeProblem):
+        return {}
+    every = {stack: default(problem.tokens, problem.experts) for stack, default in DEFAULTS.items()}
+    return {stack: config for stack, config in every.items() if fits(config, chip, problem.dtype)}

@@ -1,0 +1,147 @@
+"""Swept Triton configs of MoE layers and GEMMs: what ``collect --family moe-config`` measured, packed into one file.
+
+A sweep is one shape and one kernel (``plain``, ``swift``; see lab/collect/fused_moe.py) with the times of both grouped
+GEMMs for each config. Times are kept to 0.05%. ``phase``: ``main`` shapes were swept over the whole space and are only
+ever tested on; ``train`` shapes, of other models, have a random sample of configs; ``dense`` are single GEMMs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernelcast.errors import KernelcastError
+
+CONFIG_FIELDS = ("block_m", "block_n", "block_k", "group_m", "warps", "stages")
+_GRAIN = 1 / 1024  # of log2 of a microsecond: 0.07%
+_SHAPE = ("phase", "kernel", "name", "tokens", "experts", "topk", "hidden", "inter", "dense", "routings")
+_FINAL = ("first_s", "second_s", "total_s", "low_s", "high_s")
+
+Floats = NDArray[np.float64]
+Configs = NDArray[np.int64]  # (configs, 6) in the order of CONFIG_FIELDS
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Configs and their times in seconds. ``low`` and ``high``: the quartiles of the rounds, where there were many."""
+
+    configs: Configs
+    total_s: Floats
+    low_s: Floats
+    high_s: Floats
+
+    def of(self, config: Sequence[int]) -> float:
+        """NaN where this config was not timed."""
+        hit = np.flatnonzero((self.configs == np.asarray(config)).all(axis=1))
+        return float(self.total_s[hit[0]]) if len(hit) else float("nan")
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One kernel on one shape. ``active`` experts and ``blocks`` (by block_m) are means of the routings drawn."""
+
+    phase: str
+    kernel: str
+    name: str
+    tokens: int
+    experts: int
+    topk: int
+    hidden: int
+    inter: int
+    dense: bool
+    routings: int
+    active: float
+    blocks: dict[int, float]
+    configs: Configs
+    w13_s: Floats
+    w2_s: Floats
+    finals: Timed | None  # the best 20 and the engines' defaults again, 15 rounds in turn
+    layers: Timed | None  # whole layers in a CUDA graph
+
+    @property
+    def key(self) -> str:
+        return f"{self.name}@{self.tokens}"
+
+    @property
+    def total_s(self) -> Floats:
+        return self.w13_s + self.w2_s
+
+
+def pack_sweeps(records: Iterable[dict[str, Any]], path: Path, about: dict[str, Any]) -> None:
+    """The collector's records (kinds shape, finals, variants) as one compact file."""
+    records = list(records)
+    shapes = [r for r in records if r["kind"] == "shape"]
+    finals = {r["shape"]: r for r in records if r["kind"] == "finals"}
+    arrays: dict[str, Any] = {"config": [], "times": [], "finals": [], "layers": []}
+    heads = []
+    for shape in shapes:
+        rows = sorted(shape["rows"])
+        arrays["config"].append(np.array([r[:6] for r in rows], dtype=np.int64))
+        arrays["times"].append(np.array([r[6:8] for r in rows]))
+        again = finals.get(shape["shape"]) if shape["phase"] == "main" else None
+        chosen = [r for r in again["rows"] if r["kernel"] == shape["kernel"]] if again else []
+        layers = [r[1:] for r in again["layers"] if r[0] == shape["kernel"]] if again else []
+        arrays["finals"] += [[*r["config"], *(r[name] for name in _FINAL)] for r in chosen]
+        arrays["layers"] += layers
+        blocks = {str(bm): float(np.mean(b)) for bm, b in shape["blocks"].items()}
+        active = float(np.mean(shape["active"])) if shape["active"] else 1.0
+        counts = {"rows": len(rows), "finals": len(chosen), "layers": len(layers)}
+        heads.append({name: shape[name] for name in _SHAPE} | {"active": active, "blocks": blocks} | counts)
+    variants = {tuple(r[:6]): r[6:9] for v in records if v["kind"] == "variants" for r in v["rows"] if r[6] is not None}
+    np.savez_compressed(
+        path,
+        head=np.frombuffer(json.dumps({"about": about, "shapes": heads}).encode(), dtype=np.uint8),
+        config=np.concatenate(arrays["config"]).astype(np.uint16).T,
+        times=_coded(np.concatenate(arrays["times"])).T,
+        finals=np.array(arrays["finals"], dtype=np.float32),
+        layers=np.array(arrays["layers"], dtype=np.float32),
+        variants=np.array([[*key[1:], *value] for key, value in sorted(variants.items())], dtype=np.int32),
+        variant_kernels=np.array([key[0] for key in sorted(variants)]),
+    )
+
+
+def read_sweeps(path: Path) -> list[Sweep]:
+    """What ``pack_sweeps`` wrote."""
+    if not path.is_file():
+        raise KernelcastError(f"no swept configs at {path}")
+    with np.load(path) as packed:
+        head = json.loads(packed["head"].tobytes())
+        config = packed["config"].T.astype(np.int64)
+        times = np.exp2(packed["times"].T.astype(np.float64) * _GRAIN) * 1e-6
+        finals, layers = packed["finals"].astype(np.float64), packed["layers"].astype(np.float64)
+    found, at = [], {"rows": 0, "finals": 0, "layers": 0}
+    for shape in head["shapes"]:
+        cut = {name: slice(start, start + shape.pop(name)) for name, start in at.items()}
+        at = {name: part.stop for name, part in cut.items()}
+        seconds = times[cut["rows"]] * (1.0, 0.0 if shape["dense"] else 1.0)
+        again, whole = finals[cut["finals"]], layers[cut["layers"]]
+        shape["blocks"] = {int(bm): b for bm, b in shape["blocks"].items()}
+        found.append(
+            Sweep(
+                **shape,
+                configs=config[cut["rows"]],
+                w13_s=seconds[:, 0],
+                w2_s=seconds[:, 1],
+                finals=Timed(again[:, :6].astype(np.int64), *again[:, 8:11].T) if len(again) else None,
+                layers=Timed(whole[:, :6].astype(np.int64), *whole[:, 6:9].T) if len(whole) else None,
+            )
+        )
+    return found
+
+
+def about_sweeps(path: Path) -> dict[str, Any]:
+    """Where a file of sweeps comes from."""
+    with np.load(path) as packed:
+        found: dict[str, Any] = json.loads(packed["head"].tobytes())["about"]
+    return found
+
+
+def _coded(seconds: Floats) -> NDArray[np.uint16]:
+    """log2 of microseconds in steps of ``_GRAIN``; a time of 0 (no second GEMM) is 0."""
+    return np.rint(np.log2(np.maximum(seconds * 1e6, 1.0)) / _GRAIN).astype(np.uint16)
