@@ -568,4 +568,7 @@ def test_long_prefills_of_an_l40_are_limited_by_its_power() -> None:
     assert products + parts["power limit"] == pytest.approx(flops / 102e12)
     short = infer(deployed(on="l40", engine=quiet()), Workload.equal(1, 128, 1))
     assert not any(share.part == "power limit" for share in short.shares)
+    # nobody measured what products in 8 bits need
+    narrow = infer(deployed(on="l40", dtype="fp8"), Workload.equal(16, 4096, 1))
+    assert not any(share.part == "power limit" for share in narrow.shares)
     assert sum(parts.values()) == pytest.approx(found.total.time_s)

@@ -155,6 +155,8 @@ def test_a_bundled_model_on_many_gpus(capsys: pytest.CaptureFixture[str]) -> Non
     assert sum(told["parts_s"].values()) == pytest.approx(told["time_s"])
     assert main([*words]) == 0
     assert "dp 8" in capsys.readouterr().out
+    assert main([*words, "--tp", "5"]) == 2
+    assert "tp 5 does not divide the 12 heads of gpt2" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("words", "text"), [
