@@ -130,6 +130,7 @@ def _from_config(asked: Asked) -> Built:
         raise KernelcastError("tracing a Hugging Face config needs transformers: pip install 'kernelcast[torch]'")
     import transformers
 
+    transformers.logging.set_verbosity_error()  # it speaks of losses, not of errors
     kind = raw.get("model_type")
     if not kind:
         raise KernelcastError(f"{asked.what} has no model_type, so it is no Hugging Face config of a model")
