@@ -33,6 +33,11 @@ def test_launch_bound_runs_are_recognised(found: list[Found]) -> None:
     assert any(f.launch_bound for f in found) and not all(f.launch_bound for f in found)
 
 
+def test_the_interval_holds_about_eight_of_ten(found: list[Found]) -> None:
+    inside = [f.step.low_s <= f.case.wall_ms / 1e3 <= f.step.high_s for f in found]
+    assert 0.7 <= sum(inside) / len(inside) <= 0.92
+
+
 def test_every_op_is_known_and_memory_is_what_the_allocator_said(found: list[Found]) -> None:
     assert min(f.step.coverage for f in found) > 0.98
     # training of Llama in bf16: what lives at the peak, without the context and what is lost to fragments

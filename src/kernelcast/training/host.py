@@ -29,6 +29,8 @@ class Host:
     gap_s: float  # between two kernels of a stream, both launched in time
     graph_gap_s: float  # between two kernels of a CUDA graph
     graph_s: float  # to launch a graph
+    faster: float  # share of its time that it may need less, eight times of ten
+    slower: float  # and more
     sources: tuple[tuple[str, str], ...]
 
 

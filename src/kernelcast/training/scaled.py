@@ -11,7 +11,7 @@ from kernelcast.networks.traced import Trace
 from kernelcast.training.memory import Memory
 from kernelcast.training.pipeline import Timetable
 from kernelcast.training.plan import Plan
-from kernelcast.training.step import Kernel, Share, Step
+from kernelcast.training.step import Kernel, Share, Step, interval
 from kernelcast.training.streams import Run
 
 # Parts of a stage's time, with what each is; they add up to the step.
@@ -74,11 +74,15 @@ class ScaledStep:
 
     @property
     def low_s(self) -> float:
-        return self.time_s * self.sample.spread[0]
+        return self.time_s * self._spread[0]
 
     @property
     def high_s(self) -> float:
-        return self.time_s * self.sample.spread[1]
+        return self.time_s * self._spread[1]
+
+    @cached_property
+    def _spread(self) -> tuple[float, float]:
+        return interval(self.sample.kernels, self.sample.host, self.parts_s["host"] / self.time_s)
 
     @cached_property
     def parts_s(self) -> dict[str, float]:
