@@ -16,6 +16,7 @@ from kernelcast.errors import KernelcastError
 from kernelcast.networks.aten.flops import op_flops
 from kernelcast.networks.traced import Trace
 from kernelcast.tracing import trace
+from kernelcast.tracing.cuda_like import gpu_present
 
 
 class Block(nn.Module):
@@ -77,20 +78,12 @@ def test_flops_equal_torchs_own_counter(kind: str, mode: Any) -> None:
     found = trace(model, inputs, mode, attention="fused", optimizer=None)
     ours = sum(op_flops(op) for op in found.ops)
     model.train(mode == "training")
-    with FlopCounterMode(display=False) as counter, torch.set_grad_enabled(mode == "training"):
+    # the counter sees what a GPU would run: attention as one op, whose scores are computed again in the backward pass
+    with gpu_present(), FlopCounterMode(display=False) as counter, torch.set_grad_enabled(mode == "training"):
         out = model(inputs)
         if mode == "training":
             out.mean().backward()
-    theirs = counter.get_total_flops()
-    if kind == "block":  # on meta tensors torch takes attention apart: the same two products, or four, as bmm
-        assert ours == theirs + (_recomputed() if mode == "training" else 0)
-    else:
-        assert ours == theirs
-
-
-def _recomputed() -> int:
-    """Fused attention computes its scores again in the backward pass: 2 x batch x heads x 16 x 16 x 16."""
-    return 2 * 2 * 4 * 16 * 16 * 16
+    assert ours == counter.get_total_flops() > 0
 
 
 def test_a_gpus_way_is_taken_dropout_and_attention_are_one_kernel() -> None:
