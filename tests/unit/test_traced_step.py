@@ -147,6 +147,16 @@ def test_the_command_tells_a_file_s_model(file: Path, capsys: pytest.CaptureFixt
     assert "launch-bound" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("more", [["--zero", "1"], ["--pp", "2", "--micro-batches", "4"]], ids=" ".join)
+def test_phases_of_many_gpus_add_up(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["trace", "gpt2", "--mode", "training", "--batch", "2", "--seq", "128", "--gpu", "h100_sxm", "--dp", "2"]
+    assert main([*words, *more, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    phases = sum(told[f"{phase}_s"] for phase in ("forward", "backward", "optimizer"))
+    assert phases == pytest.approx(told["kernel_time_s"], rel=0.02)
+    assert told["launch_bound"] is True and told["kernel_time_s"] < told["time_s"]
+
+
 def test_a_bundled_model_on_many_gpus(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["trace", "gpt2", "--mode", "training", "--batch", "2", "--seq", "128", "--gpu", "h100_sxm", "--dp", "8"]
     assert main([*words, "--zero", "1", "--json"]) == 0

@@ -9,11 +9,12 @@ from typing import Any
 
 from rich.text import Text
 
+from kernelcast.networks.traced import PHASES
 from kernelcast.report.text import plain_table, show
 from kernelcast.report.units import binary_bytes_text, digits, percent, time_text
 from kernelcast.training.memory import Memory
 from kernelcast.training.scaled import PARTS, ScaledStep, Stage
-from kernelcast.training.step import Kernel
+from kernelcast.training.step import LAUNCH_BOUND, Kernel
 from kernelcast.training.streams import Run
 
 _MOST_EVENTS = 200_000
@@ -22,7 +23,7 @@ Row = tuple[str, ...]
 
 def fields(found: ScaledStep) -> dict[str, Any]:
     """Keys of ``--json``."""
-    plan = found.plan
+    plan, parts = found.plan, found.parts_s
     return {
         "model": found.trace.name,
         "gpu": found.gpu.label,
@@ -37,6 +38,10 @@ def fields(found: ScaledStep) -> dict[str, Any]:
         "time_s": found.time_s,
         "time_s_low": float(found.low_s),
         "time_s_high": float(found.high_s),
+        "mode": "training",
+        "kernel_time_s": parts["kernels"] + parts["optimizer"],
+        **{f"{phase}_s": _kernel_s(found, phase) for phase in PHASES},  # of kernels, a GPU
+        "launch_bound": bool(parts["host"] > LAUNCH_BOUND * found.time_s),
         "tokens": found.tokens,
         "samples": found.samples,
         "tokens_per_s": found.tokens_per_s,
@@ -64,6 +69,14 @@ def fields(found: ScaledStep) -> dict[str, Any]:
         ],
         "predictor": found.predictor,
     }  # fmt: skip
+
+
+def _kernel_s(found: ScaledStep, phase: str) -> float:
+    """Seconds of kernels of a phase, the mean of the GPUs: every micro-batch, a stage's part of the depth."""
+    if phase == "optimizer":
+        return float(found.parts_s["optimizer"])
+    one = sum(share.time_s for share in found.shares if share.phase == phase)
+    return float(one * found.plan.micro_batches / found.plan.pp)
 
 
 def memory_fields(memory: Memory) -> dict[str, Any]:
