@@ -15,6 +15,7 @@ from kernelcast.cli import main
 from kernelcast.errors import KernelcastError
 from kernelcast.networks.traced import Footprint, Op, Tensor, Trace
 from kernelcast.report import trace as report
+from kernelcast.report.text import support_of
 from kernelcast.training.host import host, host_ids, stream_ends
 from kernelcast.training.step import run_step
 
@@ -81,6 +82,12 @@ def test_an_op_without_a_rule_is_listed() -> None:
     step = run_step(traced(product(64), odd), H200)
     assert list(step.by_bytes) == ["my_op"] and 0 < step.coverage < 1
     assert report.fields(step)["costed_by_bytes"]["my_op"] > 0
+
+
+def test_a_run_is_told_by_the_support_that_nine_tenths_reach() -> None:
+    assert support_of([(9.0, "seen"), (1.0, "extrapolated")]) == "seen"
+    assert support_of([(8.9, "seen"), (0.2, "near"), (0.9, "extrapolated")]) == "near"
+    assert support_of([(5.0, "seen"), (5.0, "extrapolated")]) == "extrapolated"
 
 
 def test_nothing_launched_is_refused() -> None:

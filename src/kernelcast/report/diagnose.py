@@ -10,13 +10,12 @@ from rich.text import Text
 
 from kernelcast.advise.diagnose import Diagnosis, Row
 from kernelcast.advise.reasons import Reason
-from kernelcast.report.text import SUPPORT, cut, show
+from kernelcast.report.text import SUPPORT, cut, show, support_of
 from kernelcast.report.units import digits, percent, time_text
 
 CALL_CHARS = 28
 NAME_CHARS = 58
 UNMATCHED_ROWS = 8
-_LEVELS = ("seen", "near", "extrapolated")
 NCU_CLOCKS = "Nsight Compute holds the clocks down unless told --clock-control none: times are longer than in a run"
 
 
@@ -93,14 +92,8 @@ def _row_fields(place: int, row: Row) -> dict[str, Any]:
 
 
 def _support(found: Diagnosis) -> str:
-    """The level that nine tenths of the matched time reach."""
-    total = found.measured_matched_us
-    for at, level in enumerate(_LEVELS):
-        known = _LEVELS[: at + 1]
-        time_us = sum(r.measured.total_us for r in found.matched if r.predicted and r.predicted.support in known)
-        if time_us >= 0.9 * total:
-            return level
-    return _LEVELS[-1]
+    """Of the matched time."""
+    return support_of((r.measured.total_us, r.predicted.support) for r in found.matched if r.predicted)
 
 
 def print_diagnosis(found: Diagnosis, title: str, top: int) -> None:

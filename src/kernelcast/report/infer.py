@@ -13,12 +13,10 @@ from kernelcast.errors import KernelcastError
 from kernelcast.networks.forward import Batch, forward
 from kernelcast.networks.kernel_times import KernelTimes
 from kernelcast.predict import DEFAULT, Conditions
-from kernelcast.report.text import SUPPORT, plain_table, show
+from kernelcast.report.text import SUPPORT, plain_table, show, support_of
 from kernelcast.report.units import bar, binary_bytes_text, digits, percent, time_text
 from kernelcast.serving.infer import largest_batch
 from kernelcast.serving.result import Inference, Share, Span
-
-_LEVELS = ("seen", "near", "extrapolated")
 
 
 def fields(found: Inference) -> dict[str, Any]:
@@ -60,19 +58,9 @@ def fields(found: Inference) -> dict[str, Any]:
              "bound_by": s.bound_by, "support": s.support}
             for s in found.shares
         ],
-        "support": _support(found.shares),
+        "support": support_of((s.time_s, s.support) for s in found.shares),
         "predictor": found.predictor,
     }  # fmt: skip
-
-
-def _support(shares: Sequence[Share]) -> str:
-    """The level that nine tenths of the time reach."""
-    total = sum(s.time_s for s in shares)
-    for level in _LEVELS:
-        known = _LEVELS[: _LEVELS.index(level) + 1]
-        if sum(s.time_s for s in shares if s.support in known) >= 0.9 * total:
-            return level
-    return _LEVELS[-1]
 
 
 def print_inference(found: Inference) -> None:
@@ -87,7 +75,7 @@ def print_inference(found: Inference) -> None:
     count = len(workload.inputs)
     show(f"{count:,} request{'s' if count > 1 else ''}, {inputs} tokens in, {outputs} out", "")
     show(_answer(found), "", _breakdown(found), "", _memory(found))
-    level = _support(found.shares)
+    level = support_of((s.time_s, s.support) for s in found.shares)
     show(f"support    {level} ({SUPPORT[level]}), {found.predictor}")
 
 

@@ -9,16 +9,14 @@ from typing import Any
 from rich.text import Text
 
 from kernelcast.networks.traced import PHASES
-from kernelcast.report.text import SUPPORT, plain_table, show
+from kernelcast.report.text import SUPPORT, plain_table, show, support_of
 from kernelcast.report.units import bar, binary_bytes_text, digits, percent, time_text
 from kernelcast.training.step import Share, Step
-
-_LEVELS = ("seen", "near", "extrapolated")
 
 
 def fields(step: Step) -> dict[str, Any]:
     """The contract's keys: times, what binds, memory, breakdown."""
-    trace, print_ = step.trace, step.trace.footprint
+    trace, held = step.trace, step.trace.footprint
     told: dict[str, Any] = {
         "model": trace.name,
         "mode": trace.mode,
@@ -42,9 +40,9 @@ def fields(step: Step) -> dict[str, Any]:
         "memory_bytes": step.memory_bytes,
         "fits": step.fits,
         "memory": {
-            "parameters_bytes": print_.parameters, "gradients_bytes": print_.gradients,
-            "optimizer_bytes": print_.optimizer, "inputs_bytes": print_.inputs,
-            "activations_bytes": print_.activations, "gpu_bytes": step.gpu.dram_bytes,
+            "parameters_bytes": held.parameters, "gradients_bytes": held.gradients,
+            "optimizer_bytes": held.optimizer, "inputs_bytes": held.inputs,
+            "activations_bytes": held.activations, "gpu_bytes": step.gpu.dram_bytes,
         },
         "coverage": step.coverage,
         "costed_by_bytes": step.by_bytes,
@@ -55,19 +53,10 @@ def fields(step: Step) -> dict[str, Any]:
         ],
         "host": step.host.id,
         "compiled": step.compiled,
-        "support": _support(step.shares),
+        "support": support_of((s.time_s, s.support) for s in step.shares),
         "predictor": step.predictor,
     }  # fmt: skip
     return told
-
-
-def _support(shares: tuple[Share, ...]) -> str:
-    """The level that nine tenths of the time reach."""
-    total = sum(s.time_s for s in shares)
-    for at, level in enumerate(_LEVELS):
-        if sum(s.time_s for s in shares if s.support in _LEVELS[: at + 1]) >= 0.9 * total:
-            return level
-    return _LEVELS[-1]
 
 
 def print_step(step: Step) -> None:
@@ -87,7 +76,7 @@ def print_step(step: Step) -> None:
         worst = sorted(step.by_bytes, key=lambda name: -step.by_bytes[name])[:4]
         share = percent(1 - step.coverage)
         show(f"by bytes   {share} of the kernel time is of ops that have no model of their own: {', '.join(worst)}")
-    level = _support(step.shares)
+    level = support_of((s.time_s, s.support) for s in step.shares)
     show(f"support    {level} ({SUPPORT[level]}), {step.predictor}")
 
 

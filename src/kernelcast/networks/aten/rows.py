@@ -106,8 +106,6 @@ def _reduce(op: Op, settings: Settings) -> Iterator[Call]:
         yield call("reduction", "reduce_sum", settings, rows=outputs, cols=reduced, axis="cols", dtype=number_format(x))
     else:
         yield call("reduction", "reduce_sum", settings, rows=reduced, cols=outputs, axis="rows", dtype=number_format(x))
-    if op.name in ("var", "var_mean", "std", "std_mean"):
-        return
 
 
 def reduced_axes(op: Op, x: Tensor) -> set[int]:
