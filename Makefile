@@ -40,7 +40,7 @@ $(STAMP): pyproject.toml
 # those of this release of transformers: another may launch other kernels.
 $(DEV_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 transformers==5.17.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,plots,torch]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,plots,torch,optuna]'
 	touch $@
 
 clean:

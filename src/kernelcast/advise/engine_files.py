@@ -36,14 +36,31 @@ def file_name(stack: str, experts: int, inter: int, device: str, dtype: str = "b
 def write_config_file(
     folder: Path, stack: str, chip: Gpu, found: Mapping[MoeProblem, Config], triton: str, device: str | None = None
 ) -> Path:
-    """One file with an entry for each problem's tokens; problems differ in nothing else."""
+    """One file with an entry for each problem's tokens; problems differ in nothing else.
+
+    Entries of other token counts that the file has already stay in it.
+    """
     first, *others = found
     if any((p.experts, p.inter, p.dtype) != (first.experts, first.inter, first.dtype) for p in others):
         raise KernelcastError("one file holds one layer: experts, width and dtype are the same for all tokens")
     name = file_name(stack, first.experts, first.inter, device or chip.name, first.dtype)
     place = folder if stack == "vllm" else folder / "configs" / f"triton_{triton.replace('.', '_')}"
-    place.mkdir(parents=True, exist_ok=True)
-    entries = {str(p.tokens): found[p].named for p in sorted(found, key=lambda p: p.tokens)}
     path = place / name
-    path.write_text(json.dumps(entries, indent=4) + "\n")
+    entries = _entries(path) | {p.tokens: found[p].named for p in found}
+    place.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    part.write_text(json.dumps({str(tokens): entries[tokens] for tokens in sorted(entries)}, indent=4) + "\n")
+    part.replace(path)
     return path
+
+
+def _entries(path: Path) -> dict[int, dict[str, int]]:
+    """What a file holds, by tokens. Other keys (vLLM adds the version of Triton) go: they may no longer be true."""
+    if not path.exists():
+        return {}
+    try:
+        return {int(key): entry for key, entry in json.loads(path.read_text()).items() if key.isdigit()}
+    except (ValueError, AttributeError):
+        raise KernelcastError(
+            f"{path} is there and is no config file; move it away, or write to another folder"
+        ) from None

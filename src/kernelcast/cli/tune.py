@@ -14,7 +14,7 @@ from kernelcast.errors import KernelcastError, unknown
 
 if TYPE_CHECKING:
     from kernelcast.advise.configs import MoeProblem
-    from kernelcast.advise.tune import Measure
+    from kernelcast.advise.tune import Measure, Tuned
     from kernelcast.hardware import Gpu
 
 # Token counts of the engines' own files; at run time the nearest counts.
@@ -69,13 +69,19 @@ def moe(
     sizes = _sizes(model, {"--hidden": hidden, "--inter": inter, "--experts": experts, "--topk": topk}, tp)
     problems = _problems(sizes, tokens, dtype)
     measure, why_not = _measurer(chip, dtype, no_measure)
-    found = [tune(problem, chip, measure, top=top, more=more) for problem in problems]
+    device, version = _here() if measure else (None, _TRITON)
+    found: list[Tuned] = []
     files: list[str] = []
-    if out is not None:
-        device, version = _here() if measure else (None, _TRITON)
-        chosen = {problem: one.config for problem, one in zip(problems, found, strict=True)}
-        for name in stack or STACKS:
-            files.append(str(write_config_file(out, name, chip, chosen, triton or version, device)))
+    for problem in problems:
+        found.append(tune(problem, chip, measure, top=top, more=more))
+        if out is not None and (measure or len(found) == len(problems)):  # measured ones are kept, come what may
+            chosen = dict(zip(problems, (one.config for one in found), strict=False))
+            files = [
+                str(write_config_file(out, name, chip, chosen, triton or version, device)) for name in stack or STACKS
+            ]
+        if measure:
+            told = f"{len(found)} of {len(problems)}: {problem.tokens} tokens, {found[-1].config}"
+            typer.echo(f"kernelcast: {told}, {found[-1].configs_measured} configs measured", err=True)
     if as_json:
         typer.echo(json.dumps({"tuned": fields(found, chip), "files": files, "note": why_not}))
         return
