@@ -77,7 +77,8 @@ def summary(found: list[Judged], stacks: tuple[str, ...]) -> dict[str, float]:
         told[f"{stack}_speedup_mean"] = float(np.exp(np.log(gains).mean()))
         told[f"{stack}_speedup_most"] = float(gains.max())
         told[f"{stack}_speedup_least"] = float(gains.min())
-        told[f"{stack}_gap_gain"] = float(np.corrcoef(gaps, gains)[0, 1])
+        if len(found) > 2:
+            told[f"{stack}_gap_gain"] = float(np.corrcoef(gaps, gains)[0, 1])
     return told
 
 

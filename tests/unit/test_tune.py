@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -30,9 +29,12 @@ from kernelcast.advise.tune import predicted, ranked, tune
 from kernelcast.efficiency.learned import Learned
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import gpu
+from kernelcast.lab.data.config_sweeps import read_sweeps
+from kernelcast.lab.evaluate.tuning import score
 from kernelcast.predict import Conditions
 
 H200 = gpu("h200_sxm")
+SWEEPS = Path(__file__).parents[2] / "validation" / "moe_configs_h200_sxm.npz"
 QWEN = MoeProblem(tokens=64, hidden=2048, inter=768, experts=128, topk=8)
 
 
@@ -162,18 +164,35 @@ def test_more_than_the_top_without_optuna_goes_on_in_order(monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "optuna", None)
     configs = space(H200)
     gpu_times = Timer({configs[7]: 0.3})
-    found = refined(configs, dict.fromkeys(configs[:5], 1.0), 4, lambda wanted: gpu_times(QWEN, wanted))
+    found = refined(configs, dict.fromkeys(configs[:5], 1.0), 4, lambda wanted: gpu_times(QWEN, wanted), search=True)
     assert list(found) == configs[5:9] and found[configs[7]] == 0.3
 
 
+def test_where_the_gpu_was_seen_the_predicted_order_goes_on() -> None:
+    order = ranked(QWEN, H200).configs
+    gpu_times = Timer({order[20]: 0.5})
+    found = tune(QWEN, H200, gpu_times, top=16, more=8)
+    assert found.support == "seen" and found.config == order[20]
+    assert set(gpu_times.asked) == set(order[:24]) | set(found.defaults.values())
+
+
 def test_more_than_the_top_by_optuna_measures_new_configs_only() -> None:
-    optuna: ModuleType = pytest.importorskip("optuna")
-    assert optuna
+    pytest.importorskip("optuna")
     configs = space(H200)
     known = {c: float(i + 1) for i, c in enumerate(configs[:16])}
     gpu_times = Timer({})
-    found = refined(configs, known, 5, lambda wanted: gpu_times(QWEN, wanted))
+    found = refined(configs, known, 5, lambda wanted: gpu_times(QWEN, wanted), search=True)
     assert len(found) == 5 and not set(found) & set(known) and set(found) <= set(configs)
+
+
+def test_optuna_searches_where_physics_alone_ranks() -> None:
+    """Swept shapes of 512 tokens: the best 16 by physics are some percent off the best, 32 more by search halve that."""
+    pytest.importorskip("optuna")
+    sweeps = [s for s in read_sweeps(SWEEPS) if (s.phase, s.kernel, s.tokens) == ("main", "plain", 512)]
+    assert len(sweeps) == 3
+    physics = Conditions(predictor="generic")
+    first, searched = (np.mean([score(s, more=more, conditions=physics).regret for s in sweeps]) for more in (0, 32))
+    assert first > 0.02 and searched < first / 2
 
 
 # ---- files ----

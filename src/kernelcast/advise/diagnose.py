@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -98,7 +98,7 @@ def diagnose(
     told = predict_all(list(_questions(profile.calls, wanted, conditions)), chip, conditions)
     total_us = profile.gpu_time_us or 1.0
     answers = _Answers(told, conditions)
-    rows = [_row(call, answers, chip, wanted, total_us) for call in profile.calls]
+    rows = [_row(call, answers, chip, wanted, run_dtype == "fp32", total_us) for call in profile.calls]
     rows.sort(key=lambda row: (-row.win_total_us, -row.measured.total_us))
     return Diagnosis(profile, chip, wanted, tuple(rows), chosen(conditions).name)
 
@@ -168,9 +168,12 @@ class _Answers:
         return together(parts) if parts else None
 
 
-def _row(measured: MeasuredCall, answers: _Answers, chip: Gpu, wanted: str, total_us: float) -> Row:
+def _row(
+    measured: MeasuredCall, answers: _Answers, chip: Gpu, wanted: str, fp32_is_meant: bool, total_us: float
+) -> Row:
     predicted = answers.of(measured, measured.calls)
     facts = _facts(measured, answers, predicted if isinstance(predicted, Predicted) else None, chip, wanted)
+    facts = replace(facts, fp32_is_meant=fp32_is_meant)
     why = predicted if isinstance(predicted, str) else measured.unmatched or "not known"
     share = measured.total_us / total_us
     return Row(measured, facts, reasons(facts), share, "" if facts.predicted is not None else why)

@@ -33,6 +33,7 @@ class Facts:
     narrow: Predicted | None = None  # the same call in the run's format
     vector: Predicted | None = None  # the same call over tensors of one layout
     run_dtype: str = "bf16"  # that the run's products are in
+    fp32_is_meant: bool = False  # the user says so: it is no fallback then
     launches: int = 1
     idle_us: float = 0.0
     chain: float = 0.0

@@ -100,7 +100,7 @@ def unaligned(facts: Facts) -> Reason | None:
 def dtype_fallback(facts: Facts) -> Reason | None:
     """Matrix work in a wider format than the rest of the run, or on vector units."""
     bits, wanted = WIDTH_BITS.get(facts.dtype, 0), WIDTH_BITS.get(facts.run_dtype, 16)
-    if not facts.is_matrix or bits < 32 or (bits <= wanted and facts.dtype != "fp32"):
+    if not facts.is_matrix or bits < 32 or (bits <= wanted and (facts.dtype != "fp32" or facts.fp32_is_meant)):
         return None
     given = str(facts.parameters.get("dtype", facts.dtype))
     if WIDTH_BITS.get(given, 32) < 32:  # the tensors are narrow, the kernel is not

@@ -1,4 +1,8 @@
-"""Beyond the predicted top: a few more configs around the best measured so far, by Optuna where it is installed."""
+"""Beyond the predicted top: a few more configs, in predicted order, or around the best so far by Optuna.
+
+Where the model knows the GPU's configs, its order finds more than a search does; where it does not, the search does
+(docs/tuning.md has both).
+"""
 
 from __future__ import annotations
 
@@ -14,15 +18,21 @@ MeasureMore = Callable[[Sequence[Config]], Sequence[float]]
 
 
 def refined(
-    space: Sequence[Config], known: Mapping[Config, float], count: int, measure: MeasureMore
+    space: Sequence[Config], known: Mapping[Config, float], count: int, measure: MeasureMore, *, search: bool
 ) -> dict[Config, float]:
-    """Times of up to ``count`` configs of ``space`` (best predicted first) that are not in ``known``."""
-    try:
-        import optuna
-    except ImportError:
-        left = [config for config in space if config not in known][:count]
-        return dict(zip(left, measure(left), strict=True)) if left else {}
-    return _by_optuna(optuna, space, known, count, measure)
+    """Times of up to ``count`` configs of ``space`` (best predicted first) that are not in ``known``.
+
+    ``search``: by Optuna, where it is installed.
+    """
+    if search:
+        try:
+            import optuna
+        except ImportError:
+            pass
+        else:
+            return _by_optuna(optuna, space, known, count, measure)
+    left = [config for config in space if config not in known][:count]
+    return dict(zip(left, measure(left), strict=True)) if left else {}
 
 
 def _by_optuna(

@@ -113,9 +113,9 @@ def tune(
 ) -> Tuned:
     """The best of the predicted ``top``, as measured; without ``measure`` the predicted best.
 
-    ``more`` measures that many beyond them, around the best so far: by Optuna where it is installed, else in predicted
-    order. The engines' defaults are measured too, to compare with, and may win. The best few and the defaults are then
-    measured again in turn, which decides.
+    ``more`` measures that many beyond them: in predicted order, or, where the prediction is not of a GPU seen and
+    Optuna is installed, around the best so far. The engines' defaults are measured too, to compare with, and may win.
+    The best few and the defaults are then measured again in turn, which decides.
     """
     defaults = _defaults(problem, chip)
     found = ranked(problem, chip, conditions, tuple(defaults.values()))
@@ -129,7 +129,8 @@ def tune(
     chosen = list(dict.fromkeys([*found.configs[:top], *defaults.values()]))
     times = dict(zip(chosen, measure(problem, chosen), strict=True))
     if more:
-        times |= refined(found.configs, times, more, lambda configs: measure(problem, configs))
+        unsure = found.support != "seen"
+        times |= refined(found.configs, times, more, lambda configs: measure(problem, configs), search=unsure)
     finalists = sorted((c for c in times if np.isfinite(times[c])), key=lambda config: times[config])[:_FINALISTS]
     if not finalists:
         raise KernelcastError(f"none of the {len(times)} configs ran on this GPU")

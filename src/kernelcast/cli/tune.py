@@ -22,7 +22,9 @@ _TOKENS = "1,2,4,8,16,24,32,48,64,96,128,256,512,1024,1536,2048,3072,4096"
 _TRITON = "3.6.0"  # that the bundled measurements were made with
 
 Top = Annotated[int, typer.Option("--top", min=1, help="configs to measure: the most promising by prediction")]
-More = Annotated[int, typer.Option("--more", min=0, help="measure so many beyond them, by Optuna where installed")]
+More = Annotated[
+    int, typer.Option("--more", min=0, help="measure so many beyond them; on a GPU not seen by Optuna, if installed")
+]
 NoGpu = Annotated[bool, typer.Option("--no-measure", help="predict only, even where there is a GPU")]
 Dtype = Annotated[str, typer.Option("--dtype", metavar="FORMAT", help="bf16, fp16, fp8, fp8_block")]
 

@@ -1,6 +1,7 @@
 """How good ``tune`` is, against exhaustive sweeps of shapes that no fit has seen.
 
-  python -m kernelcast.lab.evaluate.tuning validation/moe_configs_h200_sxm.npz [--top 16] [-o FILE.json]
+  python -m kernelcast.lab.evaluate.tuning validation/moe_configs_h200_sxm.npz [--top 16] [--more 0]
+      [--predictor learned] [-o FILE.json]
 
 The tuner runs as it does for users; where it would time a config on the GPU, it gets the time that the sweep measured.
 What it picks is then judged by the finals: 15 interleaved rounds of each shape's best 20 configs and both defaults.
@@ -8,8 +9,8 @@ What it picks is then judged by the finals: 15 interleaved rounds of each shape'
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from kernelcast.advise.configs import Config, GemmProblem, MoeProblem, Problem, 
 from kernelcast.advise.tune import TOP, predicted, tune
 from kernelcast.hardware import gpu
 from kernelcast.lab.data.config_sweeps import Sweep, about_sweeps, read_sweeps
+from kernelcast.predict import DEFAULT, Conditions
 
 Floats = NDArray[np.float64]
 _BEST = 20  # of a kernel's configs that the finals time again
@@ -72,18 +74,20 @@ def swept_times(sweep: Sweep) -> dict[tuple[int, ...], float]:
     return {tuple(map(int, c)): float(t) for c, t in zip(sweep.configs, sweep.total_s, strict=True)}
 
 
-def score(sweep: Sweep, top: int = TOP, chip_id: str = "h200_sxm") -> ShapeScore:
+def score(
+    sweep: Sweep, chip_id: str = "h200_sxm", top: int = TOP, more: int = 0, conditions: Conditions = DEFAULT
+) -> ShapeScore:
     """Tune one swept shape, and compare."""
     chip, problem = gpu(chip_id), problem_of(sweep)
     swept = swept_times(sweep)
     configs = [Config(*c) for c in swept]
-    guess, _, _ = predicted(problem, configs, chip)
+    guess, _, _ = predicted(problem, configs, chip, conditions)
     truth = np.array(list(swept.values()))
 
     def measure(_: Problem, wanted: Sequence[Config]) -> list[float]:
         return [swept.get((c.block_m, c.block_n, c.block_k, c.group_m, c.warps, c.stages), np.inf) for c in wanted]
 
-    tuned = tune(problem, chip, measure, top=top)
+    tuned = tune(problem, chip, measure, top=top, more=more, conditions=conditions)
     finals, usual = final_times(sweep)
 
     def judged(config: Config) -> float:
@@ -122,6 +126,7 @@ def summary(scores: Sequence[ShapeScore]) -> dict[str, float]:
         "spearman_median": float(np.median([s.spearman for s in scores])),
         "spearman_least": min(s.spearman for s in scores),
         "regret_most": max(s.regret for s in scores),
+        "regret_mean": float(np.mean([s.regret for s in scores])),
         "regret_finals_most": max(s.regret_finals for s in scores),
         "within_3_percent": sum(s.regret_finals <= 0.03 and s.regret <= 0.03 for s in scores),
         "share_measured": max(s.measured / s.configs for s in scores),
@@ -178,15 +183,23 @@ def table(scores: Sequence[ShapeScore]) -> str:
     return "\n".join(lines)
 
 
-def main(arguments: Sequence[str]) -> None:
-    path, *options = arguments
-    top = int(options[options.index("--top") + 1]) if "--top" in options else TOP
-    sweeps = read_sweeps(Path(path))
-    plain = [s for s in sweeps if s.phase == "main" and s.kernel == "plain"]
-    swift = [s for s in sweeps if s.phase == "main" and s.kernel == "swift"]
-    chip = str(about_sweeps(Path(path))["gpu"])
-    found = {name: [score(s, top, chip) for s in part] for name, part in (("plain", plain), ("swift", swift))}
-    dense = [score(s, top, chip) for s in sweeps if s.phase == "dense"]
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sweeps", type=Path)
+    parser.add_argument("--top", type=int, default=TOP)
+    parser.add_argument("--more", type=int, default=0)
+    parser.add_argument("--predictor", default="learned", choices=("learned", "generic"))
+    parser.add_argument("-o", "--out", type=Path)
+    given = parser.parse_args()
+    sweeps = read_sweeps(given.sweeps)
+    chip, conditions = str(about_sweeps(given.sweeps)["gpu"]), Conditions(predictor=given.predictor)
+
+    def scores_of(phase: str, kernel: str) -> list[ShapeScore]:
+        chosen = [s for s in sweeps if s.phase == phase and s.kernel == kernel]
+        return [score(s, chip, given.top, given.more, conditions) for s in chosen]
+
+    found = {name: scores_of("main", name) for name in ("plain", "swift")}
+    dense = scores_of("dense", "plain")
     compared = kernels_compared(sweeps)
     print(table(found["plain"]))
     for name, scores in found.items():
@@ -200,10 +213,10 @@ def main(arguments: Sequence[str]) -> None:
               f"{gain.min():.3f} to {gain.max():.3f}, slower on {int(np.sum(gain < 0.995))}")  # fmt: skip
     off = np.array([float(r["swift_rule_us"]) / float(r["swift_best_us"]) - 1 for r in compared])
     print(f"swift by its rule: off its best by {100 * off.mean():.1f}% on the mean, {100 * off.max():.0f}% at most")
-    if "-o" in options:
+    if given.out is not None:
         told = {name: [asdict(s) for s in scores] for name, scores in (*found.items(), ("dense", dense))}
-        Path(options[options.index("-o") + 1]).write_text(json.dumps({**told, "kernels": compared}, indent=1) + "\n")
+        given.out.write_text(json.dumps({**told, "kernels": compared}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -44,9 +44,15 @@ def _addmm(op: Op, settings: Settings) -> Iterator[Call]:
 
 @rule("bmm", "baddbmm")
 def _bmm(op: Op, settings: Settings) -> Iterator[Call]:
+    """An operand that is the same for the whole batch (expanded: no step from one to the next) makes it one product."""
     a, b = op.arguments[-2:] if op.name == "bmm" else op.arguments[1:3]
-    batch, m, k = a.shape
-    yield call("matmul", "bmm", settings, batch=batch, m=m, n=b.shape[-1], k=k, layout=layout(a, b),
+    (batch, m, k), n = a.shape, b.shape[-1]
+    if batch > 1 and (a.stride[0] == 0) != (b.stride[0] == 0):
+        rows, columns = (m, batch * n) if a.stride[0] == 0 else (batch * m, n)
+        yield call("matmul", "gemm", settings, m=rows, n=columns, k=k, layout=layout(a, b),
+                   dtype=matrix_format(a, settings))  # fmt: skip
+        return
+    yield call("matmul", "bmm", settings, batch=batch, m=m, n=n, k=k, layout=layout(a, b),
                dtype=matrix_format(a, settings))  # fmt: skip
 
 
