@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,13 @@ import pytest
 pytest.importorskip("torch")
 
 from kernelcast.efficiency.learned import load
+from kernelcast.efficiency.network import Layers
 from kernelcast.lab.evaluate.run import Fitted, Plan, evaluate
 from kernelcast.lab.evaluate.splits import generation, gpu_out, shapes
 from kernelcast.lab.fit import fit as fitting
 from kernelcast.lab.fit.dataset import build, pack, unpack
 from kernelcast.lab.fit.folds import TEST_FOLD, shape_fold
-from kernelcast.lab.fit.train import Recipe, train
+from kernelcast.lab.fit.train import Recipe, encoder_of, train
 from kernelcast.predict import Conditions
 from kernelcast.tables import predict_columns
 
@@ -65,6 +67,39 @@ def test_fit_learns_and_test_shapes_stay_out(tmp_path: Path) -> None:
     stored, _ = predict_columns(held, None, Conditions(predictor=Fitted(again)))
     # networks are stored in half precision
     assert stored["predicted_us"] == pytest.approx(learned["predicted_us"], rel=5e-3)
+
+
+def test_intervals_are_as_wide_as_rows_left_out_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Errors from -2 to 2 evenly around an interval of log 2 either way: four in five are within 1.6 = 2.31 log 2."""
+    data = build(invented(1000), "gemm")
+    stack = data.words["stack"].astype(str)
+    error = np.zeros(len(data))
+    for name, size in (("vllm", 2.0), ("sglang", 0.02)):
+        members = np.flatnonzero(stack == name)
+        error[members] = np.linspace(-size, size, len(members))
+    data = replace(data, latency_s=data.estimate_s * np.exp(error), bound_s=np.zeros(len(data)))
+    monkeypatch.setattr(fitting, "correction", lambda weights, rows: np.zeros((len(rows), 3)))
+    net = Layers((np.zeros((1, 3), dtype=np.float32),), (np.zeros(3, dtype=np.float32),))
+    found = fitting.widths(encoder_of(data), [(net, data)])
+    assert found["gemm vllm"] == pytest.approx(1.6 / np.log(2), rel=0.01)
+    assert found["gemm sglang"] == 0.5  # never less than half of what was learned
+    assert found["gemm sglang"] < found[""] < found["gemm vllm"]
+    weights = replace(fitting.fit_family(invented(300), "gemm", SMALL), widths=found)
+    assert weights.width("gemm", "vllm") == found["gemm vllm"] and weights.width("gemm", None) == found[""]
+
+
+def test_noise_that_no_network_can_know_is_inside_four_times_in_five(tmp_path: Path) -> None:
+    columns = invented(4000)
+    noise = np.random.default_rng(5).normal(0, 0.15, 4000)
+    columns["latency_us"] = columns["latency_us"] * np.exp(noise)
+    fitting.save(fitting.fit_family(columns, "gemm", replace(SMALL, networks=2)), tmp_path)
+    weights = load(tmp_path, "gemm")
+    assert weights is not None and "gemm vllm" in weights.widths
+    test = shape_fold(columns) == TEST_FOLD
+    held = {name: column[test] for name, column in columns.items()}
+    found, _ = predict_columns(held, None, Conditions(predictor=Fitted(weights)))
+    inside = (found["low_us"] <= held["latency_us"]) & (held["latency_us"] <= found["high_us"])
+    assert 0.74 < inside.mean() < 0.88
 
 
 def test_same_seed_same_weights() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,7 @@ class FamilyWeights:
     capabilities: tuple[str, ...]  # of the GPUs in the data
     spreads: Mapping[str, Spread]  # by support
     about: Mapping[str, Any]  # version, data hash, rows, sources
+    widths: Mapping[str, float] = field(default_factory=dict)  # by "op stack" and "": how often the interval as learned
     nameless: bool = False  # ask only the networks that know no GPU by name
 
     def estimate(self, question: Question, found: Features) -> Estimate:
@@ -61,16 +62,21 @@ class FamilyWeights:
         out = self.outputs(values, question.gpu, question.words)
         kept, low, high = self._spread(support)
         middle = out[:, 0] * kept
+        width = self.width(question.kernel.op, question.words.get("stack"))
         blank = without_gpu(self.encoder, self.encoder.numbers(values))
         fast = self.ceiling(blank, ())[:, 0].astype(np.float64)
         time = found.estimate_s * np.exp(middle)
         return Estimate(
             time_s=time,
-            low_s=time * np.exp(-np.maximum(_softplus(out[:, 1]), low)),
-            high_s=time * np.exp(np.maximum(_softplus(out[:, 2]), high)),
+            low_s=time * np.exp(-np.maximum(width * softplus(out[:, 1]), low)),
+            high_s=time * np.exp(np.maximum(width * softplus(out[:, 2]), high)),
             ceiling_s=found.estimate_s * np.exp(fast),
             support=support,
         ).held(question.bound_s)
+
+    def width(self, op: str, stack: str | None) -> float:
+        """What shapes left out of a fit showed of this op and stack, else of the whole family."""
+        return self.widths.get(f"{op} {stack}", self.widths.get("", 1.0))
 
     def outputs(self, values: Floats, target: Gpu, words: Mapping[str, str | None]) -> NDArray[np.float64]:
         """(calls, 3): log of the correction, and how far below and above it the interval reaches (before softplus)."""
@@ -171,7 +177,7 @@ def without_gpu(encoder: Encoder, numbers: Floats) -> Floats:
     return blank
 
 
-def _softplus(x: NDArray[np.float64]) -> NDArray[np.float64]:
+def softplus(x: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.logaddexp(0.0, x)
 
 
@@ -249,6 +255,7 @@ def unpack(tensors: Mapping[str, Floats], meta: Mapping[str, Any]) -> FamilyWeig
         capabilities=tuple(meta["capabilities"]),
         spreads={level: Spread(*pair) for level, pair in meta["spreads"].items()},
         about=meta["about"],
+        widths=meta.get("widths", {}),
     )
 
 
@@ -270,6 +277,7 @@ def pack(weights: FamilyWeights) -> tuple[dict[str, NDArray[Any]], dict[str, str
         "capabilities": weights.capabilities,
         "spreads": {level: (s.keep, s.low, s.high) for level, s in weights.spreads.items()},
         "about": weights.about,
+        "widths": weights.widths,
     }
     return tensors, {name: json.dumps(value) for name, value in meta.items()}
 
