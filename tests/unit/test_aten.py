@@ -46,6 +46,16 @@ def test_a_linear_and_its_gradients_by_how_operands_lie() -> None:
     assert one(op("mm", Tensor((128, 300), (1, 128), "bf16"), x, out=dense(128, 64)))["layout"] == "nt"
 
 
+def test_a_batch_that_shares_an_operand_is_one_product() -> None:
+    a, b = Tensor((7, 16, 64), (0, 64, 1), "bf16"), dense(7, 64, 32)
+    found = one(op("bmm", a, b, out=dense(7, 16, 32)))
+    assert (found["op"], found["m"], found["n"], found["k"]) == ("gemm", 16, 7 * 32, 64)
+    found = one(op("bmm", dense(7, 16, 64), Tensor((7, 64, 32), (0, 32, 1), "bf16"), out=dense(7, 16, 32)))
+    assert (found["op"], found["m"], found["n"], found["k"]) == ("gemm", 7 * 16, 32, 64)
+    found = one(op("bmm", dense(7, 16, 64), b, out=dense(7, 16, 32)))
+    assert (found["op"], found["batch"], found["m"], found["n"]) == ("bmm", 7, 16, 32)
+
+
 def test_tf32_only_where_it_is_on() -> None:
     product = op("mm", dense(8, 8, dtype="fp32"), dense(8, 8, dtype="fp32"), out=dense(8, 8, dtype="fp32"))
     assert one(product)["dtype"] == "fp32"

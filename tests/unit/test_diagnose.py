@@ -18,14 +18,14 @@ H200 = gpu("h200_sxm")
 
 
 @functools.cache
-def recorded(name: str) -> Diagnosis:
+def recorded(name: str, run_dtype: str | None = None) -> Diagnosis:
     profile, chip = read_measured(PROFILES / name)
     assert chip == H200
-    return diagnose(profile, chip)
+    return diagnose(profile, chip, run_dtype=run_dtype)
 
 
-def fault(name: str, file: str = "planted_faults.json.gz") -> Row:
-    (row,) = [row for row in recorded(file).rows if f"fault.{name}" in row.measured.marks]
+def fault(name: str, file: str = "planted_faults.json.gz", run_dtype: str | None = None) -> Row:
+    (row,) = [row for row in recorded(file, run_dtype).rows if f"fault.{name}" in row.measured.marks]
     return row
 
 
@@ -83,6 +83,25 @@ def test_what_a_fault_costs() -> None:
     assert unaligned.win_us == pytest.approx(won, rel=0.1)
     ranked = [row.measured.marks for row in recorded("planted_faults.json.gz").rows[:4]]
     assert ranked == [("fault.fp32_gemm",), ("fault.unaligned_k",), ("fault.unaligned_n",), ("fault.fp32_attention",)]
+
+
+def test_a_product_more_than_the_gpu_has_sms() -> None:
+    """133 products on 132 SMs, of fp32 as it is meant: 584 us, where 132 take 372."""
+    one, more = (fault(f"fp32_{count}", "planted_waves.json.gz", "fp32") for count in (132, 133))
+    assert reason(more) == "tail wave" and more.main is not None
+    assert more.main.detail.startswith("532 tiles of 64x64 on 132 SMs x 4: 1.01 waves, the last 1% full")
+    assert more.main.explained_us > more.measured.time_us - one.measured.time_us > 200
+    assert "tail wave" not in [r.name for r in one.reasons]
+    # in a run of bf16 that both are fp32 matters more, and the wave is told after it
+    beside = fault("fp32_133", "planted_waves.json.gz")
+    assert [r.name for r in beside.reasons[:2]] == ["dtype fallback", "tail wave"]
+
+
+def test_a_product_more_than_sms_with_one_operand_for_all() -> None:
+    """An operand expanded over the batch is read once: the batch is one product, which memory does not bind."""
+    more, one = (fault(f"shared_{count}", "planted_waves.json.gz") for count in (133, 132))
+    assert (more.facts.op, more.facts.parameters["m"], more.facts.parameters["n"]) == ("gemm", 256, 133 * 128)
+    assert reason(more) == "tail wave" and "tail wave" not in [r.name for r in one.reasons]
 
 
 def test_one_wave_plus_one_tile() -> None:
