@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Calls, Kernel, size
 from kernelcast.kernels.dtypes import DType, dtype
-from kernelcast.kernels.gemm import matmul_work
+from kernelcast.kernels.gemm import matmul_work, product_hints
 from kernelcast.kernels.norm import side_instructions
 from kernelcast.kernels.work import Array, Phases, Work, ceil_div
 
@@ -94,6 +94,19 @@ class Conv2d(Kernel):
                 span = f"{filter_name} spans {padded - spare[i]:.0f} pixels"
                 found.append((spare < 0, f"{span}, more than the padded {name} {padded:.0f}"))
         return found
+
+    @classmethod
+    def product(cls, calls: Calls) -> tuple[Array, Array, Array, Array]:
+        """(m, n, k, how many) of the implicit GEMM."""
+        sizes = sizes_of(calls)
+        return sizes.m, sizes.n, sizes.k, sizes.groups
+
+    @classmethod
+    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+        """Of the parameters, and of the implicit GEMM: which kernel cuDNN takes depends on both."""
+        m, n, k, count = cls.product(calls)
+        found = super().hints(calls, gpu) | {"log_stride": np.log2(calls["stride"])}
+        return found | {f"product_{name}": hint for name, hint in product_hints(gpu, m, n, k, count).items()}
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Phases:

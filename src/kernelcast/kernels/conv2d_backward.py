@@ -37,16 +37,20 @@ class Conv2dDgrad(Conv2d):
     op: ClassVar[str] = "conv2d_dgrad"
 
     @classmethod
-    def work(cls, calls: Calls, gpu: Gpu) -> Phases:
-        kind, sizes, stride = dtype(calls.choice("dtype")), sizes_of(calls), calls["stride"]
-        taps = calls["kernel_h"] * calls["kernel_w"]
+    def product(cls, calls: Calls) -> tuple[Array, Array, Array, Array]:
+        sizes, stride = sizes_of(calls), calls["stride"]
         classes = np.minimum(stride, calls["kernel_h"]) * np.minimum(stride, calls["kernel_w"])
         pixels = calls["batch"] * ceil_div(calls["height"], stride) * ceil_div(calls["width"], stride)  # of a class
-        channels = calls["in_channels"] / sizes.groups
-        k = sizes.n * taps / classes
+        k = sizes.n * calls["kernel_h"] * calls["kernel_w"] / classes
+        return pixels, calls["in_channels"] / sizes.groups, k, sizes.groups * classes
+
+    @classmethod
+    def work(cls, calls: Calls, gpu: Gpu) -> Phases:
+        kind, sizes = dtype(calls.choice("dtype")), sizes_of(calls)
+        pixels, channels, k, count = cls.product(calls)
         gradient = sizes.groups * sizes.m * sizes.n  # elements of dy
         whole = calls["batch"] * calls["in_channels"] * calls["height"] * calls["width"]  # and of dx
-        gemm = matmul_work(gpu, kind, pixels, channels, k, batch=sizes.groups * classes)
+        gemm = matmul_work(gpu, kind, pixels, channels, k, batch=count)
         gemm = dataclasses.replace(
             gemm,
             activation_bytes=gradient * kind.act_bytes + whole * kind.out_bytes,
@@ -67,6 +71,11 @@ class Conv2dWgrad(Conv2d):
     """
 
     op: ClassVar[str] = "conv2d_wgrad"
+
+    @classmethod
+    def product(cls, calls: Calls) -> tuple[Array, Array, Array, Array]:
+        sizes = sizes_of(calls)
+        return sizes.n, sizes.k, sizes.m, sizes.groups
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Phases:

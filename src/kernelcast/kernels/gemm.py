@@ -176,11 +176,16 @@ def matmul_work(
 
 
 def matmul_hints(gpu: Gpu, calls: Calls, batch: Array, usual_layout: str) -> dict[str, Array]:
-    """Shape, alignment, and how well common tiles would fill this GPU whole waves at a time."""
+    """Of a product, and the alignment of its rows."""
     m, n, k = calls["m"], calls["n"], calls["k"]
+    found = product_hints(gpu, m, n, k, batch)
+    return found | _alignment(dtype(calls.choice("dtype")), m, n, k, calls.choice("layout") or usual_layout)
+
+
+def product_hints(gpu: Gpu, m: Array, n: Array, k: Array, batch: Array) -> dict[str, Array]:
+    """Shape, and how well common tiles would fill this GPU whole waves at a time."""
     found = {"log_m": np.log2(m), "log_n": np.log2(n), "log_k": np.log2(k), "log_batch": np.log2(batch)}
     found |= {"grain_m": grain(m), "grain_n": grain(n), "grain_k": grain(k)}
-    found |= _alignment(dtype(calls.choice("dtype")), m, n, k, calls.choice("layout") or usual_layout)
     for step in (8, 64, 128, 256):
         found |= {f"m_mod_{step}": np.mod(m, step) / step, f"n_mod_{step}": np.mod(n, step) / step}
     found["k_mod_64"] = np.mod(k, 64) / 64
