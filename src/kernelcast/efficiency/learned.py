@@ -53,7 +53,8 @@ class FamilyWeights:
     capabilities: tuple[str, ...]  # of the GPUs in the data
     spreads: Mapping[str, Spread]  # by support
     about: Mapping[str, Any]  # version, data hash, rows, sources
-    widths: Mapping[str, float] = field(default_factory=dict)  # by "op stack" and "": how often the interval as learned
+    # by "op stack gpu", "op stack" and "": how many times the interval as learned
+    widths: Mapping[str, float] = field(default_factory=dict)
     nameless: bool = False  # ask only the networks that know no GPU by name
 
     def estimate(self, question: Question, found: Features) -> Estimate:
@@ -62,7 +63,7 @@ class FamilyWeights:
         out = self.outputs(values, question.gpu, question.words)
         kept, low, high = self._spread(support)
         middle = out[:, 0] * kept
-        width = self.width(question.kernel.op, question.words.get("stack"))
+        width = self.width(question.kernel.op, question.words.get("stack"), question.gpu.id)
         blank = without_gpu(self.encoder, self.encoder.numbers(values))
         fast = self.ceiling(blank, ())[:, 0].astype(np.float64)
         time = found.estimate_s * np.exp(middle)
@@ -74,9 +75,12 @@ class FamilyWeights:
             support=support,
         ).held(question.bound_s)
 
-    def width(self, op: str, stack: str | None) -> float:
-        """What shapes left out of a fit showed of this op and stack, else of the whole family."""
-        return self.widths.get(f"{op} {stack}", self.widths.get("", 1.0))
+    def width(self, op: str, stack: str | None, place: str) -> float:
+        """What shapes left out of a fit showed of this op and stack on this GPU, else of as much as is known."""
+        for known in (f"{op} {stack} {place}", f"{op} {stack}", ""):
+            if known in self.widths:
+                return self.widths[known]
+        return 1.0
 
     def outputs(self, values: Floats, target: Gpu, words: Mapping[str, str | None]) -> NDArray[np.float64]:
         """(calls, 3): log of the correction, and how far below and above it the interval reaches (before softplus)."""

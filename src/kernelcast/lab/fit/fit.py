@@ -30,6 +30,7 @@ from kernelcast.lab.fit.train import HIGH, LOW, Kind, Progress, Recipe, encoder_
 TWINS = (("b200_sxm", "gb200"), ("h100_sxm", "h800_sxm"))
 _LEAST_SHARE, _MOST_REPEATS = 0.08, 20  # of the rows, that a source is repeated towards
 _UNTESTED = Spread(keep=1.0, low=0.4, high=0.7)  # a family measured on one GPU: as wide as the widest of the others
+_WIDTHS_BY = ("op", "stack", "gpu")
 _LEAST_WIDTH_ROWS, _LEAST_WIDTH = 40, 0.5
 Report = Callable[[str], Progress | None]
 
@@ -140,23 +141,24 @@ def widths(encoder: Encoder, left_out: Sequence[tuple[Layers, Dataset]]) -> dict
     Networks know the rows that they saw too well: of a few thousand calls of our own, repeated to be heard among
     millions, an interval as learned holds 60% of new shapes.
     """
-    far, names = [np.zeros(0)], [np.zeros(0, dtype=object)]
+    far, names = [np.zeros(0)], [np.zeros((2, 0), dtype=object)]
     for net, data in left_out:
         if not len(data):
             continue
         out = correction(FamilyWeights(encoder, (net,), (), net, (), {}, {}), data)
         error = data.target - out[:, 0]
         far.append(np.maximum(error / softplus(out[:, 2]), -error / softplus(out[:, 1])))
-        stack = data.words.get("stack", np.full(len(data), None))
-        names.append(data.words["op"].astype(str).astype(object) + " " + stack.astype(str))
-    ratio, name = np.concatenate(far), np.concatenate(names)
+        words = [data.words.get(name, np.full(len(data), None)).astype(str).astype(object) for name in _WIDTHS_BY]
+        names.append(np.stack([words[0] + " " + words[1], words[0] + " " + words[1] + " " + words[2]]))
+    ratio = np.concatenate(far)
     if len(ratio) < _LEAST_WIDTH_ROWS:
         return {}
     found = {"": float(np.quantile(ratio, HIGH - LOW))}
-    for group in sorted(set(name)):
-        members = ratio[name == group]
-        if len(members) >= _LEAST_WIDTH_ROWS:
-            found[group] = float(np.quantile(members, HIGH - LOW))
+    for name in np.concatenate(names, axis=1):
+        for group in sorted(set(name)):
+            members = ratio[name == group]
+            if len(members) >= _LEAST_WIDTH_ROWS:
+                found[group] = float(np.quantile(members, HIGH - LOW))
     return {group: round(max(value, _LEAST_WIDTH), 3) for group, value in found.items()}
 
 
