@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from running import Run
 
@@ -12,9 +14,9 @@ from kernelcast.cli.app import main
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
     """Run in this process: exit code, standard output, standard error."""
 
-    def call(*arguments: str) -> tuple[int, str, str]:
+    def call(*arguments: str | Path) -> tuple[int, str, str]:
         capsys.readouterr()
-        code = main(list(arguments))
+        code = main([str(argument) for argument in arguments])
         out, err = capsys.readouterr()
         return code, out, err
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import kernelcast as kc
-from kernelcast.kernels.base import columns_of
+from kernelcast.kernels.base import columns_of, kernel_class, parameters_of
 from kernelcast.kernels.moe import Moe, _balanced, _Layer
+from kernelcast.kernels.triton_config import TRITON_CONFIG
 from kernelcast.kernels.work import axis
 
 MIXTRAL = {"hidden": 4096, "inter": 14336, "experts": 8, "topk": 2}
@@ -80,3 +81,10 @@ def test_five_kernels_in_turn() -> None:
 def test_contradictions_are_refused(bad: dict[str, object], says: str) -> None:
     with pytest.raises(kc.KernelcastError, match=says):
         layer(tokens=8, **bad)
+
+
+@pytest.mark.parametrize(("op", "own_last"), [("moe", "backend"), ("moe_gemm", "second")])
+def test_a_config_is_listed_after_the_sizes_of_a_layer(op: str, own_last: str) -> None:
+    names = list(parameters_of(kernel_class(op)))
+    assert names[0] == "tokens"
+    assert names[names.index(own_last) + 1 :] == [*TRITON_CONFIG, "dtype", "stack"]

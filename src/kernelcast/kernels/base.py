@@ -169,6 +169,7 @@ class Kernel:
     dtypes: ClassVar[tuple[str, ...]] = tuple(DTYPES)
     examples: ClassVar[tuple[Mapping[str, Any], ...]] = ()
     parameters: ClassVar[Mapping[str, Parameter]] = {}
+    listed_last: ClassVar[tuple[str, ...]] = ()  # parameters of a shared base that come after the family's own
 
     dtype: str = field(default="bf16", metadata={"kind": "choice", "help": "number format"})
     stack: str | None = field(
@@ -221,7 +222,7 @@ _PARAMETERS: dict[type[Kernel], dict[str, Parameter]] = {}
 
 
 def parameters_of(kernel: type[Kernel]) -> dict[str, Parameter]:
-    """The parameters of a family by name, its own first, then dtype and stack."""
+    """The parameters of a family by name, its own first, then what it lists last, dtype and stack."""
     if kernel not in _PARAMETERS:
         own: dict[str, Parameter] = {}
         for f in dataclasses.fields(kernel):
@@ -229,7 +230,7 @@ def parameters_of(kernel: type[Kernel]) -> dict[str, Parameter]:
             if f.name == "dtype":
                 spec["options"] = kernel.dtypes
             own[f.name] = Parameter(name=f.name, default=f.default, optional=f.default is None, **spec)
-        shared = {name: own.pop(name) for name in ("dtype", "stack")}
+        shared = {name: own.pop(name) for name in (*kernel.listed_last, "dtype", "stack")}
         _PARAMETERS[kernel] = {**own, **shared}
     return _PARAMETERS[kernel]
 

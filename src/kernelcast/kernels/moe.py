@@ -17,11 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
-from kernelcast.kernels.base import Calls, Kernel, choice, flag, real, size
+from kernelcast.kernels.base import Calls, choice, flag, real, size
 from kernelcast.kernels.dtypes import DType, dtype, matmul_pipe
 from kernelcast.kernels.gemm import matrix_unit
 from kernelcast.kernels.quantize import quantised_rows
 from kernelcast.kernels.routing import ROUTINGS, active_experts, random_blocks
+from kernelcast.kernels.triton_config import TritonConfigured
 from kernelcast.kernels.work import Array, Number, Phases, Work, axis, ceil_div
 
 # (block_m, block_n, warps): the default rules and the tuned files of vLLM and SGLang draw from these.
@@ -33,7 +34,7 @@ _LARGEST_SHARE = 0.8  # of the tokens, that one expert can draw
 
 
 @dataclass(frozen=True, kw_only=True)
-class Moe(Kernel):
+class Moe(TritonConfigured):
     """A fused mixture-of-experts layer on one rank of tp x ep: hidden, inter and experts are the whole model's."""
 
     op: ClassVar[str] = "moe"
@@ -55,12 +56,6 @@ class Moe(Kernel):
     routing: str | None = choice("how tokens choose experts without skew: balanced or random", ROUTINGS, default=None)
     gated: bool = flag("gate and up projections (SwiGLU) rather than one", default=True)
     backend: str | None = choice("library, default: the usual one of the stack", MOE_BACKENDS, default=None)
-    block_m: int | None = size("Triton BLOCK_SIZE_M, default: chosen", default=None, low=8, high=1024)
-    block_n: int | None = size("Triton BLOCK_SIZE_N, default: chosen", default=None, low=8, high=1024)
-    block_k: int | None = size("Triton BLOCK_SIZE_K, default: chosen", default=None, low=8, high=1024)
-    group_m: int | None = size("Triton GROUP_SIZE_M, default: chosen", default=None, high=1024)
-    warps: int | None = size("Triton num_warps, default: chosen", default=None, high=32)
-    stages: int | None = size("Triton num_stages, default: chosen", default=None, high=16)
 
     @classmethod
     def conflicts(cls, calls: Calls) -> list[tuple[NDArray[np.bool_], str]]:

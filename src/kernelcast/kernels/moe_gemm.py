@@ -19,11 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
-from kernelcast.kernels.base import Calls, Kernel, flag, size
+from kernelcast.kernels.base import Calls, flag, size
 from kernelcast.kernels.dtypes import DType, dtype, matmul_pipe
 from kernelcast.kernels.gemm import matrix_unit
 from kernelcast.kernels.moe import MOE_DTYPES, dequantise_flops, topk_conflicts
 from kernelcast.kernels.routing import active_experts, random_blocks
+from kernelcast.kernels.triton_config import TRITON_CONFIG, TritonConfigured
 from kernelcast.kernels.work import Array, Phases, Work, axis, ceil_div
 
 # (block_m, block_n, block_k, warps, stages) where no config is given: engines' default rules draw from these.
@@ -45,7 +46,7 @@ _TASK_CYCLES = 2500.0  # sorted rows, first operands, write-back
 
 
 @dataclass(frozen=True, kw_only=True)
-class MoeGemm(Kernel):
+class MoeGemm(TritonConfigured):
     """One grouped GEMM of a mixture-of-experts layer alone (Triton fused MoE): a token's row by topk experts."""
 
     op: ClassVar[str] = "moe_gemm"
@@ -62,12 +63,6 @@ class MoeGemm(Kernel):
     k: int = size("inner dimension (model width, for the first GEMM)")
     n: int = size("output features of an expert (gate and up together)")
     second: bool = flag("second GEMM of a layer: each (token, expert) pair has a row of its own", default=False)
-    block_m: int | None = size("Triton BLOCK_SIZE_M, default: chosen", default=None, low=8, high=1024)
-    block_n: int | None = size("Triton BLOCK_SIZE_N, default: chosen", default=None, low=8, high=1024)
-    block_k: int | None = size("Triton BLOCK_SIZE_K, default: chosen", default=None, low=8, high=1024)
-    group_m: int | None = size("Triton GROUP_SIZE_M, default: chosen", default=None, high=1024)
-    warps: int | None = size("Triton num_warps, default: chosen", default=None, high=32)
-    stages: int | None = size("Triton num_stages, default: chosen", default=None, high=16)
 
     @classmethod
     def conflicts(cls, calls: Calls) -> list[tuple[NDArray[np.bool_], str]]:
@@ -203,7 +198,7 @@ def _config_hints(calls: Calls, gpu: Gpu) -> dict[str, Array]:
     """What the config does to instruction, registers, occupancy and loads in flight; 0 where none is given."""
     given = ~np.isnan(calls["block_m"])
     kind = dtype(calls.choice("dtype"))
-    full = {name: np.where(given, column, 64.0) if name in _NAMES else column for name, column in calls.numbers.items()}
+    full = dict(calls.numbers) | {name: np.where(given, calls[name], 64.0) for name in TRITON_CONFIG}
     config = _Config.of(Calls(calls.count, full, calls.choices), gpu, kind)
     found = _sm_hints(calls, gpu, config) | _reuse_hints(calls, gpu, kind, config)
     hints = {f"config_{name}": np.where(given, value, 0.0) for name, value in found.items()}
@@ -253,6 +248,3 @@ def _reuse_hints(calls: Calls, gpu: Gpu, kind: DType, c: _Config) -> dict[str, A
         "k_waste": np.mod(-calls["k"], c.block_k) / c.block_k,
         "short_runs": _short_runs(c, gpu, kind),
     }
-
-
-_NAMES = ("block_m", "block_n", "block_k", "group_m", "warps", "stages")

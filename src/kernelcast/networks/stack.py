@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kernelcast.errors import KernelcastError, unknown
 from kernelcast.hardware import Gpu
+from kernelcast.toml_folder import ids_in, read_from
 
 _FOLDER = Path(__file__).parent / "stacks"
 
@@ -71,19 +70,10 @@ def _longest(table: tuple[tuple[str, str], ...], capability: str) -> str | None:
 
 
 def stack_ids() -> list[str]:
-    return sorted(path.stem for path in _FOLDER.glob("*.toml"))
+    return ids_in(_FOLDER)
 
 
 @functools.cache
 def stack(name: str) -> Stack:
     """The stack called ``name``."""
-    path = _FOLDER / f"{name.lower()}.toml"
-    if not path.exists():
-        raise unknown("stack", name, stack_ids())
-    raw: dict[str, Any] = tomllib.loads(path.read_text())
-    tables = {key: tuple(value.items()) for key, value in raw.items() if isinstance(value, dict)}
-    known = {f.name for f in fields(Stack)} - {"id"}
-    missing, extra = sorted(known - set(raw) - {"unfused"}), sorted(set(raw) - known)
-    if missing or extra:
-        raise KernelcastError(f"{path.name}: missing {', '.join(missing) or 'nothing'}; unknown {', '.join(extra)}")
-    return Stack(id=path.stem, **{**raw, **tables})
+    return read_from(_FOLDER, Stack, name)

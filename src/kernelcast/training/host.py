@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-import tomllib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from kernelcast.errors import KernelcastError, unknown
 from kernelcast.kernels.work import Array
+from kernelcast.toml_folder import ids_in, read_from
 
 _FOLDER = Path(__file__).parent / "hosts"
 
@@ -35,22 +34,13 @@ class Host:
 
 
 def host_ids() -> list[str]:
-    return sorted(path.stem for path in _FOLDER.glob("*.toml"))
+    return ids_in(_FOLDER)
 
 
 @functools.cache
 def host(name: str) -> Host:
     """The host called ``name``."""
-    path = _FOLDER / f"{name.lower()}.toml"
-    if not path.exists():
-        raise unknown("host", name, host_ids())
-    raw = tomllib.loads(path.read_text())
-    raw["sources"] = tuple(raw.get("sources", {}).items())
-    known = {f.name for f in fields(Host)} - {"id"}
-    if set(raw) != known:
-        odd = ", ".join(sorted(known ^ set(raw)))
-        raise KernelcastError(f"{path.name}: missing or unknown: {odd}")
-    return Host(id=path.stem, **raw)
+    return read_from(_FOLDER, Host, name)
 
 
 def stream_ends(launched_s: Array, kernel_s: Array) -> Array:

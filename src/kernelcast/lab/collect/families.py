@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from kernelcast.kernels.triton_config import TRITON_CONFIG
 from kernelcast.lab.collect.shapes import TP, Draw
 
 Drawn = dict[str, Any]
 _CUDNN_SHARE = 0.03  # cuDNN builds a plan for every new shape, which takes most of a second
 _HEAD_DIMS = (64, 128)
-_BLOCK_NAMES = ("block_m", "block_n", "block_k", "group_m", "warps", "stages")
 # Few enough to compile: what tuned files of serving engines hold, and some that nobody would choose.
 _BLOCKS = tuple(
     (m, n, k, group, 8 if m * n >= 16384 else 4, stages)
@@ -150,7 +150,7 @@ def _moe_gemm(draw: Draw) -> Drawn:
     k, n = draw.pick(((layer.hidden, 2 * inter), (inter, layer.hidden)))
     return {"op": "moe_gemm", "tokens": draw.tokens(8192), "experts": layer.experts, "topk": layer.topk, "k": k, "n": n,
             "dtype": draw.pick(("bf16", "bf16", "fp8")),
-            **dict(zip(_BLOCK_NAMES, draw.pick(_BLOCKS), strict=True))}  # fmt: skip
+            **dict(zip(TRITON_CONFIG, draw.pick(_BLOCKS), strict=True))}  # fmt: skip
 
 
 def _conv(op: str) -> Callable[[Draw], Drawn]:

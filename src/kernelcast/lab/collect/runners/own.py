@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from kernelcast.kernels.triton_config import TRITON_CONFIG
 from kernelcast.lab.collect.pool import DTYPES, Pool, Spec, specs
 from kernelcast.lab.collect.runners import NotMeasurableError, Prepared, Runner
 from kernelcast.lab.collect.triton_kernels import Routing, moe_gemm, quantise
@@ -16,7 +17,7 @@ _BLOCK = 128  # columns that share a scale
 
 
 def grouped(call: Any, pool: Pool) -> Prepared:
-    blocks = {name: getattr(call, name) for name in ("block_m", "block_n", "block_k", "group_m", "warps", "stages")}
+    blocks = {name: getattr(call, name) for name in TRITON_CONFIG}
     missing = [name for name, value in blocks.items() if value is None]
     if missing:
         raise NotMeasurableError(f"moe_gemm is measured with its block sizes given; missing {', '.join(missing)}")

@@ -1,83 +1,26 @@
-"""Table files in and out: any mix of ops, everything else unchanged, all or nothing."""
+"""Table files in and out: any mix of ops gets its results, everything else passes through unchanged."""
 
 from __future__ import annotations
 
 import csv
 import json
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import pytest
+from running import Run
+from table_files import CALLS, ENDINGS, MIXED, read, write
 
 import kernelcast
-from kernelcast.cli import main
 from kernelcast.tables import OUTPUT
-
-ENDINGS = (".csv", ".parquet", ".jsonl")
-READERS = {
-    ".csv": "read_csv('{}', header = true, all_varchar = true)",
-    ".parquet": "read_parquet('{}')",
-    ".jsonl": "read_json('{}', format = 'newline_delimited')",
-}
-# Three ops, pass-through columns of several types with NULLs, and rows that are in no order.
-MIXED = """
-SELECT * FROM (VALUES
-    ('gemm',      4096, 4096, 4096, 'bf16', NULL, NULL, 'first', 1.5::DOUBLE,  true,  DATE '2024-02-29', '007'),
-    ('rmsnorm',   NULL, NULL, NULL, NULL,   512,  8192, NULL,    NULL::DOUBLE, NULL,  NULL::DATE,        NULL),
-    ('gemm',      16,   1024, 512,  'fp8',  NULL, NULL, 'a,"b"', -2.25,        false, DATE '1999-12-31', ''),
-    ('silu_mul',  NULL, NULL, NULL, 'fp16', 64,   256,  'µ',     1e300,        true,  NULL,              'x y')
-) AS t(op, m, n, k, dtype, rows, cols, note, weight, used, day, code)
-"""
-CALLS = [
-    kernelcast.kernel("gemm", m=4096, n=4096, k=4096, dtype="bf16"),
-    kernelcast.kernel("rmsnorm", rows=512, cols=8192),
-    kernelcast.kernel("gemm", m=16, n=1024, k=512, dtype="fp8"),
-    kernelcast.kernel("silu_mul", rows=64, cols=256, dtype="fp16"),
-]
-
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    def call(*arguments: str | Path) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = main([str(argument) for argument in arguments])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
-
-
-def write(query: str, path: Path) -> Path:
-    kind = {".csv": "FORMAT csv, HEADER", ".parquet": "FORMAT parquet", ".jsonl": "FORMAT json"}[path.suffix]
-    duckdb.connect().execute(f"COPY ({query}) TO '{path}' ({kind})")
-    return path
-
-
-def read(path: Path, select: str = "*") -> list[dict[str, Any]]:
-    cursor = duckdb.connect().execute(f"SELECT {select} FROM {READERS[path.suffix].format(path)}")
-    names = [column[0] for column in cursor.description or ()]
-    return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
 
 def predicted(path: Path) -> list[float | None]:
     return [None if row["predicted_us"] in (None, "") else float(row["predicted_us"]) for row in read(path)]
-
-
-def refused(run: Run, *arguments: str | Path) -> str:
-    """The one line that refuses ``arguments``."""
-    code, out, err = run(*arguments)
-    assert (code, out) == (2, "")
-    assert err.startswith("kernelcast: error: ")
-    assert err.count("\n") == 1, err
-    return err
 
 
 @pytest.mark.parametrize("target", ENDINGS)
@@ -200,15 +143,6 @@ def test_gpu_column_and_the_option_that_wins(run: Run, tmp_path: Path) -> None:
     assert [row["gpu"] for row in read(tmp_path / "out.csv")] == ["h100_sxm", "NVIDIA H200"]
 
 
-def test_no_gpu_is_refused(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "in.csv").write_text("op,m,n,k\ngemm,1,2,3\n")
-    assert "which GPU?" in refused(run, "kernels", tmp_path / "in.csv", "-o", tmp_path / "out.csv")
-    (tmp_path / "in.csv").write_text("op,m,n,k,gpu\ngemm,1,2,3,\n")
-    assert "row 1: gpu is empty" in refused(run, "kernels", tmp_path / "in.csv", "-o", tmp_path / "out.csv")
-    assert "--gpu" in refused(run, "kernels", tmp_path / "in.csv", "--set", "sm_count=3")
-    assert not (tmp_path / "out.csv").exists()
-
-
 def test_results_of_an_earlier_run_are_replaced(run: Run, tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_text("predicted_us,op,m,n,k\n-1,gemm,1,2,3\n")
     assert run("kernels", tmp_path / "in.csv", "--gpu", "h100_sxm", "-o", tmp_path / "out.csv")[0] == 0
@@ -219,177 +153,7 @@ def test_results_of_an_earlier_run_are_replaced(run: Run, tmp_path: Path) -> Non
     assert (tmp_path / "again.csv").read_text() == (tmp_path / "out.csv").read_text()
 
 
-# ---- bad rows ----
-
-HALF_BAD = """op,m,n,k,dtype,note
-gemm,64,64,64,bf16,good
-gemm,abc,64,64,bf16,word
-gemm,64,64,,bf16,missing
-gemm,-1,64,64,bf16,negative
-gemm,64,64,64,fp9,dtype
-gemmm,64,64,64,bf16,op
-gemm,2000000,2000000,64,bf16,large
-,64,64,64,bf16,empty
-gemm,64,64.5,64,bf16,half
-gemm,128,64,64,,good
-"""
-REASONS = {
-    2: "m must be a number, not 'abc'",
-    3: "gemm needs k",
-    4: "m must be from 1",
-    5: "unknown dtype 'fp9'",
-    6: "unknown op 'gemmm'",
-    7: "but h100_sxm has 86 GB",
-    8: "op is empty",
-    9: "n must be a whole number, not 64.5",
-}
-
-
-def test_bad_rows_are_named_and_nothing_is_written(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "in.csv").write_text(HALF_BAD)
-    line = refused(run, "kernels", tmp_path / "in.csv", "--gpu", "h100_sxm", "-o", tmp_path / "out.csv")
-    assert "8 bad rows" in line
-    assert "row 2: gemm: m must be a number, not 'abc'" in line
-    assert "--skip-bad" in line
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv"]
-
-
-@pytest.mark.parametrize("row", REASONS)
-def test_each_bad_row_has_its_reason(run: Run, tmp_path: Path, row: int) -> None:
-    lines = HALF_BAD.splitlines()
-    (tmp_path / "in.csv").write_text("\n".join([lines[0], *[lines[1]] * 3, lines[row]]) + "\n")
-    line = refused(run, "kernels", tmp_path / "in.csv", "--gpu", "h100_sxm")
-    assert "1 bad row: row 4: " in line
-    assert REASONS[row] in line
-
-
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_skip_bad_leaves_their_results_empty(run: Run, tmp_path: Path, ending: str) -> None:
-    (tmp_path / "in.csv").write_text(HALF_BAD)
-    out = tmp_path / f"out{ending}"
-    code, _, err = run("kernels", tmp_path / "in.csv", "--gpu", "h100_sxm", "-o", out, "--skip-bad")
-    assert code == 0
-    assert "kernelcast: warning: 8 bad rows: row 2: " in err
-    rows = read(out)
-    assert [row["note"] for row in rows] == [line.split(",")[-1] for line in HALF_BAD.splitlines()[1:]]
-    for row in rows:
-        empty = {name: row[name] for name in OUTPUT if row[name] is None}
-        assert set(empty) == (set() if row["note"] == "good" else set(OUTPUT))
-    assert "nan" not in out.read_bytes().decode(errors="ignore").lower().replace("nano", "")
-
-
-def test_one_odd_cell_late_in_a_long_csv_is_one_bad_row(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "in.csv").write_text("op,m,n,k\n" + "gemm,64,64,64\n" * 50_000 + "gemm,abc,64,64\n")
-    line = refused(run, "kernels", tmp_path / "in.csv", "--gpu", "h100_sxm", "-o", tmp_path / "out.csv")
-    assert "1 bad row: row 50001: gemm: m must be a number, not 'abc'" in line
-
-
-def test_many_bad_rows_are_quick_and_short(run: Run, tmp_path: Path) -> None:
-    query = "SELECT 'gemm' AS op, -range - 1 AS m, 64 AS n, 64 AS k FROM range(100000)"
-    table = write(query, tmp_path / "in.parquet")
-    started = time.perf_counter()
-    line = refused(run, "kernels", table, "--gpu", "h100_sxm")
-    assert time.perf_counter() - started < 10
-    assert "100000 bad rows" in line
-    assert len(line) < 1000
-
-
-def test_a_bad_option_is_not_blamed_on_rows(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "in.csv").write_text("op,m,n,k\ngemm,1,2,3\n")
-    options = ("--gpu", "h100_sxm", "--skip-bad", "-o", str(tmp_path / "out.csv"))
-    assert "unknown limit 'l3'" in refused(run, "kernels", tmp_path / "in.csv", *options, "--without", "l3")
-    assert not (tmp_path / "out.csv").exists()
-
-
-# ---- files that cannot be read, places that cannot be written ----
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "said"),
-    [
-        ("in.csv", b"", "is empty"),
-        ("in.csv", b"\n\nop\n", "blank"),
-        ("in.csv", bytes(range(256)) * 64, "not UTF-8 text"),
-        ("in.csv", b"op,m,n,k\ngemm,1,2,3\ngemm,1,\xff,3\n", "not UTF-8 text"),
-        ("in.csv", b"op,m,n,k\ngemm,1,2\n", "Line: 2; Expected Number of Columns: 4 Found: 3"),
-        ("in.csv", b"op,m,n,k\ngemm,1,2,3,4\n", "Line: 2; Expected Number of Columns: 4 Found: 5"),
-        ("in.csv", b'op,m,n,k\ngemm,1,2,"3\n', "unterminated quote"),
-        ("in.csv", b"op,m,n,m\ngemm,1,2,3\n", "more than one column is called m"),
-        ("in.csv", b"m,n,k\n1,2,3\n", "needs a column 'op'; this has m, n, k"),
-        ("in.parquet", bytes(range(256)) * 64, "No magic bytes"),
-        ("in.parquet", b"PAR1", "too small"),
-        ("in.jsonl", b'{"op": "gemm", "m": 1}\n{"op": "ge', "line 2 is not JSON"),
-        ("in.jsonl", bytes(range(128, 256)) * 64, "line 1 is not text"),
-        ("in.jsonl", b"[1, 2]\n", "needs a column 'op'"),
-        ("in.txt", b"op\n", ".csv, .parquet, .jsonl"),
-    ],
-)
-def test_unreadable_files(run: Run, tmp_path: Path, name: str, content: bytes, said: str) -> None:
-    (tmp_path / name).write_bytes(content)
-    line = refused(run, "kernels", tmp_path / name, "--gpu", "h100_sxm", "-o", tmp_path / "out.csv")
-    assert said in line
-    assert len(line) < 400
-    assert not (tmp_path / "out.csv").exists()
-
-
-def test_a_truncated_parquet_file(run: Run, tmp_path: Path) -> None:
-    table = write(MIXED, tmp_path / "in.parquet")
-    table.write_bytes(table.read_bytes()[:-20])
-    refused(run, "kernels", table, "--gpu", "h100_sxm", "-o", tmp_path / "out.csv")
-
-
-def test_missing_files_and_bad_places(run: Run, tmp_path: Path) -> None:
-    table = write(MIXED, tmp_path / "in.parquet")
-    gpu = ("--gpu", "h100_sxm", "-o")
-    (tmp_path / "folder.csv").mkdir()
-    assert "no file" in refused(run, "kernels", tmp_path / "none.csv", *gpu, tmp_path / "out.csv")
-    assert "not a file" in refused(run, "kernels", tmp_path / "folder.csv", *gpu, tmp_path / "out.csv")
-    assert "no folder" in refused(run, "kernels", table, *gpu, tmp_path / "no" / "out.csv")
-    assert ".csv, .parquet, .jsonl" in refused(run, "kernels", table, *gpu, tmp_path / "out.xlsx")
-    assert "is a folder" in refused(run, "kernels", table, *gpu, tmp_path / "folder.csv")
-    before = table.read_bytes()
-    assert "is the input" in refused(run, "kernels", table, *gpu, tmp_path / "." / "in.parquet")
-    assert table.read_bytes() == before
-    assert "missing TABLE" in refused(run, "kernels")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder.csv", "in.parquet"]
-
-
-def test_an_existing_output_survives_an_error_and_is_replaced_by_a_result(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "out.csv").write_text("precious")
-    (tmp_path / "in.csv").write_text("op,m,n,k\ngemm,abc,2,3\n")
-    refused(run, "kernels", tmp_path / "in.csv", "--gpu", "h100_sxm", "-o", tmp_path / "out.csv")
-    assert (tmp_path / "out.csv").read_text() == "precious"
-    (tmp_path / "in.csv").write_text("op,m,n,k\ngemm,1,2,3\n")
-    assert run("kernels", tmp_path / "in.csv", "--gpu", "h100_sxm", "-o", tmp_path / "out.csv")[0] == 0
-    assert len(read(tmp_path / "out.csv")) == 1
-
-
-def test_a_failed_write_leaves_nothing(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise OSError("No space left on device")
-
-    (tmp_path / "out.csv").write_text("precious")
-    table = write(MIXED, tmp_path / "in.parquet")
-    monkeypatch.setattr(Path, "replace", fail)
-    assert "No space left" in refused(run, "kernels", table, "--gpu", "h100_sxm", "-o", tmp_path / "out.csv")
-    assert (tmp_path / "out.csv").read_text() == "precious"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.parquet", "out.csv"]
-
-
-def test_ctrl_c_while_writing_leaves_nothing(tmp_path: Path) -> None:
-    query = "SELECT 'gemm' AS op, 1 + range % 4096 AS m, 64 AS n, 64 AS k FROM range(1500000)"
-    table, out = write(query, tmp_path / "in.parquet"), tmp_path / "out.csv"
-    command = [sys.executable, "-m", "kernelcast", "kernels", str(table), "--gpu", "h100_sxm", "-o", str(out)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    while not list(tmp_path.glob(".out.*")) and process.poll() is None:
-        time.sleep(0.002)
-    process.send_signal(signal.SIGINT)
-    out_text, err = process.communicate(timeout=60)
-    assert (process.returncode, out_text, err.strip()) == (130, "", "")
-    assert [path.name for path in tmp_path.iterdir()] == ["in.parquet"]
-
-
-# ---- names, summaries, and no output file ----
+# ---- odd files, no output file, conditions, size ----
 
 
 def test_names_with_quotes_wildcards_and_blanks(run: Run, tmp_path: Path) -> None:
@@ -415,18 +179,6 @@ def test_a_table_without_rows(run: Run, tmp_path: Path) -> None:
     assert (tmp_path / "out.csv").read_text() == "op,m,n,k," + ",".join(OUTPUT) + "\n"
     code, out, _ = run("kernels", tmp_path / "in.csv", "--gpu", "h100_sxm", "--json")
     assert (code, json.loads(out)) == (0, [])
-
-
-def test_summary(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "in.csv").write_text(HALF_BAD)
-    common = ["kernels", tmp_path / "in.csv", "--gpu", "h100_sxm", "--skip-bad", "-o", tmp_path / "out.csv"]
-    code, out, err = run(*common)
-    assert (code, out) == (0, "")
-    assert "10 rows, 8 bad" in err.splitlines()[-1]
-    code, out, _ = run(*common, "--json")
-    summary = json.loads(out)
-    assert (summary["rows"], summary["bad_rows"]) == (10, 8)
-    assert {problem["row"] for problem in summary["problems"]} == set(REASONS)
 
 
 def test_without_an_output_rows_are_shown(run: Run, tmp_path: Path) -> None:

@@ -1,0 +1,37 @@
+"""Folders of TOML files, one file a thing: its name is the thing's id, its keys are the other fields of a dataclass."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from kernelcast.errors import KernelcastError, unknown
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    T = TypeVar("T", bound=DataclassInstance)
+
+
+def ids_in(folder: Path) -> list[str]:
+    return sorted(path.stem for path in folder.glob("*.toml"))
+
+
+def read_from(folder: Path, kind: type[T], name: str) -> T:
+    """The ``kind`` called ``name``, its tables as pairs. Only a field with a default may be left out of a file."""
+    path = folder / f"{name.lower()}.toml"
+    if not path.exists():
+        raise unknown(kind.__name__.lower(), name, ids_in(folder))
+    raw: dict[str, Any] = tomllib.loads(path.read_text())
+    known = {field.name: field.default is MISSING for field in fields(kind) if field.name != "id"}
+    missing = sorted(name for name, needed in known.items() if needed and name not in raw)
+    extra = sorted(set(raw) - set(known))
+    if missing or extra:
+        words = (", ".join(names) or "nothing" for names in (missing, extra))
+        raise KernelcastError("{}: missing {}; unknown {}".format(path.name, *words))
+    values = {key: tuple(value.items()) if isinstance(value, dict) else value for key, value in raw.items()}
+    make: Callable[..., T] = kind  # whose fields only the check above knows
+    return make(id=path.stem, **values)

@@ -1,0 +1,21 @@
+"""The bundled model configs, as tests look into them."""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import Any
+
+from kernelcast.networks import Attention, model
+from kernelcast.networks.catalogue import MODELS
+
+
+@functools.cache
+def config_of(stem: str) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((MODELS / f"{stem}.json").read_text(encoding="utf-8"))
+    return config
+
+
+def attentions_of(name: str) -> list[Attention]:
+    layers = [layer.attention for layer in model(name).expand()]
+    return [a for a in layers if isinstance(a, Attention)]
