@@ -65,17 +65,18 @@ def test_the_committed_campaign_is_whole() -> None:
 @pytest.mark.parametrize(
     ("family", "dtype", "most"),
     [
-        ("gemm", "bf16", 5.2),  # 4 was wanted: rows that are not a multiple of 16 bytes are off by 11%
-        ("gemm-fp8", "fp8", 5.0),
-        ("bmm", "bf16", 7.7),  # 6 was wanted
-        ("flashinfer-fa3", "bf16", 5.0),
-        ("flashinfer-fa2", "bf16", 6.0),
-        ("flashinfer-decode", "bf16", 6.0),
-        ("flashinfer-silu", "bf16", 4.3),  # 4 was wanted, and reached before strided calls joined the family
+        # two measurements of one call differ by 3.5% (gemm) to 4.8% (fp8) on the mean, in attention by 3 to 4%
+        ("gemm", "bf16", 5.4),  # 4 was wanted: rows that are not a multiple of 16 bytes are off by 11%
+        ("gemm-fp8", "fp8", 4.5),
+        ("bmm", "bf16", 7.5),  # 6 was wanted
+        ("flashinfer-fa3", "bf16", 5.1),
+        ("flashinfer-fa2", "bf16", 5.0),
+        ("flashinfer-decode", "bf16", 3.5),
+        ("flashinfer-silu", "bf16", 4.0),
         ("strided", "bf16", 4.5),
         ("flashinfer-norm", "bf16", 4.0),
-        ("softmax", "bf16", 6.0),
-        ("pointwise", "bf16", 7.2),  # 4 was wanted; a second measurement differs by 4.3
+        ("softmax", "bf16", 5.0),
+        ("pointwise", "bf16", 6.5),  # 4 was wanted; a second measurement differs by 4.3
         ("attention", "bf16", 5.0),
         ("attention-backward", "bf16", 5.0),
     ],
@@ -84,6 +85,14 @@ def test_shipped_weights_on_shapes_that_we_measured_and_no_fit_saw(family: str, 
     (line,) = [found for found in committed() if (found.family, found.dtype) == (family, dtype)]
     assert line.rows >= 40
     assert line.mean <= most
+
+
+def test_intervals_hold_four_in_five_of_the_shapes_that_no_fit_saw() -> None:
+    lines = [line for line in committed() if line.rows >= 60]
+    assert len(lines) >= 20
+    shares = np.array([line.coverage for line in lines])
+    assert 0.77 < np.average(shares, weights=[line.rows for line in lines]) < 0.85
+    assert shares.min() > 0.55  # Triton configs, whose weights are older than the widths
 
 
 @cache
