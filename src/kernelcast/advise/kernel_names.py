@@ -1,7 +1,7 @@
 """What a kernel's name says: its library, what kind of work it is, tile, number format, split-K, alignment.
 
 Names are those of cuBLAS (nvjet, xmma), CUTLASS, cuDNN, FlashAttention, PyTorch and Triton as profilers print them.
-Which tile side runs along which axis was checked on an H200 (validation/kernelcast): all 7,993 products of known size
+Which tile side runs along which axis was checked on an H200 (validation/kernelcast): all 9,274 products of known size
 whose grid counts tiles (nvjet, CUTLASS, xmma of sm80) fit. cuBLAS computes the transposed product of row-major
 matrices, so that the first side of an nvjet or CUTLASS tile lies along n; that of an xmma tile lies along m.
 """
