@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -182,6 +183,9 @@ def test_evaluation_resumes(tmp_path: Path) -> None:
     assert len(said) == 2 and again == first
     score = next(s for s in first if s.group == "all" and s.predictor == "generic")
     assert 20 < score.mean < 60 and score.bias < 0
+    evaluate(tables, replace(plan, predictors=("learned",)), tmp_path / "scores.json")
+    kept = json.loads((tmp_path / "density.json").read_text())  # for the plot, without what writes the report
+    assert list(kept) == ["gpu: h200_sxm, GEMM bf16+fp8"]
 
 
 def test_rows_of_small_sources_are_repeated() -> None:

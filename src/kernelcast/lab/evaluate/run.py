@@ -55,7 +55,6 @@ class Plan:
     test_rows: int = 20_000
     seed: int = 0
     row_passes: int = 4_000_000  # rows times epochs of a main network: few rows are passed more often
-    density: dict[str, Any] = field(default_factory=dict)  # predicted against measured, as counts on a grid
 
     def settings_for(self, rows: int) -> Settings:
         used = min(rows, self.settings.rows or rows)
@@ -105,9 +104,16 @@ def evaluate(
         job = jobs[at]
         say(f"{job.protocol}: {job.split.name} {job.split.label}, {job.family}, {predictor}")
         kept += found.scores
-        plan.density.update(found.density)
+        _keep_density(out.with_name("density.json"), found.density)
         write_scores(out, kept)
     return kept
+
+
+def _keep_density(path: Path, found: Mapping[str, Any]) -> None:
+    """Beside the scores, as they come: a run that goes on later does not make them again."""
+    if found:
+        earlier = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps({**earlier, **found}))
 
 
 Task = tuple[int, str]  # which job, which predictor
@@ -273,9 +279,4 @@ def evaluate_tables(
     if splits:
         plan = replace(plan, splits=splits, protocols=False)
     loaded = functools.cache(lambda family: family_columns(root, family))
-    found = evaluate(loaded, plan, out / "scores.json", say, workers)
-    if plan.density:
-        kept = out / "density.json"
-        earlier = json.loads(kept.read_text()) if kept.exists() else {}
-        kept.write_text(json.dumps({**earlier, **plan.density}))
-    return found
+    return evaluate(loaded, plan, out / "scores.json", say, workers)

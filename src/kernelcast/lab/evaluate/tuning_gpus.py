@@ -25,7 +25,7 @@ from kernelcast.lab.data import Measurements, merged
 from kernelcast.lab.data.config_rows import AT_LEAST, slower_rows
 from kernelcast.lab.fit.dataset import Columns, Dataset, build
 from kernelcast.lab.fit.families import fitting_columns
-from kernelcast.lab.fit.fit import FAMILY_TRANSFER, sampled, twins
+from kernelcast.lab.fit.fit import FAMILY_TRANSFER, Settings, sampled, twins
 from kernelcast.lab.fit.predicting import correction
 from kernelcast.lab.fit.train import Recipe, encoder_of, train
 
@@ -58,13 +58,14 @@ def known_order(columns: Columns, place: str) -> tuple[Dataset, NDArray[np.bool_
 
 
 def left_out(data: Dataset, place: str) -> FamilyWeights:
-    """Networks fitted without a GPU and its twins."""
+    """Networks fitted without a GPU and its twins; of nameless ones as many as the shipped weights have."""
     gone = np.array([twins(str(name), place) for name in data.words["gpu"]])
     fitted = data.select(np.flatnonzero(~gone))
     encoder = encoder_of(fitted)
     main = train(fitted, encoder, _MAIN, "main")
-    transfer = train(fitted, encoder, FAMILY_TRANSFER["moe_gemm"], "transfer")
-    return FamilyWeights(encoder, (main,), (transfer,), main, (), {}, {})
+    recipes = [replace(FAMILY_TRANSFER["moe_gemm"], seed=seed) for seed in range(Settings().transfer_networks)]
+    transfer = tuple(train(fitted, encoder, recipe, "transfer") for recipe in recipes)
+    return FamilyWeights(encoder, (main,), transfer, main, (), {}, {})
 
 
 def main(arguments: Sequence[str]) -> None:
