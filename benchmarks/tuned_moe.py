@@ -102,7 +102,7 @@ def main() -> None:
         gains = " | ".join(f"{one.default_s[stack] / one.time_s:.2f}" for stack in stacks)
         print(f"| {one.shape} | {one.tuned.config} | {one.time_s * 1e6:,.0f} | {100 * one.off:.1f}% | {gains} |",
               flush=True)  # fmt: skip
-        if given.out is not None:  # as far as it got: the GPU may be lent for a short while only
+        if given.out is not None:  # as far as it got, should it be cut off
             rows = [{"shape": f.shape, "config": astuple(f.tuned.config), "time_s": f.time_s, "best_s": f.best_s,
                      "best": astuple(f.best), **{f"{s}_s": f.default_s[s] for s in stacks},
                      "picked_at_s": f.tuned.measured_s, "predicted_s": f.tuned.predicted_s} for f in found]  # fmt: skip

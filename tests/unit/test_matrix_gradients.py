@@ -168,3 +168,18 @@ def test_depthwise_gradients_on_the_vector_units() -> None:
         # dgrad: 256 pixels a CTA, nine products each; wgrad: a CTA an element of a filter, over 6,272 pixels
         assert np.asarray(work.tasks)[direct] == tasks
         assert np.asarray(work.fma_flops)[direct] == flops
+
+
+def test_hints_of_a_convolution_tell_its_implicit_product() -> None:
+    """Stride 2 of 14 x 14 pixels, padded by 1: 7 x 7 outputs, four classes of input pixels with 9 / 4 taps each."""
+    products = {
+        "conv2d": (32 * 49, 512, 256 * 9, 1),
+        "conv2d_dgrad": (32 * 49, 256, 512 * 9 / 4, 4),
+        "conv2d_wgrad": (512, 256 * 9, 32 * 49, 1),
+    }
+    for op, product in products.items():
+        call = kernel(op, **RESNET, stride=2)
+        hints = type(call).hints(columns_of([call]), H100)
+        found = [2 ** float(hints[f"product_log_{name}"][0]) for name in ("m", "n", "k", "batch")]
+        assert found == pytest.approx(product), op
+        assert hints["log_stride"] == 1.0

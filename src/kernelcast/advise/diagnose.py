@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -172,14 +172,16 @@ def _row(
     measured: MeasuredCall, answers: _Answers, chip: Gpu, wanted: str, fp32_is_meant: bool, total_us: float
 ) -> Row:
     predicted = answers.of(measured, measured.calls)
-    facts = _facts(measured, answers, predicted if isinstance(predicted, Predicted) else None, chip, wanted)
-    facts = replace(facts, fp32_is_meant=fp32_is_meant)
+    known = predicted if isinstance(predicted, Predicted) else None
+    facts = _facts(measured, answers, known, chip, wanted, fp32_is_meant)
     why = predicted if isinstance(predicted, str) else measured.unmatched or "not known"
     share = measured.total_us / total_us
     return Row(measured, facts, reasons(facts), share, "" if facts.predicted is not None else why)
 
 
-def _facts(measured: MeasuredCall, answers: _Answers, predicted: Predicted | None, chip: Gpu, wanted: str) -> Facts:
+def _facts(
+    measured: MeasuredCall, answers: _Answers, predicted: Predicted | None, chip: Gpu, wanted: str, fp32_is_meant: bool
+) -> Facts:
     others = [answers.of(measured, [change]) for change in _changed(measured, wanted)]
     aligned, narrow, vector = (one if isinstance(one, Predicted) else None for one in others)
     parameters = dict(measured.calls[0].parameters) if predicted is not None else {}
@@ -197,6 +199,7 @@ def _facts(measured: MeasuredCall, answers: _Answers, predicted: Predicted | Non
         narrow=narrow,
         vector=vector,
         run_dtype=wanted,
+        fp32_is_meant=fp32_is_meant,
         launches=len(measured.kernels),
         idle_us=measured.idle_us,
         chain=measured.chain,

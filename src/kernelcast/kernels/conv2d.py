@@ -111,7 +111,8 @@ class Conv2d(Kernel):
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Phases:
         kind, sizes = dtype(calls.choice("dtype")), sizes_of(calls)
-        gemm = matmul_work(gpu, kind, sizes.m, sizes.n, sizes.k, batch=sizes.groups)
+        m, n, k, count = cls.product(calls)
+        gemm = matmul_work(gpu, kind, m, n, k, batch=count)
         output_elements = sizes.groups * sizes.m * sizes.n
         # Of im2col's matrix only the input itself is in memory; what L2 must hold shrinks alike.
         share = sizes.input_elements / (sizes.groups * sizes.m * sizes.k)

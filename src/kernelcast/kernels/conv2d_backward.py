@@ -81,7 +81,8 @@ class Conv2dWgrad(Conv2d):
     def work(cls, calls: Calls, gpu: Gpu) -> Phases:
         kind, sizes = dtype(calls.choice("dtype")), sizes_of(calls)
         filters = sizes.groups * sizes.n * sizes.k  # elements
-        gemm = matmul_work(gpu, kind, sizes.n, sizes.k, sizes.m, batch=sizes.groups, weights=False)
+        m, n, k, count = cls.product(calls)
+        gemm = matmul_work(gpu, kind, m, n, k, batch=count, weights=False)
         share = sizes.input_elements / (sizes.groups * sizes.m * sizes.k)  # of the patches the input itself
         gemm = dataclasses.replace(
             gemm,
