@@ -14,10 +14,10 @@ import torch
 
 from kernelcast.advise.configs import Config, MoeProblem, sglang_default, swift_default, vllm_default
 from kernelcast.advise.tune import tune
-from kernelcast.lab.collect import fused_moe
-from kernelcast.lab.collect.device import identified
-from kernelcast.lab.collect.moe_bench import Bench, Measurer
-from kernelcast.lab.collect.moe_sweep import TESTED
+from kernelcast.measure import fused_moe
+from kernelcast.measure.device import identified
+from kernelcast.measure.moe_bench import Bench, Measurer
+from kernelcast.measure.moe_sweep import TESTED
 
 ODD = (
     (1, 8, 2, 512, 256),

@@ -13,9 +13,9 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from kernelcast.lab.evaluate.learning_curve import COUNTS, CurvePlan, CurvePoint, learning_curve, write_curves
-from kernelcast.lab.fit.dataset import unpack
-from kernelcast.lab.fit.families import family_columns
+from kernelcast_lab.evaluate.learning_curve import COUNTS, CurvePlan, CurvePoint, learning_curve, write_curves
+from kernelcast_lab.fit.dataset import unpack
+from kernelcast_lab.fit.families import family_columns
 
 
 def _say(text: str) -> None:

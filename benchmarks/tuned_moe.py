@@ -21,10 +21,10 @@ import numpy as np
 from kernelcast.advise.configs import Config
 from kernelcast.advise.tune import TOP, Tuned, tune
 from kernelcast.hardware import Gpu
-from kernelcast.lab.collect.device import identified
-from kernelcast.lab.collect.moe_bench import Bench, Measurer
-from kernelcast.lab.data.config_sweeps import Sweep, about_sweeps, read_sweeps
-from kernelcast.lab.evaluate.tuning import problem_of, swept_times
+from kernelcast.measure.device import identified
+from kernelcast.measure.moe_bench import Bench, Measurer
+from kernelcast.measured.config_sweeps import Sweep, about_sweeps, read_sweeps
+from kernelcast_lab.evaluate.tuning import problem_of, swept_times
 
 BEST, ROUNDS = 20, 15
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import duckdb
 
-from kernelcast.lab import data as lab
-from kernelcast.lab.data.importing import import_checkout
 from kernelcast.tables import predict_columns
+from kernelcast_lab import data as lab
+from kernelcast_lab.data.importing import import_checkout
 
 
 def write_parquet(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:

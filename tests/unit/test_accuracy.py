@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kernelcast.lab.data import read
-from kernelcast.lab.data.serving import served_cases, serving_points
-from kernelcast.lab.evaluate.served import mean_error, static_batches, steady_points
-from kernelcast.lab.fit.fit import sampled
-from kernelcast.lab.fit.folds import TEST_FOLD, shape_fold
+from kernelcast.measured.folds import TEST_FOLD, shape_fold
 from kernelcast.tables import predict_columns
+from kernelcast_lab.data import read
+from kernelcast_lab.data.serving import served_cases, serving_points
+from kernelcast_lab.evaluate.served import mean_error, static_batches, steady_points
+from kernelcast_lab.fit.fit import sampled
 
 DATA = os.environ.get("KERNELCAST_DATA")
 pytestmark = pytest.mark.skipif(not DATA, reason="KERNELCAST_DATA names no folder of measured tables")

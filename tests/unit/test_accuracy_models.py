@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from kernelcast.lab.collect.models import load_cases
-from kernelcast.lab.evaluate.traced import MEASURED, Found, evaluate, main, summary
 from kernelcast.training.step import STEP
+from kernelcast_lab.evaluate.traced import MEASURED, Found, evaluate, main, summary
+from kernelcast_lab.models.measure import load_cases
 
 
 @pytest.fixture(scope="module")

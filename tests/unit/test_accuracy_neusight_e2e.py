@@ -10,8 +10,8 @@ import os
 import pytest
 
 from kernelcast.efficiency.learned import Learned
-from kernelcast.lab.data.neusight_e2e import model_cases
-from kernelcast.lab.evaluate.neusight_e2e import GROUPS, Compared, compare, families_that_saw_tests, mean_error
+from kernelcast_lab.data.neusight_e2e import model_cases
+from kernelcast_lab.evaluate.neusight_e2e import GROUPS, Compared, compare, families_that_saw_tests, mean_error
 
 DATA = os.environ.get("KERNELCAST_DATA")
 pytestmark = pytest.mark.skipif(not DATA, reason="KERNELCAST_DATA names no folder of measured tables")

@@ -248,7 +248,7 @@ def test_weights_of_another_method_are_refused() -> None:
 
 def test_folded_batch_norm_equals_the_trained_network() -> None:
     torch = pytest.importorskip("torch")
-    from kernelcast.lab.fit.baselines import NormNet
+    from kernelcast_lab.fit.baselines import NormNet
 
     torch.manual_seed(0)
     net = NormNet(6, (16, 8), [0.3], 0.1)
@@ -280,7 +280,7 @@ def measured_gemms(count: int) -> dict[str, NDArray[Any]]:
 @pytest.mark.parametrize("kind", ["pipeweave", "neusight"])
 def test_fitting_learns_and_is_repeatable(kind: str) -> None:
     pytest.importorskip("torch")
-    from kernelcast.lab.fit import baselines
+    from kernelcast_lab.fit import baselines
 
     fit: Any = {"pipeweave": baselines.fit_pipeweave, "neusight": baselines.fit_neusight}[kind]
     columns = measured_gemms(1500)
@@ -300,7 +300,7 @@ def test_fitting_learns_and_is_repeatable(kind: str) -> None:
 
 def test_fitting_says_what_it_cannot_do() -> None:
     pytest.importorskip("torch")
-    from kernelcast.lab.fit import baselines
+    from kernelcast_lab.fit import baselines
 
     columns = measured_gemms(20)
     with pytest.raises(KernelcastError, match="0 measured calls of the family moe"):

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 import kernelcast as kc
+from kernelcast.calibrate import calibrate
+from kernelcast.calibrate.fit import Design, Setting, fit, ridge, spread_out
 from kernelcast.efficiency.calibration import (
     ELSEWHERE,
     Calibration,
@@ -19,8 +21,6 @@ from kernelcast.efficiency.calibration import (
     matern,
     regimes,
 )
-from kernelcast.lab.calibrate import calibrate
-from kernelcast.lab.calibrate.fit import Design, Setting, fit, ridge, spread_out
 from kernelcast.predict import CHUNK_CALLS
 from kernelcast.tables import predict_columns
 

@@ -14,13 +14,13 @@ import pytest
 
 import kernelcast as kc
 from kernelcast.errors import KernelcastError
-from kernelcast.lab.collect.plan import FAMILIES, LONGEST_S, SHARES, Planned, plan
-from kernelcast.lab.collect.profiling import kernels_of
-from kernelcast.lab.collect.session import DeviceLostError, Session, read_lines
-from kernelcast.lab.collect.table import calls_again, read_records, write_table
-from kernelcast.lab.collect.telling import farthest_first, most_telling
-from kernelcast.lab.data import read_canonical
-from kernelcast.lab.data.store import note_of
+from kernelcast.measure.plan import FAMILIES, LONGEST_S, SHARES, Planned, plan
+from kernelcast.measure.profiling import kernels_of
+from kernelcast.measure.session import DeviceLostError, Session, read_lines
+from kernelcast.measure.table import calls_again, read_records, write_table
+from kernelcast.measure.telling import farthest_first, most_telling
+from kernelcast.measured.store import note_of
+from kernelcast_lab.data import read_canonical
 
 H200 = kc.gpu("h200_sxm")
 
@@ -234,7 +234,7 @@ def test_calls_of_a_table_can_be_measured_again(tmp_path: Path) -> None:
 
 def test_what_a_call_reads_keeps_its_random_numbers() -> None:
     torch = pytest.importorskip("torch")
-    from kernelcast.lab.collect.pool import Pool, specs
+    from kernelcast.measure.pool import Pool, specs
 
     pool = Pool(2**16, l2_bytes=2**10, device="cpu")
     tensors = (*specs("fp32", (8, 16)), *specs("fp32", (8, 16), use="written"), *specs("fp32", (8, 16), use="changed"))

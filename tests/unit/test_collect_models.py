@@ -16,10 +16,10 @@ import pytest
 
 from kernelcast.advise.chrome_events import NAME_CHARS, shape_text, short_name
 from kernelcast.errors import KernelcastError
-from kernelcast.lab.collect.models import load_cases, main, measure, pack
-from kernelcast.lab.collect.models_cases import MODELS, Case, case_table, chosen, cut, longest, parameter_count
-from kernelcast.lab.collect.models_store import DeviceLostError, Journal, Measured, Timing
-from kernelcast.lab.collect.models_trace import (
+from kernelcast_lab.models.cases import MODELS, Case, case_table, chosen, cut, longest, parameter_count
+from kernelcast_lab.models.measure import load_cases, main, measure, pack
+from kernelcast_lab.models.store import DeviceLostError, Journal, Measured, Timing
+from kernelcast_lab.models.trace import (
     KernelRow,
     OpRow,
     Other,
@@ -391,6 +391,6 @@ def test_without_cuda(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
 
 def test_the_script_needs_little() -> None:
     """A machine with a GPU need not have what the rest of the package wants."""
-    code = "import json, sys, kernelcast.lab.collect.models; print(json.dumps(list(sys.modules)))"
+    code = "import json, sys, kernelcast_lab.models.measure; print(json.dumps(list(sys.modules)))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert not {"duckdb", "typer", "rich", "torch", "transformers"} & set(json.loads(out))

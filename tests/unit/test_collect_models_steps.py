@@ -11,9 +11,9 @@ pytest.importorskip("transformers")
 
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from kernelcast.lab.collect.models_cases import MODELS, Case, Config, cut, parameter_count  # noqa: E402
-from kernelcast.lab.collect.models_run import time_steps, trace_events  # noqa: E402
-from kernelcast.lab.collect.models_steps import build, make_step  # noqa: E402
+from kernelcast_lab.models.cases import MODELS, Case, Config, cut, parameter_count  # noqa: E402
+from kernelcast_lab.models.run import time_steps, trace_events  # noqa: E402
+from kernelcast_lab.models.steps import build, make_step  # noqa: E402
 
 CPU = torch.device("cpu")
 BATCH, SEQ = 3, 32

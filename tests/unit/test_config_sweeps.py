@@ -11,11 +11,11 @@ import pytest
 from kernelcast.advise.configs import space
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import gpu
-from kernelcast.lab.data.config_rows import AT_LEAST, models_tested, rows_of, slower_rows, training_rows
-from kernelcast.lab.data.config_sweeps import about_sweeps, pack_sweeps, read_sweeps
-from kernelcast.lab.evaluate.tuning import final_times, score, spearman, summary, swept_times
-from kernelcast.lab.evaluate.tuning_gpus import rank_biserial
-from kernelcast.lab.fit.folds import shape_fold
+from kernelcast.measured.config_sweeps import about_sweeps, pack_sweeps, read_sweeps
+from kernelcast.measured.folds import AT_LEAST, shape_fold
+from kernelcast_lab.data.config_rows import models_tested, rows_of, slower_rows, training_rows
+from kernelcast_lab.evaluate.tuning import final_times, score, spearman, summary, swept_times
+from kernelcast_lab.evaluate.tuning_gpus import rank_biserial
 
 FILE = Path(__file__).parents[2] / "validation" / "moe_configs_h200_sxm.npz"
 

@@ -14,14 +14,14 @@ pytest.importorskip("torch")
 
 from kernelcast.efficiency.learned import load
 from kernelcast.efficiency.network import Layers
-from kernelcast.lab.evaluate.run import Fitted, Plan, evaluate
-from kernelcast.lab.evaluate.splits import generation, gpu_out, shapes
-from kernelcast.lab.fit import fit as fitting
-from kernelcast.lab.fit.dataset import build, pack, unpack
-from kernelcast.lab.fit.folds import TEST_FOLD, shape_fold
-from kernelcast.lab.fit.train import Recipe, encoder_of, train
+from kernelcast.measured.folds import TEST_FOLD, shape_fold
 from kernelcast.predict import Conditions
 from kernelcast.tables import predict_columns
+from kernelcast_lab.evaluate.run import Fitted, Plan, evaluate
+from kernelcast_lab.evaluate.splits import generation, gpu_out, shapes
+from kernelcast_lab.fit import fit as fitting
+from kernelcast_lab.fit.dataset import build, pack, unpack
+from kernelcast_lab.fit.train import Recipe, encoder_of, train
 
 SMALL = fitting.Settings(
     networks=1,

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from measured_files import imported, no_bad_row, rows_of, write_parquet
 
-from kernelcast.lab import data as lab
-from kernelcast.lab.data.aiconfigurator_files import version_key
+from kernelcast_lab import data as lab
+from kernelcast_lab.data.aiconfigurator_files import version_key
 
 AIC = "aic-core/src/aiconfigurator_core/systems/data"
 

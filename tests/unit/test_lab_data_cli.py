@@ -12,8 +12,8 @@ import pytest
 from measured_files import pipeweave
 
 from kernelcast.cli import app
-from kernelcast.cli import data as cli_data
-from kernelcast.lab.data.rules import RULES
+from kernelcast_lab.cli import data as cli_data
+from kernelcast_lab.data.rules import RULES
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import pytest
 from measured_files import imported, no_bad_row, pipeweave, rows_of, write_csv
 
 from kernelcast.errors import KernelcastError
-from kernelcast.lab import data as lab
-from kernelcast.lab.data.importing import IMPORTERS, import_checkout
+from kernelcast_lab import data as lab
+from kernelcast_lab.data.importing import IMPORTERS, import_checkout
 
 
 def test_neusight_import(tmp_path: Path) -> None:

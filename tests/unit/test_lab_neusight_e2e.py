@@ -10,10 +10,10 @@ import pytest
 
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import gpu
-from kernelcast.lab.data.neusight_e2e import ModelCase, model_cases
-from kernelcast.lab.evaluate.neusight_e2e import case_lines, compare, group_lines, mean_error, plan_of
-from kernelcast.lab.evaluate.neusight_models import CONFIGS, depth, traced
 from kernelcast.training.step import run_step
+from kernelcast_lab.data.neusight_e2e import ModelCase, model_cases
+from kernelcast_lab.evaluate.neusight_e2e import case_lines, compare, group_lines, mean_error, plan_of
+from kernelcast_lab.evaluate.neusight_models import CONFIGS, depth, traced
 
 
 def row(**changes: Any) -> dict[str, Any]:

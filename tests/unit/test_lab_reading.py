@@ -17,11 +17,11 @@ from measured_files import no_bad_row, write_parquet
 from kernelcast.errors import KernelcastError
 from kernelcast.kernels import REGISTRY, Kernel, parameters_of
 from kernelcast.kernels.base import size
-from kernelcast.lab import data as lab
-from kernelcast.lab.data.build import EVERYTHING
-from kernelcast.lab.data.importing import import_tables, left_out_whole
-from kernelcast.lab.data.rules import RULES, rule_of
+from kernelcast.measured.query import EVERYTHING
 from kernelcast.tables import predict_columns
+from kernelcast_lab import data as lab
+from kernelcast_lab.data.importing import import_tables, left_out_whole
+from kernelcast_lab.data.rules import RULES, rule_of
 
 SLOW_US = 1e6  # slower than any bound of the small calls here
 
@@ -64,7 +64,7 @@ def test_the_prediction_path_does_not_import_the_lab() -> None:
         if {"lab", "cli"} & set(path.parts):
             continue
         lines = path.read_text(encoding="utf-8").splitlines()
-        assert not [line for line in lines if line.startswith(("from kernelcast.lab", "import kernelcast.lab"))], path
+        assert not [line for line in lines if line.startswith(("from kernelcast_lab", "import kernelcast_lab"))], path
 
 
 # --- reading

@@ -13,7 +13,7 @@ import duckdb
 import pytest
 
 from kernelcast.errors import KernelcastError
-from kernelcast.lab.data import serving
+from kernelcast_lab.data import serving
 
 NOTE = "db-dump/2026-01-01; config_id=1; silicon_concurrency="
 

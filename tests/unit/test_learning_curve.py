@@ -12,11 +12,11 @@ import pytest
 pytest.importorskip("torch")
 
 from kernelcast.errors import KernelcastError
-from kernelcast.lab.evaluate.learning_curve import SEEN, CurvePlan, _groups, learning_curve, write_curves
-from kernelcast.lab.fit.fit import Settings
-from kernelcast.lab.fit.train import Recipe
 from kernelcast.predict import Conditions
 from kernelcast.tables import predict_columns
+from kernelcast_lab.evaluate.learning_curve import SEEN, CurvePlan, _groups, learning_curve, write_curves
+from kernelcast_lab.fit.fit import Settings
+from kernelcast_lab.fit.train import Recipe
 
 SMALL = Settings(
     networks=1,

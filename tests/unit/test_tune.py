@@ -29,9 +29,9 @@ from kernelcast.advise.tune import predicted, ranked, tune
 from kernelcast.efficiency.learned import Learned
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import gpu
-from kernelcast.lab.data.config_sweeps import read_sweeps
-from kernelcast.lab.evaluate.tuning import score
+from kernelcast.measured.config_sweeps import read_sweeps
 from kernelcast.predict import Conditions
+from kernelcast_lab.evaluate.tuning import score
 
 H200 = gpu("h200_sxm")
 SWEEPS = Path(__file__).parents[2] / "validation" / "moe_configs_h200_sxm.npz"

@@ -12,12 +12,12 @@ import pytest
 
 import kernelcast as kc
 from kernelcast.errors import KernelcastError
-from kernelcast.lab.collect.models import load_cases
-from kernelcast.lab.collect.plan import Planned, plan
-from kernelcast.lab.collect.table import write_table
-from kernelcast.lab.data import read_all, read_canonical
-from kernelcast.lab.fit.folds import TEST_FOLD, shape_fold
-from kernelcast.lab.validate import Line, overall, repeated, tables, validate
+from kernelcast.measure.plan import Planned, plan
+from kernelcast.measure.table import write_table
+from kernelcast.measured.folds import TEST_FOLD, shape_fold
+from kernelcast.validate import Line, overall, repeated, tables, validate
+from kernelcast_lab.data import read_all, read_canonical
+from kernelcast_lab.models.measure import load_cases
 
 H200 = kc.gpu("h200_sxm")
 CASES = Path(__file__).parents[2] / "validation"

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Sequence
+from importlib.metadata import entry_points
 from typing import Annotated
 
 import typer
@@ -14,13 +15,11 @@ from kernelcast._version import __version__
 from kernelcast.cli import (
     calibrate,
     collect,
-    data,
     diagnose,
     gpus,
     infer,
     kernel,
     kernels,
-    lab,
     ops,
     trace,
     tune,
@@ -31,7 +30,8 @@ from kernelcast.cli.errors import UsageError, usage_text
 from kernelcast.errors import KernelcastError
 
 # each has register(app)
-COMMANDS = (calibrate, collect, data, diagnose, gpus, infer, kernel, kernels, lab, ops, trace, tune, validate)
+COMMANDS = (calibrate, collect, diagnose, gpus, infer, kernel, kernels, ops, trace, tune, validate)
+ADDED = "kernelcast.commands"  # entry points by which other distributions (kernelcast-lab) add theirs
 INTERRUPTED, BROKEN_PIPE = 130, 141  # 128 + the signal, as shells count
 
 
@@ -59,6 +59,8 @@ def build() -> typer.Typer:
     app.callback()(_root)
     for module in COMMANDS:
         module.register(app)
+    for added in sorted(entry_points(group=ADDED), key=lambda point: point.name):
+        added.load()(app)
     return app
 
 

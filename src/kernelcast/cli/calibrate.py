@@ -53,7 +53,7 @@ def calibrate_file(
     Ten rows will do, hundreds are better: few rows correct little. The errors shown are of calls that the correction
     did not see (five-fold cross-validation).
     """
-    from kernelcast.lab.calibrate import calibrate, read_measured
+    from kernelcast.calibrate import calibrate, read_measured
 
     _check_output(measured, output)
     conditions = chosen_conditions(None, cache, predictor)

@@ -14,8 +14,8 @@ from kernelcast.cli.options import Json
 from kernelcast.errors import KernelcastError
 
 if TYPE_CHECKING:
-    from kernelcast.lab.collect.plan import Planned
-    from kernelcast.lab.collect.session import Progress
+    from kernelcast.measure.plan import Planned
+    from kernelcast.measure.session import Progress
 
 _CONFIGS = "moe-config"  # not calls of a family but every Triton config of some: a file of its own kind
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -70,7 +70,7 @@ def collect(
 
     def planned_for(name: str) -> list[Planned]:
         if again:
-            from kernelcast.lab.collect.table import calls_again
+            from kernelcast.measure.table import calls_again
 
             return calls_again(again, calls, seed)
         return _plan(name, calls, family, without, warm, for_calibration, seed)
@@ -81,9 +81,9 @@ def collect(
     if out is None:
         raise KernelcastError("where should the results go? give -o FILE.parquet")
     _needs_cuda()
-    from kernelcast.lab.collect.device import CudaDevice, facts, identified
-    from kernelcast.lab.collect.session import Session, read_lines
-    from kernelcast.lab.collect.table import read_records, write_table
+    from kernelcast.measure.device import CudaDevice, facts, identified
+    from kernelcast.measure.session import Session, read_lines
+    from kernelcast.measure.table import read_records, write_table
 
     target = identified(gpu)
     planned = planned_for(target.id)
@@ -110,8 +110,8 @@ def _sweep_configs(out: Path | None, gpu: str | None, seconds: float | None) -> 
     if out is None or out.suffix != ".npz":
         raise KernelcastError(f"--family {_CONFIGS} writes swept configs: give -o FILE.npz")
     _needs_cuda()
-    from kernelcast.lab.collect.device import facts, identified
-    from kernelcast.lab.collect.moe_sweep import collect as sweep_configs
+    from kernelcast.measure.device import facts, identified
+    from kernelcast.measure.moe_sweep import collect as sweep_configs
 
     target = identified(gpu)
     about = {"gpu": target.id, "dtype": "bf16", **facts()}
@@ -140,8 +140,8 @@ def _plan(
     name: str, calls: int, only: list[str] | None, without: list[str] | None, warm: float, telling: bool, seed: int
 ) -> list[Planned]:
     from kernelcast.hardware import gpu
-    from kernelcast.lab.collect.plan import plan
-    from kernelcast.lab.collect.telling import most_telling
+    from kernelcast.measure.plan import plan
+    from kernelcast.measure.telling import most_telling
 
     target = gpu(name)
     if not telling:

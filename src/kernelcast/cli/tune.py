@@ -184,14 +184,14 @@ def _measurer(chip: Gpu, dtype: str, unwanted: bool) -> tuple[Measure | None, st
         return None, ""
     if not torch.cuda.is_available():
         return None, ""
-    from kernelcast.lab.collect.device import identified
+    from kernelcast.measure.device import identified
 
     here: Any = identified(None)
     if here.id != chip.id or chip.changes:
         return None, f"This machine has a {here.name}, not a {chip.label}: these are the predicted best, not measured."
     if dtype not in ("bf16", "fp16"):
         return None, f"Our kernel does not run {dtype}: these are the predicted best, not measured."
-    from kernelcast.lab.collect.moe_bench import Measurer
+    from kernelcast.measure.moe_bench import Measurer
 
     return Measurer(), ""
 

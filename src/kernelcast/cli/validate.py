@@ -26,7 +26,7 @@ def validate(
     as_json: Json = False,
 ) -> None:
     """Predict every call that was measured for this project, and print how far off that is."""
-    from kernelcast.lab.validate import overall, validate
+    from kernelcast.validate import overall, validate
 
     lines = validate(folder, Conditions(predictor=predictor), seen=seen)
     if as_json:

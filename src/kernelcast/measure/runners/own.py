@@ -1,0 +1,46 @@
+"""Our own Triton kernels: a grouped GEMM with its block sizes as parameters, and quantisation to fp8."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from kernelcast.kernels.triton_config import TRITON_CONFIG
+from kernelcast.measure.pool import DTYPES, Pool, Spec, specs
+from kernelcast.measure.runners import NotMeasurableError, Prepared, Runner
+from kernelcast.measure.triton_kernels import Routing, moe_gemm, quantise
+
+_BLOCK = 128  # columns that share a scale
+
+
+def grouped(call: Any, pool: Pool) -> Prepared:
+    blocks = {name: getattr(call, name) for name in TRITON_CONFIG}
+    missing = [name for name, value in blocks.items() if value is None]
+    if missing:
+        raise NotMeasurableError(f"moe_gemm is measured with its block sizes given; missing {', '.join(missing)}")
+    pairs = call.tokens * call.topk
+    experts = torch.arange(pairs, device="cuda") % call.experts  # every expert gets the same, or one more
+    routing = Routing.of(experts, call.experts, call.topk, blocks.pop("block_m"))
+    narrow = specs(call.dtype, (call.tokens, call.k), (call.experts, call.n, call.k))
+    out = Spec((pairs, call.n), torch.bfloat16, "written")
+    sets = pool.sets(*narrow, out)
+    return Prepared([partial(moe_gemm, a, b, c, routing, **blocks) for a, b, c in sets], "kernelcast_moe")
+
+
+def quantize(call: Any, pool: Pool) -> Prepared:
+    if call.to != "fp8":
+        raise NotMeasurableError(f"quantize is measured to fp8, not {call.to}")
+    given, shape = call.scale == "static", (call.rows, call.cols)
+    if call.scale == "block":
+        if call.cols % _BLOCK:
+            raise NotMeasurableError(f"block scales need cols in multiples of {_BLOCK}, not {call.cols}")
+        shape = (call.rows * call.cols // _BLOCK, _BLOCK)
+    scales = torch.ones(shape[0], device="cuda")
+    sets = pool.sets(Spec(shape, DTYPES[call.dtype]), Spec(shape, DTYPES["fp8"], "written"))
+    return Prepared([partial(quantise, x, y, scales, given) for x, y in sets], "kernelcast_quantise")
+
+
+RUNNERS: Mapping[str, Runner] = {"moe_gemm": grouped, "quantize": quantize}

@@ -1,0 +1,108 @@
+"""FlashInfer's kernels: ragged prefill (FA2 and FA3), paged decode, RMS norm, SiLU-and-multiply, rotary embedding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernelcast.measure.pool import DTYPES, Pool, specs
+from kernelcast.measure.runners import NotMeasurableError, Prepared, Runner
+
+_WORKSPACE_BYTES = 512 * 2**20
+
+
+@cache
+def _flashinfer() -> Any:
+    try:
+        import flashinfer
+    except ImportError:
+        raise NotMeasurableError("flashinfer is not installed") from None
+    return flashinfer
+
+
+@cache
+def _workspace() -> Tensor:
+    return torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
+
+
+@cache
+def _prefill(backend: str) -> Any:
+    return _flashinfer().BatchPrefillWithRaggedKVCacheWrapper(_workspace(), "NHD", backend=backend)
+
+
+@cache
+def _decode() -> Any:
+    return _flashinfer().BatchDecodeWithPagedKVCacheWrapper(_workspace(), "NHD", use_tensor_cores=True)
+
+
+def _starts(count: int, length: int) -> Tensor:
+    return torch.arange(count + 1, dtype=torch.int32, device="cuda") * length
+
+
+def attention(call: Any, pool: Pool) -> Prepared:
+    return _paged(call, pool) if call.page_size else _ragged(call, pool)
+
+
+def _ragged(call: Any, pool: Pool) -> Prepared:
+    name = {"fa3": "fa3", "flashinfer": "fa2"}[call.backend]
+    wrapper = _prefill(name)
+    kv_heads = call.kv_heads or call.q_heads
+    wrapper.plan(
+        _starts(call.batch, call.q_len), _starts(call.batch, call.kv_len), call.q_heads, kv_heads, call.head_dim,
+        causal=call.causal, q_data_type=DTYPES[call.dtype],
+    )  # fmt: skip
+    queries = (call.batch * call.q_len, call.q_heads, call.head_dim)
+    keys = (call.batch * call.kv_len, kv_heads, call.head_dim)
+    sets = pool.sets(*specs(call.dtype, queries, keys, keys), *specs(call.dtype, queries, use="written"))
+    return Prepared([partial(wrapper.run, q, k, v, out=o) for q, k, v, o in sets],
+                    f"flashinfer_{name}")  # fmt: skip
+
+
+def _paged(call: Any, pool: Pool) -> Prepared:
+    wrapper = _decode()
+    kv_heads = call.kv_heads or call.q_heads
+    pages = -(-call.kv_len // call.page_size)
+    last = call.kv_len - (pages - 1) * call.page_size
+    order = torch.randperm(call.batch * pages, device="cuda").to(torch.int32)  # pages lie anywhere
+    wrapper.plan(
+        _starts(call.batch, pages), order, torch.full((call.batch,), last, dtype=torch.int32, device="cuda"),
+        call.q_heads, kv_heads, call.head_dim, call.page_size, q_data_type=DTYPES[call.dtype],
+        kv_data_type=DTYPES[call.dtype],
+    )  # fmt: skip
+    cache_shape = (call.batch * pages, 2, call.page_size, kv_heads, call.head_dim)
+    queries = (call.batch, call.q_heads, call.head_dim)
+    sets = pool.sets(*specs(call.dtype, queries, cache_shape), *specs(call.dtype, queries, use="written"))
+    return Prepared([partial(wrapper.run, q, kv, out=o) for q, kv, o in sets], "flashinfer_decode")
+
+
+def rmsnorm(call: Any, pool: Pool) -> Prepared:
+    norm = _flashinfer().norm
+    weight = torch.ones(call.cols, dtype=DTYPES[call.dtype], device="cuda")
+    shape = (call.rows, call.cols)
+    if call.residual:
+        pairs = pool.sets(*specs(call.dtype, shape, shape, use="changed"))
+        return Prepared([partial(norm.fused_add_rmsnorm, x, r, weight) for x, r in pairs], "flashinfer")
+    pairs = pool.sets(*specs(call.dtype, shape), *specs(call.dtype, shape, use="written"))
+    return Prepared([partial(norm.rmsnorm, x, weight, out=y) for x, y in pairs], "flashinfer")
+
+
+def silu_mul(call: Any, pool: Pool) -> Prepared:
+    activation = _flashinfer().activation
+    result = specs(call.dtype, (call.rows, call.cols), use="written")
+    sets = pool.sets(*specs(call.dtype, (call.rows, 2 * call.cols)), *result)
+    return Prepared([partial(activation.silu_and_mul, x, out=y) for x, y in sets], "flashinfer")
+
+
+def rope(call: Any, pool: Pool) -> Prepared:
+    apply: Callable[..., object] = _flashinfer().rope.apply_rope_pos_ids_inplace
+    positions = torch.arange(call.tokens, dtype=torch.int32, device="cuda")
+    shapes = [(call.tokens, heads, call.head_dim) for heads in (call.q_heads, call.kv_heads)]
+    sets = pool.sets(*specs(call.dtype, *shapes, use="changed"))
+    return Prepared([partial(apply, q, k, positions) for q, k in sets], "flashinfer")
+
+
+RUNNERS: Mapping[str, Runner] = {"attention": attention, "rmsnorm": rmsnorm, "silu_mul": silu_mul, "rope": rope}

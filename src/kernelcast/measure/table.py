@@ -1,0 +1,111 @@
+"""Results as one Parquet in the canonical schema, with what was seen beside the times."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from kernelcast.errors import KernelcastError
+from kernelcast.hardware import Gpu
+from kernelcast.kernels import kernel, kernel_class, parameters_of
+from kernelcast.measure.plan import Planned
+from kernelcast.measured.query import connect, quoted, text
+from kernelcast.measured.schema import VERSION, columns_of
+from kernelcast.measured.store import METADATA_KEY, is_canonical
+
+SOURCE = "kernelcast"
+# warm: timed with what the L2 kept. status: ok or failed, with the error. spread: half the quartiles' distance over
+# the median. launches: in one replay.
+# kernels: GPU kernels of the call; the rest describes the longest of them.
+SEEN = {
+    "family": "VARCHAR", "warm": "BOOLEAN", "status": "VARCHAR", "error": "VARCHAR", "spread": "FLOAT",
+    "replays": "INTEGER",
+    "launches": "INTEGER", "at_s": "FLOAT", "kernels": "INTEGER", "kernel_name": "VARCHAR", "grid": "VARCHAR",
+    "block": "VARCHAR", "registers": "INTEGER", "smem_bytes": "INTEGER",
+}  # fmt: skip
+
+
+def write_table(records: Iterable[Mapping[str, Any]], path: Path, target: Gpu, facts: Mapping[str, Any]) -> int:
+    """A complete file or none; the number of rows."""
+    rows = [_row(record, target, facts) for record in records]
+    if not rows:
+        raise KernelcastError(f"nothing was measured: {path} is not written")
+    ops = {row["op"] for row in rows}
+    types = {name: kind for name, kind in columns_of(ops).items() if name not in ("q_lens", "kv_lens")} | SEEN
+    note = json.dumps({"schema": VERSION, "source": SOURCE, "dropped": {}, "measured": dict(facts)})
+    part = path.with_name(f".{path.stem}.{os.getpid()}.part")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory() as folder, connect() as connection:
+        lines = Path(folder) / "rows.jsonl"
+        lines.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        columns = ", ".join(f"{quoted(name)}: {text(kind)}" for name, kind in types.items())
+        try:
+            connection.execute(
+                f"COPY (SELECT * FROM read_json({text(str(lines))}, format='newline_delimited', "
+                f"columns={{{columns}}}) ORDER BY op, dtype) TO {text(str(part))} "
+                f"(FORMAT parquet, COMPRESSION zstd, KV_METADATA {{{METADATA_KEY}: {text(note)}}})"
+            )
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+    return len(rows)
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """The results of a table that was written before, as records of a session."""
+    if not path.exists():
+        return []
+    if not is_canonical(path):
+        raise KernelcastError(f"{path} is no table of kernelcast collect: choose another name for the results")
+    with connect() as connection:
+        found = connection.execute(f"SELECT * FROM read_parquet({text(str(path))})")
+        names = [column[0] for column in found.description or ()]
+        rows = [dict(zip(names, values, strict=True)) for values in found.fetchall()]
+    return [_record({name: value for name, value in row.items() if value is not None}) for row in rows]
+
+
+def calls_again(path: Path, count: int, seed: int) -> list[Planned]:
+    """``count`` of the calls that a table has times of, at random, to be measured a second time."""
+    if not path.exists():
+        raise KernelcastError(f"no table {path} to measure again")
+    known = [_planned(record) for record in read_records(path) if record["status"] == "ok"]
+    rng = np.random.default_rng(seed)
+    return [known[at] for at in rng.permutation(len(known))[:count]]
+
+
+def _planned(record: Mapping[str, Any]) -> Planned:
+    return Planned(str(record["family"]), kernel(**record["call"]), warm=bool(record.get("warm")))
+
+
+def _record(row: Mapping[str, Any]) -> dict[str, Any]:
+    parameters = parameters_of(kernel_class(row["op"]))
+    call = kernel(row["op"], **{name: value for name, value in row.items() if name in parameters})
+    planned = Planned(str(row["family"]), call, warm=bool(row.get("warm")))
+    kept = ("latency_us", "rotation", "kernel_source", *SEEN)
+    return {"key": planned.key, "call": planned.parameters, **{name: row[name] for name in kept if name in row}}
+
+
+def _row(record: Mapping[str, Any], target: Gpu, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """One flat row; ``rotation`` is the number of sets of tensors that took turns."""
+    call = record["call"]
+    stack = call.get("stack")
+    version = str(facts.get(stack or "triton", ""))
+    seen = {name: record[name] for name in SEEN if name in record}
+    return {
+        **call,
+        "gpu": target.id,
+        "version": version,
+        "kernel_source": record.get("kernel_source"),
+        "source": SOURCE,
+        "campaign": f"{SOURCE}/{target.id}/{stack}/{version}",
+        "rotation": record.get("rotation"),
+        "input_rotation": record.get("rotation"),  # a set has its inputs too
+        "latency_us": record.get("latency_us"),
+        **seen,
+    }

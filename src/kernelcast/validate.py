@@ -1,0 +1,112 @@
+"""Replay what the project measured itself: predictions beside measured times, and how far two measurements differ.
+
+A folder of cases has ``<source>/<name>.parquet``, tables of ``kernelcast collect``. A table whose name ends in
+``_again`` measured calls of another a second time, on another day or machine: their difference is the noise floor.
+Only shapes that no fit saw are scored, unless all are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernelcast.errors import KernelcastError
+from kernelcast.measured.folds import TEST_FOLD, shape_fold
+from kernelcast.measured.query import connect, text
+from kernelcast.measured.store import AGAIN, read_canonical
+from kernelcast.predict import Conditions
+from kernelcast.tables import predict_columns
+
+Columns = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One group of cases. Errors in percent of the measured time; ``noise``: of a second measurement from the first."""
+
+    gpu: str
+    family: str
+    dtype: str
+    rows: int
+    mean: float
+    median: float
+    p90: float
+    bias: float
+    coverage: float
+    noise: float | None
+
+
+def tables(folder: Path) -> list[Path]:
+    """The tables of a folder of cases, second measurements left out."""
+    if not folder.is_dir():
+        raise KernelcastError(f"no folder {folder}; give the folder of cases, as in kernelcast validate validation")
+    found = [path for path in sorted(folder.glob("*/*.parquet")) if not path.stem.endswith(AGAIN)]
+    if not found:
+        raise KernelcastError(f"{folder} has no cases: none of its folders has a table of kernelcast collect")
+    return found
+
+
+def validate(folder: Path, conditions: Conditions, *, seen: bool = False) -> list[Line]:
+    """Every table of a folder, by family and number format."""
+    return [line for path in tables(folder) for line in _table(path, conditions, seen)]
+
+
+def _table(path: Path, conditions: Conditions, seen: bool) -> list[Line]:
+    columns = dict(read_canonical(path).columns)
+    columns["family"] = _words(path, "family")
+    keep = np.ones(len(columns["op"]), dtype=bool) if seen else shape_fold(columns) == TEST_FOLD
+    columns = {name: column[keep] for name, column in columns.items()}
+    found, bad = predict_columns(columns, None, conditions)
+    if bad.found:
+        raise KernelcastError(f"{path}: {bad.text()}")
+    again = path.with_name(f"{path.stem}{AGAIN}.parquet")
+    noise = repeated(path, again) if again.exists() else {}
+    groups: dict[tuple[str, str, str], list[int]] = {}
+    for at, key in enumerate(zip(columns["gpu"], columns["family"], columns["dtype"], strict=True)):
+        groups.setdefault(key, []).append(at)
+    return [_line(key, np.array(rows), columns, found, noise) for key, rows in sorted(groups.items())]
+
+
+def _line(
+    key: tuple[str, str, str], rows: NDArray[np.intp], columns: Columns, found: Columns, noise: Mapping[str, float]
+) -> Line:
+    truth, low, high = columns["latency_us"][rows], found["low_us"][rows], found["high_us"][rows]
+    ratio = found["predicted_us"][rows] / truth
+    error = np.abs(ratio - 1) * 100
+    return Line(
+        *key, len(rows), float(error.mean()), float(np.median(error)), float(np.quantile(error, 0.9)),
+        float((ratio - 1).mean() * 100), float(np.mean((truth >= low) & (truth <= high))), noise.get(key[1]),
+    )  # fmt: skip
+
+
+def repeated(first: Path, second: Path) -> dict[str, float]:
+    """Mean difference of calls that two tables measured, in percent, by family."""
+    once, twice = _times(first), _times(second)
+    found: dict[str, list[float]] = {}
+    for key, (family, latency) in twice.items():
+        if key in once:
+            found.setdefault(family, []).append(abs(latency / once[key][1] - 1) * 100)
+    return {family: float(np.mean(differences)) for family, differences in found.items()}
+
+
+def _times(path: Path) -> dict[str, tuple[str, float]]:
+    from kernelcast.measure.table import read_records
+
+    return {r["key"]: (r["family"], r["latency_us"]) for r in read_records(path) if r["status"] == "ok"}
+
+
+def _words(path: Path, column: str) -> NDArray[Any]:
+    """A column that is not of the canonical schema, of the calls that were timed, in the file's order."""
+    query = f"SELECT {column} FROM read_parquet({text(str(path))}) WHERE latency_us IS NOT NULL"
+    with connect() as connection:
+        return np.array([row[0] for row in connection.execute(query).fetchall()], dtype=object)
+
+
+def overall(lines: Sequence[Line]) -> float:
+    """Mean error of all cases."""
+    return float(np.average([line.mean for line in lines], weights=[line.rows for line in lines]))

@@ -1,0 +1,1 @@
+"""The lab's commands, which join the program's when kernelcast-lab is installed."""

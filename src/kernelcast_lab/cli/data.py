@@ -1,0 +1,160 @@
+"""``kernelcast data``: measured kernel times; import from public repositories, list, show."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kernelcast.cli.commands import Command, CommandGroup, with_examples
+from kernelcast.cli.options import Json
+from kernelcast.errors import KernelcastError
+from kernelcast.report import json as as_json
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+SOURCES = ("aiconfigurator", "neusight", "pipeweave", "vidur", "tables")
+# A checkout in small, so that the examples run as they stand.
+_MAKE = (
+    "mkdir -p pipeweave/dataset",
+    "printf 'M,N,K,avg_duration,hardware\\n4096,4096,4096,120.5,NVIDIA H100\\n' > pipeweave/dataset/gemm_fp8_test.csv",
+    "kernelcast data import pipeweave pipeweave -o measured --replace",
+)
+_MOST_CAMPAIGNS = 20
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(cls=with_examples(CommandGroup, *_MAKE), invoke_without_command=True)
+    group.callback()(_data)
+    group.command("import", cls=with_examples(Command, *_MAKE))(import_source)
+    group.command("list", cls=with_examples(Command, *_MAKE, "kernelcast data list measured"))(list_folder)
+    shown = "kernelcast data show measured/pipeweave/gemm_fp8.parquet"
+    group.command("show", cls=with_examples(Command, *_MAKE, shown))(show_file)
+    app.add_typer(group, name="data")
+
+
+def _data(ctx: typer.Context) -> None:
+    """Measured kernel times: import them from public repositories, list and show them."""
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
+
+
+def import_source(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help=f"One of {', '.join(SOURCES)}.")],
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="Your checkout of the source's repository.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Folder for the measurements.")],
+    replace: Annotated[bool, typer.Option("--replace", help="Replace what an earlier import left there.")] = False,
+    json: Json = False,
+) -> None:
+    """Turn a public repository's measurements into canonical Parquet files.
+
+    Writes DIR/SOURCE/TABLE.parquet for each table of kernels and a summary.json: rows kept, and rows left out by
+    rule. The source 'tables' is a folder of cleaned SOURCE/TABLE.parquet files.
+    """
+    from kernelcast_lab.data.importing import import_checkout, import_tables
+
+    if output.exists() and not output.is_dir():
+        raise KernelcastError(f"{output} is a file; -o takes a folder")
+    if source == "tables":
+        summary = import_tables(path, output, replace=replace, progress=_progress)
+    else:
+        summary = import_checkout(source, path, output, replace=replace, progress=_progress)
+    if json:
+        print(as_json.to_json(summary))
+        return
+    _print_tables(summary["tables"])
+    kept = sum(line["rows"] for line in summary["tables"])
+    print(f"kernelcast: {kept:,} rows -> {output}", file=sys.stderr)
+
+
+def _progress(text: str) -> None:
+    print(f"kernelcast: {text}", file=sys.stderr, flush=True)
+
+
+def list_folder(
+    folder: Annotated[
+        Path | None,
+        typer.Argument(metavar="DIR", help="Folder of SOURCE/TABLE.parquet files; default: KERNELCAST_DATA."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """List the tables of a folder: ops, GPUs, rows, and rows left out by rule."""
+    from kernelcast.measured.store import describe
+    from kernelcast_lab.data.importing import left_out_whole
+    from kernelcast_lab.data.shared import root_path, tables
+
+    root = root_path(folder)
+    lines = [{"table": name, **describe(root / f"{name}.parquet")} for name in tables(root)]
+    lines += [line for line in left_out_whole(root) if line["table"] not in {known["table"] for known in lines}]
+    if not lines:
+        raise KernelcastError(f"{root} has no SOURCE/TABLE.parquet files; `kernelcast data import` makes such")
+    if json:
+        print(as_json.to_json(lines))
+        return
+    _print_tables(lines)
+
+
+def show_file(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A Parquet file that `kernelcast data import` wrote.")],
+    json: Json = False,
+) -> None:
+    """Show one file: rows by op, GPU and campaign, and what was left out and why."""
+    from kernelcast.measured.store import describe
+    from kernelcast_lab.data.rules import RULES
+
+    if not file.is_file():
+        raise KernelcastError(f"no file {file}")
+    found = describe(file)
+    if not found["canonical"]:
+        raise KernelcastError(f"{file} has no canonical measurements; `kernelcast data import` makes such files")
+    if json:
+        print(as_json.to_json({**found, "reasons": {rule: RULES[rule] for rule in found["dropped"]}}))
+        return
+    from kernelcast.report.text import show
+
+    parts: list[Any] = [f"{file}: {found['rows']:,} rows of {found['source']}\n"]
+    for key, title in (("ops", "op"), ("gpus", "GPU"), ("campaigns", "campaign")):
+        parts += [_counts(title, found[key]), ""]
+    left_out = {f"{rule}: {RULES[rule]}": count for rule, count in found["dropped"].items()}
+    show(*parts, *([_counts("left out", left_out)] if left_out else ["nothing was left out"]))
+
+
+def _counts(title: str, counts: Mapping[str, int]) -> Table:
+    from kernelcast.report.text import plain_table
+
+    table = plain_table(title, "rows", right=("rows",))
+    for word, count in list(counts.items())[:_MOST_CAMPAIGNS]:
+        table.add_row(word, f"{count:,}")
+    rest = len(counts) - _MOST_CAMPAIGNS
+    if rest > 0:
+        table.add_row(f"and {rest} more (--json has all)", "")
+    return table
+
+
+def _print_tables(lines: Sequence[Mapping[str, Any]]) -> None:
+    """A line a table, then what was left out by rule."""
+    from kernelcast.measured.measurements import total
+    from kernelcast.report.text import plain_table, show
+    from kernelcast_lab.data.rules import RULES
+
+    table = plain_table("table", "rows", "left out", "ops", "GPUs", right=("rows", "left out"))
+    for line in lines:
+        dropped = line.get("dropped", {})
+        ops = _few(line.get("ops", ())) or ("not canonical" if line.get("canonical") is False else "none")
+        table.add_row(line["table"], f"{line['rows']:,}", f"{sum(dropped.values()):,}", ops, _few(line.get("gpus", ())))
+    reasons = plain_table("left out by", "rows", "why", right=("rows",))
+    for rule, count in total(line.get("dropped", {}) for line in lines).items():
+        reasons.add_row(rule, f"{count:,}", RULES[rule])
+    show(table)
+    if reasons.row_count:
+        show("", reasons)
+
+
+def _few(words: Iterable[str], most: int = 4) -> str:
+    words = list(words)
+    more = f" and {len(words) - most} more" if len(words) > most else ""
+    return ", ".join(words[:most]) + more

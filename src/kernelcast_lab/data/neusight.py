@@ -1,0 +1,89 @@
+"""NeuSight (github sitar-lab/NeuSight, MIT): fp32 ops of PyTorch 2.1, timed by CUDA events around one op.
+
+Launch overhead is inside (floors of 24 to 67 us). Names that end in u take a scalar as second operand.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kernelcast_lab.data.checkout import Part, parts, relation
+from kernelcast_lab.data.mapping import OpMap, TableMap
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+SOURCE = "neusight"
+LOOKS_FOR = "scripts/asplos/data/dataset/train/collect/OP/TORCH/GPU.csv"
+_PLACES = ("scripts/asplos/data", "data", ".")
+_DTYPE = "'fp32'"  # kernels are sgemm, scudnn and gcgemm: TF32 was off for products and convolutions
+_MATRIX = {"m": "M", "n": "K", "k": "N"}  # N is the contraction
+_ROWS = {"rows": "B", "cols": "H"}
+# A product with, or a sum of, a tensor and a scalar is our 'scale' (a division by one is a product in PyTorch).
+# 'pow' has two tensors and no family with us; 'powu' is a tensor to the power of a scalar, our pow.
+_VECTOR = {
+    "add": "add", "mul": "mul", "div": "div", "addu": "scale", "mulu": "scale", "divu": "scale", "powu": "pow",
+    "relu": "relu", "tanh": "tanh", "gelu": "gelu", "softmax": "softmax", "ln": "layernorm",
+}  # fmt: skip
+
+
+def _ops() -> tuple[OpMap, ...]:
+    conv = {
+        "batch": "B",
+        "in_channels": "in_channels",
+        "out_channels": "out_channels",
+        "height": "input_size",
+        "width": "input_size",
+        "kernel_h": "kernel_size",
+        "kernel_w": "kernel_size",
+        "stride": "stride",
+        "padding": "padding",
+    }
+    vector = [OpMap(ours, _ROWS, _DTYPE, f"op = '{theirs}'") for theirs, ours in _VECTOR.items()]
+    return (
+        # torch.nn.Linear's weight is [out, in]; torch.bmm got two matrices as they lie
+        OpMap("gemm", {**_MATRIX, "m": "CAST(B AS BIGINT) * M", "layout": "'tn'"}, _DTYPE, "op = 'linear'"),
+        OpMap("bmm", {"batch": "B", **_MATRIX, "layout": "'nn'"}, _DTYPE, "op = 'bmm'"),
+        OpMap("conv2d", conv, _DTYPE, "op = 'conv'"),
+        *vector,
+    )
+
+
+def tables() -> dict[str, TableMap]:
+    names = ("M", "N", "K", "H", "in_channels", "out_channels", "kernel_size", "input_size", "stride", "padding")
+    ops = TableMap(
+        SOURCE,
+        _ops(),
+        stack="'torch_eager'",  # events around one operator: launch overhead is inside
+        version="ltrim(torch_version, 'p')",
+        # Which variant of an element-wise kernel ran is the op itself; matrix kernels name their tile.
+        kernel_source="CASE WHEN op IN ('bmm', 'linear', 'conv') THEN kernel_name ELSE op END",
+        split="split",
+        optional=dict.fromkeys(names, "NULL"),
+    )
+    return {"ops": ops}
+
+
+def find(path: Path) -> list[Part]:
+    """The tables of a checkout; none when it is not one. Files of a test set name their GPU in a column."""
+    for place in _PLACES:
+        folders = sorted((path / place).glob("dataset*")) if (path / place).is_dir() else []
+        files = [
+            (split, f) for d in folders for split in ("train", "test") for f in sorted(d.glob(f"{split}/**/*.csv"))
+        ]
+        if files:
+            return parts(("ops", file, {"split": split}) for split, file in files)
+    return []
+
+
+def rows(connection: DuckDBPyConnection, part: Part) -> str:
+    """The part under the names that ``tables`` maps; times in microseconds."""
+    own = {
+        "op": "lower(r.OPName)",
+        "gpu": "r.Device",
+        "latency_us": "r.Latency * 1000",
+        "torch_version": 'r."Torch Version"',
+        "kernel_name": 'r."Kernel Name"',
+    }
+    return relation(connection, part, own, needed=("OPName", "Latency", "Device", "Torch Version", "Kernel Name", "B"))

@@ -1,0 +1,210 @@
+"""The models that NeuSight measured, traced as its runs were: attention in parts as transformers of 2023 wrote it.
+
+The parts move whole matrices of scores, so that a scale, a mask or a clamp more or less is worth per cents.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from kernelcast.errors import unknown
+from kernelcast.networks.traced import Op, Trace
+from kernelcast.tracing import trace
+from kernelcast_lab.data.neusight_e2e import Mode
+
+# Shapes of NeuSight's own op tables and labels; the rest as the Hugging Face configurations of these names have it.
+# fmt: off
+CONFIGS: dict[str, dict[str, Any]] = {
+    "bert_large": {  # huggingface.co/google-bert/bert-large-uncased
+        "model_type": "bert", "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16,
+        "intermediate_size": 4096, "vocab_size": 30522, "max_position_embeddings": 512,
+    },
+    "gpt2_large": {  # huggingface.co/openai-community/gpt2-large
+        "model_type": "gpt2", "n_embd": 1280, "n_layer": 36, "n_head": 20, "n_positions": 1024,
+    },
+    "gpt3_xl": {  # GPT-2's code with 24 heads of 128, 3072 wide (the GPT-3 paper's XL is 2048 wide)
+        "model_type": "gpt2", "n_embd": 3072, "n_layer": 24, "n_head": 24, "n_positions": 2048,
+    },
+    "gpt3_27": {  # GPT-3 2.7B (arXiv 2005.14165, table 2.1)
+        "model_type": "gpt2", "n_embd": 2560, "n_layer": 32, "n_head": 32, "n_positions": 2048,
+    },
+    "opt_13": {  # huggingface.co/facebook/opt-1.3b
+        "model_type": "opt", "hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 32,
+        "ffn_dim": 8192, "vocab_size": 50272, "max_position_embeddings": 2048, "word_embed_proj_dim": 2048,
+        "dropout": 0.1, "attention_dropout": 0.0,
+    },
+    # T5-3B's sizes (huggingface.co/google-t5/t5-3b) with four experts in every second layer: 5.3e9 weights. We do not
+    # have NeuSight's file. Its roofline times (3.1e12 FLOPs of 512 tokens, in proportion to the batch), how measured
+    # times grow with length (by attention of 32 heads of 128), and which GPUs it does not fit on agree with this, and
+    # not with T5 v1.1's sizes.
+    "switchxl4": {
+        "model_type": "switch_transformers", "d_model": 1024, "d_kv": 128, "d_ff": 16384, "num_layers": 24,
+        "num_decoder_layers": 24, "num_heads": 32, "num_experts": 4, "num_sparse_encoder_layers": 12,
+        "num_sparse_decoder_layers": 12, "expert_capacity": 64, "vocab_size": 32128, "dropout_rate": 0.1,
+    },
+}
+# fmt: on
+_LOSS = ("_log_softmax", "nll_loss_forward")
+_DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers")
+_SPARSE_DEPTHS = ("num_sparse_encoder_layers", "num_sparse_decoder_layers")
+
+
+def depth(model: str) -> int:
+    """Layers of a model, of its encoder where it has one too."""
+    if model not in CONFIGS:
+        raise unknown("model of NeuSight", model, CONFIGS)
+    return int(next(CONFIGS[model][name] for name in _DEPTHS if name in CONFIGS[model]))
+
+
+def _config(model: str, layers: int) -> dict[str, Any]:
+    """The model with so many layers, as many of them sparse as before."""
+    given, whole = CONFIGS[model], depth(model)
+    shallow = {name: layers for name in _DEPTHS if name in given}
+    return {**given, **shallow, **{name: given[name] * layers // whole for name in _SPARSE_DEPTHS if name in given}}
+
+
+@functools.cache
+def traced(model: str, mode: Mode, batch: int, seq: int, layers: int) -> Trace:
+    """One run as it was timed, of the model with so many layers: the forward pass, and in training the backward pass
+    with gradients added up."""
+    return (
+        _traced(model, mode, batch, seq, layers)
+        if mode == "inference"
+        else _timed(_traced(model, mode, batch, seq, layers, passes=2))
+    )
+
+
+@functools.cache
+def traced_whole(model: str, batch: int, seq: int) -> Trace:
+    """A training pass of the whole model with its gradients, as a job of many GPUs needs it."""
+    return _traced(model, "training", batch, seq, depth(model))
+
+
+def _traced(model: str, mode: Mode, batch: int, seq: int, layers: int, passes: int = 1) -> Trace:
+    ids = torch.ones(batch, seq, dtype=torch.int64, device="meta")
+    inputs: dict[str, Any] = {"input_ids": ids}
+    if model.startswith("switch"):
+        inputs["decoder_input_ids"] = ids
+    loss = functools.partial(_loss, ids) if mode == "training" else None
+    built = _build(model, mode, layers)
+    return trace(built, inputs, mode, optimizer=None, loss=loss, accumulate=passes, name=model)
+
+
+def _timed(found: Trace) -> Trace:
+    """Of two passes the second, which adds to gradients that are there, without the loss that was not timed."""
+    first = next(at for at, op in enumerate(found.ops) if op.phase == "backward")
+    start = next(at for at in range(first, len(found.ops)) if found.ops[at].phase == "forward")
+    ops = tuple(op for op in found.ops[start:] if not _untimed(op))
+    calls = {phase: count // 2 for phase, count in found.module_calls.items()}
+    return replace(
+        found, ops=ops, gradients=(), module_calls=calls, tokens=found.tokens // 2, samples=found.samples // 2
+    )
+
+
+def _untimed(op: Op) -> bool:
+    return op.phase == "forward" and op.name in _LOSS
+
+
+def _loss(ids: torch.Tensor, output: Any) -> torch.Tensor:
+    logits = output.prediction_logits if hasattr(output, "prediction_logits") else output.logits
+    return nn.functional.cross_entropy(logits.view(-1, logits.size(-1)), ids.view(-1))
+
+
+def _build(model: str, mode: Mode, layers: int) -> nn.Module:
+    import transformers
+
+    _register()
+    config = transformers.AutoConfig.for_model(**_config(model, layers))
+    kinds = {"bert": "PreTraining" if mode == "training" else "SequenceClassification",
+             "switch_transformers": "Seq2SeqLM"}  # fmt: skip
+    kind = getattr(transformers, f"AutoModelFor{kinds.get(config.model_type, 'CausalLM')}")
+    with torch.device("meta"):
+        built: nn.Module = kind.from_config(config, attn_implementation=f"parts_{config.model_type}")
+    if config.model_type == "switch_transformers":
+        _experts_with_fixed_shapes(built, config.expert_capacity, everywhere=mode == "training")
+    return built
+
+
+def _bert(module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
+    scores = torch.matmul(query, key.transpose(-1, -2)) / math.sqrt(query.shape[-1])
+    scores = scores + torch.empty(query.shape[0], 1, 1, key.shape[2], device=query.device)  # a mask of zeros
+    return _weighted(module, scores.softmax(-1), value, options)
+
+
+def _gpt2(module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
+    scores = torch.matmul(query, key.transpose(-1, -2))
+    scores = scores / torch.full([], query.shape[-1] ** 0.5, device=query.device)
+    causal = torch.empty(1, 1, query.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
+    scores = torch.where(causal, scores, torch.full([], -1e38, device=query.device))
+    return _weighted(module, scores.softmax(-1), value, options)
+
+
+def _opt(module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
+    query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
+    batch, heads, length, size = query.shape
+    query, key = query.view(-1, length, size), key.view(-1, key.shape[2], size)
+    scores = torch.bmm(query, key.transpose(1, 2)).view(batch, heads, length, -1)
+    scores = scores + torch.empty(batch, 1, length, scores.shape[-1], device=query.device)
+    scores = torch.max(scores, torch.full([], -1e38, device=query.device))
+    return _weighted(module, scores.softmax(-1), value, options)
+
+
+def _switch(module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
+    """The bias comes as (queries, keys, heads), turned: every layer reads it across its order in memory."""
+    bias = options["position_bias"]
+    if not hasattr(bias, "masked"):  # the first layer adds the mask, the others take its sum
+        bias.masked = bias + torch.empty(query.shape[0], 1, 1, key.shape[2], device=query.device)
+    scores = torch.matmul(query, key.transpose(3, 2))
+    scores += bias.masked
+    return _weighted(module, scores.softmax(-1), value, options)
+
+
+def _weighted(module: Any, shares: torch.Tensor, value: torch.Tensor, options: dict[str, Any]) -> tuple[Any, None]:
+    rate = options.get("dropout") or 0.0
+    if rate:
+        shares = nn.functional.dropout(shares, p=rate, training=module.training)
+    return torch.matmul(shares, value).transpose(1, 2).contiguous(), None
+
+
+_PARTS: dict[str, Callable[..., Any]] = {
+    "bert": _bert, "gpt2": _gpt2, "opt": _opt, "switch_transformers": _switch,
+}  # fmt: skip
+
+
+@functools.cache
+def _register() -> None:
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    for name, parts in _PARTS.items():
+        AttentionInterface.register(f"parts_{name}", parts)
+        AttentionMaskInterface.register(f"parts_{name}", lambda *_, **__: None)  # each makes its own
+
+
+def _experts_with_fixed_shapes(model: nn.Module, capacity: int, everywhere: bool) -> None:
+    """Which expert a token goes to depends on numbers, but not here: every token of a run is the same word, so that all
+    of a layer want the same expert, which takes as many of each sequence as its capacity. Dropout makes them differ in
+    training, where each expert is taken to be full (``everywhere``)."""
+    from transformers.models.switch_transformers.modeling_switch_transformers import SwitchTransformersSparseMLP
+
+    for part in model.modules():
+        if isinstance(part, SwitchTransformersSparseMLP):
+            part.forward = functools.partial(_experts, part, capacity, everywhere)  # type: ignore[method-assign]
+
+
+def _experts(part: Any, capacity: int, everywhere: bool, hidden: torch.Tensor) -> torch.Tensor:
+    """transformers of 2023: the tokens of each expert taken out by a mask, and put back."""
+    flat = hidden.reshape(-1, hidden.shape[-1])
+    _, _, weights = part.router(flat)
+    experts = list(part.experts.values())
+    result = flat.clone()
+    for expert in experts if everywhere else experts[:1]:
+        place = torch.empty(min(capacity * hidden.shape[0], flat.shape[0]), dtype=torch.int64, device=flat.device)
+        result = result.index_put((place,), expert(flat[place]))
+    return (weights * result).view(hidden.shape)

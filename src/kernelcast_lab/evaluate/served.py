@@ -1,0 +1,182 @@
+"""Whole models against measured ones: ``python -m kernelcast_lab.evaluate.served --data DIR``.
+
+PipeWeave's static batches (SGLang and vLLM), and AIConfigurator's serving points: engines that hold a number of
+requests in flight. A point is predicted as a steady state. An engine that mixes prompts with decode steps replaces each
+of the others once while one request writes its ``output_tokens``: a step carries ``requests / output_tokens`` of a
+prefill. One that reads prompts first keeps requests of equal length in step with one another: they end together, the
+next ones are read together, and each waits for those behind it, on the mean half of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from kernelcast.errors import KernelcastError
+from kernelcast.hardware import gpu
+from kernelcast.networks import model
+from kernelcast.networks.forward import Deployment
+from kernelcast.networks.precision import Precision
+from kernelcast.networks.stack import stack
+from kernelcast.parallel import Layout
+from kernelcast.serving.infer import infer_many, largest_batch
+from kernelcast.serving.workload import Workload
+from kernelcast_lab.data.serving import ServedCase, ServingPoint, served_cases, serving_points
+
+# The sources' names, where they are not names of the catalogue.
+_MODELS = {
+    "Qwen2.5-14B": "qwen2.5-14b", "Qwen3-32B": "qwen3-32b", "Llama-3.1-70B": "llama-3.1-70b",
+    "meta-llama/Llama-3.1-70B": "llama-3.1-70b", "meta-llama/Llama-3.1-8B-Instruct": "llama-3.1-8b",
+    "nvidia/Llama-3.1-8B-Instruct-FP8": "llama-3.1-8b", "Qwen/Qwen3-32B": "qwen3-32b",
+    "Qwen/Qwen3-235B-A22B-FP8": "qwen3-235b-a22b", "openai/gpt-oss-120b": "gpt-oss-120b",
+    "deepseek-ai/DeepSeek-R1": "deepseek-r1", "deepseek-ai/DeepSeek-V3": "deepseek-v3",
+    "moonshotai/Kimi-K2.5": "kimi-k2",
+}  # fmt: skip
+_BLACKWELL = "10"
+_ADMITTED = 0.5  # of the requests in flight, that decode at a time (by the measured times)
+_FEW = 4  # requests in flight, among which a prompt seldom waits for another
+_PROMPTS_WAIT = 1.3  # prompts that are read before a request's first token, its own with them
+_CHUNK = 8192  # tokens of a prefill step, as engines set it
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One measured time beside its prediction, in seconds; ``groups`` are what errors are told by."""
+
+    what: str
+    measured_s: float
+    predicted_s: float
+    groups: Mapping[str, str]
+
+    @property
+    def error(self) -> float:
+        """In percent of the measured time; above 0: predicted too slow."""
+        return (self.predicted_s / self.measured_s - 1) * 100
+
+
+def static_batches(cases: Sequence[ServedCase]) -> list[Compared]:
+    """Total, prefill and mean decode step of every case."""
+    pairs = []
+    for case in cases:
+        inputs, outputs = (tuple(int(n) for n in column) for column in zip(*case.requests, strict=True))
+        pairs.append((_case(case), Workload(inputs, outputs)))
+    found = []
+    for case, result in zip(cases, infer_many(pairs), strict=True):
+        groups = {"gpu": case.gpu, "stack": case.stack, "model": case.model}
+        found.append(Compared("total", case.total_s, result.total.time_s, groups))
+        if case.prefill_s is not None and case.decode_step_mean_s is not None:
+            found.append(Compared("prefill", case.prefill_s, result.prefill.time_s, groups))
+            found.append(Compared("decode step", case.decode_step_mean_s, result.step.time_s, groups))
+    return found
+
+
+def _case(case: ServedCase) -> Deployment:
+    layout = Layout(tp=case.tp, pp=case.pp)
+    return Deployment(model(_MODELS[case.model]), gpu(case.gpu), stack(case.stack), Precision(), layout)
+
+
+def steady_points(points: Sequence[ServingPoint]) -> tuple[list[Compared], dict[str, int]]:
+    """Time per output token (and to the first, where few run) of points that can be predicted; why others cannot."""
+    left: dict[str, int] = {}
+    places, pairs = [], []
+    for point in points:
+        try:
+            place = _point(point)
+            alone = Workload.equal(1, point.input_tokens, point.output_tokens, chunk=_CHUNK)
+            if point.running < _ADMITTED * point.concurrency:
+                raise KernelcastError("more than half of its requests wait: the batch is not what the table says")
+            running = min(point.concurrency, largest_batch(place, alone))
+            if not running:
+                raise KernelcastError("does not fit")
+        except KernelcastError as error:
+            reason = str(error).split(";")[0]
+            left[reason] = left.get(reason, 0) + 1
+            continue
+        middle = point.input_tokens + point.output_tokens // 2 - 2
+        pairs += [(place, Workload.equal(1, point.input_tokens, 1, chunk=_CHUNK)),
+                  (place, Workload.equal(running, middle, 2, cached=middle - 1))]  # fmt: skip
+        places.append((point, running))
+    results = infer_many(pairs)
+    found = []
+    for at, (point, running) in enumerate(places):
+        prefill_s, step_s = results[2 * at].prefill.time_s, results[2 * at + 1].step.time_s
+        groups = {"gpu": point.gpu, "stack": point.stack, "model": point.model, "weights": point.weights}
+        share = 1.0 if stack(point.stack).mixed_steps else 0.5
+        tpot_s = step_s + share * running / point.output_tokens * prefill_s
+        found.append(Compared("TPOT", point.tpot_s, tpot_s, groups))
+        if point.concurrency <= _FEW:
+            ttft_s = _PROMPTS_WAIT * prefill_s + step_s + stack(point.stack).request_s
+            found.append(Compared("TTFT, 1 to 4 requests", point.ttft_s, ttft_s, groups))
+    return found, left
+
+
+def _point(point: ServingPoint) -> Deployment:
+    if point.model not in _MODELS:
+        raise KernelcastError(f"{point.model} is not in the catalogue")
+    place, name = gpu(point.gpu), _MODELS[point.model]
+    layout = Layout(tp=point.tp, pp=point.pp, dp=point.dp, ep=point.moe_ep or 1)
+    return Deployment(model(name), place, stack(point.stack), _precision(point, name, place.compute_capability), layout)
+
+
+def _precision(point: ServingPoint, name: str, capability: str) -> Precision:
+    """As the table says, but for what its labels leave out."""
+    # NVIDIA's quantised checkpoints, which TensorRT-LLM serves, come with an fp8 KV cache.
+    cache = "fp8" if point.stack == "trtllm" and point.weights != "bf16" else None
+    if name == "gpt-oss-120b":  # mxfp4 experts, the rest bf16; the table calls it nvfp4 everywhere
+        return Precision("bf16", cache, "nvfp4" if capability.startswith(_BLACKWELL) else "int4")
+    if name == "kimi-k2" and point.weights == "int4":  # only its experts are
+        return Precision("bf16", cache, "int4")
+    if name == "qwen3-235b-a22b" and point.weights == "fp8":  # the published checkpoint has blocks of 128 x 128
+        return Precision("fp8_block", cache)
+    return Precision(point.weights, cache, point.experts)
+
+
+def lines(compared: Iterable[Compared], by: str | None = None) -> list[str]:
+    """A table of mean and median error of each quantity, whole or by a group."""
+    groups: dict[tuple[str, str], list[float]] = {}
+    for entry in compared:
+        groups.setdefault((entry.what, entry.groups.get(by, "") if by else ""), []).append(entry.error)
+    found = [f"{'':24}{by or '':28}{'n':>5}{'mean %':>9}{'median %':>10}{'bias %':>9}"]
+    for (what, name), errors in sorted(groups.items()):
+        size = np.abs(errors)
+        found.append(
+            f"{what:24}{name:28}{len(errors):5}{size.mean():9.1f}{np.median(size):10.1f}{np.median(errors):+9.1f}"
+        )
+    return found
+
+
+def mean_error(compared: Iterable[Compared], what: str, where: Callable[[Compared], bool] = lambda c: True) -> float:
+    """Mean size of the error of one quantity, in percent."""
+    return float(np.mean([abs(c.error) for c in compared if c.what == what and where(c)]))
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Entry: 0, or 2 with one line on stderr."""
+    parser = argparse.ArgumentParser(prog="python -m kernelcast_lab.evaluate.served", description=__doc__)
+    parser.add_argument("--data", type=Path, help="folder of measured tables; default: the variable KERNELCAST_DATA")
+    given = parser.parse_args(words)
+    try:
+        batches = static_batches(served_cases(given.data))
+        measured = serving_points(given.data)
+        points, left = steady_points(measured)
+    except KernelcastError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print("Static batches (PipeWeave)", *lines(batches), "", *lines(batches, "gpu"), sep="\n")
+    covered = sum(c.what == "TPOT" for c in points)
+    print(
+        f"\nServing points (AIConfigurator): {covered:,} of {len(measured):,} predicted", *lines(points), "", sep="\n"
+    )
+    print(*lines(points, "model"), "", *lines(points, "stack"), sep="\n")
+    for reason, count in sorted(left.items(), key=lambda item: -item[1]):
+        print(f"left out {count:5}: {reason}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+"""How well configs are ranked on a GPU that was left out of the fit, by PipeWeave's table of swept configs.
+
+  python -m kernelcast_lab.evaluate.tuning_gpus DATA VALIDATION [--gpus a100_sxm,l40]
+
+That table lists, for each shape, the configs within 1% of its best (or the top 3) and no others, so that a correlation
+over all configs cannot be had from it. What is known is the order of pairs: a listed config is faster than one that is
+not listed for this shape but is for another shape of the same GPU, and so was in the space searched. The score is the
+share of such pairs in the right order less the share in the wrong one: the rank-biserial correlation, 1 at best, 0 by
+chance. ``both``, the geometric mean of the nameless networks and physics, is what ``tune`` ranks by where it was not
+measured.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernelcast.efficiency.learned import FamilyWeights
+from kernelcast.measured.folds import AT_LEAST
+from kernelcast_lab.data import Measurements, merged
+from kernelcast_lab.data.config_rows import slower_rows
+from kernelcast_lab.fit.dataset import Columns, Dataset, build
+from kernelcast_lab.fit.families import fitting_columns
+from kernelcast_lab.fit.fit import FAMILY_TRANSFER, Settings, sampled, twins
+from kernelcast_lab.fit.predicting import correction
+from kernelcast_lab.fit.train import Recipe, encoder_of, train
+
+_SHAPE = ("tokens", "experts", "topk", "k", "n")
+_SHAPES = 72  # of a GPU's 288, drawn
+_MAIN = Recipe(epochs=15, batch=2048)
+
+
+def rank_biserial(time_s: NDArray[np.float64], listed: NDArray[np.bool_]) -> float:
+    """Share of (listed, other) pairs with the listed one predicted faster, less the share with it slower."""
+    fast, slow = np.sort(time_s[listed]), np.sort(time_s[~listed])
+    below = np.searchsorted(fast, slow, side="left").sum()  # listed ones strictly faster, for each other one
+    above = len(fast) * len(slow) - np.searchsorted(fast, slow, side="right").sum()
+    return float((below - above) / (len(fast) * len(slow)))
+
+
+def known_order(columns: Columns, place: str) -> tuple[Dataset, NDArray[np.bool_], NDArray[np.intp]]:
+    """Every listed and every other config of some shapes of one GPU; which are listed; the shape of each row."""
+    here = (columns["gpu"] == place) & ~np.isnan(columns["block_m"]) & (columns["source"] == "pipeweave")
+    here &= ~(columns[AT_LEAST] > 0)
+    listed = {name: column[here] for name, column in columns.items() if name != AT_LEAST}
+    others = slower_rows(listed, len(here))
+    others.pop(AT_LEAST)
+    both = merged([Measurements(listed, "listed"), Measurements(others, "others")]).columns
+    _, shape = np.unique(np.stack([both[name] for name in _SHAPE], axis=1), axis=0, return_inverse=True)
+    kept = np.isin(shape, sampled(np.arange(shape.max() + 1), _SHAPES, 0))
+    is_listed = np.arange(len(shape)) < here.sum()
+    data = build({name: column[kept] for name, column in both.items()}, "moe_gemm")
+    return data, is_listed[kept][data.rows], shape[kept][data.rows]
+
+
+def left_out(data: Dataset, place: str) -> FamilyWeights:
+    """Networks fitted without a GPU and its twins; of nameless ones as many as the shipped weights have."""
+    gone = np.array([twins(str(name), place) for name in data.words["gpu"]])
+    fitted = data.select(np.flatnonzero(~gone))
+    encoder = encoder_of(fitted)
+    main = train(fitted, encoder, _MAIN, "main")
+    recipes = [replace(FAMILY_TRANSFER["moe_gemm"], seed=seed) for seed in range(Settings().transfer_networks)]
+    transfer = tuple(train(fitted, encoder, recipe, "transfer") for recipe in recipes)
+    return FamilyWeights(encoder, (main,), transfer, main, (), {}, {})
+
+
+def main(arguments: Sequence[str]) -> None:
+    folders, options = [Path(a) for a in arguments[:2]], arguments[2:]
+    columns = fitting_columns(folders, "moe_gemm")
+    data = build(columns, "moe_gemm")
+    swept = sorted({str(g) for g in columns["gpu"][(columns["source"] == "pipeweave") & (columns[AT_LEAST] > 0)]})
+    chosen = options[options.index("--gpus") + 1].split(",") if "--gpus" in options else swept
+    for place in chosen:
+        tested, listed, shape = known_order(columns, place)
+        weights, physics = left_out(data, place), tested.estimate_s
+        named = physics * np.exp(correction(weights, tested)[:, 0])
+        nameless = physics * np.exp(correction(replace(weights, nameless=True), tested)[:, 0])
+        ways = {"named": named, "nameless": nameless, "physics": physics, "both": np.sqrt(nameless * physics)}
+        told = []
+        for name, time_s in ways.items():
+            found = [rank_biserial(time_s[shape == i], listed[shape == i]) for i in np.unique(shape)]
+            told.append(f"{name} {np.median(found):.3f} (lowest tenth {np.quantile(found, 0.1):.3f})")
+        print(f"{place}: {', '.join(told)}; {len(np.unique(shape))} shapes", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,279 @@
+"""Fit one family: split off the test shapes, train its networks, learn how wide to be, keep what was done.
+
+Rows of the test shapes (a tenth of all, by a hash of the shape alone) are never fitted on, so that the shipped weights
+can be scored on them. Each main network leaves another tenth out, on which it shows how wide its interval should be.
+A run that was interrupted goes on after the last network that it finished.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernelcast._version import __version__
+from kernelcast.efficiency.learned import FamilyWeights, Spread, pack, softplus
+from kernelcast.efficiency.network import Encoder, Layers
+from kernelcast.hardware import gpu
+from kernelcast.measured.folds import FOLDS, TEST_FOLD, shape_fold
+from kernelcast_lab.data import data_hash
+from kernelcast_lab.fit.dataset import Columns, Dataset, build
+from kernelcast_lab.fit.predicting import correction
+from kernelcast_lab.fit.train import HIGH, LOW, Kind, Progress, Recipe, encoder_of, train
+
+TWINS = (("b200_sxm", "gb200"), ("h100_sxm", "h800_sxm"))
+_LEAST_SHARE, _MOST_REPEATS = 0.08, 20  # of the rows, that a source is repeated towards
+_UNTESTED = Spread(keep=1.0, low=0.4, high=0.7)  # a family measured on one GPU: as wide as the widest of the others
+_WIDTHS_BY = ("op", "stack", "gpu")
+_LEAST_WIDTH_ROWS, _LEAST_WIDTH = 40, 0.5
+Report = Callable[[str], Progress | None]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is trained, and on how many rows (0: all)."""
+
+    rows: int = 0
+    networks: int = 2
+    transfer_networks: int = 4  # small, and their mean is steadier than each
+    main: Recipe = field(default_factory=Recipe)
+    transfer: Recipe = field(
+        default_factory=lambda: Recipe(hidden=(128, 128), epochs=15, batch=2048, weight_decay=0.1, noise=0.2)
+    )
+    ceiling: Recipe = field(default_factory=lambda: Recipe(hidden=(64, 64), epochs=15))
+    rows_left_out: int = 60_000  # rows of the fits that learn how wide to be on GPUs left out
+    seed: int = 0
+    workers: int = 1
+
+
+# Configs of one call differ by less than the noise that keeps other families' transfer networks smooth.
+FAMILY_TRANSFER = {"moe_gemm": Recipe(hidden=(128, 128), epochs=20, batch=2048, weight_decay=0.01, noise=0.05)}
+
+
+def sampled(rows: NDArray[np.intp], count: int, seed: int) -> NDArray[np.intp]:
+    """``count`` of the rows, in order; all when 0 or fewer than that."""
+    if not count or count >= len(rows):
+        return rows
+    return np.sort(np.random.default_rng(seed).choice(rows, count, replace=False))
+
+
+def repeated(source: NDArray[Any]) -> NDArray[np.intp]:
+    """Row numbers, those of small sources several times: else two million rows of one drown ten thousand of another."""
+    found = [np.arange(len(source))]
+    for name in sorted(set(source)):
+        members = np.flatnonzero(source == name)
+        times = int(np.clip(_LEAST_SHARE * len(source) / len(members), 1, _MOST_REPEATS))
+        found += [members] * (times - 1)
+    return np.concatenate(found)
+
+
+def fit_family(
+    columns: Columns, family: str, settings: Settings, report: Report | None = None, partial: Path | None = None
+) -> FamilyWeights:
+    """All networks of one family on the rows outside the test shapes."""
+    return fit_rows(columns, family, np.flatnonzero(shape_fold(columns) != TEST_FOLD), settings, report, partial)
+
+
+def fit_rows(
+    columns: Columns,
+    family: str,
+    rows: NDArray[np.intp],
+    settings: Settings,
+    report: Report | None = None,
+    partial: Path | None = None,
+) -> FamilyWeights:
+    """All networks of one family on these rows, or on a sample of them."""
+    settings = replace(settings, transfer=FAMILY_TRANSFER.get(family, settings.transfer))
+    rows = sampled(rows, settings.rows, settings.seed)
+    data = build({name: column[rows] for name, column in columns.items()}, family, workers=settings.workers)
+    encoder = encoder_of(data)
+    run = _Run(family, settings, data_hash({n: c[rows] for n, c in columns.items()}), report, partial)
+    source = columns["source"][rows][data.rows]
+    heard = data.select(repeated(source))
+    fold = shape_fold(columns)[rows][data.rows]
+    held = [_left_to(i, fold) for i in range(settings.networks)]
+    main = tuple(
+        run.network(f"main {i}", data.select(rest[repeated(source[rest])]), encoder, settings.main, "main", i)
+        for i, rest in enumerate(np.flatnonzero(~out) for out in held)
+    )
+    transfer = tuple(
+        run.network(f"transfer {i}", heard, encoder, settings.transfer, "transfer", i)
+        for i in range(settings.transfer_networks)
+    )
+    measured = data.select(~data.at_least)
+    ceiling = run.network("ceiling", measured, encoder, settings.ceiling, "ceiling", 0)
+    found = FamilyWeights(
+        encoder=encoder,
+        main=main,
+        transfer=transfer,
+        ceiling=ceiling,
+        capabilities=tuple(sorted({gpu(name).compute_capability for name in encoder.vocabulary["gpu"]})),
+        spreads=spreads(data, settings, run),
+        widths=widths(encoder, [(net, data.select(out & ~data.at_least)) for net, out in zip(main, held, strict=True)]),
+        about={
+            "kernelcast": __version__,
+            "family": family,
+            "rows": len(measured),
+            "data_hash": run.data,
+            "gpus": encoder.vocabulary["gpu"],
+            "settings": asdict(settings),
+        },
+    )
+    run.done()
+    return found
+
+
+def _left_to(number: int, fold: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Rows that main network ``number`` does not see: a fold of its own, none where there are too few rows."""
+    own = fold == (TEST_FOLD + 1 + number % (FOLDS - 1)) % FOLDS
+    return own if own.sum() >= _LEAST_WIDTH_ROWS else np.zeros(len(fold), dtype=bool)
+
+
+def widths(encoder: Encoder, left_out: Sequence[tuple[Layers, Dataset]]) -> dict[str, float]:
+    """How many times the interval as learned holds four in five of the rows that each network did not see.
+
+    Networks know the rows that they saw too well: of a few thousand calls of our own, repeated to be heard among
+    millions, an interval as learned holds 60% of new shapes.
+    """
+    far, names = [np.zeros(0)], [np.zeros((2, 0), dtype=object)]
+    for net, data in left_out:
+        if not len(data):
+            continue
+        out = correction(FamilyWeights(encoder, (net,), (), net, (), {}, {}), data)
+        error = data.target - out[:, 0]
+        far.append(np.maximum(error / softplus(out[:, 2]), -error / softplus(out[:, 1])))
+        words = [data.words.get(name, np.full(len(data), None)).astype(str).astype(object) for name in _WIDTHS_BY]
+        names.append(np.stack([words[0] + " " + words[1], words[0] + " " + words[1] + " " + words[2]]))
+    ratio = np.concatenate(far)
+    if len(ratio) < _LEAST_WIDTH_ROWS:
+        return {}
+    found = {"": float(np.quantile(ratio, HIGH - LOW))}
+    for name in np.concatenate(names, axis=1):
+        for group in sorted(set(name)):
+            members = ratio[name == group]
+            if len(members) >= _LEAST_WIDTH_ROWS:
+                found[group] = float(np.quantile(members, HIGH - LOW))
+    return {group: round(max(value, _LEAST_WIDTH), 3) for group, value in found.items()}
+
+
+@dataclass
+class _Run:
+    """Names, progress, and the networks that an interrupted run had finished."""
+
+    family: str
+    settings: Settings
+    data: str
+    report: Report | None
+    partial: Path | None
+
+    def network(self, name: str, data: Dataset, encoder: Encoder, recipe: Recipe, kind: Kind, seed: int) -> Layers:
+        recipe = replace(recipe, seed=self.settings.seed * 1000 + seed)
+        path = self._path(name, recipe)
+        if path and path.exists():
+            return _read(path)
+        progress = self.report(f"{self.family}: {name}") if self.report else None
+        net = train(data, encoder, recipe, kind, progress)
+        if path:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _write(path, net)
+        return net
+
+    def _path(self, name: str, recipe: Recipe) -> Path | None:
+        if self.partial is None:
+            return None
+        told = json.dumps([self.family, name, self.data, asdict(recipe), self.settings.rows], sort_keys=True)
+        return self.partial / f"{self.family}-{hashlib.sha256(told.encode()).hexdigest()[:16]}.npz"
+
+    def done(self) -> None:
+        """The partial results of a finished family are not needed."""
+        if self.partial is not None:
+            for path in self.partial.glob(f"{self.family}-*.npz"):
+                path.unlink()
+
+
+def _write(path: Path, net: Layers) -> None:
+    arrays = {f"w{i}": w for i, w in enumerate(net.weights)} | {f"b{i}": b for i, b in enumerate(net.biases)}
+    scratch = path.with_suffix(".tmp.npz")
+    np.savez(scratch, **arrays)  # type: ignore[arg-type]
+    scratch.replace(path)
+
+
+def _read(path: Path) -> Layers:
+    with np.load(path) as arrays:
+        count = len(arrays.files) // 2
+        return Layers(tuple(arrays[f"w{i}"] for i in range(count)), tuple(arrays[f"b{i}"] for i in range(count)))
+
+
+def spreads(data: Dataset, settings: Settings, run: _Run) -> dict[str, Spread]:
+    """Leave GPUs out, one (with its twin) or one compute capability at a time; see what the networks say of them.
+
+    Without a GPU that has kin to stand in for it, "near" is as wide as "extrapolated".
+    """
+    gpus = sorted({str(name) for name in data.words["gpu"]})
+    kin: dict[str, list[str]] = {}
+    for name in gpus:
+        kin.setdefault(gpu(name).compute_capability, []).append(name)
+    found = {"near": _UNTESTED, "extrapolated": _UNTESTED}
+    if len(kin) > 1:
+        found["extrapolated"] = _left_out(data, list(kin.values()), settings, run, far=True)
+        found["near"] = replace(found["extrapolated"], keep=1.0)
+    alone = [[name] for group in kin.values() for name in group if any(not twins(name, other) for other in group)]
+    if alone:
+        found["near"] = _left_out(data, alone, settings, run, far=False)
+    return found
+
+
+def twins(one: str, other: str) -> bool:
+    """Nearly the same chip: measuring one is measuring the other."""
+    return one == other or any(one in pair and other in pair for pair in TWINS)
+
+
+def _left_out(data: Dataset, groups: list[list[str]], settings: Settings, run: _Run, *, far: bool) -> Spread:
+    """The share of the correction, and the width of the interval, that serve best on GPUs that were left out."""
+    outs, truths = [], []
+    for at, group in enumerate(groups):
+        gone = [name for name in set(data.words["gpu"].astype(str)) if any(twins(name, member) for member in group)]
+        outside = np.isin(data.words["gpu"].astype(str), gone)
+        fitted = data.select(sampled(np.flatnonzero(~outside), settings.rows_left_out, settings.seed))
+        tested = data.select(
+            sampled(np.flatnonzero(outside & ~data.at_least), settings.rows_left_out // 4, settings.seed)
+        )
+        encoder = encoder_of(fitted)
+        label = f"without {'+'.join(group)}"
+        main = run.network(f"main {label}", fitted, encoder, settings.main, "main", at)
+        transfer = (
+            (run.network(f"transfer {label}", fitted, encoder, settings.transfer, "transfer", at),) if far else ()
+        )
+        outs.append(correction(FamilyWeights(encoder, (main,), transfer, main, (), {}, {}), tested))
+        truths.append(tested.target)
+    out, truth = np.concatenate(outs), np.concatenate(truths)
+    keeps = np.arange(0.5, 1.01, 0.05) if far else np.ones(1)
+    errors = [np.mean(np.abs(np.expm1(keep * out[:, 0] - truth))) for keep in keeps]
+    keep = float(keeps[int(np.argmin(errors))])
+    low, high = np.quantile(truth - keep * out[:, 0], [0.1, 0.9])
+    return Spread(keep=round(keep, 3), low=round(max(0.0, -float(low)), 4), high=round(max(0.0, float(high)), 4))
+
+
+def save(weights: FamilyWeights, folder: Path) -> Path:
+    """Write one family's weights; a file is whole or not there."""
+    from safetensors.numpy import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors, meta = pack(weights)
+    path = folder / f"{weights.about['family']}.safetensors"
+    scratch = path.with_suffix(".tmp")
+    save_file(tensors, scratch, metadata=meta)
+    scratch.replace(path)
+    return path
+
+
+def save_about(folder: Path, version: str, families: Mapping[str, Mapping[str, Any]]) -> None:
+    """What the weights in a folder are, as a whole."""
+    about = {"version": version, "families": {name: dict(entry) for name, entry in families.items()}}
+    (folder / "about.json").write_text(json.dumps(about, indent=1) + "\n")

@@ -1,0 +1,215 @@
+"""Measured models as files: JSON lines while measuring, one gzipped JSON to keep.
+
+The first loses nothing when a run is cut off, and says which cases are done. The second is small, the same bytes for
+the same content, and is what validation reads.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from kernelcast.errors import KernelcastError
+from kernelcast_lab.models.cases import MODELS, Case, Config, cut
+from kernelcast_lab.models.trace import KernelRow, OpRow, Other, StepProfile
+
+FORMAT = "kernelcast model cases 1"
+Record = dict[str, Any]
+
+
+class DeviceLostError(KernelcastError):
+    """The CUDA context is broken: nothing more can be measured in this process."""
+
+
+def one_line(error: BaseException) -> str:
+    """'OutOfMemoryError: CUDA out of memory. …', cut to 300 characters."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Times of whole steps: the median, and the fastest and slowest."""
+
+    median_ms: float
+    low_ms: float
+    high_ms: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a runner finds out about a case."""
+
+    wall: Timing  # on the host's clock, the device idle before and after
+    gpu: Timing  # between CUDA events around the step
+    repeats: int
+    profile: StepProfile
+    parameters: int
+    peak_memory_bytes: int
+    sm_clock_mhz: float | None = None  # right after the timed steps, where NVML says
+    power_w: float | None = None
+
+
+@dataclass(frozen=True)
+class ModelCase:
+    """A measured case: what ran, on what, and how long it and its kernels took."""
+
+    case: Case
+    config: Config
+    environment: Record
+    measured: Measured
+
+    @property
+    def wall_ms(self) -> float:
+        return self.measured.wall.median_ms
+
+    @property
+    def kernel_sum_ms(self) -> float:
+        return self.measured.profile.kernel_sum_ms
+
+    @property
+    def kernels(self) -> tuple[KernelRow, ...]:
+        return self.measured.profile.kernels
+
+    @property
+    def ops(self) -> tuple[OpRow, ...]:
+        return self.measured.profile.ops
+
+
+class Journal:
+    """The JSON-lines file of a run: an environment a run, a line a case."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def records(self) -> Iterator[Record]:
+        """Every whole line; a last line cut off by an interruption is left out."""
+        if not self.path.exists():
+            return
+        lines = self.path.read_text(encoding="utf-8").splitlines()
+        for number, line in enumerate(lines, start=1):
+            try:
+                record = json.loads(line)
+            except ValueError:
+                if number == len(lines):
+                    return
+                raise KernelcastError(f"{self.path}: line {number} is not JSON") from None
+            if not isinstance(record, dict) or "kind" not in record:
+                raise KernelcastError(f"{self.path}: line {number} is not a record of measured models")
+            yield record
+
+    def done(self, retry: bool = False) -> set[str]:
+        """Ids of the cases that need not run again; with ``retry`` the failed ones do."""
+        last = {record["id"]: record for record in self.records() if record["kind"] == "case"}
+        return {name for name, record in last.items() if not (retry and "error" in record)}
+
+    def append(self, record: Record) -> None:
+        """Add one line and hand it to the disk."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._drop_torn_line()
+        with self.path.open("a", encoding="utf-8") as out:
+            out.write(json.dumps(_rounded(record), separators=(",", ":")) + "\n")
+
+    def _drop_torn_line(self) -> None:
+        """Cut off what an interrupted write left, so that the next line starts on its own."""
+        if not self.path.exists():
+            return
+        content = self.path.read_bytes()
+        if content and not content.endswith(b"\n"):
+            self.path.write_bytes(content[: content.rfind(b"\n") + 1])
+
+
+def case_record(case: Case, run: str, seconds: float, result: Measured | str) -> Record:
+    """The line of a case: its result, or its error in words."""
+    record: Record = {"kind": "case", "id": case.id, "run": run, "case": asdict(case), "seconds": seconds}
+    return {**record, "error": result} if isinstance(result, str) else {**record, "measured": asdict(result)}
+
+
+def pack(journal: Path, packed: Path) -> tuple[int, int]:
+    """Write a journal's cases (the last try of each) as one gzipped JSON; how many there are, and how many failed."""
+    if not journal.exists():
+        raise KernelcastError(f"{journal}: no such file")
+    records = list(Journal(journal).records())
+    last = {record["id"]: record for record in records if record["kind"] == "case"}
+    if not last:
+        raise KernelcastError(f"{journal}: holds no case")
+    good = [record for record in last.values() if "error" not in record]
+    failed = [{"id": record["id"], "error": record["error"]} for record in last.values() if "error" in record]
+    runs = {record["run"] for record in good}
+    environments: dict[str, Record] = {}
+    for record in records:  # the start of a run, and what is known at its end
+        if record["kind"] == "environment" and record["run"] in runs:
+            environments.setdefault(record["run"], {}).update(record["facts"])
+    names = {record["case"]["model"] for record in good}
+    content = {
+        "format": FORMAT,
+        "models": {name: config for name, config in MODELS.items() if name in names},
+        "environments": environments,
+        "cases": [{key: record[key] for key in ("run", "case", "measured")} for record in good],
+        "failed": failed,
+    }
+    packed.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(content, separators=(",", ":"))
+    packed.write_bytes(gzip.compress(text.encode(), compresslevel=9, mtime=0))
+    return len(good), len(failed)
+
+
+def load_cases(path: str | Path) -> tuple[ModelCase, ...]:
+    """The measured cases of a packed file; their rows add up to their sums, or it is refused."""
+    path = Path(path)
+    try:
+        content = json.loads(gzip.decompress(path.read_bytes()))
+    except FileNotFoundError:
+        raise KernelcastError(f"{path}: no such file") from None
+    except (OSError, EOFError, ValueError) as error:
+        raise KernelcastError(f"{path}: not a gzipped JSON file ({error})") from None
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise KernelcastError(f"{path}: not a file of measured models (format {FORMAT!r})")
+    return tuple(_model_case(path, content, record) for record in content["cases"])
+
+
+def _model_case(path: Path, content: Record, record: Record) -> ModelCase:
+    case = Case(**record["case"])
+    measured = dict(record["measured"])
+    profile = dict(measured["profile"])
+    profile["kernels"] = tuple(_kernel_row(row) for row in profile["kernels"])
+    profile["ops"] = tuple(OpRow(**row) for row in profile["ops"])
+    profile |= {name: Other(**profile[name]) for name in ("other_kernels", "other_ops")}
+    measured |= {name: Timing(**measured[name]) for name in ("wall", "gpu")}
+    measured["profile"] = _checked(path, case, StepProfile(**profile))
+    config = cut(content["models"][case.model], case.layers)
+    return ModelCase(case, config, content["environments"][record["run"]], Measured(**measured))
+
+
+def _kernel_row(row: Record) -> KernelRow:
+    return KernelRow(**{**row, "grid": tuple(row["grid"]), "block": tuple(row["block"])})
+
+
+def _checked(path: Path, case: Case, profile: StepProfile) -> StepProfile:
+    """Refuse rows that do not add up: a file that was edited or cut."""
+    parts = [("kernels", profile.kernels, profile.other_kernels)]
+    if profile.ops:
+        parts.append(("ops", profile.ops, profile.other_ops))  # type: ignore[arg-type]
+    for name, rows, other in parts:
+        time_ms = (sum(row.total_us for row in rows) + other.total_us) / 1e3
+        calls = sum(row.calls for row in rows) + other.calls
+        if abs(time_ms - profile.kernel_sum_ms) > 1e-3 + 1e-4 * profile.kernel_sum_ms or calls != profile.kernel_calls:
+            raise KernelcastError(
+                f"{path}: {name} of {case.id} add up to {time_ms:.3f} ms in {calls} calls, "
+                f"not to {profile.kernel_sum_ms:.3f} ms in {profile.kernel_calls}"
+            )
+    return profile
+
+
+def _rounded(value: Any) -> Any:
+    """Times in ms to the nanosecond: what follows is noise that does not compress."""
+    if isinstance(value, float):
+        return round(value, 6)
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_rounded(item) for item in value]
+    return value
