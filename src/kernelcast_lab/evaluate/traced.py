@@ -25,7 +25,7 @@ from kernelcast_lab.models.cases import Case
 from kernelcast_lab.models.measure import ModelCase, load_cases
 from kernelcast_lab.models.steps import build, make_step
 
-MEASURED = Path(__file__).parents[4] / "validation" / "models_h200_sxm.json.gz"
+MEASURED = Path(__file__).parents[3] / "validation" / "models_h200_sxm.json.gz"
 _META = torch.device("meta")
 
 
