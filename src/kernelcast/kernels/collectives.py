@@ -7,16 +7,15 @@ A call that cannot use one (too many GPUs, the wrong fabric) has its first algor
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu, fabrics
 from kernelcast.kernels.base import Calls, Kernel, choice, size
-from kernelcast.kernels.dtypes import dtype
-from kernelcast.kernels.norm import VECTOR_BYTES, side_instructions
-from kernelcast.kernels.work import Array, Number, Phases, Work, ceil_div
+from kernelcast.kernels.vector import VECTOR_BYTES, side_instructions
+from kernelcast.kernels.work import Array, Number, Work, Works, ceil_div
 
 # The number of an algorithm is its place here:
 # 0 ring: chunks go round (NCCL).
@@ -76,13 +75,12 @@ class Message:
         return np.ceil(np.log2(self.world))
 
 
-@dataclass(frozen=True, kw_only=True)
 class _Collective(Kernel):
     """Parameters of every collective."""
 
-    family: ClassVar[str] = "collective"
-    dtypes: ClassVar[tuple[str, ...]] = _DTYPES
-    examples: ClassVar[tuple[dict[str, Any], ...]] = (
+    family = "collective"
+    dtypes = _DTYPES
+    examples = (
         {"bytes": 2**24, "world": 8},
         {"bytes": 8192, "world": 2},
         {"bytes": 2**28, "world": 64, "fabric": "ib_ndr"},
@@ -100,7 +98,7 @@ class _Collective(Kernel):
         raise TypeError(f"{cls.__name__} defines no plans")
 
     @classmethod
-    def work(cls, calls: Calls, gpu: Gpu) -> Phases:
+    def work(cls, calls: Calls, gpu: Gpu) -> Works:
         message = Message.of(calls, gpu)
         plans = cls.plans(message)
         possible = np.stack([np.broadcast_to(p.possible, (calls.count,)) for p in plans])
@@ -110,7 +108,7 @@ class _Collective(Kernel):
             return np.where(possible, table, table[0])
 
         tasks, sm_bytes = rows([p.ctas for p in plans]), rows([p.sm_bytes for p in plans])
-        flops = rows([p.added_bytes for p in plans]) / dtype(calls.choice("dtype")).act_bytes
+        flops = rows([p.added_bytes for p in plans]) / calls.dtype.act_bytes
         steps = rows([p.link_steps for p in plans])
         shares: dict[str, Number] = {
             "whole": message.bytes,
@@ -119,7 +117,6 @@ class _Collective(Kernel):
         }
         work = Work(
             tasks=tasks,
-            longest_count=tasks,
             fma_flops=flops / tasks,
             l2_bytes=sm_bytes / tasks,
             other_warp_instructions=side_instructions(gpu, sm_bytes / tasks),
@@ -221,11 +218,10 @@ class AllToAll(_Collective):
         return [Plan("one_shot", sent, 1.0, staged, 0.0, _ctas(message.bytes, _NCCL_CTAS))]
 
 
-@dataclass(frozen=True, kw_only=True)
 class SendRecv(_Collective):
     """One GPU's tensor to one other, as between pipeline stages. ``world`` does not change the time."""
 
-    op: ClassVar[str] = "send_recv"
+    op = "send_recv"
     input_share: ClassVar[str] = "whole"
     output_share: ClassVar[str] = "none"  # the sender's side: it reads; the receiver only writes
 

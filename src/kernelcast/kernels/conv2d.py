@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Calls, Kernel, size
-from kernelcast.kernels.dtypes import DType, dtype
+from kernelcast.kernels.dtypes import DType
 from kernelcast.kernels.gemm import matmul_work, product_hints
-from kernelcast.kernels.norm import side_instructions
-from kernelcast.kernels.work import Array, Phases, Work, ceil_div
+from kernelcast.kernels.vector import side_instructions
+from kernelcast.kernels.work import Array, Work, Works, ceil_div
 
 # The number of an algorithm is its place here:
 # 0 implicit_gemm: tiles gather the patches from L2.
@@ -43,7 +43,6 @@ class Sizes:
     winograd: NDArray[np.bool_]  # the filter allows it
 
 
-@dataclass(frozen=True, kw_only=True)
 class Conv2d(Kernel):
     """Two-dimensional convolution, channels last, as an implicit GEMM (cuDNN).
 
@@ -52,9 +51,9 @@ class Conv2d(Kernel):
     run by Winograd's method, grouped (depthwise) ones direct on the vector units.
     """
 
-    op: ClassVar[str] = "conv2d"
-    dtypes: ClassVar[tuple[str, ...]] = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8")
-    examples: ClassVar[tuple[dict[str, Any], ...]] = (
+    op = "conv2d"
+    dtypes = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8")
+    examples = (
         {
             "batch": 32, "in_channels": 256, "out_channels": 256, "height": 14, "width": 14,
             "kernel_h": 3, "kernel_w": 3, "padding": 1,
@@ -109,8 +108,8 @@ class Conv2d(Kernel):
         return found | {f"product_{name}": hint for name, hint in product_hints(gpu, m, n, k, count).items()}
 
     @classmethod
-    def work(cls, calls: Calls, gpu: Gpu) -> Phases:
-        kind, sizes = dtype(calls.choice("dtype")), sizes_of(calls)
+    def work(cls, calls: Calls, gpu: Gpu) -> Works:
+        kind, sizes = calls.dtype, sizes_of(calls)
         m, n, k, count = cls.product(calls)
         gemm = matmul_work(gpu, kind, m, n, k, batch=count)
         output_elements = sizes.groups * sizes.m * sizes.n
@@ -179,7 +178,6 @@ def _direct(gpu: Gpu, kind: DType, sizes: Sizes, gemm: Work) -> Work:
     return dataclasses.replace(
         gemm,
         tasks=tasks,
-        longest_count=tasks,
         tensor_flops=0.0,
         fma_flops=2 * pixels * sizes.k,
         smem_bytes=0.0,

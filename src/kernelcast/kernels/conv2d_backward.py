@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,13 +17,12 @@ from kernelcast.kernels.conv2d import (
     sizes_of,
     with_candidates,
 )
-from kernelcast.kernels.dtypes import DType, dtype
+from kernelcast.kernels.dtypes import DType
 from kernelcast.kernels.gemm import matmul_work
-from kernelcast.kernels.norm import side_instructions
-from kernelcast.kernels.work import Array, Number, Phases, Work, ceil_div
+from kernelcast.kernels.vector import side_instructions
+from kernelcast.kernels.work import Array, Number, Work, Works, ceil_div
 
 
-@dataclass(frozen=True, kw_only=True)
 class Conv2dDgrad(Conv2d):
     """Gradient of a convolution's input, from that of its output and the filters. Parameters are the forward's.
 
@@ -34,7 +31,7 @@ class Conv2dDgrad(Conv2d):
     own taps, each a product of its own (CUTLASS's strided dgrad); classes without a tap are zero.
     """
 
-    op: ClassVar[str] = "conv2d_dgrad"
+    op = "conv2d_dgrad"
 
     @classmethod
     def product(cls, calls: Calls) -> tuple[Array, Array, Array, Array]:
@@ -45,8 +42,8 @@ class Conv2dDgrad(Conv2d):
         return pixels, calls["in_channels"] / sizes.groups, k, sizes.groups * classes
 
     @classmethod
-    def work(cls, calls: Calls, gpu: Gpu) -> Phases:
-        kind, sizes = dtype(calls.choice("dtype")), sizes_of(calls)
+    def work(cls, calls: Calls, gpu: Gpu) -> Works:
+        kind, sizes = calls.dtype, sizes_of(calls)
         pixels, channels, k, count = cls.product(calls)
         gradient = sizes.groups * sizes.m * sizes.n  # elements of dy
         whole = calls["batch"] * calls["in_channels"] * calls["height"] * calls["width"]  # and of dx
@@ -62,7 +59,6 @@ class Conv2dDgrad(Conv2d):
         return (_candidates(gpu, kind, sizes, gemm, (tiles, channels, sizes.n), _direct(gpu, kind, gemm, whole, k)),)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Conv2dWgrad(Conv2d):
     """Gradient of a convolution's filters, from its input and the gradient of its output. Parameters are the forward's.
 
@@ -70,7 +66,7 @@ class Conv2dWgrad(Conv2d):
     few tiles with a long sum each, so that libraries split k.
     """
 
-    op: ClassVar[str] = "conv2d_wgrad"
+    op = "conv2d_wgrad"
 
     @classmethod
     def product(cls, calls: Calls) -> tuple[Array, Array, Array, Array]:
@@ -78,8 +74,8 @@ class Conv2dWgrad(Conv2d):
         return sizes.n, sizes.k, sizes.m, sizes.groups
 
     @classmethod
-    def work(cls, calls: Calls, gpu: Gpu) -> Phases:
-        kind, sizes = dtype(calls.choice("dtype")), sizes_of(calls)
+    def work(cls, calls: Calls, gpu: Gpu) -> Works:
+        kind, sizes = calls.dtype, sizes_of(calls)
         filters = sizes.groups * sizes.n * sizes.k  # elements
         m, n, k, count = cls.product(calls)
         gemm = matmul_work(gpu, kind, m, n, k, batch=count, weights=False)
@@ -145,7 +141,6 @@ def _on_vector_units(
     return dataclasses.replace(
         gemm,
         tasks=tasks,
-        longest_count=tasks,
         tensor_flops=0.0,
         fma_flops=flops,
         smem_bytes=0.0,

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
-
 import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
-from kernelcast.kernels.base import Calls, Kernel, size
-from kernelcast.kernels.dtypes import dtype
-from kernelcast.kernels.norm import MAX_THREADS, VECTOR_BYTES, VECTOR_DTYPES
-from kernelcast.kernels.vector import ACCUMULATOR_BYTES, INDEX_BYTES, vector_kernel
-from kernelcast.kernels.work import Array, Phases, Work, ceil_div
+from kernelcast.kernels.base import Calls, size
+from kernelcast.kernels.vector import (
+    ACCUMULATOR_BYTES,
+    INDEX_BYTES,
+    MAX_THREADS,
+    VECTOR_BYTES,
+    MemoryKernel,
+    vector_kernel,
+)
+from kernelcast.kernels.work import Array, Work, Works, ceil_div
 
 _UNSORTED_TOKENS = 3072.0  # up to this one kernel goes through the tokens in order (Embedding.cu)
 _UNSORTED_COLS = 32.0  # columns of a CTA there, one warp for each of 32 tokens
@@ -23,18 +25,15 @@ _SEGMENT_KERNELS = 7.0  # beside the passes: the sort's histogram and its scan; 
 _FILL_THREADS = 128.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class EmbeddingBackward(Kernel):
+class EmbeddingBackward(MemoryKernel):
     """Dense gradient of an embedding table: fills it with zeros, then adds up each token's gradient.
 
     Beyond 3,072 tokens their ids are sorted, equal ones summed ten at a time in fp32, and the parts summed into the
     table. Tokens repeat no more than the vocabulary makes them, as in ``embedding``.
     """
 
-    family: ClassVar[str] = "memory"
-    op: ClassVar[str] = "embedding_backward"
-    dtypes: ClassVar[tuple[str, ...]] = VECTOR_DTYPES
-    examples: ClassVar[tuple[dict[str, Any], ...]] = (
+    op = "embedding_backward"
+    examples = (
         {"tokens": 8192, "hidden": 4096, "vocab": 128256},
         {"tokens": 2048, "hidden": 1024, "vocab": 50257},
     )
@@ -44,9 +43,9 @@ class EmbeddingBackward(Kernel):
     vocab: int = size("rows of the table")
 
     @classmethod
-    def work(cls, calls: Calls, gpu: Gpu) -> Phases:
+    def work(cls, calls: Calls, gpu: Gpu) -> Works:
         tokens, hidden, vocab = calls["tokens"], calls["hidden"], calls["vocab"]
-        element_bytes = dtype(calls.choice("dtype")).weight_bytes
+        element_bytes = calls.dtype.weight_bytes
         distinct = np.minimum(tokens, vocab)
         segments = distinct * ceil_div(tokens, distinct * _SEGMENT_TOKENS)
         sorts = tokens > _UNSORTED_TOKENS

@@ -1,40 +1,42 @@
-"""transpose, cat and gather: bytes that move and nothing that computes."""
+"""transpose, gather, embedding and kv_write: bytes that move and nothing that computes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import replace
 
 import numpy as np
 
 from kernelcast.hardware import Gpu
-from kernelcast.kernels.base import Calls, Kernel, size
+from kernelcast.kernels.base import Calls, choice, size
 from kernelcast.kernels.dtypes import dtype
-from kernelcast.kernels.elementwise import Cost, Elementwise
-from kernelcast.kernels.norm import VECTOR_BYTES, VECTOR_DTYPES, row_threads
-from kernelcast.kernels.vector import INDEX_BYTES, SECTOR_BYTES, vector_kernel
-from kernelcast.kernels.work import Array, Phases, ceil_div
+from kernelcast.kernels.vector import (
+    INDEX_BYTES,
+    SECTOR_BYTES,
+    VECTOR_BYTES,
+    VECTOR_DTYPES,
+    VECTOR_ELEMENTS,
+    MemoryKernel,
+    row_threads,
+    vector_kernel,
+)
+from kernelcast.kernels.work import Array, Work, Works, ceil_div
 
 _COPY_THREADS, _COPY_ELEMENTS = 128.0, 4.0  # PyTorch's copy of a strided tensor: elementwise_kernel<128, 4>
 _OFFSET_INSTRUCTIONS = 12.0  # of a thread for an element: a division by multiplying for each dimension (IntDivider)
-_GATHER_THREADS = 256.0  # PyTorch's vectorised gather, as in embedding
+_GATHER_THREADS = 256.0  # PyTorch's vectorised gather: at most 256 threads of 16 bytes, so 4 KiB of a row a CTA
+_KV_DTYPES = (*VECTOR_DTYPES, "fp8", "int8", "nvfp4")
+_TOKEN_THREADS = 512.0  # at most, of reshape_and_cache_flash
 
 
-@dataclass(frozen=True, kw_only=True)
-class Transpose(Kernel):
+class Transpose(MemoryKernel):
     """Copy of a matrix with its rows and columns exchanged (``x.mT.contiguous()``), for each of ``batch``.
 
     PyTorch writes neighbours and reads down a column, so that each element costs an SM a whole sector; DRAM sees every
     byte once. Where the innermost axis stays (a permutation of heads), it is a plain ``copy``.
     """
 
-    family: ClassVar[str] = "memory"
-    op: ClassVar[str] = "transpose"
-    dtypes: ClassVar[tuple[str, ...]] = VECTOR_DTYPES
-    examples: ClassVar[tuple[dict[str, Any], ...]] = (
-        {"rows": 4096, "cols": 4096},
-        {"batch": 32, "rows": 512, "cols": 64},
-    )
+    op = "transpose"
+    examples = ({"rows": 4096, "cols": 4096}, {"batch": 32, "rows": 512, "cols": 64})
 
     batch: int = size("matrices", default=1)
     rows: int = size("rows of the source")
@@ -45,9 +47,9 @@ class Transpose(Kernel):
         return {"log_rows": np.log2(calls["batch"] * calls["rows"] + 1), "log_cols": np.log2(calls["cols"] + 1)}
 
     @classmethod
-    def work(cls, calls: Calls, gpu: Gpu) -> Phases:
+    def work(cls, calls: Calls, gpu: Gpu) -> Works:
         elements = calls["batch"] * calls["rows"] * calls["cols"]
-        element_bytes = dtype(calls.choice("dtype")).act_bytes
+        element_bytes = calls.dtype.act_bytes
         sector_bytes = np.minimum(SECTOR_BYTES, calls["cols"] * element_bytes)  # a vector is no matrix: it stays whole
         work = vector_kernel(
             gpu,
@@ -56,42 +58,100 @@ class Transpose(Kernel):
             moved_bytes=2 * elements * element_bytes,
             again_bytes=elements * (sector_bytes - element_bytes),
             warp_instructions=(2 + _OFFSET_INSTRUCTIONS) * elements / gpu.warp_threads,
-            steps=1.0,
         )
         return (work,)
 
 
-class Cat(Elementwise):
-    """Tensors joined into one of rows x cols: every byte read once and written once."""
+def _gathered(gpu: Gpu, rows: Array, cols: Array, element_bytes: float) -> Work:
+    """``rows`` picked by an int64 index, each read and written."""
+    row_bytes = cols * element_bytes
+    pieces = ceil_div(row_bytes, _GATHER_THREADS * VECTOR_BYTES)
+    return vector_kernel(
+        gpu,
+        tasks=rows * pieces,
+        threads=row_threads(gpu, cols, VECTOR_BYTES / element_bytes, _GATHER_THREADS),
+        moved_bytes=rows * (2 * row_bytes + INDEX_BYTES),
+        again_bytes=rows * (pieces - 1) * INDEX_BYTES,
+        registers=24.0,
+        steps=2.0,  # the index, then the row
+    )
 
-    op = "cat"
-    cost = Cost()
 
-
-@dataclass(frozen=True, kw_only=True)
-class Gather(Kernel):
+class Gather(MemoryKernel):
     """Rows picked by an int64 index (``index_select``), ``rows`` of them: each is read and written."""
 
-    family: ClassVar[str] = "memory"
-    op: ClassVar[str] = "gather"
-    dtypes: ClassVar[tuple[str, ...]] = VECTOR_DTYPES
-    examples: ClassVar[tuple[dict[str, Any], ...]] = ({"rows": 8192, "cols": 4096},)
+    op = "gather"
+    examples = ({"rows": 8192, "cols": 4096},)
 
     rows: int = size("rows picked")
     cols: int = size("columns")
 
     @classmethod
-    def work(cls, calls: Calls, gpu: Gpu) -> Phases:
-        rows, cols = calls["rows"], calls["cols"]
-        element_bytes = dtype(calls.choice("dtype")).act_bytes
-        pieces = ceil_div(cols * element_bytes, _GATHER_THREADS * VECTOR_BYTES)
-        work = vector_kernel(
-            gpu,
-            tasks=rows * pieces,
-            threads=row_threads(gpu, cols, VECTOR_BYTES / element_bytes, _GATHER_THREADS),
-            moved_bytes=rows * (2 * cols * element_bytes + INDEX_BYTES),
-            again_bytes=rows * (pieces - 1) * INDEX_BYTES,
-            registers=24.0,
-            steps=2.0,  # the index, then the row
+    def work(cls, calls: Calls, gpu: Gpu) -> Works:
+        return (_gathered(gpu, calls["rows"], calls["cols"], calls.dtype.act_bytes),)
+
+
+class Embedding(MemoryKernel):
+    """Embedding lookup: copies the table row of each token.
+
+    Repeated tokens find their row in L2, so at most min(tokens, vocab) rows are streamed.
+    """
+
+    op = "embedding"
+    examples = ({"tokens": 4096, "hidden": 4096, "vocab": 128256},)
+
+    tokens: int = size("tokens to look up")
+    hidden: int = size("elements of a table row")
+    vocab: int = size("rows of the table")
+
+    @classmethod
+    def work(cls, calls: Calls, gpu: Gpu) -> Works:
+        tokens, element_bytes = calls["tokens"], calls.dtype.weight_bytes
+        row_bytes = calls["hidden"] * element_bytes
+        work = replace(
+            _gathered(gpu, tokens, calls["hidden"], element_bytes),
+            streamed_bytes=np.minimum(tokens, calls["vocab"]) * row_bytes,
+            activation_bytes=tokens * (row_bytes + INDEX_BYTES),
         )
         return (work,)
+
+
+class KvWrite(MemoryKernel):
+    """Writes the keys and values of new tokens to their slots of the paged KV cache (reshape_and_cache).
+
+    One CTA a token (vLLM's reshape_and_cache_flash). A cache in another number format costs a scale and a
+    clamp for each element.
+    """
+
+    op = "kv_write"
+    examples = (
+        {"tokens": 4096, "kv_heads": 8, "head_dim": 128},
+        {"tokens": 64, "kv_heads": 8, "head_dim": 128, "kv_dtype": "fp8"},
+    )
+
+    tokens: int = size("new tokens")
+    kv_heads: int = size("key and value heads")
+    head_dim: int = size("elements of a head")
+    kv_dtype: str | None = choice("number format of the cache; not given: dtype", _KV_DTYPES, default=None)
+
+    @classmethod
+    def work(cls, calls: Calls, gpu: Gpu) -> Works:
+        elements = 2 * calls["kv_heads"] * calls["head_dim"]  # of a token: key and value
+        kept = dtype(calls.choice("kv_dtype") or calls.choice("dtype"))
+        return (token_move(gpu, calls["tokens"], elements, calls.dtype.act_bytes, kept.act_bytes),)
+
+
+def token_move(gpu: Gpu, tokens: Array, elements: Array, in_bytes: float, out_bytes: float) -> Work:
+    """``elements`` of each token to its slot (int64) in the cache, perhaps in another format: one CTA a token."""
+    threads = row_threads(gpu, elements / 2, VECTOR_ELEMENTS, _TOKEN_THREADS)
+    converted = tokens * elements * (in_bytes != out_bytes)
+    return vector_kernel(
+        gpu,
+        tasks=tokens,
+        threads=threads,
+        moved_bytes=tokens * (elements * in_bytes + INDEX_BYTES),
+        streamed_bytes=tokens * elements * out_bytes,
+        flops=3 * converted,  # scale, and clamp from both sides
+        converted=converted,
+        steps=1 + ceil_div(elements / 2, threads * VECTOR_ELEMENTS),  # the slot, then the rows
+    )

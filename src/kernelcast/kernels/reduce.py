@@ -1,24 +1,33 @@
-"""reduce_sum and argmax, cut into CTAs as PyTorch's Reduce.cuh (setReduceConfig) does it."""
+"""reduce_sum and argmax, cut into CTAs as PyTorch's Reduce.cuh (setReduceConfig) does it; and nll_loss.
+
+Cross-entropy is log_softmax and nll_loss: the mean of one element of each row, negated.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
-from kernelcast.kernels.base import Calls, Kernel, choice, size
-from kernelcast.kernels.dtypes import dtype
-from kernelcast.kernels.norm import VECTOR_DTYPES, block_reduction
-from kernelcast.kernels.vector import ACCUMULATOR_BYTES, INDEX_BYTES, vector_kernel
-from kernelcast.kernels.work import Array, Number, Phases, Work, ceil_div
+from kernelcast.kernels.base import Calls, choice, size
+from kernelcast.kernels.vector import (
+    ACCUMULATOR_BYTES,
+    INDEX_BYTES,
+    MAX_THREADS,
+    SECTOR_BYTES,
+    MemoryKernel,
+    block_reduction,
+    vector_kernel,
+)
+from kernelcast.kernels.work import Array, Number, Work, Works, ceil_div
 
 _THREADS = 512.0  # MAX_NUM_THREADS
 _VECTOR = 4.0  # vt0: neighbours that a thread takes at once, of the inputs or of the outputs
 _VECTOR_FROM = 128.0  # shorter rows are read one element at a time
 _WARP_VALUES, _SPLIT_VALUES = 16.0, 256.0  # values a thread from which warps, and CTAs, share an output
+_LOSS_ROWS_PER_THREAD = 16.0  # nll_loss_threads: the power of two nearest to rows / 16, from 32 to 1024
 
 
 @dataclass(frozen=True)
@@ -64,13 +73,16 @@ def reduction(
     outputs: Array,
     element_bytes: float,
     *,
-    neighbours: bool,
-    output_bytes: float,
+    neighbours: bool = False,
+    output_bytes: float | None = None,
     flops: float = 1.0,
     launches: Number = 1.0,
     runs: NDArray[np.bool_] | bool = True,
 ) -> Work:
-    """``outputs`` numbers, each made of ``reduced``; CTAs that share an output pass parts through memory."""
+    """``outputs`` numbers, each made of ``reduced``; CTAs that share an output pass parts through memory.
+
+    As it stands, column sums in the format of the input: how partial gradients and those of grouped heads are added up.
+    """
     plan = _plan(gpu, reduced, outputs, neighbours=neighbours)
     elements = reduced * outputs
     part_bytes = np.where(plan.ctas > 1, 2 * plan.ctas * outputs * ACCUMULATOR_BYTES, 0.0)  # written and read
@@ -79,7 +91,7 @@ def reduction(
         gpu,
         tasks=plan.tasks,
         threads=np.maximum(plan.threads, gpu.warp_threads),
-        moved_bytes=elements * element_bytes + outputs * output_bytes,
+        moved_bytes=elements * element_bytes + outputs * (output_bytes or element_bytes),
         again_bytes=part_bytes,  # small, and written just before
         flops=flops * elements,
         converted=elements if element_bytes < 4 else 0.0,
@@ -92,63 +104,76 @@ def reduction(
     )
 
 
-def sum_over_rows(
-    gpu: Gpu,
-    rows: Array,
-    cols: Array,
-    element_bytes: float,
-    *,
-    launches: Number = 1.0,
-    runs: NDArray[np.bool_] | bool = True,
-) -> Work:
-    """Column sums, in the format of the input: how partial gradients and those of grouped heads are added up."""
-    return reduction(
-        gpu, rows, cols, element_bytes, neighbours=False, output_bytes=element_bytes, launches=launches, runs=runs
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReduceSum(Kernel):
+class ReduceSum(MemoryKernel):
     """Sum over one axis of a matrix: over the rows (a bias gradient) or over the columns."""
 
-    family: ClassVar[str] = "memory"
-    op: ClassVar[str] = "reduce_sum"
-    dtypes: ClassVar[tuple[str, ...]] = VECTOR_DTYPES
-    examples: ClassVar[tuple[dict[str, Any], ...]] = (
-        {"rows": 8192, "cols": 4096, "axis": "rows"},
-        {"rows": 8192, "cols": 4096, "axis": "cols"},
-    )
+    op = "reduce_sum"
+    examples = ({"rows": 8192, "cols": 4096, "axis": "rows"}, {"rows": 8192, "cols": 4096, "axis": "cols"})
 
     rows: int = size("rows of the input")
     cols: int = size("columns of the input")
     axis: str = choice("what is summed away", ("rows", "cols"), default="rows")
 
     @classmethod
-    def work(cls, calls: Calls, gpu: Gpu) -> Phases:
-        rows, cols, element_bytes = calls["rows"], calls["cols"], dtype(calls.choice("dtype")).act_bytes
+    def work(cls, calls: Calls, gpu: Gpu) -> Works:
+        rows, cols, element_bytes = calls["rows"], calls["cols"], calls.dtype.act_bytes
         if calls.choice("axis") == "rows":
-            return (sum_over_rows(gpu, rows, cols, element_bytes),)
-        return (reduction(gpu, cols, rows, element_bytes, neighbours=True, output_bytes=element_bytes),)
+            return (reduction(gpu, rows, cols, element_bytes),)
+        return (reduction(gpu, cols, rows, element_bytes, neighbours=True),)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Argmax(Kernel):
+class Argmax(MemoryKernel):
     """Place of the largest element of each row, as int64 (greedy sampling)."""
 
-    family: ClassVar[str] = "memory"
-    op: ClassVar[str] = "argmax"
-    dtypes: ClassVar[tuple[str, ...]] = VECTOR_DTYPES
-    examples: ClassVar[tuple[dict[str, Any], ...]] = ({"rows": 64, "cols": 128256},)
+    op = "argmax"
+    examples = ({"rows": 64, "cols": 128256},)
 
     rows: int = size("rows")
     cols: int = size("columns, searched")
 
     @classmethod
-    def work(cls, calls: Calls, gpu: Gpu) -> Phases:
-        element_bytes = dtype(calls.choice("dtype")).act_bytes
-        flops = 3.0  # compare; select the value and its place
-        return (
-            reduction(
-                gpu, calls["cols"], calls["rows"], element_bytes, neighbours=True, output_bytes=INDEX_BYTES, flops=flops
-            ),
+    def work(cls, calls: Calls, gpu: Gpu) -> Works:
+        work = reduction(
+            gpu,
+            calls["cols"],
+            calls["rows"],
+            calls.dtype.act_bytes,
+            neighbours=True,
+            output_bytes=INDEX_BYTES,
+            flops=3.0,  # compare; select the value and its place
         )
+        return (work,)
+
+
+class NllLoss(MemoryKernel):
+    """Negative log-likelihood: gathers the element of each row's class and averages.
+
+    PyTorch runs one CTA, whatever the number of rows (nll_loss_forward_reduce_cuda_kernel_2d).
+    """
+
+    op = "nll_loss"
+    examples = ({"rows": 4096, "cols": 128256},)
+
+    rows: int = size("rows (tokens)")
+    cols: int = size("columns (classes)")
+
+    @classmethod
+    def work(cls, calls: Calls, gpu: Gpu) -> Works:
+        rows, element_bytes = calls["rows"], calls.dtype.act_bytes
+        each = np.maximum(np.floor(rows / _LOSS_ROWS_PER_THREAD), 1.0)
+        threads = np.clip(2 ** np.floor(np.log2(each) + 0.5), gpu.warp_threads, MAX_THREADS)
+        sector_bytes = np.minimum(SECTOR_BYTES, calls["cols"] * element_bytes)
+        smem_bytes, instructions = block_reduction(gpu, threads, 2.0)  # the loss and the weight
+        work = vector_kernel(
+            gpu,
+            tasks=np.ones_like(rows),
+            threads=threads,
+            moved_bytes=rows * (sector_bytes + INDEX_BYTES) + 2 * element_bytes,
+            flops=2 * rows,
+            converted=rows if element_bytes < 4 else 0.0,
+            smem_bytes=smem_bytes,
+            warp_instructions=instructions + 2 * rows / gpu.warp_threads,
+            smem_bytes_per_cta=2 * 4 * threads,
+            steps=2 * ceil_div(rows, threads) + 1,  # the class names the element
+        )
+        return (work,)

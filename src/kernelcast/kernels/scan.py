@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
-
 import numpy as np
 
 from kernelcast.hardware import Gpu
-from kernelcast.kernels.base import Calls, Kernel, size
-from kernelcast.kernels.dtypes import dtype
-from kernelcast.kernels.norm import VECTOR_DTYPES
-from kernelcast.kernels.vector import vector_kernel
-from kernelcast.kernels.work import Phases, ceil_div
+from kernelcast.kernels.base import Calls, size
+from kernelcast.kernels.vector import MemoryKernel, vector_kernel
+from kernelcast.kernels.work import Works, ceil_div
 
 _THREADS = 512.0  # of a CTA, shared by rows when they are short
 _FEWEST, _MOST = 16.0, 512.0  # threads of a row
@@ -21,18 +16,15 @@ _WAVEFRONT_BYTES = 128.0  # a warp's access to shared memory
 _ONE_ROW_THREADS, _ONE_ROW_ELEMENTS = 128.0, 1920.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cumsum(Kernel):
+class Cumsum(MemoryKernel):
     """Cumulative sum along each row.
 
     A row's threads take two elements each, add them up in shared memory level by level (Sklansky's scan), and go on to
     the next piece of the row with its total.
     """
 
-    family: ClassVar[str] = "memory"
-    op: ClassVar[str] = "cumsum"
-    dtypes: ClassVar[tuple[str, ...]] = VECTOR_DTYPES
-    examples: ClassVar[tuple[dict[str, Any], ...]] = (
+    op = "cumsum"
+    examples = (
         {"rows": 4096, "cols": 4096},
         {"rows": 1, "cols": 1048576},
     )
@@ -41,9 +33,9 @@ class Cumsum(Kernel):
     cols: int = size("columns, added up")
 
     @classmethod
-    def work(cls, calls: Calls, gpu: Gpu) -> Phases:
+    def work(cls, calls: Calls, gpu: Gpu) -> Works:
         rows, cols = calls["rows"], calls["cols"]
-        element_bytes = dtype(calls.choice("dtype")).act_bytes
+        element_bytes = calls.dtype.act_bytes
         alone = rows == 1
         row_threads = np.clip(2 ** np.ceil(np.log2(np.maximum(cols / 2, 1.0))), _FEWEST, _MOST)
         pieces = ceil_div(cols, 2 * row_threads)

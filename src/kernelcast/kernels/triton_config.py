@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from kernelcast.kernels.base import Kernel, size
 
 TRITON_CONFIG = ("block_m", "block_n", "block_k", "group_m", "warps", "stages")
 
 
-@dataclass(frozen=True, kw_only=True)
 class TritonConfigured(Kernel):
     """A family whose config may be given; where it is not, the family chooses."""
 
-    listed_last: ClassVar[tuple[str, ...]] = TRITON_CONFIG
+    listed_last = TRITON_CONFIG
 
     block_m: int | None = size("Triton BLOCK_SIZE_M, default: chosen", default=None, low=8, high=1024)
     block_n: int | None = size("Triton BLOCK_SIZE_N, default: chosen", default=None, low=8, high=1024)

@@ -15,21 +15,10 @@ from kernelcast.kernels.work import Array, Number, Work
 
 def busiest_share(work: Work, sms: int) -> Array:
     """Mean tasks' worth of work on the busiest of ``sms`` SMs: the least that its schedule can reach."""
-    if work.schedule == "stream_k":
-        return even(work.tasks, sms)
     if work.schedule == "longest_first":
         return longest_first(work.tasks, work.longest, work.shortest, work.longest_count, sms)
-    return np.maximum(whole(work.tasks, sms), np.where(np.asarray(work.tasks) > 0, work.longest, 0.0))
-
-
-def even(tasks: Number, sms: int) -> Array:
-    """Tasks cut as finely as needed (stream-K): every SM gets the same."""
-    return np.asarray(tasks, dtype=np.float64) / sms
-
-
-def whole(tasks: Number, sms: int) -> Array:
-    """Equal tasks, in waves or by persistent CTAs: an SM that frees up takes the next, so ceil(tasks / sms)."""
-    return np.ceil(np.asarray(tasks, dtype=np.float64) / sms)
+    tasks = np.asarray(work.tasks)  # an SM that frees up takes the next
+    return np.maximum(np.ceil(tasks / sms), np.where(tasks > 0, work.longest, 0.0))
 
 
 def longest_first(tasks: Number, longest: Number, shortest: Number, longest_count: Number, sms: int) -> Array:
