@@ -21,7 +21,7 @@ from kernelcast.kernels.norm import RmsNorm
 from kernelcast.kernels.work import Work
 
 MODULES = (
-    "norm", "softmax", "elementwise", "rope", "movement", "quantize", "conv2d", "conv2d_backward", "collectives",
+    "norm", "softmax", "elementwise", "rope", "movement", "quantize", "conv2d", "collectives",
     "embedding_backward",
     "attention_backward", "optimizer", "reduce", "scan", "topk",
 )  # fmt: skip

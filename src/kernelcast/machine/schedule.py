@@ -1,12 +1,9 @@
 """How tasks fall onto SMs: the busiest SM's share, in units of the mean task.
 
-Closed forms, so that a million calls take one pass. ``longest_first_exact`` replays the heap for checking them.
+Closed forms, so that a million calls take one pass; their test replays the heap.
 """
 
 from __future__ import annotations
-
-import heapq
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -33,11 +30,3 @@ def longest_first(tasks: Number, longest: Number, shortest: Number, longest_coun
     shared = np.where(np.asarray(tasks) > sms, shared, 0.0)  # else no SM has two
     long = longest * np.ceil(np.asarray(longest_count, dtype=np.float64) / sms)
     return np.where(np.asarray(tasks) > 0, np.maximum(shared, np.maximum(long, longest)), 0.0)
-
-
-def longest_first_exact(costs: Sequence[float], sms: int) -> float:
-    """The heap itself: the finishing time of the last SM."""
-    loads = [0.0] * sms
-    for cost in sorted(costs, reverse=True):
-        heapq.heapreplace(loads, loads[0] + cost)
-    return max(loads)
