@@ -7,8 +7,8 @@ import pytest
 
 import kernelcast as kc
 from kernelcast.kernels.base import columns_of, kernel_class, parameters_of
+from kernelcast.kernels.grouped import TRITON_CONFIG
 from kernelcast.kernels.moe import Moe, _balanced, _Layer
-from kernelcast.kernels.triton_config import TRITON_CONFIG
 from kernelcast.kernels.work import axis
 
 MIXTRAL = {"hidden": 4096, "inter": 14336, "experts": 8, "topk": 2}

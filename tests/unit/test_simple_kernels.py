@@ -21,9 +21,8 @@ from kernelcast.kernels.norm import RmsNorm
 from kernelcast.kernels.work import Work
 
 MODULES = (
-    "norm", "softmax", "elementwise", "rope", "movement", "quantize", "conv2d", "collectives",
-    "embedding_backward",
-    "attention_backward", "optimizer", "reduce", "scan", "topk",
+    "norm", "softmax", "elementwise", "rope", "movement", "quantize", "conv2d", "collectives", "attention_backward",
+    "optimizer", "reduce", "topk",
 )  # fmt: skip
 FAMILIES = {op: cls for op, cls in REGISTRY.items() if cls.__module__.rpartition(".")[2] in MODULES}
 EXAMPLES = [(op, example) for op, cls in FAMILIES.items() for example in cls.examples]

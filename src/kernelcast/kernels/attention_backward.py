@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Calls, Conflicts, Kernel, choice, flag, size
 from kernelcast.kernels.dtypes import DType, matmul_pipe
-from kernelcast.kernels.flash import BACKENDS, kv_steps, visible_pairs
+from kernelcast.kernels.flash import BACKENDS, default_backend, kv_steps, visible_pairs
 from kernelcast.kernels.reduce import reduction
 from kernelcast.kernels.requests import Heads, equal_heads, head_conflicts, length_conflicts, length_hints
 from kernelcast.kernels.vector import ACCUMULATOR_BYTES, VECTOR_BYTES, vector_kernel
@@ -65,7 +65,9 @@ class AttentionBackward(Kernel):
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
-        kind, name = calls.dtype, calls.choice("backend") or _usual(gpu)
+        kind, name = calls.dtype, calls.choice("backend") or default_backend(gpu)
+        if name == "trtllm":  # has no backward pass
+            name = "cudnn"
         queries, keys, dim = (calls[x] for x in ("q_len", "kv_len", "head_dim"))
         q_rows = calls["batch"] * calls["q_heads"] * queries
         kv_rows = calls["batch"] * calls.given("kv_heads", calls["q_heads"]) * keys
@@ -76,13 +78,6 @@ class AttentionBackward(Kernel):
             _narrow(gpu, kind, q_rows * dim, np.ones_like(grouped)),
             *_join_groups(gpu, kind, name, kv_rows * dim, equal_heads(calls), grouped),
         )
-
-
-def _usual(gpu: Gpu) -> str:
-    """What trainers use on this generation when nobody chooses."""
-    if gpu.compute_capability.startswith("9."):
-        return "fa3"
-    return "cudnn" if gpu.compute_capability.startswith("10.") else "fa2"
 
 
 def _wide_unit(gpu: Gpu) -> bool:

@@ -139,16 +139,14 @@ _VECTORISED = {
     "masked_fill": (Cost(mask_bytes=1, instructions=1), "A scalar where a boolean tensor is true, else the tensor."),
     "fill": (Cost(reads=0), "Write a scalar to every element."),
     "cat": (Cost(), "Tensors joined into one of rows x cols: every byte read once and written once."),
-    # gradients
-    "silu_backward": (  # a sigmoid, and five
-        Cost(reads=2, flops=8, xu_ops=2),
-        "dy · σ(x) · (1 + x · (1 − σ(x))): reads dy and x.",
-    ),
-    "gelu_backward": (  # erf as in gelu, an exp, and four
+    # Gradients. FLOPs of silu: a sigmoid, and five; of gelu: erf as in gelu, an exp, and four; of gelu_tanh: gelu_tanh,
+    # and the derivatives of tanh and its argument. Dropout's mask becomes a number.
+    "silu_backward": (Cost(reads=2, flops=8, xu_ops=2), "dy · σ(x) · (1 + x · (1 − σ(x))): reads dy and x."),
+    "gelu_backward": (
         Cost(reads=2, flops=38, xu_ops=2),
         "Gradient of the exact GELU, dy · (Φ(x) + x · φ(x)): reads dy and x.",
     ),
-    "gelu_tanh_backward": (  # gelu_tanh, and the derivatives of tanh and its argument
+    "gelu_tanh_backward": (
         Cost(reads=2, flops=28, xu_ops=2),
         "Gradient of GELU in tanh's approximation: reads dy and x.",
     ),
@@ -158,7 +156,7 @@ _VECTORISED = {
     ),
     "tanh_backward": (Cost(reads=2, flops=3), "dy · (1 − y²): reads dy and y."),
     "sigmoid_backward": (Cost(reads=2, flops=3), "dy · y · (1 − y): reads dy and y."),
-    "dropout_backward": (  # the mask becomes a number
+    "dropout_backward": (
         Cost(flops=2, mask_bytes=1, instructions=1),
         "dy · mask · scale: reads dy and the boolean mask that the forward pass wrote.",
     ),

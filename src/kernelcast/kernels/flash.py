@@ -161,8 +161,7 @@ def flash_works(gpu: Gpu, calls: Calls, requests: Requests, heads: Heads) -> Wor
         threads=float(backend.threads),
         registers_per_thread=168.0,
         smem_bytes_per_cta=np.minimum(
-            (tile_q * heads.qk_dim + backend.stages * tile_kv * heads.kv_dim) * kind.act_bytes,
-            gpu.smem_bytes_per_cta,
+            (tile_q * heads.qk_dim + backend.stages * tile_kv * heads.kv_dim) * kind.act_bytes, gpu.smem_bytes_per_cta
         ),
         serial_steps=plan.longest,
         step_cycles=backend.step_cycles,

@@ -16,26 +16,22 @@ import numpy as np
 
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Calls, Conflicts, choice, conflict, flag, real, size
-from kernelcast.kernels.dtypes import DType, matmul_pipe
-from kernelcast.kernels.gemm import MMA_SYNC, dequantise_flops, matrix_unit
+from kernelcast.kernels.grouped import Blocks, GroupedKernel, active_experts, grouped_gemm, random_blocks
 from kernelcast.kernels.quantize import quantised_rows
-from kernelcast.kernels.routing import ROUTINGS, active_experts, random_blocks
-from kernelcast.kernels.triton_config import TritonConfigured
 from kernelcast.kernels.work import Array, Number, Work, Works, axis, ceil_div
 
 # (block_m, block_n, warps): the default rules and the tuned files of vLLM and SGLang draw from these.
 _BLOCKS = ((16, 32, 4), (16, 128, 4), (32, 128, 4), (64, 64, 4), (64, 128, 4), (128, 128, 8), (128, 256, 8))
-MOE_DTYPES = ("fp16", "bf16", "fp8", "fp8_block", "int8", "nvfp4", "int4")
-MOE_BACKENDS = ("triton", "cutlass", "trtllm", "deepgemm", "marlin")
+_ROUTINGS = ("balanced", "random")
+_BACKENDS = ("triton", "cutlass", "trtllm", "deepgemm", "marlin")
 _QUANTILES = 32  # experts of a skewed layer are stood for by this many load levels
 _LARGEST_SHARE = 0.8  # of the tokens, that one expert can draw
 
 
-class Moe(TritonConfigured):
+class Moe(GroupedKernel):
     """A fused mixture-of-experts layer on one rank of tp x ep: hidden, inter and experts are the whole model's."""
 
     op = "moe"
-    dtypes = MOE_DTYPES
     examples = (
         {"tokens": 1024, "hidden": 4096, "inter": 14336, "experts": 8, "topk": 2},
         {"tokens": 64, "hidden": 2048, "inter": 768, "experts": 128, "topk": 8, "block_m": 16, "block_n": 64,
@@ -50,9 +46,9 @@ class Moe(TritonConfigured):
     tp: int = size("tensor-parallel ranks: each holds inter / tp", default=1, high=65536)
     ep: int = size("expert-parallel ranks: each holds experts / ep", default=1, high=65536)
     skew: float = real("0: by routing; else the exponent of the power law of tokens an expert", default=0.0, high=10.0)
-    routing: str | None = choice("how tokens choose experts without skew: balanced or random", ROUTINGS, default=None)
+    routing: str | None = choice("how tokens choose experts without skew: balanced or random", _ROUTINGS, default=None)
     gated: bool = flag("gate and up projections (SwiGLU) rather than one", default=True)
-    backend: str | None = choice("library, default: the usual one of the stack", MOE_BACKENDS, default=None)
+    backend: str | None = choice("library, default: the usual one of the stack", _BACKENDS, default=None)
 
     @classmethod
     def conflicts(cls, calls: Calls) -> Conflicts:
@@ -61,7 +57,7 @@ class Moe(TritonConfigured):
             text = f"{whole} {{{whole}:g}} cannot be cut into {parts} {{{parts}:g}} equal parts"
             if found := conflict(uneven, text, calls.numbers):
                 return found
-        return topk_conflicts(calls)
+        return super().conflicts(calls)
 
     @classmethod
     def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
@@ -77,10 +73,8 @@ class Moe(TritonConfigured):
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
-        kind = calls.dtype
-        layer = _Layer.of(calls)
+        kind, layer, tile = calls.dtype, _Layer.of(calls), _tile(calls)
         up = layer.inter * (1 + calls["gated"])
-        tile = _tile(calls)
         blocks, active, rows = layer.blocks(tile.block_m), layer.active(), np.minimum(layer.tokens, layer.pairs)
         first, second = (
             grouped_gemm(gpu, tile, n, k, blocks=blocks, active=active, rows=rows, pairs=layer.pairs)
@@ -106,10 +100,6 @@ def _tile(calls: Calls) -> Blocks:
     )
 
 
-def topk_conflicts(calls: Calls) -> Conflicts:
-    return conflict(calls["topk"] > calls["experts"], "topk {topk:g} is more than experts {experts:g}", calls.numbers)
-
-
 @dataclass(frozen=True)
 class _Layer:
     """What one rank holds and is sent."""
@@ -121,9 +111,9 @@ class _Layer:
     pairs: Array  # (token, expert) pairs that this rank's experts multiply
     around: Array  # pairs that the kernels around the GEMMs walk
     skew: Array
-    topk: Array | float = 1.0
-    ep: Array | float = 1.0
-    random: bool = False  # experts are drawn by chance, not dealt out
+    topk: Array
+    ep: Array
+    random: bool  # experts are drawn by chance, not dealt out
 
     @classmethod
     def of(cls, calls: Calls) -> _Layer:
@@ -144,7 +134,7 @@ class _Layer:
     def blocks(self, block_m: Array) -> Array:
         """Row blocks over all experts, each expert padded to ``block_m``."""
         if self.random:
-            even = random_blocks(self.tokens, self.experts * self.ep, np.asarray(self.topk), block_m) / self.ep
+            even = random_blocks(self.tokens, self.experts * self.ep, self.topk, block_m) / self.ep
         else:
             even = _balanced(self.pairs, self.experts, block_m)
         if not np.any(self.skew > 0):
@@ -158,7 +148,7 @@ class _Layer:
     def active(self) -> Array:
         """Experts that get any token."""
         if self.random:
-            even = active_experts(self.tokens, self.experts * self.ep, np.asarray(self.topk)) / self.ep
+            even = active_experts(self.tokens, self.experts * self.ep, self.topk) / self.ep
         else:
             even = np.minimum(self.experts, np.ceil(self.pairs))
         if not np.any(self.skew > 0):
@@ -184,63 +174,6 @@ def _balanced(pairs: Array, experts: Array, block_m: Array) -> Array:
     return more * np.ceil((few + 1) / block_m) + (experts - more) * np.ceil(few / block_m)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Blocks:
-    """A Triton config for each call, or candidate by call: what a CTA computes, and with what."""
-
-    kind: DType
-    block_m: Array
-    block_n: Array
-    block_k: Array
-    warps: Array
-    stages: Array
-    wide: Number = 1.0  # where the matrix instruction is the generation's own, 0 where it is mma.sync
-
-    @property
-    def stage_bytes(self) -> Array:
-        return (self.block_m * self.kind.act_bytes + self.block_n * self.kind.weight_bytes) * self.block_k
-
-    @property
-    def threads(self) -> Array:
-        return self.warps * 32
-
-
-def grouped_gemm(
-    gpu: Gpu, tile: Blocks, n: Array, k: Array, *, blocks: Array, active: Array, rows: Array, pairs: Array
-) -> Work:
-    """One product per expert, in one launch: rows of an expert by its own k x n weights.
-
-    ``blocks`` of rows over all experts, of which ``active`` get any; ``rows`` go in, ``pairs`` come out.
-    """
-    kind = tile.kind
-    on_tensor = matmul_pipe(gpu, kind.name) == "tensor"
-    block_m, block_n = tile.block_m, tile.block_n
-    tasks, depth = blocks * ceil_div(n, block_n), ceil_div(k, tile.block_k)
-    a_bytes = block_m * depth * tile.block_k * kind.act_bytes
-    b_bytes = block_n * depth * tile.block_k * kind.weight_bytes
-    flops = 2 * block_m * block_n * depth * tile.block_k
-    return Work(
-        tasks=tasks,
-        tensor_flops=flops if on_tensor else 0.0,
-        tensor_dtype=kind.math,
-        fma_flops=dequantise_flops(kind, block_m, block_n, depth * tile.block_k) + (0.0 if on_tensor else flops),
-        smem_bytes=np.where(
-            np.asarray(tile.wide) > 0,
-            matrix_unit(gpu).smem_bytes(a_bytes, b_bytes, block_m, block_n),
-            MMA_SYNC.smem_bytes(a_bytes, b_bytes, block_m, block_n),
-        ),
-        l2_bytes=a_bytes + b_bytes + block_m * block_n * kind.out_bytes,
-        streamed_bytes=active * n * k * kind.weight_bytes,
-        activation_bytes=rows * k * kind.act_bytes + pairs * n * kind.out_bytes,
-        threads=tile.threads,
-        registers_per_thread=np.minimum(255, 40 + block_m * block_n / tile.threads),
-        smem_bytes_per_cta=np.minimum(tile.stages * tile.stage_bytes, gpu.smem_bytes_per_cta),
-        serial_steps=depth,
-        useful_flops=2 * pairs * n * k,
-        tile={"block_m": block_m, "block_n": block_n, "block_k": tile.block_k, "row_blocks": blocks},
-    )
-
-
 def _route(layer: _Layer) -> Work:
     """Top-k of the router's scores, and the sort of pairs by expert: two small kernels."""
     moved = layer.tokens * layer.experts * 4 + layer.around * 16
@@ -255,29 +188,23 @@ def _route(layer: _Layer) -> Work:
 
 def _activation(layer: _Layer, up: Array) -> Work:
     """SiLU of the gate times the rest: one row a CTA."""
-    moved = (up + layer.inter) * 2.0
-    return Work(
-        tasks=np.ceil(layer.around),
-        fma_flops=4 * layer.inter,
-        xu_ops=2 * layer.inter,
-        l2_bytes=moved,
-        activation_bytes=layer.around * moved,
-        threads=256.0,
-        registers_per_thread=32.0,
-        useful_flops=layer.around * 4 * layer.inter,
-    )
+    return _row_pass(layer.around, (up + layer.inter) * 2.0, flops=4 * layer.inter, xu_ops=2 * layer.inter)
 
 
 def _add_up(layer: _Layer) -> Work:
     """Weighted sum of each token's experts."""
     per_token = layer.around / layer.tokens
-    moved = (per_token + 1) * layer.hidden * 2.0
+    return _row_pass(layer.tokens, (per_token + 1) * layer.hidden * 2.0, flops=2 * per_token * layer.hidden)
+
+
+def _row_pass(rows: Array, row_bytes: Array, flops: Array, xu_ops: Number = 0.0) -> Work:
     return Work(
-        tasks=layer.tokens,
-        fma_flops=2 * per_token * layer.hidden,
-        l2_bytes=moved,
-        activation_bytes=layer.tokens * moved,
+        tasks=np.ceil(rows),
+        fma_flops=flops,
+        xu_ops=xu_ops,
+        l2_bytes=row_bytes,
+        activation_bytes=rows * row_bytes,
         threads=256.0,
         registers_per_thread=32.0,
-        useful_flops=2 * layer.around * layer.hidden,
+        useful_flops=rows * flops,
     )

@@ -17,10 +17,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from kernelcast.hardware import Gpu
-from kernelcast.kernels.base import Calls, Conflicts, flag, size
-from kernelcast.kernels.moe import MOE_DTYPES, Blocks, grouped_gemm, topk_conflicts
-from kernelcast.kernels.routing import active_experts, random_blocks
-from kernelcast.kernels.triton_config import TRITON_CONFIG, TritonConfigured
+from kernelcast.kernels.base import Calls, flag, size
+from kernelcast.kernels.grouped import (
+    TRITON_CONFIG,
+    Blocks,
+    GroupedKernel,
+    active_experts,
+    grouped_gemm,
+    random_blocks,
+)
 from kernelcast.kernels.work import Array, Works, axis, ceil_div
 
 # (block_m, block_n, block_k, warps, stages) where no config is given: engines' default rules draw from these.
@@ -40,11 +45,10 @@ _STEP_CYCLES = 900.0  # one trip to L2 and back, with barriers: shared by the st
 _TASK_CYCLES = 2500.0  # sorted rows, first operands, write-back
 
 
-class MoeGemm(TritonConfigured):
+class MoeGemm(GroupedKernel):
     """One grouped GEMM of a mixture-of-experts layer alone (Triton fused MoE): a token's row by topk experts."""
 
     op = "moe_gemm"
-    dtypes = MOE_DTYPES
     examples = (
         {"tokens": 1024, "experts": 128, "topk": 8, "k": 2048, "n": 1536},
         {"tokens": 64, "experts": 128, "topk": 8, "k": 2048, "n": 1536, "block_m": 16, "block_n": 64, "block_k": 128,
@@ -57,10 +61,6 @@ class MoeGemm(TritonConfigured):
     k: int = size("inner dimension (model width, for the first GEMM)")
     n: int = size("output features of an expert (gate and up together)")
     second: bool = flag("second GEMM of a layer: each (token, expert) pair has a row of its own", default=False)
-
-    @classmethod
-    def conflicts(cls, calls: Calls) -> Conflicts:
-        return topk_conflicts(calls)
 
     @classmethod
     def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:

@@ -36,25 +36,24 @@ def _update(
     calls: Calls,
     *,
     launch_tensors: Number,
-    element_bytes: Number,
-    vectors: Number,
-    converted: Number,
+    own: Number,
+    states: float = 0.0,
+    state_bytes: float = 0.0,
     flops: Number,
     xu_ops: float = 0.0,
 ) -> Work:
-    """For each parameter ``element_bytes`` move, in ``vectors`` loads and stores of four, and ``converted`` numbers
-    change format."""
-    elements, tensors = calls["elements"], calls["tensors"]
+    """For each parameter ``own`` numbers of its format move and ``states`` others, in loads and stores of four."""
+    elements, tensors, own_bytes = calls["elements"], calls["tensors"], calls.dtype.act_bytes
     chunks = tensors * ceil_div(elements, tensors * _CHUNK)
     return vector_kernel(
         gpu,
         tasks=chunks,
         threads=_THREADS,
-        moved_bytes=elements * element_bytes,
+        moved_bytes=elements * (own * own_bytes + states * state_bytes),
         flops=flops * elements,
         xu_ops=xu_ops * elements,
-        converted=converted * elements,
-        warp_instructions=vectors * elements / _VECTOR / gpu.warp_threads,
+        converted=elements * (own * (own_bytes < 4) + states * (state_bytes < 4)),
+        warp_instructions=(own + states) * elements / _VECTOR / gpu.warp_threads,
         registers=48.0,
         steps=ceil_div(np.minimum(elements / tensors, _CHUNK), _THREADS * _VECTOR),
         launches=np.maximum(ceil_div(tensors, launch_tensors), ceil_div(chunks, _LAUNCH_CHUNKS)),
@@ -77,8 +76,7 @@ class Adamw(_Fused):
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
-        tensors, own_bytes = calls["tensors"], calls.dtype.act_bytes
-        state_bytes = dtype(calls.choice("state_dtype") or calls.choice("dtype")).act_bytes
+        tensors = calls["tensors"]
         steps = vector_kernel(
             gpu,
             tasks=tensors,
@@ -91,9 +89,9 @@ class Adamw(_Fused):
             gpu,
             calls,
             launch_tensors=_LAUNCH_TENSORS[3],
-            element_bytes=3 * own_bytes + 4 * state_bytes,
-            vectors=7.0,
-            converted=3.0 * (own_bytes < 4) + 4.0 * (state_bytes < 4),
+            own=3.0,
+            states=4.0,
+            state_bytes=dtype(calls.choice("state_dtype") or calls.choice("dtype")).act_bytes,
             # decay 1; moments 3 and 4; a root 6, two quotients 8 each, ε, step size and difference 3
             flops=33.0,
             xu_ops=3.0,
@@ -105,24 +103,18 @@ class Sgd(_Fused):
     """Fused SGD step: reads parameters and gradients, writes parameters; with momentum its buffer too."""
 
     op = "sgd"
-    examples = (
-        {"elements": 25557032, "tensors": 161, "momentum": True, "dtype": "fp32"},
-        {"elements": 25557032},
-    )
+    examples = ({"elements": 25557032, "tensors": 161, "momentum": True, "dtype": "fp32"}, {"elements": 25557032})
 
     momentum: bool = flag("keep a running mean of the gradients", default=False)
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
-        momentum, element_bytes = calls["momentum"], calls.dtype.act_bytes
-        vectors = 3 + 2 * momentum
+        momentum = calls["momentum"]
         update = _update(
             gpu,
             calls,
             launch_tensors=np.where(momentum > 0, _LAUNCH_TENSORS[2], _LAUNCH_TENSORS[1]),
-            element_bytes=vectors * element_bytes,
-            vectors=vectors,
-            converted=vectors * (element_bytes < 4),
+            own=3 + 2 * momentum,
             flops=2 + 2 * momentum,
         )
         return (update,)

@@ -27,10 +27,7 @@ class Topk(MemoryKernel):
     """
 
     op = "topk"
-    examples = (
-        {"rows": 64, "cols": 128256, "k": 50},
-        {"rows": 4096, "cols": 128, "k": 8},
-    )
+    examples = ({"rows": 64, "cols": 128256, "k": 50}, {"rows": 4096, "cols": 128, "k": 8})
 
     rows: int = size("rows")
     cols: int = size("columns, searched")
