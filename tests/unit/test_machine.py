@@ -14,8 +14,7 @@ import kernelcast as kc
 from kernelcast.kernels.work import Work
 from kernelcast.machine import limits
 from kernelcast.machine.analyse import PIPELINES, analyse
-from kernelcast.machine.occupancy import ctas_per_sm
-from kernelcast.machine.schedule import busiest_share, longest_first
+from kernelcast.machine.schedule import busiest_share, ctas_per_sm, longest_first
 
 H100 = kc.gpu("h100_sxm")
 ONE = np.array([[1.0]])

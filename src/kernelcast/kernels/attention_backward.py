@@ -16,7 +16,7 @@ from kernelcast.kernels.base import Calls, Conflicts, Kernel, choice, flag, size
 from kernelcast.kernels.dtypes import DType, matmul_pipe
 from kernelcast.kernels.flash import BACKENDS, default_backend, kv_steps, visible_pairs
 from kernelcast.kernels.reduce import reduction
-from kernelcast.kernels.requests import Heads, equal_heads, head_conflicts, length_conflicts, length_hints
+from kernelcast.kernels.requests import equal_heads, head_conflicts, length_conflicts, length_hints
 from kernelcast.kernels.vector import ACCUMULATOR_BYTES, VECTOR_BYTES, vector_kernel
 from kernelcast.kernels.work import Array, Work, Works, ceil_div
 
@@ -71,12 +71,20 @@ class AttentionBackward(Kernel):
         queries, keys, dim = (calls[x] for x in ("q_len", "kv_len", "head_dim"))
         q_rows = calls["batch"] * calls["q_heads"] * queries
         kv_rows = calls["batch"] * calls.given("kv_heads", calls["q_heads"]) * keys
-        grouped = equal_heads(calls).kv < calls["q_heads"]
+        heads = equal_heads(calls)
+        grouped, elements = heads.kv < heads.queries, 2 * kv_rows * dim
+        # GQA: dK and dV of the query heads that share a KV head. FlashAttention-2 writes them all and sums them after
+        # (mha_bwd's dk_expanded); the others add in fp32 by atomics, and convert.
+        if name == "fa2":
+            shared = heads.queries / heads.kv
+            joined = reduction(gpu, shared, elements, kind.out_bytes, launches=2.0, runs=grouped)
+        else:
+            joined = _narrow(gpu, kind, elements, grouped)
         return (
             _row_sums(gpu, kind, q_rows, dim),
             _gradients(gpu, kind, name, calls, kv_rows),
-            _narrow(gpu, kind, q_rows * dim, np.ones_like(grouped)),
-            *_join_groups(gpu, kind, name, kv_rows * dim, equal_heads(calls), grouped),
+            _narrow(gpu, kind, q_rows * dim, True),
+            joined,
         )
 
 
@@ -174,7 +182,7 @@ def _row_sums(gpu: Gpu, kind: DType, rows: Array, dim: Array) -> Work:
     )
 
 
-def _narrow(gpu: Gpu, kind: DType, elements: Array, runs: NDArray[np.bool_]) -> Work:
+def _narrow(gpu: Gpu, kind: DType, elements: Array, runs: NDArray[np.bool_] | bool) -> Work:
     """Sums in fp32, scaled, to the format of the tensors."""
     return vector_kernel(
         gpu,
@@ -185,13 +193,3 @@ def _narrow(gpu: Gpu, kind: DType, elements: Array, runs: NDArray[np.bool_]) -> 
         converted=elements,
         runs=runs,
     )
-
-
-def _join_groups(
-    gpu: Gpu, kind: DType, name: str, elements: Array, heads: Heads, runs: NDArray[np.bool_]
-) -> tuple[Work, ...]:
-    """GQA: dK and dV of the query heads that share a KV head. FlashAttention-2 writes them all and sums them after
-    (mha_bwd's dk_expanded); the others add in fp32 by atomics, and convert."""
-    if name == "fa2":
-        return (reduction(gpu, heads.queries / heads.kv, 2 * elements, kind.out_bytes, launches=2.0, runs=runs),)
-    return (_narrow(gpu, kind, 2 * elements, runs),)

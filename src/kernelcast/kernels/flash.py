@@ -149,7 +149,8 @@ def flash_works(gpu: Gpu, calls: Calls, requests: Requests, heads: Heads) -> Wor
         tensor_flops=flops if pipe == "tensor" else 0.0,
         tensor_dtype=kind.math,
         fma_flops=scores * SOFTMAX_FLOPS + mean_steps * tile_q * heads.v_dim * 2 + (flops if pipe == "fma" else 0.0),
-        xu_ops=scores * _hardware_exponentials(gpu),
+        # exponentials; Blackwell's kernels compute half by polynomial (FA4)
+        xu_ops=scores * (0.5 if gpu.compute_capability.startswith("10.") else 1.0),
         smem_bytes=mean_steps * tile_kv * heads.kv_dim * kv_bytes * (1 + np.maximum(1, tile_q / backend.rows_per_read)),
         l2_bytes=mean_steps * tile_kv * heads.kv_dim * kv_bytes
         + tile_q * (heads.qk_dim * kind.act_bytes + heads.v_dim * np.where(plan.splits > 1, 4.0, kind.out_bytes)),
@@ -231,9 +232,8 @@ def _plan(
 
 def _query_tile(backend: Backend, rows: Array, head_dim: Array) -> Array:
     """The smallest tile that holds the mean rows, the largest otherwise; 64 at most for wide heads."""
-    tile = np.full_like(rows, float(backend.query_tiles[-1]))
-    for size in reversed(backend.query_tiles[:-1]):
-        tile = np.where(rows <= size, float(size), tile)
+    *smaller, largest = (float(size) for size in backend.query_tiles)
+    tile = np.select([rows <= size for size in smaller], smaller, largest)
     return np.where(head_dim >= 256, np.minimum(tile, 64.0), tile)
 
 
@@ -272,11 +272,6 @@ def _filling_chunk(requests: Requests, tiles: Array, walk: Array, lanes: Array, 
         high = np.where(fits, middle, high)
         low = np.where(fits, low, np.minimum(middle + 1, high))
     return high
-
-
-def _hardware_exponentials(gpu: Gpu) -> float:
-    """Share of exponentials on the special-function unit; Blackwell's kernels compute half by polynomial (FA4)."""
-    return 0.5 if gpu.compute_capability.startswith("10.") else 1.0
 
 
 def _merge(heads: Heads, plan: _Plan, kind: DType) -> Work:

@@ -51,6 +51,15 @@ class DeltaSizes:
     element_bytes: float
     state_bytes: float  # of one element
     math: str
+    state: Array  # elements of one head's
+    # bytes of all chunked tokens
+    qk_bytes: Array  # queries, or keys
+    wide_bytes: Array  # numbers of key_dim a value head and token, as w is
+    value_bytes: Array
+    gate_bytes: Array  # one of beta, or the decay's sum, in fp32
+    square_bytes: Array  # chunk x chunk numbers for each chunk and value head, in fp32
+    kept_state_bytes: Array  # states of the sequences, read at the start and written at the end
+    chunk_state_bytes: Array  # the state before each chunk, in the format of the activations
 
     @classmethod
     def of(cls, calls: Calls) -> DeltaSizes:
@@ -59,67 +68,34 @@ class DeltaSizes:
         alone = queries == 1 if how == "auto" else np.full(queries.shape, how == "recurrent")
         chunks = np.where(alone, 0.0, ceil_div(queries, requests.each(chunk)))
         steps = np.where(alone, queries, 0.0)
+        element_bytes, state_bytes = calls.dtype.act_bytes, dtype(calls.choice("state_dtype")).act_bytes
+        tokens, all_chunks, sequences = (requests.total(x) for x in (queries - steps, chunks, 1.0 - alone))
+        values, k, v = calls["value_heads"], calls["key_dim"], calls["value_dim"]
         return cls(
-            tokens=requests.total(queries - steps),
-            chunks=requests.total(chunks),
+            tokens=tokens,
+            chunks=all_chunks,
             longest=requests.most(chunks),
-            sequences=requests.total(1.0 - alone),
+            sequences=sequences,
             steps=requests.total(steps),
             longest_steps=requests.most(steps),
             recurrent=requests.total(1.0 * alone),
             keys=calls["key_heads"],
-            values=calls["value_heads"],
-            k=calls["key_dim"],
-            v=calls["value_dim"],
+            values=values,
+            k=k,
+            v=v,
             chunk=chunk,
-            element_bytes=calls.dtype.act_bytes,
-            state_bytes=dtype(calls.choice("state_dtype")).act_bytes,
+            element_bytes=element_bytes,
+            state_bytes=state_bytes,
             math=calls.dtype.math,
+            state=k * v,
+            qk_bytes=tokens * calls["key_heads"] * k * element_bytes,
+            wide_bytes=tokens * values * k * element_bytes,
+            value_bytes=tokens * values * v * element_bytes,
+            gate_bytes=tokens * values * ACCUMULATOR_BYTES,
+            square_bytes=tokens * values * chunk * ACCUMULATOR_BYTES,
+            kept_state_bytes=2 * sequences * values * k * v * state_bytes,
+            chunk_state_bytes=all_chunks * values * k * v * element_bytes,
         )
-
-    @property
-    def runs(self) -> Array:
-        """1 where any sequence is chunked."""
-        return np.where(self.chunks > 0, 1.0, 0.0)
-
-    @property
-    def state(self) -> Array:
-        """Elements of one head's state."""
-        return self.k * self.v
-
-    @property
-    def qk_bytes(self) -> Array:
-        """Queries, or keys, of all chunked tokens."""
-        return self.tokens * self.keys * self.k * self.element_bytes
-
-    @property
-    def wide_bytes(self) -> Array:
-        """Numbers of key_dim a value head and token, as w is."""
-        return self.tokens * self.values * self.k * self.element_bytes
-
-    @property
-    def value_bytes(self) -> Array:
-        return self.tokens * self.values * self.v * self.element_bytes
-
-    @property
-    def gate_bytes(self) -> Array:
-        """One of beta, or the decay's sum, in fp32."""
-        return self.tokens * self.values * ACCUMULATOR_BYTES
-
-    @property
-    def square_bytes(self) -> Array:
-        """chunk x chunk numbers for each chunk and value head, in fp32."""
-        return self.tokens * self.values * self.chunk * ACCUMULATOR_BYTES
-
-    @property
-    def kept_state_bytes(self) -> Array:
-        """States of the chunked sequences, read at the start and written at the end."""
-        return 2 * self.sequences * self.values * self.state * self.state_bytes
-
-    @property
-    def chunk_state_bytes(self) -> Array:
-        """The state before each chunk, in the format of the activations."""
-        return self.chunks * self.values * self.state * self.element_bytes
 
 
 def triton_chain(gpu: Gpu, sizes: DeltaSizes, qk_norm: Array) -> Works:
@@ -195,7 +171,7 @@ def _matrix_kernel(
         threads=warps * gpu.warp_threads,
         registers_per_thread=168.0,
         smem_bytes_per_cta=np.minimum(smem_per_cta, gpu.smem_bytes_per_cta),
-        launches=sizes.runs,
+        launches=np.where(sizes.chunks > 0, 1.0, 0.0),
         useful_flops=tasks * flops * useful,
         **{"task_cycles": TASK_CYCLES, **more},
     )

@@ -34,8 +34,7 @@ class _Norm(MemoryKernel):
 
     examples = ({"rows": 4096, "cols": 4096}, {"rows": 1, "cols": 8192, "residual": True})
     flops_per_element: ClassVar[float]
-    weight_vectors: ClassVar[float]  # of ``cols`` elements
-    sums: ClassVar[float]  # numbers that the row is reduced to
+    vectors: ClassVar[float]  # of ``cols`` weights; a row is reduced to as many numbers
 
     rows: int = size("rows (tokens)")
     cols: int = size("columns (hidden size), normalised over")
@@ -46,8 +45,8 @@ class _Norm(MemoryKernel):
         rows, cols, residual = calls["rows"], calls["cols"], calls["residual"]
         element_bytes = calls.dtype.act_bytes
         threads = row_threads(gpu, cols)
-        smem_bytes, reduce_instructions = block_reduction(gpu, threads, cls.sums)
-        weight_bytes = cls.weight_vectors * cols * element_bytes
+        smem_bytes, reduce_instructions = block_reduction(gpu, threads, cls.vectors)
+        weight_bytes = cls.vectors * cols * element_bytes
         work = vector_kernel(
             gpu,
             tasks=rows,
@@ -59,11 +58,11 @@ class _Norm(MemoryKernel):
             streamed_bytes=weight_bytes,
             flops=rows * (cls.flops_per_element + residual) * cols,
             xu_ops=rows,  # one rsqrt
-            converted=rows * (2 + cls.weight_vectors + 2 * residual) * cols if element_bytes < 4 else 0.0,
+            converted=rows * (2 + cls.vectors + 2 * residual) * cols if element_bytes < 4 else 0.0,
             smem_bytes=rows * smem_bytes,
             warp_instructions=rows * reduce_instructions,
             registers=40.0,
-            smem_bytes_per_cta=cls.sums * 4 * (threads / gpu.warp_threads + 1),
+            smem_bytes_per_cta=cls.vectors * 4 * (threads / gpu.warp_threads + 1),
             steps=ceil_div(cols, threads * VECTOR_ELEMENTS) + 1,  # the loads, then the reduction
         )
         return (work,)
@@ -74,8 +73,7 @@ class RmsNorm(_Norm):
 
     op = "rmsnorm"
     flops_per_element = 4.0  # square and sum; times 1/rms; times weight
-    weight_vectors = 1.0
-    sums = 1.0
+    vectors = 1.0
 
 
 class LayerNorm(_Norm):
@@ -83,16 +81,14 @@ class LayerNorm(_Norm):
 
     op = "layernorm"
     flops_per_element = 8.0  # Welford's update 4; minus mean, times 1/σ, weight and bias
-    weight_vectors = 2.0
-    sums = 2.0
+    vectors = 2.0  # weight and bias; mean and variance
 
 
 class _NormBackward(MemoryKernel):
     """What both share: a CTA a row for dx; a CTA for each 32 columns, down all rows, for the weights."""
 
     examples = ({"rows": 4096, "cols": 4096}, {"rows": 131072, "cols": 1024})
-    statistics: ClassVar[float]  # fp32 numbers a row that the forward pass kept
-    weight_vectors: ClassVar[float]  # gradients of ``cols`` elements
+    vectors: ClassVar[float]  # gradients of ``cols`` weights; the forward pass kept as many fp32 numbers a row
     input_flops: ClassVar[float]  # an element, both passes
     weight_flops: ClassVar[float]
 
@@ -109,7 +105,7 @@ class _NormBackward(MemoryKernel):
         return (
             cls._input(gpu, rows, cols, element_bytes),
             cls._weights(gpu, rows, cols, element_bytes, columns, parts),
-            reduction(gpu, parts, cls.weight_vectors * cols, element_bytes, launches=cls.weight_vectors, runs=split),
+            reduction(gpu, parts, cls.vectors * cols, element_bytes, launches=cls.vectors, runs=split),
         )
 
     @classmethod
@@ -117,12 +113,12 @@ class _NormBackward(MemoryKernel):
         """dx: sums over the row first, then the row again, from L1 or L2."""
         elements = rows * cols
         weight_bytes = cols * element_bytes
-        smem_bytes, instructions = block_reduction(gpu, np.full_like(rows, _INPUT_THREADS), cls.statistics)
+        smem_bytes, instructions = block_reduction(gpu, np.full_like(rows, _INPUT_THREADS), cls.vectors)
         return vector_kernel(
             gpu,
             tasks=rows,
             threads=_INPUT_THREADS,
-            moved_bytes=3 * elements * element_bytes + rows * cls.statistics * ACCUMULATOR_BYTES,
+            moved_bytes=3 * elements * element_bytes + rows * cls.vectors * ACCUMULATOR_BYTES,
             # x and dy once more; the weight once an SM, whose L1 keeps it
             again_bytes=2 * elements * element_bytes + weight_bytes * (np.minimum(rows, gpu.sm_count) - 1),
             streamed_bytes=weight_bytes,
@@ -131,7 +127,7 @@ class _NormBackward(MemoryKernel):
             smem_bytes=rows * smem_bytes,
             warp_instructions=rows * instructions,
             registers=40.0,
-            smem_bytes_per_cta=4 * cls.statistics * (_INPUT_THREADS / gpu.warp_threads + 1),
+            smem_bytes_per_cta=4 * cls.vectors * (_INPUT_THREADS / gpu.warp_threads + 1),
             steps=2 * ceil_div(cols, _INPUT_THREADS * VECTOR_ELEMENTS) + 1,
         )
 
@@ -146,13 +142,13 @@ class _NormBackward(MemoryKernel):
             tasks=columns * parts,
             threads=warps * _WEIGHT_COLS,
             moved_bytes=2 * elements * element_bytes
-            + rows * cls.statistics * ACCUMULATOR_BYTES
-            + parts * cls.weight_vectors * cols * element_bytes,
-            again_bytes=(columns - 1) * rows * cls.statistics * ACCUMULATOR_BYTES,  # every CTA reads its rows'
+            + rows * cls.vectors * ACCUMULATOR_BYTES
+            + parts * cls.vectors * cols * element_bytes,
+            again_bytes=(columns - 1) * rows * cls.vectors * ACCUMULATOR_BYTES,  # every CTA reads its rows'
             flops=cls.weight_flops * elements,
             converted=2 * elements if element_bytes < 4 else 0.0,
             # the warps of a CTA pass their sums through shared memory: written, then read across
-            smem_bytes=np.where(warps > 1, 2 * cls.weight_vectors * warps * _WEIGHT_COLS * 4 * columns * parts, 0.0),
+            smem_bytes=np.where(warps > 1, 2 * cls.vectors * warps * _WEIGHT_COLS * 4 * columns * parts, 0.0),
             warp_instructions=2 * elements / gpu.warp_threads,
             registers=40.0,
             smem_bytes_per_cta=np.where(warps > 1, 2 * 4 * (_WEIGHT_COLS + 1) * warps, 0.0),
@@ -164,8 +160,7 @@ class RmsNormBackward(_NormBackward):
     """Gradients of the root-mean-square norm: input, then weight. Reads x and dy twice."""
 
     op = "rmsnorm_backward"
-    statistics = 1.0  # 1/rms
-    weight_vectors = 1.0
+    vectors = 1.0  # 1/rms
     input_flops = 10.0  # dy·w, times x/rms, summed 4; n·dy·w minus x/rms·sum, scaled 6
     weight_flops = 3.0  # dy · x/rms, summed
 
@@ -174,7 +169,6 @@ class LayerNormBackward(_NormBackward):
     """Gradients of the layer norm: input, then weight and bias. Reads x and dy twice."""
 
     op = "layernorm_backward"
-    statistics = 2.0  # mean and 1/σ
-    weight_vectors = 2.0
+    vectors = 2.0  # mean and 1/σ
     input_flops = 14.0  # as above, minus the mean in both passes 2, and the sum of dy·w 2
     weight_flops = 5.0  # dy · (x − mean)/σ, summed 4; dy summed 1

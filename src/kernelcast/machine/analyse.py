@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.work import Array, Number, Work
 from kernelcast.machine.limits import LIMITS, PER_SM, Turns, dram_bytes, extra_dram_bytes, resident_share
-from kernelcast.machine.occupancy import ctas_per_sm
-from kernelcast.machine.schedule import busiest_share
+from kernelcast.machine.schedule import busiest_share, ctas_per_sm
 
 PIPELINES = tuple(LIMITS)
 IN_A_MODEL = Turns()
