@@ -181,7 +181,8 @@ def conflict(broken: NDArray[np.bool_], text: str, columns: Mapping[str, NDArray
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(size, real, flag, choice, lengths))
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """One kernel call. Subclasses add parameters, and are frozen dataclasses by themselves; construction validates."""
+    """One kernel call. Subclasses add parameters and need no decorator: each is made a frozen dataclass when it is
+    defined. Construction validates every parameter."""
 
     op: ClassVar[str] = ""
     family: ClassVar[str] = ""  # ops whose efficiency is learned together; "": the op alone

@@ -33,10 +33,9 @@ ACCESS = ("vector", "strided", "cast")
 
 @dataclass(frozen=True)
 class Cost:
-    """What one element of the output takes."""
+    """What one element of the output takes, beside its own write."""
 
     reads: float = 1.0  # tensors read
-    writes: float = 1.0
     flops: float = 0.0
     xu_ops: float = 0.0
     mask_bytes: float = 0.0  # of a boolean tensor, read or written
@@ -53,12 +52,12 @@ def elementwise_work(calls: Calls, gpu: Gpu, cost: Cost, *, row_ctas: bool = Fal
     threads = row_threads(gpu, cols) if row_ctas else np.full_like(tasks, _THREADS)
     # A copy moves bits; anything that computes, or changes format, converts 16-bit numbers to fp32 and back.
     computes = cost.flops > 0 or cost.xu_ops > 0 or source is not out
-    conversions = cost.reads * (source.act_bytes < 4) + cost.writes * (out.act_bytes < 4) if computes else 0.0
+    conversions = cost.reads * (source.act_bytes < 4) + (out.act_bytes < 4) if computes else 0.0
     return vector_kernel(
         gpu,
         tasks=tasks,
         threads=threads,
-        moved_bytes=elements * (cost.reads * source.act_bytes + cost.writes * out.act_bytes + cost.mask_bytes),
+        moved_bytes=elements * (cost.reads * source.act_bytes + out.act_bytes + cost.mask_bytes),
         flops=cost.flops * elements,
         xu_ops=cost.xu_ops * elements,
         converted=conversions * elements,

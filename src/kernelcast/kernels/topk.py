@@ -41,18 +41,14 @@ class Topk(MemoryKernel):
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
         rows, cols, k = calls["rows"], calls["cols"], calls["k"]
         element_bytes = calls.dtype.act_bytes
-        shared = _multi_block(rows, cols)
+        least = np.select([rows <= most for most, _ in _MULTI_BLOCK], [float(least) for _, least in _MULTI_BLOCK])
+        shared = cols >= least
         found_bytes = rows * k * (element_bytes + INDEX_BYTES)
         digits = int(8 * element_bytes / _BLOCK_BITS)
         select = _pass(gpu, rows, cols, element_bytes, rows * 256 * 2.0, shared)  # a histogram of 16 bits a digit
         gather = _pass(gpu, rows, cols, element_bytes, found_bytes, shared)
         alone = _alone(gpu, rows, cols, element_bytes, found_bytes, ~shared)
         return (*(select,) * digits, gather, alone, _sort(gpu, rows, k, found_bytes))
-
-
-def _multi_block(rows: Array, cols: Array) -> NDArray[np.bool_]:
-    longest = np.select([rows <= most for most, _ in _MULTI_BLOCK], [float(least) for _, least in _MULTI_BLOCK])
-    return cols >= longest
 
 
 def _pass(
