@@ -1,4 +1,4 @@
-"""What hand-worked tests read off one call: its phases, and a number of one of them."""
+"""What hand-worked tests read off one call: its kernels, and a number of one of them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from kernelcast.kernels.base import columns_of
 from kernelcast.kernels.work import Work
 
 
-def phases(op: str, on: str = "h100_sxm", **values: Any) -> tuple[Work, ...]:
-    """The phases of one call that run."""
+def works(op: str, on: str = "h100_sxm", **values: Any) -> tuple[Work, ...]:
+    """The kernels of one call that run."""
     call = kernel(op, **values)
     found = type(call).work(columns_of([call]), gpu(on))
     return tuple(work for work in found if np.any(np.asarray(work.launches) > 0))
 
 
 def one(op: str, **values: Any) -> Work:
-    (work,) = phases(op, **values)
+    (work,) = works(op, **values)
     return work
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from demand import of, phases
+from demand import of, works
 
 import kernelcast as kc
 from kernelcast.efficiency.generic import phase_times, sustained_start_s
@@ -20,7 +20,7 @@ DECODE: dict[str, Any] = {"batch": 4, "q_len": 1, "kv_len": 1024, "q_heads": 32,
 
 @pytest.mark.parametrize(("stack", "kernels"), [("vllm", 1), ("sglang", 1), ("trtllm", 4)])
 def test_an_engine_quantises_activations_before_a_narrow_product(stack: str, kernels: int) -> None:
-    quantise, product = phases("gemm", m=512, n=4096, k=2048, dtype="fp8", stack=stack)
+    quantise, product = works("gemm", m=512, n=4096, k=2048, dtype="fp8", stack=stack)
     assert of(quantise, "tasks") == 512  # a row a CTA
     assert of(quantise, "activation_bytes") == 512 * 2048 * (2 + 1)  # bf16 in, fp8 out
     assert of(quantise, "launches") == kernels
@@ -31,7 +31,7 @@ def test_an_engine_quantises_activations_before_a_narrow_product(stack: str, ker
     "call", [{"dtype": "bf16", "stack": "vllm"}, {"dtype": "fp8"}, {"dtype": "fp8", "stack": "torch"}]
 )
 def test_nothing_is_quantised_where_no_engine_does(call: dict[str, str]) -> None:
-    assert len(phases("gemm", m=512, n=4096, k=2048, **call)) == 1
+    assert len(works("gemm", m=512, n=4096, k=2048, **call)) == 1
 
 
 @pytest.mark.parametrize(
@@ -46,15 +46,15 @@ def test_nothing_is_quantised_where_no_engine_does(call: dict[str, str]) -> None
 def test_an_engine_writes_new_keys_and_values(
     call: dict[str, str], elements: int, written_bytes: int, kernels: int
 ) -> None:
-    *_, move = phases("attention", **DECODE, page_size=16, **call)
+    *_, move = works("attention", **DECODE, page_size=16, **call)
     assert of(move, "tasks") == 4  # tokens
     assert of(move, "streamed_bytes") == 4 * elements * written_bytes
     assert of(move, "launches") == kernels
 
 
 def test_without_an_engine_attention_writes_no_cache() -> None:
-    alone = phases("attention", **DECODE, page_size=16)
-    assert len(phases("attention", **DECODE, page_size=16, stack="vllm")) == len(alone) + 1
+    alone = works("attention", **DECODE, page_size=16)
+    assert len(works("attention", **DECODE, page_size=16, stack="vllm")) == len(alone) + 1
 
 
 def test_tensorrt_llm_shares_keys_among_32_query_heads_at_most() -> None:
@@ -67,7 +67,7 @@ def test_tensorrt_llm_shares_keys_among_32_query_heads_at_most() -> None:
             "kv_heads": 1,
             "head_dim": 128,
         }
-        return of(phases("attention", **call, page_size=16, backend="trtllm", stack=stack)[0], "tasks")
+        return of(works("attention", **call, page_size=16, backend="trtllm", stack=stack)[0], "tasks")
 
     assert tasks("trtllm", 32) == tasks("vllm", 32) == 200  # a request a task
     assert tasks("vllm", 64) == 200

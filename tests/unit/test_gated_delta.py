@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from demand import of, one, phases, whole
+from demand import of, one, whole, works
 
 import kernelcast as kc
 from kernelcast.errors import KernelcastError
@@ -48,7 +48,7 @@ def test_a_check_of_drafts_reads_the_state_once_and_writes_it_after_each_token()
 
 
 def test_triton_counts_the_products_of_every_chunk() -> None:
-    found = phases("gated_delta", batch=2, q_len=1024, **HEADS, backend="triton")
+    found = works("gated_delta", batch=2, q_len=1024, **HEADS, backend="triton")
     assert len(found) == 6  # the decays' sum, scores, inverse, WY form, walk, outputs
     units = 2 * 16 * 32  # sequences x chunks of 64 x value heads
     flops = [whole(work, "tensor_flops") / units for work in found]
@@ -71,8 +71,8 @@ def test_triton_counts_the_products_of_every_chunk() -> None:
 
 def test_flashinfer_is_one_kernel_with_the_same_products() -> None:
     values = {"batch": 2, "q_len": 1024, **HEADS}
-    chain = phases("gated_delta", **values, backend="triton")
-    _, fused = phases("gated_delta", **values, backend="flashinfer")
+    chain = works("gated_delta", **values, backend="triton")
+    _, fused = works("gated_delta", **values, backend="flashinfer")
     assert whole(fused, "tensor_flops") == sum(whole(work, "tensor_flops") for work in chain)
     assert of(fused, "tasks") == 2 * 32 and of(fused, "serial_steps") == 16
     inputs = 2 * 1024 * (2 * 16 * 128 + 2 * 32 * 128) * 2
@@ -80,15 +80,15 @@ def test_flashinfer_is_one_kernel_with_the_same_products() -> None:
 
 
 def test_a_last_chunk_is_padded_and_no_useful_work() -> None:
-    whole_chunk = phases("gated_delta", batch=1, q_len=128, **HEADS)[-1]
-    padded = phases("gated_delta", batch=1, q_len=96, **HEADS)[-1]
+    whole_chunk = works("gated_delta", batch=1, q_len=128, **HEADS)[-1]
+    padded = works("gated_delta", batch=1, q_len=96, **HEADS)[-1]
     assert whole(padded, "tensor_flops") == whole(whole_chunk, "tensor_flops")
     assert of(padded, "useful_flops") == 0.75 * of(whole_chunk, "useful_flops")
 
 
 def test_the_stack_and_the_gpu_choose_the_kernel() -> None:
     def count(on: str, **more: Any) -> int:
-        return len(phases("gated_delta", on=on, batch=1, q_len=512, **HEADS, **more))
+        return len(works("gated_delta", on=on, batch=1, q_len=512, **HEADS, **more))
 
     assert count("h200_sxm", stack="vllm") == count("b200_sxm") == 2
     assert count("h200_sxm", stack="sglang") == count("l40s", stack="vllm") == 6
@@ -97,7 +97,7 @@ def test_the_stack_and_the_gpu_choose_the_kernel() -> None:
 def test_a_ragged_batch_is_its_parts() -> None:
     equal = seconds("gated_delta", batch=3, q_len=200, **HEADS)
     assert seconds("gated_delta", q_lens=[200, 200, 200], **HEADS) == pytest.approx(equal)
-    mixed = phases("gated_delta", q_lens=[1, 1, 100], **HEADS)
+    mixed = works("gated_delta", q_lens=[1, 1, 100], **HEADS)
     assert of(mixed[0], "streamed_bytes") == 2 * 2 * 32 * 128 * 128 * 4  # two decodes
     assert of(mixed[-1], "tasks") == 32 and of(mixed[-1], "serial_steps") == 2  # and a prefill of two chunks
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import duckdb
 import numpy as np
@@ -41,9 +40,8 @@ def test_schema_is_the_registry() -> None:
 
 
 def test_a_new_kernel_needs_no_edit() -> None:
-    @dataclass(frozen=True, kw_only=True)
     class Trial(Kernel):
-        op: ClassVar[str] = "trial_op"
+        op = "trial_op"
         sprockets: int = size("how many")
 
     try:

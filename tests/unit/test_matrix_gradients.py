@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from demand import of, one, phases, whole
+from demand import of, one, whole, works
 
 import kernelcast as kc
 from kernelcast.hardware import gpu
@@ -26,7 +26,7 @@ HEADS: dict[str, Any] = {"batch": 2, "q_heads": 32, "head_dim": 128}
 def test_attention_backward_tiles_under_the_mask() -> None:
     # FlashAttention-3, head 128, causal: tiles of 64 queries by 128 keys. 512 tokens are 4 tiles of keys and 8 of
     # queries; tile j of keys is seen from query tile 2j on: 8 + 6 + 4 + 2 = 20 steps
-    sums, grads, narrow = phases("attention_backward", **HEADS, q_len=512, kv_len=512)
+    sums, grads, narrow = works("attention_backward", **HEADS, q_len=512, kv_len=512)
     assert (of(grads, "tasks"), of(grads, "serial_steps")) == (2 * 32 * 4, 8)
     step = 5 * 2 * 64 * 128 * 128  # five products
     assert whole(grads, "tensor_flops") == 64 * 20 * step
@@ -43,14 +43,14 @@ def test_attention_backward_tiles_under_the_mask() -> None:
 
 def test_attention_backward_without_a_mask() -> None:
     # tiles of 80 queries: ceil(512 / 80) = 7 steps for each of 4 tiles of keys
-    _, grads, _ = phases("attention_backward", **HEADS, q_len=512, kv_len=512, causal=False)
+    _, grads, _ = works("attention_backward", **HEADS, q_len=512, kv_len=512, causal=False)
     assert whole(grads, "tensor_flops") == 64 * 4 * 7 * 5 * 2 * 80 * 128 * 128
     assert of(grads, "longest") == of(grads, "shortest") == 1 and of(grads, "longest_count") == 64 * 4
 
 
 def test_attention_backward_counts_the_tiles_that_a_loop_counts() -> None:
     for queries, keys in ((700, 700), (100, 900), (1, 1), (513, 1000)):
-        _, grads, _ = phases("attention_backward", **HEADS, q_len=queries, kv_len=keys)
+        _, grads, _ = works("attention_backward", **HEADS, q_len=queries, kv_len=keys)
         steps, starts = 0, []
         for first in range(0, keys, 128):
             start = max(0, first - (keys - queries)) // 64
@@ -68,18 +68,18 @@ def test_attention_backward_of_grouped_heads() -> None:
     rows = 64 * 512
     q_bytes = rows * (128 * 8 + 8)
     # FlashAttention-2 writes dK and dV of all 32 heads, then sums groups of four
-    _, grads, _, joined = phases("attention_backward", **shape, backend="fa2")
+    _, grads, _, joined = works("attention_backward", **shape, backend="fa2")
     assert of(grads, "activation_bytes") == q_bytes + 2 * kv * 2 + 2 * 4 * kv * 2
     assert of(joined, "activation_bytes") == 2 * (4 * kv * 2 + kv * 2) and of(joined, "launches") == 2
     # FlashAttention-3 adds them in fp32, then converts
-    _, grads, _, joined = phases("attention_backward", **shape, backend="fa3")
+    _, grads, _, joined = works("attention_backward", **shape, backend="fa3")
     assert of(grads, "activation_bytes") == q_bytes + 2 * kv * 2 + 2 * kv * 4
     assert of(joined, "activation_bytes") == 2 * kv * (4 + 2)
 
 
 def test_attention_backward_tiles_of_each_generation() -> None:
     def tile(on: str, **more: Any) -> tuple[float, float]:
-        work = phases("attention_backward", on, **{**HEADS, "q_len": 512, "kv_len": 512, **more})[1]
+        work = works("attention_backward", on, **{**HEADS, "q_len": 512, "kv_len": 512, **more})[1]
         return float(np.ravel(work.tile["tile_q"])[0]), float(np.ravel(work.tile["tile_kv"])[0])
 
     assert tile("a100_sxm") == (64, 128)  # 163 KB a CTA

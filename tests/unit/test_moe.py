@@ -7,8 +7,8 @@ import pytest
 
 import kernelcast as kc
 from kernelcast.kernels.base import columns_of, kernel_class, parameters_of
+from kernelcast.kernels.grouped import TRITON_CONFIG
 from kernelcast.kernels.moe import Moe, _balanced, _Layer
-from kernelcast.kernels.triton_config import TRITON_CONFIG
 from kernelcast.kernels.work import axis
 
 MIXTRAL = {"hidden": 4096, "inter": 14336, "experts": 8, "topk": 2}
@@ -66,10 +66,10 @@ def test_given_blocks_are_used() -> None:
 
 
 def test_five_kernels_in_turn() -> None:
-    phases = Moe.work(columns_of([kc.kernel("moe", tokens=512, **MIXTRAL)]), kc.gpu("a100_sxm"))
-    assert len(phases) == 5
+    works = Moe.work(columns_of([kc.kernel("moe", tokens=512, **MIXTRAL)]), kc.gpu("a100_sxm"))
+    assert len(works) == 5
     # both GEMMs: 2 x pairs x (hidden x 2 inter + inter x hidden)
-    useful = sum(float(np.max(np.broadcast_to(phases[i].useful_flops, (1, 1)))) for i in (1, 3))
+    useful = sum(float(np.max(np.broadcast_to(works[i].useful_flops, (1, 1)))) for i in (1, 3))
     assert useful == 2 * 1024 * (4096 * 28672 + 14336 * 4096)
 
 

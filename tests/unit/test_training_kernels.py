@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from demand import of, one, phases, whole
+from demand import of, one, whole, works
 
 import kernelcast as kc
 from kernelcast.kernels import kernel
@@ -16,7 +16,7 @@ MATRIX = 4096 * 4096
 
 
 def test_layernorm_backward_reads_its_tensors_twice() -> None:
-    dx, weights = phases("layernorm_backward", rows=4096, cols=4096)
+    dx, weights = works("layernorm_backward", rows=4096, cols=4096)
     # a CTA of 128 threads a row: x and dy in, dx out (bf16), mean and 1/σ of each row in fp32
     assert (of(dx, "tasks"), of(dx, "threads")) == (4096, 128)
     assert of(dx, "activation_bytes") == 3 * MATRIX * 2 + 4096 * 2 * 4
@@ -33,7 +33,7 @@ def test_layernorm_backward_reads_its_tensors_twice() -> None:
 
 
 def test_rmsnorm_backward_of_few_rows_uses_fewer_warps() -> None:
-    dx, weights = phases("rmsnorm_backward", rows=100, cols=1000, dtype="fp32")
+    dx, weights = works("rmsnorm_backward", rows=100, cols=1000, dtype="fp32")
     assert of(dx, "activation_bytes") == 3 * 100_000 * 4 + 100 * 4
     assert (of(weights, "tasks"), of(weights, "threads")) == (32, 8 * 32)  # 1000 / 32 = 31.25; under 128 rows 8 warps
     assert of(weights, "activation_bytes") == 2 * 100_000 * 4 + 100 * 4 + 1000 * 4
@@ -42,21 +42,21 @@ def test_rmsnorm_backward_of_few_rows_uses_fewer_warps() -> None:
 def test_norm_backward_of_many_rows_sums_parts() -> None:
     # 131,072 rows, 1,024 columns: 32 columns of CTAs are fewer than half of 132 SMs, so rows are shared out, 32 a CTA,
     # up to 32,768 CTAs: 1,024 parts of each of two gradients, which two sums join
-    _, weights, joined = phases("layernorm_backward", rows=131072, cols=1024)
+    _, weights, joined = works("layernorm_backward", rows=131072, cols=1024)
     assert of(weights, "tasks") == 32 * 1024
     assert of(weights, "threads") == 32
     parts = 1024 * 2 * 1024 * 2  # bytes
     assert of(weights, "activation_bytes") == 2 * 131072 * 1024 * 2 + 131072 * 8 + parts
     assert of(joined, "launches") == 2
     assert of(joined, "activation_bytes") == parts + 2 * 1024 * 2
-    assert len(phases("layernorm_backward", rows=131072, cols=8192)) == 2  # 256 columns of CTAs fill the GPU
+    assert len(works("layernorm_backward", rows=131072, cols=8192)) == 2  # 256 columns of CTAs fill the GPU
 
 
 # ---- softmax and the loss ----
 
 
 def test_softmax_backward_multiplies_first() -> None:
-    product, rows = phases("softmax_backward", rows=1000, cols=8192)
+    product, rows = works("softmax_backward", rows=1000, cols=8192)
     tensor = 1000 * 8192 * 2
     assert of(product, "activation_bytes") == 3 * tensor  # y and dy in, their product out
     assert of(rows, "activation_bytes") == 3 * tensor  # the product and y in, dx out
@@ -96,7 +96,7 @@ def test_nll_loss_is_one_cta(rows: int, threads: int) -> None:
 
 
 def test_embedding_backward_sorts_many_tokens() -> None:
-    fill, sort, sums, scatter = phases("embedding_backward", tokens=8192, hidden=4096, vocab=128256)
+    fill, sort, sums, scatter = works("embedding_backward", tokens=8192, hidden=4096, vocab=128256)
     assert of(fill, "activation_bytes") == 128256 * 4096 * 2  # zeros
     # ids below 128,256 have 17 bits: 3 passes of 8, and 7 small kernels
     assert of(sort, "launches") == 3 + 7
@@ -109,17 +109,17 @@ def test_embedding_backward_sorts_many_tokens() -> None:
 
 def test_embedding_backward_of_repeated_tokens() -> None:
     # 100 ids for 8,192 tokens: 82 times each, in 9 segments of up to ten
-    _, _, sums, scatter = phases("embedding_backward", tokens=8192, hidden=64, vocab=100)
+    _, _, sums, scatter = works("embedding_backward", tokens=8192, hidden=64, vocab=100)
     assert of(sums, "activation_bytes") == 8192 * 64 * 2 + 900 * 64 * 4 + 8192 * 16
     assert of(scatter, "activation_bytes") == 900 * 64 * 4 + 100 * 64 * 2 + 8192 * 16
 
 
 def test_embedding_backward_of_few_tokens_does_not_sort() -> None:
-    _, gather = phases("embedding_backward", tokens=3072, hidden=1000, vocab=50257)
+    _, gather = works("embedding_backward", tokens=3072, hidden=1000, vocab=50257)
     assert (of(gather, "tasks"), of(gather, "threads")) == (32, 1024)  # 1000 / 32 = 31.25
     # gradients in; 3072 rows of the table read and written; the ids
     assert of(gather, "activation_bytes") == 3 * 3072 * 1000 * 2 + 3072 * 8
-    assert len(phases("embedding_backward", tokens=3073, hidden=1000, vocab=50257)) == 4
+    assert len(works("embedding_backward", tokens=3073, hidden=1000, vocab=50257)) == 4
 
 
 # ---- element-wise ----
@@ -140,7 +140,7 @@ def test_bytes_of_an_element(op: str, bytes_per_element: int) -> None:
 
 def test_adamw() -> None:
     # 100 tensors of 1,000,000: each 15.3 chunks of 65,536, so 16; 1,600 CTAs of 512 threads in one launch
-    steps, update = phases("adamw", elements=10**8, tensors=100)
+    steps, update = works("adamw", elements=10**8, tensors=100)
     assert (of(steps, "tasks"), of(steps, "launches"), of(steps, "activation_bytes")) == (100, 1, 100 * 8)
     assert (of(update, "tasks"), of(update, "threads"), of(update, "launches")) == (1600, 512, 1)
     assert of(update, "activation_bytes") == 10**8 * 7 * 2  # p, g, m, v in; p, m, v out
@@ -149,16 +149,16 @@ def test_adamw() -> None:
 
 
 def test_adamw_states_in_fp32() -> None:
-    _, update = phases("adamw", elements=10**6, state_dtype="fp32")
+    _, update = works("adamw", elements=10**6, state_dtype="fp32")
     assert of(update, "activation_bytes") == 10**6 * (3 * 2 + 4 * 4)
-    _, same = phases("adamw", elements=10**6, dtype="fp32")
+    _, same = works("adamw", elements=10**6, dtype="fp32")
     assert of(same, "activation_bytes") == 10**6 * 7 * 4
 
 
 def test_optimizers_launch_for_chunks_and_for_tensors() -> None:
     # 70e9 parameters in one tensor: 1,068,116 chunks, 2,240 a launch: 477; 1,000 tensors: 252 a launch
-    assert of(phases("adamw", elements=7 * 10**10)[1], "launches") == 477
-    assert of(phases("adamw", elements=10**6, tensors=1000)[1], "launches") == 4
+    assert of(works("adamw", elements=7 * 10**10)[1], "launches") == 477
+    assert of(works("adamw", elements=10**6, tensors=1000)[1], "launches") == 4
     assert of(one("sgd", elements=10**6, tensors=1000), "launches") == 3  # 448 a launch
     assert of(one("sgd", elements=10**6, tensors=1000, momentum=True), "launches") == 3  # 336
 
@@ -209,23 +209,23 @@ def test_cumsum() -> None:
 
 
 def test_topk_of_long_rows_reads_them_once_a_byte_and_once_to_gather() -> None:
-    found = phases("topk", rows=64, cols=128256, k=50)
+    found = works("topk", rows=64, cols=128256, k=50)
     assert len(found) == 2 + 1 + 1  # two digits of 8 bits, gather, sort
     assert of(found[0], "activation_bytes") == 64 * 128256 * 2 + 64 * 512
     assert of(found[2], "activation_bytes") == 64 * 128256 * 2 + 64 * 50 * (2 + 8)
     assert of(found[3], "activation_bytes") == 2 * 64 * 50 * 10
     # 50 in 64: 6 · 7 / 2 = 21 levels of 32 pairs
     assert of(found[3], "useful_flops") == 64 * 21 * 32 * 2
-    assert len(phases("topk", rows=64, cols=128256, k=50, dtype="fp32")) == 4 + 2
+    assert len(works("topk", rows=64, cols=128256, k=50, dtype="fp32")) == 4 + 2
 
 
 def test_topk_of_short_rows_takes_a_cta_each() -> None:
-    select, _ = phases("topk", rows=4096, cols=128, k=8)  # 128 is under 400
+    select, _ = works("topk", rows=4096, cols=128, k=8)  # 128 is under 400
     assert (of(select, "tasks"), of(select, "threads")) == (4096, 128)
     # 16 bits, two at a time, and two more reads; DRAM sees the rows once
     assert of(select, "l2_bytes") == 10 * 128 * 2 + 8 * 10
     assert of(select, "activation_bytes") == 4096 * (128 * 2 + 8 * 10)
-    assert len(phases("topk", rows=4096, cols=128, k=1)) == 1  # one needs no sorting
+    assert len(works("topk", rows=4096, cols=128, k=1)) == 1  # one needs no sorting
     with pytest.raises(kc.KernelcastError, match="k 9 must be at most cols 8"):
         kernel("topk", rows=1, cols=8, k=9)
 

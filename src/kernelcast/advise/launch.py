@@ -13,7 +13,7 @@ from kernelcast.advise.kernel_names import KernelName, read_name
 from kernelcast.advise.measured import MeasuredKernel
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.work import Work
-from kernelcast.machine.occupancy import ctas_per_sm
+from kernelcast.machine.schedule import ctas_per_sm
 
 
 @dataclass(frozen=True)

@@ -37,8 +37,7 @@ def fabric(kind: str, gpu: Gpu | None = None) -> Fabric:
     if kind not in fabrics():
         raise unknown("fabric", kind, fabrics())
     found = fabrics()[kind]
-    if gpu is not None and kind == gpu.link_kind and gpu.link_bytes_per_s:
-        return replace(found, bytes_per_s=gpu.link_bytes_per_s)
-    if gpu is not None and kind.startswith("pcie") and kind == gpu.link_kind:
-        return replace(found, bytes_per_s=gpu.pcie_bytes_per_s)
-    return found
+    if gpu is None or kind != gpu.link_kind:
+        return found
+    own = gpu.link_bytes_per_s or (gpu.pcie_bytes_per_s if kind.startswith("pcie") else found.bytes_per_s)
+    return replace(found, bytes_per_s=own)

@@ -15,7 +15,6 @@ from kernelcast.hardware.gpu import IDENTITY, NUMBERS, RATE_TABLES, Gpu
 
 CATALOGUE = Path(__file__).parent / "catalogue"
 _TABLES = (*RATE_TABLES, "published_flops_per_s")
-_REQUIRED_TEXT = ("name", "vendor", "architecture", "compute_capability", "link_kind")
 
 
 @functools.cache
@@ -38,11 +37,10 @@ def _find(name: str) -> Gpu:
         return load_gpu(Path(name))
     if name in gpu_ids():  # the usual case needs no look at the other files
         return _catalogued(name)
-    known = _names()
-    key = _fold(name)
-    if key not in known:
+    known = _names().get(_fold(name))
+    if known is None:
         raise unknown("gpu", name, gpu_ids())
-    return _catalogued(known[key])
+    return _catalogued(known)
 
 
 @functools.cache
@@ -70,17 +68,11 @@ def _fold(name: str) -> str:
 def load_gpu(path: Path) -> Gpu:
     """Read one GPU file. A number is ``value`` or ``[value, "source key"]``; the file's [sources] spells keys out."""
     values, sources = _merged(path, ())
-    missing = [k for k in _REQUIRED_TEXT if k not in values]
-    missing += [k for k in _required_numbers() if k not in values]
+    needed = (f.name for f in dataclasses.fields(Gpu) if f.default is f.default_factory is dataclasses.MISSING)
+    missing = [name for name in needed if name not in values and name != "id"]
     if missing:
         raise KernelcastError(f'{path}: missing {", ".join(missing)} (give them, or a base = "…" that has them)')
     return Gpu(id=path.stem, sources=sources, **values)
-
-
-@functools.cache
-def _required_numbers() -> tuple[str, ...]:
-    needed = {f.name for f in dataclasses.fields(Gpu) if f.default is dataclasses.MISSING}
-    return tuple(k for k in (*NUMBERS, *RATE_TABLES) if k in needed)
 
 
 def _merged(path: Path, chain: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -91,7 +83,9 @@ def _merged(path: Path, chain: tuple[str, ...]) -> tuple[dict[str, Any], dict[st
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     if "base" in raw:
-        values, sources = _merged(_base_path(path, raw.pop("base")), (*chain, path.stem))
+        base = f"{raw.pop('base')}.toml"
+        beside = path.parent / base
+        values, sources = _merged(beside if beside.exists() else CATALOGUE / base, (*chain, path.stem))
         for inherited in ("aliases", "published_flops_per_s"):  # they belong to the base alone
             values.pop(inherited, None)
         sources = {k: v for k, v in sources.items() if not k.startswith("published_flops_per_s.")}
@@ -111,11 +105,6 @@ def _merged(path: Path, chain: tuple[str, ...]) -> tuple[dict[str, Any], dict[st
         else:
             raise KernelcastError(f"{path}: {unknown('GPU field', name, [*IDENTITY, *NUMBERS, *_TABLES])}")
     return values, sources
-
-
-def _base_path(path: Path, base: str) -> Path:
-    beside = path.parent / f"{base}.toml"
-    return beside if beside.exists() else CATALOGUE / f"{base}.toml"
 
 
 def _read(path: Path) -> dict[str, Any]:

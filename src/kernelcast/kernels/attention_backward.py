@@ -8,21 +8,17 @@ pass turns dQ from fp32 into the format of Q.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
-
 import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
-from kernelcast.kernels.base import Calls, Kernel, choice, flag, size
-from kernelcast.kernels.dtypes import DType, dtype, matmul_pipe
-from kernelcast.kernels.flash import BACKENDS, kv_steps, visible_pairs
-from kernelcast.kernels.norm import VECTOR_BYTES
-from kernelcast.kernels.reduce import sum_over_rows
-from kernelcast.kernels.requests import Heads, equal_heads, head_conflicts, length_conflicts, length_hints
-from kernelcast.kernels.vector import ACCUMULATOR_BYTES, vector_kernel
-from kernelcast.kernels.work import Array, Phases, Work, ceil_div
+from kernelcast.kernels.base import Calls, Conflicts, Kernel, choice, flag, size
+from kernelcast.kernels.dtypes import DType, matmul_pipe
+from kernelcast.kernels.flash import BACKENDS, default_backend, kv_steps, visible_pairs
+from kernelcast.kernels.reduce import reduction
+from kernelcast.kernels.requests import equal_heads, head_conflicts, length_conflicts, length_hints
+from kernelcast.kernels.vector import ACCUMULATOR_BYTES, VECTOR_BYTES, vector_kernel
+from kernelcast.kernels.work import Array, Work, Works, ceil_div
 
 LIBRARIES = ("fa2", "fa3", "fa4", "cudnn")  # of attention's backends those that have a backward pass
 _PRODUCTS = 5.0
@@ -40,13 +36,12 @@ _SM100 = ((128, 128),) * 5
 _LARGE_SMEM_BYTES = 144 * 1024
 
 
-@dataclass(frozen=True, kw_only=True)
 class AttentionBackward(Kernel):
     """Gradients of softmax(Q Kᵀ) V with respect to Q, K and V, for a batch of equal requests."""
 
-    op: ClassVar[str] = "attention_backward"
-    dtypes: ClassVar[tuple[str, ...]] = ("fp32", "fp16", "bf16")
-    examples: ClassVar[tuple[dict[str, Any], ...]] = (
+    op = "attention_backward"
+    dtypes = ("fp32", "fp16", "bf16")
+    examples = (
         {"batch": 4, "q_len": 4096, "kv_len": 4096, "q_heads": 32, "head_dim": 128},
         {"batch": 4, "q_len": 2048, "kv_len": 2048, "q_heads": 32, "kv_heads": 8, "head_dim": 64, "backend": "fa2"},
     )
@@ -61,7 +56,7 @@ class AttentionBackward(Kernel):
     backend: str | None = choice("library, default: the usual one on the GPU", LIBRARIES, default=None)
 
     @classmethod
-    def conflicts(cls, calls: Calls) -> list[tuple[NDArray[np.bool_], str]]:
+    def conflicts(cls, calls: Calls) -> Conflicts:
         return head_conflicts(calls) or length_conflicts(calls, cls.op)
 
     @classmethod
@@ -69,25 +64,28 @@ class AttentionBackward(Kernel):
         return length_hints(calls, equal_heads(calls))
 
     @classmethod
-    def work(cls, calls: Calls, gpu: Gpu) -> Phases:
-        kind, name = dtype(calls.choice("dtype")), calls.choice("backend") or _usual(gpu)
+    def work(cls, calls: Calls, gpu: Gpu) -> Works:
+        kind, name = calls.dtype, calls.choice("backend") or default_backend(gpu)
+        if name == "trtllm":  # has no backward pass
+            name = "cudnn"
         queries, keys, dim = (calls[x] for x in ("q_len", "kv_len", "head_dim"))
         q_rows = calls["batch"] * calls["q_heads"] * queries
         kv_rows = calls["batch"] * calls.given("kv_heads", calls["q_heads"]) * keys
-        grouped = equal_heads(calls).kv < calls["q_heads"]
+        heads = equal_heads(calls)
+        grouped, elements = heads.kv < heads.queries, 2 * kv_rows * dim
+        # GQA: dK and dV of the query heads that share a KV head. FlashAttention-2 writes them all and sums them after
+        # (mha_bwd's dk_expanded); the others add in fp32 by atomics, and convert.
+        if name == "fa2":
+            shared = heads.queries / heads.kv
+            joined = reduction(gpu, shared, elements, kind.out_bytes, launches=2.0, runs=grouped)
+        else:
+            joined = _narrow(gpu, kind, elements, grouped)
         return (
             _row_sums(gpu, kind, q_rows, dim),
             _gradients(gpu, kind, name, calls, kv_rows),
-            _narrow(gpu, kind, q_rows * dim, np.ones_like(grouped)),
-            *_join_groups(gpu, kind, name, kv_rows * dim, equal_heads(calls), grouped),
+            _narrow(gpu, kind, q_rows * dim, True),
+            joined,
         )
-
-
-def _usual(gpu: Gpu) -> str:
-    """What trainers use on this generation when nobody chooses."""
-    if gpu.compute_capability.startswith("9."):
-        return "fa3"
-    return "cudnn" if gpu.compute_capability.startswith("10.") else "fa2"
 
 
 def _wide_unit(gpu: Gpu) -> bool:
@@ -184,7 +182,7 @@ def _row_sums(gpu: Gpu, kind: DType, rows: Array, dim: Array) -> Work:
     )
 
 
-def _narrow(gpu: Gpu, kind: DType, elements: Array, runs: NDArray[np.bool_]) -> Work:
+def _narrow(gpu: Gpu, kind: DType, elements: Array, runs: NDArray[np.bool_] | bool) -> Work:
     """Sums in fp32, scaled, to the format of the tensors."""
     return vector_kernel(
         gpu,
@@ -195,13 +193,3 @@ def _narrow(gpu: Gpu, kind: DType, elements: Array, runs: NDArray[np.bool_]) -> 
         converted=elements,
         runs=runs,
     )
-
-
-def _join_groups(
-    gpu: Gpu, kind: DType, name: str, elements: Array, heads: Heads, runs: NDArray[np.bool_]
-) -> tuple[Work, ...]:
-    """GQA: dK and dV of the query heads that share a KV head. FlashAttention-2 writes them all and sums them after
-    (mha_bwd's dk_expanded); the others add in fp32 by atomics, and convert."""
-    if name == "fa2":
-        return (sum_over_rows(gpu, heads.queries / heads.kv, 2 * elements, kind.out_bytes, launches=2.0, runs=runs),)
-    return (_narrow(gpu, kind, 2 * elements, runs),)

@@ -1,25 +1,26 @@
 """Kernel calls: the frozen parameter classes, their registry, and a column view of many calls at once.
 
 A family is one file in this folder: a subclass of ``Kernel`` with an ``op`` name, fields made by ``size``,
-``flag``, ``choice`` and ``lengths``, and a ``work`` that turns columns of parameters into ``Work``. Importing
-the file registers it; the package imports every file, so nothing else names it.
+``real``, ``flag``, ``choice`` and ``lengths``, and a ``work`` that turns columns of parameters into ``Work``.
+Importing the file registers it; the package imports every file, so nothing else names it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, dataclass_transform
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.errors import KernelcastError, unknown
 from kernelcast.hardware import Gpu
-from kernelcast.kernels.dtypes import DTYPES
-from kernelcast.kernels.work import Array, Phases
+from kernelcast.kernels.dtypes import DTYPES, DType
+from kernelcast.kernels.work import Array, Works
 
 MAX_SIZE = 2**31 - 1  # kernels index with 32 bits
 
@@ -97,9 +98,9 @@ def choice(help: str, options: Sequence[str], *, default: Any = dataclasses.MISS
     return _field(default, kind="choice", help=help, options=tuple(options))
 
 
-def lengths(help: str) -> Any:
+def lengths(help: str, *, default: None) -> Any:
     """An optional list of lengths (a ragged batch); JSON in a table."""
-    return _field(None, kind="lengths", help=help)
+    return _field(default, kind="lengths", help=help)
 
 
 @dataclass(frozen=True)
@@ -139,8 +140,12 @@ class Calls:
     def __getitem__(self, name: str) -> Array:
         return self.numbers[name]
 
-    def choice(self, name: str, default: Any = None) -> Any:
-        return self.choices.get(name, default)
+    @property
+    def dtype(self) -> DType:
+        return DTYPES[self.choices["dtype"]]
+
+    def choice(self, name: str) -> Any:
+        return self.choices.get(name)
 
     def given(self, name: str, default: Array | float) -> Array:
         """An optional number, with ``default`` where it was not given."""
@@ -160,24 +165,40 @@ class Calls:
 STACKS = ("torch", "torch_eager", "vllm", "sglang", "trtllm", "flashinfer", "nccl")
 
 
+Examples = tuple[Mapping[str, Any], ...]
+Conflicts = list[tuple[NDArray[np.bool_], str]]
+"""Broken rules between parameters: (mask of the calls that break one, what is wrong)."""
+
+
+def conflict(broken: NDArray[np.bool_], text: str, columns: Mapping[str, NDArray[Any]]) -> Conflicts:
+    """A rule, where any call breaks it; ``text`` has the columns' numbers of the first that does: "k {k:g} is odd"."""
+    if not broken.any():
+        return []
+    first = int(np.argmax(broken))
+    return [(broken, text.format_map({name: column[first] for name, column in columns.items()}))]
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(size, real, flag, choice, lengths))
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """One kernel call. Subclasses add parameters; construction validates every one."""
+    """One kernel call. Subclasses add parameters and need no decorator: each is made a frozen dataclass when it is
+    defined. Construction validates every parameter."""
 
     op: ClassVar[str] = ""
     family: ClassVar[str] = ""  # ops whose efficiency is learned together; "": the op alone
     dtypes: ClassVar[tuple[str, ...]] = tuple(DTYPES)
-    examples: ClassVar[tuple[Mapping[str, Any], ...]] = ()
+    examples: ClassVar[Examples] = ()
     parameters: ClassVar[Mapping[str, Parameter]] = {}
     listed_last: ClassVar[tuple[str, ...]] = ()  # parameters of a shared base that come after the family's own
 
-    dtype: str = field(default="bf16", metadata={"kind": "choice", "help": "number format"})
-    stack: str | None = field(
-        default=None, metadata={"kind": "choice", "help": "software that runs it", "options": STACKS}
-    )
+    dtype: str = choice("number format", tuple(DTYPES), default="bf16")
+    stack: str | None = choice("software that runs it", STACKS, default=None)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if inspect.get_annotations(cls):  # else its parameters are those of its base
+            dataclass(frozen=True, kw_only=True)(cls)
+        cls.parameters = _parameters(cls)
         if cls.__dict__.get("op"):
             cls.family = cls.family or cls.op
             REGISTRY[cls.op] = cls
@@ -185,14 +206,13 @@ class Kernel:
     def __post_init__(self) -> None:
         for name, parameter in parameters_of(type(self)).items():
             object.__setattr__(self, name, parameter.check(getattr(self, name)))
-        columns = columns_of([self])
-        problems = type(self).conflicts(columns)
+        problems = self.conflicts(columns_of([self]))
         if problems:
             raise KernelcastError(f"{self.op}: {problems[0][1]}")
 
     @classmethod
-    def conflicts(cls, calls: Calls) -> list[tuple[NDArray[np.bool_], str]]:
-        """Rules between parameters: (mask of the calls that break it, what is wrong). Only broken ones."""
+    def conflicts(cls, calls: Calls) -> Conflicts:
+        """Rules between parameters that calls break, most often by ``conflict``."""
         return []
 
     @classmethod
@@ -207,7 +227,7 @@ class Kernel:
         }
 
     @classmethod
-    def work(cls, calls: Calls, gpu: Gpu) -> Phases:
+    def work(cls, calls: Calls, gpu: Gpu) -> Works:
         """Tasks and demand of these calls on this GPU's candidate tiles."""
         raise TypeError(f"{cls.__name__} defines no work")
 
@@ -218,21 +238,20 @@ def grain(sizes: Array) -> Array:
 
 
 REGISTRY: dict[str, type[Kernel]] = {}
-_PARAMETERS: dict[type[Kernel], dict[str, Parameter]] = {}
 
 
-def parameters_of(kernel: type[Kernel]) -> dict[str, Parameter]:
+def _parameters(kernel: type[Kernel]) -> dict[str, Parameter]:
+    own: dict[str, Parameter] = {}
+    for f in dataclasses.fields(kernel):
+        spec = {**f.metadata, **({"options": kernel.dtypes} if f.name == "dtype" else {})}
+        own[f.name] = Parameter(name=f.name, default=f.default, optional=f.default is None, **spec)
+    shared = {name: own.pop(name) for name in (*kernel.listed_last, "dtype", "stack")}
+    return {**own, **shared}
+
+
+def parameters_of(kernel: type[Kernel]) -> Mapping[str, Parameter]:
     """The parameters of a family by name, its own first, then what it lists last, dtype and stack."""
-    if kernel not in _PARAMETERS:
-        own: dict[str, Parameter] = {}
-        for f in dataclasses.fields(kernel):
-            spec = dict(f.metadata)
-            if f.name == "dtype":
-                spec["options"] = kernel.dtypes
-            own[f.name] = Parameter(name=f.name, default=f.default, optional=f.default is None, **spec)
-        shared = {name: own.pop(name) for name in (*kernel.listed_last, "dtype", "stack")}
-        _PARAMETERS[kernel] = {**own, **shared}
-    return _PARAMETERS[kernel]
+    return kernel.parameters
 
 
 def kernel_class(op: str) -> type[Kernel]:

@@ -2,59 +2,41 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
-
 import numpy as np
-from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
-from kernelcast.kernels.base import Calls, Kernel, lengths, size
-from kernelcast.kernels.dtypes import dtype
-from kernelcast.kernels.norm import VECTOR_DTYPES
-from kernelcast.kernels.requests import sequence_conflicts, sequence_hints, sequences_of
-from kernelcast.kernels.vector import ACCUMULATOR_BYTES, vector_kernel
-from kernelcast.kernels.work import Array, Phases, ceil_div
+from kernelcast.kernels.base import Calls, size
+from kernelcast.kernels.requests import Requests, SequenceKernel
+from kernelcast.kernels.vector import ACCUMULATOR_BYTES, VECTOR_DTYPES, vector_kernel
+from kernelcast.kernels.work import Works, ceil_div
 
 # The convolution walks tokens one by one: its loads are two bytes wide, with masks and addresses for each.
 _CONV_TOKENS, _CONV_CHANNELS, _CONV_THREADS = 8.0, 256.0, 128.0  # of a CTA (vLLM and SGLang, causal_conv1d)
 _CONV_INSTRUCTIONS = 30.0  # an element, beside multiplications; a round number read off AIConfigurator's rows
 
 
-@dataclass(frozen=True, kw_only=True)
-class CausalConv1d(Kernel):
+class CausalConv1d(SequenceKernel):
     """Short depthwise convolution along the sequence, with SiLU: each token sees itself and ``width`` - 1 before it.
 
     A sequence of one token takes those before it from a state, and shifts that (Dao-AILab/causal-conv1d's update).
     """
 
-    op: ClassVar[str] = "causal_conv1d"
-    family: ClassVar[str] = "causal_conv1d"
-    dtypes: ClassVar[tuple[str, ...]] = VECTOR_DTYPES
-    examples: ClassVar[tuple[dict[str, Any], ...]] = (
+    op = "causal_conv1d"
+    dtypes = VECTOR_DTYPES
+    examples = (
         {"batch": 4, "q_len": 2048, "channels": 8192, "width": 4},
         {"batch": 64, "q_len": 1, "channels": 8192, "width": 4},
     )
+    hinted = ("channels", "width")
 
-    batch: int | None = size("sequences", default=None)
-    q_len: int | None = size("new tokens a sequence", default=None)
-    q_lens: tuple[int, ...] | None = lengths("new tokens of each sequence (ragged batch)")
     channels: int = size("channels, each convolved alone")
     width: int = size("tokens of the filter", default=4, high=256)
 
     @classmethod
-    def conflicts(cls, calls: Calls) -> list[tuple[NDArray[np.bool_], str]]:
-        return sequence_conflicts(calls)
-
-    @classmethod
-    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
-        return sequence_hints(calls) | {f"log_{name}": np.log2(calls[name]) for name in ("channels", "width")}
-
-    @classmethod
-    def work(cls, calls: Calls, gpu: Gpu) -> Phases:
-        requests, channels, width = sequences_of(calls), calls["channels"], calls["width"]
-        element_bytes = dtype(calls.choice("dtype")).act_bytes
-        tokens, count = requests.total(requests.queries), requests.total(np.ones_like(requests.queries))
+    def work(cls, calls: Calls, gpu: Gpu) -> Works:
+        requests, channels, width = Requests.of(calls), calls["channels"], calls["width"]
+        element_bytes = calls.dtype.act_bytes
+        tokens, count = requests.total(requests.queries), requests.count
         pieces = requests.total(ceil_div(requests.queries, _CONV_TOKENS))
         elements = tokens * channels
         state_bytes = count * channels * (width - 1) * element_bytes

@@ -7,16 +7,15 @@ A call that cannot use one (too many GPUs, the wrong fabric) has its first algor
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu, fabrics
 from kernelcast.kernels.base import Calls, Kernel, choice, size
-from kernelcast.kernels.dtypes import dtype
-from kernelcast.kernels.norm import VECTOR_BYTES, side_instructions
-from kernelcast.kernels.work import Array, Number, Phases, Work, ceil_div
+from kernelcast.kernels.vector import VECTOR_BYTES, side_instructions
+from kernelcast.kernels.work import Array, Number, Work, Works, ceil_div
 
 # The number of an algorithm is its place here:
 # 0 ring: chunks go round (NCCL).
@@ -48,6 +47,10 @@ class Plan:
     ctas: Array
     possible: NDArray[np.bool_] | bool = True
 
+    @property
+    def number(self) -> float:
+        return float(ALGORITHMS.index(self.algorithm))
+
 
 @dataclass(frozen=True)
 class Message:
@@ -76,19 +79,18 @@ class Message:
         return np.ceil(np.log2(self.world))
 
 
-@dataclass(frozen=True, kw_only=True)
 class _Collective(Kernel):
     """Parameters of every collective."""
 
-    family: ClassVar[str] = "collective"
-    dtypes: ClassVar[tuple[str, ...]] = _DTYPES
-    examples: ClassVar[tuple[dict[str, Any], ...]] = (
+    family = "collective"
+    dtypes = _DTYPES
+    examples = (
         {"bytes": 2**24, "world": 8},
         {"bytes": 8192, "world": 2},
         {"bytes": 2**28, "world": 64, "fabric": "ib_ndr"},
     )
-    input_share: ClassVar[str]  # of the message that a GPU reads: whole, part (1 / world) or none
-    output_share: ClassVar[str]  # and writes
+    wholes: ClassVar[float]  # messages that a GPU reads and writes, whole
+    parts: ClassVar[float] = 0.0  # and 1 / world of it
 
     bytes: int = size("bytes of the whole message", high=2**50)
     world: int = size("GPUs that take part", low=2, high=8192)
@@ -100,39 +102,32 @@ class _Collective(Kernel):
         raise TypeError(f"{cls.__name__} defines no plans")
 
     @classmethod
-    def work(cls, calls: Calls, gpu: Gpu) -> Phases:
+    def work(cls, calls: Calls, gpu: Gpu) -> Works:
         message = Message.of(calls, gpu)
         plans = cls.plans(message)
-        possible = np.stack([np.broadcast_to(p.possible, (calls.count,)) for p in plans])
+        possible = np.stack([np.broadcast_to(p.possible, calls.count) for p in plans])
 
-        def rows(values: list[Number]) -> Array:
-            table = np.stack([np.broadcast_to(v, (calls.count,)) for v in values])
+        def rows(name: str) -> Array:
+            table = np.stack([np.broadcast_to(getattr(p, name), calls.count) for p in plans])
             return np.where(possible, table, table[0])
 
-        tasks, sm_bytes = rows([p.ctas for p in plans]), rows([p.sm_bytes for p in plans])
-        flops = rows([p.added_bytes for p in plans]) / dtype(calls.choice("dtype")).act_bytes
-        steps = rows([p.link_steps for p in plans])
-        shares: dict[str, Number] = {
-            "whole": message.bytes,
-            "part": message.bytes / message.world,
-            "none": 0.0,
-        }
+        tasks, sm_bytes, steps = rows("ctas"), rows("sm_bytes"), rows("link_steps")
+        flops = rows("added_bytes") / calls.dtype.act_bytes
         work = Work(
             tasks=tasks,
-            longest_count=tasks,
             fma_flops=flops / tasks,
             l2_bytes=sm_bytes / tasks,
             other_warp_instructions=side_instructions(gpu, sm_bytes / tasks),
             # Buffers between GPUs are small and stay in L2.
-            activation_bytes=np.asarray(shares[cls.input_share]) + shares[cls.output_share],
-            link_bytes=rows([p.link_bytes for p in plans]),
+            activation_bytes=message.bytes * (cls.wholes + cls.parts / message.world),
+            link_bytes=rows("link_bytes"),
             link_steps=steps,
             link=calls.choice("fabric") or "",
             threads=_THREADS,
             registers_per_thread=96.0,
             serial_steps=steps,
             useful_flops=flops,
-            tile={"algorithm": rows([float(ALGORITHMS.index(p.algorithm)) for p in plans])},
+            tile={"algorithm": rows("number")},
         )
         return (work,)
 
@@ -140,19 +135,6 @@ class _Collective(Kernel):
 def _ctas(moved_bytes: Array, most: float) -> Array:
     """A thread a 16-byte vector, up to the number of CTAs that saturate a link."""
     return np.clip(ceil_div(moved_bytes, _THREADS * VECTOR_BYTES), 1, most)
-
-
-def _once(m: Message, *, adds: bool) -> list[Plan]:
-    """Plans of gather and scatter, which send (world − 1) / world of the message once."""
-    sent, kept = m.others * m.bytes, m.bytes + m.bytes / m.world
-    staged = 2 * sent + kept  # NCCL copies through buffers: received and sent, beside the tensors themselves
-    added = sent if adds else 0.0
-    nccl, shots = _ctas(m.bytes, _NCCL_CTAS), _ctas(m.bytes / m.world, _DIRECT_CTAS)
-    return [
-        Plan("ring", sent, m.world - 1, staged, added, nccl),
-        Plan("tree", sent, m.levels, staged, added, nccl),
-        Plan("one_shot", sent, 1.0, sent + kept, added, shots, m.direct),
-    ]
 
 
 class AllReduce(_Collective):
@@ -163,8 +145,7 @@ class AllReduce(_Collective):
     """
 
     op = "all_reduce"
-    input_share = "whole"
-    output_share = "whole"
+    wholes = 2.0
 
     @classmethod
     def plans(cls, message: Message) -> list[Plan]:
@@ -182,36 +163,39 @@ class AllReduce(_Collective):
         ]
 
 
-class AllGather(_Collective):
-    """Every GPU's part, on all of them. ``bytes``: the gathered tensor."""
-
-    op = "all_gather"
-    input_share = "part"
-    output_share = "whole"
-
-    @classmethod
-    def plans(cls, message: Message) -> list[Plan]:
-        return _once(message, adds=False)
-
-
 class ReduceScatter(_Collective):
     """Sum of a tensor over all GPUs, a part on each. ``bytes``: the whole tensor of one GPU."""
 
     op = "reduce_scatter"
-    input_share = "whole"
-    output_share = "part"
+    wholes, parts = 1.0, 1.0
+    adds: ClassVar[float] = 1.0
 
     @classmethod
     def plans(cls, message: Message) -> list[Plan]:
-        return _once(message, adds=True)
+        """(world − 1) / world of the message is sent once."""
+        m, sent = message, message.others * message.bytes
+        kept = m.bytes + m.bytes / m.world
+        staged = 2 * sent + kept  # NCCL copies through buffers: received and sent, beside the tensors themselves
+        nccl, shots = _ctas(m.bytes, _NCCL_CTAS), _ctas(m.bytes / m.world, _DIRECT_CTAS)
+        return [
+            Plan("ring", sent, m.world - 1, staged, cls.adds * sent, nccl),
+            Plan("tree", sent, m.levels, staged, cls.adds * sent, nccl),
+            Plan("one_shot", sent, 1.0, sent + kept, cls.adds * sent, shots, m.direct),
+        ]
+
+
+class AllGather(ReduceScatter):
+    """Every GPU's part, on all of them. ``bytes``: the gathered tensor."""
+
+    op = "all_gather"
+    adds = 0.0
 
 
 class AllToAll(_Collective):
     """A different part of each GPU's tensor to every GPU. ``bytes``: one GPU's tensor, own part included."""
 
     op = "all_to_all"
-    input_share = "whole"
-    output_share = "whole"
+    wholes = 2.0
 
     @classmethod
     def plans(cls, message: Message) -> list[Plan]:
@@ -221,13 +205,11 @@ class AllToAll(_Collective):
         return [Plan("one_shot", sent, 1.0, staged, 0.0, _ctas(message.bytes, _NCCL_CTAS))]
 
 
-@dataclass(frozen=True, kw_only=True)
 class SendRecv(_Collective):
     """One GPU's tensor to one other, as between pipeline stages. ``world`` does not change the time."""
 
-    op: ClassVar[str] = "send_recv"
-    input_share: ClassVar[str] = "whole"
-    output_share: ClassVar[str] = "none"  # the sender's side: it reads; the receiver only writes
+    op = "send_recv"
+    wholes = 1.0  # the sender's side: it reads; the receiver only writes
 
     world: int = size("GPUs that take part", default=2, low=2, high=8192)
 

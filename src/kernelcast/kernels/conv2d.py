@@ -1,23 +1,23 @@
-"""conv2d as an implicit GEMM: a row of A for each output pixel, a column of B for each output channel.
+"""conv2d as an implicit GEMM: a row of A for each output pixel, a column of B for each output channel; conv2d_dgrad and
+conv2d_wgrad, the gradients of its input and of its filters, as such products too (cuDNN).
 
 ``tile["algorithm"]`` is the place of a candidate's algorithm in ``ALGORITHMS``.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
-from kernelcast.kernels.base import Calls, Kernel, size
-from kernelcast.kernels.dtypes import DType, dtype
+from kernelcast.kernels.base import Calls, Conflicts, Kernel, conflict, size
+from kernelcast.kernels.dtypes import DType
 from kernelcast.kernels.gemm import matmul_work, product_hints
-from kernelcast.kernels.norm import side_instructions
-from kernelcast.kernels.work import Array, Phases, Work, ceil_div
+from kernelcast.kernels.vector import side_instructions
+from kernelcast.kernels.work import Array, Work, Works, ceil_div
 
 # The number of an algorithm is its place here:
 # 0 implicit_gemm: tiles gather the patches from L2.
@@ -26,8 +26,8 @@ from kernelcast.kernels.work import Array, Phases, Work, ceil_div
 # 2 direct: a thread an output pixel, for grouped and depthwise filters.
 ALGORITHMS = ("implicit_gemm", "winograd", "direct")
 _WINOGRAD_SIDE = 4.0  # of a tile of outputs
-WINOGRAD_PRODUCTS = 36.0
-DIRECT_THREADS = 256.0
+_WINOGRAD_PRODUCTS = 36.0
+_DIRECT_THREADS = 256.0
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,59 @@ class Sizes:
     n: Array
     k: Array
     groups: Array
+    channels: Array  # of the input, a group
+    whole: Array  # elements of the input
     input_elements: Array  # that any output needs: a stride beyond the kernel skips some
     winograd_tiles: Array  # of 4x4 outputs
     winograd: NDArray[np.bool_]  # the filter allows it
 
+    @classmethod
+    def of(cls, calls: Calls) -> Sizes:
+        groups, stride, kernel_h, kernel_w = (calls[x] for x in ("groups", "stride", "kernel_h", "kernel_w"))
+        out_h = np.floor(_spare(calls, "height", "kernel_h") / stride) + 1
+        out_w = np.floor(_spare(calls, "width", "kernel_w") / stride) + 1
+        m = calls["batch"] * out_h * out_w
+        k = calls["in_channels"] / groups * kernel_h * kernel_w
+        whole = calls["batch"] * calls["in_channels"] * calls["height"] * calls["width"]
+        return cls(
+            m=m,
+            n=calls["out_channels"] / groups,
+            k=k,
+            groups=groups,
+            channels=calls["in_channels"] / groups,
+            whole=whole,
+            input_elements=np.minimum(whole, groups * m * k),
+            winograd_tiles=calls["batch"] * ceil_div(out_h, _WINOGRAD_SIDE) * ceil_div(out_w, _WINOGRAD_SIDE),
+            winograd=(kernel_h == 3) & (kernel_w == 3) & (stride == 1) & (calls["dilation"] == 1) & (groups == 1),
+        )
 
-@dataclass(frozen=True, kw_only=True)
+    @property
+    def output_elements(self) -> Array:
+        return self.groups * self.m * self.n
+
+
+def _spare(calls: Calls, name: str, filter_name: str) -> Array:
+    """Steps of one pixel that the filter can move along this side; negative: it does not fit."""
+    span = calls["dilation"] * (calls[filter_name] - 1) + 1
+    return calls[name] + 2 * calls["padding"] - span
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one of the three passes multiplies, moves and, without tiles, does on the vector units."""
+
+    product: tuple[Array, Array, Array, Array]  # (m, n, k, how many) of the implicit GEMM
+    winograd: tuple[Array, Array, Array]  # (m, n, k) of each of Winograd's products
+    activation_bytes: Array
+    memory_share: Array  # of im2col's matrix, what is in memory: what L2 must hold shrinks alike
+    # direct on the vector units; demand is that of one task
+    tasks: Array
+    flops: Array
+    l2_bytes: Array
+    operands: Array  # loaded one by one
+    steps: Array
+
+
 class Conv2d(Kernel):
     """Two-dimensional convolution, channels last, as an implicit GEMM (cuDNN).
 
@@ -52,9 +99,9 @@ class Conv2d(Kernel):
     run by Winograd's method, grouped (depthwise) ones direct on the vector units.
     """
 
-    op: ClassVar[str] = "conv2d"
-    dtypes: ClassVar[tuple[str, ...]] = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8")
-    examples: ClassVar[tuple[dict[str, Any], ...]] = (
+    op = "conv2d"
+    dtypes = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8")
+    examples = (
         {
             "batch": 32, "in_channels": 256, "out_channels": 256, "height": 14, "width": 14,
             "kernel_h": 3, "kernel_w": 3, "padding": 1,
@@ -64,6 +111,7 @@ class Conv2d(Kernel):
             "kernel_h": 7, "kernel_w": 7, "padding": 3, "groups": 96,
         },
     )  # fmt: skip
+    reads_filters: ClassVar[bool] = True  # as weights, from DRAM
 
     batch: int = size("images")
     in_channels: int = size("channels of the input")
@@ -78,87 +126,132 @@ class Conv2d(Kernel):
     groups: int = size("groups of channels that are convolved apart", default=1)
 
     @classmethod
-    def conflicts(cls, calls: Calls) -> list[tuple[NDArray[np.bool_], str]]:
-        found: list[tuple[NDArray[np.bool_], str]] = []
-        groups = calls["groups"]
+    def conflicts(cls, calls: Calls) -> Conflicts:
+        found: Conflicts = []
         for name in ("in_channels", "out_channels"):
-            broken = calls[name] % groups != 0
-            if broken.any():
-                i = int(np.argmax(broken))
-                found.append((broken, f"groups {groups[i]:.0f} must divide {name} {calls[name][i]:.0f}"))
+            uneven = calls[name] % calls["groups"] != 0
+            found += conflict(uneven, f"groups {{groups:.0f}} must divide {name} {{{name}:.0f}}", calls.numbers)
         for name, filter_name in (("height", "kernel_h"), ("width", "kernel_w")):
-            spare = _spare(calls, name, filter_name)
-            if (spare < 0).any():
-                i = int(np.argmax(spare < 0))
-                padded = calls[name][i] + 2 * calls["padding"][i]
-                span = f"{filter_name} spans {padded - spare[i]:.0f} pixels"
-                found.append((spare < 0, f"{span}, more than the padded {name} {padded:.0f}"))
+            spare, padded = _spare(calls, name, filter_name), calls[name] + 2 * calls["padding"]
+            text = f"{filter_name} spans {{span:.0f}} pixels, more than the padded {name} {{padded:.0f}}"
+            found += conflict(spare < 0, text, {"span": padded - spare, "padded": padded})
         return found
 
     @classmethod
-    def product(cls, calls: Calls) -> tuple[Array, Array, Array, Array]:
-        """(m, n, k, how many) of the implicit GEMM."""
-        sizes = sizes_of(calls)
-        return sizes.m, sizes.n, sizes.k, sizes.groups
+    def plan(cls, calls: Calls, sizes: Sizes) -> Plan:
+        """Direct: a thread an output pixel of one channel (PyTorch's conv_depthwise2d_forward), no padding to tiles.
+
+        Neighbours share their patches through L1, so a CTA reads its part of one group's input once.
+        """
+        kind = calls.dtype
+        tasks = sizes.groups * sizes.n * ceil_div(sizes.m, _DIRECT_THREADS)
+        pixels = sizes.output_elements / tasks
+        input_per_pixel = sizes.input_elements / (sizes.groups * sizes.m)
+        return Plan(
+            product=(sizes.m, sizes.n, sizes.k, sizes.groups),
+            winograd=(sizes.winograd_tiles, sizes.n, sizes.channels),
+            activation_bytes=sizes.input_elements * kind.act_bytes + sizes.output_elements * kind.out_bytes,
+            memory_share=sizes.input_elements / (sizes.groups * sizes.m * sizes.k),
+            tasks=tasks,
+            flops=2 * pixels * sizes.k,
+            l2_bytes=pixels * (input_per_pixel * kind.act_bytes + kind.out_bytes) + sizes.k * kind.weight_bytes,
+            operands=pixels * sizes.k,  # every product loads its own, from L1
+            steps=sizes.k,
+        )
 
     @classmethod
     def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
         """Of the parameters, and of the implicit GEMM: which kernel cuDNN takes depends on both."""
-        m, n, k, count = cls.product(calls)
+        product = product_hints(gpu, *cls.plan(calls, Sizes.of(calls)).product)
         found = super().hints(calls, gpu) | {"log_stride": np.log2(calls["stride"])}
-        return found | {f"product_{name}": hint for name, hint in product_hints(gpu, m, n, k, count).items()}
+        return found | {f"product_{name}": hint for name, hint in product.items()}
 
     @classmethod
-    def work(cls, calls: Calls, gpu: Gpu) -> Phases:
-        kind, sizes = dtype(calls.choice("dtype")), sizes_of(calls)
-        m, n, k, count = cls.product(calls)
-        gemm = matmul_work(gpu, kind, m, n, k, batch=count)
-        output_elements = sizes.groups * sizes.m * sizes.n
-        # Of im2col's matrix only the input itself is in memory; what L2 must hold shrinks alike.
-        share = sizes.input_elements / (sizes.groups * sizes.m * sizes.k)
-        gemm = dataclasses.replace(
+    def work(cls, calls: Calls, gpu: Gpu) -> Works:
+        """The tiles of the GEMM; for 3x3 filters in fp32 Winograd's, for grouped ones the vector units."""
+        kind, sizes = calls.dtype, Sizes.of(calls)
+        plan = cls.plan(calls, sizes)
+        m, n, k, count = plan.product
+        gemm = matmul_work(gpu, kind, m, n, k, batch=count, weights=cls.reads_filters)
+        gemm = replace(
             gemm,
-            activation_bytes=sizes.input_elements * kind.act_bytes + output_elements * kind.out_bytes,
-            refetched_bytes=np.asarray(gemm.refetched_bytes) * share,
+            activation_bytes=plan.activation_bytes,
+            refetched_bytes=np.asarray(gemm.refetched_bytes) * plan.memory_share,
             tile={**gemm.tile, "algorithm": 0.0},
         )
-        work = gemm
+        work, grouped = gemm, sizes.groups > 1
         if kind.math == "fp32" and sizes.winograd.any():
-            work = with_candidates(work, _winograd(gpu, kind, sizes, gemm), sizes.winograd)
-        if (sizes.groups > 1).any():
-            work = with_candidates(work, _direct(gpu, kind, sizes, gemm), sizes.groups > 1)
+            work = _with_candidates(work, _winograd(gpu, kind, gemm, plan), sizes.winograd)
+        if grouped.any():
+            work = _with_candidates(work, _direct(gpu, gemm, plan), grouped)
         return (work,)
 
 
-def _spare(calls: Calls, name: str, filter_name: str) -> Array:
-    """Steps of one pixel that the filter can move along this side; negative: it does not fit."""
-    span = calls["dilation"] * (calls[filter_name] - 1) + 1
-    return calls[name] + 2 * calls["padding"] - span
+class Conv2dDgrad(Conv2d):
+    """Gradient of a convolution's input, from that of its output and the filters. Parameters are the forward's.
+
+    m = batch · height · width, n = in_channels / groups, k = out_channels / groups · kernel_h · kernel_w, once a group.
+    With a stride only every stride-th tap of the filter meets an output: pixels fall into stride² classes with their
+    own taps, each a product of its own (CUTLASS's strided dgrad); classes without a tap are zero.
+    """
+
+    op = "conv2d_dgrad"
+
+    @classmethod
+    def plan(cls, calls: Calls, sizes: Sizes) -> Plan:
+        """Direct: a thread an input pixel of one channel (conv_depthwise2d_backward), dy shared through L1."""
+        kind, stride = calls.dtype, calls["stride"]
+        classes = np.minimum(stride, calls["kernel_h"]) * np.minimum(stride, calls["kernel_w"])
+        pixels = calls["batch"] * ceil_div(calls["height"], stride) * ceil_div(calls["width"], stride)  # of a class
+        k = sizes.n * calls["kernel_h"] * calls["kernel_w"] / classes
+        tasks = ceil_div(sizes.whole, _DIRECT_THREADS)
+        each = sizes.whole / tasks
+        return Plan(
+            product=(pixels, sizes.channels, k, sizes.groups * classes),
+            winograd=(sizes.winograd_tiles, sizes.channels, sizes.n),  # dx has about as many tiles as y
+            activation_bytes=sizes.output_elements * kind.act_bytes + sizes.whole * kind.out_bytes,
+            memory_share=np.minimum(1.0, sizes.output_elements / (sizes.groups * pixels * k)),  # dy itself
+            tasks=tasks,
+            flops=2 * each * k,
+            l2_bytes=each * (kind.act_bytes + kind.out_bytes) + k * kind.weight_bytes,  # dy comes in once
+            operands=each * k,
+            steps=k,
+        )
 
 
-def sizes_of(calls: Calls) -> Sizes:
-    groups, stride, kernel_h, kernel_w = (calls[x] for x in ("groups", "stride", "kernel_h", "kernel_w"))
-    out_h = np.floor(_spare(calls, "height", "kernel_h") / stride) + 1
-    out_w = np.floor(_spare(calls, "width", "kernel_w") / stride) + 1
-    m = calls["batch"] * out_h * out_w
-    k = calls["in_channels"] / groups * kernel_h * kernel_w
-    whole = calls["batch"] * calls["in_channels"] * calls["height"] * calls["width"]
-    return Sizes(
-        m=m,
-        n=calls["out_channels"] / groups,
-        k=k,
-        groups=groups,
-        input_elements=np.minimum(whole, groups * m * k),
-        winograd_tiles=calls["batch"] * ceil_div(out_h, _WINOGRAD_SIDE) * ceil_div(out_w, _WINOGRAD_SIDE),
-        winograd=(kernel_h == 3) & (kernel_w == 3) & (stride == 1) & (calls["dilation"] == 1) & (groups == 1),
-    )
+class Conv2dWgrad(Conv2d):
+    """Gradient of a convolution's filters, from its input and the gradient of its output. Parameters are the forward's.
+
+    m = out_channels / groups, n = in_channels / groups · kernel_h · kernel_w, k = batch · out_h · out_w, once a group:
+    few tiles with a long sum each, so that libraries split k.
+    """
+
+    op = "conv2d_wgrad"
+    reads_filters = False
+
+    @classmethod
+    def plan(cls, calls: Calls, sizes: Sizes) -> Plan:
+        """Direct: a CTA an element of a filter, over all pixels (conv_depthwise2d_grad_weight_kernel)."""
+        kind, filters = calls.dtype, sizes.groups * sizes.n * sizes.k  # elements
+        read = sizes.output_elements + sizes.input_elements
+        return Plan(
+            product=(sizes.n, sizes.k, sizes.m, sizes.groups),
+            winograd=(sizes.n, sizes.channels, sizes.winograd_tiles),
+            activation_bytes=read * kind.act_bytes + filters * kind.out_bytes,
+            memory_share=sizes.input_elements / (sizes.groups * sizes.m * sizes.k),
+            tasks=filters,
+            flops=2 * sizes.m,
+            l2_bytes=2 * sizes.m * kind.act_bytes + kind.out_bytes,
+            operands=2 * sizes.m,
+            steps=ceil_div(sizes.m, _DIRECT_THREADS),
+        )
 
 
-def _winograd(gpu: Gpu, kind: DType, sizes: Sizes, gemm: Work) -> Work:
-    """36 products of tiles x channels by channels x filters. The transforms around them are not counted."""
-    channels = sizes.k / 9
-    work = matmul_work(gpu, kind, sizes.winograd_tiles, sizes.n, channels, batch=WINOGRAD_PRODUCTS)
-    return dataclasses.replace(
+def _winograd(gpu: Gpu, kind: DType, gemm: Work, plan: Plan) -> Work:
+    """36 products of tiles, channels and filters. The transforms around them are not counted."""
+    m, n, k = plan.winograd
+    work = matmul_work(gpu, kind, m, n, k, batch=_WINOGRAD_PRODUCTS)
+    return replace(
         work,
         streamed_bytes=gemm.streamed_bytes,
         activation_bytes=gemm.activation_bytes,
@@ -167,36 +260,27 @@ def _winograd(gpu: Gpu, kind: DType, sizes: Sizes, gemm: Work) -> Work:
     )
 
 
-def _direct(gpu: Gpu, kind: DType, sizes: Sizes, gemm: Work) -> Work:
-    """A thread an output pixel of one channel (PyTorch's conv_depthwise2d_forward): no padding to tiles.
-
-    Neighbours share their patches through L1, so a CTA reads its part of one group's input once.
-    """
-    tasks = sizes.groups * sizes.n * ceil_div(sizes.m, DIRECT_THREADS)
-    pixels = sizes.groups * sizes.n * sizes.m / tasks
-    input_per_pixel = sizes.input_elements / (sizes.groups * sizes.m)
-    l2_bytes = pixels * (input_per_pixel * kind.act_bytes + kind.out_bytes) + sizes.k * kind.weight_bytes
-    return dataclasses.replace(
+def _direct(gpu: Gpu, gemm: Work, plan: Plan) -> Work:
+    return replace(
         gemm,
-        tasks=tasks,
-        longest_count=tasks,
+        tasks=plan.tasks,
         tensor_flops=0.0,
-        fma_flops=2 * pixels * sizes.k,
+        fma_flops=plan.flops,
         smem_bytes=0.0,
-        l2_bytes=l2_bytes,
+        l2_bytes=plan.l2_bytes,
         multicast_bytes=0.0,
-        # every product loads its own operand, from L1
-        other_warp_instructions=side_instructions(gpu, l2_bytes, pixels * sizes.k),
+        other_warp_instructions=side_instructions(gpu, plan.l2_bytes, plan.operands),
         refetched_bytes=0.0,
-        threads=DIRECT_THREADS,
+        threads=_DIRECT_THREADS,
         registers_per_thread=40.0,
         smem_bytes_per_cta=0.0,
-        serial_steps=sizes.k,
-        tile={"tile_m": DIRECT_THREADS, "tile_n": 1.0, "tile_k": 1.0, "split_k": 1.0, "algorithm": 2.0},
+        serial_steps=plan.steps,
+        useful_flops=plan.tasks * plan.flops,
+        tile={"tile_m": _DIRECT_THREADS, "tile_n": 1.0, "tile_k": 1.0, "split_k": 1.0, "algorithm": 2.0},
     )
 
 
-def with_candidates(works: Work, extra: Work, where: NDArray[np.bool_]) -> Work:
+def _with_candidates(works: Work, extra: Work, where: NDArray[np.bool_]) -> Work:
     """``works`` and the candidates of ``extra``; calls outside ``where`` repeat those of ``works`` there."""
     shape = works.shape
     more = (min(extra.shape[0], shape[0]), shape[1])
@@ -211,4 +295,4 @@ def with_candidates(works: Work, extra: Work, where: NDArray[np.bool_]) -> Work:
         if isinstance(value, float | int | np.ndarray)
     }
     tile = {name: join(value, extra.tile[name]) for name, value in works.tile.items()}
-    return dataclasses.replace(works, **numbers, tile=tile)
+    return replace(works, **numbers, tile=tile)

@@ -33,7 +33,6 @@ _ALL = (
     DType("int4", 2, 0.5 + 2 / 128, 2, "fp16"),
 )
 DTYPES = {d.name: d for d in _ALL}
-FLOATS = ("fp32", "tf32", "fp16", "bf16")
 
 
 def dtype(name: str) -> DType:

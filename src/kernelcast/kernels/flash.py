@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
-from kernelcast.kernels.dtypes import DType, matmul_pipe
+from kernelcast.kernels.base import Calls
+from kernelcast.kernels.dtypes import DType, dtype, matmul_pipe
 from kernelcast.kernels.requests import Heads, Requests
-from kernelcast.kernels.work import Array, Phases, Work, ceil_div
+from kernelcast.kernels.work import Array, Work, Works, ceil_div
 
 SOFTMAX_FLOPS = 8.0  # per score: scale, running max, subtract, sum, rescale, convert (FlashAttention-2, alg. 1)
 LOAD_MARGIN = 1.1  # FlashAttention-3 splits a request that has more than 1.1 times an SM's mean share
@@ -116,22 +117,20 @@ def visible_pairs(queries: Array, keys: Array, causal: Array, window: Array) -> 
     return np.where(causal > 0, seen, queries * keys)
 
 
-def flash_phases(
-    gpu: Gpu,
-    requests: Requests,
-    heads: Heads,
-    kind: DType,
-    kv_bytes: float,
-    backend_name: str,
-    causal: Array,
-    window: Array,
-    paged: NDArray[np.bool_],
-) -> Phases:
+def kv_cache_bytes(calls: Calls) -> float:
+    """Of one number of the KV cache."""
+    return dtype(calls.choice("kv_dtype") or calls.choice("dtype")).act_bytes
+
+
+def flash_works(gpu: Gpu, calls: Calls, requests: Requests, heads: Heads) -> Works:
     """The attention kernel, and the merge of split keys where there is one."""
+    kind, kv_bytes, causal = calls.dtype, kv_cache_bytes(calls), calls["causal"]
+    window = calls.given("window", 0.0) if "window" in calls.numbers else np.zeros(calls.count)
+    backend_name = calls.choice("backend") or default_backend(gpu)
     backend = BACKENDS[backend_name]
     pipe = matmul_pipe(gpu, kind.name)
     each = requests.each
-    plan = _plan(gpu, backend, backend_name, requests, heads, causal, window, paged)
+    plan = _plan(gpu, backend_name, requests, heads, causal, window, calls.given("page_size", 0.0) > 0)
     steps, tasks, tile_q, tile_kv = plan.steps, plan.tasks, plan.tile_q, plan.tile_kv
     mean_steps = steps / tasks
     pairs = requests.total(visible_pairs(requests.queries, requests.keys, each(causal), each(window)))
@@ -150,7 +149,8 @@ def flash_phases(
         tensor_flops=flops if pipe == "tensor" else 0.0,
         tensor_dtype=kind.math,
         fma_flops=scores * SOFTMAX_FLOPS + mean_steps * tile_q * heads.v_dim * 2 + (flops if pipe == "fma" else 0.0),
-        xu_ops=scores * _hardware_exponentials(gpu),
+        # exponentials; Blackwell's kernels compute half by polynomial (FA4)
+        xu_ops=scores * (0.5 if gpu.compute_capability.startswith("10.") else 1.0),
         smem_bytes=mean_steps * tile_kv * heads.kv_dim * kv_bytes * (1 + np.maximum(1, tile_q / backend.rows_per_read)),
         l2_bytes=mean_steps * tile_kv * heads.kv_dim * kv_bytes
         + tile_q * (heads.qk_dim * kind.act_bytes + heads.v_dim * np.where(plan.splits > 1, 4.0, kind.out_bytes)),
@@ -162,8 +162,7 @@ def flash_phases(
         threads=float(backend.threads),
         registers_per_thread=168.0,
         smem_bytes_per_cta=np.minimum(
-            (tile_q * heads.qk_dim + backend.stages * tile_kv * heads.kv_dim) * kind.act_bytes,
-            gpu.smem_bytes_per_cta,
+            (tile_q * heads.qk_dim + backend.stages * tile_kv * heads.kv_dim) * kind.act_bytes, gpu.smem_bytes_per_cta
         ),
         serial_steps=plan.longest,
         step_cycles=backend.step_cycles,
@@ -171,7 +170,7 @@ def flash_phases(
         useful_flops=pairs * heads.queries * 2 * (heads.qk_dim + heads.v_dim),
         tile={"tile_q": tile_q, "tile_kv": tile_kv, "kv_splits": plan.splits},
     )
-    return (work, _merge(requests, heads, plan, kind))
+    return work, _merge(heads, plan, kind)
 
 
 @dataclass(frozen=True)
@@ -191,21 +190,14 @@ class _Plan:
 
 
 def _plan(
-    gpu: Gpu,
-    backend: Backend,
-    name: str,
-    requests: Requests,
-    heads: Heads,
-    causal: Array,
-    window: Array,
-    paged: NDArray[np.bool_],
+    gpu: Gpu, name: str, requests: Requests, heads: Heads, causal: Array, window: Array, paged: NDArray[np.bool_]
 ) -> _Plan:
-    each = requests.each
+    backend, each = BACKENDS[name], requests.each
     shared = heads.queries / heads.kv
     pack = (requests.most(requests.queries) <= backend.packs_up_to) & (shared <= heads.most_packed)
     group = np.where(pack, shared, 1.0)
     lanes = np.where(pack, heads.kv, heads.queries)  # heads, or groups of them, that walk the keys alike
-    rows = requests.total(requests.queries) * group / requests.total(np.ones_like(requests.queries))
+    rows = requests.total(requests.queries) * group / requests.count
     tile_q = _query_tile(backend, rows, heads.qk_dim)
     tile_kv = _kv_tile(name, heads.qk_dim, causal, paged)
 
@@ -240,9 +232,8 @@ def _plan(
 
 def _query_tile(backend: Backend, rows: Array, head_dim: Array) -> Array:
     """The smallest tile that holds the mean rows, the largest otherwise; 64 at most for wide heads."""
-    tile = np.full_like(rows, float(backend.query_tiles[-1]))
-    for size in reversed(backend.query_tiles[:-1]):
-        tile = np.where(rows <= size, float(size), tile)
+    *smaller, largest = (float(size) for size in backend.query_tiles)
+    tile = np.select([rows <= size for size in smaller], smaller, largest)
     return np.where(head_dim >= 256, np.minimum(tile, 64.0), tile)
 
 
@@ -283,18 +274,12 @@ def _filling_chunk(requests: Requests, tiles: Array, walk: Array, lanes: Array, 
     return high
 
 
-def _hardware_exponentials(gpu: Gpu) -> float:
-    """Share of exponentials on the special-function unit; Blackwell's kernels compute half by polynomial (FA4)."""
-    return 0.5 if gpu.compute_capability.startswith("10.") else 1.0
-
-
-def _merge(requests: Requests, heads: Heads, plan: _Plan, kind: DType) -> Work:
+def _merge(heads: Heads, plan: _Plan, kind: DType) -> Work:
     """Add up the partial outputs of split keys: one row of one head a task."""
     parts = np.where(plan.merged_rows > 0, plan.partial_rows / np.maximum(plan.merged_rows, 1), 0.0)
     row_bytes = parts * (heads.v_dim + 1) * 4 + heads.v_dim * kind.out_bytes
     return Work(
         tasks=plan.merged_rows,
-        longest_count=plan.merged_rows,
         fma_flops=parts * heads.v_dim * 2,
         xu_ops=parts,
         l2_bytes=row_bytes,

@@ -13,45 +13,38 @@ pull 32846 and 40717).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
-from kernelcast.kernels.base import Calls, Kernel, choice, flag, lengths, size
+from kernelcast.kernels.base import Calls, Conflicts, choice, conflict, flag, size
 from kernelcast.kernels.dtypes import matmul_pipe
-from kernelcast.kernels.gated_delta_chunked import flashinfer_kernel, has_flashinfer_kernel, triton_chain
-from kernelcast.kernels.gated_delta_sizes import DeltaSizes
+from kernelcast.kernels.gated_delta_chunked import DeltaSizes, flashinfer_kernel, has_flashinfer_kernel, triton_chain
 from kernelcast.kernels.gemm import TASK_CYCLES
-from kernelcast.kernels.norm import VECTOR_DTYPES, side_instructions
-from kernelcast.kernels.requests import sequence_conflicts, sequence_hints
-from kernelcast.kernels.vector import ACCUMULATOR_BYTES
-from kernelcast.kernels.work import Array, Phases, Work, ceil_div
+from kernelcast.kernels.requests import SequenceKernel
+from kernelcast.kernels.vector import ACCUMULATOR_BYTES, VECTOR_DTYPES, vector_kernel
+from kernelcast.kernels.work import Work, Works, ceil_div
 
 GATED_DELTA_BACKENDS = ("triton", "flashinfer")
 _STATE_FLOPS = 7.0  # an element of the state and token: decay; k^T S; add k v^T; q^T S
 _DECODE_BLOCK = 32.0  # columns of the state that one warp keeps in decode (fused_recurrent.py)
 
 
-@dataclass(frozen=True, kw_only=True)
-class GatedDelta(Kernel):
+class GatedDelta(SequenceKernel):
     """Gated delta rule (Gated DeltaNet, Qwen3-Next) over a batch: chunked prefill, recurrent decode.
 
     A sequence of one token is a decode. Projections, convolution and the gated norm after it are not inside.
     """
 
-    op: ClassVar[str] = "gated_delta"
-    dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
-    examples: ClassVar[tuple[dict[str, Any], ...]] = (
+    op = "gated_delta"
+    dtypes = ("fp16", "bf16")
+    examples = (
         {"batch": 4, "q_len": 2048, "key_heads": 16, "value_heads": 32, "key_dim": 128, "value_dim": 128},
         {"batch": 64, "q_len": 1, "key_heads": 16, "value_heads": 32, "key_dim": 128, "value_dim": 128},
     )
+    hinted = ("key_heads", "value_heads", "key_dim", "value_dim")
 
-    batch: int | None = size("sequences", default=None)
-    q_len: int | None = size("new tokens a sequence", default=None)
-    q_lens: tuple[int, ...] | None = lengths("new tokens of each sequence (ragged batch)")
     key_heads: int = size("heads of queries and keys", high=65536)
     value_heads: int = size("heads of values, each with a state", high=65536)
     key_dim: int = size("elements of a key head", high=1024)
@@ -63,20 +56,13 @@ class GatedDelta(Kernel):
     backend: str | None = choice("prefill's, default: the stack's on this GPU", GATED_DELTA_BACKENDS, default=None)
 
     @classmethod
-    def conflicts(cls, calls: Calls) -> list[tuple[NDArray[np.bool_], str]]:
+    def conflicts(cls, calls: Calls) -> Conflicts:
         uneven = np.mod(calls["value_heads"], calls["key_heads"]) != 0
-        if uneven.any():
-            pair = calls["value_heads"][uneven][0], calls["key_heads"][uneven][0]
-            return [(uneven, f"value_heads {pair[0]:g} is no multiple of key_heads {pair[1]:g}")]
-        return sequence_conflicts(calls)
+        text = "value_heads {value_heads:g} is no multiple of key_heads {key_heads:g}"
+        return conflict(uneven, text, calls.numbers) or super().conflicts(calls)
 
     @classmethod
-    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
-        sizes = ("key_heads", "value_heads", "key_dim", "value_dim")
-        return sequence_hints(calls) | {f"log_{name}": np.log2(calls[name]) for name in sizes}
-
-    @classmethod
-    def work(cls, calls: Calls, gpu: Gpu) -> Phases:
+    def work(cls, calls: Calls, gpu: Gpu) -> Works:
         matmul_pipe(gpu, calls.choice("dtype"))  # refuses what the GPU cannot multiply
         sizes = DeltaSizes.of(calls)
         decode = _recurrent(gpu, sizes)
@@ -99,29 +85,21 @@ def _recurrent(gpu: Gpu, sizes: DeltaSizes) -> Work:
     The state is read once and written after every token, for the check may end at any of them.
     """
     block = np.minimum(_DECODE_BLOCK, sizes.v)
-    tasks = sizes.recurrent * sizes.values * ceil_div(sizes.v, block)
-    share = 1 / np.maximum(tasks, 1.0)
-    states = (sizes.recurrent + sizes.steps) * sizes.values * sizes.state * sizes.state_bytes
-    vectors = sizes.steps * (2 * sizes.keys * sizes.k + 2 * sizes.values * sizes.v) * sizes.element_bytes
-    per_block = sizes.steps * sizes.values * ceil_div(sizes.v, block) * 2 * sizes.k * sizes.element_bytes  # q, k again
-    flops = _STATE_FLOPS * sizes.steps * sizes.values * sizes.state
-    l2_bytes = (states + vectors + per_block) * share
-    converted = (states / sizes.state_bytes if sizes.state_bytes < ACCUMULATOR_BYTES else 0.0) * share
-    on = np.where(sizes.recurrent > 0, 1.0, 0.0)
-    return Work(
-        tasks=tasks,
-        longest_count=tasks,
-        longest=np.maximum(1.0, sizes.longest_steps * sizes.recurrent / np.maximum(sizes.steps, 1.0)),
-        fma_flops=flops * share,
-        xu_ops=5 * sizes.steps * sizes.values * share,  # two norms, the decay, the two gates
-        l2_bytes=l2_bytes,
-        other_warp_instructions=side_instructions(gpu, l2_bytes, converted),
-        streamed_bytes=states,
-        activation_bytes=vectors,
+    blocks = ceil_div(sizes.v, block)
+    states = (sizes.recurrent + sizes.steps) * sizes.values * sizes.state
+    work = vector_kernel(
+        gpu,
+        tasks=sizes.recurrent * sizes.values * blocks,
         threads=float(gpu.warp_threads),
-        registers_per_thread=np.minimum(255.0, 64.0 + sizes.k * block / gpu.warp_threads),
-        serial_steps=np.maximum(1.0, sizes.longest_steps),
-        task_cycles=TASK_CYCLES,
-        launches=on,
-        useful_flops=flops,
+        moved_bytes=sizes.steps * (2 * sizes.keys * sizes.k + 2 * sizes.values * sizes.v) * sizes.element_bytes,
+        again_bytes=sizes.steps * sizes.values * blocks * 2 * sizes.k * sizes.element_bytes,  # q, k for each block
+        streamed_bytes=states * sizes.state_bytes,
+        flops=_STATE_FLOPS * sizes.steps * sizes.values * sizes.state,
+        xu_ops=5 * sizes.steps * sizes.values,  # two norms, the decay, the two gates
+        converted=states if sizes.state_bytes < ACCUMULATOR_BYTES else 0.0,
+        registers=np.minimum(255.0, 64.0 + sizes.k * block / gpu.warp_threads),
+        steps=np.maximum(1.0, sizes.longest_steps),
+        runs=sizes.recurrent > 0,
     )
+    longest = np.maximum(1.0, sizes.longest_steps * sizes.recurrent / np.maximum(sizes.steps, 1.0))
+    return replace(work, longest=longest, task_cycles=TASK_CYCLES)

@@ -1,21 +1,23 @@
 """Prefill of gated_delta, chunk by chunk: flash-linear-attention's chain of kernels, or FlashInfer's one.
 
+``DeltaSizes`` is what a batch holds, decode's sequences too: read in chunks and token by token, heads, and their bytes.
 Names in brackets are the files of these libraries that the kernels were read from.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from kernelcast.hardware import Gpu
-from kernelcast.kernels.dtypes import matmul_pipe
-from kernelcast.kernels.gated_delta_sizes import DeltaSizes
+from kernelcast.kernels.base import Calls
+from kernelcast.kernels.dtypes import dtype, matmul_pipe
 from kernelcast.kernels.gemm import TASK_CYCLES
-from kernelcast.kernels.norm import side_instructions
-from kernelcast.kernels.vector import ACCUMULATOR_BYTES, vector_kernel
-from kernelcast.kernels.work import Array, Number, Phases, Work, axis, ceil_div
+from kernelcast.kernels.requests import Requests
+from kernelcast.kernels.vector import ACCUMULATOR_BYTES, side_instructions, vector_kernel
+from kernelcast.kernels.work import Array, Number, Work, Works, axis, ceil_div
 
 _STATE_BLOCKS = (32.0, 64.0)  # columns of the state that a CTA of the chunk walk keeps (autotuned in chunk_delta_h.py)
 # Cycles below are round numbers read off AIConfigurator's linear_attention rows (H200, B200, L40S), for all GPUs alike.
@@ -30,13 +32,79 @@ _FUSED_CYCLES = {"9": (6000.0, 12000.0), "10": (5000.0, 28000.0)}  # a chunk, a 
 _FUSED_THREADS = 512.0
 
 
-def triton_chain(gpu: Gpu, sizes: DeltaSizes, qk_norm: Array) -> Phases:
+@dataclass(frozen=True)
+class DeltaSizes:
+    """The chunked and the recurrent sequences of each call; all arrays (calls,)."""
+
+    tokens: Array  # of chunked sequences
+    chunks: Array  # of all of them
+    longest: Array  # chunks of the longest sequence
+    sequences: Array  # chunked
+    steps: Array  # recurrent: tokens of all sequences
+    longest_steps: Array
+    recurrent: Array  # sequences
+    keys: Array  # heads
+    values: Array
+    k: Array  # elements of a head
+    v: Array
+    chunk: Array
+    element_bytes: float
+    state_bytes: float  # of one element
+    math: str
+    state: Array  # elements of one head's
+    # bytes of all chunked tokens
+    qk_bytes: Array  # queries, or keys
+    wide_bytes: Array  # numbers of key_dim a value head and token, as w is
+    value_bytes: Array
+    gate_bytes: Array  # one of beta, or the decay's sum, in fp32
+    square_bytes: Array  # chunk x chunk numbers for each chunk and value head, in fp32
+    kept_state_bytes: Array  # states of the sequences, read at the start and written at the end
+    chunk_state_bytes: Array  # the state before each chunk, in the format of the activations
+
+    @classmethod
+    def of(cls, calls: Calls) -> DeltaSizes:
+        requests, how = Requests.of(calls), calls.choice("kernel")
+        queries, chunk = requests.queries, calls["chunk"]
+        alone = queries == 1 if how == "auto" else np.full(queries.shape, how == "recurrent")
+        chunks = np.where(alone, 0.0, ceil_div(queries, requests.each(chunk)))
+        steps = np.where(alone, queries, 0.0)
+        element_bytes, state_bytes = calls.dtype.act_bytes, dtype(calls.choice("state_dtype")).act_bytes
+        tokens, all_chunks, sequences = (requests.total(x) for x in (queries - steps, chunks, 1.0 - alone))
+        values, k, v = calls["value_heads"], calls["key_dim"], calls["value_dim"]
+        return cls(
+            tokens=tokens,
+            chunks=all_chunks,
+            longest=requests.most(chunks),
+            sequences=sequences,
+            steps=requests.total(steps),
+            longest_steps=requests.most(steps),
+            recurrent=requests.total(1.0 * alone),
+            keys=calls["key_heads"],
+            values=values,
+            k=k,
+            v=v,
+            chunk=chunk,
+            element_bytes=element_bytes,
+            state_bytes=state_bytes,
+            math=calls.dtype.math,
+            state=k * v,
+            qk_bytes=tokens * calls["key_heads"] * k * element_bytes,
+            wide_bytes=tokens * values * k * element_bytes,
+            value_bytes=tokens * values * v * element_bytes,
+            gate_bytes=tokens * values * ACCUMULATOR_BYTES,
+            square_bytes=tokens * values * chunk * ACCUMULATOR_BYTES,
+            kept_state_bytes=2 * sequences * values * k * v * state_bytes,
+            chunk_state_bytes=all_chunks * values * k * v * element_bytes,
+        )
+
+
+def triton_chain(gpu: Gpu, sizes: DeltaSizes, qk_norm: Array) -> Works:
     """One kernel after another, each over all chunks but for the walk of the state."""
     prepare = _prepare(gpu, sizes, 1 + 2 * qk_norm)  # queries and keys by a kernel each
     return prepare, *(kernel(gpu, sizes) for kernel in (_scores, _inverse, _wy_form, _chunk_walk, _outputs))
 
 
-def flashinfer_kernel(gpu: Gpu, sizes: DeltaSizes, qk_norm: Array) -> Phases:
+def flashinfer_kernel(gpu: Gpu, sizes: DeltaSizes, qk_norm: Array) -> Works:
     return _prepare(gpu, sizes, 1 + qk_norm), _fused(gpu, sizes)
 
 
@@ -65,30 +133,31 @@ def _matrix_kernel(
     gpu: Gpu,
     sizes: DeltaSizes,
     *,
-    tasks: Number,
     flops: Number,
     moved_bytes: Array,
     task_bytes: Number,
-    warps: float,
     smem_per_cta: Number,
+    tasks: Number | None = None,
+    warps: float = 4.0,
     vector_flops: Number = 0.0,
     exponentials: Number = 0.0,
     streamed_bytes: Number = 0.0,
     key_reads: float = 0.0,
     **more: Any,
 ) -> Work:
-    """One kernel over chunks. Bytes moved and streamed are the whole kernel's, all other demand is a task's.
+    """One kernel, a chunk and value head a task where nothing else is said. Bytes moved and streamed are the whole
+    kernel's, all other demand is a task's.
 
     ``key_reads``: how often it reads queries or keys. The grid has all chunks of one value head before the next, so
     that each value head of a key head reads them again, from DRAM where they outgrow L2.
     """
+    tasks = sizes.chunks * sizes.values if tasks is None else np.asarray(tasks)
     again = key_reads * sizes.qk_bytes * (sizes.values / sizes.keys - 1)
     lost = np.clip(1 - gpu.l2_bytes / np.maximum(moved_bytes, 1.0), 0.0, 1.0)
     useful = sizes.tokens / np.maximum(sizes.chunks * sizes.chunk, 1.0)  # the rest pads the last chunk
     on_tensor = matmul_pipe(gpu, sizes.math) == "tensor"
     return Work(
         tasks=tasks,
-        longest_count=tasks,
         tensor_flops=flops if on_tensor else 0.0,
         tensor_dtype=sizes.math,
         fma_flops=vector_flops + (0.0 if on_tensor else flops),
@@ -102,8 +171,8 @@ def _matrix_kernel(
         threads=warps * gpu.warp_threads,
         registers_per_thread=168.0,
         smem_bytes_per_cta=np.minimum(smem_per_cta, gpu.smem_bytes_per_cta),
-        launches=sizes.runs,
-        useful_flops=np.asarray(tasks) * flops * useful,
+        launches=np.where(sizes.chunks > 0, 1.0, 0.0),
+        useful_flops=tasks * flops * useful,
         **{"task_cycles": TASK_CYCLES, **more},
     )
 
@@ -114,14 +183,12 @@ def _scores(gpu: Gpu, sizes: DeltaSizes) -> Work:
     return _matrix_kernel(
         gpu,
         sizes,
-        tasks=sizes.chunks * sizes.values,
         flops=2 * square * sizes.k,
         vector_flops=4 * square,  # a difference of decays, its exponential, beta, the mask
         exponentials=square,
         moved_bytes=sizes.qk_bytes + 2 * sizes.gate_bytes + sizes.square_bytes,
         key_reads=1.0,
         task_bytes=row + square * ACCUMULATOR_BYTES,
-        warps=4.0,
         smem_per_cta=2 * row,
     )
 
@@ -130,16 +197,13 @@ def _inverse(gpu: Gpu, sizes: DeltaSizes) -> Work:
     """The inverse of a unit lower triangle a chunk and value head, in fp32 on the vector units (solve_tril.py)."""
     square = sizes.chunk**2
     rows = np.minimum(sizes.chunk, sizes.tokens / np.maximum(sizes.sequences, 1.0))
-    task_bytes = square * (ACCUMULATOR_BYTES + sizes.element_bytes)
     return _matrix_kernel(
         gpu,
         sizes,
-        tasks=sizes.chunks * sizes.values,
         flops=0.0,
         vector_flops=sizes.chunk**3 / 2,  # C^3 / 3 by substitution, half as much again by blocks of 16
         moved_bytes=sizes.square_bytes * (1 + sizes.element_bytes / ACCUMULATOR_BYTES),
-        task_bytes=task_bytes,
-        warps=4.0,
+        task_bytes=square * (ACCUMULATOR_BYTES + sizes.element_bytes),
         smem_per_cta=square * ACCUMULATOR_BYTES / 2,
         serial_steps=np.maximum(1.0, rows * _SOLVED_ROWS),
         step_cycles=_ROW_CYCLES,
@@ -155,14 +219,12 @@ def _wy_form(gpu: Gpu, sizes: DeltaSizes) -> Work:
     return _matrix_kernel(
         gpu,
         sizes,
-        tasks=sizes.chunks * sizes.values,
         flops=2 * square * width,
         vector_flops=2 * sizes.chunk * width,
         exponentials=sizes.chunk,
         moved_bytes=moved,
         key_reads=1.0,
         task_bytes=2 * row + square * sizes.element_bytes,
-        warps=4.0,
         smem_per_cta=row + square * sizes.element_bytes,
     )
 
@@ -176,7 +238,6 @@ def _chunk_walk(gpu: Gpu, sizes: DeltaSizes) -> Work:
     tasks = sizes.sequences * sizes.values * ceil_div(sizes.v, block)
     steps = sizes.chunks / np.maximum(sizes.sequences, 1.0)  # of the mean task
     keys, columns = sizes.chunk * sizes.k * sizes.element_bytes, sizes.chunk * block * sizes.element_bytes
-    states = sizes.chunks * sizes.values * sizes.state * sizes.element_bytes
     return _matrix_kernel(
         gpu,
         sizes,
@@ -184,10 +245,9 @@ def _chunk_walk(gpu: Gpu, sizes: DeltaSizes) -> Work:
         flops=steps * 4 * sizes.chunk * sizes.k * block,
         vector_flops=steps * block * (3 * sizes.chunk + 2 * sizes.k),  # subtract, decay; decay and round the state
         exponentials=steps * sizes.chunk,
-        moved_bytes=sizes.qk_bytes + sizes.wide_bytes + 2 * sizes.value_bytes + states,
+        moved_bytes=sizes.qk_bytes + sizes.wide_bytes + 2 * sizes.value_bytes + sizes.chunk_state_bytes,
         task_bytes=steps * (2 * keys + 2 * columns + sizes.k * block * sizes.element_bytes),
         streamed_bytes=sizes.kept_state_bytes,
-        warps=4.0,
         smem_per_cta=2 * (2 * keys + columns),  # two stages
         serial_steps=np.maximum(1.0, sizes.longest),
         step_cycles=_CHUNK_CYCLES,
@@ -198,20 +258,16 @@ def _chunk_walk(gpu: Gpu, sizes: DeltaSizes) -> Work:
 
 def _outputs(gpu: Gpu, sizes: DeltaSizes) -> Work:
     """q S and (q k^T) v of each chunk and value head (chunk_o.py)."""
-    square = sizes.chunk**2
-    row = sizes.chunk * sizes.element_bytes
-    states = sizes.chunks * sizes.values * sizes.state * sizes.element_bytes
+    square, row = sizes.chunk**2, sizes.chunk * sizes.element_bytes
     return _matrix_kernel(
         gpu,
         sizes,
-        tasks=sizes.chunks * sizes.values,
         flops=2 * (sizes.chunk * sizes.state + square * (sizes.k + sizes.v)),
         vector_flops=3 * square + 2 * sizes.chunk * sizes.v,
         exponentials=square + sizes.chunk,
-        moved_bytes=2 * sizes.qk_bytes + 2 * sizes.value_bytes + states + sizes.gate_bytes,
+        moved_bytes=2 * sizes.qk_bytes + 2 * sizes.value_bytes + sizes.chunk_state_bytes + sizes.gate_bytes,
         key_reads=2.0,
         task_bytes=row * (2 * sizes.k + 2 * sizes.v) + sizes.state * sizes.element_bytes,
-        warps=4.0,
         smem_per_cta=row * 2 * sizes.k + sizes.state * sizes.element_bytes,
     )
 

@@ -8,15 +8,14 @@ the machine ranks them.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
 
 import numpy as np
 
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Calls, Kernel, choice, grain, size
-from kernelcast.kernels.dtypes import DType, dtype, matmul_pipe
+from kernelcast.kernels.dtypes import DType, matmul_pipe
 from kernelcast.kernels.quantize import quantised_rows
-from kernelcast.kernels.work import Array, Number, Phases, Schedule, Work, axis, ceil_div
+from kernelcast.kernels.work import Array, Number, Work, Works, axis, ceil_div
 
 # (tile_m, tile_n, threads). tile_k is fixed in bytes, so that a stage has one size whatever the dtype.
 # mma.sync and vector kernels (CUTLASS 2.x); the small tiles stand for GEMV-like and skinny kernels.
@@ -48,21 +47,28 @@ class MatrixUnit:
     """How a generation's matrix instruction reads its operands, which sets tiles and shared-memory traffic."""
 
     tiles: tuple[tuple[int, int, int], ...]
-    schedule: Schedule
     rows_per_b_read: float  # rows of C that share one read of B from shared memory
     columns_per_a_read: float
     stages: int
     cluster: float  # CTAs that share one read of B from L2 (TMA multicast)
     paired: bool = False  # two SMs work as one and hold half of B each (tcgen05, cta_group::2)
 
+    def smem_bytes(self, a_bytes: Array, b_bytes: Array, tile_m: Array, tile_n: Array) -> Array:
+        """Operands of a tile: written once, read once for as many columns or rows as an instruction takes."""
+        a_reads, b_reads = tile_n / self.columns_per_a_read, tile_m / self.rows_per_b_read
+        return a_bytes * (1 + np.maximum(1, a_reads)) + b_bytes * (1 + np.maximum(1, b_reads))
+
+
+MMA_SYNC = MatrixUnit(_MMA, 64, 64, 3, 1)  # a warp computes 64x64 of C at best
+
 
 def matrix_unit(gpu: Gpu) -> MatrixUnit:
     capability = gpu.compute_capability
     if capability.startswith("9."):
-        return MatrixUnit(_WGMMA, "persistent", 64, 256, 4, 2)
+        return MatrixUnit(_WGMMA, 64, 256, 4, 2)
     if capability.startswith("10."):
-        return MatrixUnit(_TCGEN05, "persistent", 128, 256, 4, 1, paired=True)
-    return MatrixUnit(_MMA, "waves", 64, 64, 3, 1)  # a warp of mma.sync computes 64x64 of C at best
+        return MatrixUnit(_TCGEN05, 128, 256, 4, 1, paired=True)
+    return MMA_SYNC
 
 
 # What a tile waits for beside its arithmetic: about three trips to DRAM for barriers, first operands and write-back;
@@ -73,15 +79,14 @@ STEP_CYCLES = 400.0
 QUANTISING_KERNELS = {"vllm": 1.0, "sglang": 1.0, "trtllm": 4.0}
 
 
-@dataclass(frozen=True, kw_only=True)
 class Gemm(Kernel):
     """Matrix product of one weight matrix: C[m, n] = A[m, k] B[k, n] (a Linear layer).
 
     With a serving engine as its stack and a dtype under 16 bits it is the engine's layer: it quantises activations too.
     """
 
-    op: ClassVar[str] = "gemm"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = ({"m": 4096, "n": 4096, "k": 4096},)
+    op = "gemm"
+    examples = ({"m": 4096, "n": 4096, "k": 4096},)
 
     m: int = size("rows of A and C (tokens)")
     n: int = size("columns of B and C (output features)")
@@ -90,8 +95,8 @@ class Gemm(Kernel):
     inputs: str | None = choice("ready: A comes quantised; else an engine's layer does it", ("ready",), default=None)
 
     @classmethod
-    def work(cls, calls: Calls, gpu: Gpu) -> Phases:
-        kind, rows, cols = dtype(calls.choice("dtype")), calls["m"], calls["k"]
+    def work(cls, calls: Calls, gpu: Gpu) -> Works:
+        kind, rows, cols = calls.dtype, calls["m"], calls["k"]
         product = matmul_work(gpu, kind, rows, calls["n"], cols)
         kernels = QUANTISING_KERNELS.get(calls.choice("stack") or "")
         if kernels is None or kind.act_bytes >= 2 or calls.choice("inputs") == "ready":
@@ -103,13 +108,12 @@ class Gemm(Kernel):
         return matmul_hints(gpu, calls, np.ones(calls.count), "tn")
 
 
-@dataclass(frozen=True, kw_only=True)
 class Bmm(Kernel):
     """Batched matrix product: C[b] = A[b] B[b] for each of ``batch`` pairs."""
 
-    op: ClassVar[str] = "bmm"
-    family: ClassVar[str] = "gemm"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = ({"batch": 32, "m": 512, "n": 512, "k": 64},)
+    op = "bmm"
+    family = "gemm"
+    examples = ({"batch": 32, "m": 512, "n": 512, "k": 64},)
 
     batch: int = size("matrix pairs")
     m: int = size("rows of each A and C")
@@ -118,8 +122,8 @@ class Bmm(Kernel):
     layout: str | None = choice(_LAYOUT_HELP, LAYOUTS, default=None)
 
     @classmethod
-    def work(cls, calls: Calls, gpu: Gpu) -> Phases:
-        kind = dtype(calls.choice("dtype"))
+    def work(cls, calls: Calls, gpu: Gpu) -> Works:
+        kind = calls.dtype
         return (matmul_work(gpu, kind, calls["m"], calls["n"], calls["k"], batch=calls["batch"], weights=False),)
 
     @classmethod
@@ -132,7 +136,7 @@ def matmul_work(
 ) -> Work:
     """``batch`` products of m x k by k x n. ``weights``: B is streamed from DRAM rather than just computed."""
     pipe = matmul_pipe(gpu, kind.name)
-    unit = matrix_unit(gpu) if pipe == "tensor" else MatrixUnit(_MMA, "waves", 64, 64, 2, 1)
+    unit = matrix_unit(gpu) if pipe == "tensor" else replace(MMA_SYNC, stages=2)
     tile_m, tile_n, threads, split = _candidates(unit, gpu, kind, m, n, k, batch)
     tile_k = _TILE_K_BYTES / kind.act_bytes if pipe == "tensor" else 16.0
     tile_k = float(2 ** round(np.log2(tile_k)))
@@ -145,19 +149,14 @@ def matmul_work(
     neighbours = np.minimum(2.0, ceil_div(m, tile_m))  # tiles below one another use the same B
     b_bytes = b_bytes / (neighbours if unit.paired else 1)
     multicast = b_bytes * (1 - 1 / np.minimum(unit.cluster, neighbours))
-    smem = a_bytes * (1 + np.maximum(1, tile_n / unit.columns_per_a_read)) + b_bytes * (
-        1 + np.maximum(1, tile_m / unit.rows_per_b_read)
-    )
     stage = (tile_m * kind.act_bytes + tile_n * kind.weight_bytes) * tile_k
     return Work(
         tasks=tasks,
-        schedule=unit.schedule,
-        longest_count=tasks,
         tensor_flops=2 * macs if pipe == "tensor" else 0.0,
         tensor_dtype=kind.math,
-        fma_flops=2 * macs if pipe == "fma" else _conversion_flops(kind, tile_m, tile_n, steps * tile_k),
+        fma_flops=2 * macs if pipe == "fma" else dequantise_flops(kind, tile_m, tile_n, steps * tile_k),
         fma_dtype=kind.math if pipe == "fma" else "fp32",
-        smem_bytes=smem,
+        smem_bytes=unit.smem_bytes(a_bytes, b_bytes, tile_m, tile_n),
         l2_bytes=a_bytes + b_bytes - multicast + c_bytes,
         multicast_bytes=multicast,
         streamed_bytes=(batch * n * k * kind.weight_bytes if weights else 0.0),
@@ -179,7 +178,7 @@ def matmul_hints(gpu: Gpu, calls: Calls, batch: Array, usual_layout: str) -> dic
     """Of a product, and the alignment of its rows."""
     m, n, k = calls["m"], calls["n"], calls["k"]
     found = product_hints(gpu, m, n, k, batch)
-    return found | _alignment(dtype(calls.choice("dtype")), m, n, k, calls.choice("layout") or usual_layout)
+    return found | _alignment(calls.dtype, m, n, k, calls.choice("layout") or usual_layout)
 
 
 def product_hints(gpu: Gpu, m: Array, n: Array, k: Array, batch: Array) -> dict[str, Array]:
@@ -220,7 +219,7 @@ def _candidates(
     return twice[0], twice[1], twice[2], np.concatenate([np.ones_like(split), split])
 
 
-def _conversion_flops(kind: DType, tile_m: Array, tile_n: Array, k: Array) -> Number:
+def dequantise_flops(kind: DType, tile_m: Array, tile_n: Array, k: Array) -> Number:
     """Vector work beside the matrix units: fp8_block rescales its sums every 128, int4 unpacks its weights."""
     if kind.name == "fp8_block":
         return 2 * tile_m * tile_n * k / 128

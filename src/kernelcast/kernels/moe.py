@@ -11,35 +11,28 @@ x^-skew between 1 and 0.8 tokens, as AIConfigurator's benchmark draws them (1.01
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
-from kernelcast.kernels.base import Calls, choice, flag, real, size
-from kernelcast.kernels.dtypes import DType, dtype, matmul_pipe
-from kernelcast.kernels.gemm import matrix_unit
+from kernelcast.kernels.base import Calls, Conflicts, choice, conflict, flag, real, size
+from kernelcast.kernels.grouped import Blocks, GroupedKernel, active_experts, grouped_gemm, random_blocks
 from kernelcast.kernels.quantize import quantised_rows
-from kernelcast.kernels.routing import ROUTINGS, active_experts, random_blocks
-from kernelcast.kernels.triton_config import TritonConfigured
-from kernelcast.kernels.work import Array, Number, Phases, Work, axis, ceil_div
+from kernelcast.kernels.work import Array, Number, Work, Works, axis, ceil_div
 
 # (block_m, block_n, warps): the default rules and the tuned files of vLLM and SGLang draw from these.
 _BLOCKS = ((16, 32, 4), (16, 128, 4), (32, 128, 4), (64, 64, 4), (64, 128, 4), (128, 128, 8), (128, 256, 8))
-MOE_DTYPES = ("fp16", "bf16", "fp8", "fp8_block", "int8", "nvfp4", "int4")
-MOE_BACKENDS = ("triton", "cutlass", "trtllm", "deepgemm", "marlin")
+_ROUTINGS = ("balanced", "random")
+_BACKENDS = ("triton", "cutlass", "trtllm", "deepgemm", "marlin")
 _QUANTILES = 32  # experts of a skewed layer are stood for by this many load levels
 _LARGEST_SHARE = 0.8  # of the tokens, that one expert can draw
 
 
-@dataclass(frozen=True, kw_only=True)
-class Moe(TritonConfigured):
+class Moe(GroupedKernel):
     """A fused mixture-of-experts layer on one rank of tp x ep: hidden, inter and experts are the whole model's."""
 
-    op: ClassVar[str] = "moe"
-    dtypes: ClassVar[tuple[str, ...]] = MOE_DTYPES
-    examples: ClassVar[tuple[dict[str, Any], ...]] = (
+    op = "moe"
+    examples = (
         {"tokens": 1024, "hidden": 4096, "inter": 14336, "experts": 8, "topk": 2},
         {"tokens": 64, "hidden": 2048, "inter": 768, "experts": 128, "topk": 8, "block_m": 16, "block_n": 64,
          "block_k": 128},
@@ -53,19 +46,18 @@ class Moe(TritonConfigured):
     tp: int = size("tensor-parallel ranks: each holds inter / tp", default=1, high=65536)
     ep: int = size("expert-parallel ranks: each holds experts / ep", default=1, high=65536)
     skew: float = real("0: by routing; else the exponent of the power law of tokens an expert", default=0.0, high=10.0)
-    routing: str | None = choice("how tokens choose experts without skew: balanced or random", ROUTINGS, default=None)
+    routing: str | None = choice("how tokens choose experts without skew: balanced or random", _ROUTINGS, default=None)
     gated: bool = flag("gate and up projections (SwiGLU) rather than one", default=True)
-    backend: str | None = choice("library, default: the usual one of the stack", MOE_BACKENDS, default=None)
+    backend: str | None = choice("library, default: the usual one of the stack", _BACKENDS, default=None)
 
     @classmethod
-    def conflicts(cls, calls: Calls) -> list[tuple[NDArray[np.bool_], str]]:
-        rules = (("inter", "tp"), ("experts", "ep"))
-        for whole, parts in rules:
+    def conflicts(cls, calls: Calls) -> Conflicts:
+        for whole, parts in (("inter", "tp"), ("experts", "ep")):
             uneven = np.mod(calls[whole], calls[parts]) != 0
-            if uneven.any():
-                pair = calls[whole][uneven][0], calls[parts][uneven][0]
-                return [(uneven, f"{whole} {pair[0]:g} cannot be cut into {parts} {pair[1]:g} equal parts")]
-        return topk_conflicts(calls)
+            text = f"{whole} {{{whole}:g}} cannot be cut into {parts} {{{parts}:g}} equal parts"
+            if found := conflict(uneven, text, calls.numbers):
+                return found
+        return super().conflicts(calls)
 
     @classmethod
     def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
@@ -80,24 +72,32 @@ class Moe(TritonConfigured):
         return found | {"skew": calls["skew"], "gated": calls["gated"]}
 
     @classmethod
-    def work(cls, calls: Calls, gpu: Gpu) -> Phases:
-        kind = dtype(calls.choice("dtype"))
-        layer = _Layer.of(calls)
+    def work(cls, calls: Calls, gpu: Gpu) -> Works:
+        kind, layer, tile = calls.dtype, _Layer.of(calls), _tile(calls)
         up = layer.inter * (1 + calls["gated"])
-        first = _grouped_gemm(calls, gpu, kind, layer, n=up, k=layer.hidden)
-        second = _grouped_gemm(calls, gpu, kind, layer, n=layer.hidden, k=layer.inter)
+        blocks, active, rows = layer.blocks(tile.block_m), layer.active(), np.minimum(layer.tokens, layer.pairs)
+        first, second = (
+            grouped_gemm(gpu, tile, n, k, blocks=blocks, active=active, rows=rows, pairs=layer.pairs)
+            for n, k in ((up, layer.hidden), (layer.hidden, layer.inter))
+        )
         if kind.act_bytes >= 2:
-            return _route(layer, kind), first, _activation(layer, up), second, _add_up(layer)
+            return _route(layer), first, _activation(layer, up), second, _add_up(layer)
         inputs = quantised_rows(gpu, kind, layer.tokens, layer.hidden)
         hidden = quantised_rows(gpu, kind, np.ceil(layer.around), layer.inter)
-        return _route(layer, kind), inputs, first, _activation(layer, up), hidden, second, _add_up(layer)
+        return _route(layer), inputs, first, _activation(layer, up), hidden, second, _add_up(layer)
 
 
-def topk_conflicts(calls: Calls) -> list[tuple[NDArray[np.bool_], str]]:
-    over = calls["topk"] > calls["experts"]
-    if over.any():
-        return [(over, f"topk {calls['topk'][over][0]:g} is more than experts {calls['experts'][over][0]:g}")]
-    return []
+def _tile(calls: Calls) -> Blocks:
+    """The config where one is given, else the candidates."""
+    block_m, block_n, warps = (axis([b[i] for b in _BLOCKS]) for i in range(3))
+    return Blocks(
+        kind=calls.dtype,
+        block_m=calls.given("block_m", block_m),
+        block_n=calls.given("block_n", block_n),
+        block_k=calls.given("block_k", 128.0 if calls.dtype.act_bytes <= 1.1 else 64.0),
+        warps=calls.given("warps", warps),
+        stages=calls.given("stages", 3.0),
+    )
 
 
 @dataclass(frozen=True)
@@ -111,9 +111,9 @@ class _Layer:
     pairs: Array  # (token, expert) pairs that this rank's experts multiply
     around: Array  # pairs that the kernels around the GEMMs walk
     skew: Array
-    topk: Array | float = 1.0
-    ep: Array | float = 1.0
-    random: bool = False  # experts are drawn by chance, not dealt out
+    topk: Array
+    ep: Array
+    random: bool  # experts are drawn by chance, not dealt out
 
     @classmethod
     def of(cls, calls: Calls) -> _Layer:
@@ -134,7 +134,7 @@ class _Layer:
     def blocks(self, block_m: Array) -> Array:
         """Row blocks over all experts, each expert padded to ``block_m``."""
         if self.random:
-            even = random_blocks(self.tokens, self.experts * self.ep, np.asarray(self.topk), block_m) / self.ep
+            even = random_blocks(self.tokens, self.experts * self.ep, self.topk, block_m) / self.ep
         else:
             even = _balanced(self.pairs, self.experts, block_m)
         if not np.any(self.skew > 0):
@@ -148,7 +148,7 @@ class _Layer:
     def active(self) -> Array:
         """Experts that get any token."""
         if self.random:
-            even = active_experts(self.tokens, self.experts * self.ep, np.asarray(self.topk)) / self.ep
+            even = active_experts(self.tokens, self.experts * self.ep, self.topk) / self.ep
         else:
             even = np.minimum(self.experts, np.ceil(self.pairs))
         if not np.any(self.skew > 0):
@@ -174,60 +174,11 @@ def _balanced(pairs: Array, experts: Array, block_m: Array) -> Array:
     return more * np.ceil((few + 1) / block_m) + (experts - more) * np.ceil(few / block_m)
 
 
-def _grouped_gemm(calls: Calls, gpu: Gpu, kind: DType, layer: _Layer, n: Array, k: Array) -> Work:
-    """One product per expert, in one launch: rows of an expert by its own k x n weights."""
-    pipe = matmul_pipe(gpu, kind.name)
-    unit = matrix_unit(gpu)
-    block_m = calls.given("block_m", axis([b[0] for b in _BLOCKS]))
-    block_n = calls.given("block_n", axis([b[1] for b in _BLOCKS]))
-    warps = calls.given("warps", axis([b[2] for b in _BLOCKS]))
-    block_k = calls.given("block_k", 128.0 if kind.act_bytes <= 1.1 else 64.0)
-    stages = calls.given("stages", 3.0)
-    blocks = layer.blocks(block_m)
-    tasks = blocks * ceil_div(n, block_n)
-    depth = ceil_div(k, block_k)
-    macs = block_m * block_n * depth * block_k
-    a_bytes, b_bytes = (
-        block_m * depth * block_k * kind.act_bytes,
-        block_n * depth * block_k * kind.weight_bytes,
-    )
-    flops = 2 * macs
-    return Work(
-        tasks=tasks,
-        longest_count=tasks,
-        tensor_flops=flops if pipe == "tensor" else 0.0,
-        tensor_dtype=kind.math,
-        fma_flops=dequantise_flops(kind, block_m, block_n, depth * block_k) + (flops if pipe == "fma" else 0.0),
-        smem_bytes=a_bytes * (1 + np.maximum(1, block_n / unit.columns_per_a_read))
-        + b_bytes * (1 + np.maximum(1, block_m / unit.rows_per_b_read)),
-        l2_bytes=a_bytes + b_bytes + block_m * block_n * kind.out_bytes,
-        streamed_bytes=layer.active() * n * k * kind.weight_bytes,
-        activation_bytes=np.minimum(layer.tokens, layer.pairs) * k * kind.act_bytes + layer.pairs * n * kind.out_bytes,
-        threads=warps * 32,
-        registers_per_thread=np.minimum(255, 40 + block_m * block_n / (warps * 32)),
-        smem_bytes_per_cta=np.minimum(
-            stages * (block_m * kind.act_bytes + block_n * kind.weight_bytes) * block_k,
-            gpu.smem_bytes_per_cta,
-        ),
-        serial_steps=depth,
-        useful_flops=2 * layer.pairs * n * k,
-        tile={"block_m": block_m, "block_n": block_n, "block_k": block_k, "row_blocks": blocks},
-    )
-
-
-def dequantise_flops(kind: DType, block_m: Array, block_n: Array, k: Array) -> Number:
-    """Vector work beside the matrix units, as in a dense GEMM of the same format."""
-    if kind.name == "fp8_block":
-        return 2 * block_m * block_n * k / 128
-    return 2 * block_n * k if kind.name == "int4" else 0.0
-
-
-def _route(layer: _Layer, kind: DType) -> Work:
+def _route(layer: _Layer) -> Work:
     """Top-k of the router's scores, and the sort of pairs by expert: two small kernels."""
     moved = layer.tokens * layer.experts * 4 + layer.around * 16
     return Work(
         tasks=ceil_div(layer.tokens, 4),
-        longest_count=ceil_div(layer.tokens, 4),
         xu_ops=4 * layer.experts,
         l2_bytes=moved / ceil_div(layer.tokens, 4),
         activation_bytes=moved,
@@ -237,31 +188,23 @@ def _route(layer: _Layer, kind: DType) -> Work:
 
 def _activation(layer: _Layer, up: Array) -> Work:
     """SiLU of the gate times the rest: one row a CTA."""
-    moved = (up + layer.inter) * 2.0
-    return Work(
-        tasks=np.ceil(layer.around),
-        longest_count=np.ceil(layer.around),
-        fma_flops=4 * layer.inter,
-        xu_ops=2 * layer.inter,
-        l2_bytes=moved,
-        activation_bytes=layer.around * moved,
-        threads=256.0,
-        registers_per_thread=32.0,
-        useful_flops=layer.around * 4 * layer.inter,
-    )
+    return _row_pass(layer.around, (up + layer.inter) * 2.0, flops=4 * layer.inter, xu_ops=2 * layer.inter)
 
 
 def _add_up(layer: _Layer) -> Work:
     """Weighted sum of each token's experts."""
     per_token = layer.around / layer.tokens
-    moved = (per_token + 1) * layer.hidden * 2.0
+    return _row_pass(layer.tokens, (per_token + 1) * layer.hidden * 2.0, flops=2 * per_token * layer.hidden)
+
+
+def _row_pass(rows: Array, row_bytes: Array, flops: Array, xu_ops: Number = 0.0) -> Work:
     return Work(
-        tasks=layer.tokens,
-        longest_count=layer.tokens,
-        fma_flops=2 * per_token * layer.hidden,
-        l2_bytes=moved,
-        activation_bytes=layer.tokens * moved,
+        tasks=np.ceil(rows),
+        fma_flops=flops,
+        xu_ops=xu_ops,
+        l2_bytes=row_bytes,
+        activation_bytes=rows * row_bytes,
         threads=256.0,
         registers_per_thread=32.0,
-        useful_flops=2 * layer.around * layer.hidden,
+        useful_flops=rows * flops,
     )

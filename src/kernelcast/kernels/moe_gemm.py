@@ -12,20 +12,21 @@ What a config changes, and how it is reckoned here:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Calls, flag, size
-from kernelcast.kernels.dtypes import DType, dtype, matmul_pipe
-from kernelcast.kernels.gemm import matrix_unit
-from kernelcast.kernels.moe import MOE_DTYPES, dequantise_flops, topk_conflicts
-from kernelcast.kernels.routing import active_experts, random_blocks
-from kernelcast.kernels.triton_config import TRITON_CONFIG, TritonConfigured
-from kernelcast.kernels.work import Array, Phases, Work, axis, ceil_div
+from kernelcast.kernels.grouped import (
+    TRITON_CONFIG,
+    Blocks,
+    GroupedKernel,
+    active_experts,
+    grouped_gemm,
+    random_blocks,
+)
+from kernelcast.kernels.work import Array, Works, axis, ceil_div
 
 # (block_m, block_n, block_k, warps, stages) where no config is given: engines' default rules draw from these.
 _BLOCKS = (
@@ -33,7 +34,6 @@ _BLOCKS = (
     (64, 64, 32, 4, 3), (64, 128, 64, 4, 3), (128, 128, 64, 8, 3), (128, 256, 64, 8, 4),
 )  # fmt: skip
 WIDE_ROWS = 64  # rows of tokens that the wide matrix instructions take at least
-_NARROW_ROWS, _NARROW_COLUMNS = 64.0, 64.0  # of C that a warp of mma.sync computes at best
 # Registers a thread of the plain kernel, as Triton 3.6 compiles it: least squares over 315 compiled configs (8% off).
 _REGISTERS, _REGISTERS_PER_ADDRESS, _ADDRESS_BYTES = 26.6, 3.2, 16.0
 # With GDDR6, configs that read 128 bytes of a row at a time are about a tenth slower than the best, which read 512
@@ -45,13 +45,11 @@ _STEP_CYCLES = 900.0  # one trip to L2 and back, with barriers: shared by the st
 _TASK_CYCLES = 2500.0  # sorted rows, first operands, write-back
 
 
-@dataclass(frozen=True, kw_only=True)
-class MoeGemm(TritonConfigured):
+class MoeGemm(GroupedKernel):
     """One grouped GEMM of a mixture-of-experts layer alone (Triton fused MoE): a token's row by topk experts."""
 
-    op: ClassVar[str] = "moe_gemm"
-    dtypes: ClassVar[tuple[str, ...]] = MOE_DTYPES
-    examples: ClassVar[tuple[dict[str, Any], ...]] = (
+    op = "moe_gemm"
+    examples = (
         {"tokens": 1024, "experts": 128, "topk": 8, "k": 2048, "n": 1536},
         {"tokens": 64, "experts": 128, "topk": 8, "k": 2048, "n": 1536, "block_m": 16, "block_n": 64, "block_k": 128,
          "group_m": 1, "warps": 4, "stages": 3},
@@ -65,51 +63,56 @@ class MoeGemm(TritonConfigured):
     second: bool = flag("second GEMM of a layer: each (token, expert) pair has a row of its own", default=False)
 
     @classmethod
-    def conflicts(cls, calls: Calls) -> list[tuple[NDArray[np.bool_], str]]:
-        return topk_conflicts(calls)
-
-    @classmethod
     def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
         rows = calls["tokens"] * calls["topk"] / calls["experts"] + 1e-3
-        found = super().hints(calls, gpu) | {"log_rows": np.log2(rows)}
-        return found | _config_hints(calls, gpu)
+        return super().hints(calls, gpu) | {"log_rows": np.log2(rows)} | _config_hints(calls, gpu)
 
     @classmethod
-    def work(cls, calls: Calls, gpu: Gpu) -> Phases:
-        return (_grouped(calls, gpu, dtype(calls.choice("dtype"))),)
+    def work(cls, calls: Calls, gpu: Gpu) -> Works:
+        config, n, pairs = _Config.of(calls, gpu), calls["n"], calls["tokens"] * calls["topk"]
+        active, blocks = _experts_and_blocks(calls, config)
+        rows = np.where(calls["second"] > 0, pairs, calls["tokens"])
+        whole = np.ceil(blocks - 1e-6)
+        work = grouped_gemm(gpu, config, n, calls["k"], blocks=whole, active=active, rows=rows, pairs=pairs)
+        weights = np.asarray(work.streamed_bytes)
+        work = replace(
+            work,
+            refetched_bytes=_read_again(config, gpu, blocks, active, ceil_div(n, config.block_n), weights)
+            + weights * _short_runs(config, gpu),
+            registers_per_thread=np.minimum(255.0, config.registers),
+            smem_bytes_per_cta=np.minimum(config.smem_bytes, gpu.smem_bytes_per_cta),
+            step_cycles=_STEP_CYCLES / np.maximum(1.0, config.stages - 1),
+            task_cycles=_TASK_CYCLES,
+            tile={**work.tile, "row_blocks": blocks}
+            | {name: getattr(config, name) for name in ("warps", "stages", "group_m")},
+        )
+        return (work,)
 
 
-@dataclass(frozen=True)
-class _Config:
-    """A Triton config for each call (or candidate by call), and what follows from it on a GPU."""
+@dataclass(frozen=True, kw_only=True)
+class _Config(Blocks):
+    """What follows from a Triton config on a GPU."""
 
-    block_m: Array
-    block_n: Array
-    block_k: Array
     group_m: Array
-    warps: Array
-    stages: Array
-    wide: Array  # 1 where the matrix instruction is the generation's own, 0 where it is mma.sync
-    stage_bytes: Array
+    wide: Array
 
     @classmethod
-    def of(cls, calls: Calls, gpu: Gpu, kind: DType) -> _Config:
+    def of(cls, calls: Calls, gpu: Gpu) -> _Config:
         m, n, k, warps, stages = (axis([b[i] for b in _BLOCKS]) for i in range(5))
         if not np.isnan(calls["block_m"]).any():  # nothing to choose from
             m, n, k, warps, stages = (column[-2:-1] for column in (m, n, k, warps, stages))
         block_m = calls.given("block_m", m)
-        block_n = calls.given("block_n", n)
-        block_k = calls.given("block_k", k * (2.0 if kind.act_bytes <= 1.1 else 1.0))
         has_wide = gpu.compute_capability.startswith(("9.", "10."))
         return cls(
-            block_m, block_n, block_k, calls.given("group_m", 8.0), calls.given("warps", warps),
-            calls.given("stages", stages), np.where(block_m >= WIDE_ROWS, float(has_wide), 0.0),
-            (block_m * kind.act_bytes + block_n * kind.weight_bytes) * block_k,
-        )  # fmt: skip
-
-    @property
-    def threads(self) -> Array:
-        return self.warps * 32
+            kind=calls.dtype,
+            block_m=block_m,
+            block_n=calls.given("block_n", n),
+            block_k=calls.given("block_k", k * (2.0 if calls.dtype.act_bytes <= 1.1 else 1.0)),
+            warps=calls.given("warps", warps),
+            stages=calls.given("stages", stages),
+            group_m=calls.given("group_m", 8.0),
+            wide=np.where(block_m >= WIDE_ROWS, float(has_wide), 0.0),
+        )
 
     @property
     def buffers(self) -> Array:
@@ -127,53 +130,10 @@ class _Config:
         return self.buffers * self.stage_bytes
 
 
-def _grouped(calls: Calls, gpu: Gpu, kind: DType) -> Work:
-    """One product per expert, in one launch: rows of an expert by its own k x n weights."""
-    pipe = matmul_pipe(gpu, kind.name)
-    config = _Config.of(calls, gpu, kind)
-    n, k, pairs = calls["n"], calls["k"], calls["tokens"] * calls["topk"]
-    active = active_experts(calls["tokens"], calls["experts"], calls["topk"])
-    blocks = random_blocks(calls["tokens"], calls["experts"], calls["topk"], config.block_m)
-    tasks = np.ceil(blocks - 1e-6) * ceil_div(n, config.block_n)
-    depth = ceil_div(k, config.block_k)
-    a_bytes = config.block_m * depth * config.block_k * kind.act_bytes
-    b_bytes = config.block_n * depth * config.block_k * kind.weight_bytes
-    flops = 2 * config.block_m * config.block_n * depth * config.block_k
-    weights = active * n * k * kind.weight_bytes
-    activations = np.where(calls["second"] > 0, pairs, calls["tokens"]) * k * kind.act_bytes
-    return Work(
-        tasks=tasks,
-        longest_count=tasks,
-        tensor_flops=flops if pipe == "tensor" else 0.0,
-        tensor_dtype=kind.math,
-        fma_flops=dequantise_flops(kind, config.block_m, config.block_n, depth * config.block_k)
-        + (flops if pipe == "fma" else 0.0),
-        smem_bytes=_smem_bytes(config, gpu, a_bytes, b_bytes),
-        l2_bytes=a_bytes + b_bytes + config.block_m * config.block_n * kind.out_bytes,
-        streamed_bytes=weights,
-        activation_bytes=activations + pairs * n * kind.out_bytes,
-        refetched_bytes=_read_again(config, gpu, blocks, active, ceil_div(n, config.block_n), weights)
-        + weights * _short_runs(config, gpu, kind),
-        threads=config.threads,
-        registers_per_thread=np.minimum(255.0, config.registers),
-        smem_bytes_per_cta=np.minimum(config.smem_bytes, gpu.smem_bytes_per_cta),
-        serial_steps=depth,
-        step_cycles=_STEP_CYCLES / np.maximum(1.0, config.stages - 1),
-        task_cycles=_TASK_CYCLES,
-        useful_flops=2 * pairs * n * k,
-        tile={
-            "block_m": config.block_m, "block_n": config.block_n, "block_k": config.block_k, "row_blocks": blocks,
-            "warps": config.warps, "stages": config.stages, "group_m": config.group_m,
-        },
-    )  # fmt: skip
-
-
-def _smem_bytes(config: _Config, gpu: Gpu, a_bytes: Array, b_bytes: Array) -> Array:
-    """Written once; read once a warp's rows or columns by mma.sync, by the unit's own reach where it is wide."""
-    unit = matrix_unit(gpu)
-    high = np.where(config.wide > 0, unit.rows_per_b_read, np.minimum(_NARROW_ROWS, config.block_m))
-    across = np.where(config.wide > 0, unit.columns_per_a_read, np.minimum(_NARROW_COLUMNS, config.block_n))
-    return a_bytes * (1 + np.maximum(1, config.block_n / across)) + b_bytes * (1 + np.maximum(1, config.block_m / high))
+def _experts_and_blocks(calls: Calls, config: _Config) -> tuple[Array, Array]:
+    """Experts that get any token, and row blocks over all of them, on average."""
+    routed = calls["tokens"], calls["experts"], calls["topk"]
+    return active_experts(*routed), random_blocks(*routed, config.block_m)
 
 
 def _read_again(config: _Config, gpu: Gpu, blocks: Array, active: Array, columns: Array, weights: Array) -> Array:
@@ -187,31 +147,30 @@ def _read_again(config: _Config, gpu: Gpu, blocks: Array, active: Array, columns
     return lost * (reads - 1) * weights
 
 
-def _short_runs(config: _Config, gpu: Gpu, kind: DType) -> Array:
+def _short_runs(config: _Config, gpu: Gpu) -> Array:
     """What GDDR6 loses on tiles that read little of each row of weights at a time, as a share of the bytes."""
     if gpu.compute_capability not in _GDDR6:
         return np.zeros(1)
-    return _LOST_A_HALVING * np.maximum(0.0, np.log2(_LONG_RUN_BYTES / (config.block_k * kind.weight_bytes)))
+    return _LOST_A_HALVING * np.maximum(0.0, np.log2(_LONG_RUN_BYTES / (config.block_k * config.kind.weight_bytes)))
 
 
 def _config_hints(calls: Calls, gpu: Gpu) -> dict[str, Array]:
     """What the config does to instruction, registers, occupancy and loads in flight; 0 where none is given."""
     given = ~np.isnan(calls["block_m"])
-    kind = dtype(calls.choice("dtype"))
     full = dict(calls.numbers) | {name: np.where(given, calls[name], 64.0) for name in TRITON_CONFIG}
-    config = _Config.of(Calls(calls.count, full, calls.choices), gpu, kind)
-    found = _sm_hints(calls, gpu, config) | _reuse_hints(calls, gpu, kind, config)
+    config = _Config.of(Calls(calls.count, full, calls.choices), gpu)
+    active, blocks = _experts_and_blocks(calls, config)
+    found = _sm_hints(calls, gpu, config, blocks) | _reuse_hints(calls, gpu, config, active, blocks)
     hints = {f"config_{name}": np.where(given, value, 0.0) for name, value in found.items()}
     return hints | {"config_given": given.astype(np.float64)}
 
 
-def _sm_hints(calls: Calls, gpu: Gpu, c: _Config) -> dict[str, Array]:
+def _sm_hints(calls: Calls, gpu: Gpu, c: _Config, blocks: Array) -> dict[str, Array]:
     """How the CTAs of this config fill an SM, and how many bytes they have asked for at a time."""
     per_warp = np.ceil(np.minimum(c.registers, 255.0) * 32 / 256) * 256
     by_registers = np.floor(gpu.registers_per_sm / (per_warp * c.warps))
     by_smem = np.floor(gpu.smem_bytes_per_sm / (c.smem_bytes + 1024))
     ctas = np.maximum(1.0, np.minimum(np.minimum(by_registers, by_smem), gpu.max_threads_per_sm / c.threads))
-    blocks = random_blocks(calls["tokens"], calls["experts"], calls["topk"], c.block_m)
     tasks = np.ceil(blocks) * ceil_div(calls["n"], c.block_n)
     resident = np.minimum(ctas, tasks / gpu.sm_count)
     waves = tasks / (gpu.sm_count * ctas)
@@ -233,10 +192,8 @@ def _sm_hints(calls: Calls, gpu: Gpu, c: _Config) -> dict[str, Array]:
     }
 
 
-def _reuse_hints(calls: Calls, gpu: Gpu, kind: DType, c: _Config) -> dict[str, Array]:
+def _reuse_hints(calls: Calls, gpu: Gpu, c: _Config, active: Array, blocks: Array) -> dict[str, Array]:
     """How full the tiles are, and who shares what they read."""
-    active = active_experts(calls["tokens"], calls["experts"], calls["topk"])
-    blocks = random_blocks(calls["tokens"], calls["experts"], calls["topk"], c.block_m)
     per_expert = np.maximum(1.0, blocks / active)
     return {
         "fill": np.log2(calls["tokens"] * calls["topk"] / active / c.block_m),
@@ -246,5 +203,5 @@ def _reuse_hints(calls: Calls, gpu: Gpu, kind: DType, c: _Config) -> dict[str, A
         "k_steps": np.log2(ceil_div(calls["k"], c.block_k)),
         "n_waste": np.mod(-calls["n"], c.block_n) / c.block_n,
         "k_waste": np.mod(-calls["k"], c.block_k) / c.block_k,
-        "short_runs": _short_runs(c, gpu, kind),
+        "short_runs": _short_runs(c, gpu),
     }

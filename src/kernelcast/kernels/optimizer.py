@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
-
 import numpy as np
 
 from kernelcast.hardware import Gpu
-from kernelcast.kernels.base import Calls, Kernel, choice, flag, size
+from kernelcast.kernels.base import Calls, choice, flag, size
 from kernelcast.kernels.dtypes import dtype
-from kernelcast.kernels.norm import VECTOR_DTYPES
-from kernelcast.kernels.vector import ACCUMULATOR_BYTES, vector_kernel
-from kernelcast.kernels.work import Array, Number, Phases, Work, ceil_div
+from kernelcast.kernels.vector import ACCUMULATOR_BYTES, VECTOR_DTYPES, MemoryKernel, vector_kernel
+from kernelcast.kernels.work import Array, Number, Work, Works, ceil_div
 
 _CHUNK = 65536.0  # kChunkSize: elements of a CTA
 _THREADS = 512.0  # kBlockSize
@@ -20,72 +16,67 @@ _VECTOR = 4.0  # kILP: elements of one load
 # What one launch may name, with the 32 KB of kernel arguments of CUDA 13; CUDA 12's 4 KB hold a seventh.
 _LAUNCH_CHUNKS = 2240.0
 _LAUNCH_TENSORS = (770.0, 448.0, 336.0, 252.0)  # with 1, 2, 3 or 4 lists of them: parameters, gradients, states
-_MOST_ELEMENTS = 1 << 42
+
+
+class _Fused(MemoryKernel):
+    """A CTA a chunk of a tensor."""
+
+    elements: int = size("parameters of all tensors", high=1 << 42)
+    tensors: int = size("tensors that they are in", default=1)
+
+    @classmethod
+    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+        """As a matrix of one chunk a row: what is learned of element-wise ops knows rows and columns."""
+        rows, cols = ceil_div(calls["elements"], _CHUNK), np.minimum(calls["elements"], _CHUNK)
+        return {"log_rows": np.log2(rows + 1), "log_cols": np.log2(cols + 1)}
 
 
 def _update(
     gpu: Gpu,
-    elements: Array,
-    tensors: Array,
+    calls: Calls,
     *,
     launch_tensors: Number,
-    element_bytes: Number,
-    vectors: Number,
-    converted: Number,
+    own: Number,
+    states: float = 0.0,
+    state_bytes: float = 0.0,
     flops: Number,
     xu_ops: float = 0.0,
 ) -> Work:
-    """A CTA a chunk of a tensor. For each parameter ``element_bytes`` move, in ``vectors`` loads and stores of four,
-    and ``converted`` numbers change format."""
+    """For each parameter ``own`` numbers of its format move and ``states`` others, in loads and stores of four."""
+    elements, tensors, own_bytes = calls["elements"], calls["tensors"], calls.dtype.act_bytes
     chunks = tensors * ceil_div(elements, tensors * _CHUNK)
     return vector_kernel(
         gpu,
         tasks=chunks,
         threads=_THREADS,
-        moved_bytes=elements * element_bytes,
+        moved_bytes=elements * (own * own_bytes + states * state_bytes),
         flops=flops * elements,
         xu_ops=xu_ops * elements,
-        converted=converted * elements,
-        warp_instructions=vectors * elements / _VECTOR / gpu.warp_threads,
+        converted=elements * (own * (own_bytes < 4) + states * (state_bytes < 4)),
+        warp_instructions=(own + states) * elements / _VECTOR / gpu.warp_threads,
         registers=48.0,
         steps=ceil_div(np.minimum(elements / tensors, _CHUNK), _THREADS * _VECTOR),
         launches=np.maximum(ceil_div(tensors, launch_tensors), ceil_div(chunks, _LAUNCH_CHUNKS)),
     )
 
 
-def _hints(calls: Calls) -> dict[str, Array]:
-    """As a matrix of one chunk a row: what is learned of element-wise ops knows rows and columns."""
-    elements = calls["elements"]
-    return {"log_rows": np.log2(ceil_div(elements, _CHUNK) + 1), "log_cols": np.log2(np.minimum(elements, _CHUNK) + 1)}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Adamw(Kernel):
+class Adamw(_Fused):
     """Fused AdamW step: reads parameters, gradients and both moments, writes parameters and moments.
 
     A small kernel counts the steps of all tensors first. ``dtype`` is that of parameters and gradients.
     """
 
-    family: ClassVar[str] = "memory"
-    op: ClassVar[str] = "adamw"
-    dtypes: ClassVar[tuple[str, ...]] = VECTOR_DTYPES
-    examples: ClassVar[tuple[dict[str, Any], ...]] = (
+    op = "adamw"
+    examples = (
         {"elements": 1235814400, "tensors": 146, "state_dtype": "fp32"},
         {"elements": 16777216, "dtype": "fp32"},
     )
 
-    elements: int = size("parameters of all tensors", high=_MOST_ELEMENTS)
-    tensors: int = size("tensors that they are in", default=1)
     state_dtype: str | None = choice("number format of the moments; not given: dtype", VECTOR_DTYPES, default=None)
 
     @classmethod
-    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
-        return _hints(calls)
-
-    @classmethod
-    def work(cls, calls: Calls, gpu: Gpu) -> Phases:
-        elements, tensors, name = calls["elements"], calls["tensors"], calls.choice("dtype")
-        own_bytes, state_bytes = dtype(name).act_bytes, dtype(calls.choice("state_dtype") or name).act_bytes
+    def work(cls, calls: Calls, gpu: Gpu) -> Works:
+        tensors = calls["tensors"]
         steps = vector_kernel(
             gpu,
             tasks=tensors,
@@ -96,12 +87,11 @@ class Adamw(Kernel):
         )
         update = _update(
             gpu,
-            elements,
-            tensors,
+            calls,
             launch_tensors=_LAUNCH_TENSORS[3],
-            element_bytes=3 * own_bytes + 4 * state_bytes,
-            vectors=7.0,
-            converted=3.0 * (own_bytes < 4) + 4.0 * (state_bytes < 4),
+            own=3.0,
+            states=4.0,
+            state_bytes=dtype(calls.choice("state_dtype") or calls.choice("dtype")).act_bytes,
             # decay 1; moments 3 and 4; a root 6, two quotients 8 each, ε, step size and difference 3
             flops=33.0,
             xu_ops=3.0,
@@ -109,39 +99,22 @@ class Adamw(Kernel):
         return steps, update
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sgd(Kernel):
+class Sgd(_Fused):
     """Fused SGD step: reads parameters and gradients, writes parameters; with momentum its buffer too."""
 
-    family: ClassVar[str] = "memory"
-    op: ClassVar[str] = "sgd"
-    dtypes: ClassVar[tuple[str, ...]] = VECTOR_DTYPES
-    examples: ClassVar[tuple[dict[str, Any], ...]] = (
-        {"elements": 25557032, "tensors": 161, "momentum": True, "dtype": "fp32"},
-        {"elements": 25557032},
-    )
+    op = "sgd"
+    examples = ({"elements": 25557032, "tensors": 161, "momentum": True, "dtype": "fp32"}, {"elements": 25557032})
 
-    elements: int = size("parameters of all tensors", high=_MOST_ELEMENTS)
-    tensors: int = size("tensors that they are in", default=1)
     momentum: bool = flag("keep a running mean of the gradients", default=False)
 
     @classmethod
-    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
-        return _hints(calls)
-
-    @classmethod
-    def work(cls, calls: Calls, gpu: Gpu) -> Phases:
-        momentum, element_bytes = calls["momentum"], dtype(calls.choice("dtype")).act_bytes
-        vectors = 3 + 2 * momentum
-        return (
-            _update(
-                gpu,
-                calls["elements"],
-                calls["tensors"],
-                launch_tensors=np.where(momentum > 0, _LAUNCH_TENSORS[2], _LAUNCH_TENSORS[1]),
-                element_bytes=vectors * element_bytes,
-                vectors=vectors,
-                converted=vectors * (element_bytes < 4),
-                flops=2 + 2 * momentum,
-            ),
+    def work(cls, calls: Calls, gpu: Gpu) -> Works:
+        momentum = calls["momentum"]
+        update = _update(
+            gpu,
+            calls,
+            launch_tensors=np.where(momentum > 0, _LAUNCH_TENSORS[2], _LAUNCH_TENSORS[1]),
+            own=3 + 2 * momentum,
+            flops=2 + 2 * momentum,
         )
+        return (update,)

@@ -1,13 +1,15 @@
-"""The requests of an attention call: equal or ragged, how long, with which heads."""
+"""The requests of an attention call, or the sequences of linear attention: equal or ragged, how long, which heads."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelcast.kernels.base import Calls
+from kernelcast.hardware import Gpu
+from kernelcast.kernels.base import Calls, Conflicts, Kernel, conflict, lengths, size
 from kernelcast.kernels.work import Array
 
 
@@ -23,12 +25,17 @@ class Requests:
 
     @classmethod
     def of(cls, calls: Calls) -> Requests:
+        """Linear attention has no kv_len: what is already in its state costs nothing, so keys are the queries."""
+        keyed = "kv" if "kv_len" in calls.numbers else "q"
         if "q_lens" not in calls.lists:
-            rows = np.arange(calls.count)
-            return cls(calls["q_len"], calls["kv_len"], calls["batch"], None, rows)
-        queries, keys = calls.lists["q_lens"], calls.lists["kv_lens"]
+            return cls(calls["q_len"], calls[f"{keyed}_len"], calls["batch"], None, np.arange(calls.count))
+        queries, keys = calls.lists["q_lens"], calls.lists[f"{keyed}_lens"]
         rows = np.repeat(np.arange(calls.count), queries.counts)
         return cls(queries.flat, keys.flat, np.ones_like(queries.flat), queries.starts[:-1], rows)
+
+    @property
+    def count(self) -> Array:
+        return self.total(np.ones(1))
 
     def total(self, values: Array) -> Array:
         """Sum over each call's requests, copies counted."""
@@ -66,11 +73,10 @@ class Heads:
 def length_hints(calls: Calls, heads: Heads) -> dict[str, Array]:
     """Shape of a batch, equal or ragged: how many, how long, how unequal."""
     requests = Requests.of(calls)
-    count = requests.total(np.ones_like(requests.queries))
-    mean_keys = requests.total(requests.keys) / count
+    mean_keys = requests.total(requests.keys) / requests.count
     return {
-        "log_requests": np.log2(count),
-        "log_queries": np.log2(requests.total(requests.queries) / count),
+        "log_requests": np.log2(requests.count),
+        "log_queries": np.log2(requests.total(requests.queries) / requests.count),
         "log_keys": np.log2(mean_keys),
         "longest_keys": np.log2(requests.most(requests.keys) / mean_keys),
         "cached": 1 - requests.total(requests.queries) / requests.total(requests.keys),
@@ -92,17 +98,14 @@ def equal_heads(calls: Calls, most_packed: float = np.inf) -> Heads:
     )
 
 
-def head_conflicts(calls: Calls) -> list[tuple[NDArray[np.bool_], str]]:
+def head_conflicts(calls: Calls) -> Conflicts:
     """Query heads share KV heads evenly."""
-    kv_heads = calls.given("kv_heads", calls["q_heads"])
-    uneven = np.mod(calls["q_heads"], kv_heads) != 0
-    if not uneven.any():
-        return []
-    pair = calls["q_heads"][uneven][0], kv_heads[uneven][0]
-    return [(uneven, f"q_heads {pair[0]:g} is no multiple of kv_heads {pair[1]:g}")]
+    heads = {"q_heads": calls["q_heads"], "kv_heads": calls.given("kv_heads", calls["q_heads"])}
+    uneven = np.mod(heads["q_heads"], heads["kv_heads"]) != 0
+    return conflict(uneven, "q_heads {q_heads:g} is no multiple of kv_heads {kv_heads:g}", heads)
 
 
-def length_conflicts(calls: Calls, op: str) -> list[tuple[NDArray[np.bool_], str]]:
+def length_conflicts(calls: Calls, op: str) -> Conflicts:
     """Either batch, q_len, kv_len or q_lens and kv_lens, and queries that end where the keys end."""
     every = np.ones(calls.count, dtype=bool)
     ragged = [name for name in ("q_lens", "kv_lens") if name in calls.lists]
@@ -111,50 +114,47 @@ def length_conflicts(calls: Calls, op: str) -> list[tuple[NDArray[np.bool_], str
         return [(every, f"q_lens and kv_lens go together, only {ragged[0]} is given")]
     if ragged:
         both = np.any([~np.isnan(calls[name]) for name in scalars], axis=0)
-        if both.any():
-            return [(both, "give q_lens and kv_lens, or batch, q_len and kv_len, not both")]
-        uneven = calls.lists["q_lens"].counts != calls.lists["kv_lens"].counts
-        if uneven.any():
-            pair = [calls.lists[name].counts[uneven][0] for name in ("q_lens", "kv_lens")]
-            return [(uneven, f"q_lens has {pair[0]} requests, kv_lens {pair[1]}")]
+        counts = {name: calls.lists[name].counts for name in ragged}
+        broken = conflict(both, "give q_lens and kv_lens, or batch, q_len and kv_len, not both", {}) or conflict(
+            counts["q_lens"] != counts["kv_lens"], "q_lens has {q_lens} requests, kv_lens {kv_lens}", counts
+        )
     else:
-        broken = [(np.isnan(calls[name]), f"{op} needs {name}, or q_lens and kv_lens") for name in scalars]
-        broken = [(mask, text) for mask, text in broken if mask.any()]
-        if broken:
-            return broken
+        missing = (conflict(np.isnan(calls[x]), f"{op} needs {x}, or q_lens and kv_lens", {}) for x in scalars)
+        broken = [found for rule in missing for found in rule]
+    return broken or _late_queries(calls)
+
+
+def _late_queries(calls: Calls) -> Conflicts:
+    """Under a causal mask a request has at least as many keys as queries."""
     requests = Requests.of(calls)
     short = requests.each(calls["causal"]) * (requests.queries - requests.keys) > 0
-    if short.any():
-        at = np.flatnonzero(short)[0]
-        text = (
-            f"causal attention of {requests.queries[at]:g} queries over {requests.keys[at]:g} keys: "
-            "give kv_len >= q_len"
-        )
-        return [(np.isin(np.arange(calls.count), requests.call[short]), text)]
-    return []
+    text = "causal attention of {queries:g} queries over {keys:g} keys: give kv_len >= q_len"
+    found = conflict(short, text, {"queries": requests.queries, "keys": requests.keys})
+    return [(np.isin(np.arange(calls.count), requests.call[short]), wrong) for _, wrong in found]
 
 
-def sequences_of(calls: Calls) -> Requests:
-    """The sequences of each call; what is already in the state costs nothing, so keys are the queries."""
-    if "q_lens" not in calls.lists:
-        return Requests(calls["q_len"], calls["q_len"], calls["batch"], None, np.arange(calls.count))
-    flat, counts = calls.lists["q_lens"].flat, calls.lists["q_lens"].counts
-    rows = np.repeat(np.arange(calls.count), counts)
-    return Requests(flat, flat, np.ones_like(flat), calls.lists["q_lens"].starts[:-1], rows)
+class SequenceKernel(Kernel):
+    """A family over sequences that have a state, not keys: parameters, rules and hints of their lengths."""
 
+    hinted: ClassVar[tuple[str, ...]]  # other sizes that the learned efficiency is told
 
-def sequence_conflicts(calls: Calls) -> list[tuple[NDArray[np.bool_], str]]:
-    given = [~np.isnan(calls[name]) for name in ("batch", "q_len")]
-    wrong = np.any(given, axis=0) if "q_lens" in calls.lists else ~np.all(given, axis=0)
-    return [(wrong, "give batch and q_len, or q_lens, and not both")] if wrong.any() else []
+    batch: int | None = size("sequences", default=None)
+    q_len: int | None = size("new tokens a sequence", default=None)
+    q_lens: tuple[int, ...] | None = lengths("new tokens of each sequence (ragged batch)", default=None)
 
+    @classmethod
+    def conflicts(cls, calls: Calls) -> Conflicts:
+        given = [~np.isnan(calls[name]) for name in ("batch", "q_len")]
+        wrong = np.any(given, axis=0) if "q_lens" in calls.lists else ~np.all(given, axis=0)
+        return conflict(wrong, "give batch and q_len, or q_lens, and not both", {})
 
-def sequence_hints(calls: Calls) -> dict[str, Array]:
-    requests = sequences_of(calls)
-    count = requests.total(np.ones_like(requests.queries))
-    mean = requests.total(requests.queries) / count
-    return {
-        "log_requests": np.log2(count),
-        "log_queries": np.log2(mean),
-        "longest_queries": np.log2(requests.most(requests.queries) / mean),
-    }
+    @classmethod
+    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+        requests = Requests.of(calls)
+        mean = requests.total(requests.queries) / requests.count
+        return {
+            "log_requests": np.log2(requests.count),
+            "log_queries": np.log2(mean),
+            "longest_queries": np.log2(requests.most(requests.queries) / mean),
+            **{f"log_{name}": np.log2(calls[name]) for name in cls.hinted},
+        }

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
-
 import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
-from kernelcast.kernels.base import Calls, Kernel, size
-from kernelcast.kernels.dtypes import dtype
-from kernelcast.kernels.norm import MAX_THREADS, VECTOR_DTYPES
-from kernelcast.kernels.vector import INDEX_BYTES, vector_kernel
-from kernelcast.kernels.work import Array, Phases, Work, ceil_div
+from kernelcast.kernels.base import Calls, Conflicts, conflict, size
+from kernelcast.kernels.vector import INDEX_BYTES, MAX_THREADS, MemoryKernel, vector_kernel
+from kernelcast.kernels.work import Array, Work, Works, ceil_div
 
 # should_use_multiblock: rows up to this many go to several CTAs each when they are at least this long.
 _MULTI_BLOCK = ((20, 20000), (40, 10000), (80, 8000), (199, 5000), (799, 3000), (4000, 800), (np.inf, 400))
@@ -24,50 +19,36 @@ _DIGIT_FLOPS = 4.0  # an element a pass: to a sortable integer, mask, digit, com
 _SORT_FLOPS = 2.0  # compare and exchange
 
 
-@dataclass(frozen=True, kw_only=True)
-class Topk(Kernel):
+class Topk(MemoryKernel):
     """The k largest elements of each row in order, with their places as int64.
 
     Long rows: a kernel for each 8 bits of the number finds the digit of the k-th element, reading all rows anew; short
     ones: a CTA does it for its row, 2 bits at a time. A last read gathers what is larger.
     """
 
-    family: ClassVar[str] = "memory"
-    op: ClassVar[str] = "topk"
-    dtypes: ClassVar[tuple[str, ...]] = VECTOR_DTYPES
-    examples: ClassVar[tuple[dict[str, Any], ...]] = (
-        {"rows": 64, "cols": 128256, "k": 50},
-        {"rows": 4096, "cols": 128, "k": 8},
-    )
+    op = "topk"
+    examples = ({"rows": 64, "cols": 128256, "k": 50}, {"rows": 4096, "cols": 128, "k": 8})
 
     rows: int = size("rows")
     cols: int = size("columns, searched")
     k: int = size("elements to find in each row")
 
     @classmethod
-    def conflicts(cls, calls: Calls) -> list[tuple[NDArray[np.bool_], str]]:
-        broken = calls["k"] > calls["cols"]
-        if not broken.any():
-            return []
-        i = int(np.argmax(broken))
-        return [(broken, f"k {calls['k'][i]:.0f} must be at most cols {calls['cols'][i]:.0f}")]
+    def conflicts(cls, calls: Calls) -> Conflicts:
+        return conflict(calls["k"] > calls["cols"], "k {k:.0f} must be at most cols {cols:.0f}", calls.numbers)
 
     @classmethod
-    def work(cls, calls: Calls, gpu: Gpu) -> Phases:
+    def work(cls, calls: Calls, gpu: Gpu) -> Works:
         rows, cols, k = calls["rows"], calls["cols"], calls["k"]
-        element_bytes = dtype(calls.choice("dtype")).act_bytes
-        shared = _multi_block(rows, cols)
+        element_bytes = calls.dtype.act_bytes
+        least = np.select([rows <= most for most, _ in _MULTI_BLOCK], [float(least) for _, least in _MULTI_BLOCK])
+        shared = cols >= least
         found_bytes = rows * k * (element_bytes + INDEX_BYTES)
         digits = int(8 * element_bytes / _BLOCK_BITS)
         select = _pass(gpu, rows, cols, element_bytes, rows * 256 * 2.0, shared)  # a histogram of 16 bits a digit
         gather = _pass(gpu, rows, cols, element_bytes, found_bytes, shared)
         alone = _alone(gpu, rows, cols, element_bytes, found_bytes, ~shared)
         return (*(select,) * digits, gather, alone, _sort(gpu, rows, k, found_bytes))
-
-
-def _multi_block(rows: Array, cols: Array) -> NDArray[np.bool_]:
-    longest = np.select([rows <= most for most, _ in _MULTI_BLOCK], [float(least) for _, least in _MULTI_BLOCK])
-    return cols >= longest
 
 
 def _pass(

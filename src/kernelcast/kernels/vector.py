@@ -1,4 +1,4 @@
-"""A vector kernel from the totals that it moves and computes, for ops of several kernels in turn."""
+"""What vector kernels share: rows on CTAs, reductions, and a kernel from the totals that it moves and computes."""
 
 from __future__ import annotations
 
@@ -6,12 +6,49 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
-from kernelcast.kernels.norm import side_instructions
-from kernelcast.kernels.work import Array, Number, Work
+from kernelcast.kernels.base import Kernel
+from kernelcast.kernels.work import Array, Number, Work, ceil_div
 
+VECTOR_DTYPES = ("fp32", "fp16", "bf16")  # what vector kernels load; all of them compute in fp32
+VECTOR_BYTES = 16.0  # the widest load or store of a thread
+VECTOR_ELEMENTS = 8.0  # elements a thread takes at once: 16 bytes of bf16 (vLLM's vectorised norms)
+MAX_THREADS = 1024.0
+WAVEFRONT_BYTES = 128.0  # an access to shared memory takes a cycle of all 32 banks, however few it uses
 SECTOR_BYTES = 32.0  # what one scattered access moves between L2 and an SM (CUDA C++ programming guide, 5.3.2)
 INDEX_BYTES = 8.0  # int64
 ACCUMULATOR_BYTES = 4.0  # vector kernels sum in fp32
+
+
+class MemoryKernel(Kernel):
+    """A family of vector kernels, which bytes most often limit; what is learned of one serves the others."""
+
+    family = "memory"
+    dtypes = VECTOR_DTYPES
+
+
+def row_threads(gpu: Gpu, cols: Array, elements: float = VECTOR_ELEMENTS, most: float = MAX_THREADS) -> Array:
+    """Threads of a CTA that takes one row: ``elements`` each, whole warps, at most ``most``."""
+    return np.minimum(most, ceil_div(ceil_div(cols, elements), gpu.warp_threads) * gpu.warp_threads)
+
+
+def side_instructions(gpu: Gpu, vector_bytes: Number, converted: Number = 0.0) -> Array:
+    """Warp instructions beside loads, stores and math.
+
+    Two of index arithmetic for each 16-byte vector, and one for each element that changes format between the
+    16 bits in memory and the fp32 that the math runs in.
+    """
+    return (2 * np.asarray(vector_bytes) / VECTOR_BYTES + converted) / gpu.warp_threads
+
+
+def block_reduction(gpu: Gpu, threads: Array, values: float = 1.0) -> tuple[Array, Array]:
+    """(shared-memory bytes, warp instructions) to reduce ``values`` numbers a thread over one CTA.
+
+    Five shuffle-and-combine pairs inside each warp, as many in the warp that joins them (cub::BlockReduce);
+    each warp writes its part and reads the result, the joining warp reads all parts.
+    """
+    warps = threads / gpu.warp_threads
+    levels = np.log2(gpu.warp_threads)
+    return values * (2 * warps + 1) * WAVEFRONT_BYTES, values * (warps + 1) * 2 * levels
 
 
 def vector_kernel(
@@ -42,16 +79,19 @@ def vector_kernel(
     """
     on = np.asarray(runs, dtype=np.float64)
     tasks = tasks * on
-    share = on / np.maximum(tasks, 1.0)  # of the whole, one task's
-    l2_bytes = (np.asarray(moved_bytes) + again_bytes + streamed_bytes) * share
+
+    def each(total: Number) -> Array:
+        """One task's share."""
+        return total * on / np.maximum(tasks, 1.0)
+
+    l2_bytes = each(np.asarray(moved_bytes) + again_bytes + streamed_bytes)
     return Work(
         tasks=tasks,
-        longest_count=tasks,
-        fma_flops=flops * share,
-        xu_ops=xu_ops * share,
-        smem_bytes=smem_bytes * share,
+        fma_flops=each(flops),
+        xu_ops=each(xu_ops),
+        smem_bytes=each(smem_bytes),
         l2_bytes=l2_bytes,
-        other_warp_instructions=side_instructions(gpu, l2_bytes, converted * share) + warp_instructions * share,
+        other_warp_instructions=side_instructions(gpu, l2_bytes, each(converted)) + each(warp_instructions),
         streamed_bytes=streamed_bytes * on,
         activation_bytes=moved_bytes * on,
         threads=threads,

@@ -1,7 +1,7 @@
 """Work: what one kernel asks of a GPU, before any clock is known.
 
 Arrays broadcast to (candidates, calls): axis 0 are the tile configurations the kernel's library may choose
-from, axis 1 the calls of a table. A call that runs several kernels in turn is a tuple of Works (phases).
+from, axis 1 the calls of a table. A call that launches several kernels in turn has a Work for each (``Works``).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 Number = Array | float
 
-# waves: CTAs in grid order, a freed SM takes the next. persistent: a fixed set of CTAs takes tiles in turn.
-# longest_first: a heap hands the longest task to the least loaded CTA. stream_k: tasks are cut to fit evenly.
-Schedule = Literal["waves", "persistent", "longest_first", "stream_k"]
+# waves: a freed SM takes the next task, be it a CTA in grid order or a tile of a persistent CTA.
+# longest_first: a heap hands the longest task to the least loaded CTA.
+Schedule = Literal["waves", "longest_first"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class Work:
     schedule: Schedule = "waves"
     longest: Number = 1.0  # longest task over the mean task
     shortest: Number = 1.0
-    longest_count: Number = 1.0  # how many tasks are that long
+    longest_count: Number = 1.0  # how many tasks are that long (longest_first)
     # demand of the mean task on the pipelines of its SM
     tensor_flops: Number = 0.0
     tensor_dtype: str = "bf16"
@@ -55,20 +55,19 @@ class Work:
     serial_steps: Number = 1.0  # dependent load-compute steps in the longest task
     step_cycles: Number = 0.0  # latency of such a step, where the kernel does not hide it behind the next
     task_cycles: Number = 0.0  # latency of a task beside its steps: set-up, first loads, write-back
-    launches: Number = 1.0  # 0 where this phase does not run
+    launches: Number = 1.0  # 0 where this kernel does not run
     useful_flops: Number = 0.0  # whole kernel, without padding: never above tasks x FLOPs of the candidate
     tile: Mapping[str, Number] = field(default_factory=dict)  # what to call this candidate
 
     @property
     def shape(self) -> tuple[int, int]:
         """(candidates, calls)"""
-        parts = [v for v in vars(self).values() if isinstance(v, np.ndarray)]
-        parts += [v for v in self.tile.values() if isinstance(v, np.ndarray)]
-        rows = np.broadcast_shapes(*(p.shape for p in parts), (1, 1))
-        return rows[0], rows[1]
+        shapes = [value.shape for value in (*vars(self).values(), *self.tile.values()) if isinstance(value, np.ndarray)]
+        candidates, calls = np.broadcast_shapes((1, 1), *shapes)
+        return candidates, calls
 
 
-Phases = tuple[Work, ...]
+Works = tuple[Work, ...]
 
 
 def ceil_div(a: Number, b: Number) -> Array:

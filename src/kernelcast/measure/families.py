@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kernelcast.kernels.triton_config import TRITON_CONFIG
+from kernelcast.kernels.grouped import TRITON_CONFIG
 from kernelcast.measure.shapes import TP, Draw
 
 Drawn = dict[str, Any]

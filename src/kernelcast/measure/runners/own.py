@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kernelcast.kernels.triton_config import TRITON_CONFIG
+from kernelcast.kernels.grouped import TRITON_CONFIG
 from kernelcast.measure.pool import DTYPES, Pool, Spec, specs
 from kernelcast.measure.runners import NotMeasurableError, Prepared, Runner
 from kernelcast.measure.triton_kernels import Routing, moe_gemm, quantise
