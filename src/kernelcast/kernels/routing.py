@@ -7,14 +7,15 @@ are read; with many, uneven loads add about half a block of padding an expert.
 
 from __future__ import annotations
 
-import functools
+from statistics import NormalDist
 
 import numpy as np
 
-from kernelcast.kernels.work import Array, axis
+from kernelcast.kernels.work import Array
 
 ROUTINGS = ("balanced", "random")
-_LEVELS = 24  # experts are stood for by this many load levels
+_LEVELS = 24  # experts are stood for by this many load levels: medians of equal slices of the normal distribution
+_NORMAL_LEVELS = [NormalDist().inv_cdf((at + 0.5) / _LEVELS) for at in range(_LEVELS)]
 
 
 def active_experts(tokens: Array, experts: Array, topk: Array) -> Array:
@@ -28,17 +29,8 @@ def random_blocks(tokens: Array, experts: Array, topk: Array, block_m: Array) ->
     mean, sigma = tokens * chance, np.sqrt(tokens * chance * (1 - chance))
     active = active_experts(tokens, experts, topk)
     total = np.zeros(1)
-    for level in _normal_levels():
+    for level in _NORMAL_LEVELS:
         load = np.clip(np.rint(mean + sigma * level), 0, tokens)
         # a load of one block or less is a block where there is any row at all
         total = total + np.where(load > block_m, np.ceil(load / block_m), active / experts)
     return np.maximum(active, experts * total / _LEVELS)
-
-
-@functools.cache
-def _normal_levels() -> tuple[float, ...]:
-    """Means of equal slices of the normal distribution, by inverting its cumulative sum on a grid."""
-    grid = np.linspace(-5, 5, 20_001)
-    share = np.cumsum(np.exp(-grid * grid / 2))
-    middle = (axis(list(range(_LEVELS)))[:, 0] + 0.5) / _LEVELS
-    return tuple(float(x) for x in np.interp(middle, share / share[-1], grid))
