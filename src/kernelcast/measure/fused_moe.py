@@ -77,15 +77,13 @@ class Sorted:
     expert_of_block: Tensor
     padded_rows: Tensor
     pairs: int
-    topk: int
-    block_m: int
 
     @property
     def row_blocks(self) -> int:
         return self.expert_of_block.numel()
 
 
-def sort_pairs(expert_of_pair: Tensor, experts: int, topk: int, block_m: int) -> Sorted:
+def sort_pairs(expert_of_pair: Tensor, experts: int, block_m: int) -> Sorted:
     """``expert_of_pair``: [tokens * topk] int32."""
     pairs, device = expert_of_pair.numel(), expert_of_pair.device
     most = min(pairs * block_m, pairs + experts * (block_m - 1))
@@ -99,7 +97,7 @@ def sort_pairs(expert_of_pair: Tensor, experts: int, topk: int, block_m: int) ->
         expert_of_pair, counts, rows, owners, padded_rows, pairs, experts, block_m, CHUNK=_CHUNK,
         EXPERTS=triton.next_power_of_2(experts),
     )  # fmt: skip
-    return Sorted(rows, owners, padded_rows, pairs, topk, block_m)
+    return Sorted(rows, owners, padded_rows, pairs)
 
 
 # -------------------------------------------------------------------------------------------------------- grouped GEMMs
@@ -268,7 +266,7 @@ def layer(
     at: Buffers,
 ) -> Tensor:  # fmt: skip
     """``w13`` for the swift kernel as ``alternating`` gives it."""
-    rows = sort_pairs(expert_of_pair, w13.shape[0], topk, config.block_m)
+    rows = sort_pairs(expert_of_pair, w13.shape[0], config.block_m)
     if kernel == "plain":
         grouped_gemm(kernel, x, w13, at.both, rows, topk, config)
         silu_mul(at.both, at.inner)

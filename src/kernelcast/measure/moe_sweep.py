@@ -195,7 +195,7 @@ def _worker(todo: Path, done: Path) -> None:
             key = (block_m, block_n, block_k, warps, stages)
             out.write(json.dumps([key, False]) + "\n")  # stands if the process ends here
             try:
-                right = checked("plain", Config(block_m, block_n, block_k, 4, warps, stages))
+                right = checked(Config(block_m, block_n, block_k, 4, warps, stages))
             except Exception as error:
                 if "CUDA" in str(error):  # the context is gone
                     os._exit(3)
