@@ -202,34 +202,22 @@ def _open_csv(connection: DuckDBPyConnection, path: Path) -> None:
         f"CREATE TABLE source_text AS SELECT * FROM read_csv({text(str(path))}, auto_detect = false, header = true,"
         f" delim = {text(delimiter)}, quote = '\"', escape = '\"', columns = {{{columns}}})"
     )
-    tests = ", ".join(
-        f"bool_and({cell} IS NULL OR coalesce({test}, false))"
-        for cell in map(quoted, names)
-        for test in (
-            f"CAST(TRY_CAST({cell} AS BIGINT) AS VARCHAR) = {cell}",
-            _is_number(cell),
-            _is_flag(cell),
-        )
-    )
-    passed = connection.execute(f"SELECT {tests} FROM source_text").fetchone() or ()
     typed = []
-    for index, name in enumerate(names):
-        kinds = zip(("BIGINT", "DOUBLE", "BOOLEAN"), passed[3 * index : 3 * index + 3], strict=True)
-        kind = next((kind for kind, fits in kinds if fits), "VARCHAR")
-        typed.append(f"CAST({quoted(name)} AS {kind}) AS {quoted(name)}")
+    for cell in map(quoted, names):
+        tests = {
+            "BIGINT": f"CAST(TRY_CAST({cell} AS BIGINT) AS VARCHAR) = {cell}",
+            # a number, but not a code with leading zeros such as 007
+            "DOUBLE": f"TRY_CAST({cell} AS DOUBLE) IS NOT NULL AND NOT ({cell} LIKE '0_%' AND {cell} NOT LIKE '0.%')",
+            "BOOLEAN": f"lower({cell}) IN ('true', 'false')",
+        }
+        kinds = ", ".join(f"bool_and({cell} IS NULL OR coalesce({test}, false))" for test in tests.values())
+        passed = connection.execute(f"SELECT {kinds} FROM source_text").fetchone() or ()
+        kind = next((kind for kind, fits in zip(tests, passed, strict=False) if fits), "VARCHAR")
+        typed.append(f"CAST({cell} AS {kind}) AS {cell}")
     connection.execute(f"CREATE VIEW source AS SELECT {', '.join(typed)} FROM source_text")
 
 
 _OPENERS = {".csv": _open_csv, ".parquet": _open_parquet, ".jsonl": _open_jsonl}
-
-
-def _is_number(cell: str) -> str:
-    """A number, but not a code with leading zeros such as 007."""
-    return f"(TRY_CAST({cell} AS DOUBLE) IS NOT NULL AND NOT ({cell} LIKE '0_%' AND {cell} NOT LIKE '0.%'))"
-
-
-def _is_flag(cell: str) -> str:
-    return f"lower({cell}) IN ('true', 'false')"
 
 
 def _csv_header(path: Path) -> tuple[list[str], str]:

@@ -155,7 +155,6 @@ class Fit:
     """Biases by key and regime, and the weights of the local part's points."""
 
     setting: Setting
-    keys: tuple[str, ...]
     biases: Doubles  # (keys, 3)
     points: NDArray[np.intp]  # rows of the design
     weights: Doubles
@@ -189,7 +188,7 @@ def fit(rows: Design, setting: Setting) -> Fit:
     count = basis[0].shape[1]
     biases = _bias_values(found[:count], rows.prior, setting.shared)
     weights = turn @ found[count:] if setting.local else np.zeros(len(points))
-    return Fit(setting, rows.keys, biases, points, weights, rows)
+    return Fit(setting, biases, points, weights, rows)
 
 
 def ridge(columns: Doubles, target: Doubles, weight: Doubles) -> Doubles:
