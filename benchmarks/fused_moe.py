@@ -45,11 +45,11 @@ def check() -> float:
         expert, weight = chosen.flatten().to(torch.int32), share.flatten().contiguous()
         truth = fused_moe.reference(x, w13, w2, expert, weight, topk)
         for config in CHECKED:
-            for layer, first in ((fused_moe.plain_layer, w13), (fused_moe.swift_layer, fused_moe.alternating(w13))):
+            for kernel, first in (("plain", w13), ("swift", fused_moe.alternating(w13))):
                 at = fused_moe.Buffers.of(x, topk, inter)
                 for buffer in vars(at).values():
                     buffer.fill_(float("nan"))  # what is not written shows
-                out = layer(x, first, w2, expert, weight, topk, config, at)
+                out = fused_moe.layer(kernel, x, first, w2, expert, weight, topk, config, at)
                 worst = max(worst, float((out.float() - truth).norm() / truth.norm()))
     return worst
 
@@ -76,7 +76,7 @@ def main() -> None:
         runs = (("plain", vllm_default(tokens, experts)), ("plain", sglang_default(tokens, experts)), ("plain", tuned),
                 ("swift", swift_default(tokens, experts, topk)))  # fmt: skip
         bench = Bench(problem)
-        times = [bench.layer_s(kernel, config)[0] * 1e6 for kernel, config in runs]
+        times = [bench.layer_s(config, kernel)[0] * 1e6 for kernel, config in runs]
         print(f"{tokens:6}", *(f"{t:7.1f}" for t in times), f"{times[0] / times[3]:15.2f}", f" {tuned}")
 
 

@@ -55,7 +55,7 @@ def judged(sweep: Sweep, chip: Gpu, measurer: Measurer, top: int) -> Judged:
     samples: dict[Config, list[float]] = {config: [] for config in chosen}
     for _ in range(ROUNDS):
         draw.shuffle(chosen)
-        for config, times in zip(chosen, bench.timed([("plain", config) for config in chosen]), strict=True):
+        for config, times in zip(chosen, bench.timed(chosen), strict=True):
             samples[config].append(sum(times))
     time = {config: statistics.median(found) for config, found in samples.items()}
     winner = min((tuned.config, *best), key=lambda config: time[config])

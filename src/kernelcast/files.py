@@ -58,14 +58,14 @@ class TableFile:
         select = []
         for name in self.types:
             if name in words:
-                select.append(f"CAST({_plain(name, self.types[name])} AS VARCHAR) AS {_quoted(name)}")
+                select.append(f"CAST({_plain(name, self.types[name])} AS VARCHAR) AS {quoted(name)}")
             elif name in others or name in more:
-                select.append(f"{_plain(name, self.types[name])} AS {_quoted(name)}")
+                select.append(f"{_plain(name, self.types[name])} AS {quoted(name)}")
         return self._selected(select)
 
     def named(self, *names: str) -> dict[str, NDArray[Any]]:
         """These columns of a table of whatever it is."""
-        return self._selected([f"{_plain(name, self.types[name])} AS {_quoted(name)}" for name in names])
+        return self._selected([f"{_plain(name, self.types[name])} AS {quoted(name)}" for name in names])
 
     def _selected(self, select: list[str]) -> dict[str, NDArray[Any]]:
         with _plain_errors(self.path):
@@ -75,18 +75,14 @@ class TableFile:
     def write(self, results: Columns, target: Path) -> None:
         """All of the file's own columns and ``results``, to ``target``; complete or not at all."""
         target = target.resolve()
-        part = target.with_name(f".{target.stem}.{os.getpid()}.part{target.suffix}")
-        try:
+        with complete(target) as part:
             if target.suffix == ".jsonl" and any(_nests_floats(kind) for kind in self.types.values()):
                 with part.open("w", encoding="utf-8") as file:
                     file.writelines(f"{row}\n" for row in self.json_rows(results))
-            else:
-                query = self._joined(results, as_text=target.suffix == ".csv", finite=target.suffix == ".jsonl")
-                with _plain_errors(target):
-                    self.connection.execute(f"COPY ({query}) TO {_text(str(part))} ({_COPY[target.suffix]})")
-            part.replace(target)
-        finally:
-            part.unlink(missing_ok=True)
+                return
+            query = self._joined(results, as_text=target.suffix == ".csv", finite=target.suffix == ".jsonl")
+            with _plain_errors(target):
+                self.connection.execute(f"COPY ({query}) TO {text(str(part))} ({_COPY[target.suffix]})")
 
     def json_rows(self, results: Columns) -> Iterator[str]:
         """Each row, with its results, as one line of JSON."""
@@ -103,21 +99,54 @@ class TableFile:
         for name, kind in self.types.items():
             if name.lower() in replaced:
                 continue
-            cell = f"s.{_quoted(name)}"
+            cell = f"s.{quoted(name)}"
             if finite and kind in _FLOATS:  # JSON has no NaN
                 cell = f"CASE WHEN isfinite({cell}) THEN {cell} END"
-            select.append(f"{cell} AS {_quoted(name)}")
-        encoded: dict[str, NDArray[Any]] = {}
-        for name, column in results.items():
-            select.append(f"{_encoded(name, column, encoded)} AS {_quoted(name)}")
-        self.connection.register("results", encoded)
+            select.append(f"{cell} AS {quoted(name)}")
+        cells: dict[str, NDArray[Any]] = {}
+        select += [f"{encoded(column, cells)} AS {quoted(name)}" for name, column in results.items()]
+        self.connection.register("encoded", cells)
         source = "source_text" if as_text and self.path.suffix.lower() == ".csv" else "source"
-        return f"SELECT {', '.join(select)} FROM {source} AS s POSITIONAL JOIN results AS r"
+        return f"SELECT {', '.join(select)} FROM {source} AS s POSITIONAL JOIN encoded"
 
 
-def check_target(source: Path, target: Path) -> None:
+def quoted(name: str) -> str:
+    """A column's name in SQL."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def text(word: str) -> str:
+    """A string in SQL."""
+    return "'" + word.replace("'", "''") + "'"
+
+
+def encoded(column: NDArray[Any], into: dict[str, NDArray[Any]]) -> str:
+    """Put a column where DuckDB can scan it, and say in SQL how to read it once ``into`` is registered as ``encoded``:
+    words travel as codes, NaN is NULL."""
+    key = f"c{len(into)}"
+    if column.dtype != object:
+        into[key] = np.asarray(column, dtype=np.float64)
+        return f"CASE WHEN isfinite(encoded.{key}) THEN encoded.{key} END"
+    codes: dict[Any, int] = {None: 0}
+    into[key] = np.fromiter((codes.setdefault(v, len(codes)) for v in column), dtype=np.int32, count=len(column))
+    words = ", ".join("NULL" if word is None else text(str(word)) for word in codes)
+    return f"CAST(list_extract([{words}], encoded.{key} + 1) AS VARCHAR)"
+
+
+@contextmanager
+def complete(target: Path) -> Iterator[Path]:
+    """A temporary name beside ``target``, which is moved there when all is written: a complete file or none."""
+    part = target.with_name(f".{target.stem}.{os.getpid()}.part{target.suffix}")
+    try:
+        yield part
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def check_target(source: Path, target: Path, *, table: bool = True) -> None:
     """Refuse a place to write to before any work is done."""
-    if target.suffix not in ENDINGS:
+    if table and target.suffix not in ENDINGS:
         raise KernelcastError(f"{target}: the ending of an output file is one of {', '.join(ENDINGS)}")
     if not target.parent.is_dir():
         raise KernelcastError(f"{target}: there is no folder {target.parent}")
@@ -153,54 +182,42 @@ def open_table(path: Path) -> Iterator[TableFile]:
 
 
 def _open_parquet(connection: DuckDBPyConnection, path: Path) -> None:
-    connection.execute(f"CREATE VIEW source AS SELECT * FROM read_parquet({_text(str(path))})")
+    connection.execute(f"CREATE VIEW source AS SELECT * FROM read_parquet({text(str(path))})")
 
 
 def _open_jsonl(connection: DuckDBPyConnection, path: Path) -> None:
     """JSON has no dates, so text that looks like one stays text."""
-    reader = f"read_json({_text(str(path))}, format = 'newline_delimited', sample_size = -1"
+    reader = f"read_json({text(str(path))}, format = 'newline_delimited', sample_size = -1"
     found = connection.execute(f"DESCRIBE SELECT * FROM {reader})").fetchall()
     dates = r"\b(DATE|TIMESTAMP(_NS|_MS|_S)?( WITH TIME ZONE)?|TIME( WITH TIME ZONE)?|UUID)\b(?=$|\)|,|\[)"
-    types = ", ".join(f"{_text(name)}: {_text(re.sub(dates, 'VARCHAR', kind))}" for name, kind, *_ in found)
+    types = ", ".join(f"{text(name)}: {text(re.sub(dates, 'VARCHAR', kind))}" for name, kind, *_ in found)
     connection.execute(f"CREATE VIEW source AS SELECT * FROM {reader}, columns = {{{types}}})")
 
 
 def _open_csv(connection: DuckDBPyConnection, path: Path) -> None:
     """``source_text`` has the cells as written; ``source`` has them typed."""
     names, delimiter = _csv_header(path)
-    columns = ", ".join(f"{_text(name)}: 'VARCHAR'" for name in names)
+    columns = ", ".join(f"{text(name)}: 'VARCHAR'" for name in names)
     connection.execute(
-        f"CREATE TABLE source_text AS SELECT * FROM read_csv({_text(str(path))}, auto_detect = false, header = true,"
-        f" delim = {_text(delimiter)}, quote = '\"', escape = '\"', columns = {{{columns}}})"
+        f"CREATE TABLE source_text AS SELECT * FROM read_csv({text(str(path))}, auto_detect = false, header = true,"
+        f" delim = {text(delimiter)}, quote = '\"', escape = '\"', columns = {{{columns}}})"
     )
-    tests = ", ".join(
-        f"bool_and({cell} IS NULL OR coalesce({test}, false))"
-        for cell in map(_quoted, names)
-        for test in (
-            f"CAST(TRY_CAST({cell} AS BIGINT) AS VARCHAR) = {cell}",
-            _is_number(cell),
-            _is_flag(cell),
-        )
-    )
-    passed = connection.execute(f"SELECT {tests} FROM source_text").fetchone() or ()
     typed = []
-    for index, name in enumerate(names):
-        kinds = zip(("BIGINT", "DOUBLE", "BOOLEAN"), passed[3 * index : 3 * index + 3], strict=True)
-        kind = next((kind for kind, fits in kinds if fits), "VARCHAR")
-        typed.append(f"CAST({_quoted(name)} AS {kind}) AS {_quoted(name)}")
+    for cell in map(quoted, names):
+        tests = {
+            "BIGINT": f"CAST(TRY_CAST({cell} AS BIGINT) AS VARCHAR) = {cell}",
+            # a number, but not a code with leading zeros such as 007
+            "DOUBLE": f"TRY_CAST({cell} AS DOUBLE) IS NOT NULL AND NOT ({cell} LIKE '0_%' AND {cell} NOT LIKE '0.%')",
+            "BOOLEAN": f"lower({cell}) IN ('true', 'false')",
+        }
+        kinds = ", ".join(f"bool_and({cell} IS NULL OR coalesce({test}, false))" for test in tests.values())
+        passed = connection.execute(f"SELECT {kinds} FROM source_text").fetchone() or ()
+        kind = next((kind for kind, fits in zip(tests, passed, strict=False) if fits), "VARCHAR")
+        typed.append(f"CAST({cell} AS {kind}) AS {cell}")
     connection.execute(f"CREATE VIEW source AS SELECT {', '.join(typed)} FROM source_text")
 
 
 _OPENERS = {".csv": _open_csv, ".parquet": _open_parquet, ".jsonl": _open_jsonl}
-
-
-def _is_number(cell: str) -> str:
-    """A number, but not a code with leading zeros such as 007."""
-    return f"(TRY_CAST({cell} AS DOUBLE) IS NOT NULL AND NOT ({cell} LIKE '0_%' AND {cell} NOT LIKE '0.%'))"
-
-
-def _is_flag(cell: str) -> str:
-    return f"lower({cell}) IN ('true', 'false')"
 
 
 def _csv_header(path: Path) -> tuple[list[str], str]:
@@ -232,7 +249,7 @@ def _call_columns() -> tuple[frozenset[str], frozenset[str]]:
 
 def _plain(name: str, kind: str) -> str:
     """A column of mixed JSON values as text, without JSON's own quotes."""
-    return f"({_quoted(name)} ->> '$')" if kind == "JSON" else _quoted(name)
+    return f"({quoted(name)} ->> '$')" if kind == "JSON" else quoted(name)
 
 
 def _unmasked(column: Any) -> NDArray[Any]:
@@ -244,18 +261,6 @@ def _unmasked(column: Any) -> NDArray[Any]:
         values[np.ma.getmaskarray(column)] = None
         return values
     return np.asarray(column.filled(np.nan)) if column.dtype.kind == "f" else column
-
-
-def _encoded(name: str, column: NDArray[Any], into: dict[str, NDArray[Any]]) -> str:
-    """Put a result column where DuckDB can scan it, and say how to read it: words travel as codes."""
-    key = f"r{len(into)}"
-    if column.dtype != object:
-        into[key] = column
-        return f"CASE WHEN isfinite(r.{key}) THEN r.{key} END"
-    codes: dict[Any, int] = {None: 0}
-    into[key] = np.fromiter((codes.setdefault(v, len(codes)) for v in column), dtype=np.int32, count=len(column))
-    words = ", ".join("NULL" if word is None else _text(str(word)) for word in codes)
-    return f"CAST(list_extract([{words}], r.{key} + 1) AS VARCHAR)"
 
 
 def _nests_floats(kind: str) -> bool:
@@ -277,14 +282,6 @@ def _without_wildcards(path: Path, folder: Path) -> Path:
     link = folder / f"table{path.suffix}"
     link.symlink_to(path.resolve())
     return link
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
-def _text(word: str) -> str:
-    return "'" + word.replace("'", "''") + "'"
 
 
 @contextmanager

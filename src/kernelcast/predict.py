@@ -177,7 +177,7 @@ def predict_many(calls: Sequence[Kernel], target: Gpu | str, conditions: Conditi
     check_gpu(conditions, chip)
     groups: dict[tuple[Any, ...], list[int]] = {}
     for index, call in enumerate(calls):
-        groups.setdefault(_group_key(call), []).append(index)
+        groups.setdefault(group_key(call), []).append(index)
     results: list[Prediction | None] = [None] * len(calls)
     for members in groups.values():
         batch = [calls[i] for i in members]
@@ -193,7 +193,7 @@ def too_large_text(op: str, footprint_bytes: float, chip: Gpu) -> str:
     return f"{op} needs {footprint_bytes / 1e9:,.0f} GB, but {chip.id} has {chip.dram_bytes / 1e9:,.0f} GB"
 
 
-def _group_key(call: Kernel) -> tuple[Any, ...]:
+def group_key(call: Kernel) -> tuple[Any, ...]:
     """Calls that agree in this can be columns of one ``Calls``."""
     specs = parameters_of(type(call)).values()
     words = tuple(getattr(call, p.name) for p in specs if p.kind == "choice")

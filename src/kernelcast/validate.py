@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from kernelcast.errors import KernelcastError
 from kernelcast.measured.folds import TEST_FOLD, shape_fold
-from kernelcast.measured.query import connect, text
 from kernelcast.measured.store import AGAIN, read_canonical
 from kernelcast.predict import Conditions
 from kernelcast.tables import predict_columns
@@ -57,8 +56,7 @@ def validate(folder: Path, conditions: Conditions, *, seen: bool = False) -> lis
 
 
 def _table(path: Path, conditions: Conditions, seen: bool) -> list[Line]:
-    columns = dict(read_canonical(path).columns)
-    columns["family"] = _words(path, "family")
+    columns = read_canonical(path, more={"family": "VARCHAR"}).columns
     keep = np.ones(len(columns["op"]), dtype=bool) if seen else shape_fold(columns) == TEST_FOLD
     columns = {name: column[keep] for name, column in columns.items()}
     found, bad = predict_columns(columns, None, conditions)
@@ -98,13 +96,6 @@ def _times(path: Path) -> dict[str, tuple[str, float]]:
     from kernelcast.measure.table import read_records
 
     return {r["key"]: (r["family"], r["latency_us"]) for r in read_records(path) if r["status"] == "ok"}
-
-
-def _words(path: Path, column: str) -> NDArray[Any]:
-    """A column that is not of the canonical schema, of the calls that were timed, in the file's order."""
-    query = f"SELECT {column} FROM read_parquet({text(str(path))}) WHERE latency_us IS NOT NULL"
-    with connect() as connection:
-        return np.array([row[0] for row in connection.execute(query).fetchall()], dtype=object)
 
 
 def overall(lines: Sequence[Line]) -> float:

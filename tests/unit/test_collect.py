@@ -1,8 +1,7 @@
-"""Measuring, as far as it goes without a GPU: the plan, resuming, the budget, the table, kernel names."""
+"""Measuring, as far as it goes without a GPU: choosing calls, resuming, the budget, the table, kernel names."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
@@ -13,12 +12,13 @@ import numpy as np
 import pytest
 
 import kernelcast as kc
+from kernelcast.calibrate.fit import farthest_first
 from kernelcast.errors import KernelcastError
-from kernelcast.measure.plan import FAMILIES, LONGEST_S, SHARES, Planned, plan
+from kernelcast.measure.choose import LONGEST_S, Wanted, choose, most_telling
+from kernelcast.measure.families import FAMILIES, SHARES
 from kernelcast.measure.profiling import kernels_of
 from kernelcast.measure.session import DeviceLostError, Session, read_lines
 from kernelcast.measure.table import calls_again, read_records, write_table
-from kernelcast.measure.telling import farthest_first, most_telling
 from kernelcast.measured.store import note_of
 from kernelcast_lab.data import read_canonical
 
@@ -34,26 +34,26 @@ class FakeGpu:
     def clock(self) -> float:
         return self.now
 
-    def measure(self, planned: Planned) -> dict[str, Any]:
+    def measure(self, wanted: Wanted) -> dict[str, Any]:
         self.now += 1.0
-        self.measured.append(planned.key)
-        if planned.call.op == self.lost:
+        self.measured.append(wanted.key)
+        if wanted.call.op == self.lost:
             raise DeviceLostError("misaligned address")
-        if planned.call.op == self.broken:
+        if wanted.call.op == self.broken:
             raise RuntimeError("out of\nmemory")
         return {"latency_us": 12.5, "spread": 0.01, "replays": 5, "launches": 8, "rotation": 4, "kernel_source": "fake"}
 
-    def describe(self, batch: Sequence[Planned]) -> list[dict[str, Any]]:
+    def describe(self, batch: Sequence[Wanted]) -> list[dict[str, Any]]:
         return [{"kernels": 1, "kernel_name": f"k_{p.call.op}", "grid": "1x2x3", "block": "128x1x1"} for p in batch]
 
 
-def test_a_plan_is_the_same_for_the_same_seed_and_another_for_another() -> None:
-    assert plan(H200, 200) == plan(H200, 200)
-    assert {p.key for p in plan(H200, 200)} != {p.key for p in plan(H200, 200, seed=1)}
+def test_calls_are_the_same_for_the_same_seed_and_another_for_another() -> None:
+    assert choose(H200, 200) == choose(H200, 200)
+    assert {p.key for p in choose(H200, 200)} != {p.key for p in choose(H200, 200, seed=1)}
 
 
-def test_a_plan_has_every_family_by_its_share_and_no_call_twice() -> None:
-    found = plan(H200, 1000)
+def test_choosing_has_every_family_by_its_share_and_no_call_twice() -> None:
+    found = choose(H200, 1000)
     counts = Counter(p.family for p in found)
     assert set(counts) == set(FAMILIES)
     assert counts["gemm"] == pytest.approx(1000 * SHARES["gemm"] / sum(SHARES.values()), abs=1)
@@ -62,27 +62,27 @@ def test_a_plan_has_every_family_by_its_share_and_no_call_twice() -> None:
     assert {"gemm", "gemm-fp8", "attention", "pointwise", "moe-config"} <= {p.family for p in found[:100]}
 
 
-def test_a_longer_plan_contains_the_shorter_one() -> None:
-    assert {p.key for p in plan(H200, 300)} <= {p.key for p in plan(H200, 1200)}
+def test_more_calls_contain_the_fewer() -> None:
+    assert {p.key for p in choose(H200, 300)} <= {p.key for p in choose(H200, 1200)}
 
 
-def test_planned_calls_fit_the_gpu_and_our_patience() -> None:
-    calls = [p.call for p in plan(H200, 300)]
+def test_chosen_calls_fit_the_gpu_and_our_patience() -> None:
+    calls = [p.call for p in choose(H200, 300)]
     times = [found.time_s for found in kc.predict_many(calls, H200, kc.Conditions(predictor="generic"))]
     assert max(times) <= LONGEST_S
-    gpus_without_fp8 = plan(kc.gpu("a100_sxm"), 300)
+    gpus_without_fp8 = choose(kc.gpu("a100_sxm"), 300)
     assert not [p for p in gpus_without_fp8 if p.call.op == "gemm" and p.call.dtype == "fp8"]
 
 
 def test_sizes_are_real_and_random_aligned_and_not() -> None:
-    gemms = [p.call for p in plan(H200, 400, only=("gemm",))]
+    gemms = [p.call for p in choose(H200, 400, only=("gemm",))]
     odd = np.mean([call.n % 8 != 0 or call.k % 8 != 0 for call in gemms])  # type: ignore[attr-defined]
     assert 0.02 < odd < 0.25
     assert {(call.n, call.k) for call in gemms} & {(4096, 14336), (28672, 4096)}  # type: ignore[attr-defined]
 
 
 def test_warm_calls_come_after_the_cold_ones() -> None:
-    found = plan(H200, 100, warm_share=0.2)
+    found = choose(H200, 100, warm_share=0.2)
     warm = [p.warm for p in found]
     assert warm == sorted(warm)
     assert 8 <= sum(warm) <= 35 and 90 <= len(warm) - sum(warm) <= 110
@@ -91,9 +91,9 @@ def test_warm_calls_come_after_the_cold_ones() -> None:
 
 def test_an_unknown_family_is_refused() -> None:
     with pytest.raises(KernelcastError, match="unknown family 'gem'"):
-        plan(H200, 10, only=("gem",))
+        choose(H200, 10, only=("gem",))
     with pytest.raises(KernelcastError, match="no family is left"):
-        plan(H200, 10, only=("gemm",), without=("gemm",))
+        choose(H200, 10, only=("gemm",), without=("gemm",))
 
 
 def test_the_farthest_points_come_first() -> None:
@@ -102,12 +102,12 @@ def test_the_farthest_points_come_first() -> None:
 
 
 def test_calls_for_calibration_spread_further_than_random_ones() -> None:
-    candidates = plan(H200, 400, only=("gemm", "norm"))
+    candidates = choose(H200, 400, only=("gemm", "norm"))
     chosen = most_telling(candidates, H200, 50)
     assert len(chosen) == 50
     assert {p.family for p in chosen} == {"gemm", "norm"}
 
-    def spread(calls: Sequence[Planned]) -> float:
+    def spread(calls: Sequence[Wanted]) -> float:
         times = [f.time_s for f in kc.predict_many([p.call for p in calls], H200, kc.Conditions(predictor="generic"))]
         return float(np.std(np.log(times)))
 
@@ -115,7 +115,7 @@ def test_calls_for_calibration_spread_further_than_random_ones() -> None:
 
 
 def test_a_budget_stops_in_time_and_the_next_run_goes_on(tmp_path: Path) -> None:
-    calls = plan(H200, 40, only=("gemm", "norm"))
+    calls = choose(H200, 40, only=("gemm", "norm"))
     first = FakeGpu()
     done = Session(first, tmp_path / "x.jsonl", 12.0, clock=first.clock).run(calls)
     assert done.done == 10  # ten seconds, and two kept for looking at the kernels
@@ -128,7 +128,7 @@ def test_a_budget_stops_in_time_and_the_next_run_goes_on(tmp_path: Path) -> None
 
 
 def test_a_line_that_was_cut_short_is_measured_again(tmp_path: Path) -> None:
-    calls = plan(H200, 10, only=("gemm",))
+    calls = choose(H200, 10, only=("gemm",))
     path = tmp_path / "x.jsonl"
     gpu = FakeGpu()
     Session(gpu, path, clock=gpu.clock).run(calls)
@@ -142,7 +142,7 @@ def test_a_line_that_was_cut_short_is_measured_again(tmp_path: Path) -> None:
 
 
 def test_a_call_that_fails_is_recorded_and_the_rest_goes_on(tmp_path: Path) -> None:
-    calls = plan(H200, 30, only=("gemm", "softmax"))
+    calls = choose(H200, 30, only=("gemm", "softmax"))
     gpu = FakeGpu(broken="softmax")
     done = Session(gpu, tmp_path / "x.jsonl", clock=gpu.clock).run(calls)
     records = read_lines(tmp_path / "x.jsonl")
@@ -153,7 +153,7 @@ def test_a_call_that_fails_is_recorded_and_the_rest_goes_on(tmp_path: Path) -> N
 
 
 def test_a_broken_gpu_ends_the_run_and_names_the_call(tmp_path: Path) -> None:
-    calls = plan(H200, 30, only=("gemm", "softmax"))
+    calls = choose(H200, 30, only=("gemm", "softmax"))
     gpu = FakeGpu(lost="softmax")
     with pytest.raises(DeviceLostError, match=r"op=softmax.* broke the GPU's context"):
         Session(gpu, tmp_path / "x.jsonl", clock=gpu.clock).run(calls)
@@ -164,7 +164,7 @@ def test_a_broken_gpu_ends_the_run_and_names_the_call(tmp_path: Path) -> None:
 
 
 def test_the_table_is_canonical_and_can_be_gone_on_with(tmp_path: Path) -> None:
-    calls = plan(H200, 40, only=("gemm", "softmax", "flashinfer-decode", "moe-config"), warm_share=0.2)
+    calls = choose(H200, 40, only=("gemm", "softmax", "flashinfer-decode", "moe-config"), warm_share=0.2)
     gpu = FakeGpu(broken="softmax")
     Session(gpu, tmp_path / "x.jsonl", clock=gpu.clock).run(calls)
     records = read_lines(tmp_path / "x.jsonl")
@@ -215,12 +215,12 @@ def test_kernels_belong_to_the_call_that_launched_them() -> None:
     found = kernels_of(events, 2)
     assert [[k.name for k in kernels] for kernels in found] == [["first", "second"], ["third"]]
     assert found[0][0].grid == (4, 2, 1)
-    assert json.loads(json.dumps(found[0][0].to_dict()))["registers"] == 64
+    assert (found[0][0].registers, found[0][0].smem_bytes) == (64, 1024)
 
 
 def test_calls_of_a_table_can_be_measured_again(tmp_path: Path) -> None:
     path = tmp_path / "first.parquet"
-    first = plan(H200, 30)
+    first = choose(H200, 30)
     session = Session(FakeGpu(), tmp_path / "lines.jsonl")
     session.run(first)
     write_table(read_lines(session.lines), path, H200, {})

@@ -16,9 +16,10 @@ import pytest
 
 from kernelcast.advise.chrome_events import NAME_CHARS, shape_text, short_name
 from kernelcast.errors import KernelcastError
+from kernelcast.measure.session import DeviceLostError
 from kernelcast_lab.models.cases import MODELS, Case, case_table, chosen, cut, longest, parameter_count
 from kernelcast_lab.models.measure import load_cases, main, measure, pack
-from kernelcast_lab.models.store import DeviceLostError, Journal, Measured, Timing
+from kernelcast_lab.models.store import Journal, Measured, Timing
 from kernelcast_lab.models.trace import (
     KernelRow,
     OpRow,

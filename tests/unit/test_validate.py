@@ -12,7 +12,7 @@ import pytest
 
 import kernelcast as kc
 from kernelcast.errors import KernelcastError
-from kernelcast.measure.plan import Planned, plan
+from kernelcast.measure.choose import Wanted, choose
 from kernelcast.measure.table import write_table
 from kernelcast.measured.folds import TEST_FOLD, shape_fold
 from kernelcast.validate import Line, overall, repeated, tables, validate
@@ -23,13 +23,13 @@ H200 = kc.gpu("h200_sxm")
 CASES = Path(__file__).parents[2] / "validation"
 
 
-def record(planned: Planned, latency_us: float) -> dict[str, Any]:
-    return {"key": planned.key, "family": planned.family, "call": planned.parameters, "status": "ok", "warm": False,
+def record(wanted: Wanted, latency_us: float) -> dict[str, Any]:
+    return {"key": wanted.key, "family": wanted.family, "call": wanted.parameters, "status": "ok", "warm": False,
             "latency_us": latency_us, "rotation": 4, "kernel_source": "made up"}  # fmt: skip
 
 
 def test_errors_and_noise_of_a_made_up_campaign(tmp_path: Path) -> None:
-    calls = plan(H200, 300, only=("gemm",))
+    calls = choose(H200, 300, only=("gemm",))
     generic = kc.Conditions(predictor="generic", rotation=4, input_rotation=4)
     times = [found.time_s * 1e6 for found in kc.predict_many([p.call for p in calls], H200, generic)]
     first, again = tmp_path / "own" / "h200.parquet", tmp_path / "own" / "h200_again.parquet"

@@ -155,7 +155,6 @@ class Fit:
     """Biases by key and regime, and the weights of the local part's points."""
 
     setting: Setting
-    keys: tuple[str, ...]
     biases: Doubles  # (keys, 3)
     points: NDArray[np.intp]  # rows of the design
     weights: Doubles
@@ -189,7 +188,7 @@ def fit(rows: Design, setting: Setting) -> Fit:
     count = basis[0].shape[1]
     biases = _bias_values(found[:count], rows.prior, setting.shared)
     weights = turn @ found[count:] if setting.local else np.zeros(len(points))
-    return Fit(setting, rows.keys, biases, points, weights, rows)
+    return Fit(setting, biases, points, weights, rows)
 
 
 def ridge(columns: Doubles, target: Doubles, weight: Doubles) -> Doubles:
@@ -214,12 +213,15 @@ def _bias_values(found: Doubles, prior: Doubles, shared: float) -> Doubles:
 
 
 def spread_out(place: Doubles, count: int) -> NDArray[np.intp]:
-    """Rows that cover the rest: each next one is the farthest from those before."""
-    if len(place) <= count:
-        return np.arange(len(place))
-    picked = [int(np.argmin(np.sum((place - place.mean(axis=0)) ** 2, axis=1)))]
-    nearest = np.full(len(place), np.inf)
-    for _ in range(count - 1):
-        nearest = np.minimum(nearest, np.sum((place - place[picked[-1]]) ** 2, axis=1))
+    """Rows that cover the rest, in their order."""
+    return np.sort(farthest_first(place, count)) if len(place) > count else np.arange(len(place))
+
+
+def farthest_first(points: Doubles, count: int) -> list[int]:
+    """Start at the most central point, then always take the one farthest from all that are taken."""
+    picked = [int(np.argmin(np.sum((points - points.mean(axis=0)) ** 2, axis=1)))]
+    nearest = np.full(len(points), np.inf)
+    while len(picked) < count:
+        nearest = np.minimum(nearest, np.sum((points - points[picked[-1]]) ** 2, axis=1))
         picked.append(int(np.argmax(nearest)))
-    return np.sort(np.array(picked, dtype=np.intp))
+    return picked

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast._version import __version__
-from kernelcast.calibrate.fit import Design, Fit, Setting, choose, design, fit
+from kernelcast.calibrate.fit import Design, Setting, choose, design, fit
 from kernelcast.calibrate.measured import Columns, Errors, errors, one_gpu, select, shapes
 from kernelcast.calls.table import BadRows
 from kernelcast.efficiency import Calibration, Predictor
@@ -56,7 +56,8 @@ def calibrate(
 
 
 def _family(rows: Errors, base: Predictor) -> FamilyCalibration:
-    rows = _sampled(rows)
+    if len(rows) > MAX_ROWS:
+        rows = select(rows, np.sort(np.random.default_rng(0).choice(len(rows), MAX_ROWS, replace=False)))
     mean, scale = _standard(rows, base)
     whole = design(rows, mean, scale)
     shape = shapes(rows)
@@ -64,36 +65,25 @@ def _family(rows: Errors, base: Predictor) -> FamilyCalibration:
     made = fit(whole, setting)
     out = _unseen(whole, shape, setting)
     low, high = _reach(rows, out)
-    codes = rows.code[made.points]
+    points = whole.place[made.points] / setting.length  # in units of the length scale, as the file keeps them
     return FamilyCalibration(
         rows=len(rows),
         error_before=float(np.mean(rows.percent(np.zeros(len(rows))))),
         error_after=float(np.mean(rows.percent(out))),
-        biases={key: tuple(map(float, np.round(b, 6))) for key, b in zip(made.keys, made.biases, strict=True)},
+        biases={key: tuple(map(float, np.round(b, 6))) for key, b in zip(whole.keys, made.biases, strict=True)},
         names=rows.names,
         mean=mean,
         scale=(scale * np.float32(setting.length)).astype(np.float32),
-        points=_stored(whole, made),
+        points=points.astype(np.float16).astype(np.float32),
         weights=made.weights.astype(np.float32),
         groups=tuple(joint(words) for words in rows.words),
-        group=codes.astype(np.int64),
+        group=rows.code[made.points].astype(np.int64),
         low=low,
         high=high,
         least=float(min(0.0, rows.target.min())),
         most=float(max(0.0, rows.target.max())),
         settings=asdict(setting),
     )
-
-
-def _stored(whole: Design, made: Fit) -> NDArray[np.float32]:
-    """The points in units of the length scale, as the file keeps them."""
-    return (whole.place[made.points] / made.setting.length).astype(np.float16).astype(np.float32)
-
-
-def _sampled(rows: Errors) -> Errors:
-    if len(rows) <= MAX_ROWS:
-        return rows
-    return select(rows, np.sort(np.random.default_rng(0).choice(len(rows), MAX_ROWS, replace=False)))
 
 
 def _standard(rows: Errors, base: Predictor) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

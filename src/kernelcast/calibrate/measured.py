@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -123,37 +123,33 @@ def errors(columns: Columns, chip: Gpu, base: Predictor, conditions: Conditions,
     return {family: found for family, found in joined.items() if len(found)}
 
 
-_BY_ROW = ("values", "code", "time_s", "low", "high", "bound_s", "latency_s")
+_TIMES = ("time_s", "low", "high", "bound_s", "latency_s")
 
 
 def select(rows: Errors, keep: NDArray[Any]) -> Errors:
-    taken = {name: getattr(rows, name)[keep] for name in _BY_ROW}
-    return Errors(family=rows.family, names=rows.names, words=rows.words, **taken)
+    taken: dict[str, Any] = {name: getattr(rows, name)[keep] for name in ("values", "code", *_TIMES)}
+    return replace(rows, **taken)
 
 
 def _joined(parts: list[Errors]) -> Errors:
     """One table; features that an op lacks are 0, and those that name the GPU say nothing here."""
     names = tuple(n for n in dict.fromkeys(n for part in parts for n in part.names) if n not in GPU_FEATURES)
-    words = sorted({tuple(sorted(w.items(), key=str)) for part in parts for w in part.words}, key=str)
-    code = {w: at for at, w in enumerate(words)}
-    columns: dict[str, Any] = {
-        name: np.concatenate([getattr(part, name) for part in parts])
-        for name in ("time_s", "low", "high", "bound_s", "latency_s")
-    }
+    keys = [tuple(sorted(part.words[0].items(), key=str)) for part in parts]
+    words = sorted(set(keys), key=str)
+    columns: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _TIMES}
     return Errors(
         family=parts[0].family,
         names=names,
         values=np.concatenate([aligned(part.names, part.values, names) for part in parts]),
-        words=tuple(dict(w) for w in words),
-        code=np.concatenate([np.full(len(p), code[tuple(sorted(p.words[0].items(), key=str))]) for p in parts]),
+        words=tuple(map(dict, words)),
+        code=np.concatenate([np.full(len(part), words.index(key)) for part, key in zip(parts, keys, strict=True)]),
         **columns,
     )
 
 
 def _ordered(rows: Errors) -> Errors:
     """By words, features and time, whatever the order of the file."""
-    keys = (rows.latency_s, *rows.values.T[::-1], rows.code)
-    return select(rows, np.lexsort(keys))
+    return select(rows, np.lexsort((rows.latency_s, *rows.values.T[::-1], rows.code)))
 
 
 def shapes(rows: Errors) -> NDArray[np.intp]:

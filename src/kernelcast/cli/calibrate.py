@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +12,7 @@ from kernelcast.cli.commands import Command, with_examples
 from kernelcast.cli.options import Cache, Json, PredictorName, chosen_conditions
 from kernelcast.efficiency import Calibration
 from kernelcast.errors import KernelcastError
+from kernelcast.files import check_target
 from kernelcast.report import json as as_json
 
 # Measurements in small, so that the example runs as it stands.
@@ -55,7 +55,7 @@ def calibrate_file(
     """
     from kernelcast.calibrate import calibrate, read_measured
 
-    _check_output(measured, output)
+    check_target(measured, output, table=False)
     conditions = chosen_conditions(None, cache, predictor)
     try:
         found, bad = calibrate(read_measured(measured), gpu, conditions, skip_bad=skip_bad)
@@ -72,27 +72,9 @@ def calibrate_file(
     print(f"kernelcast: {found.rows:,} measured calls -> {output}; use it: --calibration {output}", file=sys.stderr)
 
 
-def _check_output(measured: Path, output: Path) -> None:
-    if output.is_dir():
-        raise KernelcastError(f"{output} is a folder; -o takes a file")
-    if not output.parent.is_dir():
-        raise KernelcastError(f"{output}: there is no folder {output.parent}")
-    if output.exists() and measured.exists() and output.samefile(measured):
-        raise KernelcastError(f"{output} is the input; write the calibration to another file")
-    if not os.access(output.parent, os.W_OK):
-        raise KernelcastError(f"{output}: no permission to write to the folder {output.parent}")
-
-
 def _fields(found: Calibration, output: Path, bad_rows: int) -> dict[str, object]:
-    families = {
-        name: {
-            "rows": family.rows,
-            "error_before": family.error_before,
-            "error_after": family.error_after,
-            "biases": family.biases,
-        }
-        for name, family in found.families.items()
-    }
+    told = ("rows", "error_before", "error_after", "biases")
+    families = {name: {key: getattr(family, key) for key in told} for name, family in found.families.items()}
     return {
         "gpu": found.gpu,
         "predictor": found.predictor,

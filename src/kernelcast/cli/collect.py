@@ -4,55 +4,60 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kernelcast.cli.commands import Command, with_examples
 from kernelcast.cli.options import Json
+from kernelcast.cli.progress import progress_bar
 from kernelcast.errors import KernelcastError
+from kernelcast.hardware import Gpu
+from kernelcast.hardware import gpu as find_gpu
 
 if TYPE_CHECKING:
-    from kernelcast.measure.plan import Planned
-    from kernelcast.measure.session import Progress
+    from kernelcast.measure.choose import Wanted
 
 _CONFIGS = "moe-config"  # not calls of a family but every Triton config of some: a file of its own kind
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
+Only = Annotated[
+    list[str] | None, typer.Option("--family", help="only this family; may be repeated; moe-config: Triton configs")
+]
+Without = Annotated[list[str] | None, typer.Option("--without", help="leave this family out; may be repeated")]
+Budget = Annotated[str | None, typer.Option("--budget", metavar="TIME", help="stop in time, as in 300s, 5m or 1h")]
+Warm = Annotated[float, typer.Option("--warm", min=0.0, max=1.0, help="share of calls to time from a warm L2 too")]
+Telling = Annotated[bool, typer.Option("--for-calibration", help="the calls that teach most, for kernelcast calibrate")]
+Again = Annotated[
+    Path | None,
+    typer.Option("--again", metavar="FILE.parquet", help="calls of this table a second time: how far times repeat"),
+]
+Here = Annotated[
+    str | None, typer.Option("--gpu", metavar="ID", help="what this GPU is in the catalogue; default: by its name")
+]
+Out = Annotated[
+    Path | None, typer.Option("-o", "--out", metavar="FILE.parquet", help="table of results; goes on where it was")
+]
+
 
 def register(app: typer.Typer) -> None:
-    planning = "kernelcast collect --calls 100 --plan --gpu h200_sxm"
-    app.command("collect", cls=with_examples(Command, planning))(collect)
+    choosing = "kernelcast collect --calls 100 --plan --gpu h200_sxm"
+    app.command("collect", cls=with_examples(Command, choosing))(collect)
 
 
 def collect(
-    out: Annotated[
-        Path | None, typer.Option("-o", "--out", metavar="FILE.parquet", help="table of results; goes on where it was")
-    ] = None,
+    out: Out = None,
     calls: Annotated[int, typer.Option("--calls", min=1, help="calls to measure")] = 1700,
-    family: Annotated[
-        list[str] | None, typer.Option("--family", help="only this family; may be repeated; moe-config: Triton configs")
-    ] = None,
-    without: Annotated[
-        list[str] | None, typer.Option("--without", help="leave this family out; may be repeated")
-    ] = None,
-    budget: Annotated[
-        str | None, typer.Option("--budget", metavar="TIME", help="stop in time, as in 300s, 5m or 1h")
-    ] = None,
-    warm: Annotated[
-        float, typer.Option("--warm", min=0.0, max=1.0, help="share of calls to time from a warm L2 too")
-    ] = 0.0,
-    for_calibration: Annotated[
-        bool, typer.Option("--for-calibration", help="the calls that teach most, for kernelcast calibrate")
-    ] = False,
-    again: Annotated[
-        Path | None,
-        typer.Option("--again", metavar="FILE.parquet", help="calls of this table a second time: how far times repeat"),
-    ] = None,
-    gpu: Annotated[
-        str | None, typer.Option("--gpu", metavar="ID", help="what this GPU is in the catalogue; default: by its name")
-    ] = None,
+    family: Only = None,
+    without: Without = None,
+    budget: Budget = None,
+    warm: Warm = 0.0,
+    for_calibration: Telling = False,
+    again: Again = None,
+    gpu: Here = None,
     seed: Annotated[int, typer.Option("--seed", help="the same seed gives the same calls")] = 0,
     plan_only: Annotated[bool, typer.Option("--plan", help="show the plan and stop; needs no GPU")] = False,
     as_json: Json = False,
@@ -68,41 +73,59 @@ def collect(
         raise KernelcastError("--again takes its calls from a table; leave out --family, --without, --warm and"
                               " --for-calibration")  # fmt: skip
 
-    def planned_for(name: str) -> list[Planned]:
-        if again:
-            from kernelcast.measure.table import calls_again
+    def wanted_of(target: Gpu) -> list[Wanted]:
+        from kernelcast.measure.choose import choose, most_telling
+        from kernelcast.measure.table import calls_again
 
+        if again:
             return calls_again(again, calls, seed)
-        return _plan(name, calls, family, without, warm, for_calibration, seed)
+        chosen = partial(choose, target, only=family or (), without=without or (), seed=seed)
+        return most_telling(chosen(8 * calls), target, calls) if for_calibration else chosen(calls, warm_share=warm)
 
     if plan_only:
-        _show(planned_for(gpu or "h200_sxm"), as_json)
+        _show(wanted_of(find_gpu(gpu or "h200_sxm")), as_json)
         return
     if out is None:
         raise KernelcastError("where should the results go? give -o FILE.parquet")
+    _measure(wanted_of, out, gpu, seconds, seed, as_json)
+
+
+def _measure(
+    wanted_of: Callable[[Gpu], list[Wanted]],
+    out: Path,
+    gpu: str | None,
+    seconds: float | None,
+    seed: int,
+    as_json: bool,
+) -> None:
     _needs_cuda()
     from kernelcast.measure.device import CudaDevice, facts, identified
-    from kernelcast.measure.session import Session, read_lines
+    from kernelcast.measure.session import Progress, Session, read_lines
     from kernelcast.measure.table import read_records, write_table
 
     target = identified(gpu)
-    planned = planned_for(target.id)
+    wanted = wanted_of(target)
     lines = out.with_suffix(".progress.jsonl")
     earlier = read_records(out)
     before = facts()
-    with _Bar() as bar:
-        done = Session(CudaDevice(target), lines, seconds, say=bar.say, earlier=earlier).run(planned)
+    with progress_bar() as start:
+        told = start("measuring")
+
+        def say(progress: Progress) -> None:
+            told(progress.done, progress.total, f"({progress.failed} failed)" if progress.failed else "")
+
+        done = Session(CudaDevice(target), lines, seconds, say=say, earlier=earlier).run(wanted)
     after = {f"{name} after": value for name, value in facts().items() if before.get(name) != value}
     rows = write_table([*earlier, *read_lines(lines)], out, target, {**before, **after, "seed": seed})
     lines.unlink()
-    told = {"file": str(out), "rows": rows, "failed": done.failed, "left": done.total - done.done,
-            "seconds": round(done.seconds, 1)}  # fmt: skip
+    left = done.total - done.done
     if as_json:
-        typer.echo(json.dumps(told))
+        result = {"file": str(out), "rows": rows, "failed": done.failed, "left": left}
+        typer.echo(json.dumps({**result, "seconds": round(done.seconds, 1)}))
         return
     typer.echo(f"{rows:,} calls in {out} ({done.failed:,} could not run), {done.seconds:.0f} s")
-    if told["left"]:
-        typer.echo(f"{told['left']:,} calls of the plan are left: run the same command again to go on")
+    if left:
+        typer.echo(f"{left:,} calls of the plan are left: run the same command again to go on")
 
 
 def _sweep_configs(out: Path | None, gpu: str | None, seconds: float | None) -> None:
@@ -136,55 +159,15 @@ def _needs_cuda() -> None:
         raise KernelcastError("collect needs a CUDA GPU, and PyTorch sees none here; --plan shows what it would run")
 
 
-def _plan(
-    name: str, calls: int, only: list[str] | None, without: list[str] | None, warm: float, telling: bool, seed: int
-) -> list[Planned]:
-    from kernelcast.hardware import gpu
-    from kernelcast.measure.plan import plan
-    from kernelcast.measure.telling import most_telling
-
-    target = gpu(name)
-    if not telling:
-        return plan(target, calls, only=only or (), without=without or (), warm_share=warm, seed=seed)
-    return most_telling(plan(target, 8 * calls, only=only or (), without=without or (), seed=seed), target, calls)
-
-
-def _show(planned: list[Planned], as_json: bool) -> None:
+def _show(wanted: list[Wanted], as_json: bool) -> None:
     if as_json:
-        for entry in planned:
+        for entry in wanted:
             typer.echo(json.dumps({**entry.parameters, "warm": entry.warm}))
         return
-    counts: dict[str, list[Planned]] = {}
-    for entry in planned:
+    counts: dict[str, list[Wanted]] = {}
+    for entry in wanted:
         counts.setdefault(entry.family, []).append(entry)
     for name, members in counts.items():
         given = ", ".join(f"{key}={value}" for key, value in members[0].parameters.items())
         typer.echo(f"{name:20} {len(members):6,}  e.g. {given}")
-    typer.echo(f"{'all':20} {len(planned):6,}")
-
-
-class _Bar:
-    """A progress bar on stderr: calls, those that failed, time left."""
-
-    def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        self._progress = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-            console=Console(stderr=True), refresh_per_second=2,
-        )  # fmt: skip
-        self._task: Any = None
-
-    def __enter__(self) -> _Bar:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def say(self, progress: Progress) -> None:
-        if self._task is None:
-            self._task = self._progress.add_task("measuring", total=progress.total)
-        told = f"measuring ({progress.failed} failed)" if progress.failed else "measuring"
-        self._progress.update(self._task, completed=progress.done, description=told)
+    typer.echo(f"{'all':20} {len(wanted):6,}")

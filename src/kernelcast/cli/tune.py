@@ -19,12 +19,18 @@ if TYPE_CHECKING:
 
 # Token counts of the engines' own files; at run time the nearest counts.
 _TOKENS = "1,2,4,8,16,24,32,48,64,96,128,256,512,1024,1536,2048,3072,4096"
+_DTYPES = ("bf16", "fp16", "fp8", "fp8_block")
 _TRITON = "3.6.0"  # that the bundled measurements were made with
 
 Top = Annotated[int, typer.Option("--top", min=1, help="configs to measure: the most promising by prediction")]
 More = Annotated[
     int, typer.Option("--more", min=0, help="measure so many beyond them; on a GPU not seen by Optuna, if installed")
 ]
+Tokens = Annotated[str, typer.Option("--tokens", metavar="N,N,…", help="token counts to tune for")]
+Stacks = Annotated[
+    list[str] | None, typer.Option("--stack", metavar="NAME", help="vllm, sglang: whose files; default: both")
+]
+Out = Annotated[Path | None, typer.Option("-o", "--out", metavar="DIR", help="folder for the files")]
 NoGpu = Annotated[bool, typer.Option("--no-measure", help="predict only, even where there is a GPU")]
 Dtype = Annotated[str, typer.Option("--dtype", metavar="FORMAT", help="bf16, fp16, fp8, fp8_block")]
 
@@ -41,7 +47,7 @@ def register(app: typer.Typer) -> None:
 def moe(
     model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="a name of `kernelcast models`")] = None,
     gpu: GpuName = None,
-    tokens: Annotated[str, typer.Option("--tokens", metavar="N,N,…", help="token counts to tune for")] = _TOKENS,
+    tokens: Tokens = _TOKENS,
     hidden: Annotated[int | None, typer.Option("--hidden", min=1, help="model width, without a MODEL")] = None,
     inter: Annotated[int | None, typer.Option("--inter", min=1, help="width of an expert, without a MODEL")] = None,
     experts: Annotated[int | None, typer.Option("--experts", min=1, help="experts, without a MODEL")] = None,
@@ -50,10 +56,8 @@ def moe(
     dtype: Dtype = "bf16",
     top: Top = 16,
     more: More = 0,
-    stack: Annotated[
-        list[str] | None, typer.Option("--stack", metavar="NAME", help="vllm, sglang: whose files; default: both")
-    ] = None,
-    out: Annotated[Path | None, typer.Option("-o", "--out", metavar="DIR", help="folder for the files")] = None,
+    stack: Stacks = None,
+    out: Out = None,
     triton: Annotated[str | None, typer.Option("--triton", help="version that SGLang's folder is named by")] = None,
     no_measure: NoGpu = False,
     changes: Changes = None,
@@ -62,15 +66,13 @@ def moe(
     """Tune the grouped GEMMs of a mixture-of-experts layer, and write the files that vLLM and SGLang look up."""
     from kernelcast.advise.engine_files import STACKS, write_config_file
     from kernelcast.advise.tune import tune
-    from kernelcast.report.tune import fields, print_tuned
 
-    chip = _chip(gpu, changes)
     for name in stack or ():
         if name not in STACKS:
             raise unknown("stack", name, STACKS)
     sizes = _sizes(model, {"--hidden": hidden, "--inter": inter, "--experts": experts, "--topk": topk}, tp)
     problems = _problems(sizes, tokens, dtype)
-    measure, why_not = _measurer(chip, dtype, no_measure)
+    chip, measure, why_not = _machine(gpu, changes, dtype, no_measure)
     device, version = _here() if measure else (None, _TRITON)
     found: list[Tuned] = []
     files: list[str] = []
@@ -84,11 +86,8 @@ def moe(
         if measure:
             told = f"{len(found)} of {len(problems)}: {problem.tokens} tokens, {found[-1].config}"
             typer.echo(f"kernelcast: {told}, {found[-1].configs_measured} configs measured", err=True)
-    if as_json:
-        typer.echo(json.dumps({"tuned": fields(found, chip), "files": files, "note": why_not}))
-        return
-    print_tuned(found, chip, why_not)
-    for file in files:
+    _tell(found, chip, why_not, as_json, files=files)
+    for file in files if not as_json else ():
         typer.echo(f"{'measured' if measure else 'predicted'} -> {file}")
 
 
@@ -107,28 +106,19 @@ def gemm(
     """Tune a Triton matrix product: C[m, n] = A[m, k] B[n, k]^T."""
     from kernelcast.advise.configs import GemmProblem
     from kernelcast.advise.tune import tune
+
+    chip, measure, why_not = _machine(gpu, changes, dtype, no_measure)
+    found = tune(GemmProblem(m, n, k, dtype), chip, measure, top=top, more=more)
+    _tell([found], chip, why_not, as_json)
+
+
+def _tell(found: list[Tuned], chip: Gpu, note: str, as_json: bool, **more: Any) -> None:
     from kernelcast.report.tune import fields, print_tuned
 
-    chip = _chip(gpu, changes)
-    _check_dtype(dtype)
-    measure, why_not = _measurer(chip, dtype, no_measure)
-    found = [tune(GemmProblem(m, n, k, dtype), chip, measure, top=top, more=more)]
     if as_json:
-        typer.echo(json.dumps({"tuned": fields(found, chip), "note": why_not}))
-        return
-    print_tuned(found, chip, why_not)
-
-
-def _chip(name: str | None, changes: list[str] | None) -> Gpu:
-    if name is None:
-        raise KernelcastError("which GPU? give --gpu, as in --gpu h200_sxm")
-    return chosen_gpu(name, changes)
-
-
-def _check_dtype(dtype: str) -> None:
-    known = ("bf16", "fp16", "fp8", "fp8_block")
-    if dtype not in known:
-        raise unknown("dtype", dtype, known)
+        typer.echo(json.dumps({"tuned": fields(found, chip), **more, "note": note}))
+    else:
+        print_tuned(found, chip, note)
 
 
 def _sizes(model: str | None, given: dict[str, int | None], tp: int) -> dict[str, int]:
@@ -163,7 +153,6 @@ def _of_model(name: str) -> dict[str, int]:
 def _problems(sizes: dict[str, int], tokens: str, dtype: str) -> list[MoeProblem]:
     from kernelcast.advise.configs import MoeProblem
 
-    _check_dtype(dtype)
     try:
         counts = sorted({int(text) for text in tokens.split(",")})
     except ValueError:
@@ -173,27 +162,35 @@ def _problems(sizes: dict[str, int], tokens: str, dtype: str) -> list[MoeProblem
     return [MoeProblem(tokens=count, dtype=dtype, **sizes) for count in counts]
 
 
-def _measurer(chip: Gpu, dtype: str, unwanted: bool) -> tuple[Measure | None, str]:
-    """What measures on this machine's GPU; else None, and why."""
+def _machine(
+    name: str | None, changes: list[str] | None, dtype: str, unwanted: bool
+) -> tuple[Gpu, Measure | None, str]:
+    """The GPU to tune for, and what measures on it; else None, and why."""
+    if name is None:
+        raise KernelcastError("which GPU? give --gpu, as in --gpu h200_sxm")
+    if dtype not in _DTYPES:
+        raise unknown("dtype", dtype, _DTYPES)
+    chip = chosen_gpu(name, changes)
     if unwanted:
-        return None, "Not measured, as asked: these are the predicted best."
+        return chip, None, "Not measured, as asked: these are the predicted best."
     try:
         import torch
         import triton  # noqa: F401
     except ImportError:
-        return None, ""
+        return chip, None, ""
     if not torch.cuda.is_available():
-        return None, ""
+        return chip, None, ""
     from kernelcast.measure.device import identified
 
-    here: Any = identified(None)
+    here = identified(None)
     if here.id != chip.id or chip.changes:
-        return None, f"This machine has a {here.name}, not a {chip.label}: these are the predicted best, not measured."
+        told = f"This machine has a {here.name}, not a {chip.label}: these are the predicted best, not measured."
+        return chip, None, told
     if dtype not in ("bf16", "fp16"):
-        return None, f"Our kernel does not run {dtype}: these are the predicted best, not measured."
+        return chip, None, f"Our kernel does not run {dtype}: these are the predicted best, not measured."
     from kernelcast.measure.moe_bench import Measurer
 
-    return Measurer(), ""
+    return chip, Measurer(), ""
 
 
 def _here() -> tuple[str, str]:

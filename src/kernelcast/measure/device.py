@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu, gpu
-from kernelcast.measure.plan import Planned
+from kernelcast.measure.choose import Wanted
 from kernelcast.measure.pool import Pool
-from kernelcast.measure.profiling import profiled
+from kernelcast.measure.profiling import Launched, profiled
 from kernelcast.measure.runners import Prepared, prepared
 from kernelcast.measure.session import DeviceLostError
 from kernelcast.measure.timing import Timing, stream, timed
@@ -45,14 +45,14 @@ class CudaDevice:
         self._target = target
         self._profile = profile
 
-    def measure(self, planned: Planned) -> dict[str, Any]:
-        self._pool.warm = planned.warm
+    def measure(self, wanted: Wanted) -> dict[str, Any]:
+        self._pool.warm = wanted.warm
         try:
             try:
-                timing, ready = self._timed(planned)
+                timing, ready = self._timed(wanted)
             except torch.OutOfMemoryError:  # perhaps of memory that graphs of earlier calls hold
                 torch.cuda.empty_cache()
-                timing, ready = self._timed(planned)
+                timing, ready = self._timed(wanted)
         except Exception as error:
             _alive(error)
             raise
@@ -65,24 +65,18 @@ class CudaDevice:
             "kernel_source": ready.source,
         }
 
-    def _timed(self, planned: Planned) -> tuple[Timing, Prepared]:
+    def _timed(self, wanted: Wanted) -> tuple[Timing, Prepared]:
         with torch.cuda.stream(stream()):
-            ready = prepared(planned.call, self._pool)
-        guess = predict(planned.call, self._target, Conditions(predictor="generic")).time_s
+            ready = prepared(wanted.call, self._pool)
+        guess = predict(wanted.call, self._target, Conditions(predictor="generic")).time_s
         return timed(ready.launches, guess), ready
 
-    def describe(self, batch: Sequence[Planned]) -> list[dict[str, Any]]:
+    def describe(self, batch: Sequence[Wanted]) -> list[dict[str, Any]]:
         if not self._profile or not batch:
             return [{} for _ in batch]
         self._pool.warm = True  # one set will do
-        found = []
-        for kernels in profiled([self._maker(planned) for planned in batch]):
-            main = max(kernels, key=lambda k: k.microseconds, default=None)
-            found.append({"kernels": len(kernels), **({} if main is None else _main(main.to_dict()))})
-        return found
-
-    def _maker(self, planned: Planned) -> Callable[[], Callable[[], object]]:
-        return lambda: prepared(planned.call, self._pool).launches[0]
+        makers = [lambda wanted=wanted: prepared(wanted.call, self._pool).launches[0] for wanted in batch]
+        return [_longest(kernels) for kernels in profiled(makers)]
 
 
 def _alive(error: Exception) -> None:
@@ -93,14 +87,18 @@ def _alive(error: Exception) -> None:
         raise DeviceLostError(" ".join(str(error).split())[:200]) from None
 
 
-def _main(kernel: dict[str, Any]) -> dict[str, Any]:
-    """The longest kernel of a call, flat."""
+def _longest(kernels: Sequence[Launched]) -> dict[str, Any]:
+    """How many kernels a call has, and the longest of them, flat."""
+    if not kernels:
+        return {"kernels": 0}
+    longest = max(kernels, key=lambda kernel: kernel.time_us)
     return {
-        "kernel_name": kernel["name"],
-        "grid": "x".join(map(str, kernel["grid"])),
-        "block": "x".join(map(str, kernel["block"])),
-        "registers": kernel["registers"],
-        "smem_bytes": kernel["smem_bytes"],
+        "kernels": len(kernels),
+        "kernel_name": longest.name,
+        "grid": "x".join(map(str, longest.grid)),
+        "block": "x".join(map(str, longest.block)),
+        "registers": longest.registers,
+        "smem_bytes": longest.smem_bytes,
     }
 
 

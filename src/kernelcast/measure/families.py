@@ -5,6 +5,7 @@ A family here is what one runner launches: an op (or some alike) of one library.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -39,18 +40,12 @@ def _linear(draw: Draw) -> tuple[int, int]:
     return draw.pick(options)
 
 
-def _gemm(dtypes: tuple[str, ...], grain: int = 1) -> Callable[[Draw], Drawn]:
-    def drawn(draw: Draw) -> Drawn:
-        dtype = draw.pick(dtypes)
-        if draw.chance(0.5):
-            n, k = _linear(draw)
-        else:
-            n, k = draw.width(64, 32768), draw.width(64, 32768)
-        n, k = max(grain, n // grain * grain), max(grain, k // grain * grain)
-        call = {"op": "gemm", "m": draw.tokens(), "n": n, "k": k, "dtype": dtype, "stack": "torch"}
-        return call if dtype == "fp8" else call | {"layout": draw.pick(("tn", "tn", "tn", "nn", "nt"))}
-
-    return drawn
+def _gemm(draw: Draw, dtypes: tuple[str, ...], grain: int = 1) -> Drawn:
+    dtype = draw.pick(dtypes)
+    n, k = _linear(draw) if draw.chance(0.5) else (draw.width(64, 32768), draw.width(64, 32768))
+    n, k = max(grain, n // grain * grain), max(grain, k // grain * grain)
+    call = {"op": "gemm", "m": draw.tokens(), "n": n, "k": k, "dtype": dtype, "stack": "torch"}
+    return call if dtype == "fp8" else call | {"layout": draw.pick(("tn", "tn", "tn", "nn", "nt"))}
 
 
 def _bmm(draw: Draw) -> Drawn:
@@ -79,24 +74,18 @@ def _square(draw: Draw, most: int = 16384) -> Drawn:
     return {"batch": draw.size(1, 64), "q_len": length, "kv_len": length}
 
 
-def _sdpa(op: str) -> Callable[[Draw], Drawn]:
-    def drawn(draw: Draw) -> Drawn:
-        backend = "cudnn" if draw.chance(_CUDNN_SHARE) else "fa2"
-        return {"op": op, **_square(draw, 8192), **_heads(draw), "causal": draw.chance(0.7), "backend": backend,
-                "dtype": draw.pick(("bf16", "bf16", "fp16")), "stack": "torch"}  # fmt: skip
-
-    return drawn
+def _sdpa(draw: Draw, op: str) -> Drawn:
+    backend = "cudnn" if draw.chance(_CUDNN_SHARE) else "fa2"
+    return {"op": op, **_square(draw, 8192), **_heads(draw), "causal": draw.chance(0.7), "backend": backend,
+            "dtype": draw.pick(("bf16", "bf16", "fp16")), "stack": "torch"}  # fmt: skip
 
 
-def _ragged(backend: str) -> Callable[[Draw], Drawn]:
-    def drawn(draw: Draw) -> Drawn:
-        shape = _square(draw)
-        if draw.chance(0.3):  # a chunk of a longer prompt
-            shape["kv_len"] = shape["q_len"] + draw.size(16, 16384, 16)
-        return {"op": "attention", **shape, **_heads(draw), "head_dim": 128, "causal": draw.chance(0.85),
-                "backend": backend, "dtype": "bf16", "stack": "flashinfer"}  # fmt: skip
-
-    return drawn
+def _ragged(draw: Draw, backend: str) -> Drawn:
+    shape = _square(draw)
+    if draw.chance(0.3):  # a chunk of a longer prompt
+        shape["kv_len"] = shape["q_len"] + draw.size(16, 16384, 16)
+    return {"op": "attention", **shape, **_heads(draw), "head_dim": 128, "causal": draw.chance(0.85),
+            "backend": backend, "dtype": "bf16", "stack": "flashinfer"}  # fmt: skip
 
 
 def _decode(draw: Draw) -> Drawn:
@@ -105,22 +94,24 @@ def _decode(draw: Draw) -> Drawn:
             "stack": "flashinfer"}  # fmt: skip
 
 
-def _cells(draw: Draw, most: int = _CELLS) -> Drawn:
+def _cells(draw: Draw, most: int = _CELLS, grain: int = 1) -> Drawn:
     """Rows and columns of an activation: a model's width, or any."""
     cols = draw.pick((draw.model().hidden, draw.model().inter)) if draw.chance(0.5) else draw.width(64, 32768)
-    return {"rows": min(draw.tokens(65536), max(1, most // cols)), "cols": cols}
+    return {"rows": min(draw.tokens(65536), max(1, most // cols)), "cols": max(1, cols // grain) * grain}
 
 
-def _over(ops: tuple[str, ...], dtypes: tuple[str, ...] = ("bf16", "bf16", "fp16", "fp32"), stack: str = "torch",
-          flags: tuple[str, ...] = ()) -> Callable[[Draw], Drawn]:  # fmt: skip
-    def drawn(draw: Draw) -> Drawn:
-        cells = _cells(draw)
-        if stack == "flashinfer":
-            cells["cols"] = max(1, cells["cols"] // 8) * 8  # its kernels read 16 bytes at a time, and fault elsewhere
-        call = {"op": draw.pick(ops), **cells, "dtype": draw.pick(dtypes), "stack": stack}
-        return call | {name: draw.chance(0.5) for name in flags}
+def _over(draw: Draw, *ops: str) -> Drawn:
+    cells = _cells(draw)
+    return {"op": draw.pick(ops), **cells, "dtype": draw.pick(("bf16", "bf16", "fp16", "fp32")), "stack": "torch"}
 
-    return drawn
+
+def _over_flashinfer(draw: Draw, op: str) -> Drawn:
+    cells = _cells(draw, grain=8)  # its kernels read 16 bytes at a time, and fault elsewhere
+    return {"op": op, **cells, "dtype": draw.pick(("bf16", "fp16")), "stack": "flashinfer"}
+
+
+def _flashinfer_norm(draw: Draw) -> Drawn:
+    return _over_flashinfer(draw, "rmsnorm") | {"residual": draw.chance(0.5)}
 
 
 def _rope(draw: Draw) -> Drawn:
@@ -128,20 +119,15 @@ def _rope(draw: Draw) -> Drawn:
     return {"op": "rope", "tokens": draw.tokens(32768), **heads, "dtype": "bf16", "stack": "flashinfer"}
 
 
-def _embedding(op: str) -> Callable[[Draw], Drawn]:
-    def drawn(draw: Draw) -> Drawn:
-        model = draw.model()
-        return {"op": op, "tokens": draw.tokens(65536), "hidden": model.hidden, "vocab": model.vocab,
-                "dtype": draw.pick(("bf16", "fp32")), "stack": "torch"}  # fmt: skip
-
-    return drawn
+def _embedding(draw: Draw, op: str) -> Drawn:
+    model = draw.model()
+    return {"op": op, "tokens": draw.tokens(65536), "hidden": model.hidden, "vocab": model.vocab,
+            "dtype": draw.pick(("bf16", "fp32")), "stack": "torch"}  # fmt: skip
 
 
 def _quantize(draw: Draw) -> Drawn:
-    cells = _cells(draw)
-    cells["cols"] = max(1, cells["cols"] // 128) * 128  # blocks of 128 share a scale
-    return {"op": "quantize", **cells, "to": "fp8", "scale": draw.pick(("token", "static", "block")),
-            "dtype": "bf16"}  # fmt: skip
+    cells = _cells(draw, grain=128)  # blocks of 128 share a scale
+    return {"op": "quantize", **cells, "to": "fp8", "scale": draw.pick(("token", "static", "block")), "dtype": "bf16"}
 
 
 def _moe_gemm(draw: Draw) -> Drawn:
@@ -153,20 +139,17 @@ def _moe_gemm(draw: Draw) -> Drawn:
             **dict(zip(TRITON_CONFIG, draw.pick(_BLOCKS), strict=True))}  # fmt: skip
 
 
-def _conv(op: str) -> Callable[[Draw], Drawn]:
-    def drawn(draw: Draw) -> Drawn:
-        side, kernel = draw.pick((7, 8, 14, 16, 28, 32, 56, 64, 112, 224)), draw.pick((1, 1, 3, 3, 3, 5, 7))
-        channels = [draw.size(8, 2048, draw.pick((8, 32, 64))) for _ in range(2)]
-        return {"op": op, "batch": draw.size(1, 128), "in_channels": channels[0], "out_channels": channels[1],
-                "height": side, "width": side, "kernel_h": kernel, "kernel_w": kernel, "stride": draw.pick((1, 1, 2)),
-                "padding": kernel // 2, "dtype": draw.pick(("bf16", "fp16", "tf32")), "stack": "torch"}  # fmt: skip
-
-    return drawn
+def _conv(draw: Draw, op: str) -> Drawn:
+    side, kernel = draw.pick((7, 8, 14, 16, 28, 32, 56, 64, 112, 224)), draw.pick((1, 1, 3, 3, 3, 5, 7))
+    channels = [draw.size(8, 2048, draw.pick((8, 32, 64))) for _ in range(2)]
+    return {"op": op, "batch": draw.size(1, 128), "in_channels": channels[0], "out_channels": channels[1],
+            "height": side, "width": side, "kernel_h": kernel, "kernel_w": kernel, "stride": draw.pick((1, 1, 2)),
+            "padding": kernel // 2, "dtype": draw.pick(("bf16", "fp16", "tf32")), "stack": "torch"}  # fmt: skip
 
 
 def _adamw(draw: Draw) -> Drawn:
-    return {"op": "adamw", "elements": draw.size(1024, 2**28, 8), "dtype": draw.pick(("bf16", "fp32")),
-            "stack": "torch"}  # fmt: skip
+    elements = draw.size(1024, 2**28, 8)
+    return {"op": "adamw", "elements": elements, "dtype": draw.pick(("bf16", "fp32")), "stack": "torch"}
 
 
 def _strided(draw: Draw) -> Drawn:
@@ -184,16 +167,15 @@ def _strided(draw: Draw) -> Drawn:
         cells["rows"] = rows = max(1, rows // 8 // group) * 8 * group
     batch = 4 if kind in ("head", "turned") and draw.chance(0.6) else 1  # one more axis
     cells["rows"] = rows = rows * batch
-    head = next(h for h in (32, 16, 8, 4, 2, 1) if rows % (h * batch) == 0)
+    head = math.gcd(rows // batch, 32)
     reads = {"heads": 1.0, "row": 1 + 1 / rows, "column": 1 + 1 / cols, "head": 1 + 1 / head, "turned": 2.0,
              "repeat": 1 / group, "mixed": 1.5}[kind]  # fmt: skip
     call = {"op": "pointwise", **cells, "reads": reads, "writes": 1.0, "stack": "torch",
             "tensors": 1.0 if kind in ("heads", "repeat") else 2.0, "flops": 1.0}  # fmt: skip
-    if kind != "mixed":
-        call["axes"] = {"head": 3, "turned": 3, "repeat": 3}.get(kind, 2) + (batch > 1)
     if kind == "mixed":
         return call | {"access": "cast", "dtype": "fp32"}
-    return call | {"access": "strided", "dtype": draw.pick(("bf16", "bf16", "bf16", "fp16", "fp32"))}
+    axes = (3 if kind in ("head", "turned", "repeat") else 2) + (batch > 1)
+    return call | {"axes": axes, "access": "strided", "dtype": draw.pick(("bf16", "bf16", "bf16", "fp16", "fp32"))}
 
 
 def _moved(draw: Draw) -> Drawn:
@@ -239,34 +221,34 @@ _ROWWISE_BACKWARD = ("layernorm_backward", "rmsnorm_backward", "softmax_backward
 
 # family: (how it is drawn, its part of all calls)
 _TABLE: Mapping[str, tuple[Callable[[Draw], Drawn], float]] = {
-    "gemm": (_gemm(("bf16", "bf16", "bf16", "fp16")), 16),
-    "gemm-fp8": (_gemm(("fp8",), grain=16), 9),
-    "gemm-fp32": (_gemm(("fp32", "tf32")), 5),
+    "gemm": (lambda draw: _gemm(draw, ("bf16", "bf16", "bf16", "fp16")), 16),
+    "gemm-fp8": (lambda draw: _gemm(draw, ("fp8",), grain=16), 9),
+    "gemm-fp32": (lambda draw: _gemm(draw, ("fp32", "tf32")), 5),
     "bmm": (_bmm, 6),
-    "attention": (_sdpa("attention"), 8),
-    "attention-backward": (_sdpa("attention_backward"), 4),
-    "flashinfer-fa3": (_ragged("fa3"), 6),
-    "flashinfer-fa2": (_ragged("flashinfer"), 6),
+    "attention": (lambda draw: _sdpa(draw, "attention"), 8),
+    "attention-backward": (lambda draw: _sdpa(draw, "attention_backward"), 4),
+    "flashinfer-fa3": (lambda draw: _ragged(draw, "fa3"), 6),
+    "flashinfer-fa2": (lambda draw: _ragged(draw, "flashinfer"), 6),
     "flashinfer-decode": (_decode, 6),
-    "flashinfer-norm": (_over(("rmsnorm",), ("bf16", "fp16"), "flashinfer", ("residual",)), 2.5),
-    "flashinfer-silu": (_over(("silu_mul",), ("bf16", "fp16"), "flashinfer"), 2.5),
+    "flashinfer-norm": (_flashinfer_norm, 2.5),
+    "flashinfer-silu": (lambda draw: _over_flashinfer(draw, "silu_mul"), 2.5),
     "flashinfer-rope": (_rope, 1.5),
-    "norm": (_over(("layernorm", "rmsnorm")), 4),
-    "softmax": (_over(("softmax", "softmax", "log_softmax")), 3),
-    "pointwise": (_over(_POINTWISE), 7),
-    "backward": (_over((*_POINTWISE_BACKWARD, *_ROWWISE_BACKWARD, *_ROWWISE_BACKWARD)), 4),
-    "reduce": (_over(("reduce_sum", "cumsum", "argmax")), 1),
+    "norm": (lambda draw: _over(draw, "layernorm", "rmsnorm"), 4),
+    "softmax": (lambda draw: _over(draw, "softmax", "softmax", "log_softmax"), 3),
+    "pointwise": (lambda draw: _over(draw, *_POINTWISE), 7),
+    "backward": (lambda draw: _over(draw, *_POINTWISE_BACKWARD, *_ROWWISE_BACKWARD, *_ROWWISE_BACKWARD), 4),
+    "reduce": (lambda draw: _over(draw, "reduce_sum", "cumsum", "argmax"), 1),
     "strided": (_strided, 3),
     "moved": (_moved, 3),
     "mean": (_mean, 1.5),
     "attention-decode": (_one_query, 0.5),
-    "embedding": (_embedding("embedding"), 1),
-    "embedding-backward": (_embedding("embedding_backward"), 0.5),
+    "embedding": (lambda draw: _embedding(draw, "embedding"), 1),
+    "embedding-backward": (lambda draw: _embedding(draw, "embedding_backward"), 0.5),
     "quantize": (_quantize, 1.5),
     "optimizer": (_adamw, 0.5),
     "moe-config": (_moe_gemm, 8),
-    "conv2d": (_conv("conv2d"), 2),
-    "conv2d-backward": (lambda draw: _conv(draw.pick(("conv2d_dgrad", "conv2d_wgrad")))(draw), 1.5),
+    "conv2d": (lambda draw: _conv(draw, "conv2d"), 2),
+    "conv2d-backward": (lambda draw: _conv(draw, draw.pick(("conv2d_dgrad", "conv2d_wgrad"))), 1.5),
 }
 FAMILIES = {name: drawn for name, (drawn, _) in _TABLE.items()}
 SHARES = {name: share for name, (_, share) in _TABLE.items()}

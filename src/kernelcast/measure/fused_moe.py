@@ -77,15 +77,13 @@ class Sorted:
     expert_of_block: Tensor
     padded_rows: Tensor
     pairs: int
-    topk: int
-    block_m: int
 
     @property
     def row_blocks(self) -> int:
         return self.expert_of_block.numel()
 
 
-def sort_pairs(expert_of_pair: Tensor, experts: int, topk: int, block_m: int) -> Sorted:
+def sort_pairs(expert_of_pair: Tensor, experts: int, block_m: int) -> Sorted:
     """``expert_of_pair``: [tokens * topk] int32."""
     pairs, device = expert_of_pair.numel(), expert_of_pair.device
     most = min(pairs * block_m, pairs + experts * (block_m - 1))
@@ -99,7 +97,7 @@ def sort_pairs(expert_of_pair: Tensor, experts: int, topk: int, block_m: int) ->
         expert_of_pair, counts, rows, owners, padded_rows, pairs, experts, block_m, CHUNK=_CHUNK,
         EXPERTS=triton.next_power_of_2(experts),
     )  # fmt: skip
-    return Sorted(rows, owners, padded_rows, pairs, topk, block_m)
+    return Sorted(rows, owners, padded_rows, pairs)
 
 
 # -------------------------------------------------------------------------------------------------------- grouped GEMMs
@@ -185,26 +183,25 @@ def _swift_gemm(  # type: ignore[no-untyped-def]
     tl.store(out, result.to(c.dtype.element_ty), mask=real[:, None] & (columns[None, :] < width))
 
 
-def plain_gemm(a: Tensor, b: Tensor, c: Tensor, rows: Sorted, topk: int, config: Config) -> Any:
-    """c[pair] = a[pair // topk] b[its expert]^T; b [experts, n, k], all contiguous."""
-    _, n, k = b.shape
-    return _plain_gemm[(rows.row_blocks * triton.cdiv(n, config.block_n),)](
-        a, b, c, rows.pair_of_row, rows.expert_of_block, rows.padded_rows, rows.pairs, rows.row_blocks, n, k, topk,
-        config.group_m, BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k,
-        num_warps=config.warps, num_stages=config.stages,
-    )  # fmt: skip
+def grouped_gemm(
+    kernel: str, a: Tensor, b: Tensor, c: Tensor, rows: Sorted, topk: int, config: Config, gated: bool = False
+) -> Any:
+    """c[pair] = a[pair // topk] b[its expert]^T; b [experts, n, k], all contiguous. ``kernel``: plain or swift.
 
-
-def swift_gemm(a: Tensor, b: Tensor, c: Tensor, rows: Sorted, topk: int, config: Config, gated: bool) -> Any:
-    """As ``plain_gemm``; ``gated``: rows of b alternate gate and up, and c has silu(gate) * up, half as wide."""
+    ``gated``, of the swift one alone: rows of b alternate gate and up, and c has silu(gate) * up, half as wide.
+    """
     experts, n, k = b.shape
+    grid = (rows.row_blocks * triton.cdiv(n, config.block_n),)
+    at = (rows.pair_of_row, rows.expert_of_block, rows.padded_rows, rows.pairs, rows.row_blocks, n, k, topk,
+          config.group_m)  # fmt: skip
+    how = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k, "num_warps": config.warps,
+           "num_stages": config.stages}  # fmt: skip
+    if kernel == "plain":
+        return _plain_gemm[grid](a, b, c, *at, **how)
     weights = TensorDescriptor.from_tensor(b.view(experts * n, k), [config.block_n, config.block_k])
-    return _swift_gemm[(rows.row_blocks * triton.cdiv(n, config.block_n),)](
-        a, weights, c, rows.pair_of_row, rows.expert_of_block, rows.padded_rows, rows.pairs, rows.row_blocks, n, k,
-        topk, config.group_m, BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k,
-        WHOLE_K=k % config.block_k == 0, GATED=gated, TURNED=config.block_m < 64,
-        num_warps=config.warps, num_stages=config.stages,
-    )  # fmt: skip
+    return _swift_gemm[grid](
+        a, weights, c, *at, WHOLE_K=k % config.block_k == 0, GATED=gated, TURNED=config.block_m < 64, **how
+    )
 
 
 def alternating(gate_and_up: Tensor) -> Tensor:
@@ -264,24 +261,18 @@ class Buffers:
         return cls(*(torch.empty(shape, dtype=x.dtype, device=x.device) for shape in sizes))
 
 
-def plain_layer(
-    x: Tensor, w13: Tensor, w2: Tensor, expert_of_pair: Tensor, share: Tensor, topk: int, config: Config, at: Buffers
-) -> Tensor:
-    rows = sort_pairs(expert_of_pair, w13.shape[0], topk, config.block_m)
-    plain_gemm(x, w13, at.both, rows, topk, config)
-    silu_mul(at.both, at.inner)
-    plain_gemm(at.inner, w2, at.pairs, rows, 1, config)
-    add_up(at.pairs, share, at.out)
-    return at.out
-
-
-def swift_layer(
-    x: Tensor, w13: Tensor, w2: Tensor, expert_of_pair: Tensor, share: Tensor, topk: int, config: Config, at: Buffers
-) -> Tensor:
-    """``w13`` as ``alternating`` gives it."""
-    rows = sort_pairs(expert_of_pair, w13.shape[0], topk, config.block_m)
-    swift_gemm(x, w13, at.inner, rows, topk, config, gated=True)
-    swift_gemm(at.inner, w2, at.pairs, rows, 1, config, gated=False)
+def layer(
+    kernel: str, x: Tensor, w13: Tensor, w2: Tensor, expert_of_pair: Tensor, share: Tensor, topk: int, config: Config,
+    at: Buffers,
+) -> Tensor:  # fmt: skip
+    """``w13`` for the swift kernel as ``alternating`` gives it."""
+    rows = sort_pairs(expert_of_pair, w13.shape[0], config.block_m)
+    if kernel == "plain":
+        grouped_gemm(kernel, x, w13, at.both, rows, topk, config)
+        silu_mul(at.both, at.inner)
+    else:
+        grouped_gemm(kernel, x, w13, at.inner, rows, topk, config, gated=True)
+    grouped_gemm(kernel, at.inner, w2, at.pairs, rows, 1, config)
     add_up(at.pairs, share, at.out)
     return at.out
 

@@ -6,7 +6,6 @@ DRAM. The host runs ahead of the GPU, so that no kernel waits for its launch.
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 from collections.abc import Sequence
@@ -17,16 +16,19 @@ from torch import Tensor
 
 from kernelcast.advise.configs import Config, GemmProblem, MoeProblem, Problem
 from kernelcast.measure import fused_moe
+from kernelcast.measure.moe_sweep import variant
+from kernelcast.measure.timing import captured, replayed_s, stream
 
 _TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_LAUNCH_S = {"plain": 60e-6, "swift": 100e-6}  # of the host, about; the swift one makes a descriptor each time
+_LAUNCH_S = 60e-6  # of the host, about
 _LEAST_LEAD_S, _MOST_LEAD_S = 3e-4, 0.06
 _SLEEP_HZ = 1.9e9  # torch.cuda._sleep counts clocks
+_PASSES = 7
 _RIGHT = 1e-2  # relative error against float32 that is still rounding
 
 
 class Bench:
-    """Tensors of one problem on the GPU, and its launches with any config of either kernel."""
+    """Tensors of one problem on the GPU, and its launches with any config."""
 
     def __init__(self, problem: Problem, seed: int = 1000) -> None:
         if problem.dtype not in _TORCH_DTYPES:
@@ -38,7 +40,7 @@ class Bench:
         self.rounds = as_moe.experts if self.dense else 4 if as_moe.tokens <= 16 else 2 if as_moe.tokens <= 256 else 1
         self.kinds: dict[str, Any] = {"dtype": _TORCH_DTYPES[problem.dtype], "device": "cuda"}
         self.sorted: dict[tuple[int, int], fused_moe.Sorted] = {}
-        self._ran: set[tuple[str, Config]] = set()
+        self._ran: set[Config] = set()
         self._make_tensors(seed)
 
     def _make_tensors(self, seed: int) -> None:
@@ -47,15 +49,13 @@ class Bench:
         self.chosen: list[Tensor] = []
         if self.dense:
             self.w13 = torch.randn(s.experts, s.inter, s.hidden, **self.kinds)
-            self.both = torch.empty(s.tokens, s.inter, **self.kinds)
+            self.out = torch.empty(s.tokens, s.inter, **self.kinds)
             self.chosen = [torch.zeros(s.tokens, dtype=torch.int32, device="cuda")] * self.rounds
             return
         self.w13 = torch.randn(s.experts, 2 * s.inter, s.hidden, **self.kinds)
         self.w2 = torch.randn(s.experts, s.hidden, s.inter, **self.kinds)
         self.inner = torch.randn(pairs, s.inter, **self.kinds)
-        self.both = torch.empty(pairs, 2 * s.inter, **self.kinds)
-        self.half = torch.empty(pairs, s.inter, **self.kinds)
-        self.out_pairs = torch.empty(pairs, s.hidden, **self.kinds)
+        self.buffers = fused_moe.Buffers.of(self.x, self.topk, s.inter)
         self.share: list[Tensor] = []
         for turn in range(self.rounds):
             draw = torch.Generator(device="cuda").manual_seed(seed * turn + s.tokens)
@@ -76,57 +76,52 @@ class Bench:
     def rows(self, turn: int, block_m: int) -> fused_moe.Sorted:
         if (turn, block_m) not in self.sorted:
             experts = 1 if self.dense else self.shape.experts
-            made = fused_moe.sort_pairs(self.chosen[turn], experts, self.topk, block_m)
+            made = fused_moe.sort_pairs(self.chosen[turn], experts, block_m)
             if self.dense:
                 made.expert_of_block.fill_(turn)  # other weights each time
             self.sorted[turn, block_m] = made
         return self.sorted[turn, block_m]
 
-    def first(self, kernel: str, c: Config) -> None:
+    def first(self, c: Config) -> None:
+        out = self.out if self.dense else self.buffers.both
         for turn in range(self.rounds):
+            fused_moe.grouped_gemm("plain", self.x, self.w13, out, self.rows(turn, c.block_m), self.topk, c)
+
+    def second(self, c: Config) -> None:
+        for turn in range(0 if self.dense else self.rounds):
             rows = self.rows(turn, c.block_m)
-            if kernel == "plain":
-                fused_moe.plain_gemm(self.x, self.w13, self.both, rows, self.topk, c)
-            else:
-                out = self.both if self.dense else self.half
-                fused_moe.swift_gemm(self.x, self.w13, out, rows, self.topk, c, gated=not self.dense)
+            fused_moe.grouped_gemm("plain", self.inner, self.w2, self.buffers.pairs, rows, 1, c)
 
-    def second(self, kernel: str, c: Config) -> None:
-        if self.dense:
-            return
-        for turn in range(self.rounds):
-            rows = self.rows(turn, c.block_m)
-            if kernel == "plain":
-                fused_moe.plain_gemm(self.inner, self.w2, self.out_pairs, rows, 1, c)
-            else:
-                fused_moe.swift_gemm(self.inner, self.w2, self.out_pairs, rows, 1, c, gated=False)
+    def timed(self, configs: Sequence[Config]) -> list[tuple[float, float]]:
+        """One pass of the plain kernel: seconds a launch of the first and of the second GEMM with each config.
 
-    def timed(self, items: Sequence[tuple[str, Config]]) -> list[tuple[float, float]]:
-        """One pass: seconds a launch of the first and of the second GEMM of each (kernel, config).
-
-        The first item runs once more before, unmeasured: what follows a sleeping GPU comes out slow. So does every one
-        that this problem has not run yet: its code is loaded at the first launch, while the GPU waits.
+        The first config runs once more before, unmeasured: what follows a sleeping GPU comes out slow. So does every
+        one that this problem has not run yet: its code is loaded at the first launch, while the GPU waits.
         """
-        for kernel, c in items:
-            if (kernel, c) not in self._ran:
-                self.first(kernel, c)  # sorts, too
-                self.second(kernel, c)
-                self._ran.add((kernel, c))
-        items = [items[0], *items]
-        launches = len(items) * self.rounds * (1 if self.dense else 2)
-        host_s = max(_LAUNCH_S[kernel] for kernel, _ in items)
-        lead_s = min(max(launches * (host_s - self._least_s()), _LEAST_LEAD_S), _MOST_LEAD_S)
+        for c in configs:
+            if c not in self._ran:
+                self.first(c)  # sorts, too
+                self.second(c)
+                self._ran.add(c)
+        configs = [configs[0], *configs]
+        launches = len(configs) * self.rounds * (1 if self.dense else 2)
+        lead_s = min(max(launches * (_LAUNCH_S - self._least_s()), _LEAST_LEAD_S), _MOST_LEAD_S)
         torch.cuda._sleep(int(lead_s * _SLEEP_HZ))
-        marks = [[torch.cuda.Event(enable_timing=True) for _ in range(3)] for _ in items]
-        for (kernel, c), (start, middle, end) in zip(items, marks, strict=True):
+        marks = [[torch.cuda.Event(enable_timing=True) for _ in range(3)] for _ in configs]
+        for c, (start, middle, end) in zip(configs, marks, strict=True):
             start.record()
-            self.first(kernel, c)
+            self.first(c)
             middle.record()
-            self.second(kernel, c)
+            self.second(c)
             end.record()
         torch.cuda.synchronize()
         scale = 1e-3 / self.rounds
         return [(a.elapsed_time(b) * scale, b.elapsed_time(c) * scale) for a, b, c in marks][1:]
+
+    def samples(self, configs: Sequence[Config], passes: int) -> list[list[tuple[float, float]]]:
+        """What ``timed`` gives, of each config in all passes."""
+        found = [self.timed(configs) for _ in range(passes if configs else 0)]
+        return [[each[at] for each in found] for at in range(len(configs))]
 
     def _least_s(self) -> float:
         """A lower estimate of one launch, for keeping the queue full."""
@@ -135,30 +130,17 @@ class Bench:
         used = 1 if self.dense else min(s.experts, s.tokens * s.topk)
         return 0.5 * max(used * n * s.hidden * 2 / 4.8e12, 2 * s.tokens * s.topk * n * s.hidden / 990e12)
 
-    def layer_s(self, kernel: str, c: Config, replays: int = 12) -> tuple[float, float, float]:
+    def layer_s(self, c: Config, kernel: str = "plain", replays: int = 12) -> tuple[float, float, float]:
         """Median, least and most seconds of the whole layer, sorting to sum, in a CUDA graph."""
-        at = fused_moe.Buffers(self.both, self.half, self.out_pairs, torch.empty_like(self.x))
-        layer = fused_moe.plain_layer if kernel == "plain" else fused_moe.swift_layer
 
         def once() -> None:
-            for turn in range(self.rounds):
-                layer(self.x, self.w13, self.w2, self.chosen[turn], self.share[turn], self.topk, c, at)
+            for chosen, share in zip(self.chosen, self.share, strict=True):
+                fused_moe.layer(kernel, self.x, self.w13, self.w2, chosen, share, self.topk, c, self.buffers)
 
-        with torch.cuda.stream(torch.cuda.Stream()):
+        with torch.cuda.stream(stream()):
             once()
             torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            graph.capture_begin()
-            once()
-            graph.capture_end()
-            graph.replay()
-            marks = [torch.cuda.Event(enable_timing=True) for _ in range(replays + 1)]
-            for mark in marks[:-1]:
-                mark.record()
-                graph.replay()
-            marks[-1].record()
-            torch.cuda.synchronize()
-        times = [a.elapsed_time(b) * 1e-3 / self.rounds for a, b in itertools.pairwise(marks)]
+            times = [seconds / self.rounds for seconds in replayed_s(captured([once]), replays)]
         return statistics.median(times), min(times), max(times)
 
 
@@ -171,9 +153,7 @@ def _as_experts(problem: GemmProblem) -> MoeProblem:
 class Measurer:
     """What ``tune`` is given on a machine with a GPU: each config checked against float32, then timed in turn."""
 
-    def __init__(self, kernel: str = "plain", rounds: int = 7) -> None:
-        self.kernel, self.rounds = kernel, rounds
-        self.wrong: list[Config] = []  # compiled, but gave another result
+    def __init__(self) -> None:
         self._checked: dict[tuple[int, ...], bool] = {}
         self._bench: Bench | None = None
 
@@ -182,23 +162,20 @@ class Measurer:
             self._bench = None  # its memory first
             self._bench = Bench(problem)
         good = [c for c in configs if self._runs(c, problem.dtype)]
-        samples: dict[Config, list[float]] = {c: [] for c in good}
-        for _ in range(self.rounds if good else 0):
-            for c, (first, second) in zip(good, self._bench.timed([(self.kernel, c) for c in good]), strict=True):
-                samples[c].append(first + second)
-        return [statistics.median(samples[c]) if samples.get(c) else math.inf for c in configs]
+        samples = dict(zip(good, self._bench.samples(good, _PASSES), strict=True))
+        return [statistics.median(map(sum, samples[c])) if c in samples else math.inf for c in configs]
 
     def _runs(self, config: Config, dtype: str) -> bool:
-        key = (config.block_m, config.block_n, config.block_k, config.warps, config.stages)
+        key = variant(config)
         if key not in self._checked:
             try:
-                self._checked[key] = checked(self.kernel, config, dtype)
+                self._checked[key] = checked(config, dtype)
             except Exception:  # too much shared memory, or a config that this Triton cannot compile
                 self._checked[key] = False
         return self._checked[key]
 
 
-def checked(kernel: str, config: Config, dtype: str = "bf16") -> bool:
+def checked(config: Config, dtype: str = "bf16") -> bool:
     """Whether a config gives what float32 gives, on fresh random inputs."""
     tokens, experts, topk, k, n = 40, 4, 2, 512, 512
     kinds: dict[str, Any] = {"dtype": _TORCH_DTYPES[dtype], "device": "cuda"}
@@ -207,10 +184,7 @@ def checked(kernel: str, config: Config, dtype: str = "bf16") -> bool:
     token = torch.arange(tokens * topk, device="cuda") // topk
     truth = torch.stack([x[t].float() @ w[e].float().T for t, e in zip(token.tolist(), expert.tolist(), strict=True)])
     out = torch.full((tokens * topk, n), float("nan"), **kinds)
-    rows = fused_moe.sort_pairs(expert, experts, topk, config.block_m)
-    if kernel == "plain":
-        fused_moe.plain_gemm(x, w, out, rows, topk, config)
-    else:
-        fused_moe.swift_gemm(x, w, out, rows, topk, config, gated=False)
+    rows = fused_moe.sort_pairs(expert, experts, config.block_m)
+    fused_moe.grouped_gemm("plain", x, w, out, rows, topk, config)
     torch.cuda.synchronize()
     return float((out.float() - truth).norm() / truth.norm()) < _RIGHT

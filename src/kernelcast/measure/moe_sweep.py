@@ -57,15 +57,15 @@ class Task:
         return f"{self.name}@{self.problem.tokens}"
 
 
-def plan(chip: Gpu, train_shapes: int = 140, a_shape: int = 120, seed: int = 0) -> list[Task]:
+def tasks(chip: Gpu, train_shapes: int = 140, a_shape: int = 120, seed: int = 0) -> list[Task]:
     """The tested models' shapes with every config, then ``train_shapes`` of the others with ``a_shape`` each."""
     every, draw = space(chip), random.Random(seed)
-    tasks = []
+    found = []
     for tokens in TOKENS:
         for name, (experts, topk, hidden, inter) in TESTED.items():
             defaults = (vllm_default(tokens, experts), sglang_default(tokens, experts))
             problem = MoeProblem(tokens, hidden, inter, experts, topk)
-            tasks.append(Task("main", name, problem, tuple(dict.fromkeys([*every, *defaults]))))
+            found.append(Task("main", name, problem, tuple(dict.fromkeys([*every, *defaults]))))
     seen: set[tuple[str, int, int]] = set()
     while len(seen) < train_shapes:
         name = draw.choice(sorted(OTHERS))
@@ -75,10 +75,10 @@ def plan(chip: Gpu, train_shapes: int = 140, a_shape: int = 120, seed: int = 0) 
         if fits and (name, inter, tokens) not in seen:
             seen.add((name, inter, tokens))
             problem = MoeProblem(tokens, hidden, inter, experts, topk)
-            tasks.append(
+            found.append(
                 Task("train", f"{name}-i{inter}", problem, tuple(draw.sample(every, min(a_shape, len(every)))))
             )
-    return tasks
+    return found
 
 
 def collect(chip: Gpu, out: Path, about: dict[str, Any], budget_s: float | None, say: Say) -> int:
@@ -88,7 +88,7 @@ def collect(chip: Gpu, out: Path, about: dict[str, Any], budget_s: float | None,
     lines = out.with_suffix(".progress.jsonl")
     records = [json.loads(line) for line in lines.read_text().splitlines()] if lines.exists() else []
     done = {(r["phase"], r["shape"]) for r in records if r["kind"] == "shape"}
-    left = [task for task in plan(chip) if (task.phase, task.key) not in done]
+    left = [task for task in tasks(chip) if (task.phase, task.key) not in done]
     variants = sorted({variant(c) for task in left for c in task.configs})
     good = compile_all(variants, out.with_suffix(".compile"))
     say(f"{len(good)} of {len(variants)} variants compiled and right")
@@ -115,23 +115,26 @@ def sweep(bench: Any, task: Task, configs: Sequence[Config]) -> list[dict[str, A
     best, rows = float("inf"), []
     for start in range(0, len(mixed), _CHUNK):
         part = mixed[start : start + _CHUNK]
-        samples = {c: [t] for c, t in zip(part, bench.timed([("plain", c) for c in part]), strict=True)}
-        best = min([best, *(sum(ts[0]) for ts in samples.values())])
+        samples = dict(zip(part, bench.samples(part, 1), strict=True))
+        best = min([best, *(sum(found[0]) for found in samples.values())])
         close = [c for c in part if sum(samples[c][0]) <= _HOPELESS * best]
-        for _ in range(2):
-            for c, t in zip(close, bench.timed([("plain", c) for c in close]) if close else [], strict=True):
-                samples[c].append(t)
-        for c, ts in samples.items():
-            rows.append(
-                [*astuple(c), statistics.median(t[0] for t in ts), statistics.median(t[1] for t in ts), len(ts)]
-            )
+        for c, found in zip(close, bench.samples(close, 2), strict=True):
+            samples[c] += found
+        rows += [[*astuple(c), *_medians(found), len(found)] for c, found in samples.items()]
     p = task.problem
     facts = {"phase": task.phase, "kernel": "plain", "shape": task.key, "name": task.name, "tokens": p.tokens,
              "experts": p.experts, "topk": p.topk, "hidden": p.hidden, "inter": p.inter, "dense": False,
              "routings": bench.rounds, "active": bench.active,
              "blocks": {bm: bench.blocks(bm) for bm in sorted({c.block_m for c in configs})}}  # fmt: skip
-    found = [{"kind": "shape", "rows": rows, **facts}]
-    return found if task.phase != "main" else [*found, {"kind": "finals", **_finals(bench, rows, p), "shape": task.key}]
+    shape = {"kind": "shape", "rows": rows, **facts}
+    return (
+        [shape] if task.phase != "main" else [shape, {"kind": "finals", **_finals(bench, rows, p), "shape": task.key}]
+    )
+
+
+def _medians(samples: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Of the first and of the second GEMM."""
+    return statistics.median(first for first, _ in samples), statistics.median(second for _, second in samples)
 
 
 def _finals(bench: Any, rows: list[list[Any]], p: MoeProblem) -> dict[str, Any]:
@@ -140,17 +143,14 @@ def _finals(bench: Any, rows: list[list[Any]], p: MoeProblem) -> dict[str, Any]:
     known = {Config(*row[:6]) for row in rows}
     defaults = [c for c in (vllm_default(p.tokens, p.experts), sglang_default(p.tokens, p.experts)) if c in known]
     chosen = list(dict.fromkeys([*best, *defaults]))
-    samples: dict[Config, list[tuple[float, float]]] = {c: [] for c in chosen}
-    for _ in range(_ROUNDS):
-        for c, t in zip(chosen, bench.timed([("plain", c) for c in chosen]), strict=True):
-            samples[c].append(t)
     found = []
-    for c, ts in samples.items():
-        total = sorted(sum(t) for t in ts)
-        found.append({"kernel": "plain", "config": astuple(c), "first_s": statistics.median(t[0] for t in ts),
-                      "second_s": statistics.median(t[1] for t in ts), "total_s": statistics.median(total),
-                      "low_s": total[len(total) // 4], "high_s": total[3 * len(total) // 4]})  # fmt: skip
-    layers = [["plain", *astuple(c), *bench.layer_s("plain", c)] for c in dict.fromkeys([best[0], *defaults])]
+    for c, samples in zip(chosen, bench.samples(chosen, _ROUNDS), strict=True):
+        total = sorted(map(sum, samples))
+        first_s, second_s = _medians(samples)
+        found.append({"kernel": "plain", "config": astuple(c), "first_s": first_s, "second_s": second_s,
+                      "total_s": statistics.median(total), "low_s": total[len(total) // 4],
+                      "high_s": total[3 * len(total) // 4]})  # fmt: skip
+    layers = [["plain", *astuple(c), *bench.layer_s(c)] for c in dict.fromkeys([best[0], *defaults])]
     return {"rows": found, "layers": layers}
 
 
@@ -195,7 +195,7 @@ def _worker(todo: Path, done: Path) -> None:
             key = (block_m, block_n, block_k, warps, stages)
             out.write(json.dumps([key, False]) + "\n")  # stands if the process ends here
             try:
-                right = checked("plain", Config(block_m, block_n, block_k, 4, warps, stages))
+                right = checked(Config(block_m, block_n, block_k, 4, warps, stages))
             except Exception as error:
                 if "CUDA" in str(error):  # the context is gone
                     os._exit(3)

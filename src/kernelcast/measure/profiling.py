@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import tempfile
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from kernelcast.advise.chrome_events import HOST, Event, arg, launch_facts
 
 _LONGEST_NAME = 200
 _MARK = "kernelcast:"
@@ -23,10 +25,7 @@ class Launched:
     block: tuple[int, ...]
     registers: int
     smem_bytes: int
-    microseconds: float
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+    time_us: float
 
 
 def profiled(makers: Sequence[Callable[[], Callable[[], object]]]) -> list[list[Launched]]:
@@ -47,37 +46,21 @@ def profiled(makers: Sequence[Callable[[], Callable[[], object]]]) -> list[list[
     return kernels_of(events, len(makers))
 
 
-def kernels_of(events: Sequence[Mapping[str, Any]], count: int) -> list[list[Launched]]:
+def kernels_of(events: Sequence[Event], count: int) -> list[list[Launched]]:
     """Kernels of each marked range of a Chrome trace: those whose launch on the CPU lies inside it."""
     marks = [e for e in events if e.get("cat") == "user_annotation" and str(e.get("name")).startswith(_MARK)]
     ranges = sorted((e["ts"], e["ts"] + e["dur"], int(e["name"].removeprefix(_MARK))) for e in marks)
     starts = [start for start, _, _ in ranges]
-    owner: dict[int, int] = {}
+    owner: dict[Any, int] = {}  # of a launch, by its correlation
     for event in events:
-        if event.get("cat") in ("cuda_runtime", "cuda_driver") and "correlation" in event.get("args", {}):
-            number = _inside(event["ts"], ranges, starts)
-            if number is not None:
-                owner[event["args"]["correlation"]] = number
+        if event.get("cat") in HOST and (launch := arg(event, "correlation")) is not None:
+            at = bisect_right(starts, event["ts"]) - 1
+            if at >= 0 and event["ts"] <= ranges[at][1]:
+                owner[launch] = ranges[at][2]
     found: list[list[Launched]] = [[] for _ in range(count)]
     for event in sorted((e for e in events if e.get("cat") == "kernel"), key=lambda e: e["ts"]):
-        args = event["args"]
-        number = owner.get(args.get("correlation"))
+        number = owner.get(arg(event, "correlation"))
         if number is not None:
-            found[number].append(_launched(event, args))
+            name, time_us = str(event["name"])[:_LONGEST_NAME], float(event.get("dur", 0.0))
+            found[number].append(Launched(name, *launch_facts(event), time_us))
     return found
-
-
-def _inside(moment: float, ranges: Sequence[tuple[float, float, int]], starts: Sequence[float]) -> int | None:
-    at = bisect_right(starts, moment) - 1
-    return ranges[at][2] if at >= 0 and moment <= ranges[at][1] else None
-
-
-def _launched(event: Mapping[str, Any], args: Mapping[str, Any]) -> Launched:
-    return Launched(
-        name=str(event["name"])[:_LONGEST_NAME],
-        grid=tuple(args.get("grid", ())),
-        block=tuple(args.get("block", ())),
-        registers=int(args.get("registers per thread", 0)),
-        smem_bytes=int(args.get("shared memory", 0)),
-        microseconds=float(event.get("dur", 0.0)),
-    )

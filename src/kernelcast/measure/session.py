@@ -1,4 +1,4 @@
-"""Measure a plan: call after call, each result kept at once, until the plan or the budget is done.
+"""Measure calls one after another, each result kept at once, until all are done or the budget is.
 
 Results are lines of JSON beside the output, written as they come: a run that was interrupted, or whose budget ended,
 goes on where it stopped. The Parquet is made from all lines.
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kernelcast.errors import KernelcastError
-from kernelcast.measure.plan import Planned
+from kernelcast.measure.choose import Wanted
 
 BATCH = 256  # calls that are profiled together
 
@@ -26,11 +26,11 @@ class DeviceLostError(KernelcastError):
 class Device(Protocol):
     """What measures: a CUDA GPU, or something that stands in for it in a test."""
 
-    def measure(self, planned: Planned) -> dict[str, Any]:
+    def measure(self, wanted: Wanted) -> dict[str, Any]:
         """Times one call: latency_us, spread, …. Raises an exception for a call that cannot run."""
         ...
 
-    def describe(self, batch: Sequence[Planned]) -> list[dict[str, Any]]:
+    def describe(self, batch: Sequence[Wanted]) -> list[dict[str, Any]]:
         """Kernel names and grids of each call of a batch that was measured."""
         ...
 
@@ -47,7 +47,7 @@ class Progress:
 
 @dataclass
 class Session:
-    """One measuring of a plan into a file of lines. ``seconds``: stop in time for this; None: go to the end."""
+    """One measuring of calls into a file of lines. ``seconds``: stop in time for this; None: go to the end."""
 
     device: Device
     lines: Path
@@ -57,35 +57,34 @@ class Session:
     earlier: Sequence[dict[str, Any]] = ()  # results of a run that ended
     _reserve: float = field(default=2.0, init=False)  # for looking at the kernels of a batch
 
-    def run(self, plan: Sequence[Planned]) -> Progress:
+    def run(self, calls: Sequence[Wanted]) -> Progress:
         """Measures what the file does not have yet."""
         start = self.clock()
         known = {record["key"]: record["status"] for record in (*self.earlier, *read_lines(self.lines))}
-        todo = [planned for planned in plan if planned.key not in known]
-        progress = Progress(len(plan) - len(todo), len(plan), sum(known.get(p.key, "ok") != "ok" for p in plan), 0.0)
+        todo = [wanted for wanted in calls if wanted.key not in known]
+        failed = sum(known.get(wanted.key, "ok") != "ok" for wanted in calls)
+        progress = Progress(len(calls) - len(todo), len(calls), failed, 0.0)
         self.lines.parent.mkdir(parents=True, exist_ok=True)
         with self.lines.open("a") as file:
             for at in range(0, len(todo), BATCH):
                 ran = []
-                for planned in todo[at : at + BATCH]:
+                for wanted in todo[at : at + BATCH]:
                     progress.seconds = self.clock() - start
                     if self._over(progress.seconds):
                         break
-                    try:
-                        record = self._measured(planned, progress.seconds)
-                    except DeviceLostError as error:
-                        file.write(json.dumps(self._failed(planned, progress.seconds, error)) + "\n")
-                        told = ", ".join(f"{name}={value}" for name, value in planned.parameters.items())
-                        raise DeviceLostError(f"{told} broke the GPU's context ({error}); run again to go on") from None
+                    record, lost = self._measured(wanted, progress.seconds)
                     file.write(json.dumps(record) + "\n")
+                    if lost:
+                        told = ", ".join(f"{name}={value}" for name, value in wanted.parameters.items())
+                        raise DeviceLostError(f"{told} broke the GPU's context ({lost}); run again to go on")
                     progress.done += 1
                     progress.failed += record["status"] != "ok"
-                    ran += [planned] if record["status"] == "ok" else []
+                    ran += [wanted] if record["status"] == "ok" else []
                     self.say(progress)
                 file.flush()
                 before = self.clock()
-                for planned, details in zip(ran, self.device.describe(ran), strict=True):
-                    file.write(json.dumps({"key": planned.key, "details": details}) + "\n")
+                for wanted, details in zip(ran, self.device.describe(ran), strict=True):
+                    file.write(json.dumps({"key": wanted.key, "details": details}) + "\n")
                 file.flush()
                 self._reserve = self.clock() - before
                 progress.seconds = self.clock() - start
@@ -96,21 +95,16 @@ class Session:
     def _over(self, seconds: float) -> bool:
         return self.seconds is not None and seconds + self._reserve >= self.seconds
 
-    def _measured(self, planned: Planned, now: float) -> dict[str, Any]:
+    def _measured(self, wanted: Wanted, now: float) -> tuple[dict[str, Any], DeviceLostError | None]:
+        """The call's result, and what broke the GPU, if it did."""
+        record = {"key": wanted.key, "family": wanted.family, "warm": wanted.warm, "call": wanted.parameters,
+                  "at_s": round(now, 3)}  # fmt: skip
         try:
-            return self._record(planned, now) | {"status": "ok", **self.device.measure(planned)}
-        except DeviceLostError:
-            raise
+            return record | {"status": "ok", **self.device.measure(wanted)}, None
         except Exception as error:  # whatever a library raises is this call's result
-            return self._failed(planned, now, error)
-
-    def _record(self, planned: Planned, now: float) -> dict[str, Any]:
-        return {"key": planned.key, "family": planned.family, "warm": planned.warm, "call": planned.parameters,
-                "at_s": round(now, 3)}  # fmt: skip
-
-    def _failed(self, planned: Planned, now: float, error: Exception) -> dict[str, Any]:
-        told = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        return self._record(planned, now) | {"status": "failed", "error": told}
+            told = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            lost = error if isinstance(error, DeviceLostError) else None
+            return record | {"status": "failed", "error": told}, lost
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

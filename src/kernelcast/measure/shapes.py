@@ -1,4 +1,4 @@
-"""Sizes that calls are planned from: those of real language models, and random ones that fill the space between."""
+"""Sizes that calls are drawn from: those of real language models, and random ones that fill the space between."""
 
 from __future__ import annotations
 

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
 from kernelcast.errors import KernelcastError
+from kernelcast.files import text
 from kernelcast.hardware import Gpu
 from kernelcast.kernels import kernel, kernel_class, parameters_of
-from kernelcast.measure.plan import Planned
-from kernelcast.measured.query import connect, quoted, text
-from kernelcast.measured.schema import VERSION, columns_of
-from kernelcast.measured.store import METADATA_KEY, is_canonical
+from kernelcast.measure.choose import Wanted
+from kernelcast.measured.query import connect
+from kernelcast.measured.schema import VERSION, columns_of, is_word
+from kernelcast.measured.store import note_of, write_parquet
 
 SOURCE = "kernelcast"
 # warm: timed with what the L2 kept. status: ok or failed, with the error. spread: half the quartiles' distance over
@@ -36,24 +34,15 @@ def write_table(records: Iterable[Mapping[str, Any]], path: Path, target: Gpu, f
     rows = [_row(record, target, facts) for record in records]
     if not rows:
         raise KernelcastError(f"nothing was measured: {path} is not written")
-    ops = {row["op"] for row in rows}
-    types = {name: kind for name, kind in columns_of(ops).items() if name not in ("q_lens", "kv_lens")} | SEEN
-    note = json.dumps({"schema": VERSION, "source": SOURCE, "dropped": {}, "measured": dict(facts)})
-    part = path.with_name(f".{path.stem}.{os.getpid()}.part")
+    kinds = columns_of({row["op"] for row in rows}) | SEEN
+    columns = {
+        name: np.array([row.get(name) for row in rows], dtype=object if is_word(kind) else np.float64)
+        for name, kind in kinds.items()
+        if name not in ("q_lens", "kv_lens")
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory() as folder, connect() as connection:
-        lines = Path(folder) / "rows.jsonl"
-        lines.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        columns = ", ".join(f"{quoted(name)}: {text(kind)}" for name, kind in types.items())
-        try:
-            connection.execute(
-                f"COPY (SELECT * FROM read_json({text(str(lines))}, format='newline_delimited', "
-                f"columns={{{columns}}}) ORDER BY op, dtype) TO {text(str(part))} "
-                f"(FORMAT parquet, COMPRESSION zstd, KV_METADATA {{{METADATA_KEY}: {text(note)}}})"
-            )
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
+    note = {"schema": VERSION, "source": SOURCE, "dropped": {}, "measured": dict(facts)}
+    write_parquet(columns, {name: kinds[name] for name in columns}, path, note, by="op, dtype")
     return len(rows)
 
 
@@ -61,7 +50,7 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     """The results of a table that was written before, as records of a session."""
     if not path.exists():
         return []
-    if not is_canonical(path):
+    if note_of(path) is None:
         raise KernelcastError(f"{path} is no table of kernelcast collect: choose another name for the results")
     with connect() as connection:
         found = connection.execute(f"SELECT * FROM read_parquet({text(str(path))})")
@@ -70,25 +59,21 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     return [_record({name: value for name, value in row.items() if value is not None}) for row in rows]
 
 
-def calls_again(path: Path, count: int, seed: int) -> list[Planned]:
+def calls_again(path: Path, count: int, seed: int) -> list[Wanted]:
     """``count`` of the calls that a table has times of, at random, to be measured a second time."""
     if not path.exists():
         raise KernelcastError(f"no table {path} to measure again")
-    known = [_planned(record) for record in read_records(path) if record["status"] == "ok"]
-    rng = np.random.default_rng(seed)
-    return [known[at] for at in rng.permutation(len(known))[:count]]
-
-
-def _planned(record: Mapping[str, Any]) -> Planned:
-    return Planned(str(record["family"]), kernel(**record["call"]), warm=bool(record.get("warm")))
+    known = [record for record in read_records(path) if record["status"] == "ok"]
+    picked = [known[at] for at in np.random.default_rng(seed).permutation(len(known))[:count]]
+    return [Wanted(record["family"], kernel(**record["call"]), warm=record.get("warm", False)) for record in picked]
 
 
 def _record(row: Mapping[str, Any]) -> dict[str, Any]:
     parameters = parameters_of(kernel_class(row["op"]))
     call = kernel(row["op"], **{name: value for name, value in row.items() if name in parameters})
-    planned = Planned(str(row["family"]), call, warm=bool(row.get("warm")))
+    wanted = Wanted(row["family"], call, warm=row.get("warm", False))
     kept = ("latency_us", "rotation", "kernel_source", *SEEN)
-    return {"key": planned.key, "call": planned.parameters, **{name: row[name] for name in kept if name in row}}
+    return {"key": wanted.key, "call": wanted.parameters, **{name: row[name] for name in kept if name in row}}
 
 
 def _row(record: Mapping[str, Any], target: Gpu, facts: Mapping[str, Any]) -> dict[str, Any]:

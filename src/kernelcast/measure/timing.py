@@ -42,24 +42,30 @@ def timed(launches: Sequence[Launch], guess_s: float) -> Timing:
         torch.cuda.synchronize()
         rounds = max(1, math.ceil(_GRAPH_S / max(guess_s, 1e-6) / len(launches)))
         rounds = max(1, min(rounds, _MOST_LAUNCHES // len(launches)))
-        graph = torch.cuda.CUDAGraph()
-        # not torch.cuda.graph(): it collects garbage and empties the allocator's cache, longer than the timing takes
-        graph.capture_begin()
-        try:
-            for _ in range(rounds):
-                for launch in launches:
-                    launch()
-        finally:
-            graph.capture_end()
-        graph.replay()
-        samples = _replayed(graph, _REPLAYS)
+        graph = captured([*launches] * rounds)
+        samples = replayed_s(graph, _REPLAYS)
         if _spread(samples) > WIDE:
-            samples += _replayed(graph, _MORE_REPLAYS)
+            samples += replayed_s(graph, _MORE_REPLAYS)
     count = rounds * len(launches)
     return Timing(statistics.median(samples) / count, _spread(samples), len(samples), count)
 
 
-def _replayed(graph: torch.cuda.CUDAGraph, times: int) -> list[float]:
+def captured(launches: Sequence[Launch]) -> torch.cuda.CUDAGraph:
+    """A graph of the launches in turn, on the current stream, that ran once."""
+    graph = torch.cuda.CUDAGraph()
+    # not torch.cuda.graph(): it collects garbage and empties the allocator's cache, longer than the timing takes
+    graph.capture_begin()
+    try:
+        for launch in launches:
+            launch()
+    finally:
+        graph.capture_end()
+    graph.replay()
+    return graph
+
+
+def replayed_s(graph: torch.cuda.CUDAGraph, times: int) -> list[float]:
+    """Seconds of each replay."""
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(times + 1)]
     for mark in marks[:-1]:
         mark.record()

@@ -1,6 +1,6 @@
 """Swept Triton configs of MoE layers and GEMMs: what ``collect --family moe-config`` measured, packed into one file.
 
-A sweep is one shape and one kernel (``plain``, ``swift``; see lab/collect/fused_moe.py) with the times of both grouped
+A sweep is one shape and one kernel (``plain``, ``swift``; see measure/fused_moe.py) with the times of both grouped
 GEMMs for each config. Times are kept to 0.05%. ``phase``: ``main`` shapes were swept over the whole space and are only
 ever tested on; ``train`` shapes, of other models, have a random sample of configs; ``dense`` are single GEMMs.
 """
@@ -74,13 +74,12 @@ class Sweep:
 
 
 def pack_sweeps(records: Iterable[dict[str, Any]], path: Path, about: dict[str, Any]) -> None:
-    """The collector's records (kinds shape, finals, variants) as one compact file."""
+    """The collector's records (kinds shape and finals) as one compact file."""
     records = list(records)
-    shapes = [r for r in records if r["kind"] == "shape"]
     finals = {r["shape"]: r for r in records if r["kind"] == "finals"}
     arrays: dict[str, Any] = {"config": [], "times": [], "finals": [], "layers": []}
     heads = []
-    for shape in shapes:
+    for shape in (r for r in records if r["kind"] == "shape"):
         rows = sorted(shape["rows"])
         arrays["config"].append(np.array([r[:6] for r in rows], dtype=np.int64))
         arrays["times"].append(np.array([r[6:8] for r in rows]))
@@ -93,7 +92,6 @@ def pack_sweeps(records: Iterable[dict[str, Any]], path: Path, about: dict[str, 
         active = float(np.mean(shape["active"])) if shape["active"] else 1.0
         counts = {"rows": len(rows), "finals": len(chosen), "layers": len(layers)}
         heads.append({name: shape[name] for name in _SHAPE} | {"active": active, "blocks": blocks} | counts)
-    variants = {tuple(r[:6]): r[6:9] for v in records if v["kind"] == "variants" for r in v["rows"] if r[6] is not None}
     np.savez_compressed(
         path,
         head=np.frombuffer(json.dumps({"about": about, "shapes": heads}).encode(), dtype=np.uint8),
@@ -101,8 +99,6 @@ def pack_sweeps(records: Iterable[dict[str, Any]], path: Path, about: dict[str, 
         times=_coded(np.concatenate(arrays["times"])).T,
         finals=np.array(arrays["finals"], dtype=np.float32),
         layers=np.array(arrays["layers"], dtype=np.float32),
-        variants=np.array([[*key[1:], *value] for key, value in sorted(variants.items())], dtype=np.int32),
-        variant_kernels=np.array([key[0] for key in sorted(variants)]),
     )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.errors import KernelcastError
+from kernelcast.files import quoted, text
 from kernelcast.measured.schema import is_word
 
 if TYPE_CHECKING:
@@ -43,14 +44,6 @@ def connect() -> DuckDBPyConnection:
     connection = duckdb.connect()
     connection.execute(f"SET threads = {_THREADS}")
     return connection
-
-
-def text(word: str) -> str:
-    return "'" + word.replace("'", "''") + "'"
-
-
-def quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
 
 
 def sampled(choice: Choice, kinds: dict[str, str], count: int) -> str | None:
@@ -87,20 +80,15 @@ def fetch(connection: DuckDBPyConnection, query: str, kinds: dict[str, str], ord
             continue
         rows = connection.execute(f"SELECT DISTINCT {cell} FROM wanted WHERE {cell} IS NOT NULL ORDER BY 1").fetchall()
         words[name] = [row[0] for row in rows]
-        select.append(f"coalesce(CAST(enum_code(CAST({cell} AS {_enum(words[name])})) AS INTEGER), -1) AS {cell}")
+        enum = f"ENUM({', '.join(map(text, words[name] or ['']))})"
+        select.append(f"coalesce(CAST(enum_code(CAST({cell} AS {enum})) AS INTEGER), -1) AS {cell}")
     ordered_by = f" ORDER BY {', '.join(f'wanted.{key}' for key in order)}" if order else ""
     found = connection.execute(f"SELECT {', '.join(select)} FROM wanted{ordered_by}").fetchnumpy()
     return {name: _column(found[name], words.get(name)) for name in kinds}
-
-
-def _enum(words: list[str]) -> str:
-    return f"ENUM({', '.join(map(text, words or ['']))})"
 
 
 def _column(values: Any, words: list[str] | None) -> NDArray[Any]:
     if words is not None:
         lookup = np.array([*words, None], dtype=object)  # code -1 is the last
         return lookup[np.asarray(values, dtype=np.int64)]
-    if isinstance(values, np.ma.MaskedArray):
-        return np.asarray(values.filled(np.nan), dtype=np.float64)
-    return np.asarray(values, dtype=np.float64)
+    return np.asarray(np.ma.filled(values, np.nan), dtype=np.float64)

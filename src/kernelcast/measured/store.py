@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.errors import KernelcastError
+from kernelcast.files import complete, encoded, quoted, text
 from kernelcast.hardware import gpu
 from kernelcast.measured.measurements import Measurements, total
-from kernelcast.measured.query import EVERYTHING, Choice, connect, fetch, quoted, sampled, text
+from kernelcast.measured.query import EVERYTHING, Choice, Columns, connect, fetch, sampled
 from kernelcast.measured.schema import VERSION, columns_of
 
 METADATA_KEY = "kernelcast_measurements"
@@ -21,39 +21,27 @@ AGAIN = "_again"  # ends the name of a table of calls that another table has alr
 
 
 def write_canonical(measurements: Measurements, path: Path) -> None:
-    """Write a complete file or none: to a temporary name beside it, then moved."""
-    part = path.with_name(f".{path.stem}.{os.getpid()}.part")
-    note = json.dumps({"schema": VERSION, "source": measurements.source, "dropped": measurements.tables})
-    with connect() as connection:
-        encoded: dict[str, NDArray[Any]] = {}
-        select = [
-            f"CAST({_cell(name, measurements, encoded)} AS {kind}) AS {quoted(name)}"
-            for name, kind in columns_of().items()
-        ]
-        connection.register("rows", encoded)
-        try:
-            connection.execute(
-                f"COPY (SELECT {', '.join(select)} FROM rows) TO {text(str(part))} "
-                f"(FORMAT parquet, COMPRESSION zstd, KV_METADATA {{{METADATA_KEY}: {text(note)}}})"
-            )
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
+    note = {"schema": VERSION, "source": measurements.source, "dropped": measurements.tables}
+    write_parquet(measurements.columns, columns_of(), path, note)
 
 
-def _cell(name: str, measurements: Measurements, into: dict[str, NDArray[Any]]) -> str:
-    """Put a column where DuckDB can scan it, words as codes, and say how to read it."""
-    column = measurements.columns.get(name)
-    if column is None:
-        return "NULL"
-    key = f"c{len(into)}"
-    if column.dtype != object:
-        into[key] = np.asarray(column, dtype=np.float64)
-        return f"CASE WHEN isnan({key}) THEN NULL ELSE {key} END"
-    codes: dict[Any, int] = {None: 0}
-    into[key] = np.fromiter((codes.setdefault(v, len(codes)) for v in column), dtype=np.int32, count=len(column))
-    words = ", ".join("NULL" if word is None else text(str(word)) for word in codes)
-    return f"list_extract([{words}], {key} + 1)"
+def write_parquet(
+    columns: Columns, kinds: Mapping[str, str], path: Path, note: Mapping[str, Any], by: str = ""
+) -> None:
+    """A complete file or none: every column of ``kinds`` (its SQL type; one that is not there is empty), rows in the
+    order of the columns ``by``, and ``note`` in the metadata."""
+    cells: dict[str, NDArray[Any]] = {}
+    select = [
+        f"CAST({encoded(columns[name], cells) if name in columns else 'NULL'} AS {kind}) AS {quoted(name)}"
+        for name, kind in kinds.items()
+    ]
+    query = f"SELECT {', '.join(select)} FROM encoded{f' ORDER BY {by}' if by else ''}"
+    with connect() as connection, complete(path) as part:
+        connection.register("encoded", cells)
+        connection.execute(
+            f"COPY ({query}) TO {text(str(part))} (FORMAT parquet, COMPRESSION zstd, "
+            f"KV_METADATA {{{METADATA_KEY}: {text(json.dumps(note))}}})"
+        )
 
 
 def note_of(path: Path) -> dict[str, Any] | None:
@@ -75,8 +63,11 @@ def is_canonical(path: Path) -> bool:
     return note_of(path) is not None
 
 
-def read_canonical(path: Path, choice: Choice = EVERYTHING) -> Measurements:
-    """A file of ``write_canonical`` or ``kernelcast collect``: its calls that were timed. Rules are not applied."""
+def read_canonical(path: Path, choice: Choice = EVERYTHING, more: Mapping[str, str] | None = None) -> Measurements:
+    """A file of ``write_canonical`` or ``kernelcast collect``: its calls that were timed. Rules are not applied.
+
+    ``more``: columns beside the canonical ones, with their SQL types.
+    """
     note = note_of(path)
     if note is None:
         raise KernelcastError(f"{path} has no canonical measurements; `kernelcast data import` makes such files")
@@ -90,11 +81,11 @@ def read_canonical(path: Path, choice: Choice = EVERYTHING) -> Measurements:
         present = {row[0] for row in connection.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()}
         query = f"SELECT * FROM {source} WHERE {' AND '.join(conditions)}"
         ops = [row[0] for row in connection.execute(f"SELECT DISTINCT op FROM ({query})").fetchall()]
-        kinds = {n: k for n, k in columns_of(ops).items() if n in present}
+        kinds = {name: kind for name, kind in columns_of(ops).items() if name in present}
         counted = connection.execute(f"SELECT count(*) FROM ({query})").fetchone() or (0,)
         condition = sampled(choice, kinds, counted[0])
         query += f" AND {condition}" if condition else ""
-        columns = fetch(connection, query, kinds)
+        columns = fetch(connection, query, {**kinds, **(more or {})})
     return Measurements(columns, note["source"], note["dropped"])
 
 

@@ -10,11 +10,12 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from kernelcast.errors import KernelcastError
+from kernelcast.files import quoted, text
 from kernelcast.hardware import gpu
 from kernelcast.kernels import REGISTRY
 from kernelcast.kernels.base import STACKS
 from kernelcast.measured.measurements import Measurements, empty
-from kernelcast.measured.query import EVERYTHING, Choice, Columns, fetch, quoted, sampled, text
+from kernelcast.measured.query import EVERYTHING, Choice, Columns, fetch, sampled
 from kernelcast.measured.schema import columns_of, is_word
 from kernelcast_lab.data.checks import checked
 from kernelcast_lab.data.mapping import OpMap, TableMap

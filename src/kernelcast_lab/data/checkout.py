@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kernelcast.errors import KernelcastError
-from kernelcast.measured.query import quoted, text
+from kernelcast.files import quoted, text
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection

@@ -6,8 +6,8 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from kernelcast.files import text
 from kernelcast.hardware import gpu, gpu_ids
-from kernelcast.measured.query import text
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ from typing import Any
 from numpy.typing import NDArray
 
 from kernelcast.errors import KernelcastError, unknown
+from kernelcast.files import text
 from kernelcast.measured.measurements import Measurements, merged
-from kernelcast.measured.query import Choice, connect, fetch, text
+from kernelcast.measured.query import Choice, connect, fetch
 from kernelcast.measured.store import AGAIN, is_canonical, read_canonical
 from kernelcast_lab.data import aiconfigurator, neusight, pipeweave, vidur
 from kernelcast_lab.data.build import build

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kernelcast.measured.query import text
+from kernelcast.files import text
 from kernelcast_lab.data.checkout import Part, columns, parts, relation
 from kernelcast_lab.data.mapping import OpMap, TableMap
 

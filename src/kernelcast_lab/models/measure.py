@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kernelcast.errors import KernelcastError
+from kernelcast.measure.session import DeviceLostError
 from kernelcast_lab.models.cases import MODELS, Case, chosen, cut, parameter_count
 from kernelcast_lab.models.store import (
-    DeviceLostError,
     Journal,
     Measured,
     ModelCase,

@@ -18,9 +18,10 @@ from typing import Any
 import torch
 
 from kernelcast._version import __version__
+from kernelcast.measure.session import DeviceLostError
 from kernelcast_lab.models.cases import MODELS, Case, cut
 from kernelcast_lab.models.steps import Step, build, make_step, set_precision
-from kernelcast_lab.models.store import DeviceLostError, Measured, Record, Timing, one_line
+from kernelcast_lab.models.store import Measured, Record, Timing, one_line
 from kernelcast_lab.models.trace import summarise, with_ops
 
 WARM_UPS = 5

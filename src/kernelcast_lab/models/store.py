@@ -21,10 +21,6 @@ FORMAT = "kernelcast model cases 1"
 Record = dict[str, Any]
 
 
-class DeviceLostError(KernelcastError):
-    """The CUDA context is broken: nothing more can be measured in this process."""
-
-
 def one_line(error: BaseException) -> str:
     """'OutOfMemoryError: CUDA out of memory. …', cut to 300 characters."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]

@@ -1,24 +1,38 @@
-"""How each op is launched: from a planned call to launches on rotating tensors, one module a library."""
+"""How each op is launched: from a call to launches on rotating tensors, one module a library."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from kernelcast.errors import KernelcastError
 from kernelcast.kernels import Kernel
-from kernelcast.measure.pool import Pool
+from kernelcast.measure.pool import MOST_SETS, Pool, Spec
+
+Launch = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The tensors that a call needs, and how a set of them becomes a launch. ``source``: the library, as tables name
+    it. ``most_sets``: where each keeps memory of its own."""
+
+    tensors: Sequence[Spec]
+    launch: Callable[..., Launch]
+    source: str
+    most_sets: int = MOST_SETS
+
+
+Runner = Callable[[Any], Recipe]
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Ready to launch: one function a set of tensors. ``source``: the library, as tables name it."""
+    """Ready to launch: one function a set of tensors."""
 
-    launches: Sequence[Callable[[], object]]
+    launches: Sequence[Launch]
     source: str
-
-
-Runner = Callable[[Kernel, Pool], Prepared]
 
 
 class NotMeasurableError(KernelcastError):
@@ -27,14 +41,16 @@ class NotMeasurableError(KernelcastError):
 
 def prepared(call: Kernel, pool: Pool) -> Prepared:
     """The launches of a call; its op, library and backend decide who launches it."""
-    from kernelcast.measure.runners import attention, conv, matmul, memory, own, serving
+    from kernelcast.measure.runners import memory, own, products, serving
 
     if call.stack == "flashinfer":
         table = serving.RUNNERS
     elif call.stack is None:
         table = own.RUNNERS
     else:
-        table = {**matmul.RUNNERS, **attention.RUNNERS, **memory.RUNNERS, **conv.RUNNERS}
+        table = {**products.RUNNERS, **memory.RUNNERS}
     if call.op not in table:
         raise NotMeasurableError(f"nothing here launches {call.op} of the stack {call.stack or 'none'}")
-    return table[call.op](call, pool)
+    recipe = table[call.op](call)
+    sets = pool.sets(*recipe.tensors)[: recipe.most_sets]
+    return Prepared([recipe.launch(*tensors) for tensors in sets], recipe.source)

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 
 from kernelcast.kernels.grouped import TRITON_CONFIG
-from kernelcast.measure.pool import DTYPES, Pool, Spec, specs
-from kernelcast.measure.runners import NotMeasurableError, Prepared, Runner
+from kernelcast.measure.pool import Spec, specs
+from kernelcast.measure.runners import NotMeasurableError, Recipe, Runner
 from kernelcast.measure.triton_kernels import Routing, moe_gemm, quantise
 
 _BLOCK = 128  # columns that share a scale
 
 
-def grouped(call: Any, pool: Pool) -> Prepared:
+def grouped(call: Any) -> Recipe:
     blocks = {name: getattr(call, name) for name in TRITON_CONFIG}
     missing = [name for name, value in blocks.items() if value is None]
     if missing:
@@ -26,11 +26,10 @@ def grouped(call: Any, pool: Pool) -> Prepared:
     routing = Routing.of(experts, call.experts, call.topk, blocks.pop("block_m"))
     narrow = specs(call.dtype, (call.tokens, call.k), (call.experts, call.n, call.k))
     out = Spec((pairs, call.n), torch.bfloat16, "written")
-    sets = pool.sets(*narrow, out)
-    return Prepared([partial(moe_gemm, a, b, c, routing, **blocks) for a, b, c in sets], "kernelcast_moe")
+    return Recipe((*narrow, out), lambda a, b, c: partial(moe_gemm, a, b, c, routing, **blocks), "kernelcast_moe")
 
 
-def quantize(call: Any, pool: Pool) -> Prepared:
+def quantize(call: Any) -> Recipe:
     if call.to != "fp8":
         raise NotMeasurableError(f"quantize is measured to fp8, not {call.to}")
     given, shape = call.scale == "static", (call.rows, call.cols)
@@ -39,8 +38,8 @@ def quantize(call: Any, pool: Pool) -> Prepared:
             raise NotMeasurableError(f"block scales need cols in multiples of {_BLOCK}, not {call.cols}")
         shape = (call.rows * call.cols // _BLOCK, _BLOCK)
     scales = torch.ones(shape[0], device="cuda")
-    sets = pool.sets(Spec(shape, DTYPES[call.dtype]), Spec(shape, DTYPES["fp8"], "written"))
-    return Prepared([partial(quantise, x, y, scales, given) for x, y in sets], "kernelcast_quantise")
+    tensors = (*specs(call.dtype, shape), *specs("fp8", shape, use="written"))
+    return Recipe(tensors, lambda x, y: partial(quantise, x, y, scales, given), "kernelcast_quantise")
 
 
 RUNNERS: Mapping[str, Runner] = {"moe_gemm": grouped, "quantize": quantize}

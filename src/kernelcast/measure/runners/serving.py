@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kernelcast.measure.pool import DTYPES, Pool, specs
-from kernelcast.measure.runners import NotMeasurableError, Prepared, Runner
+from kernelcast.measure.pool import DTYPES, specs
+from kernelcast.measure.runners import NotMeasurableError, Recipe, Runner
 
 _WORKSPACE_BYTES = 512 * 2**20
 
@@ -43,11 +43,11 @@ def _starts(count: int, length: int) -> Tensor:
     return torch.arange(count + 1, dtype=torch.int32, device="cuda") * length
 
 
-def attention(call: Any, pool: Pool) -> Prepared:
-    return _paged(call, pool) if call.page_size else _ragged(call, pool)
+def attention(call: Any) -> Recipe:
+    return _paged(call) if call.page_size else _ragged(call)
 
 
-def _ragged(call: Any, pool: Pool) -> Prepared:
+def _ragged(call: Any) -> Recipe:
     name = {"fa3": "fa3", "flashinfer": "fa2"}[call.backend]
     wrapper = _prefill(name)
     kv_heads = call.kv_heads or call.q_heads
@@ -57,12 +57,11 @@ def _ragged(call: Any, pool: Pool) -> Prepared:
     )  # fmt: skip
     queries = (call.batch * call.q_len, call.q_heads, call.head_dim)
     keys = (call.batch * call.kv_len, kv_heads, call.head_dim)
-    sets = pool.sets(*specs(call.dtype, queries, keys, keys), *specs(call.dtype, queries, use="written"))
-    return Prepared([partial(wrapper.run, q, k, v, out=o) for q, k, v, o in sets],
-                    f"flashinfer_{name}")  # fmt: skip
+    tensors = (*specs(call.dtype, queries, keys, keys), *specs(call.dtype, queries, use="written"))
+    return Recipe(tensors, lambda q, k, v, out: partial(wrapper.run, q, k, v, out=out), f"flashinfer_{name}")
 
 
-def _paged(call: Any, pool: Pool) -> Prepared:
+def _paged(call: Any) -> Recipe:
     wrapper = _decode()
     kv_heads = call.kv_heads or call.q_heads
     pages = -(-call.kv_len // call.page_size)
@@ -75,34 +74,34 @@ def _paged(call: Any, pool: Pool) -> Prepared:
     )  # fmt: skip
     cache_shape = (call.batch * pages, 2, call.page_size, kv_heads, call.head_dim)
     queries = (call.batch, call.q_heads, call.head_dim)
-    sets = pool.sets(*specs(call.dtype, queries, cache_shape), *specs(call.dtype, queries, use="written"))
-    return Prepared([partial(wrapper.run, q, kv, out=o) for q, kv, o in sets], "flashinfer_decode")
+    tensors = (*specs(call.dtype, queries, cache_shape), *specs(call.dtype, queries, use="written"))
+    return Recipe(tensors, lambda q, kv, out: partial(wrapper.run, q, kv, out=out), "flashinfer_decode")
 
 
-def rmsnorm(call: Any, pool: Pool) -> Prepared:
+def rmsnorm(call: Any) -> Recipe:
     norm = _flashinfer().norm
     weight = torch.ones(call.cols, dtype=DTYPES[call.dtype], device="cuda")
     shape = (call.rows, call.cols)
     if call.residual:
-        pairs = pool.sets(*specs(call.dtype, shape, shape, use="changed"))
-        return Prepared([partial(norm.fused_add_rmsnorm, x, r, weight) for x, r in pairs], "flashinfer")
-    pairs = pool.sets(*specs(call.dtype, shape), *specs(call.dtype, shape, use="written"))
-    return Prepared([partial(norm.rmsnorm, x, weight, out=y) for x, y in pairs], "flashinfer")
+        both = specs(call.dtype, shape, shape, use="changed")
+        return Recipe(both, lambda x, r: partial(norm.fused_add_rmsnorm, x, r, weight), "flashinfer")
+    tensors = (*specs(call.dtype, shape), *specs(call.dtype, shape, use="written"))
+    return Recipe(tensors, lambda x, y: partial(norm.rmsnorm, x, weight, out=y), "flashinfer")
 
 
-def silu_mul(call: Any, pool: Pool) -> Prepared:
+def silu_mul(call: Any) -> Recipe:
     activation = _flashinfer().activation
     result = specs(call.dtype, (call.rows, call.cols), use="written")
-    sets = pool.sets(*specs(call.dtype, (call.rows, 2 * call.cols)), *result)
-    return Prepared([partial(activation.silu_and_mul, x, out=y) for x, y in sets], "flashinfer")
+    tensors = (*specs(call.dtype, (call.rows, 2 * call.cols)), *result)
+    return Recipe(tensors, lambda x, y: partial(activation.silu_and_mul, x, out=y), "flashinfer")
 
 
-def rope(call: Any, pool: Pool) -> Prepared:
-    apply: Callable[..., object] = _flashinfer().rope.apply_rope_pos_ids_inplace
+def rope(call: Any) -> Recipe:
+    apply = _flashinfer().rope.apply_rope_pos_ids_inplace
     positions = torch.arange(call.tokens, dtype=torch.int32, device="cuda")
     shapes = [(call.tokens, heads, call.head_dim) for heads in (call.q_heads, call.kv_heads)]
-    sets = pool.sets(*specs(call.dtype, *shapes, use="changed"))
-    return Prepared([partial(apply, q, k, positions) for q, k in sets], "flashinfer")
+    tensors = specs(call.dtype, *shapes, use="changed")
+    return Recipe(tensors, lambda q, k: partial(apply, q, k, positions), "flashinfer")
 
 
 RUNNERS: Mapping[str, Runner] = {"attention": attention, "rmsnorm": rmsnorm, "silu_mul": silu_mul, "rope": rope}
