@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -113,30 +112,3 @@ def _join(parts: list[Dataset]) -> Dataset:
         words={name: np.concatenate([part.word(name) for part in parts]) for name in words},
         **{name: np.concatenate([getattr(part, name) for part in parts]) for name in _TIMES},
     )
-
-
-def pack(path: Path, columns: Columns) -> None:
-    """Canonical columns in one compact file, to fit on a machine that has no tables."""
-    packed: dict[str, NDArray[Any]] = {}
-    for name, column in columns.items():
-        if column.dtype == object:
-            known, codes = np.unique(np.array(["" if v is None else str(v) for v in column]), return_inverse=True)
-            packed[f"word:{name}"], packed[f"code:{name}"] = known, codes.astype(np.uint16)
-        else:
-            packed[f"number:{name}"] = np.asarray(column, dtype=np.float64)
-    np.savez_compressed(path, **packed)  # type: ignore[arg-type]
-
-
-def unpack(path: Path) -> dict[str, NDArray[Any]]:
-    """What ``pack`` wrote."""
-    columns: dict[str, NDArray[Any]] = {}
-    with np.load(path) as packed:
-        for key in packed.files:
-            kind, _, name = key.partition(":")
-            if kind == "number":
-                columns[name] = packed[key]
-            elif kind == "code":
-                words = packed[f"word:{name}"].astype(object)
-                words[words == ""] = None
-                columns[name] = words[packed[key]]
-    return columns

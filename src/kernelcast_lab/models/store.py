@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -123,22 +124,23 @@ def pack(journal: Path, packed: Path) -> tuple[int, int]:
     """Write a journal's cases (the last try of each) as one gzipped JSON; how many there are, and how many failed."""
     if not journal.exists():
         raise KernelcastError(f"{journal}: no such file")
-    records = list(Journal(journal).records())
-    last = {record["id"]: record for record in records if record["kind"] == "case"}
+    last: dict[str, Record] = {}
+    environments: dict[str, Record] = defaultdict(dict)
+    for record in Journal(journal).records():
+        if record["kind"] == "case":
+            last[record["id"]] = record
+        elif record["kind"] == "environment":  # the start of a run, and what is known at its end
+            environments[record["run"]].update(record["facts"])
     if not last:
         raise KernelcastError(f"{journal}: holds no case")
     good = [record for record in last.values() if "error" not in record]
     failed = [{"id": record["id"], "error": record["error"]} for record in last.values() if "error" in record]
     runs = {record["run"] for record in good}
-    environments: dict[str, Record] = {}
-    for record in records:  # the start of a run, and what is known at its end
-        if record["kind"] == "environment" and record["run"] in runs:
-            environments.setdefault(record["run"], {}).update(record["facts"])
     names = {record["case"]["model"] for record in good}
     content = {
         "format": FORMAT,
         "models": {name: config for name, config in MODELS.items() if name in names},
-        "environments": environments,
+        "environments": {run: facts for run, facts in environments.items() if run in runs},
         "cases": [{key: record[key] for key in ("run", "case", "measured")} for record in good],
         "failed": failed,
     }
