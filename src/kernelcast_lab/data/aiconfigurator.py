@@ -32,21 +32,11 @@ _PLACES = (
 )
 _PATTERNS = ("*/*/*/*/*_perf.parquet", "*/*/*/*_perf.parquet", "*/*/*/*_perf.txt")
 _FULL = 0.5  # a version with this share of the most rows measured in full
-_TABLES = {
-    "context_attention": "attention_context",
-    "generation_attention": "attention_generation",
-    "encoder_attention": "attention_encoder",
-    "context_mla": "mla_context",
-    "generation_mla": "mla_generation",
-    "wideep_context_mla": "mla_context",
-    "wideep_generation_mla": "mla_generation",
-    "nccl": "comm",
-    "custom_allreduce": "comm",
-    "trtllm_alltoall": "comm",
-    "computescale": "quantize",
-    "scale_matrix": "quantize",
-    "gdn": "linear_attention",
-}
+# Names of files that are not those of tables.
+_TABLES = dict.fromkeys(("nccl", "custom_allreduce", "trtllm_alltoall"), "comm")
+_TABLES |= {"computescale": "quantize", "scale_matrix": "quantize", "gdn": "linear_attention"}
+_TABLES |= {f"{phase}_attention": f"attention_{phase}" for phase in ("context", "generation", "encoder")}
+_TABLES |= {f"{wide}{phase}_mla": f"mla_{phase}" for wide in ("", "wideep_") for phase in ("context", "generation")}
 _FLOATS = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "fp8": "fp8", "fp8_e4m3": "fp8"}
 _GEMM = {**_FLOATS, "fp8_static": "fp8", "fp8_block": "fp8_block", "nvfp4": "nvfp4", "int4_wo": "int4", "sq": "int8"}
 _MOE = {**_FLOATS, "fp8_block": "fp8_block", "nvfp4": "nvfp4", "int4_wo": "int4"}
