@@ -2,8 +2,8 @@
 
     python benchmarks/learning_curve.py --data measured --gpu h200_sxm --family gemm -o .cache/learning_curve
 
-needs PyTorch (it fits weights without the GPU) and measured tables: a folder as `kernelcast data import` writes it, or
-files of packed columns (`lab.fit.dataset.pack`) with --packed. Prints and writes learning_curve.md, .json and .png.
+needs PyTorch (it fits weights without the GPU) and measured tables: a folder as `kernelcast data import` writes it.
+Prints and writes learning_curve.md, .json and .png.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from kernelcast_lab.evaluate.learning_curve import COUNTS, CurvePlan, CurvePoint, learning_curve, write_curves
-from kernelcast_lab.fit.dataset import unpack
 from kernelcast_lab.fit.families import family_columns
 
 
@@ -25,7 +24,6 @@ def _say(text: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--data", type=Path, action="append", help="measured tables; may be repeated")
-    parser.add_argument("--packed", type=Path, help="folder of packed columns, FAMILY.npz, instead of tables")
     parser.add_argument("--gpu", action="append", required=True, help="GPU to leave out; may be repeated")
     parser.add_argument("--family", action="append", required=True, help="may be repeated")
     parser.add_argument("--source", help="only calls of this source calibrate and test")
@@ -42,8 +40,7 @@ def main() -> None:
     plan = replace(plan, settings=replace(plan.settings, rows=given.rows, main=main_recipe))
     points: list[CurvePoint] = []
     for family in given.family:
-        packed = given.packed and given.packed / f"{family}.npz"
-        columns = unpack(packed) if packed else family_columns(given.data, family)
+        columns = family_columns(given.data, family)
         for gpu in given.gpu:
             points += learning_curve(
                 columns, family, gpu, plan, source=given.source, by=given.by, seed=given.seed, say=_say

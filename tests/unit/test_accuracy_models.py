@@ -8,7 +8,7 @@ import pytest
 
 from kernelcast.training.step import STEP
 from kernelcast_lab.evaluate.traced import MEASURED, Found, evaluate, main, summary
-from kernelcast_lab.models.measure import load_cases
+from kernelcast_lab.models.store import load_cases
 
 
 @pytest.fixture(scope="module")

@@ -248,12 +248,12 @@ def test_weights_of_another_method_are_refused() -> None:
 
 def test_folded_batch_norm_equals_the_trained_network() -> None:
     torch = pytest.importorskip("torch")
-    from kernelcast_lab.fit.baselines import NormNet
+    from kernelcast_lab.fit.train import Net
 
     torch.manual_seed(0)
-    net = NormNet(6, (16, 8), [0.3], 0.1)
+    net = Net(6, (16, 8), 1, normed=True, dropout=0.1, first_guess=[0.3])
     with torch.no_grad():
-        for norm in net.norms or ():
+        for norm in net.norms:
             for name, low in (("weight", 0.5), ("bias", -1.0), ("running_mean", -1.0), ("running_var", 0.2)):
                 getattr(norm, name).uniform_(low, low + 2)
     rows = np.random.default_rng(0).normal(size=(50, 6)).astype(np.float32)

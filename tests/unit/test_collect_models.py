@@ -15,11 +15,13 @@ from typing import Any
 import pytest
 
 from kernelcast.advise.chrome_events import NAME_CHARS, shape_text, short_name
+from kernelcast.cli import app
 from kernelcast.errors import KernelcastError
 from kernelcast.measure.session import DeviceLostError
-from kernelcast_lab.models.cases import MODELS, Case, case_table, chosen, cut, longest, parameter_count
-from kernelcast_lab.models.measure import load_cases, main, measure, pack
-from kernelcast_lab.models.store import Journal, Measured, Timing
+from kernelcast_lab.cli import models as cli_models
+from kernelcast_lab.models.cases import MODELS, Case, case_table, chosen, cut, parameter_count
+from kernelcast_lab.models.measure import measure
+from kernelcast_lab.models.store import Journal, Measured, StepTiming, load_cases, pack
 from kernelcast_lab.models.trace import (
     KernelRow,
     OpRow,
@@ -46,7 +48,8 @@ def test_table_covers_every_model_and_mode_first() -> None:
 
 def test_cases_can_run() -> None:
     for case in TABLE:
-        assert case.seq <= longest(case.model)
+        config = MODELS[case.model]
+        assert case.seq <= (config.get("max_position_embeddings") or config["n_positions"])
         assert case.launch == "eager" or case.mode == "decode"
         assert case.dtype == "bf16" or case.mode == "training"
 
@@ -186,8 +189,8 @@ def test_long_shapes_are_cut() -> None:
 # --- running: budget, resuming, failures
 
 MEASURED = Measured(
-    wall=Timing(2.0, 1.9, 2.2),
-    gpu=Timing(1.8, 1.7, 1.9),
+    wall=StepTiming(2.0, 1.9, 2.2),
+    gpu=StepTiming(1.8, 1.7, 1.9),
     repeats=30,
     profile=summarise(TRACE),
     parameters=8,
@@ -347,12 +350,37 @@ def test_packed_size(tmp_path: Path) -> None:
 
 # --- the command
 
+Main = Callable[[list[str]], int]
 
-def test_list(capsys: pytest.CaptureFixture[str]) -> None:
+
+@pytest.fixture
+def main(monkeypatch: pytest.MonkeyPatch) -> Main:
+    """``kernelcast collect-models …`` in this process; its exit code."""
+    monkeypatch.setattr(app, "COMMANDS", (*app.COMMANDS, cli_models))
+    return lambda words: app.main(["collect-models", *words])
+
+
+def test_list(main: Main, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--list", "--only", "llama"]) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[0] == "llama-3.1-8b/l32/prefill/eager/bf16/b1/s512  8.03e9 weights"
     assert out[-1] == "15 cases"
+    assert main(["--list", "--only", "llama", "--json"]) == 0
+    weights = json.loads(capsys.readouterr().out)
+    assert len(weights) == 15 and set(weights.values()) == {8_030_261_248}
+
+
+def test_the_example_runs(main: Main, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    example = capsys.readouterr().out.partition("Example:")[2].split()
+    assert example[:2] == ["kernelcast", "collect-models"] and main(example[2:]) == 0
+
+
+def test_packing(main: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    packed = tmp_path / "models.json.gz"
+    assert main(["--pack", str(_journal(tmp_path)), "-o", str(packed), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told == {"file": str(packed), "measured": 2, "failed": 1, "bytes": packed.stat().st_size}
 
 
 @pytest.mark.parametrize(
@@ -363,9 +391,11 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
         ([], None, "give -o FILE.jsonl"),
         (["--only", "mistral", "--list"], None, "no case holds 'mistral'"),
         (["--pack", "none.jsonl", "-o", "out.json.gz"], None, "none.jsonl: no such file"),
+        (["--budget", "soon", "-o", "x.jsonl"], None, "is no time"),
     ],
 )
 def test_error_lines(
+    main: Main,
     words: list[str],
     missing: str | None,
     says: str,
@@ -382,7 +412,7 @@ def test_error_lines(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_cuda(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_cuda(main: Main, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     torch = pytest.importorskip("torch")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

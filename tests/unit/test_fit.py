@@ -17,10 +17,11 @@ from kernelcast.efficiency.network import Layers
 from kernelcast.measured.folds import TEST_FOLD, shape_fold
 from kernelcast.predict import Conditions
 from kernelcast.tables import predict_columns
+from kernelcast_lab.data import Measurements, read_canonical, write_canonical
 from kernelcast_lab.evaluate.run import Fitted, Plan, evaluate
 from kernelcast_lab.evaluate.splits import generation, gpu_out, shapes
 from kernelcast_lab.fit import fit as fitting
-from kernelcast_lab.fit.dataset import build, pack, unpack
+from kernelcast_lab.fit.dataset import build
 from kernelcast_lab.fit.train import Recipe, encoder_of, train
 
 SMALL = fitting.Settings(
@@ -144,12 +145,12 @@ def test_a_shape_is_in_one_fold_everywhere() -> None:
     assert 0.07 < share < 0.13
 
 
-def test_packed_columns_come_back(tmp_path: Path) -> None:
+def test_canonical_files_can_be_fitted_on(tmp_path: Path) -> None:
     columns = invented(50)
     columns["stack"][3] = None
-    pack(tmp_path / "rows.npz", columns)
-    back = unpack(tmp_path / "rows.npz")
-    assert set(back) == set(columns)
+    write_canonical(Measurements(columns, "invented"), tmp_path / "rows.parquet")
+    back = read_canonical(tmp_path / "rows.parquet").columns
+    assert set(back) >= set(columns)
     assert back["stack"].tolist() == columns["stack"].tolist()
     assert np.array_equal(back["m"], columns["m"])
     assert len(build(back, "gemm")) == 50

@@ -12,7 +12,7 @@ import pytest
 from measured_files import imported, no_bad_row, rows_of, write_parquet
 
 from kernelcast_lab import data as lab
-from kernelcast_lab.data.aiconfigurator_files import version_key
+from kernelcast_lab.data.aiconfigurator import version_key
 
 AIC = "aic-core/src/aiconfigurator_core/systems/data"
 

@@ -13,7 +13,8 @@ from measured_files import imported, no_bad_row, pipeweave, rows_of, write_csv
 
 from kernelcast.errors import KernelcastError
 from kernelcast_lab import data as lab
-from kernelcast_lab.data.importing import IMPORTERS, import_checkout
+from kernelcast_lab.data.importing import import_checkout
+from kernelcast_lab.data.shared import SOURCES
 
 
 def test_neusight_import(tmp_path: Path) -> None:
@@ -95,7 +96,7 @@ def test_vidur_import(tmp_path: Path) -> None:
 # --- any source
 
 
-@pytest.mark.parametrize("source", sorted(IMPORTERS))
+@pytest.mark.parametrize("source", sorted(SOURCES))
 def test_a_wrong_folder_is_refused_with_what_was_looked_for(source: str, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(KernelcastError, match=r"empty is no checkout of .*: no .*(csv|parquet)"):

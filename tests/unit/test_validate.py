@@ -17,7 +17,7 @@ from kernelcast.measure.table import write_table
 from kernelcast.measured.folds import TEST_FOLD, shape_fold
 from kernelcast.validate import Line, overall, repeated, tables, validate
 from kernelcast_lab.data import read_all, read_canonical
-from kernelcast_lab.models.measure import load_cases
+from kernelcast_lab.models.store import load_cases
 
 H200 = kc.gpu("h200_sxm")
 CASES = Path(__file__).parents[2] / "validation"

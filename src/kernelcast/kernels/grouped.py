@@ -8,8 +8,8 @@ expert.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 
@@ -17,10 +17,11 @@ from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Calls, Conflicts, Kernel, conflict, size
 from kernelcast.kernels.dtypes import DType, matmul_pipe
 from kernelcast.kernels.gemm import MMA_SYNC, dequantise_flops, matrix_unit
-from kernelcast.kernels.work import Array, Number, Work, axis, ceil_div
+from kernelcast.kernels.work import Array, Number, Work, ceil_div
 
 TRITON_CONFIG = ("block_m", "block_n", "block_k", "group_m", "warps", "stages")
-_LEVELS = 24  # experts are stood for by this many load levels
+_LEVELS = 24  # experts are stood for by this many load levels: medians of equal slices of the normal distribution
+_NORMAL_LEVELS = [NormalDist().inv_cdf((at + 0.5) / _LEVELS) for at in range(_LEVELS)]
 
 
 class GroupedKernel(Kernel):
@@ -53,20 +54,11 @@ def random_blocks(tokens: Array, experts: Array, topk: Array, block_m: Array) ->
     mean, sigma = tokens * chance, np.sqrt(tokens * chance * (1 - chance))
     active = active_experts(tokens, experts, topk)
     total = np.zeros(1)
-    for level in _normal_levels():
+    for level in _NORMAL_LEVELS:
         load = np.clip(np.rint(mean + sigma * level), 0, tokens)
         # a load of one block or less is a block where there is any row at all
         total = total + np.where(load > block_m, np.ceil(load / block_m), active / experts)
     return np.maximum(active, experts * total / _LEVELS)
-
-
-@functools.cache
-def _normal_levels() -> tuple[float, ...]:
-    """Means of equal slices of the normal distribution, by inverting its cumulative sum on a grid."""
-    grid = np.linspace(-5, 5, 20_001)
-    share = np.cumsum(np.exp(-grid * grid / 2))
-    middle = (axis(list(range(_LEVELS)))[:, 0] + 0.5) / _LEVELS
-    return tuple(float(x) for x in np.interp(middle, share / share[-1], grid))
 
 
 @dataclass(frozen=True, kw_only=True)

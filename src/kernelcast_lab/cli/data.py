@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -59,20 +59,16 @@ def import_source(
 
     if output.exists() and not output.is_dir():
         raise KernelcastError(f"{output} is a file; -o takes a folder")
-    if source == "tables":
-        summary = import_tables(path, output, replace=replace, progress=_progress)
-    else:
-        summary = import_checkout(source, path, output, replace=replace, progress=_progress)
+    importing = import_tables if source == "tables" else partial(import_checkout, source)
+    summary = importing(
+        path, output, replace=replace, progress=lambda text: typer.echo(f"kernelcast: {text}", err=True)
+    )
     if json:
         print(as_json.to_json(summary))
         return
     _print_tables(summary["tables"])
     kept = sum(line["rows"] for line in summary["tables"])
-    print(f"kernelcast: {kept:,} rows -> {output}", file=sys.stderr)
-
-
-def _progress(text: str) -> None:
-    print(f"kernelcast: {text}", file=sys.stderr, flush=True)
+    typer.echo(f"kernelcast: {kept:,} rows -> {output}", err=True)
 
 
 def list_folder(
@@ -94,8 +90,8 @@ def list_folder(
         raise KernelcastError(f"{root} has no SOURCE/TABLE.parquet files; `kernelcast data import` makes such")
     if json:
         print(as_json.to_json(lines))
-        return
-    _print_tables(lines)
+    else:
+        _print_tables(lines)
 
 
 def show_file(

@@ -24,8 +24,6 @@ from kernelcast_lab.data.rules import ordered
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-_THREADS = 2
-
 
 def build(
     connection: DuckDBPyConnection, relation: str, mapping: TableMap, name: str, choice: Choice = EVERYTHING
@@ -39,7 +37,7 @@ def build(
         return empty(mapping.source, {name: ordered(counts)})
     kinds = columns_of({o.op for o in wanted})
     query = " UNION ALL BY NAME ".join(parts)
-    connection.execute(f"CREATE OR REPLACE TEMP TABLE calls AS SELECT * FROM ({query}){_filter(choice)}")
+    connection.execute(f"CREATE OR REPLACE TEMP TABLE calls AS SELECT * FROM ({query}) WHERE {choice.where or 'true'}")
     _sample(connection, choice, kinds)
     columns = _medians(connection, kinds, counts)
     if not len(columns["op"]):
@@ -125,10 +123,6 @@ def _calls(connection: DuckDBPyConnection, op: OpMap, mapping: TableMap, counts:
     ).fetchone() or (0, 0)
     counts.update({"unknown_dtype": row[0], "bad_latency": row[1]})
     return f"SELECT * FROM {formed} WHERE dtype IS NOT NULL AND {good_time}"
-
-
-def _filter(choice: Choice) -> str:
-    return f" WHERE {choice.where}" if choice.where else ""
 
 
 def _sample(connection: DuckDBPyConnection, choice: Choice, kinds: dict[str, str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,9 +34,9 @@ class Part:
 
 def parts(found: Iterable[tuple[str, Path, Mapping[str, str]]]) -> list[Part]:
     """(table, file, labels) triples by table."""
-    tables: dict[str, list[tuple[Path, Mapping[str, str]]]] = {}
+    tables: dict[str, list[tuple[Path, Mapping[str, str]]]] = defaultdict(list)
     for table, path, labels in found:
-        tables.setdefault(table, []).append((path, labels))
+        tables[table].append((path, labels))
     return [Part(table, tuple(files)) for table, files in sorted(tables.items())]
 
 
@@ -80,3 +82,15 @@ def relation(connection: DuckDBPyConnection, part: Part, renamed: Mapping[str, s
     return (
         f"SELECT {', '.join(select)} FROM scanned AS r JOIN (VALUES {values}) AS f({names}) ON r.filename = f.filename"
     )
+
+
+def medians(connection: DuckDBPyConnection) -> list[str]:
+    """What the loaded rows have median times of, in Vidur's way to name columns; those are in ms."""
+    return [name.split(".")[1] for name in columns(connection) if re.fullmatch(r"time_stats\..*\.median", name)]
+
+
+def collectives(connection: DuckDBPyConnection, part: Part, size: str, latency: str) -> str:
+    """Loaded collectives of Vidur's profiler, with world, and size and microseconds under these names."""
+    cells = ", ".join(f'r."time_stats.{op}.median"' for op in medians(connection)) or "NULL"
+    own = {size: "r.size", "world": "r.num_workers", latency: f"coalesce({cells}, NULL) * 1000"}
+    return relation(connection, part, own, needed=("size", "num_workers", "devices_per_node"))

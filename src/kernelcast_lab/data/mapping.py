@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from kernelcast.files import text
 from kernelcast.hardware import gpu, gpu_ids
 
+Rules = tuple[tuple[str, str], ...]
+"""(rule, SQL condition) pairs, the first that holds counts."""
+
 
 @dataclass(frozen=True)
 class OpMap:
@@ -25,8 +28,7 @@ class OpMap:
 class TableMap:
     """One table of a source. ``_gpu`` in an expression is the catalogue id.
 
-    ``drops``: (rule, SQL condition) pairs, the first that holds counts. ``optional``: columns that some files
-    lack, and the SQL that stands in.
+    ``optional``: columns that some files lack, and the SQL that stands in.
     """
 
     source: str
@@ -38,7 +40,7 @@ class TableMap:
     latency_us: str = "latency_us"
     split: str = "NULL"
     rotation: str = "NULL"
-    drops: tuple[tuple[str, str], ...] = ()
+    drops: Rules = ()
     optional: Mapping[str, str] = field(default_factory=dict)
 
 

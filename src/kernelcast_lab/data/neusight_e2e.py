@@ -8,7 +8,6 @@ neusight/Tracing/trace.py).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +15,10 @@ from typing import Any, Literal
 
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import gpu
-from kernelcast_lab.data.shared import read_table
+from kernelcast_lab.data.shared import read_rows
 
 Mode = Literal["inference", "training"]
 _MODES: dict[str, Mode] = {"inf": "inference", "train": "training"}
-_COLUMNS = (
-    "model", "mode", "seq", "batch", "gpu_name", "measured_ms", "measured_fw_ms", "measured_bw_ms", "neusight_ms",
-    "fused", "parallelism", "num_gpus", "vendor",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -51,20 +46,12 @@ class ModelCase:
 
 def model_cases(folder: Path | str | None) -> list[ModelCase]:
     """Every row with a measured time."""
-    columns = read_table(folder, "neusight/e2e")
-    missing = [name for name in _COLUMNS if name not in columns]
-    if missing:
-        raise KernelcastError(f"neusight/e2e has no column {', '.join(missing)}")
-    rows = zip(*(columns[name] for name in _COLUMNS), strict=True)
-    cells = (dict(zip(_COLUMNS, row, strict=True)) for row in rows)
-    return [_case(row) for row in cells if _seconds(row["measured_ms"]) is not None]
+    return [_case(row) for row in read_rows(folder, "neusight/e2e") if row["measured_ms"]]
 
 
 def _case(row: Mapping[str, Any]) -> ModelCase:
     if row["mode"] not in _MODES:
         raise KernelcastError(f"neusight/e2e: mode {row['mode']!r} is neither {' nor '.join(_MODES)}")
-    measured_s = _seconds(row["measured_ms"])
-    assert measured_s is not None  # rows without one are no cases
     forward_s = _seconds(row["measured_fw_ms"])
     return ModelCase(
         gpu=gpu(str(row["gpu_name"])).id,
@@ -76,15 +63,13 @@ def _case(row: Mapping[str, Any]) -> ModelCase:
         parallelism=str(row["parallelism"]),
         gpus=int(row["num_gpus"]),
         vendor=str(row["vendor"]),
-        measured_s=measured_s,
+        measured_s=float(row["measured_ms"]) * 1e-3,
         forward_s=forward_s,
         backward_s=None if forward_s is None else _seconds(row["measured_bw_ms"], zero=0.0),
         neusight_s=_seconds(row["neusight_ms"]),
     )
 
 
-def _seconds(cell: Any, zero: float | None = None) -> float | None:
+def _seconds(cell: float | None, zero: float | None = None) -> float | None:
     """Milliseconds in seconds; an empty cell, or a 0 that stands for one, is not a time."""
-    if cell is None or math.isnan(cell):
-        return None
-    return float(cell) * 1e-3 if cell else zero
+    return cell * 1e-3 if cell else None if cell is None else zero

@@ -1,18 +1,19 @@
 """Whole models as they were served: measured cases of PipeWeave and measured serving points of AIConfigurator.
 
-Both come as tables in a folder of data, as ``shared.read_table`` finds them:
+Both come as tables in a folder of data, as ``shared.read_rows`` finds them:
 
 - ``pipeweave/e2e_real`` and ``workloads``: one static batch a case, run up to five times -> ``served_cases``.
-  ``pipeweave/e2e_pred``: what five methods predicted for the same cases -> ``published``, ``published_errors``.
+  ``pipeweave/e2e_pred``: what five methods predicted for the same cases -> ``published_errors``.
 - ``aiconfigurator/e2e_silicon``: engines under a closed loop of requests -> ``serving_points``. The table has no
   predictions, no format of the KV cache, no shared prefix and no word on speculative decoding.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 import statistics
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,28 +21,12 @@ from typing import Any, Literal
 
 from kernelcast.errors import KernelcastError, unknown
 from kernelcast.hardware import gpu
-from kernelcast_lab.data.shared import read_table
+from kernelcast_lab.data.shared import read_rows
 
 Row = Mapping[str, Any]
 CaseKey = tuple[str, str, str, str, int, int]  # gpu, stack, model, workload, tp, pp
 Group = Literal["gpu", "stack", "model", "workload", "tp"]
 
-_REAL = (
-    "gpu", "serving", "model", "workload", "tp", "pp", "batch_size", "input_len", "output_len",
-    "total_prefill_tokens", "total_decode_tokens", "prefill_latency", "median_decode_latency", "total_latency",
-)  # fmt: skip
-_WORKLOADS = (
-    "workload", "request", "num_prefill_tokens", "output_tokens",
-)  # fmt: skip
-_PREDICTED = (
-    "method", "gpu", "serving", "model", "workload", "tp", "pp", "prefill_ms", "decode_avg_ms", "decode_total_ms",
-    "total_ms",
-)  # fmt: skip
-_SILICON = (
-    "id", "silicon_data_source", "backend", "backend_version", "model_path", "system", "mode", "isl", "osl",
-    "gemm_quant_mode", "moe_quant_mode", "batch_size", "tp_size", "pp_size", "attention_dp_size", "moe_tp_size",
-    "moe_ep_size", "silicon_ttft_ms", "silicon_tpot_ms",
-)  # fmt: skip
 _SIZES = ("tp_size", "pp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
 _FORMATS = {"nvfp4": "nvfp4", "fp8": "fp8", "fp8_block": "fp8_block", "int4_wo": "int4"}
 _DUMP = re.compile(r"^(db-dump/|source_file=\d{4}-\d\d-\d\d\.csv)")  # exports of one public benchmark database
@@ -87,17 +72,6 @@ class ServedCase:
 
 
 @dataclass(frozen=True)
-class PublishedCase:
-    """What a method of the PipeWeave paper predicted for a case; total = prefill + steps x decode step."""
-
-    method: str
-    key: CaseKey
-    total_s: float
-    prefill_s: float
-    decode_step_mean_s: float
-
-
-@dataclass(frozen=True)
 class ServingPoint:
     """One engine (no disaggregation) that holds ``concurrency`` requests in flight.
 
@@ -135,28 +109,17 @@ class ServingPoint:
         return self.concurrency * decode_s / (self.ttft_s + decode_s)
 
 
-def _rows(folder: Path | str | None, name: str, needed: Iterable[str]) -> list[dict[str, Any]]:
-    """The rows of a table, an empty cell as None."""
-    columns = read_table(folder, name)
-    missing = [n for n in needed if n not in columns]
-    if missing:
-        raise KernelcastError(f"table {name} has no column {', '.join(missing)}; it has {', '.join(sorted(columns))}")
-    cells = zip(*(column.tolist() for column in columns.values()), strict=True)
-    return [{n: None if v != v else v for n, v in zip(columns, row, strict=True)} for row in cells]
-
-
 # --- PipeWeave
 
 
 def served_cases(folder: Path | str | None = None) -> list[ServedCase]:
     """The measured cases, one a (GPU, stack, model, workload, TP, PP), in that order."""
-    requests: dict[str, list[tuple[int, int]]] = {}
-    for row in sorted(_rows(folder, "pipeweave/workloads", _WORKLOADS), key=lambda r: (r["workload"], r["request"])):
-        found = requests.setdefault(row["workload"], [])
-        found.append((int(row["num_prefill_tokens"]), int(row["output_tokens"])))
-    runs: dict[CaseKey, list[Row]] = {}
-    for row in _rows(folder, "pipeweave/e2e_real", _REAL):
-        runs.setdefault(_key(row), []).append(row)
+    requests: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for row in sorted(read_rows(folder, "pipeweave/workloads"), key=lambda r: (r["workload"], r["request"])):
+        requests[row["workload"]].append((int(row["num_prefill_tokens"]), int(row["output_tokens"])))
+    runs: dict[CaseKey, list[Row]] = defaultdict(list)
+    for row in read_rows(folder, "pipeweave/e2e_real"):
+        runs[_key(row)].append(row)
     return [_case(key, rows, _workload(key, requests)) for key, rows in sorted(runs.items())]
 
 
@@ -185,19 +148,16 @@ def _case(key: CaseKey, rows: list[Row], requests: tuple[tuple[int, int], ...]) 
         "total_prefill_tokens": sum(tokens),
         "total_decode_tokens": len(requests) * outputs,
     }
-    for row in rows:
-        for name, expected in facts.items():
-            if row[name] is not None and row[name] != expected:
-                raise KernelcastError(
-                    f"{' '.join(map(str, key))}: {name} is {row[name]:g}, its workload has {expected}"
-                )
+    told = " ".join(map(str, key))
+    for row, (name, expected) in itertools.product(rows, facts.items()):
+        if row[name] not in (None, expected):
+            raise KernelcastError(f"{told}: {name} is {row[name]:g}, its workload has {expected}")
     steps = outputs - 1
-    decode_s = _median(
-        None if row["prefill_latency"] is None else row["total_latency"] - row["prefill_latency"] for row in rows
-    )
+    split = [row for row in rows if row["prefill_latency"] is not None]
+    decode_s = _median(row["total_latency"] - row["prefill_latency"] for row in split)
     total_s = _median(row["total_latency"] for row in rows)
     if total_s is None or steps < 1:
-        raise KernelcastError(f"{' '.join(map(str, key))}: no total_latency, or no decode step")
+        raise KernelcastError(f"{told}: no total_latency, or no decode step")
     return ServedCase(
         "pipeweave",
         *key,
@@ -205,7 +165,7 @@ def _case(key: CaseKey, rows: list[Row], requests: tuple[tuple[int, int], ...]) 
         steps=steps,
         runs=len(rows),
         total_s=total_s,
-        prefill_s=_median(row["prefill_latency"] for row in rows),
+        prefill_s=_median(row["prefill_latency"] for row in split),
         decode_s=decode_s,
         decode_step_mean_s=None if decode_s is None else decode_s / steps,
         decode_step_median_s=_median(row["median_decode_latency"] for row in rows),
@@ -217,14 +177,6 @@ def _median(values: Iterable[float | None]) -> float | None:
     return statistics.median(given) if given else None
 
 
-def published(folder: Path | str | None = None) -> list[PublishedCase]:
-    """The predictions of every method for the measured cases, as published."""
-    return [
-        PublishedCase(r["method"], _key(r), r["total_ms"] / 1e3, r["prefill_ms"] / 1e3, r["decode_avg_ms"] / 1e3)
-        for r in _rows(folder, "pipeweave/e2e_pred", _PREDICTED)
-    ]
-
-
 def published_errors(
     folder: Path | str | None = None, method: str = "pipeweave", by: Group | None = None
 ) -> dict[str, dict[str, float]]:
@@ -233,19 +185,20 @@ def published_errors(
     Against the median run. The paper's own tables take, for each case, the run nearest to the prediction: PipeWeave
     has 8.2 on the prefill there, 8.9 here; the total is 7.7 there and 8.2 here.
     """
-    predictions = published(folder)
-    found = {p.key: p for p in predictions if p.method == method}
-    if not found:
-        raise unknown("method", method, {p.method for p in predictions})
+    rows = read_rows(folder, "pipeweave/e2e_pred")
+    predicted = {_key(row): row for row in rows if row["method"] == method}
+    if not predicted:
+        raise unknown("method", method, {row["method"] for row in rows})
+    columns = {"total_s": "total_ms", "prefill_s": "prefill_ms", "decode_step_mean_s": "decode_avg_ms"}
     errors: dict[str, dict[str, list[float]]] = {}
     for case in served_cases(folder):
-        if case.key not in found:
+        if case.key not in predicted:
             continue
         group = errors.setdefault("all" if by is None else str(getattr(case, by)), {})
-        for name in ("total_s", "prefill_s", "decode_step_mean_s"):
-            measured = getattr(case, name)
-            if measured is not None:
-                error = abs(getattr(found[case.key], name) / measured - 1)
+        for name, column in columns.items():
+            measured_s = getattr(case, name)
+            if measured_s is not None:
+                error = abs(predicted[case.key][column] / 1e3 / measured_s - 1)
                 group.setdefault(name, []).append(100 * error)
     return {g: {n: statistics.fmean(v) for n, v in names.items()} for g, names in sorted(errors.items())}
 
@@ -273,30 +226,22 @@ def why_unusable(row: Row) -> str | None:
     - experts_disagree: moe_tp x moe_ep is not tp x dp, though filled; attention DP is not in the row.
     - unknown_format: a quantisation that has no name here.
     """
-    if row["mode"] != "agg":
-        return "disaggregated"
-    if row["tp_size"] is None or row["batch_size"] is None:
-        return "no_parallel_sizes"
-    if not all((row[name] or 0) > 0 for name in ("silicon_ttft_ms", "silicon_tpot_ms")):
-        return "no_time"
-    in_flight = concurrency(row)
-    if in_flight is None:
-        return "no_concurrency"
     tp, _, dp, moe_tp, moe_ep = (int(row[name] or 1) for name in _SIZES)
     world = tp * dp
+    multiplied = moe_ep > 1 and (moe_tp > 1 or tp == dp)
     rules = {
-        "several_replicas": in_flight != row["batch_size"] * dp,
-        "multiplied_sizes": bool(_DUMP.match(row["silicon_data_source"])) and _multiplied(tp, dp, moe_tp, moe_ep),
+        "disaggregated": row["mode"] != "agg",
+        "no_parallel_sizes": row["tp_size"] is None or row["batch_size"] is None,
+        "no_time": not all((row[name] or 0) > 0 for name in ("silicon_ttft_ms", "silicon_tpot_ms")),
+        "no_concurrency": concurrency(row) is None,
+        "several_replicas": concurrency(row) != (row["batch_size"] or 0) * dp,
+        "multiplied_sizes": multiplied and bool(_DUMP.match(row["silicon_data_source"] or "")),
         "odd_gpus": world & (world - 1) != 0,
         "beyond_a_node": world > _NODE_GPUS and row["system"] not in _RACK,
         "experts_disagree": moe_tp * moe_ep not in (1, world),
         "unknown_format": any(row[n] not in (None, *_FORMATS) for n in ("gemm_quant_mode", "moe_quant_mode")),
     }
     return next((rule for rule, holds in rules.items() if holds), None)
-
-
-def _multiplied(tp: int, dp: int, moe_tp: int, moe_ep: int) -> bool:
-    return moe_ep > 1 and (moe_tp > 1 or tp == dp)
 
 
 def serving_points(folder: Path | str | None = None) -> list[ServingPoint]:
@@ -312,7 +257,7 @@ def left_out(folder: Path | str | None = None) -> dict[str, int]:
 def _points(folder: Path | str | None) -> tuple[list[ServingPoint], Counter[str]]:
     taken: Counter[str] = Counter()
     points: dict[tuple[Any, ...], ServingPoint] = {}
-    for row in _rows(folder, "aiconfigurator/e2e_silicon", _SILICON):
+    for row in read_rows(folder, "aiconfigurator/e2e_silicon"):
         rule = why_unusable(row)
         if rule is not None:
             taken[rule] += 1

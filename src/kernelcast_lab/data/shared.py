@@ -7,9 +7,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, TypedDict, Unpack
 
 from numpy.typing import NDArray
 
@@ -23,7 +24,8 @@ from kernelcast_lab.data.build import build
 from kernelcast_lab.data.mapping import TableMap
 
 ROOT_VARIABLE = "KERNELCAST_DATA"
-SOURCES = {module.SOURCE: module for module in (aiconfigurator, neusight, pipeweave, vidur)}
+# Each says what its tables mean (``tables``), and where they lie in a checkout (``LOOKS_FOR``, ``find``, ``rows``).
+SOURCES: dict[str, ModuleType] = {module.SOURCE: module for module in (aiconfigurator, neusight, pipeweave, vidur)}
 
 
 def kernel_tables() -> dict[str, TableMap]:
@@ -55,25 +57,23 @@ def _file(root: Path | str | None, name: str) -> Path:
     return path
 
 
-def read(
-    root: Path | str | None,
-    name: str,
-    *,
-    ops: Collection[str] | None = None,
-    gpus: Collection[str] | None = None,
-    where: str | None = None,
-    sample: float | None = None,
-    seed: int = 0,
-) -> Measurements:
-    """The measurements of one table that pass every rule; what did not is counted in ``dropped``.
+class Chosen(TypedDict, total=False):
+    """Which rows are read: the fields of a ``Choice``. Samples are the same for the same seed; counts of what was
+    dropped then speak of the sample where a rule looks at calls rather than at the source's rows."""
 
-    ``where``: SQL over the canonical columns. ``sample``: a share below 1 or about how many rows, the same for the
-    same ``seed``; counts then speak of the sample where a rule looks at calls rather than at the source's rows.
-    """
+    ops: Collection[str] | None
+    gpus: Collection[str] | None
+    where: str | None
+    sample: float | None
+    seed: int
+
+
+def read(root: Path | str | None, name: str, **chosen: Unpack[Chosen]) -> Measurements:
+    """The measurements of one table that pass every rule; what did not is counted in ``dropped``."""
     import duckdb
 
     path = _file(root, name)
-    choice = Choice(ops, gpus, where, sample, seed)
+    choice = Choice(**chosen)
     try:
         if is_canonical(path):
             return read_canonical(path, choice)
@@ -86,19 +86,11 @@ def read(
         raise KernelcastError(f"{path}: {str(error).splitlines()[0]}") from None
 
 
-def read_all(
-    root: Path | str | None = None,
-    *,
-    ops: Collection[str] | None = None,
-    gpus: Collection[str] | None = None,
-    where: str | None = None,
-    sample: float | None = None,
-    seed: int = 0,
-) -> Measurements:
+def read_all(root: Path | str | None = None, **chosen: Unpack[Chosen]) -> Measurements:
     """The measurements of every table with times of kernels, one table after the other; second ones are left out."""
     folder = root_path(root)
-    names = [n for n in tables(folder) if not n.endswith(AGAIN) and _has_ops(folder, n, ops)]
-    return merged(read(folder, n, ops=ops, gpus=gpus, where=where, sample=sample, seed=seed) for n in names)
+    names = [n for n in tables(folder) if not n.endswith(AGAIN) and _has_ops(folder, n, chosen.get("ops"))]
+    return merged(read(folder, n, **chosen) for n in names)
 
 
 def _has_ops(folder: Path, name: str, ops: Collection[str] | None) -> bool:
@@ -116,3 +108,21 @@ def read_table(root: Path | str | None, name: str) -> dict[str, NDArray[Any]]:
         described = connection.execute(f"DESCRIBE {query}").fetchall()
         kinds = {row[0]: "VARCHAR" if row[1] in ("VARCHAR", "DATE", "TIMESTAMP") else "DOUBLE" for row in described}
         return fetch(connection, query, kinds)
+
+
+class Row(dict[str, Any]):
+    """A row of a table, an empty cell as None; a column that the table lacks is refused when it is asked for."""
+
+    def __init__(self, table: str, cells: Iterable[tuple[str, Any]]) -> None:
+        super().__init__((name, None if cell != cell else cell) for name, cell in cells)
+        self.table = table
+
+    def __missing__(self, name: str) -> Any:
+        raise KernelcastError(f"table {self.table} has no column {name}; it has {', '.join(sorted(self))}")
+
+
+def read_rows(root: Path | str | None, name: str) -> list[Row]:
+    """The rows of any table."""
+    columns = read_table(root, name)
+    rows = zip(*(column.tolist() for column in columns.values()), strict=True)
+    return [Row(name, zip(columns, row, strict=True)) for row in rows]

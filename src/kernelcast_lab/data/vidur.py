@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kernelcast.files import text
-from kernelcast_lab.data.checkout import Part, columns, parts, relation
+from kernelcast_lab.data.checkout import Part, collectives, medians, parts, relation
 from kernelcast_lab.data.mapping import OpMap, TableMap
 
 if TYPE_CHECKING:
@@ -35,12 +35,8 @@ def _rows(op: str, where: str, cols: str, stack: str) -> OpMap:
 def _layers() -> tuple[OpMap, ...]:
     up = "n_expanded_embd * (CASE WHEN use_gated_mlp THEN 2 ELSE 1 END) / tp"
     norms = "op IN ('input_layernorm', 'post_attention_layernorm')"
-    rope = {
-        "tokens": "num_tokens",
-        "q_heads": "n_head / tp",
-        "kv_heads": "n_kv_head / tp",
-        "head_dim": _HEAD,
-    }
+    rope = {"tokens": "num_tokens", "q_heads": "n_head / tp", "kv_heads": "n_kv_head / tp", "head_dim": _HEAD}
+    embedding = {"tokens": "num_tokens", "hidden": "n_embd", "vocab": "vocab_size"}
     return (
         _gemm("attn_pre_proj", f"(n_head + 2 * n_kv_head) * {_HEAD} / tp", "n_embd"),
         _gemm("attn_post_proj", "n_embd", "n_embd / tp"),
@@ -52,21 +48,14 @@ def _layers() -> tuple[OpMap, ...]:
         _rows("gelu", "op = 'mlp_act' AND NOT use_gated_mlp", "n_expanded_embd / tp", _TORCH),
         _rows("add", "op = 'add'", "n_embd", _TORCH),
         OpMap("rope", rope, _DTYPE, "op = 'attn_rope'", _VLLM),
-        OpMap(
-            "embedding",
-            {"tokens": "num_tokens", "hidden": "n_embd", "vocab": "vocab_size"},
-            _DTYPE,
-            "op = 'emb'",
-            _TORCH,
-        ),
+        OpMap("embedding", embedding, _DTYPE, "op = 'emb'", _TORCH),
     )
 
 
 def _network() -> TableMap:
     # ``size`` is in bytes: read as elements, an A100's all-reduce would beat NVLink (397 of 300 GB/s).
-    ops = tuple(
-        OpMap(op, {"bytes": "size", "world": "world"}, _DTYPE, f"op = '{op}'") for op in ("all_reduce", "send_recv")
-    )
+    moved = {"bytes": "size", "world": "world"}
+    ops = tuple(OpMap(op, moved, _DTYPE, f"op = '{op}'") for op in ("all_reduce", "send_recv"))
     chip = (
         "CASE fabric WHEN 'a100_pairwise_nvlink' THEN 'a100_pcie' WHEN 'h100_pairwise_nvlink' THEN 'h100_nvl'"
         " ELSE split_part(fabric, '_', 1) END"
@@ -105,20 +94,15 @@ def find(path: Path) -> list[Part]:
 
 def rows(connection: DuckDBPyConnection, part: Part) -> str:
     """The part under the names that ``tables`` maps: a row a layer instead of a column; ms to microseconds."""
-    present = columns(connection)
-    timed = [name.split(".")[1] for name in present if name.startswith("time_stats.") and name.endswith(".median")]
     if part.table == "network":
-        cells = ", ".join(f'r."time_stats.{op}.median"' for op in timed) or "NULL"
-        own = {"world": "r.num_workers", "latency_us": f"coalesce({cells}, NULL) * 1000"}
-        return relation(connection, part, own, needed=("size", "num_workers", "devices_per_node"))
+        return collectives(connection, part, "size", "latency_us")
     needed = ("num_tokens", "num_tensor_parallel_workers", "n_embd", "n_head", "n_kv_head", "n_expanded_embd")
-    layers = [
-        relation(
-            connection,
-            part,
-            {"tp": "r.num_tensor_parallel_workers", "op": text(op), "latency_us": f'r."time_stats.{op}.median" * 1000'},
-            needed=needed,
-        )
-        for op in timed
-    ]
+    layers = []
+    for op in medians(connection):
+        own = {
+            "tp": "r.num_tensor_parallel_workers",
+            "op": text(op),
+            "latency_us": f'r."time_stats.{op}.median" * 1000',
+        }
+        layers.append(relation(connection, part, own, needed=needed))
     return " UNION ALL BY NAME ".join(layers) or relation(connection, part, {}, needed=(*needed, "time_stats"))

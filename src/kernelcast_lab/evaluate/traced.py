@@ -22,8 +22,8 @@ from kernelcast.times import Times
 from kernelcast.tracing import trace
 from kernelcast.training.step import LAUNCH_BOUND, STEP, Step, run_step
 from kernelcast_lab.models.cases import Case
-from kernelcast_lab.models.measure import ModelCase, load_cases
 from kernelcast_lab.models.steps import build, make_step
+from kernelcast_lab.models.store import MeasuredCase, load_cases
 
 MEASURED = Path(__file__).parents[3] / "validation" / "models_h200_sxm.json.gz"
 _META = torch.device("meta")
@@ -33,7 +33,7 @@ _META = torch.device("meta")
 class Found:
     """A case, and what was predicted for it."""
 
-    case: ModelCase
+    case: MeasuredCase
     step: Step
 
     @property
@@ -52,7 +52,7 @@ class Found:
         return self.case.case.launch == "eager" and (idle_ms - gaps_ms) / self.case.wall_ms > LAUNCH_BOUND
 
 
-def traced(case: ModelCase) -> Trace:
+def traced(case: MeasuredCase) -> Trace:
     """The case on meta tensors, as ``lab.collect.models`` runs it."""
     model = build(case.config, case.case.dtype, _META)
     if case.case.mode == "training":
@@ -65,7 +65,7 @@ def traced(case: ModelCase) -> Trace:
     return trace(step, (), graph=case.case.launch == "graph", name=case.case.id)
 
 
-def evaluate(cases: Iterable[ModelCase], conditions: Conditions) -> list[Found]:
+def evaluate(cases: Iterable[MeasuredCase], conditions: Conditions) -> list[Found]:
     chip = gpu("h200_sxm")
     times = Times(chip, conditions)
     found = []

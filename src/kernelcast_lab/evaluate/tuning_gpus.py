@@ -26,8 +26,7 @@ from kernelcast_lab.data import Measurements, merged
 from kernelcast_lab.data.config_rows import slower_rows
 from kernelcast_lab.fit.dataset import Columns, Dataset, build
 from kernelcast_lab.fit.families import fitting_columns
-from kernelcast_lab.fit.fit import FAMILY_TRANSFER, Settings, sampled, twins
-from kernelcast_lab.fit.predicting import correction
+from kernelcast_lab.fit.fit import FAMILY_TRANSFER, Settings, correction, sampled, twins
 from kernelcast_lab.fit.train import Recipe, encoder_of, train
 
 _SHAPE = ("tokens", "experts", "topk", "k", "n")

@@ -18,13 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast._version import __version__
+from kernelcast.efficiency.features import aligned
 from kernelcast.efficiency.learned import FamilyWeights, Spread, pack, softplus
 from kernelcast.efficiency.network import Encoder, Layers
 from kernelcast.hardware import gpu
 from kernelcast.measured.folds import FOLDS, TEST_FOLD, shape_fold
 from kernelcast_lab.data import data_hash
 from kernelcast_lab.fit.dataset import Columns, Dataset, build
-from kernelcast_lab.fit.predicting import correction
 from kernelcast_lab.fit.train import HIGH, LOW, Kind, Progress, Recipe, encoder_of, train
 
 TWINS = (("b200_sxm", "gb200"), ("h100_sxm", "h800_sxm"))
@@ -91,39 +91,30 @@ def fit_rows(
     """All networks of one family on these rows, or on a sample of them."""
     settings = replace(settings, transfer=FAMILY_TRANSFER.get(family, settings.transfer))
     rows = sampled(rows, settings.rows, settings.seed)
-    data = build({name: column[rows] for name, column in columns.items()}, family, workers=settings.workers)
+    fitted = {name: column[rows] for name, column in columns.items()}
+    data = build(fitted, family, workers=settings.workers)
     encoder = encoder_of(data)
-    run = _Run(family, settings, data_hash({n: c[rows] for n, c in columns.items()}), report, partial)
-    source = columns["source"][rows][data.rows]
-    heard = data.select(repeated(source))
-    fold = shape_fold(columns)[rows][data.rows]
-    held = [_left_to(i, fold) for i in range(settings.networks)]
-    main = tuple(
-        run.network(f"main {i}", data.select(rest[repeated(source[rest])]), encoder, settings.main, "main", i)
-        for i, rest in enumerate(np.flatnonzero(~out) for out in held)
-    )
-    transfer = tuple(
-        run.network(f"transfer {i}", heard, encoder, settings.transfer, "transfer", i)
-        for i in range(settings.transfer_networks)
-    )
-    measured = data.select(~data.at_least)
-    ceiling = run.network("ceiling", measured, encoder, settings.ceiling, "ceiling", 0)
+    run = _Run(family, settings, data_hash(fitted), report, partial)
+    source, fold = fitted["source"][data.rows], shape_fold(fitted)[data.rows]
+    heard, measured = data.select(repeated(source)), data.select(~data.at_least)
+    main, left = [], []
+    for i in range(settings.networks):
+        out = _left_to(i, fold)
+        rest = np.flatnonzero(~out)
+        seen = data.select(rest[repeated(source[rest])])
+        main.append(run.network(f"main {i}", seen, encoder, "main", i))
+        left.append((main[-1], data.select(out & ~data.at_least)))
+    count = range(settings.transfer_networks)
+    transfer = tuple(run.network(f"transfer {i}", heard, encoder, "transfer", i) for i in count)
     found = FamilyWeights(
         encoder=encoder,
-        main=main,
+        main=tuple(main),
         transfer=transfer,
-        ceiling=ceiling,
+        ceiling=run.network("ceiling", measured, encoder, "ceiling", 0),
         capabilities=tuple(sorted({gpu(name).compute_capability for name in encoder.vocabulary["gpu"]})),
-        spreads=spreads(data, settings, run),
-        widths=widths(encoder, [(net, data.select(out & ~data.at_least)) for net, out in zip(main, held, strict=True)]),
-        about={
-            "kernelcast": __version__,
-            "family": family,
-            "rows": len(measured),
-            "data_hash": run.data,
-            "gpus": encoder.vocabulary["gpu"],
-            "settings": asdict(settings),
-        },
+        spreads=spreads(data, run),
+        widths=widths(encoder, left),
+        about=run.about(len(measured), encoder.vocabulary["gpu"]),
     )
     run.done()
     return found
@@ -141,25 +132,22 @@ def widths(encoder: Encoder, left_out: Sequence[tuple[Layers, Dataset]]) -> dict
     Networks know the rows that they saw too well: of a few thousand calls of our own, repeated to be heard among
     millions, an interval as learned holds 60% of new shapes.
     """
-    far, names = [np.zeros(0)], [np.zeros((2, 0), dtype=object)]
+    ratios: dict[str, list[NDArray[np.float64]]] = {"": []}
     for net, data in left_out:
-        if not len(data):
-            continue
         out = correction(FamilyWeights(encoder, (net,), (), net, (), {}, {}), data)
         error = data.target - out[:, 0]
-        far.append(np.maximum(error / softplus(out[:, 2]), -error / softplus(out[:, 1])))
-        words = [data.words.get(name, np.full(len(data), None)).astype(str).astype(object) for name in _WIDTHS_BY]
-        names.append(np.stack([words[0] + " " + words[1], words[0] + " " + words[1] + " " + words[2]]))
-    ratio = np.concatenate(far)
-    if len(ratio) < _LEAST_WIDTH_ROWS:
-        return {}
-    found = {"": float(np.quantile(ratio, HIGH - LOW))}
-    for name in np.concatenate(names, axis=1):
-        for group in sorted(set(name)):
-            members = ratio[name == group]
-            if len(members) >= _LEAST_WIDTH_ROWS:
-                found[group] = float(np.quantile(members, HIGH - LOW))
-    return {group: round(max(value, _LEAST_WIDTH), 3) for group, value in found.items()}
+        far = np.maximum(error / softplus(out[:, 2]), -error / softplus(out[:, 1]))
+        ratios[""].append(far)
+        op, stack, place = (data.word(name).astype(str).astype(object) for name in _WIDTHS_BY)
+        for names in (op + " " + stack, op + " " + stack + " " + place):
+            for group in sorted(set(names)):
+                ratios.setdefault(group, []).append(far[names == group])
+    found = {group: np.concatenate(parts) for group, parts in ratios.items() if parts}
+    return {
+        group: round(max(float(np.quantile(ratio, HIGH - LOW)), _LEAST_WIDTH), 3)
+        for group, ratio in found.items()
+        if len(ratio) >= _LEAST_WIDTH_ROWS
+    }
 
 
 @dataclass
@@ -172,8 +160,8 @@ class _Run:
     report: Report | None
     partial: Path | None
 
-    def network(self, name: str, data: Dataset, encoder: Encoder, recipe: Recipe, kind: Kind, seed: int) -> Layers:
-        recipe = replace(recipe, seed=self.settings.seed * 1000 + seed)
+    def network(self, name: str, data: Dataset, encoder: Encoder, kind: Kind, seed: int) -> Layers:
+        recipe = replace(getattr(self.settings, kind), seed=self.settings.seed * 1000 + seed)
         path = self._path(name, recipe)
         if path and path.exists():
             return _read(path)
@@ -189,6 +177,17 @@ class _Run:
             return None
         told = json.dumps([self.family, name, self.data, asdict(recipe), self.settings.rows], sort_keys=True)
         return self.partial / f"{self.family}-{hashlib.sha256(told.encode()).hexdigest()[:16]}.npz"
+
+    def about(self, rows: int, gpus: Sequence[str]) -> dict[str, Any]:
+        """What the weights say of themselves."""
+        return {
+            "kernelcast": __version__,
+            "family": self.family,
+            "rows": rows,
+            "data_hash": self.data,
+            "gpus": gpus,
+            "settings": asdict(self.settings),
+        }
 
     def done(self) -> None:
         """The partial results of a finished family are not needed."""
@@ -210,7 +209,7 @@ def _read(path: Path) -> Layers:
         return Layers(tuple(arrays[f"w{i}"] for i in range(count)), tuple(arrays[f"b{i}"] for i in range(count)))
 
 
-def spreads(data: Dataset, settings: Settings, run: _Run) -> dict[str, Spread]:
+def spreads(data: Dataset, run: _Run) -> dict[str, Spread]:
     """Leave GPUs out, one (with its twin) or one compute capability at a time; see what the networks say of them.
 
     Without a GPU that has kin to stand in for it, "near" is as wide as "extrapolated".
@@ -221,11 +220,11 @@ def spreads(data: Dataset, settings: Settings, run: _Run) -> dict[str, Spread]:
         kin.setdefault(gpu(name).compute_capability, []).append(name)
     found = {"near": _UNTESTED, "extrapolated": _UNTESTED}
     if len(kin) > 1:
-        found["extrapolated"] = _left_out(data, list(kin.values()), settings, run, far=True)
+        found["extrapolated"] = _left_out(data, list(kin.values()), run, far=True)
         found["near"] = replace(found["extrapolated"], keep=1.0)
     alone = [[name] for group in kin.values() for name in group if any(not twins(name, other) for other in group)]
     if alone:
-        found["near"] = _left_out(data, alone, settings, run, far=False)
+        found["near"] = _left_out(data, alone, run, far=False)
     return found
 
 
@@ -234,22 +233,19 @@ def twins(one: str, other: str) -> bool:
     return one == other or any(one in pair and other in pair for pair in TWINS)
 
 
-def _left_out(data: Dataset, groups: list[list[str]], settings: Settings, run: _Run, *, far: bool) -> Spread:
+def _left_out(data: Dataset, groups: list[list[str]], run: _Run, *, far: bool) -> Spread:
     """The share of the correction, and the width of the interval, that serve best on GPUs that were left out."""
+    most, seed = run.settings.rows_left_out, run.settings.seed
+    places = data.words["gpu"].astype(str)
     outs, truths = [], []
     for at, group in enumerate(groups):
-        gone = [name for name in set(data.words["gpu"].astype(str)) if any(twins(name, member) for member in group)]
-        outside = np.isin(data.words["gpu"].astype(str), gone)
-        fitted = data.select(sampled(np.flatnonzero(~outside), settings.rows_left_out, settings.seed))
-        tested = data.select(
-            sampled(np.flatnonzero(outside & ~data.at_least), settings.rows_left_out // 4, settings.seed)
-        )
+        outside = np.isin(places, [name for name in set(places) if any(twins(name, member) for member in group)])
+        fitted = data.select(sampled(np.flatnonzero(~outside), most, seed))
+        tested = data.select(sampled(np.flatnonzero(outside & ~data.at_least), most // 4, seed))
         encoder = encoder_of(fitted)
         label = f"without {'+'.join(group)}"
-        main = run.network(f"main {label}", fitted, encoder, settings.main, "main", at)
-        transfer = (
-            (run.network(f"transfer {label}", fitted, encoder, settings.transfer, "transfer", at),) if far else ()
-        )
+        main = run.network(f"main {label}", fitted, encoder, "main", at)
+        transfer = (run.network(f"transfer {label}", fitted, encoder, "transfer", at),) if far else ()
         outs.append(correction(FamilyWeights(encoder, (main,), transfer, main, (), {}, {}), tested))
         truths.append(tested.target)
     out, truth = np.concatenate(outs), np.concatenate(truths)
@@ -258,6 +254,19 @@ def _left_out(data: Dataset, groups: list[list[str]], settings: Settings, run: _
     keep = float(keeps[int(np.argmin(errors))])
     low, high = np.quantile(truth - keep * out[:, 0], [0.1, 0.9])
     return Spread(keep=round(keep, 3), low=round(max(0.0, -float(low)), 4), high=round(max(0.0, float(high)), 4))
+
+
+def correction(weights: FamilyWeights, data: Dataset) -> NDArray[np.float64]:
+    """(rows, outputs) of the networks, as the shipped predictor would ask them: rows of the same words together."""
+    values = aligned(data.names, data.values, weights.encoder.names)
+    alike: dict[tuple[Any, ...], list[int]] = {}
+    for row, key in enumerate(zip(*data.words.values(), strict=True)):
+        alike.setdefault(key, []).append(row)
+    out = np.zeros((len(data), 3))
+    for key, rows in alike.items():
+        words = {name: None if word is None else str(word) for name, word in zip(data.words, key, strict=True)}
+        out[rows] = weights.outputs(values[rows], gpu(str(words.pop("gpu"))), words)
+    return out
 
 
 def save(weights: FamilyWeights, folder: Path) -> Path:

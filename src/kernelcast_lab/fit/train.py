@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import Any, Literal
 
 import numpy as np
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from kernelcast.efficiency.learned import without_gpu
-from kernelcast.efficiency.network import Encoder, Layers
-from kernelcast_lab.fit.dataset import Dataset
+from kernelcast.efficiency.network import Encoder, Floats, Layers
+from kernelcast_lab.fit.dataset import Columns, Dataset
 
 LOW, HIGH, CEILING = 0.1, 0.9, 0.07  # quantiles of time: the 80% interval, and what the best 7% reach
 Progress = Callable[[int, int, float], None]
@@ -41,52 +41,70 @@ EAGER = "torch_eager"  # times with launch overhead: never to be taken for those
 
 def encoder_of(data: Dataset) -> Encoder:
     """Ranges, scales and vocabulary of these rows."""
-    low, high = data.values.min(axis=0), data.values.max(axis=0)
-    scale = data.values.std(axis=0)
-    vocabulary = {
-        name: tuple(sorted({str(word) for word in column if word is not None})) for name, column in data.words.items()
-    }
+    return encoder(data.names, data.values, data.values.std(axis=0), data.words)
+
+
+def encoder(names: tuple[str, ...], values: Floats, deviation: NDArray[Any], words: Columns) -> Encoder:
+    """The same of numbers, their standard deviations, and columns of words."""
+    known = {name: tuple(sorted({str(word) for word in column if word is not None})) for name, column in words.items()}
     return Encoder(
-        names=data.names,
-        low=low,
-        high=high,
-        mean=data.values.mean(axis=0, dtype=np.float64).astype(np.float32),
-        scale=np.where(scale < 1e-6, 1.0, scale).astype(np.float32),
-        vocabulary={name: words for name, words in vocabulary.items() if words},
+        names=names,
+        low=values.min(axis=0),
+        high=values.max(axis=0),
+        mean=values.mean(axis=0, dtype=np.float64).astype(np.float32),
+        scale=np.where(deviation < 1e-6, 1.0, deviation).astype(np.float32),
+        vocabulary={name: found for name, found in known.items() if found},
     )
 
 
-def codes_of(data: Dataset, encoder: Encoder) -> NDArray[np.int64]:
+def codes_of(words: Columns, encoder: Encoder) -> NDArray[np.int64]:
     """(rows, word names) input column of each word; -1 where it is not given or not known."""
-    columns = encoder.word_columns()
-    codes = np.full((len(data), len(columns)), -1, dtype=np.int64)
-    for at, (name, places) in enumerate(columns.items()):
-        where = dict(zip(encoder.vocabulary[name], places, strict=True))
-        codes[:, at] = [where.get(word, -1) for word in data.words.get(name, np.full(len(data), None))]
-    return codes
+    places = {name: dict(zip(encoder.vocabulary[name], at, strict=True)) for name, at in encoder.word_columns().items()}
+    return np.stack([[where.get(word, -1) for word in words[name]] for name, where in places.items()], axis=1)
 
 
 class Net(nn.Module):
-    """The same layers as ``Layers``, to be trained."""
+    """Linear layers with ReLU between, where asked batch norm and dropout; at rest the same as what it exports."""
 
-    def __init__(self, inputs: int, hidden: tuple[int, ...], outputs: int) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        hidden: tuple[int, ...],
+        outputs: int,
+        *,
+        normed: bool = False,
+        dropout: float = 0.0,
+        first_guess: Sequence[float] | None = None,
+    ) -> None:
         super().__init__()
-        sizes = (inputs, *hidden, outputs)
-        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
+        self.linears = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise((inputs, *hidden, outputs)))
+        self.norms = nn.ModuleList(nn.BatchNorm1d(size) if normed else nn.Identity() for size in hidden)
+        self.dropout = nn.Dropout(dropout)
+        if first_guess is not None:
+            with torch.no_grad():
+                self.linears[-1].bias.copy_(torch.tensor(list(first_guess)))  # type: ignore[operator]
 
     def forward(self, rows: Tensor) -> Tensor:
-        for layer in self.layers[:-1]:
-            rows = torch.relu(layer(rows))
-        out: Tensor = self.layers[-1](rows)
+        for linear, norm in zip(self.linears[:-1], self.norms, strict=True):
+            rows = self.dropout(torch.relu(norm(linear(rows))))
+        out: Tensor = self.linears[-1](rows)
         return out
 
     def exported(self) -> Layers:
-        named = {name: value.detach().float().cpu().numpy() for name, value in self.named_parameters()}
-        count = len(self.layers)
-        return Layers(
-            tuple(named[f"layers.{i}.weight"].T.copy() for i in range(count)),
-            tuple(named[f"layers.{i}.bias"] for i in range(count)),
-        )
+        """Plain layers: a norm at rest is a scale and a shift, which its linear layer takes in."""
+        weights, biases = [], []
+        for linear, norm in zip_longest(self.linears, self.norms):
+            weight, bias = (_array(x) for x in (linear.weight, linear.bias))
+            if isinstance(norm, nn.BatchNorm1d):
+                scale = _array(norm.weight) / np.sqrt(_array(norm.running_var) + norm.eps)
+                weight, bias = weight * scale[:, None], (bias - _array(norm.running_mean)) * scale + _array(norm.bias)
+            weights.append(np.ascontiguousarray(weight.T, dtype=np.float32))
+            biases.append(bias.astype(np.float32))
+        return Layers(tuple(weights), tuple(biases))
+
+
+def _array(values: Any) -> NDArray[np.float64]:
+    return values.detach().cpu().numpy().astype(np.float64)
 
 
 def pinball(error: Tensor, quantile: float) -> Tensor:
@@ -114,38 +132,42 @@ def _ceiling_loss(out: Tensor, truth: Tensor, at_least: Tensor) -> Tensor:
 class _Rows:
     """The dataset on the device, and batches of it with words dropped."""
 
-    def __init__(self, data: Dataset, encoder: Encoder, recipe: Recipe, device: torch.device, kind: Kind) -> None:
+    def __init__(self, data: Dataset, encoder: Encoder, recipe: Recipe, kind: Kind) -> None:
         numbers = encoder.numbers(data.values)
-        self.numbers = torch.from_numpy(numbers if kind == "main" else without_gpu(encoder, numbers)).to(device)
-        self.codes = torch.from_numpy(codes_of(data, encoder)).to(device) if kind != "ceiling" else None
-        eager = np.array([word == EAGER for word in data.words.get("stack", np.full(len(data), None))])
-        self.eager = torch.from_numpy(eager).to(device)
-        self.noise = recipe.noise
-        self.truth = torch.from_numpy(data.target.astype(np.float32)).to(device)
-        self.at_least = torch.from_numpy(data.at_least).to(device)
+        self.numbers = on_device(numbers if kind == "main" else without_gpu(encoder, numbers))
         names = list(encoder.word_columns())
+        words = {name: data.word(name) for name in names}
+        self.codes = on_device(codes_of(words, encoder) - len(encoder.names)) if kind != "ceiling" else None
+        self.eager = on_device(np.array([word == EAGER for word in data.word("stack")]))
+        self.noise = recipe.noise
+        self.truth = on_device(data.target.astype(np.float32))
+        self.at_least = on_device(data.at_least)
         unnamed = recipe.gpu_dropout if kind == "main" else 1.0
         rates = [unnamed if name == "gpu" else recipe.word_dropout for name in names]
+        self.rates = torch.tensor(rates, device=device())
         self.stack = names.index("stack") if "stack" in names else None
-        self.rates = torch.tensor(rates, device=device)
-        self.extra = encoder.width - len(encoder.names)
-        self.start = len(encoder.names)
-        self.device = device
+        self.known = encoder.width - len(encoder.names)
 
-    def inputs(self, at: Tensor, drop: bool) -> Tensor:
+    def inputs(self, at: Tensor) -> Tensor:
         numbers = self.numbers[at]
-        if drop and self.noise:
+        if self.noise:
             numbers = numbers + self.noise * torch.randn_like(numbers)
-        hot = torch.zeros(len(at), self.extra + 1, device=self.device)
+        hot = torch.zeros(len(at), self.known + 1, device=device())
         if self.codes is not None:
-            codes = self.codes[at] - self.start
-            if drop:
-                gone = torch.rand(codes.shape, device=self.device) < self.rates
-                if self.stack is not None:
-                    gone[:, self.stack] &= ~self.eager[at]
-                codes = torch.where(gone, -1, codes)
-            hot.scatter_(1, torch.where(codes < 0, self.extra, codes), 1.0)
-        return torch.cat([numbers, hot[:, : self.extra]], dim=1)
+            codes = self.codes[at]
+            gone = torch.rand(codes.shape, device=device()) < self.rates
+            if self.stack is not None:
+                gone[:, self.stack] &= ~self.eager[at]
+            hot.scatter_(1, torch.where(gone | (codes < 0), self.known, codes), 1.0)
+        return torch.cat([numbers, hot[:, : self.known]], dim=1)
+
+
+def device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def on_device(values: NDArray[Any]) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values)).to(device())
 
 
 def train(
@@ -153,27 +175,41 @@ def train(
 ) -> Layers:
     """One network. transfer: without a trace of the GPU. ceiling: the fast quantile, from physics alone."""
     torch.manual_seed(recipe.seed)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    rows = _Rows(data, encoder, recipe, device, kind)
-    net = Net(encoder.width, recipe.hidden, 1 if kind == "ceiling" else 3).to(device)
+    rows = _Rows(data, encoder, recipe, kind)
+    net = Net(encoder.width, recipe.hidden, 1 if kind == "ceiling" else 3).to(device())
     steps = max(1, -(-len(data) // recipe.batch))
     optimiser = torch.optim.AdamW(net.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimiser, recipe.learning_rate, total_steps=max(20, recipe.epochs * steps), pct_start=0.1
     )
-    loss_of: Any = _ceiling_loss if kind == "ceiling" else _loss
+    loss_of = _ceiling_loss if kind == "ceiling" else _loss
+
+    def loss(at: Tensor) -> Tensor:
+        return loss_of(net(rows.inputs(at)), rows.truth[at], rows.at_least[at])
+
     for epoch in range(recipe.epochs):
-        order = torch.randperm(len(data), device=device)
-        total = torch.zeros((), device=device)
-        for step in range(steps):
-            at = order[step * recipe.batch : (step + 1) * recipe.batch]
-            loss = loss_of(net(rows.inputs(at, drop=True)), rows.truth[at], rows.at_least[at])
-            optimiser.zero_grad(set_to_none=True)
-            loss.backward()
-            nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-            optimiser.step()
-            schedule.step()
-            total += loss.detach()
+        order = torch.randperm(len(data), device=device())
+        total = one_pass(torch.split(order, recipe.batch), loss, net, optimiser, schedule)
         if progress:
             progress(epoch + 1, recipe.epochs, float(total) / steps)
     return net.exported()
+
+
+def one_pass(
+    batches: Iterable[Tensor],
+    loss_of: Callable[[Tensor], Tensor],
+    net: Net,
+    optimiser: torch.optim.Optimizer,
+    schedule: torch.optim.lr_scheduler.LRScheduler,
+) -> Tensor:
+    """A step of the optimiser for each batch of row numbers; the sum of their losses."""
+    total = torch.zeros((), device=device())
+    for at in batches:
+        optimiser.zero_grad(set_to_none=True)
+        loss: Any = loss_of(at)  # Any: backward has no types
+        loss.backward()
+        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        optimiser.step()
+        schedule.step()
+        total += loss.detach()
+    return total

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import platform
 import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -18,10 +16,11 @@ from typing import Any
 import torch
 
 from kernelcast._version import __version__
+from kernelcast.advise.chrome_events import Event, load_trace
 from kernelcast.measure.session import DeviceLostError
 from kernelcast_lab.models.cases import MODELS, Case, cut
 from kernelcast_lab.models.steps import Step, build, make_step, set_precision
-from kernelcast_lab.models.store import Measured, Record, Timing, one_line
+from kernelcast_lab.models.store import Measured, Record, StepTiming, one_line
 from kernelcast_lab.models.trace import summarise, with_ops
 
 WARM_UPS = 5
@@ -110,42 +109,39 @@ def captured(step: Step) -> Step:
     return replay
 
 
-def time_steps(step: Step, device: torch.device) -> tuple[Timing, Timing, int]:
+def time_steps(step: Step, device: torch.device) -> tuple[StepTiming, StepTiming, int]:
     """Host and device time of whole steps, each with the device idle before it."""
     cuda = device.type == "cuda"
-    synchronize: Callable[[], object] = torch.cuda.synchronize if cuda else lambda: None
     for _ in range(WARM_UPS):
         step()
-    synchronize()
+    _wait(device)
     walls: list[float] = []
     gpus: list[float] = []
     least, most = REPEATS
     gc.collect()
     gc.disable()  # a collection of the model's many objects takes longer than a step
     while len(walls) < least or (len(walls) < most and sum(walls) < TIMED_S * 1e3):
-        marks = [_event() for _ in range(2)] if cuda else []
+        marks: list[Any] = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if cuda else []
         start = time.perf_counter()
         if cuda:
             marks[0].record()
         step()
         if cuda:
             marks[1].record()
-        synchronize()
+        _wait(device)
         walls.append((time.perf_counter() - start) * 1e3)
         gpus.append(marks[0].elapsed_time(marks[1]) if cuda else walls[-1])
     gc.enable()
-    return _timing(walls), _timing(gpus), len(walls)
+    wall, gpu = (StepTiming(statistics.median(each_ms), min(each_ms), max(each_ms)) for each_ms in (walls, gpus))
+    return wall, gpu, len(walls)
 
 
-def _event() -> Any:
-    return torch.cuda.Event(enable_timing=True)
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
 
 
-def _timing(samples_ms: list[float]) -> Timing:
-    return Timing(statistics.median(samples_ms), min(samples_ms), max(samples_ms))
-
-
-def trace_events(step: Step, device: torch.device) -> list[dict[str, Any]]:
+def trace_events(step: Step, device: torch.device) -> list[Event]:
     """Chrome-trace events of one step, with a step before it that takes the profiler's own start."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     if device.type == "cuda":
@@ -160,11 +156,9 @@ def trace_events(step: Step, device: torch.device) -> list[dict[str, Any]]:
         ) as profiler:
             for _ in range(2):
                 step()
-                if device.type == "cuda":
-                    torch.cuda.synchronize()  # or kernels of the first step would be counted in the second
+                _wait(device)  # or kernels of the first step would be counted in the second
                 profiler.step()
-        events: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8", errors="replace"))["traceEvents"]
-    return events
+        return load_trace(path)["traceEvents"]
 
 
 def _clock_and_power() -> tuple[float | None, float | None]:
@@ -177,21 +171,13 @@ def _clock_and_power() -> tuple[float | None, float | None]:
 
 def device_state() -> Record:
     """What nvidia-smi says now of driver, clocks, power and heat; empty without it."""
-    asked = (
-        "driver_version",
-        "clocks.sm",
-        "clocks.max.sm",
-        "clocks.mem",
-        "power.draw",
-        "power.limit",
-        "temperature.gpu",
-    )
-    command = ["nvidia-smi", f"--query-gpu={','.join(asked)}", "--format=csv,noheader,nounits", "--id=0"]
+    asked = "driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.draw,power.limit,temperature.gpu"
+    command = ["nvidia-smi", f"--query-gpu={asked}", "--format=csv,noheader,nounits", "--id=0"]
     try:
         out = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return {}
-    return dict(zip(asked, (word.strip() for word in out.strip().split(",")), strict=False))
+    return dict(zip(asked.split(","), (word.strip() for word in out.strip().split(",")), strict=False))
 
 
 def environment() -> Record:

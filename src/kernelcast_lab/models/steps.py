@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -53,10 +53,8 @@ def _tokens(model: Any, batch: int, seq: int, device: torch.device) -> Tensor:
     return torch.randint(4, model.config.vocab_size, (batch, seq), device=device)  # 0 to 3 may be padding
 
 
-def _prefill(model: Any, case: Case, device: torch.device) -> Step:
+def _inference(model: Any, tokens: Tensor, options: Mapping[str, Any]) -> Step:
     model.eval()
-    tokens = _tokens(model, case.batch, case.seq, device)
-    options = {} if model.config.model_type == "bert" else {"use_cache": False, "logits_to_keep": 1}
 
     def step() -> object:
         with torch.inference_mode():
@@ -65,10 +63,14 @@ def _prefill(model: Any, case: Case, device: torch.device) -> Step:
     return step
 
 
+def _prefill(model: Any, case: Case, device: torch.device) -> Step:
+    options = {} if model.config.model_type == "bert" else {"use_cache": False, "logits_to_keep": 1}
+    return _inference(model, _tokens(model, case.batch, case.seq, device), options)
+
+
 def _decode(model: Any, case: Case, device: torch.device) -> Step:
     if model.config.model_type == "bert":
         raise KernelcastError("BERT does not decode")
-    model.eval()
     tokens = _tokens(model, case.batch, 1, device)
     options: dict[str, Any] = {
         "position_ids": torch.full((case.batch, 1), case.seq - 1, device=device),
@@ -78,12 +80,7 @@ def _decode(model: Any, case: Case, device: torch.device) -> Step:
     if model.config.model_type == "opt":
         # OPT makes a mask when it gets none, and asks the device whether it masks anything, which no graph can hold.
         options["attention_mask"] = torch.zeros(case.batch, 1, 1, case.seq, dtype=model.dtype, device=device)
-
-    def step() -> object:
-        with torch.inference_mode():
-            return model(input_ids=tokens, **options).logits
-
-    return step
+    return _inference(model, tokens, options)
 
 
 def _full_cache(model: Any, case: Case, device: torch.device) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,7 +28,7 @@ def one_line(error: BaseException) -> str:
 
 
 @dataclass(frozen=True)
-class Timing:
+class StepTiming:
     """Times of whole steps: the median, and the fastest and slowest."""
 
     median_ms: float
@@ -39,8 +40,8 @@ class Timing:
 class Measured:
     """What a runner finds out about a case."""
 
-    wall: Timing  # on the host's clock, the device idle before and after
-    gpu: Timing  # between CUDA events around the step
+    wall: StepTiming  # on the host's clock, the device idle before and after
+    gpu: StepTiming  # between CUDA events around the step
     repeats: int
     profile: StepProfile
     parameters: int
@@ -50,7 +51,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class ModelCase:
+class MeasuredCase:
     """A measured case: what ran, on what, and how long it and its kernels took."""
 
     case: Case
@@ -103,19 +104,14 @@ class Journal:
         return {name for name, record in last.items() if not (retry and "error" in record)}
 
     def append(self, record: Record) -> None:
-        """Add one line and hand it to the disk."""
+        """Add one line and hand it to the disk; what an interrupted write left is cut off first."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._drop_torn_line()
-        with self.path.open("a", encoding="utf-8") as out:
-            out.write(json.dumps(_rounded(record), separators=(",", ":")) + "\n")
-
-    def _drop_torn_line(self) -> None:
-        """Cut off what an interrupted write left, so that the next line starts on its own."""
-        if not self.path.exists():
-            return
-        content = self.path.read_bytes()
-        if content and not content.endswith(b"\n"):
-            self.path.write_bytes(content[: content.rfind(b"\n") + 1])
+        with self.path.open("ab+") as file:
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
+            # Times in ms to the nanosecond: what follows is noise that does not compress.
+            rounded = json.loads(json.dumps(record), parse_float=lambda number: round(float(number), 6))
+            file.write(json.dumps(rounded, separators=(",", ":")).encode() + b"\n")
 
 
 def case_record(case: Case, run: str, seconds: float, result: Measured | str) -> Record:
@@ -128,22 +124,23 @@ def pack(journal: Path, packed: Path) -> tuple[int, int]:
     """Write a journal's cases (the last try of each) as one gzipped JSON; how many there are, and how many failed."""
     if not journal.exists():
         raise KernelcastError(f"{journal}: no such file")
-    records = list(Journal(journal).records())
-    last = {record["id"]: record for record in records if record["kind"] == "case"}
+    last: dict[str, Record] = {}
+    environments: dict[str, Record] = defaultdict(dict)
+    for record in Journal(journal).records():
+        if record["kind"] == "case":
+            last[record["id"]] = record
+        elif record["kind"] == "environment":  # the start of a run, and what is known at its end
+            environments[record["run"]].update(record["facts"])
     if not last:
         raise KernelcastError(f"{journal}: holds no case")
     good = [record for record in last.values() if "error" not in record]
     failed = [{"id": record["id"], "error": record["error"]} for record in last.values() if "error" in record]
     runs = {record["run"] for record in good}
-    environments: dict[str, Record] = {}
-    for record in records:  # the start of a run, and what is known at its end
-        if record["kind"] == "environment" and record["run"] in runs:
-            environments.setdefault(record["run"], {}).update(record["facts"])
     names = {record["case"]["model"] for record in good}
     content = {
         "format": FORMAT,
         "models": {name: config for name, config in MODELS.items() if name in names},
-        "environments": environments,
+        "environments": {run: facts for run, facts in environments.items() if run in runs},
         "cases": [{key: record[key] for key in ("run", "case", "measured")} for record in good],
         "failed": failed,
     }
@@ -153,7 +150,7 @@ def pack(journal: Path, packed: Path) -> tuple[int, int]:
     return len(good), len(failed)
 
 
-def load_cases(path: str | Path) -> tuple[ModelCase, ...]:
+def load_cases(path: str | Path) -> tuple[MeasuredCase, ...]:
     """The measured cases of a packed file; their rows add up to their sums, or it is refused."""
     path = Path(path)
     try:
@@ -164,24 +161,21 @@ def load_cases(path: str | Path) -> tuple[ModelCase, ...]:
         raise KernelcastError(f"{path}: not a gzipped JSON file ({error})") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise KernelcastError(f"{path}: not a file of measured models (format {FORMAT!r})")
-    return tuple(_model_case(path, content, record) for record in content["cases"])
+    return tuple(_measured_case(path, content, record) for record in content["cases"])
 
 
-def _model_case(path: Path, content: Record, record: Record) -> ModelCase:
+def _measured_case(path: Path, content: Record, record: Record) -> MeasuredCase:
     case = Case(**record["case"])
     measured = dict(record["measured"])
     profile = dict(measured["profile"])
-    profile["kernels"] = tuple(_kernel_row(row) for row in profile["kernels"])
+    shaped = ({**row, "grid": tuple(row["grid"]), "block": tuple(row["block"])} for row in profile["kernels"])
+    profile["kernels"] = tuple(KernelRow(**row) for row in shaped)
     profile["ops"] = tuple(OpRow(**row) for row in profile["ops"])
     profile |= {name: Other(**profile[name]) for name in ("other_kernels", "other_ops")}
-    measured |= {name: Timing(**measured[name]) for name in ("wall", "gpu")}
+    measured |= {name: StepTiming(**measured[name]) for name in ("wall", "gpu")}
     measured["profile"] = _checked(path, case, StepProfile(**profile))
     config = cut(content["models"][case.model], case.layers)
-    return ModelCase(case, config, content["environments"][record["run"]], Measured(**measured))
-
-
-def _kernel_row(row: Record) -> KernelRow:
-    return KernelRow(**{**row, "grid": tuple(row["grid"]), "block": tuple(row["block"])})
+    return MeasuredCase(case, config, content["environments"][record["run"]], Measured(**measured))
 
 
 def _checked(path: Path, case: Case, profile: StepProfile) -> StepProfile:
@@ -198,14 +192,3 @@ def _checked(path: Path, case: Case, profile: StepProfile) -> StepProfile:
                 f"not to {profile.kernel_sum_ms:.3f} ms in {profile.kernel_calls}"
             )
     return profile
-
-
-def _rounded(value: Any) -> Any:
-    """Times in ms to the nanosecond: what follows is noise that does not compress."""
-    if isinstance(value, float):
-        return round(value, 6)
-    if isinstance(value, dict):
-        return {key: _rounded(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_rounded(item) for item in value]
-    return value

@@ -7,7 +7,8 @@ the same step run eagerly, kernel by kernel.
 
 from __future__ import annotations
 
-import bisect
+from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -15,7 +16,7 @@ from typing import Any, TypeVar
 from kernelcast.advise.chrome_events import DEVICE, HOST, Event, arg, launch_facts, shape_text, short_name
 from kernelcast.errors import KernelcastError
 
-Sums = dict[tuple[Any, ...], list[float]]  # what makes a row -> its calls and time
+Calls = dict[tuple[Any, ...], list[float]]  # what makes a row -> microseconds of each of its calls
 Row = TypeVar("Row")
 SMALL = 1e-3  # a row under this share of the time goes into "other"
 PHASE = "kernelcast."  # prefix of the annotations that mark phases of a step
@@ -75,21 +76,20 @@ def summarise(events: Iterable[Event]) -> StepProfile:
     device = [event for event in spans if event.get("cat") in DEVICE]
     if not device:
         raise KernelcastError("the profiler saw no kernel: is CUPTI there, and may this user trace the GPU?")
-    host = [event for event in spans if event.get("cat") in HOST]
-    phases = _Phases(spans, host)
-    kernels: Sums = {}
-    ops: Sums = {}
-    by_phase: dict[str, float] = {}
+    phases = _phases(spans)
+    kernels: Calls = defaultdict(list)
+    ops: Calls = defaultdict(list)
+    phase_ms: dict[str, float] = defaultdict(float)
     named = {arg(e, "External id"): e for e in spans if e.get("cat") == "cpu_op"}
     has_ops = any(arg(event, "External id") in named for event in device)
     for event in device:
         time_us, name = float(event["dur"]), short_name(str(event["name"]))
-        phase = phases.of(event)
-        by_phase[phase] = by_phase.get(phase, 0.0) + time_us / 1e3
-        _add(kernels, (name, *launch_facts(event)), time_us)
+        phase = phases.get(arg(event, "correlation"), "step")
+        phase_ms[phase] += time_us / 1e3
+        kernels[name, *launch_facts(event)].append(time_us)
         if has_ops:
             op = named.get(arg(event, "External id"), {"name": ""})
-            _add(ops, (phase, str(op["name"]), shape_text(arg(op, "Input Dims") or ()), name), time_us)
+            ops[phase, str(op["name"]), shape_text(arg(op, "Input Dims") or ()), name].append(time_us)
     total_us = sum(float(event["dur"]) for event in device)
     kernel_rows, other_kernels = _largest(kernels, total_us, KernelRow)
     op_rows, other_ops = _largest(ops, total_us, OpRow)
@@ -99,13 +99,26 @@ def summarise(events: Iterable[Event]) -> StepProfile:
         kernel_sum_ms=total_us / 1e3,
         span_ms=(end - start) / 1e3,
         kernel_calls=len(device),
-        host_launches=sum("launch" in str(event["name"]).lower() for event in host),
-        phase_ms=by_phase,
+        host_launches=sum(e.get("cat") in HOST and "launch" in str(e["name"]).lower() for e in spans),
+        phase_ms=dict(phase_ms),
         kernels=kernel_rows,
         other_kernels=other_kernels,
         ops=op_rows,
         other_ops=other_ops,
     )
+
+
+def _phases(spans: Sequence[Event]) -> dict[Any, str]:
+    """The phase in which each launch, by its correlation, lies; none for those outside of all."""
+    marks = [e for e in spans if e.get("cat") == "user_annotation" and str(e["name"]).startswith(PHASE)]
+    ranges = sorted((float(e["ts"]), float(e["ts"]) + float(e["dur"]), str(e["name"])) for e in marks)
+    found = {}
+    for event in spans:
+        if event.get("cat") in HOST:
+            at = bisect_right(ranges, float(event["ts"]), key=lambda mark: mark[0]) - 1
+            if at >= 0 and float(event["ts"]) <= ranges[at][1]:
+                found[arg(event, "correlation")] = ranges[at][2].removeprefix(PHASE)
+    return found
 
 
 def with_ops(replayed: Sequence[Event], eager: Sequence[Event]) -> list[Event]:
@@ -129,36 +142,9 @@ def _in_order(events: Sequence[Event]) -> list[Event]:
     return sorted(device, key=lambda event: float(event["ts"]))
 
 
-def _add(rows: Sums, key: tuple[Any, ...], time_us: float) -> None:
-    row = rows.setdefault(key, [0, 0.0])
-    row[0] += 1
-    row[1] += time_us
-
-
-def _largest(rows: Sums, total_us: float, make: Callable[..., Row]) -> tuple[tuple[Row, ...], Other]:
+def _largest(rows: Calls, total_us: float, make: Callable[..., Row]) -> tuple[tuple[Row, ...], Other]:
     """Rows worth keeping, the largest first, and the sum of the rest."""
-    kept = [(key, calls, time_us) for key, (calls, time_us) in rows.items() if time_us >= SMALL * total_us]
-    rest = [row for row in rows.values() if row[1] < SMALL * total_us]
-    kept.sort(key=lambda row: (-row[2], row[0]))
-    made = tuple(make(*key, int(calls), time_us) for key, calls, time_us in kept)
-    return made, Other(int(sum(calls for calls, _ in rest)), sum(time_us for _, time_us in rest))
-
-
-class _Phases:
-    """Which phase a kernel belongs to: the one during which it was launched ('step' outside of all)."""
-
-    def __init__(self, spans: list[Event], host: list[Event]) -> None:
-        marks = [e for e in spans if e.get("cat") == "user_annotation" and str(e["name"]).startswith(PHASE)]
-        marks.sort(key=lambda event: float(event["ts"]))
-        self._marks = marks
-        self._starts = [float(event["ts"]) for event in marks]
-        self._launched = {arg(event, "correlation"): float(event["ts"]) for event in host}
-
-    def of(self, event: Event) -> str:
-        launched = self._launched.get(arg(event, "correlation"))
-        if launched is None or not self._marks:
-            return "step"
-        at = bisect.bisect_right(self._starts, launched) - 1
-        if at < 0 or launched > self._starts[at] + float(self._marks[at]["dur"]):
-            return "step"
-        return str(self._marks[at]["name"]).removeprefix(PHASE)
+    sums = sorted(((key, len(times_us), sum(times_us)) for key, times_us in rows.items()), key=lambda r: (-r[2], r[0]))
+    small = [(calls, time_us) for _, calls, time_us in sums if time_us < SMALL * total_us]
+    made = tuple(make(*key, calls, time_us) for key, calls, time_us in sums[: len(sums) - len(small)])
+    return made, Other(sum(calls for calls, _ in small), sum(time_us for _, time_us in small))

@@ -1,0 +1,66 @@
+"""collect-models: measure whole models on this machine's GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kernelcast.cli.collect import parse_time
+from kernelcast.cli.commands import Command, with_examples
+from kernelcast.cli.options import Json
+from kernelcast.errors import KernelcastError
+from kernelcast.report.json import to_json
+
+
+def register(app: typer.Typer) -> None:
+    listing = "kernelcast collect-models --list --only llama"
+    app.command("collect-models", cls=with_examples(Command, listing))(collect_models)
+
+
+def collect_models(
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", metavar="FILE", help="JSON lines to append to; with --pack, the .json.gz to write"),
+    ] = None,
+    budget: Annotated[
+        str, typer.Option("--budget", metavar="TIME", help="stop in time, as in 240s, 5m or 1h, start included")
+    ] = "240s",
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", metavar="WORD", help="cases whose id holds this word; may be repeated"),
+    ] = None,
+    retry: Annotated[bool, typer.Option("--retry", help="run cases again that failed before")] = False,
+    list_only: Annotated[bool, typer.Option("--list", help="show the cases in their order and stop")] = False,
+    pack: Annotated[
+        Path | None, typer.Option("--pack", metavar="JSONL", help="turn measured JSON lines into the kept form")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Measure whole models on this machine's GPU. Needs PyTorch, transformers and CUDA, and no file of any model.
+
+    A run that is cut off goes on where it stopped: start it again with the same file. --pack makes the form that is
+    kept and that evaluations read.
+    """
+    from kernelcast_lab.models import cases as known
+    from kernelcast_lab.models.measure import measure_here
+    from kernelcast_lab.models.store import pack as packed
+
+    seconds = parse_time(budget)
+    cases = known.chosen(only or ())
+    if list_only:
+        weights = {case.id: known.parameter_count(known.cut(known.MODELS[case.model], case.layers)) for case in cases}
+        lines = [f"{name}  {count / 1e9:.2f}e9 weights" for name, count in weights.items()]
+        typer.echo(to_json(weights) if json else "\n".join([*lines, f"{len(cases)} cases"]))
+        return
+    if out is None:
+        raise KernelcastError("where to? give -o FILE.jsonl (or -o FILE.json.gz with --pack)")
+    if pack is not None:
+        measured, failed = packed(pack, out)
+        told = {"measured": measured, "failed": failed, "bytes": out.stat().st_size}
+    else:
+        tally = measure_here(cases, out, seconds, retry, lambda line: typer.echo(line, err=json))
+        told = tally._asdict()
+    counts = ", ".join(f"{count:,} {what}" for what, count in told.items())
+    typer.echo(to_json({"file": str(out), **told}) if json else f"{out}: {counts}")
