@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from kernelcast.calls.call import ROTATIONS
 from kernelcast.calls.cells import missing, numbers_in
-from kernelcast.calls.table import BadRows, as_columns, grouped
+from kernelcast.calls.table import BadRows, Rows, as_columns, grouped
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu, gpu
 from kernelcast.machine.analyse import PIPELINES
 from kernelcast.machine.limits import Turns
-from kernelcast.predict import DEFAULT, Conditions, check_gpu, predict_calls, too_large_text
+from kernelcast.predict import DEFAULT, Conditions, Predictions, check_gpu, predict_calls, too_large_text
 
 OUTPUT = ("predicted_us", "low_us", "high_us", "ceiling_us", "bound_us", "bound_by", "support")
 
@@ -55,23 +55,30 @@ def predict_columns(
     times = {name: np.full(count, np.nan) for name in OUTPUT if name.endswith("_us")}
     words: dict[str, NDArray[Any]] = {name: np.full(count, None, dtype=object) for name in ("bound_by", "support")}
     bad = BadRows()
+    for rows, at, found in answered(columns, chip, conditions, bad):
+        for name in times:
+            values = getattr(found, name.replace("predicted_us", "time_us").replace("_us", "_s"))
+            times[name][rows] = values[at] * 1e6
+        words["bound_by"][rows] = np.array(PIPELINES, dtype=object)[np.argmax(found.limits_s, axis=0)][at]
+        words["support"][rows] = found.support[at]
+    return {name: times[name] if name in times else words[name] for name in OUTPUT}, bad
+
+
+def answered(
+    columns: Mapping[str, NDArray[Any]], chip: Gpu | None, conditions: Conditions, bad: BadRows, details: bool = False
+) -> Iterator[tuple[Rows, Rows, Predictions]]:
+    """Good rows in groups, their places in the group's predictions, and these. What is wrong goes to ``bad``."""
     turns = turns_of(columns, conditions)
     for kernel, place, rows, calls in grouped(columns, chip, bad):
         try:
-            found = predict_calls(kernel, calls, place, conditions, turns=turns.part(rows))
+            found = predict_calls(kernel, calls, place, conditions, turns=turns.part(rows), details=details)
         except KernelcastError as error:  # the whole group asks for what the GPU lacks
             bad.add(rows, str(error))
             continue
         large = found.too_large(place)
-        if large.any():
-            for row, footprint in zip(rows[large], found.footprint_bytes[large], strict=True):
-                bad.add([row], too_large_text(kernel.op, float(footprint), place))
-        for name in times:
-            values = getattr(found, name.replace("predicted_us", "time_us").replace("_us", "_s"))
-            times[name][rows] = np.where(large, np.nan, values * 1e6)
-        words["bound_by"][rows[~large]] = np.array(PIPELINES, dtype=object)[np.argmax(found.limits_s, axis=0)][~large]
-        words["support"][rows[~large]] = found.support[~large]
-    return {name: times[name] if name in times else words[name] for name in OUTPUT}, bad
+        for row, footprint in zip(rows[large], found.footprint_bytes[large], strict=True):
+            bad.add([row], too_large_text(kernel.op, float(footprint), place))
+        yield rows[~large], np.flatnonzero(~large), found
 
 
 def turns_of(columns: Mapping[str, NDArray[Any]], conditions: Conditions = DEFAULT) -> Turns:

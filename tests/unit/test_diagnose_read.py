@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from profiler_trace import BF16, kernel, linear, op, trace
 
+from kernelcast.advise.grid import grid_of
 from kernelcast.advise.kernel_names import read_name
-from kernelcast.advise.launch import launch_of
 from kernelcast.advise.measured import MeasuredKernel
 from kernelcast.advise.profiled_op import op_of
 from kernelcast.advise.read import read_measured
@@ -64,19 +64,19 @@ def test_what_a_name_says(name: str, kind: str, tile: tuple[int, int] | None, dt
 def test_what_the_launch_of_a_product_says() -> None:
     """n = 2816 is 11 tiles of 256, m = 1536 is 12 of 128: one wave of 132; m = 1664 is 143 tiles in two rounds."""
     ran = MeasuredKernel(NVJET, 85.8, (2, 66, 1), (384, 1, 1), 168, 213188)
-    one = launch_of(ran, {"op": "gemm", "m": 1536, "n": 2816, "k": 8192}, H200)
+    one = grid_of(ran, {"op": "gemm", "m": 1536, "n": 2816, "k": 8192}, H200)
     assert (one.tasks, one.slots, one.ctas_per_sm, one.tail, one.padding) == (132, 132, 1, 0.0, 0.0)
-    more = launch_of(ran, {"op": "gemm", "m": 1664, "n": 2816, "k": 8192}, H200)
+    more = grid_of(ran, {"op": "gemm", "m": 1664, "n": 2816, "k": 8192}, H200)
     assert more.tasks == 143 and more.tail == pytest.approx(1 - 143 / 264)
     # 132 tiles of a third of the area: padding of the last row
-    ragged = launch_of(ran, {"op": "gemm", "m": 1409, "n": 2816, "k": 8192}, H200)
+    ragged = grid_of(ran, {"op": "gemm", "m": 1409, "n": 2816, "k": 8192}, H200)
     assert ragged.padding == pytest.approx(1 - 1409 / 1536)
 
 
 def test_the_third_axis_of_a_product_counts_parts_of_k() -> None:
     name = "void cutlass::Kernel2<cutlass_80_simt_sgemm_128x128_8x4_tn_align1>(Params)"
     ran = MeasuredKernel(name, 10.0, (1, 1, 4), (256, 1, 1), 128, 32768)
-    found = launch_of(ran, {"op": "gemm", "m": 61, "n": 128, "k": 4096}, H200)
+    found = grid_of(ran, {"op": "gemm", "m": 61, "n": 128, "k": 4096}, H200)
     assert (found.split_k, found.tasks) == (4, 4)
 
 

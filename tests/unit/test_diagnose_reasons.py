@@ -10,7 +10,7 @@ import pytest
 from kernelcast.advise import reasons
 from kernelcast.advise.answers import Predicted, together
 from kernelcast.advise.facts import Facts, unaligned_sizes
-from kernelcast.advise.launch import Launch
+from kernelcast.advise.grid import Grid
 
 GEMM = {"op": "gemm", "m": 4096, "n": 4096, "k": 4096, "dtype": "bf16", "layout": "tn"}
 
@@ -21,14 +21,14 @@ def predicted(time_us: float, **given: Any) -> Predicted:
         time_us=time_us, low_us=0.95 * time_us, high_us=1.1 * time_us, ceiling_us=0.9 * time_us, bound_us=0.8 * time_us,
         limits_us={"tensor": 0.8 * time_us, "dram": 0.1 * time_us, "launch": 0.7}, support="seen", flops=1e9,
         moved_bytes=1e8, dram_bytes=1e7, refetched_bytes=0.0,
-        tile={"tile_m": 128.0, "tile_n": 256.0, "split_k": 1.0}, tasks=512.0, tail=0.0, padding=0.0,
+        tile={"tile_m": 128.0, "tile_n": 256.0, "split_k": 1.0}, tasks=512.0, padding=0.0,
     )  # fmt: skip
     return replace(found, **given)
 
 
 def facts(measured_us: float = 100.0, **given: Any) -> Facts:
     found = Facts(
-        op="gemm", kind="matmul", parameters=GEMM, measured_us=measured_us, launch=Launch(), sm_count=132,
+        op="gemm", kind="matmul", parameters=GEMM, measured_us=measured_us, grid=Grid(), sm_count=132,
         dram_bytes_per_s=4.8e12, predicted=predicted(100.0),
     )  # fmt: skip
     return replace(found, **given)
@@ -55,8 +55,8 @@ def test_a_call_at_its_best_has_no_reason() -> None:
 
 
 def test_one_wave_plus_one_tile_idles_half_the_time() -> None:
-    launch = Launch(ctas=132, tasks=133, slots=132, ctas_per_sm=1, tile_m=128, tile_n=256)
-    found = reasons.tail_wave(facts(200.0, launch=launch))
+    grid = Grid(ctas=132, tasks=133, slots=132, ctas_per_sm=1, tile_m=128, tile_n=256)
+    found = reasons.tail_wave(facts(200.0, grid=grid))
     assert found is not None
     # two rounds of 132 for 133 tiles: 1 - 133 / 264 = 49.6%
     assert found.explained_us == pytest.approx(200.0 * (1 - 133 / 264))
@@ -65,38 +65,38 @@ def test_one_wave_plus_one_tile_idles_half_the_time() -> None:
 
 @pytest.mark.parametrize("tasks", [132, 264, 66, 13_200 + 132 * 9 + 120])
 def test_no_tail_in_whole_waves_in_part_of_one_and_over_many(tasks: int) -> None:
-    launch = Launch(ctas=tasks, tasks=tasks, slots=132, ctas_per_sm=1, tile_m=128, tile_n=256)
-    assert reasons.tail_wave(facts(200.0, launch=launch)) is None
+    grid = Grid(ctas=tasks, tasks=tasks, slots=132, ctas_per_sm=1, tile_m=128, tile_n=256)
+    assert reasons.tail_wave(facts(200.0, grid=grid)) is None
 
 
 def test_a_tail_does_not_matter_where_memory_binds() -> None:
-    launch = Launch(ctas=133, tasks=133, slots=132, ctas_per_sm=1)
+    grid = Grid(ctas=133, tasks=133, slots=132, ctas_per_sm=1)
     told = predicted(100.0, limits_us={"dram": 80.0, "tensor": 20.0})
-    assert reasons.tail_wave(facts(launch=launch, predicted=told)) is None
+    assert reasons.tail_wave(facts(grid=grid, predicted=told)) is None
 
 
 def test_a_tail_cannot_explain_more_than_the_bound_leaves() -> None:
-    launch = Launch(ctas=132, tasks=133, slots=132, ctas_per_sm=1)
-    found = reasons.tail_wave(facts(100.0, launch=launch))
+    grid = Grid(ctas=132, tasks=133, slots=132, ctas_per_sm=1)
+    found = reasons.tail_wave(facts(100.0, grid=grid))
     assert found is not None and found.explained_us == pytest.approx(20.0)  # the bound is 80
 
 
 def test_padding() -> None:
-    found = reasons.padding(facts(200.0, launch=Launch(tile_m=192, tile_n=192, padding=0.25)))
+    found = reasons.padding(facts(200.0, grid=Grid(tile_m=192, tile_n=192, padding=0.25)))
     assert found is not None and found.explained_us == pytest.approx(50.0)
     assert "192x192 over 4096 x 4096: 25%" in found.detail
-    assert reasons.padding(facts(200.0, launch=Launch(padding=0.05))) is None
+    assert reasons.padding(facts(200.0, grid=Grid(padding=0.05))) is None
     assert reasons.padding(vector(200.0)) is None
 
 
 def test_wrong_tile() -> None:
     """4 rounds of 64x64 are as much as 1 of 128x128; 8 are twice that."""
-    launch = Launch(ctas=1056, tasks=1056, slots=132, ctas_per_sm=1, tile_m=64, tile_n=64)
+    grid = Grid(ctas=1056, tasks=1056, slots=132, ctas_per_sm=1, tile_m=64, tile_n=64)
     told = predicted(100.0, tile={"tile_m": 128.0, "tile_n": 128.0, "split_k": 1.0}, tasks=132.0)
-    found = reasons.wrong_tile(facts(200.0, launch=launch, predicted=told))
+    found = reasons.wrong_tile(facts(200.0, grid=grid, predicted=told))
     assert found is not None and found.explained_us == pytest.approx(100.0)
     assert "2.00 times the work of 128x128" in found.detail
-    assert reasons.wrong_tile(facts(99.0, launch=launch, predicted=told)) is None  # as fast as any
+    assert reasons.wrong_tile(facts(99.0, grid=grid, predicted=told)) is None  # as fast as any
 
 
 # ---- sizes and formats ----
@@ -120,7 +120,7 @@ def test_which_sizes_are_unaligned(changes: dict[str, Any], bad: set[str]) -> No
 
 
 def test_unaligned_sizes_explain_what_padding_them_would_win() -> None:
-    case = facts(500.0, parameters={**GEMM, "k": 4095}, aligned=predicted(100.0), launch=Launch(align_elements=1))
+    case = facts(500.0, parameters={**GEMM, "k": 4095}, aligned=predicted(100.0), grid=Grid(align_elements=1))
     found = reasons.unaligned(case)
     assert found is not None and found.explained_us == pytest.approx(400.0)
     assert "k=4095: no multiple of 8 in bf16; the kernel loads 1 number at a time" in found.detail
@@ -136,7 +136,7 @@ def test_fp32_product_in_a_bf16_run() -> None:
 
 
 def test_a_kernel_that_computes_in_fp32_over_narrow_tensors() -> None:
-    case = facts(1000.0, op="conv2d", kind="conv", launch=Launch(dtype="fp32"))
+    case = facts(1000.0, op="conv2d", kind="conv", grid=Grid(dtype="fp32"))
     found = reasons.dtype_fallback(case)
     assert found is not None and found.explained_us == pytest.approx(910.0)  # the ceiling is 90
     assert "channels_last" in found.advice
@@ -151,33 +151,33 @@ def test_no_fallback_in_bf16_nor_of_vector_kernels() -> None:
 
 
 def test_split_k_missing() -> None:
-    launch = Launch(ctas=33, tasks=33, slots=33, ctas_per_sm=1, tile_m=64, tile_n=64)
+    grid = Grid(ctas=33, tasks=33, slots=33, ctas_per_sm=1, tile_m=64, tile_n=64)
     told = predicted(20.0, bound_us=5.0)
-    found = reasons.split_k(facts(100.0, launch=launch, predicted=told))
+    found = reasons.split_k(facts(100.0, grid=grid, predicted=told))
     assert found is not None and found.explained_us == pytest.approx(75.0)  # 99 of 132 SMs do nothing
     assert "cut k into 4 parts" in found.advice
-    assert reasons.split_k(facts(launch=replace(launch, split_k=2))) is None
-    assert reasons.split_k(facts(launch=launch, parameters={**GEMM, "k": 256})) is None
+    assert reasons.split_k(facts(grid=replace(grid, split_k=2))) is None
+    assert reasons.split_k(facts(grid=grid, parameters={**GEMM, "k": 256})) is None
     # and it is not told twice
-    assert names(facts(100.0, launch=launch, predicted=told))[:1] in (["unexplained"], ["split-K missing"])
-    assert "low occupancy" not in names(facts(100.0, launch=launch, predicted=told))
+    assert names(facts(100.0, grid=grid, predicted=told))[:1] in (["unexplained"], ["split-K missing"])
+    assert "low occupancy" not in names(facts(100.0, grid=grid, predicted=told))
 
 
 def test_too_few_ctas() -> None:
     told = predicted(200.0, bound_us=5.0)
-    found = reasons.low_occupancy(vector(246.0, launch=Launch(ctas=8, tasks=8, slots=132), predicted=told))
+    found = reasons.few_ctas(vector(246.0, grid=Grid(ctas=8, tasks=8, slots=132), predicted=told))
     assert found is not None and found.explained_us == pytest.approx(246.0 * (1 - 8 / 132))
     assert "8 CTAs on 132 SMs" in found.detail
 
 
 def test_too_few_warps_where_the_counter_says_so() -> None:
-    launch = Launch(ctas=5000, tasks=5000, slots=264, ctas_per_sm=2, occupancy=0.9)
+    grid = Grid(ctas=5000, tasks=5000, slots=264, ctas_per_sm=2, occupancy=0.9)
     told = predicted(50.0, ceiling_us=40.0)
-    case = vector(100.0, launch=launch, predicted=told, counters={"occupancy": 0.15})
-    found = reasons.low_occupancy(case)
+    case = vector(100.0, grid=grid, predicted=told, counters={"occupancy": 0.15})
+    found = reasons.few_warps(case)
     assert found is not None and found.explained_us == pytest.approx(50.0)  # half of the 30% that it takes
-    assert reasons.low_occupancy(replace(case, counters={})) is None
-    assert reasons.low_occupancy(facts(launch=replace(launch, occupancy=0.19))) is None  # products hold few warps
+    assert reasons.few_warps(replace(case, counters={})) is None
+    assert reasons.few_warps(facts(grid=replace(grid, occupancy=0.19))) is None  # products hold few warps
 
 
 # ---- memory ----
@@ -265,14 +265,14 @@ def test_what_no_rule_explains_is_said_to_be_so() -> None:
 
 
 def test_reasons_come_by_what_they_explain() -> None:
-    launch = Launch(ctas=132, tasks=133, slots=132, ctas_per_sm=1, tile_m=128, tile_n=256, padding=0.1)
-    found = reasons.reasons(facts(300.0, launch=launch))
+    grid = Grid(ctas=132, tasks=133, slots=132, ctas_per_sm=1, tile_m=128, tile_n=256, padding=0.1)
+    found = reasons.reasons(facts(300.0, grid=grid))
     assert [reason.name for reason in found][:2] == ["tail wave", "padding"]
     assert found[0].explained_us > found[1].explained_us
 
 
 def test_without_a_prediction_only_what_the_launch_says() -> None:
-    case = facts(100.0, op="", predicted=None, parameters={}, launch=Launch(ctas=1024, tasks=1024, dtype="fp32"))
+    case = facts(100.0, op="", predicted=None, parameters={}, grid=Grid(ctas=1024, tasks=1024, dtype="fp32"))
     assert names(case) == ["dtype fallback"]
 
 

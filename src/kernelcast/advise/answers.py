@@ -3,34 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
-from kernelcast.calls.call import Call, columns_of
-from kernelcast.calls.table import BadRows, grouped
+from kernelcast.calls import Call, Launch
+from kernelcast.calls.call import columns_of
+from kernelcast.calls.table import BadRows
 from kernelcast.hardware import Gpu
-from kernelcast.machine.analyse import PIPELINES, Analysis
-from kernelcast.predict import Conditions, Predictions, predict_calls, too_large_text
-from kernelcast.tables import turns_of
+from kernelcast.machine.analyse import PIPELINES
+from kernelcast.predict import Conditions, Predictions
+from kernelcast.tables import answered
+
+_ADDED = ("time_us", "low_us", "high_us", "ceiling_us", "bound_us", "flops", "moved_bytes", "dram_bytes",
+          "refetched_bytes")  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """One kernel call, or several in turn: times add up, the rest is of the longest."""
+    """One kernel call, or several in turn: times, limits and bytes add up, the rest is of the longest."""
 
     time_us: float
     low_us: float
     high_us: float
     ceiling_us: float
     bound_us: float
-    limits_us: Mapping[str, float]
-    support: str
     flops: float  # useful ones
     moved_bytes: float  # all operands once
     dram_bytes: float  # the least
     refetched_bytes: float
+    limits_us: Mapping[str, float]
+    support: str
     tile: Mapping[str, float]
     tasks: float
-    tail: float
     padding: float
 
     @property
@@ -43,47 +47,42 @@ class Predicted:
         return max((v for name, v in self.limits_us.items() if name != "launch"), default=0.0)
 
 
-def predict_all(asked: Iterable[Call], chip: Gpu, conditions: Conditions) -> dict[Call, Predicted | str]:
-    """Every different call once; where one cannot be on this GPU, a text that says why."""
-    new = list(dict.fromkeys(asked))
-    if not new:
-        return {}
-    bad, columns = BadRows(), columns_of(new)
-    turns = turns_of(columns, conditions)
-    found: dict[Call, Predicted | str] = {}
-    for kernel, place, rows, calls in grouped(columns, chip, bad):
-        try:
-            told = predict_calls(kernel, calls, place, conditions, turns=turns.part(rows), details=True)
-        except ValueError as error:  # the whole group asks for what the GPU lacks
-            bad.add(rows, str(error))
-            continue
-        large = told.too_large(place)
-        for at, row in enumerate(rows):
-            if large[at]:
-                bad.add([row], too_large_text(kernel.op, float(told.footprint_bytes[at]), place))
-            else:
-                found[new[row]] = _one(told, at)
-    return found | {new[row]: text for row, text in bad.found.items()}
+class Answers:
+    """Every different call predicted once; where one cannot be on this GPU, a text that says why."""
+
+    def __init__(self, asked: Iterable[Call], chip: Gpu, conditions: Conditions) -> None:
+        calls, bad = list(dict.fromkeys(asked)), BadRows()
+        self._told: dict[Call, Predicted | str] = {}
+        for rows, places, found in answered(columns_of(calls), chip, conditions, bad, details=True):
+            self._told |= {calls[row]: _one(found, at) for row, at in zip(rows, places, strict=True)}
+        self._told |= {calls[row]: text for row, text in bad.found.items()}
+
+    def of(self, launches: Iterable[Launch]) -> Predicted | str | None:
+        """Of calls in turn; a text that says why one of them cannot be, None where there is none."""
+        parts: list[tuple[Predicted, float]] = []
+        for launch in launches:
+            told = self._told[launch.call]
+            if isinstance(told, str):
+                return told
+            parts.append((told, launch.count))
+        return together(parts) if parts else None
 
 
 def _one(told: Predictions, at: int) -> Predicted:
     phases = [phase for phase in told.phases if phase.launches[at] > 0] or list(told.phases[:1])
-    main: Analysis = max(phases, key=lambda phase: float(phase.bound[at]))
+    main = max(phases, key=lambda phase: float(phase.bound[at]))
+    times = ("time", "low", "high", "ceiling", "bound")
+    times_us: dict[str, Any] = {f"{name}_us": float(getattr(told, f"{name}_s")[at]) * 1e6 for name in times}
     return Predicted(
-        time_us=float(told.time_s[at]) * 1e6,
-        low_us=float(told.low_s[at]) * 1e6,
-        high_us=float(told.high_s[at]) * 1e6,
-        ceiling_us=float(told.ceiling_s[at]) * 1e6,
-        bound_us=float(told.bound_s[at]) * 1e6,
-        limits_us={name: float(v) * 1e6 for name, v in zip(PIPELINES, told.limits_s[:, at], strict=True) if v > 0},
-        support=str(told.support[at]),
+        **times_us,
         flops=sum(float(phase.useful_flops[at]) or float(phase.flops[at]) for phase in phases),
         moved_bytes=float(told.footprint_bytes[at]),
         dram_bytes=sum(float(phase.dram_bytes[at]) for phase in phases),
         refetched_bytes=sum(float(phase.refetched_bytes[at]) for phase in phases),
+        limits_us={name: float(v) * 1e6 for name, v in zip(PIPELINES, told.limits_s[:, at], strict=True) if v > 0},
+        support=str(told.support[at]),
         tile={name: float(v[at]) for name, v in main.tile.items()},
         tasks=float(main.tasks[at]),
-        tail=float(main.tail[at]),
         padding=float(main.padding[at]),
     )
 
@@ -91,21 +90,7 @@ def _one(told: Predictions, at: int) -> Predicted:
 def together(parts: Sequence[tuple[Predicted, float]]) -> Predicted:
     """Calls of one op in turn, each so many times."""
     longest = max(parts, key=lambda part: part[0].time_us * part[1])[0]
-
-    def total(name: str) -> float:
-        return sum(float(getattr(one, name)) * count for one, count in parts)
-
     names = dict.fromkeys(name for one, _ in parts for name in one.limits_us)
-    return Predicted(
-        **{name: total(name) for name in _ADDED},
-        limits_us={name: sum(one.limits_us.get(name, 0.0) * count for one, count in parts) for name in names},
-        support=longest.support,
-        tile=longest.tile,
-        tasks=longest.tasks,
-        tail=longest.tail,
-        padding=longest.padding,
-    )
-
-
-_ADDED = ("time_us", "low_us", "high_us", "ceiling_us", "bound_us", "flops", "moved_bytes", "dram_bytes",
-          "refetched_bytes")  # fmt: skip
+    added: dict[str, Any] = {name: sum(float(getattr(one, name)) * count for one, count in parts) for name in _ADDED}
+    limits = {name: sum(one.limits_us.get(name, 0.0) * count for one, count in parts) for name in names}
+    return replace(longest, **added, limits_us=limits)

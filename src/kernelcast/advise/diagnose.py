@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-from kernelcast.advise.answers import Predicted, predict_all, together
+from kernelcast.advise.answers import Answers, Predicted
 from kernelcast.advise.facts import WIDTH_BITS, Facts, unaligned_sizes
-from kernelcast.advise.kernel_names import MATRIX_KINDS, KernelName, read_name
-from kernelcast.advise.launch import launch_of
+from kernelcast.advise.grid import grid_of
+from kernelcast.advise.kernel_names import MATRIX_KINDS, read_name
 from kernelcast.advise.measured import MeasuredCall, Profile
 from kernelcast.advise.reasons import Reason, idle, reasons
-from kernelcast.calls import Call, Launch
+from kernelcast.calls import Call
 from kernelcast.hardware import Gpu
 from kernelcast.predict import DEFAULT, Conditions, chosen
 
@@ -31,7 +32,9 @@ class Row:
     unmatched: str = ""  # why there is no prediction
 
     @property
-    def predicted(self) -> Predicted | None:
+    def told(self) -> Predicted:
+        """The prediction of a matched row."""
+        assert self.facts.predicted is not None
         return self.facts.predicted
 
     @property
@@ -64,12 +67,12 @@ class Diagnosis:
 
     @property
     def matched(self) -> tuple[Row, ...]:
-        return tuple(row for row in self.rows if row.predicted is not None)
+        return tuple(row for row in self.rows if not row.unmatched)
 
     @property
     def unmatched(self) -> tuple[Row, ...]:
         """The longest first."""
-        return tuple(sorted((r for r in self.rows if r.predicted is None), key=lambda row: -row.measured.total_us))
+        return tuple(sorted((row for row in self.rows if row.unmatched), key=lambda row: -row.measured.total_us))
 
     @cached_property
     def matched_share(self) -> float:
@@ -77,7 +80,7 @@ class Diagnosis:
 
     def total_us(self, name: str) -> float:
         """The sum of a time of ``Predicted`` over all matched calls."""
-        return sum(getattr(row.predicted, name) * row.measured.count for row in self.matched)
+        return sum(float(getattr(row.told, name)) * row.measured.count for row in self.matched)
 
     @property
     def idle(self) -> Reason | None:
@@ -94,32 +97,72 @@ def diagnose(
 ) -> Diagnosis:
     """``run_dtype``: the format that the run's products should be in; else the one that most of them are in."""
     wanted = run_dtype or usual_dtype(profile.calls)
-    answers = _Answers(predict_all(_questions(profile.calls, wanted), chip, conditions))
+    asked = [launch.call for measured in profile.calls for launch in measured.calls]
+    asked += [call for measured in profile.calls for call in _changed(measured, wanted).values()]
+    answers = Answers(asked, chip, conditions)
     total_us = profile.gpu_time_us or 1.0
-    rows = [_row(call, answers, chip, wanted, run_dtype == "fp32", total_us) for call in profile.calls]
+    rows = []
+    for measured in profile.calls:
+        facts, why = _facts(measured, answers, chip, wanted, fp32_is_meant=run_dtype == "fp32")
+        rows.append(Row(measured, facts, reasons(facts), measured.total_us / total_us, why))
     rows.sort(key=lambda row: (-row.win_total_us, -row.measured.total_us))
     return Diagnosis(profile, chip, wanted, tuple(rows), chosen(conditions).name)
 
 
 def usual_dtype(calls: Iterable[MeasuredCall]) -> str:
     """The format of most matrix calls, by number: one slow product in fp32 must not make the run one in fp32."""
-    votes: dict[str, int] = {}
-    for call in calls:
-        for one in call.calls:
-            if one.op in _MATRIX_OPS:
-                dtype = str(one.words.get("dtype", "bf16"))
-                votes[dtype] = votes.get(dtype, 0) + call.count
-        said = read_name(call.main.name)
-        if not call.calls and said.kind in MATRIX_KINDS and said.dtype:
-            votes[said.dtype] = votes.get(said.dtype, 0) + call.count
+    votes: Counter[str] = Counter()
+    for measured in calls:
+        said = read_name(measured.main.name)
+        dtypes = [str(one.words.get("dtype", "bf16")) for one in measured.calls if one.op in _MATRIX_OPS]
+        if not measured.calls and said.kind in MATRIX_KINDS and said.dtype:
+            dtypes = [said.dtype]
+        votes.update(dtypes * measured.count)
     return max(votes, key=lambda name: (votes[name], -WIDTH_BITS.get(name, 64)), default="bf16")
 
 
-def _questions(calls: Iterable[MeasuredCall], wanted: str) -> Iterable[Call]:
-    for measured in calls:
-        for launch in measured.calls:
-            yield launch.call
-            yield from (one for one in _changed(measured, wanted) if one is not None)
+def _facts(
+    measured: MeasuredCall, answers: Answers, chip: Gpu, wanted: str, *, fp32_is_meant: bool
+) -> tuple[Facts, str]:
+    """And why there is no prediction, where there is none."""
+    told = answers.of(measured.calls)
+    predicted = told if isinstance(told, Predicted) else None
+    why = "" if predicted else told or measured.unmatched or "not known"
+    parameters = measured.calls[0].words if predicted else {}
+    changed = {
+        name: answer
+        for name, call in _changed(measured, wanted).items()
+        if isinstance(answer := answers.of([replace(measured.calls[0], call=call)]), Predicted)
+    }
+    main = measured.main
+    facts = Facts(
+        op=str(parameters.get("op", "")),
+        kind=read_name(main.name).kind,
+        parameters=parameters,
+        measured_us=measured.time_us,
+        grid=grid_of(main, parameters, chip),
+        sm_count=chip.sm_count,
+        dram_bytes_per_s=chip.dram_bytes_per_s,
+        predicted=predicted,
+        **changed,
+        run_dtype=wanted,
+        fp32_is_meant=fp32_is_meant,
+        launches=len(measured.kernels),
+        idle_us=measured.idle_us,
+        chain=measured.chain,
+        chain_saved_us=measured.chain_saved_us,
+        counters=main.counters,
+    )
+    return facts, str(why)
+
+
+def _changed(measured: MeasuredCall, wanted: str) -> dict[str, Call]:
+    """The first call with padded sizes, in the run's format, and over tensors of one layout, where it is not so."""
+    if not measured.calls:
+        return {}
+    call, strided = measured.calls[0].call, read_name(measured.main.name).strided
+    found = {"aligned": _aligned(call), "narrow": _narrow(call, wanted), "vector": _vector(call, strided)}
+    return {name: one for name, one in found.items() if one is not None}
 
 
 def _aligned(call: Call) -> Call | None:
@@ -139,74 +182,8 @@ def _narrow(call: Call, wanted: str) -> Call | None:
     return call.replace(dtype=target if target != "tf32" or call.op in ("gemm", "bmm") else "bf16")
 
 
-@dataclass(frozen=True)
-class _Answers:
-    """What was predicted, by what was asked."""
-
-    told: Mapping[Call, Predicted | str]
-
-    def of(self, launches: Iterable[Launch]) -> Predicted | str | None:
-        """Of calls in turn; a text that says why one of them cannot be, None where there is none."""
-        parts = []
-        for launch in launches:
-            answer = self.told[launch.call]
-            if isinstance(answer, str):
-                return answer
-            parts.append((answer, launch.count))
-        return together(parts) if parts else None
-
-
-def _row(
-    measured: MeasuredCall, answers: _Answers, chip: Gpu, wanted: str, fp32_is_meant: bool, total_us: float
-) -> Row:
-    predicted = answers.of(measured.calls)
-    known = predicted if isinstance(predicted, Predicted) else None
-    facts = _facts(measured, answers, known, chip, wanted, fp32_is_meant)
-    why = predicted if isinstance(predicted, str) else measured.unmatched or "not known"
-    share = measured.total_us / total_us
-    return Row(measured, facts, reasons(facts), share, "" if facts.predicted is not None else why)
-
-
-def _facts(
-    measured: MeasuredCall, answers: _Answers, predicted: Predicted | None, chip: Gpu, wanted: str, fp32_is_meant: bool
-) -> Facts:
-    count = measured.calls[0].count if measured.calls else 1.0
-    others = [answers.of([Launch("", one, count)]) if one else None for one in _changed(measured, wanted)]
-    aligned, narrow, vector = (one if isinstance(one, Predicted) else None for one in others)
-    parameters = measured.calls[0].words if predicted is not None else {}
-    main = measured.main
-    return Facts(
-        op=str(parameters.get("op", "")),
-        kind=read_name(main.name).kind,
-        parameters=parameters,
-        measured_us=measured.time_us,
-        launch=launch_of(main, parameters, chip),
-        sm_count=chip.sm_count,
-        dram_bytes_per_s=chip.dram_bytes_per_s,
-        predicted=predicted,
-        aligned=aligned,
-        narrow=narrow,
-        vector=vector,
-        run_dtype=wanted,
-        fp32_is_meant=fp32_is_meant,
-        launches=len(measured.kernels),
-        idle_us=measured.idle_us,
-        chain=measured.chain,
-        chain_saved_us=measured.chain_saved_us,
-        counters=main.counters,
-    )
-
-
-def _changed(measured: MeasuredCall, wanted: str) -> tuple[Call | None, Call | None, Call | None]:
-    """The first call with padded sizes, in the run's format, and over tensors of one layout."""
-    if not measured.calls:
-        return None, None, None
-    first = measured.calls[0].call
-    return _aligned(first), _narrow(first, wanted), _vector(first, read_name(measured.main.name))
-
-
-def _vector(call: Call, said: KernelName) -> Call | None:
-    """Where the kernel computes the place of each element."""
+def _vector(call: Call, strided: bool) -> Call | None:
+    """Where the kernel computes the place of each element (``strided``: a copy that does, by its name)."""
     if call.op == "pointwise" and call.words.get("access") == "strided":
         return call.replace(access=None, axes=None)
-    return call if call.op == "cat" and said.strided else None
+    return call if call.op == "cat" and strided else None

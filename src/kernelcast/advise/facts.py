@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kernelcast.advise.answers import Predicted
-from kernelcast.advise.kernel_names import Kind
-from kernelcast.advise.launch import Launch
+from kernelcast.advise.grid import Grid
+from kernelcast.advise.kernel_names import MATRIX_KINDS, Kind
 
 # of the tensor cores' formats, the wider first
 WIDTH_BITS = {"fp64": 64, "fp32": 32, "tf32": 32, "bf16": 16, "fp16": 16, "fp8": 8, "fp8_block": 8, "int8": 8,
@@ -25,7 +25,7 @@ class Facts:
     kind: Kind  # of the main kernel, by its name
     parameters: Mapping[str, Any]
     measured_us: float
-    launch: Launch
+    grid: Grid
     sm_count: int
     dram_bytes_per_s: float
     predicted: Predicted | None = None
@@ -44,9 +44,9 @@ class Facts:
     def dtype(self) -> str:
         """That the arithmetic runs in: the kernel's name knows best."""
         given = str(self.parameters.get("dtype", ""))
-        if self.launch.dtype is not None and WIDTH_BITS.get(self.launch.dtype, 0) > WIDTH_BITS.get(given, 0):
-            return self.launch.dtype
-        return given or self.launch.dtype or ""
+        if self.grid.dtype is not None and WIDTH_BITS.get(self.grid.dtype, 0) > WIDTH_BITS.get(given, 0):
+            return self.grid.dtype
+        return given or self.grid.dtype or ""
 
     @property
     def is_product(self) -> bool:
@@ -55,11 +55,7 @@ class Facts:
     @property
     def is_matrix(self) -> bool:
         """Runs on tensor cores where the format allows."""
-        return self.kind in ("matmul", "attention", "conv") or self.op in (*_PRODUCTS, "attention", "conv2d", "mla")
-
-    @property
-    def bound_us(self) -> float:
-        return self.predicted.bound_us if self.predicted else 0.0
+        return self.kind in MATRIX_KINDS or self.op in (*_PRODUCTS, "attention", "conv2d", "mla")
 
     @property
     def gap_us(self) -> float:
@@ -69,7 +65,11 @@ class Facts:
     @property
     def most_us(self) -> float:
         """No change of the kernel wins more than this."""
-        return max(0.0, self.measured_us - self.bound_us)
+        return max(0.0, self.measured_us - (self.predicted.bound_us if self.predicted else 0.0))
+
+    def won_us(self, share: float) -> float:
+        """What it would win if it took this share of its time less."""
+        return min(self.measured_us * share, self.most_us)
 
     @property
     def dram_bytes(self) -> float:
@@ -87,17 +87,15 @@ class Facts:
         if self.predicted is None:
             return self.dram_share < 0.5
         limits = self.predicted.limits_us
-        own = max((limits.get(name, 0.0) for name in ("tensor", "fma", "xu", "smem", "issue")), default=0.0)
-        return own > limits.get("dram", 0.0)
-
-    @property
-    def unaligned(self) -> dict[str, int]:
-        """Sizes of a product whose rows in memory do not start at multiples of 16 bytes, and the multiple to pad to."""
-        return unaligned_sizes(self.op, self.parameters)
+        own_us = max(limits.get(name, 0.0) for name in ("tensor", "fma", "xu", "smem", "issue"))
+        return own_us > limits.get("dram", 0.0)
 
 
 def unaligned_sizes(op: str, parameters: Mapping[str, Any]) -> dict[str, int]:
-    """By how the operands lie: a row of A is k long (m where it is transposed), one of B k or n, one of C n."""
+    """Sizes of a product whose rows in memory do not start at multiples of 16 bytes, and the multiple to pad to.
+
+    By how the operands lie: a row of A is k long (m where it is transposed), one of B k or n, one of C n.
+    """
     if op not in _PRODUCTS:
         return {}
     layout = parameters.get("layout") or ("tn" if op == "gemm" else "nn")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -27,18 +29,16 @@ class MeasuredKernel:
 
     @property
     def ctas(self) -> int:
-        return _product(self.grid)
+        return math.prod(self.grid) if self.grid else 0
 
     @property
     def threads(self) -> int:
-        return _product(self.block)
+        return math.prod(self.block) if self.block else 0
 
 
-def _product(sizes: tuple[int, ...]) -> int:
-    found = 1 if sizes else 0
-    for size in sizes:
-        found *= size
-    return found
+def sizes_in(text: str) -> tuple[int, ...]:
+    """A grid or block as a file has it: '2x66x1', '(2, 66, 1)'."""
+    return tuple(map(int, re.findall(r"\d+", text)))
 
 
 @dataclass(frozen=True)

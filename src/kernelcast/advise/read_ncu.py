@@ -6,15 +6,16 @@ prediction, with what their launch and counters say. A vectorised element-wise k
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from kernelcast.advise.chrome_events import short_name
 from kernelcast.advise.kernel_names import MATRIX_KINDS, read_name
-from kernelcast.advise.measured import MeasuredCall, MeasuredKernel, Profile
+from kernelcast.advise.measured import MeasuredCall, MeasuredKernel, Profile, sizes_in
 from kernelcast.calls import Launch
 from kernelcast.errors import KernelcastError
 from kernelcast.networks.aten.table import Settings, pointwise
@@ -30,9 +31,9 @@ _COUNTERS = {
     "l2_hit_share": ("lts__t_sector_hit_rate.pct", "L2 Hit Rate"),
     "occupancy": ("sm__warps_active.avg.pct_of_peak_sustained_active", "Achieved Occupancy"),
 }
-_MICROSECONDS = {"ns": 1e-3, "nsecond": 1e-3, "us": 1.0, "usecond": 1.0, "µs": 1.0, "ms": 1e3, "msecond": 1e3, "s": 1e6,
-                 "second": 1e6}  # fmt: skip
-_BYTES = {"byte": 1.0, "kbyte": 1e3, "mbyte": 1e6, "gbyte": 1e9}
+# microseconds and bytes in a unit; all others (%, register/thread) as they are
+_UNITS = {"ns": 1e-3, "nsecond": 1e-3, "us": 1.0, "usecond": 1.0, "µs": 1.0, "ms": 1e3, "msecond": 1e3, "s": 1e6,
+          "second": 1e6, "byte": 1.0, "kbyte": 1e3, "mbyte": 1e6, "gbyte": 1e9}  # fmt: skip
 # PyTorch 2.11: a CTA of 128 threads takes 1,024 elements (checked on grids of known sizes); before 2.6 it took 512
 _VECTORISED = re.compile(r"vectorized_elementwise_kernel<\d+, .*?array<char ?\*, (\d+)")
 _ELEMENTS_A_THREAD = 8
@@ -46,23 +47,22 @@ def is_ncu(path: Path) -> bool:
 
 def read_ncu(path: Path) -> Profile:
     header, rows = _table(path)
-    kernels = list(_long(header, rows) if _METRIC in header else _wide(path, header, rows))
-    if not kernels:
+    groups: dict[Launched, list[Metrics]] = {}
+    for launched, metrics in (_long if _METRIC in header else _wide)(header, rows):
+        if _metric(metrics, _TIME) is None:
+            raise KernelcastError(
+                f"{path}: no time of {short_name(launched[0])[:60]}: profile with --metrics gpu__time_duration.sum, or "
+                "with the section SpeedOfLight"
+            )
+        groups.setdefault(launched, []).append(metrics)
+    if not groups:
         raise KernelcastError(f"{path}: the CSV has no kernels under its header")
-    without = [name for name, metrics, _ in kernels if _time_us(metrics) is None]
-    if without:
-        raise KernelcastError(
-            f"{path}: no time of {short_name(without[0])[:60]}: profile with --metrics gpu__time_duration.sum, or with "
-            "the section SpeedOfLight"
-        )
-    groups: dict[tuple[str, str, str], list[dict[str, tuple[str, str]]]] = {}
-    for name, metrics, (grid, block) in kernels:
-        groups.setdefault((name, grid, block), []).append(metrics)
-    calls = tuple(_call(*key, members) for key, members in groups.items())
-    return Profile(source="Nsight Compute", calls=calls, launches=len(kernels))
+    calls = tuple(_call(*launched, members) for launched, members in groups.items())
+    return Profile(source="Nsight Compute", calls=calls, launches=sum(call.count for call in calls))
 
 
 Metrics = dict[str, tuple[str, str]]  # name -> value, unit
+Launched = tuple[str, str, str]  # a kernel's name, its grid and its block
 
 
 def _is_header(line: str) -> bool:
@@ -83,79 +83,58 @@ def _table(path: Path) -> tuple[list[str], list[list[str]]]:
     return header, rows[1:]
 
 
-def _long(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[tuple[str, Metrics, tuple[str, str]]]:
+def _long(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[tuple[Launched, Metrics]]:
     """One row a metric (the details page): rows of one ID are one kernel."""
-    at = {name: header.index(name) for name in (_NAME, _GRID, _BLOCK, _METRIC, _UNIT, _VALUE)}
-    key = header.index("ID") if "ID" in header else at[_NAME]
-    found: dict[str, tuple[str, Metrics, tuple[str, str]]] = {}
+    at = [header.index(name) for name in (_NAME, _GRID, _BLOCK, _METRIC, _UNIT, _VALUE)]
+    key = header.index("ID") if "ID" in header else at[0]
+    found: dict[str, tuple[Launched, Metrics]] = {}
     for row in rows:
-        if len(row) <= max(at.values()):
+        if len(row) <= max(at):
             continue  # a rule's text has no metric
-        one = found.setdefault(row[key], (row[at[_NAME]], {}, (row[at[_GRID]], row[at[_BLOCK]])))
-        if row[at[_METRIC]]:
-            one[1].setdefault(row[at[_METRIC]], (row[at[_VALUE]], row[at[_UNIT]]))
+        name, grid, block, metric, unit, value = (row[place] for place in at)
+        _, metrics = found.setdefault(row[key], ((name, grid, block), {}))
+        if metric:
+            metrics.setdefault(metric, (value, unit))
     yield from found.values()
 
 
-def _wide(
-    path: Path, header: Sequence[str], rows: Sequence[Sequence[str]]
-) -> Iterator[tuple[str, Metrics, tuple[str, str]]]:
+def _wide(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[tuple[Launched, Metrics]]:
     """One row a kernel, one column a metric (the raw page); the first row has the units."""
     name, grid, block = (header.index(word) for word in (_NAME, _GRID, _BLOCK))
-    if not rows:
-        raise KernelcastError(f"{path}: the CSV has no kernels under its header")
-    units = rows[0] if not rows[0][name] else [""] * len(header)
-    for row in rows[1:] if not rows[0][name] else rows:
-        if len(row) == len(header):
+    units: Sequence[str] = [""] * len(header)
+    for at, row in enumerate(rows):
+        if at == 0 and not row[name]:
+            units = row
+        elif len(row) == len(header):
             metrics = {word: (value, unit) for word, value, unit in zip(header, row, units, strict=False)}
-            yield row[name], metrics, (row[grid], row[block])
+            yield (row[name], row[grid], row[block]), metrics
 
 
-def _number(text: str) -> float | None:
-    try:
-        return float(text.replace(",", ""))
-    except ValueError:
-        return None
-
-
-def _metric(metrics: Metrics, names: Sequence[str], units: dict[str, float] | None = None) -> float | None:
+def _metric(metrics: Metrics, names: Sequence[str]) -> float | None:
+    """The first of these metrics that is a number."""
     for name in names:
-        if name in metrics:
-            text, unit = metrics[name]
-            value = _number(text)
-            if value is not None:
-                return value * (units or {}).get(unit.split("/")[0].lower(), 1.0)
+        text, unit = metrics.get(name, ("", ""))
+        with contextlib.suppress(ValueError):
+            return float(text.replace(",", "")) * _UNITS.get(unit.split("/")[0].lower(), 1.0)
     return None
-
-
-def _time_us(metrics: Metrics) -> float | None:
-    return _metric(metrics, _TIME, _MICROSECONDS)
-
-
-def _sizes(text: str) -> tuple[int, ...]:
-    """'(16384, 1, 1)' -> (16384, 1, 1)"""
-    return tuple(int(number) for number in re.findall(r"\d+", text))
 
 
 def _call(name: str, grid: str, block: str, members: Sequence[Metrics]) -> MeasuredCall:
     """Launches of one kernel with one grid: the mean of each metric."""
 
-    def mean(names: Sequence[str], units: dict[str, float] | None = None) -> float | None:
-        values = [value for m in members if (value := _metric(m, names, units)) is not None]
+    def mean(names: Sequence[str]) -> float | None:
+        values = [value for m in members if (value := _metric(m, names)) is not None]
         return math.fsum(values) / len(values) if values else None
 
-    counters = {key: mean(names, _BYTES) for key, names in _COUNTERS.items()}
-    shares = {
-        key: value / 100 if key != "dram_bytes" else value for key, value in counters.items() if value is not None
-    }
+    counted = {key: value for key, names in _COUNTERS.items() if (value := mean(names)) is not None}
     kernel = MeasuredKernel(
         name=short_name(name),
-        time_us=mean(_TIME, _MICROSECONDS) or 0.0,
-        grid=_sizes(grid),
-        block=_sizes(block),
+        time_us=mean(_TIME) or 0.0,
+        grid=sizes_in(grid),
+        block=sizes_in(block),
         registers=int(mean(_REGISTERS) or 0),
-        smem_bytes=int(mean(_SMEM, _BYTES) or 0),
-        counters=shares,
+        smem_bytes=int(mean(_SMEM) or 0),
+        counters={key: value if key == "dram_bytes" else value / 100 for key, value in counted.items()},
     )
     calls, why = _kernel_call(name, kernel)
     return MeasuredCall(kernel.name, "", (kernel,), calls, why, count=len(members))

@@ -10,8 +10,8 @@ from typing import Any
 from kernelcast.advise.chrome_events import DEVICE, HOST, Event, arg, launch_facts, shape_text, short_name
 from kernelcast.advise.kernel_names import read_name
 from kernelcast.advise.measured import MeasuredCall, MeasuredKernel, Profile
+from kernelcast.advise.neighbours import Neighbourhood, crosses_to_host, neighbourhoods
 from kernelcast.advise.profiled_op import arguments_of, op_of
-from kernelcast.advise.timeline import Place, crosses_to_host, places, span_us
 from kernelcast.calls import Launch
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu
@@ -51,15 +51,17 @@ def profile_of(trace: dict[str, Any], chip: Gpu) -> Profile:
         )
     ops = _Ops(spans)
     joined: dict[Any, _Launched] = {}
-    for event, place in zip(device, places(device), strict=True):
+    for event, around in zip(device, neighbourhoods(device), strict=True):
         owner = ops.owner(event)
-        key = id(owner) if owner is not None else id(event)
-        joined.setdefault(key, _Launched(owner, ops.mark(event))).add(event, place)
+        one = joined.setdefault(id(event if owner is None else owner), _Launched(owner, ops.mark(event)))
+        one.kernels.append(event)
+        one.around.append(around)
+    end_us = max(float(event["ts"]) + float(event["dur"]) for event in device)
     return Profile(
         source="torch.profiler",
         calls=tuple(_alike(joined.values(), chip)),
         launches=len(device),
-        span_us=span_us(device),
+        span_us=end_us - float(device[0]["ts"]),
         gpu_name=gpu_name(trace),
     )
 
@@ -71,11 +73,7 @@ class _Launched:
     op: Event | None
     mark: str
     kernels: list[Event] = field(default_factory=list)
-    places: list[Place] = field(default_factory=list)
-
-    def add(self, event: Event, place: Place) -> None:
-        self.kernels.append(event)
-        self.places.append(place)
+    around: list[Neighbourhood] = field(default_factory=list)
 
     @property
     def key(self) -> str:
@@ -94,23 +92,18 @@ class _Ops:
         marks = [
             e for e in spans if e.get("cat") == "user_annotation" and not str(e["name"]).startswith("ProfilerStep")
         ]
-        self._named = {number: event for event in ops if (number := arg(event, "External id")) is not None}
-        self._parents = _parents([*ops, *marks])
         launches = [event for event in spans if event.get("cat") in HOST]
+        self._named = {number: event for event in ops if (number := arg(event, "External id")) is not None}
         self._launch = {arg(event, "correlation"): event for event in launches}
-        self._launch_parents = _parents([*ops, *marks, *launches])
+        self._parents = _parents([*ops, *marks, *launches])
         self._known = set(known_ops())
 
-    def innermost(self, event: Event) -> Event | None:
-        found = self._named.get(arg(event, "External id"))
-        if found is not None:
-            return found
-        launch = self._launch.get(arg(event, "correlation"))
-        return self._launch_parents.get(id(launch)) if launch is not None else None
+    def _around_launch(self, event: Event) -> Event | None:
+        return self._parents.get(id(self._launch.get(arg(event, "correlation"))))
 
     def owner(self, event: Event) -> Event | None:
         """The nearest op around the launch that a rule knows; else the innermost."""
-        first = self.innermost(event)
+        first = self._named.get(arg(event, "External id")) or self._around_launch(event)
         for op in self._outwards(first):
             name = str(op["name"]).removeprefix("aten::")
             known = name in self._known or name.rstrip("_") in self._known
@@ -122,12 +115,10 @@ class _Ops:
 
     def mark(self, event: Event) -> str:
         """The innermost annotation of the program around the launch."""
-        launch = self._launch.get(arg(event, "correlation"))
-        start = self._launch_parents.get(id(launch)) if launch is not None else self.innermost(event)
-        for found in self._outwards(start):
-            if found.get("cat") == "user_annotation":
-                return str(found["name"])
-        return ""
+        launched = arg(event, "correlation") in self._launch
+        start = self._around_launch(event) if launched else self._named.get(arg(event, "External id"))
+        marks = (str(found["name"]) for found in self._outwards(start) if found.get("cat") == "user_annotation")
+        return next(marks, "")
 
     def _outwards(self, event: Event | None) -> Iterator[Event]:
         while event is not None:
@@ -161,8 +152,8 @@ def _alike(launched: Iterable[_Launched], chip: Gpu) -> Iterator[MeasuredCall]:
     for members in groups.values():
         count = len(members)
         calls, why = _kernel_calls(members[0], chip)
-        kernels = tuple(_kernel([m.kernels[at] for m in members]) for at in range(len(members[0].kernels)))
-        around = [place for member in members for place in member.places]
+        kernels = tuple(_kernel(alike) for alike in zip(*(member.kernels for member in members), strict=True))
+        around = [one for member in members for one in member.around]
         op = members[0].op
         yield MeasuredCall(
             name=str(op["name"]) if op is not None else kernels[0].name,
@@ -171,17 +162,16 @@ def _alike(launched: Iterable[_Launched], chip: Gpu) -> Iterator[MeasuredCall]:
             calls=calls,
             unmatched=why,
             count=count,
-            idle_us=sum(place.idle_us for place in around) / count,
-            chain=sum(place.chain for place in around) / len(around),
-            chain_saved_us=sum(place.chain_saved_us for place in around) / count,
+            idle_us=sum(one.idle_us for one in around) / count,
+            chain=sum(one.chain for one in around) / len(around),
+            chain_saved_us=sum(one.chain_saved_us for one in around) / count,
             marks=tuple(dict.fromkeys(m.mark for m in members if m.mark))[:_MARKS],
         )
 
 
 def _kernel(events: Sequence[Event]) -> MeasuredKernel:
-    grid, block, registers, smem = launch_facts(events[0])
     mean_us = sum(float(event["dur"]) for event in events) / len(events)
-    return MeasuredKernel(short_name(str(events[0]["name"])), mean_us, grid, block, registers, smem)
+    return MeasuredKernel(short_name(str(events[0]["name"])), mean_us, *launch_facts(events[0]))
 
 
 def _kernel_calls(launched: _Launched, chip: Gpu) -> tuple[tuple[Launch, ...], str]:
@@ -218,9 +208,8 @@ def _as_launched(op: Op) -> Op:
 
 def _as_ran(launch: Launch, op: str) -> Launch:
     backend = _BACKENDS.get(op)
-    if backend is None or launch.op != "attention":
-        return launch
-    return replace(launch, call=launch.call.replace(backend=backend))
+    known = backend is not None and launch.op == "attention"
+    return replace(launch, call=launch.call.replace(backend=backend)) if known else launch
 
 
 def _fused(event: Event, settings: Settings) -> tuple[tuple[Launch, ...], str]:
@@ -230,7 +219,5 @@ def _fused(event: Event, settings: Settings) -> tuple[tuple[Launch, ...], str]:
         return (), f"no model of {event['name']}"
     largest = max(tensors, key=lambda x: x.elements)
     dtype = largest.dtype if largest.dtype in ("fp32", "bf16", "fp16") else "fp32"
-    read = sum(x.bytes for x in tensors[:-1])
-    return (
-        pointwise("fused", settings, largest.elements, dtype, read_bytes=read, written_bytes=tensors[-1].bytes),
-    ), ""
+    *read, written = (x.bytes for x in tensors)
+    return (pointwise("fused", settings, largest.elements, dtype, read_bytes=sum(read), written_bytes=written),), ""

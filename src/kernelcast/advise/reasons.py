@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kernelcast.advise.facts import WIDTH_BITS, Facts
+from kernelcast.advise.facts import WIDTH_BITS, Facts, unaligned_sizes
 
 TAIL_SHARE = 0.08  # of the SMs' time that idles in the last round
 PADDING_SHARE = 0.08  # of the tiles' area outside of the result
@@ -45,33 +45,32 @@ Rule = Callable[[Facts], Reason | None]
 
 def tail_wave(facts: Facts) -> Reason | None:
     """The last round of tiles leaves most SMs idle."""
-    launch = facts.launch
-    if launch.waves <= 1 or launch.tail < TAIL_SHARE or not facts.sm_bound:
+    grid = facts.grid
+    if grid.waves <= 1 or grid.tail < TAIL_SHARE or not facts.sm_bound:
         return None
-    what = "tiles" if launch.tile_m else "CTAs"
-    places = f"{launch.slots} SMs" if launch.slots <= facts.sm_count else f"{facts.sm_count} SMs x {launch.ctas_per_sm}"
-    tile = f" of {launch.tile_m}x{launch.tile_n}" if launch.tile_m else ""
+    what = f"tiles of {grid.tile_m}x{grid.tile_n}" if grid.tile_m else "CTAs"
+    places = f"{grid.slots} SMs" if grid.slots <= facts.sm_count else f"{facts.sm_count} SMs x {grid.ctas_per_sm}"
     return Reason(
         "tail wave",
-        min(facts.measured_us * launch.tail, facts.most_us),
-        f"{launch.tasks:,} {what}{tile} on {places}: {launch.waves:.2f} waves, the last "
-        f"{launch.last_round:.0%} full, so that {launch.tail:.0%} of the SMs' time idles",
+        facts.won_us(grid.tail),
+        f"{grid.tasks:,} {what} on {places}: {grid.waves:.2f} waves, the last "
+        f"{grid.last_round:.0%} full, so that {grid.tail:.0%} of the SMs' time idles",
         "another batch or sequence length so that tiles fill whole waves; a smaller tile, stream-K or split-K",
     )
 
 
 def padding(facts: Facts) -> Reason | None:
     """Tiles reach over the edge of the result."""
-    share = facts.launch.padding
+    grid, share = facts.grid, facts.grid.padding
     if share is None:
         share = facts.predicted.padding if facts.predicted and facts.op in _TILED else 0.0
     if share < PADDING_SHARE or not facts.sm_bound:
         return None
-    tile = f"tiles of {facts.launch.tile_m}x{facts.launch.tile_n}" if facts.launch.tile_m else "its tiles"
+    tile = f"tiles of {grid.tile_m}x{grid.tile_n}" if grid.tile_m else "its tiles"
     sizes = " x ".join(str(facts.parameters[name]) for name in ("m", "n") if name in facts.parameters)
     return Reason(
         "padding",
-        min(facts.measured_us * share, facts.most_us),
+        facts.won_us(share),
         f"{tile} over {sizes or 'this result'}: {share:.0%} of the arithmetic is outside of it",
         "sizes that are multiples of the tile (128 or 256); batch more rows together",
     )
@@ -79,14 +78,14 @@ def padding(facts: Facts) -> Reason | None:
 
 def unaligned(facts: Facts) -> Reason | None:
     """Rows that do not start at multiples of 16 bytes: no TMA, narrow loads, an older kernel."""
-    sizes = facts.unaligned
+    sizes = unaligned_sizes(facts.op, facts.parameters)
     if not sizes or facts.aligned is None:
         return None
     won = facts.measured_us - facts.aligned.time_us
     if won < WIN_SHARE * facts.measured_us:
         return None
     told = ", ".join(f"{name}={facts.parameters[name]}" for name in sizes)
-    loads = facts.launch.align_elements
+    loads = facts.grid.align_elements
     seen = f"; the kernel loads {loads} number{'s' if loads > 1 else ''} at a time" if loads else ""
     multiple = max(sizes.values())
     return Reason(
@@ -121,43 +120,42 @@ def dtype_fallback(facts: Facts) -> Reason | None:
 
 def split_k(facts: Facts) -> Reason | None:
     """Few tiles with a long inner axis, not cut."""
-    launch, k = facts.launch, int(facts.parameters.get("k", 0))
-    filled = launch.tasks / facts.sm_count if launch.tasks else 1.0
-    if not facts.is_product or launch.split_k > 1 or filled > SPLIT_FILLED_SHARE or k < 64 * SPLIT_STEPS:
+    grid, k = facts.grid, int(facts.parameters.get("k", 0))
+    filled = grid.tasks / facts.sm_count if grid.tasks else 1.0
+    if not facts.is_product or grid.split_k > 1 or filled > SPLIT_FILLED_SHARE or k < 64 * SPLIT_STEPS:
         return None
-    won = min(facts.measured_us * (1 - filled), facts.most_us)
     return Reason(
         "split-K missing",
-        won,
-        f"{launch.tasks} tiles on {facts.sm_count} SMs, each {k:,} long: {1 - filled:.0%} of the SMs do nothing",
+        facts.won_us(1 - filled),
+        f"{grid.tasks} tiles on {facts.sm_count} SMs, each {k:,} long: {1 - filled:.0%} of the SMs do nothing",
         f"cut k into {max(2, round(1 / filled))} parts (split-K or stream-K), or run several such products as one",
     )
 
 
-def low_occupancy(facts: Facts) -> Reason | None:
-    """Too few CTAs for the SMs, or too few warps on an SM to hide loads."""
-    launch = facts.launch
-    if not launch.ctas or facts.measured_us <= TINY_US:
+def few_ctas(facts: Facts) -> Reason | None:
+    """Too few CTAs for the SMs; ``split_k`` says it better where it holds."""
+    ctas = facts.grid.ctas
+    filled = ctas / facts.sm_count
+    if not ctas or facts.measured_us <= TINY_US or filled >= FILLED_SHARE or split_k(facts) is not None:
         return None
-    filled = launch.ctas / facts.sm_count
-    if filled < FILLED_SHARE and split_k(facts) is not None:
-        return None  # the same, said better
-    if filled < FILLED_SHARE:
-        won = min(facts.measured_us * (1 - filled), facts.most_us)
-        return Reason(
-            "low occupancy",
-            won,
-            f"{launch.ctas} CTA{'s'[launch.ctas == 1 :]} on {facts.sm_count} SMs: {1 - filled:.0%} of the GPU idles",
-            "more rows or a larger batch; a kernel that splits long rows over several CTAs",
-        )
-    counted = facts.counters.get("occupancy")
-    held = launch.occupancy if counted is None else counted
-    if facts.is_matrix or held >= OCCUPANCY_SHARE or facts.dram_share > PEAK_SHARE:
-        return None
-    won = min(facts.gap_us, facts.measured_us * (1 - held / OCCUPANCY_SHARE)) if facts.predicted else 0.0
     return Reason(
         "low occupancy",
-        won,
+        facts.won_us(1 - filled),
+        f"{ctas} CTA{'s'[ctas == 1 :]} on {facts.sm_count} SMs: {1 - filled:.0%} of the GPU idles",
+        "more rows or a larger batch; a kernel that splits long rows over several CTAs",
+    )
+
+
+def few_warps(facts: Facts) -> Reason | None:
+    """Too few warps on an SM to hide loads, where all SMs have some."""
+    if facts.measured_us <= TINY_US or facts.grid.ctas / facts.sm_count < FILLED_SHARE:
+        return None
+    held = facts.counters.get("occupancy", facts.grid.occupancy)
+    if facts.is_matrix or held >= OCCUPANCY_SHARE or facts.dram_share > PEAK_SHARE:
+        return None
+    return Reason(
+        "low occupancy",
+        min(facts.gap_us, facts.measured_us * (1 - held / OCCUPANCY_SHARE)),
         f"an SM holds {held:.0%} of its warps: too few to hide the way to memory",
         "fewer registers or less shared memory a CTA (launch bounds, smaller tiles), more CTAs",
     )
@@ -167,16 +165,12 @@ def memory_bound(facts: Facts) -> Reason | None:
     """DRAM runs near its peak: nothing to win in the kernel, only fewer bytes help."""
     if facts.dram_share < PEAK_SHARE:
         return None
-    advice = (
-        "larger batches over the same weights, or a narrower format"
-        if facts.is_matrix
-        else ("fuse it with its neighbours, or a narrower format")
-    )
+    how = "larger batches over the same weights" if facts.is_matrix else "fuse it with its neighbours"
     return Reason(
         "memory-bound",
         0.0,
         f"{facts.dram_bytes / 1e6:,.1f} MB at {facts.dram_share:.0%} of DRAM's peak: the kernel is as fast as memory",
-        f"only fewer bytes help: {advice}",
+        f"only fewer bytes help: {how}, or a narrower format",
     )
 
 
@@ -227,19 +221,18 @@ def l2_misses(facts: Facts) -> Reason | None:
     if not facts.is_matrix:  # what an element-wise kernel reads is in L2 or not: no fault of its own
         return None
     told, counted, hit = facts.predicted, facts.counters.get("dram_bytes"), facts.counters.get("l2_hit_share")
-    least = told.dram_bytes if told else 0.0
-    extra = (told.refetched_bytes if told else 0.0) if counted is None else counted - least
+    least, again = (told.dram_bytes, told.refetched_bytes) if told else (0.0, 0.0)
+    extra = again if counted is None else counted - least
     beside_us = max((v for name, v in told.limits_us.items() if name != "dram"), default=0.0) if told else 0.0
     extra_us = (least + extra) / facts.dram_bytes_per_s * 1e6 - max(beside_us, least / facts.dram_bytes_per_s * 1e6)
     missed = told is None and hit is not None and hit < L2_HIT_SHARE
     if extra_us < REFETCHED_SHARE * facts.measured_us and not missed:
         return None
     seen = f"{hit:.0%} of its reads are found in L2; " if hit is not None else ""
-    again = f"{extra / 1e6:,.1f} MB come from DRAM more than once" if told else "the rest comes from DRAM"
     return Reason(
         "L2 misses",
         min(max(0.0, extra_us), facts.most_us) if told else 0.0,
-        f"{seen}{again}",
+        seen + (f"{extra / 1e6:,.1f} MB come from DRAM more than once" if told else "the rest comes from DRAM"),
         "tiles in an order that reuses L2 (grouped rasterisation), larger tiles, or operands cut to fit L2",
     )
 
@@ -273,25 +266,24 @@ def idle(idle_us: float, span_us: float) -> Reason | None:
 
 
 def wrong_tile(facts: Facts) -> Reason | None:
-    """Another tile would put less work on the busiest SM."""
-    launch, told = facts.launch, facts.predicted
-    if told is None or not facts.is_product or not launch.tile_m or not launch.tile_n or launch.split_k > 1:
+    """Another tile would put less work on the busiest SM; not where the kernel is as good as any of its kind."""
+    grid, told = facts.grid, facts.predicted
+    if told is None or facts.measured_us <= told.time_us or not facts.is_product or not facts.sm_bound:
         return None
     best_m, best_n = told.tile.get("tile_m"), told.tile.get("tile_n")
-    if not best_m or not best_n or told.tile.get("split_k", 1) > 1 or not facts.sm_bound:
+    split = grid.split_k > 1 or told.tile.get("split_k", 1) > 1
+    if split or not grid.tile_m or not grid.tile_n or not best_m or not best_n:
         return None
-    if facts.measured_us <= told.time_us:  # the kernel is as good as any of its kind
-        return None
-    rounds, best_rounds = -(-launch.tasks // max(1, launch.slots)), -(-told.tasks // facts.sm_count)
-    ratio = rounds * launch.tile_m * launch.tile_n / (best_rounds * best_m * best_n)
+    rounds, best_rounds = -(-grid.tasks // max(1, grid.slots)), -(-told.tasks // facts.sm_count)
+    ratio = rounds * grid.tile_m * grid.tile_n / (best_rounds * best_m * best_n)
     if ratio < TILE_RATIO:
         return None
+    best = f"{best_m:.0f}x{best_n:.0f}"
     return Reason(
         "wrong tile",
-        min(facts.measured_us * (1 - 1 / ratio), facts.most_us),
-        f"tiles of {launch.tile_m}x{launch.tile_n} give the busiest SM {ratio:.2f} times the work of "
-        f"{best_m:.0f}x{best_n:.0f}",
-        f"tiles of {best_m:.0f}x{best_n:.0f}: cuBLASLt's other algorithms, or a tuned Triton or CUTLASS kernel",
+        facts.won_us(1 - 1 / ratio),
+        f"tiles of {grid.tile_m}x{grid.tile_n} give the busiest SM {ratio:.2f} times the work of {best}",
+        f"tiles of {best}: cuBLASLt's other algorithms, or a tuned Triton or CUTLASS kernel",
     )
 
 
@@ -311,8 +303,8 @@ def slower(facts: Facts) -> Reason | None:
 
 
 RULES: tuple[Rule, ...] = (
-    dtype_fallback, unaligned, tail_wave, padding, split_k, low_occupancy, unfused, strided, l2_misses, launch_bound,
-    wrong_tile, memory_bound, compute_bound,
+    dtype_fallback, unaligned, tail_wave, padding, split_k, few_ctas, few_warps, unfused, strided, l2_misses,
+    launch_bound, wrong_tile, memory_bound, compute_bound,
 )  # fmt: skip
 
 

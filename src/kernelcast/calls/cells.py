@@ -17,8 +17,14 @@ def missing(values: NDArray[Any]) -> NDArray[np.bool_]:
         return np.isnan(values)
     if values.dtype.kind != "O":
         return np.zeros(len(values), dtype=bool)
-    blank = (v is None or (isinstance(v, float) and v != v) or (isinstance(v, str) and not v.strip()) for v in values)
-    return np.fromiter(blank, dtype=bool, count=len(values))
+    return np.fromiter(map(_empty, values), dtype=bool, count=len(values))
+
+
+def _empty(value: Any) -> bool:
+    """None, NaN or blank text."""
+    if isinstance(value, str):
+        return not value.strip()
+    return value is None or (isinstance(value, float) and value != value)
 
 
 def numbers_in(part: NDArray[Any], empty: NDArray[np.bool_], *, flag: bool) -> NDArray[np.float64]:
@@ -43,3 +49,13 @@ def _cell(value: Any, *, flag: bool) -> float:
         return float(value)
     except (TypeError, ValueError):
         return np.nan
+
+
+def plain(value: Any) -> Any:
+    """One cell as a plain value: None where it is empty, a whole number as such, a list as a tuple."""
+    value = value.tolist() if isinstance(value, np.generic | np.ndarray) else value
+    if value is np.ma.masked or _empty(value):
+        return None
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return tuple(value) if isinstance(value, list) else value

@@ -9,15 +9,7 @@ from typing import Annotated
 import typer
 
 from kernelcast.cli.commands import Command, with_examples
-from kernelcast.cli.options import (
-    Cache,
-    CalibrationFile,
-    Changes,
-    Json,
-    PredictorName,
-    chosen_conditions,
-    chosen_gpu,
-)
+from kernelcast.cli.options import Cache, CalibrationFile, Changes, Json, PredictorName, chosen_conditions, chosen_gpu
 from kernelcast.errors import KernelcastError, unknown
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from rich.table import Table
@@ -10,13 +10,16 @@ from rich.text import Text
 
 from kernelcast.advise.diagnose import Diagnosis, Row
 from kernelcast.advise.reasons import Reason
-from kernelcast.report.text import cut, show
+from kernelcast.report.json import attributes
+from kernelcast.report.text import cut, dense_table, show, support_text, title
 from kernelcast.report.units import digits, percent, time_text
-from kernelcast.support import SUPPORT, support_of
+from kernelcast.support import support_of
 
 CALL_CHARS = 28
-NAME_CHARS = 58
+NAME_CHARS = 40
 UNMATCHED_ROWS = 8
+_SIZES = (("batch", "m", "n", "k"), ("m", "n", "k"), ("rows", "cols"), ("tokens", "hidden"), ("elements",),
+          ("batch", "in_channels", "height", "width"))  # fmt: skip
 NCU_CLOCKS = "Nsight Compute holds the clocks down unless told --clock-control none: times are longer than in a run"
 
 
@@ -49,7 +52,7 @@ def fields(found: Diagnosis) -> dict[str, Any]:
 
 
 def _measured_fields(row: Row) -> dict[str, Any]:
-    measured, launch = row.measured, row.facts.launch
+    measured, grid = row.measured, row.facts.grid
     return {
         "name": measured.name,
         "shapes": measured.shapes,
@@ -62,61 +65,51 @@ def _measured_fields(row: Row) -> dict[str, Any]:
         "total_us": measured.total_us,
         "share": row.share,
         "idle_us": measured.idle_us,
-        "waves": launch.waves or None,
-        "tail": launch.tail if launch.waves else None,
-        "padding": launch.padding,
+        "waves": grid.waves or None,
+        "tail": grid.tail if grid.waves else None,
+        "padding": grid.padding,
         "marks": list(measured.marks),
     }
 
 
 def _row_fields(place: int, row: Row) -> dict[str, Any]:
-    told = row.predicted
-    assert told is not None  # a matched row
+    told = row.told
     return {
         "rank": place,
         "op": row.facts.op,
         "parameters": {name: value for name, value in row.facts.parameters.items() if name != "op"},
         **_measured_fields(row),
         "predicted_us": told.time_us,
-        "low_us": told.low_us,
-        "high_us": told.high_us,
-        "ceiling_us": told.ceiling_us,
-        "bound_us": told.bound_us,
-        "bound_by": told.bound_by,
+        **attributes(told, "low_us", "high_us", "ceiling_us", "bound_us", "bound_by"),
         "gap_us": row.facts.gap_us,
         "could_win_us": row.win_total_us,
-        "flops": told.flops,
-        "moved_bytes": told.moved_bytes,
-        "support": told.support,
+        **attributes(told, "flops", "moved_bytes", "support"),
         "reasons": [vars(reason) for reason in row.reasons],
     }
 
 
 def _support(found: Diagnosis) -> str:
     """Of the matched time."""
-    return support_of((r.measured.total_us, r.predicted.support) for r in found.matched if r.predicted)
+    return support_of((row.measured.total_us, row.told.support) for row in found.matched)
 
 
-def print_diagnosis(found: Diagnosis, title: str, top: int) -> None:
+def print_diagnosis(found: Diagnosis, name: str, top: int) -> None:
     """The run, its rows by what could be won, what to try, and what could not be matched."""
     profile = found.profile
-    show(Text.assemble((title, "bold cyan"), ("  on  ", "dim"), (found.gpu.name, "bold"),
-                       f"  {profile.source}, {profile.launches:,} kernels, mostly {found.run_dtype}"))  # fmt: skip
-    show(_summary(found), "")
-    shown = found.matched[:top]
+    run = f"  {profile.source}, {profile.launches:,} kernels, mostly {found.run_dtype}"
+    show(title(name, "", found.gpu.name, run), _summary(found), "")
+    shown, rest = found.matched[:top], found.matched[top:]
     if shown:
         show(_table(shown), "", *_advice(shown))
-        if len(found.matched) > len(shown):
-            rest = found.matched[len(shown) :]
+        if rest:
             won, share = sum(r.win_total_us for r in rest), sum(r.share for r in rest)
             show(f"and {len(rest)} more calls with {percent(share)} of the time, where {_us(won)} could be won")
         show("")
-    _print_unmatched(found)
+    _print_unmatched(found.unmatched)
     if profile.source == "Nsight Compute":
         show(f"clocks     {NCU_CLOCKS}")
     if found.matched:
-        level = _support(found)
-        show(f"support    {level} ({SUPPORT[level]}), {found.predictor}")
+        show(support_text(_support(found), found.predictor))
 
 
 def _summary(found: Diagnosis) -> str:
@@ -136,44 +129,30 @@ def _summary(found: Diagnosis) -> str:
 
 
 def _table(rows: Sequence[Row]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("#", "call", "×", "share", "µs", "predicted", "ceiling", "could win", "reason"):
-        left = name in ("call", "reason")
-        table.add_column(name, justify="left" if left else "right", no_wrap=True)
-    for place, row in enumerate(rows, start=1):
-        told = row.predicted
-        assert told is not None
-        table.add_row(
+    heads = ("#", "call", "×", "share", "µs", "predicted", "ceiling", "could win", "reason")
+    cells = (
+        (
             str(place), cut(label(row), CALL_CHARS), f"{row.measured.count:,}", percent(row.share),
-            digits(row.measured.time_us), digits(told.time_us), digits(told.ceiling_us), _us(row.win_total_us),
+            *map(digits, (row.measured.time_us, row.told.time_us, row.told.ceiling_us)), _us(row.win_total_us),
             row.main.name if row.main else "—",
-        )  # fmt: skip
-    return table
+        )
+        for place, row in enumerate(rows, start=1)
+    )  # fmt: skip
+    return dense_table(*heads, left=("call", "reason"), rows=cells)
 
 
 def label(row: Row) -> str:
     """'gemm 2048x4096x14336 bf16': the op with the sizes that matter; a kernel's name where there is none."""
-    given = row.facts.parameters
-    op = row.facts.op
+    given, op = row.facts.parameters, row.facts.op
     if not op:
         return row.measured.name
     if op in ("attention", "attention_backward"):
-        lengths = f"{given.get('q_len', '…')}:{given.get('kv_len', '…')}"
-        return f"{op} {given.get('batch', '…')}x{lengths} {given.get('dtype', 'bf16')}"
-    return " ".join(word for word in (_op_word(row, op), _sizes(given), str(given.get("dtype", ""))) if word)
-
-
-def _op_word(row: Row, op: str) -> str:
-    """A generic kernel goes by the op that launched it."""
-    return row.measured.name.removeprefix("aten::") if op == "pointwise" else op
-
-
-def _sizes(given: Mapping[str, Any]) -> str:
-    for names in (("batch", "m", "n", "k"), ("m", "n", "k"), ("rows", "cols"), ("tokens", "hidden"), ("elements",),
-                  ("batch", "in_channels", "height", "width")):  # fmt: skip
-        if all(given.get(name) is not None for name in names):
-            return "x".join(str(given[name]) for name in names)
-    return ""
+        batch, queries, keys = (given.get(name, "…") for name in ("batch", "q_len", "kv_len"))
+        return f"{op} {batch}x{queries}:{keys} {given.get('dtype', 'bf16')}"
+    name = row.measured.name.removeprefix("aten::") if op == "pointwise" else op  # goes by the op that launched it
+    sizes = next((names for names in _SIZES if all(given.get(name) is not None for name in names)), ())
+    words = (name, "x".join(str(given[name]) for name in sizes), str(given.get("dtype", "")))
+    return " ".join(word for word in words if word)
 
 
 def _us(value_us: float) -> str:
@@ -182,15 +161,17 @@ def _us(value_us: float) -> str:
 
 def _advice(rows: Sequence[Row]) -> list[Any]:
     """Each reason once: what it sums up to, where it holds, the largest case, and what to try."""
-    groups: dict[str, list[tuple[int, Row, Reason]]] = {}
+    groups: dict[str, list[tuple[float, int, Reason]]] = {}  # by name: explained in all, place, reason
     for place, row in enumerate(rows, start=1):
         if row.main is not None:
-            groups.setdefault(row.main.name, []).append((place, row, row.main))
+            explained = row.main.explained_us * row.measured.count
+            groups.setdefault(row.main.name, []).append((explained, place, row.main))
+    totals = {name: sum(explained for explained, _, _ in members) for name, members in groups.items()}
     parts: list[Any] = []
-    for name, members in sorted(groups.items(), key=lambda item: -_explained(item[1])):
-        places = " ".join(f"#{place}" for place, _, _ in members)
-        first, _, reason = max(members, key=lambda one: one[2].explained_us * one[1].measured.count)
-        explains = f", explains {_us(_explained(members))}" if _explained(members) else ""
+    for name in sorted(groups, key=lambda name: -totals[name]):
+        places = " ".join(f"#{place}" for _, place, _ in groups[name])
+        _, first, reason = max(groups[name], key=lambda one: one[0])
+        explains = f", explains {_us(totals[name])}" if totals[name] else ""
         grid = Table.grid(padding=(0, 2))
         grid.add_column(no_wrap=True, justify="right", min_width=5)
         grid.add_column()
@@ -200,23 +181,17 @@ def _advice(rows: Sequence[Row]) -> list[Any]:
     return parts
 
 
-def _explained(members: Sequence[tuple[int, Row, Reason]]) -> float:
-    return sum(reason.explained_us * row.measured.count for _, row, reason in members)
-
-
-def _print_unmatched(found: Diagnosis) -> None:
-    rows = found.unmatched
+def _print_unmatched(rows: Sequence[Row]) -> None:
     if not rows:
         return
-    share = sum(row.share for row in rows)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("not matched", "×", "share", "µs"):
-        table.add_column(name, justify="left" if name == "not matched" else "right", no_wrap=True)
-    table.add_column("why, and what its launch says")
+    cells = []
     for row in rows[:UNMATCHED_ROWS]:
         said = "; ".join([row.unmatched, *(f"{reason.name}: {reason.detail}" for reason in row.reasons)])
-        name = f"{row.measured.name} {row.measured.shapes}".strip()
-        table.add_row(cut(name, NAME_CHARS if not said else 40), f"{row.measured.count:,}", percent(row.share),
-                      digits(row.measured.time_us), said)  # fmt: skip
+        name = cut(f"{row.measured.name} {row.measured.shapes}".strip(), NAME_CHARS)
+        cells.append((name, f"{row.measured.count:,}", percent(row.share), digits(row.measured.time_us), said))
+    why = "why, and what its launch says"
+    table = dense_table("not matched", "×", "share", "µs", why, left=("not matched", why), rows=cells)
+    table.columns[-1].no_wrap = False
     more = f", the first {UNMATCHED_ROWS} here" if len(rows) > UNMATCHED_ROWS else ""
-    show(f"{len(rows)} calls with {percent(share)} of the GPU time could not be matched{more}", "", table, "")
+    share = percent(sum(row.share for row in rows))
+    show(f"{len(rows)} calls with {share} of the GPU time could not be matched{more}", "", table, "")

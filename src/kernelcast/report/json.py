@@ -6,18 +6,22 @@ import dataclasses
 import inspect
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from kernelcast.hardware import Gpu
 from kernelcast.kernels import Kernel, kernel_class, parameters_of
 from kernelcast.predict import Conditions, Prediction
-from kernelcast.timeline import Share
 
 
 def to_json(value: Any) -> str:
     """``value`` as strict, indented JSON."""
     return json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def attributes(of: Any, *names: str) -> dict[str, Any]:
+    """Fields that go by the names of attributes."""
+    return {name: getattr(of, name) for name in names}
 
 
 def plain(value: Any) -> Any:
@@ -50,7 +54,7 @@ def calibration_fields(calibration: Any, op: str) -> dict[str, Any] | None:
     if calibration is None:
         return None
     family = calibration.families.get(kernel_class(op).family)
-    told = {name: getattr(family, name) for name in ("rows", "error_before", "error_after")} if family else {"rows": 0}
+    told = attributes(family, "rows", "error_before", "error_after") if family else {"rows": 0}
     return {"gpu": calibration.gpu, "predictor": calibration.predictor, **told}
 
 
@@ -79,20 +83,10 @@ def derived_peaks(chip: Gpu) -> dict[str, Any]:
 
 def gpu_summary(chip: Gpu) -> dict[str, Any]:
     """One line of the catalogue."""
-    return {
-        "id": chip.id,
-        "name": chip.name,
-        "vendor": chip.vendor,
-        "architecture": chip.architecture,
-        "sm_count": chip.sm_count,
-        "dram_bytes": chip.dram_bytes,
-        "dram_bytes_per_s": chip.dram_bytes_per_s,
-        "tensor_flops_per_s": {d: chip.tensor_flops_per_s(d) for d in chip.tensor_flops_per_clk_sm},
-        "link_kind": chip.link_kind,
-        "link_bytes_per_s": chip.link_bytes_per_s,
-        "power_w": chip.power_w,
-        "aliases": chip.aliases,
-    }
+    peaks = derived_peaks(chip)
+    names = ("id", "name", "vendor", "architecture", "sm_count", "dram_bytes", "dram_bytes_per_s", "tensor_flops_per_s",
+             "link_kind", "link_bytes_per_s", "power_w", "aliases")  # fmt: skip
+    return {name: peaks[name] if name in peaks else getattr(chip, name) for name in names}
 
 
 def op_fields(kernel: type[Kernel]) -> dict[str, Any]:
@@ -125,12 +119,3 @@ def doc_text(kernel: type[Kernel]) -> str:
     """An op's docstring as plain text. A dataclass without one has its signature there, which is no help."""
     text = inspect.cleandoc(kernel.__doc__ or "").replace("``", "")
     return kernel.op if not text or text.startswith(f"{kernel.__name__}(") else text
-
-
-def breakdown_fields(found: Iterable[Share]) -> list[dict[str, Any]]:
-    """Where the time goes, by phase and part."""
-    return [
-        {"phase": s.phase, "part": s.part, "time_s": float(s.time_s), "kernels": round(s.kernels),
-         "bound_by": s.bound_by, "support": s.support}
-        for s in found
-    ]  # fmt: skip

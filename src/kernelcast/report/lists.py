@@ -6,13 +6,14 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from kernelcast.hardware import Gpu
 from kernelcast.kernels import Kernel, parameters_of
 from kernelcast.report.json import derived_peaks, first_paragraph
-from kernelcast.report.text import WIDTH, console, cut, plain_table, show
+from kernelcast.report.text import WIDTH, changes_text, console, cut, dense_table, plain_table, show
 from kernelcast.report.units import field_text
 
 _HIDDEN = ("id", "name", "aliases", "sources", "changes")
@@ -22,32 +23,26 @@ _NAME_WIDTH = 19  # what 100 columns leave
 def print_gpus(chips: Iterable[Gpu]) -> None:
     """The catalogue, one line a GPU."""
     numbers = ("SMs", "GiB", "TB/s", "bf16", "fp16", "fp8", "link", "W")
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    named = console().width >= WIDTH  # the id says it too
-    for name in ("id", *(["name"] if named else []), "arch", *numbers):
-        table.add_column(name, justify="right" if name in numbers else "left", no_wrap=True)
+    words = ("id", "name", "arch") if console().width >= WIDTH else ("id", "arch")  # the id says the name too
+    rows: list[tuple[RenderableType, ...]] = []
     for chip in chips:
         peaks = [chip.tensor_flops_per_s(dtype) / 1e12 for dtype in ("bf16", "fp16", "fp8")]
-        table.add_row(
-            Text(chip.id, "bold cyan"),
-            *([_short_name(chip)] if named else []),
-            chip.architecture,
-            str(chip.sm_count),
-            f"{chip.dram_bytes / 2**30:.0f}",
-            f"{chip.dram_bytes_per_s / 1e12:.2f}",
-            *(f"{peak:.0f}" if peak else "—" for peak in peaks),
-            f"{chip.link_bytes_per_s / 1e9:.0f}" if chip.link_bytes_per_s else "—",
-            f"{chip.power_w:.0f}",
+        name = cut(chip.name.removeprefix("NVIDIA ").removeprefix("AMD "), _NAME_WIDTH)
+        rows.append(
+            (
+                Text(chip.id, "bold cyan"),
+                *([name] if "name" in words else []),
+                chip.architecture,
+                str(chip.sm_count),
+                f"{chip.dram_bytes / 2**30:.0f}",
+                f"{chip.dram_bytes_per_s / 1e12:.2f}",
+                *(f"{peak:.0f}" if peak else "—" for peak in peaks),
+                f"{chip.link_bytes_per_s / 1e9:.0f}" if chip.link_bytes_per_s else "—",
+                f"{chip.power_w:.0f}",
+            )
         )
-    show(
-        table,
-        "\nbf16, fp16, fp8: dense tensor peak, TFLOP/s. link: GB/s per direction. More: kernelcast gpu ID",
-    )
-
-
-def _short_name(chip: Gpu) -> str:
-    name = chip.name.removeprefix("NVIDIA ").removeprefix("AMD ")
-    return cut(name, _NAME_WIDTH)
+    show(dense_table(*words, *numbers, left=words, rows=rows, gap=1))
+    show("\nbf16, fp16, fp8: dense tensor peak, TFLOP/s. link: GB/s per direction. More: kernelcast gpu ID")
 
 
 def print_gpu(chip: Gpu) -> None:
@@ -55,9 +50,6 @@ def print_gpu(chip: Gpu) -> None:
     title = Text.assemble((chip.name, "bold"), f" ({chip.id})")
     if chip.aliases:
         title.append(f"\nalso called {', '.join(chip.aliases)}", "dim")
-    if chip.changes:
-        changed = ", ".join(f"{name}={value:g}" for name, value in chip.changes.items())
-        title.append(f"\nwhat if: {changed}", "yellow")
     table = plain_table("field", "value", "source", right=("value", "source"))
     notes: dict[str, int] = {}
     for name, value in _flat_fields(chip):
@@ -70,7 +62,7 @@ def print_gpu(chip: Gpu) -> None:
     sources.add_column(justify="right", no_wrap=True)
     for source, number in notes.items():
         sources.add_row(f" [{number}]", source)
-    show(title, "", table, "", _peaks(chip), "", Text("sources", "bold"), sources)
+    show(title + changes_text(chip), "", table, "", _peaks(chip), "", Text("sources", "bold"), sources)
 
 
 def _flat_fields(chip: Gpu) -> Iterator[tuple[str, Any]]:

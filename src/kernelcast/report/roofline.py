@@ -9,65 +9,43 @@ from kernelcast.advise.diagnose import Diagnosis, Row
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu
 from kernelcast.report.diagnose import label
+from kernelcast.report.picture import picture
 from kernelcast.report.units import percent, rate_text
 
 NAMED = 8  # kernels that are named
 LEAST_FLOPS_PER_BYTE = 0.05  # kernels without arithmetic stand here, at their rate of bytes
 
 
-def write_roofline(found: Diagnosis, path: Path) -> int:
-    """Write the picture; how many calls are on it."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise KernelcastError("--plot needs Matplotlib: pip install 'kernelcast[plots]'") from None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    ranked = enumerate(found.matched, start=1)
-    rows = [(place, row) for place, row in ranked if row.predicted and row.predicted.moved_bytes > 0]
+def write_roofline(found: Diagnosis, path: Path) -> None:
+    rows = [(place, row) for place, row in enumerate(found.matched, start=1) if row.told.moved_bytes > 0]
     if not rows:
         raise KernelcastError("--plot: no kernel could be matched, so that none has a place on a roofline")
-    figure, axes = plt.subplots(figsize=(9.5, 6))
-    try:
+    with picture(path, (9.5, 6)) as (figure, (axes,)):
         _draw_roofs(axes, found.gpu, found.run_dtype, max(point(row)[0] for _, row in rows))
-        _draw_kernels(axes, rows, plt.get_cmap("tab10").colors)  # type: ignore[attr-defined]
+        _draw_kernels(axes, rows)
         axes.set(xscale="log", yscale="log", xlabel="FLOP per byte of its operands", ylabel="FLOP/s")
         share = percent(sum(row.share for _, row in rows))
         axes.set_title(f"{found.gpu.name}: {len(rows)} calls with {share} of the GPU time; area: share of the run")
         axes.grid(True, which="major", alpha=0.25)
         axes.legend(loc="lower right", fontsize=8)
         figure.tight_layout()
-        figure.savefig(path, dpi=110)
-    except ValueError as error:  # an ending that names no format
-        raise KernelcastError(f"--plot {path}: {error}") from None
-    finally:
-        plt.close(figure)
-    return len(rows)
 
 
 def point(row: Row) -> tuple[float, float]:
     """FLOP per byte and FLOP/s of a matched row."""
-    told = row.predicted
-    assert told is not None
+    told = row.told
     intensity = max(LEAST_FLOPS_PER_BYTE, told.flops / told.moved_bytes)
     return intensity, intensity * told.moved_bytes / (row.measured.time_us * 1e-6)
 
 
-def roofs(chip: Gpu, dtype: str) -> tuple[dict[str, float], dict[str, float]]:
-    """FLOP/s that do not depend on bytes, and bytes/s, by what they are of."""
+def _draw_roofs(axes: Any, chip: Gpu, dtype: str, most: float) -> None:
+    """FLOP/s that do not depend on bytes, and bytes/s; ``most`` FLOP per byte have a place."""
     flat = {
         f"tensor cores, {dtype}": chip.tensor_flops_per_s(dtype),
         "vector units, fp32": chip.fma_flops_per_s("fp32"),
     }
-    return {name: rate for name, rate in flat.items() if rate}, {
-        "L2": chip.l2_bytes_per_s,
-        "DRAM": chip.dram_bytes_per_s,
-    }
-
-
-def _draw_roofs(axes: Any, chip: Gpu, dtype: str, most: float) -> None:
-    flat, slopes = roofs(chip, dtype)
+    flat = {name: rate for name, rate in flat.items() if rate}
+    slopes = {"L2": chip.l2_bytes_per_s, "DRAM": chip.dram_bytes_per_s}
     top = max(flat.values())
     right = max(most, top / min(slopes.values())) * 4
     for (name, rate), style in zip(flat.items(), ("-", "--"), strict=False):
@@ -78,26 +56,19 @@ def _draw_roofs(axes: Any, chip: Gpu, dtype: str, most: float) -> None:
                   linewidth=1.2, label=f"{name} {rate_text(rate, 'B/s')}")  # fmt: skip
 
 
-def _draw_kernels(axes: Any, rows: list[tuple[int, Row]], colours: Any) -> None:
+def _draw_kernels(axes: Any, rows: list[tuple[int, Row]]) -> None:
     """A colour a reason, an area by the share of the run; the largest with their place in the ranking."""
     groups: dict[str, list[Row]] = {}
     for _, row in rows:
         groups.setdefault(row.main.name if row.main else "near its best", []).append(row)
     for at, (name, mine) in enumerate(groups.items()):
-        places = [point(row) for row in mine]
-        colour = colours[at % len(colours)]
-        axes.scatter([x for x, _ in places], [y for _, y in places], s=[_area(row.share) for row in mine], color=colour,
-                     alpha=0.7, edgecolors="white", linewidths=0.5, zorder=3)  # fmt: skip
+        colour, areas = f"C{at}", [12 + 1200 * row.share for row in mine]  # square points
+        axes.scatter(*zip(*map(point, mine), strict=True), s=areas, color=colour, alpha=0.7, edgecolors="white",
+                     linewidths=0.5, zorder=3)  # fmt: skip
         axes.scatter([], [], s=40, color=colour, label=name)  # the legend's
     largest = sorted(rows, key=lambda one: -one[1].share)[:NAMED]
     for place, row in largest:
         axes.annotate(f"#{place}", point(row), ha="center", va="center", fontsize=7, zorder=4)
-    told = "\n".join(
-        f"#{place}  {label(row)}, {percent(row.share)}" for place, row in sorted(largest, key=lambda one: one[0])
-    )
+    largest.sort(key=lambda one: one[0])
+    told = "\n".join(f"#{place}  {label(row)}, {percent(row.share)}" for place, row in largest)
     axes.text(0.015, 0.985, told, transform=axes.transAxes, va="top", fontsize=8)
-
-
-def _area(share: float) -> float:
-    """Square points."""
-    return 12 + 1200 * share

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.text import Text
-
 from kernelcast.networks.traced import PHASES
-from kernelcast.report.json import breakdown_fields
-from kernelcast.report.text import plain_table, show
+from kernelcast.report.json import attributes
+from kernelcast.report.run import breakdown_fields, interval_text
+from kernelcast.report.text import plain_table, show, title
 from kernelcast.report.units import binary_bytes_text, digits, percent, time_text
 from kernelcast.timeline import Memory
 from kernelcast.training.scaled import PARTS, ScaledStep
@@ -24,13 +23,9 @@ def fields(found: ScaledStep) -> dict[str, Any]:
         "model": found.trace.name,
         "gpu": found.gpu.label,
         "gpus": layout.gpus,
-        "plan": {
-            "dp": layout.dp, "tp": layout.tp, "pp": layout.pp, "ep": layout.ep, "zero": layout.zero,
-            "sequence_parallel": layout.sequence_parallel, "micro_batches": layout.micro_batches,
-            "schedule": layout.schedule if layout.pp > 1 else None, "virtual_stages": layout.virtual_stages,
-            "bucket_bytes": layout.bucket_bytes, "overlap": layout.overlap, "gpus_per_node": layout.gpus_per_node,
-            "between_nodes": layout.between_nodes,
-        },
+        "plan": attributes(layout, "dp", "tp", "pp", "ep", "zero", "sequence_parallel", "micro_batches")
+        | {"schedule": layout.schedule if layout.pp > 1 else None}
+        | attributes(layout, "virtual_stages", "bucket_bytes", "overlap", "gpus_per_node", "between_nodes"),
         "time_s": found.time_s,
         "time_s_low": float(found.low_s),
         "time_s_high": float(found.high_s),
@@ -38,13 +33,8 @@ def fields(found: ScaledStep) -> dict[str, Any]:
         "kernel_time_s": parts["kernels"] + parts["optimizer"],
         **{f"{phase}_s": _kernel_s(found, phase) for phase in PHASES},  # of kernels, a GPU
         "launch_bound": bool(parts["host"] > LAUNCH_BOUND * found.time_s),
-        "tokens": found.tokens,
-        "samples": found.samples,
-        "tokens_per_s": found.tokens_per_s,
-        "tokens_per_s_per_gpu": found.tokens_per_s_per_gpu,
-        "samples_per_s": found.samples_per_s,
-        "mfu": found.mfu,
-        "flops": found.flops,
+        **attributes(found, "tokens", "samples", "tokens_per_s", "tokens_per_s_per_gpu", "samples_per_s"),
+        **attributes(found, "mfu", "flops"),
         "exposed_communication_s": found.exposed_s,
         "overlapped_communication_s": found.overlapped_s,
         "bubble_share": found.bubble_share,
@@ -77,18 +67,13 @@ def memory_fields(memory: Memory) -> dict[str, Any]:
 
 def answer_rows(found: ScaledStep) -> list[Row]:
     """What was asked: name, value, note."""
-    layout = found.layout
-    memory = found.memory
-    misses = f"misses by {binary_bytes_text(memory.missing_bytes)}"
-    room = "fits" if found.fits else misses
-    rows: list[Row] = [
-        ("step", time_text(found.time_s), f"{time_text(found.low_s)} to {time_text(found.high_s)}"),
-        ("samples/s", digits(found.samples_per_s), f"{found.samples:,} a step"),
-    ]
-    if found.tokens:
-        rows.append(("tokens/s", digits(found.tokens_per_s), f"{digits(found.tokens_per_s_per_gpu)} a GPU"))
+    layout, memory = found.layout, found.memory
+    room = "fits" if found.fits else f"misses by {binary_bytes_text(memory.missing_bytes)}"
+    tokens = ("tokens/s", digits(found.tokens_per_s), f"{digits(found.tokens_per_s_per_gpu)} a GPU")
     return [
-        *rows,
+        ("step", time_text(found.time_s), interval_text(found.low_s, found.high_s)),
+        ("samples/s", digits(found.samples_per_s), f"{found.samples:,} a step"),
+        *([tokens] if found.tokens else []),
         ("MFU", percent(found.mfu), f"{layout.gpus} GPUs: {layout.told}"),
         ("memory a GPU", binary_bytes_text(memory.used_bytes), f"{room} in {binary_bytes_text(memory.gpu_bytes)}"),
     ]
@@ -97,20 +82,13 @@ def answer_rows(found: ScaledStep) -> list[Row]:
 def print_scaled(found: ScaledStep) -> None:
     """The answer first, then where the time goes, then memory, then what it rests on."""
     layout, trace = found.layout, found.trace
-    show(Text.assemble((trace.name, "bold cyan"), "  training", ("  on  ", "dim"),
-                       (f"{layout.gpus} x {found.gpu.name}", "bold"), f"  {layout.told}"))  # fmt: skip
+    show(title(trace.name, "  training", f"{layout.gpus} x {found.gpu.name}", f"  {layout.told}"))
     size = f"{found.tokens:,} tokens" if found.tokens else f"{found.samples:,} samples"
     show(f"{size} a step in {layout.micro_batches} x {layout.dp} passes, {digits(trace.parameters)} parameters", "")
-    answer = plain_table("", "", "", right=("",))
-    for row in answer_rows(found):
-        answer.add_row(*row)
-    parts = plain_table("part", "time", "share", "", right=("time", "share"))
-    for row in part_rows(found):
-        parts.add_row(*row)
+    answer = plain_table("", "", "", right=("",), rows=answer_rows(found))
+    parts = plain_table("part", "time", "share", "", right=("time", "share"), rows=part_rows(found))
     heads = ("layers", "in flight", "parameters", "gradients", "optimizer", "activations", "memory")
-    memory = plain_table("stage", *heads, right=heads)
-    for row in memory_rows(found):
-        memory.add_row(*row)
+    memory = plain_table("stage", *heads, right=heads, rows=memory_rows(found))
     show(answer, "", parts, "", memory, "", f"weights    {found.predictor}")
 
 

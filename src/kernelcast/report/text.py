@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from kernelcast._version import __version__
+from kernelcast.calls.cells import plain
 from kernelcast.hardware import Gpu
 from kernelcast.kernels import REGISTRY, parameters_of
 from kernelcast.predict import Conditions, Phase, Prediction
@@ -49,28 +48,52 @@ def show(*parts: RenderableType) -> None:
         print(line.rstrip())
 
 
-def plain_table(*columns: str, right: Sequence[str] = ()) -> Table:
+def plain_table(*columns: str, right: Sequence[str] = (), rows: Iterable[Sequence[RenderableType]] = ()) -> Table:
+    """A line under the names of the columns; those in ``right`` hold numbers."""
     table = Table(box=SIMPLE_HEAD, pad_edge=True, padding=(0, 1), header_style="bold", show_edge=False)
     for name in columns:
         table.add_column(name, justify="right" if name in right else "left", no_wrap=name in right)
+    for row in rows:
+        table.add_row(*row)
     return table
+
+
+def dense_table(*columns: str, left: Sequence[str], rows: Iterable[Sequence[RenderableType]], gap: int = 2) -> Table:
+    """One line a row, no lines between; columns but those in ``left`` hold numbers."""
+    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
+    for name in columns:
+        table.add_column(name, justify="left" if name in left else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def title(name: str, how: str, place: str, more: str = "") -> Text:
+    """The first line of an answer: what it is of, and on which GPU."""
+    return Text.assemble((name, "bold cyan"), how, ("  on  ", "dim"), (place, "bold"), more)
+
+
+def changes_text(chip: Gpu) -> Text:
+    """What a GPU of the catalogue was changed in, as a line of its own; nothing where it was not."""
+    changed = ", ".join(f"{name}={value:g}" for name, value in chip.changes.items())
+    return Text(f"\nwhat if: {changed}" if changed else "", "yellow")
+
+
+def support_text(level: str, predictor: str) -> str:
+    """The last line of an answer: what it rests on."""
+    return f"support    {level} ({SUPPORT[level]}), {predictor}"
+
+
+def cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def print_prediction(found: Prediction, chip: Gpu, conditions: Conditions) -> None:
     """One call: the answer first, then what limits it, how its tasks fall, and what the answer rests on."""
-    sections = (_title(found, chip), _answer(found, conditions), _pipelines(found), _phases(found.phases))
-    for section in sections:
-        show(section, "")
-    show(_rests_on(found, chip, conditions))
-
-
-def _title(found: Prediction, chip: Gpu) -> Text:
     given = "  ".join(f"{name}={value_text(value)}" for name, value in found.parameters.items())
-    line = Text.assemble((found.op, "bold cyan"), f"  {given}", ("  on  ", "dim"), (chip.name, "bold"), f" ({chip.id})")
-    if chip.changes:
-        changed = ", ".join(f"{name}={value:g}" for name, value in chip.changes.items())
-        line.append(f"\nwhat if: {changed}", "yellow")
-    return line
+    show(title(found.op, f"  {given}", chip.name, f" ({chip.id})") + changes_text(chip), "")
+    show(_answer(found, conditions), "", _pipelines(found), "", _phases(found.phases), "")
+    show(_rests_on(found, chip, conditions))
 
 
 def _answer(found: Prediction, conditions: Conditions) -> Table:
@@ -92,14 +115,8 @@ def _answer(found: Prediction, conditions: Conditions) -> Table:
 
 
 def _pipelines(found: Prediction) -> Table:
-    table = plain_table(
-        "pipeline",
-        "limit µs",
-        "busiest SM µs",
-        "of bound",
-        "",
-        right=("limit µs", "busiest SM µs", "of bound"),
-    )
+    numbers = ("limit µs", "busiest SM µs", "of bound")
+    table = plain_table("pipeline", *numbers, "", right=numbers)
     busiest = busiest_limits(found.phases)
     for name, limit_s in sorted(found.limits.items(), key=lambda item: -item[1]):
         share = limit_s / found.bound_s if found.bound_s else 0.0
@@ -121,22 +138,18 @@ def busiest_limits(phases: Sequence[Phase]) -> dict[str, float]:
 def _phases(phases: Sequence[Phase]) -> Table:
     """How the tasks of each kernel fall onto the SMs: a line a kernel, or a column where that is too wide."""
     rows = [_phase_cells(index, phase) for index, phase in enumerate(phases, start=1)]
-    names = [
-        name for name in (rows[0] if rows else ()) if name != "launches" or any(phase.launches != 1 for phase in phases)
-    ]
-    words = (" #", "tile", "by")
+    again = any(phase.launches != 1 for phase in phases)
+    names = [name for name in (rows[0] if rows else ()) if name != "launches" or again]
     if console().width < WIDTH:
         heads = [row[" #"] for row in rows]
-        table = plain_table("kernel", *heads, right=heads)
+        lines = ((name, *(row[name] for row in rows)) for name in names[1:])
+        table = plain_table("kernel", *heads, right=heads, rows=lines)
         for column in table.columns[1:]:
             column.no_wrap = False
-        for name in names[1:]:
-            table.add_row(name, *(row[name] for row in rows))
         return table
-    table = plain_table(*names, right=[name for name in names if name not in words])
-    table.padding, table.pad_edge = (0, 1, 0, 0), True
-    for row in rows:
-        table.add_row(*(row[name] for name in names))
+    numbers = [name for name in names if name not in (" #", "tile", "by")]
+    table = plain_table(*names, right=numbers, rows=([row[name] for name in names] for row in rows))
+    table.padding = (0, 1, 0, 0)
     return table
 
 
@@ -175,10 +188,7 @@ def _rests_on(found: Prediction, chip: Gpu, conditions: Conditions) -> Table:
     grid.add_column(style="bold")
     grid.add_column()
     cache = cache_word(conditions)
-    grid.add_row(
-        "  support",
-        f"{found.support} ({SUPPORT[found.support]})" if found.support in SUPPORT else found.support,
-    )
+    grid.add_row("  support", f"{found.support} ({SUPPORT[found.support]})")
     grid.add_row("  predictor", f"{found.predictor}, kernelcast {__version__}")
     told = calibration_fields(conditions.calibration, found.op)
     if told is not None:
@@ -194,29 +204,18 @@ def _rests_on(found: Prediction, chip: Gpu, conditions: Conditions) -> Table:
 
 def print_calls(columns: Mapping[str, Any], results: Mapping[str, Any], most: int) -> None:
     """The first rows of a table of calls with their results, one line a row."""
-    times = ("predicted", "low", "high", "ceiling", "bound")
     count = len(columns["op"])
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("row", justify="right", no_wrap=True)
-    table.add_column("call", no_wrap=True)
-    for name in times:
-        table.add_column("time µs" if name == "predicted" else name, justify="right", no_wrap=True)
-    table.add_column("by", no_wrap=True)
+    rows = []
     for index in range(min(count, most)):
-        values = [results[f"{name}_us"][index] for name in times]
-        table.add_row(
-            str(index + 1),
-            cut(call_text(columns, index), CALL_WIDTH),
-            *("—" if is_empty(value) else digits(value) for value in values),
-            results["bound_by"][index] or "—",
-        )
+        times = [plain(results[f"{name}_us"][index]) for name in ("predicted", "low", "high", "ceiling", "bound")]
+        told = ["—" if time_us is None else digits(time_us) for time_us in times]
+        call = cut(call_text(columns, index), CALL_WIDTH)
+        rows.append((str(index + 1), call, *told, results["bound_by"][index] or "—"))
+    heads = ("row", "call", "time µs", "low", "high", "ceiling", "bound", "by")
     supports = Counter(word or "none" for word in results["support"])
     note = "support: " + ", ".join(f"{number:,} {word}" for word, number in supports.most_common())
-    show(table, "", f"the first {most} of {count:,} rows; -o FILE writes all. {note}" if count > most else note)
-
-
-def cut(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 1] + "…"
+    show(dense_table(*heads, left=("call", "by"), rows=rows), "")
+    show(f"the first {most} of {count:,} rows; -o FILE writes all. {note}" if count > most else note)
 
 
 def call_text(columns: Mapping[str, Any], index: int) -> str:
@@ -224,21 +223,7 @@ def call_text(columns: Mapping[str, Any], index: int) -> str:
     op = str(columns["op"][index])
     words = [op]
     for name in parameters_of(REGISTRY[op]) if op in REGISTRY else ():
-        value = columns[name][index] if name in columns else None
-        if not is_empty(value):
-            text = value_text(_scalar(value))
-            words.append(text if name in ("dtype", "stack") else f"{name}={text}")
+        value = plain(columns[name][index]) if name in columns else None
+        if value is not None:
+            words.append(value_text(value) if name in ("dtype", "stack") else f"{name}={value_text(value)}")
     return " ".join(words)
-
-
-def _scalar(value: Any) -> Any:
-    """A cell as a plain value; a whole number in a float column as a whole number."""
-    value = value.tolist() if hasattr(value, "tolist") else value
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def is_empty(value: Any) -> bool:
-    """None, NaN, blank text or a masked cell."""
-    if isinstance(value, str):
-        return not value.strip()
-    return value is None or value is np.ma.masked or (isinstance(value, float) and math.isnan(value))

@@ -9,9 +9,11 @@ from typing import Any
 from kernelcast.advise.configs import GemmProblem
 from kernelcast.advise.tune import Tuned
 from kernelcast.hardware import Gpu
+from kernelcast.report.json import attributes
 from kernelcast.report.text import plain_table, show
 from kernelcast.report.units import time_text
 
+_TOLD = ("predicted_s", "measured_s", "ceiling_s", "support", "configs_measured", "configs_in_space")
 PREDICTED = "No GPU measured these: they are the predicted best. Run it on {} to measure the most promising."
 
 
@@ -23,12 +25,7 @@ def fields(found: Sequence[Tuned], chip: Gpu) -> list[dict[str, Any]]:
             **asdict(one.problem),
             "config": one.config.named,
             "measured": one.measured,
-            "predicted_s": one.predicted_s,
-            "measured_s": one.measured_s,
-            "ceiling_s": one.ceiling_s,
-            "support": one.support,
-            "configs_measured": one.configs_measured,
-            "configs_in_space": one.configs_in_space,
+            **attributes(one, *_TOLD),
             "defaults": {stack: config.named for stack, config in one.defaults.items()},
             "speedup": {stack: one.speedup(stack) for stack in one.defaults},
         }
@@ -41,16 +38,15 @@ def print_tuned(found: Sequence[Tuned], chip: Gpu, note: str = "") -> None:
     stacks = list(found[0].defaults)
     numbers = ("predicted", "measured", *(f"over {stack}" for stack in stacks))
     rows = "m x n x k" if isinstance(found[0].problem, GemmProblem) else "tokens"
-    table = plain_table(rows, "config", *numbers, "support", right=(rows, *numbers))
+    lines = []
     for one in found:
         problem = one.problem
         size = f"{problem.m} x {problem.n} x {problem.k}" if isinstance(problem, GemmProblem) else str(problem.tokens)
         measured = time_text(one.measured_s) if one.measured_s is not None else "—"
         gains = [f"{one.speedup(stack):.2f}×" for stack in stacks]
-        table.add_row(size, str(one.config), time_text(one.predicted_s), measured, *gains, one.support)
-    told = [
-        f"config: block_m x block_n x block_k, g group_m, w warps, s stages; of {found[0].configs_in_space:,} that fit"
-    ]
+        lines.append((size, str(one.config), time_text(one.predicted_s), measured, *gains, one.support))
+    show(plain_table(rows, "config", *numbers, "support", right=(rows, *numbers), rows=lines), "")
+    fitting = f"{found[0].configs_in_space:,} that fit"
+    show(f"config: block_m x block_n x block_k, g group_m, w warps, s stages; of {fitting}")
     if not found[0].measured:
-        told.append(note or PREDICTED.format(chip.name))
-    show(table, "", *told)
+        show(note or PREDICTED.format(chip.name))

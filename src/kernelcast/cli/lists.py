@@ -1,4 +1,4 @@
-"""``kernelcast gpus`` and ``kernelcast gpu ID``: the catalogue."""
+"""``kernelcast gpus``, ``kernelcast gpu ID`` and ``kernelcast ops``: what can be asked about."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer
 from kernelcast.cli.commands import Command, with_examples
 from kernelcast.cli.options import Changes, Json, chosen_gpu
 from kernelcast.hardware import Gpu, gpu, gpu_ids
+from kernelcast.kernels import REGISTRY
 from kernelcast.report import json as as_json
 
 
@@ -17,6 +18,7 @@ def register(app: typer.Typer) -> None:
     app.command("gpus", cls=with_examples(Command, "kernelcast gpus --json"))(list_gpus)
     examples = ("kernelcast gpu h200_sxm", "kernelcast gpu h200_sxm --set dram_bytes_per_s=7e12")
     app.command("gpu", cls=with_examples(Command, *examples))(show_gpu)
+    app.command("ops", cls=with_examples(Command, "kernelcast ops --json"))(list_ops)
 
 
 def list_gpus(json: Json = False) -> None:
@@ -43,6 +45,17 @@ def show_gpu(
     from kernelcast.report.lists import print_gpu
 
     print_gpu(chip)
+
+
+def list_ops(json: Json = False) -> None:
+    """List the ops and their parameters."""
+    kernels = [REGISTRY[op] for op in sorted(REGISTRY)]
+    if json:
+        print(as_json.to_json([as_json.op_fields(kernel) for kernel in kernels]))
+        return
+    from kernelcast.report.lists import print_ops
+
+    print_ops(kernels)
 
 
 def _age(chip: Gpu) -> tuple[str, float, str]:

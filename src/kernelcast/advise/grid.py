@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from kernelcast.machine.schedule import ctas_per_sm
 
 
 @dataclass(frozen=True)
-class Launch:
+class Grid:
     """What the measured side says of the main kernel of a call; 0 and None where it says nothing."""
 
     ctas: int = 0
@@ -48,12 +48,19 @@ class Launch:
         return part if part > 0 else 1.0
 
 
-def launch_of(kernel: MeasuredKernel, parameters: Mapping[str, Any], chip: Gpu) -> Launch:
+def grid_of(kernel: MeasuredKernel, parameters: Mapping[str, Any], chip: Gpu) -> Grid:
     """``parameters``: of the kernel call, {} where it is not known."""
     said = read_name(kernel.name)
+    named = Grid(tile_m=said.tile_m, tile_n=said.tile_n, dtype=said.dtype, align_elements=said.align_elements)
     if not kernel.grid:
-        return Launch(dtype=said.dtype, align_elements=said.align_elements, tile_m=said.tile_m, tile_n=said.tile_n)
-    resident = _resident(kernel, chip)
+        return named
+    work = Work(
+        tasks=np.ones(1),
+        threads=float(max(1, kernel.threads)),
+        registers_per_thread=float(kernel.registers or 32),
+        smem_bytes_per_cta=float(kernel.smem_bytes),
+    )
+    resident = int(np.max(ctas_per_sm(work, chip)))
     warps = math.ceil(kernel.threads / chip.warp_threads)
     split = _split(said, kernel, parameters)
     tasks, slots = kernel.ctas, chip.sm_count * resident
@@ -64,32 +71,16 @@ def launch_of(kernel: MeasuredKernel, parameters: Mapping[str, Any], chip: Gpu) 
         padding = 1 - m * n / (rows * said.tile_m * columns * said.tile_n)
         if not (said.persistent and said.split_k):  # then the grid alone tells how the tiles are cut
             tasks = int(parameters.get("batch", 1)) * rows * columns * split
-    if said.persistent:
-        slots = min(kernel.ctas, slots)
-    return Launch(
+    return replace(
+        named,
         ctas=kernel.ctas,
         tasks=tasks,
-        slots=slots,
+        slots=min(kernel.ctas, slots) if said.persistent else slots,
         ctas_per_sm=resident,
         occupancy=min(1.0, resident * warps * chip.warp_threads / chip.max_threads_per_sm),
-        tile_m=said.tile_m,
-        tile_n=said.tile_n,
         split_k=split,
         padding=padding,
-        dtype=said.dtype,
-        align_elements=said.align_elements,
     )
-
-
-def _resident(kernel: MeasuredKernel, chip: Gpu) -> int:
-    """CTAs that one SM holds, by CUDA's occupancy rules."""
-    work = Work(
-        tasks=np.ones(1),
-        threads=float(max(1, kernel.threads)),
-        registers_per_thread=float(kernel.registers or 32),
-        smem_bytes_per_cta=float(kernel.smem_bytes),
-    )
-    return int(np.max(ctas_per_sm(work, chip)))
 
 
 def _split(said: KernelName, kernel: MeasuredKernel, parameters: Mapping[str, Any]) -> int:
