@@ -9,9 +9,9 @@ from small_traces import experts, mlp
 
 import kernelcast as kc
 from kernelcast.networks.traced import Op, Tensor, Trace
-from kernelcast.training.cut import cut_tensors, is_collective
+from kernelcast.training.cut import cut_tensors
 from kernelcast.training.experts import deal_experts
-from kernelcast.training.places import Place, carried, in_view, shrunk
+from kernelcast.training.places import Place, carried, in_view, is_collective, shrunk
 from kernelcast.training.roles import Roles
 
 T, H, F = 512, 1024, 4096

@@ -118,17 +118,17 @@ class Group:
             return
         inside = max(1, self.gpus_per_node // self.stride)
         if one_domain(gpu) or self.world <= inside:
-            yield _launch(op, size_bytes, self.world, dtype, None)
+            yield collective_launch(op, size_bytes, self.world, dtype, None)
             return
         if inside == 1 or self.world % inside or op == "all_to_all":
-            yield _launch(op, size_bytes, self.world, dtype, self.between_nodes)
+            yield collective_launch(op, size_bytes, self.world, dtype, self.between_nodes)
             return
         nodes, part = self.world // inside, size_bytes / inside
         if op in ("all_reduce", "reduce_scatter"):
-            yield _launch("reduce_scatter", size_bytes, inside, dtype, None)
-        yield _launch(op, part, nodes, dtype, self.between_nodes)
+            yield collective_launch("reduce_scatter", size_bytes, inside, dtype, None)
+        yield collective_launch(op, part, nodes, dtype, self.between_nodes)
         if op in ("all_reduce", "all_gather"):
-            yield _launch("all_gather", size_bytes, inside, dtype, None)
+            yield collective_launch("all_gather", size_bytes, inside, dtype, None)
 
     def sent_bytes(self, op: str, size_bytes: float) -> float:
         """What each rank sends in a ring: the measure that papers compare."""
@@ -136,11 +136,8 @@ class Group:
         return times * size_bytes * (self.world - 1) / self.world
 
 
-def send_launch(size_bytes: float, dtype: str, fabric: str | None) -> Launch:
-    return _launch("send_recv", size_bytes, 2, dtype, fabric)
-
-
-def _launch(op: str, size_bytes: float, world: int, dtype: str, fabric: str | None) -> Launch:
+def collective_launch(op: str, size_bytes: float, world: int, dtype: str, fabric: str | None) -> Launch:
+    """``fabric``: None is the GPU's own link."""
     words = {
         "bytes": max(1, round(size_bytes)), "world": world, "stack": "nccl", "fabric": fabric,
         "dtype": dtype if dtype in ("fp32", "bf16", "fp16") else "fp32",

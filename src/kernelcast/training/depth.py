@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from kernelcast.errors import KernelcastError
-from kernelcast.networks.traced import Op, Tensor, Trace
-from kernelcast.training.places import with_tensors
+from kernelcast.networks.traced import Gradient, Op, Tensor, Trace
+from kernelcast.training.places import is_list, together, with_tensors
 
 # layers.3, h.3, encoder.layer.3, blocks.3: the first number in a module's path that follows such a word
 _LAYER = re.compile(r"^(?:.*?\.)?(?:layers?|h|blocks?|block_list)\.\d+(?=\.|$)")
@@ -32,21 +31,21 @@ class Depth:
     def _units(self, names: list[str]) -> list[int]:
         """An op outside all layers goes with those around it: the first of a pass, or the op before it."""
         number = {name: at + 1 for at, name in enumerate(self.names)}
-        last = {name: at for at, name in enumerate(names) if name in number and self.trace.ops[at].phase == "forward"}
-        behind = max(last.values(), default=-1)
-        first = min((at for at, name in enumerate(names) if self._backward(at) and name in number), default=len(names))
-        ended = max((at for at, name in enumerate(names) if self._backward(at) and name in number), default=-1)
+        phases = [op.phase for op in self.trace.ops]
+        inside = {
+            phase: [at for at, name in enumerate(names) if phases[at] == phase and name in number]
+            for phase in ("forward", "backward")
+        }
+        behind = max(inside["forward"], default=-1)
+        first, ended = min(inside["backward"], default=len(names)), max(inside["backward"], default=-1)
         units, now = [], 0
         for at, name in enumerate(names):
-            if not self._backward(at):
+            if phases[at] != "backward":
                 now = number.get(name, self.layers + 1 if at > behind else now)
             else:
                 now = number.get(name, self.layers + 1 if at < first else 0 if at > ended else now)
             units.append(now)
         return units
-
-    def _backward(self, at: int) -> bool:
-        return self.trace.ops[at].phase == "backward"
 
     def _owners(self) -> dict[int, int]:
         """The unit of every parameter (where the forward pass reads it first) and of every gradient's memory."""
@@ -61,14 +60,11 @@ class Depth:
                 owner.setdefault(out.storage, unit)
         return owner
 
-    def gradient_units(self) -> list[int]:
-        """The unit of each gradient: where its memory was first written."""
-        found = []
-        for g in self.trace.gradients:
-            outputs = self.trace.ops[g.ready].outputs
-            same = next((out for out in outputs if out.elements == g.elements), outputs[0] if outputs else None)
-            found.append(self.owner.get(same.storage, self.unit[g.ready]) if same is not None else self.unit[g.ready])
-        return found
+    def gradient_unit(self, gradient: Gradient) -> int:
+        """Where its memory was first written."""
+        unit = self.unit[gradient.ready]
+        outputs = sorted(self.trace.ops[gradient.ready].outputs, key=lambda out: out.elements != gradient.elements)
+        return self.owner.get(outputs[0].storage, unit) if outputs else unit
 
     def tied_bytes(self) -> float:
         """Tables of tokens that the head reads as well: a pipeline keeps them on its first and its last stage."""
@@ -146,18 +142,16 @@ def sent_bytes(depth: Depth, part_of: Sequence[int], part: int) -> tuple[float, 
     return float(sum(x.bytes for x in sent.values())), dtype
 
 
-def optimizer_ops(
-    depth: Depth, keep: Callable[[int], bool] | None, shards: Callable[[Tensor], int]
-) -> Iterator[tuple[int, Op]]:
-    """The optimizer's ops with their place, on the parameters of the units that ``keep`` takes, of each the part that
-    one of its ``shards`` ranks has."""
+def optimizer_ops(depth: Depth, units: Container[int], shards: Callable[[Tensor], int]) -> Iterator[tuple[int, Op]]:
+    """The optimizer's ops with their place, on the parameters of these units, of each the part that one of its
+    ``shards`` ranks has."""
     owner = dict(depth.owner)
 
     def mine(group: Sequence[Tensor]) -> bool:
         unit = next((owner[x.storage] for x in group if x.storage in owner), 0)
         for x in group:
             owner.setdefault(x.storage, unit)
-        return keep is None or keep(unit)
+        return unit in units
 
     def part(x: Tensor) -> Tensor:
         ways = shards(x)
@@ -166,20 +160,12 @@ def optimizer_ops(
     for at, op in enumerate(depth.trace.ops):
         if op.phase != "optimizer":
             continue
-        lists = [one for one in op.arguments if _is_list(one)]
-        if not lists:
-            if mine([x for x in op.inputs if x.shape]):
-                yield at, with_tensors(op, part, tuple(part(x) for x in op.outputs))
-            continue
-        chosen = [i for i in range(len(lists[0])) if mine([one[i] for one in lists if i < len(one)])]
+        groups = together(op)
+        chosen = [i for i, group in enumerate(groups) if mine(group)]
         if not chosen:
             continue
         arguments = tuple(
-            tuple(one[i] for i in chosen if i < len(one)) if _is_list(one) else one for one in op.arguments
+            tuple(one[i] for i in chosen if i < len(one)) if is_list(one) else one for one in op.arguments
         )
-        outputs = tuple(op.outputs[i] for i in chosen) if len(op.outputs) == len(lists[0]) else op.outputs
+        outputs = [op.outputs[i] for i in chosen] if len(op.outputs) == len(groups) else op.outputs
         yield at, with_tensors(replace(op, arguments=arguments), part, tuple(part(x) for x in outputs))
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, (tuple, list)) and len(value) > 0 and all(isinstance(x, Tensor) for x in value)

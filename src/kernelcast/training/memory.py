@@ -1,21 +1,17 @@
-"""Memory of one rank of a training job: what each stage holds, and whether it fits."""
+"""Memory of a traced step: what it holds at its peak, whether that fits, and when each tensor lives."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.work import Array
-from kernelcast.networks.traced import Trace
+from kernelcast.networks.traced import Tensor, Trace
 from kernelcast.timeline import Memory
-
-Places = NDArray[np.int64]
-
 
 # Context, cuBLAS and cuDNN workspaces of one process; what the caching allocator cannot use adds a twentieth.
 FRAMEWORK_BYTES = 1.2e9
@@ -49,54 +45,35 @@ def check_fits(trace: Trace, gpu: Gpu) -> None:
 
 
 @dataclass(frozen=True)
-class Lives:
-    """Activations by what uses them last: they live from the op that makes them to that one."""
+class Life:
+    """Memory from the op that makes it to the one that uses it last. ``unit``: of the op that makes it."""
 
-    made: Places  # of the op that makes each
-    last: Places
-    bytes: Array
-    unit: Places
-    ops: int
-    forward_end: int
-
-    @classmethod
-    def of(cls, trace: Trace, units: Sequence[int]) -> Lives:
-        kept = {
-            out.storage for g in trace.gradients for out in trace.ops[g.ready].outputs if out.elements == g.elements
-        }
-        made: dict[int, int] = {}
-        last: dict[int, int] = {}
-        sizes: dict[int, int] = {}
-        for at, op in enumerate(trace.ops):
-            if op.phase == "optimizer":
-                break
-            given = {x.storage for x in op.inputs}
-            for x in op.outputs:
-                if x.storage not in made and x.storage not in given and x.storage not in kept:
-                    made[x.storage], sizes[x.storage] = at, x.bytes
-            for x in (*op.inputs, *op.outputs):
-                if x.storage in made:
-                    last[x.storage] = at
-        keys = list(made)
-        forward = max((at for at, op in enumerate(trace.ops) if op.phase == "forward"), default=-1)
-        return cls(
-            np.array([made[k] for k in keys], dtype=np.int64), np.array([last[k] for k in keys], dtype=np.int64),
-            np.array([float(sizes[k]) for k in keys]), np.array([units[made[k]] for k in keys], dtype=np.int64),
-            len(trace.ops), forward,
-        )  # fmt: skip
-
-    def alive(self, mine: Callable[[Places], NDArray[np.bool_]] | None = None) -> Array:
-        """Bytes alive during each op, of the units that ``mine`` takes."""
-        chosen = np.ones(len(self.made), dtype=bool) if mine is None else mine(self.unit)
-        change = np.zeros(self.ops + 1)
-        np.add.at(change, self.made[chosen], self.bytes[chosen])
-        np.add.at(change, self.last[chosen] + 1, -self.bytes[chosen])
-        return np.cumsum(change)[:-1]
+    made: int
+    last: int
+    bytes: float
+    unit: int
 
 
-def gradients_alive(trace: Trace, sizes: Sequence[float], wanted: Sequence[bool]) -> Array:
-    """Bytes of gradients there are during each op of a first micro-batch."""
-    change = np.zeros(len(trace.ops))
-    for g, size, mine in zip(trace.gradients, sizes, wanted, strict=True):
-        change[g.ready] += size if mine else 0.0
-    return np.cumsum(change)
+def activations(trace: Trace, units: Sequence[int]) -> list[Life]:
+    """What forward and backward pass make, gradients of parameters apart. ``units``: of each op."""
+    kept = {out.storage for g in trace.gradients for out in trace.ops[g.ready].outputs if out.elements == g.elements}
+    made: dict[int, tuple[int, Tensor]] = {}
+    last: dict[int, int] = {}
+    for at, op in enumerate(trace.ops):
+        if op.phase == "optimizer":
+            break
+        known = kept.union(x.storage for x in op.inputs)
+        for x in op.outputs:
+            if x.storage not in known:
+                made.setdefault(x.storage, (at, x))
+        last |= {x.storage: at for x in (*op.inputs, *op.outputs)}
+    return [Life(at, last[storage], x.bytes, units[at]) for storage, (at, x) in made.items()]
+
+
+def alive_bytes(lives: Iterable[Life], ops: int) -> Array:
+    """During each op."""
+    change = np.zeros(ops + 1)
+    for life in lives:
+        change[life.made] += life.bytes
+        change[life.last + 1] -= life.bytes
+    return np.cumsum(change)[:-1]

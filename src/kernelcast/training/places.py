@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Literal
 
-from kernelcast.networks.traced import Op, Tensor
+from kernelcast.networks.traced import Gradient, Op, Tensor, Trace
 
 # model: by heads, width or vocabulary. tokens: by the sequence, between the layers that tensor parallelism cuts.
 # experts: each rank has some of them.
 Kind = Literal["model", "tokens", "experts"]
 # Sums over an axis that is cut give each rank a term of the sum; other ops of a cut tensor give a part of the result.
 _SUMS = {"sum", "mean", "native_layer_norm_backward", "_fused_rms_norm_backward", "linalg_vector_norm", "var_mean"}
+_COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
 @dataclass(frozen=True)
@@ -104,3 +106,76 @@ def _changed(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, (tuple, list)):
         return tuple(_changed(item, change) for item in value)
     return value
+
+
+def is_list(value: Any) -> bool:
+    """Whether an argument is a list of tensors."""
+    return isinstance(value, (tuple, list)) and len(value) > 0 and all(isinstance(x, Tensor) for x in value)
+
+
+def together(op: Op) -> list[list[Tensor]]:
+    """Tensors of an optimizer's op by parameter: the parameter, its gradient and its states, whose lists go side by
+    side."""
+    lists = [one for one in op.arguments if is_list(one)]
+    if not lists:
+        return [[x for x in op.inputs if x.shape]]
+    return [[one[i] for one in lists if i < len(one)] for i in range(len(lists[0]))]
+
+
+def is_collective(op: Op) -> bool:
+    return op.name in _COLLECTIVES and "group" in op.options
+
+
+class Dealing:
+    """One trace being dealt out to ``ways`` ranks: where its tensors lie, and the ops of one rank so far."""
+
+    def __init__(self, trace: Trace, ways: int) -> None:
+        self.trace, self.ways = trace, ways
+        self._ops: list[Op] = []
+        self._moved: list[int] = []  # where each op of the trace went
+        self._places: dict[tuple[int, tuple[int, ...], tuple[int, ...]], Place] = {}
+        self._views: dict[int, tuple[Tensor, Place]] = {}  # one cut view of each memory
+
+    def place(self, x: Tensor) -> Place | None:
+        found = self._places.get((x.storage, x.shape, x.stride))
+        if found is not None or x.storage not in self._views or not x.shape:
+            return found
+        return in_view(*self._views[x.storage], x)
+
+    def put(self, x: Tensor, place: Place | None) -> None:
+        if place is not None and x.storage >= 0:
+            self._places[x.storage, x.shape, x.stride] = place
+            self._views[x.storage] = (x, place)
+
+    def emit(self, op: Op, seen: Mapping[Tensor, Place | None] = MappingProxyType({})) -> None:
+        """The op with the shapes of one rank; ``seen``: inputs that it has otherwise than they lie."""
+        outputs = tuple(shrunk(out, self.place(out), self.ways) for out in op.outputs)
+        self._moved.append(len(self._ops))
+        self._ops.append(
+            with_tensors(op, lambda x: shrunk(x, seen[x] if x in seen else self.place(x), self.ways), outputs)
+        )
+
+    def send(self, name: str, x: Tensor, group: str, like: Op) -> None:
+        """A collective as an op of the trace, in the place and phase of ``like``. ``x``: the whole tensor."""
+        self._ops.append(Op(name, (x,), {"group": group}, (x,), "kernel", like.phase, like.module))
+
+    def share_states(self, op: Op) -> None:
+        """An optimizer's states are cut as their parameter is."""
+        for group in together(op):
+            known = next(((x, place) for x in group if (place := self.place(x)) is not None), None)
+            for x in group if known else ():
+                if known and x.shape == known[0].shape and self.place(x) is None:
+                    self.put(x, known[1])
+
+    def dealt(self) -> Trace:
+        """The trace of one rank."""
+        gradients = tuple(self._gradient(g) for g in self.trace.gradients)
+        return replace(self.trace, ops=tuple(self._ops), gradients=gradients)
+
+    def _gradient(self, gradient: Gradient) -> Gradient:
+        """The gradient with the size that its op writes after the cut."""
+        at = self._moved[gradient.ready]
+        for old, new in zip(self.trace.ops[gradient.ready].outputs, self._ops[at].outputs, strict=True):
+            if old.elements == gradient.elements:
+                return Gradient(new.elements * (gradient.bytes // gradient.elements), new.elements, at)
+        return replace(gradient, ready=at)

@@ -1,94 +1,190 @@
-"""What a rank of a scaled step holds: its memory by stage."""
+"""One rank of a training job: its share of the trace, the kernels of each part of the model, and its memory."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 
+from kernelcast.calls import Launch
 from kernelcast.hardware import Gpu
-from kernelcast.networks.traced import Trace
+from kernelcast.kernels.work import Array
+from kernelcast.networks.aten import Costed, Settings, cost
+from kernelcast.networks.traced import Op, Tensor, Trace
 from kernelcast.parallel.training import TrainingLayout
-from kernelcast.timeline import Memory
-from kernelcast.training.depth import Depth
-from kernelcast.training.memory import Lives, gradients_alive
-from kernelcast.training.memory import held as held_memory
-from kernelcast.training.sharding import Weight
+from kernelcast.timeline import Host, Memory
+from kernelcast.times import Times
+from kernelcast.training.cut import cut_tensors
+from kernelcast.training.depth import Depth, optimizer_ops, parts
+from kernelcast.training.experts import deal_experts
+from kernelcast.training.memory import Life, activations, alive_bytes, held
+from kernelcast.training.places import is_collective
+from kernelcast.training.queued import OpRan, Queue, launch_costs, predicted
+from kernelcast.training.roles import Roles
+from kernelcast.training.sharding import Message, Sender, Weight
 
 
-@dataclass(frozen=True)
 class Rank:
-    """One rank's share of a model. ``trace`` is the whole, ``depth`` the rank's own ops by unit."""
+    """``trace`` is the whole model, ``cut`` what one rank runs of it, of which it has some parts of the depth."""
 
-    trace: Trace
-    depth: Depth
-    layout: TrainingLayout
-    gpu: Gpu
-    weights: tuple[Weight, ...]
-    part_of: tuple[int, ...]  # the part of each unit
+    def __init__(
+        self, trace: Trace, layout: TrainingLayout, times: Times, machine: Host, graph: bool, tf32: bool,
+        roles: Roles | None,
+    ) -> None:  # fmt: skip
+        self.trace, self.layout, self.times, self.machine, self.graph = trace, layout, times, machine, graph
+        self.gpu: Gpu = times.gpu
+        self.settings = Settings(tf32=tf32, capability=self.gpu.compute_capability, l2_bytes=self.gpu.l2_bytes)
+        dealt = deal_experts(trace, layout.ep)
+        self.cut = cut_tensors(dealt, layout.tp, layout.sequence_parallel, roles)
+        self.depth = Depth(self.cut)
+        self.host_s = launch_costs(self.cut, machine)
+        experts = [a.elements != b.elements for a, b in zip(trace.gradients, dealt.gradients, strict=True)]
+        self.weights = [
+            Weight(
+                gradient=g,
+                unit=self.depth.gradient_unit(g),
+                group="expert_dp" if expert else "dp",
+                dtype={4: "fp32", 2: "bf16"}.get(g.bytes // max(1, g.elements), "fp32"),
+            )
+            for g, expert in zip(self.cut.gradients, experts, strict=True)
+        ]
 
-    def has(self, mine: Sequence[int] | None, unit: int) -> bool:
-        return mine is None or self.part_of[unit] in mine
+    # ---- kernels ----
 
-    def ranks(self, weight: Weight) -> int:
-        """How many ranks have the same parameter, among whom ZeRO deals it out."""
-        return self.layout.dp if weight.group == "dp" else self.layout.dp // self.layout.ep
+    def _costs(self, op: Op) -> Costed:
+        if is_collective(op):
+            x = op.arguments[0]
+            return Costed(tuple(self.layout.group(op.options["group"]).launches(op.name, x.bytes, x.dtype, self.gpu)))
+        # a list of parameters that no GPU holds is timed in pieces: memory is another question, answered apart
+        size = sum(x.bytes for x in op.inputs) if op.phase == "optimizer" else 0
+        pieces = math.ceil(size / (self.gpu.dram_bytes / 2))
+        if pieces <= 1:
+            return cost(op, self.settings)
+        cuts = [tuple(x[i::pieces] if isinstance(x, tuple) else x for x in op.arguments) for i in range(pieces)]
+        found = [cost(replace(op, arguments=cut), self.settings) for cut in cuts if cut[0]]
+        return Costed(tuple(launch for one in found for launch in one.launches), any(one.by_bytes for one in found))
+
+    def launches_s(self, launches: Iterable[Launch]) -> float:
+        """Of collectives one after another, with nothing beside them."""
+        calls = [launch.call for launch in launches]
+        self.times.learn(calls)
+        return sum(self.times[call].span.time_s for call in calls)
 
     @cached_property
-    def lives(self) -> Lives:
-        return Lives.of(self.depth.trace, self.depth.unit)
+    def kernels(self) -> dict[int, OpRan | None]:
+        """Of each op of forward and backward, by its place."""
+        places = [at for at, op in enumerate(self.cut.ops) if op.phase != "optimizer"]
+        return dict(zip(places, predicted([self.cut.ops[at] for at in places], self.times, self._costs), strict=True))
+
+    # ---- parts of the depth ----
 
     @cached_property
-    def factor(self) -> float:
+    def part_of(self) -> list[int]:
+        """The part of each unit."""
+        unit_s = [0.0] * (self.depth.layers + 2)
+        for at, kernel in self.kernels.items():
+            unit_s[self.depth.unit[at]] += kernel.time_s if kernel else 0.0
+        return parts(self.depth, unit_s, self.layout.parts, self.layout.stage_layers)
+
+    def parts_of(self, stage: int) -> range:
+        return range(stage, self.layout.parts, self.layout.pp)
+
+    def queue(self, part: int, *phases: str) -> Queue:
+        """The kernels of one pass through a part."""
+        units = self.depth.unit
+        mine = [(at, kernel) for at, kernel in self.kernels.items()
+                if self.cut.ops[at].phase in phases and self.part_of[units[at]] == part]  # fmt: skip
+        return self._queue(mine)
+
+    def optimizer(self, stage: int) -> Queue:
+        """The optimizer's pass over the parameters of one stage, or over their shards."""
+
+        def shards(x: Tensor) -> int:  # experts' parameters have three axes
+            return self.layout.group("expert_dp" if len(x.shape) == 3 else "dp").world if self.layout.zero else 1
+
+        mine = {unit for unit, part in enumerate(self.part_of) if part in self.parts_of(stage)}
+        found = list(optimizer_ops(self.depth, mine, shards))
+        kernels = predicted([op for _, op in found], self.times, self._costs)
+        return self._queue([(at, kernel) for (at, _), kernel in zip(found, kernels, strict=True)])
+
+    def _queue(self, found: Sequence[tuple[int, OpRan | None]]) -> Queue:
+        return Queue.of(found, self.host_s, self.machine, self.graph)
+
+    def sender(self, part: int) -> Sender:
+        def seconds(message: Message) -> float:
+            group = self.layout.group(message.group)
+            return self.launches_s(group.launches(message.op, message.bytes, message.dtype, self.gpu))
+
+        mine = [weight for weight in self.weights if self.part_of[weight.unit] == part]
+        return Sender(self.layout, mine, self.depth.unit, seconds)
+
+    # ---- memory ----
+
+    def memory(self, stage: int, in_flight: int) -> Memory:
+        """Of a rank of this stage that holds ``in_flight`` micro-batches at once."""
+        layout, before = self.layout, self.trace.footprint
+        own = [weight for weight in self.weights if self.part_of[weight.unit] in self.parts_of(stage)]
+        whole = float(sum(weight.gradient.bytes for weight in own))
+        sharded = sum(self._shard_bytes(weight) for weight in own)
+        every = float(sum(g.bytes for g in self.trace.gradients))
+        tied = self.depth.tied_bytes() if layout.pp > 1 and stage == layout.pp - 1 else 0.0
+        by_unit: dict[int, float] = {}
+        for weight in own:
+            by_unit[weight.unit] = by_unit.get(weight.unit, 0.0) + weight.gradient.bytes
+        alive, grads = self._peak(stage, in_flight)
+        found = {
+            # frozen parameters and buffers are on every rank
+            "parameter": max(0.0, before.parameters - every) + (sharded if layout.zero == 3 else whole + tied),
+            "gradient": grads + (tied if layout.zero < 2 else 0.0),
+            "optimizer": before.optimizer * (sharded if layout.zero else whole + tied) / every,
+            "activation": alive,  # of all micro-batches in flight
+            # parameters that ZeRO 3 has whole for a moment: of the unit that runs and the one that is fetched ahead
+            "gathered": sum(sorted(by_unit.values())[-2:]) if layout.zero == 3 and layout.dp > 1 else 0.0,
+            "input": float(before.inputs) * in_flight,
+        }
+        return held(found, self.gpu)
+
+    def _shard_bytes(self, weight: Weight) -> float:
+        """Of each of the ranks that have the same parameter, among whom ZeRO deals it out."""
+        return weight.gradient.bytes / self.layout.group(weight.group).world
+
+    def _peak(self, stage: int, in_flight: int) -> tuple[float, float]:
+        """Bytes of activations and of gradients when both together are most."""
+
+        def alive_here(lives: Iterable[Life]) -> Array:
+            mine = self.parts_of(stage)
+            return alive_bytes((life for life in lives if self.part_of[life.unit] in mine), len(self.cut.ops))
+
+        alive, grads = alive_here(self._lives), alive_here(self._gradients)
+        forward_end = max((at for at, op in enumerate(self.cut.ops) if op.phase == "forward"), default=-1)
+        alive = (alive + (in_flight - 1) * float(alive[forward_end])) * self._kept_longer
+        if self.layout.micro_batches > 1:  # they stay from the first micro-batch on
+            grads = np.full_like(grads, grads[-1])
+        at = int(np.argmax(alive + grads))
+        return float(alive[at]), float(grads[at])
+
+    @cached_property
+    def _lives(self) -> list[Life]:
+        return activations(self.cut, self.depth.unit)
+
+    @cached_property
+    def _gradients(self) -> list[Life]:
+        end, sharded = len(self.cut.ops) - 1, self.layout.zero >= 2
+        return [
+            Life(w.gradient.ready, end, self._shard_bytes(w) if sharded else w.gradient.bytes, w.unit)
+            for w in self.weights
+        ]
+
+    @cached_property
+    def _kept_longer(self) -> float:
         """What the traced run held over what its ops tell: some tensors live on in Python until a function returns."""
-        before = self.trace.footprint
-        alive = Lives.of(self.trace, [0] * len(self.trace.ops)).alive()
-        sizes = [float(g.bytes) for g in self.trace.gradients]
-        gradients = gradients_alive(self.trace, sizes, [True] * len(sizes))
-        at = int(np.argmax(alive + gradients))
-        if alive[at] < 0.5 * gradients[at] or not before.activations:
+        trace, before, ops = self.trace, self.trace.footprint, len(self.trace.ops)
+        alive = alive_bytes(activations(trace, [0] * ops), ops)
+        grads = alive_bytes([Life(g.ready, ops - 1, g.bytes, 0) for g in trace.gradients], ops)
+        at = int(np.argmax(alive + grads))
+        if alive[at] < 0.5 * grads[at] or not before.activations:
             return 1.0
-        held = before.activations + before.gradients - gradients[at]
-        return float(np.clip(held / alive[at], 0.8, 1.5))
-
-
-def memory_of(rank: Rank, mine: Sequence[int] | None, held: int) -> Memory:
-    """The memory of a stage that has the parts ``mine`` (None: all) and holds ``held`` micro-batches at once."""
-    layout, before = rank.layout, rank.trace.footprint
-    own = [w for w in rank.weights if rank.has(mine, w.unit)]
-    whole = float(sum(w.gradient.bytes for w in own))
-    sharded = sum(w.gradient.bytes / rank.ranks(w) for w in own)
-    every = float(sum(g.bytes for g in rank.trace.gradients))
-    last = mine is not None and any(part % layout.pp == layout.pp - 1 for part in mine)
-    tied = rank.depth.tied_bytes() if last else 0.0
-    by_unit: dict[int, float] = {}
-    for w in own:
-        by_unit[w.unit] = by_unit.get(w.unit, 0.0) + w.gradient.bytes
-    activations, gradients = _peak(rank, mine, held)
-    parts = {
-        # frozen parameters and buffers are on every rank
-        "parameter": max(0.0, before.parameters - every) + (sharded if layout.zero == 3 else whole + tied),
-        "gradient": gradients + (tied if layout.zero < 2 else 0.0),
-        "optimizer": before.optimizer * (sharded if layout.zero else whole + tied) / every,
-        "activation": activations,  # of all micro-batches in flight
-        # parameters that ZeRO 3 has whole for a moment: of the unit that runs and the one that is fetched ahead
-        "gathered": sum(sorted(by_unit.values())[-2:]) if layout.zero == 3 and layout.dp > 1 else 0.0,
-        "input": float(before.inputs) * held,
-    }
-    return held_memory(parts, rank.gpu)
-
-
-def _peak(rank: Rank, mine: Sequence[int] | None, held: int) -> tuple[float, float]:
-    """Activations and gradients when both together are most."""
-    part_of = np.array(rank.part_of)
-    alive = rank.lives.alive(None if mine is None else lambda units: np.isin(part_of[units], list(mine)))
-    saved = float(alive[rank.lives.forward_end])
-    alive = (alive + (held - 1) * saved) * rank.factor
-    sizes = [w.gradient.bytes / (rank.ranks(w) if rank.layout.zero >= 2 else 1) for w in rank.weights]
-    gradients = gradients_alive(rank.depth.trace, sizes, [rank.has(mine, w.unit) for w in rank.weights])
-    if rank.layout.micro_batches > 1:  # they stay from the first micro-batch on
-        gradients = np.full_like(gradients, gradients[-1])
-    at = int(np.argmax(alive + gradients))
-    return float(alive[at]), float(gradients[at])
+        return float(np.clip((before.activations + before.gradients - grads[at]) / alive[at], 0.8, 1.5))

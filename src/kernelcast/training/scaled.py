@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from kernelcast.hardware import Gpu
-from kernelcast.networks.aten.flops import op_flops
 from kernelcast.networks.traced import Trace
 from kernelcast.parallel.training import TrainingLayout
-from kernelcast.timeline import Event, Lane, Memory, Share, Timeline
+from kernelcast.timeline import Event, Lane, Memory, Timeline
 from kernelcast.timeline.streams import Run
 from kernelcast.training.pipeline import Timetable
-from kernelcast.training.step import OpRan, Step, interval
+from kernelcast.training.places import is_collective
+from kernelcast.training.queued import OpRan
+from kernelcast.training.step import Forecast
 
 # Parts of a stage's time, with what each is; they add up to the step.
 PARTS = {
@@ -30,13 +30,54 @@ PARTS = {
 
 
 @dataclass(frozen=True)
-class Piece:
-    """One part of the model on a stage: its passes as they ran alone. ``forward`` and ``backward`` of one micro-batch;
-    in ``last`` the gradients are sent. Without a pipeline ``step`` is the whole step, and those are empty."""
+class Played:
+    """Kernels and collectives of a rank as they ran, ``count`` times in a step.
 
-    units: tuple[int, ...]
-    passes: dict[str, Run]
-    kernels: dict[str, tuple[OpRan, ...]]
+    ``name`` with a pipeline: ``forward`` and ``backward`` of one micro-batch through a ``part`` of the model; in
+    ``last`` the gradients are sent; ``optimizer``. Without one ``step`` is the whole step.
+    """
+
+    name: str
+    part: int
+    kernels: tuple[OpRan, ...]
+    run: Run
+    count: int = 1
+
+    @property
+    def behind_s(self) -> float:
+        """What collectives of the last pass take longer than its kernels: the next pass need not wait for them."""
+        return self.run.end_s - self.run.compute_end_s if self.name == "last" else 0.0
+
+    def job_events(self, at_s: float) -> list[Event]:
+        """The communication stream of one that starts at ``at_s``."""
+        times = zip(self.run.jobs, self.run.job_starts_s.tolist(), self.run.job_ends_s.tolist(), strict=True)
+        return [
+            Event(job.name, at_s + start, end - start, "communication", {"sent_bytes": job.sent_bytes})
+            for job, start, end in times
+        ]
+
+    def kernel_events(self, at_s: float) -> list[Event]:
+        """Its compute stream."""
+        times = zip(self.kernels, self.run.starts_s.tolist(), self.run.ends_s.tolist(), strict=True)
+        return [
+            Event(one.op.name, at_s + start, end - start, one.part,
+                  {"phase": one.phase, "module": one.op.module, "bound_by": one.bound_by})
+            for one, start, end in times
+        ]  # fmt: skip
+
+
+def parts_of(played: Iterable[Played], gap_s: float) -> dict[str, float]:
+    """``PARTS`` of a rank's time, as far as its own passes tell."""
+    found = dict.fromkeys(PARTS, 0.0)
+    for one in played:
+        for kernel in one.kernels:
+            kind = "optimizer" if kernel.phase == "optimizer" else "kernels"
+            found["communication" if is_collective(kernel.op) else kind] += one.count * kernel.time_s
+            found["gaps"] += one.count * gap_s * kernel.launches
+        found["host"] += one.count * one.run.host_idle_s
+        found["slowed"] += one.count * one.run.slowed_s
+        found["exposed"] += one.count * (one.run.exposed_s - one.behind_s)
+    return {name: float(value) for name, value in found.items()}
 
 
 @dataclass(frozen=True)
@@ -48,47 +89,42 @@ class Stage:
     parts_s: dict[str, float]
     memory: Memory
     in_flight: int  # micro-batches whose activations it holds at once
-    collectives_s: float  # of data parallelism, hidden or not
-    pieces: tuple[Piece, ...] = field(repr=False)
-    optimizer: Run | None = field(default=None, repr=False)
-    optimizer_kernels: tuple[OpRan, ...] = field(default=(), repr=False)
+    tied_s: float  # joining gradients of a table that another stage has as well
+    played: tuple[Played, ...] = field(repr=False)  # the optimizer's, or the whole step, is the last
 
     @property
     def time_s(self) -> float:
         return sum(self.parts_s.values())
 
+    @property
+    def collectives_s(self) -> float:
+        """Of data parallelism, hidden or not."""
+        return sum(one.count * one.run.jobs_s for one in self.played) + self.tied_s
 
-@dataclass(frozen=True)
-class ScaledStep:
-    """A step of ``layout.gpus`` GPUs. The trace is one micro-batch of one data-parallel rank."""
+    @property
+    def sent_bytes(self) -> float:
+        """By a rank for data parallelism, in rings."""
+        return sum(one.count * job.sent_bytes for one in self.played for job in one.run.jobs)
 
-    trace: Trace
+
+@dataclass(frozen=True, kw_only=True)
+class ScaledStep(Forecast):
+    """A step of ``layout.gpus`` GPUs. The trace is one micro-batch of one data-parallel rank; ``kernels`` are those of
+    all stages one after another, and the optimizer's."""
+
     cut: Trace  # as one rank runs it
-    gpu: Gpu
     layout: TrainingLayout
-    time_s: float
     stages: tuple[Stage, ...]
     timetable: Timetable | None
-    sample: Step  # one micro-batch of one rank, all stages one after another
-    sent_bytes: float  # by a rank for data parallelism, in rings; the mean of the stages
-    predictor: str
-
-    @property
-    def low_s(self) -> float:
-        return self.time_s * self._spread[0]
-
-    @property
-    def high_s(self) -> float:
-        return self.time_s * self._spread[1]
-
-    @cached_property
-    def _spread(self) -> tuple[float, float]:
-        return interval(self.sample.kernels, self.sample.host, self.parts_s["host"] / self.time_s)
 
     @cached_property
     def parts_s(self) -> dict[str, float]:
         """Where the time goes, the mean of the stages; adds up to ``time_s``."""
         return {name: sum(stage.parts_s[name] for stage in self.stages) / len(self.stages) for name in PARTS}
+
+    @property
+    def idle_s(self) -> float:
+        return self.parts_s["host"]
 
     @property
     def bubble_share(self) -> float:
@@ -106,12 +142,17 @@ class ScaledStep:
         return max(0.0, hidden)
 
     @property
+    def sent_bytes(self) -> float:
+        """By a rank for data parallelism, in rings; the mean of the stages."""
+        return sum(stage.sent_bytes for stage in self.stages) / len(self.stages)
+
+    @property
     def tokens(self) -> int:
-        return self.trace.tokens * self.layout.micro_batches * self.layout.dp
+        return self.trace.tokens * self.passes
 
     @property
     def samples(self) -> int:
-        return self.trace.samples * self.layout.micro_batches * self.layout.dp
+        return self.trace.samples * self.passes
 
     @property
     def tokens_per_s(self) -> float:
@@ -119,21 +160,11 @@ class ScaledStep:
 
     @property
     def tokens_per_s_per_gpu(self) -> float:
-        return self.tokens_per_s / self.layout.gpus
+        return self.tokens_per_s / self.gpus
 
     @property
     def samples_per_s(self) -> float:
         return self.samples / self.time_s
-
-    @cached_property
-    def flops(self) -> float:
-        """Of the whole step on all GPUs, as the trace has them (what checkpointing computes twice counts twice)."""
-        once = sum(op_flops(op) for op in self.trace.ops if op.kind == "kernel")
-        return float(once) * self.layout.micro_batches * self.layout.dp
-
-    @property
-    def mfu(self) -> float:
-        return self.flops / (self.time_s * self.layout.gpus * self.gpu.mfu_flops_per_s)
 
     @property
     def memory(self) -> Memory:
@@ -144,62 +175,29 @@ class ScaledStep:
     def fits(self) -> bool:
         return all(stage.memory.fits for stage in self.stages)
 
-    @property
-    def shares(self) -> tuple[Share, ...]:
-        """Kernels of one micro-batch of one rank by phase and kind."""
-        return self.sample.shares
-
-    @property
-    def support(self) -> str:
-        return self.sample.support
-
     def timeline(self) -> Timeline:
         """A place a stage, with its compute and communication streams. With a pipeline the passes of each stage;
         without one, every kernel."""
         lanes: list[Lane] = []
         for stage in self.stages:
             place = f"stage {stage.index}" if len(self.stages) > 1 else "one rank"
-            compute, sent = _passes(self, stage) if self.timetable is not None else _kernels(stage)
-            named = (("compute", compute), ("communication", sent))
-            lanes += [Lane(f"{place}, {self.gpu.name}", name, tuple(events)) for name, events in named]
+            compute, sent = self._passes(stage)
+            end, start_s = stage.played[-1], self.time_s - stage.played[-1].run.end_s
+            named = {
+                "compute": compute + end.kernel_events(start_s),
+                "communication": sent + end.job_events(start_s),
+            }
+            lanes += [Lane(f"{place}, {self.gpu.name}", name, tuple(events)) for name, events in named.items()]
         return Timeline(tuple(lanes))
 
-
-Streams = tuple[list[Event], list[Event]]  # of compute, of communication
-
-
-def _kernels(stage: Stage) -> Streams:
-    piece = stage.pieces[0]
-    return _drawn(piece.passes["step"], piece.kernels["step"], 0.0)
-
-
-def _drawn(run: Run, kernels: Sequence[OpRan], at_s: float) -> Streams:
-    compute = [
-        Event(one.op.name, at_s + start, end - start, one.part,
-              {"phase": one.phase, "module": one.op.module, "bound_by": one.bound_by})
-        for one, start, end in zip(kernels, run.starts_s.tolist(), run.ends_s.tolist(), strict=True)
-    ]  # fmt: skip
-    return compute, _jobs(run, at_s)
-
-
-def _jobs(run: Run, at_s: float) -> list[Event]:
-    return [
-        Event(job.name, at_s + start, end - start, "communication", {"sent_bytes": job.sent_bytes})
-        for job, start, end in zip(run.jobs, run.job_starts_s.tolist(), run.job_ends_s.tolist(), strict=True)
-    ]
-
-
-def _passes(found: ScaledStep, stage: Stage) -> Streams:
-    assert found.timetable is not None
-    runs = dict(zip(range(stage.index, found.layout.parts, found.layout.pp), stage.pieces, strict=True))
-    compute: list[Event] = []
-    sent: list[Event] = []
-    for task, start, end in found.timetable.tasks[stage.index]:
-        name = "backward" if task.backward else "forward"
-        compute.append(Event(f"{name} {task.micro_batch}", start, end - start, name, {"part": task.part}))
-        kind = "last" if task.backward and task.micro_batch == found.layout.micro_batches - 1 else name
-        sent += _jobs(runs[task.part].passes[kind], start)
-    if stage.optimizer is not None and stage.optimizer_kernels:
-        last = _drawn(stage.optimizer, stage.optimizer_kernels, found.time_s - stage.optimizer.end_s)
-        compute, sent = compute + last[0], sent + last[1]
-    return compute, sent
+    def _passes(self, stage: Stage) -> tuple[list[Event], list[Event]]:
+        """Events of a pipeline's passes: compute, communication."""
+        played = {(one.name, one.part): one for one in stage.played}
+        compute: list[Event] = []
+        sent: list[Event] = []
+        for task, start, end in self.timetable.tasks[stage.index] if self.timetable else ():
+            name = "backward" if task.backward else "forward"
+            compute.append(Event(f"{name} {task.micro_batch}", start, end - start, name, {"part": task.part}))
+            kind = "last" if task.backward and task.micro_batch == self.layout.micro_batches - 1 else name
+            sent += played[kind, task.part].job_events(start)
+        return compute, sent

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from kernelcast.networks.traced import Gradient
 from kernelcast.parallel.training import TrainingLayout
 from kernelcast.timeline.streams import Job
+from kernelcast.training.queued import Queue
 
-# Seconds of a collective in a group: (op, bytes, dtype, group)
-Cost = Callable[[str, float, str, str], float]
+_ALL = float("inf")  # bytes: whatever there is goes in one message
 
 
 @dataclass(frozen=True)
@@ -50,52 +51,55 @@ def buckets(weights: Sequence[Weight], limit_bytes: float, op: str) -> list[Mess
 
 @dataclass(frozen=True)
 class Sender:
-    """Makes the jobs of one pass. ``place``: of the last kernel at or before an op; ``first``: kernel of a unit."""
+    """Makes the jobs of one part of the model. ``seconds``: of a message's collective."""
 
     layout: TrainingLayout
-    cost: Cost
     weights: Sequence[Weight]
+    unit_of: Sequence[int]  # of each op
+    seconds: Callable[[Message], float]
 
-    @property
-    def shared(self) -> bool:
-        return self.layout.dp > 1
-
-    def gradients(self, place: Callable[[int], int], last: int, waits: int, final: bool) -> Iterator[Job]:
-        """After a backward pass whose last kernel is ``last``. ``final``: of the step's last micro-batch; before it
-        only ZeRO 2 and 3 send, for they keep no whole gradients."""
-        if not self.shared or not (final or self.layout.zero >= 2):
+    def gradients(self, queue: Queue, waits: int, final: bool) -> Iterator[Job]:
+        """Of a backward pass; kernel ``waits`` needs them. ``final``: of the step's last micro-batch; before it only
+        ZeRO 2 and 3 send, for they keep no whole gradients."""
+        zero, overlap = self.layout.zero, self.layout.overlap
+        if self.layout.dp == 1 or not (final or zero >= 2):
             return
-        op = "reduce_scatter" if self.layout.zero else "all_reduce"
-        if self.layout.zero == 3:
-            messages = [m for unit in self._units() for m in buckets(self._of(unit), float("inf"), op)]
+        op = "reduce_scatter" if zero else "all_reduce"
+        if zero == 3:
+            messages = [m for unit in sorted(self._units) for m in buckets(self._units[unit], _ALL, op)]
         else:
-            messages = buckets(self.weights, self.layout.bucket_bytes if self.layout.overlap else float("inf"), op)
-        for m in messages:
-            after = place(m.ready) if self.layout.overlap else last
-            yield self._job(m.op, m.bytes, m.dtype, m.group, after, waits)
+            messages = buckets(self.weights, self.layout.bucket_bytes if overlap else _ALL, op)
+        for message in messages:
+            after = queue.kernel_at(message.ready) if overlap else len(queue.kernels) - 1
+            yield self._job(message, after, waits)
 
-    def parameters(self, last: int, waits: int) -> Iterator[Job]:
-        """After the optimizer each rank has its shard of the new parameters: ZeRO 1 and 2 gather them at once."""
-        if self.shared and self.layout.zero in (1, 2):
-            for m in buckets(self.weights, float("inf"), "all_gather"):
-                yield self._job(m.op, m.bytes, m.dtype, m.group, last, waits)
+    def parameters(self, end: int) -> Iterator[Job]:
+        """After the optimizer, whose kernels are ``end``, each rank has its shard of the new parameters: ZeRO 1 and 2
+        gather them at once."""
+        if self.layout.dp > 1 and self.layout.zero in (1, 2):
+            for message in buckets(self.weights, _ALL, "all_gather"):
+                yield self._job(message, end - 1, end)
 
-    def gathers(self, firsts: Sequence[tuple[int, int]]) -> Iterator[Job]:
-        """ZeRO 3 gathers a unit's parameters before it runs, one unit ahead. ``firsts``: (unit, its first kernel) in
-        the order of the pass."""
-        if not (self.shared and self.layout.zero == 3):
+    def gathers(self, queue: Queue) -> Iterator[Job]:
+        """ZeRO 3 gathers a unit's parameters before it runs, one unit ahead; forward and backward apart."""
+        if self.layout.dp == 1 or self.layout.zero < 3:
             return
-        for at, (unit, kernel) in enumerate(firsts):
-            asked = firsts[at - 1][1] - 1 if at else firsts[0][1] - 1
-            for m in buckets(self._of(unit), float("inf"), "all_gather"):
-                yield self._job(m.op, m.bytes, m.dtype, m.group, asked, kernel)
+        firsts: dict[tuple[str, int], int] = {}  # kernel of each unit, in the order of the pass
+        for at, (kernel, place) in enumerate(zip(queue.kernels, queue.places, strict=True)):
+            firsts.setdefault((kernel.phase, self.unit_of[place]), at)
+        before = next(iter(firsts.values()), 0)
+        for (_, unit), first in firsts.items():
+            for message in buckets(self._units.get(unit, ()), _ALL, "all_gather"):
+                yield self._job(message, before - 1, first)
+            before = first
 
-    def _units(self) -> list[int]:
-        return sorted({w.unit for w in self.weights})
+    @cached_property
+    def _units(self) -> dict[int, list[Weight]]:
+        found: dict[int, list[Weight]] = {}
+        for weight in self.weights:
+            found.setdefault(weight.unit, []).append(weight)
+        return found
 
-    def _of(self, unit: int) -> list[Weight]:
-        return [w for w in self.weights if w.unit == unit]
-
-    def _job(self, op: str, size: float, dtype: str, group: str, after: int, before: int) -> Job:
-        sent = self.layout.group(group).sent_bytes(op, size)
-        return Job(op, self.cost(op, size, dtype, group), after, before, sent)
+    def _job(self, message: Message, after: int, before: int) -> Job:
+        sent_bytes = self.layout.group(message.group).sent_bytes(message.op, message.bytes)
+        return Job(message.op, self.seconds(message), after, before, sent_bytes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -11,17 +10,17 @@ import numpy as np
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.work import Array
-from kernelcast.networks.aten import Costed, Settings, cost
+from kernelcast.networks.aten import Settings, cost
+from kernelcast.networks.aten.flops import op_flops
 from kernelcast.networks.fusion import FUSED
-from kernelcast.networks.traced import PHASES, Op, Trace
+from kernelcast.networks.traced import PHASES, Trace
 from kernelcast.predict import Conditions
-from kernelcast.span import NOTHING, Span
 from kernelcast.support import support_of
-from kernelcast.timeline import Event, Host, Lane, Memory, Ran, Share, Timeline, host, joined, shares
-from kernelcast.timeline.power import throttled_s
+from kernelcast.timeline import Event, Host, Lane, Memory, Share, Timeline, host, joined, shares
 from kernelcast.timeline.streams import stream_ends
 from kernelcast.times import Times
 from kernelcast.training.memory import check_fits, step_memory
+from kernelcast.training.queued import OpRan, Queue, gap_s, launch_costs, predicted
 
 # Eager ops write their results to memory, and what a later op reads of them may have left L2. Campaigns take other
 # inputs for every call, so that is the state the learned predictor knows best.
@@ -33,36 +32,34 @@ STEP_SPREAD = (0.09, 0.06)
 LAUNCH_BOUND = 0.1  # of the wall time that the GPU waits for the host, from which a run counts as launch-bound
 
 
-@dataclass(frozen=True, slots=True)
-class OpRan(Ran):
-    """The kernels that one op of a trace launches. ``by_bytes``: no rule knows the op."""
-
-    op: Op
-    by_bytes: bool
-
-
-@dataclass(frozen=True)
-class Step:
-    """How a traced step runs."""
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """A traced step, on one GPU or on many: its time, and what its kernels tell of it."""
 
     trace: Trace
     gpu: Gpu
     host: Host
+    time_s: float  # from the first op to the end of the last kernel
     kernels: tuple[OpRan, ...]
-    launched_s: Array = field(repr=False)  # on the host's clock, one a kernel
-    ends_s: Array = field(repr=False)
-    predictor: str = ""
-    graph: bool = False
-    compiled: bool = False
+    predictor: str
+    gpus: int = 1
+    passes: int = 1  # of the trace in a step, on all GPUs
 
     @property
-    def time_s(self) -> float:
-        """Wall time of the step, from the first op to the end of the last kernel."""
-        return float(self.ends_s[-1]) if len(self.ends_s) else 0.0
+    def idle_s(self) -> float:
+        """GPU time spent waiting for the host (gaps between kernels that were launched in time not counted)."""
+        raise NotImplementedError
 
     @cached_property
-    def kernel_time_s(self) -> float:
-        return sum(kernel.time_s for kernel in self.kernels)
+    def spread(self) -> tuple[float, float]:
+        """Factors of the time that the 80% interval reaches: kernels, and the host where the GPU waits for it."""
+        whole = joined(self.kernels)
+        total = whole.time_s or 1.0
+        low, high = (whole.time_s - whole.low_s) / total, (whole.high_s - whole.time_s) / total
+        waits = min(1.0, self.idle_s / self.time_s) if self.time_s else 0.0
+        below = float(np.hypot(low, STEP_SPREAD[0])) * (1 - waits) + self.host.faster * waits
+        above = float(np.hypot(high, STEP_SPREAD[1])) * (1 - waits) + self.host.slower * waits
+        return 1 - below, 1 + above
 
     @property
     def low_s(self) -> float:
@@ -72,44 +69,57 @@ class Step:
     def high_s(self) -> float:
         return self.time_s * self.spread[1]
 
-    @cached_property
-    def spread(self) -> tuple[float, float]:
-        """Factors of the wall time that the 80% interval reaches: kernels, and the host where the GPU waits for it."""
-        return interval(self.kernels, self.host, self.idle_s / self.time_s if self.time_s else 0.0)
-
-    @property
-    def idle_s(self) -> float:
-        """GPU time spent waiting for the host (gaps between kernels that were launched in time not counted)."""
-        return max(0.0, self.time_s - self.kernel_time_s - self._gaps_s)
-
-    @property
-    def _gaps_s(self) -> float:
-        gap = self.host.graph_gap_s if self.graph else self.host.gap_s
-        return gap * sum(kernel.launches for kernel in self.kernels)
-
     @property
     def launch_bound(self) -> bool:
-        return bool(self.time_s > 0 and self.idle_s / self.time_s > LAUNCH_BOUND)
-
-    def phase_s(self, phase: str) -> float:
-        """Wall time of a phase: until its last kernel ends, from where the phase before ended."""
-        ends = [0.0]
-        for name in PHASES[: PHASES.index(phase) + 1]:
-            mine = [end for kernel, end in zip(self.kernels, self.ends_s, strict=True) if kernel.op.phase == name]
-            ends.append(max(mine, default=ends[-1]))
-        return float(ends[-1] - ends[-2])
-
-    def phase_kernel_s(self, phase: str) -> float:
-        return sum(kernel.time_s for kernel in self.kernels if kernel.op.phase == phase)
+        return bool(self.idle_s > LAUNCH_BOUND * self.time_s)
 
     @cached_property
     def shares(self) -> tuple[Share, ...]:
-        """Where the time of kernels goes; they add up to ``kernel_time_s``."""
+        """Where the time of ``kernels`` goes."""
         return shares(self.kernels)
 
     @property
     def support(self) -> str:
         return support_of((share.time_s, share.support) for share in self.shares)
+
+    @cached_property
+    def flops(self) -> float:
+        """Of matrix products, convolutions and attention (what checkpointing computes twice counts twice)."""
+        return float(sum(op_flops(op) for op in self.trace.kernels)) * self.passes
+
+    @property
+    def mfu(self) -> float:
+        return self.flops / (self.time_s * self.gpus * self.gpu.mfu_flops_per_s) if self.time_s else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step(Forecast):
+    """How a traced step runs on one GPU."""
+
+    launched_s: Array = field(repr=False)  # on the host's clock, one a kernel
+    ends_s: Array = field(repr=False)
+    graph: bool
+    compiled: bool
+
+    @cached_property
+    def kernel_time_s(self) -> float:
+        return sum(kernel.time_s for kernel in self.kernels)
+
+    @property
+    def idle_s(self) -> float:
+        gaps_s = gap_s(self.host, self.graph) * sum(kernel.launches for kernel in self.kernels)
+        return max(0.0, self.time_s - self.kernel_time_s - gaps_s)
+
+    def phase_s(self, phase: str) -> float:
+        """Wall time of a phase: until its last kernel ends, from where the phase before ended."""
+        ends = [0.0]
+        for name in PHASES[: PHASES.index(phase) + 1]:
+            mine = [end for kernel, end in zip(self.kernels, self.ends_s, strict=True) if kernel.phase == name]
+            ends.append(max(mine, default=ends[-1]))
+        return float(ends[-1] - ends[-2])
+
+    def phase_kernel_s(self, phase: str) -> float:
+        return sum(kernel.time_s for kernel in self.kernels if kernel.phase == phase)
 
     @property
     def by_bytes(self) -> dict[str, float]:
@@ -124,17 +134,6 @@ class Step:
     def coverage(self) -> float:
         """Of the kernel time, the share of ops that a rule knows."""
         return 1 - sum(self.by_bytes.values()) / self.kernel_time_s if self.kernel_time_s else 1.0
-
-    @cached_property
-    def flops(self) -> float:
-        """Of matrix products, convolutions and attention."""
-        from kernelcast.networks.aten.flops import op_flops
-
-        return float(sum(op_flops(kernel.op) for kernel in self.kernels))
-
-    @property
-    def mfu(self) -> float:
-        return self.flops / (self.time_s * self.gpu.mfu_flops_per_s) if self.time_s else 0.0
 
     @property
     def memory(self) -> Memory:
@@ -153,17 +152,6 @@ class Step:
         return Timeline(
             (Lane(place, "host", () if self.graph else tuple(launches)), Lane(place, place, tuple(kernels)))
         )
-
-
-def interval(kernels: Iterable[Ran], machine: Host, waits: float) -> tuple[float, float]:
-    """Factors that the 80% interval of a step reaches. ``waits``: share of the time that the GPU waits for the host."""
-    whole = joined(kernels)
-    total = whole.time_s or 1.0
-    low, high = (whole.time_s - whole.low_s) / total, (whole.high_s - whole.time_s) / total
-    waits = min(1.0, max(0.0, waits))
-    below = float(np.hypot(low, STEP_SPREAD[0])) * (1 - waits) + machine.faster * waits
-    above = float(np.hypot(high, STEP_SPREAD[1])) * (1 - waits) + machine.slower * waits
-    return 1 - below, 1 + above
 
 
 def run_step(
@@ -186,51 +174,10 @@ def run_step(
     machine = host(on) if isinstance(on, str) else on
     times = times or Times(gpu, conditions)
     settings = Settings(tf32=tf32, capability=gpu.compute_capability, l2_bytes=gpu.l2_bytes)
-    kernels = predicted([op for op in trace.ops if op.kind == "kernel"], times, lambda op: cost(op, settings))
-    launched, ends = _timeline(trace, kernels, machine, graph)
-    compiled = any(op.name == FUSED for op in trace.ops)
-    return Step(trace, gpu, machine, tuple(kernels), launched, ends, times.predictor, graph, compiled)
-
-
-def predicted(ops: Iterable[Op], times: Times, costs: Callable[[Op], Costed]) -> list[OpRan]:
-    """The kernels of each op. ``costs``: what an op launches."""
-    costed = [(op, costs(op)) for op in ops]
-    times.learn(launch.call for _, found in costed for launch in found.launches)
-    return [_ran(op, found, times) for op, found in costed]
-
-
-def _ran(op: Op, costed: Costed, times: Times) -> OpRan:
-    """What binds and supports the longest call of an op is told for the whole. A step that runs again and again keeps
-    the GPU at its power limit."""
-    span, longest = NOTHING, Ran(op.phase, "other", Span.exact(-1.0), 0.0, "launch", "seen")
-    for launch in costed.launches:
-        one = Ran.of(op.phase, launch, times)
-        longest = one if one.time_s > longest.time_s else longest
-        time_s = times[launch.call].span.time_s
-        span += one.span * (1 + throttled_s(launch.call, time_s, times.gpu) / time_s)
-    launches = sum(launch.count for launch in costed.launches)
-    return OpRan(op.phase, longest.part, span, launches, longest.bound_by, longest.support, op, costed.by_bytes)
-
-
-def _timeline(trace: Trace, kernels: list[OpRan], machine: Host, graph: bool) -> tuple[Array, Array]:
-    """When the host has launched each op's kernels, and when they end on the GPU."""
-    gap = machine.graph_gap_s if graph else machine.gap_s
-    busy = np.array([kernel.time_s + gap * kernel.launches for kernel in kernels])
-    if graph:
-        launched = np.full(len(kernels), machine.graph_s)
-        return launched, stream_ends(launched, busy)
-    ready = np.cumsum(launch_costs(trace, machine))
-    launched = ready[[at for at, op in enumerate(trace.ops) if op.kind == "kernel"]]
-    return launched, stream_ends(launched, busy)
-
-
-def launch_costs(trace: Trace, machine: Host) -> Array:
-    """What the host spends on each op of a trace before the next."""
-    forward = max(1, sum(op.phase == "forward" for op in trace.ops))
-    python_s = machine.module_s * trace.module_calls.get("forward", 0) / forward
-    costs = {
-        ("forward", True): machine.kernel_s + python_s, ("forward", False): machine.view_s + python_s,
-        ("backward", True): machine.backward_kernel_s, ("backward", False): machine.backward_view_s,
-        ("optimizer", True): machine.kernel_s, ("optimizer", False): machine.view_s,
-    }  # fmt: skip
-    return np.array([costs[op.phase, op.kind == "kernel"] for op in trace.ops])
+    found = list(enumerate(predicted(trace.ops, times, lambda op: cost(op, settings))))
+    queue = Queue.of(found, launch_costs(trace, machine), machine, graph)
+    ends = stream_ends(queue.launched_s, queue.busy_s)
+    return Step(
+        trace=trace, gpu=gpu, host=machine, time_s=float(ends[-1]), kernels=queue.kernels, predictor=times.predictor,
+        launched_s=queue.launched_s, ends_s=ends, graph=graph, compiled=any(op.name == FUSED for op in trace.ops),
+    )  # fmt: skip

@@ -1,0 +1,92 @@
+"""Kernels of a traced step in the order in which the host queues them: what each op launches, and when."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kernelcast.kernels.work import Array
+from kernelcast.networks.aten import Costed
+from kernelcast.networks.traced import Op, Trace
+from kernelcast.span import NOTHING, Span
+from kernelcast.timeline import Host, Ran
+from kernelcast.timeline.power import throttled_s
+from kernelcast.times import Times
+
+
+@dataclass(frozen=True, slots=True)
+class OpRan(Ran):
+    """The kernels that one op of a trace launches. ``by_bytes``: no rule knows the op."""
+
+    op: Op
+    by_bytes: bool
+
+
+def predicted(ops: Iterable[Op], times: Times, costs: Callable[[Op], Costed]) -> list[OpRan | None]:
+    """The kernels of each op; None where it launches none. ``costs``: what an op launches."""
+    costed = [(op, costs(op) if op.kind == "kernel" else None) for op in ops]
+    times.learn(launch.call for _, found in costed if found for launch in found.launches)
+    return [_ran(op, found, times) if found else None for op, found in costed]
+
+
+def _ran(op: Op, costed: Costed, times: Times) -> OpRan:
+    """What binds and supports the longest call of an op is told for the whole. A step that runs again and again keeps
+    the GPU at its power limit."""
+    span, longest = NOTHING, Ran(op.phase, "other", Span.exact(-1.0), 0.0, "launch", "seen")
+    for launch in costed.launches:
+        one = Ran.of(op.phase, launch, times)
+        longest = one if one.time_s > longest.time_s else longest
+        time_s = times[launch.call].span.time_s
+        span += one.span * (1 + throttled_s(launch.call, time_s, times.gpu) / time_s)
+    launches = sum(launch.count for launch in costed.launches)
+    return OpRan(op.phase, longest.part, span, launches, longest.bound_by, longest.support, op, costed.by_bytes)
+
+
+def gap_s(machine: Host, graph: bool) -> float:
+    """Between two kernels of a stream, both launched in time."""
+    return machine.graph_gap_s if graph else machine.gap_s
+
+
+def launch_costs(trace: Trace, machine: Host) -> Array:
+    """What the host spends on each op of a trace before the next."""
+    forward = max(1, sum(op.phase == "forward" for op in trace.ops))
+    python_s = machine.module_s * trace.module_calls.get("forward", 0) / forward
+    costs = {
+        ("forward", True): machine.kernel_s + python_s, ("forward", False): machine.view_s + python_s,
+        ("backward", True): machine.backward_kernel_s, ("backward", False): machine.backward_view_s,
+        ("optimizer", True): machine.kernel_s, ("optimizer", False): machine.view_s,
+    }  # fmt: skip
+    return np.array([costs[op.phase, op.kind == "kernel"] for op in trace.ops])
+
+
+@dataclass(frozen=True)
+class Queue:
+    """Kernels that follow one another on one GPU, and when the host has launched each from the start."""
+
+    kernels: tuple[OpRan, ...]
+    places: tuple[int, ...]  # of their ops in the trace
+    busy_s: Array  # each with the gap behind it
+    launched_s: Array
+    host_s: float  # of all its ops
+
+    @classmethod
+    def of(cls, found: Sequence[tuple[int, OpRan | None]], costs_s: Array, machine: Host, graph: bool) -> Queue:
+        """``found``: places of ops in a trace and what they launch; ``costs_s``: ``launch_costs`` of that trace.
+        ``graph``: kernels replay from a CUDA graph, so that the host launches once."""
+        clock = np.cumsum(costs_s[[at for at, _ in found]])
+        launching = [i for i, (_, kernel) in enumerate(found) if kernel is not None]
+        kernels = tuple(kernel for _, kernel in found if kernel is not None)
+        return cls(
+            kernels=kernels,
+            places=tuple(found[i][0] for i in launching),
+            busy_s=np.array([kernel.time_s + gap_s(machine, graph) * kernel.launches for kernel in kernels]),
+            launched_s=np.full(len(kernels), machine.graph_s) if graph else clock[launching],
+            host_s=0.0 if graph or not len(clock) else float(clock[-1]),
+        )
+
+    def kernel_at(self, place: int) -> int:
+        """The last kernel at or before an op of the trace."""
+        return bisect.bisect_right(self.places, place) - 1
