@@ -67,7 +67,7 @@ def predict_all(asked: Iterable[Call], chip: Gpu, conditions: Conditions) -> dic
 
 
 def _one(told: Predictions, at: int) -> Predicted:
-    phases = [phase for phase in told.phases if phase.launches[at] > 0] or list(told.phases[:1])
+    phases = [phase for phase in told.works if phase.launches[at] > 0] or list(told.works[:1])
     main: Analysis = max(phases, key=lambda phase: float(phase.bound[at]))
     return Predicted(
         time_us=float(told.time_s[at]) * 1e6,

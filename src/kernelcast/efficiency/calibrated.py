@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,12 +43,13 @@ class Calibrated:
         found = question.features
         shift, like = family.correction(found.names, found.values, before.time_s, question.words)
         time = before.time_s * np.exp(shift)
-        return Estimate(
+        return replace(
+            before,
             time_s=time,
             low_s=time * (before.low_s / before.time_s) ** _reach(family.low, like),
             high_s=time * (before.high_s / before.time_s) ** _reach(family.high, like),
-            ceiling_s=before.ceiling_s,
             support=np.where(like >= _LIKE, "seen", before.support).astype(object),
+            predictor=before.predictor and f"{before.predictor}+calibrated",
         ).held(question.bound_s)
 
 
