@@ -15,7 +15,7 @@ from kernelcast.calls import Call, Launch
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu
 from kernelcast.networks.architecture import Architecture
-from kernelcast.networks.layers import Attention, Dense, Experts, Layer, LayerRun, LinearAttention, Mla
+from kernelcast.networks.layers import Dense, Experts, Layer, LayerRun, LinearAttention, Mla, SelfAttention
 from kernelcast.networks.precision import Precision
 from kernelcast.networks.stack import Stack
 from kernelcast.parallel import Layout
@@ -88,7 +88,7 @@ def _check(layer: Layer, deployment: Deployment) -> None:
             )
     elif mixer.q_heads % tp:
         raise KernelcastError(f"tp {tp} does not divide the {mixer.q_heads} heads of {deployment.model.name}")
-    if isinstance(mixer, Attention) and mixer.kv_heads % tp and tp % mixer.kv_heads:  # cut evenly, or copied evenly
+    if isinstance(mixer, SelfAttention) and mixer.kv_heads % tp and tp % mixer.kv_heads:  # cut evenly, or copied evenly
         raise KernelcastError(
             f"tp {tp} does not divide the {mixer.kv_heads} key-value heads of {deployment.model.name}, nor they it"
         )
@@ -149,7 +149,7 @@ class _Pass:
         yield from self._norm(layer.norms.kind, count)
         if isinstance(layer.attention, Mla):
             yield from self._mla(layer.attention, count)
-        elif isinstance(layer.attention, Attention):
+        elif isinstance(layer.attention, SelfAttention):
             yield from self._attention(layer.attention, count)
         else:
             yield from self._linear_attention(layer.attention, count)
@@ -176,7 +176,7 @@ class _Pass:
         if count > 0:
             yield from self._small("norms", kind, count, rows=self.tokens, cols=self.model.hidden)
 
-    def _attention(self, mixer: Attention, count: int) -> Iterator[Launch]:
+    def _attention(self, mixer: SelfAttention, count: int) -> Iterator[Launch]:
         tp, width = self.layout.tp, self.model.hidden
         heads, kv_heads, dim = mixer.q_heads // tp, max(1, mixer.kv_heads // tp), mixer.head_dim
         gate = heads * dim if mixer.output_gate else 0

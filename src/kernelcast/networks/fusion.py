@@ -169,7 +169,7 @@ def _fused(op: Op, settings: Settings) -> Iterator[Launch]:
     elements, flops, xu_ops, cols = (op.options.get(name, 0) for name in ("elements", "flops", "xu_ops", "cols"))
     elements = max(1, int(elements or largest.elements))
     yield pointwise(
-        "fused", settings, elements, number_format(largest), read_bytes=boundary_bytes(op.inputs),
+        "fused", elements, number_format(largest), read_bytes=boundary_bytes(op.inputs),
         written_bytes=boundary_bytes(op.outputs), flops=round(flops / elements, 3),
         xu_ops=round(xu_ops / elements, 3), cols=int(cols) or largest.cols,
     )  # fmt: skip

@@ -8,7 +8,16 @@ from collections.abc import Iterator, Sequence
 from kernelcast.calls import Launch
 from kernelcast.kernels import REGISTRY
 from kernelcast.kernels.elementwise import Cost, Elementwise
-from kernelcast.networks.aten.table import Settings, launch, number_format, pointwise, rule, split
+from kernelcast.networks.aten.table import (
+    Settings,
+    launch,
+    number_format,
+    over,
+    pointwise,
+    rule,
+    total_bytes,
+    vectorised,
+)
 from kernelcast.networks.traced import Op, Tensor
 
 SECTOR_BYTES = 32.0  # the least that DRAM and L2 hand out
@@ -73,11 +82,8 @@ def _operands(op: Op) -> list[Tensor]:
 def coalesced(tensors: Sequence[Tensor], shape: Sequence[int]) -> list[tuple[int, list[int]]]:
     """Axes as PyTorch's TensorIterator sees them: sorted by stride, neighbours that lie end to end in every tensor
     joined; each with the stride of every tensor, 0 where it is broadcast."""
-    axes: list[tuple[int, list[int]]] = []
-    for axis, size in enumerate(shape):
-        if size == 1:
-            continue
-        axes.append((size, [_stride(x, axis - len(shape)) for x in tensors]))
+    rank = len(shape)
+    axes = [(size, [_stride(x, axis - rank) for x in tensors]) for axis, size in enumerate(shape) if size != 1]
     axes.sort(key=lambda entry: [step or float("inf") for step in entry[1]])
     joined: list[tuple[int, list[int]]] = []
     for size, steps in axes:
@@ -105,7 +111,7 @@ def access(inputs: Sequence[Tensor], out: Tensor) -> str:
     axes = coalesced([out, *inputs], out.shape)
     if len(axes) > 1 or (axes and any(step != 1 for step in axes[0][1])):
         return "strided"
-    return "cast" if len({x.dtype for x in (out, *inputs) if x.dtype not in ("bool",)}) > 1 else "vector"
+    return "cast" if len({x.dtype for x in (out, *inputs)} - {"bool"}) > 1 else "vector"
 
 
 def fetched_bytes(inputs: Sequence[Tensor], out: Tensor, l2_bytes: float) -> float:
@@ -125,40 +131,32 @@ def fetched_bytes(inputs: Sequence[Tensor], out: Tensor, l2_bytes: float) -> flo
     return total
 
 
-def elementwise(op: Op, settings: Settings, name: str, part: str = "element-wise") -> Launch:
-    """One element-wise kernel, by its name where it runs vectorised, else by what it moves."""
-    inputs = _operands(op) if cost_of(name).reads else []
+@rule(*_NAMES, "pow", "pow_", "sgn_")
+def _elementwise(op: Op, settings: Settings) -> Iterator[Launch]:
+    """One kernel, by its name where it runs vectorised, else by what it moves."""
+    name = kernel_name(op)
+    assert name is not None
+    cost = cost_of(name)
+    inputs = _operands(op) if cost.reads else []
     out = op.outputs[0] if op.outputs else op.inputs[0]
     way = access(inputs, out)
     dtype = number_format(out if name != "copy" and out.dtype not in ("bool", "int64") else (inputs or [out])[0])
     floats = [x for x in inputs if x.dtype != "bool"]
-    cost = cost_of(name)
     plain = way == "vector" and out.dtype in ("fp32", "bf16", "fp16") and len(floats) == cost.reads
     if plain and all(x.elements == out.elements for x in inputs):
-        rows, cols = split(out.elements, out.cols)
-        return launch(part, name, settings, rows=rows, cols=cols, dtype=dtype)
-    read = fetched_bytes(inputs, out, settings.l2_bytes)
-    written = sum(x.bytes for x in op.outputs) if op.outputs else out.bytes
-    return pointwise(
-        part, settings, out.elements, dtype, read_bytes=read, written_bytes=written, tensors=len(inputs),
+        yield vectorised("element-wise", name, out, dtype)
+        return
+    yield pointwise(
+        "element-wise", out.elements, dtype, tensors=len(inputs),
+        read_bytes=fetched_bytes(inputs, out, settings.l2_bytes), written_bytes=total_bytes(op.outputs or [out]),
         access=None if way == "vector" else way, axes=axes_of([out, *inputs], out.shape),
         flops=max(cost.flops, 1.0), xu_ops=cost.xu_ops, cols=out.cols,
     )  # fmt: skip
-
-
-def _rule(op: Op, settings: Settings) -> Iterator[Launch]:
-    name = kernel_name(op)
-    assert name is not None
-    yield elementwise(op, settings, name)
-
-
-rule(*_NAMES, "pow", "pow_", *(f"{name}_" for name in ("sgn",)))(_rule)
 
 
 @rule("mse_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "smooth_l1_loss", "l1_loss")
 def _elementwise_loss(op: Op, settings: Settings) -> Iterator[Launch]:
     """The difference of each element, and their mean."""
     x = op.inputs[0]
-    yield pointwise("loss", settings, x.elements, number_format(x), read_bytes=sum(t.bytes for t in op.inputs),
-                    written_bytes=x.bytes, flops=4.0)  # fmt: skip
-    yield launch("loss", "reduce_sum", settings, rows=1, cols=x.elements, axis="cols", dtype=number_format(x))
+    yield over("loss", x, read_bytes=total_bytes(op.inputs), written_bytes=x.bytes, flops=4.0)
+    yield launch("loss", "reduce_sum", rows=1, cols=x.elements, axis="cols", dtype=number_format(x))
