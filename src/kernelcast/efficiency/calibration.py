@@ -1,4 +1,5 @@
-"""A calibration: what measurements of one GPU say about a predictor's errors there, in one small file.
+"""A calibration: what measurements of one GPU say about a predictor's errors there, in one small file; and that
+predictor with it laid over.
 
 For each family it holds a correction of the log of time in two levels. *Biases* are shared by many calls: of the whole
 family, of each word (op, dtype, stack, …) and of the words together, for short, middling and long kernels.
@@ -12,16 +13,19 @@ import functools
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelcast.efficiency.features import aligned
+from kernelcast.efficiency.features import KEEP, aligned
 from kernelcast.efficiency.network import Floats, in_blocks
+from kernelcast.efficiency.predictor import Estimate, Predictor, Question
 from kernelcast.errors import KernelcastError
+from kernelcast.hardware import Gpu
+from kernelcast.machine.analyse import Score
 
 FORMAT = 1
 _KIND = "kernelcast calibration"
@@ -30,6 +34,7 @@ _KIND = "kernelcast calibration"
 REGIMES = ("under 10 µs", "10-100 µs", "over 100 µs")
 CENTRES_S = np.array([3.1623e-6, 31.623e-6, 316.23e-6])
 ELSEWHERE = 0.3  # how alike two calls are, in the local part, whose words differ
+_LIKE = 0.5  # a call this like a measured one is seen
 _ROOT_3 = np.float32(np.sqrt(3.0))
 _STRIDE = 64  # blocks at a time: kernels of these stay in the CPU's cache
 
@@ -223,3 +228,45 @@ def _check_shapes(family: FamilyCalibration) -> None:
         raise ValueError(f"a bias has {len(REGIMES)} regimes")
     if count and not 0 <= family.group.min() <= family.group.max() < len(family.groups):
         raise ValueError("a point of no group")
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """What ``base`` says, corrected by what measurements of this GPU showed."""
+
+    base: Predictor
+    calibration: Calibration
+
+    @property
+    def name(self) -> str:
+        return f"{self.base.name}+calibrated"
+
+    @property
+    def keep(self) -> int:
+        return max(self.base.keep, KEEP)
+
+    def score(self, target: Gpu) -> Score:
+        return self.base.score(target)
+
+    def estimate(self, question: Question) -> Estimate:
+        self.calibration.check_gpu(question.gpu.id)
+        before = self.base.estimate(question)
+        family = self.calibration.families.get(question.kernel.family)
+        if family is None:
+            return before
+        found = question.features
+        shift, like = family.correction(found.names, found.values, before.time_s, question.words)
+        time = before.time_s * np.exp(shift)
+        return replace(
+            before,
+            time_s=time,
+            low_s=time * (before.low_s / before.time_s) ** _reach(family.low, like),
+            high_s=time * (before.high_s / before.time_s) ** _reach(family.high, like),
+            support=np.where(like >= _LIKE, "seen", before.support).astype(object),
+            predictor=before.predictor and f"{before.predictor}+calibrated",
+        ).held(question.bound_s)
+
+
+def _reach(factor: float, like: Doubles) -> Doubles:
+    """Errors that were wider than the interval widen it everywhere; narrower ones narrow it where calls are alike."""
+    return np.full(len(like), factor) if factor >= 1 else 1.0 + (factor - 1.0) * like
