@@ -53,11 +53,15 @@ def features(ranked: Sequence[tuple[Analysis, ...]], hints: Mapping[str, Array],
         columns |= _tiles(f"k{number}", ranked[index], times[index] / total, total, gpu)
     columns |= hints
     columns |= {name: np.array(value) for name, value in gpu_features(gpu).items()}
-    count = len(total)
+    return Features(tuple(columns), rows_of(columns, len(total)), total, bound)
+
+
+def rows_of(columns: Mapping[str, Array], count: int) -> NDArray[np.float32]:
+    """One row a call; a column of one number is the same for all."""
     values = np.empty((count, len(columns)), dtype=np.float32)
     for at, column in enumerate(columns.values()):
         values[:, at] = column
-    return Features(tuple(columns), values, total, bound)
+    return values
 
 
 def aligned(have: tuple[str, ...], values: NDArray[np.float32], want: tuple[str, ...]) -> NDArray[np.float32]:

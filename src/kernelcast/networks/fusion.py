@@ -156,6 +156,7 @@ def _joined(group: _Group, at: int, readers: dict[int, set[int]]) -> Op:
     ]  # fmt: skip
     outputs = tuple(wanted or [last.outputs[0] if last.outputs else last.inputs[0]])
     options = {name: getattr(group, name) for name in ("elements", "flops", "xu_ops", "cols")}
+    options["ops"] = len(group.ops)
     return Op(FUSED, tuple(group.read.values()), options, outputs, "kernel", last.phase, last.module)
 
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from kernelcast.efficiency.baselines.family_net import NetBaseline, sigmoid, words_of
 from kernelcast.efficiency.baselines.roofline import plain_estimate, roofline_s
+from kernelcast.efficiency.features import rows_of
 from kernelcast.efficiency.network import Floats
 from kernelcast.efficiency.predictor import Estimate, Question
 from kernelcast.hardware import Gpu
@@ -65,9 +66,7 @@ def inputs(question: Question) -> Inputs:
     numbers = {f"{pipe}_all": whole[row] * gpu.clock_boost_hz for row, pipe in enumerate(PIPES)}
     numbers |= {f"{pipe}_sm_max": busiest[row] * gpu.clock_boost_hz for row, pipe in enumerate(PIPES)}
     numbers |= {name: np.array(value) for name, value in specs(gpu, dtype(question.calls.choice("dtype")).math).items()}
-    values = np.empty((question.calls.count, len(numbers)), dtype=np.float32)
-    for at, column in enumerate(numbers.values()):
-        values[:, at] = np.log1p(column)
+    values = rows_of({name: np.log1p(column) for name, column in numbers.items()}, question.calls.count)
     return Inputs(tuple(numbers), values, theoretical_s(whole))
 
 

@@ -21,33 +21,39 @@ from kernelcast.networks.aten.table import (
 from kernelcast.networks.traced import Op, Tensor
 
 SECTOR_BYTES = 32.0  # the least that DRAM and L2 hand out
-# ATen's name: the kernel's, which says what an element costs
-_NAMES = {
-    "add": "add", "sub": "sub", "rsub": "sub", "mul": "mul", "div": "div", "true_divide": "div", "neg": "neg",
-    "relu": "relu", "gelu": "gelu", "silu": "silu", "sigmoid": "sigmoid", "tanh": "tanh", "exp": "exp", "exp2": "exp",
-    "expm1": "exp", "log": "log", "log2": "log", "log1p": "log", "sin": "sin", "cos": "sin", "sqrt": "sqrt",
-    "rsqrt": "rsqrt", "clamp": "clamp", "clamp_min": "relu", "clamp_max": "relu", "hardtanh": "clamp", "erf": "gelu",
-    "where": "where", "masked_fill": "masked_fill", "native_dropout": "dropout", "bernoulli": "dropout",
-    "native_dropout_backward": "dropout_backward", "_masked_scale": "dropout_backward",
-    "gelu_backward": "gelu_backward", "silu_backward": "silu_backward", "sigmoid_backward": "sigmoid_backward",
-    "tanh_backward": "tanh_backward", "threshold_backward": "relu_backward", "abs": "neg", "sign": "neg",
-    "reciprocal": "rsqrt", "maximum": "add", "minimum": "add", "addcmul": "mul", "addcdiv": "div", "lerp": "mul",
-    "eq": "add", "ne": "add", "lt": "add", "le": "add", "gt": "add", "ge": "add", "logical_not": "neg",
-    "logical_and": "add", "logical_or": "add", "logical_xor": "add", "bitwise_and": "add", "bitwise_or": "add",
-    "bitwise_not": "neg", "bitwise_xor": "add", "floor": "neg", "ceil": "neg", "round": "neg", "trunc": "neg",
-    "remainder": "div", "fmod": "div", "floor_divide": "div", "isnan": "neg", "isinf": "neg", "isfinite": "neg",
-    "nan_to_num": "clamp", "leaky_relu": "relu", "elu": "exp", "hardswish": "clamp", "hardsigmoid": "clamp",
-    "mish": "tanh", "softplus": "log", "log_sigmoid_forward": "log", "leaky_relu_backward": "relu_backward",
-    "elu_backward": "silu_backward", "hardswish_backward": "relu_backward", "softplus_backward": "sigmoid_backward",
-    "mse_loss_backward": "mul", "atan2": "div", "__and__": "add", "__or__": "add", "polar": "sin", "asinh": "log",
-    "square": "mul", "zeros_like": "fill", "ones_like": "fill", "full_like": "fill", "zeros": "fill", "ones": "fill",
-    "full": "fill", "fill": "fill", "zero": "fill", "new_zeros": "fill", "new_ones": "fill", "new_full": "fill",
-    "arange": "fill", "linspace": "fill", "scalar_tensor": "fill", "uniform": "dropout", "normal": "dropout",
-    "randn": "dropout", "rand": "dropout", "randn_like": "dropout", "rand_like": "dropout", "randint": "dropout",
-    "tril": "masked_fill", "triu": "masked_fill", "sgn": "neg", "hardtanh_backward": "relu_backward",
-    "glu": "silu", "glu_backward": "silu_backward", "prelu": "relu", "_prelu_kernel": "relu",
-    "_prelu_kernel_backward": "relu_backward", "bucketize": "div", "view_as_complex": "copy", "conj": "neg",
-}  # fmt: skip
+_OWN = (
+    "add sub mul div neg relu gelu silu sigmoid tanh exp log sin sqrt rsqrt clamp where masked_fill fill "
+    "gelu_backward silu_backward sigmoid_backward tanh_backward"
+)  # ops whose kernel has their name
+_LIKE = {  # the kernel whose cost an element of these has
+    "add": "maximum minimum eq ne lt le gt ge logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor "
+    "__and__ __or__",
+    "sub": "rsub",
+    "mul": "addcmul lerp mse_loss_backward square",
+    "div": "true_divide addcdiv remainder fmod floor_divide atan2 bucketize",
+    "neg": "abs sign sgn conj logical_not bitwise_not floor ceil round trunc isnan isinf isfinite",
+    "relu": "clamp_min clamp_max leaky_relu prelu _prelu_kernel",
+    "gelu": "erf",
+    "silu": "glu",
+    "tanh": "mish",
+    "exp": "exp2 expm1 elu",
+    "log": "log2 log1p softplus log_sigmoid_forward asinh",
+    "sin": "cos polar",
+    "rsqrt": "reciprocal",
+    "clamp": "hardtanh nan_to_num hardswish hardsigmoid",
+    "masked_fill": "tril triu",
+    "dropout": "native_dropout bernoulli uniform normal randn rand randn_like rand_like randint",
+    "dropout_backward": "native_dropout_backward _masked_scale",
+    "silu_backward": "elu_backward glu_backward",
+    "sigmoid_backward": "softplus_backward",
+    "relu_backward": "threshold_backward leaky_relu_backward hardswish_backward hardtanh_backward "
+    "_prelu_kernel_backward",
+    "fill": "zeros_like ones_like full_like zeros ones full zero new_zeros new_ones new_full arange linspace "
+    "scalar_tensor",
+    "copy": "view_as_complex",
+}
+# ATen's name: the kernel's
+_NAMES = {name: name for name in _OWN.split()} | {one: kernel for kernel, ops in _LIKE.items() for one in ops.split()}
 
 
 def cost_of(name: str) -> Cost:
