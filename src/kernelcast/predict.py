@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelcast.efficiency import Calibrated, Calibration, Predictor, Question, load_calibration, predictor
+from kernelcast.efficiency import Calibrated, Calibration, Estimate, Predictor, Question, load_calibration, predictor
 from kernelcast.efficiency.learned import monotone
 from kernelcast.errors import KernelcastError, unknown
 from kernelcast.hardware import Gpu, gpu, gpu_ids
@@ -95,20 +95,14 @@ def check_gpu(conditions: Conditions, chip: Gpu) -> None:
 DEFAULT = Conditions()
 
 
-@dataclass(frozen=True)
-class Predictions:
-    """Columns of results, one entry a call; limits are (pipelines, calls). Phases hold the details."""
+@dataclass(frozen=True, kw_only=True)
+class Predictions(Estimate):
+    """Columns of results, one entry a call; limits are (pipelines, calls). ``works`` hold the details."""
 
-    time_s: Array
-    low_s: Array
-    high_s: Array
-    ceiling_s: Array
     bound_s: Array
     limits_s: Array
     footprint_bytes: Array
-    support: NDArray[Any]  # seen | near | extrapolated
-    predictor: str
-    phases: tuple[Analysis, ...] = ()
+    works: tuple[Analysis, ...] = ()  # the kernels that a call launches in turn
 
     @property
     def bound_by(self) -> list[str]:
@@ -125,7 +119,7 @@ class Predictions:
 
 
 @dataclass(frozen=True)
-class Phase:
+class LaunchedKernel:
     """One kernel of a call: how its tasks fall onto the SMs."""
 
     tile: Mapping[str, float]
@@ -159,11 +153,13 @@ class Prediction:
     efficiency: float
     support: str
     predictor: str
-    phases: tuple[Phase, ...]
+    kernels: tuple[LaunchedKernel, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON."""
-        return asdict(self)
+        """Plain values, ready for JSON, where the kernels are called phases."""
+        told = asdict(self)
+        told["phases"] = told.pop("kernels")
+        return told
 
 
 def predict(call: Kernel, target: Gpu | str, conditions: Conditions = DEFAULT) -> Prediction:
@@ -178,15 +174,15 @@ def predict_many(calls: Sequence[Kernel], target: Gpu | str, conditions: Conditi
     groups: dict[tuple[Any, ...], list[int]] = {}
     for index, call in enumerate(calls):
         groups.setdefault(group_key(call), []).append(index)
-    results: list[Prediction | None] = [None] * len(calls)
+    results: dict[int, Prediction] = {}
     for members in groups.values():
         batch = [calls[i] for i in members]
         found = predict_calls(type(batch[0]), columns_of(batch), chip, conditions, details=True)
         for position in np.flatnonzero(found.too_large(chip))[:1]:
             raise KernelcastError(too_large_text(batch[0].op, found.footprint_bytes[position], chip))
         for position, index in enumerate(members):
-            results[index] = _one(batch[position], chip, found, position)
-    return [r for r in results if r is not None]
+            results[index] = _one(calls[index], chip, found, position)
+    return [results[index] for index in range(len(calls))]
 
 
 def too_large_text(op: str, footprint_bytes: float, chip: Gpu) -> str:
@@ -210,14 +206,15 @@ def predict_calls(
     turns: Turns | None = None,
     details: bool = False,
 ) -> Predictions:
-    """Columns in, columns out. ``turns`` may vary by call, else the conditions say it; ``details`` keeps the phases."""
+    """Columns in, columns out. ``turns`` may vary by call, else the conditions say it; ``details`` keeps the works."""
     chunk = calls.count if details else CHUNK_CALLS
     starts = range(0, calls.count, max(chunk, 1))
 
     def run(start: int) -> Predictions:
         part = calls.part(start, start + chunk)
         sets = (turns or conditions.turns).part(slice(start, start + chunk))
-        return _answer(kernel, part, chip, conditions, sets, details)
+        found = _answer(kernel, part, chip, conditions, sets)
+        return found if details else replace(found, works=())
 
     if len(starts) <= 1:
         return run(0)
@@ -235,7 +232,7 @@ def ask(
     without: tuple[str, ...] = (),
     keep: int = 1,
 ) -> Question:
-    """What a predictor is asked: the calls, and what the machine finds for each of their phases (``keep`` or more)."""
+    """What a predictor is asked: the calls, and what the machine finds for each of their works (``keep`` or more)."""
     score, keep = answering.score(chip), max(keep, answering.keep)
     ranked = tuple(
         analyse(work, chip, turns=turns, without=without, score=score, keep=keep) for work in kernel.work(calls, chip)
@@ -243,94 +240,67 @@ def ask(
     return Question(kernel, calls, chip, ranked)
 
 
-def _answer(
-    kernel: type[Kernel], calls: Calls, chip: Gpu, conditions: Conditions, turns: Turns, details: bool
-) -> Predictions:
+def _answer(kernel: type[Kernel], calls: Calls, chip: Gpu, conditions: Conditions, turns: Turns) -> Predictions:
     """One chunk: the machine, then the predictor."""
     answering = chosen(conditions)
     question = ask(kernel, calls, chip, turns, answering, without=conditions.without)
     times, best = answering.estimate(question), question.best
-    limits = np.sum([p.limits for p in best], axis=0)
     found = Predictions(
-        time_s=times.time_s,
-        low_s=times.low_s,
-        high_s=times.high_s,
-        ceiling_s=times.ceiling_s,
+        **{**vars(times), "predictor": times.predictor or answering.name},
         bound_s=question.bound_s,
-        limits_s=limits,
-        footprint_bytes=np.max([p.footprint_bytes for p in best], axis=0),
-        support=times.support,
-        predictor=answering.name,
-        phases=tuple(best) if details else (),
+        limits_s=np.sum([work.limits for work in best], axis=0),
+        footprint_bytes=np.max([work.footprint_bytes for work in best], axis=0),
+        works=tuple(best),
     )
-    if chip.changes and chip.id in gpu_ids():
-        return _no_worse(found, kernel, calls, chip, conditions, turns)
-    return found
-
-
-def _no_worse(
-    found: Predictions, kernel: type[Kernel], calls: Calls, chip: Gpu, conditions: Conditions, turns: Turns
-) -> Predictions:
-    """A what-if that can only help must not slow a call down, nor one that can only hurt speed it up."""
-    base = gpu(chip.id)
+    base = gpu(chip.id) if chip.changes and chip.id in gpu_ids() else chip
     sign = monotone(chip, base)
-    if sign == 0:
-        return found
-    before = _answer(kernel, calls, base, conditions, turns, details=False)
+    return _no_worse(found, _answer(kernel, calls, base, conditions, turns), sign) if sign else found
+
+
+def _no_worse(found: Predictions, before: Predictions, sign: int) -> Predictions:
+    """A what-if that can only help must not slow a call down, nor one that can only hurt speed it up."""
     limit = np.minimum if sign > 0 else np.maximum
     time = np.maximum(limit(found.time_s, before.time_s), found.bound_s)
     scale = time / found.time_s
-    return replace(
-        found,
-        time_s=time,
-        low_s=np.clip(found.low_s * scale, found.bound_s, time),
-        high_s=np.maximum(found.high_s * scale, time),
-        ceiling_s=np.clip(found.ceiling_s, found.bound_s, time),
-    )
+    return replace(found, time_s=time, low_s=found.low_s * scale, high_s=found.high_s * scale).held(found.bound_s)
 
 
-def _join(parts: Iterable[Predictions]) -> Predictions:
-    parts = list(parts)
-    names = ("time_s", "low_s", "high_s", "ceiling_s", "bound_s", "limits_s", "footprint_bytes", "support")
-    columns: dict[str, Any] = {n: np.concatenate([getattr(p, n) for p in parts], axis=-1) for n in names}
-    return Predictions(**columns, predictor=parts[0].predictor)
+def _join(parts: Sequence[Predictions]) -> Predictions:
+    names = [one.name for one in fields(Predictions) if one.name not in ("predictor", "works")]
+    columns: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts], axis=-1) for name in names}
+    return replace(parts[0], **columns)
 
 
 def _one(call: Kernel, chip: Gpu, found: Predictions, i: int) -> Prediction:
-    given = {n: getattr(call, n) for n in parameters_of(type(call)) if getattr(call, n) is not None}
+    times = ("time_s", "low_s", "high_s", "ceiling_s", "bound_s", "efficiency")
+    limits = found.limits_s[:, i]
     return Prediction(
         op=call.op,
-        parameters=given,
+        parameters={n: getattr(call, n) for n in parameters_of(type(call)) if getattr(call, n) is not None},
         gpu=chip.label,
-        time_s=float(found.time_s[i]),
-        low_s=float(found.low_s[i]),
-        high_s=float(found.high_s[i]),
-        ceiling_s=float(found.ceiling_s[i]),
-        bound_s=float(found.bound_s[i]),
-        bound_by=PIPELINES[int(np.argmax(found.limits_s[:, i]))],
-        limits=_named(found.limits_s[:, i]),
-        efficiency=float(found.efficiency[i]),
+        **_numbers(found, i, *times),
+        bound_by=PIPELINES[int(np.argmax(limits))],
+        limits=_named(limits),
         support=str(found.support[i]),
         predictor=found.predictor,
-        phases=tuple(_phase(p, i) for p in found.phases if p.launches[i] > 0),
+        kernels=tuple(_launched(work, i) for work in found.works if work.launches[i] > 0),
     )
 
 
-def _phase(phase: Analysis, i: int) -> Phase:
-    return Phase(
-        tile={name: float(v[i]) for name, v in phase.tile.items()},
-        tasks=float(phase.tasks[i]),
-        ctas_per_sm=float(phase.ctas_per_sm[i]),
-        waves=float(phase.waves[i]),
-        tail=float(phase.tail[i]),
-        padding=float(phase.padding[i]),
-        launches=float(phase.launches[i]),
-        useful_flops=float(phase.useful_flops[i]),
-        dram_bytes=float(phase.dram_bytes[i]),
-        l2_resident=float(phase.resident_share[i]),
-        limits=_named(phase.limits[:, i]),
-        busiest_sm=_named(phase.busiest_limits[:, i]),
+def _launched(work: Analysis, i: int) -> LaunchedKernel:
+    return LaunchedKernel(
+        tile={name: float(v[i]) for name, v in work.tile.items()},
+        **_numbers(
+            work, i, "tasks", "ctas_per_sm", "waves", "tail", "padding", "launches", "useful_flops", "dram_bytes"
+        ),
+        l2_resident=float(work.resident_share[i]),
+        limits=_named(work.limits[:, i]),
+        busiest_sm=_named(work.busiest_limits[:, i]),
     )
+
+
+def _numbers(columns: Predictions | Analysis, i: int, *names: str) -> dict[str, float]:
+    return {name: float(getattr(columns, name)[i]) for name in names}
 
 
 def _named(limits: Array) -> dict[str, float]:

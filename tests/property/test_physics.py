@@ -78,7 +78,7 @@ def test_double_the_bandwidth_halves_the_dram_limit(call: Kernel, gpu: str) -> N
     slow = kc.gpu(gpu)
     fast = slow.replace(dram_bytes_per_s=2 * slow.dram_bytes_per_s)
     before, after = kc.predict(call, slow), kc.predict(call, fast)
-    for old, new in zip(before.phases, after.phases, strict=True):
+    for old, new in zip(before.kernels, after.kernels, strict=True):
         assert new.limits.get("dram", 0.0) == pytest.approx(old.limits.get("dram", 0.0) / 2)
     assert after.time_s <= before.time_s * (1 + 1e-9)
 
@@ -91,7 +91,7 @@ def test_a_faster_clock_scales_what_it_drives(call: Kernel, gpu: str, factor: fl
     if slow.clock_tensor_hz:
         change["clock_tensor_hz"] = slow.clock_tensor_hz * factor
     before, after = kc.predict(call, slow), kc.predict(call, slow.replace(**change))
-    for old, new in zip(before.phases, after.phases, strict=True):
+    for old, new in zip(before.kernels, after.kernels, strict=True):
         if old.tile != new.tile:
             continue  # a faster chip may prefer another tile
         for name in ("tensor", "fma", "xu", "smem", "l2", "issue"):
@@ -143,7 +143,7 @@ def test_ragged_with_equal_lengths_is_uniform(
     ragged = kc.predict(kc.kernel(op, q_lens=[queries] * batch, kv_lens=[keys] * batch, **heads), gpu)
     assert ragged.time_s == pytest.approx(uniform.time_s, rel=1e-12)
     assert ragged.limits == pytest.approx(uniform.limits, rel=1e-12)
-    assert [p.tasks for p in ragged.phases] == [p.tasks for p in uniform.phases]
+    assert [p.tasks for p in ragged.kernels] == [p.tasks for p in uniform.kernels]
 
 
 @given(calls(), gpus)

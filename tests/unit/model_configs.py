@@ -6,8 +6,9 @@ import functools
 import json
 from typing import Any
 
-from kernelcast.networks import Attention, model
+from kernelcast.networks import model
 from kernelcast.networks.catalogue import MODELS
+from kernelcast.networks.layers import SelfAttention
 
 
 @functools.cache
@@ -16,6 +17,6 @@ def config_of(stem: str) -> dict[str, Any]:
     return config
 
 
-def attentions_of(name: str) -> list[Attention]:
+def attentions_of(name: str) -> list[SelfAttention]:
     layers = [layer.attention for layer in model(name).expand()]
-    return [a for a in layers if isinstance(a, Attention)]
+    return [a for a in layers if isinstance(a, SelfAttention)]

@@ -78,21 +78,21 @@ def test_decode_reads_the_cache_once() -> None:
     # 4095 come from DRAM: 64 x 4095 x 8 x 128 x 2 x 2 bytes = 1.07 GB, 320 us at 3.35 TB/s.
     p = attention(batch=64, q_len=1, kv_len=4096, page_size=16)
     cached = 64 * 4095 * 8 * 128 * 2 * 2
-    assert p.phases[0].dram_bytes == cached
+    assert p.kernels[0].dram_bytes == cached
     assert p.limits["dram"] == pytest.approx(cached / 3.35e12)
     assert p.bound_by == "dram"
     fp8 = attention(batch=64, q_len=1, kv_len=4096, page_size=16, kv_dtype="fp8")
-    assert fp8.phases[0].dram_bytes == cached / 2
+    assert fp8.kernels[0].dram_bytes == cached / 2
 
 
 def test_decode_of_one_request_splits_its_keys() -> None:
     # One request has 8 tasks (one a KV head): keys are split until tasks fill 132 SMs, then merged.
     p = attention(batch=1, q_len=1, kv_len=65536)
-    splits = p.phases[0].tile["kv_splits"]
+    splits = p.kernels[0].tile["kv_splits"]
     assert 8 * splits <= 132 < 8 * 2 * splits
-    assert len(p.phases) == 2  # the merge is a kernel of its own
+    assert len(p.kernels) == 2  # the merge is a kernel of its own
     many = attention(batch=64, q_len=1, kv_len=4096)
-    assert many.phases[0].tile["kv_splits"] == 1 and len(many.phases) == 1
+    assert many.kernels[0].tile["kv_splits"] == 1 and len(many.kernels) == 1
 
 
 def test_useful_flops_of_causal_prefill() -> None:
@@ -100,20 +100,20 @@ def test_useful_flops_of_causal_prefill() -> None:
     p = attention(batch=2, q_len=1024, kv_len=1024)
     useful = 2 * (1024 * 1025 / 2) * 32 * 4 * 128
     done = p.limits["tensor"] * kc.gpu("h100_sxm").tensor_flops_per_s("bf16")
-    assert p.phases[0].padding == pytest.approx(1 - useful / (done + _vector_flops(p)), rel=1e-6)
+    assert p.kernels[0].padding == pytest.approx(1 - useful / (done + _vector_flops(p)), rel=1e-6)
 
 
 def _vector_flops(p: Prediction) -> float:
     gpu = kc.gpu("h100_sxm")
-    return p.phases[0].limits["fma"] * gpu.fma_flops_per_s("fp32")
+    return p.kernels[0].limits["fma"] * gpu.fma_flops_per_s("fp32")
 
 
 def test_mla_decode_reads_one_latent_for_all_heads() -> None:
     # 512 + 64 numbers a token in bf16, whatever the number of heads
     p = kc.predict(kc.kernel("mla", batch=32, q_len=1, kv_len=4096, q_heads=128), "h100_sxm")
-    assert p.phases[0].dram_bytes == 32 * 4095 * 576 * 2
+    assert p.kernels[0].dram_bytes == 32 * 4095 * 576 * 2
     few = kc.predict(kc.kernel("mla", batch=32, q_len=1, kv_len=4096, q_heads=16), "h100_sxm")
-    assert few.phases[0].dram_bytes == p.phases[0].dram_bytes
+    assert few.kernels[0].dram_bytes == p.kernels[0].dram_bytes
 
 
 def test_mla_prefill_expands_the_heads() -> None:

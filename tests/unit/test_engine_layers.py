@@ -9,7 +9,7 @@ import pytest
 from demand import of, works
 
 import kernelcast as kc
-from kernelcast.efficiency.generic import phase_times, sustained_start_s
+from kernelcast.efficiency.generic import sustained_start_s, work_times
 from kernelcast.hardware import gpu
 from kernelcast.kernels.work import Work
 from kernelcast.machine import analyse
@@ -84,7 +84,7 @@ def test_rounds_of_tasks_take_their_set_up_and_their_steps() -> None:
     assert found.setup_s[0] == pytest.approx(setup)
     assert found.step_s[0] == pytest.approx(steps)
     # there is no other work: the time is the launch floor, the set-ups and the steps
-    assert phase_times([found], H100)[0][0] == pytest.approx(sustained_start_s(H100) + setup + steps)
+    assert work_times([found], H100)[0][0] == pytest.approx(sustained_start_s(H100) + setup + steps)
     assert found.bound[0] == pytest.approx(H100.launch_floor_s)  # the bound knows neither
 
 
@@ -100,6 +100,6 @@ def test_a_layer_whose_input_comes_quantised_is_the_product_alone() -> None:
     whole, ready = (
         kc.kernel("gemm", m=16, n=4096, k=4096, dtype="fp8", stack="trtllm", inputs=how) for how in (None, "ready")
     )
-    counts = [len(kc.predict(call, H100, kc.Conditions(predictor="generic")).phases) for call in (whole, ready)]
+    counts = [len(kc.predict(call, H100, kc.Conditions(predictor="generic")).kernels) for call in (whole, ready)]
     assert counts == [2, 1]
     assert kc.predict(ready, H100).time_s < kc.predict(whole, H100).time_s

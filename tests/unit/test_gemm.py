@@ -66,7 +66,7 @@ def test_waves_tail_and_busiest_sm() -> None:
 def test_dram_bytes_of_a_skinny_gemm() -> None:
     # One token: the 4096 x 4096 bf16 weights, 32 MiB, come from DRAM; 16 KiB of activations may stay in L2.
     p = kc.predict(kc.Gemm(m=1, n=4096, k=4096), "h100_sxm")
-    assert p.phases[0].dram_bytes == 4096 * 4096 * 2
+    assert p.kernels[0].dram_bytes == 4096 * 4096 * 2
     assert p.limits["dram"] == pytest.approx(4096 * 4096 * 2 / 3.35e12)
     assert p.bound_by == "dram"
 
@@ -77,7 +77,7 @@ def test_same_call_again_finds_its_weights_in_l2() -> None:
     cold = kc.predict(call, "h100_sxm")
     warm = kc.predict(call, "h100_sxm", kc.Conditions(rotation=1))
     assert cold.limits["dram"] > 0 and "dram" not in warm.limits
-    assert warm.phases[0].l2_resident == 1.0
+    assert warm.kernels[0].l2_resident == 1.0
     assert warm.time_s < cold.time_s
     # 1 GiB does not fit: warm and cold are the same.
     large = kc.Gemm(m=16, n=16384, k=32768)
@@ -100,7 +100,7 @@ def test_number_formats_set_bytes_and_rate() -> None:
     fp8 = kc.predict(kc.Gemm(m=8192, n=8192, k=8192, dtype="fp8"), gpu)
     assert fp8.limits["tensor"] == pytest.approx(bf16.limits["tensor"] / 2)
     one = {
-        t: kc.predict(kc.Gemm(m=1, n=8192, k=8192, dtype=t), gpu).phases[0].dram_bytes for t in ("bf16", "fp8", "int4")
+        t: kc.predict(kc.Gemm(m=1, n=8192, k=8192, dtype=t), gpu).kernels[0].dram_bytes for t in ("bf16", "fp8", "int4")
     }
     assert one["fp8"] == one["bf16"] / 2
     assert one["int4"] == pytest.approx(8192 * 8192 * (0.5 + 2 / 128))  # 4 bits and an fp16 scale per 128
@@ -115,7 +115,7 @@ def test_bmm_of_one_is_a_gemm_with_a_warm_operand() -> None:
     gemm = kc.predict(kc.Gemm(m=8192, n=8192, k=8192), "a100_sxm")
     bmm = kc.predict(kc.kernel("bmm", batch=1, m=8192, n=8192, k=8192), "a100_sxm")
     assert bmm.limits["tensor"] == gemm.limits["tensor"]
-    assert bmm.phases[0].tasks == gemm.phases[0].tasks
+    assert bmm.kernels[0].tasks == gemm.kernels[0].tasks
 
 
 def test_a_learned_choice_can_replace_the_ranking() -> None:

@@ -11,7 +11,7 @@ import kernelcast as kc
 from kernelcast.efficiency.features import GPU_FEATURES, features
 from kernelcast.efficiency.learned import WEIGHTS, as_gpu, clock_shift, load, monotone, pack, stand_in, unpack
 from kernelcast.efficiency.network import BLOCK_ROWS, Encoder, Layers
-from kernelcast.kernels.base import columns_of
+from kernelcast.kernels.base import REGISTRY, columns_of
 from kernelcast.kernels.gemm import Gemm
 from kernelcast.machine import analyse
 
@@ -150,6 +150,13 @@ def test_every_predictor_answers_every_op(name: str) -> None:
     for op, cls in REGISTRY.items():
         p = kc.predict(kc.kernel(op, **cls.examples[0]), "h200_sxm", kc.Conditions(predictor=name))
         assert np.isfinite(p.time_s) and p.time_s > 0, (name, op)
+
+
+def test_an_op_without_weights_names_the_predictor_that_answered() -> None:
+    assert load(WEIGHTS, REGISTRY["gated_delta"].family) is None
+    call = kc.kernel("gated_delta", **REGISTRY["gated_delta"].examples[0])
+    assert kc.predict(call, "h200_sxm").predictor == "generic-1"
+    assert kc.predict(Gemm(m=64, n=64, k=64), "h200_sxm").predictor.startswith("learned-")
 
 
 def test_unknown_predictor_is_refused() -> None:

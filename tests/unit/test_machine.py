@@ -150,9 +150,9 @@ def test_a_limit_can_be_left_out() -> None:
 
 def test_parts_make_the_bound() -> None:
     p = kc.predict(kc.kernel("moe", tokens=512, hidden=4096, inter=14336, experts=8, topk=2), H100)
-    assert p.bound_s == pytest.approx(sum(max(phase.limits.values()) for phase in p.phases))
+    assert p.bound_s == pytest.approx(sum(max(phase.limits.values()) for phase in p.kernels))
     for name, total in p.limits.items():
-        assert total == pytest.approx(sum(phase.limits.get(name, 0.0) for phase in p.phases))
+        assert total == pytest.approx(sum(phase.limits.get(name, 0.0) for phase in p.kernels))
 
 
 def test_best_few_candidates_in_order() -> None:

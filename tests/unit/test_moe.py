@@ -32,10 +32,10 @@ def test_padded_rows_of_a_balanced_layer() -> None:
 def test_only_experts_with_tokens_are_read() -> None:
     # one token goes to 2 of 8 experts: two experts' w13 (4096 x 28672) and w2 (14336 x 4096), in bf16
     p = kc.predict(kc.kernel("moe", tokens=1, **MIXTRAL), "h200_sxm")
-    assert sum(phase.dram_bytes for phase in p.phases) == 2 * (4096 * 28672 + 14336 * 4096) * 2
+    assert sum(phase.dram_bytes for phase in p.kernels) == 2 * (4096 * 28672 + 14336 * 4096) * 2
     assert p.bound_by == "dram"
     full = kc.predict(kc.kernel("moe", tokens=1024, **MIXTRAL), "h200_sxm")
-    assert sum(phase.dram_bytes for phase in full.phases) >= 8 * (4096 * 28672 + 14336 * 4096) * 2
+    assert sum(phase.dram_bytes for phase in full.kernels) >= 8 * (4096 * 28672 + 14336 * 4096) * 2
 
 
 def test_ranks_hold_their_share() -> None:
@@ -59,7 +59,7 @@ def test_skew_leaves_experts_idle_and_fills_others() -> None:
 
 def test_given_blocks_are_used() -> None:
     call = kc.kernel("moe", tokens=512, **MIXTRAL, block_m=32, block_n=64, block_k=64, warps=4, stages=3)
-    tile = kc.predict(call, "a100_sxm").phases[1].tile
+    tile = kc.predict(call, "a100_sxm").kernels[1].tile
     assert (tile["block_m"], tile["block_n"], tile["block_k"]) == (32, 64, 64)
     # 1024 pairs / 8 experts = 128 rows = 4 blocks each
     assert tile["row_blocks"] == 32

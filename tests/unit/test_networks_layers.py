@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from model_configs import attentions_of, config_of
 
-from kernelcast.networks import Attention, Dense, Experts, LinearAttention, Mla, model, parse
+from kernelcast.networks import model, parse
+from kernelcast.networks.layers import Dense, Experts, LinearAttention, Mla, SelfAttention
 
 
 def test_gemma3_has_five_local_layers_to_one_global() -> None:
@@ -53,7 +54,7 @@ def test_qwen3_next_has_three_linear_layers_to_one_full() -> None:
     mixers = [layer.attention for layer in arch.expand()]
     assert [isinstance(m, LinearAttention) for m in mixers] == [True, True, True, False] * 12
     full = mixers[3]
-    assert isinstance(full, Attention)
+    assert isinstance(full, SelfAttention)
     assert (full.output_gate, full.rotary_dim, full.qkv_width) == (True, 64, 2 * 16 * 256 + 2 * 2 * 256)
 
 
@@ -76,7 +77,7 @@ def test_llama4_lists_win_over_intervals() -> None:
     config = config_of("llama-4-scout") | {"text_config": text | {"no_rope_layers": [0, 1, 1, 1], "moe_layers": [2]}}
     layers = list(parse(config).expand())
     assert [isinstance(layer.mlp, Experts) for layer in layers] == [False, False, True, False]
-    rope = [layer.attention.rope for layer in layers if isinstance(layer.attention, Attention)]
+    rope = [layer.attention.rope for layer in layers if isinstance(layer.attention, SelfAttention)]
     assert rope == [False, True, True, True]
 
 
@@ -85,7 +86,7 @@ def test_qwen_windows_hold_only_when_switched_on() -> None:
     assert [run.count for run in parse(config).layers] == [28]
     runs = parse(config | {"use_sliding_window": True}).layers
     assert [run.count for run in runs] == [20, 8]
-    assert isinstance(runs[1].layer.attention, Attention)
+    assert isinstance(runs[1].layer.attention, SelfAttention)
     assert runs[1].layer.attention.window == 4096
 
 

@@ -69,16 +69,16 @@ class Answers:
 
 
 def _one(told: Predictions, at: int) -> Predicted:
-    phases = [phase for phase in told.phases if phase.launches[at] > 0] or list(told.phases[:1])
-    main = max(phases, key=lambda phase: float(phase.bound[at]))
+    works = [work for work in told.works if work.launches[at] > 0] or list(told.works[:1])
+    main = max(works, key=lambda work: float(work.bound[at]))
     times = ("time", "low", "high", "ceiling", "bound")
     times_us: dict[str, Any] = {f"{name}_us": float(getattr(told, f"{name}_s")[at]) * 1e6 for name in times}
     return Predicted(
         **times_us,
-        flops=sum(float(phase.useful_flops[at]) or float(phase.flops[at]) for phase in phases),
+        flops=sum(float(work.useful_flops[at]) or float(work.flops[at]) for work in works),
         moved_bytes=float(told.footprint_bytes[at]),
-        dram_bytes=sum(float(phase.dram_bytes[at]) for phase in phases),
-        refetched_bytes=sum(float(phase.refetched_bytes[at]) for phase in phases),
+        dram_bytes=sum(float(work.dram_bytes[at]) for work in works),
+        refetched_bytes=sum(float(work.refetched_bytes[at]) for work in works),
         limits_us={name: float(v) * 1e6 for name, v in zip(PIPELINES, told.limits_s[:, at], strict=True) if v > 0},
         support=str(told.support[at]),
         tile={name: float(v[at]) for name, v in main.tile.items()},

@@ -18,7 +18,7 @@ from kernelcast.advise.kernel_names import MATRIX_KINDS, read_name
 from kernelcast.advise.measured import MeasuredCall, MeasuredKernel, Profile, sizes_in
 from kernelcast.calls import Launch
 from kernelcast.errors import KernelcastError
-from kernelcast.networks.aten.table import Settings, pointwise
+from kernelcast.networks.aten.table import pointwise
 
 _NAME, _GRID, _BLOCK = "Kernel Name", "Grid Size", "Block Size"
 _METRIC, _UNIT, _VALUE = "Metric Name", "Metric Unit", "Metric Value"
@@ -146,7 +146,7 @@ def _kernel_call(name: str, kernel: MeasuredKernel) -> tuple[tuple[Launch, ...],
     if found and said.dtype in ("fp32", "bf16", "fp16"):
         elements, tensors = kernel.ctas * kernel.threads * _ELEMENTS_A_THREAD, int(found[1])
         each = float(elements * (4 if said.dtype == "fp32" else 2))
-        call = pointwise("element-wise", Settings(), elements, said.dtype, read_bytes=each * (tensors - 1),
+        call = pointwise("element-wise", elements, said.dtype, read_bytes=each * (tensors - 1),
                          written_bytes=each)  # fmt: skip
         return (call,), ""
     if said.kind not in MATRIX_KINDS:

@@ -186,7 +186,7 @@ def _kernel_calls(launched: _Launched, chip: Gpu) -> tuple[tuple[Launch, ...], s
     tf32 = any(read_name(name).dtype == "tf32" for name in names)
     settings = Settings(tf32=tf32, capability=chip.compute_capability)
     if str(launched.op["name"]).startswith("triton_"):
-        return _fused(launched.op, settings)
+        return _fused(launched.op)
     op = op_of(launched.op, names)
     if op is None:
         return (), f"cannot tell the arguments of {launched.op['name']}"
@@ -212,7 +212,7 @@ def _as_ran(launch: Launch, op: str) -> Launch:
     return replace(launch, call=launch.call.replace(backend=backend)) if known else launch
 
 
-def _fused(event: Event, settings: Settings) -> tuple[tuple[Launch, ...], str]:
+def _fused(event: Event) -> tuple[tuple[Launch, ...], str]:
     """A kernel that torch.compile made: every tensor is read or written once, the last one written."""
     tensors = [value for value in arguments_of(event) or () if isinstance(value, Tensor)]
     if not tensors or read_name(str(event["name"])).kind not in ("pointwise", "reduce", "copy"):
@@ -220,4 +220,4 @@ def _fused(event: Event, settings: Settings) -> tuple[tuple[Launch, ...], str]:
     largest = max(tensors, key=lambda x: x.elements)
     dtype = largest.dtype if largest.dtype in ("fp32", "bf16", "fp16") else "fp32"
     *read, written = (x.bytes for x in tensors)
-    return (pointwise("fused", settings, largest.elements, dtype, read_bytes=sum(read), written_bytes=written),), ""
+    return (pointwise("fused", largest.elements, dtype, read_bytes=sum(read), written_bytes=written),), ""

@@ -1,7 +1,6 @@
 """Limits -> efficiency: how close to its bound a kernel runs, with an interval and a ceiling."""
 
-from kernelcast.efficiency.calibrated import Calibrated
-from kernelcast.efficiency.calibration import Calibration, load_calibration
+from kernelcast.efficiency.calibration import Calibrated, Calibration, load_calibration
 from kernelcast.efficiency.choose import PREDICTORS, predictor
 from kernelcast.efficiency.predictor import Estimate, Predictor, Question
 

@@ -1,9 +1,10 @@
-"""A calibration: what measurements of one GPU say about a predictor's errors there, in one small file.
+"""A calibration: what measurements of one GPU say about a predictor's errors there, in one small file; and that
+predictor with it laid over.
 
 For each family it holds a correction of the log of time in two levels. *Biases* are shared by many calls: of the whole
 family, of each word (op, dtype, stack, …) and of the words together, for short, middling and long kernels.
 The *local* part is a Gaussian process over the features of a call: it follows the calls that were measured
-and fades away from them. Both were shrunk by how few rows there were (``lab.calibrate`` fits them).
+and fades away from them. Both were shrunk by how few rows there were (``kernelcast.calibrate`` fits them).
 """
 
 from __future__ import annotations
@@ -12,16 +13,19 @@ import functools
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelcast.efficiency.features import aligned
-from kernelcast.efficiency.network import BLOCK_ROWS, Floats
+from kernelcast.efficiency.features import KEEP, aligned
+from kernelcast.efficiency.network import Floats, in_blocks
+from kernelcast.efficiency.predictor import Estimate, Predictor, Question
 from kernelcast.errors import KernelcastError
+from kernelcast.hardware import Gpu
+from kernelcast.machine.analyse import Score
 
 FORMAT = 1
 _KIND = "kernelcast calibration"
@@ -30,8 +34,9 @@ _KIND = "kernelcast calibration"
 REGIMES = ("under 10 µs", "10-100 µs", "over 100 µs")
 CENTRES_S = np.array([3.1623e-6, 31.623e-6, 316.23e-6])
 ELSEWHERE = 0.3  # how alike two calls are, in the local part, whose words differ
+_LIKE = 0.5  # a call this like a measured one is seen
 _ROOT_3 = np.float32(np.sqrt(3.0))
-_STRIDE = 64 * BLOCK_ROWS  # rows at a time: kernels of these stay in the CPU's cache
+_STRIDE = 64  # blocks at a time: kernels of these stay in the CPU's cache
 
 Doubles = NDArray[np.float64]
 
@@ -100,22 +105,20 @@ class FamilyCalibration:
     def _local(self, values: Floats, together: str) -> tuple[Doubles, Doubles]:
         same = np.array([name == together for name in self.groups])[self.group]
         factor = np.where(same, 1.0, ELSEWHERE).astype(np.float32)
-        rows, width = values.shape
-        blocks = np.zeros((-(-rows // BLOCK_ROWS), BLOCK_ROWS, width), dtype=np.float32)
-        blocks.reshape(-1, width)[:rows] = (values - self.mean) / self.scale
+        rows, blocks = len(values), in_blocks((values - self.mean) / self.scale)
         turned, length = self._turned
         weights = (self.weights * factor)[:, None]
         local, like = np.empty(blocks.shape[:2]), np.empty(blocks.shape[:2])
-        step = _STRIDE // BLOCK_ROWS
-        for start in range(0, len(blocks), step):  # eight rows a product, always: see network.BLOCK_ROWS
-            part = blocks[start : start + step]
+        for start in range(0, len(blocks), _STRIDE):  # eight rows a product, always: see network.BLOCK_ROWS
+            now = slice(start, start + _STRIDE)
+            part = blocks[now]
             squared = part @ turned
             squared *= -2
             squared += length
             squared += np.sum(part**2, axis=2)[:, :, None]
             kernel = matern(squared)
-            local[start : start + step] = (kernel @ weights)[:, :, 0]
-            like[start : start + step] = np.max(kernel * factor, axis=2)
+            local[now] = (kernel @ weights)[:, :, 0]
+            like[now] = np.max(kernel * factor, axis=2)
         return local.reshape(-1)[:rows], like.reshape(-1)[:rows]
 
 
@@ -170,11 +173,9 @@ class Calibration:
             part.unlink(missing_ok=True)
 
 
-_PLAIN = (
-    "rows", "error_before", "error_after", "biases", "names", "groups", "low", "high", "least", "most", "settings",
-)  # fmt: skip
 # Points in half precision: three digits place a call well enough, and the fit used the rounded ones.
 _ARRAYS = {"mean": np.float32, "scale": np.float32, "points": np.float16, "weights": np.float32, "group": np.int64}
+_PLAIN = tuple(one.name for one in fields(FamilyCalibration) if one.name not in _ARRAYS)
 
 
 def load_calibration(path: Path | str) -> Calibration:
@@ -227,3 +228,45 @@ def _check_shapes(family: FamilyCalibration) -> None:
         raise ValueError(f"a bias has {len(REGIMES)} regimes")
     if count and not 0 <= family.group.min() <= family.group.max() < len(family.groups):
         raise ValueError("a point of no group")
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """What ``base`` says, corrected by what measurements of this GPU showed."""
+
+    base: Predictor
+    calibration: Calibration
+
+    @property
+    def name(self) -> str:
+        return f"{self.base.name}+calibrated"
+
+    @property
+    def keep(self) -> int:
+        return max(self.base.keep, KEEP)
+
+    def score(self, target: Gpu) -> Score:
+        return self.base.score(target)
+
+    def estimate(self, question: Question) -> Estimate:
+        self.calibration.check_gpu(question.gpu.id)
+        before = self.base.estimate(question)
+        family = self.calibration.families.get(question.kernel.family)
+        if family is None:
+            return before
+        found = question.features
+        shift, like = family.correction(found.names, found.values, before.time_s, question.words)
+        time = before.time_s * np.exp(shift)
+        return replace(
+            before,
+            time_s=time,
+            low_s=time * (before.low_s / before.time_s) ** _reach(family.low, like),
+            high_s=time * (before.high_s / before.time_s) ** _reach(family.high, like),
+            support=np.where(like >= _LIKE, "seen", before.support).astype(object),
+            predictor=before.predictor and f"{before.predictor}+calibrated",
+        ).held(question.bound_s)
+
+
+def _reach(factor: float, like: Doubles) -> Doubles:
+    """Errors that were wider than the interval widen it everywhere; narrower ones narrow it where calls are alike."""
+    return np.full(len(like), factor) if factor >= 1 else 1.0 + (factor - 1.0) * like

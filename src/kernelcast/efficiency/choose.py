@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-
-import numpy as np
 
 from kernelcast.efficiency.baselines import Neusight, Pipeweave, Roofline
 from kernelcast.efficiency.generic import Generic
 from kernelcast.efficiency.learned import WEIGHTS, Learned
+from kernelcast.efficiency.network import read_tensors
 from kernelcast.efficiency.predictor import Predictor
 from kernelcast.errors import KernelcastError, unknown
 
 
 def _baseline(kind: type[Pipeweave] | type[Neusight], name: str, folder: Path = WEIGHTS / "baselines") -> Predictor:
     """A baseline with the weights that ship."""
-    from safetensors import safe_open
-
     path = folder / f"{name}.safetensors"
     if not path.exists():
         raise KernelcastError(f"no weights for the baseline {name} in {folder}")
-    with safe_open(path, framework="numpy") as file:
-        about = json.loads(file.metadata()["about"])
-        arrays = {key: file.get_tensor(key).astype(np.float32) for key in file.keys()}  # noqa: SIM118
-    return kind.from_arrays(arrays, about)
+    tensors, told = read_tensors(path)
+    return kind.from_arrays(tensors, told["about"])
 
 
 PREDICTORS: Mapping[str, Callable[[], Predictor]] = {

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelcast.efficiency.generic import phase_times, sustained_shares, sustained_start_s
+from kernelcast.efficiency.generic import sustained_shares, sustained_start_s, work_times
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.work import Array
 from kernelcast.machine.analyse import PIPELINES, Analysis
@@ -37,11 +37,11 @@ class Features:
 
 
 def features(ranked: Sequence[tuple[Analysis, ...]], hints: Mapping[str, Array], gpu: Gpu) -> Features:
-    """``ranked``: for each phase its best few candidates."""
+    """``ranked``: for each work its best few candidates."""
     best = [candidates[0] for candidates in ranked]
-    times = phase_times(best, gpu)
+    times = work_times(best, gpu)
     total = np.sum(times, axis=0)
-    bound = np.sum([phase.bound for phase in best], axis=0)
+    bound = np.sum([work.bound for work in best], axis=0)
     columns: dict[str, Array] = {
         "launches_worth": _log(total / sustained_start_s(gpu)),
         "over_bound": _log(total / bound),
@@ -53,11 +53,15 @@ def features(ranked: Sequence[tuple[Analysis, ...]], hints: Mapping[str, Array],
         columns |= _tiles(f"k{number}", ranked[index], times[index] / total, total, gpu)
     columns |= hints
     columns |= {name: np.array(value) for name, value in gpu_features(gpu).items()}
-    count = len(total)
+    return Features(tuple(columns), rows_of(columns, len(total)), total, bound)
+
+
+def rows_of(columns: Mapping[str, Array], count: int) -> NDArray[np.float32]:
+    """One row a call; a column of one number is the same for all."""
     values = np.empty((count, len(columns)), dtype=np.float32)
     for at, column in enumerate(columns.values()):
         values[:, at] = column
-    return Features(tuple(columns), values, total, bound)
+    return values
 
 
 def aligned(have: tuple[str, ...], values: NDArray[np.float32], want: tuple[str, ...]) -> NDArray[np.float32]:
@@ -79,8 +83,8 @@ def _log(ratio: Array) -> Array:
 def _limits(best: Sequence[Analysis], gpu: Gpu, total: Array) -> dict[str, Array]:
     """Each pipeline's share of the time: spread evenly, and on the busiest SM at the rate it sustains."""
     shares = sustained_shares(gpu)
-    even = np.sum([phase.limits for phase in best], axis=0) / total
-    busiest = np.sum([phase.busiest_limits for phase in best], axis=0) / shares / total
+    even = np.sum([work.limits for work in best], axis=0) / total
+    busiest = np.sum([work.busiest_limits for work in best], axis=0) / shares / total
     found = {}
     for row, name in enumerate(PIPELINES):
         found[f"{name}_share"] = _log(np.maximum(even[row], _SMALLEST))
@@ -90,9 +94,9 @@ def _limits(best: Sequence[Analysis], gpu: Gpu, total: Array) -> dict[str, Array
 
 
 def _memory(best: Sequence[Analysis], gpu: Gpu) -> dict[str, Array]:
-    footprint = np.max([phase.footprint_bytes for phase in best], axis=0)
-    dram = np.sum([phase.dram_bytes for phase in best], axis=0)
-    again = np.sum([phase.refetched_bytes for phase in best], axis=0)
+    footprint = np.max([work.footprint_bytes for work in best], axis=0)
+    dram = np.sum([work.dram_bytes for work in best], axis=0)
+    again = np.sum([work.refetched_bytes for work in best], axis=0)
     return {
         "footprint_over_l2": _log(np.maximum(footprint / gpu.l2_bytes, 1e-4)),
         "dram_over_l2": _log(np.maximum(dram / gpu.l2_bytes, 1e-4)),
@@ -114,7 +118,7 @@ def _tiles(prefix: str, candidates: tuple[Analysis, ...], share: Array, total: A
         "walk": _log(np.maximum(first.step_s / total, _SMALLEST)),
         "resident": first.resident_share,
     }
-    leader, *others = phase_times(candidates[:KEEP], gpu)
+    leader, *others = work_times(candidates[:KEEP], gpu)
     for rank in range(KEEP):  # a family with fewer candidates repeats its last
         candidate = candidates[min(rank, len(candidates) - 1)]
         found[f"tail_{rank}"] = candidate.tail

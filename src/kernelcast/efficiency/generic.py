@@ -37,26 +37,26 @@ class Generic:
         return by_time(target)
 
     def estimate(self, question: Question) -> Estimate:
-        target, phases = question.gpu, question.best
+        target, works = question.gpu, question.best
         shares = sustained_shares(target)
-        time = np.sum(phase_times(phases, target), axis=0)
+        time = np.sum(work_times(works, target), axis=0)
         ceiling = np.zeros(1)
-        for phase in phases:
-            best = phase.limits / shares
+        for work in works:
+            best = work.limits / shares
             best[_LAUNCH] = 0.0
-            ceiling = ceiling + _floor(phase.limits[_LAUNCH], phase.launches, target) + np.max(best, axis=0)
+            ceiling = ceiling + _floor(work.limits[_LAUNCH], work.launches, target) + np.max(best, axis=0)
         nothing_fitted = np.full(question.calls.count, "extrapolated", dtype=object)
         return Estimate(time, time * LOW, time * HIGH, ceiling, nothing_fitted).held(question.bound_s)
 
 
-def phase_times(phases: Sequence[Analysis], target: Gpu) -> list[Array]:
-    """Seconds of each phase."""
+def work_times(works: Sequence[Analysis], target: Gpu) -> list[Array]:
+    """Seconds of each kernel."""
     time = by_time(target)
-    return [time(phase.busiest_limits, vars(phase)) for phase in phases]
+    return [time(work.busiest_limits, vars(work)) for work in works]
 
 
 def by_time(target: Gpu) -> Score:
-    """Seconds of a phase, from the busiest SM's limits and what it waits for."""
+    """Seconds of a kernel, from the busiest SM's limits and what it waits for."""
     shares = sustained_shares(target)
 
     def time(limits: Array, details: Details) -> Array:
@@ -75,14 +75,12 @@ def _floor(launch_s: Array, launches: Number, target: Gpu) -> Array:
 
 def sustained_start_s(target: Gpu) -> float:
     """What the smallest GEMMs take on this GPU."""
-    return target.sustained_launch_s or sibling_mean("sustained_launch_s", target)
+    return _sustained("sustained_launch_s", target)
 
 
 def sustained_shares(target: Gpu) -> Array:
     """(pipelines, 1) share of each peak that this GPU sustains."""
-    tensor = target.sustained_tensor_fraction or sibling_mean("sustained_tensor_fraction", target)
-    dram = target.sustained_dram_fraction or sibling_mean("sustained_dram_fraction", target)
-    return _shares(tensor, dram)
+    return _shares(_sustained("sustained_tensor_fraction", target), _sustained("sustained_dram_fraction", target))
 
 
 @functools.cache
@@ -93,19 +91,14 @@ def _shares(tensor: float, dram: float) -> Array:
     return found
 
 
-def sibling_mean(field: str, target: Gpu) -> float:
-    """Mean over the measured GPUs of its compute capability; else of its architecture; else over all."""
-    return _sibling_mean(field, target.compute_capability, target.architecture)
+def _sustained(field: str, target: Gpu) -> float:
+    return getattr(target, field) or _sibling_mean(field, target.compute_capability, target.architecture)
 
 
 @functools.cache
 def _sibling_mean(field: str, compute_capability: str, architecture: str) -> float:
-    known = _measured(field)
-    values = [getattr(g, field) for g in known if g.compute_capability == compute_capability]
-    values = values or [getattr(g, field) for g in known if g.architecture == architecture]
-    return float(np.mean(values or [getattr(g, field) for g in known]))
-
-
-@functools.cache
-def _measured(field: str) -> tuple[Gpu, ...]:
-    return tuple(g for g in map(gpu, gpu_ids()) if getattr(g, field) is not None)
+    """Mean over the measured GPUs of its compute capability; else of its architecture; else over all."""
+    known = [g for g in map(gpu, gpu_ids()) if getattr(g, field) is not None]
+    kin = [g for g in known if g.compute_capability == compute_capability]
+    kin = kin or [g for g in known if g.architecture == architecture] or known
+    return float(np.mean([getattr(g, field) for g in kin]))

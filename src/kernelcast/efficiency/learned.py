@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from kernelcast.efficiency.features import GPU_FEATURES, KEEP, LIMIT_SHARES, Features, aligned, gpu_features
 from kernelcast.efficiency.generic import Generic, by_time, sustained_shares
-from kernelcast.efficiency.network import Encoder, Floats, Layers
+from kernelcast.efficiency.network import Encoder, Floats, Layers, read_tensors
 from kernelcast.efficiency.predictor import Estimate, Question
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu, gpu
@@ -28,6 +28,7 @@ from kernelcast.machine.analyse import PIPELINES, Score
 
 WEIGHTS = Path(__file__).parent / "weights"
 FORMAT = 1
+GENERIC = Generic()  # answers for families without weights
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,7 @@ class FamilyWeights:
         kept, low, high = self._spread(support)
         middle = out[:, 0] * kept
         width = self.width(question.kernel.op, question.words.get("stack"), question.gpu.id)
-        blank = without_gpu(self.encoder, self.encoder.numbers(values))
-        fast = self.ceiling(blank, ())[:, 0].astype(np.float64)
+        fast = self.ceiling(self._blank(values), ())[:, 0].astype(np.float64)
         time = found.estimate_s * np.exp(middle)
         return Estimate(
             time_s=time,
@@ -85,8 +85,7 @@ class FamilyWeights:
     def outputs(self, values: Floats, target: Gpu, words: Mapping[str, str | None]) -> NDArray[np.float64]:
         """(calls, 3): log of the correction, and how far below and above it the interval reaches (before softplus)."""
         if self.nameless:
-            blank = without_gpu(self.encoder, self.encoder.numbers(values))
-            return _mean(self.transfer, blank, self.encoder.positions(words))
+            return self._transferred(values, words)
         kin = stand_in(target, self.encoder.vocabulary["gpu"])
         itself = kin.id == target.id and not target.changes
         named = values if itself else as_gpu(self.encoder.names, values, kin, target)
@@ -96,8 +95,14 @@ class FamilyWeights:
             near[:, 0] += shift * self._tensor_share(values)
         if kin.compute_capability == target.compute_capability:
             return near
-        blank = without_gpu(self.encoder, self.encoder.numbers(values))
-        return (near + _mean(self.transfer, blank, self.encoder.positions(words))) / 2
+        return (near + self._transferred(values, words)) / 2
+
+    def _transferred(self, values: Floats, words: Mapping[str, str | None]) -> NDArray[np.float64]:
+        """What the networks say that know no GPU."""
+        return _mean(self.transfer, self._blank(values), self.encoder.positions(words))
+
+    def _blank(self, values: Floats) -> Floats:
+        return without_gpu(self.encoder, self.encoder.numbers(values))
 
     def _tensor_share(self, values: Floats) -> NDArray[np.float64]:
         """Of the generic time, what matrix products bind."""
@@ -203,7 +208,7 @@ class Learned:
     def estimate(self, question: Question) -> Estimate:
         weights = load(self.folder, question.kernel.family)
         if weights is None:
-            return Generic().estimate(question)
+            return replace(GENERIC.estimate(question), predictor=GENERIC.name)
         asked = replace(weights, nameless=True) if self.nameless else weights
         return asked.estimate(question, question.features)
 
@@ -221,40 +226,22 @@ def load(folder: Path, family: str) -> FamilyWeights | None:
     path = folder / f"{family}.safetensors"
     if not path.exists():
         return None
-    from safetensors import safe_open
-
-    with safe_open(path, framework="numpy") as file:
-        meta = file.metadata()
-        tensors = {name: file.get_tensor(name).astype(np.float32) for name in file.keys()}  # noqa: SIM118
-    if int(meta["format"]) != FORMAT:
+    tensors, meta = read_tensors(path)
+    if meta["format"] != FORMAT:
         raise KernelcastError(f"{path}: weights of format {meta['format']}, this version reads {FORMAT}")
-    return unpack(tensors, {name: json.loads(text) for name, text in meta.items()})
+    return unpack(tensors, meta)
 
 
 def unpack(tensors: Mapping[str, Floats], meta: Mapping[str, Any]) -> FamilyWeights:
     """Weights from named tensors; ``pack`` is the other way."""
 
     def layers(name: str) -> Layers:
-        count = sum(1 for key in tensors if key.startswith(f"{name}.weight."))
-        return Layers(
-            tuple(tensors[f"{name}.weight.{i}"] for i in range(count)),
-            tuple(tensors[f"{name}.bias.{i}"] for i in range(count)),
-        )
-
-    def several(name: str) -> tuple[Layers, ...]:
-        return tuple(layers(f"{name}.{i}") for i in range(int(meta[name])))
+        return Layers.read(tensors, f"{name}.weight.", f"{name}.bias.")
 
     return FamilyWeights(
-        encoder=Encoder(
-            names=tuple(meta["names"]),
-            low=tensors["low"],
-            high=tensors["high"],
-            mean=tensors["mean"],
-            scale=tensors["scale"],
-            vocabulary={name: tuple(words) for name, words in meta["vocabulary"].items()},
-        ),
-        main=several("main"),
-        transfer=several("transfer"),
+        encoder=Encoder.read(tensors, meta),
+        main=tuple(layers(f"main.{i}") for i in range(int(meta["main"]))),
+        transfer=tuple(layers(f"transfer.{i}") for i in range(int(meta["transfer"]))),
         ceiling=layers("ceiling"),
         capabilities=tuple(meta["capabilities"]),
         spreads={level: Spread(*pair) for level, pair in meta["spreads"].items()},
@@ -265,17 +252,16 @@ def unpack(tensors: Mapping[str, Floats], meta: Mapping[str, Any]) -> FamilyWeig
 
 def pack(weights: FamilyWeights) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     """Named tensors (networks in half precision) and JSON metadata."""
-    encoder = weights.encoder
-    tensors: dict[str, NDArray[Any]] = {name: getattr(encoder, name) for name in ("low", "high", "mean", "scale")}
+    tensors: dict[str, NDArray[Any]] = {**weights.encoder.tensors()}
     named = {f"main.{i}": net for i, net in enumerate(weights.main)}
     named |= {f"transfer.{i}": net for i, net in enumerate(weights.transfer)}
     for name, net in {**named, "ceiling": weights.ceiling}.items():
-        tensors |= {f"{name}.weight.{i}": w.astype(np.float16) for i, w in enumerate(net.weights)}
-        tensors |= {f"{name}.bias.{i}": b for i, b in enumerate(net.biases)}
+        for key, array in net.tensors(f"{name}.weight.", f"{name}.bias.").items():
+            tensors[key] = array.astype(np.float16) if ".weight." in key else array
     meta = {
         "format": FORMAT,
-        "names": encoder.names,
-        "vocabulary": encoder.vocabulary,
+        "names": weights.encoder.names,
+        "vocabulary": weights.encoder.vocabulary,
         "main": len(weights.main),
         "transfer": len(weights.transfer),
         "capabilities": weights.capabilities,

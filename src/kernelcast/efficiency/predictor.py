@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Question:
-    """Calls of one op on one GPU, and what the machine found: for each phase its best candidates, best first."""
+    """Calls of one op on one GPU, and what the machine found: for each work its best candidates, best first."""
 
     kernel: type[Kernel]
     calls: Calls
@@ -34,7 +34,7 @@ class Question:
 
     @property
     def bound_s(self) -> Array:
-        bounds = [phase.bound for phase in self.best]
+        bounds = [work.bound for work in self.best]
         return bounds[0] if len(bounds) == 1 else np.sum(bounds, axis=0)
 
     @property
@@ -58,17 +58,18 @@ class Estimate:
     low_s: Array
     high_s: Array
     ceiling_s: Array
-    support: NDArray[Any]
+    support: NDArray[Any]  # seen | near | extrapolated
+    predictor: str = ""  # who answered, where it is not the one that was asked
 
-    def held(self, bound_s: Array) -> Estimate:
+    def held(self, bound_s: Array) -> Self:
         """The same with what must be so: bound <= low <= time <= high, and bound <= ceiling <= time."""
         time = np.maximum(self.time_s, bound_s)
-        return Estimate(
+        return replace(
+            self,
             time_s=time,
             low_s=np.clip(self.low_s, bound_s, time),
             high_s=np.maximum(self.high_s, time),
             ceiling_s=np.clip(self.ceiling_s, bound_s, time),
-            support=self.support,
         )
 
 
@@ -82,7 +83,7 @@ class Predictor(Protocol):
 
     @property
     def keep(self) -> int:
-        """How many candidates of each phase it looks at."""
+        """How many candidates of each work it looks at."""
         ...
 
     def score(self, target: Gpu) -> Score:

@@ -1,24 +1,7 @@
 """Whole models: their architecture, read from Hugging Face's config.json, and a catalogue of well-known ones."""
 
-from kernelcast.networks.architecture import Architecture, Parameters, Quantization
+from kernelcast.networks.architecture import Architecture
 from kernelcast.networks.catalogue import model, model_ids
 from kernelcast.networks.config import SUPPORTED, parse
-from kernelcast.networks.layers import Attention, Dense, Experts, Layer, LayerRun, LinearAttention, Mla, Norms
 
-__all__ = [
-    "SUPPORTED",
-    "Architecture",
-    "Attention",
-    "Dense",
-    "Experts",
-    "Layer",
-    "LayerRun",
-    "LinearAttention",
-    "Mla",
-    "Norms",
-    "Parameters",
-    "Quantization",
-    "model",
-    "model_ids",
-    "parse",
-]
+__all__ = ["SUPPORTED", "Architecture", "model", "model_ids", "parse"]

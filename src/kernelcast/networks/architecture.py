@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
 
-from kernelcast.networks.layers import Attention, Dense, Layer, LayerRun, NormKind, norm_weights
+from kernelcast.networks.layers import Dense, Layer, LayerRun, NormKind, norm_weights
 
 Head = Literal["lm", "pooler"]
 
@@ -32,8 +33,7 @@ class Parameters:
         return sum(dataclasses.astuple(self))
 
     def __add__(self, other: Parameters) -> Parameters:
-        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
-        return Parameters(*(a + b for a, b in pairs))
+        return Parameters(*map(operator.add, dataclasses.astuple(self), dataclasses.astuple(other)))
 
     def __mul__(self, times: int) -> Parameters:
         return Parameters(*(times * part for part in dataclasses.astuple(self)))
@@ -121,18 +121,6 @@ class Architecture:
         The embedding table counts whole, as most model cards count it (gpt-oss's card leaves it out).
         """
         return self._layer_parameters(active=True) + self._outer_parameters()
-
-    def cache_values(self, context_tokens: int) -> int:
-        """Numbers that the cache holds for one sequence of this length; layers with a window hold no more than it."""
-        if self.kind == "encoder":
-            return 0
-        total = 0
-        for run in self.layer_kinds:
-            mixer = run.layer.attention
-            window = mixer.window if isinstance(mixer, Attention) else None
-            kept = min(context_tokens, window or context_tokens)
-            total += run.count * (mixer.cache_values_per_token * kept + mixer.state_values)
-        return total
 
 
 def run_lengths(layers: Iterable[Layer]) -> tuple[LayerRun, ...]:

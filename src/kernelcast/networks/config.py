@@ -9,13 +9,11 @@ from kernelcast.errors import KernelcastError, nearest
 from kernelcast.networks.architecture import Architecture, Quantization, run_lengths
 from kernelcast.networks.families import FAMILIES, hidden_size, layer_count
 from kernelcast.networks.fields import Fields
-from kernelcast.networks.layers import Layer, NormKind
 
 # a model with images around it: the key's text_config is of the value's type
 WITH_TEXT_CONFIG = {"gemma3": "gemma3_text", "llama4": "llama4_text"}
 SAME_AS = {"kimi_k2": "deepseek_v3"}  # the same layers under another name
 SUPPORTED = tuple(sorted({*FAMILIES, *WITH_TEXT_CONFIG, *SAME_AS}))
-OPT_POSITION_OFFSET = 2  # OPT's table has two rows before position 0
 
 
 def parse(config: Mapping[str, Any], name: str | None = None) -> Architecture:
@@ -25,22 +23,20 @@ def parse(config: Mapping[str, Any], name: str | None = None) -> Architecture:
     f = _fields(config, name)
     family = FAMILIES[f.model_type]
     _check_variant(f)
-    mixers, mlps = family.mixers(f), family.mlps(f)
-    layers = (Layer(mixer, mlp, family.norms) for mixer, mlp in zip(mixers, mlps, strict=True))
-    bert = f.model_type == "bert"
-    norm: NormKind = family.norms.kind
+    bert, norm = f.model_type == "bert", family.norms.kind
+    max_context = f.count("max_position_embeddings", "n_positions")
     return Architecture(
         name=f.name,
         model_type=f.model_type,
         kind=family.kind,
         hidden=hidden_size(f),
         vocab=f.count("vocab_size"),
-        layers=run_lengths(layers),
+        layers=run_lengths(family.layers(f)),
         tied_embeddings=False if bert else f.flag("tie_word_embeddings"),
-        max_context=f.count("max_position_embeddings", "n_positions"),
+        max_context=max_context,
         final_norm=None if bert else norm,
         embedding_norm=norm if bert else None,
-        learned_positions=_learned_rows(f),
+        learned_positions=0 if family.rows_before is None else max_context + family.rows_before,
         token_types=f.count("type_vocab_size") if bert else 0,
         head="pooler" if bert else "lm",
         quantization=_quantization(f, config),
@@ -75,20 +71,11 @@ def _check_variant(f: Fields) -> None:
         projected = f.count_or_none("word_embed_proj_dim") or hidden_size(f)
         if projected != hidden_size(f):
             raise f.refuse(f"'word_embed_proj_dim' is {projected}; only hidden_size ({hidden_size(f)}) is supported")
-        if not f.flag("do_layer_norm_before"):
-            raise f.refuse("'do_layer_norm_before' is false; only true is supported")
-        if not f.flag("layer_norm_elementwise_affine"):
-            raise f.refuse("'layer_norm_elementwise_affine' is false; only true is supported")
+        for key in ("do_layer_norm_before", "layer_norm_elementwise_affine"):
+            if not f.flag(key):
+                raise f.refuse(f"{key!r} is false; only true is supported")
     if f.model_type == "bert" and f.config.get("is_decoder"):
         raise f.refuse("'is_decoder' is true; BERT is supported as an encoder only")
-
-
-def _learned_rows(f: Fields) -> int:
-    if f.model_type == "opt":
-        return f.count("max_position_embeddings") + OPT_POSITION_OFFSET
-    if f.model_type in ("gpt2", "bert"):
-        return f.count("max_position_embeddings", "n_positions")
-    return 0
 
 
 def _quantization(f: Fields, config: Mapping[str, Any]) -> Quantization | None:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from kernelcast.networks.fields import Fields
-from kernelcast.networks.layers import Attention, Dense, Experts, LinearAttention, Mla, Norms, QkNorm
+from kernelcast.networks.layers import Dense, Experts, Layer, LinearAttention, Mla, Norms, QkNorm, SelfAttention
 
-Mixer = Attention | Mla | LinearAttention
+Mixer = SelfAttention | Mla | LinearAttention
 Mlp = Dense | Experts
 
 SLIDING = "sliding_attention"
@@ -23,7 +23,8 @@ CHUNKED = "chunked_attention"
 
 # files of these types may leave num_key_value_heads out: as many as query heads, by their config classes
 KV_HEADS_AS_QUERY = ("llama", "olmoe", "phi3")
-
+# head_dim of these types is not hidden / heads: it has to be in the file
+OWN_HEAD_DIM = ("gemma2", "gemma3_text", "glm4_moe", "gpt_oss", "llama4_text", "qwen3", "qwen3_moe", "qwen3_next")
 
 RMSNORMS = Norms("rmsnorm", 2)
 LAYERNORMS = Norms("layernorm", 2)
@@ -32,12 +33,19 @@ FOUR_NORMS = Norms("rmsnorm", 4)  # before and after both halves of a layer (Gem
 
 @dataclass(frozen=True)
 class Family:
-    """The readers of one model_type: each returns one entry a layer."""
+    """The readers of one model_type: each returns a part that all layers share, or one for each layer."""
 
-    mixers: Callable[[Fields], Sequence[Mixer]]
-    mlps: Callable[[Fields], Sequence[Mlp]]
+    mixer: Callable[[Fields], Mixer | Sequence[Mixer]]
+    mlp: Callable[[Fields], Mlp | Sequence[Mlp]]
     norms: Norms = RMSNORMS
     kind: Literal["decoder", "encoder"] = "decoder"
+    rows_before: int | None = None  # of a learned position table before position 0; None: rope
+
+    def layers(self, f: Fields) -> list[Layer]:
+        mixer, mlp = self.mixer(f), self.mlp(f)
+        mixers = mixer if isinstance(mixer, Sequence) else [mixer] * layer_count(f)
+        mlps = mlp if isinstance(mlp, Sequence) else [mlp] * layer_count(f)
+        return [Layer(*halves, self.norms) for halves in zip(mixers, mlps, strict=True)]
 
 
 def layer_count(f: Fields) -> int:
@@ -51,34 +59,34 @@ def hidden_size(f: Fields) -> int:
 def _attention(
     f: Fields,
     *,
-    qkv_bias: bool = False,
-    out_bias: bool = False,
+    qkv_bias: bool | None = None,
+    out_bias: bool | None = None,
     qk_norm: QkNorm = "none",
-    own_head_dim: bool = False,
     rotary_fraction: float = 1.0,
-) -> Attention:
-    """Attention over all keys from the usual keys; ``own_head_dim``: this type's head_dim is not hidden / heads."""
+) -> SelfAttention:
+    """Attention over all keys from the usual keys; attention_bias where the type does not say otherwise."""
     q_heads = f.count("num_attention_heads", "n_head")
-    head_dim = f.count("head_dim") if own_head_dim else f.count_or_none("head_dim")
+    head_dim = f.count("head_dim") if f.model_type in OWN_HEAD_DIM else f.count_or_none("head_dim")
     if head_dim is None:
         if hidden_size(f) % q_heads:
             raise f.refuse(f"hidden_size {hidden_size(f)} does not divide over {q_heads} heads; give 'head_dim'")
         head_dim = hidden_size(f) // q_heads
-    kv_heads = f.count_or_none("num_key_value_heads") if f.model_type in KV_HEADS_AS_QUERY else None
-    if kv_heads is None:
-        kv_heads = q_heads if f.model_type in KV_HEADS_AS_QUERY else f.count("num_key_value_heads")
-    return Attention(
+    if f.model_type in KV_HEADS_AS_QUERY:
+        kv_heads = f.count_or_none("num_key_value_heads") or q_heads
+    else:
+        kv_heads = f.count("num_key_value_heads")
+    return SelfAttention(
         q_heads=q_heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        qkv_bias=qkv_bias,
-        out_bias=out_bias,
+        qkv_bias=f.flag("attention_bias") if qkv_bias is None else qkv_bias,
+        out_bias=f.flag("attention_bias") if out_bias is None else out_bias,
         qk_norm=qk_norm,
         rotary_dim=round(head_dim * f.rotary_fraction(rotary_fraction)),
     )
 
 
-def _with_windows(f: Fields, base: Attention, slides: Callable[[int], bool]) -> list[Attention]:
+def _with_windows(f: Fields, base: SelfAttention, slides: Callable[[int], bool]) -> list[SelfAttention]:
     """``base`` in each layer, with the window where layer_types, or else ``slides(index)``, says so."""
     layers = layer_count(f)
     types = f.layer_types(layers, (SLIDING, FULL))
@@ -89,43 +97,32 @@ def _with_windows(f: Fields, base: Attention, slides: Callable[[int], bool]) -> 
     return [local if slide else base for slide in sliding]
 
 
-def _llama(f: Fields) -> list[Attention]:
-    bias = f.flag("attention_bias")
-    return [_attention(f, qkv_bias=bias, out_bias=bias)] * layer_count(f)
-
-
-def _one_window(f: Fields) -> list[Attention]:
+def _one_window(f: Fields) -> SelfAttention:
     """Mistral and Phi-3: sliding_window, where set, holds in every layer; Mistral's class has one unless it is null."""
     key = "sliding_window"
     window = f.count_or_null(key) if f.model_type == "mistral" else f.count_or_none(key)
-    return [replace(_attention(f), window=window)] * layer_count(f)
+    return replace(_attention(f, qkv_bias=False, out_bias=False), window=window)
 
 
-def _qwen_windows(f: Fields, base: Attention) -> list[Attention]:
+def _qwen_windows(f: Fields, base: SelfAttention) -> SelfAttention | Sequence[SelfAttention]:
     """Qwen files name a sliding_window that holds only with use_sliding_window, and only from max_window_layers on."""
     if not f.flag("use_sliding_window"):
-        return [base] * layer_count(f)
+        return base
     first = f.count("max_window_layers", least=0)
     return _with_windows(f, base, lambda i: i >= first)
 
 
-def _qwen2(f: Fields) -> list[Attention]:
-    return _qwen_windows(f, _attention(f, qkv_bias=True))
+def _qwen2(f: Fields) -> SelfAttention | Sequence[SelfAttention]:
+    bias = f.flag("qkv_bias") if f.model_type == "qwen2_moe" else True
+    return _qwen_windows(f, _attention(f, qkv_bias=bias, out_bias=False))
 
 
-def _qwen2_moe(f: Fields) -> list[Attention]:
-    return _qwen_windows(f, _attention(f, qkv_bias=f.flag("qkv_bias")))
-
-
-def _qwen3(f: Fields) -> list[Attention]:
-    bias = f.flag("attention_bias")
-    return _qwen_windows(f, _attention(f, qkv_bias=bias, out_bias=bias, qk_norm="head", own_head_dim=True))
+def _qwen3(f: Fields) -> SelfAttention | Sequence[SelfAttention]:
+    return _qwen_windows(f, _attention(f, qk_norm="head"))
 
 
 def _qwen3_next(f: Fields) -> list[Mixer]:
-    bias = f.flag("attention_bias")
-    full = _attention(f, qkv_bias=bias, out_bias=bias, qk_norm="head", own_head_dim=True, rotary_fraction=0.25)
-    full = replace(full, output_gate=True)
+    full = replace(_attention(f, qk_norm="head", rotary_fraction=0.25), output_gate=True)
     linear = LinearAttention(
         key_heads=f.count("linear_num_key_heads"),
         value_heads=f.count("linear_num_value_heads"),
@@ -139,42 +136,32 @@ def _qwen3_next(f: Fields) -> list[Mixer]:
     return [full if kind == FULL else linear for kind in types]
 
 
-def _gemma2(f: Fields) -> list[Attention]:
-    bias = f.flag("attention_bias")
-    base = _attention(f, qkv_bias=bias, out_bias=bias, own_head_dim=True)
-    base = replace(base, softcap=f.value("attn_logit_softcapping") is not None)
+def _gemma2(f: Fields) -> list[SelfAttention]:
+    base = replace(_attention(f), softcap=f.value("attn_logit_softcapping") is not None)
     return _with_windows(f, base, lambda i: i % 2 == 0)
 
 
-def _gemma3(f: Fields) -> list[Attention]:
-    bias = f.flag("attention_bias")
-    base = _attention(f, qkv_bias=bias, out_bias=bias, qk_norm="head", own_head_dim=True)
+def _gemma3(f: Fields) -> list[SelfAttention]:
     every = f.count("_sliding_window_pattern", "sliding_window_pattern")
-    return _with_windows(f, base, lambda i: (i + 1) % every != 0)
+    return _with_windows(f, _attention(f, qk_norm="head"), lambda i: (i + 1) % every != 0)
 
 
-def _gpt_oss(f: Fields) -> list[Attention]:
-    bias = f.flag("attention_bias")
-    base = replace(_attention(f, qkv_bias=bias, out_bias=bias, own_head_dim=True), sinks=True)
-    return _with_windows(f, base, lambda i: i % 2 == 0)
+def _gpt_oss(f: Fields) -> list[SelfAttention]:
+    return _with_windows(f, replace(_attention(f), sinks=True), lambda i: i % 2 == 0)
 
 
-def _glm4_moe(f: Fields) -> list[Attention]:
+def _glm4_moe(f: Fields) -> SelfAttention:
     """attention_bias is on q, k and v alone."""
-    qk_norm: QkNorm = "head" if f.flag("use_qk_norm") else "none"
-    base = _attention(f, qkv_bias=f.flag("attention_bias"), qk_norm=qk_norm, own_head_dim=True, rotary_fraction=0.5)
-    return [base] * layer_count(f)
+    return _attention(f, out_bias=False, qk_norm="head" if f.flag("use_qk_norm") else "none", rotary_fraction=0.5)
 
 
-def _olmoe(f: Fields) -> list[Attention]:
-    bias = f.flag("attention_bias")
-    return [_attention(f, qkv_bias=bias, out_bias=bias, qk_norm="full")] * layer_count(f)
+def _olmoe(f: Fields) -> SelfAttention:
+    return _attention(f, qk_norm="full")
 
 
-def _llama4(f: Fields) -> list[Attention]:
+def _llama4(f: Fields) -> list[SelfAttention]:
     """Layers with rope see their own chunk; the others, every fourth by default, see all and norm nothing."""
-    bias, layers = f.flag("attention_bias"), layer_count(f)
-    base = _attention(f, qkv_bias=bias, out_bias=bias, own_head_dim=True)
+    base, layers = _attention(f), layer_count(f)
     rope = f.whole_numbers("no_rope_layers")  # in spite of its name, 1 marks a layer with rope
     if not rope:
         every = f.count("no_rope_layer_interval")
@@ -196,10 +183,10 @@ def _llama4(f: Fields) -> list[Attention]:
     ]
 
 
-def _mla(f: Fields) -> list[Mla]:
+def _mla(f: Fields) -> Mla:
     if f.flag("attention_bias"):
         raise f.refuse("'attention_bias' is true; latent attention is supported without biases only")
-    mla = Mla(
+    return Mla(
         q_heads=f.count("num_attention_heads"),
         q_lora_rank=f.count_or_null("q_lora_rank"),
         kv_lora_rank=f.count("kv_lora_rank"),
@@ -207,17 +194,15 @@ def _mla(f: Fields) -> list[Mla]:
         qk_rope_head_dim=f.count("qk_rope_head_dim"),
         v_head_dim=f.count("v_head_dim"),
     )
-    return [mla] * layer_count(f)
 
 
-def _learned_positions(f: Fields) -> list[Attention]:
+def _learned_positions(f: Fields) -> SelfAttention:
     """OPT, GPT-2, BERT: as many key as query heads, a bias everywhere, no rope."""
     heads = f.count("num_attention_heads", "n_head")
     if hidden_size(f) % heads:
         raise f.refuse(f"hidden size {hidden_size(f)} does not divide over {heads} heads")
     bias = f.flag("enable_bias") if f.model_type == "opt" else True
-    one = Attention(heads, heads, hidden_size(f) // heads, qkv_bias=bias, out_bias=bias, rope=False)
-    return [one] * layer_count(f)
+    return SelfAttention(heads, heads, hidden_size(f) // heads, qkv_bias=bias, out_bias=bias, rope=False)
 
 
 def _dense(f: Fields, key: str = "intermediate_size") -> Dense:
@@ -226,19 +211,14 @@ def _dense(f: Fields, key: str = "intermediate_size") -> Dense:
     return Dense(f.count(key), gated=True, activation=f.word("hidden_activation", "hidden_act"), bias=bias)
 
 
-def _all_dense(f: Fields) -> list[Mlp]:
-    return [_dense(f)] * layer_count(f)
-
-
-def _plain(f: Fields) -> list[Mlp]:
+def _plain(f: Fields) -> Dense:
     """OPT, GPT-2, BERT: up, activation, down. GPT-2's n_inner is 4 x hidden unless the file says otherwise."""
     if f.model_type == "gpt2":
         inter = f.count_or_none("n_inner") or 4 * hidden_size(f)
     else:
         inter = f.count("ffn_dim" if f.model_type == "opt" else "intermediate_size")
     bias = f.flag("enable_bias") if f.model_type == "opt" else True
-    activation = f.word("activation_function", "hidden_act")
-    return [Dense(inter, gated=False, activation=activation, bias=bias)] * layer_count(f)
+    return Dense(inter, gated=False, activation=f.word("activation_function", "hidden_act"), bias=bias)
 
 
 def _experts(
@@ -257,9 +237,9 @@ def _experts(
     )
 
 
-def _all_experts(f: Fields) -> list[Mlp]:
+def _all_experts(f: Fields) -> Experts:
     """Mixtral, OLMoE, gpt-oss: experts in every layer, as wide as intermediate_size."""
-    return [_experts(f, "intermediate_size", bias=f.model_type == "gpt_oss")] * layer_count(f)
+    return _experts(f, "intermediate_size", bias=f.model_type == "gpt_oss")
 
 
 def _qwen_experts(f: Fields) -> list[Mlp]:
@@ -292,24 +272,24 @@ def _llama4_experts(f: Fields) -> list[Mlp]:
 
 
 FAMILIES: dict[str, Family] = {
-    "bert": Family(_learned_positions, _plain, LAYERNORMS, kind="encoder"),
+    "bert": Family(_learned_positions, _plain, LAYERNORMS, kind="encoder", rows_before=0),
     "deepseek_v2": Family(_mla, _deepseek_experts),
     "deepseek_v3": Family(_mla, _deepseek_experts),
-    "gemma2": Family(_gemma2, _all_dense, FOUR_NORMS),
-    "gemma3_text": Family(_gemma3, _all_dense, FOUR_NORMS),
+    "gemma2": Family(_gemma2, _dense, FOUR_NORMS),
+    "gemma3_text": Family(_gemma3, _dense, FOUR_NORMS),
     "glm4_moe": Family(_glm4_moe, _deepseek_experts),
-    "gpt2": Family(_learned_positions, _plain, LAYERNORMS),
+    "gpt2": Family(_learned_positions, _plain, LAYERNORMS, rows_before=0),
     "gpt_oss": Family(_gpt_oss, _all_experts),
-    "llama": Family(_llama, _all_dense),
+    "llama": Family(_attention, _dense),
     "llama4_text": Family(_llama4, _llama4_experts),
-    "mistral": Family(_one_window, _all_dense),
+    "mistral": Family(_one_window, _dense),
     "mixtral": Family(_one_window, _all_experts),
     "olmoe": Family(_olmoe, _all_experts),
-    "opt": Family(_learned_positions, _plain, LAYERNORMS),
-    "phi3": Family(_one_window, _all_dense),
-    "qwen2": Family(_qwen2, _all_dense),
-    "qwen2_moe": Family(_qwen2_moe, _qwen_experts),
-    "qwen3": Family(_qwen3, _all_dense),
+    "opt": Family(_learned_positions, _plain, LAYERNORMS, rows_before=2),
+    "phi3": Family(_one_window, _dense),
+    "qwen2": Family(_qwen2, _dense),
+    "qwen2_moe": Family(_qwen2, _qwen_experts),
+    "qwen3": Family(_qwen3, _dense),
     "qwen3_moe": Family(_qwen3, _qwen_experts),
     "qwen3_next": Family(_qwen3_next, _qwen_experts),
 }

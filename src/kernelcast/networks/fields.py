@@ -14,12 +14,11 @@ from kernelcast.errors import KernelcastError
 # file really does leave out its heads).
 CLASS_DEFAULTS: dict[str, dict[str, Any]] = {
     "bert": {"type_vocab_size": 2},
-    "deepseek_v2": {"tie_word_embeddings": False, "attention_bias": False, "moe_layer_freq": 1},
-    "deepseek_v3": {"tie_word_embeddings": False, "attention_bias": False, "moe_layer_freq": 1},
-    "gemma2": {"tie_word_embeddings": True, "attention_bias": False},
+    "deepseek_v2": {"moe_layer_freq": 1},
+    "deepseek_v3": {"moe_layer_freq": 1},
+    "gemma2": {"tie_word_embeddings": True},
     "gemma3_text": {
         "tie_word_embeddings": True,
-        "attention_bias": False,
         "num_attention_heads": 8,
         "num_key_value_heads": 4,
         "head_dim": 256,
@@ -28,48 +27,24 @@ CLASS_DEFAULTS: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 131072,
         "sliding_window_pattern": 6,
     },
-    "glm4_moe": {"tie_word_embeddings": False, "attention_bias": False, "use_qk_norm": False},
+    "glm4_moe": {"use_qk_norm": False},
     "gpt2": {"tie_word_embeddings": True, "activation_function": "gelu_new"},
-    "gpt_oss": {"tie_word_embeddings": False, "attention_bias": True},
-    "llama": {"tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False},
-    "llama4_text": {
-        "tie_word_embeddings": False,
-        "attention_bias": False,
-        "attention_chunk_size": 8192,
-        "no_rope_layer_interval": 4,
-        "use_qk_norm": True,
-    },
-    "mistral": {"tie_word_embeddings": False},
-    "mixtral": {"tie_word_embeddings": False},
-    "olmoe": {"tie_word_embeddings": False, "attention_bias": False},
+    "gpt_oss": {"attention_bias": True},
+    "llama": {"mlp_bias": False},
+    "llama4_text": {"attention_chunk_size": 8192, "no_rope_layer_interval": 4, "use_qk_norm": True},
     "opt": {
         "tie_word_embeddings": True,
         "enable_bias": True,
         "do_layer_norm_before": True,
         "layer_norm_elementwise_affine": True,
     },
-    "phi3": {"tie_word_embeddings": False},
-    "qwen2": {"tie_word_embeddings": False, "use_sliding_window": False},
-    "qwen2_moe": {
-        "tie_word_embeddings": False,
-        "use_sliding_window": False,
-        "qkv_bias": True,
-        "decoder_sparse_step": 1,
-    },
-    "qwen3": {"tie_word_embeddings": False, "use_sliding_window": False, "attention_bias": False},
-    "qwen3_moe": {
-        "tie_word_embeddings": False,
-        "use_sliding_window": False,
-        "attention_bias": False,
-        "decoder_sparse_step": 1,
-    },
-    "qwen3_next": {
-        "tie_word_embeddings": False,
-        "attention_bias": False,
-        "decoder_sparse_step": 1,
-        "full_attention_interval": 4,
-    },
+    "qwen2": {"use_sliding_window": False},
+    "qwen2_moe": {"use_sliding_window": False, "qkv_bias": True, "decoder_sparse_step": 1},
+    "qwen3": {"use_sliding_window": False},
+    "qwen3_moe": {"use_sliding_window": False, "decoder_sparse_step": 1},
+    "qwen3_next": {"decoder_sparse_step": 1, "full_attention_interval": 4},
 }
+_IN_OTHERS = {"tie_word_embeddings": False, "attention_bias": False}  # of every class that has them, where not above
 
 
 @dataclass(frozen=True)
@@ -86,21 +61,25 @@ class Fields:
     def value(self, key: str) -> Any:
         """The value, else what the config class would fill in, else None (as JSON's null)."""
         found = self.config.get(key)
-        return CLASS_DEFAULTS.get(self.model_type, {}).get(key) if found is None else found
+        return (_IN_OTHERS | CLASS_DEFAULTS.get(self.model_type, {})).get(key) if found is None else found
 
-    def count(self, *keys: str, least: int = 1) -> int:
-        """A whole number, under the first of ``keys`` that is there."""
+    def _first(self, keys: tuple[str, ...]) -> tuple[str, Any]:
+        """The first of ``keys`` that is there, and its value."""
         for key in keys:
             found = self.value(key)
-            if found is None:
-                continue
-            if isinstance(found, bool) or not isinstance(found, int) or found < least:
-                raise self.refuse(f"{key!r} is {found!r}; it has to be a whole number of at least {least}")
-            return found
+            if found is not None:
+                return key, found
         raise self.refuse(f"{' or '.join(map(repr, keys))} is missing; the model's full config.json has it")
 
-    def count_or_none(self, *keys: str) -> int | None:
-        return None if all(self.value(key) is None for key in keys) else self.count(*keys)
+    def count(self, *keys: str, least: int = 1) -> int:
+        """A whole number."""
+        key, found = self._first(keys)
+        if isinstance(found, bool) or not isinstance(found, int) or found < least:
+            raise self.refuse(f"{key!r} is {found!r}; it has to be a whole number of at least {least}")
+        return found
+
+    def count_or_none(self, key: str) -> int | None:
+        return None if self.value(key) is None else self.count(key)
 
     def count_or_null(self, key: str) -> int | None:
         """For keys where null has a meaning that no key at all does not have: the class fills in a number then."""
@@ -110,20 +89,17 @@ class Fields:
 
     def flag(self, key: str) -> bool:
         found = self.value(key)
+        if found is None:
+            raise self.refuse(f"{key!r} is missing; the model's full config.json has it as true or false")
         if not isinstance(found, bool):
-            if found is None:
-                raise self.refuse(f"{key!r} is missing; the model's full config.json has it as true or false")
             raise self.refuse(f"{key!r} is {found!r}; it has to be true or false")
         return found
 
     def word(self, *keys: str) -> str:
-        for key in keys:
-            found = self.value(key)
-            if found is not None:
-                if not isinstance(found, str):
-                    raise self.refuse(f"{key!r} is {found!r}; it has to be a name in quotes")
-                return found
-        raise self.refuse(f"{' or '.join(map(repr, keys))} is missing; the model's full config.json has it")
+        key, found = self._first(keys)
+        if not isinstance(found, str):
+            raise self.refuse(f"{key!r} is {found!r}; it has to be a name in quotes")
+        return found
 
     def whole_numbers(self, key: str) -> tuple[int, ...]:
         """A list such as mlp_only_layers; none where the key is absent."""

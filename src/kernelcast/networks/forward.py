@@ -15,7 +15,7 @@ from kernelcast.calls import Call, Launch
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu
 from kernelcast.networks.architecture import Architecture
-from kernelcast.networks.layers import Attention, Dense, Experts, Layer, LayerRun, LinearAttention, Mla
+from kernelcast.networks.layers import Dense, Experts, Layer, LayerRun, LinearAttention, Mla, SelfAttention
 from kernelcast.networks.precision import Precision
 from kernelcast.networks.stack import Stack
 from kernelcast.parallel import Layout
@@ -88,7 +88,7 @@ def _check(layer: Layer, deployment: Deployment) -> None:
             )
     elif mixer.q_heads % tp:
         raise KernelcastError(f"tp {tp} does not divide the {mixer.q_heads} heads of {deployment.model.name}")
-    if isinstance(mixer, Attention) and mixer.kv_heads % tp and tp % mixer.kv_heads:  # cut evenly, or copied evenly
+    if isinstance(mixer, SelfAttention) and mixer.kv_heads % tp and tp % mixer.kv_heads:  # cut evenly, or copied evenly
         raise KernelcastError(
             f"tp {tp} does not divide the {mixer.kv_heads} key-value heads of {deployment.model.name}, nor they it"
         )
@@ -126,8 +126,7 @@ class _Pass:
         if self.model.learned_positions:
             added = 2 if self.model.token_types else 1  # positions, and BERT's segments
             yield from self._small("embedding", "add", added, rows=self.tokens, cols=self.model.hidden)
-        if self.layout.tp > 1:
-            yield from self._joined(1)
+        yield from self._joined(1)
         if self.model.embedding_norm:
             yield from self._small("norms", self.model.embedding_norm, rows=self.tokens, cols=self.model.hidden)
         runs = (LayerRun(1, layer) for layer in self.model.expand()) if in_order else self.model.layer_kinds
@@ -135,9 +134,7 @@ class _Pass:
             yield from self._layer(run.layer, run.count)
         if self.layout.pp > 1:
             sent = self.tokens * self.model.hidden * self.precision.between_bytes
-            fabric = self.layout.fabric(self.gpu, self.layout.tp * self.layout.pp)
-            yield self._call("communication", "send_recv", self.layout.pp - 1, bytes=int(sent), fabric=fabric,
-                             stack="nccl", dtype=self.precision.between)  # fmt: skip
+            yield self._sent("send_recv", self.layout.pp - 1, sent, self.layout.tp * self.layout.pp, world=None)
         if self.model.head == "lm":
             yield from self._head()
         else:  # BERT's pooler: the first token of each sequence, whole on every GPU
@@ -145,23 +142,25 @@ class _Pass:
             yield from self._small("head", "tanh", rows=self.batch.sequences, cols=self.model.hidden)
 
     def _layer(self, layer: Layer, count: int) -> Iterator[Launch]:
-        around = layer.norms.count // 2  # of the mixer, and as many of the feed-forward part: before, or also behind
+        behind = layer.norms.count == 4  # a norm behind the mixer and the feed-forward part too (Gemma)
         yield from self._norm(layer.norms.kind, count)
         if isinstance(layer.attention, Mla):
             yield from self._mla(layer.attention, count)
-        elif isinstance(layer.attention, Attention):
+        elif isinstance(layer.attention, SelfAttention):
             yield from self._attention(layer.attention, count)
         else:
             yield from self._linear_attention(layer.attention, count)
         yield from self._joined(count)
-        yield from self._behind(layer.norms.kind, count * (around - 1))
-        yield from self._norm(layer.norms.kind, count * (layer.norms.count - around > 0))
+        if behind:
+            yield from self._small("norms", layer.norms.kind, count, rows=self.tokens, cols=self.model.hidden)
+        yield from self._norm(layer.norms.kind, count)
         if isinstance(layer.mlp, Experts):
             yield from self._experts(layer.mlp, count)
         else:
             yield from self._dense(layer.mlp, count, "mlp")
             yield from self._joined(count)
-        yield from self._behind(layer.norms.kind, count * (layer.norms.count - around - 1))
+        if behind:
+            yield from self._small("norms", layer.norms.kind, count, rows=self.tokens, cols=self.model.hidden)
 
     def _norm(self, kind: str, count: int) -> Iterator[Launch]:
         """The norm before a part; the residual is added inside it, or in a kernel of its own."""
@@ -171,12 +170,7 @@ class _Pass:
             yield from self._small("residual", "add", count, rows=self.tokens, cols=self.model.hidden)
             yield from self._small("norms", kind, count, rows=self.tokens, cols=self.model.hidden)
 
-    def _behind(self, kind: str, count: int) -> Iterator[Launch]:
-        """A norm behind a part (Gemma), where there is one."""
-        if count > 0:
-            yield from self._small("norms", kind, count, rows=self.tokens, cols=self.model.hidden)
-
-    def _attention(self, mixer: Attention, count: int) -> Iterator[Launch]:
+    def _attention(self, mixer: SelfAttention, count: int) -> Iterator[Launch]:
         tp, width = self.layout.tp, self.model.hidden
         heads, kv_heads, dim = mixer.q_heads // tp, max(1, mixer.kv_heads // tp), mixer.head_dim
         gate = heads * dim if mixer.output_gate else 0
@@ -185,12 +179,9 @@ class _Pass:
             widths = [heads * dim + gate, kv_heads * dim, kv_heads * dim]
         for n in widths:
             yield self._product("projections", count, self.tokens, n, width)
-        if mixer.qk_norm in ("head", "unweighted"):
-            yield from self._small("norms", "rmsnorm", count, rows=self.tokens * heads, cols=dim)
-            yield from self._small("norms", "rmsnorm", count, rows=self.tokens * kv_heads, cols=dim)
-        elif mixer.qk_norm == "full":
-            yield from self._small("norms", "rmsnorm", count, rows=self.tokens, cols=heads * dim)
-            yield from self._small("norms", "rmsnorm", count, rows=self.tokens, cols=kv_heads * dim)
+        for own in (heads, kv_heads) if mixer.qk_norm != "none" else ():
+            rows, cols = (1, own * dim) if mixer.qk_norm == "full" else (own, dim)
+            yield from self._small("norms", "rmsnorm", count, rows=self.tokens * rows, cols=cols)
         if mixer.rope:
             yield from self._small("rotary", "rope", count, tokens=self.tokens, q_heads=heads, kv_heads=kv_heads,
                               head_dim=dim, rotary_dim=mixer.rotary_dim or None)  # fmt: skip
@@ -199,8 +190,7 @@ class _Pass:
         yield self._call("attention", "attention", count, **self.batch.lengths, q_heads=heads, kv_heads=kv_heads,
                          head_dim=dim, causal=self.model.kind == "decoder", window=mixer.window or 0,
                          page_size=self.stack.page_size if any(self.batch.past) else 0,
-                         kv_dtype=self.precision.cache, backend=self.stack.attention_backend(self.gpu),
-                         stack=self.stack.kernels, dtype=self.precision.vectors)  # fmt: skip
+                         kv_dtype=self.precision.cache, backend=self.stack.attention_backend(self.gpu))  # fmt: skip
         if gate:
             yield from self._small("activation", "mul", count, rows=self.tokens, cols=gate)
         yield self._product("projections", count, self.tokens, width, heads * dim)
@@ -224,7 +214,7 @@ class _Pass:
         if absorbed:  # queries into the latent, and values out of it, one small product a head
             for n, k in ((latent, mixer.qk_nope_head_dim), (mixer.v_head_dim, latent)):
                 yield self._call("projections", "bmm", count, batch=heads, m=tokens, n=n, k=k,
-                                 dtype=self.precision.between, stack=self.stack.kernels)  # fmt: skip
+                                 dtype=self.precision.between)  # fmt: skip
         else:
             up = heads * (mixer.qk_nope_head_dim + mixer.v_head_dim)
             yield self._product("projections", count, tokens + sum(self.batch.past), up, latent)
@@ -232,8 +222,7 @@ class _Pass:
                          rope_dim=mixer.qk_rope_head_dim, nope_dim=mixer.qk_nope_head_dim, v_dim=mixer.v_head_dim,
                          page_size=self.stack.page_size if any(self.batch.past) else 0,
                          kv_dtype=self.precision.cache, absorbed="yes" if absorbed else "no",
-                         backend=self.stack.mla_backend(self.gpu), stack=self.stack.mla_kernels,
-                         dtype=self.precision.vectors)  # fmt: skip
+                         backend=self.stack.mla_backend(self.gpu), stack=self.stack.mla_kernels)  # fmt: skip
         yield self._product("projections", count, tokens, width, heads * mixer.v_head_dim)
 
     def _linear_attention(self, mixer: LinearAttention, count: int) -> Iterator[Launch]:
@@ -246,8 +235,7 @@ class _Pass:
         yield self._call("linear attention", "gated_delta", count, **sizes, key_heads=mixer.key_heads // tp,
                          value_heads=mixer.value_heads // tp, key_dim=mixer.key_head_dim,
                          value_dim=mixer.value_head_dim, qk_norm=True, state_dtype=mixer.state_dtype,
-                         kernel="recurrent" if checks else "auto", stack=self.stack.kernels,
-                         dtype=self.precision.vectors)  # fmt: skip
+                         kernel="recurrent" if checks else "auto")  # fmt: skip
         yield from self._small("norms", "rmsnorm", count, rows=self.tokens * mixer.value_heads // tp,
                           cols=mixer.value_head_dim)  # fmt: skip
         yield self._product("projections", count, self.tokens, self.model.hidden, mixer.value_width // tp)
@@ -271,14 +259,12 @@ class _Pass:
 
     def _experts(self, block: Experts, count: int) -> Iterator[Launch]:
         width, layout, kind = self.model.hidden, self.layout, self.precision.expert_weights
-        yield self._call("router", "gemm", count, m=self.tokens, n=block.experts, k=width,
-                         dtype=self.precision.between, stack=self.stack.kernels)  # fmt: skip
+        yield self._call("router", "gemm", count, m=self.tokens, n=block.experts, k=width, dtype=self.precision.between)
         if layout.dp > 1:
             yield from self._exchanged(block, count)
         yield self._call("experts", "moe", count, tokens=self.tokens * layout.dp, hidden=width, inter=block.inter,
                          experts=block.experts, topk=block.topk, tp=layout.expert_tp, ep=layout.ep, skew=self.skew,
-                         gated=block.gated, backend=self.stack.moe_backend(self.gpu, kind), dtype=kind,
-                         stack=self.stack.kernels)  # fmt: skip
+                         gated=block.gated, backend=self.stack.moe_backend(self.gpu, kind), dtype=kind)  # fmt: skip
         if block.shared:
             yield from self._dense(block.shared, count, "shared experts")
             if layout.dp > 1:  # else the sum over the experts has it
@@ -294,23 +280,21 @@ class _Pass:
         for numbers in (self.precision.expert_weights, self.precision.between):
             one_byte = numbers not in ("bf16", "fp16", "fp32", "tf32", "int4")
             sent = pairs * self.model.hidden * (1.0 if one_byte else self.precision.between_bytes)
-            yield self._call("communication", "all_to_all", count, bytes=max(world, int(sent)), world=world,
-                             fabric=self.layout.fabric(self.gpu, world), stack="nccl",
-                             dtype=self.precision.between)  # fmt: skip
+            yield self._sent("all_to_all", count, max(world, sent), world)
 
     def _joined(self, count: int) -> Iterator[Launch]:
         """What follows a layer that was cut: the sum over the GPUs that cut it."""
         world = self.layout.tp
         if world == 1:
             return
-        sent = int(self.tokens * self.model.hidden * self.precision.between_bytes)
-        fabric = self.layout.fabric(self.gpu, world)
-        ops = ("reduce_scatter", "all_gather") if self.layout.sequence_parallel else ("all_reduce",)
-        for op in ops:
-            own = op == "all_reduce" and fabric is None and not self.gpu.link_kind.startswith("pcie")
-            yield self._call("communication", op, count, bytes=sent, world=world, fabric=fabric,
-                             stack=self.stack.kernels if own and self.stack.kernels != "torch" else "nccl",
-                             dtype=self.precision.between)  # fmt: skip
+        sent = self.tokens * self.model.hidden * self.precision.between_bytes
+        if self.layout.sequence_parallel:
+            yield self._sent("reduce_scatter", count, sent, world)
+            yield self._sent("all_gather", count, sent, world)
+            return
+        near = self.layout.fabric(self.gpu, world) is None and not self.gpu.link_kind.startswith("pcie")
+        own = near and self.stack.kernels != "torch"  # engines have an all-reduce of their own over NVLink
+        yield self._sent("all_reduce", count, sent, world, stack=self.stack.kernels if own else "nccl")
 
     def _head(self) -> Iterator[Launch]:
         rows = self.batch.sequences * self.batch.head_rows if self.stack.head_rows == "last" else self.tokens
@@ -319,29 +303,29 @@ class _Pass:
             fused = {"residual": True} if self.stack.fused_residual else {}
             yield from self._small("norms", self.model.final_norm, 1, rows=self.tokens, cols=self.model.hidden, **fused)
         yield self._call("head", "gemm", 1, m=rows, n=-(-vocab // tp), k=self.model.hidden,
-                         dtype=self.precision.between, stack=self.stack.kernels)  # fmt: skip
+                         dtype=self.precision.between)  # fmt: skip
         if tp > 1:
-            yield self._call("communication", "all_gather", 1, bytes=int(rows * vocab * self.precision.between_bytes),
-                             world=tp, fabric=self.layout.fabric(self.gpu, tp), stack="nccl",
-                             dtype=self.precision.between)  # fmt: skip
+            yield self._sent("all_gather", 1, rows * vocab * self.precision.between_bytes, tp)
         yield from self._small("sampling", "copy", 1, rows=rows, cols=vocab, to="fp32")
         yield self._call("sampling", "argmax", 1, rows=rows, cols=vocab, dtype="fp32", stack="torch")
 
     def _product(self, part: str, count: float, m: int, n: int, k: int) -> Launch:
         inputs = "ready" if self.stack.fused_quantisation and self.precision.quantised else None
-        return self._call(part, "gemm", count, m=m, n=n, k=k, inputs=inputs, dtype=self.precision.weights,
-                          stack=self.stack.kernels)  # fmt: skip
+        return self._call(part, "gemm", count, m=m, n=n, k=k, inputs=inputs, dtype=self.precision.weights)
+
+    def _sent(self, op: str, count: float, sent_bytes: float, gpus: int, **parameters: Any) -> Launch:
+        """A collective among so many GPUs."""
+        given = {"world": gpus, "fabric": self.layout.fabric(self.gpu, gpus), "stack": "nccl", **parameters}
+        return self._call("communication", op, count, bytes=int(sent_bytes), dtype=self.precision.between, **given)
 
     def _small(self, part: str, op: str, count: float = 1, **parameters: Any) -> Iterator[Launch]:
         """A vector kernel; or those that the stack runs in its place."""
         kernels = self.stack.parts(op)
         if not kernels:
-            given = {"dtype": self.precision.vectors, **parameters}
-            yield self._call(part, op, count, **given, stack=self.stack.small_ops)
+            yield self._call(part, op, count, **parameters, stack=self.stack.small_ops)
         for kernel in kernels:
-            sizes: dict[str, Any] = {name: parameters[name] for name in ("rows", "cols") if name in parameters}
-            own = {name: self._own(name, value, parameters) for name, value in kernel.items() if name != "op"}
-            given = {"dtype": self.precision.vectors, **sizes, **own}
+            given: dict[str, Any] = {name: parameters[name] for name in ("rows", "cols") if name in parameters}
+            given |= {name: self._own(name, value, parameters) for name, value in kernel.items() if name != "op"}
             yield self._call(part, kernel["op"], count, **given, stack=self.stack.small_ops)
 
     def _own(self, name: str, value: Any, parameters: Mapping[str, Any]) -> Any:
@@ -354,7 +338,9 @@ class _Pass:
         return math.prod(int(parameters[word]) for word in whole.split("*")) // int(divisor or 1)
 
     def _call(self, part: str, op: str, count: float, **parameters: Any) -> Launch:
-        return Launch(part, Call.of(op, parameters), float(count))
+        """A kernel of the stack, in the format of vectors unless told otherwise."""
+        given = {"stack": self.stack.kernels, "dtype": self.precision.vectors, **parameters}
+        return Launch(part, Call.of(op, given), float(count))
 
 
 def _activation(name: str) -> str:

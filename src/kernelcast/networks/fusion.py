@@ -28,6 +28,17 @@ _ROWS = {
 _REDUCTIONS = ("sum", "mean", "amax", "amin", "var", "var_mean")
 
 
+@dataclass(frozen=True)
+class _Walk:
+    """What a kernel of an op goes through. ``cols``: of the rows that it reduces, 0 where it reduces none."""
+
+    elements: int
+    cols: int = 0
+    fuses: bool = False
+    flops: float = 0.0
+    xu_ops: float = 0.0
+
+
 @dataclass
 class _Group:
     """Ops that become one kernel. ``cols``: of the rows that it reduces, 0 while it reduces none."""
@@ -37,12 +48,17 @@ class _Group:
     phase: str
     fuses: bool
     cols: int = 0
+    flops: float = 0.0
+    xu_ops: float = 0.0
     ops: list[Op] = field(default_factory=list)
     read: dict[int, Tensor] = field(default_factory=dict)  # by storage, the largest look at it
     written: dict[int, Tensor] = field(default_factory=dict)
 
-    def add(self, op: Op) -> None:
+    def add(self, op: Op, walk: _Walk) -> None:
         self.ops.append(op)
+        self.cols = self.cols or walk.cols
+        self.flops += walk.flops
+        self.xu_ops += walk.xu_ops
         for x in op.inputs:
             if x.storage not in self.written:
                 self.read[x.storage] = _larger(self.read.get(x.storage), x)
@@ -61,10 +77,8 @@ def fuse(trace: Trace) -> Trace:
     for at, group in enumerate(groups):
         for storage in group.read:
             readers.setdefault(storage, set()).add(at)
-    ops: list[Op] = []
-    for at, group in enumerate(groups):
-        ops.append(_joined(group, at, readers) if len(group.ops) > 1 else group.ops[0])
-    return replace(trace, ops=tuple(ops), gradients=(), module_calls={})
+    ops = tuple(_joined(one, at, readers) if len(one.ops) > 1 else one.ops[0] for at, one in enumerate(groups))
+    return replace(trace, ops=ops, gradients=(), module_calls={})
 
 
 def _grouped(trace: Trace) -> list[_Group]:
@@ -73,19 +87,18 @@ def _grouped(trace: Trace) -> list[_Group]:
     writer: dict[int, _Group] = {}  # of a storage, the last one
     touching: dict[int, _Group] = {}  # the last group that fuses and reads it
     for at, op in enumerate(op for op in trace.ops if op.kind == "kernel" and not _constant(op)):
-        space, cols, fuses = _space(op)
-        group = None
-        if fuses:
+        walk, group = _walk(op), None
+        if walk.fuses:
             near = [found for x in op.inputs for found in (writer.get(x.storage), touching.get(x.storage)) if found]
-            group = next((g for g in sorted(near, key=lambda g: -g.start) if _joins(op, space, cols, g, writer)), None)
+            group = next((g for g in sorted(near, key=lambda g: -g.start) if _joins(op, walk, g, writer)), None)
         if group is None:
-            group = _Group(at if op.inputs else -1, space, op.phase, fuses)  # what reads nothing can run first
+            # what reads nothing can run first
+            group = _Group(at if op.inputs else -1, walk.elements, op.phase, walk.fuses)
             groups.append(group)
-        group.add(op)
-        group.cols = group.cols or cols
+        group.add(op, walk)
         for x in op.outputs or op.inputs[:1]:
             writer[x.storage] = group
-        if fuses:
+        if walk.fuses:
             touching.update(dict.fromkeys((x.storage for x in op.inputs), group))
     return sorted(groups, key=lambda group: group.start)
 
@@ -95,71 +108,56 @@ def _constant(op: Op) -> bool:
     return not op.inputs and kernel_name(op) is not None and all(x.elements == 1 for x in op.outputs)
 
 
-def _joins(op: Op, space: int, cols: int, group: _Group, writer: dict[int, _Group]) -> bool:
+def _joins(op: Op, walk: _Walk, group: _Group, writer: dict[int, _Group]) -> bool:
     """Whether the op can run inside the group's kernel."""
     if not group.fuses or group.phase != op.phase:
         return False
-    if space != group.elements and not (group.cols and space * group.cols == group.elements):
+    if walk.elements != group.elements and not (group.cols and walk.elements * group.cols == group.elements):
         return False  # other elements, and not one number a row of a reduction
-    if cols and group.cols and cols != group.cols:
+    if walk.cols and group.cols and walk.cols != group.cols:
         return False
     if op.in_place and writer.get(op.inputs[0].storage) is not group:
         return False  # others may still read what it writes over
     return all(g is group or g.start < group.start for g in (writer.get(x.storage) for x in op.inputs) if g)
 
 
-def _space(op: Op) -> tuple[int, int, bool]:
-    """Elements that a kernel of the op walks, columns of the rows that it reduces (0: none), whether it fuses."""
+def _walk(op: Op) -> _Walk:
     tensors = (*op.inputs, *op.outputs)
-    largest = max((x.elements for x in tensors), default=0)
     if op.name in _ROWS:
         x = op.inputs[0]
         axis = op.argument(1, "dim", -1) if "softmax" in op.name and op.name[-1] != "a" else -1
         last = not isinstance(axis, int) or axis in (-1, len(x.shape) - 1)
-        return x.elements, x.cols, last
+        flops, xu_ops = _ROWS[op.name]
+        return _Walk(x.elements, x.cols, last, flops * x.elements, xu_ops * x.elements)
     if op.name in _REDUCTIONS and op.outputs and op.inputs:
         x = op.inputs[0]
         kept = max(1, op.outputs[0].elements)
         inner = bool(x.shape) and kept * x.cols == x.elements and kept > 1
-        return x.elements, x.cols, inner
-    if op.name in _COPIES or kernel_name(op) is not None:
-        out = op.outputs[0] if op.outputs else op.inputs[0]
-        return out.elements, 0, all(x.elements <= out.elements for x in tensors)
-    return largest, 0, False
+        return _Walk(x.elements, x.cols, inner, float(x.elements))
+    name = kernel_name(op)
+    if name is not None or op.name in _COPIES:
+        elements = (op.outputs or op.inputs)[0].elements
+        fuses = all(x.elements <= elements for x in tensors)
+        flops, xu_ops = (cost_of(name).flops, cost_of(name).xu_ops) if name else (0.0, 0.0)
+        return _Walk(elements, 0, fuses, flops * elements, xu_ops * elements)
+    return _Walk(max((x.elements for x in tensors), default=0))
 
 
 def _joined(group: _Group, at: int, readers: dict[int, set[int]]) -> Op:
     """One op that reads and writes what crosses the group's boundary."""
     last = group.ops[-1]
+    inside = {x.storage for op in group.ops for x in op.inputs}  # read by the kernel itself
     first = {x.storage for op in group.ops for x in (op.outputs or op.inputs)[:1]}
     wanted = [
         x
         for storage, x in group.written.items()
         if readers.get(storage, set()) - {at} or storage in group.read
-        or (storage in first and not _read_inside(storage, group))
+        or (storage in first and storage not in inside)
     ]  # fmt: skip
-    flops, xu_ops = (sum(costs) for costs in zip(*(_costs(op) for op in group.ops), strict=True))
     outputs = tuple(wanted or [last.outputs[0] if last.outputs else last.inputs[0]])
-    options = {"elements": group.elements, "flops": flops, "xu_ops": xu_ops, "ops": len(group.ops), "cols": group.cols}
+    options = {name: getattr(group, name) for name in ("elements", "flops", "xu_ops", "cols")}
+    options["ops"] = len(group.ops)
     return Op(FUSED, tuple(group.read.values()), options, outputs, "kernel", last.phase, last.module)
-
-
-def _read_inside(storage: int, group: _Group) -> bool:
-    return any(x.storage == storage for op in group.ops for x in op.inputs)
-
-
-def _costs(op: Op) -> tuple[float, float]:
-    """FLOPs and special functions of an op."""
-    space, _, _ = _space(op)
-    if op.name in _ROWS:
-        flops, xu_ops = _ROWS[op.name]
-    elif op.name in _REDUCTIONS:
-        flops, xu_ops = 1.0, 0.0
-    else:
-        name = kernel_name(op)
-        cost = cost_of(name) if name else None
-        flops, xu_ops = (cost.flops, cost.xu_ops) if cost else (0.0, 0.0)
-    return flops * space, xu_ops * space
 
 
 @rule(FUSED)
@@ -169,7 +167,7 @@ def _fused(op: Op, settings: Settings) -> Iterator[Launch]:
     elements, flops, xu_ops, cols = (op.options.get(name, 0) for name in ("elements", "flops", "xu_ops", "cols"))
     elements = max(1, int(elements or largest.elements))
     yield pointwise(
-        "fused", settings, elements, number_format(largest), read_bytes=boundary_bytes(op.inputs),
+        "fused", elements, number_format(largest), read_bytes=boundary_bytes(op.inputs),
         written_bytes=boundary_bytes(op.outputs), flops=round(flops / elements, 3),
         xu_ops=round(xu_ops / elements, 3), cols=int(cols) or largest.cols,
     )  # fmt: skip

@@ -7,7 +7,7 @@ a sum over parts is the parameter count that a checkpoint holds. Widths are per 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from kernelcast.errors import KernelcastError
 
@@ -23,7 +23,7 @@ def norm_weights(kind: NormKind, width: int) -> int:
 
 
 @dataclass(frozen=True)
-class Attention:
+class SelfAttention:
     """Softmax attention with grouped heads."""
 
     q_heads: int
@@ -61,11 +61,6 @@ class Attention:
         return 2 * self.kv_width
 
     @property
-    def state_values(self) -> int:
-        """Numbers kept for a sequence whatever its length."""
-        return 0
-
-    @property
     def qkv_width(self) -> int:
         """Columns of the joint q, k, v projection (with the gate where there is one)."""
         return self.q_width * (2 if self.output_gate else 1) + 2 * self.kv_width
@@ -97,10 +92,6 @@ class Mla:
         """The latent and the one rotated key that all heads share."""
         return self.kv_lora_rank + self.qk_rope_head_dim
 
-    @property
-    def state_values(self) -> int:
-        return 0
-
     def weights(self, hidden: int) -> int:
         q_width = self.q_heads * self.qk_head_dim
         if self.q_lora_rank is None:
@@ -121,6 +112,7 @@ class LinearAttention:
     key_head_dim: int
     value_head_dim: int
     conv_width: int
+    cache_values_per_token: ClassVar[int] = 0
     state_dtype: str = "fp32"  # Qwen3.5's mamba_ssm_dtype and SGLang's default; vLLM's default is the model's own
 
     def __post_init__(self) -> None:
@@ -149,12 +141,9 @@ class LinearAttention:
         return self.conv_channels + self.value_width + 2 * self.value_heads
 
     @property
-    def cache_values_per_token(self) -> int:
-        return 0
-
-    @property
     def state_values(self) -> int:
-        """One key_head_dim x value_head_dim matrix a value head, and the inputs that the convolution still needs."""
+        """Numbers kept for a sequence whatever its length: one key_head_dim x value_head_dim matrix a value head, and
+        the inputs that the convolution still needs."""
         recurrent = self.value_heads * self.key_head_dim * self.value_head_dim
         return recurrent + self.conv_channels * (self.conv_width - 1)
 
@@ -244,7 +233,7 @@ class Norms:
 class Layer:
     """One block: a mixer over tokens, then a feed-forward part."""
 
-    attention: Attention | Mla | LinearAttention
+    attention: SelfAttention | Mla | LinearAttention
     mlp: Dense | Experts
     norms: Norms
 

@@ -16,7 +16,7 @@ from kernelcast._version import __version__
 from kernelcast.calls.cells import plain
 from kernelcast.hardware import Gpu
 from kernelcast.kernels import REGISTRY, parameters_of
-from kernelcast.predict import Conditions, Phase, Prediction
+from kernelcast.predict import Conditions, LaunchedKernel, Prediction
 from kernelcast.report.json import cache_word, calibration_fields
 from kernelcast.report.units import bar, bytes_text, digits, micros, percent, rate_text, time_text, value_text
 from kernelcast.support import SUPPORT
@@ -92,7 +92,7 @@ def print_prediction(found: Prediction, chip: Gpu, conditions: Conditions) -> No
     """One call: the answer first, then what limits it, how its tasks fall, and what the answer rests on."""
     given = "  ".join(f"{name}={value_text(value)}" for name, value in found.parameters.items())
     show(title(found.op, f"  {given}", chip.name, f" ({chip.id})") + changes_text(chip), "")
-    show(_answer(found, conditions), "", _pipelines(found), "", _phases(found.phases), "")
+    show(_answer(found, conditions), "", _pipelines(found), "", _kernels(found.kernels), "")
     show(_rests_on(found, chip, conditions))
 
 
@@ -107,7 +107,7 @@ def _answer(found: Prediction, conditions: Conditions) -> Table:
     binds = "binds, of the limits that are kept" if conditions.without else "binds: no kernel can be faster"
     grid.add_row("  bound", time_text(found.bound_s), f"{found.bound_by} {binds}")
     grid.add_row("  efficiency", percent(found.efficiency), "bound / predicted")
-    dram_bytes = sum(phase.dram_bytes for phase in found.phases)
+    dram_bytes = sum(phase.dram_bytes for phase in found.kernels)
     if dram_bytes > 0:
         rate = rate_text(dram_bytes / found.time_s, "B/s")
         grid.add_row("  DRAM", rate, f"{bytes_text(dram_bytes)} in the predicted time")
@@ -117,7 +117,7 @@ def _answer(found: Prediction, conditions: Conditions) -> Table:
 def _pipelines(found: Prediction) -> Table:
     numbers = ("limit µs", "busiest SM µs", "of bound")
     table = plain_table("pipeline", *numbers, "", right=numbers)
-    busiest = busiest_limits(found.phases)
+    busiest = busiest_limits(found.kernels)
     for name, limit_s in sorted(found.limits.items(), key=lambda item: -item[1]):
         share = limit_s / found.bound_s if found.bound_s else 0.0
         style = "bold" if name == found.bound_by else ""
@@ -126,7 +126,7 @@ def _pipelines(found: Prediction) -> Table:
     return table
 
 
-def busiest_limits(phases: Sequence[Phase]) -> dict[str, float]:
+def busiest_limits(phases: Sequence[LaunchedKernel]) -> dict[str, float]:
     """What the busiest SM needs on each pipeline, the phases added up."""
     total: dict[str, float] = {}
     for phase in phases:
@@ -135,7 +135,7 @@ def busiest_limits(phases: Sequence[Phase]) -> dict[str, float]:
     return total
 
 
-def _phases(phases: Sequence[Phase]) -> Table:
+def _kernels(phases: Sequence[LaunchedKernel]) -> Table:
     """How the tasks of each kernel fall onto the SMs: a line a kernel, or a column where that is too wide."""
     rows = [_phase_cells(index, phase) for index, phase in enumerate(phases, start=1)]
     again = any(phase.launches != 1 for phase in phases)
@@ -153,7 +153,7 @@ def _phases(phases: Sequence[Phase]) -> Table:
     return table
 
 
-def _phase_cells(index: int, phase: Phase) -> dict[str, str]:
+def _phase_cells(index: int, phase: LaunchedKernel) -> dict[str, str]:
     by = max(phase.limits, key=lambda name: phase.limits[name], default="")
     return {
         " #": f" {index}",

@@ -10,7 +10,7 @@ from dataclasses import replace
 from kernelcast.errors import KernelcastError
 from kernelcast.kernels.dtypes import dtype
 from kernelcast.networks.forward import Deployment
-from kernelcast.networks.layers import Attention, Experts, LinearAttention
+from kernelcast.networks.layers import Experts, LinearAttention, SelfAttention
 from kernelcast.serving.workload import Workload
 from kernelcast.timeline import Memory
 
@@ -67,7 +67,7 @@ def cache_bytes(deployment: Deployment, context_tokens: int) -> float:
     numbers = state_bytes = 0.0
     for run in model.layer_kinds:
         mixer = run.layer.attention
-        window, cut = (mixer.window, min(layout.tp, mixer.kv_heads)) if isinstance(mixer, Attention) else (None, 1)
+        window, cut = (mixer.window, min(layout.tp, mixer.kv_heads)) if isinstance(mixer, SelfAttention) else (None, 1)
         kept = min(context_tokens, window or context_tokens)
         numbers += run.count * mixer.cache_values_per_token * kept / cut
         if isinstance(mixer, LinearAttention):

@@ -39,6 +39,11 @@ _WIDE = {
 }  # fmt: skip
 
 
+def on_meta(value: torch.Tensor) -> torch.Tensor:
+    """A tensor of the same sizes and format that holds nothing."""
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=_META)
+
+
 class CudaLike(TorchFunctionMode):
     """What PyTorch's Python functions do with tensors on a GPU: autocast, and tensors sent there."""
 
@@ -69,7 +74,7 @@ class CudaLike(TorchFunctionMode):
             return func(*args, **options)
         with torch.device("cpu"):
             real = func(*args, **options)
-        made = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device=_META)
+        made = on_meta(real)
         self._know(made, real)
         return made.requires_grad_() if real.requires_grad else made
 
@@ -82,9 +87,8 @@ class CudaLike(TorchFunctionMode):
 
     def _narrow(self, value: Any, format_: torch.dtype) -> Any:
         """In the narrow format; a weight is cast once and kept, as autocast's cache does."""
-        if not isinstance(value, torch.Tensor) or value.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-            return value
-        if value.dtype == format_:
+        floats = {torch.float32, torch.float16, torch.bfloat16}
+        if not isinstance(value, torch.Tensor) or value.dtype not in floats - {format_}:
             return value
         if not (value.is_leaf and value.requires_grad):
             return value.to(format_)
@@ -109,10 +113,7 @@ def _widened(value: Any) -> Any:
 
 
 def _autocast_format() -> torch.dtype | None:
-    for device in ("cuda", "cpu"):
-        if torch.is_autocast_enabled(device):
-            return torch.get_autocast_dtype(device)
-    return None
+    return next((torch.get_autocast_dtype(on) for on in ("cuda", "cpu") if torch.is_autocast_enabled(on)), None)
 
 
 def _dropout(input: Any, p: float, train: bool) -> Any:
@@ -135,14 +136,10 @@ def _fused_attention(
         filled = torch.zeros_like(attn_mask, dtype=query.dtype)
         attn_mask = filled.masked_fill_(attn_mask.logical_not(), float("-inf"))
     if attn_mask is not None and attn_mask.requires_grad:  # a learned bias, whose gradient only this kernel gives
-        found = _aten._scaled_dot_product_efficient_attention(
-            query, key, value, attn_mask, torch.is_grad_enabled(), dropout_p, is_causal, scale=scale
-        )
-        return found[0]
-    found = _aten._scaled_dot_product_cudnn_attention(
-        query, key, value, attn_mask, torch.is_grad_enabled(), dropout_p, is_causal, False, scale=scale
-    )
-    return found[0]
+        kernel = _aten._scaled_dot_product_efficient_attention
+    else:
+        kernel = _aten._scaled_dot_product_cudnn_attention
+    return kernel(query, key, value, attn_mask, torch.is_grad_enabled(), dropout_p, is_causal, scale=scale)[0]
 
 
 def _attention_in_parts(
@@ -165,11 +162,8 @@ def _attention_in_parts(
 
 def _device_here(value: Any) -> Any:
     """Tensors that a program sends to a GPU stay where tracing happens."""
-    if isinstance(value, torch.device) and value.type == "cuda":
-        return _META
-    if isinstance(value, str) and (value == "cuda" or value.startswith("cuda:")):
-        return _META
-    return value
+    named = value.type if isinstance(value, torch.device) else value
+    return _META if isinstance(named, str) and named.partition(":")[0] == "cuda" else value
 
 
 # Ops that PyTorch takes apart unless a GPU is there; told to the dispatcher, so that calls from anywhere get here.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import math
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from kernelcast.errors import KernelcastError
 from kernelcast.networks.traced import Kind, Op, Phase, Tensor
-from kernelcast.tracing.cuda_like import INSTEAD
+from kernelcast.tracing.cuda_like import INSTEAD, on_meta
 
 _DTYPES = {
     torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16",
@@ -31,6 +32,10 @@ _HOST_ONLY = {
 }  # fmt: skip
 _META = torch.device("meta")
 _SMALL_ELEMENTS = 1 << 20  # constants up to this size (positions, masks) are computed for real: code branches on them
+
+
+def tensors_in(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 class Recorder(TorchDispatchMode):
@@ -73,7 +78,7 @@ class Recorder(TorchDispatchMode):
             if not func._schema.is_mutable or func._schema.returns:
                 raise KernelcastError(f"cannot trace the op {func._schema.name}: {_first_line(error)}") from None
             out = None  # it changes its inputs in place (a fused optimizer), which a meta tensor does not show
-        outputs = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+        outputs = tensors_in(out)
         self._keep_values(outputs, known)
         self._record(name, func, args, options, outputs)
         return out
@@ -97,13 +102,11 @@ class Recorder(TorchDispatchMode):
             return instead(*args, **options) if instead else func.decompose(*args, **options)
 
     def _record(self, name: str, func: Any, args: Any, options: dict[str, Any], outputs: list[torch.Tensor]) -> None:
-        arguments = tree_map(self._plain, args)
+        arguments = tuple(tree_map(self._plain, args))
         given = {key: self._plain(value) for key, value in options.items() if key not in ("device", "layout")}
         told = tuple(self.tensor(leaf) for leaf in outputs)
-        place = self._place()
-        self.ops.append(
-            Op(name, tuple(arguments), given, told, self._kind(name, func, args, outputs), self.phase, place)
-        )
+        kind = self._kind(name, func, args, outputs)
+        self.ops.append(Op(name, arguments, given, told, kind, self.phase, self._place()))
 
     def _place(self) -> str:
         """The module that runs; in the backward pass the one whose forward made the gradient's node."""
@@ -127,7 +130,7 @@ class Recorder(TorchDispatchMode):
             return "host"
         if not _aliases(func):
             return "kernel"
-        given = {leaf.untyped_storage()._cdata for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)}
+        given = {leaf.untyped_storage()._cdata for leaf in tensors_in(args)}
         return "view" if all(out.untyped_storage()._cdata in given for out in outputs) else "kernel"
 
     def _plain(self, value: Any) -> Any:
@@ -157,6 +160,9 @@ class Recorder(TorchDispatchMode):
             self._numbers[at] = (number, weakref.ref(memory, self._freed(at, number, size)))
         return self._numbers[at][0]
 
+    def storages(self, tree: Any) -> set[int]:
+        return {self.storage(x) for x in tensors_in(tree)}
+
     def _freed(self, at: int, number: int, size: int) -> Callable[[Any], None]:
         def gone(_: Any) -> None:
             self.lives.append((len(self.ops), number, -size))
@@ -174,27 +180,28 @@ class Recorder(TorchDispatchMode):
     def _on_meta(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or value.device.type == "meta":
             return value
-        moved = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+        moved = on_meta(value)
         self.know(moved, value)
         return moved
 
     def _known_values(self, func: Any, args: Any, options: dict[str, Any]) -> list[torch.Tensor] | None:
         """The op on real numbers, where all its tensors are known constants."""
-        leaves = [leaf for leaf in tree_leaves((args, options)) if isinstance(leaf, torch.Tensor)]
+        leaves = tensors_in((args, options))
         if any(id(leaf) not in self._values for leaf in leaves):
             return None
         if not leaves and options.get("device") is None:
             return None
         real_args = tree_map(lambda leaf: self._values.get(id(leaf), leaf), args)
         real_options = {key: torch.device("cpu") if key == "device" else value for key, value in options.items()}
-        size = max((leaf.numel() for leaf in leaves), default=0)
-        if size > _SMALL_ELEMENTS or (not leaves and _asked_elements(args) > _SMALL_ELEMENTS):
+        # what makes a tensor from nothing is given its sizes
+        sizes = [leaf.numel() for leaf in leaves] or [math.prod(_whole_numbers(args))]
+        if max(sizes) > _SMALL_ELEMENTS:
             return None
         try:
             out = func(*real_args, **real_options)
         except Exception:  # what cannot be computed here is simply not known
             return None
-        return [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+        return tensors_in(out)
 
     def _keep_values(self, outputs: list[torch.Tensor], known: list[torch.Tensor] | None) -> None:
         for value, real in zip(outputs, known or (), strict=False):
@@ -215,7 +222,7 @@ class Recorder(TorchDispatchMode):
 
 def _on_host(args: Any, options: dict[str, Any]) -> bool:
     """An op among tensors that the program keeps on the CPU (an optimizer's steps): it runs there, for real."""
-    leaves = [leaf for leaf in tree_leaves((args, options)) if isinstance(leaf, torch.Tensor)]
+    leaves = tensors_in((args, options))
     device = options.get("device")
     if any(leaf.device.type == "meta" for leaf in leaves):
         return False
@@ -228,12 +235,8 @@ def _aliases(func: Any) -> bool:
     return any(result.alias_info is not None for result in func._schema.returns) or func.is_view
 
 
-def _asked_elements(args: Any) -> int:
-    sizes = [leaf for leaf in tree_leaves(args) if isinstance(leaf, int)]
-    product = 1
-    for size in sizes:
-        product *= max(1, abs(size))
-    return product
+def _whole_numbers(args: Any) -> list[int]:
+    return [max(1, abs(leaf)) for leaf in tree_leaves(args) if isinstance(leaf, int)]
 
 
 def _first_line(error: BaseException) -> str:

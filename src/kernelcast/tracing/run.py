@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from kernelcast.errors import KernelcastError
 from kernelcast.networks.traced import Footprint, Gradient, Trace
-from kernelcast.tracing.cuda_like import CudaLike, check_attention, gpu_present
-from kernelcast.tracing.record import Recorder
+from kernelcast.tracing.cuda_like import CudaLike, check_attention, gpu_present, on_meta
+from kernelcast.tracing.record import Recorder, tensors_in
 
 Mode = Literal["inference", "training"]
 MODES = ("inference", "training")
@@ -51,35 +52,35 @@ def trace(
     _check(mode, accumulate, attention, optimizer)
     recorder = Recorder(attention)
     gpu = CudaLike(recorder.know)
-    module = model if isinstance(model, nn.Module) else None
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(gpu_present(attention, graph))
-        if module is not None:
-            stack.enter_context(_weights_on_meta(module))
-            stack.enter_context(_put(module, mode))
-        stack.enter_context(_named_modules(module, recorder))
-        weights = list(module.parameters()) if module is not None else []
-        stack.enter_context(torch.device("meta"))
+    module = model if isinstance(model, nn.Module) else nn.Module()  # a function has no weights
+    with (
+        gpu_present(attention, graph),
+        _weights_on_meta(module),
+        _put(module, mode),
+        _named_modules(module, recorder),
+        torch.device("meta"),
+    ):
+        weights = list(module.parameters())
         given = tree_map(lambda leaf: _meta(leaf, recorder), inputs)
-        held = [recorder.storage(x) for x in (*weights, *(module.buffers() if module is not None else ()))]
-        fed = [recorder.storage(x) for x in tree_leaves(given) if isinstance(x, torch.Tensor)]
+        held, fed = recorder.storages((weights, list(module.buffers()))), recorder.storages(given)
         step = _Step(model, given, recorder, gpu, loss)
-        made: list[Any] = []
         with _told(recorder), recorder, gpu:
-            if mode == "training":
-                made = step.training(weights, optimizer, accumulate)
-            else:
-                step.inference()
-        gradients = _gradients(weights, recorder) if mode == "training" else ()
-        states = {recorder.storage(x) for x in tree_leaves(made) if isinstance(x, torch.Tensor)}
-        footprint = _footprint(recorder, set(held), set(fed), {g[0] for g in gradients}, states)
+            made = step.training(weights, optimizer, accumulate) if mode == "training" else step.inference()
+        gradients = _gradients(weights, recorder)
+        kinds = {
+            **dict.fromkeys(recorder.storages(made), "optimizer"),
+            **dict.fromkeys((number for number, _ in gradients), "gradients"),
+            **dict.fromkeys(fed, "inputs"),
+            **dict.fromkeys(held, "parameters"),
+        }
+    named = type(module).__name__ if module is model else str(getattr(model, "__name__", "function"))
     return Trace(
-        name=name or (type(module).__name__ if module is not None else str(getattr(model, "__name__", "function"))),
+        name=name or named,
         mode=mode,
         ops=tuple(recorder.ops),
         parameters=sum(x.numel() for x in weights),
         parameter_tensors=len(weights),
-        footprint=footprint,
+        footprint=_footprint(recorder, kinds),
         gradients=tuple(found for _, found in gradients),
         module_calls=recorder.module_calls,
         **_sizes(given, accumulate),
@@ -109,11 +110,12 @@ class _Step:
             return self.model(*self.given)
         return self.model(self.given)
 
-    def inference(self) -> None:
+    def inference(self) -> list[Any]:
         with torch.no_grad():
             self._call()
+        return []
 
-    def training(self, weights: list[Any], optimizer: Any, accumulate: int) -> Any:
+    def training(self, weights: list[Any], optimizer: Any, accumulate: int) -> list[Any]:
         """Forward, loss and backward ``accumulate`` times, then the optimizer; its states."""
         made = self._optimizer(weights, optimizer)
         for _ in range(accumulate):
@@ -144,26 +146,19 @@ class _Step:
         return made
 
     def _loss(self, output: Any) -> Any:
-        if self.loss is not None:
-            found = self.loss(output)
-        else:
-            found = getattr(output, "loss", None)
-            if found is None:
-                tensors = [x for x in tree_leaves(output) if isinstance(x, torch.Tensor) and x.is_floating_point()]
-                if not tensors:
-                    raise KernelcastError("no loss to train on: the output holds no tensor of floating-point numbers")
-                found = tensors[0].mean()
+        found: Any = self.loss(output) if self.loss is not None else getattr(output, "loss", None)
+        if found is None and self.loss is None:
+            tensors = [x for x in tensors_in(output) if x.is_floating_point()]
+            if not tensors:
+                raise KernelcastError("no loss to train on: the output holds no tensor of floating-point numbers")
+            found = tensors[0].mean()
         if not isinstance(found, torch.Tensor) or found.numel() != 1:
-            raise KernelcastError(
-                f"a loss is one number, not {_told_shape(found)}; give loss=, a function of the output"
-            )
+            shaped = isinstance(found, torch.Tensor)
+            told = f"a tensor of shape {tuple(found.shape)}" if shaped else type(found).__name__
+            raise KernelcastError(f"a loss is one number, not {told}; give loss=, a function of the output")
         if not found.requires_grad:
             raise KernelcastError("the loss depends on no parameter, so there is no backward pass to trace")
         return found
-
-
-def _told_shape(value: Any) -> str:
-    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
 
 
 @contextlib.contextmanager
@@ -183,11 +178,9 @@ def _told(recorder: Recorder) -> Iterator[None]:
 
 
 def _meta(value: Any, recorder: Recorder) -> Any:
-    if not isinstance(value, torch.Tensor):
+    if not isinstance(value, torch.Tensor) or value.device.type == "meta":
         return value
-    if value.device.type == "meta":
-        return value
-    moved = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    moved = on_meta(value)
     if value.is_floating_point():  # what it holds is data, on which a program must not branch
         return moved.requires_grad_(value.requires_grad)
     recorder.know(moved, value)
@@ -205,9 +198,8 @@ def _weights_on_meta(module: nn.Module) -> Iterator[None]:
                 if value is None or value.device.type == "meta":
                     continue
                 if id(value) not in same:
-                    bare = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-                    made = nn.Parameter(bare, value.requires_grad) if isinstance(value, nn.Parameter) else bare
-                    same[id(value)] = made
+                    bare, weight = on_meta(value), isinstance(value, nn.Parameter)
+                    same[id(value)] = nn.Parameter(bare, value.requires_grad) if weight else bare
                 changed.append((table, name, value))
                 table[name] = same[id(value)]
     gradients = [(x, x.grad) for x in module.parameters()]
@@ -223,9 +215,9 @@ def _weights_on_meta(module: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _named_modules(module: nn.Module | None, recorder: Recorder) -> Iterator[None]:
+def _named_modules(module: nn.Module, recorder: Recorder) -> Iterator[None]:
     """Keeps the path of the module that runs."""
-    paths = {id(part): path for path, part in module.named_modules()} if module is not None else {}
+    paths = {id(part): path for path, part in module.named_modules()}
 
     def enter(part: nn.Module, _: Any) -> None:
         recorder.modules.append(paths.get(id(part), type(part).__name__))
@@ -262,11 +254,8 @@ def _gradients(weights: list[Any], recorder: Recorder) -> list[tuple[int, Gradie
     mine = {recorder.storage(x.grad): x.grad for x in weights if x.grad is not None}
     ready = dict.fromkeys(mine, 0)
     for at, op in enumerate(recorder.ops):
-        if op.phase != "backward":
-            continue
-        for out in op.outputs:
-            if out.storage in ready:
-                ready[out.storage] = at
+        if op.phase == "backward":
+            ready.update((out.storage, at) for out in op.outputs if out.storage in mine)
     found = [
         (number, Gradient(grad.numel() * grad.element_size(), grad.numel(), ready[number]))
         for number, grad in mine.items()
@@ -274,14 +263,12 @@ def _gradients(weights: list[Any], recorder: Recorder) -> list[tuple[int, Gradie
     return sorted(found, key=lambda pair: pair[1].ready)
 
 
-def _footprint(recorder: Recorder, held: set[int], fed: set[int], grads: set[int], states: set[int]) -> Footprint:
-    """What lives when most does, by what it is."""
-    order = sorted(range(len(recorder.lives)), key=lambda i: recorder.lives[i][0])
+def _footprint(recorder: Recorder, kinds: Mapping[int, str]) -> Footprint:
+    """What lives when most does, by what it is; what is of no kind are activations."""
     alive: dict[int, int] = {}
     total = most = 0
     at_peak: dict[int, int] = {}
-    for i in order:
-        _, number, size = recorder.lives[i]
+    for _, number, size in sorted(recorder.lives, key=lambda life: life[0]):
         total += size
         if size >= 0:
             alive[number] = size
@@ -289,16 +276,15 @@ def _footprint(recorder: Recorder, held: set[int], fed: set[int], grads: set[int
             alive.pop(number, None)
         if total > most:
             most, at_peak = total, dict(alive)
-    parts = {"parameters": 0, "gradients": 0, "optimizer": 0, "inputs": 0, "activations": 0}
-    kinds = ((held, "parameters"), (fed, "inputs"), (grads, "gradients"), (states, "optimizer"))
+    parts: Counter[str] = Counter()
     for number, size in at_peak.items():
-        parts[next((kind for members, kind in kinds if number in members), "activations")] += size
+        parts[kinds.get(number, "activations")] += size
     return Footprint(**parts)
 
 
 def _sizes(given: Any, accumulate: int) -> dict[str, int]:
     """Samples and tokens: of the first tensor of whole numbers with two axes, else its first axis alone."""
-    tensors = [x for x in tree_leaves(given) if isinstance(x, torch.Tensor) and x.dim()]
+    tensors = [x for x in tensors_in(given) if x.dim()]
     ids = [x for x in tensors if not x.is_floating_point() and x.dim() == 2]
     if ids:
         return {"samples": accumulate * ids[0].shape[0], "tokens": accumulate * ids[0].numel()}

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kernelcast.efficiency.network import Encoder, Floats, Layers
 from kernelcast.efficiency.predictor import Question
@@ -16,8 +15,7 @@ from kernelcast.hardware import Gpu
 from kernelcast.kernels.work import Array
 from kernelcast.machine.analyse import Score, by_pipelines
 
-Arrays = dict[str, NDArray[Any]]
-_RANGES = ("low", "high", "mean", "scale")
+Arrays = dict[str, Floats]
 
 
 @dataclass(frozen=True)
@@ -31,26 +29,14 @@ class FamilyNet:
         """(rows, outputs) of rows that share their words."""
         return self.layers(self.encoder.numbers(values), self.encoder.positions(words)).astype(np.float64)
 
-    def to_arrays(self, prefix: str) -> tuple[Arrays, dict[str, Any]]:
-        arrays: Arrays = {f"{prefix}.{name}": getattr(self.encoder, name) for name in _RANGES}
-        for at, (weight, bias) in enumerate(zip(self.layers.weights, self.layers.biases, strict=True)):
-            arrays |= {f"{prefix}.weight{at}": weight, f"{prefix}.bias{at}": bias}
-        vocabulary = {name: list(words) for name, words in self.encoder.vocabulary.items()}
-        about = {"names": list(self.encoder.names), "vocabulary": vocabulary, "layers": len(self.layers.weights)}
-        return arrays, about
+    def to_arrays(self, family: str) -> tuple[Arrays, dict[str, Any]]:
+        arrays = self.encoder.tensors(f"{family}.") | self.layers.tensors(f"{family}.weight", f"{family}.bias")
+        return arrays, {"names": self.encoder.names, "vocabulary": self.encoder.vocabulary}
 
     @classmethod
-    def from_arrays(cls, prefix: str, arrays: Mapping[str, NDArray[Any]], about: Mapping[str, Any]) -> FamilyNet:
-        def floats(name: str) -> Floats:
-            return np.asarray(arrays[f"{prefix}.{name}"], dtype=np.float32)
-
-        ranges = {name: floats(name) for name in _RANGES}
-        vocabulary = {name: tuple(words) for name, words in about["vocabulary"].items()}
-        depth = range(int(about["layers"]))
-        return cls(
-            Encoder(names=tuple(about["names"]), vocabulary=vocabulary, **ranges),
-            Layers(tuple(floats(f"weight{at}") for at in depth), tuple(floats(f"bias{at}") for at in depth)),
-        )
+    def from_arrays(cls, family: str, arrays: Arrays, about: Mapping[str, Any]) -> FamilyNet:
+        layers = Layers.read(arrays, f"{family}.weight", f"{family}.bias")
+        return cls(Encoder.read(arrays, about, f"{family}."), layers)
 
 
 @dataclass(frozen=True)
@@ -79,7 +65,7 @@ class NetBaseline:
         return arrays, about
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], about: Mapping[str, Any]) -> Self:
+    def from_arrays(cls, arrays: Arrays, about: Mapping[str, Any]) -> Self:
         """What ``to_arrays`` gave."""
         if about["name"] != cls().name:
             raise KernelcastError(f"these are weights of {about['name']}, not of {cls().name}")

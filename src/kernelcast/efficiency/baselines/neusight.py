@@ -63,33 +63,33 @@ class Neusight(NetBaseline):
             return plain_estimate(roofline_s(question), question)
         tiled, rest = split(question)
         time = np.zeros(question.calls.count)
-        for phase in rest:
-            time = time + bytes_s(phase, question.gpu)
-        for phase in tiled:
-            time = time + _tiled_s(self.nets[family], phase, question)
+        for work in rest:
+            time = time + bytes_s(work, question.gpu)
+        for work in tiled:
+            time = time + _tiled_s(self.nets[family], work, question)
         return plain_estimate(time, question)
 
 
 def split(question: Question) -> tuple[list[Analysis], list[Analysis]]:
     """Kernels that the law is for and the others; where none has a named tile, every task is one."""
-    phases = question.best
-    if not any(phase.tile for phase in phases):
-        return phases, []
-    return [p for p in phases if p.tile], [p for p in phases if not p.tile]
+    works = question.best
+    if not any(work.tile for work in works):
+        return works, []
+    return [p for p in works if p.tile], [p for p in works if not p.tile]
 
 
-def _tiled_s(net: FamilyNet, phase: Analysis, question: Question) -> Array:
-    found = tiles(phase, question.gpu)
+def _tiled_s(net: FamilyNet, work: Analysis, question: Question) -> Array:
+    found = tiles(work, question.gpu)
     out = net(found.values, words_of(question))
     return law_s(found.waves, found.roofline_s, out[:, 0], out[:, 1])
 
 
-def tiles(phase: Analysis, gpu: Gpu) -> Tiles:
+def tiles(work: Analysis, gpu: Gpu) -> Tiles:
     """Waves and the four numbers of one kernel."""
-    count = np.maximum(phase.tasks, 1.0)
-    main = np.where(phase.limits[TENSOR] > 0, phase.limits[TENSOR], phase.limits[FMA])
+    count = np.maximum(work.tasks, 1.0)
+    main = np.where(work.limits[TENSOR] > 0, work.limits[TENSOR], work.limits[FMA])
     tile_math_s = main * gpu.sm_count / count  # a limit is spread over all SMs, a tile is on one
-    tile_bytes = phase.footprint_bytes / count
+    tile_bytes = work.footprint_bytes / count
     tile_bytes_s = tile_bytes * gpu.sm_count / gpu.dram_bytes_per_s
     numbers = (
         np.maximum(tile_math_s, _LEAST_S),

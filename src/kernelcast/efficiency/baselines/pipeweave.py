@@ -20,6 +20,7 @@ import numpy as np
 
 from kernelcast.efficiency.baselines.family_net import NetBaseline, sigmoid, words_of
 from kernelcast.efficiency.baselines.roofline import plain_estimate, roofline_s
+from kernelcast.efficiency.features import rows_of
 from kernelcast.efficiency.network import Floats
 from kernelcast.efficiency.predictor import Estimate, Question
 from kernelcast.hardware import Gpu
@@ -61,13 +62,11 @@ class Pipeweave(NetBaseline):
 def inputs(question: Question) -> Inputs:
     """Features of each call."""
     gpu = question.gpu
-    whole, busiest = (np.sum([f(phase, gpu) for phase in question.best], axis=0) for f in (_all_s, _sm_max_s))
+    whole, busiest = (np.sum([f(work, gpu) for work in question.best], axis=0) for f in (_all_s, _sm_max_s))
     numbers = {f"{pipe}_all": whole[row] * gpu.clock_boost_hz for row, pipe in enumerate(PIPES)}
     numbers |= {f"{pipe}_sm_max": busiest[row] * gpu.clock_boost_hz for row, pipe in enumerate(PIPES)}
     numbers |= {name: np.array(value) for name, value in specs(gpu, dtype(question.calls.choice("dtype")).math).items()}
-    values = np.empty((question.calls.count, len(numbers)), dtype=np.float32)
-    for at, column in enumerate(numbers.values()):
-        values[:, at] = np.log1p(column)
+    values = rows_of({name: np.log1p(column) for name, column in numbers.items()}, question.calls.count)
     return Inputs(tuple(numbers), values, theoretical_s(whole))
 
 
@@ -94,16 +93,16 @@ def specs(gpu: Gpu, math: str) -> dict[str, float]:
     }
 
 
-def _all_s(phase: Analysis, gpu: Gpu) -> Array:
+def _all_s(work: Analysis, gpu: Gpu) -> Array:
     """(pipes, calls) seconds of each pipe with the work spread evenly; DRAM moves every compulsory byte."""
-    seconds = phase.limits[_ROWS]
-    seconds[_DRAM] = phase.footprint_bytes / gpu.dram_bytes_per_s
+    seconds = work.limits[_ROWS]
+    seconds[_DRAM] = work.footprint_bytes / gpu.dram_bytes_per_s
     return seconds
 
 
-def _sm_max_s(phase: Analysis, gpu: Gpu) -> Array:
+def _sm_max_s(work: Analysis, gpu: Gpu) -> Array:
     """The same for the busiest SM, which has its share of the DRAM bandwidth for its own bytes."""
-    seconds = phase.busiest_limits[_ROWS]
-    over_even = phase.busiest * gpu.sm_count / np.maximum(phase.tasks, 1e-9)
-    seconds[_DRAM] = phase.footprint_bytes / gpu.dram_bytes_per_s * over_even
+    seconds = work.busiest_limits[_ROWS]
+    over_even = work.busiest * gpu.sm_count / np.maximum(work.tasks, 1e-9)
+    seconds[_DRAM] = work.footprint_bytes / gpu.dram_bytes_per_s * over_even
     return seconds

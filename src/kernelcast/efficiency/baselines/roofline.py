@@ -35,38 +35,38 @@ class Roofline:
 def roofline_s(question: Question) -> Array:
     """Seconds of each call."""
     math = dtype(question.calls.choice("dtype")).math
-    phases = [np.maximum(math_s(phase, question.gpu, math), bytes_s(phase, question.gpu)) for phase in question.best]
-    return np.maximum(np.sum(phases, axis=0), link_s(question))
+    works = [np.maximum(math_s(work, question.gpu, math), bytes_s(work, question.gpu)) for work in question.best]
+    return np.maximum(np.sum(works, axis=0), link_s(question))
 
 
 def memory_bound_s(question: Question) -> Array:
     """Seconds of each call if bytes were all that counts."""
-    phases = [bytes_s(phase, question.gpu) for phase in question.best]
-    return np.maximum(np.sum(phases, axis=0), link_s(question))
+    works = [bytes_s(work, question.gpu) for work in question.best]
+    return np.maximum(np.sum(works, axis=0), link_s(question))
 
 
-def math_s(phase: Analysis, gpu: Gpu, math: str) -> Array:
-    """Useful FLOPs over the peak of the unit that does them: the matrix unit where the phase uses it at all."""
+def math_s(work: Analysis, gpu: Gpu, math: str) -> Array:
+    """Useful FLOPs over the peak of the unit that does them: the matrix unit where the kernel uses it at all."""
     tensor_peak = gpu.tensor_flops_per_s(math)
-    on_tensor = phase.useful_flops / tensor_peak if tensor_peak else np.zeros(1)
+    on_tensor = work.useful_flops / tensor_peak if tensor_peak else np.zeros(1)
     # Without matrix work all FLOPs are vector FLOPs, so limit / FLOPs is 1 / peak in the kernel's own vector dtype.
-    on_vector = phase.useful_flops * phase.limits[FMA] / np.maximum(phase.flops, 1.0)
-    return np.where(phase.limits[TENSOR] > 0, on_tensor, on_vector)
+    on_vector = work.useful_flops * work.limits[FMA] / np.maximum(work.flops, 1.0)
+    return np.where(work.limits[TENSOR] > 0, on_tensor, on_vector)
 
 
-def bytes_s(phase: Analysis, gpu: Gpu) -> Array:
+def bytes_s(work: Analysis, gpu: Gpu) -> Array:
     """Compulsory bytes, weights and activations alike, over the DRAM bandwidth."""
-    return phase.footprint_bytes / gpu.dram_bytes_per_s
+    return work.footprint_bytes / gpu.dram_bytes_per_s
 
 
 def link_s(question: Question) -> Array:
     """Bytes to other GPUs over the link's rate, with the algorithm that sends least; no message latency."""
     total = np.zeros(question.calls.count)
-    if not any(np.any(phase.limits[LINK] > 0) for phase in question.best):
+    if not any(np.any(work.limits[LINK] > 0) for work in question.best):
         return total
-    for work in question.kernel.work(question.calls, question.gpu):  # an Analysis has link times, but not link bytes
-        between = fabric(work.link or question.gpu.link_kind, question.gpu)
-        sent_bytes = np.broadcast_to(np.asarray(work.link_bytes, dtype=np.float64), work.shape)
+    for asked in question.kernel.work(question.calls, question.gpu):  # an Analysis has link times, but not link bytes
+        between = fabric(asked.link or question.gpu.link_kind, question.gpu)
+        sent_bytes = np.broadcast_to(np.asarray(asked.link_bytes, dtype=np.float64), asked.shape)
         total = total + np.min(sent_bytes, axis=0) / between.bytes_per_s
     return total
 

@@ -6,7 +6,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from kernelcast.calls import Launch
-from kernelcast.networks.aten.table import Settings, launch, matrix_format, number_format, pointwise, rule
+from kernelcast.networks.aten.table import (
+    Settings,
+    launch,
+    matrix_format,
+    number_format,
+    over,
+    pointwise,
+    rule,
+    total_bytes,
+)
 from kernelcast.networks.traced import Op, Tensor
 
 
@@ -34,11 +43,10 @@ def _forward(op: Op, settings: Settings) -> Iterator[Launch]:
     kind = matrix_format(x, settings)
     sized = op.outputs[0] if transposed else x  # transposed: a convolution's gradient by its input, run forward
     sizes = _sizes(sized, weight, stride, padding, dilation, groups)
-    yield launch("convolution", "conv2d_dgrad" if transposed else "conv2d", settings, **sizes, dtype=kind)
+    yield launch("convolution", "conv2d_dgrad" if transposed else "conv2d", **sizes, dtype=kind)
     if bias is not None:
         out = op.outputs[0]
-        yield pointwise("convolution", settings, out.elements, number_format(out), read_bytes=out.bytes,
-                        written_bytes=out.bytes, tensors=2, access="strided")  # fmt: skip
+        yield over("convolution", out, read_bytes=out.bytes, written_bytes=out.bytes, tensors=2, access="strided")
 
 
 @rule("convolution_backward")
@@ -48,13 +56,13 @@ def _backward(op: Op, settings: Settings) -> Iterator[Launch]:
     kind = matrix_format(x, settings)
     sizes = _sizes(grad if transposed else x, weight, stride, padding, dilation, groups)
     if wanted[0]:
-        yield launch("convolution", "conv2d" if transposed else "conv2d_dgrad", settings, **sizes, dtype=kind)
+        yield launch("convolution", "conv2d" if transposed else "conv2d_dgrad", **sizes, dtype=kind)
     if wanted[1]:
-        yield launch("convolution", "conv2d_wgrad", settings, **sizes, dtype=kind)
+        yield launch("convolution", "conv2d_wgrad", **sizes, dtype=kind)
     if wanted[2]:
         channels = grad.shape[1]
-        yield launch("reduction", "reduce_sum", settings, rows=channels, cols=max(1, grad.elements // channels),
-                   axis="cols", dtype=number_format(grad))  # fmt: skip
+        yield launch("reduction", "reduce_sum", rows=channels, cols=max(1, grad.elements // channels),
+                     axis="cols", dtype=number_format(grad))  # fmt: skip
 
 
 @rule("max_pool2d_with_indices", "avg_pool2d", "_adaptive_avg_pool2d", "adaptive_max_pool2d", "max_pool2d",
@@ -64,6 +72,5 @@ def _backward(op: Op, settings: Settings) -> Iterator[Launch]:
 def _pool(op: Op, settings: Settings) -> Iterator[Launch]:
     """A thread an output that reads its window; neighbours share it through L1."""
     x = max((*op.inputs, *op.outputs), key=lambda t: t.elements)
-    yield pointwise("pooling", settings, max(t.elements for t in op.outputs), number_format(x),
-                    read_bytes=sum(t.bytes for t in op.inputs), written_bytes=sum(t.bytes for t in op.outputs),
-                    access="strided", flops=4.0)  # fmt: skip
+    yield pointwise("pooling", max(t.elements for t in op.outputs), number_format(x), flops=4.0, access="strided",
+                    read_bytes=total_bytes(op.inputs), written_bytes=total_bytes(op.outputs))  # fmt: skip

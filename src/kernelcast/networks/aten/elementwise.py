@@ -8,37 +8,52 @@ from collections.abc import Iterator, Sequence
 from kernelcast.calls import Launch
 from kernelcast.kernels import REGISTRY
 from kernelcast.kernels.elementwise import Cost, Elementwise
-from kernelcast.networks.aten.table import Settings, launch, number_format, pointwise, rule, split
+from kernelcast.networks.aten.table import (
+    Settings,
+    launch,
+    number_format,
+    over,
+    pointwise,
+    rule,
+    total_bytes,
+    vectorised,
+)
 from kernelcast.networks.traced import Op, Tensor
 
 SECTOR_BYTES = 32.0  # the least that DRAM and L2 hand out
-# ATen's name: the kernel's, which says what an element costs
-_NAMES = {
-    "add": "add", "sub": "sub", "rsub": "sub", "mul": "mul", "div": "div", "true_divide": "div", "neg": "neg",
-    "relu": "relu", "gelu": "gelu", "silu": "silu", "sigmoid": "sigmoid", "tanh": "tanh", "exp": "exp", "exp2": "exp",
-    "expm1": "exp", "log": "log", "log2": "log", "log1p": "log", "sin": "sin", "cos": "sin", "sqrt": "sqrt",
-    "rsqrt": "rsqrt", "clamp": "clamp", "clamp_min": "relu", "clamp_max": "relu", "hardtanh": "clamp", "erf": "gelu",
-    "where": "where", "masked_fill": "masked_fill", "native_dropout": "dropout", "bernoulli": "dropout",
-    "native_dropout_backward": "dropout_backward", "_masked_scale": "dropout_backward",
-    "gelu_backward": "gelu_backward", "silu_backward": "silu_backward", "sigmoid_backward": "sigmoid_backward",
-    "tanh_backward": "tanh_backward", "threshold_backward": "relu_backward", "abs": "neg", "sign": "neg",
-    "reciprocal": "rsqrt", "maximum": "add", "minimum": "add", "addcmul": "mul", "addcdiv": "div", "lerp": "mul",
-    "eq": "add", "ne": "add", "lt": "add", "le": "add", "gt": "add", "ge": "add", "logical_not": "neg",
-    "logical_and": "add", "logical_or": "add", "logical_xor": "add", "bitwise_and": "add", "bitwise_or": "add",
-    "bitwise_not": "neg", "bitwise_xor": "add", "floor": "neg", "ceil": "neg", "round": "neg", "trunc": "neg",
-    "remainder": "div", "fmod": "div", "floor_divide": "div", "isnan": "neg", "isinf": "neg", "isfinite": "neg",
-    "nan_to_num": "clamp", "leaky_relu": "relu", "elu": "exp", "hardswish": "clamp", "hardsigmoid": "clamp",
-    "mish": "tanh", "softplus": "log", "log_sigmoid_forward": "log", "leaky_relu_backward": "relu_backward",
-    "elu_backward": "silu_backward", "hardswish_backward": "relu_backward", "softplus_backward": "sigmoid_backward",
-    "mse_loss_backward": "mul", "atan2": "div", "__and__": "add", "__or__": "add", "polar": "sin", "asinh": "log",
-    "square": "mul", "zeros_like": "fill", "ones_like": "fill", "full_like": "fill", "zeros": "fill", "ones": "fill",
-    "full": "fill", "fill": "fill", "zero": "fill", "new_zeros": "fill", "new_ones": "fill", "new_full": "fill",
-    "arange": "fill", "linspace": "fill", "scalar_tensor": "fill", "uniform": "dropout", "normal": "dropout",
-    "randn": "dropout", "rand": "dropout", "randn_like": "dropout", "rand_like": "dropout", "randint": "dropout",
-    "tril": "masked_fill", "triu": "masked_fill", "sgn": "neg", "hardtanh_backward": "relu_backward",
-    "glu": "silu", "glu_backward": "silu_backward", "prelu": "relu", "_prelu_kernel": "relu",
-    "_prelu_kernel_backward": "relu_backward", "bucketize": "div", "view_as_complex": "copy", "conj": "neg",
-}  # fmt: skip
+_OWN = (
+    "add sub mul div neg relu gelu silu sigmoid tanh exp log sin sqrt rsqrt clamp where masked_fill fill "
+    "gelu_backward silu_backward sigmoid_backward tanh_backward"
+)  # ops whose kernel has their name
+_LIKE = {  # the kernel whose cost an element of these has
+    "add": "maximum minimum eq ne lt le gt ge logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor "
+    "__and__ __or__",
+    "sub": "rsub",
+    "mul": "addcmul lerp mse_loss_backward square",
+    "div": "true_divide addcdiv remainder fmod floor_divide atan2 bucketize",
+    "neg": "abs sign sgn conj logical_not bitwise_not floor ceil round trunc isnan isinf isfinite",
+    "relu": "clamp_min clamp_max leaky_relu prelu _prelu_kernel",
+    "gelu": "erf",
+    "silu": "glu",
+    "tanh": "mish",
+    "exp": "exp2 expm1 elu",
+    "log": "log2 log1p softplus log_sigmoid_forward asinh",
+    "sin": "cos polar",
+    "rsqrt": "reciprocal",
+    "clamp": "hardtanh nan_to_num hardswish hardsigmoid",
+    "masked_fill": "tril triu",
+    "dropout": "native_dropout bernoulli uniform normal randn rand randn_like rand_like randint",
+    "dropout_backward": "native_dropout_backward _masked_scale",
+    "silu_backward": "elu_backward glu_backward",
+    "sigmoid_backward": "softplus_backward",
+    "relu_backward": "threshold_backward leaky_relu_backward hardswish_backward hardtanh_backward "
+    "_prelu_kernel_backward",
+    "fill": "zeros_like ones_like full_like zeros ones full zero new_zeros new_ones new_full arange linspace "
+    "scalar_tensor",
+    "copy": "view_as_complex",
+}
+# ATen's name: the kernel's
+_NAMES = {name: name for name in _OWN.split()} | {one: kernel for kernel, ops in _LIKE.items() for one in ops.split()}
 
 
 def cost_of(name: str) -> Cost:
@@ -73,11 +88,8 @@ def _operands(op: Op) -> list[Tensor]:
 def coalesced(tensors: Sequence[Tensor], shape: Sequence[int]) -> list[tuple[int, list[int]]]:
     """Axes as PyTorch's TensorIterator sees them: sorted by stride, neighbours that lie end to end in every tensor
     joined; each with the stride of every tensor, 0 where it is broadcast."""
-    axes: list[tuple[int, list[int]]] = []
-    for axis, size in enumerate(shape):
-        if size == 1:
-            continue
-        axes.append((size, [_stride(x, axis - len(shape)) for x in tensors]))
+    rank = len(shape)
+    axes = [(size, [_stride(x, axis - rank) for x in tensors]) for axis, size in enumerate(shape) if size != 1]
     axes.sort(key=lambda entry: [step or float("inf") for step in entry[1]])
     joined: list[tuple[int, list[int]]] = []
     for size, steps in axes:
@@ -105,7 +117,7 @@ def access(inputs: Sequence[Tensor], out: Tensor) -> str:
     axes = coalesced([out, *inputs], out.shape)
     if len(axes) > 1 or (axes and any(step != 1 for step in axes[0][1])):
         return "strided"
-    return "cast" if len({x.dtype for x in (out, *inputs) if x.dtype not in ("bool",)}) > 1 else "vector"
+    return "cast" if len({x.dtype for x in (out, *inputs)} - {"bool"}) > 1 else "vector"
 
 
 def fetched_bytes(inputs: Sequence[Tensor], out: Tensor, l2_bytes: float) -> float:
@@ -125,40 +137,32 @@ def fetched_bytes(inputs: Sequence[Tensor], out: Tensor, l2_bytes: float) -> flo
     return total
 
 
-def elementwise(op: Op, settings: Settings, name: str, part: str = "element-wise") -> Launch:
-    """One element-wise kernel, by its name where it runs vectorised, else by what it moves."""
-    inputs = _operands(op) if cost_of(name).reads else []
+@rule(*_NAMES, "pow", "pow_", "sgn_")
+def _elementwise(op: Op, settings: Settings) -> Iterator[Launch]:
+    """One kernel, by its name where it runs vectorised, else by what it moves."""
+    name = kernel_name(op)
+    assert name is not None
+    cost = cost_of(name)
+    inputs = _operands(op) if cost.reads else []
     out = op.outputs[0] if op.outputs else op.inputs[0]
     way = access(inputs, out)
     dtype = number_format(out if name != "copy" and out.dtype not in ("bool", "int64") else (inputs or [out])[0])
     floats = [x for x in inputs if x.dtype != "bool"]
-    cost = cost_of(name)
     plain = way == "vector" and out.dtype in ("fp32", "bf16", "fp16") and len(floats) == cost.reads
     if plain and all(x.elements == out.elements for x in inputs):
-        rows, cols = split(out.elements, out.cols)
-        return launch(part, name, settings, rows=rows, cols=cols, dtype=dtype)
-    read = fetched_bytes(inputs, out, settings.l2_bytes)
-    written = sum(x.bytes for x in op.outputs) if op.outputs else out.bytes
-    return pointwise(
-        part, settings, out.elements, dtype, read_bytes=read, written_bytes=written, tensors=len(inputs),
+        yield vectorised("element-wise", name, out, dtype)
+        return
+    yield pointwise(
+        "element-wise", out.elements, dtype, tensors=len(inputs),
+        read_bytes=fetched_bytes(inputs, out, settings.l2_bytes), written_bytes=total_bytes(op.outputs or [out]),
         access=None if way == "vector" else way, axes=axes_of([out, *inputs], out.shape),
         flops=max(cost.flops, 1.0), xu_ops=cost.xu_ops, cols=out.cols,
     )  # fmt: skip
-
-
-def _rule(op: Op, settings: Settings) -> Iterator[Launch]:
-    name = kernel_name(op)
-    assert name is not None
-    yield elementwise(op, settings, name)
-
-
-rule(*_NAMES, "pow", "pow_", *(f"{name}_" for name in ("sgn",)))(_rule)
 
 
 @rule("mse_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "smooth_l1_loss", "l1_loss")
 def _elementwise_loss(op: Op, settings: Settings) -> Iterator[Launch]:
     """The difference of each element, and their mean."""
     x = op.inputs[0]
-    yield pointwise("loss", settings, x.elements, number_format(x), read_bytes=sum(t.bytes for t in op.inputs),
-                    written_bytes=x.bytes, flops=4.0)  # fmt: skip
-    yield launch("loss", "reduce_sum", settings, rows=1, cols=x.elements, axis="cols", dtype=number_format(x))
+    yield over("loss", x, read_bytes=total_bytes(op.inputs), written_bytes=x.bytes, flops=4.0)
+    yield launch("loss", "reduce_sum", rows=1, cols=x.elements, axis="cols", dtype=number_format(x))

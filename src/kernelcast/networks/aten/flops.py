@@ -5,29 +5,23 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from kernelcast.networks.traced import Op, Tensor
+from kernelcast.networks.traced import Op
+
+# products, and where their first operand is among the arguments
+_PRODUCTS = {"mm": 0, "bmm": 0, "_scaled_mm": 0, "_grouped_mm": 0, "addmm": 1, "baddbmm": 1}
 
 
 def op_flops(op: Op) -> int:
     """0 for an op that is no product, convolution or attention."""
-    name = op.name
-    if name in ("mm", "addmm", "_scaled_mm", "bmm", "baddbmm"):
-        a, b = [x for x in op.arguments if isinstance(x, Tensor)][-2 if name in ("mm", "bmm", "_scaled_mm") else 1 :][
-            :2
-        ]
-        return 2 * math.prod(a.shape) * b.shape[-1]
-    if name in ("convolution", "_convolution", "cudnn_convolution"):
-        return _convolution(
-            op.arguments[0].shape, op.arguments[1].shape, op.outputs[0].shape, op.argument(6, "transposed")
-        )
-    if name == "convolution_backward":
+    if op.name in _PRODUCTS:
+        a, b = op.arguments[_PRODUCTS[op.name] :][:2]
+        return 2 * math.prod(a.shape) * int(b.shape[-1])
+    if op.name in ("convolution", "_convolution", "cudnn_convolution"):
+        x, weight = (t.shape for t in op.arguments[:2])
+        return _convolution(x, weight, op.outputs[0].shape, op.argument(6, "transposed"))
+    if op.name == "convolution_backward":
         return _convolution_backward(op)
-    if name == "_grouped_mm":
-        a, b = op.arguments[:2]
-        return 2 * math.prod(a.shape) * b.shape[-1]
-    if name.startswith("_scaled_dot_product"):
-        return _attention(op)
-    return 0
+    return _attention(op) if op.name.startswith("_scaled_dot_product") else 0
 
 
 def _convolution(x: Any, weight: Any, out: Any, transposed: bool) -> int:

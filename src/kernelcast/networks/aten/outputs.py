@@ -28,14 +28,11 @@ def outputs_of(op: Op) -> tuple[Tensor, ...] | None:
     """What ``op`` gives back, or None where no rule says so."""
     if op.in_place:
         return tuple(op.inputs[:1])
-    found = _RULES.get(op.name)
-    if found is not None:
-        return found(op)
-    if op.name in REDUCTIONS:
-        return _reduced(op)
-    if is_elementwise(op):
-        return _elementwise(op)
-    return None
+    if op.name in _RULES:
+        return _RULES[op.name](op)
+    if op.name in _SHAPES:
+        return (contiguous(_SHAPES[op.name](op), _FORMATS.get(op.name) or op.inputs[0].dtype),)
+    return _elementwise(op) if is_elementwise(op) else None
 
 
 def contiguous(shape: Sequence[int], dtype: str) -> Tensor:
@@ -110,12 +107,9 @@ def _made(op: Op) -> tuple[Tensor, ...]:
     return (contiguous((), "fp32"),)
 
 
-def _reduced(op: Op) -> tuple[Tensor, ...]:
+def _copied(op: Op) -> tuple[Tensor, ...]:
     x = op.inputs[0]
-    gone = reduced_axes(op, x)
-    shape = tuple(size for axis, size in enumerate(x.shape) if axis not in gone)
-    dtype = "bool" if op.name in ("any", "all") else x.dtype
-    return (contiguous(shape, dtype),)
+    return (Tensor(x.shape, x.stride, x.dtype) if x.dense else contiguous(x.shape, x.dtype),)
 
 
 def _joined(op: Op) -> tuple[Tensor, ...]:
@@ -130,42 +124,6 @@ def _joined(op: Op) -> tuple[Tensor, ...]:
     return (contiguous(shape, promoted(parts)),)
 
 
-def _same(op: Op) -> tuple[Tensor, ...]:
-    return (contiguous(op.inputs[0].shape, op.inputs[0].dtype),)
-
-
-def _copied(op: Op) -> tuple[Tensor, ...]:
-    x = op.inputs[0]
-    shape = x.shape
-    if op.name == "repeat":
-        times = op.arguments[1]
-        padded = (1,) * (len(times) - len(shape)) + shape
-        shape = tuple(size * n for size, n in zip(padded, times, strict=True))
-    return (Tensor(shape, x.stride, x.dtype) if x.dense and shape == x.shape else contiguous(shape, x.dtype),)
-
-
-def _selected(op: Op) -> tuple[Tensor, ...]:
-    """index: broadcast indices in place of the axes that they index; index_select: an axis gets a new length."""
-    source = op.arguments[0]
-    if op.name == "index_select":
-        axis, ids = op.arguments[1:3]
-        shape = list(source.shape)
-        shape[axis] = ids.elements
-        return (contiguous(shape, source.dtype),)
-    ids = [x for x in op.inputs[1:] if isinstance(x, Tensor)]
-    rest = source.shape[len(ids) :]
-    return (contiguous((*broadcast([x.shape for x in ids]), *rest), source.dtype),)
-
-
-def _gathered(op: Op) -> tuple[Tensor, ...]:
-    return (contiguous(op.arguments[2].shape, op.arguments[0].dtype),)
-
-
-def _embedded(op: Op) -> tuple[Tensor, ...]:
-    table, ids = op.arguments[:2]
-    return (contiguous((*ids.shape, table.cols), table.dtype),)
-
-
 def _best(op: Op) -> tuple[Tensor, ...]:
     """topk, sort: values and places."""
     x = op.inputs[0]
@@ -175,18 +133,53 @@ def _best(op: Op) -> tuple[Tensor, ...]:
     return contiguous(shape, x.dtype), contiguous(shape, "int64")
 
 
-def _arg(op: Op) -> tuple[Tensor, ...]:
-    x, axis = op.inputs[0], op.argument(1, "dim")
-    shape = () if axis is None else tuple(n for place, n in enumerate(x.shape) if place != axis % len(x.shape))
-    return (contiguous(shape, "int64"),)
+def _like_second(op: Op) -> tuple[Tensor, ...]:
+    """A gradient of the second argument: losses, pools."""
+    return (contiguous(op.arguments[1].shape, op.arguments[1].dtype),)
 
 
-def _product(op: Op) -> tuple[Tensor, ...]:
+_RULES: dict[str, Callable[[Op], tuple[Tensor, ...]]] = {
+    **dict.fromkeys(("cat", "stack", "_cat", "concat"), _joined),
+    **dict.fromkeys(("clone", "contiguous", "_to_copy", "roll", "flip"), _copied),
+    **dict.fromkeys(("topk", "sort"), _best),
+    **dict.fromkeys(("nll_loss_backward", "max_pool2d_with_indices_backward", "avg_pool2d_backward",
+                     "_adaptive_avg_pool2d_backward"), _like_second),
+}  # fmt: skip
+
+# ---- one contiguous output in the format of the first input: the rules say its shape
+
+
+def _reduced(op: Op) -> Sequence[int]:
+    x = op.inputs[0]
+    gone = reduced_axes(op, x)
+    return [size for axis, size in enumerate(x.shape) if axis not in gone]
+
+
+def _repeated(op: Op) -> Sequence[int]:
+    shape, times = op.inputs[0].shape, op.arguments[1]
+    padded = (1,) * (len(times) - len(shape)) + shape
+    return [size * n for size, n in zip(padded, times, strict=True)]
+
+
+def _indexed(op: Op) -> Sequence[int]:
+    """Broadcast indices in place of the axes that they index."""
+    ids = op.inputs[1:]
+    return (*broadcast([x.shape for x in ids]), *op.arguments[0].shape[len(ids) :])
+
+
+def _selected(op: Op) -> Sequence[int]:
+    source, axis, ids = op.arguments[:3]
+    shape = list(source.shape)
+    shape[axis] = ids.elements
+    return shape
+
+
+def _product(op: Op) -> Sequence[int]:
     a, b = [x for x in op.inputs if len(x.shape) >= 2][-2:]
-    return (contiguous((*a.shape[:-1], b.shape[-1]), a.dtype),)
+    return (*a.shape[:-1], b.shape[-1])
 
 
-def _convolved(op: Op) -> tuple[Tensor, ...]:
+def _convolved(op: Op) -> Sequence[int]:
     x, weight, _, stride, padding, dilation, transposed = op.arguments[:7]
     groups = op.argument(8, "groups", 1)
     sizes = []
@@ -197,62 +190,54 @@ def _convolved(op: Op) -> tuple[Tensor, ...]:
             (size - 1) * step - 2 * pad + reach + 1 if transposed else (size + 2 * pad - reach - 1) // step + 1
         )
     channels = weight.shape[1] * groups if transposed else weight.shape[0]
-    return (contiguous((x.shape[0], channels, *sizes), x.dtype),)
+    return (x.shape[0], channels, *sizes)
 
 
-def _as_told(op: Op) -> tuple[Tensor, ...]:
+def _as_told(op: Op) -> Sequence[int]:
     """Gradients of a part: the whole's sizes are the first list of numbers."""
-    sizes = next(value for value in op.arguments if isinstance(value, (tuple, list)) and value)
-    return (contiguous(sizes, op.inputs[0].dtype),)
+    return next(value for value in op.arguments if isinstance(value, (tuple, list)) and value)
 
 
-def _padded(op: Op) -> tuple[Tensor, ...]:
+def _padded(op: Op) -> Sequence[int]:
     """Two numbers an axis, the last axis first."""
     x, pads = op.arguments[:2]
     shape = list(x.shape)
     for place in range(len(pads) // 2):
         shape[-1 - place] += pads[2 * place] + pads[2 * place + 1]
-    return (contiguous(shape, x.dtype),)
+    return shape
 
 
-def _like_second(op: Op) -> tuple[Tensor, ...]:
-    """A gradient of the second argument: losses, pools."""
-    return (contiguous(op.arguments[1].shape, op.arguments[1].dtype),)
-
-
-def _pooled(op: Op) -> tuple[Tensor, ...]:
+def _pooled(op: Op) -> Sequence[int]:
     """(x, window, stride, padding, dilation, ...) or (x, size)."""
     x, window = op.arguments[:2]
     axes = len(window)
-    if op.name.startswith(("_adaptive", "adaptive")):
-        return (contiguous((*x.shape[:-axes], *window), x.dtype),)
+    if op.name.startswith("_adaptive"):
+        return (*x.shape[:-axes], *window)
     stride, padding = op.argument(2, "stride") or window, op.argument(3, "padding") or (0,) * axes
     sizes = [
         (x.shape[place - axes] + 2 * padding[place % len(padding)] - window[place]) // stride[place % len(stride)] + 1
         for place in range(axes)
     ]
-    return (contiguous((*x.shape[:-axes], *sizes), x.dtype),)
+    return (*x.shape[:-axes], *sizes)
 
 
-_RULES: dict[str, Callable[[Op], tuple[Tensor, ...]]] = {
-    **dict.fromkeys(("cat", "stack", "_cat", "concat"), _joined),
+_FORMATS = {"any": "bool", "all": "bool", "argmax": "int64", "argmin": "int64"}  # others: as the first input
+_SHAPES: dict[str, Callable[[Op], Sequence[int]]] = {
+    **dict.fromkeys((*REDUCTIONS, "argmax", "argmin"), _reduced),
     **dict.fromkeys(("_softmax", "_log_softmax", "_safe_softmax", "cumsum", "native_layer_norm", "_fused_rms_norm",
                      "rms_norm", "native_group_norm", "native_batch_norm", "_softmax_backward_data",
                      "_log_softmax_backward_data", "_scaled_dot_product_cudnn_attention",
                      "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
-                     "_scaled_dot_product_fused_attention_overrideable"), _same),
-    **dict.fromkeys(("clone", "contiguous", "_to_copy", "repeat", "roll", "flip"), _copied),
-    **dict.fromkeys(("index", "index_select", "_unsafe_index"), _selected),
-    **dict.fromkeys(("topk", "sort"), _best),
-    **dict.fromkeys(("argmax", "argmin"), _arg),
+                     "_scaled_dot_product_fused_attention_overrideable", "index_add", "scatter", "scatter_add",
+                     "index_put", "index_copy", "scatter_reduce"), lambda op: op.inputs[0].shape),
+    **dict.fromkeys(("index", "_unsafe_index"), _indexed),
     **dict.fromkeys(("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_addmm_activation"), _product),
     **dict.fromkeys(("convolution", "_convolution", "cudnn_convolution"), _convolved),
     **dict.fromkeys(("slice_backward", "select_backward"), _as_told),
-    **dict.fromkeys(("nll_loss_backward", "max_pool2d_with_indices_backward", "avg_pool2d_backward",
-                     "_adaptive_avg_pool2d_backward"), _like_second),
     **dict.fromkeys(("max_pool2d", "max_pool2d_with_indices", "avg_pool2d", "_adaptive_avg_pool2d"), _pooled),
-    **dict.fromkeys(("index_add", "scatter", "scatter_add", "index_put", "index_copy", "scatter_reduce"), _same),
     "constant_pad_nd": _padded,
-    "embedding": _embedded,
-    "gather": _gathered,
+    "embedding": lambda op: (*op.arguments[1].shape, op.arguments[0].cols),
+    "gather": lambda op: op.arguments[2].shape,
+    "index_select": _selected,
+    "repeat": _repeated,
 }  # fmt: skip

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 from kernelcast.calls import Launch
-from kernelcast.networks.aten.table import Settings, launch, number_format, pointwise, rule, split
+from kernelcast.networks.aten.table import Settings, launch, number_format, over, pointwise, rule, vectorised
 from kernelcast.networks.traced import Op, Tensor
 
 
-def _normal(x: Tensor, axes: int) -> dict[str, int]:
-    """A norm over the last ``axes``."""
-    cols = math.prod(x.shape[-axes:]) if axes else 1
-    return {"rows": max(1, x.elements // max(1, cols)), "cols": max(1, cols)}
+def _by_rows(part: str, kernel: str, x: Tensor, rows: int, cols: int, **given: Any) -> Launch:
+    return launch(part, kernel, rows=rows, cols=cols, dtype=number_format(x), **given)
 
 
-@rule("native_layer_norm", "_fused_rms_norm", "rms_norm")
+# the kernel, and where the tensor is among the arguments; its normal shape comes next
+_NORMS = {
+    "native_layer_norm": ("layernorm", 0), "_fused_rms_norm": ("rmsnorm", 0), "rms_norm": ("rmsnorm", 0),
+    "native_layer_norm_backward": ("layernorm_backward", 1), "_fused_rms_norm_backward": ("rmsnorm_backward", 1),
+}  # fmt: skip
+
+
+@rule(*_NORMS)
 def _norm(op: Op, settings: Settings) -> Iterator[Launch]:
-    x, shape = op.arguments[:2]
-    kind = "layernorm" if "layer" in op.name else "rmsnorm"
-    yield launch("norms", kind, settings, **_normal(x, len(shape)), dtype=number_format(x))
-
-
-@rule("native_layer_norm_backward", "_fused_rms_norm_backward")
-def _norm_backward(op: Op, settings: Settings) -> Iterator[Launch]:
-    x, shape = op.arguments[1:3]
-    kind = "layernorm_backward" if "layer" in op.name else "rmsnorm_backward"
-    yield launch("norms", kind, settings, **_normal(x, len(shape)), dtype=number_format(x))
+    kernel, at = _NORMS[op.name]
+    x, shape = op.arguments[at : at + 2]
+    cols = max(1, math.prod(x.shape[-len(shape) :]) if shape else 1)
+    yield _by_rows("norms", kernel, x, max(1, x.elements // cols), cols)
 
 
 @rule("native_group_norm", "native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "miopen_batch_norm",
@@ -40,12 +40,10 @@ def _channel_norm(op: Op, settings: Settings) -> Iterator[Launch]:
     frozen = op.name == "_batch_norm_no_update" or (
         op.name == "native_batch_norm" and op.argument(5, "training") is False
     )
-    reads = 2 if backward else 1
+    read = (2 if backward else 1) * x.bytes
     if not frozen:
-        yield pointwise("norms", settings, x.elements, number_format(x), read_bytes=reads * x.bytes, written_bytes=0.0,
-                        flops=4.0)  # fmt: skip
-    yield pointwise("norms", settings, x.elements, number_format(x), read_bytes=reads * x.bytes, written_bytes=x.bytes,
-                    flops=4.0)  # fmt: skip
+        yield over("norms", x, read_bytes=read, written_bytes=0.0, flops=4.0)
+    yield over("norms", x, read_bytes=read, written_bytes=x.bytes, flops=4.0)
 
 
 def _along(x: Tensor, axis: int) -> tuple[int, int]:
@@ -54,35 +52,34 @@ def _along(x: Tensor, axis: int) -> tuple[int, int]:
     return max(1, x.elements // max(1, cols)), max(1, cols)
 
 
-@rule("_softmax", "_log_softmax", "_safe_softmax")
-def _softmax(op: Op, settings: Settings) -> Iterator[Launch]:
-    x, axis = op.arguments[:2]
-    rows, cols = _along(x, axis)
-    kind = "log_softmax" if "log" in op.name else "softmax"
-    yield launch("softmax", kind, settings, rows=rows, cols=cols, dtype=number_format(x))
+# part and kernel, and where the axis is among the arguments
+_ALONG_AN_AXIS = {
+    "_softmax": ("softmax", "softmax", 1), "_safe_softmax": ("softmax", "softmax", 1),
+    "_log_softmax": ("softmax", "log_softmax", 1), "_softmax_backward_data": ("softmax", "softmax_backward", 2),
+    "_log_softmax_backward_data": ("softmax", "log_softmax_backward", 2),
+    **dict.fromkeys(("cumsum", "cumprod", "logcumsumexp", "cummax"), ("reduction", "cumsum", 1)),
+}  # fmt: skip
 
 
-@rule("_softmax_backward_data", "_log_softmax_backward_data")
-def _softmax_backward(op: Op, settings: Settings) -> Iterator[Launch]:
-    grad, _, axis = op.arguments[:3]
-    rows, cols = _along(grad, axis)
-    kind = "log_softmax_backward" if "log" in op.name else "softmax_backward"
-    yield launch("softmax", kind, settings, rows=rows, cols=cols, dtype=number_format(grad))
+@rule(*_ALONG_AN_AXIS)
+def _one_axis(op: Op, settings: Settings) -> Iterator[Launch]:
+    part, kernel, at = _ALONG_AN_AXIS[op.name]
+    x, axis = op.arguments[0], op.arguments[at]
+    yield _by_rows(part, kernel, x, *_along(x, axis))
 
 
 @rule("nll_loss_forward", "nll_loss2d_forward")
 def _loss(op: Op, settings: Settings) -> Iterator[Launch]:
     x = op.arguments[0]
-    yield launch("loss", "nll_loss", settings, rows=x.rows, cols=x.cols, dtype=number_format(x))
+    yield _by_rows("loss", "nll_loss", x, x.rows, x.cols)
 
 
 @rule("nll_loss_backward", "nll_loss2d_backward")
 def _loss_backward(op: Op, settings: Settings) -> Iterator[Launch]:
     """Zeros everywhere, then one number a row."""
     x = op.outputs[0]
-    rows, cols = split(x.elements, x.cols)
-    yield launch("loss", "fill", settings, rows=rows, cols=cols, dtype=number_format(x))
-    yield pointwise("loss", settings, x.rows, number_format(x), read_bytes=8.0 * x.rows, written_bytes=32.0 * x.rows,
+    yield vectorised("loss", "fill", x)
+    yield pointwise("loss", x.rows, number_format(x), read_bytes=8.0 * x.rows, written_bytes=32.0 * x.rows,
                     access="strided")  # fmt: skip
 
 
@@ -95,21 +92,14 @@ def _reduce(op: Op, settings: Settings) -> Iterator[Launch]:
     """One number for each group of the input; the groups lie side by side in memory, or across it."""
     x = op.inputs[0]
     if op.name in ("max", "min") and len(op.inputs) > 1:
-        yield pointwise("element-wise", settings, x.elements, number_format(x), read_bytes=x.bytes * 2,
-                        written_bytes=x.bytes)  # fmt: skip
+        yield over("element-wise", x, read_bytes=x.bytes * 2, written_bytes=x.bytes)
         return
     outputs = max(1, op.outputs[0].elements)
     reduced = max(1, x.elements // outputs)
-    axes = reduced_axes(op, x)
-    inner = bool(x.shape) and (len(x.shape) - 1 in axes)
-    if inner or outputs == 1:
-        yield launch(
-            "reduction", "reduce_sum", settings, rows=outputs, cols=reduced, axis="cols", dtype=number_format(x)
-        )
+    if len(x.shape) - 1 in reduced_axes(op, x) or outputs == 1:
+        yield _by_rows("reduction", "reduce_sum", x, outputs, reduced, axis="cols")
     else:
-        yield launch(
-            "reduction", "reduce_sum", settings, rows=reduced, cols=outputs, axis="rows", dtype=number_format(x)
-        )
+        yield _by_rows("reduction", "reduce_sum", x, reduced, outputs, axis="rows")
 
 
 def reduced_axes(op: Op, x: Tensor) -> set[int]:
@@ -126,21 +116,13 @@ def reduced_axes(op: Op, x: Tensor) -> set[int]:
 def _argmax(op: Op, settings: Settings) -> Iterator[Launch]:
     x = op.inputs[0]
     rows = max(1, op.outputs[0].elements)
-    yield launch("reduction", "argmax", settings, rows=rows, cols=max(1, x.elements // rows), dtype=number_format(x))
-
-
-@rule("cumsum", "cumprod", "logcumsumexp", "cummax")
-def _scan(op: Op, settings: Settings) -> Iterator[Launch]:
-    x, axis = op.arguments[:2]
-    rows, cols = _along(x, axis)
-    yield launch("reduction", "cumsum", settings, rows=rows, cols=cols, dtype=number_format(x))
+    yield _by_rows("reduction", "argmax", x, rows, max(1, x.elements // rows))
 
 
 @rule("topk")
 def _topk(op: Op, settings: Settings) -> Iterator[Launch]:
     x, k = op.arguments[:2]
-    rows, cols = _along(x, op.argument(2, "dim", -1))
-    yield launch("sort", "topk", settings, rows=rows, cols=cols, k=k, dtype=number_format(x))
+    yield _by_rows("sort", "topk", x, *_along(x, op.argument(2, "dim", -1)), k=k)
 
 
 _RADIX_FROM = 4096  # longer rows are sorted by cub's radix sort in passes over memory, shorter ones within a CTA
@@ -155,12 +137,12 @@ def _sort(op: Op, settings: Settings) -> Iterator[Launch]:
     _, cols = _along(x, axis)
     passes = math.ceil(8 * x.item_bytes / _RADIX_BITS) if cols > _RADIX_FROM else 1
     pair = x.item_bytes + 8
-    yield pointwise("sort", settings, x.elements, "fp32", read_bytes=pair * x.elements * (1 + (passes > 1)),
+    yield pointwise("sort", x.elements, "fp32", read_bytes=pair * x.elements * (1 + (passes > 1)),
                     written_bytes=pair * x.elements, access="strided", count=passes)  # fmt: skip
 
 
 @rule("histc", "bincount", "_histogramdd_bin_edges")
 def _histogram(op: Op, settings: Settings) -> Iterator[Launch]:
     x = op.inputs[0]
-    yield launch("reduction", "fill", settings, rows=1, cols=max(1, op.outputs[0].elements), dtype="fp32")
-    yield pointwise("reduction", settings, x.elements, number_format(x), read_bytes=x.bytes, written_bytes=0.0)
+    yield launch("reduction", "fill", rows=1, cols=max(1, op.outputs[0].elements), dtype="fp32")
+    yield over("reduction", x, read_bytes=x.bytes, written_bytes=0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,6 @@ class Settings:
 
     tf32: bool = False  # fp32 products on tensor cores (torch.set_float32_matmul_precision("high"))
     capability: str = "9.0"  # compute capability of the GPU
-    stack: str | None = "torch"  # whose measured kernels stand for these
     l2_bytes: float = 50e6  # what stays within reach between two uses of a sector
 
 
@@ -57,12 +57,22 @@ def cost(op: Op, settings: Settings) -> Costed:
     found = _RULES.get(op.name) or _RULES.get(op.name.rstrip("_"))
     if found is not None:
         return Costed(tuple(found(op, settings)))
-    return Costed((by_bytes(op, settings),), by_bytes=True)
+    return Costed((by_bytes(op),), by_bytes=True)
 
 
-def launch(part: str, op: str, settings: Settings, count: float = 1, **given: Any) -> Launch:
-    """Of one kernel call; parameters that are None are left out."""
-    return Launch(part, Call.of(op, {"stack": settings.stack, **given}), count)
+def launch(part: str, op: str, count: float = 1, **given: Any) -> Launch:
+    """Of one of PyTorch's kernels; parameters that are None are left out."""
+    return Launch(part, Call.of(op, {"stack": "torch", **given}), count)
+
+
+def vectorised(part: str, op: str, x: Tensor, dtype: str | None = None, **given: Any) -> Launch:
+    """A kernel that takes a tensor as one long vector."""
+    rows, cols = split(x.elements, x.cols)
+    return launch(part, op, rows=rows, cols=cols, dtype=dtype or number_format(x), **given)
+
+
+def total_bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(x.bytes for x in tensors)
 
 
 def number_format(tensor: Tensor) -> str:
@@ -82,20 +92,20 @@ def split(elements: int, cols: int = 0) -> tuple[int, int]:
     """Elements as rows and columns that a kernel call can have."""
     cols = cols or 1024
     if cols > elements or elements % cols:
-        cols = 1
-        for factor in (4096, 2048, 1024, 512, 256, 128, 64, 32, 16, 8, 4, 2):
-            if elements % factor == 0:
-                cols = factor
-                break
+        cols = math.gcd(elements, 4096)  # the largest power of two up to that
     rows = max(1, elements // cols)
     while rows > _MOST:
         rows, cols = rows // 2, cols * 2
     return rows, cols
 
 
+def over(part: str, x: Tensor, **given: Any) -> Launch:
+    """``pointwise`` over the elements of a tensor."""
+    return pointwise(part, x.elements, number_format(x), **given)
+
+
 def pointwise(
     part: str,
-    settings: Settings,
     elements: int,
     dtype: str,
     *,
@@ -114,18 +124,16 @@ def pointwise(
     rows, columns = split(max(1, elements), cols)
     total = max(1, elements) * width
     return launch(
-        part, "pointwise", settings, count, rows=rows, cols=columns, dtype=dtype,
+        part, "pointwise", count, rows=rows, cols=columns, dtype=dtype,
         reads=round(read_bytes / total, 4), writes=round(written_bytes / total, 4), tensors=float(tensors),
         access=access, axes=axes if access == "strided" else None, flops=flops, xu_ops=xu_ops,
     )  # fmt: skip
 
 
-def by_bytes(op: Op, settings: Settings) -> Launch:
+def by_bytes(op: Op) -> Launch:
     """An op that no rule knows: every input read once, every output written once."""
     inputs = {x.storage: x for x in op.inputs}.values()
     outputs = op.outputs or tuple(op.inputs[:1])
     largest = max((*op.inputs, *outputs), key=lambda x: x.elements)
-    return pointwise(
-        "other", settings, largest.elements, number_format(largest),
-        read_bytes=sum(x.bytes for x in inputs), written_bytes=sum(x.bytes for x in outputs), tensors=len(inputs),
-    )  # fmt: skip
+    read, written = total_bytes(inputs), total_bytes(outputs)
+    return over("other", largest, read_bytes=read, written_bytes=written, tensors=len(inputs))
