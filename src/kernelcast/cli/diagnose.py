@@ -15,6 +15,7 @@ from kernelcast.cli.options import (
     Changes,
     Json,
     PredictorName,
+    WeightsFolder,
     chosen_conditions,
     chosen_gpu,
 )
@@ -54,6 +55,7 @@ def diagnose(
     cache: Cache = "cold",
     predictor: PredictorName = "learned",
     calibration: CalibrationFile = None,
+    weights: WeightsFolder = None,
     as_json: Json = False,
 ) -> None:
     """Which kernels of a measured run could be faster, by how much, why, and what to try."""
@@ -66,7 +68,7 @@ def diagnose(
         raise KernelcastError(f"--top must be 1 or more, not {top}")
     if dtype is not None and dtype not in WIDTH_BITS:
         raise unknown("dtype", dtype, WIDTH_BITS)
-    conditions = chosen_conditions(None, cache, predictor, calibration)
+    conditions = chosen_conditions(None, cache, predictor, calibration, weights)
     named = chosen_gpu(gpu, changes) if gpu is not None else None
     profile, chip = read_measured(file, named)
     if gpu is None and changes:
