@@ -42,7 +42,7 @@ _EXAMPLES = {
     "neusight": (
         "mkdir -p measured/neusight",
         "printf 'model,mode,seq,batch,gpu_name,measured_ms,measured_fw_ms,measured_bw_ms,neusight_ms,fused,parallelism,"
-        "num_gpus,vendor\\nbert_large,inf,128,8,NVIDIA A100-SXM4-40GB,60,60,0,63,false,none,1,nvidia\\n' > e2e.csv",
+        "num_gpus,vendor\\nbert_large,train,128,8,NVIDIA A100-SXM4-40GB,150,50,100,160,false,none,1,nvidia\\n' > e2e.csv",
         _PARQUET.replace("SOURCE", "neusight").replace("NAMES", "['e2e']"),
         "kernelcast evaluate neusight --data measured",
     ),
@@ -51,7 +51,7 @@ _EXAMPLES = {
         "mkdir -p pipeweave/pipetuning_test/moe_dse",
         "for gpu in A40 L40; do awk 'BEGIN {print \"M,E,topk,H,N,BLOCK_SIZE_M,BLOCK_SIZE_N,BLOCK_SIZE_K,GROUP_SIZE_M,"
         'num_warps,num_stages,avg_duration"; for (m = 1; m <= 2048; m *= 2) for (c = 0; c < 3; c++) '
-        'print m ",8,2,4096,7168," (m < 99 ? 16 : 64) ",64,64,1,4," 2 + c "," 90 + m / 9 + c / 9}\''
+        'print m ",8,2,2048,768," (m < 99 ? 16 : 64) ",64,64,1,4," 2 + c "," 90 + m / 9 + c / 9}\''
         " > pipeweave/pipetuning_test/moe_dse/moe_dse_${gpu}_all.csv; done",
         "kernelcast data import pipeweave pipeweave -o measured --replace",
         "kernelcast evaluate tuning-gpus --data measured --gpu l40",
