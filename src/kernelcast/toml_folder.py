@@ -16,16 +16,30 @@ if TYPE_CHECKING:
     T = TypeVar("T", bound=DataclassInstance)
 
 
+def _read(folder: Path, kind: type[T], name: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
+    path = folder / f"{name.lower()}.toml"
+    if not path.exists():
+        raise unknown(kind.__name__.lower(), name, ids_in(folder))
+    raw: dict[str, Any] = tomllib.loads(path.read_text())
+    base = raw.pop("base", None)
+    if base is None:
+        return raw
+    if base in above:
+        raise KernelcastError(f"{path.name}: base = {base!r} leads back to itself")
+    below = _read(folder, kind, base, (*above, name.lower()))
+    tables = {key: {**below[key], **raw[key]} for key in raw if isinstance(below.get(key), dict)}
+    return {**below, **raw, **tables}
+
+
 def ids_in(folder: Path) -> list[str]:
     return sorted(path.stem for path in folder.glob("*.toml"))
 
 
 def read_from(folder: Path, kind: type[T], name: str) -> T:
-    """The ``kind`` called ``name``, its tables as pairs. Only a field with a default may be left out of a file."""
+    """The ``kind`` called ``name``, its tables as pairs. ``base`` names a file that has what this one does not say; of
+    a file without one only fields with a default may be left out."""
     path = folder / f"{name.lower()}.toml"
-    if not path.exists():
-        raise unknown(kind.__name__.lower(), name, ids_in(folder))
-    raw: dict[str, Any] = tomllib.loads(path.read_text())
+    raw = _read(folder, kind, name)
     known = {field.name: field.default is MISSING for field in fields(kind) if field.name != "id"}
     missing = sorted(name for name, needed in known.items() if needed and name not in raw)
     extra = sorted(set(raw) - set(known))

@@ -10,6 +10,11 @@ from running import Run
 from kernelcast.cli.app import main
 
 
+@pytest.fixture(autouse=True)
+def _wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+
+
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
     """Run in this process: exit code, standard output, standard error."""

@@ -207,15 +207,15 @@ def test_requests_differ_and_may_be_cached(run: Run, tmp_path: Path) -> None:
     assert "2 requests, 100 to 1,000 tokens in, 5 to 50 out" in out
 
 
-def test_trace_is_a_chrome_trace_whose_kernels_sum_to_the_step(run: Run, tmp_path: Path) -> None:
-    # one decode step: the trace's kernels take what the breakdown has, less the host
+def test_trace_is_a_chrome_trace_whose_events_sum_to_the_step(run: Run, tmp_path: Path) -> None:
+    # one decode step: kernels by part as the breakdown has them, and behind them what the gaps leave of the host's time
     path = tmp_path / "trace.json"
     arguments = [*LLAMA[:4], "--batch", "4", "--input-len", "512", "--output-len", "2"]
     found = told(run, *arguments, "--trace", str(path))
     events = json.loads(path.read_text())["traceEvents"]
     kernels = [event for event in events if event["ph"] == "X"]
     decode = [part for part in found["breakdown"] if part["phase"] == "decode" and part["part"] != "host"]
-    assert sum(event["dur"] for event in kernels) == pytest.approx(1e6 * sum(p["time_s"] for p in decode), rel=1e-4)
+    assert max(event["ts"] + event["dur"] for event in kernels) == pytest.approx(1e6 * found["decode_s"], rel=1e-6)
     for part in decode:
         own = sum(event["dur"] for event in kernels if event["cat"] == part["part"])
         assert own == pytest.approx(1e6 * part["time_s"], rel=1e-3, abs=0.1)
@@ -229,9 +229,22 @@ def test_trace_of_a_batch_that_decodes_nothing_is_its_prefill(run: Run, tmp_path
     path = tmp_path / "trace.json"
     arguments = ["infer", "bert-base", "--gpu", "h100_sxm", "--input-len", "128", "--output-len", "1"]
     found = told(run, *arguments, "--trace", str(path))
-    kernels = [event for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "X"]
+    drawn = [event for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "X"]
     parts = sum(part["time_s"] for part in found["breakdown"] if part["part"] != "host")
-    assert sum(event["dur"] for event in kernels) == pytest.approx(1e6 * parts, rel=1e-3)
+    kernels_us = sum(event["dur"] for event in drawn if event["cat"] != "host")
+    assert kernels_us == pytest.approx(1e6 * parts, rel=1e-3)
+    assert sum(event["dur"] for event in drawn) == pytest.approx(1e6 * found["prefill_s"], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "cut", [("--dp", "2"), ("--tp", "2"), ("--pp", "2"), ("--pp", "2", "--micro-batches", "4"), ("--stack", "torch")]
+)
+def test_a_trace_draws_the_time_that_is_told(run: Run, tmp_path: Path, cut: tuple[str, ...]) -> None:
+    path = tmp_path / "trace.json"
+    arguments = [*LLAMA[:4], "--batch", "8", "--input-len", "512", "--output-len", "2", *cut]
+    found = told(run, *arguments, "--trace", str(path))
+    drawn = [event for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "X"]
+    assert max(event["ts"] + event["dur"] for event in drawn) == pytest.approx(1e6 * found["decode_s"], rel=1e-6)
 
 
 def test_plot_is_a_picture(run: Run, tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""A newcomer adds a kernel in one file and a GPU in one TOML: CONTRIBUTING.md's own code, in a copy of the package."""
+"""A newcomer adds a kernel, a GPU, a fabric, a model, a stack or a host in one file: CONTRIBUTING.md's own code, in a
+copy of the package."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-RECIPE = re.compile(r"<!-- recipe: src/(?P<path>\S+) -->\n```\w+\n(?P<code>.*?)```\n", re.DOTALL)
+RECIPE = re.compile(r"<!-- recipe: (?P<append>append )?src/(?P<path>\S+) -->\n```\w+\n(?P<code>.*?)```\n", re.DOTALL)
 COMMAND = re.compile(r"^kernelcast .*$", re.MULTILINE)
 
 
@@ -27,9 +28,11 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the package with the recipes' files added, and no other edit."""
     folder = tmp_path_factory.mktemp("recipes")
     shutil.copytree(ROOT / "src" / "kernelcast", folder / "kernelcast", ignore=shutil.ignore_patterns("__pycache__"))
-    for path, code in recipes().items():
-        assert not (folder / path).exists(), f"{path} is in the package already: the recipe proves nothing"
-        (folder / path).write_text(code)
+    for recipe in RECIPE.finditer((ROOT / "CONTRIBUTING.md").read_text()):
+        path, code = folder / recipe["path"], recipe["code"]
+        before = path.read_text() if recipe["append"] else ""
+        assert path.exists() == bool(recipe["append"]), f"{path.name} is in the package already: it proves nothing"
+        path.write_text(before + code)
     return folder
 
 
@@ -46,8 +49,10 @@ def run(copy: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def test_contributing_has_one_kernel_and_one_gpu() -> None:
-    assert [Path(path).parts[1:-1] for path in recipes()] == [("kernels",), ("hardware", "catalogue")]
+def test_contributing_has_one_of_each() -> None:
+    rooms = [("kernels",), ("hardware", "catalogue"), ("hardware",), ("networks", "models"), ("networks", "stacks"),
+             ("timeline", "hosts")]  # fmt: skip
+    assert [Path(path).parts[1:-1] for path in recipes()] == rooms
 
 
 def test_the_new_kernel_has_a_command_whose_time_is_above_its_memory_bound(copy: Path) -> None:
@@ -83,8 +88,30 @@ def test_the_new_gpu_is_listed_and_has_what_its_base_has(copy: Path) -> None:
     assert wide["sm_count"] == plain["sm_count"]
 
 
+def test_a_new_link_is_as_fast_as_its_file_says(copy: Path) -> None:
+    call = ("kernel", "all_reduce", "--bytes", "67108864", "--world", "16", "--gpu", "h200_sxm", "--json", "--fabric")
+    fast, slow = (json.loads(run(copy, *call, fabric))["bound_s"] for fabric in ("ib_double_ndr", "ib_ndr"))
+    assert slow == pytest.approx(2 * fast, rel=0.01)  # 100 against 50 GB/s
+
+
+def test_a_new_model_has_the_parameters_that_its_file_names(copy: Path) -> None:
+    found = json.loads(run(copy, "models", "--json"))["little-llama"]
+    layer = 512 * (512 + 2 * 256) + 512 * 512 + 3 * 512 * 4096  # q, k and v; o; gate, up, down
+    assert found["parameters"] == 2 * 32000 * 512 + 8 * layer + 17 * 512
+
+
+def test_a_new_stack_and_a_new_host_are_what_their_base_is_but_for_what_they_say(copy: Path) -> None:
+    infer = ("infer", "llama-3.2-1b", "--gpu", "h200_sxm", "--json", "--stack")
+    eager, graphs = (json.loads(run(copy, *infer, name)) for name in ("vllm_eager", "vllm"))
+    assert eager["prefill_s"] == graphs["prefill_s"] and eager["decode_s"] > graphs["decode_s"]
+    pytest.importorskip("torch")
+    trace = ("trace", "gpt2", "--gpu", "rtx_4090", "--seq", "128", "--json", "--host")
+    fast, slow = (json.loads(run(copy, *trace, name)) for name in ("fast_desktop", "server"))
+    assert fast["kernel_time_s"] == slow["kernel_time_s"] and fast["time_s"] < slow["time_s"]
+
+
 def test_the_commands_of_the_recipes_run(copy: Path) -> None:
     commands = COMMAND.findall((ROOT / "CONTRIBUTING.md").read_text())
-    assert len(commands) >= 4
+    assert len(commands) >= 8
     for command in commands:
         assert run(copy, *command.split()[1:])

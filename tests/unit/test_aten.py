@@ -28,7 +28,7 @@ def op(name: str, *arguments: Any, out: Tensor | tuple[Tensor, ...] = (), **opti
 
 
 def calls(found: Op, settings: Settings = HOPPER) -> list[dict[str, Any]]:
-    return [dict(call.parameters) for call in cost(found, settings).calls]
+    return [call.words for call in cost(found, settings).launches]
 
 
 def one(found: Op, settings: Settings = HOPPER) -> dict[str, Any]:
@@ -157,9 +157,9 @@ def test_convolutions_with_their_gradients() -> None:
 def test_an_unknown_op_costs_what_it_moves_and_says_so() -> None:
     found = cost(op("my_op", dense(1000, storage=1), dense(1000, storage=2), out=dense(1000, storage=3)), HOPPER)
     assert found.by_bytes
-    (call,) = found.calls
-    assert dict(call.parameters)["reads"] == 2.0
-    assert dict(call.parameters)["writes"] == 1.0
+    (call,) = found.launches
+    assert call.words["reads"] == 2.0
+    assert call.words["writes"] == 1.0
 
 
 def test_every_rule_names_a_kernel_that_exists() -> None:
@@ -174,8 +174,8 @@ def test_every_rule_names_a_kernel_that_exists() -> None:
             found = cost(op(name, out, out, out=out), HOPPER)
         except (TypeError, ValueError, IndexError, StopIteration, AttributeError):
             continue  # takes other arguments; tested above
-        for call in found.calls:
-            given = dict(call.parameters)
+        for call in found.launches:
+            given = call.words
             assert given["op"] in REGISTRY
             kernel(**given)  # its parameters are right
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from kernelcast.advise import reasons
+from kernelcast.advise.answers import Predicted, together
 from kernelcast.advise.facts import Facts, unaligned_sizes
 from kernelcast.advise.launch import Launch
-from kernelcast.advise.predicted import Predicted, together
 
 GEMM = {"op": "gemm", "m": 4096, "n": 4096, "k": 4096, "dtype": "bf16", "layout": "tn"}
 

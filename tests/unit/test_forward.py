@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 
 import kernelcast as kc
+from kernelcast.calls import Call, Launch
 from kernelcast.errors import KernelcastError
 from kernelcast.networks import model, model_ids
-from kernelcast.networks.forward import Batch, Call, Deployment, forward
-from kernelcast.networks.kernel_times import KernelTimes
+from kernelcast.networks.forward import Batch, Deployment, forward
 from kernelcast.networks.layers import Dense, LayerRun
 from kernelcast.networks.precision import Precision
 from kernelcast.networks.stack import stack, stack_ids
 from kernelcast.parallel import Layout
+from kernelcast.times import Times
 
 PROMPTS = Batch(new=(100, 200), past=(0, 0))  # 300 tokens
 DECODE = Batch(new=(1, 1, 1), past=(50, 60, 70))  # 3 tokens
@@ -29,25 +30,25 @@ def deployed(name: str, *, on: str = "h100_sxm", engine: str = "vllm", dtype: st
     return Deployment(found, kc.gpu(on), stack(engine), Precision.of(found, dtype), Layout(**layout))
 
 
-def calls_of(name: str, batch: Batch, **how: Any) -> list[Call]:
+def calls_of(name: str, batch: Batch, **how: Any) -> list[Launch]:
     return forward(deployed(name, **how), batch)
 
 
-def of(calls: list[Call], op: str, part: str | None = None) -> list[dict[str, Any]]:
+def of(calls: list[Launch], op: str, part: str | None = None) -> list[dict[str, Any]]:
     """The parameters of these calls, each with its ``count``."""
     chosen = (call for call in calls if call.op == op and part in (None, call.part))
-    return [{**dict(call.parameters), "count": call.count} for call in chosen]
+    return [{**call.words, "count": call.count} for call in chosen]
 
 
-def sizes(calls: list[Call], op: str, part: str | None, *names: str) -> list[tuple[Any, ...]]:
+def sizes(calls: list[Launch], op: str, part: str | None, *names: str) -> list[tuple[Any, ...]]:
     return [tuple(found[name] for name in names) for found in of(calls, op, part)]
 
 
-def products(calls: list[Call], part: str) -> list[tuple[Any, ...]]:
+def products(calls: list[Launch], part: str) -> list[tuple[Any, ...]]:
     return sizes(calls, "gemm", part, "m", "n", "k", "count")
 
 
-def flops(calls: list[Call]) -> float:
+def flops(calls: list[Launch]) -> float:
     """2 m n k of every product; of experts 2 x tokens x topk x (gate, up, down) on this GPU's share."""
     total = sum(2 * m * n * k * count for m, n, k, count in sizes(calls, "gemm", None, "m", "n", "k", "count"))
     for each in of(calls, "moe"):
@@ -104,7 +105,7 @@ def test_norms_add_the_residual_where_the_stack_fuses_it() -> None:
 def test_plain_pytorch_runs_norms_rotations_and_gelu_kernel_by_kernel() -> None:
     torch = stack("torch")
     calls = forward(replace(deployed("llama-3.1-8b"), stack=torch), PROMPTS)
-    norms = [dict(call.parameters) for call in calls if call.part == "norms"]
+    norms = [call.words for call in calls if call.part == "norms"]
     # two norms a layer and the last: to fp32, squares, sums, epsilon, root, by row, back, by the weight
     assert [n["op"] for n in norms[:8]] == [
         "copy", "scale", "reduce_sum", "scale", "rsqrt", "pointwise", "copy", "pointwise",
@@ -113,7 +114,7 @@ def test_plain_pytorch_runs_norms_rotations_and_gelu_kernel_by_kernel() -> None:
     assert [(n["rows"], n["cols"]) for n in norms[2:5]] == [(300, 4096), (300, 1), (300, 1)]
     assert (norms[6]["dtype"], norms[6]["to"]) == ("fp32", "bf16")
     # queries of 32 heads and keys of 8: times the cosine, half negated, joined, times the sine, added
-    turned = [dict(call.parameters) for call in calls if call.part == "rotary"]
+    turned = [call.words for call in calls if call.part == "rotary"]
     assert [(t["rows"], t["cols"]) for t in turned[:2] + turned[5:7]] == [
         (300 * 32, 128), (300 * 32, 64), (300 * 8, 128), (300 * 8, 64),
     ]  # fmt: skip
@@ -328,7 +329,7 @@ def test_a_group_beyond_one_node_uses_the_network_between() -> None:
         ("mixtral-8x7b", {"tp": 16, "ep": 16}, "ep 16 does not divide 8 experts"),
         ("mixtral-8x7b", {"ep": 2}, "ep 2 does not divide the 1 GPUs of tp x dp"),
         ("llama-3.1-8b", {"pp": 33}, "pp 33 is more than the 32 layers"),
-        ("llama-3.1-8b", {"tp": 0}, "tp must be 1 or more, not 0"),
+        ("llama-3.1-8b", {"tp": 0}, "tp must be a whole number of 1 or more, not 0"),
         (
             "qwen3-next-80b-a3b",
             {"tp": 3},
@@ -362,10 +363,10 @@ def test_a_batch_without_tokens_is_refused(new: tuple[int, ...], past: tuple[int
 
 @pytest.mark.parametrize("name", ["gemma-2-9b", "deepseek-v3", "llama-4-maverick"])
 def test_in_order_is_the_same_work_layer_by_layer(name: str) -> None:
-    def work(calls: list[Call]) -> Counter[tuple[Any, ...]]:
+    def work(calls: list[Launch]) -> Counter[tuple[Any, ...]]:
         total: Counter[tuple[Any, ...]] = Counter()
         for call in calls:
-            total[(call.part, call.parameters)] += int(call.count)
+            total[(call.part, call.call)] += int(call.count)
         return total
 
     place = deployed(name, tp=8)
@@ -377,20 +378,20 @@ def test_in_order_is_the_same_work_layer_by_layer(name: str) -> None:
 
 @pytest.mark.parametrize("engine", stack_ids())
 def test_every_bundled_model_gives_calls_that_can_be_predicted(engine: str) -> None:
-    gpu, every = kc.gpu("h100_sxm"), dict[tuple[tuple[str, Any], ...], Call]()
+    gpu, every = kc.gpu("h100_sxm"), dict[Call, None]()
     for name in model_ids():
         place = deployed(name, engine=engine)
         for batch in (PROMPTS, DECODE):
             calls = forward(place, batch)
             mixers = [call for call in calls if call.op in ("attention", "mla", "gated_delta")]
             assert sum(call.count for call in mixers) == model(name).layer_count
-            every |= {call.parameters: call for call in calls}
-    for parameters in every:
-        given = dict(parameters)
-        kc.kernel(given.pop("op"), **given)  # refuses what the op does not take
-    times = KernelTimes(gpu)
-    times.learn(every.values())
-    assert all(0 < times[call].low_s <= times[call].time_s <= times[call].high_s for call in every.values())
+            every |= dict.fromkeys(call.call for call in calls)
+    for call in every:
+        kc.kernel(call.op, **dict(call.parameters))  # refuses what the op does not take
+    times = Times(gpu)
+    times.learn(every)
+    spans = [times[call].span for call in every]
+    assert all(0 < span.low_s <= span.time_s <= span.high_s for span in spans)
 
 
 def test_a_layer_in_order_begins_each_half_with_its_norm() -> None:
@@ -402,8 +403,8 @@ def test_a_layer_in_order_begins_each_half_with_its_norm() -> None:
 def test_uneven_experts_take_longer() -> None:
     balanced = deployed("mixtral-8x7b", on="h200_sxm", tp=2)
     uneven = replace(balanced, skew=1.2)
-    times = KernelTimes(balanced.gpu)
-    both = [next(c for c in forward(place, PROMPTS) if c.op == "moe") for place in (balanced, uneven)]
+    times = Times(balanced.gpu)
+    both = [next(c.call for c in forward(place, PROMPTS) if c.op == "moe") for place in (balanced, uneven)]
     times.learn(both)
-    assert dict(both[1].parameters)["skew"] == 1.2 and "skew" not in dict(both[0].parameters)
-    assert times[both[1]].time_s > times[both[0]].time_s
+    assert both[1].words["skew"] == 1.2 and "skew" not in both[0].words
+    assert times[both[1]].span.time_s > times[both[0]].span.time_s

@@ -11,8 +11,8 @@ from deployments import deployed, refusal
 import kernelcast as kc
 from kernelcast.errors import KernelcastError
 from kernelcast.networks.stack import stack
-from kernelcast.serving.infer import infer, largest_batch
-from kernelcast.serving.memory import cache_bytes, memory, weight_bytes
+from kernelcast.serving.infer import infer
+from kernelcast.serving.memory import cache_bytes, largest_batch, memory, weight_bytes
 from kernelcast.serving.workload import Workload
 
 # ---- memory ----
@@ -59,15 +59,15 @@ def test_an_encoder_has_no_cache() -> None:
 def test_activations_are_of_the_widest_layer_or_the_logits() -> None:
     # 1000 tokens x (4 x 4096 + 3 x 14336) x 2 bytes; 1000 rows of logits are 1000 x 128256 x (4 + 2)
     place = deployed()
-    assert memory(place, {}, 1000, 1).activation_bytes == 1000 * (4 * 4096 + 3 * 14336) * 2
-    assert memory(place, {}, 1000, 1000).activation_bytes == 1000 * 128256 * 6
+    assert memory(place, {}, 1000, 1)["activation"] == 1000 * (4 * 4096 + 3 * 14336) * 2
+    assert memory(place, {}, 1000, 1000)["activation"] == 1000 * 128256 * 6
 
 
 def test_memory_holds_every_request_at_its_end() -> None:
     found = infer(deployed(), Workload((100, 300), (11, 51))).memory
-    assert found.cache_bytes == (111 + 351) * 131_072
-    assert found.activation_bytes == max(400 * (4 * 4096 + 3 * 14336) * 2, 2 * 128256 * 6)
-    assert found.stack_bytes == stack("vllm").reserved_bytes
+    assert found["cache"] == (111 + 351) * 131_072
+    assert found["activation"] == max(400 * (4 * 4096 + 3 * 14336) * 2, 2 * 128256 * 6)
+    assert found["stack"] == stack("vllm").reserved_bytes
     assert found.available_bytes == stack("vllm").used_share * kc.gpu("h100_sxm").dram_bytes
     assert found.used_bytes + found.free_bytes == pytest.approx(found.available_bytes)
 

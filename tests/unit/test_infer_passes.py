@@ -9,11 +9,11 @@ import pytest
 from deployments import deployed, quiet
 
 from kernelcast.errors import KernelcastError
-from kernelcast.networks import kernel_times
 from kernelcast.networks.forward import Batch, forward
-from kernelcast.serving.infer import _Plan, infer
+from kernelcast.serving.infer import Case, infer
 from kernelcast.serving.memory import cache_bytes, weight_bytes
 from kernelcast.serving.workload import Speculation, Workload
+from kernelcast.times import Times
 
 # ---- prefill ----
 
@@ -75,18 +75,18 @@ def test_few_steps_are_predicted_one_by_one() -> None:
     # outputs 3 and 5: steps 1 and 2 with both, 3 and 4 with one; each as if it were the only one
     place = deployed(engine=quiet())
     found = infer(place, Workload((100, 100), (3, 5)))
-    known = kernel_times.KernelTimes(place.gpu)
+    known = Times(place.gpu)
     total = 0.0
     for past in ((100, 100), (101, 101), (102,), (103,)):
         calls = forward(place, Batch(len(past) * (1,), past))
-        known.learn(calls)
-        total += sum(known[call].time_s * call.count for call in calls)
+        known.learn(launch.call for launch in calls)
+        total += sum(known[launch.call].span.time_s * launch.count for launch in calls)
     assert found.decode.time_s == pytest.approx(total, rel=1e-12)
 
 
 def test_predicted_steps_stand_for_all_of_a_line() -> None:
     # 299 steps, the first 99 with two requests: every weight on its own stretch, and exact for t = 1 and t = step
-    plan = _Plan(deployed(), Workload((10, 10), (100, 300)))
+    plan = Case(deployed(), Workload((10, 10), (100, 300)))
     steps = np.array([step for step, _ in plan.decodes])
     weights = np.array([weight for weight, _ in plan._weighted()])
     assert len(steps) < 30

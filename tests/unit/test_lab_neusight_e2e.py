@@ -12,7 +12,7 @@ from kernelcast.errors import KernelcastError
 from kernelcast.hardware import gpu
 from kernelcast.training.step import run_step
 from kernelcast_lab.data.neusight_e2e import ModelCase, model_cases
-from kernelcast_lab.evaluate.neusight_e2e import case_lines, compare, group_lines, mean_error, plan_of
+from kernelcast_lab.evaluate.neusight_e2e import case_lines, compare, group_lines, layout_of, mean_error
 from kernelcast_lab.evaluate.neusight_models import CONFIGS, depth, traced
 
 
@@ -104,7 +104,7 @@ def test_layers_are_alike() -> None:
 
 @pytest.mark.parametrize(("name", "gpus", "passes"), [("dp4", 4, 1), ("tp2", 2, 1), ("pp4_2", 4, 2)])
 def test_plans_of_several_gpus(name: str, gpus: int, passes: int) -> None:
-    plan = plan_of(ModelCase("a100_sxm_40gb", "gpt2_large", "training", 32, 4, False, name, gpus, "nvidia", 1.0, None,
+    plan = layout_of(ModelCase("a100_sxm_40gb", "gpt2_large", "training", 32, 4, False, name, gpus, "nvidia", 1.0, None,
                              None, None))  # fmt: skip
     assert (plan.gpus, plan.micro_batches) == (gpus, passes)
     assert getattr(plan, name[:2]) == gpus
@@ -113,4 +113,4 @@ def test_plans_of_several_gpus(name: str, gpus: int, passes: int) -> None:
 def test_a_plan_that_is_not_known_is_refused() -> None:
     case = ModelCase("a100_sxm_40gb", "gpt2_large", "training", 32, 4, False, "xp4", 4, "nvidia", 1.0, None, None, None)
     with pytest.raises(KernelcastError):
-        plan_of(case)
+        layout_of(case)

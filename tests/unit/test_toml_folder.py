@@ -47,3 +47,14 @@ def test_what_is_not_whole_is_refused(folder: Path, name: str, said: str) -> Non
     with pytest.raises(KernelcastError) as error:
         read_from(folder, Oven, name)
     assert said in str(error.value)
+
+
+def test_a_base_has_what_a_file_does_not_say(folder: Path) -> None:
+    (folder / "hot.toml").write_text('base = "small"\nheat_k = 500.0\n[sources]\ndoors = "seen"\n')
+    (folder / "hotter.toml").write_text('base = "hot"\ndoors = 3\n')
+    both = (("heat_k", "its label"), ("doors", "seen"))
+    assert read_from(folder, Oven, "hotter") == Oven("hotter", 500.0, both, doors=3)
+    (folder / "a.toml").write_text('base = "b"\n')
+    (folder / "b.toml").write_text('base = "a"\n')
+    with pytest.raises(KernelcastError, match="leads back to itself"):
+        read_from(folder, Oven, "a")

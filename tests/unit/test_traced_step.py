@@ -15,8 +15,9 @@ from kernelcast.cli import main
 from kernelcast.errors import KernelcastError
 from kernelcast.networks.traced import Footprint, Op, Tensor, Trace
 from kernelcast.report import trace as report
-from kernelcast.report.text import support_of
-from kernelcast.training.host import host, host_ids, stream_ends
+from kernelcast.support import support_of
+from kernelcast.timeline.host import host, host_ids
+from kernelcast.timeline.streams import stream_ends
 from kernelcast.training.step import run_step
 
 H200 = kc.gpu("h200_sxm")
@@ -70,9 +71,9 @@ def test_products_run_no_faster_than_power_allows() -> None:
 
 def test_what_it_holds_and_whether_it_fits() -> None:
     step = run_step(traced(product(64)), H200)
-    assert step.fits and step.memory_bytes == pytest.approx(1.05 * 2 * 4096**2 + 1.2e9)
+    assert step.memory.fits and step.memory.used_bytes == pytest.approx(1.05 * 2 * 4096**2 + 1.2e9)
     large = replace(step.trace, footprint=Footprint(parameters=200 * 10**9))
-    assert not run_step(large, H200, oversized=True).fits
+    assert not run_step(large, H200, oversized=True).memory.fits
     with pytest.raises(KernelcastError, match=r"needs 211\.2 GB at its peak \(parameters 200\.0\), 60\.4 GB more than"):
         run_step(large, H200)
 

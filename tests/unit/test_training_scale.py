@@ -11,12 +11,13 @@ from small_traces import experts, mlp
 
 import kernelcast as kc
 from kernelcast.hardware import Gpu
-from kernelcast.report.scale import answer_rows, fields, memory_rows, part_rows, timeline
-from kernelcast.training.host import host
-from kernelcast.training.plan import Plan
+from kernelcast.parallel.training import TrainingLayout
+from kernelcast.report.scale import answer_rows, fields, memory_rows, part_rows
+from kernelcast.timeline.host import host
+from kernelcast.training.memory import FRAGMENTED, FRAMEWORK_BYTES
 from kernelcast.training.scale import scale
 from kernelcast.training.scaled import ScaledStep
-from kernelcast.training.step import FRAGMENTED, FRAMEWORK_BYTES, run_step
+from kernelcast.training.step import run_step
 
 TRACE = mlp(8, tokens=2048)
 WEIGHTS = 8 * 2 * 1024 * 4096 * 2  # bytes, in bf16
@@ -28,7 +29,7 @@ def h100() -> Gpu:
 
 
 def scaled(gpu: Gpu, **plan: Any) -> ScaledStep:
-    return scale(TRACE, gpu, Plan(**plan))
+    return scale(TRACE, gpu, TrainingLayout(**plan))
 
 
 PLANS: list[dict[str, Any]] = [
@@ -47,10 +48,10 @@ def test_one_gpu_is_the_single_step(h100: Gpu) -> None:
     assert found.low_s == pytest.approx(alone.low_s) and found.high_s == pytest.approx(alone.high_s)
     assert found.mfu == pytest.approx(alone.mfu)
     assert found.parts_s["kernels"] + found.parts_s["optimizer"] == pytest.approx(alone.kernel_time_s)
-    assert scale(TRACE, h100, Plan(), graph=True).time_s == run_step(TRACE, h100, graph=True).time_s
+    assert scale(TRACE, h100, TrainingLayout(), graph=True).time_s == run_step(TRACE, h100, graph=True).time_s
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: Plan(**plan).told)
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: TrainingLayout(**plan).told)
 def test_parts_add_up(plan: dict[str, Any], h100: Gpu) -> None:
     found = scaled(h100, **plan)
     assert all(value >= 0 for value in found.parts_s.values())
@@ -60,11 +61,11 @@ def test_parts_add_up(plan: dict[str, Any], h100: Gpu) -> None:
         assert 0 <= stage.parts_s["exposed"] <= stage.collectives_s * (1 + 1e-9)
     hidden, waited = found.overlapped_s, found.parts_s["exposed"]
     assert hidden + waited == pytest.approx(sum(s.collectives_s for s in found.stages) / len(found.stages))
-    assert found.tokens == 2048 * found.plan.dp * found.plan.micro_batches
-    assert found.tokens_per_s_per_gpu * found.plan.gpus == pytest.approx(found.tokens_per_s)
+    assert found.tokens == 2048 * found.layout.dp * found.layout.micro_batches
+    assert found.tokens_per_s_per_gpu * found.layout.gpus == pytest.approx(found.tokens_per_s)
 
 
-@pytest.mark.parametrize("plan", PLANS[1:], ids=lambda plan: Plan(**plan).told)
+@pytest.mark.parametrize("plan", PLANS[1:], ids=lambda plan: TrainingLayout(**plan).told)
 def test_faster_links_are_never_slower(plan: dict[str, Any], h100: Gpu) -> None:
     faster = h100.replace(link_bytes_per_s=2 * h100.link_bytes_per_s)
     assert scaled(faster, **plan).time_s <= scaled(h100, **plan).time_s * (1 + 1e-9)
@@ -102,7 +103,7 @@ def test_zero_divides_the_optimizer(h100: Gpu) -> None:
 def test_pipeline_of_equal_stages(h100: Gpu) -> None:
     # without an optimizer, with the host out of the way: one slot of each stage is a quarter of the passes
     bare = replace(TRACE, ops=tuple(op for op in TRACE.ops if op.phase != "optimizer"))
-    found = scale(bare, h100, Plan(pp=4, micro_batches=8, schedule="gpipe"), graph=True)
+    found = scale(bare, h100, TrainingLayout(pp=4, micro_batches=8, schedule="gpipe"), graph=True)
     assert [stage.layers for stage in found.stages] == [2, 2, 2, 2]
     assert found.bubble_share * found.time_s / (found.time_s - found.parts_s["links"]) == pytest.approx(
         3 / 11, rel=0.02
@@ -118,25 +119,26 @@ def test_pipeline_memory_by_schedule(h100: Gpu) -> None:
     # two layers keep x, fc1's and relu's results: 2048 x (1024 + 2 x 4096) bf16 each, but the model's input is no
     # activation; stage 0 has four micro-batches of them
     saved = 2 * 2048 * (1024 + 2 * 4096) * 2
-    assert first.memory.activation_bytes == pytest.approx(4 * saved, rel=0.2)
-    assert first.memory.activation_bytes > 3 * last.memory.activation_bytes
+    assert first.memory["activation"] == pytest.approx(4 * saved, rel=0.2)
+    assert first.memory["activation"] > 3 * last.memory["activation"]
 
 
 def test_memory_of_shards(h100: Gpu) -> None:
     plain = scaled(h100, dp=8).memory
-    assert plain.parameter_bytes == WEIGHTS and plain.optimizer_bytes == 2 * WEIGHTS
+    assert plain["parameter"] == WEIGHTS and plain["optimizer"] == 2 * WEIGHTS
     one, two, three = (scaled(h100, dp=8, zero=zero).memory for zero in (1, 2, 3))
-    assert one.optimizer_bytes == pytest.approx(2 * WEIGHTS / 8) and one.parameter_bytes == WEIGHTS
-    assert two.gradient_bytes <= WEIGHTS / 8 + 1
-    assert three.parameter_bytes == pytest.approx(WEIGHTS / 8)
-    assert three.gathered_bytes == 2 * WEIGHTS / 8  # the layer that runs, and the next
-    assert scaled(h100, tp=4).memory.parameter_bytes == WEIGHTS / 4
-    assert plain.used_bytes == pytest.approx(plain.model_bytes * (1 + FRAGMENTED) + FRAMEWORK_BYTES)
+    assert one["optimizer"] == pytest.approx(2 * WEIGHTS / 8) and one["parameter"] == WEIGHTS
+    assert two["gradient"] <= WEIGHTS / 8 + 1
+    assert three["parameter"] == pytest.approx(WEIGHTS / 8)
+    assert three["gathered"] == 2 * WEIGHTS / 8  # the layer that runs, and the next
+    assert scaled(h100, tp=4).memory["parameter"] == WEIGHTS / 4
+    model_bytes = plain.used_bytes - plain["overhead"]
+    assert plain["overhead"] == pytest.approx(model_bytes * FRAGMENTED + FRAMEWORK_BYTES)
 
 
 def test_what_does_not_fit_says_by_how_much(h100: Gpu) -> None:
     small = h100.replace(dram_bytes=2**28)  # the optimizer's one kernel needs twice that
-    found = scale(TRACE, small, Plan())
+    found = scale(TRACE, small, TrainingLayout())
     assert not found.fits
     assert found.memory.missing_bytes == pytest.approx(found.memory.used_bytes - 2**28)
     assert "misses by" in answer_rows(found)[-1][2]
@@ -144,12 +146,12 @@ def test_what_does_not_fit_says_by_how_much(h100: Gpu) -> None:
 
 def test_experts_are_shared_out_over_data_parallel_ranks(h100: Gpu) -> None:
     trace = experts()
-    alone, found = scale(trace, h100, Plan(dp=4)), scale(trace, h100, Plan(dp=4, ep=4))
+    alone, found = scale(trace, h100, TrainingLayout(dp=4)), scale(trace, h100, TrainingLayout(dp=4, ep=4))
     # each expert is on one rank only: no gradients to join, but tokens travel four times
     assert found.sent_bytes == 0 < alone.sent_bytes
     assert found.parts_s["communication"] > 0
-    assert found.memory.parameter_bytes == alone.memory.parameter_bytes / 4
-    half = scale(trace, h100, Plan(dp=4, ep=2))
+    assert found.memory["parameter"] == alone.memory["parameter"] / 4
+    half = scale(trace, h100, TrainingLayout(dp=4, ep=2))
     assert half.sent_bytes == pytest.approx(trace.footprint.gradients / 2 * 2 * 1 / 2)  # half of them, by two ranks
 
 
@@ -164,15 +166,14 @@ def test_reports(h100: Gpu) -> None:
     for plan in PLANS:
         found = scaled(h100, **plan)
         told = json.loads(json.dumps(fields(found)))
-        assert told["time_s"] == found.time_s and told["gpus"] == found.plan.gpus
+        assert told["time_s"] == found.time_s and told["gpus"] == found.layout.gpus
         assert sum(told["parts_s"].values()) == pytest.approx(told["time_s"])
-        assert len(told["stages"]) == len(memory_rows(found)) == found.plan.pp
+        assert len(told["stages"]) == len(memory_rows(found)) == found.layout.pp
         assert len(part_rows(found)) >= 3
-        drawn = json.loads(json.dumps(timeline(found)))["traceEvents"]
-        spans = [event for event in drawn if event["ph"] == "X"]
-        assert {event["pid"] for event in spans} == set(range(found.plan.pp))
-        assert max(event["ts"] + event["dur"] for event in spans) == pytest.approx(found.time_s * 1e6, rel=1e-6)
-        assert min(event["dur"] for event in spans) >= 0
+        drawn = found.timeline()
+        assert len({lane.place for lane in drawn.lanes if lane.events}) == found.layout.pp
+        assert drawn.end_s == pytest.approx(found.time_s, rel=1e-6)
+        assert min(event.time_s for lane in drawn.lanes for event in lane.events) >= 0
 
 
 @pytest.mark.parametrize(
@@ -186,7 +187,7 @@ def test_reports(h100: Gpu) -> None:
 )  # fmt: skip
 def test_plans_that_cannot_be(plan: dict[str, Any], message: str) -> None:
     with pytest.raises(kc.KernelcastError, match=message):
-        Plan(**plan)
+        TrainingLayout(**plan)
 
 
 def test_questions_that_cannot_be(h100: Gpu) -> None:
@@ -195,9 +196,9 @@ def test_questions_that_cannot_be(h100: Gpu) -> None:
     with pytest.raises(kc.KernelcastError, match="add up to 8 layers"):
         scaled(h100, pp=2, stage_layers=(4, 5))
     with pytest.raises(kc.KernelcastError, match="no trace of a training step"):
-        scale(replace(TRACE, mode="inference"), h100, Plan())
+        scale(replace(TRACE, mode="inference"), h100, TrainingLayout())
     with pytest.raises(kc.KernelcastError, match="interference"):
-        scale(TRACE, h100, Plan(), interference=1.0)
+        scale(TRACE, h100, TrainingLayout(), interference=1.0)
 
 
 def test_a_real_model(h100: Gpu) -> None:
@@ -212,8 +213,8 @@ def test_a_real_model(h100: Gpu) -> None:
     ids = torch.zeros(2, 128, dtype=torch.long, device="meta")
     found = trace(model, {"input_ids": ids, "labels": ids}, "training")
     alone = run_step(found, h100)
-    assert scale(found, h100, Plan()).time_s == alone.time_s
-    cut = scale(found, h100, Plan(tp=2))
+    assert scale(found, h100, TrainingLayout()).time_s == alone.time_s
+    cut = scale(found, h100, TrainingLayout(tp=2))
     joined = [op for op in cut.cut.ops if op.name == "all_reduce" and op.inputs[0].shape == (2, 128, 256)]
     # the table of tokens; attention and MLP of two layers, forward and backward; and the head's input backward
     assert len(joined) == 1 + 2 * 2 * 2 + 1
@@ -221,7 +222,7 @@ def test_a_real_model(h100: Gpu) -> None:
     assert scores == [(2, 2, 128, 128)] * 2  # two of four heads
     sharded = sum(g.elements for g in cut.cut.gradients)
     assert sharded == pytest.approx(found.parameters / 2, rel=0.01)
-    assert scale(found, h100, Plan(pp=2, micro_batches=2)).time_s > 0
+    assert scale(found, h100, TrainingLayout(pp=2, micro_batches=2)).time_s > 0
 
 
 def test_checkpointed_layers_run_twice_and_are_joined_twice(h100: Gpu) -> None:
@@ -251,8 +252,8 @@ def test_checkpointed_layers_run_twice_and_are_joined_twice(h100: Gpu) -> None:
             return x
 
     ids = torch.zeros(32, 128, dtype=torch.long)
-    once, twice = (scale(trace(Model(again), ids, "training"), h100, Plan(tp=2)) for again in (False, True))
-    assert twice.memory.activation_bytes < once.memory.activation_bytes / 2
+    once, twice = (scale(trace(Model(again), ids, "training"), h100, TrainingLayout(tp=2)) for again in (False, True))
+    assert twice.memory["activation"] < once.memory["activation"] / 2
     assert twice.flops > once.flops
     joined = [sum(op.name == "all_reduce" for op in found.cut.ops) for found in (once, twice)]
     # the table, each block forward and backward; again nothing reads what fc2 makes, so nobody joins it

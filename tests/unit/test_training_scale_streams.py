@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from kernelcast.networks.traced import Gradient
+from kernelcast.parallel.training import TrainingLayout
+from kernelcast.timeline.streams import Job, simulate
 from kernelcast.training.depth import balanced
 from kernelcast.training.pipeline import Timing, most_in_flight, orders, run
-from kernelcast.training.plan import Plan
 from kernelcast.training.sharding import Weight, buckets
-from kernelcast.training.streams import Job, simulate
 
 
 def test_what_the_backward_pass_hides() -> None:
@@ -108,7 +108,7 @@ def test_balanced() -> None:
 
 
 def test_groups_and_nodes() -> None:
-    plan = Plan(dp=8, tp=4, pp=2, gpus_per_node=8)
+    plan = TrainingLayout(dp=8, tp=4, pp=2, gpus_per_node=8)
     # tp ranks are neighbours; dp ranks are 4 apart: two of a node
     assert (plan.group("tp").world, plan.group("tp").stride) == (4, 1)
     assert (plan.group("dp").world, plan.group("dp").stride) == (8, 4)

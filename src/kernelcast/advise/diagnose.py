@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
+from kernelcast.advise.answers import Predicted, predict_all, together
 from kernelcast.advise.facts import WIDTH_BITS, Facts, unaligned_sizes
 from kernelcast.advise.kernel_names import MATRIX_KINDS, KernelName, read_name
 from kernelcast.advise.launch import launch_of
 from kernelcast.advise.measured import MeasuredCall, Profile
-from kernelcast.advise.predicted import Asked, Predicted, asked, predict_all, together
 from kernelcast.advise.reasons import Reason, idle, reasons
+from kernelcast.calls import Call, Launch
 from kernelcast.hardware import Gpu
-from kernelcast.networks.forward import Call
 from kernelcast.predict import DEFAULT, Conditions, chosen
 
 _MATRIX_OPS = ("gemm", "bmm", "attention", "attention_backward", "conv2d", "conv2d_dgrad", "conv2d_wgrad", "moe_gemm",
@@ -95,9 +94,8 @@ def diagnose(
 ) -> Diagnosis:
     """``run_dtype``: the format that the run's products should be in; else the one that most of them are in."""
     wanted = run_dtype or usual_dtype(profile.calls)
-    told = predict_all(list(_questions(profile.calls, wanted, conditions)), chip, conditions)
+    answers = _Answers(predict_all(_questions(profile.calls, wanted), chip, conditions))
     total_us = profile.gpu_time_us or 1.0
-    answers = _Answers(told, conditions)
     rows = [_row(call, answers, chip, wanted, run_dtype == "fp32", total_us) for call in profile.calls]
     rows.sort(key=lambda row: (-row.win_total_us, -row.measured.total_us))
     return Diagnosis(profile, chip, wanted, tuple(rows), chosen(conditions).name)
@@ -109,7 +107,7 @@ def usual_dtype(calls: Iterable[MeasuredCall]) -> str:
     for call in calls:
         for one in call.calls:
             if one.op in _MATRIX_OPS:
-                dtype = str(dict(one.parameters).get("dtype", "bf16"))
+                dtype = str(one.words.get("dtype", "bf16"))
                 votes[dtype] = votes.get(dtype, 0) + call.count
         said = read_name(call.main.name)
         if not call.calls and said.kind in MATRIX_KINDS and said.dtype:
@@ -117,61 +115,51 @@ def usual_dtype(calls: Iterable[MeasuredCall]) -> str:
     return max(votes, key=lambda name: (votes[name], -WIDTH_BITS.get(name, 64)), default="bf16")
 
 
-def _questions(calls: Iterable[MeasuredCall], wanted: str, conditions: Conditions) -> Iterable[Asked]:
+def _questions(calls: Iterable[MeasuredCall], wanted: str) -> Iterable[Call]:
     for measured in calls:
-        for call in measured.calls:
-            for one in (call, *_changed(measured, wanted)):
-                if one is not None:
-                    yield asked(one, conditions, measured.rotation, measured.input_rotation)
+        for launch in measured.calls:
+            yield launch.call
+            yield from (one for one in _changed(measured, wanted) if one is not None)
 
 
 def _aligned(call: Call) -> Call | None:
     """The call with its sizes padded, None where they are good as they are."""
-    given = dict(call.parameters)
+    given = call.words
     sizes = unaligned_sizes(call.op, given)
-    if not sizes:
-        return None
     padded = {name: -(-int(given[name]) // multiple) * multiple for name, multiple in sizes.items()}
-    return _with(call, padded)
+    return call.replace(**padded) if sizes else None
 
 
 def _narrow(call: Call, wanted: str) -> Call | None:
     """A matrix call in the run's format (tf32 where the run is in fp32), None where it is in no wider one."""
-    dtype = str(dict(call.parameters).get("dtype", ""))
+    dtype = str(call.words.get("dtype", ""))
     target = wanted if WIDTH_BITS.get(wanted, 16) < 32 else "tf32"
     if call.op not in _MATRIX_OPS or WIDTH_BITS.get(dtype, 0) < 32 or dtype == target:
         return None
-    return _with(call, {"dtype": target if target != "tf32" or call.op in ("gemm", "bmm") else "bf16"})
-
-
-def _with(call: Call, changes: Mapping[str, Any]) -> Call:
-    return Call(call.part, tuple(sorted({**dict(call.parameters), **changes}.items())), call.count)
+    return call.replace(dtype=target if target != "tf32" or call.op in ("gemm", "bmm") else "bf16")
 
 
 @dataclass(frozen=True)
 class _Answers:
     """What was predicted, by what was asked."""
 
-    told: Mapping[Asked, Predicted | str]
-    conditions: Conditions
+    told: Mapping[Call, Predicted | str]
 
-    def of(self, measured: MeasuredCall, calls: Iterable[Call | None]) -> Predicted | str | None:
+    def of(self, launches: Iterable[Launch]) -> Predicted | str | None:
         """Of calls in turn; a text that says why one of them cannot be, None where there is none."""
         parts = []
-        for call in calls:
-            if call is None:
-                return None
-            answer = self.told[asked(call, self.conditions, measured.rotation, measured.input_rotation)]
+        for launch in launches:
+            answer = self.told[launch.call]
             if isinstance(answer, str):
                 return answer
-            parts.append((answer, call.count))
+            parts.append((answer, launch.count))
         return together(parts) if parts else None
 
 
 def _row(
     measured: MeasuredCall, answers: _Answers, chip: Gpu, wanted: str, fp32_is_meant: bool, total_us: float
 ) -> Row:
-    predicted = answers.of(measured, measured.calls)
+    predicted = answers.of(measured.calls)
     known = predicted if isinstance(predicted, Predicted) else None
     facts = _facts(measured, answers, known, chip, wanted, fp32_is_meant)
     why = predicted if isinstance(predicted, str) else measured.unmatched or "not known"
@@ -182,9 +170,10 @@ def _row(
 def _facts(
     measured: MeasuredCall, answers: _Answers, predicted: Predicted | None, chip: Gpu, wanted: str, fp32_is_meant: bool
 ) -> Facts:
-    others = [answers.of(measured, [change]) for change in _changed(measured, wanted)]
+    count = measured.calls[0].count if measured.calls else 1.0
+    others = [answers.of([Launch("", one, count)]) if one else None for one in _changed(measured, wanted)]
     aligned, narrow, vector = (one if isinstance(one, Predicted) else None for one in others)
-    parameters = dict(measured.calls[0].parameters) if predicted is not None else {}
+    parameters = measured.calls[0].words if predicted is not None else {}
     main = measured.main
     return Facts(
         op=str(parameters.get("op", "")),
@@ -212,13 +201,12 @@ def _changed(measured: MeasuredCall, wanted: str) -> tuple[Call | None, Call | N
     """The first call with padded sizes, in the run's format, and over tensors of one layout."""
     if not measured.calls:
         return None, None, None
-    first = measured.calls[0]
+    first = measured.calls[0].call
     return _aligned(first), _narrow(first, wanted), _vector(first, read_name(measured.main.name))
 
 
 def _vector(call: Call, said: KernelName) -> Call | None:
     """Where the kernel computes the place of each element."""
-    if call.op == "pointwise" and dict(call.parameters).get("access") == "strided":
-        kept = tuple((name, value) for name, value in call.parameters if name not in ("access", "axes"))
-        return Call(call.part, kept, call.count)
+    if call.op == "pointwise" and call.words.get("access") == "strided":
+        return call.replace(access=None, axes=None)
     return call if call.op == "cat" and said.strided else None

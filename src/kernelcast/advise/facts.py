@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from kernelcast.advise.answers import Predicted
 from kernelcast.advise.kernel_names import Kind
 from kernelcast.advise.launch import Launch
-from kernelcast.advise.predicted import Predicted
 
 # of the tensor cores' formats, the wider first
 WIDTH_BITS = {"fp64": 64, "fp32": 32, "tf32": 32, "bf16": 16, "fp16": 16, "fp8": 8, "fp8_block": 8, "int8": 8,

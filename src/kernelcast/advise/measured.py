@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
-from kernelcast.networks.forward import Call
+from kernelcast.calls import Launch
 
 Source = Literal["torch.profiler", "Nsight Compute", "table"]
 NOTHING: Mapping[str, float] = MappingProxyType({})
@@ -52,15 +52,13 @@ class MeasuredCall:
     name: str  # aten::mm, or the kernel's
     shapes: str
     kernels: tuple[MeasuredKernel, ...]
-    calls: tuple[Call, ...] = ()
+    calls: tuple[Launch, ...] = ()
     unmatched: str = ""
     count: int = 1
     idle_us: float = 0.0  # the GPU had nothing to do before it
     chain: float = 0.0  # kernels of the row of fusible kernels that this is a part of; 0: it is in none
     chain_saved_us: float = 0.0  # its part of what one kernel for the whole row would save
     marks: tuple[str, ...] = ()  # annotations of the program around it
-    rotation: float | None = None  # of its weights and inputs, where a table says so (see Conditions)
-    input_rotation: float | None = None
 
     @property
     def time_us(self) -> float:

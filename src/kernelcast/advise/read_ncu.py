@@ -15,9 +15,9 @@ from pathlib import Path
 from kernelcast.advise.chrome_events import short_name
 from kernelcast.advise.kernel_names import MATRIX_KINDS, read_name
 from kernelcast.advise.measured import MeasuredCall, MeasuredKernel, Profile
+from kernelcast.calls import Launch
 from kernelcast.errors import KernelcastError
 from kernelcast.networks.aten.table import Settings, pointwise
-from kernelcast.networks.forward import Call
 
 _NAME, _GRID, _BLOCK = "Kernel Name", "Grid Size", "Block Size"
 _METRIC, _UNIT, _VALUE = "Metric Name", "Metric Unit", "Metric Value"
@@ -161,7 +161,7 @@ def _call(name: str, grid: str, block: str, members: Sequence[Metrics]) -> Measu
     return MeasuredCall(kernel.name, "", (kernel,), calls, why, count=len(members))
 
 
-def _kernel_call(name: str, kernel: MeasuredKernel) -> tuple[tuple[Call, ...], str]:
+def _kernel_call(name: str, kernel: MeasuredKernel) -> tuple[tuple[Launch, ...], str]:
     said = read_name(name)
     found = _VECTORISED.search(name)
     if found and said.dtype in ("fp32", "bf16", "fp16"):

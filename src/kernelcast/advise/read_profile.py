@@ -12,11 +12,11 @@ from kernelcast.advise.kernel_names import read_name
 from kernelcast.advise.measured import MeasuredCall, MeasuredKernel, Profile
 from kernelcast.advise.profiled_op import arguments_of, op_of
 from kernelcast.advise.timeline import Place, crosses_to_host, places, span_us
+from kernelcast.calls import Launch
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu
 from kernelcast.networks.aten import Settings, cost, known_ops
 from kernelcast.networks.aten.table import pointwise
-from kernelcast.networks.forward import Call
 from kernelcast.networks.traced import Op, Tensor
 
 NO_SHAPES = "the trace has no shapes: record it with record_shapes=True"
@@ -184,7 +184,7 @@ def _kernel(events: Sequence[Event]) -> MeasuredKernel:
     return MeasuredKernel(short_name(str(events[0]["name"])), mean_us, grid, block, registers, smem)
 
 
-def _kernel_calls(launched: _Launched, chip: Gpu) -> tuple[tuple[Call, ...], str]:
+def _kernel_calls(launched: _Launched, chip: Gpu) -> tuple[tuple[Launch, ...], str]:
     """What the op stands for, or why nothing."""
     names = [str(event["name"]) for event in launched.kernels]
     if all(crosses_to_host(name) for name in names):
@@ -206,7 +206,7 @@ def _kernel_calls(launched: _Launched, chip: Gpu) -> tuple[tuple[Call, ...], str
         return (), f"cannot tell the arguments of {launched.op['name']}"
     if found.by_bytes:
         return (), f"no model of {launched.op['name']}"
-    return tuple(_as_ran(call, op.name) for call in found.calls), ""
+    return tuple(_as_ran(launch, op.name) for launch in found.launches), ""
 
 
 def _as_launched(op: Op) -> Op:
@@ -216,14 +216,14 @@ def _as_launched(op: Op) -> Op:
     return op
 
 
-def _as_ran(call: Call, op: str) -> Call:
+def _as_ran(launch: Launch, op: str) -> Launch:
     backend = _BACKENDS.get(op)
-    if backend is None or call.op != "attention":
-        return call
-    return Call(call.part, tuple(sorted({**dict(call.parameters), "backend": backend}.items())), call.count)
+    if backend is None or launch.op != "attention":
+        return launch
+    return replace(launch, call=launch.call.replace(backend=backend))
 
 
-def _fused(event: Event, settings: Settings) -> tuple[tuple[Call, ...], str]:
+def _fused(event: Event, settings: Settings) -> tuple[tuple[Launch, ...], str]:
     """A kernel that torch.compile made: every tensor is read or written once, the last one written."""
     tensors = [value for value in arguments_of(event) or () if isinstance(value, Tensor)]
     if not tensors or read_name(str(event["name"])).kind not in ("pointwise", "reduce", "copy"):

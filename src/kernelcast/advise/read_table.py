@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from kernelcast.advise.chrome_events import short_name
 from kernelcast.advise.measured import MeasuredCall, MeasuredKernel, Profile
+from kernelcast.calls import Call, Launch
+from kernelcast.calls.table import BadRows
 from kernelcast.errors import KernelcastError
 from kernelcast.files import open_table
 from kernelcast.kernels import REGISTRY, parameters_of
-from kernelcast.networks.forward import Call
-from kernelcast.tables import BadRows
 
 TIMES = ("measured_us", "latency_us")
 _LAUNCH = ("kernel_name", "grid", "block", "registers", "smem_bytes")
@@ -73,11 +73,8 @@ def _call(columns: Mapping[str, NDArray[Any]], row: int, time: str, bad: BadRows
         registers=int(_number(columns, "registers", row) or 0),
         smem_bytes=int(_number(columns, "smem_bytes", row) or 0),
     )
-    call = Call("", tuple(sorted({"op": op, **given}.items())), 1)
-    return MeasuredCall(
-        name=op, shapes="", kernels=(kernel,), calls=(call,), count=int(count or 1),
-        rotation=_number(columns, "rotation", row), input_rotation=_number(columns, "input_rotation", row),
-    )  # fmt: skip
+    call = Call.of(op, given, _number(columns, "rotation", row), _number(columns, "input_rotation", row))
+    return MeasuredCall(name=op, shapes="", kernels=(kernel,), calls=(Launch("", call),), count=int(count or 1))
 
 
 def _empty(value: Any) -> bool:

@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 from kernelcast._version import __version__
 from kernelcast.calibrate.fit import Design, Fit, Setting, choose, design, fit
 from kernelcast.calibrate.measured import Columns, Errors, errors, one_gpu, select, shapes
+from kernelcast.calls.table import BadRows
 from kernelcast.efficiency import Calibration, Predictor
 from kernelcast.efficiency.calibration import FamilyCalibration, joint
 from kernelcast.efficiency.learned import Learned, load
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu, gpu
 from kernelcast.predict import DEFAULT, Conditions, chosen
-from kernelcast.tables import BadRows
 
 LEAST_ROWS = 10
 MAX_ROWS = 20_000  # of one family; more are sampled

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kernelcast.calls.table import BadRows, grouped
 from kernelcast.efficiency import Predictor
 from kernelcast.efficiency.features import GPU_FEATURES, KEEP, aligned
 from kernelcast.errors import KernelcastError
 from kernelcast.files import open_table
 from kernelcast.hardware import Gpu, gpu
 from kernelcast.predict import CHUNK_CALLS, Conditions, ask
-from kernelcast.tables import BadRows, grouped, turns_of
+from kernelcast.tables import turns_of
 
 Columns = Mapping[str, NDArray[Any]]
 

@@ -2,15 +2,46 @@
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kernelcast.cli.commands import Command, with_examples
-from kernelcast.cli.options import CalibrationFile, Changes, GpuName, Json, chosen_conditions, chosen_gpu
+from kernelcast.cli.options import (
+    CalibrationFile,
+    Changes,
+    GpuName,
+    Json,
+    Pp,
+    PredictorName,
+    SequenceParallel,
+    TimelineFile,
+    Tp,
+    WeightsFolder,
+    chosen_conditions,
+    chosen_gpu,
+)
 from kernelcast.errors import KernelcastError
+
+if TYPE_CHECKING:
+    from kernelcast.hardware import Gpu
+    from kernelcast.networks.forward import Deployment
+    from kernelcast.parallel import Layout
+    from kernelcast.serving.result import Inference
+    from kernelcast.serving.workload import Speculation, Workload
+
+RequestsFile = Annotated[
+    Path | None,
+    typer.Option("--requests", metavar="FILE", help="CSV, JSONL or Parquet with input_tokens, output_tokens"),
+]
+Cached = Annotated[int | None, typer.Option("--cached", help="tokens of each prompt that the cache has already (0)")]
+WeightFormat = Annotated[
+    str | None, typer.Option("--dtype", metavar="FORMAT", help="of weights; default: as the checkpoint is")
+]
 
 _USUAL = {"--batch": 1, "--input-len": 1024, "--output-len": 128, "--cached": 0}
 
@@ -31,82 +62,89 @@ def infer(
     batch: Annotated[int | None, typer.Option("--batch", help="requests that start together (1)")] = None,
     input_len: Annotated[int | None, typer.Option("--input-len", help="tokens of each prompt (1024)")] = None,
     output_len: Annotated[int | None, typer.Option("--output-len", help="tokens of each answer (128)")] = None,
-    requests: Annotated[
-        Path | None,
-        typer.Option("--requests", metavar="FILE", help="CSV, JSONL or Parquet with input_tokens, output_tokens"),
-    ] = None,
-    cached: Annotated[
-        int | None, typer.Option("--cached", help="tokens of each prompt that the cache has already (0)")
-    ] = None,
+    requests: RequestsFile = None,
+    cached: Cached = None,
     chunk: Annotated[int, typer.Option("--chunk", help="prefill in steps of so many tokens; 0: at once")] = 0,
-    dtype: Annotated[
-        str | None,
-        typer.Option("--dtype", metavar="FORMAT", help="of weights; default: as the checkpoint is"),
-    ] = None,
+    dtype: WeightFormat = None,
     kv_dtype: Annotated[str | None, typer.Option("--kv-dtype", metavar="FORMAT", help="of the KV cache")] = None,
-    tp: Annotated[int, typer.Option("--tp", help="GPUs that cut every layer")] = 1,
-    pp: Annotated[int, typer.Option("--pp", help="pipeline stages")] = 1,
+    tp: Tp = 1,
+    pp: Pp = 1,
     ep: Annotated[int, typer.Option("--ep", help="parts that experts are dealt out to")] = 1,
     dp: Annotated[int, typer.Option("--dp", help="attention-DP ranks that share the experts")] = 1,
     skew: Annotated[float, typer.Option("--skew", help="of tokens over experts: 0 balanced, 1.2 as measured")] = 0.0,
     micro_batches: Annotated[int, typer.Option("--micro-batches", help="parts of the batch in a pipeline")] = 1,
-    sequence_parallel: Annotated[
-        bool, typer.Option("--sequence-parallel", help="keep activations between cut layers in parts")
-    ] = False,
+    sequence_parallel: SequenceParallel = False,
     draft_tokens: Annotated[int, typer.Option("--draft-tokens", help="speculative decoding: guesses a step")] = 0,
     acceptance: Annotated[float, typer.Option("--acceptance", help="probability that a guess is right")] = 0.7,
     draft_model: Annotated[str | None, typer.Option("--draft-model", metavar="MODEL", help="that guesses")] = None,
     changes: Changes = None,
-    predictor: Annotated[str, typer.Option("--predictor", metavar="NAME", help="learned, generic, …")] = "learned",
+    predictor: PredictorName = "learned",
     calibration: CalibrationFile = None,
-    trace: Annotated[
-        Path | None, typer.Option("--trace", metavar="FILE.json", help="timeline of one step, for Perfetto")
-    ] = None,
+    weights: WeightsFolder = None,
+    trace: TimelineFile = None,
     plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="picture of the breakdown")] = None,
     as_json: Json = False,
 ) -> None:
     """How fast a language model runs on a GPU, what takes the time, and whether it fits: one static batch."""
-    from kernelcast import networks
-    from kernelcast.networks.forward import Deployment
-    from kernelcast.networks.precision import Precision
-    from kernelcast.networks.stack import stack as named_stack
     from kernelcast.parallel import Layout
-    from kernelcast.report.infer import fields, print_inference, write_plot, write_trace
     from kernelcast.serving.infer import infer as run
-    from kernelcast.serving.workload import Speculation
 
     if gpu is None:
         raise KernelcastError("which GPU? give --gpu, as in --gpu h200_sxm")
-    chip, layout = chosen_gpu(gpu, changes), Layout(tp, pp, dp, ep, sequence_parallel, micro_batches)
-    engine = named_stack(stack)
-
-    def deployed(name: str) -> Deployment:
-        found = networks.model(name)
-        return Deployment(found, chip, engine, Precision.of(found, dtype, kv_dtype), layout, skew)
-
-    speculation = None
-    if draft_tokens:
-        speculation = Speculation(draft_tokens, acceptance, deployed(draft_model) if draft_model else None)
-    elif draft_model:
-        raise KernelcastError("--draft-model needs --draft-tokens, as in --draft-tokens 4")
+    layout = Layout(tp, pp, dp, ep, sequence_parallel, micro_batches)
+    deployed = functools.partial(
+        _deployed, chip=chosen_gpu(gpu, changes), stack=stack, formats=(dtype, kv_dtype), layout=layout, skew=skew
+    )
     place = deployed(model)
     if place.model.kind == "encoder" and requests is None and output_len is None:
         output_len = 1  # it writes none: one pass
     sizes = {"--batch": batch, "--input-len": input_len, "--output-len": output_len, "--cached": cached}
-    workload = _workload(requests, sizes, chunk, speculation)
-    conditions = chosen_conditions(None, "cold", predictor, calibration)
-    result = run(place, workload, conditions)
+    guesses = _speculation(draft_tokens, acceptance, draft_model, deployed)
+    workload = _workload(requests, sizes, chunk, guesses)
+    _told(run(place, workload, chosen_conditions(None, "cold", predictor, calibration, weights)), trace, plot, as_json)
+
+
+def _deployed(
+    name: str, *, chip: Gpu, stack: str, formats: tuple[str | None, str | None], layout: Layout, skew: float
+) -> Deployment:
+    from kernelcast import networks
+    from kernelcast.networks.forward import Deployment
+    from kernelcast.networks.precision import Precision
+    from kernelcast.networks.stack import stack as named_stack
+
+    found = networks.model(name)
+    return Deployment(found, chip, named_stack(stack), Precision.of(found, *formats), layout, skew)
+
+
+def _speculation(
+    draft_tokens: int, acceptance: float, draft_model: str | None, deployed: Callable[[str], Deployment]
+) -> Speculation | None:
+    from kernelcast.serving.workload import Speculation
+
+    if draft_tokens:
+        return Speculation(draft_tokens, acceptance, deployed(draft_model) if draft_model else None)
+    if draft_model:
+        raise KernelcastError("--draft-model needs --draft-tokens, as in --draft-tokens 4")
+    return None
+
+
+def _told(result: Inference, trace: Path | None, plot: Path | None, as_json: bool) -> None:
+    from kernelcast.report.chrome import write_timeline
+    from kernelcast.report.infer import fields, print_inference, write_plot
+
     if plot:  # first, as it may lack Matplotlib
         write_plot(result, plot)
     if trace:
-        write_trace(result, trace, conditions)
+        write_timeline(result.timeline(), trace)
     if as_json:
         typer.echo(json.dumps(fields(result)))
-        return
-    print_inference(result)
+    else:
+        print_inference(result)
 
 
-def _workload(requests: Path | None, sizes: dict[str, int | None], chunk: int, speculation: Any) -> Any:
+def _workload(
+    requests: Path | None, sizes: dict[str, int | None], chunk: int, speculation: Speculation | None
+) -> Workload:
     from kernelcast.serving.requests import read_requests
     from kernelcast.serving.workload import Workload
 

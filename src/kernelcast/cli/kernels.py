@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from kernelcast.calls.table import BadRows
 from kernelcast.cli.commands import Command, with_examples
 from kernelcast.cli.options import (
     Cache,
@@ -25,7 +26,7 @@ from kernelcast.errors import KernelcastError
 from kernelcast.files import TableFile, check_target, open_table
 from kernelcast.hardware import Gpu
 from kernelcast.report import json as as_json
-from kernelcast.tables import BadRows, predict_columns
+from kernelcast.tables import predict_columns
 
 PREVIEW_ROWS = 20
 

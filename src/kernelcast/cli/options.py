@@ -39,6 +39,9 @@ Cache = Annotated[
         help="cold: weights come from DRAM; warm: L2 holds what the same call left",
     ),
 ]
+TimelineFile = Annotated[
+    Path | None, typer.Option("--trace", metavar="FILE.json", help="timeline of one step, for Perfetto")
+]
 PredictorName = Annotated[
     str,
     typer.Option("--predictor", metavar="NAME", help=f"what turns limits into times: {', '.join(PREDICTORS)}"),
@@ -54,6 +57,11 @@ WeightsFolder = Annotated[
         metavar="DIR",
         help="fitted weights, from `kernelcast fit`, instead of those that ship; what it lacks rests on physics alone",
     ),
+]
+Tp = Annotated[int, typer.Option("--tp", help="GPUs that cut every layer")]
+Pp = Annotated[int, typer.Option("--pp", help="pipeline stages")]
+SequenceParallel = Annotated[
+    bool, typer.Option("--sequence-parallel", help="keep activations between cut layers in parts")
 ]
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 

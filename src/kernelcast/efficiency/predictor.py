@@ -18,8 +18,6 @@ from kernelcast.machine.analyse import Analysis, Score
 if TYPE_CHECKING:
     from kernelcast.efficiency.features import Features
 
-SUPPORT = ("seen", "near", "extrapolated")
-
 
 @dataclass(frozen=True)
 class Question:

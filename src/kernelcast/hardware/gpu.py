@@ -106,6 +106,11 @@ class Gpu:
         return self.fma_flops_per_clk_sm.get(dtype, 0.0) * self.sm_count * self.clock_boost_hz
 
     @property
+    def mfu_flops_per_s(self) -> float:
+        """The peak that MFU is told of: bf16, fp16 where there is none (V100, T4), fp32 without tensor cores."""
+        return self.tensor_flops_per_s("bf16") or self.tensor_flops_per_s("fp16") or self.fma_flops_per_s("fp32")
+
+    @property
     def xu_ops_per_s(self) -> float:
         return self.xu_ops_per_clk_sm * self.sm_count * self.clock_boost_hz
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from kernelcast.calls import Call, Launch
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu
 from kernelcast.networks.architecture import Architecture
@@ -61,19 +62,6 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Call:
-    """A kernel call of a pass: ``part`` of the model, the op with its parameters, and how often it runs."""
-
-    part: str
-    parameters: tuple[tuple[str, Any], ...]
-    count: float
-
-    @property
-    def op(self) -> str:
-        return str(dict(self.parameters)["op"])
-
-
-@dataclass(frozen=True)
 class Deployment:
     """A model on GPUs: all that decides which kernels run."""
 
@@ -117,7 +105,7 @@ def _check(layer: Layer, deployment: Deployment) -> None:
         raise KernelcastError(f"tp {tp} does not divide the MLP's width of {layer.mlp.inter}")
 
 
-def forward(deployment: Deployment, batch: Batch, *, in_order: bool = False) -> list[Call]:
+def forward(deployment: Deployment, batch: Batch, *, in_order: bool = False) -> list[Launch]:
     """The calls of one pass on one GPU, all stages of a pipeline together; layers that are alike once with their count,
     or ``in_order`` one after another."""
     return list(_Pass(deployment, batch).calls(in_order))
@@ -132,7 +120,7 @@ class _Pass:
         self.skew = deployment.skew or None
         self.batch, self.tokens = batch, batch.tokens
 
-    def calls(self, in_order: bool) -> Iterator[Call]:
+    def calls(self, in_order: bool) -> Iterator[Launch]:
         yield from self._small("embedding", "embedding", tokens=self.tokens, hidden=self.model.hidden,
                           vocab=max(1, self.model.vocab // self.layout.tp))  # fmt: skip
         if self.model.learned_positions:
@@ -156,7 +144,7 @@ class _Pass:
             yield self._product("head", 1, self.batch.sequences, self.model.hidden, self.model.hidden)
             yield from self._small("head", "tanh", rows=self.batch.sequences, cols=self.model.hidden)
 
-    def _layer(self, layer: Layer, count: int) -> Iterator[Call]:
+    def _layer(self, layer: Layer, count: int) -> Iterator[Launch]:
         around = layer.norms.count // 2  # of the mixer, and as many of the feed-forward part: before, or also behind
         yield from self._norm(layer.norms.kind, count)
         if isinstance(layer.attention, Mla):
@@ -175,7 +163,7 @@ class _Pass:
             yield from self._joined(count)
         yield from self._behind(layer.norms.kind, count * (layer.norms.count - around - 1))
 
-    def _norm(self, kind: str, count: int) -> Iterator[Call]:
+    def _norm(self, kind: str, count: int) -> Iterator[Launch]:
         """The norm before a part; the residual is added inside it, or in a kernel of its own."""
         if self.stack.fused_residual:
             yield from self._small("norms", kind, count, rows=self.tokens, cols=self.model.hidden, residual=True)
@@ -183,12 +171,12 @@ class _Pass:
             yield from self._small("residual", "add", count, rows=self.tokens, cols=self.model.hidden)
             yield from self._small("norms", kind, count, rows=self.tokens, cols=self.model.hidden)
 
-    def _behind(self, kind: str, count: int) -> Iterator[Call]:
+    def _behind(self, kind: str, count: int) -> Iterator[Launch]:
         """A norm behind a part (Gemma), where there is one."""
         if count > 0:
             yield from self._small("norms", kind, count, rows=self.tokens, cols=self.model.hidden)
 
-    def _attention(self, mixer: Attention, count: int) -> Iterator[Call]:
+    def _attention(self, mixer: Attention, count: int) -> Iterator[Launch]:
         tp, width = self.layout.tp, self.model.hidden
         heads, kv_heads, dim = mixer.q_heads // tp, max(1, mixer.kv_heads // tp), mixer.head_dim
         gate = heads * dim if mixer.output_gate else 0
@@ -217,7 +205,7 @@ class _Pass:
             yield from self._small("activation", "mul", count, rows=self.tokens, cols=gate)
         yield self._product("projections", count, self.tokens, width, heads * dim)
 
-    def _mla(self, mixer: Mla, count: int) -> Iterator[Call]:
+    def _mla(self, mixer: Mla, count: int) -> Iterator[Launch]:
         tp, width, tokens = self.layout.tp, self.model.hidden, self.tokens
         heads, latent = mixer.q_heads // tp, mixer.kv_lora_rank
         query = heads * mixer.qk_head_dim
@@ -248,7 +236,7 @@ class _Pass:
                          dtype=self.precision.vectors)  # fmt: skip
         yield self._product("projections", count, tokens, width, heads * mixer.v_head_dim)
 
-    def _linear_attention(self, mixer: LinearAttention, count: int) -> Iterator[Call]:
+    def _linear_attention(self, mixer: LinearAttention, count: int) -> Iterator[Launch]:
         tp, new = self.layout.tp, self.batch.new
         sizes = {"batch": len(new), "q_len": new[0]} if len(set(new)) == 1 else {"q_lens": new}
         checks = min(self.batch.past) > 0 and max(new) <= _MOST_CHECKED  # of drafted tokens: decode's kernel
@@ -264,7 +252,7 @@ class _Pass:
                           cols=mixer.value_head_dim)  # fmt: skip
         yield self._product("projections", count, self.tokens, self.model.hidden, mixer.value_width // tp)
 
-    def _dense(self, block: Dense, count: int, part: str, tp: int | None = None) -> Iterator[Call]:
+    def _dense(self, block: Dense, count: int, part: str, tp: int | None = None) -> Iterator[Launch]:
         inter, width = block.inter // (tp or self.layout.tp), self.model.hidden
         if not inter:
             raise KernelcastError(f"{tp} GPUs cannot cut a block of width {block.inter}")
@@ -281,7 +269,7 @@ class _Pass:
                 yield from self._small("activation", "mul", count, rows=self.tokens, cols=inter)
         yield self._product(part, count, self.tokens, width, inter)
 
-    def _experts(self, block: Experts, count: int) -> Iterator[Call]:
+    def _experts(self, block: Experts, count: int) -> Iterator[Launch]:
         width, layout, kind = self.model.hidden, self.layout, self.precision.expert_weights
         yield self._call("router", "gemm", count, m=self.tokens, n=block.experts, k=width,
                          dtype=self.precision.between, stack=self.stack.kernels)  # fmt: skip
@@ -299,7 +287,7 @@ class _Pass:
         if layout.dp == 1:
             yield from self._joined(count)
 
-    def _exchanged(self, block: Experts, count: int) -> Iterator[Call]:
+    def _exchanged(self, block: Experts, count: int) -> Iterator[Launch]:
         """Tokens to the GPUs that hold their experts, and results back: two all-to-alls over all of them."""
         world = self.layout.tp * self.layout.dp
         pairs = self.tokens * min(block.topk, self.layout.ep) / self.layout.tp
@@ -310,7 +298,7 @@ class _Pass:
                              fabric=self.layout.fabric(self.gpu, world), stack="nccl",
                              dtype=self.precision.between)  # fmt: skip
 
-    def _joined(self, count: int) -> Iterator[Call]:
+    def _joined(self, count: int) -> Iterator[Launch]:
         """What follows a layer that was cut: the sum over the GPUs that cut it."""
         world = self.layout.tp
         if world == 1:
@@ -324,7 +312,7 @@ class _Pass:
                              stack=self.stack.kernels if own and self.stack.kernels != "torch" else "nccl",
                              dtype=self.precision.between)  # fmt: skip
 
-    def _head(self) -> Iterator[Call]:
+    def _head(self) -> Iterator[Launch]:
         rows = self.batch.sequences * self.batch.head_rows if self.stack.head_rows == "last" else self.tokens
         vocab, tp = self.model.vocab, self.layout.tp
         if self.model.final_norm:
@@ -339,12 +327,12 @@ class _Pass:
         yield from self._small("sampling", "copy", 1, rows=rows, cols=vocab, to="fp32")
         yield self._call("sampling", "argmax", 1, rows=rows, cols=vocab, dtype="fp32", stack="torch")
 
-    def _product(self, part: str, count: float, m: int, n: int, k: int) -> Call:
+    def _product(self, part: str, count: float, m: int, n: int, k: int) -> Launch:
         inputs = "ready" if self.stack.fused_quantisation and self.precision.quantised else None
         return self._call(part, "gemm", count, m=m, n=n, k=k, inputs=inputs, dtype=self.precision.weights,
                           stack=self.stack.kernels)  # fmt: skip
 
-    def _small(self, part: str, op: str, count: float = 1, **parameters: Any) -> Iterator[Call]:
+    def _small(self, part: str, op: str, count: float = 1, **parameters: Any) -> Iterator[Launch]:
         """A vector kernel; or those that the stack runs in its place."""
         kernels = self.stack.parts(op)
         if not kernels:
@@ -365,22 +353,11 @@ class _Pass:
         whole, _, divisor = value.partition("/")
         return math.prod(int(parameters[word]) for word in whole.split("*")) // int(divisor or 1)
 
-    def _call(self, part: str, op: str, count: float, **parameters: Any) -> Call:
-        given: Mapping[str, Any] = {name: value for name, value in parameters.items() if value is not None}
-        return Call(part, (("op", op), *sorted(given.items())), float(count))
+    def _call(self, part: str, op: str, count: float, **parameters: Any) -> Launch:
+        return Launch(part, Call.of(op, parameters), float(count))
 
 
 def _activation(name: str) -> str:
     if name not in _ACTIVATIONS:
         raise KernelcastError(f"no kernel for the activation {name!r}; known: {', '.join(_ACTIVATIONS)}")
     return _ACTIVATIONS[name]
-
-
-def matrix_flops(call: Call) -> float:
-    """FLOPs of one gemm, or of one GPU's part of the experts."""
-    given = dict(call.parameters)
-    if call.op == "gemm":
-        return 2.0 * given["m"] * given["n"] * given["k"]
-    products = 3 if given["gated"] else 2
-    pairs = given["tokens"] * given["topk"] / given["ep"]
-    return 2.0 * products * pairs * given["hidden"] * given["inter"] / given["tp"]

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
+from kernelcast.calls import Launch
 from kernelcast.networks.aten.elementwise import cost_of, kernel_name
 from kernelcast.networks.aten.table import Settings, number_format, pointwise, rule
-from kernelcast.networks.forward import Call
 from kernelcast.networks.traced import Op, Tensor, Trace
 
 FUSED = "fused"
@@ -163,7 +163,7 @@ def _costs(op: Op) -> tuple[float, float]:
 
 
 @rule(FUSED)
-def _fused(op: Op, settings: Settings) -> Iterator[Call]:
+def _fused(op: Op, settings: Settings) -> Iterator[Launch]:
     """One kernel over the group's elements, by its boundary bytes. Triton code knows where each element lies."""
     largest = max((*op.inputs, *op.outputs), key=lambda x: x.bytes)
     elements, flops, xu_ops, cols = (op.options.get(name, 0) for name in ("elements", "flops", "xu_ops", "cols"))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from kernelcast.errors import KernelcastError
+from kernelcast.errors import KernelcastError, unknown
 from kernelcast.hardware import Gpu, fabrics
 
 GPUS_PER_NODE = 8  # of HGX, DGX and most PCIe servers
-_BETWEEN_NODES = "ib_ndr"  # one 400 Gb/s port a GPU
+BETWEEN_NODES = "ib_ndr"  # one 400 Gb/s port a GPU
 
 
 @dataclass(frozen=True)
@@ -27,16 +28,12 @@ class Layout:
     sequence_parallel: bool = False
     micro_batches: int = 1
     gpus_per_node: int = GPUS_PER_NODE
-    between_nodes: str = _BETWEEN_NODES
+    between_nodes: str = BETWEEN_NODES
 
     def __post_init__(self) -> None:
-        for name in ("tp", "pp", "dp", "ep", "micro_batches", "gpus_per_node"):
-            if getattr(self, name) < 1:
-                raise KernelcastError(f"{name} must be 1 or more, not {getattr(self, name)}")
+        check_counts(self, "tp", "pp", "dp", "ep", "micro_batches", "gpus_per_node")
         if (self.tp * self.dp) % self.ep:
             raise KernelcastError(f"ep {self.ep} does not divide the {self.tp * self.dp} GPUs of tp x dp")
-        if self.between_nodes not in fabrics():
-            raise KernelcastError(f"unknown fabric {self.between_nodes!r}; known: {', '.join(fabrics())}")
 
     @property
     def gpus(self) -> int:
@@ -49,4 +46,19 @@ class Layout:
 
     def fabric(self, gpu: Gpu, world: int) -> str | None:
         """The link of a group of this many neighbours: None (the GPU's own) inside a node."""
-        return None if world <= self.gpus_per_node or gpu.id.startswith("gb") else self.between_nodes
+        return None if world <= self.gpus_per_node or one_domain(gpu) else self.between_nodes
+
+
+def check_counts(layout: Any, *names: str) -> None:
+    """Refuse what is no number of GPUs or parts, and links between nodes that nobody knows."""
+    for name in names:
+        value = getattr(layout, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise KernelcastError(f"{name} must be a whole number of 1 or more, not {value!r}")
+    if layout.between_nodes not in fabrics():
+        raise unknown("fabric", layout.between_nodes, fabrics())
+
+
+def one_domain(gpu: Gpu) -> bool:
+    """NVLink reaches across trays (GB200 NVL72)."""
+    return gpu.id.startswith("gb")

@@ -10,8 +10,9 @@ from rich.text import Text
 
 from kernelcast.advise.diagnose import Diagnosis, Row
 from kernelcast.advise.reasons import Reason
-from kernelcast.report.text import SUPPORT, cut, show, support_of
+from kernelcast.report.text import cut, show
 from kernelcast.report.units import digits, percent, time_text
+from kernelcast.support import SUPPORT, support_of
 
 CALL_CHARS = 28
 NAME_CHARS = 58

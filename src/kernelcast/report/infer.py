@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,13 +9,13 @@ from typing import Any
 from rich.text import Text
 
 from kernelcast.errors import KernelcastError
-from kernelcast.networks.forward import Batch, forward
-from kernelcast.networks.kernel_times import KernelTimes
-from kernelcast.predict import DEFAULT, Conditions
-from kernelcast.report.text import SUPPORT, plain_table, show, support_of
+from kernelcast.report.json import breakdown_fields
+from kernelcast.report.text import plain_table, show
 from kernelcast.report.units import bar, binary_bytes_text, digits, percent, time_text
-from kernelcast.serving.infer import largest_batch
-from kernelcast.serving.result import Inference, Share, Span
+from kernelcast.serving.result import Inference
+from kernelcast.span import Span
+from kernelcast.support import SUPPORT
+from kernelcast.timeline import Share
 
 
 def fields(found: Inference) -> dict[str, Any]:
@@ -48,17 +47,9 @@ def fields(found: Inference) -> dict[str, Any]:
         "mfu": float(found.mfu),
         "bandwidth_use": float(found.bandwidth_use),
         "memory_bytes": float(memory.used_bytes),
-        "memory": {
-            "weights_bytes": memory.weights_bytes, "cache_bytes": memory.cache_bytes,
-            "activation_bytes": memory.activation_bytes, "stack_bytes": memory.stack_bytes,
-            "available_bytes": memory.available_bytes, "gpu_bytes": memory.total_bytes,
-        },
-        "breakdown": [
-            {"phase": s.phase, "part": s.part, "time_s": float(s.time_s), "kernels": round(s.kernels),
-             "bound_by": s.bound_by, "support": s.support}
-            for s in found.shares
-        ],
-        "support": support_of((s.time_s, s.support) for s in found.shares),
+        "memory": memory.fields("available_bytes", "gpu_bytes"),
+        "breakdown": breakdown_fields(found.shares),
+        "support": found.support,
         "predictor": found.predictor,
     }  # fmt: skip
 
@@ -75,8 +66,7 @@ def print_inference(found: Inference) -> None:
     count = len(workload.inputs)
     show(f"{count:,} request{'s' if count > 1 else ''}, {inputs} tokens in, {outputs} out", "")
     show(_answer(found), "", _breakdown(found), "", _memory(found))
-    level = support_of((s.time_s, s.support) for s in found.shares)
-    show(f"support    {level} ({SUPPORT[level]}), {found.predictor}")
+    show(f"support    {found.support} ({SUPPORT[found.support]}), {found.predictor}")
 
 
 def _range(values: Sequence[int]) -> str:
@@ -129,42 +119,10 @@ def _memory(found: Inference) -> Text:
     memory = found.memory
     used = ", ".join(
         f"{name} {binary_bytes_text(size)}"
-        for name, size in (("weights", memory.weights_bytes), ("KV cache", memory.cache_bytes),
-                           ("activations", memory.activation_bytes), ("stack", memory.stack_bytes))
-    )  # fmt: skip
-    most = largest_batch(found.deployment, found.workload)
+        for name, size in zip(("weights", "KV cache", "activations", "stack"), memory.parts.values(), strict=True)
+    )
     held, available = binary_bytes_text(memory.used_bytes), binary_bytes_text(memory.available_bytes)
-    return Text(f"memory     {held} of {available} a GPU: {used}; at most {most:,} such requests")
-
-
-def write_trace(found: Inference, path: Path, conditions: Conditions = DEFAULT) -> int:
-    """A timeline of one decode step (the prefill where nothing is decoded) for chrome://tracing or Perfetto."""
-    workload = found.workload
-    if found.steps:
-        middle = workload.decodes()
-        batch, name = middle[len(middle) // 2][1], "decode step"
-    else:
-        batch, name = workload.prefills()[0], "prefill"
-    calls = forward(found.deployment, Batch(batch.new, batch.past), in_order=True)
-    times = KernelTimes(found.deployment.gpu, conditions)
-    times.learn(calls)
-    gap_us = found.deployment.stack.gap_s * 1e6
-    events: list[dict[str, Any]] = [
-        {"ph": "M", "pid": 0, "tid": 0, "name": "process_name", "args": {"name": found.deployment.gpu.name}},
-        {"ph": "M", "pid": 0, "tid": 0, "name": "thread_name", "args": {"name": f"{name}, {batch.sequences} requests"}},
-    ]
-    at_us = 0.0
-    for call in calls:
-        told = times[call]
-        parameters = {n: list(v) if isinstance(v, tuple) else v for n, v in call.parameters}
-        events.append({
-            "ph": "X", "pid": 0, "tid": 0, "name": call.op, "cat": call.part, "ts": round(at_us, 3),
-            "dur": round(told.time_s * 1e6 * call.count, 3),
-            "args": {**parameters, "bound_by": told.bound_by, "support": told.support},
-        })  # fmt: skip
-        at_us += told.time_s * 1e6 * call.count + gap_us
-    path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
-    return len(calls)
+    return Text(f"memory     {held} of {available} a GPU: {used}; at most {found.largest_batch:,} such requests")
 
 
 def write_plot(found: Inference, path: Path) -> None:

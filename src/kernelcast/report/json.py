@@ -6,12 +6,13 @@ import dataclasses
 import inspect
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kernelcast.hardware import Gpu
 from kernelcast.kernels import Kernel, kernel_class, parameters_of
 from kernelcast.predict import Conditions, Prediction
+from kernelcast.timeline import Share
 
 
 def to_json(value: Any) -> str:
@@ -124,3 +125,12 @@ def doc_text(kernel: type[Kernel]) -> str:
     """An op's docstring as plain text. A dataclass without one has its signature there, which is no help."""
     text = inspect.cleandoc(kernel.__doc__ or "").replace("``", "")
     return kernel.op if not text or text.startswith(f"{kernel.__name__}(") else text
+
+
+def breakdown_fields(found: Iterable[Share]) -> list[dict[str, Any]]:
+    """Where the time goes, by phase and part."""
+    return [
+        {"phase": s.phase, "part": s.part, "time_s": float(s.time_s), "kernels": round(s.kernels),
+         "bound_by": s.bound_by, "support": s.support}
+        for s in found
+    ]  # fmt: skip

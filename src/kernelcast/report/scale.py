@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.text import Text
 
 from kernelcast.networks.traced import PHASES
+from kernelcast.report.json import breakdown_fields
 from kernelcast.report.text import plain_table, show
 from kernelcast.report.units import binary_bytes_text, digits, percent, time_text
-from kernelcast.training.memory import Memory
-from kernelcast.training.scaled import PARTS, ScaledStep, Stage
-from kernelcast.training.step import LAUNCH_BOUND, Kernel
-from kernelcast.training.streams import Run
+from kernelcast.timeline import Memory
+from kernelcast.training.scaled import PARTS, ScaledStep
+from kernelcast.training.step import LAUNCH_BOUND
 
-_MOST_EVENTS = 200_000
 Row = tuple[str, ...]
 
 
 def fields(found: ScaledStep) -> dict[str, Any]:
     """Keys of ``--json``."""
-    plan, parts = found.plan, found.parts_s
+    layout, parts = found.layout, found.parts_s
     return {
         "model": found.trace.name,
         "gpu": found.gpu.label,
-        "gpus": plan.gpus,
+        "gpus": layout.gpus,
         "plan": {
-            "dp": plan.dp, "tp": plan.tp, "pp": plan.pp, "ep": plan.ep, "zero": plan.zero,
-            "sequence_parallel": plan.sequence_parallel, "micro_batches": plan.micro_batches,
-            "schedule": plan.schedule if plan.pp > 1 else None, "virtual_stages": plan.virtual_stages,
-            "bucket_bytes": plan.bucket_bytes, "overlap": plan.overlap, "gpus_per_node": plan.gpus_per_node,
-            "between_nodes": plan.between_nodes,
+            "dp": layout.dp, "tp": layout.tp, "pp": layout.pp, "ep": layout.ep, "zero": layout.zero,
+            "sequence_parallel": layout.sequence_parallel, "micro_batches": layout.micro_batches,
+            "schedule": layout.schedule if layout.pp > 1 else None, "virtual_stages": layout.virtual_stages,
+            "bucket_bytes": layout.bucket_bytes, "overlap": layout.overlap, "gpus_per_node": layout.gpus_per_node,
+            "between_nodes": layout.between_nodes,
         },
         "time_s": found.time_s,
         "time_s_low": float(found.low_s),
@@ -62,11 +58,7 @@ def fields(found: ScaledStep) -> dict[str, Any]:
              "memory": memory_fields(s.memory)}
             for s in found.stages
         ],
-        "breakdown": [
-            {"phase": s.phase, "part": s.part, "time_s": float(s.time_s), "kernels": round(s.kernels),
-             "bound_by": s.bound_by, "support": s.support}
-            for s in found.shares
-        ],
+        "breakdown": breakdown_fields(found.shares),
         "predictor": found.predictor,
     }  # fmt: skip
 
@@ -76,18 +68,16 @@ def _kernel_s(found: ScaledStep, phase: str) -> float:
     if phase == "optimizer":
         return float(found.parts_s["optimizer"])
     one = sum(share.time_s for share in found.shares if share.phase == phase)
-    return float(one * found.plan.micro_batches / found.plan.pp)
+    return float(one * found.layout.micro_batches / found.layout.pp)
 
 
 def memory_fields(memory: Memory) -> dict[str, Any]:
-    names = ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "activation_bytes", "gathered_bytes",
-             "input_bytes", "overhead_bytes", "used_bytes", "gpu_bytes", "missing_bytes")  # fmt: skip
-    return {name: float(getattr(memory, name)) for name in names} | {"fits": memory.fits}
+    return memory.fields("used_bytes", "gpu_bytes", "missing_bytes") | {"fits": memory.fits}
 
 
 def answer_rows(found: ScaledStep) -> list[Row]:
     """What was asked: name, value, note."""
-    plan = found.plan
+    layout = found.layout
     memory = found.memory
     misses = f"misses by {binary_bytes_text(memory.missing_bytes)}"
     room = "fits" if found.fits else misses
@@ -99,18 +89,18 @@ def answer_rows(found: ScaledStep) -> list[Row]:
         rows.append(("tokens/s", digits(found.tokens_per_s), f"{digits(found.tokens_per_s_per_gpu)} a GPU"))
     return [
         *rows,
-        ("MFU", percent(found.mfu), f"{plan.gpus} GPUs: {plan.told}"),
+        ("MFU", percent(found.mfu), f"{layout.gpus} GPUs: {layout.told}"),
         ("memory a GPU", binary_bytes_text(memory.used_bytes), f"{room} in {binary_bytes_text(memory.gpu_bytes)}"),
     ]
 
 
 def print_scaled(found: ScaledStep) -> None:
     """The answer first, then where the time goes, then memory, then what it rests on."""
-    plan, trace = found.plan, found.trace
+    layout, trace = found.layout, found.trace
     show(Text.assemble((trace.name, "bold cyan"), "  training", ("  on  ", "dim"),
-                       (f"{plan.gpus} x {found.gpu.name}", "bold"), f"  {plan.told}"))  # fmt: skip
+                       (f"{layout.gpus} x {found.gpu.name}", "bold"), f"  {layout.told}"))  # fmt: skip
     size = f"{found.tokens:,} tokens" if found.tokens else f"{found.samples:,} samples"
-    show(f"{size} a step in {plan.micro_batches} x {plan.dp} passes, {digits(trace.parameters)} parameters", "")
+    show(f"{size} a step in {layout.micro_batches} x {layout.dp} passes, {digits(trace.parameters)} parameters", "")
     answer = plain_table("", "", "", right=("",))
     for row in answer_rows(found):
         answer.add_row(*row)
@@ -136,69 +126,9 @@ def part_rows(found: ScaledStep) -> list[Row]:
 
 def memory_rows(found: ScaledStep) -> list[Row]:
     """Each stage: layers, micro-batches in flight, and its memory by kind."""
-    kinds = ("parameter", "gradient", "optimizer", "activation", "used")
-    return [
-        (str(s.index), str(s.layers), str(s.in_flight), *(_size(s.memory, kind) for kind in kinds))
-        for s in found.stages
-    ]
-
-
-def _size(memory: Memory, kind: str) -> str:
-    return binary_bytes_text(getattr(memory, f"{kind}_bytes"))
-
-
-def timeline(found: ScaledStep) -> dict[str, Any]:
-    """The step for chrome://tracing or Perfetto: a process a stage, with its compute and communication streams. With a
-    pipeline the passes of each stage; without one, every kernel."""
-    events: list[dict[str, Any]] = []
-    for stage in found.stages:
-        events += _names(stage, found)
-        events += _passes(found, stage) if found.timetable is not None else _kernels(stage)
-    return {"traceEvents": events[:_MOST_EVENTS], "displayTimeUnit": "ms"}
-
-
-def write_timeline(found: ScaledStep, path: Path) -> None:
-    path.write_text(json.dumps(timeline(found)))
-
-
-def _names(stage: Stage, found: ScaledStep) -> Iterator[dict[str, Any]]:
-    told = f"stage {stage.index}" if len(found.stages) > 1 else "one rank"
-    yield {"ph": "M", "name": "process_name", "pid": stage.index, "args": {"name": f"{told}, {found.gpu.name}"}}
-    for at, name in enumerate(("compute", "communication")):
-        yield {"ph": "M", "name": "thread_name", "pid": stage.index, "tid": at, "args": {"name": name}}
-
-
-def _event(name: str, stage: int, stream: int, start_s: float, end_s: float, **args: Any) -> dict[str, Any]:
-    return {"ph": "X", "name": name, "pid": stage, "tid": stream, "ts": start_s * 1e6, "dur": (end_s - start_s) * 1e6,
-            "args": args}  # fmt: skip
-
-
-def _kernels(stage: Stage) -> Iterator[dict[str, Any]]:
-    piece = stage.pieces[0]
-    yield from _run(stage.index, piece.passes["step"], piece.kernels["step"], 0.0)
-
-
-def _run(stage: int, run: Run, kernels: Sequence[Kernel], at_s: float) -> Iterator[dict[str, Any]]:
-    for kernel, start, end in zip(kernels, run.starts_s, run.ends_s, strict=True):
-        yield _event(kernel.op.name, stage, 0, at_s + float(start), at_s + float(end), phase=kernel.op.phase,
-                     module=kernel.op.module, bound_by=kernel.bound_by)  # fmt: skip
-    yield from _jobs(stage, run, at_s)
-
-
-def _jobs(stage: int, run: Run, at_s: float) -> Iterator[dict[str, Any]]:
-    for job, start, end in zip(run.jobs, run.job_starts_s, run.job_ends_s, strict=True):
-        yield _event(job.name, stage, 1, at_s + float(start), at_s + float(end), sent_bytes=job.sent_bytes)
-
-
-def _passes(found: ScaledStep, stage: Stage) -> Iterator[dict[str, Any]]:
-    assert found.timetable is not None
-    tasks = found.timetable.tasks[stage.index]
-    runs = dict(zip(range(stage.index, found.plan.parts, found.plan.pp), stage.pieces, strict=True))
-    for task, start, end in tasks:
-        name = "backward" if task.backward else "forward"
-        yield _event(f"{name} {task.micro_batch}", stage.index, 0, start, end, part=task.part)
-        kind = "last" if task.backward and task.micro_batch == found.plan.micro_batches - 1 else name
-        yield from _jobs(stage.index, runs[task.part].passes[kind], start)
-    if stage.optimizer is not None and stage.optimizer_kernels:
-        end = found.time_s
-        yield from _run(stage.index, stage.optimizer, stage.optimizer_kernels, end - stage.optimizer.end_s)
+    kinds = ("parameter", "gradient", "optimizer", "activation")
+    rows = []
+    for s in found.stages:
+        sizes = (*(s.memory[kind] for kind in kinds), s.memory.used_bytes)
+        rows.append((str(s.index), str(s.layers), str(s.in_flight), *map(binary_bytes_text, sizes)))
+    return rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,28 +20,10 @@ from kernelcast.kernels import REGISTRY, parameters_of
 from kernelcast.predict import Conditions, Phase, Prediction
 from kernelcast.report.json import cache_word, calibration_fields
 from kernelcast.report.units import bar, bytes_text, digits, micros, percent, rate_text, time_text, value_text
+from kernelcast.support import SUPPORT
 
 WIDTH = 100
 CALL_WIDTH = 42  # of a row of a table of calls: what 100 columns leave
-SUPPORT = {
-    "seen": "calls like this one were measured on this GPU",
-    "near": "between measured calls, or on a close relative of a measured GPU",
-    "extrapolated": "beyond measured data, it rests on the physics alone",
-}
-_MOST = 0.9  # of the time, that a level must reach to be told for the whole
-
-
-def support_of(times: Iterable[tuple[float, str]]) -> str:
-    """The level of support that nine tenths of the time reach; ``times``: seconds and the level of each part."""
-    known = list(times)
-    total, reached = sum(time for time, _ in known), 0.0
-    for level in SUPPORT:  # the best first
-        reached += sum(time for time, own in known if own == level)
-        if reached >= _MOST * total:
-            return level
-    return list(SUPPORT)[-1]
-
-
 CACHE = {
     "cold": "weights come from DRAM, as in a model of many layers",
     "warm": "the same call just ran, and L2 kept what it could",

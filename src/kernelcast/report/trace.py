@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 from rich.text import Text
 
 from kernelcast.networks.traced import PHASES
-from kernelcast.report.text import SUPPORT, plain_table, show, support_of
+from kernelcast.report.json import breakdown_fields
+from kernelcast.report.text import plain_table, show
 from kernelcast.report.units import bar, binary_bytes_text, digits, percent, time_text
-from kernelcast.training.step import Share, Step
+from kernelcast.support import SUPPORT
+from kernelcast.timeline import Share
+from kernelcast.training.step import Step
 
 
 def fields(step: Step) -> dict[str, Any]:
     """The contract's keys: times, what binds, memory, breakdown."""
-    trace, held = step.trace, step.trace.footprint
+    trace = step.trace
     told: dict[str, Any] = {
         "model": trace.name,
         "mode": trace.mode,
@@ -37,23 +38,15 @@ def fields(step: Step) -> dict[str, Any]:
         "tokens": trace.tokens,
         "tokens_per_s": trace.tokens / step.time_s,
         "samples_per_s": trace.samples / step.time_s,
-        "memory_bytes": step.memory_bytes,
-        "fits": step.fits,
-        "memory": {
-            "parameters_bytes": held.parameters, "gradients_bytes": held.gradients,
-            "optimizer_bytes": held.optimizer, "inputs_bytes": held.inputs,
-            "activations_bytes": held.activations, "gpu_bytes": step.gpu.dram_bytes,
-        },
+        "memory_bytes": step.memory.used_bytes,
+        "fits": step.memory.fits,
+        "memory": step.memory.fields("gpu_bytes"),
         "coverage": step.coverage,
         "costed_by_bytes": step.by_bytes,
-        "breakdown": [
-            {"phase": s.phase, "part": s.part, "time_s": s.time_s, "kernels": round(s.kernels), "bound_by": s.bound_by,
-             "support": s.support}
-            for s in step.shares
-        ],
+        "breakdown": breakdown_fields(step.shares),
         "host": step.host.id,
         "compiled": step.compiled,
-        "support": support_of((s.time_s, s.support) for s in step.shares),
+        "support": step.support,
         "predictor": step.predictor,
     }  # fmt: skip
     return told
@@ -76,8 +69,7 @@ def print_step(step: Step) -> None:
         worst = sorted(step.by_bytes, key=lambda name: -step.by_bytes[name])[:4]
         share = percent(1 - step.coverage)
         show(f"by bytes   {share} of the kernel time is of ops that have no model of their own: {', '.join(worst)}")
-    level = support_of((s.time_s, s.support) for s in step.shares)
-    show(f"support    {level} ({SUPPORT[level]}), {step.predictor}")
+    show(f"support    {step.support} ({SUPPORT[step.support]}), {step.predictor}")
 
 
 def _answer(step: Step) -> Any:
@@ -112,33 +104,11 @@ def _breakdown(step: Step) -> Any:
 
 
 def _memory(step: Step) -> Text:
-    held = step.trace.footprint
-    parts = (("parameters", held.parameters), ("gradients", held.gradients), ("optimizer", held.optimizer),
-             ("activations", held.activations))  # fmt: skip
+    memory = step.memory
+    parts = ((name, memory[name]) for name in ("parameters", "gradients", "optimizer", "activations"))
     used = ", ".join(f"{name} {binary_bytes_text(size)}" for name, size in parts if size)
-    whole, has = binary_bytes_text(step.memory_bytes), binary_bytes_text(step.gpu.dram_bytes)
-    if step.fits:
+    whole, has = binary_bytes_text(memory.used_bytes), binary_bytes_text(memory.gpu_bytes)
+    if memory.fits:
         return Text(f"memory     {whole} of {has} at the peak: {used}")
-    over = binary_bytes_text(step.memory_bytes - step.gpu.dram_bytes)
+    over = binary_bytes_text(memory.missing_bytes)
     return Text(f"memory     {whole}, which exceeds the {has} of {step.gpu.id} by {over}: {used}")
-
-
-def write_timeline(step: Step, path: Path) -> int:
-    """The step for chrome://tracing or Perfetto: the host's launches on one row, the GPU's kernels on another."""
-    events: list[dict[str, Any]] = [
-        {"ph": "M", "pid": 0, "tid": tid, "name": "thread_name", "args": {"name": name}}
-        for tid, name in ((0, "host"), (1, step.gpu.name))
-    ]
-    before = 0.0
-    for kernel, launched, end in zip(step.kernels, step.launched_s, step.ends_s, strict=True):
-        told = {"module": kernel.op.module, "phase": kernel.op.phase, "bound_by": kernel.bound_by,
-                "shapes": [list(x.shape) for x in kernel.op.inputs[:4]]}  # fmt: skip
-        if not step.graph:
-            events.append({"ph": "X", "pid": 0, "tid": 0, "name": kernel.op.name, "cat": kernel.op.phase,
-                           "ts": round(before * 1e6, 3), "dur": round((launched - before) * 1e6, 3)})  # fmt: skip
-            before = float(launched)
-        events.append({"ph": "X", "pid": 0, "tid": 1, "name": kernel.op.name, "cat": kernel.part,
-                       "ts": round((end - kernel.time_s) * 1e6, 3), "dur": round(kernel.time_s * 1e6, 3),
-                       "args": told})  # fmt: skip
-    path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
-    return len(events)

@@ -2,50 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from kernelcast.errors import KernelcastError
 from kernelcast.kernels.dtypes import dtype
 from kernelcast.networks.forward import Deployment
 from kernelcast.networks.layers import Attention, Experts, LinearAttention
+from kernelcast.serving.workload import Workload
+from kernelcast.timeline import Memory
 
 _LIVE_WIDTHS = 4.0  # of the hidden size, that live at once between the layers: input, residual, norm, output
 _LOGIT_BYTES = 4.0 + 2.0  # as the head writes them, and in fp32 for sampling
 
 
-@dataclass(frozen=True)
-class Memory:
-    """Bytes on one GPU, by use; the fullest of the layout."""
-
-    weights_bytes: float
-    cache_bytes: float
-    activation_bytes: float
-    stack_bytes: float
-    available_bytes: float  # what the stack lets itself fill
-    total_bytes: float  # of the GPU
-
-    @property
-    def used_bytes(self) -> float:
-        return self.weights_bytes + self.cache_bytes + self.activation_bytes + self.stack_bytes
-
-    @property
-    def free_bytes(self) -> float:
-        """Below zero when it does not fit."""
-        return self.available_bytes - self.used_bytes
-
-
 def memory(deployment: Deployment, contexts: Mapping[int, int], step_tokens: int, logit_rows: int) -> Memory:
-    """``contexts``: how many sequences end with so many tokens in the cache. ``step_tokens``: of the largest pass."""
+    """The fullest GPU. ``contexts``: how many sequences end with so many tokens in the cache. ``step_tokens``: of the
+    largest pass."""
     gpu, stack = deployment.gpu, deployment.stack
-    return Memory(
-        weights_bytes=weight_bytes(deployment),
-        cache_bytes=sum(count * cache_bytes(deployment, context) for context, count in contexts.items()),
-        activation_bytes=_activation_bytes(deployment, step_tokens, logit_rows),
-        stack_bytes=stack.reserved_bytes,
-        available_bytes=stack.used_share * gpu.dram_bytes,
-        total_bytes=float(gpu.dram_bytes),
-    )
+    parts = {
+        "weights": weight_bytes(deployment),
+        "cache": sum(count * cache_bytes(deployment, context) for context, count in contexts.items()),
+        "activation": _activation_bytes(deployment, step_tokens, logit_rows),
+        "stack": stack.reserved_bytes,
+    }
+    return Memory(parts, float(gpu.dram_bytes), stack.used_share * gpu.dram_bytes)
 
 
 def weight_bytes(deployment: Deployment) -> float:
@@ -84,9 +67,8 @@ def cache_bytes(deployment: Deployment, context_tokens: int) -> float:
     numbers = state_bytes = 0.0
     for run in model.layer_kinds:
         mixer = run.layer.attention
-        plain = isinstance(mixer, Attention)
-        kept = min(context_tokens, (mixer.window if isinstance(mixer, Attention) else None) or context_tokens)
-        cut = min(layout.tp, mixer.kv_heads) if isinstance(mixer, Attention) and plain else 1
+        window, cut = (mixer.window, min(layout.tp, mixer.kv_heads)) if isinstance(mixer, Attention) else (None, 1)
+        kept = min(context_tokens, window or context_tokens)
         numbers += run.count * mixer.cache_values_per_token * kept / cut
         if isinstance(mixer, LinearAttention):
             state_bytes += run.count * mixer.state_values / layout.tp * dtype(mixer.state_dtype).act_bytes
@@ -110,22 +92,68 @@ def _activation_bytes(deployment: Deployment, tokens: int, logit_rows: int) -> f
     return max(between, logit_rows * model.vocab * _LOGIT_BYTES)
 
 
-def check_fits(deployment: Deployment, found: Memory, largest_batch: int | None = None) -> None:
-    """Refuse what does not fit, and say by how much and what would."""
-    if found.free_bytes >= 0:
-        return
+def checked_memory(deployment: Deployment, workload: Workload) -> Memory:
+    """Of a batch; refuses what does not fit, and says by how much and what would."""
+    found = _needed(deployment, workload)
+    if found.fits:
+        return found
     gib = 2**30
-    need = f"{found.used_bytes / gib:.1f} GiB a GPU (weights {found.weights_bytes / gib:.1f}, KV cache " \
-           f"{found.cache_bytes / gib:.1f}, activations {found.activation_bytes / gib:.1f}, " \
-           f"{deployment.stack.name} {found.stack_bytes / gib:.1f})"  # fmt: skip
-    if found.weights_bytes + found.stack_bytes >= found.available_bytes:
+    need = f"{found.used_bytes / gib:.1f} GiB a GPU (weights {found['weights'] / gib:.1f}, KV cache " \
+           f"{found['cache'] / gib:.1f}, activations {found['activation'] / gib:.1f}, " \
+           f"{deployment.stack.name} {found['stack'] / gib:.1f})"  # fmt: skip
+    most = largest_batch(deployment, workload)
+    if found["weights"] + found["stack"] >= found.available_bytes:
         advice = "its weights alone are too large: cut it over more GPUs (--tp, --pp) or take a smaller format"
-    elif largest_batch:
-        advice = f"the largest batch of this kind is {largest_batch}"
+    elif most:
+        advice = f"the largest batch of this kind is {most}"
     else:
         advice = "take fewer or shorter requests, more GPUs, or an fp8 KV cache"
     raise KernelcastError(
         f"{deployment.model.name} on {deployment.layout.gpus} x {deployment.gpu.id} needs {need}, "
-        f"{-found.free_bytes / gib:.1f} GiB more than the {found.available_bytes / gib:.1f} that "
+        f"{found.missing_bytes / gib:.1f} GiB more than the {found.available_bytes / gib:.1f} that "
         f"{deployment.stack.name} fills; {advice}"
     )
+
+
+def _needed(deployment: Deployment, workload: Workload) -> Memory:
+    contexts = Counter(n + m for n, m in zip(workload.inputs, workload.outputs, strict=True))
+    new = sum(workload.inputs) - sum(workload.past)
+    found = _held(deployment, contexts, new, workload.chunk)
+    draft = workload.speculation and workload.speculation.draft
+    if not draft:
+        return found
+    beside = _held(draft, contexts, new, workload.chunk)
+    shared = {name: found[name] + beside[name] for name in ("weights", "cache")}
+    return replace(found, parts={**found.parts, **shared})
+
+
+def _held(deployment: Deployment, contexts: Mapping[int, int], new_tokens: int, chunk: int) -> Memory:
+    cut = deployment.layout.dp * deployment.layout.micro_batches
+    tokens = min(new_tokens, chunk) if chunk else new_tokens
+    return memory(deployment, contexts, math.ceil(tokens / cut), math.ceil(sum(contexts.values()) / cut))
+
+
+def largest_batch(deployment: Deployment, workload: Workload) -> int:
+    """How many requests like the mean of these fit."""
+    inputs, outputs = (math.ceil(sum(x) / len(x)) for x in (workload.inputs, workload.outputs))
+    new = inputs - sum(workload.past) // len(workload.past)
+
+    def fits(batch: int) -> bool:
+        return _held(deployment, {inputs + outputs: batch}, batch * new, workload.chunk).fits
+
+    return _largest(fits)
+
+
+def _largest(fits: Callable[[int], bool]) -> int:
+    """The largest number that fits, by doubling and halving; 0 when none does."""
+    if not fits(1):
+        return 0
+    high = 1
+    while fits(2 * high) and high < 1 << 40:
+        high *= 2
+    low = high
+    high *= 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

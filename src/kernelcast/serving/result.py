@@ -3,41 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from kernelcast.networks.forward import Deployment
-from kernelcast.serving.memory import Memory
+from kernelcast.serving.memory import largest_batch
+from kernelcast.serving.passes import Pass, drawn
 from kernelcast.serving.workload import Workload
-
-
-@dataclass(frozen=True)
-class Span:
-    """Seconds, with the interval that 80% of cases should lie in."""
-
-    time_s: float
-    low_s: float
-    high_s: float
-
-    def __add__(self, other: Span) -> Span:
-        """One after another, as wrong together."""
-        return Span(self.time_s + other.time_s, self.low_s + other.low_s, self.high_s + other.high_s)
-
-    def __mul__(self, times: float) -> Span:
-        return Span(self.time_s * times, self.low_s * times, self.high_s * times)
-
-
-NOTHING = Span(0.0, 0.0, 0.0)
-
-
-@dataclass(frozen=True)
-class Share:
-    """A part of the model in one phase: its seconds, its kernels, and what binds most of its time."""
-
-    phase: str  # prefill or decode
-    part: str
-    time_s: float
-    kernels: float  # launched
-    bound_by: str
-    support: str
+from kernelcast.span import NOTHING, Span
+from kernelcast.support import support_of
+from kernelcast.timeline import Memory, Share, Timeline, shares
+from kernelcast.times import Times
 
 
 @dataclass(frozen=True)
@@ -46,14 +21,44 @@ class Inference:
 
     deployment: Deployment
     workload: Workload
-    prefill: Span
-    decode: Span
+    passes: tuple[Pass, ...] = field(repr=False)
     steps: int  # of decode
     memory: Memory
-    shares: tuple[Share, ...]
-    predictor: str
+    times: Times = field(repr=False, compare=False)
     flops: float = field(repr=False, default=0.0)  # of matrix products, all GPUs together
     decode_bytes: float = field(repr=False, default=0.0)  # weights and cache that one GPU reads in all decode steps
+
+    @cached_property
+    def prefill(self) -> Span:
+        return self._phase("prefill")
+
+    @cached_property
+    def decode(self) -> Span:
+        return self._phase("decode")
+
+    def _phase(self, name: str) -> Span:
+        return sum((one.span * one.count for one in self.passes if one.phase == name), NOTHING)
+
+    @cached_property
+    def shares(self) -> tuple[Share, ...]:
+        return shares(ran * one.count for one in self.passes for ran in one.ran)
+
+    @property
+    def support(self) -> str:
+        return support_of((share.time_s, share.support) for share in self.shares)
+
+    @property
+    def predictor(self) -> str:
+        return self.times.predictor
+
+    @cached_property
+    def largest_batch(self) -> int:
+        return largest_batch(self.deployment, self.workload)
+
+    def timeline(self) -> Timeline:
+        """One decode step, in the middle; the prefill where nothing is decoded."""
+        decodes = [one for one in self.passes if one.phase == "decode" and one.run.deployment is self.deployment]
+        return drawn(decodes[len(decodes) // 2] if decodes else self.passes[0], self.times)
 
     @property
     def total(self) -> Span:
@@ -85,10 +90,8 @@ class Inference:
     @property
     def mfu(self) -> float:
         """Of the peak of all GPUs, the share that the model's matrix products use over the whole time."""
-        layout, gpu = self.deployment.layout, self.deployment.gpu
-        # fp16 where there is no bf16 (V100, T4), fp32 where there are no tensor cores
-        peak = gpu.tensor_flops_per_s("bf16") or gpu.tensor_flops_per_s("fp16") or gpu.fma_flops_per_s("fp32")
-        return self.flops / (self.total.time_s * layout.gpus * peak)
+        peak = self.deployment.layout.gpus * self.deployment.gpu.mfu_flops_per_s
+        return self.flops / (self.total.time_s * peak)
 
     @property
     def bandwidth_use(self) -> float:

@@ -2,54 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kernelcast.errors import KernelcastError
+from kernelcast.hardware import Gpu
 from kernelcast.kernels.work import Array
 from kernelcast.networks.traced import Trace
-from kernelcast.training.step import FRAGMENTED, FRAMEWORK_BYTES
+from kernelcast.timeline import Memory
 
 Places = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Memory:
-    """Bytes of one GPU at the peak of the step. Parts add up to ``used_bytes``."""
+# Context, cuBLAS and cuDNN workspaces of one process; what the caching allocator cannot use adds a twentieth.
+FRAMEWORK_BYTES = 1.2e9
+FRAGMENTED = 0.05
 
-    parameter_bytes: float
-    gradient_bytes: float
-    optimizer_bytes: float
-    activation_bytes: float  # of all micro-batches in flight
-    gathered_bytes: float  # parameters that ZeRO 3 has whole for a moment
-    input_bytes: float
-    gpu_bytes: float
 
-    @property
-    def model_bytes(self) -> float:
-        return (
-            self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes + self.activation_bytes
-            + self.gathered_bytes + self.input_bytes
-        )  # fmt: skip
+def held(parts: Mapping[str, float], gpu: Gpu) -> Memory:
+    """What a model holds, and beside it context and workspaces, and what the allocator cannot use."""
+    overhead = FRAMEWORK_BYTES + FRAGMENTED * sum(parts.values())
+    return Memory({**parts, "overhead": overhead}, gpu.dram_bytes, gpu.dram_bytes)
 
-    @property
-    def overhead_bytes(self) -> float:
-        """Context and workspaces, and what the allocator cannot use."""
-        return FRAMEWORK_BYTES + FRAGMENTED * self.model_bytes
 
-    @property
-    def used_bytes(self) -> float:
-        return self.model_bytes + self.overhead_bytes
+def step_memory(trace: Trace, gpu: Gpu) -> Memory:
+    """Of one GPU that runs a whole traced step."""
+    names = ("parameters", "gradients", "optimizer", "inputs", "activations")
+    return held({name: float(getattr(trace.footprint, name)) for name in names}, gpu)
 
-    @property
-    def fits(self) -> bool:
-        return self.used_bytes <= self.gpu_bytes
 
-    @property
-    def missing_bytes(self) -> float:
-        return max(0.0, self.used_bytes - self.gpu_bytes)
+def check_fits(trace: Trace, gpu: Gpu) -> None:
+    """Refuse a step that does not fit, and say by how much and what needs less."""
+    found = step_memory(trace, gpu)
+    if found.fits:
+        return
+    named = ("parameters", "gradients", "optimizer", "activations")
+    told = ", ".join(f"{name} {found[name] / 1e9:,.1f}" for name in named if found[name])
+    raise KernelcastError(
+        f"{trace.name} needs {found.used_bytes / 1e9:,.1f} GB at its peak ({told}), "
+        f"{found.missing_bytes / 1e9:,.1f} GB more than {gpu.id} has; "
+        "a smaller batch, checkpointing, or several GPUs (dp with zero, tp, pp) need less of each"
+    )
 
 
 @dataclass(frozen=True)

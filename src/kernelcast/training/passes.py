@@ -6,15 +6,15 @@ import bisect
 from dataclasses import dataclass, replace
 
 from kernelcast.kernels.work import Array
-from kernelcast.training.step import Kernel
-from kernelcast.training.streams import Job
+from kernelcast.timeline.streams import Job
+from kernelcast.training.step import OpRan
 
 
 @dataclass(frozen=True)
 class Pass:
     """Kernels that follow one another on one rank, and when the host has launched each from the pass's start."""
 
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[OpRan, ...]
     places: tuple[int, ...]  # of their ops in the trace
     units: tuple[int, ...]
     busy_s: Array
@@ -29,7 +29,7 @@ class Pass:
         """Each unit with its first kernel, forward and backward apart."""
         found: dict[tuple[str, int], int] = {}
         for at, (kernel, unit) in enumerate(zip(self.kernels, self.units, strict=True)):
-            found.setdefault((kernel.op.phase, unit), at)
+            found.setdefault((kernel.phase, unit), at)
         return sorted(((unit, at) for (_, unit), at in found.items()), key=lambda pair: pair[1])
 
 

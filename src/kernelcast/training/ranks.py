@@ -10,9 +10,11 @@ import numpy as np
 
 from kernelcast.hardware import Gpu
 from kernelcast.networks.traced import Trace
+from kernelcast.parallel.training import TrainingLayout
+from kernelcast.timeline import Memory
 from kernelcast.training.depth import Depth
-from kernelcast.training.memory import Lives, Memory, gradients_alive
-from kernelcast.training.plan import Plan
+from kernelcast.training.memory import Lives, gradients_alive
+from kernelcast.training.memory import held as held_memory
 from kernelcast.training.sharding import Weight
 
 
@@ -22,7 +24,7 @@ class Rank:
 
     trace: Trace
     depth: Depth
-    plan: Plan
+    layout: TrainingLayout
     gpu: Gpu
     weights: tuple[Weight, ...]
     part_of: tuple[int, ...]  # the part of each unit
@@ -32,7 +34,7 @@ class Rank:
 
     def ranks(self, weight: Weight) -> int:
         """How many ranks have the same parameter, among whom ZeRO deals it out."""
-        return self.plan.dp if weight.group == "dp" else self.plan.dp // self.plan.ep
+        return self.layout.dp if weight.group == "dp" else self.layout.dp // self.layout.ep
 
     @cached_property
     def lives(self) -> Lives:
@@ -54,28 +56,28 @@ class Rank:
 
 def memory_of(rank: Rank, mine: Sequence[int] | None, held: int) -> Memory:
     """The memory of a stage that has the parts ``mine`` (None: all) and holds ``held`` micro-batches at once."""
-    plan, before = rank.plan, rank.trace.footprint
+    layout, before = rank.layout, rank.trace.footprint
     own = [w for w in rank.weights if rank.has(mine, w.unit)]
     whole = float(sum(w.gradient.bytes for w in own))
     sharded = sum(w.gradient.bytes / rank.ranks(w) for w in own)
     every = float(sum(g.bytes for g in rank.trace.gradients))
-    last = mine is not None and any(part % plan.pp == plan.pp - 1 for part in mine)
+    last = mine is not None and any(part % layout.pp == layout.pp - 1 for part in mine)
     tied = rank.depth.tied_bytes() if last else 0.0
     by_unit: dict[int, float] = {}
     for w in own:
         by_unit[w.unit] = by_unit.get(w.unit, 0.0) + w.gradient.bytes
     activations, gradients = _peak(rank, mine, held)
-    return Memory(
+    parts = {
         # frozen parameters and buffers are on every rank
-        parameter_bytes=max(0.0, before.parameters - every) + (sharded if plan.zero == 3 else whole + tied),
-        gradient_bytes=gradients + (tied if plan.zero < 2 else 0.0),
-        optimizer_bytes=before.optimizer * (sharded if plan.zero else whole + tied) / every,
-        activation_bytes=activations,
-        # the unit that runs and the one that is fetched ahead
-        gathered_bytes=sum(sorted(by_unit.values())[-2:]) if plan.zero == 3 and plan.dp > 1 else 0.0,
-        input_bytes=float(before.inputs) * held,
-        gpu_bytes=rank.gpu.dram_bytes,
-    )  # fmt: skip
+        "parameter": max(0.0, before.parameters - every) + (sharded if layout.zero == 3 else whole + tied),
+        "gradient": gradients + (tied if layout.zero < 2 else 0.0),
+        "optimizer": before.optimizer * (sharded if layout.zero else whole + tied) / every,
+        "activation": activations,  # of all micro-batches in flight
+        # parameters that ZeRO 3 has whole for a moment: of the unit that runs and the one that is fetched ahead
+        "gathered": sum(sorted(by_unit.values())[-2:]) if layout.zero == 3 and layout.dp > 1 else 0.0,
+        "input": float(before.inputs) * held,
+    }
+    return held_memory(parts, rank.gpu)
 
 
 def _peak(rank: Rank, mine: Sequence[int] | None, held: int) -> tuple[float, float]:
@@ -84,9 +86,9 @@ def _peak(rank: Rank, mine: Sequence[int] | None, held: int) -> tuple[float, flo
     alive = rank.lives.alive(None if mine is None else lambda units: np.isin(part_of[units], list(mine)))
     saved = float(alive[rank.lives.forward_end])
     alive = (alive + (held - 1) * saved) * rank.factor
-    sizes = [w.gradient.bytes / (rank.ranks(w) if rank.plan.zero >= 2 else 1) for w in rank.weights]
+    sizes = [w.gradient.bytes / (rank.ranks(w) if rank.layout.zero >= 2 else 1) for w in rank.weights]
     gradients = gradients_alive(rank.depth.trace, sizes, [rank.has(mine, w.unit) for w in rank.weights])
-    if rank.plan.micro_batches > 1:  # they stay from the first micro-batch on
+    if rank.layout.micro_batches > 1:  # they stay from the first micro-batch on
         gradients = np.full_like(gradients, gradients[-1])
     at = int(np.argmax(alive + gradients))
     return float(alive[at]), float(gradients[at])

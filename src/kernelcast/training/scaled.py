@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from kernelcast.hardware import Gpu
 from kernelcast.networks.aten.flops import op_flops
 from kernelcast.networks.traced import Trace
-from kernelcast.training.memory import Memory
+from kernelcast.parallel.training import TrainingLayout
+from kernelcast.timeline import Event, Lane, Memory, Share, Timeline
+from kernelcast.timeline.streams import Run
 from kernelcast.training.pipeline import Timetable
-from kernelcast.training.plan import Plan
-from kernelcast.training.step import Kernel, Share, Step, interval
-from kernelcast.training.streams import Run
+from kernelcast.training.step import OpRan, Step, interval
 
 # Parts of a stage's time, with what each is; they add up to the step.
 PARTS = {
@@ -35,7 +36,7 @@ class Piece:
 
     units: tuple[int, ...]
     passes: dict[str, Run]
-    kernels: dict[str, tuple[Kernel, ...]]
+    kernels: dict[str, tuple[OpRan, ...]]
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Stage:
     collectives_s: float  # of data parallelism, hidden or not
     pieces: tuple[Piece, ...] = field(repr=False)
     optimizer: Run | None = field(default=None, repr=False)
-    optimizer_kernels: tuple[Kernel, ...] = field(default=(), repr=False)
+    optimizer_kernels: tuple[OpRan, ...] = field(default=(), repr=False)
 
     @property
     def time_s(self) -> float:
@@ -59,12 +60,12 @@ class Stage:
 
 @dataclass(frozen=True)
 class ScaledStep:
-    """A step of ``plan.gpus`` GPUs. The trace is one micro-batch of one data-parallel rank."""
+    """A step of ``layout.gpus`` GPUs. The trace is one micro-batch of one data-parallel rank."""
 
     trace: Trace
     cut: Trace  # as one rank runs it
     gpu: Gpu
-    plan: Plan
+    layout: TrainingLayout
     time_s: float
     stages: tuple[Stage, ...]
     timetable: Timetable | None
@@ -106,11 +107,11 @@ class ScaledStep:
 
     @property
     def tokens(self) -> int:
-        return self.trace.tokens * self.plan.micro_batches * self.plan.dp
+        return self.trace.tokens * self.layout.micro_batches * self.layout.dp
 
     @property
     def samples(self) -> int:
-        return self.trace.samples * self.plan.micro_batches * self.plan.dp
+        return self.trace.samples * self.layout.micro_batches * self.layout.dp
 
     @property
     def tokens_per_s(self) -> float:
@@ -118,7 +119,7 @@ class ScaledStep:
 
     @property
     def tokens_per_s_per_gpu(self) -> float:
-        return self.tokens_per_s / self.plan.gpus
+        return self.tokens_per_s / self.layout.gpus
 
     @property
     def samples_per_s(self) -> float:
@@ -128,12 +129,11 @@ class ScaledStep:
     def flops(self) -> float:
         """Of the whole step on all GPUs, as the trace has them (what checkpointing computes twice counts twice)."""
         once = sum(op_flops(op) for op in self.trace.ops if op.kind == "kernel")
-        return float(once) * self.plan.micro_batches * self.plan.dp
+        return float(once) * self.layout.micro_batches * self.layout.dp
 
     @property
     def mfu(self) -> float:
-        peak = self.gpu.tensor_flops_per_s("bf16") or self.gpu.tensor_flops_per_s("fp16")
-        return self.flops / (self.time_s * self.plan.gpus * (peak or self.gpu.fma_flops_per_s("fp32")))
+        return self.flops / (self.time_s * self.layout.gpus * self.gpu.mfu_flops_per_s)
 
     @property
     def memory(self) -> Memory:
@@ -148,3 +148,58 @@ class ScaledStep:
     def shares(self) -> tuple[Share, ...]:
         """Kernels of one micro-batch of one rank by phase and kind."""
         return self.sample.shares
+
+    @property
+    def support(self) -> str:
+        return self.sample.support
+
+    def timeline(self) -> Timeline:
+        """A place a stage, with its compute and communication streams. With a pipeline the passes of each stage;
+        without one, every kernel."""
+        lanes: list[Lane] = []
+        for stage in self.stages:
+            place = f"stage {stage.index}" if len(self.stages) > 1 else "one rank"
+            compute, sent = _passes(self, stage) if self.timetable is not None else _kernels(stage)
+            named = (("compute", compute), ("communication", sent))
+            lanes += [Lane(f"{place}, {self.gpu.name}", name, tuple(events)) for name, events in named]
+        return Timeline(tuple(lanes))
+
+
+Streams = tuple[list[Event], list[Event]]  # of compute, of communication
+
+
+def _kernels(stage: Stage) -> Streams:
+    piece = stage.pieces[0]
+    return _drawn(piece.passes["step"], piece.kernels["step"], 0.0)
+
+
+def _drawn(run: Run, kernels: Sequence[OpRan], at_s: float) -> Streams:
+    compute = [
+        Event(one.op.name, at_s + start, end - start, one.part,
+              {"phase": one.phase, "module": one.op.module, "bound_by": one.bound_by})
+        for one, start, end in zip(kernels, run.starts_s.tolist(), run.ends_s.tolist(), strict=True)
+    ]  # fmt: skip
+    return compute, _jobs(run, at_s)
+
+
+def _jobs(run: Run, at_s: float) -> list[Event]:
+    return [
+        Event(job.name, at_s + start, end - start, "communication", {"sent_bytes": job.sent_bytes})
+        for job, start, end in zip(run.jobs, run.job_starts_s.tolist(), run.job_ends_s.tolist(), strict=True)
+    ]
+
+
+def _passes(found: ScaledStep, stage: Stage) -> Streams:
+    assert found.timetable is not None
+    runs = dict(zip(range(stage.index, found.layout.parts, found.layout.pp), stage.pieces, strict=True))
+    compute: list[Event] = []
+    sent: list[Event] = []
+    for task, start, end in found.timetable.tasks[stage.index]:
+        name = "backward" if task.backward else "forward"
+        compute.append(Event(f"{name} {task.micro_batch}", start, end - start, name, {"part": task.part}))
+        kind = "last" if task.backward and task.micro_batch == found.layout.micro_batches - 1 else name
+        sent += _jobs(runs[task.part].passes[kind], start)
+    if stage.optimizer is not None and stage.optimizer_kernels:
+        last = _drawn(stage.optimizer, stage.optimizer_kernels, found.time_s - stage.optimizer.end_s)
+        compute, sent = compute + last[0], sent + last[1]
+    return compute, sent

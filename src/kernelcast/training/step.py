@@ -12,12 +12,16 @@ from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.work import Array
 from kernelcast.networks.aten import Costed, Settings, cost
-from kernelcast.networks.forward import Call
 from kernelcast.networks.fusion import FUSED
-from kernelcast.networks.kernel_times import KernelTimes
 from kernelcast.networks.traced import PHASES, Op, Trace
 from kernelcast.predict import Conditions
-from kernelcast.training.host import Host, host, stream_ends
+from kernelcast.span import NOTHING, Span
+from kernelcast.support import support_of
+from kernelcast.timeline import Event, Host, Lane, Memory, Ran, Share, Timeline, host, joined, shares
+from kernelcast.timeline.power import throttled_s
+from kernelcast.timeline.streams import stream_ends
+from kernelcast.times import Times
+from kernelcast.training.memory import check_fits, step_memory
 
 # Eager ops write their results to memory, and what a later op reads of them may have left L2. Campaigns take other
 # inputs for every call, so that is the state the learned predictor knows best.
@@ -27,37 +31,14 @@ STEP = Conditions(input_rotation=np.inf)
 # 0.90 to 1.04 times that of the present weights.
 STEP_SPREAD = (0.09, 0.06)
 LAUNCH_BOUND = 0.1  # of the wall time that the GPU waits for the host, from which a run counts as launch-bound
-_PRODUCTS = ("gemm", "bmm", "moe_gemm")
-# Context, cuBLAS and cuDNN workspaces of one process; what the caching allocator cannot use adds a twentieth.
-FRAMEWORK_BYTES = 1.2e9
-FRAGMENTED = 0.05
 
 
-@dataclass(frozen=True)
-class Kernel:
-    """An op's kernels: ``time_s`` of all its calls."""
+@dataclass(frozen=True, slots=True)
+class OpRan(Ran):
+    """The kernels that one op of a trace launches. ``by_bytes``: no rule knows the op."""
 
     op: Op
-    part: str
-    time_s: float
-    low_s: float
-    high_s: float
-    bound_by: str
-    support: str
     by_bytes: bool
-    launches: float
-
-
-@dataclass(frozen=True)
-class Share:
-    """A part of a phase. Shares add up to ``kernel_time_s``."""
-
-    phase: str
-    part: str
-    time_s: float
-    kernels: float
-    bound_by: str
-    support: str
 
 
 @dataclass(frozen=True)
@@ -67,7 +48,7 @@ class Step:
     trace: Trace
     gpu: Gpu
     host: Host
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[OpRan, ...]
     launched_s: Array = field(repr=False)  # on the host's clock, one a kernel
     ends_s: Array = field(repr=False)
     predictor: str = ""
@@ -123,10 +104,12 @@ class Step:
 
     @cached_property
     def shares(self) -> tuple[Share, ...]:
-        sums: dict[tuple[str, str], list[Kernel]] = {}
-        for kernel in self.kernels:
-            sums.setdefault((kernel.op.phase, kernel.part), []).append(kernel)
-        return tuple(_share(phase, part, members) for (phase, part), members in sums.items())
+        """Where the time of kernels goes; they add up to ``kernel_time_s``."""
+        return shares(self.kernels)
+
+    @property
+    def support(self) -> str:
+        return support_of((share.time_s, share.support) for share in self.shares)
 
     @property
     def by_bytes(self) -> dict[str, float]:
@@ -151,51 +134,36 @@ class Step:
 
     @property
     def mfu(self) -> float:
-        peak = self.gpu.tensor_flops_per_s("bf16") or self.gpu.tensor_flops_per_s("fp16")
-        return self.flops / (self.time_s * (peak or self.gpu.fma_flops_per_s("fp32"))) if self.time_s else 0.0
+        return self.flops / (self.time_s * self.gpu.mfu_flops_per_s) if self.time_s else 0.0
 
     @property
-    def memory_bytes(self) -> float:
-        return needed_bytes(self.trace)
+    def memory(self) -> Memory:
+        return step_memory(self.trace, self.gpu)
 
-    @property
-    def fits(self) -> bool:
-        return self.memory_bytes <= self.gpu.dram_bytes
+    def timeline(self) -> Timeline:
+        """The host's launches on one lane (none from a graph), the GPU's kernels on another."""
+        before, launches, kernels = 0.0, [], []
+        for one, launched, end in zip(self.kernels, self.launched_s.tolist(), self.ends_s.tolist(), strict=True):
+            told = {"module": one.op.module, "phase": one.phase, "bound_by": one.bound_by,
+                    "shapes": [list(x.shape) for x in one.op.inputs[:4]]}  # fmt: skip
+            launches.append(Event(one.op.name, before, launched - before, one.phase))
+            kernels.append(Event(one.op.name, end - one.time_s, one.time_s, one.part, told))
+            before = launched
+        place = self.gpu.name
+        return Timeline(
+            (Lane(place, "host", () if self.graph else tuple(launches)), Lane(place, place, tuple(kernels)))
+        )
 
 
-def interval(kernels: Iterable[Kernel], machine: Host, waits: float) -> tuple[float, float]:
+def interval(kernels: Iterable[Ran], machine: Host, waits: float) -> tuple[float, float]:
     """Factors that the 80% interval of a step reaches. ``waits``: share of the time that the GPU waits for the host."""
-    low, high = _kernel_spread(kernels)
+    whole = joined(kernels)
+    total = whole.time_s or 1.0
+    low, high = (whole.time_s - whole.low_s) / total, (whole.high_s - whole.time_s) / total
     waits = min(1.0, max(0.0, waits))
     below = float(np.hypot(low, STEP_SPREAD[0])) * (1 - waits) + machine.faster * waits
     above = float(np.hypot(high, STEP_SPREAD[1])) * (1 - waits) + machine.slower * waits
     return 1 - below, 1 + above
-
-
-def _kernel_spread(kernels: Iterable[Kernel]) -> tuple[float, float]:
-    """How far below and above their sum kernels may be: the same kernel is wrong the same way wherever it runs;
-    different ones are wrong on their own."""
-    groups: dict[tuple[str, str], list[float]] = {}
-    for kernel in kernels:
-        sums = groups.setdefault((kernel.part, kernel.op.phase), [0.0, 0.0, 0.0])
-        for place, value in enumerate((kernel.time_s, kernel.low_s, kernel.high_s)):
-            sums[place] += value
-    total = sum(time for time, _, _ in groups.values()) or 1.0
-    low = np.sqrt(sum((time - low) ** 2 for time, low, _ in groups.values())) / total
-    high = np.sqrt(sum((high - time) ** 2 for time, _, high in groups.values())) / total
-    return float(low), float(high)
-
-
-def _share(phase: str, part: str, members: list[Kernel]) -> Share:
-    bound: dict[str, float] = {}
-    support: dict[str, float] = {}
-    for kernel in members:
-        bound[kernel.bound_by] = bound.get(kernel.bound_by, 0.0) + kernel.time_s
-        support[kernel.support] = support.get(kernel.support, 0.0) + kernel.time_s
-    return Share(
-        phase, part, sum(k.time_s for k in members), sum(k.launches for k in members),
-        max(bound, key=lambda name: bound[name]), max(support, key=lambda name: support[name]),
-    )  # fmt: skip
 
 
 def run_step(
@@ -206,7 +174,7 @@ def run_step(
     tf32: bool = False,
     graph: bool = False,
     on: str | Host = "server",
-    times: KernelTimes | None = None,
+    times: Times | None = None,
     oversized: bool = False,
 ) -> Step:
     """Predict a traced step. ``graph``: its kernels replay from a CUDA graph, so that the host launches once. A step
@@ -214,9 +182,9 @@ def run_step(
     if not trace.kernels:
         raise KernelcastError(f"{trace.name} launches no kernel")
     if not oversized:
-        _check_fits(trace, gpu)
+        check_fits(trace, gpu)
     machine = host(on) if isinstance(on, str) else on
-    times = times or KernelTimes(gpu, conditions)
+    times = times or Times(gpu, conditions)
     settings = Settings(tf32=tf32, capability=gpu.compute_capability, l2_bytes=gpu.l2_bytes)
     kernels = predicted([op for op in trace.ops if op.kind == "kernel"], times, lambda op: cost(op, settings))
     launched, ends = _timeline(trace, kernels, machine, graph)
@@ -224,60 +192,27 @@ def run_step(
     return Step(trace, gpu, machine, tuple(kernels), launched, ends, times.predictor, graph, compiled)
 
 
-def needed_bytes(trace: Trace) -> float:
-    """Of the GPU's memory, at the peak of the step."""
-    return trace.footprint.peak * (1 + FRAGMENTED) + FRAMEWORK_BYTES
-
-
-def _check_fits(trace: Trace, gpu: Gpu) -> None:
-    needed = needed_bytes(trace)
-    if needed > gpu.dram_bytes:
-        held = trace.footprint
-        parts = {"parameters": held.parameters, "gradients": held.gradients, "optimizer": held.optimizer,
-                 "activations": held.activations}  # fmt: skip
-        told = ", ".join(f"{name} {size / 1e9:,.1f}" for name, size in parts.items() if size)
-        over = f"{(needed - gpu.dram_bytes) / 1e9:,.1f} GB more than {gpu.id} has"
-        raise KernelcastError(
-            f"{trace.name} needs {needed / 1e9:,.1f} GB at its peak ({told}), {over}; "
-            "a smaller batch, checkpointing, or several GPUs (dp with zero, tp, pp) need less of each"
-        )
-
-
-def predicted(ops: Iterable[Op], times: KernelTimes, costs: Callable[[Op], Costed]) -> list[Kernel]:
+def predicted(ops: Iterable[Op], times: Times, costs: Callable[[Op], Costed]) -> list[OpRan]:
     """The kernels of each op. ``costs``: what an op launches."""
     costed = [(op, costs(op)) for op in ops]
-    times.learn(call for _, found in costed for call in found.calls)
-    return [_kernel(op, found.calls, times, times.gpu, found.by_bytes) for op, found in costed]
+    times.learn(launch.call for _, found in costed for launch in found.launches)
+    return [_ran(op, found, times) for op, found in costed]
 
 
-def _kernel(op: Op, calls: Iterable[Call], times: KernelTimes, gpu: Gpu, by_bytes: bool) -> Kernel:
-    total = low = high = launches = 0.0
-    longest, bound, support, part = -1.0, "launch", "seen", "other"
-    for call in calls:
-        found = times[call]
-        time_s = call.count * found.time_s
-        slower = _power_factor(call, found.time_s, gpu)
-        total, low, high = (
-            total + time_s * slower, low + call.count * found.low_s * slower, high + call.count * found.high_s * slower,
-        )  # fmt: skip
-        launches += call.count
-        if time_s > longest:
-            longest, bound, support, part = time_s, found.bound_by, found.support, call.part
-    return Kernel(op, part, float(total), float(low), float(high), bound, support, by_bytes, launches)
+def _ran(op: Op, costed: Costed, times: Times) -> OpRan:
+    """What binds and supports the longest call of an op is told for the whole. A step that runs again and again keeps
+    the GPU at its power limit."""
+    span, longest = NOTHING, Ran(op.phase, "other", Span.exact(-1.0), 0.0, "launch", "seen")
+    for launch in costed.launches:
+        one = Ran.of(op.phase, launch, times)
+        longest = one if one.time_s > longest.time_s else longest
+        time_s = times[launch.call].span.time_s
+        span += one.span * (1 + throttled_s(launch.call, time_s, times.gpu) / time_s)
+    launches = sum(launch.count for launch in costed.launches)
+    return OpRan(op.phase, longest.part, span, launches, longest.bound_by, longest.support, op, costed.by_bytes)
 
 
-def _power_factor(call: Call, time_s: float, gpu: Gpu) -> float:
-    """A step that runs again and again keeps the GPU at its power limit, which caps the rate of matrix products."""
-    if not gpu.tensor_flops_per_j or call.op not in _PRODUCTS:
-        return 1.0
-    given = dict(call.parameters)
-    if given.get("dtype") not in ("bf16", "fp16"):
-        return 1.0
-    flops = 2.0 * given.get("batch", 1) * given.get("m", 0) * given["n"] * given["k"]
-    return max(1.0, flops / (gpu.tensor_flops_per_j * gpu.power_w) / time_s)
-
-
-def _timeline(trace: Trace, kernels: list[Kernel], machine: Host, graph: bool) -> tuple[Array, Array]:
+def _timeline(trace: Trace, kernels: list[OpRan], machine: Host, graph: bool) -> tuple[Array, Array]:
     """When the host has launched each op's kernels, and when they end on the GPU."""
     gap = machine.graph_gap_s if graph else machine.gap_s
     busy = np.array([kernel.time_s + gap * kernel.launches for kernel in kernels])

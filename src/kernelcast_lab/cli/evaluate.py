@@ -42,7 +42,7 @@ _EXAMPLES = {
     "neusight": (
         "mkdir -p measured/neusight",
         "printf 'model,mode,seq,batch,gpu_name,measured_ms,measured_fw_ms,measured_bw_ms,neusight_ms,fused,parallelism,"
-        "num_gpus,vendor\\nbert_large,train,128,8,NVIDIA A100-SXM4-40GB,150,50,100,160,false,none,1,nvidia\\n' > e2e.csv",
+        "num_gpus,vendor\\nbert_large,train,128,8,Tesla T4,900,300,600,990,false,none,1,nvidia\\n' > e2e.csv",
         _PARQUET.replace("SOURCE", "neusight").replace("NAMES", "['e2e']"),
         "kernelcast evaluate neusight --data measured",
     ),

@@ -20,9 +20,9 @@ from kernelcast.errors import KernelcastError
 from kernelcast.hardware import gpu
 from kernelcast.measured.errors import Errors
 from kernelcast.networks.fusion import fuse
-from kernelcast.networks.kernel_times import KernelTimes
+from kernelcast.parallel.training import TrainingLayout
 from kernelcast.predict import DEFAULT
-from kernelcast.training.plan import Plan
+from kernelcast.times import Times
 from kernelcast.training.scale import scale
 from kernelcast.training.step import STEP, run_step
 from kernelcast_lab.data.neusight_e2e import ModelCase
@@ -66,16 +66,16 @@ GROUPS: tuple[tuple[str, Callable[[ModelCase], bool], float], ...] = (
 
 def compare(cases: Iterable[ModelCase], predictor: str | Predictor = "learned") -> list[Compared]:
     """Every case with its prediction, under the conditions that a step of one GPU and of several have by default."""
-    known: dict[tuple[str, bool], KernelTimes] = {}
+    known: dict[tuple[str, bool], Times] = {}
     found = []
     for case in cases:
         conditions = replace(STEP if case.single else DEFAULT, predictor=predictor)
-        times = known.setdefault((case.gpu, case.single), KernelTimes(gpu(case.gpu), conditions))
+        times = known.setdefault((case.gpu, case.single), Times(gpu(case.gpu), conditions))
         found.append(_alone(case, times) if case.single else _together(case, times))
     return found
 
 
-def _alone(case: ModelCase, times: KernelTimes) -> Compared:
+def _alone(case: ModelCase, times: Times) -> Compared:
     """One GPU: the whole from what two layers more add to two."""
     runs = [traced(case.model, case.mode, case.batch, case.seq, layers) for layers in (SHALLOW, DEEPER)]
     few, more = (run_step(fuse(run) if case.fused else run, times.gpu, times=times) for run in runs)
@@ -88,19 +88,19 @@ def _alone(case: ModelCase, times: KernelTimes) -> Compared:
     return Compared(case, whole(few.time_s, more.time_s), phases)
 
 
-def plan_of(case: ModelCase) -> Plan:
+def layout_of(case: ModelCase) -> TrainingLayout:
     """dp4, tp4, pp4_1 (four stages, one micro-batch)."""
     found = _PLAN.fullmatch(case.parallelism)
     if not found:
         raise KernelcastError(f"parallelism {case.parallelism!r} is none of dp4, tp4 or pp4_1")
     kind, ways, passes = found.groups()
     dp, tp, pp = (int(ways) if kind == name else 1 for name in ("dp", "tp", "pp"))
-    return Plan(dp=dp, tp=tp, pp=pp, micro_batches=int(passes or 1))
+    return TrainingLayout(dp=dp, tp=tp, pp=pp, micro_batches=int(passes or 1))
 
 
-def _together(case: ModelCase, times: KernelTimes) -> Compared:
+def _together(case: ModelCase, times: Times) -> Compared:
     """Several GPUs, which share the batch out."""
-    plan = plan_of(case)
+    plan = layout_of(case)
     run = traced_whole(case.model, case.batch // (plan.dp * plan.micro_batches), case.seq)
     return Compared(case, scale(run, times.gpu, plan, times=times).time_s)
 

@@ -23,7 +23,8 @@ from kernelcast.networks.forward import Deployment
 from kernelcast.networks.precision import Precision
 from kernelcast.networks.stack import stack
 from kernelcast.parallel import Layout
-from kernelcast.serving.infer import infer_many, largest_batch
+from kernelcast.serving.infer import infer_many
+from kernelcast.serving.memory import largest_batch
 from kernelcast.serving.workload import Workload
 from kernelcast_lab.data.serving import ServedCase, ServingPoint, served_cases, serving_points
 

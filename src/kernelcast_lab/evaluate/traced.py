@@ -17,9 +17,9 @@ import torch
 from kernelcast.efficiency import Predictor
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import gpu
-from kernelcast.networks.kernel_times import KernelTimes
 from kernelcast.networks.traced import Trace
 from kernelcast.predict import Conditions
+from kernelcast.times import Times
 from kernelcast.tracing import trace
 from kernelcast.training.step import LAUNCH_BOUND, STEP, Step, run_step
 from kernelcast_lab.models.measure import ModelCase, load_cases
@@ -67,7 +67,7 @@ def traced(case: ModelCase) -> Trace:
 
 def evaluate(cases: Iterable[ModelCase], conditions: Conditions) -> list[Found]:
     chip = gpu("h200_sxm")
-    times = KernelTimes(chip, conditions)
+    times = Times(chip, conditions)
     found = []
     for case in cases:
         step = run_step(

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from kernelcast.calls.table import BadRows, grouped
 from kernelcast.efficiency.baselines import neusight, pipeweave
 from kernelcast.efficiency.baselines.family_net import FamilyNet, words_of
 from kernelcast.efficiency.baselines.roofline import bytes_s
@@ -23,7 +24,7 @@ from kernelcast.efficiency.predictor import Question
 from kernelcast.errors import KernelcastError
 from kernelcast.kernels import REGISTRY
 from kernelcast.machine.analyse import analyse
-from kernelcast.tables import BadRows, grouped, turns_of
+from kernelcast.tables import turns_of
 from kernelcast_lab.fit.dataset import Columns
 
 PIPEWEAVE_HIDDEN = (256, 128, 64)

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kernelcast.calls.table import BadRows, grouped
 from kernelcast.efficiency.features import Features, aligned
 from kernelcast.efficiency.learned import Learned
 from kernelcast.errors import KernelcastError
 from kernelcast.kernels.base import parameters_of
 from kernelcast.measured.folds import AT_LEAST
 from kernelcast.predict import ask
-from kernelcast.tables import BadRows, grouped, turns_of
+from kernelcast.tables import turns_of
 
 Columns = Mapping[str, NDArray[Any]]
 _CHUNK_CALLS = 8192

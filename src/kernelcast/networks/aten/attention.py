@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kernelcast.networks.aten.table import Settings, call, matrix_format, pointwise, rule
-from kernelcast.networks.forward import Call
+from kernelcast.calls import Launch
+from kernelcast.networks.aten.table import Settings, launch, matrix_format, pointwise, rule
 from kernelcast.networks.traced import Op, Tensor
 
 
@@ -30,11 +30,11 @@ def _sizes(query: Tensor, key: Tensor) -> dict[str, int]:
     "_scaled_dot_product_flash_attention_for_cpu",
     "_scaled_dot_product_fused_attention_overrideable",
 )
-def _forward(op: Op, settings: Settings) -> Iterator[Call]:
+def _forward(op: Op, settings: Settings) -> Iterator[Launch]:
     query, key = op.arguments[:2]
     causal = any(argument is True for argument in op.arguments[4:]) and _causal(op)
     masked = isinstance(op.argument(3, "attn_bias"), Tensor)
-    yield call("attention", "attention", settings, **_sizes(query, key), causal=causal and query.shape[2] > 1,
+    yield launch("attention", "attention", settings, **_sizes(query, key), causal=causal and query.shape[2] > 1,
                backend=backend(query, masked, settings), dtype=_format(query, settings))  # fmt: skip
     if masked:  # the mask is read tile by tile
         mask = op.argument(3, "attn_bias")
@@ -64,9 +64,9 @@ def _format(query: Tensor, settings: Settings) -> str:
     "_scaled_dot_product_efficient_attention_backward",
     "_scaled_dot_product_fused_attention_overrideable_backward",
 )
-def _backward(op: Op, settings: Settings) -> Iterator[Call]:
+def _backward(op: Op, settings: Settings) -> Iterator[Launch]:
     """grad_out, query, key, ...; gradients of each."""
     query, key = op.arguments[1:3]
     causal = any(argument is True for argument in (*op.arguments[4:], *op.options.values()))
-    yield call("attention", "attention_backward", settings, **_sizes(query, key), causal=causal,
+    yield launch("attention", "attention_backward", settings, **_sizes(query, key), causal=causal,
                backend=backend(query, False, settings), dtype=_format(query, settings))  # fmt: skip

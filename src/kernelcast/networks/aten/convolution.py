@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from kernelcast.networks.aten.table import Settings, call, matrix_format, number_format, pointwise, rule
-from kernelcast.networks.forward import Call
+from kernelcast.calls import Launch
+from kernelcast.networks.aten.table import Settings, launch, matrix_format, number_format, pointwise, rule
 from kernelcast.networks.traced import Op, Tensor
 
 
@@ -28,13 +28,13 @@ def _sizes(x: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any, 
 
 
 @rule("convolution", "cudnn_convolution", "_convolution", "convolution_overrideable")
-def _forward(op: Op, settings: Settings) -> Iterator[Call]:
+def _forward(op: Op, settings: Settings) -> Iterator[Launch]:
     x, weight, bias, stride, padding, dilation, transposed = op.arguments[:7]
     groups = op.argument(8, "groups", 1)
     kind = matrix_format(x, settings)
     sized = op.outputs[0] if transposed else x  # transposed: a convolution's gradient by its input, run forward
     sizes = _sizes(sized, weight, stride, padding, dilation, groups)
-    yield call("convolution", "conv2d_dgrad" if transposed else "conv2d", settings, **sizes, dtype=kind)
+    yield launch("convolution", "conv2d_dgrad" if transposed else "conv2d", settings, **sizes, dtype=kind)
     if bias is not None:
         out = op.outputs[0]
         yield pointwise("convolution", settings, out.elements, number_format(out), read_bytes=out.bytes,
@@ -42,18 +42,18 @@ def _forward(op: Op, settings: Settings) -> Iterator[Call]:
 
 
 @rule("convolution_backward")
-def _backward(op: Op, settings: Settings) -> Iterator[Call]:
+def _backward(op: Op, settings: Settings) -> Iterator[Launch]:
     """Gradients of the input, of the weight, and of the bias, as asked for."""
     grad, x, weight, _, stride, padding, dilation, transposed, _, groups, wanted = op.arguments[:11]
     kind = matrix_format(x, settings)
     sizes = _sizes(grad if transposed else x, weight, stride, padding, dilation, groups)
     if wanted[0]:
-        yield call("convolution", "conv2d" if transposed else "conv2d_dgrad", settings, **sizes, dtype=kind)
+        yield launch("convolution", "conv2d" if transposed else "conv2d_dgrad", settings, **sizes, dtype=kind)
     if wanted[1]:
-        yield call("convolution", "conv2d_wgrad", settings, **sizes, dtype=kind)
+        yield launch("convolution", "conv2d_wgrad", settings, **sizes, dtype=kind)
     if wanted[2]:
         channels = grad.shape[1]
-        yield call("reduction", "reduce_sum", settings, rows=channels, cols=max(1, grad.elements // channels),
+        yield launch("reduction", "reduce_sum", settings, rows=channels, cols=max(1, grad.elements // channels),
                    axis="cols", dtype=number_format(grad))  # fmt: skip
 
 
@@ -61,7 +61,7 @@ def _backward(op: Op, settings: Settings) -> Iterator[Call]:
       "upsample_nearest2d", "upsample_bilinear2d", "max_pool3d_with_indices", "avg_pool3d", "_adaptive_avg_pool3d",
       "max_pool2d_with_indices_backward", "avg_pool2d_backward", "_adaptive_avg_pool2d_backward",
       "upsample_nearest2d_backward", "upsample_bilinear2d_backward", "im2col", "col2im")  # fmt: skip
-def _pool(op: Op, settings: Settings) -> Iterator[Call]:
+def _pool(op: Op, settings: Settings) -> Iterator[Launch]:
     """A thread an output that reads its window; neighbours share it through L1."""
     x = max((*op.inputs, *op.outputs), key=lambda t: t.elements)
     yield pointwise("pooling", settings, max(t.elements for t in op.outputs), number_format(x),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from kernelcast.calls import Launch
 from kernelcast.kernels import REGISTRY
 from kernelcast.kernels.elementwise import Cost, Elementwise
-from kernelcast.networks.aten.table import Settings, call, number_format, pointwise, rule, split
-from kernelcast.networks.forward import Call
+from kernelcast.networks.aten.table import Settings, launch, number_format, pointwise, rule, split
 from kernelcast.networks.traced import Op, Tensor
 
 SECTOR_BYTES = 32.0  # the least that DRAM and L2 hand out
@@ -125,7 +125,7 @@ def fetched_bytes(inputs: Sequence[Tensor], out: Tensor, l2_bytes: float) -> flo
     return total
 
 
-def elementwise(op: Op, settings: Settings, name: str, part: str = "element-wise") -> Call:
+def elementwise(op: Op, settings: Settings, name: str, part: str = "element-wise") -> Launch:
     """One element-wise kernel, by its name where it runs vectorised, else by what it moves."""
     inputs = _operands(op) if cost_of(name).reads else []
     out = op.outputs[0] if op.outputs else op.inputs[0]
@@ -136,7 +136,7 @@ def elementwise(op: Op, settings: Settings, name: str, part: str = "element-wise
     plain = way == "vector" and out.dtype in ("fp32", "bf16", "fp16") and len(floats) == cost.reads
     if plain and all(x.elements == out.elements for x in inputs):
         rows, cols = split(out.elements, out.cols)
-        return call(part, name, settings, rows=rows, cols=cols, dtype=dtype)
+        return launch(part, name, settings, rows=rows, cols=cols, dtype=dtype)
     read = fetched_bytes(inputs, out, settings.l2_bytes)
     written = sum(x.bytes for x in op.outputs) if op.outputs else out.bytes
     return pointwise(
@@ -146,7 +146,7 @@ def elementwise(op: Op, settings: Settings, name: str, part: str = "element-wise
     )  # fmt: skip
 
 
-def _rule(op: Op, settings: Settings) -> Iterator[Call]:
+def _rule(op: Op, settings: Settings) -> Iterator[Launch]:
     name = kernel_name(op)
     assert name is not None
     yield elementwise(op, settings, name)
@@ -156,9 +156,9 @@ rule(*_NAMES, "pow", "pow_", *(f"{name}_" for name in ("sgn",)))(_rule)
 
 
 @rule("mse_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "smooth_l1_loss", "l1_loss")
-def _elementwise_loss(op: Op, settings: Settings) -> Iterator[Call]:
+def _elementwise_loss(op: Op, settings: Settings) -> Iterator[Launch]:
     """The difference of each element, and their mean."""
     x = op.inputs[0]
     yield pointwise("loss", settings, x.elements, number_format(x), read_bytes=sum(t.bytes for t in op.inputs),
                     written_bytes=x.bytes, flops=4.0)  # fmt: skip
-    yield call("loss", "reduce_sum", settings, rows=1, cols=x.elements, axis="cols", dtype=number_format(x))
+    yield launch("loss", "reduce_sum", settings, rows=1, cols=x.elements, axis="cols", dtype=number_format(x))

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from kernelcast.networks.aten.table import Settings, call, number_format, pointwise, rule
-from kernelcast.networks.forward import Call
+from kernelcast.calls import Launch
+from kernelcast.networks.aten.table import Settings, launch, number_format, pointwise, rule
 from kernelcast.networks.traced import Op, Tensor
 
 
 @rule("_fused_adamw_", "_fused_adam_")
-def _adam(op: Op, settings: Settings) -> Iterator[Call]:
+def _adam(op: Op, settings: Settings) -> Iterator[Launch]:
     weights, _, moments = op.arguments[:3]
-    yield call("optimizer", "adamw", settings, elements=_elements(weights), tensors=len(weights),
+    yield launch("optimizer", "adamw", settings, elements=_elements(weights), tensors=len(weights),
                dtype=number_format(weights[0]), state_dtype=number_format(moments[0]))  # fmt: skip
 
 
 @rule("_fused_sgd_", "_fused_adagrad_")
-def _sgd(op: Op, settings: Settings) -> Iterator[Call]:
+def _sgd(op: Op, settings: Settings) -> Iterator[Launch]:
     weights, _, buffers = op.arguments[:3]
-    yield call("optimizer", "sgd", settings, elements=_elements(weights), tensors=len(weights),
+    yield launch("optimizer", "sgd", settings, elements=_elements(weights), tensors=len(weights),
                momentum=bool(buffers), dtype=number_format(weights[0]))  # fmt: skip
 
 
@@ -28,7 +28,7 @@ def _elements(tensors: Any) -> int:
     return sum(x.elements for x in tensors)
 
 
-def multi_tensor(op: Op, settings: Settings) -> Iterator[Call]:
+def multi_tensor(op: Op, settings: Settings) -> Iterator[Launch]:
     """A list of tensors in one pass: lists that are read, and the list that is written."""
     lists = [a for a in (*op.arguments, *op.options.values()) if isinstance(a, (tuple, list)) and a
              and all(isinstance(x, Tensor) for x in a)]  # fmt: skip

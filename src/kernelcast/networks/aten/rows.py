@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from kernelcast.networks.aten.table import Settings, call, number_format, pointwise, rule, split
-from kernelcast.networks.forward import Call
+from kernelcast.calls import Launch
+from kernelcast.networks.aten.table import Settings, launch, number_format, pointwise, rule, split
 from kernelcast.networks.traced import Op, Tensor
 
 
@@ -17,23 +17,23 @@ def _normal(x: Tensor, axes: int) -> dict[str, int]:
 
 
 @rule("native_layer_norm", "_fused_rms_norm", "rms_norm")
-def _norm(op: Op, settings: Settings) -> Iterator[Call]:
+def _norm(op: Op, settings: Settings) -> Iterator[Launch]:
     x, shape = op.arguments[:2]
     kind = "layernorm" if "layer" in op.name else "rmsnorm"
-    yield call("norms", kind, settings, **_normal(x, len(shape)), dtype=number_format(x))
+    yield launch("norms", kind, settings, **_normal(x, len(shape)), dtype=number_format(x))
 
 
 @rule("native_layer_norm_backward", "_fused_rms_norm_backward")
-def _norm_backward(op: Op, settings: Settings) -> Iterator[Call]:
+def _norm_backward(op: Op, settings: Settings) -> Iterator[Launch]:
     x, shape = op.arguments[1:3]
     kind = "layernorm_backward" if "layer" in op.name else "rmsnorm_backward"
-    yield call("norms", kind, settings, **_normal(x, len(shape)), dtype=number_format(x))
+    yield launch("norms", kind, settings, **_normal(x, len(shape)), dtype=number_format(x))
 
 
 @rule("native_group_norm", "native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "miopen_batch_norm",
       "_batch_norm_with_update", "_batch_norm_no_update", "native_batch_norm_backward", "cudnn_batch_norm_backward",
       "batch_norm_backward", "native_group_norm_backward")  # fmt: skip
-def _channel_norm(op: Op, settings: Settings) -> Iterator[Call]:
+def _channel_norm(op: Op, settings: Settings) -> Iterator[Launch]:
     """Statistics of each channel in one pass, then the normalisation (or gradient) in another."""
     x = max(op.inputs, key=lambda t: t.elements)
     backward = op.name.endswith("backward")
@@ -55,33 +55,33 @@ def _along(x: Tensor, axis: int) -> tuple[int, int]:
 
 
 @rule("_softmax", "_log_softmax", "_safe_softmax")
-def _softmax(op: Op, settings: Settings) -> Iterator[Call]:
+def _softmax(op: Op, settings: Settings) -> Iterator[Launch]:
     x, axis = op.arguments[:2]
     rows, cols = _along(x, axis)
     kind = "log_softmax" if "log" in op.name else "softmax"
-    yield call("softmax", kind, settings, rows=rows, cols=cols, dtype=number_format(x))
+    yield launch("softmax", kind, settings, rows=rows, cols=cols, dtype=number_format(x))
 
 
 @rule("_softmax_backward_data", "_log_softmax_backward_data")
-def _softmax_backward(op: Op, settings: Settings) -> Iterator[Call]:
+def _softmax_backward(op: Op, settings: Settings) -> Iterator[Launch]:
     grad, _, axis = op.arguments[:3]
     rows, cols = _along(grad, axis)
     kind = "log_softmax_backward" if "log" in op.name else "softmax_backward"
-    yield call("softmax", kind, settings, rows=rows, cols=cols, dtype=number_format(grad))
+    yield launch("softmax", kind, settings, rows=rows, cols=cols, dtype=number_format(grad))
 
 
 @rule("nll_loss_forward", "nll_loss2d_forward")
-def _loss(op: Op, settings: Settings) -> Iterator[Call]:
+def _loss(op: Op, settings: Settings) -> Iterator[Launch]:
     x = op.arguments[0]
-    yield call("loss", "nll_loss", settings, rows=x.rows, cols=x.cols, dtype=number_format(x))
+    yield launch("loss", "nll_loss", settings, rows=x.rows, cols=x.cols, dtype=number_format(x))
 
 
 @rule("nll_loss_backward", "nll_loss2d_backward")
-def _loss_backward(op: Op, settings: Settings) -> Iterator[Call]:
+def _loss_backward(op: Op, settings: Settings) -> Iterator[Launch]:
     """Zeros everywhere, then one number a row."""
     x = op.outputs[0]
     rows, cols = split(x.elements, x.cols)
-    yield call("loss", "fill", settings, rows=rows, cols=cols, dtype=number_format(x))
+    yield launch("loss", "fill", settings, rows=rows, cols=cols, dtype=number_format(x))
     yield pointwise("loss", settings, x.rows, number_format(x), read_bytes=8.0 * x.rows, written_bytes=32.0 * x.rows,
                     access="strided")  # fmt: skip
 
@@ -91,7 +91,7 @@ REDUCTIONS = ("sum", "mean", "amax", "amin", "prod", "any", "all", "linalg_vecto
 
 
 @rule(*REDUCTIONS)
-def _reduce(op: Op, settings: Settings) -> Iterator[Call]:
+def _reduce(op: Op, settings: Settings) -> Iterator[Launch]:
     """One number for each group of the input; the groups lie side by side in memory, or across it."""
     x = op.inputs[0]
     if op.name in ("max", "min") and len(op.inputs) > 1:
@@ -103,9 +103,13 @@ def _reduce(op: Op, settings: Settings) -> Iterator[Call]:
     axes = reduced_axes(op, x)
     inner = bool(x.shape) and (len(x.shape) - 1 in axes)
     if inner or outputs == 1:
-        yield call("reduction", "reduce_sum", settings, rows=outputs, cols=reduced, axis="cols", dtype=number_format(x))
+        yield launch(
+            "reduction", "reduce_sum", settings, rows=outputs, cols=reduced, axis="cols", dtype=number_format(x)
+        )
     else:
-        yield call("reduction", "reduce_sum", settings, rows=reduced, cols=outputs, axis="rows", dtype=number_format(x))
+        yield launch(
+            "reduction", "reduce_sum", settings, rows=reduced, cols=outputs, axis="rows", dtype=number_format(x)
+        )
 
 
 def reduced_axes(op: Op, x: Tensor) -> set[int]:
@@ -119,24 +123,24 @@ def reduced_axes(op: Op, x: Tensor) -> set[int]:
 
 
 @rule("argmax", "argmin")
-def _argmax(op: Op, settings: Settings) -> Iterator[Call]:
+def _argmax(op: Op, settings: Settings) -> Iterator[Launch]:
     x = op.inputs[0]
     rows = max(1, op.outputs[0].elements)
-    yield call("reduction", "argmax", settings, rows=rows, cols=max(1, x.elements // rows), dtype=number_format(x))
+    yield launch("reduction", "argmax", settings, rows=rows, cols=max(1, x.elements // rows), dtype=number_format(x))
 
 
 @rule("cumsum", "cumprod", "logcumsumexp", "cummax")
-def _scan(op: Op, settings: Settings) -> Iterator[Call]:
+def _scan(op: Op, settings: Settings) -> Iterator[Launch]:
     x, axis = op.arguments[:2]
     rows, cols = _along(x, axis)
-    yield call("reduction", "cumsum", settings, rows=rows, cols=cols, dtype=number_format(x))
+    yield launch("reduction", "cumsum", settings, rows=rows, cols=cols, dtype=number_format(x))
 
 
 @rule("topk")
-def _topk(op: Op, settings: Settings) -> Iterator[Call]:
+def _topk(op: Op, settings: Settings) -> Iterator[Launch]:
     x, k = op.arguments[:2]
     rows, cols = _along(x, op.argument(2, "dim", -1))
-    yield call("sort", "topk", settings, rows=rows, cols=cols, k=k, dtype=number_format(x))
+    yield launch("sort", "topk", settings, rows=rows, cols=cols, k=k, dtype=number_format(x))
 
 
 _RADIX_FROM = 4096  # longer rows are sorted by cub's radix sort in passes over memory, shorter ones within a CTA
@@ -144,7 +148,7 @@ _RADIX_BITS = 8
 
 
 @rule("sort", "argsort", "_unique2", "unique_consecutive")
-def _sort(op: Op, settings: Settings) -> Iterator[Call]:
+def _sort(op: Op, settings: Settings) -> Iterator[Launch]:
     """Pairs of value and place: passes of 8 bits over long rows, one within a CTA over short ones."""
     x = op.inputs[0]
     axis = next((a for a in (*op.arguments[1:], op.options.get("dim")) if type(a) is int), -1)
@@ -156,7 +160,7 @@ def _sort(op: Op, settings: Settings) -> Iterator[Call]:
 
 
 @rule("histc", "bincount", "_histogramdd_bin_edges")
-def _histogram(op: Op, settings: Settings) -> Iterator[Call]:
+def _histogram(op: Op, settings: Settings) -> Iterator[Launch]:
     x = op.inputs[0]
-    yield call("reduction", "fill", settings, rows=1, cols=max(1, op.outputs[0].elements), dtype="fp32")
+    yield launch("reduction", "fill", settings, rows=1, cols=max(1, op.outputs[0].elements), dtype="fp32")
     yield pointwise("reduction", settings, x.elements, number_format(x), read_bytes=x.bytes, written_bytes=0.0)

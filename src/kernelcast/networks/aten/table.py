@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from kernelcast.networks.forward import Call
+from kernelcast.calls import Call, Launch
 from kernelcast.networks.traced import Op, Tensor
 
 _KERNEL_DTYPES = ("fp32", "bf16", "fp16")
@@ -27,11 +27,11 @@ class Settings:
 class Costed:
     """The kernel calls of an op. ``by_bytes``: it is in no rule, so that it counts as what it moves."""
 
-    calls: tuple[Call, ...]
+    launches: tuple[Launch, ...]
     by_bytes: bool = False
 
 
-Rule = Callable[[Op, Settings], Iterable[Call]]
+Rule = Callable[[Op, Settings], Iterable[Launch]]
 _RULES: dict[str, Rule] = {}
 
 
@@ -56,15 +56,13 @@ def cost(op: Op, settings: Settings) -> Costed:
     """What ``op`` launches."""
     found = _RULES.get(op.name) or _RULES.get(op.name.rstrip("_"))
     if found is not None:
-        calls = found(op, settings)
-        return Costed(tuple(calls))
+        return Costed(tuple(found(op, settings)))
     return Costed((by_bytes(op, settings),), by_bytes=True)
 
 
-def call(part: str, op: str, settings: Settings, count: float = 1, **given: Any) -> Call:
-    """A kernel call; parameters that are None are left out."""
-    words = {"op": op, "stack": settings.stack, **given}
-    return Call(part, tuple(sorted((key, value) for key, value in words.items() if value is not None)), count)
+def launch(part: str, op: str, settings: Settings, count: float = 1, **given: Any) -> Launch:
+    """Of one kernel call; parameters that are None are left out."""
+    return Launch(part, Call.of(op, {"stack": settings.stack, **given}), count)
 
 
 def number_format(tensor: Tensor) -> str:
@@ -110,19 +108,19 @@ def pointwise(
     xu_ops: float = 0.0,
     cols: int = 0,
     count: float = 1,
-) -> Call:
+) -> Launch:
     """A kernel over ``elements`` that moves so many bytes."""
     width = {"fp32": 4, "bf16": 2, "fp16": 2}[dtype]
     rows, columns = split(max(1, elements), cols)
     total = max(1, elements) * width
-    return call(
+    return launch(
         part, "pointwise", settings, count, rows=rows, cols=columns, dtype=dtype,
         reads=round(read_bytes / total, 4), writes=round(written_bytes / total, 4), tensors=float(tensors),
         access=access, axes=axes if access == "strided" else None, flops=flops, xu_ops=xu_ops,
     )  # fmt: skip
 
 
-def by_bytes(op: Op, settings: Settings) -> Call:
+def by_bytes(op: Op, settings: Settings) -> Launch:
     """An op that no rule knows: every input read once, every output written once."""
     inputs = {x.storage: x for x in op.inputs}.values()
     outputs = op.outputs or tuple(op.inputs[:1])

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from kernelcast.calls.call import Call, columns_of
+from kernelcast.calls.table import BadRows, grouped
 from kernelcast.hardware import Gpu
 from kernelcast.machine.analyse import PIPELINES, Analysis
-from kernelcast.machine.limits import Turns
-from kernelcast.networks.forward import Call
 from kernelcast.predict import Conditions, Predictions, predict_calls, too_large_text
-from kernelcast.tables import BadRows, grouped
-
-Asked = tuple[tuple[tuple[str, Any], ...], float, float]  # parameters, rotation, input rotation
+from kernelcast.tables import turns_of
 
 
 @dataclass(frozen=True)
@@ -49,23 +43,15 @@ class Predicted:
         return max((v for name, v in self.limits_us.items() if name != "launch"), default=0.0)
 
 
-def asked(call: Call, conditions: Conditions, rotation: float | None = None, inputs: float | None = None) -> Asked:
-    return (
-        call.parameters,
-        conditions.rotation if rotation is None else rotation,
-        conditions.input_rotation if inputs is None else inputs,
-    )
-
-
-def predict_all(questions: Sequence[Asked], chip: Gpu, conditions: Conditions) -> dict[Asked, Predicted | str]:
-    """Every different question once; where a call cannot be on this GPU, a text that says why."""
-    new = list(dict.fromkeys(questions))
+def predict_all(asked: Iterable[Call], chip: Gpu, conditions: Conditions) -> dict[Call, Predicted | str]:
+    """Every different call once; where one cannot be on this GPU, a text that says why."""
+    new = list(dict.fromkeys(asked))
     if not new:
         return {}
-    bad = BadRows()
-    turns = Turns(np.array([q[1] for q in new]), np.array([q[2] for q in new]))
-    found: dict[Asked, Predicted | str] = {}
-    for kernel, place, rows, calls in grouped(_columns(new), chip, bad):
+    bad, columns = BadRows(), columns_of(new)
+    turns = turns_of(columns, conditions)
+    found: dict[Call, Predicted | str] = {}
+    for kernel, place, rows, calls in grouped(columns, chip, bad):
         try:
             told = predict_calls(kernel, calls, place, conditions, turns=turns.part(rows), details=True)
         except ValueError as error:  # the whole group asks for what the GPU lacks
@@ -78,15 +64,6 @@ def predict_all(questions: Sequence[Asked], chip: Gpu, conditions: Conditions) -
             else:
                 found[new[row]] = _one(told, at)
     return found | {new[row]: text for row, text in bad.found.items()}
-
-
-def _columns(questions: Sequence[Asked]) -> dict[str, NDArray[Any]]:
-    names = list(dict.fromkeys(name for parameters, _, _ in questions for name, _ in parameters))
-    columns = {name: np.full(len(questions), None, dtype=object) for name in names}
-    for row, (parameters, _, _) in enumerate(questions):
-        for name, value in parameters:
-            columns[name][row] = value
-    return columns
 
 
 def _one(told: Predictions, at: int) -> Predicted:

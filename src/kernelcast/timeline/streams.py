@@ -8,11 +8,19 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kernelcast.kernels.work import Array
-from kernelcast.training.host import stream_ends
 
 # Share of its speed that a kernel loses while a collective runs beside it. NCCL's channels hold 16 to 32 of about a
 # hundred SMs and some of L2 and DRAM, but only kernels of many waves feel all of that: an assumption, no measurement.
 INTERFERENCE = 0.1
+
+
+def stream_ends(launched_s: Array, kernel_s: Array) -> Array:
+    """When each kernel of a stream ends: it starts when it is launched and the one before has ended.
+
+    end[i] = max over j <= i of (launched[j] + kernel[j] + ... + kernel[i])
+    """
+    done = np.cumsum(kernel_s)
+    return done + np.maximum.accumulate(launched_s - (done - kernel_s))
 
 
 @dataclass(frozen=True)

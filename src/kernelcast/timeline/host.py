@@ -6,9 +6,6 @@ import functools
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
-from kernelcast.kernels.work import Array
 from kernelcast.toml_folder import ids_in, read_from
 
 _FOLDER = Path(__file__).parent / "hosts"
@@ -41,12 +38,3 @@ def host_ids() -> list[str]:
 def host(name: str) -> Host:
     """The host called ``name``."""
     return read_from(_FOLDER, Host, name)
-
-
-def stream_ends(launched_s: Array, kernel_s: Array) -> Array:
-    """When each kernel of a stream ends: it starts when it is launched and the one before has ended.
-
-    end[i] = max over j <= i of (launched[j] + kernel[j] + ... + kernel[i])
-    """
-    done = np.cumsum(kernel_s)
-    return done + np.maximum.accumulate(launched_s - (done - kernel_s))

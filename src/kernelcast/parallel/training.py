@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from kernelcast.calls import Call, Launch
 from kernelcast.errors import KernelcastError, unknown
-from kernelcast.hardware import Gpu, fabrics
-from kernelcast.networks.forward import Call
-from kernelcast.parallel.layout import GPUS_PER_NODE
+from kernelcast.hardware import Gpu
+from kernelcast.parallel.layout import BETWEEN_NODES, GPUS_PER_NODE, check_counts, one_domain
 
 Schedule = Literal["gpipe", "1f1b", "interleaved"]
 SCHEDULES: tuple[str, ...] = get_args(Schedule)
@@ -17,7 +17,7 @@ BUCKET_BYTES = 25 * 2**20  # torch's DistributedDataParallel, bucket_cap_mb
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingLayout:
     """Ranks of a job: ``dp`` x ``tp`` x ``pp`` GPUs, neighbours first in tp, then dp, then pp (Megatron's order).
 
     ``zero``: 0 keeps everything on each of the dp ranks, 1 deals out optimizer states, 2 gradients too, 3 parameters
@@ -41,19 +41,14 @@ class Plan:
     overlap: bool = True
     stage_layers: tuple[int, ...] | None = None
     gpus_per_node: int = GPUS_PER_NODE
-    between_nodes: str = "ib_ndr"
+    between_nodes: str = BETWEEN_NODES
 
     def __post_init__(self) -> None:
-        for name in ("dp", "tp", "pp", "ep", "micro_batches", "virtual_stages", "bucket_bytes", "gpus_per_node"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise KernelcastError(f"{name} must be a whole number of 1 or more, not {value!r}")
+        check_counts(self, "dp", "tp", "pp", "ep", "micro_batches", "virtual_stages", "bucket_bytes", "gpus_per_node")
         if self.zero not in (0, 1, 2, 3):
             raise KernelcastError(f"zero must be 0, 1, 2 or 3, not {self.zero!r}")
         if self.schedule not in SCHEDULES:
             raise unknown("schedule", self.schedule, SCHEDULES)
-        if self.between_nodes not in fabrics():
-            raise unknown("fabric", self.between_nodes, fabrics())
         if self.dp % self.ep:
             raise KernelcastError(f"ep {self.ep} does not divide dp {self.dp}: experts are dealt out over the dp ranks")
         if self.sequence_parallel and self.tp == 1:
@@ -104,7 +99,7 @@ class Plan:
         """Whether ``stage`` and the next one (the first, after the last) lie in different nodes."""
         node = self.tp * self.dp
         one, other = stage % self.pp, (stage + 1) % self.pp
-        return not _one_domain(gpu) and one * node // self.gpus_per_node != other * node // self.gpus_per_node
+        return not one_domain(gpu) and one * node // self.gpus_per_node != other * node // self.gpus_per_node
 
 
 @dataclass(frozen=True)
@@ -116,24 +111,24 @@ class Group:
     gpus_per_node: int
     between_nodes: str
 
-    def calls(self, op: str, size_bytes: float, dtype: str, gpu: Gpu) -> Iterator[Call]:
+    def launches(self, op: str, size_bytes: float, dtype: str, gpu: Gpu) -> Iterator[Launch]:
         """The kernel calls of one collective. Ranks of one node join theirs over its links first, then each talks to
         its like in the other nodes over its own port (how NCCL's rings and trees use them; here one after another)."""
         if self.world == 1 or size_bytes < 1:
             return
         inside = max(1, self.gpus_per_node // self.stride)
-        if _one_domain(gpu) or self.world <= inside:
-            yield _call(op, size_bytes, self.world, dtype, None)
+        if one_domain(gpu) or self.world <= inside:
+            yield _launch(op, size_bytes, self.world, dtype, None)
             return
         if inside == 1 or self.world % inside or op == "all_to_all":
-            yield _call(op, size_bytes, self.world, dtype, self.between_nodes)
+            yield _launch(op, size_bytes, self.world, dtype, self.between_nodes)
             return
         nodes, part = self.world // inside, size_bytes / inside
         if op in ("all_reduce", "reduce_scatter"):
-            yield _call("reduce_scatter", size_bytes, inside, dtype, None)
-        yield _call(op, part, nodes, dtype, self.between_nodes)
+            yield _launch("reduce_scatter", size_bytes, inside, dtype, None)
+        yield _launch(op, part, nodes, dtype, self.between_nodes)
         if op in ("all_reduce", "all_gather"):
-            yield _call("all_gather", size_bytes, inside, dtype, None)
+            yield _launch("all_gather", size_bytes, inside, dtype, None)
 
     def sent_bytes(self, op: str, size_bytes: float) -> float:
         """What each rank sends in a ring: the measure that papers compare."""
@@ -141,18 +136,13 @@ class Group:
         return times * size_bytes * (self.world - 1) / self.world
 
 
-def send_call(size_bytes: float, dtype: str, fabric: str | None) -> Call:
-    return _call("send_recv", size_bytes, 2, dtype, fabric)
+def send_launch(size_bytes: float, dtype: str, fabric: str | None) -> Launch:
+    return _launch("send_recv", size_bytes, 2, dtype, fabric)
 
 
-def _call(op: str, size_bytes: float, world: int, dtype: str, fabric: str | None) -> Call:
+def _launch(op: str, size_bytes: float, world: int, dtype: str, fabric: str | None) -> Launch:
     words = {
-        "op": op, "bytes": max(1, round(size_bytes)), "world": world, "stack": "nccl",
-        "dtype": dtype if dtype in ("fp32", "bf16", "fp16") else "fp32", "fabric": fabric,
+        "bytes": max(1, round(size_bytes)), "world": world, "stack": "nccl", "fabric": fabric,
+        "dtype": dtype if dtype in ("fp32", "bf16", "fp16") else "fp32",
     }  # fmt: skip
-    return Call("communication", tuple(sorted((k, v) for k, v in words.items() if v is not None)), 1)
-
-
-def _one_domain(gpu: Gpu) -> bool:
-    """NVLink reaches across trays (GB200 NVL72)."""
-    return gpu.id.startswith("gb")
+    return Launch("communication", Call.of(op, words))

@@ -1,0 +1,75 @@
+"""The central value: a kernel call by its words, as a row of a table has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+ROTATIONS = ("rotation", "input_rotation")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An op with its parameters (number format, stack and backend among them) and what holds around it.
+
+    Nothing is checked before it is predicted: ``kernels`` know what is right. ``rotation`` and ``input_rotation``
+    stand in for those of the conditions under which it is predicted, where given.
+    """
+
+    op: str
+    parameters: tuple[tuple[str, Any], ...]  # by name
+    rotation: float | None = None
+    input_rotation: float | None = None
+
+    @classmethod
+    def of(cls, op: str, given: Mapping[str, Any], rotation: float | None = None,
+           input_rotation: float | None = None) -> Call:  # fmt: skip
+        """A parameter that is None was not given."""
+        known = tuple(sorted((name, value) for name, value in given.items() if value is not None))
+        return cls(op, known, rotation, input_rotation)
+
+    @property
+    def words(self) -> dict[str, Any]:
+        """The op and its parameters by name."""
+        return {"op": self.op, **dict(self.parameters)}
+
+    def replace(self, **changes: Any) -> Call:
+        """With other parameters; None takes one away."""
+        return Call.of(self.op, {**dict(self.parameters), **changes}, self.rotation, self.input_rotation)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}={value}" for name, value in self.words.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A call as a run makes it: in which part of a model, and how often."""
+
+    part: str
+    call: Call
+    count: float = 1.0
+
+    @property
+    def op(self) -> str:
+        return self.call.op
+
+    @property
+    def words(self) -> dict[str, Any]:
+        return self.call.words
+
+
+def columns_of(calls: Sequence[Call]) -> dict[str, NDArray[Any]]:
+    """A table with one row a call; what a call does not say is an empty cell."""
+    names = dict.fromkeys(name for call in calls for name, _ in call.parameters)
+    turning = [name for name in ROTATIONS if any(getattr(call, name) is not None for call in calls)]
+    columns = {name: np.full(len(calls), None, dtype=object) for name in ("op", *names, *turning)}
+    for row, call in enumerate(calls):
+        for name in ("op", *turning):
+            columns[name][row] = getattr(call, name)
+        for name, value in call.parameters:
+            columns[name][row] = value
+    return columns

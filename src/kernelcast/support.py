@@ -1,0 +1,25 @@
+"""How far a question is from the data: three levels, the best first, and that of a whole from its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+Support = Literal["seen", "near", "extrapolated"]
+SUPPORT: dict[str, str] = {
+    "seen": "calls like this one were measured on this GPU",
+    "near": "between measured calls, or on a close relative of a measured GPU",
+    "extrapolated": "beyond measured data, it rests on the physics alone",
+}
+_MOST = 0.9  # of the time, that a level must reach to be told for the whole
+
+
+def support_of(times: Iterable[tuple[float, str]]) -> str:
+    """The level of support that nine tenths of the time reach; ``times``: seconds and the level of each part."""
+    known = list(times)
+    total, reached = sum(time for time, _ in known), 0.0
+    for level in SUPPORT:
+        reached += sum(time for time, own in known if own == level)
+        if reached >= _MOST * total:
+            return level
+    return list(SUPPORT)[-1]

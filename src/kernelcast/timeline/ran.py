@@ -1,0 +1,85 @@
+"""Kernels as they ran: what each took, and what many add up to, by phase and part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from kernelcast.calls import Launch
+from kernelcast.span import NOTHING, Span, independent
+from kernelcast.times import Times
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """Kernels of one part of a run: ``span`` of all its launches together."""
+
+    phase: str  # of a run: prefill, decode; forward, backward, optimizer
+    part: str
+    span: Span
+    launches: float
+    bound_by: str
+    support: str
+
+    @property
+    def time_s(self) -> float:
+        return self.span.time_s
+
+    def __mul__(self, times: float) -> Ran:
+        return replace(self, span=self.span * times, launches=self.launches * times)
+
+    @classmethod
+    def of(cls, phase: str, launch: Launch, times: Times, count: float = 1.0) -> Ran:
+        """A launch, so many times over."""
+        found, count = times[launch.call], launch.count * count
+        return cls(phase, launch.part, found.span * count, count, found.bound_by, found.support)
+
+    @classmethod
+    def beside(cls, phase: str, part: str, span: Span, bound_by: str, support: str = "seen") -> Ran:
+        """Time that no kernel takes: waiting for the host, a lowered clock."""
+        return cls(phase, part, span, 0.0, bound_by, support)
+
+
+@dataclass(frozen=True)
+class Share:
+    """A part in one phase: its seconds, its kernels, and what binds (supports) most of its time."""
+
+    phase: str
+    part: str
+    time_s: float
+    kernels: float  # launched
+    bound_by: str
+    support: str
+
+
+def shares(run: Iterable[Ran]) -> tuple[Share, ...]:
+    """Where the time goes, by phase and part in the order of appearance; adds up to the run's time."""
+    groups: dict[tuple[str, str], list[Ran]] = {}
+    for one in run:
+        groups.setdefault((one.phase, one.part), []).append(one)
+    return tuple(
+        Share(
+            phase, part, sum(one.time_s for one in members), sum(one.launches for one in members),
+            _most((one.bound_by, one.time_s) for one in members),
+            _most((one.support, one.time_s) for one in members),
+        )
+        for (phase, part), members in groups.items()
+    )  # fmt: skip
+
+
+def _most(named: Iterable[tuple[str, float]]) -> str:
+    """The name with the largest sum."""
+    sums: dict[str, float] = {}
+    for name, value in named:
+        sums[name] = sums.get(name, 0.0) + value
+    return max(sums, key=lambda name: sums[name])
+
+
+def joined(run: Iterable[Ran]) -> Span:
+    """Kernels one after another: the same part is wrong the same way wherever it runs, different ones are wrong on
+    their own."""
+    groups: dict[tuple[str, str], Span] = {}
+    for one in run:
+        key = (one.phase, one.part)
+        groups[key] = groups.get(key, NOTHING) + one.span
+    return independent(groups.values())
