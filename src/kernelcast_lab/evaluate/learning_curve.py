@@ -154,8 +154,8 @@ def _point(held: Columns, conditions: Conditions, told: Mapping[str, Any]) -> Cu
     return CurvePoint.of(held["latency_us"], *(results[name] for name in ("predicted_us", "low_us", "high_us")), **told)
 
 
-def _mean(points: Sequence[CurvePoint], calls: int, predictor: str = "calibrated") -> float:
-    return float(np.mean([p.mean for p in points if p.calls == calls and p.predictor == predictor]))
+def _mean(points: Sequence[CurvePoint], calls: int) -> float:
+    return float(np.mean([p.mean for p in points if p.calls == calls and p.predictor == "calibrated"]))
 
 
 def curve_lines(points: Sequence[CurvePoint]) -> list[dict[str, Any]]:

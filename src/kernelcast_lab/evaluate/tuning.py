@@ -19,7 +19,7 @@ from kernelcast.advise.configs import Config, GemmProblem, MoeProblem, Problem, 
 from kernelcast.advise.tune import TOP, predicted, tune
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import gpu
-from kernelcast.measured.config_sweeps import Sweep, about_sweeps, read_sweeps
+from kernelcast.measured.config_sweeps import Sweep, Timed, about_sweeps, read_sweeps
 from kernelcast.predict import DEFAULT, Conditions
 
 SWEEPS = Path(__file__).parents[3] / "validation" / "moe_configs_h200_sxm.npz"
@@ -58,7 +58,7 @@ def problem_of(sweep: Sweep) -> Problem:
     return MoeProblem(sweep.tokens, sweep.hidden, sweep.inter, sweep.experts, sweep.topk)
 
 
-def final_times(sweep: Sweep) -> tuple[dict[tuple[int, ...], float], float]:
+def final_times(sweep: Sweep) -> tuple[dict[Config, float], float]:
     """The finals' seconds by config, and how many times the sweep's they are for the best configs.
 
     What was timed first in each round (the sweep's best config of the plain kernel) came out up to 28% slow from 32
@@ -67,7 +67,7 @@ def final_times(sweep: Sweep) -> tuple[dict[tuple[int, ...], float], float]:
     if sweep.finals is None:
         return {}, 1.0
     swept = swept_times(sweep)
-    found = {tuple(map(int, c)): float(t) for c, t in zip(sweep.finals.configs, sweep.finals.total_s, strict=True)}
+    found = swept_times(sweep.finals)
     best = list(found)[:_BEST]
     usual = float(np.median([found[c] / swept[c] for c in best[1:]]))
     if sweep.kernel == "plain":
@@ -75,8 +75,8 @@ def final_times(sweep: Sweep) -> tuple[dict[tuple[int, ...], float], float]:
     return found, usual
 
 
-def swept_times(sweep: Sweep) -> dict[tuple[int, ...], float]:
-    return {tuple(map(int, c)): float(t) for c, t in zip(sweep.configs, sweep.total_s, strict=True)}
+def swept_times(sweep: Sweep | Timed) -> dict[Config, float]:
+    return {Config(*map(int, c)): float(t) for c, t in zip(sweep.configs, sweep.total_s, strict=True)}
 
 
 def score(
@@ -85,19 +85,18 @@ def score(
     """Tune one swept shape, and compare."""
     chip, problem = gpu(chip_id), problem_of(sweep)
     swept = swept_times(sweep)
-    configs = [Config(*c) for c in swept]
+    configs = list(swept)
     guess, _, _ = predicted(problem, configs, chip, conditions)
     truth = np.array(list(swept.values()))
 
     def measure(_: Problem, wanted: Sequence[Config]) -> list[float]:
-        return [swept.get((c.block_m, c.block_n, c.block_k, c.group_m, c.warps, c.stages), np.inf) for c in wanted]
+        return [swept.get(config, np.inf) for config in wanted]
 
     tuned = tune(problem, chip, measure, top=top, more=more, conditions=conditions)
     finals, usual = final_times(sweep)
 
     def judged(config: Config) -> float:
-        key = (config.block_m, config.block_n, config.block_k, config.group_m, config.warps, config.stages)
-        return finals.get(key, swept[key] * usual)
+        return finals.get(config, swept[config] * usual)
 
     best_final = min(finals.values()) if finals else float(truth.min())
     best = configs[int(np.argmin(truth))]
@@ -150,10 +149,9 @@ def kernels_compared(sweeps: Sequence[Sweep]) -> list[dict[str, Any]]:
         finals, usual = final_times(sweep)
         default = vllm_default(sweep.tokens, sweep.experts)
         own = swift_default(sweep.tokens, sweep.experts, sweep.topk) if sweep.kernel == "swift" else default
-        config = tuple(vars(own).values())
         times_s = {
             "best": min(finals.values()),
-            "rule": finals.get(config, swept_times(sweep)[config] * usual),
+            "rule": finals.get(own, swept_times(sweep)[own] * usual),
             "layer": float(sweep.layers.total_s.min()),
             "layer_default": sweep.layers.of([*vars(default).values()]),
         }
