@@ -85,7 +85,7 @@ def test_without_a_name_tables_are_evaluated(capsys: pytest.CaptureFixture[str],
     # the folder has PipeWeave's calls alone, which no split of the main table takes
     capsys.readouterr()
     told = refused(capsys, "evaluate", "-o", str(tmp_path / "none"), "--data", measured, "--split", "shapes")
-    assert "no scores: there is no measured row of the splits shapes" in told
+    assert "no scores: there is no measured row of shapes" in told
     assert not (tmp_path / "none").exists()
 
 

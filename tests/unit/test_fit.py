@@ -173,7 +173,7 @@ def test_splits_keep_kin_apart() -> None:
 def test_evaluation_resumes(tmp_path: Path) -> None:
     columns = invented(600)
     empty = {name: column[:0] for name, column in columns.items()}
-    asked = Evaluation(splits=("gpu",), sources=False, predictors=("generic", "roofline"), settings=SMALL)
+    asked = Evaluation(splits=("gpu",), predictors=("generic", "roofline"), settings=SMALL)
     said: list[str] = []
 
     def tables(family: str) -> Any:
@@ -202,12 +202,12 @@ def test_a_job_without_scores_is_not_run_again(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(run, "fit_neusight", refused)
     tables = {"gemm": columns}.get
     empty = {name: column[:0] for name, column in columns.items()}
-    asked = Evaluation(splits=("gpu",), tasks=("GEMM bf16+fp8",), sources=False, predictors=("neusight",))
+    asked = Evaluation(splits=("gpu",), tasks=("GEMM bf16+fp8",), predictors=("neusight",))
     for _ in range(2):
         with pytest.raises(KernelcastError, match="no scores: neusight cannot be fitted"):
             evaluate(lambda family: tables(family, empty), asked, tmp_path / "scores.json")
     assert tried == ["fit"] and not (tmp_path / "scores.json").exists()
-    with pytest.raises(KernelcastError, match="no measured row of the splits gpu and tasks fused MoE"):
+    with pytest.raises(KernelcastError, match="no measured row of gpu, fused MoE"):
         evaluate(lambda family: empty, replace(asked, tasks=("fused MoE",)), tmp_path / "none" / "scores.json")
     assert not (tmp_path / "none").exists()
 

@@ -112,18 +112,11 @@ def tables(
     """
     needs_torch()
     from kernelcast_lab.evaluate.report import means, write_report
-    from kernelcast_lab.evaluate.run import Evaluation, evaluate
+    from kernelcast_lab.evaluate.run import PREDICTORS, Evaluation, evaluate
     from kernelcast_lab.fit.families import family_columns
 
-    usual = Evaluation()
-    asked = Evaluation(
-        splits=tuple(split or usual.splits),
-        tasks=tuple(task or usual.tasks),
-        sources=not (split or task),
-        predictors=tuple(predictor or usual.predictors),
-        settings=replace(usual.settings, rows=rows, seed=seed),
-        seed=seed,
-    )
+    asked = Evaluation(tuple(split or ()), tuple(task or ()), tuple(predictor or PREDICTORS), seed=seed)
+    asked = replace(asked, settings=replace(asked.settings, rows=rows, seed=seed))
     folders = with_tables(data)
     read = functools.cache(lambda family: family_columns(folders, family))
     found = evaluate(read, asked, out / "scores.json", _say, workers)

@@ -43,12 +43,11 @@ DENSITY, EMPTY = "density.json", "empty.json"
 class Evaluation:
     """What to evaluate, on how many rows of each fit and test: so few that two cores can run it.
 
-    ``splits`` and ``tasks`` are of the main table; ``sources``: the sources' own protocols too.
+    ``splits`` and ``tasks`` are of the main table. None given: all of them, and the sources' own protocols.
     """
 
-    splits: tuple[str, ...] = tuple(SPLITS)
-    tasks: tuple[str, ...] = TASK_NAMES
-    sources: bool = True
+    splits: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
     predictors: tuple[str, ...] = PREDICTORS
     settings: Settings = field(
         default_factory=lambda: Settings(
@@ -68,9 +67,9 @@ class Evaluation:
 
     @property
     def protocols(self) -> list[Protocol]:
-        families = [family for family, tasks in TASKS.items() if set(tasks) & set(self.tasks)]
-        found = [main_table(family, self.splits, self.tasks) for family in families]
-        return [*found, *SOURCES] if self.sources else found
+        splits, tasks = self.splits or tuple(SPLITS), self.tasks or TASK_NAMES
+        found = [main_table(family, splits, tasks) for family, known in TASKS.items() if set(known) & set(tasks)]
+        return found if self.splits or self.tasks else [*found, *SOURCES]
 
     def settings_for(self, rows: int) -> Settings:
         used = min(rows, self.settings.rows or rows)
@@ -123,8 +122,8 @@ def evaluate(
     """
     jobs = [job for protocol in asked.protocols for job in _jobs(protocol, columns_of(protocol.family), asked)]
     if not jobs:
-        tasks = "" if asked.sources else f" of the splits {', '.join(asked.splits)} and tasks {', '.join(asked.tasks)}"
-        raise KernelcastError(f"no scores: there is no measured row{tasks}; `kernelcast data list DIR` shows what is")
+        chosen = f" of {', '.join(asked.splits + asked.tasks)}" if asked.splits or asked.tasks else ""
+        raise KernelcastError(f"no scores: there is no measured row{chosen}; `kernelcast data list DIR` shows what is")
     kept = [Score(**entry) for entry in read_kept(out, [])]
     empty = {tuple(key) for key in read_kept(out.with_name(EMPTY), [])}
     done = {(s.protocol, s.split, s.left_out, s.predictor, s.task) for s in kept} | empty
