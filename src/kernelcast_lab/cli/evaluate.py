@@ -38,7 +38,7 @@ _EXAMPLES = {
         _PARQUET.replace("SOURCE", "pipeweave").replace("NAMES", "('workloads', 'e2e_real')"),
         "kernelcast evaluate served --data measured --source pipeweave",
     ),
-    "traced": ("kernelcast evaluate traced --only bert",),
+    "traced": ("kernelcast evaluate traced --only bert-large/l24/prefill",),
     "neusight": (
         "mkdir -p measured/neusight",
         "printf 'model,mode,seq,batch,gpu_name,measured_ms,measured_fw_ms,measured_bw_ms,neusight_ms,fused,parallelism,"
@@ -189,7 +189,7 @@ def tuning(
 
     conditions = chosen_conditions(None, "cold", predictor)
     found = figures(*chosen_sweeps(sweeps or SWEEPS, only or ()), top, more, conditions)
-    shown = ("kernel", "shape", "spearman", "tuned", "tuned_us", "regret", "regret_finals", "over_vllm", "over_sglang")
+    shown = ("kernel", "shape", "spearman", "tuned", "tuned_us", "regret_finals", "over_vllm", "over_sglang")
     _tell(found, json, {"shapes": shown, "kernels": ()})
 
 
@@ -269,7 +269,7 @@ def _tell(found: Figures, json: bool = False, shown: Mapping[str, Sequence[str]]
         names = (shown or {}).get(title, list(told))
         if not lines or not names:
             continue
-        heads = {name: name.replace("_", " ") for name in names}
+        heads = {name: name.replace("_", "\n") for name in names}  # numbers are narrower than their names
         numbers = [heads[n] for n in names if any(isinstance(line.get(n), int | float) for line in lines)]
         table = plain_table(*heads.values(), right=numbers)
         for line in lines:
