@@ -49,7 +49,7 @@ def judged(sweep: Sweep, chip: Gpu, measurer: Measurer, top: int) -> Judged:
     problem = problem_of(sweep)
     tuned = tune(problem, chip, measurer, top=top)
     swept = swept_times(sweep)
-    best = [Config(*key) for key in sorted(swept, key=lambda key: swept[key])[:BEST]]
+    best = sorted(swept, key=lambda config: swept[config])[:BEST]
     chosen = list(dict.fromkeys([tuned.config, *best, *tuned.defaults.values()]))
     bench, draw = Bench(problem), random.Random(0)
     samples: dict[Config, list[float]] = {config: [] for config in chosen}

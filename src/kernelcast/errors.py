@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 
 class KernelcastError(ValueError):
@@ -24,3 +24,10 @@ def unknown(kind: str, word: object, known: Iterable[str]) -> KernelcastError:
     hint = nearest(str(word), names)
     shown = ", ".join(names) if len(names) <= 12 or not hint else f"{len(names)} names"
     return KernelcastError(f"unknown {kind} {word!r}{hint}; known: {shown}")
+
+
+def refuse_unknown(kind: str, words: Iterable[str], known: Collection[str]) -> None:
+    """The first word that is not known, as an error."""
+    for word in words:
+        if word not in known:
+            raise unknown(kind, word, known)

@@ -7,36 +7,27 @@ Only shapes that no fit saw are scored, unless all are asked for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kernelcast.errors import KernelcastError
+from kernelcast.measured.errors import Errors
 from kernelcast.measured.folds import TEST_FOLD, shape_fold
 from kernelcast.measured.store import AGAIN, read_canonical
 from kernelcast.predict import Conditions
 from kernelcast.tables import predict_columns
 
-Columns = Mapping[str, NDArray[Any]]
 
-
-@dataclass(frozen=True)
-class Line:
-    """One group of cases. Errors in percent of the measured time; ``noise``: of a second measurement from the first."""
+@dataclass(frozen=True, kw_only=True)
+class Line(Errors):
+    """One group of cases; ``noise``: the error of a second measurement from the first."""
 
     gpu: str
     family: str
     dtype: str
-    rows: int
-    mean: float
-    median: float
-    p90: float
-    bias: float
-    coverage: float
     noise: float | None
 
 
@@ -67,19 +58,11 @@ def _table(path: Path, conditions: Conditions, seen: bool) -> list[Line]:
     groups: dict[tuple[str, str, str], list[int]] = {}
     for at, key in enumerate(zip(columns["gpu"], columns["family"], columns["dtype"], strict=True)):
         groups.setdefault(key, []).append(at)
-    return [_line(key, np.array(rows), columns, found, noise) for key, rows in sorted(groups.items())]
-
-
-def _line(
-    key: tuple[str, str, str], rows: NDArray[np.intp], columns: Columns, found: Columns, noise: Mapping[str, float]
-) -> Line:
-    truth, low, high = columns["latency_us"][rows], found["low_us"][rows], found["high_us"][rows]
-    ratio = found["predicted_us"][rows] / truth
-    error = np.abs(ratio - 1) * 100
-    return Line(
-        *key, len(rows), float(error.mean()), float(np.median(error)), float(np.quantile(error, 0.9)),
-        float((ratio - 1).mean() * 100), float(np.mean((truth >= low) & (truth <= high))), noise.get(key[1]),
-    )  # fmt: skip
+    truth, *results = columns["latency_us"], found["predicted_us"], found["low_us"], found["high_us"]
+    return [
+        Line.of(truth[at], *(column[at] for column in results), gpu=g, family=f, dtype=d, noise=noise.get(f))
+        for (g, f, d), at in sorted(groups.items())
+    ]
 
 
 def repeated(first: Path, second: Path) -> dict[str, float]:

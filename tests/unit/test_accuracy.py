@@ -6,6 +6,7 @@ Only shapes that the fit never saw are scored. The limits are the targets of doc
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +16,16 @@ from kernelcast.measured.folds import TEST_FOLD, shape_fold
 from kernelcast.tables import predict_columns
 from kernelcast_lab.data import read
 from kernelcast_lab.data.serving import served_cases, serving_points
-from kernelcast_lab.evaluate.served import mean_error, static_batches, steady_points
+from kernelcast_lab.evaluate.served import Compared, static_batches, steady_points
 from kernelcast_lab.fit.fit import sampled
 
 DATA = os.environ.get("KERNELCAST_DATA")
 pytestmark = pytest.mark.skipif(not DATA, reason="KERNELCAST_DATA names no folder of measured tables")
+
+
+def mean_error(found: Sequence[Compared], what: str, where: Callable[[Compared], bool] = lambda c: True) -> float:
+    """Mean size of the error of one quantity, in percent."""
+    return float(np.mean([abs(entry.error) for entry in found if entry.what == what and where(entry)]))
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from kernelcast.errors import KernelcastError
 from kernelcast.training.step import STEP
-from kernelcast_lab.evaluate.traced import MEASURED, Found, evaluate, main, summary
+from kernelcast_lab.evaluate.traced import MEASURED, Found, chosen_cases, evaluate, summary
 from kernelcast_lab.models.store import load_cases
 
 
@@ -43,9 +44,10 @@ def test_every_op_is_known_and_memory_is_what_the_allocator_said(found: list[Fou
     # training of Llama in bf16: what lives at the peak, without the context and what is lost to fragments
     llama = next(f for f in found if f.case.case.id == "llama-3.1-8b/l32/training/eager/bf16/b4/s512")
     assert llama.step.trace.footprint.peak == pytest.approx(llama.case.measured.peak_memory_bytes, rel=0.01)
-    assert any("training" in line for line in summary(found))
+    assert any(line["mode"] == "training" for line in summary(found))
 
 
-def test_the_command_refuses_what_it_does_not_know(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--only", "gpt-17"]) == 2
-    assert "no measured case holds gpt-17" in capsys.readouterr().err
+def test_cases_are_chosen_by_words_of_their_names() -> None:
+    assert {case.case.model for case in chosen_cases(MEASURED, ["bert"])} == {"bert-large"}
+    with pytest.raises(KernelcastError, match="holds gpt-17 in its id"):
+        chosen_cases(MEASURED, ["gpt-17"])

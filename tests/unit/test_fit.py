@@ -14,11 +14,13 @@ pytest.importorskip("torch")
 
 from kernelcast.efficiency.learned import load
 from kernelcast.efficiency.network import Layers
+from kernelcast.errors import KernelcastError
 from kernelcast.measured.folds import TEST_FOLD, shape_fold
 from kernelcast.predict import Conditions
 from kernelcast.tables import predict_columns
 from kernelcast_lab.data import Measurements, read_canonical, write_canonical
-from kernelcast_lab.evaluate.run import Fitted, Plan, evaluate
+from kernelcast_lab.evaluate import run
+from kernelcast_lab.evaluate.run import Evaluation, Fitted, evaluate
 from kernelcast_lab.evaluate.splits import generation, gpu_out, shapes
 from kernelcast_lab.fit import fit as fitting
 from kernelcast_lab.fit.dataset import build
@@ -172,21 +174,43 @@ def test_splits_keep_kin_apart() -> None:
 def test_evaluation_resumes(tmp_path: Path) -> None:
     columns = invented(600)
     empty = {name: column[:0] for name, column in columns.items()}
-    plan = Plan(splits=("gpu",), protocols=False, predictors=("generic", "roofline"), settings=SMALL)
+    asked = Evaluation(splits=("gpu",), predictors=("generic", "roofline"), settings=SMALL)
     said: list[str] = []
 
     def tables(family: str) -> Any:
         return columns if family == "gemm" else empty
 
-    first = evaluate(tables, plan, tmp_path / "scores.json", said.append)
+    first = evaluate(tables, asked, tmp_path / "scores.json", said.append)
     assert len(said) == 2 and {s.predictor for s in first} == {"generic", "roofline"}
-    again = evaluate(tables, plan, tmp_path / "scores.json", said.append)
+    again = evaluate(tables, asked, tmp_path / "scores.json", said.append)
     assert len(said) == 2 and again == first
     score = next(s for s in first if s.group == "all" and s.predictor == "generic")
     assert 20 < score.mean < 60 and score.bias < 0
-    evaluate(tables, replace(plan, predictors=("learned",)), tmp_path / "scores.json")
+    evaluate(tables, replace(asked, predictors=("learned",)), tmp_path / "scores.json")
     kept = json.loads((tmp_path / "density.json").read_text())  # for the plot, without what writes the report
     assert list(kept) == ["gpu: h200_sxm, GEMM bf16+fp8"]
+
+
+def test_a_job_without_scores_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two networks of the baselines that cannot be fitted: asked once each, and remembered."""
+    columns = invented(200)
+    tried: list[str] = []
+
+    def refused(*_: Any, **__: Any) -> None:
+        tried.append("fit")
+        raise KernelcastError("no network for this family")
+
+    monkeypatch.setattr(run, "fit_neusight", refused)
+    tables = {"gemm": columns}.get
+    empty = {name: column[:0] for name, column in columns.items()}
+    asked = Evaluation(splits=("gpu",), tasks=("GEMM bf16+fp8",), predictors=("neusight",))
+    for _ in range(2):
+        with pytest.raises(KernelcastError, match="no scores: neusight cannot be fitted"):
+            evaluate(lambda family: tables(family, empty), asked, tmp_path / "scores.json")
+    assert tried == ["fit"] and not (tmp_path / "scores.json").exists()
+    with pytest.raises(KernelcastError, match="no measured row of gpu, fused MoE"):
+        evaluate(lambda family: empty, replace(asked, tasks=("fused MoE",)), tmp_path / "none" / "scores.json")
+    assert not (tmp_path / "none").exists()
 
 
 def test_rows_of_small_sources_are_repeated() -> None:

@@ -63,8 +63,8 @@ def test_errors_are_told_by_case_and_group(tmp_path: Path) -> None:
     assert len(found) == 2 and found[1].predicted_s < found[0].predicted_s
     assert found[0].neusight_error == pytest.approx(10)
     assert mean_error(found, lambda case: case.fused) == pytest.approx(abs(found[1].error))
-    assert len(case_lines(found)) == 3
-    assert any(line.startswith("NVIDIA, one GPU, fused") for line in group_lines(found))
+    assert [line["how"] for line in case_lines(found)] == ["", "fused"]
+    assert any(line["group"] == "NVIDIA, one GPU, fused" for line in group_lines(found))
 
 
 @pytest.mark.parametrize("model", CONFIGS)

@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 from kernelcast.errors import KernelcastError
 from kernelcast.predict import Conditions
 from kernelcast.tables import predict_columns
-from kernelcast_lab.evaluate.learning_curve import SEEN, CurvePlan, _groups, learning_curve, write_curves
+from kernelcast_lab.evaluate.learning_curve import SEEN, CurveSettings, _groups, learning_curve, write_curves
 from kernelcast_lab.fit.fit import Settings
 from kernelcast_lab.fit.train import Recipe
 
@@ -44,9 +44,9 @@ def invented(rows: int = 1200) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def test_the_curve_falls_and_is_written(tmp_path: Path) -> None:
-    plan = CurvePlan(counts=(0, 30, 100, 5000), repeats=2, settings=SMALL)
+    settings = CurveSettings(counts=(0, 30, 100, 5000), repeats=2, fit=SMALL)
     said: list[str] = []
-    points = learning_curve(invented(), "gemm", "h200_sxm", plan, source="invented", say=said.append)
+    points = learning_curve(invented(), "gemm", "h200_sxm", settings, source="invented", say=said.append)
     mean = {count: np.mean([p.mean for p in points if p.calls == count]) for count in (0, 30, 100)}
     assert mean[0] > 25 and mean[30] < mean[0] / 2 and mean[100] < mean[0] / 4
     assert points[-1].predictor == SEEN and points[-1].mean < mean[0]
@@ -58,7 +58,13 @@ def test_the_curve_falls_and_is_written(tmp_path: Path) -> None:
 
 def test_a_gpu_that_nobody_measured_is_refused() -> None:
     with pytest.raises(KernelcastError, match="too few measured calls: 0 of l40s"):
-        learning_curve(invented(100), "gemm", "l40s", CurvePlan(settings=SMALL))
+        learning_curve(invented(100), "gemm", "l40s", CurveSettings(fit=SMALL))
+    with pytest.raises(KernelcastError, match="unknown source 'vidur'; known: invented"):
+        learning_curve(invented(100), "gemm", "h200_sxm", source="vidur")
+    with pytest.raises(KernelcastError, match="unknown column 'dtyp'"):
+        learning_curve(invented(100), "gemm", "h200_sxm", by=["dtyp"])
+    with pytest.raises(KernelcastError, match="no op and dtype of gemm has 300 calls of h200_sxm"):
+        learning_curve(invented(100), "gemm", "h200_sxm", by=["op", "dtype"])
 
 
 def test_each_combination_of_words_has_its_own_calls() -> None:

@@ -9,7 +9,16 @@ from typing import Annotated
 import typer
 
 from kernelcast.cli.commands import Command, with_examples
-from kernelcast.cli.options import Cache, CalibrationFile, Changes, Json, PredictorName, chosen_conditions, chosen_gpu
+from kernelcast.cli.options import (
+    Cache,
+    CalibrationFile,
+    Changes,
+    Json,
+    PredictorName,
+    WeightsFolder,
+    chosen_conditions,
+    chosen_gpu,
+)
 from kernelcast.errors import KernelcastError, unknown
 
 
@@ -46,6 +55,7 @@ def diagnose(
     cache: Cache = "cold",
     predictor: PredictorName = "learned",
     calibration: CalibrationFile = None,
+    weights: WeightsFolder = None,
     as_json: Json = False,
 ) -> None:
     """Which kernels of a measured run could be faster, by how much, why, and what to try."""
@@ -58,7 +68,7 @@ def diagnose(
         raise KernelcastError(f"--top must be 1 or more, not {top}")
     if dtype is not None and dtype not in WIDTH_BITS:
         raise unknown("dtype", dtype, WIDTH_BITS)
-    conditions = chosen_conditions(None, cache, predictor, calibration)
+    conditions = chosen_conditions(None, cache, predictor, calibration, weights)
     named = chosen_gpu(gpu, changes) if gpu is not None else None
     profile, chip = read_measured(file, named)
     if gpu is None and changes:

@@ -21,6 +21,7 @@ from kernelcast.cli.options import (
     SequenceParallel,
     TimelineFile,
     Tp,
+    WeightsFolder,
     chosen_conditions,
     chosen_gpu,
 )
@@ -79,6 +80,7 @@ def infer(
     changes: Changes = None,
     predictor: PredictorName = "learned",
     calibration: CalibrationFile = None,
+    weights: WeightsFolder = None,
     trace: TimelineFile = None,
     plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="picture of the breakdown")] = None,
     as_json: Json = False,
@@ -99,7 +101,7 @@ def infer(
     sizes = {"--batch": batch, "--input-len": input_len, "--output-len": output_len, "--cached": cached}
     guesses = _speculation(draft_tokens, acceptance, draft_model, deployed)
     workload = _workload(requests, sizes, chunk, guesses)
-    _told(run(place, workload, chosen_conditions(None, "cold", predictor, calibration)), trace, plot, as_json)
+    _told(run(place, workload, chosen_conditions(None, "cold", predictor, calibration, weights)), trace, plot, as_json)
 
 
 def _deployed(

@@ -18,6 +18,7 @@ from kernelcast.cli.options import (
     GpuName,
     Json,
     PredictorName,
+    WeightsFolder,
     Without,
     chosen_conditions,
     chosen_gpu,
@@ -38,6 +39,7 @@ _SHARED: dict[str, tuple[Any, Any]] = {
     "cache": (Cache, "cold"),
     "predictor": (PredictorName, "learned"),
     "calibration": (CalibrationFile, None),
+    "weights": (WeightsFolder, None),
     "json": (Json, False),
 }
 
@@ -116,7 +118,9 @@ def _run(cls: type[Kernel], given: Mapping[str, Any], shared: Mapping[str, Any])
         raise KernelcastError(f"{cls.op} needs {', '.join(missing)}; see kernelcast kernel {cls.op} --help")
     values = {name: parse_value(specs[name], text) for name, text in given.items() if text is not None}
     chip = chosen_gpu(shared["gpu"], shared["set"])
-    conditions = chosen_conditions(shared["without"], shared["cache"], shared["predictor"], shared["calibration"])
+    conditions = chosen_conditions(
+        shared["without"], shared["cache"], shared["predictor"], shared["calibration"], shared["weights"]
+    )
     found = predict(kernel(cls.op, **values), chip, conditions)
     if shared["json"]:
         print(as_json.to_json(as_json.prediction_fields(found, chip, conditions)))

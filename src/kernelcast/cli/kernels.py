@@ -17,6 +17,7 @@ from kernelcast.cli.options import (
     Changes,
     Json,
     PredictorName,
+    WeightsFolder,
     Without,
     chosen_conditions,
     chosen_gpu,
@@ -61,6 +62,7 @@ def predict_file(
     cache: Cache = "cold",
     predictor: PredictorName = "learned",
     calibration: CalibrationFile = None,
+    weights: WeightsFolder = None,
     json: Json = False,
 ) -> None:
     """Predict every call of a table.
@@ -70,7 +72,7 @@ def predict_file(
     """
     started = time.perf_counter()
     chip = _chip(gpu, changes)
-    conditions = chosen_conditions(without, cache, predictor, calibration)
+    conditions = chosen_conditions(without, cache, predictor, calibration, weights)
     if output is not None:
         check_target(table, output)
     with open_table(table) as source:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kernelcast.efficiency import PREDICTORS
+from kernelcast.efficiency import PREDICTORS, learned_from
 from kernelcast.errors import KernelcastError, unknown
 from kernelcast.hardware import Gpu, gpu
 from kernelcast.machine.analyse import PIPELINES
@@ -50,6 +50,14 @@ CalibrationFile = Annotated[
     Path | None,
     typer.Option("--calibration", metavar="FILE", help="measurements of this GPU, from `kernelcast calibrate`"),
 ]
+WeightsFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--weights",
+        metavar="DIR",
+        help="fitted weights, from `kernelcast fit`, instead of those that ship; what it lacks rests on physics alone",
+    ),
+]
 Tp = Annotated[int, typer.Option("--tp", help="GPUs that cut every layer")]
 Pp = Annotated[int, typer.Option("--pp", help="pipeline stages")]
 SequenceParallel = Annotated[
@@ -85,15 +93,24 @@ def chosen_gpu(name: str, changes: Sequence[str] | None) -> Gpu:
 
 
 def chosen_conditions(
-    without: Sequence[str] | None, cache: str, predictor: str = "learned", calibration: Path | None = None
+    without: Sequence[str] | None,
+    cache: str,
+    predictor: str = "learned",
+    calibration: Path | None = None,
+    weights: Path | None = None,
 ) -> Conditions:
     names = [name for text in without or () for name in text.split(",")]
+    if weights is not None and (predictor != "learned" or names):
+        raise KernelcastError("--weights are those of the predictor learned: leave out --predictor and --without")
     if cache not in ROTATIONS:
         raise unknown("cache", cache, ROTATIONS)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         found = Conditions(
-            rotation=ROTATIONS[cache], without=tuple(dict.fromkeys(names)), predictor=predictor, calibration=calibration
+            rotation=ROTATIONS[cache],
+            without=tuple(dict.fromkeys(names)),
+            predictor=predictor if weights is None else learned_from(weights),
+            calibration=calibration,
         )
     for warning in caught:
         print("kernelcast: warning:", warning.message, file=sys.stderr)

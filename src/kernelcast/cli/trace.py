@@ -22,6 +22,7 @@ from kernelcast.cli.options import (
     SequenceParallel,
     TimelineFile,
     Tp,
+    WeightsFolder,
     chosen_conditions,
     chosen_gpu,
 )
@@ -86,6 +87,7 @@ def trace(
     changes: Changes = None,
     predictor: PredictorName = "learned",
     calibration: CalibrationFile = None,
+    weights: WeightsFolder = None,
     timeline: TimelineFile = None,
     as_json: Json = False,
 ) -> None:
@@ -99,7 +101,8 @@ def trace(
     from kernelcast.tracing.build import Asked
     from kernelcast.training.step import STEP
 
-    conditions = replace(chosen_conditions(None, "cold", predictor, calibration), input_rotation=STEP.input_rotation)
+    asked = chosen_conditions(None, "cold", predictor, calibration, weights)
+    conditions = replace(asked, input_rotation=STEP.input_rotation)
     found = _traced(Asked(what, batch, seq, dtype, mode, checkpointing), optimizer, accumulate, attention, graph)
     layout = TrainingLayout(dp, tp, pp, ep, zero, sequence_parallel, micro_batches, schedule, virtual_stages)  # type: ignore[arg-type]
     many = layout != TrainingLayout()

@@ -37,7 +37,7 @@ def validate(
     for line in lines:
         table.add_row(
             line.gpu, line.family, line.dtype, f"{line.rows:,}", f"{line.mean:.1f}", f"{line.median:.1f}",
-            f"{line.p90:.1f}", f"{line.bias:+.1f}", f"{line.coverage * 100:.0f}%",
+            f"{line.p90:.1f}", f"{line.bias:+.1f}", f"{line.coverage:.0%}",
             "" if line.noise is None else f"{line.noise:.1f}",
         )  # fmt: skip
     show(table)

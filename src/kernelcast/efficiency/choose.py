@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kernelcast.efficiency.baselines import Neusight, Pipeweave, Roofline
 from kernelcast.efficiency.generic import Generic
-from kernelcast.efficiency.learned import WEIGHTS, Learned
+from kernelcast.efficiency.learned import WEIGHTS, Learned, load
 from kernelcast.efficiency.network import read_tensors
 from kernelcast.efficiency.predictor import Predictor
 from kernelcast.errors import KernelcastError, unknown
@@ -38,3 +38,18 @@ def predictor(name: str) -> Predictor:
     if name not in PREDICTORS:
         raise unknown("predictor", name, PREDICTORS)
     return PREDICTORS[name]()
+
+
+def learned_from(folder: Path) -> Learned:
+    """The learned efficiency with the weights of a folder, as `kernelcast fit` writes them; others are refused."""
+    from safetensors import SafetensorError
+
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise KernelcastError(f"no weights in {folder}: no FAMILY.safetensors, as `kernelcast fit -o DIR` writes")
+    for path in files:
+        try:
+            load(folder, path.stem)
+        except (SafetensorError, KeyError, TypeError) as error:
+            raise KernelcastError(f"{path} holds no weights of kernelcast fit ({error})") from None
+    return Learned(folder)

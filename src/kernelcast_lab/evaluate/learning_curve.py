@@ -7,7 +7,6 @@ rows and up to ``Settings``' number of calls of this GPU: what calibrating can h
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -18,46 +17,44 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.calibrate import calibrate
-from kernelcast.efficiency.learned import FamilyWeights
-from kernelcast.errors import KernelcastError
+from kernelcast.errors import KernelcastError, refuse_unknown
 from kernelcast.hardware import gpu as find_gpu
+from kernelcast.measured.errors import Errors
 from kernelcast.measured.folds import TEST_FOLD, shape_fold
+from kernelcast.measured.schema import columns_of
 from kernelcast.predict import Conditions
 from kernelcast.tables import predict_columns
+from kernelcast_lab.evaluate.report import markdown, saved_plot
 from kernelcast_lab.evaluate.run import Fitted
+from kernelcast_lab.evaluate.scores import Columns
 from kernelcast_lab.fit.fit import TWINS, Settings, fit_rows, sampled
 from kernelcast_lab.fit.train import Recipe
 
-Columns = Mapping[str, NDArray[Any]]
 COUNTS = (0, 10, 30, 100, 300, 1000)
 SEEN = "fit that saw it"
 _LEAST_DRAWS = 300  # calls that a group needs for a curve of its own
 
 
-@dataclass(frozen=True)
-class CurvePoint:
-    """Errors, in percent of the measured time, on calls of other shapes than those measured."""
+@dataclass(frozen=True, kw_only=True)
+class CurvePoint(Errors):
+    """Errors on calls of other shapes than those measured."""
 
     family: str
     gpu: str
     calls: int  # that calibrated, or that the fit saw
     predictor: str  # calibrated, or a fit that saw the GPU
     seed: int  # which calls were drawn
-    rows: int
-    mean: float
-    median: float
-    coverage: float
 
 
 @dataclass(frozen=True)
-class CurvePlan:
+class CurveSettings:
     """Small fits, so that two cores can run it; ``repeats`` draws of the calls where they are few."""
 
     counts: tuple[int, ...] = COUNTS
     repeats: int = 5
     test_rows: int = 1000
     seen_rows: int = 20_000
-    settings: Settings = field(
+    fit: Settings = field(
         default_factory=lambda: Settings(
             rows=60_000, networks=1, transfer_networks=1, rows_left_out=4000, main=Recipe(epochs=15, batch=2048)
         )
@@ -68,7 +65,7 @@ def learning_curve(
     columns: Columns,
     family: str,
     gpu: str,
-    plan: CurvePlan | None = None,
+    settings: CurveSettings | None = None,
     *,
     source: str | None = None,
     by: Sequence[str] = (),
@@ -79,28 +76,34 @@ def learning_curve(
 
     ``by``: a curve for each combination of these words (op, dtype, …) that has calls enough, instead of one for all.
     """
-    plan = plan or CurvePlan()
+    settings = settings or CurveSettings()
     place = find_gpu(gpu).id
-    others, pool, test = _rows(columns, place, source, seed, plan)
+    others, pool, test = _rows(columns, place, source, seed, settings)
+    groups = _groups(columns, family, by, pool, test)
+    if not groups:
+        raise KernelcastError(f"no {' and '.join(by)} of {family} has {_LEAST_DRAWS} calls of {place} to draw from")
     say(f"{family}: {len(others):,} rows of other GPUs; {place}: {len(pool):,} to draw from, {len(test):,} to test")
-    weights = fit_rows(columns, family, others, plan.settings)
-    seen = sampled(pool, plan.seen_rows, seed)
-    both = np.sort(np.concatenate([sampled(others, plan.settings.rows, plan.settings.seed), seen]))
-    whole = Conditions(predictor=Fitted(fit_rows(columns, family, both, _all_rows(plan.settings))))
-    points = []
-    for name, draws, tests in _groups(columns, family, by, pool, test):
+    unseen = Fitted(fit_rows(columns, family, others, settings.fit))
+    seen = sampled(pool, settings.seen_rows, seed)
+    both = np.sort(np.concatenate([sampled(others, settings.fit.rows, settings.fit.seed), seen]))
+    whole = Conditions(predictor=Fitted(fit_rows(columns, family, both, replace(settings.fit, rows=0))))
+    points: list[CurvePoint] = []
+    for name, draws, tests in groups:
         held = {label: column[tests] for label, column in columns.items()}
-        for count in plan.counts:
+        for count in settings.counts:
             if count > len(draws):
                 say(f"{name}: only {len(draws):,} calls of {place} to draw {count:,} from")
                 continue
-            for draw in range(plan.repeats if 0 < count < 1000 else 1):
+            for draw in range(settings.repeats if 0 < count < 1000 else 1):
                 drawn = np.sort(np.random.default_rng([seed, count, draw]).choice(draws, count, replace=False))
-                conditions = _conditions(weights, columns, drawn, place)
-                points.append(_scored(held, conditions, name, place, count, "calibrated", draw))
+                conditions = _calibrated(unseen, columns, drawn, place)
+                told = {"family": name, "gpu": place, "calls": count, "predictor": "calibrated", "seed": draw}
+                points.append(_point(held, conditions, told))
             say(f"{name}: {count:,} calls: {_mean([p for p in points if p.family == name], count):.2f}%")
-        points.append(_scored(held, whole, name, place, len(np.intersect1d(draws, seen)), SEEN, seed))
-        say(f"{name}: a fit that saw {points[-1].calls:,} calls: {points[-1].mean:.2f}%")
+        saw = len(np.intersect1d(draws, seen))
+        told = {"family": name, "gpu": place, "calls": saw, "predictor": SEEN, "seed": seed}
+        points.append(_point(held, whole, told))
+        say(f"{name}: a fit that saw {saw:,} calls: {points[-1].mean:.2f}%")
     return points
 
 
@@ -110,6 +113,7 @@ def _groups(
     """Name, rows to draw from and rows to test on, of each combination of words with enough of both."""
     if not by:
         return [(family, pool, test)]
+    refuse_unknown("column", by, columns_of())
     words = [columns[name] if name in columns else np.full(len(columns["op"]), None) for name in by]
     label = np.array([" ".join(str(word) for word in cells if word is not None) for cells in zip(*words, strict=True)])
     found = [(str(name), pool[label[pool] == name], test[label[test] == name]) for name in np.unique(label[pool])]
@@ -117,17 +121,18 @@ def _groups(
 
 
 def _rows(
-    columns: Columns, gpu: str, source: str | None, seed: int, plan: CurvePlan
+    columns: Columns, gpu: str, source: str | None, seed: int, settings: CurveSettings
 ) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
     """Rows of other GPUs, rows to calibrate with, rows to test on."""
     place = columns["gpu"].astype(str)
     kin = next((pair for pair in TWINS if gpu in pair), (gpu,))
     here = place == gpu
     if source is not None:
+        refuse_unknown("source", [source], set(columns["source"]))
         here &= columns["source"] == source
     test = shape_fold(columns) == TEST_FOLD
     others, pool = np.flatnonzero(~np.isin(place, kin)), np.flatnonzero(here & ~test)
-    held = sampled(np.flatnonzero(here & test), plan.test_rows, seed)
+    held = sampled(np.flatnonzero(here & test), settings.test_rows, seed)
     if not (len(others) and len(pool) and len(held)):
         raise KernelcastError(
             f"too few measured calls: {len(pool)} of {gpu}, {len(held)} to test, {len(others)} others"
@@ -135,85 +140,68 @@ def _rows(
     return others, pool, held
 
 
-def _all_rows(settings: Settings) -> Settings:
-    return replace(settings, rows=0)
-
-
-def _conditions(weights: FamilyWeights, columns: Columns, drawn: NDArray[np.intp], gpu: str) -> Conditions:
-    base = Fitted(weights)
+def _calibrated(base: Fitted, columns: Columns, drawn: NDArray[np.intp], gpu: str) -> Conditions:
     if not len(drawn):
         return Conditions(predictor=base)
     found, _ = calibrate({n: c[drawn] for n, c in columns.items()}, gpu, Conditions(predictor=base))
     return Conditions(predictor=base, calibration=found)
 
 
-def _scored(
-    held: Columns, conditions: Conditions, family: str, gpu: str, calls: int, predictor: str, seed: int
-) -> CurvePoint:
-    results, bad = predict_columns(held, gpu, conditions)
+def _point(held: Columns, conditions: Conditions, told: Mapping[str, Any]) -> CurvePoint:
+    results, bad = predict_columns(held, told["gpu"], conditions)
     if bad.found:
         raise KernelcastError(bad.text())
-    truth = held["latency_us"]
-    error = np.abs(results["predicted_us"] / truth - 1) * 100
-    inside = (truth >= results["low_us"]) & (truth <= results["high_us"])
-    return CurvePoint(
-        family=family,
-        gpu=gpu,
-        calls=calls,
-        predictor=predictor,
-        seed=seed,
-        rows=len(truth),
-        mean=float(error.mean()),
-        median=float(np.median(error)),
-        coverage=float(inside.mean()),
-    )
+    return CurvePoint.of(held["latency_us"], *(results[name] for name in ("predicted_us", "low_us", "high_us")), **told)
 
 
-def _mean(points: Sequence[CurvePoint], calls: int, predictor: str = "calibrated") -> float:
-    return float(np.mean([p.mean for p in points if p.calls == calls and p.predictor == predictor]))
+def _mean(points: Sequence[CurvePoint], calls: int) -> float:
+    return float(np.mean([p.mean for p in points if p.calls == calls and p.predictor == "calibrated"]))
+
+
+def curve_lines(points: Sequence[CurvePoint]) -> list[dict[str, Any]]:
+    """A line a GPU and family: the mean error by number of calls, and that of the fit that saw the GPU."""
+    counts = sorted({p.calls for p in points if p.predictor == "calibrated"})
+    found = []
+    for place, family in dict.fromkeys((p.gpu, p.family) for p in points):
+        own = [p for p in points if (p.gpu, p.family) == (place, family)]
+        known = {p.calls for p in own if p.predictor == "calibrated"}
+        seen = next((p for p in own if p.predictor == SEEN), None)
+        line: dict[str, Any] = {"GPU left out": place, "family": family}
+        line |= {f"{count:,}": _mean(own, count) if count in known else None for count in counts}
+        found.append(line | {SEEN: seen and seen.mean, "calls it saw": seen and seen.calls})
+    return found
 
 
 def write_curves(points: Sequence[CurvePoint], out: Path) -> Path:
     """learning_curve.json, learning_curve.md and, where Matplotlib is, a plot."""
     out.mkdir(parents=True, exist_ok=True)
     (out / "learning_curve.json").write_text(json.dumps([asdict(point) for point in points], indent=1) + "\n")
-    counts = sorted({p.calls for p in points if p.predictor == "calibrated"})
-    lines = [
-        f"| GPU left out | family | {' | '.join(f'{count:,}' for count in counts)} | {SEEN} |",
-        f"|{' --- |' * (len(counts) + 3)}",
-    ]
-    for place, family in dict.fromkeys((p.gpu, p.family) for p in points):
-        own = [p for p in points if (p.gpu, p.family) == (place, family)]
-        known = {p.calls for p in own if p.predictor == "calibrated"}
-        cells = [f"{_mean(own, count):.1f}" if count in known else "–" for count in counts]
-        seen = next((f"{p.mean:.1f} ({p.calls:,} calls)" for p in own if p.predictor == SEEN), "–")
-        lines.append(f"| {place} | {family} | {' | '.join(cells)} | {seen} |")
+    lines = curve_lines(points)
+    rows = []
+    for line in lines:
+        *cells, seen, calls = line.values()
+        numbers = [f"{cell:.1f}" if isinstance(cell, float) else cell or "–" for cell in cells]
+        rows.append([*numbers, "–" if seen is None else f"{seen:.1f} ({calls:,} calls)"])
     path = out / "learning_curve.md"
-    path.write_text("\n".join(lines) + "\n")
-    if importlib.util.find_spec("matplotlib") is not None:
-        _plot(points, out / "learning_curve.png")
+    path.write_text(markdown(list(lines[0])[:-1], rows) + "\n")
+    places = list(dict.fromkeys(p.gpu for p in points))
+
+    def draw(axes: Any) -> None:
+        for axis, place in zip(axes[0], places, strict=True):
+            _draw(axis, place, [p for p in points if p.gpu == place])
+
+    saved_plot(out / "learning_curve.png", 1, len(places), (5.0 * len(places), 3.8), draw)
     return path
 
 
-def _plot(points: Sequence[CurvePoint], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    places = list(dict.fromkeys(p.gpu for p in points))
-    figure, axes = plt.subplots(1, len(places), figsize=(5.0 * len(places), 3.8), squeeze=False)
-    for axis, place in zip(axes[0], places, strict=True):
-        for family in dict.fromkeys(p.family for p in points if p.gpu == place):
-            own = [p for p in points if (p.gpu, p.family) == (place, family)]
-            counts = sorted({p.calls for p in own if p.predictor == "calibrated"})
-            (line,) = axis.plot([max(c, 3) for c in counts], [_mean(own, c) for c in counts], "o-", label=family)
-            for point in own:
-                if point.predictor == SEEN:
-                    axis.axhline(point.mean, color=line.get_color(), linestyle=":", linewidth=1)
-        axis.set(xscale="log", title=f"{place} left out of the fit", xlabel="calls measured (leftmost: none)")
-        axis.set(ylabel="mean error on other shapes, %", ylim=(0, None))
-        axis.legend(fontsize=8, title=f"dotted: {SEEN}", title_fontsize=7)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+def _draw(axis: Any, place: str, points: Sequence[CurvePoint]) -> None:
+    for family in dict.fromkeys(p.family for p in points):
+        own = [p for p in points if p.family == family]
+        counts = sorted({p.calls for p in own if p.predictor == "calibrated"})
+        (line,) = axis.plot([max(c, 3) for c in counts], [_mean(own, c) for c in counts], "o-", label=family)
+        for point in own:
+            if point.predictor == SEEN:
+                axis.axhline(point.mean, color=line.get_color(), linestyle=":", linewidth=1)
+    axis.set(xscale="log", title=f"{place} left out of the fit", xlabel="calls measured (leftmost: none)")
+    axis.set(ylabel="mean error on other shapes, %", ylim=(0, None))
+    axis.legend(fontsize=8, title=f"dotted: {SEEN}", title_fontsize=7)

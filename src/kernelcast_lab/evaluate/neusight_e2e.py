@@ -1,4 +1,4 @@
-"""Whole models as NeuSight measured them: ``python -m kernelcast_lab.evaluate.neusight_e2e --data DIR``.
+"""Whole models as NeuSight measured them.
 
 Each case is traced, predicted kernel by kernel on its GPU, and compared with the measured time beside what NeuSight
 itself predicted. Cases are fp32 in eager PyTorch; ``fused`` ones ran under torch.compile. Layers of a model are alike:
@@ -7,26 +7,25 @@ two traces, of few layers and of some more, tell what one adds.
 
 from __future__ import annotations
 
-import argparse
 import re
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-
-import numpy as np
+from statistics import fmean
+from typing import Any
 
 from kernelcast.efficiency import Predictor
 from kernelcast.efficiency.learned import WEIGHTS, Learned, load
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import gpu
+from kernelcast.measured.errors import Errors
 from kernelcast.networks.fusion import fuse
 from kernelcast.parallel.training import TrainingLayout
 from kernelcast.predict import DEFAULT
 from kernelcast.times import Times
 from kernelcast.training.scale import scale
 from kernelcast.training.step import STEP, run_step
-from kernelcast_lab.data.neusight_e2e import ModelCase, model_cases
+from kernelcast_lab.data.neusight_e2e import ModelCase
 from kernelcast_lab.evaluate.neusight_models import depth, traced, traced_whole
 
 SHALLOW, DEEPER = 2, 4  # layers that are traced; every second one of Switch is sparse
@@ -114,66 +113,50 @@ def families_that_saw_tests(folder: Path = WEIGHTS) -> list[str]:
 
 def mean_error(found: Iterable[Compared], where: Callable[[ModelCase], bool] = lambda case: True) -> float:
     """Mean size of the error, in percent."""
-    return float(np.mean([abs(entry.error) for entry in found if where(entry.case)]))
+    return _errors([entry for entry in found if where(entry.case)]).mean
 
 
-def case_lines(found: Iterable[Compared]) -> list[str]:
+def _errors(members: Sequence[Compared]) -> Errors:
+    return Errors.of([entry.case.measured_s for entry in members], [entry.predicted_s for entry in members])
+
+
+def case_lines(found: Iterable[Compared]) -> list[dict[str, Any]]:
     """One line a case."""
-    heads = f"{'gpu':16}{'model':12}{'mode':11}{'seq':>5}{'batch':>6}{'how':>7}"
-    lines = [f"{heads}{'ms':>10}{'error':>8}{'NeuSight':>9}"]
-    for entry in found:
-        case = entry.case
-        lines.append(
-            f"{case.gpu:16}{case.model:12}{case.mode:11}{case.seq:5}{case.batch:6}{_how(case):>7}"
-            f"{case.measured_s * 1e3:10.1f}{entry.error:+8.1f}{entry.neusight_error:+9.1f}"
-        )
-    return lines
+    return [
+        {name: getattr(entry.case, name) for name in ("gpu", "model", "mode", "seq", "batch")}
+        | {"how": "fused" if entry.case.fused else "" if entry.case.single else entry.case.parallelism}
+        | {"measured_ms": entry.case.measured_s * 1e3, "predicted_ms": entry.predicted_s * 1e3}
+        | {"error": entry.error, "neusight_error": entry.neusight_error}
+        for entry in found
+    ]
 
 
-def _how(case: ModelCase) -> str:
-    return "fused" if case.fused else "" if case.single else case.parallelism
-
-
-def group_lines(found: Sequence[Compared]) -> list[str]:
-    """Mean errors of the groups with a target, and of their parts."""
-    lines = [f"{'':44}{'n':>4}{'mean %':>8}{'bias %':>8}{'NeuSight %':>11}{'target %':>9}"]
+def group_lines(found: Sequence[Compared]) -> list[dict[str, Any]]:
+    """Errors of the groups with a target, and of their parts."""
+    lines = []
     for name, where, target in GROUPS:
         members = [entry for entry in found if where(entry.case)]
         if not members:
             continue
-        lines.append(_group_line(name, members) + f"{target:9.1f}")
+        lines.append(_group_line(name, "all", members) | {"target": target})
         for part in ("gpu", "model", "mode") if len(members) > _FEW else ():
             for value in sorted({getattr(entry.case, part) for entry in members}):
-                lines.append(_group_line(f"    {value}", [e for e in members if getattr(e.case, part) == value]))
+                lines.append(_group_line(name, value, [e for e in members if getattr(e.case, part) == value]))
     return lines
 
 
-def _group_line(name: str, members: Sequence[Compared]) -> str:
-    errors = np.array([entry.error for entry in members])
-    theirs = np.array([entry.neusight_error for entry in members])
-    known = np.abs(theirs[~np.isnan(theirs)])
-    beside = f"{known.mean():11.1f}" if len(known) else f"{'-':>11}"
-    return f"{name:44}{len(errors):4}{np.abs(errors).mean():8.1f}{np.median(errors):+8.1f}{beside}"
+def _group_line(name: str, part: str, members: Sequence[Compared]) -> dict[str, Any]:
+    theirs = [abs(entry.neusight_error) for entry in members if entry.case.neusight_s is not None]
+    return {"group": name, "part": part, **asdict(_errors(members)), "neusight_mean": fmean(theirs) if theirs else None}
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Entry: 0, or 2 with one line on stderr."""
-    parser = argparse.ArgumentParser(prog="python -m kernelcast_lab.evaluate.neusight_e2e", description=__doc__)
-    parser.add_argument("--data", type=Path, help="folder of measured tables; default: the variable KERNELCAST_DATA")
-    parser.add_argument("--weights", type=Path, help="folder of fitted weights; default: those that ship")
-    parser.add_argument("--predictor", default="learned", help="learned, generic or a baseline")
-    given = parser.parse_args(words)
-    try:
-        found = compare(model_cases(given.data), Learned(given.weights) if given.weights else given.predictor)
-    except KernelcastError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(*case_lines(found), "", *group_lines(found), sep="\n")
-    print("AMD: matrix products of its test split are fitted on; there are no others.")
-    for name in families_that_saw_tests(given.weights or WEIGHTS) if given.predictor == "learned" else ():
-        print(f"Not clean: the weights of {name} were fitted on rows of NeuSight's test split; fit them again.")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def figures(cases: Iterable[ModelCase], predictor: str | Predictor) -> dict[str, list[dict[str, Any]]]:
+    """The cases, the groups with a target, and what makes their errors look smaller than they are."""
+    found = compare(cases, predictor)
+    folder = predictor.folder if isinstance(predictor, Learned) else WEIGHTS
+    learned = isinstance(predictor, Learned) or predictor == "learned"
+    notes = ["AMD: matrix products of its test split are fitted on; there are no others."]
+    for name in families_that_saw_tests(folder) if learned else ():
+        notes.append(f"Not clean: the weights of {name} were fitted on rows of NeuSight's test split; fit them again.")
+    lines = {"cases": case_lines(found), "groups": group_lines(found)}
+    return {**lines, "notes": [{"note": text} for text in notes]} if found else lines

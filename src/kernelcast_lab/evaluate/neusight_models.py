@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from kernelcast.errors import unknown
-from kernelcast.networks.traced import Op, Trace
+from kernelcast.networks.traced import Trace
 from kernelcast.tracing import trace
 from kernelcast_lab.data.neusight_e2e import Mode
 
@@ -74,11 +74,9 @@ def _config(model: str, layers: int) -> dict[str, Any]:
 def traced(model: str, mode: Mode, batch: int, seq: int, layers: int) -> Trace:
     """One run as it was timed, of the model with so many layers: the forward pass, and in training the backward pass
     with gradients added up."""
-    return (
-        _traced(model, mode, batch, seq, layers)
-        if mode == "inference"
-        else _timed(_traced(model, mode, batch, seq, layers, passes=2))
-    )
+    if mode == "inference":
+        return _traced(model, mode, batch, seq, layers)
+    return _timed(_traced(model, mode, batch, seq, layers, passes=2))
 
 
 @functools.cache
@@ -101,15 +99,11 @@ def _timed(found: Trace) -> Trace:
     """Of two passes the second, which adds to gradients that are there, without the loss that was not timed."""
     first = next(at for at, op in enumerate(found.ops) if op.phase == "backward")
     start = next(at for at in range(first, len(found.ops)) if found.ops[at].phase == "forward")
-    ops = tuple(op for op in found.ops[start:] if not _untimed(op))
+    ops = tuple(op for op in found.ops[start:] if not (op.phase == "forward" and op.name in _LOSS))
     calls = {phase: count // 2 for phase, count in found.module_calls.items()}
     return replace(
         found, ops=ops, gradients=(), module_calls=calls, tokens=found.tokens // 2, samples=found.samples // 2
     )
-
-
-def _untimed(op: Op) -> bool:
-    return op.phase == "forward" and op.name in _LOSS
 
 
 def _loss(ids: torch.Tensor, output: Any) -> torch.Tensor:

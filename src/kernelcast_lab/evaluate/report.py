@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from kernelcast_lab.evaluate.run import GRID_RATIO, GRID_TIME, MAIN, PREDICTORS
+from kernelcast_lab.evaluate.run import DENSITY, GRID_RATIO, GRID_TIME, PREDICTORS
 from kernelcast_lab.evaluate.scores import Score
-from kernelcast_lab.evaluate.splits import TASKS
+from kernelcast_lab.evaluate.splits import MAIN, TASK_NAMES
 
 # What we set out to reach: mean % error of latency, by split and task.
 TARGETS = {
@@ -36,6 +37,7 @@ def write_report(found: Sequence[Score], out: Path) -> Path:
     """accuracy.md, and the plots that it shows."""
     out.mkdir(parents=True, exist_ok=True)
     everything = [score for score in found if score.group == "all"]
+    main = [score for score in everything if score.protocol == MAIN]
     parts = [
         "# Accuracy",
         "Mean error of latency in percent (median in brackets), on rows that the fit never saw; made by"
@@ -45,9 +47,9 @@ def write_report(found: Sequence[Score], out: Path) -> Path:
         " leaves, so that two cores can run it: a fit on all rows does better."
         " [Notes](accuracy-notes.md) say what the errors are made of, and how this report was made.",
         "## The main table",
-        *_main(everything),
+        _means(means(main).get(MAIN, []), ["split", "task"]),
         "## Each thing left out",
-        _table([s for s in everything if s.protocol == MAIN]),
+        _each(main),
         "## The sources' own protocols",
         *_sources(everything),
         "## Where the learned efficiency is not the best",
@@ -64,64 +66,64 @@ def write_report(found: Sequence[Score], out: Path) -> Path:
     return path
 
 
-def _row(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table; nothing where it has no row."""
+    lines = [f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads), *rows)]
+    return "\n".join(lines) if len(lines) > 2 else ""
 
 
 def _mean(scores: Sequence[Score]) -> float:
     return float(np.mean([score.mean for score in scores]))
 
 
-def _verdict(value: float, target: float | None) -> str:
-    return "" if target is None else f"{target:g}, {'met' if value <= target else '**missed**'}"
+def means(scores: Sequence[Score]) -> dict[str, list[dict[str, Any]]]:
+    """By protocol, a line a split and task: its target, and by predictor the mean over all that was left out."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    whole = [s for s in scores if s.group == "all"]
+    for protocol, split in dict.fromkeys((s.protocol, s.split) for s in whole):
+        here = [s for s in whole if (s.protocol, s.split) == (protocol, split)]
+        for task in sorted({s.task for s in here}, key=[*TASK_NAMES, *(s.task for s in here)].index):
+            by = {p: [s for s in here if (s.predictor, s.task) == (p, task)] for p in PREDICTORS}
+            line = {"split": split, "task": task, "target": _target(protocol, split, task)}
+            found.setdefault(protocol, []).append(line | {p: _mean(by[p]) for p in by if by[p]})
+    return found
 
 
-def _main(everything: Sequence[Score]) -> list[str]:
-    """Split by task: the mean over what was left out, target, and each predictor."""
-    lines = [_row(["split", "task", "target", *PREDICTORS]), _row(["---"] * (3 + len(PREDICTORS)))]
-    for split in dict.fromkeys(s.split for s in everything if s.protocol == MAIN):
-        for task in (t.name for t in TASKS):
-            rows = [s for s in everything if s.protocol == MAIN and s.split == split and s.task == task]
-            means = {p: [s for s in rows if s.predictor == p] for p in PREDICTORS}
-            known = {p: _mean(scores) for p, scores in means.items() if scores}
-            if not known:
-                continue
-            target = TARGETS.get((split, task))
-            verdict = _verdict(known["learned"], target) if "learned" in known else ""
-            lines.append(_row([split, task, verdict, *_cells(known)]))
-    return ["\n".join(lines)] if len(lines) > 2 else []
+def _target(protocol: str, split: str, task: str) -> float | None:
+    if protocol == MAIN:
+        return TARGETS.get((split, task))
+    return SOURCE_TARGETS.get((protocol, task), _SAME_FOR_ALL.get(protocol))
 
 
-def _cells(known: dict[str, float]) -> list[str]:
-    best = min(known.values())
-    cells = {p: f"{value:.1f}" for p, value in known.items()}
-    return [f"**{cells[p]}**" if known.get(p) == best else cells.get(p, "–") for p in PREDICTORS]
+def _means(lines: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
+    rows = []
+    for line in lines:
+        target, known = line["target"], {p: line[p] for p in PREDICTORS if p in line}
+        verdict = ""
+        if target is not None and "learned" in known:
+            verdict = f"{target:g}, {'met' if known['learned'] <= target else '**missed**'}"
+        best = min(known.values())
+        cells = {p: f"**{value:.1f}**" if value == best else f"{value:.1f}" for p, value in known.items()}
+        rows.append([*(line[name] for name in names), verdict, *(cells.get(p, "–") for p in PREDICTORS)])
+    return markdown([*names, "target", *PREDICTORS], rows)
 
 
-def _table(scores: Sequence[Score]) -> str:
-    lines = [_row(["split", "left out", "task", "rows", *PREDICTORS]), _row(["---"] * (4 + len(PREDICTORS)))]
-    keys = dict.fromkeys((s.split, s.left_out, s.task) for s in scores)
-    for split, left_out, task in keys:
-        here = {s.predictor: s for s in scores if (s.split, s.left_out, s.task) == (split, left_out, task)}
+def _each(scores: Sequence[Score]) -> str:
+    rows = []
+    for key in dict.fromkeys((s.split, s.left_out, s.task) for s in scores):
+        here = {s.predictor: s for s in scores if (s.split, s.left_out, s.task) == key}
         cells = [f"{here[p].mean:.1f} ({here[p].median:.1f})" if p in here else "–" for p in PREDICTORS]
-        lines.append(_row([split, left_out, task, f"{next(iter(here.values())).rows:,}", *cells]))
-    return "\n".join(lines)
+        rows.append([*key, f"{next(iter(here.values())).rows:,}", *cells])
+    return markdown(["split", "left out", "task", "rows", *PREDICTORS], rows)
 
 
 def _sources(everything: Sequence[Score]) -> list[str]:
     parts = []
-    for protocol in dict.fromkeys(s.protocol for s in everything if s.protocol != MAIN):
-        scores = [s for s in everything if s.protocol == protocol]
-        lines = [_row(["task", "target", *PREDICTORS]), _row(["---"] * (2 + len(PREDICTORS)))]
-        for task in dict.fromkeys(s.task for s in scores):
-            by = {p: [s for s in scores if s.predictor == p and s.task == task] for p in PREDICTORS}
-            known = {p: _mean(rows) for p, rows in by.items() if rows}
-            target = SOURCE_TARGETS.get((protocol, task), _SAME_FOR_ALL.get(protocol))
-            verdict = _verdict(known["learned"], target) if "learned" in known else ""
-            lines.append(_row([task, verdict, *_cells(known)]))
-        left = [s for s in scores if s.predictor == "learned" and s.split in ("gpu", "fabric")]
+    for protocol, lines in means([s for s in everything if s.protocol != MAIN]).items():
+        left = [s for s in everything if s.protocol == protocol and s.predictor == "learned"]
+        left = [s for s in left if s.split in ("gpu", "fabric")]
         note = "By what was left out: " + ", ".join(f"{s.left_out} {s.mean:.1f}" for s in left) if left else ""
-        parts += [f"### {protocol}", "\n".join(lines), note]
+        parts += [f"### {protocol}", _means(lines, ["task"]), note]
     return parts
 
 
@@ -137,72 +139,77 @@ def _lost(everything: Sequence[Score]) -> str:
 
 
 def _intervals(everything: Sequence[Score]) -> str:
-    lines = [_row(["protocol", "split", "left out", "task", "rows inside the 80% interval"]), _row(["---"] * 5)]
-    for s in everything:
-        if s.predictor == "learned" and s.coverage is not None:
-            lines.append(_row([s.protocol, s.split, s.left_out, s.task, f"{s.coverage:.0%}"]))
-    return "\n".join(lines) if len(lines) > 2 else ""
+    rows = [
+        (s.protocol, s.split, s.left_out, s.task, f"{s.coverage:.0%}")
+        for s in everything
+        if s.predictor == "learned" and s.coverage is not None
+    ]
+    return markdown(["protocol", "split", "left out", "task", "rows inside the 80% interval"], rows)
 
 
 def _groups(scores: Sequence[Score]) -> str:
-    lines = [_row(["split", "left out", "task", "rows of", "rows", "mean", "median", "p90", "bias"]), _row(["---"] * 9)]
-    for s in scores:
-        cells = [f"{x:.1f}" for x in (s.mean, s.median, s.p90, s.bias)]
-        lines.append(_row([s.split, s.left_out, s.task, s.group, f"{s.rows:,}", *cells]))
-    return "\n".join(lines) if len(lines) > 2 else ""
+    rows = [
+        (s.split, s.left_out, s.task, s.group, f"{s.rows:,}", *(f"{x:.1f}" for x in (s.mean, s.median, s.p90, s.bias)))
+        for s in scores
+    ]
+    return markdown(["split", "left out", "task", "rows of", "rows", "mean", "median", "p90", "bias"], rows)
 
 
-def _plots(found: Sequence[Score], out: Path) -> list[str]:
+def saved_plot(path: Path, rows: int, columns: int, size: tuple[float, float], draw: Callable[[Any], None]) -> None:
+    """A picture of rows by columns, drawn by a function that gets the axes; nothing where Matplotlib is not."""
     if importlib.util.find_spec("matplotlib") is None:
-        return []
+        return
     import matplotlib
 
     matplotlib.use("Agg")
-    names = [_regime_plot(found, out)] if any(s.group.startswith("regime=") for s in found) else []
-    if (out / "density.json").exists():
-        names.append(_density_plot(out))
-    return names
-
-
-def _regime_plot(found: Sequence[Score], out: Path) -> str:
     from matplotlib import pyplot as plt
 
-    tasks = [t.name for t in TASKS]
+    figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False)
+    draw(axes)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def _plots(found: Sequence[Score], out: Path) -> list[str]:
+    """Their names, without the ending."""
+    _regime_plot([s for s in found if s.protocol == MAIN and s.group.startswith("regime=")], out)
+    if (out / DENSITY).exists():
+        _density_plot(out)
+    return [name for name in ("error_by_regime", "predicted_against_measured") if (out / f"{name}.png").exists()]
+
+
+def _regime_plot(found: Sequence[Score], out: Path) -> None:
     splits = [s for s in ("shapes", "gpu", "generation") if any(x.split == s for x in found)]
-    figure, axes = plt.subplots(1, max(1, len(splits)), figsize=(4.5 * max(1, len(splits)), 3.6), squeeze=False)
-    for axis, split in zip(axes[0], splits, strict=False):
-        for offset, task in enumerate(tasks):
-            rows = [s for s in found if s.protocol == MAIN and s.split == split and s.task == task]
-            rows = [s for s in rows if s.predictor == "learned" and s.group.startswith("regime=")]
-            regimes = list(dict.fromkeys(s.group[7:] for s in rows))
-            heights = [_mean([s for s in rows if s.group[7:] == r]) for r in regimes]
-            axis.bar(np.arange(len(regimes)) + 0.2 * offset, heights, 0.2, label=task)
-            axis.set_xticks(np.arange(len(regimes)) + 0.3, regimes)
-        axis.set_title(f"{split} left out")
-        axis.set_ylabel("mean error, %")
-    axes[0][0].legend(fontsize=7)
-    figure.tight_layout()
-    figure.savefig(out / "error_by_regime.png", dpi=110)
-    plt.close(figure)
-    return "error_by_regime"
+
+    def draw(axes: Any) -> None:
+        for axis, split in zip(axes[0], splits, strict=True):
+            for offset, task in enumerate(TASK_NAMES):
+                rows = [s for s in found if (s.split, s.task, s.predictor) == (split, task, "learned")]
+                regimes = list(dict.fromkeys(s.group[7:] for s in rows))
+                heights = [_mean([s for s in rows if s.group[7:] == r]) for r in regimes]
+                axis.bar(np.arange(len(regimes)) + 0.2 * offset, heights, 0.2, label=task)
+                axis.set_xticks(np.arange(len(regimes)) + 0.3, regimes)
+            axis.set(title=f"{split} left out", ylabel="mean error, %")
+        axes[0][0].legend(fontsize=7)
+
+    if splits:
+        saved_plot(out / "error_by_regime.png", 1, len(splits), (4.5 * len(splits), 3.6), draw)
 
 
-def _density_plot(out: Path) -> str:
-    from matplotlib import pyplot as plt
-
-    grids = json.loads((out / "density.json").read_text())
-    lines = [f"{split}, {task.name}" for split in ("shapes: new shapes", "gpu: h200_sxm") for task in TASKS]
+def _density_plot(out: Path) -> None:
+    grids = json.loads((out / DENSITY).read_text())
+    lines = [f"{split}, {task}" for split in ("shapes: new shapes", "gpu: h200_sxm") for task in TASK_NAMES]
     wanted = [name for name in lines if name in grids]
-    figure, axes = plt.subplots(2, 4, figsize=(15, 6.2), squeeze=False)
-    for axis, name in zip(axes.flat, wanted, strict=False):
-        counts = np.array(grids[name]).T
-        axis.pcolormesh(10**GRID_TIME, 10**GRID_RATIO, np.log1p(counts), cmap="viridis")
-        axis.axhline(1, color="white", linewidth=0.6)
-        axis.set(xscale="log", title=name, xlabel="measured, µs", ylabel="predicted / measured")
-        axis.title.set_fontsize(8)
-    for axis in axes.flat[len(wanted) :]:
-        axis.axis("off")
-    figure.tight_layout()
-    figure.savefig(out / "predicted_against_measured.png", dpi=110)
-    plt.close(figure)
-    return "predicted_against_measured"
+
+    def draw(axes: Any) -> None:
+        for axis, name in zip(axes.flat, wanted, strict=False):
+            counts = np.array(grids[name]).T
+            axis.pcolormesh(10**GRID_TIME, 10**GRID_RATIO, np.log1p(counts), cmap="viridis")
+            axis.axhline(1, color="white", linewidth=0.6)
+            axis.set(xscale="log", title=name, xlabel="measured, µs", ylabel="predicted / measured")
+            axis.title.set_fontsize(8)
+        for axis in axes.flat[len(wanted) :]:
+            axis.axis("off")
+
+    saved_plot(out / "predicted_against_measured.png", 2, 4, (15, 6.2), draw)

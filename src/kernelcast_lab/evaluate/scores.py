@@ -1,19 +1,24 @@
-"""Errors of predictions, in percent of the measured time, by group."""
+"""Errors of predictions by group, and the file that keeps them."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kernelcast.measured.errors import Errors
+
+Columns = Mapping[str, NDArray[Any]]
 REGIMES = {"under 10 µs": (0.0, 10.0), "10-100 µs": (10.0, 100.0), "over 100 µs": (100.0, np.inf)}
 
 
-@dataclass(frozen=True)
-class Score:
+@dataclass(frozen=True, kw_only=True)
+class Score(Errors):
     """One line of the evaluation."""
 
     protocol: str
@@ -22,44 +27,33 @@ class Score:
     task: str
     predictor: str
     group: str  # what the rows have in common: all, dtype=…, gpu=…, regime=…
-    rows: int
-    mean: float
-    median: float
-    p90: float
-    bias: float
-    coverage: float | None
 
 
-def scores(
-    told: Mapping[str, str],
-    columns: Mapping[str, NDArray[Any]],
-    results: Mapping[str, NDArray[Any]],
-    intervals: bool,
-) -> Iterator[Score]:
+def scores(told: Mapping[str, Any], columns: Columns, results: Columns, intervals: bool) -> Iterator[Score]:
     """Scores of one predictor's results: over all rows, and by dtype, GPU, regime."""
     truth = np.asarray(columns["latency_us"], dtype=np.float64)
+    names = ("predicted_us", "low_us", "high_us") if intervals else ("predicted_us",)
     for group, rows in _groups(columns, truth).items():
-        if not rows.any():
-            continue
-        ratio = results["predicted_us"][rows] / truth[rows]
-        error = np.abs(ratio - 1) * 100
-        inside = (truth[rows] >= results["low_us"][rows]) & (truth[rows] <= results["high_us"][rows])
-        yield Score(
-            **told,
-            group=group,
-            rows=int(rows.sum()),
-            mean=float(np.mean(error)),
-            median=float(np.median(error)),
-            p90=float(np.quantile(error, 0.9)),
-            bias=float(np.mean(ratio - 1) * 100),
-            coverage=float(np.mean(inside)) if intervals else None,
-        )
+        if rows.any():
+            yield Score.of(truth[rows], *(results[name][rows] for name in names), **told, group=group)
 
 
-def _groups(columns: Mapping[str, NDArray[Any]], truth: NDArray[np.float64]) -> dict[str, NDArray[np.bool_]]:
+def _groups(columns: Columns, truth: NDArray[np.float64]) -> dict[str, NDArray[np.bool_]]:
     found = {"all": np.ones(len(truth), dtype=bool)}
     for name in ("dtype", "gpu"):
         words = columns[name].astype(str)
         found |= {f"{name}={word}": words == word for word in np.unique(words)}
     found |= {f"regime={name}": (truth >= low) & (truth < high) for name, (low, high) in REGIMES.items()}
     return found
+
+
+def read_kept(path: Path, default: Any) -> Any:
+    return json.loads(path.read_text()) if path.exists() else default
+
+
+def write_kept(path: Path, value: Any) -> None:
+    """A file is whole or not there: a run may be cut off at any time."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_suffix(".tmp")
+    scratch.write_text(json.dumps(value, indent=0))
+    scratch.replace(path)

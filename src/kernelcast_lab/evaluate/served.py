@@ -1,4 +1,4 @@
-"""Whole models against measured ones: ``python -m kernelcast_lab.evaluate.served --data DIR``.
+"""Whole models as they were served, against predictions.
 
 PipeWeave's static batches (SGLang and vLLM), and AIConfigurator's serving points: engines that hold a number of
 requests in flight. A point is predicted as a steady state. An engine that mixes prompts with decode steps replaces each
@@ -9,16 +9,15 @@ next ones are read together, and each waits for those behind it, on the mean hal
 
 from __future__ import annotations
 
-import argparse
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-
-import numpy as np
+from typing import Any
 
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import gpu
+from kernelcast.measured.errors import Errors
 from kernelcast.networks import model
 from kernelcast.networks.forward import Deployment
 from kernelcast.networks.precision import Precision
@@ -38,6 +37,7 @@ _MODELS = {
     "deepseek-ai/DeepSeek-R1": "deepseek-r1", "deepseek-ai/DeepSeek-V3": "deepseek-v3",
     "moonshotai/Kimi-K2.5": "kimi-k2",
 }  # fmt: skip
+SOURCES = ("pipeweave", "aiconfigurator")
 _BLACKWELL = "10"
 _ADMITTED = 0.5  # of the requests in flight, that decode at a time (by the measured times)
 _FEW = 4  # requests in flight, among which a prompt seldom waits for another
@@ -81,9 +81,9 @@ def _case(case: ServedCase) -> Deployment:
     return Deployment(model(_MODELS[case.model]), gpu(case.gpu), stack(case.stack), Precision(), layout)
 
 
-def steady_points(points: Sequence[ServingPoint]) -> tuple[list[Compared], dict[str, int]]:
+def steady_points(points: Sequence[ServingPoint]) -> tuple[list[Compared], Counter[str]]:
     """Time per output token (and to the first, where few run) of points that can be predicted; why others cannot."""
-    left: dict[str, int] = {}
+    left: Counter[str] = Counter()
     places, pairs = [], []
     for point in points:
         try:
@@ -95,8 +95,7 @@ def steady_points(points: Sequence[ServingPoint]) -> tuple[list[Compared], dict[
             if not running:
                 raise KernelcastError("does not fit")
         except KernelcastError as error:
-            reason = str(error).split(";")[0]
-            left[reason] = left.get(reason, 0) + 1
+            left[str(error).split(";")[0]] += 1
             continue
         middle = point.input_tokens + point.output_tokens // 2 - 2
         pairs += [(place, Workload.equal(1, point.input_tokens, 1, chunk=_CHUNK)),
@@ -137,47 +136,30 @@ def _precision(point: ServingPoint, name: str, capability: str) -> Precision:
     return Precision(point.weights, cache, point.experts)
 
 
-def lines(compared: Iterable[Compared], by: str | None = None) -> list[str]:
-    """A table of mean and median error of each quantity, whole or by a group."""
-    groups: dict[tuple[str, str], list[float]] = {}
+def by_group(compared: Sequence[Compared], by: str | None = None) -> list[dict[str, Any]]:
+    """Errors of each quantity, whole or by a group."""
+    members: dict[tuple[str, str], list[Compared]] = {}
     for entry in compared:
-        groups.setdefault((entry.what, entry.groups.get(by, "") if by else ""), []).append(entry.error)
-    found = [f"{'':24}{by or '':28}{'n':>5}{'mean %':>9}{'median %':>10}{'bias %':>9}"]
-    for (what, name), errors in sorted(groups.items()):
-        size = np.abs(errors)
-        found.append(
-            f"{what:24}{name:28}{len(errors):5}{size.mean():9.1f}{np.median(size):10.1f}{np.median(errors):+9.1f}"
-        )
-    return found
+        members.setdefault((entry.what, entry.groups[by] if by else ""), []).append(entry)
+    lines = []
+    for (what, name), entries in sorted(members.items()):
+        errors = Errors.of([c.measured_s for c in entries], [c.predicted_s for c in entries])
+        lines.append({"of": what, **({by: name} if by else {}), **asdict(errors)})
+    return lines
 
 
-def mean_error(compared: Iterable[Compared], what: str, where: Callable[[Compared], bool] = lambda c: True) -> float:
-    """Mean size of the error of one quantity, in percent."""
-    return float(np.mean([abs(c.error) for c in compared if c.what == what and where(c)]))
-
-
-def main(words: Sequence[str] | None = None) -> int:
-    """Entry: 0, or 2 with one line on stderr."""
-    parser = argparse.ArgumentParser(prog="python -m kernelcast_lab.evaluate.served", description=__doc__)
-    parser.add_argument("--data", type=Path, help="folder of measured tables; default: the variable KERNELCAST_DATA")
-    given = parser.parse_args(words)
-    try:
-        batches = static_batches(served_cases(given.data))
-        measured = serving_points(given.data)
+def figures(root: Path | None, sources: Sequence[str] = SOURCES) -> dict[str, list[dict[str, Any]]]:
+    """Tables of errors, by source; every table is read before anything is predicted."""
+    cases = served_cases(root) if "pipeweave" in sources else []
+    measured = serving_points(root) if "aiconfigurator" in sources else []
+    found = {}
+    if cases:
+        batches = static_batches(cases)
+        found = {"static_batches": by_group(batches), "static_batches_by_gpu": by_group(batches, "gpu")}
+    if measured:
         points, left = steady_points(measured)
-    except KernelcastError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print("Static batches (PipeWeave)", *lines(batches), "", *lines(batches, "gpu"), sep="\n")
-    covered = sum(c.what == "TPOT" for c in points)
-    print(
-        f"\nServing points (AIConfigurator): {covered:,} of {len(measured):,} predicted", *lines(points), "", sep="\n"
-    )
-    print(*lines(points, "model"), "", *lines(points, "stack"), sep="\n")
-    for reason, count in sorted(left.items(), key=lambda item: -item[1]):
-        print(f"left out {count:5}: {reason}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        found["serving_points"] = by_group(points)
+        found |= {f"serving_points_by_{by}": by_group(points, by) for by in ("model", "stack")}
+        told = {"predicted": sum(c.what == "TPOT" for c in points), **dict(left.most_common())}
+        found["points_told"] = [{"points": count, "which": reason} for reason, count in told.items()]
+    return found

@@ -1,21 +1,26 @@
-"""What is fitted and what is tested: a split never shows its test rows, nor their kin, to the fit."""
+"""What is fitted and what is tested: a split never shows its test rows, nor their kin, to the fit.
+
+A protocol says which rows of a family are split, how, and under which names the test rows are scored: those of the main
+table, and the splits that the sources' authors, or the questions of users, call for.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelcast.errors import unknown
 from kernelcast.measured.folds import TEST_FOLD, shape_fold
 from kernelcast_lab.fit.fit import TWINS
 
 Columns = Mapping[str, NDArray[Any]]
 Mask = NDArray[np.bool_]
+Rows = Callable[[Columns], Mask]
 
+MAIN = "main table"
 GENERATIONS = {
     "A100": ("a100_sxm",),
     "L40S": ("l40s",),
@@ -25,44 +30,30 @@ GENERATIONS = {
 
 
 @dataclass(frozen=True)
-class Task:
-    """Rows that are scored together."""
-
-    name: str
-    family: str
-    rows: Callable[[Columns], Mask]
-
-
-def _source(name: str, **words: tuple[str, ...]) -> Callable[[Columns], Mask]:
-    def rows(columns: Columns) -> Mask:
-        keep = columns["source"] == name
-        for column, allowed in words.items():
-            keep = keep & np.isin(columns[column].astype(str), allowed)
-        return np.asarray(keep, dtype=bool)
-
-    return rows
-
-
-def _attention(decode: bool) -> Callable[[Columns], Mask]:
-    return lambda columns: (columns["page_size"] > 0) == decode
-
-
-TASKS = (
-    Task("GEMM bf16+fp8", "gemm", _source("aiconfigurator", op=("gemm",), dtype=("bf16", "fp8"))),
-    Task("attention prefill", "attention", _attention(decode=False)),
-    Task("attention decode", "attention", _attention(decode=True)),
-    Task("fused MoE", "moe", _source("aiconfigurator")),
-)
-
-
-@dataclass(frozen=True)
 class Split:
-    """One fit and one test. ``label``: what was left out. ``note``: which rows the test keeps."""
+    """One fit and one test. ``label``: what was left out."""
 
     name: str
     label: str
     train: Mask
     test: Mask
+
+
+Splitter = Callable[[Columns], Iterator[Split]]
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """Rows of one family, how to split them, and how the test rows are named in the table."""
+
+    name: str
+    family: str
+    rows: Rows
+    splits: Splitter
+    groups: Callable[[Columns], Mapping[str, Mask]]
+
+
+# ---- splits ----
 
 
 def shapes(columns: Columns) -> Iterator[Split]:
@@ -84,30 +75,114 @@ def generation(columns: Columns) -> Iterator[Split]:
     source = columns["kernel_source"].astype(str)
     for label, gpus in GENERATIONS.items():
         test = np.isin(place, gpus)
-        if test.any():
-            shared = np.isin(source, np.unique(source[~test]))
-            yield Split("generation", label, ~test, test & shared)
+        shared = np.isin(source, np.unique(source[~test]))
+        yield Split("generation", label, ~test, test & shared)
 
 
-def stack(columns: Columns) -> Iterator[Split]:
-    """Every campaign of one framework out."""
-    name = columns["stack"].astype(str)
-    for out in ("vllm", "sglang", "trtllm"):
-        test = name == out
-        if test.any() and (~test).any():
-            yield Split("stack", out, ~test, test)
+def _each_out(name: str, column: str, words: Sequence[str] | None = None) -> Splitter:
+    """Every row with one word in a column out, a word at a time; default: each that is there."""
+
+    def splits(columns: Columns) -> Iterator[Split]:
+        place = columns[column].astype(str)
+        for word in np.unique(place) if words is None else words:
+            test = place == word
+            if not test.all():
+                yield Split(name, str(word), ~test, test)
+
+    return splits
 
 
-SPLITS: Mapping[str, Callable[[Columns], Iterator[Split]]] = {
+def _own_split(columns: Columns) -> Iterator[Split]:
+    kind = columns["split"].astype(str)
+    yield Split("own split", "train -> test", kind == "train", kind == "test")
+
+
+SPLITS: Mapping[str, Splitter] = {
     "shapes": shapes,
     "gpu": gpu_out,
     "generation": generation,
-    "stack": stack,
+    "stack": _each_out("stack", "stack", ("vllm", "sglang", "trtllm")),
 }
 
+# ---- rows, and the names they are scored under ----
 
-def splits(names: tuple[str, ...], columns: Columns) -> Iterator[Split]:
-    for name in names:
-        if name not in SPLITS:
-            raise unknown("split", name, SPLITS)
-        yield from SPLITS[name](columns)
+
+def _source(name: str, **words: tuple[str, ...]) -> Rows:
+    def rows(columns: Columns) -> Mask:
+        keep = columns["source"] == name
+        for column, allowed in words.items():
+            keep = keep & np.isin(columns[column].astype(str), allowed)
+        return np.asarray(keep, dtype=bool)
+
+    return rows
+
+
+def _attention(decode: bool) -> Rows:
+    return lambda columns: (columns["page_size"] > 0) == decode
+
+
+def _every_row(columns: Columns) -> Mask:
+    return np.ones(len(columns["op"]), dtype=bool)
+
+
+def _nvidia(columns: Columns) -> Mask:
+    amd = np.array([str(g).startswith("mi") for g in columns["gpu"]])
+    return np.asarray((columns["source"] == "neusight") & ~amd, dtype=bool)
+
+
+def _neusight_groups(columns: Columns) -> Mapping[str, Mask]:
+    op = columns["op"].astype(str)
+    names = {"bmm": "BMM", "gemm": "linear", "softmax": "softmax", "layernorm": "layer norm"}
+    return {label: op == name for name, label in names.items()} | {"element-wise": ~np.isin(op, [*names, "conv2d"])}
+
+
+def _fp8_groups(columns: Columns) -> Mapping[str, Mask]:
+    unseen = np.isin(columns["gpu"].astype(str), ("h100_sxm", "h200_sxm"))
+    return {"overall": _every_row(columns), "unseen H100, H200": unseen, "seen H20, H800": ~unseen}
+
+
+def _all(name: str) -> Callable[[Columns], Mapping[str, Mask]]:
+    return lambda columns: {name: _every_row(columns)}
+
+
+def _by_op(columns: Columns) -> Mapping[str, Mask]:
+    op = columns["op"].astype(str)
+    return {str(name): op == name for name in np.unique(op)}
+
+
+# Of the main table: rows that are scored together, by family and name.
+TASKS: Mapping[str, Mapping[str, Rows]] = {
+    "gemm": {"GEMM bf16+fp8": _source("aiconfigurator", op=("gemm",), dtype=("bf16", "fp8"))},
+    "attention": {"attention prefill": _attention(decode=False), "attention decode": _attention(decode=True)},
+    "moe": {"fused MoE": _source("aiconfigurator")},
+}
+TASK_NAMES = tuple(name for tasks in TASKS.values() for name in tasks)
+
+
+def main_table(family: str, splits: Sequence[str], tasks: Sequence[str]) -> Protocol:
+    """All tasks of the family are fitted on, whichever of them are scored."""
+    known = TASKS[family]
+    return Protocol(
+        MAIN,
+        family,
+        rows=lambda columns: np.any([rows(columns) for rows in known.values()], axis=0),
+        splits=lambda columns: (split for name in splits for split in SPLITS[name](columns)),
+        groups=lambda columns: {name: rows(columns) for name, rows in known.items() if name in tasks},
+    )
+
+
+SOURCES = (
+    Protocol("PipeWeave fp8 GEMM", "gemm", _source("pipeweave"), _own_split, _fp8_groups),
+    Protocol("NeuSight fp32 ops", "gemm", _nvidia, _own_split, _neusight_groups),
+    Protocol("NeuSight fp32 ops", "memory", _nvidia, _own_split, _neusight_groups),
+    Protocol("PipeWeave MoE w13, one GPU out", "moe_gemm", _source("pipeweave"), _each_out("gpu", "gpu"), _all("w13")),
+    Protocol("Vidur layers, new token counts", "memory", _source("vidur"), shapes, _by_op),
+    Protocol("collectives, new sizes", "collective", _every_row, shapes, _by_op),
+    Protocol(
+        "collectives, one fabric out",  # a GPU and its link together: every campaign on one GPU
+        "collective",
+        _source("aiconfigurator"),
+        _each_out("fabric", "gpu", ("a100_sxm", "h100_sxm", "l40s")),
+        _all("all collectives"),
+    ),
+)

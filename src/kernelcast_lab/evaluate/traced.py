@@ -1,4 +1,4 @@
-"""Traced models against whole models measured by this project: ``python -m kernelcast_lab.evaluate.traced``.
+"""Traced models against whole models measured by this project.
 
 Every measured case is built again on meta tensors, traced as it was run, and predicted: the sum of its kernels against
 the profiler's, the wall time against the clock's. Needs torch and transformers; no GPU.
@@ -6,14 +6,15 @@ the profiler's, the wall time against the clock's. Needs torch and transformers;
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 import torch
 
+from kernelcast.efficiency import Predictor
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import gpu
 from kernelcast.networks.traced import Trace
@@ -21,7 +22,6 @@ from kernelcast.predict import Conditions
 from kernelcast.times import Times
 from kernelcast.tracing import trace
 from kernelcast.training.step import LAUNCH_BOUND, STEP, Step, run_step
-from kernelcast_lab.models.cases import Case
 from kernelcast_lab.models.steps import build, make_step
 from kernelcast_lab.models.store import MeasuredCase, load_cases
 
@@ -53,7 +53,7 @@ class Found:
 
 
 def traced(case: MeasuredCase) -> Trace:
-    """The case on meta tensors, as ``lab.collect.models`` runs it."""
+    """The case on meta tensors, as ``collect-models`` runs it."""
     model = build(case.config, case.case.dtype, _META)
     if case.case.mode == "training":
         with _META:
@@ -82,53 +82,51 @@ def evaluate(cases: Iterable[MeasuredCase], conditions: Conditions) -> list[Foun
     return found
 
 
-def _mean(values: Sequence[float]) -> float:
-    return 100 * sum(abs(value) for value in values) / len(values) if values else float("nan")
+def case_lines(found: Iterable[Found]) -> list[dict[str, Any]]:
+    """A line a case; ``launch_bound``: as measured, ``told``: as predicted."""
+    return [
+        {
+            "case": f.case.case.id,
+            "kernels_ms": f.case.kernel_sum_ms,
+            "predicted_kernels_ms": f.step.kernel_time_s * 1e3,
+            "kernels_error": 100 * f.kernel_error,
+            "wall_ms": f.case.wall_ms,
+            "predicted_wall_ms": f.step.time_s * 1e3,
+            "wall_error": 100 * f.wall_error,
+            "launch_bound": f.launch_bound,
+            "told": f.step.launch_bound,
+            "covered": f.step.coverage,
+        }
+        for f in found
+    ]
 
 
-def summary(found: Sequence[Found]) -> list[str]:
-    """Means by mode, and in how many cases the binding side was told right."""
-    lines = []
+def summary(found: Sequence[Found]) -> list[dict[str, Any]]:
+    """Mean errors by mode, and in how many cases the binding side was told right."""
     groups = {"inference": [f for f in found if f.case.case.mode != "training"]}
     groups |= {mode: [f for f in found if f.case.case.mode == mode] for mode in ("prefill", "decode", "training")}
-    groups["eager"] = [f for f in found if f.case.case.launch == "eager"]
-    groups["all"] = list(found)
-    for name, members in groups.items():
-        right = sum(f.launch_bound == f.step.launch_bound for f in members)
-        lines.append(
-            f"{name:10s} {len(members):3d} cases: kernels {_mean([f.kernel_error for f in members]):5.1f}%, "
-            f"wall {_mean([f.wall_error for f in members]):5.1f}%, launch-bound told right {right}/{len(members)}"
-        )
-    return lines
+    groups |= {"eager": [f for f in found if f.case.case.launch == "eager"], "all": list(found)}
+    return [
+        {
+            "mode": name,
+            "cases": len(members),
+            "kernels_error": 100 * fmean(abs(f.kernel_error) for f in members),
+            "wall_error": 100 * fmean(abs(f.wall_error) for f in members),
+            "launch_bound_told_right": sum(f.launch_bound == f.step.launch_bound for f in members),
+        }
+        for name, members in groups.items()
+        if members
+    ]
 
 
-def _line(found: Found) -> str:
-    case: Case = found.case.case
-    told = f"{'launch-bound' if found.launch_bound else '':12s}/{'launch-bound' if found.step.launch_bound else '':12s}"
-    return (
-        f"{case.id:52s} kernels {found.step.kernel_time_s * 1e3:8.2f} of {found.case.kernel_sum_ms:8.2f} ms "
-        f"{100 * found.kernel_error:+6.1f}%  wall {found.step.time_s * 1e3:8.2f} of {found.case.wall_ms:8.2f} ms "
-        f"{100 * found.wall_error:+6.1f}%  {told}  covered {100 * found.step.coverage:.1f}%"
-    )
+def figures(cases: Iterable[MeasuredCase], predictor: str | Predictor) -> dict[str, list[dict[str, Any]]]:
+    found = evaluate(cases, replace(STEP, predictor=predictor))
+    return {"cases": case_lines(found), "summary": summary(found)}
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m kernelcast_lab.evaluate.traced", description=__doc__)
-    parser.add_argument("--measured", type=Path, default=MEASURED, help="file of measured models")
-    parser.add_argument("--predictor", default="learned")
-    parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="cases whose id holds one of the words")
-    given = parser.parse_args(words)
-    try:
-        cases = [c for c in load_cases(given.measured) if not given.only or any(w in c.case.id for w in given.only)]
-        if not cases:
-            raise KernelcastError(f"no measured case holds {' or '.join(given.only)} in its id")
-        found = evaluate(cases, replace(STEP, predictor=given.predictor))
-    except KernelcastError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(*(_line(f) for f in found), *summary(found), sep="\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def chosen_cases(path: Path, words: Sequence[str] = ()) -> list[MeasuredCase]:
+    """The measured cases of a file; with ``words``, those whose id holds one of them."""
+    found = [case for case in load_cases(path) if not words or any(word in case.case.id for word in words)]
+    if not found:
+        raise KernelcastError(f"no measured case of {path} holds {' or '.join(words)} in its id")
+    return found

@@ -1,30 +1,28 @@
 """How good ``tune`` is, against exhaustive sweeps of shapes that no fit has seen.
 
-  python -m kernelcast_lab.evaluate.tuning validation/moe_configs_h200_sxm.npz [--top 16] [--more 0]
-      [--predictor learned] [-o FILE.json]
-
 The tuner runs as it does for users; where it would time a config on the GPU, it gets the time that the sweep measured.
 What it picks is then judged by the finals: 15 interleaved rounds of each shape's best 20 configs and both defaults.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
-from numpy.typing import NDArray
+from scipy.stats import spearmanr
 
-from kernelcast.advise.configs import Config, GemmProblem, MoeProblem, Problem, swift_default
+from kernelcast.advise.configs import Config, GemmProblem, MoeProblem, Problem, swift_default, vllm_default
 from kernelcast.advise.tune import TOP, predicted, tune
+from kernelcast.errors import KernelcastError
 from kernelcast.hardware import gpu
-from kernelcast.measured.config_sweeps import Sweep, about_sweeps, read_sweeps
+from kernelcast.measured.config_sweeps import Sweep, Timed, about_sweeps, read_sweeps
 from kernelcast.predict import DEFAULT, Conditions
 
-Floats = NDArray[np.float64]
+SWEEPS = Path(__file__).parents[3] / "validation" / "moe_configs_h200_sxm.npz"
 _BEST = 20  # of a kernel's configs that the finals time again
 
 
@@ -46,6 +44,13 @@ class ShapeScore:
     speedup: dict[str, float]  # of the tuned config over each engine's default, by the finals
     gap: dict[str, float]  # predicted: the default's time over the best predicted, less 1
 
+    @property
+    def line(self) -> dict[str, Any]:
+        """All fields, a number each for the engines."""
+        flat = {name: value for name, value in vars(self).items() if not isinstance(value, dict)}
+        flat |= {f"over_{stack}": value for stack, value in self.speedup.items()}
+        return flat | {f"predicted_gap_{stack}": value for stack, value in self.gap.items()}
+
 
 def problem_of(sweep: Sweep) -> Problem:
     if sweep.dense:
@@ -53,7 +58,7 @@ def problem_of(sweep: Sweep) -> Problem:
     return MoeProblem(sweep.tokens, sweep.hidden, sweep.inter, sweep.experts, sweep.topk)
 
 
-def final_times(sweep: Sweep) -> tuple[dict[tuple[int, ...], float], float]:
+def final_times(sweep: Sweep) -> tuple[dict[Config, float], float]:
     """The finals' seconds by config, and how many times the sweep's they are for the best configs.
 
     What was timed first in each round (the sweep's best config of the plain kernel) came out up to 28% slow from 32
@@ -62,7 +67,7 @@ def final_times(sweep: Sweep) -> tuple[dict[tuple[int, ...], float], float]:
     if sweep.finals is None:
         return {}, 1.0
     swept = swept_times(sweep)
-    found = {tuple(map(int, c)): float(t) for c, t in zip(sweep.finals.configs, sweep.finals.total_s, strict=True)}
+    found = swept_times(sweep.finals)
     best = list(found)[:_BEST]
     usual = float(np.median([found[c] / swept[c] for c in best[1:]]))
     if sweep.kernel == "plain":
@@ -70,8 +75,8 @@ def final_times(sweep: Sweep) -> tuple[dict[tuple[int, ...], float], float]:
     return found, usual
 
 
-def swept_times(sweep: Sweep) -> dict[tuple[int, ...], float]:
-    return {tuple(map(int, c)): float(t) for c, t in zip(sweep.configs, sweep.total_s, strict=True)}
+def swept_times(sweep: Sweep | Timed) -> dict[Config, float]:
+    return {Config(*map(int, c)): float(t) for c, t in zip(sweep.configs, sweep.total_s, strict=True)}
 
 
 def score(
@@ -80,43 +85,32 @@ def score(
     """Tune one swept shape, and compare."""
     chip, problem = gpu(chip_id), problem_of(sweep)
     swept = swept_times(sweep)
-    configs = [Config(*c) for c in swept]
+    configs = list(swept)
     guess, _, _ = predicted(problem, configs, chip, conditions)
     truth = np.array(list(swept.values()))
 
     def measure(_: Problem, wanted: Sequence[Config]) -> list[float]:
-        return [swept.get((c.block_m, c.block_n, c.block_k, c.group_m, c.warps, c.stages), np.inf) for c in wanted]
+        return [swept.get(config, np.inf) for config in wanted]
 
     tuned = tune(problem, chip, measure, top=top, more=more, conditions=conditions)
     finals, usual = final_times(sweep)
 
     def judged(config: Config) -> float:
-        key = (config.block_m, config.block_n, config.block_k, config.group_m, config.warps, config.stages)
-        return finals.get(key, swept[key] * usual)
+        return finals.get(config, swept[config] * usual)
 
     best_final = min(finals.values()) if finals else float(truth.min())
     best = configs[int(np.argmin(truth))]
     speedup = {stack: judged(c) / judged(tuned.config) for stack, c in tuned.defaults.items()}
     gap = {stack: tuned.default_predicted_s[stack] / float(guess.min()) - 1 for stack in tuned.defaults}
     return ShapeScore(
-        shape=sweep.key, configs=len(configs), measured=tuned.configs_measured, spearman=spearman(guess, truth),
+        shape=sweep.key, configs=len(configs), measured=tuned.configs_measured,
+        spearman=float(spearmanr(guess, truth).statistic),
         error=float(np.mean(np.abs(np.log(guess / truth)))), tuned=str(tuned.config), best=str(best),
         regret=(tuned.measured_s or np.inf) / float(truth.min()) - 1,
         regret_finals=judged(tuned.config) / best_final - 1,
         first_regret=float(truth[int(np.argmin(guess))] / truth.min() - 1), tuned_us=judged(tuned.config) * 1e6,
         speedup=speedup, gap=gap,
     )  # fmt: skip
-
-
-def spearman(one: Floats, other: Floats) -> float:
-    """Correlation of ranks; ties share their mean rank."""
-    return float(np.corrcoef(_ranks(one), _ranks(other))[0, 1])
-
-
-def _ranks(values: Floats) -> Floats:
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts).astype(np.float64)
-    return (last - (counts - 1) / 2)[place]
 
 
 def summary(scores: Sequence[ShapeScore]) -> dict[str, float]:
@@ -139,84 +133,74 @@ def summary(scores: Sequence[ShapeScore]) -> dict[str, float]:
         found[f"{stack}_speedup_most"] = float(gains.max())
         found[f"{stack}_slower"] = int(np.sum(gains < 0.995))
         found[f"{stack}_gap_gain"] = float(np.corrcoef(gaps, gains)[0, 1])
-        found[f"{stack}_gap_gain_ranks"] = spearman(gaps, gains)
+        found[f"{stack}_gap_gain_ranks"] = float(spearmanr(gaps, gains).statistic)
     return found
 
 
-def kernels_compared(sweeps: Sequence[Sweep]) -> list[dict[str, float | str]]:
+def kernels_compared(sweeps: Sequence[Sweep]) -> list[dict[str, Any]]:
     """The swift kernel next to the plain one: both GEMMs and whole layers (with SwiGLU), at the best and by rules.
 
     ``rule``: vLLM's default for the plain kernel, its own for the swift one, whose first GEMM does SwiGLU too.
     """
-    by_shape: dict[str, dict[str, Sweep]] = {}
+    by_shape: dict[str, dict[str, Any]] = {}
     for sweep in sweeps:
-        if sweep.layers is not None:
-            by_shape.setdefault(sweep.key, {})[sweep.kernel] = sweep
+        if sweep.layers is None:
+            continue
+        finals, usual = final_times(sweep)
+        default = vllm_default(sweep.tokens, sweep.experts)
+        own = swift_default(sweep.tokens, sweep.experts, sweep.topk) if sweep.kernel == "swift" else default
+        times_s = {
+            "best": min(finals.values()),
+            "rule": finals.get(own, swept_times(sweep)[own] * usual),
+            "layer": float(sweep.layers.total_s.min()),
+            "layer_default": sweep.layers.of([*vars(default).values()]),
+        }
+        row = by_shape.setdefault(sweep.key, {"shape": sweep.key})
+        row |= {f"{sweep.kernel}_{name}_us": time_s * 1e6 for name, time_s in times_s.items()}
+    return [row for row in by_shape.values() if "plain_best_us" in row and "swift_best_us" in row]
+
+
+def swift_over_plain(compared: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """How many times as fast the swift kernel is, by what both are timed at."""
+    pairs = (("rule", "rule"), ("best", "best"), ("rule", "best"), ("best", "rule"), ("layer", "layer"),
+             ("layer_default", "layer"), ("layer_default", "layer_default"))  # fmt: skip
     rows = []
-    for key, pair in by_shape.items():
-        row: dict[str, float | str] = {"shape": key}
-        for kernel, sweep in pair.items():
-            finals, usual = final_times(sweep)
-            default = tune(problem_of(sweep), gpu("h200_sxm")).defaults["vllm"]
-            assert sweep.layers is not None
-            row[f"{kernel}_best_us"] = min(finals.values()) * 1e6
-            own = swift_default(sweep.tokens, sweep.experts, sweep.topk) if kernel == "swift" else default
-            config = tuple(vars(own).values())
-            row[f"{kernel}_rule_us"] = finals.get(config, swept_times(sweep)[config] * usual) * 1e6
-            row[f"{kernel}_layer_us"] = float(sweep.layers.total_s.min()) * 1e6
-            row[f"{kernel}_layer_default_us"] = sweep.layers.of([*vars(default).values()]) * 1e6
-        rows.append(row)
+    for plain_at, swift_at in pairs if compared else ():
+        gain = np.array([row[f"plain_{plain_at}_us"] / row[f"swift_{swift_at}_us"] for row in compared])
+        told = {"mean": float(np.exp(np.log(gain).mean())), "least": float(gain.min()), "most": float(gain.max())}
+        rows.append({"swift": swift_at, "plain": plain_at} | told | {"slower": int(np.sum(gain < 0.995))})
     return rows
 
 
-def table(scores: Sequence[ShapeScore]) -> str:
-    """Markdown, one line a shape."""
-    lines = [
-        "| shape | Spearman | tuned | µs | off the best | over vLLM | over SGLang |",
-        "|---|--:|---|--:|--:|--:|--:|",
-    ]
-    for s in scores:
-        lines.append(
-            f"| {s.shape} | {s.spearman:.3f} | {s.tuned} | {s.tuned_us:,.0f} | {100 * s.regret_finals:.1f}% "
-            f"| {s.speedup['vllm']:.2f} | {s.speedup['sglang']:.2f} |"
-        )
-    return "\n".join(lines)
+def chosen_sweeps(path: Path, words: Sequence[str] = ()) -> tuple[list[Sweep], str]:
+    """The sweeps of a file, and their GPU; with ``words``, shapes whose name holds one of them."""
+    try:
+        found, place = read_sweeps(path), str(about_sweeps(path)["gpu"])
+    except KernelcastError:
+        raise
+    except (ValueError, KeyError, EOFError, BadZipFile) as error:
+        raise KernelcastError(f"{path} holds no swept configs: {error}") from None
+    return [sweep for sweep in found if not words or any(word in sweep.key for word in words)], place
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sweeps", type=Path)
-    parser.add_argument("--top", type=int, default=TOP)
-    parser.add_argument("--more", type=int, default=0)
-    parser.add_argument("--predictor", default="learned", choices=("learned", "generic"))
-    parser.add_argument("-o", "--out", type=Path)
-    given = parser.parse_args()
-    sweeps = read_sweeps(given.sweeps)
-    chip, conditions = str(about_sweeps(given.sweeps)["gpu"]), Conditions(predictor=given.predictor)
-
-    def scores_of(phase: str, kernel: str) -> list[ShapeScore]:
-        chosen = [s for s in sweeps if s.phase == phase and s.kernel == kernel]
-        return [score(s, chip, given.top, given.more, conditions) for s in chosen]
-
-    found = {name: scores_of("main", name) for name in ("plain", "swift")}
-    dense = scores_of("dense", "plain")
+def figures(
+    sweeps: Sequence[Sweep], chip_id: str, top: int = TOP, more: int = 0, conditions: Conditions = DEFAULT
+) -> dict[str, list[dict[str, Any]]]:
+    """Every shape that is tested on, the figures that targets are set for, and the two kernels beside each other."""
+    kinds = {"plain": ("main", "plain"), "swift": ("main", "swift"), "dense": ("dense", "plain")}
+    scored = {
+        kind: [score(s, chip_id, top, more, conditions) for s in sweeps if (s.phase, s.kernel) == which]
+        for kind, which in kinds.items()
+    }
+    totals = {kind: summary(scored[kind]) for kind in ("plain", "swift") if scored[kind]}
     compared = kernels_compared(sweeps)
-    print(table(found["plain"]))
-    for name, scores in found.items():
-        print(f"\n{name}: {json.dumps({k: round(v, 4) for k, v in summary(scores).items()}, indent=1)}")
-    print("\ndense:", *[f"{s.shape} {s.spearman:.3f} off {100 * s.regret:.1f}%" for s in dense], sep="\n  ")
-    pairs = (("rule", "rule"), ("best", "best"), ("rule", "best"), ("best", "rule"), ("layer", "layer"),
-             ("layer_default", "layer"), ("layer_default", "layer_default"))  # fmt: skip
-    for plain_at, swift_at in pairs:
-        gain = np.array([float(r[f"plain_{plain_at}_us"]) / float(r[f"swift_{swift_at}_us"]) for r in compared])
-        print(f"swift {swift_at} over plain {plain_at}: mean {np.exp(np.log(gain).mean()):.3f}, "
-              f"{gain.min():.3f} to {gain.max():.3f}, slower on {int(np.sum(gain < 0.995))}")  # fmt: skip
-    off = np.array([float(r["swift_rule_us"]) / float(r["swift_best_us"]) - 1 for r in compared])
-    print(f"swift by its rule: off its best by {100 * off.mean():.1f}% on the mean, {100 * off.max():.0f}% at most")
-    if given.out is not None:
-        told = {name: [asdict(s) for s in scores] for name, scores in (*found.items(), ("dense", dense))}
-        given.out.write_text(json.dumps({**told, "kernels": compared}, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    if compared:
+        off = np.array([row["swift_rule_us"] / row["swift_best_us"] - 1 for row in compared])
+        totals["swift"] |= {"rule_off_best_mean": float(off.mean()), "rule_off_best_most": float(off.max())}
+    names = dict.fromkeys(name for kind in totals.values() for name in kind)
+    return {
+        "shapes": [{"kernel": kind, **s.line} for kind, scores in scored.items() for s in scores],
+        "summary": [{"figure": name, **{kind: total.get(name) for kind, total in totals.items()}} for name in names],
+        "swift_over_plain": swift_over_plain(compared),
+        "kernels": compared,
+    }

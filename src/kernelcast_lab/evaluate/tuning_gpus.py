@@ -1,7 +1,5 @@
 """How well configs are ranked on a GPU that was left out of the fit, by PipeWeave's table of swept configs.
 
-  python -m kernelcast_lab.evaluate.tuning_gpus DATA VALIDATION [--gpus a100_sxm,l40]
-
 That table lists, for each shape, the configs within 1% of its best (or the top 3) and no others, so that a correlation
 over all configs cannot be had from it. What is known is the order of pairs: a listed config is faster than one that is
 not listed for this shape but is for another shape of the same GPU, and so was in the space searched. The score is the
@@ -12,15 +10,17 @@ measured.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.efficiency.learned import FamilyWeights
+from kernelcast.errors import refuse_unknown
+from kernelcast.hardware import gpu
 from kernelcast.measured.folds import AT_LEAST
 from kernelcast_lab.data import Measurements, merged
 from kernelcast_lab.data.config_rows import slower_rows
@@ -68,24 +68,27 @@ def left_out(data: Dataset, place: str) -> FamilyWeights:
     return FamilyWeights(encoder, (main,), transfer, main, (), {}, {})
 
 
-def main(arguments: Sequence[str]) -> None:
-    folders, options = [Path(a) for a in arguments[:2]], arguments[2:]
-    columns = fitting_columns(folders, "moe_gemm")
+def figures(
+    roots: Sequence[Path] | None, gpus: Sequence[str] = (), say: Callable[[str], None] = lambda text: None
+) -> dict[str, list[dict[str, Any]]]:
+    """A line a GPU: the median over its shapes, and the lowest tenth, by each way to rank."""
+    wanted = [gpu(name).id for name in gpus]
+    columns = fitting_columns(roots, "moe_gemm")
+    is_swept = (columns["source"] == "pipeweave") & (columns[AT_LEAST] > 0)
+    swept = sorted({str(name) for name in columns["gpu"][is_swept]})
+    refuse_unknown("GPU with configs that PipeWeave swept", wanted, swept)
     data = build(columns, "moe_gemm")
-    swept = sorted({str(g) for g in columns["gpu"][(columns["source"] == "pipeweave") & (columns[AT_LEAST] > 0)]})
-    chosen = options[options.index("--gpus") + 1].split(",") if "--gpus" in options else swept
-    for place in chosen:
+    lines = []
+    for place in wanted or swept:
         tested, listed, shape = known_order(columns, place)
         weights, physics = left_out(data, place), tested.estimate_s
         named = physics * np.exp(correction(weights, tested)[:, 0])
         nameless = physics * np.exp(correction(replace(weights, nameless=True), tested)[:, 0])
         ways = {"named": named, "nameless": nameless, "physics": physics, "both": np.sqrt(nameless * physics)}
-        told = []
+        line: dict[str, Any] = {"gpu": place, "shapes": len(np.unique(shape))}
         for name, time_s in ways.items():
             found = [rank_biserial(time_s[shape == i], listed[shape == i]) for i in np.unique(shape)]
-            told.append(f"{name} {np.median(found):.3f} (lowest tenth {np.quantile(found, 0.1):.3f})")
-        print(f"{place}: {', '.join(told)}; {len(np.unique(shape))} shapes", flush=True)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+            line |= {name: float(np.median(found)), f"{name}_lowest_tenth": float(np.quantile(found, 0.1))}
+        lines.append(line)
+        say(f"{place}: {line['both']:.3f} by both")
+    return {"gpus_left_out": lines}

@@ -1,0 +1,287 @@
+"""``kernelcast evaluate``: how far predictions are from what was measured, in percent of the measured time."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kernelcast.cli.commands import Command, CommandGroup, with_examples
+from kernelcast.cli.options import Json, PredictorName, WeightsFolder, chosen_conditions
+from kernelcast.errors import KernelcastError, refuse_unknown
+from kernelcast.report import json as as_json
+from kernelcast_lab.cli.fit import MAKE, Families, Folders, Out, Seed, needs_torch, with_tables
+
+Figures = Mapping[str, Sequence[Mapping[str, Any]]]  # lines by the name of their table
+Words = list[str] | None
+Data = Annotated[
+    Path | None, typer.Option("--data", metavar="DIR", help="folder of measured tables; default: KERNELCAST_DATA")
+]
+Only = Annotated[Words, typer.Option("--only", metavar="WORD", help="cases with this in their names")]
+_PARQUET = (
+    "python -c \"import duckdb; [duckdb.sql(f\\\"COPY (FROM '{name}.csv') TO 'measured/SOURCE/{name}.parquet'\\\")"
+    ' for name in NAMES]"'
+)
+_EXAMPLES = {
+    "tables": (*MAKE, "kernelcast evaluate tables --data measured -o accuracy --predictor roofline"),
+    "served": (
+        "mkdir -p measured/pipeweave",
+        "printf 'workload,request,num_prefill_tokens,output_tokens\\nshort,0,512,64\\n' > workloads.csv",
+        "printf 'gpu,serving,model,workload,tp,pp,batch_size,input_len,output_len,total_prefill_tokens,"
+        "total_decode_tokens,prefill_latency,median_decode_latency,total_latency\\n"
+        "NVIDIA H100,sglang,Qwen2.5-14B,short,1,1,1,512,64,512,64,0.03,0.012,0.79\\n' > e2e_real.csv",
+        _PARQUET.replace("SOURCE", "pipeweave").replace("NAMES", "('workloads', 'e2e_real')"),
+        "kernelcast evaluate served --data measured --source pipeweave",
+    ),
+    "traced": ("kernelcast evaluate traced --only bert-large/l24/prefill",),
+    "neusight": (
+        "mkdir -p measured/neusight",
+        "printf 'model,mode,seq,batch,gpu_name,measured_ms,measured_fw_ms,measured_bw_ms,neusight_ms,fused,parallelism,"
+        "num_gpus,vendor\\nbert_large,train,128,8,Tesla T4,900,300,600,990,false,none,1,nvidia\\n' > e2e.csv",
+        _PARQUET.replace("SOURCE", "neusight").replace("NAMES", "['e2e']"),
+        "kernelcast evaluate neusight --data measured",
+    ),
+    "tuning": ("kernelcast evaluate tuning --only qwen3-30b-a3b@6",),
+    "tuning-gpus": (
+        "mkdir -p pipeweave/pipetuning_test/moe_dse",
+        "for gpu in A40 L40; do awk 'BEGIN {print \"M,E,topk,H,N,BLOCK_SIZE_M,BLOCK_SIZE_N,BLOCK_SIZE_K,GROUP_SIZE_M,"
+        'num_warps,num_stages,avg_duration"; for (m = 1; m <= 2048; m *= 2) for (c = 0; c < 3; c++) '
+        'print m ",8,2,2048,768," (m < 99 ? 16 : 64) ",64,64,1,4," 2 + c "," 90 + m / 9 + c / 9}\''
+        " > pipeweave/pipetuning_test/moe_dse/moe_dse_${gpu}_all.csv; done",
+        "kernelcast data import pipeweave pipeweave -o measured --replace",
+        "kernelcast evaluate tuning-gpus --data measured --gpu l40",
+    ),
+    "learning-curve": (
+        *MAKE,
+        "kernelcast evaluate learning-curve --data measured -o curve --gpu h20 --family gemm --counts 0,30 --epochs 2",
+    ),
+}
+
+
+class Evaluations(CommandGroup):
+    """Options without the name of an evaluation are those of ``tables``."""
+
+    kind = "evaluation"
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        bare = args and args[0].startswith("-") and args[0] != "--help"
+        return super().parse_args(ctx, ["tables", *args] if bare else args)
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(cls=with_examples(Evaluations, *_EXAMPLES["tables"]), invoke_without_command=True)
+    group.callback()(_evaluate)
+    for command in (tables, served, traced, neusight, tuning, tuning_gpus, learning_curve):
+        name = command.__name__.replace("_", "-")
+        group.command(name, cls=with_examples(Command, *_EXAMPLES[name]))(command)
+    app.add_typer(group, name="evaluate")
+
+
+def _evaluate(ctx: typer.Context) -> None:
+    """How far predictions are from what was measured, in percent of the measured time.
+
+    Options without the name of an evaluation are those of 'tables': kernelcast evaluate -o DIR.
+    """
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
+
+
+def tables(
+    out: Out,
+    data: Folders = None,
+    split: Annotated[
+        Words, typer.Option("--split", help="shapes, gpu, generation, stack; default: all, and the sources' own")
+    ] = None,
+    task: Annotated[
+        Words, typer.Option("--task", help="GEMM bf16+fp8, attention prefill, attention decode, fused MoE")
+    ] = None,
+    predictor: Annotated[Words, typer.Option("--predictor", help="only this one; may be repeated")] = None,
+    rows: Annotated[int, typer.Option("--rows", min=1, help="rows of each fit")] = 200_000,
+    seed: Seed = 0,
+    workers: Annotated[int, typer.Option("--workers", min=1, help="processes")] = 1,
+    json: Json = False,
+) -> None:
+    """Score the predictors on measured kernels that they never saw.
+
+    Writes scores.json, accuracy.md and plots; a run that was cut off goes on where it stopped.
+    """
+    needs_torch()
+    from kernelcast_lab.evaluate.report import means, write_report
+    from kernelcast_lab.evaluate.run import PREDICTORS, Evaluation, evaluate
+    from kernelcast_lab.fit.families import family_columns
+
+    asked = Evaluation(tuple(split or ()), tuple(task or ()), tuple(predictor or PREDICTORS), seed=seed)
+    asked = replace(asked, settings=replace(asked.settings, rows=rows, seed=seed))
+    folders = with_tables(data)
+    read = functools.cache(lambda family: family_columns(folders, family))
+    found = evaluate(read, asked, out / "scores.json", _say, workers)
+    _say(f"{len(found)} scores -> {write_report(found, out)}")
+    if json:
+        print(as_json.to_json([asdict(score) for score in found]))
+    else:
+        _tell(means(found))
+
+
+def served(
+    data: Data = None,
+    source: Annotated[
+        Words, typer.Option("--source", help="pipeweave (static batches), aiconfigurator (points); default: both")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Whole models in serving engines: static batches of PipeWeave, serving points of AIConfigurator."""
+    from kernelcast_lab.evaluate.served import SOURCES, figures
+
+    refuse_unknown("source of served models", source or (), SOURCES)
+    _tell(figures(data, source or SOURCES), json)
+
+
+def traced(
+    measured: Annotated[
+        Path | None, typer.Option("--measured", metavar="FILE", help="measured models; default: this project's own")
+    ] = None,
+    only: Only = None,
+    predictor: PredictorName = "learned",
+    weights: WeightsFolder = None,
+    json: Json = False,
+) -> None:
+    """Whole PyTorch models that this project measured, traced again: the sum of kernels, and the wall time."""
+    needs_torch()
+    from kernelcast_lab.evaluate.traced import MEASURED, chosen_cases, figures
+
+    chosen = chosen_conditions(None, "cold", predictor, weights=weights).predictor
+    shown = ("case", "kernels_ms", "kernels_error", "wall_ms", "wall_error", "launch_bound", "told")
+    _tell(figures(chosen_cases(measured or MEASURED, only or ()), chosen), json, {"cases": shown})
+
+
+def neusight(
+    data: Data = None, predictor: PredictorName = "learned", weights: WeightsFolder = None, json: Json = False
+) -> None:
+    """Whole models as NeuSight measured them, beside NeuSight's own predictions."""
+    needs_torch()
+    from kernelcast_lab.data.neusight_e2e import model_cases
+    from kernelcast_lab.evaluate.neusight_e2e import figures
+
+    chosen = chosen_conditions(None, "cold", predictor, weights=weights).predictor
+    _tell(figures(model_cases(data), chosen), json)
+
+
+def tuning(
+    sweeps: Annotated[
+        Path | None, typer.Argument(metavar="[FILE.npz]", help="swept configs; default: this project's own")
+    ] = None,
+    only: Only = None,
+    top: Annotated[int, typer.Option("--top", min=1, help="configs that are measured")] = 16,
+    more: Annotated[int, typer.Option("--more", min=0, help="configs beyond them")] = 0,
+    predictor: PredictorName = "learned",
+    json: Json = False,
+) -> None:
+    """How good `kernelcast tune` is, against sweeps of all configs of shapes that no fit has seen.
+
+    Regrets are shares of the best config's time; over_vllm and over_sglang: speed-ups over the engines' defaults.
+    """
+    from kernelcast_lab.evaluate.tuning import SWEEPS, chosen_sweeps, figures
+
+    conditions = chosen_conditions(None, "cold", predictor)
+    found = figures(*chosen_sweeps(sweeps or SWEEPS, only or ()), top, more, conditions)
+    shown = ("kernel", "shape", "spearman", "tuned", "tuned_us", "regret_finals", "over_vllm", "over_sglang")
+    _tell(found, json, {"shapes": shown, "kernels": ()})
+
+
+def tuning_gpus(
+    data: Folders = None,
+    gpu: Annotated[Words, typer.Option("--gpu", metavar="ID", help="left out; default: each in turn")] = None,
+    json: Json = False,
+) -> None:
+    """How well configs are ranked on a GPU that was left out of the fit, by PipeWeave's swept configs.
+
+    1: every config that PipeWeave lists is ranked before those that it does not; 0: by chance.
+    """
+    needs_torch()
+    from kernelcast_lab.evaluate.tuning_gpus import figures
+
+    _tell(figures(with_tables(data), gpu or (), _say), json)
+
+
+def learning_curve(
+    out: Out,
+    gpu: Annotated[list[str], typer.Option("--gpu", metavar="ID", help="left out of the fit; may be repeated")],
+    family: Families,
+    data: Folders = None,
+    source: Annotated[str | None, typer.Option("--source", help="only its calls calibrate and test")] = None,
+    by: Annotated[Words, typer.Option("--by", metavar="COLUMN", help="a curve for each op, dtype, …")] = None,
+    counts: Annotated[str, typer.Option("--counts", metavar="INT,…", help="calls measured")] = "0,10,30,100,300,1000",
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="draws of the calls")] = 5,
+    rows: Annotated[int, typer.Option("--rows", min=1, help="rows of the fit")] = 60_000,
+    epochs: Annotated[int, typer.Option("--epochs", min=1, help="passes over them")] = 15,
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """How fast `kernelcast calibrate` learns a GPU that the weights never saw: error against calls measured.
+
+    Writes learning_curve.md, .json and .png.
+    """
+    needs_torch()
+    from kernelcast.hardware import gpu as find_gpu
+    from kernelcast_lab.evaluate import learning_curve as curves
+    from kernelcast_lab.fit.families import FAMILIES, family_columns
+
+    refuse_unknown("family", family, FAMILIES)
+    places = [find_gpu(name).id for name in gpu]
+    if not all(text.isdecimal() for text in counts.split(",")):
+        raise KernelcastError(f"--counts takes numbers such as 0,30,100, not {counts!r}")
+    fit = curves.CurveSettings().fit
+    fit = replace(fit, rows=rows, main=replace(fit.main, epochs=epochs))
+    settings = curves.CurveSettings(tuple(map(int, counts.split(","))), repeats, fit=fit)
+    folders = with_tables(data)
+    points = []
+    for name in family:
+        columns = family_columns(folders, name)
+        for place in places:
+            points += curves.learning_curve(
+                columns, name, place, settings, source=source, by=by or (), seed=seed, say=_say
+            )
+            _say(f"{len(points)} points -> {curves.write_curves(points, out)}")
+    found = {"points": [asdict(point) for point in points], "mean_error": curves.curve_lines(points)}
+    _tell(found, json, {"points": ()})
+
+
+def _say(text: str) -> None:
+    typer.echo(f"kernelcast: {text}", err=True)
+
+
+def _tell(found: Figures, json: bool = False, shown: Mapping[str, Sequence[str]] | None = None) -> None:
+    """As JSON, or a table each; ``shown``: the columns of a table that a terminal has room for."""
+    if not any(found.values()):
+        raise KernelcastError("no scores: nothing that was measured is among what was asked for")
+    if json:
+        print(as_json.to_json(found))
+        return
+    from kernelcast.report.text import plain_table, show
+
+    for title, lines in found.items():
+        told = dict.fromkeys(name for line in lines for name, value in line.items() if value is not None)
+        names = (shown or {}).get(title, list(told))
+        if not lines or not names:
+            continue
+        heads = {name: name.replace("_", "\n") for name in names}  # numbers are narrower than their names
+        numbers = [heads[n] for n in names if any(isinstance(line.get(n), int | float) for line in lines)]
+        table = plain_table(*heads.values(), right=numbers)
+        for line in lines:
+            table.add_row(*(_cell(line.get(name)) for name in names))
+        show(title.replace("_", " "), table, "")
+
+
+def _cell(value: Any) -> str:
+    from kernelcast.report.units import digits
+
+    if isinstance(value, bool):
+        return "yes" if value else ""
+    if isinstance(value, float):
+        return digits(value, 3) if math.isfinite(value) else "–"
+    return "–" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
