@@ -39,7 +39,7 @@ def test_a_forward_pass_is_matched(name: str) -> None:
     found = recorded(name)
     assert found.matched_share >= 0.98
     assert (PROFILES / name).stat().st_size < 150_000
-    assert found.gpu_time_us == pytest.approx(sum(row.measured.total_us for row in found.rows))
+    assert found.profile.gpu_time_us == pytest.approx(sum(row.measured.total_us for row in found.rows))
     assert sum(row.share for row in found.rows) == pytest.approx(1.0)
 
 

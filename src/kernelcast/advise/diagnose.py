@@ -62,10 +62,6 @@ class Diagnosis:
     predictor: str
 
     @property
-    def gpu_time_us(self) -> float:
-        return self.profile.gpu_time_us
-
-    @property
     def matched(self) -> tuple[Row, ...]:
         return tuple(row for row in self.rows if not row.unmatched)
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
+Name = TypeVar("Name", bound=str)
 Kind = Literal["matmul", "attention", "conv", "reduce", "pointwise", "copy", "helper", "other"]
 
 MATRIX_KINDS: tuple[Kind, ...] = ("matmul", "attention", "conv")
@@ -26,14 +28,31 @@ _XMMA = re.compile(
 )
 _CUTLASS = re.compile(rf"(?:tensorop|simt|wmma)\w*?gemm\w*?_{_SIDES}_")
 _CLASSIC = re.compile(rf"(?:ampere|volta|turing|maxwell)_\w*?gemm\w*?_{_SIDES}_")
-_ALIGN = re.compile(r"_align(\d+)")
-_XMMA_ALIGN = re.compile(r"_aligna(\d+)")
+_ALIGN = re.compile(r"_aligna?(\d+)")  # xmma has one for each operand: aligna4_alignc4
 # nvjet's letters, one a matrix: t bf16, h fp16, s fp32, q fp8
 _NVJET_FORMATS = {"t": "bf16", "h": "fp16", "q": "fp8", "s": "tf32", "d": "fp64"}
+_XMMA_FORMATS = (("bf16", "bf16"), ("f16", "fp16"), ("e4m3", "fp8"), ("e5m2", "fp8"), ("i8", "int8"), ("f32", "fp32"),
+                 ("f64", "fp64"))  # fmt: skip
+# C++ types among a template's arguments; cuDNN's vector kernels (..._sgemm<half>) compute in fp32
+_WORDS = (
+    ("fp32", ("convolve_sgemm",)),
+    ("bf16", ("bfloat16", "bf16")),
+    ("fp16", ("half", "f16")),
+    ("fp8", ("e4m3", "e5m2")),
+    ("fp32", ("float", "_f32", "sgemm")),
+)
+_CUTLASS_WORDS = (
+    ("bf16", ("bf16",)),
+    ("fp32", ("sgemm", "simt")),
+    ("fp16", ("s1688gemm_f16", "f16_s", "fp16", "_h16")),
+    ("tf32", ("s1688gemm", "tf32")),
+    *_WORDS,
+)
 _SPLIT = ("splitk", "split_k", "segment_k_on")
-_HELPERS = ("splitkreduce", "splitk_reduce", "splitkv_combine", "memset", "nchwtonhwc", "nhwctonchw", "convert_kernel",
-            "scale_bias", "reduce_splitk", "compute_grad_offset", "cublaslt_", "fill_kernel_prologue")  # fmt: skip
 _KINDS: tuple[tuple[Kind, tuple[str, ...]], ...] = (
+    ("helper", ("splitkreduce", "splitk_reduce", "splitkv_combine", "memset", "nchwtonhwc", "nhwctonchw",
+                "convert_kernel", "scale_bias", "reduce_splitk", "compute_grad_offset", "cublaslt_",
+                "fill_kernel_prologue")),
     ("attention", ("flash_fwd", "flash_bwd", "sdpa", "fmha", "flashattn", "attention", "batchprefill", "batchdecode",
                    "flashinfer::single", "mha_")),
     ("conv", ("conv", "fprop", "dgrad", "wgrad", "winograd", "implicit_gemm")),
@@ -66,34 +85,30 @@ class KernelName:
 @functools.cache
 def read_name(name: str) -> KernelName:
     folded = name.lower()
-    kind = _kind(folded)
+    kind = _named(folded, _KINDS) or "other"
     if kind not in MATRIX_KINDS:
-        return KernelName(kind, dtype=_words_dtype(folded), strided="catarraybatchedcopy<" in folded)
+        return KernelName(kind, dtype=_named(folded, _WORDS), strided="catarraybatchedcopy<" in folded)
     split = any(word in folded for word in _SPLIT)
-    found = _NVJET.search(folded)
-    if found:
+    if found := _NVJET.search(folded):
         _, side_n, side_m, _, cluster_n, cluster_m = found.groups()
         return KernelName("matmul", int(side_m), int(side_n), int(cluster_m), int(cluster_n),
                           _NVJET_FORMATS.get(found["formats"][0]), split, persistent=True)  # fmt: skip
-    align = _ALIGN.search(folded) or _XMMA_ALIGN.search(folded)
+    align = _ALIGN.search(folded)
     elements = int(align[1]) if align else None
-    found = _XMMA.search(folded)
-    if found:
+    if found := _XMMA.search(folded):
         _, side_m, side_n = found.groups()
         return KernelName(kind, int(side_m), int(side_n), dtype=_xmma_dtype(found["formats"]), split_k=split,
                           persistent="sm90" in folded, align_elements=elements)  # fmt: skip
-    found = _CUTLASS.search(folded) or _CLASSIC.search(folded)
-    if found:
+    if found := _CUTLASS.search(folded) or _CLASSIC.search(folded):
         side_n, side_m = found.groups()
-        return KernelName(kind, int(side_m), int(side_n), dtype=_cutlass_dtype(folded), split_k=split,
+        return KernelName(kind, int(side_m), int(side_n), dtype=_named(folded, _CUTLASS_WORDS), split_k=split,
                           align_elements=elements)  # fmt: skip
-    return KernelName(kind, dtype=_words_dtype(folded), split_k=split)
+    return KernelName(kind, dtype=_named(folded, _WORDS), split_k=split)
 
 
-def _kind(folded: str) -> Kind:
-    if any(word in folded for word in _HELPERS):
-        return "helper"
-    return next((kind for kind, words in _KINDS if any(word in folded for word in words)), "other")
+def _named(folded: str, table: Iterable[tuple[Name, Iterable[str]]]) -> Name | None:
+    """The first of the table that the kernel's name has one of the words of."""
+    return next((name for name, words in table if any(word in folded for word in words)), None)
 
 
 def _xmma_dtype(formats: str) -> str | None:
@@ -101,31 +116,4 @@ def _xmma_dtype(formats: str) -> str | None:
     operands, compute, *_ = formats.split("_")
     if compute.startswith("tf32"):
         return "tf32"
-    for word, dtype in (("bf16", "bf16"), ("f16", "fp16"), ("e4m3", "fp8"), ("e5m2", "fp8"), ("i8", "int8"),
-                        ("f32", "fp32"), ("f64", "fp64")):  # fmt: skip
-        if operands.startswith(word):
-            return dtype
-    return None
-
-
-def _cutlass_dtype(folded: str) -> str | None:
-    if "bf16" in folded:
-        return "bf16"
-    if "sgemm" in folded or "simt" in folded:
-        return "fp32"
-    if "s1688gemm_f16" in folded or "f16_s" in folded or "fp16" in folded or "_h16" in folded or "_h1688" in folded:
-        return "fp16"
-    return "tf32" if "s1688gemm" in folded or "tf32" in folded else _words_dtype(folded)
-
-
-def _words_dtype(folded: str) -> str | None:
-    """By the C++ types among the template's arguments; cuDNN's vector kernels (..._sgemm<half>) compute in fp32."""
-    if "convolve_sgemm" in folded:
-        return "fp32"
-    if "bfloat16" in folded or "bf16" in folded:
-        return "bf16"
-    if "half" in folded or "f16" in folded:
-        return "fp16"
-    if "e4m3" in folded or "e5m2" in folded:
-        return "fp8"
-    return "fp32" if "float" in folded or "_f32" in folded or "sgemm" in folded else None
+    return next((dtype for word, dtype in _XMMA_FORMATS if operands.startswith(word)), None)

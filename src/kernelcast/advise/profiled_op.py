@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from kernelcast.advise.chrome_events import Event, arg
@@ -33,10 +35,9 @@ def op_of(event: Event, kernel_names: Iterable[str] = ()) -> Op | None:
     name = str(event["name"]).partition("::")[2] or str(event["name"])
     bare = Op(name, arguments, {}, (), "kernel", "forward", "")
     try:
-        outputs = outputs_of(bare)
+        return replace(bare, outputs=outputs_of(bare) or ())
     except (AttributeError, IndexError, TypeError, ValueError):  # arguments in another order than this release's
         return None
-    return Op(name, arguments, {}, outputs or (), "kernel", "forward", "")
 
 
 def arguments_of(event: Event, list_format: str = "bf16") -> tuple[Any, ...] | None:
@@ -61,13 +62,9 @@ def _argument(dims: Any, kind: str, strides: Any, value: str, *, list_format: st
 
 def _tensor(dims: Any, strides: Any, dtype: str) -> Tensor:
     shape = tuple(int(n) for n in dims)
-    if strides is not None and len(strides) == len(shape):
-        return Tensor(shape, tuple(int(n) for n in strides), dtype)
-    steps, step = [], 1
-    for size in reversed(shape):
-        steps.append(step)
-        step *= max(1, size)
-    return Tensor(shape, tuple(reversed(steps)), dtype)
+    if strides is None or len(strides) != len(shape):  # as if contiguous
+        strides = [math.prod(max(1, size) for size in shape[axis + 1 :]) for axis in range(len(shape))]
+    return Tensor(shape, tuple(int(n) for n in strides), dtype)
 
 
 def _value(text: Any) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Calls
 from kernelcast.kernels.moe_gemm import MoeGemm
 from kernelcast.predict import DEFAULT, Conditions, predict_calls
+from kernelcast.support import SUPPORT
 
 # Seconds of each config on the GPU at hand, infinity where it does not run.
 Measure = Callable[[Problem, Sequence[Config]], Sequence[float]]
@@ -82,8 +84,7 @@ def predicted(
         found = predict_calls(MoeGemm, calls, chip, conditions)
         time, ceiling = time + found.time_s, ceiling + found.ceiling_s
         supports |= set(found.support.tolist())
-    worst = next(level for level in ("extrapolated", "near", "seen") if level in supports)
-    return time, ceiling, worst
+    return time, ceiling, max(supports, key=list(SUPPORT).index)
 
 
 def ranked(problem: Problem, chip: Gpu, conditions: Conditions = DEFAULT, extra: Sequence[Config] = ()) -> Ranked:
@@ -119,13 +120,18 @@ def tune(
     """
     defaults = _defaults(problem, chip)
     found = ranked(problem, chip, conditions, tuple(defaults.values()))
-    default_predicted = {stack: found.of(config) for stack, config in defaults.items()}
-    common = {"problem": problem, "configs_in_space": len(found.configs), "ceiling_s": found.ceiling_s,
-              "support": found.support, "defaults": defaults, "default_predicted_s": default_predicted}  # fmt: skip
+    tuned = partial(
+        Tuned,
+        problem=problem,
+        configs_in_space=len(found.configs),
+        ceiling_s=found.ceiling_s,
+        support=found.support,
+        defaults=defaults,
+        default_predicted_s={stack: found.of(config) for stack, config in defaults.items()},
+    )
     if measure is None:
-        best = found.configs[0]
-        return Tuned(config=best, predicted_s=found.of(best), measured_s=None, configs_measured=0,
-                     default_measured_s={}, **common)  # type: ignore[arg-type]  # fmt: skip
+        best, time_s = found.configs[0], float(found.time_s[0])
+        return tuned(config=best, predicted_s=time_s, measured_s=None, configs_measured=0, default_measured_s={})
     chosen = list(dict.fromkeys([*found.configs[:top], *defaults.values()]))
     times = dict(zip(chosen, measure(problem, chosen), strict=True))
     if more:
@@ -137,8 +143,13 @@ def tune(
     judged = list(dict.fromkeys([*finalists, *defaults.values()]))
     final = dict(zip(judged, measure(problem, judged), strict=True))
     best = min(final, key=lambda config: final[config])
-    return Tuned(config=best, predicted_s=found.of(best), measured_s=final[best], configs_measured=len(times),
-                 default_measured_s={stack: final[c] for stack, c in defaults.items()}, **common)  # type: ignore[arg-type]  # fmt: skip
+    return tuned(
+        config=best,
+        predicted_s=found.of(best),
+        measured_s=final[best],
+        configs_measured=len(times),
+        default_measured_s={stack: final[config] for stack, config in defaults.items()},
+    )
 
 
 def _defaults(problem: Problem, chip: Gpu) -> dict[str, Config]:

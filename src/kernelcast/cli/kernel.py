@@ -10,20 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+from kernelcast.cli import options as shared
 from kernelcast.cli.commands import Command, CommandGroup, with_examples
-from kernelcast.cli.options import (
-    Cache,
-    CalibrationFile,
-    Changes,
-    GpuName,
-    Json,
-    PredictorName,
-    WeightsFolder,
-    Without,
-    chosen_conditions,
-    chosen_gpu,
-    parse_number,
-)
 from kernelcast.errors import KernelcastError
 from kernelcast.kernels import REGISTRY, Kernel, kernel, parameters_of
 from kernelcast.kernels.base import Parameter
@@ -33,14 +21,14 @@ from kernelcast.report import json as as_json
 EXAMPLE_GPU = "h200_sxm"
 EXAMPLE_WIDTH = 70
 _SHARED: dict[str, tuple[Any, Any]] = {
-    "gpu": (GpuName, None),
-    "set": (Changes, None),
-    "without": (Without, None),
-    "cache": (Cache, "cold"),
-    "predictor": (PredictorName, "learned"),
-    "calibration": (CalibrationFile, None),
-    "weights": (WeightsFolder, None),
-    "json": (Json, False),
+    "gpu": (shared.GpuName, None),
+    "set": (shared.Changes, None),
+    "without": (shared.Without, None),
+    "cache": (shared.Cache, "cold"),
+    "predictor": (shared.PredictorName, "learned"),
+    "calibration": (shared.CalibrationFile, None),
+    "weights": (shared.WeightsFolder, None),
+    "json": (shared.Json, False),
 }
 
 
@@ -81,8 +69,8 @@ def _function(cls: type[Kernel]) -> Callable[..., None]:
     """A function with an argument for each parameter, which is what Typer reads options from."""
 
     def run(**given: Any) -> None:
-        shared = {name: given.pop(name) for name in _SHARED}
-        _run(cls, given, shared)
+        around = {name: given.pop(name) for name in _SHARED}
+        _run(cls, given, around)
 
     options = {spec.name: (_option(spec), None) for spec in parameters_of(cls).values()}
     both = {**options, **_SHARED}
@@ -110,19 +98,18 @@ def _option(spec: Parameter) -> Any:
     return Annotated[str | None, typer.Option(f"--{name}", metavar=metavar, help=text)]
 
 
-def _run(cls: type[Kernel], given: Mapping[str, Any], shared: Mapping[str, Any]) -> None:
+def _run(cls: type[Kernel], given: Mapping[str, Any], around: Mapping[str, Any]) -> None:
     specs = parameters_of(cls)
     missing = [f"--{name.replace('_', '-')}" for name, spec in specs.items() if spec.required and given[name] is None]
-    missing += ["--gpu"] if shared["gpu"] is None else []
+    missing += ["--gpu"] if around["gpu"] is None else []
     if missing:
         raise KernelcastError(f"{cls.op} needs {', '.join(missing)}; see kernelcast kernel {cls.op} --help")
     values = {name: parse_value(specs[name], text) for name, text in given.items() if text is not None}
-    chip = chosen_gpu(shared["gpu"], shared["set"])
-    conditions = chosen_conditions(
-        shared["without"], shared["cache"], shared["predictor"], shared["calibration"], shared["weights"]
-    )
+    chip = shared.chosen_gpu(around["gpu"], around["set"])
+    how = {name: around[name] for name in ("without", "cache", "predictor", "calibration", "weights")}
+    conditions = shared.chosen_conditions(**how)
     found = predict(kernel(cls.op, **values), chip, conditions)
-    if shared["json"]:
+    if around["json"]:
         print(as_json.to_json(as_json.prediction_fields(found, chip, conditions)))
         return
     from kernelcast.report.text import print_prediction
@@ -133,7 +120,7 @@ def _run(cls: type[Kernel], given: Mapping[str, Any], shared: Mapping[str, Any])
 def parse_value(spec: Parameter, text: Any) -> Any:
     """What was typed, in the kind that the parameter checks."""
     if spec.kind in ("size", "real"):
-        return parse_number(text)
+        return shared.parse_number(text)
     if spec.kind == "lengths":
         try:
             return json.loads(text if text.lstrip().startswith("[") else f"[{text}]")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from kernelcast.advise.diagnose import Diagnosis, Row
@@ -31,7 +31,7 @@ def fields(found: Diagnosis) -> dict[str, Any]:
         "measured_on": profile.gpu_name or None,
         "source": profile.source,
         "launches": profile.launches,
-        "gpu_time_us": found.gpu_time_us,
+        "gpu_time_us": found.profile.gpu_time_us,
         "span_us": profile.span_us,
         "idle_us": profile.idle_us if profile.span_us is not None else None,
         "launch_bound": found.idle is not None,
@@ -115,7 +115,7 @@ def print_diagnosis(found: Diagnosis, name: str, top: int) -> None:
 def _summary(found: Diagnosis) -> str:
     profile = found.profile
     lines = [
-        f"GPU time   {_us(found.gpu_time_us)}, {percent(found.matched_share)} of it matched: predicted "
+        f"GPU time   {_us(found.profile.gpu_time_us)}, {percent(found.matched_share)} of it matched: predicted "
         f"{_us(found.total_us('time_us'))} for {_us(found.measured_matched_us)}, "
         f"ceiling {_us(found.total_us('ceiling_us'))}"
     ]
@@ -172,9 +172,7 @@ def _advice(rows: Sequence[Row]) -> list[Any]:
         places = " ".join(f"#{place}" for _, place, _ in groups[name])
         _, first, reason = max(groups[name], key=lambda one: one[0])
         explains = f", explains {_us(totals[name])}" if totals[name] else ""
-        grid = Table.grid(padding=(0, 2))
-        grid.add_column(no_wrap=True, justify="right", min_width=5)
-        grid.add_column()
+        grid = Table.grid(Column(no_wrap=True, justify="right", min_width=5), Column(), padding=(0, 2))
         grid.add_row(f"#{first}", reason.detail)
         grid.add_row("try", Text(reason.advice, "green"))
         parts += [Text.assemble((name, "bold"), f"  {places}{explains}"), grid, ""]

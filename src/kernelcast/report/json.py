@@ -83,10 +83,11 @@ def derived_peaks(chip: Gpu) -> dict[str, Any]:
 
 def gpu_summary(chip: Gpu) -> dict[str, Any]:
     """One line of the catalogue."""
-    peaks = derived_peaks(chip)
-    names = ("id", "name", "vendor", "architecture", "sm_count", "dram_bytes", "dram_bytes_per_s", "tensor_flops_per_s",
-             "link_kind", "link_bytes_per_s", "power_w", "aliases")  # fmt: skip
-    return {name: peaks[name] if name in peaks else getattr(chip, name) for name in names}
+    return {
+        **attributes(chip, "id", "name", "vendor", "architecture", "sm_count", "dram_bytes", "dram_bytes_per_s"),
+        "tensor_flops_per_s": derived_peaks(chip)["tensor_flops_per_s"],
+        **attributes(chip, "link_kind", "link_bytes_per_s", "power_w", "aliases"),
+    }
 
 
 def op_fields(kernel: type[Kernel]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rich.console import RenderableType
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from kernelcast.hardware import Gpu
@@ -58,8 +58,7 @@ def print_gpu(chip: Gpu) -> None:
         style = "yellow" if source == "what-if" else ""
         cells = (name, field_text(name.split(".")[0], value), note)
         table.add_row(*(Text(cell, style) for cell in cells))
-    sources = Table.grid(padding=(0, 1))
-    sources.add_column(justify="right", no_wrap=True)
+    sources = Table.grid(Column(justify="right", no_wrap=True), Column(), padding=(0, 1))
     for source, number in notes.items():
         sources.add_row(f" [{number}]", source)
     show(title + changes_text(chip), "", table, "", _peaks(chip), "", Text("sources", "bold"), sources)

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from kernelcast._version import __version__
@@ -97,12 +97,9 @@ def print_prediction(found: Prediction, chip: Gpu, conditions: Conditions) -> No
 
 
 def _answer(found: Prediction, conditions: Conditions) -> Table:
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bold")
-    grid.add_column(justify="right", no_wrap=True)
-    grid.add_column(style="dim")
-    low, high = time_text(found.low_s), time_text(found.high_s)
-    grid.add_row("  predicted", Text(time_text(found.time_s), "bold green"), f"interval {low} – {high}")
+    grid = Table.grid(Column(style="bold"), Column(justify="right", no_wrap=True), Column(style="dim"), padding=(0, 2))
+    interval = f"interval {time_text(found.low_s)} – {time_text(found.high_s)}"
+    grid.add_row("  predicted", Text(time_text(found.time_s), "bold green"), interval)
     grid.add_row("  ceiling", time_text(found.ceiling_s), "what the best kernels of this kind reach")
     binds = "binds, of the limits that are kept" if conditions.without else "binds: no kernel can be faster"
     grid.add_row("  bound", time_text(found.bound_s), f"{found.bound_by} {binds}")
@@ -184,9 +181,7 @@ def tile_text(tile: Mapping[str, float]) -> str:
 
 
 def _rests_on(found: Prediction, chip: Gpu, conditions: Conditions) -> Table:
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bold")
-    grid.add_column()
+    grid = Table.grid(Column(style="bold"), Column(), padding=(0, 2))
     cache = cache_word(conditions)
     grid.add_row("  support", f"{found.support} ({SUPPORT[found.support]})")
     grid.add_row("  predictor", f"{found.predictor}, kernelcast {__version__}")
