@@ -118,7 +118,7 @@ DEFAULTS = {"vllm": vllm_default, "sglang": sglang_default}
 
 
 def swift_default(tokens: int, experts: int, topk: int) -> Config:
-    """For our own kernel (lab/collect/fused_moe.py, ``swift``) on Hopper: the blocks by how many rows an expert gets.
+    """For our own kernel (measure/fused_moe.py, ``swift``) on Hopper: the blocks by how many rows an expert gets.
 
     Its tiles of 16 and 32 rows use the wide matrix instruction too, so that columns can be many from the start. The
     limits are from sweeps of other models than those it is scored on.
