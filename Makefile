@@ -4,8 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
+WORKERS ?= 2
+SPREAD := -n $(WORKERS) --dist loadgroup
 
-.PHONY: demo test lint unit bench accuracy clean
+.PHONY: demo test quick lint unit bench accuracy clean
 
 demo: $(STAMP)
 	for gpu in h200_sxm a100_sxm l40s; do \
@@ -16,11 +18,15 @@ test: lint unit
 lint: $(DEV_STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers $(WORKERS)
 	$(BIN)/lint-imports --no-cache
 
 unit: $(DEV_STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(SPREAD)
+
+# For daily work: all but what is marked slow
+quick: $(DEV_STAMP)
+	$(BIN)/python -m pytest $(SPREAD) -m "not slow"
 
 # Accuracy of every predictor on measured tables (KERNELCAST_DATA names their folder) -> docs/accuracy.md
 accuracy: $(DEV_STAMP)

@@ -40,6 +40,7 @@ def run_example(capsys: pytest.CaptureFixture[str], folder: Path, *command: str,
     return done.stdout
 
 
+@pytest.mark.slow
 def test_what_fit_wrote_answers(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     said = run_example(capsys, tmp_path, "fit")
     assert (tmp_path / "weights/gemm.safetensors").exists()
@@ -65,6 +66,7 @@ def test_weights_that_cannot_answer_are_refused(capsys: pytest.CaptureFixture[st
     assert "gemm.safetensors holds no weights" in refused(capsys, *call)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("evaluation", EVALUATIONS)
 def test_the_example_of_an_evaluation_gives_scores(
     capsys: pytest.CaptureFixture[str], evaluation: str, tmp_path: Path
@@ -76,6 +78,7 @@ def test_the_example_of_an_evaluation_gives_scores(
     assert (tmp_path / written[evaluation]).exists() if evaluation in written else True
 
 
+@pytest.mark.slow
 def test_without_a_name_tables_are_evaluated(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     said = run_example(capsys, tmp_path, "evaluate")
     assert "PipeWeave fp8 GEMM" in said and "roofline" in said

@@ -100,6 +100,7 @@ def test_nan_in_a_passed_column_is_null_in_json(run: Run, tmp_path: Path) -> Non
         assert {name: row[name] for name in expected} == expected
 
 
+@pytest.mark.slow
 def test_row_order_over_many_rows(run: Run, tmp_path: Path) -> None:
     """Two ops in turn, more rows than DuckDB takes at once; the id says where a row was."""
     query = """SELECT range AS id, CASE WHEN range % 3 = 0 THEN 'gemm' ELSE 'rmsnorm' END AS op,
@@ -211,6 +212,7 @@ def test_conditions_reach_the_table(run: Run, tmp_path: Path) -> None:
     assert bound_us("--cache", "warm") < bound_us("--cache", "cold")
 
 
+@pytest.mark.slow
 def test_a_million_rows_in_time_and_memory(tmp_path: Path) -> None:
     query = """SELECT 'gemm' AS op, 1 + (range * 7919) % 8192 AS m, 128 * (1 + range % 64) AS n,
         128 * (1 + range % 61) AS k, CASE WHEN range % 2 = 0 THEN 'bf16' ELSE 'fp8' END AS dtype, range AS id

@@ -20,7 +20,13 @@ from kernelcast_lab.evaluate.served import Compared, static_batches, steady_poin
 from kernelcast_lab.fit.fit import sampled
 
 DATA = os.environ.get("KERNELCAST_DATA")
-pytestmark = pytest.mark.skipif(not DATA, reason="KERNELCAST_DATA names no folder of measured tables")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not DATA, reason="KERNELCAST_DATA names no folder of measured tables"),
+]
+# Rows to read of a table of a million: the test fold then has the 20,000 that are scored, and reading takes a third.
+# GEMM is read whole: its error is near its limit, and a sample's is a tenth of a percent off.
+SOME = 200_000
 
 
 def mean_error(found: Sequence[Compared], what: str, where: Callable[[Compared], bool] = lambda c: True) -> float:
@@ -29,19 +35,19 @@ def mean_error(found: Sequence[Compared], what: str, where: Callable[[Compared],
 
 
 @pytest.mark.parametrize(
-    ("table", "where", "most"),
+    ("table", "where", "sample", "most"),
     [
-        ("aiconfigurator/gemm", "dtype IN ('bf16', 'fp8') AND kernel_source NOT LIKE '%static scale%'", 4.5),
-        ("aiconfigurator/attention_context", None, 5.0),
-        ("aiconfigurator/attention_generation", None, 6.0),
-        ("aiconfigurator/moe", None, 7.0),
-        ("neusight/ops", "op NOT IN ('gemm', 'bmm', 'conv2d')", 8.0),
-        ("vidur/layers", "op <> 'gemm'", 8.0),
-        ("pipeweave/gemm_fp8", None, 3.3),
+        ("aiconfigurator/gemm", "dtype IN ('bf16', 'fp8') AND kernel_source NOT LIKE '%static scale%'", None, 4.5),
+        ("aiconfigurator/attention_context", None, SOME, 5.0),
+        ("aiconfigurator/attention_generation", None, SOME, 6.0),
+        ("aiconfigurator/moe", None, SOME, 7.0),
+        ("neusight/ops", "op NOT IN ('gemm', 'bmm', 'conv2d')", None, 8.0),
+        ("vidur/layers", "op <> 'gemm'", None, 8.0),
+        ("pipeweave/gemm_fp8", None, None, 3.3),
     ],
 )
-def test_new_shapes(table: str, where: str | None, most: float) -> None:
-    rows = read(Path(str(DATA)), table, where=where).columns
+def test_new_shapes(table: str, where: str | None, sample: int | None, most: float) -> None:
+    rows = read(Path(str(DATA)), table, where=where, sample=sample).columns
     test = sampled(np.flatnonzero(shape_fold(rows) == TEST_FOLD), 20_000, seed=0)
     held = {name: column[test] for name, column in rows.items()}
     found, bad = predict_columns(held, None)

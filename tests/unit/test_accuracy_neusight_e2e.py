@@ -14,7 +14,11 @@ from kernelcast_lab.data.neusight_e2e import model_cases
 from kernelcast_lab.evaluate.neusight_e2e import GROUPS, Compared, compare, families_that_saw_tests, mean_error
 
 DATA = os.environ.get("KERNELCAST_DATA")
-pytestmark = pytest.mark.skipif(not DATA, reason="KERNELCAST_DATA names no folder of measured tables")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.xdist_group("neusight_e2e"),  # one worker predicts for all
+    pytest.mark.skipif(not DATA, reason="KERNELCAST_DATA names no folder of measured tables"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -55,6 +55,7 @@ def invented(rows: int = 900) -> dict[str, np.ndarray[Any, Any]]:
     return {**columns, "latency_us": physics["predicted_us"] * slow}
 
 
+@pytest.mark.slow
 def test_fit_learns_and_test_shapes_stay_out(tmp_path: Path) -> None:
     columns = invented()
     weights = fitting.fit_family(columns, "gemm", SMALL)
@@ -95,6 +96,7 @@ def test_intervals_are_as_wide_as_rows_left_out_ask_for(monkeypatch: pytest.Monk
     assert weights.width("gemm", None, "l40s") == found[""]
 
 
+@pytest.mark.slow
 def test_noise_that_no_network_can_know_is_inside_four_times_in_five(tmp_path: Path) -> None:
     columns = invented(4000)
     noise = np.random.default_rng(5).normal(0, 0.15, 4000)
@@ -171,6 +173,7 @@ def test_splits_keep_kin_apart() -> None:
     assert not {"h100_sxm", "h200_sxm"} & set(columns["gpu"][hopper.train])
 
 
+@pytest.mark.slow
 def test_evaluation_resumes(tmp_path: Path) -> None:
     columns = invented(600)
     empty = {name: column[:0] for name, column in columns.items()}

@@ -91,6 +91,7 @@ def test_weights_are_as_many_as_published() -> None:
     assert 16e9 / 4 < billions["switchxl4"] * 1e9 < 32e9 / 4  # measured on 32 GB, not on 16
 
 
+@pytest.mark.slow
 def test_layers_are_alike() -> None:
     """A prediction from few layers is that of all."""
     case = ModelCase(

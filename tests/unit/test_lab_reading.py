@@ -184,6 +184,7 @@ def test_choice_has_defaults() -> None:
 REAL = os.environ.get("KERNELCAST_DATA")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not REAL, reason="KERNELCAST_DATA names no folder of measured tables")
 @pytest.mark.parametrize("name", lab.tables(REAL) if REAL else ["none"])
 def test_every_real_table(name: str) -> None:

@@ -43,6 +43,7 @@ def invented(rows: int = 1200) -> dict[str, np.ndarray[Any, Any]]:
     return {**columns, "latency_us": physics["predicted_us"] * np.where(gpus == "h200_sxm", 1.8, 1.2)}
 
 
+@pytest.mark.slow
 def test_the_curve_falls_and_is_written(tmp_path: Path) -> None:
     settings = CurveSettings(counts=(0, 30, 100, 5000), repeats=2, fit=SMALL)
     said: list[str] = []

@@ -53,6 +53,7 @@ def test_a_folder_without_cases_is_refused(tmp_path: Path) -> None:
         tables(tmp_path)
 
 
+@pytest.mark.slow
 def test_the_committed_campaign_is_whole() -> None:
     columns = read_canonical(CASES / "kernelcast" / "h200_sxm.parquet").columns
     assert len(columns["op"]) >= 10_000
