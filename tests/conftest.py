@@ -1,8 +1,10 @@
-"""All tests: one thread a worker of pytest-xdist, and the slow ones first."""
+"""All tests: one thread a worker of pytest-xdist, the slow ones first; the command line, run in this process."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -11,7 +13,6 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # Each worker has a core. Small networks on two threads of two workers wait for one another: a fit of 5 s takes 50.
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")
-
 settings.register_profile("any machine", deadline=None)  # a busy machine is slow, not wrong
 settings.load_profile("any machine")
 
@@ -19,3 +20,22 @@ settings.load_profile("any machine")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Workers take tests in turn: with the longest first they end together."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+@pytest.fixture(autouse=True)
+def _wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run a command: exit code, standard output, standard error."""
+    from kernelcast.cli.app import main  # late, so that the number of threads is set before NumPy is loaded
+
+    def call(*arguments: str | Path) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = main([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.efficiency import Calibrated, Calibration, Estimate, Predictor, Question, load_calibration, predictor
-from kernelcast.efficiency.learned import monotone
+from kernelcast.efficiency.generic import by_time, work_times
 from kernelcast.errors import KernelcastError, unknown
-from kernelcast.hardware import Gpu, gpu, gpu_ids
+from kernelcast.hardware import Gpu, gpu, origin_of
 from kernelcast.kernels.base import Calls, Kernel, columns_of, parameters_of
 from kernelcast.kernels.work import Array
 from kernelcast.machine.analyse import PIPELINES, Analysis, analyse
@@ -242,27 +242,60 @@ def ask(
 
 def _answer(kernel: type[Kernel], calls: Calls, chip: Gpu, conditions: Conditions, turns: Turns) -> Predictions:
     """One chunk: the machine, then the predictor."""
-    answering = chosen(conditions)
+    answering, origin = chosen(conditions), origin_of(chip)
+    spread = answering.what_if_spread(kernel.family)
+    if origin is not None and spread is not None:
+        return _what_if(kernel, calls, chip, origin, conditions, turns, spread)
     question = ask(kernel, calls, chip, turns, answering, without=conditions.without)
     times, best = answering.estimate(question), question.best
-    found = Predictions(
+    return Predictions(
         **{**vars(times), "predictor": times.predictor or answering.name},
         bound_s=question.bound_s,
         limits_s=np.sum([work.limits for work in best], axis=0),
         footprint_bytes=np.max([work.footprint_bytes for work in best], axis=0),
         works=tuple(best),
     )
-    base = gpu(chip.id) if chip.changes and chip.id in gpu_ids() else chip
-    sign = monotone(chip, base)
-    return _no_worse(found, _answer(kernel, calls, base, conditions, turns), sign) if sign else found
 
 
-def _no_worse(found: Predictions, before: Predictions, sign: int) -> Predictions:
-    """A what-if that can only help must not slow a call down, nor one that can only hurt speed it up."""
-    limit = np.minimum if sign > 0 else np.maximum
-    time = np.maximum(limit(found.time_s, before.time_s), found.bound_s)
-    scale = time / found.time_s
-    return replace(found, time_s=time, low_s=found.low_s * scale, high_s=found.high_s * scale).held(found.bound_s)
+def _what_if(
+    kernel: type[Kernel], calls: Calls, chip: Gpu, origin: Gpu, conditions: Conditions, turns: Turns,
+    spread: tuple[float, float],
+) -> Predictions:  # fmt: skip
+    """The answer on ``origin``, times what physics says of the change: a network knows nothing of a GPU that is not.
+
+    Both sides have the work that the kernel makes of the origin (its tiles, its splits), with the L2 of the changed
+    GPU, so that every limit moves the way its number does: a better part is never slower, one's own value changes
+    nothing, and changes compose.
+    """
+    before = _answer(kernel, calls, origin, conditions, turns)
+    works = kernel.work(calls, origin.replace(l2_bytes=chip.l2_bytes))
+
+    def seconds(place: Gpu) -> tuple[Array, list[Analysis]]:
+        score, without = by_time(place), conditions.without
+        best = [analyse(work, place, turns=turns, without=without, score=score)[0] for work in works]
+        return np.sum(work_times(best, place), axis=0), best
+
+    (time, _), (time_before, on_origin) = seconds(chip), seconds(origin)
+    ratio = time / time_before
+    best = [
+        analyse(work, chip, turns=turns, without=conditions.without, candidate=first.candidate)[0]
+        for work, first in zip(works, on_origin, strict=True)
+    ]
+    low, high = spread
+    after = before.time_s * ratio
+    found = Predictions(
+        time_s=after,
+        low_s=np.minimum(before.low_s * ratio, after * np.exp(-low)),
+        high_s=np.maximum(before.high_s * ratio, after * np.exp(high)),
+        ceiling_s=before.ceiling_s * ratio,
+        support=np.where(before.support == "seen", "near", before.support).astype(object),
+        predictor=before.predictor,
+        bound_s=np.sum([work.bound for work in best], axis=0),
+        limits_s=np.sum([work.limits for work in best], axis=0),
+        footprint_bytes=before.footprint_bytes,
+        works=tuple(best),
+    )
+    return found.held(found.bound_s)
 
 
 def _join(parts: Sequence[Predictions]) -> Predictions:

@@ -9,7 +9,7 @@ import pytest
 
 import kernelcast as kc
 from kernelcast.efficiency.features import GPU_FEATURES, features
-from kernelcast.efficiency.learned import WEIGHTS, as_gpu, clock_shift, load, monotone, pack, stand_in, unpack
+from kernelcast.efficiency.learned import WEIGHTS, as_gpu, clock_shift, load, pack, stand_in, unpack
 from kernelcast.efficiency.network import BLOCK_ROWS, Encoder, Layers
 from kernelcast.kernels.base import REGISTRY, columns_of
 from kernelcast.kernels.gemm import Gemm
@@ -162,14 +162,6 @@ def test_an_op_without_weights_names_the_predictor_that_answered() -> None:
 def test_unknown_predictor_is_refused() -> None:
     with pytest.raises(kc.KernelcastError, match=r"unknown predictor 'learnt'.*learned"):
         kc.Conditions(predictor="learnt")
-
-
-def test_direction_of_a_what_if() -> None:
-    base = kc.gpu("h200_sxm")
-    assert monotone(base.replace(dram_bytes_per_s=9e12), base) == 1
-    assert monotone(base.replace(dram_bytes_per_s=1e12), base) == -1
-    assert monotone(base.replace(launch_floor_s=5e-6), base) == -1
-    assert monotone(base.replace(dram_bytes_per_s=9e12, sm_count=100), base) == 0
 
 
 def test_scalar_prediction_is_fast() -> None:

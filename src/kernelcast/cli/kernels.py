@@ -7,8 +7,10 @@ import time
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 
+from kernelcast.calls.call import ROTATIONS
 from kernelcast.calls.table import BadRows
 from kernelcast.cli.commands import Command, with_examples
 from kernelcast.cli.options import (
@@ -76,8 +78,10 @@ def predict_file(
     if output is not None:
         check_target(table, output)
     with open_table(table) as source:
-        columns = source.columns()
+        columns = source.columns(*ROTATIONS)
         results, bad = predict_columns(columns, chip, conditions)
+        if chip is not None and "gpu" in source.types:  # what was answered, not what the table had
+            results["gpu"] = np.full(source.count, chip.id, dtype=object)
         if bad.found and not skip_bad:
             raise KernelcastError(f"{table}: {bad.text()} (--skip-bad leaves their results empty)")
         if output is not None:

@@ -248,6 +248,9 @@ class Calibrated:
     def score(self, target: Gpu) -> Score:
         return self.base.score(target)
 
+    def what_if_spread(self, family: str) -> tuple[float, float] | None:
+        return self.base.what_if_spread(family)
+
     def estimate(self, question: Question) -> Estimate:
         self.calibration.check_gpu(question.gpu.id)
         before = self.base.estimate(question)

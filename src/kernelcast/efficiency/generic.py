@@ -36,6 +36,9 @@ class Generic:
     def score(self, target: Gpu) -> Score:
         return by_time(target)
 
+    def what_if_spread(self, family: str) -> tuple[float, float]:
+        return 0.0, 0.0
+
     def estimate(self, question: Question) -> Estimate:
         target, works = question.gpu, question.best
         shares = sustained_shares(target)

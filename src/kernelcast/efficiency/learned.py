@@ -87,8 +87,7 @@ class FamilyWeights:
         if self.nameless:
             return self._transferred(values, words)
         kin = stand_in(target, self.encoder.vocabulary["gpu"])
-        itself = kin.id == target.id and not target.changes
-        named = values if itself else as_gpu(self.encoder.names, values, kin, target)
+        named = values if kin.id == target.id else as_gpu(self.encoder.names, values, kin, target)
         near = _mean(self.main, self.encoder.numbers(named), self.encoder.positions({**words, "gpu": kin.id}))
         shift = clock_shift(kin, target)
         if shift:
@@ -112,7 +111,7 @@ class FamilyWeights:
     def _support(self, question: Question, values: Floats) -> NDArray[Any]:
         """seen: this GPU, op, format and stack, inside the range of the data; near: one step from that."""
         vocabulary = self.encoder.vocabulary
-        exact = not question.gpu.changes and question.gpu.id in vocabulary.get("gpu", ())
+        exact = question.gpu.id in vocabulary.get("gpu", ())
         named = question.kernel.op in vocabulary.get("op", ())
         named = named and question.calls.choice("dtype") in vocabulary.get("dtype", ())
         named = named and question.calls.choice("stack") in (None, *vocabulary.get("stack", ()))
@@ -205,6 +204,12 @@ class Learned:
     def name(self) -> str:
         return f"learned-{version(self.folder)}" + ("-nameless" if self.nameless else "")
 
+    def what_if_spread(self, family: str) -> tuple[float, float]:
+        """As far as calls on GPUs that were left out of a fit were off."""
+        weights = load(self.folder, family)
+        near = weights.spreads.get("near", Spread()) if weights else Spread()
+        return near.low, near.high
+
     def estimate(self, question: Question) -> Estimate:
         weights = load(self.folder, question.kernel.family)
         if weights is None:
@@ -270,15 +275,3 @@ def pack(weights: FamilyWeights) -> tuple[dict[str, NDArray[Any]], dict[str, str
         "widths": weights.widths,
     }
     return tensors, {name: json.dumps(value) for name, value in meta.items()}
-
-
-def monotone(changed: Gpu, base: Gpu) -> int:
-    """+1 when every what-if change can only help, -1 when it can only hurt, 0 when that is not known."""
-    signs = set()
-    for name, value in changed.changes.items():
-        table, _, dtype = name.partition(".")
-        before = getattr(base, table).get(dtype, 0.0) if dtype else getattr(base, name)
-        better = (value > (before or 0.0)) - (value < (before or 0.0))
-        signs.add(-better if name in ("launch_floor_s", "sustained_launch_s") else better)
-    signs.discard(0)
-    return signs.pop() if len(signs) == 1 else 0

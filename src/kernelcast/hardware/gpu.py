@@ -67,6 +67,7 @@ class Gpu:
     published_flops_per_s: Rates = field(default_factory=dict)  # per package, dense
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     changes: Mapping[str, float] = field(default_factory=dict)  # what-if: what replace() changed
+    origin: Gpu | None = field(default=None, compare=False, repr=False)  # what-if: the GPU that was changed
 
     def __post_init__(self) -> None:
         for spec in dataclasses.fields(self):
@@ -141,8 +142,18 @@ class Gpu:
                 if name in INTEGERS and float(value) != int(value):
                     raise KernelcastError(f"{name} must be a whole number, not {value!r}")
                 values[name] = int(value) if name in INTEGERS else value
-        sources = {**self.sources, **dict.fromkeys(changes, "what-if")}
-        return dataclasses.replace(self, **values, sources=sources, changes={**self.changes, **changes})
+        origin = self.origin or self
+        found = dataclasses.replace(self, **values, origin=origin)
+        kept = {k: v for k, v in {**self.changes, **changes}.items() if found.number(k) != origin.number(k)}
+        if not kept:  # every number is its own again
+            return origin
+        sources = {**origin.sources, **dict.fromkeys(kept, "what-if")}
+        return dataclasses.replace(found, sources=sources, changes=kept)
+
+    def number(self, name: str) -> float | None:
+        """A field by the name that ``replace`` takes."""
+        table, _, dtype = name.partition(".")
+        return getattr(self, table).get(dtype) if dtype else getattr(self, name)
 
     @property
     def label(self) -> str:
@@ -154,7 +165,7 @@ class Gpu:
 
 RATE_TABLES = ("tensor_flops_per_clk_sm", "fma_flops_per_clk_sm")
 IDENTITY = ("id", "name", "vendor", "architecture", "compute_capability", "aliases", "link_kind")
-_NOT_NUMBERS = (*IDENTITY, *RATE_TABLES, "published_flops_per_s", "sources", "changes")
+_NOT_NUMBERS = (*IDENTITY, *RATE_TABLES, "published_flops_per_s", "sources", "changes", "origin")
 NUMBERS = tuple(f.name for f in dataclasses.fields(Gpu) if f.name not in _NOT_NUMBERS)
 INTEGERS = tuple(f.name for f in dataclasses.fields(Gpu) if f.type == "int")
 FRACTIONS = ("sustained_tensor_fraction", "long_tensor_fraction", "sustained_dram_fraction")

@@ -46,6 +46,7 @@ class Analysis:
     resident_share: Array
     tile: Mapping[str, Array]
     sm_count: int
+    candidate: NDArray[np.intp]  # of the work's, which was chosen
 
     @property
     def bound(self) -> Array:
@@ -87,8 +88,9 @@ def analyse(
     without: Collection[str] = (),
     score: Score = by_pipelines,
     keep: int = 1,
+    candidate: NDArray[np.intp] | None = None,
 ) -> tuple[Analysis, ...]:
-    """The ``keep`` best candidates of each call, best first."""
+    """The ``keep`` best candidates of each call, best first; or ``candidate`` of each, whatever its score."""
     shape = work.shape
     busiest = busiest_share(work, gpu.sm_count)
     even = np.asarray(work.tasks) / gpu.sm_count
@@ -100,7 +102,9 @@ def analyse(
             loaded[row] = limit(work, gpu, busiest, turns) if name in PER_SM else limits[row]
     details = _details(work, gpu, busiest, turns)
     order: NDArray[np.intp]
-    if shape[0] == 1:
+    if candidate is not None:
+        order = candidate[None]
+    elif shape[0] == 1:
         order = np.zeros(shape, dtype=np.intp)
     elif keep == 1:
         order = np.argmin(score(loaded, details), axis=0)[None]
@@ -149,5 +153,6 @@ def _take(
         busiest_limits=loaded[:, candidate, call],
         tile={name: chosen(v) for name, v in work.tile.items()},
         sm_count=gpu.sm_count,
+        candidate=candidate,
         **{name: chosen(v) for name, v in details.items()},
     )

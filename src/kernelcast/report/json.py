@@ -65,7 +65,7 @@ def cache_word(conditions: Conditions) -> str:
 def gpu_fields(chip: Gpu) -> dict[str, Any]:
     """Every field of a GPU, what follows from them, and the sources."""
     fields = {spec.name: getattr(chip, spec.name) for spec in dataclasses.fields(chip)}
-    sources, changes = fields.pop("sources"), fields.pop("changes")
+    sources, changes, _ = (fields.pop(name) for name in ("sources", "changes", "origin"))
     return {**fields, "derived": derived_peaks(chip), "changes": changes, "sources": sources}
 
 

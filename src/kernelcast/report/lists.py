@@ -16,7 +16,7 @@ from kernelcast.report.json import derived_peaks, first_paragraph
 from kernelcast.report.text import WIDTH, changes_text, console, cut, dense_table, plain_table, show
 from kernelcast.report.units import field_text
 
-_HIDDEN = ("id", "name", "aliases", "sources", "changes")
+_HIDDEN = ("origin", "id", "name", "aliases", "sources", "changes")
 _NAME_WIDTH = 19  # what 100 columns leave
 
 

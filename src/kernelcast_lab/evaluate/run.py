@@ -88,6 +88,9 @@ class Fitted:
     def score(self, target: Gpu) -> Ranking:
         return by_time(target)
 
+    def what_if_spread(self, family: str) -> tuple[float, float]:
+        return 0.0, 0.0
+
     def estimate(self, question: Question) -> Estimate:
         return self.weights.estimate(question, question.features)
 

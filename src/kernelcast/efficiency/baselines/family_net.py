@@ -50,6 +50,9 @@ class NetBaseline:
     def score(self, target: Gpu) -> Score:
         return by_pipelines
 
+    def what_if_spread(self, family: str) -> None:
+        return None
+
     @classmethod
     def merged(cls, models: Iterable[Self]) -> Self:
         """One model of all families; a later one replaces an earlier one's family."""

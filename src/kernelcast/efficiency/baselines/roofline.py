@@ -28,6 +28,9 @@ class Roofline:
     def score(self, target: Gpu) -> Score:
         return by_pipelines
 
+    def what_if_spread(self, family: str) -> None:
+        return None
+
     def estimate(self, question: Question) -> Estimate:
         return plain_estimate(roofline_s(question), question)
 
