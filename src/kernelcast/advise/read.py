@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
 from kernelcast.advise.chrome_events import load_trace
 from kernelcast.advise.measured import Profile
 from kernelcast.advise.read_ncu import is_ncu, read_ncu
 from kernelcast.advise.read_profile import gpu_name, profile_of
 from kernelcast.advise.read_table import read_table
+from kernelcast.calls.call import columns_of
+from kernelcast.calls.table import BadRows
 from kernelcast.errors import KernelcastError
 from kernelcast.files import ENDINGS
 from kernelcast.hardware import Gpu, gpu
+from kernelcast.measured.physics import add_too_fast
 
 _TRACES = (".json", ".gz")
 
@@ -40,7 +45,13 @@ def read_measured(path: Path, chip: Gpu | None = None) -> tuple[Profile, Gpu]:
         return read_ncu(path), chip or _named(path, "")
     if ending in ENDINGS:
         profile = read_table(path)
-        return profile, chip or _named(path, profile.gpu_name)
+        place = chip or _named(path, profile.gpu_name)
+        bad = BadRows()
+        times_us = np.array([measured.time_us for measured in profile.calls])
+        add_too_fast(columns_of([measured.calls[0].call for measured in profile.calls]), times_us, place, bad)
+        if bad.found:
+            raise KernelcastError(f"{path}: {bad.text()}")
+        return profile, place
     known = "a torch.profiler trace (.json, .json.gz), a CSV of ncu, or a table"
     raise KernelcastError(f"{path}: what is it? It should be {known} ({', '.join(ENDINGS)})")
 

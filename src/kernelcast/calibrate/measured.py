@@ -16,6 +16,7 @@ from kernelcast.efficiency.features import GPU_FEATURES, KEEP, aligned
 from kernelcast.errors import KernelcastError
 from kernelcast.files import open_table
 from kernelcast.hardware import Gpu, gpu
+from kernelcast.measured.physics import add_too_fast
 from kernelcast.predict import CHUNK_CALLS, Conditions, ask
 from kernelcast.tables import turns_of
 
@@ -97,6 +98,7 @@ def _number(cell: Any) -> float:
 def errors(columns: Columns, chip: Gpu, base: Predictor, conditions: Conditions, bad: BadRows) -> dict[str, Errors]:
     """What ``base`` says of every good row, by family."""
     latency = latencies_us(columns, bad) * 1e-6
+    add_too_fast(dict(columns), latency * 1e6, chip, bad)
     dropped = np.zeros(len(latency), dtype=bool)
     dropped[list(bad.found)] = True
     turns = turns_of(columns, conditions)

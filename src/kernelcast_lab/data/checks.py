@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kernelcast.measured.physics import FACTOR
 from kernelcast.measured.query import Columns
 from kernelcast.predict import Conditions
 from kernelcast.tables import predict_columns
-from kernelcast_lab.data.rules import PHYSICS_FACTOR, ordered, rule_of
+from kernelcast_lab.data.rules import ordered, rule_of
 
 _WARM = Conditions(rotation=1)  # the most that L2 can do: no L2 effect counts as impossible
 
@@ -24,7 +25,7 @@ def checked(columns: Columns) -> tuple[Columns, dict[str, int]]:
     keep = np.ones(len(columns["op"]), dtype=bool)
     keep[list(bad.found)] = False
     counts = Counter(rule_of(message) for message in bad.found.values())
-    too_fast = keep & (columns["latency_us"] < PHYSICS_FACTOR * results["bound_us"])
+    too_fast = keep & (columns["latency_us"] < FACTOR * results["bound_us"])
     if too_fast.any():
         counts["faster_than_physics"] = int(too_fast.sum())
         keep &= ~too_fast

@@ -29,7 +29,6 @@ RULES: dict[str, str] = {
     "too_large": "does not fit into the GPU's memory by our count",
     "faster_than_physics": "less than half of the bound, with all of L2 warm",
 }
-PHYSICS_FACTOR = 0.5  # bounds are good to a few per cent; a factor of two is a wrong shape or a broken timer
 
 
 def rule_of(message: str) -> str:
