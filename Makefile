@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 WORKERS ?= 2
-SPREAD := -n $(WORKERS) --dist loadgroup
+# A file is on one worker, for its tests share what takes long to make; conftest.py says in which order
+SPREAD := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test quick lint unit bench accuracy clean
 

@@ -18,7 +18,7 @@ settings.load_profile("any machine")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Workers take tests in turn: with the longest first they end together."""
+    """Workers take files in turn: with the longest first they end together."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 

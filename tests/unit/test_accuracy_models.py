@@ -11,7 +11,7 @@ from kernelcast.training.step import STEP
 from kernelcast_lab.evaluate.traced import MEASURED, Found, chosen_cases, evaluate, summary
 from kernelcast_lab.models.store import load_cases
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("accuracy_models")]  # one worker traces for all
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,6 @@ from kernelcast_lab.evaluate.neusight_e2e import GROUPS, Compared, compare, fami
 DATA = os.environ.get("KERNELCAST_DATA")
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.xdist_group("neusight_e2e"),  # one worker predicts for all
     pytest.mark.skipif(not DATA, reason="KERNELCAST_DATA names no folder of measured tables"),
 ]
 
