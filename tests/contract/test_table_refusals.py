@@ -201,7 +201,13 @@ def test_ctrl_c_while_writing_leaves_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "kernelcast", "kernels", str(table), "--gpu", "h100_sxm", "-o", str(out)]
     command += ["--predictor", "roofline"]  # what is written matters here, and when
     for _ in range(5):  # on a busy machine it may have written all before this process saw it begin
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
+        )
         while not list(tmp_path.glob(".out.*")) and process.poll() is None:
             time.sleep(0.002)
         process.send_signal(signal.SIGINT)
