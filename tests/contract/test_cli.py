@@ -366,3 +366,11 @@ def test_import_is_light() -> None:
         f"import sys; from kernelcast.cli import main; main({[*GEMM, '--json']!r}); assert 'duckdb' not in sys.modules"
     )
     assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL).returncode == 0
+
+
+def test_without_the_lab_its_commands_say_where_they_are(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kernelcast.cli.app.entry_points", lambda group: [])
+    for name in ("fit", "evaluate", "data", "collect-models"):
+        code, out, err = run(name, "--help")
+        assert (code, out) == (2, "") and err.count("\n") == 1
+        assert f"{name} is a command of kernelcast-lab, which is not installed" in err

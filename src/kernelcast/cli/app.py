@@ -19,6 +19,7 @@ from kernelcast.errors import KernelcastError
 
 # each has register(app)
 COMMANDS = (calibrate, collect, diagnose, infer, kernel, kernels, lists, trace, tune, validate)
+LAB = ("collect-models", "data", "evaluate", "fit")
 ADDED = "kernelcast.commands"  # entry points by which other distributions (kernelcast-lab) add theirs
 INTERRUPTED, BROKEN_PIPE = 130, 141  # 128 + the signal, as shells count
 
@@ -43,6 +44,7 @@ def _root(
 def build() -> typer.Typer:
     example = "kernelcast kernel gemm --m 4096 --n 4096 --k 4096 --gpu h200_sxm"
     group = with_examples(CommandGroup, example)
+    group.elsewhere = dict.fromkeys(LAB, "kernelcast-lab")
     app = typer.Typer(cls=group, add_completion=False, invoke_without_command=True)
     app.callback()(_root)
     for module in COMMANDS:

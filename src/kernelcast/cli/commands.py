@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from typer.core import TyperCommand, TyperGroup
 
-from kernelcast.errors import unknown
+from kernelcast.errors import KernelcastError, unknown
 
 AnyCommand = TypeVar("AnyCommand", bound="Examples")
 _TRUE, _FALSE = ("true", "yes", "1", "on"), ("false", "no", "0", "off")
@@ -38,12 +39,15 @@ class CommandGroup(Examples, TyperGroup):
     """Says 'unknown command' with the nearest names."""
 
     kind = "command"
+    elsewhere: Mapping[str, str] = {}  # commands that other distributions bring
 
     def list_commands(self, ctx: Any) -> list[str]:
         return sorted(super().list_commands(ctx))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            if args[0] in self.elsewhere:
+                raise KernelcastError(f"{args[0]} is a command of {self.elsewhere[args[0]]}, which is not installed")
             raise unknown(self.kind, args[0], self.list_commands(ctx))
         return super().resolve_command(ctx, args)
 
