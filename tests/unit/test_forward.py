@@ -408,3 +408,11 @@ def test_uneven_experts_take_longer() -> None:
     times.learn(both)
     assert both[1].words["skew"] == 1.2 and "skew" not in both[0].words
     assert times[both[1]].span.time_s > times[both[0]].span.time_s
+
+
+def test_a_checkpoint_is_served_as_it_is_stored_unless_told_otherwise() -> None:
+    """As `kernelcast infer` does: DeepSeek-V3 ships in block-scaled fp8, gpt-oss with 4-bit experts."""
+    chip = kc.gpu("h200_sxm")
+    stored = {name: Deployment(model(name), chip, stack("vllm")).precision for name in ("deepseek-v3", "gpt-oss-20b")}
+    assert stored == {name: Precision.of(model(name)) for name in stored}
+    assert (stored["deepseek-v3"].weights, stored["gpt-oss-20b"].expert_weights) == ("fp8_block", "int4")

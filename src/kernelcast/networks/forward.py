@@ -63,16 +63,18 @@ class Batch:
 
 @dataclass(frozen=True)
 class Deployment:
-    """A model on GPUs: all that decides which kernels run."""
+    """A model on GPUs: all that decides which kernels run. ``precision`` not given: as the checkpoint is stored."""
 
     model: Architecture
     gpu: Gpu
     stack: Stack
-    precision: Precision = field(default_factory=Precision)
+    precision: Precision = field(default=None)  # type: ignore[assignment]  # never None once it is made
     layout: Layout = field(default_factory=Layout)
     skew: float = 0.0  # of tokens over experts: 0 balanced, else the exponent of their power law
 
     def __post_init__(self) -> None:
+        if self.precision is None:
+            object.__setattr__(self, "precision", Precision.of(self.model))
         for layer in (run.layer for run in self.model.layer_kinds):
             _check(layer, self)
         if self.layout.pp > self.model.layer_count:
