@@ -191,6 +191,13 @@ def test_memory_beside_its_peak_has_nothing_to_win() -> None:
     assert reasons.memory_bound(vector(100.0)) is None  # at 50%
 
 
+def test_no_kernel_is_told_to_run_above_a_peak() -> None:
+    warm = reasons.memory_bound(vector(100.0, predicted=predicted(100.0, dram_bytes=2.78 * 100e-6 * 4.8e12)))
+    assert warm is not None and warm.name == "in L2" and "%" not in warm.detail
+    other = reasons.compute_bound(facts(100.0, predicted=predicted(300.0, limits_us={"tensor": 265.0})))
+    assert other is not None and "2.6 times the peak" in other.detail and "--gpu" in other.advice
+
+
 def test_bytes_that_come_twice() -> None:
     """30 + 60 us of DRAM beside 50 us of arithmetic: 40 us more than it takes without."""
     limits = {"tensor": 50.0, "dram": 30.0}

@@ -15,6 +15,7 @@ TAIL_SHARE = 0.08  # of the SMs' time that idles in the last round
 PADDING_SHARE = 0.08  # of the tiles' area outside of the result
 WIN_SHARE = 0.05  # of the measured time, from which another size or format is worth a word
 PEAK_SHARE = 0.75  # of the peak of DRAM or tensor cores, from which these bind: the best sustain 0.87 to 0.92
+IMPOSSIBLE_SHARE = 1.1  # of a peak: clocks and counts are good to a few per cent
 FILLED_SHARE = 0.70  # of the SMs that have a CTA, under which the GPU is not filled
 OCCUPANCY_SHARE = 0.30  # of the warps that an SM could hold, under which loads are not hidden
 TINY_US = 5.0  # a kernel this short is mostly its launch,
@@ -165,6 +166,13 @@ def memory_bound(facts: Facts) -> Reason | None:
     """DRAM runs near its peak: nothing to win in the kernel, only fewer bytes help."""
     if facts.dram_share < PEAK_SHARE:
         return None
+    if facts.dram_share > IMPOSSIBLE_SHARE:
+        return Reason(
+            "in L2",
+            0.0,
+            f"{facts.dram_bytes / 1e6:,.1f} MB in less time than DRAM takes: they were in L2, or it ran on another GPU",
+            "ask again with --cache warm, or with --gpu as it was measured",
+        )
     how = "larger batches over the same weights" if facts.is_matrix else "fuse it with its neighbours"
     return Reason(
         "memory-bound",
@@ -180,6 +188,14 @@ def compute_bound(facts: Facts) -> Reason | None:
     limit_us = told.limits_us.get("tensor", 0.0) if told else 0.0
     if told is None or limit_us < PEAK_SHARE * facts.measured_us:
         return None
+    if limit_us > IMPOSSIBLE_SHARE * facts.measured_us:
+        return Reason(
+            "faster than the GPU",
+            0.0,
+            f"{limit_us / facts.measured_us:.1f} times the peak of the tensor cores: it ran on another GPU, or in "
+            "another format or shape than the profile says",
+            "give --gpu as it was measured",
+        )
     return Reason(
         "compute-bound",
         0.0,
