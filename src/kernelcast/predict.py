@@ -263,12 +263,12 @@ def _what_if(
 ) -> Predictions:  # fmt: skip
     """The answer on ``origin``, times what physics says of the change: a network knows nothing of a GPU that is not.
 
-    Both sides have the work that the kernel makes of the origin (its tiles, its splits), with the L2 of the changed
-    GPU, so that every limit moves the way its number does: a better part is never slower, one's own value changes
+    Both sides have the work that the kernel makes of the origin (its tiles, its splits, what it reads again because L2
+    is full), so that every limit moves the way its number does: a better part is never slower, one's own value changes
     nothing, and changes compose.
     """
     before = _answer(kernel, calls, origin, conditions, turns)
-    works = kernel.work(calls, origin.replace(l2_bytes=chip.l2_bytes))
+    works = kernel.work(calls, origin)
 
     def seconds(place: Gpu) -> tuple[Array, list[Analysis]]:
         score, without = by_time(place), conditions.without
