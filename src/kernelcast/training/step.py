@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -33,7 +34,7 @@ LAUNCH_BOUND = 0.1  # of the wall time that the GPU waits for the host, from whi
 
 
 @dataclass(frozen=True, kw_only=True)
-class Forecast:
+class Forecast(ABC):
     """A traced step, on one GPU or on many: its time, and what its kernels tell of it."""
 
     trace: Trace
@@ -46,9 +47,9 @@ class Forecast:
     passes: int = 1  # of the trace in a step, on all GPUs
 
     @property
+    @abstractmethod
     def idle_s(self) -> float:
         """GPU time spent waiting for the host (gaps between kernels that were launched in time not counted)."""
-        raise NotImplementedError
 
     @cached_property
     def spread(self) -> tuple[float, float]:
