@@ -217,3 +217,13 @@ def test_ctrl_c_while_writing_leaves_nothing(tmp_path: Path) -> None:
         out.unlink()
     assert (process.returncode, out_text, err.strip()) == (130, "", "")
     assert [path.name for path in tmp_path.iterdir()] == ["in.parquet"]
+
+
+def test_a_row_that_breaks_two_rules_is_told_of_once(run: Run, tmp_path: Path) -> None:
+    table = tmp_path / "in.csv"
+    table.write_text(
+        "op,batch,q_len,kv_len,q_heads,kv_heads,head_dim,causal,window\n"
+        "attention,1,64,64,3,2,128,false,8\nattention,1,64,64,4,2,128,true,8\nattention,1,64,64,4,2,128,false,8\n"
+    )
+    code, _, err = run("kernels", table, "--gpu", "h200_sxm")
+    assert code == 2 and "2 bad rows" in err and err.count("\n") == 1

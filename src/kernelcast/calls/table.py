@@ -121,13 +121,14 @@ def _calls(
             s.name: _parse_lengths(s, columns[s.name][members], members, keep, bad) for s in specs if s.name in ragged
         }
         calls = _kept(numbers, choices, parsed, keep)
-        whole = np.flatnonzero(keep)
-        for broken, message in kernel.conflicts(calls) if calls.count else []:
-            bad.add(members[whole[broken]], f"{kernel.op}: {message}")
-            keep[whole[broken]] = False
-        if not keep.any():
-            continue
-        yield members[keep], calls if calls.count == keep.sum() else _kept(numbers, choices, parsed, keep)
+        while calls.count and (found := kernel.conflicts(calls)):  # a family may name one broken rule at a time
+            whole = np.flatnonzero(keep)
+            for broken, message in found:
+                bad.add(members[whole[broken]], f"{kernel.op}: {message}")
+                keep[whole[broken]] = False
+            calls = _kept(numbers, choices, parsed, keep)
+        if calls.count:
+            yield members[keep], calls
 
 
 def _kept(
