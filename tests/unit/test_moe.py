@@ -88,3 +88,11 @@ def test_a_config_is_listed_after_the_sizes_of_a_layer(op: str, own_last: str) -
     names = list(parameters_of(kernel_class(op)))
     assert names[0] == "tokens"
     assert names[names.index(own_last) + 1 :] == [*TRITON_CONFIG, "dtype", "stack"]
+
+
+def test_a_config_given_in_part_means_the_same_in_any_company() -> None:
+    """A call whose block_m is given has nothing to choose from, also beside one that chooses."""
+    sizes = {"tokens": 3446, "experts": 50, "topk": 1, "k": 2122, "n": 3981, "dtype": "fp16"}
+    calls = [kc.kernel("moe_gemm", **sizes, block_m=116, group_m=7, stages=1), kc.kernel("moe_gemm", **sizes)]
+    together = [found.time_s for found in kc.predict_many(calls, "mi300x")]
+    assert together == [kc.predict(call, "mi300x").time_s for call in calls]

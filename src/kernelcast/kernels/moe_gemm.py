@@ -98,9 +98,9 @@ class _Config(Blocks):
 
     @classmethod
     def of(cls, calls: Calls, gpu: Gpu) -> _Config:
-        m, n, k, warps, stages = (axis([b[i] for b in _BLOCKS]) for i in range(5))
-        if not np.isnan(calls["block_m"]).any():  # nothing to choose from
-            m, n, k, warps, stages = (column[-2:-1] for column in (m, n, k, warps, stages))
+        columns = [axis([b[i] for b in _BLOCKS]) for i in range(5)]
+        given = ~np.isnan(calls["block_m"])  # nothing to choose from, in whatever company a call stands
+        m, n, k, warps, stages = (c[-2:-1] if given.all() else np.where(given, c[-2], c) for c in columns)
         block_m = calls.given("block_m", m)
         has_wide = gpu.compute_capability.startswith(("9.", "10."))
         return cls(
