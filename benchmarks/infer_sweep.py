@@ -11,7 +11,7 @@ import time
 import kernelcast as kc
 from kernelcast.networks import model
 from kernelcast.networks.forward import Deployment
-from kernelcast.networks.stack import stack
+from kernelcast.stacks import stack
 from kernelcast.parallel import Layout
 from kernelcast.serving.infer import infer_many
 from kernelcast.serving.workload import Workload

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.efficiency import Calibrated, Calibration, Estimate, Predictor, Question, load_calibration, predictor
+from kernelcast.efficiency.evidence import Standing, kinds_of
 from kernelcast.efficiency.generic import by_time, work_times
 from kernelcast.errors import KernelcastError, unknown
 from kernelcast.hardware import Gpu, gpu, origin_of
@@ -102,6 +103,7 @@ class Predictions(Estimate):
     bound_s: Array
     limits_s: Array
     footprint_bytes: Array
+    standing: NDArray[Any]  # what each call rests on
     works: tuple[Analysis, ...] = ()  # the kernels that a call launches in turn
 
     @property
@@ -177,11 +179,11 @@ def predict_many(calls: Sequence[Kernel], target: Gpu | str, conditions: Conditi
     results: dict[int, Prediction] = {}
     for members in groups.values():
         batch = [calls[i] for i in members]
-        found = predict_calls(type(batch[0]), columns_of(batch), chip, conditions, details=True)
-        for position in np.flatnonzero(found.too_large(chip))[:1]:
-            raise KernelcastError(too_large_text(batch[0].op, found.footprint_bytes[position], chip))
-        for position, index in enumerate(members):
-            results[index] = _one(calls[index], chip, found, position)
+        for rows, found in predict_kinds(type(batch[0]), columns_of(batch), chip, conditions, conditions.turns):
+            for position in np.flatnonzero(found.too_large(chip))[:1]:
+                raise KernelcastError(too_large_text(batch[0].op, found.footprint_bytes[position], chip))
+            for position, row in enumerate(rows):
+                results[members[row]] = _one(calls[members[row]], chip, found, position)
     return [results[index] for index in range(len(calls))]
 
 
@@ -204,22 +206,33 @@ def predict_calls(
     conditions: Conditions = DEFAULT,
     *,
     turns: Turns | None = None,
-    details: bool = False,
 ) -> Predictions:
-    """Columns in, columns out. ``turns`` may vary by call, else the conditions say it; ``details`` keeps the works."""
-    chunk = calls.count if details else CHUNK_CALLS
-    starts = range(0, calls.count, max(chunk, 1))
+    """Columns in, columns out. ``turns`` may vary by call, else the conditions say it."""
+    starts = range(0, calls.count, CHUNK_CALLS)
 
     def run(start: int) -> Predictions:
-        part = calls.part(start, start + chunk)
-        sets = (turns or conditions.turns).part(slice(start, start + chunk))
-        found = _answer(kernel, part, chip, conditions, sets)
-        return found if details else replace(found, works=())
+        rows = slice(start, start + CHUNK_CALLS)
+        part = calls.part(start, start + CHUNK_CALLS)
+        found = list(predict_kinds(kernel, part, chip, conditions, (turns or conditions.turns).part(rows)))
+        if len(found) == 1:
+            return replace(found[0][1], works=())
+        return _join([one for _, one in found], np.argsort(np.concatenate([rows for rows, _ in found])))
 
     if len(starts) <= 1:
         return run(0)
     with ThreadPoolExecutor(THREADS) as pool:  # NumPy lets go of the interpreter lock inside large operations
         return _join(list(pool.map(run, starts)))
+
+
+def predict_kinds(
+    kernel: type[Kernel], calls: Calls, chip: Gpu, conditions: Conditions, turns: Turns
+) -> Iterator[tuple[NDArray[np.intp], Predictions]]:
+    """The calls of each kind, by number, and what is predicted of them, with the works."""
+    for rows, standing in by_kind(kernel, calls, chip, chosen(conditions)):
+        if rows is None:
+            yield np.arange(calls.count), _answer(kernel, calls, chip, conditions, turns, standing)
+        else:
+            yield rows, _answer(kernel, calls.take(rows), chip, conditions, turns.part(rows), standing)
 
 
 def ask(
@@ -229,27 +242,52 @@ def ask(
     turns: Turns,
     answering: Predictor,
     *,
+    standing: Standing | None = None,
     without: tuple[str, ...] = (),
     keep: int = 1,
 ) -> Question:
-    """What a predictor is asked: the calls, and what the machine finds for each of their works (``keep`` or more)."""
+    """What a predictor is asked: the calls, and what the machine finds for each of their works (``keep`` or more).
+
+    ``standing``: the kind that they are answered as; None: in the words that they have.
+    """
     score, keep = answering.score(chip), max(keep, answering.keep)
-    ranked = tuple(
-        analyse(work, chip, turns=turns, without=without, score=score, keep=keep) for work in kernel.work(calls, chip)
-    )
-    return Question(kernel, calls, chip, ranked)
+
+    def question(said: Calls) -> Question:
+        works = kernel.work(said, chip)
+        ranked = tuple(analyse(work, chip, turns=turns, without=without, score=score, keep=keep) for work in works)
+        return Question(kernel, said, chip, ranked, standing or Standing({}))
+
+    if standing is None:
+        return question(calls)
+    if standing.entry is None:
+        return question(kernel.spoken(calls, standing.words))
+    heard = question(kernel.spoken(calls, {**standing.words, **standing.entry.words, **standing.entry.heard}))
+    if all(word == "gpu" for word, _, _ in standing.changed):
+        return heard
+    return replace(question(kernel.spoken(calls, standing.words)), heard=heard)
 
 
-def _answer(kernel: type[Kernel], calls: Calls, chip: Gpu, conditions: Conditions, turns: Turns) -> Predictions:
-    """One chunk: the machine, then the predictor."""
+def by_kind(
+    kernel: type[Kernel], calls: Calls, chip: Gpu, answering: Predictor
+) -> list[tuple[NDArray[np.intp] | None, Standing]]:
+    """The calls of each kind, by number (None: all of them), and what they rest on."""
+    kinds = kinds_of(kernel, calls)
+    return [(rows, answering.standing(kernel, words, origin_of(chip) or chip)) for rows, words in kinds]
+
+
+def _answer(
+    kernel: type[Kernel], calls: Calls, chip: Gpu, conditions: Conditions, turns: Turns, standing: Standing
+) -> Predictions:
+    """Calls of one kind: the machine, then the predictor."""
     answering, origin = chosen(conditions), origin_of(chip)
     spread = answering.what_if_spread(kernel.family)
     if origin is not None and spread is not None:
-        return _what_if(kernel, calls, chip, origin, conditions, turns, spread)
-    question = ask(kernel, calls, chip, turns, answering, without=conditions.without)
+        return _what_if(kernel, calls, chip, origin, conditions, turns, standing, spread)
+    question = ask(kernel, calls, chip, turns, answering, standing=standing, without=conditions.without)
     times, best = answering.estimate(question), question.best
     return Predictions(
         **{**vars(times), "predictor": times.predictor or answering.name},
+        standing=np.full(calls.count, standing, dtype=object),
         bound_s=question.bound_s,
         limits_s=np.sum([work.limits for work in best], axis=0),
         footprint_bytes=np.max([work.footprint_bytes for work in best], axis=0),
@@ -259,7 +297,7 @@ def _answer(kernel: type[Kernel], calls: Calls, chip: Gpu, conditions: Condition
 
 def _what_if(
     kernel: type[Kernel], calls: Calls, chip: Gpu, origin: Gpu, conditions: Conditions, turns: Turns,
-    spread: tuple[float, float],
+    standing: Standing, spread: tuple[float, float],
 ) -> Predictions:  # fmt: skip
     """The answer on ``origin``, times what physics says of the change: a network knows nothing of a GPU that is not.
 
@@ -267,8 +305,8 @@ def _what_if(
     is full), so that every limit moves the way its number does: a better part is never slower, one's own value changes
     nothing, and changes compose.
     """
-    before = _answer(kernel, calls, origin, conditions, turns)
-    works = kernel.work(calls, origin)
+    before = _answer(kernel, calls, origin, conditions, turns, standing)
+    works = kernel.work(kernel.spoken(calls, standing.words), origin)
 
     def seconds(place: Gpu) -> tuple[Array, list[Analysis]]:
         score, without = by_time(place), conditions.without
@@ -289,6 +327,7 @@ def _what_if(
         high_s=np.maximum(before.high_s * ratio, after * np.exp(high)),
         ceiling_s=before.ceiling_s * ratio,
         support=np.where(before.support == "seen", "near", before.support).astype(object),
+        standing=before.standing,
         predictor=before.predictor,
         bound_s=np.sum([work.bound for work in best], axis=0),
         limits_s=np.sum([work.limits for work in best], axis=0),
@@ -298,10 +337,13 @@ def _what_if(
     return found.held(found.bound_s)
 
 
-def _join(parts: Sequence[Predictions]) -> Predictions:
+def _join(parts: Sequence[Predictions], order: NDArray[np.intp] | None = None) -> Predictions:
+    """One after another, or in the order that row numbers give."""
     names = [one.name for one in fields(Predictions) if one.name not in ("predictor", "works")]
     columns: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts], axis=-1) for name in names}
-    return replace(parts[0], **columns)
+    if order is not None:
+        columns = {name: column[..., order] for name, column in columns.items()}
+    return replace(parts[0], works=(), **columns)
 
 
 def _one(call: Kernel, chip: Gpu, found: Predictions, i: int) -> Prediction:

@@ -15,7 +15,7 @@ from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu, gpu
 from kernelcast.machine.analyse import PIPELINES
 from kernelcast.machine.limits import Turns
-from kernelcast.predict import DEFAULT, Conditions, Predictions, check_gpu, predict_calls, too_large_text
+from kernelcast.predict import DEFAULT, Conditions, Predictions, check_gpu, predict_calls, predict_kinds, too_large_text
 
 OUTPUT = ("predicted_us", "low_us", "high_us", "ceiling_us", "bound_us", "bound_by", "support")
 
@@ -70,15 +70,20 @@ def answered(
     """Good rows in groups, their places in the group's predictions, and these. What is wrong goes to ``bad``."""
     turns = turns_of(columns, conditions)
     for kernel, place, rows, calls in grouped(columns, chip, bad):
+        own = turns.part(rows)
         try:
-            found = predict_calls(kernel, calls, place, conditions, turns=turns.part(rows), details=details)
+            if details:
+                parts = list(predict_kinds(kernel, calls, place, conditions, own))
+            else:
+                parts = [(np.arange(calls.count), predict_calls(kernel, calls, place, conditions, turns=own))]
         except KernelcastError as error:  # the whole group asks for what the GPU lacks
             bad.add(rows, str(error))
             continue
-        large = found.too_large(place)
-        for row, footprint in zip(rows[large], found.footprint_bytes[large], strict=True):
-            bad.add([row], too_large_text(kernel.op, float(footprint), place))
-        yield rows[~large], np.flatnonzero(~large), found
+        for members, found in parts:
+            at, large = rows[members], found.too_large(place)
+            for row, footprint in zip(at[large], found.footprint_bytes[large], strict=True):
+                bad.add([row], too_large_text(kernel.op, float(footprint), place))
+            yield at[~large], np.flatnonzero(~large), found
 
 
 def turns_of(columns: Mapping[str, NDArray[Any]], conditions: Conditions = DEFAULT) -> Turns:

@@ -13,7 +13,7 @@ from running import Run, strict
 
 from kernelcast.networks import model, model_ids
 from kernelcast.networks.catalogue import MODELS
-from kernelcast.networks.stack import stack, stack_ids
+from kernelcast.stacks import stack, stack_ids
 
 LLAMA = shlex.split("infer llama-3.1-8b --gpu h100_sxm --batch 4 --input-len 512 --output-len 32")
 TIMES = ("ttft_s", "tpot_s", "prefill_s", "decode_s", "total_s")

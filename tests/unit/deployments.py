@@ -12,7 +12,7 @@ from kernelcast.errors import KernelcastError
 from kernelcast.networks import model
 from kernelcast.networks.forward import Deployment
 from kernelcast.networks.precision import Precision
-from kernelcast.networks.stack import Stack, stack
+from kernelcast.stacks import Stack, stack
 from kernelcast.parallel import Layout
 from kernelcast.serving.infer import infer
 from kernelcast.serving.result import Inference

@@ -16,7 +16,7 @@ from kernelcast.networks import model, model_ids
 from kernelcast.networks.forward import Batch, Deployment, forward
 from kernelcast.networks.layers import Dense, LayerRun
 from kernelcast.networks.precision import Precision
-from kernelcast.networks.stack import stack, stack_ids
+from kernelcast.stacks import stack, stack_ids
 from kernelcast.parallel import Layout
 from kernelcast.times import Times
 

@@ -13,7 +13,7 @@ import kernelcast as kc
 from kernelcast.errors import KernelcastError
 from kernelcast.networks import model
 from kernelcast.networks.forward import Batch, Deployment, forward
-from kernelcast.networks.stack import stack
+from kernelcast.stacks import stack
 from kernelcast.parallel import Layout
 from kernelcast.serving.memory import cache_bytes
 

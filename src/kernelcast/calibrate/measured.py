@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,14 +10,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelcast.calls.table import BadRows, grouped
-from kernelcast.efficiency import Predictor
+from kernelcast.calls.table import BadRows, Rows, grouped
+from kernelcast.efficiency import Predictor, Question
 from kernelcast.efficiency.features import GPU_FEATURES, KEEP, aligned
 from kernelcast.errors import KernelcastError
 from kernelcast.files import open_table
 from kernelcast.hardware import Gpu, gpu
+from kernelcast.kernels.base import Calls, Kernel
+from kernelcast.machine.limits import Turns
 from kernelcast.measured.physics import add_too_fast
-from kernelcast.predict import CHUNK_CALLS, Conditions, ask
+from kernelcast.predict import CHUNK_CALLS, Conditions, ask, by_kind
 from kernelcast.tables import turns_of
 
 Columns = Mapping[str, NDArray[Any]]
@@ -104,9 +106,7 @@ def errors(columns: Columns, chip: Gpu, base: Predictor, conditions: Conditions,
     turns = turns_of(columns, conditions)
     parts: dict[str, list[Errors]] = {}
     for kernel, place, rows, calls in grouped(columns, chip, bad):
-        for start in range(0, len(rows), CHUNK_CALLS):
-            at = rows[start : start + CHUNK_CALLS]
-            question = ask(kernel, calls.part(start, start + CHUNK_CALLS), place, turns.part(at), base, keep=KEEP)
+        for at, question in _questions(kernel, rows, calls, place, turns, base):
             said, found = base.estimate(question), question.features
             part = Errors(
                 family=kernel.family,
@@ -123,6 +123,18 @@ def errors(columns: Columns, chip: Gpu, base: Predictor, conditions: Conditions,
             parts.setdefault(kernel.family, []).append(select(part, ~dropped[at]))
     joined = {family: _ordered(_joined(found)) for family, found in sorted(parts.items())}
     return {family: found for family, found in joined.items() if len(found)}
+
+
+def _questions(
+    kernel: type[Kernel], rows: Rows, calls: Calls, place: Gpu, turns: Turns, base: Predictor
+) -> Iterator[tuple[Rows, Question]]:
+    """What ``base`` is asked, kind by kind as it answers, and the rows of the table."""
+    for own, standing in by_kind(kernel, calls, place, base):
+        members = np.arange(calls.count) if own is None else own
+        for start in range(0, len(members), CHUNK_CALLS):
+            at = members[start : start + CHUNK_CALLS]
+            part, sets = calls.take(at), turns.part(rows[at])
+            yield rows[at], ask(kernel, part, place, sets, base, standing=standing, keep=KEEP)
 
 
 _TIMES = ("time_s", "low", "high", "bound_s", "latency_s")

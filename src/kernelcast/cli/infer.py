@@ -110,7 +110,7 @@ def _deployed(
     from kernelcast import networks
     from kernelcast.networks.forward import Deployment
     from kernelcast.networks.precision import Precision
-    from kernelcast.networks.stack import stack as named_stack
+    from kernelcast.stacks import stack as named_stack
 
     found = networks.model(name)
     return Deployment(found, chip, named_stack(stack), Precision.of(found, *formats), layout, skew)

@@ -20,11 +20,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kernelcast.efficiency.evidence import Standing
 from kernelcast.efficiency.features import KEEP, aligned
 from kernelcast.efficiency.network import Floats, in_blocks
 from kernelcast.efficiency.predictor import Estimate, Predictor, Question
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu
+from kernelcast.kernels.base import Kernel, Words
 from kernelcast.machine.analyse import Score
 
 FORMAT = 1
@@ -250,6 +252,9 @@ class Calibrated:
 
     def what_if_spread(self, family: str) -> tuple[float, float] | None:
         return self.base.what_if_spread(family)
+
+    def standing(self, kernel: type[Kernel], words: Words, target: Gpu) -> Standing:
+        return self.base.standing(kernel, words, target)
 
     def estimate(self, question: Question) -> Estimate:
         self.calibration.check_gpu(question.gpu.id)

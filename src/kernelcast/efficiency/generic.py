@@ -12,8 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kernelcast.efficiency.evidence import Standing, as_asked
 from kernelcast.efficiency.predictor import Estimate, Question
 from kernelcast.hardware import Gpu, gpu, gpu_ids
+from kernelcast.kernels.base import Kernel, Words
 from kernelcast.kernels.work import Array, Number
 from kernelcast.machine.analyse import PIPELINES, Analysis, Details, Score, overlapped
 
@@ -38,6 +40,9 @@ class Generic:
 
     def what_if_spread(self, family: str) -> tuple[float, float]:
         return 0.0, 0.0
+
+    def standing(self, kernel: type[Kernel], words: Words, target: Gpu) -> Standing:
+        return as_asked(kernel, words, target)
 
     def estimate(self, question: Question) -> Estimate:
         target, works = question.gpu, question.best

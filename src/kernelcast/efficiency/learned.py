@@ -18,17 +18,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelcast.efficiency.features import GPU_FEATURES, KEEP, LIMIT_SHARES, Features, aligned, gpu_features
+from kernelcast.efficiency.evidence import Evidence, Standing, as_asked, beyond, range_steps
+from kernelcast.efficiency.features import GPU_FEATURES, KEEP, LIMIT_SHARES, aligned, gpu_features
 from kernelcast.efficiency.generic import Generic, by_time, sustained_shares
 from kernelcast.efficiency.network import Encoder, Floats, Layers, read_tensors
 from kernelcast.efficiency.predictor import Estimate, Question
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu, gpu
+from kernelcast.kernels.base import Kernel, Words
 from kernelcast.machine.analyse import PIPELINES, Score
+from kernelcast.support import SUPPORT
 
 WEIGHTS = Path(__file__).parent / "weights"
 FORMAT = 1
 GENERIC = Generic()  # answers for families without weights
+LEVELS = np.array(list(SUPPORT), dtype=object)  # of support, by how many steps away
 
 
 @dataclass(frozen=True)
@@ -54,39 +58,40 @@ class FamilyWeights:
     capabilities: tuple[str, ...]  # of the GPUs in the data
     spreads: Mapping[str, Spread]  # by support
     about: Mapping[str, Any]  # version, data hash, rows, sources
-    # by "op stack gpu", "op stack" and "": how many times the interval as learned
-    widths: Mapping[str, float] = field(default_factory=dict)
+    evidence: Evidence = field(default_factory=Evidence)
     nameless: bool = False  # ask only the networks that know no GPU by name
 
-    def estimate(self, question: Question, found: Features) -> Estimate:
+    def estimate(self, question: Question) -> Estimate:
+        """As the measured kind that the question stands on, times the ratio of physics between the two."""
+        standing, heard = question.standing, question.heard or question
+        found = heard.features
         values = aligned(found.names, found.values, self.encoder.names)
-        support = self._support(question, values)
-        out = self.outputs(values, question.gpu, question.words)
-        kept, low, high = self._spread(support)
-        middle = out[:, 0] * kept
-        width = self.width(question.kernel.op, question.words.get("stack"), question.gpu.id)
+        steps = self._steps(heard, values)
+        out = self.outputs(values, question.gpu, heard.words, standing.entry.gpu if standing.entry else None)
+        kept, low, high = self._spread(steps)
+        middle = out[:, 0] * kept + standing.shift
+        width = standing.entry.width if standing.entry else 1.0
         fast = self.ceiling(self._blank(values), ())[:, 0].astype(np.float64)
-        time = found.estimate_s * np.exp(middle)
+        scale = found.estimate_s if question.heard is None else question.time_s
+        time = scale * np.exp(middle)
         return Estimate(
             time_s=time,
-            low_s=time * np.exp(-np.maximum(width * softplus(out[:, 1]), low)),
-            high_s=time * np.exp(np.maximum(width * softplus(out[:, 2]), high)),
-            ceiling_s=found.estimate_s * np.exp(fast),
-            support=support,
+            low_s=time * np.exp(-np.hypot(np.maximum(width * softplus(out[:, 1]), low), standing.low)),
+            high_s=time * np.exp(np.hypot(np.maximum(width * softplus(out[:, 2]), high), standing.high)),
+            ceiling_s=scale * np.exp(fast),
+            support=LEVELS[np.minimum(steps + len(standing.changed), 2)],
         ).held(question.bound_s)
 
-    def width(self, op: str, stack: str | None, place: str) -> float:
-        """What shapes left out of a fit showed of this op and stack on this GPU, else of as much as is known."""
-        for known in (f"{op} {stack} {place}", f"{op} {stack}", ""):
-            if known in self.widths:
-                return self.widths[known]
-        return 1.0
+    def outputs(
+        self, values: Floats, target: Gpu, words: Mapping[str, str | None], name: str | None = None
+    ) -> NDArray[np.float64]:
+        """(calls, 3): log of the correction, and how far below and above it the interval reaches (before softplus).
 
-    def outputs(self, values: Floats, target: Gpu, words: Mapping[str, str | None]) -> NDArray[np.float64]:
-        """(calls, 3): log of the correction, and how far below and above it the interval reaches (before softplus)."""
+        ``name``: the GPU that the networks are told of; the target, or the nearest measured one, where none is given.
+        """
         if self.nameless:
             return self._transferred(values, words)
-        kin = stand_in(target, self.encoder.vocabulary["gpu"])
+        kin = gpu(name) if name else stand_in(target, self.encoder.vocabulary["gpu"])
         named = values if kin.id == target.id else as_gpu(self.encoder.names, values, kin, target)
         near = _mean(self.main, self.encoder.numbers(named), self.encoder.positions({**words, "gpu": kin.id}))
         shift = clock_shift(kin, target)
@@ -108,23 +113,19 @@ class FamilyWeights:
         at = self.encoder.names.index("tensor_busiest")
         return np.minimum(1.0, np.exp2(values[:, at].astype(np.float64)))
 
-    def _support(self, question: Question, values: Floats) -> NDArray[Any]:
-        """seen: this GPU, op, format and stack, inside the range of the data; near: one step from that."""
-        vocabulary = self.encoder.vocabulary
-        exact = question.gpu.id in vocabulary.get("gpu", ())
-        named = question.kernel.op in vocabulary.get("op", ())
-        named = named and question.calls.choice("dtype") in vocabulary.get("dtype", ())
-        named = named and question.calls.choice("stack") in (None, *vocabulary.get("stack", ()))
-        kin = question.gpu.compute_capability in self.capabilities
-        steps = int(not exact) + int(not named) + self.encoder.outside(values) + int(not kin)
-        return np.array(["seen", "near", "extrapolated"], dtype=object)[np.minimum(steps, 2)]
+    def _steps(self, question: Question, values: Floats) -> NDArray[np.int64]:
+        """By how much calls are off in what is no word: the GPU, its generation, and the range of their numbers."""
+        standing = question.standing
+        new = standing.far - len(standing.changed)
+        if standing.entry is None:
+            return np.full(question.calls.count, 2)
+        octaves = beyond(standing.entry, question.kernel.sizes(question.calls), question.calls.count)
+        return np.minimum(2, new + np.maximum(range_steps(octaves), self.encoder.outside(values)))
 
-    def _spread(self, support: NDArray[Any]) -> NDArray[np.float64]:
-        """(3, calls): keep, low and high of each call's support."""
-        found = np.tile(np.array([[1.0], [0.0], [0.0]]), len(support))
-        for level, spread in self.spreads.items():
-            found[:, support == level] = np.array([[spread.keep], [spread.low], [spread.high]])
-        return found
+    def _spread(self, steps: NDArray[np.int64]) -> NDArray[np.float64]:
+        """(3, calls): keep, low and high for so many steps."""
+        table = np.array([[s.keep, s.low, s.high] for s in (self.spreads.get(str(x), Spread()) for x in LEVELS)])
+        return table[np.minimum(steps, 2)].T
 
 
 def _mean(nets: Sequence[Layers], numbers: Floats, positions: Sequence[int]) -> NDArray[np.float64]:
@@ -215,7 +216,13 @@ class Learned:
         if weights is None:
             return replace(GENERIC.estimate(question), predictor=GENERIC.name)
         asked = replace(weights, nameless=True) if self.nameless else weights
-        return asked.estimate(question, question.features)
+        return asked.estimate(question)
+
+    def standing(self, kernel: type[Kernel], words: Words, target: Gpu) -> Standing:
+        weights = load(self.folder, kernel.family)
+        if weights is None:
+            return as_asked(kernel, words, target)
+        return weights.evidence.standing(kernel, words, target, stand_in(target, weights.encoder.vocabulary["gpu"]).id)
 
 
 @functools.cache
@@ -251,7 +258,7 @@ def unpack(tensors: Mapping[str, Floats], meta: Mapping[str, Any]) -> FamilyWeig
         capabilities=tuple(meta["capabilities"]),
         spreads={level: Spread(*pair) for level, pair in meta["spreads"].items()},
         about=meta["about"],
-        widths=meta.get("widths", {}),
+        evidence=Evidence.read(meta.get("evidence", {"kinds": [], "steps": {}})),
     )
 
 
@@ -272,6 +279,6 @@ def pack(weights: FamilyWeights) -> tuple[dict[str, NDArray[Any]], dict[str, str
         "capabilities": weights.capabilities,
         "spreads": {level: (s.keep, s.low, s.high) for level, s in weights.spreads.items()},
         "about": weights.about,
-        "widths": weights.widths,
+        "evidence": weights.evidence.told(),
     }
     return tensors, {name: json.dumps(value) for name, value in meta.items()}

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from kernelcast.efficiency.evidence import Standing
 from kernelcast.hardware import Gpu
-from kernelcast.kernels.base import Calls, Kernel
+from kernelcast.kernels.base import Calls, Kernel, Words
 from kernelcast.kernels.work import Array
 from kernelcast.machine.analyse import Analysis, Score
 
@@ -27,6 +28,8 @@ class Question:
     calls: Calls
     gpu: Gpu
     ranked: Sequence[tuple[Analysis, ...]]
+    standing: Standing = Standing({})
+    heard: Question | None = None  # the same calls as the measured kind that they are answered as; None: they are of it
 
     @property
     def best(self) -> list[Analysis]:
@@ -41,6 +44,13 @@ class Question:
     def words(self) -> dict[str, str | None]:
         """What the calls are by name: op, dtype, stack, backend, …"""
         return {**self.calls.choices, "op": self.kernel.op}
+
+    @property
+    def time_s(self) -> Array:
+        """The generic time, by physics alone."""
+        from kernelcast.efficiency.generic import work_times  # which answers questions itself
+
+        return np.sum(work_times(self.best, self.gpu), axis=0)
 
     @functools.cached_property
     def features(self) -> Features:
@@ -91,6 +101,10 @@ class Predictor(Protocol):
         ...
 
     def estimate(self, question: Question) -> Estimate: ...
+
+    def standing(self, kernel: type[Kernel], words: Words, target: Gpu) -> Standing:
+        """What calls of this kind rest on, and the words that they are answered in."""
+        ...
 
     def what_if_spread(self, family: str) -> tuple[float, float] | None:
         """How far below and above (logs) a what-if may be off, beyond what it changes; None: a method of its own, which

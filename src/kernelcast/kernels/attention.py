@@ -7,18 +7,23 @@ K and V per head, as MHA.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
-from kernelcast.kernels.base import Calls, Conflicts, Kernel, choice, conflict, flag, lengths, size
+from kernelcast.kernels.base import Calls, Conflicts, Kernel, Words, choice, conflict, flag, lengths, size
 from kernelcast.kernels.flash import BACKENDS, flash_works, kv_cache_bytes
 from kernelcast.kernels.movement import token_move
 from kernelcast.kernels.requests import Heads, Requests, equal_heads, head_conflicts, length_conflicts, length_hints
 from kernelcast.kernels.work import Array, Works
+from kernelcast.stacks import Library, runner
 
 _XQA_GROUP = 32.0  # the widest that TensorRT-LLM's own decode kernel shares KV among; above, its older one does not
+_USUAL_PAGE = 16  # tokens, where no stack says
 # The attention layer of a serving engine also writes new keys and values to the cache; TensorRT-LLM's rotates Q and K
 # in the same pass.
 _MOVED_BY_ENGINE = {"vllm": "kv", "sglang": "kv", "trtllm": "q+kv"}
@@ -41,6 +46,49 @@ class _OverCache(Kernel):
     @classmethod
     def heads(cls, calls: Calls) -> Heads:
         raise TypeError(f"{cls.__name__} defines no heads")
+
+    @classmethod
+    def stack_backend(cls, stack: Library, gpu: Gpu) -> str | None:
+        """What the stack takes on this GPU."""
+        return stack.attention_backend(gpu)
+
+    @classmethod
+    def kinds(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
+        requests, pages = Requests.of(calls), calls["page_size"]
+        short = requests.most(requests.queries) == 1
+        phase = np.where(short, "decode", np.where(requests.least(requests.queries) == 1, "mixed", "prefill"))
+        return {
+            **calls.choices,
+            "kv_dtype": calls.choice("kv_dtype") or calls.choice("dtype"),
+            "phase": np.where(requests.count == 1, np.where(short, "decode", "prefill"), phase).astype(object),
+            "paged": np.where(np.isnan(pages), None, np.where(pages > 0, "yes", "no")),  # type: ignore[call-overload]
+            "lengths": "equal" if requests.starts is None else "ragged",
+        }
+
+    @classmethod
+    def usual(cls, words: Words, gpu: Gpu) -> dict[str, str | None]:
+        found, stack = dict(words), runner(words.get("stack"))
+        in_pages = stack is not None and stack.page_size > 0 and words["phase"] != "prefill"
+        found["paged"] = words["paged"] or ("yes" if in_pages else "no")
+        if stack is None:
+            return found
+        named = words["backend"] or cls.stack_backend(stack, gpu)
+        return found | {"backend": dict(stack.called).get(named or "", named)}
+
+    @classmethod
+    def spoken(cls, calls: Calls, words: Words) -> Calls:
+        said, pages = super().spoken(calls, words), calls["page_size"]
+        usual = getattr(runner(words.get("stack")), "page_size", 0) or _USUAL_PAGE
+        paged = np.where(pages > 0, pages, usual) if words.get("paged") == "yes" else np.zeros(calls.count)
+        return replace(said, numbers={**said.numbers, "page_size": paged})
+
+    @classmethod
+    def sizes(cls, calls: Calls) -> Mapping[str, Array]:
+        """Those of a ragged batch are means; ``past``: tokens of the cache that are not new."""
+        requests = Requests.of(calls)
+        queries, keys = (requests.total(x) / requests.count for x in (requests.queries, requests.keys))
+        lengths = {"batch": requests.count, "q_len": queries, "kv_len": keys, "past": keys - queries}
+        return {**super().sizes(calls), "page_size": np.full(calls.count, np.nan), **lengths}
 
     @classmethod
     def conflicts(cls, calls: Calls) -> Conflicts:
@@ -89,6 +137,11 @@ class Attention(_OverCache):
         )
 
     @classmethod
+    def kinds(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
+        window = np.where(calls.given("window", 0.0) > 0, "window", np.where(calls["causal"] > 0, "causal", "none"))
+        return {**super().kinds(calls), "mask": window.astype(object)}
+
+    @classmethod
     def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
         window, paged = calls.given("window", 0.0), (calls.given("page_size", 0.0) > 0) * 1.0
         reach = np.where(window > 0, np.log2(window + 1), 0.0)
@@ -123,6 +176,16 @@ class Mla(_OverCache):
     nope_dim: int = size("plain part of an expanded key (qk_nope_head_dim)", default=128, high=4096)
     v_dim: int = size("size of an expanded value (v_head_dim)", default=128, high=4096)
     absorbed: str = choice("auto: absorbed when q_len is 1 or 2 (decode)", ("auto", "yes", "no"), default="auto")
+
+    @classmethod
+    def stack_backend(cls, stack: Library, gpu: Gpu) -> str | None:
+        return stack.mla_backend(gpu)
+
+    @classmethod
+    def kinds(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
+        """Prefill of the latent itself is another kernel than that of expanded heads."""
+        latent = np.where(cls.heads(calls).shared_where, "yes", "no").astype(object)
+        return {**super().kinds(calls), "absorbed": latent}
 
     @classmethod
     def heads(cls, calls: Calls) -> Heads:

@@ -8,17 +8,21 @@ pass turns dQ from fp32 into the format of Q.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
-from kernelcast.kernels.base import Calls, Conflicts, Kernel, choice, flag, size
+from kernelcast.kernels.base import Calls, Conflicts, Kernel, Words, choice, flag, size
 from kernelcast.kernels.dtypes import DType, matmul_pipe
 from kernelcast.kernels.flash import BACKENDS, default_backend, kv_steps, visible_pairs
 from kernelcast.kernels.reduce import reduction
 from kernelcast.kernels.requests import equal_heads, head_conflicts, length_conflicts, length_hints
 from kernelcast.kernels.vector import ACCUMULATOR_BYTES, VECTOR_BYTES, vector_kernel
 from kernelcast.kernels.work import Array, Work, Works, ceil_div
+from kernelcast.stacks import runner
 
 LIBRARIES = ("fa2", "fa3", "fa4", "cudnn")  # of attention's backends those that have a backward pass
 _PRODUCTS = 5.0
@@ -54,6 +58,15 @@ class AttentionBackward(Kernel):
     head_dim: int = size("size of a head", high=4096)
     causal: bool = flag("each token sees itself and what is before it", default=True)
     backend: str | None = choice("library, default: the usual one on the GPU", LIBRARIES, default=None)
+
+    @classmethod
+    def kinds(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
+        return {**calls.choices, "mask": np.where(calls["causal"] > 0, "causal", "none").astype(object)}
+
+    @classmethod
+    def usual(cls, words: Words, gpu: Gpu) -> dict[str, str | None]:
+        stack = runner(words.get("stack"))
+        return {**words, "backend": words["backend"] or (stack.attention_backend(gpu) if stack else None)}
 
     @classmethod
     def conflicts(cls, calls: Calls) -> Conflicts:

@@ -124,6 +124,12 @@ class Ragged:
         starts = self.starts[start : stop + 1]
         return Ragged(self.flat[starts[0] : starts[-1]], starts - starts[0])
 
+    def take(self, rows: NDArray[np.intp]) -> Ragged:
+        counts = self.counts[rows]
+        starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        at = np.arange(starts[-1]) + np.repeat(self.starts[:-1][rows] - starts[:-1], counts)
+        return Ragged(self.flat[at], starts)
+
 
 @dataclass(frozen=True)
 class Calls:
@@ -160,11 +166,22 @@ class Calls:
             lists={k: v.part(start, min(stop, self.count)) for k, v in self.lists.items()},
         )
 
+    def take(self, rows: NDArray[np.intp]) -> Calls:
+        """Some of the calls, by number."""
+        return Calls(
+            count=len(rows),
+            numbers={k: v[rows] for k, v in self.numbers.items()},
+            choices=self.choices,
+            lists={k: v.take(rows) for k, v in self.lists.items()},
+        )
+
 
 # torch_eager: one eager operator between two events, launch overhead inside
 STACKS = ("torch", "torch_eager", "vllm", "sglang", "trtllm", "flashinfer", "nccl")
 
 
+Words = Mapping[str, str | None]
+"""What kind of call it is, by name; None: nobody said."""
 Examples = tuple[Mapping[str, Any], ...]
 Conflicts = list[tuple[NDArray[np.bool_], str]]
 """Broken rules between parameters: (mask of the calls that break one, what is wrong)."""
@@ -225,6 +242,29 @@ class Kernel:
             **{f"grain_{name}": grain(calls[name]) for name in sizes},
             **{p.name: calls[p.name] for p in specs if p.kind == "flag"},
         }
+
+    @classmethod
+    def kinds(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
+        """The words that evidence is kept by: every choice, and what numbers tell (prefill or decode), by call where
+        it varies. None: nobody said."""
+        return dict(calls.choices)
+
+    @classmethod
+    def usual(cls, words: Words, gpu: Gpu) -> dict[str, str | None]:
+        """The words with what nobody said filled in, and with the names that are used here, from the stack's file."""
+        return dict(words)
+
+    @classmethod
+    def spoken(cls, calls: Calls, words: Words) -> Calls:
+        """The calls in these words, as far as their choices have them."""
+        options = {name: (None, *parameters_of(cls)[name].options) for name in calls.choices}
+        said = {name: word for name, word in words.items() if word in options.get(name, ())}
+        return dataclasses.replace(calls, choices={**calls.choices, **said})
+
+    @classmethod
+    def sizes(cls, calls: Calls) -> Mapping[str, Array]:
+        """The numbers whose measured ranges evidence tells; NaN where one was not given."""
+        return {p.name: calls[p.name] for p in parameters_of(cls).values() if p.kind in ("size", "real", "flag")}
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:

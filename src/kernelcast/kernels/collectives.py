@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu, fabrics
-from kernelcast.kernels.base import Calls, Kernel, choice, size
+from kernelcast.kernels.base import Calls, Kernel, Words, choice, size
 from kernelcast.kernels.vector import VECTOR_BYTES, side_instructions
 from kernelcast.kernels.work import Array, Number, Work, Works, ceil_div
 
@@ -95,6 +95,11 @@ class _Collective(Kernel):
     bytes: int = size("bytes of the whole message", high=2**50)
     world: int = size("GPUs that take part", low=2, high=8192)
     fabric: str | None = choice("link used; not given: the GPU's own", tuple(fabrics()), default=None)
+
+    @classmethod
+    def usual(cls, words: Words, gpu: Gpu) -> dict[str, str | None]:
+        """Measured on the GPU's own link, unless another is named."""
+        return {**words, "fabric": "own" if words["fabric"] in (None, gpu.link_kind) else words["fabric"]}
 
     @classmethod
     def plans(cls, message: Message) -> list[Plan]:

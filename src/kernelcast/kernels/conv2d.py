@@ -6,6 +6,7 @@ conv2d_wgrad, the gradients of its input and of its filters, as such products to
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -13,11 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
-from kernelcast.kernels.base import Calls, Conflicts, Kernel, conflict, size
+from kernelcast.kernels.base import Calls, Conflicts, Kernel, Words, conflict, size
 from kernelcast.kernels.dtypes import DType
 from kernelcast.kernels.gemm import matmul_work, product_hints
 from kernelcast.kernels.vector import side_instructions
 from kernelcast.kernels.work import Array, Work, Works, ceil_div
+from kernelcast.stacks import runner
 
 # The number of an algorithm is its place here:
 # 0 implicit_gemm: tiles gather the patches from L2.
@@ -124,6 +126,19 @@ class Conv2d(Kernel):
     padding: int = size("zeros added on each side", default=0, low=0)
     dilation: int = size("step between the elements of a filter", default=1)
     groups: int = size("groups of channels that are convolved apart", default=1)
+
+    @classmethod
+    def kinds(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
+        groups = calls["groups"]
+        filters = np.where(groups == 1, "dense", np.where(groups == calls["in_channels"], "depthwise", "grouped"))
+        return {**calls.choices, "filters": filters.astype(object)}
+
+    @classmethod
+    def usual(cls, words: Words, gpu: Gpu) -> dict[str, str | None]:
+        """The format that the stack computes in, where the GPU has it."""
+        stack = runner(words.get("stack"))
+        runs = dict(stack.runs).get(f"{cls.family} {words['dtype']}") if stack else None
+        return {**words, "dtype": runs if runs and gpu.tensor_flops_per_s(runs) else words["dtype"]}
 
     @classmethod
     def conflicts(cls, calls: Calls) -> Conflicts:

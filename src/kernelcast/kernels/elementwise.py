@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from kernelcast.hardware import Gpu
-from kernelcast.kernels.base import Calls, Examples, choice, real, size
+from kernelcast.kernels.base import Calls, Examples, Words, choice, real, size
 from kernelcast.kernels.dtypes import dtype
 from kernelcast.kernels.vector import VECTOR_BYTES, VECTOR_DTYPES, MemoryKernel, row_threads, vector_kernel
 from kernelcast.kernels.work import Array, Work, Works, ceil_div
@@ -96,6 +96,10 @@ class Copy(Elementwise):
     cost = Cost()
 
     to: str | None = choice("number format of the copy; not given: that of the source", VECTOR_DTYPES, default=None)
+
+    @classmethod
+    def usual(cls, words: Words, gpu: Gpu) -> dict[str, str | None]:
+        return {**words, "to": words["to"] or words["dtype"]}
 
     @classmethod
     def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
@@ -198,6 +202,10 @@ class Pointwise(MemoryKernel):
     )
     flops: float = real("of an element", default=1)
     xu_ops: float = real("special functions of an element", default=0)
+
+    @classmethod
+    def usual(cls, words: Words, gpu: Gpu) -> dict[str, str | None]:
+        return {**words, "access": words["access"] or "vector"}
 
     @classmethod
     def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from kernelcast.hardware import Gpu
-from kernelcast.kernels.base import Calls, Kernel, choice, grain, size
-from kernelcast.kernels.dtypes import DType, matmul_pipe
+from kernelcast.kernels.base import Calls, Kernel, Words, choice, grain, size
+from kernelcast.kernels.dtypes import DType, dtype, matmul_pipe
 from kernelcast.kernels.quantize import quantised_rows
 from kernelcast.kernels.work import Array, Number, Work, Works, axis, ceil_div
 
@@ -95,6 +95,11 @@ class Gemm(Kernel):
     inputs: str | None = choice("ready: A comes quantised; else an engine's layer does it", ("ready",), default=None)
 
     @classmethod
+    def usual(cls, words: Words, gpu: Gpu) -> dict[str, str | None]:
+        quantises = words["stack"] in QUANTISING_KERNELS and dtype(str(words["dtype"])).act_bytes < 2
+        return {**words, "layout": words["layout"] or "tn", "inputs": words["inputs"] if quantises else None}
+
+    @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
         kind, rows, cols = calls.dtype, calls["m"], calls["k"]
         product = matmul_work(gpu, kind, rows, calls["n"], cols)
@@ -120,6 +125,10 @@ class Bmm(Kernel):
     n: int = size("columns of each B and C")
     k: int = size("inner dimension")
     layout: str | None = choice(_LAYOUT_HELP, LAYOUTS, default=None)
+
+    @classmethod
+    def usual(cls, words: Words, gpu: Gpu) -> dict[str, str | None]:
+        return {**words, "layout": words["layout"] or "nn"}
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:

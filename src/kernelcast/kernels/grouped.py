@@ -8,10 +8,13 @@ expert.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Calls, Conflicts, Kernel, conflict, size
@@ -36,6 +39,11 @@ class GroupedKernel(Kernel):
     group_m: int | None = size("Triton GROUP_SIZE_M, default: chosen", default=None, high=1024)
     warps: int | None = size("Triton num_warps, default: chosen", default=None, high=32)
     stages: int | None = size("Triton num_stages, default: chosen", default=None, high=16)
+
+    @classmethod
+    def kinds(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
+        chosen = np.all([np.isnan(calls[name]) for name in TRITON_CONFIG], axis=0)
+        return {**calls.choices, "config": np.where(chosen, "chosen", "given").astype(object)}
 
     @classmethod
     def conflicts(cls, calls: Calls) -> Conflicts:

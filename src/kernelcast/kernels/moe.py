@@ -10,15 +10,19 @@ x^-skew between 1 and 0.8 tokens, as AIConfigurator's benchmark draws them (1.01
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
-from kernelcast.kernels.base import Calls, Conflicts, choice, conflict, flag, real, size
+from kernelcast.kernels.base import Calls, Conflicts, Words, choice, conflict, flag, real, size
 from kernelcast.kernels.grouped import Blocks, GroupedKernel, active_experts, grouped_gemm, random_blocks
 from kernelcast.kernels.quantize import quantised_rows
 from kernelcast.kernels.work import Array, Number, Work, Works, axis, ceil_div
+from kernelcast.stacks import runner
 
 # (block_m, block_n, warps): the default rules and the tuned files of vLLM and SGLang draw from these.
 _BLOCKS = ((16, 32, 4), (16, 128, 4), (32, 128, 4), (64, 64, 4), (64, 128, 4), (128, 128, 8), (128, 256, 8))
@@ -49,6 +53,17 @@ class Moe(GroupedKernel):
     routing: str | None = choice("how tokens choose experts without skew: balanced or random", _ROUTINGS, default=None)
     gated: bool = flag("gate and up projections (SwiGLU) rather than one", default=True)
     backend: str | None = choice("library, default: the usual one of the stack", _BACKENDS, default=None)
+
+    @classmethod
+    def kinds(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
+        even = calls.choice("routing") or "balanced"
+        return {**super().kinds(calls), "routing": np.where(calls["skew"] > 0, "skewed", even).astype(object)}
+
+    @classmethod
+    def usual(cls, words: Words, gpu: Gpu) -> dict[str, str | None]:
+        stack = runner(words.get("stack"))
+        own = stack.moe_backend(gpu, str(words["dtype"])) if stack else None
+        return {**words, "backend": words["backend"] or own}
 
     @classmethod
     def conflicts(cls, calls: Calls) -> Conflicts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernelcast.hardware import Gpu
-from kernelcast.kernels.base import Calls, choice, flag, size
+from kernelcast.kernels.base import Calls, Words, choice, flag, size
 from kernelcast.kernels.dtypes import dtype
 from kernelcast.kernels.vector import ACCUMULATOR_BYTES, VECTOR_DTYPES, MemoryKernel, vector_kernel
 from kernelcast.kernels.work import Array, Number, Work, Works, ceil_div
@@ -73,6 +73,10 @@ class Adamw(_Fused):
     )
 
     state_dtype: str | None = choice("number format of the moments; not given: dtype", VECTOR_DTYPES, default=None)
+
+    @classmethod
+    def usual(cls, words: Words, gpu: Gpu) -> dict[str, str | None]:
+        return {**words, "state_dtype": words["state_dtype"] or words["dtype"]}
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernelcast.hardware import Gpu
-from kernelcast.kernels.base import Calls, Conflicts, choice, conflict, size
+from kernelcast.kernels.base import Calls, Conflicts, Words, choice, conflict, size
 from kernelcast.kernels.dtypes import DType, dtype
 from kernelcast.kernels.vector import VECTOR_ELEMENTS, MemoryKernel, block_reduction, row_threads, vector_kernel
 from kernelcast.kernels.work import Array, Work, Works, ceil_div
@@ -48,6 +48,10 @@ class Quantize(MemoryKernel):
         to, scale = calls.choice("to"), calls.choice("scale")
         wrong = to in _BLOCK_FORMATS and scale not in (None, "block")
         return conflict(np.full(calls.count, wrong), f"{to} has block scales: scale must be block, not {scale}", {})
+
+    @classmethod
+    def usual(cls, words: Words, gpu: Gpu) -> dict[str, str | None]:
+        return {**words, "scale": words["scale"] or ("block" if words["to"] in _BLOCK_FORMATS else "token")}
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:

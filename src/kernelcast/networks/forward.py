@@ -17,7 +17,7 @@ from kernelcast.hardware import Gpu
 from kernelcast.networks.architecture import Architecture
 from kernelcast.networks.layers import Dense, Experts, Layer, LayerRun, LinearAttention, Mla, SelfAttention
 from kernelcast.networks.precision import Precision
-from kernelcast.networks.stack import Stack
+from kernelcast.stacks import Stack
 from kernelcast.parallel import Layout
 
 _ACTIVATIONS = {

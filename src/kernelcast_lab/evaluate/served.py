@@ -21,7 +21,7 @@ from kernelcast.measured.errors import Errors
 from kernelcast.networks import model
 from kernelcast.networks.forward import Deployment
 from kernelcast.networks.precision import Precision
-from kernelcast.networks.stack import stack
+from kernelcast.stacks import stack
 from kernelcast.parallel import Layout
 from kernelcast.serving.infer import infer_many
 from kernelcast.serving.memory import largest_batch

@@ -8,10 +8,12 @@ from typing import Any, Self
 
 import numpy as np
 
+from kernelcast.efficiency.evidence import Standing, as_asked
 from kernelcast.efficiency.network import Encoder, Floats, Layers
 from kernelcast.efficiency.predictor import Question
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu
+from kernelcast.kernels.base import Kernel, Words
 from kernelcast.kernels.work import Array
 from kernelcast.machine.analyse import Score, by_pipelines
 
@@ -52,6 +54,9 @@ class NetBaseline:
 
     def what_if_spread(self, family: str) -> None:
         return None
+
+    def standing(self, kernel: type[Kernel], words: Words, target: Gpu) -> Standing:
+        return as_asked(kernel, words, target)
 
     @classmethod
     def merged(cls, models: Iterable[Self]) -> Self:

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kernelcast.efficiency.evidence import Standing, as_asked
 from kernelcast.efficiency.predictor import Estimate, Question
 from kernelcast.hardware import Gpu, fabric
+from kernelcast.kernels.base import Kernel, Words
 from kernelcast.kernels.dtypes import dtype
 from kernelcast.kernels.work import Array
 from kernelcast.machine.analyse import PIPELINES, Analysis, Score, by_pipelines
@@ -30,6 +32,9 @@ class Roofline:
 
     def what_if_spread(self, family: str) -> None:
         return None
+
+    def standing(self, kernel: type[Kernel], words: Words, target: Gpu) -> Standing:
+        return as_asked(kernel, words, target)
 
     def estimate(self, question: Question) -> Estimate:
         return plain_estimate(roofline_s(question), question)

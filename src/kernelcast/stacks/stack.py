@@ -1,4 +1,7 @@
-"""Serving stacks as data: what each fuses, which kernels it takes on which GPU, and what its host costs."""
+"""Stacks as data: which kernels each takes on which GPU; of one that serves, what it fuses and what its host costs.
+
+What a call leaves out (its backend, whether its keys are in pages) is what the stack's file says.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,43 @@ from typing import Any
 from kernelcast.hardware import Gpu
 from kernelcast.toml_folder import ids_in, read_from
 
-_FOLDER = Path(__file__).parent / "stacks"
+_SERVING, _LIBRARIES = (Path(__file__).parent / name for name in ("catalogue", "libraries"))
+Pairs = tuple[tuple[str, str], ...]
 
 
-@dataclass(frozen=True)
-class Stack:
-    """One file of ``stacks/``. Host times in seconds, measured or estimated as the file says."""
+@dataclass(frozen=True, kw_only=True)
+class Library:
+    """What a stack runs for a call: one file of ``libraries/``, and a part of each in ``catalogue/``."""
 
     id: str
     name: str
+    page_size: int  # tokens a page of the KV cache that its decode reads; 0: not in pages
+    attention: Pairs = ()  # compute capability (or its beginning): backend
+    mla: Pairs = ()
+    moe: Pairs = ()  # compute capability or number format: backend
+    called: Pairs = ()  # a backend by the name that its users give it: by the name that it has here
+    runs: Pairs = ()  # "op dtype": the format that it computes in, where that is another
+    sources: Pairs
+
+    def attention_backend(self, gpu: Gpu) -> str | None:
+        return _longest(self.attention, gpu.compute_capability)
+
+    def mla_backend(self, gpu: Gpu) -> str | None:
+        return _longest(self.mla, gpu.compute_capability)
+
+    def moe_backend(self, gpu: Gpu, dtype: str) -> str | None:
+        """By number format and capability together, then by format, then by capability."""
+        table = dict(self.moe)
+        for key in (f"{dtype} {gpu.compute_capability.split('.')[0]}", dtype):
+            if key in table:
+                return table[key]
+        return _longest(self.moe, gpu.compute_capability)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack(Library):
+    """One that serves. Host times in seconds, measured or estimated as the file says."""
+
     kernels: str  # whose measured layers (gemm, attention, moe, all-reduce) it runs
     mla_kernels: str  # whose latent attention
     small_ops: str  # whose norms, activations and rotations
@@ -37,43 +68,33 @@ class Stack:
     gap_s: float  # between two kernels of a graph, beyond what a kernel's own time has
     reserved_bytes: float  # context, libraries, graphs
     used_share: float  # of the memory, that it fills at most
-    page_size: int
-    attention: tuple[tuple[str, str], ...]  # compute capability (or its beginning): backend
-    mla: tuple[tuple[str, str], ...]
-    moe: tuple[tuple[str, str], ...]  # compute capability or number format: backend
-    sources: tuple[tuple[str, str], ...]
     unfused: tuple[tuple[str, Any], ...] = ()  # ops that run as several kernels: each a table of its op and sizes
 
     def parts(self, op: str) -> Sequence[Mapping[str, Any]]:
         """The kernels that ``op`` is run as; none where it is one kernel of its own."""
         return dict(self.unfused).get(op, ())
 
-    def attention_backend(self, gpu: Gpu) -> str | None:
-        return _longest(self.attention, gpu.compute_capability)
 
-    def mla_backend(self, gpu: Gpu) -> str | None:
-        return _longest(self.mla, gpu.compute_capability)
-
-    def moe_backend(self, gpu: Gpu, dtype: str) -> str | None:
-        """By number format and capability together, then by format, then by capability."""
-        table = dict(self.moe)
-        for key in (f"{dtype} {gpu.compute_capability.split('.')[0]}", dtype):
-            if key in table:
-                return table[key]
-        return _longest(self.moe, gpu.compute_capability)
-
-
-def _longest(table: tuple[tuple[str, str], ...], capability: str) -> str | None:
+def _longest(table: Pairs, capability: str) -> str | None:
     """The entry whose name the compute capability begins with; of several the longest."""
     fits = [(len(name), backend) for name, backend in table if capability.startswith(name)]
     return max(fits)[1] if fits else None
 
 
 def stack_ids() -> list[str]:
-    return ids_in(_FOLDER)
+    """Those that serve."""
+    return ids_in(_SERVING)
 
 
 @functools.cache
 def stack(name: str) -> Stack:
     """The stack called ``name``."""
-    return read_from(_FOLDER, Stack, name)
+    return read_from(_SERVING, Stack, name)
+
+
+@functools.cache
+def runner(name: str | None) -> Library | None:
+    """What the stack of a call runs; None where no file tells."""
+    if name in ids_in(_SERVING):
+        return stack(str(name))
+    return read_from(_LIBRARIES, Library, str(name)) if name in ids_in(_LIBRARIES) else None

@@ -1,0 +1,222 @@
+"""What was measured, by kind of call, and how far a question is from it.
+
+A kind is an op on a GPU and all of its words together: stack, backend, number formats, prefill or decode, … A question
+whose kind was measured is answered in the words that the networks heard. One that was not is answered as the nearest
+kind that was, times the ratio of physics between the two; how far off that is was learned by asking about each
+measured kind as if it had not been (``Step``). No rows are kept, only figures.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernelcast.hardware import Gpu, gpu
+from kernelcast.kernels.base import Calls, Kernel, Words
+from kernelcast.kernels.work import Array
+
+Rows = NDArray[np.intp]
+# Of several stacks that a call could mean, the first that was measured. What nobody calls by a name is a kernel alone.
+USUAL_STACKS = (None, "vllm", "sglang", "trtllm", "torch", "flashinfer", "nccl")
+FIXED = ("phase", "mask", "lengths", "filters", "config", "absorbed")  # a call of another of these has other numbers
+_ROUNDING = 0.25  # octaves beyond a range that are still inside of it
+_NEAR = 2.0  # octaves beyond a range that are near
+
+
+@dataclass(frozen=True)
+class Step:
+    """What it costs to answer with one word changed: log of true over answered time."""
+
+    shift: float  # the median, which the answer is corrected by
+    low: float  # the tenth percentile lies this far below
+    high: float  # and the ninetieth this far above
+    error: float  # mean error of an answer, corrected by other kinds' median
+    kinds: int
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        return self.low, self.high
+
+
+UNKNOWN_STEP = Step(0.0, 0.4, 0.7, 0.5, 0)  # of a word of which no two kinds were measured: as wide as the widest
+FAR_STEP = Step(0.0, 0.7, 1.1, 1.0, 0)  # the same of a word that cannot be changed in a call
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One measured kind."""
+
+    op: str
+    gpu: str
+    words: Mapping[str, str | None]  # in full, as ``Kernel.usual`` gives them
+    heard: Mapping[str, str | None]  # the choices that the networks were told
+    calls: int
+    ranges: Mapping[str, tuple[float, float]]
+    sources: tuple[str, ...]
+    tested: int = 0  # calls of shapes that no network saw
+    error: float | None = None  # mean error on them, as a share
+    bias: float | None = None  # mean of predicted over measured, less 1
+    inside: float | None = None  # share of them inside the interval
+    width: float = 1.0  # how many times the interval as learned holds four in five of the calls left out
+    again: Mapping[str, float] = field(default_factory=dict)  # what twice the work shows, see ``doubled``
+
+    def told(self) -> dict[str, Any]:
+        """As data for whoever asks; what only the networks need is left out."""
+        found = asdict(self)
+        return {name: found[name] for name in found if name not in ("heard", "width")}
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a kind of question stands: what it rests on, and by how many words it is off."""
+
+    words: Mapping[str, str | None]  # as asked, what nobody said filled in
+    filled: tuple[tuple[str, str | None], ...] = ()
+    entry: Entry | None = None
+    changed: tuple[tuple[str, str | None, str | None], ...] = ()  # word, asked, answered
+    shift: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
+    far: int = 0  # words changed, a GPU that was not measured, a new generation
+
+    def answered_as(self) -> dict[str, str | None]:
+        """The words that were filled in or changed, as answered."""
+        return {**dict(self.filled), **{word: answered for word, _, answered in self.changed}}
+
+
+def kinds_of(kernel: type[Kernel], calls: Calls) -> Iterator[tuple[Rows | None, dict[str, str | None]]]:
+    """The calls of each kind, by number (None: all of them), and its words."""
+    words = kernel.kinds(calls)
+    varying = {name: column for name, column in words.items() if isinstance(column, np.ndarray)}
+    code = np.zeros(calls.count, dtype=np.int64)
+    for column in varying.values():
+        other = column != column[0]
+        if other.any():
+            code = code * (len(column) + 1) + np.unique(column.astype(str), return_inverse=True)[1]
+            code = np.unique(code, return_inverse=True)[1]
+    same = {name: word for name, word in words.items() if not isinstance(word, np.ndarray)}
+    _, first = np.unique(code, return_index=True)
+    for number, row in enumerate(first):
+        own = {name: column[row] for name, column in varying.items()}
+        yield (None if len(first) == 1 else np.flatnonzero(code == number)), {**same, **own}
+
+
+def as_asked(kernel: type[Kernel], words: Words, place: Gpu) -> Standing:
+    """Without evidence: what nobody said filled in from the stack's file."""
+    usual = kernel.usual(words, place)
+    return Standing(usual, _filled(words, usual))
+
+
+def _filled(words: Words, usual: Words) -> tuple[tuple[str, str | None], ...]:
+    return tuple((name, word) for name, word in usual.items() if word != words[name] and name != "lengths")
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All measured kinds of a family, and what changing a word costs."""
+
+    entries: tuple[Entry, ...] = ()
+    steps: Mapping[str, Step] = field(default_factory=dict)  # by "word asked answered" and "word"
+    _known: dict[Any, Standing] = field(default_factory=dict, compare=False, repr=False)  # what was looked up
+
+    @classmethod
+    def read(cls, told: Mapping[str, Any]) -> Evidence:
+        """From what ``told`` gave."""
+        entries = [{**entry, "ranges": {n: tuple(r) for n, r in entry["ranges"].items()}} for entry in told["kinds"]]
+        steps = {name: Step(*values) for name, values in told["steps"].items()}
+        return cls(tuple(Entry(**entry) for entry in entries), steps)
+
+    def told(self) -> dict[str, Any]:
+        """Plain values, ready for JSON."""
+        return {
+            "kinds": [asdict(entry) for entry in self.entries],
+            "steps": {name: tuple(asdict(step).values()) for name, step in self.steps.items()},
+        }
+
+    @functools.cached_property
+    def by_op(self) -> Mapping[str, Sequence[Entry]]:
+        found: dict[str, list[Entry]] = {}
+        for entry in self.entries:
+            found.setdefault(entry.op, []).append(entry)
+        return found
+
+    @functools.cached_property
+    def gpus(self) -> frozenset[str]:
+        return frozenset(entry.gpu for entry in self.entries)
+
+    @functools.cached_property
+    def capabilities(self) -> frozenset[str]:
+        return frozenset(gpu(name).compute_capability for name in self.gpus)
+
+    def step(self, word: str, asked: str | None, answered: str | None) -> Step:
+        """What it costs to take one word for another."""
+        known = self.steps.get(f"{word} {asked} {answered}") or self.steps.get(word)
+        return known or (FAR_STEP if word in FIXED else UNKNOWN_STEP)
+
+    def standing(self, kernel: type[Kernel], words: Words, place: Gpu, kin: str) -> Standing:
+        """Where these words stand on ``place``, which has the name of ``kin`` where it was not measured."""
+        key = kernel.op, tuple(words.items()), place.id, place.compute_capability, place.link_kind, kin
+        if key not in self._known:
+            self._known[key] = self._looked_up(kernel, words, place, kin)
+        return self._known[key]
+
+    def _looked_up(self, kernel: type[Kernel], words: Words, place: Gpu, kin: str) -> Standing:
+        if words.get("stack") is not None:
+            return self._nearest(kernel, words, place, kin)[1]
+        measured = {entry.words["stack"] for entry in self.by_op.get(kernel.op, ())}
+        stacks = [stack for stack in USUAL_STACKS if stack in measured] or [None]
+        found = [self._nearest(kernel, {**words, "stack": stack}, place, kin) for stack in stacks]
+        standing = min(found, key=lambda pair: pair[0])[1]  # of equals the first
+        if standing.words["stack"] is None:
+            return standing
+        loose = self.steps.get("stack", UNKNOWN_STEP)  # nobody said which stack, so the interval holds them all
+        return replace(
+            standing,
+            filled=_filled(words, standing.words),
+            low=float(np.hypot(standing.low, loose.low)),
+            high=float(np.hypot(standing.high, loose.high)),
+        )
+
+    def _nearest(self, kernel: type[Kernel], words: Words, place: Gpu, kin: str) -> tuple[float, Standing]:
+        """The measured kind that the fewest and least words lie between, and what they cost."""
+        usual = kernel.usual(words, place)
+        new = int(place.id not in self.gpus) + int(place.compute_capability not in self.capabilities)
+        best: tuple[float, int, Standing] | None = None
+        for entry in self.by_op.get(kernel.op, ()):
+            changed = tuple((n, w, entry.words.get(n)) for n, w in usual.items() if w != entry.words.get(n))
+            changed += () if entry.gpu == kin else (("gpu", kin, entry.gpu),)
+            steps = [self.step(*change) for change in changed]
+            cost = sum(step.error for step in steps)
+            if best is None or (cost, -entry.calls) < best[:2]:
+                best = cost, -entry.calls, Standing(
+                    words=usual,
+                    filled=_filled(words, usual),
+                    entry=entry,
+                    changed=changed,
+                    shift=sum(step.shift for step in steps),
+                    low=float(np.sqrt(sum(step.low**2 for step in steps))),
+                    high=float(np.sqrt(sum(step.high**2 for step in steps))),
+                    far=len(changed) + new,
+                )  # fmt: skip
+        return (best[0], best[2]) if best else (0.0, Standing(usual, _filled(words, usual), far=2))
+
+
+def beyond(entry: Entry, sizes: Mapping[str, Array], count: int) -> Array:
+    """Octaves by which calls lie outside of what was measured of their kind, in the number that is farthest out."""
+    farthest = np.zeros(count)
+    for name, (low, high) in entry.ranges.items():
+        if name in sizes:
+            values = np.log2(np.maximum(sizes[name], 0.0) + 1.0)
+            out = np.maximum(np.log2(low + 1.0) - values, values - np.log2(high + 1.0))
+            farthest = np.fmax(farthest, out)
+    return farthest
+
+
+def range_steps(octaves: Array) -> NDArray[np.int64]:
+    """0 inside, 1 near, 2 farther."""
+    return (octaves > _ROUNDING).astype(np.int64) + (octaves > _NEAR)

@@ -1,0 +1,230 @@
+"""What was measured of each kind of call, how well it is forecast, and what it costs to answer as another kind.
+
+Kinds are counted over all rows that a fit may see. Intervals are stretched on shapes that one main network did not see
+(its own fold), the error is told on shapes that none saw (the test fold). Steps between kinds are learned by asking
+about each kind as if only its neighbour, one word away, had been measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernelcast.calls.table import BadRows, grouped
+from kernelcast.efficiency.evidence import FIXED, Entry, Evidence, Standing, Step, kinds_of
+from kernelcast.efficiency.learned import FamilyWeights, Learned
+from kernelcast.efficiency.network import Layers
+from kernelcast.errors import KernelcastError
+from kernelcast.hardware import Gpu, gpu
+from kernelcast.kernels.base import Calls, Kernel, Words
+from kernelcast.measured.folds import AT_LEAST, TEST_FOLD, shape_fold
+from kernelcast.predict import ask
+from kernelcast.tables import turns_of
+
+Columns = Mapping[str, NDArray[Any]]
+Rows = NDArray[np.intp]
+Report = Callable[[int, int, str], None]
+INSIDE = 0.8  # of the calls, that an interval should hold
+_MOST_ROWS = 300  # of a kind and fold, that it is scored on
+_STEP_ROWS = 40  # of a kind, that is asked about as each neighbour
+_LEAST_ROWS = 25  # of a kind, for a width of its own
+_PRIOR_ROWS = 25  # a kind's width is drawn to that of its op by so many rows
+_LEAST_WIDTH = 0.5
+
+
+@dataclass
+class _Kind:
+    """The measured rows of one kind."""
+
+    kernel: type[Kernel]
+    place: Gpu
+    words: dict[str, str | None]
+    heard: dict[str, str | None]
+    rows: list[Rows] = field(default_factory=list)
+    most: int = 0  # rows of the largest group, whose choices are heard
+
+
+def evidence_of(
+    columns: Columns, family: str, weights: FamilyWeights, folds: Sequence[int], report: Report | None = None
+) -> Evidence:
+    """Kinds, scores, widths and steps of a family. ``folds``: the one that each main network did not see."""
+    kinds = _kinds(columns, family)
+    bare = Evidence(tuple(_entry(columns, kind) for kind in kinds))
+    asking = _Asking(columns, replace(weights, evidence=bare))
+    fold, measured = shape_fold(columns), _measured(columns)
+    left = [_left_out(asking, kind, entry, fold, measured, folds) for kind, entry in zip(kinds, bare.entries, strict=True)]
+    widths = _widths(bare.entries, left)
+    entries = tuple(replace(entry, width=width) for entry, width in zip(bare.entries, widths, strict=True))
+    steps = _steps(asking, kinds, entries, [_some(_all(kind)[np.isin(fold[_all(kind)], folds or (1, 2)) & measured[_all(kind)]], _STEP_ROWS) for kind in kinds], report)
+    scored = tuple(_scored(asking, kind, entry, fold, measured) for kind, entry in zip(kinds, entries, strict=True))
+    return Evidence(scored, steps)
+
+
+def _all(kind: _Kind) -> Rows:
+    return np.concatenate(kind.rows)
+
+
+def _measured(columns: Columns) -> NDArray[np.bool_]:
+    """Rows whose time is known, not only that it is longer."""
+    return np.asarray(columns[AT_LEAST] == 0) if AT_LEAST in columns else np.ones(len(columns["op"]), dtype=bool)
+
+
+def _kinds(columns: Columns, family: str) -> list[_Kind]:
+    found: dict[tuple[Any, ...], _Kind] = {}
+    bad = BadRows()
+    for kernel, place, rows, calls in grouped(columns, None, bad):
+        if kernel.family != family:
+            continue
+        for own, words in kinds_of(kernel, calls):
+            usual = kernel.usual(words, place)
+            at = rows if own is None else rows[own]
+            key = (kernel.op, place.id, *sorted((n, str(w)) for n, w in usual.items()))
+            kind = found.setdefault(key, _Kind(kernel, place, usual, dict(calls.choices)))
+            if len(at) > kind.most:
+                kind.heard, kind.most = dict(calls.choices), len(at)
+            kind.rows.append(at)
+    if bad.found:
+        raise KernelcastError(bad.text())
+    return [found[key] for key in sorted(found)]
+
+
+def _entry(columns: Columns, kind: _Kind) -> Entry:
+    rows = _all(kind)
+    calls = _calls(columns, kind, rows)
+    sizes = {name: column[~np.isnan(column)] for name, column in kind.kernel.sizes(calls).items()}
+    ranges = {name: (float(column.min()), float(column.max())) for name, column in sizes.items() if len(column)}
+    sources = tuple(sorted({str(name) for name in columns["source"][rows]}))
+    return Entry(kind.kernel.op, kind.place.id, kind.words, kind.heard, len(rows), ranges, sources)
+
+
+def _calls(columns: Columns, kind: _Kind, rows: Rows) -> Calls:
+    """Those rows as one kind's calls, in the words that the networks hear."""
+    part = {name: column[rows] for name, column in columns.items()}
+    groups = list(grouped(part, None, BadRows()))
+    order = np.argsort(np.concatenate([at for _, _, at, _ in groups]))
+    numbers = {
+        name: np.concatenate([calls[name] for _, _, _, calls in groups])[order] for name in groups[0][3].numbers
+    }
+    return kind.kernel.spoken(Calls(len(rows), numbers, groups[0][3].choices), {**kind.words, **kind.heard})
+
+
+def _some(rows: Rows, count: int) -> Rows:
+    return np.sort(np.random.default_rng(0).permutation(rows)[:count])
+
+
+@dataclass(frozen=True)
+class _Asking:
+    """Measured rows, put to the networks."""
+
+    columns: Columns
+    weights: FamilyWeights
+
+    def told(self, kind: _Kind, rows: Rows, standing: Standing, nets: tuple[Layers, ...] | None = None) -> Any:
+        """(estimate, measured seconds) of these rows."""
+        weights = replace(self.weights, main=nets) if nets else self.weights
+        turns = turns_of(self.columns).part(rows)
+        calls = _calls(self.columns, kind, rows)
+        question = ask(kind.kernel, calls, kind.place, turns, Learned(), standing=standing)
+        truth = np.maximum(np.asarray(self.columns["latency_us"][rows], dtype=np.float64) * 1e-6, question.bound_s)
+        return weights.estimate(question), truth
+
+
+def _left_out(
+    asking: _Asking, kind: _Kind, entry: Entry, fold: NDArray[Any], measured: NDArray[Any], folds: Sequence[int]
+) -> NDArray[np.float64]:
+    """How many times the interval as learned each row needs, that the network asked has not seen."""
+    rows, ratios = _all(kind), [np.zeros(0)]
+    for number, own in enumerate(folds):
+        at = _some(rows[(fold[rows] == own) & measured[rows]], _MOST_ROWS)
+        if len(at):
+            said, truth = asking.told(kind, at, Standing(kind.words, entry=entry), (asking.weights.main[number],))
+            over, under = np.log(truth / said.time_s), np.log(said.time_s / truth)
+            tight = np.log(said.high_s / said.time_s), np.log(said.time_s / said.low_s)
+            ratios.append(np.maximum(over / np.maximum(tight[0], 1e-4), under / np.maximum(tight[1], 1e-4)))
+    return np.concatenate(ratios)
+
+
+def _widths(entries: Sequence[Entry], ratios: Sequence[NDArray[np.float64]]) -> list[float]:
+    """The ratio that four in five stay below: the kind's own, drawn to its op's where there are few rows."""
+    by_op: dict[str, list[NDArray[np.float64]]] = {}
+    for entry, own in zip(entries, ratios, strict=True):
+        by_op.setdefault(entry.op, []).append(own)
+    whole = np.concatenate(list(ratios))
+    widths = []
+    for entry, own in zip(entries, ratios, strict=True):
+        alike = np.concatenate(by_op[entry.op])
+        alike = alike if len(alike) >= _LEAST_ROWS else whole
+        usual = float(np.quantile(alike, INSIDE)) if len(alike) else 1.0
+        weight = len(own) / (len(own) + _PRIOR_ROWS)
+        found = weight * float(np.quantile(own, INSIDE)) + (1 - weight) * usual if len(own) else usual
+        widths.append(round(max(found, _LEAST_WIDTH), 3))
+    return widths
+
+
+def _scored(asking: _Asking, kind: _Kind, entry: Entry, fold: NDArray[Any], measured: NDArray[Any]) -> Entry:
+    """The error on shapes that no network saw."""
+    rows = _all(kind)
+    rows = _some(rows[(fold[rows] == TEST_FOLD) & measured[rows]], _MOST_ROWS)
+    if not len(rows):
+        return entry
+    said, truth = asking.told(kind, rows, Standing(kind.words, entry=entry))
+    off = said.time_s / truth - 1
+    inside = np.mean((said.low_s <= truth) & (truth <= said.high_s))
+    figures = {"error": np.mean(np.abs(off)), "bias": np.mean(off), "inside": inside}
+    return replace(entry, tested=len(rows), **{name: round(float(value), 4) for name, value in figures.items()})
+
+
+def _steps(
+    asking: _Asking, kinds: Sequence[_Kind], entries: Sequence[Entry], rows: Sequence[Rows], report: Report | None
+) -> dict[str, Step]:
+    """What it costs to take one word for another: each kind asked about as each that is one word away."""
+    residuals: dict[str, list[NDArray[np.float64]]] = {}
+    for number, (kind, own) in enumerate(zip(kinds, rows, strict=True)):
+        if report:
+            report(number + 1, len(kinds), "steps")
+        if len(own) < 5:
+            continue
+        for entry in entries:
+            change = _one_word(kind, entry)
+            if change is None:
+                continue
+            said, truth = asking.told(kind, own, Standing(kind.words, entry=entry, changed=(change,)))
+            word, asked, answered = change
+            left = np.log(truth / said.time_s)
+            residuals.setdefault(f"{word} {asked} {answered}", []).append(left)
+            residuals.setdefault(word, []).append(left)
+    return {name: _step(found, shifted=" " in name) for name, found in sorted(residuals.items())}
+
+
+def _one_word(kind: _Kind, entry: Entry) -> tuple[str, str | None, str | None] | None:
+    """The word, and its two values, that alone lies between the two; None where there are none or more."""
+    if kind.kernel.op != entry.op:
+        return None
+    own: Words = {**kind.words, "gpu": kind.place.id}
+    other: Words = {**entry.words, "gpu": entry.gpu}
+    apart = [name for name in own if own[name] != other.get(name)]
+    if len(apart) != 1 or apart[0] in FIXED:
+        return None
+    return apart[0], own[apart[0]], other[apart[0]]
+
+
+def _step(found: Sequence[NDArray[np.float64]], *, shifted: bool) -> Step:
+    """From residuals by kind. A median of other kinds corrects an answer only where there are two or more."""
+    medians = np.array([np.median(one) for one in found])
+    shift = float(np.median(medians)) if shifted and len(found) > 1 else 0.0
+    others = [float(np.median(np.delete(medians, at))) if shift else 0.0 for at in range(len(found))]
+    left = np.concatenate([one - other for one, other in zip(found, others, strict=True)])
+    low, high = np.quantile(left, [0.1, 0.9])
+    return Step(
+        shift=round(shift, 4),
+        low=round(max(0.0, -float(low)), 4),
+        high=round(max(0.0, float(high)), 4),
+        error=round(float(np.mean(np.abs(np.expm1(-left)))), 4),
+        kinds=len(found),
+    )
+
+
