@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.efficiency import Calibrated, Calibration, Estimate, Predictor, Question, load_calibration, predictor
-from kernelcast.efficiency.evidence import Standing, kinds_of
+from kernelcast.efficiency.evidence import AS_IT_IS, Standing, kinds_of, which_of
 from kernelcast.efficiency.generic import by_time, work_times
 from kernelcast.errors import KernelcastError, unknown
 from kernelcast.hardware import Gpu, gpu, origin_of
@@ -156,12 +156,24 @@ class Prediction:
     support: str
     predictor: str
     kernels: tuple[LaunchedKernel, ...]
+    standing: Standing = field(repr=False, compare=False)
+
+    @property
+    def evidence(self) -> dict[str, Any] | None:
+        """What was measured of the kind of call that this is answered as: how many calls, in which ranges, and the
+        error on those left out of every fit. None: nothing of the kind was."""
+        return self.standing.rests_on
+
+    @property
+    def answered_as(self) -> dict[str, dict[str, str | None]]:
+        """Words that nobody said, or that nobody measured: what was asked, and what was answered instead."""
+        return self.standing.answered_as
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON, where the kernels are called phases."""
-        told = asdict(self)
-        told["phases"] = told.pop("kernels")
-        return told
+        told = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("kernels", "standing")}
+        evidence = {"evidence": self.evidence, "answered_as": self.answered_as}
+        return {**told, **evidence, "phases": [asdict(kernel) for kernel in self.kernels]}
 
 
 def predict(call: Kernel, target: Gpu | str, conditions: Conditions = DEFAULT) -> Prediction:
@@ -255,7 +267,7 @@ def ask(
     def question(said: Calls) -> Question:
         works = kernel.work(said, chip)
         ranked = tuple(analyse(work, chip, turns=turns, without=without, score=score, keep=keep) for work in works)
-        return Question(kernel, said, chip, ranked, standing or Standing({}))
+        return Question(kernel, said, chip, ranked, standing or AS_IT_IS)
 
     if standing is None:
         return question(calls)
@@ -271,8 +283,17 @@ def by_kind(
     kernel: type[Kernel], calls: Calls, chip: Gpu, answering: Predictor
 ) -> list[tuple[NDArray[np.intp] | None, Standing]]:
     """The calls of each kind, by number (None: all of them), and what they rest on."""
-    kinds = kinds_of(kernel, calls)
-    return [(rows, answering.standing(kernel, words, origin_of(chip) or chip)) for rows, words in kinds]
+    found: list[tuple[NDArray[np.intp] | None, Standing]] = []
+    for rows, words in kinds_of(kernel, calls):
+        standings = answering.standings(kernel, words, origin_of(chip) or chip)
+        if len(standings) == 1:
+            found.append((rows, standings[0]))
+            continue
+        members = np.arange(calls.count) if rows is None else rows
+        part = calls.take(members)
+        which = which_of(standings, kernel, part)
+        found += [(members[which == at], standings[at]) for at in np.unique(which)]
+    return found
 
 
 def _answer(
@@ -358,6 +379,7 @@ def _one(call: Kernel, chip: Gpu, found: Predictions, i: int) -> Prediction:
         limits=_named(limits),
         support=str(found.support[i]),
         predictor=found.predictor,
+        standing=found.standing[i],
         kernels=tuple(_launched(work, i) for work in found.works if work.launches[i] > 0),
     )
 

@@ -253,8 +253,8 @@ class Calibrated:
     def what_if_spread(self, family: str) -> tuple[float, float] | None:
         return self.base.what_if_spread(family)
 
-    def standing(self, kernel: type[Kernel], words: Words, target: Gpu) -> Standing:
-        return self.base.standing(kernel, words, target)
+    def standings(self, kernel: type[Kernel], words: Words, target: Gpu) -> tuple[Standing, ...]:
+        return self.base.standings(kernel, words, target)
 
     def estimate(self, question: Question) -> Estimate:
         self.calibration.check_gpu(question.gpu.id)

@@ -24,7 +24,9 @@ Rows = NDArray[np.intp]
 # Of several stacks that a call could mean, the first that was measured. What nobody calls by a name is a kernel alone.
 USUAL_STACKS = (None, "vllm", "sglang", "trtllm", "torch", "flashinfer", "nccl")
 FIXED = ("phase", "mask", "lengths", "filters", "config", "absorbed")  # a call of another of these has other numbers
+_OWN = ("layout", "to", "scale", "access", "state_dtype", "fabric", "inputs")  # an op's own defaults: nothing is told
 _ROUNDING = 0.25  # octaves beyond a range that are still inside of it
+_OTHER_MODEL = 0.2  # octaves that a call counts which has not the sizes of a measured model
 _NEAR = 2.0  # octaves beyond a range that are near
 
 
@@ -57,6 +59,7 @@ class Entry:
     heard: Mapping[str, str | None]  # the choices that the networks were told
     calls: int
     ranges: Mapping[str, tuple[float, float]]
+    models: tuple[tuple[float, ...], ...]  # ``Kernel.of_model`` of the calls, where another backend was measured too
     sources: tuple[str, ...]
     tested: int = 0  # calls of shapes that no network saw
     error: float | None = None  # mean error on them, as a share
@@ -68,10 +71,10 @@ class Entry:
     def told(self) -> dict[str, Any]:
         """As data for whoever asks; what only the networks need is left out."""
         found = asdict(self)
-        return {name: found[name] for name in found if name not in ("heard", "width")}
+        return {name: found[name] for name in found if name not in ("heard", "width", "models")}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # looked up once and shared: one is the same as another only if it is that one
 class Standing:
     """Where a kind of question stands: what it rests on, and by how many words it is off."""
 
@@ -84,9 +87,31 @@ class Standing:
     high: float = 0.0
     far: int = 0  # words changed, a GPU that was not measured, a new generation
 
-    def answered_as(self) -> dict[str, str | None]:
-        """The words that were filled in or changed, as answered."""
-        return {**dict(self.filled), **{word: answered for word, _, answered in self.changed}}
+    @property
+    def answered_as(self) -> dict[str, dict[str, str | None]]:
+        """The words that were filled in or changed: what was asked, None where nobody said, and what was answered."""
+        filled = {word: {"asked": None, "answered": answered} for word, answered in self.filled}
+        for word, asked, answered in self.changed:
+            said = filled[word]["asked"] if word in filled else asked
+            filled[word] = {"asked": said, "answered": answered}
+        return filled
+
+    @property
+    def text(self) -> str:
+        """'backend flashinfer for fa2, paged yes': the words that were filled in or changed."""
+        told = []
+        for word, pair in self.answered_as.items():
+            asked = f" for {pair['asked']}" if pair["asked"] is not None else ""
+            told.append(f"{word} {pair['answered'] or 'not given'}{asked}")
+        return ", ".join(told)
+
+    @property
+    def rests_on(self) -> dict[str, Any] | None:
+        """The evidence as data, None where nothing of the kind was measured."""
+        return self.entry.told() if self.entry else None
+
+
+AS_IT_IS = Standing({})  # in the words that the calls have, whatever was measured
 
 
 def kinds_of(kernel: type[Kernel], calls: Calls) -> Iterator[tuple[Rows | None, dict[str, str | None]]]:
@@ -113,7 +138,16 @@ def as_asked(kernel: type[Kernel], words: Words, place: Gpu) -> Standing:
 
 
 def _filled(words: Words, usual: Words) -> tuple[tuple[str, str | None], ...]:
-    return tuple((name, word) for name, word in usual.items() if word != words[name] and name != "lengths")
+    return tuple((name, word) for name, word in usual.items() if word != words[name] and name not in _OWN)
+
+
+def _short(value: Any) -> Any:
+    """Whole numbers without a point, all through."""
+    if isinstance(value, Mapping):
+        return {name: _short(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_short(one) for one in value]
+    return int(value) if isinstance(value, float) and value == int(value) else value
 
 
 @dataclass(frozen=True)
@@ -122,19 +156,27 @@ class Evidence:
 
     entries: tuple[Entry, ...] = ()
     steps: Mapping[str, Step] = field(default_factory=dict)  # by "word asked answered" and "word"
-    _known: dict[Any, Standing] = field(default_factory=dict, compare=False, repr=False)  # what was looked up
+    _known: dict[Any, tuple[Standing, ...]] = field(default_factory=dict, compare=False, repr=False)  # looked up before
 
     @classmethod
     def read(cls, told: Mapping[str, Any]) -> Evidence:
         """From what ``told`` gave."""
-        entries = [{**entry, "ranges": {n: tuple(r) for n, r in entry["ranges"].items()}} for entry in told["kinds"]]
+        entries = [
+            {
+                **entry,
+                "ranges": {name: tuple(pair) for name, pair in entry["ranges"].items()},
+                "models": tuple(map(tuple, entry["models"])),
+                "sources": tuple(entry["sources"]),
+            }
+            for entry in told["kinds"]
+        ]
         steps = {name: Step(*values) for name, values in told["steps"].items()}
         return cls(tuple(Entry(**entry) for entry in entries), steps)
 
     def told(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
         return {
-            "kinds": [asdict(entry) for entry in self.entries],
+            "kinds": [_short(asdict(entry)) for entry in self.entries],
             "steps": {name: tuple(asdict(step).values()) for name, step in self.steps.items()},
         }
 
@@ -158,52 +200,78 @@ class Evidence:
         known = self.steps.get(f"{word} {asked} {answered}") or self.steps.get(word)
         return known or (FAR_STEP if word in FIXED else UNKNOWN_STEP)
 
-    def standing(self, kernel: type[Kernel], words: Words, place: Gpu, kin: str) -> Standing:
-        """Where these words stand on ``place``, which has the name of ``kin`` where it was not measured."""
+    def standings(self, kernel: type[Kernel], words: Words, place: Gpu, kin: str) -> tuple[Standing, ...]:
+        """Where these words stand on ``place``, which has the name of ``kin`` where it was not measured.
+
+        Several where what nobody said could be one or the other: the usual one first. Which of them a call is, its
+        numbers tell: an engine takes another kernel for wide heads, say.
+        """
         key = kernel.op, tuple(words.items()), place.id, place.compute_capability, place.link_kind, kin
         if key not in self._known:
-            self._known[key] = self._looked_up(kernel, words, place, kin)
+            self._known[key] = tuple(self._looked_up(kernel, words, place, kin))
         return self._known[key]
 
-    def _looked_up(self, kernel: type[Kernel], words: Words, place: Gpu, kin: str) -> Standing:
+    def _looked_up(self, kernel: type[Kernel], words: Words, place: Gpu, kin: str) -> list[Standing]:
         if words.get("stack") is not None:
-            return self._nearest(kernel, words, place, kin)[1]
+            return self._nearest(kernel, words, words, place, kin)[1]
         measured = {entry.words["stack"] for entry in self.by_op.get(kernel.op, ())}
         stacks = [stack for stack in USUAL_STACKS if stack in measured] or [None]
-        found = [self._nearest(kernel, {**words, "stack": stack}, place, kin) for stack in stacks]
-        standing = min(found, key=lambda pair: pair[0])[1]  # of equals the first
-        if standing.words["stack"] is None:
-            return standing
+        found = [self._nearest(kernel, words, {**words, "stack": stack}, place, kin) for stack in stacks]
+        least = min(cost for cost, _ in found)
+        standings = next(standings for cost, standings in found if cost == least)  # of equals the first
         loose = self.steps.get("stack", UNKNOWN_STEP)  # nobody said which stack, so the interval holds them all
-        return replace(
-            standing,
-            filled=_filled(words, standing.words),
-            low=float(np.hypot(standing.low, loose.low)),
-            high=float(np.hypot(standing.high, loose.high)),
-        )
+        return [one if one.words["stack"] is None else _wider(one, loose) for one in standings]
 
-    def _nearest(self, kernel: type[Kernel], words: Words, place: Gpu, kin: str) -> tuple[float, Standing]:
-        """The measured kind that the fewest and least words lie between, and what they cost."""
+    def _nearest(
+        self, kernel: type[Kernel], asked: Words, words: Words, place: Gpu, kin: str
+    ) -> tuple[float, list[Standing]]:
+        """The measured kinds that the fewest and least words lie between, and what they cost."""
         usual = kernel.usual(words, place)
+        unsaid = [name for name in usual if words[name] is None and name != "stack"]
         new = int(place.id not in self.gpus) + int(place.compute_capability not in self.capabilities)
-        best: tuple[float, int, Standing] | None = None
+        found: dict[tuple[float, bool, int], Standing] = {}
         for entry in self.by_op.get(kernel.op, ()):
-            changed = tuple((n, w, entry.words.get(n)) for n, w in usual.items() if w != entry.words.get(n))
+            apart = {n: (w, entry.words.get(n)) for n, w in usual.items() if w != entry.words.get(n)}
+            said = {**usual, **{name: answered for name, (_, answered) in apart.items() if name in unsaid}}
+            changed = tuple((name, *pair) for name, pair in apart.items() if name not in unsaid)
             changed += () if entry.gpu == kin else (("gpu", kin, entry.gpu),)
             steps = [self.step(*change) for change in changed]
-            cost = sum(step.error for step in steps)
-            if best is None or (cost, -entry.calls) < best[:2]:
-                best = cost, -entry.calls, Standing(
-                    words=usual,
-                    filled=_filled(words, usual),
-                    entry=entry,
-                    changed=changed,
-                    shift=sum(step.shift for step in steps),
-                    low=float(np.sqrt(sum(step.low**2 for step in steps))),
-                    high=float(np.sqrt(sum(step.high**2 for step in steps))),
-                    far=len(changed) + new,
-                )  # fmt: skip
-        return (best[0], best[2]) if best else (0.0, Standing(usual, _filled(words, usual), far=2))
+            order = round(sum(step.error for step in steps), 6), said != usual, -entry.calls
+            found[order] = Standing(
+                words=said,
+                filled=_filled(asked, said),
+                entry=entry,
+                changed=changed,
+                shift=sum(step.shift for step in steps),
+                low=float(np.sqrt(sum(step.low**2 for step in steps))),
+                high=float(np.sqrt(sum(step.high**2 for step in steps))),
+                far=len(changed) + new,
+            )
+        if not found:
+            return 0.0, [Standing(usual, _filled(asked, usual), far=2)]
+        least = min(found)[0]
+        return least, [found[order] for order in sorted(found) if order[0] == least]
+
+
+def _wider(standing: Standing, loose: Step) -> Standing:
+    low, high = float(np.hypot(standing.low, loose.low)), float(np.hypot(standing.high, loose.high))
+    return replace(standing, low=low, high=high)
+
+
+def which_of(standings: Sequence[Standing], kernel: type[Kernel], calls: Calls) -> NDArray[np.intp]:
+    """Which of several standings each call has: the one whose measured calls are the nearest, of equals the first."""
+    sizes = kernel.sizes(calls)
+    own = np.nan_to_num(np.stack([sizes[name] for name in kernel.of_model], axis=1)) if kernel.of_model else None
+    octaves = []
+    for entry in (one.entry for one in standings):
+        if entry is None:
+            octaves.append(np.zeros(calls.count))
+            continue
+        octaves.append(beyond(entry, sizes, calls.count))
+        if entry.models and own is not None:
+            known = (own[:, None, :] == np.array(entry.models)[None]).all(axis=2).any(axis=1)
+            octaves[-1] += np.where(known, 0.0, _OTHER_MODEL)
+    return np.argmin(np.round(octaves, 2), axis=0)
 
 
 def beyond(entry: Entry, sizes: Mapping[str, Array], count: int) -> Array:

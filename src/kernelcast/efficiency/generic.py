@@ -41,8 +41,8 @@ class Generic:
     def what_if_spread(self, family: str) -> tuple[float, float]:
         return 0.0, 0.0
 
-    def standing(self, kernel: type[Kernel], words: Words, target: Gpu) -> Standing:
-        return as_asked(kernel, words, target)
+    def standings(self, kernel: type[Kernel], words: Words, target: Gpu) -> tuple[Standing, ...]:
+        return (as_asked(kernel, words, target),)
 
     def estimate(self, question: Question) -> Estimate:
         target, works = question.gpu, question.best

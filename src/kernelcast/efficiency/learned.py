@@ -218,11 +218,11 @@ class Learned:
         asked = replace(weights, nameless=True) if self.nameless else weights
         return asked.estimate(question)
 
-    def standing(self, kernel: type[Kernel], words: Words, target: Gpu) -> Standing:
+    def standings(self, kernel: type[Kernel], words: Words, target: Gpu) -> tuple[Standing, ...]:
         weights = load(self.folder, kernel.family)
         if weights is None:
-            return as_asked(kernel, words, target)
-        return weights.evidence.standing(kernel, words, target, stand_in(target, weights.encoder.vocabulary["gpu"]).id)
+            return (as_asked(kernel, words, target),)
+        return weights.evidence.standings(kernel, words, target, stand_in(target, weights.encoder.vocabulary["gpu"]).id)
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelcast.efficiency.evidence import Standing
+from kernelcast.efficiency.evidence import AS_IT_IS, Standing
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Calls, Kernel, Words
 from kernelcast.kernels.work import Array
@@ -28,7 +28,7 @@ class Question:
     calls: Calls
     gpu: Gpu
     ranked: Sequence[tuple[Analysis, ...]]
-    standing: Standing = Standing({})
+    standing: Standing = AS_IT_IS
     heard: Question | None = None  # the same calls as the measured kind that they are answered as; None: they are of it
 
     @property
@@ -102,8 +102,8 @@ class Predictor(Protocol):
 
     def estimate(self, question: Question) -> Estimate: ...
 
-    def standing(self, kernel: type[Kernel], words: Words, target: Gpu) -> Standing:
-        """What calls of this kind rest on, and the words that they are answered in."""
+    def standings(self, kernel: type[Kernel], words: Words, target: Gpu) -> tuple[Standing, ...]:
+        """What calls of this kind rest on, and the words that they are answered in; several, where numbers decide."""
         ...
 
     def what_if_spread(self, family: str) -> tuple[float, float] | None:

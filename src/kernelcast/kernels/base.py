@@ -206,6 +206,7 @@ class Kernel:
     dtypes: ClassVar[tuple[str, ...]] = tuple(DTYPES)
     examples: ClassVar[Examples] = ()
     parameters: ClassVar[Mapping[str, Parameter]] = {}
+    of_model: ClassVar[tuple[str, ...]] = ()  # sizes that a model fixes, by which an engine may choose its kernel
     listed_last: ClassVar[tuple[str, ...]] = ()  # parameters of a shared base that come after the family's own
 
     dtype: str = choice("number format", tuple(DTYPES), default="bf16")

@@ -42,6 +42,8 @@ class Moe(GroupedKernel):
          "block_k": 128},
     )  # fmt: skip
 
+    of_model = ("hidden", "inter", "experts", "topk", "gated")
+
     tokens: int = size("tokens that enter the layer")
     hidden: int = size("model width")
     inter: int = size("width of one expert, before cutting by tp")

@@ -17,8 +17,8 @@ from kernelcast.hardware import Gpu
 from kernelcast.networks.architecture import Architecture
 from kernelcast.networks.layers import Dense, Experts, Layer, LayerRun, LinearAttention, Mla, SelfAttention
 from kernelcast.networks.precision import Precision
-from kernelcast.stacks import Stack
 from kernelcast.parallel import Layout
+from kernelcast.stacks import Stack
 
 _ACTIVATIONS = {
     "silu": "silu", "swiglu": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",

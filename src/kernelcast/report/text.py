@@ -14,6 +14,7 @@ from rich.text import Text
 
 from kernelcast._version import __version__
 from kernelcast.calls.cells import plain
+from kernelcast.efficiency.evidence import Standing
 from kernelcast.hardware import Gpu
 from kernelcast.kernels import REGISTRY, parameters_of
 from kernelcast.predict import Conditions, LaunchedKernel, Prediction
@@ -82,6 +83,16 @@ def changes_text(chip: Gpu) -> Text:
 def support_text(level: str, predictor: str) -> str:
     """The last line of an answer: what it rests on."""
     return f"support    {level} ({SUPPORT[level]}), {predictor}"
+
+
+def evidence_text(standing: Standing) -> str:
+    """'12,480 calls of this kind on b200_sxm; 3.1% off on those left out'."""
+    entry = standing.entry
+    if entry is None:
+        return "no measured call of this kind"
+    off = f"; {100 * entry.error:.1f}% off on those left out" if entry.error is not None else ""
+    kind = "this kind" if not standing.changed else "the nearest kind"
+    return f"{entry.calls:,} calls of {kind} on {entry.gpu}{off}"
 
 
 def cut(text: str, width: int) -> str:
@@ -184,6 +195,9 @@ def _rests_on(found: Prediction, chip: Gpu, conditions: Conditions) -> Table:
     grid = Table.grid(Column(style="bold"), Column(), padding=(0, 2))
     cache = cache_word(conditions)
     grid.add_row("  support", f"{found.support} ({SUPPORT[found.support]})")
+    grid.add_row("  rests on", evidence_text(found.standing))
+    if found.standing.text:
+        grid.add_row("  answered as", found.standing.text)
     grid.add_row("  predictor", f"{found.predictor}, kernelcast {__version__}")
     told = calibration_fields(conditions.calibration, found.op)
     if told is not None:

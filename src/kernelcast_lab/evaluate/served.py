@@ -21,11 +21,11 @@ from kernelcast.measured.errors import Errors
 from kernelcast.networks import model
 from kernelcast.networks.forward import Deployment
 from kernelcast.networks.precision import Precision
-from kernelcast.stacks import stack
 from kernelcast.parallel import Layout
 from kernelcast.serving.infer import infer_many
 from kernelcast.serving.memory import largest_batch
 from kernelcast.serving.workload import Workload
+from kernelcast.stacks import stack
 from kernelcast_lab.data.serving import ServedCase, ServingPoint, served_cases, serving_points
 
 # The sources' names, where they are not names of the catalogue.

@@ -7,7 +7,7 @@ about each kind as if only its neighbour, one word away, had been measured.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from kernelcast.efficiency.evidence import FIXED, Entry, Evidence, Standing, Ste
 from kernelcast.efficiency.learned import FamilyWeights, Learned
 from kernelcast.efficiency.network import Layers
 from kernelcast.errors import KernelcastError
-from kernelcast.hardware import Gpu, gpu
+from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Calls, Kernel, Words
 from kernelcast.measured.folds import AT_LEAST, TEST_FOLD, shape_fold
 from kernelcast.predict import ask
@@ -34,6 +34,7 @@ _STEP_ROWS = 40  # of a kind, that is asked about as each neighbour
 _LEAST_ROWS = 25  # of a kind, for a width of its own
 _PRIOR_ROWS = 25  # a kind's width is drawn to that of its op by so many rows
 _LEAST_WIDTH = 0.5
+_MOST_MODELS = 400
 
 
 @dataclass
@@ -53,13 +54,15 @@ def evidence_of(
 ) -> Evidence:
     """Kinds, scores, widths and steps of a family. ``folds``: the one that each main network did not see."""
     kinds = _kinds(columns, family)
-    bare = Evidence(tuple(_entry(columns, kind) for kind in kinds))
+    bare = Evidence(tuple(_with_models(columns, kinds)))
     asking = _Asking(columns, replace(weights, evidence=bare))
     fold, measured = shape_fold(columns), _measured(columns)
-    left = [_left_out(asking, kind, entry, fold, measured, folds) for kind, entry in zip(kinds, bare.entries, strict=True)]
+    pairs = list(zip(kinds, bare.entries, strict=True))
+    left = [_left_out(asking, kind, entry, fold, measured, folds) for kind, entry in pairs]
     widths = _widths(bare.entries, left)
     entries = tuple(replace(entry, width=width) for entry, width in zip(bare.entries, widths, strict=True))
-    steps = _steps(asking, kinds, entries, [_some(_all(kind)[np.isin(fold[_all(kind)], folds or (1, 2)) & measured[_all(kind)]], _STEP_ROWS) for kind in kinds], report)
+    tried = [rows[np.isin(fold[rows], folds or (1, 2)) & measured[rows]] for rows in map(_all, kinds)]
+    steps = _steps(asking, kinds, entries, [_some(rows, _STEP_ROWS) for rows in tried], report)
     scored = tuple(_scored(asking, kind, entry, fold, measured) for kind, entry in zip(kinds, entries, strict=True))
     return Evidence(scored, steps)
 
@@ -98,7 +101,25 @@ def _entry(columns: Columns, kind: _Kind) -> Entry:
     sizes = {name: column[~np.isnan(column)] for name, column in kind.kernel.sizes(calls).items()}
     ranges = {name: (float(column.min()), float(column.max())) for name, column in sizes.items() if len(column)}
     sources = tuple(sorted({str(name) for name in columns["source"][rows]}))
-    return Entry(kind.kernel.op, kind.place.id, kind.words, kind.heard, len(rows), ranges, sources)
+    return Entry(kind.kernel.op, kind.place.id, kind.words, kind.heard, len(rows), ranges, (), sources)
+
+
+def _with_models(columns: Columns, kinds: Sequence[_Kind]) -> Iterator[Entry]:
+    """Entries; where several backends were measured, with the sizes of models by which an engine chose."""
+    alike: dict[tuple[Any, ...], int] = {}
+    keys = []
+    for kind in kinds:
+        rest = {name: word for name, word in kind.words.items() if name not in ("backend", "paged")}
+        keys.append((kind.kernel.op, kind.place.id, *sorted((n, str(w)) for n, w in rest.items())))
+        alike[keys[-1]] = alike.get(keys[-1], 0) + 1
+    for kind, key in zip(kinds, keys, strict=True):
+        entry, names = _entry(columns, kind), kind.kernel.of_model
+        if alike[key] > 1 and names:
+            sizes = kind.kernel.sizes(_calls(columns, kind, _all(kind)))
+            found = np.unique(np.nan_to_num(np.stack([sizes[name] for name in names], axis=1)), axis=0)
+            if len(found) <= _MOST_MODELS:
+                entry = replace(entry, models=tuple(tuple(map(float, one)) for one in found))
+        yield entry
 
 
 def _calls(columns: Columns, kind: _Kind, rows: Rows) -> Calls:
@@ -106,9 +127,7 @@ def _calls(columns: Columns, kind: _Kind, rows: Rows) -> Calls:
     part = {name: column[rows] for name, column in columns.items()}
     groups = list(grouped(part, None, BadRows()))
     order = np.argsort(np.concatenate([at for _, _, at, _ in groups]))
-    numbers = {
-        name: np.concatenate([calls[name] for _, _, _, calls in groups])[order] for name in groups[0][3].numbers
-    }
+    numbers = {name: np.concatenate([calls[name] for _, _, _, calls in groups])[order] for name in groups[0][3].numbers}
     return kind.kernel.spoken(Calls(len(rows), numbers, groups[0][3].choices), {**kind.words, **kind.heard})
 
 
@@ -173,9 +192,9 @@ def _scored(asking: _Asking, kind: _Kind, entry: Entry, fold: NDArray[Any], meas
         return entry
     said, truth = asking.told(kind, rows, Standing(kind.words, entry=entry))
     off = said.time_s / truth - 1
-    inside = np.mean((said.low_s <= truth) & (truth <= said.high_s))
-    figures = {"error": np.mean(np.abs(off)), "bias": np.mean(off), "inside": inside}
-    return replace(entry, tested=len(rows), **{name: round(float(value), 4) for name, value in figures.items()})
+    inside = (said.low_s <= truth) & (truth <= said.high_s)
+    error, bias, inside = (round(float(np.mean(x)), 4) for x in (np.abs(off), off, inside))
+    return replace(entry, tested=len(rows), error=error, bias=bias, inside=inside)
 
 
 def _steps(
@@ -226,5 +245,3 @@ def _step(found: Sequence[NDArray[np.float64]], *, shifted: bool) -> Step:
         error=round(float(np.mean(np.abs(np.expm1(-left)))), 4),
         kinds=len(found),
     )
-
-

@@ -55,8 +55,8 @@ class NetBaseline:
     def what_if_spread(self, family: str) -> None:
         return None
 
-    def standing(self, kernel: type[Kernel], words: Words, target: Gpu) -> Standing:
-        return as_asked(kernel, words, target)
+    def standings(self, kernel: type[Kernel], words: Words, target: Gpu) -> tuple[Standing, ...]:
+        return (as_asked(kernel, words, target),)
 
     @classmethod
     def merged(cls, models: Iterable[Self]) -> Self:

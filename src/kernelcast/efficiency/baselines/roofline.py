@@ -33,8 +33,8 @@ class Roofline:
     def what_if_spread(self, family: str) -> None:
         return None
 
-    def standing(self, kernel: type[Kernel], words: Words, target: Gpu) -> Standing:
-        return as_asked(kernel, words, target)
+    def standings(self, kernel: type[Kernel], words: Words, target: Gpu) -> tuple[Standing, ...]:
+        return (as_asked(kernel, words, target),)
 
     def estimate(self, question: Question) -> Estimate:
         return plain_estimate(roofline_s(question), question)
