@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,13 +21,18 @@ from kernelcast.efficiency.learned import FamilyWeights, Learned
 from kernelcast.efficiency.network import Layers
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu
+from kernelcast.kernels import REGISTRY
 from kernelcast.kernels.base import Calls, Kernel, Words
 from kernelcast.measured.folds import AT_LEAST, TEST_FOLD, shape_fold
+from kernelcast.measured.measurements import merged
+from kernelcast.measured.store import AGAIN
 from kernelcast.predict import ask
 from kernelcast.tables import turns_of
+from kernelcast_lab.data.shared import read, root_path, tables
 
 Columns = Mapping[str, NDArray[Any]]
 Rows = NDArray[np.intp]
+Roots = Path | Sequence[Path] | None
 Report = Callable[[int, int, str], None]
 INSIDE = 0.8  # of the calls, that an interval should hold
 _MOST_ROWS = 300  # of a kind and fold, that it is scored on
@@ -49,10 +55,25 @@ class _Kind:
     most: int = 0  # rows of the largest group, whose choices are heard
 
 
+def repeated_columns(roots: Roots, family: str) -> Columns | None:
+    """Calls of a family that were measured again, on another day or another machine; None where none were."""
+    ops = sorted(op for op, cls in REGISTRY.items() if cls.family == family)
+    folders = [root_path(root) for root in (roots if isinstance(roots, Sequence) else [roots])]
+    names = [(folder, name) for folder in folders for name in tables(folder) if name.endswith(AGAIN)]
+    found = merged([read(folder, name, ops=ops) for folder, name in names]).columns if names else {}
+    return found if found and len(found["op"]) else None
+
+
 def evidence_of(
-    columns: Columns, family: str, weights: FamilyWeights, folds: Sequence[int], report: Report | None = None
+    columns: Columns,
+    family: str,
+    weights: FamilyWeights,
+    folds: Sequence[int],
+    report: Report | None = None,
+    again: Columns | None = None,
 ) -> Evidence:
-    """Kinds, scores, widths and steps of a family. ``folds``: the one that each main network did not see."""
+    """Kinds, scores, widths and steps of a family. ``folds``: the one that each main network did not see; ``again``:
+    calls that were measured a second time, elsewhere, which intervals should hold too."""
     kinds = _kinds(columns, family)
     bare = Evidence(tuple(_with_models(columns, kinds)))
     asking = _Asking(columns, replace(weights, evidence=bare))
@@ -60,6 +81,8 @@ def evidence_of(
     pairs = list(zip(kinds, bare.entries, strict=True))
     left = [_left_out(asking, kind, entry, fold, measured, folds) for kind, entry in pairs]
     widths = _widths(bare.entries, left)
+    if again is not None:
+        widths = _wide_elsewhere(again, family, asking.weights, kinds, bare.entries, folds, widths)
     entries = tuple(replace(entry, width=width) for entry, width in zip(bare.entries, widths, strict=True))
     tried = [rows[np.isin(fold[rows], folds or (1, 2)) & measured[rows]] for rows in map(_all, kinds)]
     steps = _steps(asking, kinds, entries, [_some(rows, _STEP_ROWS) for rows in tried], report)
@@ -182,6 +205,27 @@ def _widths(entries: Sequence[Entry], ratios: Sequence[NDArray[np.float64]]) -> 
         found = weight * float(np.quantile(own, INSIDE)) + (1 - weight) * usual if len(own) else usual
         widths.append(round(max(found, _LEAST_WIDTH), 3))
     return widths
+
+
+def _wide_elsewhere(
+    again: Columns, family: str, weights: FamilyWeights, kinds: Sequence[_Kind], entries: Sequence[Entry],
+    folds: Sequence[int], widths: Sequence[float],
+) -> list[float]:  # fmt: skip
+    """Widths that hold on a second machine too, where it repeated enough calls of a kind that a network had not seen."""
+    asking, fold = _Asking(again, weights), shape_fold(again)
+    elsewhere = {(kind.kernel.op, kind.place.id, str(kind.words)): kind for kind in _kinds(again, family)}
+    ratios: dict[int, NDArray[np.float64]] = {}
+    for at, (kind, entry) in enumerate(zip(kinds, entries, strict=True)):
+        second = elsewhere.get((kind.kernel.op, kind.place.id, str(kind.words)))
+        if second is not None:
+            ratios[at] = _left_out(asking, second, entry, fold, np.ones(len(fold), dtype=bool), folds)
+    found = list(widths)
+    for at, own in ratios.items():
+        alike = [other for number, other in ratios.items() if entries[number].op == entries[at].op]
+        enough = own if len(own) >= _LEAST_ROWS else np.concatenate(alike)
+        if len(enough) >= _LEAST_ROWS:
+            found[at] = max(found[at], round(float(np.quantile(enough, INSIDE)), 3))
+    return found
 
 
 def _scored(asking: _Asking, kind: _Kind, entry: Entry, fold: NDArray[Any], measured: NDArray[Any]) -> Entry:
