@@ -18,6 +18,7 @@ from kernelcast.efficiency.generic import by_time, work_times
 from kernelcast.errors import KernelcastError, unknown
 from kernelcast.hardware import Gpu, gpu, origin_of
 from kernelcast.kernels.base import Calls, Kernel, columns_of, parameters_of
+from kernelcast.kernels.dtypes import runs
 from kernelcast.kernels.work import Array
 from kernelcast.machine.analyse import PIPELINES, Analysis, analyse
 from kernelcast.machine.limits import Turns
@@ -264,16 +265,19 @@ def ask(
     """
     score, keep = answering.score(chip), max(keep, answering.keep)
 
-    def question(said: Calls) -> Question:
+    def question(said: Calls, told: str | None = None) -> Question:
         works = kernel.work(said, chip)
         ranked = tuple(analyse(work, chip, turns=turns, without=without, score=score, keep=keep) for work in works)
-        return Question(kernel, said, chip, ranked, standing or AS_IT_IS)
+        return Question(kernel, said, chip, ranked, standing or AS_IT_IS, told_dtype=told)
 
     if standing is None:
         return question(calls)
     if standing.entry is None:
         return question(kernel.spoken(calls, standing.words))
-    heard = question(kernel.spoken(calls, {**standing.words, **standing.entry.words, **standing.entry.heard}))
+    words, told = {**standing.words, **standing.entry.words, **standing.entry.heard}, None
+    if not runs(chip, str(words["dtype"])):  # told by name alone: the GPU has no such arithmetic
+        words, told = {**words, "dtype": standing.words["dtype"]}, words["dtype"]
+    heard = question(kernel.spoken(calls, words), told)
     if all(word == "gpu" for word, _, _ in standing.changed):
         return heard
     return replace(question(kernel.spoken(calls, standing.words)), heard=heard)

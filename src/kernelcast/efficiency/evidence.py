@@ -21,7 +21,7 @@ from kernelcast.kernels.base import Calls, Kernel, Words
 from kernelcast.kernels.work import Array
 
 Rows = NDArray[np.intp]
-# Of several stacks that a call could mean, the first that was measured. What nobody calls by a name is a kernel alone.
+# Stacks that a call could mean where none is named, the first that was measured; None: a kernel by itself.
 USUAL_STACKS = (None, "vllm", "sglang", "trtllm", "torch", "flashinfer", "nccl")
 FIXED = ("phase", "mask", "lengths", "filters", "config", "absorbed")  # a call of another of these has other numbers
 _OWN = ("layout", "to", "scale", "access", "state_dtype", "fabric", "inputs")  # an op's own defaults: nothing is told
@@ -165,7 +165,7 @@ class Evidence:
             {
                 **entry,
                 "ranges": {name: tuple(pair) for name, pair in entry["ranges"].items()},
-                "models": tuple(map(tuple, entry["models"])),
+                "models": tuple(map(tuple, told["models"][entry["models"]])),
                 "sources": tuple(entry["sources"]),
             }
             for entry in told["kinds"]
@@ -174,9 +174,11 @@ class Evidence:
         return cls(tuple(Entry(**entry) for entry in entries), steps)
 
     def told(self) -> dict[str, Any]:
-        """Plain values, ready for JSON."""
+        """Plain values, ready for JSON; lists of models that kinds share are told once."""
+        models = list(dict.fromkeys(entry.models for entry in self.entries))
         return {
-            "kinds": [_short(asdict(entry)) for entry in self.entries],
+            "models": [_short(models) for models in models],
+            "kinds": [{**_short(asdict(entry)), "models": models.index(entry.models)} for entry in self.entries],
             "steps": {name: tuple(asdict(step).values()) for name, step in self.steps.items()},
         }
 
@@ -216,9 +218,9 @@ class Evidence:
             return self._nearest(kernel, words, words, place, kin)[1]
         measured = {entry.words["stack"] for entry in self.by_op.get(kernel.op, ())}
         stacks = [stack for stack in USUAL_STACKS if stack in measured] or [None]
-        found = [self._nearest(kernel, words, {**words, "stack": stack}, place, kin) for stack in stacks]
-        least = min(cost for cost, _ in found)
-        standings = next(standings for cost, standings in found if cost == least)  # of equals the first
+        found = {stack: self._nearest(kernel, words, {**words, "stack": stack}, place, kin) for stack in stacks}
+        least = min(cost for cost, _ in found.values())
+        standings = next(standings for cost, standings in found.values() if cost == least)  # of equals the first
         loose = self.steps.get("stack", UNKNOWN_STEP)  # nobody said which stack, so the interval holds them all
         return [one if one.words["stack"] is None else _wider(one, loose) for one in standings]
 

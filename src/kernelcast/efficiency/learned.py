@@ -258,7 +258,7 @@ def unpack(tensors: Mapping[str, Floats], meta: Mapping[str, Any]) -> FamilyWeig
         capabilities=tuple(meta["capabilities"]),
         spreads={level: Spread(*pair) for level, pair in meta["spreads"].items()},
         about=meta["about"],
-        evidence=Evidence.read(meta.get("evidence", {"kinds": [], "steps": {}})),
+        evidence=Evidence.read(meta.get("evidence", {"models": [], "kinds": [], "steps": {}})),
     )
 
 

@@ -29,6 +29,7 @@ class Question:
     gpu: Gpu
     ranked: Sequence[tuple[Analysis, ...]]
     standing: Standing = AS_IT_IS
+    told_dtype: str | None = None  # the format that networks are told of, where it is not that of the calls
     heard: Question | None = None  # the same calls as the measured kind that they are answered as; None: they are of it
 
     @property
@@ -43,7 +44,8 @@ class Question:
     @property
     def words(self) -> dict[str, str | None]:
         """What the calls are by name: op, dtype, stack, backend, …"""
-        return {**self.calls.choices, "op": self.kernel.op}
+        told = {"dtype": self.told_dtype} if self.told_dtype else {}
+        return {**self.calls.choices, **told, "op": self.kernel.op}
 
     @property
     def time_s(self) -> Array:

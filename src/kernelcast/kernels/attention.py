@@ -23,6 +23,7 @@ from kernelcast.kernels.work import Array, Works
 from kernelcast.stacks import Library, runner
 
 _XQA_GROUP = 32.0  # the widest that TensorRT-LLM's own decode kernel shares KV among; above, its older one does not
+_DRAFTED = 8  # new tokens of a request that a decode kernel takes: one, or one and drafted ones to check
 _USUAL_PAGE = 16  # tokens, where no stack says
 # The attention layer of a serving engine also writes new keys and values to the cache; TensorRT-LLM's rotates Q and K
 # in the same pass.
@@ -55,21 +56,25 @@ class _OverCache(Kernel):
     @classmethod
     def kinds(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
         requests, pages = Requests.of(calls), calls["page_size"]
-        short = requests.most(requests.queries) == 1
-        phase = np.where(short, "decode", np.where(requests.least(requests.queries) == 1, "mixed", "prefill"))
+        decodes = (requests.queries <= _DRAFTED) & (requests.keys > requests.queries)
+        most, least = requests.most(decodes * 1.0), requests.least(decodes * 1.0)
         return {
             **calls.choices,
             "kv_dtype": calls.choice("kv_dtype") or calls.choice("dtype"),
-            "phase": np.where(requests.count == 1, np.where(short, "decode", "prefill"), phase).astype(object),
+            "phase": np.where(least == 1, "decode", np.where(most == 1, "mixed", "prefill")).astype(object),
             "paged": np.where(np.isnan(pages), None, np.where(pages > 0, "yes", "no")),  # type: ignore[call-overload]
             "lengths": "equal" if requests.starts is None else "ragged",
         }
 
     @classmethod
     def usual(cls, words: Words, gpu: Gpu) -> dict[str, str | None]:
+        """Tables do not tell whether an engine's prefill reads pages: it is one kind, whatever a call says."""
         found, stack = dict(words), runner(words.get("stack"))
-        in_pages = stack is not None and stack.page_size > 0 and words["phase"] != "prefill"
-        found["paged"] = words["paged"] or ("yes" if in_pages else "no")
+        in_pages = stack is not None and stack.page_size > 0
+        if words["phase"] == "prefill":
+            found["paged"] = "no" if in_pages else words["paged"] or "no"
+        else:
+            found["paged"] = words["paged"] or ("yes" if in_pages else "no")
         if stack is None:
             return found
         named = words["backend"] or cls.stack_backend(stack, gpu)

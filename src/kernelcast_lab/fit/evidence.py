@@ -211,7 +211,7 @@ def _wide_elsewhere(
     again: Columns, family: str, weights: FamilyWeights, kinds: Sequence[_Kind], entries: Sequence[Entry],
     folds: Sequence[int], widths: Sequence[float],
 ) -> list[float]:  # fmt: skip
-    """Widths that hold on a second machine too, where it repeated enough calls of a kind that a network had not seen."""
+    """Widths that hold on a second machine too, where it repeated enough calls that a network had not seen."""
     asking, fold = _Asking(again, weights), shape_fold(again)
     elsewhere = {(kind.kernel.op, kind.place.id, str(kind.words)): kind for kind in _kinds(again, family)}
     ratios: dict[int, NDArray[np.float64]] = {}
