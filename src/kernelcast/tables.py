@@ -48,9 +48,12 @@ def predict_table(
 
 
 def predict_columns(
-    columns: Mapping[str, NDArray[Any]], target: Gpu | str | None, conditions: Conditions = DEFAULT
+    columns: Mapping[str, NDArray[Any]],
+    target: Gpu | str | None,
+    conditions: Conditions = DEFAULT,
+    standings: NDArray[Any] | None = None,
 ) -> tuple[dict[str, NDArray[Any]], BadRows]:
-    """The output columns and what was wrong; bad rows have NaN and None."""
+    """The output columns and what was wrong; bad rows have NaN and None. ``standings``, where given, is filled in."""
     if "op" not in columns:
         raise KernelcastError(f"the table needs a column 'op'; it has {', '.join(columns) or 'no columns'}")
     chip = gpu(target) if target is not None else None
@@ -71,6 +74,8 @@ def predict_columns(
         output["bound_by"][rows] = np.array(PIPELINES, dtype=object)[np.argmax(found.limits_s, axis=0)][at]
         output["support"][rows] = found.support[at]
         _add_evidence(output, rows, found.standing[at])
+        if standings is not None:
+            standings[rows] = found.standing[at]
     return output, bad
 
 

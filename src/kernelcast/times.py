@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
 from kernelcast.calls.call import Call, columns_of
+from kernelcast.efficiency.evidence import Standing
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu
 from kernelcast.predict import DEFAULT, Conditions, chosen
@@ -20,6 +23,7 @@ class CallTime:
     span: Span
     bound_by: str
     support: str
+    standing: Standing  # what it rests on
 
 
 class Times:
@@ -35,13 +39,16 @@ class Times:
         new = list(dict.fromkeys(call for call in calls if call not in self._known))
         if not new:
             return
-        found, bad = predict_columns(columns_of(new), self.gpu, self.conditions)
+        standings = np.full(len(new), None, dtype=object)
+        found, bad = predict_columns(columns_of(new), self.gpu, self.conditions, standings)
         if bad.found:
             first = min(bad.found)
             raise KernelcastError(f"{bad.found[first]} (asked for by {new[first]})")
         seconds = (found[name] * 1e-6 for name in ("predicted_us", "low_us", "high_us"))
-        for call, *span, bound_by, support in zip(new, *seconds, found["bound_by"], found["support"], strict=True):
-            self._known[call] = CallTime(Span(*span), bound_by, support)
+        for call, *span, bound_by, support, standing in zip(
+            new, *seconds, found["bound_by"], found["support"], standings, strict=True
+        ):
+            self._known[call] = CallTime(Span(*span), bound_by, support, standing)
 
     def __getitem__(self, call: Call) -> CallTime:
         return self._known[call]

@@ -45,6 +45,8 @@ class Step:
         return self.low, self.high
 
 
+# Batches of unequal lengths are in no table of kernels; whole decode steps of such batches in engines are this far off.
+RAGGED_STEP = Step(0.0, 0.1, 0.1, 0.07, 0)
 UNKNOWN_STEP = Step(0.0, 0.4, 0.7, 0.5, 0)  # of a word of which no two kinds were measured: as wide as the widest
 FAR_STEP = Step(0.0, 0.7, 1.1, 1.0, 0)  # the same of a word that cannot be changed in a call
 
@@ -81,6 +83,7 @@ class Standing:
     words: Mapping[str, str | None]  # as asked, what nobody said filled in
     filled: tuple[tuple[str, str | None], ...] = ()
     entry: Entry | None = None
+    name: str | None = None  # the GPU that the networks are told of
     changed: tuple[tuple[str, str | None, str | None], ...] = ()  # word, asked, answered
     shift: float = 0.0
     low: float = 0.0
@@ -200,7 +203,15 @@ class Evidence:
     def step(self, word: str, asked: str | None, answered: str | None) -> Step:
         """What it costs to take one word for another."""
         known = self.steps.get(f"{word} {asked} {answered}") or self.steps.get(word)
-        return known or (FAR_STEP if word in FIXED else UNKNOWN_STEP)
+        if known:
+            return known
+        return RAGGED_STEP if word == "lengths" else FAR_STEP if word in FIXED else UNKNOWN_STEP
+
+    def _step(self, change: tuple[str, str | None, str | None], own: bool) -> Step:
+        """``own``: the networks are told of the GPU itself, and answer for it in words that they heard elsewhere: no
+        median of answers under another name corrects that."""
+        step = self.step(*change)
+        return replace(step, shift=0.0) if own and change[0] == "gpu" else step
 
     def standings(self, kernel: type[Kernel], words: Words, place: Gpu, kin: str) -> tuple[Standing, ...]:
         """Where these words stand on ``place``, which has the name of ``kin`` where it was not measured.
@@ -230,6 +241,7 @@ class Evidence:
         """The measured kinds that the fewest and least words lie between, and what they cost."""
         usual = kernel.usual(words, place)
         unsaid = [name for name in usual if words[name] is None and name != "stack"]
+        own = any(entry.gpu == kin for entry in self.by_op.get(kernel.op, ()))  # the networks know the op there
         new = int(place.id not in self.gpus) + int(place.compute_capability not in self.capabilities)
         found: dict[tuple[float, bool, int], Standing] = {}
         for entry in self.by_op.get(kernel.op, ()):
@@ -237,12 +249,13 @@ class Evidence:
             said = {**usual, **{name: answered for name, (_, answered) in apart.items() if name in unsaid}}
             changed = tuple((name, *pair) for name, pair in apart.items() if name not in unsaid)
             changed += () if entry.gpu == kin else (("gpu", kin, entry.gpu),)
-            steps = [self.step(*change) for change in changed]
+            steps = [self._step(change, own) for change in changed]
             order = round(sum(step.error for step in steps), 6), said != usual, -entry.calls
             found[order] = Standing(
                 words=said,
                 filled=_filled(asked, said),
                 entry=entry,
+                name=kin if own else entry.gpu,
                 changed=changed,
                 shift=sum(step.shift for step in steps),
                 low=float(np.sqrt(sum(step.low**2 for step in steps))),

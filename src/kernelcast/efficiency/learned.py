@@ -66,8 +66,8 @@ class FamilyWeights:
         standing, heard = question.standing, question.heard or question
         found = heard.features
         values = aligned(found.names, found.values, self.encoder.names)
-        steps = self._steps(heard, values)
-        out = self.outputs(values, question.gpu, heard.words, standing.entry.gpu if standing.entry else None)
+        steps = self._steps(heard)
+        out = self.outputs(values, question.gpu, heard.words, standing.name)
         kept, low, high = self._spread(steps)
         middle = out[:, 0] * kept + standing.shift
         width = standing.entry.width if standing.entry else 1.0
@@ -113,14 +113,14 @@ class FamilyWeights:
         at = self.encoder.names.index("tensor_busiest")
         return np.minimum(1.0, np.exp2(values[:, at].astype(np.float64)))
 
-    def _steps(self, question: Question, values: Floats) -> NDArray[np.int64]:
+    def _steps(self, question: Question) -> NDArray[np.int64]:
         """By how much calls are off in what is no word: the GPU, its generation, and the range of their numbers."""
         standing = question.standing
         new = standing.far - len(standing.changed)
         if standing.entry is None:
             return np.full(question.calls.count, 2)
         octaves = beyond(standing.entry, question.kernel.sizes(question.calls), question.calls.count)
-        return np.minimum(2, new + np.maximum(range_steps(octaves), self.encoder.outside(values)))
+        return np.minimum(2, new + range_steps(octaves))
 
     def _spread(self, steps: NDArray[np.int64]) -> NDArray[np.float64]:
         """(3, calls): keep, low and high for so many steps."""

@@ -13,6 +13,11 @@ from kernelcast.timeline import Event, Lane, Ran, Timeline, joined
 from kernelcast.timeline.power import WINDOW_S, throttled_s
 from kernelcast.times import Times
 
+# What whole passes are off beyond the intervals of their kernels (clocks, caches, kernels between those that are told):
+# set on every second of PipeWeave's measured cases; `kernelcast evaluate served` tells how many of the others it holds.
+PASS_SPREAD = (0.05, 0.05)
+HOST_RANGE = (0.7, 2.0)  # of a stack's host times, what those of other machines are: seldom faster, often slower
+
 
 @dataclass(frozen=True)
 class Run:
@@ -66,10 +71,20 @@ def laid(phase: str, runs: Sequence[tuple[float, Run]], times: Times, *, draft: 
     lasting = sum(count * span.time_s for (count, _), span in zip(runs, spans, strict=True)) >= WINDOW_S
     found = []
     for (count, run), members, span in zip(runs, kernels, spans, strict=True):
+        span = _whole(span)
         beside = _beside(phase, run, times, span.time_s, lasting, draft)
         named = [replace(ran, part="draft model") for ran in members] if draft else members
         found.append(Pass(phase, run, count, sum((ran.span for ran in beside), span), (*named, *beside)))
     return found
+
+
+def _whole(kernels: Span) -> Span:
+    """The kernels of a pass, as far off as whole passes are."""
+    low, high = ((kernels.time_s - kernels.low_s), (kernels.high_s - kernels.time_s))
+    below, above = (
+        math.hypot(own, share * kernels.time_s) for own, share in zip((low, high), PASS_SPREAD, strict=True)
+    )
+    return Span(kernels.time_s, kernels.time_s - below, kernels.time_s + above)
 
 
 def _beside(phase: str, run: Run, times: Times, kernels_s: float, lasting: bool, draft: bool) -> list[Ran]:
@@ -84,7 +99,7 @@ def _beside(phase: str, run: Run, times: Times, kernels_s: float, lasting: bool,
     own_s = 0.0 if draft else stack.step_s if phase == "decode" else stack.prefill_s
     host_s = run.host_s(phase, kernels_s) + own_s
     if host_s:
-        found.append(Ran.beside(phase, "host", Span.exact(host_s), "host"))
+        found.append(Ran.beside(phase, "host", Span(host_s, host_s * HOST_RANGE[0], host_s * HOST_RANGE[1]), "host"))
     return found
 
 

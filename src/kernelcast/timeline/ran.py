@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from kernelcast.calls import Launch
+from kernelcast.efficiency.evidence import Standing
+from kernelcast.kernels.base import kernel_class
 from kernelcast.span import NOTHING, Span, independent
 from kernelcast.times import Times
 
@@ -20,6 +22,8 @@ class Ran:
     launches: float
     bound_by: str
     support: str
+    network: str = ""  # the family of kernels whose network answered
+    standing: Standing | None = None  # what it rests on
 
     @property
     def time_s(self) -> float:
@@ -32,7 +36,10 @@ class Ran:
     def of(cls, phase: str, launch: Launch, times: Times, count: float = 1.0) -> Ran:
         """A launch, so many times over."""
         found, count = times[launch.call], launch.count * count
-        return cls(phase, launch.part, found.span * count, count, found.bound_by, found.support)
+        network = kernel_class(launch.call.op).family
+        return cls(
+            phase, launch.part, found.span * count, count, found.bound_by, found.support, network, found.standing
+        )
 
     @classmethod
     def beside(cls, phase: str, part: str, span: Span, bound_by: str, support: str = "seen") -> Ran:
@@ -76,10 +83,9 @@ def _most(named: Iterable[tuple[str, float]]) -> str:
 
 
 def joined(run: Iterable[Ran]) -> Span:
-    """Kernels one after another: the same part is wrong the same way wherever it runs, different ones are wrong on
-    their own."""
-    groups: dict[tuple[str, str], Span] = {}
+    """Kernels one after another: what one network says is wrong the same way wherever it runs, different networks are
+    wrong on their own."""
+    groups: dict[str, Span] = {}
     for one in run:
-        key = (one.phase, one.part)
-        groups[key] = groups.get(key, NOTHING) + one.span
+        groups[one.network] = groups.get(one.network, NOTHING) + one.span
     return independent(groups.values())

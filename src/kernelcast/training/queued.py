@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -21,8 +21,8 @@ from kernelcast.times import Times
 class OpRan(Ran):
     """The kernels that one op of a trace launches. ``by_bytes``: no rule knows the op."""
 
-    op: Op
-    by_bytes: bool
+    op: Op = field(kw_only=True)
+    by_bytes: bool = field(kw_only=True)
 
 
 def predicted(ops: Iterable[Op], times: Times, costs: Callable[[Op], Costed]) -> list[OpRan | None]:
@@ -42,7 +42,10 @@ def _ran(op: Op, costed: Costed, times: Times) -> OpRan:
         time_s = times[launch.call].span.time_s
         span += one.span * (1 + throttled_s(launch.call, time_s, times.gpu) / time_s)
     launches = sum(launch.count for launch in costed.launches)
-    return OpRan(op.phase, longest.part, span, launches, longest.bound_by, longest.support, op, costed.by_bytes)
+    return OpRan(
+        op.phase, longest.part, span, launches, longest.bound_by, longest.support, longest.network, longest.standing,
+        op=op, by_bytes=costed.by_bytes,
+    )  # fmt: skip
 
 
 def gap_s(machine: Host, graph: bool) -> float:
