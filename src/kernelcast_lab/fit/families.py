@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kernelcast.kernels import REGISTRY
 from kernelcast.measured.folds import AT_LEAST
@@ -28,23 +30,34 @@ _TESTED = ("neusight", "test")
 _AMD = "mi"
 
 
-def family_columns(roots: Roots, family: str, sample: float | None = None) -> Columns:
+def family_rows(roots: Roots, family: str, sample: float | None = None) -> Measurements:
     """Every measured row of a family, from every table that has some, of one folder or several."""
     ops = sorted(op for op, cls in REGISTRY.items() if cls.family == family)
-    found = merged(read_all(root, ops=ops, where=_LEFT_OUT, sample=sample) for root in _folders(roots)).columns
+    return merged(read_all(root, ops=ops, where=_LEFT_OUT, sample=sample) for root in folders_of(roots))
+
+
+def family_columns(roots: Roots, family: str, sample: float | None = None) -> Columns:
+    """The same without what no fit looks at."""
+    found = family_rows(roots, family, sample).columns
     return {name: column for name, column in found.items() if name not in _NOT_FITTED}
 
 
-def _folders(roots: Roots) -> list[Path]:
+def folders_of(roots: Roots) -> list[Path]:
     return [root_path(root) for root in (roots if isinstance(roots, Sequence) else [roots])]
+
+
+def may_be_fitted(columns: Mapping[str, NDArray[Any]]) -> NDArray[np.bool_]:
+    """Rows outside of NeuSight's test split."""
+    tested = np.asarray((columns["source"] == _TESTED[0]) & (columns["split"] == _TESTED[1]))
+    amd = np.array([str(name).startswith(_AMD) for name in columns["gpu"]], dtype=bool)
+    return ~tested | amd
 
 
 def fitted_columns(roots: Roots, family: str, sample: float | None = None) -> Columns:
     """What weights that ship are fitted on: no test split of NeuSight, and long event-timed calls as kernels too."""
     found = family_columns(roots, family, sample)
-    tested = np.asarray((found["source"] == _TESTED[0]) & (found["split"] == _TESTED[1]))
-    amd = np.array([str(name).startswith(_AMD) for name in found["gpu"]], dtype=bool)
-    return with_kernels({name: column[~tested | amd] for name, column in found.items()})
+    keep = may_be_fitted(found)
+    return with_kernels({name: column[keep] for name, column in found.items()})
 
 
 def fitting_columns(roots: Roots, family: str) -> Columns:
@@ -52,7 +65,7 @@ def fitting_columns(roots: Roots, family: str) -> Columns:
     columns = fitted_columns(roots, family)
     if family != "moe_gemm":
         return columns
-    folders = _folders(roots)
+    folders = folders_of(roots)
     tested = np.any([models_tested(columns, folder) for folder in folders], axis=0)
     columns = {name: column[~tested] for name, column in columns.items()}
     best_only = columns["source"] == "pipeweave"  # its table of swept configs lists those near the best

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from kernelcast.efficiency.learned import without_gpu
 from kernelcast.efficiency.network import Encoder, Floats, Layers
 from kernelcast_lab.fit.dataset import Columns, Dataset
+from kernelcast_lab.fit.event_timed import EAGER
 
 LOW, HIGH, CEILING = 0.1, 0.9, 0.07  # quantiles of time: the 80% interval, and what the best 7% reach
 Progress = Callable[[int, int, float], None]
@@ -36,7 +37,6 @@ class Recipe:
 
 
 Kind = Literal["main", "transfer", "ceiling"]
-EAGER = "torch_eager"  # times with launch overhead: never to be taken for those of an unknown stack
 
 
 def encoder_of(data: Dataset) -> Encoder:
