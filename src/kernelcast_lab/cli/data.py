@@ -133,8 +133,8 @@ def pack_rows(
     Writes DIR/measured/FAMILY.parquet. `kernelcast fit --data DIR` gives the weights that the tables give: take the
     pack to a machine that has a GPU.
     """
-    from kernelcast_lab.fit.families import FAMILIES
     from kernelcast_lab.fit.packing import pack
+    from kernelcast_lab.fit.recipes import FAMILIES
 
     refuse_unknown("family", family, FAMILIES)
     if output.exists() and not output.is_dir():

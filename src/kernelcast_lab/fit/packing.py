@@ -23,6 +23,7 @@ from kernelcast.measured.schema import IDENTITY, VERSION, columns_of
 from kernelcast.measured.store import METADATA_KEY
 from kernelcast_lab.data.config_rows import SWEEPS
 from kernelcast_lab.fit.families import Roots, family_rows, folders_of, may_be_fitted
+from kernelcast_lab.fit.recipes import recipe
 
 SOURCE = "measured"  # the folder inside of a pack
 _ALWAYS = ("op", "dtype", "stack", *IDENTITY)  # columns that readers ask for, even where no row has any
@@ -41,12 +42,12 @@ def pack(
         if not len(found):
             progress(f"{family}: no measured call, left out")
             continue
-        found = found.select(may_be_fitted(found.columns))
+        found = found.select(may_be_fitted(found.columns, recipe(family).data))
         path = place / f"{family}.parquet"
         write_small(found, path)
         lines.append({"file": str(path), "family": family, "rows": len(found), "bytes": path.stat().st_size})
         progress(f"{family}: {len(found):,} rows, {path.stat().st_size / 1e6:.1f} MB -> {path}")
-    return lines + (_sweeps(roots, target) if "moe_gemm" in families else [])
+    return lines + (_sweeps(roots, target) if any(recipe(family).data.sweeps for family in families) else [])
 
 
 def _sweeps(roots: Roots, target: Path) -> list[dict[str, Any]]:
