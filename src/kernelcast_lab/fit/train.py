@@ -93,25 +93,27 @@ def _array(values: Any) -> NDArray[np.float64]:
 
 
 def pinball(error: Tensor, quantile: float) -> Tensor:
-    """Loss whose minimum is the quantile; error = truth - prediction."""
-    return torch.maximum(quantile * error, (quantile - 1) * error).mean()
+    """Losses whose mean is least at the quantile; error = truth - prediction."""
+    return torch.maximum(quantile * error, (quantile - 1) * error)
 
 
 def _loss(out: Tensor, truth: Tensor, at_least: Tensor) -> Tensor:
     """Mean relative error of the middle, and pinball losses of the interval around it.
 
-    Of a row whose time is only known to be at least this long, what counts is how far the middle is below it.
+    Of a row whose time is only known to be at least this long, what counts is how far the middle is below it. Rows are
+    weighted rather than picked: a GPU need not wait until it is known how many there are.
     """
-    short = torch.relu(truth - out[:, 0])[at_least].sum() / len(truth)
-    out, truth = out[~at_least], truth[~at_least]
     middle = out[:, 0]
     low = middle.detach() - nn.functional.softplus(out[:, 1])
     high = middle.detach() + nn.functional.softplus(out[:, 2])
-    return (truth - middle).abs().mean() + pinball(truth - low, LOW) + pinball(truth - high, HIGH) + short
+    each = (truth - middle).abs() + pinball(truth - low, LOW) + pinball(truth - high, HIGH)
+    known = (~at_least).to(truth.dtype)
+    short = torch.relu(truth - middle) * at_least
+    return (each * known).sum() / known.sum().clamp(min=1) + short.mean()
 
 
 def _ceiling_loss(out: Tensor, truth: Tensor, at_least: Tensor) -> Tensor:
-    return pinball(truth - out[:, 0], CEILING)
+    return pinball(truth - out[:, 0], CEILING).mean()
 
 
 class _Rows:
