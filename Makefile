@@ -8,7 +8,7 @@ WORKERS ?= 2
 # A file is on one worker, for its tests share what takes long to make; conftest.py says in which order
 SPREAD := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test quick lint unit bench accuracy clean
+.PHONY: demo test quick lint unit bench accuracy weights clean
 
 demo: $(STAMP)
 	for gpu in h200_sxm a100_sxm l40s; do \
@@ -33,6 +33,15 @@ quick: $(DEV_STAMP)
 accuracy: $(DEV_STAMP)
 	$(BIN)/kernelcast evaluate -o .cache/accuracy --workers 2
 	cp .cache/accuracy/accuracy.md .cache/accuracy/*.png docs/
+
+# All weights again, by the recipes (src/kernelcast_lab/recipes), from KERNELCAST_DATA and our own measurements; all of
+# them replace the shipped ones, or none. On a GPU where there is one; a run that was cut off goes on where it stopped.
+FAMILIES := $(filter-out _%,$(basename $(notdir $(wildcard src/kernelcast_lab/recipes/*.toml))))
+weights: $(DEV_STAMP)
+	test -n "$$KERNELCAST_DATA" || { echo "KERNELCAST_DATA names the folder of measured tables"; exit 2; }
+	$(BIN)/kernelcast fit --data "$$KERNELCAST_DATA" --data validation -o .cache/weights $(if $(VERSION),--version "$(VERSION)")
+	for family in $(FAMILIES); do test -f .cache/weights/$$family.safetensors || { echo "no weights of $$family"; exit 1; }; done
+	cp .cache/weights/*.safetensors .cache/weights/about.json src/kernelcast/efficiency/weights/
 
 bench: $(DEV_STAMP)
 	$(BIN)/python benchmarks/predict_table.py

@@ -12,9 +12,8 @@ from kernelcast.efficiency.generic import sustained_start_s
 from kernelcast.hardware import gpu
 from kernelcast.networks.aten.elementwise import fetched_bytes
 from kernelcast.networks.traced import Tensor
-from kernelcast_lab.fit.event_timed import KERNELS, with_kernels
+from kernelcast_lab.fit.event_timed import EAGER, KERNELS, with_kernels
 from kernelcast_lab.fit.families import family_columns, fitted_columns
-from kernelcast_lab.fit.train import EAGER
 
 
 def test_a_long_call_is_its_kernel_and_the_hosts_time() -> None:

@@ -12,8 +12,9 @@ import pytest
 
 pytest.importorskip("torch")
 
+from small_fits import small_settings
+
 from kernelcast.efficiency.learned import load
-from kernelcast.efficiency.network import Layers
 from kernelcast.errors import KernelcastError
 from kernelcast.measured.folds import TEST_FOLD, shape_fold
 from kernelcast.predict import Conditions
@@ -24,16 +25,9 @@ from kernelcast_lab.evaluate.run import Evaluation, Fitted, evaluate
 from kernelcast_lab.evaluate.splits import generation, gpu_out, shapes
 from kernelcast_lab.fit import fit as fitting
 from kernelcast_lab.fit.dataset import build
-from kernelcast_lab.fit.train import Recipe, encoder_of, train
+from kernelcast_lab.fit.train import train
 
-SMALL = fitting.Settings(
-    networks=1,
-    transfer_networks=1,
-    main=Recipe(hidden=(32, 32), epochs=40, batch=128),
-    transfer=Recipe(hidden=(16,), epochs=10, batch=128),
-    ceiling=Recipe(hidden=(16,), epochs=10, batch=128),
-    rows_left_out=300,
-)
+SMALL = small_settings(epochs=40, transfer_epochs=10, rows_left_out=300)
 
 
 def invented(rows: int = 900) -> dict[str, np.ndarray[Any, Any]]:
@@ -74,26 +68,12 @@ def test_fit_learns_and_test_shapes_stay_out(tmp_path: Path) -> None:
     assert stored["predicted_us"] == pytest.approx(learned["predicted_us"], rel=5e-3)
 
 
-def test_intervals_are_as_wide_as_rows_left_out_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Errors from -2 to 2 evenly around an interval of log 2 either way: four in five are within 1.6 = 2.31 log 2."""
-    data = build(invented(1000), "gemm")
-    stack = data.words["stack"].astype(str)
-    error = np.zeros(len(data))
-    for name, size in (("vllm", 2.0), ("sglang", 0.02)):
-        members = np.flatnonzero(stack == name)
-        error[members] = np.linspace(-size, size, len(members))
-    data = replace(data, latency_s=data.estimate_s * np.exp(error), bound_s=np.zeros(len(data)))
-    monkeypatch.setattr(fitting, "correction", lambda weights, rows: np.zeros((len(rows), 3)))
-    net = Layers((np.zeros((1, 3), dtype=np.float32),), (np.zeros(3, dtype=np.float32),))
-    found = fitting.widths(encoder_of(data), [(net, data)])
-    assert found["gemm vllm"] == pytest.approx(1.6 / np.log(2), rel=0.01)
-    assert found["gemm sglang"] == 0.5  # never less than half of what was learned
-    assert found["gemm sglang"] < found[""] < found["gemm vllm"]
-    weights = replace(fitting.fit_family(invented(300), "gemm", SMALL), widths=found)
-    here = np.abs(error[(stack == "vllm") & (data.words["gpu"].astype(str) == "l40s")])
-    assert weights.width("gemm", "vllm", "l40s") == pytest.approx(np.quantile(here, 0.8) / np.log(2), rel=0.01)
-    assert weights.width("gemm", "vllm", "b200_sxm") == found["gemm vllm"]  # not measured
-    assert weights.width("gemm", None, "l40s") == found[""]
+def test_each_main_network_leaves_a_fold_of_its_own_out_or_none_does() -> None:
+    fold = np.repeat(np.arange(10), 40)
+    assert fitting._folds(fold, 2) == (1, 2)
+    assert fitting._folds(fold, 10) == (*range(1, 10), 1)  # there are nine beside the test shapes
+    assert fitting._folds(fold[fold != 2], 2) == ()
+    assert fitting._folds(fold[1:], 2) == (1, 2)  # of the test shapes nobody sees any
 
 
 @pytest.mark.slow
@@ -103,7 +83,8 @@ def test_noise_that_no_network_can_know_is_inside_four_times_in_five(tmp_path: P
     columns["latency_us"] = columns["latency_us"] * np.exp(noise)
     fitting.save(fitting.fit_family(columns, "gemm", replace(SMALL, networks=2)), tmp_path)
     weights = load(tmp_path, "gemm")
-    assert weights is not None and "gemm vllm" in weights.widths
+    assert weights is not None and {entry.words["stack"] for entry in weights.evidence.entries} == {"vllm", "sglang"}
+    assert all(entry.width != 1.0 and entry.tested for entry in weights.evidence.entries)
     test = shape_fold(columns) == TEST_FOLD
     held = {name: column[test] for name, column in columns.items()}
     found, _ = predict_columns(held, None, Conditions(predictor=Fitted(weights)))

@@ -40,3 +40,9 @@ def test_every_data_file_of_the_product_is_shipped(pattern: str) -> None:
     product = ROOT / "src" / "kernelcast"
     known = {path for glob in shipped for path in product.glob(glob)}
     assert [path for path in product.glob(pattern) if path not in known] == []
+
+
+def test_every_data_file_of_the_lab_is_shipped() -> None:
+    shipped = tomllib.loads((LAB / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    known = {path for glob in shipped["kernelcast_lab"] for path in LAB.glob(glob)}
+    assert set(LAB.glob("*/**/*.toml")) == known

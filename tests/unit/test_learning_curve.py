@@ -11,21 +11,14 @@ import pytest
 
 pytest.importorskip("torch")
 
+from small_fits import small_settings
+
 from kernelcast.errors import KernelcastError
 from kernelcast.predict import Conditions
 from kernelcast.tables import predict_columns
 from kernelcast_lab.evaluate.learning_curve import SEEN, CurveSettings, _groups, learning_curve, write_curves
-from kernelcast_lab.fit.fit import Settings
-from kernelcast_lab.fit.train import Recipe
 
-SMALL = Settings(
-    networks=1,
-    transfer_networks=1,
-    main=Recipe(hidden=(32, 32), epochs=20, batch=128),
-    transfer=Recipe(hidden=(16,), epochs=5, batch=128),
-    ceiling=Recipe(hidden=(16,), epochs=5, batch=128),
-    rows_left_out=200,
-)
+SMALL = small_settings(epochs=20, transfer_epochs=5, rows_left_out=200)
 
 
 def invented(rows: int = 1200) -> dict[str, np.ndarray[Any, Any]]:

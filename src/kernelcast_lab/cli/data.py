@@ -1,4 +1,4 @@
-"""``kernelcast data``: measured kernel times; import from public repositories, list, show."""
+"""``kernelcast data``: measured kernel times; import from public repositories, list, show, pack."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import typer
 
 from kernelcast.cli.commands import Command, CommandGroup, with_examples
 from kernelcast.cli.options import Json
-from kernelcast.errors import KernelcastError
+from kernelcast.errors import KernelcastError, refuse_unknown
 from kernelcast.report import json as as_json
+from kernelcast_lab.cli.fit import Families, Folders, with_tables
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -34,11 +35,13 @@ def register(app: typer.Typer) -> None:
     group.command("list", cls=with_examples(Command, *_MAKE, "kernelcast data list measured"))(list_folder)
     shown = "kernelcast data show measured/pipeweave/gemm_fp8.parquet"
     group.command("show", cls=with_examples(Command, *_MAKE, shown))(show_file)
+    packed = "kernelcast data pack --data measured -o packed"
+    group.command("pack", cls=with_examples(Command, *_MAKE, packed))(pack_rows)
     app.add_typer(group, name="data")
 
 
 def _data(ctx: typer.Context) -> None:
-    """Measured kernel times: import them from public repositories, list and show them."""
+    """Measured kernel times: import them from public repositories, list, show and pack them."""
     if ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help())
 
@@ -117,6 +120,31 @@ def show_file(
         parts += [_counts(title, found[key]), ""]
     left_out = {f"{rule}: {RULES[rule]}": count for rule, count in found["dropped"].items()}
     show(*parts, *([_counts("left out", left_out)] if left_out else ["nothing was left out"]))
+
+
+def pack_rows(
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Folder for the pack.")],
+    data: Folders = None,
+    family: Families = [],  # noqa: B006  Typer copies it
+    json: Json = False,
+) -> None:
+    """Pack the measured rows that fits need in as few bytes as possible.
+
+    Writes DIR/measured/FAMILY.parquet. `kernelcast fit --data DIR` gives the weights that the tables give: take the
+    pack to a machine that has a GPU.
+    """
+    from kernelcast_lab.fit.packing import pack
+    from kernelcast_lab.fit.recipes import FAMILIES
+
+    refuse_unknown("family", family, FAMILIES)
+    if output.exists() and not output.is_dir():
+        raise KernelcastError(f"{output} is a file; -o takes a folder")
+    lines = pack(
+        with_tables(data), output, family or FAMILIES, lambda told: typer.echo(f"kernelcast: {told}", err=True)
+    )
+    if json:
+        print(as_json.to_json(lines))
+    typer.echo(f"kernelcast: {sum(line['bytes'] for line in lines) / 1e6:.1f} MB -> {output}", err=True)
 
 
 def _counts(title: str, counts: Mapping[str, int]) -> Table:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -115,8 +115,7 @@ def tables(
     from kernelcast_lab.evaluate.run import PREDICTORS, Evaluation, evaluate
     from kernelcast_lab.fit.families import family_columns
 
-    asked = Evaluation(tuple(split or ()), tuple(task or ()), tuple(predictor or PREDICTORS), seed=seed)
-    asked = replace(asked, settings=replace(asked.settings, rows=rows, seed=seed))
+    asked = Evaluation(tuple(split or ()), tuple(task or ()), tuple(predictor or PREDICTORS), rows=rows, seed=seed)
     folders = with_tables(data)
     read = functools.cache(lambda family: family_columns(folders, family))
     found = evaluate(read, asked, out / "scores.json", _say, workers)
@@ -229,15 +228,14 @@ def learning_curve(
     needs_torch()
     from kernelcast.hardware import gpu as find_gpu
     from kernelcast_lab.evaluate import learning_curve as curves
-    from kernelcast_lab.fit.families import FAMILIES, family_columns
+    from kernelcast_lab.fit.families import family_columns
+    from kernelcast_lab.fit.recipes import FAMILIES
 
     refuse_unknown("family", family, FAMILIES)
     places = [find_gpu(name).id for name in gpu]
     if not all(text.isdecimal() for text in counts.split(",")):
         raise KernelcastError(f"--counts takes numbers such as 0,30,100, not {counts!r}")
-    fit = curves.CurveSettings().fit
-    fit = replace(fit, rows=rows, main=replace(fit.main, epochs=epochs))
-    settings = curves.CurveSettings(tuple(map(int, counts.split(","))), repeats, fit=fit)
+    settings = curves.CurveSettings(tuple(map(int, counts.split(","))), repeats, rows=rows, epochs=epochs)
     folders = with_tables(data)
     points = []
     for name in family:

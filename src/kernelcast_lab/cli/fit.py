@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import json
+import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +14,7 @@ import typer
 
 from kernelcast.cli.commands import Command, with_examples
 from kernelcast.cli.options import Json
-from kernelcast.cli.progress import Report, progress_bar
+from kernelcast.cli.progress import progress_bar
 from kernelcast.errors import KernelcastError, refuse_unknown
 
 Folders = Annotated[
@@ -63,44 +62,55 @@ def fit(
     out: Out,
     data: Folders = None,
     family: Families = [],  # noqa: B006  Typer copies it
-    rows: Annotated[int, typer.Option("--rows", min=0, help="rows of each family, 0: all")] = 0,
-    epochs: Annotated[int, typer.Option("--epochs", min=1, help="passes over the rows")] = 40,
-    seed: Seed = 0,
+    recipe: Annotated[
+        list[Path],
+        typer.Option("--recipe", metavar="FILE", help="instead of a family's own; may be repeated; fits its family"),
+    ] = [],  # noqa: B006
+    rows: Annotated[int | None, typer.Option("--rows", min=0, help="rows of each family, 0: all")] = None,
+    epochs: Annotated[int | None, typer.Option("--epochs", min=1, help="passes of main networks over the rows")] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="the same seed, rows and machine: the same weights")
+    ] = None,
+    version: Annotated[str | None, typer.Option("--version", help="of the weights; default: the day and seed")] = None,
+    workers: Annotated[int | None, typer.Option("--workers", min=1, help="processes; default: one a core")] = None,
     as_json: Json = False,
 ) -> None:
     """Fit the learned efficiency on measured tables. An interrupted run goes on where it stopped.
 
+    Each family by its recipe, with which the shipped weights were made; --rows, --epochs and --seed change it.
     What it writes answers with --weights DIR of kernel, kernels, infer, trace and diagnose.
     """
     needs_torch()
-    from kernelcast_lab.fit.families import FAMILIES, fitting_columns
-    from kernelcast_lab.fit.fit import Settings, fit_family, save, save_about
+    from kernelcast_lab.fit.families import fitting_columns
+    from kernelcast_lab.fit.fit import fit_family, save, save_about
+    from kernelcast_lab.fit.recipes import FAMILIES, changed, recipes_of
 
     refuse_unknown("family", family, FAMILIES)
     folders = with_tables(data)
-    default = Settings()
-    settings = replace(default, rows=rows, seed=seed, main=replace(default.main, epochs=epochs))
-    abouts: dict[str, Any] = {}
-    for name in family or FAMILIES:
+    named = version or f"{time.strftime('%Y%m%d')}-{seed or 0}"
+    done: dict[str, Any] = {}
+    for name, own in recipes_of(family, recipe).items():
         if (out / f"{name}.safetensors").exists():
-            typer.echo(f"kernelcast: {name} is in {out} already; remove it to fit again", err=True)
-            continue
-        columns = fitting_columns(folders, name)
-        if not len(columns["op"]) and not family:
-            typer.echo(f"kernelcast: {name}: no measured call, left out", err=True)
+            _say(f"{name} is in {out} already; remove it to fit again")
             continue
         start = time.monotonic()
+        columns = fitting_columns(folders, name, own.data)
+        if not len(columns["op"]) and not (family or recipe):
+            _say(f"{name}: no measured call, left out")
+            continue
+        settings = changed(own.settings, epochs=epochs, rows=rows, seed=seed, workers=workers or os.cpu_count() or 1)
         with progress_bar(transient=True) as bar:
-            weights = fit_family(columns, name, settings, functools.partial(_report, bar), out / "partial")
-        path = save(weights, out)
-        abouts[name] = {"rows": weights.about["rows"], "seconds": round(time.monotonic() - start, 1), "file": str(path)}
-        typer.echo(f"kernelcast: {name}: {weights.about['rows']:,} rows -> {path}", err=True)
-    save_about(out, f"{time.strftime('%Y%m%d')}-{seed}", abouts)
+            weights = fit_family(columns, name, settings, bar, out / "partial")
+        path = save(weights, out, named)
+        save_about(out, named)
+        done[name] = {"rows": weights.about["rows"], "seconds": round(time.monotonic() - start, 1), "file": str(path)}
+        _say(f"{name}: {weights.about['rows']:,} rows -> {path}")
+    other = save_about(out, named)
+    if other:
+        _say(f"warning: {', '.join(other)} in {out} are of other versions than {named}")
     if as_json:
-        typer.echo(json.dumps(abouts))
+        typer.echo(json.dumps(done))
 
 
-def _report(bar: Callable[[str], Report], name: str) -> Callable[[int, int, float], None]:
-    """A network's line of the progress bar, with its loss."""
-    report = bar(name)
-    return lambda done, total, loss: report(done, total, f"loss {loss:.4f}")
+def _say(text: str) -> None:
+    typer.echo(f"kernelcast: {text}", err=True)

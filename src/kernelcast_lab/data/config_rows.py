@@ -13,6 +13,7 @@ from kernelcast.measured.config_sweeps import CONFIG_FIELDS, Sweep, read_sweeps
 from kernelcast.measured.folds import AT_LEAST
 
 Columns = dict[str, NDArray[Any]]
+SWEEPS = "moe_configs_*.npz"  # files of sweeps in a folder
 WITHIN = 1.01  # of the best: what the public table lists
 
 
@@ -40,7 +41,7 @@ def _columns(sweep: Sweep, *, n: int, k: int, second: float | None, seconds: NDA
 
 def training_rows(root: Path) -> list[Columns]:
     """Rows of the sweeps in a folder that a fit may see: the plain kernel on shapes that are not for testing."""
-    files = sorted(root.glob("moe_configs_*.npz"))
+    files = sorted(root.glob(SWEEPS))
     return [rows_of(s for s in read_sweeps(file) if s.phase == "train" and s.kernel == "plain") for file in files]
 
 
@@ -49,7 +50,7 @@ def models_tested(columns: Mapping[str, NDArray[Any]], root: Path) -> NDArray[np
     sizes = ("experts", "topk", "k", "n")
     have = np.stack([columns[name] for name in sizes], axis=1)
     found = np.zeros(len(have), dtype=bool)
-    for file in sorted(root.glob("moe_configs_*.npz")):
+    for file in sorted(root.glob(SWEEPS)):
         for s in {(s.experts, s.topk, s.hidden, s.inter) for s in read_sweeps(file) if s.phase == "main"}:
             experts, topk, hidden, inter = s
             for k, n in ((hidden, 2 * inter), (inter, hidden)):

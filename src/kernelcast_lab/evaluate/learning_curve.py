@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,8 @@ from kernelcast.tables import predict_columns
 from kernelcast_lab.evaluate.report import markdown, saved_plot
 from kernelcast_lab.evaluate.run import Fitted
 from kernelcast_lab.evaluate.scores import Columns
-from kernelcast_lab.fit.fit import TWINS, Settings, fit_rows, sampled
-from kernelcast_lab.fit.train import Recipe
+from kernelcast_lab.fit.fit import TWINS, fit_rows, sampled
+from kernelcast_lab.fit.recipes import Settings, changed, recipe
 
 COUNTS = (0, 10, 30, 100, 300, 1000)
 SEEN = "fit that saw it"
@@ -54,11 +54,13 @@ class CurveSettings:
     repeats: int = 5
     test_rows: int = 1000
     seen_rows: int = 20_000
-    fit: Settings = field(
-        default_factory=lambda: Settings(
-            rows=60_000, networks=1, transfer_networks=1, rows_left_out=4000, main=Recipe(epochs=15, batch=2048)
-        )
-    )
+    rows: int = 60_000
+    epochs: int = 15
+    fit: Settings | None = None  # None: those of the family's recipe, in small
+
+    def fit_of(self, family: str) -> Settings:
+        small = {"rows": self.rows, "networks": 1, "transfer_networks": 1, "rows_left_out": 4000}
+        return self.fit or changed(recipe(family).settings, epochs=self.epochs, batch=2048, **small)
 
 
 def learning_curve(
@@ -83,10 +85,11 @@ def learning_curve(
     if not groups:
         raise KernelcastError(f"no {' and '.join(by)} of {family} has {_LEAST_DRAWS} calls of {place} to draw from")
     say(f"{family}: {len(others):,} rows of other GPUs; {place}: {len(pool):,} to draw from, {len(test):,} to test")
-    unseen = Fitted(fit_rows(columns, family, others, settings.fit))
+    fit = settings.fit_of(family)
+    unseen = Fitted(fit_rows(columns, family, others, fit))
     seen = sampled(pool, settings.seen_rows, seed)
-    both = np.sort(np.concatenate([sampled(others, settings.fit.rows, settings.fit.seed), seen]))
-    whole = Conditions(predictor=Fitted(fit_rows(columns, family, both, replace(settings.fit, rows=0))))
+    both = np.sort(np.concatenate([sampled(others, fit.rows, fit.seed), seen]))
+    whole = Conditions(predictor=Fitted(fit_rows(columns, family, both, replace(fit, rows=0))))
     points: list[CurvePoint] = []
     for name, draws, tests in groups:
         held = {label: column[tests] for label, column in columns.items()}

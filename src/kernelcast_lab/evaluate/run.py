@@ -8,7 +8,7 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +17,22 @@ import torch
 from numpy.typing import NDArray
 
 from kernelcast.efficiency.baselines import Neusight, Pipeweave, Roofline
+from kernelcast.efficiency.evidence import Standing
 from kernelcast.efficiency.features import KEEP
 from kernelcast.efficiency.generic import Generic, by_time
-from kernelcast.efficiency.learned import FamilyWeights, Learned
+from kernelcast.efficiency.learned import FamilyWeights, Learned, stand_in
 from kernelcast.efficiency.predictor import Estimate, Predictor, Question
 from kernelcast.errors import KernelcastError, refuse_unknown
 from kernelcast.hardware import Gpu
+from kernelcast.kernels.base import Kernel, Words
 from kernelcast.machine.analyse import Score as Ranking
 from kernelcast.predict import Conditions
 from kernelcast.tables import predict_columns
 from kernelcast_lab.evaluate.scores import Columns, Score, read_kept, scores, write_kept
 from kernelcast_lab.evaluate.splits import MAIN, SOURCES, SPLITS, TASK_NAMES, TASKS, Protocol, Split, main_table
 from kernelcast_lab.fit.baselines import fit_neusight, fit_pipeweave
-from kernelcast_lab.fit.fit import Settings, fit_rows, sampled
-from kernelcast_lab.fit.train import Recipe
+from kernelcast_lab.fit.fit import fit_rows, sampled
+from kernelcast_lab.fit.recipes import Settings, changed, recipe
 
 PREDICTORS = ("learned", "generic", "roofline", "pipeweave", "neusight")
 GRID_TIME = np.linspace(0, 6, 61)  # log10 of microseconds
@@ -49,11 +51,8 @@ class Evaluation:
     splits: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()
     predictors: tuple[str, ...] = PREDICTORS
-    settings: Settings = field(
-        default_factory=lambda: Settings(
-            rows=200_000, networks=1, transfer_networks=2, main=Recipe(batch=2048), rows_left_out=8_000
-        )
-    )
+    settings: Settings | None = None  # of every fit; None: those of the family's recipe, in small
+    rows: int = 200_000
     baseline_rows: int = 20_000
     baseline_epochs: int = 30
     test_rows: int = 20_000
@@ -71,10 +70,11 @@ class Evaluation:
         found = [main_table(family, splits, tasks) for family, known in TASKS.items() if set(known) & set(tasks)]
         return found if self.splits or self.tasks else [*found, *SOURCES]
 
-    def settings_for(self, rows: int) -> Settings:
-        used = min(rows, self.settings.rows or rows)
-        epochs = int(np.clip(self.row_passes / max(used, 1), 15, 200))
-        return replace(self.settings, main=replace(self.settings.main, epochs=epochs))
+    def settings_for(self, family: str, rows: int) -> Settings:
+        small = {"rows": self.rows, "seed": self.seed, "networks": 1, "transfer_networks": 2, "rows_left_out": 8_000}
+        found = self.settings or changed(recipe(family).settings, batch=2048, **small)
+        epochs = int(np.clip(self.row_passes / max(min(rows, found.rows or rows), 1), 15, 200))
+        return changed(found, epochs=epochs)
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,11 @@ class Fitted:
         return 0.0, 0.0
 
     def estimate(self, question: Question) -> Estimate:
-        return self.weights.estimate(question, question.features)
+        return self.weights.estimate(question)
+
+    def standing(self, kernel: type[Kernel], words: Words, target: Gpu) -> Standing:
+        kin = stand_in(target, self.weights.encoder.vocabulary["gpu"])
+        return self.weights.evidence.standing(kernel, words, target, kin.id)
 
 
 @dataclass(frozen=True)
@@ -223,7 +227,11 @@ def _predictor(job: Job, asked: Evaluation) -> Predictor | None:
         has_weights = (shipped.folder / f"{job.family}.safetensors").exists()
         if job.protocol == MAIN and job.split.name == "shapes" and has_weights:
             return shipped  # its test shapes are these
-        return Fitted(fit_rows(job.columns, job.family, rows, asked.settings_for(len(rows)))) if len(rows) else None
+        return (
+            Fitted(fit_rows(job.columns, job.family, rows, asked.settings_for(job.family, len(rows))))
+            if len(rows)
+            else None
+        )
     rows = sampled(rows, asked.baseline_rows, asked.seed)
     fit: Callable[..., Pipeweave | Neusight] = fit_pipeweave if job.predictor == "pipeweave" else fit_neusight
     try:

@@ -26,12 +26,13 @@ from kernelcast_lab.data import Measurements, merged
 from kernelcast_lab.data.config_rows import slower_rows
 from kernelcast_lab.fit.dataset import Columns, Dataset, build
 from kernelcast_lab.fit.families import fitting_columns
-from kernelcast_lab.fit.fit import FAMILY_TRANSFER, Settings, correction, sampled, twins
-from kernelcast_lab.fit.train import Recipe, encoder_of, train
+from kernelcast_lab.fit.fit import correction, sampled, twins
+from kernelcast_lab.fit.recipes import changed, recipe
+from kernelcast_lab.fit.train import encoder_of, train
 
 _SHAPE = ("tokens", "experts", "topk", "k", "n")
 _SHAPES = 72  # of a GPU's 288, drawn
-_MAIN = Recipe(epochs=15, batch=2048)
+_EPOCHS, _BATCH = 15, 2048  # of the main network
 
 
 def rank_biserial(time_s: NDArray[np.float64], listed: NDArray[np.bool_]) -> float:
@@ -62,9 +63,10 @@ def left_out(data: Dataset, place: str) -> FamilyWeights:
     gone = np.array([twins(str(name), place) for name in data.words["gpu"]])
     fitted = data.select(np.flatnonzero(~gone))
     encoder = encoder_of(fitted)
-    main = train(fitted, encoder, _MAIN, "main")
-    recipes = [replace(FAMILY_TRANSFER["moe_gemm"], seed=seed) for seed in range(Settings().transfer_networks)]
-    transfer = tuple(train(fitted, encoder, recipe, "transfer") for recipe in recipes)
+    settings = changed(recipe("moe_gemm").settings, epochs=_EPOCHS, batch=_BATCH)
+    main = train(fitted, encoder, settings.main, "main")
+    seeded = [replace(settings.transfer, seed=seed) for seed in range(settings.transfer_networks)]
+    transfer = tuple(train(fitted, encoder, training, "transfer") for training in seeded)
     return FamilyWeights(encoder, (main,), transfer, main, (), {}, {})
 
 

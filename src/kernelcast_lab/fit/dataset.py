@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import multiprocessing
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -21,6 +23,7 @@ from kernelcast.tables import turns_of
 
 Columns = Mapping[str, NDArray[Any]]
 _CHUNK_CALLS = 8192
+_SHARE_CALLS = 65_536
 _TIMES = ("estimate_s", "bound_s", "latency_s", "rows", "at_least")
 
 
@@ -58,12 +61,14 @@ class Dataset:
 
 def build(columns: Columns, family: str, workers: int = 1) -> Dataset:
     """Features of every row of ``family`` in canonical columns, by that many processes."""
-    if workers <= 1:
-        return _build(columns, family, np.arange(len(columns["op"])))
-    shares = np.array_split(np.arange(len(columns["op"])), workers)
-    with ProcessPoolExecutor(workers) as pool:
-        jobs = [pool.submit(_build, {n: c[at] for n, c in columns.items()}, family, at) for at in shares]
-        return _join([job.result() for job in jobs])
+    count = len(columns["op"])
+    shares = np.array_split(np.arange(count), max(1, -(-count // _SHARE_CALLS)))  # for any number of workers the same
+    parts = ({name: column[at] for name, column in columns.items()} for at in shares)
+    if workers <= 1 or len(shares) == 1:
+        return _join([_build(part, family, at) for part, at in zip(parts, shares, strict=True)])
+    # spawned: a fork of a process that has threads, or a GPU, may hang
+    with ProcessPoolExecutor(min(workers, len(shares)), multiprocessing.get_context("spawn")) as pool:
+        return _join(list(pool.map(_build, parts, itertools.repeat(family), shares)))
 
 
 def questions(columns: Columns, family: str, answering: Predictor) -> Iterator[tuple[Question, NDArray[np.intp]]]:

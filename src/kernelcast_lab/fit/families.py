@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from kernelcast.files import text
 from kernelcast.kernels import REGISTRY
 from kernelcast.measured.folds import AT_LEAST
 from kernelcast.measured.query import Columns
@@ -14,51 +17,68 @@ from kernelcast_lab.data import Measurements, merged, read_all
 from kernelcast_lab.data.config_rows import models_tested, slower_rows, training_rows
 from kernelcast_lab.data.shared import root_path
 from kernelcast_lab.fit.event_timed import with_kernels
+from kernelcast_lab.fit.recipes import Data, recipe
 
 Roots = Path | Sequence[Path] | None
-# A static scale leaves the quantisation of the input out, which a call cannot say: two times for one call.
-_LEFT_OUT = "kernel_source NOT LIKE '%static scale%'"
-_SLOWER_A_SHAPE = 48  # configs that a table of the best leaves out, for each of its shapes
 _NOT_FITTED = ("campaign", "version", "q_lens", "kv_lens")  # names of runs; no table has ragged batches yet
 
-FAMILIES = ("gemm", "attention", "attention_backward", "moe", "mla", "moe_gemm", "memory", "collective", "conv2d")
-# NeuSight's test split is never fitted on: it is what the figures on its ops and its whole models are made on. Of AMD's
-# matrix products there is no other split, so those are.
-_TESTED = ("neusight", "test")
-_AMD = "mi"
 
-
-def family_columns(roots: Roots, family: str, sample: float | None = None) -> Columns:
-    """Every measured row of a family, from every table that has some, of one folder or several."""
+def family_rows(roots: Roots, family: str, data: Data | None = None, sample: float | None = None) -> Measurements:
+    """Every measured row of a family that its recipe does not leave out, from every table of one folder or several."""
+    data = data or recipe(family).data
     ops = sorted(op for op, cls in REGISTRY.items() if cls.family == family)
-    found = merged(read_all(root, ops=ops, where=_LEFT_OUT, sample=sample) for root in _folders(roots)).columns
+    found = merged(read_all(root, ops=ops, where=_wanted(data), sample=sample) for root in folders_of(roots))
+    if not len(found) or not data.sources:
+        return found
+    return found.select(np.isin(found.columns["source"].astype(str), data.sources))
+
+
+def _wanted(data: Data) -> str | None:
+    """In SQL over canonical columns, the rows whose kernels are not left out."""
+    return " AND ".join(f"kernel_source NOT LIKE {text(f'%{word}%')}" for word in data.leave_out) or None
+
+
+def family_columns(roots: Roots, family: str, sample: float | None = None, data: Data | None = None) -> Columns:
+    """The same without what no fit looks at."""
+    found = family_rows(roots, family, data, sample).columns
     return {name: column for name, column in found.items() if name not in _NOT_FITTED}
 
 
-def _folders(roots: Roots) -> list[Path]:
+def folders_of(roots: Roots) -> list[Path]:
     return [root_path(root) for root in (roots if isinstance(roots, Sequence) else [roots])]
 
 
-def fitted_columns(roots: Roots, family: str, sample: float | None = None) -> Columns:
+def may_be_fitted(columns: Mapping[str, NDArray[Any]], data: Data) -> NDArray[np.bool_]:
+    """Rows outside of the splits that sources test on."""
+    tested = np.zeros(len(columns["op"]), dtype=bool)
+    for source, split in (pair.split() for pair in data.not_fitted):
+        tested |= np.asarray((columns["source"] == source) & (columns["split"] == split))
+    still = [str(name).startswith(data.fitted_still) for name in columns["gpu"]]
+    return ~tested | np.array(still, dtype=bool)
+
+
+def fitted_columns(roots: Roots, family: str, sample: float | None = None, data: Data | None = None) -> Columns:
     """What weights that ship are fitted on: no test split of NeuSight, and long event-timed calls as kernels too."""
-    found = family_columns(roots, family, sample)
-    tested = np.asarray((found["source"] == _TESTED[0]) & (found["split"] == _TESTED[1]))
-    amd = np.array([str(name).startswith(_AMD) for name in found["gpu"]], dtype=bool)
-    return with_kernels({name: column[~tested | amd] for name, column in found.items()})
+    data = data or recipe(family).data
+    found = family_columns(roots, family, sample, data)
+    keep = may_be_fitted(found, data)
+    kept = {name: column[keep] for name, column in found.items()}
+    return with_kernels(kept) if data.event_timed else kept
 
 
-def fitting_columns(roots: Roots, family: str) -> Columns:
+def fitting_columns(roots: Roots, family: str, data: Data | None = None) -> Columns:
     """What a family is fitted on: its measured rows, and of Triton configs what only sweeps tell."""
-    columns = fitted_columns(roots, family)
-    if family != "moe_gemm":
+    data = data or recipe(family).data
+    columns = fitted_columns(roots, family, data=data)
+    folders = folders_of(roots)
+    if not data.sweeps or not len(columns["op"]):
         return columns
-    folders = _folders(roots)
     tested = np.any([models_tested(columns, folder) for folder in folders], axis=0)
     columns = {name: column[~tested] for name, column in columns.items()}
-    best_only = columns["source"] == "pipeweave"  # its table of swept configs lists those near the best
-    slower = slower_rows({name: column[best_only] for name, column in columns.items()}, _SLOWER_A_SHAPE)
-    flags = slower.pop(AT_LEAST)
+    best_only = np.isin(columns["source"].astype(str), data.slower_of)
     swept = [rows for folder in folders for rows in training_rows(folder)]
-    found = merged(Measurements(rows, "moe_gemm") for rows in (columns, *swept, slower)).columns
-    known = np.zeros(len(found["op"]) - len(flags))
-    return {**found, AT_LEAST: np.concatenate([known, flags])}
+    parts = [columns, *swept]
+    if best_only.any():
+        parts.append(slower_rows({name: column[best_only] for name, column in columns.items()}, data.slower_configs))
+    flags = [part.pop(AT_LEAST, np.zeros(len(part["op"]))) for part in parts]
+    return {**merged(Measurements(part, family) for part in parts).columns, AT_LEAST: np.concatenate(flags)}

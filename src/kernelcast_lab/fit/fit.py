@@ -1,16 +1,16 @@
-"""Fit one family: split off the test shapes, train its networks, learn how wide to be, keep what was done.
+"""Fit one family: split off the test shapes, train its networks, see how far off they are.
 
 Rows of the test shapes (a tenth of all, by a hash of the shape alone) are never fitted on, so that the shipped weights
-can be scored on them. Each main network leaves another tenth out, on which it shows how wide its interval should be.
-A run that was interrupted goes on after the last network that it finished.
+can be scored on them. Each main network leaves another tenth out, on which the evidence sees how wide
+its interval should be. A run that was interrupted goes on after the last network that it finished.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,41 +19,22 @@ from numpy.typing import NDArray
 
 from kernelcast._version import __version__
 from kernelcast.efficiency.features import aligned
-from kernelcast.efficiency.learned import FamilyWeights, Spread, pack, softplus
-from kernelcast.efficiency.network import Encoder, Layers
+from kernelcast.efficiency.learned import FamilyWeights, Spread, pack
+from kernelcast.efficiency.network import Encoder, Layers, read_tensors
 from kernelcast.hardware import gpu
 from kernelcast.measured.folds import FOLDS, TEST_FOLD, shape_fold
 from kernelcast_lab.data import data_hash
 from kernelcast_lab.fit.dataset import Columns, Dataset, build
-from kernelcast_lab.fit.train import HIGH, LOW, Kind, Progress, Recipe, encoder_of, train
+from kernelcast_lab.fit.evidence import evidence_of
+from kernelcast_lab.fit.recipes import Settings, Training
+from kernelcast_lab.fit.train import Kind, Progress, encoder_of, train
 
 TWINS = (("b200_sxm", "gb200"), ("h100_sxm", "h800_sxm"))
 _LEAST_SHARE, _MOST_REPEATS = 0.08, 20  # of the rows, that a source is repeated towards
 _UNTESTED = Spread(keep=1.0, low=0.4, high=0.7)  # a family measured on one GPU: as wide as the widest of the others
-_WIDTHS_BY = ("op", "stack", "gpu")
-_LEAST_WIDTH_ROWS, _LEAST_WIDTH = 40, 0.5
+_TOLD = ("version", "rows", "data_hash", "gpus")  # of a family, in about.json
+_LEAST_LEFT_OUT = 40  # rows of a fold, for a network to leave it out
 Report = Callable[[str], Progress | None]
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What is trained, and on how many rows (0: all)."""
-
-    rows: int = 0
-    networks: int = 2
-    transfer_networks: int = 4  # small, and their mean is steadier than each
-    main: Recipe = field(default_factory=Recipe)
-    transfer: Recipe = field(
-        default_factory=lambda: Recipe(hidden=(128, 128), epochs=15, batch=2048, weight_decay=0.1, noise=0.2)
-    )
-    ceiling: Recipe = field(default_factory=lambda: Recipe(hidden=(64, 64), epochs=15))
-    rows_left_out: int = 60_000  # rows of the fits that learn how wide to be on GPUs left out
-    seed: int = 0
-    workers: int = 1
-
-
-# Configs of one call differ by less than the noise that keeps other families' transfer networks smooth.
-FAMILY_TRANSFER = {"moe_gemm": Recipe(hidden=(128, 128), epochs=20, batch=2048, weight_decay=0.01, noise=0.05)}
 
 
 def sampled(rows: NDArray[np.intp], count: int, seed: int) -> NDArray[np.intp]:
@@ -76,34 +57,33 @@ def repeated(source: NDArray[Any]) -> NDArray[np.intp]:
 def fit_family(
     columns: Columns, family: str, settings: Settings, report: Report | None = None, partial: Path | None = None
 ) -> FamilyWeights:
-    """All networks of one family on the rows outside the test shapes."""
-    return fit_rows(columns, family, np.flatnonzero(shape_fold(columns) != TEST_FOLD), settings, report, partial)
+    """All networks of one family on the rows outside the test shapes, and the evidence on all rows."""
+    rows = np.flatnonzero(shape_fold(columns) != TEST_FOLD)
+    return _fitted(columns, family, rows, settings, _Run(family, settings, report, partial), columns)
 
 
-def fit_rows(
-    columns: Columns,
-    family: str,
-    rows: NDArray[np.intp],
-    settings: Settings,
-    report: Report | None = None,
-    partial: Path | None = None,
+def fit_rows(columns: Columns, family: str, rows: NDArray[np.intp], settings: Settings) -> FamilyWeights:
+    """All networks of one family on these rows, or on a sample of them, and the evidence on these rows alone."""
+    seen = {name: column[rows] for name, column in columns.items()}
+    return _fitted(columns, family, rows, settings, _Run(family, settings), seen)
+
+
+def _fitted(
+    columns: Columns, family: str, rows: NDArray[np.intp], settings: Settings, run: _Run, known: Columns
 ) -> FamilyWeights:
-    """All networks of one family on these rows, or on a sample of them."""
-    settings = replace(settings, transfer=FAMILY_TRANSFER.get(family, settings.transfer))
+    """Networks on these rows; ``known``: the rows that the evidence is told of."""
     rows = sampled(rows, settings.rows, settings.seed)
     fitted = {name: column[rows] for name, column in columns.items()}
+    run.data = data_hash(fitted)
     data = build(fitted, family, workers=settings.workers)
     encoder = encoder_of(data)
-    run = _Run(family, settings, data_hash(fitted), report, partial)
     source, fold = fitted["source"][data.rows], shape_fold(fitted)[data.rows]
-    heard, measured = data.select(repeated(source)), data.select(~data.at_least)
-    main, left = [], []
+    folds = _folds(fold, settings.networks)
+    main = []
     for i in range(settings.networks):
-        out = _left_to(i, fold)
-        rest = np.flatnonzero(~out)
-        seen = data.select(rest[repeated(source[rest])])
-        main.append(run.network(f"main {i}", seen, encoder, "main", i))
-        left.append((main[-1], data.select(out & ~data.at_least)))
+        rest = np.flatnonzero(fold != folds[i]) if folds else np.arange(len(fold))
+        main.append(run.network(f"main {i}", data.select(rest[repeated(source[rest])]), encoder, "main", i))
+    heard, measured = data.select(repeated(source)), data.select(~data.at_least)
     count = range(settings.transfer_networks)
     transfer = tuple(run.network(f"transfer {i}", heard, encoder, "transfer", i) for i in count)
     found = FamilyWeights(
@@ -113,41 +93,17 @@ def fit_rows(
         ceiling=run.network("ceiling", measured, encoder, "ceiling", 0),
         capabilities=tuple(sorted({gpu(name).compute_capability for name in encoder.vocabulary["gpu"]})),
         spreads=spreads(data, run),
-        widths=widths(encoder, left),
         about=run.about(len(measured), encoder.vocabulary["gpu"]),
     )
+    found = replace(found, evidence=evidence_of(known, family, found, folds, run.progress("evidence")))
     run.done()
     return found
 
 
-def _left_to(number: int, fold: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Rows that main network ``number`` does not see: a fold of its own, none where there are too few rows."""
-    own = fold == (TEST_FOLD + 1 + number % (FOLDS - 1)) % FOLDS
-    return own if own.sum() >= _LEAST_WIDTH_ROWS else np.zeros(len(fold), dtype=bool)
-
-
-def widths(encoder: Encoder, left_out: Sequence[tuple[Layers, Dataset]]) -> dict[str, float]:
-    """How many times the interval as learned holds four in five of the rows that each network did not see.
-
-    Networks know the rows that they saw too well: of a few thousand calls of our own, repeated to be heard among
-    millions, an interval as learned holds 60% of new shapes.
-    """
-    ratios: dict[str, list[NDArray[np.float64]]] = {"": []}
-    for net, data in left_out:
-        out = correction(FamilyWeights(encoder, (net,), (), net, (), {}, {}), data)
-        error = data.target - out[:, 0]
-        far = np.maximum(error / softplus(out[:, 2]), -error / softplus(out[:, 1]))
-        ratios[""].append(far)
-        op, stack, place = (data.word(name).astype(str).astype(object) for name in _WIDTHS_BY)
-        for names in (op + " " + stack, op + " " + stack + " " + place):
-            for group in sorted(set(names)):
-                ratios.setdefault(group, []).append(far[names == group])
-    found = {group: np.concatenate(parts) for group, parts in ratios.items() if parts}
-    return {
-        group: round(max(float(np.quantile(ratio, HIGH - LOW)), _LEAST_WIDTH), 3)
-        for group, ratio in found.items()
-        if len(ratio) >= _LEAST_WIDTH_ROWS
-    }
+def _folds(fold: NDArray[np.int64], networks: int) -> tuple[int, ...]:
+    """The fold that each main network does not see; none where too few rows are in one of them."""
+    own = tuple((TEST_FOLD + 1 + number % (FOLDS - 1)) % FOLDS for number in range(networks))
+    return own if all((fold == one).sum() >= _LEAST_LEFT_OUT for one in own) else ()
 
 
 @dataclass
@@ -156,23 +112,25 @@ class _Run:
 
     family: str
     settings: Settings
-    data: str
-    report: Report | None
-    partial: Path | None
+    report: Report | None = None
+    partial: Path | None = None
+    data: str = ""  # hash of the rows
+
+    def progress(self, name: str) -> Progress | None:
+        return self.report(f"{self.family}: {name}") if self.report else None
 
     def network(self, name: str, data: Dataset, encoder: Encoder, kind: Kind, seed: int) -> Layers:
         recipe = replace(getattr(self.settings, kind), seed=self.settings.seed * 1000 + seed)
         path = self._path(name, recipe)
         if path and path.exists():
             return _read(path)
-        progress = self.report(f"{self.family}: {name}") if self.report else None
-        net = train(data, encoder, recipe, kind, progress)
+        net = train(data, encoder, recipe, kind, self.progress(name))
         if path:
             path.parent.mkdir(parents=True, exist_ok=True)
             _write(path, net)
         return net
 
-    def _path(self, name: str, recipe: Recipe) -> Path | None:
+    def _path(self, name: str, recipe: Training) -> Path | None:
         if self.partial is None:
             return None
         told = json.dumps([self.family, name, self.data, asdict(recipe), self.settings.rows], sort_keys=True)
@@ -269,12 +227,12 @@ def correction(weights: FamilyWeights, data: Dataset) -> NDArray[np.float64]:
     return out
 
 
-def save(weights: FamilyWeights, folder: Path) -> Path:
-    """Write one family's weights; a file is whole or not there."""
+def save(weights: FamilyWeights, folder: Path, version: str = "") -> Path:
+    """Write one family's weights, of this version; a file is whole or not there."""
     from safetensors.numpy import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    tensors, meta = pack(weights)
+    tensors, meta = pack(replace(weights, about={**weights.about, "version": version}))
     path = folder / f"{weights.about['family']}.safetensors"
     scratch = path.with_suffix(".tmp")
     save_file(tensors, scratch, metadata=meta)
@@ -282,7 +240,11 @@ def save(weights: FamilyWeights, folder: Path) -> Path:
     return path
 
 
-def save_about(folder: Path, version: str, families: Mapping[str, Mapping[str, Any]]) -> None:
-    """What the weights in a folder are, as a whole."""
-    about = {"version": version, "families": {name: dict(entry) for name, entry in families.items()}}
+def save_about(folder: Path, version: str) -> list[str]:
+    """What the weights in a folder are, as a whole, whichever run made them. The families of other versions."""
+    folder.mkdir(parents=True, exist_ok=True)
+    found = {path.stem: read_tensors(path)[1]["about"] for path in sorted(folder.glob("*.safetensors"))}
+    told = {name: {key: one[key] for key in _TOLD if key in one} for name, one in found.items()}
+    about = {"version": version, "families": told}
     (folder / "about.json").write_text(json.dumps(about, indent=1) + "\n")
+    return [name for name, one in found.items() if one.get("version") != version]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 from typing import Any, Literal
 
@@ -15,28 +14,14 @@ from torch import Tensor, nn
 from kernelcast.efficiency.learned import without_gpu
 from kernelcast.efficiency.network import Encoder, Floats, Layers
 from kernelcast_lab.fit.dataset import Columns, Dataset
+from kernelcast_lab.fit.event_timed import EAGER
+from kernelcast_lab.fit.recipes import Training
 
 LOW, HIGH, CEILING = 0.1, 0.9, 0.07  # quantiles of time: the 80% interval, and what the best 7% reach
-Progress = Callable[[int, int, float], None]
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How a network is trained. The dropouts are the share of rows that do not see their GPU, or another word."""
-
-    hidden: tuple[int, ...] = (256, 256, 128)
-    epochs: int = 60
-    batch: int = 4096
-    learning_rate: float = 3e-3
-    weight_decay: float = 1e-4
-    gpu_dropout: float = 0.3
-    word_dropout: float = 0.1
-    noise: float = 0.0  # on the standardised numbers, so that the network stays smooth
-    seed: int = 0
+Progress = Callable[[int, int, str], None]  # done, of how many, and a word on it
 
 
 Kind = Literal["main", "transfer", "ceiling"]
-EAGER = "torch_eager"  # times with launch overhead: never to be taken for those of an unknown stack
 
 
 def encoder_of(data: Dataset) -> Encoder:
@@ -108,31 +93,33 @@ def _array(values: Any) -> NDArray[np.float64]:
 
 
 def pinball(error: Tensor, quantile: float) -> Tensor:
-    """Loss whose minimum is the quantile; error = truth - prediction."""
-    return torch.maximum(quantile * error, (quantile - 1) * error).mean()
+    """Losses whose mean is least at the quantile; error = truth - prediction."""
+    return torch.maximum(quantile * error, (quantile - 1) * error)
 
 
 def _loss(out: Tensor, truth: Tensor, at_least: Tensor) -> Tensor:
     """Mean relative error of the middle, and pinball losses of the interval around it.
 
-    Of a row whose time is only known to be at least this long, what counts is how far the middle is below it.
+    Of a row whose time is only known to be at least this long, what counts is how far the middle is below it. Rows are
+    weighted rather than picked: a GPU need not wait until it is known how many there are.
     """
-    short = torch.relu(truth - out[:, 0])[at_least].sum() / len(truth)
-    out, truth = out[~at_least], truth[~at_least]
     middle = out[:, 0]
     low = middle.detach() - nn.functional.softplus(out[:, 1])
     high = middle.detach() + nn.functional.softplus(out[:, 2])
-    return (truth - middle).abs().mean() + pinball(truth - low, LOW) + pinball(truth - high, HIGH) + short
+    each = (truth - middle).abs() + pinball(truth - low, LOW) + pinball(truth - high, HIGH)
+    known = (~at_least).to(truth.dtype)
+    short = torch.relu(truth - middle) * at_least
+    return (each * known).sum() / known.sum().clamp(min=1) + short.mean()
 
 
 def _ceiling_loss(out: Tensor, truth: Tensor, at_least: Tensor) -> Tensor:
-    return pinball(truth - out[:, 0], CEILING)
+    return pinball(truth - out[:, 0], CEILING).mean()
 
 
 class _Rows:
     """The dataset on the device, and batches of it with words dropped."""
 
-    def __init__(self, data: Dataset, encoder: Encoder, recipe: Recipe, kind: Kind) -> None:
+    def __init__(self, data: Dataset, encoder: Encoder, recipe: Training, kind: Kind) -> None:
         numbers = encoder.numbers(data.values)
         self.numbers = on_device(numbers if kind == "main" else without_gpu(encoder, numbers))
         names = list(encoder.word_columns())
@@ -171,7 +158,7 @@ def on_device(values: NDArray[Any]) -> Tensor:
 
 
 def train(
-    data: Dataset, encoder: Encoder, recipe: Recipe, kind: Kind = "main", progress: Progress | None = None
+    data: Dataset, encoder: Encoder, recipe: Training, kind: Kind = "main", progress: Progress | None = None
 ) -> Layers:
     """One network. transfer: without a trace of the GPU. ceiling: the fast quantile, from physics alone."""
     torch.manual_seed(recipe.seed)
@@ -191,7 +178,7 @@ def train(
         order = torch.randperm(len(data), device=device())
         total = one_pass(torch.split(order, recipe.batch), loss, net, optimiser, schedule)
         if progress:
-            progress(epoch + 1, recipe.epochs, float(total) / steps)
+            progress(epoch + 1, recipe.epochs, f"loss {float(total) / steps:.4f}")
     return net.exported()
 
 
