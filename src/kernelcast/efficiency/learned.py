@@ -82,6 +82,10 @@ class FamilyWeights:
             support=LEVELS[np.minimum(steps + len(standing.changed), 2)],
         ).held(question.bound_s)
 
+    def standings(self, kernel: type[Kernel], words: Words, target: Gpu) -> tuple[Standing, ...]:
+        kin = stand_in(target, self.encoder.vocabulary["gpu"])
+        return self.evidence.standings(kernel, words, target, kin.id)
+
     def outputs(
         self, values: Floats, target: Gpu, words: Mapping[str, str | None], name: str | None = None
     ) -> NDArray[np.float64]:
@@ -222,7 +226,7 @@ class Learned:
         weights = load(self.folder, kernel.family)
         if weights is None:
             return (as_asked(kernel, words, target),)
-        return weights.evidence.standings(kernel, words, target, stand_in(target, weights.encoder.vocabulary["gpu"]).id)
+        return weights.standings(kernel, words, target)
 
 
 @functools.cache

@@ -57,7 +57,7 @@ class _OverCache(Kernel):
     def kinds(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
         requests, pages = Requests.of(calls), calls["page_size"]
         decodes = (requests.queries <= _DRAFTED) & (requests.keys > requests.queries)
-        most, least = requests.most(decodes * 1.0), requests.least(decodes * 1.0)
+        most, least = (each(decodes.astype(np.float64)) for each in (requests.most, requests.least))
         return {
             **calls.choices,
             "kv_dtype": calls.choice("kv_dtype") or calls.choice("dtype"),

@@ -9,7 +9,7 @@ from typing import Any
 from kernelcast.report.json import attributes
 from kernelcast.report.picture import picture
 from kernelcast.report.run import breakdown_fields, breakdown_table, interval_text, sizes_text, times_table
-from kernelcast.report.text import show, support_text, title
+from kernelcast.report.text import evidence_lines, show, support_text, title
 from kernelcast.report.units import binary_bytes_text, digits, percent, time_text
 from kernelcast.serving.result import Inference
 from kernelcast.span import Span
@@ -47,6 +47,7 @@ def fields(found: Inference) -> dict[str, Any]:
         "memory": memory.fields("available_bytes", "gpu_bytes"),
         "breakdown": breakdown_fields(found.shares),
         "support": found.support,
+        "evidence": found.rests_on.told(),
         "predictor": found.predictor,
     }
 
@@ -63,7 +64,7 @@ def print_inference(found: Inference) -> None:
     show(f"{count:,} request{'s' if count > 1 else ''}, {inputs} tokens in, {outputs} out", "")
     totals_s = {"prefill": found.prefill.time_s, "decode": found.decode.time_s}
     show(times_table(_times(found)), "", breakdown_table(found.shares, totals_s, (10, 4)), "", _memory(found))
-    show(support_text(found.support, found.predictor))
+    show(support_text(found.support, found.predictor), *evidence_lines(found.rests_on))
 
 
 def _range(values: Sequence[int]) -> str:

@@ -6,9 +6,10 @@ import dataclasses
 import inspect
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kernelcast.efficiency.evidence import Entry
 from kernelcast.hardware import Gpu
 from kernelcast.kernels import Kernel, kernel_class, parameters_of
 from kernelcast.predict import Conditions, Prediction
@@ -47,6 +48,37 @@ def prediction_fields(found: Prediction, chip: Gpu, conditions: Conditions) -> d
         "without": list(conditions.without),
         "calibration": calibration_fields(conditions.calibration, found.op),
     }
+
+
+def evidence_fields(entries: Sequence[Entry], by: str) -> dict[str, Any]:
+    """Measured kinds, one by one or summed by op, GPU or stack."""
+    lines = [entry.told() for entry in entries] if by == "kind" else summed_evidence(entries, by)
+    return {"kinds": len(entries), "calls": sum(entry.calls for entry in entries), "by": by, "evidence": lines}
+
+
+def summed_evidence(entries: Sequence[Entry], by: str) -> list[dict[str, Any]]:
+    """A line for each op, GPU or stack: kinds and calls, mean and worst error of the kinds on calls left out."""
+    groups: dict[str, list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault(str(entry.words["stack"]) if by == "stack" else getattr(entry, by), []).append(entry)
+    lines = []
+    for name, members in sorted(groups.items()):
+        tested = [(entry.error, entry.inside or 0.0, entry.tested) for entry in members if entry.error is not None]
+        rows = sum(count for *_, count in tested)
+        lines.append(
+            {
+                by: name,
+                "kinds": len(members),
+                "calls": sum(entry.calls for entry in members),
+                "error": sum(error * count for error, _, count in tested) / rows if rows else None,
+                "worst_error": max((error for error, *_ in tested), default=None),
+                "inside": sum(inside * count for _, inside, count in tested) / rows if rows else None,
+                "ops": sorted({entry.op for entry in members}),
+                "gpus": sorted({entry.gpu for entry in members}),
+                "stacks": sorted({str(entry.words["stack"]) for entry in members}),
+            }
+        )
+    return lines
 
 
 def calibration_fields(calibration: Any, op: str) -> dict[str, Any] | None:

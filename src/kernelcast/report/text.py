@@ -21,6 +21,7 @@ from kernelcast.predict import Conditions, LaunchedKernel, Prediction
 from kernelcast.report.json import cache_word, calibration_fields
 from kernelcast.report.units import bar, bytes_text, digits, micros, percent, rate_text, time_text, value_text
 from kernelcast.support import SUPPORT
+from kernelcast.timeline import RestsOn
 
 WIDTH = 100
 CALL_WIDTH = 42  # of a row of a table of calls: what 100 columns leave
@@ -93,6 +94,13 @@ def evidence_text(standing: Standing) -> str:
     off = f"; {100 * entry.error:.1f}% off on those left out" if entry.error is not None else ""
     kind = "this kind" if not standing.changed else "the nearest kind"
     return f"{entry.calls:,} calls of {kind} on {entry.gpu}{off}"
+
+
+def evidence_lines(found: RestsOn) -> list[str]:
+    """What a whole rests on, and the words that were changed most."""
+    told = found.changes
+    more = f"; and {len(told) - 2} more" if len(told) > 2 else ""
+    return [f"rests on   {found.text}"] + ([f"answered   {'; '.join(told[:2])}{more}"] if told else [])
 
 
 def cut(text: str, width: int) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from kernelcast.networks.traced import PHASES
 from kernelcast.report.run import breakdown_fields, breakdown_table, interval_text, sizes_text, times_table
-from kernelcast.report.text import show, support_text, title
+from kernelcast.report.text import evidence_lines, show, support_text, title
 from kernelcast.report.units import binary_bytes_text, digits, percent, time_text
 from kernelcast.training.step import Step
 
@@ -43,6 +43,7 @@ def fields(step: Step) -> dict[str, Any]:
         "host": step.host.id,
         "compiled": step.compiled,
         "support": step.support,
+        "evidence": step.rests_on.told(),
         "predictor": step.predictor,
     }
 
@@ -65,7 +66,7 @@ def print_step(step: Step) -> None:
         worst = sorted(step.by_bytes, key=lambda name: -step.by_bytes[name])[:4]
         share = percent(1 - step.coverage)
         show(f"by bytes   {share} of the kernel time is of ops that have no model of their own: {', '.join(worst)}")
-    show(support_text(step.support, step.predictor))
+    show(support_text(step.support, step.predictor), *evidence_lines(step.rests_on))
 
 
 def _times(step: Step) -> list[tuple[str, ...]]:

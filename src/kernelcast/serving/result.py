@@ -11,7 +11,7 @@ from kernelcast.serving.passes import Pass, drawn
 from kernelcast.serving.workload import Workload
 from kernelcast.span import NOTHING, Span
 from kernelcast.support import support_of
-from kernelcast.timeline import Memory, Share, Timeline, shares
+from kernelcast.timeline import Memory, RestsOn, Share, Timeline, shares
 from kernelcast.times import Times
 
 
@@ -42,6 +42,11 @@ class Inference:
     @cached_property
     def shares(self) -> tuple[Share, ...]:
         return shares(ran * one.count for one in self.passes for ran in one.ran)
+
+    @cached_property
+    def rests_on(self) -> RestsOn:
+        """The measured kinds behind the kernels of all passes."""
+        return RestsOn.of(ran * one.count for one in self.passes for ran in one.ran)
 
     @property
     def support(self) -> str:

@@ -17,7 +17,7 @@ from kernelcast.networks.fusion import FUSED
 from kernelcast.networks.traced import PHASES, Trace
 from kernelcast.predict import Conditions
 from kernelcast.support import support_of
-from kernelcast.timeline import Event, Host, Lane, Memory, Share, Timeline, host, joined, shares
+from kernelcast.timeline import Event, Host, Lane, Memory, RestsOn, Share, Timeline, host, joined, shares
 from kernelcast.timeline.streams import stream_ends
 from kernelcast.times import Times
 from kernelcast.training.memory import check_fits, step_memory
@@ -78,6 +78,11 @@ class Forecast(ABC):
     def shares(self) -> tuple[Share, ...]:
         """Where the time of ``kernels`` goes."""
         return shares(self.kernels)
+
+    @cached_property
+    def rests_on(self) -> RestsOn:
+        """The measured kinds behind the kernels."""
+        return RestsOn.of(self.kernels)
 
     @property
     def support(self) -> str:

@@ -81,6 +81,7 @@ def fit(
     What it writes answers with --weights DIR of kernel, kernels, infer, trace and diagnose.
     """
     needs_torch()
+    from kernelcast_lab.fit.evidence import repeated_columns
     from kernelcast_lab.fit.families import fitting_columns
     from kernelcast_lab.fit.fit import fit_family, save, save_about
     from kernelcast_lab.fit.recipes import FAMILIES, changed, recipes_of
@@ -100,7 +101,8 @@ def fit(
             continue
         settings = changed(own.settings, epochs=epochs, rows=rows, seed=seed, workers=workers or os.cpu_count() or 1)
         with progress_bar(transient=True) as bar:
-            weights = fit_family(columns, name, settings, bar, out / "partial")
+            again = repeated_columns(folders, name)
+            weights = fit_family(columns, name, settings, bar, out / "partial", again)
         path = save(weights, out, named)
         save_about(out, named)
         done[name] = {"rows": weights.about["rows"], "seconds": round(time.monotonic() - start, 1), "file": str(path)}

@@ -20,7 +20,7 @@ from kernelcast.efficiency.baselines import Neusight, Pipeweave, Roofline
 from kernelcast.efficiency.evidence import Standing
 from kernelcast.efficiency.features import KEEP
 from kernelcast.efficiency.generic import Generic, by_time
-from kernelcast.efficiency.learned import FamilyWeights, Learned, stand_in
+from kernelcast.efficiency.learned import FamilyWeights, Learned
 from kernelcast.efficiency.predictor import Estimate, Predictor, Question
 from kernelcast.errors import KernelcastError, refuse_unknown
 from kernelcast.hardware import Gpu
@@ -94,9 +94,8 @@ class Fitted:
     def estimate(self, question: Question) -> Estimate:
         return self.weights.estimate(question)
 
-    def standing(self, kernel: type[Kernel], words: Words, target: Gpu) -> Standing:
-        kin = stand_in(target, self.weights.encoder.vocabulary["gpu"])
-        return self.weights.evidence.standing(kernel, words, target, kin.id)
+    def standings(self, kernel: type[Kernel], words: Words, target: Gpu) -> tuple[Standing, ...]:
+        return self.weights.standings(kernel, words, target)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ about each kind as if only its neighbour, one word away, had been measured.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu
 from kernelcast.kernels import REGISTRY
 from kernelcast.kernels.base import Calls, Kernel, Words
+from kernelcast.machine.limits import Turns
 from kernelcast.measured.folds import AT_LEAST, TEST_FOLD, shape_fold
 from kernelcast.measured.measurements import merged
 from kernelcast.measured.store import AGAIN
@@ -165,10 +167,14 @@ class _Asking:
     columns: Columns
     weights: FamilyWeights
 
+    @functools.cached_property
+    def turns(self) -> Turns:
+        return turns_of(self.columns)
+
     def told(self, kind: _Kind, rows: Rows, standing: Standing, nets: tuple[Layers, ...] | None = None) -> Any:
         """(estimate, measured seconds) of these rows."""
         weights = replace(self.weights, main=nets) if nets else self.weights
-        turns = turns_of(self.columns).part(rows)
+        turns = self.turns.part(rows)
         calls = _calls(self.columns, kind, rows)
         question = ask(kind.kernel, calls, kind.place, turns, Learned(), standing=standing)
         truth = np.maximum(np.asarray(self.columns["latency_us"][rows], dtype=np.float64) * 1e-6, question.bound_s)

@@ -55,11 +55,17 @@ def repeated(source: NDArray[Any]) -> NDArray[np.intp]:
 
 
 def fit_family(
-    columns: Columns, family: str, settings: Settings, report: Report | None = None, partial: Path | None = None
+    columns: Columns,
+    family: str,
+    settings: Settings,
+    report: Report | None = None,
+    partial: Path | None = None,
+    again: Columns | None = None,
 ) -> FamilyWeights:
-    """All networks of one family on the rows outside the test shapes, and the evidence on all rows."""
+    """All networks of one family on the rows outside the test shapes, and the evidence on all rows. ``again``: calls
+    that were measured a second time, elsewhere."""
     rows = np.flatnonzero(shape_fold(columns) != TEST_FOLD)
-    return _fitted(columns, family, rows, settings, _Run(family, settings, report, partial), columns)
+    return _fitted(columns, family, rows, settings, _Run(family, settings, report, partial), columns, again)
 
 
 def fit_rows(columns: Columns, family: str, rows: NDArray[np.intp], settings: Settings) -> FamilyWeights:
@@ -69,8 +75,9 @@ def fit_rows(columns: Columns, family: str, rows: NDArray[np.intp], settings: Se
 
 
 def _fitted(
-    columns: Columns, family: str, rows: NDArray[np.intp], settings: Settings, run: _Run, known: Columns
-) -> FamilyWeights:
+    columns: Columns, family: str, rows: NDArray[np.intp], settings: Settings, run: _Run, known: Columns,
+    again: Columns | None = None,
+) -> FamilyWeights:  # fmt: skip
     """Networks on these rows; ``known``: the rows that the evidence is told of."""
     rows = sampled(rows, settings.rows, settings.seed)
     fitted = {name: column[rows] for name, column in columns.items()}
@@ -95,7 +102,7 @@ def _fitted(
         spreads=spreads(data, run),
         about=run.about(len(measured), encoder.vocabulary["gpu"]),
     )
-    found = replace(found, evidence=evidence_of(known, family, found, folds, run.progress("evidence")))
+    found = replace(found, evidence=evidence_of(known, family, found, folds, run.progress("evidence"), again))
     run.done()
     return found
 

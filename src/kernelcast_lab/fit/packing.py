@@ -20,7 +20,7 @@ from kernelcast.files import complete, encoded, quoted, text
 from kernelcast.measured.measurements import Measurements
 from kernelcast.measured.query import connect
 from kernelcast.measured.schema import IDENTITY, VERSION, columns_of
-from kernelcast.measured.store import METADATA_KEY
+from kernelcast.measured.store import AGAIN, METADATA_KEY
 from kernelcast_lab.data.config_rows import SWEEPS
 from kernelcast_lab.fit.families import Roots, family_rows, folders_of, may_be_fitted
 from kernelcast_lab.fit.recipes import recipe
@@ -47,7 +47,18 @@ def pack(
         write_small(found, path)
         lines.append({"file": str(path), "family": family, "rows": len(found), "bytes": path.stat().st_size})
         progress(f"{family}: {len(found):,} rows, {path.stat().st_size / 1e6:.1f} MB -> {path}")
-    return lines + (_sweeps(roots, target) if any(recipe(family).data.sweeps for family in families) else [])
+    swept = _sweeps(roots, target) if any(recipe(family).data.sweeps for family in families) else []
+    return [*lines, *swept, *_repeated(roots, place)]
+
+
+def _repeated(roots: Roots, place: Path) -> list[dict[str, Any]]:
+    """Calls that were measured a second time, as they are."""
+    lines = []
+    for file in (file for root in folders_of(roots) for file in sorted(root.glob(f"*/*{AGAIN}.parquet"))):
+        path = place / file.name
+        shutil.copyfile(file, path)
+        lines.append({"file": str(path), "family": "all", "bytes": path.stat().st_size})
+    return lines
 
 
 def _sweeps(roots: Roots, target: Path) -> list[dict[str, Any]]:
