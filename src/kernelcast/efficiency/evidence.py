@@ -68,7 +68,8 @@ class Entry:
     bias: float | None = None  # mean of predicted over measured, less 1
     inside: float | None = None  # share of them inside the interval
     width: float = 1.0  # how many times the interval as learned holds four in five of the calls left out
-    again: Mapping[str, float] = field(default_factory=dict)  # what twice the work shows, see ``doubled``
+    # By the size that grows, to a power of two: the share of measured pairs in which twice of it was faster by over 2%
+    faster_doubled: Mapping[str, float] = field(default_factory=dict)
 
     def told(self) -> dict[str, Any]:
         """As data for whoever asks; what only the networks need is left out."""

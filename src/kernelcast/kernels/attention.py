@@ -123,6 +123,7 @@ class Attention(_OverCache):
         {"q_lens": [512, 1, 1], "kv_lens": [512, 900, 7000], "q_heads": 32, "kv_heads": 8, "head_dim": 128},
     )
     listed_last = ("causal", "window", "page_size", "kv_dtype", "backend")
+    grows = "batch"
     of_model = ("head_dim", "window", "q_heads", "kv_heads")
 
     kv_heads: int | None = size("KV heads; fewer than q_heads is GQA, default: as many", default=None, high=65536)

@@ -86,6 +86,7 @@ class Gemm(Kernel):
     """
 
     op = "gemm"
+    grows = "m"
     examples = ({"m": 4096, "n": 4096, "k": 4096},)
 
     m: int = size("rows of A and C (tokens)")
@@ -117,6 +118,7 @@ class Bmm(Kernel):
     """Batched matrix product: C[b] = A[b] B[b] for each of ``batch`` pairs."""
 
     op = "bmm"
+    grows = "batch"
     family = "gemm"
     examples = ({"batch": 32, "m": 512, "n": 512, "k": 64},)
 

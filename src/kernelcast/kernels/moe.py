@@ -42,6 +42,7 @@ class Moe(GroupedKernel):
          "block_k": 128},
     )  # fmt: skip
 
+    grows = "tokens"
     of_model = ("hidden", "inter", "experts", "topk", "gated")
 
     tokens: int = size("tokens that enter the layer")

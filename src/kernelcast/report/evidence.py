@@ -26,9 +26,9 @@ def print_evidence(entries: Sequence[Entry], by: str) -> None:
         if len(entries) <= _IN_FULL:
             show("", *(f"{entry.op} {entry.gpu} {_words(entry)}: {_ranges(entry)}" for entry in entries))
     else:
-        heads = (by, "kinds", "calls", "off", "worst", "inside", "measured on" if by != "gpu" else "ops")
+        names = (by, "kinds", "calls", "off", "worst", "inside", "measured on" if by != "gpu" else "ops")
         rows = [_summed(line, by) for line in summed_evidence(entries, by)]
-        show(dense_table(*heads, left=(by, heads[-1]), rows=rows))
+        show(dense_table(*names, left=(by, names[-1]), rows=rows))
     show("\noff: mean error on calls of shapes that no fit saw, worst: of a kind; inside: share in the 80% interval")
 
 

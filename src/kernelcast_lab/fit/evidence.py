@@ -43,6 +43,7 @@ _LEAST_ROWS = 25  # of a kind, for a width of its own
 _PRIOR_ROWS = 25  # a kind's width is drawn to that of its op by so many rows
 _LEAST_WIDTH = 0.5
 _MOST_MODELS = 400
+_FASTER, _LEAST_PAIRS = 0.98, 8
 
 
 @dataclass
@@ -126,7 +127,31 @@ def _entry(columns: Columns, kind: _Kind) -> Entry:
     sizes = {name: column[~np.isnan(column)] for name, column in kind.kernel.sizes(calls).items()}
     ranges = {name: (float(column.min()), float(column.max())) for name, column in sizes.items() if len(column)}
     sources = tuple(sorted({str(name) for name in columns["source"][rows]}))
-    return Entry(kind.kernel.op, kind.place.id, kind.words, kind.heard, len(rows), ranges, (), sources)
+    faster = _faster_doubled(kind.kernel, calls, np.asarray(columns["latency_us"][rows], dtype=np.float64))
+    return Entry(
+        kind.kernel.op, kind.place.id, kind.words, kind.heard, len(rows), ranges, (), sources, faster_doubled=faster
+    )
+
+
+def _faster_doubled(kernel: type[Kernel], calls: Calls, latency: NDArray[np.float64]) -> dict[str, float]:
+    """Where the tables themselves break the law that twice the work takes no less."""
+    if not kernel.grows:
+        return {}
+    sizes = {name: np.nan_to_num(column) for name, column in kernel.sizes(calls).items()}
+    grows = sizes.pop(kernel.grows)
+    rest = np.unique(np.stack(list(sizes.values()), axis=1), axis=0, return_inverse=True)[1].reshape(-1)
+    place = {key: at for at, key in enumerate(zip(rest.tolist(), grows.tolist(), strict=True))}
+    pairs = [(at, place[group, 2 * size]) for (group, size), at in place.items() if (group, 2 * size) in place]
+    if not pairs:
+        return {}
+    first, second = np.array(pairs).T
+    octave, faster = np.floor(np.log2(grows[first])), latency[second] < _FASTER * latency[first]
+    found = {}
+    for power in np.unique(octave):
+        own = faster[octave == power]
+        if len(own) >= _LEAST_PAIRS:
+            found[str(int(2**power))] = round(float(own.mean()), 4)
+    return found
 
 
 def _with_models(columns: Columns, kinds: Sequence[_Kind]) -> Iterator[Entry]:
