@@ -43,6 +43,7 @@ _LEAST_ROWS = 25  # of a kind, for a width of its own
 _PRIOR_ROWS = 25  # a kind's width is drawn to that of its op by so many rows
 _LEAST_WIDTH = 0.5
 _MOST_MODELS = 400
+_POOLED = 0.08  # in each tail of steps that stand for words of which no pair was measured: those vary more
 _FASTER, _LEAST_PAIRS = 0.98, 8
 
 
@@ -312,7 +313,7 @@ def _step(found: Sequence[NDArray[np.float64]], *, shifted: bool) -> Step:
     shift = float(np.median(medians)) if shifted and len(found) > 1 else 0.0
     others = [float(np.median(np.delete(medians, at))) if shift else 0.0 for at in range(len(found))]
     left = np.concatenate([one - other for one, other in zip(found, others, strict=True)])
-    low, high = np.quantile(left, [0.1, 0.9])
+    low, high = np.quantile(left, [0.1, 0.9] if shifted else [_POOLED, 1 - _POOLED])
     return Step(
         shift=round(shift, 4),
         low=round(max(0.0, -float(low)), 4),

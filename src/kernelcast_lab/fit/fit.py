@@ -189,7 +189,9 @@ def spreads(data: Dataset, run: _Run) -> dict[str, Spread]:
         found["near"] = replace(found["extrapolated"], keep=1.0)
     alone = [[name] for group in kin.values() for name in group if any(not twins(name, other) for other in group)]
     if alone:
-        found["near"] = _left_out(data, alone, run, far=False)
+        near = found["near"] = _left_out(data, alone, run, far=False)
+        far = found["extrapolated"]  # a new generation is never surer than a new GPU of a known one
+        found["extrapolated"] = replace(far, low=max(far.low, near.low), high=max(far.high, near.high))
     return found
 
 
@@ -199,7 +201,11 @@ def twins(one: str, other: str) -> bool:
 
 
 def _left_out(data: Dataset, groups: list[list[str]], run: _Run, *, far: bool) -> Spread:
-    """The share of the correction, and the width of the interval, that serve best on GPUs that were left out."""
+    """The share of the correction, and the width of the interval, that serve best on GPUs that were left out.
+
+    A GPU of a known generation is as far off as the middle one of those: one odd card must not widen all the others. Of
+    generations there are too few for that: they are pooled.
+    """
     most, seed = run.settings.rows_left_out, run.settings.seed
     places = data.words["gpu"].astype(str)
     outs, truths = [], []
@@ -217,7 +223,9 @@ def _left_out(data: Dataset, groups: list[list[str]], run: _Run, *, far: bool) -
     keeps = np.arange(0.5, 1.01, 0.05) if far else np.ones(1)
     errors = [np.mean(np.abs(np.expm1(keep * out[:, 0] - truth))) for keep in keeps]
     keep = float(keeps[int(np.argmin(errors))])
-    low, high = np.quantile(truth - keep * out[:, 0], [0.1, 0.9])
+    groups_off = [one - keep * said[:, 0] for one, said in zip(truths, outs, strict=True)]
+    each = [np.quantile(off, [0.1, 0.9]) for off in ([np.concatenate(groups_off)] if far else groups_off)]
+    low, high = np.median(each, axis=0)
     return Spread(keep=round(keep, 3), low=round(max(0.0, -float(low)), 4), high=round(max(0.0, float(high)), 4))
 
 
