@@ -71,7 +71,7 @@ class Evaluation:
         return found if self.splits or self.tasks else [*found, *SOURCES]
 
     def settings_for(self, family: str, rows: int) -> Settings:
-        small = {"rows": self.rows, "seed": self.seed, "networks": 1, "transfer_networks": 2, "rows_left_out": 8_000}
+        small = {"rows": self.rows, "seed": self.seed, "networks": 1, "transfer_networks": 2, "rows_left_out": 50_000}
         found = self.settings or changed(recipe(family).settings, batch=2048, **small)
         epochs = int(np.clip(self.row_passes / max(min(rows, found.rows or rows), 1), 15, 200))
         return changed(found, epochs=epochs)
