@@ -185,7 +185,9 @@ def spreads(data: Dataset, run: _Run) -> dict[str, Spread]:
         kin.setdefault(gpu(name).compute_capability, []).append(name)
     found = {"near": _UNTESTED, "extrapolated": _UNTESTED}
     if len(kin) > 1:
-        found["extrapolated"] = _left_out(data, list(kin.values()), run, far=True)
+        pooled, few = _left_out(data, list(kin.values()), run, far=True), 1 + 1 / len(kin)
+        # the next generation differs from these as they do from one another, and they are few
+        found["extrapolated"] = replace(pooled, low=round(pooled.low * few, 4), high=round(pooled.high * few, 4))
         found["near"] = replace(found["extrapolated"], keep=1.0)
     alone = [[name] for group in kin.values() for name in group if any(not twins(name, other) for other in group)]
     if alone:
