@@ -219,7 +219,7 @@ def test_kernel_without_an_op_lists_them(run: Run) -> None:
         ([*GEMM, "--set", "dram_bytes_per_s=fast"], ["--set takes FIELD=NUMBER", "fast"]),
         ([*GEMM, "--set", "dram_bytes_per_s=-1"], ["dram_bytes_per_s must be a positive number", "-1"]),
         ([*GEMM, "--without", "l3"], ["unknown limit 'l3'", "did you mean l2"]),
-        ([*GEMM, "--cache", "hot"], ["unknown cache 'hot'", "cold, warm"]),
+        ([*GEMM, "--cache", "hot"], ["unknown cache 'hot'", "cold, model, warm"]),
         ([*GEMM, "extra"], ["extra"]),
         ([*GEMM, "--stack"], ["--stack", "requires an argument"]),
         (["kernel", "attention", "--q-lens", "a,b", "--q-heads", "8", "--head-dim", "64", "--gpu", "h100_sxm"],

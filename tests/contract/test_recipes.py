@@ -50,7 +50,7 @@ def run(copy: Path, *arguments: str) -> str:
 
 
 def test_contributing_has_one_of_each() -> None:
-    rooms = [("kernels",), ("hardware", "catalogue"), ("hardware",), ("networks", "models"), ("networks", "stacks"),
+    rooms = [("kernels",), ("hardware", "catalogue"), ("hardware",), ("networks", "models"), ("stacks", "catalogue"),
              ("timeline", "hosts")]  # fmt: skip
     assert [Path(path).parts[1:-1] for path in recipes()] == rooms
 

@@ -56,7 +56,8 @@ def test_parquet_columns_pass_through_with_their_types(run: Run, tmp_path: Path)
 
     assert types(out)[: -len(OUTPUT)] == types(table)
     assert {row[0]: row[1] for row in types(out)[-len(OUTPUT) :]} == {
-        **dict.fromkeys(OUTPUT, "DOUBLE"), "bound_by": "VARCHAR", "support": "VARCHAR"
+        **dict.fromkeys(OUTPUT, "DOUBLE"), "bound_by": "VARCHAR", "support": "VARCHAR",
+        "answered_as": "VARCHAR",
     }  # fmt: skip
 
 

@@ -12,11 +12,11 @@ from kernelcast.errors import KernelcastError
 from kernelcast.networks import model
 from kernelcast.networks.forward import Deployment
 from kernelcast.networks.precision import Precision
-from kernelcast.stacks import Stack, stack
 from kernelcast.parallel import Layout
 from kernelcast.serving.infer import infer
 from kernelcast.serving.result import Inference
 from kernelcast.serving.workload import Workload
+from kernelcast.stacks import Stack, stack
 
 LLAMA = "llama-3.1-8b"
 

@@ -16,8 +16,8 @@ from kernelcast.networks import model, model_ids
 from kernelcast.networks.forward import Batch, Deployment, forward
 from kernelcast.networks.layers import Dense, LayerRun
 from kernelcast.networks.precision import Precision
-from kernelcast.stacks import stack, stack_ids
 from kernelcast.parallel import Layout
+from kernelcast.stacks import stack, stack_ids
 from kernelcast.times import Times
 
 PROMPTS = Batch(new=(100, 200), past=(0, 0))  # 300 tokens

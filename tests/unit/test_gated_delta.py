@@ -13,9 +13,9 @@ import kernelcast as kc
 from kernelcast.errors import KernelcastError
 from kernelcast.networks import model
 from kernelcast.networks.forward import Batch, Deployment, forward
-from kernelcast.stacks import stack
 from kernelcast.parallel import Layout
 from kernelcast.serving.memory import cache_bytes
+from kernelcast.stacks import stack
 
 HEADS: dict[str, Any] = {"key_heads": 16, "value_heads": 32, "key_dim": 128, "value_dim": 128}
 PHYSICS = kc.Conditions(predictor="generic")

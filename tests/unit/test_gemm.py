@@ -14,6 +14,8 @@ from kernelcast.kernels.work import Work
 from kernelcast.machine import analyse
 from kernelcast.machine.analyse import PIPELINES
 
+ALONE = kc.Conditions(predictor="generic")  # the product by itself, in no engine's layer
+
 
 def candidate(work: Work, **tile: float) -> int:
     """Index of the candidate with this tile."""
@@ -96,19 +98,20 @@ def test_split_k_fills_the_sms_once() -> None:
 
 def test_number_formats_set_bytes_and_rate() -> None:
     gpu = kc.gpu("h100_sxm")
-    bf16 = kc.predict(kc.Gemm(m=8192, n=8192, k=8192), gpu)
-    fp8 = kc.predict(kc.Gemm(m=8192, n=8192, k=8192, dtype="fp8"), gpu)
+    bf16 = kc.predict(kc.Gemm(m=8192, n=8192, k=8192), gpu, ALONE)
+    fp8 = kc.predict(kc.Gemm(m=8192, n=8192, k=8192, dtype="fp8"), gpu, ALONE)
     assert fp8.limits["tensor"] == pytest.approx(bf16.limits["tensor"] / 2)
     one = {
-        t: kc.predict(kc.Gemm(m=1, n=8192, k=8192, dtype=t), gpu).kernels[0].dram_bytes for t in ("bf16", "fp8", "int4")
+        t: kc.predict(kc.Gemm(m=1, n=8192, k=8192, dtype=t), gpu, ALONE).kernels[0].dram_bytes
+        for t in ("bf16", "fp8", "int4")
     }
     assert one["fp8"] == one["bf16"] / 2
     assert one["int4"] == pytest.approx(8192 * 8192 * (0.5 + 2 / 128))  # 4 bits and an fp16 scale per 128
     # fp32 runs on the vector units, tf32 on the tensor cores
-    fp32 = kc.predict(kc.Gemm(m=4096, n=4096, k=4096, dtype="fp32"), gpu)
+    fp32 = kc.predict(kc.Gemm(m=4096, n=4096, k=4096, dtype="fp32"), gpu, ALONE)
     assert "tensor" not in fp32.limits
     assert fp32.limits["fma"] == pytest.approx(2 * 4096**3 / (132 * 256 * 1.98e9))
-    assert "tensor" in kc.predict(kc.Gemm(m=4096, n=4096, k=4096, dtype="tf32"), gpu).limits
+    assert "tensor" in kc.predict(kc.Gemm(m=4096, n=4096, k=4096, dtype="tf32"), gpu, ALONE).limits
 
 
 def test_bmm_of_one_is_a_gemm_with_a_warm_operand() -> None:

@@ -10,10 +10,10 @@ from deployments import deployed, refusal
 
 import kernelcast as kc
 from kernelcast.errors import KernelcastError
-from kernelcast.stacks import stack
 from kernelcast.serving.infer import infer
 from kernelcast.serving.memory import cache_bytes, largest_batch, memory, weight_bytes
 from kernelcast.serving.workload import Workload
+from kernelcast.stacks import stack
 
 # ---- memory ----
 

@@ -45,4 +45,5 @@ def test_a_small_batch_reads_fewer_experts_when_routed_at_random() -> None:
     assert random.time_s < 0.8 * balanced.time_s  # 82 of 128 experts
     many = {**sizes, "tokens": 8192}
     same = [kc.predict(kc.kernel("moe", **many, routing=way), "h200_sxm").time_s for way in ("balanced", "random")]
-    assert same[1] == pytest.approx(same[0], rel=0.1)
+    # 512 rows an expert fill blocks of 128 when dealt out evenly; by chance the last block of each is half empty
+    assert same[1] == pytest.approx(same[0] * (1 + 64 / 512), rel=0.05)

@@ -44,7 +44,7 @@ def calibrate_file(
         typer.Option("--gpu", metavar="ID", help="GPU that was measured; without it, the table's gpu column."),
     ] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave bad rows out instead of stopping.")] = False,
-    cache: Cache = "cold",
+    cache: Cache = "model",
     predictor: PredictorName = "learned",
     json: Json = False,
 ) -> None:

@@ -52,7 +52,7 @@ def diagnose(
         Path | None, typer.Option("--plot", metavar="FILE.png", help="a roofline with the kernels on it")
     ] = None,
     changes: Changes = None,
-    cache: Cache = "cold",
+    cache: Cache = "model",
     predictor: PredictorName = "learned",
     calibration: CalibrationFile = None,
     weights: WeightsFolder = None,

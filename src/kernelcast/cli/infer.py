@@ -101,7 +101,7 @@ def infer(
     sizes = {"--batch": batch, "--input-len": input_len, "--output-len": output_len, "--cached": cached}
     guesses = _speculation(draft_tokens, acceptance, draft_model, deployed)
     workload = _workload(requests, sizes, chunk, guesses)
-    _told(run(place, workload, chosen_conditions(None, "cold", predictor, calibration, weights)), trace, plot, as_json)
+    _told(run(place, workload, chosen_conditions(None, "model", predictor, calibration, weights)), trace, plot, as_json)
 
 
 def _deployed(

@@ -24,7 +24,7 @@ _SHARED: dict[str, tuple[Any, Any]] = {
     "gpu": (shared.GpuName, None),
     "set": (shared.Changes, None),
     "without": (shared.Without, None),
-    "cache": (shared.Cache, "cold"),
+    "cache": (shared.Cache, "model"),
     "predictor": (shared.PredictorName, "learned"),
     "calibration": (shared.CalibrationFile, None),
     "weights": (shared.WeightsFolder, None),

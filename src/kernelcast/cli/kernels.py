@@ -61,7 +61,7 @@ def predict_file(
     ] = False,
     changes: Changes = None,
     without: Without = None,
-    cache: Cache = "cold",
+    cache: Cache = "model",
     predictor: PredictorName = "learned",
     calibration: CalibrationFile = None,
     weights: WeightsFolder = None,

@@ -17,7 +17,8 @@ from kernelcast.hardware import Gpu, gpu
 from kernelcast.machine.analyse import PIPELINES
 from kernelcast.predict import Conditions
 
-ROTATIONS = {"cold": math.inf, "warm": 1.0}
+# How many sets of weights, and of activations, pass between two uses of one
+ROTATIONS = {"model": (math.inf, 1.0), "cold": (math.inf, math.inf), "warm": (1.0, 1.0)}
 
 GpuName = Annotated[
     str | None,
@@ -35,8 +36,9 @@ Cache = Annotated[
     str,
     typer.Option(
         "--cache",
-        metavar="cold|warm",
-        help="cold: weights come from DRAM; warm: L2 holds what the same call left",
+        metavar="model|cold|warm",
+        help="model: weights from DRAM, activations as the kernel before left them; cold: all from DRAM; warm: L2 "
+        "holds what the same call left",
     ),
 ]
 TimelineFile = Annotated[
@@ -107,7 +109,8 @@ def chosen_conditions(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         found = Conditions(
-            rotation=ROTATIONS[cache],
+            rotation=ROTATIONS[cache][0],
+            input_rotation=ROTATIONS[cache][1],
             without=tuple(dict.fromkeys(names)),
             predictor=predictor if weights is None else learned_from(weights),
             calibration=calibration,

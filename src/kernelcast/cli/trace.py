@@ -101,7 +101,7 @@ def trace(
     from kernelcast.tracing.build import Asked
     from kernelcast.training.step import STEP
 
-    asked = chosen_conditions(None, "cold", predictor, calibration, weights)
+    asked = chosen_conditions(None, "model", predictor, calibration, weights)
     conditions = replace(asked, input_rotation=STEP.input_rotation)
     found = _traced(Asked(what, batch, seq, dtype, mode, checkpointing), optimizer, accumulate, attention, graph)
     layout = TrainingLayout(dp, tp, pp, ep, zero, sequence_parallel, micro_batches, schedule, virtual_stages)  # type: ignore[arg-type]

@@ -91,7 +91,9 @@ def calibration_fields(calibration: Any, op: str) -> dict[str, Any] | None:
 
 
 def cache_word(conditions: Conditions) -> str:
-    return "cold" if math.isinf(conditions.rotation) else "warm"
+    if not math.isinf(conditions.rotation):
+        return "warm"
+    return "cold" if math.isinf(conditions.input_rotation) else "model"
 
 
 def gpu_fields(chip: Gpu) -> dict[str, Any]:

@@ -26,7 +26,8 @@ from kernelcast.timeline import RestsOn
 WIDTH = 100
 CALL_WIDTH = 42  # of a row of a table of calls: what 100 columns leave
 CACHE = {
-    "cold": "weights come from DRAM, as in a model of many layers",
+    "model": "weights come from DRAM, activations from the kernel before, as in a model of many layers",
+    "cold": "weights and activations come from DRAM",
     "warm": "the same call just ran, and L2 kept what it could",
 }
 

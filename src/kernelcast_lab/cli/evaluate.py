@@ -56,6 +56,7 @@ _EXAMPLES = {
         "kernelcast data import pipeweave pipeweave -o measured --replace",
         "kernelcast evaluate tuning-gpus --data measured --gpu l40",
     ),
+    "words": (*MAKE, "kernelcast evaluate words --data measured --family gemm"),
     "learning-curve": (
         *MAKE,
         "kernelcast evaluate learning-curve --data measured -o curve --gpu h20 --family gemm --counts 0,30 --epochs 2",
@@ -76,7 +77,7 @@ class Evaluations(CommandGroup):
 def register(app: typer.Typer) -> None:
     group = typer.Typer(cls=with_examples(Evaluations, *_EXAMPLES["tables"]), invoke_without_command=True)
     group.callback()(_evaluate)
-    for command in (tables, served, traced, neusight, tuning, tuning_gpus, learning_curve):
+    for command in (tables, served, words, traced, neusight, tuning, tuning_gpus, learning_curve):
         name = command.__name__.replace("_", "-")
         group.command(name, cls=with_examples(Command, *_EXAMPLES[name]))(command)
     app.add_typer(group, name="evaluate")
@@ -140,6 +141,23 @@ def served(
     _tell(figures(data, source or SOURCES), json)
 
 
+def words(data: Folders = None, family: Families = [], weights: WeightsFolder = None, as_json: Json = False) -> None:  # noqa: B006
+    """What leaving out backend, page_size or stack costs, on shapes that no fit saw."""
+    from kernelcast_lab.evaluate.words import FAMILIES, left_out
+    from kernelcast_lab.fit.families import fitting_columns
+    from kernelcast_lab.fit.recipes import recipe
+
+    refuse_unknown("family", family, FAMILIES)
+    folders = with_tables(data)
+    conditions = chosen_conditions(None, "model", weights=weights)
+    lines = []
+    for name in family or FAMILIES:
+        lines += left_out(fitting_columns(folders, name, recipe(name).data), name, conditions)
+    if not lines:
+        raise KernelcastError("no measured call of a shape that no fit saw in these tables")
+    _tell({"words": lines}, as_json)
+
+
 def traced(
     measured: Annotated[
         Path | None, typer.Option("--measured", metavar="FILE", help="measured models; default: this project's own")
@@ -153,7 +171,7 @@ def traced(
     needs_torch()
     from kernelcast_lab.evaluate.traced import MEASURED, chosen_cases, figures
 
-    chosen = chosen_conditions(None, "cold", predictor, weights=weights).predictor
+    chosen = chosen_conditions(None, "model", predictor, weights=weights).predictor
     shown = ("case", "kernels_ms", "kernels_error", "wall_ms", "wall_error", "launch_bound", "told")
     _tell(figures(chosen_cases(measured or MEASURED, only or ()), chosen), json, {"cases": shown})
 
@@ -166,7 +184,7 @@ def neusight(
     from kernelcast_lab.data.neusight_e2e import model_cases
     from kernelcast_lab.evaluate.neusight_e2e import figures
 
-    chosen = chosen_conditions(None, "cold", predictor, weights=weights).predictor
+    chosen = chosen_conditions(None, "model", predictor, weights=weights).predictor
     _tell(figures(model_cases(data), chosen), json)
 
 
@@ -186,7 +204,7 @@ def tuning(
     """
     from kernelcast_lab.evaluate.tuning import SWEEPS, chosen_sweeps, figures
 
-    conditions = chosen_conditions(None, "cold", predictor)
+    conditions = chosen_conditions(None, "model", predictor)
     found = figures(*chosen_sweeps(sweeps or SWEEPS, only or ()), top, more, conditions)
     shown = ("kernel", "shape", "spearman", "tuned", "tuned_us", "regret_finals", "over_vllm", "over_sglang")
     _tell(found, json, {"shapes": shown, "kernels": ()})

@@ -53,6 +53,14 @@ class Compared:
     measured_s: float
     predicted_s: float
     groups: Mapping[str, str]
+    low_s: float | None = None  # the interval, where the time itself was predicted
+    high_s: float | None = None
+
+    @property
+    def inside(self) -> bool | None:
+        if self.low_s is None or self.high_s is None:
+            return None
+        return self.low_s <= self.measured_s <= self.high_s
 
     @property
     def error(self) -> float:
@@ -69,10 +77,11 @@ def static_batches(cases: Sequence[ServedCase]) -> list[Compared]:
     found = []
     for case, result in zip(cases, infer_many(pairs), strict=True):
         groups = {"gpu": case.gpu, "stack": case.stack, "model": case.model}
-        found.append(Compared("total", case.total_s, result.total.time_s, groups))
+        told = [("total", case.total_s, result.total)]
         if case.prefill_s is not None and case.decode_step_mean_s is not None:
-            found.append(Compared("prefill", case.prefill_s, result.prefill.time_s, groups))
-            found.append(Compared("decode step", case.decode_step_mean_s, result.step.time_s, groups))
+            told += [("prefill", case.prefill_s, result.prefill), ("decode step", case.decode_step_mean_s, result.step)]
+        for what, measured_s, span in told:
+            found.append(Compared(what, measured_s, span.time_s, groups, span.low_s, span.high_s))
     return found
 
 
@@ -144,7 +153,9 @@ def by_group(compared: Sequence[Compared], by: str | None = None) -> list[dict[s
     lines = []
     for (what, name), entries in sorted(members.items()):
         errors = Errors.of([c.measured_s for c in entries], [c.predicted_s for c in entries])
-        lines.append({"of": what, **({by: name} if by else {}), **asdict(errors)})
+        held = [entry.inside for entry in entries if entry.inside is not None]
+        inside = {"inside": 100 * sum(held) / len(held)} if held else {}
+        lines.append({"of": what, **({by: name} if by else {}), **asdict(errors), **inside})
     return lines
 
 

@@ -45,6 +45,11 @@ class Found:
         return self.step.time_s * 1e3 / self.case.wall_ms - 1
 
     @property
+    def inside(self) -> bool:
+        """Whether the interval holds the wall time."""
+        return self.step.low_s * 1e3 <= self.case.wall_ms <= self.step.high_s * 1e3
+
+    @property
     def launch_bound(self) -> bool:
         """As measured: the GPU was idle for more of the wall time than gaps between kernels explain."""
         idle_ms = self.case.wall_ms - self.case.kernel_sum_ms
@@ -112,6 +117,7 @@ def summary(found: Sequence[Found]) -> list[dict[str, Any]]:
             "cases": len(members),
             "kernels_error": 100 * fmean(abs(f.kernel_error) for f in members),
             "wall_error": 100 * fmean(abs(f.wall_error) for f in members),
+            "wall_inside": 100 * fmean(f.inside for f in members),
             "launch_bound_told_right": sum(f.launch_bound == f.step.launch_bound for f in members),
         }
         for name, members in groups.items()

@@ -1,0 +1,91 @@
+"""What it costs to leave words out of a question: shapes that no fit saw, asked with every word and with fewer.
+
+Each measured kind counts the same: up to ``KIND_ROWS`` of its calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernelcast.errors import KernelcastError
+from kernelcast.measured.folds import TEST_FOLD, shape_fold
+from kernelcast.predict import DEFAULT, Conditions
+from kernelcast.tables import predict_columns
+from kernelcast_lab.fit.event_timed import EAGER
+
+Columns = Mapping[str, NDArray[Any]]
+KIND_ROWS = 40
+LEFT_OUT = (("backend",), ("page_size",), ("backend", "page_size"), ("stack",))
+FAMILIES = ("attention", "mla", "moe", "gemm")
+_NOT_ASKED = ("latency_us", "source", "kernel_source", "split")
+_KIND = ("op", "gpu", "stack", "backend", "dtype", "kv_dtype")
+_LEAST_ERROR = 0.02  # below it a ratio of errors says little
+
+
+def left_out(columns: Columns, family: str, conditions: Conditions = DEFAULT) -> list[dict[str, Any]]:
+    """A line for each set of words that is left out: errors with and without them, in percent, and the worst kinds."""
+    rows = _rows(columns)
+    if not len(rows):
+        return []
+    test = {name: column[rows] for name, column in columns.items()}
+    kinds = _codes(test, [name for name in _KIND if name in test])
+    whole = _asked(test, (), conditions)
+    lines = [_line(family, (), whole, whole, test, kinds)]
+    for words in LEFT_OUT:
+        known = [word for word in words if word in test and _given(test[word])]
+        if len(known) == len(words):
+            lines.append(_line(family, words, whole, _asked(test, words, conditions), test, kinds))
+    return lines
+
+
+def _rows(columns: Columns) -> NDArray[np.intp]:
+    """Some of every kind, of the shapes that no fit saw; events around an op are no kernels."""
+    rows = np.flatnonzero((shape_fold(columns) == TEST_FOLD) & (columns["stack"] != EAGER))
+    rows = np.random.default_rng(0).permutation(rows)
+    part = {name: column[rows] for name, column in columns.items()}
+    code = _codes(part, [name for name in _KIND if name in part])
+    order = np.argsort(code, kind="stable")
+    place = np.arange(len(order)) - np.searchsorted(code[order], code[order])
+    return np.sort(rows[order[place < KIND_ROWS]])
+
+
+def _codes(columns: Columns, names: Sequence[str]) -> NDArray[np.intp]:
+    paged = np.nan_to_num(columns["page_size"]) > 0 if "page_size" in columns else np.zeros(len(columns["op"]))
+    joined = [" ".join(map(str, words)) for words in zip(paged, *(columns[name] for name in names), strict=True)]
+    return np.unique(joined, return_inverse=True)[1]
+
+
+def _given(column: NDArray[Any]) -> bool:
+    return any(word is not None for word in column) if column.dtype == object else bool((~np.isnan(column)).any())
+
+
+def _asked(test: Columns, words: Sequence[str], conditions: Conditions) -> Columns:
+    asked = {name: column for name, column in test.items() if name not in (*words, *_NOT_ASKED)}
+    found, bad = predict_columns(asked, None, conditions)
+    if bad.found:
+        raise KernelcastError(bad.text())
+    return found
+
+
+def _line(
+    family: str, words: Sequence[str], whole: Columns, found: Columns, test: Columns, kinds: NDArray[np.intp]
+) -> dict[str, Any]:
+    truth = test["latency_us"]
+    before, after = (np.abs(one["predicted_us"] / truth - 1) for one in (whole, found))
+    sums = [np.bincount(kinds, errors) / np.bincount(kinds) for errors in (before, after)]
+    ratios = sums[1] / np.maximum(sums[0], _LEAST_ERROR)
+    inside = (found["low_us"] <= truth) & (truth <= found["high_us"])
+    return {
+        "family": family,
+        "left_out": " ".join(words) or "nothing",
+        "calls": len(truth),
+        "kinds": len(ratios),
+        "error": 100 * float(after.mean()),
+        "ratio": float(after.mean() / before.mean()),
+        "kinds_over_2": int((ratios > 2).sum()),
+        "inside": 100 * float(inside.mean()),
+    }

@@ -1,0 +1,239 @@
+"""What a forecast says of itself: the evidence that it rests on, the words that it was answered in, and its support."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kernelcast as kc
+from kernelcast.efficiency.evidence import Entry, Evidence, Step, beyond, kinds_of, range_steps
+from kernelcast.efficiency.learned import WEIGHTS, load
+from kernelcast.kernels import kernel_class
+from kernelcast.kernels.base import columns_of
+from kernelcast.stacks import stack
+
+DECODE = {"batch": 64, "q_len": 1, "kv_len": 4096, "q_heads": 32, "kv_heads": 8, "head_dim": 128}
+FAMILIES = sorted(path.stem for path in WEIGHTS.glob("*.safetensors"))
+
+
+def told(op: str, gpu: str, **parameters: Any) -> kc.Prediction:
+    return kc.predict(kc.kernel(op, **parameters), gpu)
+
+
+def evidence(family: str) -> Evidence:
+    weights = load(WEIGHTS, family)
+    assert weights is not None
+    return weights.evidence
+
+
+# ---- what was measured ----
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_ships_its_evidence(family: str) -> None:
+    found = evidence(family)
+    assert found.entries and all(entry.calls > 0 and entry.ranges for entry in found.entries)
+    tested = [entry for entry in found.entries if entry.tested >= 30]
+    assert tested
+    assert all(entry.error is not None and entry.inside is not None for entry in tested)
+    held = np.average([entry.inside or 0.0 for entry in tested], weights=[entry.tested for entry in tested])
+    assert 0.75 <= held <= 0.90  # on shapes that no network saw
+    assert Evidence.read(found.told()) == found
+
+
+def test_an_answer_carries_its_evidence() -> None:
+    found = told("gemm", "b200_sxm", m=4096, n=4096, k=4096, stack="vllm")
+    assert found.support == "seen" and found.answered_as == {}
+    assert found.evidence is not None
+    assert (found.evidence["gpu"], found.evidence["words"]["stack"]) == ("b200_sxm", "vllm")
+    assert found.evidence["calls"] > 30_000 and found.evidence["error"] < 0.1
+    assert found.evidence["ranges"]["m"][1] >= 4096
+    assert set(found.to_dict()) >= {"support", "evidence", "answered_as", "phases"}
+
+
+def test_tables_carry_it_too() -> None:
+    table = {"op": ["gemm", "sgd"], "m": [64, None], "n": [4096, None], "k": [4096, None], "elements": [None, 1000000]}
+    found = kc.predict_table({**table, "stack": ["vllm", "torch"]}, "h200_sxm")
+    assert found["evidence_calls"][0] > 30_000 and found["evidence_calls"][1] == 0
+    assert 0 < found["evidence_error"][0] < 0.1 and np.isnan(found["evidence_error"][1])
+    assert list(found["answered_as"]) == ["", ""]
+
+
+# ---- support is a lookup ----
+
+
+def test_what_is_called_seen_is_what_was_measured() -> None:
+    """Every GPU, stack, backend and format of a decode that can be asked: seen where that very kind was measured."""
+    kernel, known = kernel_class("attention"), evidence("attention")
+    backends = kernel.parameters["backend"].options
+    every = itertools.product(
+        sorted(known.gpus), ("vllm", "sglang", "trtllm", "flashinfer", "torch"), backends, ("bf16", "fp16"),
+        ("bf16", "fp8"),
+    )  # fmt: skip
+    sizes = kernel.sizes(columns_of([kc.kernel("attention", **DECODE)]))
+    seen = measured = count = 0
+    for place, software, backend, dtype, cache in every:
+        words = {"stack": software, "backend": backend, "dtype": dtype, "kv_dtype": cache, "page_size": 64}
+        found = told("attention", place, **DECODE, **words)
+        asked = found.standing.words
+        kinds = [one for one in known.by_op["attention"] if one.gpu == place and one.words == asked]
+        inside = [one for one in kinds if not range_steps(beyond(one, sizes, 1))[0]]
+        count, seen, measured = count + 1, seen + (found.support == "seen"), measured + bool(inside)
+        assert (found.support == "seen") == bool(inside), words
+    assert count == 7 * 5 * 7 * 4 and 0 < seen == measured < 0.2 * count
+
+
+@pytest.mark.parametrize("op", ["sgd", "kv_write", "topk"])
+def test_an_op_that_nobody_measured_is_extrapolated(op: str) -> None:
+    found = kc.predict(kc.kernel(op, **kernel_class(op).examples[0]), "h200_sxm")
+    assert found.support == "extrapolated" and found.evidence is None
+
+
+def test_far_outside_of_the_ranges_is_not_seen() -> None:
+    sizes = {"n": 4096, "k": 4096, "stack": "vllm"}
+    seen = told("gemm", "h200_sxm", m=4096, **sizes)
+    assert seen.support == "seen" and seen.evidence is not None
+    most = int(seen.evidence["ranges"]["m"][1])
+    near, far = (told("gemm", "h200_sxm", m=times * most, **sizes) for times in (2, 16))
+    assert (near.support, far.support) == ("near", "extrapolated")
+
+
+def test_octaves_outside_of_a_range() -> None:
+    entry = Entry("gemm", "h100_sxm", {}, {}, 10, {"m": (1.0, 1023.0)}, (), ())
+    octaves = beyond(entry, {"m": np.array([1.0, 1023.0, 2047.0, 8191.0, 16383.0, np.nan])}, 6)
+    np.testing.assert_allclose(octaves, [0, 0, 1, 3, 4, 0])
+    assert range_steps(octaves).tolist() == [0, 0, 1, 2, 2, 0]
+
+
+# ---- words ----
+
+
+@pytest.mark.parametrize(("gpu", "software"), [("b200_sxm", "vllm"), ("h200_sxm", "sglang"), ("gb200", "trtllm")])
+def test_an_engine_decodes_over_pages_by_its_own_backend(gpu: str, software: str) -> None:
+    whole = told("attention", gpu, **DECODE, stack=software, backend=stack(software).attention_backend(kc.gpu(gpu)),
+                 page_size=stack(software).page_size)  # fmt: skip
+    short = told("attention", gpu, **DECODE, stack=software)
+    assert (short.time_s, short.low_s, short.support) == (whole.time_s, whole.low_s, "seen")
+    assert short.answered_as["paged"] == {"asked": None, "answered": "yes"}
+    assert whole.answered_as == {}
+
+
+def test_flashinfers_fa2_is_flashinfer() -> None:
+    named = [told("attention", "h200_sxm", **DECODE, stack="flashinfer", page_size=16, backend=b)
+             for b in ("fa2", "flashinfer")]  # fmt: skip
+    assert named[0].time_s == named[1].time_s and named[0].support == "seen"
+    assert named[0].standing.text == "backend flashinfer"
+
+
+def test_pytorch_runs_fp32_convolutions_as_tf32() -> None:
+    sizes = {"batch": 32, "in_channels": 256, "out_channels": 256, "height": 14, "width": 14, "kernel_h": 3,
+             "kernel_w": 3, "padding": 1, "stack": "torch"}  # fmt: skip
+    fp32, tf32 = (told("conv2d", "h200_sxm", **sizes, dtype=dtype) for dtype in ("fp32", "tf32"))
+    assert fp32.time_s == tf32.time_s and fp32.answered_as["dtype"]["answered"] == "tf32"
+    assert "tensor" in fp32.limits
+    assert "dtype" not in told("conv2d", "v100_pcie", **sizes, dtype="fp32").answered_as  # which has no TF32
+
+
+def test_moe_without_a_backend_is_its_stacks() -> None:
+    sizes = {"tokens": 512, "hidden": 4096, "inter": 14336, "experts": 8, "topk": 2, "stack": "sglang"}
+    assert told("moe", "h200_sxm", **sizes).time_s == told("moe", "h200_sxm", **sizes, backend="triton").time_s
+
+
+def test_sizes_of_a_model_tell_the_backend() -> None:
+    """vLLM's 8-bit experts on an H100 were measured with Triton on one rank, with CUTLASS on several."""
+    sizes = {"tokens": 512, "hidden": 7168, "inter": 2048, "experts": 256, "topk": 8, "stack": "vllm"}
+    one, many = (told("moe", "h100_sxm", **sizes, dtype="fp8_block", ep=ep) for ep in (1, 8))
+    assert [found.answered_as["backend"]["answered"] for found in (one, many)] == ["triton", "cutlass"]
+
+
+def test_without_a_stack_the_interval_holds_other_stacks() -> None:
+    sizes = {"m": 128, "n": 4096, "k": 4096, "dtype": "fp8"}
+    loose, named = told("gemm", "h200_sxm", **sizes), told("gemm", "h200_sxm", **sizes, stack="vllm")
+    assert loose.time_s == named.time_s and loose.answered_as["stack"]["answered"] == "vllm"
+    assert loose.high_s > named.high_s and loose.low_s < named.low_s
+
+
+# ---- the nearest kind ----
+
+
+def test_what_nobody_measured_is_its_nearest_kind_times_physics() -> None:
+    """Random routing is in no table: the same layer dealt out evenly, times the ratio of generic times."""
+    sizes = {"tokens": 64, "hidden": 2048, "inter": 768, "experts": 128, "topk": 8, "stack": "vllm"}
+    asked, near = (told("moe", "h200_sxm", **sizes, routing=way) for way in ("random", "balanced"))
+    physics = kc.Conditions(predictor="generic")
+    ratio = [kc.predict(kc.kernel("moe", **sizes, backend="triton", routing=way), "h200_sxm", physics).time_s
+             for way in ("random", "balanced")]  # fmt: skip
+    step = evidence("moe").step("routing", "random", "balanced")
+    assert asked.time_s == pytest.approx(near.time_s * ratio[0] / ratio[1] * np.exp(step.shift), rel=1e-6)
+    assert asked.support == "near" and asked.answered_as["routing"] == {"asked": "random", "answered": "balanced"}
+    assert asked.high_s / asked.time_s > near.high_s / near.time_s
+
+
+def test_a_format_that_the_gpu_lacks_is_told_by_name_alone() -> None:
+    found = told("attention", "v100_sxm", batch=4, q_len=512, kv_len=512, q_heads=8, head_dim=64, dtype="fp16")
+    assert found.support == "extrapolated" and np.isfinite(found.time_s)
+
+
+def test_the_nearest_kind_costs_the_least() -> None:
+    def entry(**words: str) -> Entry:
+        return Entry("gemm", "h100_sxm", {"layout": "tn", "inputs": None, **words}, {}, 10, {}, (), ())
+
+    steps = {"dtype": Step(0.1, 0.2, 0.3, 0.2, 4), "stack vllm sglang": Step(-0.1, 0.05, 0.05, 0.05, 2)}
+    found = Evidence((entry(dtype="fp8", stack="vllm"), entry(dtype="bf16", stack="sglang")), steps)
+    words = {"dtype": "bf16", "stack": "vllm", "layout": None, "inputs": None}
+    (near,) = found.standings(kernel_class("gemm"), words, kc.gpu("h100_sxm"), "h100_sxm")
+    assert near.changed == (("stack", "vllm", "sglang"),) and (near.shift, near.low) == (-0.1, 0.05)
+    assert near.entry is found.entries[1] and near.far == 1
+
+
+def test_kinds_of_a_mixed_table() -> None:
+    calls = columns_of([kc.kernel("attention", **{**DECODE, "q_len": q, "kv_len": kv}) for q, kv in
+                        ((1, 4096), (512, 512), (4, 900), (1, 1))])  # fmt: skip
+    found = {words["phase"]: rows for rows, words in kinds_of(kernel_class("attention"), calls)}
+    assert {phase: rows.tolist() for phase, rows in found.items() if rows is not None} == {
+        "decode": [0, 2], "prefill": [1, 3],
+    }  # fmt: skip
+    mixed = columns_of([kc.kernel("attention", q_lens=[512, 1], kv_lens=[512, 900], q_heads=8, head_dim=64)])
+    assert [words["phase"] for _, words in kinds_of(kernel_class("attention"), mixed)] == ["mixed"]
+
+
+# ---- intervals ----
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_intervals_are_never_narrower_farther_away(family: str) -> None:
+    weights = load(WEIGHTS, family)
+    assert weights is not None
+    near, far = weights.spreads["near"], weights.spreads["extrapolated"]
+    assert 0 <= near.low <= far.low and 0 <= near.high <= far.high
+
+
+def test_more_steps_are_wider() -> None:
+    def width(gpu: str | kc.Gpu, **words: Any) -> float:
+        found = kc.predict(kc.kernel("attention", **DECODE, **words), gpu)
+        return float(np.log(found.high_s / found.low_s))
+
+    new = replace(kc.gpu("h200_sxm"), id="another", compute_capability="11.0")
+    seen = width("h200_sxm", stack="vllm")
+    assert seen < width("h200_sxm", stack="vllm", dtype="fp16")
+    assert seen < width(replace(new, compute_capability="9.0"), stack="vllm") < width(new, stack="vllm")
+
+
+def test_a_whole_model_tells_what_it_rests_on() -> None:
+    from kernelcast.networks import model
+    from kernelcast.networks.forward import Deployment
+    from kernelcast.serving.infer import infer
+    from kernelcast.serving.workload import Workload
+
+    found = infer(Deployment(model("llama-3.1-8b"), kc.gpu("h100_sxm"), stack("vllm")), Workload.equal(8, 1024, 64))
+    rests = found.rests_on
+    assert rests.calls > 50_000 and rests.error is not None and 0.01 < rests.error < 0.1
+    assert sum(rests.support.values()) == pytest.approx(1) and rests.support["seen"] > 0.5
+    assert sum(share for _, share in rests.kinds) == pytest.approx(1)
+    assert rests.told()["kinds"][0]["op"] == "gemm"
+    parts = [ran.span for one in found.passes for ran in one.ran if ran.part == "host"]
+    assert parts and all(span.low_s < span.time_s < span.high_s for span in parts)  # other hosts are slower
