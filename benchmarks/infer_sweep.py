@@ -11,10 +11,10 @@ import time
 import kernelcast as kc
 from kernelcast.networks import model
 from kernelcast.networks.forward import Deployment
-from kernelcast.stacks import stack
 from kernelcast.parallel import Layout
 from kernelcast.serving.infer import infer_many
 from kernelcast.serving.workload import Workload
+from kernelcast.stacks import stack
 
 MODELS = ("llama-3.1-8b", "llama-3.1-70b", "qwen3-32b", "qwen3-30b-a3b", "mixtral-8x7b")
 GPUS = ("a100_sxm", "h100_sxm", "h200_sxm", "b200_sxm", "l40s")

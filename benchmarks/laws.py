@@ -14,6 +14,7 @@ import itertools
 import random
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -34,8 +35,8 @@ WHOLE = ("sm_count", "l2_bytes")
 Columns = dict[str, NDArray[Any]]
 
 
-def table_of(count: int, seed: int) -> Columns:
-    calls = random_calls(count, seed)
+def table_of(count: int, seed: int, only: Sequence[str] = ()) -> Columns:
+    calls = random_calls(count, seed, only)
     names = dict.fromkeys(name for call in calls for name in call if name != "gpu")
     return {name: np.array([*(call.get(name) for call in calls), None], dtype=object)[:-1] for name in names}
 

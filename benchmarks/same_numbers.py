@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,15 +37,15 @@ PROFILES = ("llama_8b_4_layers_decode", "llama_8b_4_layers_prefill", "planted_fa
             "planted_waves")  # fmt: skip
 
 
-def random_calls(count: int, seed: int = 0) -> list[dict[str, Any]]:
-    """Examples of every op with other sizes and words, where these make a call. Some GPUs refuse some of them."""
+def random_calls(count: int, seed: int = 0, only: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Examples of every op, or of some, with other sizes and words, where these make a call. Some GPUs refuse some."""
     from kernelcast.errors import KernelcastError
     from kernelcast.kernels.base import REGISTRY, parameters_of
     from kernelcast.kernels.base import kernel as made
 
     draw = random.Random(seed)
     found: list[dict[str, Any]] = []
-    ops = itertools.cycle(sorted(REGISTRY))
+    ops = itertools.cycle(only or sorted(REGISTRY))
     while len(found) < count:
         kernel = REGISTRY[next(ops)]
         call: dict[str, Any] = {"op": kernel.op, **draw.choice(kernel.examples)}
