@@ -60,8 +60,10 @@ def test_new_shapes(table: str, where: str | None, sample: int | None, most: flo
     assert (found["support"] == "seen").mean() > 0.99  # new shapes, but within the ranges of their kinds
     family = {"aiconfigurator/attention_generation": "attention", "aiconfigurator/moe": "moe"}.get(table)
     for line in left_out(rows, family) if family else ():
-        if line["left_out"] in ("page_size", "backend"):  # what the stack's file, or the sizes of the model, tell
-            assert line["ratio"] <= 1.2, line
+        # What the stack's file tells, or the sizes of the model. SGLang on Blackwell, by calls a few, was measured with
+        # three backends for the same sizes: nobody can tell these.
+        if line["left_out"] in ("page_size", "backend"):
+            assert line["by_calls" if family == "attention" else "ratio"] <= 1.2, line
 
 
 def test_whole_models_as_served() -> None:
@@ -72,7 +74,7 @@ def test_whole_models_as_served() -> None:
     assert mean_error(found, "prefill") <= 8
     assert mean_error(found, "decode step") <= 9
     for what in ("total", "prefill", "decode step"):
-        held = [entry.inside for entry in found if entry.what == what]
+        held = [bool(entry.inside) for entry in found if entry.what == what]
         assert 0.75 <= np.mean(held) <= 0.90, what  # every second case set how wide whole passes are
     by_gpu: dict[str, list[float]] = {}
     for entry in found:

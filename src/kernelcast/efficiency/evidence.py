@@ -159,7 +159,7 @@ class Evidence:
     """All measured kinds of a family, and what changing a word costs."""
 
     entries: tuple[Entry, ...] = ()
-    steps: Mapping[str, Step] = field(default_factory=dict)  # by "word asked answered" and "word"
+    steps: Mapping[str, Step] = field(default_factory=dict)  # by "word asked answered", "word, dtype" and "word"
     _known: dict[Any, tuple[Standing, ...]] = field(default_factory=dict, compare=False, repr=False)  # looked up before
 
     @classmethod
@@ -201,17 +201,18 @@ class Evidence:
     def capabilities(self) -> frozenset[str]:
         return frozenset(gpu(name).compute_capability for name in self.gpus)
 
-    def step(self, word: str, asked: str | None, answered: str | None) -> Step:
-        """What it costs to take one word for another."""
-        known = self.steps.get(f"{word} {asked} {answered}") or self.steps.get(word)
+    def step(self, word: str, asked: str | None, answered: str | None, dtype: str | None = None) -> Step:
+        """What it costs to take one word for another: of this pair, else of the word in this format, else in any."""
+        keys = (f"{word} {asked} {answered}", f"{word}, {dtype}", word)
+        known = next((self.steps[key] for key in keys if key in self.steps), None)
         if known:
             return known
         return RAGGED_STEP if word == "lengths" else FAR_STEP if word in FIXED else UNKNOWN_STEP
 
-    def _step(self, change: tuple[str, str | None, str | None], own: bool) -> Step:
+    def _step(self, change: tuple[str, str | None, str | None], dtype: str | None, own: bool) -> Step:
         """``own``: the networks are told of the GPU itself, and answer for it in words that they heard elsewhere: no
         median of answers under another name corrects that."""
-        step = self.step(*change)
+        step = self.step(*change, dtype)
         return replace(step, shift=0.0) if own and change[0] == "gpu" else step
 
     def standings(self, kernel: type[Kernel], words: Words, place: Gpu, kin: str) -> tuple[Standing, ...]:
@@ -233,7 +234,8 @@ class Evidence:
         found = {stack: self._nearest(kernel, words, {**words, "stack": stack}, place, kin) for stack in stacks}
         least = min(cost for cost, _ in found.values())
         standings = next(standings for cost, standings in found.values() if cost == least)  # of equals the first
-        loose = self.steps.get("stack", UNKNOWN_STEP)  # nobody said which stack, so the interval holds them all
+        # Nobody said which stack, so the interval holds them all
+        loose = self.steps.get(f"stack, {words['dtype']}") or self.steps.get("stack", UNKNOWN_STEP)
         return [one if one.words["stack"] is None else _wider(one, loose) for one in standings]
 
     def _nearest(
@@ -250,7 +252,7 @@ class Evidence:
             said = {**usual, **{name: answered for name, (_, answered) in apart.items() if name in unsaid}}
             changed = tuple((name, *pair) for name, pair in apart.items() if name not in unsaid)
             changed += () if entry.gpu == kin else (("gpu", kin, entry.gpu),)
-            steps = [self._step(change, own) for change in changed]
+            steps = [self._step(change, usual["dtype"], own) for change in changed]
             order = round(sum(step.error for step in steps), 6), said != usual, -entry.calls
             found[order] = Standing(
                 words=said,

@@ -1,6 +1,7 @@
 """What it costs to leave words out of a question: shapes that no fit saw, asked with every word and with fewer.
 
-Each measured kind counts the same: up to ``KIND_ROWS`` of its calls.
+Up to ``KIND_ROWS`` calls of each measured kind are asked. ``error`` and ``ratio`` count every kind the same;
+``by_calls`` counts each by how many of its calls the tables have.
 """
 
 from __future__ import annotations
@@ -28,29 +29,33 @@ _LEAST_ERROR = 0.02  # below it a ratio of errors says little
 
 def left_out(columns: Columns, family: str, conditions: Conditions = DEFAULT) -> list[dict[str, Any]]:
     """A line for each set of words that is left out: errors with and without them, in percent, and the worst kinds."""
-    rows = _rows(columns)
+    rows, weights = _rows(columns)
     if not len(rows):
         return []
     test = {name: column[rows] for name, column in columns.items()}
     kinds = _codes(test, [name for name in _KIND if name in test])
     whole = _asked(test, (), conditions)
-    lines = [_line(family, (), whole, whole, test, kinds)]
+    lines = [_line(family, (), whole, whole, test, kinds, weights)]
     for words in LEFT_OUT:
         known = [word for word in words if word in test and _given(test[word])]
         if len(known) == len(words):
-            lines.append(_line(family, words, whole, _asked(test, words, conditions), test, kinds))
+            lines.append(_line(family, words, whole, _asked(test, words, conditions), test, kinds, weights))
     return lines
 
 
-def _rows(columns: Columns) -> NDArray[np.intp]:
-    """Some of every kind, of the shapes that no fit saw; events around an op are no kernels."""
+def _rows(columns: Columns) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+    """Some of every kind, of the shapes that no fit saw, and how many calls each stands for; events around an op are no
+    kernels."""
     rows = np.flatnonzero((shape_fold(columns) == TEST_FOLD) & (columns["stack"] != EAGER))
     rows = np.random.default_rng(0).permutation(rows)
     part = {name: column[rows] for name, column in columns.items()}
     code = _codes(part, [name for name in _KIND if name in part])
     order = np.argsort(code, kind="stable")
     place = np.arange(len(order)) - np.searchsorted(code[order], code[order])
-    return np.sort(rows[order[place < KIND_ROWS]])
+    taken = order[place < KIND_ROWS]
+    stands_for = np.bincount(code)[code[taken]] / np.bincount(code[taken])[code[taken]]
+    sorting = np.argsort(rows[taken])
+    return rows[taken][sorting], stands_for[sorting]
 
 
 def _codes(columns: Columns, names: Sequence[str]) -> NDArray[np.intp]:
@@ -72,8 +77,9 @@ def _asked(test: Columns, words: Sequence[str], conditions: Conditions) -> Colum
 
 
 def _line(
-    family: str, words: Sequence[str], whole: Columns, found: Columns, test: Columns, kinds: NDArray[np.intp]
-) -> dict[str, Any]:
+    family: str, words: Sequence[str], whole: Columns, found: Columns, test: Columns, kinds: NDArray[np.intp],
+    weights: NDArray[np.float64],
+) -> dict[str, Any]:  # fmt: skip
     truth = test["latency_us"]
     before, after = (np.abs(one["predicted_us"] / truth - 1) for one in (whole, found))
     sums = [np.bincount(kinds, errors) / np.bincount(kinds) for errors in (before, after)]
@@ -86,6 +92,7 @@ def _line(
         "kinds": len(ratios),
         "error": 100 * float(after.mean()),
         "ratio": float(after.mean() / before.mean()),
+        "by_calls": float(np.average(after, weights=weights) / np.average(before, weights=weights)),
         "kinds_over_2": int((ratios > 2).sum()),
         "inside": 100 * float(inside.mean()),
     }

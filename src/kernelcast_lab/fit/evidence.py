@@ -31,6 +31,7 @@ from kernelcast.measured.store import AGAIN
 from kernelcast.predict import ask
 from kernelcast.tables import turns_of
 from kernelcast_lab.data.shared import read, root_path, tables
+from kernelcast_lab.fit.event_timed import EAGER
 
 Columns = Mapping[str, NDArray[Any]]
 Rows = NDArray[np.intp]
@@ -290,9 +291,10 @@ def _steps(
             said, truth = asking.told(kind, own, Standing(kind.words, entry=entry, changed=(change,)))
             word, asked, answered = change
             left = np.log(truth / said.time_s)
-            residuals.setdefault(f"{word} {asked} {answered}", []).append(left)
-            residuals.setdefault(word, []).append(left)
-    return {name: _step(found, shifted=" " in name) for name, found in sorted(residuals.items())}
+            pooled = [word, f"{word}, {kind.words['dtype']}"] if EAGER not in (asked, answered) else []
+            for name in (f"{word} {asked} {answered}", *pooled):
+                residuals.setdefault(name, []).append(left)
+    return {name: _step(found, shifted=name.count(" ") == 2) for name, found in sorted(residuals.items())}
 
 
 def _one_word(kind: _Kind, entry: Entry) -> tuple[str, str | None, str | None] | None:
