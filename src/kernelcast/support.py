@@ -7,9 +7,9 @@ from typing import Literal
 
 Support = Literal["seen", "near", "extrapolated"]
 SUPPORT: dict[str, str] = {
-    "seen": "calls like this one were measured on this GPU",
-    "near": "between measured calls, or on a close relative of a measured GPU",
-    "extrapolated": "beyond measured data, it rests on the physics alone",
+    "seen": "calls of this kind were measured on this GPU",
+    "near": "one step from measured calls: a word, the GPU, or the range",
+    "extrapolated": "farther from measured calls: physics carries most of it",
 }
 _MOST = 0.9  # of the time, that a level must reach to be told for the whole
 

@@ -126,7 +126,7 @@ def test_flashinfers_fa2_is_flashinfer() -> None:
     named = [told("attention", "h200_sxm", **DECODE, stack="flashinfer", page_size=16, backend=b)
              for b in ("fa2", "flashinfer")]  # fmt: skip
     assert named[0].time_s == named[1].time_s and named[0].support == "seen"
-    assert named[0].standing.text == "backend flashinfer"
+    assert named[0].standing.text == "backend flashinfer for fa2"
 
 
 def test_pytorch_runs_fp32_convolutions_as_tf32() -> None:

@@ -21,6 +21,7 @@ from kernelcast.kernels.base import Calls, Kernel, Words
 from kernelcast.kernels.work import Array
 
 Rows = NDArray[np.intp]
+Change = tuple[str, str | None, str | None]  # a word, as asked, as answered
 # Stacks that a call could mean where none is named, the first that was measured; None: a kernel by itself.
 USUAL_STACKS = (None, "vllm", "sglang", "trtllm", "torch", "flashinfer", "nccl")
 FIXED = ("phase", "mask", "lengths", "filters", "config", "absorbed")  # a call of another of these has other numbers
@@ -82,10 +83,10 @@ class Standing:
     """Where a kind of question stands: what it rests on, and by how many words it is off."""
 
     words: Mapping[str, str | None]  # as asked, what nobody said filled in
-    filled: tuple[tuple[str, str | None], ...] = ()
+    filled: tuple[Change, ...] = ()  # what nobody said, or called by another name
     entry: Entry | None = None
     name: str | None = None  # the GPU that the networks are told of
-    changed: tuple[tuple[str, str | None, str | None], ...] = ()  # word, asked, answered
+    changed: tuple[Change, ...] = ()  # what was said and not measured
     shift: float = 0.0
     low: float = 0.0
     high: float = 0.0
@@ -94,7 +95,7 @@ class Standing:
     @property
     def answered_as(self) -> dict[str, dict[str, str | None]]:
         """The words that were filled in or changed: what was asked, None where nobody said, and what was answered."""
-        filled = {word: {"asked": None, "answered": answered} for word, answered in self.filled}
+        filled = {word: {"asked": asked, "answered": answered} for word, asked, answered in self.filled}
         for word, asked, answered in self.changed:
             said = filled[word]["asked"] if word in filled else asked
             filled[word] = {"asked": said, "answered": answered}
@@ -141,8 +142,8 @@ def as_asked(kernel: type[Kernel], words: Words, place: Gpu) -> Standing:
     return Standing(usual, _filled(words, usual))
 
 
-def _filled(words: Words, usual: Words) -> tuple[tuple[str, str | None], ...]:
-    return tuple((name, word) for name, word in usual.items() if word != words[name] and name not in _OWN)
+def _filled(words: Words, usual: Words) -> tuple[Change, ...]:
+    return tuple((name, words[name], word) for name, word in usual.items() if word != words[name] and name not in _OWN)
 
 
 def _short(value: Any) -> Any:
@@ -209,7 +210,7 @@ class Evidence:
             return known
         return RAGGED_STEP if word == "lengths" else FAR_STEP if word in FIXED else UNKNOWN_STEP
 
-    def _step(self, change: tuple[str, str | None, str | None], dtype: str | None, own: bool) -> Step:
+    def _step(self, change: Change, dtype: str | None, own: bool) -> Step:
         """``own``: the networks are told of the GPU itself, and answer for it in words that they heard elsewhere: no
         median of answers under another name corrects that."""
         step = self.step(*change, dtype)

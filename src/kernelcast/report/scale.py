@@ -7,7 +7,7 @@ from typing import Any
 from kernelcast.networks.traced import PHASES
 from kernelcast.report.json import attributes
 from kernelcast.report.run import breakdown_fields, interval_text
-from kernelcast.report.text import plain_table, show, title
+from kernelcast.report.text import evidence_lines, plain_table, show, support_text, title
 from kernelcast.report.units import binary_bytes_text, digits, percent, time_text
 from kernelcast.timeline import Memory
 from kernelcast.training.scaled import PARTS, ScaledStep
@@ -49,6 +49,8 @@ def fields(found: ScaledStep) -> dict[str, Any]:
             for s in found.stages
         ],
         "breakdown": breakdown_fields(found.shares),
+        "support": found.support,
+        "evidence": found.rests_on.told(),
         "predictor": found.predictor,
     }  # fmt: skip
 
@@ -89,7 +91,8 @@ def print_scaled(found: ScaledStep) -> None:
     parts = plain_table("part", "time", "share", "", right=("time", "share"), rows=part_rows(found))
     heads = ("layers", "in flight", "parameters", "gradients", "optimizer", "activations", "memory")
     memory = plain_table("stage", *heads, right=heads, rows=memory_rows(found))
-    show(answer, "", parts, "", memory, "", f"weights    {found.predictor}")
+    show(answer, "", parts, "", memory, "", support_text(found.support, found.predictor))
+    show(*evidence_lines(found.rests_on))
 
 
 def part_rows(found: ScaledStep) -> list[Row]:

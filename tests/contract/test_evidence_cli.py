@@ -1,0 +1,75 @@
+"""``kernelcast evidence`` and what other commands tell of it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from running import Run
+
+ATTENTION = ("kernel", "attention", "--batch", "8", "--q-len", "1", "--kv-len", "2048", "--q-heads", "32", "--kv-heads",
+             "8", "--head-dim", "128", "--gpu", "h200_sxm")  # fmt: skip
+
+
+def told(run: Run, *arguments: str) -> str:
+    code, out, err = run(*arguments)
+    assert (code, err) == (0, "")
+    return out
+
+
+def test_a_summary_by_op_without_arguments(run: Run) -> None:
+    out = told(run, "evidence")
+    assert "kinds of calls" in out and "attention" in out and "gemm" in out and max(map(len, out.splitlines())) <= 100
+
+
+def test_kinds_that_were_asked_for(run: Run) -> None:
+    out = told(run, "evidence", "--op", "attention", "--gpu", "NVIDIA B200", "--stack", "vllm")
+    assert "vllm trtllm bf16 decode causal paged" in out and "h200" not in out
+
+
+def test_as_data(run: Run) -> None:
+    found = json.loads(told(run, "evidence", "--op", "gemm", "--where", "dtype=fp8", "--json"))
+    assert found["kinds"] == len(found["evidence"]) > 10
+    assert found["calls"] == sum(line["calls"] for line in found["evidence"])
+    line = found["evidence"][0]
+    assert {line["op"], line["words"]["dtype"]} == {"gemm", "fp8"} and line["ranges"]["m"][0] >= 1
+    summed = json.loads(told(run, "evidence", "--by", "stack", "--op", "gemm", "--json"))
+    assert {line["stack"] for line in summed["evidence"]} >= {"vllm", "sglang", "trtllm", "torch"}
+
+
+def test_one_kind_in_full(run: Run) -> None:
+    out = told(run, "evidence", "--op", "gemm", "--gpu", "a40")
+    assert "gemm a40 torch fp16: m 1 to" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--gpu", "h300"), "unknown gpu 'h300'"),
+        (("--op", "gem"), "unknown op 'gem' (did you mean gemm"),
+        (("--stack", "vlm"), "unknown stack 'vlm' (did you mean vllm"),
+        (("--where", "dtype"), "give WORD=VALUE"),
+        (("--where", "dtpe=fp8"), "unknown word 'dtpe' (did you mean dtype"),
+        (("--by", "colour"), "unknown --by 'colour'"),
+        (("--weights", "/nowhere"), "/nowhere"),
+    ],
+)
+def test_refusals_are_one_line(run: Run, arguments: tuple[str, ...], said: str) -> None:
+    code, out, err = run("evidence", *arguments)
+    assert code == 2 and out == "" and said in err and err.count("\n") == 1
+
+
+def test_a_kernel_tells_what_it_rests_on(run: Run) -> None:
+    out = told(run, *ATTENTION, "--stack", "vllm")
+    assert "calls of this kind on h200_sxm" in out and "answered as  backend fa3, paged yes" in out
+    found = json.loads(told(run, *ATTENTION, "--stack", "flashinfer", "--backend", "fa2", "--json"))
+    assert found["answered_as"]["backend"] == {"asked": "fa2", "answered": "flashinfer"}
+    assert found["evidence"]["calls"] > 1000 and found["evidence"]["words"]["phase"] == "decode"
+
+
+def test_a_model_tells_what_it_rests_on(run: Run) -> None:
+    asked = ("infer", "llama-3.1-8b", "--gpu", "h100_sxm", "--batch", "4", "--input-len", "512", "--output-len", "32")
+    found = json.loads(told(run, *asked, "--json"))["evidence"]
+    assert found["calls"] > 10_000 and 0 < found["error"] < 0.1 and found["kinds"][0]["share"] > 0.3
+    assert sum(found["support"].values()) == pytest.approx(1)
+    assert "rests on   " in told(run, *asked)
