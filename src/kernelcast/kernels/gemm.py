@@ -101,6 +101,11 @@ class Gemm(Kernel):
         return {**words, "layout": words["layout"] or "tn", "inputs": words["inputs"] if quantises else None}
 
     @classmethod
+    def spoken(cls, calls: Calls, words: Words) -> Calls:
+        """Whether A comes quantised stays as it is: other kernels run, not the same ones otherwise."""
+        return super().spoken(calls, {**words, "inputs": calls.choice("inputs")})
+
+    @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
         kind, rows, cols = calls.dtype, calls["m"], calls["k"]
         product = matmul_work(gpu, kind, rows, calls["n"], cols)
