@@ -89,8 +89,8 @@ def test_serving_points() -> None:
     measured = serving_points(DATA)
     found, _ = steady_points(measured)
     assert len([entry for entry in found if entry.what == "TPOT"]) >= 0.6 * len(measured)
-    # TensorRT-LLM's experts in int4 are in no table: as its bf16 ones times physics they are slower than served. Asked of
-    # the networks in words that they never heard together, these were 17.7 and 25.1.
+    # TensorRT-LLM's experts in int4 are in no table: as its bf16 ones times physics they are slower than served. Asked
+    # of the networks in words that they never heard together, these were 17.7 and 25.1.
     assert mean_error(found, "TPOT") <= 18.2
     assert mean_error(found, "TTFT, 1 to 4 requests") <= 25.7
     dense = {"meta-llama/Llama-3.1-70B", "meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen3-32B"}
