@@ -141,9 +141,18 @@ def served(
     _tell(figures(data, source or SOURCES), json)
 
 
-def words(data: Folders = None, family: Families = [], weights: WeightsFolder = None, as_json: Json = False) -> None:  # noqa: B006
+def words(
+    data: Folders = None,
+    family: Families = [],  # noqa: B006  Typer copies it
+    without: Annotated[
+        str | None, typer.Option("--without", metavar="GPU", help="on this GPU, left out of a fit")
+    ] = None,
+    rows: Annotated[int, typer.Option("--rows", min=1, help="rows of such a fit")] = 150_000,
+    weights: WeightsFolder = None,
+    as_json: Json = False,
+) -> None:
     """What leaving out backend, page_size or stack costs, on shapes that no fit saw."""
-    from kernelcast_lab.evaluate.words import FAMILIES, left_out
+    from kernelcast_lab.evaluate.words import FAMILIES, gpu_out, left_out
     from kernelcast_lab.fit.families import fitting_columns
     from kernelcast_lab.fit.recipes import recipe
 
@@ -152,7 +161,8 @@ def words(data: Folders = None, family: Families = [], weights: WeightsFolder = 
     conditions = chosen_conditions(None, "model", weights=weights)
     lines = []
     for name in family or FAMILIES:
-        lines += left_out(fitting_columns(folders, name, recipe(name).data), name, conditions)
+        columns = fitting_columns(folders, name, recipe(name).data)
+        lines += gpu_out(columns, name, without, rows) if without else left_out(columns, name, conditions)
     if not lines:
         raise KernelcastError("no measured call of a shape that no fit saw in these tables")
     _tell({"words": lines}, as_json)

@@ -27,6 +27,20 @@ _KIND = ("op", "gpu", "stack", "backend", "dtype", "kv_dtype")
 _LEAST_ERROR = 0.02  # below it a ratio of errors says little
 
 
+def gpu_out(columns: Columns, family: str, place: str, rows: int) -> list[dict[str, Any]]:
+    """The same on a GPU that a fit on so many rows did not see."""
+    from kernelcast_lab.evaluate.run import Evaluation, Fitted
+    from kernelcast_lab.fit.fit import fit_rows
+
+    own = np.asarray(columns["gpu"] == place)
+    if not own.any():
+        raise KernelcastError(f"no measured call of {family} on {place}")
+    seen = np.flatnonzero(~own)
+    settings = Evaluation(rows=rows).settings_for(family, len(seen))
+    conditions = Conditions(predictor=Fitted(fit_rows(columns, family, seen, settings)))
+    return left_out({name: column[own] for name, column in columns.items()}, family, conditions)
+
+
 def left_out(columns: Columns, family: str, conditions: Conditions = DEFAULT) -> list[dict[str, Any]]:
     """A line for each set of words that is left out: errors with and without them, in percent, and the worst kinds."""
     rows, weights = _rows(columns)
