@@ -41,10 +41,6 @@ class Step:
     error: float  # mean error of an answer, corrected by other kinds' median
     kinds: int
 
-    @property
-    def spread(self) -> tuple[float, float]:
-        return self.low, self.high
-
 
 # Batches of unequal lengths are in no table of kernels; whole decode steps of such batches in engines are this far off.
 RAGGED_STEP = Step(0.0, 0.1, 0.1, 0.07, 0)

@@ -55,7 +55,6 @@ class FamilyWeights:
     main: tuple[Layers, ...]
     transfer: tuple[Layers, ...]
     ceiling: Layers
-    capabilities: tuple[str, ...]  # of the GPUs in the data
     spreads: Mapping[str, Spread]  # by support
     about: Mapping[str, Any]  # version, data hash, rows, sources
     evidence: Evidence = field(default_factory=Evidence)
@@ -259,7 +258,6 @@ def unpack(tensors: Mapping[str, Floats], meta: Mapping[str, Any]) -> FamilyWeig
         main=tuple(layers(f"main.{i}") for i in range(int(meta["main"]))),
         transfer=tuple(layers(f"transfer.{i}") for i in range(int(meta["transfer"]))),
         ceiling=layers("ceiling"),
-        capabilities=tuple(meta["capabilities"]),
         spreads={level: Spread(*pair) for level, pair in meta["spreads"].items()},
         about=meta["about"],
         evidence=Evidence.read(meta.get("evidence", {"models": [], "kinds": [], "steps": {}})),
@@ -280,7 +278,6 @@ def pack(weights: FamilyWeights) -> tuple[dict[str, NDArray[Any]], dict[str, str
         "vocabulary": weights.encoder.vocabulary,
         "main": len(weights.main),
         "transfer": len(weights.transfer),
-        "capabilities": weights.capabilities,
         "spreads": {level: (s.keep, s.low, s.high) for level, s in weights.spreads.items()},
         "about": weights.about,
         "evidence": weights.evidence.told(),

@@ -70,11 +70,6 @@ class Encoder:
         inverse = (1 / self.scale).astype(np.float32)
         return ((np.clip(values, self.low, self.high) - self.mean) * inverse).astype(np.float32, copy=False)
 
-    def outside(self, values: Floats) -> NDArray[np.bool_]:
-        """Rows with a feature beyond the range seen by more than a tenth of it."""
-        margin = 0.1 * (self.high - self.low) + 1e-6
-        return np.any((values < self.low - margin) | (values > self.high + margin), axis=1)
-
     def word_columns(self) -> dict[str, tuple[int, ...]]:
         """Input columns of each word name's one-hot code."""
         columns: dict[str, tuple[int, ...]] = {}

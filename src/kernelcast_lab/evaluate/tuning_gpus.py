@@ -67,7 +67,7 @@ def left_out(data: Dataset, place: str) -> FamilyWeights:
     main = train(fitted, encoder, settings.main, "main")
     seeded = [replace(settings.transfer, seed=seed) for seed in range(settings.transfer_networks)]
     transfer = tuple(train(fitted, encoder, training, "transfer") for training in seeded)
-    return FamilyWeights(encoder, (main,), transfer, main, (), {}, {})
+    return FamilyWeights(encoder, (main,), transfer, main, {}, {})
 
 
 def figures(

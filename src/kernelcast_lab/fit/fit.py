@@ -98,7 +98,6 @@ def _fitted(
         main=tuple(main),
         transfer=transfer,
         ceiling=run.network("ceiling", measured, encoder, "ceiling", 0),
-        capabilities=tuple(sorted({gpu(name).compute_capability for name in encoder.vocabulary["gpu"]})),
         spreads=spreads(data, run),
         about=run.about(len(measured), encoder.vocabulary["gpu"]),
     )
@@ -219,7 +218,7 @@ def _left_out(data: Dataset, groups: list[list[str]], run: _Run, *, far: bool) -
         label = f"without {'+'.join(group)}"
         main = run.network(f"main {label}", fitted, encoder, "main", at)
         transfer = (run.network(f"transfer {label}", fitted, encoder, "transfer", at),) if far else ()
-        outs.append(correction(FamilyWeights(encoder, (main,), transfer, main, (), {}, {}), tested))
+        outs.append(correction(FamilyWeights(encoder, (main,), transfer, main, {}, {}), tested))
         truths.append(tested.target)
     out, truth = np.concatenate(outs), np.concatenate(truths)
     keeps = np.arange(0.5, 1.01, 0.05) if far else np.ones(1)
