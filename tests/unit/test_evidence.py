@@ -190,6 +190,19 @@ def test_the_nearest_kind_costs_the_least() -> None:
     assert near.entry is found.entries[1] and near.far == 1
 
 
+def test_kinds_of_as_many_calls_are_all_looked_at() -> None:
+    """Two backends measured equally often: the numbers of a call tell which, none is lost."""
+    words = {"dtype": "bf16", "stack": "vllm", "routing": "balanced", "config": "chosen"}
+    entries = [
+        Entry("moe", "h100_sxm", {**words, "backend": backend}, {}, 10, {"ep": (ep, ep)}, (), ())
+        for backend, ep in (("cutlass", 8.0), ("trtllm", 1.0))
+    ]
+    standings = Evidence(tuple(entries)).standings(
+        kernel_class("moe"), {**words, "backend": None}, kc.gpu("h100_sxm"), "h100_sxm"
+    )
+    assert [one.words["backend"] for one in standings] == ["cutlass", "trtllm"]
+
+
 def test_kinds_of_a_mixed_table() -> None:
     calls = columns_of([kc.kernel("attention", **{**DECODE, "q_len": q, "kv_len": kv}) for q, kv in
                         ((1, 4096), (512, 512), (4, 900), (1, 1))])  # fmt: skip

@@ -247,7 +247,7 @@ class Evidence:
         unsaid = [name for name in usual if words[name] is None and name != "stack"]
         own = any(entry.gpu == kin for entry in self.by_op.get(kernel.op, ()))  # the networks know the op there
         new = int(place.id not in self.gpus) + int(place.compute_capability not in self.capabilities)
-        found: dict[tuple[float, bool, int], Standing] = {}
+        found: list[tuple[tuple[float, bool, int], Standing]] = []
         for entry in self.by_op.get(kernel.op, ()):
             apart = {n: (w, entry.words.get(n)) for n, w in usual.items() if w != entry.words.get(n)}
             said = {**usual, **{name: answered for name, (_, answered) in apart.items() if name in unsaid}}
@@ -255,7 +255,7 @@ class Evidence:
             changed += () if entry.gpu == kin else (("gpu", kin, entry.gpu),)
             steps = [self._step(change, usual["dtype"], own) for change in changed]
             order = round(sum(step.error for step in steps), 6), said != usual, -entry.calls
-            found[order] = Standing(
+            standing = Standing(
                 words=said,
                 filled=_filled(asked, said),
                 entry=entry,
@@ -266,10 +266,12 @@ class Evidence:
                 high=float(np.sqrt(sum(step.high**2 for step in steps))),
                 far=len(changed) + new,
             )
+            found.append((order, standing))
         if not found:
             return 0.0, [Standing(usual, _filled(asked, usual), far=2)]
-        least = min(found)[0]
-        return least, [found[order] for order in sorted(found) if order[0] == least]
+        found.sort(key=lambda pair: pair[0])  # of equals in the order of the table
+        least = found[0][0][0]
+        return least, [standing for order, standing in found if order[0] == least]
 
 
 def _wider(standing: Standing, loose: Step) -> Standing:
