@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 ROTATIONS = ("rotation", "input_rotation")
+_SHOWN = 6  # of a list of lengths, in messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +43,24 @@ class Call:
         return Call.of(self.op, {**dict(self.parameters), **changes}, self.rotation, self.input_rotation)
 
     def __str__(self) -> str:
-        return ", ".join(f"{name}={value}" for name, value in self.words.items())
+        return ", ".join(f"{name}={_short(value)}" for name, value in self.words.items())
+
+
+def _short(value: Any) -> Any:
+    """Of the lengths of a large batch, the first few."""
+    if not isinstance(value, tuple) or len(value) <= _SHOWN:
+        return value
+    return f"({', '.join(map(str, value[:_SHOWN]))}, ... {len(value)} in all)"
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A call as a run makes it: in which part of a model, and how often."""
+    """A call as a run makes it: in which part of a model, and how often; ``by``: what of the batch its size follows."""
 
     part: str
     call: Call
     count: float = 1.0
+    by: str = "tokens"  # or "sequences" (the head's rows), or "lengths" (attention: new and past tokens of each)
 
     @property
     def op(self) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kernelcast.calls import Call, Launch
@@ -25,6 +25,7 @@ _ACTIVATIONS = {
     "gelu_tanh": "gelu_tanh", "relu": "relu",
 }  # fmt: skip
 _MOST_CHECKED = 8  # new tokens of a sequence that a step with drafted tokens checks
+_FOLLOWS = {"attention": "lengths", "linear attention": "lengths", "head": "sequences", "sampling": "sequences"}
 
 
 @dataclass(frozen=True)
@@ -215,11 +216,12 @@ class _Pass:
         absorbed = max(self.batch.new) <= (_MOST_CHECKED if min(self.batch.past) else 2)
         if absorbed:  # queries into the latent, and values out of it, one small product a head
             for n, k in ((latent, mixer.qk_nope_head_dim), (mixer.v_head_dim, latent)):
-                yield self._call("projections", "bmm", count, batch=heads, m=tokens, n=n, k=k,
-                                 dtype=self.precision.between)  # fmt: skip
+                yield replace(self._call("projections", "bmm", count, batch=heads, m=tokens, n=n, k=k,
+                                         dtype=self.precision.between), by="lengths")  # fmt: skip
         else:
             up = heads * (mixer.qk_nope_head_dim + mixer.v_head_dim)
-            yield self._product("projections", count, tokens + sum(self.batch.past), up, latent)
+            expanded = self._product("projections", count, tokens + sum(self.batch.past), up, latent)
+            yield replace(expanded, by="lengths")
         yield self._call("attention", "mla", count, **self.batch.lengths, q_heads=heads, kv_rank=latent,
                          rope_dim=mixer.qk_rope_head_dim, nope_dim=mixer.qk_nope_head_dim, v_dim=mixer.v_head_dim,
                          page_size=self.stack.page_size if any(self.batch.past) else 0,
@@ -260,13 +262,14 @@ class _Pass:
         yield self._product(part, count, self.tokens, width, inter)
 
     def _experts(self, block: Experts, count: int) -> Iterator[Launch]:
-        width, layout, kind = self.model.hidden, self.layout, self.precision.expert_weights
+        width, layout = self.model.hidden, self.layout
+        kind, backend = self.stack.experts(self.gpu, self.precision.expert_weights)
         yield self._call("router", "gemm", count, m=self.tokens, n=block.experts, k=width, dtype=self.precision.between)
         if layout.dp > 1:
             yield from self._exchanged(block, count)
         yield self._call("experts", "moe", count, tokens=self.tokens * layout.dp, hidden=width, inter=block.inter,
                          experts=block.experts, topk=block.topk, tp=layout.expert_tp, ep=layout.ep, skew=self.skew,
-                         gated=block.gated, backend=self.stack.moe_backend(self.gpu, kind), dtype=kind)  # fmt: skip
+                         gated=block.gated, backend=backend, dtype=kind)  # fmt: skip
         if block.shared:
             yield from self._dense(block.shared, count, "shared experts")
             if layout.dp > 1:  # else the sum over the experts has it
@@ -307,7 +310,8 @@ class _Pass:
         yield self._call("head", "gemm", 1, m=rows, n=-(-vocab // tp), k=self.model.hidden,
                          dtype=self.precision.between)  # fmt: skip
         if tp > 1:
-            yield self._sent("all_gather", 1, rows * vocab * self.precision.between_bytes, tp)
+            gathered = self._sent("all_gather", 1, rows * vocab * self.precision.between_bytes, tp)
+            yield replace(gathered, by="sequences")
         yield from self._small("sampling", "copy", 1, rows=rows, cols=vocab, to="fp32")
         yield self._call("sampling", "argmax", 1, rows=rows, cols=vocab, dtype="fp32", stack="torch")
 
@@ -342,7 +346,7 @@ class _Pass:
     def _call(self, part: str, op: str, count: float, **parameters: Any) -> Launch:
         """A kernel of the stack, in the format of vectors unless told otherwise."""
         given = {"stack": self.stack.kernels, "dtype": self.precision.vectors, **parameters}
-        return Launch(part, Call.of(op, given), float(count))
+        return Launch(part, Call.of(op, given), float(count), _FOLLOWS.get(part, "tokens"))
 
 
 def _activation(name: str) -> str:

@@ -68,7 +68,26 @@ class Stack(Library):
     gap_s: float  # between two kernels of a graph, beyond what a kernel's own time has
     reserved_bytes: float  # context, libraries, graphs
     used_share: float  # of the memory, that it fills at most
+    sequence_s: float = 0.0  # host time that each sequence of a step adds, beyond what runs beside the GPU
+    token_s: float = 0.0  # of the front end, for each token of a prompt
+    joint_attention: bool = False  # one launch for prompts and decodes of a step; else one each
+    graph_sizes: tuple[tuple[int, int, int], ...] = ()  # tokens of captured steps: first, last, step
+    scheduler: tuple[tuple[str, Any], ...] = ()  # its defaults, see serving.engine.settings; none: it serves no queue
+    expert_kernels: Pairs = ()  # "format generation" of experts: "format backend" of the measured kernel it runs as
     unfused: tuple[tuple[str, Any], ...] = ()  # ops that run as several kernels: each a table of its op and sizes
+
+    def experts(self, gpu: Gpu, dtype: str) -> tuple[str, str | None]:
+        """Format and backend of the kernel that experts of this format run in."""
+        key = f"{dtype} {gpu.compute_capability.split('.')[0]}"
+        if found := dict(self.expert_kernels).get(key):
+            kind, backend = found.split()
+            return kind, backend
+        return dtype, self.moe_backend(gpu, dtype)
+
+    @property
+    def graph_tokens(self) -> int:
+        """Of the largest step that replays a graph."""
+        return max((last for _, last, _ in self.graph_sizes), default=0)
 
     def parts(self, op: str) -> Sequence[Mapping[str, Any]]:
         """The kernels that ``op`` is run as; none where it is one kernel of its own."""

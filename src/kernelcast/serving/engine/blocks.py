@@ -1,0 +1,153 @@
+"""The KV cache of one rank: blocks that requests hold, and what freed ones still have of prompts that may come again.
+
+Prompts that begin alike share blocks. What may be shared is told in pieces of token streams (see ``Load.shared``): the
+pieces form a tree, and a node has as many full blocks as were computed of it. Freed blocks keep what is in them until
+they are taken again, the longest freed first, and of one request the last first, as vLLM and SGLang do.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+Pieces = Sequence[tuple[int, int]]
+
+
+class Node:
+    """A piece of a stream behind those before it: tokens ``start`` to ``end`` of a prompt are in the cache."""
+
+    __slots__ = ("above", "end", "freed", "holders", "start", "stream")
+
+    def __init__(self, above: Node | None, stream: int, start: int) -> None:
+        self.above, self.stream, self.start, self.end = above, stream, start, start
+        self.holders = 0
+        self.freed = 0  # which of its entries in the queue of freed blocks is the valid one; 0: it is held
+
+
+class Blocks:
+    """``free``: blocks that nobody holds. Taking more than that is a mistake of the caller."""
+
+    def __init__(self, count: int, size: int, caching: bool) -> None:
+        self.count, self.size, self.caching = count, size, caching
+        self.free = count
+        self._nodes: dict[tuple[Node | None, int], Node] = {}
+        self._queue: deque[tuple[int, Node | None, int]] = deque()  # freed: blocks, of a node (or nobody's), its entry
+        self._unused = count  # that nobody ever held, which are taken first
+        self._entries = 0
+
+    @property
+    def used(self) -> int:
+        return self.count - self.free
+
+    def of(self, tokens: int) -> int:
+        """Blocks that so many tokens fill."""
+        return -(-tokens // self.size)
+
+    def found(self, pieces: Pieces, most: int) -> tuple[int, list[Node]]:
+        """Tokens at the beginning of a prompt that are cached, in full blocks and at most ``most``; their nodes."""
+        cached, start, path = 0, 0, []
+        above: Node | None = None
+        for stream, tokens in pieces if self.caching else ():
+            node = self._nodes.get((above, stream))
+            if node is None or node.end == start:
+                break
+            path.append(node)
+            cached = min(node.end, start + tokens)
+            if cached < start + tokens:
+                break
+            above, start = node, start + tokens
+        return min(cached, most) // self.size * self.size, path
+
+    def hold(self, path: Sequence[Node]) -> None:
+        """A request reads these nodes: they may not be taken."""
+        for node in path:
+            if not node.holders:
+                self.free -= self._size_of(node)
+                node.freed = 0
+            node.holders += 1
+
+    def unheld(self, path: Sequence[Node]) -> int:
+        """Free blocks that holding these would take."""
+        return sum(self._size_of(node) for node in path if not node.holders)
+
+    def take(self, blocks: int) -> None:
+        """Blocks for new tokens: never used ones, then the longest freed."""
+        self.free -= blocks
+        if not self.caching:
+            return
+        fresh = min(blocks, self._unused)
+        self._unused -= fresh
+        blocks -= fresh
+        while blocks > 0 and self._queue:
+            count, node, entry = self._queue[0]
+            if node is None:
+                taken = min(count, blocks)
+                if taken == count:
+                    self._queue.popleft()
+                else:
+                    self._queue[0] = (count - taken, None, 0)
+                blocks -= taken
+            elif entry != node.freed:  # it was held again since
+                self._queue.popleft()
+            else:
+                blocks -= self._evict(node, blocks)
+
+    def _evict(self, node: Node, blocks: int) -> int:
+        """The last blocks of a freed node; the whole of it leaves the tree."""
+        have = self._size_of(node)
+        taken = min(have, blocks)
+        if taken == have:
+            self._queue.popleft()
+            node.end, node.freed = node.start, 0
+            self._nodes.pop((node.above, node.stream), None)
+        else:
+            node.end = (node.end // self.size - taken) * self.size
+        return taken
+
+    def store(self, pieces: Pieces, path: list[Node], computed: int) -> int:
+        """A request has computed its prompt up to ``computed`` tokens: what others may share goes into the tree, held
+        by it. Blocks that go from the request to the tree; ``path`` grows by the nodes."""
+        moved, start = 0, 0
+        above: Node | None = None
+        for depth, (stream, tokens) in enumerate(pieces if self.caching else ()):
+            end = min(start + tokens, computed)
+            if end <= start:
+                break
+            node = self._nodes.get((above, stream))
+            if node is None:
+                node = self._nodes[above, stream] = Node(above, stream, start)
+            if depth >= len(path) or path[depth] is not node:
+                if depth < len(path):  # another came first with the same beginning: what is held stays
+                    break
+                path.append(node)
+                if not node.holders:
+                    self.free -= self._size_of(node)
+                    node.freed = 0
+                node.holders += 1
+            if end > node.end:
+                before = self._size_of(node)
+                node.end = end
+                moved += self._size_of(node) - before
+            if end < start + tokens:
+                break
+            above, start = node, start + tokens
+        return moved
+
+    def release(self, own: int, path: Sequence[Node]) -> None:
+        """A request ends (or is put back): ``own`` blocks that nobody shares, and its nodes, the deepest first."""
+        self.free += own
+        if not self.caching:
+            return
+        if own:
+            self._queue.append((own, None, 0))
+        for node in reversed(path):
+            node.holders -= 1
+            if not node.holders:
+                blocks = self._size_of(node)
+                self.free += blocks
+                self._entries += 1
+                node.freed = self._entries
+                self._queue.append((blocks, node, self._entries))
+
+    def _size_of(self, node: Node) -> int:
+        return node.end // self.size - node.start // self.size

@@ -1,0 +1,147 @@
+"""One engine: its ranks step together, each step as long as the busiest rank's."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from kernelcast.kernels.work import Array
+from kernelcast.serving.engine.rank import Rank, Step
+from kernelcast.serving.engine.request import Request
+from kernelcast.serving.engine.step_times import StepTimes, host_s
+
+_MOST_STEPS = 512  # that are taken together
+
+
+@dataclass
+class _Under:
+    """Steps under way: they end at ``start_s + ends_s``; ``count`` of them will be run."""
+
+    start_s: float
+    ends_s: list[float] | Array
+    count: int
+    steps: list[Step | None]
+
+
+class Engine:
+    """``next_s``: when the steps under way end, infinity where it is idle. ``noted`` is told of every stretch of steps:
+    (start, end, steps, sequences that decode, prompt tokens, the engine)."""
+
+    def __init__(self, ranks: list[Rank], times: StepTimes, variant: str,
+                 noted: Callable[[float, float, int, int, int, Engine], None]) -> None:  # fmt: skip
+        self.ranks, self.times, self.variant, self._noted = ranks, times, variant, noted
+        self.next_s = math.inf
+        self._under: _Under | None = None
+        # A scheduler that works ahead has the next step ready when one begins: who comes during a step is looked at
+        # when it ends, and runs in the one after the next.
+        self._ahead = ranks[0].settings.async_scheduling
+        self._come: deque[tuple[float, Request]] = deque()
+        stack = times.deployment.stack
+        self._step_s, self._sequence_s = (host_s(variant, x) for x in (stack.step_s, stack.sequence_s))
+
+    @property
+    def load(self) -> int:
+        return sum(rank.load for rank in self.ranks) + len(self._come)
+
+    def submit(self, request: Request, now_s: float) -> None:
+        """It is looked at when the step under way ends (or, of a scheduler that works ahead, the one after it)."""
+        under = self._under
+        if under is None:
+            self._deal(request)
+            self._begin(now_s)
+            return
+        if self._ahead:
+            self._come.append((now_s, request))
+        else:
+            self._deal(request)
+        if under.count > 1 and not self._full:
+            run = int(np.searchsorted(under.ends_s, now_s - under.start_s)) + (2 if self._ahead else 1)
+            if run < under.count:
+                under.count = run
+                self.next_s = under.start_s + float(under.ends_s[run - 1])
+
+    def _deal(self, request: Request) -> None:
+        """To the rank with the fewest requests."""
+        rank = self.ranks[0] if len(self.ranks) == 1 else min(self.ranks, key=lambda rank: rank.load)
+        rank.waiting.append(request)
+
+    @property
+    def _full(self) -> bool:
+        """Whoever comes must wait for one that ends."""
+        return all(rank.waiting or len(rank.running) >= rank.settings.max_num_seqs for rank in self.ranks)
+
+    def run(self) -> tuple[list[Request], list[Request]]:
+        """End the steps under way and begin the next: who has got a first token, and who is done."""
+        under = self._under
+        assert under is not None
+        now_s, first, done = self.next_s, [], []
+        decoding = sum(rank.decoding for rank, step in zip(self.ranks, under.steps, strict=True)
+                       if step and step.decodes)  # fmt: skip
+        prompts = sum(step.prompt_tokens for step in under.steps if step and step.chunks)
+        self._noted(under.start_s, now_s, under.count, decoding, prompts, self)
+        for rank, step in zip(self.ranks, under.steps, strict=True):
+            if step:
+                begun, ended = rank.advance(step, under.count, now_s)
+                first += begun
+                done += ended
+        self._under = None
+        begun_s = under.start_s + float(under.ends_s[under.count - 2]) if under.count > 1 else under.start_s
+        while self._come and self._come[0][0] <= begun_s:
+            self._deal(self._come.popleft()[1])
+        self._begin(now_s)
+        return first, done
+
+    def _begin(self, now_s: float) -> None:
+        steps = [rank.schedule(now_s) for rank in self.ranks]
+        if not any(steps) and self._come:  # nothing runs: no reason to wait
+            while self._come:
+                self._deal(self._come.popleft()[1])
+            steps = [rank.schedule(now_s) for rank in self.ranks]
+        if not any(steps):
+            self.next_s = math.inf
+            return
+        if any(step.chunks for step in steps if step):
+            for step in steps:
+                if step:
+                    step.most = 1
+            ends: list[float] | Array = [self._mixed_s(steps)]
+        else:
+            most = min(step.most for step in steps if step)
+            ends = self._decodes_s(1 if self._come and not self._full else most)
+        self._under = _Under(now_s, ends, len(ends), steps)
+        self.next_s = now_s + float(ends[-1])
+
+    def _mixed_s(self, steps: list[Step | None]) -> float:
+        """The heaviest rank's step; all run as many tokens as it."""
+        longest = 0.0
+        for rank, step in zip(self.ranks, steps, strict=True):
+            if step is None:
+                continue
+            decoding, context = (rank.decoding, rank.context_sum) if step.decodes else (0, 0.0)
+            if not step.chunks:
+                longest = max(longest, self.times.decode(decoding, context, self.variant) + self._host(decoding))
+                continue
+            tokens = pairs = rows = 0
+            for request, part in step.chunks:
+                past = request.context - request.left
+                tokens, pairs, rows = tokens + part, pairs + part * past, rows + (request.left == part)
+            mixed_s = self.times.mixed(decoding, context, tokens, pairs / tokens, rows + decoding, self.variant)
+            longest = max(longest, mixed_s + self._host(decoding + len(step.chunks)))
+        return longest
+
+    def _host(self, sequences: int) -> float:
+        return self._step_s + sequences * self._sequence_s
+
+    def _decodes_s(self, most: int) -> list[float] | Array:
+        """When each of the next steps ends, all ranks decoding."""
+        decoding = max(rank.decoding for rank in self.ranks)
+        context = max(rank.context_sum for rank in self.ranks)
+        own_s = self._host(decoding)
+        if most == 1:
+            return [self.times.decode(decoding, context, self.variant) + own_s]
+        count, gained = min(most, _MOST_STEPS), self.ranks[0].gained
+        return np.cumsum(self.times.decodes(decoding, context, gained, count, self.variant) + own_s)

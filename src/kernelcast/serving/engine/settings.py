@@ -1,0 +1,100 @@
+"""How an engine schedules: the limits that its users set, by default those of its own launcher."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from kernelcast.errors import KernelcastError
+from kernelcast.hardware import Gpu
+from kernelcast.networks.forward import Deployment
+from kernelcast.serving.memory import cache_bytes, memory
+from kernelcast.stacks import Stack
+
+CAPACITIES = ("grow", "estimate", "reserve")
+POLICIES = ("fcfs", "lpm")
+_LARGE_BYTES = 70 * 2**30  # vLLM and SGLang take larger steps on GPUs of so much memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """One engine's. ``capacity``: how blocks are given to a request. grow: as it needs them, the last to come is put
+    back when none is left; estimate: by what those that run are guessed to write yet; reserve: all it may need."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_prefill_tokens: int  # of a step that reads prompts alone, over all of them
+    chunked_prefill: bool
+    prefix_caching: bool
+    async_scheduling: bool  # a step is scheduled while the one before it runs
+    block_size: int
+    capacity: str
+    policy: str = "fcfs"  # who of the waiting is next: the first, or (lpm) the one with most of its prompt cached
+    kv_blocks: int = 0  # of one rank; 0: as many as the memory has
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_prefill_tokens", "block_size"):
+            if getattr(self, name) < 1:
+                raise KernelcastError(f"{name} must be 1 or more, not {getattr(self, name)}")
+        for name, known in (("capacity", CAPACITIES), ("policy", POLICIES)):
+            if getattr(self, name) not in known:
+                raise KernelcastError(f"{name} is one of {', '.join(known)}, not {getattr(self, name)!r}")
+
+    @property
+    def kv_tokens(self) -> int:
+        return self.kv_blocks * self.block_size
+
+
+def settings_of(deployment: Deployment, given: dict[str, Any] | None = None, context: int = 4096) -> Settings:
+    """The stack's own defaults on this GPU, with what is ``given`` (None: not given) in their place. ``context``: tokens
+    of a usual request, which tell how much a token takes where layers have a window or a state."""
+    asked = {name: value for name, value in (given or {}).items() if value is not None}
+    usual = _defaults(deployment.stack, deployment.gpu)
+    found = Settings(**{**usual, **asked})
+    if not found.kv_blocks:
+        found = replace(found, kv_blocks=kv_blocks(deployment, found, context))
+    if found.max_num_batched_tokens < found.max_num_seqs and "max_num_batched_tokens" in asked:
+        if "max_num_seqs" in asked:
+            raise KernelcastError(
+                f"max_num_batched_tokens {found.max_num_batched_tokens} is less than max_num_seqs "
+                f"{found.max_num_seqs}: a step could not decode them all"
+            )
+        found = replace(found, max_num_seqs=found.max_num_batched_tokens)
+    return found
+
+
+def _defaults(stack: Stack, gpu: Gpu) -> dict[str, Any]:
+    raw = dict(stack.scheduler)
+    if not raw:
+        raise KernelcastError(f"{stack.name} has no scheduler: requests under load are served by vllm, sglang, trtllm")
+    large = gpu.dram_bytes >= _LARGE_BYTES and not gpu.id.startswith("a100")
+    for name in [name for name in raw if name.endswith("_large")]:
+        value = raw.pop(name)
+        if large:
+            raw[name.removesuffix("_large")] = value
+    raw.setdefault("max_prefill_tokens", raw["max_num_batched_tokens"])
+    known = {field.name for field in fields(Settings)}
+    if extra := set(raw) - known:
+        raise KernelcastError(f"{stack.id}.toml: [scheduler] has unknown {', '.join(sorted(extra))}")
+    return raw
+
+
+def kv_blocks(deployment: Deployment, settings: Settings, context: int) -> int:
+    """Blocks of one rank: what weights, the largest step and the stack itself leave of the memory it fills."""
+    tokens = max(settings.max_num_batched_tokens, 1)
+    held = memory(deployment, {}, tokens, min(settings.max_num_seqs, tokens))
+    room = held.available_bytes - held.used_bytes
+    # Of a rank: ``cache_bytes`` is the mean over ranks.
+    each = cache_bytes(deployment, context) * deployment.layout.dp / context
+    if room <= 0:
+        gib = 2**30
+        raise KernelcastError(
+            f"{deployment.model.name} on {deployment.layout.gpus} x {deployment.gpu.id} leaves no memory for a KV cache:"
+            f" weights take {held['weights'] / gib:.1f} GiB and steps of {tokens:,} tokens {held['activation'] / gib:.1f}"
+            f" of the {held.available_bytes / gib:.1f} a GPU that {deployment.stack.name} fills; give more GPUs (--tp), "
+            f"a smaller format, or a smaller --max-num-batched-tokens"
+        )
+    if not each:
+        return 1 << 40
+    return math.floor(room / (each * settings.block_size))

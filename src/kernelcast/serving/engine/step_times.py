@@ -1,0 +1,310 @@
+"""How long a step of an engine takes, whatever its batch: a few hundred passes predicted in bulk, lines between them.
+
+A step's kernels are of three sorts. Most follow its tokens alone; the head follows its sequences; attention follows how
+many new and past tokens each sequence has. So a step is the sum of three tables:
+
+    step(batch) = tokens(T) + rows(R) + attention(decodes, their mean context; prompt tokens, their mean past)
+
+Where one launch takes prompts and decodes together, attention is the sum of both times a fourth table: the ratio of the
+joint launch to the two. Tables are in seconds, each with what it may be off (below, above).
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from kernelcast.calls import Launch
+from kernelcast.kernels.work import Array
+from kernelcast.networks.forward import Batch, Deployment, forward
+from kernelcast.networks.layers import SelfAttention
+from kernelcast.predict import DEFAULT, Conditions
+from kernelcast.serving.passes import HOST_RANGE, PASS_SPREAD
+from kernelcast.span import Span
+from kernelcast.timeline import Ran, RestsOn, joined
+from kernelcast.timeline.power import throttled_s
+from kernelcast.times import Times
+
+_FINE = 32  # tokens between predicted passes that are too large for a graph, up to a few of these
+_COARSE = 1.0 / 16  # of the tokens, between larger ones
+_SEQUENCES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096)
+_CONTEXTS = tuple(int(round(64 * 2 ** (i / 2))) for i in range(29))  # 64 to a million tokens
+_PROMPTS = (1, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384,
+            24576, 32768, 65536, 131072, 262144, 1048576)  # fmt: skip
+_PASTS = (0, 64, 256, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144, 1048576)
+_MIXED = ((1, 8, 32, 128, 512), (128, 1024, 8192, 65536), (32, 256, 2048, 8192), (0, 1024, 16384))
+VARIANTS = ("low", "likely", "high")
+
+
+@dataclass(frozen=True)
+class Reach:
+    """The largest batch that tables must tell: of a step."""
+
+    tokens: int
+    sequences: int
+    context: int
+    cached: int  # tokens that the cache holds in all
+
+
+class StepTimes:
+    """Steps of one deployment: ``decode`` and ``mixed`` in seconds, at one end of the interval or between."""
+
+    def __init__(self, deployment: Deployment, reach: Reach, conditions: Conditions = DEFAULT,
+                 times: Times | None = None, drafted: int = 0) -> None:  # fmt: skip
+        """``drafted``: guesses that a decode step checks beside its own token."""
+        self.deployment, self.drafted = deployment, drafted
+        self._times = times or Times(deployment.gpu, conditions)
+        self._passes: dict[str, list[Batch]] = {}
+        self.reach = reach
+        checked = 1 + drafted
+        self._sequences = _up_to(_SEQUENCES, reach.sequences)
+        self._contexts = _up_to(_CONTEXTS, reach.context)
+        self._prompts = _up_to(_PROMPTS, reach.tokens)
+        self._pasts = _up_to(_PASTS, reach.context)
+        self._token_counts = _token_counts(deployment.stack.graph_sizes, max(reach.tokens, checked))
+        joint = deployment.stack.joint_attention and any(
+            isinstance(run.layer.attention, SelfAttention) for run in deployment.model.layer_kinds
+        )
+        self._mixed_grid = tuple(
+            _up_to(grid, most) for grid, most in zip(
+                _MIXED, (reach.sequences, reach.context, reach.tokens, reach.context), strict=True)
+        ) if joint and deployment.stack.mixed_steps else None  # fmt: skip
+        self._build(checked)
+
+    def _build(self, checked: int) -> None:
+        of_tokens = [Batch((n,), (0,)) for n in self._token_counts]
+        of_rows = [Batch(n * (checked,), n * (64,), head_rows=checked) for n in self._sequences]
+        contexts = {n: self._held(n, self._contexts) for n in self._sequences}
+        decodes = [Batch(n * (checked,), n * (past,)) for n in self._sequences for past in contexts[n]]
+        prompts = [Batch((n,), (past,)) for n in self._prompts for past in self._pasts]
+        mixed: list[Batch] = []
+        if self._mixed_grid:
+            mixed = [
+                Batch((*(n * (checked,)), q), (*(n * (context,)), past))
+                for n in self._mixed_grid[0] for context in self._held(n, self._mixed_grid[1], whole=True)
+                for q in self._mixed_grid[2] for past in self._mixed_grid[3]
+            ]  # fmt: skip
+        sorts = [("tokens", of_tokens), ("sequences", of_rows), ("lengths", decodes), ("lengths", prompts),
+                 ("lengths", mixed)]  # fmt: skip
+        launches = [[_of(self.deployment, batch, sort) for batch in batches] for sort, batches in sorts]
+        self._times.learn(launch.call for group in launches for each in group for launch in each)
+        tokens, rows, decode, prompt, joint = (self._table(group) for group in launches)
+        self._tokens = _filled(self._token_counts, tokens, self.deployment.stack.graph_sizes)
+        self._gaps_s = self._host_gaps(launches)
+        self._rows = rows.reshape(len(self._sequences), 3)
+        self._decode = np.stack([
+            _continued(contexts[n], part, self._contexts)
+            for n, part in zip(self._sequences, _split(decode, [len(contexts[n]) for n in self._sequences]), strict=True)
+        ])  # fmt: skip
+        self._prompt = prompt.reshape(len(self._prompts), len(self._pasts), 3)
+        self._lines: dict[tuple[int, str], tuple[list[float], list[float]]] = {}
+        self._ratio = self._joint_ratio(joint) if self._mixed_grid else None
+
+    def _held(self, sequences: int, contexts: Sequence[int], *, whole: bool = False) -> tuple[int, ...]:
+        """Those that so many sequences can have at once; ``whole``: none left out, but no longer than that."""
+        most = max(self.reach.cached // sequences, 2)
+        if whole:
+            return tuple(min(context, most) for context in contexts)
+        fits = tuple(context for context in contexts if context <= most)
+        return fits if len(fits) > 1 else (most // 2, most)
+
+    def _table(self, group: Sequence[Sequence[Launch]]) -> Array:
+        """Seconds, and how far below and above they may be, of each pass."""
+        found = np.zeros((len(group), 3))
+        gpu = self.deployment.gpu
+        for row, launches in enumerate(group):
+            span = joined(Ran.of("", launch, self._times) for launch in launches)
+            slower = sum(x.count * throttled_s(x.call, self._times[x.call].span.time_s, gpu) for x in launches)
+            found[row] = span.time_s + slower, span.time_s - span.low_s, span.high_s - span.time_s
+        return found
+
+    def _host_gaps(self, launches: Sequence[Sequence[Sequence[Launch]]]) -> tuple[float, float]:
+        """Seconds of the gaps between the kernels of a graph, and of launching all of them one by one."""
+        count = sum(launch.count for sort in launches[:3] for launch in sort[0])
+        return count * self.deployment.stack.gap_s, count * self.deployment.stack.launch_s
+
+    def _joint_ratio(self, joint: Array) -> Array:
+        grid = self._mixed_grid
+        assert grid is not None
+        ratio = joint[:, 0].reshape([len(axis) for axis in grid])
+        for i, n in enumerate(grid[0]):
+            for j, context in enumerate(self._held(n, grid[1], whole=True)):
+                alone = self._decoding(n, context)[0]
+                for k, q in enumerate(grid[2]):
+                    for m, past in enumerate(grid[3]):
+                        ratio[i, j, k, m] /= alone + self._prompting(q, past)[0]
+        return ratio
+
+    def _decoding(self, sequences: float, context: float) -> tuple[float, float, float]:
+        """Attention of decodes: time, below, above."""
+        return _bilinear(self._sequences, self._contexts, self._decode, sequences, context)
+
+    def _prompting(self, tokens: float, past: float) -> tuple[float, float, float]:
+        return _bilinear(self._prompts, self._pasts, self._prompt, tokens, past)
+
+    def _line(self, sequences: int, variant: str) -> tuple[list[float], list[float]]:
+        """Mean contexts, and the step that decodes so many sequences of each: lines between them are steps between."""
+        key = sequences, variant
+        if key not in self._lines:
+            tokens = self._tokens[sequences * (1 + self.drafted)]
+            rows = _linear(self._sequences, self._rows, sequences)
+            steps = []
+            for context in self._contexts:
+                parts = (tokens, rows, self._decoding(sequences, context))
+                steps.append(self._summed(parts, variant, sequences, graph=True))
+            self._lines[key] = [float(c) for c in self._contexts], steps
+        return self._lines[key]
+
+    def decode(self, sequences: int, context_sum: float, variant: str = "likely") -> float:
+        """A step that decodes ``sequences`` with ``context_sum`` tokens in the cache together."""
+        contexts, steps = self._line(sequences, variant)
+        return _on_line(contexts, steps, context_sum / sequences)
+
+    def decodes(self, sequences: int, context_sum: float, gained: float, count: int, variant: str = "likely") -> Array:
+        """``count`` such steps, each with ``gained`` tokens a sequence more in the cache than the one before."""
+        contexts, steps = self._line(sequences, variant)
+        return np.interp(context_sum / sequences + gained * np.arange(count), contexts, steps)
+
+    def mixed(self, sequences: int, context_sum: float, prompt_tokens: int, past: float, rows: int,
+              variant: str = "likely") -> float:  # fmt: skip
+        """A step that reads ``prompt_tokens`` after ``past`` ones (the mean, weighted by tokens) beside ``sequences``
+        that decode; ``rows`` are sampled."""
+        tokens = prompt_tokens + sequences * (1 + self.drafted)
+        reading = self._prompting(prompt_tokens, past)
+        context = context_sum / sequences if sequences else 0.0
+        decoding = self._decoding(sequences, context) if sequences else (0.0, 0.0, 0.0)
+        attention = tuple(a + b for a, b in zip(reading, decoding, strict=True))
+        if self._ratio is not None and sequences:
+            assert self._mixed_grid is not None
+            ratio = _between(self._mixed_grid, self._ratio, (sequences, context, prompt_tokens, past))
+            attention = tuple(part * ratio for part in attention)
+        head = _linear(self._sequences, self._rows, rows) if rows else (0.0, 0.0, 0.0)
+        graph = tokens <= self.deployment.stack.graph_tokens and self.deployment.stack.mixed_steps
+        parts = (self._tokens[tokens], head, attention)
+        return self._summed(parts, variant, sequences + 1, graph)
+
+    def _summed(self, parts: Iterable[Sequence[float]], variant: str, sequences: int, graph: bool) -> float:
+        """Kernels of different networks are wrong on their own; whole passes a little more (see ``passes``)."""
+        time = below = above = 0.0
+        for part in parts:
+            time, below, above = time + part[0], below + part[1] ** 2, above + part[2] ** 2
+        stack = self.deployment.stack
+        gaps, launching = self._gaps_s
+        host = gaps if graph and stack.graphs else max(0.0, launching - time)
+        if variant == "low":
+            time -= math.sqrt(below + (PASS_SPREAD[0] * time) ** 2)
+        elif variant == "high":
+            time += math.sqrt(above + (PASS_SPREAD[1] * time) ** 2)
+        return max(time, 0.0) + host
+
+    @cached_property
+    def rests_on(self) -> RestsOn:
+        """What a middling step rests on."""
+        middle = Batch(8 * (1,), 8 * (min(1024, self.reach.context),))
+        launches = forward(self.deployment, middle)
+        self._times.learn(launch.call for launch in launches)
+        return RestsOn.of(Ran.of("decode", launch, self._times) for launch in launches)
+
+    def exactly(self, batch: Batch) -> Span:
+        """The same step predicted as it is, every sequence with its own lengths: what lines are checked against."""
+        launches = forward(self.deployment, batch)
+        self._times.learn(launch.call for launch in launches)
+        return joined(Ran.of("", launch, self._times) for launch in launches)
+
+
+def host_s(variant: str, time_s: float) -> float:
+    """A host's time at one end of what machines need, or between."""
+    return time_s * {"low": HOST_RANGE[0], "likely": 1.0, "high": HOST_RANGE[1]}[variant]
+
+
+def _of(deployment: Deployment, batch: Batch, sort: str) -> list[Launch]:
+    return [launch for launch in forward(deployment, batch) if launch.by == sort]
+
+
+def _up_to(grid: Sequence[int], most: int) -> tuple[int, ...]:
+    """Of the grid as much as ``most`` needs."""
+    below = [x for x in grid if x < most]
+    return (*below, next((x for x in grid if x >= most), max(most, 1)))
+
+
+def padded(sizes: Sequence[Sequence[int]], tokens: int) -> int:
+    """The graph that a step of so many tokens replays: sizes (first, last, step); itself where it is too large."""
+    for first, last, step in sizes:
+        if tokens <= last:
+            return max(first, first + -(-(tokens - first) // step) * step)
+    return tokens
+
+
+def _token_counts(sizes: Sequence[Sequence[int]], most: int) -> list[int]:
+    found = [n for first, last, step in sizes for n in range(first, last + 1, step)]
+    at = max(found, default=0)
+    while at < most:
+        at += max(_FINE, int(at * _COARSE) // _FINE * _FINE)
+        found.append(at)
+    return found
+
+
+def _filled(counts: Sequence[int], table: Array, sizes: Sequence[Sequence[int]]) -> list[tuple[float, float, float]]:
+    """Of every number of tokens: its graph's, or a line between the nearest."""
+    every = np.arange(counts[-1] + 1)
+    for n in range(1, min(counts[-1], max((last for _, last, _ in sizes), default=0)) + 1):
+        every[n] = padded(sizes, n)
+    columns = [np.interp(every, counts, table[:, i]).tolist() for i in range(3)]
+    return list(zip(*columns, strict=True))
+
+
+def _split(table: Array, counts: Sequence[int]) -> list[Array]:
+    return np.split(table, np.cumsum(counts)[:-1])
+
+
+def _continued(known: Sequence[int], table: Array, every: Sequence[int]) -> Array:
+    """A table of more contexts than were asked about: on from the last two, attention reads evenly more."""
+    slope = (table[-1] - table[-2]) / (known[-1] - known[-2])
+    beyond = [table[-1] + np.maximum(slope, 0.0) * (x - known[-1]) for x in every if x > known[-1]]
+    within = [[np.interp(x, known, table[:, i]) for i in range(3)] for x in every if x <= known[-1]]
+    return np.array([*within, *beyond])
+
+
+def _place(grid: Sequence[float], at: float) -> tuple[int, float]:
+    """The cell that a value lies in and how far along it; values beyond the ends lie on the line of the last cell."""
+    if len(grid) == 1:
+        return 0, 0.0
+    cell = min(max(bisect_right(grid, at) - 1, 0), len(grid) - 2)
+    return cell, (at - grid[cell]) / (grid[cell + 1] - grid[cell])
+
+
+def _linear(grid: Sequence[int], table: Array, at: float) -> tuple[float, float, float]:
+    cell, along = _place(grid, at)
+    found = table[cell] if len(grid) == 1 else table[cell] * (1 - along) + table[cell + 1] * along
+    return float(found[0]), float(found[1]), float(found[2])
+
+
+def _bilinear(rows: Sequence[int], columns: Sequence[int], table: Array, row: float, column: float
+              ) -> tuple[float, float, float]:  # fmt: skip
+    i, u = _place(rows, row)
+    j, v = _place(columns, column)
+    v = max(v, 0.0)  # less context than the least: no less time than its
+    below, right = min(i + 1, len(rows) - 1), min(j + 1, len(columns) - 1)
+    found = (table[i, j] * ((1 - u) * (1 - v)) + table[below, j] * (u * (1 - v)) + table[i, right] * ((1 - u) * v)
+             + table[below, right] * (u * v))  # fmt: skip
+    return float(found[0]), float(found[1]), float(found[2])
+
+
+def _on_line(xs: Sequence[float], ys: Sequence[float], at: float) -> float:
+    cell, along = _place(xs, max(at, xs[0]))
+    return ys[cell] if len(xs) == 1 else ys[cell] * (1 - along) + ys[cell + 1] * along
+
+
+def _between(grid: Sequence[Sequence[int]], table: Array, at: Sequence[float]) -> float:
+    """Multilinear in the logarithms of the axes; held at the ends."""
+    found = table
+    for axis, value in zip(grid, at, strict=True):
+        cell, along = _place([math.log1p(x) for x in axis], math.log1p(value))
+        along = min(max(along, 0.0), 1.0)
+        found = found[cell] if len(axis) == 1 else found[cell] * (1 - along) + found[cell + 1] * along
+    return float(found)
