@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from kernelcast.errors import KernelcastError
 from kernelcast.files import open_table
+from kernelcast.serving.load.cells import numbers, shown, whole
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,10 @@ class Requests:
 
 
 def read_requests(path: Path) -> Requests:
-    """CSV, JSONL or Parquet with input_tokens and output_tokens; cached_tokens and arrival_s where given."""
+    """CSV, JSONL or Parquet with input_tokens and output_tokens; cached_tokens and arrival_s where given.
+
+    Unlike ``load.read_trace`` it takes one static batch: times are optional and in any order, tokens may be cached.
+    """
     with open_table(path) as source:
         have = list(source.types)
         for name in ("input_tokens", "output_tokens"):
@@ -41,37 +45,18 @@ def read_requests(path: Path) -> Requests:
 
 
 def _whole(path: Path, name: str, cells: NDArray[Any]) -> tuple[int, ...]:
-    found = []
-    for row, cell in enumerate(cells, 1):
-        value = _number(cell)
-        if not 0 <= value < np.inf or value != int(value):
-            raise KernelcastError(f"{path}: row {row}: {name} must be a whole number of tokens, not {_shown(cell)}")
-        found.append(int(value))
-    return tuple(found)
+    found = numbers(cells)
+    _refuse_first(path, ~whole(found, 0), cells, f"{name} must be a whole number of tokens")
+    return tuple(found.astype(np.int64).tolist())
 
 
 def _seconds(path: Path, name: str, cells: NDArray[Any]) -> tuple[float, ...]:
-    found = []
-    for row, cell in enumerate(cells, 1):
-        value = _number(cell)
-        if not 0 <= value < np.inf:
-            raise KernelcastError(f"{path}: row {row}: {name} must be a number of seconds, not {_shown(cell)}")
-        found.append(value)
-    return tuple(found)
+    found = numbers(cells)
+    _refuse_first(path, ~((found >= 0) & (found < np.inf)), cells, f"{name} must be a number of seconds")
+    return tuple(found.tolist())
 
 
-def _number(cell: Any) -> float:
-    """NaN where there is none."""
-    if cell is np.ma.masked:  # which float() warns about
-        return np.nan
-    try:
-        return float(cell)
-    except (TypeError, ValueError):
-        return np.nan
-
-
-def _shown(cell: Any) -> str:
-    """As the file has it."""
-    if cell is None or cell is np.ma.masked or cell != cell:
-        return "an empty cell"
-    return repr(cell.item() if isinstance(cell, np.generic) else cell)
+def _refuse_first(path: Path, bad: NDArray[np.bool_], cells: NDArray[Any], rule: str) -> None:
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise KernelcastError(f"{path}: row {row + 1}: {rule}, not {shown(cells[row])}")

@@ -1,0 +1,110 @@
+"""Cells of table files as numbers, and where in the file a row stands."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernelcast.errors import KernelcastError
+
+_DELIMITERS = ",;\t|"
+
+
+def numbers(cells: NDArray[Any]) -> NDArray[np.float64]:
+    """NaN where a cell has no number."""
+    if cells.dtype.kind in "iuf":
+        return np.ma.filled(cells.astype(np.float64), np.nan)
+    return np.fromiter(map(_number, cells), dtype=np.float64, count=len(cells))
+
+
+def whole(found: NDArray[np.float64], least: int) -> NDArray[np.bool_]:
+    """Which are whole numbers from ``least`` on."""
+    with np.errstate(invalid="ignore"):
+        return (found >= least) & (found < 2**53) & (np.floor(found) == found)
+
+
+def texts(cells: NDArray[Any]) -> list[str | None]:
+    """None where a cell is empty; a whole number without a point."""
+    if cells.dtype.kind == "f":
+        return [None if cell != cell else str(int(cell)) if cell == int(cell) else str(cell) for cell in cells.tolist()]
+    return [None if cell is None or cell == "" else str(cell) for cell in cells.tolist()]
+
+
+def shown(cell: Any) -> str:
+    """As the file has it."""
+    if cell is None or cell is np.ma.masked or cell != cell:
+        return "an empty cell"
+    return repr(cell.item() if isinstance(cell, np.generic) else cell)
+
+
+def place(path: Path, row: int) -> str:
+    """'line 7' of a text file, its header counted; 'row 7' of a Parquet file."""
+    if path.suffix.lower() == ".parquet":
+        return f"row {row + 1}"
+    for number, (line, _) in enumerate(_records(path), start=-1 if path.suffix.lower() == ".csv" else 0):
+        if number == row:
+            return f"line {line}"
+    return f"row {row + 1}"
+
+
+def mended(path: Path, target: Path) -> int:
+    """Copy a CSV or JSON lines file without the lines that are no rows; how many those are."""
+    if path.suffix.lower() == ".jsonl":
+        with target.open("w", encoding="utf-8") as file:
+            left_out = 0
+            for _, text in _records(path):
+                if _is_object(text):
+                    file.write(text.rstrip("\n") + "\n")
+                else:
+                    left_out += 1
+        return left_out
+    with target.open("w", encoding="utf-8", newline="") as file:
+        writer, columns, left_out = csv.writer(file), 0, 0
+        for _, cells in _records(path):
+            columns = columns or len(cells)
+            if len(cells) == columns:
+                writer.writerow(cells)
+            else:
+                left_out += 1
+    return left_out
+
+
+def _records(path: Path) -> Iterator[tuple[int, Any]]:
+    """The line where each record begins and what it has: cells of a CSV, its header first, or a line of JSON. Blank
+    lines are none."""
+    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+        if path.suffix.lower() == ".jsonl":
+            yield from ((number, line) for number, line in enumerate(file, 1) if line.strip())
+            return
+        first = file.readline()
+        file.seek(0)
+        reader, start = csv.reader(file, delimiter=max(_DELIMITERS, key=first.count)), 1
+        try:
+            for cells in reader:
+                if cells:
+                    yield start, cells
+                start = reader.line_num + 1
+        except csv.Error as error:
+            raise KernelcastError(f"{path}: line {start}: {error}") from None
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except json.JSONDecodeError:
+        return False
+
+
+def _number(cell: Any) -> float:
+    if cell is np.ma.masked or isinstance(cell, bool | np.bool_):  # float() warns of the one and takes the other
+        return np.nan
+    try:
+        return float(cell)
+    except (TypeError, ValueError):
+        return np.nan

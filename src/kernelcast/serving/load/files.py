@@ -1,0 +1,341 @@
+"""Traces: files with one request a row, ours and those that others publish, recognised by their columns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernelcast.errors import KernelcastError, unknown
+from kernelcast.files import TableFile, open_table, quoted
+from kernelcast.serving.load.cells import mended, numbers, place, shown, texts, whole
+from kernelcast.serving.load.load import Load, Pieces
+
+ADVICE = "--skip-bad leaves such rows out"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names of the columns of a kind of trace; the first that a file has counts."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    arrivals: tuple[str, ...]
+    unit_s: float = 1.0  # of a time
+    dates: bool = False  # times are dates with a time of day
+    from_first: bool = False  # times count from something that is none of ours
+    blocks: str = ""  # column with the ids of the blocks that a prompt consists of
+    block_tokens: int = 0
+
+
+LAYOUTS: Mapping[str, Layout] = {
+    "kernelcast": Layout(
+        ("input_tokens", "input_toks", "prompt_tokens"),
+        ("output_tokens", "output_toks", "completion_tokens"),
+        ("arrival_s", "arrival_time_s"),
+    ),
+    # Azure Public Dataset, LLM inference traces of 2023 and 2024
+    "azure": Layout(("ContextTokens",), ("GeneratedTokens",), ("TIMESTAMP",), dates=True, from_first=True),
+    # Mooncake's FAST'25 traces: milliseconds from the start; the same ids mean the same 512 tokens behind the same ones
+    "mooncake": Layout(
+        ("input_length",), ("output_length",), ("timestamp",), unit_s=1e-3, blocks="hash_ids", block_tokens=512
+    ),
+    # BurstGPT: seconds from midnight of the first day; requests that failed have 0 response tokens
+    "burstgpt": Layout(("Request tokens",), ("Response tokens",), ("Timestamp",), from_first=True),
+    "vidur": Layout(("num_prefill_tokens",), ("num_decode_tokens",), ("arrived_at",)),
+}
+_TEXT = ("conversations", "messages", "prompt", "turns")  # ShareGPT, chats, vLLM's custom datasets
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """What a file of requests holds. ``arrivals_s`` is None where it has no times."""
+
+    path: Path
+    layout: str
+    inputs: NDArray[np.int64]
+    outputs: NDArray[np.int64]
+    arrivals_s: NDArray[np.float64] | None
+    shared: tuple[Pieces, ...] = ()
+    ids: tuple[str, ...] = ()
+    skipped: Mapping[str, int] = field(default_factory=dict)  # why rows were left out: how many
+    moved: int = 0  # rows that were out of order
+
+    def load(self, max_concurrency: int = 0) -> Load:
+        if self.arrivals_s is None:
+            raise KernelcastError(f"{self.path} has no arrival_s: give --request-rate, or a trace with times")
+        return Load(self.arrivals_s, self.inputs, self.outputs, self.shared, max_concurrency, self.ids)
+
+    def load_at(self, arrivals_s: NDArray[np.float64], max_concurrency: int = 0) -> Load:
+        """Its requests in the order of the file, at other times: as many as there are times, again from the first
+        where the file has fewer."""
+        rows = np.arange(len(arrivals_s)) % len(self.inputs)
+        shared = tuple(self.shared[row] for row in rows) if self.shared else ()
+        ids = self.ids if len(self.ids) == len(rows) else ()
+        return Load(arrivals_s, self.inputs[rows], self.outputs[rows], shared, max_concurrency, ids)
+
+    def told(self) -> str:
+        """What was left out or put in order, in one line; '' where nothing was."""
+        said = [f"{count} x {reason}" for reason, count in self.skipped.items()]
+        left_out = [f"{sum(self.skipped.values())} rows left out ({'; '.join(said)})"] if said else []
+        return ", ".join(left_out + ([f"{self.moved} rows put in order of arrival"] if self.moved else []))
+
+
+@dataclass(frozen=True)
+class _Flaw:
+    """Rows that something is wrong with: what, and what a person reads of one of them."""
+
+    reason: str
+    rows: NDArray[np.bool_]
+    cells: NDArray[Any] | None = None
+
+    def of(self, row: int) -> str:
+        return self.reason if self.cells is None else f"{self.reason}, not {shown(self.cells[row])}"
+
+
+def read_trace(path: Path, layout: str = "", *, skip_bad: bool = False, max_context: int = 0) -> Trace:
+    """CSV, JSON lines or Parquet, in a layout of ``LAYOUTS`` (empty: by the names of the columns).
+
+    A bad row is an error that names its line. With ``skip_bad`` it is left out and counted, and rows that are out of
+    order are sorted. ``max_context``: prompt and answer together may have so many tokens (0: any number).
+    """
+    if layout and layout not in LAYOUTS:
+        raise unknown("layout of a trace", layout, LAYOUTS)
+    _refuse_text_json(path)
+    with _opened(path, skip_bad) as (source, unreadable):
+        name, form = _layout_of(path, source, layout)
+        columns = _columns(source, form)
+    if not len(columns["inputs"]):
+        raise KernelcastError(f"{path} has no request")
+    flaws = _flaws(form, columns, max_context)
+    if not skip_bad:
+        _refuse_first(path, flaws)
+    skipped = {"not readable as a row": unreadable} if unreadable else {}
+    good = np.ones(len(columns["inputs"]), dtype=bool)
+    for flaw in flaws:
+        if count := int(np.count_nonzero(good & flaw.rows)):
+            skipped[flaw.reason] = skipped.get(flaw.reason, 0) + count
+        good &= ~flaw.rows
+    if not good.any():
+        raise KernelcastError(f"{path}: no row is left: {'; '.join(f'{n} x {why}' for why, n in skipped.items())}")
+    return _by_arrival(_built(path, name, form, columns, good, skipped), skip_bad)
+
+
+def _refuse_text_json(path: Path) -> None:
+    if path.suffix.lower() == ".json" and path.is_file():
+        raise KernelcastError(
+            f"{path}: a trace is .csv, .jsonl or .parquet; of a dataset in JSON, such as ShareGPT, only the model's"
+            " tokenizer knows the lengths: write input_tokens and output_tokens of each request to a table"
+        )
+
+
+@contextmanager
+def _opened(path: Path, skip_bad: bool) -> Iterator[tuple[TableFile, int]]:
+    """The table, and how many lines are no rows: with ``skip_bad`` such a file is read without them."""
+    with TemporaryDirectory(prefix="kernelcast-") as folder, ExitStack() as stack:
+        left_out = 0
+        try:
+            source = stack.enter_context(open_table(path))
+        except KernelcastError:
+            if not skip_bad or path.suffix.lower() not in (".csv", ".jsonl") or not path.is_file():
+                raise
+            readable = Path(folder) / f"mended{path.suffix.lower()}"
+            left_out = mended(path, readable)
+            source = stack.enter_context(open_table(readable))
+        yield source, left_out
+
+
+def _layout_of(path: Path, source: TableFile, wanted: str) -> tuple[str, Layout]:
+    """The layout, with each of its columns as the file writes it; '' or none for those it lacks."""
+    have = {name.lower(): name for name in source.types}
+
+    def of_file(names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(have[name.lower()] for name in names if name.lower() in have)
+
+    for name, layout in LAYOUTS.items():
+        inputs, outputs = of_file(layout.inputs), of_file(layout.outputs)
+        if wanted in ("", name) and inputs and outputs:
+            blocks = have.get(layout.blocks, "")
+            found = replace(layout, inputs=inputs, outputs=outputs, arrivals=of_file(layout.arrivals), blocks=blocks)
+            return name, found
+    columns = ", ".join(source.types)
+    if wanted:
+        needs = [" or ".join(names) for names in (LAYOUTS[wanted].inputs, LAYOUTS[wanted].outputs)]
+        raise KernelcastError(
+            f"{path}: a trace in the layout {wanted} has columns {needs[0]}, {needs[1]}; not {columns}"
+        )
+    if any(name in have for name in _TEXT):
+        raise KernelcastError(
+            f"{path} has its prompts as text, and only the model's tokenizer knows their lengths: add columns"
+            " input_tokens and output_tokens"
+        )
+    raise KernelcastError(
+        f"{path}: a trace needs columns input_tokens and output_tokens, and arrival_s, or those of"
+        f" {', '.join(name for name in LAYOUTS if name != 'kernelcast')}; this has {columns}"
+    )
+
+
+def _columns(source: TableFile, layout: Layout) -> dict[str, NDArray[Any]]:
+    """Cells as they are, by what they mean; dates also as microseconds."""
+    names = {"inputs": layout.inputs[0], "outputs": layout.outputs[0]}
+    if layout.arrivals:
+        names["arrivals"] = layout.arrivals[0]
+    if layout.blocks:
+        names["blocks"] = layout.blocks
+    have = {name.lower(): name for name in source.types}
+    names |= {name: have[name] for name in ("request_id", "prefix_id", "prefix_tokens", "session_id") if name in have}
+    if "request_id" not in names and "id" in have:
+        names["request_id"] = have["id"]
+    cells = source.named(*dict.fromkeys(names.values()))
+    found = {meaning: cells[name] for meaning, name in names.items()}
+    if layout.dates and layout.arrivals:
+        query = f"SELECT epoch_us(TRY_CAST({quoted(layout.arrivals[0])} AS TIMESTAMP)) AS at FROM source"
+        found["dates"] = source.connection.execute(query).fetchnumpy()["at"]
+    return found
+
+
+def _flaws(layout: Layout, columns: Mapping[str, NDArray[Any]], max_context: int) -> list[_Flaw]:
+    """What is wrong with which rows; orders are looked at when the rest is good."""
+    inputs, outputs = numbers(columns["inputs"]), numbers(columns["outputs"])
+    rule = "must be a whole number of tokens from 1 on"
+    flaws = [
+        _Flaw(f"{layout.inputs[0]} {rule}", ~whole(inputs, 1), columns["inputs"]),
+        _Flaw(f"{layout.outputs[0]} {rule}", ~whole(outputs, 1), columns["outputs"]),
+    ]
+    if "arrivals" in columns:
+        times = numbers(columns["dates"] if layout.dates else columns["arrivals"])
+        with np.errstate(invalid="ignore"):
+            good = (times >= 0) & (times < np.inf)
+        unit = "a date and time" if layout.dates else "a number of milliseconds" if layout.unit_s < 1 else "seconds"
+        flaws.append(_Flaw(f"{layout.arrivals[0]} must be {unit} from 0 on", ~good, columns["arrivals"]))
+    if max_context:
+        with np.errstate(invalid="ignore"):
+            flaws.append(
+                _Flaw(f"prompt and answer are longer than {max_context} tokens", inputs + outputs > max_context)
+            )
+    if "prefix_id" in columns or "prefix_tokens" in columns:
+        flaws.append(_prefix_flaw(columns, inputs))
+    if "blocks" in columns:
+        flaws.append(_block_flaw(layout, columns["blocks"], inputs))
+    return flaws
+
+
+def _block_flaw(layout: Layout, cells: NDArray[Any], inputs: NDArray[np.float64]) -> _Flaw:
+    """No list, or more blocks than the prompt has."""
+    counts = np.array([np.nan if (blocks := _blocks(cell)) is None else len(blocks) for cell in cells])
+    with np.errstate(invalid="ignore"):
+        good = counts <= np.ceil(inputs / layout.block_tokens)
+    reason = f"{layout.blocks} must be a list of ids, one a block of {layout.block_tokens} tokens"
+    return _Flaw(reason, ~good & whole(inputs, 1), cells)
+
+
+def _blocks(cell: Any) -> list[Any] | None:
+    """The ids of a cell; None where it has something else."""
+    if isinstance(cell, str):
+        try:
+            cell = json.loads(cell)
+        except json.JSONDecodeError:
+            return None
+    found = [] if cell is None else cell.tolist() if isinstance(cell, np.ndarray) else cell
+    is_list = isinstance(found, list) and all(isinstance(block, int | str) for block in found)
+    return found if is_list else None
+
+
+def _prefix_flaw(columns: Mapping[str, NDArray[Any]], inputs: NDArray[np.float64]) -> _Flaw:
+    if "prefix_id" not in columns or "prefix_tokens" not in columns:
+        return _Flaw("prefix_id and prefix_tokens are given together", np.ones(len(inputs), dtype=bool))
+    named = np.array([name is not None for name in texts(columns["prefix_id"])])
+    tokens = numbers(columns["prefix_tokens"])
+    with np.errstate(invalid="ignore"):
+        good = whole(tokens, 1) & (tokens <= inputs)
+    reason = "prefix_tokens must be a whole number from 1 on, within the prompt"
+    return _Flaw(reason, named & ~good, columns["prefix_tokens"])
+
+
+def _refuse_first(path: Path, flaws: list[_Flaw]) -> None:
+    """The first line that is bad, as an error."""
+    found = [(int(np.argmax(flaw.rows)), flaw) for flaw in flaws if flaw.rows.any()]
+    if found:
+        row, flaw = min(found, key=lambda pair: pair[0])
+        raise KernelcastError(f"{path}: {place(path, row)}: {flaw.of(row)}; {ADVICE}")
+
+
+def _built(
+    path: Path, name: str, layout: Layout, columns: Mapping[str, NDArray[Any]], good: NDArray[np.bool_],
+    skipped: Mapping[str, int],
+) -> Trace:  # fmt: skip
+    inputs = numbers(columns["inputs"])[good].astype(np.int64)
+    arrivals = None
+    if "arrivals" in columns:
+        times = numbers(columns["dates"])[good] if layout.dates else numbers(columns["arrivals"])[good]
+        arrivals = (times - (times.min() if layout.from_first else 0.0)) * (1e-6 if layout.dates else layout.unit_s)
+    shared: tuple[Pieces, ...] = ()
+    if "blocks" in columns:
+        shared = _of_blocks(columns["blocks"][good], inputs, layout.block_tokens)
+    elif "prefix_id" in columns or "session_id" in columns:
+        shared = _of_streams({name: cells[good] for name, cells in columns.items()}, inputs)
+    ids = tuple(text or "" for text in texts(columns["request_id"][good])) if "request_id" in columns else ()
+    outputs = numbers(columns["outputs"])[good].astype(np.int64)
+    return Trace(path, name, inputs, outputs, arrivals, shared if any(shared) else (), ids, skipped)
+
+
+def _of_streams(columns: Mapping[str, NDArray[Any]], inputs: NDArray[np.int64]) -> tuple[Pieces, ...]:
+    """A prefix that has a name, and behind it the conversation so far where there is a session."""
+    count = len(inputs)
+    prefixes = texts(columns["prefix_id"]) if "prefix_id" in columns else [None] * count
+    tokens = numbers(columns["prefix_tokens"]).tolist() if "prefix_tokens" in columns else [0.0] * count
+    sessions = texts(columns["session_id"]) if "session_id" in columns else [None] * count
+    streams: dict[tuple[str, str], int] = {}
+    shared = []
+    for prefix, first, session, whole_prompt in zip(prefixes, tokens, sessions, inputs.tolist(), strict=True):
+        pieces: list[tuple[int, int]] = []
+        if prefix is not None:
+            pieces.append((streams.setdefault(("prefix", prefix), len(streams)), int(first)))
+        rest = whole_prompt - (int(first) if prefix is not None else 0)
+        if session is not None and rest:
+            pieces.append((streams.setdefault(("session", session), len(streams)), rest))
+        shared.append(tuple(pieces))
+    return tuple(shared)
+
+
+def _of_blocks(cells: NDArray[Any], inputs: NDArray[np.int64], block_tokens: int) -> tuple[Pieces, ...]:
+    """Blocks of a prompt, each a stream; the last may be begun only."""
+    streams: dict[Any, int] = {}
+    shared = []
+    for cell, tokens in zip(cells, inputs.tolist(), strict=True):
+        pieces = [
+            (streams.setdefault(block, len(streams)), min(block_tokens, tokens - number * block_tokens))
+            for number, block in enumerate(_blocks(cell) or ())
+        ]
+        shared.append(tuple(pieces))
+    return tuple(shared)
+
+
+def _by_arrival(trace: Trace, skip_bad: bool) -> Trace:
+    """Rows in order of arrival: sorted where bad rows are skipped, else demanded of the file."""
+    times = trace.arrivals_s
+    if times is None or not (back := np.diff(times) < 0).any():
+        return trace
+    if not skip_bad:
+        row = int(np.argmax(back)) + 1
+        raise KernelcastError(
+            f"{trace.path}: {place(trace.path, row)}: this request arrives {times[row - 1] - times[row]:g} s before the"
+            " one in front of it; --skip-bad sorts them"
+        )
+    order = np.argsort(times, kind="stable")
+    return replace(
+        trace,
+        inputs=trace.inputs[order],
+        outputs=trace.outputs[order],
+        arrivals_s=times[order],
+        shared=tuple(trace.shared[row] for row in order) if trace.shared else (),
+        ids=tuple(trace.ids[row] for row in order) if trace.ids else (),
+        moved=int(np.count_nonzero(times < np.maximum.accumulate(times))),
+    )

@@ -1,0 +1,69 @@
+"""What a run of a benchmark comes to, whatever wrote it down."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernelcast.serving.load.load import Load
+
+Seconds = NDArray[np.float64]
+
+_NAMES = {  # what servers and benchmarks call the same thing
+    "model": ("model", "model_id", "model_path", "model_name"),
+    "tokenizer": ("tokenizer", "tokenizer_id", "tokenizer_path"),
+    "tp": ("tp", "tensor_parallel_size", "tp_size"),
+    "pp": ("pp", "pipeline_parallel_size", "pp_size"),
+    "dp": ("dp", "data_parallel_size", "dp_size"),
+    "max_num_seqs": ("max_num_seqs", "max_running_requests"),
+    "max_num_batched_tokens": ("max_num_batched_tokens", "chunked_prefill_size"),
+    "max_model_len": ("max_model_len", "context_length"),
+    "dtype": ("dtype",),
+    "kv_cache_dtype": ("kv_cache_dtype",),
+    "backend": ("backend", "endpoint_type"),
+    "version": ("vllm_version", "sglang_version", "version"),
+    "gpu": ("gpu", "gpu_type", "hardware"),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Bench:
+    """One run of a benchmark. Arrays of measured times have an entry for each request of the load, NaN for none."""
+
+    path: Path
+    kind: str  # vllm, sglang, inference-perf, requests
+    load: Load
+    exact: bool  # the load is what was sent, request by request; else made again from rates and mean lengths
+    metrics: Mapping[str, float]  # by vLLM's names
+    server: Mapping[str, Any] = field(default_factory=dict)  # what the file says of it: model, tp, max_num_seqs, ..
+    ttft_s: Seconds | None = None
+    e2el_s: Seconds | None = None
+    itls: tuple[Seconds, ...] = ()
+    stages: tuple[Mapping[str, float], ...] = ()  # metrics of the stages of the load
+    notes: tuple[str, ...] = ()  # what a reader should know of the load
+
+
+def server_words(found: Mapping[str, Any]) -> dict[str, Any]:
+    """What is known of a server, by one name each; numbers that are written as text are numbers."""
+    said: dict[str, Any] = {}
+    for word, names in _NAMES.items():
+        value = next((found[name] for name in names if found.get(name) not in (None, "")), None)
+        if isinstance(value, str) and value.strip().isdigit():
+            value = int(value)
+        if isinstance(value, str | int | float):
+            said[word] = value
+    return said
+
+
+def by_arrival(
+    arrivals_s: Seconds, columns: Mapping[str, NDArray[Any] | None], itls: Sequence[Any]
+) -> tuple[NDArray[np.int64], dict[str, Any], tuple[Seconds, ...]]:
+    """Everything in order of arrival, which a load is."""
+    order = np.argsort(arrivals_s, kind="stable")
+    found = {name: None if column is None else column[order] for name, column in columns.items()}
+    return order, found, tuple(np.asarray(itls[row], dtype=np.float64) for row in order) if len(itls) else ()
