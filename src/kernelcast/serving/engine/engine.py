@@ -54,11 +54,12 @@ class Engine:
             self._deal(request)
             self._begin(now_s)
             return
+        full = self._full
         if self._ahead:
             self._come.append((now_s, request))
         else:
             self._deal(request)
-        if under.count > 1 and not self._full:
+        if under.count > 1 and not full:
             run = int(np.searchsorted(under.ends_s, now_s - under.start_s)) + (2 if self._ahead else 1)
             if run < under.count:
                 under.count = run

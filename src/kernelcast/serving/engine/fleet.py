@@ -89,6 +89,21 @@ class Notes:
     engine: list[int] = field(default_factory=list)
     blocked_s: dict[str, float] = field(default_factory=dict)  # that requests waited because of a limit
 
+    def gaps(self) -> tuple[Array, Array]:
+        """Seconds between tokens of those that decode, of each stretch, and how many such gaps there were. A step that
+        reads prompts alone lengthens the gap before the next decode step of its engine."""
+        lasted, weight = np.zeros(len(self.steps)), np.zeros(len(self.steps))
+        waited: dict[int, float] = {}
+        for at, (start, end, steps, decoding, engine) in enumerate(
+            zip(self.start_s, self.end_s, self.steps, self.decoding, self.engine, strict=True)
+        ):
+            if not decoding:
+                waited[engine] = waited.get(engine, 0.0) + end - start
+                continue
+            lasted[at] = (end - start + waited.pop(engine, 0.0)) / steps
+            weight[at] = steps * decoding
+        return lasted, weight
+
 
 class Fleet:
     """One run of a service under a load. ``tables``: step times of each pool's deployment, shared by several runs."""
@@ -111,6 +126,7 @@ class Fleet:
         self._limit = load.max_concurrency or len(load)
         self._sent = self.done = self._under_way = 0
         self._order = 0  # of events at the same moment
+        self._freed_s = 0.0  # when the last request ended: who waits at the client is sent then
         self._held: dict[int, list[int]] = {}  # requests that wait for the answer to another, by that one
         self._answered = bytearray(len(load))
 
@@ -151,7 +167,7 @@ class Fleet:
             engine = min(self._every, key=_next)
             ready_s = self._later[0][0] if self._later else math.inf
             if self._sent < count and self._under_way < self._limit:
-                sent_s = arrivals[self._sent]
+                sent_s = max(arrivals[self._sent], self._freed_s)
                 if sent_s <= ready_s and sent_s <= engine.next_s:
                     self._due(self._sent, sent_s)
                     self._sent += 1
@@ -184,6 +200,7 @@ class Fleet:
     def _ended(self, request: Request, now_s: float) -> None:
         self.done += 1
         self._under_way -= 1
+        self._freed_s = now_s
         self._answered[request.at] = 1
         for at in self._held.pop(request.at, ()):
             self._send(at, now_s)

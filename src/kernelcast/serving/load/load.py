@@ -31,6 +31,7 @@ class Load:
     max_concurrency: int = 0  # 0: open loop; else a request is sent only when fewer are under way
     ids: tuple[str, ...] = ()  # request ids of a file; empty: 0, 1, 2, ..
     stages: NDArray[np.int64] | None = None  # which stage (0, 1, ..) each belongs to
+    follows: NDArray[np.int64] | None = None  # the request whose answer each waits for, by index; -1: none
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "arrivals_s", _array(self.arrivals_s, np.float64))
@@ -45,6 +46,10 @@ class Load:
             if tokens.min() < 1:
                 row = int(np.argmax(tokens < 1))
                 raise KernelcastError(f"request {row}: {name} must be at least 1 token, not {tokens[row]}")
+        if self.follows is not None:
+            object.__setattr__(self, "follows", _whole("follows", self.follows))
+            if (self.follows >= np.arange(len(self))).any() or self.follows.min() < -1:
+                raise KernelcastError("a request follows one before it (by index), or none (-1)")
         if self.max_concurrency < 0:
             raise KernelcastError(f"max_concurrency is 0 (no limit) or more, not {self.max_concurrency}")
         if self.stages is not None and self.stages.min() < 0:
@@ -56,7 +61,7 @@ class Load:
             raise KernelcastError("a load needs at least one request")
         lists = {"inputs": self.inputs, "outputs": self.outputs}
         lists |= {name: getattr(self, name) for name in ("shared", "ids") if getattr(self, name)}
-        lists |= {} if self.stages is None else {"stages": self.stages}
+        lists |= {name: getattr(self, name) for name in ("stages", "follows") if getattr(self, name) is not None}
         for name, values in lists.items():
             if len(values) != len(self.arrivals_s):
                 raise KernelcastError(f"{name} has {len(values)} entries for {len(self.arrivals_s)} arrivals")
@@ -109,6 +114,7 @@ class Load:
             shared=tuple(self.shared[row] for row in kept) if self.shared else (),
             ids=tuple(self.ids[row] for row in kept) if self.ids else (),
             stages=None if self.stages is None else self.stages[kept],
+            follows=None if self.follows is None else _renumbered(self.follows, kept),
         )
 
     def faster(self, scale: float) -> Load:
@@ -120,6 +126,13 @@ class Load:
     def from_first(self) -> Load:
         """The same requests with the clock started at the first of them."""
         return replace(self, arrivals_s=self.arrivals_s - self.arrivals_s[0])
+
+
+def _renumbered(follows: NDArray[np.int64], kept: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Whom the kept ones follow, counted among themselves; who followed one that is gone follows none."""
+    place = np.full(len(follows) + 1, -1)
+    place[kept] = np.arange(len(kept))
+    return place[follows[kept]]
 
 
 def _array(values: ArrayLike, kind: type[np.generic]) -> NDArray[Any]:
