@@ -37,10 +37,13 @@ def texts(cells: NDArray[Any]) -> list[str | None]:
 
 
 def shown(cell: Any) -> str:
-    """As the file has it."""
+    """As the file has it, not all of what is long."""
+    if isinstance(cell, np.ndarray):
+        cell = cell.tolist()
     if cell is None or cell is np.ma.masked or cell != cell:
         return "an empty cell"
-    return repr(cell.item() if isinstance(cell, np.generic) else cell)
+    text = repr(cell.item() if isinstance(cell, np.generic) else cell)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def place(path: Path, row: int) -> str:
