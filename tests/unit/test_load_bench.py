@@ -255,6 +255,9 @@ def test_a_table_of_served_requests(tmp_path: Path) -> None:
     assert bench.e2el_s is not None and bench.e2el_s.tolist() == [0.25, 1.5]
     assert bench.metrics["mean_ttft_ms"] == 375 and bench.metrics["mean_tpot_ms"] == 250  # of those with more than one
     assert bench.metrics["duration"] == 2.5 and bench.metrics["output_throughput"] == 6 / 2.5
+    lines = tmp_path / "other.jsonl"
+    lines.write_text('{"input_tokens": 9, "output_tokens": 2, "arrival_s": 0, "first_token_s": 1, "last_token_s": 2}\n')
+    assert read_bench(lines).load.inputs.tolist() == [9]
     assert bench.server == {"model": "org/m", "tp": 4, "max_num_seqs": 128, "version": "0.19.0"}
 
 

@@ -108,7 +108,7 @@ def test_burstgpt_has_failures(tmp_path: Path) -> None:
     assert "line 3: Response tokens must be a whole number of tokens from 1 on, not 0; --skip-bad" in said(path)
     trace = read_trace(path, skip_bad=True)
     assert trace.layout == "burstgpt" and trace.load().arrivals_s.tolist() == [0, 113]
-    assert trace.told().startswith("1 rows left out (1 x Response tokens must be")
+    assert trace.told().startswith("1 row left out (1 x Response tokens must be")
 
 
 def test_prefixes_and_sessions_of_our_layout(tmp_path: Path) -> None:

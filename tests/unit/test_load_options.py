@@ -72,7 +72,7 @@ def test_a_trace_may_be_cut_and_scaled(trace: Path, capsys: pytest.CaptureFixtur
     load = of(trace=trace, skip_bad=True, rate_scale=2.0, limit=2, max_concurrency=4)
     assert load.arrivals_s.tolist() == [0, 2] and load.inputs.tolist() == [10, 20] and load.max_concurrency == 4
     told = capsys.readouterr().err
-    assert told.startswith("kernelcast: warning: ") and "1 rows left out" in told
+    assert told.startswith("kernelcast: warning: ") and "1 row left out" in told
 
 
 def test_a_trace_without_times_takes_a_rate(tmp_path: Path) -> None:

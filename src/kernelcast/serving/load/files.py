@@ -83,9 +83,13 @@ class Trace:
 
     def told(self) -> str:
         """What was left out or put in order, in one line; '' where nothing was."""
-        said = [f"{count} x {reason}" for reason, count in self.skipped.items()]
-        left_out = [f"{sum(self.skipped.values())} rows left out ({'; '.join(said)})"] if said else []
-        return ", ".join(left_out + ([f"{self.moved} rows put in order of arrival"] if self.moved else []))
+        reasons = "; ".join(f"{count} x {reason}" for reason, count in self.skipped.items())
+        left_out = [f"{_rows(sum(self.skipped.values()))} left out ({reasons})"] if reasons else []
+        return ", ".join(left_out + ([f"{_rows(self.moved)} put in order of arrival"] if self.moved else []))
+
+
+def _rows(count: int) -> str:
+    return f"{count} row{'' if count == 1 else 's'}"
 
 
 @dataclass(frozen=True)
