@@ -220,6 +220,13 @@ def test_lines_that_are_no_rows(tmp_path: Path) -> None:
     assert read_trace(jsonl, skip_bad=True).skipped == {"not readable as a row": 1}
 
 
+def test_a_file_that_skipping_does_not_mend(tmp_path: Path) -> None:
+    twice = file(tmp_path, "t.csv", "input_tokens,input_tokens,output_tokens\n1,2,3\n")
+    assert "more than one column is called input_tokens" in said(twice, skip_bad=True)
+    quote = file(tmp_path, "q.csv", f'note,{HEADER}"never closed,0,1,5\nx,1,2,5\ny,2,3,5\n')
+    assert "line 2: unexpected end of data" in said(quote, skip_bad=True)  # how many rows it swallowed is not known
+
+
 def test_files_of_no_use(tmp_path: Path) -> None:
     assert "needs columns input_tokens and output_tokens, and arrival_s, or those of azure" in said(
         file(tmp_path, "a.csv", "arrival_s,tokens\n0,1\n")
