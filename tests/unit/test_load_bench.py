@@ -76,6 +76,13 @@ def test_a_short_result_is_made_again_from_its_rate_and_means(tmp_path: Path) ->
     assert bench.metrics["p99_tpot_ms"] == 11.0 and "request_goodput" not in bench.metrics
 
 
+def test_latencies_may_be_all_that_is_left_of_requests(tmp_path: Path) -> None:
+    bench = read_bench(
+        write(tmp_path / "r.json", {**VLLM, "latencies": [0.1, 0.3, 0.0, 0.2], "queue_times": [0, 0, 0, 0]})
+    )
+    assert not bench.exact and bench.metrics["mean_e2el_ms"] == pytest.approx(200)
+
+
 def test_all_at_once_a_ramp_and_burstiness(tmp_path: Path) -> None:
     at_once = read_bench(write(tmp_path / "i.json", {**VLLM, "request_rate": "inf", "max_concurrency": 2}))
     assert at_once.load.arrivals_s.tolist() == [0, 0, 0, 0] and at_once.load.max_concurrency == 2
