@@ -59,13 +59,14 @@ def _runs(path: Path) -> tuple[Any, tuple[str, ...]]:
         raise KernelcastError(f"{path} is not text; a result of a benchmark is JSON, CSV or Parquet") from None
     try:
         return json.loads(text), ()
-    except json.JSONDecodeError as whole_file:
-        lines = [line for line in text.splitlines() if line.strip()]
-        try:
-            found = [json.loads(line) for line in lines]
-        except json.JSONDecodeError:
-            said = f"line {whole_file.lineno}: {whole_file.msg}" if lines else "it is empty"
-            raise KernelcastError(f"{path} is not JSON: {said}") from None
+    except json.JSONDecodeError as error:
+        said = f"line {error.lineno}: {error.msg}" if text.strip() else "it is empty"
+    try:
+        found = [json.loads(line) for line in text.splitlines() if line.strip()]
+    except json.JSONDecodeError:
+        found = []
+    if not found:
+        raise KernelcastError(f"{path} is not JSON: {said}")
     return found[-1], (f"the file has {len(found)} runs; this is the last",)
 
 

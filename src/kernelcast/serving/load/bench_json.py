@@ -14,7 +14,7 @@ from kernelcast.errors import KernelcastError
 from kernelcast.serving.load.arrivals import arrivals, ramp, vllm_draws
 from kernelcast.serving.load.lengths import scaled_to, spread_total
 from kernelcast.serving.load.load import Load
-from kernelcast.serving.load.metrics import latencies_ms
+from kernelcast.serving.load.metrics import latencies_ms, summary_ms
 from kernelcast.serving.load.results import Bench, Seconds, by_arrival, server_words
 
 _LATENCY = re.compile(r"(mean|median|std|p\d+(?:\.\d+)?)_(ttft|tpot|itl|e2el|e2e_latency)_ms")
@@ -42,6 +42,9 @@ def read_result(path: Path, found: Mapping[str, Any], *, seed: int = 0, notes: t
         measured["total_token_throughput"] = measured.pop("total_throughput")
     if not _is_list(found, "input_lens") or not _is_list(found, "output_lens"):
         load, more = _made_again(path, found, seed)
+        if _is_list(found, "latencies"):  # newer vLLM keeps them without --save-detailed
+            ended = np.array(found["latencies"], dtype=np.float64)
+            measured = summary_ms("e2el", ended[ended > 0]) | measured
         return Bench(path, kind, load, False, measured, server, notes=(*notes, *more))
     sent = _Sent(path, found, seed)
     good = sent.good()

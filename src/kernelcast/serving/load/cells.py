@@ -37,10 +37,13 @@ def texts(cells: NDArray[Any]) -> list[str | None]:
 
 
 def shown(cell: Any) -> str:
-    """As the file has it."""
+    """As the file has it, not all of what is long."""
+    if isinstance(cell, np.ndarray):
+        cell = cell.tolist()
     if cell is None or cell is np.ma.masked or cell != cell:
         return "an empty cell"
-    return repr(cell.item() if isinstance(cell, np.generic) else cell)
+    text = repr(cell.item() if isinstance(cell, np.generic) else cell)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def place(path: Path, row: int) -> str:
@@ -66,7 +69,7 @@ def mended(path: Path, target: Path) -> int:
         return left_out
     with target.open("w", encoding="utf-8", newline="") as file:
         writer, columns, left_out = csv.writer(file), 0, 0
-        for _, cells in _records(path):
+        for _, cells in _records(path, strict=True):  # a quote that is never closed would swallow rows
             columns = columns or len(cells)
             if len(cells) == columns:
                 writer.writerow(cells)
@@ -75,7 +78,7 @@ def mended(path: Path, target: Path) -> int:
     return left_out
 
 
-def _records(path: Path) -> Iterator[tuple[int, Any]]:
+def _records(path: Path, strict: bool = False) -> Iterator[tuple[int, Any]]:
     """The line where each record begins and what it has: cells of a CSV, its header first, or a line of JSON. Blank
     lines are none."""
     with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
@@ -84,7 +87,7 @@ def _records(path: Path) -> Iterator[tuple[int, Any]]:
             return
         first = file.readline()
         file.seek(0)
-        reader, start = csv.reader(file, delimiter=max(_DELIMITERS, key=first.count)), 1
+        reader, start = csv.reader(file, delimiter=max(_DELIMITERS, key=first.count), strict=strict), 1
         try:
             for cells in reader:
                 if cells:

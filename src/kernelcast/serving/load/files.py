@@ -83,9 +83,13 @@ class Trace:
 
     def told(self) -> str:
         """What was left out or put in order, in one line; '' where nothing was."""
-        said = [f"{count} x {reason}" for reason, count in self.skipped.items()]
-        left_out = [f"{sum(self.skipped.values())} rows left out ({'; '.join(said)})"] if said else []
-        return ", ".join(left_out + ([f"{self.moved} rows put in order of arrival"] if self.moved else []))
+        reasons = "; ".join(f"{count} x {reason}" for reason, count in self.skipped.items())
+        left_out = [f"{_rows(sum(self.skipped.values()))} left out ({reasons})"] if reasons else []
+        return ", ".join(left_out + ([f"{_rows(self.moved)} put in order of arrival"] if self.moved else []))
+
+
+def _rows(count: int) -> str:
+    return f"{count} row{'' if count == 1 else 's'}"
 
 
 @dataclass(frozen=True)
@@ -143,12 +147,15 @@ def _opened(path: Path, skip_bad: bool) -> Iterator[tuple[TableFile, int]]:
         left_out = 0
         try:
             source = stack.enter_context(open_table(path))
-        except KernelcastError:
+        except KernelcastError as error:
             if not skip_bad or path.suffix.lower() not in (".csv", ".jsonl") or not path.is_file():
                 raise
             readable = Path(folder) / f"mended{path.suffix.lower()}"
             left_out = mended(path, readable)
-            source = stack.enter_context(open_table(readable))
+            try:
+                source = stack.enter_context(open_table(readable))
+            except KernelcastError:
+                raise error from None  # it is not a matter of rows
         yield source, left_out
 
 
@@ -213,8 +220,14 @@ def _flaws(layout: Layout, columns: Mapping[str, NDArray[Any]], max_context: int
         times = numbers(columns["dates"] if layout.dates else columns["arrivals"])
         with np.errstate(invalid="ignore"):
             good = (times >= 0) & (times < np.inf)
-        unit = "a date and time" if layout.dates else "a number of milliseconds" if layout.unit_s < 1 else "seconds"
-        flaws.append(_Flaw(f"{layout.arrivals[0]} must be {unit} from 0 on", ~good, columns["arrivals"]))
+        unit = (
+            "a date and time"
+            if layout.dates
+            else "milliseconds from 0 on"
+            if layout.unit_s < 1
+            else "seconds from 0 on"
+        )
+        flaws.append(_Flaw(f"{layout.arrivals[0]} must be {unit}", ~good, columns["arrivals"]))
     if max_context:
         with np.errstate(invalid="ignore"):
             flaws.append(
