@@ -12,13 +12,26 @@ from typing import Annotated
 import typer
 
 from kernelcast._version import __version__
-from kernelcast.cli import calibrate, collect, diagnose, evidence, infer, kernel, kernels, lists, trace, tune, validate
+from kernelcast.cli import (
+    calibrate,
+    collect,
+    diagnose,
+    evidence,
+    infer,
+    kernel,
+    kernels,
+    lists,
+    simulate,
+    trace,
+    tune,
+    validate,
+)
 from kernelcast.cli.commands import CommandGroup, with_examples
 from kernelcast.cli.errors import UsageError, usage_text
 from kernelcast.errors import KernelcastError
 
 # each has register(app)
-COMMANDS = (calibrate, collect, diagnose, evidence, infer, kernel, kernels, lists, trace, tune, validate)
+COMMANDS = (calibrate, collect, diagnose, evidence, infer, kernel, kernels, lists, simulate, trace, tune, validate)
 LAB = ("collect-models", "data", "evaluate", "fit")
 ADDED = "kernelcast.commands"  # entry points by which other distributions (kernelcast-lab) add theirs
 INTERRUPTED, BROKEN_PIPE = 130, 141  # 128 + the signal, as shells count

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import sys
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from kernelcast.cli.option_groups import flag_of, option_of
 from kernelcast.errors import KernelcastError
 
 if TYPE_CHECKING:
@@ -21,11 +18,7 @@ if TYPE_CHECKING:
     from kernelcast.serving.load import Load
     from kernelcast.serving.load.lengths import Lengths, Prompts
 
-_PANEL = "Load"
-
-
-def _option(*names: str, help: str, metavar: str | None = None) -> Any:
-    return typer.Option(*names, help=help, metavar=metavar, rich_help_panel=_PANEL)
+_option = option_of("Load")
 
 
 @dataclass(frozen=True)
@@ -109,7 +102,9 @@ class LoadChoice:
     def given(self, *names: str) -> list[str]:
         """Which of these options were given, by their flags."""
         return [
-            _flags()[name] for name in names if getattr(self, name) is not None and getattr(self, name) is not False
+            flag_of(LoadChoice, name)
+            for name in names
+            if getattr(self, name) is not None and getattr(self, name) is not False
         ]
 
 
@@ -125,40 +120,12 @@ _SIZES = ("input_len", "output_len", "random_prefix_len", *_SPREAD, *_REPEATED, 
 _OF_TRACE = ("trace_format", "skip_bad", "rate_scale", "limit")
 
 
-def takes_load(command: Callable[..., None]) -> Callable[..., None]:
-    """``command`` with the options of a load in place of its parameter ``load: LoadChoice``."""
-    own = inspect.signature(command)
-    hints = get_type_hints(LoadChoice, include_extras=True)
-    command_hints = get_type_hints(command, include_extras=True)
-    words = [
-        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name])
-        for f in fields(LoadChoice)
-    ]
-    kept = [
-        p.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=command_hints.get(name, p.annotation))
-        for name, p in own.parameters.items()
-        if name != "load"
-    ]
-
-    @functools.wraps(command)
-    def with_load(**given: Any) -> None:
-        load = LoadChoice(**{word.name: given.pop(word.name) for word in words})
-        command(**given, load=load)
-
-    place = list(own.parameters).index("load")
-    parameters = [*kept[:place], *words, *kept[place:]]
-    with_load.__signature__ = own.replace(parameters=parameters, return_annotation=None)  # type: ignore[attr-defined]
-    with_load.__annotations__ = {p.name: p.annotation for p in parameters}
-    del with_load.__wrapped__  # Typer would look at the command itself
-    return with_load
-
-
 def chosen_load(choice: LoadChoice, max_context: int = 0) -> Load:
     """The load that the options ask for; ``max_context``: tokens that a prompt and its answer may have (0: any)."""
     for name in ("num_prompts", "max_concurrency", "limit"):
         value = getattr(choice, name)
         if value is not None and value < 1:
-            raise KernelcastError(f"{_flags()[name]} is 1 or more, not {value}")
+            raise KernelcastError(f"{flag_of(LoadChoice, name)} is 1 or more, not {value}")
     if not 0 <= choice.seed < 2**32:
         raise KernelcastError(f"--seed is a whole number from 0 to {2**32 - 1}, not {choice.seed}")
     load = _generated(choice) if choice.trace is None else _of_trace(choice, choice.trace, max_context)
@@ -289,15 +256,3 @@ def _or(choice: LoadChoice, **usual: int) -> Iterable[int]:
 def _refuse(given: list[str], because: str) -> None:
     if given:
         raise KernelcastError(f"{because}: leave out {', '.join(given)}")
-
-
-@functools.cache
-def _flags() -> dict[str, str]:
-    """The first flag of each option."""
-    hints = get_type_hints(LoadChoice, include_extras=True)
-    options = {f.name: hints[f.name].__metadata__[0] for f in fields(LoadChoice)}
-    # until Typer has looked at it, the first flag stands where a default would
-    return {
-        name: next(flag for flag in (option.default, *option.param_decls) if str(flag).startswith("--"))
-        for name, option in options.items()
-    }

@@ -69,7 +69,10 @@ class Stack(Library):
     reserved_bytes: float  # context, libraries, graphs
     used_share: float  # of the memory, that it fills at most
     sequence_s: float = 0.0  # host time that each sequence of a step adds, beyond what runs beside the GPU
-    token_s: float = 0.0  # of the front end, for each token of a prompt
+    front_s: float = 0.0  # that the front end is busy with a request, one after another: HTTP, checks
+    token_s: float = 0.0  # and for each token of its prompt: the tokeniser
+    prompt_factor: float = 1.0  # what reading prompts takes over its forecast, where a server was measured
+    decode_factor: float = 1.0  # and decoding
     joint_attention: bool = False  # one launch for prompts and decodes of a step; else one each
     graph_sizes: tuple[tuple[int, int, int], ...] = ()  # tokens of captured steps: first, last, step
     scheduler: tuple[tuple[str, Any], ...] = ()  # its defaults, see serving.engine.settings; none: it serves no queue

@@ -27,7 +27,10 @@ if TYPE_CHECKING:
     from kernelcast.kernels.work import Array
 
 ROUTERS = ("round_robin", "least_loaded", "cache_aware")
-_MATCH, _APART = 0.5, 32  # cache-aware: the share of a prompt that must be cached, and requests that replicas may differ
+_MATCH, _APART = (
+    0.5,
+    32,
+)  # cache-aware: the share of a prompt that must be cached, and requests that replicas may differ
 _SENT_TOKENS = (1, 64, 512, 4096, 32768, 262144, 1 << 20)
 
 
@@ -122,7 +125,8 @@ class Fleet:
         self._later: list[tuple[float, int, Request, bool]] = []  # when, which, and whether its cache is read already
         self.requests = _requests(load, guesses, seed)
         stack = (service.prefill or service.pool).deployment.stack
-        self._front_s = host_s(variant, stack.request_s), host_s(variant, stack.token_s)
+        self._front_s = [host_s(variant, x) for x in (stack.request_s, stack.front_s, stack.token_s)]
+        self._front_free_s = 0.0  # when the front end has read all that came
         self._limit = load.max_concurrency or len(load)
         self._sent = self.done = self._under_way = 0
         self._order = 0  # of events at the same moment
@@ -191,7 +195,9 @@ class Fleet:
         """It leaves its client, and comes to a router once the front end has read it."""
         request = self.requests[at]
         request.arrival_s = now_s
-        self._push(now_s + self._front_s[0] + self._front_s[1] * request.inputs, request, read=False)
+        passing_s, each_s, token_s = self._front_s
+        self._front_free_s = max(now_s, self._front_free_s) + each_s + token_s * request.inputs
+        self._push(self._front_free_s + passing_s, request, read=False)
 
     def _push(self, when_s: float, request: Request, *, read: bool) -> None:
         self._order += 1

@@ -38,7 +38,9 @@ class Rank:
     """``together``: prompts are read in the steps in which others decode; else before them, alone. ``gained``: tokens
     that a decode step writes to the cache for each sequence, on average."""
 
-    def __init__(self, settings: Settings, together: bool, caching: bool, drafted: int = 0, gained: float = 1.0) -> None:
+    def __init__(
+        self, settings: Settings, together: bool, caching: bool, drafted: int = 0, gained: float = 1.0
+    ) -> None:
         self.settings, self.together, self.drafted, self.gained = settings, together, drafted, gained
         self.blocks = Blocks(settings.kv_blocks, settings.block_size, caching and settings.prefix_caching)
         self.waiting: deque[Request] = deque()

@@ -21,7 +21,9 @@ class Request:
         self.context, self.left, self.written = inputs, inputs, 0
         self.blocks = self.shared = 0  # that it holds for itself, and of those in the prefix tree
         self.path: list[Node] = []  # nodes of the prefix tree that it holds
-        self.base = self.finish = 0  # while it decodes: context less the rank's step count; the step after which it ends
+        self.base = self.finish = (
+            0  # while it decodes: context less the rank's step count; the step after which it ends
+        )
         self.scheduled_s = self.first_s = self.last_s = math.nan
         self.cached = self.preempted = self.replica = 0
 

@@ -156,7 +156,7 @@ class StepTimes:
             steps = []
             for context in self._contexts:
                 parts = (tokens, rows, self._decoding(sequences, context))
-                steps.append(self._summed(parts, variant, sequences, graph=True))
+                steps.append(self._summed(parts, variant, graph=True) * self.deployment.stack.decode_factor)
             self._lines[key] = [float(c) for c in self._contexts], steps
         return self._lines[key]
 
@@ -186,9 +186,14 @@ class StepTimes:
         head = _linear(self._sequences, self._rows, rows) if rows else (0.0, 0.0, 0.0)
         graph = tokens <= self.deployment.stack.graph_tokens and self.deployment.stack.mixed_steps
         parts = (self._tokens[tokens], head, attention)
-        return self._summed(parts, variant, sequences + 1, graph)
+        together = self._summed(parts, variant, graph)
+        stack = self.deployment.stack
+        if stack.prompt_factor == stack.decode_factor == 1.0:
+            return together
+        alone = self.decode(sequences, context_sum, variant) if sequences else 0.0  # its factor is in it
+        return alone + stack.prompt_factor * max(0.0, together - alone / stack.decode_factor)
 
-    def _summed(self, parts: Iterable[Sequence[float]], variant: str, sequences: int, graph: bool) -> float:
+    def _summed(self, parts: Iterable[Sequence[float]], variant: str, graph: bool) -> float:
         """Kernels of different networks are wrong on their own; whole passes a little more (see ``passes``)."""
         time = below = above = 0.0
         for part in parts:

@@ -1,0 +1,44 @@
+"""What a benchmark of a server taught of it, as a file: its host's times, and what its steps take over forecasts."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from kernelcast.errors import KernelcastError
+from kernelcast.stacks import Stack
+
+TERMS = ("request_s", "front_s", "token_s", "step_s", "sequence_s", "prompt_factor", "decode_factor")
+_KIND = "kernelcast server"
+
+
+def write_terms(path: Path, stack: Stack, about: dict[str, Any]) -> None:
+    """The terms of a stack; ``about``: what they were learnt from."""
+    told = {"kind": _KIND, "stack": stack.id, "terms": {name: getattr(stack, name) for name in TERMS}, "about": about}
+    path.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+
+
+def read_terms(path: Path, stack: Stack) -> Stack:
+    """``stack`` with the terms of a file."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise KernelcastError(
+            f"no file {path}; `kernelcast replay BENCH.json --calibrate -o FILE` writes one"
+        ) from None
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise KernelcastError(f"{path} is not JSON: {error}") from None
+    if not isinstance(found, dict) or found.get("kind") != _KIND or not isinstance(found.get("terms"), dict):
+        raise KernelcastError(f"{path} is no file of `kernelcast replay --calibrate`: its kind is not {_KIND!r}")
+    if found.get("stack") != stack.id:
+        raise KernelcastError(f"{path} tells of a server of {found.get('stack')}, not of {stack.id}: give --stack")
+    terms = found["terms"]
+    for name, value in terms.items():
+        if name not in TERMS or not isinstance(value, int | float) or not 0 <= value < math.inf:
+            raise KernelcastError(
+                f"{path}: {name} = {value!r} is none of {', '.join(TERMS)} with a number of 0 or more"
+            )
+    return replace(stack, **terms)
