@@ -73,6 +73,7 @@ class Stack(Library):
     token_s: float = 0.0  # and for each token of its prompt: the tokeniser
     prompt_factor: float = 1.0  # what reading prompts takes over its forecast, where a server was measured
     decode_factor: float = 1.0  # and decoding
+    spread: float = 0.0  # share that steps of a measured server are off by, either way; 0: as far as forecasts may be
     joint_attention: bool = False  # one launch for prompts and decodes of a step; else one each
     graph_sizes: tuple[tuple[int, int, int], ...] = ()  # tokens of captured steps: first, last, step
     scheduler: tuple[tuple[str, Any], ...] = ()  # its defaults, see serving.engine.settings; none: it serves no queue

@@ -18,6 +18,7 @@ from kernelcast.serving.engine.rank import Rank
 from kernelcast.serving.engine.request import Request
 from kernelcast.serving.engine.settings import Settings, settings_of
 from kernelcast.serving.engine.step_times import Reach, StepTimes, host_s
+from kernelcast.serving.engine.terms import without_terms
 from kernelcast.serving.load import Load
 from kernelcast.serving.memory import cache_bytes
 from kernelcast.serving.workload import Speculation
@@ -125,7 +126,7 @@ class Fleet:
         self._later: list[tuple[float, int, Request, bool]] = []  # when, which, and whether its cache is read already
         self.requests = _requests(load, guesses, seed)
         stack = (service.prefill or service.pool).deployment.stack
-        self._front_s = [host_s(variant, x) for x in (stack.request_s, stack.front_s, stack.token_s)]
+        self._front_s = [host_s(variant, x, stack.spread) for x in (stack.request_s, stack.front_s, stack.token_s)]
         self._front_free_s = 0.0  # when the front end has read all that came
         self._limit = load.max_concurrency or len(load)
         self._sent = self.done = self._under_way = 0
@@ -298,6 +299,8 @@ class Tables:
         for known, reached, guesses, found in self._known:
             if known is place and guesses == drafted and _within(reach, reached):
                 return found
+            if guesses == drafted and _within(reach, reached) and _alike(known, place):
+                return found.served_by(place)
         found = StepTimes(place, reach, times=self._times(place), drafted=drafted)
         self._known.append((place, reach, drafted, found))
         return found
@@ -319,6 +322,12 @@ class Tables:
             known = [times[call].span.time_s for call in calls]
             self._transfers.append((service, known))
         return float(np.interp(tokens, _SENT_TOKENS, known))
+
+
+def _alike(one: Deployment, other: Deployment) -> bool:
+    """All the same but what a server was measured to take."""
+    same = all(getattr(one, name) is getattr(other, name) for name in ("model", "gpu", "precision", "layout"))
+    return same and one.skew == other.skew and without_terms(one.stack) == without_terms(other.stack)
 
 
 def _within(asked: Reach, known: Reach) -> bool:
