@@ -41,9 +41,7 @@ class Engine:
         self._ahead = ranks[0].settings.async_scheduling
         self._come: deque[tuple[float, Request]] = deque()
         stack = times.deployment.stack
-        self._step_s, self._sequence_s = (
-            host_s(variant, x, stack.spread) for x in (stack.step_s, stack.sequence_s)
-        )
+        self._step_s, self._sequence_s = (host_s(variant, x, stack.spread) for x in (stack.step_s, stack.sequence_s))
 
     @property
     def load(self) -> int:

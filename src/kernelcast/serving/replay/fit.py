@@ -73,7 +73,9 @@ def part_of(bench: Bench, asked: str | None) -> Fit:
         return Fit("all requests", np.ones(count, dtype=np.bool_), dict(bench.metrics))
     word, _, number = asked.rpartition(":")
     if word not in ("", "stage") or not number.isdigit():
-        raise KernelcastError(f"--calibrate-on takes a number of requests or stage:N, as in 100 or stage:0, not {asked!r}")
+        raise KernelcastError(
+            f"--calibrate-on takes a number of requests or stage:N, as in 100 or stage:0, not {asked!r}"
+        )
     at = int(number)
     if word == "stage":
         known = [] if bench.load.stages is None else np.unique(bench.load.stages).tolist()
@@ -107,7 +109,9 @@ def calibrate(bench: Bench, service: Service, part: Fit, tables: Tables, *, seed
     before = problem.error(at)
     for number in range(_TIMES):  # noise is what the fit before it left
         problem.weigh(at)
-        at = _searched(problem, at, (lambda done, n=number: told(n * _ROUNDS + done, _TIMES * _ROUNDS)) if told else None)
+        at = _searched(
+            problem, at, (lambda done, n=number: told(n * _ROUNDS + done, _TIMES * _ROUNDS)) if told else None
+        )
     stack = replace(problem.service(at).pool.deployment.stack, spread=problem.spread(at))
     return Fitted(_with(service, stack), problem.before, part, problem.runs, before, problem.error(at),
                   problem.one_by_one)  # fmt: skip
