@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from kernelcast.serving.load import Bench
     from kernelcast.serving.replay import Fit, Fitted, Replay
 
-_MAKE = (
-    "kernelcast simulate llama-3.1-8b --gpu h100_sxm --request-rate 8 --num-prompts 200 --requests-out served.parquet"
-)
+_MAKE = "kernelcast simulate llama-3.1-8b --gpu h100_sxm --request-rate 8 --num-prompts 200 --requests-out served.csv"
 _NUMBERS = ("tp", "pp", "dp", "max_num_seqs", "max_num_batched_tokens")  # that a file may tell of its server
 _STACKS = {"vllm": "vllm", "sglang": "sglang", "tensorrt": "trtllm", "trtllm": "trtllm"}  # how backends' names begin
 
@@ -31,8 +29,8 @@ _STACKS = {"vllm": "vllm", "sglang": "sglang", "tensorrt": "trtllm", "trtllm": "
 def register(app: typer.Typer) -> None:
     examples = (
         _MAKE,
-        "kernelcast replay served.parquet --model llama-3.1-8b --gpu h100_sxm",
-        "kernelcast replay served.parquet --model llama-3.1-8b --gpu h100_sxm --calibrate-on 100 -o server.json",
+        "kernelcast replay served.csv --model llama-3.1-8b --gpu h100_sxm",
+        "kernelcast replay served.csv --model llama-3.1-8b --gpu h100_sxm --calibrate-on 100 -o server.json",
     )
     app.command("replay", cls=with_examples(Command, *examples))(takes(service=ServiceChoice)(replay_file))
 
@@ -43,7 +41,7 @@ def replay_file(
         Path,
         typer.Argument(
             metavar="BENCH",
-            help="results of `vllm bench serve`, SGLang's bench_serving or inference-perf; or a table of served requests",
+            help="results of `vllm bench serve`, SGLang's bench_serving, inference-perf; or a table of served requests",
         ),
     ],
     service: ServiceChoice,
@@ -55,9 +53,7 @@ def replay_file(
     ] = False,
     calibrate_on: Annotated[
         str | None,
-        typer.Option(
-            "--calibrate-on", metavar="N|stage:N", help="fit to the first N requests or a stage, score the rest"
-        ),
+        typer.Option("--calibrate-on", metavar="N|stage:N", help="fit to the first N requests or a stage only"),
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE.json", help="what was fitted, for --server")

@@ -10,8 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from kernelcast.cli.option_groups import option_of
-from kernelcast.cli.options import CalibrationFile, Changes, GpuName, PredictorName, WeightsFolder, chosen_conditions, \
-    chosen_gpu  # fmt: skip
+from kernelcast.cli.options import (
+    CalibrationFile,
+    Changes,
+    GpuName,
+    PredictorName,
+    WeightsFolder,
+    chosen_conditions,
+    chosen_gpu,  # fmt: skip
+)
 from kernelcast.errors import KernelcastError
 
 if TYPE_CHECKING:

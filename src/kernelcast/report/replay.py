@@ -67,7 +67,7 @@ def fields(found: Replay, before: Replay | None = None, fitted: Fitted | None = 
 def _part_fields(part: Part, before: Part | None) -> dict[str, Any]:
     figures = {}
     for figure in part.figures:
-        told = {"measured": figure.measured, "predicted": figure.predicted, "error": figure.error}
+        told: dict[str, Any] = {"measured": figure.measured, "predicted": figure.predicted, "error": figure.error}
         if figure.inside is not None:
             told |= {"low": figure.low, "high": figure.high, "inside": figure.inside}
         if before:
@@ -82,8 +82,8 @@ def print_replay(found: Replay, before: Replay | None = None, fitted: Fitted | N
     show(head(found.service))
     rate = "all at once" if not np.isfinite(load.request_rate) else f"{digits(load.request_rate, 3)} requests/s"
     loop = f", at most {load.max_concurrency:,} under way" if load.max_concurrency else ""
-    show(f"{bench.path.name} ({_kind(bench)}): {len(load):,} requests, {rate}{loop}; {load.inputs.mean():,.0f} tokens in, "
-         f"{load.outputs.mean():,.0f} out on average", "")  # fmt: skip
+    show(f"{bench.path.name} ({_kind(bench)}): {len(load):,} requests, {rate}{loop};"
+         f" {load.inputs.mean():,.0f} tokens in, {load.outputs.mean():,.0f} out on average", "")  # fmt: skip
     if fitted:
         _print_fitted(fitted)
     if len(found.parts) == 2 and fitted:  # what was fitted on and the rest
@@ -237,7 +237,7 @@ def _draw_spread(axis: Any, name: str, bench: Bench, served: Mapping[str, Served
 
 
 def _draw_times(axis: Any, bench: Bench, served: Served, before: Served | None) -> None:
-    axis.plot(bench.load.arrivals_s, bench.e2el_s, ".", ms=4, color=_MEASURED, label="measured")
+    axis.plot(bench.load.arrivals_s, bench.e2el_s, "o", ms=5, mfc="none", color=_MEASURED, label="measured")
     if before:
         axis.plot(before.arrival_s, before.e2el_s, ".", ms=3, color=_BEFORE, alpha=0.6, label="uncalibrated")
     axis.plot(served.arrival_s, served.e2el_s, ".", ms=3, color=_AFTER, label="predicted")

@@ -41,7 +41,7 @@ class Engine:
         self._ahead = ranks[0].settings.async_scheduling
         self._come: deque[tuple[float, Request]] = deque()
         stack = times.deployment.stack
-        self._step_s, self._sequence_s = (host_s(variant, x, stack.spread) for x in (stack.step_s, stack.sequence_s))
+        self._own_s = [host_s(variant, x, stack.spread) for x in (stack.step_s, stack.prefill_s, stack.sequence_s)]
 
     @property
     def load(self) -> int:
@@ -75,26 +75,24 @@ class Engine:
         """Whoever comes must wait for one that ends."""
         return all(rank.waiting or len(rank.running) >= rank.settings.max_num_seqs for rank in self.ranks)
 
-    def run(self) -> tuple[list[Request], list[Request]]:
-        """End the steps under way and begin the next: who has got a first token, and who is done."""
+    def run(self) -> list[Request]:
+        """End the steps under way and begin the next; who is done."""
         under = self._under
         assert under is not None
-        now_s, first, done = self.next_s, [], []
+        now_s, done = self.next_s, []
         decoding = sum(rank.decoding for rank, step in zip(self.ranks, under.steps, strict=True)
                        if step and step.decodes)  # fmt: skip
         prompts = sum(step.prompt_tokens for step in under.steps if step and step.chunks)
         self._noted(under.start_s, now_s, under.count, decoding, prompts, self)
         for rank, step in zip(self.ranks, under.steps, strict=True):
             if step:
-                begun, ended = rank.advance(step, under.count, now_s)
-                first += begun
-                done += ended
+                done += rank.advance(step, under.count, now_s)
         self._under = None
         begun_s = under.start_s + float(under.ends_s[under.count - 2]) if under.count > 1 else under.start_s
         while self._come and self._come[0][0] <= begun_s:
             self._deal(self._come.popleft()[1])
         self._begin(now_s)
-        return first, done
+        return done
 
     def _begin(self, now_s: float) -> None:
         steps = [rank.schedule(now_s) for rank in self.ranks]
@@ -131,11 +129,13 @@ class Engine:
                 past = request.context - request.left
                 tokens, pairs, rows = tokens + part, pairs + part * past, rows + (request.left == part)
             mixed_s = self.times.mixed(decoding, context, tokens, pairs / tokens, rows + decoding, self.variant)
-            longest = max(longest, mixed_s + self._host(decoding + len(step.chunks)))
+            longest = max(longest, mixed_s + self._host(decoding, len(step.chunks)))
         return longest
 
-    def _host(self, sequences: int) -> float:
-        return self._step_s + sequences * self._sequence_s
+    def _host(self, decoding: int, reading: int = 0) -> float:
+        """What the GPU waits for the host in a step."""
+        step_s, prefill_s, sequence_s = self._own_s
+        return (step_s if decoding else prefill_s) + (decoding + reading) * sequence_s
 
     def _decodes_s(self, most: int) -> list[float] | Array:
         """When each of the next steps ends, all ranks decoding."""

@@ -47,8 +47,8 @@ class Settings:
 
 
 def settings_of(deployment: Deployment, given: dict[str, Any] | None = None, context: int = 4096) -> Settings:
-    """The stack's own defaults on this GPU, with what is ``given`` (None: not given) in their place. ``context``: tokens
-    of a usual request, which tell how much a token takes where layers have a window or a state."""
+    """The stack's own defaults on this GPU, with what is ``given`` (None: not given) in their place. ``context``: of a
+    usual request, which tells how much a token takes where layers have a window or a state."""
     asked = {name: value for name, value in (given or {}).items() if value is not None}
     usual = _defaults(deployment.stack, deployment.gpu)
     found = Settings(**{**usual, **asked})
@@ -90,10 +90,11 @@ def kv_blocks(deployment: Deployment, settings: Settings, context: int) -> int:
     if room <= 0:
         gib = 2**30
         raise KernelcastError(
-            f"{deployment.model.name} on {deployment.layout.gpus} x {deployment.gpu.id} leaves no memory for a KV cache:"
-            f" weights take {held['weights'] / gib:.1f} GiB and steps of {tokens:,} tokens {held['activation'] / gib:.1f}"
-            f" of the {held.available_bytes / gib:.1f} a GPU that {deployment.stack.name} fills; give more GPUs (--tp), "
-            f"a smaller format, or a smaller --max-num-batched-tokens"
+            f"{deployment.model.name} on {deployment.layout.gpus} x {deployment.gpu.id} leaves no memory for a KV "
+            f"cache: weights take {held['weights'] / gib:.1f} GiB, steps of {tokens:,} tokens "
+            f"{held['activation'] / gib:.1f}, {deployment.stack.name} itself {held['stack'] / gib:.1f} of the "
+            f"{held.available_bytes / gib:.1f} a GPU that it fills; give more GPUs (--tp), a smaller "
+            f"format, or a smaller --max-num-batched-tokens"
         )
     if not each:
         return 1 << 40

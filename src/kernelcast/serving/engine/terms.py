@@ -27,7 +27,8 @@ def write_terms(path: Path, stack: Stack, about: dict[str, Any]) -> None:
 
 def without_terms(stack: Stack) -> Stack:
     """``stack`` as if its server had none of them: what tells two servers apart beyond their terms."""
-    return replace(stack, **dict.fromkeys((*TERMS, SPREAD), 0.0))
+    none: dict[str, Any] = dict.fromkeys((*TERMS, SPREAD), 0.0)
+    return replace(stack, **none)
 
 
 def _most(name: str) -> float:

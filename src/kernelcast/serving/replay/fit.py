@@ -82,9 +82,8 @@ def part_of(bench: Bench, asked: str | None) -> Fit:
         if at not in known:
             told = f"stages {known[0]} to {known[-1]}" if known else "no stages"
             raise KernelcastError(f"--calibrate-on {asked}: {bench.path} has {told}")
-        rows = bench.load.stages == at
-        assert rows is not False
-        return Fit(f"stage {at}", np.asarray(rows), dict(stage_metrics(bench, known.index(at), np.asarray(rows))))
+        rows = np.asarray(bench.load.stages == at)
+        return Fit(f"stage {at}", rows, dict(stage_metrics(bench, known.index(at), rows)))
     if not _one_by_one(bench):
         raise KernelcastError(
             f"--calibrate-on {asked}: {bench.path} does not have the latencies of requests one by one "
@@ -107,23 +106,21 @@ def calibrate(bench: Bench, service: Service, part: Fit, tables: Tables, *, seed
     problem = _Problem(bench, service, part, tables, seed)
     at = problem.start
     before = problem.error(at)
-    for number in range(_TIMES):  # noise is what the fit before it left
+    for _ in range(_TIMES):  # noise is what the fit before it left
         problem.weigh(at)
-        at = _searched(
-            problem, at, (lambda done, n=number: told(n * _ROUNDS + done, _TIMES * _ROUNDS)) if told else None
-        )
+        at = _searched(problem, at, told)
     stack = replace(problem.service(at).pool.deployment.stack, spread=problem.spread(at))
     return Fitted(_with(service, stack), problem.before, part, problem.runs, before, problem.error(at),
                   problem.one_by_one)  # fmt: skip
 
 
-def _searched(problem: _Problem, at: Array, told: Callable[[int], None] | None) -> Array:
+def _searched(problem: _Problem, at: Array, told: Callable[[int, int], None] | None) -> Array:
     """From ``at`` downhill until little is gained."""
     here, damping = problem.residuals(at), 1e-2
     cost = float(here @ here)
     for count in range(_ROUNDS):
         if told:
-            told(count)
+            told(count, _ROUNDS)
         slopes, last = problem.slopes(at, here), cost
         for _ in range(_TRIES):
             step = np.linalg.solve(slopes.T @ slopes + damping * np.diag((slopes**2).sum(0)), -slopes.T @ here)
