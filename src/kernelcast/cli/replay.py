@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -113,7 +114,8 @@ def _fitted(bench: Bench, service: Service, part: Fit, tables: Tables, seed: int
     from kernelcast.serving.replay import calibrate
 
     with progress_bar(transient=True) as task:
-        return calibrate(bench, service, part, tables, seed=seed, told=task("fitting"))
+        told = task("fitting") if sys.stderr.isatty() else None
+        return calibrate(bench, service, part, tables, seed=seed, told=told)
 
 
 def from_file(bench: Bench, model: str | None, choice: ServiceChoice,
@@ -139,9 +141,9 @@ def from_file(bench: Bench, model: str | None, choice: ServiceChoice,
     if said:
         told.insert(0, f"as the file says: {', '.join(said)}")
     chosen = replace(choice, **words)
-    open_ones = [name for name in ("max_num_seqs", "max_num_batched_tokens") if getattr(chosen, name) is None]
-    if open_ones:
-        told.append(f"{' and '.join(open_ones)} are the engine's defaults: give the server's own where it has others")
+    unknown = [name for name in ("max_num_seqs", "max_num_batched_tokens") if getattr(chosen, name) is None]
+    if unknown:
+        told.append(f"the engine's defaults for {' and '.join(unknown)}: give the server's own where it has others")
     return name, chosen, told
 
 
@@ -176,12 +178,12 @@ def _tell(found: Replay, before: Replay | None, fitted: Fitted | None, output: P
     from kernelcast.serving.engine.terms import write_terms
 
     told = fields(found, before, fitted)
+    if plot is not None:
+        write_plot(found, plot, before)
     if fitted and output is not None:
         about = {name: told[name] for name in ("model", "gpu", "layout", "precision")} | told["calibration"]
         del about["terms"]  # which stand beside it
         write_terms(output, fitted.stack, {**about, "bench": found.bench.path.name})
-    if plot is not None:
-        write_plot(found, plot, before)
     if as_json:
         typer.echo(to_json(told))
     else:

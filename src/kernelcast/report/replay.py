@@ -86,7 +86,7 @@ def print_replay(found: Replay, before: Replay | None = None, fitted: Fitted | N
          f" {load.inputs.mean():,.0f} tokens in, {load.outputs.mean():,.0f} out on average", "")  # fmt: skip
     if fitted:
         _print_fitted(fitted)
-    if len(found.parts) == 2 and fitted:  # what was fitted on and the rest
+    if found.parts and not found.stages:  # what was fitted on, and the rest
         for at, part in enumerate(found.parts):
             _print_part(part, before.parts[at] if before else None)
     else:
@@ -183,20 +183,20 @@ def _inside(figure: Figure) -> str:
 
 
 def _print_stages(parts: tuple[Part, ...], fitted: Fitted | None) -> None:
-    """One line a stage: means and 90th percentiles, measured and how far the forecast is off."""
+    """Means and 90th percentiles of each stage, measured, and how far the forecast is off."""
     rows = []
     for part in parts:
-        named_figures = {figure.name: figure for figure in part.figures}
-        cells = []
-        for name in ("ttft", "tpot", "e2el"):
-            for ending in ("mean", "p90"):
-                figure = named_figures.get(f"{ending}_{name}_ms")
-                cells.append(f"{time_text(figure.measured / 1e3)} {_error(figure)}" if figure else "")
         here = " (fitted)" if fitted and fitted.part.name == part.name else ""
-        rows.append((part.name + here, f"{part.requests:,}", *cells))
+        first = (f"{part.name}{here}", f"{part.requests:,}")
+        figures = {figure.name: figure for figure in part.figures}
+        for name in ("ttft", "tpot", "e2el"):
+            told = [figures.get(f"{ending}_{name}_ms") for ending in ("mean", "p90")]
+            cells = [(_text(figure, figure.measured), _error(figure)) if figure else ("", "") for figure in told]
+            rows.append((*first, _NAMES[name], *cells[0], *cells[1]))
+            first = ("", "")
     if rows:
-        heads = [f"{name} {ending}" for name in ("ttft", "tpot", "e2el") for ending in ("mean", "p90")]
-        show(plain_table("", "requests", *heads, right=("requests", *heads), rows=rows), "")
+        heads = ("", "requests", "", "mean", "error", "p90", "error")
+        show(plain_table(*heads, right=("requests", "mean", "p90", "error"), rows=rows), "")
 
 
 def write_plot(found: Replay, path: Path, before: Replay | None = None) -> None:

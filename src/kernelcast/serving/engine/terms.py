@@ -31,8 +31,12 @@ def without_terms(stack: Stack) -> Stack:
     return replace(stack, **none)
 
 
-def _most(name: str) -> float:
-    return 1.0 if name == SPREAD else math.inf
+def _fits(name: str, value: Any) -> bool:
+    """Seconds are 0 or more, factors above 0, a spread is a share."""
+    if name not in (*TERMS, SPREAD) or isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    above = value > 0 if name.endswith("factor") else value >= 0
+    return above and value < (1.0 if name == SPREAD else math.inf)
 
 
 def read_terms(path: Path, stack: Stack) -> Stack:
@@ -51,8 +55,7 @@ def read_terms(path: Path, stack: Stack) -> Stack:
         raise KernelcastError(f"{path} tells of a server of {found.get('stack')}, not of {stack.id}: give --stack")
     terms = found["terms"]
     for name, value in terms.items():
-        if name not in (*TERMS, SPREAD) or not isinstance(value, int | float) or not 0 <= value < _most(name):
-            raise KernelcastError(
-                f"{path}: {name} = {value!r} is none of {', '.join((*TERMS, SPREAD))} with a number of 0 or more"
-            )
+        if not _fits(name, value):
+            known = ", ".join((*TERMS, SPREAD))
+            raise KernelcastError(f"{path}: {name} = {value!r} is none of {known} with a number that it can be")
     return replace(stack, **terms)

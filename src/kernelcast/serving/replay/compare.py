@@ -104,6 +104,7 @@ class Replay:
     whole: Part
     parts: tuple[Part, ...] = ()
     assumed: tuple[str, ...] = ()
+    stages: bool = False  # whether the parts are the load's own stages
 
 
 def replay(bench: Bench, service: Service, tables: Tables, *, seed: int = 0, intervals: bool = True,
@@ -113,7 +114,7 @@ def replay(bench: Bench, service: Service, tables: Tables, *, seed: int = 0, int
     told = [(name, rows, measured(bench, rows)) for name, rows in parts] or _stages(bench)
     found = tuple(Part(name, int(rows.sum()), runs.figures(values, rows)) for name, rows, values in told)
     whole = Part("all requests", len(bench.load), runs.figures(bench.metrics))
-    return Replay(bench, service, runs, whole, found, assumed(bench, service))
+    return Replay(bench, service, runs, whole, found, assumed(bench, service), stages=not parts)
 
 
 def _stages(bench: Bench) -> list[tuple[str, Rows, Mapping[str, float]]]:
