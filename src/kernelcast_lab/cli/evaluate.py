@@ -38,6 +38,16 @@ _EXAMPLES = {
         _PARQUET.replace("SOURCE", "pipeweave").replace("NAMES", "('workloads', 'e2e_real')"),
         "kernelcast evaluate served --data measured --source pipeweave",
     ),
+    "load": (
+        "mkdir -p measured/vllm_h100",
+        "printf 'id,model,workload,gpu,tp,precision,max_num_seqs,max_num_batched_tokens,kv_blocks,block_tokens,"
+        "system_prompts,users_per_prompt,system_prompt_tokens,question_tokens,output_tokens,stage,rates,durations_s,"
+        "measured_ttft_mean_ms,measured_ttft_p90_ms,measured_itl_mean_ms,measured_e2e_mean_ms,measured_e2e_p90_ms\\n"
+        "1,Qwen/Qwen2.5-7B-Instruct,chat,h100_sxm,1,bf16,128,2048,65352,16,10,5,150,600,251,-1,[6.0],[20],"
+        "25,30,7,1750,1800\\n' > served.csv",
+        _PARQUET.replace("SOURCE", "vllm_h100").replace("NAMES", "['served']"),
+        "kernelcast evaluate load --data measured --source vllm_h100",
+    ),
     "traced": ("kernelcast evaluate traced --only bert-large/l24/prefill",),
     "neusight": (
         "mkdir -p measured/neusight",
@@ -77,7 +87,7 @@ class Evaluations(CommandGroup):
 def register(app: typer.Typer) -> None:
     group = typer.Typer(cls=with_examples(Evaluations, *_EXAMPLES["tables"]), invoke_without_command=True)
     group.callback()(_evaluate)
-    for command in (tables, served, words, traced, neusight, tuning, tuning_gpus, learning_curve):
+    for command in (tables, served, load, words, traced, neusight, tuning, tuning_gpus, learning_curve):
         name = command.__name__.replace("_", "-")
         group.command(name, cls=with_examples(Command, *_EXAMPLES[name]))(command)
     app.add_typer(group, name="evaluate")
@@ -138,6 +148,20 @@ def served(
     from kernelcast_lab.evaluate.served import SOURCES, figures
 
     refuse_unknown("source of served models", source or (), SOURCES)
+    _tell(figures(data, source or SOURCES), json)
+
+
+def load(
+    data: Data = None,
+    source: Annotated[
+        Words, typer.Option("--source", help="vllm_h100, llmservingsim, aiconfigurator (closed loops); default: all")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Servers under load, simulated: runs of vLLM, requests one by one, closed loops."""
+    from kernelcast_lab.evaluate.under_load import SOURCES, figures
+
+    refuse_unknown("source of servers under load", source or (), SOURCES)
     _tell(figures(data, source or SOURCES), json)
 
 

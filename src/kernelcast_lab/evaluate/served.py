@@ -73,7 +73,7 @@ def static_batches(cases: Sequence[ServedCase]) -> list[Compared]:
     pairs = []
     for case in cases:
         inputs, outputs = (tuple(int(n) for n in column) for column in zip(*case.requests, strict=True))
-        pairs.append((_case(case), Workload(inputs, outputs)))
+        pairs.append((_case(case), Workload(inputs, outputs, chunk=0)))  # read in one pass, as it was measured
     found = []
     for case, result in zip(cases, infer_many(pairs), strict=True):
         groups = {"gpu": case.gpu, "stack": case.stack, "model": case.model}
@@ -96,7 +96,7 @@ def steady_points(points: Sequence[ServingPoint]) -> tuple[list[Compared], Count
     places, pairs = [], []
     for point in points:
         try:
-            place = _point(point)
+            place = deployment_of(point)
             alone = Workload.equal(1, point.input_tokens, point.output_tokens, chunk=_CHUNK)
             if point.running < _ADMITTED * point.concurrency:
                 raise KernelcastError("more than half of its requests wait: the batch is not what the table says")
@@ -124,7 +124,8 @@ def steady_points(points: Sequence[ServingPoint]) -> tuple[list[Compared], Count
     return found, left
 
 
-def _point(point: ServingPoint) -> Deployment:
+def deployment_of(point: ServingPoint) -> Deployment:
+    """Where a point was served."""
     if point.model not in _MODELS:
         raise KernelcastError(f"{point.model} is not in the catalogue")
     place, name = gpu(point.gpu), _MODELS[point.model]
@@ -134,8 +135,10 @@ def _point(point: ServingPoint) -> Deployment:
 
 def _precision(point: ServingPoint, name: str, capability: str) -> Precision:
     """As the table says, but for what its labels leave out."""
-    # NVIDIA's quantised checkpoints, which TensorRT-LLM serves, come with an fp8 KV cache.
-    cache = "fp8" if point.stack == "trtllm" and point.weights != "bf16" else None
+    # NVIDIA's quantised checkpoints, which TensorRT-LLM serves, come with an fp8 KV cache; InferenceX's recipes for
+    # quantised Llama give vLLM one.
+    llama = point.stack == "vllm" and "Llama" in point.model and point.public
+    cache = "fp8" if (point.stack == "trtllm" or llama) and point.weights != "bf16" else None
     if name == "gpt-oss-120b":  # mxfp4 experts, the rest bf16; the table calls it nvfp4 everywhere
         return Precision("bf16", cache, "nvfp4" if capability.startswith(_BLACKWELL) else "int4")
     if name == "kimi-k2" and point.weights == "int4":  # only its experts are
