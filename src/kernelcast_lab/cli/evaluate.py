@@ -36,7 +36,7 @@ _EXAMPLES = {
         "total_decode_tokens,prefill_latency,median_decode_latency,total_latency\\n"
         "NVIDIA H100,sglang,Qwen2.5-14B,short,1,1,1,512,64,512,64,0.03,0.012,0.79\\n' > e2e_real.csv",
         _PARQUET.replace("SOURCE", "pipeweave").replace("NAMES", "('workloads', 'e2e_real')"),
-        "kernelcast evaluate served --data measured --source pipeweave",
+        "kernelcast evaluate served --data measured",
     ),
     "load": (
         "mkdir -p measured/vllm_h100",
@@ -137,18 +137,11 @@ def tables(
         _tell(means(found))
 
 
-def served(
-    data: Data = None,
-    source: Annotated[
-        Words, typer.Option("--source", help="pipeweave (static batches), aiconfigurator (points); default: both")
-    ] = None,
-    json: Json = False,
-) -> None:
-    """Whole models in serving engines: static batches of PipeWeave, serving points of AIConfigurator."""
-    from kernelcast_lab.evaluate.served import SOURCES, figures
+def served(data: Data = None, json: Json = False) -> None:
+    """Whole models in serving engines: PipeWeave's static batches."""
+    from kernelcast_lab.evaluate.served import figures
 
-    refuse_unknown("source of served models", source or (), SOURCES)
-    _tell(figures(data, source or SOURCES), json)
+    _tell(figures(data), json)
 
 
 def load(

@@ -35,13 +35,25 @@ from kernelcast.serving.load.arrivals import staged, vllm_draws
 from kernelcast.stacks import Stack, stack
 from kernelcast_lab.data.serving import Row, ServingPoint, SplitPoint, serving_points, split_points
 from kernelcast_lab.data.shared import read_rows, root_path
-from kernelcast_lab.evaluate.served import Compared, by_group, deployment_of
+from kernelcast_lab.evaluate.served import Compared, by_group
 
 SOURCES = ("vllm_h100", "llmservingsim", "aiconfigurator")
 Stacks = Callable[[str], Stack]
 _SKEW = 1.2  # of tokens over experts
 _ASKED = 10  # requests for each in flight
 _MOST = 640  # requests of a point, or four for each in flight
+_RECV_FROM = 16  # requests in flight
+_ADMITTED = 0.5  # of the requests in flight, that decode at a time
+_BLACKWELL = "10"
+_CATALOGUE = {
+    "RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic": "llama-4-scout", "meta-llama/Llama-2-7b-hf": "llama-2-7b",
+    "meta-llama/Llama-3.1-70B-Instruct": "llama-3.1-70b", "mistralai/Mistral-Nemo-Instruct-2407": "mistral-nemo-12b",
+    "Qwen/Qwen2.5-7B-Instruct": "qwen2.5-7b", "meta-llama/Llama-3.1-70B": "llama-3.1-70b",
+    "meta-llama/Llama-3.1-8B-Instruct": "llama-3.1-8b", "nvidia/Llama-3.1-8B-Instruct-FP8": "llama-3.1-8b",
+    "Qwen/Qwen3-32B": "qwen3-32b", "Qwen/Qwen3-235B-A22B-FP8": "qwen3-235b-a22b", "openai/gpt-oss-120b": "gpt-oss-120b",
+    "deepseek-ai/DeepSeek-R1": "deepseek-r1", "deepseek-ai/DeepSeek-V3": "deepseek-v3",
+    "moonshotai/Kimi-K2.5": "kimi-k2",
+}  # names of the sources: of the catalogue  # fmt: skip
 _STATS = {"ttft": ("mean", "p90"), "itl": ("mean",), "e2e": ("mean", "p90")}
 
 
@@ -156,6 +168,9 @@ def closed_loops(points: Iterable[ServingPoint], split: Iterable[SplitPoint] = (
         except KernelcastError as error:
             left[str(error).split(";")[0].split(":")[0]] += 1
             continue
+        if whole.running < _ADMITTED * whole.concurrency and _running(result) > _ADMITTED * whole.concurrency:
+            left["its engine held fewer requests than were sent, by a limit that the table does not tell"] += 1
+            continue
         groups = {
             "kind": "disaggregated" if isinstance(point, SplitPoint) else _kind(whole.model), "stack": whole.stack,
             "model": f"{whole.model} {whole.stack}", "held_out": "yes" if at % 2 else "no",
@@ -165,6 +180,13 @@ def closed_loops(points: Iterable[ServingPoint], split: Iterable[SplitPoint] = (
         found.append(Compared("TPOT", whole.tpot_s, metrics["mean_tpot_ms"] / 1e3, groups))
         found.append(Compared("TTFT", whole.ttft_s, metrics["mean_ttft_ms"] / 1e3, groups))
     return found, left
+
+
+def _running(result: Simulation) -> float:
+    """Requests that decode at a time."""
+    served = result.served
+    share = (served.last_token_s - served.first_token_s).sum() / served.e2el_s.sum()
+    return float(result.load.max_concurrency * share)
 
 
 def _kind(name: str) -> str:
@@ -206,13 +228,33 @@ def _loop_pool(point: ServingPoint, stacks: Stacks, known: dict[Any, Deployment]
         known[key] = replace(deployment_of(point), skew=_SKEW, stack=stacks(point.stack))
     limits: dict[str, Any] = {"chunked_prefill": True}
     place = known[key]
+    if point.public and point.stack == "sglang":  # InferenceX's recipes
+        limits |= {"recv_interval": 30 if point.concurrency >= _RECV_FROM else 10, "max_num_batched_tokens": 32768,
+                   "max_prefill_tokens": 32768, "max_num_seqs": max(128, point.concurrency)}  # fmt: skip
     if not point.public and point.stack != "sglang":
         limits["max_num_batched_tokens"] = max(2048, point.input_tokens + point.concurrency)
     return Pool(place, settings_of(place, limits, point.input_tokens + point.output_tokens // 2))
 
 
-_CATALOGUE = {
-    "RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic": "llama-4-scout", "meta-llama/Llama-2-7b-hf": "llama-2-7b",
-    "meta-llama/Llama-3.1-70B-Instruct": "llama-3.1-70b", "mistralai/Mistral-Nemo-Instruct-2407": "mistral-nemo-12b",
-    "Qwen/Qwen2.5-7B-Instruct": "qwen2.5-7b",
-}  # fmt: skip
+def deployment_of(point: ServingPoint) -> Deployment:
+    """Where a point was served."""
+    if point.model not in _CATALOGUE:
+        raise KernelcastError(f"{point.model} is not in the catalogue")
+    place, name = gpu(point.gpu), _CATALOGUE[point.model]
+    layout = Layout(tp=point.tp, pp=point.pp, dp=point.dp, ep=point.moe_ep or 1)
+    return Deployment(model(name), place, stack(point.stack), _precision(point, name, place.compute_capability), layout)
+
+
+def _precision(point: ServingPoint, name: str, capability: str) -> Precision:
+    """As the table says, but for what its labels leave out."""
+    # NVIDIA's quantised checkpoints, which TensorRT-LLM serves, come with an fp8 KV cache; InferenceX's recipes for
+    # quantised Llama give vLLM one.
+    llama = point.stack == "vllm" and "Llama" in point.model and point.public
+    cache = "fp8" if (point.stack == "trtllm" or llama) and point.weights != "bf16" else None
+    if name == "gpt-oss-120b":  # mxfp4 experts, the rest bf16; the table calls it nvfp4 everywhere
+        return Precision("bf16", cache, "nvfp4" if capability.startswith(_BLACKWELL) else "int4")
+    if name == "kimi-k2" and point.weights == "int4":  # only its experts are
+        return Precision("bf16", cache, "int4")
+    if name == "qwen3-235b-a22b" and point.weights == "fp8":  # the published checkpoint has blocks of 128 x 128
+        return Precision("fp8_block", cache)
+    return Precision(point.weights, cache, point.experts)
