@@ -298,3 +298,15 @@ def test_intervals_hold_the_likely_value() -> None:
     for key, value in found.metrics.items():
         assert found.low[key] <= value <= found.high[key]
     assert found.low["mean_tpot_ms"] < found.metrics["mean_tpot_ms"] < found.high["mean_tpot_ms"]
+
+
+def test_a_scheduler_that_looks_every_thirty_steps_lets_requests_wait() -> None:
+    """On average for half of them, and one step more where it works ahead."""
+    waits = []
+    for every in (1, 30):
+        where = replace(place("sglang"), stack=replace(stack("sglang"), request_s=0.0, front_s=0.0, token_s=0.0))
+        own = settings_of(where, {"recv_interval": every})
+        load = Load([0.0, *(1 + np.arange(40) * 0.301)], 41 * [16], [3000, *(40 * [2])])
+        served = run(Service(Pool(where, own)), load).served
+        waits.append(float(served.ttft_s[1:].mean() / served.tpot_s[0]))
+    assert waits[1] - waits[0] == pytest.approx(14.5, abs=4)

@@ -86,6 +86,9 @@ class ServiceChoice:
         str | None,
         _engine("--capacity-policy", metavar="NAME", help="blocks: grow (vLLM), estimate (SGLang), reserve (TensorRT)"),
     ] = None
+    recv_interval: Annotated[
+        int | None, _engine("--scheduler-recv-interval", help="steps between looks at new requests (1)")
+    ] = None
     draft_tokens: Annotated[int, _engine("--draft-tokens", help="speculative decoding: guesses a step")] = 0
     acceptance: Annotated[float, _engine("--acceptance", help="probability that a guess is right")] = 0.7
     replicas: Annotated[int, _several("--replicas", help="engines behind a router")] = 1
@@ -164,7 +167,7 @@ def _pool(choice: ServiceChoice, place: Deployment, context: int, replicas: int)
     given: dict[str, Any] = {
         name: getattr(choice, name)
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "prefix_caching", "chunked_prefill",
-                     "async_scheduling", "policy", "capacity")
+                     "async_scheduling", "policy", "capacity", "recv_interval")
     }  # fmt: skip
     return Pool(place, settings_of(place, {**given, "kv_blocks": choice.num_gpu_blocks}, context), replicas)
 

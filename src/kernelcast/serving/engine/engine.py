@@ -39,7 +39,9 @@ class Engine:
         # A scheduler that works ahead has the next step ready when one begins: who comes during a step is looked at
         # when it ends, and runs in the one after the next.
         self._ahead = ranks[0].settings.async_scheduling
+        self._every = ranks[0].settings.recv_interval
         self._come: deque[tuple[float, Request]] = deque()
+        self._count = 0  # steps so far
         stack = times.deployment.stack
         self._own_s = [host_s(variant, x, stack.spread) for x in (stack.step_s, stack.prefill_s, stack.sequence_s)]
 
@@ -55,12 +57,13 @@ class Engine:
             self._begin(now_s)
             return
         full = self._full
-        if self._ahead:
+        if self._ahead or self._every > 1:
             self._come.append((now_s, request))
         else:
             self._deal(request)
         if under.count > 1 and not full:
             run = int(np.searchsorted(under.ends_s, now_s - under.start_s)) + (2 if self._ahead else 1)
+            run += -(self._count + run) % self._every
             if run < under.count:
                 under.count = run
                 self.next_s = under.start_s + float(under.ends_s[run - 1])
@@ -88,8 +91,11 @@ class Engine:
             if step:
                 done += rank.advance(step, under.count, now_s)
         self._under = None
-        begun_s = under.start_s + float(under.ends_s[under.count - 2]) if under.count > 1 else under.start_s
-        while self._come and self._come[0][0] <= begun_s:
+        self._count += under.count
+        begun_s = now_s
+        if self._ahead:
+            begun_s = under.start_s + float(under.ends_s[under.count - 2]) if under.count > 1 else under.start_s
+        while self._come and self._come[0][0] <= begun_s and not self._count % self._every:
             self._deal(self._come.popleft()[1])
         self._begin(now_s)
         return done
@@ -110,7 +116,9 @@ class Engine:
             ends: list[float] | Array = [self._mixed_s(steps)]
         else:
             most = min(step.most for step in steps if step)
-            ends = self._decodes_s(1 if self._come and not self._full else most)
+            if self._come and not self._full:
+                most = min(most, self._every - self._count % self._every)
+            ends = self._decodes_s(most)
         self._under = _Under(now_s, ends, len(ends), steps)
         self.next_s = now_s + float(ends[-1])
 
