@@ -108,8 +108,8 @@ def test_tables_are_not_predicted_again_for_other_terms(tables: Tables, slow: St
 def test_a_slow_server_is_learnt_back(tables: Tables, slow: Stack, one_by_one: bool) -> None:
     bench = measured(slow, tables, load_of(), one_by_one=one_by_one)
     fitted = calibrate(bench, served_by(stack("vllm")), part_of(bench, None), tables)
-    assert fitted.by_request is one_by_one and fitted.error_before > 0.1 and fitted.error < 0.015
-    most = 0.02 if one_by_one else 0.05
+    assert fitted.by_request is one_by_one and fitted.error_before > 0.1 and fitted.error < 0.02
+    most = 0.03 if one_by_one else 0.06
     # Another load: what was learnt is the server, not the load
     other = load_of(100, rate=5.0)
     told = replay(measured(slow, tables, other), fitted.service, tables).whole
@@ -138,7 +138,7 @@ def test_the_first_requests_teach_about_the_rest(tables: Tables, slow: Stack) ->
         for service in (served_by(stack("vllm")), fitted.service)
     )
     for name in ("mean_ttft_ms", "mean_tpot_ms", "p90_e2el_ms"):
-        assert abs(after[name].error) < min(0.02, abs(before[name].error) / 3), name
+        assert abs(after[name].error) < min(0.04, abs(before[name].error) / 3), name
 
 
 @pytest.mark.slow
@@ -146,7 +146,7 @@ def test_a_stage_teaches_without_single_requests(tables: Tables, slow: Stack) ->
     bench = measured(slow, tables, load_of(stages=2), one_by_one=False)
     fitted = calibrate(bench, served_by(stack("vllm")), part_of(bench, "stage:0"), tables)
     rest = replay(bench, fitted.service, tables, intervals=False).parts[1]
-    assert abs(rest["mean_tpot_ms"].error) < 0.03 and abs(rest["mean_e2el_ms"].error) < 0.03
+    assert abs(rest["mean_tpot_ms"].error) < 0.05 and abs(rest["mean_e2el_ms"].error) < 0.05
 
 
 @pytest.mark.parametrize(
