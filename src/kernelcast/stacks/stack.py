@@ -68,6 +68,7 @@ class Stack(Library):
     gap_s: float  # between two kernels of a graph, beyond what a kernel's own time has
     reserved_bytes: float  # context, libraries, graphs
     used_share: float  # of the memory, that it fills at most
+    cache_share: float = 0.0  # of the memory that all else leaves, that its KV cache takes; 0: up to used_share
     sequence_s: float = 0.0  # host time that each sequence of a step adds, beyond what runs beside the GPU
     front_s: float = 0.0  # that the front end is busy with a request, one after another: HTTP, checks
     token_s: float = 0.0  # and for each token of its prompt: the tokeniser
