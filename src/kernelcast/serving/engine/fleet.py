@@ -135,6 +135,7 @@ class Fleet:
         self._freed_s = 0.0  # when the last request ended: who waits at the client is sent then
         self._held: dict[int, list[int]] = {}  # requests that wait for the answer to another, by that one
         self._answered = bytearray(len(load))
+        self._to_decode: dict[int, tuple[int, int]] = {}  # tokens and steps of requests that are being read elsewhere
 
     def _engines(self, pool: Pool, drafted: int, gained: float) -> list[Engine]:
         """A pipeline runs as many batches as it has stages, each with its part of the cache."""
@@ -218,6 +219,9 @@ class Fleet:
         chosen = engines[0]
         if len(engines) > 1:
             chosen = self._chosen(engines, request)
+        if self.service.prefill and not read:  # it gets one token here, the others where it decodes
+            self._to_decode[request.at] = request.outputs, request.steps
+            request.outputs, request.steps = 1, 0
         request.replica = self._number[id(chosen)]
         chosen.submit(request, now_s)
 
@@ -246,12 +250,11 @@ class Fleet:
 
     def _hand_over(self, request: Request, now_s: float) -> None:
         """Its cache goes to an engine that decodes; a request of one token is done."""
-        outputs = int(self.load.outputs[request.at])
-        request.outputs, request.last_s = outputs, now_s
-        if outputs == 1:
+        request.outputs, request.steps = self._to_decode.pop(request.at)
+        if request.outputs == 1:
             self._ended(request, now_s)
             return
-        request.steps, request.context, request.left, request.pieces = outputs - 1, request.inputs, 0, ()
+        request.context, request.left, request.pieces = request.inputs, 0, ()
         sent_s = self._tables.sent_s(self.service, request.inputs)
         self._push(now_s + sent_s, request, read=True)
 
