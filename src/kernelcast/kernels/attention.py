@@ -87,7 +87,20 @@ class _OverCache(Kernel):
         said, pages = super().spoken(calls, words), calls["page_size"]
         usual = getattr(runner(words.get("stack")), "page_size", 0) or _USUAL_PAGE
         paged = np.where(pages > 0, pages, usual) if words.get("paged") == "yes" else np.zeros(calls.count)
-        return replace(said, numbers={**said.numbers, "page_size": paged})
+        said = replace(said, numbers={**said.numbers, "page_size": paged})
+        return cls._evened(said) if words.get("lengths") == "equal" and words.get("phase") == "decode" else said
+
+    @classmethod
+    def _evened(cls, calls: Calls) -> Calls:
+        """A ragged batch of decodes as the equal one that reads as much: what was measured of equal lengths alone knows
+        nothing of others (prompts are quadratic in theirs, and stay as they are)."""
+        if "q_lens" not in calls.lists:
+            return calls
+        requests = Requests.of(calls)
+        means = {name: requests.total(x) / requests.count
+                 for name, x in (("q_len", requests.queries), ("kv_len", requests.keys))}  # fmt: skip
+        lists = {name: values for name, values in calls.lists.items() if name not in ("q_lens", "kv_lens")}
+        return replace(calls, numbers={**calls.numbers, "batch": requests.count, **means}, lists=lists)
 
     @classmethod
     def sizes(cls, calls: Calls) -> Mapping[str, Array]:
