@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -13,10 +14,17 @@ class Report(Protocol):
     def __call__(self, done: int, total: int, extra: str = "") -> None: ...
 
 
+def _silent(done: int, total: int, extra: str = "") -> None:
+    """Nobody is told."""
+
+
 @contextmanager
 def progress_bar(*, transient: bool = False) -> Iterator[Callable[[str], Report]]:
     """A function that starts a task by its name. Shown of each, from its first report on: the name, how much of how
     much is done, the time left. ``transient``: nothing stays on the screen at the end."""
+    if transient and not sys.stderr.isatty():  # nobody looks, and Rich would leave an empty line
+        yield lambda name: _silent
+        return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

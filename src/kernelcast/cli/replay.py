@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -113,8 +112,6 @@ def _split(part: Fit) -> tuple[tuple[str, Any], ...]:
 def _fitted(bench: Bench, service: Service, part: Fit, tables: Tables, seed: int) -> Fitted:
     from kernelcast.serving.replay import calibrate
 
-    if not sys.stderr.isatty():  # a bar that nobody sees leaves an empty line
-        return calibrate(bench, service, part, tables, seed=seed)
     with progress_bar(transient=True) as task:
         return calibrate(bench, service, part, tables, seed=seed, told=task("fitting"))
 

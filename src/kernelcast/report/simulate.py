@@ -15,7 +15,7 @@ from kernelcast.report.text import evidence_lines, show, support_text, title
 from kernelcast.report.units import digits, percent, time_text
 from kernelcast.serving.engine.fleet import Pool, Service
 from kernelcast.serving.engine.result import Simulation
-from kernelcast.support import SUPPORT
+from kernelcast.support import SUPPORT, support_of
 from kernelcast.timeline import Event, Lane, Timeline
 
 _LATENCIES = {"ttft": "time to first token", "tpot": "time per output token", "itl": "between tokens",
@@ -47,6 +47,7 @@ def fields(found: Simulation) -> dict[str, Any]:
         "verdict": verdict(found),
         "support": _support(found),
         "evidence": found.rests_on.told() if found.rests_on else None,
+        "predictor": found.predictor,
     }
     if found.load.stages is not None:
         told["stages"] = [found.stage(number) for number in range(int(found.load.stages.max()) + 1)]
@@ -71,7 +72,7 @@ def place_fields(pool: Pool) -> dict[str, Any]:
 
 def _support(found: Simulation) -> str:
     levels = found.rests_on.support if found.rests_on else {}
-    return max(levels, key=lambda level: levels[level], default="extrapolated")
+    return support_of((share, level) for level, share in levels.items())
 
 
 def verdict(found: Simulation) -> str:
@@ -102,7 +103,7 @@ def print_simulation(found: Simulation) -> None:
     if found.load.stages is not None:
         _print_stages(found)
     support = _support(found)
-    show(support_text(support, "learned") if support in SUPPORT else "", *(
+    show(support_text(support, found.predictor) if support in SUPPORT else "", *(
         evidence_lines(found.rests_on) if found.rests_on else []))  # fmt: skip
 
 

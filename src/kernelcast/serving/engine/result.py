@@ -136,6 +136,7 @@ class Simulation:
     low: Mapping[str, float] = field(default_factory=dict)
     high: Mapping[str, float] = field(default_factory=dict)
     rests_on: RestsOn | None = None
+    predictor: str = "learned"
     complete: bool = True
 
     def stage(self, number: int) -> dict[str, float]:

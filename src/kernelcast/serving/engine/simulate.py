@@ -50,7 +50,7 @@ def simulate(service: Service, load: Load, conditions: Conditions = DEFAULT, *, 
     found = metrics(served, fleet.notes, None, goals)
     low, high = _ordered(found, ends) if len(ends) == 2 else ({}, {})
     return Simulation(service, load, served, fleet.notes, goals, found, low, high,
-                      fleet.deciding[0].times.rests_on, complete)  # fmt: skip
+                      fleet.deciding[0].times.rests_on, fleet.deciding[0].times.predictor, complete)  # fmt: skip
 
 
 def _run(fleet: Fleet, variant: str, told: Told | None) -> bool:

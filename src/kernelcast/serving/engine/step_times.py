@@ -224,6 +224,10 @@ class StepTimes:
             time += math.sqrt(above + (PASS_SPREAD[1] * time) ** 2)
         return max(time, 0.0) + host
 
+    @property
+    def predictor(self) -> str:
+        return self._times.predictor
+
     @cached_property
     def rests_on(self) -> RestsOn:
         """What a middling step rests on."""
