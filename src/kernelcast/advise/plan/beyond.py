@@ -122,6 +122,7 @@ def _holds(trials: Trials, setting: Setting, least: float) -> Most | None:
 
 def _nearest(search: Search, able: Iterable[Known]) -> Most:
     """What comes nearest to the goals with hardly any load."""
+
     def share(known: Known) -> float:
         return max(known.floor.share(goal, search.demand) for goal in search.goals)
 

@@ -55,7 +55,9 @@ class CoarseSteps:
 
     def mixed(self, sequences: int, prompt_tokens: float) -> float:
         """A step that reads so many tokens of prompts beside them."""
-        kernels_s = self._at("tokens", _TOKENS, sequences + prompt_tokens) + self._at("prompts", _PROMPTS, prompt_tokens)
+        kernels_s = self._at("tokens", _TOKENS, sequences + prompt_tokens) + self._at(
+            "prompts", _PROMPTS, prompt_tokens
+        )
         if sequences:
             kernels_s += self._at("decodes", _SEQUENCES, sequences) + self._at("sequences", _SEQUENCES, sequences)
         return kernels_s * min(self._stack.prompt_factor, self._stack.decode_factor)
