@@ -103,14 +103,15 @@ def verdict(found: Plan) -> str:
         return f"{within} holds this: at most {digits(most.rate, 3)} requests/s on {where}: {most.binds} binds"
     goal = most.trial.nearest
     least = time_text(most.trial.found.metrics.get(goal.key, 0.0) / 1e3)
-    return (f"{within} meets these goals at any load: with hardly a request {goal.name} is {least} at best, on {where}, "
-            f"and the goal is {time_text(goal.limit_ms / 1e3)}")  # fmt: skip
+    return (f"{within} meets these goals at any load: with hardly a request {goal.name} is {least} at best, on "
+            f"{where}, and the goal is {time_text(goal.limit_ms / 1e3)}")  # fmt: skip
 
 
 def print_plan(found: Plan, hub_name: str, unpriced: list[str]) -> None:
     """The choice first, then how surely, where it breaks, what else there is, and how to start it."""
-    show(Text.assemble((found.model.name, "bold cyan"), f"  {load_text(found.load)}"),
-         f"goals      {goals_text(found.goals)}{', at the slow end of the forecast' if found.sure else ''}", "")  # fmt: skip
+    end = ", at the slow end of the forecast" if found.sure else ""
+    show(Text.assemble((found.model.name, "bold cyan"), f"  {load_text(found.load)}"))
+    show(f"goals      {goals_text(found.goals)}{end}", "")
     if found.choice is None:
         show(Text(verdict(found), "bold"))
     else:

@@ -1,4 +1,4 @@
-"""Around the answer: what breaks first when load grows, what else money buys, and what holds at most where nothing does."""
+"""Around the answer: what breaks first when load grows, what else money buys, and the most that holds if none does."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Growth:
 
 @dataclass(frozen=True, eq=False)
 class Most:
-    """Where no setting meets the goals: the one that comes nearest. ``rate``: requests/s that it holds within the goals;
+    """Where no setting meets the goals: the one that comes nearest. ``rate``: requests/s that it holds within them;
     0 where even one request alone breaks a goal."""
 
     trial: Trial | None  # None: the model fits nowhere
@@ -100,7 +100,7 @@ def _holds(trials: Trials, setting: Setting, least: float) -> Most | None:
     rate = trials.load.request_rate
     low, high = 0.0, 1.0
     try:
-        broken = trials.full(setting, trials.load)
+        broken = trials.full(setting, trials.load, early=True)
     except KernelcastError:
         return None
     if broken.meets:
@@ -110,7 +110,7 @@ def _holds(trials: Trials, setting: Setting, least: float) -> Most | None:
         middle = math.sqrt(low * high) if low else max(high / 2, least / rate * 1.001)
         if middle >= high or middle < 1e-3:
             break
-        found = trials.full(setting, scaled(trials.load, middle))
+        found = trials.full(setting, scaled(trials.load, middle), early=True)
         if found.meets:
             low, kept = middle, found
         elif middle * rate <= least * 1.01:
@@ -147,7 +147,7 @@ def front(search: Search, choice: Trial) -> list[Trial]:
     for budget in _BUDGETS:
         for setting in _worth(search, choice, budget * choice.usd_per_hour):
             try:
-                search.trials.quick(setting)
+                search.trials.quick(setting, early=False)
             except KernelcastError:
                 continue
     shown = _thinned(_undominated(search.trials.points), choice)

@@ -1,4 +1,4 @@
-"""What no simulation is needed for: how fast one request alone can be, and how many a second an engine can carry at most.
+"""What needs no simulation: how fast one request alone can be, and how many a second an engine can carry at most.
 
 Two steps. The first knows the chip's peaks alone (``physical``) and costs nothing; the second has step times
 (``alone``, ``carried``) of a few passes. Both are on the fast side, so that nothing is discarded that could win.
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kernelcast.advise.plan.coarse import CoarseSteps
-from kernelcast.advise.plan.goals import Goal
+from kernelcast.advise.plan.goals import PERCENT, Goal
 from kernelcast.advise.plan.grid import Place
 from kernelcast.kernels.dtypes import dtype
 from kernelcast.serving.engine.settings import Settings
@@ -24,7 +24,6 @@ from kernelcast.serving.memory import cache_bytes, read_weight_bytes
 _SLACK = 1.25  # that a run may carry over the even mix of ``carried``
 _SURE = 1.1  # that coarse step times of one request may be over the real ones
 _BATCHES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096)
-_PERCENT = {"p50": 50, "p90": 90, "p95": 95, "p99": 99}
 READ, WROTE = "ttft", "tpot"
 
 
@@ -38,7 +37,7 @@ class Demand:
     output_mean: float
     output_least: int
     context_mean: float  # in the cache of one that decodes
-    inputs: tuple[int, ...]  # at the percentiles of goals, by ``_PERCENT``
+    inputs: tuple[int, ...]  # at the percentiles of goals, by ``PERCENT``
 
     @classmethod
     def of(cls, load: Load) -> Demand:
@@ -47,14 +46,14 @@ class Demand:
             own = own - np.array([sum(tokens for _, tokens in pieces) for pieces in load.shared])
             own = np.maximum(own, 1)
         open_loop = not load.max_concurrency and math.isfinite(load.request_rate)
-        at = tuple(int(np.percentile(own, p)) for p in _PERCENT.values())
+        at = tuple(int(np.percentile(own, p)) for p in PERCENT.values())
         return cls(load.request_rate if open_loop else 0.0, load.max_concurrency, float(own.mean()),
                    float(load.outputs.mean()), int(load.outputs.min()),
                    float((load.inputs + load.outputs / 2).mean()), at)  # fmt: skip
 
     def prompt(self, statistic: str) -> int:
         """Tokens of the prompt that a statistic of times to first token cannot be faster than."""
-        return dict(zip(_PERCENT, self.inputs, strict=True)).get(statistic, int(self.input_mean))
+        return dict(zip(PERCENT, self.inputs, strict=True)).get(statistic, int(self.input_mean))
 
 
 @dataclass(frozen=True)

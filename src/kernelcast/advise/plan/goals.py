@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from kernelcast.errors import KernelcastError
 
 METRICS = {"ttft": "time to first token", "tpot": "time per output token", "e2el": "end to end"}
-STATISTICS = ("mean", "p50", "p90", "p95", "p99")
+PERCENT = {"p50": 50, "p90": 90, "p95": 95, "p99": 99}
 _TIME = re.compile(r"\s*([0-9.]+(?:e-?[0-9]+)?)\s*(us|µs|ms|s|min)?\s*", re.IGNORECASE)
 _UNITS_MS = {"us": 1e-3, "µs": 1e-3, "ms": 1.0, "s": 1e3, "min": 6e4}
 
@@ -32,7 +32,7 @@ class Goal:
         return f"{self.metric.upper()} {self.statistic}"
 
     def share(self, metrics: Mapping[str, float]) -> float:
-        """The metric over its limit: at most 1 where the goal is met. A load of one token each has no time per token."""
+        """The metric over its limit: at most 1 where the goal is met. Answers of one token have no time per token."""
         return metrics.get(self.key, 0.0) / self.limit_ms
 
 

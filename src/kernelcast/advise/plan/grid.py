@@ -173,7 +173,7 @@ def _limit_count(grid: Grid) -> int:
 
 
 def _limits(place: Deployment, grid: Grid, context: int) -> tuple[Settings, ...]:
-    """Limits of a batch, the engine's own first; those that leave no cache, or that the engine refuses, are left out."""
+    """Limits of a batch, the engine's own first; those that leave no cache, or that it refuses, are left out."""
     try:
         usual = settings_of(place, {}, context)
     except KernelcastError:

@@ -1,4 +1,4 @@
-"""The search: bounds discard what cannot meet the goals or cannot be cheaper, short runs what does not, whole runs decide.
+"""The search: bounds discard what cannot meet the goals or be cheaper, short runs what does not, whole runs decide.
 
 Engines are looked at in the order of the least that they could cost. Of each, the fewest replicas that meet the goals
 are found by halving; once an answer is known, one run with as many replicas as it could have and not be dearer tells
@@ -188,7 +188,7 @@ class Search:
         return self._try(Setting(place, limits, replicas)).share <= MARGIN
 
     def _try(self, setting: Setting, *, whole: bool = False) -> Trial:
-        return self.trials.full(setting) if whole else self.trials.quick(setting)
+        return self.trials.full(setting, early=True) if whole else self.trials.quick(setting)
 
     def _offer(self, found: Trial) -> None:
         """The cheapest; of those that cost the same, the one farthest from breaking a goal."""

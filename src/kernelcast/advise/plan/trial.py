@@ -8,20 +8,22 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kernelcast.advise.plan.goals import Goal, worst
+from kernelcast.advise.plan.goals import PERCENT, Goal, worst
 from kernelcast.advise.plan.grid import Place, Setting
 from kernelcast.hardware import Gpu
 from kernelcast.networks.forward import Deployment
 from kernelcast.predict import Conditions
 from kernelcast.serving.engine.fleet import Fleet, Pool, Tables
-from kernelcast.serving.engine.result import Served, Simulation, metrics
+from kernelcast.serving.engine.request import Request
 from kernelcast.serving.engine.result import Goals as NoGoals
+from kernelcast.serving.engine.result import Served, Simulation, metrics
 from kernelcast.serving.engine.simulate import check, simulate
 from kernelcast.serving.load import Load
 from kernelcast.times import Times
 
 QUICK = 320  # requests of a short run, of each engine that it has
 MARGIN = 1.15  # a short run that breaks a goal by more is taken at its word
+_LOOKS = 16  # requests that end between two looks at whether a run is hopeless
 _EVEN = 1.2  # times the mean rate that the first requests may come at, to stand for all
 _WAITED = 0.01  # of a run, from which a limit counts as what requests waited for
 
@@ -34,15 +36,16 @@ class Trial:
     setting: Setting
     found: Simulation
     goals: tuple[Goal, ...]
+    cut: bool = False  # ended early, when so many requests were late that no more could mend it
 
     @property
     def held(self) -> bool:
         """Whether the queue does not grow; of a load that comes all at once, whether it ends."""
-        return not math.isfinite(self.found.load.request_rate) or not self.found.saturated
+        return self.cut or not math.isfinite(self.found.load.request_rate) or not self.found.saturated
 
     @property
     def share(self) -> float:
-        return worst(self.goals, self.found.metrics)[1] if self.held else math.inf
+        return worst(self.goals, self.found.metrics)[1] if self.held and not self.cut else math.inf
 
     @property
     def nearest(self) -> Goal:
@@ -92,6 +95,36 @@ class Point:
         return self.setting.usd_per_hour
 
 
+class _HopelessError(Exception):
+    """No request that is still to come can mend it."""
+
+
+class _Watch:
+    """Ends a run when more requests are late, by ``within`` times the limit, than a goal's percentile allows."""
+
+    def __init__(self, fleet: Fleet, goals: Sequence[Goal], within: float) -> None:
+        self.fleet, self.cut, count = fleet, False, len(fleet.requests)
+        self._goals = []
+        for goal in goals:
+            limit_s = goal.limit_ms / 1e3 * within
+            late = count - math.floor((count - 1) * PERCENT.get(goal.statistic, 100) / 100)  # that make it break
+            self._goals.append((goal.metric, limit_s, late if goal.statistic in PERCENT else math.inf))
+
+    def told(self, done: int) -> None:
+        if done % _LOOKS:
+            return
+        ended = [request for request in self.fleet.requests if request.last_s == request.last_s]
+        for metric, limit_s, late in self._goals:
+            if len(ended) >= late and sum(_took_s(request, metric) > limit_s for request in ended) >= late:
+                raise _HopelessError
+
+
+def _took_s(request: Request, metric: str) -> float:
+    if metric == "tpot":
+        return (request.last_s - request.first_s) / (request.outputs - 1) if request.outputs > 1 else 0.0
+    return (request.first_s if metric == "ttft" else request.last_s) - request.arrival_s
+
+
 class Trials:
     """One load, its goals, and step times that all settings share. ``variant``: which end of the forecast must do."""
 
@@ -121,31 +154,36 @@ class Trials:
             self.tables.of(Pool(place.deployment, place.widest), self.load)
             self._seeded.add(id(place))
 
-    def quick(self, setting: Setting) -> Trial:
-        """A short run of one engine with its share of the load: what a router that takes turns sends it."""
+    def quick(self, setting: Setting, *, early: bool = True) -> Trial:
+        """A short run of one engine with its share of the load: what a router that takes turns sends it. ``early``: end
+        it once it is clear that a goal breaks by more than the margin."""
         parts = math.gcd(setting.replicas, setting.readers) if setting.reader else setting.replicas
         engines = (setting.replicas + setting.readers) // parts
         mine = share_of(self.load, parts)
         if self._cut and len(mine) > QUICK * engines:
             mine = mine.take(slice(0, QUICK * engines))
-        return self._run(setting, mine, parts)
+        return self._run(setting, mine, parts, MARGIN if early else math.inf)
 
-    def full(self, setting: Setting, load: Load | None = None) -> Trial:
-        """All of the load on all engines."""
-        return self._run(setting, self.load if load is None else load, 1, keep=load is None)
+    def full(self, setting: Setting, load: Load | None = None, *, early: bool = False) -> Trial:
+        """All of the load, or of another, on all engines. ``early``: end it once it is clear that a goal breaks."""
+        return self._run(setting, self.load if load is None else load, 1, 1.0 if early else math.inf, keep=load is None)
 
-    def _run(self, setting: Setting, load: Load, parts: int, *, keep: bool = True) -> Trial:
+    def _run(self, setting: Setting, load: Load, parts: int, within: float, *, keep: bool = True) -> Trial:
         service = setting.service(parts)
         check(service, load)
         self.runs += 1
         for place in filter(None, (setting.place, setting.reader)):
             self._seed(place)
         fleet = Fleet(service, load, self.tables, self.variant, self.seed)
-        fleet.run()
+        watch = _Watch(fleet, self.goals, within)
+        try:
+            fleet.run(watch.told if math.isfinite(within) else None)
+        except _HopelessError:
+            watch.cut = True
         served = Served.of(fleet.requests, load)
         found = Simulation(service, load, served, fleet.notes, NoGoals(), metrics(served, fleet.notes))
-        trial = Trial(setting, found, self.goals)
-        if keep:
+        trial = Trial(setting, found, self.goals, watch.cut)
+        if keep and not watch.cut:
             kept = {goal.key: found.metrics.get(goal.key, 0.0) for goal in self.goals}
             self.points.append(Point(setting, kept, trial.share))
         return trial
