@@ -10,7 +10,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from kernelcast.cli.load_options import LoadChoice, chosen_load, parse_stages, takes_load
+from kernelcast.cli.load_options import LoadChoice, chosen_load, parse_stages
+from kernelcast.cli.option_groups import takes
 from kernelcast.errors import KernelcastError
 from kernelcast.serving.load.arrivals import arrivals, vllm_draws
 
@@ -147,7 +148,7 @@ def test_a_command_takes_all_of_them() -> None:
     seen: list[Any] = []
 
     @app.command()
-    @takes_load
+    @takes(load=LoadChoice)
     def simulate(model: str, load: LoadChoice, as_json: bool = False) -> None:
         """A command."""
         seen.append((model, load, as_json))

@@ -64,7 +64,9 @@ def infer(
     output_len: Annotated[int | None, typer.Option("--output-len", help="tokens of each answer (128)")] = None,
     requests: RequestsFile = None,
     cached: Cached = None,
-    chunk: Annotated[int, typer.Option("--chunk", help="prefill in steps of so many tokens; 0: at once")] = 0,
+    chunk: Annotated[
+        int | None, typer.Option("--chunk", help="prefill in steps of so many tokens; 0: at once; default: the stack's")
+    ] = None,
     dtype: WeightFormat = None,
     kv_dtype: Annotated[str | None, typer.Option("--kv-dtype", metavar="FORMAT", help="of the KV cache")] = None,
     tp: Tp = 1,
@@ -143,7 +145,7 @@ def _told(result: Inference, trace: Path | None, plot: Path | None, as_json: boo
 
 
 def _workload(
-    requests: Path | None, sizes: dict[str, int | None], chunk: int, speculation: Speculation | None
+    requests: Path | None, sizes: dict[str, int | None], chunk: int | None, speculation: Speculation | None
 ) -> Workload:
     from kernelcast.serving.requests import read_requests
     from kernelcast.serving.workload import Workload
@@ -155,6 +157,11 @@ def _workload(
     if given:
         raise KernelcastError(f"--requests lists every request with its sizes; leave out {', '.join(given)}")
     listed = read_requests(requests)
+    if listed.arrivals_s and max(listed.arrivals_s) > 0:
+        raise KernelcastError(
+            f"{requests} says when requests arrive (arrival_s), and infer runs one batch that starts together: "
+            f"give it to `kernelcast simulate --trace`, or leave the column out"
+        )
     return Workload(listed.inputs, listed.outputs, listed.cached, chunk, speculation)
 
 

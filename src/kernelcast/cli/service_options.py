@@ -10,8 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from kernelcast.cli.option_groups import option_of
-from kernelcast.cli.options import CalibrationFile, Changes, GpuName, PredictorName, WeightsFolder, chosen_conditions, \
-    chosen_gpu  # fmt: skip
+from kernelcast.cli.options import (
+    CalibrationFile,
+    Changes,
+    GpuName,
+    PredictorName,
+    WeightsFolder,
+    chosen_conditions,
+    chosen_gpu,  # fmt: skip
+)
 from kernelcast.errors import KernelcastError
 
 if TYPE_CHECKING:
@@ -78,6 +85,9 @@ class ServiceChoice:
     capacity: Annotated[
         str | None,
         _engine("--capacity-policy", metavar="NAME", help="blocks: grow (vLLM), estimate (SGLang), reserve (TensorRT)"),
+    ] = None
+    recv_interval: Annotated[
+        int | None, _engine("--scheduler-recv-interval", help="steps between looks at new requests (1)")
     ] = None
     draft_tokens: Annotated[int, _engine("--draft-tokens", help="speculative decoding: guesses a step")] = 0
     acceptance: Annotated[float, _engine("--acceptance", help="probability that a guess is right")] = 0.7
@@ -157,7 +167,7 @@ def _pool(choice: ServiceChoice, place: Deployment, context: int, replicas: int)
     given: dict[str, Any] = {
         name: getattr(choice, name)
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "prefix_caching", "chunked_prefill",
-                     "async_scheduling", "policy", "capacity")
+                     "async_scheduling", "policy", "capacity", "recv_interval")
     }  # fmt: skip
     return Pool(place, settings_of(place, {**given, "kv_blocks": choice.num_gpu_blocks}, context), replicas)
 

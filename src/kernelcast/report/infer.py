@@ -37,6 +37,8 @@ def fields(found: Inference) -> dict[str, Any]:
     for name, span in times.items():
         for ending, seconds in (("s", span.time_s), ("s_low", span.low_s), ("s_high", span.high_s)):
             told[f"{name}_{ending}"] = float(seconds)
+    told["mean_ttft_s"] = float(found.mean_ttft_s)
+    told["prefill_chunk_tokens"] = found.workload.chunk
     return told | {
         "tokens_per_s": float(found.tokens_per_s),
         "tokens_per_s_per_gpu": float(found.tokens_per_s / layout.gpus),
@@ -80,7 +82,9 @@ def _times(found: Inference) -> list[tuple[str, str, str, str]]:
     if reads:
         rows.append(("one pass", found.prefill, each + mfu))
     else:
-        rows.append(("time to first token", found.prefill, each))
+        several = len(found.workload.inputs) > 1
+        note = f"of the whole batch, {time_text(found.mean_ttft_s)} on average; {each}" if several else each
+        rows.append(("time to first token", found.prefill, note))
     if found.steps:
         rows += [
             ("time per output token", found.tpot, f"{digits(1 / found.tpot.time_s)} tokens/s a request"),

@@ -93,8 +93,8 @@ def print_simulation(found: Simulation) -> None:
     load, served = found.load, found.served
     rate = "all at once" if not np.isfinite(load.request_rate) else f"{digits(load.request_rate, 3)} requests/s"
     loop = f", at most {load.max_concurrency:,} under way" if load.max_concurrency else ""
-    show(f"{len(load):,} requests, {rate}{loop}; {served.inputs.mean():,.0f} tokens in, {served.outputs.mean():,.0f} out "
-         f"on average", f"{verdict(found)}", "")  # fmt: skip
+    lengths = f"{served.inputs.mean():,.0f} tokens in, {served.outputs.mean():,.0f} out on average"
+    show(f"{len(load):,} requests, {rate}{loop}; {lengths}", verdict(found), "")
     show(times_table(_rows(found)), "")
     for line in _throughput(found):
         show(line)
@@ -142,8 +142,8 @@ def _throughput(found: Simulation) -> list[str]:
     lines = [
         f"throughput {digits(metrics['request_throughput'], 3)} requests/s{goodput}, "
         f"{digits(metrics['output_throughput'], 3)} tokens/s out, {digits(each, 3)} a GPU",
-        f"KV cache   {settings.kv_tokens:,} tokens an engine, {percent(max(found.notes.kv_use, default=0.0))} in use at "
-        f"most; {served.preempted.sum():,} requests put back",
+        f"KV cache   {settings.kv_tokens:,} tokens an engine, at most {percent(max(found.notes.kv_use, default=0.0))} "
+        f"in use; {served.preempted.sum():,} requests put back",
     ]
     if served.cached.any():
         share = served.cached[served.done].sum() / served.inputs[served.done].sum()

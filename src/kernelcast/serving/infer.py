@@ -75,7 +75,8 @@ class Case:
     """The passes of one question, before their times are known."""
 
     def __init__(self, deployment: Deployment, workload: Workload) -> None:
-        self.deployment, self.workload = deployment, workload
+        self.deployment, self.workload = deployment, workload.on(deployment)
+        workload = self.workload
         self.memory = checked_memory(deployment, workload)
         if deployment.model.kind == "encoder" and max(workload.outputs) > 1:
             raise KernelcastError(f"{deployment.model.name} is an encoder: it writes no tokens; give --output-len 1")

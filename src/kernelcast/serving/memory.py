@@ -127,7 +127,7 @@ def _needed(deployment: Deployment, workload: Workload) -> Memory:
     return replace(found, parts={**found.parts, **shared})
 
 
-def _held(deployment: Deployment, contexts: Mapping[int, int], new_tokens: int, chunk: int) -> Memory:
+def _held(deployment: Deployment, contexts: Mapping[int, int], new_tokens: int, chunk: int | None) -> Memory:
     cut = deployment.layout.dp * deployment.layout.micro_batches
     tokens = min(new_tokens, chunk) if chunk else new_tokens
     return memory(deployment, contexts, math.ceil(tokens / cut), math.ceil(sum(contexts.values()) / cut))

@@ -47,7 +47,7 @@ class Run:
     def host_s(self, phase: str, kernels_s: float) -> float:
         """What the GPU waits for: launches that are slower than the kernels, gaps of a graph."""
         stack, launched = self.deployment.stack, sum(launch.count for launch in self.launches)
-        if stack.graphs and phase == "decode":
+        if stack.replays(self.batch.tokens, decodes=phase == "decode"):
             return launched * stack.gap_s
         return max(0.0, launched * stack.launch_s - kernels_s)
 

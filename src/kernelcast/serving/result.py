@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import numpy as np
+
 from kernelcast.networks.forward import Deployment
 from kernelcast.serving.memory import largest_batch
 from kernelcast.serving.passes import Pass, drawn
@@ -71,7 +73,17 @@ class Inference:
 
     @property
     def ttft_s(self) -> float:
+        """Of the last request: when the prompts of the whole batch are read."""
         return self.prefill.time_s
+
+    @cached_property
+    def mean_ttft_s(self) -> float:
+        """Over requests: one whose prompt is read in an early pass need not wait for the others."""
+        passes = [one for one in self.passes if one.phase == "prefill"]
+        own = [one.span.time_s for one in passes if one.run.deployment is self.deployment]
+        drafted = sum(one.span.time_s for one in passes) - sum(own)  # the draft model reads prompts too
+        ends = np.cumsum(own)
+        return float(np.mean([ends[at] for at in self.workload.first_tokens()])) + drafted
 
     @property
     def step(self) -> Span:

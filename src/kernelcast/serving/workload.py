@@ -3,14 +3,34 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from kernelcast.errors import KernelcastError
+from kernelcast.hardware import Gpu
 from kernelcast.networks.forward import Batch, Deployment
+from kernelcast.stacks import Stack
 
+_LARGE_BYTES = 70 * 2**30  # GPUs of so much memory, on which engines take larger steps by default
 _SAMPLED_STEPS = 9  # decode steps that are predicted, of each stretch with the same requests
+
+
+def scheduler_defaults(stack: Stack, gpu: Gpu) -> dict[str, Any]:
+    """A stack's own limits on this GPU, as its launcher sets them; empty: it has no scheduler."""
+    raw = dict(stack.scheduler)
+    large = gpu.dram_bytes >= _LARGE_BYTES and not gpu.id.startswith("a100")
+    for name in [name for name in raw if name.endswith("_large")]:
+        value = raw.pop(name)
+        if large:
+            raw[name.removesuffix("_large")] = value
+    return raw
+
+
+def step_tokens(stack: Stack, gpu: Gpu) -> int:
+    """Tokens of a step that reads prompts, by default; 0: all at once."""
+    return int(scheduler_defaults(stack, gpu).get("max_num_batched_tokens", 0))
 
 
 @dataclass(frozen=True)
@@ -42,7 +62,7 @@ class Workload:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     cached: tuple[int, ...] = ()
-    chunk: int = 0  # tokens of a prefill step, 0: all at once
+    chunk: int | None = None  # tokens of a prefill step; 0: all at once; None: as the stack's scheduler takes them
     speculation: Speculation | None = None
 
     def __post_init__(self) -> None:
@@ -54,11 +74,11 @@ class Workload:
             raise KernelcastError("every request needs at least one input token and one output token")
         if any(not 0 <= c < n for c, n in zip(self.cached, self.inputs, strict=False)):
             raise KernelcastError("cached tokens must be fewer than a request's input tokens")
-        if self.chunk < 0:
+        if self.chunk is not None and self.chunk < 0:
             raise KernelcastError(f"a prefill chunk must be 0 or more tokens, not {self.chunk}")
 
     @classmethod
-    def equal(cls, batch: int, input_tokens: int, output_tokens: int, cached: int = 0, chunk: int = 0,
+    def equal(cls, batch: int, input_tokens: int, output_tokens: int, cached: int = 0, chunk: int | None = None,
               speculation: Speculation | None = None) -> Workload:  # fmt: skip
         if batch < 1:
             raise KernelcastError(f"batch must be 1 or more, not {batch}")
@@ -67,6 +87,15 @@ class Workload:
     @property
     def past(self) -> tuple[int, ...]:
         return self.cached or len(self.inputs) * (0,)
+
+    def on(self, deployment: Deployment) -> Workload:
+        """With prompts cut as the deployment's scheduler does, where nothing else is said."""
+        return self if self.chunk is not None else replace(self, chunk=step_tokens(deployment.stack, deployment.gpu))
+
+    def first_tokens(self) -> list[int]:
+        """Of each request, the pass of the prefill (0, 1, ..) that gives its first token."""
+        new = np.cumsum([n - c for n, c in zip(self.inputs, self.past, strict=True)])
+        return [int(-(-tokens // self.chunk) - 1) if self.chunk else 0 for tokens in new]
 
     def prefills(self) -> list[Batch]:
         """The prefill's passes: one, or chunks that take the prompts in turn."""

@@ -75,6 +75,7 @@ class Stack(Library):
     decode_factor: float = 1.0  # and decoding
     joint_attention: bool = False  # one launch for prompts and decodes of a step; else one each
     graph_sizes: tuple[tuple[int, int, int], ...] = ()  # tokens of captured steps: first, last, step
+    graph_prompts: bool = False  # steps with prompts replay graphs too, all but their attention
     scheduler: tuple[tuple[str, Any], ...] = ()  # its defaults, see serving.engine.settings; none: it serves no queue
     expert_kernels: Pairs = ()  # "format generation" of experts: "format backend" of the measured kernel it runs as
     unfused: tuple[tuple[str, Any], ...] = ()  # ops that run as several kernels: each a table of its op and sizes
@@ -86,6 +87,10 @@ class Stack(Library):
             kind, backend = found.split()
             return kind, backend
         return dtype, self.moe_backend(gpu, dtype)
+
+    def replays(self, tokens: int, *, decodes: bool) -> bool:
+        """Whether a step of so many tokens is a graph; of those with prompts some stacks capture pieces."""
+        return self.graphs and (decodes or (self.graph_prompts and tokens <= self.graph_tokens))
 
     @property
     def graph_tokens(self) -> int:

@@ -36,7 +36,17 @@ _EXAMPLES = {
         "total_decode_tokens,prefill_latency,median_decode_latency,total_latency\\n"
         "NVIDIA H100,sglang,Qwen2.5-14B,short,1,1,1,512,64,512,64,0.03,0.012,0.79\\n' > e2e_real.csv",
         _PARQUET.replace("SOURCE", "pipeweave").replace("NAMES", "('workloads', 'e2e_real')"),
-        "kernelcast evaluate served --data measured --source pipeweave",
+        "kernelcast evaluate served --data measured",
+    ),
+    "load": (
+        "mkdir -p measured/vllm_h100",
+        "printf 'id,model,workload,gpu,tp,precision,max_num_seqs,max_num_batched_tokens,kv_blocks,block_tokens,"
+        "system_prompts,users_per_prompt,system_prompt_tokens,question_tokens,output_tokens,stage,rates,durations_s,"
+        "measured_ttft_mean_ms,measured_ttft_p90_ms,measured_itl_mean_ms,measured_e2e_mean_ms,measured_e2e_p90_ms\\n"
+        "1,Qwen/Qwen2.5-7B-Instruct,chat,h100_sxm,1,bf16,128,2048,65352,16,10,5,150,600,251,-1,[6.0],[20],"
+        "25,30,7,1750,1800\\n' > served.csv",
+        _PARQUET.replace("SOURCE", "vllm_h100").replace("NAMES", "['served']"),
+        "kernelcast evaluate load --data measured --source vllm_h100",
     ),
     "traced": ("kernelcast evaluate traced --only bert-large/l24/prefill",),
     "neusight": (
@@ -77,7 +87,7 @@ class Evaluations(CommandGroup):
 def register(app: typer.Typer) -> None:
     group = typer.Typer(cls=with_examples(Evaluations, *_EXAMPLES["tables"]), invoke_without_command=True)
     group.callback()(_evaluate)
-    for command in (tables, served, words, traced, neusight, tuning, tuning_gpus, learning_curve):
+    for command in (tables, served, load, words, traced, neusight, tuning, tuning_gpus, learning_curve):
         name = command.__name__.replace("_", "-")
         group.command(name, cls=with_examples(Command, *_EXAMPLES[name]))(command)
     app.add_typer(group, name="evaluate")
@@ -127,17 +137,24 @@ def tables(
         _tell(means(found))
 
 
-def served(
+def served(data: Data = None, json: Json = False) -> None:
+    """Whole models in serving engines: PipeWeave's static batches."""
+    from kernelcast_lab.evaluate.served import figures
+
+    _tell(figures(data), json)
+
+
+def load(
     data: Data = None,
     source: Annotated[
-        Words, typer.Option("--source", help="pipeweave (static batches), aiconfigurator (points); default: both")
+        Words, typer.Option("--source", help="vllm_h100, llmservingsim, aiconfigurator (closed loops); default: all")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Whole models in serving engines: static batches of PipeWeave, serving points of AIConfigurator."""
-    from kernelcast_lab.evaluate.served import SOURCES, figures
+    """Servers under load, simulated: runs of vLLM, requests one by one, closed loops."""
+    from kernelcast_lab.evaluate.under_load import SOURCES, figures
 
-    refuse_unknown("source of served models", source or (), SOURCES)
+    refuse_unknown("source of servers under load", source or (), SOURCES)
     _tell(figures(data, source or SOURCES), json)
 
 

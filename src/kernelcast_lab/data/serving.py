@@ -101,6 +101,7 @@ class ServingPoint:
     batch: int
     ttft_s: float
     tpot_s: float
+    public: bool = False  # of InferenceX, whose benchmark draws lengths from 0.8 to 1 of the nominal ones
 
     @property
     def running(self) -> float:
@@ -296,4 +297,36 @@ def _point(row: Row, in_flight: int) -> ServingPoint:
         batch=int(row["batch_size"]),
         ttft_s=row["silicon_ttft_ms"] / 1e3,
         tpot_s=row["silicon_tpot_ms"] / 1e3,
+        public=bool(_DUMP.match(row["silicon_data_source"] or "")),
     )
+
+
+@dataclass(frozen=True)
+class SplitPoint:
+    """A closed loop before engines that read prompts and others that decode: ``decode`` with the requests of all, and
+    ``prefill`` of the same model; so many workers of each."""
+
+    decode: ServingPoint
+    prefill: ServingPoint
+    decode_workers: int
+    prefill_workers: int
+
+
+def split_points(folder: Path | str | None = None) -> list[SplitPoint]:
+    """Disaggregated rows that say how many workers there are and how each is cut, and whose requests in flight are what
+    those hold (others multiply sizes, or leave workers out)."""
+    found = []
+    for row in read_rows(folder, "aiconfigurator/e2e_silicon"):
+        if row["mode"] != "disagg" or not all((row[f"silicon_{name}_ms"] or 0) > 0 for name in ("ttft", "tpot")):
+            continue
+        in_flight = concurrency(row)
+        workers = [int(row[f"{part}_num_workers"] or 0) for part in ("decode", "prefill")]
+        held = workers[0] * int(row["decode_batch_size"] or 0) * int(row["decode_attention_dp_size"] or 1)
+        if in_flight is None or not all(workers) or held != in_flight:
+            continue
+        parts = [_point({**row, "batch_size": row[f"{part}_batch_size"] or 1,
+                         **{name: row[f"{part}_{name}"] for name in _SIZES}}, in_flight)
+                 for part in ("decode", "prefill")]  # fmt: skip
+        if all((p.tp * p.dp) & (p.tp * p.dp - 1) == 0 for p in parts):
+            found.append(SplitPoint(parts[0], parts[1], workers[0], workers[1]))
+    return found

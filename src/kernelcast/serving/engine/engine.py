@@ -39,9 +39,11 @@ class Engine:
         # A scheduler that works ahead has the next step ready when one begins: who comes during a step is looked at
         # when it ends, and runs in the one after the next.
         self._ahead = ranks[0].settings.async_scheduling
+        self._every = ranks[0].settings.recv_interval
         self._come: deque[tuple[float, Request]] = deque()
+        self._count = 0  # steps so far
         stack = times.deployment.stack
-        self._step_s, self._sequence_s = (host_s(variant, x) for x in (stack.step_s, stack.sequence_s))
+        self._own_s = [host_s(variant, x) for x in (stack.step_s, stack.prefill_s, stack.sequence_s)]
 
     @property
     def load(self) -> int:
@@ -55,12 +57,13 @@ class Engine:
             self._begin(now_s)
             return
         full = self._full
-        if self._ahead:
+        if self._ahead or self._every > 1:
             self._come.append((now_s, request))
         else:
             self._deal(request)
         if under.count > 1 and not full:
             run = int(np.searchsorted(under.ends_s, now_s - under.start_s)) + (2 if self._ahead else 1)
+            run += -(self._count + run) % self._every
             if run < under.count:
                 under.count = run
                 self.next_s = under.start_s + float(under.ends_s[run - 1])
@@ -75,26 +78,27 @@ class Engine:
         """Whoever comes must wait for one that ends."""
         return all(rank.waiting or len(rank.running) >= rank.settings.max_num_seqs for rank in self.ranks)
 
-    def run(self) -> tuple[list[Request], list[Request]]:
-        """End the steps under way and begin the next: who has got a first token, and who is done."""
+    def run(self) -> list[Request]:
+        """End the steps under way and begin the next; who is done."""
         under = self._under
         assert under is not None
-        now_s, first, done = self.next_s, [], []
+        now_s, done = self.next_s, []
         decoding = sum(rank.decoding for rank, step in zip(self.ranks, under.steps, strict=True)
                        if step and step.decodes)  # fmt: skip
         prompts = sum(step.prompt_tokens for step in under.steps if step and step.chunks)
         self._noted(under.start_s, now_s, under.count, decoding, prompts, self)
         for rank, step in zip(self.ranks, under.steps, strict=True):
             if step:
-                begun, ended = rank.advance(step, under.count, now_s)
-                first += begun
-                done += ended
+                done += rank.advance(step, under.count, now_s)
         self._under = None
-        begun_s = under.start_s + float(under.ends_s[under.count - 2]) if under.count > 1 else under.start_s
-        while self._come and self._come[0][0] <= begun_s:
+        self._count += under.count
+        begun_s = now_s
+        if self._ahead:
+            begun_s = under.start_s + float(under.ends_s[under.count - 2]) if under.count > 1 else under.start_s
+        while self._come and self._come[0][0] <= begun_s and not self._count % self._every:
             self._deal(self._come.popleft()[1])
         self._begin(now_s)
-        return first, done
+        return done
 
     def _begin(self, now_s: float) -> None:
         steps = [rank.schedule(now_s) for rank in self.ranks]
@@ -112,7 +116,9 @@ class Engine:
             ends: list[float] | Array = [self._mixed_s(steps)]
         else:
             most = min(step.most for step in steps if step)
-            ends = self._decodes_s(1 if self._come and not self._full else most)
+            if self._come and not self._full:
+                most = min(most, self._every - self._count % self._every)
+            ends = self._decodes_s(most)
         self._under = _Under(now_s, ends, len(ends), steps)
         self.next_s = now_s + float(ends[-1])
 
@@ -131,11 +137,13 @@ class Engine:
                 past = request.context - request.left
                 tokens, pairs, rows = tokens + part, pairs + part * past, rows + (request.left == part)
             mixed_s = self.times.mixed(decoding, context, tokens, pairs / tokens, rows + decoding, self.variant)
-            longest = max(longest, mixed_s + self._host(decoding + len(step.chunks)))
+            longest = max(longest, mixed_s + self._host(decoding, len(step.chunks)))
         return longest
 
-    def _host(self, sequences: int) -> float:
-        return self._step_s + sequences * self._sequence_s
+    def _host(self, decoding: int, reading: int = 0) -> float:
+        """What the GPU waits for the host in a step."""
+        step_s, prefill_s, sequence_s = self._own_s
+        return (step_s if decoding else prefill_s) + (decoding + reading) * sequence_s
 
     def _decodes_s(self, most: int) -> list[float] | Array:
         """When each of the next steps ends, all ranks decoding."""

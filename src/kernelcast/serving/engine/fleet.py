@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kernelcast.calls import Call
 from kernelcast.errors import KernelcastError
@@ -31,7 +32,7 @@ _MATCH, _APART = (
     0.5,
     32,
 )  # cache-aware: the share of a prompt that must be cached, and requests that replicas may differ
-_SENT_TOKENS = (1, 64, 512, 4096, 32768, 262144, 1 << 20)
+_SENT_TOKENS = (1, 64, 512, 4096, 32768, 262144)  # handed over, that times are predicted for; lines between them
 
 
 @dataclass(frozen=True)
@@ -232,7 +233,7 @@ class Fleet:
 
     def _step(self, engine: Engine, told: Callable[[int], None] | None) -> None:
         now_s = engine.next_s
-        first, ended = engine.run()
+        ended = engine.run()
         if self.service.prefill and engine in self.reading:
             for request in ended:
                 self._hand_over(request, now_s)
@@ -270,7 +271,7 @@ def _requests(load: Load, guesses: Speculation | None, seed: int) -> list[Reques
     return [Request(at, *values) for at, values in enumerate(given)]
 
 
-def _steps(outputs: Array, guesses: Speculation, seed: int) -> Array:
+def _steps(outputs: NDArray[np.int64], guesses: Speculation, seed: int) -> NDArray[np.int64]:
     """Decode steps of each request where a step gives 1 to k + 1 tokens: a renewal process, whose count after n tokens
     is nearly normal with mean n / m and variance n v / m^3 (m, v: mean and variance of a step's tokens)."""
     k, a = guesses.draft_tokens, guesses.acceptance
@@ -290,7 +291,7 @@ class Tables:
     def __init__(self, times: Callable[[Deployment], Times]) -> None:
         self._times = times
         self._known: list[tuple[Deployment, Reach, int, StepTimes]] = []
-        self._transfers: list[tuple[Service, list[float]]] = []
+        self._transfers: list[tuple[Service, tuple[list[int], list[float]]]] = []
 
     def of(self, pool: Pool, load: Load, drafted: int = 0) -> StepTimes:
         context = int((load.inputs + load.outputs).max())
@@ -306,19 +307,22 @@ class Tables:
         """Seconds to hand the cache of so many tokens over; every GPU sends its part."""
         known = next((sent for kept, sent in self._transfers if kept is service), None)
         if known is None:
-            assert service.prefill is not None
-            place = service.prefill.deployment
-            fabric = service.transfer or place.layout.between_nodes
-            calls = [
-                Call.of("send_recv", {"bytes": max(1, int(cache_bytes(place, n) * place.layout.dp)), "dtype": "bf16",
-                                      "fabric": fabric, "stack": "nccl"})
-                for n in _SENT_TOKENS
-            ]  # fmt: skip
-            times = self._times(place)
-            times.learn(calls)
-            known = [times[call].span.time_s for call in calls]
+            known = self._predicted(service)
             self._transfers.append((service, known))
-        return float(np.interp(tokens, _SENT_TOKENS, known))
+        return float(np.interp(tokens, *known))
+
+    def _predicted(self, service: Service) -> tuple[list[int], list[float]]:
+        """Tokens, and the seconds that a GPU needs to send its part of their cache."""
+        assert service.prefill is not None
+        place, most = service.prefill.deployment, service.prefill.settings.kv_tokens
+        fabric = service.transfer or place.layout.between_nodes
+        tokens = [*(n for n in _SENT_TOKENS if n < most), most]
+        sizes = [max(1, int(cache_bytes(place, n) * place.layout.dp)) for n in tokens]
+        words = {"dtype": "bf16", "fabric": fabric, "stack": "nccl"}
+        calls = [Call.of("send_recv", {"bytes": size, **words}) for size in sizes]
+        times = self._times(place)
+        times.learn(calls)
+        return tokens, [times[call].span.time_s for call in calls]
 
 
 def _within(asked: Reach, known: Reach) -> bool:

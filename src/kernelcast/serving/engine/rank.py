@@ -95,7 +95,7 @@ class Rank:
         """Steps that the free blocks last for, at most ``most``."""
         size, free = self.settings.block_size, self.blocks.free
         whole = free // self.decoding * size if self.decoding else most
-        steps = max(0, whole - size)
+        steps = min(most, max(0, whole - size))
         free -= self._needed(steps)
         while steps < most:
             free -= self._filling[(self.steps + steps) % size]
@@ -242,9 +242,9 @@ class Rank:
         self._join(request)
         return request, 0
 
-    def advance(self, step: Step, count: int, now_s: float) -> tuple[list[Request], list[Request]]:
-        """``count`` such steps have run and ended at ``now_s``: who has got a first token, and who is done."""
-        first, done = [], []
+    def advance(self, step: Step, count: int, now_s: float) -> list[Request]:
+        """``count`` such steps have run and ended at ``now_s``; who is done."""
+        done = []
         if step.decodes and self.decoding:
             need = self._needed(count)
             self.blocks.take(need)
@@ -268,7 +268,6 @@ class Rank:
             if request.written:  # it was put back: reading its own words gave the next one
                 request.steps -= 1
             else:
-                first.append(request)
                 request.first_s = now_s
             request.written += 1
             if request.steps:
@@ -276,7 +275,7 @@ class Rank:
             else:
                 self._end(request, now_s)
                 done.append(request)
-        return first, done
+        return done
 
     def _join(self, request: Request) -> None:
         """It decodes from the next step on."""

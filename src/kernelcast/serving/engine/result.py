@@ -16,8 +16,6 @@ from kernelcast.serving.load import Load
 from kernelcast.serving.load.metrics import PERCENTILES, latencies_ms, throughput
 from kernelcast.timeline import RestsOn
 
-SCALED = ("throughput",)  # of a metric's name, where more is better
-
 
 @dataclass(frozen=True, eq=False)
 class Goals:
@@ -49,11 +47,16 @@ class Served:
 
     @classmethod
     def of(cls, requests: list[Request], load: Load) -> Served:
-        columns = [np.array([getattr(r, name) for r in requests], dtype=np.float64)
-                   for name in ("arrival_s", "scheduled_s", "first_s", "last_s")]  # fmt: skip
-        counts = [np.array([getattr(r, name) for r in requests], dtype=np.int64)
-                  for name in ("cached", "preempted", "replica")]  # fmt: skip
-        return cls(*columns, load.inputs, load.outputs, *counts)
+        def seconds(name: str) -> Array:
+            return np.array([getattr(request, name) for request in requests], dtype=np.float64)
+
+        def counts(name: str) -> NDArray[np.int64]:
+            return np.array([getattr(request, name) for request in requests], dtype=np.int64)
+
+        return cls(
+            seconds("arrival_s"), seconds("scheduled_s"), seconds("first_s"), seconds("last_s"), load.inputs,
+            load.outputs, counts("cached"), counts("preempted"), counts("replica"),
+        )  # fmt: skip
 
     @property
     def done(self) -> NDArray[np.bool_]:
@@ -88,12 +91,12 @@ def metrics(served: Served, notes: Notes, rows: NDArray[np.bool_] | None = None,
     chosen = served.done if rows is None else served.done & rows
     if not chosen.any():
         return {"completed": 0.0}
-    outputs, ttft_s, e2el_s = (values[chosen] for values in (served.outputs, served.ttft_s, served.e2el_s))
+    outputs = served.outputs[chosen]
     duration_s = float(served.last_token_s[chosen].max() - served.arrival_s[chosen].min())
     found = throughput(served.inputs[chosen], outputs, max(duration_s, 1e-9))
     if goals and goals.given:
         found["request_goodput"] = float((served.good(goals) & chosen).sum()) / max(duration_s, 1e-9)
-    found |= latencies_ms(outputs, ttft_s, e2el_s)
+    found |= latencies_ms(outputs, served.ttft_s[chosen], served.e2el_s[chosen])
     return found | _gaps_ms(served, notes, chosen, whole=rows is None)
 
 

@@ -10,11 +10,11 @@ from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu
 from kernelcast.networks.forward import Deployment
 from kernelcast.serving.memory import cache_bytes, memory
+from kernelcast.serving.workload import scheduler_defaults
 from kernelcast.stacks import Stack
 
 CAPACITIES = ("grow", "estimate", "reserve")
 POLICIES = ("fcfs", "lpm")
-_LARGE_BYTES = 70 * 2**30  # vLLM and SGLang take larger steps on GPUs of so much memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,11 +30,12 @@ class Settings:
     async_scheduling: bool  # a step is scheduled while the one before it runs
     block_size: int
     capacity: str
+    recv_interval: int = 1  # steps from one look at new requests to the next (SGLang's --scheduler-recv-interval)
     policy: str = "fcfs"  # who of the waiting is next: the first, or (lpm) the one with most of its prompt cached
     kv_blocks: int = 0  # of one rank; 0: as many as the memory has
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "max_prefill_tokens", "block_size"):
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_prefill_tokens", "block_size", "recv_interval"):
             if getattr(self, name) < 1:
                 raise KernelcastError(f"{name} must be 1 or more, not {getattr(self, name)}")
         for name, known in (("capacity", CAPACITIES), ("policy", POLICIES)):
@@ -47,8 +48,8 @@ class Settings:
 
 
 def settings_of(deployment: Deployment, given: dict[str, Any] | None = None, context: int = 4096) -> Settings:
-    """The stack's own defaults on this GPU, with what is ``given`` (None: not given) in their place. ``context``: tokens
-    of a usual request, which tell how much a token takes where layers have a window or a state."""
+    """The stack's own defaults on this GPU, with what is ``given`` (None: not given) in their place. ``context``: of a
+    usual request, which tells how much a token takes where layers have a window or a state."""
     asked = {name: value for name, value in (given or {}).items() if value is not None}
     usual = _defaults(deployment.stack, deployment.gpu)
     found = Settings(**{**usual, **asked})
@@ -65,14 +66,9 @@ def settings_of(deployment: Deployment, given: dict[str, Any] | None = None, con
 
 
 def _defaults(stack: Stack, gpu: Gpu) -> dict[str, Any]:
-    raw = dict(stack.scheduler)
+    raw = scheduler_defaults(stack, gpu)
     if not raw:
         raise KernelcastError(f"{stack.name} has no scheduler: requests under load are served by vllm, sglang, trtllm")
-    large = gpu.dram_bytes >= _LARGE_BYTES and not gpu.id.startswith("a100")
-    for name in [name for name in raw if name.endswith("_large")]:
-        value = raw.pop(name)
-        if large:
-            raw[name.removesuffix("_large")] = value
     raw.setdefault("max_prefill_tokens", raw["max_num_batched_tokens"])
     known = {field.name for field in fields(Settings)}
     if extra := set(raw) - known:
@@ -90,10 +86,11 @@ def kv_blocks(deployment: Deployment, settings: Settings, context: int) -> int:
     if room <= 0:
         gib = 2**30
         raise KernelcastError(
-            f"{deployment.model.name} on {deployment.layout.gpus} x {deployment.gpu.id} leaves no memory for a KV cache:"
-            f" weights take {held['weights'] / gib:.1f} GiB and steps of {tokens:,} tokens {held['activation'] / gib:.1f}"
-            f" of the {held.available_bytes / gib:.1f} a GPU that {deployment.stack.name} fills; give more GPUs (--tp), "
-            f"a smaller format, or a smaller --max-num-batched-tokens"
+            f"{deployment.model.name} on {deployment.layout.gpus} x {deployment.gpu.id} leaves no memory for a KV "
+            f"cache: weights take {held['weights'] / gib:.1f} GiB, steps of {tokens:,} tokens "
+            f"{held['activation'] / gib:.1f}, {deployment.stack.name} itself {held['stack'] / gib:.1f} of the "
+            f"{held.available_bytes / gib:.1f} a GPU that it fills; give more GPUs (--tp), a smaller "
+            f"format, or a smaller --max-num-batched-tokens"
         )
     if not each:
         return 1 << 40

@@ -30,12 +30,11 @@ from kernelcast.timeline import Ran, RestsOn, joined
 from kernelcast.timeline.power import throttled_s
 from kernelcast.times import Times
 
-_FINE = 32  # tokens between predicted passes that are too large for a graph, up to a few of these
-_COARSE = 1.0 / 16  # of the tokens, between larger ones
+_STEPS = ((512, 8), (4096, 32), (8192, 64))  # tokens between predicted passes, up to so many
 _SEQUENCES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096)
-_CONTEXTS = tuple(int(round(64 * 2 ** (i / 2))) for i in range(29))  # 64 to a million tokens
-_PROMPTS = (1, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384,
-            24576, 32768, 65536, 131072, 262144, 1048576)  # fmt: skip
+_CONTEXTS = tuple(round(64 * 2 ** (i / 2)) for i in range(29))  # 64 to a million tokens
+_PROMPTS = (1, 16, 32, 64, 96, 128, 192, 256, *(round(256 * 2 ** (i / 4)) for i in range(1, 25)),
+            *(round(16384 * 2 ** (i / 2)) for i in range(1, 13)))  # fmt: skip
 _PASTS = (0, 64, 256, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144, 1048576)
 _MIXED = ((1, 8, 32, 128, 512), (128, 1024, 8192, 65536), (32, 256, 2048, 8192), (0, 1024, 16384))
 VARIANTS = ("low", "likely", "high")
@@ -94,13 +93,14 @@ class StepTimes:
         launches = [[_of(self.deployment, batch, sort) for batch in batches] for sort, batches in sorts]
         self._times.learn(launch.call for group in launches for each in group for launch in each)
         tokens, rows, decode, prompt, joint = (self._table(group) for group in launches)
-        self._tokens = _filled(self._token_counts, tokens, self.deployment.stack.graph_sizes)
+        self._tokens = _filled(self._token_counts, tokens)
+        sizes = self.deployment.stack.graph_sizes
+        self._padded = [padded(sizes, n) for n in range(min(self.deployment.stack.graph_tokens, len(self._tokens)) + 1)]
         self._gaps_s = self._host_gaps(launches)
         self._rows = rows.reshape(len(self._sequences), 3)
-        self._decode = np.stack([
-            _continued(contexts[n], part, self._contexts)
-            for n, part in zip(self._sequences, _split(decode, [len(contexts[n]) for n in self._sequences]), strict=True)
-        ])  # fmt: skip
+        each = np.split(decode, np.cumsum([len(found) for found in contexts.values()])[:-1])
+        rows_of = zip(contexts.values(), each, strict=True)
+        self._decode = np.stack([_continued(known, part, self._contexts) for known, part in rows_of])
         self._prompt = prompt.reshape(len(self._prompts), len(self._pasts), 3)
         self._lines: dict[tuple[int, str], tuple[list[float], list[float]]] = {}
         self._ratio = self._joint_ratio(joint) if self._mixed_grid else None
@@ -147,16 +147,23 @@ class StepTimes:
     def _prompting(self, tokens: float, past: float) -> tuple[float, float, float]:
         return _bilinear(self._prompts, self._pasts, self._prompt, tokens, past)
 
+    def _tokens_of(self, tokens: int, *, graph: bool) -> tuple[float, float, float]:
+        """What follows the tokens of a step; a graph runs as many as it was captured with."""
+        return self._tokens[self._padded[tokens] if graph and tokens < len(self._padded) else tokens]
+
     def _line(self, sequences: int, variant: str) -> tuple[list[float], list[float]]:
         """Mean contexts, and the step that decodes so many sequences of each: lines between them are steps between."""
         key = sequences, variant
         if key not in self._lines:
-            tokens = self._tokens[sequences * (1 + self.drafted)]
+            tokens = self._tokens_of(sequences * (1 + self.drafted), graph=self.deployment.stack.graphs)
             rows = _linear(self._sequences, self._rows, sequences)
             steps = []
             for context in self._contexts:
                 parts = (tokens, rows, self._decoding(sequences, context))
-                steps.append(self._summed(parts, variant, graph=True) * self.deployment.stack.decode_factor)
+                steps.append(
+                    self._summed(parts, variant, graph=self.deployment.stack.graphs)
+                    * self.deployment.stack.decode_factor
+                )
             self._lines[key] = [float(c) for c in self._contexts], steps
         return self._lines[key]
 
@@ -184,8 +191,8 @@ class StepTimes:
             ratio = _between(self._mixed_grid, self._ratio, (sequences, context, prompt_tokens, past))
             attention = tuple(part * ratio for part in attention)
         head = _linear(self._sequences, self._rows, rows) if rows else (0.0, 0.0, 0.0)
-        graph = tokens <= self.deployment.stack.graph_tokens and self.deployment.stack.mixed_steps
-        parts = (self._tokens[tokens], head, attention)
+        graph = self.deployment.stack.replays(tokens, decodes=False)
+        parts = (self._tokens_of(tokens, graph=graph), head, attention)
         together = self._summed(parts, variant, graph)
         stack = self.deployment.stack
         if stack.prompt_factor == stack.decode_factor == 1.0:
@@ -198,9 +205,8 @@ class StepTimes:
         time = below = above = 0.0
         for part in parts:
             time, below, above = time + part[0], below + part[1] ** 2, above + part[2] ** 2
-        stack = self.deployment.stack
         gaps, launching = self._gaps_s
-        host = gaps if graph and stack.graphs else max(0.0, launching - time)
+        host = gaps if graph else max(0.0, launching - time)
         if variant == "low":
             time -= math.sqrt(below + (PASS_SPREAD[0] * time) ** 2)
         elif variant == "high":
@@ -246,25 +252,20 @@ def padded(sizes: Sequence[Sequence[int]], tokens: int) -> int:
 
 
 def _token_counts(sizes: Sequence[Sequence[int]], most: int) -> list[int]:
-    found = [n for first, last, step in sizes for n in range(first, last + 1, step)]
-    at = max(found, default=0)
+    """Every graph; and between them 8 tokens, then 32, then 64, then a 32nd, which keeps lines within a percent."""
+    found = {1, 2, 4, *(n for first, last, step in sizes for n in range(first, last + 1, step) if n <= most)}
+    at = 0
     while at < most:
-        at += max(_FINE, int(at * _COARSE) // _FINE * _FINE)
-        found.append(at)
-    return found
+        at += next((step for end, step in _STEPS if at < end), at // 32)
+        found.add(at)
+    return sorted(found)
 
 
-def _filled(counts: Sequence[int], table: Array, sizes: Sequence[Sequence[int]]) -> list[tuple[float, float, float]]:
-    """Of every number of tokens: its graph's, or a line between the nearest."""
+def _filled(counts: Sequence[int], table: Array) -> list[tuple[float, float, float]]:
+    """Of every number of tokens: lines between the nearest."""
     every = np.arange(counts[-1] + 1)
-    for n in range(1, min(counts[-1], max((last for _, last, _ in sizes), default=0)) + 1):
-        every[n] = padded(sizes, n)
     columns = [np.interp(every, counts, table[:, i]).tolist() for i in range(3)]
     return list(zip(*columns, strict=True))
-
-
-def _split(table: Array, counts: Sequence[int]) -> list[Array]:
-    return np.split(table, np.cumsum(counts)[:-1])
 
 
 def _continued(known: Sequence[int], table: Array, every: Sequence[int]) -> Array:
