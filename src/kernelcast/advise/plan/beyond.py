@@ -96,28 +96,30 @@ def most_held(search: Search) -> Most:
 
 
 def _holds(trials: Trials, setting: Setting, least: float) -> Most | None:
-    """The rate at which a setting still meets the goals, if it is above ``least``."""
-    rate = trials.load.request_rate
+    """The rate at which a setting still meets the goals, if it is above ``least``: found with one engine's share of the
+    load, and told by all of it."""
+    load, rate = trials.load, trials.load.request_rate
     low, high = 0.0, 1.0
     try:
-        broken = trials.full(setting, trials.load, early=True)
+        broken = trials.share(setting, load)
     except KernelcastError:
         return None
-    if broken.meets:
-        return Most(broken, rate, broken.binds)
-    kept = broken
     for _ in range(2 * _HALVINGS):
         middle = math.sqrt(low * high) if low else max(high / 2, least / rate * 1.001)
         if middle >= high or middle < 1e-3:
             break
-        found = trials.full(setting, scaled(trials.load, middle), early=True)
+        found = trials.share(setting, scaled(load, middle))
         if found.meets:
-            low, kept = middle, found
+            low = middle
         elif middle * rate <= least * 1.01:
             return None
         else:
             high, broken = middle, found
-    return Most(kept, low * rate, broken.binds)
+    for factor in (low, 0.97 * low, 0.94 * low, 0.9 * low) if low else ():
+        whole = trials.full(setting, scaled(load, factor), early=True)
+        if whole.meets:
+            return Most(whole, factor * rate, broken.binds)
+    return None
 
 
 def _nearest(search: Search, able: Iterable[Known]) -> Most:

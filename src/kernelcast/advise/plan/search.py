@@ -11,7 +11,7 @@ import heapq
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kernelcast.advise.plan.bounds import READ, WROTE, Demand, Floor, alone, carried, engines_for, physical
 from kernelcast.advise.plan.coarse import CoarseSteps
@@ -246,29 +246,57 @@ class Search:
             return
         one = engines_for(self.demand.rate, self._part_rate(reader, READ))
         other = engines_for(self.demand.rate, self._part_rate(writer, WROTE))
-        while True:
-            setting = Setting(writer.place, writer.place.limits[0], other, reader.place, reader.place.limits[0], one)
-            if setting.usd_per_hour > self.budget - _EPS:
-                self.fallen.add(DEARER, 1)
+        first = _pair_of(reader, writer, one, other)
+        if self._beyond(first):
+            self.fallen.add(self._beyond(first), 1)
+            return
+        try:
+            most = self._most_of(first)
+            if most is not first and self._try(most).share > MARGIN:  # all that may be spent is not enough
+                self.fallen.add(MISSED, 1)
                 return
-            if setting.gpus > self.grid.max_gpus:
-                self.fallen.add(TOO_MANY, 1)
-                return
-            try:
-                found = self._try(setting)
-                if found.share <= MARGIN:
-                    found = self._try(setting, whole=True)
-            except KernelcastError:
-                self.fallen.add(REFUSED, 1)
-                return
+            self._walk(first, reader, writer)
+        except KernelcastError:
+            self.fallen.add(REFUSED, 1)
+
+    def _beyond(self, setting: Setting) -> str:
+        if setting.gpus > self.grid.max_gpus:
+            return TOO_MANY
+        return DEARER if setting.usd_per_hour > self.budget - _EPS else ""
+
+    def _most_of(self, first: Setting) -> Setting:
+        """As many of both, in about the same parts, as may be."""
+        found = first
+        for times in range(2, self.grid.max_gpus + 1):
+            more = replace(first, replicas=times * first.replicas, readers=times * first.readers)
+            if self._beyond(more):
+                break
+            found = more
+        for name in ("replicas", "readers"):
+            more = replace(found, **{name: getattr(found, name) + getattr(first, name)})
+            found = found if self._beyond(more) else more
+        return found
+
+    def _walk(self, setting: Setting, reader: Known, writer: Known) -> None:
+        """One more, or an eighth more, of those that are short, until the goals are met or it is too dear."""
+        while not (why := self._beyond(setting)):
+            found = self._try(setting)
+            if found.share <= MARGIN:
+                found = self._try(setting, whole=True)
             if found.meets:
                 self.fallen.add(MET, 1)
                 self._offer(found)
                 return
             self.settings += 1
             self.fallen.add(MISSED, 1)
-            more_readers, more_writers = _short_of(found)
-            one, other = one + more_readers, other + more_writers
+            readers, writers = _short_of(found)
+            setting = _pair_of(reader, writer, setting.readers + readers * max(1, setting.readers // 8),
+                               setting.replicas + writers * max(1, setting.replicas // 8))  # fmt: skip
+        self.fallen.add(why, 1)
+
+
+def _pair_of(reader: Known, writer: Known, readers: int, writers: int) -> Setting:
+    return Setting(writer.place, writer.place.limits[0], writers, reader.place, reader.place.limits[0], readers)
 
 
 def _short_of(found: Trial) -> tuple[int, int]:

@@ -22,6 +22,7 @@ from kernelcast.serving.load import Load
 from kernelcast.times import Times
 
 QUICK = 320  # requests of a short run, of each engine that it has
+_ENGINES = 4  # of a short run, that its requests are counted by
 MARGIN = 1.15  # a short run that breaks a goal by more is taken at its word
 _LOOKS = 16  # requests that end between two looks at whether a run is hopeless
 _EVEN = 1.2  # times the mean rate that the first requests may come at, to stand for all
@@ -159,14 +160,18 @@ class Trials:
         it once it is clear that a goal breaks by more than the margin."""
         parts = math.gcd(setting.replicas, setting.readers) if setting.reader else setting.replicas
         engines = (setting.replicas + setting.readers) // parts
-        mine = share_of(self.load, parts)
-        if self._cut and len(mine) > QUICK * engines:
-            mine = mine.take(slice(0, QUICK * engines))
+        mine, enough = share_of(self.load, parts), QUICK * min(engines, _ENGINES)
+        if self._cut and len(mine) > enough:
+            mine = mine.take(slice(0, enough))
         return self._run(setting, mine, parts, MARGIN if early else math.inf)
 
     def full(self, setting: Setting, load: Load | None = None, *, early: bool = False) -> Trial:
         """All of the load, or of another, on all engines. ``early``: end it once it is clear that a goal breaks."""
         return self._run(setting, self.load if load is None else load, 1, 1.0 if early else math.inf, keep=load is None)
+
+    def share(self, setting: Setting, load: Load) -> Trial:
+        """One engine with all of its share of another load; ends once it is clear that a goal breaks."""
+        return self._run(setting, share_of(load, setting.replicas), setting.replicas, 1.0, keep=False)
 
     def _run(self, setting: Setting, load: Load, parts: int, within: float, *, keep: bool = True) -> Trial:
         service = setting.service(parts)
