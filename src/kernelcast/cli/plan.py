@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -50,8 +52,8 @@ def plan(
         raise KernelcastError("which goal? give a latency to keep, as in --ttft-p99 500ms --tpot-p99 30ms")
     grid, unpriced = chosen_grid(search)
     requests = chosen_load(long_enough(load), architecture.max_context)
-    with progress_bar(transient=True) as task:
-        bar = task("engines")
+    with progress_bar(transient=True) if sys.stderr.isatty() else nullcontext() as task:  # a file gets a blank line
+        bar = task("engines") if task else None
         found = find(architecture, requests, asked, grid, search.conditions, seed=load.seed, sure=search.sure, told=bar)
     _tell(found, networks.hub_name(model), unpriced, plot, as_json)
     if not found.complete:
