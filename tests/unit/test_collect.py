@@ -56,7 +56,7 @@ def test_choosing_has_every_family_by_its_share_and_no_call_twice() -> None:
     found = choose(H200, 1000)
     counts = Counter(p.family for p in found)
     assert set(counts) == set(FAMILIES)
-    assert counts["gemm"] == pytest.approx(1000 * SHARES["gemm"] / sum(SHARES.values()), abs=1)
+    assert counts["gemm"] == pytest.approx(1000 * SHARES["gemm"] / sum(SHARES.values()), abs=2)
     assert len({p.key for p in found}) == len(found)
     # any prefix is mixed: the first tenth has the large families already
     assert {"gemm", "gemm-fp8", "attention", "pointwise", "moe-config"} <= {p.family for p in found[:100]}

@@ -144,6 +144,11 @@ def test_replicas_and_handed_over_caches_lose_nothing(load: Load, name: str, rou
         fleet = Watched(service, load, tables())
         fleet.run()
         assert Served.of(fleet.requests, load).done.all()
+        if service.prefill:  # engines that read prompts decode nothing, the others read nothing
+            readers = range(len(fleet.reading))
+            notes = zip(fleet.notes.engine, fleet.notes.decoding, fleet.notes.prompt_tokens, strict=True)
+            again = any(request.preempted for request in fleet.requests)
+            assert all(decoding == 0 if at in readers else prompts == 0 or again for at, decoding, prompts in notes)
         assert all(rank.blocks.free == rank.blocks.count for engine in fleet._every for rank in engine.ranks)
 
 

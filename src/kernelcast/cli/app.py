@@ -22,6 +22,7 @@ from kernelcast.cli import (
     kernels,
     lists,
     plan,
+    replay,
     simulate,
     trace,
     tune,
@@ -32,8 +33,9 @@ from kernelcast.cli.errors import UsageError, usage_text
 from kernelcast.errors import KernelcastError
 
 # each has register(app)
-COMMANDS = (calibrate, collect, diagnose, evidence, infer, kernel, kernels, lists, plan, simulate, trace, tune,
-            validate)  # fmt: skip
+COMMANDS = (
+    calibrate, collect, diagnose, evidence, infer, kernel, kernels, lists, plan, replay, simulate, trace, tune, validate,
+)  # fmt: skip
 LAB = ("collect-models", "data", "evaluate", "fit")
 ADDED = "kernelcast.commands"  # entry points by which other distributions (kernelcast-lab) add theirs
 INTERRUPTED, BROKEN_PIPE = 130, 141  # 128 + the signal, as shells count

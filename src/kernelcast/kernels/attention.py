@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Calls, Conflicts, Kernel, Words, choice, conflict, flag, lengths, size
-from kernelcast.kernels.flash import BACKENDS, flash_works, kv_cache_bytes
+from kernelcast.kernels.flash import flash_works, kv_cache_bytes
+from kernelcast.kernels.flash_backends import BACKENDS
 from kernelcast.kernels.movement import token_move
 from kernelcast.kernels.requests import Heads, Requests, equal_heads, head_conflicts, length_conflicts, length_hints
 from kernelcast.kernels.work import Array, Works
-from kernelcast.stacks import Library, runner
+from kernelcast.stacks import Library, Stack, runner
 
 _XQA_GROUP = 32.0  # the widest that TensorRT-LLM's own decode kernel shares KV among; above, its older one does not
 _DRAFTED = 8  # new tokens of a request that a decode kernel takes: one, or one and drafted ones to check
@@ -68,11 +69,12 @@ class _OverCache(Kernel):
 
     @classmethod
     def usual(cls, words: Words, gpu: Gpu) -> dict[str, str | None]:
-        """Tables do not tell whether an engine's prefill reads pages: it is one kind, whatever a call says."""
+        """Tables do not tell whether an engine's prefill reads pages: it is one kind, whatever a call says. A library's
+        own tables do."""
         found, stack = dict(words), runner(words.get("stack"))
         in_pages = stack is not None and stack.page_size > 0
         if words["phase"] == "prefill":
-            found["paged"] = "no" if in_pages else words["paged"] or "no"
+            found["paged"] = "no" if in_pages and isinstance(stack, Stack) else words["paged"] or "no"
         else:
             found["paged"] = words["paged"] or ("yes" if in_pages else "no")
         if stack is None:
@@ -85,7 +87,20 @@ class _OverCache(Kernel):
         said, pages = super().spoken(calls, words), calls["page_size"]
         usual = getattr(runner(words.get("stack")), "page_size", 0) or _USUAL_PAGE
         paged = np.where(pages > 0, pages, usual) if words.get("paged") == "yes" else np.zeros(calls.count)
-        return replace(said, numbers={**said.numbers, "page_size": paged})
+        said = replace(said, numbers={**said.numbers, "page_size": paged})
+        return cls._evened(said) if words.get("lengths") == "equal" and words.get("phase") == "decode" else said
+
+    @classmethod
+    def _evened(cls, calls: Calls) -> Calls:
+        """A ragged batch of decodes as the equal one that reads as much: what was measured of equal lengths alone knows
+        nothing of others (prompts are quadratic in theirs, and stay as they are)."""
+        if "q_lens" not in calls.lists:
+            return calls
+        requests = Requests.of(calls)
+        means = {name: requests.total(x) / requests.count
+                 for name, x in (("q_len", requests.queries), ("kv_len", requests.keys))}  # fmt: skip
+        lists = {name: values for name, values in calls.lists.items() if name not in ("q_lens", "kv_lens")}
+        return replace(calls, numbers={**calls.numbers, "batch": requests.count, **means}, lists=lists)
 
     @classmethod
     def sizes(cls, calls: Calls) -> Mapping[str, Array]:

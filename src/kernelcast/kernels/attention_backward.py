@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Calls, Conflicts, Kernel, Words, choice, flag, size
 from kernelcast.kernels.dtypes import DType, matmul_pipe
-from kernelcast.kernels.flash import BACKENDS, default_backend, kv_steps, visible_pairs
+from kernelcast.kernels.flash import kv_steps, visible_pairs
+from kernelcast.kernels.flash_backends import BACKENDS, default_backend
 from kernelcast.kernels.reduce import reduction
 from kernelcast.kernels.requests import equal_heads, head_conflicts, length_conflicts, length_hints
 from kernelcast.kernels.vector import ACCUMULATOR_BYTES, VECTOR_BYTES, vector_kernel

@@ -116,6 +116,12 @@ class Ragged:
         flat = np.fromiter((v for x in lists for v in x), dtype=np.float64, count=sum(counts))
         return cls(flat, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
 
+    @classmethod
+    def joined(cls, parts: Sequence[Ragged]) -> Ragged:
+        """The lists of several, one after another."""
+        counts = np.concatenate([part.counts for part in parts])
+        return cls(np.concatenate([part.flat for part in parts]), np.concatenate([[0], np.cumsum(counts)]))
+
     @property
     def counts(self) -> NDArray[np.int64]:
         return np.diff(self.starts)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Calls
 from kernelcast.kernels.dtypes import DType, dtype, matmul_pipe
+from kernelcast.kernels.flash_backends import FLASHINFER_FA3, FLASHINFER_MLA, Backend, default_backend, tiling
 from kernelcast.kernels.requests import Heads, Requests
 from kernelcast.kernels.work import Array, Work, Works, ceil_div
 
@@ -22,43 +23,12 @@ SOFTMAX_FLOPS = 8.0  # per score: scale, running max, subtract, sum, rescale, co
 LOAD_MARGIN = 1.1  # FlashAttention-3 splits a request that has more than 1.1 times an SM's mean share
 # Page table, queries, first keys, write-back: about five trips to DRAM and back, which nothing hides.
 TASK_CYCLES = 4000.0
-MIN_CHUNK_TOKENS = 256.0  # shorter splits cost more in merging than they win
-
-
-@dataclass(frozen=True)
-class Backend:
-    """How one attention library tiles. Query tiles ascend; a call takes the smallest that holds its rows."""
-
-    query_tiles: tuple[int, ...]
-    packs_up_to: float  # queries per request up to which heads of one group share a tile
-    split_ctas_per_sm: float  # CTAs per SM that splitting the keys aims at
-    split_by_load: bool  # split a request that is longer than an SM's share, rather than when SMs are left over
-    threads: int
-    rows_per_read: float  # query rows that share one read of K and V from shared memory
-    stages: int
-    step_cycles: float  # load, multiply, softmax, multiply, as far as the next step's does not hide it
-
-
-# FlashInfer: scheduler.cuh picks 16, 64 or 128 packed rows and splits for two CTAs an SM. FlashAttention 2:
-# flash_fwd_launch_template.h; num_splits_heuristic fills the SMs once. FlashAttention 3: tile_size.h, and the dynamic
-# splits of flash_prepare_scheduler.cu. cuDNN, TensorRT-LLM and FA4 on Blackwell: two tiles of 128 rows in flight.
-# Triton: the serving engines' own kernels.
-BACKENDS = {
-    "fa2": Backend((64, 128), 1, 1, False, 128, 32, 1, 1500),
-    "fa3": Backend((64, 128), 64, 1, True, 384, 64, 2, 600),
-    "fa4": Backend((128, 256), 128, 1, True, 384, 128, 2, 300),
-    "flashinfer": Backend((16, 64, 128), np.inf, 2, False, 128, 32, 1, 1500),
-    "cudnn": Backend((64, 128), 1, 1, False, 384, 64, 2, 600),
-    "trtllm": Backend((16, 64, 128), np.inf, 1, True, 384, 64, 2, 300),
-    "triton": Backend((16, 64, 128), np.inf, 1, False, 128, 32, 2, 1500),
-}
-
-
-def default_backend(gpu: Gpu) -> str:
-    """What serving engines use on this generation when nobody chooses."""
-    if gpu.compute_capability.startswith("9."):
-        return "fa3"
-    return "trtllm" if gpu.compute_capability.startswith("10.") else "fa2"
+# FlashInfer's fast_dequant_f8f16x4: four numbers of an 8-bit cache become 16 bits in ten instructions (a permutation, a
+# shift, masks, two products), in every warp that multiplies by them.
+CONVERT_INSTRUCTIONS = 2.5
+OFFSET_BYTES = 4.0  # int32: where a token of a page lies
+_MLA_CHUNKS = ((8.0, 32.0), (16.0, 64.0), (32.0, 128.0), (64.0, 192.0))  # shares up to which a chunk is so long
+_MLA_GRAIN = 256.0  # tokens, of longer ones
 
 
 def floor_sum(count: Array, divisor: Array, step: Array, start: Array) -> Array:
@@ -127,16 +97,19 @@ def flash_works(gpu: Gpu, calls: Calls, requests: Requests, heads: Heads) -> Wor
     kind, kv_bytes, causal = calls.dtype, kv_cache_bytes(calls), calls["causal"]
     window = calls.given("window", 0.0) if "window" in calls.numbers else np.zeros(calls.count)
     backend_name = calls.choice("backend") or default_backend(gpu)
-    backend = BACKENDS[backend_name]
+    backend = tiling(backend_name, calls.choice("stack"), bool(np.all(heads.shared_where)))
     pipe = matmul_pipe(gpu, kind.name)
     each = requests.each
-    plan = _plan(gpu, backend_name, requests, heads, causal, window, calls.given("page_size", 0.0) > 0)
+    paged = calls.given("page_size", 0.0) > 0
+    plan = _plan(gpu, backend_name, backend, requests, heads, causal, window, paged, kv_bytes)
     steps, tasks, tile_q, tile_kv = plan.steps, plan.tasks, plan.tile_q, plan.tile_kv
     mean_steps = steps / tasks
     pairs = requests.total(visible_pairs(requests.queries, requests.keys, each(causal), each(window)))
     reach = np.where(each(window) > 0, requests.queries + each(window) - 1, np.inf)
     seen = np.where(each(causal) > 0, np.minimum(requests.keys, reach), requests.keys)
     scores = mean_steps * tile_q * tile_kv
+    readers = np.maximum(1, tile_q / backend.rows_per_read)  # warps, or groups of them, that read all keys of a task
+    converted = mean_steps * tile_kv * heads.kv_dim * readers if kv_bytes < kind.act_bytes else np.zeros_like(scores)
     flops = 2 * scores * (heads.qk_dim + heads.v_dim)
     kv_token_bytes = heads.kv * heads.kv_dim * kv_bytes
     fresh = requests.total(np.minimum(seen, requests.queries))
@@ -151,26 +124,31 @@ def flash_works(gpu: Gpu, calls: Calls, requests: Requests, heads: Heads) -> Wor
         fma_flops=scores * SOFTMAX_FLOPS + mean_steps * tile_q * heads.v_dim * 2 + (flops if pipe == "fma" else 0.0),
         # exponentials; Blackwell's kernels compute half by polynomial (FA4)
         xu_ops=scores * (0.5 if gpu.compute_capability.startswith("10.") else 1.0),
-        smem_bytes=mean_steps * tile_kv * heads.kv_dim * kv_bytes * (1 + np.maximum(1, tile_q / backend.rows_per_read)),
+        smem_bytes=mean_steps * tile_kv * heads.kv_dim * kv_bytes * (1 + readers),
         l2_bytes=mean_steps * tile_kv * heads.kv_dim * kv_bytes
         + tile_q * (heads.qk_dim * kind.act_bytes + heads.v_dim * np.where(plan.splits > 1, 4.0, kind.out_bytes)),
+        other_warp_instructions=converted * CONVERT_INSTRUCTIONS / gpu.warp_threads,
         streamed_bytes=(requests.total(seen) - fresh) * kv_token_bytes,
         activation_bytes=fresh * kv_token_bytes
         + requests.total(requests.queries)
         * heads.queries
         * (heads.qk_dim * kind.act_bytes + heads.v_dim * kind.out_bytes),
         threads=float(backend.threads),
-        registers_per_thread=168.0,
+        registers_per_thread=backend.registers,
         smem_bytes_per_cta=np.minimum(
             (tile_q * heads.qk_dim + backend.stages * tile_kv * heads.kv_dim) * kind.act_bytes, gpu.smem_bytes_per_cta
         ),
         serial_steps=plan.longest,
+        mean_steps=mean_steps,
         step_cycles=backend.step_cycles,
         task_cycles=TASK_CYCLES,
         useful_flops=pairs * heads.queries * 2 * (heads.qk_dim + heads.v_dim),
         tile={"tile_q": tile_q, "tile_kv": tile_kv, "kv_splits": plan.splits},
     )
-    return work, _merge(heads, plan, kind)
+    merge = _merge(heads, plan, kind)
+    if backend is not FLASHINFER_FA3 or not paged.any():
+        return work, merge
+    return work, merge, _offsets(requests.total(requests.keys), paged)
 
 
 @dataclass(frozen=True)
@@ -190,27 +168,37 @@ class _Plan:
 
 
 def _plan(
-    gpu: Gpu, name: str, requests: Requests, heads: Heads, causal: Array, window: Array, paged: NDArray[np.bool_]
+    gpu: Gpu,
+    name: str,
+    backend: Backend,
+    requests: Requests,
+    heads: Heads,
+    causal: Array,
+    window: Array,
+    paged: NDArray[np.bool_],
+    kv_bytes: float,
 ) -> _Plan:
-    backend, each = BACKENDS[name], requests.each
+    each = requests.each
     shared = heads.queries / heads.kv
-    pack = (requests.most(requests.queries) <= backend.packs_up_to) & (shared <= heads.most_packed)
+    telling = requests.least if backend.packs_mixed else requests.most
+    pack = (telling(requests.queries) <= backend.packs_up_to) & (shared <= heads.most_packed)
     group = np.where(pack, shared, 1.0)
     lanes = np.where(pack, heads.kv, heads.queries)  # heads, or groups of them, that walk the keys alike
     rows = requests.total(requests.queries) * group / requests.count
     tile_q = _query_tile(backend, rows, heads.qk_dim)
-    tile_kv = _kv_tile(name, heads.qk_dim, causal, paged)
+    tile_kv = _kv_tile(name, heads.qk_dim, causal, paged, tile_q, kv_bytes)
+    if backend in FLASHINFER_MLA.values():
+        tile_kv = np.full_like(tile_kv, 64.0)
+    elif backend is FLASHINFER_FA3:  # hopper/prefill_sm90.cuh, getCTATileSize
+        tile_q = np.where(heads.v_dim <= 64, 192.0, tile_q)
+        tile_kv = np.where(heads.qk_dim > heads.v_dim, 128.0, tile_kv)
 
     shape = (each(group), each(tile_q), each(tile_kv), each(causal), each(window))
     tiles = ceil_div(requests.queries * each(group), each(tile_q))
     walk, first_walk = _walks(requests, *shape)
     steps = requests.total(kv_steps(requests.queries, requests.keys, *shape)) * lanes
     slots = backend.split_ctas_per_sm * gpu.sm_count
-    least = np.ceil(MIN_CHUNK_TOKENS / tile_kv)
-    if backend.split_by_load:
-        chunk = np.minimum(requests.most(walk), np.maximum(least, np.ceil(LOAD_MARGIN * steps / slots)))
-    else:
-        chunk = _filling_chunk(requests, tiles, walk, lanes, slots, least)
+    chunk = _chunk(backend, requests, tiles, walk, lanes, steps, slots, tile_kv)
     splits = ceil_div(walk, each(chunk))
     longest = np.minimum(requests.most(walk), chunk)
     alike = (each(causal) == 0) | (each(window) > 0)  # else only the last tile under the mask walks it all
@@ -233,11 +221,13 @@ def _plan(
 def _query_tile(backend: Backend, rows: Array, head_dim: Array) -> Array:
     """The smallest tile that holds the mean rows, the largest otherwise; 64 at most for wide heads."""
     *smaller, largest = (float(size) for size in backend.query_tiles)
-    tile = np.select([rows <= size for size in smaller], smaller, largest)
+    tile = np.select([rows <= size for size in smaller], smaller, largest) if smaller else np.full_like(rows, largest)
     return np.where(head_dim >= 256, np.minimum(tile, 64.0), tile)
 
 
-def _kv_tile(name: str, head_dim: Array, causal: Array, paged: NDArray[np.bool_]) -> Array:
+def _kv_tile(
+    name: str, head_dim: Array, causal: Array, paged: NDArray[np.bool_], tile_q: Array, kv_bytes: float
+) -> Array:
     if name == "fa3":  # FlashAttention-3's tile_size.h, forward, 16-bit
         return np.where(
             head_dim <= 64, np.where(paged, 96.0, 128.0),
@@ -245,6 +235,9 @@ def _kv_tile(name: str, head_dim: Array, causal: Array, paged: NDArray[np.bool_]
         )  # fmt: skip
     if name in ("fa4", "cudnn", "trtllm"):
         return np.where(head_dim <= 128, 128.0, 64.0)
+    if name == "flashinfer":  # prefill.cuh, NUM_MMA_KV: what registers and half of an SM's shared memory hold
+        short = np.where((tile_q <= 16) & (kv_bytes < 2), 256.0, 128.0)
+        return np.where((head_dim <= 64) | (tile_q < 128), short, 64.0)
     return np.where(head_dim <= 64, 128.0, 64.0)
 
 
@@ -258,6 +251,30 @@ def _walks(
     longest = np.where(causal > 0, np.minimum(full, ceil_div(reach, tile_kv) + (window > 0)), full)
     first = ceil_div(requests.keys - requests.queries + queries, tile_kv)
     return longest, np.where(causal > 0, np.minimum(longest, first), longest)
+
+
+def _chunk(
+    backend: Backend,
+    requests: Requests,
+    tiles: Array,
+    walk: Array,
+    lanes: Array,
+    steps: Array,
+    slots: float,
+    tile_kv: Array,
+) -> Array:
+    """KV tiles that a task takes at most."""
+    most, least = requests.most(walk), np.ceil(backend.least_chunk / tile_kv)
+    if backend.splitting == "never":
+        return most
+    if backend.splitting == "fill":
+        return _filling_chunk(requests, tiles, walk, lanes, slots, least)
+    if backend.splitting == "load":
+        return np.minimum(most, np.maximum(least, np.ceil(LOAD_MARGIN * steps / slots)))
+    share = np.ceil(steps / slots) * tile_kv  # tokens
+    chunk = np.select([share <= up_to for up_to, _ in _MLA_CHUNKS], [size for _, size in _MLA_CHUNKS],
+                      ceil_div(share, _MLA_GRAIN) * _MLA_GRAIN)  # fmt: skip
+    return np.minimum(most, np.maximum(1.0, np.ceil(chunk / tile_kv)))
 
 
 def _filling_chunk(requests: Requests, tiles: Array, walk: Array, lanes: Array, slots: float, least: Array) -> Array:
@@ -288,4 +305,18 @@ def _merge(heads: Heads, plan: _Plan, kind: DType) -> Work:
         registers_per_thread=32.0,
         launches=np.where(plan.merged_rows > 0, 1.0, 0.0),
         useful_flops=plan.merged_rows * parts * heads.v_dim * 2,
+    )
+
+
+def _offsets(tokens: Array, paged: NDArray[np.bool_]) -> Work:
+    """Where each token of the pages lies, which FlashInfer's FA3 is told token by token: a kernel before it
+    (block_sparse_indices_to_vector_sparse_offsets), a thread a token."""
+    threads, on = 512.0, paged.astype(np.float64)
+    return Work(
+        tasks=ceil_div(tokens, threads) * on,
+        l2_bytes=threads * OFFSET_BYTES,
+        activation_bytes=tokens * OFFSET_BYTES * on,
+        threads=threads,
+        registers_per_thread=32.0,
+        launches=on,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,7 +25,7 @@ class MemoryKernel(Kernel):
     """A family of vector kernels, which bytes most often limit; what is learned of one serves the others."""
 
     family = "memory"
-    dtypes = VECTOR_DTYPES
+    dtypes: ClassVar[tuple[str, ...]] = VECTOR_DTYPES
 
 
 def row_threads(gpu: Gpu, cols: Array, elements: float = VECTOR_ELEMENTS, most: float = MAX_THREADS) -> Array:

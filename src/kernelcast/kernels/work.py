@@ -53,6 +53,7 @@ class Work:
     registers_per_thread: Number = 64.0
     smem_bytes_per_cta: Number = 0.0
     serial_steps: Number = 1.0  # dependent load-compute steps in the longest task
+    mean_steps: Number | None = None  # and in the mean task; None: all tasks have as many
     step_cycles: Number = 0.0  # latency of such a step, where the kernel does not hide it behind the next
     task_cycles: Number = 0.0  # latency of a task beside its steps: set-up, first loads, write-back
     launches: Number = 1.0  # 0 where this kernel does not run

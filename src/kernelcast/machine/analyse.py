@@ -115,13 +115,17 @@ def analyse(
 
 def _details(work: Work, gpu: Gpu, busiest: Array, turns: Turns) -> dict[str, Number]:
     ctas = ctas_per_sm(work, gpu)
-    rounds_s = np.ceil(np.asarray(work.tasks) / (gpu.sm_count * ctas)) / gpu.clock_boost_hz
+    rounds = np.ceil(np.asarray(work.tasks) / (gpu.sm_count * ctas))
+    rounds_s = rounds / gpu.clock_boost_hz
+    # An SM walks its tasks one after another: as many mean ones as there are rounds, or the longest alone.
+    mean_steps = work.serial_steps if work.mean_steps is None else work.mean_steps
+    walked = np.maximum(rounds * mean_steps, np.where(rounds > 0, work.serial_steps, 0.0))
     return {
         "tasks": work.tasks,
         "busiest": busiest,
         "ctas_per_sm": ctas,
         "serial_steps": work.serial_steps,
-        "step_s": rounds_s * work.serial_steps * work.step_cycles,
+        "step_s": walked * work.step_cycles / gpu.clock_boost_hz,
         "setup_s": rounds_s * work.task_cycles,
         "launches": work.launches,
         "flops": np.asarray(work.tasks) * (np.asarray(work.tensor_flops) + work.fma_flops),

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kernelcast.kernels.grouped import TRITON_CONFIG
+from kernelcast.measure import served
 from kernelcast.measure.shapes import TP, Draw
 
 Drawn = dict[str, Any]
@@ -230,6 +231,18 @@ _TABLE: Mapping[str, tuple[Callable[[Draw], Drawn], float]] = {
     "flashinfer-fa3": (lambda draw: _ragged(draw, "fa3"), 6),
     "flashinfer-fa2": (lambda draw: _ragged(draw, "flashinfer"), 6),
     "flashinfer-decode": (_decode, 6),
+    "flashinfer-mixed-fa3": (lambda draw: served.mixed(draw, "fa3"), 4),
+    "flashinfer-mixed-fa2": (lambda draw: served.mixed(draw, "flashinfer"), 4),
+    "flashinfer-mixed-fp8": (lambda draw: served.mixed(draw, "flashinfer", "fp8"), 1.5),
+    "flashinfer-chunked-fa3": (lambda draw: served.chunked(draw, "fa3"), 1.5),
+    "flashinfer-chunked-fa2": (lambda draw: served.chunked(draw, "flashinfer"), 1.5),
+    "flashinfer-decode-ragged": (lambda draw: served.decode(draw, "bf16", 1.0), 2.5),
+    "flashinfer-decode-fp8": (lambda draw: served.decode(draw, "fp8", 0.5), 3),
+    "flashinfer-mla-fa3": (lambda draw: served.latent_decode(draw, "fa3"), 2.5),
+    "flashinfer-mla-fa2": (lambda draw: served.latent_decode(draw, "flashinfer"), 2),
+    "flashinfer-mla-prefill-fa3": (lambda draw: served.latent_prefill(draw, "fa3"), 1.5),
+    "flashinfer-mla-prefill-fa2": (lambda draw: served.latent_prefill(draw, "flashinfer"), 1),
+    "flashinfer-sampling": (served.sampling, 3),
     "flashinfer-norm": (_flashinfer_norm, 2.5),
     "flashinfer-silu": (lambda draw: _over_flashinfer(draw, "silu_mul"), 2.5),
     "flashinfer-rope": (_rope, 1.5),

@@ -89,6 +89,10 @@ class Draw:
     def chance(self, share: float) -> bool:
         return bool(self._rng.random() < share)
 
+    def order(self, count: int) -> list[int]:
+        """The numbers below ``count``, in random order."""
+        return [int(at) for at in self._rng.permutation(count)]
+
     def size(self, low: int, high: int, grain: int = 1) -> int:
         """Log-uniform, a multiple of ``grain``."""
         value = float(np.exp(self._rng.uniform(np.log(low), np.log(high))))

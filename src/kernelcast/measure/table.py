@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,6 @@ def write_table(records: Iterable[Mapping[str, Any]], path: Path, target: Gpu, f
     columns = {
         name: np.array([row.get(name) for row in rows], dtype=object if is_word(kind) else np.float64)
         for name, kind in kinds.items()
-        if name not in ("q_lens", "kv_lens")
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     note = {"schema": VERSION, "source": SOURCE, "dropped": {}, "measured": dict(facts)}
@@ -70,7 +70,9 @@ def calls_again(path: Path, count: int, seed: int) -> list[Wanted]:
 
 def _record(row: Mapping[str, Any]) -> dict[str, Any]:
     parameters = parameters_of(kernel_class(row["op"]))
-    call = kernel(row["op"], **{name: value for name, value in row.items() if name in parameters})
+    given = {name: value for name, value in row.items() if name in parameters}
+    lists = {name: json.loads(value) for name, value in given.items() if parameters[name].kind == "lengths"}
+    call = kernel(row["op"], **{**given, **lists})
     wanted = Wanted(row["family"], call, warm=row.get("warm", False))
     kept = ("latency_us", "rotation", "kernel_source", *SEEN)
     return {"key": wanted.key, "call": wanted.parameters, **{name: row[name] for name in kept if name in row}}
@@ -78,7 +80,8 @@ def _record(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _row(record: Mapping[str, Any], target: Gpu, facts: Mapping[str, Any]) -> dict[str, Any]:
     """One flat row; ``rotation`` is the number of sets of tensors that took turns."""
-    call = record["call"]
+    call = {name: json.dumps(list(value)) if isinstance(value, list | tuple) else value
+            for name, value in record["call"].items()}  # fmt: skip
     stack = call.get("stack")
     version = str(facts.get(stack or "triton", ""))
     seen = {name: record[name] for name in SEEN if name in record}

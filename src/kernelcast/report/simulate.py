@@ -34,8 +34,8 @@ def fields(found: Simulation) -> dict[str, Any]:
         "complete": found.complete,
         "num_prompts": len(found.load),
         "gpus": service.gpus,
-        **_place(service.pool),
-        "prefill": _place(service.prefill) if service.prefill else None,
+        **place_fields(service.pool),
+        "prefill": place_fields(service.prefill) if service.prefill else None,
         "router": service.router,
         "preemptions": int(served.preempted.sum()),
         "prefix_cache_hit_rate": float(served.cached[served.done].sum() / inputs) if inputs else 0.0,
@@ -53,7 +53,8 @@ def fields(found: Simulation) -> dict[str, Any]:
     return told
 
 
-def _place(pool: Pool) -> dict[str, Any]:
+def place_fields(pool: Pool) -> dict[str, Any]:
+    """Where a pool runs and how it schedules."""
     place, settings = pool.deployment, pool.settings
     return {
         "model": place.model.name,
@@ -89,7 +90,7 @@ def verdict(found: Simulation) -> str:
 
 def print_simulation(found: Simulation) -> None:
     """The verdict and latencies first, then throughput and what limits, then what it rests on."""
-    show(_head(found.service))
+    show(head(found.service))
     load, served = found.load, found.served
     rate = "all at once" if not np.isfinite(load.request_rate) else f"{digits(load.request_rate, 3)} requests/s"
     loop = f", at most {load.max_concurrency:,} under way" if load.max_concurrency else ""
@@ -105,7 +106,8 @@ def print_simulation(found: Simulation) -> None:
         evidence_lines(found.rests_on) if found.rests_on else []))  # fmt: skip
 
 
-def _head(service: Service) -> Any:
+def head(service: Service) -> Any:
+    """The first line of an answer: the model, where, and what serves it."""
     pool = service.pool
     place, layout = pool.deployment, pool.deployment.layout
     cuts = [f"{name} {getattr(layout, name)}" for name in ("tp", "pp", "dp", "ep") if getattr(layout, name) > 1]

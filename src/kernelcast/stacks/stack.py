@@ -68,11 +68,13 @@ class Stack(Library):
     gap_s: float  # between two kernels of a graph, beyond what a kernel's own time has
     reserved_bytes: float  # context, libraries, graphs
     used_share: float  # of the memory, that it fills at most
+    cache_share: float = 0.0  # of the memory that all else leaves, that its KV cache takes; 0: up to used_share
     sequence_s: float = 0.0  # host time that each sequence of a step adds, beyond what runs beside the GPU
     front_s: float = 0.0  # that the front end is busy with a request, one after another: HTTP, checks
     token_s: float = 0.0  # and for each token of its prompt: the tokeniser
     prompt_factor: float = 1.0  # what reading prompts takes over its forecast, where a server was measured
     decode_factor: float = 1.0  # and decoding
+    spread: float = 0.0  # share that steps of a measured server are off by, either way; 0: as far as forecasts may be
     joint_attention: bool = False  # one launch for prompts and decodes of a step; else one each
     graph_sizes: tuple[tuple[int, int, int], ...] = ()  # tokens of captured steps: first, last, step
     graph_prompts: bool = False  # steps with prompts replay graphs too, all but their attention

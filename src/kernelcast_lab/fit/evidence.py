@@ -23,7 +23,7 @@ from kernelcast.efficiency.network import Layers
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu
 from kernelcast.kernels import REGISTRY
-from kernelcast.kernels.base import Calls, Kernel, Words
+from kernelcast.kernels.base import Calls, Kernel, Ragged, Words
 from kernelcast.machine.limits import Turns
 from kernelcast.measured.folds import AT_LEAST, TEST_FOLD, shape_fold
 from kernelcast.measured.measurements import merged
@@ -180,7 +180,8 @@ def _calls(columns: Columns, kind: _Kind, rows: Rows) -> Calls:
     groups = list(grouped(part, None, BadRows()))
     order = np.argsort(np.concatenate([at for _, _, at, _ in groups]))
     numbers = {name: np.concatenate([calls[name] for _, _, _, calls in groups])[order] for name in groups[0][3].numbers}
-    return kind.kernel.spoken(Calls(len(rows), numbers, groups[0][3].choices), {**kind.words, **kind.heard})
+    lists = {name: Ragged.joined([g[3].lists[name] for g in groups]).take(order) for name in groups[0][3].lists}
+    return kind.kernel.spoken(Calls(len(rows), numbers, groups[0][3].choices, lists), {**kind.words, **kind.heard})
 
 
 def _some(rows: Rows, count: int) -> Rows:

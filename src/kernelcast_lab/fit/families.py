@@ -20,7 +20,7 @@ from kernelcast_lab.fit.event_timed import with_kernels
 from kernelcast_lab.fit.recipes import Data, recipe
 
 Roots = Path | Sequence[Path] | None
-_NOT_FITTED = ("campaign", "version", "q_lens", "kv_lens")  # names of runs; no table has ragged batches yet
+_NOT_FITTED = ("campaign", "version")  # names of runs
 
 
 def family_rows(roots: Roots, family: str, data: Data | None = None, sample: float | None = None) -> Measurements:

@@ -1,85 +1,25 @@
-"""FlashInfer's kernels: ragged prefill (FA2 and FA3), paged decode, RMS norm, SiLU-and-multiply, rotary embedding."""
+"""FlashInfer's kernels: attention, RMS norm, SiLU-and-multiply, rotary embedding, sampling."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache, partial
+from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kernelcast.measure.pool import DTYPES, specs
-from kernelcast.measure.runners import NotMeasurableError, Recipe, Runner
+from kernelcast.measure.runners import Launch, Recipe, Runner, flashinfer_attention
+from kernelcast.measure.runners.flashinfer_attention import flashinfer
 
-_WORKSPACE_BYTES = 512 * 2**20
-
-
-@cache
-def _flashinfer() -> Any:
-    try:
-        import flashinfer
-    except ImportError:
-        raise NotMeasurableError("flashinfer is not installed") from None
-    return flashinfer
-
-
-@cache
-def _workspace() -> Tensor:
-    return torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
-
-
-@cache
-def _prefill(backend: str) -> Any:
-    return _flashinfer().BatchPrefillWithRaggedKVCacheWrapper(_workspace(), "NHD", backend=backend)
-
-
-@cache
-def _decode() -> Any:
-    return _flashinfer().BatchDecodeWithPagedKVCacheWrapper(_workspace(), "NHD", use_tensor_cores=True)
-
-
-def _starts(count: int, length: int) -> Tensor:
-    return torch.arange(count + 1, dtype=torch.int32, device="cuda") * length
-
-
-def attention(call: Any) -> Recipe:
-    return _paged(call) if call.page_size else _ragged(call)
-
-
-def _ragged(call: Any) -> Recipe:
-    name = {"fa3": "fa3", "flashinfer": "fa2"}[call.backend]
-    wrapper = _prefill(name)
-    kv_heads = call.kv_heads or call.q_heads
-    wrapper.plan(
-        _starts(call.batch, call.q_len), _starts(call.batch, call.kv_len), call.q_heads, kv_heads, call.head_dim,
-        causal=call.causal, q_data_type=DTYPES[call.dtype],
-    )  # fmt: skip
-    queries = (call.batch * call.q_len, call.q_heads, call.head_dim)
-    keys = (call.batch * call.kv_len, kv_heads, call.head_dim)
-    tensors = (*specs(call.dtype, queries, keys, keys), *specs(call.dtype, queries, use="written"))
-    return Recipe(tensors, lambda q, k, v, out: partial(wrapper.run, q, k, v, out=out), f"flashinfer_{name}")
-
-
-def _paged(call: Any) -> Recipe:
-    wrapper = _decode()
-    kv_heads = call.kv_heads or call.q_heads
-    pages = -(-call.kv_len // call.page_size)
-    last = call.kv_len - (pages - 1) * call.page_size
-    order = torch.randperm(call.batch * pages, device="cuda").to(torch.int32)  # pages lie anywhere
-    wrapper.plan(
-        _starts(call.batch, pages), order, torch.full((call.batch,), last, dtype=torch.int32, device="cuda"),
-        call.q_heads, kv_heads, call.head_dim, call.page_size, q_data_type=DTYPES[call.dtype],
-        kv_data_type=DTYPES[call.dtype],
-    )  # fmt: skip
-    cache_shape = (call.batch * pages, 2, call.page_size, kv_heads, call.head_dim)
-    queries = (call.batch, call.q_heads, call.head_dim)
-    tensors = (*specs(call.dtype, queries, cache_shape), *specs(call.dtype, queries, use="written"))
-    return Recipe(tensors, lambda q, kv, out: partial(wrapper.run, q, kv, out=out), "flashinfer_decode")
+_SPREAD = 6.0  # of logits: a few tokens then have most of the mass, as in a language model's
+_TOP_K, _TOP_P = 50, 0.9
 
 
 def rmsnorm(call: Any) -> Recipe:
-    norm = _flashinfer().norm
+    norm = flashinfer().norm
     weight = torch.ones(call.cols, dtype=DTYPES[call.dtype], device="cuda")
     shape = (call.rows, call.cols)
     if call.residual:
@@ -90,18 +30,48 @@ def rmsnorm(call: Any) -> Recipe:
 
 
 def silu_mul(call: Any) -> Recipe:
-    activation = _flashinfer().activation
+    activation = flashinfer().activation
     result = specs(call.dtype, (call.rows, call.cols), use="written")
     tensors = (*specs(call.dtype, (call.rows, 2 * call.cols)), *result)
     return Recipe(tensors, lambda x, y: partial(activation.silu_and_mul, x, out=y), "flashinfer")
 
 
 def rope(call: Any) -> Recipe:
-    apply = _flashinfer().rope.apply_rope_pos_ids_inplace
+    apply = flashinfer().rope.apply_rope_pos_ids_inplace
     positions = torch.arange(call.tokens, dtype=torch.int32, device="cuda")
     shapes = [(call.tokens, heads, call.head_dim) for heads in (call.q_heads, call.kv_heads)]
     tensors = specs(call.dtype, *shapes, use="changed")
     return Recipe(tensors, lambda q, k: partial(apply, q, k, positions), "flashinfer")
 
 
-RUNNERS: Mapping[str, Runner] = {"attention": attention, "rmsnorm": rmsnorm, "silu_mul": silu_mul, "rope": rope}
+@cache
+def _sampling() -> Any:
+    """FlashInfer's sampling, with seeds from a counter: a generator of PyTorch's may not be asked inside of a graph."""
+    sampling, offset = flashinfer().sampling, count(0, 4096)
+    sampling.get_seed_and_offset = lambda increment, generator=None: (0, next(offset))
+    return sampling
+
+
+def top_k_top_p_sampling(call: Any) -> Recipe:
+    sampling = _sampling()
+    top_k, top_p = {"top_k": _TOP_K}, {"top_p": _TOP_P}
+    run = {
+        "both": partial(sampling.top_k_top_p_sampling_from_probs, **top_k, **top_p, filter_apply_order="joint"),
+        "top_k": partial(sampling.top_k_sampling_from_probs, **top_k),
+        "top_p": partial(sampling.top_p_sampling_from_probs, **top_p),
+    }[call.keep]
+
+    def launch(x: Tensor) -> Launch:
+        x.copy_(torch.softmax(x * _SPREAD, dim=-1))
+        return partial(run, x)
+
+    return Recipe(specs(call.dtype, (call.rows, call.cols), use="changed"), launch, "flashinfer")
+
+
+RUNNERS: Mapping[str, Runner] = {
+    **flashinfer_attention.RUNNERS,
+    "rmsnorm": rmsnorm,
+    "silu_mul": silu_mul,
+    "rope": rope,
+    "top_k_top_p_sampling": top_k_top_p_sampling,
+}

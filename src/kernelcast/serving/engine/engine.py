@@ -43,7 +43,7 @@ class Engine:
         self._come: deque[tuple[float, Request]] = deque()
         self._count = 0  # steps so far
         stack = times.deployment.stack
-        self._own_s = [host_s(variant, x) for x in (stack.step_s, stack.prefill_s, stack.sequence_s)]
+        self._own_s = [host_s(variant, x, stack.spread) for x in (stack.step_s, stack.prefill_s, stack.sequence_s)]
 
     @property
     def load(self) -> int:

@@ -19,6 +19,7 @@ from kernelcast.serving.engine.rank import Rank
 from kernelcast.serving.engine.request import Request
 from kernelcast.serving.engine.settings import Settings, settings_of
 from kernelcast.serving.engine.step_times import Reach, StepTimes, host_s
+from kernelcast.serving.engine.terms import without_terms
 from kernelcast.serving.load import Load
 from kernelcast.serving.memory import cache_bytes
 from kernelcast.serving.workload import Speculation
@@ -126,7 +127,7 @@ class Fleet:
         self._later: list[tuple[float, int, Request, bool]] = []  # when, which, and whether its cache is read already
         self.requests = _requests(load, guesses, seed)
         stack = (service.prefill or service.pool).deployment.stack
-        self._front_s = [host_s(variant, x) for x in (stack.request_s, stack.front_s, stack.token_s)]
+        self._front_s = [host_s(variant, x, stack.spread) for x in (stack.request_s, stack.front_s, stack.token_s)]
         self._front_free_s = 0.0  # when the front end has read all that came
         self._limit = load.max_concurrency or len(load)
         self._sent = self.done = self._under_way = 0
@@ -134,6 +135,7 @@ class Fleet:
         self._freed_s = 0.0  # when the last request ended: who waits at the client is sent then
         self._held: dict[int, list[int]] = {}  # requests that wait for the answer to another, by that one
         self._answered = bytearray(len(load))
+        self._to_decode: dict[int, tuple[int, int]] = {}  # tokens and steps of requests that are being read elsewhere
 
     def _engines(self, pool: Pool, drafted: int, gained: float) -> list[Engine]:
         """A pipeline runs as many batches as it has stages, each with its part of the cache."""
@@ -217,6 +219,9 @@ class Fleet:
         chosen = engines[0]
         if len(engines) > 1:
             chosen = self._chosen(engines, request)
+        if self.service.prefill and not read:  # it gets one token here, the others where it decodes
+            self._to_decode[request.at] = request.outputs, request.steps
+            request.outputs, request.steps = 1, 0
         request.replica = self._number[id(chosen)]
         chosen.submit(request, now_s)
 
@@ -245,12 +250,11 @@ class Fleet:
 
     def _hand_over(self, request: Request, now_s: float) -> None:
         """Its cache goes to an engine that decodes; a request of one token is done."""
-        outputs = int(self.load.outputs[request.at])
-        request.outputs, request.last_s = outputs, now_s
-        if outputs == 1:
+        request.outputs, request.steps = self._to_decode.pop(request.at)
+        if request.outputs == 1:
             self._ended(request, now_s)
             return
-        request.steps, request.context, request.left, request.pieces = outputs - 1, request.inputs, 0, ()
+        request.context, request.left, request.pieces = request.inputs, 0, ()
         sent_s = self._tables.sent_s(self.service, request.inputs)
         self._push(now_s + sent_s, request, read=True)
 
@@ -299,6 +303,8 @@ class Tables:
         for known, reached, guesses, found in self._known:
             if known is place and guesses == drafted and _within(reach, reached):
                 return found
+            if guesses == drafted and _within(reach, reached) and _alike(known, place):
+                return found.served_by(place)
         found = StepTimes(place, reach, times=self._times(place), drafted=drafted)
         self._known.append((place, reach, drafted, found))
         return found
@@ -323,6 +329,12 @@ class Tables:
         times = self._times(place)
         times.learn(calls)
         return tokens, [times[call].span.time_s for call in calls]
+
+
+def _alike(one: Deployment, other: Deployment) -> bool:
+    """All the same but what a server was measured to take."""
+    same = all(getattr(one, name) is getattr(other, name) for name in ("model", "gpu", "precision", "layout"))
+    return same and one.skew == other.skew and without_terms(one.stack) == without_terms(other.stack)
 
 
 def _within(asked: Reach, known: Reach) -> bool:

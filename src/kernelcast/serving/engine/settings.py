@@ -81,6 +81,8 @@ def kv_blocks(deployment: Deployment, settings: Settings, context: int) -> int:
     tokens = max(settings.max_num_batched_tokens, 1)
     held = memory(deployment, {}, tokens, min(settings.max_num_seqs, tokens))
     room = held.available_bytes - held.used_bytes
+    if share := deployment.stack.cache_share:
+        room = share * (deployment.gpu.dram_bytes - held.used_bytes)
     # Of a rank: ``cache_bytes`` is the mean over ranks.
     each = cache_bytes(deployment, context) * deployment.layout.dp / context
     if room <= 0:

@@ -11,6 +11,7 @@ joint launch to the two. Tables are in seconds, each with what it may be off (be
 
 from __future__ import annotations
 
+import copy
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
@@ -105,6 +106,14 @@ class StepTimes:
         self._lines: dict[tuple[int, str], tuple[list[float], list[float]]] = {}
         self._ratio = self._joint_ratio(joint) if self._mixed_grid else None
 
+    def served_by(self, place: Deployment) -> StepTimes:
+        """The same passes where the server's own terms differ (see ``terms``): nothing is predicted again."""
+        found = copy.copy(self)
+        found.deployment = place
+        if place.stack.spread != self.deployment.stack.spread:
+            found._lines = {}
+        return found
+
     def _held(self, sequences: int, contexts: Sequence[int], *, whole: bool = False) -> tuple[int, ...]:
         """Those that so many sequences can have at once; ``whole``: none left out, but no longer than that."""
         most = max(self.reach.cached // sequences, 2)
@@ -152,7 +161,8 @@ class StepTimes:
         return self._tokens[self._padded[tokens] if graph and tokens < len(self._padded) else tokens]
 
     def _line(self, sequences: int, variant: str) -> tuple[list[float], list[float]]:
-        """Mean contexts, and the step that decodes so many sequences of each: lines between them are steps between."""
+        """Mean contexts, and the step that decodes so many sequences of each, before the server's factor: lines between
+        them are steps between."""
         key = sequences, variant
         if key not in self._lines:
             tokens = self._tokens_of(sequences * (1 + self.drafted), graph=self.deployment.stack.graphs)
@@ -160,22 +170,20 @@ class StepTimes:
             steps = []
             for context in self._contexts:
                 parts = (tokens, rows, self._decoding(sequences, context))
-                steps.append(
-                    self._summed(parts, variant, graph=self.deployment.stack.graphs)
-                    * self.deployment.stack.decode_factor
-                )
+                steps.append(self._summed(parts, variant, graph=self.deployment.stack.graphs))
             self._lines[key] = [float(c) for c in self._contexts], steps
         return self._lines[key]
 
     def decode(self, sequences: int, context_sum: float, variant: str = "likely") -> float:
         """A step that decodes ``sequences`` with ``context_sum`` tokens in the cache together."""
         contexts, steps = self._line(sequences, variant)
-        return _on_line(contexts, steps, context_sum / sequences)
+        return _on_line(contexts, steps, context_sum / sequences) * self.deployment.stack.decode_factor
 
     def decodes(self, sequences: int, context_sum: float, gained: float, count: int, variant: str = "likely") -> Array:
         """``count`` such steps, each with ``gained`` tokens a sequence more in the cache than the one before."""
         contexts, steps = self._line(sequences, variant)
-        return np.interp(context_sum / sequences + gained * np.arange(count), contexts, steps)
+        found = np.interp(context_sum / sequences + gained * np.arange(count), contexts, steps)
+        return found * self.deployment.stack.decode_factor
 
     def mixed(self, sequences: int, context_sum: float, prompt_tokens: int, past: float, rows: int,
               variant: str = "likely") -> float:  # fmt: skip
@@ -207,7 +215,10 @@ class StepTimes:
             time, below, above = time + part[0], below + part[1] ** 2, above + part[2] ** 2
         gaps, launching = self._gaps_s
         host = gaps if graph else max(0.0, launching - time)
-        if variant == "low":
+        spread = self.deployment.stack.spread
+        if spread:  # its steps were measured
+            time *= {"low": 1 - spread, "likely": 1.0, "high": 1 + spread}[variant]
+        elif variant == "low":
             time -= math.sqrt(below + (PASS_SPREAD[0] * time) ** 2)
         elif variant == "high":
             time += math.sqrt(above + (PASS_SPREAD[1] * time) ** 2)
@@ -228,9 +239,10 @@ class StepTimes:
         return joined(Ran.of("", launch, self._times) for launch in launches)
 
 
-def host_s(variant: str, time_s: float) -> float:
-    """A host's time at one end of what machines need, or between."""
-    return time_s * {"low": HOST_RANGE[0], "likely": 1.0, "high": HOST_RANGE[1]}[variant]
+def host_s(variant: str, time_s: float, spread: float = 0.0) -> float:
+    """A host's time at one end of what machines need, or between; ``spread``: of a server that was measured."""
+    low, high = (1 - spread, 1 + spread) if spread else HOST_RANGE
+    return time_s * {"low": low, "likely": 1.0, "high": high}[variant]
 
 
 def _of(deployment: Deployment, batch: Batch, sort: str) -> list[Launch]:

@@ -9,16 +9,34 @@ from pathlib import Path
 from typing import Any
 
 from kernelcast.errors import KernelcastError
+from kernelcast.files import complete
 from kernelcast.stacks import Stack
 
 TERMS = ("request_s", "front_s", "token_s", "step_s", "sequence_s", "prompt_factor", "decode_factor")
+SPREAD = "spread"  # how far its latencies lie from those of the fit
 _KIND = "kernelcast server"
 
 
 def write_terms(path: Path, stack: Stack, about: dict[str, Any]) -> None:
     """The terms of a stack; ``about``: what they were learnt from."""
-    told = {"kind": _KIND, "stack": stack.id, "terms": {name: getattr(stack, name) for name in TERMS}, "about": about}
-    path.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    told = {"kind": _KIND, "stack": stack.id, "about": about,
+            "terms": {name: getattr(stack, name) for name in (*TERMS, SPREAD)}}  # fmt: skip
+    with complete(path.resolve()) as part:
+        part.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+
+
+def without_terms(stack: Stack) -> Stack:
+    """``stack`` as if its server had none of them: what tells two servers apart beyond their terms."""
+    none: dict[str, Any] = dict.fromkeys((*TERMS, SPREAD), 0.0)
+    return replace(stack, **none)
+
+
+def _fits(name: str, value: Any) -> bool:
+    """Seconds are 0 or more, factors above 0, a spread is a share."""
+    if name not in (*TERMS, SPREAD) or isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    above = value > 0 if name.endswith("factor") else value >= 0
+    return above and value < (1.0 if name == SPREAD else math.inf)
 
 
 def read_terms(path: Path, stack: Stack) -> Stack:
@@ -37,8 +55,7 @@ def read_terms(path: Path, stack: Stack) -> Stack:
         raise KernelcastError(f"{path} tells of a server of {found.get('stack')}, not of {stack.id}: give --stack")
     terms = found["terms"]
     for name, value in terms.items():
-        if name not in TERMS or not isinstance(value, int | float) or not 0 <= value < math.inf:
-            raise KernelcastError(
-                f"{path}: {name} = {value!r} is none of {', '.join(TERMS)} with a number of 0 or more"
-            )
+        if not _fits(name, value):
+            known = ", ".join((*TERMS, SPREAD))
+            raise KernelcastError(f"{path}: {name} = {value!r} is none of {known} with a number that it can be")
     return replace(stack, **terms)
