@@ -19,15 +19,16 @@ from kernelcast.advise.plan.trial import Trial
 from kernelcast.report.json import attributes, plain
 from kernelcast.report.picture import picture
 from kernelcast.report.run import interval_text
-from kernelcast.report.text import dense_table, evidence_lines, plain_table, show
+from kernelcast.report.text import cut, dense_table, evidence_lines, plain_table, show
 from kernelcast.report.units import digits, percent, time_text
 from kernelcast.serving.load import Load
 
 _BINDS = {
     "KV cache": "the KV cache is full",
     "max_num_seqs": "max_num_seqs keeps requests out",
-    "compute": "compute binds: steps are full",
+    "compute": "compute binds",
 }
+_ENGINE_WIDTH = 34  # of a row of the front
 _LEFT_OUT = 6  # GPUs without a price that are named
 
 
@@ -39,6 +40,14 @@ def engine_text(setting: Setting) -> str:
         return f"{place.stack.name} {place.precision.label}, {setting.replicas} x {cut_text(setting.place)}"
     return (f"{place.stack.name} {place.precision.label}, {setting.readers} x {cut_text(setting.reader)} read, "
             f"{setting.replicas} x {cut_text(setting.place)} decode")  # fmt: skip
+
+
+def short_text(setting: Setting) -> str:
+    """The same for a table: 'vllm fp8, 4 x tp 1 + 1 x tp 4', those that read first."""
+    place = setting.place.deployment
+    readers = f"{setting.readers} x {cut_text(setting.reader)} + " if setting.reader else ""
+    return cut(f"{place.stack.id} {place.precision.label}, {readers}{setting.replicas} x {cut_text(setting.place)}",
+               _ENGINE_WIDTH)  # fmt: skip
 
 
 def cut_text(place: Place) -> str:
@@ -156,7 +165,7 @@ def _front(found: Plan) -> list[Any]:
         verdict = (
             "the choice" if trial is found.choice else "surely" if trial.sure else "likely" if trial.meets else "misses"
         )
-        rows.append((f"{trial.usd_per_hour:.2f}", gpus_text(trial.setting), engine_text(trial.setting), *times,
+        rows.append((f"{trial.usd_per_hour:.2f}", gpus_text(trial.setting), short_text(trial.setting), *times,
                      percent(trial.share), verdict))  # fmt: skip
     heads = ("USD/h", "GPUs", "engine", *names, "of goal", "meets")
     return [f"cost against latency ({len(rows)} settings that no other beats in both)",
@@ -300,6 +309,6 @@ def _plain_numbers(axes: Any) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator
 
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0)))
+        axis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 3.0, 5.0, 7.0)))
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
