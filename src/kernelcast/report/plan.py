@@ -277,8 +277,9 @@ def _panel(found: Plan, goal: Goal, axes: Any) -> None:
         ends = [_around(trial, goal) for trial in found.front]
         axes.errorbar(cost, time_ms, yerr=np.array(ends).T, fmt="o-", color="#2b6cb0", ms=5, lw=1, capsize=3,
                       label="front, 80% interval", zorder=2)  # fmt: skip
-        for trial, x, y in zip(found.front, cost, time_ms, strict=True):
-            axes.annotate(gpus_text(trial.setting), (x, y), textcoords="offset points", xytext=(5, 6), fontsize=7)
+        for at, (trial, x, y) in enumerate(zip(found.front, cost, time_ms, strict=True)):
+            below = -11 if at % 2 else 6  # names of neighbours do not meet
+            axes.annotate(gpus_text(trial.setting), (x, y), textcoords="offset points", xytext=(5, below), fontsize=7)
     if found.choice is not None:
         value = found.choice.found.metrics.get(goal.key, 0.0)
         axes.plot([found.choice.usd_per_hour], [value], "*", color="#c05621", ms=15, label="the choice", zorder=3)
