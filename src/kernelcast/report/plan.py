@@ -26,6 +26,7 @@ from kernelcast.serving.load import Load
 _BINDS = {
     "KV cache": "the KV cache is full",
     "max_num_seqs": "max_num_seqs keeps requests out",
+    "front end": "the front ends (HTTP, tokeniser) bind: more replicas share them",
     "compute": "compute binds",
 }
 _ENGINE_WIDTH = 34  # of a row of the front
@@ -86,6 +87,8 @@ def sureness(trial: Trial) -> str:
         return "meets the goals at the slow end of the forecast too"
     late = max(trial.goals, key=lambda goal: goal.share(trial.found.high))
     slow = time_text(trial.found.high[late.key] / 1e3)
+    if late.share(trial.found.high) <= 1:
+        return "meets the goals at the likely time only: at the slow end the queue grows"
     return f"meets the goals at the likely time only: at the slow end {late.name} is {slow}"
 
 

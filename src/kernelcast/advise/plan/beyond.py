@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from kernelcast.advise.plan.bounds import carried
+from kernelcast.advise.plan.bounds import READ, WROTE, carried
 from kernelcast.advise.plan.goals import Goal
 from kernelcast.advise.plan.grid import Setting
-from kernelcast.advise.plan.search import Known, Search
+from kernelcast.advise.plan.search import Known, Search, pair_of
 from kernelcast.advise.plan.trial import Point, Trial, Trials
 from kernelcast.errors import KernelcastError
 from kernelcast.serving.load import Load
@@ -81,18 +81,45 @@ def most_held(search: Search) -> Most:
     able = [known for known in search.known if known.built or search.build(known)]
     if not able:
         return Most(None, 0.0, "memory")
-    fit = [known for known in able if not search.alone(known.floor)]
-    if not fit or not demand.rate:
+    if not demand.rate:
         return _nearest(search, able)
-    fit.sort(key=lambda known: -known.best_rate() * (grid.max_gpus // known.place.gpus))
     best: Most | None = None
-    for known in fit[:_LOOKED_AT]:
-        at = max(known.rates, key=lambda at: known.rates[at])
-        setting = Setting(known.place, known.place.limits[at], grid.max_gpus // known.place.gpus)
+    settings = _widest(search, able) if grid.disaggregated != "only" else []
+    settings += _widest_pairs(search) if grid.disaggregated != "no" else []
+    for setting in settings:
         found = _holds(search.trials, setting, best.rate if best else 0.0)
         if found and (best is None or found.rate > best.rate):
             best = found
     return best if best and best.rate else _nearest(search, able)
+
+
+def _widest(search: Search, able: Iterable[Known]) -> list[Setting]:
+    """Pools of all GPUs allowed that promise most requests a second."""
+    most = search.grid.max_gpus
+    fit = [known for known in able if not search.alone(known.floor)]
+    fit.sort(key=lambda known: -known.best_rate() * (most // known.place.gpus))
+    found = []
+    for known in fit[:_LOOKED_AT]:
+        best = max(known.rates.values())
+        at = next(at for at, rate in known.rates.items() if rate == best)
+        found.append(Setting(known.place, known.place.limits[at], most // known.place.gpus))
+    return found
+
+
+def _widest_pairs(search: Search) -> list[Setting]:
+    """Pairs of pools that promise most, the GPUs shared out between them."""
+    most, promised = search.grid.max_gpus, []
+    for reader, writer in search.alike():
+        if not (reader.built and writer.built):
+            continue
+        reads, writes = search.part_rate(reader, READ), search.part_rate(writer, WROTE)
+        shares = [(readers, (most - readers * reader.place.gpus) // writer.place.gpus)
+                  for readers in range(1, most // reader.place.gpus + 1)]  # fmt: skip
+        rate, readers, writers = max((min(one * reads, other * writes), one, other) for one, other in shares)
+        if rate:
+            promised.append((rate, pair_of(reader, writer, readers, writers)))
+    promised.sort(key=lambda one: -one[0])
+    return [setting for _, setting in promised[:_LOOKED_AT]]
 
 
 def _holds(trials: Trials, setting: Setting, least: float) -> Most | None:

@@ -112,15 +112,19 @@ def carried(steps: CoarseSteps, place: Place, limits: Settings, demand: Demand, 
     per token. ``part``: only reads prompts (``READ``), or only decodes (``WROTE``)."""
     most, room = batch_of(place, limits, demand), limits.max_num_batched_tokens
     schedulers = place.deployment.layout.pp * place.deployment.layout.dp
+    stack = place.deployment.stack
+    front = 1.0 / max(
+        1e-9, host_s("low", stack.front_s + stack.token_s * demand.input_mean)
+    )  # its host reads them first
     if part == READ:
-        return schedulers * room / steps.mixed(0, room) / demand.input_mean
+        return min(front, schedulers * room / steps.mixed(0, room) / demand.input_mean)
     ceiling_s = min((goal.limit_ms / 1e3 for goal in goals if goal.metric == "tpot"), default=math.inf)
     best = 0.0
     for batch in sorted({min(n, most) for n in (*_BATCHES, most)}):
         rate, step_s = _mix(steps, batch, room, demand, part)
         if step_s <= ceiling_s * _SLACK:
             best = max(best, rate)
-    return best * schedulers
+    return best * schedulers if part == WROTE else min(front, best * schedulers)
 
 
 def _mix(steps: CoarseSteps, batch: int, room: int, demand: Demand, part: str) -> tuple[float, float]:

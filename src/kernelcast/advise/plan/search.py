@@ -200,7 +200,7 @@ class Search:
     # ---- engines that read prompts beside those that decode ----
     def _pairs(self, told: Told | None) -> None:
         """Pairs of engines of one GPU, stack and format, the least that they could cost first."""
-        found = [(self._pair_cost(*pair), at, pair) for at, pair in enumerate(self._alike())]
+        found = [(self._pair_cost(*pair), at, pair) for at, pair in enumerate(self.alike())]
         found.sort(key=lambda one: one[:2])
         self.settings += len(found)
         for at, (cost, _, (reader, writer)) in enumerate(found):
@@ -211,7 +211,7 @@ class Search:
                 break
             self._pair(reader, writer)
 
-    def _alike(self) -> list[tuple[Known, Known]]:
+    def alike(self) -> list[tuple[Known, Known]]:
         groups: dict[tuple[int, str, str], list[Known]] = {}
         for known in self.known:
             place = known.place.deployment
@@ -226,14 +226,14 @@ class Search:
         engines = []
         for known, tokens in ((reader, demand.input_mean), (writer, demand.output_mean)):
             if known.built:
-                rate = self._part_rate(known, READ if known is reader else WROTE)
+                rate = self.part_rate(known, READ if known is reader else WROTE)
             else:  # its part of the arithmetic alone
                 rate = known.floor.rate * (demand.input_mean + demand.output_mean) / tokens
             engines.append(engines_for(demand.rate, rate))
         gpus = engines[0] * reader.place.gpus + engines[1] * writer.place.gpus
         return gpus * reader.place.price.usd_per_hour if gpus <= self.grid.max_gpus else math.inf
 
-    def _part_rate(self, known: Known, part: str) -> float:
+    def part_rate(self, known: Known, part: str) -> float:
         assert known.steps is not None
         return carried(known.steps, known.place, known.place.limits[0], self.demand, self.goals, part)
 
@@ -244,9 +244,9 @@ class Search:
         if self.alone(reader.floor, ("ttft",)) or self.alone(writer.floor, ("tpot",)):
             self.fallen.add(ALONE, 1)
             return
-        one = engines_for(self.demand.rate, self._part_rate(reader, READ))
-        other = engines_for(self.demand.rate, self._part_rate(writer, WROTE))
-        first = _pair_of(reader, writer, one, other)
+        one = engines_for(self.demand.rate, self.part_rate(reader, READ))
+        other = engines_for(self.demand.rate, self.part_rate(writer, WROTE))
+        first = pair_of(reader, writer, one, other)
         if self._beyond(first):
             self.fallen.add(self._beyond(first), 1)
             return
@@ -290,12 +290,12 @@ class Search:
             self.settings += 1
             self.fallen.add(MISSED, 1)
             readers, writers = _short_of(found)
-            setting = _pair_of(reader, writer, setting.readers + readers * max(1, setting.readers // 8),
+            setting = pair_of(reader, writer, setting.readers + readers * max(1, setting.readers // 8),
                                setting.replicas + writers * max(1, setting.replicas // 8))  # fmt: skip
         self.fallen.add(why, 1)
 
 
-def _pair_of(reader: Known, writer: Known, readers: int, writers: int) -> Setting:
+def pair_of(reader: Known, writer: Known, readers: int, writers: int) -> Setting:
     return Setting(writer.place, writer.place.limits[0], writers, reader.place, reader.place.limits[0], readers)
 
 

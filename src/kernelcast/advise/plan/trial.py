@@ -26,6 +26,8 @@ _ENGINES = 4  # of a short run, that its requests are counted by
 MARGIN = 1.15  # a short run that breaks a goal by more is taken at its word
 _LOOKS = 16  # requests that end between two looks at whether a run is hopeless
 _EVEN = 1.2  # times the mean rate that the first requests may come at, to stand for all
+_KEEPS_UP = 0.9  # of the throughput, that a run with slow steps has at least where its queue does not grow
+_BUSY = 0.95  # of the time, from which a host that reads requests holds them up
 _WAITED = 0.01  # of a run, from which a limit counts as what requests waited for
 
 
@@ -61,7 +63,15 @@ class Trial:
         """Whether it meets the goals at the slow end too; None where that was not run."""
         if not self.found.high:
             return None
-        return self.meets and worst(self.goals, self.found.high)[1] <= 1.0
+        return self.meets and not self._slow_end_grows and worst(self.goals, self.found.high)[1] <= 1.0
+
+    @property
+    def _slow_end_grows(self) -> bool:
+        """Whether slow steps do not keep up with the load: less is answered a second, and it waits far longer."""
+        likely, slow = self.found.metrics, self.found.high
+        behind = self.found.low["request_throughput"] < _KEEPS_UP * likely["request_throughput"]
+        longer = slow["mean_ttft_ms"] > 2 * likely["mean_ttft_ms"]
+        return behind and longer and not self.found.load.max_concurrency
 
     @property
     def usd_per_hour(self) -> float:
@@ -74,8 +84,14 @@ class Trial:
 
     @property
     def binds(self) -> str:
-        """What requests wait for: KV cache, max_num_seqs; or compute, where no limit keeps them out."""
+        """What requests wait for: KV cache, max_num_seqs; front end, where hosts are busy reading; or compute, where
+        nothing else keeps them out."""
         found = self.found
+        first = found.service.prefill or found.service.pool
+        stack = first.deployment.stack
+        reads_s = stack.front_s + stack.token_s * float(found.load.inputs.mean())
+        if not found.load.max_concurrency and found.load.request_rate * reads_s > _BUSY * first.replicas:
+            return "front end"
         waited = {name: seconds for name, seconds in found.notes.blocked_s.items() if name != "max_num_batched_tokens"}
         name = max(waited, key=lambda name: waited[name], default="")
         engines = max(found.notes.engine, default=0) + 1
@@ -158,7 +174,7 @@ class Trials:
     def quick(self, setting: Setting, *, early: bool = True) -> Trial:
         """A short run of one engine with its share of the load: what a router that takes turns sends it. ``early``: end
         it once it is clear that a goal breaks by more than the margin."""
-        parts = math.gcd(setting.replicas, setting.readers) if setting.reader else setting.replicas
+        parts = _parts(setting)
         engines = (setting.replicas + setting.readers) // parts
         mine, enough = share_of(self.load, parts), QUICK * min(engines, _ENGINES)
         if self._cut and len(mine) > enough:
@@ -170,8 +186,10 @@ class Trials:
         return self._run(setting, self.load if load is None else load, 1, 1.0 if early else math.inf, keep=load is None)
 
     def share(self, setting: Setting, load: Load) -> Trial:
-        """One engine with all of its share of another load; ends once it is clear that a goal breaks."""
-        return self._run(setting, share_of(load, setting.replicas), setting.replicas, 1.0, keep=False)
+        """One engine (or the least part of a pair) with all of its share of another load; ends once it is clear that a
+        goal breaks."""
+        parts = _parts(setting)
+        return self._run(setting, share_of(load, parts), parts, 1.0, keep=False)
 
     def _run(self, setting: Setting, load: Load, parts: int, within: float, *, keep: bool = True) -> Trial:
         service = setting.service(parts)
@@ -200,6 +218,11 @@ class Trials:
         if not found.complete:
             raise KeyboardInterrupt
         return Trial(setting, found, self.goals)
+
+
+def _parts(setting: Setting) -> int:
+    """Equal parts that a service falls into."""
+    return math.gcd(setting.replicas, setting.readers) if setting.reader else setting.replicas
 
 
 def share_of(load: Load, parts: int) -> Load:
