@@ -30,8 +30,10 @@ from kernelcast.serving.engine.fleet import Pool, Service, Tables
 from kernelcast.serving.engine.result import Simulation
 from kernelcast.serving.engine.settings import settings_of
 from kernelcast.serving.engine.simulate import simulate, tables_for
-from kernelcast.serving.load import Load
+from kernelcast.serving.load import Bench, Load
 from kernelcast.serving.load.arrivals import staged, vllm_draws
+from kernelcast.serving.replay.compare import Runs
+from kernelcast.serving.replay.fit import calibrate, part_of
 from kernelcast.stacks import Stack, stack
 from kernelcast_lab.data.serving import Row, ServingPoint, SplitPoint, serving_points, split_points
 from kernelcast_lab.data.shared import read_rows, root_path
@@ -64,8 +66,10 @@ def figures(root: Path | None, sources: Sequence[str] = SOURCES) -> dict[str, li
         runs = vllm_runs(root)
         whole = [run for run in runs if run.groups["stage"] == "all"]
         found |= {"vllm_h100": by_group(whole), "vllm_h100_by_run": by_group(whole, "run")}
+        found["vllm_h100_second_stage_calibrated_on_the_first"] = by_group(calibrated_runs(root))
     if "llmservingsim" in sources:
         found["llmservingsim"] = by_group(one_by_one(root))
+        found["llmservingsim_calibrated_on_the_first_100"] = by_group(one_by_one(root, calibrate_on=100))
     if "aiconfigurator" in sources:
         points, left = closed_loops(serving_points(root), split_points(root))
         found["closed_loops"] = by_group(points)
@@ -88,6 +92,25 @@ def vllm_runs(root: Path | str | None, stacks: Stacks = stack) -> list[Compared]
         run = f"{whole['model'].split('/')[-1]}, {whole['workload']} ({name})"
         for part in stages:
             found += _run_compared(result, part, None if part["stage"] < 0 else part["stage"], run)
+    return found
+
+
+def calibrated_runs(root: Path | str | None) -> list[Compared]:
+    """The second stage of runs that have two, the server's terms learnt from what was measured of the first."""
+    rows: dict[str, dict[int, Row]] = {}
+    for row in read_rows(root, "vllm_h100/served"):
+        rows.setdefault(row["id"], {})[row["stage"]] = row
+    found = []
+    for name, stages in rows.items():
+        if 1 not in stages:
+            continue
+        load, service, tables = shared_prefix_load(stages[-1]), _vllm_service(stages[-1], stack), tables_for()
+        first = {f"{stat}_{'e2el' if of == 'e2e' else of}_ms": stages[0][f"measured_{of}_{stat}_ms"]
+                 for of, stats in _STATS.items() for stat in stats if of != "itl"}  # fmt: skip
+        bench = Bench(Path(name), "inference-perf", load, False, {}, stages=(first, {}))
+        fitted = calibrate(bench, service, part_of(bench, "stage:0"), tables)
+        result = simulate(fitted.service, load, tables=tables)
+        found += _run_compared(result, stages[1], 1, f"{stages[1]['model'].split('/')[-1]} ({name})")
     return found
 
 
@@ -127,11 +150,11 @@ def _run_compared(result: Simulation, row: Row, stage: int | None, run: str) -> 
     return compared
 
 
-def one_by_one(root: Path | str | None, stacks: Stacks = stack) -> list[Compared]:
-    """Mean and 90th percentile of the 300 requests."""
+def one_by_one(root: Path | str | None, stacks: Stacks = stack, calibrate_on: int = 0) -> list[Compared]:
+    """Mean and 90th percentile of the 300 requests; of those behind the first so many, which terms were learnt from."""
     folder = root_path(root) / "llmservingsim"
     name = "rtxpro6000_llama-3.1-8b_vllm"
-    told = json.loads((folder / f"{name}_meta.json").read_text())["engine_kwargs"]
+    engine = json.loads((folder / f"{name}_meta.json").read_text())["engine_kwargs"]
     rows = sorted(read_rows(root, f"llmservingsim/{name}_requests"), key=lambda row: row["arrival_s"])
     arrival, first, last = (
         np.array([row[key] for row in rows]) for key in ("arrival_s", "first_token_s", "last_token_s")
@@ -140,17 +163,25 @@ def one_by_one(root: Path | str | None, stacks: Stacks = stack) -> list[Compared
     place = Deployment(model("llama-3.1-8b"), gpu("rtx_pro_6000_server"), stacks("vllm"))
     # Times are the engine's own: no front end stands before them.
     place = replace(place, stack=replace(place.stack, request_s=0.0, front_s=0.0, token_s=0.0))
-    limits = {name: told[name] for name in ("max_num_seqs", "max_num_batched_tokens")}
-    result = simulate(Service(Pool(place, settings_of(place, limits))), Load(arrival, inputs, outputs))
+    limits = {word: engine[word] for word in ("max_num_seqs", "max_num_batched_tokens")}
+    service, load, tables = (
+        Service(Pool(place, settings_of(place, limits))),
+        Load(arrival, inputs, outputs),
+        tables_for(),
+    )
     measured = {"ttft": first - arrival, "tpot": (last - first) / (outputs - 1), "e2el": last - arrival}
-    found = []
-    for key, seconds in measured.items():
-        for stat, value in (("mean", seconds.mean()), ("p90", np.quantile(seconds, 0.9))):
-            named = f"{stat}_{key}_ms"
-            times = (values[named] / 1e3 for values in (result.metrics, result.low, result.high))
-            predicted, low, high = times
-            found.append(Compared(f"{key.upper()} {stat}", float(value), predicted, {"run": name}, low, high))
-    return found
+    if calibrate_on:
+        bench = Bench(folder, "requests", load, True, {}, ttft_s=measured["ttft"], e2el_s=measured["e2el"])
+        service = calibrate(bench, service, part_of(bench, str(calibrate_on)), tables).service
+    runs = Runs.of(service, load, tables)
+    rest = np.arange(len(load)) >= calibrate_on
+    told = {f"{stat}_{key}_ms": float(of(seconds[rest])) * 1e3 for key, seconds in measured.items()
+            for stat, of in (("mean", np.mean), ("p90", lambda values: np.quantile(values, 0.9)))}  # fmt: skip
+    return [
+        Compared(f"{key.upper()} {stat}", figure.measured / 1e3, figure.predicted / 1e3, {"run": name},
+                 (figure.low or 0.0) / 1e3, (figure.high or 0.0) / 1e3)
+        for figure in runs.figures(told, rest) for stat, key, _ in (figure.name.split("_"),)
+    ]  # fmt: skip
 
 
 def closed_loops(points: Iterable[ServingPoint], split: Iterable[SplitPoint] = (), stacks: Stacks = stack,
