@@ -21,6 +21,7 @@ from kernelcast.cli import (
     kernel,
     kernels,
     lists,
+    plan,
     replay,
     simulate,
     trace,
@@ -33,7 +34,8 @@ from kernelcast.errors import KernelcastError
 
 # each has register(app)
 COMMANDS = (
-    calibrate, collect, diagnose, evidence, infer, kernel, kernels, lists, replay, simulate, trace, tune, validate,
+    calibrate, collect, diagnose, evidence, infer, kernel, kernels, lists, plan, replay, simulate, trace, tune,
+    validate,
 )  # fmt: skip
 LAB = ("collect-models", "data", "evaluate", "fit")
 ADDED = "kernelcast.commands"  # entry points by which other distributions (kernelcast-lab) add theirs

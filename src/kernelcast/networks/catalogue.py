@@ -47,6 +47,22 @@ def _found(text: str) -> tuple[str, Path]:
     raise KernelcastError(f"{unknown('model', text, names)}; or give the path of the model's config.json")
 
 
+def hub_name(name_or_path: str | os.PathLike[str]) -> str:
+    """What an engine is told to load: a Hugging Face id where one is known, else the name or folder as it was given."""
+    text = os.fspath(name_or_path)
+    stem = _index().get(_fold(text))
+    if stem is None:
+        path = Path(text).expanduser()
+        return str(path.parent) if path.is_file() else text
+    if "/" in text:
+        return text
+    known = str(_load(MODELS / f"{stem}.json")["_id"])
+    tuned = _TUNED.search(text.strip().lower())
+    if tuned is None or _TUNED.search(known.lower()):
+        return known
+    return known + "".join(f"-{word if len(word) < 3 else word.title()}" for word in tuned[0].split("-")[1:])
+
+
 @functools.cache
 def model_ids() -> tuple[str, ...]:
     """The bundled ids, one a file."""

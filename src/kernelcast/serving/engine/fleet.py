@@ -128,7 +128,8 @@ class Fleet:
         self.requests = _requests(load, guesses, seed)
         stack = (service.prefill or service.pool).deployment.stack
         self._front_s = [host_s(variant, x, stack.spread) for x in (stack.request_s, stack.front_s, stack.token_s)]
-        self._front_free_s = 0.0  # when the front end has read all that came
+        # when the front end of each server has read all that came to it
+        self._front_free_s = [0.0] * (service.prefill or service.pool).replicas
         self._limit = load.max_concurrency or len(load)
         self._sent = self.done = self._under_way = 0
         self._order = 0  # of events at the same moment
@@ -199,8 +200,9 @@ class Fleet:
         request = self.requests[at]
         request.arrival_s = now_s
         passing_s, each_s, token_s = self._front_s
-        self._front_free_s = max(now_s, self._front_free_s) + each_s + token_s * request.inputs
-        self._push(self._front_free_s + passing_s, request, read=False)
+        at = self._front_free_s.index(min(self._front_free_s))
+        self._front_free_s[at] = max(now_s, self._front_free_s[at]) + each_s + token_s * request.inputs
+        self._push(self._front_free_s[at] + passing_s, request, read=False)
 
     def _push(self, when_s: float, request: Request, *, read: bool) -> None:
         self._order += 1
