@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,6 +27,15 @@ from kernelcast.serving.workload import Speculation, Workload
 from kernelcast.stacks import stack
 
 STACKS = ("vllm", "sglang", "trtllm")
+
+
+def asked(
+    arrivals: Any, inputs: Any, outputs: Any, shared: Any = (), concurrency: int = 0, follows: Any = None
+) -> Load:
+    """A load from lists."""
+    followed = None if follows is None else np.asarray(follows)
+    given = (np.asarray(inputs), np.asarray(outputs))
+    return Load(np.asarray(arrivals), given[0], given[1], shared, concurrency, follows=followed)
 
 
 @cache
@@ -76,7 +86,7 @@ def loads(draw: st.DrawFn) -> Load:
     if draw(st.booleans()):
         follows = [draw(st.integers(-1, at - 1)) for at in range(count)]
     concurrency = draw(st.sampled_from([0, 0, 1, 3]))
-    return Load(np.cumsum(gaps), inputs, outputs, shared, concurrency, follows=follows)
+    return asked(np.cumsum(gaps), inputs, outputs, shared, concurrency, follows=follows)
 
 
 class Watched(Fleet):
@@ -162,7 +172,7 @@ def test_the_same_seed_gives_the_same_rows(load: Load) -> None:
 
 def test_ranks_in_lockstep_and_pipelines_serve_all() -> None:
     rng = np.random.default_rng(0)
-    load = Load(np.sort(rng.uniform(0, 2, 60)), rng.integers(10, 800, 60), rng.integers(1, 100, 60))
+    load = asked(np.sort(rng.uniform(0, 2, 60)), rng.integers(10, 800, 60), rng.integers(1, 100, 60))
     spread = place(dp=2, ep=2, model="qwen3-30b-a3b")
     for where in (place(pp=2), spread):
         found = run(Service(Pool(where, settings_of(where))), load)
@@ -174,7 +184,7 @@ def test_ranks_in_lockstep_and_pipelines_serve_all() -> None:
 def test_one_request_alone_is_what_infer_says(name: str, inputs: int, outputs: int) -> None:
     bare = replace(stack(name), request_s=0.0, front_s=0.0, token_s=0.0)
     where = replace(place(name), stack=bare)
-    found = run(Service(Pool(where, settings_of(where, {"chunked_prefill": True}))), Load([0.0], [inputs], [outputs]))
+    found = run(Service(Pool(where, settings_of(where, {"chunked_prefill": True}))), asked([0.0], [inputs], [outputs]))
     alone = infer(where, Workload.equal(1, inputs, outputs))
     # Under load a GPU runs at its power limit, which one prompt is too short to reach: 1.3% of 3,000 tokens.
     assert found.metrics["mean_e2el_ms"] / 1e3 == pytest.approx(alone.total.time_s, rel=0.015)
@@ -183,7 +193,7 @@ def test_one_request_alone_is_what_infer_says(name: str, inputs: int, outputs: i
 
 def test_twice_the_gpus_are_not_slower() -> None:
     rng = np.random.default_rng(3)
-    load = Load(np.sort(rng.uniform(0, 20, 400)), rng.integers(200, 2000, 400), rng.integers(50, 300, 400))
+    load = asked(np.sort(rng.uniform(0, 20, 400)), rng.integers(200, 2000, 400), rng.integers(50, 300, 400))
     one, two, cut = (
         run(Service(pool, router="least_loaded"), load).metrics
         for pool in (Pool(place()), Pool(place(), replicas=2), Pool(place(tp=2)))
@@ -196,7 +206,7 @@ def test_twice_the_gpus_are_not_slower() -> None:
 def test_lines_between_predicted_passes_are_within_a_percent() -> None:
     """Against every sequence with its own lengths."""
     where = place()
-    load = Load([0.0], [8000], [2000])
+    load = asked([0.0], [8000], [2000])
     times = tables().of(Pool(where), load)
     gaps, launching = times._gaps_s
     rng, off = np.random.default_rng(1), []
@@ -217,7 +227,7 @@ def test_lines_between_predicted_passes_are_within_a_percent() -> None:
 def test_a_prefix_is_read_once() -> None:
     """100 prompts of one system prompt of 1,000 tokens and 24 of their own: all but the first read 24 and what does not
     fill a block (1,000 = 62 blocks of 16 and 8 tokens)."""
-    load = Load(np.arange(100) / 2, 100 * [1024], 100 * [8], 100 * (((0, 1000),),))
+    load = asked(np.arange(100) / 2, 100 * [1024], 100 * [8], 100 * (((0, 1000),),))
     found = run(Service(Pool(place())), load)
     assert found.served.cached[0] == 0
     assert (found.served.cached[1:] == 992).all()
@@ -229,7 +239,7 @@ def test_a_prefix_is_read_once() -> None:
 def test_a_chat_finds_its_own_answers_cached() -> None:
     """Each turn is the whole conversation: turn k has k x 100 asked and (k - 1) x 50 answered tokens before it."""
     inputs = [100, 250, 400]
-    load = Load([0.0, 10.0, 20.0], inputs, 3 * [50], tuple(((7, n),) for n in inputs), follows=[-1, 0, 1])
+    load = asked([0.0, 10.0, 20.0], inputs, 3 * [50], tuple(((7, n),) for n in inputs), follows=[-1, 0, 1])
     cached = run(Service(Pool(place())), load).served.cached
     assert cached.tolist() == [0, (100 + 49) // 16 * 16, (250 + 49) // 16 * 16]
 
@@ -239,7 +249,7 @@ def test_a_full_cache_evicts_the_longest_unused_prefix() -> None:
     own = small("vllm")
     for prompts, hits in ((2, True), (3, False)):
         shared = tuple(((at % prompts, 1500),) for at in range(12))
-        load = Load(np.arange(12) * 5.0, 12 * [1501], 12 * [2], shared)
+        load = asked(np.arange(12) * 5.0, 12 * [1501], 12 * [2], shared)
         cached = run(Service(Pool(place(), own)), load).served.cached[prompts:]
         assert (cached > 0).all() if hits else (cached < 1200).all()
 
@@ -256,7 +266,7 @@ def test_who_comes_during_a_step_runs_in_the_one_after_the_next() -> None:
     for ahead in (False, True):
         where = replace(place(), stack=replace(stack("vllm"), request_s=0.0, front_s=0.0, token_s=0.0))
         own = settings_of(where, {"async_scheduling": ahead})
-        found = run(Service(Pool(where, own)), Load([0.0, 1.0], [64, 16], [400, 2]))
+        found = run(Service(Pool(where, own)), asked([0.0, 1.0], [64, 16], [400, 2]))
         both.append((found.served.ttft_s[1], found.served.tpot_s[0]))
     (soon, step), (later, _) = both
     assert later - soon == pytest.approx(step, rel=0.2)
@@ -265,11 +275,11 @@ def test_who_comes_during_a_step_runs_in_the_one_after_the_next() -> None:
 def test_what_no_engine_would_take_is_refused() -> None:
     service = Service(Pool(place(), small("vllm")))
     with pytest.raises(KernelcastError, match="exceeds the KV cache of 4,096 tokens"):
-        run(service, Load([0.0], [5000], [10]))
+        run(service, asked([0.0], [5000], [10]))
     with pytest.raises(KernelcastError, match="exceeds the context"):
-        run(Service(Pool(place())), Load([0.0], [140_000], [10]))
+        run(Service(Pool(place())), asked([0.0], [140_000], [10]))
     with pytest.raises(KernelcastError, match="does not cut prompts"):
-        run(Service(Pool(place("trtllm"))), Load([0.0], [9000], [10]))
+        run(Service(Pool(place("trtllm"))), asked([0.0], [9000], [10]))
     with pytest.raises(KernelcastError, match="has no scheduler"):
         settings_of(place("torch"))
     with pytest.raises(KernelcastError, match="leaves no memory"):
@@ -282,7 +292,7 @@ def test_an_interrupt_keeps_what_is_done() -> None:
             raise KeyboardInterrupt
 
     found = simulate(
-        Service(Pool(place())), Load(np.arange(100) / 50, 100 * [100], 100 * [20]), tables=tables(), told=told
+        Service(Pool(place())), asked(np.arange(100) / 50, 100 * [100], 100 * [20]), tables=tables(), told=told
     )
     assert not found.complete
     assert 20 <= found.served.done.sum() < 100
@@ -290,15 +300,15 @@ def test_an_interrupt_keeps_what_is_done() -> None:
 
 
 def test_more_than_an_engine_can_hold_is_an_answer() -> None:
-    found = run(Service(Pool(place())), Load(np.arange(600) / 1000, 600 * [4000], 600 * [200]))
+    found = run(Service(Pool(place())), asked(np.arange(600) / 1000, 600 * [4000], 600 * [200]))
     assert found.saturated
     assert found.binding
-    calm = run(Service(Pool(place())), Load(np.arange(200) / 2, 200 * [400], 200 * [50]))
+    calm = run(Service(Pool(place())), asked(np.arange(200) / 2, 200 * [400], 200 * [50]))
     assert not calm.saturated
 
 
 def test_intervals_hold_the_likely_value() -> None:
-    load = Load(np.arange(100) / 8, 100 * [800], 100 * [100])
+    load = asked(np.arange(100) / 8, 100 * [800], 100 * [100])
     found = simulate(Service(Pool(place())), load, tables=tables())
     for key, value in found.metrics.items():
         assert found.low[key] <= value <= found.high[key]
@@ -311,7 +321,7 @@ def test_a_scheduler_that_looks_every_thirty_steps_lets_requests_wait() -> None:
     for every in (1, 30):
         where = replace(place("sglang"), stack=replace(stack("sglang"), request_s=0.0, front_s=0.0, token_s=0.0))
         own = settings_of(where, {"recv_interval": every})
-        load = Load([0.0, *(1 + np.arange(40) * 0.301)], 41 * [16], [3000, *(40 * [2])])
+        load = asked([0.0, *(1 + np.arange(40) * 0.301)], 41 * [16], [3000, *(40 * [2])])
         served = run(Service(Pool(where, own)), load).served
         waits.append(float(served.ttft_s[1:].mean() / served.tpot_s[0]))
     assert waits[1] - waits[0] == pytest.approx(14.5, abs=4)
