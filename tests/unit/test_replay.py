@@ -188,13 +188,15 @@ def test_a_measured_server_has_the_spread_of_its_own_steps(tables: Tables) -> No
 
 def test_terms_go_through_a_file(tmp_path: Path, slow: Stack) -> None:
     file = tmp_path / "server.json"
-    write_terms(file, replace(slow, spread=0.03), {"model": "llama-3.1-8b"})
-    assert read_terms(file, stack("vllm")) == replace(slow, spread=0.03)
+    write_terms(file, replace(slow, spread=0.03), {"model": "llama-3.1-8b", "gpu": "NVIDIA H200"})
+    assert read_terms(file, stack("vllm"), {"NVIDIA H200"}) == replace(slow, spread=0.03)
+    other = read_terms(file, stack("vllm"), {"NVIDIA H200", "NVIDIA L4"})
+    assert other == replace(slow, spread=0.0, prompt_factor=1.0, decode_factor=1.0)
     with pytest.raises(KernelcastError, match="a server of vllm, not of sglang"):
-        read_terms(file, stack("sglang"))
+        read_terms(file, stack("sglang"), {"NVIDIA H200"})
     told = json.loads(file.read_text())
     for name, value in (("step_s", -1.0), ("spread", 1.5), ("speed", 1.0), ("step_s", "2"), ("step_s", True),
                         ("decode_factor", 0)):  # fmt: skip
         file.write_text(json.dumps({**told, "terms": {**told["terms"], name: value}}))
         with pytest.raises(KernelcastError, match=name):
-            read_terms(file, stack("vllm"))
+            read_terms(file, stack("vllm"), {"NVIDIA H200"})

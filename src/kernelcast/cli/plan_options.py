@@ -91,6 +91,9 @@ class SearchChoice:
     price: Annotated[
         list[str] | None, _search("--price", metavar="GPU=USD", help="one price per GPU-hour; may be repeated")
     ] = None
+    server: Annotated[
+        Path | None, _search("--server", metavar="FILE", help="what `kernelcast replay --calibrate` learnt of a server")
+    ] = None
     predictor: PredictorName = "learned"
     calibration: CalibrationFile = None
     weights: WeightsFolder = None
@@ -106,6 +109,7 @@ def chosen_grid(choice: SearchChoice) -> tuple[Grid, list[str]]:
     from kernelcast.advise.plan.prices import read_prices
     from kernelcast.hardware import gpu, gpu_ids
     from kernelcast.networks.precision import CACHE, WEIGHTS
+    from kernelcast.serving.engine.terms import read_terms
     from kernelcast.stacks import stack
 
     if choice.disaggregated not in ("also", "only", "no"):
@@ -119,6 +123,8 @@ def chosen_grid(choice: SearchChoice) -> tuple[Grid, list[str]]:
     for one in stacks:
         if not one.scheduler:
             raise KernelcastError(f"{one.name} has no scheduler: requests are served by vllm, sglang, trtllm")
+    if choice.server is not None:
+        stacks = tuple(read_terms(choice.server, one, {chip.label for chip in asked}) for one in stacks)
     formats = tuple(_words(choice.dtype)) if choice.dtype else None
     for name in formats or ():
         if name not in WEIGHTS:

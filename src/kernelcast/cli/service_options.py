@@ -152,7 +152,7 @@ def _stack(choice: ServiceChoice) -> Stack:
 
     found = stack(choice.stack)
     if choice.server is not None:
-        found = read_terms(choice.server, found)
+        found = read_terms(choice.server, found, {chosen_gpu(str(choice.gpu), choice.changes).label})
     if choice.memory_share is not None:
         if not 0 < choice.memory_share <= 1:
             raise KernelcastError(f"--gpu-memory-utilization lies between 0 and 1, not at {choice.memory_share:g}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from kernelcast.files import complete
 from kernelcast.stacks import Stack
 
 TERMS = ("request_s", "front_s", "token_s", "step_s", "sequence_s", "prompt_factor", "decode_factor")
+HOST_TERMS = TERMS[:5]
 SPREAD = "spread"  # how far its latencies lie from those of the fit
 _KIND = "kernelcast server"
 
@@ -39,8 +41,9 @@ def _fits(name: str, value: Any) -> bool:
     return above and value < (1.0 if name == SPREAD else math.inf)
 
 
-def read_terms(path: Path, stack: Stack) -> Stack:
-    """``stack`` with the terms of a file."""
+def read_terms(path: Path, stack: Stack, gpus: Collection[str]) -> Stack:
+    """``stack`` with the terms of a file. What steps take over their forecast is of the GPU that was measured: where
+    ``gpus`` (their labels) has another, only the times of the host are taken."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -58,4 +61,6 @@ def read_terms(path: Path, stack: Stack) -> Stack:
         if not _fits(name, value):
             known = ", ".join((*TERMS, SPREAD))
             raise KernelcastError(f"{path}: {name} = {value!r} is none of {known} with a number that it can be")
+    if set(gpus) != {found.get("about", {}).get("gpu")}:
+        terms = {name: value for name, value in terms.items() if name in HOST_TERMS}
     return replace(stack, **terms)
