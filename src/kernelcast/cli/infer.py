@@ -157,7 +157,7 @@ def _workload(
     if given:
         raise KernelcastError(f"--requests lists every request with its sizes; leave out {', '.join(given)}")
     listed = read_requests(requests)
-    if listed.arrivals_s and max(listed.arrivals_s) > 0:
+    if len(set(listed.arrivals_s)) > 1:
         raise KernelcastError(
             f"{requests} says when requests arrive (arrival_s), and infer runs one batch that starts together: "
             f"give it to `kernelcast simulate --trace`, or leave the column out"

@@ -64,7 +64,7 @@ class _OverCache(Kernel):
             "kv_dtype": calls.choice("kv_dtype") or calls.choice("dtype"),
             "phase": np.where(least == 1, "decode", np.where(most == 1, "mixed", "prefill")).astype(object),
             "paged": np.where(np.isnan(pages), None, np.where(pages > 0, "yes", "no")),  # type: ignore[call-overload]
-            "lengths": "equal" if requests.starts is None else "ragged",
+            "lengths": "equal" if requests.starts is None else _lengths(requests),
         }
 
     @classmethod
@@ -121,6 +121,12 @@ class _OverCache(Kernel):
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
         return flash_works(gpu, calls, Requests.of(calls), cls.heads(calls))
+
+
+def _lengths(requests: Requests) -> NDArray[Any]:
+    """A list of lengths that are all the same is a batch of equal ones."""
+    same = [requests.most(x) == requests.least(x) for x in (requests.queries, requests.keys)]
+    return np.where(same[0] & same[1], "equal", "ragged").astype(object)
 
 
 class Attention(_OverCache):

@@ -116,6 +116,7 @@ def checked_memory(deployment: Deployment, workload: Workload) -> Memory:
 
 
 def _needed(deployment: Deployment, workload: Workload) -> Memory:
+    workload = workload.on(deployment)
     contexts = Counter(n + m for n, m in zip(workload.inputs, workload.outputs, strict=True))
     new = sum(workload.inputs) - sum(workload.past)
     found = _held(deployment, contexts, new, workload.chunk)
@@ -135,6 +136,7 @@ def _held(deployment: Deployment, contexts: Mapping[int, int], new_tokens: int, 
 
 def largest_batch(deployment: Deployment, workload: Workload) -> int:
     """How many requests like the mean of these fit."""
+    workload = workload.on(deployment)
     inputs, outputs = (math.ceil(sum(x) / len(x)) for x in (workload.inputs, workload.outputs))
     new = inputs - sum(workload.past) // len(workload.past)
 
