@@ -97,5 +97,8 @@ def test_closed_loops() -> None:
 def test_vllm_under_load() -> None:
     """Eight runs of vLLM on H100; nothing was fitted to them."""
     whole = [entry for entry in vllm_runs(DATA) if entry.groups["stage"] == "all"]
-    assert mean_error(whole, "E2E mean") <= 7.3
-    assert mean_error(whole, "TTFT mean") <= 17
+    assert mean_error(whole, "E2E mean") <= 7
+    assert mean_error(whole, "E2E p90") <= 8
+    assert mean_error(whole, "ITL mean") <= 9  # of which two runs count pieces of text, not tokens: docs/simulate.md
+    assert mean_error(whole, "TTFT mean") <= 16
+    assert mean_error(whole, "TTFT p90") <= 18

@@ -1,8 +1,8 @@
 """Servers under load, as they were measured, against simulations of the same load.
 
 - ``vllm_h100``: vLLM on H100 under inference-perf's shared-prefix generator. It sends as many different prompts as
-  there are users, in turn, and (multi-turn) one of a user at a time: from the second round on a prompt is cached whole.
-  Its sessions do not grow here (see docs/simulate.md for what speaks for each).
+  there are users, in turn: from the second round on a prompt is cached whole. Turns are single, as its authors'
+  simulator takes them (docs/simulate.md says what speaks for that).
 - ``llmservingsim``: 300 requests through vLLM on an RTX PRO 6000, one by one.
 - ``aiconfigurator``: closed loops on many engines, whole and disaggregated. Those of InferenceX draw lengths from 0.8
   to 1 of the nominal ones, ten requests for each in flight. Of the others nothing is told: fixed lengths, and steps
@@ -125,16 +125,15 @@ def _vllm_service(row: Row, stacks: Stacks) -> Service:
 
 
 def shared_prefix_load(row: Row, seed: int = 0) -> Load:
-    """What inference-perf sent: users in turn, each with one prompt, one request at a time."""
+    """What inference-perf sent: users in turn, each with one prompt."""
     stages = list(zip(json.loads(row["rates"]), json.loads(row["durations_s"]), strict=True))
     times, which = staged(stages, vllm_draws(seed))
     count, users = len(times), int(row["system_prompts"] * row["users_per_prompt"])
     system, question = int(row["system_prompt_tokens"]), int(row["question_tokens"])
     each = int(row["users_per_prompt"])
     shared = tuple(((at % users // each, system), (1000 + at % users, question)) for at in range(count))
-    follows = np.maximum(np.arange(count) - users, -1)
     inputs, outputs = (np.full(count, n) for n in (system + question, int(row["output_tokens"])))
-    return Load(times, inputs, outputs, shared, stages=which, follows=follows)
+    return Load(times, inputs, outputs, shared, stages=which)
 
 
 def _run_compared(result: Simulation, row: Row, stage: int | None, run: str) -> list[Compared]:

@@ -18,7 +18,8 @@ from kernelcast.serving.engine.settings import Settings
 _LOOKED_AT = 128  # waiting requests among which lpm looks for the longest cached prefix, as SGLang does
 _CLIPPED = 4096  # tokens that SGLang counts at most for what a new request may write
 _RATIO, _LEAST_RATIO, _RATIO_STEPS = 0.7, 0.098, 600  # of what running requests may write, that SGLang keeps free
-_RETRACT_STEPS = 20
+_RETRACTED = 0.1  # that the share grows by when a guess was wrong
+_RETRACT_STEPS = 20  # after which the guess is looked at again
 
 
 @dataclass
@@ -134,7 +135,7 @@ class Rank:
         request.preempted += 1
         self.waiting.appendleft(request)
         if self.settings.capacity == "estimate":
-            self._ratio = min(1.0, self._ratio + 0.1)
+            self._ratio = min(1.0, max(self._ratio, _LEAST_RATIO) + _RETRACTED)
 
     def _prompts(self, budget: int, now_s: float, in_all: int, *, admit: bool = True) -> list[tuple[Request, int]]:
         """Prompts to read in this step: what is under way first, then the waiting, as long as all limits hold."""
@@ -204,6 +205,8 @@ class Rank:
         if not request.left:  # its cache comes from elsewhere
             return self._handed_over(request, kept)
         cached, path = self.blocks.found(request.pieces, request.context - 1)
+        if not self.running and self.blocks.unheld(path) + self.blocks.of(request.total - cached) > self.blocks.free:
+            cached, path = 0, []  # what is cached of a longer prompt would leave no room for this one
         left = request.context - cached
         if not self.settings.chunked_prefill and left > budget:
             self.blocked = "max_num_batched_tokens"
