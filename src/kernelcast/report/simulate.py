@@ -77,6 +77,8 @@ def _support(found: Simulation) -> str:
 
 def verdict(found: Simulation) -> str:
     """In one sentence: whether it holds the load, and what binds."""
+    if not found.complete and found.served.done.all():
+        return "interrupted before both ends of the interval were known: these are the likely times"
     if not found.complete:
         return f"interrupted: {int(found.served.done.sum()):,} of {len(found.load):,} requests were done"
     if found.saturated:
