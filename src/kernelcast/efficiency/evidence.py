@@ -247,14 +247,17 @@ class Evidence:
         unsaid = [name for name in usual if words[name] is None and name != "stack"]
         own = any(entry.gpu == kin for entry in self.by_op.get(kernel.op, ()))  # the networks know the op there
         new = int(place.id not in self.gpus) + int(place.compute_capability not in self.capabilities)
-        found: list[tuple[tuple[float, bool, int], Standing]] = []
+        found: list[tuple[tuple[float, bool, bool, int], Standing]] = []
         for entry in self.by_op.get(kernel.op, ()):
             apart = {n: (w, entry.words.get(n)) for n, w in usual.items() if w != entry.words.get(n)}
             said = {**usual, **{name: answered for name, (_, answered) in apart.items() if name in unsaid}}
             changed = tuple((name, *pair) for name, pair in apart.items() if name not in unsaid)
             changed += () if entry.gpu == kin else (("gpu", kin, entry.gpu),)
             steps = [self._step(change, usual["dtype"], own) for change in changed]
-            order = round(sum(step.error for step in steps), 6), said != usual, -entry.calls
+            if changed and changed[-1][0] == "gpu":  # told of the GPU that was asked about, not of its stand-in
+                changed = (*changed[:-1], ("gpu", place.id, entry.gpu))
+            alien = gpu(entry.gpu).compute_capability != place.compute_capability
+            order = round(sum(step.error for step in steps), 6), said != usual, alien, -entry.calls
             standing = Standing(
                 words=said,
                 filled=_filled(asked, said),

@@ -158,8 +158,8 @@ def clock_shift(kin: Gpu, target: Gpu) -> float:
 
 def _distance(one: Gpu, other: Gpu) -> float:
     """How unlike two GPUs are: the factors between their main numbers, as logs; DRAM's counts twice, because it
-    tells a data-centre part with HBM from a card with GDDR."""
-    numbers = ("dram_bytes_per_s", "dram_bytes_per_s", "sm_count", "l2_bytes", "power_w")
+    tells a data-centre part with HBM from a card with GDDR. The rate of matrix products tells an H20 from an H100."""
+    numbers = ("dram_bytes_per_s", "dram_bytes_per_s", "sm_count", "l2_bytes", "power_w", "mfu_flops_per_s")
     return float(sum(abs(np.log(getattr(one, name) / getattr(other, name))) for name in numbers))
 
 
