@@ -222,6 +222,14 @@ def test_lines_between_predicted_passes_are_within_a_percent() -> None:
         host = gaps if tokens <= where.stack.graph_tokens else max(0.0, launching - exact)
         alone.append((times.mixed(0, 0.0, tokens, 0.0, 1) - host) / exact - 1)
     assert np.mean(np.abs(alone)) < 0.015
+    both = []
+    for _ in range(40):
+        count, context, tokens = int(rng.integers(1, 200)), int(rng.integers(100, 6000)), int(rng.integers(20, 4000))
+        exact = times.exactly(Batch((*(count * (1,)), tokens), (*(count * (context,)), 0))).time_s
+        host = gaps if tokens + count <= where.stack.graph_tokens else max(0.0, launching - exact)
+        both.append((times.mixed(count, count * context, tokens, 0.0, count + 1) - host) / exact - 1)
+    assert np.mean(np.abs(both)) < 0.025
+    assert np.quantile(np.abs(both), 0.9) < 0.05
 
 
 def test_a_prefix_is_read_once() -> None:
