@@ -39,7 +39,6 @@ _PROMPTS = (1, 16, 32, 64, 96, 128, 192, 256, *(round(256 * 2 ** (i / 4)) for i 
 _PASTS = (0, 64, 256, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144, 1048576)
 _MIXED = ((1, 4, 16, 64, 128, 256, 512), (128, 512, 2048, 8192, 32768, 131072), (32, 128, 512, 2048, 8192),
           (0, 1024, 8192))  # fmt: skip
-VARIANTS = ("low", "likely", "high")
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,6 @@ class StepTimes:
         """``drafted``: guesses that a decode step checks beside its own token."""
         self.deployment, self.drafted = deployment, drafted
         self._times = times or Times(deployment.gpu, conditions)
-        self._passes: dict[str, list[Batch]] = {}
         self.reach = reach
         checked = 1 + drafted
         self._sequences = _up_to(_SEQUENCES, reach.sequences)
