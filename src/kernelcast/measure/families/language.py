@@ -1,19 +1,13 @@
-"""How the calls of each measured family are drawn, and how many of all calls each gets.
-
-A family here is what one runner launches: an op (or some alike) of one library.
-"""
+"""What language models are made of: products, attention, norms, element-wise ops, lookups, mixtures of experts."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
 
 from kernelcast.kernels.grouped import TRITON_CONFIG
-from kernelcast.measure import served
+from kernelcast.measure.families.table import Drawn, Table
 from kernelcast.measure.shapes import TP, Draw
 
-Drawn = dict[str, Any]
 _CUDNN_SHARE = 0.03  # cuDNN builds a plan for every new shape, which takes most of a second
 _HEAD_DIMS = (64, 128)
 # Few enough to compile: what tuned files of serving engines hold, and some that nobody would choose.
@@ -221,7 +215,7 @@ _POINTWISE_BACKWARD = ("silu_backward", "gelu_backward", "gelu_tanh_backward", "
 _ROWWISE_BACKWARD = ("layernorm_backward", "rmsnorm_backward", "softmax_backward", "log_softmax_backward")
 
 # family: (how it is drawn, its part of all calls)
-_TABLE: Mapping[str, tuple[Callable[[Draw], Drawn], float]] = {
+TABLE: Table = {
     "gemm": (lambda draw: _gemm(draw, ("bf16", "bf16", "bf16", "fp16")), 16),
     "gemm-fp8": (lambda draw: _gemm(draw, ("fp8",), grain=16), 9),
     "gemm-fp32": (lambda draw: _gemm(draw, ("fp32", "tf32")), 5),
@@ -231,18 +225,6 @@ _TABLE: Mapping[str, tuple[Callable[[Draw], Drawn], float]] = {
     "flashinfer-fa3": (lambda draw: _ragged(draw, "fa3"), 6),
     "flashinfer-fa2": (lambda draw: _ragged(draw, "flashinfer"), 6),
     "flashinfer-decode": (_decode, 6),
-    "flashinfer-mixed-fa3": (lambda draw: served.mixed(draw, "fa3"), 4),
-    "flashinfer-mixed-fa2": (lambda draw: served.mixed(draw, "flashinfer"), 4),
-    "flashinfer-mixed-fp8": (lambda draw: served.mixed(draw, "flashinfer", "fp8"), 1.5),
-    "flashinfer-chunked-fa3": (lambda draw: served.chunked(draw, "fa3"), 1.5),
-    "flashinfer-chunked-fa2": (lambda draw: served.chunked(draw, "flashinfer"), 1.5),
-    "flashinfer-decode-ragged": (lambda draw: served.decode(draw, "bf16", 1.0), 2.5),
-    "flashinfer-decode-fp8": (lambda draw: served.decode(draw, "fp8", 0.5), 3),
-    "flashinfer-mla-fa3": (lambda draw: served.latent_decode(draw, "fa3"), 2.5),
-    "flashinfer-mla-fa2": (lambda draw: served.latent_decode(draw, "flashinfer"), 2),
-    "flashinfer-mla-prefill-fa3": (lambda draw: served.latent_prefill(draw, "fa3"), 1.5),
-    "flashinfer-mla-prefill-fa2": (lambda draw: served.latent_prefill(draw, "flashinfer"), 1),
-    "flashinfer-sampling": (served.sampling, 3),
     "flashinfer-norm": (_flashinfer_norm, 2.5),
     "flashinfer-silu": (lambda draw: _over_flashinfer(draw, "silu_mul"), 2.5),
     "flashinfer-rope": (_rope, 1.5),
@@ -263,5 +245,3 @@ _TABLE: Mapping[str, tuple[Callable[[Draw], Drawn], float]] = {
     "conv2d": (lambda draw: _conv(draw, "conv2d"), 2),
     "conv2d-backward": (lambda draw: _conv(draw, draw.pick(("conv2d_dgrad", "conv2d_wgrad"))), 1.5),
 }
-FAMILIES = {name: drawn for name, (drawn, _) in _TABLE.items()}
-SHARES = {name: share for name, (_, share) in _TABLE.items()}

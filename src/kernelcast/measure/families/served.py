@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from kernelcast.measure.families.table import Drawn, Table
 from kernelcast.measure.shapes import Draw
 
-Drawn = dict[str, Any]
 _SHORTEST, _LONGEST = 128, 32768  # tokens of a request's past
 _MOST_KEYS_BYTES = 6e9  # of the KV cache that a call reads
 _MOST_NEW = 16384  # tokens of a step
@@ -118,3 +116,19 @@ def sampling(draw: Draw) -> Drawn:
     rows = draw.pick((1, 2, 4, 8, 16, 32, 64, 128, 256, 512)) if draw.chance(0.4) else draw.size(1, 1024)
     return {"op": "top_k_top_p_sampling", "rows": rows, "cols": vocab, "keep": draw.pick(("both", "top_k", "top_p")),
             "dtype": "fp32", "stack": "flashinfer"}  # fmt: skip
+
+
+TABLE: Table = {
+    "flashinfer-mixed-fa3": (lambda draw: mixed(draw, "fa3"), 4),
+    "flashinfer-mixed-fa2": (lambda draw: mixed(draw, "flashinfer"), 4),
+    "flashinfer-mixed-fp8": (lambda draw: mixed(draw, "flashinfer", "fp8"), 1.5),
+    "flashinfer-chunked-fa3": (lambda draw: chunked(draw, "fa3"), 1.5),
+    "flashinfer-chunked-fa2": (lambda draw: chunked(draw, "flashinfer"), 1.5),
+    "flashinfer-decode-ragged": (lambda draw: decode(draw, "bf16", 1.0), 2.5),
+    "flashinfer-decode-fp8": (lambda draw: decode(draw, "fp8", 0.5), 3),
+    "flashinfer-mla-fa3": (lambda draw: latent_decode(draw, "fa3"), 2.5),
+    "flashinfer-mla-fa2": (lambda draw: latent_decode(draw, "flashinfer"), 2),
+    "flashinfer-mla-prefill-fa3": (lambda draw: latent_prefill(draw, "fa3"), 1.5),
+    "flashinfer-mla-prefill-fa2": (lambda draw: latent_prefill(draw, "flashinfer"), 1),
+    "flashinfer-sampling": (sampling, 3),
+}
