@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
-from kernelcast.kernels.base import Calls, Conflicts, Kernel, Words, conflict, size
+from kernelcast.kernels.base import Calls, Conflicts, Kernel, Words, choice, conflict, size
+from kernelcast.kernels.conv_sizes import Sizes, columns_by_axis
 from kernelcast.kernels.dtypes import DType
 from kernelcast.kernels.gemm import matmul_work, product_hints
 from kernelcast.kernels.vector import side_instructions
@@ -27,54 +28,10 @@ from kernelcast.stacks import runner
 #   arXiv 1509.09308). cuDNN and MIOpen use it for 3x3 filters in fp32.
 # 2 direct: a thread an output pixel, for grouped and depthwise filters.
 ALGORITHMS = ("implicit_gemm", "winograd", "direct")
-_WINOGRAD_SIDE = 4.0  # of a tile of outputs
+LAYOUTS = ("nhwc", "nchw")
+_LAYOUT_HELP = "nchw: as PyTorch makes tensors; nhwc: channels last (not said: nhwc)"
 _WINOGRAD_PRODUCTS = 36.0
 _DIRECT_THREADS = 256.0
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """A convolution as ``groups`` products of m x k by k x n; all arrays (calls,)."""
-
-    m: Array
-    n: Array
-    k: Array
-    groups: Array
-    channels: Array  # of the input, a group
-    whole: Array  # elements of the input
-    input_elements: Array  # that any output needs: a stride beyond the kernel skips some
-    winograd_tiles: Array  # of 4x4 outputs
-    winograd: NDArray[np.bool_]  # the filter allows it
-
-    @classmethod
-    def of(cls, calls: Calls) -> Sizes:
-        groups, stride, kernel_h, kernel_w = (calls[x] for x in ("groups", "stride", "kernel_h", "kernel_w"))
-        out_h = np.floor(_spare(calls, "height", "kernel_h") / stride) + 1
-        out_w = np.floor(_spare(calls, "width", "kernel_w") / stride) + 1
-        m = calls["batch"] * out_h * out_w
-        k = calls["in_channels"] / groups * kernel_h * kernel_w
-        whole = calls["batch"] * calls["in_channels"] * calls["height"] * calls["width"]
-        return cls(
-            m=m,
-            n=calls["out_channels"] / groups,
-            k=k,
-            groups=groups,
-            channels=calls["in_channels"] / groups,
-            whole=whole,
-            input_elements=np.minimum(whole, groups * m * k),
-            winograd_tiles=calls["batch"] * ceil_div(out_h, _WINOGRAD_SIDE) * ceil_div(out_w, _WINOGRAD_SIDE),
-            winograd=(kernel_h == 3) & (kernel_w == 3) & (stride == 1) & (calls["dilation"] == 1) & (groups == 1),
-        )
-
-    @property
-    def output_elements(self) -> Array:
-        return self.groups * self.m * self.n
-
-
-def _spare(calls: Calls, name: str, filter_name: str) -> Array:
-    """Steps of one pixel that the filter can move along this side; negative: it does not fit."""
-    span = calls["dilation"] * (calls[filter_name] - 1) + 1
-    return calls[name] + 2 * calls["padding"] - span
 
 
 @dataclass(frozen=True)
@@ -126,6 +83,15 @@ class Conv2d(Kernel):
     padding: int = size("zeros added on each side", default=0, low=0)
     dilation: int = size("step between the elements of a filter", default=1)
     groups: int = size("groups of channels that are convolved apart", default=1)
+    stride_w: int | None = size("step between outputs along the columns, where it differs", default=None)
+    padding_w: int | None = size("zeros beside the columns, where they differ", default=None, low=0)
+    dilation_w: int | None = size("step between the columns of a filter, where it differs", default=None)
+    depth: int | None = size("frames of the input (three axes; not said: 1)", default=None)
+    kernel_d: int | None = size("frames of a filter", default=None)
+    stride_d: int | None = size("step between frames of the output", default=None)
+    padding_d: int | None = size("zeros added before and after the frames", default=None, low=0)
+    dilation_d: int | None = size("step between the frames of a filter", default=None)
+    layout: str | None = choice(_LAYOUT_HELP, LAYOUTS, default=None)
 
     @classmethod
     def kinds(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
@@ -146,10 +112,10 @@ class Conv2d(Kernel):
         for name in ("in_channels", "out_channels"):
             uneven = calls[name] % calls["groups"] != 0
             found += conflict(uneven, f"groups {{groups:.0f}} must divide {name} {{{name}:.0f}}", calls.numbers)
-        for name, filter_name in (("height", "kernel_h"), ("width", "kernel_w")):
-            spare, padded = _spare(calls, name, filter_name), calls[name] + 2 * calls["padding"]
+        names = (("depth", "kernel_d"), ("height", "kernel_h"), ("width", "kernel_w"))
+        for (name, filter_name), axis in zip(names, columns_by_axis(calls), strict=True):
             text = f"{filter_name} spans {{span:.0f}} pixels, more than the padded {name} {{padded:.0f}}"
-            found += conflict(spare < 0, text, {"span": padded - spare, "padded": padded})
+            found += conflict(axis.spare < 0, text, {"span": axis.span, "padded": axis.spare + axis.span})
         return found
 
     @classmethod
@@ -215,10 +181,11 @@ class Conv2dDgrad(Conv2d):
     @classmethod
     def plan(cls, calls: Calls, sizes: Sizes) -> Plan:
         """Direct: a thread an input pixel of one channel (conv_depthwise2d_backward), dy shared through L1."""
-        kind, stride = calls.dtype, calls["stride"]
-        classes = np.minimum(stride, calls["kernel_h"]) * np.minimum(stride, calls["kernel_w"])
-        pixels = calls["batch"] * ceil_div(calls["height"], stride) * ceil_div(calls["width"], stride)  # of a class
-        k = sizes.n * calls["kernel_h"] * calls["kernel_w"] / classes
+        kind, classes, pixels = calls.dtype, np.ones(calls.count), calls["batch"]
+        for axis in sizes.axes:
+            classes = classes * np.minimum(axis.stride, axis.kernel)
+            pixels = pixels * ceil_div(axis.length, axis.stride)  # of a class
+        k = sizes.n * sizes.taps / classes
         tasks = ceil_div(sizes.whole, _DIRECT_THREADS)
         each = sizes.whole / tasks
         return Plan(
