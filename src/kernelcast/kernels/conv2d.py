@@ -92,6 +92,7 @@ class Conv2d(Kernel):
     padding_d: int | None = size("zeros added before and after the frames", default=None, low=0)
     dilation_d: int | None = size("step between the frames of a filter", default=None)
     layout: str | None = choice(_LAYOUT_HELP, LAYOUTS, default=None)
+    tf32: str | None = choice("off: fp32 stays fp32 (cudnn.allow_tf32 is on by default)", ("off",), default=None)
 
     @classmethod
     def kinds(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
@@ -101,10 +102,11 @@ class Conv2d(Kernel):
 
     @classmethod
     def usual(cls, words: Words, gpu: Gpu) -> dict[str, str | None]:
-        """The format that the stack computes in, where the GPU has it."""
-        stack = runner(words.get("stack"))
-        runs = dict(stack.runs).get(f"{cls.family} {words['dtype']}") if stack else None
-        return {**words, "dtype": runs if runs and gpu.tensor_flops_per_s(runs) else words["dtype"]}
+        """Channels last, and the format that the stack computes in, where the GPU has it and it is not turned off."""
+        stack, off = runner(words.get("stack")), words["tf32"] == "off" and words["dtype"] == "fp32"
+        runs = dict(stack.runs).get(f"{cls.family} {words['dtype']}") if stack and not off else None
+        dtype = runs if runs and gpu.tensor_flops_per_s(runs) else words["dtype"]
+        return {**words, "layout": words["layout"] or "nhwc", "dtype": dtype, "tf32": "off" if off else None}
 
     @classmethod
     def conflicts(cls, calls: Calls) -> Conflicts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,3 +119,9 @@ class Sizes:
     @property
     def output_elements(self) -> Array:
         return self.groups * self.m * self.n
+
+
+def depthwise_in_pytorch(call: Mapping[str, Any]) -> bool:
+    """Whether PyTorch runs its own depthwise kernels rather than cuDNN's (``ConvParams::use_cudnn_depthwise``)."""
+    groups, channels = call["groups"], call["in_channels"]
+    return groups == channels > 1 and call["layout"] == "nchw"

@@ -156,9 +156,9 @@ def _batched(draw: Draw, sizes: Drawn, most: int = 256) -> int:
 
 def _call(draw: Draw, ops: tuple[str, ...], sizes: Drawn, *, most: int = 256, last: float = 0.35) -> Drawn:
     """``last``: the share of calls with channels last."""
-    dtype = "fp32" if draw.chance(0.05) else draw.pick(_DTYPES)
+    kind = {"dtype": "fp32", "tf32": "off"} if draw.chance(0.05) else {"dtype": draw.pick(_DTYPES)}
     return {"op": draw.pick(ops), "batch": _batched(draw, sizes, most), **sizes,
-            "layout": "nhwc" if draw.chance(last) else "nchw", "dtype": dtype, "stack": "torch"}  # fmt: skip
+            "layout": "nhwc" if draw.chance(last) else "nchw", **kind, "stack": "torch"}  # fmt: skip
 
 
 def _dense(draw: Draw, ops: tuple[str, ...]) -> Drawn:

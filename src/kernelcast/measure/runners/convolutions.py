@@ -15,7 +15,6 @@ from torch import Tensor
 from kernelcast.kernels.conv_sizes import axes_of
 from kernelcast.measure.pool import DTYPES, Spec, specs
 from kernelcast.measure.runners import Launch, NotMeasurableError, Recipe, Runner
-from kernelcast.measure.runners.products import precision
 
 
 def _in_memory(call: Any, first: int, channels: int, sides: list[int]) -> tuple[int, ...]:
@@ -27,7 +26,7 @@ def _tensors(call: Any) -> tuple[Spec, ...]:
     """Input, filters and output in memory. The rows of depth are an axis only where a call has them."""
     if call.dtype not in DTYPES or call.dtype == "fp8":
         raise NotMeasurableError(f"PyTorch has no convolution in {call.dtype}")
-    precision(call.dtype)
+    torch.backends.cudnn.allow_tf32 = call.dtype == "tf32" or (call.dtype == "fp32" and call.tf32 != "off")
     axes = axes_of(call)
     shapes = (
         _in_memory(call, call.batch, call.in_channels, [a.length for a in axes]),

@@ -18,7 +18,7 @@ from kernelcast.measure.runners import Launch, NotMeasurableError, Recipe, Runne
 _BACKENDS = {"fa2": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 
 
-def precision(dtype: str) -> None:
+def _precision(dtype: str) -> None:
     """Whether fp32 may be multiplied as tf32."""
     torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
     torch.backends.cudnn.allow_tf32 = dtype == "tf32"
@@ -26,7 +26,7 @@ def precision(dtype: str) -> None:
 
 def gemm(call: Any) -> Recipe:
     """A [m, k] and B [k, n] are views of memory in the call's layout."""
-    precision(call.dtype)
+    _precision(call.dtype)
     if call.dtype == "fp8":
         return _fp8(call)
     layout = call.layout or "tn"
@@ -50,7 +50,7 @@ def _fp8(call: Any) -> Recipe:
 
 
 def bmm(call: Any) -> Recipe:
-    precision(call.dtype)
+    _precision(call.dtype)
     factors = specs(call.dtype, (call.batch, call.m, call.k), (call.batch, call.k, call.n))
     product = specs(call.dtype, (call.batch, call.m, call.n), use="written")
     return Recipe((*factors, *product), lambda a, b, c: partial(torch.bmm, a, b, out=c), "cublas")
