@@ -129,8 +129,9 @@ def _special(draw: Draw) -> Drawn:
 
 def _random(draw: Draw) -> Drawn:
     side = draw.size(4, 256) if draw.chance(0.5) else draw.pick((7, 8, 14, 16, 20, 28, 32, 40, 56, 64, 80, 112, 128))
-    kernel = draw.pick((1, 1, 1, 3, 3, 3, 3, 5, 7, 2, 4))
-    channels = [draw.size(4, 2048, draw.pick((1, 4, 8, 16, 32, 32, 64, 64))) for _ in range(2)]
+    kernel = draw.pick((1, 1, 1, 1, 3, 3, 3, 3, 3, 5, 7, 2, 4))
+    most = 2048 if kernel == 1 else 1280 if kernel == 3 else 256  # as models have them
+    channels = [draw.size(8, most, draw.pick((1, 8, 8, 16, 32, 32, 64, 64))) for _ in range(2)]
     if draw.chance(0.08):
         channels[0] = draw.pick((1, 2, 3, 3, 4, 6))
     stride = draw.pick((1, 1, 1, 2)) if kernel % 2 else draw.pick((kernel, 2))
@@ -162,7 +163,7 @@ def _call(draw: Draw, ops: tuple[str, ...], sizes: Drawn, *, most: int = 256, la
 
 
 def _dense(draw: Draw, ops: tuple[str, ...]) -> Drawn:
-    kind = draw.pick(("real",) * 11 + ("special",) * 3 + ("random",) * 6)
+    kind = draw.pick(("real",) * 13 + ("special",) * 2 + ("random",) * 5)
     return _call(draw, ops, {"real": _real, "special": _special, "random": _random}[kind](draw))
 
 

@@ -100,7 +100,7 @@ def _forward(op: Op, settings: Settings) -> Iterator[Launch]:
         yield from _put_right(tensor, last, settings)
     sized = out if transposed else x  # transposed: a convolution's gradient by its input, run forward
     sizes = _sizes(sized, weight, stride, padding, dilation, groups)
-    call = {**sizes, "layout": "nhwc" if last else "nchw", **_kind(x, settings)}
+    call: dict[str, Any] = {**sizes, "layout": "nhwc" if last else "nchw", **_kind(x, settings)}
     yield launch(_PART, "conv2d_dgrad" if transposed else "conv2d", **call)
     if bias is not None and not (not transposed and depthwise_in_pytorch(call)):
         made = _laid(out, last)
@@ -118,7 +118,7 @@ def _backward(op: Op, settings: Settings) -> Iterator[Launch]:
     for tensor in (grad, x, weight)[: 3 if wanted[0] else 2]:
         yield from _put_right(tensor, last, settings)
     sizes = _sizes(grad if transposed else x, weight, stride, padding, dilation, groups)
-    call = {**sizes, "layout": "nhwc" if last else "nchw", **_kind(x, settings)}
+    call: dict[str, Any] = {**sizes, "layout": "nhwc" if last else "nchw", **_kind(x, settings)}
     if wanted[0]:
         yield launch(_PART, "conv2d" if transposed else "conv2d_dgrad", **call)
     if wanted[1]:
