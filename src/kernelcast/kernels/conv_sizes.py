@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,11 +116,51 @@ class Sizes:
         return self.k / self.channels
 
     @property
+    def filter_elements(self) -> Array:
+        return self.groups * self.n * self.k
+
+    @property
     def output_elements(self) -> Array:
         return self.groups * self.m * self.n
 
+    @property
+    def depthwise(self) -> NDArray[np.bool_]:
+        """Each channel has filters of its own: no matrix to multiply by."""
+        return (self.groups > 1) & (self.channels == 1)
 
-def depthwise_in_pytorch(call: Mapping[str, Any]) -> bool:
-    """Whether PyTorch runs its own depthwise kernels rather than cuDNN's (``ConvParams::use_cudnn_depthwise``)."""
-    groups, channels = call["groups"], call["in_channels"]
-    return groups == channels > 1 and call["layout"] == "nchw"
+    @property
+    def pointwise(self) -> NDArray[np.bool_]:
+        """A matrix product as the image lies, whichever way."""
+        found = self.groups == 1
+        for axis in self.axes:
+            found &= (axis.kernel == 1) & (axis.stride == 1) & (axis.padding == 0)
+        return found
+
+    @property
+    def input_pixels(self) -> Array:
+        """Of all images."""
+        return self.whole / (self.channels * self.groups)
+
+
+def depthwise_in_pytorch(calls: Calls, sizes: Sizes) -> NDArray[np.bool_]:
+    """Whether PyTorch runs its own depthwise kernels rather than cuDNN's: channels first, but for fp16 filters and
+    sizes where cuDNN was found to be faster (``ConvParams::use_cudnn_depthwise`` in ATen's Convolution.cpp)."""
+    if calls.choice("layout") != "nchw":
+        return np.zeros(calls.count, dtype=bool)
+    if calls.choice("dtype") != "fp16":
+        return sizes.depthwise
+    frames, rows, columns = sizes.axes
+    channels, batch, width, side = sizes.groups, sizes.batch, columns.length, columns.kernel
+    middle = (side == 3) | (side == 5)
+    halved = np.where(
+        batch == 1,
+        middle | ((side == 1) & (width <= 28)),
+        ((side == 1) & (batch <= 16) & (channels >= 128) & (width <= 7))
+        | (middle & ((channels >= 512) | ((channels >= 256) & (width >= 28)))),
+    )
+    square = (rows.kernel == side) & (middle | (side == 1)) & (width >= 7)
+    wide = square & ((columns.stride == 1) | ((columns.stride == 2) & halved))
+    line = (rows.length == 1) & (columns.stride == 1)
+    plain = (rows.dilation == 1) & (columns.dilation == 1) & (frames.kernel == 1) & (frames.length == 1)
+    alike = (rows.stride == columns.stride) | (rows.length == 1)
+    return sizes.depthwise & ~(plain & alike & (channels >= 32) & (line | wide))

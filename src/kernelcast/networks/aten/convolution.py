@@ -7,7 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from kernelcast.calls import Launch
-from kernelcast.kernels.conv_sizes import depthwise_in_pytorch
+from kernelcast.kernels import kernel
+from kernelcast.kernels.base import columns_of
+from kernelcast.kernels.conv_sizes import Sizes, depthwise_in_pytorch
 from kernelcast.networks.aten.table import (
     Settings,
     cost,
@@ -91,6 +93,14 @@ def _kind(x: Tensor, settings: Settings) -> dict[str, str]:
     return {"dtype": "fp32", "tf32": "off"}
 
 
+def _adds_bias(call: dict[str, Any]) -> bool:
+    """PyTorch's own depthwise kernels do."""
+    if call["groups"] == 1:
+        return False
+    columns = columns_of([kernel("conv2d", **call)])
+    return bool(depthwise_in_pytorch(columns, Sizes.of(columns))[0])
+
+
 @rule("convolution", "cudnn_convolution", "_convolution", "convolution_overrideable")
 def _forward(op: Op, settings: Settings) -> Iterator[Launch]:
     x, weight, bias, stride, padding, dilation, transposed = op.arguments[:7]
@@ -102,7 +112,7 @@ def _forward(op: Op, settings: Settings) -> Iterator[Launch]:
     sizes = _sizes(sized, weight, stride, padding, dilation, groups)
     call: dict[str, Any] = {**sizes, "layout": "nhwc" if last else "nchw", **_kind(x, settings)}
     yield launch(_PART, "conv2d_dgrad" if transposed else "conv2d", **call)
-    if bias is not None and not (not transposed and depthwise_in_pytorch(call)):
+    if bias is not None and (transposed or not _adds_bias(call)):
         made = _laid(out, last)
         column = Tensor(
             (1, bias.elements, *[1] * (len(out.shape) - 2)), (0, 1, *[0] * (len(out.shape) - 2)), bias.dtype
