@@ -57,8 +57,12 @@ _PATCHES = (
     (768, 224, 16), (1024, 224, 16), (192, 224, 16), (384, 224, 16), (768, 224, 32), (768, 384, 16), (1280, 224, 14),
     (1024, 336, 14), (1152, 384, 14), (768, 224, 14), (96, 224, 4), (128, 224, 4), (192, 224, 4),
 )  # fmt: skip
-_MERGES = ((96, 192, 56), (192, 384, 28), (384, 768, 14), (128, 256, 56), (256, 512, 28), (512, 1024, 14),
-           (192, 384, 56), (384, 768, 28), (768, 1536, 14))  # of 2x2 pixels  # fmt: skip
+# (channels in, channels out, side of the input, pixels of a side that become one)
+_MERGES = (
+    (96, 192, 56, 2), (192, 384, 28, 2), (384, 768, 14, 2), (128, 256, 56, 2), (256, 512, 28, 2), (512, 1024, 14, 2),
+    (192, 384, 56, 2), (384, 768, 28, 2), (768, 1536, 14, 2), (64, 64, 128, 8), (128, 128, 64, 4), (320, 320, 32, 2),
+    (32, 32, 128, 8), (160, 160, 32, 2),
+)  # fmt: skip
 # (channels, side of the input, side of the filter, stride)
 _DEPTHWISE = (
     (32, 112, 3, 1), (96, 112, 3, 2), (144, 56, 3, 1), (144, 56, 3, 2), (144, 56, 5, 2), (192, 28, 3, 1),
@@ -77,7 +81,8 @@ _GROUPED = (
     (2048, 7, 3, 1, 32), (256, 56, 3, 1, 8), (512, 56, 3, 2, 16), (2048, 14, 3, 2, 64), (224, 56, 3, 1, 112),
     (448, 28, 3, 1, 112), (896, 14, 3, 1, 112), (48, 56, 3, 1, 8), (120, 28, 3, 1, 8), (336, 14, 3, 1, 8),
     (72, 56, 3, 1, 24), (216, 28, 3, 1, 24), (576, 14, 3, 1, 24), (528, 56, 3, 2, 264), (1056, 28, 3, 1, 264),
-    (240, 28, 1, 1, 80), (256, 27, 5, 1, 128), (96, 56, 3, 1, 48),
+    (240, 28, 1, 1, 80), (256, 27, 5, 1, 128), (96, 56, 3, 1, 48), (224, 56, 3, 1, 56), (448, 56, 3, 2, 56),
+    (448, 28, 3, 1, 56), (896, 14, 3, 1, 56), (2016, 7, 3, 1, 56),
 )  # fmt: skip
 
 
@@ -105,18 +110,18 @@ def _planes(c: int, k: int, height: int, width: int, kernel: int, stride: int, p
 
 
 def _special(draw: Draw) -> Drawn:
-    """Patches, merges of 2x2 pixels, dilated filters and filters of one row or column."""
+    """Patches, merges of pixels, dilated filters and filters of one row or column."""
     kind = draw.pick(("patch", "patch", "merge", "dilated", "dilated", "line"))
     if kind == "patch":
         k, side, kernel = draw.pick(_PATCHES)
         return _planes(3, k, side, side, kernel, kernel, 0)
     if kind == "merge":
-        c, k, side = draw.pick(_MERGES)
-        return _planes(c, k, side, side, 2, 2, 0)
+        c, k, side, pixels = draw.pick(_MERGES)
+        return _planes(c, k, side, side, pixels, pixels, 0)
     if kind == "dilated":
         c, k, side = draw.pick(((2048, 256, 28), (2048, 256, 33), (2048, 256, 65), (512, 512, 33), (512, 512, 28),
                                 (256, 256, 65), (960, 256, 33), (320, 256, 65)))  # fmt: skip
-        step = draw.pick((2, 2, 4, 6, 12, 18, 24))
+        step = draw.pick((2, 2, 4, 6, 12, 18, 24, 36))
         return _planes(c, k, side, side, 3, 1, step) | {"dilation": step}
     c, k, length = draw.pick(((192, 192, 7), (128, 128, 7), (160, 192, 7), (384, 384, 3), (64, 64, 5)))
     side = draw.pick((8, 17, 17, 35))
@@ -193,7 +198,7 @@ def _line(draw: Draw) -> Drawn:
     """One axis: speech, audio, sequences, as rows of one."""
     kinds = ("whisper", "wav2vec", "wav2vec", "depthwise", "depthwise", "vocoder", "random", "random")
     kind = "position" if draw.chance(0.05) else draw.pick(kinds)  # cuDNN takes 34 ms for one of eight sequences
-    groups = 1
+    groups = dilation = 1
     if kind == "whisper":
         wide = draw.pick((384, 512, 768, 1024, 1280))
         c, k, length, kernel, stride = draw.pick(((80, wide, 3000, 3, 1), (wide, wide, 3000, 3, 2)))
@@ -205,7 +210,7 @@ def _line(draw: Draw) -> Drawn:
         length = 16000 * seconds if at == 0 else 3200 * seconds // 2 ** (at - 1)
     elif kind == "position":
         c = k = draw.pick((768, 1024))
-        length, kernel, stride, padding, groups = draw.pick((49, 99, 149, 249, 499)), 128, 1, 64, 16
+        length, kernel, stride, padding, groups = draw.pick((49, 149, 249, 499)), 128, 1, 64, 16
     elif kind == "depthwise":  # of state spaces (causal) and of Conformers
         c = k = groups = draw.pick((256, 512, 1024, 1536, 2048, 3072, 4096, 5120))
         kernel = draw.pick((4, 4, 4, 3, 15, 31))
@@ -213,8 +218,9 @@ def _line(draw: Draw) -> Drawn:
         padding = kernel - 1 if kernel == 4 else padding
     elif kind == "vocoder":
         c = k = draw.pick((32, 64, 128, 256, 512))
-        length, kernel, stride = draw.pick((1024, 4096, 8192, 32768)), draw.pick((3, 7, 11)), 1
-        padding = kernel // 2
+        length, kernel, stride = draw.pick((256, 1024, 4096, 8192, 32768)), draw.pick((3, 7, 11)), 1
+        dilation = draw.pick((1, 1, 3, 5))
+        padding = kernel // 2 * dilation
     else:
         c, k = (draw.size(4, 2048, draw.pick((1, 8, 32, 64))) for _ in range(2))
         length, kernel, stride = draw.size(16, 65536), draw.pick((1, 3, 3, 5, 7, 9)), draw.pick((1, 1, 1, 2))
@@ -233,7 +239,9 @@ def _volume(draw: Draw) -> Drawn:
     if kind == "video":
         c, side = draw.pick(((64, 56), (128, 28), (256, 14), (512, 7), (64, 112)))
         k, kernel, stride = c * draw.pick((1, 1, 2)), (3, 3), draw.pick((1, 1, 2))
-        c, frames, step = draw.pick((c, c, c, 3)), max(2, frames * 7 // side) if side < 14 else frames, stride
+        frames, step = max(2, frames * 7 // side) if side < 14 else frames, stride
+        if draw.chance(0.15):  # the first layer
+            c, k, side, kernel, stride, step = 3, draw.pick((64, 45)), 112, draw.pick(((3, 7), (1, 7))), 2, 1
     elif kind == "parts":  # R(2+1)D and video diffusion: planes, then frames
         c, side = draw.pick(((64, 56), (144, 56), (230, 28), (288, 28), (460, 14), (576, 14), (320, 32), (640, 16)))
         k, kernel, stride = draw.pick((64, 128, 256, c)), draw.pick(((1, 3), (3, 1))), 1
