@@ -7,7 +7,8 @@ from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Calls, Conflicts, conflict, size
-from kernelcast.kernels.vector import INDEX_BYTES, MAX_THREADS, MemoryKernel, vector_kernel
+from kernelcast.kernels.indexed import IndexedKernel
+from kernelcast.kernels.vector import INDEX_BYTES, MAX_THREADS, vector_kernel
 from kernelcast.kernels.work import Array, Work, Works, ceil_div
 
 # should_use_multiblock: rows up to this many go to several CTAs each when they are at least this long.
@@ -19,7 +20,7 @@ _DIGIT_FLOPS = 4.0  # an element a pass: to a sortable integer, mask, digit, com
 _SORT_FLOPS = 2.0  # compare and exchange
 
 
-class Topk(MemoryKernel):
+class Topk(IndexedKernel):
     """The k largest elements of each row in order, with their places as int64.
 
     Long rows: a kernel for each 8 bits of the number finds the digit of the k-th element, reading all rows anew; short

@@ -1,0 +1,181 @@
+"""interpolate and pad with their gradients: a thread an output pixel, which reads its neighbours of the input."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernelcast.hardware import Gpu
+from kernelcast.kernels.base import Calls, choice, size
+from kernelcast.kernels.spatial import SpatialKernel, each_output, last, layout, width_of
+from kernelcast.kernels.vector import vector_kernel
+from kernelcast.kernels.work import Array, Work, Works, ceil_div
+
+MODES = ("nearest", "bilinear", "bicubic")
+_NEIGHBOURS = {"nearest": 1.0, "bilinear": 4.0, "bicubic": 16.0}  # inputs of an output
+_FLOPS = {"nearest": 0.0, "bilinear": 7.0, "bicubic": 60.0}
+_PLACE_INSTRUCTIONS = 40.0  # of a thread: the output's image, channel, row and column
+_NEIGHBOUR_INSTRUCTIONS = 8.0
+_ATOMIC_INSTRUCTIONS = 12.0  # beside an address: packs halves of a word, and the return
+_THREADS = 512.0
+_STEP_CYCLES = 40.0
+PADS = ("constant", "reflect", "replicate")
+_COPY_THREADS, _COPY_ELEMENTS = 128.0, 4.0
+_COPY_INSTRUCTIONS = 60.0
+
+
+class _Interpolate(SpatialKernel):
+    """Parameters of both directions."""
+
+    examples = (
+        {"batch": 8, "channels": 256, "height": 64, "width": 64, "out_height": 128, "out_width": 128},
+        {"batch": 8, "channels": 21, "height": 65, "width": 65, "out_height": 513, "out_width": 513,
+         "mode": "bilinear"},
+    )  # fmt: skip
+
+    batch: int = size("images")
+    channels: int = size("channels")
+    height: int = size("rows of the small image")
+    width: int = size("columns of the small image")
+    out_height: int = size("rows of the output")
+    out_width: int = size("columns of the output")
+    mode: str = choice("how an output is made of its neighbours", MODES, default="nearest")
+    layout: str = layout()
+
+    @classmethod
+    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+        inputs, outputs = calls["height"] * calls["width"], calls["out_height"] * calls["out_width"]
+        return {
+            **super().hints(calls, gpu),
+            "log_planes": np.log2(calls["batch"] * calls["channels"]),
+            "log_outputs": np.log2(outputs),
+            "log_scale": np.log2(outputs / inputs),
+        }
+
+    @classmethod
+    def _pixels(cls, calls: Calls) -> tuple[Array, Array, Array]:
+        """(images · channels, pixels of the input, of the output)"""
+        planes = calls["batch"] * calls["channels"]
+        return planes, calls["height"] * calls["width"], calls["out_height"] * calls["out_width"]
+
+
+class Interpolate(_Interpolate):
+    """Images in another size (upsample_nearest2d, upsample_bilinear2d, upsample_bicubic2d).
+
+    Bilinear and bicubic kernels give a thread an output pixel and go through all images and channels in it.
+    """
+
+    op = "interpolate"
+
+    @classmethod
+    def work(cls, calls: Calls, gpu: Gpu) -> Works:
+        planes, inputs, outputs = cls._pixels(calls)
+        mode = calls.choice("mode")
+        loops = np.where(mode != "nearest" and not last(calls), planes, 1.0)  # of a thread
+        neighbours = _NEIGHBOURS[mode]
+        work = each_output(
+            gpu,
+            planes * outputs,
+            threads=_THREADS,
+            a_thread=loops,
+            moved_bytes=planes * (np.minimum(inputs, neighbours * outputs) + outputs) * width_of(calls),
+            instructions=_PLACE_INSTRUCTIONS / loops + _NEIGHBOUR_INSTRUCTIONS * neighbours,
+            flops=_FLOPS[mode],
+            steps=loops,
+            step_cycles=_STEP_CYCLES,
+        )
+        return (work,)
+
+
+class InterpolateBackward(_Interpolate):
+    """Gradient of interpolate. Nearest: an input sums its outputs; else outputs are added to zeros by atomics."""
+
+    op = "interpolate_backward"
+
+    @classmethod
+    def work(cls, calls: Calls, gpu: Gpu) -> Works:
+        planes, inputs, outputs = cls._pixels(calls)
+        mode, element_bytes = calls.choice("mode"), width_of(calls)
+        moved = planes * (inputs + outputs) * element_bytes
+        if mode == "nearest":
+            met = np.maximum(1.0, outputs / inputs)
+            instructions = _PLACE_INSTRUCTIONS + _NEIGHBOUR_INSTRUCTIONS * met
+            work = each_output(gpu, planes * inputs, threads=_THREADS, moved_bytes=moved, instructions=instructions,
+                               flops=met, steps=met, step_cycles=_STEP_CYCLES)  # fmt: skip
+            return (work,)
+        adds = _NEIGHBOURS[mode]
+        work = each_output(
+            gpu,
+            planes * outputs,
+            threads=_THREADS,
+            moved_bytes=moved + planes * inputs * element_bytes,
+            again_bytes=adds * planes * outputs * element_bytes,
+            instructions=_PLACE_INSTRUCTIONS + (_NEIGHBOUR_INSTRUCTIONS + _ATOMIC_INSTRUCTIONS) * adds,
+            flops=_FLOPS[mode],
+            steps=adds,
+            step_cycles=_STEP_CYCLES,
+        )
+        return (_filled(gpu, planes * inputs * element_bytes), work)
+
+
+def _filled(gpu: Gpu, filled_bytes: Array) -> Work:
+    return vector_kernel(gpu, tasks=ceil_div(filled_bytes, 128.0 * 16.0), threads=128.0, moved_bytes=filled_bytes)
+
+
+class _Pad(SpatialKernel):
+    """Parameters of both directions."""
+
+    examples = (
+        {"images": 2048, "height": 64, "width": 64, "border": 1},
+        {"images": 512, "height": 128, "width": 128, "border": 3, "mode": "reflect"},
+    )
+
+    images: int = size("images times channels")
+    height: int = size("rows of the small image")
+    width: int = size("columns of the small image")
+    border: int = size("pixels added on each side")
+    mode: str = choice("what the border holds", PADS, default="constant")
+
+    @classmethod
+    def _sizes(cls, calls: Calls) -> tuple[Array, Array]:
+        """Elements of the small images and of the padded ones."""
+        wide = (calls["height"] + 2 * calls["border"]) * (calls["width"] + 2 * calls["border"])
+        return calls["images"] * calls["height"] * calls["width"], calls["images"] * wide
+
+
+class Pad(_Pad):
+    """Images with a border. Constant: the whole is filled, then the image copied into it."""
+
+    op = "pad"
+
+    @classmethod
+    def work(cls, calls: Calls, gpu: Gpu) -> Works:
+        (inputs, outputs), element_bytes = cls._sizes(calls), width_of(calls)
+        if calls.choice("mode") == "constant":
+            return (_filled(gpu, outputs * element_bytes), _copied(gpu, inputs, element_bytes))
+        return (_moved(gpu, outputs, (inputs + outputs) * element_bytes),)
+
+
+class PadBackward(_Pad):
+    """Gradient of pad. Constant: a copy of the inside; else the border's gradients are added by atomics."""
+
+    op = "pad_backward"
+
+    @classmethod
+    def work(cls, calls: Calls, gpu: Gpu) -> Works:
+        (inputs, outputs), element_bytes = cls._sizes(calls), width_of(calls)
+        if calls.choice("mode") == "constant":
+            return (_copied(gpu, inputs, element_bytes),)
+        added = _moved(gpu, outputs, (2 * inputs + outputs) * element_bytes, _ATOMIC_INSTRUCTIONS)
+        return (_filled(gpu, inputs * element_bytes), added)
+
+
+def _copied(gpu: Gpu, elements: Array, element_bytes: float) -> Work:
+    """Of a part: every place is computed."""
+    return each_output(gpu, elements, threads=_COPY_THREADS, a_thread=_COPY_ELEMENTS,
+                       moved_bytes=2 * elements * element_bytes, instructions=_COPY_INSTRUCTIONS)  # fmt: skip
+
+
+def _moved(gpu: Gpu, outputs: Array, moved_bytes: Array, more: float = 0.0) -> Work:
+    """A thread an element of the padded image."""
+    return each_output(gpu, outputs, threads=256.0, moved_bytes=moved_bytes, instructions=_PLACE_INSTRUCTIONS + more,
+                       steps=2.0, step_cycles=_STEP_CYCLES)  # fmt: skip
