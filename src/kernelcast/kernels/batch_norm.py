@@ -13,7 +13,7 @@ import numpy as np
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Calls, choice, flag, size
 from kernelcast.kernels.spatial import SpatialKernel, last, layout, width_of
-from kernelcast.kernels.vector import ACCUMULATOR_BYTES, VECTOR_DTYPES, vector_kernel
+from kernelcast.kernels.vector import ACCUMULATOR_BYTES, VECTOR_DTYPES, Mask, vector_kernel
 from kernelcast.kernels.work import Array, Number, Work, Works, ceil_div
 
 _MOST_THREADS = 512.0  # MAX_BLOCK_SIZE of a CTA
@@ -107,7 +107,7 @@ def _power_below(count: Number) -> Array:
     return 2 ** np.floor(np.log2(np.maximum(count, 1.0)))
 
 
-def _channel_pass(gpu: Gpu, shape: _Shape, reads: int, writes: int, runs: Array | bool) -> Work:
+def _channel_pass(gpu: Gpu, shape: _Shape, reads: int, writes: int, runs: Mask) -> Work:
     """A CTA a channel: sums over all of ``reads`` tensors, and, where it writes, all of them once more."""
     wide = _threads(shape.spatial)
     if not writes:
@@ -127,7 +127,7 @@ def _channel_pass(gpu: Gpu, shape: _Shape, reads: int, writes: int, runs: Array 
         converted=(reads * passes + writes) * shape.elements if shape.element_bytes < 4 else 0.0,
         warp_instructions=(8 * reads * passes) * shape.elements / gpu.warp_threads,
         steps=steps * passes,
-        runs=np.asarray(runs, dtype=bool),
+        runs=runs,
     )
     # What does not stay in L2 between the passes comes from DRAM again.
     again = np.where(moved > gpu.l2_bytes, writes * reads * shape.elements * shape.element_bytes, 0.0)
@@ -164,7 +164,7 @@ def _row_grid(shape: _Shape) -> tuple[Array, Array, Array, Array]:
     return ceil_div(shape.channels, wide), down, wide, high
 
 
-def _row_sums(gpu: Gpu, shape: _Shape, reads: float, runs: Array | bool) -> Work:
+def _row_sums(gpu: Gpu, shape: _Shape, reads: float, runs: Mask) -> Work:
     """Channels last: CTAs of some channels share the rows, and the last of them adds up their parts."""
     across, down, wide, high = _row_grid(shape)
     down = np.where(down < 8, 1.0, down)  # else no CTAs share
@@ -182,7 +182,7 @@ def _row_sums(gpu: Gpu, shape: _Shape, reads: float, runs: Array | bool) -> Work
         warp_instructions=8 * reads * shape.elements / gpu.warp_threads,
         registers=48.0,
         steps=ceil_div(shape.rows, down * high * _ROWS_AT_ONCE),
-        runs=np.asarray(runs, dtype=bool),
+        runs=runs,
     )
     return replace(work, step_cycles=_ROWS_AT_ONCE * _WELFORD_CYCLES)
 
@@ -203,12 +203,12 @@ def _by_rows(gpu: Gpu, shape: _Shape, tensors: float, flops: float) -> Work:
     return replace(work, step_cycles=_ROWS_AT_ONCE * _COPY_CYCLES)
 
 
-def _small(gpu: Gpu, shape: _Shape, runs: Array) -> Work:
+def _small(gpu: Gpu, shape: _Shape, runs: Mask) -> Work:
     """1/σ and the kept statistics, a number of each a channel."""
     return vector_kernel(
         gpu,
         tasks=ceil_div(shape.channels, 512.0),
         threads=128.0,
         moved_bytes=6 * ACCUMULATOR_BYTES * shape.channels,
-        runs=np.asarray(runs, dtype=bool),
+        runs=runs,
     )

@@ -8,7 +8,7 @@ import numpy as np
 
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Calls, Kernel
-from kernelcast.kernels.vector import INDEX_BYTES, VECTOR_DTYPES, vector_kernel
+from kernelcast.kernels.vector import INDEX_BYTES, VECTOR_DTYPES, Mask, vector_kernel
 from kernelcast.kernels.work import Array, Number, Work, ceil_div
 
 _RADIX_BITS = 8.0  # of one pass of cub's radix sort
@@ -35,7 +35,7 @@ def distinct(draws: Array, places: Array) -> Array:
     return -places * np.expm1(draws * np.log1p(-1 / np.maximum(places, 1.0 + 1e-9)))
 
 
-def radix_sort(gpu: Gpu, items: Array, key_bytes: float, value_bytes: float, bits: Number, runs: Array | bool) -> Work:
+def radix_sort(gpu: Gpu, items: Array, key_bytes: float, value_bytes: float, bits: Number, runs: Mask) -> Work:
     """cub's onesweep of keys with values: a histogram of all digits, its scan, then a pass for each 8 bits."""
     passes = ceil_div(bits, _RADIX_BITS)
     pair = key_bytes + value_bytes
@@ -49,7 +49,7 @@ def radix_sort(gpu: Gpu, items: Array, key_bytes: float, value_bytes: float, bit
         registers=64.0,
         smem_bytes_per_cta=_SORT_THREADS * _SORT_ITEMS * pair,
         launches=passes + 2,
-        runs=np.asarray(runs, dtype=bool),
+        runs=runs,
     )
 
 

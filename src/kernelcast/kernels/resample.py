@@ -125,21 +125,22 @@ class _Pad(SpatialKernel):
     """Parameters of both directions."""
 
     examples = (
-        {"images": 2048, "height": 64, "width": 64, "border": 1},
-        {"images": 512, "height": 128, "width": 128, "border": 3, "mode": "reflect"},
+        {"images": 2048, "height": 64, "width": 64, "out_height": 66, "out_width": 66},
+        {"images": 512, "height": 128, "width": 128, "out_height": 134, "out_width": 134, "mode": "reflect"},
     )
 
     images: int = size("images times channels")
     height: int = size("rows of the small image")
     width: int = size("columns of the small image")
-    border: int = size("pixels added on each side")
+    out_height: int = size("rows of the padded image")
+    out_width: int = size("columns of the padded image")
     mode: str = choice("what the border holds", PADS, default="constant")
 
     @classmethod
     def _sizes(cls, calls: Calls) -> tuple[Array, Array]:
         """Elements of the small images and of the padded ones."""
-        wide = (calls["height"] + 2 * calls["border"]) * (calls["width"] + 2 * calls["border"])
-        return calls["images"] * calls["height"] * calls["width"], calls["images"] * wide
+        small, wide = calls["height"] * calls["width"], calls["out_height"] * calls["out_width"]
+        return calls["images"] * small, calls["images"] * wide
 
 
 class Pad(_Pad):

@@ -12,7 +12,7 @@ import numpy as np
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Calls, choice, flag, size
 from kernelcast.kernels.indexed import IndexedKernel, distinct, place_bits, radix_sort
-from kernelcast.kernels.vector import INDEX_BYTES, SECTOR_BYTES, VECTOR_BYTES, vector_kernel
+from kernelcast.kernels.vector import INDEX_BYTES, SECTOR_BYTES, VECTOR_BYTES, Mask, vector_kernel
 from kernelcast.kernels.work import Array, Number, Work, Works, ceil_div
 
 _THREADS, _ELEMENTS = 128.0, 4.0  # of a CTA, and of a thread of it: index_elementwise_kernel<128, 4>
@@ -92,7 +92,7 @@ class ScatterAdd(_ByElement):
         return (_elementwise(gpu, elements, moved, elements * element_bytes, True, _ATOMIC_INSTRUCTIONS),)
 
 
-def _elementwise(gpu: Gpu, elements: Array, moved: Array, again: Number, runs: Array | bool, more: float = 0.0) -> Work:
+def _elementwise(gpu: Gpu, elements: Array, moved: Array, again: Number, runs: Mask, more: float = 0.0) -> Work:
     return vector_kernel(
         gpu,
         tasks=ceil_div(elements, _THREADS * _ELEMENTS),
@@ -101,11 +101,11 @@ def _elementwise(gpu: Gpu, elements: Array, moved: Array, again: Number, runs: A
         again_bytes=again,
         warp_instructions=(_OFFSET_INSTRUCTIONS + more) * elements / gpu.warp_threads,
         steps=2.0,  # the index, then the element
-        runs=np.asarray(runs, dtype=bool),
+        runs=runs,
     )
 
 
-def _row_copies(gpu: Gpu, calls: Calls, moved: Array, runs: Array | bool) -> Work:
+def _row_copies(gpu: Gpu, calls: Calls, moved: Array, runs: Mask) -> Work:
     """A CTA for each 4 KiB of a row, 16 bytes a thread."""
     row_bytes = calls["cols"] * calls.dtype.act_bytes
     pieces = ceil_div(row_bytes, _GATHER_THREADS * VECTOR_BYTES)
@@ -118,7 +118,7 @@ def _row_copies(gpu: Gpu, calls: Calls, moved: Array, runs: Array | bool) -> Wor
         again_bytes=calls["rows"] * (pieces - 1) * INDEX_BYTES,
         registers=24.0,
         steps=2.0,
-        runs=np.asarray(runs, dtype=bool),
+        runs=runs,
     )
 
 

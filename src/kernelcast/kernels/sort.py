@@ -10,7 +10,7 @@ import numpy as np
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Calls, choice, size
 from kernelcast.kernels.indexed import IndexedKernel, radix_sort, zeros
-from kernelcast.kernels.vector import INDEX_BYTES, vector_kernel
+from kernelcast.kernels.vector import INDEX_BYTES, Mask, vector_kernel
 from kernelcast.kernels.work import Array, Work, Works, ceil_div
 
 _KEYS = ("int64", "int32")
@@ -71,7 +71,7 @@ def _copies(gpu: Gpu, elements: Array, key_bytes: float) -> Work:
     )
 
 
-def _in_cta(gpu: Gpu, rows: Array, cols: Array, key_bytes: float, runs: Array) -> Work:
+def _in_cta(gpu: Gpu, rows: Array, cols: Array, key_bytes: float, runs: Mask) -> Work:
     """Rows up to 32 in a warp; up to 4,096 in a CTA of the next power of two, 8 to 32 elements a thread."""
     padded = np.exp2(np.ceil(np.log2(np.maximum(np.minimum(cols, _SMALL), _WARP))))
     passes = 8 * key_bytes / 4.0  # BlockRadixSort, 4 bits
@@ -91,7 +91,7 @@ def _in_cta(gpu: Gpu, rows: Array, cols: Array, key_bytes: float, runs: Array) -
     )
 
 
-def _rows(gpu: Gpu, elements: Array, runs: Array) -> Work:
+def _rows(gpu: Gpu, elements: Array, runs: Mask) -> Work:
     """Row starts of cub's segmented sort; its passes are counted with the others."""
     return vector_kernel(gpu, tasks=ceil_div(elements, 1e6), threads=128.0, moved_bytes=elements * 0.0 + 1, runs=runs)
 

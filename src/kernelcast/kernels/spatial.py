@@ -9,7 +9,7 @@ import numpy as np
 
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Calls, Kernel, choice
-from kernelcast.kernels.vector import SECTOR_BYTES, VECTOR_DTYPES, vector_kernel
+from kernelcast.kernels.vector import SECTOR_BYTES, VECTOR_DTYPES, Mask, vector_kernel
 from kernelcast.kernels.work import Array, Number, Work, ceil_div
 
 LAYOUTS = ("nchw", "nhwc")
@@ -51,10 +51,9 @@ def each_output(
     steps: Number = 1.0,
     step_cycles: Number = 0.0,
     registers: float = 32.0,
-    runs: Array | bool = True,
+    runs: Mask = True,
 ) -> Work:
     """Threads that each make ``a_thread`` outputs, one after another; ``instructions`` are a thread's for one."""
-    on = np.asarray(runs, dtype=bool)
     work = vector_kernel(
         gpu,
         tasks=ceil_div(outputs, threads * np.asarray(a_thread, dtype=np.float64)),
@@ -65,7 +64,7 @@ def each_output(
         warp_instructions=instructions * outputs / gpu.warp_threads,
         registers=registers,
         steps=steps,
-        runs=on,
+        runs=runs,
     )
     return replace(work, step_cycles=step_cycles)
 

@@ -18,6 +18,7 @@ MAX_THREADS = 1024.0
 WAVEFRONT_BYTES = 128.0  # an access to shared memory takes a cycle of all 32 banks, however few it uses
 SECTOR_BYTES = 32.0  # what one scattered access moves between L2 and an SM (CUDA C++ programming guide, 5.3.2)
 INDEX_BYTES = 8.0  # int64
+Mask = NDArray[np.bool_] | bool  # which calls
 ACCUMULATOR_BYTES = 4.0  # vector kernels sum in fp32
 
 

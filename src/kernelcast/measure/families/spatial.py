@@ -88,10 +88,10 @@ def _adaptive(draw: Draw) -> Drawn:
 def _resized(draw: Draw) -> Drawn:
     batch, channels, side = _map(draw, 2**24)
     if draw.chance(0.15):  # scores of classes, to the size of the image
-        channels, side, scale = draw.pick((1, 19, 21, 150)), draw.pick((28, 32, 64, 65, 128)), draw.pick((4, 8))
-        batch = max(1, min(batch, 2**26 // (channels * (side * scale) ** 2)))
+        channels, side, scale = draw.pick((1, 19, 21, 150)), draw.pick((28, 32, 64, 65, 128)), draw.pick((4.0, 8.0))
+        batch = max(1, min(batch, 2**26 // int(channels * (side * scale) ** 2)))
     else:
-        scale = draw.pick((2, 2, 2, 1.5, 0.5, 4))
+        scale = draw.pick((8, 8, 8, 6, 2, 16)) / 4
     out = max(1, int(side * scale))
     return {"op": draw.pick(("interpolate", "interpolate", "interpolate_backward")), "batch": batch,
             "channels": channels, "height": side, "width": side, "out_height": out, "out_width": out,
@@ -101,9 +101,10 @@ def _resized(draw: Draw) -> Drawn:
 
 def _padded(draw: Draw) -> Drawn:
     batch, channels, side = _map(draw, 2**26)
-    border = min(draw.pick((1, 1, 2, 3, 3, 4)), max(1, side - 1))
+    added = min(draw.pick((2, 2, 1, 4, 6, 6, 8)), 2 * (side - 1))
     return {"op": draw.pick(("pad", "pad", "pad_backward")), "images": batch * channels, "height": side, "width": side,
-            "border": border, "mode": draw.pick(("constant", "reflect", "reflect", "replicate")),
+            "out_height": side + added, "out_width": side + added,
+            "mode": draw.pick(("constant", "reflect", "reflect", "replicate")),
             "dtype": draw.pick(_DTYPES), "stack": "torch"}  # fmt: skip
 
 

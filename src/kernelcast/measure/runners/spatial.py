@@ -118,7 +118,7 @@ def _pool(call: Any) -> Recipe:
 
 
 def _adaptive(call: Any) -> Recipe:
-    out = [call.out_height, call.out_width]
+    out = (call.out_height, call.out_width)
     return _either(call, [call.height, call.width], out, lambda x: functional.adaptive_avg_pool2d(x, out))
 
 
@@ -128,13 +128,14 @@ def _interpolate(call: Any) -> Recipe:
 
 
 def _pad(call: Any) -> Recipe:
-    """Images and channels as one batch of two axes."""
+    """Images and channels as two axes; what does not divide evenly by two goes to the far side."""
     channels = next(n for n in (64, 32, 16, 8, 4, 2, 1) if call.images % n == 0)
     small = (call.images // channels, channels, call.height, call.width)
-    wide = (*small[:2], call.height + 2 * call.border, call.width + 2 * call.border)
+    added = [call.out_width - call.width, call.out_height - call.height]
+    borders = [part for more in added for part in (more // 2, more - more // 2)]
 
     def layer(x: Tensor) -> Tensor:
-        return functional.pad(x, [call.border] * 4, mode=call.mode)
+        return functional.pad(x, borders, mode=call.mode)
 
     if call.op == "pad":
         return _aten(specs(call.dtype, small), lambda x: partial(torch.no_grad()(layer), x))
@@ -143,7 +144,7 @@ def _pad(call: Any) -> Recipe:
         leaf = x.detach().requires_grad_()
         return partial(torch.autograd.grad, layer(leaf), leaf, gradient, retain_graph=True)
 
-    return _aten(specs(call.dtype, small, wide), launch)
+    return _aten(specs(call.dtype, small, (*small[:2], call.out_height, call.out_width)), launch)
 
 
 def _channels_last(call: Any) -> Recipe:
