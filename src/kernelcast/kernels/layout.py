@@ -11,8 +11,8 @@ from kernelcast.kernels.vector import VECTOR_BYTES
 from kernelcast.kernels.work import Array, Works
 
 _COPY_THREADS, _COPY_ELEMENTS = 128.0, 4.0  # elementwise_kernel<128, 4>
-_COPY_INSTRUCTIONS = 60.0  # of a thread for an element: its place in both tensors, over three axes
-_ROLL_THREADS, _ROLL_INSTRUCTIONS = 512.0, 60.0  # roll_cuda_kernel: three 64-bit divisions
+_COPY_INSTRUCTIONS = 110.0  # of a thread for an element: its place in both tensors, over three axes
+_ROLL_THREADS, _ROLL_INSTRUCTIONS = 512.0, 130.0  # roll_cuda_kernel: three 64-bit divisions
 _CAT_THREADS = 256.0
 
 
@@ -67,7 +67,7 @@ class ChannelCat(SpatialKernel):
             threads=_CAT_THREADS,
             a_thread=VECTOR_BYTES / element_bytes,
             moved_bytes=2 * elements * element_bytes,
-            instructions=10.0,
+            instructions=np.full(calls.count, 75.0 if calls.choice("layout") == "nhwc" else 10.0),
         )
         return (work,)
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
 
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Calls, Kernel, choice
-from kernelcast.kernels.vector import SECTOR_BYTES, VECTOR_DTYPES, Mask, vector_kernel
+from kernelcast.kernels.vector import SECTOR_BYTES, VECTOR_DTYPES, Mask, paced, vector_kernel
 from kernelcast.kernels.work import Array, Number, Work, ceil_div
 
 LAYOUTS = ("nchw", "nhwc")
@@ -66,9 +65,14 @@ def each_output(
         steps=steps,
         runs=runs,
     )
-    return replace(work, step_cycles=step_cycles)
+    return paced(work, gpu, step_cycles)
 
 
 def scattered_bytes(element_bytes: float, stride: Number) -> Array:
     """What an SM fetches for an element whose neighbour in the warp lies ``stride`` elements on, beyond itself."""
     return np.clip(element_bytes * np.asarray(stride, dtype=np.float64), element_bytes, SECTOR_BYTES) - element_bytes
+
+
+def power_below(count: Number) -> Array:
+    """The largest power of two that is at most ``count``."""
+    return 2 ** np.floor(np.log2(np.maximum(count, 1.0)))
