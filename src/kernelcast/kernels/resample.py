@@ -15,7 +15,7 @@ _NEIGHBOURS = {"nearest": 1.0, "bilinear": 4.0, "bicubic": 16.0}  # inputs of an
 _FLOPS = {"nearest": 0.0, "bilinear": 7.0, "bicubic": 60.0}
 # Of a thread for an output: the divisions that give its image, channel, row and column; more where channels lie last.
 _PLACE_INSTRUCTIONS = {"nchw": 55.0, "nhwc": 160.0}
-_NEIGHBOUR_INSTRUCTIONS = 20.0
+_NEIGHBOUR_INSTRUCTIONS, _LOOP_INSTRUCTIONS = 20.0, 4.0  # of an input; where its place is known from the last image
 _ATOMIC_INSTRUCTIONS = {"nchw": 110.0, "nhwc": 30.0}  # rows of a map are added to in the same words of 32 bits
 _THREADS = 1024.0
 _STEP_CYCLES = 40.0
@@ -86,7 +86,8 @@ class Interpolate(_Interpolate):
             threads=_THREADS,
             a_thread=loops,
             moved_bytes=planes * (np.minimum(inputs, neighbours * outputs) + outputs) * element_bytes,
-            instructions=_PLACE_INSTRUCTIONS[calls.choice("layout")] / loops + _NEIGHBOUR_INSTRUCTIONS * neighbours,
+            instructions=_PLACE_INSTRUCTIONS[calls.choice("layout")] / loops
+            + (_LOOP_INSTRUCTIONS if through else _NEIGHBOUR_INSTRUCTIONS) * neighbours,
             flops=_FLOPS[mode],
             steps=loops,
             step_cycles=cycles,

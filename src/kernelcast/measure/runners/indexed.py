@@ -14,6 +14,7 @@ from torch.nn import functional
 from kernelcast.measure.pool import MOST_SETS, Spec, specs
 from kernelcast.measure.runners import Launch, Recipe, Runner
 
+_FEW_SETS = 64  # of calls that launch ten kernels and more: a graph of thousands takes longer to make than to run
 _ROTATED_BYTES = 150e6  # of indices, which each set has of its own: about 2.5 times an L2
 
 
@@ -25,10 +26,10 @@ def _index(places: int, *shape: int) -> Tensor:
     return torch.randint(places, shape, device=_device())
 
 
-def _recipe(tensors: Sequence[Spec], launch: Callable[..., Launch], indices: int) -> Recipe:
+def _recipe(tensors: Sequence[Spec], launch: Callable[..., Launch], indices: int, most: int = MOST_SETS) -> Recipe:
     """``indices``: int64 numbers that each set makes for itself."""
     bytes_of_a_set = 8 * indices + sum(spec.bytes for spec in tensors)
-    sets = max(2, min(MOST_SETS, math.ceil(_ROTATED_BYTES / bytes_of_a_set)))
+    sets = max(2, min(most, math.ceil(_ROTATED_BYTES / bytes_of_a_set)))
     return Recipe(tensors, launch, "aten", sets)
 
 
@@ -55,7 +56,7 @@ def _embedding_bag_backward(call: Any) -> Recipe:
         return partial(torch.autograd.grad, bags, leaf, gradient, retain_graph=True)
 
     tensors = specs(call.dtype, (call.vocab, call.hidden), (call.bags, call.hidden))
-    return _recipe(tensors, launch, 3 * call.bags * call.pooling)
+    return _recipe(tensors, launch, 3 * call.bags * call.pooling, _FEW_SETS)
 
 
 def _element_index(call: Any) -> tuple[Tensor, int]:
@@ -123,24 +124,28 @@ def _index_put(call: Any) -> Recipe:
 
 def _rows_into(call: Any, launch: Callable[..., Launch]) -> Recipe:
     target = specs(call.dtype, (call.size, call.cols), use="changed")
-    return _recipe((*target, *specs(call.dtype, (call.rows, call.cols))), launch, call.rows)
+    many = call.op == "index_put" and call.accumulate
+    return _recipe(
+        (*target, *specs(call.dtype, (call.rows, call.cols))), launch, call.rows, _FEW_SETS if many else MOST_SETS
+    )
 
 
 def _sort(call: Any) -> Recipe:
     shape = (call.rows, call.cols)
     if call.keys is None:
-        return _recipe(specs(call.dtype, shape), lambda x: partial(torch.sort, x, dim=1), 0)
+        return _recipe(specs(call.dtype, shape), lambda x: partial(torch.sort, x, dim=1), 0, _FEW_SETS)
     whole = torch.int64 if call.keys == "int64" else torch.int32
     most = max(2, min(2**31 - 1, call.rows * call.cols))  # as ids of experts, tokens or nodes are
 
     def launch(x: Tensor) -> Launch:
         return partial(torch.sort, torch.randint(most, shape, dtype=whole, device=_device()), dim=1)
 
-    return _recipe(specs("fp32", (1,)), launch, call.rows * call.cols)
+    return _recipe(specs("fp32", (1,)), launch, call.rows * call.cols, _FEW_SETS)
 
 
 def _topk(call: Any) -> Recipe:
-    return _recipe(specs(call.dtype, (call.rows, call.cols)), lambda x: partial(torch.topk, x, call.k, dim=1), 0)
+    shape = (call.rows, call.cols)
+    return _recipe(specs(call.dtype, shape), lambda x: partial(torch.topk, x, call.k, dim=1), 0, _FEW_SETS)
 
 
 def _searchsorted(call: Any) -> Recipe:

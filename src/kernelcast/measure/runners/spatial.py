@@ -15,6 +15,7 @@ from kernelcast.measure.runners import Launch, Recipe, Runner
 
 aten = torch.ops.aten
 Layer = Callable[[Tensor], Tensor]
+_GRADIENT_SETS = 96  # each runs its forward first, and autograd's engine at every launch
 
 
 def _aten(tensors: Sequence[Spec], launch: Callable[..., Launch]) -> Recipe:
@@ -51,7 +52,7 @@ def _backward(
         y = layer(leaf)
         return partial(torch.autograd.grad, y, [leaf, *weights], _viewed(call, gradient), retain_graph=True)
 
-    return _aten(specs(call.dtype, _map(call, sizes), _map(call, out_sizes)), launch)
+    return Recipe(specs(call.dtype, _map(call, sizes), _map(call, out_sizes)), launch, "aten", _GRADIENT_SETS)
 
 
 def _either(call: Any, sizes: Sequence[int], out_sizes: Sequence[int], layer: Layer) -> Recipe:
