@@ -210,13 +210,13 @@ def test_cumsum() -> None:
 
 def test_topk_of_long_rows_reads_them_once_a_byte_and_once_to_gather() -> None:
     found = works("topk", rows=64, cols=128256, k=50)
-    assert len(found) == 2 + 1 + 1  # two digits of 8 bits, gather, sort
+    assert len(found) == 2 * 2 + 1 + 1  # two digits of 8 bits, each counted and joined; gather, sort
     assert of(found[0], "activation_bytes") == 64 * 128256 * 2 + 64 * 512
-    assert of(found[2], "activation_bytes") == 64 * 128256 * 2 + 64 * 50 * (2 + 8)
-    assert of(found[3], "activation_bytes") == 2 * 64 * 50 * 10
+    assert of(found[4], "activation_bytes") == 64 * 128256 * 2 + 64 * 50 * (2 + 8)
+    assert of(found[5], "activation_bytes") == 2 * 64 * 50 * 10
     # 50 in 64: 6 · 7 / 2 = 21 levels of 32 pairs
-    assert of(found[3], "useful_flops") == 64 * 21 * 32 * 2
-    assert len(works("topk", rows=64, cols=128256, k=50, dtype="fp32")) == 4 + 2
+    assert of(found[5], "useful_flops") == 64 * 21 * 32 * 2
+    assert len(works("topk", rows=64, cols=128256, k=50, dtype="fp32")) == 2 * 4 + 2
 
 
 def test_topk_of_short_rows_takes_a_cta_each() -> None:

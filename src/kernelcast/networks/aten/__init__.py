@@ -4,10 +4,12 @@ from kernelcast.networks.aten import (  # noqa: F401  each fills the table
     attention,
     convolution,
     elementwise,
+    indexing,
     matrix,
     movement,
     optimizer,
     rows,
+    spatial,
 )
 from kernelcast.networks.aten.table import Costed, Settings, cost, known_ops
 

@@ -1,4 +1,4 @@
-"""Convolutions and pooling."""
+"""Convolutions."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from kernelcast.networks.aten.table import (
     launch,
     matrix_format,
     number_format,
-    pointwise,
     rule,
-    total_bytes,
 )
 from kernelcast.networks.traced import Op, Tensor
 
@@ -139,13 +137,3 @@ def _backward(op: Op, settings: Settings) -> Iterator[Launch]:
         rows, cols, axis = (pixels, channels, "rows") if last else (channels, pixels, "cols")
         yield launch("reduction", "reduce_sum", rows=rows, cols=cols, axis=axis, dtype=number_format(grad))
 
-
-@rule("max_pool2d_with_indices", "avg_pool2d", "_adaptive_avg_pool2d", "adaptive_max_pool2d", "max_pool2d",
-      "upsample_nearest2d", "upsample_bilinear2d", "max_pool3d_with_indices", "avg_pool3d", "_adaptive_avg_pool3d",
-      "max_pool2d_with_indices_backward", "avg_pool2d_backward", "_adaptive_avg_pool2d_backward",
-      "upsample_nearest2d_backward", "upsample_bilinear2d_backward", "im2col", "col2im")  # fmt: skip
-def _pool(op: Op, settings: Settings) -> Iterator[Launch]:
-    """A thread an output that reads its window; neighbours share it through L1."""
-    x = max((*op.inputs, *op.outputs), key=lambda t: t.elements)
-    yield pointwise("pooling", max(t.elements for t in op.outputs), number_format(x), flops=4.0, access="strided",
-                    read_bytes=total_bytes(op.inputs), written_bytes=total_bytes(op.outputs))  # fmt: skip
