@@ -233,6 +233,8 @@ def _kv_tile(
             head_dim <= 64, np.where(paged, 96.0, 128.0),
             np.where(head_dim <= 128, np.where(paged, 96.0, np.where(causal > 0, 128.0, 192.0)), 80.0),
         )  # fmt: skip
+    if name == "efficient":  # generate_kernels.py
+        return np.where(head_dim <= 64, 64.0, 128.0)
     if name in ("fa4", "cudnn", "trtllm"):
         return np.where(head_dim <= 128, 128.0, 64.0)
     if name == "flashinfer":  # prefill.cuh, NUM_MMA_KV: what registers and half of an SM's shared memory hold

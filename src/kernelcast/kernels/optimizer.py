@@ -10,12 +10,12 @@ from kernelcast.kernels.dtypes import dtype
 from kernelcast.kernels.vector import ACCUMULATOR_BYTES, VECTOR_DTYPES, MemoryKernel, vector_kernel
 from kernelcast.kernels.work import Array, Number, Work, Works, ceil_div
 
-_CHUNK = 65536.0  # kChunkSize: elements of a CTA
-_THREADS = 512.0  # kBlockSize
-_VECTOR = 4.0  # kILP: elements of one load
+CHUNK = 65536.0  # kChunkSize: elements of a CTA
+THREADS = 512.0  # kBlockSize
+VECTOR = 4.0  # kILP: elements of one load
 # What one launch may name, with the 32 KB of kernel arguments of CUDA 13; CUDA 12's 4 KB hold a seventh.
-_LAUNCH_CHUNKS = 2240.0
-_LAUNCH_TENSORS = (770.0, 448.0, 336.0, 252.0)  # with 1, 2, 3 or 4 lists of them: parameters, gradients, states
+LAUNCH_CHUNKS = 2240.0
+LAUNCH_TENSORS = (770.0, 448.0, 336.0, 252.0)  # with 1, 2, 3 or 4 lists of them: parameters, gradients, states
 
 
 class _Fused(MemoryKernel):
@@ -27,7 +27,7 @@ class _Fused(MemoryKernel):
     @classmethod
     def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
         """As a matrix of one chunk a row: what is learned of element-wise ops knows rows and columns."""
-        rows, cols = ceil_div(calls["elements"], _CHUNK), np.minimum(calls["elements"], _CHUNK)
+        rows, cols = ceil_div(calls["elements"], CHUNK), np.minimum(calls["elements"], CHUNK)
         return {"log_rows": np.log2(rows + 1), "log_cols": np.log2(cols + 1)}
 
 
@@ -44,19 +44,19 @@ def _update(
 ) -> Work:
     """For each parameter ``own`` numbers of its format move and ``states`` others, in loads and stores of four."""
     elements, tensors, own_bytes = calls["elements"], calls["tensors"], calls.dtype.act_bytes
-    chunks = tensors * ceil_div(elements, tensors * _CHUNK)
+    chunks = tensors * ceil_div(elements, tensors * CHUNK)
     return vector_kernel(
         gpu,
         tasks=chunks,
-        threads=_THREADS,
+        threads=THREADS,
         moved_bytes=elements * (own * own_bytes + states * state_bytes),
         flops=flops * elements,
         xu_ops=xu_ops * elements,
         converted=elements * (own * (own_bytes < 4) + states * (state_bytes < 4)),
-        warp_instructions=(own + states) * elements / _VECTOR / gpu.warp_threads,
+        warp_instructions=(own + states) * elements / VECTOR / gpu.warp_threads,
         registers=48.0,
-        steps=ceil_div(np.minimum(elements / tensors, _CHUNK), _THREADS * _VECTOR),
-        launches=np.maximum(ceil_div(tensors, launch_tensors), ceil_div(chunks, _LAUNCH_CHUNKS)),
+        steps=ceil_div(np.minimum(elements / tensors, CHUNK), THREADS * VECTOR),
+        launches=np.maximum(ceil_div(tensors, launch_tensors), ceil_div(chunks, LAUNCH_CHUNKS)),
     )
 
 
@@ -84,15 +84,15 @@ class Adamw(_Fused):
         steps = vector_kernel(
             gpu,
             tasks=tensors,
-            threads=_THREADS,
+            threads=THREADS,
             moved_bytes=2 * tensors * ACCUMULATOR_BYTES,
             flops=tensors,
-            launches=ceil_div(tensors, _LAUNCH_TENSORS[0]),
+            launches=ceil_div(tensors, LAUNCH_TENSORS[0]),
         )
         update = _update(
             gpu,
             calls,
-            launch_tensors=_LAUNCH_TENSORS[3],
+            launch_tensors=LAUNCH_TENSORS[3],
             own=3.0,
             states=4.0,
             state_bytes=dtype(calls.choice("state_dtype") or calls.choice("dtype")).act_bytes,
@@ -117,7 +117,7 @@ class Sgd(_Fused):
         update = _update(
             gpu,
             calls,
-            launch_tensors=np.where(momentum > 0, _LAUNCH_TENSORS[2], _LAUNCH_TENSORS[1]),
+            launch_tensors=np.where(momentum > 0, LAUNCH_TENSORS[2], LAUNCH_TENSORS[1]),
             own=3 + 2 * momentum,
             flops=2 + 2 * momentum,
         )
