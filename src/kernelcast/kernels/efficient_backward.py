@@ -40,7 +40,11 @@ def efficient_backward(gpu: Gpu, calls: Calls, products_of_fp32: float) -> Works
         return (gradients,)
     elements = rows * calls["head_dim"]
     product = vector_kernel(
-        gpu, tasks=ceil_div(elements, 512.0), threads=128.0, moved_bytes=3 * elements * ACCUMULATOR_BYTES, flops=elements
+        gpu,
+        tasks=ceil_div(elements, 512.0),
+        threads=128.0,
+        moved_bytes=3 * elements * ACCUMULATOR_BYTES,
+        flops=elements,
     )
     return product, reduction(gpu, calls["head_dim"], rows, ACCUMULATOR_BYTES, launches=2.0), gradients
 

@@ -35,7 +35,9 @@ class GroupedMm(Kernel):
     groups: int = size("groups (experts), to which rows go at random", high=65536)
     n: int = size("columns of the product")
     k: int = size("inner size; rows of the product where the groups cut the inner axis")
-    layout: str | None = choice("tn, nn: groups of rows; nt: groups of the inner axis", ("tn", "nn", "nt"), default=None)
+    layout: str | None = choice(
+        "tn, nn: groups of rows; nt: groups of the inner axis", ("tn", "nn", "nt"), default=None
+    )
 
     @classmethod
     def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:

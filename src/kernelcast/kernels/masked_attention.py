@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +41,7 @@ class _Masked(Kernel):
 
     family = "masked_attention"
     dtypes = ("fp32", "fp16", "bf16")
-    listed_last = ("causal", "bias", "dropout", "backend")
+    listed_last: ClassVar[tuple[str, ...]] = ("causal", "bias", "dropout", "backend")
 
     batch: int = size("requests")
     q_len: int = size("queries a request")
@@ -106,7 +106,7 @@ class MaskedAttentionBackward(_Masked):
 
     op = "masked_attention_backward"
     examples = (
-        {"batch": 8, "q_len": 512, "kv_len": 512, "q_heads": 16, "head_dim": 64, "bias": "heads", "bias_gradient": True},
+        {"batch": 8, "q_len": 512, "kv_len": 512, "q_heads": 16, "head_dim": 64, "bias": "full", "bias_gradient": True},
         {"batch": 8, "q_len": 1024, "kv_len": 1024, "q_heads": 12, "head_dim": 64, "causal": True, "dropout": True,
          "backend": "fa2"},
     )  # fmt: skip
@@ -134,9 +134,7 @@ class MaskedAttentionBackward(_Masked):
             works = efficient_backward(gpu, calls, _PRODUCTS_OF_FP32)
         else:
             works = AttentionBackward.work(calls, gpu)
-        return tuple(
-            one for work in works for one in (with_scores(work, calls, gpu) if _has_scores(work) else (work,))
-        )
+        return tuple(one for work in works for one in (with_scores(work, calls, gpu) if _has_scores(work) else (work,)))
 
 
 def bias_elements(calls: Calls) -> Array:

@@ -15,8 +15,8 @@ from kernelcast.errors import KernelcastError, refuse_unknown
 from kernelcast.toml_folder import read_from
 
 RECIPES = Path(__file__).parents[1] / "recipes"
-FAMILIES = ("gemm", "attention", "attention_backward", "masked_attention", "moe", "mla", "moe_gemm", "grouped_mm", "memory",
-            "multi_tensor", "collective", "conv2d")  # fmt: skip
+FAMILIES = ("gemm", "attention", "attention_backward", "masked_attention", "moe", "mla", "moe_gemm", "grouped_mm",
+            "memory", "multi_tensor", "collective", "conv2d")  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -112,17 +112,15 @@ def _offsets(rows: int, groups: int) -> Tensor:
 def grouped_mm(call: Any) -> Recipe:
     offsets = _offsets(call.rows, call.groups)
     layout = call.layout or "tn"
-    if layout == "nt":  # [k, rows] by [rows, n]
-        shapes = (call.rows, call.k), (call.rows, call.n)
-    else:
-        weights = (call.groups, call.n, call.k) if layout == "tn" else (call.groups, call.k, call.n)
-        shapes = (call.rows, call.k), weights
+    second_shapes = {  # of nt: [k, rows] by [rows, n]
+        "nt": (call.rows, call.n), "tn": (call.groups, call.n, call.k), "nn": (call.groups, call.k, call.n),
+    }  # fmt: skip
 
     def launch(a: Tensor, b: Tensor) -> Launch:
         first, second = a.t() if layout == "nt" else a, b.transpose(-2, -1) if layout == "tn" else b
         return partial(torch._grouped_mm, first, second, offs=offsets)
 
-    return Recipe(specs(call.dtype, *shapes), launch, "cutlass")
+    return Recipe(specs(call.dtype, (call.rows, call.k), second_shapes[layout]), launch, "cutlass")
 
 
 def foreach(call: Any) -> Recipe:
