@@ -57,13 +57,11 @@ def _multi_tensor(op: Op, settings: Settings) -> Iterator[Launch]:
     if not sizes:
         return
     source = lists[1][0] if function == "copy" else first[0]
-    given: dict[str, Any] = (
-        {"to": number_format(first[0])} if function == "copy" and source.dtype != first[0].dtype else {}
-    )
+    to = number_format(first[0]) if function == "copy" and source.dtype != first[0].dtype else None
     if _one_pass(lists):
         yield launch("optimizer", "foreach", function=function, elements=sum(sizes), tensors=len(sizes),
                      chunks=sum(math.ceil(size / _CHUNK) for size in sizes), dtype=number_format(source),
-                     **given)  # fmt: skip
+                     to=to)  # fmt: skip
         return
     read = 1 if len(lists) == 1 else len(lists)
     for x in first:
