@@ -26,7 +26,8 @@ def sdpa(q: Tensor, k: Tensor, bias: Tensor | None = None, dropout: float = 0.0,
     (A100, "bf16", 64, False, "attention", "fa2"),
     (A100, "bf16", 64, True, "masked_attention", "efficient"),
     (H100, "fp32", 64, False, "masked_attention", "efficient"),
-    (H100, "bf16", 256, False, "attention", "fa2"),
+    (H100, "bf16", 256, False, "attention", "cudnn"),
+    (Settings(capability="10.0"), "bf16", 256, False, "attention", "fa2"),
     (H100, "bf16", 512, False, "masked_attention", "efficient"),
     (V100, "fp16", 64, False, "masked_attention", "efficient"),
 ])  # fmt: skip
@@ -101,3 +102,11 @@ def test_a_mask_of_bits_becomes_numbers_and_a_learned_bias_takes_its_own_kernel(
     names = traced("training", mask="learned")
     assert "_scaled_dot_product_efficient_attention_backward" in names
     assert names.count("sum") >= 1  # over the batch, to the bias's own shape
+
+
+def test_a_bias_whose_axes_were_exchanged_falls_to_math() -> None:
+    """T5's, [queries, keys, heads] in memory."""
+    bias = torch.zeros(24, 24, 8, device="meta").permute(2, 0, 1).unsqueeze(0)
+    found = traced(mask=bias)
+    assert "_safe_softmax" in found
+    assert "_scaled_dot_product_cudnn_attention" in traced(mask=bias.contiguous())

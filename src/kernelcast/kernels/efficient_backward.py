@@ -32,13 +32,16 @@ def _tiles(dim: Array, half: bool) -> tuple[Array, Array]:
 
 
 def efficient_backward(gpu: Gpu, calls: Calls, products_of_fp32: float) -> Works:
-    """The kernel, and before it what the row sums take in fp32 (16-bit kernels compute them themselves)."""
+    """The kernel, and before it zeros for dQ's sums, and what the row sums of dO · O take in fp32 (16-bit kernels
+    compute them themselves)."""
     half = calls.dtype.act_bytes < 4
     rows = calls["batch"] * calls["q_heads"] * calls["q_len"]
-    gradients = _gradients(gpu, calls, half)
+    gradients, elements = _gradients(gpu, calls, half), rows * calls["head_dim"]
+    cleared = vector_kernel(
+        gpu, tasks=ceil_div(elements, 512.0), threads=128.0, moved_bytes=elements * ACCUMULATOR_BYTES
+    )
     if half:
-        return (gradients,)
-    elements = rows * calls["head_dim"]
+        return cleared, gradients
     product = vector_kernel(
         gpu,
         tasks=ceil_div(elements, 512.0),
@@ -46,7 +49,7 @@ def efficient_backward(gpu: Gpu, calls: Calls, products_of_fp32: float) -> Works
         moved_bytes=3 * elements * ACCUMULATOR_BYTES,
         flops=elements,
     )
-    return product, reduction(gpu, calls["head_dim"], rows, ACCUMULATOR_BYTES, launches=2.0), gradients
+    return product, reduction(gpu, calls["head_dim"], rows, ACCUMULATOR_BYTES, launches=2.0), cleared, gradients
 
 
 def _gradients(gpu: Gpu, calls: Calls, half: bool) -> Work:

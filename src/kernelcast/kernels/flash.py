@@ -186,6 +186,8 @@ def _plan(
     lanes = np.where(pack, heads.kv, heads.queries)  # heads, or groups of them, that walk the keys alike
     rows = requests.total(requests.queries) * group / requests.count
     tile_q = _query_tile(backend, rows, heads.qk_dim)
+    if name == "efficient":
+        tile_q = np.where(heads.v_dim > 128, 32.0, tile_q)
     tile_kv = _kv_tile(name, heads.qk_dim, causal, paged, tile_q, kv_bytes)
     if backend in FLASHINFER_MLA.values():
         tile_kv = np.full_like(tile_kv, 64.0)

@@ -21,7 +21,7 @@ def fused_attention(
 ) -> Any:  # fmt: skip
     """One kernel, whichever library has it on the GPU that is asked about."""
     learned = attn_mask is not None and attn_mask.requires_grad and torch.is_grad_enabled()
-    if not _one_kernel(query, key, value, enable_gqa, learned):
+    if not _one_kernel(query, key, value, attn_mask, enable_gqa, learned):
         return attention_in_parts(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
@@ -45,12 +45,15 @@ def attention_in_parts(
     )[0]
 
 
-def _one_kernel(query: Any, key: Any, value: Any, enable_gqa: bool, learned: bool) -> bool:
-    """Whether any library takes it (sdp_utils.cpp): four axes, the last without steps, heads that are there and not
-    broadcast; grouped heads in 16 bits, and without a learned bias (the memory-efficient kernel has none)."""
+def _one_kernel(query: Any, key: Any, value: Any, mask: Any, enable_gqa: bool, learned: bool) -> bool:
+    """Whether any library takes it (sdp_utils.cpp): four axes, the last without steps (of a mask too: T5's bias, whose
+    axes were exchanged, is none), heads that are there and not broadcast; grouped heads in 16 bits, and without a
+    learned bias (the memory-efficient kernel has none)."""
     if query.dim() != 4 or query.dtype not in _FORMATS or not query.shape[0] == key.shape[0] == value.shape[0]:
         return False
     if any(x.shape[-1] > 1 and x.stride(-1) != 1 for x in (query, key, value)):
+        return False
+    if mask is not None and mask.stride(-1) != 1:
         return False
     if key.shape[1] == query.shape[1] == value.shape[1]:
         return True

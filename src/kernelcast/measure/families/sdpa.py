@@ -57,11 +57,11 @@ def _flash(draw: Draw, backward: bool) -> Drawn:
 
 def _cudnn(draw: Draw, backward: bool) -> Drawn:
     call = _shape(draw, _MOST_SCORES // (4 if backward else 1))
-    call["head_dim"] = min(128, call["head_dim"] // 8 * 8)
-    bias = _bias(draw, call, 0.85)
+    bias = _bias(draw, call, 0.55)
     causal = bias == "none" and call["q_len"] == call["kv_len"] and draw.chance(0.5)
+    dropout = bias == "none" or draw.chance(0.3)
     return {"op": "masked_attention_backward" if backward else "masked_attention", **call, "causal": causal,
-            "bias": bias, "dropout": bias == "none", "backend": "cudnn", "dtype": draw.pick(("bf16", "bf16", "fp16")),
+            "bias": bias, "dropout": dropout, "backend": "cudnn", "dtype": draw.pick(("bf16", "bf16", "fp16")),
             "stack": "torch"}  # fmt: skip
 
 
@@ -94,13 +94,24 @@ def _foreach(draw: Draw) -> Drawn:
     return call
 
 
+def _fused(draw: Draw) -> Drawn:
+    """A fused optimizer over the tensors of a model."""
+    tensors = draw.size(1, 512)
+    each = max(8, min(draw.size(64, 2**24, draw.pick((1, 8, 64, 1024))), 2**27 // tensors))
+    call = {"elements": each * tensors, "tensors": tensors, "dtype": draw.pick(("bf16", "fp32")), "stack": "torch"}
+    if draw.chance(0.3):
+        return {"op": "sgd", "momentum": draw.chance(0.7), **call}
+    return {"op": "adamw", **call}
+
+
 TABLE: Table = {
     "sdpa-efficient": (lambda draw: _efficient(draw, False), 12),
     "sdpa-efficient-backward": (lambda draw: _efficient(draw, True), 7),
-    "sdpa-dropout": (lambda draw: _flash(draw, False), 5),
+    "sdpa-dropout": (lambda draw: _flash(draw, False), 4),
     "sdpa-dropout-backward": (lambda draw: _flash(draw, True), 2.5),
-    "sdpa-cudnn": (lambda draw: _cudnn(draw, False), 0.7),
-    "sdpa-cudnn-backward": (lambda draw: _cudnn(draw, True), 0.5),
+    "sdpa-cudnn": (lambda draw: _cudnn(draw, False), 0.8),
+    "sdpa-cudnn-backward": (lambda draw: _cudnn(draw, True), 0.6),
     "grouped-mm": (_grouped, 5),
     "foreach": (_foreach, 4),
+    "fused-optimizer": (_fused, 1.5),
 }

@@ -18,14 +18,14 @@ from kernelcast.measure.runners import Launch, Recipe, Runner
 
 aten = torch.ops.aten
 _DROPPED = 0.125  # cuDNN takes sixteenths
-_STEP = 16  # elements: rows of a bias start at multiples, else PyTorch copies it
+_STEP = 16  # elements: rows of a bias start at multiples for the memory-efficient kernel, else PyTorch copies it
 _LISTS = {"zero": 1, "scale": 1, "sqrt": 1, "norm": 1, "copy": 2, "add": 2, "mul": 2, "div": 2, "lerp": 2,
           "addcmul": 3, "addcdiv": 3}  # fmt: skip
 
 
 def _bias_shape(call: Any) -> tuple[int, int, int, int]:
     """[batch, heads, queries, keys], 1 along the axes that it has not; rows padded."""
-    keys = -(-call.kv_len // _STEP) * _STEP
+    keys = -(-call.kv_len // _STEP) * _STEP if call.backend == "efficient" else call.kv_len
     batch, heads, queries = call.batch, call.q_heads, call.q_len
     return {
         "full": (batch, heads, queries, keys), "heads": (1, heads, queries, keys), "batch": (batch, 1, queries, keys),
@@ -134,7 +134,7 @@ def foreach(call: Any) -> Recipe:
     def launch(*tensors: Tensor) -> Launch:
         return _list_op(call.function, [list(x.unbind()) for x in tensors])
 
-    return Recipe((*first, *reads), launch, "aten")
+    return Recipe((*first, *reads), launch, "aten", most_sets=64)
 
 
 def _list_op(function: str, lists: list[list[Tensor]]) -> Launch:
@@ -147,7 +147,44 @@ def _list_op(function: str, lists: list[list[Tensor]]) -> Launch:
     return partial(getattr(torch, f"_foreach_{function}_"), *lists, *weight)
 
 
+def adamw(call: Any) -> Recipe:
+    """Parameters, gradients and both moments, each a list of equal tensors that lie one after another."""
+    shape = (call.tensors, call.elements // call.tensors)
+    steps = [torch.ones((), device="cuda") for _ in range(call.tensors)]
+
+    def launch(p: Tensor, g: Tensor, m: Tensor, v: Tensor) -> Launch:
+        v.abs_()
+        lists = [list(x.unbind()) for x in (p, g, m, v)]
+        return partial(
+            torch._fused_adamw_, *lists, [], steps, lr=1e-3, beta1=0.9, beta2=0.999, weight_decay=0.01, eps=1e-8,
+            amsgrad=False, maximize=False,
+        )  # fmt: skip
+
+    states = specs(call.state_dtype or call.dtype, shape, shape, use="changed")
+    return Recipe(
+        (*specs(call.dtype, shape, use="changed"), *specs(call.dtype, shape), *states), launch, "aten", most_sets=64
+    )
+
+
+def sgd(call: Any) -> Recipe:
+    shape = (call.tensors, call.elements // call.tensors)
+
+    def launch(p: Tensor, g: Tensor, *buffer: Tensor) -> Launch:
+        lists = [list(x.unbind()) for x in (p, g)]
+        momenta = list(buffer[0].unbind()) if buffer else []
+        return partial(
+            torch._fused_sgd_, *lists, momenta, weight_decay=1e-4, momentum=0.9 if buffer else 0.0, lr=1e-3,
+            dampening=0.0, nesterov=False, maximize=False, is_first_step=False,
+        )  # fmt: skip
+
+    changed = specs(call.dtype, shape, use="changed")
+    buffers = changed if call.momentum else ()
+    return Recipe((*changed, *specs(call.dtype, shape), *buffers), launch, "aten", most_sets=64)
+
+
 RUNNERS: Mapping[str, Runner] = {
+    "adamw": adamw,
+    "sgd": sgd,
     "masked_attention": masked_attention,
     "masked_attention_backward": masked_attention_backward,
     "grouped_mm": grouped_mm,

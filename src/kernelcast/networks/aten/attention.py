@@ -25,8 +25,8 @@ _BACKWARD: dict[str, tuple[int | None, int, int]] = {
     "_scaled_dot_product_fused_attention_overrideable_backward": (4, 12, 13),
 }
 _BIAS_ALIGNMENT = 8  # elements: where rows of a bias start for the memory-efficient kernel
-_CUDNN_SIZE, _FLASH_SIZE = 128, 256  # of the largest head that cuDNN 9.19 and FlashAttention 2 take
-_DROPOUT_GRAIN = 1 / 16  # cuDNN's probabilities
+_FLASH_SIZE = 256  # of the largest head that FlashAttention 2 takes; and cuDNN 9.19 on Hopper
+_CUDNN_SIZE = 128  # cuDNN elsewhere
 
 
 @dataclass(frozen=True)
@@ -73,18 +73,17 @@ class _Attention:
         Blackwell, FlashAttention 2, the memory-efficient kernel, and math."""
         major = int(capability.partition(".")[0])
         takes_half = self.half and major >= 8
-        if takes_half and major in (9, 10) and self._cudnn():
+        if takes_half and major in (9, 10) and self._cudnn(_FLASH_SIZE if major == 9 else _CUDNN_SIZE):
             return "cudnn"
         if takes_half and self._flash(capability):
             return "fa2"
         return "efficient" if self._efficient(major) else "math"
 
-    def _cudnn(self) -> bool:
+    def _cudnn(self, largest: int) -> bool:
         size, width, keys = self.query.shape[3], self.value.shape[3], self.key.shape[2]
-        sizes = max(size, width) <= _CUDNN_SIZE or (size, width) == (192, 128)
+        sizes = max(size, width) <= largest or (size, width) == (192, 128)
         one = keys == 1 or (self.dropout > 0 and self.query.shape[2] == 1)
-        whole = self.dropout % _DROPOUT_GRAIN == 0
-        return not self.learned and sizes and size % 8 == width % 8 == 0 and not one and whole
+        return not self.learned and sizes and size % 8 == width % 8 == 0 and not one
 
     def _flash(self, capability: str) -> bool:
         size, width = self.query.shape[3], self.value.shape[3]

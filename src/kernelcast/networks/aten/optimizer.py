@@ -16,19 +16,20 @@ _CHUNK = 65536  # elements of a CTA of the multi-tensor kernels
 @rule("_fused_adamw_", "_fused_adam_")
 def _adam(op: Op, settings: Settings) -> Iterator[Launch]:
     weights, _, moments = op.arguments[:3]
-    yield launch("optimizer", "adamw", elements=_elements(weights), tensors=len(weights),
-                 dtype=number_format(weights[0]), state_dtype=number_format(moments[0]))  # fmt: skip
+    yield launch("optimizer", "adamw", **_lists(weights), state_dtype=number_format(moments[0]))
 
 
 @rule("_fused_sgd_", "_fused_adagrad_")
 def _sgd(op: Op, settings: Settings) -> Iterator[Launch]:
     weights, _, buffers = op.arguments[:3]
-    yield launch("optimizer", "sgd", elements=_elements(weights), tensors=len(weights),
-                 momentum=bool(buffers), dtype=number_format(weights[0]))  # fmt: skip
+    yield launch("optimizer", "sgd", **_lists(weights), momentum=bool(buffers))
 
 
-def _elements(tensors: Any) -> int:
-    return sum(x.elements for x in tensors)
+def _lists(tensors: Any) -> dict[str, Any]:
+    """A list of tensors as the multi-tensor kernels take it."""
+    sizes = [x.elements for x in tensors if x.elements]
+    return {"elements": sum(sizes), "tensors": len(sizes), "dtype": number_format(tensors[0]),
+            "chunks": sum(math.ceil(size / _CHUNK) for size in sizes)}  # fmt: skip
 
 
 # _foreach_*: what the multi-tensor kernel computes, with a list and a scalar, or a scalar a tensor; with two lists
@@ -51,21 +52,21 @@ def _multi_tensor(op: Op, settings: Settings) -> Iterator[Launch]:
     lists = [a for a in (*op.arguments, *op.options.values()) if isinstance(a, (tuple, list)) and a
              and all(isinstance(x, Tensor) for x in a)]  # fmt: skip
     first = lists[0] if lists else ()
+    if not any(x.elements for x in first):
+        return
     name = op.name.removeprefix("_foreach_").rstrip("_")
-    function = (_TWO_LISTS if len([x for x in lists if len(x) == len(first)]) > 1 else _ONE_LIST).get(name, "scale")
-    sizes = [x.elements for x in first if x.elements]
-    if not sizes:
-        return
-    source = lists[1][0] if function == "copy" else first[0]
-    to = number_format(first[0]) if function == "copy" and source.dtype != first[0].dtype else None
-    if _one_pass(lists):
-        yield launch("optimizer", "foreach", function=function, elements=sum(sizes), tensors=len(sizes),
-                     chunks=sum(math.ceil(size / _CHUNK) for size in sizes), dtype=number_format(source),
-                     to=to)  # fmt: skip
-        return
-    read = 1 if len(lists) == 1 else len(lists)
-    for x in first:
-        yield pointwise("optimizer", x.elements, number_format(x), read_bytes=read * x.bytes, written_bytes=x.bytes)
+    several = sum(len(one) == len(first) for one in lists) > 1
+    function = (_TWO_LISTS if several else _ONE_LIST).get(name, "scale")
+    if function in ("addcmul", "addcdiv") and len({tuple(x.storage for x in one) for one in lists[:3]}) < 3:
+        function = "lerp"  # a gradient times itself is read once
+    if not _one_pass(lists):
+        for x in first:
+            yield pointwise("optimizer", x.elements, number_format(x), read_bytes=len(lists) * x.bytes,
+                            written_bytes=x.bytes)  # fmt: skip
+    elif function == "copy" and lists[1][0].dtype != first[0].dtype:
+        yield launch("optimizer", "foreach", function=function, **_lists(lists[1]), to=number_format(first[0]))
+    else:
+        yield launch("optimizer", "foreach", function=function, **_lists(first))
 
 
 def _one_pass(lists: list[Any]) -> bool:
@@ -83,9 +84,5 @@ rule(*(f"_foreach_{name}" for name in _FOREACH), "_foreach_lerp_scalar")(_multi_
 @rule("_amp_foreach_non_finite_check_and_unscale_")
 def _unscale(op: Op, settings: Settings) -> Iterator[Launch]:
     """GradScaler: every gradient is looked at and divided by the scale."""
-    gradients = op.arguments[0]
-    sizes = [x.elements for x in gradients if x.elements]
-    if sizes:
-        yield launch("optimizer", "foreach", function="scale", elements=sum(sizes), tensors=len(sizes),
-                     chunks=sum(math.ceil(size / _CHUNK) for size in sizes),
-                     dtype=number_format(gradients[0]))  # fmt: skip
+    if any(x.elements for x in op.arguments[0]):
+        yield launch("optimizer", "foreach", function="scale", **_lists(op.arguments[0]))
