@@ -21,6 +21,7 @@ from kernelcast.kernels.optimizer import (
     MultiTensorKernel,
     chunks_of,
     launches_of,
+    walked,
 )
 from kernelcast.kernels.vector import ACCUMULATOR_BYTES, VECTOR_DTYPES, vector_kernel
 from kernelcast.kernels.work import Array, Work, Works, ceil_div
@@ -87,6 +88,7 @@ class Foreach(MultiTensorKernel):
             steps=ceil_div(np.minimum(elements / tensors, CHUNK), THREADS * VECTOR),
             launches=launches_of(tensors, chunks, LAUNCH_TENSORS[lists - 1]),
         )
+        work = walked(gpu, work)
         return (work,) if calls.choice("function") != "norm" else (work, _joined(gpu, tensors, chunks))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from kernelcast.hardware import Gpu
@@ -16,6 +18,8 @@ VECTOR = 4.0  # kILP: elements of one load
 # What the 4 KB of arguments of one launch name (depth_to_max_blocks, depth_to_max_tensors): so few CTAs that some SMs
 # have three and others two. PyTorch 2.11 with CUDA 13 launches 387 times for 8.1e9 parameters: 320 chunks each.
 LAUNCH_CHUNKS = 320.0
+# A CTA walks its chunk in steps of 2,048 elements: loads, arithmetic, stores, and only then the next loads.
+STEP_CYCLES = 1300.0
 LAUNCH_TENSORS = (110.0, 64.0, 48.0, 36.0)  # with 1, 2, 3 or 4 lists of them: parameters, gradients, states
 
 
@@ -73,7 +77,7 @@ def _update(
     """For each parameter ``own`` numbers of its format move and ``states`` others, in loads and stores of four."""
     elements, tensors, own_bytes = calls["elements"], calls["tensors"], calls.dtype.act_bytes
     chunks = chunks_of(calls)
-    return vector_kernel(
+    update = vector_kernel(
         gpu,
         tasks=chunks,
         threads=THREADS,
@@ -86,6 +90,16 @@ def _update(
         steps=ceil_div(np.minimum(elements / tensors, CHUNK), THREADS * VECTOR),
         launches=launches_of(tensors, chunks, launch_tensors),
     )
+    return walked(gpu, update)
+
+
+def walked(gpu: Gpu, work: Work) -> Work:
+    """With the time that CTAs take to walk their chunks. Launches follow one another: each has rounds of its own."""
+    threads, registers = np.asarray(work.threads), np.asarray(work.registers_per_thread)
+    resident = np.minimum(gpu.max_threads_per_sm // threads, gpu.registers_per_sm // (threads * registers))
+    slots, tasks, launches = gpu.sm_count * resident, np.asarray(work.tasks), np.maximum(work.launches, 1.0)
+    again = launches * ceil_div(tasks / launches, slots) / np.maximum(1.0, ceil_div(tasks, slots))
+    return replace(work, step_cycles=STEP_CYCLES, mean_steps=np.asarray(work.serial_steps) * again)
 
 
 class Adamw(MultiTensorKernel):

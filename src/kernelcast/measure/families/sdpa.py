@@ -16,7 +16,9 @@ _EXPERT_ROWS = 65536
 
 
 def _shape(draw: Draw, most_scores: int) -> Drawn:
+    """``most_scores``: of heads of 64; of wider ones less."""
     heads, size = draw.pick(_HEADS)
+    most_scores = most_scores * 64 // max(64, size)
     if draw.chance(0.3):
         heads = draw.pick((1, 2, 4, 8, 12, 16, 24, 32))
     length = draw.pick(_LENGTHS) if draw.chance(0.6) else draw.size(16, 4096, draw.pick((1, 8, 64)))
@@ -37,7 +39,7 @@ def _bias(draw: Draw, call: Drawn, share: float) -> str:
 
 def _efficient(draw: Draw, backward: bool) -> Drawn:
     dtype = draw.pick(("bf16", "bf16", "fp16", "fp32", "fp32"))
-    call = _shape(draw, _MOST_SCORES // (2 if dtype == "fp32" else 1) // (4 if backward else 1))
+    call = _shape(draw, _MOST_SCORES // (2 if dtype == "fp32" else 1) // (8 if backward else 1))
     bias = _bias(draw, call, 0.7)
     causal = bias == "none" and call["q_len"] == call["kv_len"] and draw.chance(0.4)
     found = {**call, "causal": causal, "bias": bias, "dropout": draw.chance(0.4 if backward else 0.3),
@@ -72,7 +74,7 @@ def _grouped(draw: Draw) -> Drawn:
     hidden, inter = hidden // 8 * 8, inter // 8 * 8
     n, k = draw.pick(((2 * inter, hidden), (hidden, inter)))
     groups = layer.experts if draw.chance(0.6) else draw.size(2, 256)
-    groups = min(groups, max(2, 2**33 // (n * k)))  # 16 GiB of weights
+    groups = min(groups, max(2, 2**32 // (n * k)))  # 8 GiB of weights
     most = min(_EXPERT_ROWS, 2**42 // (n * k) // 2)  # 4 ms at half of the peak
     rows = draw.tokens(8192) * layer.topk if draw.chance(0.5) else draw.size(8, _EXPERT_ROWS)
     layout = draw.pick(("tn", "tn", "nn", "nt"))
