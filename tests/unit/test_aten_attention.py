@@ -110,3 +110,25 @@ def test_a_bias_whose_axes_were_exchanged_falls_to_math() -> None:
     found = traced(mask=bias)
     assert "_safe_softmax" in found
     assert "_scaled_dot_product_cudnn_attention" in traced(mask=bias.contiguous())
+
+
+def test_an_encoder_layer_in_inference_takes_its_fast_path() -> None:
+    with torch.device("meta"):
+        layer = torch.nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+        x = torch.randn(2, 24, 64)
+    fast = [op.name for op in trace(layer.eval(), x).kernels]
+    # Q, K and V at once and no copy of them; the activation within the first product; two sums, two norms
+    assert fast == ["addmm", "_scaled_dot_product_cudnn_attention", "addmm", "add", "native_layer_norm",
+                    "_addmm_activation", "addmm", "add", "native_layer_norm"]  # fmt: skip
+    slow = [op.name for op in trace(layer.train(), x, "training", optimizer=None).phase("forward")]
+    assert "native_dropout" in slow
+    assert "_addmm_activation" not in slow
+
+
+def test_multihead_attention_that_hands_out_weights_has_no_fused_kernel() -> None:
+    with torch.device("meta"):
+        attend = torch.nn.MultiheadAttention(64, 4, batch_first=True).eval()
+        x = torch.randn(2, 24, 64)
+    assert "_softmax" in [op.name for op in trace(lambda x: attend(x, x, x), x).kernels]
+    fused = [op.name for op in trace(lambda x: attend(x, x, x, need_weights=False), x).kernels]
+    assert fused == ["addmm", "_scaled_dot_product_cudnn_attention", "addmm"]

@@ -19,6 +19,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from kernelcast.errors import KernelcastError
 from kernelcast.tracing.attention import attention_in_parts, fused_attention
+from kernelcast.tracing.encoder import ENCODER, FAST_PATH
 
 _META = torch.device("meta")
 
@@ -131,8 +132,8 @@ def _device_here(value: Any) -> Any:
 
 # Ops that PyTorch takes apart unless a GPU is there; told to the dispatcher, so that calls from anywhere get here.
 INSTEAD: dict[str, dict[str, Callable[..., Any]]] = {
-    "fused": {"dropout": _dropout, "scaled_dot_product_attention": fused_attention},
-    "math": {"dropout": _dropout, "scaled_dot_product_attention": attention_in_parts},
+    "fused": {"dropout": _dropout, "scaled_dot_product_attention": fused_attention, **ENCODER},
+    "math": {"dropout": _dropout, "scaled_dot_product_attention": attention_in_parts, **ENCODER},
 }
 
 
@@ -168,6 +169,7 @@ def gpu_present(attention: str = "fused", captured: bool = False) -> Iterator[No
             ("torch.cuda.is_current_stream_capturing", lambda: captured),
             ("torch.cuda.synchronize", lambda *_, **__: None),
             ("torch.cuda.get_device_capability", lambda *_, **__: (9, 0)),
+            *FAST_PATH,
         ):
             with contextlib.suppress(AttributeError, ModuleNotFoundError):  # of another release of PyTorch
                 stack.enter_context(mock.patch(name, answer))
