@@ -38,7 +38,7 @@ def _along(x: Tensor, axis: int) -> tuple[int, int]:
 
 # part and kernel, and where the axis is among the arguments
 _ALONG_AN_AXIS = {
-    "_softmax": ("softmax", "softmax", 1), "_safe_softmax": ("softmax", "softmax", 1),
+    "_softmax": ("softmax", "softmax", 1),
     "_log_softmax": ("softmax", "log_softmax", 1), "_softmax_backward_data": ("softmax", "softmax_backward", 2),
     "_log_softmax_backward_data": ("softmax", "log_softmax_backward", 2),
     **dict.fromkeys(("cumsum", "cumprod", "logcumsumexp", "cummax"), ("reduction", "cumsum", 1)),
