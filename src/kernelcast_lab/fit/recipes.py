@@ -15,7 +15,18 @@ from kernelcast.errors import KernelcastError, refuse_unknown
 from kernelcast.toml_folder import read_from
 
 RECIPES = Path(__file__).parents[1] / "recipes"
-FAMILIES = ("gemm", "attention", "attention_backward", "moe", "mla", "moe_gemm", "memory", "collective", "conv2d")
+FAMILIES = (
+    "gemm",
+    "attention",
+    "attention_backward",
+    "moe",
+    "mla",
+    "moe_gemm",
+    "memory",
+    "collective",
+    "conv2d",
+    "recurrent",
+)
 
 
 @dataclass(frozen=True)

@@ -41,14 +41,14 @@ class NotMeasurableError(KernelcastError):
 
 def prepared(call: Kernel, pool: Pool) -> Prepared:
     """The launches of a call; its op, library and backend decide who launches it."""
-    from kernelcast.measure.runners import memory, own, products, serving
+    from kernelcast.measure.runners import memory, own, products, recurrent, serving
 
     if call.stack == "flashinfer":
         table = serving.RUNNERS
     elif call.stack is None:
         table = own.RUNNERS
     else:
-        table = {**products.RUNNERS, **memory.RUNNERS}
+        table = {**products.RUNNERS, **memory.RUNNERS, **recurrent.RUNNERS}
     if call.op not in table:
         raise NotMeasurableError(f"nothing here launches {call.op} of the stack {call.stack or 'none'}")
     recipe = table[call.op](call)
