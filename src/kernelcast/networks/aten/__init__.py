@@ -7,6 +7,7 @@ from kernelcast.networks.aten import (  # noqa: F401  each fills the table
     matrix,
     movement,
     optimizer,
+    recurrent,
     rows,
 )
 from kernelcast.networks.aten.table import Costed, Settings, cost, known_ops
