@@ -6,7 +6,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from kernelcast.calls import Launch
-from kernelcast.networks.aten.table import Settings, launch, number_format, over, pointwise, rule, vectorised
+from kernelcast.networks.aten.table import (
+    Settings,
+    launch,
+    number_format,
+    over,
+    pointwise,
+    rule,
+    total_bytes,
+    vectorised,
+)
 from kernelcast.networks.traced import Op, Tensor
 
 _PART = "recurrence"
@@ -73,23 +82,25 @@ def _backward(op: Op, settings: Settings) -> Iterator[Launch]:
 @rule("_thnn_fused_lstm_cell", "_thnn_fused_gru_cell")
 def _cell(op: Op, settings: Settings) -> Iterator[Launch]:
     """A thread an element of the state: gates of both products in, the state out, and what backward needs."""
-    yield _gates(op, op.outputs[0])
+    yield _gates(op, op.outputs[0], op.outputs)
 
 
 @rule("_thnn_fused_lstm_cell_backward_impl")
 def _lstm_cell_backward(op: Op, settings: Settings) -> Iterator[Launch]:
-    yield _gates(op, op.outputs[1])
+    """Gates, then the sum of the biases' gradient, which both share."""
+    yield _gates(op, op.outputs[1], op.outputs[:2])
+    if op.argument(5, "has_bias"):
+        yield vectorised("reduction", "reduce_sum", op.outputs[0], axis="rows")
 
 
 @rule("_thnn_fused_gru_cell_backward")
 def _gru_cell_backward(op: Op, settings: Settings) -> Iterator[Launch]:
-    """Gates, then the sums of both biases' gradients."""
-    yield _gates(op, op.outputs[2])
+    yield _gates(op, op.outputs[2], op.outputs[:3])
     for gates in op.outputs[:2] if op.argument(2, "has_bias") else ():
         yield vectorised("reduction", "reduce_sum", gates, axis="rows")
 
 
-def _gates(op: Op, state: Tensor) -> Launch:
-    read, written = (sum(x.bytes for x in side if x.elements) for side in (op.inputs, op.outputs))
+def _gates(op: Op, state: Tensor, outputs: tuple[Tensor, ...]) -> Launch:
+    read, written = total_bytes(op.inputs), total_bytes(outputs)
     return pointwise(_PART, state.elements, number_format(state), read_bytes=read, written_bytes=written,
                      access="strided", flops=20.0, xu_ops=5.0)  # fmt: skip
