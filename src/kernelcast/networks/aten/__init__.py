@@ -9,6 +9,7 @@ from kernelcast.networks.aten import (  # noqa: F401  each fills the table
     optimizer,
     recurrent,
     rows,
+    transforms,
 )
 from kernelcast.networks.aten.table import Costed, Settings, cost, known_ops
 
