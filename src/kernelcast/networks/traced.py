@@ -76,6 +76,7 @@ class Op:
     kind: Kind
     phase: Phase
     module: str  # where in the model: layers.0.mlp
+    at: int = 0  # calls of Python functions that the program made before it, since the step began
 
     @property
     def inputs(self) -> list[Tensor]:
@@ -137,6 +138,8 @@ class Trace:
     module_calls: dict[str, int] = field(default_factory=dict)  # by phase: Python's own time goes with them
     tokens: int = 0  # that the step reads: batch x sequence, where inputs tell
     samples: int = 0
+    python_calls: dict[str, int] = field(default_factory=dict)  # by phase: of functions, by the program itself
+    nodes: int = 0  # of autograd's graph that the backward pass runs, those that launch nothing too
 
     @property
     def kernels(self) -> list[Op]:

@@ -56,7 +56,8 @@ class CudaLike(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        options, args = tree_map(_device_here, (kwargs or {}, args))
+        options = {name: _device_here(value) for name, value in kwargs.items()} if kwargs else {}
+        args = tuple([_device_here(value) for value in args])
         format_ = _autocast_format()
         if format_ is not None:
             args, options = self._autocast(getattr(func, "__name__", ""), args, options, format_)
@@ -163,8 +164,10 @@ def _attention_in_parts(
 
 def _device_here(value: Any) -> Any:
     """Tensors that a program sends to a GPU stay where tracing happens."""
+    if not isinstance(value, (str, torch.device)):
+        return value
     named = value.type if isinstance(value, torch.device) else value
-    return _META if isinstance(named, str) and named.partition(":")[0] == "cuda" else value
+    return _META if named.partition(":")[0] == "cuda" else value
 
 
 # Ops that PyTorch takes apart unless a GPU is there; told to the dispatcher, so that calls from anywhere get here.

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from kernelcast.errors import KernelcastError
 from kernelcast.networks.traced import Kind, Op, Phase, Tensor
 from kernelcast.tracing.cuda_like import INSTEAD, on_meta
+from kernelcast.tracing.python_calls import PythonCalls
 
 _DTYPES = {
     torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16",
@@ -46,6 +47,9 @@ class Recorder(TorchDispatchMode):
         self._attention = attention
         self.ops: list[Op] = []
         self.phase: Phase = "forward"
+        self.calls = PythonCalls()
+        self._counted = 0  # calls of the phases before
+        self.python_calls: dict[str, int] = {}
         self.modules: list[str] = []
         self.module_calls: dict[str, int] = {}
         self.lives: list[tuple[int, int, int]] = []  # (ops so far, storage, bytes; below 0 when it is given back)
@@ -57,6 +61,13 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        self.calls.pause()
+        try:
+            return self._handle(func, args, kwargs)
+        finally:
+            self.calls.resume()
+
+    def _handle(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         options = dict(kwargs or {})
         space, _, name = str(func._schema.name).partition("::")
         if space == "profiler":
@@ -83,8 +94,25 @@ class Recorder(TorchDispatchMode):
         self._record(name, func, args, options, outputs)
         return out
 
+    def begin(self, phase: Phase) -> None:
+        """What runs from here on is of this phase."""
+        self._count_calls()
+        self.phase = phase
+
+    def _count_calls(self) -> None:
+        made = self.calls.count - self._counted
+        if made:
+            self.python_calls[self.phase] = self.python_calls.get(self.phase, 0) + made
+        self._counted = self.calls.count
+
+    def end(self) -> None:
+        """The step is over."""
+        self._count_calls()
+
     def forget_ops(self) -> None:
         """What ran so far was preparation; the memory that lives stays."""
+        self.calls.count = self._counted = 0
+        self.python_calls.clear()
         self.ops.clear()
         self.module_calls.clear()
         self.lives = [
@@ -107,7 +135,7 @@ class Recorder(TorchDispatchMode):
         given = {key: self._plain(value) for key, value in options.items() if key not in ("device", "layout")}
         told = tuple(self.tensor(leaf) for leaf in outputs)
         kind = self._kind(name, func, args, outputs)
-        self.ops.append(Op(name, arguments, given, told, kind, self.phase, self._place()))
+        self.ops.append(Op(name, arguments, given, told, kind, self.phase, self._place(), self.calls.count))
 
     def _place(self) -> str:
         """The module that runs; in the backward pass the one whose forward made the gradient's node."""

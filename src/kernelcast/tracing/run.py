@@ -64,8 +64,9 @@ def trace(
         given = tree_map(lambda leaf: _meta(leaf, recorder), inputs)
         held, fed = recorder.storages((weights, list(module.buffers()))), recorder.storages(given)
         step = _Step(model, given, recorder, gpu, loss)
-        with _told(recorder), recorder, gpu:
+        with _told(recorder), recorder, gpu, recorder.calls:
             made = step.training(weights, optimizer, accumulate) if mode == "training" else step.inference()
+        recorder.end()
         gradients = _gradients(weights, recorder)
         kinds = {
             **dict.fromkeys(recorder.storages(made), "optimizer"),
@@ -83,6 +84,8 @@ def trace(
         footprint=_footprint(recorder, kinds),
         gradients=tuple(found for _, found in gradients),
         module_calls=recorder.module_calls,
+        python_calls=recorder.python_calls,
+        nodes=step.nodes,
         **_sizes(given, accumulate),
     )
 
@@ -102,6 +105,7 @@ class _Step:
 
     def __init__(self, model: Any, given: Any, recorder: Recorder, gpu: CudaLike, loss: Any) -> None:
         self.model, self.given, self.recorder, self.gpu, self.loss = model, given, recorder, gpu, loss
+        self.nodes = 0  # of autograd's graphs that ran backward
 
     def _call(self) -> Any:
         if isinstance(self.given, Mapping):
@@ -119,15 +123,16 @@ class _Step:
         """Forward, loss and backward ``accumulate`` times, then the optimizer; its states."""
         made = self._optimizer(weights, optimizer)
         for _ in range(accumulate):
-            self.recorder.phase = "forward"
+            self.recorder.begin("forward")
             loss = self._loss(self._call())
-            self.recorder.phase = "backward"
+            self.nodes += _nodes(loss)
+            self.recorder.begin("backward")
             loss.backward()
             self.gpu.forget()
             del loss
         if made is None:
             return []
-        self.recorder.phase = "optimizer"
+        self.recorder.begin("optimizer")
         made.step()
         return list(made.state.values())
 
@@ -159,6 +164,18 @@ class _Step:
         if not found.requires_grad:
             raise KernelcastError("the loss depends on no parameter, so there is no backward pass to trace")
         return found
+
+
+def _nodes(loss: torch.Tensor) -> int:
+    """Of the graph that leads to the loss: one a differentiable op, and one a parameter, which takes the gradient."""
+    seen: set[Any] = {loss.grad_fn} - {None}
+    rest = list(seen)
+    while rest:
+        for node, _ in rest.pop().next_functions:
+            if node is not None and node not in seen:
+                seen.add(node)
+                rest.append(node)
+    return len(seen)
 
 
 @contextlib.contextmanager
