@@ -4,15 +4,17 @@ A layer's input product is one matrix product over all time steps. What is left 
 the state with the recurrent weights, then the gates. How the chain runs is one of three algorithms, which PyTorch
 chooses by sizes and format (get_algo in aten/src/ATen/native/cudnn/RNN.cpp):
 
-standard    kernels for every step, a product and its gates; layers overlap on streams, layer l a step behind l - 1
+standard    a product and a kernel of its gates for every step of every layer and direction
 persistent  one kernel keeps the recurrent weights in registers for all steps (fp16, one layer, one direction)
-small       one kernel, whose CTAs keep all weights of a small state and take a part of the batch each
+small       one kernel a layer, whose CTAs keep all weights of a small state and take a part of the batch each
+
+The time is the sum of what the kernels take, one after another: a program that launches them from Python seldom gets
+layers to overlap. Counts and kernels below were seen in profiles of cuDNN 9.19 on an H200.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,27 +22,35 @@ from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Calls, Conflicts, Kernel, choice, conflict, flag, grain, size
-from kernelcast.kernels.dtypes import DType
-from kernelcast.kernels.gemm import matmul_work
-from kernelcast.kernels.reduce import reduction
-from kernelcast.kernels.vector import ACCUMULATOR_BYTES, VECTOR_BYTES, vector_kernel
-from kernelcast.kernels.work import Array, Work, Works, ceil_div
+from kernelcast.kernels.recurrent_steps import (
+    GRADIENT_STEPS,
+    RecurrentSizes,
+    aligned_rows,
+    bias_gradients,
+    input_gradients,
+    input_products,
+    one_kernel,
+    pieces_of,
+    step_gates,
+    step_product,
+    weight_gradients,
+)
+from kernelcast.kernels.work import Array, Works, ceil_div
 
 CELLS = ("lstm", "gru", "rnn")
 ALGORITHMS = ("standard", "persistent", "small")
-_GATES = {"lstm": 4.0, "gru": 3.0, "rnn": 1.0}
-_SPECIAL = {"lstm": 5.0, "gru": 3.0, "rnn": 1.0}  # sigmoids and tanhs of an element of the state
 # The largest state of "small", forward and backward, and where "persistent" may run (RNN.cpp, use_rnn_persist_small_h,
 # use_persist_common_heuristics, use_persist_device_heuristics).
 _SMALL = {"lstm": (192, 128), "gru": (192, 128), "rnn": (384, 256)}
-_PERSISTENT_HIDDEN, _PERSISTENT_BATCH, _PERSISTENT_SMS = 1024, 128, 98
-_GATE_THREADS = 128.0
+_PERSISTENT_HIDDEN, _PERSISTENT_BATCH = 1024, 128
+_MANY_STEPS = 256.0  # from there on twice the steps take twice the time
 
 
 class _Recurrent(Kernel):
     """What both passes share."""
 
     family = "recurrent"
+    summed = True
     grows = "batch"
     dtypes = ("fp32", "tf32", "fp16", "bf16")
 
@@ -69,80 +79,34 @@ class _Recurrent(Kernel):
     def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
         sizes = RecurrentSizes.of(calls)
         which = algorithms(calls, cls is Recurrent)
-        found = {f"log_{name}": np.log2(calls[name]) for name in ("batch", "steps", "input", "hidden", "layers")}
+        found = {f"log_{name}": np.log2(calls[name]) for name in ("batch", "input", "hidden", "layers")}
+        found["log_steps"] = np.log2(np.minimum(calls["steps"], _MANY_STEPS))
         found |= {f"grain_{name}": grain(calls[name]) for name in ("batch", "input", "hidden")}
         found |= {f"runs_{name}": (which == at).astype(np.float64) for at, name in enumerate(ALGORITHMS)}
         return found | {
             "bidirectional": calls["bidirectional"],
             "projected": (sizes.out < sizes.hidden).astype(np.float64),
-            "gates": np.full(calls.count, _GATES[calls.choice("cell")]),
-            "log_rows": np.log2(sizes.rows),
+            "gates": np.full(calls.count, sizes.gates),
+            "aligned": aligned_rows(calls.dtype, sizes.hidden, sizes.out).astype(np.float64),
+            "aligned_input": aligned_rows(calls.dtype, sizes.input).astype(np.float64),
             "log_weights": np.log2(sizes.recurrent_weights),
         }
 
 
 def algorithms(calls: Calls, forward: bool) -> NDArray[np.intp]:
-    """Which of ALGORITHMS each call runs; PyTorch's choice on a large GPU (98 SMs or more) where nobody says."""
+    """Which of ALGORITHMS each call runs; PyTorch's choice on a large GPU (98 SMs or more) where nobody says. In bf16
+    cuDNN has the standard one alone."""
     said, cell = calls.choice("algorithm"), calls.choice("cell")
     if said is not None:
         return np.full(calls.count, ALGORITHMS.index(said))
     batch, hidden = calls["batch"], calls["hidden"]
     projected = ~np.isnan(calls["projection"])
-    small = ~projected & (hidden <= _SMALL[cell][0 if forward else 1])
+    small = ~projected & (hidden <= _SMALL[cell][0 if forward else 1]) & (calls.choice("dtype") != "bf16")
     kept = (hidden <= _PERSISTENT_HIDDEN) & (hidden % 128 == 0) & (calls["input"] % 128 == 0)
     kept &= (calls["layers"] == 1) & (calls["bidirectional"] == 0) & (batch % 8 == 0) & (batch <= _PERSISTENT_BATCH)
     kept &= ~projected & (calls.choice("dtype") == "fp16") & (cell != "gru")
     kept &= (cell != "rnn") | (batch < 96) | (hidden < 896)
     return np.where(small, 2, np.where(kept, 1, 0)).astype(np.intp)
-
-
-@dataclass(frozen=True)
-class RecurrentSizes:
-    """Of each call; arrays (calls,)."""
-
-    rows: Array  # of the input product: sequences x steps
-    batch: Array
-    steps: Array
-    input: Array
-    hidden: Array
-    out: Array  # features that a chain hands on: the state's, or the projection's
-    layers: Array
-    chains: Array  # directions x layers
-    directions: Array
-    gates: float
-    special: float
-
-    @classmethod
-    def of(cls, calls: Calls) -> RecurrentSizes:
-        directions = 1 + calls["bidirectional"]
-        cell = calls.choice("cell")
-        return cls(
-            rows=calls["batch"] * calls["steps"],
-            batch=calls["batch"],
-            steps=calls["steps"],
-            input=calls["input"],
-            hidden=calls["hidden"],
-            out=calls.given("projection", calls["hidden"]),
-            layers=calls["layers"],
-            chains=calls["layers"] * directions,
-            directions=directions,
-            gates=_GATES[cell],
-            special=_SPECIAL[cell],
-        )
-
-    @property
-    def gate_rows(self) -> Array:
-        """Outputs of a step's product."""
-        return self.gates * self.hidden
-
-    @property
-    def recurrent_weights(self) -> Array:
-        return self.gate_rows * self.out
-
-    @property
-    def later_input(self) -> Array:
-        """Features that the layers above the first read."""
-        return self.directions * self.out
 
 
 class Recurrent(_Recurrent):
@@ -159,12 +123,15 @@ class Recurrent(_Recurrent):
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
-        sizes, kind = RecurrentSizes.of(calls), calls.dtype
-        which = algorithms(calls, True)
-        saved = np.where(calls["training"] > 0, sizes.gates + 1, 0.0)
+        sizes, kind, which = RecurrentSizes.of(calls), calls.dtype, algorithms(calls, True)
+        stepped = which == 0
+        kept = np.where(calls["training"] > 0, sizes.gates + 1, 0.0)
         return (
-            *_over_sequence(gpu, kind, sizes, sizes.rows, sizes.gate_rows),
-            *_chain(gpu, kind, sizes, which, saved),
+            *input_products(gpu, kind, sizes, stepped),
+            step_product(gpu, kind, sizes, stepped, sizes.gate_rows, sizes.out),
+            step_product(gpu, kind, sizes, stepped & (sizes.out < sizes.hidden), sizes.out, sizes.hidden),
+            step_gates(gpu, kind, sizes, stepped, 2 * sizes.gates + 3 + kept),
+            one_kernel(gpu, kind, sizes, which, kept),
         )
 
 
@@ -179,90 +146,26 @@ class RecurrentBackward(_Recurrent):
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
-        sizes, kind = RecurrentSizes.of(calls), calls.dtype
-        which = algorithms(calls, False)
+        sizes, kind, which = RecurrentSizes.of(calls), calls.dtype, algorithms(calls, False)
+        stepped = which == 0
         return (
-            *_chain(gpu, kind, sizes, which, np.full(calls.count, 2 * sizes.gates + 2)),
-            *_input_gradients(gpu, kind, sizes),
-            *_weight_gradients(gpu, kind, sizes),
+            step_product(gpu, kind, sizes, stepped, sizes.out, sizes.gate_rows),
+            step_product(gpu, kind, sizes, stepped & (sizes.out < sizes.hidden), sizes.hidden, sizes.out),
+            step_gates(gpu, kind, sizes, stepped, 2 * sizes.gates + 5),
+            one_kernel(gpu, kind, sizes, which, 2 * sizes.gates + 2, backward=True),
+            *input_gradients(gpu, kind, sizes, stepped),
+            *weight_gradients(gpu, kind, sizes),
+            bias_gradients(gpu, kind, sizes),
         )
 
 
-def _times(work: Work, count: Array) -> Work:
-    """``count`` such kernels, none where it is 0."""
-    return replace(
-        work,
-        tasks=work.tasks * count,
-        launches=work.launches * count,
-        streamed_bytes=work.streamed_bytes * count,
-        activation_bytes=work.activation_bytes * count,
-        refetched_bytes=work.refetched_bytes * count,
-        useful_flops=work.useful_flops * count,
-    )
-
-
-def _over_sequence(gpu: Gpu, kind: DType, sizes: RecurrentSizes, rows: Array, cols: Array) -> Works:
-    """Input products of all steps at once: of the first layer, and of those above."""
-    first = matmul_work(gpu, kind, rows, cols, sizes.input)
-    later = matmul_work(gpu, kind, rows, cols, sizes.later_input)
-    return _times(first, sizes.directions), _times(later, sizes.directions * (sizes.layers - 1))
-
-
-def _input_gradients(gpu: Gpu, kind: DType, sizes: RecurrentSizes) -> Works:
-    first = matmul_work(gpu, kind, sizes.rows, sizes.input, sizes.gate_rows)
-    later = matmul_work(gpu, kind, sizes.rows, sizes.later_input, sizes.gate_rows)
-    return _times(first, sizes.directions), _times(later, sizes.directions * (sizes.layers - 1))
-
-
-def _weight_gradients(gpu: Gpu, kind: DType, sizes: RecurrentSizes) -> Works:
-    """Of the input's and the state's weights, summed over all steps; and of the biases."""
-    first = matmul_work(gpu, kind, sizes.gate_rows, sizes.input, sizes.rows, weights=False)
-    later = matmul_work(gpu, kind, sizes.gate_rows, sizes.later_input, sizes.rows, weights=False)
-    state = matmul_work(gpu, kind, sizes.gate_rows, sizes.out, sizes.rows, weights=False)
-    bias = reduction(gpu, sizes.rows, sizes.gate_rows, kind.act_bytes)
-    return (
-        _times(first, sizes.directions),
-        _times(later, sizes.directions * (sizes.layers - 1)),
-        _times(state, sizes.chains),
-        _times(bias, sizes.chains),
-    )
-
-
-def _chain(gpu: Gpu, kind: DType, sizes: RecurrentSizes, which: NDArray[np.intp], saved: Array) -> Works:
-    """The steps one after another. ``saved``: numbers that go to or come from memory for an element of the state."""
-    standard, small = which == 0, which == 2
-    # layers follow one another a step apart; all of them and both directions run side by side
-    length = sizes.steps + np.where(standard, sizes.layers - 1, sizes.steps * (sizes.layers - 1))
-    beside = sizes.chains * sizes.steps / length
-    product = matmul_work(gpu, kind, sizes.batch, sizes.gate_rows, sizes.out, batch=beside, weights=False)
-    elements = sizes.chains * sizes.rows * sizes.hidden
-    weights = sizes.chains * sizes.recurrent_weights * kind.weight_bytes
-    from_l2 = np.where(standard, 1.0, 0.0)
-    stepped = replace(
-        product,
-        tensor_flops=product.tensor_flops * length,
-        fma_flops=product.fma_flops * length,
-        smem_bytes=product.smem_bytes * length,
-        l2_bytes=product.l2_bytes * np.where(standard, length, 1.0),
-        multicast_bytes=product.multicast_bytes * from_l2 * length,
-        streamed_bytes=weights,
-        activation_bytes=elements * kind.act_bytes * 2,
-        refetched_bytes=np.where(standard, np.clip(weights / gpu.l2_bytes - 1, 0, 1) * weights * sizes.steps, 0.0),
-        serial_steps=product.serial_steps * length,
-        step_cycles=np.where(standard, product.step_cycles, 100.0),
-        task_cycles=np.where(standard, product.task_cycles * length, np.where(small, 1500.0, 4000.0) * length),
-        launches=np.where(standard, length, 1.0),
-        useful_flops=product.useful_flops * length,
-    )
-    gates = vector_kernel(
-        gpu,
-        tasks=ceil_div(beside * sizes.batch * sizes.hidden, _GATE_THREADS),
-        threads=_GATE_THREADS,
-        moved_bytes=elements * (sizes.gates * (ACCUMULATOR_BYTES + kind.act_bytes) + (2 + saved) * kind.act_bytes),
-        flops=elements * 10 * sizes.gates,
-        xu_ops=elements * 2 * sizes.special,
-        converted=elements * sizes.gates if kind.act_bytes < VECTOR_BYTES / 4 else 0.0,
-        launches=length,
-        runs=standard,
-    )
-    return stepped, gates
+def kernels_of(calls: Calls, forward: bool) -> Array:
+    """How many kernels a call launches, as far as they count: the host launches each."""
+    sizes, which = RecurrentSizes.of(calls), algorithms(calls, forward)
+    projected = (sizes.out < sizes.hidden).astype(np.float64)
+    pieces = pieces_of(sizes)
+    if forward:
+        return np.where(which == 0, sizes.length * (2 + projected) + pieces * sizes.chains + 4, 6 * sizes.chains)
+    cleared = 0.0 if calls.dtype.act_bytes < 4 else 1.0  # products of fp32 split k and add up in memory set to 0
+    between = np.where(sizes.wavefront, (sizes.layers - 1) * ceil_div(sizes.steps, GRADIENT_STEPS), 0.0)
+    return np.where(which == 0, sizes.length * (2 + projected + cleared) + between, 2 * sizes.chains) + 9 * sizes.chains

@@ -87,13 +87,15 @@ def _alive(error: Exception) -> None:
         raise DeviceLostError(" ".join(str(error).split())[:200]) from None
 
 
-def _longest(kernels: Sequence[Launched]) -> dict[str, Any]:
-    """How many kernels a call has, and the longest of them, flat."""
+def _longest(launched: Sequence[Launched]) -> dict[str, Any]:
+    """How many kernels a call has, what they take together, and the longest of them, flat."""
+    kernels = [one for one in launched if one.grid]
     if not kernels:
         return {"kernels": 0}
     longest = max(kernels, key=lambda kernel: kernel.time_us)
     return {
         "kernels": len(kernels),
+        "kernels_us": round(sum(one.time_us for one in launched), 3),
         "kernel_name": longest.name,
         "grid": "x".join(map(str, longest.grid)),
         "block": "x".join(map(str, longest.block)),

@@ -15,10 +15,9 @@ from kernelcast.errors import KernelcastError
 
 _aten = torch.ops.aten
 _MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}  # cudnnRNNMode_t
-_GATES = {0: 1, 1: 1, 2: 4, 3: 3}
-# Numbers kept for the backward pass, for each step, sequence, chain and feature of the state (the gates, and what is
-# made of them).
-_KEPT = {0: 1, 1: 1, 2: 6, 3: 5}
+# Numbers kept for the backward pass, for each step, sequence, chain and feature of the state: gates and cell, or gates
+# and what the reset gate is multiplied with (sizes that cuDNN 9.19 asked for).
+_KEPT = {0: 1, 1: 1, 2: 5, 3: 6}
 
 
 def _cudnn(
@@ -143,21 +142,22 @@ def _forward_sizes(
     proj_size: int, num_layers: int, batch_first: bool, dropout: float, train: bool, bidirectional: bool,
     batch_sizes: Any, dropout_state: Any,
 ) -> Any:  # fmt: skip
-    """Output, states, what is kept for the backward pass, and the weights, which lie flat in memory already."""
+    """Output, states, what is kept for the backward pass, and the weights, which lie flat in memory already, unless
+    they are bf16."""
     directions = 1 + bidirectional
     width = directions * (proj_size or hidden_size)
     output = input.new_empty((*input.shape[:-1], width))
     if batch_first and not batch_sizes:  # cuDNN writes steps first
         output = input.new_empty((input.shape[1], input.shape[0], width)).transpose(0, 1)
-    kept = _KEPT[mode] * hidden_size + (proj_size or 0)
+    kept = num_layers * directions * _KEPT[mode] * hidden_size + (num_layers - 1) * width  # and layers' outputs
     rows = input.numel() // input.shape[-1]
-    reserve = num_layers * directions * rows * kept * input.element_size() if train else 0
+    flat = sum(one.numel() for one in weight) if input.dtype == torch.bfloat16 else 0
     return (
         output,
         torch.empty_like(hx),
         torch.empty_like(cx) if cx is not None else hx.new_empty(0),
-        input.new_empty(reserve, dtype=torch.uint8),
-        input.new_empty(0),
+        input.new_empty(rows * kept * input.element_size() if train else 0, dtype=torch.uint8),
+        input.new_empty(flat),
     )
 
 

@@ -7,7 +7,7 @@ from kernelcast.measure.shapes import Draw
 
 # Elements of all gates of all layers, which is what is saved for the backward pass.
 _MOST_GATES = 2**28
-_MOST_KERNELS = 1500  # of a call by the standard algorithm: a step of a layer is about two
+_MOST_KERNELS = 1200  # of a call by the standard algorithm: a step of a layer is about two
 
 
 def _widths(draw: Draw) -> tuple[int, int]:
@@ -15,7 +15,7 @@ def _widths(draw: Draw) -> tuple[int, int]:
     if draw.chance(0.25):  # states small enough to stay on an SM
         hidden = draw.pick((32, 64, 64, 100, 128, 128, 150, 160, 192))
     elif draw.chance(0.6):
-        hidden = draw.pick((200, 256, 256, 300, 320, 384, 512, 512, 640, 768, 1024, 1024, 1280, 1536, 2048))
+        hidden = draw.pick((200, 256, 256, 300, 320, 384, 512, 512, 640, 650, 768, 1024, 1024, 1280, 1500, 2048))
     else:
         hidden = draw.size(24, 2048, draw.pick((1, 8, 32, 128)))
     width = hidden if draw.chance(0.4) else draw.pick((16, 40, 64, 80, 128, 128, 256, 300, 512, 512, 768, 1024, 2048))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from kernelcast.calls import Launch
+from kernelcast.kernels.base import columns_of, kernel
+from kernelcast.kernels.recurrent import kernels_of
 from kernelcast.networks.aten.table import (
     Settings,
     launch,
@@ -60,11 +63,28 @@ def _dropped(x: Tensor, width: int, how: tuple[Any, ...], op: str) -> Iterator[L
         yield launch(_PART, op, layers - 1, rows=max(1, x.elements // x.cols), cols=width, dtype=number_format(x))
 
 
+def _called(op: str, x: Tensor, how: tuple[Any, ...], kind: str, **more: Any) -> Launch:
+    """The call, with the kernels that the host launches for it."""
+    found = launch(_PART, op, **_layers(x, how, kind), **more)
+    call = kernel(**found.words)
+    return replace(found, kernels=float(kernels_of(columns_of([call]), op == "recurrent")[0]))
+
+
+def _flattened(weights: tuple[Tensor, ...]) -> Iterator[Launch]:
+    """PyTorch keeps weights of fp16 and fp32 in one buffer, as cuDNN wants them (nn.RNNBase.flatten_parameters asks
+    torch.backends.cudnn.is_acceptable, which knows no bf16): those of bf16 are copied into a new one every time."""
+    if weights[0].dtype == "bf16":
+        yield launch(_PART, "fill", rows=1, cols=sum(x.elements for x in weights), dtype="bf16")
+        for x in weights:
+            yield over(_PART, x, read_bytes=x.bytes, written_bytes=x.bytes, tensors=1)
+
+
 @rule("_cudnn_rnn")
 def _forward(op: Op, settings: Settings) -> Iterator[Launch]:
-    x, how = op.arguments[0], tuple(op.arguments[6:15])
+    x, weights, how = op.arguments[0], op.arguments[1], tuple(op.arguments[6:15])
     yield from _steps_first(x, how)
-    yield launch(_PART, "recurrent", **_layers(x, how, _format(x, settings)), training=bool(how[6]))
+    yield from _flattened(weights)
+    yield _called("recurrent", x, how, _format(x, settings), training=bool(how[6]))
     yield from _dropped(x, op.outputs[0].cols, how, "dropout")
 
 
@@ -75,7 +95,7 @@ def _backward(op: Op, settings: Settings) -> Iterator[Launch]:
     for tensor in (x, x, gradient):
         if tensor is not None:
             yield from _steps_first(tensor, how)
-    yield launch(_PART, "recurrent_backward", **_layers(x, how, _format(x, settings)))
+    yield _called("recurrent_backward", x, how, _format(x, settings))
     yield from _dropped(x, op.arguments[6].cols, how, "dropout_backward")
 
 
