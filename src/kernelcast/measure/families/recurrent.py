@@ -27,19 +27,21 @@ def _layers(draw: Draw, op: str) -> Drawn:
     layers = draw.pick((1, 1, 1, 1, 2, 2, 3, 4))
     both = draw.chance(0.3)
     batch = draw.size(1, 256, draw.pick((1, 8, 8, 16))) if draw.chance(0.7) else 2 ** draw.pick(range(9))
+    dtype = draw.pick(("bf16", "bf16", "fp16", "fp16", "tf32", "tf32", "fp32"))
+    packed = draw.chance(0.1)
+    stepped = hidden > 128 or dtype == "bf16" or packed
     most = max(8, _MOST_KERNELS // (2 * layers * (1 + both)))
-    steps = min(draw.size(4, 600), most if hidden > 128 else 600)
+    steps = min(draw.size(4, 600), most if stepped else 600)
     cell = draw.pick(("lstm", "lstm", "lstm", "gru", "gru", "rnn"))
     steps = max(4, min(steps, _MOST_GATES // (batch * hidden * 4 * layers)))
     call: Drawn = {"op": op, "batch": batch, "steps": steps, "input": width, "hidden": hidden, "layers": layers,
-                   "bidirectional": both, "cell": cell, "stack": "torch",
-                   "dtype": draw.pick(("bf16", "bf16", "fp16", "fp16", "tf32", "tf32", "fp32"))}  # fmt: skip
+                   "bidirectional": both, "cell": cell, "stack": "torch", "dtype": dtype}  # fmt: skip
     if op == "recurrent":
         call["training"] = draw.chance(0.5)
     if cell == "lstm" and draw.chance(0.06):
         call["projection"] = max(8, hidden // draw.pick((2, 4)) // 8 * 8)
-    elif draw.chance(0.1):
-        call["algorithm"] = "standard"  # a packed batch
+    elif packed:
+        call["algorithm"] = "standard"  # which a packed batch takes
     return call
 
 
