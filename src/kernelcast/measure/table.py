@@ -21,13 +21,13 @@ from kernelcast.measured.store import note_of, write_parquet
 SOURCE = "kernelcast"
 # warm: timed with what the L2 kept. status: ok or failed, with the error. spread: half the quartiles' distance over
 # the median. launches: in one replay.
-# kernels: GPU kernels of the call; kernels_us: what they take, one by one, copies and fills too; replay_us: the time
-# of a replay, where that of the call is the sum of its kernels. The rest describes the longest of them.
+# kernels: GPU kernels of the call; kernels_us: what they take, one by one, copies and fills too. The rest describes the
+# longest of them.
 SEEN = {
     "family": "VARCHAR", "warm": "BOOLEAN", "status": "VARCHAR", "error": "VARCHAR", "spread": "FLOAT",
     "replays": "INTEGER",
     "launches": "INTEGER", "at_s": "FLOAT", "kernels": "INTEGER", "kernels_us": "FLOAT",
-    "replay_us": "FLOAT", "kernel_name": "VARCHAR", "grid": "VARCHAR",
+    "kernel_name": "VARCHAR", "grid": "VARCHAR",
     "block": "VARCHAR", "registers": "INTEGER", "smem_bytes": "INTEGER",
 }  # fmt: skip
 
@@ -97,13 +97,5 @@ def _row(record: Mapping[str, Any], target: Gpu, facts: Mapping[str, Any]) -> di
         "rotation": record.get("rotation"),
         "input_rotation": record.get("rotation"),  # a set has its inputs too
         **seen,
-        **_latency(record),
+        "latency_us": record.get("kernels_us" if kernel_class(call["op"]).summed else "latency_us"),
     }
-
-
-def _latency(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What the call takes: a replay, or for ops whose kernels overlap there the sum of them, which a profile told."""
-    if not kernel_class(record["call"]["op"]).summed:
-        return {"latency_us": record.get("latency_us")}
-    replay_us = record.get("replay_us", record.get("latency_us"))
-    return {"latency_us": record.get("kernels_us"), "replay_us": replay_us}

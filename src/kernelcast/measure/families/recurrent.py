@@ -7,7 +7,7 @@ from kernelcast.measure.shapes import Draw
 
 # Elements of all gates of all layers, which is what is saved for the backward pass.
 _MOST_GATES = 2**28
-_MOST_KERNELS = 1200  # of a call by the standard algorithm: a step of a layer is about two
+_MOST_KERNELS = (250, 250, 250, 1000)  # of a call by the standard algorithm: a step of a layer is about two
 
 
 def _widths(draw: Draw) -> tuple[int, int]:
@@ -30,8 +30,8 @@ def _layers(draw: Draw, op: str) -> Drawn:
     dtype = draw.pick(("bf16", "bf16", "fp16", "fp16", "tf32", "tf32", "fp32"))
     packed = draw.chance(0.1)
     stepped = hidden > 128 or dtype == "bf16" or packed
-    most = max(8, _MOST_KERNELS // (2 * layers * (1 + both)))
-    steps = min(draw.size(4, 600), most if stepped else 600)
+    most = max(8, draw.pick(_MOST_KERNELS) // (2 * layers * (1 + both)))
+    steps = draw.size(4, min(most, 600) if stepped else 600)
     cell = draw.pick(("lstm", "lstm", "lstm", "gru", "gru", "rnn"))
     steps = max(4, min(steps, _MOST_GATES // (batch * hidden * 4 * layers)))
     call: Drawn = {"op": op, "batch": batch, "steps": steps, "input": width, "hidden": hidden, "layers": layers,

@@ -14,7 +14,7 @@ from kernelcast.measure.runners import Launch, Recipe, Runner
 
 _MODES = {"rnn": 1, "lstm": 2, "gru": 3}  # of cudnnRNNMode_t; rnn: tanh
 _GATES = {"rnn": 1, "lstm": 4, "gru": 3}
-_MOST_SETS = 2  # each is hundreds of kernels, which take their weights from L2 after the first step
+_MOST_SETS = 1  # hundreds of kernels, which take their weights from L2 after the first step
 
 
 def _weights(call: Any) -> tuple[Spec, ...]:
