@@ -38,7 +38,9 @@ class _Layers:
         projection = call.projection or 0
         sizes = (call.hidden, projection, call.layers)
         self._x = x
-        self._weights = [weight.clone() for weight in weights]  # which become views of one flat buffer
+        # as small as nn.LSTM draws them, for kernels that keep weights wait on sums that are not their mark of "none
+        # yet", the lowest number of the format; the copies become views of one flat buffer
+        self._weights = [weight * (call.hidden**-0.5 / 2) for weight in weights]
         self._flat = torch._cudnn_rnn_flatten_weight(
             self._weights, self._stride, call.input, self._mode, *sizes, False, call.bidirectional
         )
