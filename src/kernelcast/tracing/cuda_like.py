@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from kernelcast.errors import KernelcastError
+from kernelcast.tracing import recurrent
 from kernelcast.tracing.attention import attention_in_parts, fused_attention
 from kernelcast.tracing.encoder import ENCODER, FAST_PATH
 
@@ -27,7 +28,7 @@ _META = torch.device("meta")
 _NARROW = {
     "linear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "addmm", "addbmm", "baddbmm", "addmv", "mv", "einsum",
     "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "prelu", "chain_matmul",
-    "scaled_dot_product_attention", "gru_cell", "lstm_cell",
+    "scaled_dot_product_attention", "gru_cell", "lstm_cell", "gru", "lstm", "rnn_tanh", "rnn_relu",
 }  # fmt: skip
 _WIDE = {
     "__pow__", "__rdiv__", "__rpow__", "__rtruediv__", "acos", "asin", "binary_cross_entropy_with_logits", "cosh",
@@ -135,8 +136,8 @@ def _device_here(value: Any) -> Any:
 
 # Ops that PyTorch takes apart unless a GPU is there; told to the dispatcher, so that calls from anywhere get here.
 INSTEAD: dict[str, dict[str, Callable[..., Any]]] = {
-    "fused": {"dropout": _dropout, "scaled_dot_product_attention": fused_attention, **ENCODER},
-    "math": {"dropout": _dropout, "scaled_dot_product_attention": attention_in_parts, **ENCODER},
+    "fused": {"dropout": _dropout, "scaled_dot_product_attention": fused_attention, **ENCODER, **recurrent.INSTEAD},
+    "math": {"dropout": _dropout, "scaled_dot_product_attention": attention_in_parts, **ENCODER, **recurrent.INSTEAD},
 }
 
 
@@ -147,6 +148,10 @@ def _dispatched(attention: str) -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # "Overriding a previously registered kernel", which is what we mean
             library.impl(name, function, "AutogradMeta")
+    for name, function in recurrent.SIZED.items():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            library.impl(name, function, "Meta")
     try:
         yield
     finally:

@@ -19,10 +19,12 @@ from kernelcast.times import Times
 
 @dataclass(frozen=True, slots=True)
 class OpRan(Ran):
-    """The kernels that one op of a trace launches. ``by_bytes``: no rule knows the op."""
+    """The kernels that one op of a trace launches. ``by_bytes``: no rule knows the op. ``more``: kernels beyond one a
+    call, which a library launches one by one."""
 
     op: Op = field(kw_only=True)
     by_bytes: bool = field(kw_only=True)
+    more: float = field(kw_only=True, default=0.0)
 
 
 def predicted(ops: Iterable[Op], times: Times, costs: Callable[[Op], Costed]) -> list[OpRan | None]:
@@ -41,10 +43,11 @@ def _ran(op: Op, costed: Costed, times: Times) -> OpRan:
         longest = one if one.time_s > longest.time_s else longest
         time_s = times[launch.call].span.time_s
         span += one.span * (1 + throttled_s(launch.call, time_s, times.gpu) / time_s)
-    launches = sum(launch.count for launch in costed.launches)
+    launches = sum(launch.count * launch.kernels for launch in costed.launches)
+    more = launches - sum(launch.count for launch in costed.launches)
     return OpRan(
         op.phase, longest.part, span, launches, longest.bound_by, longest.support, longest.network, longest.standing,
-        op=op, by_bytes=costed.by_bytes,
+        op=op, by_bytes=costed.by_bytes, more=more,
     )  # fmt: skip
 
 
@@ -79,14 +82,17 @@ class Queue:
     def of(cls, found: Sequence[tuple[int, OpRan | None]], costs_s: Array, machine: Host, graph: bool) -> Queue:
         """``found``: places of ops in a trace and what they launch; ``costs_s``: ``launch_costs`` of that trace.
         ``graph``: kernels replay from a CUDA graph, so that the host launches once."""
-        clock = np.cumsum(costs_s[[at for at, _ in found]])
+        more_s = np.array([0.0 if graph or one is None else one.more * machine.kernel_s for _, one in found])
+        clock = np.cumsum(costs_s[[at for at, _ in found]] + more_s)
         launching = [i for i, (_, kernel) in enumerate(found) if kernel is not None]
         kernels = tuple(kernel for _, kernel in found if kernel is not None)
+        busy_s = np.array([kernel.time_s + gap_s(machine, graph) * kernel.launches for kernel in kernels])
+        more_s = more_s[launching]  # the first of many kernels runs while the others are launched, no faster than that
         return cls(
             kernels=kernels,
             places=tuple(found[i][0] for i in launching),
-            busy_s=np.array([kernel.time_s + gap_s(machine, graph) * kernel.launches for kernel in kernels]),
-            launched_s=np.full(len(kernels), machine.graph_s) if graph else clock[launching],
+            busy_s=np.maximum(busy_s, more_s),
+            launched_s=np.full(len(kernels), machine.graph_s) if graph else clock[launching] - more_s,
             host_s=0.0 if graph or not len(clock) else float(clock[-1]),
         )
 

@@ -100,4 +100,3 @@ def _step(case: Case, model: Any, inputs: Any, loss: Any = None) -> Step:
         return None
 
     return step
-

@@ -8,8 +8,10 @@ from kernelcast.networks.aten import (  # noqa: F401  each fills the table
     matrix,
     movement,
     optimizer,
+    recurrent,
     rows,
     spatial,
+    transforms,
 )
 from kernelcast.networks.aten.table import Costed, Settings, cost, known_ops
 
