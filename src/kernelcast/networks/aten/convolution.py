@@ -136,4 +136,3 @@ def _backward(op: Op, settings: Settings) -> Iterator[Launch]:
         pixels = max(1, grad.elements // channels)
         rows, cols, axis = (pixels, channels, "rows") if last else (channels, pixels, "cols")
         yield launch("reduction", "reduce_sum", rows=rows, cols=cols, axis=axis, dtype=number_format(grad))
-
