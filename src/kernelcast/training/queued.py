@@ -93,15 +93,18 @@ class Queue:
     def of(cls, found: Sequence[tuple[int, OpRan | None]], costs_s: Array, machine: Host, graph: bool) -> Queue:
         """``found``: places of ops in a trace and what they launch; ``costs_s``: ``launch_costs`` of that trace.
         ``graph``: kernels replay from a CUDA graph, so that the host launches once."""
-        launching_s = [machine.launch_s * kernel.launches if kernel else 0.0 for _, kernel in found]
+        launching_s = np.array([machine.launch_s * kernel.launches if kernel else 0.0 for _, kernel in found])
         clock = np.cumsum(costs_s[[at for at, _ in found]] + launching_s)
         launching = [i for i, (_, kernel) in enumerate(found) if kernel is not None]
         kernels = tuple(kernel for _, kernel in found if kernel is not None)
+        busy_s = np.array([kernel.time_s + gap_s(machine, graph) * kernel.launches for kernel in kernels])
+        # the first of many kernels runs while the others are launched, no faster than that
+        more_s = np.maximum(0.0, launching_s[launching] - machine.launch_s) * (not graph)
         return cls(
             kernels=kernels,
             places=tuple(found[i][0] for i in launching),
-            busy_s=np.array([kernel.time_s + gap_s(machine, graph) * kernel.launches for kernel in kernels]),
-            launched_s=np.full(len(kernels), machine.graph_s) if graph else clock[launching],
+            busy_s=np.maximum(busy_s, more_s),
+            launched_s=np.full(len(kernels), machine.graph_s) if graph else clock[launching] - more_s,
             host_s=0.0 if graph or not len(clock) else float(clock[-1]),
         )
 

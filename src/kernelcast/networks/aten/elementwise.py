@@ -30,7 +30,7 @@ _LIKE = {  # the kernel whose cost an element of these has
     "__and__ __or__",
     "sub": "rsub",
     "mul": "addcmul lerp mse_loss_backward square",
-    "div": "true_divide addcdiv remainder fmod floor_divide atan2 bucketize",
+    "div": "true_divide addcdiv remainder fmod floor_divide atan2",
     "neg": "abs sign sgn conj logical_not bitwise_not floor ceil round trunc isnan isinf isfinite",
     "relu": "clamp_min clamp_max leaky_relu prelu _prelu_kernel",
     "gelu": "erf",
