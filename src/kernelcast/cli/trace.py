@@ -50,6 +50,19 @@ Checkpointing = Annotated[
 Compile = Annotated[
     bool, typer.Option("--compile", help="chains of element-wise ops and reductions fused, as torch.compile does")
 ]
+Precision = Annotated[
+    str | None,
+    typer.Option("--precision", metavar="NAME", help="pure, mixed (fp32 master weights and moments) or autocast"),
+]
+Format = Annotated[
+    str | None, typer.Option("--dtype", metavar="FORMAT", help="bf16, fp16, fp32 or tf32; else the model's own")
+]
+Cache = Annotated[bool | None, typer.Option("--cache/--no-cache", help="a prefill that fills a KV cache, or none")]
+Logits = Annotated[
+    str | None, typer.Option("--logits", metavar="WHICH", help="all or last; of causal inference the last")
+]
+ImageSize = Annotated[int | None, typer.Option("--image-size", help="pixels of an image's side; else the config's")]
+Seq = Annotated[int | None, typer.Option("--seq", help="tokens of each (512), or samples of sound (160000)")]
 
 
 def register(app: typer.Typer) -> None:
@@ -66,8 +79,12 @@ def trace(
     gpu: GpuName = None,
     mode: Annotated[str, typer.Option("--mode", metavar="MODE", help="inference or training")] = "inference",
     batch: Annotated[int, typer.Option("--batch", help="samples")] = 1,
-    seq: Annotated[int, typer.Option("--seq", help="tokens of each")] = 512,
-    dtype: Annotated[str, typer.Option("--dtype", metavar="FORMAT", help="bf16, fp16, fp32 or tf32")] = "bf16",
+    seq: Seq = None,
+    dtype: Format = None,
+    precision: Precision = None,
+    cache: Cache = None,
+    logits: Logits = None,
+    image_size: ImageSize = None,
     optimizer: Optimizer = "adamw",
     accumulate: Annotated[int, typer.Option("--accumulate", help="passes before the optimizer steps")] = 1,
     attention: AttentionKind = "fused",
@@ -103,7 +120,8 @@ def trace(
 
     asked = chosen_conditions(None, "model", predictor, calibration, weights)
     conditions = replace(asked, input_rotation=STEP.input_rotation)
-    found = _traced(Asked(what, batch, seq, dtype, mode, checkpointing), optimizer, accumulate, attention, graph)
+    wanted = Asked(what, batch, seq, dtype, mode, checkpointing, precision, cache, logits, image_size)
+    found = _traced(wanted, optimizer, accumulate, attention, graph)
     layout = TrainingLayout(dp, tp, pp, ep, zero, sequence_parallel, micro_batches, schedule, virtual_stages)  # type: ignore[arg-type]
     many = layout != TrainingLayout()
     if compile_ and many:
@@ -120,10 +138,12 @@ def _traced(asked: Asked, optimizer: str, accumulate: int, attention: str, graph
     from kernelcast.tracing.build import build
 
     built = build(asked)
-    return run(
+    found = run(
         built.model, built.inputs, asked.mode, optimizer=None if optimizer == "none" else optimizer,  # type: ignore[arg-type]
         loss=built.loss, accumulate=accumulate, attention=attention, graph=graph, name=built.name,
+        precision=built.precision, dtype=built.dtype if built.precision == "autocast" else "bf16",
     )  # fmt: skip
+    return replace(found, built=built.told)
 
 
 def _on_one(

@@ -8,6 +8,7 @@ from kernelcast.networks.traced import PHASES
 from kernelcast.report.json import attributes
 from kernelcast.report.run import breakdown_fields, interval_text
 from kernelcast.report.text import evidence_lines, plain_table, show, support_text, title
+from kernelcast.report.trace import built_lines
 from kernelcast.report.units import binary_bytes_text, digits, percent, time_text
 from kernelcast.timeline import Memory
 from kernelcast.training.scaled import PARTS, ScaledStep
@@ -40,6 +41,7 @@ def fields(found: ScaledStep) -> dict[str, Any]:
         "bubble_share": found.bubble_share,
         "data_parallel_sent_bytes": found.sent_bytes,
         "parts_s": found.parts_s,
+        **({"built": found.trace.built} if found.trace.built else {}),
         "memory_bytes": found.memory.used_bytes,
         "memory": memory_fields(found.memory),
         "fits": found.fits,
@@ -85,6 +87,7 @@ def print_scaled(found: ScaledStep) -> None:
     """The answer first, then where the time goes, then memory, then what it rests on."""
     layout, trace = found.layout, found.trace
     show(title(trace.name, "  training", f"{layout.gpus} x {found.gpu.name}", f"  {layout.told}"))
+    show(*built_lines(trace.built))
     size = f"{found.tokens:,} tokens" if found.tokens else f"{found.samples:,} samples"
     show(f"{size} a step in {layout.micro_batches} x {layout.dp} passes, {digits(trace.parameters)} parameters", "")
     answer = plain_table("", "", "", right=("",), rows=answer_rows(found))

@@ -26,7 +26,8 @@ _META = torch.device("meta")
 _NARROW = {
     "linear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "addmm", "addbmm", "baddbmm", "addmv", "mv", "einsum",
     "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "prelu", "chain_matmul",
-    "scaled_dot_product_attention", "gru_cell", "lstm_cell",
+    "scaled_dot_product_attention", "gru_cell", "lstm_cell", "rnn_tanh_cell", "rnn_relu_cell", "lstm", "gru",
+    "rnn_tanh", "rnn_relu",
 }  # fmt: skip
 _WIDE = {
     "__pow__", "__rdiv__", "__rpow__", "__rtruediv__", "acos", "asin", "binary_cross_entropy_with_logits", "cosh",
@@ -34,9 +35,13 @@ _WIDE = {
     "exp", "expm1", "group_norm", "hinge_embedding_loss", "kl_div", "l1_loss", "layer_norm", "log", "log10",
     "log_softmax", "log1p", "log2", "margin_ranking_loss", "mse_loss", "multilabel_margin_loss", "multi_margin_loss",
     "nll_loss", "norm", "normalize", "pdist", "poisson_nll_loss", "pow", "prod", "reciprocal", "rsqrt", "sinh",
-    "smooth_l1_loss", "soft_margin_loss", "softmax", "softmin", "softplus", "sum", "renorm", "tan",
-    "triplet_margin_loss",
+    "smooth_l1_loss", "soft_margin_loss", "softmax", "softmin", "softplus", "renorm", "tan",
+    "triplet_margin_loss", "cross_entropy_loss", "nll_loss_nd", "huber_loss", "logsumexp", "ctc_loss",
+    "linalg_vector_norm", "linalg_norm", "upsample_nearest1d", "upsample_nearest2d", "upsample_bilinear2d",
+    "upsample_bicubic2d", "upsample_trilinear3d", "upsample_linear1d",
 }  # fmt: skip
+
+_LISTED = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__}
 
 
 def on_meta(value: torch.Tensor) -> torch.Tensor:
@@ -47,9 +52,9 @@ def on_meta(value: torch.Tensor) -> torch.Tensor:
 class CudaLike(TorchFunctionMode):
     """What PyTorch's Python functions do with tensors on a GPU: autocast, and tensors sent there."""
 
-    def __init__(self, know: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
+    def __init__(self, know: Callable[[torch.Tensor, torch.Tensor], None], listed: Callable[..., Any]) -> None:
         super().__init__()
-        self._know = know
+        self._know, self._listed = know, listed
         self._narrowed = WeakTensorKeyDictionary()
 
     def __torch_function__(
@@ -58,13 +63,18 @@ class CudaLike(TorchFunctionMode):
         options = {name: _device_here(value) for name, value in kwargs.items()} if kwargs else {}
         args = tuple([_device_here(value) for value in args])
         format_ = _autocast_format()
-        if format_ is not None:
+        if format_ is None:
+            if len(self._narrowed):
+                self.forget()
+        else:
             args, options = self._autocast(getattr(func, "__name__", ""), args, options, format_)
         if func is torch.Tensor.backward:  # a mode is off inside what it handles: recomputed code must still see it
             with self:
                 return _backward(*args, **options)
         if func is torch.Tensor.cuda:
             return args[0]
+        if func in _LISTED:
+            return self._listed(func, *args)
         if func in (torch.tensor, torch.as_tensor) and options.get("device", _META) == _META:
             return self._constant(func, args, {name: x for name, x in options.items() if name != "device"})
         return func(*args, **options)
@@ -82,6 +92,9 @@ class CudaLike(TorchFunctionMode):
     def _autocast(self, name: str, args: Any, options: dict[str, Any], format_: torch.dtype) -> tuple[Any, Any]:
         if name in _NARROW:
             return tree_map(lambda x: self._narrow(x, format_), (args, options))
+        if name == "sum":  # adds in fp32 as it reads
+            narrow = isinstance(args[0], torch.Tensor) and args[0].dtype in (torch.float16, torch.bfloat16)
+            return args, {"dtype": torch.float32, **options} if narrow else options
         if name in _WIDE:
             return tree_map(_widened, (args, options))
         return args, options
@@ -98,7 +111,7 @@ class CudaLike(TorchFunctionMode):
         return self._narrowed[value]
 
     def forget(self) -> None:
-        """The step is over: autocast's cache ends with its context."""
+        """Autocast's cache ends with its context; what the backward pass needs of it lives on in autograd's graph."""
         self._narrowed = WeakTensorKeyDictionary()
 
 
@@ -189,6 +202,15 @@ def _dispatched(attention: str) -> Iterator[None]:
         library._destroy()
 
 
+# PyTorch's functions that are Python themselves would be handed to a mode whole, which is off inside them; so that it
+# sees the ops that they are made of, they are told that there is none.
+_GUARDS = [
+    (place, name)
+    for place in ("torch.nn.functional", "torch.functional")
+    for name in ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+]
+
+
 @contextlib.contextmanager
 def gpu_present(attention: str = "fused", captured: bool = False) -> Iterator[None]:
     """PyTorch's own questions are answered as with a GPU: autocast to bf16, fused and multi-tensor optimizers, and
@@ -197,6 +219,7 @@ def gpu_present(attention: str = "fused", captured: bool = False) -> Iterator[No
     optimizer = "torch.optim.optimizer"
     with contextlib.ExitStack() as stack:
         stack.enter_context(_dispatched(attention))
+        stack.enter_context(torch.compiler.set_stance("force_eager"))  # what is compiled is traced as it was written
         for name, answer in (
             (f"{optimizer}._get_fused_kernels_supported_devices", devices),
             (f"{optimizer}._get_foreach_kernels_supported_devices", devices),
@@ -208,6 +231,7 @@ def gpu_present(attention: str = "fused", captured: bool = False) -> Iterator[No
             ("torch.cuda.is_current_stream_capturing", lambda: captured),
             ("torch.cuda.synchronize", lambda *_, **__: None),
             ("torch.cuda.get_device_capability", lambda *_, **__: (9, 0)),
+            *((f"{place}.{name}", lambda *_: False) for place, name in _GUARDS),
         ):
             with contextlib.suppress(AttributeError, ModuleNotFoundError):  # of another release of PyTorch
                 stack.enter_context(mock.patch(name, answer))
