@@ -140,6 +140,7 @@ class Trace:
     samples: int = 0
     python_calls: dict[str, int] = field(default_factory=dict)  # by phase: of functions, by the program itself
     built: dict[str, Any] = field(default_factory=dict)  # which class, inputs and formats, where a command chose them
+    notes: tuple[str, ...] = ()  # what was taken for granted
     nodes: int = 0  # of autograd's graph that the backward pass runs, those that launch nothing too
 
     @property

@@ -87,7 +87,7 @@ def print_scaled(found: ScaledStep) -> None:
     """The answer first, then where the time goes, then memory, then what it rests on."""
     layout, trace = found.layout, found.trace
     show(title(trace.name, "  training", f"{layout.gpus} x {found.gpu.name}", f"  {layout.told}"))
-    show(*built_lines(trace.built))
+    show(*built_lines(trace.built), *trace.notes)
     size = f"{found.tokens:,} tokens" if found.tokens else f"{found.samples:,} samples"
     show(f"{size} a step in {layout.micro_batches} x {layout.dp} passes, {digits(trace.parameters)} parameters", "")
     answer = plain_table("", "", "", right=("",), rows=answer_rows(found))

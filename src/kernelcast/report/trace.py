@@ -32,6 +32,7 @@ def fields(step: Step) -> dict[str, Any]:
         "flops": step.flops,
         "mfu": step.mfu,
         **({"built": trace.built} if trace.built else {}),
+        **({"notes": list(trace.notes)} if trace.notes else {}),
         "parameters": trace.parameters,
         "tokens": trace.tokens,
         "tokens_per_s": trace.tokens / step.time_s,
@@ -57,7 +58,7 @@ def print_step(step: Step) -> None:
     show(title(trace.name, f"  {trace.mode}", step.gpu.name, f"  {how}"))
     size = f"{trace.tokens:,} tokens" if trace.tokens else f"{trace.samples:,} samples"
     kernels = round(sum(kernel.launches for kernel in step.kernels))
-    show(*built_lines(trace.built))
+    show(*built_lines(trace.built), *trace.notes)
     show(f"{size}, {digits(trace.parameters)} parameters, {len(trace.ops):,} ops, {kernels:,} kernels", "")
     present = {share.phase for share in step.shares}
     totals_s = {str(phase): step.kernel_time_s for phase in PHASES if phase in present}

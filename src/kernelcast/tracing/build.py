@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,11 @@ from torch.utils._pytree import tree_map
 
 from kernelcast.errors import KernelcastError
 from kernelcast.networks.catalogue import config as config_of
-from kernelcast.tracing.cuda_like import CudaLike, gpu_present
+from kernelcast.tracing.building import building, held, hold_buffers
+from kernelcast.tracing.cuda_like import gpu_present
 from kernelcast.tracing.hub import model_of, own_format
 from kernelcast.tracing.hub_inputs import Inputs
 from kernelcast.tracing.precision import DTYPES, PRECISIONS
-from kernelcast.tracing.record import Recorder
 from kernelcast.tracing.values import Values
 from kernelcast.tracing.where import line_of
 
@@ -94,7 +93,7 @@ def _from_file(path: Path, function: str, asked: Asked) -> Built:
         raise KernelcastError(f"{path}:{function} asks for {', '.join(missing)}; it may ask for {', '.join(given)}")
     if asked.dtype is None and "dtype" in wanted and wanted["dtype"].default is not inspect.Parameter.empty:
         del given["dtype"]
-    with _building() as values:
+    with building() as values:
         try:
             made = found(**{name: value for name, value in given.items() if name in wanted})
         except KernelcastError:
@@ -123,17 +122,6 @@ def _imported(path: Path) -> Any:
     return module
 
 
-@contextmanager
-def _building() -> Iterator[Values]:
-    """As while tracing: nothing is computed or held but what small tensors of whole numbers are."""
-    recorder = Recorder()
-    recorder.values.draws = True  # what a person draws as an input is what the model is given
-    gpu = CudaLike(recorder.values.know, recorder.listed)
-    with gpu_present(), torch.random.fork_rng(devices=[]), torch.device("meta"), recorder, gpu:
-        torch.manual_seed(0)
-        yield recorder.values
-
-
 def _checked(name: str, made: Any, asked: Asked, explicit: bool, values: Values) -> Built:
     """A model with its inputs, in the format that is asked for (unless the function took care of it)."""
     parts = made if isinstance(made, tuple) else (made,)
@@ -147,9 +135,8 @@ def _checked(name: str, made: Any, asked: Asked, explicit: bool, values: Values)
         inputs: Any = make.build()
         notes = make.notes
     else:
-        inputs = tree_map(lambda x: _held(x, values), parts[1])
-    for part in model.modules():
-        part._buffers.update({key: _held(x, values) for key, x in part._buffers.items()})
+        inputs = tree_map(lambda x: held(x, values), parts[1])
+    hold_buffers(model, values)
     if not isinstance(inputs, (torch.Tensor, tuple, list, Mapping)):
         raise KernelcastError(
             f"inputs must be a tensor, a list of arguments or a dictionary, not {type(inputs).__name__}"
@@ -168,14 +155,6 @@ def _checked(name: str, made: Any, asked: Asked, explicit: bool, values: Values)
     dtype = (asked.dtype or "bf16") if precision == "autocast" else asked.dtype or own
     told = _told(model, inputs, own, why, precision, notes) | {"trains": asked.mode == "training"}
     return Built(name, model, inputs, parts[2] if len(parts) > 2 else None, precision, dtype, told)
-
-
-def _held(value: Any, values: Values) -> Any:
-    """What a tensor of whole numbers holds, where that is known."""
-    if not isinstance(value, torch.Tensor) or value.is_floating_point() or value.device.type != "meta":
-        return value
-    known = values.of(value)
-    return value if known is None else known.clone()
 
 
 def _initialise(model: nn.Module, inputs: Any, name: str) -> None:
@@ -204,12 +183,13 @@ def _from_config(asked: Asked) -> Built:
     narrow = asked.mode == "training" and DTYPES[usual] in (torch.bfloat16, torch.float16)
     precision = asked.precision or ("mixed" if narrow else "pure")
     format_ = torch.float32 if precision == "autocast" else DTYPES[usual]
-    model = model_of(raw, asked, format_)
+    model, notes = model_of(raw, asked, format_)
     make = Inputs(model, asked)
     inputs = make.build()
     why = "as asked" if asked.dtype else "as the config says" if own else "where the config says nothing"
     if precision == "autocast":
         usual, why = asked.dtype or "bf16", "as autocast keeps them"
+    make.notes.extend(notes)
     told = _told(model, inputs, _NAMES[format_], f"{_NAMES[format_]} {why}", precision, make.notes)
     told["trains"] = asked.mode == "training"
     return Built(name, model, inputs, None, precision, usual, told)

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from kernelcast.errors import KernelcastError
+from kernelcast.tracing.values import Values
 
 _aten = torch.ops.aten
 _META = torch.device("meta")
@@ -42,6 +43,10 @@ _WIDE = {
 }  # fmt: skip
 
 _LISTED = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__}
+_MADE = {torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.new_tensor}
+_INDEXED = {torch.Tensor.__getitem__, torch.Tensor.__setitem__}
+_FINITE = {torch.isfinite: True, torch.Tensor.isfinite: True, torch.isnan: False, torch.Tensor.isnan: False,
+           torch.isinf: False, torch.Tensor.isinf: False}  # fmt: skip
 
 
 def on_meta(value: torch.Tensor) -> torch.Tensor:
@@ -52,9 +57,9 @@ def on_meta(value: torch.Tensor) -> torch.Tensor:
 class CudaLike(TorchFunctionMode):
     """What PyTorch's Python functions do with tensors on a GPU: autocast, and tensors sent there."""
 
-    def __init__(self, know: Callable[[torch.Tensor, torch.Tensor], None], listed: Callable[..., Any]) -> None:
+    def __init__(self, values: Values, listed: Callable[..., Any]) -> None:
         super().__init__()
-        self._know, self._listed = know, listed
+        self._values, self._listed = values, listed
         self._narrowed = WeakTensorKeyDictionary()
 
     def __torch_function__(
@@ -73,20 +78,44 @@ class CudaLike(TorchFunctionMode):
                 return _backward(*args, **options)
         if func is torch.Tensor.cuda:
             return args[0]
+        if func is torch.Tensor.__format__ and args[0].dim() == 0:  # a number in a text
+            return format(args[0].item(), *args[1:])
         if func in _LISTED:
             return self._listed(func, *args)
-        if func in (torch.tensor, torch.as_tensor) and options.get("device", _META) == _META:
+        if func in _MADE and options.get("device", _META) == _META:
             return self._constant(func, args, {name: x for name, x in options.items() if name != "device"})
+        if func in _INDEXED:
+            args = (args[0], self._index(args[1]), *args[2:])
+        if func in _FINITE:
+            return self._finite(func, args, options)
         return func(*args, **options)
+
+    def _finite(self, func: Any, args: Any, options: dict[str, Any]) -> Any:
+        """What a model computes is taken to be finite: programs ask before they clamp."""
+        found = func(*args, **options)
+        if found.device.type == "meta":
+            self._values.know_everywhere(found, _FINITE[func])
+        return found
+
+    def _index(self, index: Any) -> Any:
+        """Lists of numbers among indices, which PyTorch would send to the device unseen."""
+        if isinstance(index, tuple):
+            return tuple(self._index(part) for part in index)
+        if isinstance(index, list) and index and all(isinstance(part, (int, bool)) for part in index):
+            return self._constant(torch.tensor, (index,), {})
+        return index
 
     def _constant(self, func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """Numbers of the program itself: what they are is known."""
+        if func is torch.Tensor.new_tensor:
+            options = {"dtype": args[0].dtype, **options}
+            func, args = torch.tensor, args[1:]
         if args and isinstance(args[0], torch.Tensor):
             return func(*args, **options)
         with torch.device("cpu"):
             real = func(*args, **options)
         made = on_meta(real)
-        self._know(made, real)
+        self._values.know(made, real)
         return made.requires_grad_() if real.requires_grad else made
 
     def _autocast(self, name: str, args: Any, options: dict[str, Any], format_: torch.dtype) -> tuple[Any, Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kernelcast.errors import KernelcastError
-from kernelcast.tracing.cuda_like import gpu_present
+from kernelcast.tracing.building import building, hold_buffers
 from kernelcast.tracing.where import line_of
 
 if TYPE_CHECKING:
@@ -21,6 +21,10 @@ _SINGLE = (
     "CAUSAL_LM", "IMAGE_TEXT_TO_TEXT", "IMAGE_CLASSIFICATION", "CTC", "AUDIO_CLASSIFICATION", "SEMANTIC_SEGMENTATION",
     "OBJECT_DETECTION", "VIDEO_CLASSIFICATION", "DEPTH_ESTIMATION",
 )  # fmt: skip
+_RESNETS = {
+    "resnet18": ([2, 2, 2, 2], "basic"), "resnet34": ([3, 4, 6, 3], "basic"), "resnet50": ([3, 4, 6, 3], "bottleneck"),
+    "resnet101": ([3, 4, 23, 3], "bottleneck"), "resnet152": ([3, 8, 36, 3], "bottleneck"),
+}  # fmt: skip
 _FORMATS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
@@ -40,17 +44,19 @@ def own_format(raw: Mapping[str, Any]) -> str | None:
     return _FORMATS.get(str(told).removeprefix("torch.")) if told else None
 
 
-def model_of(raw: Mapping[str, Any], asked: Asked, format_: torch.dtype) -> Any:
-    """The model of a config, its weights in a format."""
+def model_of(raw: Mapping[str, Any], asked: Asked, format_: torch.dtype) -> tuple[Any, list[str]]:
+    """The model of a config, its weights in a format; and what had to be chosen."""
     library = transformers_here()
+    raw, notes = _without_timm(raw)
     kind = raw.get("model_type")
     if not kind:
         raise KernelcastError(f"{asked.what} has no model_type, so it is no Hugging Face config of a model")
     try:
         config = library.AutoConfig.for_model(**raw)
         found = _class_of(library, raw, config)
-        with torch.device("meta"), gpu_present():
+        with building() as values:
             model = found._from_config(config, dtype=format_)
+            hold_buffers(model, values)
     except Exception as error:
         text = " ".join(str(error).split())[:300] or type(error).__name__
         raise KernelcastError(f"{line_of(error)}transformers does not build {asked.what}: {text}") from error
@@ -58,7 +64,26 @@ def model_of(raw: Mapping[str, Any], asked: Asked, format_: torch.dtype) -> Any:
         if not model.supports_gradient_checkpointing:
             raise KernelcastError(f"{type(model).__name__} has no gradient checkpointing")
         model.gradient_checkpointing_enable()
-    return model
+    return model, notes
+
+
+def _without_timm(raw: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
+    """Where timm is not installed, transformers' own ResNet stands in for timm's."""
+    told = raw.get("backbone_config") or {}
+    name = str(raw.get("backbone") or told.get("backbone") or "")
+    uses = raw.get("use_timm_backbone") or told.get("model_type") == "timm_backbone"
+    if not uses or importlib.util.find_spec("timm") is not None or name not in _RESNETS:
+        return raw, []
+    depths, kind = _RESNETS[name]
+    stages = told.get("out_indices") or (raw.get("backbone_kwargs") or {}).get("out_indices") or [4]
+    own = {
+        "model_type": "resnet", "depths": depths, "layer_type": kind,
+        "out_features": [f"stage{at}" for at in stages if at],
+        "hidden_sizes": [256, 512, 1024, 2048] if kind == "bottleneck" else [64, 128, 256, 512],
+    }  # fmt: skip
+    left = {key: value for key, value in raw.items() if key not in ("backbone", "backbone_kwargs")}
+    changed = {**left, "use_timm_backbone": False, "use_pretrained_backbone": False, "backbone_config": own}
+    return changed, [f"timm is not installed: transformers' own ResNet stands in for its {name}"]
 
 
 def _class_of(library: Any, raw: Mapping[str, Any], config: Any) -> Any:

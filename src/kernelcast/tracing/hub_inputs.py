@@ -48,7 +48,7 @@ class Inputs:
             self.made["input_features"] = self._features()
         if takes("input_values"):
             self.made["input_values"] = self._sound()
-        if takes("input_ids") and (self.main == "input_ids" or not self.made):
+        if takes("input_ids") and (self.main == "input_ids" or not self.made or self._has_text()):
             self.made["input_ids"] = self._tokens(self._seq())
         if takes("decoder_input_ids") and getattr(self.config, "is_encoder_decoder", False):
             self._decoder()
@@ -56,6 +56,10 @@ class Inputs:
             self._labels()
         self._rest()
         self._choices()
+        missing = [name for name, p in self.parameters.items() if p.default is p.empty and name not in self.made
+                   and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]  # fmt: skip
+        if missing:
+            raise KernelcastError(f"{self.name} needs {', '.join(missing)}: give it and its inputs by FILE.py:function")
         if not any(isinstance(x, torch.Tensor) for x in self.made.values()):
             raise KernelcastError(
                 f"{self.name} takes {', '.join(list(self.parameters)[:6])}: give it and its inputs by FILE.py:function"
@@ -77,11 +81,18 @@ class Inputs:
             self.notes.append("images are left out: text alone")
         return alone
 
+    def _has_text(self) -> bool:
+        """Whether a model of images reads a text beside them."""
+        return "pixel_values" in self.made and (
+            hasattr(self.config, "text_config") or hasattr(self.config, "qformer_config")
+        )
+
     # ---- text ----
 
     def _longest(self) -> int | None:
         text = self.text
-        limits = (getattr(text, name, None) for name in ("max_position_embeddings", "max_target_positions"))
+        names = ("max_position_embeddings", "max_target_positions", "max_text_positions")
+        limits = (getattr(text, name, None) for name in names)
         return next((int(limit) for limit in limits if isinstance(limit, int) and limit > 0), None)
 
     def _seq(self) -> int:
@@ -99,6 +110,10 @@ class Inputs:
         ordinary = torch.tensor([token for token in range(vocab) if token not in special] or [0], device="cpu")
         shape = (self.asked.batch, 2, length) if "MultipleChoice" in self.name else (self.asked.batch, length)
         tokens = ordinary[torch.randint(len(ordinary), shape, generator=torch.Generator().manual_seed(0), device="cpu")]
+        images = getattr(self.config, "image_token_index", None) or getattr(self.config, "image_token_id", None)
+        queries = getattr(self.config, "num_query_tokens", None)
+        if isinstance(images, int) and isinstance(queries, int) and "pixel_values" in self.made:
+            tokens[..., :queries] = images  # where what is seen is put
         end = getattr(self.text, "eos_token_id", None)
         if isinstance(end, int) and getattr(self.config, "is_encoder_decoder", False):
             tokens[..., -1] = end  # a classifier on top reads there
@@ -106,7 +121,9 @@ class Inputs:
 
     def _decoder(self) -> None:
         """A decoder's own tokens; in training they are made from the labels."""
-        if self.asked.mode == "training" and self._takes("labels") and self._has_tokens_out():
+        starts = getattr(self.config, "decoder_start_token_id", None) is not None
+        starts = starts and getattr(self.config, "pad_token_id", None) is not None
+        if self.asked.mode == "training" and self._takes("labels") and self._has_tokens_out() and starts:
             return
         self.made["decoder_input_ids"] = self._tokens(self._seq())
 
@@ -132,10 +149,13 @@ class Inputs:
         config = self.config
         if hasattr(config, "num_mel_bins") and hasattr(config, "max_length"):  # a spectrogram as an image
             return self._floats((int(config.max_length), int(config.num_mel_bins)))
-        return self._floats((self.asked.seq or SAMPLES,))
+        channels = getattr(config, "audio_channels", None)
+        return self._floats((*([channels] if isinstance(channels, int) else []), self.asked.seq or SAMPLES))
 
     def _features(self) -> torch.Tensor:
-        config = self.config
+        config = getattr(self.config, "audio_config", None) or self.config
+        if hasattr(config, "spec_size"):
+            return self._floats((1, 1001, int(config.num_mel_bins)))
         bins = next((n for name in ("num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim")
                      if isinstance(n := getattr(config, name, None), int)), 80)  # fmt: skip
         if hasattr(config, "max_source_positions") and hasattr(config, "num_mel_bins"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import re
 import weakref
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -33,6 +34,7 @@ _HOST_ONLY = {
     "unsafe_split", "unsafe_chunk", "unsafe_split_with_sizes", "as_strided_",
 }  # fmt: skip
 _META = torch.device("meta")
+_ROUTER = re.compile(r"router|gat(e|ing)|moe|mlp|ffn|feed_forward|expert", re.IGNORECASE)
 
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:
@@ -84,7 +86,7 @@ class Recorder(TorchDispatchMode):
             return whole
         out = self._run(name, func, args, options)
         outputs = tensors_in(out)
-        self.values.follow(name, func, args, options, out)
+        self.values.follow(name, func, args, options, out, self._routes())
         self._record(name, func, args, options, outputs)
         return out
 
@@ -102,6 +104,12 @@ class Recorder(TorchDispatchMode):
     def end(self) -> None:
         """The step is over."""
         self._count_calls()
+
+    def recorded(self) -> dict[str, Any]:
+        """Fields of the trace."""
+        dealt = ("tokens are taken to be dealt evenly to experts",) if self.values.dealt else ()
+        counted = {"module_calls": self.module_calls, "python_calls": self.python_calls}
+        return {"ops": tuple(self.ops), "notes": dealt, **counted}
 
     def forget_ops(self) -> None:
         """What ran so far was preparation; the memory that lives stays."""
@@ -209,6 +217,8 @@ class Recorder(TorchDispatchMode):
         if name == "equal":
             found = self.values.run(func, args, options)
             return self._refuse("compares the values of tensors (torch.equal)") if found is None else found
+        if name == "_ctc_loss_backward":
+            return torch.empty_like(args[1])
         try:
             return func(*args, **options)
         except NotImplementedError as error:
@@ -216,6 +226,10 @@ class Recorder(TorchDispatchMode):
                 place = line_here()
                 raise KernelcastError(f"{place}cannot trace the op {func._schema.name}: {_first_line(error)}") from None
             return None  # it changes its inputs in place (a fused optimizer), which a meta tensor does not show
+
+    def _routes(self) -> bool:
+        """Whether the module that runs deals tokens out to experts, by its name."""
+        return bool(self.modules) and _ROUTER.search(self.modules[-1].rpartition(".")[2]) is not None
 
     def _sized_by_values(self, name: str, func: Any, args: Any, options: dict[str, Any]) -> Any:
         """Ops whose results are as large as their inputs' values say: nonzero, x[mask], ..."""
@@ -226,13 +240,16 @@ class Recorder(TorchDispatchMode):
             indices = [place for x in args[1] for place in self._places(x)]
             return func(args[0], indices)
         if name == "masked_select":
-            known = self.values.of(args[1])
+            known = self.values.sizes(args[1])
             if known is not None:
                 shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
                 return args[0].new_empty(int(known.expand(shape).sum()))
+        if name == "_ctc_loss":
+            return self._ctc_loss(args)
         if name == "repeat_interleave" and options.get("output_size") is not None:
             return args[0].new_empty(options["output_size"])
-        found = self.values.run(func, args, options)
+        sized = all(self.values.sizes(x) is not None for x in tensors_in((args, options)))
+        found = self.values.run(func, args, options) if sized else None
         if found is None:
             self._refuse(f"needs the values of a tensor to tell how large the result of {name} is")
         made = tree_map(lambda leaf: on_meta(leaf) if isinstance(leaf, torch.Tensor) else leaf, found)
@@ -240,26 +257,34 @@ class Recorder(TorchDispatchMode):
             self.values.know(value, real)
         return made
 
+    def _ctc_loss(self, args: Any) -> Any:
+        """A loss a sample, and what the backward pass needs: as long as the longest target."""
+        scores, targets, _, lengths = args[:4]
+        known = self.values.sizes(lengths) if isinstance(lengths, torch.Tensor) else lengths
+        longest = targets.shape[-1] if known is None or not len(known) else int(max(known))
+        batch = scores.shape[1] if scores.dim() == 3 else 1
+        return scores.new_empty(batch), scores.new_empty(batch, scores.shape[0], 2 * longest + 1)
+
     def _places(self, index: Any) -> list[Any]:
         """A mask among indices as the places where it is set, which a GPU looks up first."""
         if index is None or index.dtype not in (torch.bool, torch.uint8):
             return [index]
-        known = self.values.of(index)
-        if known is None:
+        if self.values.sizes(index) is None:
             self._refuse("takes the elements that a mask chooses (x[mask]), of which the data say how many they are")
         with self:
             return list(torch.ops.aten.nonzero(index).unbind(1))
 
     def scalar(self, value: torch.Tensor) -> Any:
         """A number that the program asks for: known where it comes from constants, else not."""
-        real = self.values.of(value)
+        # an input that holds nothing answers yes and no (is there padding?), but not how many
+        real = self.values.of(value) if value.dtype == torch.bool else self.values.sizes(value)
         if real is None:
             self._refuse("asks for the value of a tensor (item(), bool(), or a Python if)")
         return real.item()
 
     def listed(self, func: Any, value: torch.Tensor, *args: Any) -> Any:
         """tolist() and numpy() of a tensor."""
-        real = self.values.of(value)
+        real = self.values.sizes(value)
         if real is None:
             self._refuse(f"asks for the values of a tensor ({func.__name__}())")
         return func(real, *args)

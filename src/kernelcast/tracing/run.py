@@ -54,7 +54,7 @@ def trace(
     model = _bare(model)
     _check(mode, accumulate, attention, optimizer, dtype)
     recorder = Recorder(attention)
-    gpu = CudaLike(recorder.values.know, recorder.listed)
+    gpu = CudaLike(recorder.values, recorder.listed)
     module = model if isinstance(model, nn.Module) else nn.Module()  # a function has no weights
     with (
         gpu_present(attention, graph),
@@ -72,24 +72,18 @@ def trace(
             made = step.training(weights, optimizer, accumulate) if mode == "training" else step.inference()
         recorder.end()
         gradients = _gradients(weights, recorder)
-        kinds = {
-            **dict.fromkeys(recorder.storages(made), "optimizer"),
-            **dict.fromkeys((number for number, _ in gradients), "gradients"),
-            **dict.fromkeys(fed, "inputs"),
-            **dict.fromkeys(held, "parameters"),
-        }
+        owned = {"optimizer": recorder.storages(made), "gradients": [number for number, _ in gradients]}
+        kinds = {number: kind for kind, own in (owned | {"inputs": fed, "parameters": held}).items() for number in own}
     named = type(module).__name__ if module is model else str(getattr(model, "__name__", "function"))
     return Trace(
         name=name or named,
         mode=mode,
-        ops=tuple(recorder.ops),
         parameters=sum(x.numel() for x in weights),
         parameter_tensors=len(weights),
         footprint=_footprint(recorder, kinds),
         gradients=tuple(found for _, found in gradients),
-        module_calls=recorder.module_calls,
-        python_calls=recorder.python_calls,
         nodes=step.nodes,
+        **recorder.recorded(),
         **_sizes(given, accumulate),
     )
 
@@ -233,7 +227,11 @@ def _told(recorder: Recorder) -> Iterator[None]:
 
 
 def _meta(value: Any, recorder: Recorder) -> Any:
-    if not isinstance(value, torch.Tensor) or value.device.type == "meta":
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.device.type == "meta":
+        if not value.is_floating_point() and not value.is_complex():
+            recorder.values.assume(value)
         return value
     moved = on_meta(value)
     if value.is_floating_point():  # what it holds is data, on which a program must not branch
