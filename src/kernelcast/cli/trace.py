@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from kernelcast.parallel.training import TrainingLayout
     from kernelcast.predict import Conditions
     from kernelcast.tracing.build import Asked
+    from kernelcast.training.roles import Roles
 
 Model = Annotated[
     str, typer.Argument(metavar="MODEL", help="FILE.py:function that gives (model, inputs), a config.json, or a name")
@@ -62,6 +63,12 @@ Logits = Annotated[
     str | None, typer.Option("--logits", metavar="WHICH", help="all or last; of causal inference the last")
 ]
 ImageSize = Annotated[int | None, typer.Option("--image-size", help="pixels of an image's side; else the config's")]
+TpPlan = Annotated[
+    str | None,
+    typer.Option(
+        "--tp-plan", metavar="FILE", help="TOML or JSON: module -> colwise, rowwise, ...; hf: the model's own"
+    ),
+]
 Seq = Annotated[int | None, typer.Option("--seq", help="tokens of each (512), or samples of sound (160000)")]
 
 
@@ -94,6 +101,7 @@ def trace(
     host: Annotated[str, typer.Option("--host", metavar="NAME", help="whose time to launch kernels")] = "server",
     dp: Annotated[int, typer.Option("--dp", help="data-parallel ranks; --batch is that of each")] = 1,
     tp: Tp = 1,
+    tp_plan: TpPlan = None,
     pp: Pp = 1,
     ep: Annotated[int, typer.Option("--ep", help="data-parallel ranks that experts are dealt out to")] = 1,
     zero: Annotated[int, typer.Option("--zero", help="1: optimizer states, 2: gradients, 3: parameters dealt out")] = 0,
@@ -128,7 +136,7 @@ def trace(
         raise KernelcastError("--compile is for one GPU: leave out --dp, --tp, --pp, --ep, --zero, --micro-batches")
     how = {"tf32": dtype == "tf32", "graph": graph, "on": host}
     if many:
-        _on_many(found, chip, layout, conditions, how, timeline, as_json)
+        _on_many(found, chip, layout, conditions, how | {"roles": _roles(tp_plan, found)}, timeline, as_json)
     else:
         _on_one(found, chip, conditions, how, compile_, timeline, as_json)
 
@@ -144,6 +152,17 @@ def _traced(asked: Asked, optimizer: str, accumulate: int, attention: str, graph
         precision=built.precision, dtype=built.dtype if built.precision == "autocast" else "bf16",
     )  # fmt: skip
     return replace(found, built=built.told)
+
+
+def _roles(plan: str | None, found: Trace) -> Roles | None:
+    """Which module is cut how; None: by the names that public models have, and by the model's own plan."""
+    from kernelcast.training.roles import Roles, read_plan
+
+    if plan is None:
+        return None
+    if plan == "hf" and not found.tp_plan:
+        raise KernelcastError(f"--tp-plan hf: {found.name} has no plan of its own; give a file")
+    return Roles.of_plan(found.tp_plan if plan == "hf" else read_plan(Path(plan)))
 
 
 def _on_one(

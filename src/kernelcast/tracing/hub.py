@@ -52,11 +52,14 @@ def model_of(raw: Mapping[str, Any], asked: Asked, format_: torch.dtype) -> tupl
     if not kind:
         raise KernelcastError(f"{asked.what} has no model_type, so it is no Hugging Face config of a model")
     try:
-        config = library.AutoConfig.for_model(**raw)
+        config = library.AutoConfig.for_model(**_plain_floats(raw))
         found = _class_of(library, raw, config)
+        if found.__name__.endswith("SequenceClassification") and getattr(config, "pad_token_id", None) is None:
+            config.pad_token_id = 0  # without one the last token is not found
         with building() as values:
             model = found._from_config(config, dtype=format_)
             hold_buffers(model, values)
+            _convert(model, format_)
     except Exception as error:
         text = " ".join(str(error).split())[:300] or type(error).__name__
         raise KernelcastError(f"{line_of(error)}transformers does not build {asked.what}: {text}") from error
@@ -65,6 +68,33 @@ def model_of(raw: Mapping[str, Any], asked: Asked, format_: torch.dtype) -> tupl
             raise KernelcastError(f"{type(model).__name__} has no gradient checkpointing")
         model.gradient_checkpointing_enable()
     return model, notes
+
+
+def _convert(model: Any, format_: torch.dtype) -> None:
+    """Weights that the class makes in a format of its own are in the model's when it is loaded; but for some."""
+    kept = list(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
+    if format_ == torch.float16:
+        kept += list(getattr(model, "_keep_in_fp32_modules", None) or ())
+    same: dict[int, Any] = {}  # tied weights stay tied
+    for path, part in model.named_modules():
+        for name, value in part._parameters.items():
+            if value is None or not value.is_floating_point() or value.dtype == format_:
+                continue
+            if not any(word in f"{path}.{name}" for word in kept):
+                if id(value) not in same:
+                    same[id(value)] = torch.nn.Parameter(value.detach().to(format_), value.requires_grad)
+                part._parameters[name] = same[id(value)]
+
+
+def _plain_floats(value: Any) -> Any:
+    """Numbers that JSON has no word for, as transformers writes them."""
+    if isinstance(value, Mapping):
+        return (
+            float(value["__float__"])
+            if set(value) == {"__float__"}
+            else {k: _plain_floats(v) for k, v in value.items()}
+        )
+    return [_plain_floats(item) for item in value] if isinstance(value, list) else value
 
 
 def _without_timm(raw: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:

@@ -75,8 +75,7 @@ class Inputs:
 
     def _reads_text(self) -> bool:
         """A language model that may be given images beside its text; one that compares both is given both."""
-        both = hasattr(self.config, "projection_dim") or hasattr(self.config, "vision_config_dict")
-        alone = self.main == "input_ids" and not both and self._takes("labels")
+        alone = self.main == "input_ids" and self._takes("labels")
         if alone and "images are left out: text alone" not in self.notes:
             self.notes.append("images are left out: text alone")
         return alone

@@ -6,7 +6,7 @@ import contextlib
 import random
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -23,6 +23,7 @@ from kernelcast.tracing.values import Values
 from kernelcast.tracing.where import line_of
 
 Mode = Literal["inference", "training"]
+_MIXED = ("expected scalar type", "must have the same dtype", "have different dtypes")
 MODES = ("inference", "training")
 
 
@@ -56,13 +57,7 @@ def trace(
     recorder = Recorder(attention)
     gpu = CudaLike(recorder.values, recorder.listed)
     module = model if isinstance(model, nn.Module) else nn.Module()  # a function has no weights
-    with (
-        gpu_present(attention, graph),
-        _weights_on_meta(module, recorder.values),
-        _put(module, mode),
-        _named_modules(module, recorder),
-        torch.device("meta"),
-    ):
+    with gpu_present(attention, graph), _on_meta(module, mode, recorder):
         weights = list(module.parameters())
         check_precision(precision, mode, weights)
         given = tree_map(lambda leaf: _meta(leaf, recorder), inputs)
@@ -73,19 +68,28 @@ def trace(
         recorder.end()
         gradients = _gradients(weights, recorder)
         owned = {"optimizer": recorder.storages(made), "gradients": [number for number, _ in gradients]}
-        kinds = {number: kind for kind, own in (owned | {"inputs": fed, "parameters": held}).items() for number in own}
+        owned |= {"inputs": fed, "parameters": held}
     named = type(module).__name__ if module is model else str(getattr(model, "__name__", "function"))
     return Trace(
         name=name or named,
         mode=mode,
         parameters=sum(x.numel() for x in weights),
         parameter_tensors=len(weights),
-        footprint=_footprint(recorder, kinds),
+        footprint=_footprint(recorder, owned),
         gradients=tuple(found for _, found in gradients),
         nodes=step.nodes,
         **recorder.recorded(),
         **_sizes(given, accumulate),
+        **_tp_plan(module),
     )
+
+
+def _tp_plan(module: nn.Module) -> dict[str, Any]:
+    """Of Hugging Face's models: how their modules are cut for tensor parallelism."""
+    config: Any = getattr(module, "config", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    own, base = getattr(type(module), "_tp_plan", None), getattr(text, "base_model_tp_plan", None)
+    return {"tp_plan": {**(base or {}), **(own if isinstance(own, dict) else {})}}
 
 
 def _bare(model: Any) -> Any:
@@ -220,9 +224,11 @@ def _told(recorder: Recorder) -> Iterator[None]:
     except Exception as error:
         where = recorder.modules[-1] if recorder.modules else ""
         last = f", after {recorder.ops[-1].name}" if recorder.ops else ""
-        text = " ".join(str(error).split()) or type(error).__name__
+        text = (" ".join(str(error).split()) or type(error).__name__)[:300]
+        if any(words in text for words in _MIXED):
+            text += "; a model that mixes formats may run in fp32 (--dtype), or inside autocast (--precision)"
         raise KernelcastError(
-            f"{line_of(error)}the model does not trace{' in ' + where if where else ''}{last}: {text[:300]}"
+            f"{line_of(error)}the model does not trace{' in ' + where if where else ''}{last}: {text}"
         ) from error
 
 
@@ -238,6 +244,18 @@ def _meta(value: Any, recorder: Recorder) -> Any:
         return moved.requires_grad_(value.requires_grad)
     recorder.values.know(moved, value)
     return moved
+
+
+@contextlib.contextmanager
+def _on_meta(module: nn.Module, mode: str, recorder: Recorder) -> Iterator[None]:
+    """The model as it is traced; afterwards it is as it was."""
+    with (
+        _weights_on_meta(module, recorder.values),
+        _put(module, mode),
+        _named_modules(module, recorder),
+        torch.device("meta"),
+    ):
+        yield
 
 
 @contextlib.contextmanager
@@ -322,8 +340,9 @@ def _gradients(weights: list[Any], recorder: Recorder) -> list[tuple[int, Gradie
     return sorted(found, key=lambda pair: pair[1].ready)
 
 
-def _footprint(recorder: Recorder, kinds: Mapping[int, str]) -> Footprint:
+def _footprint(recorder: Recorder, owned: Mapping[str, Iterable[int]]) -> Footprint:
     """What lives when most does, by what it is; what is of no kind are activations."""
+    kinds = {number: kind for kind, own in owned.items() for number in own}
     alive: dict[int, int] = {}
     total = most = 0
     at_peak: dict[int, int] = {}
