@@ -23,19 +23,17 @@ from numpy.typing import NDArray
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Calls, Conflicts, Kernel, choice, conflict, flag, grain, size
 from kernelcast.kernels.recurrent_steps import (
-    GRADIENT_STEPS,
     RecurrentSizes,
     aligned_rows,
     bias_gradients,
     input_gradients,
     input_products,
     one_kernel,
-    pieces_of,
     step_gates,
     step_product,
     weight_gradients,
 )
-from kernelcast.kernels.work import Array, Works, ceil_div
+from kernelcast.kernels.work import Array, Works
 
 CELLS = ("lstm", "gru", "rnn")
 ALGORITHMS = ("standard", "persistent", "small")

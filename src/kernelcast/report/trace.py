@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from kernelcast.networks.traced import PHASES
@@ -30,6 +31,8 @@ def fields(step: Step) -> dict[str, Any]:
         "ops": len(trace.ops),
         "flops": step.flops,
         "mfu": step.mfu,
+        **({"built": trace.built} if trace.built else {}),
+        **({"notes": list(trace.notes)} if trace.notes else {}),
         "parameters": trace.parameters,
         "tokens": trace.tokens,
         "tokens_per_s": trace.tokens / step.time_s,
@@ -55,6 +58,7 @@ def print_step(step: Step) -> None:
     show(title(trace.name, f"  {trace.mode}", step.gpu.name, f"  {how}"))
     size = f"{trace.tokens:,} tokens" if trace.tokens else f"{trace.samples:,} samples"
     kernels = round(sum(kernel.launches for kernel in step.kernels))
+    show(*built_lines(trace.built), *trace.notes)
     show(f"{size}, {digits(trace.parameters)} parameters, {len(trace.ops):,} ops, {kernels:,} kernels", "")
     present = {share.phase for share in step.shares}
     totals_s = {str(phase): step.kernel_time_s for phase in PHASES if phase in present}
@@ -67,6 +71,23 @@ def print_step(step: Step) -> None:
         share = percent(1 - step.coverage)
         show(f"by bytes   {share} of the kernel time is of ops that have no model of their own: {', '.join(worst)}")
     show(support_text(step.support, step.predictor), *evidence_lines(step.rests_on))
+
+
+def built_lines(built: Mapping[str, Any]) -> list[str]:
+    """Which class was built, on which inputs, in which formats."""
+    if not built:
+        return []
+    named = built["inputs"]
+    inputs = ", ".join(
+        f"{name} {'x'.join(map(str, shape))}" for name, shape in named.items() if isinstance(shape, list)
+    )
+    what = [f"{built['class']} on {inputs}"]
+    if "cache" in built:
+        what.append("with a cache" if built["cache"] else "no cache")
+    if "logits" in built:
+        what.append("the last logits" if built["logits"] == "last" else "all logits")
+    precision = f", precision {built['precision']}" if built["precision"] != "pure" or built.get("trains") else ""
+    return ["; ".join(what), f"weights {built['dtype_why']}{precision}", *built.get("notes", ())]
 
 
 def _times(step: Step) -> list[tuple[str, ...]]:

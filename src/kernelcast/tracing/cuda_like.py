@@ -21,6 +21,7 @@ from kernelcast.errors import KernelcastError
 from kernelcast.tracing import recurrent
 from kernelcast.tracing.attention import attention_in_parts, fused_attention
 from kernelcast.tracing.encoder import ENCODER, FAST_PATH
+from kernelcast.tracing.values import Values
 
 _META = torch.device("meta")
 
@@ -28,7 +29,8 @@ _META = torch.device("meta")
 _NARROW = {
     "linear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "addmm", "addbmm", "baddbmm", "addmv", "mv", "einsum",
     "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "prelu", "chain_matmul",
-    "scaled_dot_product_attention", "gru_cell", "lstm_cell", "gru", "lstm", "rnn_tanh", "rnn_relu",
+    "scaled_dot_product_attention", "gru_cell", "lstm_cell", "rnn_tanh_cell", "rnn_relu_cell", "lstm", "gru",
+    "rnn_tanh", "rnn_relu",
 }  # fmt: skip
 _WIDE = {
     "__pow__", "__rdiv__", "__rpow__", "__rtruediv__", "acos", "asin", "binary_cross_entropy_with_logits", "cosh",
@@ -36,9 +38,17 @@ _WIDE = {
     "exp", "expm1", "group_norm", "hinge_embedding_loss", "kl_div", "l1_loss", "layer_norm", "log", "log10",
     "log_softmax", "log1p", "log2", "margin_ranking_loss", "mse_loss", "multilabel_margin_loss", "multi_margin_loss",
     "nll_loss", "norm", "normalize", "pdist", "poisson_nll_loss", "pow", "prod", "reciprocal", "rsqrt", "sinh",
-    "smooth_l1_loss", "soft_margin_loss", "softmax", "softmin", "softplus", "sum", "renorm", "tan",
-    "triplet_margin_loss",
+    "smooth_l1_loss", "soft_margin_loss", "softmax", "softmin", "softplus", "renorm", "tan",
+    "triplet_margin_loss", "cross_entropy_loss", "nll_loss_nd", "huber_loss", "logsumexp", "ctc_loss",
+    "linalg_vector_norm", "linalg_norm", "upsample_nearest1d", "upsample_nearest2d", "upsample_bilinear2d",
+    "upsample_bicubic2d", "upsample_trilinear3d", "upsample_linear1d",
 }  # fmt: skip
+
+_LISTED = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__}
+_MADE = {torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.new_tensor}
+_INDEXED = {torch.Tensor.__getitem__, torch.Tensor.__setitem__}
+_FINITE = {torch.isfinite: True, torch.Tensor.isfinite: True, torch.isnan: False, torch.Tensor.isnan: False,
+           torch.isinf: False, torch.Tensor.isinf: False}  # fmt: skip
 
 
 def on_meta(value: torch.Tensor) -> torch.Tensor:
@@ -49,9 +59,9 @@ def on_meta(value: torch.Tensor) -> torch.Tensor:
 class CudaLike(TorchFunctionMode):
     """What PyTorch's Python functions do with tensors on a GPU: autocast, and tensors sent there."""
 
-    def __init__(self, know: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
+    def __init__(self, values: Values, listed: Callable[..., Any]) -> None:
         super().__init__()
-        self._know = know
+        self._values, self._listed = values, listed
         self._narrowed = WeakTensorKeyDictionary()
 
     def __torch_function__(
@@ -60,30 +70,62 @@ class CudaLike(TorchFunctionMode):
         options = {name: _device_here(value) for name, value in kwargs.items()} if kwargs else {}
         args = tuple([_device_here(value) for value in args])
         format_ = _autocast_format()
-        if format_ is not None:
+        if format_ is None:
+            if len(self._narrowed):
+                self.forget()
+        else:
             args, options = self._autocast(getattr(func, "__name__", ""), args, options, format_)
         if func is torch.Tensor.backward:  # a mode is off inside what it handles: recomputed code must still see it
             with self:
                 return _backward(*args, **options)
         if func is torch.Tensor.cuda:
             return args[0]
-        if func in (torch.tensor, torch.as_tensor) and options.get("device", _META) == _META:
+        if func is torch.Tensor.__format__ and args[0].dim() == 0:  # a number in a text
+            return format(args[0].item(), *args[1:])
+        if func in _LISTED:
+            return self._listed(func, *args)
+        if func in _MADE and options.get("device", _META) == _META:
             return self._constant(func, args, {name: x for name, x in options.items() if name != "device"})
+        if func in _INDEXED:
+            args = (args[0], self._index(args[1]), *args[2:])
+        if func in _FINITE:
+            return self._finite(func, args, options)
         return func(*args, **options)
+
+    def _finite(self, func: Any, args: Any, options: dict[str, Any]) -> Any:
+        """What a model computes is taken to be finite: programs ask before they clamp."""
+        found = func(*args, **options)
+        if found.device.type == "meta":
+            self._values.know_everywhere(found, _FINITE[func])
+        return found
+
+    def _index(self, index: Any) -> Any:
+        """Lists of numbers among indices, which PyTorch would send to the device unseen."""
+        if isinstance(index, tuple):
+            return tuple(self._index(part) for part in index)
+        if isinstance(index, list) and index and all(isinstance(part, (int, bool)) for part in index):
+            return self._constant(torch.tensor, (index,), {})
+        return index
 
     def _constant(self, func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """Numbers of the program itself: what they are is known."""
+        if func is torch.Tensor.new_tensor:
+            options = {"dtype": args[0].dtype, **options}
+            func, args = torch.tensor, args[1:]
         if args and isinstance(args[0], torch.Tensor):
             return func(*args, **options)
         with torch.device("cpu"):
             real = func(*args, **options)
         made = on_meta(real)
-        self._know(made, real)
+        self._values.know(made, real)
         return made.requires_grad_() if real.requires_grad else made
 
     def _autocast(self, name: str, args: Any, options: dict[str, Any], format_: torch.dtype) -> tuple[Any, Any]:
         if name in _NARROW:
             return tree_map(lambda x: self._narrow(x, format_), (args, options))
+        if name == "sum":  # adds in fp32 as it reads
+            narrow = isinstance(args[0], torch.Tensor) and args[0].dtype in (torch.float16, torch.bfloat16)
+            return args, {"dtype": torch.float32, **options} if narrow else options
         if name in _WIDE:
             return tree_map(_widened, (args, options))
         return args, options
@@ -100,7 +142,7 @@ class CudaLike(TorchFunctionMode):
         return self._narrowed[value]
 
     def forget(self) -> None:
-        """The step is over: autocast's cache ends with its context."""
+        """Autocast's cache ends with its context; what the backward pass needs of it lives on in autograd's graph."""
         self._narrowed = WeakTensorKeyDictionary()
 
 
@@ -158,6 +200,15 @@ def _dispatched(attention: str) -> Iterator[None]:
         library._destroy()
 
 
+# PyTorch's functions that are Python themselves would be handed to a mode whole, which is off inside them; so that it
+# sees the ops that they are made of, they are told that there is none.
+_GUARDS = [
+    (place, name)
+    for place in ("torch.nn.functional", "torch.functional")
+    for name in ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+]
+
+
 @contextlib.contextmanager
 def gpu_present(attention: str = "fused", captured: bool = False) -> Iterator[None]:
     """PyTorch's own questions are answered as with a GPU: autocast to bf16, fused and multi-tensor optimizers, and
@@ -166,6 +217,7 @@ def gpu_present(attention: str = "fused", captured: bool = False) -> Iterator[No
     optimizer = "torch.optim.optimizer"
     with contextlib.ExitStack() as stack:
         stack.enter_context(_dispatched(attention))
+        stack.enter_context(torch.compiler.set_stance("force_eager"))  # what is compiled is traced as it was written
         for name, answer in (
             (f"{optimizer}._get_fused_kernels_supported_devices", devices),
             (f"{optimizer}._get_foreach_kernels_supported_devices", devices),
@@ -178,6 +230,7 @@ def gpu_present(attention: str = "fused", captured: bool = False) -> Iterator[No
             ("torch.cuda.synchronize", lambda *_, **__: None),
             ("torch.cuda.get_device_capability", lambda *_, **__: (9, 0)),
             *FAST_PATH,
+            *((f"{place}.{name}", lambda *_: False) for place, name in _GUARDS),
         ):
             with contextlib.suppress(AttributeError, ModuleNotFoundError):  # of another release of PyTorch
                 stack.enter_context(mock.patch(name, answer))

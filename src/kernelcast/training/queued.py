@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from kernelcast.hardware import Gpu
 from kernelcast.kernels.work import Array
-from kernelcast.networks.aten import Costed
+from kernelcast.networks.aten import Costed, Settings, cost
 from kernelcast.networks.traced import PHASES, Op, Trace
 from kernelcast.span import NOTHING, Span
 from kernelcast.timeline import Host, Ran
@@ -23,6 +25,22 @@ class OpRan(Ran):
 
     op: Op = field(kw_only=True)
     by_bytes: bool = field(kw_only=True)
+
+
+def cost_in_pieces(op: Op, settings: Settings, gpu: Gpu) -> Costed:
+    """What an op launches; an optimizer's pass over lists of which no GPU could hold what moves is timed in pieces:
+    whether the step fits is another question, answered apart."""
+    size = sum(x.bytes for x in op.inputs) if op.phase == "optimizer" else 0
+    pieces = math.ceil(size / (gpu.dram_bytes / 2))
+    if pieces <= 1:
+        return cost(op, settings)
+    cuts = [tuple(x[i::pieces] if isinstance(x, (tuple, list)) else x for x in op.arguments) for i in range(pieces)]
+    found = [
+        cost(replace(op, arguments=cut, outputs=op.outputs[i::pieces]), settings)
+        for i, cut in enumerate(cuts)
+        if cut[0]
+    ]
+    return Costed(tuple(launch for one in found for launch in one.launches), any(one.by_bytes for one in found))
 
 
 def predicted(ops: Iterable[Op], times: Times, costs: Callable[[Op], Costed]) -> list[OpRan | None]:

@@ -11,7 +11,7 @@ import numpy as np
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.work import Array
-from kernelcast.networks.aten import Settings, cost
+from kernelcast.networks.aten import Settings
 from kernelcast.networks.aten.flops import op_flops
 from kernelcast.networks.fusion import FUSED
 from kernelcast.networks.traced import PHASES, Trace
@@ -21,7 +21,7 @@ from kernelcast.timeline import Event, Host, Lane, Memory, RestsOn, Share, Timel
 from kernelcast.timeline.streams import stream_ends
 from kernelcast.times import Times
 from kernelcast.training.memory import check_fits, step_memory
-from kernelcast.training.queued import OpRan, Queue, gap_s, launch_costs, predicted
+from kernelcast.training.queued import OpRan, Queue, cost_in_pieces, gap_s, launch_costs, predicted
 
 # Eager ops write their results to memory, and what a later op reads of them may have left L2. Campaigns take other
 # inputs for every call, so that is the state the learned predictor knows best.
@@ -180,7 +180,7 @@ def run_step(
     machine = host(on) if isinstance(on, str) else on
     times = times or Times(gpu, conditions)
     settings = Settings(tf32=tf32, capability=gpu.compute_capability, l2_bytes=gpu.l2_bytes)
-    found = list(enumerate(predicted(trace.ops, times, lambda op: cost(op, settings))))
+    found = list(enumerate(predicted(trace.ops, times, lambda op: cost_in_pieces(op, settings, gpu))))
     queue = Queue.of(found, launch_costs(trace, machine), machine, graph)
     ends = stream_ends(queue.launched_s, queue.busy_s)
     return Step(
