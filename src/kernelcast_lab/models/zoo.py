@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from kernelcast.tracing.build import DTYPES
-from kernelcast.tracing.run import OPTIMIZERS
+from kernelcast.tracing.precision import DTYPES, OPTIMIZERS
 from kernelcast.validate.cases import Case
 from kernelcast_lab.models.run import time_steps, trace_events
 from kernelcast_lab.models.steps import Step

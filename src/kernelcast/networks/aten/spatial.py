@@ -119,13 +119,13 @@ def _resized(x: Tensor, y: Tensor, axes: int) -> dict[str, int]:
 
 
 # how an output is made, by a word of the op's name
-_MODES = {"nearest": "nearest", "linear": "bilinear", "bicubic": "bicubic", "grid_sampler": "bilinear"}
+_MODES = {"nearest": "nearest", "linear": "bilinear", "bicubic": "bicubic"}
 _UPSAMPLES = [f"upsample_{kind}{way}" for kind in (
     "nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "trilinear3d", "bicubic2d",
 ) for way in ("", "_backward")]  # fmt: skip
 _OTHERS = [f"{kind}{way}" for kind in (
     "_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d", "_upsample_bilinear2d_aa",
-    "_upsample_bicubic2d_aa", "grid_sampler_2d", "grid_sampler_3d",
+    "_upsample_bicubic2d_aa",
 ) for way in ("", "_backward")]  # fmt: skip
 
 
