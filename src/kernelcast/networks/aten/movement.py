@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kernelcast.calls import Launch
-from kernelcast.networks.aten.elementwise import access, axes_of, coalesced
-from kernelcast.networks.aten.table import Settings, launch, number_format, over, rule, vectorised
+from kernelcast.networks.aten.elementwise import access, axes_of, turned
+from kernelcast.networks.aten.table import Settings, number_format, over, rule, vectorised
 from kernelcast.networks.traced import Op, Tensor
 
 
@@ -17,15 +17,22 @@ def copied(source: Tensor, out: Tensor, part: str = "copy") -> Launch:
         return vectorised(part, "copy", out)
     if way == "cast" and {source.dtype, out.dtype} <= {"fp32", "bf16", "fp16"}:
         return vectorised(part, "copy", out, source.dtype, to=out.dtype)
-    axes = coalesced([out, source], out.shape)
-    if way == "strided" and axes and axes[0][1][1] not in (0, 1) and len(axes) > 1:  # neighbours lie apart
-        inner = axes[0][0]
-        other = next((size for size, steps in axes if steps[1] == 1), 0)
-        if other:
-            return launch(part, "transpose", batch=max(1, out.elements // (inner * other)), rows=inner,
-                          cols=other, dtype=number_format(out))  # fmt: skip
+    across = turned(part, [source], out) if way == "strided" else None
+    if across is not None:
+        return across
     return over(part, out, read_bytes=source.bytes, written_bytes=out.bytes, tensors=1, flops=0.0, cols=out.cols,
                 access=None if way == "vector" else way, axes=axes_of([out, source], out.shape))  # fmt: skip
+
+
+def made_contiguous(x: Tensor, part: str) -> Iterator[Launch]:
+    """The copy that kernels make of what they read in order of the axes, where it does not lie so."""
+    steps, step = [], 1
+    for size in reversed(x.shape):
+        steps.append(step)
+        step *= size
+    wanted = tuple(reversed(steps))
+    if any(a != b and size > 1 for a, b, size in zip(x.stride, wanted, x.shape, strict=True)):
+        yield copied(x, Tensor(x.shape, wanted, x.dtype), part)
 
 
 @rule("_to_copy", "clone", "contiguous", "copy", "_copy_from", "repeat", "flip", "rot90", "as_strided_copy",
