@@ -213,5 +213,6 @@ def run_step(
     ends = stream_ends(queue.launched_s, queue.busy_s)
     return Step(
         trace=trace, gpu=gpu, host=machine, time_s=float(ends[-1]), kernels=queue.kernels, predictor=times.predictor,
-        launched_s=queue.launched_s, busy_s=queue.busy_s, ends_s=ends, graph=graph, compiled=any(op.name == FUSED for op in trace.ops),
+        launched_s=queue.launched_s, busy_s=queue.busy_s, ends_s=ends, graph=graph,
+        compiled=any(op.name == FUSED for op in trace.ops),
     )  # fmt: skip

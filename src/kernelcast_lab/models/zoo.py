@@ -60,7 +60,7 @@ def pack_zoo(lines: Path, packed: Path) -> tuple[int, int]:
         raise KernelcastError(f"{lines}: no measured models")
     last = {Case(**line["case"]): line for line in found if "case" in line}
     good = [line for line in last.values() if "error" not in line]
-    machine = next((line["environment"] for line in reversed(found) if "environment" in line), {})
+    machine: Record = next((line["environment"] for line in reversed(found) if "environment" in line), {})
     text = json.dumps({"environment": machine, "cases": good}, separators=(",", ":"))
     with complete(packed) as part:
         part.write_bytes(gzip.compress(text.encode(), compresslevel=9, mtime=0))
@@ -108,7 +108,7 @@ def _built(case: Case, folder: Path) -> tuple[Any, ...]:
     spec.loader.exec_module(module)
     function = getattr(module, case.function)
     known = {"batch": case.batch, "seq": case.seq, "dtype": DTYPES[case.dtype], "mode": case.mode}
-    return function(**{name: known[name] for name in inspect.signature(function).parameters})  # type: ignore[no-any-return]
+    return function(**{name: known[name] for name in inspect.signature(function).parameters})
 
 
 def _step(case: Case, model: Any, inputs: Any, loss: Any = None) -> Step:
