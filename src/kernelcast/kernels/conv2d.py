@@ -228,15 +228,15 @@ def _winograd_product(m: Array, n: Array, k: Array, splits: bool = False) -> Pro
 
 
 def _input(sizes: Sizes) -> Image:
-    return Image(sizes.input_pixels, sizes.channels * sizes.groups)
+    return Image(sizes.batch, sizes.input_pixels / sizes.batch, sizes.channels * sizes.groups)
 
 
 def _output(sizes: Sizes) -> Image:
-    return Image(sizes.m, sizes.n * sizes.groups)
+    return Image(sizes.batch, sizes.m / sizes.batch, sizes.n * sizes.groups)
 
 
 def _filters(sizes: Sizes) -> Image:
-    return Image(sizes.n * sizes.groups * sizes.taps, sizes.channels, is_filter=True)
+    return Image(sizes.n * sizes.groups, sizes.taps, sizes.channels, is_filter=True)
 
 
 def _choosing(calls: Calls, sizes: Sizes, gpu: Gpu) -> dict[str, Array]:
