@@ -129,7 +129,7 @@ def test_winograd_for_fp32_3x3() -> None:
     useful = np.broadcast_to(work.useful_flops, work.shape)[:, 0]
     assert np.all(useful[winograd] == 2 * 36 * 512 * 256 * 512)
     assert np.all(useful[gemm] == 2 * (32 * 14 * 14) * 2304 * 512)
-    for other in ({"dtype": "bf16"}, {"dtype": "fp32", "stride": 2}):
+    for other in ({"dtype": "bf16"}, {"dtype": "fp32", "stride": 2}, {"dtype": "fp32", "stack": "torch"}):
         assert np.all(np.asarray(one("conv2d", **RESNET, **other).tile["algorithm"]) == 0)
 
 
@@ -176,7 +176,7 @@ DEPTHWISE = {**RESNET, "out_channels": 256, "groups": 256}
         ("conv2d", "nchw", 32 * 256 * 196, 110 + 9 * 14.5),
         ("conv2d", "nhwc", 32 * 256 * 196, 9 * 4.0),
         ("conv2d_dgrad", "nchw", 32 * 256 * 196, 150 + 9 * 20),
-        ("conv2d_wgrad", "nchw", 32 * 256 * 196, 9 * 36),
+        ("conv2d_wgrad", "nhwc", 32 * 256 * 196, 9 * 3.5),
     ],
 )
 def test_depthwise_runs_on_the_vector_units(op: str, layout: str, outputs: int, each: float) -> None:
@@ -189,6 +189,39 @@ def test_depthwise_runs_on_the_vector_units(op: str, layout: str, outputs: int, 
     l2_bytes = of(work, "l2_bytes")
     beside = 2 * l2_bytes / 16 / 32  # index arithmetic of 16-byte vectors
     assert of(work, "other_warp_instructions") == pytest.approx(outputs / tasks * each / 32 + beside)
+
+
+def test_pytorchs_gradient_of_depthwise_filters_is_a_cta_an_element() -> None:
+    # 256 · 9 elements of filters; 32 images of 196 pixels: seven times a warp of them, 100 instructions an image
+    work = one("conv2d_wgrad", **DEPTHWISE, layout="nchw")
+    assert of(work, "tasks") == 256 * 9 and of(work, "serial_steps") == 4 * 7
+    assert of(work, "other_warp_instructions") == 32 * (7 * 36 + 100)
+    assert of(work, "fma_flops") == pytest.approx(2 * 32 * 196)
+
+
+def test_unusual_depthwise_filters_take_cudnns_general_kernel() -> None:
+    usual, dilated, wide = (
+        one("conv2d", **{**DEPTHWISE, **more}, layout="nhwc")
+        for more in ({}, {"dilation": 2, "padding": 2}, {"kernel_h": 9, "kernel_w": 9, "padding": 4})
+    )
+    each = [of(work, "other_warp_instructions") - 2 * of(work, "l2_bytes") / 512 for work in (usual, dilated, wide)]
+    assert each == pytest.approx([256 * 9 * 4 / 32, 256 * 9 * 60 / 32, 256 * 81 * 60 / 32])
+
+
+def test_groups_without_a_kernel_run_one_after_another() -> None:
+    # four groups of 56 channels: m = 6272 in 98 tiles of 64, each for all four groups in turn, nine taps each
+    work = one("conv2d", **{**RESNET, "in_channels": 224, "out_channels": 224}, groups=4)
+    found = tiled(work, 64, 64)
+    assert found["tasks"] == 98 and found["serial_steps"] == 4 * 9
+    assert of(work, "launches") == 2 and of(work, "useful_flops") == 2 * 6272 * 224 * 56 * 9
+
+
+def test_single_pixels_channels_first_are_a_product_for_each_image() -> None:
+    point = {**RESNET, "kernel_h": 1, "kernel_w": 1, "padding": 0}
+    # 196 pixels are two tiles of 128 in each of 32 images; 6272 pixels of all are 49
+    assert tiled(one("conv2d", **point, layout="nchw"), 128, 128)["tasks"] == 32 * 2 * 4
+    assert tiled(one("conv2d", **point, layout="nhwc"), 128, 128)["tasks"] == 49 * 4
+    assert tiled(one("conv2d_wgrad", **point, layout="nchw"), 128, 128, 1.0)["serial_steps"] == 4  # 196 / 64
 
 
 def _own(**values: Any) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,6 +83,12 @@ Instructions = Mapping[str, tuple[float, float]]
 FORWARD: Instructions = {"pytorch": (110.0, 14.5), "nhwc": (0.0, 4.0), "nchw": (10.0, 6.5)}
 OF_INPUT: Instructions = {"pytorch": (150.0, 20.0), "nhwc": (0.0, 8.5), "nchw": (10.0, 6.5)}
 OF_FILTERS: Instructions = {"pytorch": (0.0, 36.0), "nhwc": (0.0, 3.5), "nchw": (10.0, 13.0)}
+_GENERAL = 60.0  # a tap of a filter that cuDNN has no kernel of its own for (conv2d_grouped_direct_kernel): 37 to 135
+_APART = 1.5  # of a tap's instructions, where outputs lie two pixels apart and share less
+# PyTorch's gradient of depthwise filters: a CTA an element of a filter, a warp an image, a lane a pixel.
+_IMAGE_INSTRUCTIONS = 100.0  # of a warp, to begin an image
+_PIXEL_CYCLES = 290.0  # of a warp, for the next 32 pixels, where few CTAs leave nothing else to do
+_WARPS = 8.0
 
 
 @dataclass(frozen=True)
@@ -95,16 +102,40 @@ class Direct:
 
 def direct_work(calls: Calls, sizes: Sizes, gpu: Gpu, direct: Direct, moved_bytes: Array) -> Work:
     """A thread an output; neighbours share what they read through L1."""
-    own = depthwise_in_pytorch(calls, sizes)
-    costs = zip(direct.instructions["pytorch"], direct.instructions[calls.choice("layout") or "nhwc"], strict=True)
-    base, tap = (np.where(own, mine, cudnns) for mine, cudnns in costs)
+    own, layout = depthwise_in_pytorch(calls, sizes), calls.choice("layout") or "nhwc"
+    (own_base, own_tap), (base, tap) = direct.instructions["pytorch"], direct.instructions[layout]
+    step = sizes.axes[1].stride * sizes.axes[2].stride
+    cudnns = np.where(sizes.ordinary | (layout == "nchw"), tap * np.where(step > 1, _APART, 1.0), _GENERAL)
+    each = np.where(own, own_base + own_tap * direct.taps, base + cudnns * direct.taps)
     work = vector_kernel(
         gpu,
         tasks=ceil_div(direct.outputs, _THREADS),
         threads=_THREADS,
         moved_bytes=moved_bytes,
         flops=2 * direct.outputs * direct.taps,
-        warp_instructions=direct.outputs * (base + tap * direct.taps) / gpu.warp_threads,
+        warp_instructions=direct.outputs * each / gpu.warp_threads,
         registers=40.0,
     )
+    if direct.instructions is OF_FILTERS:
+        work = _by_filter(gpu, sizes, work, own)
     return replace(work, tile={"tile_m": _THREADS, "tile_n": 1.0, "tile_k": 1.0, "split_k": 1.0, "algorithm": 2.0})
+
+
+def _by_filter(gpu: Gpu, sizes: Sizes, work: Work, own: NDArray[np.bool_]) -> Work:
+    """The same for PyTorch's own gradient of filters: so many CTAs, and lanes that a small image leaves empty."""
+    tasks, rows = sizes.filter_elements, ceil_div(sizes.m / sizes.batch, gpu.warp_threads)  # of 32 pixels
+    each = np.asarray(work.tasks) / tasks  # from one of the general CTAs to one of these
+    instructions = sizes.batch * (rows * OF_FILTERS["pytorch"][1] + _IMAGE_INSTRUCTIONS)
+
+    def chosen(mine: Array, other: Any) -> Array:
+        return np.where(own, mine, other)
+
+    return replace(
+        work,
+        tasks=chosen(tasks, work.tasks),
+        fma_flops=chosen(work.fma_flops * each, work.fma_flops),
+        l2_bytes=chosen(work.l2_bytes * each, work.l2_bytes),
+        other_warp_instructions=chosen(instructions, work.other_warp_instructions),
+        serial_steps=chosen(ceil_div(sizes.batch, _WARPS) * rows, 1.0),
+        step_cycles=chosen(np.full_like(tasks, _PIXEL_CYCLES), 0.0),
+    )

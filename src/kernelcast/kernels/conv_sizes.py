@@ -12,6 +12,10 @@ from kernelcast.kernels.base import Calls
 from kernelcast.kernels.work import Array, ceil_div
 
 _WINOGRAD_SIDE = 4.0  # of a tile of outputs
+# What cuDNN 9.19 has kernels for, by the names in profiles.
+_GROUPED = (2, 4, 8, 16, 32, 64)  # channels of a group
+_LONGEST_GROUPED = 7  # side of a filter, of groups of 32 channels and more
+_DEPTHWISE = (3, 5, 7)  # sides
 _FRAMES = {"depth": 1, "kernel_d": 1, "stride_d": 1, "padding_d": 0, "dilation_d": 1}  # of two axes
 
 
@@ -135,6 +139,22 @@ class Sizes:
         for axis in self.axes:
             found &= (axis.kernel == 1) & (axis.stride == 1) & (axis.padding == 0)
         return found
+
+    @property
+    def looped(self) -> NDArray[np.bool_]:
+        """Groups that cuDNN has no kernel for, so that each runs by itself, one after another."""
+        members = np.maximum(self.channels, self.n)
+        long = np.maximum(self.axes[1].kernel, self.axes[2].kernel) > _LONGEST_GROUPED
+        odd = ~np.isin(members, _GROUPED) | (long & (members >= 32))
+        return (self.groups > 1) & ~self.depthwise & odd
+
+    @property
+    def ordinary(self) -> NDArray[np.bool_]:
+        """Depthwise filters that cuDNN has a kernel for, channels last: 3x3, 5x5 or 7x7, one for each channel."""
+        frames, rows, columns = self.axes
+        side = (rows.kernel == columns.kernel) & np.isin(columns.kernel, _DEPTHWISE)
+        plain = (rows.dilation == 1) & (columns.dilation == 1) & (frames.kernel == 1)
+        return side & plain & (self.n == 1)
 
     @property
     def input_pixels(self) -> Array:

@@ -169,7 +169,10 @@ def _call(draw: Draw, ops: tuple[str, ...], sizes: Drawn, *, most: int = 256, la
 
 def _dense(draw: Draw, ops: tuple[str, ...]) -> Drawn:
     kind = draw.pick(("real",) * 13 + ("special",) * 2 + ("random",) * 5)
-    return _call(draw, ops, {"real": _real, "special": _special, "random": _random}[kind](draw))
+    sizes = {"real": _real, "special": _special, "random": _random}[kind](draw)
+    if sizes["in_channels"] <= 3:  # nobody asks for the gradient of an image
+        ops = tuple(op for op in ops if op != "conv2d_dgrad")
+    return _call(draw, ops, sizes)
 
 
 def _grouped(draw: Draw) -> Drawn:
