@@ -222,6 +222,19 @@ def test_single_pixels_channels_first_are_a_product_for_each_image() -> None:
     assert tiled(one("conv2d", **point, layout="nchw"), 128, 128)["tasks"] == 32 * 2 * 4
     assert tiled(one("conv2d", **point, layout="nhwc"), 128, 128)["tasks"] == 49 * 4
     assert tiled(one("conv2d_wgrad", **point, layout="nchw"), 128, 128, 1.0)["serial_steps"] == 4  # 196 / 64
+    # its sums of each image, written and read in fp32
+    more = [of(one("conv2d_wgrad", **point, layout=layout), "activation_bytes") for layout in ("nchw", "nhwc")]
+    assert more[0] - more[1] == 2 * 32 * 512 * 256 * 4
+
+
+def test_rows_that_are_no_whole_vectors_take_older_kernels_or_are_turned() -> None:
+    point = {**RESNET, "kernel_h": 1, "kernel_w": 1, "padding": 0, "layout": "nchw"}
+    whole, narrow = (one("conv2d", **{**point, "height": h, "width": w}) for h, w in ((16, 16), (14, 14)))
+    flops = [tiled(work, 128, 128)["tensor_flops"] for work in (whole, narrow)]  # 512 and 392 bytes a row
+    assert flops[1] == 1.6 * flops[0] and of(narrow, "step_cycles") == 1.6 * STEP_CYCLES
+    assert len(works("conv2d", **{**point, "height": 7, "width": 7})) == 3  # 98 bytes
+    assert len(works("conv2d", **{**point, "height": 7, "width": 7, "dtype": "tf32"})) == 1
+    assert len(works("conv2d", **{**point, "height": 1, "width": 1})) == 1
 
 
 def _own(**values: Any) -> bool:

@@ -18,8 +18,9 @@ from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Calls, Conflicts, Kernel, Words, choice, conflict, grain, size
 from kernelcast.kernels.conv_around import FORWARD, OF_FILTERS, OF_INPUT, Direct, Image, around, converted, direct_work
 from kernelcast.kernels.conv_product import Product, product_work
-from kernelcast.kernels.conv_sizes import Sizes, columns_by_axis, depthwise_in_pytorch
+from kernelcast.kernels.conv_sizes import Sizes, as_it_lies, columns_by_axis, depthwise_in_pytorch
 from kernelcast.kernels.gemm import product_hints
+from kernelcast.kernels.vector import ACCUMULATOR_BYTES, VECTOR_BYTES
 from kernelcast.kernels.work import Array, Work, Works
 from kernelcast.stacks import runner
 
@@ -125,7 +126,13 @@ class Conv2d(Kernel):
         m, images = _by_image(calls, sizes, sizes.m)
         return Plan(
             product=Product(
-                m, packed * sizes.n, packed * sizes.channels, sizes.taps * turns, count * images, packed=packed
+                m,
+                packed * sizes.n,
+                packed * sizes.channels,
+                sizes.taps * turns,
+                count * images,
+                packed=packed,
+                narrow=_narrow(calls, sizes),
             ),
             winograd=_winograd_product(sizes.winograd_tiles, sizes.n, sizes.channels),
             direct=Direct(sizes.output_elements, sizes.taps, FORWARD),
@@ -185,7 +192,15 @@ class Conv2dDgrad(Conv2d):
         taps, count = sizes.taps * turns / classes, count * classes
         m, images = _by_image(calls, sizes, pixels)
         return Plan(
-            product=Product(m, packed * sizes.channels, packed * sizes.n, taps, count * images, packed=packed),
+            product=Product(
+                m,
+                packed * sizes.channels,
+                packed * sizes.n,
+                taps,
+                count * images,
+                packed=packed,
+                narrow=_narrow(calls, sizes),
+            ),
             winograd=_winograd_product(sizes.winograd_tiles, sizes.channels, sizes.n),  # dx has about as many as y
             direct=Direct(
                 sizes.whole, sizes.taps, OF_INPUT
@@ -210,16 +225,18 @@ class Conv2dWgrad(Conv2d):
         kind, (packed, count, turns) = calls.dtype, _packed(sizes)
         pixels, images = _by_image(calls, sizes, sizes.m)
         read = sizes.output_elements + sizes.input_elements
+        # sums of each image, which another kernel adds up (reduce_wgrad_nchw_helper)
+        partial = np.where(images > 1, 2 * images * sizes.filter_elements * ACCUMULATOR_BYTES, 0.0)
         return Plan(
             product=Product(
                 packed * sizes.n, packed * sizes.channels, pixels, turns, count * images, tap_columns=sizes.taps,
-                splits=True, packed=packed, pixels_inner=True,
+                splits=True, packed=packed, pixels_inner=True, narrow=_narrow(calls, sizes),
             ),
             winograd=_winograd_product(sizes.n, sizes.channels, sizes.winograd_tiles, splits=True),
             direct=Direct(sizes.output_elements, sizes.taps, OF_FILTERS),  # a product for each pixel and tap
             images=(_input(sizes), _output(sizes), _filters(sizes)),
             streamed_bytes=np.zeros(calls.count),
-            activation_bytes=read * kind.act_bytes + sizes.filter_elements * kind.out_bytes,
+            activation_bytes=read * kind.act_bytes + sizes.filter_elements * kind.out_bytes + partial,
         )  # fmt: skip
 
 
@@ -234,8 +251,14 @@ def _packed(sizes: Sizes) -> tuple[Array, Array, Array]:
 
 def _by_image(calls: Calls, sizes: Sizes, pixels: Array) -> tuple[Array, Array]:
     """(pixels of a product, products): with channels first those of an image, where it is multiplied as it lies."""
-    images = np.where(sizes.pointwise & (calls.choice("layout") == "nchw"), sizes.batch, 1.0)
+    images = np.where(as_it_lies(calls, sizes) & (sizes.m > sizes.batch), sizes.batch, 1.0)
     return pixels / images, images
+
+
+def _narrow(calls: Calls, sizes: Sizes) -> NDArray[np.bool_]:
+    """Rows of pixels that are no whole vectors of 16 bytes, where an image is multiplied as it lies."""
+    row_bytes = sizes.m / sizes.batch * calls.dtype.act_bytes
+    return as_it_lies(calls, sizes) & (sizes.m > sizes.batch) & (np.mod(row_bytes, VECTOR_BYTES) > 0)
 
 
 def _winograd_product(m: Array, n: Array, k: Array, splits: bool = False) -> Product:
@@ -269,7 +292,7 @@ def _choosing(calls: Calls, sizes: Sizes, gpu: Gpu) -> dict[str, Array]:
         "pointwise": sizes.pointwise, "depthwise": sizes.depthwise, "own": depthwise_in_pytorch(calls, sizes),
         "converted": converted(calls, sizes, gpu), "looped": sizes.looped, "ordinary": sizes.ordinary,
         "one_row": rows.length * rows.kernel == 1,
-        "dilated": rows.dilation * columns.dilation > 1, "first_layer": inputs <= 4,
+        "dilated": rows.dilation * columns.dilation > 1, "first_layer": inputs <= 4, "narrow": _narrow(calls, sizes),
         "whole_vectors": (inputs % 8 == 0) & (outputs % 8 == 0), "unpadded": columns.padding == 0,
         "by_strides": (columns.stride == columns.kernel) & (columns.kernel > 1),
     }  # fmt: skip

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Calls
-from kernelcast.kernels.conv_sizes import Sizes, depthwise_in_pytorch
+from kernelcast.kernels.conv_sizes import Sizes, as_it_lies, depthwise_in_pytorch
 from kernelcast.kernels.dtypes import matmul_pipe
 from kernelcast.kernels.vector import vector_kernel
 from kernelcast.kernels.work import Array, Work, ceil_div
@@ -44,7 +44,7 @@ def converted(calls: Calls, sizes: Sizes, gpu: Gpu) -> NDArray[np.bool_]:
     """Calls whose tensors are turned: channels first, on matrix units, and no product as they lie."""
     if calls.choice("layout") != "nchw" or matmul_pipe(gpu, calls.dtype.name) != "tensor":
         return np.zeros(calls.count, dtype=bool)
-    return ~sizes.pointwise & ~sizes.depthwise
+    return ~as_it_lies(calls, sizes) & ~sizes.depthwise
 
 
 def around(calls: Calls, sizes: Sizes, gpu: Gpu, images: Sequence[Image]) -> tuple[Work, ...]:

@@ -162,6 +162,14 @@ class Sizes:
         return self.whole / (self.channels * self.groups)
 
 
+def as_it_lies(calls: Calls, sizes: Sizes) -> NDArray[np.bool_]:
+    """Images that are multiplied channels first: filters of one pixel, rows of at least pairs of 16-bit numbers (of odd
+    ones half the calls that we measured were turned)."""
+    row_bytes = sizes.m / sizes.batch * calls.dtype.act_bytes
+    whole = (np.mod(row_bytes, 4) == 0) | (sizes.m == sizes.batch)
+    return sizes.pointwise & whole & (calls.choice("layout") == "nchw")
+
+
 def depthwise_in_pytorch(calls: Calls, sizes: Sizes) -> NDArray[np.bool_]:
     """Whether PyTorch runs its own depthwise kernels rather than cuDNN's: channels first, but for fp16 filters and
     sizes where cuDNN was found to be faster (``ConvParams::use_cudnn_depthwise`` in ATen's Convolution.cpp)."""
