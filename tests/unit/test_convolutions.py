@@ -44,7 +44,7 @@ def tiled(work: Work, tile_m: int, tile_n: int, split: float | None = None) -> d
     fits = (tile["tile_m"] == tile_m) & (tile["tile_n"] == tile_n)
     at = int(np.argmax(fits if split is None else fits & (tile["split_k"] == split)))
     assert fits[at]
-    names = ("tasks", "serial_steps", "tensor_flops", "smem_bytes", "l2_bytes")
+    names = ("tasks", "serial_steps", "tensor_flops", "smem_bytes", "l2_bytes", "launches")
     return {name: float(np.broadcast_to(getattr(work, name), work.shape)[at, 0]) for name in names}
 
 
@@ -107,6 +107,7 @@ def test_wgrad_is_a_product_over_all_pixels() -> None:
     whole, split = tiled(work, 128, 128, 1.0), tiled(work, 256, 128, 3.0)
     assert whole["tasks"] == 4 * 9 * 2 and whole["serial_steps"] == 98
     assert split["tasks"] == 2 * 9 * 2 * 3 and split["serial_steps"] == 33
+    assert whole["launches"] == 1 and split["launches"] == 2  # another kernel adds the parts up
     assert of(work, "useful_flops") == 2 * 512 * 2304 * 6272
     assert of(work, "activation_bytes") == (6272 * 512 + 6272 * 256 + 512 * 2304) * 2  # dy and x in, dw out
     assert of(work, "streamed_bytes") == 0

@@ -165,9 +165,12 @@ class Conv2d(Kernel):
         if sizes.depthwise.any():
             moved = plan.streamed_bytes + plan.activation_bytes
             work = _where(sizes.depthwise, direct_work(calls, sizes, gpu, plan.direct, moved), work)
-        launches = np.where(sizes.looped, np.maximum(1.0, _LOOP_LAUNCHES * sizes.groups), 1.0)
+        rounds = np.where(sizes.looped, np.maximum(1.0, _LOOP_LAUNCHES * sizes.groups), 1.0)
         work = replace(
-            work, streamed_bytes=plan.streamed_bytes, activation_bytes=plan.activation_bytes, launches=launches
+            work,
+            streamed_bytes=plan.streamed_bytes,
+            activation_bytes=plan.activation_bytes,
+            launches=work.launches * rounds,
         )
         return (*around(calls, sizes, gpu, plan.images[:-1]), work, *around(calls, sizes, gpu, plan.images[-1:]))
 
