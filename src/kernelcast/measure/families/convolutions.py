@@ -162,7 +162,7 @@ def _batched(draw: Draw, sizes: Drawn, most: int = 256) -> int:
 
 def _call(draw: Draw, ops: tuple[str, ...], sizes: Drawn, *, most: int = 256, last: float = 0.35) -> Drawn:
     """``last``: the share of calls with channels last."""
-    kind = {"dtype": "fp32", "tf32": "off"} if draw.chance(0.05) else {"dtype": draw.pick(_DTYPES)}
+    kind = {"dtype": "fp32", "tf32": "off"} if draw.chance(0.03) else {"dtype": draw.pick(_DTYPES)}
     return {"op": draw.pick(ops), "batch": _batched(draw, sizes, most), **sizes,
             "layout": "nhwc" if draw.chance(last) else "nchw", **kind, "stack": "torch"}  # fmt: skip
 
@@ -178,7 +178,7 @@ def _dense(draw: Draw, ops: tuple[str, ...]) -> Drawn:
 def _grouped(draw: Draw) -> Drawn:
     """Depthwise and grouped filters."""
     depthwise = draw.chance(0.68)
-    if draw.chance(0.6):
+    if draw.chance(0.75):
         if depthwise:
             c, side, kernel, stride = draw.pick(_DEPTHWISE)
             members = 1
