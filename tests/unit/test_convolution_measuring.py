@@ -64,7 +64,8 @@ def test_pytorch_runs_the_call_in_its_layout(layout: str, more: dict[str, Any]) 
         made = recipe(call)
         sets = pool.sets(*made.tensors)
         result = made.launch(*sets[0])()
-        (found,) = [result] if op == "conv2d" else [x for x in result if x is not None]  # type: ignore[attr-defined]
+        given: Any = [result] if op == "conv2d" else result
+        (found,) = (x for x in given if x is not None)
         outputs = [call.batch, call.out_channels, *(a.outputs for a in axes)]
         shapes = {
             "conv2d": outputs,

@@ -44,7 +44,7 @@ def tiled(work: Work, tile_m: int, tile_n: int, split: float | None = None) -> d
     fits = (tile["tile_m"] == tile_m) & (tile["tile_n"] == tile_n)
     at = int(np.argmax(fits if split is None else fits & (tile["split_k"] == split)))
     assert fits[at]
-    names = ("tasks", "serial_steps", "tensor_flops", "smem_bytes", "l2_bytes")
+    names = ("tasks", "serial_steps", "tensor_flops", "smem_bytes", "l2_bytes", "launches")
     return {name: float(np.broadcast_to(getattr(work, name), work.shape)[at, 0]) for name in names}
 
 
@@ -107,6 +107,7 @@ def test_wgrad_is_a_product_over_all_pixels() -> None:
     whole, split = tiled(work, 128, 128, 1.0), tiled(work, 256, 128, 3.0)
     assert whole["tasks"] == 4 * 9 * 2 and whole["serial_steps"] == 98
     assert split["tasks"] == 2 * 9 * 2 * 3 and split["serial_steps"] == 33
+    assert whole["launches"] == 1 and split["launches"] == 2  # another kernel adds the parts up
     assert of(work, "useful_flops") == 2 * 512 * 2304 * 6272
     assert of(work, "activation_bytes") == (6272 * 512 + 6272 * 256 + 512 * 2304) * 2  # dy and x in, dw out
     assert of(work, "streamed_bytes") == 0
@@ -129,7 +130,7 @@ def test_winograd_for_fp32_3x3() -> None:
     useful = np.broadcast_to(work.useful_flops, work.shape)[:, 0]
     assert np.all(useful[winograd] == 2 * 36 * 512 * 256 * 512)
     assert np.all(useful[gemm] == 2 * (32 * 14 * 14) * 2304 * 512)
-    for other in ({"dtype": "bf16"}, {"dtype": "fp32", "stride": 2}):
+    for other in ({"dtype": "bf16"}, {"dtype": "fp32", "stride": 2}, {"dtype": "fp32", "stack": "torch"}):
         assert np.all(np.asarray(one("conv2d", **RESNET, **other).tile["algorithm"]) == 0)
 
 
@@ -153,8 +154,10 @@ def test_what_is_not_turned() -> None:
 
 
 def test_turning_few_channels_costs_a_square_of_them() -> None:
-    three, many = (works("conv2d", **{**RESNET, "in_channels": c}, layout="nchw")[0] for c in (3, 32))
-    assert of(three, "tasks") == of(many, "tasks") == np.ceil(32 * 196 * 32 / 1024)
+    # 32 images of 196 pixels: seven squares of 32 x 32 each, of which what is empty counts four fifths
+    image, filters, *_ = works("conv2d", **{**RESNET, "in_channels": 3}, layout="nchw")
+    assert of(image, "tasks") == np.ceil(32 * (0.8 * 7 * 1024 + 0.2 * 196 * 3) / 1024)
+    assert of(filters, "tasks") == np.ceil(512 * (0.8 * 1024 + 0.2 * 27) / 1024)  # nine taps: a square each
 
 
 def test_small_groups_share_a_tile() -> None:
@@ -174,7 +177,7 @@ DEPTHWISE = {**RESNET, "out_channels": 256, "groups": 256}
         ("conv2d", "nchw", 32 * 256 * 196, 110 + 9 * 14.5),
         ("conv2d", "nhwc", 32 * 256 * 196, 9 * 4.0),
         ("conv2d_dgrad", "nchw", 32 * 256 * 196, 150 + 9 * 20),
-        ("conv2d_wgrad", "nchw", 32 * 256 * 196, 9 * 36),
+        ("conv2d_wgrad", "nhwc", 32 * 256 * 196, 9 * 3.5),
     ],
 )
 def test_depthwise_runs_on_the_vector_units(op: str, layout: str, outputs: int, each: float) -> None:
@@ -187,6 +190,52 @@ def test_depthwise_runs_on_the_vector_units(op: str, layout: str, outputs: int, 
     l2_bytes = of(work, "l2_bytes")
     beside = 2 * l2_bytes / 16 / 32  # index arithmetic of 16-byte vectors
     assert of(work, "other_warp_instructions") == pytest.approx(outputs / tasks * each / 32 + beside)
+
+
+def test_pytorchs_gradient_of_depthwise_filters_is_a_cta_an_element() -> None:
+    # 256 · 9 elements of filters; 32 images of 196 pixels: seven times a warp of them, 100 instructions an image
+    work = one("conv2d_wgrad", **DEPTHWISE, layout="nchw")
+    assert of(work, "tasks") == 256 * 9 and of(work, "serial_steps") == 4 * 7
+    assert of(work, "other_warp_instructions") == 32 * (7 * 36 + 100)
+    assert of(work, "fma_flops") == pytest.approx(2 * 32 * 196)
+
+
+def test_unusual_depthwise_filters_take_cudnns_general_kernel() -> None:
+    usual, dilated, wide = (
+        one("conv2d", **{**DEPTHWISE, **more}, layout="nhwc")
+        for more in ({}, {"dilation": 2, "padding": 2}, {"kernel_h": 9, "kernel_w": 9, "padding": 4})
+    )
+    each = [of(work, "other_warp_instructions") - 2 * of(work, "l2_bytes") / 512 for work in (usual, dilated, wide)]
+    assert each == pytest.approx([256 * 9 * 4 / 32, 256 * 9 * 60 / 32, 256 * 81 * 60 / 32])
+
+
+def test_groups_without_a_kernel_run_one_after_another() -> None:
+    # four groups of 56 channels: m = 6272 in 98 tiles of 64, each for all four groups in turn, nine taps each
+    work = one("conv2d", **{**RESNET, "in_channels": 224, "out_channels": 224}, groups=4)
+    found = tiled(work, 64, 64)
+    assert found["tasks"] == 98 and found["serial_steps"] == 4 * 9
+    assert of(work, "launches") == 2 and of(work, "useful_flops") == 2 * 6272 * 224 * 56 * 9
+
+
+def test_single_pixels_channels_first_are_a_product_for_each_image() -> None:
+    point = {**RESNET, "kernel_h": 1, "kernel_w": 1, "padding": 0}
+    # 196 pixels are two tiles of 128 in each of 32 images; 6272 pixels of all are 49
+    assert tiled(one("conv2d", **point, layout="nchw"), 128, 128)["tasks"] == 32 * 2 * 4
+    assert tiled(one("conv2d", **point, layout="nhwc"), 128, 128)["tasks"] == 49 * 4
+    assert tiled(one("conv2d_wgrad", **point, layout="nchw"), 128, 128, 1.0)["serial_steps"] == 4  # 196 / 64
+    # its sums of each image, written and read in fp32
+    more = [of(one("conv2d_wgrad", **point, layout=layout), "activation_bytes") for layout in ("nchw", "nhwc")]
+    assert more[0] - more[1] == 2 * 32 * 512 * 256 * 4
+
+
+def test_rows_that_are_no_whole_vectors_take_older_kernels_or_are_turned() -> None:
+    point = {**RESNET, "kernel_h": 1, "kernel_w": 1, "padding": 0, "layout": "nchw"}
+    whole, narrow = (one("conv2d", **{**point, "height": h, "width": w}) for h, w in ((16, 16), (14, 14)))
+    flops = [tiled(work, 128, 128)["tensor_flops"] for work in (whole, narrow)]  # 512 and 392 bytes a row
+    assert flops[1] == 1.6 * flops[0] and of(narrow, "step_cycles") == 1.6 * STEP_CYCLES
+    assert len(works("conv2d", **{**point, "height": 7, "width": 7})) == 3  # 98 bytes
+    assert len(works("conv2d", **{**point, "height": 7, "width": 7, "dtype": "tf32"})) == 1
+    assert len(works("conv2d", **{**point, "height": 1, "width": 1})) == 1
 
 
 def _own(**values: Any) -> bool:

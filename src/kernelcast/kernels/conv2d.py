@@ -18,20 +18,23 @@ from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Calls, Conflicts, Kernel, Words, choice, conflict, grain, size
 from kernelcast.kernels.conv_around import FORWARD, OF_FILTERS, OF_INPUT, Direct, Image, around, converted, direct_work
 from kernelcast.kernels.conv_product import Product, product_work
-from kernelcast.kernels.conv_sizes import Sizes, columns_by_axis, depthwise_in_pytorch
+from kernelcast.kernels.conv_sizes import Sizes, as_it_lies, columns_by_axis, depthwise_in_pytorch
 from kernelcast.kernels.gemm import product_hints
+from kernelcast.kernels.vector import ACCUMULATOR_BYTES, VECTOR_BYTES
 from kernelcast.kernels.work import Array, Work, Works
 from kernelcast.stacks import runner
 
 # The number of an algorithm is its place here:
 # 0 implicit_gemm: tiles gather the patches from L2.
 # 1 winograd: F(4x4, 3x3) needs 36 products a channel for 16 outputs, not 144 (Lavin and Gray,
-#   arXiv 1509.09308). cuDNN and MIOpen use it for 3x3 filters in fp32.
+#   arXiv 1509.09308). cuDNN and MIOpen use it for 3x3 filters in fp32,
+#   which PyTorch asks for only where it may try all (torch.backends.cudnn.benchmark).
 # 2 direct: a thread an output pixel, for depthwise filters.
 ALGORITHMS = ("implicit_gemm", "winograd", "direct")
 LAYOUTS = ("nhwc", "nchw")
 _LAYOUT_HELP = "nchw: as PyTorch makes tensors; nhwc: channels last (not said: nhwc)"
 _WINOGRAD_PRODUCTS = 36.0
+_LOOP_LAUNCHES = 0.5  # of a start, for each group that runs by itself: cuDNN has several streams
 _PACKED_CHANNELS = 64.0  # of the groups that share a tile
 
 
@@ -119,9 +122,18 @@ class Conv2d(Kernel):
 
     @classmethod
     def plan(cls, calls: Calls, sizes: Sizes) -> Plan:
-        kind, (packed, count) = calls.dtype, _packed(sizes)
+        kind, (packed, count, turns) = calls.dtype, _packed(sizes)
+        m, images = _by_image(calls, sizes, sizes.m)
         return Plan(
-            product=Product(sizes.m, packed * sizes.n, packed * sizes.channels, sizes.taps, count, packed=packed),
+            product=Product(
+                m,
+                packed * sizes.n,
+                packed * sizes.channels,
+                sizes.taps * turns,
+                count * images,
+                packed=packed,
+                narrow=_narrow(calls, sizes),
+            ),
             winograd=_winograd_product(sizes.winograd_tiles, sizes.n, sizes.channels),
             direct=Direct(sizes.output_elements, sizes.taps, FORWARD),
             images=(_input(sizes), _filters(sizes), _output(sizes)),
@@ -146,14 +158,20 @@ class Conv2d(Kernel):
         sizes = Sizes.of(calls)
         plan = cls.plan(calls, sizes)
         work = product_work(gpu, calls.dtype, plan.product)
-        if calls.dtype.math == "fp32" and sizes.winograd.any():
+        if calls.dtype.math == "fp32" and calls.choice("stack") != "torch" and sizes.winograd.any():
             winograd = product_work(gpu, calls.dtype, plan.winograd)
             winograd = replace(winograd, tile={**winograd.tile, "algorithm": 1.0})
             work = _joined(work, _where(sizes.winograd, winograd, work))
         if sizes.depthwise.any():
             moved = plan.streamed_bytes + plan.activation_bytes
             work = _where(sizes.depthwise, direct_work(calls, sizes, gpu, plan.direct, moved), work)
-        work = replace(work, streamed_bytes=plan.streamed_bytes, activation_bytes=plan.activation_bytes)
+        rounds = np.where(sizes.looped, np.maximum(1.0, _LOOP_LAUNCHES * sizes.groups), 1.0)
+        work = replace(
+            work,
+            streamed_bytes=plan.streamed_bytes,
+            activation_bytes=plan.activation_bytes,
+            launches=work.launches * rounds,
+        )
         return (*around(calls, sizes, gpu, plan.images[:-1]), work, *around(calls, sizes, gpu, plan.images[-1:]))
 
 
@@ -169,14 +187,23 @@ class Conv2dDgrad(Conv2d):
 
     @classmethod
     def plan(cls, calls: Calls, sizes: Sizes) -> Plan:
-        kind, (packed, count) = calls.dtype, _packed(sizes)
+        kind, (packed, count, turns) = calls.dtype, _packed(sizes)
         classes, pixels = np.ones(calls.count), calls["batch"]
         for axis in sizes.axes:
             classes = classes * np.minimum(axis.stride, axis.kernel)
             pixels = pixels * np.ceil(axis.length / axis.stride)  # of a class
-        taps = sizes.taps / classes
+        taps, count = sizes.taps * turns / classes, count * classes
+        m, images = _by_image(calls, sizes, pixels)
         return Plan(
-            product=Product(pixels, packed * sizes.channels, packed * sizes.n, taps, count * classes, packed=packed),
+            product=Product(
+                m,
+                packed * sizes.channels,
+                packed * sizes.n,
+                taps,
+                count * images,
+                packed=packed,
+                narrow=_narrow(calls, sizes),
+            ),
             winograd=_winograd_product(sizes.winograd_tiles, sizes.channels, sizes.n),  # dx has about as many as y
             direct=Direct(
                 sizes.whole, sizes.taps, OF_INPUT
@@ -198,27 +225,43 @@ class Conv2dWgrad(Conv2d):
 
     @classmethod
     def plan(cls, calls: Calls, sizes: Sizes) -> Plan:
-        kind, (packed, count) = calls.dtype, _packed(sizes)
-        one = np.ones(calls.count)
+        kind, (packed, count, turns) = calls.dtype, _packed(sizes)
+        pixels, images = _by_image(calls, sizes, sizes.m)
         read = sizes.output_elements + sizes.input_elements
+        # sums of each image, which another kernel adds up (reduce_wgrad_nchw_helper)
+        partial = np.where(images > 1, 2 * images * sizes.filter_elements * ACCUMULATOR_BYTES, 0.0)
         return Plan(
             product=Product(
-                packed * sizes.n, packed * sizes.channels, sizes.m, one, count, tap_columns=sizes.taps, splits=True,
-                packed=packed, pixels_inner=True,
+                packed * sizes.n, packed * sizes.channels, pixels, turns, count * images, tap_columns=sizes.taps,
+                splits=True, packed=packed, pixels_inner=True, narrow=_narrow(calls, sizes),
             ),
             winograd=_winograd_product(sizes.n, sizes.channels, sizes.winograd_tiles, splits=True),
             direct=Direct(sizes.output_elements, sizes.taps, OF_FILTERS),  # a product for each pixel and tap
             images=(_input(sizes), _output(sizes), _filters(sizes)),
             streamed_bytes=np.zeros(calls.count),
-            activation_bytes=read * kind.act_bytes + sizes.filter_elements * kind.out_bytes,
+            activation_bytes=read * kind.act_bytes + sizes.filter_elements * kind.out_bytes + partial,
         )  # fmt: skip
 
 
-def _packed(sizes: Sizes) -> tuple[Array, Array]:
-    """Groups that share a tile, and how many such there are."""
+def _packed(sizes: Sizes) -> tuple[Array, Array, Array]:
+    """Groups that share a tile, how many such products there are, and how many run one after another: a loop over
+    groups is as a longer k."""
     most = np.floor(_PACKED_CHANNELS / np.maximum(sizes.n, sizes.channels))
-    packed = np.clip(most, 1.0, sizes.groups)
-    return packed, np.ceil(sizes.groups / packed)
+    packed = np.where(sizes.looped, 1.0, np.clip(most, 1.0, sizes.groups))
+    products = np.ceil(sizes.groups / packed)
+    return packed, np.where(sizes.looped, 1.0, products), np.where(sizes.looped, products, 1.0)
+
+
+def _by_image(calls: Calls, sizes: Sizes, pixels: Array) -> tuple[Array, Array]:
+    """(pixels of a product, products): with channels first those of an image, where it is multiplied as it lies."""
+    images = np.where(as_it_lies(calls, sizes) & (sizes.m > sizes.batch), sizes.batch, 1.0)
+    return pixels / images, images
+
+
+def _narrow(calls: Calls, sizes: Sizes) -> NDArray[np.bool_]:
+    """Rows of pixels that are no whole vectors of 16 bytes, where an image is multiplied as it lies."""
+    row_bytes = sizes.m / sizes.batch * calls.dtype.act_bytes
+    return as_it_lies(calls, sizes) & (sizes.m > sizes.batch) & (np.mod(row_bytes, VECTOR_BYTES) > 0)
 
 
 def _winograd_product(m: Array, n: Array, k: Array, splits: bool = False) -> Product:
@@ -228,15 +271,15 @@ def _winograd_product(m: Array, n: Array, k: Array, splits: bool = False) -> Pro
 
 
 def _input(sizes: Sizes) -> Image:
-    return Image(sizes.input_pixels, sizes.channels * sizes.groups)
+    return Image(sizes.batch, sizes.input_pixels / sizes.batch, sizes.channels * sizes.groups)
 
 
 def _output(sizes: Sizes) -> Image:
-    return Image(sizes.m, sizes.n * sizes.groups)
+    return Image(sizes.batch, sizes.m / sizes.batch, sizes.n * sizes.groups)
 
 
 def _filters(sizes: Sizes) -> Image:
-    return Image(sizes.n * sizes.groups * sizes.taps, sizes.channels, is_filter=True)
+    return Image(sizes.n * sizes.groups, sizes.taps, sizes.channels, is_filter=True)
 
 
 def _choosing(calls: Calls, sizes: Sizes, gpu: Gpu) -> dict[str, Array]:
@@ -250,8 +293,9 @@ def _choosing(calls: Calls, sizes: Sizes, gpu: Gpu) -> dict[str, Array]:
     }  # fmt: skip
     facts = {
         "pointwise": sizes.pointwise, "depthwise": sizes.depthwise, "own": depthwise_in_pytorch(calls, sizes),
-        "converted": converted(calls, sizes, gpu), "one_row": rows.length * rows.kernel == 1,
-        "dilated": rows.dilation * columns.dilation > 1, "first_layer": inputs <= 4,
+        "converted": converted(calls, sizes, gpu), "looped": sizes.looped, "ordinary": sizes.ordinary,
+        "one_row": rows.length * rows.kernel == 1,
+        "dilated": rows.dilation * columns.dilation > 1, "first_layer": inputs <= 4, "narrow": _narrow(calls, sizes),
         "whole_vectors": (inputs % 8 == 0) & (outputs % 8 == 0), "unpadded": columns.padding == 0,
         "by_strides": (columns.stride == columns.kernel) & (columns.kernel > 1),
     }  # fmt: skip

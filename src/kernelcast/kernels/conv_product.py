@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.dtypes import DType, matmul_pipe
@@ -25,6 +26,7 @@ _LEAST_K_BYTES = 64.0  # of a k-step, where a tap has few channels: a first laye
 _ALIGNED_BYTES = 16.0  # channels of a pixel, padded to what one load takes
 # A k-step of a 64x64 tile took 0.117 us of an H200 (92 calls that ran as such), beyond its arithmetic of 0.066.
 STEP_CYCLES = 210.0
+_OLDER = 1.6  # times wgmma's, that mma.sync takes for the same product on Hopper
 _MOST_SPLITS = 32.0
 _MIN_STEPS_PER_SPLIT = 4.0
 
@@ -44,6 +46,7 @@ class Product:
     tap_columns: Array | float = 1.0
     splits: bool = False  # k may be shared among CTAs
     packed: Array | float = 1.0  # groups that lie beside one another in a product, which is zero between them
+    narrow: NDArray[np.bool_] | bool = False  # rows in memory are no whole vectors: kernels without TMA and wgmma
     pixels_inner: bool = False  # k runs over pixels, so that channels, not k, are neighbours in memory
 
     @property
@@ -81,6 +84,7 @@ def _work(
     tile_k: Array, steps: Array, tasks: Array, split: Number,
 ) -> Work:  # fmt: skip
     macs = tile_m * tile_n * steps * tile_k
+    slower = np.where(product.narrow, _OLDER, 1.0) if gpu.compute_capability.startswith("9.") else 1.0
     a_bytes, b_bytes = tile_m * steps * tile_k * kind.act_bytes, tile_n * steps * tile_k * kind.weight_bytes
     c_bytes = tile_m * tile_n * np.where(np.asarray(split) > 1, 8.0, kind.out_bytes)  # fp32 partials, written and read
     smem_bytes = unit.smem_bytes(a_bytes, b_bytes, tile_m, tile_n)
@@ -90,7 +94,7 @@ def _work(
     stage = (tile_m * kind.act_bytes + tile_n * kind.weight_bytes) * tile_k
     return Work(
         tasks=tasks,
-        tensor_flops=2 * macs if pipe == "tensor" else 0.0,
+        tensor_flops=2 * macs * slower if pipe == "tensor" else 0.0,
         tensor_dtype=kind.math,
         fma_flops=2 * macs if pipe == "fma" else 0.0,
         fma_dtype=kind.math if pipe == "fma" else "fp32",
@@ -100,8 +104,9 @@ def _work(
         registers_per_thread=np.minimum(255, 40 + tile_m * tile_n / np.minimum(threads, 256)),
         smem_bytes_per_cta=np.minimum(stages * stage, gpu.smem_bytes_per_cta),
         serial_steps=steps,
-        step_cycles=STEP_CYCLES,
+        step_cycles=STEP_CYCLES * slower,
         task_cycles=TASK_CYCLES,
+        launches=np.where(np.asarray(split) > 1, 2.0, 1.0),  # the sums of splits are added up by another kernel
         useful_flops=2 * product.count * product.m * product.columns * product.k / product.packed,
         tile={"tile_m": tile_m, "tile_n": tile_n, "tile_k": tile_k, "split_k": split, "algorithm": 0.0},
     )

@@ -12,6 +12,10 @@ from kernelcast.kernels.base import Calls
 from kernelcast.kernels.work import Array, ceil_div
 
 _WINOGRAD_SIDE = 4.0  # of a tile of outputs
+# What cuDNN 9.19 has kernels for, by the names in profiles.
+_GROUPED = (2, 4, 8, 16, 32, 64)  # channels of a group
+_LONGEST_GROUPED = 7  # side of a filter, of groups of 32 channels and more
+_DEPTHWISE = (3, 5, 7)  # sides
 _FRAMES = {"depth": 1, "kernel_d": 1, "stride_d": 1, "padding_d": 0, "dilation_d": 1}  # of two axes
 
 
@@ -137,9 +141,33 @@ class Sizes:
         return found
 
     @property
+    def looped(self) -> NDArray[np.bool_]:
+        """Groups that cuDNN has no kernel for, so that each runs by itself, one after another."""
+        members = np.maximum(self.channels, self.n)
+        long = np.maximum(self.axes[1].kernel, self.axes[2].kernel) > _LONGEST_GROUPED
+        odd = ~np.isin(members, _GROUPED) | (long & (members >= 32))
+        return (self.groups > 1) & ~self.depthwise & odd
+
+    @property
+    def ordinary(self) -> NDArray[np.bool_]:
+        """Depthwise filters that cuDNN has a kernel for, channels last: 3x3, 5x5 or 7x7, one for each channel."""
+        frames, rows, columns = self.axes
+        side = (rows.kernel == columns.kernel) & np.isin(columns.kernel, _DEPTHWISE)
+        plain = (rows.dilation == 1) & (columns.dilation == 1) & (frames.kernel == 1)
+        return side & plain & (self.n == 1)
+
+    @property
     def input_pixels(self) -> Array:
         """Of all images."""
         return self.whole / (self.channels * self.groups)
+
+
+def as_it_lies(calls: Calls, sizes: Sizes) -> NDArray[np.bool_]:
+    """Images that are multiplied channels first: filters of one pixel, rows of at least pairs of 16-bit numbers (of odd
+    ones half the calls that we measured were turned)."""
+    row_bytes = sizes.m / sizes.batch * calls.dtype.act_bytes
+    whole = (np.mod(row_bytes, 4) == 0) | (sizes.m == sizes.batch)
+    return sizes.pointwise & whole & (calls.choice("layout") == "nchw")
 
 
 def depthwise_in_pytorch(calls: Calls, sizes: Sizes) -> NDArray[np.bool_]:

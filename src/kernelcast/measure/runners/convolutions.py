@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kernelcast.kernels.conv_sizes import axes_of
-from kernelcast.measure.pool import DTYPES, Spec, specs
+from kernelcast.measure.pool import DTYPES, MOST_SETS, Spec, specs
 from kernelcast.measure.runners import Launch, NotMeasurableError, Recipe, Runner
 
 
@@ -36,6 +36,11 @@ def _tensors(call: Any) -> tuple[Spec, ...]:
     return specs(call.dtype, *shapes)
 
 
+def _sets(call: Any) -> int:
+    """Groups of several channels may run as a kernel each: only as many sets as a graph of them takes."""
+    return MOST_SETS if call.groups in (1, call.in_channels) else max(16, MOST_SETS // call.groups)
+
+
 def _channels_first(call: Any, tensor: Tensor) -> Tensor:
     return tensor if call.layout == "nchw" else tensor.movedim(-1, 1)
 
@@ -52,7 +57,7 @@ def convolution(call: Any) -> Recipe:
         x, w = (_channels_first(call, tensor) for tensor in tensors)
         return partial(torch.ops.aten.convolution, x, w, None, *_how(call))
 
-    return Recipe(_tensors(call)[:2], launch, "cudnn")
+    return Recipe(_tensors(call)[:2], launch, "cudnn", most_sets=_sets(call))
 
 
 def _gradient(of_input: bool, call: Any) -> Recipe:
@@ -61,7 +66,7 @@ def _gradient(of_input: bool, call: Any) -> Recipe:
         wanted = [of_input, not of_input, False]
         return partial(torch.ops.aten.convolution_backward, gradient, x, w, None, *_how(call), wanted)
 
-    return Recipe(_tensors(call), launch, "cudnn")
+    return Recipe(_tensors(call), launch, "cudnn", most_sets=_sets(call))
 
 
 RUNNERS: Mapping[str, Runner] = {
