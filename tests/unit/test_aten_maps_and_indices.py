@@ -117,6 +117,21 @@ def test_embedding_bags_with_their_dense_and_sparse_gradients() -> None:
     assert (sparse["op"], sparse["rows"], sparse["cols"]) == ("gather", 500, 16)
 
 
+def test_narrow_tables_are_looked_up_as_rows_are() -> None:
+    ids = dense(64, 64, dtype="int64")
+    wide, narrow = dense(50257, 1024), dense(100000, 16, dtype="fp32")  # 2 KiB and 64 bytes a row
+    found = one("embedding", wide, ids, out=dense(64, 64, 1024))
+    assert (found["op"], found["tokens"], found["vocab"]) == ("embedding", 4096, 50257)
+    found = one("embedding", narrow, ids, out=dense(64, 64, 16, dtype="fp32"))
+    assert (found["op"], found["rows"], found["cols"], found["size"]) == ("index", 4096, 16, 100000)
+    back = one("embedding_dense_backward", dense(64, 64, 1024), ids, 50257, -1, False, out=wide)
+    assert (back["op"], back["tokens"]) == ("embedding_backward", 4096)
+    back = one("embedding_dense_backward", dense(64, 64, 16, dtype="fp32"), ids, 100000, -1, False, out=narrow)
+    assert (back["op"], back["bags"], back["pooling"]) == ("embedding_bag_backward", 4096, 1)
+    few = one("embedding_dense_backward", dense(9, 16), dense(9, dtype="int64"), 100000, -1, False, out=narrow)
+    assert few["op"] == "embedding_backward"
+
+
 def test_advanced_indices() -> None:
     x = dense(100, 20, 16)
     found = one("index", x, [INDEX], out=dense(500, 20, 16))
@@ -131,7 +146,7 @@ def test_advanced_indices() -> None:
     added = calls("index_add_", dense(100, 16), 0, INDEX, dense(500, 16), out=dense(100, 16))
     assert [(c["op"], c["rows"], c["cols"], c["size"]) for c in added] == [("index_add", 500, 16, 100)]
     found = one("index_select", x, 1, INDEX, out=dense(100, 500, 16))  # 100 x 500 rows of 16
-    assert (found["op"], found["rows"], found["cols"]) == ("gather", 50000, 16)
+    assert (found["op"], found["rows"], found["cols"], found["size"]) == ("index", 50000, 16, 2000)
 
 
 def test_gather_and_scatter_along_rows_and_columns() -> None:

@@ -5,6 +5,8 @@ Indices are taken to be random: they name ``size`` places evenly, and come from 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from kernelcast.hardware import Gpu
@@ -21,6 +23,7 @@ _ROW_OFFSET_INSTRUCTIONS = 125.0
 _ADD_INSTRUCTIONS = 200.0
 _ATOMIC_INSTRUCTIONS = 6.0
 _CHECKS = 11.0  # kernels that find the least and the largest index, check them, and count places up
+_MEAN_STEPS = 2.5  # waits of a warp, of those of one place together
 _REPEAT_CYCLES = 800.0  # of a row that is added to the one before
 _GATHER_THREADS = 256.0  # vectorized_gather_kernel: 16 bytes a thread, a CTA for a piece of a row
 _ADD_THREADS, _ADD_CTAS_PER_SM = 128.0, 8.0  # indexFuncLargeIndex
@@ -226,6 +229,6 @@ class IndexPut(_ByRow):
             steps=3.0 + np.maximum(1.0, calls["rows"] / calls["size"]),  # rows of one place follow each other
             runs=adds,
         )
-        bits = place_bits(calls["size"] * calls["cols"])
-        sort = radix_sort(gpu, calls["rows"], INDEX_BYTES, INDEX_BYTES, bits, adds)
-        return (put, small, *sort, paced(added, gpu, _REPEAT_CYCLES))
+        added = replace(paced(added, gpu, _REPEAT_CYCLES), mean_steps=_MEAN_STEPS)  # others find that they are repeats
+        sort = radix_sort(gpu, calls["rows"], INDEX_BYTES, INDEX_BYTES, place_bits(calls["size"]), adds)
+        return (put, small, *sort, added)
