@@ -176,3 +176,25 @@ def test_sorting_and_counting() -> None:
     assert (found["elements"], found["boundaries"]) == (64000, 30)
     assert one("bucketize", dense(64, 1000), dense(30), out=dense(64, 1000))["boundaries"] == 30
     assert one("histc", ids, 128, out=dense(128))["bins"] == 128
+
+
+def test_feature_maps_are_joined_by_their_channels() -> None:
+    for layout, parts in (("nchw", [X, X]), ("nhwc", [last(8, 64, 56, 56)] * 2)):
+        out = dense(8, 128, 56, 56) if layout == "nchw" else last(8, 128, 56, 56)
+        found = one("cat", parts, 1, out=out)
+        assert (found["op"], found["channels"], found["spatial"], found["parts"]) == ("channel_cat", 128, 3136, 2)
+        assert found["layout"] == layout
+    assert one("cat", [dense(8, 64), dense(8, 64)], 1, out=dense(8, 128))["op"] == "cat"
+
+
+def test_kernels_over_rows_copy_what_lies_across_first() -> None:
+    across = Tensor((8, 1500, 1024), (1024 * 1500, 1, 1500), "bf16")  # a convolution's output, turned
+    weight = dense(1024)
+    found = calls("native_layer_norm", across, [1024], weight, weight, 1e-5, out=dense(8, 1500, 1024))
+    assert [(call["op"], call["rows"]) for call in found] == [("transpose", 1024), ("layernorm", 12000)]
+    given = (dense(8, 1500, 1024), across, [1024], dense(8, 1500, 1), dense(8, 1500, 1), weight, weight, [True] * 3)
+    back = calls("native_layer_norm_backward", *given, out=dense(8, 1500, 1024))
+    assert [call["op"] for call in back] == ["transpose", "layernorm_backward"]
+    assert [call["op"] for call in calls("_softmax", across, -1, False, out=across)] == ["transpose", "softmax"]
+    one_row = Tensor((1, 64), (999, 1), "bf16")  # an axis of one may have any stride
+    assert [call["op"] for call in calls("_softmax", one_row, -1, False, out=one_row)] == ["softmax"]
