@@ -9,9 +9,9 @@ import numpy as np
 
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Calls, Conflicts, conflict, size
-from kernelcast.kernels.spatial import SpatialKernel, last, layout, power_below, width_of
+from kernelcast.kernels.spatial import SpatialKernel, last, layout, only, power_below, width_of
 from kernelcast.kernels.vector import INDEX_BYTES, Mask, paced, vector_kernel
-from kernelcast.kernels.work import Array, Work, Works, ceil_div
+from kernelcast.kernels.work import Array, Number, Work, Works, ceil_div
 
 _THREADS = 256.0  # BLOCK_THREADS of max_pool2d
 _AVERAGE_THREADS = 1024.0
@@ -27,7 +27,8 @@ _INSTRUCTIONS = {
 # Cycles of a step, where each waits for the one before: of an element of a window in a 3d kernel; of one and a channel
 # with channels last, whose maxima lie in shared memory; of a part of a gradient that is added by an atomic.
 _VOLUME_CYCLES, _LAST_CYCLES, _LAST_BACK_CYCLES, _ATOMIC_CYCLES = 450.0, 800.0, 1200.0, 1200.0
-_LOAD_CYCLES = 700.0  # of a load that the next waits for
+_MEAN_CYCLES, _MEAN_BEFORE = 75.0, 40.0  # of an element of an adaptive window, whose loads overlap; of the places
+_REDUCED_CYCLES, _SWAPPED_CYCLES = 150.0, 700.0  # of an atomic of 32 bits, and of 16, which swaps a word of two
 _AXES = (("depth", "kernel_d"), ("height", "kernel_h"), ("width", "kernel_w"))
 
 
@@ -223,26 +224,30 @@ class _Adaptive(SpatialKernel):
     layout: str = layout()
 
     @classmethod
-    def _each(cls, gpu: Gpu, calls: Calls, made: str, met: Array) -> Works:
+    def _each(cls, gpu: Gpu, calls: Calls, made: str, met: Array, cycles: Number, before: float) -> Work:
         """Elements of the axes ``made`` are computed from ``met`` of the other tensor each; both tensors move once.
 
-        A CTA of 32 x 8 threads takes a channel of an image, and a thread waits for each of its loads.
+        A CTA of 32 x 8 threads takes a channel of an image; channels last they are cut as maxima are. ``before``: steps
+        that a thread takes for its places.
         """
         planes = calls["batch"] * calls["channels"]
         inputs, outputs = calls["height"] * calls["width"], calls["out_height"] * calls["out_width"]
         height, width = calls[f"{made}height"], calls[f"{made}width"]
-        loops = ceil_div(width, _VOLUME_TILE[0]) * ceil_div(height, _VOLUME_TILE[1])
-        first = not last(calls)
+        if last(calls):
+            tasks, threads, pixels = _last_grid(calls["batch"], calls["channels"], height, width)
+        else:
+            tasks, threads = planes, np.full_like(planes, _THREADS)
+            pixels = ceil_div(width, _VOLUME_TILE[0]) * ceil_div(height, _VOLUME_TILE[1])
         work = vector_kernel(
             gpu,
-            tasks=planes if first else ceil_div(planes * height * width, _THREADS * _LAST_CHANNELS),
-            threads=_THREADS,
+            tasks=tasks,
+            threads=threads,
             moved_bytes=planes * (inputs + outputs) * width_of(calls),
             flops=met * planes * height * width,
-            warp_instructions=(40 + 6 * met) * planes * height * width / gpu.warp_threads,
-            steps=loops * met if first else _LAST_CHANNELS * met,
+            warp_instructions=(20 + 2 * met) * planes * height * width / gpu.warp_threads,
+            steps=before + pixels * met,
         )
-        return (paced(work, gpu, _LOAD_CYCLES),)
+        return paced(work, gpu, cycles)
 
     @classmethod
     def _windows(cls, calls: Calls, of: str, over: str) -> Array:
@@ -262,14 +267,26 @@ class AdaptiveAvgPool(_Adaptive):
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
-        return cls._each(gpu, calls, "out_", cls._windows(calls, "out_", ""))
+        met = cls._windows(calls, "out_", "")
+        if last(calls):
+            return (cls._each(gpu, calls, "out_", met, _LAST_CYCLES, 0.0),)
+        return (cls._each(gpu, calls, "out_", met, _MEAN_CYCLES, _MEAN_BEFORE),)
 
 
 class AdaptiveAvgPoolBackward(_Adaptive):
-    """Gradient of adaptive_avg_pool: an input takes its part of every window that it lies in."""
+    """Gradient of adaptive_avg_pool: an input takes its part of every window that it lies in; or, where windows
+    overlap and channels lie first, every output adds to its inputs by atomics, after zeros."""
 
     op = "adaptive_avg_pool_backward"
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
-        return cls._each(gpu, calls, "", cls._windows(calls, "", "out_"))
+        taken = cls._each(gpu, calls, "", cls._windows(calls, "", "out_"), _LAST_BACK_CYCLES, 1.0)
+        if last(calls):
+            return (taken,)
+        uneven = np.mod(calls["height"], calls["out_height"]) + np.mod(calls["width"], calls["out_width"]) > 0
+        element_bytes = width_of(calls)
+        cycles = _REDUCED_CYCLES if element_bytes == 4 else _SWAPPED_CYCLES
+        added = cls._each(gpu, calls, "out_", cls._windows(calls, "out_", ""), cycles, 4.0)
+        filled = calls["batch"] * calls["channels"] * calls["height"] * calls["width"] * element_bytes
+        return (_zeros(gpu, filled, True), only(taken, ~uneven), only(added, uneven))
