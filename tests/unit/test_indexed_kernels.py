@@ -20,13 +20,13 @@ def test_distinct_places_of_random_draws() -> None:
 def test_an_embedding_bag_is_walked_row_by_row() -> None:
     work = one("embedding_bag", bags=2048, pooling=32, hidden=64, vocab=1_000_000, dtype="fp32")
     # 2,048 bags of two chunks of 32 columns, eight warps a CTA
-    assert (of(work, "tasks"), of(work, "threads"), of(work, "serial_steps")) == (512, 256, 32)
+    assert (of(work, "tasks"), of(work, "threads"), of(work, "serial_steps")) == (512, 256, 4 + 32)
     looked = 2048 * 32
     met = 1e6 * (1 - (1 - 1e-6) ** looked)
     assert of(work, "streamed_bytes") == pytest.approx(met * 256)
     assert of(work, "activation_bytes") == looked * 16 + 2048 * (256 + 16)  # index and bag number; the sums, two a bag
     many = one("embedding_bag", bags=20000, pooling=2, hidden=64, vocab=1000, dtype="fp32")
-    assert (of(many, "tasks"), of(many, "serial_steps")) == (1024, 2 * 5)  # 40,000 chunks by 8,192 warps
+    assert (of(many, "tasks"), of(many, "serial_steps")) == (1024, (4 + 2) * 5)  # 40,000 chunks by 8,192 warps
 
 
 def test_gradient_of_a_bag_fills_the_table_sorts_and_adds_parts() -> None:
@@ -79,7 +79,12 @@ def test_index_put_sorts_where_it_adds() -> None:
 
 def test_sort_by_length_of_rows() -> None:
     copies, sort = works("sort", rows=64, cols=1000, dtype="fp32")
-    assert (of(sort, "tasks"), of(sort, "threads"), of(sort, "serial_steps")) == (64, 128, 8)  # 4 bits in a pass
+    assert (of(sort, "tasks"), of(sort, "threads"), of(sort, "serial_steps")) == (64, 32, 8)  # 4 bits in a pass
+    assert whole(sort, "smem_bytes") == 64 * 1024 * 8 * 2 * 12  # a tile of 1,024, read and written in each
+    _, network = works("sort", rows=64, cols=20, dtype="fp32")
+    assert (of(network, "tasks"), of(network, "serial_steps")) == (4, 15)
+    _, segments = works("sort", rows=200, cols=50_000, dtype="fp32")
+    assert (of(segments, "tasks"), of(segments, "serial_steps"), of(segments, "launches")) == (200, 5 * 50_000, 5)
     assert of(copies, "launches") == 3
     assert len(works("sort", rows=1, cols=10**7, dtype="fp32")) == 1 + 1 + 4
     together = works("sort", rows=64, cols=50_000, dtype="fp32")

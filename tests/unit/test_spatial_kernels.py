@@ -131,10 +131,13 @@ def test_volumes_are_cut_into_tiles_of_32_by_8() -> None:
 def test_adaptive_pooling_takes_a_cta_a_channel() -> None:
     sizes = {"batch": 32, "channels": 512, "height": 14, "width": 14, "out_height": 7, "out_width": 7}
     work = one("adaptive_avg_pool", **sizes)
-    assert (of(work, "tasks"), of(work, "serial_steps")) == (32 * 512, 4)  # windows of 2 x 2
+    assert (of(work, "tasks"), of(work, "serial_steps")) == (32 * 512, 40 + 4)  # windows of 2 x 2
     assert of(work, "activation_bytes") == 32 * 512 * (196 + 49) * 2
-    back = one("adaptive_avg_pool_backward", **sizes)
-    assert of(back, "serial_steps") == 2 * 4  # 14 rows by 8 threads; an input may lie in two windows along each axis
+    zeros, even = works("adaptive_avg_pool_backward", **sizes)
+    assert of(zeros, "activation_bytes") == 32 * 512 * 196 * 2
+    assert of(even, "serial_steps") == 1 + 2 * 4  # 14 rows by 8 threads; an input may lie in two windows an axis
+    _, uneven = works("adaptive_avg_pool_backward", **{**sizes, "height": 15})
+    assert of(uneven, "serial_steps") == 4 + (3 + 1) * 2  # windows of up to 4 rows, added to by atomics
 
 
 IMAGE = {"batch": 8, "channels": 256, "height": 64, "width": 64, "out_height": 128, "out_width": 128}

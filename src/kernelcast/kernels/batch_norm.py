@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Calls, choice, flag, size
 from kernelcast.kernels.spatial import SpatialKernel, last, layout, only, power_below, width_of
-from kernelcast.kernels.vector import ACCUMULATOR_BYTES, VECTOR_DTYPES, Mask, paced, vector_kernel
+from kernelcast.kernels.vector import ACCUMULATOR_BYTES, VECTOR_DTYPES, paced, vector_kernel
 from kernelcast.kernels.work import Array, Work, Works, ceil_div
 
 _MOST_THREADS = 512.0  # MAX_BLOCK_SIZE of a CTA
@@ -80,10 +80,16 @@ class BatchNorm(_BatchNorm):
         shape = _Shape(calls)
         if by_cudnn(calls):
             return _library(gpu, calls, shape, trains, 2.0)
-        normalise = _by_rows(gpu, shape, 2.0, 4.0) if last(calls) else _planes(gpu, shape)
-        collect = _row_sums(gpu, shape, 1.0, trains) if last(calls) else _channel_pass(gpu, shape, 1, 0, trains)
         # kept statistics are moved on, or read: σ is inverted in a kernel of its own, beside a copy
-        return (collect, _small(gpu, shape, np.where(trains, 1.0, 2.0)), normalise)
+        small = _small(gpu, shape, np.where(trains, 1.0, 2.0))
+        rows = _rows_lie_together(calls)
+        return (
+            only(_channel_pass(gpu, shape, 1, 0), trains & ~rows),
+            only(_row_sums(gpu, shape, 1.0), trains & rows),
+            small,
+            only(_planes(gpu, shape), ~rows),
+            only(_by_rows(gpu, shape, 2.0, 4.0), rows),
+        )
 
 
 class BatchNormBackward(_BatchNorm):
@@ -100,9 +106,17 @@ class BatchNormBackward(_BatchNorm):
         shape = _Shape(calls)
         if by_cudnn(calls):
             return _library(gpu, calls, shape, np.ones(calls.count, dtype=bool), 3.0)
-        if last(calls):
-            return (_row_sums(gpu, shape, 2.0, True), _by_rows(gpu, shape, 3.0, 6.0))
-        return (_channel_pass(gpu, shape, 2, 1, True),)
+        rows = _rows_lie_together(calls)
+        return (
+            only(_channel_pass(gpu, shape, 2, 1), ~rows),
+            only(_row_sums(gpu, shape, 2.0), rows),
+            only(_by_rows(gpu, shape, 3.0, 6.0), rows),
+        )
+
+
+def _rows_lie_together(calls: Calls) -> NDArray[np.bool_]:
+    """Channels last; or no pixels, where both layouts are one."""
+    return (calls["spatial"] == 1) | last(calls)
 
 
 def by_cudnn(calls: Calls) -> bool:
@@ -175,7 +189,7 @@ def _threads(count: Array) -> Array:
     return np.clip(2 ** np.ceil(np.log2(np.maximum(count, 1.0))), 32.0, _MOST_THREADS)
 
 
-def _channel_pass(gpu: Gpu, shape: _Shape, reads: int, writes: int, runs: Mask) -> Work:
+def _channel_pass(gpu: Gpu, shape: _Shape, reads: int, writes: int) -> Work:
     """A CTA a channel: sums over all of ``reads`` tensors, and, where it writes, all of them once more."""
     wide = _threads(shape.spatial)
     if not writes:
@@ -195,11 +209,10 @@ def _channel_pass(gpu: Gpu, shape: _Shape, reads: int, writes: int, runs: Mask) 
         converted=(reads * passes + writes) * shape.elements if shape.element_bytes < 4 else 0.0,
         warp_instructions=(8 * reads * passes) * shape.elements / gpu.warp_threads,
         steps=steps * passes,
-        runs=runs,
     )
     # What does not stay in L2 between the passes comes from DRAM again.
     again = np.where(moved > gpu.l2_bytes, writes * reads * shape.elements * shape.element_bytes, 0.0)
-    return replace(paced(work, gpu, _STEP_CYCLES), task_cycles=_REDUCE_CYCLES, refetched_bytes=again * np.asarray(runs))
+    return replace(paced(work, gpu, _STEP_CYCLES), task_cycles=_REDUCE_CYCLES, refetched_bytes=again)
 
 
 def _planes(gpu: Gpu, shape: _Shape) -> Work:
@@ -231,7 +244,7 @@ def _row_grid(shape: _Shape) -> tuple[Array, Array, Array, Array]:
     return ceil_div(shape.channels, wide), down, wide, high
 
 
-def _row_sums(gpu: Gpu, shape: _Shape, reads: float, runs: Mask) -> Work:
+def _row_sums(gpu: Gpu, shape: _Shape, reads: float) -> Work:
     """Channels last: CTAs of some channels share the rows, and the last of them adds up their parts."""
     across, down, wide, high = _row_grid(shape)
     down = np.where(down < 8, 1.0, down)  # else no CTAs share
@@ -250,7 +263,6 @@ def _row_sums(gpu: Gpu, shape: _Shape, reads: float, runs: Mask) -> Work:
         warp_instructions=instructions * shape.elements / gpu.warp_threads,
         registers=48.0,
         steps=ceil_div(shape.rows, down * high * _ROWS_AT_ONCE),
-        runs=runs,
     )
     return paced(work, gpu, _LAST_STEP_CYCLES)
 

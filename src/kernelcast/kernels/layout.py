@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernelcast.hardware import Gpu
-from kernelcast.kernels.base import Calls, choice, size
+from kernelcast.kernels.base import Calls, choice, grain, size
 from kernelcast.kernels.spatial import LAYOUTS, SpatialKernel, each_output, layout, scattered_bytes, width_of
 from kernelcast.kernels.vector import VECTOR_BYTES
 from kernelcast.kernels.work import Array, Works
@@ -57,6 +57,11 @@ class ChannelCat(SpatialKernel):
     spatial: int = size("pixels of a channel of one image")
     parts: int = size("tensors joined")
     layout: str = layout()
+
+    @classmethod
+    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+        chunk = calls["channels"] / calls["parts"] * (1.0 if calls.choice("layout") == "nhwc" else calls["spatial"])
+        return {**super().hints(calls, gpu), "log_chunk": np.log2(chunk * width_of(calls)), "grain_chunk": grain(chunk)}
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:

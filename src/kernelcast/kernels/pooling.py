@@ -26,7 +26,8 @@ _INSTRUCTIONS = {
 }  # fmt: skip
 # Cycles of a step, where each waits for the one before: of an element of a window in a 3d kernel; of one and a channel
 # with channels last, whose maxima lie in shared memory; of a part of a gradient that is added by an atomic.
-_VOLUME_CYCLES, _LAST_CYCLES, _LAST_BACK_CYCLES, _ATOMIC_CYCLES = 450.0, 800.0, 1200.0, 1200.0
+_VOLUME_CYCLES, _LAST_CYCLES, _LAST_BACK_CYCLES, _ATOMIC_CYCLES = 450.0, 550.0, 1200.0, 1200.0
+_WINDOW_CYCLES = 330.0  # of an element of a window, where there are too few CTAs to hide it
 _MEAN_CYCLES, _MEAN_BEFORE = 75.0, 40.0  # of an element of an adaptive window, whose loads overlap; of the places
 _REDUCED_CYCLES, _SWAPPED_CYCLES = 150.0, 700.0  # of an atomic of 32 bits, and of 16, which swaps a word of two
 _AXES = (("depth", "kernel_d"), ("height", "kernel_h"), ("width", "kernel_w"))
@@ -107,10 +108,12 @@ class _Pool(SpatialKernel):
         volume = calls["depth"] * calls["kernel_d"] > 1
         one_by_one = _THREADS if kind == "max" else _AVERAGE_THREADS
         tasks, threads = ceil_div(elements, one_by_one), np.full_like(elements, one_by_one)
-        steps, cycles = np.ones_like(elements), np.zeros_like(elements)
+        steps, cycles = np.asarray(window, dtype=np.float64), np.full_like(elements, _WINDOW_CYCLES)
         if last_maximum:
             tasks, threads, pixels = _last_grid(calls["batch"], calls["channels"], height, width)
-            steps, cycles = pixels * window, np.full_like(elements, _LAST_BACK_CYCLES if back else _LAST_CYCLES)
+            steps = pixels * window
+            # the first window's places and gradients come from memory, those of the next are there
+            cycles = _LAST_CYCLES + back * (_LAST_BACK_CYCLES - _LAST_CYCLES) / window
         elif kind == "max" and back:
             tasks = planes * ceil_div(height * width, _THREADS)
         tiles = planes * depth * ceil_div(width, _VOLUME_TILE[0]) * ceil_div(height, _VOLUME_TILE[1])
@@ -165,7 +168,9 @@ class _Backward(_Pool):
         axes = (calls[axis] for axis, _ in _AXES)
         made = [np.where(volume, out, size) for out, size in zip(pooled(calls), axes, strict=True)]
         moved = inputs * element_bytes + outputs * (element_bytes + cls.index_bytes)
-        added = np.full_like(window, 4.0) if cls.index_bytes else window  # one place of a maximum, all of a mean
+        added = (
+            4.0 * np.maximum(1.0, shared / 3) if cls.index_bytes else window
+        )  # one place of a maximum, all of a mean
         work = cls._launched(gpu, calls, made, shared, moved, added)
         return (_zeros(gpu, inputs * element_bytes, volume | (cls.index_bytes > 0)), work)
 

@@ -11,11 +11,12 @@ import numpy as np
 
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Calls, choice, flag, size
-from kernelcast.kernels.indexed import IndexedKernel, distinct, place_bits, radix_sort
+from kernelcast.kernels.indexed import IndexedKernel, distinct, missed, place_bits, radix_sort
 from kernelcast.kernels.vector import INDEX_BYTES, SECTOR_BYTES, VECTOR_BYTES, Mask, paced, vector_kernel
 from kernelcast.kernels.work import Array, Number, Work, Works, ceil_div
 
 _THREADS = 128.0
+_BURST_BYTES = 64.0  # the least that DRAM hands out
 # Elements of a thread, one after another, each its index and then its place: cycles of both. Our H200 takes 9 us for
 # one CTA and 196 us for the 30 rounds of 64e6 elements that are scattered, 207 for as many that are put by an index.
 _SCATTER_ELEMENTS, _SCATTER_CYCLES = 8.0, 1500.0  # _scatter_gather_elementwise_kernel<128, 8>
@@ -64,6 +65,17 @@ class _ByElement(IndexedKernel):
             touched = np.minimum(held, named * calls["cols"] * spread)
         return index + elements * element_bytes, touched, np.maximum(0.0, elements * spread - touched)
 
+    @classmethod
+    def _refetched(cls, calls: Calls, gpu: Gpu, touched: Array) -> Array:
+        """What is fetched from DRAM again because L2 could not keep it: a burst for each element that is named, or the
+        row."""
+        elements, element_bytes = calls["rows"] * calls["cols"], calls.dtype.act_bytes
+        if calls.choice("axis") == "cols":  # rows are gone through in order
+            return np.zeros_like(elements)
+        each = np.where(calls["expanded"] > 0, element_bytes, np.minimum(_BURST_BYTES, calls["size"] * element_bytes))
+        lost = missed(gpu, elements * each, calls["size"] * calls["cols"] * element_bytes)
+        return np.maximum(0.0, lost - touched)
+
 
 class GatherElements(_ByElement):
     """Elements picked by an index each (``torch.gather``). One index for a whole row: rows are copied by vectors."""
@@ -76,10 +88,10 @@ class GatherElements(_ByElement):
         whole = (calls["expanded"] > 0) & (np.mod(calls["cols"] * calls.dtype.act_bytes, VECTOR_BYTES) == 0)
         whole &= calls.choice("axis") == "rows"
         elements = calls["rows"] * calls["cols"]
-        return (
-            _one_by_one(gpu, elements, given + touched, again, ~whole),
-            _row_copies(gpu, calls, given + touched, whole),
-        )
+        lost = cls._refetched(calls, gpu, touched)
+        one_by_one = _one_by_one(gpu, elements, given + touched, again, ~whole)
+        by_row = _row_copies(gpu, calls, given + touched, whole)
+        return (replace(one_by_one, refetched_bytes=lost * ~whole), replace(by_row, refetched_bytes=lost * whole))
 
 
 class Scatter(_ByElement):
@@ -90,7 +102,8 @@ class Scatter(_ByElement):
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
         given, touched, again = cls._bytes(calls)
-        return (_one_by_one(gpu, calls["rows"] * calls["cols"], given + touched, again, True),)
+        work = _one_by_one(gpu, calls["rows"] * calls["cols"], given + touched, again, True)
+        return (replace(work, refetched_bytes=2 * cls._refetched(calls, gpu, touched)),)  # in, and out again
 
 
 class ScatterAdd(_ByElement):
@@ -101,7 +114,8 @@ class ScatterAdd(_ByElement):
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
         given, touched, again = cls._bytes(calls)
-        return (_one_by_one(gpu, calls["rows"] * calls["cols"], given + 2 * touched, again, True),)
+        work = _one_by_one(gpu, calls["rows"] * calls["cols"], given + 2 * touched, again, True)
+        return (replace(work, refetched_bytes=2 * cls._refetched(calls, gpu, touched)),)
 
 
 def _one_by_one(
@@ -203,7 +217,8 @@ class IndexAdd(_ByRow):
             warp_instructions=_ADD_INSTRUCTIONS * elements / gpu.warp_threads,
             steps=ceil_div(elements, ctas * _ADD_THREADS),
         )
-        return (paced(work, gpu, 100.0),)
+        lost = np.maximum(0.0, missed(gpu, whole, calls["size"] * calls["cols"] * calls.dtype.act_bytes) - touched)
+        return (replace(paced(work, gpu, 100.0), refetched_bytes=2 * lost),)
 
 
 class IndexPut(_ByRow):
