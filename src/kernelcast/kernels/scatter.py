@@ -20,11 +20,12 @@ _BURST_BYTES = 64.0  # the least that DRAM hands out
 # Elements of a thread, one after another, each its index and then its place: cycles of both. Our H200 takes 9 us for
 # one CTA and 196 us for the 30 rounds of 64e6 elements that are scattered, 207 for as many that are put by an index.
 _SCATTER_ELEMENTS, _SCATTER_CYCLES = 8.0, 1500.0  # _scatter_gather_elementwise_kernel<128, 8>
-_INDEX_ELEMENTS, _INDEX_CYCLES = 4.0, 1900.0  # index_elementwise_kernel<128, 4>
+_INDEX_ELEMENTS, _INDEX_CYCLES = 4.0, 2200.0  # index_elementwise_kernel<128, 4>
+_MORE_CYCLES = 1300.0  # for each index more
 _OFFSET_INSTRUCTIONS = 45.0  # of a thread for an element: its place in each tensor, the index checked and applied
 _ADD_INSTRUCTIONS = 200.0  # of index_add, with 64-bit divisions: 483 us for 64e6 elements
 _CHECKS = 11.0  # kernels that find the least and the largest index, check them, and count places up
-_MEAN_STEPS = 2.5  # waits of a warp, of those of one place together
+_MEAN_STEPS = 4.0  # waits of a warp, of those of one place together
 _REPEAT_CYCLES = 800.0  # of a row that is added to the one before
 _GATHER_THREADS = 256.0  # vectorized_gather_kernel: 16 bytes a thread, a CTA for a piece of a row
 _ADD_THREADS, _ADD_CTAS_PER_SM = 128.0, 8.0  # indexFuncLargeIndex
@@ -125,7 +126,7 @@ def _one_by_one(
     again: Number,
     runs: Mask,
     a_thread: float = _SCATTER_ELEMENTS,
-    cycles: float = _SCATTER_CYCLES,
+    cycles: Number = _SCATTER_CYCLES,
 ) -> Work:
     """Elements of a thread one after another, each with its index."""
     work = vector_kernel(
@@ -192,7 +193,7 @@ class Index(_ByRow):
         vectors = (calls["indices"] == 1) & (np.mod(calls["cols"] * calls.dtype.act_bytes, VECTOR_BYTES) == 0)
         elements = calls["rows"] * calls["cols"]
         return (
-            _one_by_one(gpu, elements, moved, 0.0, ~vectors, _INDEX_ELEMENTS, _INDEX_CYCLES),
+            _one_by_one(gpu, elements, moved, 0.0, ~vectors, _INDEX_ELEMENTS, cycles),
             _row_copies(gpu, calls, moved, vectors),
         )
 

@@ -24,7 +24,7 @@ _COPY_BYTES_THREADS = 128.0
 # A CTA's sort takes 4 bits in a pass: ranks by digit, exchange. Our H200 takes 16 us for 8 passes over 1,024 elements,
 # 26 for 16, and 116 us for 4,096 rows of as many.
 _CTA_BITS = 4.0
-_PASS_INSTRUCTIONS = 90.0  # of a thread for an element
+_PASS_INSTRUCTIONS = 78.0  # of a thread for an element
 _PASS_CYCLES, _TILE_CYCLES = 1000.0, 3.0  # and for each element of the tile up to 1,024
 _NETWORK_INSTRUCTIONS, _NETWORK_CYCLES = 900.0, 400.0  # of an element, all levels; of a level
 _SEGMENT_BITS, _SEGMENT_THREADS = 7.0, 384.0
