@@ -192,10 +192,11 @@ class Index(_ByRow):
         moved = whole + touched + index_bytes * calls["indices"]
         vectors = (calls["indices"] == 1) & (np.mod(calls["cols"] * calls.dtype.act_bytes, VECTOR_BYTES) == 0)
         elements = calls["rows"] * calls["cols"]
-        return (
-            _one_by_one(gpu, elements, moved, 0.0, ~vectors, _INDEX_ELEMENTS, cycles),
-            _row_copies(gpu, calls, moved, vectors),
-        )
+        cycles = _INDEX_CYCLES + _MORE_CYCLES * (calls["indices"] - 1)
+        lost = np.maximum(0.0, missed(gpu, whole, calls["size"] * calls["cols"] * calls.dtype.act_bytes) - touched)
+        one_by_one = _one_by_one(gpu, elements, moved, 0.0, ~vectors, _INDEX_ELEMENTS, cycles)
+        by_row = _row_copies(gpu, calls, moved, vectors)
+        return (replace(one_by_one, refetched_bytes=lost * ~vectors), replace(by_row, refetched_bytes=lost * vectors))
 
 
 class IndexAdd(_ByRow):
