@@ -15,7 +15,7 @@ from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Calls, choice, flag, size
 from kernelcast.kernels.spatial import SpatialKernel, last, layout, only, power_below, width_of
 from kernelcast.kernels.vector import ACCUMULATOR_BYTES, VECTOR_DTYPES, paced, vector_kernel
-from kernelcast.kernels.work import Array, Work, Works, ceil_div
+from kernelcast.kernels.work import Array, Number, Work, Works, ceil_div
 
 _MOST_THREADS = 512.0  # MAX_BLOCK_SIZE of a CTA
 _TILE_CHANNELS = 32.0  # OPTIMAL_TILE_W: channels of a CTA, channels last
@@ -33,10 +33,11 @@ _APPLY_INSTRUCTIONS = 18.0  # a tensor
 # Of cuDNN's kernels, which our H200 ran: 833 us for 3,136 steps of 64 channels in fp32, 604 for 784 of the gradient;
 # half as long a step where channels stay in registers; 243 us for 982 steps where CTAs share channels last.
 _MOST_KEPT_BYTES = 40960.0  # of a channel that 512 threads keep
-_KEPT_CYCLES, _KEPT_TASK_CYCLES = 250.0, 3500.0
-_AGAIN_CYCLES, _AGAIN_BACK_CYCLES, _AGAIN_INSTRUCTIONS = 500.0, 1500.0, 60.0
+_MOST_PAIRED = 57344.0  # elements of one that they keep as pairs of fp16
+_KEPT_CYCLES, _KEPT_BACK_CYCLES, _PAIRED_CYCLES, _KEPT_TASK_CYCLES = 700.0, 1500.0, 250.0, 2000.0
+_AGAIN_CYCLES, _AGAIN_BACK_CYCLES, _AGAIN_INSTRUCTIONS = 500.0, 1500.0, 90.0
 _SHARED_CYCLES, _SHARED_BACK_CYCLES, _SHARED_TASK_CYCLES = 520.0, 1250.0, 8000.0
-_INFERENCE_CHANNELS = 40.0  # of a CTA of one image, channels last
+_IMAGE_CTAS, _IMAGE_ELEMENTS = 13.0, 8192.0  # of one image without statistics, channels last; elements of each
 
 
 class _BatchNorm(SpatialKernel):
@@ -63,6 +64,8 @@ class _BatchNorm(SpatialKernel):
             "log_reduced": np.log2(reduced),
             "log_waves": np.log2(calls["channels"] / gpu.sm_count),
             "tail": ceil_div(calls["channels"], gpu.sm_count) * gpu.sm_count / calls["channels"] - 1,
+            "cudnn": np.full(calls.count, float(by_cudnn(calls))),
+            "kept": _kept(_Shape(calls))[0].astype(np.float64),
         }
 
 
@@ -129,9 +132,9 @@ def _library(gpu: Gpu, calls: Calls, shape: _Shape, trains: NDArray[np.bool_], t
     """cuDNN's kernel: it normalises; or a CTA a channel keeps it in registers, or reads it again; channels last the
     CTAs that fit on the GPU share all rows. ``tensors``: 2 forward, 3 backward."""
     forward = tensors == 2
-    kept = _MOST_KEPT_BYTES / shape.element_bytes >= shape.rows
+    kept, paired = _kept(shape)
     if last(calls):
-        wide = np.minimum(shape.batch * ceil_div(shape.channels, _INFERENCE_CHANNELS), shape.elements / _MOST_THREADS)
+        wide = shape.batch * np.minimum(_IMAGE_CTAS, ceil_div(shape.elements / shape.batch, _IMAGE_ELEMENTS))
         most = np.maximum(1.0, np.floor(shape.elements / (_MOST_THREADS * 4)))
         shared = np.minimum(gpu.sm_count * 2.0, most)
         cycles = _SHARED_CYCLES if forward else _SHARED_BACK_CYCLES
@@ -150,7 +153,8 @@ def _library(gpu: Gpu, calls: Calls, shape: _Shape, trains: NDArray[np.bool_], t
         warp_instructions=20 * shape.elements / gpu.warp_threads,
         steps=ceil_div(shape.spatial, wide),
     )
-    one_read = _threads_of(gpu, shape, tensors, shape.channels, 20.0, _KEPT_CYCLES)
+    cycles_kept = np.where(paired, _PAIRED_CYCLES, _KEPT_CYCLES if forward else _KEPT_BACK_CYCLES)
+    one_read = _threads_of(gpu, shape, tensors, shape.channels, 20.0, cycles_kept)
     instructions, cycles = (_AGAIN_INSTRUCTIONS, _AGAIN_CYCLES) if forward else (60.0, _AGAIN_BACK_CYCLES)
     again = _threads_of(gpu, shape, tensors, shape.channels, instructions, cycles)
     return (
@@ -160,7 +164,14 @@ def _library(gpu: Gpu, calls: Calls, shape: _Shape, trains: NDArray[np.bool_], t
     )
 
 
-def _threads_of(gpu: Gpu, shape: _Shape, tensors: float, tasks: Array, instructions: float, cycles: float) -> Work:
+def _kept(shape: _Shape) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Channels that stay in registers between the passes; and which of them as pairs of 16 bits."""
+    even = (np.mod(shape.spatial, 2) == 0) & (shape.element_bytes == 2)
+    paired = even & (shape.rows <= _MOST_PAIRED)
+    return paired | (shape.rows * shape.element_bytes <= _MOST_KEPT_BYTES), paired
+
+
+def _threads_of(gpu: Gpu, shape: _Shape, tensors: float, tasks: Array, instructions: float, cycles: Number) -> Work:
     """CTAs of 512 threads, two on an SM, that take the elements one after another."""
     work = vector_kernel(
         gpu,

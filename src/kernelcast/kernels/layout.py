@@ -11,7 +11,7 @@ from kernelcast.kernels.vector import VECTOR_BYTES
 from kernelcast.kernels.work import Array, Works
 
 _COPY_THREADS, _COPY_ELEMENTS = 128.0, 4.0  # elementwise_kernel<128, 4>
-_COPY_INSTRUCTIONS = 110.0  # of a thread for an element: its place in both tensors, over three axes
+_COPY_INSTRUCTIONS = 72.0  # of a thread for an element: its place in both tensors, over three axes
 _ROLL_THREADS, _ROLL_INSTRUCTIONS = 512.0, 130.0  # roll_cuda_kernel: three 64-bit divisions
 _CAT_THREADS = 256.0
 _UNSHARED = 0.6  # of the sectors that elements read across, what L1 has not kept from the neighbours' reads

@@ -26,7 +26,7 @@ _COPY_BYTES_THREADS = 128.0
 _CTA_BITS = 4.0
 _PASS_INSTRUCTIONS = 78.0  # of a thread for an element
 _PASS_CYCLES, _TILE_CYCLES = 1000.0, 3.0  # and for each element of the tile up to 1,024
-_NETWORK_INSTRUCTIONS, _NETWORK_CYCLES = 900.0, 400.0  # of an element, all levels; of a level
+_NETWORK_INSTRUCTIONS, _NETWORK_CYCLES = 790.0, 400.0  # of an element, all levels; of a level
 _SEGMENT_BITS, _SEGMENT_THREADS = 7.0, 384.0
 _SEGMENT_CYCLES = 5.3  # an element and pass of a row, which one CTA goes through: 345 us for 128,256
 
