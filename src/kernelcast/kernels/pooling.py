@@ -286,10 +286,12 @@ class AdaptiveAvgPoolBackward(_Adaptive):
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
-        taken = cls._each(gpu, calls, "", cls._windows(calls, "", "out_"), _LAST_BACK_CYCLES, 1.0)
+        over = [np.mod(calls[axis], calls[f"out_{axis}"]) > 0 for axis in ("height", "width")]
+        met = (1 + 0.5 * over[0]) * (1 + 0.5 * over[1])  # windows of an input: of uneven ones some overlap
+        taken = cls._each(gpu, calls, "", met, _LAST_CYCLES, 1.0)
         if last(calls):
             return (taken,)
-        uneven = np.mod(calls["height"], calls["out_height"]) + np.mod(calls["width"], calls["out_width"]) > 0
+        uneven = over[0] | over[1]
         element_bytes = width_of(calls)
         cycles = _REDUCED_CYCLES if element_bytes == 4 else _SWAPPED_CYCLES
         added = cls._each(gpu, calls, "out_", cls._windows(calls, "out_", ""), cycles, 4.0)
