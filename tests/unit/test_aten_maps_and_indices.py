@@ -117,6 +117,21 @@ def test_embedding_bags_with_their_dense_and_sparse_gradients() -> None:
     assert (sparse["op"], sparse["rows"], sparse["cols"]) == ("gather", 500, 16)
 
 
+def test_narrow_tables_are_looked_up_as_rows_are() -> None:
+    ids = dense(64, 64, dtype="int64")
+    wide, narrow = dense(50257, 1024), dense(100000, 16, dtype="fp32")  # 2 KiB and 64 bytes a row
+    found = one("embedding", wide, ids, out=dense(64, 64, 1024))
+    assert (found["op"], found["tokens"], found["vocab"]) == ("embedding", 4096, 50257)
+    found = one("embedding", narrow, ids, out=dense(64, 64, 16, dtype="fp32"))
+    assert (found["op"], found["rows"], found["cols"], found["size"]) == ("index", 4096, 16, 100000)
+    back = one("embedding_dense_backward", dense(64, 64, 1024), ids, 50257, -1, False, out=wide)
+    assert (back["op"], back["tokens"]) == ("embedding_backward", 4096)
+    back = one("embedding_dense_backward", dense(64, 64, 16, dtype="fp32"), ids, 100000, -1, False, out=narrow)
+    assert (back["op"], back["bags"], back["pooling"]) == ("embedding_bag_backward", 4096, 1)
+    few = one("embedding_dense_backward", dense(9, 16), dense(9, dtype="int64"), 100000, -1, False, out=narrow)
+    assert few["op"] == "embedding_backward"
+
+
 def test_advanced_indices() -> None:
     x = dense(100, 20, 16)
     found = one("index", x, [INDEX], out=dense(500, 20, 16))
@@ -131,7 +146,7 @@ def test_advanced_indices() -> None:
     added = calls("index_add_", dense(100, 16), 0, INDEX, dense(500, 16), out=dense(100, 16))
     assert [(c["op"], c["rows"], c["cols"], c["size"]) for c in added] == [("index_add", 500, 16, 100)]
     found = one("index_select", x, 1, INDEX, out=dense(100, 500, 16))  # 100 x 500 rows of 16
-    assert (found["op"], found["rows"], found["cols"]) == ("gather", 50000, 16)
+    assert (found["op"], found["rows"], found["cols"], found["size"]) == ("index", 50000, 16, 2000)
 
 
 def test_gather_and_scatter_along_rows_and_columns() -> None:
@@ -161,3 +176,25 @@ def test_sorting_and_counting() -> None:
     assert (found["elements"], found["boundaries"]) == (64000, 30)
     assert one("bucketize", dense(64, 1000), dense(30), out=dense(64, 1000))["boundaries"] == 30
     assert one("histc", ids, 128, out=dense(128))["bins"] == 128
+
+
+def test_feature_maps_are_joined_by_their_channels() -> None:
+    for layout, parts in (("nchw", [X, X]), ("nhwc", [last(8, 64, 56, 56)] * 2)):
+        out = dense(8, 128, 56, 56) if layout == "nchw" else last(8, 128, 56, 56)
+        found = one("cat", parts, 1, out=out)
+        assert (found["op"], found["channels"], found["spatial"], found["parts"]) == ("channel_cat", 128, 3136, 2)
+        assert found["layout"] == layout
+    assert one("cat", [dense(8, 64), dense(8, 64)], 1, out=dense(8, 128))["op"] == "cat"
+
+
+def test_kernels_over_rows_copy_what_lies_across_first() -> None:
+    across = Tensor((8, 1500, 1024), (1024 * 1500, 1, 1500), "bf16")  # a convolution's output, turned
+    weight = dense(1024)
+    found = calls("native_layer_norm", across, [1024], weight, weight, 1e-5, out=dense(8, 1500, 1024))
+    assert [(call["op"], call["rows"]) for call in found] == [("transpose", 1024), ("layernorm", 12000)]
+    given = (dense(8, 1500, 1024), across, [1024], dense(8, 1500, 1), dense(8, 1500, 1), weight, weight, [True] * 3)
+    back = calls("native_layer_norm_backward", *given, out=dense(8, 1500, 1024))
+    assert [call["op"] for call in back] == ["transpose", "layernorm_backward"]
+    assert [call["op"] for call in calls("_softmax", across, -1, False, out=across)] == ["transpose", "softmax"]
+    one_row = Tensor((1, 64), (999, 1), "bf16")  # an axis of one may have any stride
+    assert [call["op"] for call in calls("_softmax", one_row, -1, False, out=one_row)] == ["softmax"]

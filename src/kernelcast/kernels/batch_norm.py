@@ -9,12 +9,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Calls, choice, flag, size
-from kernelcast.kernels.spatial import SpatialKernel, last, layout, power_below, width_of
-from kernelcast.kernels.vector import ACCUMULATOR_BYTES, VECTOR_DTYPES, Mask, paced, vector_kernel
-from kernelcast.kernels.work import Array, Work, Works, ceil_div
+from kernelcast.kernels.spatial import SpatialKernel, last, layout, only, power_below, width_of
+from kernelcast.kernels.vector import ACCUMULATOR_BYTES, VECTOR_DTYPES, paced, vector_kernel
+from kernelcast.kernels.work import Array, Number, Work, Works, ceil_div
 
 _MOST_THREADS = 512.0  # MAX_BLOCK_SIZE of a CTA
 _TILE_CHANNELS = 32.0  # OPTIMAL_TILE_W: channels of a CTA, channels last
@@ -26,10 +27,17 @@ _TRANSFORM_CTAS = 256.0 * 1024.0  # most of the normalising kernel, all channels
 _STEP_CYCLES = 850.0
 _REDUCE_CYCLES = 4500.0  # the threads of a CTA join their sums
 _LAST_STEP_CYCLES = 800.0  # channels last: of four elements, asked for together
-_WELFORD_INSTRUCTIONS = 105.0  # channels last, of a thread for an element: a division, three bounds, five sums
-_SUM_INSTRUCTIONS = 50.0
-_APPLY_INSTRUCTIONS = 20.0  # a tensor
-_FORWARD_PASSES, _BACKWARD_PASSES = 3.0, 2.0  # of cuDNN's kernels over a channel; four elements at a time forward
+_WELFORD_INSTRUCTIONS = 94.0  # channels last, of a thread for an element: a division, three bounds, five sums
+_SUM_INSTRUCTIONS = 44.0
+_APPLY_INSTRUCTIONS = 18.0  # a tensor
+# Of cuDNN's kernels, which our H200 ran: 833 us for 3,136 steps of 64 channels in fp32, 604 for 784 of the gradient;
+# half as long a step where channels stay in registers; 243 us for 982 steps where CTAs share channels last.
+_MOST_KEPT_BYTES = 40960.0  # of a channel that 512 threads keep
+_MOST_PAIRED = 57344.0  # elements of one that they keep as pairs of fp16
+_KEPT_CYCLES, _KEPT_BACK_CYCLES, _PAIRED_CYCLES, _KEPT_TASK_CYCLES = 700.0, 1500.0, 250.0, 2000.0
+_AGAIN_CYCLES, _AGAIN_BACK_CYCLES, _AGAIN_INSTRUCTIONS = 500.0, 1500.0, 90.0
+_SHARED_CYCLES, _SHARED_BACK_CYCLES, _SHARED_TASK_CYCLES = 520.0, 1250.0, 8000.0
+_IMAGE_CTAS, _IMAGE_ELEMENTS = 13.0, 8192.0  # of one image without statistics, channels last; elements of each
 
 
 class _BatchNorm(SpatialKernel):
@@ -56,6 +64,8 @@ class _BatchNorm(SpatialKernel):
             "log_reduced": np.log2(reduced),
             "log_waves": np.log2(calls["channels"] / gpu.sm_count),
             "tail": ceil_div(calls["channels"], gpu.sm_count) * gpu.sm_count / calls["channels"] - 1,
+            "cudnn": np.full(calls.count, float(by_cudnn(calls))),
+            "kept": _kept(_Shape(calls))[0].astype(np.float64),
         }
 
 
@@ -72,11 +82,17 @@ class BatchNorm(_BatchNorm):
         trains = calls["training"] > 0
         shape = _Shape(calls)
         if by_cudnn(calls):
-            return (_library(gpu, calls, shape, 2.0, np.where(trains, _FORWARD_PASSES / 4, 0.0)),)
-        normalise = _by_rows(gpu, shape, 2.0, 4.0) if last(calls) else _planes(gpu, shape)
-        collect = _row_sums(gpu, shape, 1.0, trains) if last(calls) else _channel_pass(gpu, shape, 1, 0, trains)
+            return _library(gpu, calls, shape, trains, 2.0)
         # kept statistics are moved on, or read: σ is inverted in a kernel of its own, beside a copy
-        return (collect, _small(gpu, shape, np.where(trains, 1.0, 2.0)), normalise)
+        small = _small(gpu, shape, np.where(trains, 1.0, 2.0))
+        rows = _rows_lie_together(calls)
+        return (
+            only(_channel_pass(gpu, shape, 1, 0), trains & ~rows),
+            only(_row_sums(gpu, shape, 1.0), trains & rows),
+            small,
+            only(_planes(gpu, shape), ~rows),
+            only(_by_rows(gpu, shape, 2.0, 4.0), rows),
+        )
 
 
 class BatchNormBackward(_BatchNorm):
@@ -92,10 +108,18 @@ class BatchNormBackward(_BatchNorm):
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
         shape = _Shape(calls)
         if by_cudnn(calls):
-            return (_library(gpu, calls, shape, 3.0, np.full(calls.count, _BACKWARD_PASSES)),)
-        if last(calls):
-            return (_row_sums(gpu, shape, 2.0, True), _by_rows(gpu, shape, 3.0, 6.0))
-        return (_channel_pass(gpu, shape, 2, 1, True),)
+            return _library(gpu, calls, shape, np.ones(calls.count, dtype=bool), 3.0)
+        rows = _rows_lie_together(calls)
+        return (
+            only(_channel_pass(gpu, shape, 2, 1), ~rows),
+            only(_row_sums(gpu, shape, 2.0), rows),
+            only(_by_rows(gpu, shape, 3.0, 6.0), rows),
+        )
+
+
+def _rows_lie_together(calls: Calls) -> NDArray[np.bool_]:
+    """Channels last; or no pixels, where both layouts are one."""
+    return (calls["spatial"] == 1) | last(calls)
 
 
 def by_cudnn(calls: Calls) -> bool:
@@ -104,24 +128,61 @@ def by_cudnn(calls: Calls) -> bool:
     return bool(weights == "fp32" and calls.choice("dtype") != "bf16")
 
 
-def _library(gpu: Gpu, calls: Calls, shape: _Shape, tensors: float, passes: Array) -> Work:
-    """cuDNN's kernel: a CTA of 512 threads a channel, or, channels last or without statistics, all SMs together.
+def _library(gpu: Gpu, calls: Calls, shape: _Shape, trains: NDArray[np.bool_], tensors: float) -> Works:
+    """cuDNN's kernel: it normalises; or a CTA a channel keeps it in registers, or reads it again; channels last the
+    CTAs that fit on the GPU share all rows. ``tensors``: 2 forward, 3 backward."""
+    forward = tensors == 2
+    kept, paired = _kept(shape)
+    if last(calls):
+        wide = shape.batch * np.minimum(_IMAGE_CTAS, ceil_div(shape.elements / shape.batch, _IMAGE_ELEMENTS))
+        most = np.maximum(1.0, np.floor(shape.elements / (_MOST_THREADS * 4)))
+        shared = np.minimum(gpu.sm_count * 2.0, most)
+        cycles = _SHARED_CYCLES if forward else _SHARED_BACK_CYCLES
+        return (
+            only(_threads_of(gpu, shape, tensors, np.maximum(1.0, wide), 20.0, _STEP_CYCLES), ~trains),
+            replace(
+                only(_threads_of(gpu, shape, tensors, shared, 20.0, cycles), trains), task_cycles=_SHARED_TASK_CYCLES
+            ),
+        )
+    wide = _threads(shape.spatial)
+    plain = vector_kernel(
+        gpu,
+        tasks=shape.channels * shape.batch,
+        threads=np.maximum(64.0, wide),
+        moved_bytes=tensors * shape.elements * shape.element_bytes,
+        warp_instructions=20 * shape.elements / gpu.warp_threads,
+        steps=ceil_div(shape.spatial, wide),
+    )
+    cycles_kept = np.where(paired, _PAIRED_CYCLES, _KEPT_CYCLES if forward else _KEPT_BACK_CYCLES)
+    one_read = _threads_of(gpu, shape, tensors, shape.channels, 20.0, cycles_kept)
+    instructions, cycles = (_AGAIN_INSTRUCTIONS, _AGAIN_CYCLES) if forward else (60.0, _AGAIN_BACK_CYCLES)
+    again = _threads_of(gpu, shape, tensors, shape.channels, instructions, cycles)
+    return (
+        only(paced(plain, gpu, _STEP_CYCLES), ~trains),
+        replace(only(one_read, trains & kept), task_cycles=_KEPT_TASK_CYCLES),
+        only(again, trains & ~kept),
+    )
 
-    ``passes``: of single elements over a channel.
-    """
-    alone = (passes > 0) & (not last(calls))
-    tasks = np.where(alone, shape.channels, ceil_div(shape.elements, _MOST_THREADS * 4))
+
+def _kept(shape: _Shape) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Channels that stay in registers between the passes; and which of them as pairs of 16 bits."""
+    even = (np.mod(shape.spatial, 2) == 0) & (shape.element_bytes == 2)
+    paired = even & (shape.rows <= _MOST_PAIRED)
+    return paired | (shape.rows * shape.element_bytes <= _MOST_KEPT_BYTES), paired
+
+
+def _threads_of(gpu: Gpu, shape: _Shape, tensors: float, tasks: Array, instructions: float, cycles: Number) -> Work:
+    """CTAs of 512 threads, two on an SM, that take the elements one after another."""
     work = vector_kernel(
         gpu,
         tasks=tasks,
         threads=_MOST_THREADS,
         moved_bytes=tensors * shape.elements * shape.element_bytes,
-        flops=8 * shape.elements,
-        warp_instructions=10 * tensors * shape.elements / gpu.warp_threads,
-        steps=np.where(alone, passes * ceil_div(shape.rows, _MOST_THREADS), 1.0),
-        launches=np.where((passes > 0) & last(calls), 1.5, 1.0),  # counters are cleared
+        warp_instructions=instructions * shape.elements / gpu.warp_threads,
+        registers=64.0,
+        steps=ceil_div(shape.elements, tasks * _MOST_THREADS),
     )
-    return paced(work, gpu, np.where(alone, _STEP_CYCLES, 0.0))
+    return paced(work, gpu, cycles)
 
 
 class _Shape:
@@ -139,7 +200,7 @@ def _threads(count: Array) -> Array:
     return np.clip(2 ** np.ceil(np.log2(np.maximum(count, 1.0))), 32.0, _MOST_THREADS)
 
 
-def _channel_pass(gpu: Gpu, shape: _Shape, reads: int, writes: int, runs: Mask) -> Work:
+def _channel_pass(gpu: Gpu, shape: _Shape, reads: int, writes: int) -> Work:
     """A CTA a channel: sums over all of ``reads`` tensors, and, where it writes, all of them once more."""
     wide = _threads(shape.spatial)
     if not writes:
@@ -159,11 +220,10 @@ def _channel_pass(gpu: Gpu, shape: _Shape, reads: int, writes: int, runs: Mask) 
         converted=(reads * passes + writes) * shape.elements if shape.element_bytes < 4 else 0.0,
         warp_instructions=(8 * reads * passes) * shape.elements / gpu.warp_threads,
         steps=steps * passes,
-        runs=runs,
     )
     # What does not stay in L2 between the passes comes from DRAM again.
     again = np.where(moved > gpu.l2_bytes, writes * reads * shape.elements * shape.element_bytes, 0.0)
-    return replace(paced(work, gpu, _STEP_CYCLES), task_cycles=_REDUCE_CYCLES, refetched_bytes=again * np.asarray(runs))
+    return replace(paced(work, gpu, _STEP_CYCLES), task_cycles=_REDUCE_CYCLES, refetched_bytes=again)
 
 
 def _planes(gpu: Gpu, shape: _Shape) -> Work:
@@ -195,7 +255,7 @@ def _row_grid(shape: _Shape) -> tuple[Array, Array, Array, Array]:
     return ceil_div(shape.channels, wide), down, wide, high
 
 
-def _row_sums(gpu: Gpu, shape: _Shape, reads: float, runs: Mask) -> Work:
+def _row_sums(gpu: Gpu, shape: _Shape, reads: float) -> Work:
     """Channels last: CTAs of some channels share the rows, and the last of them adds up their parts."""
     across, down, wide, high = _row_grid(shape)
     down = np.where(down < 8, 1.0, down)  # else no CTAs share
@@ -214,7 +274,6 @@ def _row_sums(gpu: Gpu, shape: _Shape, reads: float, runs: Mask) -> Work:
         warp_instructions=instructions * shape.elements / gpu.warp_threads,
         registers=48.0,
         steps=ceil_div(shape.rows, down * high * _ROWS_AT_ONCE),
-        runs=runs,
     )
     return paced(work, gpu, _LAST_STEP_CYCLES)
 

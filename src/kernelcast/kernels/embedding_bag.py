@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Calls, choice, size
-from kernelcast.kernels.indexed import IndexedKernel, distinct, radix_sort, zeros
-from kernelcast.kernels.vector import ACCUMULATOR_BYTES, INDEX_BYTES, SECTOR_BYTES, paced, vector_kernel
+from kernelcast.kernels.indexed import IndexedKernel, distinct, missed, radix_sort, zeros
+from kernelcast.kernels.vector import ACCUMULATOR_BYTES, INDEX_BYTES, MAX_THREADS, SECTOR_BYTES, paced, vector_kernel
 from kernelcast.kernels.work import Array, Work, Works, ceil_div
 
 _CHUNK = 32.0  # columns of a warp, a thread each
 _CTA_WARPS = 8.0
 _CTAS = 1024.0  # of the grid, whatever the bags
-_LOOKUP_CYCLES = 740.0  # of a row of a bag: 12 us for 32 of each of 2,048 on our H200
+# Of a row of a bag, whose loads overlap with the next, and of a bag before; our H200 takes 14 us for bags of 100.
+_LOOKUP_CYCLES, _BAG_ROWS = 300.0, 4.0
+_BAG_INSTRUCTIONS, _ROW_INSTRUCTIONS = 330.0, 14.0  # of a warp: 64-bit divisions of a chunk; of a row
 _SEGMENT_ROWS = 10.0  # NROWS_PER_THREAD: gradients of one row that a thread adds up
 _SMALL_KERNELS = 8.0  # places counted up; runs of equal indices: found, counted, their parts' offsets and sums
-_PART_THREADS = 128.0
+_WAIT_CYCLES = 600.0  # of a load that the next waits for
 
 
 class _EmbeddingBag(IndexedKernel):
@@ -67,10 +71,11 @@ class EmbeddingBag(_EmbeddingBag):
             streamed_bytes=met * sectors,
             flops=looked * hidden,
             converted=looked * hidden if element_bytes < 4 else 0.0,
-            warp_instructions=12 * looked * chunks,
-            steps=pooling * ceil_div(bags * chunks, warps),
+            warp_instructions=(_BAG_INSTRUCTIONS * bags + _ROW_INSTRUCTIONS * looked) * chunks,
+            steps=(_BAG_ROWS + pooling) * ceil_div(bags * chunks, warps),
         )
-        return (paced(work, gpu, _LOOKUP_CYCLES),)
+        lost = missed(gpu, (looked - met) * sectors, vocab * sectors)
+        return (replace(paced(work, gpu, _LOOKUP_CYCLES), refetched_bytes=lost),)
 
 
 class EmbeddingBagBackward(_EmbeddingBag):
@@ -84,6 +89,8 @@ class EmbeddingBagBackward(_EmbeddingBag):
         element_bytes = calls.dtype.weight_bytes
         looked = bags * pooling
         met = np.minimum(distinct(looked, vocab), looked)
+        # launched for the most parts that there could be: a whole one for each ten rows, and a rest of each place
+        most = np.minimum(looked, vocab)
         parts = met * ceil_div(looked, met * _SEGMENT_ROWS)
         small = vector_kernel(
             gpu,
@@ -96,21 +103,35 @@ class EmbeddingBagBackward(_EmbeddingBag):
             zeros(gpu, vocab * hidden * element_bytes),
             *radix_sort(gpu, looked, INDEX_BYTES, INDEX_BYTES, 8 * INDEX_BYTES, True),
             small,
-            _summed(gpu, looked, hidden, bags * element_bytes, looked * element_bytes, parts * ACCUMULATOR_BYTES),
-            _summed(gpu, parts, hidden, parts * ACCUMULATOR_BYTES, 0.0, met * element_bytes),
+            _summed(
+                gpu,
+                looked / _SEGMENT_ROWS + most,
+                parts,
+                looked,
+                hidden,
+                bags * element_bytes,
+                parts * ACCUMULATOR_BYTES,
+            ),
+            _summed(gpu, most, met, parts, hidden, parts * ACCUMULATOR_BYTES, met * element_bytes),
         )
 
 
-def _summed(gpu: Gpu, rows: Array, hidden: Array, read: Array, reread: Array | float, written: Array) -> Work:
-    """A thread a column of a part; bytes are those of a column: of bags once from memory, of rows through L2."""
+def _summed(
+    gpu: Gpu, launched: Array, made: Array, added: Array, hidden: Array, read_bytes: Array, written_bytes: Array
+) -> Work:
+    """``made`` rows, each the sum of some of ``added``: a thread a column, which waits for the place of every row, for
+    its bag, and for the row. Bytes are those of a column: each once from memory, all rows through L2."""
     padded = ceil_div(hidden, gpu.warp_threads) * gpu.warp_threads
-    return vector_kernel(
+    threads = np.minimum(padded, MAX_THREADS)
+    moved = (read_bytes + written_bytes) * hidden + added * 3 * INDEX_BYTES
+    work = vector_kernel(
         gpu,
-        tasks=ceil_div(rows * padded, _PART_THREADS),
-        threads=_PART_THREADS,
-        moved_bytes=(read + written) * hidden + rows * 3 * INDEX_BYTES,
-        again_bytes=reread * hidden,
-        flops=rows * hidden,
-        warp_instructions=12 * rows * padded / gpu.warp_threads,
-        steps=3.0,
+        tasks=ceil_div(launched * padded, threads),
+        threads=threads,
+        moved_bytes=moved,
+        again_bytes=np.maximum(0.0, added * hidden * ACCUMULATOR_BYTES - read_bytes * hidden),
+        flops=added * hidden,
+        warp_instructions=(12 * added + 20 * launched) * padded / gpu.warp_threads,
+        steps=2 + 2 * added / made,
     )
+    return paced(work, gpu, _WAIT_CYCLES)

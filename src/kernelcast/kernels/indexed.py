@@ -41,6 +41,11 @@ def distinct(draws: Array, places: Array) -> Array:
     return -places * np.expm1(draws * np.log1p(-1 / np.maximum(places, 1.0 + 1e-9)))
 
 
+def missed(gpu: Gpu, named_bytes: Array, held_bytes: Array) -> Array:
+    """Of what is named at random among so many bytes, what L2 does not hold."""
+    return named_bytes * np.clip(1 - gpu.l2_bytes / np.maximum(held_bytes, 1.0), 0.0, 1.0)
+
+
 def radix_sort(gpu: Gpu, items: Array, key_bytes: float, value_bytes: float, bits: Number, runs: Mask) -> Works:
     """cub's onesweep of keys with values: a histogram of all digits, its scan, then a pass for each 8 bits; few of them
     are sorted by one CTA."""

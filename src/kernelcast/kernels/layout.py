@@ -5,15 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from kernelcast.hardware import Gpu
-from kernelcast.kernels.base import Calls, choice, size
+from kernelcast.kernels.base import Calls, choice, grain, size
 from kernelcast.kernels.spatial import LAYOUTS, SpatialKernel, each_output, layout, scattered_bytes, width_of
 from kernelcast.kernels.vector import VECTOR_BYTES
 from kernelcast.kernels.work import Array, Works
 
 _COPY_THREADS, _COPY_ELEMENTS = 128.0, 4.0  # elementwise_kernel<128, 4>
-_COPY_INSTRUCTIONS = 110.0  # of a thread for an element: its place in both tensors, over three axes
+_COPY_INSTRUCTIONS = 72.0  # of a thread for an element: its place in both tensors, over three axes
 _ROLL_THREADS, _ROLL_INSTRUCTIONS = 512.0, 130.0  # roll_cuda_kernel: three 64-bit divisions
 _CAT_THREADS = 256.0
+_UNSHARED = 0.6  # of the sectors that elements read across, what L1 has not kept from the neighbours' reads
 
 
 class ChannelsLast(SpatialKernel):
@@ -40,7 +41,7 @@ class ChannelsLast(SpatialKernel):
             threads=_COPY_THREADS,
             a_thread=_COPY_ELEMENTS,
             moved_bytes=2 * elements * element_bytes,
-            again_bytes=elements * scattered_bytes(element_bytes, apart),
+            again_bytes=_UNSHARED * elements * scattered_bytes(element_bytes, apart),
             instructions=_COPY_INSTRUCTIONS,
         )
         return (work,)
@@ -57,6 +58,11 @@ class ChannelCat(SpatialKernel):
     spatial: int = size("pixels of a channel of one image")
     parts: int = size("tensors joined")
     layout: str = layout()
+
+    @classmethod
+    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+        chunk = calls["channels"] / calls["parts"] * (1.0 if calls.choice("layout") == "nhwc" else calls["spatial"])
+        return {**super().hints(calls, gpu), "log_chunk": np.log2(chunk * width_of(calls)), "grain_chunk": grain(chunk)}
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:

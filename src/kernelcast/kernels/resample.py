@@ -14,7 +14,7 @@ MODES = ("nearest", "bilinear", "bicubic")
 _NEIGHBOURS = {"nearest": 1.0, "bilinear": 4.0, "bicubic": 16.0}  # inputs of an output
 _FLOPS = {"nearest": 0.0, "bilinear": 7.0, "bicubic": 60.0}
 # Of a thread for an output: the divisions that give its image, channel, row and column; more where channels lie last.
-_PLACE_INSTRUCTIONS = {"nchw": 55.0, "nhwc": 160.0}
+_PLACE_INSTRUCTIONS = {"nchw": 47.0, "nhwc": 136.0}
 _NEIGHBOUR_INSTRUCTIONS, _LOOP_INSTRUCTIONS = 20.0, 4.0  # of an input; where its place is known from the last image
 _ATOMIC_INSTRUCTIONS = {"nchw": 110.0, "nhwc": 30.0}  # rows of a map are added to in the same words of 32 bits
 _THREADS = 1024.0
@@ -23,10 +23,12 @@ _STEP_CYCLES = 40.0
 # where its neighbours in the warp lie a row of channels apart, 50 ms adding sixteen to words that others add to).
 _LOOP_CYCLES = {"bilinear": 820.0, "bicubic": 1290.0}
 _SCATTERED_CYCLES, _ADDING_CYCLES = 10900.0, 48000.0
+_GATHERED_CYCLES = 330.0  # of an output of an image that a thread adds up
+_CONTENTION = 1.5  # of our H200's times for scales of 2, 4 and 8, in 16 bits
 PADS = ("constant", "reflect", "replicate")
 _COPY_THREADS, _COPY_ELEMENTS = 128.0, 4.0
 _COPY_INSTRUCTIONS = 60.0
-_BORDER_INSTRUCTIONS, _BORDER_ATOMIC_INSTRUCTIONS = 165.0, 70.0  # of a thread for an element of the padded image
+_BORDER_INSTRUCTIONS, _BORDER_ATOMIC_INSTRUCTIONS = 146.0, 30.0  # of a thread for an element of the padded image
 
 
 class _Interpolate(SpatialKernel):
@@ -108,11 +110,17 @@ class InterpolateBackward(_Interpolate):
         place = _PLACE_INSTRUCTIONS[calls.choice("layout")]
         if mode == "nearest":
             met = np.maximum(1.0, outputs / inputs)
-            instructions = 2 * place + _NEIGHBOUR_INSTRUCTIONS * met
-            work = each_output(gpu, planes * inputs, threads=_THREADS, moved_bytes=moved, instructions=instructions,
-                               flops=met, steps=met, step_cycles=_STEP_CYCLES)  # fmt: skip
+            # a thread goes through all images, where channels lie first
+            loops = calls["batch"] if not last(calls) else np.ones_like(planes)
+            instructions = (2 * place + _NEIGHBOUR_INSTRUCTIONS * met) if last(calls) else 12 * met
+            work = each_output(gpu, planes * inputs, threads=_THREADS / 2, a_thread=loops, moved_bytes=moved,
+                               instructions=instructions, flops=met, steps=loops * met,
+                               step_cycles=_STEP_CYCLES if last(calls) else _GATHERED_CYCLES)  # fmt: skip
             return (work,)
         adds = _NEIGHBOURS[mode]
+        atomic = _ATOMIC_INSTRUCTIONS[calls.choice("layout")] * np.full_like(planes, 0.7 if element_bytes == 4 else 1.0)
+        if element_bytes < 4 and not last(calls):  # lanes of a warp add to the same words, one after another
+            atomic *= np.maximum(1.0, calls["out_width"] / calls["width"] / 2) ** _CONTENTION
         loops = planes if mode == "bicubic" else np.ones_like(planes)
         work = each_output(
             gpu,
@@ -121,7 +129,7 @@ class InterpolateBackward(_Interpolate):
             a_thread=loops,
             moved_bytes=moved + planes * inputs * element_bytes,
             again_bytes=adds * planes * outputs * element_bytes,
-            instructions=place + (_NEIGHBOUR_INSTRUCTIONS + _ATOMIC_INSTRUCTIONS[calls.choice("layout")]) * adds,
+            instructions=place + (_NEIGHBOUR_INSTRUCTIONS + atomic) * adds,
             flops=_FLOPS[mode],
             steps=loops,
             step_cycles=_ADDING_CYCLES if mode == "bicubic" else _STEP_CYCLES,

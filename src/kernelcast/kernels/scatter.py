@@ -5,22 +5,27 @@ Indices are taken to be random: they name ``size`` places evenly, and come from 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Calls, choice, flag, size
-from kernelcast.kernels.indexed import IndexedKernel, distinct, place_bits, radix_sort
+from kernelcast.kernels.indexed import IndexedKernel, distinct, missed, place_bits, radix_sort
 from kernelcast.kernels.vector import INDEX_BYTES, SECTOR_BYTES, VECTOR_BYTES, Mask, paced, vector_kernel
 from kernelcast.kernels.work import Array, Number, Work, Works, ceil_div
 
-_THREADS, _ELEMENTS = 128.0, 4.0  # of a CTA, and of a thread of it: index_elementwise_kernel<128, 4>
-# Of a thread for an element: its place in each tensor, the index checked and applied. Our H200 takes 196 us to scatter
-# 64e6 elements, 198 to add them (244 in 16 bits), 312 to put them by an index, 483 by index_add, with 64-bit divisions.
-_OFFSET_INSTRUCTIONS = 80.0
-_ROW_OFFSET_INSTRUCTIONS = 125.0
-_ADD_INSTRUCTIONS = 200.0
-_ATOMIC_INSTRUCTIONS = 6.0
+_THREADS = 128.0
+_BURST_BYTES = 64.0  # the least that DRAM hands out
+# Elements of a thread, one after another, each its index and then its place: cycles of both. Our H200 takes 9 us for
+# one CTA and 196 us for the 30 rounds of 64e6 elements that are scattered, 207 for as many that are put by an index.
+_SCATTER_ELEMENTS, _SCATTER_CYCLES = 8.0, 1500.0  # _scatter_gather_elementwise_kernel<128, 8>
+_INDEX_ELEMENTS, _INDEX_CYCLES = 4.0, 2200.0  # index_elementwise_kernel<128, 4>
+_MORE_CYCLES = 1300.0  # for each index more
+_OFFSET_INSTRUCTIONS = 45.0  # of a thread for an element: its place in each tensor, the index checked and applied
+_ADD_INSTRUCTIONS = 200.0  # of index_add, with 64-bit divisions: 483 us for 64e6 elements
 _CHECKS = 11.0  # kernels that find the least and the largest index, check them, and count places up
+_MEAN_STEPS = 4.0  # waits of a warp, of those of one place together
 _REPEAT_CYCLES = 800.0  # of a row that is added to the one before
 _GATHER_THREADS = 256.0  # vectorized_gather_kernel: 16 bytes a thread, a CTA for a piece of a row
 _ADD_THREADS, _ADD_CTAS_PER_SM = 128.0, 8.0  # indexFuncLargeIndex
@@ -42,18 +47,35 @@ class _ByElement(IndexedKernel):
     expanded: bool = flag("one index for a whole row, repeated by a view", default=False)
 
     @classmethod
-    def _places(cls, calls: Calls) -> tuple[Array, Array, Array]:
-        """(elements, bytes of their indices, bytes of the different sectors that they name)"""
+    def _bytes(cls, calls: Calls) -> tuple[Array, Array, Array]:
+        """(of the elements and their indices, of the different sectors that they name, through L2 beyond these)
+
+        An index for each element: neighbours lie apart, and each takes a sector of its own.
+        """
         elements, element_bytes = calls["rows"] * calls["cols"], calls.dtype.act_bytes
-        index = np.where(calls["expanded"] > 0, calls["rows"], elements) * INDEX_BYTES
+        whole = calls["expanded"] > 0
+        index = np.where(whole, calls["rows"], elements) * INDEX_BYTES
         if calls.choice("axis") == "cols":
             held = calls["rows"] * calls["size"] * element_bytes
+            spread = np.minimum(SECTOR_BYTES, calls["size"] * element_bytes)
             touched = np.minimum(held, elements * SECTOR_BYTES)
-        else:  # rows by row: whole rows are named, or sectors of them
+        else:
             held = calls["cols"] * calls["size"] * element_bytes
+            spread = np.where(whole, element_bytes, np.minimum(SECTOR_BYTES, calls["size"] * element_bytes))
             named = distinct(calls["rows"], calls["size"])
-            touched = np.minimum(held, named * calls["cols"] * element_bytes)
-        return elements, index, touched
+            touched = np.minimum(held, named * calls["cols"] * spread)
+        return index + elements * element_bytes, touched, np.maximum(0.0, elements * spread - touched)
+
+    @classmethod
+    def _refetched(cls, calls: Calls, gpu: Gpu, touched: Array) -> Array:
+        """What is fetched from DRAM again because L2 could not keep it: a burst for each element that is named, or the
+        row."""
+        elements, element_bytes = calls["rows"] * calls["cols"], calls.dtype.act_bytes
+        if calls.choice("axis") == "cols":  # rows are gone through in order
+            return np.zeros_like(elements)
+        each = np.where(calls["expanded"] > 0, element_bytes, np.minimum(_BURST_BYTES, calls["size"] * element_bytes))
+        lost = missed(gpu, elements * each, calls["size"] * calls["cols"] * element_bytes)
+        return np.maximum(0.0, lost - touched)
 
 
 class GatherElements(_ByElement):
@@ -63,12 +85,14 @@ class GatherElements(_ByElement):
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
-        elements, index_bytes, touched = cls._places(calls)
-        element_bytes = calls.dtype.act_bytes
-        whole = (calls["expanded"] > 0) & (np.mod(calls["cols"] * element_bytes, VECTOR_BYTES) == 0)
+        given, touched, again = cls._bytes(calls)
+        whole = (calls["expanded"] > 0) & (np.mod(calls["cols"] * calls.dtype.act_bytes, VECTOR_BYTES) == 0)
         whole &= calls.choice("axis") == "rows"
-        one_by_one = _elementwise(gpu, elements, index_bytes + touched + elements * element_bytes, 0.0, ~whole)
-        return (one_by_one, _row_copies(gpu, calls, index_bytes + touched + elements * element_bytes, whole))
+        elements = calls["rows"] * calls["cols"]
+        lost = cls._refetched(calls, gpu, touched)
+        one_by_one = _one_by_one(gpu, elements, given + touched, again, ~whole)
+        by_row = _row_copies(gpu, calls, given + touched, whole)
+        return (replace(one_by_one, refetched_bytes=lost * ~whole), replace(by_row, refetched_bytes=lost * whole))
 
 
 class Scatter(_ByElement):
@@ -78,9 +102,9 @@ class Scatter(_ByElement):
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
-        elements, index_bytes, touched = cls._places(calls)
-        moved = index_bytes + touched + elements * calls.dtype.act_bytes
-        return (_elementwise(gpu, elements, moved, 0.0, True),)
+        given, touched, again = cls._bytes(calls)
+        work = _one_by_one(gpu, calls["rows"] * calls["cols"], given + touched, again, True)
+        return (replace(work, refetched_bytes=2 * cls._refetched(calls, gpu, touched)),)  # in, and out again
 
 
 class ScatterAdd(_ByElement):
@@ -90,30 +114,32 @@ class ScatterAdd(_ByElement):
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
-        elements, index_bytes, touched = cls._places(calls)
-        element_bytes = calls.dtype.act_bytes
-        moved = index_bytes + 2 * touched + elements * element_bytes
-        return (
-            _elementwise(
-                gpu, elements, moved, elements * element_bytes, True, _OFFSET_INSTRUCTIONS + _ATOMIC_INSTRUCTIONS
-            ),
-        )
+        given, touched, again = cls._bytes(calls)
+        work = _one_by_one(gpu, calls["rows"] * calls["cols"], given + 2 * touched, again, True)
+        return (replace(work, refetched_bytes=2 * cls._refetched(calls, gpu, touched)),)
 
 
-def _elementwise(
-    gpu: Gpu, elements: Array, moved: Array, again: Number, runs: Mask, instructions: float = _OFFSET_INSTRUCTIONS
+def _one_by_one(
+    gpu: Gpu,
+    elements: Array,
+    moved: Array,
+    again: Number,
+    runs: Mask,
+    a_thread: float = _SCATTER_ELEMENTS,
+    cycles: Number = _SCATTER_CYCLES,
 ) -> Work:
+    """Elements of a thread one after another, each with its index."""
     work = vector_kernel(
         gpu,
-        tasks=ceil_div(elements, _THREADS * _ELEMENTS),
+        tasks=ceil_div(elements, _THREADS * a_thread),
         threads=_THREADS,
         moved_bytes=moved,
         again_bytes=again,
-        warp_instructions=instructions * elements / gpu.warp_threads,
-        steps=2.0,  # the index, then the element
+        warp_instructions=_OFFSET_INSTRUCTIONS * elements / gpu.warp_threads,
+        steps=np.minimum(a_thread, ceil_div(elements, _THREADS)),
         runs=runs,
     )
-    return paced(work, gpu)
+    return paced(work, gpu, cycles)
 
 
 def _row_copies(gpu: Gpu, calls: Calls, moved: Array, runs: Mask) -> Work:
@@ -166,10 +192,11 @@ class Index(_ByRow):
         moved = whole + touched + index_bytes * calls["indices"]
         vectors = (calls["indices"] == 1) & (np.mod(calls["cols"] * calls.dtype.act_bytes, VECTOR_BYTES) == 0)
         elements = calls["rows"] * calls["cols"]
-        return (
-            _elementwise(gpu, elements, moved, 0.0, ~vectors, _ROW_OFFSET_INSTRUCTIONS),
-            _row_copies(gpu, calls, moved, vectors),
-        )
+        cycles = _INDEX_CYCLES + _MORE_CYCLES * (calls["indices"] - 1)
+        lost = np.maximum(0.0, missed(gpu, whole, calls["size"] * calls["cols"] * calls.dtype.act_bytes) - touched)
+        one_by_one = _one_by_one(gpu, elements, moved, 0.0, ~vectors, _INDEX_ELEMENTS, cycles)
+        by_row = _row_copies(gpu, calls, moved, vectors)
+        return (replace(one_by_one, refetched_bytes=lost * ~vectors), replace(by_row, refetched_bytes=lost * vectors))
 
 
 class IndexAdd(_ByRow):
@@ -192,7 +219,8 @@ class IndexAdd(_ByRow):
             warp_instructions=_ADD_INSTRUCTIONS * elements / gpu.warp_threads,
             steps=ceil_div(elements, ctas * _ADD_THREADS),
         )
-        return (paced(work, gpu, 100.0),)
+        lost = np.maximum(0.0, missed(gpu, whole, calls["size"] * calls["cols"] * calls.dtype.act_bytes) - touched)
+        return (replace(paced(work, gpu, 100.0), refetched_bytes=2 * lost),)
 
 
 class IndexPut(_ByRow):
@@ -206,7 +234,7 @@ class IndexPut(_ByRow):
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
         whole, touched, index_bytes = cls._bytes(calls)
         elements, adds = calls["rows"] * calls["cols"], calls["accumulate"] > 0
-        put = _elementwise(gpu, elements, whole + touched + index_bytes, 0.0, ~adds, _ROW_OFFSET_INSTRUCTIONS)
+        put = _one_by_one(gpu, elements, whole + touched + index_bytes, 0.0, ~adds, _INDEX_ELEMENTS, _INDEX_CYCLES)
         small = vector_kernel(
             gpu,
             tasks=_CHECKS * ceil_div(calls["rows"], 512.0),
@@ -226,6 +254,6 @@ class IndexPut(_ByRow):
             steps=3.0 + np.maximum(1.0, calls["rows"] / calls["size"]),  # rows of one place follow each other
             runs=adds,
         )
-        bits = place_bits(calls["size"] * calls["cols"])
-        sort = radix_sort(gpu, calls["rows"], INDEX_BYTES, INDEX_BYTES, bits, adds)
-        return (put, small, *sort, paced(added, gpu, _REPEAT_CYCLES))
+        added = replace(paced(added, gpu, _REPEAT_CYCLES), mean_steps=_MEAN_STEPS)  # others find that they are repeats
+        sort = radix_sort(gpu, calls["rows"], INDEX_BYTES, INDEX_BYTES, place_bits(calls["size"]), adds)
+        return (put, small, *sort, added)

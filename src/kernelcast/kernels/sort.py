@@ -16,15 +16,19 @@ from kernelcast.kernels.work import Array, Work, Works, ceil_div
 _KEYS = ("int64", "int32")
 _KEY_BYTES = {"int64": 8.0, "int32": 4.0}
 _SMALL = 4096.0  # longest row that a CTA sorts (should_use_small_sort)
-_WARP = 32.0
+_NETWORK = 32.0  # longest row that half a warp sorts, by a bitonic network
+_TILES = (128.0, 1024.0, 2048.0, 4096.0)  # elements that a CTA's sort is made for
 _ONE_BY_ONE = 1e6  # rows as long as this are sorted one after another
 _FEW_ROWS = 128.0  # fewer long rows are sorted together by value, then by row
 _COPY_BYTES_THREADS = 128.0
 # A CTA's sort takes 4 bits in a pass: ranks by digit, exchange. Our H200 takes 16 us for 8 passes over 1,024 elements,
 # 26 for 16, and 116 us for 4,096 rows of as many.
 _CTA_BITS = 4.0
-_PASS_INSTRUCTIONS = 85.0  # of a thread for an element
-_PASS_CYCLES = 3600.0
+_PASS_INSTRUCTIONS = 78.0  # of a thread for an element
+_PASS_CYCLES, _TILE_CYCLES = 1000.0, 3.0  # and for each element of the tile up to 1,024
+_NETWORK_INSTRUCTIONS, _NETWORK_CYCLES = 790.0, 400.0  # of an element, all levels; of a level
+_SEGMENT_BITS, _SEGMENT_THREADS = 7.0, 384.0
+_SEGMENT_CYCLES = 5.3  # an element and pass of a row, which one CTA goes through: 345 us for 128,256
 
 
 class Sort(IndexedKernel):
@@ -58,47 +62,81 @@ class Sort(IndexedKernel):
         alone = ~small & ((rows == 1) | (cols >= _ONE_BY_ONE))
         together = ~small & ~alone & (rows < _FEW_ROWS)
         segmented = ~small & ~alone & ~together
-        places = _copies(gpu, elements, key_bytes)
-        whole = radix_sort(gpu, np.where(alone, cols, elements), key_bytes, INDEX_BYTES, bits, ~small)
+        places = _copies(gpu, elements, key_bytes, np.where(rows > 1, 3.0, 2.0))
+        whole = radix_sort(gpu, np.where(alone, cols, elements), key_bytes, INDEX_BYTES, bits, alone | together)
         by_row = radix_sort(gpu, elements, 8.0, key_bytes + INDEX_BYTES, np.log2(np.maximum(rows, 2.0)), together)
-        return (places, _in_cta(gpu, rows, cols, key_bytes, small), *whole, *by_row, _rows(gpu, elements, segmented))
+        return (
+            places,
+            _network(gpu, rows, key_bytes, cols <= _NETWORK),
+            _in_cta(gpu, rows, cols, key_bytes, small & (cols > _NETWORK)),
+            *whole,
+            *by_row,
+            _segments(gpu, rows, cols, key_bytes, segmented),
+        )
 
 
-def _copies(gpu: Gpu, elements: Array, key_bytes: float) -> Work:
+def _copies(gpu: Gpu, elements: Array, key_bytes: float, launches: Array) -> Work:
     """The row copied to where it is sorted, and its places counted up beside it."""
     return vector_kernel(
         gpu,
         tasks=3 * ceil_div(elements, 512.0),
         threads=_COPY_BYTES_THREADS,
         moved_bytes=elements * (2 * key_bytes + INDEX_BYTES),
-        launches=3.0,
+        launches=launches,
     )
 
 
+def _network(gpu: Gpu, rows: Array, key_bytes: float, runs: Mask) -> Work:
+    """Half a warp a row of up to 32, in 15 levels."""
+    elements = rows * _NETWORK
+    work = vector_kernel(
+        gpu,
+        tasks=ceil_div(rows, 16.0),
+        threads=256.0,
+        moved_bytes=2 * elements * (key_bytes + INDEX_BYTES),
+        warp_instructions=_NETWORK_INSTRUCTIONS * elements / gpu.warp_threads,
+        steps=15.0,
+        runs=runs,
+    )
+    return paced(work, gpu, _NETWORK_CYCLES)
+
+
 def _in_cta(gpu: Gpu, rows: Array, cols: Array, key_bytes: float, runs: Mask) -> Work:
-    """Rows up to 32 in a warp; up to 4,096 in a CTA of the next power of two, 8 to 32 elements a thread."""
-    padded = np.exp2(np.ceil(np.log2(np.maximum(np.minimum(cols, _SMALL), _WARP))))
+    """A CTA a row, of a warp up to 1,024 elements; shorter rows are padded to the tile."""
+    tile = np.select([cols <= most for most in _TILES], list(_TILES), _SMALL)
     passes = 8 * key_bytes / _CTA_BITS
-    threads = np.clip(padded / 8, 32.0, 512.0)
     pair = key_bytes + INDEX_BYTES
     work = vector_kernel(
         gpu,
         tasks=rows,
-        threads=threads,
+        threads=np.maximum(32.0, tile / 32),
         moved_bytes=2 * rows * cols * pair,
-        smem_bytes=rows * padded * passes * 2 * pair,
-        warp_instructions=rows * padded * passes * _PASS_INSTRUCTIONS / gpu.warp_threads,
-        smem_bytes_per_cta=padded * pair,
-        registers=64.0,
+        smem_bytes=rows * tile * passes * 2 * pair,
+        warp_instructions=rows * tile * passes * _PASS_INSTRUCTIONS / gpu.warp_threads,
+        smem_bytes_per_cta=tile * pair,
+        registers=128.0,
         steps=passes,
         runs=runs,
     )
-    return paced(work, gpu, _PASS_CYCLES)
+    return paced(work, gpu, _PASS_CYCLES + _TILE_CYCLES * np.minimum(tile, 1024.0))
 
 
-def _rows(gpu: Gpu, elements: Array, runs: Mask) -> Work:
-    """Row starts of cub's segmented sort; its passes are counted with the others."""
-    return vector_kernel(gpu, tasks=ceil_div(elements, 1e6), threads=128.0, moved_bytes=elements * 0.0 + 1, runs=runs)
+def _segments(gpu: Gpu, rows: Array, cols: Array, key_bytes: float, runs: Mask) -> Work:
+    """cub's segmented sort: a kernel a pass, a CTA a row."""
+    passes = np.ceil(8 * key_bytes / _SEGMENT_BITS)
+    pair = key_bytes + INDEX_BYTES
+    work = vector_kernel(
+        gpu,
+        tasks=rows,
+        threads=_SEGMENT_THREADS,
+        moved_bytes=2 * rows * cols * pair * passes,
+        warp_instructions=80 * passes * rows * cols / gpu.warp_threads,
+        registers=64.0,
+        steps=passes * cols,
+        launches=passes,
+        runs=runs,
+    )
+    return paced(work, gpu, _SEGMENT_CYCLES)
 
 
 class Searchsorted(IndexedKernel):

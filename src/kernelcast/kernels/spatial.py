@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Calls, Kernel, choice
@@ -76,3 +78,17 @@ def scattered_bytes(element_bytes: float, stride: Number) -> Array:
 def power_below(count: Number) -> Array:
     """The largest power of two that is at most ``count``."""
     return 2 ** np.floor(np.log2(np.maximum(count, 1.0)))
+
+
+def only(work: Work, runs: NDArray[np.bool_]) -> Work:
+    """The same kernel in the calls that launch it."""
+    on = runs.astype(np.float64)
+    return replace(
+        work,
+        tasks=work.tasks * on,
+        activation_bytes=work.activation_bytes * on,
+        streamed_bytes=work.streamed_bytes * on,
+        refetched_bytes=work.refetched_bytes * on,
+        launches=work.launches * on,
+        useful_flops=work.useful_flops * on,
+    )

@@ -11,12 +11,16 @@ _GRAPH_FEATURES = (16, 32, 47, 64, 64, 100, 128, 128, 256)
 
 
 def _bag(draw: Draw, op: str) -> Drawn:
-    hidden = draw.pick((16, 32, 64, 64, 128, 128, 96, 256))
+    hidden = draw.pick((1, 8, 16, 32, 64, 64, 128, 128, 96, 256))
     dtype = draw.pick(("fp32", "fp32", "fp32", "bf16", "fp16"))
     vocab = draw.size(100, 10_000_000)
     vocab = min(vocab, _MOST_TABLE_BYTES // (hidden * 4) // (4 if op.endswith("backward") else 1))
     pooling = draw.pick((1, 1, 10, 20, 100)) if draw.chance(0.5) else draw.size(1, 128)
-    bags = draw.pick((256, 512, 1024, 2048, 4096, 8192, 16384)) if draw.chance(0.5) else draw.size(16, 65536)
+    bags = (
+        draw.pick((256, 512, 1024, 2048, 4096, 8192, 16384))
+        if draw.chance(0.5)
+        else draw.size(16, 400_000 if pooling == 1 else 65536)
+    )
     bags = max(1, min(bags, 4_000_000 // pooling))
     return {"op": op, "bags": bags, "pooling": pooling, "hidden": hidden, "vocab": vocab,
             "mode": draw.pick(("sum", "sum", "mean")), "dtype": dtype, "stack": "torch"}  # fmt: skip

@@ -11,19 +11,31 @@ from kernelcast.networks.aten.movement import copied
 from kernelcast.networks.aten.table import Settings, launch, number_format, over, rule
 from kernelcast.networks.traced import Op, Tensor
 
+_NARROW_BYTES = 2048  # rows below are copied by CTAs that have less to do than it takes to start them
+_UNSORTED_TOKENS = 3072  # up to this one kernel adds up the gradient of a table
+
 
 @rule("embedding")
 def _embedding(op: Op, settings: Settings) -> Iterator[Launch]:
+    """Tables of language models; narrow ones, of recommendation models, are rows picked as any others."""
     table, ids = op.arguments[:2]
-    yield launch("embedding", "embedding", tokens=max(1, ids.elements), hidden=table.cols, vocab=table.rows,
-                 dtype=number_format(table))  # fmt: skip
+    if table.cols * table.item_bytes < _NARROW_BYTES:
+        yield _picked("index", table, ids.elements, table.cols, table.rows, indices=1)
+    else:
+        yield launch("embedding", "embedding", tokens=max(1, ids.elements), hidden=table.cols, vocab=table.rows,
+                     dtype=number_format(table))  # fmt: skip
 
 
 @rule("embedding_dense_backward")
 def _embedding_backward(op: Op, settings: Settings) -> Iterator[Launch]:
+    """The kernels are those of bags of one, which were measured for narrow tables."""
     grad, ids, vocab = op.arguments[:3]
-    yield launch("embedding", "embedding_backward", tokens=max(1, ids.elements), hidden=grad.cols,
-                 vocab=vocab, dtype=number_format(grad))  # fmt: skip
+    if grad.cols * grad.item_bytes < _NARROW_BYTES and ids.elements > _UNSORTED_TOKENS:
+        yield launch("embedding", "embedding_bag_backward", bags=ids.elements, pooling=1, hidden=grad.cols, vocab=vocab,
+                     dtype=number_format(grad))  # fmt: skip
+    else:
+        yield launch("embedding", "embedding_backward", tokens=max(1, ids.elements), hidden=grad.cols, vocab=vocab,
+                     dtype=number_format(grad))  # fmt: skip
 
 
 @rule("_embedding_bag", "_embedding_bag_forward_only", "embedding_bag")
@@ -54,14 +66,13 @@ def _bags(kernel: str, op: Op, bags: Tensor, ids: Tensor, vocab: int, place: int
 
 @rule("index_select", "take")
 def _index_select(op: Op, settings: Settings) -> Iterator[Launch]:
-    """Whole rows are gathered; single elements are looked up one by one."""
+    """Rows of the axes after the one that is selected from; single elements of all where none is."""
     source, out = op.arguments[0], op.outputs[0]
-    axis = op.argument(1, "dim", 0) % max(1, len(source.shape)) if op.name == "index_select" else -1
-    cols = math.prod(source.shape[axis + 1 :]) if op.name == "index_select" else 1
-    if cols > 1:
-        yield launch("lookup", "gather", rows=max(1, out.elements // cols), cols=cols, dtype=number_format(source))
-    else:
-        yield _picked("index", source, out.elements, 1, max(1, source.elements), indices=1)
+    cols, places = 1, source.elements
+    if op.name == "index_select" and source.shape:
+        axis = op.arguments[1] % len(source.shape)
+        cols, places = math.prod(source.shape[axis + 1 :]), math.prod(source.shape[: axis + 1])
+    yield _picked("index", source, out.elements // max(1, cols), cols, places, indices=1)
 
 
 def _picked(kernel: str, source: Tensor, rows: int, cols: int, places: int, **given: Any) -> Launch:

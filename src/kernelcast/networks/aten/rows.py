@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from kernelcast.calls import Launch
-from kernelcast.networks.aten.movement import made_contiguous
+from kernelcast.networks.aten.movement import in_order
 from kernelcast.networks.aten.table import Settings, launch, number_format, over, pointwise, rule, vectorised
 from kernelcast.networks.traced import Op, Tensor
 
@@ -27,9 +27,8 @@ _NORMS = {
 def _norm(op: Op, settings: Settings) -> Iterator[Launch]:
     kernel, at = _NORMS[op.name]
     x, shape = op.arguments[at : at + 2]
+    yield from in_order(*op.arguments[: at + 1])  # in the backward pass the gradient, then the input
     cols = max(1, math.prod(x.shape[-len(shape) :]) if shape else 1)
-    for read in op.arguments[: at + 1]:  # in the backward pass the gradient, then the input
-        yield from made_contiguous(read, "norms")
     yield _by_rows("norms", kernel, x, max(1, x.elements // cols), cols)
 
 
@@ -52,8 +51,8 @@ _ALONG_AN_AXIS = {
 def _one_axis(op: Op, settings: Settings) -> Iterator[Launch]:
     part, kernel, at = _ALONG_AN_AXIS[op.name]
     x, axis = op.arguments[0], op.arguments[at]
-    for read in op.arguments[:at]:
-        yield from made_contiguous(read, part)
+    if part == "softmax":
+        yield from in_order(*op.arguments[:at])
     yield _by_rows(part, kernel, x, *_along(x, axis))
 
 

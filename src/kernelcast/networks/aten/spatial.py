@@ -7,18 +7,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kernelcast.calls import Launch
-from kernelcast.networks.aten.movement import copied, filled
+from kernelcast.networks.aten.movement import copied, filled, in_order, layout_of
 from kernelcast.networks.aten.table import Settings, launch, number_format, pointwise, rule, total_bytes
 from kernelcast.networks.traced import Op, Tensor
 
 _FROZEN = ("_native_batch_norm_legit_no_training", "_batch_norm_no_update")
 _INPUT_FIRST = ("cudnn_batch_norm_backward", "miopen_batch_norm_backward")  # others have the gradient first
-
-
-def layout_of(x: Tensor) -> str:
-    """nhwc where the channels lie innermost."""
-    mapped = len(x.shape) >= 4 and x.shape[1] > 1 and math.prod(x.shape[2:]) > 1
-    return "nhwc" if mapped and x.stride[1] == 1 else "nchw"
 
 
 def _planes(x: Tensor) -> dict[str, int]:
@@ -168,8 +162,7 @@ def _roll(op: Op, settings: Settings) -> Iterator[Launch]:
     x = op.arguments[0]
     shifts, named = op.argument(1, "shifts"), op.argument(2, "dims", ())
     shifts, named = ([value] if isinstance(value, int) else list(value or ()) for value in (shifts, named))
-    if not _contiguous(x):
-        yield copied(x, op.outputs[0])
+    yield from in_order(x)
     for shift, axis in zip(shifts, named or [None] * len(shifts), strict=False):
         sizes = (x.elements,) if axis is None else x.shape
         at = 0 if axis is None else axis % len(sizes)
@@ -177,10 +170,6 @@ def _roll(op: Op, settings: Settings) -> Iterator[Launch]:
         yield launch("copy", "roll", outer=max(1, math.prod(sizes[:at])), length=length,
                      inner=max(1, math.prod(sizes[at + 1 :])), shift=abs(shift) % length,
                      dtype=number_format(x))  # fmt: skip
-
-
-def _contiguous(x: Tensor) -> bool:
-    return x.dense and all(a >= b for a, b in zip(x.stride, x.stride[1:], strict=False))
 
 
 @rule("im2col", "col2im")
