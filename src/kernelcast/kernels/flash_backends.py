@@ -49,7 +49,7 @@ BACKENDS = {
 
 # PyTorch's memory-efficient kernel (xFormers' kernel_forward.h, CUTLASS): 64 queries of a head, keys never split, no
 # copies ahead of the products.
-EFFICIENT = Backend((64,), 0, 1, "never", 128, 32, 1, 1500)  # 32 queries where heads are wider than 128
+EFFICIENT = Backend((64,), 0, 1, "never", 128, 32, 1, 5500)  # 32 queries where heads are wider than 128
 
 # FlashInfer's own kernels that go by the name of a library (0.5.3, attention/scheduler.cuh). PrefillSM90Plan: tiles of
 # 128 queries of one head (192 of small ones), no keys shared by a group and none split, the longest first to the least

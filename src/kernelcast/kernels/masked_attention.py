@@ -20,7 +20,7 @@ from kernelcast.kernels.base import Calls, Conflicts, Kernel, Words, choice, con
 from kernelcast.kernels.efficient_backward import efficient_backward
 from kernelcast.kernels.flash import flash_works
 from kernelcast.kernels.requests import Requests, equal_heads, head_conflicts, length_conflicts, length_hints
-from kernelcast.kernels.work import Array, Work, Works
+from kernelcast.kernels.work import Array, Work, Works, ceil_div
 
 BACKENDS = ("efficient", "cudnn", "fa2")
 # Which axes of [batch, heads, queries, keys] a bias has; it is the same along the others.
@@ -29,11 +29,17 @@ BIASES = {
     "batch": ("batch", "q_len", "kv_len"), "shared": ("q_len", "kv_len"), "keys": ("batch", "kv_len"),
 }  # fmt: skip
 # Philox 4x32-10: four random numbers from ten rounds of two wide products (two instructions each), four XORs and two
-# sums; and for each number a conversion, a comparison and a product.
-PHILOX_INSTRUCTIONS = 10 * 10 / 4 + 3
-_BIAS_INSTRUCTIONS = 2.0  # a score: from shared memory to a register, and a sum
-# mma.sync multiplies fp32 as three products of tf32, of high and low parts (OpMultiplyAddFastF32).
+# sums; and for each number a conversion, a comparison and a product. The memory-efficient kernel goes over the scores
+# again for them.
+PHILOX_INSTRUCTIONS = {"cudnn": 10 * 10 / 4, "fa2": 10 * 10 / 4 + 3, "efficient": 10 * 10 / 4 + 23}
+# A score: address, load, conversion, sum; cuDNN loads single numbers where rows of the bias are not aligned.
+_BIAS_INSTRUCTIONS, _ODD_BIAS_INSTRUCTIONS = 14.0, 44.0
+# The memory-efficient kernel's softmax: scores to shared memory and back, by iterators that check every place.
+_SOFTMAX_INSTRUCTIONS = 40.0
+# mma.sync multiplies fp32 as three products of tf32, of high and low parts (OpMultiplyAddFastF32), which every warp
+# makes of what it reads: 0.25 instructions a score and number of a head.
 _PRODUCTS_OF_FP32 = 3.0
+_SPLIT_INSTRUCTIONS = 0.25
 
 
 class _Masked(Kernel):
@@ -98,7 +104,9 @@ class MaskedAttention(_Masked):
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
         attended, *merge = flash_works(gpu, _plain(calls), Requests.of(calls), equal_heads(calls))
-        return (*with_scores(attended, calls, gpu), *merge)
+        if _backend(calls) == "efficient":
+            attended = _efficient(attended, calls, gpu)
+        return with_scores(attended, calls, gpu), *merge
 
 
 class MaskedAttentionBackward(_Masked):
@@ -130,11 +138,13 @@ class MaskedAttentionBackward(_Masked):
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
-        if (calls.choice("backend") or "efficient") == "efficient":
-            works = efficient_backward(gpu, calls, _PRODUCTS_OF_FP32)
-        else:
-            works = AttentionBackward.work(calls, gpu)
-        return tuple(one for work in works for one in (with_scores(work, calls, gpu) if _has_scores(work) else (work,)))
+        of_library = efficient_backward if _backend(calls) == "efficient" else _of_attention
+        works = of_library(gpu, calls)
+        return tuple(with_scores(work, calls, gpu) if "tile_q" in work.tile else work for work in works)
+
+
+def _of_attention(gpu: Gpu, calls: Calls) -> Works:
+    return AttentionBackward.work(calls, gpu)
 
 
 def bias_elements(calls: Calls) -> Array:
@@ -152,22 +162,40 @@ def _plain(calls: Calls) -> Calls:
     return replace(calls, choices=choices, numbers={**calls.numbers, "page_size": none, "window": none})
 
 
-def _has_scores(work: Work) -> bool:
-    return "tile_q" in work.tile
+def _backend(calls: Calls) -> str:
+    return calls.choice("backend") or "efficient"
 
 
-def with_scores(work: Work, calls: Calls, gpu: Gpu) -> Works:
+def _efficient(work: Work, calls: Calls, gpu: Gpu) -> Work:
+    """The memory-efficient forward pass: heads padded, a softmax that goes through shared memory."""
+    dim, scores = calls["head_dim"], np.asarray(work.xu_ops)
+    wide = ceil_div(dim, 32.0) * 32.0 + ceil_div(dim, work.tile["tile_kv"]) * work.tile["tile_kv"]
+    return replace(
+        work,
+        tensor_flops=2 * scores * wide,
+        smem_bytes=np.asarray(work.smem_bytes) + scores * (4 + 2 * calls.dtype.act_bytes),
+        other_warp_instructions=np.asarray(work.other_warp_instructions)
+        + scores * _SOFTMAX_INSTRUCTIONS / gpu.warp_threads,
+    )
+
+
+def with_scores(work: Work, calls: Calls, gpu: Gpu) -> Work:
     """An attention kernel that reads a bias for each score, drops some, and multiplies fp32."""
-    each = np.asarray(work.xu_ops)  # an exponential a score
-    if gpu.compute_capability.startswith("10.") and calls.choice("backend") != "efficient":
-        each = each * 2  # half of them by polynomial
+    each, backend = np.asarray(work.xu_ops), _backend(calls)  # an exponential a score
+    if gpu.compute_capability.startswith("10.") and backend != "efficient" and work.mean_steps is not None:
+        each = each * 2  # the forward pass computes half of them by polynomial
     biased = float(calls.choice("bias") != "none")
     gradient = calls["bias_gradient"] if "bias_gradient" in calls.numbers else np.zeros(calls.count)
     passes = biased * (1 + gradient)
     moved = (bias_elements(calls) + gradient * _scores(calls)) * calls.dtype.act_bytes
-    emulated = _PRODUCTS_OF_FP32 if calls.choice("dtype") == "fp32" and work.tensor_dtype == "tf32" else 1.0
-    instructions = calls["dropout"] * PHILOX_INSTRUCTIONS + passes * _BIAS_INSTRUCTIONS
-    changed = replace(
+    emulated = _PRODUCTS_OF_FP32 if calls.choice("dtype") == "fp32" else 1.0
+    odd = (backend == "cudnn") & (np.mod(calls["kv_len"], 2) > 0)
+    instructions = (
+        calls["dropout"] * PHILOX_INSTRUCTIONS[backend]
+        + passes * np.where(odd, _ODD_BIAS_INSTRUCTIONS, _BIAS_INSTRUCTIONS)
+        + (emulated > 1) * _SPLIT_INSTRUCTIONS * np.asarray(work.tensor_flops) / (2 * np.maximum(each, 1.0))
+    )
+    return replace(
         work,
         tensor_flops=np.asarray(work.tensor_flops) * emulated,
         l2_bytes=np.asarray(work.l2_bytes) + each * passes * calls.dtype.act_bytes,
@@ -175,7 +203,6 @@ def with_scores(work: Work, calls: Calls, gpu: Gpu) -> Works:
         other_warp_instructions=np.asarray(work.other_warp_instructions) + each * instructions / gpu.warp_threads,
         activation_bytes=np.asarray(work.activation_bytes) + moved,
     )
-    return (changed,)
 
 
 def _scores(calls: Calls) -> Array:
