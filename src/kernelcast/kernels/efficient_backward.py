@@ -10,7 +10,7 @@ import numpy as np
 
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Calls
-from kernelcast.kernels.dtypes import dtype
+from kernelcast.kernels.dtypes import dtype, matmul_pipe, runs
 from kernelcast.kernels.flash import kv_steps, visible_pairs
 from kernelcast.kernels.reduce import reduction
 from kernelcast.kernels.vector import ACCUMULATOR_BYTES, vector_kernel
@@ -36,6 +36,11 @@ def padded(dim: Array) -> Array:
     return np.select([dim <= 32, dim <= 64], [32.0, 64.0], ceil_div(dim, 128.0) * 128.0)
 
 
+def multiplied_as(gpu: Gpu, name: str) -> str:
+    """fp32 by tensor cores as tf32, where a GPU has them for it."""
+    return "tf32" if name == "fp32" and runs(gpu, "tf32") else name
+
+
 def efficient_backward(gpu: Gpu, calls: Calls) -> Works:
     """The kernel, and before it zeros for dQ's sums, and what the row sums of dO · O take in fp32 (16-bit kernels
     compute them themselves)."""
@@ -59,7 +64,8 @@ def efficient_backward(gpu: Gpu, calls: Calls) -> Works:
 
 def _gradients(gpu: Gpu, calls: Calls, half: bool) -> Work:
     queries, keys, dim, causal = (calls[x] for x in ("q_len", "kv_len", "head_dim", "causal"))
-    kind = calls.dtype if half else dtype("tf32")
+    kind = dtype(multiplied_as(gpu, calls.choice("dtype")))
+    on_tensor = matmul_pipe(gpu, kind.name) == "tensor"
     lanes = calls["batch"] * calls["q_heads"]
     tile_q, tile_kv = _tiles(dim, half)
     none = np.zeros_like(queries)
@@ -70,6 +76,7 @@ def _gradients(gpu: Gpu, calls: Calls, half: bool) -> Work:
     splits = np.where(kept, np.clip(np.floor(_SLOTS / lanes), 1.0, splits), splits)
     mean = steps / splits
     scores = mean * tile_q * tile_kv
+    flops = 2 * _PRODUCTS * scores * padded(dim)
     longest = q_tiles * ceil_div(kv_tiles, splits)
     width = kind.act_bytes
     kept_bytes = np.where(kept, ACCUMULATOR_BYTES, width)
@@ -80,9 +87,9 @@ def _gradients(gpu: Gpu, calls: Calls, half: bool) -> Work:
         longest=longest / mean,
         shortest=np.where(causal > 0, ceil_div(q_tiles, kv_tiles) / mean, 1.0),
         longest_count=np.where(causal > 0, lanes, lanes * splits),
-        tensor_flops=2 * _PRODUCTS * scores * padded(dim),
+        tensor_flops=flops if on_tensor else 0.0,
         tensor_dtype=kind.math,
-        fma_flops=scores * _SCORE_FLOPS,
+        fma_flops=scores * _SCORE_FLOPS + (0.0 if on_tensor else flops),
         xu_ops=scores,
         other_warp_instructions=scores * padded(dim) * _INSTRUCTIONS_A_DIM / gpu.warp_threads,
         smem_bytes=mean * (dim * (6 * tile_q + 3 * tile_kv) + 5 * tile_q * tile_kv) * width,

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.attention_backward import AttentionBackward
 from kernelcast.kernels.base import Calls, Conflicts, Kernel, Words, choice, conflict, flag, grain, size
-from kernelcast.kernels.efficient_backward import efficient_backward
+from kernelcast.kernels.efficient_backward import efficient_backward, multiplied_as
 from kernelcast.kernels.flash import flash_works
 from kernelcast.kernels.requests import Requests, equal_heads, head_conflicts, length_conflicts, length_hints
 from kernelcast.kernels.work import Array, Work, Works, ceil_div
@@ -103,7 +103,7 @@ class MaskedAttention(_Masked):
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
-        attended, *merge = flash_works(gpu, _plain(calls), Requests.of(calls), equal_heads(calls))
+        attended, *merge = flash_works(gpu, _plain(gpu, calls), Requests.of(calls), equal_heads(calls))
         if _backend(calls) == "efficient":
             attended = _efficient(attended, calls, gpu)
         return with_scores(attended, calls, gpu), *merge
@@ -153,11 +153,10 @@ def bias_elements(calls: Calls) -> Array:
     return np.prod([calls[axis] for axis in axes], axis=0) if axes else np.zeros(calls.count)
 
 
-def _plain(calls: Calls) -> Calls:
+def _plain(gpu: Gpu, calls: Calls) -> Calls:
     """The same as ``attention`` takes it: not paged, and fp32 in the format that its products run in."""
     choices = {**calls.choices, "backend": calls.choice("backend") or "efficient"}
-    if choices["dtype"] == "fp32":
-        choices["dtype"] = "tf32"
+    choices["dtype"] = multiplied_as(gpu, choices["dtype"])
     none = np.zeros(calls.count)
     return replace(calls, choices=choices, numbers={**calls.numbers, "page_size": none, "window": none})
 
@@ -172,7 +171,7 @@ def _efficient(work: Work, calls: Calls, gpu: Gpu) -> Work:
     wide = ceil_div(dim, 32.0) * 32.0 + ceil_div(dim, work.tile["tile_kv"]) * work.tile["tile_kv"]
     return replace(
         work,
-        tensor_flops=2 * scores * wide,
+        tensor_flops=2 * scores * wide if np.any(work.tensor_flops) else 0.0,
         smem_bytes=np.asarray(work.smem_bytes) + scores * (4 + 2 * calls.dtype.act_bytes),
         other_warp_instructions=np.asarray(work.other_warp_instructions)
         + scores * _SOFTMAX_INSTRUCTIONS / gpu.warp_threads,
@@ -188,7 +187,7 @@ def with_scores(work: Work, calls: Calls, gpu: Gpu) -> Work:
     gradient = calls["bias_gradient"] if "bias_gradient" in calls.numbers else np.zeros(calls.count)
     passes = biased * (1 + gradient)
     moved = (bias_elements(calls) + gradient * _scores(calls)) * calls.dtype.act_bytes
-    emulated = _PRODUCTS_OF_FP32 if calls.choice("dtype") == "fp32" else 1.0
+    emulated = _PRODUCTS_OF_FP32 if multiplied_as(gpu, calls.choice("dtype")) == "tf32" else 1.0
     odd = (backend == "cudnn") & (np.mod(calls["kv_len"], 2) > 0)
     instructions = (
         calls["dropout"] * PHILOX_INSTRUCTIONS[backend]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from kernelcast.hardware import Gpu
-from kernelcast.kernels.base import Calls, Conflicts, Words, choice, conflict, flag, grain, size
+from kernelcast.kernels.base import Calls, Words, choice, flag, grain, size
 from kernelcast.kernels.dtypes import dtype
 from kernelcast.kernels.vector import ACCUMULATOR_BYTES, VECTOR_DTYPES, MemoryKernel, vector_kernel
 from kernelcast.kernels.work import Array, Number, Work, Works, ceil_div
@@ -31,11 +31,6 @@ class MultiTensorKernel(MemoryKernel):
     elements: int = size("numbers of all tensors of a list", high=1 << 42)
     tensors: int = size("tensors that they are in", default=1)
     chunks: int | None = size("pieces of 65,536 numbers or less; default: of equal tensors", default=None)
-
-    @classmethod
-    def conflicts(cls, calls: Calls) -> Conflicts:
-        text = "{elements:g} elements cannot be in {tensors:g} tensors"
-        return conflict(calls["tensors"] > calls["elements"], text, calls.numbers)
 
     @classmethod
     def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
