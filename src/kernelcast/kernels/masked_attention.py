@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.attention_backward import AttentionBackward
 from kernelcast.kernels.base import Calls, Conflicts, Kernel, Words, choice, conflict, flag, grain, size
-from kernelcast.kernels.efficient_backward import efficient_backward, multiplied_as
+from kernelcast.kernels.efficient import efficient_backward, efficient_forward, multiplied_as
 from kernelcast.kernels.flash import flash_works
 from kernelcast.kernels.requests import Requests, equal_heads, head_conflicts, length_conflicts, length_hints
 from kernelcast.kernels.work import Array, Work, Works, ceil_div
@@ -29,17 +29,20 @@ BIASES = {
     "batch": ("batch", "q_len", "kv_len"), "shared": ("q_len", "kv_len"), "keys": ("batch", "kv_len"),
 }  # fmt: skip
 # Philox 4x32-10: four random numbers from ten rounds of two wide products (two instructions each), four XORs and two
-# sums; and for each number a conversion, a comparison and a product. The memory-efficient kernel goes over the scores
-# again for them.
-PHILOX_INSTRUCTIONS = {"cudnn": 10 * 10 / 4, "fa2": 10 * 10 / 4 + 3, "efficient": 10 * 10 / 4 + 23}
+# sums; and for each number a conversion, a comparison and a product. The memory-efficient kernels go over the scores
+# again for them, the backward one computing where in the sequence each stands.
+_PHILOX = 10 * 10 / 4
+PHILOX_INSTRUCTIONS = {"cudnn": _PHILOX, "fa2": _PHILOX + 3, "efficient": _PHILOX + 20}
+PHILOX_BACKWARD_INSTRUCTIONS = {**PHILOX_INSTRUCTIONS, "efficient": _PHILOX + 60}
+# Backward of the others, for each score and number of a head: operands of five products from shared memory, sums of dQ.
+_BACKWARD_INSTRUCTIONS = 0.4
 # A score: address, load, conversion, sum; cuDNN loads single numbers where rows of the bias are not aligned.
-_BIAS_INSTRUCTIONS, _ODD_BIAS_INSTRUCTIONS = 14.0, 44.0
-# The memory-efficient kernel's softmax: scores to shared memory and back, by iterators that check every place.
-_SOFTMAX_INSTRUCTIONS = 40.0
-# mma.sync multiplies fp32 as three products of tf32, of high and low parts (OpMultiplyAddFastF32), which every warp
-# makes of what it reads: 0.25 instructions a score and number of a head.
+_BIAS_INSTRUCTIONS = {"cudnn": 18.0, "fa2": 0.0, "efficient": 25.0}
+_ODD_BIAS_INSTRUCTIONS = 44.0
+# Cycles of a step of the memory-efficient kernels, whose threads have 32 scores each.
+_DROPPED_CYCLES, _BIAS_CYCLES = 3500.0, 2300.0
+# mma.sync multiplies fp32 as three products of tf32, of high and low parts (OpMultiplyAddFastF32).
 _PRODUCTS_OF_FP32 = 3.0
-_SPLIT_INSTRUCTIONS = 0.25
 
 
 class _Masked(Kernel):
@@ -103,10 +106,11 @@ class MaskedAttention(_Masked):
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
-        attended, *merge = flash_works(gpu, _plain(gpu, calls), Requests.of(calls), equal_heads(calls))
+        plain = _plain(gpu, calls)
+        attended, *merge = flash_works(gpu, plain, Requests.of(calls), equal_heads(plain))
         if _backend(calls) == "efficient":
-            attended = _efficient(attended, calls, gpu)
-        return with_scores(attended, calls, gpu), *merge
+            attended = efficient_forward(gpu, calls, attended)
+        return with_scores(_read_unpadded(attended, calls), calls, gpu), *merge
 
 
 class MaskedAttentionBackward(_Masked):
@@ -138,13 +142,12 @@ class MaskedAttentionBackward(_Masked):
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
-        of_library = efficient_backward if _backend(calls) == "efficient" else _of_attention
-        works = of_library(gpu, calls)
+        if _backend(calls) == "efficient":
+            works = efficient_backward(gpu, calls)
+        else:
+            padded = replace(calls, numbers={**calls.numbers, "head_dim": padded_heads(calls)})
+            works = tuple(_read_unpadded(work, calls) for work in AttentionBackward.work(padded, gpu))
         return tuple(with_scores(work, calls, gpu) if "tile_q" in work.tile else work for work in works)
-
-
-def _of_attention(gpu: Gpu, calls: Calls) -> Works:
-    return AttentionBackward.work(calls, gpu)
 
 
 def bias_elements(calls: Calls) -> Array:
@@ -155,27 +158,36 @@ def bias_elements(calls: Calls) -> Array:
 
 def _plain(gpu: Gpu, calls: Calls) -> Calls:
     """The same as ``attention`` takes it: not paged, and fp32 in the format that its products run in."""
-    choices = {**calls.choices, "backend": calls.choice("backend") or "efficient"}
+    choices = {**calls.choices, "backend": {"fa2": "fa2_dropout"}.get(_backend(calls), _backend(calls))}
     choices["dtype"] = multiplied_as(gpu, choices["dtype"])
     none = np.zeros(calls.count)
-    return replace(calls, choices=choices, numbers={**calls.numbers, "page_size": none, "window": none})
+    numbers = {**calls.numbers, "page_size": none, "window": none, "head_dim": padded_heads(calls)}
+    return replace(calls, choices=choices, numbers=numbers)
+
+
+def padded_heads(calls: Calls) -> Array:
+    """What heads count as in a kernel: FlashAttention 2 is compiled for 32, 64, 96, 128, 192 and 256, cuDNN for
+    multiples of 64; the memory-efficient kernel pads each product in its own way."""
+    dim, backend = calls["head_dim"], _backend(calls)
+    if backend == "efficient":
+        return dim
+    wide = ceil_div(dim, 64.0) * 64.0
+    return np.where((backend == "fa2") & (dim <= 96), ceil_div(dim, 32.0) * 32.0, wide)
+
+
+def _read_unpadded(work: Work, calls: Calls) -> Work:
+    """Memory has heads as they are."""
+    share = calls["head_dim"] / padded_heads(calls)
+    return replace(
+        work,
+        streamed_bytes=np.asarray(work.streamed_bytes) * share,
+        activation_bytes=np.asarray(work.activation_bytes) * share,
+        useful_flops=np.asarray(work.useful_flops) * share,
+    )
 
 
 def _backend(calls: Calls) -> str:
     return calls.choice("backend") or "efficient"
-
-
-def _efficient(work: Work, calls: Calls, gpu: Gpu) -> Work:
-    """The memory-efficient forward pass: heads padded, a softmax that goes through shared memory."""
-    dim, scores = calls["head_dim"], np.asarray(work.xu_ops)
-    wide = ceil_div(dim, 32.0) * 32.0 + ceil_div(dim, work.tile["tile_kv"]) * work.tile["tile_kv"]
-    return replace(
-        work,
-        tensor_flops=2 * scores * wide if np.any(work.tensor_flops) else 0.0,
-        smem_bytes=np.asarray(work.smem_bytes) + scores * (4 + 2 * calls.dtype.act_bytes),
-        other_warp_instructions=np.asarray(work.other_warp_instructions)
-        + scores * _SOFTMAX_INSTRUCTIONS / gpu.warp_threads,
-    )
 
 
 def with_scores(work: Work, calls: Calls, gpu: Gpu) -> Work:
@@ -189,11 +201,12 @@ def with_scores(work: Work, calls: Calls, gpu: Gpu) -> Work:
     moved = (bias_elements(calls) + gradient * _scores(calls)) * calls.dtype.act_bytes
     emulated = _PRODUCTS_OF_FP32 if multiplied_as(gpu, calls.choice("dtype")) == "tf32" else 1.0
     odd = (backend == "cudnn") & (np.mod(calls["kv_len"], 2) > 0)
-    instructions = (
-        calls["dropout"] * PHILOX_INSTRUCTIONS[backend]
-        + passes * np.where(odd, _ODD_BIAS_INSTRUCTIONS, _BIAS_INSTRUCTIONS)
-        + (emulated > 1) * _SPLIT_INSTRUCTIONS * np.asarray(work.tensor_flops) / (2 * np.maximum(each, 1.0))
-    )
+    dropped = (PHILOX_BACKWARD_INSTRUCTIONS if "bias_gradient" in calls.numbers else PHILOX_INSTRUCTIONS)[backend]
+    read = np.where(odd, _ODD_BIAS_INSTRUCTIONS, _BIAS_INSTRUCTIONS[backend])
+    instructions = calls["dropout"] * dropped + passes * read
+    if backend != "efficient" and "bias_gradient" in calls.numbers:
+        instructions = instructions + _BACKWARD_INSTRUCTIONS * padded_heads(calls)
+    waited = calls["dropout"] * _DROPPED_CYCLES + biased * _BIAS_CYCLES if backend == "efficient" else 0.0
     return replace(
         work,
         tensor_flops=np.asarray(work.tensor_flops) * emulated,
@@ -201,6 +214,7 @@ def with_scores(work: Work, calls: Calls, gpu: Gpu) -> Work:
         smem_bytes=np.asarray(work.smem_bytes) + each * biased * 2 * calls.dtype.act_bytes,
         other_warp_instructions=np.asarray(work.other_warp_instructions) + each * instructions / gpu.warp_threads,
         activation_bytes=np.asarray(work.activation_bytes) + moved,
+        step_cycles=np.asarray(work.step_cycles) + waited,
     )
 
 
