@@ -51,6 +51,8 @@ def calls(draw: st.DrawFn, ops: list[str] | None = None) -> Kernel:
     if {"q_len", "kv_len"} <= values.keys():
         values["kv_len"] = max(values["q_len"], values["kv_len"])
         values["causal"] = values["causal"] or bool(values.get("window"))
+    if values.get("bias") == "none":
+        values.update({name: False for name in ("bias_gradient",) if name in values})
     if {"k", "cols"} <= values.keys():
         values["k"] = min(values["k"], values["cols"])
     if op == "rope":

@@ -35,7 +35,7 @@ def test_a_bias_is_read_once_from_memory_and_once_a_score_from_l2() -> None:
 def test_dropout_makes_a_random_number_a_score() -> None:
     plain, dropped = (one("masked_attention", **T5, dropout=x) for x in (False, True))
     more = whole(dropped, "other_warp_instructions") - whole(plain, "other_warp_instructions")
-    assert more == pytest.approx(SCORES / 32 * PHILOX_INSTRUCTIONS)
+    assert more == pytest.approx(SCORES / 32 * PHILOX_INSTRUCTIONS["efficient"])
 
 
 def test_fp32_is_three_products_of_tf32() -> None:
@@ -43,6 +43,23 @@ def test_fp32_is_three_products_of_tf32() -> None:
     assert wide.tensor_dtype == "tf32"
     assert whole(wide, "tensor_flops") == 3 * whole(half, "tensor_flops")
     assert of(wide, "activation_bytes") == 2 * of(half, "activation_bytes")
+
+
+def test_heads_count_as_the_kernel_that_takes_them() -> None:
+    # 80: queries by keys over 96, weights by values 128 wide; backward: all five products 128
+    wide = one("masked_attention", **{**T5, "head_dim": 80})
+    assert whole(wide, "tensor_flops") == 2 * SCORES * (96 + 128)
+    assert whole(works("masked_attention_backward", **{**T5, "head_dim": 80})[-1], "tensor_flops") == 10 * SCORES * 128
+    assert of(one("masked_attention", **{**T5, "head_dim": 160}), "tasks") == 8 * 16 * 512 / 32  # 32 queries
+
+
+def test_cudnn_reads_odd_rows_of_a_bias_number_by_number() -> None:
+    def instructions(keys: int, bias: str) -> float:
+        call = {**T5, "kv_len": keys, "backend": "cudnn", "bias": bias}
+        return whole(works("masked_attention", **call)[0], "other_warp_instructions")
+
+    aligned, odd = (instructions(x, "full") - instructions(x, "none") for x in (512, 511))
+    assert odd == pytest.approx(aligned * 44 / 18)
 
 
 def test_the_gradient_of_a_bias_is_written_for_every_score() -> None:
@@ -58,8 +75,8 @@ def test_heads_that_do_not_fill_the_gpu_are_split_by_their_keys() -> None:
     assert of(works("masked_attention_backward", **T5)[-1], "tasks") == 8 * 16 * 8
     many = {**T5, "batch": 16, "q_len": 128, "kv_len": 128}
     assert of(works("masked_attention_backward", **many)[-1], "tasks") == 16 * 16
-    # fp32 keeps the keys' gradients in global memory, for 200 tasks at most
-    assert of(works("masked_attention_backward", **T5, dtype="fp32")[-1], "tasks") == 8 * 16
+    # heads wider than 128 keep the keys' gradients in global memory, for 200 tasks at most
+    assert of(works("masked_attention_backward", **{**T5, "head_dim": 256})[-1], "tasks") == 8 * 16
 
 
 @pytest.mark.parametrize(("values", "wrong"), [

@@ -16,9 +16,11 @@ from kernelcast.kernels.dtypes import dtype
 from kernelcast.kernels.optimizer import (
     CHUNK,
     LAUNCH_TENSORS,
+    STEP_CYCLES,
     THREADS,
     VECTOR,
     MultiTensorKernel,
+    again_bytes,
     chunks_of,
     launches_of,
     walked,
@@ -36,13 +38,14 @@ class Function:
     flops: float = 1.0
     xu_ops: float = 0.0
     makes: bool = False  # writes to new tensors
+    step_cycles: float = STEP_CYCLES  # of 2,048 elements
 
 
 FUNCTIONS: Mapping[str, Function] = {
-    "zero": Function(0, 1, 0),
+    "zero": Function(0, 1, 0, step_cycles=300),  # no load to wait for
     "copy": Function(1, 1, 0),  # to other tensors that are there
     "scale": Function(1, 1),  # and a sum with a scalar, a quotient by one for each tensor
-    "sqrt": Function(1, 1, 6, 1, makes=True),
+    "sqrt": Function(1, 1, 6, 1, makes=True, step_cycles=1600),
     "add": Function(2, 1, 2),
     "mul": Function(2, 1),
     "div": Function(2, 1, 8, 1),
@@ -85,10 +88,12 @@ class Foreach(MultiTensorKernel):
             xu_ops=cost.xu_ops * elements,
             converted=elements * (cost.reads * (wide < 4) + cost.writes * (out < 4)) if computes else 0.0,
             warp_instructions=(cost.reads + cost.writes) * elements / VECTOR / gpu.warp_threads,
+            again_bytes=again_bytes(calls, elements * cost.reads * wide, wide)
+            + again_bytes(calls, elements * cost.writes * out, out),
             steps=ceil_div(np.minimum(elements / tensors, CHUNK), THREADS * VECTOR),
             launches=launches_of(tensors, chunks, LAUNCH_TENSORS[lists - 1]),
         )
-        work = walked(gpu, work)
+        work = walked(gpu, work, cost.step_cycles)
         return (work,) if calls.choice("function") != "norm" else (work, _joined(gpu, tensors, chunks))
 
 

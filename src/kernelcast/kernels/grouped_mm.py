@@ -6,6 +6,7 @@ import numpy as np
 
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Calls, Kernel, choice, size
+from kernelcast.kernels.dtypes import matmul_pipe
 from kernelcast.kernels.grouped import Blocks, active_experts, grouped_gemm, random_blocks
 from kernelcast.kernels.vector import vector_kernel
 from kernelcast.kernels.work import Array, Work, Works, ceil_div
@@ -72,11 +73,13 @@ def _by_inner(calls: Calls, gpu: Gpu) -> Work:
     kind, product = calls.dtype, tile.block_m * tile.block_n
     columns = ceil_div(n, tile.block_n)
     tasks = groups * ceil_div(m, tile.block_m) * columns
+    flops, on_tensor = 2 * product * depth * tile.block_k, matmul_pipe(gpu, kind.name) == "tensor"
     read_bytes = (tile.block_m + tile.block_n) * depth * tile.block_k * kind.act_bytes
     return Work(
         tasks=tasks,
-        tensor_flops=2 * product * depth * tile.block_k,
+        tensor_flops=flops if on_tensor else 0.0,
         tensor_dtype=kind.math,
+        fma_flops=0.0 if on_tensor else flops,
         smem_bytes=2 * read_bytes,
         l2_bytes=read_bytes + product * kind.out_bytes,
         activation_bytes=rows * (m + n) * kind.act_bytes + groups * m * n * kind.out_bytes,

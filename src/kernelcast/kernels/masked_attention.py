@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.attention_backward import AttentionBackward
 from kernelcast.kernels.base import Calls, Conflicts, Kernel, Words, choice, conflict, flag, grain, size
-from kernelcast.kernels.efficient_backward import efficient_backward
+from kernelcast.kernels.efficient import efficient_backward, efficient_forward, multiplied_as
 from kernelcast.kernels.flash import flash_works
 from kernelcast.kernels.requests import Requests, equal_heads, head_conflicts, length_conflicts, length_hints
-from kernelcast.kernels.work import Array, Work, Works
+from kernelcast.kernels.work import Array, Work, Works, ceil_div
 
 BACKENDS = ("efficient", "cudnn", "fa2")
 # Which axes of [batch, heads, queries, keys] a bias has; it is the same along the others.
@@ -29,9 +29,18 @@ BIASES = {
     "batch": ("batch", "q_len", "kv_len"), "shared": ("q_len", "kv_len"), "keys": ("batch", "kv_len"),
 }  # fmt: skip
 # Philox 4x32-10: four random numbers from ten rounds of two wide products (two instructions each), four XORs and two
-# sums; and for each number a conversion, a comparison and a product.
-PHILOX_INSTRUCTIONS = 10 * 10 / 4 + 3
-_BIAS_INSTRUCTIONS = 2.0  # a score: from shared memory to a register, and a sum
+# sums; and for each number a conversion, a comparison and a product. The memory-efficient kernels go over the scores
+# again for them, the backward one computing where in the sequence each stands.
+_PHILOX = 10 * 10 / 4
+PHILOX_INSTRUCTIONS = {"cudnn": _PHILOX, "fa2": _PHILOX + 3, "efficient": _PHILOX + 20}
+PHILOX_BACKWARD_INSTRUCTIONS = {**PHILOX_INSTRUCTIONS, "efficient": _PHILOX + 60}
+# Backward of the others, for each score and number of a head: operands of five products from shared memory, sums of dQ.
+_BACKWARD_INSTRUCTIONS = 0.4
+# A score: address, load, conversion, sum; cuDNN loads single numbers where rows of the bias are not aligned.
+_BIAS_INSTRUCTIONS = {"cudnn": 18.0, "fa2": 0.0, "efficient": 25.0}
+_ODD_BIAS_INSTRUCTIONS = 44.0
+# Cycles of a step of the memory-efficient kernels, whose threads have 32 scores each.
+_DROPPED_CYCLES, _BIAS_CYCLES = 3500.0, 2300.0
 # mma.sync multiplies fp32 as three products of tf32, of high and low parts (OpMultiplyAddFastF32).
 _PRODUCTS_OF_FP32 = 3.0
 
@@ -97,8 +106,11 @@ class MaskedAttention(_Masked):
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
-        attended, *merge = flash_works(gpu, _plain(calls), Requests.of(calls), equal_heads(calls))
-        return (*with_scores(attended, calls, gpu), *merge)
+        plain = _plain(gpu, calls)
+        attended, *merge = flash_works(gpu, plain, Requests.of(calls), equal_heads(plain))
+        if _backend(calls) == "efficient":
+            attended = efficient_forward(gpu, calls, attended)
+        return with_scores(_read_unpadded(attended, calls), calls, gpu), *merge
 
 
 class MaskedAttentionBackward(_Masked):
@@ -130,11 +142,12 @@ class MaskedAttentionBackward(_Masked):
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
-        if (calls.choice("backend") or "efficient") == "efficient":
-            works = efficient_backward(gpu, calls, _PRODUCTS_OF_FP32)
+        if _backend(calls) == "efficient":
+            works = efficient_backward(gpu, calls)
         else:
-            works = AttentionBackward.work(calls, gpu)
-        return tuple(one for work in works for one in (with_scores(work, calls, gpu) if _has_scores(work) else (work,)))
+            padded = replace(calls, numbers={**calls.numbers, "head_dim": padded_heads(calls)})
+            works = tuple(_read_unpadded(work, calls) for work in AttentionBackward.work(padded, gpu))
+        return tuple(with_scores(work, calls, gpu) if "tile_q" in work.tile else work for work in works)
 
 
 def bias_elements(calls: Calls) -> Array:
@@ -143,39 +156,66 @@ def bias_elements(calls: Calls) -> Array:
     return np.prod([calls[axis] for axis in axes], axis=0) if axes else np.zeros(calls.count)
 
 
-def _plain(calls: Calls) -> Calls:
+def _plain(gpu: Gpu, calls: Calls) -> Calls:
     """The same as ``attention`` takes it: not paged, and fp32 in the format that its products run in."""
-    choices = {**calls.choices, "backend": calls.choice("backend") or "efficient"}
-    if choices["dtype"] == "fp32":
-        choices["dtype"] = "tf32"
+    choices = {**calls.choices, "backend": {"fa2": "fa2_dropout"}.get(_backend(calls), _backend(calls))}
+    choices["dtype"] = multiplied_as(gpu, choices["dtype"])
     none = np.zeros(calls.count)
-    return replace(calls, choices=choices, numbers={**calls.numbers, "page_size": none, "window": none})
+    numbers = {**calls.numbers, "page_size": none, "window": none, "head_dim": padded_heads(calls)}
+    return replace(calls, choices=choices, numbers=numbers)
 
 
-def _has_scores(work: Work) -> bool:
-    return "tile_q" in work.tile
+def padded_heads(calls: Calls) -> Array:
+    """What heads count as in a kernel: FlashAttention 2 is compiled for 32, 64, 96, 128, 192 and 256, cuDNN for
+    multiples of 64; the memory-efficient kernel pads each product in its own way."""
+    dim, backend = calls["head_dim"], _backend(calls)
+    if backend == "efficient":
+        return dim
+    wide = ceil_div(dim, 64.0) * 64.0
+    return np.where((backend == "fa2") & (dim <= 96), ceil_div(dim, 32.0) * 32.0, wide)
 
 
-def with_scores(work: Work, calls: Calls, gpu: Gpu) -> Works:
+def _read_unpadded(work: Work, calls: Calls) -> Work:
+    """Memory has heads as they are."""
+    share = calls["head_dim"] / padded_heads(calls)
+    return replace(
+        work,
+        streamed_bytes=np.asarray(work.streamed_bytes) * share,
+        activation_bytes=np.asarray(work.activation_bytes) * share,
+        useful_flops=np.asarray(work.useful_flops) * share,
+    )
+
+
+def _backend(calls: Calls) -> str:
+    return calls.choice("backend") or "efficient"
+
+
+def with_scores(work: Work, calls: Calls, gpu: Gpu) -> Work:
     """An attention kernel that reads a bias for each score, drops some, and multiplies fp32."""
-    each = np.asarray(work.xu_ops)  # an exponential a score
-    if gpu.compute_capability.startswith("10.") and calls.choice("backend") != "efficient":
-        each = each * 2  # half of them by polynomial
+    each, backend = np.asarray(work.xu_ops), _backend(calls)  # an exponential a score
+    if gpu.compute_capability.startswith("10.") and backend != "efficient" and work.mean_steps is not None:
+        each = each * 2  # the forward pass computes half of them by polynomial
     biased = float(calls.choice("bias") != "none")
     gradient = calls["bias_gradient"] if "bias_gradient" in calls.numbers else np.zeros(calls.count)
     passes = biased * (1 + gradient)
     moved = (bias_elements(calls) + gradient * _scores(calls)) * calls.dtype.act_bytes
-    emulated = _PRODUCTS_OF_FP32 if calls.choice("dtype") == "fp32" and work.tensor_dtype == "tf32" else 1.0
-    instructions = calls["dropout"] * PHILOX_INSTRUCTIONS + passes * _BIAS_INSTRUCTIONS
-    changed = replace(
+    emulated = _PRODUCTS_OF_FP32 if multiplied_as(gpu, calls.choice("dtype")) == "tf32" else 1.0
+    odd = (backend == "cudnn") & (np.mod(calls["kv_len"], 2) > 0)
+    dropped = (PHILOX_BACKWARD_INSTRUCTIONS if "bias_gradient" in calls.numbers else PHILOX_INSTRUCTIONS)[backend]
+    read = np.where(odd, _ODD_BIAS_INSTRUCTIONS, _BIAS_INSTRUCTIONS[backend])
+    instructions = calls["dropout"] * dropped + passes * read
+    if backend != "efficient" and "bias_gradient" in calls.numbers:
+        instructions = instructions + _BACKWARD_INSTRUCTIONS * padded_heads(calls)
+    waited = calls["dropout"] * _DROPPED_CYCLES + biased * _BIAS_CYCLES if backend == "efficient" else 0.0
+    return replace(
         work,
         tensor_flops=np.asarray(work.tensor_flops) * emulated,
         l2_bytes=np.asarray(work.l2_bytes) + each * passes * calls.dtype.act_bytes,
         smem_bytes=np.asarray(work.smem_bytes) + each * biased * 2 * calls.dtype.act_bytes,
         other_warp_instructions=np.asarray(work.other_warp_instructions) + each * instructions / gpu.warp_threads,
         activation_bytes=np.asarray(work.activation_bytes) + moved,
+        step_cycles=np.asarray(work.step_cycles) + waited,
     )
-    return (changed,)
 
 
 def _scores(calls: Calls) -> Array:
