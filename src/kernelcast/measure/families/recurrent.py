@@ -62,11 +62,18 @@ def _one_step(draw: Draw) -> Drawn:
             "dtype": draw.pick(("bf16", "fp16", "tf32")), "training": draw.chance(0.3), "stack": "torch"}  # fmt: skip
 
 
+def _ctc(draw: Draw) -> Drawn:
+    return {"op": "ctc_loss", "batch": draw.size(1, 64), "steps": draw.size(32, 2000), "targets": draw.size(4, 300),
+            "classes": draw.pick((29, 32, 64, 500, 1000, 5000)), "backward": draw.chance(0.5), "dtype": "fp32",
+            "stack": "torch"}  # fmt: skip
+
+
 # family: (how it is drawn, its part of all calls)
 TABLE: Table = {
     "recurrent": (lambda draw: _layers(draw, "recurrent"), 7.4),
     "recurrent-kept": (lambda draw: _kept(draw, "recurrent"), 0.9),
     "recurrent-step": (_one_step, 0.7),
     "recurrent-backward": (lambda draw: _layers(draw, "recurrent_backward"), 6.0),
+    "ctc": (_ctc, 0.3),
     "recurrent-kept-backward": (lambda draw: _kept(draw, "recurrent_backward"), 1.0),
 }
