@@ -68,6 +68,14 @@ def _ctc(draw: Draw) -> Drawn:
             "stack": "torch"}  # fmt: skip
 
 
+def _thin(draw: Draw) -> Drawn:
+    """Products with a vector, as state-space models make at every step of a loop, and their gradients."""
+    wide, state = draw.size(64, 4096, draw.pick((16, 64))), draw.pick((8, 16, 16, 32, 64, 128, 256))
+    m, n, k = draw.pick(((wide, 1, state), (state, 1, wide), (wide, state, 1), (1, wide, state), (1, state, wide)))
+    return {"op": "bmm", "batch": draw.size(1, 256), "m": m, "n": n, "k": k,
+            "dtype": draw.pick(("bf16", "bf16", "fp16", "fp32")), "stack": "torch"}  # fmt: skip
+
+
 # family: (how it is drawn, its part of all calls)
 TABLE: Table = {
     "recurrent": (lambda draw: _layers(draw, "recurrent"), 7.4),
@@ -75,5 +83,6 @@ TABLE: Table = {
     "recurrent-step": (_one_step, 0.7),
     "recurrent-backward": (lambda draw: _layers(draw, "recurrent_backward"), 6.0),
     "ctc": (_ctc, 0.3),
+    "bmm-thin": (_thin, 1.2),
     "recurrent-kept-backward": (lambda draw: _kept(draw, "recurrent_backward"), 1.0),
 }
