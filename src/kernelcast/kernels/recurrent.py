@@ -29,8 +29,10 @@ from kernelcast.kernels.recurrent_steps import (
     bias_gradients,
     input_gradients,
     input_products,
-    one_kernel,
+    mma_runs,
+    persistent_kernel,
     pieces_of,
+    small_kernel,
     step_gates,
     step_product,
     weight_gradients,
@@ -88,6 +90,7 @@ class _Recurrent(Kernel):
             "projected": (sizes.out < sizes.hidden).astype(np.float64),
             "gates": np.full(calls.count, sizes.gates),
             "aligned": aligned_rows(calls.dtype, sizes.hidden, sizes.out).astype(np.float64),
+            "mma": mma_runs(calls.dtype, sizes, cls is not Recurrent).astype(np.float64),
             "aligned_input": aligned_rows(calls.dtype, sizes.input).astype(np.float64),
             "log_weights": np.log2(sizes.recurrent_weights),
         }
@@ -128,10 +131,11 @@ class Recurrent(_Recurrent):
         kept = np.where(calls["training"] > 0, sizes.gates + 1, 0.0)
         return (
             *input_products(gpu, kind, sizes, stepped),
-            step_product(gpu, kind, sizes, stepped, sizes.gate_rows, sizes.out),
+            step_product(gpu, kind, sizes, stepped, sizes.gate_rows, sizes.out, tile=True),
             step_product(gpu, kind, sizes, stepped & (sizes.out < sizes.hidden), sizes.out, sizes.hidden),
             step_gates(gpu, kind, sizes, stepped, 2 * sizes.gates + 3 + kept),
-            one_kernel(gpu, kind, sizes, which, kept),
+            persistent_kernel(gpu, kind, sizes, which == 1, kept),
+            small_kernel(gpu, kind, sizes, which == 2, kept),
         )
 
 
@@ -149,10 +153,11 @@ class RecurrentBackward(_Recurrent):
         sizes, kind, which = RecurrentSizes.of(calls), calls.dtype, algorithms(calls, False)
         stepped = which == 0
         return (
-            step_product(gpu, kind, sizes, stepped, sizes.out, sizes.gate_rows),
+            step_product(gpu, kind, sizes, stepped, sizes.out, sizes.gate_rows, tile=True),
             step_product(gpu, kind, sizes, stepped & (sizes.out < sizes.hidden), sizes.hidden, sizes.out),
             step_gates(gpu, kind, sizes, stepped, 2 * sizes.gates + 5),
-            one_kernel(gpu, kind, sizes, which, 2 * sizes.gates + 2, backward=True),
+            persistent_kernel(gpu, kind, sizes, which == 1, 2 * sizes.gates + 2, backward=True),
+            small_kernel(gpu, kind, sizes, which == 2, 2 * sizes.gates + 2, backward=True),
             *input_gradients(gpu, kind, sizes, stepped),
             *weight_gradients(gpu, kind, sizes),
             bias_gradients(gpu, kind, sizes),
@@ -161,11 +166,12 @@ class RecurrentBackward(_Recurrent):
 
 def kernels_of(calls: Calls, forward: bool) -> Array:
     """How many kernels a call launches, as far as they count: the host launches each."""
-    sizes, which = RecurrentSizes.of(calls), algorithms(calls, forward)
+    sizes, stepped = RecurrentSizes.of(calls), algorithms(calls, forward) == 0
     projected = (sizes.out < sizes.hidden).astype(np.float64)
-    pieces = pieces_of(sizes)
     if forward:
-        return np.where(which == 0, sizes.length * (2 + projected) + pieces * sizes.chains + 4, 6 * sizes.chains)
+        whole = sizes.chains * (3.0 if calls.choice("cell") == "gru" else 2.0)
+        return np.where(stepped, sizes.length * (2 + projected) + pieces_of(sizes) * sizes.chains + 4, whole)
     cleared = 0.0 if calls.dtype.act_bytes < 4 else 1.0  # products of fp32 split k and add up in memory set to 0
     between = np.where(sizes.wavefront, (sizes.layers - 1) * ceil_div(sizes.steps, GRADIENT_STEPS), 0.0)
-    return np.where(which == 0, sizes.length * (2 + projected + cleared) + between, 2 * sizes.chains) + 9 * sizes.chains
+    each = sizes.length * (2 + projected + cleared) + between
+    return np.where(stepped, each + 9 * sizes.chains, 3 + 8 * sizes.chains)

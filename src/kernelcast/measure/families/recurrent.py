@@ -17,7 +17,7 @@ def _widths(draw: Draw) -> tuple[int, int]:
     elif draw.chance(0.6):
         hidden = draw.pick((200, 256, 256, 300, 320, 384, 512, 512, 640, 650, 768, 1024, 1024, 1280, 1500, 2048))
     else:
-        hidden = draw.size(24, 2048, draw.pick((1, 8, 32, 128)))
+        hidden = draw.size(24, 2048, draw.pick((1, 8, 8, 32, 64, 128)))
     width = hidden if draw.chance(0.4) else draw.pick((16, 40, 64, 80, 128, 128, 256, 300, 512, 512, 768, 1024, 2048))
     return width, hidden
 
@@ -27,7 +27,7 @@ def _layers(draw: Draw, op: str) -> Drawn:
     layers = draw.pick((1, 1, 1, 1, 2, 2, 3, 4))
     both = draw.chance(0.3)
     batch = draw.size(1, 256, draw.pick((1, 8, 8, 16))) if draw.chance(0.7) else 2 ** draw.pick(range(9))
-    dtype = draw.pick(("bf16", "bf16", "fp16", "fp16", "tf32", "tf32", "fp32"))
+    dtype = draw.pick(3 * ("bf16", "fp16", "tf32") + ("fp32",))
     packed = draw.chance(0.1)
     stepped = hidden > 128 or dtype == "bf16" or packed
     most = max(8, draw.pick(_MOST_KERNELS) // (2 * layers * (1 + both)))
