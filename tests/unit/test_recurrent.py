@@ -57,7 +57,7 @@ def test_a_step_is_a_product_and_its_gates() -> None:
     assert useful(inputs) == 2 * rows * 2048 * 256 and of(inputs, "launches") == 1
     assert useful(product) == 100 * 2 * 64 * 2048 * 512 and of(product, "launches") == 100
     assert of(product, "streamed_bytes") == 2048 * 512 * 2  # once, then from L2
-    assert of(gates, "launches") == 100
+    assert of(gates, "launches") == 100 * 0.5  # it starts in half of what the smallest product takes
     assert of(gates, "tasks") == 64 * 512 / 128
     # gates of both products and three states an element, and five more where training keeps gates and cell
     assert of(gates, "activation_bytes") == 100 * 64 * 512 * (8 + 3) * 2
@@ -68,13 +68,13 @@ def test_a_step_is_a_product_and_its_gates() -> None:
 def test_layers_and_directions_multiply_the_steps() -> None:
     both = works("recurrent", **LSTM, layers=3, bidirectional=True)
     first, later, product, _gates = both
-    assert [of(work, "launches") for work in both] == [2, 4, 600, 600]
+    assert [of(work, "launches") for work in both] == [2, 4, 600, 300]
     assert useful(later) == 4 * 2 * 6400 * 2048 * (2 * 512)  # both directions of the layer below
     assert useful(first) == 2 * 2 * 6400 * 2048 * 256
     assert useful(product) == 600 * 2 * 64 * 2048 * 512
     one_way = works("recurrent", **{**LSTM, "steps": 102}, layers=3)
     # layers of one direction read what is below a quarter of the steps at a time: 4 x 25 steps and the two left
-    assert [of(work, "launches") for work in one_way] == [5, 10, 306, 306]
+    assert [of(work, "launches") for work in one_way] == [5, 10, 306, 153]
 
 
 def test_a_projection_is_one_more_product() -> None:
@@ -90,7 +90,9 @@ def test_gradients_by_the_input_the_weights_and_the_biases() -> None:
     assert useful(product) == 100 * 2 * 64 * 2048 * 512
     assert useful(inputs) == useful(weights) == 2 * 6400 * 2048 * 256
     assert useful(state) == 2 * 6400 * 2048 * 512
-    assert of(bias, "serial_steps") == 6400 and of(bias, "step_cycles") == 20  # rows are added up one by one
+    assert of(bias, "serial_steps") == 6400 and of(bias, "step_cycles") == 15  # rows are added up one by one
+    *_, wide = works("recurrent_backward", **LSTM, dtype="tf32", cell="gru")
+    assert of(wide, "step_cycles") == 60
     assert of(bias, "tasks") == 2048 / 32
     _, _, _, later, *_ = works("recurrent_backward", **LSTM, layers=2)
     assert of(later, "launches") == 50 and useful(later) == 50 * 2 * (2 * 64) * 2048 * 512  # two steps at a time
@@ -100,17 +102,42 @@ def test_one_kernel_walks_all_steps() -> None:
     _inputs, chain = works("recurrent", **LSTM, dtype="fp16")
     assert useful(chain) == 2 * 6400 * 2048 * 512 and of(chain, "launches") == 1
     assert of(chain, "serial_steps") == 100
-    assert of(chain, "step_cycles") == 6 * 512 * (64 / 16)  # four tiles of 16 sequences
+    assert of(chain, "step_cycles") == 3000 * (64 / 16)  # four tiles of 16 sequences
     assert of(chain, "tasks") == 2048 * 512 * 2 / (128 * 1024)  # SMs that hold the weights
-    (_, small) = works("recurrent", **{**LSTM, "hidden": 128}, dtype="tf32")
-    assert of(small, "step_cycles") == 1400
+    chain, *_ = works("recurrent_backward", **LSTM, dtype="fp16")
+    assert of(chain, "step_cycles") == 2000 + 5000 * 4
+    _, chain = works("recurrent", **LSTM, dtype="fp16", cell="rnn")
+    assert of(chain, "step_cycles") == 3000 * 4 * 1.5
+
+
+def test_a_small_state_stays_with_its_sequence() -> None:
+    small = {**LSTM, "hidden": 128}
+    _, alone = works("recurrent", **small, dtype="tf32")
+    assert of(alone, "tasks") == 64  # a CTA a sequence
+    weights = 4 * 128 * 128
+    spilled = 512 * (128 - (65536 / 512 - 32)) * 4  # of 512 threads 32 weights each are not in registers
+    assert of(alone, "step_cycles") == pytest.approx(700 + weights * 0.016 + spilled / 20)
+    assert of(alone, "task_cycles") == weights * 1.1  # loaded one by one first
+    _, kept = works("recurrent", **{**LSTM, "hidden": 64}, dtype="tf32")
+    assert of(kept, "step_cycles") == pytest.approx(700 + 4 * 64 * 64 * 0.016)  # 64 weights a thread fit
+    _, wide = works("recurrent", **small, dtype="fp16")
+    assert of(wide, "tasks") == 8 and of(wide, "step_cycles") == pytest.approx(1500 + weights * 0.04)  # on tensor cores
+    _, odd = works("recurrent", **{**small, "batch": 60}, dtype="fp16")
+    assert of(odd, "tasks") == 60
+    back, *_ = works("recurrent_backward", **{**LSTM, "hidden": 40}, dtype="fp16")
+    assert of(back, "tasks") == 64  # backward takes states of 32 features a time
 
 
 def test_rows_that_tma_cannot_load_take_older_kernels() -> None:
-    _, product, _ = works("recurrent", **{**LSTM, "hidden": 508})
-    assert of(product, "step_cycles") == 100 * 700  # 1,016 bytes are no multiple of 16
-    _, product, _ = works("recurrent", **LSTM)
-    assert of(product, "step_cycles") == 100 * 130
+    def cycles(op: str = "recurrent", **values: Any) -> float:
+        found = works(op, **{**LSTM, **values})
+        return of(found[1] if op == "recurrent" else found[0], "step_cycles") / 100
+
+    assert cycles() == 130
+    assert cycles(hidden=508) == 900  # 1,016 bytes are no multiple of 16
+    assert cycles("recurrent_backward", hidden=508) == 400
+    assert cycles(hidden=509) == 2 * 900  # nor of 4
+    assert cycles(dtype="tf32") == 250 + 1.5 * 64 and cycles(dtype="fp32") == 200 + 6 * 64
     assert seconds(hidden=508) > seconds(hidden=512)
 
 
@@ -121,7 +148,9 @@ def test_the_host_launches_so_many_kernels() -> None:
 
     assert kernels("recurrent") == 200 + 1 + 4
     assert kernels("recurrent", layers=2, bidirectional=True) == 800 + 4 + 4
-    assert kernels("recurrent", dtype="fp16") == 6
+    assert kernels("recurrent", dtype="fp16") == 2  # the input's product, and all steps
+    assert kernels("recurrent", dtype="tf32", hidden=64, cell="gru", layers=2) == 2 * 3
+    assert kernels("recurrent_backward", dtype="fp16") == 3 + 8
     assert kernels("recurrent_backward") == 200 + 9
     assert kernels("recurrent_backward", dtype="tf32") == 300 + 9  # memory cleared for products that split k
     assert kernels("recurrent_backward", layers=2) == 400 + 50 + 18

@@ -123,9 +123,15 @@ def _tiles(prefix: str, candidates: tuple[Analysis, ...], share: Array, total: A
         candidate = candidates[min(rank, len(candidates) - 1)]
         found[f"tail_{rank}"] = candidate.tail
         if rank:
-            found[f"behind_{rank}"] = _log(others[min(rank, len(others)) - 1] / leader) if others else np.zeros(1)
+            found[f"behind_{rank}"] = _behind(others[min(rank, len(others)) - 1], leader) if others else np.zeros(1)
         found |= {f"{name}_{rank}": _log(value) for name, value in candidate.tile.items()}
     return {f"{prefix}_{name}": value for name, value in found.items()}
+
+
+def _behind(other: Array, leader: Array) -> Array:
+    """How much longer another candidate takes; nothing where the kernel does not run."""
+    runs = leader > 0
+    return np.where(runs, _log(other / np.where(runs, leader, 1.0)), 0.0)
 
 
 def gpu_features(gpu: Gpu) -> dict[str, float]:

@@ -28,7 +28,9 @@ from kernelcast.kernels.recurrent_steps import (
     bias_gradients,
     input_gradients,
     input_products,
-    one_kernel,
+    mma_runs,
+    persistent_kernel,
+    small_kernel,
     step_gates,
     step_product,
     weight_gradients,
@@ -86,6 +88,7 @@ class _Recurrent(Kernel):
             "projected": (sizes.out < sizes.hidden).astype(np.float64),
             "gates": np.full(calls.count, sizes.gates),
             "aligned": aligned_rows(calls.dtype, sizes.hidden, sizes.out).astype(np.float64),
+            "mma": mma_runs(calls.dtype, sizes, cls is not Recurrent).astype(np.float64),
             "aligned_input": aligned_rows(calls.dtype, sizes.input).astype(np.float64),
             "log_weights": np.log2(sizes.recurrent_weights),
         }
@@ -126,10 +129,11 @@ class Recurrent(_Recurrent):
         kept = np.where(calls["training"] > 0, sizes.gates + 1, 0.0)
         return (
             *input_products(gpu, kind, sizes, stepped),
-            step_product(gpu, kind, sizes, stepped, sizes.gate_rows, sizes.out),
+            step_product(gpu, kind, sizes, stepped, sizes.gate_rows, sizes.out, tile=True),
             step_product(gpu, kind, sizes, stepped & (sizes.out < sizes.hidden), sizes.out, sizes.hidden),
             step_gates(gpu, kind, sizes, stepped, 2 * sizes.gates + 3 + kept),
-            one_kernel(gpu, kind, sizes, which, kept),
+            persistent_kernel(gpu, kind, sizes, which == 1, kept),
+            small_kernel(gpu, kind, sizes, which == 2, kept),
         )
 
 
@@ -147,10 +151,11 @@ class RecurrentBackward(_Recurrent):
         sizes, kind, which = RecurrentSizes.of(calls), calls.dtype, algorithms(calls, False)
         stepped = which == 0
         return (
-            step_product(gpu, kind, sizes, stepped, sizes.out, sizes.gate_rows),
+            step_product(gpu, kind, sizes, stepped, sizes.out, sizes.gate_rows, tile=True),
             step_product(gpu, kind, sizes, stepped & (sizes.out < sizes.hidden), sizes.hidden, sizes.out),
             step_gates(gpu, kind, sizes, stepped, 2 * sizes.gates + 5),
-            one_kernel(gpu, kind, sizes, which, 2 * sizes.gates + 2, backward=True),
+            persistent_kernel(gpu, kind, sizes, which == 1, 2 * sizes.gates + 2, backward=True),
+            small_kernel(gpu, kind, sizes, which == 2, 2 * sizes.gates + 2, backward=True),
             *input_gradients(gpu, kind, sizes, stepped),
             *weight_gradients(gpu, kind, sizes),
             bias_gradients(gpu, kind, sizes),

@@ -18,20 +18,34 @@ from kernelcast.kernels.work import Array, Work, Works, ceil_div
 _GATES = {"lstm": 4.0, "gru": 3.0, "rnn": 1.0}
 _SPECIAL = {"lstm": 5.0, "gru": 3.0, "rnn": 1.0}  # sigmoids and tanhs of an element of the state
 _GATE_THREADS = 128.0
+_GATES_START = 0.5  # to start a kernel of gates, of what the smallest products take
 _QUARTERS = 4.0
 GRADIENT_STEPS = 2.0
-# Round numbers of cycles, read off profiles on an H200. Of a k-step of a small product: bf16, and fp32 on tensor cores
-# and off them; with rows that are no multiple of 16 bytes, where TMA cannot load, older kernels run.
-_PRODUCT_CYCLES = {"bf16": 130.0, "fp16": 130.0, "tf32": 340.0, "fp32": 600.0}
-_UNALIGNED_CYCLES = 700.0
-_TMA_BYTES = 16
-_BIAS_CYCLES = {"lstm": 20.0, "gru": 45.0, "rnn": 20.0}  # of a row of bp2's sums
-# Of a step in one kernel, forward and backward: of each tile of 16 sequences and feature of the state where weights
-# stay in registers; of a state that an SM or a few hold.
+# Round numbers of cycles, read off calls measured on an H200. Of a k-step of a small product, and more for each
+# sequence of the batch where tensor cores have less to offer; with rows that are no multiple of 16 bytes, where TMA
+# cannot load, older kernels run.
+_PRODUCT_CYCLES = {"bf16": (130.0, 0.0), "fp16": (130.0, 0.0), "tf32": (250.0, 1.5), "fp32": (200.0, 6.0)}
+_UNALIGNED_CYCLES = {"bf16": (900.0, 400.0), "fp16": (900.0, 400.0), "tf32": (400.0, 250.0), "fp32": (250.0, 250.0)}
+_ODD = 2.0  # times that, where rows of 16 bits are no multiple of 4 bytes
+_TMA_BYTES, _LEAST_BYTES = 16, 4
+# Of a row of bp2's sums, in 16 and in 32 bits.
+_BIAS_CYCLES = {"lstm": (15.0, 25.0), "gru": (40.0, 60.0), "rnn": (15.0, 25.0)}
+# persistent: of a step, beside what each tile of 16 sequences takes, forward and backward.
 _TILE = 16.0
-_TILE_CYCLES = (6.0, 9.0)
-_SMALL_CYCLES = (1400.0, 2000.0)
+_TILE_CYCLES = ((0.0, 3000.0), (2000.0, 5000.0))
+_PLAIN = 1.5  # times that, of the forward kernel for a state without gates
 _KEPT_BYTES = 128 * 1024  # of weights in an SM's registers
+# small: a CTA a sequence, a thread an output, its row of weights in registers as far as they go, the rest from L1; or,
+# on tensor cores, a CTA eight sequences. Of a step: to exchange the state, for each weight, for each byte beyond
+# registers; and to load a weight first.
+_EXCHANGE_CYCLES = (700.0, 1000.0)
+_WEIGHT_CYCLES = 0.016
+_SPILLED_CYCLES = 1 / 20
+_OTHER_REGISTERS = 32.0
+_LOAD_CYCLES = 1.1
+_MMA_ROWS = 8.0
+_MMA_GRAIN = (8.0, 32.0)  # that divides the state
+_MMA_CYCLES = ((1500.0, 0.04), (2000.0, 0.03))  # of a step, and more for each weight
 _DEMANDS = (
     "tensor_flops", "fma_flops", "xu_ops", "smem_bytes", "l2_bytes", "multicast_bytes", "other_warp_instructions",
     "streamed_bytes", "activation_bytes", "refetched_bytes", "step_cycles", "task_cycles", "launches", "useful_flops",
@@ -53,7 +67,7 @@ class RecurrentSizes:
     directions: Array
     gates: float
     special: float
-    bias_cycles: float
+    bias_cycles: tuple[float, float]  # in 16 and in 32 bits
 
     @classmethod
     def of(cls, calls: Calls) -> RecurrentSizes:
@@ -99,13 +113,15 @@ class RecurrentSizes:
         return self.directions * self.out
 
 
-def _times(work: Work, count: Array) -> Work:
-    """``count`` such kernels one after another, none where it is 0: each task is done so many times over."""
+def _times(work: Work, count: Array, tile: bool = False) -> Work:
+    """``count`` such kernels one after another, none where it is 0: each task is done so many times over. ``tile``: it
+    is told which, so that a network learns of it."""
     on = np.asarray(count > 0, dtype=np.float64)
     more: dict[str, Any] = {name: np.asarray(getattr(work, name)) * count for name in _DEMANDS}
     return replace(
         work,
         tasks=work.tasks * on,
+        tile=work.tile if tile else {},
         **more,
     )
 
@@ -158,11 +174,13 @@ def bias_gradients(gpu: Gpu, kind: DType, sizes: RecurrentSizes) -> Work:
         flops=sizes.rows * sizes.gate_rows,
         steps=sizes.rows,
     )
-    return _times(replace(work, step_cycles=np.full_like(sizes.rows, sizes.bias_cycles)), sizes.chains)
+    return _times(
+        replace(work, step_cycles=np.full_like(sizes.rows, sizes.bias_cycles[kind.act_bytes > 2])), sizes.chains
+    )
 
 
 def step_product(
-    gpu: Gpu, kind: DType, sizes: RecurrentSizes, runs: NDArray[np.bool_], cols: Array, inner: Array
+    gpu: Gpu, kind: DType, sizes: RecurrentSizes, runs: NDArray[np.bool_], cols: Array, inner: Array, tile: bool = False
 ) -> Work:
     """A step's product of the state: weights come from L2, or from DRAM where they do not fit."""
     product = matmul_work(gpu, kind, sizes.batch, cols, inner, weights=False)
@@ -170,16 +188,19 @@ def step_product(
     lost = np.clip(sizes.chains * weights / gpu.l2_bytes - 1, 0, 1) * weights
     aligned = aligned_rows(kind, cols, inner)
     whole = ceil_div(inner, product.tile["tile_k"])  # only products of aligned 16 bits were seen to split k
+    fast, each = _PRODUCT_CYCLES[kind.name]
+    slow = np.where(inner > cols, *reversed(_UNALIGNED_CYCLES[kind.name]))  # backward sums over the gates
+    odd = np.where(np.mod(sizes.hidden * kind.act_bytes, _LEAST_BYTES) > 0, _ODD, 1.0)
     split = aligned if kind.act_bytes < ACCUMULATOR_BYTES else np.zeros_like(aligned)
     step = replace(
         product,
         serial_steps=np.where(split, product.serial_steps, whole),
         activation_bytes=sizes.batch * (cols * kind.out_bytes + inner * kind.act_bytes),
         refetched_bytes=lost,
-        step_cycles=np.where(aligned, _PRODUCT_CYCLES[kind.name], _UNALIGNED_CYCLES),
+        step_cycles=np.where(aligned, fast, slow * odd) + each * sizes.batch,
         task_cycles=np.zeros_like(sizes.rows),
     )
-    return replace(_times(step, sizes.length * runs), streamed_bytes=sizes.chains * weights * runs)
+    return replace(_times(step, sizes.length * runs, tile), streamed_bytes=sizes.chains * weights * runs)
 
 
 def aligned_rows(kind: DType, *widths: Array) -> NDArray[np.bool_]:
@@ -199,35 +220,69 @@ def step_gates(gpu: Gpu, kind: DType, sizes: RecurrentSizes, runs: NDArray[np.bo
         xu_ops=elements * 2 * sizes.special,
         converted=elements * moved if kind.act_bytes < ACCUMULATOR_BYTES else 0.0,
     )
-    return _times(gates, sizes.length * runs)
+    return _times(replace(gates, launches=_GATES_START * gates.launches), sizes.length * runs)
 
 
-def one_kernel(
-    gpu: Gpu, kind: DType, sizes: RecurrentSizes, which: NDArray[np.intp], kept: Array | float, backward: bool = False
+def persistent_kernel(
+    gpu: Gpu, kind: DType, sizes: RecurrentSizes, runs: NDArray[np.bool_], kept: Array | float, backward: bool = False
 ) -> Work:
-    """All steps of a chain in one kernel: a CTA an SM holds its part of the weights; between two steps all CTAs of a
-    chain wait for the new state, which goes through L2."""
-    tiles = ceil_div(sizes.batch, _TILE)
-    parts = np.minimum(gpu.sm_count, ceil_div(sizes.recurrent_weights * kind.weight_bytes, _KEPT_BYTES))
-    ctas = np.where(which == 1, parts, parts * tiles)
-    macs = tiles * _TILE * sizes.recurrent_weights * sizes.steps
-    on_tensor = matmul_pipe(gpu, kind.name) == "tensor"
+    """All steps in one kernel, whose CTAs hold a part of the weights each; between two steps they wait for the new
+    state, which goes through L2."""
+    tiles = np.maximum(1.0, sizes.batch / _TILE)
+    ctas = np.minimum(gpu.sm_count, ceil_div(sizes.recurrent_weights * kind.weight_bytes, _KEPT_BYTES))
+    step, tile = _TILE_CYCLES[backward]
+    slower = _PLAIN if sizes.gates == 1 and not backward else 1.0
+    work = replace(
+        _chain(gpu, kind, sizes, ctas, tiles * _TILE, kept),
+        step_cycles=(step + tiles * tile) * slower,
+    )
+    return _times(work, sizes.chains * runs)
+
+
+def small_kernel(
+    gpu: Gpu, kind: DType, sizes: RecurrentSizes, runs: NDArray[np.bool_], kept: Array | float, backward: bool = False
+) -> Work:
+    """All steps of a chain in one kernel, whose CTAs have nothing to do with one another."""
+    wide = mma_runs(kind, sizes, backward)
+    threads = ceil_div(sizes.gate_rows, gpu.warp_threads) * gpu.warp_threads
+    registers = np.minimum(255.0, gpu.registers_per_sm / threads) - _OTHER_REGISTERS
+    spilled = threads * np.maximum(0.0, sizes.out - registers) * ACCUMULATOR_BYTES
+    alone = _EXCHANGE_CYCLES[backward] + sizes.recurrent_weights * _WEIGHT_CYCLES + spilled * _SPILLED_CYCLES
+    step, weight = _MMA_CYCLES[backward]
+    ctas = np.where(wide, ceil_div(sizes.batch, _MMA_ROWS), sizes.batch)
+    work = replace(
+        _chain(gpu, kind, sizes, ctas, np.where(wide, ctas * _MMA_ROWS, sizes.batch), kept),
+        step_cycles=np.where(wide, step + sizes.recurrent_weights * weight, alone),
+        task_cycles=np.where(wide, 0.0, sizes.recurrent_weights * _LOAD_CYCLES),
+        threads=np.minimum(threads, 1024.0),
+        registers_per_thread=np.minimum(255.0, sizes.out + _OTHER_REGISTERS),
+    )
+    return _times(work, sizes.chains * runs)
+
+
+def mma_runs(kind: DType, sizes: RecurrentSizes, backward: bool) -> NDArray[np.bool_]:
+    """Whether a small state is multiplied on tensor cores."""
+    even = (np.mod(sizes.batch, _MMA_ROWS) == 0) & (np.mod(sizes.hidden, _MMA_GRAIN[backward]) == 0)
+    return even & (kind.name == "fp16")
+
+
+def _chain(gpu: Gpu, kind: DType, sizes: RecurrentSizes, ctas: Array, rows: Array, kept: Array | float) -> Work:
+    """A kernel that walks all steps of a chain; ``rows``: sequences, padding included."""
+    macs = rows * sizes.recurrent_weights * sizes.steps
+    on_tensor = kind.name == "fp16" and matmul_pipe(gpu, kind.name) == "tensor"
     elements = sizes.rows * sizes.hidden
     each = 1 / ctas
-    large = tiles * sizes.hidden * _TILE_CYCLES[backward]
-    work = Work(
+    return Work(
         tasks=ctas,
         tensor_flops=2 * macs * each * on_tensor,
         tensor_dtype=kind.math,
         fma_flops=(2 * macs * (not on_tensor) + 8 * sizes.gates * elements) * each,
         xu_ops=2 * sizes.special * elements * each,
-        l2_bytes=elements * (sizes.gates + 2 + kept) * kind.act_bytes * each + sizes.rows * sizes.out * kind.act_bytes,
+        l2_bytes=elements * (sizes.gates + 2 + kept) * kind.act_bytes * each,
         streamed_bytes=sizes.recurrent_weights * kind.weight_bytes,
         activation_bytes=elements * (sizes.gates + 1 + kept) * kind.act_bytes,
         threads=256.0,
         registers_per_thread=255.0,
         serial_steps=sizes.steps,
-        step_cycles=np.where(which == 1, large, _SMALL_CYCLES[backward]),
         useful_flops=2 * sizes.rows * sizes.recurrent_weights,
     )
-    return _times(work, sizes.chains * (which > 0))

@@ -1,4 +1,4 @@
-"""Recurrent layers as a CUDA GPU runs them: cuDNN's, one op a layer stack, forward and backward; and fused cells.
+"""Recurrence as a CUDA GPU runs it: cuDNN's layers, one op a stack, forward and backward; fused cells; CTC loss.
 
 Without a GPU PyTorch walks over the steps with products and gates of its own, hundreds of ops for one. What is told to
 the dispatcher instead: the ops that people call (``INSTEAD``), and the sizes of what cuDNN's ops give (``SIZED``).
@@ -192,10 +192,28 @@ def _gru_cell_backward_sizes(grad_hy: Any, workspace: Any, has_bias: bool) -> An
     return (*both, torch.empty_like(grad_hy), *biases)
 
 
+def _ctc_sizes(
+    log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any, blank: int = 0, zero_infinity: bool = False
+) -> Any:
+    """The loss of each sequence, and a number for each step and state: labels with blanks between."""
+    steps, batch = log_probs.shape[:2]
+    labels = int(targets.shape[1]) if targets.dim() == 2 else -(-int(targets.shape[0]) // int(batch))
+    return log_probs.new_empty(batch), log_probs.new_empty((batch, steps, 2 * labels + 1))
+
+
+def _ctc_backward_sizes(
+    grad: Any, log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any, neg_log_likelihood: Any,
+    log_alpha: Any, blank: int, zero_infinity: bool = False,
+) -> Any:  # fmt: skip
+    return torch.empty_like(log_probs)
+
+
 # Ops of a GPU alone, which say no sizes of their own.
 SIZED: dict[str, Callable[..., Any]] = {
     "_cudnn_rnn": _forward_sizes,
     "_cudnn_rnn_backward": _backward_sizes,
+    **dict.fromkeys(("_ctc_loss", "_ctc_loss.Tensor"), _ctc_sizes),
+    **dict.fromkeys(("_ctc_loss_backward", "_ctc_loss_backward.Tensor"), _ctc_backward_sizes),
     "_thnn_fused_gru_cell": _gru_cell_sizes,
     "_thnn_fused_gru_cell_backward": _gru_cell_backward_sizes,
 }

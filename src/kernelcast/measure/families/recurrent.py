@@ -17,7 +17,7 @@ def _widths(draw: Draw) -> tuple[int, int]:
     elif draw.chance(0.6):
         hidden = draw.pick((200, 256, 256, 300, 320, 384, 512, 512, 640, 650, 768, 1024, 1024, 1280, 1500, 2048))
     else:
-        hidden = draw.size(24, 2048, draw.pick((1, 8, 32, 128)))
+        hidden = draw.size(24, 2048, draw.pick((1, 8, 8, 32, 64, 128)))
     width = hidden if draw.chance(0.4) else draw.pick((16, 40, 64, 80, 128, 128, 256, 300, 512, 512, 768, 1024, 2048))
     return width, hidden
 
@@ -27,7 +27,7 @@ def _layers(draw: Draw, op: str) -> Drawn:
     layers = draw.pick((1, 1, 1, 1, 2, 2, 3, 4))
     both = draw.chance(0.3)
     batch = draw.size(1, 256, draw.pick((1, 8, 8, 16))) if draw.chance(0.7) else 2 ** draw.pick(range(9))
-    dtype = draw.pick(("bf16", "bf16", "fp16", "fp16", "tf32", "tf32", "fp32"))
+    dtype = draw.pick(3 * ("bf16", "fp16", "tf32") + ("fp32",))
     packed = draw.chance(0.1)
     stepped = hidden > 128 or dtype == "bf16" or packed
     most = max(8, draw.pick(_MOST_KERNELS) // (2 * layers * (1 + both)))
@@ -62,11 +62,27 @@ def _one_step(draw: Draw) -> Drawn:
             "dtype": draw.pick(("bf16", "fp16", "tf32")), "training": draw.chance(0.3), "stack": "torch"}  # fmt: skip
 
 
+def _ctc(draw: Draw) -> Drawn:
+    return {"op": "ctc_loss", "batch": draw.size(1, 64), "steps": draw.size(32, 2000), "targets": draw.size(4, 300),
+            "classes": draw.pick((29, 32, 64, 500, 1000, 5000)), "backward": draw.chance(0.5), "dtype": "fp32",
+            "stack": "torch"}  # fmt: skip
+
+
+def _thin(draw: Draw) -> Drawn:
+    """Products with a vector, as state-space models make at every step of a loop, and their gradients."""
+    wide, state = draw.size(64, 4096, draw.pick((16, 64))), draw.pick((8, 16, 16, 32, 64, 128, 256))
+    m, n, k = draw.pick(((wide, 1, state), (state, 1, wide), (wide, state, 1), (1, wide, state), (1, state, wide)))
+    return {"op": "bmm", "batch": draw.size(1, 256), "m": m, "n": n, "k": k,
+            "dtype": draw.pick(("bf16", "bf16", "fp16", "fp32")), "stack": "torch"}  # fmt: skip
+
+
 # family: (how it is drawn, its part of all calls)
 TABLE: Table = {
     "recurrent": (lambda draw: _layers(draw, "recurrent"), 7.4),
     "recurrent-kept": (lambda draw: _kept(draw, "recurrent"), 0.9),
     "recurrent-step": (_one_step, 0.7),
     "recurrent-backward": (lambda draw: _layers(draw, "recurrent_backward"), 6.0),
+    "ctc": (_ctc, 0.3),
+    "bmm-thin": (_thin, 1.2),
     "recurrent-kept-backward": (lambda draw: _kept(draw, "recurrent_backward"), 1.0),
 }

@@ -1,4 +1,4 @@
-"""Recurrent layers through PyTorch: cuDNN's LSTM, GRU and RNN, as nn.LSTM and its kin call them."""
+"""Recurrence through PyTorch: cuDNN's LSTM, GRU and RNN, as nn.LSTM and its kin call them; its own CTC loss."""
 
 from __future__ import annotations
 
@@ -99,4 +99,23 @@ def recurrent_backward(call: Any) -> Recipe:
     return Recipe((*inputs, *_weights(call)), launch, "cudnn", most_sets=_MOST_SETS)
 
 
-RUNNERS: Mapping[str, Runner] = {"recurrent": recurrent, "recurrent_backward": recurrent_backward}
+def ctc_loss(call: Any) -> Recipe:
+    """Of log-probabilities as they come, which need not add up to one to take as long."""
+
+    def launch(scores: Tensor) -> Launch:
+        labels = torch.randint(1, max(2, call.classes), (call.batch, call.targets), device=scores.device)
+        how = (labels, [call.steps] * call.batch, [call.targets] * call.batch)
+        chances = scores.log_softmax(-1)
+        if not call.backward:
+            return partial(torch.ops.aten._ctc_loss, chances, *how)
+        loss, alpha = torch.ops.aten._ctc_loss(chances, *how)
+        return partial(torch.ops.aten._ctc_loss_backward, torch.ones_like(loss), chances, *how, loss, alpha, 0)
+
+    return Recipe(specs(call.dtype, (call.steps, call.batch, call.classes)), launch, "torch", most_sets=1)
+
+
+RUNNERS: Mapping[str, Runner] = {
+    "recurrent": recurrent,
+    "recurrent_backward": recurrent_backward,
+    "ctc_loss": ctc_loss,
+}

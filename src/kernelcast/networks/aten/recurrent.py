@@ -1,4 +1,4 @@
-"""Recurrent layers as cuDNN runs them, and the fused gates of single cells."""
+"""Recurrent layers as cuDNN runs them, the fused gates of single cells, and the loss that walks over steps."""
 
 from __future__ import annotations
 
@@ -91,6 +91,15 @@ def _backward(op: Op, settings: Settings) -> Iterator[Launch]:
             yield from _steps_first(tensor, how)
     yield _called("recurrent_backward", x, how, _format(x, settings))
     yield from _dropped(x, op.arguments[6].cols, how, "dropout_backward")
+
+
+@rule("_ctc_loss", "_ctc_loss_backward")
+def _ctc(op: Op, settings: Settings) -> Iterator[Launch]:
+    backward = op.name.endswith("backward")
+    chances, alpha = (op.arguments[1], op.arguments[6]) if backward else (op.arguments[0], op.outputs[1])
+    steps, batch, classes = chances.shape
+    yield launch("loss", "ctc_loss", batch=batch, steps=steps, targets=max(1, alpha.cols // 2), classes=classes,
+                 backward=backward, dtype="fp32")  # fmt: skip
 
 
 @rule("_thnn_fused_lstm_cell", "_thnn_fused_gru_cell")
