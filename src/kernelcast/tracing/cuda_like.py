@@ -268,6 +268,9 @@ def gpu_present(attention: str = "fused", captured: bool = False) -> Iterator[No
             ("torch.cuda.current_device", lambda: 0),
             ("torch.cuda.is_current_stream_capturing", lambda: captured),
             ("torch.cuda.synchronize", lambda *_, **__: None),
+            ("torch.cuda.set_device", lambda *_, **__: None),
+            ("torch.cuda.empty_cache", lambda: None),
+            ("torch.nn.parallel.data_parallel._get_available_device_type", lambda: None),  # the model as on one GPU
             ("torch.cuda.get_device_capability", lambda *_, **__: (9, 0)),
             *((f"{place}.{name}", lambda *_: False) for place, name in _GUARDS),
         ):
