@@ -26,7 +26,8 @@ SIZES = {"head_dim": (16, 256),
          "kv_heads": (1, 1), "key_heads": (1, 1), "value_heads": (1, 64), "key_dim": (16, 256), "value_dim": (16, 256),
          "chunk": (16, 128), "rotary_dim": (2, 2), "block_m": (16, 128), "block_n": (16, 256),
          "block_k": (16, 128), "group_m": (1, 16), "warps": (1, 8), "stages": (1, 4),
-         "bytes": (1, 2**30), "vocab": (1000, 200000), "elements": (1, 2**30)}  # fmt: skip
+         "bytes": (1, 2**30), "vocab": (1000, 200000), "elements": (1, 2**30),
+         "layers": (1, 4), "steps": (1, 256)}  # fmt: skip
 
 
 @st.composite

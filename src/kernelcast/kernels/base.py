@@ -214,6 +214,7 @@ class Kernel:
     parameters: ClassVar[Mapping[str, Parameter]] = {}
     of_model: ClassVar[tuple[str, ...]] = ()  # sizes that a model fixes, by which an engine may choose its kernel
     grows: ClassVar[str] = ""  # the size that a batch has: twice of it is twice the work
+    summed: ClassVar[bool] = False  # many kernels, which may overlap: measured as the sum of what each takes
     listed_last: ClassVar[tuple[str, ...]] = ()  # parameters of a shared base that come after the family's own
 
     dtype: str = choice("number format", tuple(DTYPES), default="bf16")

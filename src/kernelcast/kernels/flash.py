@@ -186,6 +186,8 @@ def _plan(
     lanes = np.where(pack, heads.kv, heads.queries)  # heads, or groups of them, that walk the keys alike
     rows = requests.total(requests.queries) * group / requests.count
     tile_q = _query_tile(backend, rows, heads.qk_dim)
+    if name == "efficient":
+        tile_q = np.where(heads.v_dim > 128, 32.0, tile_q)
     tile_kv = _kv_tile(name, heads.qk_dim, causal, paged, tile_q, kv_bytes)
     if backend in FLASHINFER_MLA.values():
         tile_kv = np.full_like(tile_kv, 64.0)
@@ -233,6 +235,8 @@ def _kv_tile(
             head_dim <= 64, np.where(paged, 96.0, 128.0),
             np.where(head_dim <= 128, np.where(paged, 96.0, np.where(causal > 0, 128.0, 192.0)), 80.0),
         )  # fmt: skip
+    if name == "efficient":  # generate_kernels.py
+        return np.where(head_dim <= 64, 64.0, 128.0)
     if name in ("fa4", "cudnn", "trtllm"):
         return np.where(head_dim <= 128, 128.0, 64.0)
     if name == "flashinfer":  # prefill.cuh, NUM_MMA_KV: what registers and half of an SM's shared memory hold

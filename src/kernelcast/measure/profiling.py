@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kernelcast.advise.chrome_events import HOST, Event, arg, launch_facts
+from kernelcast.advise.chrome_events import DEVICE, HOST, Event, arg, launch_facts
 
 _LONGEST_NAME = 200
 _MARK = "kernelcast:"
@@ -18,7 +18,7 @@ _MARK = "kernelcast:"
 
 @dataclass(frozen=True)
 class Launched:
-    """One kernel of a call."""
+    """One kernel of a call; a copy or a fill by the driver has no grid."""
 
     name: str
     grid: tuple[int, ...]
@@ -58,7 +58,7 @@ def kernels_of(events: Sequence[Event], count: int) -> list[list[Launched]]:
             if at >= 0 and event["ts"] <= ranges[at][1]:
                 owner[launch] = ranges[at][2]
     found: list[list[Launched]] = [[] for _ in range(count)]
-    for event in sorted((e for e in events if e.get("cat") == "kernel"), key=lambda e: e["ts"]):
+    for event in sorted((e for e in events if e.get("cat") in DEVICE), key=lambda e: e["ts"]):
         number = owner.get(arg(event, "correlation"))
         if number is not None:
             name, time_us = str(event["name"])[:_LONGEST_NAME], float(event.get("dur", 0.0))

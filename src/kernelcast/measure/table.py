@@ -21,11 +21,13 @@ from kernelcast.measured.store import note_of, write_parquet
 SOURCE = "kernelcast"
 # warm: timed with what the L2 kept. status: ok or failed, with the error. spread: half the quartiles' distance over
 # the median. launches: in one replay.
-# kernels: GPU kernels of the call; the rest describes the longest of them.
+# kernels: GPU kernels of the call; kernels_us: what they take, one by one, copies and fills too. The rest describes the
+# longest of them.
 SEEN = {
     "family": "VARCHAR", "warm": "BOOLEAN", "status": "VARCHAR", "error": "VARCHAR", "spread": "FLOAT",
     "replays": "INTEGER",
-    "launches": "INTEGER", "at_s": "FLOAT", "kernels": "INTEGER", "kernel_name": "VARCHAR", "grid": "VARCHAR",
+    "launches": "INTEGER", "at_s": "FLOAT", "kernels": "INTEGER", "kernels_us": "FLOAT",
+    "kernel_name": "VARCHAR", "grid": "VARCHAR",
     "block": "VARCHAR", "registers": "INTEGER", "smem_bytes": "INTEGER",
 }  # fmt: skip
 
@@ -94,6 +96,6 @@ def _row(record: Mapping[str, Any], target: Gpu, facts: Mapping[str, Any]) -> di
         "campaign": f"{SOURCE}/{target.id}/{stack}/{version}",
         "rotation": record.get("rotation"),
         "input_rotation": record.get("rotation"),  # a set has its inputs too
-        "latency_us": record.get("latency_us"),
         **seen,
+        "latency_us": record.get("kernels_us" if kernel_class(call["op"]).summed else "latency_us"),
     }

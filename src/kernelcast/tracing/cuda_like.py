@@ -19,9 +19,11 @@ from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from kernelcast.errors import KernelcastError
+from kernelcast.tracing import recurrent
+from kernelcast.tracing.attention import attention_in_parts, fused_attention
+from kernelcast.tracing.encoder import ENCODER, FAST_PATH
 from kernelcast.tracing.values import Values
 
-_aten = torch.ops.aten
 _META = torch.device("meta")
 
 # What torch.autocast does on CUDA (docs, "CUDA Op-Specific Behavior"): products in the narrow format, sums in fp32.
@@ -175,43 +177,6 @@ def _dropout(input: Any, p: float, train: bool) -> Any:
     return torch.native_dropout(input, p, True)[0]
 
 
-def _fused_attention(
-    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False, *,
-    scale: float | None = None, enable_gqa: bool = False,
-) -> Any:  # fmt: skip
-    """One kernel, whichever library has it on the GPU that is asked about."""
-    if query.dim() != 4:
-        return _attention_in_parts(
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        filled = torch.zeros_like(attn_mask, dtype=query.dtype)
-        attn_mask = filled.masked_fill_(attn_mask.logical_not(), float("-inf"))
-    if attn_mask is not None and attn_mask.requires_grad:  # a learned bias, whose gradient only this kernel gives
-        kernel = _aten._scaled_dot_product_efficient_attention
-    else:
-        kernel = _aten._scaled_dot_product_cudnn_attention
-    return kernel(query, key, value, attn_mask, torch.is_grad_enabled(), dropout_p, is_causal, scale=scale)[0]
-
-
-def _attention_in_parts(
-    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False, *,
-    scale: float | None = None, enable_gqa: bool = False,
-) -> Any:  # fmt: skip
-    """As SDPA's math: Q and K scaled, a product, a mask, softmax, a product."""
-    mask = attn_mask
-    if enable_gqa and key.shape[-3] != query.shape[-3]:
-        key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
-    factor = (scale if scale is not None else query.shape[-1] ** -0.5) ** 0.5
-    scores = torch.matmul(query * factor, (key * factor).transpose(-2, -1))
-    if is_causal:
-        mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
-    if mask is not None:
-        scores = scores.masked_fill(mask.logical_not(), float("-inf")) if mask.dtype == torch.bool else scores + mask
-    weights = _dropout(torch.softmax(scores, dim=-1), dropout_p, True)
-    return torch.matmul(weights, value)
-
-
 def _device_here(value: Any) -> Any:
     """Tensors that a program sends to a GPU stay where tracing happens."""
     if not isinstance(value, (str, torch.device)):
@@ -222,8 +187,8 @@ def _device_here(value: Any) -> Any:
 
 # Ops that PyTorch takes apart unless a GPU is there; told to the dispatcher, so that calls from anywhere get here.
 INSTEAD: dict[str, dict[str, Callable[..., Any]]] = {
-    "fused": {"dropout": _dropout, "scaled_dot_product_attention": _fused_attention},
-    "math": {"dropout": _dropout, "scaled_dot_product_attention": _attention_in_parts},
+    "fused": {"dropout": _dropout, "scaled_dot_product_attention": fused_attention, **ENCODER, **recurrent.INSTEAD},
+    "math": {"dropout": _dropout, "scaled_dot_product_attention": attention_in_parts, **ENCODER, **recurrent.INSTEAD},
 }
 
 
@@ -234,6 +199,10 @@ def _dispatched(attention: str) -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # "Overriding a previously registered kernel", which is what we mean
             library.impl(name, function, "AutogradMeta")
+    for name, function in recurrent.SIZED.items():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            library.impl(name, function, "Meta")
     try:
         yield
     finally:
@@ -272,6 +241,7 @@ def gpu_present(attention: str = "fused", captured: bool = False) -> Iterator[No
             ("torch.cuda.empty_cache", lambda: None),
             ("torch.nn.parallel.data_parallel._get_available_device_type", lambda: None),  # the model as on one GPU
             ("torch.cuda.get_device_capability", lambda *_, **__: (9, 0)),
+            *FAST_PATH,
             *((f"{place}.{name}", lambda *_: False) for place, name in _GUARDS),
         ):
             with contextlib.suppress(AttributeError, ModuleNotFoundError):  # of another release of PyTorch

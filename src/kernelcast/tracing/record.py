@@ -125,7 +125,8 @@ class Recorder(TorchDispatchMode):
         """Under inference_mode ops arrive whole that are taken apart above autograd otherwise."""
         if not torch.is_inference_mode_enabled():
             return NotImplemented
-        instead = INSTEAD[self._attention].get(name)
+        ways = INSTEAD[self._attention]
+        instead = ways.get(name) or ways.get(f"{name}.{func._overloadname}")
         if instead is None and not func._can_decompose():
             return NotImplemented
         with self:

@@ -12,7 +12,7 @@ import numpy as np
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.work import Array
 from kernelcast.networks.aten import Costed, Settings, cost
-from kernelcast.networks.traced import Op, Trace
+from kernelcast.networks.traced import PHASES, Op, Trace
 from kernelcast.span import NOTHING, Span
 from kernelcast.timeline import Host, Ran
 from kernelcast.timeline.power import throttled_s
@@ -59,7 +59,7 @@ def _ran(op: Op, costed: Costed, times: Times) -> OpRan:
         longest = one if one.time_s > longest.time_s else longest
         time_s = times[launch.call].span.time_s
         span += one.span * (1 + throttled_s(launch.call, time_s, times.gpu) / time_s)
-    launches = sum(launch.count for launch in costed.launches)
+    launches = sum(launch.count * times[launch.call].launches for launch in costed.launches)
     return OpRan(
         op.phase, longest.part, span, launches, longest.bound_by, longest.support, longest.network, longest.standing,
         op=op, by_bytes=costed.by_bytes,
@@ -71,16 +71,30 @@ def gap_s(machine: Host, graph: bool) -> float:
     return machine.graph_gap_s if graph else machine.gap_s
 
 
+def host_counts(trace: Trace) -> dict[str, Array]:
+    """By the name of what the host spends on it (``Host``), how often each op of a trace has it; kernels are counted
+    apart, where they are known."""
+    phase = np.array([op.phase for op in trace.ops])
+    kernel = np.array([op.kind == "kernel" for op in trace.ops], dtype=bool)
+    view = np.array([op.kind == "view" for op in trace.ops], dtype=bool)
+    forward, backward, optimizer = (phase == name for name in PHASES)
+    # ops that were made after tracing (a fused kernel) have no place in the program
+    calls = np.maximum.accumulate([op.at for op in trace.ops])
+    updates = optimizer & (np.cumsum(optimizer) == 1)
+    return {
+        "step_s": np.arange(len(trace.ops)) == 0,
+        "view_s": view & ~backward,
+        "python_s": np.diff(calls, prepend=0),
+        "recorded_s": kernel & forward & (trace.mode == "training"),
+        "backward_s": kernel & backward,
+        "backward_view_s": view & backward,
+        "parameter_s": updates * float(trace.parameter_tensors),
+    }
+
+
 def launch_costs(trace: Trace, machine: Host) -> Array:
-    """What the host spends on each op of a trace before the next."""
-    forward = max(1, sum(op.phase == "forward" for op in trace.ops))
-    python_s = machine.module_s * trace.module_calls.get("forward", 0) / forward
-    costs = {
-        ("forward", True): machine.kernel_s + python_s, ("forward", False): machine.view_s + python_s,
-        ("backward", True): machine.backward_kernel_s, ("backward", False): machine.backward_view_s,
-        ("optimizer", True): machine.kernel_s, ("optimizer", False): machine.view_s,
-    }  # fmt: skip
-    return np.array([costs[op.phase, op.kind == "kernel"] for op in trace.ops])
+    """What the host spends on each op of a trace before the next, beside launching its kernels."""
+    return np.sum([getattr(machine, name) * count for name, count in host_counts(trace).items()], axis=0)
 
 
 @dataclass(frozen=True)
@@ -97,14 +111,18 @@ class Queue:
     def of(cls, found: Sequence[tuple[int, OpRan | None]], costs_s: Array, machine: Host, graph: bool) -> Queue:
         """``found``: places of ops in a trace and what they launch; ``costs_s``: ``launch_costs`` of that trace.
         ``graph``: kernels replay from a CUDA graph, so that the host launches once."""
-        clock = np.cumsum(costs_s[[at for at, _ in found]])
+        launching_s = np.array([machine.launch_s * kernel.launches if kernel else 0.0 for _, kernel in found])
+        clock = np.cumsum(costs_s[[at for at, _ in found]] + launching_s)
         launching = [i for i, (_, kernel) in enumerate(found) if kernel is not None]
         kernels = tuple(kernel for _, kernel in found if kernel is not None)
+        busy_s = np.array([kernel.time_s + gap_s(machine, graph) * kernel.launches for kernel in kernels])
+        # the first of many kernels runs while the others are launched, no faster than that
+        more_s = np.maximum(0.0, launching_s[launching] - machine.launch_s) * (not graph)
         return cls(
             kernels=kernels,
             places=tuple(found[i][0] for i in launching),
-            busy_s=np.array([kernel.time_s + gap_s(machine, graph) * kernel.launches for kernel in kernels]),
-            launched_s=np.full(len(kernels), machine.graph_s) if graph else clock[launching],
+            busy_s=np.maximum(busy_s, more_s),
+            launched_s=np.full(len(kernels), machine.graph_s) if graph else clock[launching] - more_s,
             host_s=0.0 if graph or not len(clock) else float(clock[-1]),
         )
 

@@ -1,0 +1,233 @@
+"""The kernels of a recurrent layer (``recurrent``): products over all steps, the steps themselves, gradients' sums."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernelcast.hardware import Gpu
+from kernelcast.kernels.base import Calls
+from kernelcast.kernels.dtypes import DType, matmul_pipe
+from kernelcast.kernels.gemm import matmul_work
+from kernelcast.kernels.vector import ACCUMULATOR_BYTES, vector_kernel
+from kernelcast.kernels.work import Array, Work, Works, ceil_div
+
+_GATES = {"lstm": 4.0, "gru": 3.0, "rnn": 1.0}
+_SPECIAL = {"lstm": 5.0, "gru": 3.0, "rnn": 1.0}  # sigmoids and tanhs of an element of the state
+_GATE_THREADS = 128.0
+_QUARTERS = 4.0
+GRADIENT_STEPS = 2.0
+# Round numbers of cycles, read off profiles on an H200. Of a k-step of a small product: bf16, and fp32 on tensor cores
+# and off them; with rows that are no multiple of 16 bytes, where TMA cannot load, older kernels run.
+_PRODUCT_CYCLES = {"bf16": 130.0, "fp16": 130.0, "tf32": 340.0, "fp32": 600.0}
+_UNALIGNED_CYCLES = 700.0
+_TMA_BYTES = 16
+_BIAS_CYCLES = {"lstm": 20.0, "gru": 45.0, "rnn": 20.0}  # of a row of bp2's sums
+# Of a step in one kernel, forward and backward: of each tile of 16 sequences and feature of the state where weights
+# stay in registers; of a state that an SM or a few hold.
+_TILE = 16.0
+_TILE_CYCLES = (6.0, 9.0)
+_SMALL_CYCLES = (1400.0, 2000.0)
+_KEPT_BYTES = 128 * 1024  # of weights in an SM's registers
+_DEMANDS = (
+    "tensor_flops", "fma_flops", "xu_ops", "smem_bytes", "l2_bytes", "multicast_bytes", "other_warp_instructions",
+    "streamed_bytes", "activation_bytes", "refetched_bytes", "step_cycles", "task_cycles", "launches", "useful_flops",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RecurrentSizes:
+    """Of each call; arrays (calls,)."""
+
+    rows: Array  # of the input product: sequences x steps
+    batch: Array
+    steps: Array
+    input: Array
+    hidden: Array
+    out: Array  # features that a chain hands on: the state's, or the projection's
+    layers: Array
+    chains: Array  # directions x layers
+    directions: Array
+    gates: float
+    special: float
+    bias_cycles: float
+
+    @classmethod
+    def of(cls, calls: Calls) -> RecurrentSizes:
+        directions = 1 + calls["bidirectional"]
+        cell = calls.choice("cell")
+        return cls(
+            rows=calls["batch"] * calls["steps"],
+            batch=calls["batch"],
+            steps=calls["steps"],
+            input=calls["input"],
+            hidden=calls["hidden"],
+            out=calls.given("projection", calls["hidden"]),
+            layers=calls["layers"],
+            chains=calls["layers"] * directions,
+            directions=directions,
+            gates=_GATES[cell],
+            special=_SPECIAL[cell],
+            bias_cycles=_BIAS_CYCLES[cell],
+        )
+
+    @property
+    def length(self) -> Array:
+        """Steps of all chains."""
+        return self.steps * self.chains
+
+    @property
+    def wavefront(self) -> NDArray[np.bool_]:
+        """Layers that run beside one another: both directions of a layer must end before the next begins."""
+        return (self.layers > 1) & (self.directions == 1)
+
+    @property
+    def gate_rows(self) -> Array:
+        """Outputs of a step's product."""
+        return self.gates * self.hidden
+
+    @property
+    def recurrent_weights(self) -> Array:
+        return self.gate_rows * self.out
+
+    @property
+    def later_input(self) -> Array:
+        """Features that the layers above the first read."""
+        return self.directions * self.out
+
+
+def _times(work: Work, count: Array) -> Work:
+    """``count`` such kernels one after another, none where it is 0: each task is done so many times over."""
+    on = np.asarray(count > 0, dtype=np.float64)
+    more: dict[str, Any] = {name: np.asarray(getattr(work, name)) * count for name in _DEMANDS}
+    return replace(
+        work,
+        tasks=work.tasks * on,
+        **more,
+    )
+
+
+def pieces_of(sizes: RecurrentSizes) -> Array:
+    """Products that the input's of a layer is cut into: layers of one direction follow one another a quarter of the
+    steps apart, and what is left over is one more."""
+    quarter = np.floor(sizes.steps / _QUARTERS)
+    rest = (np.mod(sizes.steps, _QUARTERS) > 0).astype(np.float64)
+    return np.where(sizes.wavefront & (quarter > 0), _QUARTERS + rest, 1.0)
+
+
+def input_products(gpu: Gpu, kind: DType, sizes: RecurrentSizes, stepped: NDArray[np.bool_]) -> Works:
+    """Of the first layer, and of those above."""
+    pieces = np.where(stepped, pieces_of(sizes), 1.0)
+    rows = ceil_div(sizes.rows, pieces)
+    first = matmul_work(gpu, kind, rows, sizes.gate_rows, sizes.input)
+    later = matmul_work(gpu, kind, rows, sizes.gate_rows, sizes.later_input)
+    above = sizes.directions * (sizes.layers - 1)
+    return _times(first, pieces * sizes.directions), _times(later, pieces * above)
+
+
+def input_gradients(gpu: Gpu, kind: DType, sizes: RecurrentSizes, stepped: NDArray[np.bool_]) -> Works:
+    """Of the first layer at once; between layers of one direction a few steps at a time, as the layer below waits."""
+    first = matmul_work(gpu, kind, sizes.rows, sizes.input, sizes.gate_rows)
+    waits = stepped & sizes.wavefront
+    rows = np.where(waits, sizes.batch * np.minimum(GRADIENT_STEPS, sizes.steps), sizes.rows)
+    later = matmul_work(gpu, kind, rows, sizes.later_input, sizes.gate_rows)
+    above = sizes.directions * (sizes.layers - 1)
+    return _times(first, sizes.directions), _times(later, above * ceil_div(sizes.rows, rows))
+
+
+def weight_gradients(gpu: Gpu, kind: DType, sizes: RecurrentSizes) -> Works:
+    """Of the input's and the state's weights, summed over all steps."""
+    first = matmul_work(gpu, kind, sizes.gate_rows, sizes.input, sizes.rows, weights=False)
+    later = matmul_work(gpu, kind, sizes.gate_rows, sizes.later_input, sizes.rows, weights=False)
+    state = matmul_work(gpu, kind, sizes.gate_rows, sizes.out, sizes.rows, weights=False)
+    above = sizes.directions * (sizes.layers - 1)
+    return _times(first, sizes.directions), _times(later, above), _times(state, sizes.chains)
+
+
+def bias_gradients(gpu: Gpu, kind: DType, sizes: RecurrentSizes) -> Work:
+    """elementWise_bp2: a warp adds the rows of its columns up one after another, without atomics."""
+    warps = ceil_div(sizes.gate_rows, gpu.warp_threads)
+    work = vector_kernel(
+        gpu,
+        tasks=warps,
+        threads=float(gpu.warp_threads),
+        moved_bytes=sizes.rows * sizes.gate_rows * kind.act_bytes,
+        flops=sizes.rows * sizes.gate_rows,
+        steps=sizes.rows,
+    )
+    return _times(replace(work, step_cycles=np.full_like(sizes.rows, sizes.bias_cycles)), sizes.chains)
+
+
+def step_product(
+    gpu: Gpu, kind: DType, sizes: RecurrentSizes, runs: NDArray[np.bool_], cols: Array, inner: Array
+) -> Work:
+    """A step's product of the state: weights come from L2, or from DRAM where they do not fit."""
+    product = matmul_work(gpu, kind, sizes.batch, cols, inner, weights=False)
+    weights = cols * inner * kind.weight_bytes
+    lost = np.clip(sizes.chains * weights / gpu.l2_bytes - 1, 0, 1) * weights
+    aligned = aligned_rows(kind, cols, inner)
+    whole = ceil_div(inner, product.tile["tile_k"])  # only products of aligned 16 bits were seen to split k
+    split = aligned if kind.act_bytes < ACCUMULATOR_BYTES else np.zeros_like(aligned)
+    step = replace(
+        product,
+        serial_steps=np.where(split, product.serial_steps, whole),
+        activation_bytes=sizes.batch * (cols * kind.out_bytes + inner * kind.act_bytes),
+        refetched_bytes=lost,
+        step_cycles=np.where(aligned, _PRODUCT_CYCLES[kind.name], _UNALIGNED_CYCLES),
+        task_cycles=np.zeros_like(sizes.rows),
+    )
+    return replace(_times(step, sizes.length * runs), streamed_bytes=sizes.chains * weights * runs)
+
+
+def aligned_rows(kind: DType, *widths: Array) -> NDArray[np.bool_]:
+    """Whether rows of these widths are multiples of 16 bytes."""
+    return np.all([np.mod(width * kind.act_bytes, _TMA_BYTES) == 0 for width in widths], axis=0)
+
+
+def step_gates(gpu: Gpu, kind: DType, sizes: RecurrentSizes, runs: NDArray[np.bool_], moved: Array | float) -> Work:
+    """A step's gates. ``moved``: numbers read and written for an element of the state."""
+    elements = sizes.batch * sizes.hidden
+    gates = vector_kernel(
+        gpu,
+        tasks=ceil_div(elements, _GATE_THREADS),
+        threads=_GATE_THREADS,
+        moved_bytes=elements * moved * kind.act_bytes,
+        flops=elements * 8 * sizes.gates,
+        xu_ops=elements * 2 * sizes.special,
+        converted=elements * moved if kind.act_bytes < ACCUMULATOR_BYTES else 0.0,
+    )
+    return _times(gates, sizes.length * runs)
+
+
+def one_kernel(
+    gpu: Gpu, kind: DType, sizes: RecurrentSizes, which: NDArray[np.intp], kept: Array | float, backward: bool = False
+) -> Work:
+    """All steps of a chain in one kernel: a CTA an SM holds its part of the weights; between two steps all CTAs of a
+    chain wait for the new state, which goes through L2."""
+    tiles = ceil_div(sizes.batch, _TILE)
+    parts = np.minimum(gpu.sm_count, ceil_div(sizes.recurrent_weights * kind.weight_bytes, _KEPT_BYTES))
+    ctas = np.where(which == 1, parts, parts * tiles)
+    macs = tiles * _TILE * sizes.recurrent_weights * sizes.steps
+    on_tensor = matmul_pipe(gpu, kind.name) == "tensor"
+    elements = sizes.rows * sizes.hidden
+    each = 1 / ctas
+    large = tiles * sizes.hidden * _TILE_CYCLES[backward]
+    work = Work(
+        tasks=ctas,
+        tensor_flops=2 * macs * each * on_tensor,
+        tensor_dtype=kind.math,
+        fma_flops=(2 * macs * (not on_tensor) + 8 * sizes.gates * elements) * each,
+        xu_ops=2 * sizes.special * elements * each,
+        l2_bytes=elements * (sizes.gates + 2 + kept) * kind.act_bytes * each + sizes.rows * sizes.out * kind.act_bytes,
+        streamed_bytes=sizes.recurrent_weights * kind.weight_bytes,
+        activation_bytes=elements * (sizes.gates + 1 + kept) * kind.act_bytes,
+        threads=256.0,
+        registers_per_thread=255.0,
+        serial_steps=sizes.steps,
+        step_cycles=np.where(which == 1, large, _SMALL_CYCLES[backward]),
+        useful_flops=2 * sizes.rows * sizes.recurrent_weights,
+    )
+    return _times(work, sizes.chains * (which > 0))

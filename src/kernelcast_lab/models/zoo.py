@@ -1,0 +1,141 @@
+"""Measure the zoo: models of all kinds, each a function of a file beside the list of cases. Needs torch and CUDA."""
+
+from __future__ import annotations
+
+import gc
+import gzip
+import importlib.util
+import inspect
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kernelcast.errors import KernelcastError
+from kernelcast.files import complete
+from kernelcast.tracing.precision import DTYPES, OPTIMIZERS
+from kernelcast.validate.cases import Case, read_cases
+from kernelcast_lab.models.run import environment, time_steps, trace_events
+from kernelcast_lab.models.steps import Step
+from kernelcast_lab.models.store import Record, one_line
+from kernelcast_lab.models.trace import PHASE, summarise
+
+Say = Callable[[str], None]
+
+
+def measure_zoo(folder: Path, out: Path, words: Sequence[str], budget_s: float, say: Say) -> tuple[int, int]:
+    """A line a case into ``out``, until the budget is spent; cases that it has are left out. How many were measured,
+    and how many failed."""
+    start, device = time.monotonic(), torch.device("cuda", 0)
+    done = {Case(**line["case"]) for line in _lines(out) if "case" in line}
+    cases = [case for case in read_cases(folder) if not words or any(word in case.id for word in words)]
+    measured = failed = 0
+    with out.open("a") as file:
+        file.write(json.dumps({"environment": environment()}) + "\n")
+        for case in (case for case in cases if case not in done):
+            begin = time.monotonic()
+            if begin - start > budget_s:
+                break
+            try:
+                found = _measured(case, folder, device)
+            except Exception as error:  # any failure of a case is a fact about it; the others go on
+                found = {"error": one_line(error)}
+            file.write(json.dumps({"case": case.told, **found}) + "\n")
+            file.flush()
+            measured, failed = measured + 1, failed + ("error" in found)
+            told = found.get("error") or f"{found['wall_ms'][0]:.3f} ms, kernels {found['kernel_ms']:.3f} ms"
+            say(f"{case.id}: {told} ({time.monotonic() - begin:.1f} s)")
+            gc.collect()
+            torch.cuda.empty_cache()
+    return measured, failed
+
+
+def pack_zoo(lines: Path, packed: Path) -> tuple[int, int]:
+    """The measured lines in the form that is kept: the last of each case; how many, and how many failed."""
+    found = _lines(lines)
+    if not found:
+        raise KernelcastError(f"{lines}: no measured models")
+    last = {Case(**line["case"]): line for line in found if "case" in line}
+    good = [line for line in last.values() if "error" not in line]
+    machine = next((line["environment"] for line in reversed(found) if "environment" in line), {})
+    text = json.dumps({"environment": machine, "cases": good}, separators=(",", ":"))
+    with complete(packed) as part:
+        part.write_bytes(gzip.compress(text.encode(), compresslevel=9, mtime=0))
+    return len(good), len(last) - len(good)
+
+
+def _lines(path: Path) -> list[Record]:
+    """Every whole line; a last one that was cut off is left out."""
+    found: list[Record] = []
+    text = path.read_text().splitlines() if path.exists() else []
+    for number, line in enumerate(text, 1):
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            if number < len(text):
+                raise KernelcastError(f"{path}: line {number} is not JSON") from None
+    return found
+
+
+def _measured(case: Case, folder: Path, device: torch.device) -> Record:
+    torch.manual_seed(0)
+    torch.cuda.reset_peak_memory_stats()
+    with device:
+        made = _built(case, folder)
+    step = _step(case, *made)
+    wall, gpu, repeats = time_steps(step, device)
+    profile = summarise(trace_events(step, device))
+    return {
+        "wall_ms": [wall.median_ms, wall.low_ms, wall.high_ms],
+        "gpu_ms": gpu.median_ms,
+        "repeats": repeats,
+        "kernel_ms": profile.kernel_sum_ms,
+        "kernels": profile.kernel_calls,
+        "phase_ms": profile.phase_ms,
+        "peak_bytes": torch.cuda.max_memory_allocated(),
+        "ops": [[row.phase, row.op, row.shapes, row.kernel, row.calls, round(row.total_us, 2)] for row in profile.ops],
+    }
+
+
+def _built(case: Case, folder: Path) -> tuple[Any, ...]:
+    """What the function of the case gives, made for real."""
+    spec = importlib.util.spec_from_file_location(f"zoo_{Path(case.file).stem}", folder / case.file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    function = getattr(module, case.function)
+    known = {"batch": case.batch, "seq": case.seq, "dtype": DTYPES[case.dtype], "mode": case.mode}
+    return function(**{name: known[name] for name in inspect.signature(function).parameters})  # type: ignore[no-any-return]
+
+
+def _step(case: Case, model: Any, inputs: Any, loss: Any = None) -> Step:
+    """As ``kernelcast.trace`` runs it."""
+
+    def call() -> Any:
+        if isinstance(inputs, Mapping):
+            return model(**inputs)
+        return model(*inputs) if isinstance(inputs, Sequence) else model(inputs)
+
+    if case.mode == "inference":
+        model.eval()
+        return lambda: torch.no_grad()(call)()
+    model.train()
+    optimizer = OPTIMIZERS[case.optimizer](model.parameters())
+    mark = torch.profiler.record_function
+
+    def step() -> object:
+        with mark(PHASE + "forward"):
+            out = call()
+            found = loss(out) if loss is not None else getattr(out, "loss", None)
+            found = out.mean() if found is None else found
+        with mark(PHASE + "backward"):
+            found.backward()
+        with mark(PHASE + "optimizer"):
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        return None
+
+    return step
