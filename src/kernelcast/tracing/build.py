@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
 from kernelcast.errors import KernelcastError
@@ -161,11 +162,13 @@ def _initialise(model: nn.Module, inputs: Any, name: str) -> None:
     """Lazy modules take their sizes from a first pass."""
     if not any(nn.parameter.is_lazy(x) for x in model.parameters()):
         return
+    given = tree_map(lambda x: x.to("meta") if isinstance(x, torch.Tensor) else x, inputs)
     try:
-        if isinstance(inputs, Mapping):
-            model(**inputs)
-        else:
-            model(*inputs) if isinstance(inputs, (tuple, list)) else model(inputs)
+        with _disable_current_modes():  # a weight without sizes is nothing to look at
+            if isinstance(given, Mapping):
+                model(**given)
+            else:
+                model(*given) if isinstance(given, (tuple, list)) else model(given)
     except Exception as error:
         raise KernelcastError(
             f"{line_of(error)}{name}: the pass that gives lazy modules their sizes fails: {_one_line(error)}"

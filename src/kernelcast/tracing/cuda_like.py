@@ -13,6 +13,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch._prims_common import suggest_memory_format
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -54,6 +55,14 @@ _FINITE = {torch.isfinite: True, torch.Tensor.isfinite: True, torch.isnan: False
 def on_meta(value: torch.Tensor) -> torch.Tensor:
     """A tensor of the same sizes and format that holds nothing."""
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=_META)
+
+
+def channels_last_out(out: torch.Tensor, given: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """A convolution's result lies as cuDNN writes it: channels last where the input or the weight does."""
+    for lies in (torch.channels_last, torch.channels_last_3d):
+        if any(suggest_memory_format(x) == lies for x in (given, weight)):
+            return torch.empty_like(out, memory_format=lies)
+    return out
 
 
 class CudaLike(TorchFunctionMode):
@@ -228,6 +237,9 @@ def gpu_present(attention: str = "fused", captured: bool = False) -> Iterator[No
             ("torch.cuda.current_device", lambda: 0),
             ("torch.cuda.is_current_stream_capturing", lambda: captured),
             ("torch.cuda.synchronize", lambda *_, **__: None),
+            ("torch.cuda.set_device", lambda *_, **__: None),
+            ("torch.cuda.empty_cache", lambda: None),
+            ("torch.nn.parallel.data_parallel._get_available_device_type", lambda: None),  # the model as on one GPU
             ("torch.cuda.get_device_capability", lambda *_, **__: (9, 0)),
             *FAST_PATH,
             *((f"{place}.{name}", lambda *_: False) for place, name in _GUARDS),

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from kernelcast.errors import KernelcastError
 from kernelcast.networks.traced import Kind, Op, Phase, Tensor
-from kernelcast.tracing.cuda_like import INSTEAD, on_meta
+from kernelcast.tracing.cuda_like import INSTEAD, channels_last_out, on_meta
 from kernelcast.tracing.python_calls import PythonCalls
 from kernelcast.tracing.values import Values
 from kernelcast.tracing.where import line_here
@@ -221,7 +221,8 @@ class Recorder(TorchDispatchMode):
         if name == "_ctc_loss_backward":
             return torch.empty_like(args[1])
         try:
-            return func(*args, **options)
+            out = func(*args, **options)
+            return channels_last_out(out, *args[:2]) if name == "convolution" else out
         except NotImplementedError as error:
             if not func._schema.is_mutable or func._schema.returns:
                 place = line_here()
