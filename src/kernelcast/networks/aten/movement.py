@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from kernelcast.calls import Launch
 from kernelcast.networks.aten.elementwise import access, axes_of, turned
-from kernelcast.networks.aten.table import Settings, number_format, over, rule, vectorised
+from kernelcast.networks.aten.table import Settings, launch, number_format, over, rule, vectorised
 from kernelcast.networks.traced import Op, Tensor
 
 
