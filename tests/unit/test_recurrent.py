@@ -77,6 +77,19 @@ def test_layers_and_directions_multiply_the_steps() -> None:
     assert [of(work, "launches") for work in one_way] == [5, 10, 306, 153]
 
 
+def test_weights_come_from_dram_where_layers_that_take_turns_do_not_fit_in_l2() -> None:
+    """4 x 2,048 x 2,048 weights of bf16 are 34 MB; an H200 keeps 63 MB."""
+    large = {**LSTM, "hidden": 2048}
+    weights, l2 = 4 * 2048 * 2048 * 2, 62_914_560
+
+    def refetched(**values: Any) -> float:
+        return of(works("recurrent", on="h200_sxm", **large, **values)[-2], "refetched_bytes") / weights
+
+    assert refetched() == 0 and refetched(layers=2, bidirectional=True) == 0  # one chain after another
+    assert refetched(layers=2) == pytest.approx(200 * (2 * weights / l2 - 1))
+    assert refetched(layers=4) == 400
+
+
 def test_a_projection_is_one_more_product() -> None:
     _, product, projected, _gates = works("recurrent", **LSTM, projection=128)
     assert useful(product) == 100 * 2 * 64 * 2048 * 128

@@ -185,7 +185,8 @@ def step_product(
     """A step's product of the state: weights come from L2, or from DRAM where they do not fit."""
     product = matmul_work(gpu, kind, sizes.batch, cols, inner, weights=False)
     weights = cols * inner * kind.weight_bytes
-    lost = np.clip(sizes.chains * weights / gpu.l2_bytes - 1, 0, 1) * weights
+    beside = np.where(sizes.wavefront, sizes.layers, 1.0)  # chains whose steps take turns
+    lost = np.clip(beside * weights / gpu.l2_bytes - 1, 0, 1) * weights
     aligned = aligned_rows(kind, cols, inner)
     whole = ceil_div(inner, product.tile["tile_k"])  # only products of aligned 16 bits were seen to split k
     fast, each = _PRODUCT_CYCLES[kind.name]
