@@ -104,6 +104,7 @@ class Predictions(Estimate):
     bound_s: Array
     limits_s: Array
     footprint_bytes: Array
+    launches: Array  # kernels of a call, one after another
     standing: NDArray[Any]  # what each call rests on
     works: tuple[Analysis, ...] = ()  # the kernels that a call launches in turn
 
@@ -316,6 +317,7 @@ def _answer(
         bound_s=question.bound_s,
         limits_s=np.sum([work.limits for work in best], axis=0),
         footprint_bytes=np.max([work.footprint_bytes for work in best], axis=0),
+        launches=np.sum([work.launches for work in best], axis=0),
         works=tuple(best),
     )
 
@@ -357,6 +359,7 @@ def _what_if(
         bound_s=np.sum([work.bound for work in best], axis=0),
         limits_s=np.sum([work.limits for work in best], axis=0),
         footprint_bytes=before.footprint_bytes,
+        launches=before.launches,
         works=tuple(best),
     )
     return found.held(found.bound_s)

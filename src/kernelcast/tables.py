@@ -52,8 +52,10 @@ def predict_columns(
     target: Gpu | str | None,
     conditions: Conditions = DEFAULT,
     standings: NDArray[Any] | None = None,
+    launches: NDArray[Any] | None = None,
 ) -> tuple[dict[str, NDArray[Any]], BadRows]:
-    """The output columns and what was wrong; bad rows have NaN and None. ``standings``, where given, is filled in."""
+    """The output columns and what was wrong; bad rows have NaN and None. ``standings`` (what each row rests
+    on) and ``launches`` (kernels that it launches), where given, are filled in."""
     if "op" not in columns:
         raise KernelcastError(f"the table needs a column 'op'; it has {', '.join(columns) or 'no columns'}")
     chip = gpu(target) if target is not None else None
@@ -76,6 +78,8 @@ def predict_columns(
         _add_evidence(output, rows, found.standing[at])
         if standings is not None:
             standings[rows] = found.standing[at]
+        if launches is not None:
+            launches[rows] = found.launches[at]
     return output, bad
 
 

@@ -24,6 +24,7 @@ class CallTime:
     bound_by: str
     support: str
     standing: Standing  # what it rests on
+    launches: float  # kernels, one after another
 
 
 class Times:
@@ -39,16 +40,16 @@ class Times:
         new = list(dict.fromkeys(call for call in calls if call not in self._known))
         if not new:
             return
-        standings = np.full(len(new), None, dtype=object)
-        found, bad = predict_columns(columns_of(new), self.gpu, self.conditions, standings)
+        standings, launches = np.full(len(new), None, dtype=object), np.ones(len(new))
+        found, bad = predict_columns(columns_of(new), self.gpu, self.conditions, standings, launches)
         if bad.found:
             first = min(bad.found)
             raise KernelcastError(f"{bad.found[first]} (asked for by {new[first]})")
         seconds = (found[name] * 1e-6 for name in ("predicted_us", "low_us", "high_us"))
-        for call, *span, bound_by, support, standing in zip(
-            new, *seconds, found["bound_by"], found["support"], standings, strict=True
+        for call, *span, bound_by, support, standing, kernels in zip(
+            new, *seconds, found["bound_by"], found["support"], standings, launches.tolist(), strict=True
         ):
-            self._known[call] = CallTime(Span(*span), bound_by, support, standing)
+            self._known[call] = CallTime(Span(*span), bound_by, support, standing, kernels)
 
     def __getitem__(self, call: Call) -> CallTime:
         return self._known[call]

@@ -27,7 +27,9 @@ SIZES = {"head_dim": (16, 256),
          "chunk": (16, 128), "rotary_dim": (2, 2), "block_m": (16, 128), "block_n": (16, 256),
          "block_k": (16, 128), "group_m": (1, 16), "warps": (1, 8), "stages": (1, 4),
          "bytes": (1, 2**30), "vocab": (1000, 200000), "elements": (1, 2**30),
-         "layers": (1, 4), "steps": (1, 256)}  # fmt: skip
+         "depth": (1, 8), "kernel_d": (1, 1), "channels": (1, 512), "spatial": (1, 4096), "out_height": (1, 128),
+         "out_width": (1, 128), "images": (1, 4096), "outer": (1, 64), "length": (1, 64), "pooling": (1, 64),
+         "size": (1, 10000), "layers": (1, 4), "steps": (1, 256)}  # fmt: skip
 
 
 @st.composite
@@ -49,6 +51,8 @@ def calls(draw: st.DrawFn, ops: list[str] | None = None) -> Kernel:
     if {"q_len", "kv_len"} <= values.keys():
         values["kv_len"] = max(values["q_len"], values["kv_len"])
         values["causal"] = values["causal"] or bool(values.get("window"))
+    if values.get("bias") == "none":
+        values.update({name: False for name in ("bias_gradient",) if name in values})
     if {"k", "cols"} <= values.keys():
         values["k"] = min(values["k"], values["cols"])
     if op == "rope":

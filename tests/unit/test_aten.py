@@ -64,7 +64,6 @@ def test_tf32_only_where_it_is_on() -> None:
 
 @pytest.mark.parametrize(("capability", "dtype", "backend"), [
     ("9.0", "bf16", "cudnn"), ("10.0", "bf16", "cudnn"), ("8.0", "bf16", "fa2"), ("12.0", "fp16", "fa2"),
-    ("9.0", "fp32", "fa2"),
 ])  # fmt: skip
 def test_attention_by_the_library_of_the_gpu(capability: str, dtype: str, backend: str) -> None:
     q, k = dense(2, 32, 100, 64, dtype=dtype), dense(2, 8, 100, 64, dtype=dtype)

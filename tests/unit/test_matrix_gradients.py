@@ -6,14 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from demand import of, one, whole, works
+from demand import of, whole, works
 
 import kernelcast as kc
 from kernelcast.hardware import gpu
 from kernelcast.kernels import kernel
-from kernelcast.kernels.base import columns_of
-from kernelcast.kernels.conv2d import ALGORITHMS
-from kernelcast.kernels.gemm import Gemm
 
 H100 = gpu("h100_sxm")
 
@@ -106,80 +103,3 @@ def test_attention_backward_refuses() -> None:
         kernel("attention_backward", **HEADS, q_len=1, kv_len=1, kv_heads=5)
     with pytest.raises(kc.KernelcastError, match="kv_len >= q_len"):
         kernel("attention_backward", **HEADS, q_len=2, kv_len=1)
-
-
-# ---- convolutions ----
-
-RESNET: dict[str, Any] = {
-    "batch": 32, "in_channels": 256, "out_channels": 512, "height": 14, "width": 14,
-    "kernel_h": 3, "kernel_w": 3, "padding": 1,
-}  # fmt: skip
-
-
-def test_dgrad_is_a_gemm_of_output_patches() -> None:
-    # stride 1: m = 32 · 14 · 14 = 6272 pixels of dx, n = 256, k = 512 · 9
-    work = one("conv2d_dgrad", **RESNET)
-    gemm = Gemm.work(columns_of([Gemm(m=6272, n=256, k=4608)]), H100)[0]
-    np.testing.assert_array_equal(work.tasks, gemm.tasks)
-    np.testing.assert_array_equal(work.tensor_flops, gemm.tensor_flops)
-    assert of(work, "useful_flops") == 2 * 6272 * 256 * 4608
-    assert of(work, "activation_bytes") == 6272 * (512 + 256) * 2  # dy in, dx out
-    assert of(work, "streamed_bytes") == 512 * 256 * 9 * 2
-
-
-def test_strided_dgrad_skips_the_taps_that_meet_nothing() -> None:
-    # stride 2, 3x3: four classes of 32 · 7 · 7 pixels with 2.25 taps on average; FLOPs are the forward's
-    work, forward = one("conv2d_dgrad", **RESNET, stride=2), one("conv2d", **RESNET, stride=2)
-    assert of(work, "useful_flops") == of(forward, "useful_flops") == 2 * (32 * 49) * 512 * 256 * 9
-    assert of(work, "activation_bytes") == (32 * 49 * 512 + 32 * 196 * 256) * 2
-    assert of(work, "streamed_bytes") == 512 * 256 * 9 * 2
-    # 1x1: one class has the only tap, the other three pixels are zeros
-    point = one("conv2d_dgrad", **{**RESNET, "kernel_h": 1, "kernel_w": 1, "padding": 0, "stride": 2})
-    assert of(point, "useful_flops") == 2 * (32 * 49) * 512 * 256
-    assert of(point, "activation_bytes") == (32 * 49 * 512 + 32 * 196 * 256) * 2
-
-
-def test_wgrad_is_a_gemm_over_all_pixels() -> None:
-    # m = 512 filters, n = 256 · 9, k = 32 · 14 · 14
-    work = one("conv2d_wgrad", **RESNET)
-    gemm = Gemm.work(columns_of([Gemm(m=512, n=2304, k=6272)]), H100)[0]
-    np.testing.assert_array_equal(work.tasks, gemm.tasks)
-    assert of(work, "useful_flops") == 2 * 512 * 2304 * 6272
-    assert of(work, "activation_bytes") == (6272 * 512 + 6272 * 256 + 512 * 2304) * 2  # dy and x in, dw out
-    assert of(work, "streamed_bytes") == 0
-
-
-@pytest.mark.parametrize("op", ["conv2d_dgrad", "conv2d_wgrad"])
-def test_convolution_gradients_have_the_forwards_algorithms(op: str) -> None:
-    def algorithms(**more: Any) -> set[str]:
-        work = one(op, **{**RESNET, "out_channels": 256, **more})
-        return {ALGORITHMS[int(i)] for i in np.ravel(work.tile["algorithm"])}
-
-    assert algorithms() == {"implicit_gemm"}
-    assert algorithms(dtype="fp32") == {"implicit_gemm", "winograd"}
-    assert algorithms(groups=256) == {"implicit_gemm", "direct"}
-
-
-def test_depthwise_gradients_on_the_vector_units() -> None:
-    depthwise = {**RESNET, "out_channels": 256, "groups": 256}
-    dgrad, wgrad = one("conv2d_dgrad", **depthwise), one("conv2d_wgrad", **depthwise)
-    for work, tasks, flops in ((dgrad, 32 * 256 * 196 / 256, 256 * 18), (wgrad, 256 * 9, 2 * 32 * 196)):
-        direct = np.ravel(work.tile["algorithm"]) == ALGORITHMS.index("direct")
-        # dgrad: 256 pixels a CTA, nine products each; wgrad: a CTA an element of a filter, over 6,272 pixels
-        assert np.asarray(work.tasks)[direct] == tasks
-        assert np.asarray(work.fma_flops)[direct] == flops
-
-
-def test_hints_of_a_convolution_tell_its_implicit_product() -> None:
-    """Stride 2 of 14 x 14 pixels, padded by 1: 7 x 7 outputs, four classes of input pixels with 9 / 4 taps each."""
-    products = {
-        "conv2d": (32 * 49, 512, 256 * 9, 1),
-        "conv2d_dgrad": (32 * 49, 256, 512 * 9 / 4, 4),
-        "conv2d_wgrad": (512, 256 * 9, 32 * 49, 1),
-    }
-    for op, product in products.items():
-        call = kernel(op, **RESNET, stride=2)
-        hints = type(call).hints(columns_of([call]), H100)
-        found = [2 ** float(hints[f"product_log_{name}"][0]) for name in ("m", "n", "k", "batch")]
-        assert found == pytest.approx(product), op
-        assert hints["log_stride"] == 1.0

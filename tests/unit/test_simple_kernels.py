@@ -13,10 +13,7 @@ from kernelcast.hardware import Gpu, gpu
 from kernelcast.kernels import REGISTRY, kernel
 from kernelcast.kernels.base import Kernel, columns_of
 from kernelcast.kernels.collectives import ALGORITHMS
-from kernelcast.kernels.conv2d import ALGORITHMS as CONV_ALGORITHMS
-from kernelcast.kernels.conv2d import Conv2d
 from kernelcast.kernels.elementwise import Copy, Elementwise
-from kernelcast.kernels.gemm import Gemm
 from kernelcast.kernels.norm import RmsNorm
 from kernelcast.kernels.work import Work
 
@@ -256,83 +253,6 @@ def test_quantize_block_formats_carry_their_scales() -> None:
     assert nvfp4.activation_bytes == rows * (2 * cols + cols / 2 + cols / 16)
     with pytest.raises(KernelcastError, match="nvfp4 has block scales"):
         kernel("quantize", rows=1, cols=16, to="nvfp4", scale="token")
-
-
-# ---- conv2d ----
-
-RESNET: dict[str, Any] = {
-    "batch": 32, "in_channels": 256, "out_channels": 512, "height": 14, "width": 14,
-    "kernel_h": 3, "kernel_w": 3,
-}  # fmt: skip
-
-
-def test_conv2d_is_a_gemm_of_patches() -> None:
-    # padding 1, stride 2: out = floor((14 + 2 - 3) / 2) + 1 = 7, so m = 32 · 49 = 1568; n = 512; k = 256 · 9
-    conv = one("conv2d", **RESNET, padding=1, stride=2)
-    (gemm,) = works(Gemm(m=32 * 49, n=512, k=256 * 9))
-    np.testing.assert_array_equal(conv.tasks, gemm.tasks)
-    np.testing.assert_array_equal(conv.tensor_flops, gemm.tensor_flops)
-    assert conv.useful_flops == 2 * 1568 * 512 * 2304
-    tile = np.argmax((gemm.tile["tile_m"] == 128) & (gemm.tile["tile_n"] == 128))
-    assert np.asarray(conv.tasks)[tile] == 13 * 4  # 1568 / 128 = 12.25, 512 / 128 = 4
-    # the input itself, not the 1568 x 2304 of its patches
-    assert conv.activation_bytes == (32 * 256 * 14 * 14 + 32 * 512 * 7 * 7) * 2
-    assert conv.streamed_bytes == 512 * 256 * 9 * 2
-
-
-def test_conv2d_of_one_pixel_filters_is_the_gemm() -> None:
-    conv = one("conv2d", batch=4, in_channels=64, out_channels=128, height=28, width=28, kernel_h=1, kernel_w=1)
-    (gemm,) = works(Gemm(m=4 * 28 * 28, n=128, k=64))
-    for name, value in numbers(gemm).items():
-        np.testing.assert_allclose(numbers(conv)[name], value, err_msg=name, rtol=EXACT)
-
-
-def test_conv2d_stride_skips_input() -> None:
-    # 1x1 filters two apart see a quarter of the pixels
-    conv = one(
-        "conv2d",
-        batch=1,
-        in_channels=8,
-        out_channels=8,
-        height=16,
-        width=16,
-        kernel_h=1,
-        kernel_w=1,
-        stride=2,
-    )
-    assert conv.activation_bytes == (8 * 8 * 8 + 8 * 8 * 8) * 2
-
-
-def test_conv2d_depthwise_may_run_direct() -> None:
-    # 32 groups of one channel, 3x3: 18 FLOPs for each of 2 · 32 · 16 · 16 outputs, 512 pixels a channel
-    conv = one(
-        "conv2d", batch=2, in_channels=32, out_channels=32, height=16, width=16,
-        kernel_h=3, kernel_w=3, padding=1, groups=32,
-    )  # fmt: skip
-    direct = np.ravel(conv.tile["algorithm"]) == CONV_ALGORITHMS.index("direct")
-    assert direct.sum() == 1
-    assert np.asarray(conv.tasks)[direct] == 32 * 2
-    assert np.asarray(conv.fma_flops)[direct] == 256 * 18
-    assert np.asarray(conv.tensor_flops)[direct] == 0
-
-
-def test_conv2d_winograd_for_fp32_3x3() -> None:
-    # 14x14 outputs are 4x4 tiles of 4x4: m = 32 · 16 = 512 for each of 36 products of 512 x 256 x 512
-    conv = one("conv2d", **RESNET, padding=1, dtype="fp32")
-    winograd = np.ravel(conv.tile["algorithm"]) == CONV_ALGORITHMS.index("winograd")
-    gemm = np.ravel(conv.tile["algorithm"]) == CONV_ALGORITHMS.index("implicit_gemm")
-    assert winograd.sum() == gemm.sum() > 0
-    assert np.all(np.asarray(conv.useful_flops)[winograd] == 2 * 36 * 512 * 256 * 512)
-    assert np.all(np.asarray(conv.useful_flops)[gemm] == 2 * (32 * 14 * 14) * 2304 * 512)
-    for other in ({"dtype": "bf16"}, {"dtype": "fp32", "stride": 2}):
-        assert np.all(np.asarray(one("conv2d", **RESNET, padding=1, **other).tile["algorithm"]) == 0)
-
-
-def test_conv2d_refuses() -> None:
-    with pytest.raises(KernelcastError, match="groups 3 must divide in_channels 256"):
-        Conv2d(**RESNET, groups=3)
-    with pytest.raises(KernelcastError, match="kernel_h spans 31 pixels, more than the padded height 14"):
-        Conv2d(**RESNET, dilation=15)
 
 
 # ---- collectives ----

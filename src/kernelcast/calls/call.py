@@ -55,14 +55,12 @@ def _short(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A call as a run makes it: in which part of a model, and how often; ``by``: what of the batch its size follows.
-    ``kernels``: that the host launches for the call one by one, where they are many."""
+    """A call as a run makes it: in which part of a model, and how often; ``by``: what of the batch its size follows."""
 
     part: str
     call: Call
     count: float = 1.0
     by: str = "tokens"  # or "sequences" (the head's rows), or "lengths" (attention: new and past tokens of each)
-    kernels: float = 1.0
 
     @property
     def op(self) -> str:

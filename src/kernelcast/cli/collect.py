@@ -60,10 +60,14 @@ def collect(
     gpu: Here = None,
     seed: Annotated[int, typer.Option("--seed", help="the same seed gives the same calls")] = 0,
     plan_only: Annotated[bool, typer.Option("--plan", help="show the plan and stop; needs no GPU")] = False,
+    host: Annotated[bool, typer.Option("--host", help="not kernels but this host, for trace --host FILE.toml")] = False,
     as_json: Json = False,
 ) -> None:
     """Measure kernels on this machine's GPU into a table that fit and calibrate read. Needs PyTorch and CUDA."""
     seconds = parse_time(budget) if budget else None
+    if host:
+        _measure_host(out, gpu, as_json)
+        return
     if family == [_CONFIGS]:
         _sweep_configs(out, gpu, seconds)
         return
@@ -88,6 +92,25 @@ def collect(
     if out is None:
         raise KernelcastError("where should the results go? give -o FILE.parquet")
     _measure(wanted_of, out, gpu, seconds, seed, as_json)
+
+
+def _measure_host(out: Path | None, gpu: str | None, as_json: bool) -> None:
+    if out is None or out.suffix != ".toml":
+        raise KernelcastError(f"a host is written as TOML: give -o FILE.toml{f', not {out}' if out else ''}")
+    _needs_cuda()
+    from kernelcast.measure.device import identified
+    from kernelcast.measure.host import measured_host, write_host
+    from kernelcast.timeline.host import COSTS
+
+    with progress_bar() as start:
+        told = start("small models")
+        found = measured_host(identified(gpu), lambda done, total: told(done, total, ""))
+    write_host(found, out)
+    if as_json:
+        typer.echo(json.dumps({"file": str(out), **{name: getattr(found, name) for name in COSTS}}))
+        return
+    typer.echo(f"{out}: {found.launch_s * 1e6:.1f} µs a kernel, {found.view_s * 1e6:.1f} a view, "
+               f"{found.python_s * 1e6:.1f} a call of Python; {dict(found.sources)['programs']}")  # fmt: skip
 
 
 def _measure(

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from kernelcast.parallel.training import TrainingLayout
     from kernelcast.predict import Conditions
     from kernelcast.tracing.build import Asked
+    from kernelcast.training.roles import Roles
 
 Model = Annotated[
     str, typer.Argument(metavar="MODEL", help="FILE.py:function that gives (model, inputs), a config.json, or a name")
@@ -50,6 +51,25 @@ Checkpointing = Annotated[
 Compile = Annotated[
     bool, typer.Option("--compile", help="chains of element-wise ops and reductions fused, as torch.compile does")
 ]
+Precision = Annotated[
+    str | None,
+    typer.Option("--precision", metavar="NAME", help="pure, mixed (fp32 master weights and moments) or autocast"),
+]
+Format = Annotated[
+    str | None, typer.Option("--dtype", metavar="FORMAT", help="bf16, fp16, fp32 or tf32; else the model's own")
+]
+Cache = Annotated[bool | None, typer.Option("--cache/--no-cache", help="a prefill that fills a KV cache, or none")]
+Logits = Annotated[
+    str | None, typer.Option("--logits", metavar="WHICH", help="all or last; of causal inference the last")
+]
+ImageSize = Annotated[int | None, typer.Option("--image-size", help="pixels of an image's side; else the config's")]
+TpPlan = Annotated[
+    str | None,
+    typer.Option(
+        "--tp-plan", metavar="FILE", help="TOML or JSON: module -> colwise, rowwise, ...; hf: the model's own"
+    ),
+]
+Seq = Annotated[int | None, typer.Option("--seq", help="tokens of each (512), or samples of sound (160000)")]
 
 
 def register(app: typer.Typer) -> None:
@@ -66,8 +86,12 @@ def trace(
     gpu: GpuName = None,
     mode: Annotated[str, typer.Option("--mode", metavar="MODE", help="inference or training")] = "inference",
     batch: Annotated[int, typer.Option("--batch", help="samples")] = 1,
-    seq: Annotated[int, typer.Option("--seq", help="tokens of each")] = 512,
-    dtype: Annotated[str, typer.Option("--dtype", metavar="FORMAT", help="bf16, fp16, fp32 or tf32")] = "bf16",
+    seq: Seq = None,
+    dtype: Format = None,
+    precision: Precision = None,
+    cache: Cache = None,
+    logits: Logits = None,
+    image_size: ImageSize = None,
     optimizer: Optimizer = "adamw",
     accumulate: Annotated[int, typer.Option("--accumulate", help="passes before the optimizer steps")] = 1,
     attention: AttentionKind = "fused",
@@ -77,6 +101,7 @@ def trace(
     host: Annotated[str, typer.Option("--host", metavar="NAME", help="whose time to launch kernels")] = "server",
     dp: Annotated[int, typer.Option("--dp", help="data-parallel ranks; --batch is that of each")] = 1,
     tp: Tp = 1,
+    tp_plan: TpPlan = None,
     pp: Pp = 1,
     ep: Annotated[int, typer.Option("--ep", help="data-parallel ranks that experts are dealt out to")] = 1,
     zero: Annotated[int, typer.Option("--zero", help="1: optimizer states, 2: gradients, 3: parameters dealt out")] = 0,
@@ -103,14 +128,15 @@ def trace(
 
     asked = chosen_conditions(None, "model", predictor, calibration, weights)
     conditions = replace(asked, input_rotation=STEP.input_rotation)
-    found = _traced(Asked(what, batch, seq, dtype, mode, checkpointing), optimizer, accumulate, attention, graph)
+    wanted = Asked(what, batch, seq, dtype, mode, checkpointing, precision, cache, logits, image_size)
+    found = _traced(wanted, optimizer, accumulate, attention, graph)
     layout = TrainingLayout(dp, tp, pp, ep, zero, sequence_parallel, micro_batches, schedule, virtual_stages)  # type: ignore[arg-type]
     many = layout != TrainingLayout()
     if compile_ and many:
         raise KernelcastError("--compile is for one GPU: leave out --dp, --tp, --pp, --ep, --zero, --micro-batches")
     how = {"tf32": dtype == "tf32", "graph": graph, "on": host}
     if many:
-        _on_many(found, chip, layout, conditions, how, timeline, as_json)
+        _on_many(found, chip, layout, conditions, how | {"roles": _roles(tp_plan, found)}, timeline, as_json)
     else:
         _on_one(found, chip, conditions, how, compile_, timeline, as_json)
 
@@ -120,10 +146,23 @@ def _traced(asked: Asked, optimizer: str, accumulate: int, attention: str, graph
     from kernelcast.tracing.build import build
 
     built = build(asked)
-    return run(
+    found = run(
         built.model, built.inputs, asked.mode, optimizer=None if optimizer == "none" else optimizer,  # type: ignore[arg-type]
         loss=built.loss, accumulate=accumulate, attention=attention, graph=graph, name=built.name,
+        precision=built.precision, dtype=built.dtype if built.precision == "autocast" else "bf16",
     )  # fmt: skip
+    return replace(found, built=built.told)
+
+
+def _roles(plan: str | None, found: Trace) -> Roles | None:
+    """Which module is cut how; None: by the names that public models have, and by the model's own plan."""
+    from kernelcast.training.roles import Roles, read_plan
+
+    if plan is None:
+        return None
+    if plan == "hf" and not found.tp_plan:
+        raise KernelcastError(f"--tp-plan hf: {found.name} has no plan of its own; give a file")
+    return Roles.of_plan(found.tp_plan if plan == "hf" else read_plan(Path(plan)))
 
 
 def _on_one(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +13,8 @@ import typer
 
 from kernelcast.cli.commands import Command, with_examples
 from kernelcast.cli.options import Json
+from kernelcast.cli.progress import progress_bar
+from kernelcast.errors import KernelcastError
 from kernelcast.predict import Conditions
 from kernelcast.report.text import plain_table, show
 
@@ -23,11 +27,18 @@ def validate(
     folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="folder of cases")] = Path("validation"),
     predictor: Annotated[str, typer.Option("--predictor", help="learned, generic, or a baseline")] = "learned",
     seen: Annotated[bool, typer.Option("--seen", help="score shapes too that the weights were fitted on")] = False,
+    models: Annotated[bool, typer.Option("--models", help="whole models instead of kernels; needs PyTorch")] = False,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", metavar="WORD", help="models whose case holds this; may be repeated")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Predict every call that was measured for this project, and print how far off that is."""
     from kernelcast.validate import overall, validate
 
+    if models:
+        _models(folder, predictor, only or (), as_json)
+        return
     lines = validate(folder, Conditions(predictor=predictor), seen=seen)
     if as_json:
         typer.echo(json.dumps([asdict(line) for line in lines]))
@@ -44,3 +55,38 @@ def validate(
     which = "all calls" if seen else "calls of shapes that no fit saw"
     show(f"\nmean error {overall(lines):.1f}% over {sum(line.rows for line in lines):,} {which}")
     show("errors in % of the measured time; inside: the 80% interval; noise: two measurements of one call")
+
+
+def _models(folder: Path, predictor: str, only: Sequence[str], as_json: bool) -> None:
+    """Whole models: the sum of kernels, and the wall time with the host that ships and with the machine's own."""
+    if importlib.util.find_spec("torch") is None:
+        raise KernelcastError("replaying models needs PyTorch (no GPU): pip install 'kernelcast[torch]'")
+    from kernelcast.training.step import STEP
+    from kernelcast.validate.models import FOLDER, replay, summary
+
+    conditions = replace(STEP, predictor=predictor)
+    with progress_bar() as start:
+        told = start("tracing")
+        found = list(replay(folder / FOLDER, conditions, only, lambda done, total: told(done, total, "")))
+    if not found:
+        wanted = f" whose case holds {' or '.join(only)}" if only else ""
+        raise KernelcastError(f"{folder / FOLDER} has no measured model{wanted}")
+    whole = summary(found)
+    if as_json:
+        typer.echo(json.dumps({"cases": [one.line for one in found], "summary": whole}))
+        return
+    numbers = ("kernels ms", "off", "wall ms", "wall off", "own host")
+    table = plain_table("case", *numbers, "inside", "launch-bound", right=numbers)
+    for one in found:
+        own = "" if one.host_wall_error is None else f"{one.host_wall_error:+.1f}"
+        bound = ("yes" if one.launch_bound else "no") + ("" if one.told_right else ", told wrong")
+        table.add_row(
+            one.ran.case.id, f"{one.ran.kernel_ms:.2f}", f"{one.kernel_error:+.1f}", f"{one.ran.wall_ms:.2f}",
+            f"{one.wall_error:+.1f}", own, "yes" if one.inside else "no", bound,
+        )  # fmt: skip
+    show(table)
+    own = f", {whole['wall_error_own_host']:.1f}% with its own host" if "wall_error_own_host" in whole else ""
+    show(f"\n{whole['cases']} cases of {whole['models']} models: kernels {whole['kernels_error']:.1f}% off (at most "
+         f"{whole['worst_kernels_error']:.0f}%), wall {whole['wall_error']:.1f}%{own}")  # fmt: skip
+    show(f"inside the 80% interval {whole['inside']:.0%}; launch-bound told right "
+         f"{whole['launch_bound_told_right']:.0%}")  # fmt: skip

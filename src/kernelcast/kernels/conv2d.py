@@ -1,5 +1,6 @@
 """conv2d as an implicit GEMM: a row of A for each output pixel, a column of B for each output channel; conv2d_dgrad and
-conv2d_wgrad, the gradients of its input and of its filters, as such products too (cuDNN).
+conv2d_wgrad, the gradients of its input and of its filters, as such products too (cuDNN). One axis is an image of one
+row, three axes have frames; a transposed convolution is conv2d_dgrad of the convolution that it turns round.
 
 ``tile["algorithm"]`` is the place of a candidate's algorithm in ``ALGORITHMS``.
 """
@@ -8,97 +9,54 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
-from kernelcast.kernels.base import Calls, Conflicts, Kernel, Words, conflict, size
-from kernelcast.kernels.dtypes import DType
-from kernelcast.kernels.gemm import matmul_work, product_hints
-from kernelcast.kernels.vector import side_instructions
-from kernelcast.kernels.work import Array, Work, Works, ceil_div
+from kernelcast.kernels.base import Calls, Conflicts, Kernel, Words, choice, conflict, grain, size
+from kernelcast.kernels.conv_around import FORWARD, OF_FILTERS, OF_INPUT, Direct, Image, around, converted, direct_work
+from kernelcast.kernels.conv_product import Product, product_work
+from kernelcast.kernels.conv_sizes import Sizes, as_it_lies, columns_by_axis, depthwise_in_pytorch
+from kernelcast.kernels.gemm import product_hints
+from kernelcast.kernels.vector import ACCUMULATOR_BYTES, VECTOR_BYTES
+from kernelcast.kernels.work import Array, Work, Works
 from kernelcast.stacks import runner
 
 # The number of an algorithm is its place here:
 # 0 implicit_gemm: tiles gather the patches from L2.
 # 1 winograd: F(4x4, 3x3) needs 36 products a channel for 16 outputs, not 144 (Lavin and Gray,
-#   arXiv 1509.09308). cuDNN and MIOpen use it for 3x3 filters in fp32.
-# 2 direct: a thread an output pixel, for grouped and depthwise filters.
+#   arXiv 1509.09308). cuDNN and MIOpen use it for 3x3 filters in fp32,
+#   which PyTorch asks for only where it may try all (torch.backends.cudnn.benchmark).
+# 2 direct: a thread an output pixel, for depthwise filters.
 ALGORITHMS = ("implicit_gemm", "winograd", "direct")
-_WINOGRAD_SIDE = 4.0  # of a tile of outputs
+LAYOUTS = ("nhwc", "nchw")
+_LAYOUT_HELP = "nchw: as PyTorch makes tensors; nhwc: channels last (not said: nhwc)"
 _WINOGRAD_PRODUCTS = 36.0
-_DIRECT_THREADS = 256.0
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """A convolution as ``groups`` products of m x k by k x n; all arrays (calls,)."""
-
-    m: Array
-    n: Array
-    k: Array
-    groups: Array
-    channels: Array  # of the input, a group
-    whole: Array  # elements of the input
-    input_elements: Array  # that any output needs: a stride beyond the kernel skips some
-    winograd_tiles: Array  # of 4x4 outputs
-    winograd: NDArray[np.bool_]  # the filter allows it
-
-    @classmethod
-    def of(cls, calls: Calls) -> Sizes:
-        groups, stride, kernel_h, kernel_w = (calls[x] for x in ("groups", "stride", "kernel_h", "kernel_w"))
-        out_h = np.floor(_spare(calls, "height", "kernel_h") / stride) + 1
-        out_w = np.floor(_spare(calls, "width", "kernel_w") / stride) + 1
-        m = calls["batch"] * out_h * out_w
-        k = calls["in_channels"] / groups * kernel_h * kernel_w
-        whole = calls["batch"] * calls["in_channels"] * calls["height"] * calls["width"]
-        return cls(
-            m=m,
-            n=calls["out_channels"] / groups,
-            k=k,
-            groups=groups,
-            channels=calls["in_channels"] / groups,
-            whole=whole,
-            input_elements=np.minimum(whole, groups * m * k),
-            winograd_tiles=calls["batch"] * ceil_div(out_h, _WINOGRAD_SIDE) * ceil_div(out_w, _WINOGRAD_SIDE),
-            winograd=(kernel_h == 3) & (kernel_w == 3) & (stride == 1) & (calls["dilation"] == 1) & (groups == 1),
-        )
-
-    @property
-    def output_elements(self) -> Array:
-        return self.groups * self.m * self.n
-
-
-def _spare(calls: Calls, name: str, filter_name: str) -> Array:
-    """Steps of one pixel that the filter can move along this side; negative: it does not fit."""
-    span = calls["dilation"] * (calls[filter_name] - 1) + 1
-    return calls[name] + 2 * calls["padding"] - span
+_LOOP_LAUNCHES = 0.5  # of a start, for each group that runs by itself: cuDNN has several streams
+_PACKED_CHANNELS = 64.0  # of the groups that share a tile
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What one of the three passes multiplies, moves and, without tiles, does on the vector units."""
+    """What one of the three passes multiplies and moves."""
 
-    product: tuple[Array, Array, Array, Array]  # (m, n, k, how many) of the implicit GEMM
-    winograd: tuple[Array, Array, Array]  # (m, n, k) of each of Winograd's products
+    product: Product
+    winograd: Product
+    direct: Direct
+    images: tuple[Image, ...]  # its tensors, the result last
+    streamed_bytes: Array  # filters that are read
     activation_bytes: Array
-    memory_share: Array  # of im2col's matrix, what is in memory: what L2 must hold shrinks alike
-    # direct on the vector units; demand is that of one task
-    tasks: Array
-    flops: Array
-    l2_bytes: Array
-    operands: Array  # loaded one by one
-    steps: Array
 
 
 class Conv2d(Kernel):
-    """Two-dimensional convolution, channels last, as an implicit GEMM (cuDNN).
+    """Convolution of one to three axes as an implicit GEMM (cuDNN), channels last or first.
 
-    m = batch · out_h · out_w, n = out_channels / groups, k = in_channels / groups · kernel_h · kernel_w, once
-    a group. DRAM sees each input element once, however many patches share it. 3x3 filters in fp32 may also
-    run by Winograd's method, grouped (depthwise) ones direct on the vector units.
+    m = batch · outputs, n = out_channels / groups, k = in_channels / groups · taps, once a group; small groups share
+    a tile. DRAM sees each input element once, however many patches share it. Channels first are turned, by kernels
+    of their own, around all but products of single pixels. 3x3 filters in fp32 may also run by Winograd's method.
+    Depthwise ones run direct on the vector units: PyTorch's own kernels channels first, cuDNN's channels last.
     """
 
     op = "conv2d"
@@ -113,7 +71,6 @@ class Conv2d(Kernel):
             "kernel_h": 7, "kernel_w": 7, "padding": 3, "groups": 96,
         },
     )  # fmt: skip
-    reads_filters: ClassVar[bool] = True  # as weights, from DRAM
 
     batch: int = size("images")
     in_channels: int = size("channels of the input")
@@ -126,6 +83,16 @@ class Conv2d(Kernel):
     padding: int = size("zeros added on each side", default=0, low=0)
     dilation: int = size("step between the elements of a filter", default=1)
     groups: int = size("groups of channels that are convolved apart", default=1)
+    stride_w: int | None = size("step between outputs along the columns, where it differs", default=None)
+    padding_w: int | None = size("zeros beside the columns, where they differ", default=None, low=0)
+    dilation_w: int | None = size("step between the columns of a filter, where it differs", default=None)
+    depth: int | None = size("frames of the input (three axes; not said: 1)", default=None)
+    kernel_d: int | None = size("frames of a filter", default=None)
+    stride_d: int | None = size("step between frames of the output", default=None)
+    padding_d: int | None = size("zeros added before and after the frames", default=None, low=0)
+    dilation_d: int | None = size("step between the frames of a filter", default=None)
+    layout: str | None = choice(_LAYOUT_HELP, LAYOUTS, default=None)
+    tf32: str | None = choice("off: fp32 stays fp32 (cudnn.allow_tf32 is on by default)", ("off",), default=None)
 
     @classmethod
     def kinds(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
@@ -135,10 +102,11 @@ class Conv2d(Kernel):
 
     @classmethod
     def usual(cls, words: Words, gpu: Gpu) -> dict[str, str | None]:
-        """The format that the stack computes in, where the GPU has it."""
-        stack = runner(words.get("stack"))
-        runs = dict(stack.runs).get(f"{cls.family} {words['dtype']}") if stack else None
-        return {**words, "dtype": runs if runs and gpu.tensor_flops_per_s(runs) else words["dtype"]}
+        """Channels last, and the format that the stack computes in, where the GPU has it and it is not turned off."""
+        stack, off = runner(words.get("stack")), words["tf32"] == "off" and words["dtype"] == "fp32"
+        runs = dict(stack.runs).get(f"{cls.family} {words['dtype']}") if stack and not off else None
+        dtype = runs if runs and gpu.tensor_flops_per_s(runs) else words["dtype"]
+        return {**words, "layout": words["layout"] or "nhwc", "dtype": dtype, "tf32": "off" if off else None}
 
     @classmethod
     def conflicts(cls, calls: Calls) -> Conflicts:
@@ -146,60 +114,65 @@ class Conv2d(Kernel):
         for name in ("in_channels", "out_channels"):
             uneven = calls[name] % calls["groups"] != 0
             found += conflict(uneven, f"groups {{groups:.0f}} must divide {name} {{{name}:.0f}}", calls.numbers)
-        for name, filter_name in (("height", "kernel_h"), ("width", "kernel_w")):
-            spare, padded = _spare(calls, name, filter_name), calls[name] + 2 * calls["padding"]
+        names = (("depth", "kernel_d"), ("height", "kernel_h"), ("width", "kernel_w"))
+        for (name, filter_name), axis in zip(names, columns_by_axis(calls), strict=True):
             text = f"{filter_name} spans {{span:.0f}} pixels, more than the padded {name} {{padded:.0f}}"
-            found += conflict(spare < 0, text, {"span": padded - spare, "padded": padded})
+            found += conflict(axis.spare < 0, text, {"span": axis.span, "padded": axis.spare + axis.span})
         return found
 
     @classmethod
     def plan(cls, calls: Calls, sizes: Sizes) -> Plan:
-        """Direct: a thread an output pixel of one channel (PyTorch's conv_depthwise2d_forward), no padding to tiles.
-
-        Neighbours share their patches through L1, so a CTA reads its part of one group's input once.
-        """
-        kind = calls.dtype
-        tasks = sizes.groups * sizes.n * ceil_div(sizes.m, _DIRECT_THREADS)
-        pixels = sizes.output_elements / tasks
-        input_per_pixel = sizes.input_elements / (sizes.groups * sizes.m)
+        kind, (packed, count, turns) = calls.dtype, _packed(sizes)
+        m, images = _by_image(calls, sizes, sizes.m)
         return Plan(
-            product=(sizes.m, sizes.n, sizes.k, sizes.groups),
-            winograd=(sizes.winograd_tiles, sizes.n, sizes.channels),
+            product=Product(
+                m,
+                packed * sizes.n,
+                packed * sizes.channels,
+                sizes.taps * turns,
+                count * images,
+                packed=packed,
+                narrow=_narrow(calls, sizes),
+            ),
+            winograd=_winograd_product(sizes.winograd_tiles, sizes.n, sizes.channels),
+            direct=Direct(sizes.output_elements, sizes.taps, FORWARD),
+            images=(_input(sizes), _filters(sizes), _output(sizes)),
+            streamed_bytes=sizes.filter_elements * kind.weight_bytes,
             activation_bytes=sizes.input_elements * kind.act_bytes + sizes.output_elements * kind.out_bytes,
-            memory_share=sizes.input_elements / (sizes.groups * sizes.m * sizes.k),
-            tasks=tasks,
-            flops=2 * pixels * sizes.k,
-            l2_bytes=pixels * (input_per_pixel * kind.act_bytes + kind.out_bytes) + sizes.k * kind.weight_bytes,
-            operands=pixels * sizes.k,  # every product loads its own, from L1
-            steps=sizes.k,
         )
 
     @classmethod
     def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
         """Of the parameters, and of the implicit GEMM: which kernel cuDNN takes depends on both."""
-        product = product_hints(gpu, *cls.plan(calls, Sizes.of(calls)).product)
+        sizes = Sizes.of(calls)
+        made = cls.plan(calls, sizes).product
+        product = product_hints(gpu, made.m, made.columns, made.k, made.count)
         found = super().hints(calls, gpu) | {"log_stride": np.log2(calls["stride"])}
-        return found | {f"product_{name}": hint for name, hint in product.items()}
+        found |= {f"product_{name}": hint for name, hint in product.items()}
+        return found | _choosing(calls, sizes, gpu)
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
-        """The tiles of the GEMM; for 3x3 filters in fp32 Winograd's, for grouped ones the vector units."""
-        kind, sizes = calls.dtype, Sizes.of(calls)
+        """Tiles of the GEMM; for 3x3 filters in fp32 Winograd's, for depthwise ones the vector units; and what turns or
+        pads its tensors."""
+        sizes = Sizes.of(calls)
         plan = cls.plan(calls, sizes)
-        m, n, k, count = plan.product
-        gemm = matmul_work(gpu, kind, m, n, k, batch=count, weights=cls.reads_filters)
-        gemm = replace(
-            gemm,
+        work = product_work(gpu, calls.dtype, plan.product)
+        if calls.dtype.math == "fp32" and calls.choice("stack") != "torch" and sizes.winograd.any():
+            winograd = product_work(gpu, calls.dtype, plan.winograd)
+            winograd = replace(winograd, tile={**winograd.tile, "algorithm": 1.0})
+            work = _joined(work, _where(sizes.winograd, winograd, work))
+        if sizes.depthwise.any():
+            moved = plan.streamed_bytes + plan.activation_bytes
+            work = _where(sizes.depthwise, direct_work(calls, sizes, gpu, plan.direct, moved), work)
+        rounds = np.where(sizes.looped, np.maximum(1.0, _LOOP_LAUNCHES * sizes.groups), 1.0)
+        work = replace(
+            work,
+            streamed_bytes=plan.streamed_bytes,
             activation_bytes=plan.activation_bytes,
-            refetched_bytes=np.asarray(gemm.refetched_bytes) * plan.memory_share,
-            tile={**gemm.tile, "algorithm": 0.0},
+            launches=work.launches * rounds,
         )
-        work, grouped = gemm, sizes.groups > 1
-        if kind.math == "fp32" and sizes.winograd.any():
-            work = _with_candidates(work, _winograd(gpu, kind, gemm, plan), sizes.winograd)
-        if grouped.any():
-            work = _with_candidates(work, _direct(gpu, gemm, plan), grouped)
-        return (work,)
+        return (*around(calls, sizes, gpu, plan.images[:-1]), work, *around(calls, sizes, gpu, plan.images[-1:]))
 
 
 class Conv2dDgrad(Conv2d):
@@ -214,100 +187,149 @@ class Conv2dDgrad(Conv2d):
 
     @classmethod
     def plan(cls, calls: Calls, sizes: Sizes) -> Plan:
-        """Direct: a thread an input pixel of one channel (conv_depthwise2d_backward), dy shared through L1."""
-        kind, stride = calls.dtype, calls["stride"]
-        classes = np.minimum(stride, calls["kernel_h"]) * np.minimum(stride, calls["kernel_w"])
-        pixels = calls["batch"] * ceil_div(calls["height"], stride) * ceil_div(calls["width"], stride)  # of a class
-        k = sizes.n * calls["kernel_h"] * calls["kernel_w"] / classes
-        tasks = ceil_div(sizes.whole, _DIRECT_THREADS)
-        each = sizes.whole / tasks
+        kind, (packed, count, turns) = calls.dtype, _packed(sizes)
+        classes, pixels = np.ones(calls.count), calls["batch"]
+        for axis in sizes.axes:
+            classes = classes * np.minimum(axis.stride, axis.kernel)
+            pixels = pixels * np.ceil(axis.length / axis.stride)  # of a class
+        taps, count = sizes.taps * turns / classes, count * classes
+        m, images = _by_image(calls, sizes, pixels)
         return Plan(
-            product=(pixels, sizes.channels, k, sizes.groups * classes),
-            winograd=(sizes.winograd_tiles, sizes.channels, sizes.n),  # dx has about as many tiles as y
+            product=Product(
+                m,
+                packed * sizes.channels,
+                packed * sizes.n,
+                taps,
+                count * images,
+                packed=packed,
+                narrow=_narrow(calls, sizes),
+            ),
+            winograd=_winograd_product(sizes.winograd_tiles, sizes.channels, sizes.n),  # dx has about as many as y
+            direct=Direct(
+                sizes.whole, sizes.taps, OF_INPUT
+            ),  # every tap is looked at, whether it meets an output or not
+            images=(_output(sizes), _filters(sizes), _input(sizes)),
+            streamed_bytes=sizes.filter_elements * kind.weight_bytes,
             activation_bytes=sizes.output_elements * kind.act_bytes + sizes.whole * kind.out_bytes,
-            memory_share=np.minimum(1.0, sizes.output_elements / (sizes.groups * pixels * k)),  # dy itself
-            tasks=tasks,
-            flops=2 * each * k,
-            l2_bytes=each * (kind.act_bytes + kind.out_bytes) + k * kind.weight_bytes,  # dy comes in once
-            operands=each * k,
-            steps=k,
         )
 
 
 class Conv2dWgrad(Conv2d):
     """Gradient of a convolution's filters, from its input and the gradient of its output. Parameters are the forward's.
 
-    m = out_channels / groups, n = in_channels / groups · kernel_h · kernel_w, k = batch · out_h · out_w, once a group:
-    few tiles with a long sum each, so that libraries split k.
+    m = out_channels / groups, n = in_channels / groups for each tap, k = batch · out_h · out_w, once a group: few tiles
+    with a long sum each, so that libraries split k.
     """
 
     op = "conv2d_wgrad"
-    reads_filters = False
 
     @classmethod
     def plan(cls, calls: Calls, sizes: Sizes) -> Plan:
-        """Direct: a CTA an element of a filter, over all pixels (conv_depthwise2d_grad_weight_kernel)."""
-        kind, filters = calls.dtype, sizes.groups * sizes.n * sizes.k  # elements
+        kind, (packed, count, turns) = calls.dtype, _packed(sizes)
+        pixels, images = _by_image(calls, sizes, sizes.m)
         read = sizes.output_elements + sizes.input_elements
+        # sums of each image, which another kernel adds up (reduce_wgrad_nchw_helper)
+        partial = np.where(images > 1, 2 * images * sizes.filter_elements * ACCUMULATOR_BYTES, 0.0)
         return Plan(
-            product=(sizes.n, sizes.k, sizes.m, sizes.groups),
-            winograd=(sizes.n, sizes.channels, sizes.winograd_tiles),
-            activation_bytes=read * kind.act_bytes + filters * kind.out_bytes,
-            memory_share=sizes.input_elements / (sizes.groups * sizes.m * sizes.k),
-            tasks=filters,
-            flops=2 * sizes.m,
-            l2_bytes=2 * sizes.m * kind.act_bytes + kind.out_bytes,
-            operands=2 * sizes.m,
-            steps=ceil_div(sizes.m, _DIRECT_THREADS),
-        )
+            product=Product(
+                packed * sizes.n, packed * sizes.channels, pixels, turns, count * images, tap_columns=sizes.taps,
+                splits=True, packed=packed, pixels_inner=True, narrow=_narrow(calls, sizes),
+            ),
+            winograd=_winograd_product(sizes.n, sizes.channels, sizes.winograd_tiles, splits=True),
+            direct=Direct(sizes.output_elements, sizes.taps, OF_FILTERS),  # a product for each pixel and tap
+            images=(_input(sizes), _output(sizes), _filters(sizes)),
+            streamed_bytes=np.zeros(calls.count),
+            activation_bytes=read * kind.act_bytes + sizes.filter_elements * kind.out_bytes + partial,
+        )  # fmt: skip
 
 
-def _winograd(gpu: Gpu, kind: DType, gemm: Work, plan: Plan) -> Work:
+def _packed(sizes: Sizes) -> tuple[Array, Array, Array]:
+    """Groups that share a tile, how many such products there are, and how many run one after another: a loop over
+    groups is as a longer k."""
+    most = np.floor(_PACKED_CHANNELS / np.maximum(sizes.n, sizes.channels))
+    packed = np.where(sizes.looped, 1.0, np.clip(most, 1.0, sizes.groups))
+    products = np.ceil(sizes.groups / packed)
+    return packed, np.where(sizes.looped, 1.0, products), np.where(sizes.looped, products, 1.0)
+
+
+def _by_image(calls: Calls, sizes: Sizes, pixels: Array) -> tuple[Array, Array]:
+    """(pixels of a product, products): with channels first those of an image, where it is multiplied as it lies."""
+    images = np.where(as_it_lies(calls, sizes) & (sizes.m > sizes.batch), sizes.batch, 1.0)
+    return pixels / images, images
+
+
+def _narrow(calls: Calls, sizes: Sizes) -> NDArray[np.bool_]:
+    """Rows of pixels that are no whole vectors of 16 bytes, where an image is multiplied as it lies."""
+    row_bytes = sizes.m / sizes.batch * calls.dtype.act_bytes
+    return as_it_lies(calls, sizes) & (sizes.m > sizes.batch) & (np.mod(row_bytes, VECTOR_BYTES) > 0)
+
+
+def _winograd_product(m: Array, n: Array, k: Array, splits: bool = False) -> Product:
     """36 products of tiles, channels and filters. The transforms around them are not counted."""
-    m, n, k = plan.winograd
-    work = matmul_work(gpu, kind, m, n, k, batch=_WINOGRAD_PRODUCTS)
-    return replace(
-        work,
-        streamed_bytes=gemm.streamed_bytes,
-        activation_bytes=gemm.activation_bytes,
-        refetched_bytes=0.0,
-        tile={**work.tile, "algorithm": 1.0},
-    )
+    one = np.ones_like(m)
+    return Product(m, n, k, one, _WINOGRAD_PRODUCTS * one, splits=splits)
 
 
-def _direct(gpu: Gpu, gemm: Work, plan: Plan) -> Work:
-    return replace(
-        gemm,
-        tasks=plan.tasks,
-        tensor_flops=0.0,
-        fma_flops=plan.flops,
-        smem_bytes=0.0,
-        l2_bytes=plan.l2_bytes,
-        multicast_bytes=0.0,
-        other_warp_instructions=side_instructions(gpu, plan.l2_bytes, plan.operands),
-        refetched_bytes=0.0,
-        threads=_DIRECT_THREADS,
-        registers_per_thread=40.0,
-        smem_bytes_per_cta=0.0,
-        serial_steps=plan.steps,
-        useful_flops=plan.tasks * plan.flops,
-        tile={"tile_m": _DIRECT_THREADS, "tile_n": 1.0, "tile_k": 1.0, "split_k": 1.0, "algorithm": 2.0},
-    )
+def _input(sizes: Sizes) -> Image:
+    return Image(sizes.batch, sizes.input_pixels / sizes.batch, sizes.channels * sizes.groups)
 
 
-def _with_candidates(works: Work, extra: Work, where: NDArray[np.bool_]) -> Work:
-    """``works`` and the candidates of ``extra``; calls outside ``where`` repeat those of ``works`` there."""
-    shape = works.shape
-    more = (min(extra.shape[0], shape[0]), shape[1])
+def _output(sizes: Sizes) -> Image:
+    return Image(sizes.batch, sizes.m / sizes.batch, sizes.n * sizes.groups)
 
-    def join(many: Any, others: Any) -> Array:
-        table = np.broadcast_to(np.asarray(many, dtype=np.float64), shape)
-        return np.concatenate([table, np.where(where, np.broadcast_to(others, more), table[: more[0]])])
 
-    numbers: dict[str, Any] = {
-        name: join(value, getattr(extra, name))
+def _filters(sizes: Sizes) -> Image:
+    return Image(sizes.n * sizes.groups, sizes.taps, sizes.channels, is_filter=True)
+
+
+def _choosing(calls: Calls, sizes: Sizes, gpu: Gpu) -> dict[str, Array]:
+    """What cuDNN and PyTorch choose kernels by, beside sizes: whole vectors of channels, taps, groups, axes."""
+    frames, rows, columns = sizes.axes
+    inputs, outputs = sizes.channels * sizes.groups, sizes.n * sizes.groups
+    numbers = {
+        "taps": sizes.taps, "groups": sizes.groups, "group_channels": sizes.channels, "group_filters": sizes.n,
+        "input_pixels": sizes.input_pixels, "output_pixels": sizes.m, "row": columns.outputs,
+        "frames": frames.length, "step": columns.stride * rows.stride * frames.stride, "packed": _packed(sizes)[0],
+    }  # fmt: skip
+    facts = {
+        "pointwise": sizes.pointwise, "depthwise": sizes.depthwise, "own": depthwise_in_pytorch(calls, sizes),
+        "converted": converted(calls, sizes, gpu), "looped": sizes.looped, "ordinary": sizes.ordinary,
+        "one_row": rows.length * rows.kernel == 1,
+        "dilated": rows.dilation * columns.dilation > 1, "first_layer": inputs <= 4, "narrow": _narrow(calls, sizes),
+        "whole_vectors": (inputs % 8 == 0) & (outputs % 8 == 0), "unpadded": columns.padding == 0,
+        "by_strides": (columns.stride == columns.kernel) & (columns.kernel > 1),
+    }  # fmt: skip
+    found = {f"log_{name}": np.log2(np.maximum(value, 1e-9)) for name, value in numbers.items()}
+    found |= {f"grain_{name}": grain(value) for name, value in (("inputs", inputs), ("outputs", outputs))}
+    found |= {f"mod8_{name}": np.mod(value, 8) for name, value in (("inputs", inputs), ("outputs", outputs))}
+    return found | {name: np.asarray(value, dtype=np.float64) for name, value in facts.items()}
+
+
+def _table(value: Any, shape: tuple[int, int]) -> Array:
+    return np.broadcast_to(np.asarray(value, dtype=np.float64), shape)
+
+
+def _merged(works: Work, extra: Work, how: Any) -> Work:
+    """``how`` of every number of the two."""
+    numbers = {
+        name: how(value, getattr(extra, name))
         for name, value in vars(works).items()
         if isinstance(value, float | int | np.ndarray)
     }
-    tile = {name: join(value, extra.tile[name]) for name, value in works.tile.items()}
-    return replace(works, **numbers, tile=tile)
+    return replace(works, **numbers, tile={name: how(value, extra.tile[name]) for name, value in works.tile.items()})
+
+
+def _where(where: NDArray[np.bool_], those: Work, others: Work) -> Work:
+    """The candidates of ``those`` for some calls, of ``others`` for the rest; few are repeated to be as many."""
+    shape = others.shape
+
+    def chosen(other: Any, that: Any) -> Array:
+        return np.where(where, _table(that, shape), _table(other, shape))
+
+    return _merged(others, those, chosen)
+
+
+def _joined(works: Work, extra: Work) -> Work:
+    """The candidates of both."""
+    shape = works.shape
+    return _merged(works, extra, lambda a, b: np.concatenate([_table(a, shape), _table(b, shape)]))

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Calls
 from kernelcast.kernels.dtypes import DType, dtype, matmul_pipe
-from kernelcast.kernels.flash_backends import FLASHINFER_FA3, FLASHINFER_MLA, Backend, default_backend, tiling
+from kernelcast.kernels.flash_backends import FLASHINFER_FA3, FLASHINFER_MLA, PYTORCH, Backend, default_backend, tiling
 from kernelcast.kernels.requests import Heads, Requests
 from kernelcast.kernels.work import Array, Work, Works, ceil_div
 
@@ -186,6 +186,8 @@ def _plan(
     lanes = np.where(pack, heads.kv, heads.queries)  # heads, or groups of them, that walk the keys alike
     rows = requests.total(requests.queries) * group / requests.count
     tile_q = _query_tile(backend, rows, heads.qk_dim)
+    if name in PYTORCH:
+        tile_q = np.where(heads.v_dim > 128, tile_q / 2, tile_q)
     tile_kv = _kv_tile(name, heads.qk_dim, causal, paged, tile_q, kv_bytes)
     if backend in FLASHINFER_MLA.values():
         tile_kv = np.full_like(tile_kv, 64.0)
@@ -233,6 +235,10 @@ def _kv_tile(
             head_dim <= 64, np.where(paged, 96.0, 128.0),
             np.where(head_dim <= 128, np.where(paged, 96.0, np.where(causal > 0, 128.0, 192.0)), 80.0),
         )  # fmt: skip
+    if name == "efficient":  # generate_kernels.py
+        return np.where(head_dim <= 64, 64.0, 128.0)
+    if name == "fa2_dropout":
+        return np.select([head_dim <= 32, head_dim <= 96, head_dim <= 128], [128.0, 64.0, 32.0], 64.0)
     if name in ("fa4", "cudnn", "trtllm"):
         return np.where(head_dim <= 128, 128.0, 64.0)
     if name == "flashinfer":  # prefill.cuh, NUM_MMA_KV: what registers and half of an SM's shared memory hold

@@ -47,6 +47,13 @@ BACKENDS = {
     "triton": Backend((16, 64, 128), np.inf, 1, "fill", 128, 32, 2, 1500),
 }
 
+# PyTorch's memory-efficient kernel (xFormers' kernel_forward.h, CUTLASS): 64 queries of a head, keys never split, no
+# copies ahead of the products.
+EFFICIENT = Backend((64,), 0, 1, "never", 128, 32, 1, 5500)  # 32 queries where heads are wider than 128
+
+# FlashAttention 2 with dropout (flash_fwd_launch_template.h): other tiles, and keys are never split.
+FA2_DROPOUT = Backend((128,), 0, 1, "never", 128, 32, 1, 1500, registers=255)
+
 # FlashInfer's own kernels that go by the name of a library (0.5.3, attention/scheduler.cuh). PrefillSM90Plan: tiles of
 # 128 queries of one head (192 of small ones), no keys shared by a group and none split, the longest first to the least
 # loaded of one CTA an SM: chunks and decodes of a batch are one schedule. MLAPlan: 64 rows of all heads a CTA, two CTAs
@@ -58,8 +65,13 @@ FLASHINFER_MLA = {
 }
 
 
+PYTORCH = {"efficient": EFFICIENT, "fa2_dropout": FA2_DROPOUT}
+
+
 def tiling(name: str, stack: str | None, latent: bool) -> Backend:
     """How ``name`` tiles in this stack; ``latent``: all heads share one key (MLA, weights absorbed)."""
+    if name in PYTORCH:
+        return PYTORCH[name]
     if stack == "flashinfer" and latent and name in FLASHINFER_MLA:
         return FLASHINFER_MLA[name]
     return FLASHINFER_FA3 if stack == "flashinfer" and name == "fa3" else BACKENDS[name]

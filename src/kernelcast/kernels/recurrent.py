@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Calls, Conflicts, Kernel, choice, conflict, flag, grain, size
 from kernelcast.kernels.recurrent_steps import (
-    GRADIENT_STEPS,
     RecurrentSizes,
     aligned_rows,
     bias_gradients,
@@ -31,13 +30,12 @@ from kernelcast.kernels.recurrent_steps import (
     input_products,
     mma_runs,
     persistent_kernel,
-    pieces_of,
     small_kernel,
     step_gates,
     step_product,
     weight_gradients,
 )
-from kernelcast.kernels.work import Array, Works, ceil_div
+from kernelcast.kernels.work import Array, Works
 
 CELLS = ("lstm", "gru", "rnn")
 ALGORITHMS = ("standard", "persistent", "small")
@@ -162,16 +160,3 @@ class RecurrentBackward(_Recurrent):
             *weight_gradients(gpu, kind, sizes),
             bias_gradients(gpu, kind, sizes),
         )
-
-
-def kernels_of(calls: Calls, forward: bool) -> Array:
-    """How many kernels a call launches, as far as they count: the host launches each."""
-    sizes, stepped = RecurrentSizes.of(calls), algorithms(calls, forward) == 0
-    projected = (sizes.out < sizes.hidden).astype(np.float64)
-    if forward:
-        whole = sizes.chains * (3.0 if calls.choice("cell") == "gru" else 2.0)
-        return np.where(stepped, sizes.length * (2 + projected) + pieces_of(sizes) * sizes.chains + 4, whole)
-    cleared = 0.0 if calls.dtype.act_bytes < 4 else 1.0  # products of fp32 split k and add up in memory set to 0
-    between = np.where(sizes.wavefront, (sizes.layers - 1) * ceil_div(sizes.steps, GRADIENT_STEPS), 0.0)
-    each = sizes.length * (2 + projected + cleared) + between
-    return np.where(stepped, each + 9 * sizes.chains, 3 + 8 * sizes.chains)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
-from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Calls, Conflicts, conflict, size
-from kernelcast.kernels.vector import INDEX_BYTES, MAX_THREADS, MemoryKernel, vector_kernel
+from kernelcast.kernels.indexed import IndexedKernel
+from kernelcast.kernels.vector import INDEX_BYTES, MAX_THREADS, Mask, paced, vector_kernel
 from kernelcast.kernels.work import Array, Work, Works, ceil_div
 
 # should_use_multiblock: rows up to this many go to several CTAs each when they are at least this long.
@@ -17,9 +19,16 @@ _THREADS = 256.0  # of a CTA that shares a row
 _LEAST_VALUES, _MOST_VALUES = 4.0, 64.0  # a thread, there
 _DIGIT_FLOPS = 4.0  # an element a pass: to a sortable integer, mask, digit, compare
 _SORT_FLOPS = 2.0  # compare and exchange
+_PART_CYCLES = 34.0  # of a CTA's counts, added to those before: 17 us for 977 on our H200
+_COUNTS_CYCLES = 2500.0  # of a row's 256 counts
+_SEARCH_CYCLES = 700.0  # of a CTA's pass over as many elements as it has threads
+_COUNT_INSTRUCTIONS = 30.0  # of a thread for an element: a single load, an atomic in shared memory
+_GATHER_INSTRUCTIONS = 80.0  # two prefix sums
+_SMALL_KERNELS = 8.0  # beside it: cleared counts, the k-th value's counts, their sums by row
+_LEVEL_CYCLES = 200.0  # of a level of the sorting network
 
 
-class Topk(MemoryKernel):
+class Topk(IndexedKernel):
     """The k largest elements of each row in order, with their places as int64.
 
     Long rows: a kernel for each 8 bits of the number finds the digit of the k-th element, reading all rows anew; short
@@ -46,16 +55,24 @@ class Topk(MemoryKernel):
         found_bytes = rows * k * (element_bytes + INDEX_BYTES)
         digits = int(8 * element_bytes / _BLOCK_BITS)
         select = _pass(gpu, rows, cols, element_bytes, rows * 256 * 2.0, shared)  # a histogram of 16 bits a digit
-        gather = _pass(gpu, rows, cols, element_bytes, found_bytes, shared)
+        join = _joined(gpu, rows, cols, shared)
+        gather = _pass(gpu, rows, cols, element_bytes, found_bytes, shared, _GATHER_INSTRUCTIONS, _SMALL_KERNELS)
         alone = _alone(gpu, rows, cols, element_bytes, found_bytes, ~shared)
-        return (*(select,) * digits, gather, alone, _sort(gpu, rows, k, found_bytes))
+        return (*(select, join) * digits, gather, alone, _sort(gpu, rows, k, found_bytes))
 
 
 def _pass(
-    gpu: Gpu, rows: Array, cols: Array, element_bytes: float, written_bytes: Array, runs: NDArray[np.bool_]
+    gpu: Gpu,
+    rows: Array,
+    cols: Array,
+    element_bytes: float,
+    written_bytes: Array,
+    runs: Mask,
+    instructions: float = _COUNT_INSTRUCTIONS,
+    launches: float = 1.0,
 ) -> Work:
     """All rows once, several CTAs each."""
-    values = np.clip(ceil_div(rows * cols, gpu.sm_count * gpu.max_threads_per_sm), _LEAST_VALUES, _MOST_VALUES)
+    values = _values(gpu, rows, cols)
     elements = rows * cols
     return vector_kernel(
         gpu,
@@ -64,21 +81,40 @@ def _pass(
         moved_bytes=elements * element_bytes + written_bytes,
         flops=_DIGIT_FLOPS * elements,
         smem_bytes=elements * 4,  # a count in the histogram, or a place in the prefix sum
-        warp_instructions=2 * elements / gpu.warp_threads,  # a single load, an atomic in shared memory
+        warp_instructions=instructions * elements / gpu.warp_threads,
+        launches=launches,
         smem_bytes_per_cta=256 * 4.0,
         steps=values,
         runs=runs,
     )
 
 
-def _alone(
-    gpu: Gpu, rows: Array, cols: Array, element_bytes: float, found_bytes: Array, runs: NDArray[np.bool_]
-) -> Work:
+def _values(gpu: Gpu, rows: Array, cols: Array) -> Array:
+    """Elements of a thread, where CTAs share a row."""
+    return np.clip(ceil_div(rows * cols, gpu.sm_count * gpu.max_threads_per_sm), _LEAST_VALUES, _MOST_VALUES)
+
+
+def _joined(gpu: Gpu, rows: Array, cols: Array, runs: Mask) -> Work:
+    """Two kernels after each pass: the counts of a row's CTAs added up one after another, and what is within the k."""
+    parts = ceil_div(cols, _THREADS * _values(gpu, rows, cols))
+    work = vector_kernel(
+        gpu,
+        tasks=2 * rows,
+        threads=_THREADS,
+        moved_bytes=2 * rows * parts * 256 * 2.0,
+        steps=parts,
+        launches=2.0,
+        runs=runs,
+    )
+    return replace(paced(work, gpu, _PART_CYCLES), task_cycles=_COUNTS_CYCLES)
+
+
+def _alone(gpu: Gpu, rows: Array, cols: Array, element_bytes: float, found_bytes: Array, runs: Mask) -> Work:
     """A CTA a row: a pass for each digit, then one for what is larger and one for what is equal."""
     passes = 8 * element_bytes / _WARP_BITS + 2
     elements = rows * cols
     threads = np.minimum(MAX_THREADS, ceil_div(cols, gpu.warp_threads) * gpu.warp_threads)
-    return vector_kernel(
+    work = vector_kernel(
         gpu,
         tasks=rows,
         threads=threads,
@@ -90,6 +126,7 @@ def _alone(
         steps=passes * ceil_div(cols, threads),
         runs=runs,
     )
+    return paced(work, gpu, _SEARCH_CYCLES)
 
 
 def _sort(gpu: Gpu, rows: Array, k: Array, found_bytes: Array) -> Work:
@@ -97,7 +134,7 @@ def _sort(gpu: Gpu, rows: Array, k: Array, found_bytes: Array) -> Work:
     padded = 2 ** np.ceil(np.log2(np.maximum(k, 2.0)))
     levels = np.log2(padded) * (np.log2(padded) + 1) / 2
     pairs = rows * padded / 2 * levels
-    return vector_kernel(
+    work = vector_kernel(
         gpu,
         tasks=rows,
         threads=np.clip(padded / 2, gpu.warp_threads, MAX_THREADS),
@@ -108,3 +145,4 @@ def _sort(gpu: Gpu, rows: Array, k: Array, found_bytes: Array) -> Work:
         steps=levels,
         runs=k > 1,
     )
+    return paced(work, gpu, _LEVEL_CYCLES)

@@ -139,6 +139,10 @@ class Trace:
     tokens: int = 0  # that the step reads: batch x sequence, where inputs tell
     samples: int = 0
     python_calls: dict[str, int] = field(default_factory=dict)  # by phase: of functions, by the program itself
+    built: dict[str, Any] = field(default_factory=dict)  # which class, inputs and formats, where a command chose them
+    notes: tuple[str, ...] = ()  # what was taken for granted
+    tp_plan: dict[str, str] = field(default_factory=dict)  # how the model itself says that its modules are cut
+    uncut: tuple[tuple[str, int], ...] = ()  # of a rank of tensor parallelism: what it has whole, with how many numbers
     nodes: int = 0  # of autograd's graph that the backward pass runs, those that launch nothing too
 
     @property

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from kernelcast.networks.traced import PHASES
 from kernelcast.report.json import attributes
 from kernelcast.report.run import breakdown_fields, interval_text
 from kernelcast.report.text import evidence_lines, plain_table, show, support_text, title
+from kernelcast.report.trace import built_lines
 from kernelcast.report.units import binary_bytes_text, digits, percent, time_text
 from kernelcast.timeline import Memory
 from kernelcast.training.scaled import PARTS, ScaledStep
@@ -40,9 +42,11 @@ def fields(found: ScaledStep) -> dict[str, Any]:
         "bubble_share": found.bubble_share,
         "data_parallel_sent_bytes": found.sent_bytes,
         "parts_s": found.parts_s,
+        **({"built": found.trace.built} if found.trace.built else {}),
         "memory_bytes": found.memory.used_bytes,
         "memory": memory_fields(found.memory),
         "fits": found.fits,
+        **({"uncut": uncut_fields(found)} if found.cut.uncut else {}),
         "stages": [
             {"stage": s.index, "layers": s.layers, "micro_batches_in_flight": s.in_flight, "parts_s": s.parts_s,
              "memory": memory_fields(s.memory)}
@@ -53,6 +57,30 @@ def fields(found: ScaledStep) -> dict[str, Any]:
         "evidence": found.rests_on.told(),
         "predictor": found.predictor,
     }  # fmt: skip
+
+
+def uncut_fields(found: ScaledStep) -> list[dict[str, Any]]:
+    """What tensor parallelism leaves whole on every rank: modules, with their share of parameters and kernel time."""
+    time_s: dict[str, float] = {}
+    for kernel in found.kernels:
+        name = re.sub(r"(?<=\.)\d+(?=\.|$)", "*", kernel.op.module)
+        time_s[name] = time_s.get(name, 0.0) + kernel.time_s
+    whole_s = sum(time_s.values()) or 1.0
+    return [
+        {"module": name, "parameters": size, "share_of_parameters": size / max(1, found.trace.parameters),
+         "share_of_kernel_time": time_s.get(name, 0.0) / whole_s}
+        for name, size in found.cut.uncut
+    ]  # fmt: skip
+
+
+def _uncut_text(found: ScaledStep) -> list[str]:
+    rows = uncut_fields(found)
+    told = ", ".join(
+        f"{row['module']} ({percent(row['share_of_parameters'])} of the parameters, "
+        f"{percent(row['share_of_kernel_time'])} of the kernel time)" for row in rows[:6]
+    )  # fmt: skip
+    more = f", and {len(rows) - 6} more" if len(rows) > 6 else ""
+    return [f"uncut      every GPU has all of {told}{more}; --tp-plan cuts them"] if rows else []
 
 
 def _kernel_s(found: ScaledStep, phase: str) -> float:
@@ -85,13 +113,14 @@ def print_scaled(found: ScaledStep) -> None:
     """The answer first, then where the time goes, then memory, then what it rests on."""
     layout, trace = found.layout, found.trace
     show(title(trace.name, "  training", f"{layout.gpus} x {found.gpu.name}", f"  {layout.told}"))
+    show(*built_lines(trace.built), *trace.notes)
     size = f"{found.tokens:,} tokens" if found.tokens else f"{found.samples:,} samples"
     show(f"{size} a step in {layout.micro_batches} x {layout.dp} passes, {digits(trace.parameters)} parameters", "")
     answer = plain_table("", "", "", right=("",), rows=answer_rows(found))
     parts = plain_table("part", "time", "share", "", right=("time", "share"), rows=part_rows(found))
     heads = ("layers", "in flight", "parameters", "gradients", "optimizer", "activations", "memory")
     memory = plain_table("stage", *heads, right=heads, rows=memory_rows(found))
-    show(answer, "", parts, "", memory, "", support_text(found.support, found.predictor))
+    show(answer, "", parts, "", memory, "", *_uncut_text(found), support_text(found.support, found.predictor))
     show(*evidence_lines(found.rests_on))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from kernelcast.networks.traced import PHASES
@@ -26,10 +27,15 @@ def fields(step: Step) -> dict[str, Any]:
         **{f"{phase}_kernel_s": step.phase_kernel_s(phase) for phase in PHASES},
         "launch_bound": step.launch_bound,
         "idle_s": step.idle_s,
+        "launch_margin": step.margin,
+        "launch_margin_low": step.margins[0],
+        "launch_margin_high": step.margins[1],
         "kernels": round(sum(kernel.launches for kernel in step.kernels)),
         "ops": len(trace.ops),
         "flops": step.flops,
         "mfu": step.mfu,
+        **({"built": trace.built} if trace.built else {}),
+        **({"notes": list(trace.notes)} if trace.notes else {}),
         "parameters": trace.parameters,
         "tokens": trace.tokens,
         "tokens_per_s": trace.tokens / step.time_s,
@@ -55,18 +61,44 @@ def print_step(step: Step) -> None:
     show(title(trace.name, f"  {trace.mode}", step.gpu.name, f"  {how}"))
     size = f"{trace.tokens:,} tokens" if trace.tokens else f"{trace.samples:,} samples"
     kernels = round(sum(kernel.launches for kernel in step.kernels))
+    show(*built_lines(trace.built), *trace.notes)
     show(f"{size}, {digits(trace.parameters)} parameters, {len(trace.ops):,} ops, {kernels:,} kernels", "")
     present = {share.phase for share in step.shares}
     totals_s = {str(phase): step.kernel_time_s for phase in PHASES if phase in present}
     show(times_table(_times(step)), "", breakdown_table(step.shares, totals_s, (5, 3)), "", _memory(step))
-    if step.launch_bound:
-        show(f"launch-bound: the GPU waits {percent(step.idle_s / step.time_s)} of the time for the host; "
-             "a CUDA graph, torch.compile or a larger batch would fill it")  # fmt: skip
+    show(*_launching(step))
     if step.by_bytes:
         worst = sorted(step.by_bytes, key=lambda name: -step.by_bytes[name])[:4]
         share = percent(1 - step.coverage)
         show(f"by bytes   {share} of the kernel time is of ops that have no model of their own: {', '.join(worst)}")
     show(support_text(step.support, step.predictor), *evidence_lines(step.rests_on))
+
+
+def _launching(step: Step) -> list[str]:
+    """Whether the host keeps up, and by how much: a host twice as fast or slow may turn it round."""
+    low, high = step.margins
+    takes = f"the host takes {step.margin:.2f} times what the GPU does ({low:.2f} to {high:.2f})"
+    if step.launch_bound:
+        told = f"launch-bound: the GPU waits {percent(step.idle_s / step.time_s)} of the time for the host; {takes}"
+        return [told, "a CUDA graph, torch.compile or a larger batch would fill it"]
+    return [f"not launch-bound, but close: {takes}; collect --host measures yours"] if high > 1 else []
+
+
+def built_lines(built: Mapping[str, Any]) -> list[str]:
+    """Which class was built, on which inputs, in which formats."""
+    if not built:
+        return []
+    named = built["inputs"]
+    inputs = ", ".join(
+        f"{name} {'x'.join(map(str, shape))}" for name, shape in named.items() if isinstance(shape, list)
+    )
+    what = [f"{built['class']} on {inputs}"]
+    if "cache" in built:
+        what.append("with a cache" if built["cache"] else "no cache")
+    if "logits" in built:
+        what.append("the last logits" if built["logits"] == "last" else "all logits")
+    precision = f", precision {built['precision']}" if built["precision"] != "pure" or built.get("trains") else ""
+    return ["; ".join(what), f"weights {built['dtype_why']}{precision}", *built.get("notes", ())]
 
 
 def _times(step: Step) -> list[tuple[str, ...]]:

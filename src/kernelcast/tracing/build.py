@@ -6,49 +6,65 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
 from kernelcast.errors import KernelcastError
 from kernelcast.networks.catalogue import config as config_of
+from kernelcast.tracing.building import building, held, hold_buffers
 from kernelcast.tracing.cuda_like import gpu_present
+from kernelcast.tracing.hub import model_of, own_format
+from kernelcast.tracing.hub_inputs import Inputs
+from kernelcast.tracing.precision import DTYPES, PRECISIONS
+from kernelcast.tracing.values import Values
+from kernelcast.tracing.where import line_of
 
-DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_ENCODERS = ("bert", "roberta", "distilbert", "electra", "deberta", "albert", "xlm-roberta", "modernbert")
+_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What is to be traced, and its sizes."""
+    """What is to be traced, and its sizes. None: what the model itself says, or what is usual for its kind."""
 
     what: str
     batch: int = 1
-    seq: int = 512
-    dtype: str = "bf16"
+    seq: int | None = None
+    dtype: str | None = None
     mode: str = "inference"
     checkpointing: bool = False
+    precision: str | None = None
+    cache: bool | None = None
+    logits: str | None = None  # all or last
+    image: int | None = None  # pixels of a side
 
     def __post_init__(self) -> None:
-        for name in ("batch", "seq"):
-            if getattr(self, name) < 1:
+        for name in ("batch", "seq", "image"):
+            if (getattr(self, name) or 1) < 1 or getattr(self, name) == 0:
                 raise KernelcastError(f"--{name} must be 1 or more, not {getattr(self, name)}")
-        if self.dtype not in DTYPES:
-            raise KernelcastError(f"unknown dtype {self.dtype!r}; known: {', '.join(DTYPES)}")
+        for name, known in (("dtype", tuple(DTYPES)), ("precision", PRECISIONS), ("logits", ("all", "last"))):
+            if getattr(self, name) not in (None, *known):
+                raise KernelcastError(f"unknown {name} {getattr(self, name)!r}; known: {', '.join(known)}")
+        if self.mode == "inference" and self.precision == "mixed":
+            raise KernelcastError("--precision mixed is of training: master weights are the optimizer's")
 
 
 @dataclass(frozen=True)
 class Built:
-    """A model on meta tensors with its inputs; ``loss`` where the function gave one."""
+    """A model on meta tensors with its inputs; ``loss`` where the function gave one. ``told``: what was chosen."""
 
     name: str
     model: nn.Module
     inputs: Any
     loss: Callable[[Any], Any] | None = None
+    precision: str = "pure"
+    dtype: str = "bf16"  # of products
+    told: dict[str, Any] = field(default_factory=dict)
 
 
 def build(asked: Asked) -> Built:
@@ -61,24 +77,33 @@ def build(asked: Asked) -> Built:
     return _from_config(asked)
 
 
+# ---- a function of a person's own ----
+
+
 def _from_file(path: Path, function: str, asked: Asked) -> Built:
     if not path.exists():
         raise KernelcastError(f"{path}: no such file")
     found = getattr(_imported(path), function, None)
     if not callable(found):
         raise KernelcastError(f"{path} has no function {function!r}")
-    known = {"batch": asked.batch, "seq": asked.seq, "dtype": DTYPES[asked.dtype], "mode": asked.mode}
+    given = {"batch": asked.batch, "seq": asked.seq or 512, "dtype": _weights_format(asked, "bf16"), "mode": asked.mode}
     wanted = inspect.signature(found).parameters
-    missing = [name for name, p in wanted.items() if p.default is p.empty and name not in known
+    missing = [name for name, p in wanted.items() if p.default is p.empty and name not in given
                and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]  # fmt: skip
     if missing:
-        raise KernelcastError(f"{path}:{function} asks for {', '.join(missing)}; it may ask for {', '.join(known)}")
-    with torch.device("meta"), gpu_present():
+        raise KernelcastError(f"{path}:{function} asks for {', '.join(missing)}; it may ask for {', '.join(given)}")
+    if asked.dtype is None and "dtype" in wanted and wanted["dtype"].default is not inspect.Parameter.empty:
+        del given["dtype"]
+    with building() as values:
         try:
-            made = found(**{name: value for name, value in known.items() if name in wanted})
+            made = found(**{name: value for name, value in given.items() if name in wanted})
+        except KernelcastError:
+            raise
         except Exception as error:
-            raise KernelcastError(f"{path}:{function} fails: {type(error).__name__}: {_one_line(error)}") from error
-    return _checked(f"{path.stem}:{function}", made, asked, explicit="dtype" in wanted)
+            raise KernelcastError(
+                f"{line_of(error)}{path}:{function} fails: {type(error).__name__}: {_one_line(error)}"
+            ) from error
+        return _checked(f"{path.stem}:{function}", made, asked, "dtype" in wanted, values)
 
 
 def _imported(path: Path) -> Any:
@@ -91,73 +116,121 @@ def _imported(path: Path) -> Any:
         with gpu_present():
             spec.loader.exec_module(module)
     except Exception as error:
-        raise KernelcastError(f"{path} does not import: {type(error).__name__}: {_one_line(error)}") from error
+        place = line_of(error)
+        raise KernelcastError(f"{place}{path} does not import: {type(error).__name__}: {_one_line(error)}") from error
     finally:
         sys.path.pop(0)
     return module
 
 
-def _checked(name: str, made: Any, asked: Asked, explicit: bool) -> Built:
+def _checked(name: str, made: Any, asked: Asked, explicit: bool, values: Values) -> Built:
     """A model with its inputs, in the format that is asked for (unless the function took care of it)."""
     parts = made if isinstance(made, tuple) else (made,)
-    model = parts[0]
+    model, notes = parts[0], []
     if not isinstance(model, nn.Module):
         raise KernelcastError(f"{name} must give (model, inputs) or (model, inputs, loss), not {type(made).__name__}")
     if len(parts) == 1:
-        config: Any = getattr(model, "config", None)
-        if not hasattr(config, "vocab_size"):
+        if not hasattr(getattr(model, "config", None), "model_type"):
             raise KernelcastError(f"{name} gives a model without inputs; let it give (model, inputs)")
-        inputs: Any = _tokens(config.vocab_size, asked, labels=True)
+        make = Inputs(model, asked)
+        inputs: Any = make.build()
+        notes = make.notes
     else:
-        inputs = parts[1]
-    if not explicit:
-        wanted = DTYPES[asked.dtype]
-        model = model.to(wanted)
-        inputs = tree_map(
-            lambda x: x.to(wanted) if isinstance(x, torch.Tensor) and x.is_floating_point() else x, inputs
-        )
+        inputs = tree_map(lambda x: held(x, values), parts[1])
+    hold_buffers(model, values)
     if not isinstance(inputs, (torch.Tensor, tuple, list, Mapping)):
         raise KernelcastError(
             f"inputs must be a tensor, a list of arguments or a dictionary, not {type(inputs).__name__}"
         )
-    return Built(name, model, inputs, parts[2] if len(parts) > 2 else None)
+    precision = asked.precision or "pure"
+    convert = asked.dtype is not None or precision == "autocast"
+    if convert and not explicit:
+        wanted = _weights_format(asked, "fp32")
+        model = model.to(wanted)
+        inputs = tree_map(
+            lambda x: x.to(wanted) if isinstance(x, torch.Tensor) and x.is_floating_point() else x, inputs
+        )
+    _initialise(model, inputs, name)
+    own = _format_of(model)
+    why = f"converted to {own}" if convert and not explicit else f"in the model's own {own}"
+    dtype = (asked.dtype or "bf16") if precision == "autocast" else asked.dtype or own
+    told = _told(model, inputs, own, why, precision, notes) | {"trains": asked.mode == "training"}
+    return Built(name, model, inputs, parts[2] if len(parts) > 2 else None, precision, dtype, told)
+
+
+def _initialise(model: nn.Module, inputs: Any, name: str) -> None:
+    """Lazy modules take their sizes from a first pass."""
+    if not any(nn.parameter.is_lazy(x) for x in model.parameters()):
+        return
+    given = tree_map(lambda x: x.to("meta") if isinstance(x, torch.Tensor) else x, inputs)
+    try:
+        with _disable_current_modes():  # a weight without sizes is nothing to look at
+            if isinstance(given, Mapping):
+                model(**given)
+            else:
+                model(*given) if isinstance(given, (tuple, list)) else model(given)
+    except Exception as error:
+        raise KernelcastError(
+            f"{line_of(error)}{name}: the pass that gives lazy modules their sizes fails: {_one_line(error)}"
+        ) from error
+
+
+# ---- Hugging Face ----
 
 
 def _from_config(asked: Asked) -> Built:
     """Hugging Face's own model of a config.json, or of a bundled one."""
     name, raw = config_of(asked.what)
-    if importlib.util.find_spec("transformers") is None:
-        raise KernelcastError("tracing a Hugging Face config needs transformers: pip install 'kernelcast[torch]'")
-    import transformers
-
-    transformers.logging.set_verbosity_error()  # it speaks of losses, not of errors
-    kind = raw.get("model_type")
-    if not kind:
-        raise KernelcastError(f"{asked.what} has no model_type, so it is no Hugging Face config of a model")
-    try:
-        config = transformers.AutoConfig.for_model(**raw)
-        text = config.get_text_config() if hasattr(config, "get_text_config") else config
-        auto = transformers.AutoModelForMaskedLM if kind in _ENCODERS else transformers.AutoModelForCausalLM
-        with torch.device("meta"), gpu_present():
-            model = auto.from_config(text, dtype=DTYPES[asked.dtype])
-    except Exception as error:
-        raise KernelcastError(f"transformers does not build {asked.what}: {_one_line(error)}") from error
-    if asked.checkpointing:
-        model.gradient_checkpointing_enable()
-    longest = getattr(text, "max_position_embeddings", None)
-    if longest and asked.seq > longest:
-        raise KernelcastError(f"--seq {asked.seq:,} exceeds the {longest:,} positions of {name}")
-    inputs = _tokens(text.vocab_size, asked, labels=asked.mode == "training")
-    if kind not in _ENCODERS:
-        inputs["use_cache"] = False
-        if asked.mode == "inference":
-            inputs["logits_to_keep"] = 1
-    return Built(name, model, inputs)
+    own = own_format(raw)
+    usual = asked.dtype or own or "bf16"
+    narrow = asked.mode == "training" and DTYPES[usual] in (torch.bfloat16, torch.float16)
+    precision = asked.precision or ("mixed" if narrow else "pure")
+    format_ = torch.float32 if precision == "autocast" else DTYPES[usual]
+    model, notes = model_of(raw, asked, format_)
+    make = Inputs(model, asked)
+    inputs = make.build()
+    why = "as asked" if asked.dtype else "as the config says" if own else "where the config says nothing"
+    if precision == "autocast":
+        usual, why = asked.dtype or "bf16", "as autocast keeps them"
+    make.notes.extend(notes)
+    told = _told(model, inputs, _NAMES[format_], f"{_NAMES[format_]} {why}", precision, make.notes)
+    told["trains"] = asked.mode == "training"
+    return Built(name, model, inputs, None, precision, usual, told)
 
 
-def _tokens(vocab: int, asked: Asked, labels: bool) -> dict[str, Any]:
-    tokens = torch.randint(min(4, vocab - 1), vocab, (asked.batch, asked.seq), device="cpu")
-    return {"input_ids": tokens, **({"labels": tokens} if labels and asked.mode == "training" else {})}
+# ---- what is said of it ----
+
+
+def _weights_format(asked: Asked, else_: str) -> torch.dtype:
+    return torch.float32 if asked.precision == "autocast" else DTYPES[asked.dtype or else_]
+
+
+def _format_of(model: nn.Module) -> str:
+    """The format of most of its numbers."""
+    sizes: dict[str, int] = {}
+    for x in model.parameters():
+        if not nn.parameter.is_lazy(x):
+            named = _NAMES.get(x.dtype, str(x.dtype).removeprefix("torch."))
+            sizes[named] = sizes.get(named, 0) + x.numel()
+    return max(sizes, key=lambda key: sizes[key]) if sizes else "fp32"
+
+
+def _told(model: nn.Module, inputs: Any, own: str, why: str, precision: str, notes: list[str]) -> dict[str, Any]:
+    named = (
+        inputs
+        if isinstance(inputs, Mapping)
+        else dict(enumerate(inputs))
+        if isinstance(inputs, (tuple, list))
+        else {0: inputs}
+    )
+    shapes = {str(key): list(x.shape) for key, x in named.items() if isinstance(x, torch.Tensor)}
+    plain = {str(key): x for key, x in named.items() if isinstance(x, (bool, int, str))}
+    return {
+        "class": type(model).__name__, "inputs": shapes | plain, "dtype": own, "dtype_why": why, "precision": precision,
+        **({"cache": plain["use_cache"]} if "use_cache" in plain else {}),
+        **({"logits": "last" if plain.get("logits_to_keep") else "all"} if hasattr(model, "lm_head") else {}),
+        **({"notes": notes} if notes else {}),
+    }  # fmt: skip
 
 
 def _one_line(error: BaseException) -> str:

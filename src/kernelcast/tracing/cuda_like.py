@@ -13,21 +13,25 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch._prims_common import suggest_memory_format
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from kernelcast.errors import KernelcastError
 from kernelcast.tracing import recurrent
+from kernelcast.tracing.attention import attention_in_parts, fused_attention
+from kernelcast.tracing.encoder import ENCODER, FAST_PATH
+from kernelcast.tracing.values import Values
 
-_aten = torch.ops.aten
 _META = torch.device("meta")
 
 # What torch.autocast does on CUDA (docs, "CUDA Op-Specific Behavior"): products in the narrow format, sums in fp32.
 _NARROW = {
     "linear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "addmm", "addbmm", "baddbmm", "addmv", "mv", "einsum",
     "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "prelu", "chain_matmul",
-    "scaled_dot_product_attention", "gru_cell", "lstm_cell", "gru", "lstm", "rnn_tanh", "rnn_relu",
+    "scaled_dot_product_attention", "gru_cell", "lstm_cell", "rnn_tanh_cell", "rnn_relu_cell", "lstm", "gru",
+    "rnn_tanh", "rnn_relu",
 }  # fmt: skip
 _WIDE = {
     "__pow__", "__rdiv__", "__rpow__", "__rtruediv__", "acos", "asin", "binary_cross_entropy_with_logits", "cosh",
@@ -35,9 +39,17 @@ _WIDE = {
     "exp", "expm1", "group_norm", "hinge_embedding_loss", "kl_div", "l1_loss", "layer_norm", "log", "log10",
     "log_softmax", "log1p", "log2", "margin_ranking_loss", "mse_loss", "multilabel_margin_loss", "multi_margin_loss",
     "nll_loss", "norm", "normalize", "pdist", "poisson_nll_loss", "pow", "prod", "reciprocal", "rsqrt", "sinh",
-    "smooth_l1_loss", "soft_margin_loss", "softmax", "softmin", "softplus", "sum", "renorm", "tan",
-    "triplet_margin_loss",
+    "smooth_l1_loss", "soft_margin_loss", "softmax", "softmin", "softplus", "renorm", "tan",
+    "triplet_margin_loss", "cross_entropy_loss", "nll_loss_nd", "huber_loss", "logsumexp", "ctc_loss",
+    "linalg_vector_norm", "linalg_norm", "upsample_nearest1d", "upsample_nearest2d", "upsample_bilinear2d",
+    "upsample_bicubic2d", "upsample_trilinear3d", "upsample_linear1d",
 }  # fmt: skip
+
+_LISTED = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__}
+_MADE = {torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.new_tensor}
+_INDEXED = {torch.Tensor.__getitem__, torch.Tensor.__setitem__}
+_FINITE = {torch.isfinite: True, torch.Tensor.isfinite: True, torch.isnan: False, torch.Tensor.isnan: False,
+           torch.isinf: False, torch.Tensor.isinf: False}  # fmt: skip
 
 
 def on_meta(value: torch.Tensor) -> torch.Tensor:
@@ -45,12 +57,20 @@ def on_meta(value: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=_META)
 
 
+def channels_last_out(out: torch.Tensor, given: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """A convolution's result lies as cuDNN writes it: channels last where the input or the weight does."""
+    for lies in (torch.channels_last, torch.channels_last_3d):
+        if any(suggest_memory_format(x) == lies for x in (given, weight)):
+            return torch.empty_like(out, memory_format=lies)
+    return out
+
+
 class CudaLike(TorchFunctionMode):
     """What PyTorch's Python functions do with tensors on a GPU: autocast, and tensors sent there."""
 
-    def __init__(self, know: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
+    def __init__(self, values: Values, listed: Callable[..., Any]) -> None:
         super().__init__()
-        self._know = know
+        self._values, self._listed = values, listed
         self._narrowed = WeakTensorKeyDictionary()
 
     def __torch_function__(
@@ -59,30 +79,62 @@ class CudaLike(TorchFunctionMode):
         options = {name: _device_here(value) for name, value in kwargs.items()} if kwargs else {}
         args = tuple([_device_here(value) for value in args])
         format_ = _autocast_format()
-        if format_ is not None:
+        if format_ is None:
+            if len(self._narrowed):
+                self.forget()
+        else:
             args, options = self._autocast(getattr(func, "__name__", ""), args, options, format_)
         if func is torch.Tensor.backward:  # a mode is off inside what it handles: recomputed code must still see it
             with self:
                 return _backward(*args, **options)
         if func is torch.Tensor.cuda:
             return args[0]
-        if func in (torch.tensor, torch.as_tensor) and options.get("device", _META) == _META:
+        if func is torch.Tensor.__format__ and args[0].dim() == 0:  # a number in a text
+            return format(args[0].item(), *args[1:])
+        if func in _LISTED:
+            return self._listed(func, *args)
+        if func in _MADE and options.get("device", _META) == _META:
             return self._constant(func, args, {name: x for name, x in options.items() if name != "device"})
+        if func in _INDEXED:
+            args = (args[0], self._index(args[1]), *args[2:])
+        if func in _FINITE:
+            return self._finite(func, args, options)
         return func(*args, **options)
+
+    def _finite(self, func: Any, args: Any, options: dict[str, Any]) -> Any:
+        """What a model computes is taken to be finite: programs ask before they clamp."""
+        found = func(*args, **options)
+        if found.device.type == "meta":
+            self._values.know_everywhere(found, _FINITE[func])
+        return found
+
+    def _index(self, index: Any) -> Any:
+        """Lists of numbers among indices, which PyTorch would send to the device unseen."""
+        if isinstance(index, tuple):
+            return tuple(self._index(part) for part in index)
+        if isinstance(index, list) and index and all(isinstance(part, (int, bool)) for part in index):
+            return self._constant(torch.tensor, (index,), {})
+        return index
 
     def _constant(self, func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """Numbers of the program itself: what they are is known."""
+        if func is torch.Tensor.new_tensor:
+            options = {"dtype": args[0].dtype, **options}
+            func, args = torch.tensor, args[1:]
         if args and isinstance(args[0], torch.Tensor):
             return func(*args, **options)
         with torch.device("cpu"):
             real = func(*args, **options)
         made = on_meta(real)
-        self._know(made, real)
+        self._values.know(made, real)
         return made.requires_grad_() if real.requires_grad else made
 
     def _autocast(self, name: str, args: Any, options: dict[str, Any], format_: torch.dtype) -> tuple[Any, Any]:
         if name in _NARROW:
             return tree_map(lambda x: self._narrow(x, format_), (args, options))
+        if name == "sum":  # adds in fp32 as it reads
+            narrow = isinstance(args[0], torch.Tensor) and args[0].dtype in (torch.float16, torch.bfloat16)
+            return args, {"dtype": torch.float32, **options} if narrow else options
         if name in _WIDE:
             return tree_map(_widened, (args, options))
         return args, options
@@ -99,7 +151,7 @@ class CudaLike(TorchFunctionMode):
         return self._narrowed[value]
 
     def forget(self) -> None:
-        """The step is over: autocast's cache ends with its context."""
+        """Autocast's cache ends with its context; what the backward pass needs of it lives on in autograd's graph."""
         self._narrowed = WeakTensorKeyDictionary()
 
 
@@ -125,43 +177,6 @@ def _dropout(input: Any, p: float, train: bool) -> Any:
     return torch.native_dropout(input, p, True)[0]
 
 
-def _fused_attention(
-    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False, *,
-    scale: float | None = None, enable_gqa: bool = False,
-) -> Any:  # fmt: skip
-    """One kernel, whichever library has it on the GPU that is asked about."""
-    if query.dim() != 4:
-        return _attention_in_parts(
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        filled = torch.zeros_like(attn_mask, dtype=query.dtype)
-        attn_mask = filled.masked_fill_(attn_mask.logical_not(), float("-inf"))
-    if attn_mask is not None and attn_mask.requires_grad:  # a learned bias, whose gradient only this kernel gives
-        kernel = _aten._scaled_dot_product_efficient_attention
-    else:
-        kernel = _aten._scaled_dot_product_cudnn_attention
-    return kernel(query, key, value, attn_mask, torch.is_grad_enabled(), dropout_p, is_causal, scale=scale)[0]
-
-
-def _attention_in_parts(
-    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False, *,
-    scale: float | None = None, enable_gqa: bool = False,
-) -> Any:  # fmt: skip
-    """As SDPA's math: Q and K scaled, a product, a mask, softmax, a product."""
-    mask = attn_mask
-    if enable_gqa and key.shape[-3] != query.shape[-3]:
-        key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
-    factor = (scale if scale is not None else query.shape[-1] ** -0.5) ** 0.5
-    scores = torch.matmul(query * factor, (key * factor).transpose(-2, -1))
-    if is_causal:
-        mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
-    if mask is not None:
-        scores = scores.masked_fill(mask.logical_not(), float("-inf")) if mask.dtype == torch.bool else scores + mask
-    weights = _dropout(torch.softmax(scores, dim=-1), dropout_p, True)
-    return torch.matmul(weights, value)
-
-
 def _device_here(value: Any) -> Any:
     """Tensors that a program sends to a GPU stay where tracing happens."""
     if not isinstance(value, (str, torch.device)):
@@ -172,8 +187,8 @@ def _device_here(value: Any) -> Any:
 
 # Ops that PyTorch takes apart unless a GPU is there; told to the dispatcher, so that calls from anywhere get here.
 INSTEAD: dict[str, dict[str, Callable[..., Any]]] = {
-    "fused": {"dropout": _dropout, "scaled_dot_product_attention": _fused_attention, **recurrent.INSTEAD},
-    "math": {"dropout": _dropout, "scaled_dot_product_attention": _attention_in_parts, **recurrent.INSTEAD},
+    "fused": {"dropout": _dropout, "scaled_dot_product_attention": fused_attention, **ENCODER, **recurrent.INSTEAD},
+    "math": {"dropout": _dropout, "scaled_dot_product_attention": attention_in_parts, **ENCODER, **recurrent.INSTEAD},
 }
 
 
@@ -194,6 +209,15 @@ def _dispatched(attention: str) -> Iterator[None]:
         library._destroy()
 
 
+# PyTorch's functions that are Python themselves would be handed to a mode whole, which is off inside them; so that it
+# sees the ops that they are made of, they are told that there is none.
+_GUARDS = [
+    (place, name)
+    for place in ("torch.nn.functional", "torch.functional")
+    for name in ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+]
+
+
 @contextlib.contextmanager
 def gpu_present(attention: str = "fused", captured: bool = False) -> Iterator[None]:
     """PyTorch's own questions are answered as with a GPU: autocast to bf16, fused and multi-tensor optimizers, and
@@ -202,6 +226,7 @@ def gpu_present(attention: str = "fused", captured: bool = False) -> Iterator[No
     optimizer = "torch.optim.optimizer"
     with contextlib.ExitStack() as stack:
         stack.enter_context(_dispatched(attention))
+        stack.enter_context(torch.compiler.set_stance("force_eager"))  # what is compiled is traced as it was written
         for name, answer in (
             (f"{optimizer}._get_fused_kernels_supported_devices", devices),
             (f"{optimizer}._get_foreach_kernels_supported_devices", devices),
@@ -212,7 +237,12 @@ def gpu_present(attention: str = "fused", captured: bool = False) -> Iterator[No
             ("torch.cuda.current_device", lambda: 0),
             ("torch.cuda.is_current_stream_capturing", lambda: captured),
             ("torch.cuda.synchronize", lambda *_, **__: None),
+            ("torch.cuda.set_device", lambda *_, **__: None),
+            ("torch.cuda.empty_cache", lambda: None),
+            ("torch.nn.parallel.data_parallel._get_available_device_type", lambda: None),  # the model as on one GPU
             ("torch.cuda.get_device_capability", lambda *_, **__: (9, 0)),
+            *FAST_PATH,
+            *((f"{place}.{name}", lambda *_: False) for place, name in _GUARDS),
         ):
             with contextlib.suppress(AttributeError, ModuleNotFoundError):  # of another release of PyTorch
                 stack.enter_context(mock.patch(name, answer))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import bisect
-import math
+import re
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -14,8 +14,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from kernelcast.errors import KernelcastError
 from kernelcast.networks.traced import Kind, Op, Phase, Tensor
-from kernelcast.tracing.cuda_like import INSTEAD, on_meta
+from kernelcast.tracing.cuda_like import INSTEAD, channels_last_out, on_meta
 from kernelcast.tracing.python_calls import PythonCalls
+from kernelcast.tracing.values import Values
+from kernelcast.tracing.where import line_here
 
 _DTYPES = {
     torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16",
@@ -32,7 +34,7 @@ _HOST_ONLY = {
     "unsafe_split", "unsafe_chunk", "unsafe_split_with_sizes", "as_strided_",
 }  # fmt: skip
 _META = torch.device("meta")
-_SMALL_ELEMENTS = 1 << 20  # constants up to this size (positions, masks) are computed for real: code branches on them
+_ROUTER = re.compile(r"router|gat(e|ing)|moe|mlp|ffn|feed_forward|expert", re.IGNORECASE)
 
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:
@@ -54,7 +56,7 @@ class Recorder(TorchDispatchMode):
         self.module_calls: dict[str, int] = {}
         self.lives: list[tuple[int, int, int]] = []  # (ops so far, storage, bytes; below 0 when it is given back)
         self._numbers: dict[int, tuple[int, Any]] = {}  # of storages, by their address while they live
-        self._values: dict[int, torch.Tensor] = {}  # of small tensors that come from constants, by id while they live
+        self.values = Values()
         self._count = 0
         self._made: list[tuple[int, str]] = []  # autograd's numbers as the forward pass goes on, and the module then
 
@@ -73,7 +75,7 @@ class Recorder(TorchDispatchMode):
         if space == "profiler":
             return func(*args, **options)
         if name == "_local_scalar_dense":
-            return self._scalar(args[0])
+            return self.scalar(args[0])
         if _on_host(args, options):
             return func(*args, **options)
         if options.get("device") is not None:
@@ -82,15 +84,9 @@ class Recorder(TorchDispatchMode):
         whole = self._whole(name, func, args, options)
         if whole is not NotImplemented:
             return whole
-        known = self._known_values(func, args, options)
-        try:
-            out = func(*args, **options)
-        except NotImplementedError as error:
-            if not func._schema.is_mutable or func._schema.returns:
-                raise KernelcastError(f"cannot trace the op {func._schema.name}: {_first_line(error)}") from None
-            out = None  # it changes its inputs in place (a fused optimizer), which a meta tensor does not show
+        out = self._run(name, func, args, options)
         outputs = tensors_in(out)
-        self._keep_values(outputs, known)
+        self.values.follow(name, func, args, options, out, self._routes())
         self._record(name, func, args, options, outputs)
         return out
 
@@ -108,6 +104,12 @@ class Recorder(TorchDispatchMode):
     def end(self) -> None:
         """The step is over."""
         self._count_calls()
+
+    def recorded(self) -> dict[str, Any]:
+        """Fields of the trace."""
+        dealt = ("tokens are taken to be dealt evenly to experts",) if self.values.dealt else ()
+        counted = {"module_calls": self.module_calls, "python_calls": self.python_calls}
+        return {"ops": tuple(self.ops), "notes": dealt, **counted}
 
     def forget_ops(self) -> None:
         """What ran so far was preparation; the memory that lives stays."""
@@ -200,53 +202,101 @@ class Recorder(TorchDispatchMode):
 
         return gone
 
-    def know(self, value: torch.Tensor, real: torch.Tensor) -> None:
-        """Remember what a small meta tensor holds."""
-        if real.numel() <= _SMALL_ELEMENTS:
-            self._values[id(value)] = real
-            weakref.finalize(value, self._values.pop, id(value), None)
-
     def _on_meta(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or value.device.type == "meta":
             return value
         moved = on_meta(value)
-        self.know(moved, value)
+        self.values.know(moved, value)
         return moved
 
-    def _known_values(self, func: Any, args: Any, options: dict[str, Any]) -> list[torch.Tensor] | None:
-        """The op on real numbers, where all its tensors are known constants."""
-        leaves = tensors_in((args, options))
-        if any(id(leaf) not in self._values for leaf in leaves):
-            return None
-        if not leaves and options.get("device") is None:
-            return None
-        real_args = tree_map(lambda leaf: self._values.get(id(leaf), leaf), args)
-        real_options = {key: torch.device("cpu") if key == "device" else value for key, value in options.items()}
-        # what makes a tensor from nothing is given its sizes
-        sizes = [leaf.numel() for leaf in leaves] or [math.prod(_whole_numbers(args))]
-        if max(sizes) > _SMALL_ELEMENTS:
-            return None
+    def _run(self, name: str, func: Any, args: Any, options: dict[str, Any]) -> Any:
+        """The op on meta tensors, or as its values tell where those decide what comes out."""
+        if torch.Tag.dynamic_output_shape in func.tags:
+            found = self._sized_by_values(name, func, args, options)
+            if found is not NotImplemented:
+                return found
+        if name == "equal":
+            found = self.values.run(func, args, options)
+            return self._refuse("compares the values of tensors (torch.equal)") if found is None else found
+        if name == "_ctc_loss_backward":
+            return torch.empty_like(args[1])
         try:
-            out = func(*real_args, **real_options)
-        except Exception:  # what cannot be computed here is simply not known
-            return None
-        return tensors_in(out)
+            out = func(*args, **options)
+            return channels_last_out(out, *args[:2]) if name == "convolution" else out
+        except NotImplementedError as error:
+            if not func._schema.is_mutable or func._schema.returns:
+                place = line_here()
+                raise KernelcastError(f"{place}cannot trace the op {func._schema.name}: {_first_line(error)}") from None
+            return None  # it changes its inputs in place (a fused optimizer), which a meta tensor does not show
 
-    def _keep_values(self, outputs: list[torch.Tensor], known: list[torch.Tensor] | None) -> None:
-        for value, real in zip(outputs, known or (), strict=False):
-            if id(value) not in self._values:
-                self.know(value, real)
+    def _routes(self) -> bool:
+        """Whether the module that runs deals tokens out to experts, by its name."""
+        return bool(self.modules) and _ROUTER.search(self.modules[-1].rpartition(".")[2]) is not None
 
-    def _scalar(self, value: torch.Tensor) -> Any:
+    def _sized_by_values(self, name: str, func: Any, args: Any, options: dict[str, Any]) -> Any:
+        """Ops whose results are as large as their inputs' values say: nonzero, x[mask], ..."""
+        if name in ("index", "_unsafe_index"):
+            masks = [x for x in args[1] if x is not None and x.dtype in (torch.bool, torch.uint8)]
+            if not masks:
+                return NotImplemented
+            indices = [place for x in args[1] for place in self._places(x)]
+            return func(args[0], indices)
+        if name == "masked_select":
+            known = self.values.sizes(args[1])
+            if known is not None:
+                shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
+                return args[0].new_empty(int(known.expand(shape).sum()))
+        if name == "_ctc_loss":
+            return self._ctc_loss(args)
+        if name == "repeat_interleave" and options.get("output_size") is not None:
+            return args[0].new_empty(options["output_size"])
+        sized = all(self.values.sizes(x) is not None for x in tensors_in((args, options)))
+        found = self.values.run(func, args, options) if sized else None
+        if found is None:
+            self._refuse(f"needs the values of a tensor to tell how large the result of {name} is")
+        made = tree_map(lambda leaf: on_meta(leaf) if isinstance(leaf, torch.Tensor) else leaf, found)
+        for value, real in zip(tensors_in(made), tensors_in(found), strict=True):
+            self.values.know(value, real)
+        return made
+
+    def _ctc_loss(self, args: Any) -> Any:
+        """A loss a sample, and what the backward pass needs: as long as the longest target."""
+        scores, targets, _, lengths = args[:4]
+        known = self.values.sizes(lengths) if isinstance(lengths, torch.Tensor) else lengths
+        longest = targets.shape[-1] if known is None or not len(known) else int(max(known))
+        batch = scores.shape[1] if scores.dim() == 3 else 1
+        return scores.new_empty(batch), scores.new_empty(batch, scores.shape[0], 2 * longest + 1)
+
+    def _places(self, index: Any) -> list[Any]:
+        """A mask among indices as the places where it is set, which a GPU looks up first."""
+        if index is None or index.dtype not in (torch.bool, torch.uint8):
+            return [index]
+        if self.values.sizes(index) is None:
+            self._refuse("takes the elements that a mask chooses (x[mask]), of which the data say how many they are")
+        with self:
+            return list(torch.ops.aten.nonzero(index).unbind(1))
+
+    def scalar(self, value: torch.Tensor) -> Any:
         """A number that the program asks for: known where it comes from constants, else not."""
-        real = value if value.device.type != "meta" else self._values.get(id(value))
+        # an input that holds nothing answers yes and no (is there padding?), but not how many
+        real = self.values.of(value) if value.dtype == torch.bool else self.values.sizes(value)
         if real is None:
-            where = f" in {self.modules[-1]}" if self.modules and self.modules[-1] else ""
-            raise KernelcastError(
-                f"cannot trace{where}: the program asks for the value of a tensor (item(), bool(), or a Python if), "
-                "which depends on the data"
-            )
+            self._refuse("asks for the value of a tensor (item(), bool(), or a Python if)")
         return real.item()
+
+    def listed(self, func: Any, value: torch.Tensor, *args: Any) -> Any:
+        """tolist() and numpy() of a tensor."""
+        real = self.values.sizes(value)
+        if real is None:
+            self._refuse(f"asks for the values of a tensor ({func.__name__}())")
+        return func(real, *args)
+
+    def _refuse(self, what: str) -> NoReturn:
+        where = f" in {self.modules[-1]}" if self.modules and self.modules[-1] else ""
+        raise KernelcastError(
+            f"{line_here()}cannot trace{where}: the program {what}, which depends on the data; whole numbers that are "
+            "given as inputs on the CPU are known, and torch.where keeps sizes fixed"
+        )
 
 
 def _on_host(args: Any, options: dict[str, Any]) -> bool:
@@ -262,10 +312,6 @@ def _on_host(args: Any, options: dict[str, Any]) -> bool:
 def _aliases(func: Any) -> bool:
     """Whether the op may hand back one of its inputs: reshape, to, contiguous."""
     return any(result.alias_info is not None for result in func._schema.returns) or func.is_view
-
-
-def _whole_numbers(args: Any) -> list[int]:
-    return [max(1, abs(leaf)) for leaf in tree_leaves(args) if isinstance(leaf, int)]
 
 
 def _first_line(error: BaseException) -> str:

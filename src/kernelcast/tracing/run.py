@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import random
+import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils._pytree import tree_map
@@ -14,18 +17,14 @@ from torch.utils._pytree import tree_map
 from kernelcast.errors import KernelcastError
 from kernelcast.networks.traced import Footprint, Gradient, Trace
 from kernelcast.tracing.cuda_like import CudaLike, check_attention, gpu_present, on_meta
+from kernelcast.tracing.precision import DTYPES, OPTIMIZERS, MakeOptimizer, Plain, check_precision, optimizer_of
 from kernelcast.tracing.record import Recorder, tensors_in
+from kernelcast.tracing.values import Values
+from kernelcast.tracing.where import line_of
 
 Mode = Literal["inference", "training"]
+_MIXED = ("expected scalar type", "must have the same dtype", "have different dtypes")
 MODES = ("inference", "training")
-OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
-    "adamw": lambda weights: torch.optim.AdamW(weights, fused=True),
-    "adamw-foreach": lambda weights: torch.optim.AdamW(weights, foreach=True),
-    "adam": lambda weights: torch.optim.Adam(weights, fused=True),
-    "sgd": lambda weights: torch.optim.SGD(weights, lr=1e-3, fused=True),
-    "sgd-momentum": lambda weights: torch.optim.SGD(weights, lr=1e-3, momentum=0.9, fused=True),
-}
-MakeOptimizer = Callable[[Any], torch.optim.Optimizer]
 
 
 def trace(
@@ -38,6 +37,8 @@ def trace(
     accumulate: int = 1,
     attention: str = "fused",
     graph: bool = False,
+    precision: str = "pure",
+    dtype: str = "bf16",
     name: str | None = None,
 ) -> Trace:
     """Every ATen op of one step of ``model`` on ``inputs``, without a GPU, memory or arithmetic.
@@ -47,50 +48,65 @@ def trace(
     output's ``loss`` where it has one, else the mean of the first tensor) and a step of ``optimizer``: a name, a
     function of the parameters, or None to leave it out. ``accumulate``: passes before the step. ``attention``:
     ``fused`` (one kernel, as scaled_dot_product_attention runs) or ``math``. ``graph``: the step is captured in a CUDA
-    graph, where some libraries take another way than eagerly.
+    graph, where some libraries take another way than eagerly. ``precision``: ``pure`` (the model as it is),
+    ``mixed`` (fp32 master weights and moments beside 16-bit weights) or ``autocast`` (an fp32 model's products in
+    ``dtype``).
     """
-    _check(mode, accumulate, attention, optimizer)
+    model = _bare(model)
+    _check(mode, accumulate, attention, optimizer, dtype)
     recorder = Recorder(attention)
-    gpu = CudaLike(recorder.know)
+    gpu = CudaLike(recorder.values, recorder.listed)
     module = model if isinstance(model, nn.Module) else nn.Module()  # a function has no weights
-    with (
-        gpu_present(attention, graph),
-        _weights_on_meta(module),
-        _put(module, mode),
-        _named_modules(module, recorder),
-        torch.device("meta"),
-    ):
+    with gpu_present(attention, graph), _on_meta(module, mode, recorder):
         weights = list(module.parameters())
+        check_precision(precision, mode, weights)
         given = tree_map(lambda leaf: _meta(leaf, recorder), inputs)
         held, fed = recorder.storages((weights, list(module.buffers()))), recorder.storages(given)
-        step = _Step(model, given, recorder, gpu, loss)
-        with _told(recorder), recorder, gpu, recorder.calls:
+        step = _Step(model, given, recorder, gpu, loss, precision, DTYPES[dtype])
+        with _told(recorder), _quiet(), recorder, gpu, recorder.calls:
             made = step.training(weights, optimizer, accumulate) if mode == "training" else step.inference()
         recorder.end()
         gradients = _gradients(weights, recorder)
-        kinds = {
-            **dict.fromkeys(recorder.storages(made), "optimizer"),
-            **dict.fromkeys((number for number, _ in gradients), "gradients"),
-            **dict.fromkeys(fed, "inputs"),
-            **dict.fromkeys(held, "parameters"),
-        }
+        owned = {"optimizer": recorder.storages(made), "gradients": [number for number, _ in gradients]}
+        owned |= {"inputs": fed, "parameters": held}
     named = type(module).__name__ if module is model else str(getattr(model, "__name__", "function"))
     return Trace(
         name=name or named,
         mode=mode,
-        ops=tuple(recorder.ops),
         parameters=sum(x.numel() for x in weights),
         parameter_tensors=len(weights),
-        footprint=_footprint(recorder, kinds),
+        footprint=_footprint(recorder, owned),
         gradients=tuple(found for _, found in gradients),
-        module_calls=recorder.module_calls,
-        python_calls=recorder.python_calls,
         nodes=step.nodes,
+        **recorder.recorded(),
         **_sizes(given, accumulate),
+        **_tp_plan(module),
     )
 
 
-def _check(mode: str, accumulate: int, attention: str, optimizer: Any) -> None:
+def _tp_plan(module: nn.Module) -> dict[str, Any]:
+    """Of Hugging Face's models: how their modules are cut for tensor parallelism."""
+    config: Any = getattr(module, "config", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    own, base = getattr(type(module), "_tp_plan", None), getattr(text, "base_model_tp_plan", None)
+    return {"tp_plan": {**(base or {}), **(own if isinstance(own, dict) else {})}}
+
+
+def _bare(model: Any) -> Any:
+    """The model inside what runs it on several GPUs or compiles it."""
+    while isinstance(model, nn.Module):
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None and isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            inner = model.module
+        if inner is None:
+            break
+        model = inner
+    return model
+
+
+def _check(mode: str, accumulate: int, attention: str, optimizer: Any, dtype: str) -> None:
+    if dtype not in DTYPES:
+        raise KernelcastError(f"unknown dtype {dtype!r}; known: {', '.join(DTYPES)}")
     if mode not in MODES:
         raise KernelcastError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
     if accumulate < 1:
@@ -103,8 +119,11 @@ def _check(mode: str, accumulate: int, attention: str, optimizer: Any) -> None:
 class _Step:
     """One step under way."""
 
-    def __init__(self, model: Any, given: Any, recorder: Recorder, gpu: CudaLike, loss: Any) -> None:
+    def __init__(
+        self, model: Any, given: Any, recorder: Recorder, gpu: CudaLike, loss: Any, precision: str, narrow: torch.dtype,
+    ) -> None:  # fmt: skip
         self.model, self.given, self.recorder, self.gpu, self.loss = model, given, recorder, gpu, loss
+        self.precision, self.narrow = precision, narrow
         self.nodes = 0  # of autograd's graphs that ran backward
 
     def _call(self) -> Any:
@@ -115,16 +134,20 @@ class _Step:
         return self.model(self.given)
 
     def inference(self) -> list[Any]:
-        with torch.no_grad():
+        with torch.no_grad(), self._autocast():
             self._call()
         return []
+
+    def _autocast(self) -> Any:
+        return torch.autocast("cuda", self.narrow) if self.precision == "autocast" else contextlib.nullcontext()
 
     def training(self, weights: list[Any], optimizer: Any, accumulate: int) -> list[Any]:
         """Forward, loss and backward ``accumulate`` times, then the optimizer; its states."""
         made = self._optimizer(weights, optimizer)
         for _ in range(accumulate):
             self.recorder.begin("forward")
-            loss = self._loss(self._call())
+            with self._autocast():
+                loss = self._loss(self._call())
             self.nodes += _nodes(loss)
             self.recorder.begin("backward")
             loss.backward()
@@ -134,19 +157,16 @@ class _Step:
             return []
         self.recorder.begin("optimizer")
         made.step()
-        return list(made.state.values())
+        return made.states()
 
-    def _optimizer(self, weights: list[Any], optimizer: Any) -> torch.optim.Optimizer | None:
-        """The optimizer after a first step, which makes its states and is not counted: every later one has them."""
+    def _optimizer(self, weights: list[Any], optimizer: Any) -> Plain | None:
+        """The optimizer after its first step, which is not counted."""
         if optimizer is None:
             return None
         if not any(x.requires_grad for x in weights):
             raise KernelcastError("nothing to optimise: the model has no parameters to train; give optimizer=None")
-        made = (OPTIMIZERS[optimizer] if isinstance(optimizer, str) else optimizer)(weights)
-        for x in weights:
-            x.grad = torch.empty_like(x) if x.requires_grad else None
-        made.step()
-        made.zero_grad(set_to_none=True)
+        made = optimizer_of(weights, optimizer, self.precision)
+        made.prepare()
         self.recorder.forget_ops()
         return made
 
@@ -179,6 +199,22 @@ def _nodes(loss: torch.Tensor) -> int:
 
 
 @contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what PyTorch says of compiled modules under the hooks that name modules. What is drawn at random in
+    Python (layers left out) is the same every time."""
+    drawn, arrays = random.getstate(), np.random.get_state()
+    random.seed(0)
+    np.random.seed(0)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Using `torch.compile")
+            yield
+    finally:
+        random.setstate(drawn)
+        np.random.set_state(arrays)
+
+
+@contextlib.contextmanager
 def _told(recorder: Recorder) -> Iterator[None]:
     """What goes wrong inside a model, in one line that says where."""
     try:
@@ -188,24 +224,42 @@ def _told(recorder: Recorder) -> Iterator[None]:
     except Exception as error:
         where = recorder.modules[-1] if recorder.modules else ""
         last = f", after {recorder.ops[-1].name}" if recorder.ops else ""
-        text = " ".join(str(error).split()) or type(error).__name__
+        text = (" ".join(str(error).split()) or type(error).__name__)[:300]
+        if any(words in text for words in _MIXED):
+            text += "; a model that mixes formats may run in fp32 (--dtype), or inside autocast (--precision)"
         raise KernelcastError(
-            f"the model does not trace{' in ' + where if where else ''}{last}: {text[:300]}"
+            f"{line_of(error)}the model does not trace{' in ' + where if where else ''}{last}: {text}"
         ) from error
 
 
 def _meta(value: Any, recorder: Recorder) -> Any:
-    if not isinstance(value, torch.Tensor) or value.device.type == "meta":
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.device.type == "meta":
+        if not value.is_floating_point() and not value.is_complex():
+            recorder.values.assume(value)
         return value
     moved = on_meta(value)
     if value.is_floating_point():  # what it holds is data, on which a program must not branch
         return moved.requires_grad_(value.requires_grad)
-    recorder.know(moved, value)
+    recorder.values.know(moved, value)
     return moved
 
 
 @contextlib.contextmanager
-def _weights_on_meta(module: nn.Module) -> Iterator[None]:
+def _on_meta(module: nn.Module, mode: str, recorder: Recorder) -> Iterator[None]:
+    """The model as it is traced; afterwards it is as it was."""
+    with (
+        _weights_on_meta(module, recorder.values),
+        _put(module, mode),
+        _named_modules(module, recorder),
+        torch.device("meta"),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _weights_on_meta(module: nn.Module, values: Values) -> Iterator[None]:
     """The model's parameters and buffers as meta tensors while tracing; its own come back untouched."""
     changed: list[tuple[dict[str, Any], str, Any]] = []
     same: dict[int, Any] = {}  # tied weights stay tied
@@ -214,8 +268,12 @@ def _weights_on_meta(module: nn.Module) -> Iterator[None]:
             for name, value in table.items():
                 if value is None or value.device.type == "meta":
                     continue
+                if nn.parameter.is_lazy(value):
+                    raise KernelcastError(f"{type(part).__name__} has no sizes yet: run the model once before tracing")
                 if id(value) not in same:
                     bare, weight = on_meta(value), isinstance(value, nn.Parameter)
+                    if not value.is_floating_point():  # tables of positions
+                        values.know(bare, value)
                     same[id(value)] = nn.Parameter(bare, value.requires_grad) if weight else bare
                 changed.append((table, name, value))
                 table[name] = same[id(value)]
@@ -234,7 +292,9 @@ def _weights_on_meta(module: nn.Module) -> Iterator[None]:
 @contextlib.contextmanager
 def _named_modules(module: nn.Module, recorder: Recorder) -> Iterator[None]:
     """Keeps the path of the module that runs."""
-    paths = {id(part): path for path, part in module.named_modules()}
+    paths = {
+        id(part): path.replace("._orig_mod", "").removeprefix("_orig_mod.") for path, part in module.named_modules()
+    }
 
     def enter(part: nn.Module, _: Any) -> None:
         recorder.modules.append(paths.get(id(part), type(part).__name__))
@@ -280,8 +340,9 @@ def _gradients(weights: list[Any], recorder: Recorder) -> list[tuple[int, Gradie
     return sorted(found, key=lambda pair: pair[1].ready)
 
 
-def _footprint(recorder: Recorder, kinds: Mapping[int, str]) -> Footprint:
+def _footprint(recorder: Recorder, owned: Mapping[str, Iterable[int]]) -> Footprint:
     """What lives when most does, by what it is; what is of no kind are activations."""
+    kinds = {number: kind for kind, own in owned.items() for number in own}
     alive: dict[int, int] = {}
     total = most = 0
     at_peak: dict[int, int] = {}
@@ -299,7 +360,7 @@ def _footprint(recorder: Recorder, kinds: Mapping[int, str]) -> Footprint:
     return Footprint(**parts)
 
 
-def _sizes(given: Any, accumulate: int) -> dict[str, int]:
+def _sizes(given: Any, accumulate: int) -> dict[str, Any]:
     """Samples and tokens: of the first tensor of whole numbers with two axes, else its first axis alone."""
     tensors = [x for x in tensors_in(given) if x.dim()]
     ids = [x for x in tensors if not x.is_floating_point() and x.dim() == 2]

@@ -8,12 +8,14 @@ all-gather where a cut layer needs all tokens). Ops of the result have the shape
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import replace
 
 from kernelcast.errors import KernelcastError
 from kernelcast.networks.traced import Op, Tensor, Trace
 from kernelcast.training.places import Dealing, Place, carried, in_view
-from kernelcast.training.roles import Roles
+from kernelcast.training.roles import MEGATRON, STYLES, Roles
 
 # Gradients of one input from several layers (q, k and v, and the residual stream, which one rank adds) are summed
 # before the ranks join them.
@@ -42,6 +44,7 @@ class _Cut(Dealing):
         self._gathered: set[tuple[int, str]] = set()
         self._tables: set[tuple[int, ...]] = set()  # shapes of cut tables of tokens
         self._cut_weights = 0
+        self._whole: dict[str, dict[int, Tensor]] = {}  # weights that no role cuts, by module
 
     def run(self) -> Trace:
         for op in self.trace.ops:
@@ -57,9 +60,26 @@ class _Cut(Dealing):
             self._made.update(out.storage for out in made)
         if not self._cut_weights:
             raise KernelcastError(
-                f"tp {self.ways}: no layer of {self.trace.name} has a name that the table of roles knows; give roles="
+                f"tp {self.ways}: no layer of {self.trace.name} has a name that the table of roles knows; "
+                "give a plan (--tp-plan, or roles=)"
             )
-        return self.dealt()
+        return replace(self.dealt(), uncut=self._uncut())
+
+    def _uncut(self) -> tuple[tuple[str, int], ...]:
+        """Modules whose weights every rank has whole, layers of the same name as one, with their numbers."""
+        found: dict[str, int] = {}
+        for module, weights in self._whole.items():
+            left = sum(x.elements for x in weights.values() if self.place(x) is None)
+            if left:
+                name = re.sub(r"(?<=\.)\d+(?=\.|$)", "*", module) or "(outside all modules)"
+                found[name] = found.get(name, 0) + left
+        return tuple(sorted(found.items(), key=lambda pair: -pair[1]))
+
+    def _note(self, op: Op, weight: Tensor) -> None:
+        """A weight that a product, a convolution or a table of tokens reads."""
+        if op.phase == "forward" and self._is_parameter(weight) and len(weight.shape) > 1:
+            source = self._sources.get(weight.storage, weight)
+            self._whole.setdefault(op.module, {})[source.storage] = source
 
     # ---- weights ----
 
@@ -82,8 +102,8 @@ class _Cut(Dealing):
         if role == "experts" and op.name == "_grouped_mm":
             place = self.place(a)
             role = "row" if place is not None and place.kind == "model" else "column"
-        if role in ("column", "row"):
-            self._cut_weight(weight, len(weight.shape) - (1 if role == "column" else 2))
+        if role in ("column", "row", "gathered"):
+            self._cut_weight(weight, len(weight.shape) - (2 if role == "row" else 1))
 
     # ---- sums ----
 
@@ -139,10 +159,13 @@ class _Cut(Dealing):
         else:
             if op.name in ("_to_copy", "clone") and op.phase == "forward" and self._is_parameter(op.inputs[0]):
                 self._sources[op.outputs[0].storage] = self._sources.get(op.inputs[0].storage, op.inputs[0])
+            if op.name == "convolution":
+                self._note(op, op.arguments[1])
             self._other(op)
 
     def _product(self, op: Op) -> None:
         (a, b), out = _operands(op), op.outputs[0]
+        self._note(op, b)
         self._give_role(op, a, b)
         rows, columns, a_inner, b_inner = len(a.shape) - 2, len(b.shape) - 1, len(a.shape) - 1, len(b.shape) - 2
         seen: _Seen = {a: self.place(a), b: self.place(b)}
@@ -167,6 +190,9 @@ class _Cut(Dealing):
         self.put(out, result)
         self._beside(op, result, seen)
         self.emit(op, seen)
+        if result is not None and op.phase == "forward" and self.roles.of(op.module) == "gathered":
+            self.send("all_gather", out, "tp", op)
+            self.gathered(out)
 
     def _beside(self, op: Op, result: Place | None, seen: _Seen) -> None:
         """Other inputs (a bias) are cut where the result is and they have that axis."""
@@ -184,6 +210,7 @@ class _Cut(Dealing):
 
     def _embedding(self, op: Op) -> None:
         table = op.arguments[0]
+        self._note(op, table)
         if self.place(table) is None and self.roles.of(op.module) == "vocabulary":
             self._cut_weight(table, 0)
         place = self.place(table)
@@ -239,4 +266,9 @@ def cut_tensors(trace: Trace, ways: int, sequence_parallel: bool = False, roles:
     for count in sorted(heads):
         if count % ways:
             raise KernelcastError(f"tp {ways} does not divide the {count} heads of {trace.name}")
-    return _Cut(trace, ways, sequence_parallel, roles or Roles()).run()
+    return _Cut(trace, ways, sequence_parallel, roles or Roles.of_plan(_known(trace.tp_plan), MEGATRON)).run()
+
+
+def _known(plan: Mapping[str, str]) -> dict[str, str]:
+    """Of a model's own plan what has a role here: it fills what Megatron's names leave."""
+    return {path: style for path, style in plan.items() if style in STYLES}

@@ -147,6 +147,11 @@ class Dealing:
             self._places[x.storage, x.shape, x.stride] = place
             self._views[x.storage] = (x, place)
 
+    def gathered(self, x: Tensor) -> None:
+        """From here on every rank has all of it."""
+        self._places = {key: place for key, place in self._places.items() if key[0] != x.storage}
+        self._views.pop(x.storage, None)
+
     def emit(self, op: Op, seen: Mapping[Tensor, Place | None] = MappingProxyType({})) -> None:
         """The op with the shapes of one rank; ``seen``: inputs that it has otherwise than they lie."""
         outputs = tuple(shrunk(out, self.place(out), self.ways) for out in op.outputs)

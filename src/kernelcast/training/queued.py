@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from kernelcast.hardware import Gpu
 from kernelcast.kernels.work import Array
-from kernelcast.networks.aten import Costed
-from kernelcast.networks.traced import Op, Trace
+from kernelcast.networks.aten import Costed, Settings, cost
+from kernelcast.networks.traced import PHASES, Op, Trace
 from kernelcast.span import NOTHING, Span
 from kernelcast.timeline import Host, Ran
 from kernelcast.timeline.power import throttled_s
@@ -19,12 +21,26 @@ from kernelcast.times import Times
 
 @dataclass(frozen=True, slots=True)
 class OpRan(Ran):
-    """The kernels that one op of a trace launches. ``by_bytes``: no rule knows the op. ``more``: kernels beyond one a
-    call, which a library launches one by one."""
+    """The kernels that one op of a trace launches. ``by_bytes``: no rule knows the op."""
 
     op: Op = field(kw_only=True)
     by_bytes: bool = field(kw_only=True)
-    more: float = field(kw_only=True, default=0.0)
+
+
+def cost_in_pieces(op: Op, settings: Settings, gpu: Gpu) -> Costed:
+    """What an op launches; an optimizer's pass over lists of which no GPU could hold what moves is timed in pieces:
+    whether the step fits is another question, answered apart."""
+    size = sum(x.bytes for x in op.inputs) if op.phase == "optimizer" else 0
+    pieces = math.ceil(size / (gpu.dram_bytes / 2))
+    if pieces <= 1:
+        return cost(op, settings)
+    cuts = [tuple(x[i::pieces] if isinstance(x, (tuple, list)) else x for x in op.arguments) for i in range(pieces)]
+    found = [
+        cost(replace(op, arguments=cut, outputs=op.outputs[i::pieces]), settings)
+        for i, cut in enumerate(cuts)
+        if cut[0]
+    ]
+    return Costed(tuple(launch for one in found for launch in one.launches), any(one.by_bytes for one in found))
 
 
 def predicted(ops: Iterable[Op], times: Times, costs: Callable[[Op], Costed]) -> list[OpRan | None]:
@@ -43,11 +59,10 @@ def _ran(op: Op, costed: Costed, times: Times) -> OpRan:
         longest = one if one.time_s > longest.time_s else longest
         time_s = times[launch.call].span.time_s
         span += one.span * (1 + throttled_s(launch.call, time_s, times.gpu) / time_s)
-    launches = sum(launch.count * launch.kernels for launch in costed.launches)
-    more = launches - sum(launch.count for launch in costed.launches)
+    launches = sum(launch.count * times[launch.call].launches for launch in costed.launches)
     return OpRan(
         op.phase, longest.part, span, launches, longest.bound_by, longest.support, longest.network, longest.standing,
-        op=op, by_bytes=costed.by_bytes, more=more,
+        op=op, by_bytes=costed.by_bytes,
     )  # fmt: skip
 
 
@@ -56,16 +71,30 @@ def gap_s(machine: Host, graph: bool) -> float:
     return machine.graph_gap_s if graph else machine.gap_s
 
 
+def host_counts(trace: Trace) -> dict[str, Array]:
+    """By the name of what the host spends on it (``Host``), how often each op of a trace has it; kernels are counted
+    apart, where they are known."""
+    phase = np.array([op.phase for op in trace.ops])
+    kernel = np.array([op.kind == "kernel" for op in trace.ops], dtype=bool)
+    view = np.array([op.kind == "view" for op in trace.ops], dtype=bool)
+    forward, backward, optimizer = (phase == name for name in PHASES)
+    # ops that were made after tracing (a fused kernel) have no place in the program
+    calls = np.maximum.accumulate([op.at for op in trace.ops])
+    updates = optimizer & (np.cumsum(optimizer) == 1)
+    return {
+        "step_s": np.arange(len(trace.ops)) == 0,
+        "view_s": view & ~backward,
+        "python_s": np.diff(calls, prepend=0),
+        "recorded_s": kernel & forward & (trace.mode == "training"),
+        "backward_s": kernel & backward,
+        "backward_view_s": view & backward,
+        "parameter_s": updates * float(trace.parameter_tensors),
+    }
+
+
 def launch_costs(trace: Trace, machine: Host) -> Array:
-    """What the host spends on each op of a trace before the next."""
-    forward = max(1, sum(op.phase == "forward" for op in trace.ops))
-    python_s = machine.module_s * trace.module_calls.get("forward", 0) / forward
-    costs = {
-        ("forward", True): machine.kernel_s + python_s, ("forward", False): machine.view_s + python_s,
-        ("backward", True): machine.backward_kernel_s, ("backward", False): machine.backward_view_s,
-        ("optimizer", True): machine.kernel_s, ("optimizer", False): machine.view_s,
-    }  # fmt: skip
-    return np.array([costs[op.phase, op.kind == "kernel"] for op in trace.ops])
+    """What the host spends on each op of a trace before the next, beside launching its kernels."""
+    return np.sum([getattr(machine, name) * count for name, count in host_counts(trace).items()], axis=0)
 
 
 @dataclass(frozen=True)
@@ -82,12 +111,13 @@ class Queue:
     def of(cls, found: Sequence[tuple[int, OpRan | None]], costs_s: Array, machine: Host, graph: bool) -> Queue:
         """``found``: places of ops in a trace and what they launch; ``costs_s``: ``launch_costs`` of that trace.
         ``graph``: kernels replay from a CUDA graph, so that the host launches once."""
-        more_s = np.array([0.0 if graph or one is None else one.more * machine.kernel_s for _, one in found])
-        clock = np.cumsum(costs_s[[at for at, _ in found]] + more_s)
+        launching_s = np.array([machine.launch_s * kernel.launches if kernel else 0.0 for _, kernel in found])
+        clock = np.cumsum(costs_s[[at for at, _ in found]] + launching_s)
         launching = [i for i, (_, kernel) in enumerate(found) if kernel is not None]
         kernels = tuple(kernel for _, kernel in found if kernel is not None)
         busy_s = np.array([kernel.time_s + gap_s(machine, graph) * kernel.launches for kernel in kernels])
-        more_s = more_s[launching]  # the first of many kernels runs while the others are launched, no faster than that
+        # the first of many kernels runs while the others are launched, no faster than that
+        more_s = np.maximum(0.0, launching_s[launching] - machine.launch_s) * (not graph)
         return cls(
             kernels=kernels,
             places=tuple(found[i][0] for i in launching),

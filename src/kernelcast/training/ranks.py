@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -12,7 +10,7 @@ import numpy as np
 from kernelcast.calls import Launch
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.work import Array
-from kernelcast.networks.aten import Costed, Settings, cost
+from kernelcast.networks.aten import Costed, Settings
 from kernelcast.networks.traced import Op, Tensor, Trace
 from kernelcast.parallel.training import TrainingLayout
 from kernelcast.timeline import Host, Memory
@@ -22,7 +20,7 @@ from kernelcast.training.depth import Depth, optimizer_ops, parts
 from kernelcast.training.experts import deal_experts
 from kernelcast.training.memory import Life, activations, alive_bytes, held
 from kernelcast.training.places import is_collective
-from kernelcast.training.queued import OpRan, Queue, launch_costs, predicted
+from kernelcast.training.queued import OpRan, Queue, cost_in_pieces, launch_costs, predicted
 from kernelcast.training.roles import Roles
 from kernelcast.training.sharding import Message, Sender, Weight
 
@@ -58,14 +56,7 @@ class Rank:
         if is_collective(op):
             x = op.arguments[0]
             return Costed(tuple(self.layout.group(op.options["group"]).launches(op.name, x.bytes, x.dtype, self.gpu)))
-        # a list of parameters that no GPU holds is timed in pieces: memory is another question, answered apart
-        size = sum(x.bytes for x in op.inputs) if op.phase == "optimizer" else 0
-        pieces = math.ceil(size / (self.gpu.dram_bytes / 2))
-        if pieces <= 1:
-            return cost(op, self.settings)
-        cuts = [tuple(x[i::pieces] if isinstance(x, tuple) else x for x in op.arguments) for i in range(pieces)]
-        found = [cost(replace(op, arguments=cut), self.settings) for cut in cuts if cut[0]]
-        return Costed(tuple(launch for one in found for launch in one.launches), any(one.by_bytes for one in found))
+        return cost_in_pieces(op, self.settings, self.gpu)
 
     def launches_s(self, launches: Iterable[Launch]) -> float:
         """Of collectives one after another, with nothing beside them."""

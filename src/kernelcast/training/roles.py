@@ -1,14 +1,21 @@
-"""Which layers tensor parallelism cuts, and how: Megatron's cut, told by the names that public models give them."""
+"""Which layers tensor parallelism cuts, and how: Megatron's cut, told by the names that public models give them; or a
+plan, which says it module by module."""
 
 from __future__ import annotations
 
+import json
 import re
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
-Role = Literal["column", "row", "vocabulary", "experts"]
+from kernelcast.errors import KernelcastError
+
+# gathered: by columns, and every rank is given the others' outputs. whole: every rank has all of it.
+Role = Literal["column", "row", "vocabulary", "experts", "gathered", "whole"]
 
 # How a module's path ends. column: each rank has some of the outputs (heads, width of the MLP). row: each has some of
 # the inputs, and the outputs are summed. vocabulary: each has some of the rows of a table of tokens. experts: a block
@@ -41,11 +48,31 @@ MEGATRON: dict[str, Role] = {
 }
 
 
+# What Hugging Face's plans call them.
+STYLES: dict[str, Role] = {
+    "colwise": "column", "packed_colwise": "column", "rowwise": "row", "packed_rowwise": "row",
+    "rowwise_split_input": "row", "colwise_gather_output": "gathered", "colwise_rep": "gathered",
+    "embedding_rowwise": "vocabulary", "vocabulary": "vocabulary", "moe_tp_experts": "experts", "experts": "experts",
+    "grouped_gemm": "experts", "replicate": "whole", "replicated": "whole", "replicated_with_grad_allreduce": "whole",
+    "ep_router": "whole", "mla_kv_a_proj": "whole", "sequence_parallel": "whole", "gather": "whole",
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Roles:
     """A table of patterns -> roles; give another one for a model with other names."""
 
     table: Mapping[str, Role] = field(default_factory=lambda: MEGATRON)
+
+    @classmethod
+    def of_plan(cls, plan: Mapping[str, str], beside: Mapping[str, Role] | None = None) -> Roles:
+        """``layers.*.mlp.up_proj = "colwise"``: how a path ends, where a star is one name. ``beside``: what comes
+        first. A plan's entries for parameters (``experts.gate_up_proj``) say nothing that the module's own does not."""
+        for path, style in plan.items():
+            if style not in STYLES:
+                raise KernelcastError(f"the plan cuts {path} {style!r}; known: {', '.join(STYLES)}")
+        parts = {path: ".".join("[^.]+" if x == "*" else re.escape(x) for x in path.split(".")) for path in plan}
+        return cls({**(beside or {}), **{parts[path]: STYLES[style] for path, style in plan.items()}})
 
     @cached_property
     def _patterns(self) -> list[tuple[re.Pattern[str], Role]]:
@@ -53,3 +80,16 @@ class Roles:
 
     def of(self, path: str) -> Role | None:
         return next((role for pattern, role in self._patterns if pattern.search(path)), None)
+
+
+def read_plan(path: Path) -> dict[str, str]:
+    """Of a TOML or JSON file: module -> how it is cut, at the top or in a table ``tp_plan``."""
+    try:
+        text = path.read_text()
+        found: Any = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except (OSError, ValueError) as error:
+        raise KernelcastError(f"{path} is no plan: {' '.join(str(error).split())}") from error
+    found = found.get("tp_plan", found) if isinstance(found, dict) else found
+    if not isinstance(found, dict) or not found or not all(isinstance(style, str) for style in found.values()):
+        raise KernelcastError(f'{path} is no plan: it must name modules, as in "layers.*.mlp.up_proj" = "colwise"')
+    return dict(found)

@@ -11,7 +11,7 @@ import numpy as np
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.work import Array
-from kernelcast.networks.aten import Settings, cost
+from kernelcast.networks.aten import Settings
 from kernelcast.networks.aten.flops import op_flops
 from kernelcast.networks.fusion import FUSED
 from kernelcast.networks.traced import PHASES, Trace
@@ -21,7 +21,7 @@ from kernelcast.timeline import Event, Host, Lane, Memory, RestsOn, Share, Timel
 from kernelcast.timeline.streams import stream_ends
 from kernelcast.times import Times
 from kernelcast.training.memory import check_fits, step_memory
-from kernelcast.training.queued import OpRan, Queue, gap_s, launch_costs, predicted
+from kernelcast.training.queued import OpRan, Queue, cost_in_pieces, gap_s, launch_costs, predicted
 
 # Eager ops write their results to memory, and what a later op reads of them may have left L2. Campaigns take other
 # inputs for every call, so that is the state the learned predictor knows best.
@@ -103,6 +103,7 @@ class Step(Forecast):
     """How a traced step runs on one GPU."""
 
     launched_s: Array = field(repr=False)  # on the host's clock, one a kernel
+    busy_s: Array = field(repr=False)  # on the GPU's, with the gap behind each
     ends_s: Array = field(repr=False)
     graph: bool
     compiled: bool
@@ -115,6 +116,33 @@ class Step(Forecast):
     def idle_s(self) -> float:
         gaps_s = gap_s(self.host, self.graph) * sum(kernel.launches for kernel in self.kernels)
         return max(0.0, self.time_s - self.kernel_time_s - gaps_s)
+
+    def _ends(self, host: float = 1.0, gpu: float = 1.0) -> float:
+        """When the step would end if the host and the GPU took so many times what they are taken to."""
+        return float(stream_ends(self.launched_s * host, self.busy_s * gpu)[-1])
+
+    @cached_property
+    def spread(self) -> tuple[float, float]:
+        """What the host may be off and what the kernels may be, each on its own: where the one waits for the other it
+        is the one that counts."""
+        whole = joined(self.kernels)
+        total = whole.time_s or 1.0
+        low, high = (whole.time_s - whole.low_s) / total, (whole.high_s - whole.time_s) / total
+        kernels = 1 - float(np.hypot(low, STEP_SPREAD[0])), 1 + float(np.hypot(high, STEP_SPREAD[1]))
+        host = (1.0, 1.0) if self.graph else (1 - self.host.faster, 1 + self.host.slower)
+        below = np.hypot(1 - self._ends(host=host[0]) / self.time_s, 1 - self._ends(gpu=kernels[0]) / self.time_s)
+        above = np.hypot(self._ends(host=host[1]) / self.time_s - 1, self._ends(gpu=kernels[1]) / self.time_s - 1)
+        return 1 - float(below), 1 + float(above)
+
+    @property
+    def margin(self) -> float:
+        """What the host takes for all that it launches, over what the GPU takes to run it; above 1 the GPU waits."""
+        return 0.0 if self.graph else float(self.launched_s[-1] / self.busy_s.sum())
+
+    @property
+    def margins(self) -> tuple[float, float]:
+        """The margin with the host as fast and as slow as it may be."""
+        return self.margin * (1 - self.host.faster), self.margin * (1 + self.host.slower)
 
     def phase_s(self, phase: str) -> float:
         """Wall time of a phase: until its last kernel ends, from where the phase before ended."""
@@ -180,10 +208,11 @@ def run_step(
     machine = host(on) if isinstance(on, str) else on
     times = times or Times(gpu, conditions)
     settings = Settings(tf32=tf32, capability=gpu.compute_capability, l2_bytes=gpu.l2_bytes)
-    found = list(enumerate(predicted(trace.ops, times, lambda op: cost(op, settings))))
+    found = list(enumerate(predicted(trace.ops, times, lambda op: cost_in_pieces(op, settings, gpu))))
     queue = Queue.of(found, launch_costs(trace, machine), machine, graph)
     ends = stream_ends(queue.launched_s, queue.busy_s)
     return Step(
         trace=trace, gpu=gpu, host=machine, time_s=float(ends[-1]), kernels=queue.kernels, predictor=times.predictor,
-        launched_s=queue.launched_s, ends_s=ends, graph=graph, compiled=any(op.name == FUSED for op in trace.ops),
+        launched_s=queue.launched_s, busy_s=queue.busy_s, ends_s=ends, graph=graph,
+        compiled=any(op.name == FUSED for op in trace.ops),
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -36,6 +37,9 @@ def collect_models(
     pack: Annotated[
         Path | None, typer.Option("--pack", metavar="JSONL", help="turn measured JSON lines into the kept form")
     ] = None,
+    zoo: Annotated[
+        Path | None, typer.Option("--zoo", metavar="DIR", help="the models of this folder's cases.toml instead")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Measure whole models on this machine's GPU. Needs PyTorch, transformers and CUDA, and no file of any model.
@@ -48,6 +52,9 @@ def collect_models(
     from kernelcast_lab.models.store import pack as packed
 
     seconds = parse_time(budget)
+    if zoo is not None:
+        _zoo(zoo, out, pack, only or (), seconds)
+        return
     cases = known.chosen(only or ())
     if list_only:
         weights = {case.id: known.parameter_count(known.cut(known.MODELS[case.model], case.layers)) for case in cases}
@@ -64,3 +71,18 @@ def collect_models(
         told = tally._asdict()
     counts = ", ".join(f"{count:,} {what}" for what, count in told.items())
     typer.echo(to_json({"file": str(out), **told}) if json else f"{out}: {counts}")
+
+
+def _zoo(folder: Path, out: Path | None, pack: Path | None, words: Sequence[str], seconds: float) -> None:
+    """Measure the models of a folder, or pack what was measured of them."""
+    if out is None:
+        raise KernelcastError("where to? give -o FILE.jsonl (or -o GPU.json.gz with --pack)")
+    from kernelcast_lab.models.measure import measured_here
+    from kernelcast_lab.models.zoo import measure_zoo, pack_zoo
+
+    if pack is not None:
+        good, failed = pack_zoo(pack, out)
+    else:
+        measured_here()
+        good, failed = measure_zoo(folder, out, words, seconds, typer.echo)
+    typer.echo(f"{out}: {good:,} cases, {failed:,} failed")

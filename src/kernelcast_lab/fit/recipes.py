@@ -16,17 +16,9 @@ from kernelcast.toml_folder import read_from
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 FAMILIES = (
-    "gemm",
-    "attention",
-    "attention_backward",
-    "moe",
-    "mla",
-    "moe_gemm",
-    "memory",
-    "collective",
-    "conv2d",
-    "recurrent",
-)
+    "gemm", "attention", "attention_backward", "masked_attention", "moe", "mla", "moe_gemm", "grouped_mm", "memory",
+    "multi_tensor", "collective", "conv2d", "spatial", "indexed", "recurrent",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,8 @@ class Tally(NamedTuple):
     left: int
 
 
-def measure_here(cases: Iterable[Case], out: Path, budget_s: float, retry: bool, say: Say) -> Tally:
-    """Measure cases on this machine's GPU into a journal; or one line on what is missing."""
-    begin = time.monotonic()
+def measured_here() -> None:
+    """Refuse where models cannot be measured."""
     for package in ("torch", "transformers"):
         if importlib.util.find_spec(package) is None:
             raise KernelcastError(f"measuring models needs {package}, which is not installed: pip install {package}")
@@ -38,6 +37,14 @@ def measure_here(cases: Iterable[Case], out: Path, budget_s: float, retry: bool,
 
     if not torch.cuda.is_available():
         raise KernelcastError("measuring models needs a CUDA GPU, and torch sees none here; --list works without")
+
+
+def measure_here(cases: Iterable[Case], out: Path, budget_s: float, retry: bool, say: Say) -> Tally:
+    """Measure cases on this machine's GPU into a journal; or one line on what is missing."""
+    begin = time.monotonic()
+    measured_here()
+    import torch
+
     from kernelcast_lab.models.run import CudaRunner, device_state, environment
 
     journal = Journal(out)

@@ -25,7 +25,7 @@ from kernelcast_lab.models.trace import summarise, with_ops
 
 WARM_UPS = 5
 REPEATS = (10, 60)  # at least, at most
-TIMED_S = 1.2  # timed steps of a case, where the least number of repeats allows
+TIMED_S = 0.8  # timed steps of a case, where the least number of repeats allows
 
 # With graphs around, CUPTI must not be taken down between profiles (pytorch/torch/profiler/profiler.py says why).
 os.environ.setdefault("TEARDOWN_CUPTI", "0")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import gzip
 import importlib.util
 import inspect
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,34 +14,70 @@ from typing import Any
 
 import torch
 
-from kernelcast.tracing.build import DTYPES
-from kernelcast.tracing.run import OPTIMIZERS
-from kernelcast.validate.cases import Case
-from kernelcast_lab.models.run import time_steps, trace_events
+from kernelcast.errors import KernelcastError
+from kernelcast.files import complete
+from kernelcast.tracing.precision import DTYPES, OPTIMIZERS
+from kernelcast.validate.cases import Case, read_cases
+from kernelcast_lab.models.run import environment, time_steps, trace_events
 from kernelcast_lab.models.steps import Step
 from kernelcast_lab.models.store import Record, one_line
 from kernelcast_lab.models.trace import PHASE, summarise
 
+Say = Callable[[str], None]
 
-def measure_zoo(
-    cases: Sequence[Case], folder: Path, write: Callable[[Record], None], say: Callable[[str], None], budget_s: float
-) -> None:
-    """A record a case, until the budget is spent."""
+
+def measure_zoo(folder: Path, out: Path, words: Sequence[str], budget_s: float, say: Say) -> tuple[int, int]:
+    """A line a case into ``out``, until the budget is spent; cases that it has are left out. How many were measured,
+    and how many failed."""
     start, device = time.monotonic(), torch.device("cuda", 0)
-    for case in cases:
-        begin = time.monotonic()
-        if begin - start > budget_s:
-            say(f"{case.id}: no time left")
-            continue
+    done = {Case(**line["case"]) for line in _lines(out) if "case" in line}
+    cases = [case for case in read_cases(folder) if not words or any(word in case.id for word in words)]
+    measured = failed = 0
+    with out.open("a") as file:
+        file.write(json.dumps({"environment": environment()}) + "\n")
+        for case in (case for case in cases if case not in done):
+            begin = time.monotonic()
+            if begin - start > budget_s:
+                break
+            try:
+                found = _measured(case, folder, device)
+            except Exception as error:  # any failure of a case is a fact about it; the others go on
+                found = {"error": one_line(error)}
+            file.write(json.dumps({"case": case.told, **found}) + "\n")
+            file.flush()
+            measured, failed = measured + 1, failed + ("error" in found)
+            told = found.get("error") or f"{found['wall_ms'][0]:.3f} ms, kernels {found['kernel_ms']:.3f} ms"
+            say(f"{case.id}: {told} ({time.monotonic() - begin:.1f} s)")
+            gc.collect()
+            torch.cuda.empty_cache()
+    return measured, failed
+
+
+def pack_zoo(lines: Path, packed: Path) -> tuple[int, int]:
+    """The measured lines in the form that is kept: the last of each case; how many, and how many failed."""
+    found = _lines(lines)
+    if not found:
+        raise KernelcastError(f"{lines}: no measured models")
+    last = {Case(**line["case"]): line for line in found if "case" in line}
+    good = [line for line in last.values() if "error" not in line]
+    machine: Record = next((line["environment"] for line in reversed(found) if "environment" in line), {})
+    text = json.dumps({"environment": machine, "cases": good}, separators=(",", ":"))
+    with complete(packed) as part:
+        part.write_bytes(gzip.compress(text.encode(), compresslevel=9, mtime=0))
+    return len(good), len(last) - len(good)
+
+
+def _lines(path: Path) -> list[Record]:
+    """Every whole line; a last one that was cut off is left out."""
+    found: list[Record] = []
+    text = path.read_text().splitlines() if path.exists() else []
+    for number, line in enumerate(text, 1):
         try:
-            found = _measured(case, folder, device)
-        except Exception as error:  # any failure of a case is a fact about it; the others go on
-            found = {"error": one_line(error)}
-        write({"case": case.told, **found})
-        told = found.get("error") or f"{found['wall_ms'][0]:.3f} ms, kernels {found['kernel_ms']:.3f} ms"
-        say(f"{case.id}: {told} ({time.monotonic() - begin:.1f} s)")
-        gc.collect()
-        torch.cuda.empty_cache()
+            found.append(json.loads(line))
+        except ValueError:
+            if number < len(text):
+                raise KernelcastError(f"{path}: line {number} is not JSON") from None
+    return found
 
 
 def _measured(case: Case, folder: Path, device: torch.device) -> Record:
@@ -63,6 +101,7 @@ def _measured(case: Case, folder: Path, device: torch.device) -> Record:
 
 
 def _built(case: Case, folder: Path) -> tuple[Any, ...]:
+    """What the function of the case gives, made for real."""
     spec = importlib.util.spec_from_file_location(f"zoo_{Path(case.file).stem}", folder / case.file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -134,14 +134,6 @@ def _moe_gemm(draw: Draw) -> Drawn:
             **dict(zip(TRITON_CONFIG, draw.pick(_BLOCKS), strict=True))}  # fmt: skip
 
 
-def _conv(draw: Draw, op: str) -> Drawn:
-    side, kernel = draw.pick((7, 8, 14, 16, 28, 32, 56, 64, 112, 224)), draw.pick((1, 1, 3, 3, 3, 5, 7))
-    channels = [draw.size(8, 2048, draw.pick((8, 32, 64))) for _ in range(2)]
-    return {"op": op, "batch": draw.size(1, 128), "in_channels": channels[0], "out_channels": channels[1],
-            "height": side, "width": side, "kernel_h": kernel, "kernel_w": kernel, "stride": draw.pick((1, 1, 2)),
-            "padding": kernel // 2, "dtype": draw.pick(("bf16", "fp16", "tf32")), "stack": "torch"}  # fmt: skip
-
-
 def _adamw(draw: Draw) -> Drawn:
     elements = draw.size(1024, 2**28, 8)
     return {"op": "adamw", "elements": elements, "dtype": draw.pick(("bf16", "fp32")), "stack": "torch"}
@@ -242,6 +234,4 @@ TABLE: Table = {
     "quantize": (_quantize, 1.5),
     "optimizer": (_adamw, 0.5),
     "moe-config": (_moe_gemm, 8),
-    "conv2d": (lambda draw: _conv(draw, "conv2d"), 2),
-    "conv2d-backward": (lambda draw: _conv(draw, draw.pick(("conv2d_dgrad", "conv2d_wgrad"))), 1.5),
 }

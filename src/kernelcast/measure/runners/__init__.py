@@ -41,14 +41,25 @@ class NotMeasurableError(KernelcastError):
 
 def prepared(call: Kernel, pool: Pool) -> Prepared:
     """The launches of a call; its op, library and backend decide who launches it."""
-    from kernelcast.measure.runners import memory, own, products, recurrent, serving
+    from kernelcast.measure.runners import (
+        convolutions,
+        indexed,
+        memory,
+        own,
+        products,
+        recurrent,
+        sdpa,
+        serving,
+        spatial,
+    )
 
     if call.stack == "flashinfer":
         table = serving.RUNNERS
     elif call.stack is None:
         table = own.RUNNERS
     else:
-        table = {**products.RUNNERS, **memory.RUNNERS, **recurrent.RUNNERS}
+        of_torch = (products, convolutions, memory, spatial, indexed, recurrent, sdpa)
+        table = {op: runner for module in of_torch for op, runner in module.RUNNERS.items()}
     if call.op not in table:
         raise NotMeasurableError(f"nothing here launches {call.op} of the stack {call.stack or 'none'}")
     recipe = table[call.op](call)

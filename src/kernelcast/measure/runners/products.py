@@ -1,5 +1,5 @@
-"""Tensor cores through PyTorch: matrix products by cuBLAS (cuBLASLt for fp8), attention by FlashAttention 2 and cuDNN,
-convolutions, channels last, by cuDNN."""
+"""Tensor cores through PyTorch: matrix products by cuBLAS (cuBLASLt for fp8), attention by FlashAttention 2 and
+cuDNN."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import conv2d, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 
 from kernelcast.measure.pool import Spec, specs
 from kernelcast.measure.runners import Launch, NotMeasurableError, Recipe, Runner
@@ -89,50 +89,9 @@ def attention_backward(call: Any) -> Recipe:
     return Recipe((*inputs, inputs[0]), launch, f"sdpa_{call.backend}", most_sets=16)
 
 
-def _convolution(call: Any) -> tuple[Spec, ...]:
-    """Input, weight and output in memory: channels last."""
-    _precision(call.dtype)
-    out_h = (call.height + 2 * call.padding - call.dilation * (call.kernel_h - 1) - 1) // call.stride + 1
-    out_w = (call.width + 2 * call.padding - call.dilation * (call.kernel_w - 1) - 1) // call.stride + 1
-    return specs(
-        call.dtype,
-        (call.batch, call.height, call.width, call.in_channels),
-        (call.out_channels, call.kernel_h, call.kernel_w, call.in_channels // call.groups),
-        (call.batch, out_h, out_w, call.out_channels),
-    )
-
-
-def _channels_first(tensor: Tensor) -> Tensor:
-    return tensor.permute(0, 3, 1, 2)
-
-
-def convolution(call: Any) -> Recipe:
-    def launch(x: Tensor, w: Tensor) -> Launch:
-        how = {"stride": call.stride, "padding": call.padding, "dilation": call.dilation, "groups": call.groups}
-        return partial(conv2d, _channels_first(x), _channels_first(w), **how)
-
-    return Recipe(_convolution(call)[:2], launch, "cudnn")
-
-
-def _convolution_gradient(of_input: bool, call: Any) -> Recipe:
-    how = [2 * [value] for value in (call.stride, call.padding, call.dilation)]
-
-    def launch(*tensors: Tensor) -> Launch:
-        x, w, gradient = map(_channels_first, tensors)
-        wanted = [of_input, not of_input, False]
-        return partial(
-            torch.ops.aten.convolution_backward, gradient, x, w, None, *how, False, [0, 0], call.groups, wanted
-        )
-
-    return Recipe(_convolution(call), launch, "cudnn")
-
-
 RUNNERS: Mapping[str, Runner] = {
     "gemm": gemm,
     "bmm": bmm,
     "attention": attention,
     "attention_backward": attention_backward,
-    "conv2d": convolution,
-    "conv2d_dgrad": partial(_convolution_gradient, True),
-    "conv2d_wgrad": partial(_convolution_gradient, False),
 }

@@ -4,11 +4,13 @@ from kernelcast.networks.aten import (  # noqa: F401  each fills the table
     attention,
     convolution,
     elementwise,
+    indexing,
     matrix,
     movement,
     optimizer,
     recurrent,
     rows,
+    spatial,
     transforms,
 )
 from kernelcast.networks.aten.table import Costed, Settings, cost, known_ops

@@ -30,7 +30,7 @@ _LIKE = {  # the kernel whose cost an element of these has
     "__and__ __or__",
     "sub": "rsub",
     "mul": "addcmul lerp mse_loss_backward square",
-    "div": "true_divide addcdiv remainder fmod floor_divide atan2 bucketize",
+    "div": "true_divide addcdiv remainder fmod floor_divide atan2",
     "neg": "abs sign sgn conj logical_not bitwise_not floor ceil round trunc isnan isinf isfinite",
     "relu": "clamp_min clamp_max leaky_relu prelu _prelu_kernel",
     "gelu": "erf",
@@ -137,6 +137,20 @@ def fetched_bytes(inputs: Sequence[Tensor], out: Tensor, l2_bytes: float) -> flo
     return total
 
 
+def turned(part: str, inputs: Sequence[Tensor], out: Tensor) -> Launch | None:
+    """A kernel that reads a tensor across the order in which it writes, as a transposing copy does: each element costs
+    a sector of its own, beside which what else it reads and computes weighs little."""
+    axes = coalesced([out, *inputs], out.shape)
+    for at in range(1, len(inputs) + 1):
+        across = len(axes) > 1 and axes[0][1][at] not in (0, 1)  # neighbours of the output lie apart
+        rows = next((size for size, steps in axes if steps[at] == 1), 0)
+        if across and rows:
+            inner = axes[0][0]
+            return launch(part, "transpose", batch=max(1, out.elements // (inner * rows)), rows=inner, cols=rows,
+                          dtype=number_format(out))  # fmt: skip
+    return None
+
+
 @rule(*_NAMES, "pow", "pow_", "sgn_")
 def _elementwise(op: Op, settings: Settings) -> Iterator[Launch]:
     """One kernel, by its name where it runs vectorised, else by what it moves."""
@@ -151,6 +165,10 @@ def _elementwise(op: Op, settings: Settings) -> Iterator[Launch]:
     plain = way == "vector" and out.dtype in ("fp32", "bf16", "fp16") and len(floats) == cost.reads
     if plain and all(x.elements == out.elements for x in inputs):
         yield vectorised("element-wise", name, out, dtype)
+        return
+    across = turned("element-wise", inputs, out)
+    if across is not None:
+        yield across
         return
     yield pointwise(
         "element-wise", out.elements, dtype, tensors=len(inputs),

@@ -70,12 +70,20 @@ def _grouped(op: Op, settings: Settings) -> Iterator[Launch]:
     """One product for each group of rows (experts), in one launch; or for each group of the inner axis (gradients)."""
     a, b = op.arguments[:2]
     dtype = matrix_format(a, settings)
+    own = op.name == "_grouped_mm" and dtype in ("bf16", "fp16")
     if len(a.shape) == 2 and len(b.shape) == 3:  # rows dealt out to experts
-        yield launch("experts", "moe_gemm", tokens=a.shape[0], experts=b.shape[0], topk=1, k=a.shape[1],
-                     n=b.shape[2], dtype=dtype)  # fmt: skip
+        sizes = {"k": a.shape[1], "n": b.shape[2], "dtype": dtype}
+        if own:
+            yield launch("experts", "grouped_mm", rows=a.shape[0], groups=b.shape[0], **sizes, layout=layout(a, b))
+        else:
+            yield launch("experts", "moe_gemm", tokens=a.shape[0], experts=b.shape[0], topk=1, **sizes)
         return
     groups = op.outputs[0].shape[0] if len(op.outputs[0].shape) == 3 else b.shape[0]
     if len(a.shape) == 2:  # weight gradients: (k, rows) x (rows, n), rows cut by expert
+        if own:
+            yield launch("experts", "grouped_mm", rows=a.shape[1], groups=groups, k=a.shape[0], n=b.shape[-1],
+                         layout="nt", dtype=dtype)  # fmt: skip
+            return
         each = max(1, math.ceil(a.shape[1] / groups))
         yield launch("experts", "bmm", batch=groups, m=a.shape[0], n=b.shape[-1], k=each, layout="nt", dtype=dtype)
         return

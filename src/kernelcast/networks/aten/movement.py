@@ -1,110 +1,86 @@
-"""Copies, casts, joins, lookups and scatters: ops that move numbers and compute nothing."""
+"""Copies, casts and joins: ops that move numbers and compute nothing."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from kernelcast.calls import Launch
-from kernelcast.networks.aten.elementwise import access, axes_of, coalesced
+from kernelcast.networks.aten.elementwise import access, axes_of, turned
 from kernelcast.networks.aten.table import Settings, launch, number_format, over, rule, vectorised
 from kernelcast.networks.traced import Op, Tensor
 
 
-def _copied(source: Tensor, out: Tensor, part: str = "copy") -> Launch:
+def copied(source: Tensor, out: Tensor, part: str = "copy") -> Launch:
     """A copy: dense and alike, cast to another format, turned, or of parts."""
     way = access([source], out)
     if way == "vector" and number_format(source) == number_format(out):
         return vectorised(part, "copy", out)
     if way == "cast" and {source.dtype, out.dtype} <= {"fp32", "bf16", "fp16"}:
         return vectorised(part, "copy", out, source.dtype, to=out.dtype)
-    axes = coalesced([out, source], out.shape)
-    if way == "strided" and axes and axes[0][1][1] not in (0, 1) and len(axes) > 1:  # neighbours lie apart
-        inner = axes[0][0]
-        other = next((size for size, steps in axes if steps[1] == 1), 0)
-        if other:
-            return launch(part, "transpose", batch=max(1, out.elements // (inner * other)), rows=inner,
-                          cols=other, dtype=number_format(out))  # fmt: skip
+    across = turned(part, [source], out) if way == "strided" else None
+    if across is not None:
+        return across
     return over(part, out, read_bytes=source.bytes, written_bytes=out.bytes, tensors=1, flops=0.0, cols=out.cols,
                 access=None if way == "vector" else way, axes=axes_of([out, source], out.shape))  # fmt: skip
 
 
-@rule("_to_copy", "clone", "contiguous", "copy", "_copy_from", "repeat", "roll", "flip", "rot90", "as_strided_copy",
-      "view_copy", "lift_fresh_copy", "channel_shuffle", "pixel_shuffle", "expand_copy", "permute_copy")  # fmt: skip
+@rule("_to_copy", "clone", "contiguous", "copy", "_copy_from", "repeat", "flip", "rot90", "as_strided_copy",
+      "view_copy", "lift_fresh_copy", "channel_shuffle", "pixel_shuffle", "pixel_unshuffle",
+      "expand_copy", "permute_copy")  # fmt: skip
 def _copy(op: Op, settings: Settings) -> Iterator[Launch]:
-    yield _copied(op.inputs[0], op.outputs[0])
+    yield copied(op.inputs[0], op.outputs[0])
 
 
-@rule("slice_backward", "select_backward", "constant_pad_nd", "diagonal_backward", "unfold_backward")
-def _filled(op: Op, settings: Settings) -> Iterator[Launch]:
+@rule("slice_backward", "select_backward", "diagonal_backward", "unfold_backward")
+def _part(op: Op, settings: Settings) -> Iterator[Launch]:
+    yield from filled(op.inputs[0], op.outputs[0])
+
+
+def filled(source: Tensor, out: Tensor) -> Iterator[Launch]:
     """The whole is filled, then the part is copied into it."""
-    source, out = op.inputs[0], op.outputs[0]
     yield vectorised("copy", "fill", out)
     inner = out.stride[len(out.stride) - len(source.shape) :]  # of the part that it goes to
-    yield _copied(source, Tensor(source.shape, inner, out.dtype))
+    yield copied(source, Tensor(source.shape, inner, out.dtype))
 
 
 @rule("copy_")
 def _copy_into(op: Op, settings: Settings) -> Iterator[Launch]:
     target, source = op.arguments[:2]
-    yield _copied(source, target)
+    yield copied(source, target)
+
+
+def in_order(*tensors: Tensor, part: str = "copy") -> Iterator[Launch]:
+    """Copies of those that do not lie in the order of their axes, which kernels over rows make for themselves."""
+    for x in tensors:
+        if not is_contiguous(x):
+            steps = [math.prod(x.shape[axis + 1 :]) for axis in range(len(x.shape))]
+            yield copied(x, Tensor(x.shape, tuple(steps), x.dtype), part)
+
+
+def is_contiguous(x: Tensor) -> bool:
+    steps = [(step, math.prod(x.shape[axis + 1 :])) for axis, step in enumerate(x.stride) if x.shape[axis] != 1]
+    return x.elements <= 1 or all(step == wanted for step, wanted in steps)
+
+
+def layout_of(x: Tensor) -> str:
+    """nhwc where the channels lie innermost."""
+    mapped = len(x.shape) >= 4 and x.shape[1] > 1 and math.prod(x.shape[2:]) > 1
+    return "nhwc" if mapped and x.stride[1] == 1 else "nchw"
 
 
 @rule("cat", "stack", "_cat", "concat")
 def _cat(op: Op, settings: Settings) -> Iterator[Launch]:
-    """A vectorised copy of all parts, or, where one has gaps (half of each head), an element at a time."""
+    """A vectorised copy of all parts; feature maps by their channels; where a part has gaps (half of each head), an
+    element at a time."""
     out = op.outputs[0]
     if any(not x.dense for x in op.inputs if x.elements):
         yield over("copy", out, read_bytes=out.bytes, written_bytes=out.bytes, tensors=2, access="strided", axes=4,
                    flops=0.0, cols=out.cols)  # fmt: skip
+    elif op.name in ("cat", "_cat", "concat") and len(out.shape) >= 4 and op.argument(1, "dim", 0) == 1:
+        batch, channels = out.shape[:2]
+        yield launch("copy", "channel_cat", batch=max(1, batch), channels=max(1, channels),
+                     spatial=max(1, out.elements // max(1, batch * channels)), parts=max(1, len(op.inputs)),
+                     layout=layout_of(out), dtype=number_format(out))  # fmt: skip
     else:
         yield vectorised("copy", "cat", out)
-
-
-@rule("embedding", "embedding_bag", "_embedding_bag")
-def _embedding(op: Op, settings: Settings) -> Iterator[Launch]:
-    table, ids = op.arguments[:2]
-    yield launch("embedding", "embedding", tokens=max(1, ids.elements), hidden=table.cols, vocab=table.rows,
-                 dtype=number_format(table))  # fmt: skip
-
-
-@rule("embedding_dense_backward")
-def _embedding_backward(op: Op, settings: Settings) -> Iterator[Launch]:
-    grad, ids, vocab = op.arguments[:3]
-    yield launch("embedding", "embedding_backward", tokens=max(1, ids.elements), hidden=grad.cols,
-                 vocab=vocab, dtype=number_format(grad))  # fmt: skip
-
-
-@rule("index_select", "index", "_unsafe_index", "take")
-def _index(op: Op, settings: Settings) -> Iterator[Launch]:
-    """Whole rows are gathered; single elements are looked up one by one."""
-    source, out = op.arguments[0], op.outputs[0]
-    first = op.name == "index_select" or (isinstance(op.arguments[1], (tuple, list)) and len(op.arguments[1]) == 1)
-    if first and len(source.shape) >= 2 and out.elements >= source.cols:
-        cols = source.elements // source.shape[0] if op.name == "index" else source.cols
-        rows = max(1, out.elements // cols)
-        yield launch("lookup", "gather", rows=rows, cols=cols, dtype=number_format(source))
-    else:
-        yield _scattered(out)
-
-
-def _scattered(moved: Tensor, extra: float = 8.0) -> Launch:
-    """Elements one by one, each with its index."""
-    return over("lookup", moved, read_bytes=moved.bytes + extra, written_bytes=moved.bytes, tensors=2,
-                access="strided", flops=0.0, cols=moved.cols)  # fmt: skip
-
-
-@rule("gather", "masked_select")
-def _gather(op: Op, settings: Settings) -> Iterator[Launch]:
-    yield _scattered(op.outputs[0], 8.0 * op.outputs[0].elements)
-
-
-@rule("index_put", "_index_put_impl", "_unsafe_index_put", "scatter", "scatter_add", "index_add", "index_copy",
-      "scatter_reduce", "slice_scatter", "select_scatter", "masked_scatter", "index_fill", "scatter_value")  # fmt: skip
-def _scatter(op: Op, settings: Settings) -> Iterator[Launch]:
-    """Elements into their places; without the underscore into a copy of the whole."""
-    target = op.arguments[0]
-    given = [x for x in op.inputs[1:] if x.dtype == target.dtype]
-    values = max(given, key=lambda x: x.elements, default=None) or max(op.inputs[1:], key=lambda x: x.elements)
-    if not op.in_place:
-        yield _copied(target, op.outputs[0], "lookup")
-    yield _scattered(values)

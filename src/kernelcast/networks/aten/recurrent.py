@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 from kernelcast.calls import Launch
-from kernelcast.kernels.base import columns_of, kernel
-from kernelcast.kernels.recurrent import kernels_of
 from kernelcast.networks.aten.table import (
     Settings,
     launch,
@@ -64,10 +61,7 @@ def _dropped(x: Tensor, width: int, how: tuple[Any, ...], op: str) -> Iterator[L
 
 
 def _called(op: str, x: Tensor, how: tuple[Any, ...], kind: str, **more: Any) -> Launch:
-    """The call, with the kernels that the host launches for it."""
-    found = launch(_PART, op, **_layers(x, how, kind), **more)
-    call = kernel(**found.words)
-    return replace(found, kernels=float(kernels_of(columns_of([call]), op == "recurrent")[0]))
+    return launch(_PART, op, **_layers(x, how, kind), **more)
 
 
 def _flattened(weights: tuple[Tensor, ...]) -> Iterator[Launch]:

@@ -21,6 +21,13 @@ class Settings:
     tf32: bool = False  # fp32 products on tensor cores (torch.set_float32_matmul_precision("high"))
     capability: str = "9.0"  # compute capability of the GPU
     l2_bytes: float = 50e6  # what stays within reach between two uses of a sector
+    tf32_convolutions: bool = True  # fp32 convolutions on tensor cores (torch.backends.cudnn.allow_tf32)
+
+    @property
+    def has_tf32(self) -> bool:
+        """Ampere and newer."""
+        major = self.capability.split(".")[0]
+        return major.isdigit() and int(major) >= 8
 
 
 @dataclass(frozen=True)
