@@ -26,6 +26,7 @@ from kernelcast.kernels.recurrent_steps import (
     RecurrentSizes,
     aligned_rows,
     bias_gradients,
+    cleared_memory,
     input_gradients,
     input_products,
     mma_runs,
@@ -159,4 +160,5 @@ class RecurrentBackward(_Recurrent):
             *input_gradients(gpu, kind, sizes, stepped),
             *weight_gradients(gpu, kind, sizes),
             bias_gradients(gpu, kind, sizes),
+            *cleared_memory(gpu, kind, sizes, stepped),
         )
