@@ -26,6 +26,7 @@ from kernelcast.kernels.recurrent_steps import (
     RecurrentSizes,
     aligned_rows,
     bias_gradients,
+    cleared_memory,
     input_gradients,
     input_products,
     mma_runs,
@@ -79,12 +80,12 @@ class _Recurrent(Kernel):
     def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
         sizes = RecurrentSizes.of(calls)
         which = algorithms(calls, cls is Recurrent)
-        found = {f"log_{name}": np.log2(calls[name]) for name in ("batch", "input", "hidden", "layers")}
+        found = {f"log_{name}": np.log2(calls[name]) for name in ("batch", "input", "hidden")}
         found["log_steps"] = np.log2(np.minimum(calls["steps"], _MANY_STEPS))
         found |= {f"grain_{name}": grain(calls[name]) for name in ("batch", "input", "hidden")}
         found |= {f"runs_{name}": (which == at).astype(np.float64) for at, name in enumerate(ALGORITHMS)}
         return found | {
-            "bidirectional": calls["bidirectional"],
+            "wavefront": sizes.wavefront.astype(np.float64),
             "projected": (sizes.out < sizes.hidden).astype(np.float64),
             "gates": np.full(calls.count, sizes.gates),
             "aligned": aligned_rows(calls.dtype, sizes.hidden, sizes.out).astype(np.float64),
@@ -159,4 +160,5 @@ class RecurrentBackward(_Recurrent):
             *input_gradients(gpu, kind, sizes, stepped),
             *weight_gradients(gpu, kind, sizes),
             bias_gradients(gpu, kind, sizes),
+            *cleared_memory(gpu, kind, sizes, stepped),
         )

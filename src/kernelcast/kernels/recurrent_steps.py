@@ -12,15 +12,15 @@ from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Calls
 from kernelcast.kernels.dtypes import DType, matmul_pipe
 from kernelcast.kernels.gemm import matmul_work
-from kernelcast.kernels.vector import ACCUMULATOR_BYTES, vector_kernel
+from kernelcast.kernels.vector import ACCUMULATOR_BYTES, VECTOR_BYTES, vector_kernel
 from kernelcast.kernels.work import Array, Work, Works, ceil_div
 
 _GATES = {"lstm": 4.0, "gru": 3.0, "rnn": 1.0}
 _SPECIAL = {"lstm": 5.0, "gru": 3.0, "rnn": 1.0}  # sigmoids and tanhs of an element of the state
 _GATE_THREADS = 128.0
-_GATES_START = 0.5  # to start a kernel of gates, of what the smallest products take
+_FILLS = 3.0
 _QUARTERS = 4.0
-GRADIENT_STEPS = 2.0
+_GRADIENT_STEPS = 2.0
 # Round numbers of cycles, read off calls measured on an H200. Of a k-step of a small product, and more for each
 # sequence of the batch where tensor cores have less to offer; with rows that are no multiple of 16 bytes, where TMA
 # cannot load, older kernels run.
@@ -108,6 +108,12 @@ class RecurrentSizes:
         return self.gate_rows * self.out
 
     @property
+    def weights(self) -> Array:
+        """Of all layers and directions, with two biases each."""
+        inputs = self.directions * (self.input + (self.layers - 1) * self.later_input)
+        return self.gate_rows * (inputs + self.chains * (self.out + 2))
+
+    @property
     def later_input(self) -> Array:
         """Features that the layers above the first read."""
         return self.directions * self.out
@@ -126,7 +132,7 @@ def _times(work: Work, count: Array, tile: bool = False) -> Work:
     )
 
 
-def pieces_of(sizes: RecurrentSizes) -> Array:
+def _pieces(sizes: RecurrentSizes) -> Array:
     """Products that the input's of a layer is cut into: layers of one direction follow one another a quarter of the
     steps apart, and what is left over is one more."""
     quarter = np.floor(sizes.steps / _QUARTERS)
@@ -136,7 +142,7 @@ def pieces_of(sizes: RecurrentSizes) -> Array:
 
 def input_products(gpu: Gpu, kind: DType, sizes: RecurrentSizes, stepped: NDArray[np.bool_]) -> Works:
     """Of the first layer, and of those above."""
-    pieces = np.where(stepped, pieces_of(sizes), 1.0)
+    pieces = np.where(stepped, _pieces(sizes), 1.0)
     rows = ceil_div(sizes.rows, pieces)
     first = matmul_work(gpu, kind, rows, sizes.gate_rows, sizes.input)
     later = matmul_work(gpu, kind, rows, sizes.gate_rows, sizes.later_input)
@@ -148,7 +154,7 @@ def input_gradients(gpu: Gpu, kind: DType, sizes: RecurrentSizes, stepped: NDArr
     """Of the first layer at once; between layers of one direction a few steps at a time, as the layer below waits."""
     first = matmul_work(gpu, kind, sizes.rows, sizes.input, sizes.gate_rows)
     waits = stepped & sizes.wavefront
-    rows = np.where(waits, sizes.batch * np.minimum(GRADIENT_STEPS, sizes.steps), sizes.rows)
+    rows = np.where(waits, sizes.batch * np.minimum(_GRADIENT_STEPS, sizes.steps), sizes.rows)
     later = matmul_work(gpu, kind, rows, sizes.later_input, sizes.gate_rows)
     above = sizes.directions * (sizes.layers - 1)
     return _times(first, sizes.directions), _times(later, above * ceil_div(sizes.rows, rows))
@@ -179,13 +185,28 @@ def bias_gradients(gpu: Gpu, kind: DType, sizes: RecurrentSizes) -> Work:
     )
 
 
+def cleared_memory(gpu: Gpu, kind: DType, sizes: RecurrentSizes, stepped: NDArray[np.bool_]) -> Works:
+    """PyTorch fills the gradients of weights and of both last states with zeros, and cuDNN adds to them. Products of
+    fp32 split k and add up too, in memory that the driver sets to 0 before every step."""
+    gradients = _fill(gpu, sizes.weights * kind.out_bytes)
+    narrow = kind.act_bytes < ACCUMULATOR_BYTES
+    steps = sizes.length * stepped * (not narrow)
+    return replace(gradients, launches=_FILLS), _times(_fill(gpu, sizes.batch * sizes.out * kind.out_bytes), steps)
+
+
+def _fill(gpu: Gpu, moved_bytes: Array) -> Work:
+    tasks = ceil_div(moved_bytes, _GATE_THREADS * VECTOR_BYTES)
+    return vector_kernel(gpu, tasks=tasks, threads=_GATE_THREADS, moved_bytes=moved_bytes)
+
+
 def step_product(
     gpu: Gpu, kind: DType, sizes: RecurrentSizes, runs: NDArray[np.bool_], cols: Array, inner: Array, tile: bool = False
 ) -> Work:
     """A step's product of the state: weights come from L2, or from DRAM where they do not fit."""
     product = matmul_work(gpu, kind, sizes.batch, cols, inner, weights=False)
     weights = cols * inner * kind.weight_bytes
-    lost = np.clip(sizes.chains * weights / gpu.l2_bytes - 1, 0, 1) * weights
+    beside = np.where(sizes.wavefront, sizes.layers, 1.0)  # chains whose steps take turns
+    lost = np.clip(beside * weights / gpu.l2_bytes - 1, 0, 1) * weights
     aligned = aligned_rows(kind, cols, inner)
     whole = ceil_div(inner, product.tile["tile_k"])  # only products of aligned 16 bits were seen to split k
     fast, each = _PRODUCT_CYCLES[kind.name]
@@ -220,7 +241,7 @@ def step_gates(gpu: Gpu, kind: DType, sizes: RecurrentSizes, runs: NDArray[np.bo
         xu_ops=elements * 2 * sizes.special,
         converted=elements * moved if kind.act_bytes < ACCUMULATOR_BYTES else 0.0,
     )
-    return _times(replace(gates, launches=_GATES_START * gates.launches), sizes.length * runs)
+    return _times(gates, sizes.length * runs)
 
 
 def persistent_kernel(

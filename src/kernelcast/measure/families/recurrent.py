@@ -24,14 +24,14 @@ def _widths(draw: Draw) -> tuple[int, int]:
 
 def _layers(draw: Draw, op: str) -> Drawn:
     width, hidden = _widths(draw)
-    layers = draw.pick((1, 1, 1, 1, 2, 2, 3, 4))
-    both = draw.chance(0.3)
+    layers = draw.pick((1, 1, 1, 1, 1, 2, 3, 4))  # what is learned of one holds for the others
+    both = draw.chance(0.2)
     batch = draw.size(1, 256, draw.pick((1, 8, 8, 16))) if draw.chance(0.7) else 2 ** draw.pick(range(9))
     dtype = draw.pick(3 * ("bf16", "fp16", "tf32") + ("fp32",))
     packed = draw.chance(0.1)
     stepped = hidden > 128 or dtype == "bf16" or packed
     most = max(8, draw.pick(_MOST_KERNELS) // (2 * layers * (1 + both)))
-    steps = draw.size(4, min(most, 600) if stepped else 600)
+    steps = draw.size(8, min(most, 600) if stepped else 600)
     cell = draw.pick(("lstm", "lstm", "lstm", "gru", "gru", "rnn"))
     steps = max(4, min(steps, _MOST_GATES // (batch * hidden * 4 * layers)))
     call: Drawn = {"op": op, "batch": batch, "steps": steps, "input": width, "hidden": hidden, "layers": layers,
