@@ -20,7 +20,7 @@ from kernelcast.tracing.record import Recorder, tensors_in
 from kernelcast.tracing.where import line_of
 
 Mode = Literal["inference", "training"]
-_MIXED = ("expected scalar type", "must have the same dtype", "have different dtypes")
+_MIXED = ("expected scalar type", "must have the same dtype", "have different dtypes", "Unsupported dtype")
 MODES = ("inference", "training")
 
 
@@ -207,7 +207,7 @@ def _told(recorder: Recorder) -> Iterator[None]:
         last = f", after {recorder.ops[-1].name}" if recorder.ops else ""
         text = (" ".join(str(error).split()) or type(error).__name__)[:300]
         if any(words in text for words in _MIXED):
-            text += "; a model that mixes formats may run in fp32 (--dtype), or inside autocast (--precision)"
+            text += "; in fp32 (--dtype) or inside autocast (--precision) a model may take formats that it mixes here"
         raise KernelcastError(
             f"{line_of(error)}the model does not trace{' in ' + where if where else ''}{last}: {text}"
         ) from error
