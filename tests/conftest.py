@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # Each worker has a core. Small networks on two threads of two workers wait for one another: a fit of 5 s takes 50.
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")
+if importlib.util.find_spec("torch"):
+    # a torchvision for GPUs does not import beside a PyTorch without them, nor does what imports it, unless this has
+    import kernelcast.tracing  # noqa: F401
 settings.register_profile("any machine", deadline=None)  # a busy machine is slow, not wrong
 settings.load_profile("any machine")
 

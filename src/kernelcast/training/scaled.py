@@ -70,11 +70,13 @@ def parts_of(played: Iterable[Played], gap_s: float) -> dict[str, float]:
     """``PARTS`` of a rank's time, as far as its own passes tell."""
     found = dict.fromkeys(PARTS, 0.0)
     for one in played:
+        inside_s = one.run.busy_s  # of it, what the kernels of one op wait for one another's launches
         for kernel in one.kernels:
             kind = "optimizer" if kernel.phase == "optimizer" else "kernels"
             found["communication" if is_collective(kernel.op) else kind] += one.count * kernel.time_s
             found["gaps"] += one.count * gap_s * kernel.launches
-        found["host"] += one.count * one.run.host_idle_s
+            inside_s -= kernel.time_s + gap_s * kernel.launches
+        found["host"] += one.count * (one.run.host_idle_s + inside_s)
         found["slowed"] += one.count * one.run.slowed_s
         found["exposed"] += one.count * (one.run.exposed_s - one.behind_s)
     return {name: float(value) for name, value in found.items()}
