@@ -86,3 +86,20 @@ def test_ctc_walks_over_the_steps() -> None:
     assert of(walk, "tasks") == 2
     _, gradient = works("ctc_loss", batch=16, steps=500, targets=60, classes=32, backward=True, dtype="fp32")
     assert of(gradient, "activation_bytes") == (2 * 16 * 500 * 32 + 2 * 16 * 500 * 121) * 4
+
+
+def test_a_normed_weight_is_read_twice() -> None:
+    v, g = dense(64, 32, 7), dense(64, 1, 1)
+    (norm,) = launched("_weight_norm_interface", v, g, 0, out=(v, g))
+    assert moved(norm) == (
+        pytest.approx(2 * 64 * 32 * 7 * 4, rel=1e-3),
+        pytest.approx((64 * 32 * 7 + 64) * 4, rel=1e-3),
+    )
+
+
+def test_distances_are_a_product_of_rows_with_their_squares() -> None:
+    *around, product, clamp, root = launched(
+        "_euclidean_dist", dense(8, 500, 64), dense(8, 300, 64), out=(dense(8, 500, 300),)
+    )
+    assert [product[name] for name in ("op", "batch", "m", "n", "k")] == ["bmm", 8, 500, 300, 66]
+    assert len(around) == 6 and moved(clamp) == moved(root) == (pytest.approx(8 * 500 * 300 * 4, rel=1e-3),) * 2
