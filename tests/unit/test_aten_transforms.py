@@ -54,6 +54,13 @@ def test_each_axis_has_its_pass_and_what_is_around_it() -> None:
     assert moved(scale) == (pytest.approx(8 * 8192 * 4, rel=1e-3),) * 2
 
 
+def test_frames_are_added_up_where_they_overlap() -> None:
+    frames, wave = dense(16, 1001, 400), dense(16, 160400)
+    fill, added = launched("unfold_backward", frames, [16, 160400], 1, 400, 160, out=(wave,))
+    assert fill["op"] == "fill" and fill["rows"] * fill["cols"] == 16 * 160400
+    assert moved(added) == (pytest.approx(frames.bytes, rel=1e-3), pytest.approx(wave.bytes, rel=1e-3))
+
+
 def test_points_of_a_grid_read_at_most_four_neighbours() -> None:
     x, grid, out = dense(8, 64, 56, 56), dense(8, 7, 7, 2), dense(8, 64, 7, 7)
     (sampled,) = launched("grid_sampler_2d", x, grid, 0, 0, False, out=(out,))

@@ -58,6 +58,15 @@ def _fft(op: Op, settings: Settings) -> Iterator[Launch]:
         yield over("transform", out, read_bytes=out.bytes, written_bytes=out.bytes, tensors=1)
 
 
+@rule("unfold_backward")
+def _overlapped(op: Op, settings: Settings) -> Iterator[Launch]:
+    """Frames added up where they overlap, as istft and the gradient of stft do: into zeros, a thread a number."""
+    frames, out = op.arguments[0], op.outputs[0]
+    yield launch("transform", "fill", rows=out.rows, cols=out.cols, dtype=number_format(out))
+    yield over("transform", out, read_bytes=frames.bytes, written_bytes=out.bytes, tensors=1, access="strided", axes=3,
+               flops=2.0)  # fmt: skip
+
+
 @rule("grid_sampler_2d", "grid_sampler_3d")
 def _sample(op: Op, settings: Settings) -> Iterator[Launch]:
     """A thread a point, which walks over the channels and mixes four or eight neighbours of each."""
