@@ -19,7 +19,8 @@ from kernelcast.kernels.work import Work
 
 MODULES = (
     "norm", "softmax", "elementwise", "rope", "movement", "quantize", "conv2d", "collectives", "attention_backward",
-    "optimizer", "reduce", "topk",
+    "optimizer", "reduce", "topk", "batch_norm", "group_norm", "pooling", "resample", "layout", "embedding_bag",
+    "scatter", "sort",
 )  # fmt: skip
 FAMILIES = {op: cls for op, cls in REGISTRY.items() if cls.__module__.rpartition(".")[2] in MODULES}
 EXAMPLES = [(op, example) for op, cls in FAMILIES.items() for example in cls.examples]

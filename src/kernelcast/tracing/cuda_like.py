@@ -195,14 +195,12 @@ INSTEAD: dict[str, dict[str, Callable[..., Any]]] = {
 @contextlib.contextmanager
 def _dispatched(attention: str) -> Iterator[None]:
     library = torch.library.Library("aten", "IMPL")
-    for name, function in INSTEAD[attention].items():
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # "Overriding a previously registered kernel", which is what we mean
-            library.impl(name, function, "AutogradMeta")
-    for name, function in recurrent.SIZED.items():
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            library.impl(name, function, "Meta")
+    table = [(*entry, "AutogradMeta") for entry in INSTEAD[attention].items()]
+    table += [(*entry, "Meta") for entry in recurrent.SIZED.items()]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # "Overriding a previously registered kernel", which is what we mean
+        for name, function, key in table:
+            library.impl(name, function, key, allow_override=True)  # PyTorch itself has some of these in Python
     try:
         yield
     finally:

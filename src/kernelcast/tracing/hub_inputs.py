@@ -104,7 +104,7 @@ class Inputs:
 
     def _tokens(self, length: int) -> torch.Tensor:
         """Ordinary tokens: none that stands for an image, an end or nothing."""
-        vocab = int(getattr(self.text, "vocab_size", None) or self.config.vocab_size)
+        vocab = int(getattr(self.text, "vocab_size", None) or getattr(self.config, "vocab_size", None) or 1000)
         special = _numbers(vars(self.config)) | _numbers(vars(self.text))
         ordinary = torch.tensor([token for token in range(vocab) if token not in special] or [0], device="cpu")
         shape = (self.asked.batch, 2, length) if "MultipleChoice" in self.name else (self.asked.batch, length)

@@ -16,7 +16,7 @@ from kernelcast.errors import KernelcastError
 from kernelcast.networks.traced import Kind, Op, Phase, Tensor
 from kernelcast.tracing.cuda_like import INSTEAD, channels_last_out, on_meta
 from kernelcast.tracing.python_calls import PythonCalls
-from kernelcast.tracing.values import Values
+from kernelcast.tracing.values import Values, tensors_of
 from kernelcast.tracing.where import line_here
 
 _DTYPES = {
@@ -86,7 +86,7 @@ class Recorder(TorchDispatchMode):
         if whole is not NotImplemented:
             return whole
         out = self._run(name, func, args, options)
-        outputs = tensors_in(out)
+        outputs = tensors_of(out)
         self.values.follow(name, func, args, options, out, self._routes())
         self._record(name, func, args, options, outputs)
         return out
@@ -162,7 +162,7 @@ class Recorder(TorchDispatchMode):
             return "host"
         if not _aliases(func):
             return "kernel"
-        given = {leaf.untyped_storage()._cdata for leaf in tensors_in(args)}
+        given = {leaf.untyped_storage()._cdata for leaf in tensors_of(args)}
         return "view" if all(out.untyped_storage()._cdata in given for out in outputs) else "kernel"
 
     def _plain(self, value: Any) -> Any:
@@ -251,12 +251,12 @@ class Recorder(TorchDispatchMode):
             return self._ctc_loss(args)
         if name == "repeat_interleave" and options.get("output_size") is not None:
             return args[0].new_empty(options["output_size"])
-        sized = all(self.values.sizes(x) is not None for x in tensors_in((args, options)))
+        sized = all(self.values.sizes(x) is not None for x in tensors_of((args, options)))
         found = self.values.run(func, args, options) if sized else None
         if found is None:
             self._refuse(f"needs the values of a tensor to tell how large the result of {name} is")
         made = tree_map(lambda leaf: on_meta(leaf) if isinstance(leaf, torch.Tensor) else leaf, found)
-        for value, real in zip(tensors_in(made), tensors_in(found), strict=True):
+        for value, real in zip(tensors_of(made), tensors_of(found), strict=True):
             self.values.know(value, real)
         return made
 
@@ -302,7 +302,7 @@ class Recorder(TorchDispatchMode):
 
 def _on_host(args: Any, options: dict[str, Any]) -> bool:
     """An op among tensors that the program keeps on the CPU (an optimizer's steps): it runs there, for real."""
-    leaves = tensors_in((args, options))
+    leaves = tensors_of((args, options))
     device = options.get("device")
     if any(leaf.device.type == "meta" for leaf in leaves):
         return False

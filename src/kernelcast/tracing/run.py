@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import random
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import nn
 from torch.utils._pytree import tree_map
@@ -18,12 +15,12 @@ from kernelcast.errors import KernelcastError
 from kernelcast.networks.traced import Footprint, Gradient, Trace
 from kernelcast.tracing.cuda_like import CudaLike, check_attention, gpu_present, on_meta
 from kernelcast.tracing.precision import DTYPES, OPTIMIZERS, MakeOptimizer, Plain, check_precision, optimizer_of
+from kernelcast.tracing.prepared import as_traced, quiet
 from kernelcast.tracing.record import Recorder, tensors_in
-from kernelcast.tracing.values import Values
 from kernelcast.tracing.where import line_of
 
 Mode = Literal["inference", "training"]
-_MIXED = ("expected scalar type", "must have the same dtype", "have different dtypes")
+_MIXED = ("expected scalar type", "must have the same dtype", "have different dtypes", "Unsupported dtype")
 MODES = ("inference", "training")
 
 
@@ -57,13 +54,13 @@ def trace(
     recorder = Recorder(attention)
     gpu = CudaLike(recorder.values, recorder.listed)
     module = model if isinstance(model, nn.Module) else nn.Module()  # a function has no weights
-    with gpu_present(attention, graph), _on_meta(module, mode, recorder):
+    with gpu_present(attention, graph), as_traced(module, mode, recorder):
         weights = list(module.parameters())
         check_precision(precision, mode, weights)
         given = tree_map(lambda leaf: _meta(leaf, recorder), inputs)
         held, fed = recorder.storages((weights, list(module.buffers()))), recorder.storages(given)
         step = _Step(model, given, recorder, gpu, loss, precision, DTYPES[dtype])
-        with _told(recorder), _quiet(), recorder, gpu, recorder.calls:
+        with _told(recorder), quiet(), recorder, gpu, recorder.calls:
             made = step.training(weights, optimizer, accumulate) if mode == "training" else step.inference()
         recorder.end()
         gradients = _gradients(weights, recorder)
@@ -199,22 +196,6 @@ def _nodes(loss: torch.Tensor) -> int:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without what PyTorch says of compiled modules under the hooks that name modules. What is drawn at random in
-    Python (layers left out) is the same every time."""
-    drawn, arrays = random.getstate(), np.random.get_state()
-    random.seed(0)
-    np.random.seed(0)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Using `torch.compile")
-            yield
-    finally:
-        random.setstate(drawn)
-        np.random.set_state(arrays)
-
-
-@contextlib.contextmanager
 def _told(recorder: Recorder) -> Iterator[None]:
     """What goes wrong inside a model, in one line that says where."""
     try:
@@ -226,7 +207,7 @@ def _told(recorder: Recorder) -> Iterator[None]:
         last = f", after {recorder.ops[-1].name}" if recorder.ops else ""
         text = (" ".join(str(error).split()) or type(error).__name__)[:300]
         if any(words in text for words in _MIXED):
-            text += "; a model that mixes formats may run in fp32 (--dtype), or inside autocast (--precision)"
+            text += "; in fp32 (--dtype) or inside autocast (--precision) a model may take formats that it mixes here"
         raise KernelcastError(
             f"{line_of(error)}the model does not trace{' in ' + where if where else ''}{last}: {text}"
         ) from error
@@ -244,86 +225,6 @@ def _meta(value: Any, recorder: Recorder) -> Any:
         return moved.requires_grad_(value.requires_grad)
     recorder.values.know(moved, value)
     return moved
-
-
-@contextlib.contextmanager
-def _on_meta(module: nn.Module, mode: str, recorder: Recorder) -> Iterator[None]:
-    """The model as it is traced; afterwards it is as it was."""
-    with (
-        _weights_on_meta(module, recorder.values),
-        _put(module, mode),
-        _named_modules(module, recorder),
-        torch.device("meta"),
-    ):
-        yield
-
-
-@contextlib.contextmanager
-def _weights_on_meta(module: nn.Module, values: Values) -> Iterator[None]:
-    """The model's parameters and buffers as meta tensors while tracing; its own come back untouched."""
-    changed: list[tuple[dict[str, Any], str, Any]] = []
-    same: dict[int, Any] = {}  # tied weights stay tied
-    for part in module.modules():
-        for table in (part._parameters, part._buffers):
-            for name, value in table.items():
-                if value is None or value.device.type == "meta":
-                    continue
-                if nn.parameter.is_lazy(value):
-                    raise KernelcastError(f"{type(part).__name__} has no sizes yet: run the model once before tracing")
-                if id(value) not in same:
-                    bare, weight = on_meta(value), isinstance(value, nn.Parameter)
-                    if not value.is_floating_point():  # tables of positions
-                        values.know(bare, value)
-                    same[id(value)] = nn.Parameter(bare, value.requires_grad) if weight else bare
-                changed.append((table, name, value))
-                table[name] = same[id(value)]
-    gradients = [(x, x.grad) for x in module.parameters()]
-    for x, _ in gradients:
-        x.grad = None
-    try:
-        yield
-    finally:
-        for x, gradient in gradients:
-            x.grad = gradient
-        for table, name, value in changed:
-            table[name] = value
-
-
-@contextlib.contextmanager
-def _named_modules(module: nn.Module, recorder: Recorder) -> Iterator[None]:
-    """Keeps the path of the module that runs."""
-    paths = {
-        id(part): path.replace("._orig_mod", "").removeprefix("_orig_mod.") for path, part in module.named_modules()
-    }
-
-    def enter(part: nn.Module, _: Any) -> None:
-        recorder.modules.append(paths.get(id(part), type(part).__name__))
-        recorder.module_calls[recorder.phase] = recorder.module_calls.get(recorder.phase, 0) + 1
-
-    def leave(part: nn.Module, _: Any, __: Any) -> None:
-        recorder.modules.pop()
-
-    hooks = [
-        torch.nn.modules.module.register_module_forward_pre_hook(enter),
-        torch.nn.modules.module.register_module_forward_hook(leave, always_call=False),
-    ]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-@contextlib.contextmanager
-def _put(module: nn.Module, mode: str) -> Iterator[None]:
-    """In training or evaluation mode, and back to what each part was in."""
-    were = [(part, part.training) for part in module.modules()]
-    module.train(mode == "training")
-    try:
-        yield
-    finally:
-        for part, was in were:
-            part.training = was
 
 
 def _gradients(weights: list[Any], recorder: Recorder) -> list[tuple[int, Gradient]]:

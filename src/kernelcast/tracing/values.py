@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 SMALL_ELEMENTS = 1 << 20  # of what is computed for real
 _CPU = torch.device("cpu")
@@ -114,7 +114,7 @@ class Values:
 
     def run(self, func: Any, args: Any, options: dict[str, Any]) -> Any:
         """The op on real numbers; None where some of them are not known, are too many, or the op fails on them."""
-        leaves = _tensors((args, options))
+        leaves = tensors_of((args, options))
         if any(leaf.numel() > SMALL_ELEMENTS for leaf in leaves) or not self._all_known(leaves):
             return None
         real_args, kept = tree_map(lambda x: self.of(x) if isinstance(x, torch.Tensor) else x, (args, options))
@@ -129,7 +129,7 @@ class Values:
     def follow(self, name: str, func: Any, args: Any, options: dict[str, Any], out: Any, routes: bool) -> None:
         """An op ran on meta tensors and gave ``out``: what it made is known, or what it wrote into no longer is.
         ``routes``: it is of a module that deals tokens out to experts."""
-        outputs, written = _tensors(out), _written(func, args, options)
+        outputs, written = tensors_of(out), _written(func, args, options)
         if torch.Tag.nondeterministic_seeded in func.tags:
             drawn = self.draws and not any(leaf.is_floating_point() for leaf in outputs)
             self._compute(func, args, options, outputs, written) if drawn else self._random(
@@ -145,7 +145,7 @@ class Values:
                 self._deal(args[0], args[1:], outputs)
 
     def _compute(self, func: Any, args: Any, options: dict[str, Any], outputs: Any, written: Any) -> None:
-        given = _tensors((args, options))
+        given = tensors_of((args, options))
         if not given and options.get("device") is None:
             return
         if any(leaf.numel() > SMALL_ELEMENTS for leaf in (*outputs, *given)):
@@ -159,7 +159,7 @@ class Values:
         if found is None and not (written and not outputs):
             self._lose(written)
             return
-        for value, real in zip(outputs, _tensors(found), strict=False):
+        for value, real in zip(outputs, tensors_of(found), strict=False):
             if self.of(value) is None:  # else it is a look at what is known already
                 self.know(value, real, assumed)
 
@@ -167,7 +167,7 @@ class Values:
         """The op on one number each, where its inputs hold the same number everywhere."""
         name = func._schema.name.partition("::")[2]
         fresh = [leaf for leaf in outputs if self._entry(leaf) is None]
-        given = _tensors((args, options))[: 1 if name in _KEEPS else None]
+        given = tensors_of((args, options))[: 1 if name in _KEEPS else None]
         ones = {id(leaf): self._number(leaf) for leaf in given}
         same = torch.Tag.pointwise in func.tags or name in _SAME or name in _KEEPS
         if written or not fresh or not same or any(one is None for one in ones.values()):
@@ -251,8 +251,13 @@ class Values:
             self.dealt = True
 
 
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+def tensors_of(tree: Any) -> list[torch.Tensor]:
+    """Of an op's arguments: plain lists and dictionaries, which a general walk takes long for."""
+    if isinstance(tree, torch.Tensor):
+        return [tree]
+    if isinstance(tree, (list, tuple)):
+        return [leaf for item in tree if item is not None for leaf in tensors_of(item)]
+    return [leaf for item in tree.values() for leaf in tensors_of(item)] if isinstance(tree, dict) else []
 
 
 def _written(func: Any, args: Any, options: dict[str, Any]) -> list[torch.Tensor]:
@@ -263,4 +268,4 @@ def _written(func: Any, args: Any, options: dict[str, Any]) -> list[torch.Tensor
     order = [a.name for a in schema.arguments]
     named = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
     found = [args[order.index(name)] if order.index(name) < len(args) else options.get(name) for name in named]
-    return _tensors(found)
+    return tensors_of(found)
