@@ -223,7 +223,9 @@ def step_product(
     )
     steps = _times(step, sizes.length * runs, tile)
     # at a time no more than the weights that take turns and one step's numbers are within reach
-    return replace(steps, streamed_bytes=beside * weights * runs, activation_bytes=step.activation_bytes * runs)
+    return replace(
+        steps, streamed_bytes=beside * weights * runs, activation_bytes=np.where(runs, step.activation_bytes, 0.0)
+    )
 
 
 def aligned_rows(kind: DType, *widths: Array) -> NDArray[np.bool_]:
@@ -247,7 +249,7 @@ def step_gates(gpu: Gpu, kind: DType, sizes: RecurrentSizes, runs: NDArray[np.bo
     sequence = elements * (moved - sizes.gates - 2) * kind.act_bytes
     lost = sequence * np.clip(sequence * sizes.steps / gpu.l2_bytes - 1, 0, 1)
     steps = _times(replace(gates, refetched_bytes=lost), sizes.length * runs)
-    return replace(steps, activation_bytes=gates.activation_bytes * runs)
+    return replace(steps, activation_bytes=np.where(runs, gates.activation_bytes, 0.0))
 
 
 def persistent_kernel(
