@@ -54,6 +54,13 @@ def test_each_axis_has_its_pass_and_what_is_around_it() -> None:
     assert moved(scale) == (pytest.approx(8 * 8192 * 4, rel=1e-3),) * 2
 
 
+def test_frames_are_added_up_where_they_overlap() -> None:
+    frames, wave = dense(16, 1001, 400), dense(16, 160400)
+    fill, added = launched("unfold_backward", frames, [16, 160400], 1, 400, 160, out=(wave,))
+    assert fill["op"] == "fill" and fill["rows"] * fill["cols"] == 16 * 160400
+    assert moved(added) == (pytest.approx(frames.bytes, rel=1e-3), pytest.approx(wave.bytes, rel=1e-3))
+
+
 def test_points_of_a_grid_read_at_most_four_neighbours() -> None:
     x, grid, out = dense(8, 64, 56, 56), dense(8, 7, 7, 2), dense(8, 64, 7, 7)
     (sampled,) = launched("grid_sampler_2d", x, grid, 0, 0, False, out=(out,))
@@ -86,3 +93,20 @@ def test_ctc_walks_over_the_steps() -> None:
     assert of(walk, "tasks") == 2
     _, gradient = works("ctc_loss", batch=16, steps=500, targets=60, classes=32, backward=True, dtype="fp32")
     assert of(gradient, "activation_bytes") == (2 * 16 * 500 * 32 + 2 * 16 * 500 * 121) * 4
+
+
+def test_a_normed_weight_is_read_twice() -> None:
+    v, g = dense(64, 32, 7), dense(64, 1, 1)
+    (norm,) = launched("_weight_norm_interface", v, g, 0, out=(v, g))
+    assert moved(norm) == (
+        pytest.approx(2 * 64 * 32 * 7 * 4, rel=1e-3),
+        pytest.approx((64 * 32 * 7 + 64) * 4, rel=1e-3),
+    )
+
+
+def test_distances_are_a_product_of_rows_with_their_squares() -> None:
+    *around, product, clamp, root = launched(
+        "_euclidean_dist", dense(8, 500, 64), dense(8, 300, 64), out=(dense(8, 500, 300),)
+    )
+    assert [product[name] for name in ("op", "batch", "m", "n", "k")] == ["bmm", 8, 500, 300, 66]
+    assert len(around) == 6 and moved(clamp) == moved(root) == (pytest.approx(8 * 500 * 300 * 4, rel=1e-3),) * 2

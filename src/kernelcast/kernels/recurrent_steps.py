@@ -221,7 +221,11 @@ def step_product(
         step_cycles=np.where(aligned, fast, slow * odd) + each * sizes.batch,
         task_cycles=np.zeros_like(sizes.rows),
     )
-    return replace(_times(step, sizes.length * runs, tile), streamed_bytes=sizes.chains * weights * runs)
+    steps = _times(step, sizes.length * runs, tile)
+    # at a time no more than the weights that take turns and one step's numbers are within reach
+    return replace(
+        steps, streamed_bytes=beside * weights * runs, activation_bytes=np.where(runs, step.activation_bytes, 0.0)
+    )
 
 
 def aligned_rows(kind: DType, *widths: Array) -> NDArray[np.bool_]:
@@ -241,7 +245,11 @@ def step_gates(gpu: Gpu, kind: DType, sizes: RecurrentSizes, runs: NDArray[np.bo
         xu_ops=elements * 2 * sizes.special,
         converted=elements * moved if kind.act_bytes < ACCUMULATOR_BYTES else 0.0,
     )
-    return _times(gates, sizes.length * runs)
+    # a step's own numbers stay in L2; what the input's product left, and what is kept, may not
+    sequence = elements * (moved - sizes.gates - 2) * kind.act_bytes
+    lost = sequence * np.clip(sequence * sizes.steps / gpu.l2_bytes - 1, 0, 1)
+    steps = _times(replace(gates, refetched_bytes=lost), sizes.length * runs)
+    return replace(steps, activation_bytes=np.where(runs, gates.activation_bytes, 0.0))
 
 
 def persistent_kernel(

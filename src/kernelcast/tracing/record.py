@@ -32,6 +32,7 @@ _HOST_ONLY = {
     "sym_size", "sym_stride", "sym_numel", "sym_storage_offset", "device", "_unsafe_view", "_reshape_alias",
     "_assert_async", "_assert_scalar", "_assert_tensor_metadata", "equal",
     "unsafe_split", "unsafe_chunk", "unsafe_split_with_sizes", "as_strided_",
+    "transpose_", "t_", "squeeze_", "unsqueeze_", "swapdims_", "swapaxes_",
 }  # fmt: skip
 _META = torch.device("meta")
 _ROUTER = re.compile(r"router|gat(e|ing)|moe|mlp|ffn|feed_forward|expert", re.IGNORECASE)

@@ -32,7 +32,7 @@ def _copy(op: Op, settings: Settings) -> Iterator[Launch]:
     yield copied(op.inputs[0], op.outputs[0])
 
 
-@rule("slice_backward", "select_backward", "diagonal_backward", "unfold_backward")
+@rule("slice_backward", "select_backward", "diagonal_backward")
 def _part(op: Op, settings: Settings) -> Iterator[Launch]:
     yield from filled(op.inputs[0], op.outputs[0])
 

@@ -6,7 +6,16 @@ import math
 from collections.abc import Iterator, Sequence
 
 from kernelcast.calls import Launch
-from kernelcast.networks.aten.table import Settings, launch, over, pointwise, rule
+from kernelcast.networks.aten.table import (
+    Settings,
+    launch,
+    matrix_format,
+    number_format,
+    over,
+    pointwise,
+    rule,
+    total_bytes,
+)
 from kernelcast.networks.traced import Op, Tensor
 
 # A kernel of cuFFT transforms rows that fit in shared memory; longer ones are cut into two factors, and so on.
@@ -49,6 +58,15 @@ def _fft(op: Op, settings: Settings) -> Iterator[Launch]:
         yield over("transform", out, read_bytes=out.bytes, written_bytes=out.bytes, tensors=1)
 
 
+@rule("unfold_backward")
+def _overlapped(op: Op, settings: Settings) -> Iterator[Launch]:
+    """Frames added up where they overlap, as istft and the gradient of stft do: into zeros, a thread a number."""
+    frames, out = op.arguments[0], op.outputs[0]
+    yield launch("transform", "fill", rows=out.rows, cols=out.cols, dtype=number_format(out))
+    yield over("transform", out, read_bytes=frames.bytes, written_bytes=out.bytes, tensors=1, access="strided", axes=3,
+               flops=2.0)  # fmt: skip
+
+
 @rule("grid_sampler_2d", "grid_sampler_3d")
 def _sample(op: Op, settings: Settings) -> Iterator[Launch]:
     """A thread a point, which walks over the channels and mixes four or eight neighbours of each."""
@@ -84,3 +102,27 @@ def _affine_grid(op: Op, settings: Settings) -> Iterator[Launch]:
     points = max(1, out.elements // max(1, theta.shape[0] * theta.shape[1]))
     yield pointwise("sampling", out.elements, "fp32", read_bytes=0, written_bytes=out.bytes, access="strided", count=5)
     yield launch("sampling", "bmm", batch=theta.shape[0], m=points, n=theta.shape[1], k=theta.shape[2], dtype="fp32")
+
+
+@rule("_weight_norm_interface", "_weight_norm_interface_backward")
+def _weight_norm(op: Op, settings: Settings) -> Iterator[Launch]:
+    """A CTA a filter: its norm first, then the weights again, scaled; backward has the gradient beside them."""
+    weights = op.outputs[0]
+    read = 2 * sum(x.bytes for x in op.inputs if x.elements == weights.elements)
+    yield over("norm", weights, read_bytes=read, written_bytes=total_bytes(op.outputs), tensors=len(op.inputs))
+
+
+@rule("_euclidean_dist")
+def _distances(op: Op, settings: Settings) -> Iterator[Launch]:
+    """Of all pairs by a product: squares of both sides beside their numbers, then a clamp and a root."""
+    one, other = op.arguments[:2]
+    out = op.outputs[0]
+    for x in (one, other):
+        yield over("distance", x, read_bytes=x.bytes, written_bytes=x.bytes, tensors=1)
+        yield launch("distance", "reduce_sum", rows=x.rows, cols=x.cols, axis="cols", dtype=number_format(x))
+        yield over("distance", x, read_bytes=x.bytes, written_bytes=x.bytes, tensors=2, access="strided", axes=2)
+    rows, cols = one.shape[-2], other.shape[-2]
+    yield launch("distance", "bmm", batch=max(1, out.elements // (rows * cols)), m=rows, n=cols, k=one.cols + 2,
+                 dtype=matrix_format(one, settings))  # fmt: skip
+    for _ in ("clamp_min_", "sqrt_"):
+        yield over("distance", out, read_bytes=out.bytes, written_bytes=out.bytes, tensors=1)
