@@ -67,7 +67,7 @@ def _models(folder: Path, predictor: str, only: Sequence[str], as_json: bool) ->
     conditions = replace(STEP, predictor=predictor)
     with progress_bar() as start:
         told = start("tracing")
-        found = list(replay(folder / FOLDER, conditions, only, lambda done, total: told(done, total, "")))
+        found = replay(folder / FOLDER, conditions, only, lambda done, total: told(done, total, ""))
     if not found:
         wanted = f" whose case holds {' or '.join(only)}" if only else ""
         raise KernelcastError(f"{folder / FOLDER} has no measured model{wanted}")
@@ -75,18 +75,22 @@ def _models(folder: Path, predictor: str, only: Sequence[str], as_json: bool) ->
     if as_json:
         typer.echo(json.dumps({"cases": [one.line for one in found], "summary": whole}))
         return
+    several = len(whole["machines"]) > 1
     numbers = ("kernels ms", "off", "wall ms", "wall off", "own host")
-    table = plain_table("case", *numbers, "inside", "launch-bound", right=numbers)
+    named = ("machine",) if several else ()
+    table = plain_table("case", *named, *numbers, "inside", "launch-bound", right=numbers)
+    table.columns[0].no_wrap = True
     for one in found:
-        own = "" if one.host_wall_error is None else f"{one.host_wall_error:+.1f}"
         bound = ("yes" if one.launch_bound else "no") + ("" if one.told_right else ", told wrong")
         table.add_row(
-            one.ran.case.id, f"{one.ran.kernel_ms:.2f}", f"{one.kernel_error:+.1f}", f"{one.ran.wall_ms:.2f}",
-            f"{one.wall_error:+.1f}", own, "yes" if one.inside else "no", bound,
+            one.ran.case.id, *((one.machine,) if several else ()), f"{one.ran.kernel_ms:.2f}",
+            f"{one.kernel_error:+.1f}", f"{one.ran.wall_ms:.2f}", f"{one.wall_error:+.1f}", f"{one.own_error:+.1f}",
+            "yes" if one.inside else "no", bound,
         )  # fmt: skip
     show(table)
-    own = f", {whole['wall_error_own_host']:.1f}% with its own host" if "wall_error_own_host" in whole else ""
-    show(f"\n{whole['cases']} cases of {whole['models']} models: kernels {whole['kernels_error']:.1f}% off (at most "
-         f"{whole['worst_kernels_error']:.0f}%), wall {whole['wall_error']:.1f}%{own}")  # fmt: skip
-    show(f"inside the 80% interval {whole['inside']:.0%}; launch-bound told right "
-         f"{whole['launch_bound_told_right']:.0%}")  # fmt: skip
+    show(f"\n{whole['cases']} cases of {whole['models']} models: kernels {whole['kernels_error']:.1f}% off, at most "
+         f"{whole['worst_kernels_error']:.0f}%")  # fmt: skip
+    for name, of in whole["machines"].items():
+        show(f"{name}: wall {of['wall_error']:.1f}% off, {of['wall_error_own_host']:.1f}% with its own host; "
+             f"{of['inside']:.0%} inside the 80% interval; launch-bound told right {of['launch_bound_told_right']:.0%}")  # fmt: skip
+    show("own host: as collect --host measured it, or at the speed that the other half of the models had there")

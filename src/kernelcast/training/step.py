@@ -117,7 +117,7 @@ class Step(Forecast):
         gaps_s = gap_s(self.host, self.graph) * sum(kernel.launches for kernel in self.kernels)
         return max(0.0, self.time_s - self.kernel_time_s - gaps_s)
 
-    def _ends(self, host: float = 1.0, gpu: float = 1.0) -> float:
+    def ends(self, host: float = 1.0, gpu: float = 1.0) -> float:
         """When the step would end if the host and the GPU took so many times what they are taken to."""
         return float(stream_ends(self.launched_s * host, self.busy_s * gpu)[-1])
 
@@ -130,8 +130,8 @@ class Step(Forecast):
         low, high = (whole.time_s - whole.low_s) / total, (whole.high_s - whole.time_s) / total
         kernels = 1 - float(np.hypot(low, STEP_SPREAD[0])), 1 + float(np.hypot(high, STEP_SPREAD[1]))
         host = (1.0, 1.0) if self.graph else (1 - self.host.faster, 1 + self.host.slower)
-        below = np.hypot(1 - self._ends(host=host[0]) / self.time_s, 1 - self._ends(gpu=kernels[0]) / self.time_s)
-        above = np.hypot(self._ends(host=host[1]) / self.time_s - 1, self._ends(gpu=kernels[1]) / self.time_s - 1)
+        below = np.hypot(1 - self.ends(host=host[0]) / self.time_s, 1 - self.ends(gpu=kernels[0]) / self.time_s)
+        above = np.hypot(self.ends(host=host[1]) / self.time_s - 1, self.ends(gpu=kernels[1]) / self.time_s - 1)
         return 1 - float(below), 1 + float(above)
 
     @property

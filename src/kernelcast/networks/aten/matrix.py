@@ -9,6 +9,8 @@ from kernelcast.calls import Launch
 from kernelcast.networks.aten.table import Settings, launch, matrix_format, number_format, over, rule
 from kernelcast.networks.traced import Op, Tensor
 
+_THIN = 32  # numbers of the inner axis, up to which a product with a vector is asked as a sum
+
 
 def _column_major(matrix: Tensor) -> bool:
     """Transposed in memory: neighbours in a column lie side by side."""
@@ -46,8 +48,13 @@ def _addmm(op: Op, settings: Settings) -> Iterator[Launch]:
 def _bmm(op: Op, settings: Settings) -> Iterator[Launch]:
     """An operand that is the same for the whole batch (expanded: no step from one to the next) makes it one product."""
     a, b = op.arguments[-2:] if op.name == "bmm" else op.arguments[1:3]
-    (batch, m, _), n = a.shape, b.shape[-1]
-    if batch > 1 and (a.stride[0] == 0) != (b.stride[0] == 0):
+    (batch, m, k), n = a.shape, b.shape[-1]
+    if min(m, n) == 1 and k <= _THIN:  # a loop over time: no tiles, a sum of few numbers for each output
+        yield launch("matmul", "reduce_sum", rows=max(1, batch * m * n), cols=k, axis="cols", dtype=number_format(a))
+    elif k == 1:  # each number of a column with each of a row
+        out = op.outputs[0]
+        yield over("matmul", out, read_bytes=a.bytes + b.bytes, written_bytes=out.bytes, tensors=2, access="strided")
+    elif batch > 1 and (a.stride[0] == 0) != (b.stride[0] == 0):
         yield _product(a, b, settings, **({"n": batch * n} if a.stride[0] == 0 else {"m": batch * m}))
     else:
         yield _product(a, b, settings, "bmm", batch=batch)

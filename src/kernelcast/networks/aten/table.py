@@ -12,6 +12,7 @@ from kernelcast.networks.traced import Op, Tensor
 
 _KERNEL_DTYPES = ("fp32", "bf16", "fp16")
 _MOST = 2**31 - 1  # of one size of a kernel call
+_NARROW, _WIDTH = 256, 1024  # columns below which few vector kernels were measured; and as which they are asked then
 
 
 @dataclass(frozen=True)
@@ -73,8 +74,11 @@ def launch(part: str, op: str, count: float = 1, **given: Any) -> Launch:
 
 
 def vectorised(part: str, op: str, x: Tensor, dtype: str | None = None, **given: Any) -> Launch:
-    """A kernel that takes a tensor as one long vector."""
-    rows, cols = split(x.elements, x.cols)
+    """A kernel that takes a tensor as one long vector: how wide its last axis is does not matter, so that narrow ones
+    are asked about in a width that was measured."""
+    rows, cols = split(x.elements, x.cols if x.cols >= _NARROW else _WIDTH)
+    if cols < _NARROW <= x.elements:
+        rows, cols = max(1, round(x.elements / _WIDTH)), min(_WIDTH, x.elements)
     return launch(part, op, rows=rows, cols=cols, dtype=dtype or number_format(x), **given)
 
 
