@@ -94,19 +94,50 @@ def test_how_a_kernel_reaches_its_tensors(other: Tensor, way: str) -> None:
 
 
 def test_a_plain_sum_is_a_kernel_by_name_a_broadcast_one_by_what_it_moves() -> None:
-    out = dense(300, 128)
+    out = dense(300, 512)
     assert one(op("add", out, out, out=out)) == {
         "op": "add",
         "rows": 300,
-        "cols": 128,
+        "cols": 512,
         "dtype": "bf16",
         "stack": "torch",
     }
     assert one(op("add", out, 1.0, out=out))["op"] == "scale"
-    scaled = one(op("mul", out, dense(128), out=out))
+    scaled = one(op("mul", out, dense(512), out=out))
     assert (scaled["op"], scaled["access"], scaled["tensors"], scaled["axes"]) == ("pointwise", "strided", 2.0, 2)
     assert scaled["reads"] == pytest.approx(1 + 1 / 300, abs=1e-4)
     assert scaled["writes"] == 1.0
+
+
+def test_a_narrow_tensor_is_the_vector_that_it_is() -> None:
+    """[128, 256, 7, 7]: as 1,605,632 numbers in rows of 1,024, not in rows of seven."""
+    narrow = dense(128, 256, 7, 7)
+    found = one(op("relu", narrow, out=narrow))
+    assert (found["rows"], found["cols"]) == (128 * 256 * 49 // 1024, 1024)
+    odd = dense(1001, 7)
+    found = one(op("relu", odd, out=odd))
+    assert found["cols"] == 1024 and found["rows"] == round(7007 / 1024)
+    tiny = dense(3, 7)
+    assert one(op("relu", tiny, out=tiny))["rows"] * one(op("relu", tiny, out=tiny))["cols"] == 21
+
+
+def test_a_sum_of_tensors_that_lie_across_one_another_is_a_transposing_copy() -> None:
+    """[32, 256, 1152] that a convolution wrote channels first, and one in order: a sector for every element."""
+    turned, out = Tensor((32, 256, 1152), (256 * 1152, 1, 256), "bf16"), dense(32, 256, 1152)
+    found = one(op("add", out, turned, out=out))
+    assert (found["op"], found["batch"], found["rows"], found["cols"]) == ("transpose", 32, 1152, 256)
+    same = one(op("add", turned, turned, out=turned))
+    assert same["op"] == "add"
+
+
+def test_products_with_a_vector_have_no_tiles() -> None:
+    """As a recurrence in Python makes them: [4, 1536, 16] by [4, 16, 1]; and its gradient, a column by a row."""
+    out = dense(4, 1536, 1)
+    found = one(op("bmm", dense(4, 1536, 16), dense(4, 16, 1), out=out))
+    assert (found["op"], found["rows"], found["cols"]) == ("reduce_sum", 4 * 1536, 16)
+    outer = one(op("bmm", dense(4, 1536, 1), dense(4, 1, 16), out=dense(4, 1536, 16)))
+    assert outer["op"] == "pointwise"
+    assert one(op("bmm", dense(4, 1, 128), dense(4, 128, 512), out=dense(4, 1, 512)))["op"] == "bmm"
 
 
 def test_copies_casts_and_transposes() -> None:

@@ -76,20 +76,34 @@ def test_a_slower_host_is_in_the_interval_and_in_the_margin() -> None:
     assert graph.margin == 0 and graph.high_s < 1.4 * graph.time_s
 
 
-def test_a_fit_finds_planted_costs() -> None:
-    usual = host("server")
-    rng = np.random.default_rng(0)
-    planted = dict(zip(COSTS, (1.0, 0.5, 2.0, 1.5, 0.7, 1.2, 0.8, 1.0), strict=True))
-    timed = []
-    for at in range(40):
+def _programs(planted: dict[str, float], seed: int, count: int = 40) -> list[Timed]:
+    """Random programs on a host that takes so many times what the usual one does."""
+    usual, rng = host("server"), np.random.default_rng(seed)
+    found = []
+    for at in range(count):
         counts = {name: float(rng.integers(0, 400)) for name in COSTS} | {"step_s": 1.0}
         seconds = sum(getattr(usual, name) * planted[name] * counts[name] for name in COSTS)
-        timed.append(Timed(str(at), tuple(seconds * rng.normal(1, 0.03, 9)), counts))
-    found = fitted(timed, GAPS)
-    for name in COSTS[1:]:  # one of each step weighs next to nothing here
-        assert getattr(found, name) == pytest.approx(planted[name] * getattr(usual, name), rel=0.2), name
+        found.append(Timed(str(at), tuple(seconds * rng.normal(1, 0.03, 9)), counts))
+    return found
+
+
+def test_a_fit_finds_how_fast_a_host_is() -> None:
+    found = fitted(_programs(dict.fromkeys(COSTS, 0.6), 0), GAPS)
+    for name in COSTS:
+        assert getattr(found, name) == pytest.approx(0.6 * getattr(host("server"), name), rel=0.1), name
     assert 0.05 <= found.faster < 0.15 and 0.05 <= found.slower < 0.15
     assert "off by" in dict(found.sources)["programs"]
+
+
+def test_a_fit_follows_other_proportions() -> None:
+    """Not all the way: so that few programs do not turn them over; but new programs are forecast well."""
+    planted = dict(zip(COSTS, (1.0, 0.5, 2.0, 1.5, 0.7, 1.2, 0.8, 1.0), strict=True))
+    found = fitted(_programs(planted, 0), GAPS)
+    usual = host("server")
+    assert found.launch_s < 0.75 * usual.launch_s and found.view_s > 1.2 * usual.view_s
+    for new in _programs(planted, 1, 10):
+        told = sum(getattr(found, name) * new.counts[name] for name in COSTS)
+        assert told == pytest.approx(new.median_s, rel=0.15)
 
 
 def test_costs_never_fall_below_nothing() -> None:
@@ -105,16 +119,16 @@ def test_costs_never_fall_below_nothing() -> None:
 def test_a_host_is_written_and_read_again(tmp_path: Path) -> None:
     made = replace(host("server"), id="mine", launch_s=12.34e-6, sources=(("date", "today"),))
     path = tmp_path / "Mine.toml"
-    with pytest.raises(KernelcastError, match="no file .*collect --host"):
+    with pytest.raises(KernelcastError, match=r"no file .*collect --host"):
         host(str(path))
     write_host(made, tmp_path / "mine.toml")
     again = host(str(tmp_path / "mine.toml"))
     assert again.launch_s == pytest.approx(12.3e-6) and dict(again.sources) == {"date": "today"}
     (tmp_path / "bad.toml").write_text("name = ")
-    with pytest.raises(KernelcastError, match="bad.toml"):
+    with pytest.raises(KernelcastError, match=r"bad\.toml"):
         host(str(tmp_path / "bad.toml"))
     (tmp_path / "short.toml").write_text('name = "x"')
-    with pytest.raises(KernelcastError, match=r"short.toml: missing .*launch_s"):
+    with pytest.raises(KernelcastError, match=r"short\.toml: missing .*launch_s"):
         host(str(tmp_path / "short.toml"))
 
 
@@ -129,7 +143,7 @@ def test_programs_of_the_host_are_small_and_differ() -> None:
         counts[name] = found | {"kernels": float(len(trace.kernels))}
         assert len(trace.kernels) > 50
         step = run_step(trace, H200)
-        assert step.margin > 3, name  # the GPU is nearly idle
+        assert step.margin > 2, name  # the GPU is nearly idle
     assert counts["loop"]["python_s"] < 0.2 * counts["loop"]["kernels"]
     assert counts["residual"]["python_s"] > 4 * counts["residual"]["kernels"]
     assert counts["residual"]["view_s"] == 0 < counts["encoder by hand"]["view_s"]

@@ -43,7 +43,11 @@ class _Spatial(nn.Module):
 
     def __init__(self, width, heads, context):
         super().__init__()
-        self.norm, self.into, self.back = nn.GroupNorm(32, width), nn.Conv2d(width, width, 1), nn.Conv2d(width, width, 1)
+        self.norm, self.into, self.back = (
+            nn.GroupNorm(32, width),
+            nn.Conv2d(width, width, 1),
+            nn.Conv2d(width, width, 1),
+        )
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(3))
         self.own, self.text = _Attention(width, heads), _Attention(width, heads, context)
         self.gate, self.down = nn.Linear(width, 8 * width), nn.Linear(4 * width, width)

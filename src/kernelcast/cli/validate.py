@@ -92,5 +92,6 @@ def _models(folder: Path, predictor: str, only: Sequence[str], as_json: bool) ->
          f"{whole['worst_kernels_error']:.0f}%")  # fmt: skip
     for name, of in whole["machines"].items():
         show(f"{name}: wall {of['wall_error']:.1f}% off, {of['wall_error_own_host']:.1f}% with its own host; "
-             f"{of['inside']:.0%} inside the 80% interval; launch-bound told right {of['launch_bound_told_right']:.0%}")  # fmt: skip
+             f"{of['inside']:.0%} inside the 80% interval; "
+             f"launch-bound told right {of['launch_bound_told_right']:.0%}")  # fmt: skip
     show("own host: as collect --host measured it, or at the speed that the other half of the models had there")

@@ -144,7 +144,8 @@ def _backward(op: Op, settings: Settings) -> Iterator[Launch]:
 
 def _kernel(asked: _Attention, backend: str, kernel: str, bias_gradient: bool = False) -> Launch:
     dtype = asked.query.dtype
-    if backend != "efficient" and asked.bias is None and asked.dropout == 0:
+    one_query = asked.query.shape[2] == 1  # whose bias is a number a key, next to nothing beside the key itself
+    if backend != "efficient" and (asked.bias is None or one_query) and asked.dropout == 0:
         return launch("attention", kernel, **asked.sizes(), backend=backend, dtype=dtype)
     more = {"bias_gradient": True} if bias_gradient else {}
     return launch("attention", f"masked_{kernel}", **asked.sizes(), bias=asked.bias_kind, dropout=asked.dropout > 0,

@@ -166,13 +166,13 @@ def _elementwise(op: Op, settings: Settings) -> Iterator[Launch]:
     if plain and all(x.elements == out.elements for x in inputs):
         yield vectorised("element-wise", name, out, dtype)
         return
-    across = turned("element-wise", inputs, out)
-    if across is not None:
+    across, fetched = turned("element-wise", inputs, out), fetched_bytes(inputs, out, settings.l2_bytes)
+    if across is not None and fetched <= total_bytes(inputs):  # else sectors come from memory more than once
         yield across
         return
     yield pointwise(
         "element-wise", out.elements, dtype, tensors=len(inputs),
-        read_bytes=fetched_bytes(inputs, out, settings.l2_bytes), written_bytes=total_bytes(op.outputs or [out]),
+        read_bytes=fetched, written_bytes=total_bytes(op.outputs or [out]),
         access=None if way == "vector" else way, axes=axes_of([out, *inputs], out.shape),
         flops=max(cost.flops, 1.0), xu_ops=cost.xu_ops, cols=out.cols,
     )  # fmt: skip
