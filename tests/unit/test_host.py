@@ -16,7 +16,7 @@ from kernelcast.training.queued import host_counts, launch_costs
 from kernelcast.training.step import run_step
 
 torch = pytest.importorskip("torch")
-from kernelcast.measure.host import Timed, fitted, write_host  # noqa: E402
+from kernelcast.measure.host import Timed, fitted, timed_programs, write_host  # noqa: E402
 from kernelcast.measure.host_programs import programs  # noqa: E402
 
 H200 = kc.gpu("h200_sxm")
@@ -147,3 +147,15 @@ def test_programs_of_the_host_are_small_and_differ() -> None:
     assert counts["loop"]["python_s"] < 0.2 * counts["loop"]["kernels"]
     assert counts["residual"]["python_s"] > 4 * counts["residual"]["kernels"]
     assert counts["residual"]["view_s"] == 0 < counts["encoder by hand"]["view_s"]
+
+
+def test_programs_are_run_and_traced_where_they_are() -> None:
+    """On a CPU its own arithmetic counts too, so that only the way through is tested: real steps, real counts."""
+    timed = timed_programs(H200, torch.device("cpu"), repeats=3)
+    assert [one.name for one in timed][:2] == ["encoder, inference", "encoder, training"]
+    for one in timed:
+        assert len(one.seconds) == 3 and all(seconds > 0 for seconds in one.seconds)
+        assert one.counts["launch_s"] >= 80 and set(one.counts) == set(COSTS)
+        assert (one.counts["backward_s"] > 0) == one.name.endswith("training")
+    found = fitted(timed, GAPS)
+    assert all(getattr(found, name) > 0 for name in COSTS)

@@ -4,7 +4,7 @@ import math
 
 import torch
 from torch import nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 
 class _Residual(nn.Module):
@@ -16,10 +16,10 @@ class _Residual(nn.Module):
         self.skip = nn.Conv2d(before, after, 1) if before != after else nn.Identity()
 
     def forward(self, x, time=None):
-        y = self.conv1(F.silu(self.norm1(x)))
+        y = self.conv1(functional.silu(self.norm1(x)))
         if self.time is not None:
-            y = y + self.time(F.silu(time))[:, :, None, None]
-        return self.skip(x) + self.conv2(F.silu(self.norm2(y)))
+            y = y + self.time(functional.silu(time))[:, :, None, None]
+        return self.skip(x) + self.conv2(functional.silu(self.norm2(y)))
 
 
 class _Attention(nn.Module):
@@ -35,7 +35,7 @@ class _Attention(nn.Module):
         q, k, v = (
             y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in (self.q(x), self.k(context), self.v(context))
         )
-        return self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return self.out(functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
 
 
 class _Spatial(nn.Module):
@@ -57,7 +57,7 @@ class _Spatial(nn.Module):
         y = y + self.own(self.norms[0](y))
         y = y + self.text(self.norms[1](y), text)
         up, gate = self.gate(self.norms[2](y)).chunk(2, -1)
-        y = y + self.down(up * F.gelu(gate))
+        y = y + self.down(up * functional.gelu(gate))
         return x + self.back(y.transpose(1, 2).reshape(x.shape))
 
 
@@ -117,8 +117,8 @@ class _UNet(nn.Module):
             for block in self.up[3 * at_level : 3 * at_level + 3]:
                 x = block(torch.cat((x, kept.pop()), 1), time, text)
             if at_level < 3:
-                x = self.grow[at_level](F.interpolate(x, scale_factor=2.0, mode="nearest"))
-        return self.last(F.silu(self.norm(x)))
+                x = self.grow[at_level](functional.interpolate(x, scale_factor=2.0, mode="nearest"))
+        return self.last(functional.silu(self.norm(x)))
 
 
 def sd_unet(batch, dtype, mode):
@@ -126,7 +126,7 @@ def sd_unet(batch, dtype, mode):
     noise = torch.randn(batch, 4, 64, 64).to(dtype)
     inputs = (torch.randn(batch, 4, 64, 64).to(dtype), torch.randint(0, 1000, (batch,)),
               torch.randn(batch, 77, 768).to(dtype))  # fmt: skip
-    return _UNet().to(dtype), inputs, lambda out: F.mse_loss(out.float(), noise.float())
+    return _UNet().to(dtype), inputs, lambda out: functional.mse_loss(out.float(), noise.float())
 
 
 class _VaeDecoder(nn.Module):
@@ -148,7 +148,7 @@ class _VaeDecoder(nn.Module):
             x = block(x)
         for level in self.levels:
             x = level(x)
-        return self.last(F.silu(self.norm(x)))
+        return self.last(functional.silu(self.norm(x)))
 
 
 def vae_decoder(batch, dtype, mode):

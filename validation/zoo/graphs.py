@@ -2,7 +2,7 @@
 
 import torch
 from torch import nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 
 class _Sage(nn.Module):
@@ -25,7 +25,7 @@ class _Graph(nn.Module):
 
     def forward(self, x, source, target):
         for layer in self.layers[:-1]:
-            x = F.relu(layer(x, source, target))
+            x = functional.relu(layer(x, source, target))
         return self.layers[-1](x, source, target)
 
 
@@ -34,7 +34,7 @@ def _graph(layers, batch, dtype, width):
     nodes, edges = batch, 12 * batch
     labels = torch.randint(0, 47, (nodes,))
     inputs = (torch.randn(nodes, width).to(dtype), torch.randint(0, nodes, (edges,)), torch.randint(0, nodes, (edges,)))
-    return _Graph(layers).to(dtype), inputs, lambda out: F.cross_entropy(out.float(), labels)
+    return _Graph(layers).to(dtype), inputs, lambda out: functional.cross_entropy(out.float(), labels)
 
 
 def graph_sage(batch, dtype, mode):
@@ -49,7 +49,7 @@ class _Gat(nn.Module):
 
     def forward(self, x, source, target):
         x = self.project(x).unflatten(-1, (self.heads, -1))
-        score = F.leaky_relu((x * self.left).sum(-1)[source] + (x * self.right).sum(-1)[target], 0.2)
+        score = functional.leaky_relu((x * self.left).sum(-1)[source] + (x * self.right).sum(-1)[target], 0.2)
         weight = torch.exp(score - score.max())
         total = torch.zeros(len(x), self.heads, dtype=x.dtype, device=x.device).index_add_(0, target, weight)
         weight = weight / total[target].clamp(min=1e-6)

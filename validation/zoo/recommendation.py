@@ -1,13 +1,15 @@
 """Recommendation: many small lookups in large tables, then a little arithmetic."""
 
+import itertools
+
 import torch
 from torch import nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 
 def _mlp(*sizes):
     layers = []
-    for before, after in zip(sizes, sizes[1:], strict=False):
+    for before, after in itertools.pairwise(sizes):
         layers += [nn.Linear(before, after), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 
@@ -37,7 +39,7 @@ def dlrm(batch, seq, dtype, mode):
     offsets = [torch.arange(0, batch * seq, seq) for _ in range(26)]
     clicked = torch.randint(0, 2, (batch,)).float()
     inputs = (torch.randn(batch, 13).to(dtype), ids, offsets)
-    return model, inputs, lambda out: F.binary_cross_entropy_with_logits(out.float(), clicked)
+    return model, inputs, lambda out: functional.binary_cross_entropy_with_logits(out.float(), clicked)
 
 
 class _DeepFm(nn.Module):
@@ -55,4 +57,4 @@ class _DeepFm(nn.Module):
 def deepfm(batch, dtype, mode):
     clicked = torch.randint(0, 2, (batch,)).float()
     ids = torch.randint(0, 1_000_000, (batch, 39))
-    return _DeepFm().to(dtype), ids, lambda out: F.binary_cross_entropy_with_logits(out.float(), clicked)
+    return _DeepFm().to(dtype), ids, lambda out: functional.binary_cross_entropy_with_logits(out.float(), clicked)

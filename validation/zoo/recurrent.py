@@ -2,7 +2,7 @@
 
 import torch
 from torch import nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 
 class _LanguageModel(nn.Module):
@@ -21,7 +21,7 @@ def lstm_language_model(batch, seq, dtype, mode):
     return (
         _LanguageModel().to(dtype),
         tokens,
-        lambda out: F.cross_entropy(out.flatten(0, 1).float(), tokens.flatten()),
+        lambda out: functional.cross_entropy(out.flatten(0, 1).float(), tokens.flatten()),
     )
 
 

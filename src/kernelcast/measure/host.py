@@ -64,17 +64,27 @@ def counts_of(found: Trace, target: Gpu) -> dict[str, float]:
 
 def measured_host(target: Gpu, say: Callable[[int, int], None] = lambda done, total: None) -> Host:
     """What the host of this machine takes."""
-    with torch.device("cuda"):
+    return fitted(timed_programs(target, torch.device("cuda"), say), _gaps())
+
+
+def timed_programs(
+    target: Gpu,
+    device: torch.device,
+    say: Callable[[int, int], None] = lambda done, total: None,
+    repeats: int = _REPEATS,
+) -> list[Timed]:
+    """Each program on the device, in inference and in training."""
+    with device:
         made = list(programs())
     timed: list[Timed] = []
     for at, (name, model, inputs) in enumerate(made):
         for mode in MODES:
             say(len(timed), len(made) * len(MODES))
-            seconds = _seconds(model, inputs, mode)
+            seconds = _seconds(model, inputs, mode, device, repeats)
             found = trace(model, inputs, mode, optimizer="adamw")  # type: ignore[arg-type]
             timed.append(Timed(f"{name}, {mode}", seconds, counts_of(found, target)))
         made[at] = (name, nn.Identity(), None)  # give its memory back
-    return fitted(timed, _gaps())
+    return timed
 
 
 def fitted(timed: Sequence[Timed], gaps: Mapping[str, float]) -> Host:
@@ -120,7 +130,7 @@ def _positive(shares: Array, wanted: Array, scale: float) -> Array:
     return factors
 
 
-def _seconds(model: nn.Module, inputs: Any, mode: str) -> tuple[float, ...]:
+def _seconds(model: nn.Module, inputs: Any, mode: str, device: torch.device, repeats: int) -> tuple[float, ...]:
     """Whole steps, the GPU idle before each."""
     model.train(mode == "training")
     optimizer = torch.optim.AdamW(model.parameters(), fused=True) if mode == "training" else None
@@ -140,15 +150,20 @@ def _seconds(model: nn.Module, inputs: Any, mode: str) -> tuple[float, ...]:
     gc.collect()
     gc.disable()  # a collection takes longer than a step
     try:
-        for _ in range(_REPEATS):
-            torch.cuda.synchronize()
+        for _ in range(repeats):
+            _wait(device)
             start = time.perf_counter()
             step()
-            torch.cuda.synchronize()
+            _wait(device)
             found.append(time.perf_counter() - start)
     finally:
         gc.enable()
     return tuple(found)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
 
 
 def _gaps() -> dict[str, float]:

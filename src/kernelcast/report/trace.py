@@ -90,7 +90,9 @@ def built_lines(built: Mapping[str, Any]) -> list[str]:
         return []
     named = built["inputs"]
     inputs = ", ".join(
-        f"{name} {'x'.join(map(str, shape))}" for name, shape in named.items() if isinstance(shape, list)
+        f"{'' if name.isdigit() else name + ' '}{'x'.join(map(str, shape))}"  # given by place, or by name
+        for name, shape in named.items()
+        if isinstance(shape, list)
     )
     what = [f"{built['class']} on {inputs}"]
     if "cache" in built:
