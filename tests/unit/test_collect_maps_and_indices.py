@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -15,7 +17,7 @@ from kernelcast.measure.pool import Pool  # noqa: E402
 from kernelcast.measure.runners import indexed, spatial  # noqa: E402
 
 RUNNERS = {**spatial.RUNNERS, **indexed.RUNNERS}
-SMALL = {
+SMALL: dict[str, dict[str, Any]] = {
     "batch_norm": {"batch": 4, "channels": 8, "spatial": 30, "weights": "fp32"},
     "group_norm": {"batch": 4, "channels": 8, "spatial": 30, "groups": 4},
     "max_pool": {"batch": 2, "channels": 4, "height": 9, "width": 8, "kernel_h": 3, "kernel_w": 2, "stride": 2,
@@ -57,7 +59,7 @@ def test_every_runner_launches(op: str) -> None:
     recipe = RUNNERS[op](call)
     for tensors in pool.sets(*recipe.tensors)[:2]:
         launch = recipe.launch(*tensors)
-        found = launch()
+        found: Any = launch()
         assert launch is not None
         first = found[0] if isinstance(found, tuple) else found
         if op in SHAPES:
@@ -76,4 +78,5 @@ def test_a_channels_last_map_is_given_as_one() -> None:
     call = kernel("max_pool", **SMALL["max_pool"], stack="torch")
     recipe = RUNNERS["max_pool"](call)
     (x,) = Pool(2**20, l2_bytes=2**14, device="cpu").sets(*recipe.tensors)[0]
-    assert recipe.launch(x)().is_contiguous(memory_format=torch.channels_last)
+    found: Any = recipe.launch(x)()
+    assert found.is_contiguous(memory_format=torch.channels_last)

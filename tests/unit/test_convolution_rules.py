@@ -29,7 +29,9 @@ def last(*shape: int, dtype: str = "bf16") -> Tensor:
     return Tensor(shape, (moved.stride[0], 1, *moved.stride[1:-1]), dtype)
 
 
-def convolved(x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None = None, **how: Any) -> list[dict[str, Any]]:
+def convolved(*given: Tensor, **how: Any) -> list[dict[str, Any]]:
+    """Input, filters, output, and a bias."""
+    (x, weight, out), bias = given[:3], given[3] if len(given) > 3 else None
     axes = len(x.shape) - 2
     ways = [how.get(name, (usual,) * axes) for name, usual in (("stride", 1), ("padding", 0), ("dilation", 1))]
     arguments = (x, weight, bias, *ways, how.get("transposed", False), (0,) * axes, how.get("groups", 1))
@@ -104,7 +106,8 @@ def test_the_bias_is_added_by_a_kernel_of_its_own() -> None:
 
 
 def test_pytorchs_depthwise_kernels_add_it_themselves() -> None:
-    shapes, how = ((2, 64, 8, 8), (64, 1, 7, 7), (2, 64, 8, 8)), {"groups": 64, "padding": (3, 3)}
+    shapes = ((2, 64, 8, 8), (64, 1, 7, 7), (2, 64, 8, 8))
+    how: dict[str, Any] = {"groups": 64, "padding": (3, 3)}
     assert len(convolved(*(first(*s) for s in shapes), first(64), **how)) == 1
     assert len(convolved(*(last(*s) for s in shapes), first(64), **how)) == 2
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,7 +54,8 @@ def test_what_the_host_does_is_counted_where_it_does_it() -> None:
 
 
 def test_costs_are_counts_times_seconds_and_kernels_come_on_top() -> None:
-    machine = replace(host("server"), **{name: 10.0**-at for at, name in enumerate(COSTS, 3)})
+    costs_s: dict[str, Any] = {name: 10.0**-at for at, name in enumerate(COSTS, 3)}
+    machine = replace(host("server"), **costs_s)
     costs = launch_costs(step_of(), machine)
     first = machine.step_s + 10 * machine.python_s + machine.recorded_s
     assert costs[0] == pytest.approx(first)
@@ -71,7 +73,7 @@ def test_a_slower_host_is_in_the_interval_and_in_the_margin() -> None:
     assert loose.low_s == pytest.approx(0.6 * loose.time_s, rel=0.02)
     assert tight.high_s < 1.03 * tight.time_s
     assert loose.margin == pytest.approx(loose.launched_s[-1] / loose.busy_s.sum())
-    assert loose.margins == (pytest.approx(0.6 * loose.margin), pytest.approx(1.8 * loose.margin))
+    assert loose.margins == pytest.approx((0.6 * loose.margin, 1.8 * loose.margin))
     graph = run_step(step_of(), H200, on=wide, graph=True)
     assert graph.margin == 0 and graph.high_s < 1.4 * graph.time_s
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from demand import of, one, whole, works
@@ -67,7 +69,7 @@ def test_elements_that_are_picked_one_by_one_take_sectors() -> None:
 
 
 def test_index_put_sorts_where_it_adds() -> None:
-    sizes = {"rows": 600_000, "cols": 4, "size": 50_000, "dtype": "fp32"}
+    sizes: dict[str, Any] = {"rows": 600_000, "cols": 4, "size": 50_000, "dtype": "fp32"}
     assert len(works("index_put", **sizes)) == 1
     found = works("index_put", **sizes, accumulate=True)
     assert len(found) == 1 + 1 + 2 + 1  # checks; histogram and two passes of 16 bits; the sums

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from demand import of, one, whole, works
 
@@ -10,7 +12,7 @@ from kernelcast.kernels import kernel
 from kernelcast.kernels.grouped import active_experts, random_blocks
 from kernelcast.kernels.masked_attention import PHILOX_INSTRUCTIONS
 
-T5 = {"batch": 8, "q_len": 512, "kv_len": 512, "q_heads": 16, "head_dim": 64}
+T5: dict[str, Any] = {"batch": 8, "q_len": 512, "kv_len": 512, "q_heads": 16, "head_dim": 64}
 SCORES = 8 * 16 * 512 * 512
 
 
@@ -55,7 +57,7 @@ def test_heads_count_as_the_kernel_that_takes_them() -> None:
 
 def test_cudnn_reads_odd_rows_of_a_bias_number_by_number() -> None:
     def instructions(keys: int, bias: str) -> float:
-        call = {**T5, "kv_len": keys, "backend": "cudnn", "bias": bias}
+        call: dict[str, Any] = {**T5, "kv_len": keys, "backend": "cudnn", "bias": bias}
         return whole(works("masked_attention", **call)[0], "other_warp_instructions")
 
     aligned, odd = (instructions(x, "full") - instructions(x, "none") for x in (512, 511))

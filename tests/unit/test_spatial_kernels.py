@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -88,7 +89,7 @@ def test_group_norm_takes_a_cta_for_each_group_of_an_image() -> None:
         kernel("group_norm", batch=1, channels=100, spatial=1, groups=32)
 
 
-POOL = {"batch": 32, "channels": 64, "height": 112, "width": 112}
+POOL: dict[str, Any] = {"batch": 32, "channels": 64, "height": 112, "width": 112}
 
 
 def test_max_pool_writes_places_of_eight_bytes() -> None:
@@ -129,7 +130,7 @@ def test_volumes_are_cut_into_tiles_of_32_by_8() -> None:
 
 
 def test_adaptive_pooling_takes_a_cta_a_channel() -> None:
-    sizes = {"batch": 32, "channels": 512, "height": 14, "width": 14, "out_height": 7, "out_width": 7}
+    sizes: dict[str, Any] = {"batch": 32, "channels": 512, "height": 14, "width": 14, "out_height": 7, "out_width": 7}
     work = one("adaptive_avg_pool", **sizes)
     assert (of(work, "tasks"), of(work, "serial_steps")) == (32 * 512, 40 + 4)  # windows of 2 x 2
     assert of(work, "activation_bytes") == 32 * 512 * (196 + 49) * 2
@@ -140,7 +141,7 @@ def test_adaptive_pooling_takes_a_cta_a_channel() -> None:
     assert of(uneven, "serial_steps") == 4 + (3 + 1) * 2  # windows of up to 4 rows, added to by atomics
 
 
-IMAGE = {"batch": 8, "channels": 256, "height": 64, "width": 64, "out_height": 128, "out_width": 128}
+IMAGE: dict[str, Any] = {"batch": 8, "channels": 256, "height": 64, "width": 64, "out_height": 128, "out_width": 128}
 
 
 def test_bilinear_threads_go_through_all_images() -> None:
@@ -157,7 +158,7 @@ def test_bilinear_threads_go_through_all_images() -> None:
 
 
 def test_padding_and_moving() -> None:
-    sizes = {"images": 100, "height": 8, "width": 8, "out_height": 10, "out_width": 10}
+    sizes: dict[str, Any] = {"images": 100, "height": 8, "width": 8, "out_height": 10, "out_width": 10}
     fill, copy = works("pad", **sizes)
     assert (of(fill, "activation_bytes"), of(copy, "activation_bytes")) == (100 * 100 * 2, 2 * 100 * 64 * 2)
     assert of(one("pad", **sizes, mode="reflect"), "activation_bytes") == 100 * (64 + 100) * 2

@@ -106,10 +106,10 @@ def test_detr_traces_with_its_masks_and_its_checks_of_finite_numbers(tmp_path: P
 
 
 def test_without_timm_transformers_own_resnet_stands_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kernelcast.tracing import hub
+    import importlib.util
 
-    plain = hub.importlib.util.find_spec
-    monkeypatch.setattr(hub.importlib.util, "find_spec", lambda name: None if name == "timm" else plain(name))
+    plain = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "timm" else plain(name))
     raw = {**DETR, "architectures": ["DetrModel"], "use_timm_backbone": True, "backbone": "resnet18"}
     del raw["backbone_config"]
     built = build(Asked(config(tmp_path, raw), image=64))

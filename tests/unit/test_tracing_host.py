@@ -102,7 +102,7 @@ def test_what_runs_only_once_is_not_counted() -> None:
             for _ in range(100):
                 half(torch.zeros(()))
 
-    sys.meta_path.insert(0, Finder())  # type: ignore[arg-type]
+    sys.meta_path.insert(0, Finder())
     try:
         first = trace(Cached(), torch.randn(4)).python_calls["forward"]
     finally:

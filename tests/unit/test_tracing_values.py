@@ -145,7 +145,7 @@ def test_a_router_deals_tokens_out_evenly_and_says_so() -> None:
             self.experts = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.mlp(x)
+            return self.mlp(x)  # type: ignore[operator]
 
     class Layer(Experts):
         def mlp(self, x: torch.Tensor) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,7 +29,8 @@ class Model(nn.Module):
         self.last = nn.Linear(64, 128)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
+        layers: Any = self.layers
+        for layer in layers:
             x = x + layer["narrow"](torch.relu(layer["wide"](x))) + layer["side"](x)
         return self.last(x)
 
