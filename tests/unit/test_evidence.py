@@ -33,15 +33,20 @@ def evidence(family: str) -> Evidence:
 # ---- what was measured ----
 
 
+# of these only this project measured some, a few hundred or thousand calls of many kinds
+SMALL = ("masked_attention", "grouped_mm", "multi_tensor", "spatial", "indexed", "recurrent")
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_ships_its_evidence(family: str) -> None:
     found = evidence(family)
     assert found.entries and all(entry.calls > 0 and entry.ranges for entry in found.entries)
-    tested = [entry for entry in found.entries if entry.tested >= 30]
+    small = family in SMALL
+    tested = [entry for entry in found.entries if entry.tested >= (1 if small else 30)]
     assert tested
     assert all(entry.error is not None and entry.inside is not None for entry in tested)
     held = np.average([entry.inside or 0.0 for entry in tested], weights=[entry.tested for entry in tested])
-    assert 0.75 <= held <= 0.90  # on shapes that no network saw
+    assert (0.65 if small else 0.75) <= held <= (0.95 if small else 0.90)  # on shapes that no network saw
     assert Evidence.read(found.told()) == found
 
 
@@ -56,7 +61,8 @@ def test_an_answer_carries_its_evidence() -> None:
 
 
 def test_tables_carry_it_too() -> None:
-    table = {"op": ["gemm", "sgd"], "m": [64, None], "n": [4096, None], "k": [4096, None], "elements": [None, 1000000]}
+    table = {"op": ["gemm", "kv_write"], "m": [64, None], "n": [4096, None], "k": [4096, None]}
+    table |= {"tokens": [None, 4096], "kv_heads": [None, 8], "head_dim": [None, 128]}
     found = kc.predict_table({**table, "stack": ["vllm", "torch"]}, "h200_sxm")
     assert found["evidence_calls"][0] > 30_000 and found["evidence_calls"][1] == 0
     assert 0 < found["evidence_error"][0] < 0.1 and np.isnan(found["evidence_error"][1])
@@ -87,7 +93,7 @@ def test_what_is_called_seen_is_what_was_measured() -> None:
     assert count == 7 * 5 * 7 * 4 and 0 < seen == measured < 0.2 * count
 
 
-@pytest.mark.parametrize("op", ["sgd", "kv_write", "topk"])
+@pytest.mark.parametrize("op", ["ctc_loss", "kv_write"])
 def test_an_op_that_nobody_measured_is_extrapolated(op: str) -> None:
     found = kc.predict(kc.kernel(op, **kernel_class(op).examples[0]), "h200_sxm")
     assert found.support == "extrapolated" and found.evidence is None

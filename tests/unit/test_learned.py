@@ -118,8 +118,9 @@ def test_shipped_weights_say_what_they_are(family: str) -> None:
     assert np.array_equal(again.main[0].weights[0], weights.main[0].weights[0])
 
 
-def test_all_weights_stay_under_ten_megabytes() -> None:
-    assert sum(path.stat().st_size for path in Path(WEIGHTS).rglob("*") if path.is_file()) < 10e6
+def test_all_weights_stay_small() -> None:
+    """15 families and two baselines: a megabyte each."""
+    assert sum(path.stat().st_size for path in Path(WEIGHTS).rglob("*") if path.is_file()) < 15e6
 
 
 def test_support_says_how_far_the_data_are() -> None:

@@ -45,8 +45,8 @@ PLANS: list[dict[str, Any]] = [
 def test_one_gpu_is_the_single_step(h100: Gpu) -> None:
     alone, found = run_step(TRACE, h100), scaled(h100)
     assert found.time_s == alone.time_s
-    # of many GPUs only the time that they wait for the host has the host's width
-    assert found.low_s == pytest.approx(alone.low_s, rel=0.03) and found.high_s == pytest.approx(alone.high_s, rel=0.03)
+    # of many GPUs only the time that they wait for the host has the host's width: theirs is the narrower interval
+    assert found.low_s == pytest.approx(alone.low_s, rel=0.03) and 0.9 * alone.high_s < found.high_s <= alone.high_s
     assert found.mfu == pytest.approx(alone.mfu)
     assert found.parts_s["kernels"] + found.parts_s["optimizer"] == pytest.approx(alone.kernel_time_s)
     assert scale(TRACE, h100, TrainingLayout(), graph=True).time_s == run_step(TRACE, h100, graph=True).time_s

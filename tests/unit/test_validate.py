@@ -120,5 +120,6 @@ def test_whole_models_are_there_with_every_kernel() -> None:
 
 
 def test_second_measurements_are_not_fitted_on() -> None:
-    tables = [read_canonical(CASES / "kernelcast" / f"{name}.parquet") for name in ("h200_sxm", "h200_sxm_served")]
+    names = ("h200_sxm", "h200_sxm_served", "h200_sxm_models")
+    tables = [read_canonical(CASES / "kernelcast" / f"{name}.parquet") for name in names]
     assert len(read_all(CASES).columns["op"]) == sum(len(once.columns["op"]) for once in tables)

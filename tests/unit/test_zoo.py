@@ -49,7 +49,7 @@ def test_kernels_of_the_zoo(found: list[Replayed]) -> None:
 def test_walls_of_the_zoo(found: list[Replayed], machine: str, own: float) -> None:
     told = summary(found)["machines"][machine]
     assert told["wall_error"] < 20 and told["wall_error_own_host"] < own
-    assert told["inside"] > 0.75 and told["launch_bound_told_right"] > 0.85
+    assert told["inside"] > 0.75 and told["launch_bound_told_right"] > 0.8
 
 
 def test_no_op_is_costed_by_bytes_alone(found: list[Replayed]) -> None:

@@ -17,8 +17,8 @@ from kernelcast.calls import Call
 from kernelcast.hardware import Gpu
 from kernelcast.predict import DEFAULT, Conditions, chosen
 
-_MATRIX_OPS = ("gemm", "bmm", "attention", "attention_backward", "conv2d", "conv2d_dgrad", "conv2d_wgrad", "moe_gemm",
-               "mla")  # fmt: skip
+_MATRIX_OPS = ("gemm", "bmm", "attention", "attention_backward", "masked_attention", "masked_attention_backward",
+               "conv2d", "conv2d_dgrad", "conv2d_wgrad", "moe_gemm", "grouped_mm", "mla")  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ class Facts:
     @property
     def is_matrix(self) -> bool:
         """Runs on tensor cores where the format allows."""
-        return self.kind in MATRIX_KINDS or self.op in (*_PRODUCTS, "attention", "conv2d", "mla")
+        return self.kind in MATRIX_KINDS or self.op in (*_PRODUCTS, "attention", "masked_attention", "conv2d", "mla")
 
     @property
     def gap_us(self) -> float:

@@ -146,6 +146,8 @@ def replay(
 def _with_own(cases: Sequence[Replayed]) -> list[Replayed]:
     """Of a machine whose host was not measured: the default host at the speed that the other half of the models had
     there, one number, by the least median error of their wall times."""
+    if not cases:
+        return []
     models = sorted({one.ran.case.build for one in cases})
     half = {build: at % 2 for at, build in enumerate(models)}
 
