@@ -48,6 +48,15 @@ def test_a_bias_by_the_axes_that_it_has(shape: tuple[int, ...], kind: str) -> No
     assert one(sdpa(dense(2, 16, 128, 64), dense(2, 16, 96, 64), dense(*shape)))["bias"] == kind
 
 
+def test_the_mask_of_one_query_weighs_nothing() -> None:
+    """A decode step: a number a key beside the key itself, so that it is the measured attention of one query."""
+    q, k, mask = dense(16, 32, 1, 128), dense(16, 32, 1024, 128), dense(16, 1, 1, 1024)
+    found = one(sdpa(q, k, mask), H100)
+    assert (found["op"], found["q_len"], found["backend"]) == ("attention", 1, "cudnn")
+    assert one(sdpa(q, k, mask), A100)["op"] == "masked_attention"  # another kernel, whose own it is
+    assert one(sdpa(dense(16, 32, 2, 128), k, dense(16, 1, 2, 1024)), H100)["op"] == "masked_attention"
+
+
 def test_rows_of_a_bias_that_start_anywhere_are_copied_for_the_memory_efficient_kernel() -> None:
     q, bias = dense(2, 16, 197, 64), dense(1, 16, 197, 197)
     assert [x["op"] for x in calls(sdpa(q, q, bias), A100)] == ["fill", "pointwise", "masked_attention"]
