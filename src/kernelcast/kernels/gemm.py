@@ -116,7 +116,7 @@ class Gemm(Kernel):
 
     @classmethod
     def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
-        return matmul_hints(gpu, calls, np.ones(calls.count), "tn")
+        return _hints(gpu, calls, calls["m"], calls["n"], np.ones(calls.count), "tn")
 
 
 class Bmm(Kernel):
@@ -139,12 +139,20 @@ class Bmm(Kernel):
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
-        kind = calls.dtype
-        return (matmul_work(gpu, kind, calls["m"], calls["n"], calls["k"], batch=calls["batch"], weights=False),)
+        m, n = _upright(calls)
+        return (matmul_work(gpu, calls.dtype, m, n, calls["k"], batch=calls["batch"], weights=False),)
 
     @classmethod
     def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
-        return matmul_hints(gpu, calls, calls["batch"], "nn")
+        m, n = _upright(calls)
+        return _hints(gpu, calls, m, n, calls["batch"], "nn")
+
+
+def _upright(calls: Calls) -> tuple[Array, Array]:
+    """Rows and columns as cuBLAS runs them: a matrix with a vector is the vector with the transposed matrix, in the
+    same kernels (51 calls on an H200: 12% off so, 159% as they stand)."""
+    m, n = calls["m"], calls["n"]
+    return np.where(n == 1, 1.0, m), np.where(n == 1, m, n)
 
 
 def matmul_work(
@@ -190,11 +198,10 @@ def matmul_work(
     )
 
 
-def matmul_hints(gpu: Gpu, calls: Calls, batch: Array, usual_layout: str) -> dict[str, Array]:
+def _hints(gpu: Gpu, calls: Calls, m: Array, n: Array, batch: Array, usual_layout: str) -> dict[str, Array]:
     """Of a product, and the alignment of its rows."""
-    m, n, k = calls["m"], calls["n"], calls["k"]
-    found = product_hints(gpu, m, n, k, batch)
-    return found | _alignment(calls.dtype, m, n, k, calls.choice("layout") or usual_layout)
+    found = product_hints(gpu, m, n, calls["k"], batch)
+    return found | _alignment(calls.dtype, m, n, calls["k"], calls.choice("layout") or usual_layout)
 
 
 def product_hints(gpu: Gpu, m: Array, n: Array, k: Array, batch: Array) -> dict[str, Array]:

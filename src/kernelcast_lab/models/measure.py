@@ -13,10 +13,10 @@ from typing import NamedTuple
 from kernelcast.errors import KernelcastError
 from kernelcast.measure.session import DeviceLostError
 from kernelcast_lab.models.cases import Case
-from kernelcast_lab.models.store import Journal, Measured, case_record, one_line
+from kernelcast_lab.models.store import Journal, Measured, Timing, case_record, one_line
 
 FIRST_GUESS_S = 5.0  # what a case takes before any was timed; the first one builds a model and wakes the profiler
-Runner = Callable[[Case], Measured]
+Runner = Callable[[Case], Timing]
 Say = Callable[[str], None]
 
 
@@ -50,9 +50,22 @@ def measure_here(cases: Iterable[Case], out: Path, budget_s: float, retry: bool,
     journal = Journal(out)
     run = datetime.now(UTC).isoformat(timespec="seconds")
     journal.append({"kind": "environment", "run": run, "facts": {"date": run, **environment()}})
-    left_s = budget_s - (time.monotonic() - begin)  # importing counts: the device is held meanwhile
+    cases, runner = list(cases), CudaRunner(torch.device("cuda", 0))
+
+    def left_s() -> float:
+        return budget_s - (time.monotonic() - begin)  # importing counts: the device is held meanwhile
+
+    def profiled(case: Case) -> Measured:
+        if case.id not in timings:
+            raise KernelcastError("its steps could not be timed")
+        return runner.profiled(case, timings[case.id])
+
     try:
-        return measure(cases, CudaRunner(torch.device("cuda", 0)), journal, left_s, run, retry, say=say)
+        timed = measure(cases, runner.timed, journal, left_s(), run, retry, say=say, kind="timing")
+        timings = journal.timings()
+        if timed.left:
+            return Tally(0, 0, len(cases))
+        return measure(cases, profiled, journal, left_s(), run, retry, say=say)
     finally:
         journal.append({"kind": "environment", "run": run, "facts": {"after": device_state()}})
 
@@ -66,10 +79,11 @@ def measure(
     retry: bool = False,
     clock: Callable[[], float] = time.monotonic,
     say: Say = lambda line: None,
+    kind: str = "case",
 ) -> Tally:
     """Run the cases that the journal lacks, a line each, until the next would not fit in the budget."""
     start = clock()
-    done = journal.done(retry)
+    done = journal.done(kind, retry)
     waiting = [case for case in cases if case.id not in done]
     spent: list[float] = []
     failed = 0
@@ -79,13 +93,13 @@ def measure(
         if begin - start + expected > budget_s:
             return Tally(at - failed, failed, len(waiting) - at)
         lost = False
-        result: Measured | str
+        result: Timing | str
         try:
             result = runner(case)
         except Exception as error:  # any failure of a case is a fact about it; the others go on
             result, lost = one_line(error), isinstance(error, DeviceLostError)
         spent.append(clock() - begin)
-        journal.append(case_record(case, run, spent[-1], result))
+        journal.append(case_record(case, run, spent[-1], result, kind))
         failed += isinstance(result, str)
         say(_line(case, result, spent[-1]))
         if lost:
@@ -93,8 +107,10 @@ def measure(
     return Tally(len(waiting) - failed, failed, 0)
 
 
-def _line(case: Case, result: Measured | str, seconds: float) -> str:
+def _line(case: Case, result: Timing | str, seconds: float) -> str:
     if isinstance(result, str):
         return f"{case.id}: failed after {seconds:.1f} s: {result}"
-    kernel_ms, calls = result.profile.kernel_sum_ms, result.profile.kernel_calls
-    return f"{case.id}: {result.wall.median_ms:.3f} ms, kernels {kernel_ms:.3f} ms in {calls} ({seconds:.1f} s)"
+    kernels = ""
+    if isinstance(result, Measured):
+        kernels = f", kernels {result.profile.kernel_sum_ms:.3f} ms in {result.profile.kernel_calls}"
+    return f"{case.id}: {result.wall.median_ms:.3f} ms{kernels} ({seconds:.1f} s)"

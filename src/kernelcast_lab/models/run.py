@@ -9,9 +9,10 @@ import statistics
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -20,7 +21,7 @@ from kernelcast.advise.chrome_events import Event, load_trace
 from kernelcast.measure.session import DeviceLostError
 from kernelcast_lab.models.cases import MODELS, Case, cut
 from kernelcast_lab.models.steps import Step, build, make_step, set_precision
-from kernelcast_lab.models.store import Measured, Record, StepTiming, one_line
+from kernelcast_lab.models.store import Measured, Record, StepTiming, Timing, one_line
 from kernelcast_lab.models.trace import summarise, with_ops
 
 WARM_UPS = 5
@@ -32,6 +33,9 @@ os.environ.setdefault("TEARDOWN_CUPTI", "0")
 os.environ.setdefault("DISABLE_CUPTI_LAZY_REINIT", "1")
 
 
+T = TypeVar("T")
+
+
 class CudaRunner:
     """Measures cases one after the other, keeping the model as long as the next case has the same."""
 
@@ -40,10 +44,18 @@ class CudaRunner:
         self._built: tuple[str, int, torch.dtype] | None = None
         self._model: Any = None
 
-    def __call__(self, case: Case) -> Measured:
+    def timed(self, case: Case) -> Timing:
+        return self._kept(lambda: self._timed(case))
+
+    def profiled(self, case: Case, timing: Timing) -> Measured:
+        """A profiler that ran once slows every launch of this process: no case is timed after it."""
+        return self._kept(lambda: self._profiled(case, timing))
+
+    def _kept(self, measure: Callable[[], T]) -> T:
+        """What ``measure`` finds, or its error; one that lost the device says so."""
         self._clear()
         try:
-            return self._measure(case)
+            return measure()
         except Exception as error:
             try:
                 torch.cuda.synchronize()
@@ -58,27 +70,32 @@ class CudaRunner:
         gc.collect()
         torch.cuda.empty_cache()
 
-    def _measure(self, case: Case) -> Measured:
+    def _timed(self, case: Case) -> Timing:
         set_precision(case.dtype)
         model = self._model_of(case)
         torch.cuda.reset_peak_memory_stats()
         eager = make_step(model, case, self.device)
-        step = captured(eager) if case.launch == "graph" else eager
-        wall, gpu, repeats = time_steps(step, self.device)
+        wall, gpu, repeats = time_steps(captured(eager) if case.launch == "graph" else eager, self.device)
         clock, power = _clock_and_power()
-        events = trace_events(step, self.device)
-        if case.launch == "graph":
-            events = with_ops(events, trace_events(eager, self.device))
-        return Measured(
+        return Timing(
             wall=wall,
             gpu=gpu,
             repeats=repeats,
-            profile=summarise(events),
             parameters=sum(parameter.numel() for parameter in model.parameters()),
             peak_memory_bytes=torch.cuda.max_memory_allocated(),
             sm_clock_mhz=clock,
             power_w=power,
         )
+
+    def _profiled(self, case: Case, timing: Timing) -> Measured:
+        set_precision(case.dtype)
+        eager = make_step(self._model_of(case), case, self.device)
+        for _ in range(WARM_UPS):
+            eager()
+        events = trace_events(captured(eager) if case.launch == "graph" else eager, self.device)
+        if case.launch == "graph":
+            events = with_ops(events, trace_events(eager, self.device))
+        return Measured(**vars(timing), profile=summarise(events))
 
     def _model_of(self, case: Case) -> Any:
         kind = (case.model, case.layers, torch.bfloat16 if case.dtype == "bf16" else torch.float32)

@@ -37,17 +37,23 @@ class StepTiming:
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What a runner finds out about a case."""
+class Timing:
+    """Whole steps of a case, timed."""
 
     wall: StepTiming  # on the host's clock, the device idle before and after
     gpu: StepTiming  # between CUDA events around the step
     repeats: int
-    profile: StepProfile
     parameters: int
     peak_memory_bytes: int
     sm_clock_mhz: float | None = None  # right after the timed steps, where NVML says
     power_w: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured(Timing):
+    """What a runner finds out about a case."""
+
+    profile: StepProfile
 
 
 @dataclass(frozen=True)
@@ -98,10 +104,15 @@ class Journal:
                 raise KernelcastError(f"{self.path}: line {number} is not a record of measured models")
             yield record
 
-    def done(self, retry: bool = False) -> set[str]:
+    def done(self, kind: str = "case", retry: bool = False) -> set[str]:
         """Ids of the cases that need not run again; with ``retry`` the failed ones do."""
-        last = {record["id"]: record for record in self.records() if record["kind"] == "case"}
+        last = {record["id"]: record for record in self.records() if record["kind"] == kind}
         return {name for name, record in last.items() if not (retry and "error" in record)}
+
+    def timings(self) -> dict[str, Timing]:
+        """Of cases by id: what was timed, the last of each."""
+        found = {record["id"]: record for record in self.records() if record["kind"] == "timing"}
+        return {name: _timing(record["measured"]) for name, record in found.items() if "error" not in record}
 
     def append(self, record: Record) -> None:
         """Add one line and hand it to the disk; what an interrupted write left is cut off first."""
@@ -114,9 +125,9 @@ class Journal:
             file.write(json.dumps(rounded, separators=(",", ":")).encode() + b"\n")
 
 
-def case_record(case: Case, run: str, seconds: float, result: Measured | str) -> Record:
+def case_record(case: Case, run: str, seconds: float, result: Timing | str, kind: str = "case") -> Record:
     """The line of a case: its result, or its error in words."""
-    record: Record = {"kind": "case", "id": case.id, "run": run, "case": asdict(case), "seconds": seconds}
+    record: Record = {"kind": kind, "id": case.id, "run": run, "case": asdict(case), "seconds": seconds}
     return {**record, "error": result} if isinstance(result, str) else {**record, "measured": asdict(result)}
 
 
@@ -172,10 +183,15 @@ def _measured_case(path: Path, content: Record, record: Record) -> MeasuredCase:
     profile["kernels"] = tuple(KernelRow(**row) for row in shaped)
     profile["ops"] = tuple(OpRow(**row) for row in profile["ops"])
     profile |= {name: Other(**profile[name]) for name in ("other_kernels", "other_ops")}
-    measured |= {name: StepTiming(**measured[name]) for name in ("wall", "gpu")}
-    measured["profile"] = _checked(path, case, StepProfile(**profile))
+    del measured["profile"]
+    timing = _timing(measured)
+    found = Measured(**vars(timing), profile=_checked(path, case, StepProfile(**profile)))
     config = cut(content["models"][case.model], case.layers)
-    return MeasuredCase(case, config, content["environments"][record["run"]], Measured(**measured))
+    return MeasuredCase(case, config, content["environments"][record["run"]], found)
+
+
+def _timing(told: Record) -> Timing:
+    return Timing(**told | {name: StepTiming(**told[name]) for name in ("wall", "gpu")})
 
 
 def _checked(path: Path, case: Case, profile: StepProfile) -> StepProfile:

@@ -18,7 +18,7 @@ from kernelcast.errors import KernelcastError
 from kernelcast.files import complete
 from kernelcast.tracing.precision import DTYPES, OPTIMIZERS
 from kernelcast.validate.cases import Case, read_cases
-from kernelcast_lab.models.run import environment, time_steps, trace_events
+from kernelcast_lab.models.run import WARM_UPS, environment, time_steps, trace_events
 from kernelcast_lab.models.steps import Step
 from kernelcast_lab.models.store import Record, one_line
 from kernelcast_lab.models.trace import PHASE, summarise
@@ -27,39 +27,48 @@ Say = Callable[[str], None]
 
 
 def measure_zoo(folder: Path, out: Path, words: Sequence[str], budget_s: float, say: Say) -> tuple[int, int]:
-    """A line a case into ``out``, until the budget is spent; cases that it has are left out. How many were measured,
-    and how many failed."""
+    """Lines into ``out`` until the budget is spent: wall times of all cases first, then their kernels, for a profiler
+    that ran once in a process slows every launch after it. What the file has is left out. How many lines were
+    written, and how many of them say what failed."""
     start, device = time.monotonic(), torch.device("cuda", 0)
-    done = {Case(**line["case"]) for line in _lines(out) if "case" in line}
+    done = {(Case(**line["case"]), line["part"]) for line in _lines(out) if "case" in line}
     cases = [case for case in read_cases(folder) if not words or any(word in case.id for word in words)]
     measured = failed = 0
     with out.open("a") as file:
         file.write(json.dumps({"environment": environment()}) + "\n")
-        for case in (case for case in cases if case not in done):
-            begin = time.monotonic()
-            if begin - start > budget_s:
-                break
-            try:
-                found = _measured(case, folder, device)
-            except Exception as error:  # any failure of a case is a fact about it; the others go on
-                found = {"error": one_line(error)}
-            file.write(json.dumps({"case": case.told, **found}) + "\n")
-            file.flush()
-            measured, failed = measured + 1, failed + ("error" in found)
-            told = found.get("error") or f"{found['wall_ms'][0]:.3f} ms, kernels {found['kernel_ms']:.3f} ms"
-            say(f"{case.id}: {told} ({time.monotonic() - begin:.1f} s)")
-            gc.collect()
-            torch.cuda.empty_cache()
+        for part, measure in _PARTS.items():
+            for case in (case for case in cases if (case, part) not in done):
+                begin = time.monotonic()
+                if begin - start > budget_s:
+                    return measured, failed
+                try:
+                    found = measure(_made(case, folder, device), device)
+                except Exception as error:  # any failure of a case is a fact about it; the others go on
+                    found = {"error": one_line(error)}
+                file.write(json.dumps({"case": case.told, "part": part, **found}) + "\n")
+                file.flush()
+                measured, failed = measured + 1, failed + ("error" in found)
+                told = found.get("error") or ", ".join(f"{name} {found[name]}" for name in list(found)[:2])
+                say(f"{case.id}: {told} ({time.monotonic() - begin:.1f} s)")
+                gc.collect()
+                torch.cuda.empty_cache()
     return measured, failed
 
 
 def pack_zoo(lines: Path, packed: Path) -> tuple[int, int]:
-    """The measured lines in the form that is kept: the last of each case; how many, and how many failed."""
+    """The measured lines in the form that is kept: the last of each part of each case, joined; how many cases have
+    all parts, and how many do not."""
     found = _lines(lines)
     if not found:
         raise KernelcastError(f"{lines}: no measured models")
-    last = {Case(**line["case"]): line for line in found if "case" in line}
-    good = [line for line in last.values() if "error" not in line]
+    last: dict[Case, dict[str, Record]] = {}
+    for line in (line for line in found if "case" in line):
+        last.setdefault(Case(**line["case"]), {})[line["part"]] = line
+    good = [
+        {key: value for part in parts.values() for key, value in part.items() if key != "part"}
+        for parts in last.values()
+        if set(parts) == set(_PARTS) and not any("error" in part for part in parts.values())
+    ]
     machine: Record = next((line["environment"] for line in reversed(found) if "environment" in line), {})
     text = json.dumps({"environment": machine, "cases": good}, separators=(",", ":"))
     with complete(packed) as part:
@@ -80,24 +89,37 @@ def _lines(path: Path) -> list[Record]:
     return found
 
 
-def _measured(case: Case, folder: Path, device: torch.device) -> Record:
+def _made(case: Case, folder: Path, device: torch.device) -> Step:
     torch.manual_seed(0)
     torch.cuda.reset_peak_memory_stats()
     with device:
         made = _built(case, folder)
-    step = _step(case, *made)
+    return _step(case, *made)
+
+
+def _timed(step: Step, device: torch.device) -> Record:
     wall, gpu, repeats = time_steps(step, device)
-    profile = summarise(trace_events(step, device))
     return {
         "wall_ms": [wall.median_ms, wall.low_ms, wall.high_ms],
         "gpu_ms": gpu.median_ms,
         "repeats": repeats,
+        "peak_bytes": torch.cuda.max_memory_allocated(),
+    }
+
+
+def _profiled(step: Step, device: torch.device) -> Record:
+    for _ in range(WARM_UPS):
+        step()
+    profile = summarise(trace_events(step, device))
+    return {
         "kernel_ms": profile.kernel_sum_ms,
         "kernels": profile.kernel_calls,
         "phase_ms": profile.phase_ms,
-        "peak_bytes": torch.cuda.max_memory_allocated(),
         "ops": [[row.phase, row.op, row.shapes, row.kernel, row.calls, round(row.total_us, 2)] for row in profile.ops],
     }
+
+
+_PARTS: dict[str, Callable[[Step, torch.device], Record]] = {"wall": _timed, "kernels": _profiled}
 
 
 def _built(case: Case, folder: Path) -> tuple[Any, ...]:
