@@ -14,7 +14,7 @@ from kernelcast.efficiency.evidence import AS_IT_IS, Standing
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Calls, Kernel, Words
 from kernelcast.kernels.work import Array
-from kernelcast.machine.analyse import Analysis, Score
+from kernelcast.machine.analyse import Analysis, Score, summed
 
 if TYPE_CHECKING:
     from kernelcast.efficiency.features import Features
@@ -38,8 +38,7 @@ class Question:
 
     @property
     def bound_s(self) -> Array:
-        bounds = [work.bound for work in self.best]
-        return bounds[0] if len(bounds) == 1 else np.sum(bounds, axis=0)
+        return summed([work.bound for work in self.best])
 
     @property
     def words(self) -> dict[str, str | None]:
@@ -52,7 +51,7 @@ class Question:
         """The generic time, by physics alone."""
         from kernelcast.efficiency.generic import work_times  # which answers questions itself
 
-        return np.sum(work_times(self.best, self.gpu), axis=0)
+        return summed(work_times(self.best, self.gpu))
 
     @functools.cached_property
     def features(self) -> Features:

@@ -7,7 +7,7 @@ from, axis 1 the calls of a table. A call that launches several kernels in turn 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -67,8 +67,25 @@ class Work:
         candidates, calls = np.broadcast_shapes((1, 1), *shapes)
         return candidates, calls
 
+    def take(self, candidate: NDArray[np.intp]) -> Work:
+        """The work of one candidate of each call."""
+        taken = {name: chosen(v, candidate) for name, v in vars(self).items() if isinstance(v, np.ndarray)}
+        return replace(self, **taken, tile={name: chosen(v, candidate) for name, v in self.tile.items()})
+
 
 Works = tuple[Work, ...]
+
+
+def chosen(values: Number, candidate: NDArray[np.intp]) -> Number:
+    """What broadcasts to (candidates, calls), of one candidate of each call: what no call changes may stay one number."""
+    if not isinstance(values, np.ndarray) or values.ndim < 2:
+        return values
+    candidates, calls = values.shape
+    if candidates == 1:
+        return values[0]
+    if calls == 1:
+        return values[:, 0].take(candidate)
+    return values.reshape(-1).take(candidate * calls + np.arange(calls))
 
 
 def ceil_div(a: Number, b: Number) -> Array:
