@@ -57,11 +57,11 @@ def features(ranked: Sequence[tuple[Analysis, ...]], hints: Mapping[str, Array],
 
 
 def rows_of(columns: Mapping[str, Array], count: int) -> NDArray[np.float32]:
-    """One row a call; a column of one number is the same for all."""
-    values = np.empty((count, len(columns)), dtype=np.float32)
+    """One row a call; a column of one number is the same for all. Columns lie together in memory, as they are made."""
+    values = np.empty((len(columns), count), dtype=np.float32)
     for at, column in enumerate(columns.values()):
-        values[:, at] = column
-    return values
+        values[at] = column
+    return values.T
 
 
 def aligned(have: tuple[str, ...], values: NDArray[np.float32], want: tuple[str, ...]) -> NDArray[np.float32]:
@@ -69,11 +69,11 @@ def aligned(have: tuple[str, ...], values: NDArray[np.float32], want: tuple[str,
     if have == want:
         return values
     place = {name: at for at, name in enumerate(have)}
-    out = np.zeros((len(values), len(want)), dtype=np.float32)
+    out = np.zeros((len(want), len(values)), dtype=np.float32)
     for at, name in enumerate(want):
         if name in place:
-            out[:, at] = values[:, place[name]]
-    return out
+            out[at] = values[:, place[name]]
+    return out.T
 
 
 def _log(ratio: Array) -> Array:

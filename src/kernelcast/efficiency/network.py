@@ -16,6 +16,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from kernelcast.machine.lazy import lazy
+
 Floats = NDArray[np.float32]
 # Products are always of eight rows by 64 columns: a product's rounding depends on the shape that BLAS is given, and a
 # call must not change with the table it stands in. So small, they need no packing and no threads, and a panel of the
@@ -74,8 +76,15 @@ class Encoder:
 
     def numbers(self, values: Floats) -> Floats:
         """Clipped and standardised."""
-        inverse = (1 / self.scale).astype(np.float32)
-        return ((np.clip(values, self.low, self.high) - self.mean) * inverse).astype(np.float32, copy=False)
+        found = np.maximum(values, self.low)
+        np.minimum(found, self.high, out=found)
+        found -= self.mean
+        found *= self._inverse
+        return found
+
+    @lazy
+    def _inverse(self) -> Floats:
+        return (1 / self.scale).astype(np.float32)
 
     def word_columns(self) -> dict[str, tuple[int, ...]]:
         """Input columns of each word name's one-hot code."""
@@ -97,7 +106,7 @@ class Encoder:
 
 
 def in_panels(weight: Floats) -> Floats:
-    """(panels, 1, inputs, PANEL_COLUMNS): the columns of a layer, some at a time; all at once where they do not divide."""
+    """(panels, 1, inputs, PANEL_COLUMNS): the columns of a layer some at a time, all at once where they do not divide."""
     inputs, outputs = weight.shape
     columns = outputs if outputs % PANEL_COLUMNS else PANEL_COLUMNS
     return np.ascontiguousarray(weight.reshape(inputs, -1, columns).transpose(1, 0, 2)[:, None])

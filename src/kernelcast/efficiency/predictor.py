@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -15,6 +14,7 @@ from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Calls, Kernel, Words
 from kernelcast.kernels.work import Array
 from kernelcast.machine.analyse import Analysis, Score, summed
+from kernelcast.machine.lazy import lazy
 
 if TYPE_CHECKING:
     from kernelcast.efficiency.features import Features
@@ -53,7 +53,7 @@ class Question:
 
         return summed(work_times(self.best, self.gpu))
 
-    @functools.cached_property
+    @lazy
     def features(self) -> Features:
         """Made once, however many predictors look at them."""
         from kernelcast.efficiency.features import features  # they rest on the generic time, which answers questions

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.work import Array, Number, Work, chosen
+from kernelcast.machine.lazy import lazy
 from kernelcast.machine.limits import LIMITS, NOTHING, Turns
 from kernelcast.machine.placed import Placed
 
@@ -25,13 +26,13 @@ Score = Callable[[Sequence[Array], "Placed | Analysis"], Array]
 -> a score that broadcasts to (candidates, calls); the least is chosen."""
 
 
-def _each(name: str) -> functools.cached_property[Array]:
+def _each(name: str) -> lazy[Array]:
     """A number of ``Placed``, of the chosen candidates."""
 
     def taken(self: Analysis) -> Array:
         return self.full(chosen(getattr(self.placed, name), self.candidate))
 
-    return functools.cached_property(taken)
+    return lazy(taken)
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,23 +68,23 @@ class Analysis:
         array = np.asarray(values, dtype=np.float64)
         return array if array.shape == (calls,) else np.full(calls, array)
 
-    @functools.cached_property
+    @lazy
     def _alone(self) -> Placed:
         """The chosen candidates' work: what no score needs is computed of it alone."""
         placed = self.placed
         return Placed(placed.work.take(self.candidate), placed.gpu, placed.turns, placed.without)
 
-    @functools.cached_property
+    @lazy
     def limits(self) -> Array:
         """(pipelines, calls), seconds, work spread evenly; rows as in PIPELINES."""
         return self._rows(self._alone.limits)
 
-    @functools.cached_property
+    @lazy
     def busiest_limits(self) -> Array:
         """The same for the busiest SM, as its schedule loads it."""
         return self._rows(self.busiest_each)
 
-    @functools.cached_property
+    @lazy
     def busiest_each(self) -> list[Array]:
         """The same, each in its own shape."""
         return [chosen(limit, self.candidate) for limit in self.placed.busiest_limits]
@@ -94,11 +95,11 @@ class Analysis:
             found[row] = limit
         return found
 
-    @functools.cached_property
+    @lazy
     def flops(self) -> Array:
         return self.full(self._alone.flops)
 
-    @functools.cached_property
+    @lazy
     def tile(self) -> Mapping[str, Array]:
         return {name: self.full(chosen(value, self.candidate)) for name, value in self.placed.work.tile.items()}
 
@@ -106,7 +107,7 @@ class Analysis:
     def sm_count(self) -> int:
         return self.placed.gpu.sm_count
 
-    @functools.cached_property
+    @lazy
     def bound(self) -> Array:
         found: Array = np.maximum.reduce(self.limits)
         return found

@@ -6,7 +6,6 @@ is computed once a call, and a pipeline without demand costs nothing.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -14,7 +13,8 @@ import numpy as np
 
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.work import Array, Number, Work
-from kernelcast.machine.limits import LIMITS, NOTHING, PER_SM, Turns, dram_bytes, extra_dram_bytes, resident_share
+from kernelcast.machine.lazy import lazy
+from kernelcast.machine.limits import LIMITS, NOTHING, Turns, dram_bytes, extra_dram_bytes, resident_share
 from kernelcast.machine.schedule import busiest_share, ctas_per_sm
 
 
@@ -48,13 +48,13 @@ class Placed:
     def useful_flops(self) -> Number:
         return self.work.useful_flops
 
-    @functools.cached_property
+    @lazy
     def limits(self) -> list[Array]:
         """Seconds of each pipeline, work spread evenly."""
         share = np.asarray(self.work.tasks) / self.gpu.sm_count
         return [self._limit(name, share) for name in LIMITS]
 
-    @functools.cached_property
+    @lazy
     def busiest_limits(self) -> list[Array]:
         """The same for the busiest SM, as its schedule loads it."""
         return [self._limit(name, self.busiest) for name in LIMITS]
@@ -64,55 +64,55 @@ class Placed:
             return NOTHING
         return LIMITS[name](self.work, self.gpu, share, self.turns)
 
-    @functools.cached_property
+    @lazy
     def busiest(self) -> Array:
         """Mean tasks on the busiest SM."""
         return busiest_share(self.work, self.gpu.sm_count)
 
-    @functools.cached_property
+    @lazy
     def ctas_per_sm(self) -> Array:
         return ctas_per_sm(self.work, self.gpu)
 
-    @functools.cached_property
+    @lazy
     def rounds(self) -> Array:
         """Of CTAs, one after another, on an SM."""
         rounds: Array = np.ceil(np.asarray(self.work.tasks) / (self.gpu.sm_count * self.ctas_per_sm))
         return rounds
 
-    @functools.cached_property
+    @lazy
     def step_s(self) -> Array:
         """Dependent steps of all rounds of CTAs, one after another: as many mean tasks as there are rounds, or the
         longest alone."""
         work, rounds = self.work, self.rounds
-        longest = np.where(rounds > 0, work.serial_steps, 0.0)
-        mean_steps = work.serial_steps if work.mean_steps is None else work.mean_steps
-        walked = np.maximum(rounds * mean_steps, longest)
+        walked = rounds * (work.serial_steps if work.mean_steps is None else work.mean_steps)
+        if work.mean_steps is not None:
+            walked = np.maximum(walked, np.where(rounds > 0, work.serial_steps, 0.0))
         return walked * work.step_cycles / self.gpu.clock_boost_hz
 
-    @functools.cached_property
+    @lazy
     def setup_s(self) -> Array:
         """Set-up and write-back of all rounds."""
         return self.rounds / self.gpu.clock_boost_hz * self.work.task_cycles
 
-    @functools.cached_property
+    @lazy
     def flops(self) -> Array:
         """Done, padding included."""
         return np.asarray(self.work.tasks) * (np.asarray(self.work.tensor_flops) + self.work.fma_flops)
 
-    @functools.cached_property
+    @lazy
     def dram_bytes(self) -> Array:
         """The least."""
         return dram_bytes(self.work, self.gpu, self.turns)
 
-    @functools.cached_property
+    @lazy
     def refetched_bytes(self) -> Array:
         """Expected on top."""
         return extra_dram_bytes(self.work, self.gpu, self.turns)
 
-    @functools.cached_property
+    @lazy
     def footprint_bytes(self) -> Array:
         return np.asarray(self.work.streamed_bytes) + self.work.activation_bytes
 
-    @functools.cached_property
+    @lazy
     def resident_share(self) -> Array:
         return resident_share(self.work, self.gpu, self.turns.weights)
