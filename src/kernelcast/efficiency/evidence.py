@@ -123,6 +123,9 @@ def kinds_of(kernel: type[Kernel], calls: Calls) -> Iterator[tuple[Rows | None, 
     """The calls of each kind, by number (None: all of them), and its words."""
     words = kernel.kinds(calls)
     varying = {name: column for name, column in words.items() if isinstance(column, np.ndarray)}
+    if not varying:
+        yield None, dict(words)
+        return
     code = np.zeros(calls.count, dtype=np.int64)
     for column in varying.values():
         other = column != column[0]

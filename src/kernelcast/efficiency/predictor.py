@@ -78,9 +78,9 @@ class Estimate:
         return replace(
             self,
             time_s=time,
-            low_s=np.clip(self.low_s, bound_s, time),
+            low_s=np.minimum(np.maximum(self.low_s, bound_s), time),
             high_s=np.maximum(self.high_s, time),
-            ceiling_s=np.clip(self.ceiling_s, bound_s, time),
+            ceiling_s=np.minimum(np.maximum(self.ceiling_s, bound_s), time),
         )
 
 

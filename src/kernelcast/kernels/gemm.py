@@ -7,12 +7,14 @@ the machine ranks them.
 
 from __future__ import annotations
 
+import functools
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from kernelcast.hardware import Gpu
-from kernelcast.kernels.base import Calls, Kernel, Words, choice, grain, size
+from kernelcast.kernels.base import Calls, Kernel, Words, choice, grain, size, twos
 from kernelcast.kernels.dtypes import DType, dtype, matmul_pipe
 from kernelcast.kernels.quantize import quantised_rows
 from kernelcast.kernels.work import Array, Number, Work, Works, axis, ceil_div
@@ -34,6 +36,8 @@ _TCGEN05 = (
     (64, 64, 192), (32, 128, 192), (16, 128, 192), (16, 64, 192),
 )  # fmt: skip
 _COMMON_TILES = ((256, 128), (128, 256), (128, 192), (128, 128), (128, 64), (64, 128), (64, 64))
+_COMMON = tuple(axis([tile[at] for tile in _COMMON_TILES]) for at in (0, 1))
+_STEPS = axis([8.0, 64.0, 128.0, 256.0])
 _TILE_K_BYTES = 128.0  # one swizzle row: 64 bf16 elements
 _MIN_STEPS_PER_SPLIT = 4  # a split shorter than this does not pay for its reduction
 # cuBLAS names kernels by whether A and B are transposed, column by column: a Linear's forward (weight [n, k]) is tn,
@@ -60,15 +64,16 @@ class MatrixUnit:
 
 
 MMA_SYNC = MatrixUnit(_MMA, 64, 64, 3, 1)  # a warp computes 64x64 of C at best
+_VECTOR_UNIT = replace(MMA_SYNC, stages=2)
+_WGMMA_UNIT = MatrixUnit(_WGMMA, 64, 256, 4, 2)
+_TCGEN05_UNIT = MatrixUnit(_TCGEN05, 128, 256, 4, 1, paired=True)
 
 
 def matrix_unit(gpu: Gpu) -> MatrixUnit:
     capability = gpu.compute_capability
     if capability.startswith("9."):
-        return MatrixUnit(_WGMMA, 64, 256, 4, 2)
-    if capability.startswith("10."):
-        return MatrixUnit(_TCGEN05, 128, 256, 4, 1, paired=True)
-    return MMA_SYNC
+        return _WGMMA_UNIT
+    return _TCGEN05_UNIT if capability.startswith("10.") else MMA_SYNC
 
 
 # What a tile waits for beside its arithmetic: about three trips to DRAM for barriers, first operands and write-back;
@@ -150,44 +155,53 @@ class Bmm(Kernel):
 def matmul_work(
     gpu: Gpu, kind: DType, m: Array, n: Array, k: Array, *, batch: Number = 1.0, weights: bool = True
 ) -> Work:
-    """``batch`` products of m x k by k x n. ``weights``: B is streamed from DRAM rather than just computed."""
-    pipe = matmul_pipe(gpu, kind.name)
-    unit = matrix_unit(gpu) if pipe == "tensor" else replace(MMA_SYNC, stages=2)
-    tile_m, tile_n, threads, split = _candidates(unit, gpu, kind, m, n, k, batch)
-    tile_k = _TILE_K_BYTES / kind.act_bytes if pipe == "tensor" else 16.0
-    tile_k = float(2 ** round(np.log2(tile_k)))
+    """``batch`` products of m x k by k x n. ``weights``: B is streamed from DRAM rather than just computed.
 
-    steps = ceil_div(ceil_div(k, tile_k), split)  # k-steps of one task
-    tasks = batch * ceil_div(m, tile_m) * ceil_div(n, tile_n) * split
-    macs = tile_m * tile_n * steps * tile_k
-    a_bytes, b_bytes = tile_m * steps * tile_k * kind.act_bytes, tile_n * steps * tile_k * kind.weight_bytes
-    c_bytes = tile_m * tile_n * np.where(split > 1, 8.0, kind.out_bytes)  # fp32 partials, written and read
-    neighbours = np.minimum(2.0, ceil_div(m, tile_m))  # tiles below one another use the same B
-    b_bytes = b_bytes / (neighbours if unit.paired else 1)
-    multicast = b_bytes * (1 - 1 / np.minimum(unit.cluster, neighbours))
-    stage = (tile_m * kind.act_bytes + tile_n * kind.weight_bytes) * tile_k
+    Candidates are every tile twice: whole k, and k split so that the tiles fill the SMs once. What a split does not
+    change is computed once a tile; (ways, tiles, calls) become (candidates, calls) at the end.
+    """
+    pipe = matmul_pipe(gpu, kind.name)
+    unit = matrix_unit(gpu) if pipe == "tensor" else _VECTOR_UNIT
+    tile_m, tile_n, threads = _tiles(unit)
+    tile_k = _TILE_K_BYTES / kind.act_bytes if pipe == "tensor" else 16.0
+    tile_k = float(2 ** round(math.log2(tile_k)))
+
+    rows, columns = ceil_div(m, tile_m), ceil_div(n, tile_n)
+    tiles = batch * rows * columns
+    split = _split(gpu, kind, k, tiles)
+    whole_steps = ceil_div(k, tile_k)
+    steps = _both(whole_steps, ceil_div(whole_steps, split))  # k-steps of one task
+    # of one k-step
+    macs, area = tile_m * tile_n * tile_k, tile_m * tile_n
+    a_bytes, b_bytes = tile_m * (tile_k * kind.act_bytes), tile_n * (tile_k * kind.weight_bytes)
+    neighbours = np.minimum(2.0, rows)  # tiles below one another use the same B
+    b_bytes = b_bytes / neighbours if unit.paired else b_bytes
+    multicast = b_bytes * (1 - 1 / np.minimum(unit.cluster, neighbours)) if unit.cluster > 1 else 0.0
+    c_bytes = _both(area * kind.out_bytes, area * np.where(split > 1, 8.0, kind.out_bytes))  # fp32 partials, in and out
+    flops = _flat(2 * macs * steps)
     return Work(
-        tasks=tasks,
-        tensor_flops=2 * macs if pipe == "tensor" else 0.0,
+        tasks=_flat(_both(tiles, tiles * split)),
+        tensor_flops=flops if pipe == "tensor" else 0.0,
         tensor_dtype=kind.math,
-        fma_flops=2 * macs if pipe == "fma" else dequantise_flops(kind, tile_m, tile_n, steps * tile_k),
+        fma_flops=flops if pipe == "fma" else _flat(dequantise_flops(kind, tile_m, tile_n, steps * tile_k)),
         fma_dtype=kind.math if pipe == "fma" else "fp32",
-        smem_bytes=unit.smem_bytes(a_bytes, b_bytes, tile_m, tile_n),
-        l2_bytes=a_bytes + b_bytes - multicast + c_bytes,
-        multicast_bytes=multicast,
+        smem_bytes=_flat(unit.smem_bytes(a_bytes, b_bytes, tile_m, tile_n) * steps),
+        l2_bytes=_flat((a_bytes + b_bytes - multicast) * steps + c_bytes),
+        multicast_bytes=_flat(multicast * steps) if unit.cluster > 1 else 0.0,
         streamed_bytes=(batch * n * k * kind.weight_bytes if weights else 0.0),
         activation_bytes=batch * (m * k * kind.act_bytes + m * n * kind.out_bytes)
         + (0.0 if weights else batch * n * k * kind.weight_bytes),
-        refetched_bytes=_refetched(gpu, kind, m, n, k, tile_m, tile_n) * batch,
-        threads=threads,
-        registers_per_thread=np.minimum(255, 40 + tile_m * tile_n / np.minimum(threads, 256)),
-        smem_bytes_per_cta=np.minimum(unit.stages * stage, gpu.smem_bytes_per_cta),
-        serial_steps=steps,
+        refetched_bytes=_refetched(gpu, kind, m, n, k, unit, rows, columns) * batch,
+        **_of_tiles(unit, gpu, kind, tile_k),
+        serial_steps=_flat(steps),
         step_cycles=STEP_CYCLES,
         task_cycles=TASK_CYCLES,
         useful_flops=2 * batch * m * n * k,
-        tile={"tile_m": tile_m, "tile_n": tile_n, "tile_k": tile_k, "split_k": split},
-    )
+        tile={
+            "tile_m": _twice(tile_m), "tile_n": _twice(tile_n), "tile_k": tile_k,
+            "split_k": _flat(_both(np.ones(1), split)),
+        },
+    )  # fmt: skip
 
 
 def matmul_hints(gpu: Gpu, calls: Calls, batch: Array, usual_layout: str) -> dict[str, Array]:
@@ -199,40 +213,75 @@ def matmul_hints(gpu: Gpu, calls: Calls, batch: Array, usual_layout: str) -> dic
 
 def product_hints(gpu: Gpu, m: Array, n: Array, k: Array, batch: Array) -> dict[str, Array]:
     """Shape, and how well common tiles would fill this GPU whole waves at a time."""
-    found = {"log_m": np.log2(m), "log_n": np.log2(n), "log_k": np.log2(k), "log_batch": np.log2(batch)}
-    found |= {"grain_m": grain(m), "grain_n": grain(n), "grain_k": grain(k)}
-    for step in (8, 64, 128, 256):
-        found |= {f"m_mod_{step}": np.mod(m, step) / step, f"n_mod_{step}": np.mod(n, step) / step}
-    found["k_mod_64"] = np.mod(k, 64) / 64
-    for tile_m, tile_n in _COMMON_TILES:
-        tiles = batch * ceil_div(m, tile_m) * ceil_div(n, tile_n)
-        waves = ceil_div(tiles, gpu.sm_count)
-        found[f"fill_{tile_m}x{tile_n}"] = batch * m * n / (tile_m * tile_n * waves * gpu.sm_count)
-        found[f"waves_{tile_m}x{tile_n}"] = np.minimum(tiles / gpu.sm_count, 8.0)
+    found = dict(zip(("log_m", "log_n", "log_k", "log_batch"), np.log2([m, n, k, batch]), strict=True))
+    found |= zip(("grain_m", "grain_n", "grain_k"), grain(np.array([m, n, k])), strict=True)
+    for name, sizes in (("m", m), ("n", n)):
+        found |= zip((f"{name}_mod_{step:.0f}" for step in _STEPS[:, 0]), _beyond(sizes / _STEPS), strict=True)
+    found["k_mod_64"] = _beyond(k / 64)
+    tile_m, tile_n = _COMMON
+    tiles = batch * ceil_div(m, tile_m) * ceil_div(n, tile_n)
+    share = tiles / gpu.sm_count
+    fill = batch * m * n / (tile_m * tile_n * np.ceil(share) * gpu.sm_count)
+    found |= zip((f"fill_{a}x{b}" for a, b in _COMMON_TILES), fill, strict=True)
+    found |= zip((f"waves_{a}x{b}" for a, b in _COMMON_TILES), np.minimum(share, 8.0), strict=True)
     return found
+
+
+def _beyond(sizes: Array) -> Array:
+    """The part after the point."""
+    return sizes - np.floor(sizes)
 
 
 def _alignment(kind: DType, m: Array, n: Array, k: Array, layout: str) -> dict[str, Array]:
     """log2 of the bytes that divide the rows in memory, of up to 16: TMA (and the widest loads) need all 16."""
-    rows = {
-        "a": (m if layout == "nt" else k) * kind.act_bytes,
-        "b": (k if layout == "tn" else n) * kind.weight_bytes,
-        "c": n * kind.out_bytes,
+    rows = np.array([
+        (m if layout == "nt" else k) * kind.act_bytes,
+        (k if layout == "tn" else n) * kind.weight_bytes,
+        n * kind.out_bytes,
+    ])  # fmt: skip
+    aligned = twos(np.rint(2 * rows), 32)
+    found = dict(zip(("align_a", "align_b", "align_c"), aligned, strict=True))
+    return found | {"align": np.minimum.reduce(aligned)}
+
+
+@functools.cache
+def _tiles(unit: MatrixUnit) -> tuple[Array, Array, Array]:
+    """Rows, columns and threads, (tiles, 1) each."""
+    return axis([t[0] for t in unit.tiles]), axis([t[1] for t in unit.tiles]), axis([t[2] for t in unit.tiles])
+
+
+def _of_tiles(unit: MatrixUnit, gpu: Gpu, kind: DType, tile_k: float) -> dict[str, Array]:
+    """What a CTA of each tile holds."""
+    tile_m, tile_n, threads = _tiles(unit)
+    stage = (tile_m * kind.act_bytes + tile_n * kind.weight_bytes) * tile_k
+    return {
+        "threads": _twice(threads),
+        "registers_per_thread": _twice(np.minimum(255, 40 + tile_m * tile_n / np.minimum(threads, 256))),
+        "smem_bytes_per_cta": _twice(np.minimum(unit.stages * stage, gpu.smem_bytes_per_cta)),
     }
-    found = {f"align_{name}": np.log2(np.gcd(np.rint(2 * row).astype(np.int64), 32)) for name, row in rows.items()}
-    return found | {"align": np.minimum(np.minimum(found["align_a"], found["align_b"]), found["align_c"])}
 
 
-def _candidates(
-    unit: MatrixUnit, gpu: Gpu, kind: DType, m: Array, n: Array, k: Array, batch: Number
-) -> tuple[Array, Array, Array, Array]:
-    """Every tile twice: whole k, and k split so that the tiles fill the SMs once."""
-    tile_m, tile_n, threads = (axis([t[i] for t in unit.tiles]) for i in range(3))
-    tiles = batch * ceil_div(m, tile_m) * ceil_div(n, tile_n)
+def _split(gpu: Gpu, kind: DType, k: Array, tiles: Array) -> Array:
+    """Into how many tasks a tile's k is split, so that the tiles fill the SMs once."""
     most = np.floor(k * kind.act_bytes / (_TILE_K_BYTES * _MIN_STEPS_PER_SPLIT))
-    split = np.maximum(1, np.minimum(np.floor(gpu.sm_count / tiles), np.minimum(most, 32)))
-    twice = [np.concatenate([x, x]) for x in (tile_m, tile_n, threads)]
-    return twice[0], twice[1], twice[2], np.concatenate([np.ones_like(split), split])
+    return np.maximum(1, np.minimum(np.floor(gpu.sm_count / tiles), np.minimum(most, 32)))
+
+
+def _both(whole: Array, split: Array) -> Array:
+    """(2, tiles, calls): of whole k, and of k split."""
+    found = np.empty((2, *split.shape))
+    found[0], found[1] = whole, split
+    return found
+
+
+def _flat(both: Number) -> Number:
+    """(ways, tiles, calls) as (candidates, calls)."""
+    return both.reshape(-1, both.shape[-1]) if isinstance(both, np.ndarray) else both
+
+
+def _twice(tiles: Array) -> Array:
+    """What a split does not change, for both ways."""
+    return np.concatenate([tiles, tiles])
 
 
 def dequantise_flops(kind: DType, tile_m: Array, tile_n: Array, k: Array) -> Number:
@@ -242,17 +291,21 @@ def dequantise_flops(kind: DType, tile_m: Array, tile_n: Array, k: Array) -> Num
     return 2 * tile_n * k if kind.name == "int4" else 0.0
 
 
-def _refetched(gpu: Gpu, kind: DType, m: Array, n: Array, k: Array, tile_m: Array, tile_n: Array) -> Array:
+def _refetched(
+    gpu: Gpu, kind: DType, m: Array, n: Array, k: Array, unit: MatrixUnit, rows: Array, columns: Array
+) -> Number:
     """Operand bytes read from DRAM more than once: what one wave of tiles shares is read once a wave.
 
     A wave of S tiles covers at best a square of sqrt(S) x sqrt(S) tiles, so it reads sqrt(S) row panels and as
     many column panels. Nothing is read again while both operands fit in L2.
     """
-    rows, columns = ceil_div(m, tile_m), ceil_div(n, tile_n)
-    high = np.minimum(rows, np.sqrt(gpu.sm_count))
-    wide = np.minimum(columns, gpu.sm_count / high)
-    waves = np.maximum(1, rows * columns / gpu.sm_count)
-    per_wave = (high * tile_m * kind.act_bytes + wide * tile_n * kind.weight_bytes) * k
     operands = (m * kind.act_bytes + n * kind.weight_bytes) * k
     missing = np.clip(operands / gpu.l2_bytes - 1, 0, 1)
-    return missing * np.maximum(0, waves * per_wave - operands)
+    if not missing.any():
+        return 0.0
+    tile_m, tile_n, _ = _tiles(unit)
+    high = np.minimum(rows, math.sqrt(gpu.sm_count))
+    wide = np.minimum(columns, gpu.sm_count / high)
+    waves = np.maximum(1, rows * columns / gpu.sm_count)
+    per_wave = (high * (tile_m * kind.act_bytes) + wide * (tile_n * kind.weight_bytes)) * k
+    return _twice(missing * np.maximum(0, waves * per_wave - operands))

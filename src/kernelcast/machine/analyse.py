@@ -103,6 +103,11 @@ class Analysis:
     def tile(self) -> Mapping[str, Array]:
         return {name: self.full(chosen(value, self.candidate)) for name, value in self.placed.work.tile.items()}
 
+    @lazy
+    def tile_logs(self) -> Mapping[str, Number]:
+        """The same as log2."""
+        return {name: chosen(value, self.candidate) for name, value in self.placed.tile_logs.items()}
+
     @property
     def sm_count(self) -> int:
         return self.placed.gpu.sm_count

@@ -49,6 +49,11 @@ class Placed:
         return self.work.useful_flops
 
     @lazy
+    def tile_logs(self) -> dict[str, Number]:
+        """log2 of the numbers that name a candidate, once for all that are chosen."""
+        return {name: np.log2(np.maximum(value, 1e-9)) for name, value in self.work.tile.items()}
+
+    @lazy
     def limits(self) -> list[Array]:
         """Seconds of each pipeline, work spread evenly."""
         share = np.asarray(self.work.tasks) / self.gpu.sm_count
