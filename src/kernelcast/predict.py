@@ -24,8 +24,7 @@ from kernelcast.kernels.work import Array
 from kernelcast.machine.analyse import PIPELINES, Analysis, analyse, summed
 from kernelcast.machine.limits import Turns
 
-import os
-CHUNK_CALLS = int(os.environ.get("CH",2048))  # keeps the arrays of one chunk near the CPU's cache
+CHUNK_CALLS = 2048  # keeps the arrays of one chunk near the CPU's cache
 SMALL_CALLS = 256
 THREADS = 2
 

@@ -69,12 +69,18 @@ def aligned(have: tuple[str, ...], values: NDArray[np.float32], want: tuple[str,
     """Columns in the order of ``want``; one that is missing is 0."""
     if have == want:
         return values
-    place = {name: at for at, name in enumerate(have)}
-    out = np.zeros((len(want), len(values)), dtype=np.float32)
-    for at, name in enumerate(want):
-        if name in place:
-            out[at] = values[:, place[name]]
+    place, missing = _places(have, want)
+    out = values.T[place]
+    if missing:
+        out[missing] = 0.0
     return out.T
+
+
+@functools.lru_cache(maxsize=256)
+def _places(have: tuple[str, ...], want: tuple[str, ...]) -> tuple[list[int], list[int]]:
+    """Of each wanted column, its place; and those that are not there."""
+    place = {name: at for at, name in enumerate(have)}
+    return [place.get(name, 0) for name in want], [at for at, name in enumerate(want) if name not in place]
 
 
 def _log(ratio: Array) -> Array:

@@ -37,6 +37,7 @@ _TCGEN05 = (
 )  # fmt: skip
 _COMMON_TILES = ((256, 128), (128, 256), (128, 192), (128, 128), (128, 64), (64, 128), (64, 64))
 _COMMON = tuple(axis([tile[at] for tile in _COMMON_TILES]) for at in (0, 1))
+_ONE = np.ones(1)
 _STEPS = axis([8.0, 64.0, 128.0, 256.0])
 _TILE_K_BYTES = 128.0  # one swizzle row: 64 bf16 elements
 _MIN_STEPS_PER_SPLIT = 4  # a split shorter than this does not pay for its reduction
@@ -162,46 +163,81 @@ def matmul_work(
     """
     pipe = matmul_pipe(gpu, kind.name)
     unit = matrix_unit(gpu) if pipe == "tensor" else _VECTOR_UNIT
-    tile_m, tile_n, threads = _tiles(unit)
-    tile_k = _TILE_K_BYTES / kind.act_bytes if pipe == "tensor" else 16.0
-    tile_k = float(2 ** round(math.log2(tile_k)))
-
-    rows, columns = ceil_div(m, tile_m), ceil_div(n, tile_n)
+    tile = _tiles(unit, kind, pipe, gpu.smem_bytes_per_cta)
+    rows, columns = ceil_div(m, tile.m), ceil_div(n, tile.n)
     tiles = batch * rows * columns
     split = _split(gpu, kind, k, tiles)
-    whole_steps = ceil_div(k, tile_k)
+    whole_steps = ceil_div(k, tile.k)
     steps = _both(whole_steps, ceil_div(whole_steps, split))  # k-steps of one task
-    # of one k-step
-    macs, area = tile_m * tile_n * tile_k, tile_m * tile_n
-    a_bytes, b_bytes = tile_m * (tile_k * kind.act_bytes), tile_n * (tile_k * kind.weight_bytes)
     neighbours = np.minimum(2.0, rows)  # tiles below one another use the same B
-    b_bytes = b_bytes / neighbours if unit.paired else b_bytes
+    b_bytes = tile.b_bytes / neighbours if unit.paired else tile.b_bytes
+    smem_bytes = unit.smem_bytes(tile.a_bytes, b_bytes, tile.m, tile.n) if unit.paired else tile.smem_bytes
     multicast = b_bytes * (1 - 1 / np.minimum(unit.cluster, neighbours)) if unit.cluster > 1 else 0.0
-    c_bytes = _both(area * kind.out_bytes, area * np.where(split > 1, 8.0, kind.out_bytes))  # fp32 partials, in and out
-    flops = _flat(2 * macs * steps)
+    c_bytes = _both(tile.c_bytes, np.where(split > 1, tile.partial_bytes, tile.c_bytes))
+    flops = _flat(tile.flops * steps)
     return Work(
         tasks=_flat(_both(tiles, tiles * split)),
         tensor_flops=flops if pipe == "tensor" else 0.0,
         tensor_dtype=kind.math,
-        fma_flops=flops if pipe == "fma" else _flat(dequantise_flops(kind, tile_m, tile_n, steps * tile_k)),
+        fma_flops=flops if pipe == "fma" else _flat(dequantise_flops(kind, tile.m, tile.n, steps * tile.k)),
         fma_dtype=kind.math if pipe == "fma" else "fp32",
-        smem_bytes=_flat(unit.smem_bytes(a_bytes, b_bytes, tile_m, tile_n) * steps),
-        l2_bytes=_flat((a_bytes + b_bytes - multicast) * steps + c_bytes),
+        smem_bytes=_flat(smem_bytes * steps),
+        l2_bytes=_flat((tile.a_bytes + b_bytes - multicast) * steps + c_bytes),
         multicast_bytes=_flat(multicast * steps) if unit.cluster > 1 else 0.0,
         streamed_bytes=(batch * n * k * kind.weight_bytes if weights else 0.0),
         activation_bytes=batch * (m * k * kind.act_bytes + m * n * kind.out_bytes)
         + (0.0 if weights else batch * n * k * kind.weight_bytes),
-        refetched_bytes=_refetched(gpu, kind, m, n, k, unit, rows, columns) * batch,
-        **_of_tiles(unit, gpu, kind, tile_k),
+        refetched_bytes=_refetched(gpu, kind, m, n, k, tile, rows, columns) * batch,
+        threads=tile.threads,
+        registers_per_thread=tile.registers,
+        smem_bytes_per_cta=tile.smem_bytes_per_cta,
         serial_steps=_flat(steps),
         step_cycles=STEP_CYCLES,
         task_cycles=TASK_CYCLES,
         useful_flops=2 * batch * m * n * k,
-        tile={
-            "tile_m": _twice(tile_m), "tile_n": _twice(tile_n), "tile_k": tile_k,
-            "split_k": _flat(_both(np.ones(1), split)),
-        },
-    )  # fmt: skip
+        tile={**tile.names, "split_k": _flat(_both(_ONE, split))},
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Tiles:
+    """What is the same for all calls: (tiles, 1) each, of one k-step; for the CTA (candidates, 1)."""
+
+    m: Array
+    n: Array
+    k: float
+    flops: Array
+    a_bytes: Array
+    b_bytes: Array
+    smem_bytes: Array
+    c_bytes: Array
+    partial_bytes: Array  # C in fp32, written and read
+    threads: Array
+    registers: Array
+    smem_bytes_per_cta: Array
+    names: dict[str, Number]
+
+
+@functools.cache
+def _tiles(unit: MatrixUnit, kind: DType, pipe: str, smem_bytes_per_cta: float) -> Tiles:
+    m, n, threads = (axis([tile[at] for tile in unit.tiles]) for at in range(3))
+    k = float(2 ** round(math.log2(_TILE_K_BYTES / kind.act_bytes))) if pipe == "tensor" else 16.0
+    a_bytes, b_bytes = m * k * kind.act_bytes, n * k * kind.weight_bytes
+    return Tiles(
+        m=m,
+        n=n,
+        k=k,
+        flops=2 * m * n * k,
+        a_bytes=a_bytes,
+        b_bytes=b_bytes,
+        smem_bytes=unit.smem_bytes(a_bytes, b_bytes, m, n),
+        c_bytes=m * n * kind.out_bytes,
+        partial_bytes=m * n * 8.0,
+        threads=_twice(threads),
+        registers=_twice(np.minimum(255, 40 + m * n / np.minimum(threads, 256))),
+        smem_bytes_per_cta=_twice(np.minimum(unit.stages * (a_bytes + b_bytes), smem_bytes_per_cta)),
+        names={"tile_m": _twice(m), "tile_n": _twice(n), "tile_k": k},
+    )
 
 
 def matmul_hints(gpu: Gpu, calls: Calls, batch: Array, usual_layout: str) -> dict[str, Array]:
@@ -244,23 +280,6 @@ def _alignment(kind: DType, m: Array, n: Array, k: Array, layout: str) -> dict[s
     return found | {"align": np.minimum.reduce(aligned)}
 
 
-@functools.cache
-def _tiles(unit: MatrixUnit) -> tuple[Array, Array, Array]:
-    """Rows, columns and threads, (tiles, 1) each."""
-    return axis([t[0] for t in unit.tiles]), axis([t[1] for t in unit.tiles]), axis([t[2] for t in unit.tiles])
-
-
-def _of_tiles(unit: MatrixUnit, gpu: Gpu, kind: DType, tile_k: float) -> dict[str, Array]:
-    """What a CTA of each tile holds."""
-    tile_m, tile_n, threads = _tiles(unit)
-    stage = (tile_m * kind.act_bytes + tile_n * kind.weight_bytes) * tile_k
-    return {
-        "threads": _twice(threads),
-        "registers_per_thread": _twice(np.minimum(255, 40 + tile_m * tile_n / np.minimum(threads, 256))),
-        "smem_bytes_per_cta": _twice(np.minimum(unit.stages * stage, gpu.smem_bytes_per_cta)),
-    }
-
-
 def _split(gpu: Gpu, kind: DType, k: Array, tiles: Array) -> Array:
     """Into how many tasks a tile's k is split, so that the tiles fill the SMs once."""
     most = np.floor(k * kind.act_bytes / (_TILE_K_BYTES * _MIN_STEPS_PER_SPLIT))
@@ -292,7 +311,7 @@ def dequantise_flops(kind: DType, tile_m: Array, tile_n: Array, k: Array) -> Num
 
 
 def _refetched(
-    gpu: Gpu, kind: DType, m: Array, n: Array, k: Array, unit: MatrixUnit, rows: Array, columns: Array
+    gpu: Gpu, kind: DType, m: Array, n: Array, k: Array, tile: Tiles, rows: Array, columns: Array
 ) -> Number:
     """Operand bytes read from DRAM more than once: what one wave of tiles shares is read once a wave.
 
@@ -303,9 +322,8 @@ def _refetched(
     missing = np.clip(operands / gpu.l2_bytes - 1, 0, 1)
     if not missing.any():
         return 0.0
-    tile_m, tile_n, _ = _tiles(unit)
     high = np.minimum(rows, math.sqrt(gpu.sm_count))
     wide = np.minimum(columns, gpu.sm_count / high)
     waves = np.maximum(1, rows * columns / gpu.sm_count)
-    per_wave = (high * (tile_m * kind.act_bytes) + wide * (tile_n * kind.weight_bytes)) * k
+    per_wave = (high * (tile.m * kind.act_bytes) + wide * (tile.n * kind.weight_bytes)) * k
     return _twice(missing * np.maximum(0, waves * per_wave - operands))

@@ -7,7 +7,7 @@ from, axis 1 the calls of a table. A call that launches several kernels in turn 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -63,28 +63,32 @@ class Work:
     @property
     def shape(self) -> tuple[int, int]:
         """(candidates, calls)"""
-        shapes = [value.shape for value in (*vars(self).values(), *self.tile.values()) if isinstance(value, np.ndarray)]
-        candidates, calls = np.broadcast_shapes((1, 1), *shapes)
-        return candidates, calls
+        arrays = [value for value in (*vars(self).values(), *self.tile.values()) if isinstance(value, np.ndarray)]
+        candidates = max((array.shape[0] for array in arrays if array.ndim == 2), default=1)
+        return candidates, max((array.shape[-1] for array in arrays if array.ndim), default=1)
 
-    def take(self, candidate: NDArray[np.intp]) -> Work:
-        """The work of one candidate of each call."""
-        taken = {name: chosen(v, candidate) for name, v in vars(self).items() if isinstance(v, np.ndarray)}
-        return replace(self, **taken, tile={name: chosen(v, candidate) for name, v in self.tile.items()})
+    def demand(self, candidate: NDArray[np.intp]) -> Work:
+        """Of one candidate of each call, what its limits are made of."""
+        return Work(**{name: chosen(getattr(self, name), candidate) for name in _DEMAND})
 
 
+_DEMAND = (
+    "tasks", "tensor_flops", "tensor_dtype", "fma_flops", "fma_dtype", "xu_ops", "smem_bytes", "l2_bytes",
+    "multicast_bytes", "other_warp_instructions", "streamed_bytes", "activation_bytes", "link_bytes", "link_steps",
+    "link", "launches",
+)  # fmt: skip
 Works = tuple[Work, ...]
 
 
 def chosen(values: Number, candidate: NDArray[np.intp]) -> Number:
-    """What broadcasts to (candidates, calls), of one candidate of each call: what no call changes may stay one number."""
+    """What broadcasts to (candidates, calls), of one candidate of each call; one number for all may stay one."""
     if not isinstance(values, np.ndarray) or values.ndim < 2:
         return values
     candidates, calls = values.shape
     if candidates == 1:
         return values[0]
     if calls == 1:
-        return values[:, 0].take(candidate)
+        return values.reshape(-1).take(candidate)
     return values.reshape(-1).take(candidate * calls + np.arange(calls))
 
 

@@ -66,13 +66,17 @@ class Analysis:
         """One number a call."""
         calls = len(self.candidate)
         array = np.asarray(values, dtype=np.float64)
-        return array if array.shape == (calls,) else np.full(calls, array)
+        if array.shape == (calls,):
+            return array
+        found = np.empty(calls)
+        found[:] = array
+        return found
 
     @lazy
     def _alone(self) -> Placed:
-        """The chosen candidates' work: what no score needs is computed of it alone."""
+        """What the chosen candidates ask for: what no score needs is computed of it alone."""
         placed = self.placed
-        return Placed(placed.work.take(self.candidate), placed.gpu, placed.turns, placed.without)
+        return Placed(placed.work.demand(self.candidate), placed.gpu, placed.turns, placed.without)
 
     @lazy
     def limits(self) -> Array:
@@ -117,18 +121,18 @@ class Analysis:
         found: Array = np.maximum.reduce(self.limits)
         return found
 
-    @property
+    @lazy
     def waves(self) -> Array:
         """Rounds of CTAs that fill the GPU."""
         return self.tasks / (self.sm_count * self.ctas_per_sm)
 
-    @property
+    @lazy
     def tail(self) -> Array:
         """Share of all SM time that idles because tasks do not divide evenly."""
         held = self.busiest * self.sm_count
         return np.where(held > 0, 1 - self.tasks / np.maximum(held, 1e-300), 0.0)
 
-    @property
+    @lazy
     def padding(self) -> Array:
         """Share of the arithmetic that is padding of tiles."""
         return np.where(self.flops > 0, 1 - self.useful_flops / np.maximum(self.flops, 1e-300), 0.0)
