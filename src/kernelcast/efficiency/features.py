@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelcast.efficiency.generic import sustained_shares, sustained_start_s, work_times
+from kernelcast.efficiency.generic import ranked_times, sustained_shares, sustained_start_s, work_times
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.work import Array, Number
 from kernelcast.machine.analyse import PIPELINES, Analysis, summed
@@ -108,11 +108,11 @@ def _memory(best: Sequence[Analysis], gpu: Gpu) -> dict[str, Array]:
     return {"footprint_over_l2": found[0], "dram_over_l2": found[1], "refetched": again / (dram + again + 1.0)}
 
 
-def _tiles(prefix: str, candidates: tuple[Analysis, ...], share: Array, total: Array, gpu: Gpu) -> dict[str, Array]:
+def _tiles(prefix: str, candidates: tuple[Analysis, ...], share: Array, total: Array, gpu: Gpu) -> dict[str, Number]:
     """How the tasks of one kernel fall onto the SMs, for its best candidates."""
     first = candidates[0]
     waits = np.log2(np.maximum(np.array([first.setup_s, first.step_s]) / total, _SMALLEST))
-    found = {
+    found: dict[str, Number] = {
         "share": share,
         "waves": _log(first.waves + 1e-3),
         "padding": first.padding,
@@ -123,20 +123,42 @@ def _tiles(prefix: str, candidates: tuple[Analysis, ...], share: Array, total: A
         "walk": waits[1],
         "resident": first.resident_share,
     }
-    leader, *others = work_times(candidates[:KEEP], gpu)
-    for rank in range(KEEP):  # a family with fewer candidates repeats its last
-        candidate = candidates[min(rank, len(candidates) - 1)]
-        found[f"tail_{rank}"] = candidate.tail
-        if rank:
-            found[f"behind_{rank}"] = _behind(others[min(rank, len(others)) - 1], leader) if others else np.zeros(1)
-        found |= {f"{name}_{rank}": value for name, value in candidate.tile_logs.items()}
+    found |= _candidates(candidates[:KEEP], gpu)
     return {f"{prefix}_{name}": value for name, value in found.items()}
 
 
-def _behind(other: Array, leader: Array) -> Array:
-    """How much longer another candidate takes; nothing where the kernel does not run."""
+def _candidates(candidates: tuple[Analysis, ...], gpu: Gpu) -> dict[str, Number]:
+    """What names each of the best, how evenly it falls, and how far it is behind; a family with fewer repeats its last."""
+    first = candidates[0]
+    ranks = [min(rank, len(candidates) - 1) for rank in range(KEEP)]
+    times = ranked_times(first, gpu)
+    if first.ranked is None:
+        tails, logs = [first.tail], first.placed.tile_logs
+        behind = None
+    else:
+        tails, logs = first.ranked.tails, first.ranked.tile_logs
+        times = np.array(work_times(candidates, gpu)) if times is None else times
+        behind = _behind(times[1:], times[0]) if len(candidates) > 1 else None
+    found: dict[str, Number] = {}
+    for rank, at in enumerate(ranks):
+        found[f"tail_{rank}"] = tails[at]
+        if rank:
+            found[f"behind_{rank}"] = 0.0 if behind is None else behind[at - 1]
+        found |= {f"{name}_{rank}": _of_rank(value, at, first) for name, value in logs.items()}
+    return found
+
+
+def _of_rank(values: Number, rank: int, first: Analysis) -> Number:
+    """Of one candidate; what is the same for all of them has no ranks."""
+    if first.ranked is None or not isinstance(values, np.ndarray) or values.ndim < 2:
+        return values
+    return values[rank]
+
+
+def _behind(others: Array, leader: Array) -> Array:
+    """How much longer other candidates take; nothing where the kernel does not run."""
     runs = leader > 0
-    return np.where(runs, _log(other / np.where(runs, leader, 1.0)), 0.0)
+    return np.where(runs, _log(others / np.where(runs, leader, 1.0)), 0.0)
 
 
 def gpu_features(gpu: Gpu) -> dict[str, float]:

@@ -62,12 +62,17 @@ class Generic:
 def work_times(works: Sequence[Analysis], target: Gpu) -> list[Array]:
     """Seconds of each kernel; where they are what it was chosen by, they are known."""
     time = ByTime(target)
+    known = [ranked_times(work, target) for work in works]
     return [
-        work.score
-        if work.score is not None and isinstance(work.ranked_by, ByTime) and work.ranked_by.target is target
-        else work.full(time(work.busiest_each, work))
-        for work in works
+        work.full(time(work.busiest_each, work)) if times is None else times[work.rank]
+        for work, times in zip(works, known, strict=True)
     ]
+
+
+def ranked_times(work: Analysis, target: Gpu) -> Array | None:
+    """(ranks, calls): of this candidate and those beside it, where seconds are what they were ranked by."""
+    ranked = work.ranked
+    return ranked.score if ranked and isinstance(ranked.by, ByTime) and ranked.by.target is target else None
 
 
 def by_time(target: Gpu) -> Score:

@@ -40,10 +40,11 @@ def read_tensors(path: Path) -> tuple[dict[str, Floats], dict[str, Any]]:
 
 
 def in_blocks(rows: Floats) -> Floats:
-    """(blocks, BLOCK_ROWS, width), the last one filled up with zeros."""
+    """(blocks, BLOCK_ROWS, width), the last one filled up with zeros; always in one order in memory, which rounding
+    depends on too."""
     count, width = rows.shape
     if count % BLOCK_ROWS == 0:
-        return rows.reshape(-1, BLOCK_ROWS, width)
+        return np.ascontiguousarray(rows).reshape(-1, BLOCK_ROWS, width)
     blocks = np.zeros((-(-count // BLOCK_ROWS), BLOCK_ROWS, width), dtype=np.float32)
     blocks.reshape(-1, width)[:count] = rows
     return blocks

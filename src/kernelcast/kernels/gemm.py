@@ -39,6 +39,11 @@ _COMMON_TILES = ((256, 128), (128, 256), (128, 192), (128, 128), (128, 64), (64,
 _COMMON = tuple(axis([tile[at] for tile in _COMMON_TILES]) for at in (0, 1))
 _ONE = np.ones(1)
 _STEPS = axis([8.0, 64.0, 128.0, 256.0])
+_PRODUCT_HINTS = (
+    "log_m", "log_n", "log_k", "log_batch", "grain_m", "grain_n", "grain_k",
+    *(f"{side}_mod_{step:.0f}" for side in "mn" for step in _STEPS[:, 0]), "k_mod_64",
+    *(f"fill_{m}x{n}" for m, n in _COMMON_TILES), *(f"waves_{m}x{n}" for m, n in _COMMON_TILES),
+)  # fmt: skip
 _TILE_K_BYTES = 128.0  # one swizzle row: 64 bf16 elements
 _MIN_STEPS_PER_SPLIT = 4  # a split shorter than this does not pay for its reduction
 # cuBLAS names kernels by whether A and B are transposed, column by column: a Linear's forward (weight [n, k]) is tn,
@@ -249,18 +254,15 @@ def matmul_hints(gpu: Gpu, calls: Calls, batch: Array, usual_layout: str) -> dic
 
 def product_hints(gpu: Gpu, m: Array, n: Array, k: Array, batch: Array) -> dict[str, Array]:
     """Shape, and how well common tiles would fill this GPU whole waves at a time."""
-    found = dict(zip(("log_m", "log_n", "log_k", "log_batch"), np.log2([m, n, k, batch]), strict=True))
-    found |= zip(("grain_m", "grain_n", "grain_k"), grain(np.array([m, n, k])), strict=True)
-    for name, sizes in (("m", m), ("n", n)):
-        found |= zip((f"{name}_mod_{step:.0f}" for step in _STEPS[:, 0]), _beyond(sizes / _STEPS), strict=True)
-    found["k_mod_64"] = _beyond(k / 64)
+    sizes = np.array([m, n, k])
     tile_m, tile_n = _COMMON
     tiles = batch * ceil_div(m, tile_m) * ceil_div(n, tile_n)
     share = tiles / gpu.sm_count
     fill = batch * m * n / (tile_m * tile_n * np.ceil(share) * gpu.sm_count)
-    found |= zip((f"fill_{a}x{b}" for a, b in _COMMON_TILES), fill, strict=True)
-    found |= zip((f"waves_{a}x{b}" for a, b in _COMMON_TILES), np.minimum(share, 8.0), strict=True)
-    return found
+    parts = _beyond(sizes[:2, None] / _STEPS).reshape(-1, len(m))  # of a step that are left over
+    logs, waves = np.log2(sizes), np.minimum(share, 8.0)
+    rows = (*logs, np.log2(batch), *grain(sizes), *parts, _beyond(k / 64), *fill, *waves)
+    return dict(zip(_PRODUCT_HINTS, rows, strict=True))
 
 
 def _beyond(sizes: Array) -> Array:

@@ -81,15 +81,16 @@ Works = tuple[Work, ...]
 
 
 def chosen(values: Number, candidate: NDArray[np.intp]) -> Number:
-    """What broadcasts to (candidates, calls), of one candidate of each call; one number for all may stay one."""
+    """What broadcasts to (candidates, calls), of one candidate of each call; one number for all may stay one.
+
+    ``candidate`` may be (ranks, calls): then so is the answer, or it broadcasts to that.
+    """
     if not isinstance(values, np.ndarray) or values.ndim < 2:
         return values
     candidates, calls = values.shape
     if candidates == 1:
         return values[0]
-    if calls == 1:
-        return values.reshape(-1).take(candidate)
-    return values.reshape(-1).take(candidate * calls + np.arange(calls))
+    return values.reshape(-1).take(candidate if calls == 1 else candidate * calls + np.arange(calls))
 
 
 def ceil_div(a: Number, b: Number) -> Array:

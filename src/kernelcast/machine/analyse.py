@@ -21,6 +21,7 @@ from kernelcast.machine.placed import Placed
 
 PIPELINES = tuple(LIMITS)
 IN_A_MODEL = Turns()
+_FEW_CALLS = 32
 Score = Callable[[Sequence[Array], "Placed | Analysis"], Array]
 """The limits of the busiest SM in seconds, one entry a pipeline, and what else is known by name (``details["step_s"]``)
 -> a score that broadcasts to (candidates, calls); the least is chosen."""
@@ -36,14 +37,38 @@ def _each(name: str) -> lazy[Array]:
 
 
 @dataclass(frozen=True, eq=False)
+class Ranked:
+    """The best candidates of each call, (ranks, calls), best first: what is asked of all of them, at once."""
+
+    placed: Placed
+    candidate: NDArray[np.intp]
+    score: Array
+    by: Score
+
+    @lazy
+    def tails(self) -> Array:
+        return _tail(*(chosen(values, self.candidate) for values in (self.placed.busiest, self.placed.tasks)), self.placed)
+
+    @lazy
+    def tile_logs(self) -> Mapping[str, Number]:
+        """log2 of the numbers that name a candidate."""
+        return {name: chosen(value, self.candidate) for name, value in self.placed.tile_logs.items()}
+
+
+def _tail(busiest: Number, tasks: Number, placed: Placed) -> Array:
+    held = busiest * placed.gpu.sm_count
+    return np.where(held > 0, 1 - tasks / np.maximum(held, 1e-300), 0.0)
+
+
+@dataclass(frozen=True, eq=False)
 class Analysis:
     """One kernel of many calls on one GPU with one chosen candidate each; all arrays are (calls,), made when asked for.
     What the numbers are, ``Placed`` says."""
 
     placed: Placed
     candidate: NDArray[np.intp]  # of the work's, which was chosen
-    score: Array | None = None  # that it was chosen for
-    ranked_by: Score | None = None
+    ranked: Ranked | None = None  # among those, where there was a choice
+    rank: int = 0
 
     tasks = _each("tasks")
     busiest = _each("busiest")
@@ -107,11 +132,6 @@ class Analysis:
     def tile(self) -> Mapping[str, Array]:
         return {name: self.full(chosen(value, self.candidate)) for name, value in self.placed.work.tile.items()}
 
-    @lazy
-    def tile_logs(self) -> Mapping[str, Number]:
-        """The same as log2."""
-        return {name: chosen(value, self.candidate) for name, value in self.placed.tile_logs.items()}
-
     @property
     def sm_count(self) -> int:
         return self.placed.gpu.sm_count
@@ -129,8 +149,7 @@ class Analysis:
     @lazy
     def tail(self) -> Array:
         """Share of all SM time that idles because tasks do not divide evenly."""
-        held = self.busiest * self.sm_count
-        return np.where(held > 0, 1 - self.tasks / np.maximum(held, 1e-300), 0.0)
+        return self.full(_tail(self.busiest, self.tasks, self.placed) if self.ranked is None else self.ranked.tails[self.rank])
 
     @lazy
     def padding(self) -> Array:
@@ -151,8 +170,8 @@ def overlapped(limits: Iterable[Array]) -> Array:
 
 
 def _added(total: Array, more: Array) -> Array:
-    """In the place of ``total``, where it is large enough."""
-    if np.broadcast_shapes(total.shape, more.shape) == total.shape:
+    """In the place of ``total``, where it is as large."""
+    if total.shape == more.shape:
         total += more
         return total
     return total + more
@@ -186,19 +205,24 @@ def analyse(
     if candidates == 1:
         return (Analysis(placed, np.zeros(calls, dtype=np.intp)),)
     scores = np.broadcast_to(score(placed.busiest_limits, placed), (candidates, calls))
-    return tuple(Analysis(placed, *one, score) for one in _least(scores, keep))
+    ranked = Ranked(placed, *_least(scores, keep), score)
+    return tuple(Analysis(placed, one, ranked, rank) for rank, one in enumerate(ranked.candidate))
 
 
-def _least(scores: Array, keep: int) -> list[tuple[NDArray[np.intp], Array]]:
+def _least(scores: Array, keep: int) -> tuple[NDArray[np.intp], Array]:
     """The candidates with the least scores, best first, of equals the first; and these scores.
 
-    One pass a candidate to keep, which is faster than sorting them all.
+    Of many calls, one pass a candidate to keep is faster than sorting them all; of a few, one sort is.
     """
+    if scores.shape[1] < _FEW_CALLS:
+        order = np.argsort(scores, axis=0, kind="stable")[:keep]
+        return order, np.take_along_axis(scores, order, axis=0)
     left = np.array(scores.T, order="C")
     call = np.arange(len(left))
-    found = []
-    for _ in range(min(keep, left.shape[1])):
-        least = np.argmin(left, axis=1)
-        found.append((least, left[call, least]))
+    shape = min(keep, left.shape[1]), len(left)
+    candidate, score = np.empty(shape, dtype=np.intp), np.empty(shape)
+    for rank, least in enumerate(candidate):
+        np.argmin(left, axis=1, out=least)
+        score[rank] = left[call, least]
         left[call, least] = np.inf
-    return found
+    return candidate, score
