@@ -25,7 +25,7 @@ from kernelcast.machine.analyse import PIPELINES, Analysis, analyse, summed
 from kernelcast.machine.limits import Turns
 
 CHUNK_CALLS = 2048  # keeps the arrays of one chunk near the CPU's cache
-SMALL_CALLS = 256
+SMALL_CALLS = 256  # are answered at once, without a thread
 THREADS = 2
 
 

@@ -18,11 +18,18 @@ from kernelcast.calls.different import different
 from kernelcast.calls.table import BadRows, Rows, as_columns, grouped
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu, gpu
+from kernelcast.kernels.base import Kernel
 from kernelcast.machine.analyse import PIPELINES
 from kernelcast.machine.limits import Turns
-from kernelcast.kernels.base import Kernel
 from kernelcast.predict import (
-    DEFAULT, THREADS, Conditions, Predictions, begin_calls, check_gpu, predict_kinds, too_large_text,
+    DEFAULT,
+    THREADS,
+    Conditions,
+    Predictions,
+    begin_calls,
+    check_gpu,
+    predict_kinds,
+    too_large_text,
 )  # fmt: skip
 
 OUTPUT = (

@@ -130,8 +130,9 @@ def kinds_of(kernel: type[Kernel], calls: Calls) -> Iterator[tuple[Rows | None, 
     """The calls of each kind, by number (None: all of them), and its words."""
     words = kernel.kinds(calls)
     varying = {name: column for name, column in words.items() if isinstance(column, np.ndarray)}
+    same = {name: word for name, word in words.items() if not isinstance(word, np.ndarray)}
     if not varying:
-        yield None, dict(words)
+        yield None, same
         return
     code = np.zeros(calls.count, dtype=np.int64)
     for column in varying.values():
@@ -139,7 +140,6 @@ def kinds_of(kernel: type[Kernel], calls: Calls) -> Iterator[tuple[Rows | None, 
         if other.any():
             code = code * (len(column) + 1) + np.unique(column.astype(str), return_inverse=True)[1]
             code = np.unique(code, return_inverse=True)[1]
-    same = {name: word for name, word in words.items() if not isinstance(word, np.ndarray)}
     _, first = np.unique(code, return_index=True)
     for number, row in enumerate(first):
         own = {name: column[row] for name, column in varying.items()}

@@ -128,14 +128,14 @@ def _tiles(prefix: str, candidates: tuple[Analysis, ...], share: Array, total: A
 
 
 def _candidates(candidates: tuple[Analysis, ...], gpu: Gpu) -> dict[str, Number]:
-    """What names each of the best, how evenly it falls, and how far it is behind; a family with fewer repeats its last."""
+    """What names each of the best, how evenly it falls, how far it is behind; a family with fewer repeats its last."""
     first = candidates[0]
     ranks = [min(rank, len(candidates) - 1) for rank in range(KEEP)]
     times = ranked_times(first, gpu)
-    if first.ranked is None:
-        tails, logs = [first.tail], first.placed.tile_logs
-        behind = None
-    else:
+    tails: Sequence[Array] | Array = [] if first.ranked else [first.tail]
+    logs: Mapping[str, Number] = first.placed.tile_logs
+    behind = None
+    if first.ranked is not None:
         tails, logs = first.ranked.tails, first.ranked.tile_logs
         times = np.array(work_times(candidates, gpu)) if times is None else times
         behind = _behind(times[1:], times[0]) if len(candidates) > 1 else None

@@ -69,16 +69,17 @@ class FamilyWeights:
         steps = self._steps(heard)
         numbers = self.encoder.numbers(values)
         out = self.outputs(values, question.gpu, heard.words, standing.name, numbers)
-        kept, low, high = self._spread(steps)
-        middle = out[:, 0] * kept + standing.shift
+        kept, *least = self._spread(steps)
         width = standing.entry.width if standing.entry else 1.0
+        learned = np.maximum(width * softplus(out[:, 1:].T), least)
+        low, high = np.hypot(learned, [[standing.low], [standing.high]])
         fast = self._fastest(numbers, ())[:, 0].astype(np.float64)
         scale = found.estimate_s if question.heard is None else question.time_s
-        time = scale * np.exp(middle)
+        time = scale * np.exp(out[:, 0] * kept + standing.shift)
         return Estimate(
             time_s=time,
-            low_s=time * np.exp(-np.hypot(np.maximum(width * softplus(out[:, 1]), low), standing.low)),
-            high_s=time * np.exp(np.hypot(np.maximum(width * softplus(out[:, 2]), high), standing.high)),
+            low_s=time * np.exp(-low),
+            high_s=time * np.exp(high),
             ceiling_s=scale * np.exp(fast),
             support=LEVELS[np.minimum(steps + len(standing.changed), 2)],
         ).held(question.bound_s)
@@ -147,8 +148,12 @@ class FamilyWeights:
 
     def _spread(self, steps: NDArray[np.int64]) -> NDArray[np.float64]:
         """(3, calls): keep, low and high for so many steps."""
-        table = np.array([[s.keep, s.low, s.high] for s in (self.spreads.get(str(x), Spread()) for x in LEVELS)])
-        return table[np.minimum(steps, 2)].T
+        return self._spreads[:, np.minimum(steps, 2)]
+
+    @lazy
+    def _spreads(self) -> NDArray[np.float64]:
+        told = [self.spreads.get(str(level), Spread()) for level in LEVELS]
+        return np.array([[s.keep for s in told], [s.low for s in told], [s.high for s in told]])
 
 
 def _mean(nets: Sequence[Layers], numbers: Floats, positions: Sequence[int]) -> NDArray[np.float64]:

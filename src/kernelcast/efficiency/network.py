@@ -99,15 +99,20 @@ class Encoder:
     def positions(self, words: Mapping[str, str | None]) -> list[int]:
         """Input columns that are 1 for these words."""
         found = []
-        for name, columns in self.word_columns().items():
+        for name, columns in self._columns.items():
             word = words.get(name)
-            if word is not None and word in self.vocabulary[name]:
-                found.append(columns[self.vocabulary[name].index(word)])
+            if word in columns:
+                found.append(columns[word])
         return found
+
+    @lazy
+    def _columns(self) -> dict[str, dict[str | None, int]]:
+        """The input column of each word, by its name."""
+        return {name: dict(zip(self.vocabulary[name], at, strict=True)) for name, at in self.word_columns().items()}
 
 
 def in_panels(weight: Floats) -> Floats:
-    """(panels, 1, inputs, PANEL_COLUMNS): the columns of a layer some at a time, all at once where they do not divide."""
+    """(panels, 1, inputs, PANEL_COLUMNS): a layer's columns some at a time, all at once where they do not divide."""
     inputs, outputs = weight.shape
     columns = outputs if outputs % PANEL_COLUMNS else PANEL_COLUMNS
     return np.ascontiguousarray(weight.reshape(inputs, -1, columns).transpose(1, 0, 2)[:, None])
@@ -133,7 +138,8 @@ class Layers:
     def read(cls, tensors: Mapping[str, Floats], weight: str, bias: str) -> Self:
         """From tensors whose names begin with ``weight`` and ``bias``, numbered."""
         depth = range(sum(name.startswith(weight) for name in tensors))
-        return cls(*(tuple(tensors[f"{name}{at}"] for at in depth) for name in (weight, bias)))
+        weights, biases = (tuple(tensors[f"{name}{at}"] for at in depth) for name in (weight, bias))
+        return cls(weights, biases)
 
     def tensors(self, weight: str, bias: str) -> dict[str, Floats]:
         named = {f"{weight}{at}": array for at, array in enumerate(self.weights)}

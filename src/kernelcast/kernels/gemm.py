@@ -312,9 +312,7 @@ def dequantise_flops(kind: DType, tile_m: Array, tile_n: Array, k: Array) -> Num
     return 2 * tile_n * k if kind.name == "int4" else 0.0
 
 
-def _refetched(
-    gpu: Gpu, kind: DType, m: Array, n: Array, k: Array, tile: Tiles, rows: Array, columns: Array
-) -> Number:
+def _refetched(gpu: Gpu, kind: DType, m: Array, n: Array, k: Array, tile: Tiles, rows: Array, columns: Array) -> Number:
     """Operand bytes read from DRAM more than once: what one wave of tiles shares is read once a wave.
 
     A wave of S tiles covers at best a square of sqrt(S) x sqrt(S) tiles, so it reads sqrt(S) row panels and as

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,7 +69,8 @@ class Work:
 
     def demand(self, candidate: NDArray[np.intp]) -> Work:
         """Of one candidate of each call, what its limits are made of."""
-        return Work(**{name: chosen(getattr(self, name), candidate) for name in _DEMAND})
+        taken: dict[str, Any] = {name: chosen(getattr(self, name), candidate) for name in _DEMAND}
+        return Work(**taken)
 
 
 _DEMAND = (

@@ -47,7 +47,8 @@ class Ranked:
 
     @lazy
     def tails(self) -> Array:
-        return _tail(*(chosen(values, self.candidate) for values in (self.placed.busiest, self.placed.tasks)), self.placed)
+        busiest, tasks = (chosen(values, self.candidate) for values in (self.placed.busiest, self.placed.tasks))
+        return _tail(busiest, tasks, self.placed)
 
     @lazy
     def tile_logs(self) -> Mapping[str, Number]:
@@ -116,7 +117,7 @@ class Analysis:
     @lazy
     def busiest_each(self) -> list[Array]:
         """The same, each in its own shape."""
-        return [chosen(limit, self.candidate) for limit in self.placed.busiest_limits]
+        return [np.asanyarray(chosen(limit, self.candidate)) for limit in self.placed.busiest_limits]
 
     def _rows(self, limits: Sequence[Number]) -> Array:
         found = np.empty((len(limits), len(self.candidate)))
@@ -149,7 +150,7 @@ class Analysis:
     @lazy
     def tail(self) -> Array:
         """Share of all SM time that idles because tasks do not divide evenly."""
-        return self.full(_tail(self.busiest, self.tasks, self.placed) if self.ranked is None else self.ranked.tails[self.rank])
+        return _tail(self.busiest, self.tasks, self.placed)
 
     @lazy
     def padding(self) -> Array:
