@@ -1,17 +1,20 @@
 """How fast tables are predicted, how cost grows, and how much memory that takes.
 
 `make bench` prints the table; `--check` exits 1 when a promise of the README is broken. Each case runs in a fresh
-process, so that peak memory is its own.
+process, so that peak memory is its own. `--against ../other/src` measures this checkout and another in turn, so that
+whatever else the machine does meets both, and prints the best of each side by side.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -58,8 +61,11 @@ def _spread(value: Any, kind: str, count: int, name: str, rng: np.random.Generat
 
 
 def measure(kind: str, predictor: str, rows: int) -> dict[str, float]:
-    """Predict one table in this process."""
+    """Predict one table in this process; ``one``: a single call, many times."""
     import kernelcast as kc
+
+    if kind == "one":
+        return {"rows": 1, "seconds": scalar_s()}
 
     table = {"gemm": gemm_table, "mixed": mixed_table}[kind](rows, np.random.default_rng(0))
     conditions = kc.Conditions(predictor=predictor)
@@ -84,9 +90,34 @@ def scalar_s() -> float:
     return float(np.median(times))
 
 
-def in_fresh_process(kind: str, predictor: str, rows: int) -> dict[str, float]:
+HERE = Path(__file__).resolve().parents[1] / "src"
+
+
+def side_by_side(other: Path, rows: int, rounds: int) -> None:
+    """This checkout and another in turn, each measurement in a fresh process; the best of each."""
+    places = {"before": other, "now": HERE}
+    print(f"{'':28} {'before':>12} {'now':>12} {'ratio':>7}   best of {rounds} in turn, {rows:,} rows")
+    for kind in ("gemm", "mixed"):
+        speeds: dict[str, list[float]] = {name: [] for name in places}
+        for _ in range(rounds):
+            for name, source in places.items():
+                speeds[name].append(in_fresh_process(kind, "learned", rows, source)["rows_per_s"])
+        before, now = max(speeds["before"]), max(speeds["now"])
+        print(f"{f'{kind} rows, learned':28} {before:10,.0f}/s {now:10,.0f}/s {now / before:6.2f}x")
+    times: dict[str, list[float]] = {name: [] for name in places}
+    for _ in range(rounds):
+        for name, source in places.items():
+            times[name].append(in_fresh_process("one", "learned", 0, source)["seconds"] * 1e3)
+    before, now = min(times["before"]), min(times["now"])
+    print(f"{'one prediction from Python':28} {before:9.3f} ms {now:9.3f} ms {before / now:6.2f}x")
+
+
+def in_fresh_process(kind: str, predictor: str, rows: int, source: Path = HERE) -> dict[str, float]:
+    """With the kernelcast that lies in ``source``."""
     command = [sys.executable, __file__, "--one", kind, predictor, str(rows)]
-    found: dict[str, float] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    told = {**os.environ, "PYTHONPATH": str(source)}
+    run = subprocess.run(command, check=True, capture_output=True, text=True, env=told)
+    found: dict[str, float] = json.loads(run.stdout)
     return found
 
 
@@ -103,10 +134,16 @@ def wall(command: list[str], repeats: int = 5) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--one", nargs=3, metavar=("KIND", "PREDICTOR", "ROWS"), help=argparse.SUPPRESS)
+    parser.add_argument("--against", type=Path, metavar="SRC", help="the src folder of another checkout")
+    parser.add_argument("--rows", type=int, default=200_000, help="of a table, with --against")
+    parser.add_argument("--rounds", type=int, default=5, help="of which the best counts, with --against")
     parser.add_argument("--check", action="store_true", help="exit 1 when slower than promised")
     options = parser.parse_args()
     if options.one:
         print(json.dumps(measure(options.one[0], options.one[1], int(options.one[2]))))
+        return 0
+    if options.against:
+        side_by_side(options.against.resolve(), options.rows, options.rounds)
         return 0
     broken = []
     print(f"{'table':8} {'predictor':9} {'rows':>9} {'seconds':>8} {'rows/s':>9} {'peak GB':>8}")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,11 @@ from kernelcast.hardware import Gpu, gpu, origin_of
 from kernelcast.kernels.base import Calls, Kernel, columns_of, parameters_of
 from kernelcast.kernels.dtypes import runs
 from kernelcast.kernels.work import Array
-from kernelcast.machine.analyse import PIPELINES, Analysis, analyse
+from kernelcast.machine.analyse import PIPELINES, Analysis, analyse, summed
 from kernelcast.machine.limits import Turns
 
-CHUNK_CALLS = 4096  # keeps the arrays of one chunk near the CPU's cache
+CHUNK_CALLS = 2048  # keeps the arrays of one chunk near the CPU's cache
+SMALL_CALLS = 256  # are answered at once, without a thread
 THREADS = 2
 
 
@@ -222,20 +224,29 @@ def predict_calls(
     turns: Turns | None = None,
 ) -> Predictions:
     """Columns in, columns out. ``turns`` may vary by call, else the conditions say it."""
-    starts = range(0, calls.count, CHUNK_CALLS)
+    with ThreadPoolExecutor(THREADS) as pool:  # no thread starts before it has work
+        return begin_calls(kernel, calls, chip, conditions, turns or conditions.turns, pool)()
+
+
+def begin_calls(
+    kernel: type[Kernel], calls: Calls, chip: Gpu, conditions: Conditions, turns: Turns, pool: Executor
+) -> Callable[[], Predictions]:
+    """Chunks of the calls go to the pool; who calls what is returned waits for all of them. A single small chunk is
+    not worth a thread."""
 
     def run(start: int) -> Predictions:
         rows = slice(start, start + CHUNK_CALLS)
         part = calls.part(start, start + CHUNK_CALLS)
-        found = list(predict_kinds(kernel, part, chip, conditions, (turns or conditions.turns).part(rows)))
+        found = list(predict_kinds(kernel, part, chip, conditions, turns.part(rows)))
         if len(found) == 1:
             return replace(found[0][1], works=())
         return _join([one for _, one in found], np.argsort(np.concatenate([rows for rows, _ in found])))
 
-    if len(starts) <= 1:
-        return run(0)
-    with ThreadPoolExecutor(THREADS) as pool:  # NumPy lets go of the interpreter lock inside large operations
-        return _join(list(pool.map(run, starts)))
+    if calls.count <= SMALL_CALLS:
+        return lambda: run(0)
+    # NumPy lets go of the interpreter lock inside large operations
+    chunks = [pool.submit(run, start) for start in range(0, calls.count, CHUNK_CALLS)]
+    return lambda: _join([chunk.result() for chunk in chunks])
 
 
 def predict_kinds(
@@ -315,9 +326,9 @@ def _answer(
         **{**vars(times), "predictor": times.predictor or answering.name},
         standing=np.full(calls.count, standing, dtype=object),
         bound_s=question.bound_s,
-        limits_s=np.sum([work.limits for work in best], axis=0),
-        footprint_bytes=np.max([work.footprint_bytes for work in best], axis=0),
-        launches=np.sum([work.launches for work in best], axis=0),
+        limits_s=summed([work.limits for work in best]),
+        footprint_bytes=functools.reduce(np.maximum, [work.footprint_bytes for work in best]),
+        launches=summed([work.launches for work in best]),
         works=tuple(best),
     )
 
@@ -338,7 +349,7 @@ def _what_if(
     def seconds(place: Gpu) -> tuple[Array, list[Analysis]]:
         score, without = by_time(place), conditions.without
         best = [analyse(work, place, turns=turns, without=without, score=score)[0] for work in works]
-        return np.sum(work_times(best, place), axis=0), best
+        return summed(work_times(best, place)), best
 
     (time, _), (time_before, on_origin) = seconds(chip), seconds(origin)
     ratio = time / time_before
@@ -356,8 +367,8 @@ def _what_if(
         support=np.where(before.support == "seen", "near", before.support).astype(object),
         standing=before.standing,
         predictor=before.predictor,
-        bound_s=np.sum([work.bound for work in best], axis=0),
-        limits_s=np.sum([work.limits for work in best], axis=0),
+        bound_s=summed([work.bound for work in best]),
+        limits_s=summed([work.limits for work in best]),
         footprint_bytes=before.footprint_bytes,
         launches=before.launches,
         works=tuple(best),
@@ -368,6 +379,8 @@ def _what_if(
 def _join(parts: Sequence[Predictions], order: NDArray[np.intp] | None = None) -> Predictions:
     """One after another, or in the order that row numbers give."""
     names = [one.name for one in fields(Predictions) if one.name not in ("predictor", "works")]
+    if len(parts) == 1 and order is None:
+        return parts[0]
     columns: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts], axis=-1) for name in names}
     if order is not None:
         columns = {name: column[..., order] for name, column in columns.items()}

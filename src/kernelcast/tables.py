@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,17 +14,30 @@ from numpy.typing import NDArray
 
 from kernelcast.calls.call import ROTATIONS
 from kernelcast.calls.cells import missing, numbers_in
+from kernelcast.calls.different import different
 from kernelcast.calls.table import BadRows, Rows, as_columns, grouped
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu, gpu
+from kernelcast.kernels.base import Kernel
 from kernelcast.machine.analyse import PIPELINES
 from kernelcast.machine.limits import Turns
-from kernelcast.predict import DEFAULT, Conditions, Predictions, check_gpu, predict_calls, predict_kinds, too_large_text
+from kernelcast.predict import (
+    DEFAULT,
+    THREADS,
+    Conditions,
+    Predictions,
+    begin_calls,
+    check_gpu,
+    predict_kinds,
+    too_large_text,
+)  # fmt: skip
 
 OUTPUT = (
     "predicted_us", "low_us", "high_us", "ceiling_us", "bound_us", "bound_by", "support",
     "evidence_calls", "evidence_error", "answered_as",
 )  # fmt: skip
+_PIPELINES = np.array(PIPELINES, dtype=object)
+_AHEAD = 8  # groups that are begun while an earlier one is waited for
 _NUMBERS = ("evidence_calls", "evidence_error")
 
 
@@ -72,10 +89,11 @@ def predict_columns(
     for rows, at, found in answered(columns, chip, conditions, bad):
         for name in (name for name in OUTPUT if name.endswith("_us")):
             values = getattr(found, name.replace("predicted_us", "time_us").replace("_us", "_s"))
-            output[name][rows] = values[at] * 1e6
-        output["bound_by"][rows] = np.array(PIPELINES, dtype=object)[np.argmax(found.limits_s, axis=0)][at]
+            output[name][rows] = (values * 1e6)[at]
+        output["bound_by"][rows] = _PIPELINES[np.argmax(found.limits_s, axis=0)][at]
         output["support"][rows] = found.support[at]
-        _add_evidence(output, rows, found.standing[at])
+        for name, told in _evidence(found.standing).items():
+            output[name][rows] = told[at] if len(told) > 1 else told
         if standings is not None:
             standings[rows] = found.standing[at]
         if launches is not None:
@@ -83,36 +101,86 @@ def predict_columns(
     return output, bad
 
 
-def _add_evidence(output: dict[str, NDArray[Any]], rows: Rows, standings: NDArray[Any]) -> None:
-    """What the rows rest on; a group has few different standings."""
-    for standing in dict.fromkeys(standings.tolist()):
-        own = rows[standings == standing]
-        entry = standing.entry
-        output["answered_as"][own] = standing.text
-        output["evidence_calls"][own] = entry.calls if entry else 0
-        output["evidence_error"][own] = np.nan if entry is None or entry.error is None else entry.error
+def _evidence(standings: NDArray[Any]) -> dict[str, NDArray[Any]]:
+    """What the calls rest on, by column; a group has few different standings. One entry: the same for all."""
+    given = standings.tolist()
+    code = {standing: number for number, standing in enumerate(dict.fromkeys(given))}
+    entries = [standing.entry for standing in code]
+    errors = [None if entry is None else entry.error for entry in entries]
+    which = np.fromiter(map(code.__getitem__, given), dtype=np.intp, count=len(given)) if len(code) > 1 else [0]
+    return {
+        "answered_as": np.array([standing.text for standing in code], dtype=object)[which],
+        "evidence_calls": np.array([entry.calls if entry else 0.0 for entry in entries])[which],
+        "evidence_error": np.array([np.nan if error is None else error for error in errors])[which],
+    }
 
 
 def answered(
     columns: Mapping[str, NDArray[Any]], chip: Gpu | None, conditions: Conditions, bad: BadRows, details: bool = False
 ) -> Iterator[tuple[Rows, Rows, Predictions]]:
     """Good rows in groups, their places in the group's predictions, and these. What is wrong goes to ``bad``."""
+    begun: deque[Group] = deque()
+    with ThreadPoolExecutor(THREADS) as pool:  # groups run side by side; no thread starts before it has work
+        for group in _groups(columns, chip, conditions, bad, details, pool):
+            begun.append(group)
+            if len(begun) > _AHEAD:
+                yield from _good(begun.popleft(), bad)
+        while begun:
+            yield from _good(begun.popleft(), bad)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows of one op, GPU and choices: ``wait`` for their predictions, with each row's place among them."""
+
+    kernel: type[Kernel]
+    place: Gpu
+    rows: Rows
+    wait: Callable[[], Iterable[tuple[Rows, Rows, Predictions]]]
+
+
+def _groups(
+    columns: Mapping[str, NDArray[Any]], chip: Gpu | None, conditions: Conditions, bad: BadRows, details: bool,
+    pool: Executor,
+) -> Iterator[Group]:  # fmt: skip
     turns = turns_of(columns, conditions)
     for kernel, place, rows, calls in grouped(columns, chip, bad):
         own = turns.part(rows)
-        try:
-            if details:
-                parts = list(predict_kinds(kernel, calls, place, conditions, own))
-            else:
-                parts = [(np.arange(calls.count), predict_calls(kernel, calls, place, conditions, turns=own))]
-        except KernelcastError as error:  # the whole group asks for what the GPU lacks
-            bad.add(rows, str(error))
+        if details:
+            kinds = predict_kinds(kernel, calls, place, conditions, own)
+            yield Group(kernel, place, rows, partial(_by_kind, rows, kinds))
             continue
-        for members, found in parts:
-            at, large = rows[members], found.too_large(place)
-            for row, footprint in zip(at[large], found.footprint_bytes[large], strict=True):
-                bad.add([row], too_large_text(kernel.op, float(footprint), place))
-            yield at[~large], np.flatnonzero(~large), found
+        first, alike = different(calls, (own.weights, own.inputs))
+        if first is not None:
+            calls, own = calls.take(first), own.part(first)
+        begun = begin_calls(kernel, calls, place, conditions, own, pool)
+        yield Group(kernel, place, rows, partial(_together, rows, alike, begun))
+
+
+def _by_kind(rows: Rows, kinds: Iterable[tuple[Rows, Predictions]]) -> Iterator[tuple[Rows, Rows, Predictions]]:
+    for members, found in kinds:
+        yield rows[members], np.arange(len(members)), found
+
+
+def _together(rows: Rows, alike: Rows, begun: Callable[[], Predictions]) -> Iterator[tuple[Rows, Rows, Predictions]]:
+    yield rows, alike, begun()
+
+
+def _good(group: Group, bad: BadRows) -> Iterator[tuple[Rows, Rows, Predictions]]:
+    """What the GPU's memory holds."""
+    try:
+        parts = list(group.wait())
+    except KernelcastError as error:  # the whole group asks for what the GPU lacks
+        bad.add(group.rows, str(error))
+        return
+    for rows, at, found in parts:
+        large = found.too_large(group.place)
+        if large.any():
+            too = large[at]
+            for row, footprint in zip(rows[too], found.footprint_bytes[at[too]], strict=True):
+                bad.add([row], too_large_text(group.kernel.op, float(footprint), group.place))
+            rows, at = rows[~too], at[~too]
+        yield rows, at, found
 
 
 def turns_of(columns: Mapping[str, NDArray[Any]], conditions: Conditions = DEFAULT) -> Turns:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import NoneType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+_NUMBERS = {int, float, NoneType}
 _WORDS_TRUE, _WORDS_FALSE = ("true", "t", "yes", "1", "1.0"), ("false", "f", "no", "0", "0.0")
 
 
@@ -17,7 +19,10 @@ def missing(values: NDArray[Any]) -> NDArray[np.bool_]:
         return np.isnan(values)
     if values.dtype.kind != "O":
         return np.zeros(len(values), dtype=bool)
-    return np.fromiter(map(_empty, values), dtype=bool, count=len(values))
+    cells = values.tolist()
+    if _NUMBERS.issuperset(map(type, cells)):
+        return np.fromiter([cell is None or cell != cell for cell in cells], dtype=bool, count=len(cells))
+    return np.fromiter(map(_empty, cells), dtype=bool, count=len(cells))
 
 
 def _empty(value: Any) -> bool:
@@ -34,6 +39,10 @@ def numbers_in(part: NDArray[Any], empty: NDArray[np.bool_], *, flag: bool) -> N
     if part.dtype.kind in "biuf":
         return part.astype(np.float64)
     values = np.full(len(part), np.nan)
+    cells = part[~empty].tolist()
+    if {int, float}.issuperset(map(type, cells)):
+        values[~empty] = cells
+        return values
     for at in np.flatnonzero(~empty):
         values[at] = _cell(part[at], flag=flag)
     return values

@@ -178,10 +178,15 @@ def _refine(
 
 def _split(column: NDArray[Any], rows: Rows) -> Iterator[tuple[Hashable, Rows]]:
     """Rows by the value of a column of words; None for an empty cell."""
-    part = column[rows]
+    part = column if len(rows) == len(column) else column[rows]  # rows are in order, so these are all
     codes: dict[Any, int] = {}
     if part.dtype == object:
-        index = np.fromiter((codes.setdefault(v, len(codes)) for v in part), dtype=np.intp, count=len(part))
+        cells = part.tolist()
+        codes = {value: code for code, value in enumerate(dict.fromkeys(cells))}
+        if len(codes) == 1:
+            yield _word(cells[0]), rows
+            return
+        index = np.fromiter(map(codes.__getitem__, cells), dtype=np.intp, count=len(part))
     else:
         values, index = np.unique(part, return_inverse=True)
         codes = {v: i for i, v in enumerate(values.tolist())}

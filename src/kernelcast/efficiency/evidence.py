@@ -72,6 +72,13 @@ class Entry:
     # By the size that grows, to a power of two: the share of measured pairs in which twice of it was faster by over 2%
     faster_doubled: Mapping[str, float] = field(default_factory=dict)
 
+    @functools.cached_property
+    def octaves(self) -> tuple[dict[str, float], dict[str, float]]:
+        """The ranges as log2 of the number and one: the lower ends, the upper ends."""
+        ends = [np.log2(np.array(pair) + 1.0).tolist() for pair in self.ranges.values()]
+        low, high = (dict(zip(self.ranges, [pair[at] for pair in ends], strict=True)) for at in (0, 1))
+        return low, high
+
     def told(self) -> dict[str, Any]:
         """As data for whoever asks; what only the networks need is left out."""
         found = asdict(self)
@@ -123,13 +130,16 @@ def kinds_of(kernel: type[Kernel], calls: Calls) -> Iterator[tuple[Rows | None, 
     """The calls of each kind, by number (None: all of them), and its words."""
     words = kernel.kinds(calls)
     varying = {name: column for name, column in words.items() if isinstance(column, np.ndarray)}
+    same = {name: word for name, word in words.items() if not isinstance(word, np.ndarray)}
+    if not varying:
+        yield None, same
+        return
     code = np.zeros(calls.count, dtype=np.int64)
     for column in varying.values():
         other = column != column[0]
         if other.any():
             code = code * (len(column) + 1) + np.unique(column.astype(str), return_inverse=True)[1]
             code = np.unique(code, return_inverse=True)[1]
-    same = {name: word for name, word in words.items() if not isinstance(word, np.ndarray)}
     _, first = np.unique(code, return_index=True)
     for number, row in enumerate(first):
         own = {name: column[row] for name, column in varying.items()}
@@ -300,13 +310,13 @@ def which_of(standings: Sequence[Standing], kernel: type[Kernel], calls: Calls) 
 
 def beyond(entry: Entry, sizes: Mapping[str, Array], count: int) -> Array:
     """Octaves by which calls lie outside of what was measured of their kind, in the number that is farthest out."""
-    farthest = np.zeros(count)
-    for name, (low, high) in entry.ranges.items():
-        if name in sizes:
-            values = np.log2(np.maximum(sizes[name], 0.0) + 1.0)
-            out = np.maximum(np.log2(low + 1.0) - values, values - np.log2(high + 1.0))
-            farthest = np.fmax(farthest, out)
-    return farthest
+    low, high = entry.octaves
+    names = [name for name in entry.ranges if name in sizes]
+    if not names:
+        return np.zeros(count)
+    least, most = (np.array([[octaves[name]] for name in names]) for octaves in (low, high))
+    values = np.log2(np.maximum(np.array([sizes[name] for name in names]), 0.0) + 1.0)
+    return np.fmax(0.0, np.fmax.reduce(np.maximum(least - values, values - most)))
 
 
 def range_steps(octaves: Array) -> NDArray[np.int64]:

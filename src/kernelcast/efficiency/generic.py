@@ -17,7 +17,9 @@ from kernelcast.efficiency.predictor import Estimate, Question
 from kernelcast.hardware import Gpu, gpu, gpu_ids
 from kernelcast.kernels.base import Kernel, Words
 from kernelcast.kernels.work import Array, Number
-from kernelcast.machine.analyse import PIPELINES, Analysis, Details, Score, overlapped
+from kernelcast.machine.analyse import PIPELINES, Analysis, Score, overlapped, summed
+from kernelcast.machine.limits import NOTHING
+from kernelcast.machine.placed import Placed
 
 # Share of the peak that good kernels sustain, of the pipelines that the catalogue has no measurement of.
 _SHARES = {"fma": 0.80, "xu": 0.80, "smem": 0.95, "l2": 0.85, "issue": 0.80, "link": 0.80, "launch": 1.0}
@@ -47,7 +49,7 @@ class Generic:
     def estimate(self, question: Question) -> Estimate:
         target, works = question.gpu, question.best
         shares = sustained_shares(target)
-        time = np.sum(work_times(works, target), axis=0)
+        time = summed(work_times(works, target))
         ceiling = np.zeros(1)
         for work in works:
             best = work.limits / shares
@@ -58,22 +60,39 @@ class Generic:
 
 
 def work_times(works: Sequence[Analysis], target: Gpu) -> list[Array]:
-    """Seconds of each kernel."""
-    time = by_time(target)
-    return [time(work.busiest_limits, vars(work)) for work in works]
+    """Seconds of each kernel; where they are what it was chosen by, they are known."""
+    time = ByTime(target)
+    known = [ranked_times(work, target) for work in works]
+    return [
+        work.full(time(work.busiest_each, work)) if times is None else times[work.rank]
+        for work, times in zip(works, known, strict=True)
+    ]
+
+
+def ranked_times(work: Analysis, target: Gpu) -> Array | None:
+    """(ranks, calls): of this candidate and those beside it, where seconds are what they were ranked by."""
+    ranked = work.ranked
+    return ranked.score if ranked and isinstance(ranked.by, ByTime) and ranked.by.target is target else None
 
 
 def by_time(target: Gpu) -> Score:
+    """Candidates ranked by seconds."""
+    return ByTime(target)
+
+
+@dataclass(frozen=True, eq=False)
+class ByTime:
     """Seconds of a kernel, from the busiest SM's limits and what it waits for."""
-    shares = sustained_shares(target)
 
-    def time(limits: Array, details: Details) -> Array:
-        busy = limits / shares.reshape(-1, *[1] * (limits.ndim - 1))
-        busy[_DRAM] += details["refetched_bytes"] / (target.dram_bytes_per_s * shares[_DRAM, 0])
-        busy[_LAUNCH] = details["step_s"]  # its row is free: the floor is added below
+    target: Gpu
+
+    def __call__(self, limits: Sequence[Array], details: Placed | Analysis) -> Array:
+        target, shares = self.target, sustained_shares(self.target)[:, 0].tolist()
+        busy = [limit if limit is NOTHING else limit / share for limit, share in zip(limits, shares, strict=True)]
+        refetched = details["refetched_bytes"]
+        busy[_DRAM] = busy[_DRAM] + refetched / (target.dram_bytes_per_s * shares[_DRAM])
+        busy[_LAUNCH] = np.asarray(details["step_s"])  # its row is free: the floor is added below
         return _floor(limits[_LAUNCH], details["launches"], target) + details["setup_s"] + overlapped(busy)
-
-    return time
 
 
 def _floor(launch_s: Array, launches: Number, target: Gpu) -> Array:

@@ -27,6 +27,7 @@ from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu, gpu
 from kernelcast.kernels.base import Kernel, Words
 from kernelcast.machine.analyse import PIPELINES, Score
+from kernelcast.machine.lazy import lazy
 from kernelcast.support import SUPPORT
 
 WEIGHTS = Path(__file__).parent / "weights"
@@ -66,17 +67,19 @@ class FamilyWeights:
         found = heard.features
         values = aligned(found.names, found.values, self.encoder.names)
         steps = self._steps(heard)
-        out = self.outputs(values, question.gpu, heard.words, standing.name)
-        kept, low, high = self._spread(steps)
-        middle = out[:, 0] * kept + standing.shift
+        numbers = self.encoder.numbers(values)
+        out = self.outputs(values, question.gpu, heard.words, standing.name, numbers)
+        kept, *least = self._spread(steps)
         width = standing.entry.width if standing.entry else 1.0
-        fast = self.ceiling(self._blank(values), ())[:, 0].astype(np.float64)
+        learned = np.maximum(width * softplus(out[:, 1:].T), least)
+        low, high = np.hypot(learned, [[standing.low], [standing.high]])
+        fast = self._fastest(numbers, ())[:, 0].astype(np.float64)
         scale = found.estimate_s if question.heard is None else question.time_s
-        time = scale * np.exp(middle)
+        time = scale * np.exp(out[:, 0] * kept + standing.shift)
         return Estimate(
             time_s=time,
-            low_s=time * np.exp(-np.hypot(np.maximum(width * softplus(out[:, 1]), low), standing.low)),
-            high_s=time * np.exp(np.hypot(np.maximum(width * softplus(out[:, 2]), high), standing.high)),
+            low_s=time * np.exp(-low),
+            high_s=time * np.exp(high),
             ceiling_s=scale * np.exp(fast),
             support=LEVELS[np.minimum(steps + len(standing.changed), 2)],
         ).held(question.bound_s)
@@ -86,30 +89,48 @@ class FamilyWeights:
         return self.evidence.standings(kernel, words, target, kin.id)
 
     def outputs(
-        self, values: Floats, target: Gpu, words: Mapping[str, str | None], name: str | None = None
-    ) -> NDArray[np.float64]:
+        self, values: Floats, target: Gpu, words: Mapping[str, str | None], name: str | None = None,
+        numbers: Floats | None = None,
+    ) -> NDArray[np.float64]:  # fmt: skip
         """(calls, 3): log of the correction, and how far below and above it the interval reaches (before softplus).
 
         ``name``: the GPU that the networks are told of; the target, or the nearest measured one, where none is given.
+        ``numbers``: the values as the encoder gives them, where that was done before.
         """
+        told = self.encoder.numbers(values) if numbers is None else numbers
         if self.nameless:
-            return self._transferred(values, words)
+            return self._transferred(told, words)
         kin = gpu(name) if name else stand_in(target, self.encoder.vocabulary["gpu"])
-        named = values if kin.id == target.id else as_gpu(self.encoder.names, values, kin, target)
-        near = _mean(self.main, self.encoder.numbers(named), self.encoder.positions({**words, "gpu": kin.id}))
+        named = told if kin.id == target.id else self.encoder.numbers(as_gpu(self.encoder.names, values, kin, target))
+        near = _mean(self.main, named, self.encoder.positions({**words, "gpu": kin.id}))
         shift = clock_shift(kin, target)
         if shift:
             near[:, 0] += shift * self._tensor_share(values)
         if kin.compute_capability == target.compute_capability:
             return near
-        return (near + self._transferred(values, words)) / 2
+        return (near + self._transferred(told, words)) / 2
 
-    def _transferred(self, values: Floats, words: Mapping[str, str | None]) -> NDArray[np.float64]:
+    def _transferred(self, numbers: Floats, words: Mapping[str, str | None]) -> NDArray[np.float64]:
         """What the networks say that know no GPU."""
-        return _mean(self.transfer, self._blank(values), self.encoder.positions(words))
+        return _mean(self._unnamed, numbers, self.encoder.positions(words))
 
-    def _blank(self, values: Floats) -> Floats:
-        return without_gpu(self.encoder, self.encoder.numbers(values))
+    @lazy
+    def _unnamed(self) -> tuple[Layers, ...]:
+        return tuple(net.deaf_to(self._naming) for net in self.transfer)
+
+    @lazy
+    def _fastest(self) -> Layers:
+        return self.ceiling.deaf_to(self._naming)
+
+    @lazy
+    def without_names(self) -> FamilyWeights:
+        """Asked by ratios alone, whatever GPU it is."""
+        return replace(self, nameless=True)
+
+    @property
+    def _naming(self) -> list[int]:
+        """Inputs that tell a GPU: networks that were fitted without them hear nothing there."""
+        return naming(self.encoder)
 
     def _tensor_share(self, values: Floats) -> NDArray[np.float64]:
         """Of the generic time, what matrix products bind."""
@@ -127,8 +148,12 @@ class FamilyWeights:
 
     def _spread(self, steps: NDArray[np.int64]) -> NDArray[np.float64]:
         """(3, calls): keep, low and high for so many steps."""
-        table = np.array([[s.keep, s.low, s.high] for s in (self.spreads.get(str(x), Spread()) for x in LEVELS)])
-        return table[np.minimum(steps, 2)].T
+        return self._spreads[:, np.minimum(steps, 2)]
+
+    @lazy
+    def _spreads(self) -> NDArray[np.float64]:
+        told = [self.spreads.get(str(level), Spread()) for level in LEVELS]
+        return np.array([[s.keep for s in told], [s.low for s in told], [s.high for s in told]])
 
 
 def _mean(nets: Sequence[Layers], numbers: Floats, positions: Sequence[int]) -> NDArray[np.float64]:
@@ -185,8 +210,13 @@ def as_gpu(names: Sequence[str], values: Floats, kin: Gpu, target: Gpu) -> Float
 def without_gpu(encoder: Encoder, numbers: Floats) -> Floats:
     """The features that name a GPU set to their mean, which says nothing."""
     blank = numbers.copy()
-    blank[:, [at for at, name in enumerate(encoder.names) if name in GPU_FEATURES]] = 0.0
+    blank[:, naming(encoder)] = 0.0
     return blank
+
+
+def naming(encoder: Encoder) -> list[int]:
+    """The features that name a GPU, by place."""
+    return [at for at, name in enumerate(encoder.names) if name in GPU_FEATURES]
 
 
 def softplus(x: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -218,8 +248,7 @@ class Learned:
         weights = load(self.folder, question.kernel.family)
         if weights is None:
             return replace(GENERIC.estimate(question), predictor=GENERIC.name)
-        asked = replace(weights, nameless=True) if self.nameless else weights
-        return asked.estimate(question)
+        return (weights.without_names if self.nameless else weights).estimate(question)
 
     def standings(self, kernel: type[Kernel], words: Words, target: Gpu) -> tuple[Standing, ...]:
         weights = load(self.folder, kernel.family)

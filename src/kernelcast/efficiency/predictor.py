@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -14,7 +13,8 @@ from kernelcast.efficiency.evidence import AS_IT_IS, Standing
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Calls, Kernel, Words
 from kernelcast.kernels.work import Array
-from kernelcast.machine.analyse import Analysis, Score
+from kernelcast.machine.analyse import Analysis, Score, summed
+from kernelcast.machine.lazy import lazy
 
 if TYPE_CHECKING:
     from kernelcast.efficiency.features import Features
@@ -38,8 +38,7 @@ class Question:
 
     @property
     def bound_s(self) -> Array:
-        bounds = [work.bound for work in self.best]
-        return bounds[0] if len(bounds) == 1 else np.sum(bounds, axis=0)
+        return summed([work.bound for work in self.best])
 
     @property
     def words(self) -> dict[str, str | None]:
@@ -52,9 +51,9 @@ class Question:
         """The generic time, by physics alone."""
         from kernelcast.efficiency.generic import work_times  # which answers questions itself
 
-        return np.sum(work_times(self.best, self.gpu), axis=0)
+        return summed(work_times(self.best, self.gpu))
 
-    @functools.cached_property
+    @lazy
     def features(self) -> Features:
         """Made once, however many predictors look at them."""
         from kernelcast.efficiency.features import features  # they rest on the generic time, which answers questions
@@ -79,9 +78,9 @@ class Estimate:
         return replace(
             self,
             time_s=time,
-            low_s=np.clip(self.low_s, bound_s, time),
+            low_s=np.minimum(np.maximum(self.low_s, bound_s), time),
             high_s=np.maximum(self.high_s, time),
-            ceiling_s=np.clip(self.ceiling_s, bound_s, time),
+            ceiling_s=np.minimum(np.maximum(self.ceiling_s, bound_s), time),
         )
 
 

@@ -35,8 +35,9 @@ def gpu(name: str | Path | Gpu, **changes: float) -> Gpu:
 def origin_of(chip: Gpu) -> Gpu | None:
     """The GPU that this one is a what-if of, None where it is none. A GPU is its numbers: a file that has the name of a
     catalogued one and other numbers is a what-if of it."""
-    if chip.origin is None and chip.id in gpu_ids() and chip != _catalogued(chip.id):
-        return _catalogued(chip.id)
+    if chip.origin is None and chip.id in gpu_ids():
+        found = _catalogued(chip.id)
+        return None if chip is found or chip == found else found
     return chip.origin
 
 

@@ -283,9 +283,17 @@ class Kernel:
 
 def grain(sizes: Array) -> Array:
     """log2 of the largest power of two, up to 128, that divides each size: vectors need alignment."""
-    return np.log2(np.gcd(sizes.astype(np.int64), 128))
+    return twos(sizes, 128)
 
 
+def twos(sizes: Array, most: int) -> Array:
+    """log2 of the largest power of two, up to ``most`` (one itself), that divides each whole number."""
+    whole = sizes.astype(np.int64) | most
+    return _TWOS[whole & -whole]
+
+
+_TWOS = np.full(257, np.nan)  # log2 of the powers of two that alignment asks for
+_TWOS[2 ** np.arange(9)] = np.arange(9)
 REGISTRY: dict[str, type[Kernel]] = {}
 
 

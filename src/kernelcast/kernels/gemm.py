@@ -7,12 +7,14 @@ the machine ranks them.
 
 from __future__ import annotations
 
+import functools
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from kernelcast.hardware import Gpu
-from kernelcast.kernels.base import Calls, Kernel, Words, choice, grain, size
+from kernelcast.kernels.base import Calls, Kernel, Words, choice, grain, size, twos
 from kernelcast.kernels.dtypes import DType, dtype, matmul_pipe
 from kernelcast.kernels.quantize import quantised_rows
 from kernelcast.kernels.work import Array, Number, Work, Works, axis, ceil_div
@@ -34,6 +36,14 @@ _TCGEN05 = (
     (64, 64, 192), (32, 128, 192), (16, 128, 192), (16, 64, 192),
 )  # fmt: skip
 _COMMON_TILES = ((256, 128), (128, 256), (128, 192), (128, 128), (128, 64), (64, 128), (64, 64))
+_COMMON = tuple(axis([tile[at] for tile in _COMMON_TILES]) for at in (0, 1))
+_ONE = np.ones(1)
+_STEPS = axis([8.0, 64.0, 128.0, 256.0])
+_PRODUCT_HINTS = (
+    "log_m", "log_n", "log_k", "log_batch", "grain_m", "grain_n", "grain_k",
+    *(f"{side}_mod_{step:.0f}" for side in "mn" for step in _STEPS[:, 0]), "k_mod_64",
+    *(f"fill_{m}x{n}" for m, n in _COMMON_TILES), *(f"waves_{m}x{n}" for m, n in _COMMON_TILES),
+)  # fmt: skip
 _TILE_K_BYTES = 128.0  # one swizzle row: 64 bf16 elements
 _MIN_STEPS_PER_SPLIT = 4  # a split shorter than this does not pay for its reduction
 # cuBLAS names kernels by whether A and B are transposed, column by column: a Linear's forward (weight [n, k]) is tn,
@@ -60,15 +70,16 @@ class MatrixUnit:
 
 
 MMA_SYNC = MatrixUnit(_MMA, 64, 64, 3, 1)  # a warp computes 64x64 of C at best
+_VECTOR_UNIT = replace(MMA_SYNC, stages=2)
+_WGMMA_UNIT = MatrixUnit(_WGMMA, 64, 256, 4, 2)
+_TCGEN05_UNIT = MatrixUnit(_TCGEN05, 128, 256, 4, 1, paired=True)
 
 
 def matrix_unit(gpu: Gpu) -> MatrixUnit:
     capability = gpu.compute_capability
     if capability.startswith("9."):
-        return MatrixUnit(_WGMMA, 64, 256, 4, 2)
-    if capability.startswith("10."):
-        return MatrixUnit(_TCGEN05, 128, 256, 4, 1, paired=True)
-    return MMA_SYNC
+        return _WGMMA_UNIT
+    return _TCGEN05_UNIT if capability.startswith("10.") else MMA_SYNC
 
 
 # What a tile waits for beside its arithmetic: about three trips to DRAM for barriers, first operands and write-back;
@@ -158,43 +169,87 @@ def _upright(calls: Calls) -> tuple[Array, Array]:
 def matmul_work(
     gpu: Gpu, kind: DType, m: Array, n: Array, k: Array, *, batch: Number = 1.0, weights: bool = True
 ) -> Work:
-    """``batch`` products of m x k by k x n. ``weights``: B is streamed from DRAM rather than just computed."""
-    pipe = matmul_pipe(gpu, kind.name)
-    unit = matrix_unit(gpu) if pipe == "tensor" else replace(MMA_SYNC, stages=2)
-    tile_m, tile_n, threads, split = _candidates(unit, gpu, kind, m, n, k, batch)
-    tile_k = _TILE_K_BYTES / kind.act_bytes if pipe == "tensor" else 16.0
-    tile_k = float(2 ** round(np.log2(tile_k)))
+    """``batch`` products of m x k by k x n. ``weights``: B is streamed from DRAM rather than just computed.
 
-    steps = ceil_div(ceil_div(k, tile_k), split)  # k-steps of one task
-    tasks = batch * ceil_div(m, tile_m) * ceil_div(n, tile_n) * split
-    macs = tile_m * tile_n * steps * tile_k
-    a_bytes, b_bytes = tile_m * steps * tile_k * kind.act_bytes, tile_n * steps * tile_k * kind.weight_bytes
-    c_bytes = tile_m * tile_n * np.where(split > 1, 8.0, kind.out_bytes)  # fp32 partials, written and read
-    neighbours = np.minimum(2.0, ceil_div(m, tile_m))  # tiles below one another use the same B
-    b_bytes = b_bytes / (neighbours if unit.paired else 1)
-    multicast = b_bytes * (1 - 1 / np.minimum(unit.cluster, neighbours))
-    stage = (tile_m * kind.act_bytes + tile_n * kind.weight_bytes) * tile_k
+    Candidates are every tile twice: whole k, and k split so that the tiles fill the SMs once. What a split does not
+    change is computed once a tile; (ways, tiles, calls) become (candidates, calls) at the end.
+    """
+    pipe = matmul_pipe(gpu, kind.name)
+    unit = matrix_unit(gpu) if pipe == "tensor" else _VECTOR_UNIT
+    tile = _tiles(unit, kind, pipe, gpu.smem_bytes_per_cta)
+    rows, columns = ceil_div(m, tile.m), ceil_div(n, tile.n)
+    tiles = batch * rows * columns
+    split = _split(gpu, kind, k, tiles)
+    whole_steps = ceil_div(k, tile.k)
+    steps = _both(whole_steps, ceil_div(whole_steps, split))  # k-steps of one task
+    neighbours = np.minimum(2.0, rows)  # tiles below one another use the same B
+    b_bytes = tile.b_bytes / neighbours if unit.paired else tile.b_bytes
+    smem_bytes = unit.smem_bytes(tile.a_bytes, b_bytes, tile.m, tile.n) if unit.paired else tile.smem_bytes
+    multicast = b_bytes * (1 - 1 / np.minimum(unit.cluster, neighbours)) if unit.cluster > 1 else 0.0
+    c_bytes = _both(tile.c_bytes, np.where(split > 1, tile.partial_bytes, tile.c_bytes))
+    flops = _flat(tile.flops * steps)
     return Work(
-        tasks=tasks,
-        tensor_flops=2 * macs if pipe == "tensor" else 0.0,
+        tasks=_flat(_both(tiles, tiles * split)),
+        tensor_flops=flops if pipe == "tensor" else 0.0,
         tensor_dtype=kind.math,
-        fma_flops=2 * macs if pipe == "fma" else dequantise_flops(kind, tile_m, tile_n, steps * tile_k),
+        fma_flops=flops if pipe == "fma" else _flat(dequantise_flops(kind, tile.m, tile.n, steps * tile.k)),
         fma_dtype=kind.math if pipe == "fma" else "fp32",
-        smem_bytes=unit.smem_bytes(a_bytes, b_bytes, tile_m, tile_n),
-        l2_bytes=a_bytes + b_bytes - multicast + c_bytes,
-        multicast_bytes=multicast,
+        smem_bytes=_flat(smem_bytes * steps),
+        l2_bytes=_flat((tile.a_bytes + b_bytes - multicast) * steps + c_bytes),
+        multicast_bytes=_flat(multicast * steps) if unit.cluster > 1 else 0.0,
         streamed_bytes=(batch * n * k * kind.weight_bytes if weights else 0.0),
         activation_bytes=batch * (m * k * kind.act_bytes + m * n * kind.out_bytes)
         + (0.0 if weights else batch * n * k * kind.weight_bytes),
-        refetched_bytes=_refetched(gpu, kind, m, n, k, tile_m, tile_n) * batch,
-        threads=threads,
-        registers_per_thread=np.minimum(255, 40 + tile_m * tile_n / np.minimum(threads, 256)),
-        smem_bytes_per_cta=np.minimum(unit.stages * stage, gpu.smem_bytes_per_cta),
-        serial_steps=steps,
+        refetched_bytes=_refetched(gpu, kind, m, n, k, tile, rows, columns) * batch,
+        threads=tile.threads,
+        registers_per_thread=tile.registers,
+        smem_bytes_per_cta=tile.smem_bytes_per_cta,
+        serial_steps=_flat(steps),
         step_cycles=STEP_CYCLES,
         task_cycles=TASK_CYCLES,
         useful_flops=2 * batch * m * n * k,
-        tile={"tile_m": tile_m, "tile_n": tile_n, "tile_k": tile_k, "split_k": split},
+        tile={**tile.names, "split_k": _flat(_both(_ONE, split))},
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Tiles:
+    """What is the same for all calls: (tiles, 1) each, of one k-step; for the CTA (candidates, 1)."""
+
+    m: Array
+    n: Array
+    k: float
+    flops: Array
+    a_bytes: Array
+    b_bytes: Array
+    smem_bytes: Array
+    c_bytes: Array
+    partial_bytes: Array  # C in fp32, written and read
+    threads: Array
+    registers: Array
+    smem_bytes_per_cta: Array
+    names: dict[str, Number]
+
+
+@functools.cache
+def _tiles(unit: MatrixUnit, kind: DType, pipe: str, smem_bytes_per_cta: float) -> Tiles:
+    m, n, threads = (axis([tile[at] for tile in unit.tiles]) for at in range(3))
+    k = float(2 ** round(math.log2(_TILE_K_BYTES / kind.act_bytes))) if pipe == "tensor" else 16.0
+    a_bytes, b_bytes = m * k * kind.act_bytes, n * k * kind.weight_bytes
+    return Tiles(
+        m=m,
+        n=n,
+        k=k,
+        flops=2 * m * n * k,
+        a_bytes=a_bytes,
+        b_bytes=b_bytes,
+        smem_bytes=unit.smem_bytes(a_bytes, b_bytes, m, n),
+        c_bytes=m * n * kind.out_bytes,
+        partial_bytes=m * n * 8.0,
+        threads=_twice(threads),
+        registers=_twice(np.minimum(255, 40 + m * n / np.minimum(threads, 256))),
+        smem_bytes_per_cta=_twice(np.minimum(unit.stages * (a_bytes + b_bytes), smem_bytes_per_cta)),
+        names={"tile_m": _twice(m), "tile_n": _twice(n), "tile_k": k},
     )
 
 
@@ -206,40 +261,55 @@ def _hints(gpu: Gpu, calls: Calls, m: Array, n: Array, batch: Array, usual_layou
 
 def product_hints(gpu: Gpu, m: Array, n: Array, k: Array, batch: Array) -> dict[str, Array]:
     """Shape, and how well common tiles would fill this GPU whole waves at a time."""
-    found = {"log_m": np.log2(m), "log_n": np.log2(n), "log_k": np.log2(k), "log_batch": np.log2(batch)}
-    found |= {"grain_m": grain(m), "grain_n": grain(n), "grain_k": grain(k)}
-    for step in (8, 64, 128, 256):
-        found |= {f"m_mod_{step}": np.mod(m, step) / step, f"n_mod_{step}": np.mod(n, step) / step}
-    found["k_mod_64"] = np.mod(k, 64) / 64
-    for tile_m, tile_n in _COMMON_TILES:
-        tiles = batch * ceil_div(m, tile_m) * ceil_div(n, tile_n)
-        waves = ceil_div(tiles, gpu.sm_count)
-        found[f"fill_{tile_m}x{tile_n}"] = batch * m * n / (tile_m * tile_n * waves * gpu.sm_count)
-        found[f"waves_{tile_m}x{tile_n}"] = np.minimum(tiles / gpu.sm_count, 8.0)
-    return found
+    sizes = np.array([m, n, k])
+    tile_m, tile_n = _COMMON
+    tiles = batch * ceil_div(m, tile_m) * ceil_div(n, tile_n)
+    share = tiles / gpu.sm_count
+    fill = batch * m * n / (tile_m * tile_n * np.ceil(share) * gpu.sm_count)
+    parts = _beyond(sizes[:2, None] / _STEPS).reshape(-1, len(m))  # of a step that are left over
+    logs, waves = np.log2(sizes), np.minimum(share, 8.0)
+    rows = (*logs, np.log2(batch), *grain(sizes), *parts, _beyond(k / 64), *fill, *waves)
+    return dict(zip(_PRODUCT_HINTS, rows, strict=True))
+
+
+def _beyond(sizes: Array) -> Array:
+    """The part after the point."""
+    return sizes - np.floor(sizes)
 
 
 def _alignment(kind: DType, m: Array, n: Array, k: Array, layout: str) -> dict[str, Array]:
     """log2 of the bytes that divide the rows in memory, of up to 16: TMA (and the widest loads) need all 16."""
-    rows = {
-        "a": (m if layout == "nt" else k) * kind.act_bytes,
-        "b": (k if layout == "tn" else n) * kind.weight_bytes,
-        "c": n * kind.out_bytes,
-    }
-    found = {f"align_{name}": np.log2(np.gcd(np.rint(2 * row).astype(np.int64), 32)) for name, row in rows.items()}
-    return found | {"align": np.minimum(np.minimum(found["align_a"], found["align_b"]), found["align_c"])}
+    rows = np.array([
+        (m if layout == "nt" else k) * kind.act_bytes,
+        (k if layout == "tn" else n) * kind.weight_bytes,
+        n * kind.out_bytes,
+    ])  # fmt: skip
+    aligned = twos(np.rint(2 * rows), 32)
+    found = dict(zip(("align_a", "align_b", "align_c"), aligned, strict=True))
+    return found | {"align": np.minimum.reduce(aligned)}
 
 
-def _candidates(
-    unit: MatrixUnit, gpu: Gpu, kind: DType, m: Array, n: Array, k: Array, batch: Number
-) -> tuple[Array, Array, Array, Array]:
-    """Every tile twice: whole k, and k split so that the tiles fill the SMs once."""
-    tile_m, tile_n, threads = (axis([t[i] for t in unit.tiles]) for i in range(3))
-    tiles = batch * ceil_div(m, tile_m) * ceil_div(n, tile_n)
+def _split(gpu: Gpu, kind: DType, k: Array, tiles: Array) -> Array:
+    """Into how many tasks a tile's k is split, so that the tiles fill the SMs once."""
     most = np.floor(k * kind.act_bytes / (_TILE_K_BYTES * _MIN_STEPS_PER_SPLIT))
-    split = np.maximum(1, np.minimum(np.floor(gpu.sm_count / tiles), np.minimum(most, 32)))
-    twice = [np.concatenate([x, x]) for x in (tile_m, tile_n, threads)]
-    return twice[0], twice[1], twice[2], np.concatenate([np.ones_like(split), split])
+    return np.maximum(1, np.minimum(np.floor(gpu.sm_count / tiles), np.minimum(most, 32)))
+
+
+def _both(whole: Array, split: Array) -> Array:
+    """(2, tiles, calls): of whole k, and of k split."""
+    found = np.empty((2, *split.shape))
+    found[0], found[1] = whole, split
+    return found
+
+
+def _flat(both: Number) -> Number:
+    """(ways, tiles, calls) as (candidates, calls)."""
+    return both.reshape(-1, both.shape[-1]) if isinstance(both, np.ndarray) else both
+
+
+def _twice(tiles: Array) -> Array:
+    """What a split does not change, for both ways."""
+    return np.concatenate([tiles, tiles])
 
 
 def dequantise_flops(kind: DType, tile_m: Array, tile_n: Array, k: Array) -> Number:
@@ -249,17 +319,18 @@ def dequantise_flops(kind: DType, tile_m: Array, tile_n: Array, k: Array) -> Num
     return 2 * tile_n * k if kind.name == "int4" else 0.0
 
 
-def _refetched(gpu: Gpu, kind: DType, m: Array, n: Array, k: Array, tile_m: Array, tile_n: Array) -> Array:
+def _refetched(gpu: Gpu, kind: DType, m: Array, n: Array, k: Array, tile: Tiles, rows: Array, columns: Array) -> Number:
     """Operand bytes read from DRAM more than once: what one wave of tiles shares is read once a wave.
 
     A wave of S tiles covers at best a square of sqrt(S) x sqrt(S) tiles, so it reads sqrt(S) row panels and as
     many column panels. Nothing is read again while both operands fit in L2.
     """
-    rows, columns = ceil_div(m, tile_m), ceil_div(n, tile_n)
-    high = np.minimum(rows, np.sqrt(gpu.sm_count))
-    wide = np.minimum(columns, gpu.sm_count / high)
-    waves = np.maximum(1, rows * columns / gpu.sm_count)
-    per_wave = (high * tile_m * kind.act_bytes + wide * tile_n * kind.weight_bytes) * k
     operands = (m * kind.act_bytes + n * kind.weight_bytes) * k
     missing = np.clip(operands / gpu.l2_bytes - 1, 0, 1)
-    return missing * np.maximum(0, waves * per_wave - operands)
+    if not missing.any():
+        return 0.0
+    high = np.minimum(rows, math.sqrt(gpu.sm_count))
+    wide = np.minimum(columns, gpu.sm_count / high)
+    waves = np.maximum(1, rows * columns / gpu.sm_count)
+    per_wave = (high * (tile.m * kind.act_bytes) + wide * (tile.n * kind.weight_bytes)) * k
+    return _twice(missing * np.maximum(0, waves * per_wave - operands))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,12 +63,35 @@ class Work:
     @property
     def shape(self) -> tuple[int, int]:
         """(candidates, calls)"""
-        shapes = [value.shape for value in (*vars(self).values(), *self.tile.values()) if isinstance(value, np.ndarray)]
-        candidates, calls = np.broadcast_shapes((1, 1), *shapes)
-        return candidates, calls
+        arrays = [value for value in (*vars(self).values(), *self.tile.values()) if isinstance(value, np.ndarray)]
+        candidates = max((array.shape[0] for array in arrays if array.ndim == 2), default=1)
+        return candidates, max((array.shape[-1] for array in arrays if array.ndim), default=1)
+
+    def demand(self, candidate: NDArray[np.intp]) -> Work:
+        """Of one candidate of each call, what its limits are made of."""
+        taken: dict[str, Any] = {name: chosen(getattr(self, name), candidate) for name in _DEMAND}
+        return Work(**taken)
 
 
+_DEMAND = (
+    "tasks", "tensor_flops", "tensor_dtype", "fma_flops", "fma_dtype", "xu_ops", "smem_bytes", "l2_bytes",
+    "multicast_bytes", "other_warp_instructions", "streamed_bytes", "activation_bytes", "link_bytes", "link_steps",
+    "link", "launches",
+)  # fmt: skip
 Works = tuple[Work, ...]
+
+
+def chosen(values: Number, candidate: NDArray[np.intp]) -> Number:
+    """What broadcasts to (candidates, calls), of one candidate of each call; one number for all may stay one.
+
+    ``candidate`` may be (ranks, calls): then so is the answer, or it broadcasts to that.
+    """
+    if not isinstance(values, np.ndarray) or values.ndim < 2:
+        return values
+    candidates, calls = values.shape
+    if candidates == 1:
+        return values[0]
+    return values.reshape(-1).take(candidate if calls == 1 else candidate * calls + np.arange(calls))
 
 
 def ceil_div(a: Number, b: Number) -> Array:

@@ -6,76 +6,184 @@ function from the limits and details of the candidates to a number, smallest fir
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import functools
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
-from kernelcast.kernels.work import Array, Number, Work
-from kernelcast.machine.limits import LIMITS, PER_SM, Turns, dram_bytes, extra_dram_bytes, resident_share
-from kernelcast.machine.schedule import busiest_share, ctas_per_sm
+from kernelcast.kernels.work import Array, Number, Work, chosen
+from kernelcast.machine.lazy import lazy
+from kernelcast.machine.limits import LIMITS, NOTHING, Turns
+from kernelcast.machine.placed import Placed
 
 PIPELINES = tuple(LIMITS)
 IN_A_MODEL = Turns()
-Details = Mapping[str, Number]
-Score = Callable[[Array, Details], Array]
-"""(pipelines, candidates, calls) limits of the busiest SM in seconds, and the fields of ``Analysis`` beside limits and
-tile, -> (candidates, calls) score; the least is chosen."""
+_FEW_CALLS = 32
+Score = Callable[[Sequence[Array], "Placed | Analysis"], Array]
+"""The limits of the busiest SM in seconds, one entry a pipeline, and what else is known by name (``details["step_s"]``)
+-> a score that broadcasts to (candidates, calls); the least is chosen."""
 
 
-@dataclass(frozen=True)
+def _each(name: str) -> lazy[Array]:
+    """A number of ``Placed``, of the chosen candidates."""
+
+    def taken(self: Analysis) -> Array:
+        return self.full(chosen(getattr(self.placed, name), self.candidate))
+
+    return lazy(taken)
+
+
+@dataclass(frozen=True, eq=False)
+class Ranked:
+    """The best candidates of each call, (ranks, calls), best first: what is asked of all of them, at once."""
+
+    placed: Placed
+    candidate: NDArray[np.intp]
+    score: Array
+    by: Score
+
+    @lazy
+    def tails(self) -> Array:
+        busiest, tasks = (chosen(values, self.candidate) for values in (self.placed.busiest, self.placed.tasks))
+        return _tail(busiest, tasks, self.placed)
+
+    @lazy
+    def tile_logs(self) -> Mapping[str, Number]:
+        """log2 of the numbers that name a candidate."""
+        return {name: chosen(value, self.candidate) for name, value in self.placed.tile_logs.items()}
+
+
+def _tail(busiest: Number, tasks: Number, placed: Placed) -> Array:
+    held = busiest * placed.gpu.sm_count
+    return np.where(held > 0, 1 - tasks / np.maximum(held, 1e-300), 0.0)
+
+
+@dataclass(frozen=True, eq=False)
 class Analysis:
-    """One kernel of many calls on one GPU with one chosen candidate each; all arrays are (calls,)."""
+    """One kernel of many calls on one GPU with one chosen candidate each; all arrays are (calls,), made when asked for.
+    What the numbers are, ``Placed`` says."""
 
-    limits: Array  # (pipelines, calls), seconds, work spread evenly; rows as in PIPELINES
-    busiest_limits: Array  # the same for the busiest SM, as its schedule loads it
-    tasks: Array
-    busiest: Array  # mean tasks on the busiest SM
-    ctas_per_sm: Array
-    serial_steps: Array
-    step_s: Array  # dependent steps of all rounds of CTAs, one after another
-    setup_s: Array  # set-up and write-back of all rounds
-    launches: Array
-    flops: Array  # done, padding included
-    useful_flops: Array
-    dram_bytes: Array  # the least
-    refetched_bytes: Array  # expected on top
-    footprint_bytes: Array
-    resident_share: Array
-    tile: Mapping[str, Array]
-    sm_count: int
+    placed: Placed
     candidate: NDArray[np.intp]  # of the work's, which was chosen
+    ranked: Ranked | None = None  # among those, where there was a choice
+    rank: int = 0
+
+    tasks = _each("tasks")
+    busiest = _each("busiest")
+    ctas_per_sm = _each("ctas_per_sm")
+    serial_steps = _each("serial_steps")
+    step_s = _each("step_s")
+    setup_s = _each("setup_s")
+    launches = _each("launches")
+    useful_flops = _each("useful_flops")
+    dram_bytes = _each("dram_bytes")
+    refetched_bytes = _each("refetched_bytes")
+    footprint_bytes = _each("footprint_bytes")
+    resident_share = _each("resident_share")
+
+    def __getitem__(self, name: str) -> Array:
+        found: Array = getattr(self, name)
+        return found
+
+    def full(self, values: Number) -> Array:
+        """One number a call."""
+        calls = len(self.candidate)
+        array = np.asarray(values, dtype=np.float64)
+        if array.shape == (calls,):
+            return array
+        found = np.empty(calls)
+        found[:] = array
+        return found
+
+    @lazy
+    def _alone(self) -> Placed:
+        """What the chosen candidates ask for: what no score needs is computed of it alone."""
+        placed = self.placed
+        return Placed(placed.work.demand(self.candidate), placed.gpu, placed.turns, placed.without)
+
+    @lazy
+    def limits(self) -> Array:
+        """(pipelines, calls), seconds, work spread evenly; rows as in PIPELINES."""
+        return self._rows(self._alone.limits)
+
+    @lazy
+    def busiest_limits(self) -> Array:
+        """The same for the busiest SM, as its schedule loads it."""
+        return self._rows(self.busiest_each)
+
+    @lazy
+    def busiest_each(self) -> list[Array]:
+        """The same, each in its own shape."""
+        return [np.asanyarray(chosen(limit, self.candidate)) for limit in self.placed.busiest_limits]
+
+    def _rows(self, limits: Sequence[Number]) -> Array:
+        found = np.empty((len(limits), len(self.candidate)))
+        for row, limit in enumerate(limits):
+            found[row] = limit
+        return found
+
+    @lazy
+    def flops(self) -> Array:
+        return self.full(self._alone.flops)
+
+    @lazy
+    def tile(self) -> Mapping[str, Array]:
+        return {name: self.full(chosen(value, self.candidate)) for name, value in self.placed.work.tile.items()}
 
     @property
+    def sm_count(self) -> int:
+        return self.placed.gpu.sm_count
+
+    @lazy
     def bound(self) -> Array:
-        return np.max(self.limits, axis=0)
+        found: Array = np.maximum.reduce(self.limits)
+        return found
 
-    @property
+    @lazy
     def waves(self) -> Array:
         """Rounds of CTAs that fill the GPU."""
         return self.tasks / (self.sm_count * self.ctas_per_sm)
 
-    @property
+    @lazy
     def tail(self) -> Array:
         """Share of all SM time that idles because tasks do not divide evenly."""
-        held = self.busiest * self.sm_count
-        return np.where(held > 0, 1 - self.tasks / np.maximum(held, 1e-300), 0.0)
+        return _tail(self.busiest, self.tasks, self.placed)
 
-    @property
+    @lazy
     def padding(self) -> Array:
         """Share of the arithmetic that is padding of tiles."""
         return np.where(self.flops > 0, 1 - self.useful_flops / np.maximum(self.flops, 1e-300), 0.0)
 
 
-def overlapped(limits: Array) -> Array:
-    """Time if pipelines overlap well but not perfectly: the 4-norm of the limits."""
-    squares = limits * limits
-    return np.sqrt(np.sqrt(np.sum(squares * squares, axis=0)))
+def overlapped(limits: Iterable[Array]) -> Array:
+    """Time if pipelines overlap well but not perfectly: the 4-norm of the limits, added one after another."""
+    total: Array = NOTHING
+    for limit in limits:
+        if limit is NOTHING:
+            continue
+        fourth = limit * limit
+        fourth *= fourth
+        total = fourth if total is NOTHING else _added(total, fourth)
+    return np.sqrt(np.sqrt(total))
 
 
-def by_pipelines(limits: Array, details: Details) -> Array:
+def _added(total: Array, more: Array) -> Array:
+    """In the place of ``total``, where it is as large."""
+    if total.shape == more.shape:
+        total += more
+        return total
+    return total + more
+
+
+def summed(arrays: Sequence[Array]) -> Array:
+    """Of several kernels that run in turn."""
+    return functools.reduce(np.add, arrays)
+
+
+def by_pipelines(limits: Sequence[Array], details: Placed | Analysis) -> Array:
     """Peaks alone, without latency."""
     return overlapped(limits)
 
@@ -91,72 +199,31 @@ def analyse(
     candidate: NDArray[np.intp] | None = None,
 ) -> tuple[Analysis, ...]:
     """The ``keep`` best candidates of each call, best first; or ``candidate`` of each, whatever its score."""
-    shape = work.shape
-    busiest = busiest_share(work, gpu.sm_count)
-    even = np.asarray(work.tasks) / gpu.sm_count
-    limits = np.zeros((len(PIPELINES), *shape))
-    loaded = np.zeros_like(limits)
-    for row, (name, limit) in enumerate(LIMITS.items()):
-        if name not in without:
-            limits[row] = limit(work, gpu, even, turns)
-            loaded[row] = limit(work, gpu, busiest, turns) if name in PER_SM else limits[row]
-    details = _details(work, gpu, busiest, turns)
-    order: NDArray[np.intp]
+    candidates, calls = work.shape
+    placed = Placed(work, gpu, turns, without)
     if candidate is not None:
-        order = candidate[None]
-    elif shape[0] == 1:
-        order = np.zeros(shape, dtype=np.intp)
-    elif keep == 1:
-        order = np.argmin(score(loaded, details), axis=0)[None]
-    else:
-        order = np.argsort(score(loaded, details), axis=0, kind="stable")[:keep]
-    return tuple(_take(limits, loaded, details, work, gpu, candidate) for candidate in order)
+        return (Analysis(placed, candidate),)
+    if candidates == 1:
+        return (Analysis(placed, np.zeros(calls, dtype=np.intp)),)
+    scores = np.broadcast_to(score(placed.busiest_limits, placed), (candidates, calls))
+    ranked = Ranked(placed, *_least(scores, keep), score)
+    return tuple(Analysis(placed, one, ranked, rank) for rank, one in enumerate(ranked.candidate))
 
 
-def _details(work: Work, gpu: Gpu, busiest: Array, turns: Turns) -> dict[str, Number]:
-    ctas = ctas_per_sm(work, gpu)
-    rounds = np.ceil(np.asarray(work.tasks) / (gpu.sm_count * ctas))
-    rounds_s = rounds / gpu.clock_boost_hz
-    # An SM walks its tasks one after another: as many mean ones as there are rounds, or the longest alone.
-    mean_steps = work.serial_steps if work.mean_steps is None else work.mean_steps
-    walked = np.maximum(rounds * mean_steps, np.where(rounds > 0, work.serial_steps, 0.0))
-    return {
-        "tasks": work.tasks,
-        "busiest": busiest,
-        "ctas_per_sm": ctas,
-        "serial_steps": work.serial_steps,
-        "step_s": walked * work.step_cycles / gpu.clock_boost_hz,
-        "setup_s": rounds_s * work.task_cycles,
-        "launches": work.launches,
-        "flops": np.asarray(work.tasks) * (np.asarray(work.tensor_flops) + work.fma_flops),
-        "useful_flops": work.useful_flops,
-        "dram_bytes": dram_bytes(work, gpu, turns),
-        "refetched_bytes": extra_dram_bytes(work, gpu, turns),
-        "footprint_bytes": np.asarray(work.streamed_bytes) + work.activation_bytes,
-        "resident_share": resident_share(work, gpu, turns.weights),
-    }
+def _least(scores: Array, keep: int) -> tuple[NDArray[np.intp], Array]:
+    """The candidates with the least scores, best first, of equals the first; and these scores.
 
-
-def _take(
-    limits: Array, loaded: Array, details: Details, work: Work, gpu: Gpu, candidate: NDArray[np.intp]
-) -> Analysis:
-    """The chosen candidate of each call."""
-    calls = limits.shape[2]
-    call = np.arange(calls)
-
-    def chosen(values: Number) -> Array:
-        """np.broadcast_to(values, (candidates, calls))[candidate, call], in a tenth of the time for a single call."""
-        array = np.asarray(values, dtype=np.float64)
-        if array.ndim < 2:
-            return array if array.size == calls and array.ndim else np.full(calls, array)
-        rows = candidate if array.shape[0] > 1 else np.zeros_like(candidate)
-        return array[rows, call if array.shape[1] > 1 else 0]
-
-    return Analysis(
-        limits=limits[:, candidate, call],
-        busiest_limits=loaded[:, candidate, call],
-        tile={name: chosen(v) for name, v in work.tile.items()},
-        sm_count=gpu.sm_count,
-        candidate=candidate,
-        **{name: chosen(v) for name, v in details.items()},
-    )
+    Of many calls, one pass a candidate to keep is faster than sorting them all; of a few, one sort is.
+    """
+    if scores.shape[1] < _FEW_CALLS:
+        order = np.argsort(scores, axis=0, kind="stable")[:keep]
+        return order, np.take_along_axis(scores, order, axis=0)
+    left = np.array(scores.T, order="C")
+    call = np.arange(len(left))
+    shape = min(keep, left.shape[1]), len(left)
+    candidate, score = np.empty(shape, dtype=np.intp), np.empty(shape)
+    for rank, least in enumerate(candidate):
+        np.argmin(left, axis=1, out=least)
+        score[rank] = left[call, least]
+        left[call, least] = np.inf
+    return candidate, score

@@ -6,6 +6,8 @@ prediction's bound is the largest of these named terms; any can be left out to s
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +26,8 @@ _FLOPS_PER_TENSOR_INSTRUCTION = {
     "gfx9": 2 * 32 * 32 * 8,
 }
 _BYTES_PER_LANE = 16.0  # the widest load or store
+NOTHING: Array = np.zeros(())  # the limit of a pipeline without demand
+NOTHING.flags.writeable = False  # it is shared
 
 
 @dataclass(frozen=True)
@@ -48,21 +52,29 @@ class Turns:
 
 def tensor(work: Work, gpu: Gpu, share: Array, turns: Turns) -> Array:
     """Matrix FLOPs of an SM over the SM's matrix rate."""
+    if _absent(work.tensor_flops):
+        return NOTHING
     return share * work.tensor_flops * _inverse(gpu.tensor_flops_per_s(work.tensor_dtype) / gpu.sm_count)
 
 
 def fma(work: Work, gpu: Gpu, share: Array, turns: Turns) -> Array:
     """Vector FLOPs of an SM over the SM's vector rate."""
+    if _absent(work.fma_flops):
+        return NOTHING
     return share * work.fma_flops * _inverse(gpu.fma_flops_per_s(work.fma_dtype) / gpu.sm_count)
 
 
 def xu(work: Work, gpu: Gpu, share: Array, turns: Turns) -> Array:
     """Special functions (exp, rsqrt, …) of an SM over its special-function rate."""
+    if _absent(work.xu_ops):
+        return NOTHING
     return share * work.xu_ops / (gpu.xu_ops_per_s / gpu.sm_count)
 
 
 def smem(work: Work, gpu: Gpu, share: Array, turns: Turns) -> Array:
     """Shared-memory bytes of an SM over its shared-memory rate."""
+    if _absent(work.smem_bytes):
+        return NOTHING
     return share * work.smem_bytes / (gpu.smem_bytes_per_s / gpu.sm_count)
 
 
@@ -86,7 +98,7 @@ def dram(work: Work, gpu: Gpu, share: Array, turns: Turns) -> Array:
 def link(work: Work, gpu: Gpu, share: Array, turns: Turns) -> Array:
     """Bytes to other GPUs over the link's rate, or its dependent messages one after another."""
     if not (np.any(work.link_bytes) or np.any(work.link_steps)):
-        return np.zeros(1)
+        return NOTHING
     between = fabric(work.link or gpu.link_kind, gpu)
     return np.maximum(
         np.asarray(work.link_bytes) / between.bytes_per_s, np.asarray(work.link_steps) * between.latency_s
@@ -108,14 +120,16 @@ def warp_instructions(work: Work, gpu: Gpu) -> Number:
     lanes = gpu.warp_threads
     major = gpu.compute_capability.split(".")[0][:4]
     matrix = _FLOPS_PER_TENSOR_INSTRUCTION.get(major, 4096.0)
-    return (
-        work.tensor_flops / matrix
-        + work.fma_flops / (2 * lanes)
-        + work.xu_ops / lanes
-        + (work.smem_bytes if major not in ("9", "10") else 0.0) / (_BYTES_PER_LANE * lanes)
-        + work.l2_bytes / (_BYTES_PER_LANE * lanes)
-        + work.other_warp_instructions
+    demands = (
+        (work.tensor_flops, matrix),
+        (work.fma_flops, 2 * lanes),
+        (work.xu_ops, lanes),
+        (work.smem_bytes if major not in ("9", "10") else 0.0, _BYTES_PER_LANE * lanes),
+        (work.l2_bytes, _BYTES_PER_LANE * lanes),
     )
+    implied = [demand / each for demand, each in demands if not _absent(demand)]
+    other = [] if implied and _absent(work.other_warp_instructions) else [work.other_warp_instructions]
+    return functools.reduce(operator.add, implied + other)
 
 
 def dram_bytes(work: Work, gpu: Gpu, turns: Turns) -> Array:
@@ -129,6 +143,8 @@ def extra_dram_bytes(work: Work, gpu: Gpu, turns: Turns) -> Array:
 
     What was written may still be in L2 when the call ends, so that lost activations bound nothing.
     """
+    if not isinstance(turns.inputs, np.ndarray) and turns.inputs <= 1:
+        return np.asarray(work.refetched_bytes)
     moved = np.asarray(work.activation_bytes)
     lost = np.where(np.asarray(turns.inputs) > 1, moved * (1 - resident_share(work, gpu, turns.inputs)), 0.0)
     return work.refetched_bytes + np.maximum(0.0, lost - np.maximum(0.0, moved - gpu.l2_bytes))
@@ -140,9 +156,16 @@ def resident_share(work: Work, gpu: Gpu, rotation: Number) -> Array:
     All of it while the sets fit, none when they are twice L2's size, linear between: a cache with LRU would
     lose all at once, real L2s (hashed, with other policies) fade.
     """
+    if not isinstance(rotation, np.ndarray) and rotation == np.inf:
+        return NOTHING
     footprint = np.asarray(work.streamed_bytes) + work.activation_bytes
     passed = rotation * np.maximum(footprint, 1.0)  # an empty set over an endless rotation is still endless
     return np.clip(2 - passed / gpu.l2_bytes, 0.0, 1.0)
+
+
+def _absent(demand: Number) -> bool:
+    """Nobody asks for this pipeline: then it costs no time to say so."""
+    return not isinstance(demand, np.ndarray) and demand == 0
 
 
 def _inverse(rate: float) -> float:

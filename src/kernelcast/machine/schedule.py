@@ -33,7 +33,10 @@ def busiest_share(work: Work, sms: int) -> Array:
     if work.schedule == "longest_first":
         return longest_first(work.tasks, work.longest, work.shortest, work.longest_count, sms)
     tasks = np.asarray(work.tasks)  # an SM that frees up takes the next
-    return np.maximum(np.ceil(tasks / sms), np.where(tasks > 0, work.longest, 0.0))
+    waves: Array = np.ceil(tasks / sms)
+    if not isinstance(work.longest, np.ndarray) and work.longest == 1:  # all are alike
+        return waves
+    return np.maximum(waves, np.where(tasks > 0, work.longest, 0.0))
 
 
 def longest_first(tasks: Number, longest: Number, shortest: Number, longest_count: Number, sms: int) -> Array:
