@@ -85,7 +85,7 @@ def test_several_processes_write_the_same_bytes(alone: Path, tmp_path: Path) -> 
 
 
 def test_a_worker_killed_midway_changes_nothing(alone: Path, tmp_path: Path) -> None:
-    killed = []
+    killed: list[int | None] = []
 
     def kill(done: int, total: int, before: int) -> None:
         if 0 < done < total // 2 and len(killed) < 3:
@@ -135,7 +135,7 @@ def cluster() -> Iterator[Any]:
     found.add_node(num_cpus=1)
     yield found
     ray.shutdown()
-    found.shutdown()
+    found.shutdown()  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.slow
@@ -143,7 +143,7 @@ def test_a_ray_cluster_of_two_nodes_writes_the_same_bytes(alone: Path, cluster: 
     run_sweep(work(), tmp_path / "ray", OnRay(cluster.address), chunk_settings=SIZE)
     assert digests(tmp_path / "ray") == digests(alone)
     extra = cluster.add_node(num_cpus=1)
-    left = []
+    left: list[int] = []
 
     def lose(done: int, total: int, before: int) -> None:
         if done and not left:
@@ -163,7 +163,8 @@ def test_what_was_done_is_not_done_again(alone: Path, tmp_path: Path) -> None:
         if done > before + 2 * SIZE:
             raise Stopped
 
-    folder, befores = tmp_path / "resumed", []
+    folder = tmp_path / "resumed"
+    befores: list[int] = []
     while not befores or befores[-1] < work().space.count:
         try:
             befores.append(run_sweep(work(), folder, One(), chunk_settings=SIZE, told=stop).before)
