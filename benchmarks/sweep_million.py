@@ -1,6 +1,6 @@
 """How fast `kernelcast sweep` works off a million settings: 5 models x 5 GPUs x 4 cuts x 2 formats x 5,000 sizes.
 
-python benchmarks/sweep_million.py --settings 20000     chunks taken evenly from the million, on all cores
+python benchmarks/sweep_million.py --settings 20000     chunks taken at random from the million, on all cores
 python benchmarks/sweep_million.py                      all of it
 python benchmarks/sweep_million.py --file million.toml  writes the file for `kernelcast sweep million.toml`
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import random
 import resource
 import time
 import tomllib
@@ -34,7 +35,7 @@ output_len = { from = 16, to = 1024, steps = 10, scale = "log" }
 
 def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("--settings", type=int, default=0, help="about so many, evenly from all")
+    asked.add_argument("--settings", type=int, default=0, help="about so many, at random from all")
     asked.add_argument("--workers", type=int, default=None)
     asked.add_argument("--engine", default="processes")
     asked.add_argument("--file", type=Path, default=None)
@@ -47,7 +48,7 @@ def main() -> None:
     chunks = list(work.space.chunks(usual_chunk(work.space.count)))
     if given.settings:
         wanted = max(1, round(given.settings / chunks[0].count))
-        chunks = chunks[len(chunks) // wanted // 2 :: max(1, len(chunks) // wanted)][:wanted]
+        chunks = sorted(random.Random(0).sample(chunks, wanted), key=lambda chunk: chunk.number)
     settings, size, most, start = sum(chunk.count for chunk in chunks), 0, 0, time.perf_counter()
     for chunk, rows in engine(given.engine, given.workers).run(work, chunks):
         if isinstance(rows, Lost):

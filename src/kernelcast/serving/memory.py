@@ -18,14 +18,6 @@ _LIVE_WIDTHS = 4.0  # of the hidden size, that live at once between the layers: 
 _LOGIT_BYTES = 4.0 + 2.0  # as the head writes them, and in fp32 for sampling
 
 
-class NoRoomError(KernelcastError):
-    """A batch that needs more memory than there is: ``memory`` is what it would fill."""
-
-    def __init__(self, said: str, memory: Memory) -> None:
-        super().__init__(said)
-        self.memory = memory
-
-
 def memory(deployment: Deployment, contexts: Mapping[int, int], step_tokens: int, logit_rows: int) -> Memory:
     """The fullest GPU. ``contexts``: how many sequences end with so many tokens in the cache. ``step_tokens``: of the
     largest pass."""
@@ -116,11 +108,10 @@ def checked_memory(deployment: Deployment, workload: Workload) -> Memory:
         advice = f"the largest batch of this kind is {most}"
     else:
         advice = "take fewer or shorter requests, more GPUs, or an fp8 KV cache"
-    raise NoRoomError(
+    raise KernelcastError(
         f"{deployment.model.name} on {deployment.layout.gpus} x {deployment.gpu.id} needs {need}, "
         f"{found.missing_bytes / gib:.1f} GiB more than the {found.available_bytes / gib:.1f} that "
-        f"{deployment.stack.name} fills; {advice}",
-        found,
+        f"{deployment.stack.name} fills; {advice}"
     )
 
 
