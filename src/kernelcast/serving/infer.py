@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
+from operator import attrgetter
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kernelcast.calls import Call
 from kernelcast.errors import KernelcastError
@@ -20,6 +23,18 @@ from kernelcast.serving.passes import Run, laid
 from kernelcast.serving.result import Inference
 from kernelcast.serving.workload import Workload
 from kernelcast.times import Times
+
+
+_NUMBERS = (
+    "tokens_per_s",
+    "steps",
+    "output_tokens",
+    "flops",
+    "mfu",
+    "bandwidth_use",
+    "memory_bytes",
+    "available_bytes",
+)
 
 
 def infer(deployment: Deployment, workload: Workload, conditions: Conditions = DEFAULT) -> Inference:
@@ -69,6 +84,41 @@ def infer_many(
             else:
                 found[at] = case.result(known)
     return [found[at] for at in sorted(found)]
+
+
+def infer_columns(
+    cases: Sequence[tuple[Deployment, Workload]], conditions: Conditions = DEFAULT
+) -> dict[str, NDArray[Any]]:
+    """Predict many batches, columns out: one entry a case, in order; ``Inference`` says what each column means.
+
+    Times: ttft_s, prefill_s, decode_s, total_s, tpot_s, step_s, each also as *_low and *_high. Numbers: tokens_per_s,
+    steps, output_tokens, flops, mfu, bandwidth_use, memory_bytes, available_bytes. Words: bound_by (what binds most of
+    the time), support, and refused: None, or why there is no answer. Of a case that is refused times are NaN, words None;
+    memory_bytes and fits are told of every case.
+    """
+    why: dict[int, str] = {}
+    found = infer_many(cases, conditions, skip=lambda at, error: why.update({at: str(error)}))
+    answered = np.array([at not in why for at in range(len(cases))], dtype=bool)
+    columns: dict[str, NDArray[Any]] = {name: np.full(len(cases), np.nan) for name in _NUMBERS}
+    columns |= {name: np.full(len(cases), None, dtype=object) for name in ("bound_by", "support", "refused")}
+    spans = {
+        "ttft": "prefill",
+        "prefill": "prefill",
+        "decode": "decode",
+        "total": "total",
+        "tpot": "tpot",
+        "step": "step",
+    }
+    for name, of in spans.items():
+        for ending, end in (("s", "time_s"), ("s_low", "low_s"), ("s_high", "high_s")):
+            columns[f"{name}_{ending}"] = np.full(len(cases), np.nan)
+            columns[f"{name}_{ending}"][answered] = [getattr(getattr(one, of), end) for one in found]
+    for name in _NUMBERS:
+        of = {"memory_bytes": "memory.used_bytes", "available_bytes": "memory.available_bytes"}.get(name, name)
+        columns[name][answered] = [attrgetter(of)(one) for one in found]
+    for at, reason in why.items():
+        columns["refused"][at] = reason
+    return columns
 
 
 class Case:
