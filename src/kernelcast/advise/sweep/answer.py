@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kernelcast.advise.sweep.columns import SIZES
 from kernelcast.advise.sweep.file import OWN, Sweep
 from kernelcast.advise.sweep.layouts import Cut, layout_of
 from kernelcast.advise.sweep.space import Block, Space
@@ -20,20 +21,17 @@ from kernelcast.errors import KernelcastError
 from kernelcast.networks.forward import Deployment
 from kernelcast.networks.precision import Precision
 from kernelcast.predict import Conditions
-from kernelcast.serving.infer import infer_many
-from kernelcast.serving.memory import NoRoomError
-from kernelcast.serving.result import Inference
+from kernelcast.serving.infer import infer_columns
 from kernelcast.serving.workload import Workload
 
 Columns = dict[str, NDArray[Any]]
 OK, NO_ROOM, ILLEGAL, REFUSED = "ok", "does not fit", "illegal", "refused"
-_TIMES = {"ttft": "prefill", "tpot": "tpot", "total": "total"}
-_NUMBERS = ("mean_ttft_s", "tokens_per_s", "requests_per_s", "memory_bytes", "available_bytes", "fits",
-            *(f"{name}_s{end}" for name in _TIMES for end in ("", "_low", "_high")))  # fmt: skip
+_NUMBERS = ("tokens_per_s", "memory_bytes", "available_bytes", "fits",
+            *(f"{name}_s{end}" for name in ("ttft", "tpot", "total") for end in ("", "_low", "_high")))  # fmt: skip
 _TEXTS = ("status", "reason", "precision", "bound_by", "support")
 
 
-def answered(space: Space, block: Block, prices: Mapping[str, float], conditions: Conditions) -> Columns:
+def answers(space: Space, block: Block, prices: Mapping[str, float], conditions: Conditions) -> Columns:
     """Every setting's own columns, and what is predicted of it."""
     asked = space.columns(block)
     unique, which = np.unique(block.places, return_inverse=True)
@@ -44,6 +42,7 @@ def answered(space: Space, block: Block, prices: Mapping[str, float], conditions
         _place(space.sweep, *code, cut=tuple(cut)) for code, cut in zip(codes.tolist(), cuts.tolist(), strict=True)
     ]
     found = _inferred(places, which, block.sizes, conditions)
+    found["requests_per_s"] = asked["batch"] / found["total_s"]
     found["tokens_per_s_per_gpu"] = found["tokens_per_s"] / asked["gpus"]
     hourly = np.array([prices.get(name, np.nan) for name in asked["gpu"]])
     found["usd_per_hour"] = hourly * asked["gpus"]
@@ -79,55 +78,33 @@ def _inferred(
     places: Sequence[Deployment | Illegal], which: Integers, sizes: Mapping[str, Integers], conditions: Conditions
 ) -> Columns:
     """Of each setting: the place ``places[which]``, a batch of ``sizes``."""
-    rows = len(which)
-    found: Columns = {name: np.full(rows, np.nan) for name in _NUMBERS}
-    found |= {name: np.full(rows, None, dtype=object) for name in _TEXTS}
+    found: Columns = {name: np.full(len(which), np.nan) for name in _NUMBERS}
+    found |= {name: np.full(len(which), None, dtype=object) for name in _TEXTS}
+    asked, batch_of = np.unique(np.stack([sizes[name] for name in SIZES], axis=1), axis=0, return_inverse=True)
+    batches = [_batch(*row) for row in asked.tolist()]  # many places are asked the same
     cases: list[tuple[Deployment, Workload]] = []
-    row_of: list[int] = []
-    named = (sizes[name].tolist() for name in ("batch", "input_len", "output_len", "cached", "chunk"))
-    for row, (at, batch, inputs, outputs, cached, chunk) in enumerate(zip(which.tolist(), *named, strict=True)):
-        place = places[at]
-        if isinstance(place, Illegal):
-            found["status"][row], found["reason"][row] = ILLEGAL, place.reason
+    rows: list[int] = []
+    for row, (at, of) in enumerate(zip(which.tolist(), batch_of.tolist(), strict=True)):
+        place, batch = places[at], batches[of]
+        if isinstance(place, Illegal) or isinstance(batch, Illegal):
+            found["status"][row] = ILLEGAL
+            found["reason"][row] = place.reason if isinstance(place, Illegal) else batch.reason
             continue
         found["precision"][row] = place.precision.label
-        try:
-            workload = Workload.equal(batch, inputs, outputs, cached, None if chunk < 0 else chunk)
-        except KernelcastError as error:
-            found["status"][row], found["reason"][row] = ILLEGAL, str(error)
-            continue
-        cases.append((place, workload))
-        row_of.append(row)
-    refused: set[int] = set()
-
-    def skip(at: int, error: KernelcastError) -> None:
-        refused.add(at)
-        row, room = row_of[at], getattr(error, "memory", None)
-        found["status"][row] = NO_ROOM if isinstance(error, NoRoomError) else REFUSED
-        found["reason"][row] = str(error)
-        if room is not None:
-            found["memory_bytes"][row], found["available_bytes"][row] = room.used_bytes, room.available_bytes
-            found["fits"][row] = 0.0
-
-    results = infer_many(cases, conditions, skip=skip)
-    for result, at in zip(results, (at for at in range(len(cases)) if at not in refused), strict=True):
-        _fill(found, row_of[at], result)
+        cases.append((place, batch))
+        rows.append(row)
+    if cases:
+        told = infer_columns(cases, conditions)
+        for name in (*_NUMBERS, "bound_by", "support"):
+            found[name][rows] = told[name]
+        found["reason"][rows] = told["refused"]
+        answered = np.array([why is None for why in told["refused"]])
+        found["status"][rows] = np.where(answered, OK, np.where(told["fits"], REFUSED, NO_ROOM))
     return found
 
 
-def _fill(found: Columns, row: int, result: Inference) -> None:
-    for name, of in _TIMES.items():
-        span = getattr(result, of)
-        for end, value in (("", span.time_s), ("_low", span.low_s), ("_high", span.high_s)):
-            found[f"{name}_s{end}"][row] = value
-    found["mean_ttft_s"][row], found["tokens_per_s"][row] = result.mean_ttft_s, result.tokens_per_s
-    found["requests_per_s"][row] = len(result.workload.inputs) / result.total.time_s
-    found["memory_bytes"][row], found["available_bytes"][row] = (
-        result.memory.used_bytes,
-        result.memory.available_bytes,
-    )
-    found["fits"][row], found["status"][row], found["support"][row] = 1.0, OK, result.support
-    most: dict[str, float] = {}
-    for share in result.shares:
-        most[share.bound_by] = most.get(share.bound_by, 0.0) + share.time_s
-    found["bound_by"][row] = max(most, key=lambda name: most[name])
+def _batch(batch: int, inputs: int, outputs: int, cached: int, chunk: int) -> Workload | Illegal:
+    try:
+        return Workload.equal(batch, inputs, outputs, cached, None if chunk < 0 else chunk)
+    except KernelcastError as error:
+        return Illegal(str(error))

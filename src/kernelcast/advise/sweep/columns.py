@@ -38,7 +38,6 @@ COLUMNS: Mapping[str, Column] = {
     "reason": Column("VARCHAR"),
     "precision": Column("VARCHAR"),
     **_SECONDS,
-    "mean_ttft_s": Column("DOUBLE", MIN),
     "tokens_per_s": Column("DOUBLE", MAX),
     "tokens_per_s_per_gpu": Column("DOUBLE", MAX),
     "requests_per_s": Column("DOUBLE", MAX),

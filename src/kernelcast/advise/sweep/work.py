@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelcast.advise.sweep.answer import Columns, answered
+from kernelcast.advise.sweep.answer import Columns, answers
 from kernelcast.advise.sweep.columns import COLUMNS
 from kernelcast.advise.sweep.file import Sweep
 from kernelcast.advise.sweep.space import Chunk, Space
@@ -37,7 +37,7 @@ class Work:
 
     def rows(self, chunk: Chunk) -> bytes:
         """The chunk's rows: the same bytes whoever works them out."""
-        columns = answered(self.space, self.space.between(chunk.start, chunk.stop), self.prices, self.conditions)
+        columns = answers(self.space, self.space.between(chunk.start, chunk.stop), self.prices, self.conditions)
         columns["setting"] = np.arange(chunk.first, chunk.first + chunk.count)
         return parquet({name: columns[name] for name in COLUMNS})
 
