@@ -72,6 +72,7 @@ def _even_steps(batch: int, one: Request, chunk: int, steps: tuple[int, ...], ga
     return _steps(prefills, order, steps, _evenly(decodes, checked))
 
 
+@lru_cache(maxsize=4096)  # and outputs of several lengths of the same prompts
 def _chunks(batch: int, tokens: int, past: int, chunk: int) -> tuple[Batches, Rows]:
     """Prompts of one size, end to end, cut every ``chunk`` tokens: passes that begin at the same place of a prompt and
     are as long are alike."""
