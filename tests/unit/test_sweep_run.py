@@ -226,7 +226,7 @@ def test_leftovers_of_a_killed_writer_are_removed(alone: Path, tmp_path: Path) -
 
 
 def test_chunks_are_cut_by_the_number_of_settings_alone() -> None:
-    assert [usual_chunk(n) for n in (1, 100, 2048, 6400, 64_000, 10**6)] == [64, 64, 64, 200, 2000, 2000]
+    assert [usual_chunk(n) for n in (1, 256, 8192, 16_000, 64_000, 10**6)] == [256, 256, 256, 500, 2000, 2000]
 
 
 def test_the_best_and_those_that_no_other_beats(alone: Path) -> None:

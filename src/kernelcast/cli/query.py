@@ -83,7 +83,7 @@ def best_of(top: int | None, by: str | None, pareto: str | None, where: str | No
 
 def query(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="rows of `kernelcast sweep`, finished or running")],
-    sql: Annotated[str | None, typer.Argument(metavar="[SQL]", help="one SELECT from the table sweep")] = None,
+    sql: Annotated[str | None, typer.Argument(metavar="SQL", help="one SELECT from the table sweep")] = None,
     top: Top = None,
     by: By = None,
     pareto: Pareto = None,

@@ -16,7 +16,7 @@ from kernelcast.advise.sweep.work import Work
 from kernelcast.errors import KernelcastError
 
 CHUNK_SETTINGS = 2000  # of a large sweep: a second or so of one core
-_LEAST, _PARTS = 64, 32  # of a small one, that several workers have something to do
+_LEAST, _PARTS = 256, 32  # of a small one, that several workers have something to do
 
 
 class Told(Protocol):
