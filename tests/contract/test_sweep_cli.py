@@ -131,6 +131,19 @@ def test_a_slip_is_one_line_and_nothing_is_written(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_folder_that_is_not_finished_says_so(run: Run, folder: Path, tmp_path: Path) -> None:
+    part = tmp_path / "part"
+    part.mkdir()
+    for name in ("manifest.json", "chunk-000000.parquet", "chunk-000003.parquet"):
+        (part / name).write_bytes((folder / name).read_bytes())
+    code, out, err = run("query", part, "SELECT count(*) AS n FROM sweep", "--json")
+    assert code == 0 and strict(out) == [{"n": 8}] and "2 of 14 chunks are finished so far" in err
+    (part / "chunk-000000.parquet").unlink()
+    (part / "chunk-000003.parquet").unlink()
+    code, _, err = run("query", part, "SELECT 1")
+    assert code == 2 and "none of the 14 chunks" in err
+
+
 def test_another_file_in_the_same_folder_is_refused(run: Run, tmp_path: Path, folder: Path) -> None:
     (tmp_path / "other.toml").write_text(FILE.replace("128", "256"))
     code, _, err = run("sweep", tmp_path / "other.toml", "-o", folder, "--engine", "one", *QUICK)

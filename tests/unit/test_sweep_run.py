@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -152,6 +153,18 @@ def test_a_ray_cluster_of_two_nodes_writes_the_same_bytes(alone: Path, cluster: 
 
     run_sweep(work(), tmp_path / "lost", OnRay(cluster.address), chunk_settings=SIZE, told=lose)
     assert left and digests(tmp_path / "lost") == digests(alone)
+
+
+def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(kc.KernelcastError, match=r"pip install 'kernelcast\[ray\]'"):
+        run_sweep(work(), tmp_path / "ray", OnRay())
+
+
+def test_a_cluster_that_is_not_there(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    with pytest.raises(kc.KernelcastError, match=r"no Ray cluster at 127\.0\.0\.1:6"):
+        run_sweep(work(), tmp_path / "ray", OnRay("127.0.0.1:6"))
 
 
 class Stopped(Exception):  # noqa: N818  # no error: somebody had enough

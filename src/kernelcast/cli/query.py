@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -110,6 +111,8 @@ def _tell(folder: Path, sql: str | None, best: Best, as_csv: bool, as_json: bool
     from kernelcast.report.sweep import answer_fields, print_answer, write_csv
 
     with opened(folder) as rows:
+        if rows.finished < rows.chunks:
+            print(f"kernelcast: {rows.finished:,} of {rows.chunks:,} chunks are finished so far", file=sys.stderr)
         if sql is None:
             if as_json:
                 typer.echo(json.dumps(best.fields(rows)))

@@ -32,10 +32,11 @@ class Answer:
 
 
 class Rows:
-    """The rows that are there when it is opened, as the table ``sweep``; nothing can be written."""
+    """The rows that are there when it is opened, as the table ``sweep``; nothing can be written. ``finished`` of
+    ``chunks`` are there."""
 
-    def __init__(self, connection: DuckDBPyConnection) -> None:
-        self._connection = connection
+    def __init__(self, connection: DuckDBPyConnection, finished: int, chunks: int) -> None:
+        self._connection, self.finished, self.chunks = connection, finished, chunks
 
     def sql(self, query: str) -> Answer:
         """One query, which may only read."""
@@ -96,18 +97,18 @@ def opened(path: Path) -> Iterator[Rows]:
 
     folder = Folder(path)
     total = folder.manifest["chunks"]  # refuses what is no folder of a sweep
-    if not folder.done():
+    files = [str(path.resolve() / file.name) for file in sorted(path.glob(CHUNKS))]
+    if not files:
         raise KernelcastError(f"none of the {total:,} chunks of {path} is finished yet")
     root = path.resolve()
     with duckdb.connect() as connection:
-        files = _listed(sorted(str(file) for file in root.glob(CHUNKS)))
         names = ", ".join(map(quoted, COLUMNS))
         with _plain_errors():
-            connection.execute(f"CREATE VIEW {TABLE} AS SELECT {names} FROM read_parquet({files})")
+            connection.execute(f"CREATE VIEW {TABLE} AS SELECT {names} FROM read_parquet({_listed(files)})")
             connection.execute(f"SET allowed_directories = {_listed([str(root)])}")
             for setting in ("enable_external_access = false", "lock_configuration = true"):
                 connection.execute(f"SET {setting}")
-        yield Rows(connection)
+        yield Rows(connection, len(files), total)
 
 
 def _listed(paths: Sequence[str]) -> str:

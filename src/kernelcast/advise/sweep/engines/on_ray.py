@@ -4,6 +4,7 @@ that nodes need no common disk, only the same kernelcast."""
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from kernelcast.advise.sweep.space import Chunk
 from kernelcast.advise.sweep.work import Work
 from kernelcast.errors import KernelcastError
 
+_WAIT_S = 10.0
 _AHEAD = 2  # chunks a core that are handed out at once
 
 
@@ -40,11 +42,23 @@ class OnRay:
         told = {"log_to_driver": False, "logging_level": logging.ERROR, "include_dashboard": False}
         if self.address:
             del told["include_dashboard"]
+        _check_reachable(self.address or "")
         try:
             ray.init(self.address or "local", num_cpus=None if self.address else self.workers, **told)
         except (ConnectionError, RuntimeError, ValueError) as error:
             said = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise KernelcastError(f"no Ray cluster at {self.address or 'this machine'}: {said}") from None
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself waits for minutes, and then ends the process."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon:  # auto
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=_WAIT_S).close()
+    except (OSError, ValueError) as error:
+        raise KernelcastError(f"no Ray cluster at {address}: {error}") from None
 
 
 def _ray() -> Any:
