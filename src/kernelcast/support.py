@@ -11,7 +11,7 @@ SUPPORT: dict[str, str] = {
     "near": "one step from measured calls: a word, the GPU, or the range",
     "extrapolated": "farther from measured calls: physics carries most of it",
 }
-_MOST = 0.9  # of the time, that a level must reach to be told for the whole
+MOST = 0.9  # of the time, that a level must reach to be told for the whole
 
 
 def support_of(times: Iterable[tuple[float, str]]) -> str:
@@ -20,6 +20,6 @@ def support_of(times: Iterable[tuple[float, str]]) -> str:
     total, reached = sum(time for time, _ in known), 0.0
     for level in SUPPORT:
         reached += sum(time for time, own in known if own == level)
-        if reached >= _MOST * total:
+        if reached >= MOST * total:
             return level
     return list(SUPPORT)[-1]

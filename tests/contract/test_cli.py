@@ -181,7 +181,7 @@ def test_every_op_prints_text_that_fits(run: Run, op: str) -> None:
     assert max(map(len, lines)) <= 100
 
 
-@pytest.mark.parametrize("command", ["gpus", "gpu", "kernels", "ops", "kernel"])
+@pytest.mark.parametrize("command", ["gpus", "gpu", "kernels", "ops", "kernel", "sweep"])
 def test_every_help_has_an_example_that_runs(run: Run, command: str, tmp_path: Path) -> None:
     out = ok(run, command, "--help")
     example = re.sub(r" *\\\s*\n\s*", " ", out.partition("Example:")[2])

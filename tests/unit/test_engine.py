@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from kernelcast import networks
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import gpu
-from kernelcast.networks.forward import Batch, Deployment
+from kernelcast.networks.batch import Batch
+from kernelcast.networks.forward import Deployment
 from kernelcast.parallel import Layout
 from kernelcast.serving.engine.fleet import Fleet, Pool, Service, Tables
 from kernelcast.serving.engine.result import Served, Simulation

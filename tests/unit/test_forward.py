@@ -13,7 +13,8 @@ import kernelcast as kc
 from kernelcast.calls import Call, Launch
 from kernelcast.errors import KernelcastError
 from kernelcast.networks import model, model_ids
-from kernelcast.networks.forward import Batch, Deployment, forward
+from kernelcast.networks.batch import Batch
+from kernelcast.networks.forward import Deployment, forward
 from kernelcast.networks.layers import Dense, LayerRun
 from kernelcast.networks.precision import Precision
 from kernelcast.parallel import Layout

@@ -12,7 +12,8 @@ from demand import of, one, whole, works
 import kernelcast as kc
 from kernelcast.errors import KernelcastError
 from kernelcast.networks import model
-from kernelcast.networks.forward import Batch, Deployment, forward
+from kernelcast.networks.batch import Batch
+from kernelcast.networks.forward import Deployment, forward
 from kernelcast.parallel import Layout
 from kernelcast.serving.memory import cache_bytes
 from kernelcast.stacks import stack

@@ -9,9 +9,11 @@ import pytest
 from deployments import deployed, quiet
 
 from kernelcast.errors import KernelcastError
-from kernelcast.networks.forward import Batch, forward
-from kernelcast.serving.infer import Case, infer
+from kernelcast.networks.batch import Batch
+from kernelcast.networks.forward import forward
+from kernelcast.serving.infer import infer
 from kernelcast.serving.memory import cache_bytes, weight_bytes
+from kernelcast.serving.steps import step_weights, steps_of
 from kernelcast.serving.workload import Speculation, Workload
 from kernelcast.times import Times
 
@@ -86,9 +88,10 @@ def test_few_steps_are_predicted_one_by_one() -> None:
 
 def test_predicted_steps_stand_for_all_of_a_line() -> None:
     # 299 steps, the first 99 with two requests: every weight on its own stretch, and exact for t = 1 and t = step
-    plan = Case(deployed(), Workload((10, 10), (100, 300)))
-    steps = np.array([step for step, _ in plan.decodes])
-    weights = np.array([weight for weight, _ in plan._weighted()])
+    workload = Workload((10, 10), (100, 300))
+    steps = np.array([step for step, _ in workload.decodes()])
+    weights = step_weights(tuple(steps.tolist()))
+    assert steps_of(workload).counts.tolist() == [1.0, *weights]
     assert len(steps) < 30
     for first, last in ((1, 99), (100, 299)):
         inside = (steps >= first) & (steps <= last)

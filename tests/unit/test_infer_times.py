@@ -11,7 +11,8 @@ from deployments import LLAMA, deployed, quiet, times
 import kernelcast as kc
 from kernelcast import times as memo
 from kernelcast.errors import KernelcastError
-from kernelcast.networks.forward import Batch, forward
+from kernelcast.networks.batch import Batch
+from kernelcast.networks.forward import forward
 from kernelcast.networks.layers import LayerRun
 from kernelcast.report import infer as report
 from kernelcast.serving.infer import infer, infer_many

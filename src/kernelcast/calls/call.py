@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kernelcast.calls.cells import plain
+
 ROTATIONS = ("rotation", "input_rotation")
 _SHOWN = 6  # of a list of lengths, in messages
 
@@ -18,7 +20,8 @@ class Call:
     """An op with its parameters (number format, stack and backend among them) and what holds around it.
 
     Nothing is checked before it is predicted: ``kernels`` know what is right. ``rotation`` and ``input_rotation``
-    stand in for those of the conditions under which it is predicted, where given.
+    stand in for those of the conditions under which it is predicted, where given. Many calls that differ in sizes alone
+    may be one, with columns (arrays) for those sizes; such a call is no key of a dictionary.
     """
 
     op: str
@@ -41,6 +44,11 @@ class Call:
     def replace(self, **changes: Any) -> Call:
         """With other parameters; None takes one away."""
         return Call.of(self.op, {**dict(self.parameters), **changes}, self.rotation, self.input_rotation)
+
+    def entry(self, at: int) -> Call:
+        """One of a call whose sizes are columns."""
+        given = {name: plain(value[at]) if isinstance(value, np.ndarray) else value for name, value in self.parameters}
+        return Call.of(self.op, given, self.rotation, self.input_rotation)
 
     def __str__(self) -> str:
         return ", ".join(f"{name}={_short(value)}" for name, value in self.words.items())

@@ -22,8 +22,10 @@ from kernelcast.cli import (
     kernels,
     lists,
     plan,
+    query,
     replay,
     simulate,
+    sweep,
     trace,
     tune,
     validate,
@@ -34,8 +36,8 @@ from kernelcast.errors import KernelcastError
 
 # each has register(app)
 COMMANDS = (
-    calibrate, collect, diagnose, evidence, infer, kernel, kernels, lists, plan, replay, simulate, trace, tune,
-    validate,
+    calibrate, collect, diagnose, evidence, infer, kernel, kernels, lists, plan, query, replay, simulate,
+    sweep, trace, tune, validate,
 )  # fmt: skip
 LAB = ("collect-models", "data", "evaluate", "fit")
 ADDED = "kernelcast.commands"  # entry points by which other distributions (kernelcast-lab) add theirs

@@ -85,6 +85,11 @@ class Gpu:
                 f"exceeds smem_bytes_per_sm {self.smem_bytes_per_sm}"
             )
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """To another process: read-only tables do not travel, so it is made again there."""
+        held = {spec.name: getattr(self, spec.name) for spec in dataclasses.fields(self)}
+        return _made, ({name: dict(value) if isinstance(value, Mapping) else value for name, value in held.items()},)
+
     def _check_number(self, name: str, value: object) -> None:
         number = isinstance(value, int | float) and not isinstance(value, bool)
         # link_bytes_per_s may be 0: no link but PCIe.
@@ -170,3 +175,7 @@ NUMBERS = tuple(f.name for f in dataclasses.fields(Gpu) if f.name not in _NOT_NU
 INTEGERS = tuple(f.name for f in dataclasses.fields(Gpu) if f.type == "int")
 FRACTIONS = ("sustained_tensor_fraction", "long_tensor_fraction", "sustained_dram_fraction")
 MAY_BE_ZERO = ("link_bytes_per_s",)
+
+
+def _made(fields: dict[str, Any]) -> Gpu:
+    return Gpu(**fields)

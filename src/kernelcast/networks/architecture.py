@@ -6,6 +6,7 @@ import dataclasses
 import operator
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from typing import Literal
 
@@ -77,7 +78,7 @@ class Architecture:
             for _ in range(run.count):
                 yield run.layer
 
-    @property
+    @cached_property
     def layer_kinds(self) -> tuple[LayerRun, ...]:
         """Each distinct layer once with how often it occurs: for sums, where order does not matter."""
         totals: dict[Layer, int] = {}
@@ -109,12 +110,12 @@ class Architecture:
             head = 0 if self.tied_embeddings else self.vocab * self.hidden
         return Parameters(embedding=rows * self.hidden, norms=norms, head=head)
 
-    @property
+    @cached_property
     def parameters(self) -> Parameters:
         """Every weight, counted once (tied embeddings are one table)."""
         return self._layer_parameters(active=False) + self._outer_parameters()
 
-    @property
+    @cached_property
     def active_parameters(self) -> Parameters:
         """The weights that one token uses: all but the experts it is not sent to.
 

@@ -11,10 +11,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from kernelcast.calls import Call, Launch
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu
 from kernelcast.networks.architecture import Architecture
+from kernelcast.networks.batch import Batch, Batches, Rows, Sizes
 from kernelcast.networks.layers import Dense, Experts, Layer, LayerRun, LinearAttention, Mla, SelfAttention
 from kernelcast.networks.precision import Precision
 from kernelcast.parallel import Layout
@@ -24,42 +27,7 @@ _ACTIVATIONS = {
     "silu": "silu", "swiglu": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_tanh": "gelu_tanh", "relu": "relu",
 }  # fmt: skip
-_MOST_CHECKED = 8  # new tokens of a sequence that a step with drafted tokens checks
 _FOLLOWS = {"attention": "lengths", "linear attention": "lengths", "head": "sequences", "sampling": "sequences"}
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Sequences of one pass: ``new`` tokens each, after ``past`` ones in the cache."""
-
-    new: tuple[int, ...]
-    past: tuple[int, ...]
-    head_rows: int = 1  # logits that each sequence needs: one, or all new tokens where guesses are checked
-
-    def __post_init__(self) -> None:
-        if not self.new or len(self.new) != len(self.past):
-            raise KernelcastError(f"a batch needs new and past tokens of every sequence, not {self.new}, {self.past}")
-        if min(self.new) < 1 or min(self.past) < 0:
-            raise KernelcastError("every sequence of a batch has at least one new token, and no negative past")
-
-    @property
-    def tokens(self) -> int:
-        return sum(self.new)
-
-    @property
-    def sequences(self) -> int:
-        return len(self.new)
-
-    @property
-    def lengths(self) -> dict[str, Any]:
-        """As attention takes them: one size for all, or a list."""
-        if len(set(self.new)) == 1 and len(set(self.past)) == 1:
-            return {"batch": self.sequences, "q_len": self.new[0], "kv_len": self.new[0] + self.past[0]}
-        return {"q_lens": self.new, "kv_lens": tuple(n + p for n, p in zip(self.new, self.past, strict=True))}
-
-    @property
-    def decodes(self) -> bool:
-        return max(self.new) == 1 and min(self.past) > 0
 
 
 @dataclass(frozen=True)
@@ -111,17 +79,34 @@ def _check(layer: Layer, deployment: Deployment) -> None:
 def forward(deployment: Deployment, batch: Batch, *, in_order: bool = False) -> list[Launch]:
     """The calls of one pass on one GPU, all stages of a pipeline together; layers that are alike once with their count,
     or ``in_order`` one after another."""
-    return list(_Pass(deployment, batch).calls(in_order))
+    return list(_Pass(deployment, batch.sizes(head_rows(deployment, batch))).calls(in_order))
+
+
+def forward_many(deployment: Deployment, batches: Batches) -> Iterator[tuple[Rows, list[Launch], dict[str, Rows]]]:
+    """``forward`` of many batches at once. They come by form, with which the kernels that run are the same: the batches
+    (rows) of one form, their launches with a column in place of each size, and where each batch finds its entry in the
+    columns of launches that follow its tokens, its sequences or its lengths (``Launch.by``)."""
+    for form, rows in batches.forms():
+        own = batches.take(rows)
+        sizes, places = own.sizes(form, head_rows(deployment, own))
+        yield rows, list(_Pass(deployment, sizes).calls(in_order=False)), places
+
+
+def head_rows(deployment: Deployment, batch: Any) -> Any:
+    """Rows of the head: of one batch, or a column of those of many."""
+    if deployment.model.head != "lm":  # BERT's pooler: the first token of each sequence
+        return batch.sequences
+    return batch.sequences * batch.head_rows if deployment.stack.head_rows == "last" else batch.tokens
 
 
 class _Pass:
-    """One pass under way: the deployment's parts at hand."""
+    """One pass under way (or many of one form, with columns for sizes): the deployment's parts at hand."""
 
-    def __init__(self, deployment: Deployment, batch: Batch) -> None:
+    def __init__(self, deployment: Deployment, sizes: Sizes) -> None:
         self.model, self.gpu, self.stack = deployment.model, deployment.gpu, deployment.stack
         self.precision, self.layout = deployment.precision, deployment.layout
         self.skew = deployment.skew or None
-        self.batch, self.tokens = batch, batch.tokens
+        self.sizes, self.form, self.tokens = sizes, sizes.form, sizes.tokens
 
     def calls(self, in_order: bool) -> Iterator[Launch]:
         yield from self._small("embedding", "embedding", tokens=self.tokens, hidden=self.model.hidden,
@@ -140,9 +125,9 @@ class _Pass:
             yield self._sent("send_recv", self.layout.pp - 1, sent, self.layout.tp * self.layout.pp, world=None)
         if self.model.head == "lm":
             yield from self._head()
-        else:  # BERT's pooler: the first token of each sequence, whole on every GPU
-            yield self._product("head", 1, self.batch.sequences, self.model.hidden, self.model.hidden)
-            yield from self._small("head", "tanh", rows=self.batch.sequences, cols=self.model.hidden)
+        else:  # BERT's pooler, whole on every GPU
+            yield self._product("head", 1, self.sizes.rows, self.model.hidden, self.model.hidden)
+            yield from self._small("head", "tanh", rows=self.sizes.rows, cols=self.model.hidden)
 
     def _layer(self, layer: Layer, count: int) -> Iterator[Launch]:
         behind = layer.norms.count == 4  # a norm behind the mixer and the feed-forward part too (Gemma)
@@ -188,11 +173,11 @@ class _Pass:
         if mixer.rope:
             yield from self._small("rotary", "rope", count, tokens=self.tokens, q_heads=heads, kv_heads=kv_heads,
                               head_dim=dim, rotary_dim=mixer.rotary_dim or None)  # fmt: skip
-        if self.stack.kernels == "torch" and any(self.batch.past):  # an engine's attention layer does it itself
+        if self.stack.kernels == "torch" and self.form.cached:  # an engine's attention layer does it itself
             yield from self._small("cache", "kv_write", count, tokens=self.tokens, kv_heads=kv_heads, head_dim=dim)
-        yield self._call("attention", "attention", count, **self.batch.lengths, q_heads=heads, kv_heads=kv_heads,
+        yield self._call("attention", "attention", count, **self.sizes.lengths, q_heads=heads, kv_heads=kv_heads,
                          head_dim=dim, causal=self.model.kind == "decoder", window=mixer.window or 0,
-                         page_size=self.stack.page_size if any(self.batch.past) else 0,
+                         page_size=self.stack.page_size if self.form.cached else 0,
                          kv_dtype=self.precision.cache, backend=self.stack.attention_backend(self.gpu))  # fmt: skip
         if gate:
             yield from self._small("activation", "mul", count, rows=self.tokens, cols=gate)
@@ -213,33 +198,31 @@ class _Pass:
         yield from self._small("norms", "rmsnorm", count, rows=tokens, cols=latent)
         yield from self._small("rotary", "rope", count, tokens=tokens, q_heads=heads, kv_heads=1,
                           head_dim=mixer.qk_rope_head_dim)  # fmt: skip
-        absorbed = max(self.batch.new) <= (_MOST_CHECKED if min(self.batch.past) else 2)
+        absorbed = self.form.absorbed
         if absorbed:  # queries into the latent, and values out of it, one small product a head
             for n, k in ((latent, mixer.qk_nope_head_dim), (mixer.v_head_dim, latent)):
-                yield replace(self._call("projections", "bmm", count, batch=heads, m=tokens, n=n, k=k,
+                yield replace(self._call("projections", "bmm", count, batch=heads, m=self.sizes.batch_tokens, n=n, k=k,
                                          dtype=self.precision.between), by="lengths")  # fmt: skip
         else:
             up = heads * (mixer.qk_nope_head_dim + mixer.v_head_dim)
-            expanded = self._product("projections", count, tokens + sum(self.batch.past), up, latent)
+            expanded = self._product("projections", count, self.sizes.context_tokens, up, latent)
             yield replace(expanded, by="lengths")
-        yield self._call("attention", "mla", count, **self.batch.lengths, q_heads=heads, kv_rank=latent,
+        yield self._call("attention", "mla", count, **self.sizes.lengths, q_heads=heads, kv_rank=latent,
                          rope_dim=mixer.qk_rope_head_dim, nope_dim=mixer.qk_nope_head_dim, v_dim=mixer.v_head_dim,
-                         page_size=self.stack.page_size if any(self.batch.past) else 0,
+                         page_size=self.stack.page_size if self.form.cached else 0,
                          kv_dtype=self.precision.cache, absorbed="yes" if absorbed else "no",
                          backend=self.stack.mla_backend(self.gpu), stack=self.stack.mla_kernels)  # fmt: skip
         yield self._product("projections", count, tokens, width, heads * mixer.v_head_dim)
 
     def _linear_attention(self, mixer: LinearAttention, count: int) -> Iterator[Launch]:
-        tp, new = self.layout.tp, self.batch.new
-        sizes = {"batch": len(new), "q_len": new[0]} if len(set(new)) == 1 else {"q_lens": new}
-        checks = min(self.batch.past) > 0 and max(new) <= _MOST_CHECKED  # of drafted tokens: decode's kernel
+        tp, sizes = self.layout.tp, self.sizes.new
         yield self._product("projections", count, self.tokens, mixer.in_width // tp, self.model.hidden)
         yield from self._small("linear attention", "causal_conv1d", count, **sizes, channels=mixer.conv_channels // tp,
                           width=mixer.conv_width)  # fmt: skip
         yield self._call("linear attention", "gated_delta", count, **sizes, key_heads=mixer.key_heads // tp,
                          value_heads=mixer.value_heads // tp, key_dim=mixer.key_head_dim,
                          value_dim=mixer.value_head_dim, qk_norm=True, state_dtype=mixer.state_dtype,
-                         kernel="recurrent" if checks else "auto")  # fmt: skip
+                         kernel="recurrent" if self.form.checks else "auto")  # fmt: skip
         yield from self._small("norms", "rmsnorm", count, rows=self.tokens * mixer.value_heads // tp,
                           cols=mixer.value_head_dim)  # fmt: skip
         yield self._product("projections", count, self.tokens, self.model.hidden, mixer.value_width // tp)
@@ -285,7 +268,7 @@ class _Pass:
         for numbers in (self.precision.expert_weights, self.precision.between):
             one_byte = numbers not in ("bf16", "fp16", "fp32", "tf32", "int4")
             sent = pairs * self.model.hidden * (1.0 if one_byte else self.precision.between_bytes)
-            yield self._sent("all_to_all", count, max(world, sent), world)
+            yield self._sent("all_to_all", count, np.maximum(world, sent), world)
 
     def _joined(self, count: int) -> Iterator[Launch]:
         """What follows a layer that was cut: the sum over the GPUs that cut it."""
@@ -302,8 +285,7 @@ class _Pass:
         yield self._sent("all_reduce", count, sent, world, stack=self.stack.kernels if own else "nccl")
 
     def _head(self) -> Iterator[Launch]:
-        rows = self.batch.sequences * self.batch.head_rows if self.stack.head_rows == "last" else self.tokens
-        vocab, tp = self.model.vocab, self.layout.tp
+        rows, vocab, tp = self.sizes.rows, self.model.vocab, self.layout.tp
         if self.model.final_norm:
             fused = {"residual": True} if self.stack.fused_residual else {}
             yield from self._small("norms", self.model.final_norm, 1, rows=self.tokens, cols=self.model.hidden, **fused)
@@ -315,14 +297,14 @@ class _Pass:
         yield from self._small("sampling", "copy", 1, rows=rows, cols=vocab, to="fp32")
         yield self._call("sampling", "argmax", 1, rows=rows, cols=vocab, dtype="fp32", stack="torch")
 
-    def _product(self, part: str, count: float, m: int, n: int, k: int) -> Launch:
+    def _product(self, part: str, count: float, m: Any, n: int, k: int) -> Launch:
         inputs = "ready" if self.stack.fused_quantisation and self.precision.quantised else None
         return self._call(part, "gemm", count, m=m, n=n, k=k, inputs=inputs, dtype=self.precision.weights)
 
-    def _sent(self, op: str, count: float, sent_bytes: float, gpus: int, **parameters: Any) -> Launch:
+    def _sent(self, op: str, count: float, sent_bytes: Any, gpus: int, **parameters: Any) -> Launch:
         """A collective among so many GPUs."""
         given = {"world": gpus, "fabric": self.layout.fabric(self.gpu, gpus), "stack": "nccl", **parameters}
-        return self._call("communication", op, count, bytes=int(sent_bytes), dtype=self.precision.between, **given)
+        return self._call("communication", op, count, bytes=_whole(sent_bytes), dtype=self.precision.between, **given)
 
     def _small(self, part: str, op: str, count: float = 1, **parameters: Any) -> Iterator[Launch]:
         """A vector kernel; or those that the stack runs in its place."""
@@ -341,12 +323,17 @@ class _Pass:
         if name not in ("rows", "cols") or not isinstance(value, str):
             return value
         whole, _, divisor = value.partition("/")
-        return math.prod(int(parameters[word]) for word in whole.split("*")) // int(divisor or 1)
+        return math.prod(parameters[word] for word in whole.split("*")) // int(divisor or 1)
 
     def _call(self, part: str, op: str, count: float, **parameters: Any) -> Launch:
         """A kernel of the stack, in the format of vectors unless told otherwise."""
         given = {"stack": self.stack.kernels, "dtype": self.precision.vectors, **parameters}
         return Launch(part, Call.of(op, given), float(count), _FOLLOWS.get(part, "tokens"))
+
+
+def _whole(number: Any) -> Any:
+    """Without its fraction: a number, or a column."""
+    return np.floor(number) if np.ndim(number) else int(number)
 
 
 def _activation(name: str) -> str:

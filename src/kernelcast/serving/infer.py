@@ -1,25 +1,32 @@
-"""One static batch from prompt to last token: prefill, then decode steps until every request has its output.
+"""Static batches from prompt to last token: prefill, then decode steps until every request has its output.
 
 Decode steps differ only in how much attention reads, which grows evenly: a few steps are predicted and the rest lie on
-lines between them.
+lines between them. Many batches are one question: those of one deployment are columns, and every different kernel call
+of a GPU is predicted once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from kernelcast.calls import Call
 from kernelcast.errors import KernelcastError
-from kernelcast.networks.forward import Batch, Deployment
+from kernelcast.hardware import Gpu
+from kernelcast.networks.forward import Deployment
 from kernelcast.predict import DEFAULT, Conditions
-from kernelcast.serving.memory import cache_bytes, checked_memory, read_weight_bytes
-from kernelcast.serving.passes import Run, laid
+from kernelcast.serving.answers import Answers
 from kernelcast.serving.result import Inference
 from kernelcast.serving.workload import Workload
-from kernelcast.times import Times
+from kernelcast.times import Gathered, Times
+
+_PASSES = 1 << 17  # that are laid out at a time, which bounds the memory of many cases
+_CASES = 512  # of one deployment that are columns of one another
+
+Cases = Sequence[tuple[Deployment, Workload]]
 
 
 def infer(deployment: Deployment, workload: Workload, conditions: Conditions = DEFAULT) -> Inference:
@@ -28,123 +35,109 @@ def infer(deployment: Deployment, workload: Workload, conditions: Conditions = D
 
 
 def infer_many(
-    cases: Sequence[tuple[Deployment, Workload]],
-    conditions: Conditions = DEFAULT,
-    *,
-    skip: Callable[[int, KernelcastError], None] | None = None,
+    cases: Cases, conditions: Conditions = DEFAULT, *, skip: Callable[[int, KernelcastError], None] | None = None
 ) -> list[Inference]:
     """Predict many batches; a kernel call that several share is computed once. ``skip`` is told of each case that is
     refused (it does not fit, say); without it the first refusal ends all."""
-
-    def refused(at: int, error: KernelcastError) -> None:
-        if skip is None:
-            raise error
-        skip(at, error)
-
-    groups: list[tuple[Times, dict[int, Case]]] = []  # by GPU, which is no key of a dictionary
-    for at, (deployment, workload) in enumerate(cases):
-        try:
-            case = Case(deployment, workload)
-        except KernelcastError as error:
-            refused(at, error)
-            continue
-        gpu = deployment.gpu
-        same = next((members for known, members in groups if known.gpu is gpu or known.gpu == gpu), None)
-        if same is None:
-            groups.append((Times(gpu, conditions), {at: case}))
-        else:
-            same[at] = case
     found: dict[int, Inference] = {}
-    for known, members in groups:
-        try:
-            known.learn(call for case in members.values() for call in case.calls)
-        except KernelcastError:  # of one case at least, which is told below
-            if skip is None:
-                raise
-        for at, case in members.items():
-            try:
-                known.learn(case.calls)
-            except KernelcastError as error:  # a format that this GPU lacks, say
-                refused(at, error)
+    refused: dict[int, KernelcastError] = {}
+    for numbers, answers in _answered(cases, conditions):
+        for at, number in enumerate(numbers):
+            if at in answers.refused:
+                refused[number] = answers.refused[at]
             else:
-                found[at] = case.result(known)
-    return [found[at] for at in sorted(found)]
+                found[number] = Inference.of(answers, at)
+        if refused and skip is None:
+            raise refused[min(refused)]
+    for number in sorted(refused):
+        skip(number, refused[number])  # type: ignore[misc]  # it was raised otherwise
+    return [found[number] for number in sorted(found)]
 
 
-class Case:
-    """The passes of one question, before their times are known."""
+def infer_columns(cases: Cases, conditions: Conditions = DEFAULT) -> dict[str, NDArray[Any]]:
+    """Predict many batches, columns out: one entry a case, in order; ``Inference`` says what each column means.
 
-    def __init__(self, deployment: Deployment, workload: Workload) -> None:
-        self.deployment, self.workload = deployment, workload.on(deployment)
-        workload = self.workload
-        self.memory = checked_memory(deployment, workload)
-        if deployment.model.kind == "encoder" and max(workload.outputs) > 1:
-            raise KernelcastError(f"{deployment.model.name} is an encoder: it writes no tokens; give --output-len 1")
-        written = 0 if deployment.model.kind == "encoder" else 1
-        longest = max(n + written * m for n, m in zip(workload.inputs, workload.outputs, strict=True))
-        if longest > deployment.model.max_context:
-            raise KernelcastError(
-                f"a request of {longest:,} tokens exceeds the context of {deployment.model.name}, "
-                f"{deployment.model.max_context:,}"
-            )
-        self.prefills = [Run.of(deployment, batch) for batch in workload.prefills()]
-        self.decodes = [(step, Run.of(deployment, batch)) for step, batch in workload.decodes()]
+    Times: ttft_s, prefill_s, decode_s, total_s, tpot_s, step_s, each also as *_low and *_high. Numbers: tokens_per_s,
+    steps, output_tokens, flops, mfu, bandwidth_use, memory_bytes, available_bytes; fits: true or false. Words: bound_by
+    (what binds most of the time), support, and refused: None, or why there is no answer. Of a case that is refused
+    times and what follows from them are NaN, bound_by and support None.
+    """
+    columns: dict[str, NDArray[Any]] = {}
+    for numbers, answers in _answered(cases, conditions):
+        for name, values in _columns(answers).items():
+            if name not in columns:
+                columns[name] = np.empty(len(cases), dtype=values.dtype)
+            columns[name][numbers] = values
+    return columns
 
-    @cached_property
-    def drafts(self) -> tuple[list[Run], Run | None]:
-        """Of the draft model: its prefill, and one pass in the middle of the decode."""
-        speculation = self.workload.speculation
-        if speculation is None or speculation.draft is None or not self.decodes:
-            return [], None
-        middle = self.workload.decodes()[len(self.decodes) // 2][1]
-        one = Batch(len(middle.new) * (1,), middle.past)
-        draft = speculation.draft
-        return [Run.of(draft, batch) for batch in self.workload.prefills()], Run.of(draft, one)
 
-    @property
-    def calls(self) -> Iterable[Call]:
-        prefills, one = self.drafts
-        for run in (*self.prefills, *(run for _, run in self.decodes), *prefills, *([one] if one else [])):
-            yield from (launch.call for launch in run.launches)
+def _columns(answers: Answers) -> dict[str, NDArray[Any]]:
+    times = {
+        "ttft": answers.prefill_s, "prefill": answers.prefill_s, "decode": answers.decode_s, "total": answers.total_s,
+        "tpot": answers.tpot_s, "step": answers.step_s,
+    }  # fmt: skip
+    found = {
+        f"{name}_s{end}": column[at] for name, column in times.items() for at, end in enumerate(("", "_low", "_high"))
+    }
+    for name in ("tokens_per_s", "steps", "output_tokens", "flops", "mfu", "bandwidth_use"):
+        found[name] = getattr(answers, name)
+    count, memory = len(answers.workloads), answers.memory
+    found |= {"memory_bytes": memory.used_bytes, "available_bytes": np.full(count, memory.available_bytes)}
+    words = {"bound_by": answers.shares.bound_by, "support": answers.shares.support} if answers.laid else {}
+    for name in ("bound_by", "support"):
+        found[name] = np.full(count, None, dtype=object)
+        found[name][answers.answered] = words[name][answers.answered] if words else None
+    found["refused"] = np.full(count, None, dtype=object)
+    for at, error in answers.refused.items():
+        found["refused"][at] = str(error)
+    return found | {"fits": memory.fits}
 
-    def result(self, times: Times) -> Inference:
-        steps = max((step for step, _ in self.decodes), default=0)
-        first, one = self.drafts
-        drafted = steps * self.workload.speculation.draft_tokens if self.workload.speculation else 0
-        passes = (
-            *laid("prefill", [(1.0, run) for run in self.prefills], times),
-            *laid("decode", self._weighted(), times),
-            *laid("prefill", [(1.0, run) for run in first], times, draft=True),
-            *laid("decode", [(drafted, one)] if one else [], times, draft=True),
-        )
-        return Inference(
-            self.deployment, self.workload, passes, steps, self.memory, times, self._flops(), self._decode_bytes(steps)
-        )
 
-    def _weighted(self) -> list[tuple[float, Run]]:
-        """How many steps each predicted step stands for: the trapezoid rule, exact where time grows evenly."""
-        steps = [step for step, _ in self.decodes]
-        if not steps:
-            return []
-        every = np.arange(1, steps[-1] + 1)
-        weights = [float(np.interp(every, steps, row).sum()) for row in np.eye(len(steps))]
-        return list(zip(weights, (run for _, run in self.decodes), strict=True))
+def _answered(cases: Cases, conditions: Conditions) -> Iterator[tuple[list[int], Answers]]:
+    """The numbers of the cases of each deployment, and their answers."""
+    for gpu, places in _by_gpu(cases):
+        chunk = _Chunk(Times(gpu, conditions))
+        for numbers in (place[at : at + _CASES] for place in places for at in range(0, len(place), _CASES)):
+            deployment = cases[numbers[0]][0]
+            chunk.add(numbers, Answers(deployment, [cases[number][1].on(deployment) for number in numbers]))
+            if chunk.passes > _PASSES:
+                yield from chunk.laid()
+                chunk = _Chunk(chunk.times)
+        yield from chunk.laid()
 
-    def _flops(self) -> float:
-        """2 for each weight that a token passes; attention's products left out, as MFU is mostly told."""
-        active = self.deployment.model.active_parameters
-        per_token = 2.0 * (active.attention + active.mlp + active.experts)
-        head = 2.0 * self.deployment.model.hidden * self.deployment.model.vocab
-        tokens = sum(self.workload.inputs) - sum(self.workload.past) + sum(n - 1 for n in self.workload.outputs)
-        return per_token * tokens + head * sum(self.workload.outputs)
 
-    def _decode_bytes(self, steps: int) -> float:
-        """Every step reads the weights that its tokens use; a request's cache is read while it decodes."""
-        if not steps:
-            return 0.0
-        asked = zip(self.workload.inputs, self.workload.outputs, strict=True)
-        per_token = steps / (max(self.workload.outputs) - 1)
-        cache = sum((m - 1) * per_token * cache_bytes(self.deployment, n + m // 2) for n, m in asked)
-        tokens = sum((m - 1) * per_token for m in self.workload.outputs) / steps  # in a mean step
-        checked = 1 + (self.workload.speculation.draft_tokens if self.workload.speculation else 0)
-        return steps * read_weight_bytes(self.deployment, tokens * checked) + cache
+def _by_gpu(cases: Cases) -> list[tuple[Gpu, list[list[int]]]]:
+    """The numbers of the cases of each deployment, by GPU; neither is a key of a dictionary."""
+    places: dict[int, list[int]] = {}
+    for number, (deployment, _) in enumerate(cases):
+        places.setdefault(id(deployment), []).append(number)
+    found: list[tuple[Gpu, list[list[int]]]] = []
+    for numbers in places.values():
+        gpu = cases[numbers[0]][0].gpu
+        same = next((members for known, members in found if known is gpu or known == gpu), None)
+        if same is None:
+            found.append((gpu, [numbers]))
+        else:
+            same.append(numbers)
+    return found
+
+
+@dataclass
+class _Chunk:
+    """Answers on one GPU under way: their calls are predicted in one table."""
+
+    times: Times
+    gathered: Gathered = field(default_factory=Gathered)
+    members: list[tuple[list[int], Answers]] = field(default_factory=list)
+    passes: int = 0
+
+    def add(self, numbers: list[int], answers: Answers) -> None:
+        answers.gather(self.gathered)
+        self.members.append((numbers, answers))
+        self.passes += sum(len(passes.owner) for passes, _ in answers.laid)
+
+    def laid(self) -> Iterator[tuple[list[int], Answers]]:
+        found = self.gathered.predicted(self.times.gpu, self.times.conditions)
+        for numbers, answers in self.members:
+            answers.lay(found, self.times)
+            yield numbers, answers

@@ -3,28 +3,40 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kernelcast.errors import KernelcastError
 from kernelcast.kernels.dtypes import dtype
+from kernelcast.networks.batch import Ints
 from kernelcast.networks.forward import Deployment
 from kernelcast.networks.layers import Experts, LinearAttention, SelfAttention
+from kernelcast.serving.asked import Asked
 from kernelcast.serving.workload import Workload
 from kernelcast.timeline import Memory
 
 _LIVE_WIDTHS = 4.0  # of the hidden size, that live at once between the layers: input, residual, norm, output
+_STEPS = 65  # numbers that are tried at once in the search for the largest batch
 _LOGIT_BYTES = 4.0 + 2.0  # as the head writes them, and in fp32 for sampling
 
 
 def memory(deployment: Deployment, contexts: Mapping[int, int], step_tokens: int, logit_rows: int) -> Memory:
     """The fullest GPU. ``contexts``: how many sequences end with so many tokens in the cache. ``step_tokens``: of the
     largest pass."""
+    cache = sum(count * cache_bytes(deployment, context) for context, count in contexts.items())
+    return _filled(deployment, cache, step_tokens, logit_rows)
+
+
+def _filled(deployment: Deployment, cache: Any, step_tokens: Any, logit_rows: Any) -> Memory:
+    """With a cache of so many bytes: one memory, or columns of many."""
     gpu, stack = deployment.gpu, deployment.stack
     parts = {
         "weights": weight_bytes(deployment),
-        "cache": sum(count * cache_bytes(deployment, context) for context, count in contexts.items()),
+        "cache": cache,
         "activation": _activation_bytes(deployment, step_tokens, logit_rows),
         "stack": stack.reserved_bytes,
     }
@@ -42,9 +54,9 @@ def weight_bytes(deployment: Deployment) -> float:
     return (matrices + experts + parts.norms * whole) / layout.pp + on_a_stage
 
 
-def read_weight_bytes(deployment: Deployment, tokens: float) -> float:
+def read_weight_bytes(deployment: Deployment, tokens: Any) -> Any:
     """Weights that one GPU reads in a step of so many tokens: all but rows of the embedding that nobody asks for, and
-    experts that no token goes to (each of E is missed by a token with probability 1 - topk / E)."""
+    experts that no token goes to (each of E is missed by a token with probability 1 - topk / E). Columns: columns."""
     model, layout, kinds = deployment.model, deployment.layout, deployment.precision
     unread = 0.0
     for run in model.layer_kinds:
@@ -58,24 +70,24 @@ def read_weight_bytes(deployment: Deployment, tokens: float) -> float:
     return weight_bytes(deployment) - unread
 
 
-def cache_bytes(deployment: Deployment, context_tokens: int) -> float:
+def cache_bytes(deployment: Deployment, context_tokens: Any) -> Any:
     """Keys and values of one sequence on one GPU, and the states of linear attention. Heads are cut by tp until each
-    GPU has one; a latent is not cut."""
+    GPU has one; a latent is not cut. Of a column of contexts: a column."""
     model, layout = deployment.model, deployment.layout
     if model.kind == "encoder":
-        return 0.0
+        return 0.0 * context_tokens
     numbers = state_bytes = 0.0
     for run in model.layer_kinds:
         mixer = run.layer.attention
         window, cut = (mixer.window, min(layout.tp, mixer.kv_heads)) if isinstance(mixer, SelfAttention) else (None, 1)
-        kept = min(context_tokens, window or context_tokens)
+        kept = np.minimum(context_tokens, window) if window else context_tokens
         numbers += run.count * mixer.cache_values_per_token * kept / cut
         if isinstance(mixer, LinearAttention):
             state_bytes += run.count * mixer.state_values / layout.tp * dtype(mixer.state_dtype).act_bytes
     return (numbers * deployment.precision.cache_bytes + state_bytes) / (layout.pp * layout.dp)
 
 
-def _activation_bytes(deployment: Deployment, tokens: int, logit_rows: int) -> float:
+def _activation_bytes(deployment: Deployment, tokens: Any, logit_rows: Any) -> Any:
     """The widest moment of a pass: the inputs and outputs of the largest layer, or the logits."""
     model, tp = deployment.model, deployment.layout.tp
     widest = 0.0
@@ -89,49 +101,57 @@ def _activation_bytes(deployment: Deployment, tokens: int, logit_rows: int) -> f
             width = (mlp.up_width + mlp.inter) / tp
         widest = max(widest, width)
     between = tokens * (_LIVE_WIDTHS * model.hidden + widest) * deployment.precision.between_bytes
-    return max(between, logit_rows * model.vocab * _LOGIT_BYTES)
+    return np.maximum(between, logit_rows * model.vocab * _LOGIT_BYTES)
 
 
-def checked_memory(deployment: Deployment, workload: Workload) -> Memory:
-    """Of a batch; refuses what does not fit, and says by how much and what would."""
-    found = _needed(deployment, workload)
-    if found.fits:
-        return found
+class DoesNotFit(KernelcastError):  # noqa: N818  # it says what is wrong
+    """A batch that needs more memory than there is: ``memory`` is what it would fill."""
+
+    def __init__(self, said: str, memory: Memory) -> None:
+        super().__init__(said)
+        self.memory = memory
+
+
+def does_not_fit(deployment: Deployment, workload: Workload, found: Memory) -> DoesNotFit:
+    """By how much a batch does not, and what would."""
     gib = 2**30
     need = f"{found.used_bytes / gib:.1f} GiB a GPU (weights {found['weights'] / gib:.1f}, KV cache " \
            f"{found['cache'] / gib:.1f}, activations {found['activation'] / gib:.1f}, " \
            f"{deployment.stack.name} {found['stack'] / gib:.1f})"  # fmt: skip
-    most = largest_batch(deployment, workload)
     if found["weights"] + found["stack"] >= found.available_bytes:
         advice = "its weights alone are too large: cut it over more GPUs (--tp, --pp) or take a smaller format"
-    elif most:
+    elif most := largest_batch(deployment, workload):
         advice = f"the largest batch of this kind is {most}"
     else:
         advice = "take fewer or shorter requests, more GPUs, or an fp8 KV cache"
-    raise KernelcastError(
+    return DoesNotFit(
         f"{deployment.model.name} on {deployment.layout.gpus} x {deployment.gpu.id} needs {need}, "
         f"{found.missing_bytes / gib:.1f} GiB more than the {found.available_bytes / gib:.1f} that "
-        f"{deployment.stack.name} fills; {advice}"
+        f"{deployment.stack.name} fills; {advice}",
+        found,
     )
 
 
-def _needed(deployment: Deployment, workload: Workload) -> Memory:
-    workload = workload.on(deployment)
-    contexts = Counter(n + m for n, m in zip(workload.inputs, workload.outputs, strict=True))
-    new = sum(workload.inputs) - sum(workload.past)
-    found = _held(deployment, contexts, new, workload.chunk)
-    draft = workload.speculation and workload.speculation.draft
-    if not draft:
-        return found
-    beside = _held(draft, contexts, new, workload.chunk)
-    shared = {name: found[name] + beside[name] for name in ("weights", "cache")}
-    return replace(found, parts={**found.parts, **shared})
+def needed(deployment: Deployment, asked: Asked) -> Memory:
+    """Of many batches: columns, one entry a batch. Weights and cache of a draft model lie beside."""
+
+    def held(place: Deployment) -> Memory:
+        cache = asked.total(cache_bytes(place, asked.inputs + asked.outputs))
+        return _held(place, cache, asked.total(asked.inputs - asked.cached), asked.chunk, asked.batch)
+
+    found = held(deployment)
+    parts = {name: np.broadcast_to(size, asked.count).copy() for name, size in found.parts.items()}
+    for draft, members in asked.drafts():
+        beside = held(draft)
+        for name in ("weights", "cache"):
+            parts[name][members] += np.broadcast_to(beside[name], asked.count)[members]
+    return replace(found, parts=parts)
 
 
-def _held(deployment: Deployment, contexts: Mapping[int, int], new_tokens: int, chunk: int | None) -> Memory:
+def _held(deployment: Deployment, cache: Any, new_tokens: Any, chunk: Any, batch: Any) -> Memory:
     cut = deployment.layout.dp * deployment.layout.micro_batches
-    tokens = min(new_tokens, chunk) if chunk else new_tokens
-    return memory(deployment, contexts, math.ceil(tokens / cut), math.ceil(sum(contexts.values()) / cut))
+    tokens = np.where(chunk, np.minimum(new_tokens, chunk), new_tokens)
+    return _filled(deployment, cache, -(-tokens // cut), -(-batch // cut))
 
 
 def largest_batch(deployment: Deployment, workload: Workload) -> int:
@@ -139,23 +159,23 @@ def largest_batch(deployment: Deployment, workload: Workload) -> int:
     workload = workload.on(deployment)
     inputs, outputs = (math.ceil(sum(x) / len(x)) for x in (workload.inputs, workload.outputs))
     new = inputs - sum(workload.past) // len(workload.past)
+    each = cache_bytes(deployment, inputs + outputs)
 
-    def fits(batch: int) -> bool:
-        return _held(deployment, {inputs + outputs: batch}, batch * new, workload.chunk).fits
+    def fits(batches: Ints) -> NDArray[np.bool_]:
+        return np.asarray(_held(deployment, batches * each, batches * new, workload.chunk, batches).fits)
 
     return _largest(fits)
 
 
-def _largest(fits: Callable[[int], bool]) -> int:
-    """The largest number that fits, by doubling and halving; 0 when none does."""
-    if not fits(1):
-        return 0
-    high = 1
-    while fits(2 * high) and high < 1 << 40:
-        high *= 2
-    low = high
-    high *= 2
+def _largest(fits: Callable[[Ints], NDArray[np.bool_]]) -> int:
+    """The largest number that fits, by doubling and then by ever finer steps; 0 when none does."""
+    powers = 1 << np.arange(41, dtype=np.int64)
+    count = int(fits(powers).sum())
+    if count in (0, len(powers)):
+        return int(powers[-1]) if count else 0
+    low, high = int(powers[count - 1]), int(powers[count])
     while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
+        between = np.unique(np.linspace(low, high, _STEPS).astype(np.int64))
+        count = int(fits(between[:-1]).sum())  # the first does, the last does not
+        low, high = int(between[count - 1]), int(between[count])
     return low

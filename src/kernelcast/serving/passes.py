@@ -1,16 +1,15 @@
-"""Passes of a batch laid on the timeline: kernels, what power and the host add, and one of them drawn."""
+"""One pass of a batch on the timeline: its kernels, what power and the host add, and how it is drawn."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 
 from kernelcast.calls import Launch
-from kernelcast.networks.forward import Batch, Deployment, forward
+from kernelcast.networks.batch import Batch
+from kernelcast.networks.forward import Deployment, forward
 from kernelcast.span import Span
-from kernelcast.timeline import Event, Lane, Ran, Timeline, joined
-from kernelcast.timeline.power import WINDOW_S, throttled_s
+from kernelcast.timeline import Event, Lane, Ran, Timeline
 from kernelcast.times import Times
 
 # What whole passes are off beyond the intervals of their kernels (clocks, caches, kernels between those that are told):
@@ -25,31 +24,11 @@ class Run:
 
     deployment: Deployment
     batch: Batch
-    launches: tuple[Launch, ...]
     parts: int
 
-    @classmethod
-    def of(cls, deployment: Deployment, batch: Batch) -> Run:
-        """What one GPU runs: the heaviest micro-batch of the heaviest rank, sequences dealt out in turn."""
-        layout = deployment.layout
-        parts = min(layout.micro_batches, math.ceil(batch.sequences / layout.dp))
-        order = sorted(range(batch.sequences), key=lambda i: -(batch.new[i] + batch.past[i]))
-        rows = sorted(order[:: layout.dp * parts])
-        mine = replace(batch, new=tuple(batch.new[i] for i in rows), past=tuple(batch.past[i] for i in rows))
-        return cls(deployment, mine, tuple(forward(deployment, mine)), parts)
-
-    def rounds(self, phase: str) -> float:
-        """How often the time of one micro-batch passes. A stage does 1 / pp of the layers; micro-batches follow one
-        another, and the first fills the pipeline; in decode stages never drain between steps."""
-        stages = self.deployment.layout.pp
-        return (max(self.parts, stages) if phase == "decode" else self.parts + stages - 1) / stages
-
-    def host_s(self, phase: str, kernels_s: float) -> float:
-        """What the GPU waits for: launches that are slower than the kernels, gaps of a graph."""
-        stack, launched = self.deployment.stack, sum(launch.count for launch in self.launches)
-        if stack.replays(self.batch.tokens, decodes=phase == "decode"):
-            return launched * stack.gap_s
-        return max(0.0, launched * stack.launch_s - kernels_s)
+    @cached_property
+    def launches(self) -> tuple[Launch, ...]:
+        return tuple(forward(self.deployment, self.batch))
 
 
 @dataclass(frozen=True)
@@ -63,52 +42,14 @@ class Pass:
     ran: tuple[Ran, ...]
 
 
-def laid(phase: str, runs: Sequence[tuple[float, Run]], times: Times, *, draft: bool = False) -> list[Pass]:
-    """All passes of a phase; each run stands for so many. ``draft``: of the model that guesses, which the host calls
-    together with the other."""
-    kernels = [[Ran.of(phase, launch, times, run.rounds(phase)) for launch in run.launches] for _, run in runs]
-    spans = [joined(members) for members in kernels]
-    lasting = sum(count * span.time_s for (count, _), span in zip(runs, spans, strict=True)) >= WINDOW_S
-    found = []
-    for (count, run), members, span in zip(runs, kernels, spans, strict=True):
-        span = _whole(span)
-        beside = _beside(phase, run, times, span.time_s, lasting, draft)
-        named = [replace(ran, part="draft model") for ran in members] if draft else members
-        found.append(Pass(phase, run, count, sum((ran.span for ran in beside), span), (*named, *beside)))
-    return found
-
-
-def _whole(kernels: Span) -> Span:
-    """The kernels of a pass, as far off as whole passes are."""
-    low, high = ((kernels.time_s - kernels.low_s), (kernels.high_s - kernels.time_s))
-    below, above = (
-        math.hypot(own, share * kernels.time_s) for own, share in zip((low, high), PASS_SPREAD, strict=True)
-    )
-    return Span(kernels.time_s, kernels.time_s - below, kernels.time_s + above)
-
-
-def _beside(phase: str, run: Run, times: Times, kernels_s: float, lasting: bool, draft: bool) -> list[Ran]:
-    """What a pass takes beside its kernels: a lowered clock, and the host."""
-    stack, found = run.deployment.stack, []
-    if lasting and run.deployment.gpu.tensor_flops_per_j:
-        slower = (x.count * throttled_s(x.call, times[x.call].span.time_s, times.gpu) for x in run.launches)
-        slower_s = sum(slower) * run.rounds(phase)
-        if slower_s:
-            found.append(Ran.beside(phase, "power limit", Span.exact(slower_s), "power", "near"))
-            kernels_s += slower_s
-    own_s = 0.0 if draft else stack.step_s if phase == "decode" else stack.prefill_s
-    host_s = run.host_s(phase, kernels_s) + own_s
-    if host_s:
-        found.append(Ran.beside(phase, "host", Span(host_s, host_s * HOST_RANGE[0], host_s * HOST_RANGE[1]), "host"))
-    return found
-
-
 def drawn(one: Pass, times: Times) -> Timeline:
     """A pass, layer by layer: it ends when the pass does."""
     stack, batch = one.run.deployment.stack, one.run.batch
     gap_s = stack.gap_s if stack.graphs and one.phase == "decode" else 0.0
     at_s, gaps_s, events = 0.0, 0.0, []
-    for launch in forward(one.run.deployment, batch, in_order=True):
+    launches = forward(one.run.deployment, batch, in_order=True)
+    times.learn(launch.call for launch in launches)
+    for launch in launches:
         found = times[launch.call]
         given = {name: list(value) if isinstance(value, tuple) else value for name, value in launch.call.parameters}
         told = {"op": launch.op, **given, "bound_by": found.bound_by, "support": found.support}

@@ -5,45 +5,46 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
-import numpy as np
-
+from kernelcast.kernels.work import Array
 from kernelcast.networks.forward import Deployment
+from kernelcast.serving.answers import Answers
 from kernelcast.serving.memory import largest_batch
 from kernelcast.serving.passes import Pass, drawn
 from kernelcast.serving.workload import Workload
-from kernelcast.span import NOTHING, Span
+from kernelcast.span import Span
 from kernelcast.support import support_of
-from kernelcast.timeline import Memory, RestsOn, Share, Timeline, shares
+from kernelcast.timeline import Memory, RestsOn, Share, Timeline
 from kernelcast.times import Times
 
 
 @dataclass(frozen=True)
 class Inference:
-    """How a batch runs. Every second of ``total`` is in one of ``shares``."""
+    """How a batch runs: one entry of the answers of its deployment. Every second of ``total`` is in one of
+    ``shares``."""
 
     deployment: Deployment
     workload: Workload
-    passes: tuple[Pass, ...] = field(repr=False)
+    prefill: Span
+    decode: Span
     steps: int  # of decode
     memory: Memory
-    times: Times = field(repr=False, compare=False)
-    flops: float = field(repr=False, default=0.0)  # of matrix products, all GPUs together
-    decode_bytes: float = field(repr=False, default=0.0)  # weights and cache that one GPU reads in all decode steps
+    answers: Answers = field(repr=False, compare=False)
+    at: int = field(repr=False, compare=False)
+
+    @classmethod
+    def of(cls, answers: Answers, at: int) -> Inference:
+        prefill, decode = (_span(column, at) for column in (answers.prefill_s, answers.decode_s))
+        memory, steps = answers.memory_of(at), int(answers.steps[at])
+        return cls(answers.deployment, answers.workloads[at], prefill, decode, steps, memory, answers, at)
 
     @cached_property
-    def prefill(self) -> Span:
-        return self._phase("prefill")
-
-    @cached_property
-    def decode(self) -> Span:
-        return self._phase("decode")
-
-    def _phase(self, name: str) -> Span:
-        return sum((one.span * one.count for one in self.passes if one.phase == name), NOTHING)
+    def passes(self) -> tuple[Pass, ...]:
+        """Each different pass once, with how many it stands for."""
+        return self.answers.passes_of(self.at)
 
     @cached_property
     def shares(self) -> tuple[Share, ...]:
-        return shares(ran * one.count for one in self.passes for ran in one.ran)
+        return self.answers.shares.of(self.at)
 
     @cached_property
     def rests_on(self) -> RestsOn:
@@ -53,6 +54,11 @@ class Inference:
     @property
     def support(self) -> str:
         return support_of((share.time_s, share.support) for share in self.shares)
+
+    @property
+    def times(self) -> Times:
+        assert self.answers.times is not None  # laid out
+        return self.answers.times
 
     @property
     def predictor(self) -> str:
@@ -78,41 +84,40 @@ class Inference:
 
     @cached_property
     def mean_ttft_s(self) -> float:
-        """Over requests: one whose prompt is read in an early pass need not wait for the others."""
-        passes = [one for one in self.passes if one.phase == "prefill"]
-        own = [one.span.time_s for one in passes if one.run.deployment is self.deployment]
-        drafted = sum(one.span.time_s for one in passes) - sum(own)  # the draft model reads prompts too
-        ends = np.cumsum(own)
-        return float(np.mean([ends[at] for at in self.workload.first_tokens()])) + drafted
+        return self.answers.mean_ttft_s(self.at)
 
     @property
     def step(self) -> Span:
-        """The mean decode step; with speculation a step may give several tokens."""
-        return self.decode * (1 / self.steps) if self.steps else NOTHING
+        return _span(self.answers.step_s, self.at)
 
     @property
     def tpot(self) -> Span:
-        """Mean time of an output token after the first."""
-        tokens = max(self.workload.outputs) - 1
-        return self.decode * (1 / tokens) if tokens else NOTHING
+        return _span(self.answers.tpot_s, self.at)
 
     @property
     def output_tokens(self) -> int:
-        return sum(self.workload.outputs)
+        return int(self.answers.output_tokens[self.at])
 
     @property
     def tokens_per_s(self) -> float:
-        return self.output_tokens / self.total.time_s
+        return float(self.answers.tokens_per_s[self.at])
+
+    @property
+    def flops(self) -> float:
+        return float(self.answers.flops[self.at])
+
+    @property
+    def decode_bytes(self) -> float:
+        return float(self.answers.decode_bytes[self.at])
 
     @property
     def mfu(self) -> float:
-        """Of the peak of all GPUs, the share that the model's matrix products use over the whole time."""
-        peak = self.deployment.layout.gpus * self.deployment.gpu.mfu_flops_per_s
-        return self.flops / (self.total.time_s * peak)
+        return float(self.answers.mfu[self.at])
 
     @property
     def bandwidth_use(self) -> float:
-        """Of DRAM's peak, the share that weights and cache use in the decode steps."""
-        if not self.decode.time_s:
-            return 0.0
-        return self.decode_bytes / self.decode.time_s / self.deployment.gpu.dram_bytes_per_s
+        return float(self.answers.bandwidth_use[self.at])
+
+
+def _span(column: Array, at: int) -> Span:
+    return Span(*column[:, at].tolist())

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu
-from kernelcast.networks.forward import Batch, Deployment
+from kernelcast.networks.batch import Batch
+from kernelcast.networks.forward import Deployment
 from kernelcast.stacks import Stack
 
 _LARGE_BYTES = 70 * 2**30  # GPUs of so much memory, on which engines take larger steps by default
@@ -55,6 +57,14 @@ class Speculation:
         return k + 1.0 if a == 1 else (1 - a ** (k + 1)) / (1 - a)
 
 
+class Request(NamedTuple):
+    """Tokens of one request: its prompt, its output, and (of the prompt) those in the cache already."""
+
+    inputs: int
+    outputs: int
+    cached: int
+
+
 @dataclass(frozen=True)
 class Workload:
     """Requests that start together: prompt, output and (of the prompt) tokens that are in the cache already."""
@@ -82,11 +92,29 @@ class Workload:
               speculation: Speculation | None = None) -> Workload:  # fmt: skip
         if batch < 1:
             raise KernelcastError(f"batch must be 1 or more, not {batch}")
-        return cls(batch * (input_tokens,), batch * (output_tokens,), batch * (cached,), chunk, speculation)
+        prefixes = batch * (cached,) if cached else ()
+        return cls(batch * (input_tokens,), batch * (output_tokens,), prefixes, chunk, speculation)
 
     @property
     def past(self) -> tuple[int, ...]:
         return self.cached or len(self.inputs) * (0,)
+
+    @cached_property
+    def even(self) -> Request | None:
+        """One request, where all are alike."""
+        first = Request(self.inputs[0], self.outputs[0], self.past[0])
+        columns = zip((self.inputs, self.outputs, self.past), first, strict=True)
+        return first if all(column.count(value) == len(column) for column, value in columns) else None
+
+    @property
+    def gained(self) -> float:
+        """Tokens that a decode step gives a request."""
+        return self.speculation.tokens_per_step if self.speculation else 1.0
+
+    @property
+    def checked(self) -> int:
+        """Tokens of a request that go through a decode step: one, and those guessed."""
+        return 1 + (self.speculation.draft_tokens if self.speculation else 0)
 
     def on(self, deployment: Deployment) -> Workload:
         """With prompts cut as the deployment's scheduler does, where nothing else is said."""
@@ -117,17 +145,26 @@ class Workload:
 
     def decodes(self) -> list[tuple[int, Batch]]:
         """(step, pass) of decode steps to predict: the ends of every stretch with the same requests, some between."""
-        gained = self.speculation.tokens_per_step if self.speculation else 1.0
-        checked = 1 + (self.speculation.draft_tokens if self.speculation else 0)
+        gained, checked = self.gained, self.checked
         ends = [math.ceil((n - 1) / gained) for n in self.outputs]  # steps that each request takes part in
         found, start = [], 1
         for end in sorted({e for e in ends if e}):
             alive = [i for i, e in enumerate(ends) if e >= end]
-            for step in sorted(set(np.linspace(start, end, min(_SAMPLED_STEPS, end - start + 1)).round().astype(int))):
+            for step in sampled_steps(start, end):
                 past = tuple(self.inputs[i] + int((step - 1) * gained) for i in alive)
-                found.append((int(step), Batch(len(alive) * (checked,), past, head_rows=checked)))
+                found.append((step, Batch(len(alive) * (checked,), past, head_rows=checked)))
             start = end + 1
         return found
+
+
+def sampled_steps(start: int, end: int) -> tuple[int, ...]:
+    """Of a stretch of decode steps, those that are predicted."""
+    return _spread(start, end, min(_SAMPLED_STEPS, end - start + 1))
+
+
+@lru_cache(maxsize=4096)
+def _spread(start: int, end: int, count: int) -> tuple[int, ...]:
+    return tuple(sorted(set(np.linspace(start, end, count).round().astype(int).tolist())))
 
 
 def _batch(taken: list[tuple[int, int]]) -> Batch:

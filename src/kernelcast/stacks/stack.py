@@ -90,9 +90,10 @@ class Stack(Library):
             return kind, backend
         return dtype, self.moe_backend(gpu, dtype)
 
-    def replays(self, tokens: int, *, decodes: bool) -> bool:
-        """Whether a step of so many tokens is a graph; of those with prompts some stacks capture pieces."""
-        return self.graphs and (decodes or (self.graph_prompts and tokens <= self.graph_tokens))
+    def replays(self, tokens: Any, *, decodes: Any) -> Any:
+        """Whether a step of so many tokens is a graph; of those with prompts some stacks capture pieces. Of columns: a
+        column."""
+        return self.graphs & (decodes | (self.graph_prompts & (tokens <= self.graph_tokens)))
 
     @property
     def graph_tokens(self) -> int:

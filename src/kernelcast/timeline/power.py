@@ -7,6 +7,10 @@ it is.
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
 from kernelcast.calls import Call
 from kernelcast.hardware import Gpu
 
@@ -14,8 +18,8 @@ WINDOW_S = 0.25  # shorter runs end before a GPU lowers its clock
 _SIXTEEN_BITS = ("bf16", "fp16", "int4")  # multiplied in 16 bits
 
 
-def product_flops(call: Call) -> float:
-    """FLOPs of the matrix products of a call in 16 bits; 0 of any other call."""
+def product_flops(call: Call) -> Any:
+    """FLOPs of the matrix products of a call in 16 bits; 0 of any other call. A column where its sizes are some."""
     given = call.words
     if given.get("dtype") not in _SIXTEEN_BITS:
         return 0.0
@@ -29,8 +33,8 @@ def product_flops(call: Call) -> float:
     return 0.0
 
 
-def throttled_s(call: Call, time_s: float, gpu: Gpu) -> float:
-    """How much longer a call takes in a run that keeps the GPU at its power limit."""
+def throttled_s(call: Call, time_s: Any, gpu: Gpu) -> Any:
+    """How much longer a call takes in a run that keeps the GPU at its power limit. Columns in, columns out."""
     if not gpu.tensor_flops_per_j:
         return 0.0
-    return max(0.0, product_flops(call) / (gpu.tensor_flops_per_j * gpu.power_w) - time_s)
+    return np.maximum(0.0, product_flops(call) / (gpu.tensor_flops_per_j * gpu.power_w) - time_s)

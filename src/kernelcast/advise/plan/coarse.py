@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from kernelcast.calls import Launch
-from kernelcast.networks.forward import Batch, Deployment, forward
+from kernelcast.networks.batch import Batch
+from kernelcast.networks.forward import Deployment, forward
 from kernelcast.timeline import Ran, joined
 from kernelcast.times import Times
 

@@ -22,7 +22,8 @@ import numpy as np
 
 from kernelcast.calls import Launch
 from kernelcast.kernels.work import Array
-from kernelcast.networks.forward import Batch, Deployment, forward
+from kernelcast.networks.batch import Batch
+from kernelcast.networks.forward import Deployment, forward
 from kernelcast.networks.layers import SelfAttention
 from kernelcast.predict import DEFAULT, Conditions
 from kernelcast.serving.passes import HOST_RANGE, PASS_SPREAD

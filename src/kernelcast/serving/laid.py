@@ -1,0 +1,186 @@
+"""Passes of many workloads on one deployment laid out in time, as columns: kernels, what power and the host add."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernelcast.calls import Call, Launch
+from kernelcast.kernels.base import kernel_class
+from kernelcast.kernels.work import Array
+from kernelcast.machine.analyse import PIPELINES
+from kernelcast.networks.batch import Batches, Rows
+from kernelcast.networks.forward import Deployment, forward_many
+from kernelcast.serving.asked import summed
+from kernelcast.serving.passes import HOST_RANGE, PASS_SPREAD, Pass, Run
+from kernelcast.serving.steps import Steps
+from kernelcast.span import Span
+from kernelcast.support import SUPPORT
+from kernelcast.timeline import Ran
+from kernelcast.timeline.power import WINDOW_S, throttled_s
+from kernelcast.times import Gathered, TimeColumns
+
+PHASES = ("prefill", "decode")
+_LEVELS = tuple(SUPPORT)
+
+
+@dataclass(frozen=True)
+class Alike:
+    """Passes of one form: ``rows`` of the batches, their launches with columns for sizes, where each pass finds its
+    entry in them (``Launch.by``), and the row of each entry in the table of calls."""
+
+    rows: Rows
+    launches: list[Launch]
+    places: dict[str, Rows]
+    calls: list[Rows]
+    by: dict[str, list[int]] = field(init=False)  # launches that follow the same of a batch
+
+    def __post_init__(self) -> None:
+        found: dict[str, list[int]] = {}
+        for at, launch in enumerate(self.launches):
+            found.setdefault(launch.by, []).append(at)
+        object.__setattr__(self, "by", found)
+
+    @property
+    def launched(self) -> float:
+        return sum(launch.count for launch in self.launches)
+
+    def sorts(self) -> Iterator[tuple[list[Launch], Rows, Rows]]:
+        """Launches that follow the same of a batch, the rows of their calls (launches, entries), and the entry of each
+        pass."""
+        for by, members in self.by.items():
+            calls = np.array(np.broadcast_arrays(*(self.calls[at] for at in members)))
+            yield [self.launches[at] for at in members], calls, self.places[by]
+
+
+class Laid:
+    """Passes of one deployment; ``owner``: the workload of each. ``draft``: of the model that guesses, which the host
+    calls together with the other."""
+
+    def __init__(self, deployment: Deployment, steps: Sequence[Steps], gathered: Gathered, draft: bool = False) -> None:
+        layout = deployment.layout
+        self.deployment, self.draft, self.count = deployment, draft, len(steps)
+        self.batches, self.parts = Batches.joined([one.batches for one in steps]).shared(
+            layout.dp, layout.micro_batches
+        )
+        self.counts = np.concatenate([one.counts for one in steps])
+        self.decodes = np.concatenate([one.decodes for one in steps])
+        self.owner = np.repeat(np.arange(self.count), [len(one.counts) for one in steps])
+        self.starts = np.searchsorted(self.owner, np.arange(self.count + 1))
+        # How often the time of one micro-batch passes. A stage does 1 / pp of the layers; micro-batches follow one
+        # another, and the first fills the pipeline; in decode stages never drain between steps.
+        self.rounds = np.where(self.decodes, np.maximum(self.parts, layout.pp), self.parts + layout.pp - 1) / layout.pp
+        self.alike = [
+            Alike(rows, launches, places, [gathered.rows(launch.call) for launch in launches])
+            for rows, launches, places in forward_many(deployment, self.batches)
+        ]
+
+    def lay(self, times: TimeColumns) -> None:
+        """Once the times of all calls are known: those of all passes. ``spans_s``: time, low, high."""
+        self.times = times
+        kernels, slower = np.empty((3, len(self.owner))), np.zeros(len(self.owner))
+        launched = np.empty(len(self.owner))
+        for group in self.alike:
+            kernels[:, group.rows], slower[group.rows] = self._kernels(group)
+            launched[group.rows] = group.launched
+        kernels *= self.rounds
+        self.power_s = np.where(self._lasting(kernels[0])[self._segment], slower * self.rounds, 0.0)
+        self.host_s = self._host_s(launched, kernels[0] + self.power_s)
+        below, above = (
+            np.hypot(end, share * kernels[0])
+            for end, share in zip((kernels[0] - kernels[1], kernels[2] - kernels[0]), PASS_SPREAD, strict=True)
+        )
+        whole = np.array([kernels[0], kernels[0] - below, kernels[0] + above])
+        self.spans_s = whole + self.power_s + self.host_s * np.array([[1.0], *([x] for x in HOST_RANGE)])
+
+    def _kernels(self, group: Alike) -> tuple[Array, Array]:
+        """Of each pass, one micro-batch: time, low and high of its kernels, and what a power limit would add. What one
+        network says is wrong the same way wherever it runs, different networks are wrong on their own
+        (``timeline.joined``)."""
+        networks: dict[str, Array] = {}
+        slower = np.zeros(len(group.rows))
+        for launches, calls, at in group.sorts():
+            counts = np.array([launch.count for launch in launches])
+            seconds = self.times.times_s[:, calls] * counts[:, None]
+            families = [kernel_class(launch.op).family for launch in launches]
+            for name in dict.fromkeys(families):
+                own = seconds[:, [family == name for family in families]].sum(axis=1)
+                networks[name] = networks.get(name, 0.0) + own[:, at]
+            slower += self._slower(launches, calls)[at]
+        time, low, high = np.array(list(networks.values())).transpose(1, 0, 2)
+        below, above = (np.sqrt((end**2).sum(axis=0)) for end in (time - low, high - time))
+        total = time.sum(axis=0)
+        return np.array([total, total - below, total + above]), slower
+
+    def _slower(self, launches: Sequence[Launch], calls: Rows) -> Array:
+        gpu, found = self.deployment.gpu, np.zeros(calls.shape[1])
+        if gpu.tensor_flops_per_j:
+            for launch, rows in zip(launches, calls, strict=True):
+                found += launch.count * throttled_s(launch.call, self.times.times_s[0, rows], gpu)
+        return found
+
+    @property
+    def _segment(self) -> Rows:
+        """Of each pass: its workload and phase."""
+        return 2 * self.owner + self.decodes
+
+    def _lasting(self, kernels_s: Array) -> NDArray[np.bool_]:
+        """Phases that are long enough for a GPU to lower its clock."""
+        return summed(self._segment, self.counts * kernels_s, 2 * self.count) >= WINDOW_S
+
+    def _host_s(self, launched: Array, kernels_s: Array) -> Array:
+        """What the GPU waits for: launches that are slower than the kernels, gaps of a graph; and the host's own."""
+        stack = self.deployment.stack
+        graph = stack.replays(self.batches.tokens, decodes=self.decodes)
+        waits = np.where(graph, launched * stack.gap_s, np.maximum(0.0, launched * stack.launch_s - kernels_s))
+        return waits if self.draft else waits + np.where(self.decodes, stack.step_s, stack.prefill_s)
+
+    def part(self, launch: Launch) -> str:
+        return "draft model" if self.draft else launch.part
+
+    # ---- of each workload ----
+
+    def phase_s(self, decode: bool) -> Array:
+        """(3, workloads): the passes of one phase, one after another."""
+        weights = self.counts * (self.decodes == decode)
+        return np.array([summed(self.owner, weights * end, self.count) for end in self.spans_s])
+
+    def refused(self, at: int) -> tuple[str, Call] | None:
+        """Why a workload cannot be predicted, and the call that asks for it."""
+        for row in range(*self.starts[at : at + 2]):
+            for launch, entry, call in self._launches(row):
+                if call in self.times.refused:
+                    return self.times.refused[call], launch.call.entry(entry)
+        return None
+
+    def passes(self, at: int) -> list[Pass]:
+        """The passes of a workload, kernel by kernel."""
+        return [self._pass(row) for row in range(*self.starts[at : at + 2])]
+
+    def _pass(self, row: int) -> Pass:
+        phase, rounds, times = PHASES[int(self.decodes[row])], float(self.rounds[row]), self.times
+        ran = []
+        for launch, _, call in self._launches(row):
+            count = launch.count * rounds
+            ran.append(
+                Ran(phase, self.part(launch), Span(*times.times_s[:, call].tolist()) * count,
+                    count, PIPELINES[times.bound_by[call]], _LEVELS[times.support[call]],
+                    kernel_class(launch.op).family, times.standing[call])
+            )  # fmt: skip
+        if power_s := float(self.power_s[row]):
+            ran.append(Ran.beside(phase, "power limit", Span.exact(power_s), "power", "near"))
+        if host_s := float(self.host_s[row]):
+            ran.append(Ran.beside(phase, "host", Span(host_s, *(x * host_s for x in HOST_RANGE)), "host"))
+        run = Run(self.deployment, self.batches.batch(row), int(self.parts[row]))
+        return Pass(phase, run, float(self.counts[row]), Span(*self.spans_s[:, row].tolist()), tuple(ran))
+
+    def _launches(self, row: int) -> Iterator[tuple[Launch, int, int]]:
+        """The launches of a pass, its entry in their columns, and the row of that call."""
+        group = next(group for group in self.alike if row in group.rows)
+        place = int(np.searchsorted(group.rows, row))
+        for launch, calls in zip(group.launches, group.calls, strict=True):
+            entry = int(group.places[launch.by][place])
+            yield launch, entry, int(calls[entry])

@@ -1,0 +1,254 @@
+"""Many batches as columns: as one by one, and as passes added up kernel by kernel."""
+
+from __future__ import annotations
+
+import math
+import random
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+from deployments import deployed, quiet
+
+from kernelcast.errors import KernelcastError
+from kernelcast.networks import model
+from kernelcast.networks.batch import Batch, Batches
+from kernelcast.networks.forward import Deployment, forward, forward_many
+from kernelcast.serving.infer import Inference, infer, infer_columns, infer_many
+from kernelcast.serving.passes import HOST_RANGE, PASS_SPREAD
+from kernelcast.serving.steps import step_weights, steps_of
+from kernelcast.serving.workload import Speculation, Workload
+from kernelcast.span import NOTHING, Span
+from kernelcast.stacks import stack, stack_ids
+from kernelcast.support import support_of
+from kernelcast.timeline import Ran, joined, shares
+from kernelcast.timeline.power import WINDOW_S, throttled_s
+from kernelcast.times import Times
+
+MODELS = ("llama-3.1-8b", "qwen3-30b-a3b", "mixtral-8x7b", "deepseek-v2-lite", "deepseek-v3", "gpt-oss-20b", "gpt2-xl",
+          "gemma-2-9b", "qwen3-next-80b-a3b", "bert-base")  # fmt: skip
+GPUS = ("a100_sxm", "h100_sxm", "h200_sxm", "b200_sxm", "l40")
+DTYPES = (None, None, "bf16", "fp16", "fp8", "fp8_block", "int4")
+
+
+def settings(count: int, seed: int) -> list[tuple[Deployment, Workload]]:
+    """Random ones of all kinds; what cannot be deployed is drawn again."""
+    draw, found = random.Random(seed), list[tuple[Deployment, Workload]]()
+    while len(found) < count:
+        layout: dict[str, Any] = {"tp": draw.choice((1, 2, 4, 8)), "pp": draw.choice((1, 1, 2)), "dp": draw.choice((1, 1, 2)),
+                                  "ep": draw.choice((1, 2)), "micro_batches": draw.choice((1, 1, 3))}  # fmt: skip
+        try:
+            place = deployed(draw.choice(MODELS), on=draw.choice(GPUS), engine=stack(draw.choice(stack_ids())),
+                             dtype=draw.choice(DTYPES), cache=draw.choice((None, None, "fp8")), **layout)  # fmt: skip
+        except KernelcastError:
+            continue
+        for _ in range(3):
+            found.append((place, workload(draw, place)))
+    return found
+
+
+def workload(draw: random.Random, place: Deployment) -> Workload:
+    batch = draw.choice((1, 2, 3, 8, 30))
+    encodes = place.model.kind == "encoder"
+    out = (lambda: 1) if encodes else (lambda: draw.choice((1, 2, 7, 64, 200)))
+    chunk = draw.choice((None, None, 0, 64, 300))
+    guesses = None
+    if not encodes and draw.random() < 0.2:
+        draft = Deployment(model("llama-3.2-1b"), place.gpu, place.stack) if draw.random() < 0.7 else None
+        guesses = Speculation(draw.choice((2, 4)), 0.7, draft)
+    if draw.random() < 0.6:
+        tokens = draw.choice((1, 50, 128, 400, 1000))
+        return Workload.equal(batch, tokens, out(), draw.choice((0, 0, tokens // 2)), chunk, guesses)
+    inputs = tuple(draw.randint(1, 500) for _ in range(batch))
+    cached = tuple(draw.choice((0, n // 2)) for n in inputs) if draw.random() < 0.5 else ()
+    return Workload(inputs, tuple(out() for _ in inputs), cached, chunk, guesses)
+
+
+def added_up(place: Deployment, workload: Workload, times: Times) -> tuple[dict[str, Span], list[Ran]]:
+    """Prefill and decode, kernel by kernel and pass by pass."""
+    asked = workload.on(place)
+    decodes = asked.decodes()
+    weights = step_weights(tuple(step for step, _ in decodes)).tolist()
+    phases = [
+        ("prefill", place, [(1.0, batch) for batch in asked.prefills()]),
+        ("decode", place, list(zip(weights, (batch for _, batch in decodes), strict=True))),
+    ]
+    if asked.speculation and asked.speculation.draft and decodes:
+        draft, (_, middle) = asked.speculation.draft, decodes[len(decodes) // 2]
+        guesses = decodes[-1][0] * asked.speculation.draft_tokens
+        phases.append(("prefill", draft, [(1.0, batch) for batch in asked.prefills()]))
+        phases.append(("decode", draft, [(float(guesses), Batch(len(middle.new) * (1,), middle.past))]))
+    spans, ran = {"prefill": NOTHING, "decode": NOTHING}, list[Ran]()
+    for phase, of, passes in phases:
+        for span, kernels in laid(phase, of, passes, times, draft=of is not place):
+            spans[phase] += span
+            ran += kernels
+    return spans, ran
+
+
+def laid(phase: str, place: Deployment, passes: list[tuple[float, Batch]], times: Times, draft: bool) -> Any:
+    layout, engine, found = place.layout, place.stack, []
+    for count, batch in passes:
+        parts = min(layout.micro_batches, math.ceil(batch.sequences / layout.dp))
+        mine = batch.shared(layout.dp * parts)
+        rounds = (max(parts, layout.pp) if phase == "decode" else parts + layout.pp - 1) / layout.pp
+        launches = forward(place, mine)
+        times.learn(launch.call for launch in launches)
+        kernels = [Ran.of(phase, launch, times, rounds) for launch in launches]
+        found.append((count, mine, rounds, launches, kernels, joined(kernels)))
+    lasting = sum(count * span.time_s for count, *_, span in found) >= WINDOW_S
+    for count, mine, rounds, launches, kernels, span in found:
+        ends = (span.time_s - span.low_s, span.high_s - span.time_s)
+        below, above = (math.hypot(end, share * span.time_s) for end, share in zip(ends, PASS_SPREAD, strict=True))
+        slower = rounds * sum(x.count * throttled_s(x.call, times[x.call].span.time_s, place.gpu) for x in launches)
+        slower_s = float(slower) if lasting else 0.0
+        launched = sum(launch.count for launch in launches)
+        if engine.replays(mine.tokens, decodes=phase == "decode"):
+            host_s = launched * engine.gap_s
+        else:
+            host_s = max(0.0, launched * engine.launch_s - span.time_s - slower_s)
+        host_s += 0.0 if draft else engine.step_s if phase == "decode" else engine.prefill_s
+        whole = Span(span.time_s, span.time_s - below, span.time_s + above) + Span.exact(slower_s)
+        beside = [Ran.beside(phase, "power limit", Span.exact(slower_s), "power", "near")] if slower_s else []
+        beside += [Ran.beside(phase, "host", Span.exact(host_s), "host")] if host_s else []
+        yield (
+            (whole + Span(host_s, *(x * host_s for x in HOST_RANGE))) * count,
+            [x * count for x in (*kernels, *beside)],
+        )
+
+
+def ends(span: Span) -> tuple[float, float, float]:
+    return span.time_s, span.low_s, span.high_s
+
+
+def test_columns_are_what_kernels_add_up_to() -> None:
+    cases = settings(240, seed=18)
+    told: dict[int, KernelcastError] = {}
+    found = infer_many(cases, skip=lambda at, error: told.update({at: error}))
+    kept = [at for at in range(len(cases)) if at not in told]
+    assert len(kept) > 100 and len(told) > 20
+    columns = infer_columns(cases)
+    assert [at for at, why in enumerate(columns["refused"]) if why is None] == kept
+    assert all(columns["refused"][at] == str(error) for at, error in told.items())
+    times: dict[str, Times] = {}
+    for at, one in zip(kept, found, strict=True):
+        place, asked = cases[at]
+        spans, ran = added_up(place, asked, times.setdefault(place.gpu.id, Times(place.gpu)))
+        for phase in ("prefill", "decode"):
+            assert ends(getattr(one, phase)) == pytest.approx(ends(spans[phase]), rel=1e-9)
+            assert [columns[f"{phase}_s{end}"][at] for end in ("", "_low", "_high")] == [*ends(getattr(one, phase))]
+        expected = {} if one.workload.speculation else {(x.phase, x.part): x for x in shares(ran)}
+        if expected:
+            assert {(x.phase, x.part) for x in one.shares} == set(expected)
+        for share in one.shares if expected else ():
+            other = expected[share.phase, share.part]
+            assert (share.bound_by, share.support) == (other.bound_by, other.support)
+            assert (share.time_s, share.kernels) == pytest.approx((other.time_s, other.kernels), rel=1e-9)
+        assert sum(x.span.time_s * p.count for p in one.passes for x in p.ran) == pytest.approx(one.total.time_s)
+        assert columns["support"][at] == one.support == support_of((x.time_s, x.support) for x in one.shares)
+
+
+def test_a_setting_does_not_depend_on_those_beside_it() -> None:
+    cases = settings(60, seed=3)
+    told: dict[int, str] = {}
+    found = iter(infer_many(cases, skip=lambda at, error: told.update({at: str(error)})))
+    for at, (place, asked) in enumerate(cases):
+        if at in told:
+            with pytest.raises(KernelcastError) as error:
+                infer(place, asked)
+            assert str(error.value) == told[at]
+        else:
+            alone, beside = infer(place, asked), next(found)
+            assert ends(beside.total) == pytest.approx(ends(alone.total), rel=1e-9)
+            assert beside == alone
+
+
+def test_columns_are_the_numbers_of_each_inference() -> None:
+    cases = [
+        (deployed(), Workload.equal(4, 300, 20)),
+        (deployed(), Workload.equal(9999, 1024, 128)),
+        (deployed("qwen3-30b-a3b", tp=2), Workload((100, 300), (11, 51))),
+        (deployed(on="a100_sxm", dtype="fp8"), Workload.equal(1, 100, 10)),
+        (deployed(on="l40"), Workload.equal(8, 4096, 1)),
+    ]
+    columns = infer_columns(cases)
+    assert columns["fits"].tolist() == [True, False, True, True, True]
+    assert [why is None for why in columns["refused"]] == [True, False, True, False, True]
+    assert columns["memory_bytes"][1] > columns["available_bytes"][1] > 0
+    for at in (0, 2, 4):
+        one = infer(*cases[at])
+        numbers = ("tokens_per_s", "steps", "output_tokens", "flops", "mfu", "bandwidth_use")
+        assert [columns[name][at] for name in numbers] == [getattr(one, name) for name in numbers]
+        for name in ("tpot", "step", "total"):
+            assert tuple(columns[f"{name}_s{end}"][at] for end in ("", "_low", "_high")) == ends(getattr(one, name))
+        assert columns["ttft_s"][at] == one.ttft_s
+        assert columns["memory_bytes"][at] == one.memory.used_bytes
+        most: dict[str, float] = {}
+        for ran in (ran * p.count for p in one.passes for ran in p.ran):
+            most[ran.bound_by] = most.get(ran.bound_by, 0.0) + ran.time_s
+        assert columns["bound_by"][at] == max(most, key=lambda name: most[name])
+    for at in (1, 3):
+        assert np.isnan(columns["total_s"][at]) and columns["support"][at] is columns["bound_by"][at] is None
+    assert infer_columns([]) == {}
+
+
+@pytest.mark.parametrize("chunk", [0, 1, 7, 100, 128, 256, 300, 2600])
+def test_chunks_of_equal_prompts_are_those_of_a_list(chunk: int) -> None:
+    for asked in (Workload.equal(13, 200, 1, chunk=chunk), Workload.equal(3, 200, 1, cached=72, chunk=chunk)):
+        found, listed = steps_of(asked), asked.prefills()
+        assert [found.batches.batch(int(row)) for row in found.order] == listed
+        assert found.counts.sum() == len(listed)
+        assert len(set(listed)) == len(found.batches)  # each different one once
+
+
+def test_launches_of_many_batches_are_those_of_each() -> None:
+    batches = [Batch((100,), (0,)), Batch((1, 1), (5, 5)), Batch((1, 1), (5, 9)), Batch((3, 7), (0, 2)),
+               Batch((2,), (0,)), Batch((5,), (50,), 5), Batch((100,), (0,)), Batch((40,), (10,))]  # fmt: skip
+    for name in ("llama-3.1-8b", "deepseek-v3", "qwen3-next-80b-a3b", "gpt2-xl", "bert-base"):
+        for engine in stack_ids():
+            place = deployed(name, engine=stack(engine), dp=2, dtype="bf16")
+            seen = []
+            for rows, launches, places in forward_many(place, Batches.of(batches)):
+                for at, row in enumerate(rows.tolist()):
+                    own = [(x.part, x.call.entry(int(places[x.by][at])), x.count, x.by) for x in launches]
+                    assert own == [(x.part, x.call, x.count, x.by) for x in forward(place, batches[row])]
+                    seen.append(row)
+            assert sorted(seen) == list(range(len(batches)))
+
+
+def test_a_part_of_many_is_the_heaviest_of_each() -> None:
+    batches = [
+        Batch(7 * (1,), 7 * (9,)),
+        Batch((5, 6, 7), (0, 9, 0)),
+        Batch((1,), (3,)),
+        Batch((4, 4, 4, 4), (1, 2, 3, 4)),
+    ]
+    own, parts = Batches.of(batches).shared(2, 3)
+    assert parts.tolist() == [3, 2, 1, 2]
+    assert [own.batch(at) for at in range(4)] == [
+        Batch((1, 1), (9, 9)), Batch((6,), (9,)), Batch((1,), (3,)), Batch((4,), (4,)),
+    ]  # fmt: skip
+
+
+def test_many_settings_are_laid_out_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = [(deployed(), Workload.equal(batch, 64, 40)) for batch in range(1, 20)]
+    place = cases[0][0]
+    cases += [(place, Workload.equal(batch, 100, 40)) for batch in range(1, 20)]
+    whole = infer_columns(cases)
+    monkeypatch.setattr("kernelcast.serving.infer._PASSES", 25)
+    monkeypatch.setattr("kernelcast.serving.infer._CASES", 4)
+    parts = infer_columns(cases)
+    assert all((whole[name] == parts[name]).all() for name in whole)
+
+
+def test_a_row_of_columns_is_light() -> None:
+    # ten thousand settings are a few kilobytes each, not a tree of objects
+    place = deployed(engine=quiet())
+    cases = [(place, Workload.equal(1 + at % 50, 100 + at // 50, 100)) for at in range(500)]
+    infer_columns(cases[:1])
+    tracemalloc.start()
+    found: list[Inference] = infer_many(cases)
+    held = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert held / len(found) < 20_000
