@@ -44,8 +44,8 @@ def test_a_price_changes_the_choice(run: Run) -> None:
 
 
 def test_gpus_without_a_price_are_told(run: Run) -> None:
-    code, out, _ = run(*SMALL, *GOALS, "--gpus", "l40s,mi300x")
-    assert code == 0 and "no price   mi300x: left out (--price mi300x=USD adds one)" in out
+    code, out, _ = run(*SMALL, *GOALS, "--gpus", "l40s,mi355x")
+    assert code == 0 and "no price   mi355x: left out (--price mi355x=USD adds one)" in out
 
 
 def test_a_load_that_nothing_carries_is_an_answer(run: Run) -> None:

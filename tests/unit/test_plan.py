@@ -15,7 +15,7 @@ from kernelcast.advise.plan.commands import commands
 from kernelcast.advise.plan.goals import Goal, parse_ms, worst
 from kernelcast.advise.plan.grid import Fallen, Grid, Place, Setting, layouts, places
 from kernelcast.advise.plan.plan import Plan, plan
-from kernelcast.advise.plan.prices import SHIPPED, Price, read_prices
+from kernelcast.prices import SHIPPED, Price, read_prices
 from kernelcast.advise.plan.trial import Trials, share_of
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import gpu_ids
