@@ -26,7 +26,7 @@ GpuName = Annotated[
 ]
 Changes = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="FIELD=VALUE", help="what if: change a field of the GPU, or FIELD*FACTOR; may be repeated"),
+    typer.Option("--set", metavar="FIELD=VALUE", help="what if: a GPU's field, or FIELD*FACTOR; may be repeated"),
 ]
 Without = Annotated[
     list[str] | None,

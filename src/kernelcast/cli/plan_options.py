@@ -109,9 +109,9 @@ class SearchChoice:
 def chosen_grid(choice: SearchChoice) -> tuple[Grid, list[str]]:
     """What to search in, and the GPUs that were left out because nobody gave a price."""
     from kernelcast.advise.plan.grid import Grid
-    from kernelcast.prices import read_prices
     from kernelcast.hardware import gpu, gpu_ids
     from kernelcast.networks.precision import CACHE, WEIGHTS
+    from kernelcast.prices import read_prices
     from kernelcast.serving.engine.terms import read_terms
     from kernelcast.stacks import stack
 
