@@ -28,9 +28,9 @@ ONE = TrainingLayout()
 
 @dataclass(frozen=True)
 class AskedTraining:
-    """``layout`` None: the best of one GPU, ``max_gpus`` data-parallel ones at the least ZeRO that fits, and
-    ``max_gpus`` that cut every layer. ``tokens`` or ``samples``: of the whole training. ``how``: of a step (tf32,
-    graph, the host)."""
+    """``layout`` None: the better of one GPU and ``max_gpus`` data-parallel ones at the least ZeRO that fits (from 1:
+    a share of the optimizer each); ``max_gpus`` that cut every layer where that does not fit, or by latency. ``tokens``
+    or ``samples``: of the whole training. ``how``: of a step (tf32, graph, the host)."""
 
     trace: Trace
     gpus: tuple[Gpu, ...]
@@ -161,24 +161,25 @@ def compare_steps(asked: AskedTraining) -> TrainingComparison:
 def _row(asked: AskedTraining, chip: Gpu) -> TrainingRow:
     times = Times(chip, asked.conditions)
     found: list[Trained] = []
-    least: tuple[float, int] | None = None  # bytes of the way that comes nearest, and its GPUs
+    least: tuple[float, int] = (math.inf, 1)  # bytes of the way that comes nearest, and its GPUs
+    refused = ""
     for several in [[asked.layout]] if asked.layout else _layouts(asked):
         for layout in several:
             try:
                 trained, used = _stepped(asked, chip, layout, times)
             except KernelcastError as error:  # it cannot be cut so, or the GPU lacks the format
-                if asked.layout or layout == ONE:
-                    return TrainingRow(chip, None, f"cannot run it: {error}")
+                refused = refused or str(error)
                 continue
             if trained is not None:
                 found.append(trained)
                 break
-            least = min(least or (math.inf, 1), (used, layout.gpus))
+            least = min(least, (used, layout.gpus))
     if found:
         return TrainingRow(chip, min(found, key=_order))
-    used, gpus = least or (math.inf, 1)
-    need, has = used / 2**30, chip.dram_bytes / 2**30
-    return TrainingRow(chip, None, f"needs {need:.1f} GiB a GPU on {gpus} of them, has {has:.1f}")
+    if refused:
+        return TrainingRow(chip, None, f"cannot run it: {refused}")
+    need, has = least[0] / 2**30, chip.dram_bytes / 2**30
+    return TrainingRow(chip, None, f"needs {need:.1f} GiB a GPU on {least[1]} of them, has {has:.1f}")
 
 
 def _layouts(asked: AskedTraining) -> list[list[TrainingLayout]]:
@@ -186,7 +187,8 @@ def _layouts(asked: AskedTraining) -> list[list[TrainingLayout]]:
     most = asked.max_gpus
     if most == 1:
         return [[ONE]]
-    return [[ONE], [TrainingLayout(dp=most, zero=zero) for zero in range(4)], [TrainingLayout(tp=most)]]
+    shared, cut = [TrainingLayout(dp=most, zero=zero) for zero in (1, 2, 3)], TrainingLayout(tp=most)
+    return [[ONE], shared, [cut]] if asked.by == "latency" else [[ONE], [*shared, cut]]
 
 
 def _stepped(asked: AskedTraining, chip: Gpu, layout: TrainingLayout, times: Times) -> tuple[Trained | None, float]:
