@@ -64,7 +64,6 @@ class Workload:
     cached: tuple[int, ...] = ()
     chunk: int | None = None  # tokens of a prefill step; 0: all at once; None: as the stack's scheduler takes them
     speculation: Speculation | None = None
-    sampled_steps: int = _SAMPLED_STEPS
 
     def __post_init__(self) -> None:
         if not self.inputs or len(self.inputs) != len(self.outputs):
@@ -124,8 +123,7 @@ class Workload:
         found, start = [], 1
         for end in sorted({e for e in ends if e}):
             alive = [i for i, e in enumerate(ends) if e >= end]
-            count = min(self.sampled_steps, end - start + 1)
-            for step in sorted(set(np.linspace(start, end, count).round().astype(int))):
+            for step in sorted(set(np.linspace(start, end, min(_SAMPLED_STEPS, end - start + 1)).round().astype(int))):
                 past = tuple(self.inputs[i] + int((step - 1) * gained) for i in alive)
                 found.append((int(step), Batch(len(alive) * (checked,), past, head_rows=checked)))
             start = end + 1

@@ -21,8 +21,6 @@ from kernelcast.span import NOTHING, Span
 from kernelcast.support import support_of
 from kernelcast.timeline import Memory, Share
 
-_STEPS = 3  # decode steps that are forecast of a batch under way: its time grows evenly between them
-
 
 @dataclass(frozen=True, eq=False)
 class Served:
@@ -154,7 +152,7 @@ def _under_way(asked: Asked, batch: int) -> Workload:
     """Requests that decode: all but a token of each prompt is in the cache."""
     inputs, outputs = batch * (asked.input_len,), batch * (asked.output_len,)
     cached = batch * (asked.input_len - 1,)
-    return Workload(inputs, outputs, cached, sampled_steps=_STEPS)
+    return Workload(inputs, outputs, cached)
 
 
 def _static(asked: Asked, way: Candidate, found: Inference) -> Served:
