@@ -21,7 +21,7 @@ from kernelcast.serving.memory import cache_bytes, largest_batch, memory, read_w
 from kernelcast.serving.workload import Workload, scheduler_defaults
 from kernelcast.timeline import Memory
 
-LAYOUTS = 4  # that are forecast of a GPU and a format
+LAYOUTS = 16  # that are forecast of a GPU and a format: all of a dense model on 8 GPUs
 _MATH, _DRAM = 0.6, 0.8  # of the peaks, that rough times take for reached
 _HOP_S = 8e-6  # of a small all-reduce
 
@@ -130,7 +130,7 @@ def _worth(asked: Asked, ways: list[list[Candidate]]) -> list[list[Candidate]]:
         scores = [_promise(asked, way) for way in batches]
         if scores:
             best = min(range(len(batches)), key=lambda at: scores[at])
-            near = batches[max(0, best - (2 if asked.goals else 1)) : best + 2]  # rough times are on the fast side
+            near = batches[max(0, best - (3 if asked.goals else 1)) : best + 2]  # rough times are on the fast side
             kept.append((min(scores), near))
     kept.sort(key=lambda one: one[0])
     return [near for _, near in kept[:LAYOUTS]]
@@ -163,10 +163,13 @@ def rough_times(asked: Asked, way: Candidate) -> tuple[float, float]:
     active = model.active_parameters
     flops = 2.0 * (active.attention + active.mlp + active.experts)
     link = gpu.link_bytes_per_s or gpu.pcie_bytes_per_s
-    sent = 4.0 * model.layer_count * model.hidden * 2 * (layout.tp - 1) / layout.tp / link  # a token, two all-reduces
-    hops = 2.0 * model.layer_count * _HOP_S if layout.tp > 1 else 0.0
+    hidden_s = model.layer_count * model.hidden * 2 / link  # a token through every layer, once
+    sent = 4.0 * hidden_s * (layout.tp - 1) / layout.tp  # two all-reduces a layer
+    shared = 2.0 * hidden_s if layout.dp > 1 else 0.0  # tokens of all ranks go to the experts and come back
+    hops = 2.0 * model.layer_count * _HOP_S if layout.tp * layout.dp > 1 else 0.0
     tokens = way.batch / layout.micro_batches / layout.dp
     context = asked.input_len + asked.output_len // 2
     read = read_weight_bytes(place, tokens) + tokens * layout.dp * cache_bytes(place, context)
     step_s = layout.pp * max(read / (_DRAM * gpu.dram_bytes_per_s), way.batch / layout.pp * flops / peak)
-    return asked.input_len * (flops / peak + sent / layout.dp), step_s + hops + tokens * sent
+    talk_s = tokens * (sent + shared * layout.dp)
+    return asked.input_len * (flops / peak + sent / layout.dp + shared), step_s + hops + talk_s
