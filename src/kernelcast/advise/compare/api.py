@@ -47,6 +47,8 @@ def compare(
     times = {"ttft": ttft, "tpot": tpot, "e2el": e2el}
     goals = [Goal(name, "mean", parse_ms(str(text), f"--{name}")) for name, text in times.items() if text is not None]
     found = model if isinstance(model, Architecture) else networks.model(model)
+    if found.kind == "encoder":
+        asked.setdefault("output_len", 1)  # it writes none: one pass
     words = None if formats is None else tuple(_words(formats))
     if words is not None and "all" in words:
         words = ALL

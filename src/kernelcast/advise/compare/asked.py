@@ -48,6 +48,11 @@ class Asked:
         for name, value in (("--input-len", self.input_len), ("--output-len", self.output_len)):
             if value < 1:
                 raise KernelcastError(f"{name} is 1 or more, not {value}")
+        tokens = self.input_len + (self.output_len if self.model.kind != "encoder" else 0)
+        if tokens > self.model.max_context:
+            raise KernelcastError(
+                f"a request of {tokens:,} tokens exceeds the context of {self.model.name}, {self.model.max_context:,}"
+            )
         if self.batch is not None and self.batch < 1:
             raise KernelcastError(f"--batch is 1 or more requests, not {self.batch}")
         if self.rate is not None and not 0 < self.rate < math.inf:

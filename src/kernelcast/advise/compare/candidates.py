@@ -61,7 +61,7 @@ def candidates(asked: Asked, chip: Gpu, *, thorough: bool = False) -> list[Candi
         held = max([held, *(most * (asked.max_gpus // place.layout.gpus) for place, most in places)])
         ways = [list(_batches(asked, place)) for place in places]
         found += [way for batches in (ways if thorough else _worth(asked, ways)) for way in batches]
-    return found or _unfit(asked, chip, short, held)
+    return found or _unfit(asked, short, held)
 
 
 def _places(
@@ -86,10 +86,10 @@ def _places(
             short.append((place, memory(place, {asked.input_len + asked.output_len: 1}, tokens, 1)))
 
 
-def _unfit(asked: Asked, chip: Gpu, short: list[tuple[Deployment, Memory]], held: int) -> Unfit:
+def _unfit(asked: Asked, short: list[tuple[Deployment, Memory]], held: int) -> Unfit:
     """``held``: requests that do fit."""
     if held:
-        return Unfit(f"a batch of {asked.batch:,} does not fit: {asked.max_gpus} x {chip.id} hold {held:,}")
+        return Unfit(f"has no room for a batch of {asked.batch:,}: {asked.max_gpus} of them hold {held:,}")
     if not short:
         return Unfit(f"{asked.model.name} cannot be cut over {asked.max_gpus} GPUs or fewer")
     place, least = min(short, key=lambda one: one[1].used_bytes)

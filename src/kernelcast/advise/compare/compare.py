@@ -77,15 +77,18 @@ def order(found: Served) -> tuple[float, ...]:
 
 
 def _value(found: Served) -> tuple[float, ...]:
-    """By dollars, else (where nobody knows them) after all that are known by throughput a GPU."""
-    by = found.asked.by or "dollars"
-    known = {
-        "dollars": found.usd_per_million,
-        "latency": found.e2el.time_s,
-        "throughput": -found.tokens_per_s if found.asked.rate is None else -found.requests_per_s,
-        "joules": found.joules_per_million.time_s if found.joules_per_million else None,
-    }[by]
+    """What the order is by, less is better; where nobody knows it, after all others, throughput a GPU."""
     each = -found.tokens_per_s / found.gpus
+    match found.asked.by or "dollars":
+        case "latency":
+            return 0.0, found.e2el.time_s, each
+        case "throughput":
+            return 0.0, -found.requests_per_s, each
+        case "joules":
+            spent = found.joules_per_million
+            known = None if spent is None else spent.time_s
+        case _:
+            known = found.usd_per_million
     return (0.0, known, each) if known is not None else (1.0, each, each)
 
 
@@ -102,5 +105,5 @@ def _nowhere(asked: Asked, unfit: Sequence[tuple[Gpu, Unfit]]) -> str:
     which = "the nearest" if len(unfit) > 1 else "the only one asked for"
     return (
         f"{asked.model.name} fits on no GPU of {len(unfit)} within --max-gpus {asked.max_gpus}: {chip.id}, {which}, "
-        f"{nearest.why}; more GPUs, a smaller format (--formats fp8) or a smaller --batch may fit"
+        f"{nearest.why}; more GPUs, a smaller format (--formats fp8) or a smaller batch may fit"
     )

@@ -33,8 +33,7 @@ class Served:
     tpot: Span
     e2el: Span
     requests_per_s: float
-    joules_per_request: Span | None
-    parts: tuple[tuple[Inference, float], ...]  # forecasts behind it, with how many times a request has each
+    parts: tuple[tuple[Inference, float], ...]  # forecasts behind it, and how much of each a request has
 
     @property
     def gpus(self) -> int:
@@ -59,6 +58,12 @@ class Served:
         """Tokens out (in, of an encoder)."""
         cost = self.usd_per_hour
         return None if cost is None else cost / 3600 / self.tokens_per_s * 1e6
+
+    @cached_property
+    def joules_per_request(self) -> Span | None:
+        """Only when it is asked for: power takes a look at every kernel."""
+        known = [(joules(found), times) for found, times in self.parts]
+        return sum((span * times for span, times in known if span), NOTHING) if all(span for span, _ in known) else None
 
     @property
     def joules_per_million(self) -> Span | None:
@@ -117,18 +122,19 @@ def forecast(asked: Asked, ways: Sequence[Candidate]) -> list[Served | Kernelcas
     """Every candidate, in one call of ``infer_many``; the error of those that are refused."""
     cases: list[tuple[Deployment, Workload]] = []
     places: list[tuple[int, ...]] = []  # of each candidate, where its forecasts are among the cases
-    prompts: dict[int, tuple[int, int]] = {}  # of a deployment: one prompt alone, and a full step of them
+    prompts: dict[tuple[int, int], tuple[int, ...]] = {}  # of a deployment: one prompt alone, and so many in a step
     for way in ways:
         place = way.deployment
         if not asked.steady:
             places.append((len(cases),))
             cases.append((place, Workload.equal(way.batch, asked.input_len, asked.output_len)))
             continue
-        if id(place) not in prompts:
-            counts = dict.fromkeys((1, _prompts(asked, place)))
-            prompts[id(place)] = (len(cases), len(cases) + len(counts) - 1)
+        together = min(_prompts(asked, place), way.batch)
+        if (id(place), together) not in prompts:
+            counts = dict.fromkeys((1, together))
+            prompts[id(place), together] = (len(cases), len(cases) + len(counts) - 1)
             cases += [(place, Workload.equal(count, asked.input_len, 1)) for count in counts]
-        places.append(prompts[id(place)])
+        places.append(prompts[id(place), together])
         if asked.output_len > 1 and asked.model.kind != "encoder":
             places[-1] += (len(cases),)
             cases.append((place, _under_way(asked, way.batch)))
@@ -159,7 +165,7 @@ def _static(asked: Asked, way: Candidate, found: Inference) -> Served:
     """One batch that starts together, as `kernelcast infer` tells it."""
     return Served(
         asked, way, way.replicas, found.prefill, found.tpot, found.total, (asked.batch or 1) / found.total.time_s,
-        _times(joules(found), 1 / way.batch), ((found, 1 / way.batch),),
+        ((found, 1 / way.batch),),
     )  # fmt: skip
 
 
@@ -172,21 +178,13 @@ def _steady(
     count = len(prompts.workload.inputs)
     read = prompts.prefill * (1 / count)  # of a prompt, among others
     decode, wait, tpot = NOTHING, NOTHING, NOTHING
-    parts, spent = [(prompts, 1 / count)], [_times(joules(prompts), 1 / count)]
+    parts = [(prompts, 1 / count)]
     if steps is not None:
         decode, wait = steps.decode, steps.step * others  # an arrival waits for the step that is under way
         tpot = (decode + read * (way.batch * others)) * (1 / (asked.output_len - 1))
-        parts.append((steps, 1 / way.batch))
-        spent.append(_times(joules(steps), steps.decode.time_s / steps.total.time_s / way.batch))
+        parts.append((steps, decode.time_s / steps.total.time_s / way.batch))  # less the last token of its prompts
     rate = way.batch / (read * way.batch + decode).time_s
     replicas = way.replicas if asked.rate is None else max(1, math.ceil(asked.rate / rate - 1e-9))
     ttft = alone.prefill + wait
-    known = [span for span in spent if span is not None]
-    return Served(
-        asked, way, replicas, ttft, tpot, ttft + tpot * (asked.output_len - 1), rate * replicas,
-        sum(known, NOTHING) if len(known) == len(spent) else None, tuple(parts),
-    )  # fmt: skip
-
-
-def _times(span: Span | None, count: float) -> Span | None:
-    return None if span is None else span * count
+    e2el = ttft + tpot * (asked.output_len - 1)
+    return Served(asked, way, replicas, ttft, tpot, e2el, rate * replicas, tuple(parts))

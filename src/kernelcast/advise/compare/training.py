@@ -203,13 +203,17 @@ def _stepped(asked: AskedTraining, chip: Gpu, layout: TrainingLayout, times: Tim
 
 
 def _order(found: Trained) -> tuple[float, ...]:
-    known = {
-        "dollars": found.usd,
-        "latency": found.step.time_s,
-        "throughput": -found.units_per_s,
-        "joules": found.joules.time_s if found.joules else None,
-    }[found.asked.by or "dollars"]
+    """Less is better; where nobody knows what the order is by, after all others, throughput a GPU."""
     each = -found.units_per_s / found.gpus
+    match found.asked.by or "dollars":
+        case "latency":
+            return 0.0, found.step.time_s, each
+        case "throughput":
+            return 0.0, -found.units_per_s, each
+        case "joules":
+            known = found.joules.time_s if found.joules else None
+        case _:
+            known = found.usd
     return (0.0, known, each) if known is not None else (1.0, each, each)
 
 
