@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -114,13 +115,14 @@ def test_what_is_left_out_is_no_better(name: str, asked: dict[str, Any]) -> None
 
 def test_the_order_is_by_what_is_asked() -> None:
     names = "a100_sxm,h100_sxm,h200_sxm"
-    for by, value in {
+    values: dict[str, Callable[[Served], Any]] = {
         "dollars": lambda one: one.usd_per_million,
         "latency": lambda one: one.e2el.time_s,
         "throughput": lambda one: -one.tokens_per_s,
-    }.items():
-        values = [value(row.best) for row in kc.compare(SMALL, names, by=by).rows]
-        assert values == sorted(values), by
+    }
+    for by, value in values.items():
+        found = [value(one) for one in kc.compare(SMALL, names, by=by).fitting]
+        assert found == sorted(found), by
     mixed = kc.compare(SMALL, "h200_nvl,h800_sxm,l40s,h100_sxm")
     priced = [row.best.usd_per_million is not None for row in mixed.rows if row.best]
     assert priced == [True, True, False, False]  # without a price last, by throughput a GPU

@@ -23,16 +23,19 @@ from kernelcast.timeline import Memory
 
 LAYOUTS = 16  # that are forecast of a GPU and a format: all of a dense model on 8 GPUs
 _MATH, _DRAM = 0.6, 0.8  # of the peaks, that rough times take for reached
+_PARTS = 8  # of a batch, in steps of which a better one is looked for
 _HOP_S = 8e-6  # of a small all-reduce
 
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """One way: ``batch`` requests under way on each of ``replicas`` engines. ``full``: more do not fit in memory."""
+    """One way: ``batch`` requests under way on each of ``replicas`` engines, of at most ``most``. ``full``: more do not
+    fit in memory."""
 
     deployment: Deployment
     replicas: int
     batch: int
+    most: int = 0
     full: bool = False
 
     @property
@@ -114,12 +117,18 @@ def _batches(asked: Asked, place: tuple[Deployment, int]) -> Iterator[Candidate]
     if asked.rate is None and not asked.goals:
         sizes = [1] if asked.by == "latency" else [most]
     for batch in sizes:
-        yield Candidate(deployment, engines, batch, full=batch == held)
+        yield Candidate(deployment, engines, batch, most, full=batch == held)
 
 
 def _doubling(most: int) -> list[int]:
     """1, 2, 4, .. and ``most`` itself."""
     return sorted({*(2**n for n in range(most.bit_length())), most} - {0})
+
+
+def between(way: Candidate) -> list[Candidate]:
+    """Batches from this one to the next that was looked at, in eighths of it."""
+    step = max(1, way.batch // _PARTS)
+    return [replace(way, batch=n, full=False) for n in range(way.batch + step, min(2 * way.batch, way.most), step)]
 
 
 # ---- what is worth a forecast ----

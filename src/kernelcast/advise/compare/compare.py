@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kernelcast.advise.compare.asked import Asked
-from kernelcast.advise.compare.candidates import Unfit, candidates
+from kernelcast.advise.compare.candidates import Candidate, Unfit, between, candidates
 from kernelcast.advise.compare.served import Served, forecast
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu
+
+_REFINED = 2  # layouts of a GPU whose batches are looked at more finely
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,15 +51,28 @@ def compare_asked(asked: Asked, *, thorough: bool = False) -> Comparison:
         unfit = [(chip, way) for chip, way in zip(asked.gpus, ways, strict=True) if isinstance(way, Unfit)]
         raise KernelcastError(_nowhere(asked, unfit))
     served = iter(forecast(asked, flat))
-    rows = []
-    for chip, found in zip(asked.gpus, ways, strict=True):
-        if isinstance(found, Unfit):
-            rows.append(Row(chip, None, found))
-        else:
-            rows.append(_best(chip, [next(served) for _ in found]))
+    found = [[] if isinstance(own, Unfit) else [next(served) for _ in own] for own in ways]
+    finer = [_finer(asked, own) for own in found]
+    served = iter(forecast(asked, [way for own in finer for way in own]))
+    for own, more in zip(found, finer, strict=True):
+        own += [next(served) for _ in more]
+    rows = [
+        Row(chip, None, own) if isinstance(own, Unfit) else _best(chip, members)
+        for chip, own, members in zip(asked.gpus, ways, found, strict=True)
+    ]
     if not any(row.best for row in rows):
         raise KernelcastError(next(row.unfit.why for row in rows if row.unfit and row.refused))
-    return Comparison(asked, tuple(sorted(rows, key=_place)), len(flat))
+    return Comparison(asked, tuple(sorted(rows, key=_place)), len(flat) + sum(map(len, finer)))
+
+
+def _finer(asked: Asked, found: Sequence[Served | KernelcastError]) -> list[Candidate]:
+    """Where a limit or a rate decides on the batch: sizes between those that were looked at, of the best layouts."""
+    if not asked.steady or (asked.rate is None and not asked.goals):
+        return []
+    best: dict[int, Served] = {}
+    for one in sorted((one for one in found if isinstance(one, Served)), key=order):
+        best.setdefault(id(one.way.deployment), one)
+    return [way for one in list(best.values())[:_REFINED] for way in between(one.way)]
 
 
 def _best(chip: Gpu, found: Sequence[Served | KernelcastError]) -> Row:
