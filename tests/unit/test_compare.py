@@ -110,7 +110,8 @@ def test_what_is_left_out_is_no_better(name: str, asked: dict[str, Any]) -> None
     few, all_of = (kc.compare(name, "h100_sxm,l40s", thorough=every, **asked) for every in (False, True))
     assert few.forecasts <= all_of.forecasts
     for chip in rows(few):
-        assert order(best(few, chip)) == pytest.approx(order(best(all_of, chip)), rel=5e-3)
+        one, other = (order(best(found, chip))[:3] for found in (few, all_of))  # goals, and what the order is by
+        assert one == pytest.approx(other, rel=0.01)
 
 
 def test_the_order_is_by_what_is_asked() -> None:
