@@ -14,6 +14,8 @@ from kernelcast.predict import Conditions, Prediction, predict, predict_many
 from kernelcast.tables import predict_table
 
 if TYPE_CHECKING:
+    from kernelcast.advise.compare.api import compare as compare
+    from kernelcast.advise.compare.api import compare_training as compare_training
     from kernelcast.kernels.gemm import Bmm as Bmm
     from kernelcast.kernels.gemm import Gemm as Gemm
     from kernelcast.tracing import trace as trace
@@ -28,13 +30,17 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Kernel classes by name (``kernelcast.Gemm``), also those of files added later; ``trace``, which needs PyTorch,
-    and ``run_step``."""
+    ``run_step``, ``compare`` and ``compare_training``."""
     if name == "trace":
         return _tracer()
     if name == "run_step":
         from kernelcast.training import run_step
 
         return run_step
+    if name in ("compare", "compare_training"):
+        from kernelcast.advise.compare import api
+
+        return getattr(api, name)
     for found in REGISTRY.values():
         if found.__name__ == name:
             return found

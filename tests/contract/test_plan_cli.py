@@ -44,8 +44,8 @@ def test_a_price_changes_the_choice(run: Run) -> None:
 
 
 def test_gpus_without_a_price_are_told(run: Run) -> None:
-    code, out, _ = run(*SMALL, *GOALS, "--gpus", "l40s,mi300x")
-    assert code == 0 and "no price   mi300x: left out (--price mi300x=USD adds one)" in out
+    code, out, _ = run(*SMALL, *GOALS, "--gpus", "l40s,mi355x")
+    assert code == 0 and "no price   mi355x: left out (--price mi355x=USD adds one)" in out
 
 
 def test_a_load_that_nothing_carries_is_an_answer(run: Run) -> None:
@@ -62,7 +62,7 @@ def test_a_load_that_nothing_carries_is_an_answer(run: Run) -> None:
         ((), "which goal? give a latency to keep"),
         (("--ttft-p99", "quick"), "--ttft-p99 takes a time above 0, as in 500ms, 0.5s or 500 (milliseconds)"),
         ((*GOALS, "--gpus", "h300"), "unknown gpu 'h300'"),
-        ((*GOALS, "--gpus", "mi300x"), "no price of mi300x: give --price mi300x=USD per GPU-hour"),
+        ((*GOALS, "--gpus", "mi355x"), "no price of mi355x: give --price mi355x=USD per GPU-hour"),
         ((*GOALS, "--stack", "vlm"), "unknown stack 'vlm' (did you mean vllm"),
         ((*GOALS, "--stack", "torch"), "PyTorch has no scheduler"),
         ((*GOALS, "--dtype", "fp9"), "unknown number format of weights 'fp9'"),

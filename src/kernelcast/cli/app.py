@@ -15,6 +15,7 @@ from kernelcast._version import __version__
 from kernelcast.cli import (
     calibrate,
     collect,
+    compare,
     diagnose,
     evidence,
     infer,
@@ -36,7 +37,7 @@ from kernelcast.errors import KernelcastError
 
 # each has register(app)
 COMMANDS = (
-    calibrate, collect, diagnose, evidence, infer, kernel, kernels, lists, plan, query, replay, simulate,
+    calibrate, collect, compare, diagnose, evidence, infer, kernel, kernels, lists, plan, query, replay, simulate,
     sweep, trace, tune, validate,
 )  # fmt: skip
 LAB = ("collect-models", "data", "evaluate", "fit")

@@ -13,7 +13,7 @@ import typer
 
 from kernelcast.efficiency import PREDICTORS, learned_from
 from kernelcast.errors import KernelcastError, unknown
-from kernelcast.hardware import Gpu, gpu
+from kernelcast.hardware import Gpu, changed, gpu
 from kernelcast.machine.analyse import PIPELINES
 from kernelcast.predict import Conditions
 
@@ -26,7 +26,7 @@ GpuName = Annotated[
 ]
 Changes = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="FIELD=VALUE", help="what if: change a field of the GPU; may be repeated"),
+    typer.Option("--set", metavar="FIELD=VALUE", help="what if: a GPU's field, or FIELD*FACTOR; may be repeated"),
 ]
 Without = Annotated[
     list[str] | None,
@@ -68,18 +68,6 @@ SequenceParallel = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 
-def parse_changes(pairs: Sequence[str] | None) -> dict[str, float]:
-    """``--set dram_bytes_per_s=7e12`` as names and numbers."""
-    changes: dict[str, float] = {}
-    for pair in pairs or ():
-        name, equals, text = pair.partition("=")
-        number = parse_number(text.strip())
-        if not equals or isinstance(number, str):
-            raise KernelcastError(f"--set takes FIELD=NUMBER, such as dram_bytes_per_s=7e12, not {pair!r}")
-        changes[name.strip()] = number
-    return changes
-
-
 def parse_number(text: str) -> Any:
     """An int, a float, or the text itself when it is neither."""
     for kind in (int, float):
@@ -91,7 +79,7 @@ def parse_number(text: str) -> Any:
 
 
 def chosen_gpu(name: str, changes: Sequence[str] | None) -> Gpu:
-    return gpu(name, **parse_changes(changes))
+    return changed(gpu(name), changes or ())
 
 
 def chosen_conditions(

@@ -91,6 +91,9 @@ class SearchChoice:
     price: Annotated[
         list[str] | None, _search("--price", metavar="GPU=USD", help="one price per GPU-hour; may be repeated")
     ] = None
+    price_kind: Annotated[
+        str, _search("--price-kind", metavar="on_demand|reserved", help="which price of a file that has both")
+    ] = "on_demand"
     server: Annotated[
         Path | None, _search("--server", metavar="FILE", help="what `kernelcast replay --calibrate` learnt of a server")
     ] = None
@@ -106,15 +109,15 @@ class SearchChoice:
 def chosen_grid(choice: SearchChoice) -> tuple[Grid, list[str]]:
     """What to search in, and the GPUs that were left out because nobody gave a price."""
     from kernelcast.advise.plan.grid import Grid
-    from kernelcast.advise.plan.prices import read_prices
     from kernelcast.hardware import gpu, gpu_ids
     from kernelcast.networks.precision import CACHE, WEIGHTS
+    from kernelcast.prices import read_prices
     from kernelcast.serving.engine.terms import read_terms
     from kernelcast.stacks import stack
 
     if choice.disaggregated not in ("also", "only", "no"):
         raise unknown("--disaggregated", choice.disaggregated, ("also", "only", "no"))
-    prices = read_prices(choice.prices, choice.price or ())
+    prices = read_prices(choice.prices, choice.price or (), choice.price_kind)
     asked = [gpu(name) for name in _words(choice.gpus)] if choice.gpus else [gpu(name) for name in prices]
     unpriced = (
         [chip.id for chip in asked if chip.id not in prices] if choice.gpus else sorted(set(gpu_ids()) - {*prices})

@@ -129,7 +129,7 @@ def trace(
     asked = chosen_conditions(None, "model", predictor, calibration, weights)
     conditions = replace(asked, input_rotation=STEP.input_rotation)
     wanted = Asked(what, batch, seq, dtype, mode, checkpointing, precision, cache, logits, image_size)
-    found = _traced(wanted, optimizer, accumulate, attention, graph)
+    found = traced(wanted, optimizer, accumulate, attention, graph)
     layout = TrainingLayout(dp, tp, pp, ep, zero, sequence_parallel, micro_batches, schedule, virtual_stages)  # type: ignore[arg-type]
     many = layout != TrainingLayout()
     if compile_ and many:
@@ -141,7 +141,8 @@ def trace(
         _on_one(found, chip, conditions, how, compile_, timeline, as_json)
 
 
-def _traced(asked: Asked, optimizer: str, accumulate: int, attention: str, graph: bool) -> Trace:
+def traced(asked: Asked, optimizer: str, accumulate: int, attention: str, graph: bool) -> Trace:
+    """The step of a model that is built as asked."""
     from kernelcast.tracing import trace as run
     from kernelcast.tracing.build import build
 

@@ -3,5 +3,6 @@
 from kernelcast.hardware.fabric import Fabric, fabric, fabrics
 from kernelcast.hardware.gpu import Gpu
 from kernelcast.hardware.load import gpu, gpu_ids, load_gpu, origin_of
+from kernelcast.hardware.what_if import changed
 
-__all__ = ["Fabric", "Gpu", "fabric", "fabrics", "gpu", "gpu_ids", "load_gpu", "origin_of"]
+__all__ = ["Fabric", "Gpu", "changed", "fabric", "fabrics", "gpu", "gpu_ids", "load_gpu", "origin_of"]

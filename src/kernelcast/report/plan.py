@@ -17,7 +17,7 @@ from kernelcast.advise.plan.grid import Place, Setting
 from kernelcast.advise.plan.plan import Plan
 from kernelcast.advise.plan.trial import Trial
 from kernelcast.report.json import attributes, plain
-from kernelcast.report.picture import picture
+from kernelcast.report.picture import picture, plain_numbers
 from kernelcast.report.run import interval_text
 from kernelcast.report.text import cut, dense_table, evidence_lines, plain_table, show
 from kernelcast.report.units import digits, percent, time_text
@@ -289,7 +289,8 @@ def _panel(found: Plan, goal: Goal, axes: Any) -> None:
     axes.axhline(goal.limit_ms, color="#c53030", lw=1, ls="--", label="goal")
     axes.set_yscale("log")
     axes.set_xscale("log")
-    _plain_numbers(axes)
+    for axis in (axes.xaxis, axes.yaxis):
+        plain_numbers(axis)
     shown = [trial.found.metrics.get(goal.key, 0.0) for trial in found.front] + [goal.limit_ms]
     axes.set_ylim(min(shown) / 2, max(shown) * 4)
     axes.set_ylabel(f"{goal.name}, ms")
@@ -306,13 +307,3 @@ def _around(trial: Trial, goal: Goal) -> tuple[float, float]:
         return abs(values.get(goal.key, value) - value)
 
     return end(trial.found.low), end(trial.found.high)
-
-
-def _plain_numbers(axes: Any) -> None:
-    """20 and 300, not powers of ten."""
-    from matplotlib.ticker import FuncFormatter, LogLocator
-
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 3.0, 5.0, 7.0)))
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axis.set_minor_formatter(FuncFormatter(lambda value, _: ""))

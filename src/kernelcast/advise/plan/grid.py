@@ -6,15 +6,15 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from kernelcast.advise.plan.prices import Price
+from kernelcast.advise.cuts import cuts
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.dtypes import dtype
 from kernelcast.networks.architecture import Architecture
 from kernelcast.networks.forward import Deployment
-from kernelcast.networks.layers import Experts
 from kernelcast.networks.precision import Precision
 from kernelcast.parallel import Layout
+from kernelcast.prices import Price
 from kernelcast.serving.engine.fleet import Pool, Service
 from kernelcast.serving.engine.settings import Settings, settings_of
 from kernelcast.stacks import Stack
@@ -152,19 +152,8 @@ def _has(chip: Gpu, name: str) -> bool:
 
 
 def layouts(model: Architecture, grid: Grid) -> list[Layout]:
-    """Cuts within the GPUs allowed. Attention DP is of models with experts; experts are cut as the layers are (ep 1),
-    or dealt out to all GPUs."""
-    experts = any(isinstance(run.layer.mlp, Experts) for run in model.layers)
-    ranks = grid.dp or ((1, 2, 4, 8) if experts else (1,))
-    found = []
-    for tp, pp, dp in itertools.product(grid.tp, grid.pp, ranks):
-        if tp * dp > 8 * max(1, max(grid.tp) // 8) and grid.dp is None:  # ranks share a node unless asked
-            continue
-        parts = grid.ep or ((1, tp * dp) if experts else (1,))
-        for ep in dict.fromkeys(parts):
-            if tp * pp * dp <= grid.max_gpus and not (tp * dp) % ep:
-                found.append(Layout(tp, pp, dp, ep))
-    return found
+    """Cuts within the GPUs allowed."""
+    return cuts(model, grid.max_gpus, grid.tp, grid.pp, grid.dp, grid.ep)
 
 
 def _limit_count(grid: Grid) -> int:

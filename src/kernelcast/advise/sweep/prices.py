@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from kernelcast.advise.plan.prices import read_prices
+from kernelcast.prices import read_prices
 from kernelcast.hardware import Gpu
 
 

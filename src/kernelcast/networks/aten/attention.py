@@ -71,7 +71,8 @@ class _Attention:
     def backend(self, capability: str) -> str:
         """The first in PyTorch's order whose checks pass (sdp_utils.cpp, 2.11): cuDNN on Hopper and data-centre
         Blackwell, FlashAttention 2, the memory-efficient kernel, and math."""
-        major = int(capability.partition(".")[0])
+        first = capability.partition(".")[0]
+        major = int(first) if first.isdigit() else 8  # gfx942: ROCm's PyTorch has FlashAttention 2 as well (AOTriton)
         takes_half = self.half and major >= 8
         if takes_half and major in (9, 10) and self._cudnn(_FLASH_SIZE if major == 9 else _CUDNN_SIZE):
             return "cudnn"

@@ -1,0 +1,79 @@
+"""``kernelcast compare``: what it tells, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from running import Run, strict
+
+SMALL = ("compare", "llama-3.1-8b", "--gpus", "h100_sxm,h200_nvl,t4", "--batch", "4", "--max-gpus", "2")
+
+
+def test_the_order_comes_first(run: Run, tmp_path: Path) -> None:
+    picture = tmp_path / "compare.png"
+    code, out, err = run(*SMALL, "--what-if", "dram_bytes_per_s*1.5", "--sensitivity", "--plot", picture)
+    assert (code, err) == (0, "") and picture.stat().st_size > 10_000
+    for told in ("one batch of 4; up to 2 GPUs", "as the checkpoint is", "TTFT ms (80%)", "best       cheapest: ",
+                 "[1]        with dram_bytes_per_s*1.5", "no         t4, t4 [1]: has no bf16 arithmetic",
+                 "1% more of it buys tokens a dollar", "DRAM bandwidth", "no price   h200_nvl"):  # fmt: skip
+        assert told in out, told
+    assert max(len(line) for line in out.splitlines()) <= 100
+
+
+def test_as_data(run: Run) -> None:
+    code, out, _ = run(*SMALL, "--json", "--sensitivity")
+    found = strict(out)
+    assert code == 0 and found["model"] == "llama-3.1-8b" and found["batch"] == 4 and found["price_kind"] == "on_demand"
+    assert [row["rank"] for row in found["rows"]] == [1, 2, 3]
+    first, unpriced, unfit = found["rows"]
+    assert first["gpu"] == "h100_sxm" and first["fits"] and first["meets"] and first["price"]["source"]
+    assert first["ttft_s_low"] <= first["ttft_s"] <= first["ttft_s_high"]
+    assert first["tpot_s_low"] <= first["tpot_s"] <= first["tpot_s_high"]
+    assert first["usd_per_million_tokens"] == pytest.approx(first["usd_per_hour"] / 3600 / first["tokens_per_s"] * 1e6)
+    assert first["tokens_per_s_per_gpu"] == pytest.approx(first["tokens_per_s"] / first["gpus"])
+    assert sum(first["bound_shares"].values()) == pytest.approx(1) and first["support"] in ("seen", "near")
+    assert unpriced["price"] is None and unpriced["usd_per_million_tokens"] is None
+    assert not unfit["fits"] and "no bf16" in unfit["why"]
+    assert found["sensitivity"][0]["percent_per_percent"]["DRAM bandwidth"] > 0
+
+
+def test_reserved_is_another_price_and_unknown_stays_unknown(run: Run) -> None:
+    found = strict(run("compare", "llama-3.1-8b", "--gpus", "h100_sxm,gb200", "--batch", "4", "--price-kind",
+                       "reserved", "--json")[1])  # fmt: skip
+    prices = {row["gpu"]: row["price"] for row in found["rows"]}
+    assert prices["gb200"] is None and "reserved" in prices["h100_sxm"]["source"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "which GPUs? give --gpus"),
+        (("--gpus", ","), "--gpus is a list with commas"),
+        (("--gpus", "h2000"), "unknown gpu 'h2000'"),
+        (("--gpus", "h100_sxm", "--what-if", "drm*2"), "unknown GPU field 'drm'"),
+        (("--gpus", "h100_sxm", "--what-if", "dram_bytes_per_s+2"), "--what-if takes FIELD=NUMBER or FIELD*FACTOR"),
+        (("--gpus", "a2,t4", "--max-gpus", "1", "--formats", "fp16"), "fits on no GPU of 2 within --max-gpus 1"),
+        (("--gpus", "h100_sxm", "--zero", "3"), "--zero is of --training"),
+        (("--gpus", "h100_sxm", "--ttft", "soon"), "--ttft takes a time above 0"),
+        (("--gpus", "h100_sxm", "--prices", "/nowhere.toml"), "no file /nowhere.toml"),
+        (("--training", "--gpus", "h100_sxm", "--rate", "3"), "--rate is of a served model"),
+    ],
+)
+def test_what_is_refused(run: Run, arguments: tuple[str, ...], said: str) -> None:
+    code, out, err = run("compare", "llama-3.3-70b", *arguments)
+    assert (code, out) == (2, "") and said in err and len(err.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_a_training_is_traced_once(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    picture = tmp_path / "training.png"
+    words = ("compare", "--training", "gpt2", "--gpus", "h100_sxm,a100_sxm", "--batch", "2", "--seq", "128",
+             "--max-gpus", "1", "--tokens", "1e9")  # fmt: skip
+    code, out, err = run(*words, "--plot", picture)
+    assert (code, err) == (0, "") and "1e+09 tokens in all" in out and picture.stat().st_size > 5_000
+    found = strict(run(*words, "--json")[1])
+    first = found["rows"][0]
+    assert first["usd"] == pytest.approx(first["hours"] * first["price"]["usd_per_hour"])
+    assert first["time_s_low"] <= first["time_s"] <= first["time_s_high"] and first["fits"]

@@ -1,0 +1,235 @@
+"""GPUs side by side: figures against arithmetic and `infer`, the order, what-ifs, slopes, and training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from deployments import deployed
+
+import kernelcast as kc
+from kernelcast.advise.compare.asked import Asked, chosen_gpus
+from kernelcast.advise.compare.compare import Comparison, Row, order
+from kernelcast.advise.compare.sensitivity import sensitivity
+from kernelcast.advise.compare.served import Served
+from kernelcast.errors import KernelcastError
+from kernelcast.hardware import changed
+from kernelcast.networks import model
+from kernelcast.parallel import Layout
+from kernelcast.serving.infer import infer
+from kernelcast.serving.memory import largest_batch
+from kernelcast.serving.result import Inference
+from kernelcast.serving.workload import Workload
+from kernelcast.span import Span
+from kernelcast.stacks import stack
+
+SMALL = "llama-3.1-8b"
+
+
+def rows(found: Comparison) -> dict[str, Row]:
+    return {row.gpu.id if not row.gpu.changes else row.gpu.label: row for row in found.rows}
+
+
+def best(found: Comparison, name: str) -> Served:
+    one = rows(found)[name].best
+    assert one is not None
+    return one
+
+
+# ---- figures ----
+def test_a_static_batch_is_what_infer_says() -> None:
+    one = best(kc.compare(SMALL, "h100_sxm", batch=8, max_gpus=1), "h100_sxm")
+    told = infer(one.way.deployment, Workload.equal(8, 1024, 128))
+    assert (one.ttft, one.tpot, one.e2el) == (told.prefill, told.tpot, told.total)
+    assert one.tokens_per_s == pytest.approx(told.tokens_per_s) and one.memory.used_bytes == told.memory.used_bytes
+    assert one.support == told.support
+
+
+def test_dollars_are_hours_times_price() -> None:
+    one = best(kc.compare(SMALL, "h100_sxm", batch=8, price=["h100_sxm=3.6"]), "h100_sxm")
+    # 3.6 USD an hour are 0.001 USD a second, a GPU
+    assert one.usd_per_million == pytest.approx(one.gpus * 0.001 * 1e6 / one.tokens_per_s)
+    assert best(kc.compare(SMALL, "h200_nvl", batch=8), "h200_nvl").usd_per_million is None
+
+
+def test_in_turn_every_prompt_is_read_once_and_every_token_written() -> None:
+    asked: dict[str, Any] = {"input_len": 512, "output_len": 64, "max_gpus": 1}
+    one = best(kc.compare(SMALL, "h100_sxm", **asked), "h100_sxm")
+    batch, place = one.way.batch, one.way.deployment
+    prompts = infer(place, Workload.equal(16, 512, 1)).prefill.time_s / 16  # 8,192 tokens a step
+    decode = infer(place, Workload.equal(batch, 512, 64, cached=511)).decode.time_s
+    assert one.requests_per_s == pytest.approx(batch / (batch * prompts + decode))
+    assert one.tpot.time_s == pytest.approx((decode + (batch - 1) * prompts) / 63)
+    alone = infer(place, Workload.equal(1, 512, 1)).prefill.time_s
+    assert one.ttft.time_s == pytest.approx(alone + decode / 63 * (batch - 1) / batch)
+    assert batch == min(1024, largest_batch(place, Workload.equal(1, 512, 64)))
+
+
+def test_one_request_at_a_time_is_a_batch_of_one() -> None:
+    one = best(kc.compare(SMALL, "h100_sxm", by="latency", max_gpus=1), "h100_sxm")
+    told = infer(one.way.deployment, Workload.equal(1, 1024, 128))
+    assert one.way.batch == 1
+    assert (one.ttft.time_s, one.tpot.time_s) == pytest.approx((told.ttft_s, told.tpot.time_s))
+
+
+def test_a_rate_takes_as_few_engines_as_carry_it() -> None:
+    found = kc.compare(SMALL, "h100_sxm", rate=60.0, tpot="40ms")
+    one = best(found, "h100_sxm")
+    assert rows(found)["h100_sxm"].meets and one.tokens_per_s == pytest.approx(60 * 128)
+    each = one.requests_per_s / one.replicas
+    assert each * (one.replicas - 1) < 60 <= each * one.replicas
+    small = kc.compare(SMALL, "h100_sxm", rate=60000.0)
+    assert not rows(small)["h100_sxm"].meets and best(small, "h100_sxm").gpus > 8
+
+
+def test_goals_are_kept_where_some_batch_keeps_them() -> None:
+    free, held = (best(kc.compare(SMALL, "h100_sxm", tpot=limit), "h100_sxm") for limit in (None, "20ms"))
+    assert free.tpot.time_s > 0.02 >= held.tpot.time_s and held.late is None
+    assert held.tokens_per_s < free.tokens_per_s and held.way.batch < free.way.batch
+    broken = kc.compare(SMALL, "h100_sxm,l40s", tpot="0.5ms")
+    assert not any(row.meets for row in broken.rows)
+    shares = [row.best.share(row.best.late) for row in broken.rows if row.best and row.best.late]
+    assert shares == sorted(shares)  # the nearest first
+
+
+# ---- the best ----
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        (SMALL, {}),
+        (SMALL, {"tpot": "15ms", "ttft": "100ms"}),
+        (SMALL, {"rate": 40.0, "tpot": "30ms"}),
+        (SMALL, {"batch": 16, "by": "latency"}),
+        ("qwen3-30b-a3b", {"tpot": "20ms"}),
+    ],
+)
+def test_what_is_left_out_is_no_better(name: str, asked: dict[str, Any]) -> None:
+    few, all_of = (kc.compare(name, "h100_sxm,l40s", thorough=every, **asked) for every in (False, True))
+    assert few.forecasts <= all_of.forecasts
+    for chip in rows(few):
+        one, other = (order(best(found, chip))[:3] for found in (few, all_of))  # goals, and what the order is by
+        assert one == pytest.approx(other, rel=0.01)
+
+
+def test_the_order_is_by_what_is_asked() -> None:
+    names = "a100_sxm,h100_sxm,h200_sxm"
+    values: dict[str, Callable[[Served], Any]] = {
+        "dollars": lambda one: one.usd_per_million,
+        "latency": lambda one: one.e2el.time_s,
+        "throughput": lambda one: -one.tokens_per_s,
+    }
+    for by, value in values.items():
+        found = [value(one) for one in kc.compare(SMALL, names, by=by).fitting]
+        assert found == sorted(found), by
+    mixed = kc.compare(SMALL, "h200_nvl,h800_sxm,l40s,h100_sxm")
+    priced = [row.best.usd_per_million is not None for row in mixed.rows if row.best]
+    assert priced == [True, True, False, False]  # without a price last, by throughput a GPU
+    last = [row.best.tokens_per_s / row.best.gpus for row in mixed.rows[2:] if row.best]
+    assert last == sorted(last, reverse=True)
+
+
+def test_formats_are_those_that_a_gpu_has() -> None:
+    found = kc.compare(SMALL, "h100_sxm,a100_sxm,t4", formats="all", batch=1)
+    kinds = {name: best(found, name).way.deployment.precision.weights for name in rows(found)}
+    assert kinds["a100_sxm"] in ("int8", "int4") and kinds["h100_sxm"] in ("fp8", "int8", "int4")
+    own = kc.compare(SMALL, "h100_sxm,t4")
+    assert best(own, "h100_sxm").way.deployment.precision.label == "bf16"
+    assert rows(own)["t4"].unfit is not None and "no bf16" in rows(own)["t4"].unfit.why  # type: ignore[union-attr]
+
+
+def test_what_does_not_fit_says_by_how_much() -> None:
+    found = kc.compare("llama-3.3-70b", "h100_sxm,a2")
+    unfit = rows(found)["a2"].unfit
+    assert found.rows[-1].gpu.id == "a2" and unfit is not None and unfit.memory is not None
+    # 8 GPUs: an eighth of 70.55e9 weights in bf16 and more, of 90% of 16 GiB
+    assert unfit.memory["weights"] == pytest.approx(70.55e9 * 2 / 8, rel=0.01)
+    assert unfit.why == f"needs {unfit.memory.used_bytes / 2**30:.1f} GiB a GPU on 8 of them, has 14.4"
+    with pytest.raises(KernelcastError, match="fits on no GPU of 2 within --max-gpus 1: a100_sxm, the nearest, needs"):
+        kc.compare("llama-3.3-70b", "a2,a100_sxm", max_gpus=1)
+
+
+# ---- what-ifs and slopes ----
+def test_a_what_if_is_a_row_of_its_own_and_no_worse() -> None:
+    found = kc.compare(SMALL, "h100_sxm", batch=4, what_if=["dram_bytes_per_s*1.5", "dram_bytes_per_s*1.5,sm_count*2"])
+    plain, faster, both = sorted((row for row in found.rows), key=lambda row: len(row.gpu.changes))
+    assert faster.gpu.changes == {"dram_bytes_per_s": 1.5 * plain.gpu.dram_bytes_per_s}
+    assert both.gpu.sm_count == 2 * plain.gpu.sm_count
+    totals = [row.best.e2el.time_s for row in (plain, faster, both) if row.best]
+    assert totals == sorted(totals, reverse=True) and totals[1] < totals[0]
+
+
+def test_factors_and_numbers_of_a_gpu() -> None:
+    chip = kc.gpu("h100_sxm")
+    assert changed(chip, ["tensor_flops_per_clk_sm*2"]).tensor_flops_per_s("fp8") == 2 * chip.tensor_flops_per_s("fp8")
+    assert changed(chip, ["sm_count*1.01"]).sm_count == 133  # 133.32
+    assert changed(chip, ["l2_bytes = 1e8"]).l2_bytes == 100_000_000
+    assert changed(chip, ["dram_bytes_per_s*1"]) is chip
+    with pytest.raises(KernelcastError, match="has no clock_sustained_hz to multiply"):
+        changed(replace(chip, clock_sustained_hz=None), ["clock_sustained_hz*2"])
+
+
+def test_more_of_a_spec_buys_what_its_share_of_the_time_is() -> None:
+    asked = Asked(model(SMALL), chosen_gpus(["h100_sxm"]), stack("vllm"), batch=1, by="latency", max_gpus=1)
+    from kernelcast.advise.compare.compare import compare_asked
+
+    one = compare_asked(asked).fitting[0]
+    gains = {gain.spec: gain.percent for gain in sensitivity([one])[0]}
+    assert all(0 <= value <= 1.05 for value in gains.values())
+    assert max(gains, key=lambda spec: gains[spec]) == "DRAM bandwidth"  # one request reads all weights for a token
+    assert gains["DRAM bandwidth"] > 0.4 and gains["link"] == 0 == gains["DRAM capacity"]
+    # the slope is what a forecast of 10% more shows
+    chip = changed(kc.gpu("h100_sxm"), ["dram_bytes_per_s*1.1"])
+    faster = infer(replace(one.way.deployment, gpu=chip), Workload.equal(1, 1024, 128)).total.time_s
+    assert math.log(one.e2el.time_s / faster) / math.log(1.1) == pytest.approx(gains["DRAM bandwidth"], abs=0.05)
+
+
+def test_full_memory_holds_more_when_it_is_larger() -> None:
+    found = kc.compare("llama-3.3-70b", "b200_sxm", max_gpus=1, output_len=512)
+    one = found.fitting[0]
+    gains = {gain.spec: gain.percent for gain in sensitivity([one])[0]}
+    # weights take 141 of 171 GB: a tenth more memory is more than half again as many requests
+    assert one.way.full and gains["DRAM capacity"] > 0.5
+
+
+# ---- energy ----
+def test_joules_are_told_once_they_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch whose forecast says 640 J for 8 requests of 128 tokens: 0.625 MJ a million."""
+    monkeypatch.setattr(Inference, "energy", None, raising=False)
+    assert best(kc.compare(SMALL, "h100_sxm", batch=8, max_gpus=1), "h100_sxm").joules_per_million is None
+    monkeypatch.setattr(Inference, "energy", property(lambda self: Span(640.0, 600.0, 700.0)))
+    found = best(kc.compare(SMALL, "h100_sxm", batch=8, max_gpus=1, by="joules"), "h100_sxm").joules_per_million
+    assert found is not None and found.time_s == pytest.approx(640 / 8 / 128 * 1e6)
+
+
+# ---- refusals ----
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"gpus": "h2000"}, "unknown gpu 'h2000'"),
+        ({"gpus": ()}, "no GPU to compare"),
+        ({"what_if": ["drm_bytes*2"]}, "unknown GPU field 'drm_bytes'"),
+        ({"what_if": ["dram_bytes_per_s"]}, "--what-if takes FIELD=NUMBER or FIELD"),
+        ({"by": "luck"}, "unknown --by"),
+        ({"batch": 0}, "--batch is 1 or more"),
+        ({"rate": -1.0}, "--rate is a number of requests"),
+        ({"batch": 1, "rate": 1.0}, "not both"),
+        ({"input_len": 200_000}, "exceeds the context"),
+        ({"max_gpus": 0}, "--max-gpus is 1 or more"),
+        ({"formats": "fp7"}, "unknown number format of weights"),
+        ({"kv_dtype": "int4"}, "unknown number format of the KV cache"),
+        ({"batch": 10**6}, "has no room for a batch of 1,000,000"),
+    ],
+)
+def test_what_is_refused(asked: dict[str, Any], said: str) -> None:
+    with pytest.raises(KernelcastError, match=said):
+        kc.compare(SMALL, **{"gpus": "h100_sxm", **asked})
+
+
+def test_engines_that_are_cut_by_stages_take_turns() -> None:
+    place = deployed(SMALL, on="h100_sxm", pp=2, micro_batches=2)
+    assert place.layout == Layout(pp=2, micro_batches=2)
+    found = kc.compare("llama-3.3-70b", "l40s", thorough=True)
+    assert best(found, "l40s").way.deployment.layout.micro_batches == best(found, "l40s").way.deployment.layout.pp

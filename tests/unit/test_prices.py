@@ -1,0 +1,64 @@
+"""Prices: what ships, what a user gives, and what nobody knows."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from kernelcast.errors import KernelcastError
+from kernelcast.hardware import gpu_ids
+from kernelcast.prices import KINDS, SHIPPED, Price, read_prices
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_price_that_ships_has_its_date_and_source(kind: str) -> None:
+    prices = read_prices(kind=kind)
+    assert set(prices) <= set(gpu_ids()) and {"h100_sxm", "h200_sxm", "b200_sxm", "a100_sxm"} <= set(prices)
+    for name, price in prices.items():
+        assert 0.05 < price.usd_per_hour < 20 and price.date.startswith("20") and "https://" in price.source, name
+
+
+def test_the_file_is_in_order_and_reserving_is_no_dearer() -> None:
+    names = list(tomllib.loads(SHIPPED.read_text()))
+    assert names == sorted(names)
+    on_demand, reserved = read_prices(), read_prices(kind="reserved")
+    assert all(reserved[name].usd_per_hour <= on_demand[name].usd_per_hour for name in reserved)
+
+
+def test_what_nobody_listed_is_not_there() -> None:
+    assert "gb200" in read_prices() and "gb200" not in read_prices(kind="reserved")
+
+
+def test_a_file_of_ones_own_may_have_one_price_or_both(tmp_path: Path) -> None:
+    file = tmp_path / "prices.toml"
+    file.write_text(
+        '[h100]\nusd_per_hour = 2\ndate = "today"\nsource = "ours"\n'
+        '[h200_sxm.reserved]\nusd_per_hour = 3\ndate = "today"\nsource = "ours"\n'
+    )
+    ours = {"h100_sxm": Price(2, "today", "ours")}
+    assert read_prices(file) == ours
+    assert read_prices(file, kind="reserved") == ours | {"h200_sxm": Price(3, "today", "ours")}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[h100_sxm]\nusd_per_hour = 2\n", "needs usd_per_hour, date, source"),
+        ("[h100_sxm.reserved]\nusd_per_hour = 2\n", r"\[h100_sxm.reserved\] needs"),
+        ('[h100_sxm.spot]\nusd_per_hour = 2\ndate = ""\nsource = ""\n', "or on_demand and reserved"),
+        ('[h9000]\nusd_per_hour = 2\ndate = ""\nsource = ""\n', "unknown gpu 'h9000'"),
+        ('[h100_sxm]\nusd_per_hour = -1\ndate = ""\nsource = ""\n', "above 0"),
+    ],
+)
+def test_files_that_are_refused(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "prices.toml"
+    file.write_text(text)
+    with pytest.raises(KernelcastError, match=said):
+        read_prices(file)
+
+
+def test_a_kind_that_is_none() -> None:
+    with pytest.raises(KernelcastError, match="unknown kind of price 'spot'; known: on_demand, reserved"):
+        read_prices(kind="spot")
