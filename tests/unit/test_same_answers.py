@@ -109,7 +109,7 @@ def test_panels_round_like_whole_layers_and_blocks_alike_anywhere() -> None:
     net = Layers(weights, tuple(rng.standard_normal(shape[1]).astype(np.float32) for shape in shapes))
     rows = rng.standard_normal((STRIDE_ROWS + BLOCK_ROWS + 3, 16)).astype(np.float32)
     found = net(rows, (17, 19))
-    hidden = np.concatenate([rows, np.tile([0, 1, 0, 1], (len(rows), 1))], axis=1).astype(np.float64)
+    hidden: NDArray[Any] = np.concatenate([rows, np.tile([0, 1, 0, 1], (len(rows), 1))], axis=1).astype(np.float64)
     for weight, bias in zip(weights, net.biases, strict=True):
         hidden = np.maximum(hidden, 0 if weight is not weights[0] else -np.inf) @ weight + bias
     assert found == pytest.approx(hidden, rel=1e-4, abs=1e-3)

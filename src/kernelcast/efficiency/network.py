@@ -21,8 +21,8 @@ from kernelcast.machine.lazy import lazy
 Floats = NDArray[np.float32]
 # Products are always of eight rows by 64 columns: a product's rounding depends on the shape that BLAS is given, and a
 # call must not change with the table it stands in. So small, they need no packing and no threads, and a panel of the
-# weights stays in the first cache while all rows pass: 114 GFLOP/s on a core that does 118 at best, where eight rows by
-# 256 columns do 100 and 256 rows by 256 columns 85 (docs/speed.md).
+# weights stays in the first cache while all rows pass: 114 GFLOP/s on a core, where eight rows by 256 columns do 100
+# and 256 rows by 256 columns 85 (docs/speed.md).
 BLOCK_ROWS = 8
 PANEL_COLUMNS = 64
 STRIDE_ROWS = 256  # go through all layers before the next ones: what lies between two layers stays in the cache
