@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -53,12 +54,16 @@ class Batch:
         return min(self.past)
 
     @property
+    def contexts(self) -> tuple[int, ...]:
+        return tuple(map(add, self.new, self.past))
+
+    @property
     def form(self) -> Form:
-        return Form(*map(bool, _told(self)))
+        return Form(*_told(self.sequences, self.tokens, self.past_tokens, self.most_new, self.least_past))
 
     def sizes(self, rows: int) -> Sizes:
         """What its launches follow; ``rows`` of the head."""
-        form, contexts = self.form, tuple(n + p for n, p in zip(self.new, self.past, strict=True))
+        form, contexts = self.form, self.contexts
         new = {"batch": self.sequences, "q_len": self.new[0]} if form.even_new else {"q_lens": self.new}
         lengths = {**new, "kv_len": contexts[0]} if form.even else {"q_lens": self.new, "kv_lens": contexts}
         return Sizes(form, self.tokens, rows, self.tokens, sum(contexts), lengths, new)
@@ -83,15 +88,16 @@ class Form:
     checks: bool  # so few, after a past, that a step of decode is meant
 
 
-def _told(batch: Any) -> tuple[Any, ...]:
+def _told(sequences: Any, tokens: Any, past_tokens: Any, most_new: Any, least_past: Any) -> tuple[Any, ...]:
     """The form of a batch, or columns of those of many."""
-    even_new, after = batch.tokens == batch.sequences * batch.most_new, batch.least_past > 0
+    even_new, after = tokens == sequences * most_new, least_past > 0
+    few = most_new <= MOST_CHECKED
     return (
         even_new,
-        even_new & (batch.past_tokens == batch.sequences * batch.least_past),
-        batch.past_tokens > 0,
-        batch.most_new <= np.where(after, MOST_CHECKED, _MOST_ABSORBED),
-        after & (batch.most_new <= MOST_CHECKED),
+        even_new & (past_tokens == sequences * least_past),
+        past_tokens > 0,
+        (few & after) | (most_new <= _MOST_ABSORBED),
+        few & after,
     )
 
 
@@ -124,9 +130,10 @@ class Batches:
     @classmethod
     def of(cls, batches: Sequence[Batch]) -> Batches:
         numbers = [(b.sequences, b.tokens, b.past_tokens, b.most_new, b.least_past, b.head_rows) for b in batches]
-        uneven = objects([None if b.form.even else b for b in batches])
         sequences, tokens, past, new, least, heads = np.array(numbers, dtype=np.int64).reshape(-1, 6).T
-        return cls(sequences, tokens, past, new, least, heads, uneven)
+        found = cls(sequences, tokens, past, new, least, heads, objects(batches))
+        found.uneven[found._told[1]] = None
+        return found
 
     @classmethod
     def evenly(cls, sequences: Ints, new: Ints, past: Ints, head_rows: int = 1) -> Batches:
@@ -163,15 +170,19 @@ class Batches:
             return self, parts
         found = self.evenly(-(-self.sequences // (ranks * parts)), self.most_new, self.least_past)
         columns = {one.name: getattr(found, one.name).copy() for one in fields(found)} | {"head_rows": self.head_rows}
-        for at in np.flatnonzero(~_told(self)[1]):
+        for at in np.flatnonzero(~self._told[1]):
             own = Batches.of([self.uneven[at].shared(ranks * int(parts[at]))])
             for name, column in columns.items():
                 column[at] = getattr(own, name)[0]
         return Batches(**columns), parts
 
+    @property
+    def _told(self) -> tuple[NDArray[np.bool_], ...]:
+        return _told(self.sequences, self.tokens, self.past_tokens, self.most_new, self.least_past)
+
     def forms(self) -> list[tuple[Form, Rows]]:
         """The different forms, and the rows of each."""
-        told = _told(self)
+        told = self._told
         codes = np.bitwise_or.reduce([column.astype(np.int64) << bit for bit, column in enumerate(told)])
         return [
             (Form(*(bool(code >> bit & 1) for bit in range(len(told)))), np.flatnonzero(codes == code))
@@ -193,8 +204,8 @@ class Batches:
         if form.even:
             lengths = {**new, "kv_len": own.most_new + own.least_past}
         else:
-            each = [batch.sizes(1).lengths for batch in own.uneven]
-            lengths = {name: objects([one[name] for one in each]) for name in ("q_lens", "kv_lens")}
+            lengths = {"q_lens": objects([batch.new for batch in own.uneven])}
+            lengths["kv_lens"] = objects([batch.contexts for batch in own.uneven])
         return (
             Sizes(form, tokens, heads, own.tokens, own.tokens + own.past_tokens, lengths, new),
             {"tokens": tokens_at, "sequences": heads_at, "lengths": np.array(at, dtype=np.intp)},

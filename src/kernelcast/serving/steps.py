@@ -79,17 +79,17 @@ def _chunks(batch: int, tokens: int, past: int, chunk: int) -> tuple[Batches, Ro
     starts = np.arange(0, batch * tokens, chunk)
     sizes = np.minimum(chunk, batch * tokens - starts)
     _, first, order = np.unique(starts % tokens * (chunk + 1) + sizes, return_index=True, return_inverse=True)
-    parts = [_chunk(int(starts[at]) % tokens, int(sizes[at]), tokens, past) for at in first]
-    return Batches.joined([Batches.of([one]) if isinstance(one, Batch) else _evenly([one]) for one in parts]), order
+    whole = (starts % tokens == 0) & (sizes % tokens == 0)
+    if (whole | (sizes <= tokens - starts % tokens)).all():  # each has whole prompts, or a part of one
+        sequences = np.where(whole, sizes // tokens, 1)
+        new = np.where(whole, tokens, sizes)
+        return Batches.evenly(sequences[first], new[first], past + (starts % tokens)[first]), order
+    return Batches.of([_chunk(int(starts[at]) % tokens, int(sizes[at]), tokens, past) for at in first]), order
 
 
-def _chunk(start: int, size: int, tokens: int, past: int) -> Batch | tuple[int, int, int]:
-    """``size`` tokens from place ``start`` of a prompt on: (sequences, new, past) where they are even."""
-    if size <= tokens - start:
-        return 1, size, past + start
-    if not start and not size % tokens:
-        return size // tokens, tokens, past
-    first = tokens - start
+def _chunk(start: int, size: int, tokens: int, past: int) -> Batch:
+    """``size`` tokens from place ``start`` of a prompt on."""
+    first = min(size, tokens - start)
     whole, last = divmod(size - first, tokens)
     new = (first, *(whole * (tokens,)), *((last,) if last else ()))
     return Batch(new, (past + start, *((len(new) - 1) * (past,))))
