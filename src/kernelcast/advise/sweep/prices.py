@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from kernelcast.prices import read_prices
 from kernelcast.hardware import Gpu
+from kernelcast.prices import read_prices
 
 
 def hourly(gpus: Sequence[Gpu], path: Path | None = None, given: Sequence[str] = ()) -> dict[str, float]:
