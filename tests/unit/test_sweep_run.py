@@ -89,13 +89,13 @@ def test_a_worker_killed_midway_changes_nothing(alone: Path, tmp_path: Path) -> 
     killed: list[int | None] = []
 
     def kill(done: int, total: int, before: int) -> None:
-        if 0 < done < total // 2 and len(killed) < 3:
+        if 0 < done < total // 2 and len(killed) < 2:  # of one chunk, at worst; a third death would give it up
             one = multiprocessing.active_children()[0]
             one.kill()
             killed.append(one.pid)
 
     run_sweep(work(), tmp_path / "killed", Processes(2), chunk_settings=SIZE, told=kill)
-    assert len(killed) == 3 and digests(tmp_path / "killed") == digests(alone)
+    assert len(killed) == 2 and digests(tmp_path / "killed") == digests(alone)
 
 
 @dataclass(frozen=True)
