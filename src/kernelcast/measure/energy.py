@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Protocol
 
 from kernelcast.errors import KernelcastError
@@ -88,7 +89,11 @@ class Readings:
 
 
 def measured(
-    load: Load, meter: Meter, warm_s: float = WARM_S, window_s: float = WINDOW_S, clock: Callable[[], float] = time.perf_counter
+    load: Load,
+    meter: Meter,
+    warm_s: float = WARM_S,
+    window_s: float = WINDOW_S,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Any]:
     """Watts of a load over a window after a warm-up, and the wall seconds of a call."""
     with Readings(meter, clock) as readings:
@@ -111,7 +116,7 @@ def summary(
 ) -> dict[str, Any]:
     """Watts between the first and last change of the counter inside of the window; medians of the rest."""
     inside = [state for at, state in states if start <= at <= stop]
-    changes = [after for before, after in zip(energy, energy[1:], strict=False) if after[1] != before[1]]
+    changes = [after for before, after in pairwise(energy) if after[1] != before[1]]
     kept = [change for change in changes if start <= change[0] <= stop]
     drawn = [state.power_w for state in inside if state.power_w is not None]
     instant_w = statistics.fmean(drawn) if drawn else None

@@ -1,4 +1,4 @@
-"""What NVIDIA's driver says of a GPU's power: energy, watts, clocks, heat. Through ctypes, so that nothing is installed.
+"""What NVIDIA's driver says of a GPU's power: energy, watts, clocks, heat. By ctypes: nothing to install.
 
 The energy counter (millijoules since the driver was loaded; Volta and later) moves every 20 to 100 ms.
 """
@@ -43,7 +43,9 @@ class Nvml:
         try:
             self._library: Any = ctypes.CDLL(_LIBRARY)
         except OSError:
-            raise KernelcastError(f"power is read from NVIDIA's driver, and {_LIBRARY} is not on this machine") from None
+            raise KernelcastError(
+                f"power is read from NVIDIA's driver, and {_LIBRARY} is not on this machine"
+            ) from None
         if code := self._library.nvmlInit_v2():
             raise KernelcastError(f"NVIDIA's driver does not answer (nvmlInit: error {code})")
         self._gpu = ctypes.c_void_p()

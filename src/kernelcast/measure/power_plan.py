@@ -145,7 +145,12 @@ def _mixes() -> Iterator[Job]:
     for words in (_gemm("bf16", 8192, 8192, 8192), _gemm("bf16", 64, 28672, 4096), _gemm("fp8", 8192, 8192, 8192),
                   _cells("add", 8192, 14336)):  # fmt: skip
         yield Job("zeros", words, zeros=True)
-    for words in (_gemm("bf16", 1, 64, 64), _cells("add", 1, 64), _cells("rmsnorm", 4, 256), _gemm("bf16", 16, 256, 256)):
+    for words in (
+        _gemm("bf16", 1, 64, 64),
+        _cells("add", 1, 64),
+        _cells("rmsnorm", 4, 256),
+        _gemm("bf16", 16, 256, 256),
+    ):
         yield Job("tiny", words, warm=True)
     for busy_s, rest_s in ((2e-3, 2e-3), (2e-3, 8e-3), (20e-3, 20e-3)):
         yield Job("duty", _gemm("bf16", 4096, 4096, 4096), busy_s=busy_s, rest_s=rest_s)

@@ -10,12 +10,13 @@ from kernelcast.calls import Launch
 from kernelcast.networks.forward import Batch, Deployment, forward
 from kernelcast.span import Span
 from kernelcast.timeline import Event, Lane, Ran, Timeline, joined
-from kernelcast.timeline.power import WINDOW_S, throttled_s
+from kernelcast.timeline.power import WINDOW_S, limited, throttled_s
 from kernelcast.times import Times
 
 # What whole passes are off beyond the intervals of their kernels (clocks, caches, kernels between those that are told):
 # set on every second of PipeWeave's measured cases; `kernelcast evaluate served` tells how many of the others it holds.
 PASS_SPREAD = (0.045, 0.045)
+POWER_LIMIT = "power limit"  # the part of a pass that a lowered clock adds
 HOST_RANGE = (0.7, 2.0)  # of a stack's host times, what those of other machines are: seldom faster, often slower
 
 
@@ -90,11 +91,11 @@ def _whole(kernels: Span) -> Span:
 def _beside(phase: str, run: Run, times: Times, kernels_s: float, lasting: bool, draft: bool) -> list[Ran]:
     """What a pass takes beside its kernels: a lowered clock, and the host."""
     stack, found = run.deployment.stack, []
-    if lasting and run.deployment.gpu.tensor_flops_per_j:
-        slower = (x.count * throttled_s(x.call, times[x.call].span.time_s, times.gpu) for x in run.launches)
+    if lasting and limited(run.deployment.gpu):
+        slower = (x.count * throttled_s(x.call, times[x.call].span.time_s, times) for x in run.launches)
         slower_s = sum(slower) * run.rounds(phase)
         if slower_s:
-            found.append(Ran.beside(phase, "power limit", Span.exact(slower_s), "power", "near"))
+            found.append(Ran.beside(phase, POWER_LIMIT, Span.exact(slower_s), "power", "near"))
             kernels_s += slower_s
     own_s = 0.0 if draft else stack.step_s if phase == "decode" else stack.prefill_s
     host_s = run.host_s(phase, kernels_s) + own_s

@@ -7,13 +7,15 @@ from functools import cached_property
 
 import numpy as np
 
+from kernelcast.calls import Call
 from kernelcast.networks.forward import Deployment
 from kernelcast.serving.memory import largest_batch
-from kernelcast.serving.passes import Pass, drawn
+from kernelcast.serving.passes import POWER_LIMIT, Pass, drawn
 from kernelcast.serving.workload import Workload
 from kernelcast.span import NOTHING, Span
 from kernelcast.support import support_of
 from kernelcast.timeline import Memory, RestsOn, Share, Timeline, shares
+from kernelcast.timeline.power import Energy, activities, energy_of, total
 from kernelcast.times import Times
 
 
@@ -59,6 +61,29 @@ class Inference:
         return self.times.predictor
 
     @cached_property
+    def energy(self) -> Span | None:
+        """Joules of all GPUs over the whole run, as one that follows others like it; None where no power model is."""
+        return total(self.energies.values(), self.deployment.layout.gpus)
+
+    @cached_property
+    def energies(self) -> dict[str, Energy | None]:
+        """Of the mean GPU, by phase."""
+        activities([launch.call for one in self.passes for launch in one.run.launches], self.times)  # all at once
+        return {phase: self._drawn(phase) for phase in dict.fromkeys(one.phase for one in self.passes)}
+
+    def _drawn(self, phase: str) -> Energy | None:
+        stages, launched, waits_s = self.deployment.layout.pp, dict[Call, float](), 0.0
+        passes = [one for one in self.passes if one.phase == phase and one.count]
+        for one in passes:
+            share = one.count * one.run.parts / stages  # a stage has its part of the layers of every micro-batch
+            limited_s = sum(ran.time_s for ran in one.ran if ran.part == POWER_LIMIT)
+            waits_s += one.count * (one.span.time_s - limited_s)
+            for launch in one.run.launches:
+                launched[launch.call] = launched.get(launch.call, 0.0) + launch.count * share
+        waits_s -= sum(count * self.times[call].span.time_s for call, count in launched.items())
+        return energy_of(launched, self.times, waits_s, self._phase(phase))
+
+    @cached_property
     def largest_batch(self) -> int:
         return largest_batch(self.deployment, self.workload)
 
@@ -99,6 +124,11 @@ class Inference:
     @property
     def output_tokens(self) -> int:
         return sum(self.workload.outputs)
+
+    @property
+    def told_tokens(self) -> int:
+        """Those that joules and dollars are told of: written ones; of an encoder, read ones."""
+        return sum(self.workload.inputs) if self.deployment.model.kind == "encoder" else self.output_tokens
 
     @property
     def tokens_per_s(self) -> float:

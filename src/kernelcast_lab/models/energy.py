@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,8 @@ from kernelcast.measure.energy import measured
 from kernelcast.measure.nvml import Nvml
 from kernelcast.measure.power import Replays, read_lines
 from kernelcast_lab.models.cases import MODELS, Case
-from kernelcast_lab.models.run import CudaRunner, captured, environment, set_precision
-from kernelcast_lab.models.steps import make_step
+from kernelcast_lab.models.run import CudaRunner, captured, environment
+from kernelcast_lab.models.steps import make_step, set_precision
 
 # Steps in a CUDA graph, as an engine runs them; training is launched by the host.
 _POINTS = """
@@ -34,7 +34,7 @@ def energy_cases() -> list[Case]:
     """Two or three models, prefill, decode and training."""
     found = []
     for line in _POINTS.split("\n"):
-        if not line:
+        if not line.strip():
             continue
         model, mode, sizes = (part.strip() for part in line.split("|"))
         layers = int(MODELS[model].get("num_hidden_layers") or MODELS[model]["n_layer"])
@@ -89,14 +89,3 @@ def _measured(case: Case, runner: CudaRunner, meter: Nvml) -> dict[str, Any]:
     return measured(Replays(step, 1, step_s), meter, window_s=max(0.8, 4 * step_s)) | {
         "alone_s": step_s, "launched": launched,
     }  # fmt: skip
-
-
-def main(arguments: Sequence[str]) -> None:
-    out, seconds = Path(arguments[0]), float(arguments[1])
-    print(collect(out, seconds, print))
-
-
-if __name__ == "__main__":
-    import sys
-
-    main(sys.argv[1:])
