@@ -29,7 +29,7 @@ MEMORY = ("dram", "link")  # have a voltage and a clock of their own
 _LIKE = {"fp16": "bf16", "int4": "bf16", "fp8_block": "fp8", "int8": "fp8", "nvfp4": "fp8", "fp64": "tf32",
          "fp32": "tf32"}  # fmt: skip
 _TENSOR = ("bf16", "fp8", "tf32")  # formats that were measured
-_WIDER = {"seen": 1.0, "near": 1.5, "extrapolated": 3.0}  # powers of the interval's factors
+_WIDER = {"seen": 1.0, "near": 2.0, "extrapolated": 4.0}  # powers of the interval's factors
 
 
 @dataclass(frozen=True)
@@ -74,14 +74,11 @@ class PowerModel:
         """What it draws at the lowest clock with all SMs at work on nothing much."""
         return self.idle_w + self.busy_w * (1 - self.voltage * (1 - LOWEST_CLOCK)) ** 2
 
-    def interval(
-        self, joules: float, seconds: float, limited: bool, spread: tuple[float, float]
-    ) -> tuple[float, float]:
-        """Low and high joules. ``spread``: factors of the time's interval. A GPU at its limit draws more for as long as
-        it takes longer; else only what does not depend on the work: watts and time are wrong on their own."""
-        share = 1.0 if limited else min(1.0, (self.idle_w + self.busy_w) * seconds / joules)
-        below = math.hypot(math.log(self.low), share * math.log(min(1.0, spread[0])))
-        above = math.hypot(math.log(self.high), share * math.log(max(1.0, spread[1])))
+    def interval(self, joules: float, spread: tuple[float, float]) -> tuple[float, float]:
+        """Low and high joules. ``spread``: factors that the interval of the time reaches. Work that takes longer than
+        forecast draws longer; beside that, watts are wrong on their own."""
+        below = math.hypot(math.log(self.low), math.log(min(1.0, spread[0])))
+        above = math.hypot(math.log(self.high), math.log(max(1.0, spread[1])))
         return joules * math.exp(-below), joules * math.exp(above)
 
     def watts(self, dtype: str) -> Array:

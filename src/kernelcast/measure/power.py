@@ -129,6 +129,7 @@ def run(
     todo = [job for job in jobs if job.key not in known]
     lines.parent.mkdir(parents=True, exist_ok=True)
     with lines.open("a") as file:
+        file.write("" if _ends_whole(lines) else "\n")  # a line that a kill cut short stays by itself
         for at, job in enumerate(todo):
             start = clock()
             if seconds is not None and start - begin + min(longest, 4.0) > seconds:
@@ -148,6 +149,10 @@ def run(
             longest = clock() - start
             say(at + 1, len(todo), f"({failed} failed)" if failed else "")
     return failed, 0
+
+
+def _ends_whole(path: Path) -> bool:
+    return not path.stat().st_size or path.read_bytes().endswith(b"\n")
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

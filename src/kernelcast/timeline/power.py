@@ -131,7 +131,7 @@ def energy_of(launched: Mapping[Call, float], times: Times, waits_s: float, run:
     found = settled_run(model, activities(calls, times), seconds, counts, max(0.0, waits_s))
     joules = min(float(found.energy_j[0]), times.gpu.power_w * run.time_s)
     spread = run.low_s / run.time_s, run.high_s / run.time_s
-    low, high = model.interval(joules, run.time_s, bool(found.limited[0]), spread)
+    low, high = model.interval(joules, spread)
     return Energy(Span(joules, low, high), joules / run.time_s, times.gpu.power_w, model.support, float(found.clock[0]))
 
 
@@ -144,7 +144,7 @@ def lasting(found: Prediction, gpu: Gpu, conditions: Conditions) -> tuple[Predic
     held = settled(model, activity_of([call], gpu, conditions), np.array([found.time_s]))
     joules, seconds, clock = (float(values[0]) for values in (held.energy_j, held.time_s, held.clock))
     spread = found.low_s / found.time_s, found.high_s / found.time_s
-    low, high = model.interval(joules, seconds, bool(held.limited[0]), spread)
+    low, high = model.interval(joules, spread)
     drawn = Energy(Span(joules, low, high), joules / seconds, gpu.power_w, model.support, clock)
     if not capped(gpu):
         return found, drawn

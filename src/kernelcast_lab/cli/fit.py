@@ -131,7 +131,7 @@ def fit_power(
     joules, watts = power.left_out(rows)
     lines = power.errors(rows, joules, watts)
     found = power.widened(power.fitted(rows), rows, joules, watts)
-    held = power.inside(found, rows, joules)
+    held = power.inside_of_others(rows, joules, watts)
     if out is not None:
         power.write(found, out, power.notes(rows, table, lines, held))
     if as_json:
@@ -142,6 +142,4 @@ def fit_power(
     for line in lines:
         told = f"{100 * line['joules_error']:8.1f}% {100 * line['watts_error']:7.1f}% {line['rows']:7,}"
         typer.echo(f"{line['calls']:30}{told}")
-    typer.echo(
-        f"the interval holds {100 * held:.0f}% of left-out calls; voltage {found.voltage:g}, burst {found.burst:g}"
-    )
+    typer.echo(f"80% intervals hold {100 * held:.0f}% of calls that did not set them")

@@ -161,16 +161,23 @@ def widened(found: Coefficients, rows: Rows, joules: Array, watts: Array, share:
     return wide
 
 
+def inside_of_others(rows: Rows, joules: Array, watts: Array, seed: int = 0) -> float:
+    """The same of each half of the calls, in the interval that the other half sets."""
+    order = np.random.default_rng(seed).permutation(len(joules))
+    halves = order[::2], order[1::2]
+    found = []
+    for own, other in (halves, halves[::-1]):
+        wide = widened(fitted(rows.take(other)), rows.take(other), joules[other], watts[other])
+        found.append(inside(wide, rows.take(own), joules[own]))
+    return float(np.mean(found))
+
+
 def inside(found: Coefficients, rows: Rows, joules: Array) -> float:
     """Share of the measured joules that lie in the intervals around these."""
     model = made(found, rows.chip, rows.chip, rows.chip)
-    limited = settled(model, rows.calls, rows.forecast_s).limited
-    held = 0
-    for at, value in enumerate(joules):
-        times = rows.low_s[at] / rows.forecast_s[at], rows.high_s[at] / rows.forecast_s[at]
-        low, high = model.interval(float(value), float(rows.forecast_s[at]), bool(limited[at]), times)
-        held += low <= rows.joules[at] <= high
-    return held / len(joules)
+    times = zip(rows.low_s / rows.forecast_s, rows.high_s / rows.forecast_s, strict=True)
+    spans = np.array([model.interval(1.0, spread) for spread in times]) * joules[:, None]
+    return float(np.mean((spans[:, 0] <= rows.joules) & (rows.joules <= spans[:, 1])))
 
 
 def errors(rows: Rows, joules: Array, watts: Array) -> list[dict[str, Any]]:
