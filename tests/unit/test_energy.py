@@ -101,7 +101,7 @@ def test_every_gpu_has_a_model_or_none_and_draws_no_more_than_its_board() -> Non
         model = power_model(chip)
         assert (model is None) == (chip.vendor != H200.vendor), name
         if model is not None:
-            found, drawn = lasting(kc.predict(kc.Gemm(m=4096, n=4096, k=4096, dtype="fp16"), chip), chip, DEFAULT)
+            _, drawn = lasting(kc.predict(kc.Gemm(m=4096, n=4096, k=4096, dtype="fp16"), chip), chip, DEFAULT)
             assert drawn is not None and 0 < drawn.power_w <= chip.power_w * 1.001, name
             assert drawn.joules.low_s < drawn.joules.time_s < drawn.joules.high_s
             assert model.support == ("seen" if name in measured_ids() else model.support) != ""
