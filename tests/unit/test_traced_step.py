@@ -73,7 +73,7 @@ def test_products_run_no_faster_than_power_allows() -> None:
     # at half of the watts a FLOP costs less, for the voltage falls with the clock: slower, but not twice as slow
     hot = run_step(trace, H200.replace(power_w=350.0))
     assert 1.2 * board.kernel_time_s < hot.kernel_time_s < 2 * board.kernel_time_s
-    assert hot.energy.time_s <= 350.0 * hot.time_s
+    assert hot.energy is not None and hot.energy.time_s <= 350.0 * hot.time_s
 
 
 def test_what_it_holds_and_whether_it_fits() -> None:
