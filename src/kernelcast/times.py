@@ -77,6 +77,7 @@ class TimeColumns:
     support: NDArray[np.int8]  # of the levels of SUPPORT
     standing: NDArray[Any]
     refused: dict[int, str]
+    slower_s: Array | None = None  # what each takes longer under a power limit, where one was asked for
 
 
 @dataclass
@@ -120,7 +121,7 @@ class Gathered:
             none = np.empty(0, dtype=np.int8)
             return TimeColumns(np.empty((3, 0)), none, none, np.empty(0, dtype=object), {})
         standings = np.full(self.count, None, dtype=object)
-        found, bad = predict_columns(self._columns(), gpu, conditions, standings)
+        found, bad = predict_columns(self.columns(), gpu, conditions, standings)
         return TimeColumns(
             np.array([found[name] * 1e-6 for name in _TIMES]),
             np.array([_BOUND.get(word, 0) for word in found["bound_by"]], dtype=np.int8),
@@ -129,7 +130,7 @@ class Gathered:
             bad.found,
         )
 
-    def _columns(self) -> dict[str, NDArray[Any]]:
+    def columns(self) -> dict[str, NDArray[Any]]:
         """As ``columns_of`` calls; sizes as numbers, not given: NaN."""
         columns: dict[str, NDArray[Any]] = {"op": np.empty(self.count, dtype=object)}
         for (op, words, sizes, lists), known in self._kinds.items():

@@ -12,6 +12,7 @@ import pytest
 from deployments import deployed, quiet
 
 from kernelcast.errors import KernelcastError
+from kernelcast.hardware import gpu
 from kernelcast.networks import model
 from kernelcast.networks.batch import Batch, Batches
 from kernelcast.networks.forward import Deployment, forward, forward_many
@@ -23,7 +24,7 @@ from kernelcast.span import NOTHING, Span
 from kernelcast.stacks import stack, stack_ids
 from kernelcast.support import support_of
 from kernelcast.timeline import Ran, joined, shares
-from kernelcast.timeline.power import WINDOW_S, throttled_s
+from kernelcast.timeline.power import WINDOW_S, throttled_s, with_cap
 from kernelcast.times import Times
 
 MODELS = ("llama-3.1-8b", "qwen3-30b-a3b", "mixtral-8x7b", "deepseek-v2-lite", "deepseek-v3", "gpt-oss-20b", "gpt2-xl",
@@ -101,7 +102,7 @@ def laid(phase: str, place: Deployment, passes: list[tuple[float, Batch]], times
     for count, mine, rounds, launches, kernels, span in found:
         ends = (span.time_s - span.low_s, span.high_s - span.time_s)
         below, above = (math.hypot(end, share * span.time_s) for end, share in zip(ends, PASS_SPREAD, strict=True))
-        slower = rounds * sum(x.count * throttled_s(x.call, times[x.call].span.time_s, place.gpu) for x in launches)
+        slower = rounds * sum(x.count * throttled_s(x.call, times[x.call].span.time_s, times) for x in launches)
         slower_s = float(slower) if lasting else 0.0
         launched = sum(launch.count for launch in launches)
         if engine.replays(mine.tokens, decodes=phase == "decode"):
@@ -147,6 +148,20 @@ def test_columns_are_what_kernels_add_up_to() -> None:
             assert (share.time_s, share.kernels) == pytest.approx((other.time_s, other.kernels), rel=1e-9)
         assert sum(x.span.time_s * p.count for p in one.passes for x in p.ran) == pytest.approx(one.total.time_s)
         assert columns["support"][at] == one.support == support_of((x.time_s, x.support) for x in one.shares)
+
+
+def test_a_lower_power_limit_in_columns_is_that_of_each_kernel() -> None:
+    capped = with_cap(gpu("h200_sxm"), 400)
+    place = Deployment(model("llama-3.1-8b"), capped, stack("vllm"))
+    asked = Workload.equal(16, 2048, 64)
+    spans, _ = added_up(place, asked, Times(capped))
+    found = infer(place, asked)
+    free = infer(Deployment(place.model, gpu("h200_sxm"), place.stack), asked)
+    for phase in ("prefill", "decode"):
+        assert ends(getattr(found, phase)) == pytest.approx(ends(spans[phase]), rel=1e-9)
+    assert found.prefill.time_s > 1.2 * free.prefill.time_s  # tensor cores wait for the clock
+    assert found.decode.time_s < 1.1 * free.decode.time_s  # DRAM does not
+    assert found.energy is not None and found.energy.time_s <= 400 * found.total.time_s * (1 + 1e-9)
 
 
 def test_a_setting_does_not_depend_on_those_beside_it() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -61,12 +62,18 @@ def collect(
     seed: Annotated[int, typer.Option("--seed", help="the same seed gives the same calls")] = 0,
     plan_only: Annotated[bool, typer.Option("--plan", help="show the plan and stop; needs no GPU")] = False,
     host: Annotated[bool, typer.Option("--host", help="not kernels but this host, for trace --host FILE.toml")] = False,
+    power: Annotated[
+        bool, typer.Option("--power", help="not times but joules: calls of all kinds, rests, and both mixed")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Measure kernels on this machine's GPU into a table that fit and calibrate read. Needs PyTorch and CUDA."""
     seconds = parse_time(budget) if budget else None
     if host:
         _measure_host(out, gpu, as_json)
+        return
+    if power:
+        _measure_power(out, gpu, seconds, seed, plan_only, as_json)
         return
     if family == [_CONFIGS]:
         _sweep_configs(out, gpu, seconds)
@@ -111,6 +118,31 @@ def _measure_host(out: Path | None, gpu: str | None, as_json: bool) -> None:
         return
     typer.echo(f"{out}: {found.launch_s * 1e6:.1f} µs a kernel, {found.view_s * 1e6:.1f} a view, "
                f"{found.python_s * 1e6:.1f} a call of Python; {dict(found.sources)['programs']}")  # fmt: skip
+
+
+def _measure_power(
+    out: Path | None, gpu: str | None, seconds: float | None, seed: int, plan_only: bool, as_json: bool
+) -> None:
+    from kernelcast.measure.power_plan import plan
+
+    if plan_only:
+        counts = Counter(job.family for job in plan(find_gpu(gpu or "h200_sxm"), seed))
+        typer.echo(json.dumps(counts) if as_json else "\n".join(f"{name:20} {n:6,}" for name, n in counts.items()))
+        return
+    if out is None or out.suffix != ".parquet":
+        raise KernelcastError("where should the results go? give -o FILE.parquet")
+    _needs_cuda()
+    from kernelcast.measure.device import facts, identified
+    from kernelcast.measure.power import PowerDevice, read_lines, run
+    from kernelcast.measure.power_table import write_power
+
+    target = identified(gpu)
+    lines = out.with_suffix(".progress.jsonl")  # kept: it has the counter's readings too
+    with progress_bar() as start:
+        failed, left = run(plan(target, seed), PowerDevice(target), lines, seconds, start("power"))
+    rows = write_power(read_lines(lines), out, target, {**facts(), "seed": seed})
+    told = {"file": str(out), "rows": rows, "failed": failed, "left": left}
+    typer.echo(json.dumps(told) if as_json else f"{rows:,} points in {out} ({failed} could not run, {left} left)")
 
 
 def _measure(

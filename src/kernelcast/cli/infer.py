@@ -16,6 +16,7 @@ from kernelcast.cli.options import (
     Changes,
     GpuName,
     Json,
+    PowerCap,
     Pp,
     PredictorName,
     SequenceParallel,
@@ -80,6 +81,7 @@ def infer(
     acceptance: Annotated[float, typer.Option("--acceptance", help="probability that a guess is right")] = 0.7,
     draft_model: Annotated[str | None, typer.Option("--draft-model", metavar="MODEL", help="that guesses")] = None,
     changes: Changes = None,
+    power_cap: PowerCap = None,
     predictor: PredictorName = "learned",
     calibration: CalibrationFile = None,
     weights: WeightsFolder = None,
@@ -95,7 +97,12 @@ def infer(
         raise KernelcastError("which GPU? give --gpu, as in --gpu h200_sxm")
     layout = Layout(tp, pp, dp, ep, sequence_parallel, micro_batches)
     deployed = functools.partial(
-        _deployed, chip=chosen_gpu(gpu, changes), stack=stack, formats=(dtype, kv_dtype), layout=layout, skew=skew
+        _deployed,
+        chip=chosen_gpu(gpu, changes, power_cap),
+        stack=stack,
+        formats=(dtype, kv_dtype),
+        layout=layout,
+        skew=skew,
     )
     place = deployed(model)
     if place.model.kind == "encoder" and requests is None and output_len is None:

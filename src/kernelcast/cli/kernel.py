@@ -17,12 +17,14 @@ from kernelcast.kernels import REGISTRY, Kernel, kernel, parameters_of
 from kernelcast.kernels.base import Parameter
 from kernelcast.predict import predict
 from kernelcast.report import json as as_json
+from kernelcast.timeline.power import lasting
 
 EXAMPLE_GPU = "h200_sxm"
 EXAMPLE_WIDTH = 70
 _SHARED: dict[str, tuple[Any, Any]] = {
     "gpu": (shared.GpuName, None),
     "set": (shared.Changes, None),
+    "power_cap": (shared.PowerCap, None),
     "without": (shared.Without, None),
     "cache": (shared.Cache, "model"),
     "predictor": (shared.PredictorName, "learned"),
@@ -105,16 +107,16 @@ def _run(cls: type[Kernel], given: Mapping[str, Any], around: Mapping[str, Any])
     if missing:
         raise KernelcastError(f"{cls.op} needs {', '.join(missing)}; see kernelcast kernel {cls.op} --help")
     values = {name: parse_value(specs[name], text) for name, text in given.items() if text is not None}
-    chip = shared.chosen_gpu(around["gpu"], around["set"])
+    chip = shared.chosen_gpu(around["gpu"], around["set"], around["power_cap"])
     how = {name: around[name] for name in ("without", "cache", "predictor", "calibration", "weights")}
     conditions = shared.chosen_conditions(**how)
-    found = predict(kernel(cls.op, **values), chip, conditions)
+    found, drawn = lasting(predict(kernel(cls.op, **values), chip, conditions), chip, conditions)
     if around["json"]:
-        print(as_json.to_json(as_json.prediction_fields(found, chip, conditions)))
+        print(as_json.to_json(as_json.prediction_fields(found, chip, conditions) | as_json.energy_fields(drawn)))
         return
     from kernelcast.report.text import print_prediction
 
-    print_prediction(found, chip, conditions)
+    print_prediction(found, chip, conditions, drawn)
 
 
 def parse_value(spec: Parameter, text: Any) -> Any:

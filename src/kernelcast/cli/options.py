@@ -60,6 +60,9 @@ WeightsFolder = Annotated[
         help="fitted weights, from `kernelcast fit`, instead of those that ship; what it lacks rests on physics alone",
     ),
 ]
+PowerCap = Annotated[
+    float | None, typer.Option("--power-cap", metavar="WATTS", help="a lower power limit than the board's, a GPU")
+]
 Tp = Annotated[int, typer.Option("--tp", help="GPUs that cut every layer")]
 Pp = Annotated[int, typer.Option("--pp", help="pipeline stages")]
 SequenceParallel = Annotated[
@@ -78,8 +81,13 @@ def parse_number(text: str) -> Any:
     return text
 
 
-def chosen_gpu(name: str, changes: Sequence[str] | None) -> Gpu:
-    return changed(gpu(name), changes or ())
+def chosen_gpu(name: str, changes: Sequence[str] | None, power_cap: float | None = None) -> Gpu:
+    found = changed(gpu(name), changes or ())
+    if power_cap is None:
+        return found
+    from kernelcast.timeline.power import with_cap
+
+    return with_cap(found, power_cap)
 
 
 def chosen_conditions(

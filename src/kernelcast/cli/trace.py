@@ -17,6 +17,7 @@ from kernelcast.cli.options import (
     Changes,
     GpuName,
     Json,
+    PowerCap,
     Pp,
     PredictorName,
     SequenceParallel,
@@ -110,6 +111,7 @@ def trace(
     virtual_stages: Annotated[int, typer.Option("--virtual-stages", help="parts a stage, interleaved")] = 1,
     sequence_parallel: SequenceParallel = False,
     changes: Changes = None,
+    power_cap: PowerCap = None,
     predictor: PredictorName = "learned",
     calibration: CalibrationFile = None,
     weights: WeightsFolder = None,
@@ -121,7 +123,7 @@ def trace(
         raise KernelcastError("which GPU? give --gpu, as in --gpu h200_sxm")
     if importlib.util.find_spec("torch") is None:
         raise KernelcastError("tracing needs PyTorch (no GPU): pip install 'kernelcast[torch]'")
-    chip = chosen_gpu(gpu, changes)
+    chip = chosen_gpu(gpu, changes, power_cap)
     from kernelcast.parallel.training import TrainingLayout
     from kernelcast.tracing.build import Asked
     from kernelcast.training.step import STEP

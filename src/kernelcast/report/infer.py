@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kernelcast.report.json import attributes
+from kernelcast.report.json import attributes, run_energy_fields
 from kernelcast.report.picture import picture
 from kernelcast.report.run import breakdown_fields, breakdown_table, interval_text, sizes_text, times_table
-from kernelcast.report.text import evidence_lines, show, support_text, title
+from kernelcast.report.text import energy_line, evidence_lines, show, support_text, title
 from kernelcast.report.units import binary_bytes_text, digits, percent, time_text
 from kernelcast.serving.result import Inference
 from kernelcast.span import Span
@@ -45,6 +45,7 @@ def fields(found: Inference) -> dict[str, Any]:
         "requests_per_s": float(len(found.workload.inputs) / found.total.time_s),
         "mfu": float(found.mfu),
         "bandwidth_use": float(found.bandwidth_use),
+        **run_energy_fields(found.energy, found.energies.values(), found.total.time_s, layout.gpus, found.told_tokens),
         "memory_bytes": float(memory.used_bytes),
         "memory": memory.fields("available_bytes", "gpu_bytes"),
         "breakdown": breakdown_fields(found.shares),
@@ -66,6 +67,8 @@ def print_inference(found: Inference) -> None:
     show(f"{count:,} request{'s' if count > 1 else ''}, {inputs} tokens in, {outputs} out", "")
     totals_s = {"prefill": found.prefill.time_s, "decode": found.decode.time_s}
     show(times_table(_times(found)), "", breakdown_table(found.shares, totals_s, (10, 4)), "", _memory(found))
+    supports = [part.support for part in found.energies.values() if part]
+    show(*energy_line(found.energy, layout.gpus, found.total.time_s, found.told_tokens, *supports[:1] or (None,)))
     show(support_text(found.support, found.predictor), *evidence_lines(found.rests_on))
 
 

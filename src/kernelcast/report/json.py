@@ -6,13 +6,15 @@ import dataclasses
 import inspect
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kernelcast.efficiency.evidence import Entry
 from kernelcast.hardware import Gpu
 from kernelcast.kernels import Kernel, kernel_class, parameters_of
 from kernelcast.predict import Conditions, Prediction
+from kernelcast.span import Span
+from kernelcast.timeline.power import Energy
 
 
 def to_json(value: Any) -> str:
@@ -48,6 +50,36 @@ def prediction_fields(found: Prediction, chip: Gpu, conditions: Conditions) -> d
         "without": list(conditions.without),
         "calibration": calibration_fields(conditions.calibration, found.op),
     }
+
+
+def energy_fields(drawn: Energy | None) -> dict[str, Any]:
+    """Joules and watts of a call or of a run on one GPU; null where nobody knows what the GPU draws."""
+    return {
+        **span_fields("energy_j", drawn.joules if drawn else None),
+        **span_fields("power_w", drawn.watts if drawn else None),
+        "clock_share": drawn.clock if drawn else None,
+        "energy_support": drawn.support if drawn else None,
+    }
+
+
+def span_fields(name: str, span: Span | None) -> dict[str, float | None]:
+    """A value and its interval: NAME, NAME_low, NAME_high."""
+    values = (span.time_s, span.low_s, span.high_s) if span else (None, None, None)
+    told = zip((name, f"{name}_low", f"{name}_high"), values, strict=True)
+    return {key: None if value is None else float(value) for key, value in told}
+
+
+def run_energy_fields(energy: Span | None, parts: Iterable[Energy | None], seconds: float, gpus: int,
+                      tokens: float) -> dict[str, Any]:  # fmt: skip
+    """Joules of a whole run on all its GPUs, the mean watts of one, and joules a million tokens."""
+    known = [part for part in parts if part is not None]
+    watts = energy.time_s / (seconds * gpus) if energy else None
+    each = energy.time_s / tokens * 1e6 if energy and tokens else None
+    return {
+        **span_fields("energy_j", energy), "power_w": None if watts is None else float(watts),
+        "joules_per_million_tokens": None if each is None else float(each),
+        "energy_support": known[0].support if known else None,
+    }  # fmt: skip
 
 
 def evidence_fields(entries: Sequence[Entry], by: str) -> dict[str, Any]:

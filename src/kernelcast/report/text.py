@@ -19,9 +19,21 @@ from kernelcast.hardware import Gpu
 from kernelcast.kernels import REGISTRY, parameters_of
 from kernelcast.predict import Conditions, LaunchedKernel, Prediction
 from kernelcast.report.json import cache_word, calibration_fields
-from kernelcast.report.units import bar, bytes_text, digits, micros, percent, rate_text, time_text, value_text
+from kernelcast.report.units import (
+    bar,
+    bytes_text,
+    digits,
+    joules_text,
+    micros,
+    percent,
+    rate_text,
+    time_text,
+    value_text,
+)
+from kernelcast.span import Span
 from kernelcast.support import SUPPORT
 from kernelcast.timeline import RestsOn
+from kernelcast.timeline.power import Energy
 
 WIDTH = 100
 CALL_WIDTH = 42  # of a row of a table of calls: what 100 columns leave
@@ -108,15 +120,15 @@ def cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
-def print_prediction(found: Prediction, chip: Gpu, conditions: Conditions) -> None:
+def print_prediction(found: Prediction, chip: Gpu, conditions: Conditions, drawn: Energy | None = None) -> None:
     """One call: the answer first, then what limits it, how its tasks fall, and what the answer rests on."""
     given = "  ".join(f"{name}={value_text(value)}" for name, value in found.parameters.items())
     show(title(found.op, f"  {given}", chip.name, f" ({chip.id})") + changes_text(chip), "")
-    show(_answer(found, conditions), "", _pipelines(found), "", _kernels(found.kernels), "")
+    show(_answer(found, conditions, drawn), "", _pipelines(found), "", _kernels(found.kernels), "")
     show(_rests_on(found, chip, conditions))
 
 
-def _answer(found: Prediction, conditions: Conditions) -> Table:
+def _answer(found: Prediction, conditions: Conditions, drawn: Energy | None) -> Table:
     grid = Table.grid(Column(style="bold"), Column(justify="right", no_wrap=True), Column(style="dim"), padding=(0, 2))
     interval = f"interval {time_text(found.low_s)} – {time_text(found.high_s)}"
     grid.add_row("  predicted", Text(time_text(found.time_s), "bold green"), interval)
@@ -128,7 +140,27 @@ def _answer(found: Prediction, conditions: Conditions) -> Table:
     if dram_bytes > 0:
         rate = rate_text(dram_bytes / found.time_s, "B/s")
         grid.add_row("  DRAM", rate, f"{bytes_text(dram_bytes)} in the predicted time")
+    if drawn is not None:
+        low, high = (joules_text(value) for value in (drawn.joules.low_s, drawn.joules.high_s))
+        grid.add_row("  energy", joules_text(drawn.joules.time_s), f"interval {low} – {high}, repeated for seconds")
+        grid.add_row("  power", f"{drawn.power_w:,.0f} W", _power_text(drawn))
     return grid
+
+
+def _power_text(drawn: Energy) -> str:
+    limit = f"of {drawn.limit_w:,.0f} W"
+    clock = f", which leaves {percent(drawn.clock)} of the clock" if drawn.clock < 1 else ""
+    return f"{limit}{clock}; power model {drawn.support}"
+
+
+def energy_line(energy: Span | None, gpus: int, seconds: float, tokens: float, support: str | None) -> list[str]:
+    """Joules of a run; no line where nobody knows them."""
+    if energy is None:
+        return []
+    low, high = joules_text(energy.low_s), joules_text(energy.high_s)
+    each = f", {joules_text(energy.time_s / tokens * 1e6)} a million tokens" if tokens else ""
+    watts = f"{energy.time_s / seconds / gpus:,.0f} W{' a GPU' if gpus > 1 else ''}"
+    return [f"energy     {joules_text(energy.time_s)} ({low} to {high}), {watts}{each}; power model {support}"]
 
 
 def _pipelines(found: Prediction) -> Table:

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from kernelcast.networks.traced import PHASES
+from kernelcast.report.json import run_energy_fields
 from kernelcast.report.run import breakdown_fields, breakdown_table, interval_text, sizes_text, times_table
-from kernelcast.report.text import evidence_lines, show, support_text, title
+from kernelcast.report.text import energy_line, evidence_lines, show, support_text, title
 from kernelcast.report.units import binary_bytes_text, digits, percent, time_text
 from kernelcast.training.step import Step
 
@@ -40,6 +41,7 @@ def fields(step: Step) -> dict[str, Any]:
         "tokens": trace.tokens,
         "tokens_per_s": trace.tokens / step.time_s,
         "samples_per_s": trace.samples / step.time_s,
+        **run_energy_fields(step.energy, [step.drawn], step.time_s, 1, trace.tokens),
         "memory_bytes": step.memory.used_bytes,
         "fits": step.memory.fits,
         "memory": step.memory.fields("gpu_bytes"),
@@ -71,6 +73,7 @@ def print_step(step: Step) -> None:
         worst = sorted(step.by_bytes, key=lambda name: -step.by_bytes[name])[:4]
         share = percent(1 - step.coverage)
         show(f"by bytes   {share} of the kernel time is of ops that have no model of their own: {', '.join(worst)}")
+    show(*energy_line(step.energy, 1, step.time_s, trace.tokens, step.drawn.support if step.drawn else None))
     show(support_text(step.support, step.predictor), *evidence_lines(step.rests_on))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 _DECIMAL = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 _BINARY = ((2**40, "Ti"), (2**30, "Gi"), (2**20, "Mi"), (2**10, "Ki"), (1, ""))
+_JOULES = ((1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ"), (1.0, "J"), (1e-3, "mJ"), (1e-6, "µJ"))
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 
 
@@ -38,6 +39,12 @@ def rate_text(value: float, unit: str) -> str:
     """'3.35 TB/s'"""
     scale, prefix = next(((s, p) for s, p in _DECIMAL if abs(value) >= s), _DECIMAL[-1])
     return f"{short(value / scale)} {prefix}{unit}"
+
+
+def joules_text(value: float) -> str:
+    """'3.70 kJ', '0.55 J', '820 µJ'."""
+    unit, word = next(((u, w) for u, w in _JOULES if value >= u), _JOULES[-1])
+    return f"{digits(value / unit, 3)} {word}"
 
 
 def bytes_text(value: float) -> str:

@@ -21,6 +21,7 @@ from kernelcast.predict import DEFAULT, Conditions
 from kernelcast.serving.answers import Answers
 from kernelcast.serving.result import Inference
 from kernelcast.serving.workload import Workload
+from kernelcast.timeline.power import capped, under_cap
 from kernelcast.times import Gathered, Times
 
 _PASSES = 1 << 17  # that are laid out at a time, which bounds the memory of many cases
@@ -137,7 +138,10 @@ class _Chunk:
         self.passes += sum(len(passes.owner) for passes, _ in answers.laid)
 
     def laid(self) -> Iterator[tuple[list[int], Answers]]:
-        found = self.gathered.predicted(self.times.gpu, self.times.conditions)
+        gpu, conditions = self.times.gpu, self.times.conditions
+        found = self.gathered.predicted(gpu, conditions)
+        if capped(gpu):
+            found = under_cap(self.gathered, found, gpu, conditions)
         for numbers, answers in self.members:
             answers.lay(found, self.times)
             yield numbers, answers

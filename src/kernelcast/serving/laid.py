@@ -15,12 +15,12 @@ from kernelcast.machine.analyse import PIPELINES
 from kernelcast.networks.batch import Batches, Rows
 from kernelcast.networks.forward import Deployment, forward_many
 from kernelcast.serving.asked import summed
-from kernelcast.serving.passes import HOST_RANGE, PASS_SPREAD, Pass, Run
+from kernelcast.serving.passes import HOST_RANGE, PASS_SPREAD, POWER_LIMIT, Pass, Run
 from kernelcast.serving.steps import Steps
 from kernelcast.span import Span
 from kernelcast.support import SUPPORT
 from kernelcast.timeline import Ran
-from kernelcast.timeline.power import WINDOW_S, throttled_s
+from kernelcast.timeline.power import WINDOW_S, limit_s
 from kernelcast.times import Gathered, TimeColumns
 
 PHASES = ("prefill", "decode")
@@ -117,9 +117,11 @@ class Laid:
 
     def _slower(self, launches: Sequence[Launch], calls: Rows) -> Array:
         gpu, found = self.deployment.gpu, np.zeros(calls.shape[1])
+        if self.times.slower_s is not None:
+            return np.array([launch.count for launch in launches]) @ self.times.slower_s[calls]
         if gpu.tensor_flops_per_j:
             for launch, rows in zip(launches, calls, strict=True):
-                found += launch.count * throttled_s(launch.call, self.times.times_s[0, rows], gpu)
+                found += launch.count * limit_s(launch.call, self.times.times_s[0, rows], gpu)
         return found
 
     @property
@@ -171,7 +173,7 @@ class Laid:
                     kernel_class(launch.op).family, times.standing[call])
             )  # fmt: skip
         if power_s := float(self.power_s[row]):
-            ran.append(Ran.beside(phase, "power limit", Span.exact(power_s), "power", "near"))
+            ran.append(Ran.beside(phase, POWER_LIMIT, Span.exact(power_s), "power", "near"))
         if host_s := float(self.host_s[row]):
             ran.append(Ran.beside(phase, "host", Span(host_s, *(x * host_s for x in HOST_RANGE)), "host"))
         run = Run(self.deployment, self.batches.batch(row), int(self.parts[row]))

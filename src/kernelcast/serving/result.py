@@ -5,15 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from kernelcast.calls import Call
 from kernelcast.kernels.work import Array
 from kernelcast.networks.forward import Deployment
 from kernelcast.serving.answers import Answers
 from kernelcast.serving.memory import largest_batch
-from kernelcast.serving.passes import Pass, drawn
+from kernelcast.serving.passes import POWER_LIMIT, Pass, drawn
 from kernelcast.serving.workload import Workload
 from kernelcast.span import Span
 from kernelcast.support import support_of
 from kernelcast.timeline import Memory, RestsOn, Share, Timeline
+from kernelcast.timeline.power import Energy, activities, energy_of, total
 from kernelcast.times import Times
 
 
@@ -65,6 +67,31 @@ class Inference:
         return self.times.predictor
 
     @cached_property
+    def energy(self) -> Span | None:
+        """Joules of all GPUs over the whole run, as one that follows others like it; None where no power model is."""
+        return total(self.energies.values(), self.deployment.layout.gpus)
+
+    @cached_property
+    def energies(self) -> dict[str, Energy | None]:
+        """Of the mean GPU, by phase."""
+        calls = [launch.call for one in self.passes for launch in one.run.launches]
+        self.times.learn(calls)  # and activities: all at once
+        activities(calls, self.times)
+        return {phase: self._drawn(phase) for phase in dict.fromkeys(one.phase for one in self.passes)}
+
+    def _drawn(self, phase: str) -> Energy | None:
+        stages, launched, waits_s = self.deployment.layout.pp, dict[Call, float](), 0.0
+        passes = [one for one in self.passes if one.phase == phase and one.count]
+        for one in passes:
+            share = one.count * one.run.parts / stages  # a stage has its part of the layers of every micro-batch
+            limited_s = sum(ran.time_s for ran in one.ran if ran.part == POWER_LIMIT)
+            waits_s += one.count * (one.span.time_s - limited_s)
+            for launch in one.run.launches:
+                launched[launch.call] = launched.get(launch.call, 0.0) + launch.count * share
+        waits_s -= sum(count * self.times[call].span.time_s for call, count in launched.items())
+        return energy_of(launched, self.times, waits_s, self.prefill if phase == "prefill" else self.decode)
+
+    @cached_property
     def largest_batch(self) -> int:
         return largest_batch(self.deployment, self.workload)
 
@@ -97,6 +124,11 @@ class Inference:
     @property
     def output_tokens(self) -> int:
         return int(self.answers.output_tokens[self.at])
+
+    @property
+    def told_tokens(self) -> int:
+        """Those that joules and dollars are told of: written ones; of an encoder, read ones."""
+        return sum(self.workload.inputs) if self.deployment.model.kind == "encoder" else self.output_tokens
 
     @property
     def tokens_per_s(self) -> float:

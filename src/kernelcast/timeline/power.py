@@ -1,21 +1,56 @@
-"""What the GPU's power limit costs: matrix products, one after another, at no more FLOPs than its watts pay for.
+"""Power laid out in time: what the GPU's limit costs, and the joules of a run.
 
-``tensor_flops_per_j`` of a GPU is measured on products in 16 bits. Narrower formats need less energy, nobody here
-measured how much: they are left as they are. A clock is lowered within a fraction of a second: a short run ends before
-it is.
+Matrix products in 16 bits, one after another, do no more FLOPs than the watts of the board pay for
+(``tensor_flops_per_j``, measured on whole models, some with rests between steps). A clock is lowered within a fraction
+of a second: a short run ends before it is. Under a lower limit than the board's (``power_w`` changed) each call takes
+as much longer as the power model says (``energy``).
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from kernelcast.calls import Call
-from kernelcast.hardware import Gpu
+from kernelcast.energy import Activity, power_model, settled, settled_run
+from kernelcast.energy.activity import activity, activity_of
+from kernelcast.errors import KernelcastError
+from kernelcast.hardware import Gpu, origin_of
+from kernelcast.predict import Conditions, Prediction
+from kernelcast.span import Span
+from kernelcast.times import Gathered, TimeColumns, Times
 
 WINDOW_S = 0.25  # shorter runs end before a GPU lowers its clock
 _SIXTEEN_BITS = ("bf16", "fp16", "int4")  # multiplied in 16 bits
+# What was worked out of the calls of each Times: their activity, and their seconds under a lower limit.
+_ACTIVITY: WeakKeyDictionary[Times, dict[Call, Activity]] = WeakKeyDictionary()
+_LOWER: WeakKeyDictionary[Times, dict[Call, float]] = WeakKeyDictionary()
+
+
+def capped(gpu: Gpu) -> bool:
+    """Whether its limit is lower than its board's."""
+    origin = origin_of(gpu)
+    return origin is not None and gpu.power_w < origin.power_w
+
+
+def with_cap(gpu: Gpu, watts: float | None) -> Gpu:
+    """The GPU under a lower power limit, as `nvidia-smi -pl` sets it."""
+    if watts is None:
+        return gpu
+    model = power_model(gpu)
+    if model is None:
+        raise KernelcastError(f"nothing measured tells what {gpu.id} draws: leave --power-cap out")
+    if not model.lowest_w <= watts <= gpu.power_w:
+        raise KernelcastError(
+            f"--power-cap {watts:g}: {gpu.id} takes a limit from {math.ceil(model.lowest_w):,} W (what it draws at its "
+            f"lowest clock) to {gpu.power_w:,.0f} W (its board's)"
+        )
+    return gpu.replace(power_w=watts)
 
 
 def product_flops(call: Call) -> Any:
@@ -33,8 +68,109 @@ def product_flops(call: Call) -> Any:
     return 0.0
 
 
-def throttled_s(call: Call, time_s: Any, gpu: Gpu) -> Any:
-    """How much longer a call takes in a run that keeps the GPU at its power limit. Columns in, columns out."""
+def limit_s(call: Call, time_s: Any, gpu: Gpu) -> Any:
+    """How much longer a call takes in a run that keeps the GPU at its board's limit. Columns in, columns out."""
     if not gpu.tensor_flops_per_j:
         return 0.0
     return np.maximum(0.0, product_flops(call) / (gpu.tensor_flops_per_j * gpu.power_w) - time_s)
+
+
+def throttled_s(call: Call, time_s: float, times: Times) -> float:
+    """How much longer a call takes in a run that keeps the GPU at its power limit."""
+    gpu = times.gpu
+    if capped(gpu):
+        return _under_cap_s(call, time_s, times)
+    return float(limit_s(call, time_s, gpu))
+
+
+def under_cap(calls: Gathered, found: TimeColumns, gpu: Gpu, conditions: Conditions) -> TimeColumns:
+    """Gathered calls with what a limit below the board's adds to each."""
+    model = power_model(gpu)
+    if model is None or not calls.count:
+        return found
+    good = np.flatnonzero(~np.isnan(found.times_s[0]))
+    columns = {name: values[good] for name, values in calls.columns().items()}
+    time_s, slower = found.times_s[0, good], np.zeros(calls.count)
+    slower[good] = settled(model, activity(columns, gpu, conditions), time_s).time_s - time_s
+    return replace(found, slower_s=np.maximum(0.0, slower))
+
+
+def _under_cap_s(call: Call, time_s: float, times: Times) -> float:
+    known = _LOWER.setdefault(times, {})
+    if call not in known:
+        model = power_model(times.gpu)
+        if model is None:
+            return 0.0
+        known[call] = float(settled(model, activities([call], times), np.array([time_s])).time_s[0]) - time_s
+    return max(0.0, known[call])
+
+
+def activities(calls: Sequence[Call], times: Times) -> Activity:
+    """What calls keep busy, each worked out once."""
+    known = _ACTIVITY.setdefault(times, {})
+    new = [call for call in dict.fromkeys(calls) if call not in known]
+    if new:
+        found = activity_of(new, times.gpu, times.conditions)
+        known |= {call: found.take([at]) for at, call in enumerate(new)}
+    return Activity.joined([known[call] for call in calls])
+
+
+@dataclass(frozen=True)
+class Energy:
+    """Of a run that lasts: joules with their interval, and the GPU's mean watts."""
+
+    joules: Span
+    power_w: float
+    limit_w: float
+    support: str  # of the power model
+    clock: float  # over the full one
+
+    @property
+    def watts(self) -> Span:
+        """With the joules' interval; no more than the limit."""
+        low, high = (self.power_w * other / self.joules.time_s for other in (self.joules.low_s, self.joules.high_s))
+        return Span(self.power_w, low, max(self.power_w, min(high, self.limit_w)))
+
+
+def energy_of(launched: Mapping[Call, float], times: Times, waits_s: float, run: Span) -> Energy | None:
+    """Calls, each so many times, on one GPU that waits so long between; None where nobody knows what the GPU draws.
+    ``run``: what all of it takes, in which no more is drawn than the limit allows."""
+    model = power_model(times.gpu)
+    if model is None or not launched:
+        return None
+    calls = list(launched)
+    seconds = np.array([times[call].span.time_s for call in calls])
+    counts = np.array([launched[call] for call in calls])
+    found = settled_run(model, activities(calls, times), seconds, counts, max(0.0, waits_s))
+    joules = min(float(found.energy_j[0]), times.gpu.power_w * run.time_s)
+    spread = run.low_s / run.time_s, run.high_s / run.time_s
+    low, high = model.interval(joules, spread)
+    return Energy(Span(joules, low, high), joules / run.time_s, times.gpu.power_w, model.support, float(found.clock[0]))
+
+
+def lasting(found: Prediction, gpu: Gpu, conditions: Conditions) -> tuple[Prediction, Energy | None]:
+    """A call that is repeated for seconds: what it draws, and under a lower limit what it takes then."""
+    model = power_model(gpu)
+    if model is None:
+        return found, None
+    call = Call.of(found.op, found.parameters)
+    held = settled(model, activity_of([call], gpu, conditions), np.array([found.time_s]))
+    joules, seconds, clock = (float(values[0]) for values in (held.energy_j, held.time_s, held.clock))
+    spread = found.low_s / found.time_s, found.high_s / found.time_s
+    low, high = model.interval(joules, spread)
+    drawn = Energy(Span(joules, low, high), joules / seconds, gpu.power_w, model.support, clock)
+    if not capped(gpu):
+        return found, drawn
+    longer = seconds / found.time_s
+    slower = {name: getattr(found, name) * longer for name in ("time_s", "low_s", "high_s", "ceiling_s")}
+    return replace(found, **slower, efficiency=found.efficiency / longer), drawn
+
+
+def total(parts: Iterable[Energy | None], times: float = 1.0) -> Span | None:
+    """Joules of parts of one run, as wrong together; None where one is unknown."""
+    found = None
+    for part in parts:
+        if part is None:
+            return None
+        found = part.joules * times if found is None else found + part.joules * times
+    return found

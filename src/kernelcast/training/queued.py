@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from kernelcast.calls import Launch
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.work import Array
 from kernelcast.networks.aten import Costed, Settings, cost
@@ -25,6 +26,7 @@ class OpRan(Ran):
 
     op: Op = field(kw_only=True)
     by_bytes: bool = field(kw_only=True)
+    launched: tuple[Launch, ...] = field(kw_only=True, default=(), repr=False)
 
 
 def cost_in_pieces(op: Op, settings: Settings, gpu: Gpu) -> Costed:
@@ -58,11 +60,11 @@ def _ran(op: Op, costed: Costed, times: Times) -> OpRan:
         one = Ran.of(op.phase, launch, times)
         longest = one if one.time_s > longest.time_s else longest
         time_s = times[launch.call].span.time_s
-        span += one.span * (1 + throttled_s(launch.call, time_s, times.gpu) / time_s)
+        span += one.span * (1 + throttled_s(launch.call, time_s, times) / time_s)
     launches = sum(launch.count * times[launch.call].launches for launch in costed.launches)
     return OpRan(
         op.phase, longest.part, span, launches, longest.bound_by, longest.support, longest.network, longest.standing,
-        op=op, by_bytes=costed.by_bytes,
+        op=op, by_bytes=costed.by_bytes, launched=tuple(costed.launches),
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from kernelcast.calls import Call
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.work import Array
@@ -16,8 +17,10 @@ from kernelcast.networks.aten.flops import op_flops
 from kernelcast.networks.fusion import FUSED
 from kernelcast.networks.traced import PHASES, Trace
 from kernelcast.predict import Conditions
+from kernelcast.span import Span
 from kernelcast.support import support_of
 from kernelcast.timeline import Event, Host, Lane, Memory, RestsOn, Share, Timeline, host, joined, shares
+from kernelcast.timeline.power import Energy, energy_of, total
 from kernelcast.timeline.streams import stream_ends
 from kernelcast.times import Times
 from kernelcast.training.memory import check_fits, step_memory
@@ -107,6 +110,21 @@ class Step(Forecast):
     ends_s: Array = field(repr=False)
     graph: bool
     compiled: bool
+    times: Times = field(repr=False, compare=False)
+
+    @cached_property
+    def energy(self) -> Span | None:
+        """Joules of the step, as one that follows others like it; None where no power model is."""
+        return total([self.drawn])
+
+    @cached_property
+    def drawn(self) -> Energy | None:
+        launched: dict[Call, float] = {}
+        for kernel in self.kernels:
+            for launch in kernel.launched:
+                launched[launch.call] = launched.get(launch.call, 0.0) + launch.count
+        run = Span(self.time_s, self.low_s, self.high_s)
+        return energy_of(launched, self.times, self.time_s - self.kernel_time_s, run)
 
     @cached_property
     def kernel_time_s(self) -> float:
@@ -214,5 +232,5 @@ def run_step(
     return Step(
         trace=trace, gpu=gpu, host=machine, time_s=float(ends[-1]), kernels=queue.kernels, predictor=times.predictor,
         launched_s=queue.launched_s, busy_s=queue.busy_s, ends_s=ends, graph=graph,
-        compiled=any(op.name == FUSED for op in trace.ops),
+        compiled=any(op.name == FUSED for op in trace.ops), times=times,
     )  # fmt: skip

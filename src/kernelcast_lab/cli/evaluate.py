@@ -48,6 +48,7 @@ _EXAMPLES = {
         _PARQUET.replace("SOURCE", "vllm_h100").replace("NAMES", "['served']"),
         "kernelcast evaluate load --data measured --source vllm_h100",
     ),
+    "energy": ("kernelcast evaluate energy --only gpt2-xl/l48/decode",),
     "traced": ("kernelcast evaluate traced --only bert-large/l24/prefill",),
     "neusight": (
         "mkdir -p measured/neusight",
@@ -87,7 +88,7 @@ class Evaluations(CommandGroup):
 def register(app: typer.Typer) -> None:
     group = typer.Typer(cls=with_examples(Evaluations, *_EXAMPLES["tables"]), invoke_without_command=True)
     group.callback()(_evaluate)
-    for command in (tables, served, load, words, traced, neusight, tuning, tuning_gpus, learning_curve):
+    for command in (tables, served, load, words, traced, energy, neusight, tuning, tuning_gpus, learning_curve):
         name = command.__name__.replace("_", "-")
         group.command(name, cls=with_examples(Command, *_EXAMPLES[name]))(command)
     app.add_typer(group, name="evaluate")
@@ -201,6 +202,20 @@ def traced(
     chosen = chosen_conditions(None, "model", predictor, weights=weights).predictor
     shown = ("case", "kernels_ms", "kernels_error", "wall_ms", "wall_error", "launch_bound", "told")
     _tell(figures(chosen_cases(measured or MEASURED, only or ()), chosen), json, {"cases": shown})
+
+
+def energy(
+    only: Annotated[
+        list[str] | None, typer.Option("--only", metavar="WORD", help="cases whose id holds this word; may be repeated")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Joules of whole models' steps that this project measured on an H200, against forecasts."""
+    needs_torch()
+    from kernelcast_lab.evaluate.energy import MEASURED, compared, figures
+
+    shown = ("case", "joules", "joules_error", "watts", "watts_error", "time_error", "inside")
+    _tell(figures(compared(MEASURED, only or ())), json, {"cases": shown})
 
 
 def neusight(

@@ -40,6 +40,7 @@ def register(app: typer.Typer) -> None:
         "kernelcast kernel gemm --m 512 --n 4096 --k 4096 --dtype fp8_block --gpu h100_sxm --weights weights",
     )
     app.command("fit", cls=with_examples(Command, *MAKE, *examples))(fit)
+    app.command("fit-power", cls=with_examples(Command))(fit_power)
 
 
 def needs_torch() -> None:
@@ -116,3 +117,29 @@ def fit(
 
 def _say(text: str) -> None:
     typer.echo(f"kernelcast: {text}", err=True)
+
+
+def fit_power(
+    table: Annotated[Path, typer.Argument(metavar="TABLE.parquet", help="of `kernelcast collect --power`")],
+    out: Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE.toml", help="write the coefficients")] = None,
+    as_json: Json = False,
+) -> None:
+    """Fit the power model of a GPU on measured joules, and tell how far off it is on calls that were left out."""
+    from kernelcast_lab.fit import power
+
+    rows = power.read_power(table)
+    joules, watts = power.left_out(rows)
+    lines = power.errors(rows, joules, watts)
+    found = power.widened(power.fitted(rows), rows, joules, watts)
+    held = power.inside_of_others(rows, joules, watts)
+    if out is not None:
+        power.write(found, out, power.notes(rows, table, lines, held))
+    if as_json:
+        typer.echo(json.dumps({"rows": len(joules), "errors": lines, "inside": held, "idle_w": found.idle_w,
+                               "busy_w": found.busy_w, "joules": dict(found.joules)}))  # fmt: skip
+        return
+    typer.echo("mean error on left-out calls     joules    watts    rows")
+    for line in lines:
+        told = f"{100 * line['joules_error']:8.1f}% {100 * line['watts_error']:7.1f}% {line['rows']:7,}"
+        typer.echo(f"{line['calls']:30}{told}")
+    typer.echo(f"80% intervals hold {100 * held:.0f}% of calls that did not set them")

@@ -37,6 +37,7 @@ def collect_models(
     pack: Annotated[
         Path | None, typer.Option("--pack", metavar="JSONL", help="turn measured JSON lines into the kept form")
     ] = None,
+    power: Annotated[bool, typer.Option("--power", help="joules of steps that are repeated, not times")] = False,
     zoo: Annotated[
         Path | None, typer.Option("--zoo", metavar="DIR", help="the models of this folder's cases.toml instead")
     ] = None,
@@ -52,6 +53,9 @@ def collect_models(
     from kernelcast_lab.models.store import pack as packed
 
     seconds = parse_time(budget)
+    if power:
+        _power(out, seconds)
+        return
     if zoo is not None:
         _zoo(zoo, out, pack, only or (), seconds)
         return
@@ -86,3 +90,16 @@ def _zoo(folder: Path, out: Path | None, pack: Path | None, words: Sequence[str]
         measured_here()
         good, failed = measure_zoo(folder, out, words, seconds, typer.echo)
     typer.echo(f"{out}: {good:,} cases, {failed:,} failed")
+
+
+def _power(out: Path | None, seconds: float) -> None:
+    """Joules of whole models' steps, the check of the power model."""
+    if out is None:
+        raise KernelcastError("where to? give -o FILE.jsonl")
+    from kernelcast_lab.models.measure import measured_here
+
+    measured_here()
+    from kernelcast_lab.models.energy import collect
+
+    done, failed = collect(out, seconds, typer.echo)
+    typer.echo(f"{out}: {done:,} measured, {failed:,} failed")

@@ -22,6 +22,7 @@ from kernelcast.predict import Conditions
 from kernelcast.times import Times
 from kernelcast.tracing import trace
 from kernelcast.training.step import LAUNCH_BOUND, STEP, Step, run_step
+from kernelcast_lab.models.cases import Case, Config
 from kernelcast_lab.models.steps import build, make_step
 from kernelcast_lab.models.store import MeasuredCase, load_cases
 
@@ -59,15 +60,20 @@ class Found:
 
 def traced(case: MeasuredCase) -> Trace:
     """The case on meta tensors, as ``collect-models`` runs it."""
-    model = build(case.config, case.case.dtype, _META)
-    if case.case.mode == "training":
+    return traced_case(case.case, case.config)
+
+
+def traced_case(case: Case, config: Config) -> Trace:
+    """A case of the model that this config gives."""
+    model = build(config, case.dtype, _META)
+    if case.mode == "training":
         with _META:
-            tokens = torch.randint(4, model.config.vocab_size, (case.case.batch, case.case.seq))
+            tokens = torch.randint(4, model.config.vocab_size, (case.batch, case.seq))
         options = {} if model.config.model_type == "bert" else {"use_cache": False}
-        return trace(model, {"input_ids": tokens, "labels": tokens, **options}, "training", name=case.case.id)
+        return trace(model, {"input_ids": tokens, "labels": tokens, **options}, "training", name=case.id)
     with _META:
-        step = make_step(model, case.case, _META)
-    return trace(step, (), graph=case.case.launch == "graph", name=case.case.id)
+        step = make_step(model, case, _META)
+    return trace(step, (), graph=case.launch == "graph", name=case.id)
 
 
 def evaluate(cases: Iterable[MeasuredCase], conditions: Conditions) -> list[Found]:

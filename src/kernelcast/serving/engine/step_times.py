@@ -125,10 +125,9 @@ class StepTimes:
     def _table(self, group: Sequence[Sequence[Launch]]) -> Array:
         """Seconds, and how far below and above they may be, of each pass."""
         found = np.zeros((len(group), 3))
-        gpu = self.deployment.gpu
         for row, launches in enumerate(group):
             span = joined(Ran.of("", launch, self._times) for launch in launches)
-            slower = sum(x.count * throttled_s(x.call, self._times[x.call].span.time_s, gpu) for x in launches)
+            slower = sum(x.count * throttled_s(x.call, self._times[x.call].span.time_s, self._times) for x in launches)
             found[row] = span.time_s + slower, span.time_s - span.low_s, span.high_s - span.time_s
         return found
 

@@ -1,0 +1,218 @@
+"""The power model's coefficients from measured joules, and how far off they are on calls that were left out.
+
+Watts are linear in what pipelines do, at a voltage that follows the clock: non-negative least squares on relative
+errors, with the voltage's slope and the burst limit from small grids. What is told of left-out calls chooses both
+inside of the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+
+from kernelcast.energy import Activity, activity, settled
+from kernelcast.energy.model import Coefficients, made, rates
+from kernelcast.errors import KernelcastError
+from kernelcast.files import text
+from kernelcast.hardware import Gpu, gpu
+from kernelcast.kernels.work import Array
+from kernelcast.machine.analyse import PIPELINES
+from kernelcast.measure.power_table import POWER
+from kernelcast.measured.query import connect, fetch
+from kernelcast.measured.schema import columns_of
+from kernelcast.predict import DEFAULT
+from kernelcast.tables import predict_columns
+
+FORMATS = ("bf16", "fp8", "tf32")
+_OTHER = ("fma", "xu", "smem", "l2", "issue", "dram")
+_SAME = {"fp16": "bf16", "fp32": "tf32"}
+_SLOPES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+_BURSTS = (1.1, 1.15, 1.2, 1.25, 1.3, 1.35)
+_START_S = 2e-6  # what a GPU draws in kernels shorter than this is what it draws at rest
+_BURST_S = 9e-3
+_LINK_J = 4e-11  # a byte: an estimate (5 pJ a bit); no table here has power of links
+_NOT_CALLS = ("latency_us", "split", "version", "campaign", *POWER)
+FOLDS = 5
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Calls that were repeated on one GPU, with random numbers and no rests."""
+
+    chip: Gpu
+    columns: dict[str, NDArray[Any]]
+    calls: Activity
+    forecast_s: Array  # by the shipped weights
+    low_s: Array
+    high_s: Array
+    seconds: Array
+    power_w: Array
+    clock: Array
+    idle_w: float
+
+    def take(self, rows: NDArray[Any]) -> Rows:
+        columns = {name: values[rows] for name, values in self.columns.items()}
+        arrays = {name: getattr(self, name)[rows]
+                  for name in ("forecast_s", "low_s", "high_s", "seconds", "power_w", "clock")}  # fmt: skip
+        return replace(self, columns=columns, calls=self.calls.take(rows), **arrays)
+
+    @property
+    def joules(self) -> Array:
+        return self.seconds * self.power_w
+
+
+def read_power(path: Path) -> Rows:
+    """A table of `kernelcast collect --power`."""
+    if not path.is_file():
+        raise KernelcastError(f"no table {path}; `kernelcast collect --power` measures one")
+    source = f"read_parquet({text(str(path))})"
+    with connect() as connection:
+        ops = [
+            row[0] for row in connection.execute(f"SELECT DISTINCT op FROM {source} WHERE op IS NOT NULL").fetchall()
+        ]
+        kinds = columns_of(ops) | POWER
+        where = "op IS NOT NULL AND NOT zeros AND rest_s = 0"
+        columns = fetch(connection, f"SELECT * FROM {source} WHERE {where}", kinds)
+        awake = connection.execute(
+            f"SELECT median(power_w), any_value(gpu) FROM {source} WHERE op IS NULL AND sm_mhz > 1000"
+        )
+        idle_w, name = awake.fetchone() or (None, None)
+    chip = gpu(str(name))
+    asked = {name: values for name, values in columns.items() if name not in _NOT_CALLS}
+    found, bad = predict_columns(asked, chip)
+    if bad.found:
+        raise KernelcastError(bad.text())
+    clock = np.minimum(1.0, columns["sm_mhz"] * 1e6 / chip.clock_boost_hz)
+    forecast_s, low_s, high_s = (found[name] * 1e-6 for name in ("predicted_us", "low_us", "high_us"))
+    calls = activity(asked, chip, DEFAULT)
+    return Rows(
+        chip, columns, calls, forecast_s, low_s, high_s, columns["seconds"], columns["power_w"], clock, float(idle_w)
+    )
+
+
+def _terms(rows: Rows, slope: float) -> Array:
+    """(calls, coefficients): busy, each format's tensor cores, the other pipelines, by what each is a share of."""
+    volts = (1 - slope * (1 - rows.clock)) ** 2
+    share = rows.calls.busy_s / rows.seconds
+    started = np.maximum(0.0, 1 - _START_S * rows.calls.launches / rows.seconds) * rows.calls.filled
+    format_ = np.array([_SAME.get(word, word) for word in rows.calls.dtype])
+    tensor = [np.where(format_ == word, share[PIPELINES.index("tensor")], 0.0) * volts for word in FORMATS]
+    other = [share[PIPELINES.index(name)] * (1.0 if name == "dram" else volts) for name in _OTHER]
+    return np.array([started * volts, *tensor, *other]).T
+
+
+def _solved(rows: Rows, slope: float, burst: float) -> Coefficients:
+    weights = 1 / rows.power_w
+    found, _ = nnls(_terms(rows, slope) * weights[:, None], (rows.power_w - rows.idle_w) * weights)
+    limited = rows.power_w[rows.clock < 0.95]
+    held = float(np.mean(limited)) / rows.chip.power_w if len(limited) else 1.0
+    busy_w, *watts = (float(value) for value in found)
+    full = rates(rows.chip)
+    names = [f"tensor_{word}" for word in FORMATS] + list(_OTHER)
+    joules = (*((name, value / full[name]) for name, value in zip(names, watts, strict=True)), ("link", _LINK_J))
+    return Coefficients(rows.chip.id, rows.idle_w, busy_w, _START_S, slope, held, burst, _BURST_S, 1.0, 1.0, joules)
+
+
+def fitted(rows: Rows) -> Coefficients:
+    """The slope and the burst limit with the least error of forecast joules."""
+    best: tuple[float, Coefficients] | None = None
+    for slope in _SLOPES:
+        for burst in _BURSTS:
+            found = _solved(rows, slope, burst)
+            error = float(np.mean(np.abs(np.log(forecast(found, rows)[0] / rows.joules))))
+            if best is None or error < best[0]:
+                best = error, found
+    assert best is not None
+    return best[1]
+
+
+def forecast(found: Coefficients, rows: Rows) -> tuple[Array, Array]:
+    """Joules and watts, from forecast times."""
+    result = settled(made(found, rows.chip, rows.chip, rows.chip), rows.calls, rows.forecast_s)
+    return result.time_s * result.power_w, result.power_w
+
+
+def left_out(rows: Rows, seed: int = 0) -> tuple[Array, Array]:
+    """Joules and watts of each call by a fit that did not see it."""
+    count = len(rows.seconds)
+    fold = np.random.default_rng(seed).permutation(count) % FOLDS
+    joules, watts = np.zeros(count), np.zeros(count)
+    for at in range(FOLDS):
+        own = np.flatnonzero(fold == at)
+        joules[own], watts[own] = forecast(fitted(rows.take(np.flatnonzero(fold != at))), rows.take(own))
+    return joules, watts
+
+
+def widened(found: Coefficients, rows: Rows, joules: Array, watts: Array, share: float = 0.8) -> Coefficients:
+    """With the interval that holds so many left-out calls, beside what their times are off: the quantiles of measured
+    over forecast watts, stretched or narrowed together."""
+    tail = (1 - share) / 2
+    low, high = (float(np.quantile(rows.power_w / watts, at)) for at in (tail, 1 - tail))
+    for stretch in np.arange(0.3, 3.0, 0.02):
+        wide = replace(found, low=min(1.0, low) ** stretch, high=max(1.0, high) ** stretch)
+        if inside(wide, rows, joules) >= share:
+            return wide
+    return wide
+
+
+def inside_of_others(rows: Rows, joules: Array, watts: Array, seed: int = 0) -> float:
+    """The same of each half of the calls, in the interval that the other half sets."""
+    order = np.random.default_rng(seed).permutation(len(joules))
+    halves = order[::2], order[1::2]
+    found = []
+    for own, other in (halves, halves[::-1]):
+        wide = widened(fitted(rows.take(other)), rows.take(other), joules[other], watts[other])
+        found.append(inside(wide, rows.take(own), joules[own]))
+    return float(np.mean(found))
+
+
+def inside(found: Coefficients, rows: Rows, joules: Array) -> float:
+    """Share of the measured joules that lie in the intervals around these."""
+    model = made(found, rows.chip, rows.chip, rows.chip)
+    times = zip(rows.low_s / rows.forecast_s, rows.high_s / rows.forecast_s, strict=True)
+    spans = np.array([model.interval(1.0, spread) for spread in times]) * joules[:, None]
+    return float(np.mean((spans[:, 0] <= rows.joules) & (rows.joules <= spans[:, 1])))
+
+
+def errors(rows: Rows, joules: Array, watts: Array) -> list[dict[str, Any]]:
+    """By kind of call: mean errors of joules from forecast times, and of watts (joules with measured times)."""
+    family = rows.columns["family"]
+    kinds = {"gemm": np.isin(family, ("gemm", "gemm-fp8")), "attention": family == "attention",
+             "decode attention": family == "decode"}  # fmt: skip
+    kinds["others"] = ~np.any(list(kinds.values()), axis=0)
+    kinds["all"] = np.ones(len(family), dtype=bool)
+    return [
+        {"calls": name, "rows": int(own.sum()), "joules_error": _mean_error(joules[own], rows.joules[own]),
+         "watts_error": _mean_error(watts[own], rows.power_w[own])}
+        for name, own in kinds.items()
+    ]  # fmt: skip
+
+
+def _mean_error(found: Array, measured: Array) -> float:
+    return float(np.mean(np.abs(found / measured - 1)))
+
+
+def notes(rows: Rows, table: Path, lines: Sequence[dict[str, Any]], held: float) -> list[tuple[str, str]]:
+    """What the coefficients rest on."""
+    told = ", ".join(f"{line['calls']} {100 * line['joules_error']:.1f}%" for line in lines)
+    return [
+        ("data", f"{table.name}: {len(rows.seconds)} calls repeated on one {rows.chip.name}, by the energy counter"),
+        ("made", "kernelcast fit-power: non-negative least squares on relative errors of watts"),
+        ("left_out", f"mean error of joules from forecast times, {FOLDS} folds: {told}; interval holds {held:.0%}"),
+        ("link", "estimate: 5 pJ a bit; no table here has power of links"),
+        ("start_s", "kernels shorter than this were measured at the watts of a GPU at rest"),
+    ]
+
+
+def write(found: Coefficients, path: Path, notes: Sequence[tuple[str, str]]) -> None:
+    numbers = ("idle_w", "busy_w", "start_s", "voltage", "held", "burst", "burst_s", "low", "high")
+    lines = [f"{name} = {getattr(found, name):.6g}" for name in numbers]
+    lines += ["", "[joules]", *(f"{name} = {value:.4g}" for name, value in found.joules)]
+    lines += ["", "[sources]", *(f'{name} = "{note}"' for name, note in notes)]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
