@@ -132,7 +132,7 @@ def test_the_energy_of_calls_is_bounded_by_the_limit() -> None:
     call = Call.of("gemm", {"m": 8192, "n": 8192, "k": 8192, "dtype": "bf16", "stack": "torch"})
     times.learn([call])
     short = Span.exact(times[call].span.time_s * 0.5)  # as if the run took half of what its kernel does
-    found = energy_of({call: 1.0}, times, 0.0, short)
+    found = energy_of({call: (1.0, times[call].span.time_s)}, times, 0.0, short)
     assert found is not None and found.joules.time_s == pytest.approx(H200.power_w * short.time_s)
     assert throttled_s(call, times[call].span.time_s, times) >= 0
     assert energy_of({}, times, 0.0, short) is None

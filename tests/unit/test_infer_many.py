@@ -159,8 +159,8 @@ def test_a_lower_power_limit_in_columns_is_that_of_each_kernel() -> None:
     free = infer(Deployment(place.model, gpu("h200_sxm"), place.stack), asked)
     for phase in ("prefill", "decode"):
         assert ends(getattr(found, phase)) == pytest.approx(ends(spans[phase]), rel=1e-9)
-    assert found.prefill.time_s > 1.2 * free.prefill.time_s  # tensor cores wait for the clock
-    assert found.decode.time_s < 1.1 * free.decode.time_s  # DRAM does not
+    prefill, decode = (getattr(found, phase).time_s / getattr(free, phase).time_s for phase in ("prefill", "decode"))
+    assert prefill > 1.1 * decode > 1.1  # tensor cores wait for the clock, DRAM less
     assert found.energy is not None and found.energy.time_s <= 400 * found.total.time_s * (1 + 1e-9)
 
 

@@ -172,6 +172,7 @@ class Evidence:
     entries: tuple[Entry, ...] = ()
     steps: Mapping[str, Step] = field(default_factory=dict)  # by "word asked answered", "word, dtype" and "word"
     _known: dict[Any, tuple[Standing, ...]] = field(default_factory=dict, compare=False, repr=False)  # looked up before
+    _errors: dict[Any, float] = field(default_factory=dict, compare=False, repr=False)  # of steps, looked up before
 
     @classmethod
     def read(cls, told: Mapping[str, Any]) -> Evidence:
@@ -209,8 +210,12 @@ class Evidence:
         return frozenset(entry.gpu for entry in self.entries)
 
     @functools.cached_property
+    def capability_of(self) -> Mapping[str, str]:
+        return {name: gpu(name).compute_capability for name in self.gpus}
+
+    @functools.cached_property
     def capabilities(self) -> frozenset[str]:
-        return frozenset(gpu(name).compute_capability for name in self.gpus)
+        return frozenset(self.capability_of.values())
 
     def step(self, word: str, asked: str | None, answered: str | None, dtype: str | None = None) -> Step:
         """What it costs to take one word for another: of this pair, else of the word in this format, else in any."""
@@ -219,6 +224,12 @@ class Evidence:
         if known:
             return known
         return UNMEASURED.get(word, FAR_STEP if word in FIXED else UNKNOWN_STEP)
+
+    def _error(self, word: str, asked: str | None, answered: str | None, dtype: str | None) -> float:
+        key = word, asked, answered, dtype
+        if key not in self._errors:
+            self._errors[key] = self.step(*key).error
+        return self._errors[key]
 
     def _step(self, change: Change, dtype: str | None, own: bool) -> Step:
         """``own``: the networks are told of the GPU itself, and answer for it in words that they heard elsewhere: no
@@ -257,34 +268,41 @@ class Evidence:
         unsaid = [name for name in usual if words[name] is None and name != "stack"]
         own = any(entry.gpu == kin for entry in self.by_op.get(kernel.op, ()))  # the networks know the op there
         new = int(place.id not in self.gpus) + int(place.compute_capability not in self.capabilities)
-        found: list[tuple[tuple[float, bool, bool, int], Standing]] = []
-        for entry in self.by_op.get(kernel.op, ()):
-            apart = {n: (w, entry.words.get(n)) for n, w in usual.items() if w != entry.words.get(n)}
-            said = {**usual, **{name: answered for name, (_, answered) in apart.items() if name in unsaid}}
-            changed = tuple((name, *pair) for name, pair in apart.items() if name not in unsaid)
-            changed += () if entry.gpu == kin else (("gpu", kin, entry.gpu),)
-            steps = [self._step(change, usual["dtype"], own) for change in changed]
-            if changed and changed[-1][0] == "gpu":  # told of the GPU that was asked about, not of its stand-in
-                changed = (*changed[:-1], ("gpu", place.id, entry.gpu))
-            alien = gpu(entry.gpu).compute_capability != place.compute_capability
-            order = round(sum(step.error for step in steps), 6), said != usual, alien, -entry.calls
-            standing = Standing(
-                words=said,
-                filled=_filled(asked, said),
-                entry=entry,
-                name=kin if own else entry.gpu,
-                changed=changed,
-                shift=sum(step.shift for step in steps),
-                low=float(np.sqrt(sum(step.low**2 for step in steps))),
-                high=float(np.sqrt(sum(step.high**2 for step in steps))),
-                far=len(changed) + new,
-            )
-            found.append((order, standing))
+        found, dtype = [], usual["dtype"]
+        for at, entry in enumerate(self.by_op.get(kernel.op, ())):
+            heard = entry.words.get
+            apart = [(name, word, heard(name)) for name, word in usual.items() if word != heard(name)]
+            changed = [change for change in apart if change[0] not in unsaid]
+            filled = len(apart) > len(changed)  # with words that nobody said
+            changed += [] if entry.gpu == kin else [("gpu", kin, entry.gpu)]
+            cost = round(sum(self._error(*change, dtype) for change in changed), 6)
+            alien = self.capability_of[entry.gpu] != place.compute_capability
+            found.append(((cost, filled, alien, -entry.calls, at), changed))
         if not found:
             return 0.0, [Standing(usual, _filled(asked, usual), far=2)]
-        found.sort(key=lambda pair: pair[0])  # of equals in the order of the table
-        least = found[0][0][0]
-        return least, [standing for order, standing in found if order[0] == least]
+        least = min(order[0] for order, _ in found)
+        nearest = sorted((one for one in found if one[0][0] == least), key=lambda one: one[0])
+        standings = []
+        for (*_, at), changed in nearest:
+            entry = self.by_op[kernel.op][at]
+            steps = [self._step(change, dtype, own) for change in changed]
+            said = {**usual, **{name: entry.words.get(name) for name in unsaid}}
+            # told of the GPU that was asked about, not of its stand-in
+            told = tuple(("gpu", place.id, entry.gpu) if change[0] == "gpu" else change for change in changed)
+            standings.append(
+                Standing(
+                    words=said,
+                    filled=_filled(asked, said),
+                    entry=entry,
+                    name=kin if own else entry.gpu,
+                    changed=told,
+                    shift=sum(step.shift for step in steps),
+                    low=float(np.sqrt(sum(step.low**2 for step in steps))),
+                    high=float(np.sqrt(sum(step.high**2 for step in steps))),
+                    far=len(told) + new,
+                )
+            )
+        return least, standings
 
 
 def _wider(standing: Standing, loose: Step) -> Standing:

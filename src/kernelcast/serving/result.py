@@ -74,21 +74,19 @@ class Inference:
     @cached_property
     def energies(self) -> dict[str, Energy | None]:
         """Of the mean GPU, by phase."""
-        calls = [launch.call for one in self.passes for launch in one.run.launches]
-        self.times.learn(calls)  # and activities: all at once
-        activities(calls, self.times)
+        activities([launch.call for one in self.passes for launch in one.run.launches], self.times)  # all at once
         return {phase: self._drawn(phase) for phase in dict.fromkeys(one.phase for one in self.passes)}
 
     def _drawn(self, phase: str) -> Energy | None:
-        stages, launched, waits_s = self.deployment.layout.pp, dict[Call, float](), 0.0
-        passes = [one for one in self.passes if one.phase == phase and one.count]
-        for one in passes:
+        stages, launched, waits_s = self.deployment.layout.pp, dict[Call, tuple[float, float]](), 0.0
+        for one in (one for one in self.passes if one.phase == phase and one.count):
             share = one.count * one.run.parts / stages  # a stage has its part of the layers of every micro-batch
             limited_s = sum(ran.time_s for ran in one.ran if ran.part == POWER_LIMIT)
             waits_s += one.count * (one.span.time_s - limited_s)
-            for launch in one.run.launches:
-                launched[launch.call] = launched.get(launch.call, 0.0) + launch.count * share
-        waits_s -= sum(count * self.times[call].span.time_s for call, count in launched.items())
+            for launch, ran in zip(one.run.launches, one.ran, strict=False):  # what is beside kernels comes last
+                count, _ = launched.get(launch.call, (0.0, 0.0))
+                launched[launch.call] = count + launch.count * share, ran.time_s / ran.launches
+        waits_s -= sum(count * seconds for count, seconds in launched.values())
         return energy_of(launched, self.times, waits_s, self.prefill if phase == "prefill" else self.decode)
 
     @cached_property

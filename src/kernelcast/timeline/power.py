@@ -132,15 +132,14 @@ class Energy:
         return Span(self.power_w, low, max(self.power_w, min(high, self.limit_w)))
 
 
-def energy_of(launched: Mapping[Call, float], times: Times, waits_s: float, run: Span) -> Energy | None:
-    """Calls, each so many times, on one GPU that waits so long between; None where nobody knows what the GPU draws.
-    ``run``: what all of it takes, in which no more is drawn than the limit allows."""
+def energy_of(launched: Mapping[Call, tuple[float, float]], times: Times, waits_s: float, run: Span) -> Energy | None:
+    """Calls, each so many times and so many seconds each time, on one GPU that waits so long between; None where nobody
+    knows what the GPU draws. ``run``: what all of it takes, in which no more is drawn than the limit allows."""
     model = power_model(times.gpu)
     if model is None or not launched:
         return None
     calls = list(launched)
-    seconds = np.array([times[call].span.time_s for call in calls])
-    counts = np.array([launched[call] for call in calls])
+    counts, seconds = np.array([launched[call] for call in calls]).T
     found = settled_run(model, activities(calls, times), seconds, counts, max(0.0, waits_s))
     joules = min(float(found.energy_j[0]), times.gpu.power_w * run.time_s)
     spread = run.low_s / run.time_s, run.high_s / run.time_s

@@ -119,10 +119,11 @@ class Step(Forecast):
 
     @cached_property
     def drawn(self) -> Energy | None:
-        launched: dict[Call, float] = {}
+        launched: dict[Call, tuple[float, float]] = {}
         for kernel in self.kernels:
             for launch in kernel.launched:
-                launched[launch.call] = launched.get(launch.call, 0.0) + launch.count
+                count, _ = launched.get(launch.call, (0.0, 0.0))
+                launched[launch.call] = count + launch.count, self.times[launch.call].span.time_s
         run = Span(self.time_s, self.low_s, self.high_s)
         return energy_of(launched, self.times, self.time_s - self.kernel_time_s, run)
 
