@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from kernelcast.calls import Call
+from kernelcast.energy import power_model
 from kernelcast.kernels.work import Array
 from kernelcast.networks.forward import Deployment
 from kernelcast.serving.answers import Answers
@@ -74,7 +76,7 @@ class Inference:
     @cached_property
     def energies(self) -> dict[str, Energy | None]:
         """Of the mean GPU, by phase."""
-        activities([launch.call for one in self.passes for launch in one.run.launches], self.times)  # all at once
+        learn_activities([self])
         return {phase: self._drawn(phase) for phase in dict.fromkeys(one.phase for one in self.passes)}
 
     def _drawn(self, phase: str) -> Energy | None:
@@ -147,6 +149,12 @@ class Inference:
     @property
     def bandwidth_use(self) -> float:
         return float(self.answers.bandwidth_use[self.at])
+
+
+def learn_activities(found: Sequence[Inference]) -> None:
+    """What kernels of several batches on one GPU keep busy, all at once: batch by batch it takes longer."""
+    if found and power_model(found[0].deployment.gpu) is not None:
+        activities([launch.call for one in found for ran in one.passes for launch in ran.run.launches], found[0].times)
 
 
 def _span(column: Array, at: int) -> Span:

@@ -15,7 +15,7 @@ from kernelcast.errors import KernelcastError
 from kernelcast.networks.forward import Deployment
 from kernelcast.serving.infer import infer_many
 from kernelcast.serving.memory import memory
-from kernelcast.serving.result import Inference
+from kernelcast.serving.result import Inference, learn_activities
 from kernelcast.serving.workload import Workload
 from kernelcast.span import NOTHING, Span
 from kernelcast.support import support_of
@@ -62,6 +62,7 @@ class Served:
     @cached_property
     def joules_per_request(self) -> Span | None:
         """Only when it is asked for: power takes a look at every kernel."""
+        learn_activities([found for found, _ in self.parts])
         known = [(joules(found), times) for found, times in self.parts]
         return sum((span * times for span, times in known if span), NOTHING) if all(span for span, _ in known) else None
 
