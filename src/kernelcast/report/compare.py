@@ -116,7 +116,8 @@ def print_comparison(found: Comparison, gains: Gains, kind: str) -> None:
 
 
 def _table(found: Comparison) -> Any:
-    """One line a GPU within 100 columns: the last figure is energy where it is known, else memory."""
+    """One line a GPU within 100 columns: the last figure is energy where it is known, else memory. The interval of
+    TTFT is in JSON and in the picture."""
     asked, variants = found.asked, what_ifs(found)
     several = len({one.way.deployment.precision.label for one in found.fitting}) > 1
     powered = any(one.joules_per_million for one in found.fitting)
@@ -129,11 +130,11 @@ def _table(found: Comparison) -> Any:
         full = f"{one.memory.used_bytes / one.memory.gpu_bytes:.0%}"
         rows.append((
             ("" if row.meets else "x ") + cut(_name(row.gpu, variants), NAME_WIDTH), kind + way_text(one),
-            f"{one.way.batch:,}", _ms(one.ttft), _ms(one.tpot), digits(one.tokens_per_s, 3), money(one.usd_per_million),
+            f"{one.way.batch:,}", digits(one.ttft.time_s * 1e3, 3), _ms(one.tpot), digits(one.tokens_per_s, 3), money(one.usd_per_million),
             energy(one.joules_per_million) if powered else full, next(iter(one.bound_by), "-"), SHORT[one.support],
         ))  # fmt: skip
     rate = "tok/s in" if asked.model.kind == "encoder" else "tok/s"
-    heads = ("GPU", "way", "batch", "TTFT ms (80%)", "TPOT ms (80%)", rate, "USD/M", "MJ/M" if powered else "mem",
+    heads = ("GPU", "way", "batch", "TTFT ms", "TPOT ms (80%)", rate, "USD/M", "MJ/M" if powered else "mem",
              "binds", "sure")  # fmt: skip
     return dense_table(*heads, left=("GPU", "way", "binds", "sure"), rows=rows, gap=1)
 
