@@ -48,8 +48,21 @@ def test_one_gpu_is_the_single_step(h100: Gpu) -> None:
     # of many GPUs only the time that they wait for the host has the host's width: theirs is the narrower interval
     assert found.low_s == pytest.approx(alone.low_s, rel=0.03) and 0.9 * alone.high_s < found.high_s <= alone.high_s
     assert found.mfu == pytest.approx(alone.mfu)
+    assert found.energy is not None and alone.energy is not None
+    assert found.energy.time_s == pytest.approx(alone.energy.time_s)
     assert found.parts_s["kernels"] + found.parts_s["optimizer"] == pytest.approx(alone.kernel_time_s)
     assert scale(TRACE, h100, TrainingLayout(), graph=True).time_s == run_step(TRACE, h100, graph=True).time_s
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: TrainingLayout(**plan).told)
+def test_joules_are_of_all_gpus(plan: dict[str, Any], h100: Gpu) -> None:
+    alone, found = scaled(h100).energy, scaled(h100, **plan)
+    assert alone is not None and found.energy is not None
+    assert found.energy.low_s < found.energy.time_s < found.energy.high_s
+    share = found.energy.time_s / (found.gpus * found.time_s) / h100.power_w
+    assert 0.15 < share <= 1 + 1e-9  # between rest and the limit
+    passes = found.layout.micro_batches * found.layout.dp
+    assert found.energy.time_s > 0.5 * passes * alone.time_s  # the same products; the optimizer once a step
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: TrainingLayout(**plan).told)

@@ -130,7 +130,8 @@ def _table(found: Comparison) -> Any:
         full = f"{one.memory.used_bytes / one.memory.gpu_bytes:.0%}"
         rows.append((
             ("" if row.meets else "x ") + cut(_name(row.gpu, variants), NAME_WIDTH), kind + way_text(one),
-            f"{one.way.batch:,}", digits(one.ttft.time_s * 1e3, 3), _ms(one.tpot), digits(one.tokens_per_s, 3), money(one.usd_per_million),
+            f"{one.way.batch:,}", digits(one.ttft.time_s * 1e3, 3), _ms(one.tpot), digits(one.tokens_per_s, 3),
+            money(one.usd_per_million),
             energy(one.joules_per_million) if powered else full, next(iter(one.bound_by), "-"), SHORT[one.support],
         ))  # fmt: skip
     rate = "tok/s in" if asked.model.kind == "encoder" else "tok/s"

@@ -56,7 +56,7 @@ def scale(
     return ScaledStep(
         trace=trace, cut=rank.cut, gpu=gpu, host=machine, layout=layout, gpus=layout.gpus,
         passes=layout.micro_batches * layout.dp, time_s=time_s, stages=tuple(stages), timetable=table,
-        kernels=(*passes, *ends), predictor=rank.times.predictor,
+        kernels=(*passes, *ends), predictor=rank.times.predictor, times=rank.times,
     )  # fmt: skip
 
 

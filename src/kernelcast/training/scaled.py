@@ -8,7 +8,9 @@ from functools import cached_property
 
 from kernelcast.networks.traced import Trace
 from kernelcast.parallel.training import TrainingLayout
+from kernelcast.span import Span
 from kernelcast.timeline import Event, Lane, Memory, Timeline
+from kernelcast.timeline.power import total
 from kernelcast.timeline.streams import Run
 from kernelcast.training.pipeline import Timetable
 from kernelcast.training.places import is_collective
@@ -118,6 +120,13 @@ class ScaledStep(Forecast):
     layout: TrainingLayout
     stages: tuple[Stage, ...]
     timetable: Timetable | None
+
+    @cached_property
+    def energy(self) -> Span | None:
+        """Joules of the step on all GPUs; a rank that waits, or sends beside nothing, draws what rest does."""
+        drawn = [self.drawn_by((kernel, run.count) for run in stage.played for kernel in run.kernels)
+                 for stage in self.stages]  # fmt: skip
+        return total(drawn, self.gpus / len(self.stages))
 
     @cached_property
     def parts_s(self) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -46,6 +47,7 @@ class Forecast(ABC):
     time_s: float  # from the first op to the end of the last kernel
     kernels: tuple[OpRan, ...]
     predictor: str
+    times: Times = field(repr=False, compare=False)
     gpus: int = 1
     passes: int = 1  # of the trace in a step, on all GPUs
 
@@ -72,6 +74,17 @@ class Forecast(ABC):
     @property
     def high_s(self) -> float:
         return self.time_s * self.spread[1]
+
+    def drawn_by(self, kernels: Iterable[tuple[OpRan, int]]) -> Energy | None:
+        """Of one GPU that runs these, so many times each, and waits for the rest of the step."""
+        launched: dict[Call, tuple[float, float]] = {}
+        busy_s = 0.0
+        for kernel, times in kernels:
+            busy_s += times * kernel.time_s
+            for launch in kernel.launched:
+                count, _ = launched.get(launch.call, (0.0, 0.0))
+                launched[launch.call] = count + times * launch.count, self.times[launch.call].span.time_s
+        return energy_of(launched, self.times, self.time_s - busy_s, Span(self.time_s, self.low_s, self.high_s))
 
     @property
     def launch_bound(self) -> bool:
@@ -110,7 +123,6 @@ class Step(Forecast):
     ends_s: Array = field(repr=False)
     graph: bool
     compiled: bool
-    times: Times = field(repr=False, compare=False)
 
     @cached_property
     def energy(self) -> Span | None:
@@ -119,13 +131,7 @@ class Step(Forecast):
 
     @cached_property
     def drawn(self) -> Energy | None:
-        launched: dict[Call, tuple[float, float]] = {}
-        for kernel in self.kernels:
-            for launch in kernel.launched:
-                count, _ = launched.get(launch.call, (0.0, 0.0))
-                launched[launch.call] = count + launch.count, self.times[launch.call].span.time_s
-        run = Span(self.time_s, self.low_s, self.high_s)
-        return energy_of(launched, self.times, self.time_s - self.kernel_time_s, run)
+        return self.drawn_by((kernel, 1) for kernel in self.kernels)
 
     @cached_property
     def kernel_time_s(self) -> float:
