@@ -77,7 +77,7 @@ class TimeColumns:
     support: NDArray[np.int8]  # of the levels of SUPPORT
     standing: NDArray[Any]
     refused: dict[int, str]
-    slower_s: Array | None = None  # what each takes longer under a power limit, where one was asked for
+    held: Array | None = None  # how many times as long each takes under a lower power limit, where one was asked for
 
 
 @dataclass

@@ -161,6 +161,8 @@ def test_a_lower_power_limit_in_columns_is_that_of_each_kernel() -> None:
         assert ends(getattr(found, phase)) == pytest.approx(ends(spans[phase]), rel=1e-9)
     prefill, decode = (getattr(found, phase).time_s / getattr(free, phase).time_s for phase in ("prefill", "decode"))
     assert prefill > 1.1 * decode > 1.1  # tensor cores wait for the clock, DRAM less
+    barely = infer(Deployment(place.model, with_cap(gpu("h200_sxm"), 699), place.stack), asked)
+    assert barely.total.time_s == pytest.approx(free.total.time_s, rel=0.005)  # no step where a limit begins
     assert found.energy is not None and found.energy.time_s <= 400 * found.total.time_s * (1 + 1e-9)
 
 

@@ -8,7 +8,7 @@ does not.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,6 +113,12 @@ def settled(model: PowerModel, calls: Activity, time_s: Array) -> Settled:
     # a clock cannot go lower than the lowest: then the GPU waits
     held_s = np.maximum(seconds, joules / model.limit_w)
     return Settled(clock, np.where(limited, np.maximum(held_s, time_s), time_s), joules, limited)
+
+
+def held_longer(model: PowerModel, calls: Activity, time_s: Array) -> Array:
+    """How many times as long calls take in a run under the limit as in one under the board's own."""
+    board = settled(replace(model, limit_w=model.board_w), calls, time_s)
+    return np.asarray(np.maximum(1.0, settled(model, calls, time_s).time_s / board.time_s))
 
 
 def settled_run(model: PowerModel, calls: Activity, time_s: Array, counts: Array, waits_s: float = 0.0) -> Settled:

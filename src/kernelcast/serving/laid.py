@@ -20,7 +20,7 @@ from kernelcast.serving.steps import Steps
 from kernelcast.span import Span
 from kernelcast.support import SUPPORT
 from kernelcast.timeline import Ran
-from kernelcast.timeline.power import WINDOW_S, limit_s
+from kernelcast.timeline.power import WINDOW_S, longer_s
 from kernelcast.times import Gathered, TimeColumns
 
 PHASES = ("prefill", "decode")
@@ -117,11 +117,11 @@ class Laid:
 
     def _slower(self, launches: Sequence[Launch], calls: Rows) -> Array:
         gpu, found = self.deployment.gpu, np.zeros(calls.shape[1])
-        if self.times.slower_s is not None:
-            return np.array([launch.count for launch in launches]) @ self.times.slower_s[calls]
-        if gpu.tensor_flops_per_j:
+        held = self.times.held
+        if gpu.tensor_flops_per_j or held is not None:
             for launch, rows in zip(launches, calls, strict=True):
-                found += launch.count * limit_s(launch.call, self.times.times_s[0, rows], gpu)
+                share = 1.0 if held is None else held[rows]
+                found += launch.count * longer_s(launch.call, self.times.times_s[0, rows], gpu, share)
         return found
 
     @property

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from kernelcast.calls import Call
-from kernelcast.energy import Activity, power_model, settled, settled_run
+from kernelcast.energy import Activity, held_longer, power_model, settled, settled_run
 from kernelcast.energy.activity import activity, activity_of
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu, origin_of
@@ -27,7 +27,7 @@ from kernelcast.times import Gathered, TimeColumns, Times
 
 WINDOW_S = 0.25  # shorter runs end before a GPU lowers its clock
 _SIXTEEN_BITS = ("bf16", "fp16", "int4")  # multiplied in 16 bits
-# What was worked out of the calls of each Times: their activity, and their seconds under a lower limit.
+# What was worked out of the calls of each Times: their activity, and how much longer they take under a lower limit.
 _ACTIVITY: WeakKeyDictionary[Times, dict[Call, Activity]] = WeakKeyDictionary()
 _LOWER: WeakKeyDictionary[Times, dict[Call, float]] = WeakKeyDictionary()
 
@@ -68,41 +68,47 @@ def product_flops(call: Call) -> Any:
     return 0.0
 
 
-def limit_s(call: Call, time_s: Any, gpu: Gpu) -> Any:
-    """How much longer a call takes in a run that keeps the GPU at its board's limit. Columns in, columns out."""
-    if not gpu.tensor_flops_per_j:
-        return 0.0
-    return np.maximum(0.0, product_flops(call) / (gpu.tensor_flops_per_j * gpu.power_w) - time_s)
-
-
 def throttled_s(call: Call, time_s: float, times: Times) -> float:
     """How much longer a call takes in a run that keeps the GPU at its power limit."""
-    gpu = times.gpu
-    if capped(gpu):
-        return _under_cap_s(call, time_s, times)
-    return float(limit_s(call, time_s, gpu))
+    return float(longer_s(call, time_s, times.gpu, _held(call, time_s, times)))
+
+
+def longer_s(call: Call, time_s: Any, gpu: Gpu, held: Any = 1.0) -> Any:
+    """The same, columns in and out: what the board's own limit adds, and all of it ``held`` times as long under a lower
+    one."""
+    limited = 0.0
+    if gpu.tensor_flops_per_j:
+        limited = np.maximum(0.0, product_flops(call) / (gpu.tensor_flops_per_j * _board(gpu).power_w) - time_s)
+    return (time_s + limited) * held - time_s
 
 
 def under_cap(calls: Gathered, found: TimeColumns, gpu: Gpu, conditions: Conditions) -> TimeColumns:
-    """Gathered calls with what a limit below the board's adds to each."""
+    """Gathered calls with what a limit below the board's makes of each."""
     model = power_model(gpu)
     if model is None or not calls.count:
         return found
     good = np.flatnonzero(~np.isnan(found.times_s[0]))
     columns = {name: values[good] for name, values in calls.columns().items()}
-    time_s, slower = found.times_s[0, good], np.zeros(calls.count)
-    slower[good] = settled(model, activity(columns, gpu, conditions), time_s).time_s - time_s
-    return replace(found, slower_s=np.maximum(0.0, slower))
+    held = np.ones(calls.count)
+    held[good] = held_longer(model, activity(columns, gpu, conditions), found.times_s[0, good])
+    return replace(found, held=held)
 
 
-def _under_cap_s(call: Call, time_s: float, times: Times) -> float:
+def _held(call: Call, time_s: float, times: Times) -> float:
+    if not capped(times.gpu):
+        return 1.0
     known = _LOWER.setdefault(times, {})
     if call not in known:
         model = power_model(times.gpu)
         if model is None:
-            return 0.0
-        known[call] = float(settled(model, activities([call], times), np.array([time_s])).time_s[0]) - time_s
-    return max(0.0, known[call])
+            return 1.0
+        known[call] = float(held_longer(model, activities([call], times), np.array([time_s]))[0])
+    return known[call]
+
+
+def _board(gpu: Gpu) -> Gpu:
+    """Without a limit lower than the board's."""
+    return (origin_of(gpu) or gpu) if capped(gpu) else gpu
 
 
 def activities(calls: Sequence[Call], times: Times) -> Activity:
@@ -153,14 +159,15 @@ def lasting(found: Prediction, gpu: Gpu, conditions: Conditions) -> tuple[Predic
     if model is None:
         return found, None
     call = Call.of(found.op, found.parameters)
-    held = settled(model, activity_of([call], gpu, conditions), np.array([found.time_s]))
+    busy, time_s = activity_of([call], gpu, conditions), np.array([found.time_s])
+    held = settled(model, busy, time_s)
     joules, seconds, clock = (float(values[0]) for values in (held.energy_j, held.time_s, held.clock))
     spread = found.low_s / found.time_s, found.high_s / found.time_s
     low, high = model.interval(joules, spread)
     drawn = Energy(Span(joules, low, high), joules / seconds, gpu.power_w, model.support, clock)
     if not capped(gpu):
         return found, drawn
-    longer = seconds / found.time_s
+    longer = float(held_longer(model, busy, time_s)[0])
     slower = {name: getattr(found, name) * longer for name in ("time_s", "low_s", "high_s", "ceiling_s")}
     return replace(found, **slower, efficiency=found.efficiency / longer), drawn
 
