@@ -165,6 +165,9 @@ def _short(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value == int(value) else value
 
 
+Apart = tuple[Entry, list[Change], bool, float]  # a kind, the words between, whether it fills in others, their cost
+
+
 @dataclass(frozen=True)
 class Evidence:
     """All measured kinds of a family, and what changing a word costs."""
@@ -173,6 +176,7 @@ class Evidence:
     steps: Mapping[str, Step] = field(default_factory=dict)  # by "word asked answered", "word, dtype" and "word"
     _known: dict[Any, tuple[Standing, ...]] = field(default_factory=dict, compare=False, repr=False)  # looked up before
     _errors: dict[Any, float] = field(default_factory=dict, compare=False, repr=False)  # of steps, looked up before
+    _words: dict[Any, list[Apart]] = field(default_factory=dict, compare=False, repr=False)  # compared before
 
     @classmethod
     def read(cls, told: Mapping[str, Any]) -> Evidence:
@@ -269,15 +273,10 @@ class Evidence:
         own = any(entry.gpu == kin for entry in self.by_op.get(kernel.op, ()))  # the networks know the op there
         new = int(place.id not in self.gpus) + int(place.compute_capability not in self.capabilities)
         found, dtype = [], usual["dtype"]
-        for at, entry in enumerate(self.by_op.get(kernel.op, ())):
-            heard = entry.words.get
-            apart = [(name, word, heard(name)) for name, word in usual.items() if word != heard(name)]
-            changed = [change for change in apart if change[0] not in unsaid]
-            filled = len(apart) > len(changed)  # with words that nobody said
-            changed += [] if entry.gpu == kin else [("gpu", kin, entry.gpu)]
-            cost = round(sum(self._error(*change, dtype) for change in changed), 6)
+        far = {name: 0.0 if name == kin else self._error("gpu", kin, name, dtype) for name in self.gpus}
+        for at, (entry, changed, filled, cost) in enumerate(self._apart(kernel, usual, unsaid)):
             alien = self.capability_of[entry.gpu] != place.compute_capability
-            found.append(((cost, filled, alien, -entry.calls, at), changed))
+            found.append(((round(cost + far[entry.gpu], 6), filled, alien, -entry.calls, at), changed))
         if not found:
             return 0.0, [Standing(usual, _filled(asked, usual), far=2)]
         least = min(order[0] for order, _ in found)
@@ -285,6 +284,7 @@ class Evidence:
         standings = []
         for (*_, at), changed in nearest:
             entry = self.by_op[kernel.op][at]
+            changed = changed if entry.gpu == kin else [*changed, ("gpu", kin, entry.gpu)]
             steps = [self._step(change, dtype, own) for change in changed]
             said = {**usual, **{name: entry.words.get(name) for name in unsaid}}
             # told of the GPU that was asked about, not of its stand-in
@@ -303,6 +303,21 @@ class Evidence:
                 )
             )
         return least, standings
+
+    def _apart(self, kernel: type[Kernel], usual: Words, unsaid: Sequence[str]) -> list[Apart]:
+        """Of every measured kind of an op: the words between, whether it fills in some that nobody said, and what they
+        cost. The same on every GPU."""
+        key = kernel.op, tuple(usual.items()), tuple(unsaid)
+        if key not in self._words:
+            found = []
+            for entry in self.by_op.get(kernel.op, ()):
+                heard = entry.words.get
+                apart = [(name, word, heard(name)) for name, word in usual.items() if word != heard(name)]
+                changed = [change for change in apart if change[0] not in unsaid]
+                cost = sum(self._error(*change, usual["dtype"]) for change in changed)
+                found.append((entry, changed, len(apart) > len(changed), cost))
+            self._words[key] = found
+        return self._words[key]
 
 
 def _wider(standing: Standing, loose: Step) -> Standing:

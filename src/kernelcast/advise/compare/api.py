@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kernelcast import networks
 from kernelcast.advise.compare.asked import ALL, Asked, chosen_gpus
 from kernelcast.advise.compare.compare import Comparison, compare_asked
-from kernelcast.advise.compare.training import AskedTraining, TrainingComparison, compare_steps
 from kernelcast.advise.plan.goals import Goal, parse_ms
 from kernelcast.hardware import Gpu
 from kernelcast.networks.architecture import Architecture
 from kernelcast.networks.traced import Trace
 from kernelcast.prices import read_prices
 from kernelcast.stacks import stack as named_stack
+
+if TYPE_CHECKING:
+    from kernelcast.advise.compare.training import TrainingComparison
 
 Names = str | Sequence[str]
 Time = str | float | None
@@ -76,6 +78,8 @@ def compare_training(
     ``asked``: ``layout``, ``tokens`` or ``samples`` of the whole training, ``max_gpus``, ``by``, ``conditions``,
     ``how``, as in ``AskedTraining``.
     """
+    from kernelcast.advise.compare.training import AskedTraining, compare_steps  # what serving does not wait for
+
     known = read_prices(prices, price, price_kind)
     return compare_steps(AskedTraining(trace, _gpus(gpus, what_if), prices=known, **asked))
 
