@@ -98,7 +98,7 @@ def print_comparison(found: Comparison, gains: Gains, kind: str) -> None:
     """The order first, then what does not fit, what one more per cent buys, and what prices and figures rest on."""
     asked = found.asked
     show(*asked_lines(asked), "", _table(found), "")
-    lines = [_best_line(found)]
+    lines = _best_lines(found)
     if any(row.best and not row.meets for row in found.rows):
         lines.append("x          breaks a limit, or needs more GPUs to carry the rate")
     lines += [f"[{at}]        with {text}" for at, text in enumerate(what_ifs(found), start=1)]
@@ -150,19 +150,32 @@ def _name(chip: Gpu, variants: Sequence[str]) -> str:
     return f"{chip.id} [{variants.index(changes_of(chip)) + 1}]" if chip.changes else chip.id
 
 
-def _best_line(found: Comparison) -> str:
-    """Of the GPUs that there are; what-ifs are not for sale."""
-    real = [row for row in found.rows if row.best and not row.gpu.changes]
-    first = (real or [row for row in found.rows if row.best])[0]
-    one = first.best
-    assert one is not None
+def _best_lines(found: Comparison) -> list[str]:
+    """Of the GPUs that there are (what-ifs are not for sale); where the first is far from what was measured, also the
+    first that is not."""
+    real = [row for row in found.rows if row.best and not row.gpu.changes] or [row for row in found.rows if row.best]
+    first, far = real[0], "extrapolated"
+    assert first.best is not None
     if not first.meets:
-        return f"best       none does all that is asked; {gpu_text(first.gpu)} is nearest: {short_of(one)}"
-    word = BY[found.asked.by or "dollars"] if found.asked.by or one.usd_per_million is not None else "most a GPU"
+        return [f"best       none does all that is asked; {gpu_text(first.gpu)} is nearest: {short_of(first.best)}"]
+    by = found.asked.by
+    word = BY[by or "dollars"] if by or first.best.usd_per_million is not None else "most a GPU"
+    lines = [f"best       {word}: {_way_text(found, first)}"]
+    nearer = next((row for row in real if row.meets and row.best and row.best.support != far), None)
+    if first.best.support == far and nearer is not None:
+        lines.append(
+            f"measured   {word} of GPUs that calls like these were measured on or near: {_way_text(found, nearer)}"
+        )
+    return lines
+
+
+def _way_text(found: Comparison, row: Row) -> str:
+    one = row.best
+    assert one is not None
     cost = f", {money(one.usd_per_million)} USD per million tokens" if one.usd_per_million is not None else ""
     under_way = "in a batch" if found.asked.batch else "under way"
-    return (f"best       {word}: {one.gpus} x {gpu_text(first.gpu)} as {way_text(one)}, "
-            f"{one.way.deployment.precision.label}, {one.way.batch:,} {under_way} on each{cost}")  # fmt: skip
+    return (f"{one.gpus} x {gpu_text(row.gpu)} as {way_text(one)}, {one.way.deployment.precision.label}, "
+            f"{one.way.batch:,} {under_way} on each{cost}")  # fmt: skip
 
 
 def short_of(found: Served) -> str:
