@@ -21,6 +21,15 @@ def test_the_order_comes_first(run: Run, tmp_path: Path) -> None:
     assert max(len(line) for line in out.splitlines()) <= 100
 
 
+def test_a_winner_that_nobody_measured_has_a_measured_one_beside_it(run: Run) -> None:
+    words = ("compare", "llama-3.1-8b", "--gpus", "mi300x,h100_sxm", "--batch", "4", "--max-gpus", "1")
+    _, out, _ = run(*words, "--price", "mi300x=0.1")
+    assert "best       cheapest: 1 x mi300x" in out
+    assert "measured   cheapest that is near measured calls: 1 x h100_sxm" in out
+    _, out, _ = run(*words, "--price", "mi300x=100")
+    assert "best       cheapest: 1 x h100_sxm" in out and "measured   " not in out
+
+
 def test_as_data(run: Run) -> None:
     code, out, _ = run(*SMALL, "--json", "--sensitivity")
     found = strict(out)
