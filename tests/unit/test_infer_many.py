@@ -24,7 +24,7 @@ from kernelcast.span import NOTHING, Span
 from kernelcast.stacks import stack, stack_ids
 from kernelcast.support import support_of
 from kernelcast.timeline import Ran, joined, shares
-from kernelcast.timeline.power import WINDOW_S, throttled_s, with_cap
+from kernelcast.timeline.power import WINDOW_S, held_s, throttled_s, with_cap
 from kernelcast.times import Times
 
 MODELS = ("llama-3.1-8b", "qwen3-30b-a3b", "mixtral-8x7b", "deepseek-v2-lite", "deepseek-v3", "gpt-oss-20b", "gpt2-xl",
@@ -102,8 +102,8 @@ def laid(phase: str, place: Deployment, passes: list[tuple[float, Batch]], times
     for count, mine, rounds, launches, kernels, span in found:
         ends = (span.time_s - span.low_s, span.high_s - span.time_s)
         below, above = (math.hypot(end, share * span.time_s) for end, share in zip(ends, PASS_SPREAD, strict=True))
-        slower = rounds * sum(x.count * throttled_s(x.call, times[x.call].span.time_s, times) for x in launches)
-        slower_s = float(slower) if lasting else 0.0
+        slower = throttled_s if lasting else held_s
+        slower_s = rounds * sum(float(x.count * slower(x.call, times[x.call].span.time_s, times)) for x in launches)
         launched = sum(launch.count for launch in launches)
         if engine.replays(mine.tokens, decodes=phase == "decode"):
             host_s = launched * engine.gap_s
@@ -153,7 +153,11 @@ def test_columns_are_what_kernels_add_up_to() -> None:
 def test_a_lower_power_limit_in_columns_is_that_of_each_kernel() -> None:
     capped = with_cap(gpu("h200_sxm"), 400)
     place = Deployment(model("llama-3.1-8b"), capped, stack("vllm"))
-    asked = Workload.equal(16, 2048, 64)
+    for batch in (1, 16):  # a prompt alone is read before a GPU lowers its clock; a capped one is at its limit
+        asked = Workload.equal(batch, 2048, 64)
+        found, (spans, _) = infer(place, asked), added_up(place, asked, Times(capped))
+        assert ends(found.prefill) == pytest.approx(ends(spans["prefill"]), rel=1e-9)
+        assert found.prefill.time_s > 1.15 * infer(Deployment(place.model, gpu("h200_sxm"), place.stack), asked).ttft_s
     spans, _ = added_up(place, asked, Times(capped))
     found = infer(place, asked)
     free = infer(Deployment(place.model, gpu("h200_sxm"), place.stack), asked)

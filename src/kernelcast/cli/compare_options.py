@@ -34,7 +34,7 @@ class GpuChoice:
               "price) throughput a GPU"),
     ] = None  # fmt: skip
     prices: Annotated[
-        Path | None, _gpus("--prices", metavar="FILE", help="TOML: [gpu.on_demand] usd_per_hour, date, source")
+        Path | None, _gpus("--prices", metavar="FILE", help="TOML with usd_per_hour, date and source of each GPU")
     ] = None
     price: Annotated[
         list[str] | None, _gpus("--price", metavar="GPU=USD", help="one price per GPU-hour; may be repeated")

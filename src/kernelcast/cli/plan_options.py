@@ -86,7 +86,7 @@ class SearchChoice:
     ] = "also"
     sure: Annotated[bool, _search("--sure", help="meet the goals at the slow end of the forecast too")] = False
     prices: Annotated[
-        Path | None, _search("--prices", metavar="FILE", help="TOML: [gpu] usd_per_hour, date, source")
+        Path | None, _search("--prices", metavar="FILE", help="TOML with usd_per_hour, date and source of each GPU")
     ] = None
     price: Annotated[
         list[str] | None, _search("--price", metavar="GPU=USD", help="one price per GPU-hour; may be repeated")

@@ -163,9 +163,7 @@ def _best_lines(found: Comparison) -> list[str]:
     lines = [f"best       {word}: {_way_text(found, first)}"]
     nearer = next((row for row in real if row.meets and row.best and row.best.support != far), None)
     if first.best.support == far and nearer is not None:
-        lines.append(
-            f"measured   {word} of GPUs that calls like these were measured on or near: {_way_text(found, nearer)}"
-        )
+        lines.append(f"measured   {word} that is near measured calls: {_way_text(found, nearer)}")
     return lines
 
 
@@ -173,6 +171,10 @@ def _way_text(found: Comparison, row: Row) -> str:
     one = row.best
     assert one is not None
     cost = f", {money(one.usd_per_million)} USD per million tokens" if one.usd_per_million is not None else ""
+    if found.asked.by == "joules" and one.joules_per_million is not None:
+        cost = f", {energy(one.joules_per_million)} MJ per million tokens{cost.replace(',', ' and', 1)}"
+    if found.asked.by == "latency":
+        cost = f", {time_text(one.e2el.time_s)} a request{cost}"
     under_way = "in a batch" if found.asked.batch else "under way"
     return (f"{one.gpus} x {gpu_text(row.gpu)} as {way_text(one)}, {one.way.deployment.precision.label}, "
             f"{one.way.batch:,} {under_way} on each{cost}")  # fmt: skip
@@ -190,10 +192,11 @@ def _gain_table(gains: Gains) -> Any:
     heads = [gpu_text(one.way.deployment.gpu) for one, _ in gains]
     by = gains[0][0].asked.by or "dollars"
     known = [{gain.spec: gain.percent for gain in members} for _, members in gains]
-    most = max(*known[0].values(), 1e-9)
+    first = next((own for own in known if own), {})
+    most = max(*first.values(), 0.0, 1e-9)
     rows = [
-        (spec, *(f"{own[spec]:+.2f}%" if spec in own else "-" for own in known), bar(known[0][spec] / most, 24))
-        for spec in known[0]
+        (spec, *(f"{own[spec]:+.2f}%" if spec in own else "-" for own in known), bar(first[spec] / most, 24))
+        for spec in first
     ]
     return plain_table(f"1% more of it buys {MERIT[by]}", *heads, "", right=heads, rows=rows)
 

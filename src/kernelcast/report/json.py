@@ -57,6 +57,7 @@ def energy_fields(drawn: Energy | None) -> dict[str, Any]:
     return {
         **span_fields("energy_j", drawn.joules if drawn else None),
         **span_fields("power_w", drawn.watts if drawn else None),
+        "sustained_s": drawn.joules.time_s / drawn.power_w if drawn else None,
         "clock_share": drawn.clock if drawn else None,
         "energy_support": drawn.support if drawn else None,
     }

@@ -142,7 +142,9 @@ def _answer(found: Prediction, conditions: Conditions, drawn: Energy | None) -> 
         grid.add_row("  DRAM", rate, f"{bytes_text(dram_bytes)} in the predicted time")
     if drawn is not None:
         low, high = (joules_text(value) for value in (drawn.joules.low_s, drawn.joules.high_s))
-        grid.add_row("  energy", joules_text(drawn.joules.time_s), f"interval {low} – {high}, repeated for seconds")
+        each = time_text(drawn.joules.time_s / drawn.power_w)
+        told = f"interval {low} – {high}, repeated for seconds: {each} a call then"
+        grid.add_row("  energy", joules_text(drawn.joules.time_s), told)
         grid.add_row("  power", f"{drawn.power_w:,.0f} W", _power_text(drawn))
     return grid
 
@@ -248,7 +250,8 @@ def _rests_on(found: Prediction, chip: Gpu, conditions: Conditions) -> Table:
     if conditions.without:
         grid.add_row("  left out", Text(", ".join(conditions.without), "yellow"))
     if chip.changes:
-        grid.add_row("  GPU", Text("changed with --set: not a product that exists", "yellow"))
+        capped = f"under a limit of {chip.power_w:,.0f} W" if set(chip.changes) == {"power_w"} else None
+        grid.add_row("  GPU", Text(capped or "changed with --set: not a product that exists", "yellow"))
     return grid
 
 

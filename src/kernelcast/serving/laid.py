@@ -81,13 +81,14 @@ class Laid:
     def lay(self, times: TimeColumns) -> None:
         """Once the times of all calls are known: those of all passes. ``spans_s``: time, low, high."""
         self.times = times
-        kernels, slower = np.empty((3, len(self.owner))), np.zeros(len(self.owner))
+        kernels, slower, held = np.empty((3, len(self.owner))), np.zeros(len(self.owner)), np.zeros(len(self.owner))
         launched = np.empty(len(self.owner))
         for group in self.alike:
-            kernels[:, group.rows], slower[group.rows] = self._kernels(group)
+            kernels[:, group.rows], slower[group.rows], held[group.rows] = self._kernels(group)
             launched[group.rows] = group.launched
         kernels *= self.rounds
-        self.power_s = np.where(self._lasting(kernels[0])[self._segment], slower * self.rounds, 0.0)
+        # a service under a lower limit than the board's is at it before a batch begins
+        self.power_s = np.where(self._lasting(kernels[0])[self._segment], slower, held) * self.rounds
         self.host_s = self._host_s(launched, kernels[0] + self.power_s)
         below, above = (
             np.hypot(end, share * kernels[0])
@@ -96,12 +97,13 @@ class Laid:
         whole = np.array([kernels[0], kernels[0] - below, kernels[0] + above])
         self.spans_s = whole + self.power_s + self.host_s * np.array([[1.0], *([x] for x in HOST_RANGE)])
 
-    def _kernels(self, group: Alike) -> tuple[Array, Array]:
-        """Of each pass, one micro-batch: time, low and high of its kernels, and what a power limit would add. What one
+    def _kernels(self, group: Alike) -> tuple[Array, Array, Array]:
+        """Of each pass, one micro-batch: time, low and high of its kernels, and what power limits would add: all of
+        them, and a lower one than the board's alone. What one
         network says is wrong the same way wherever it runs, different networks are wrong on their own
         (``timeline.joined``)."""
         networks: dict[str, Array] = {}
-        slower = np.zeros(len(group.rows))
+        slower, held = np.zeros(len(group.rows)), np.zeros(len(group.rows))
         for launches, calls, at in group.sorts():
             counts = np.array([launch.count for launch in launches])
             seconds = self.times.times_s[:, calls] * counts[:, None]
@@ -110,10 +112,12 @@ class Laid:
                 own = seconds[:, [family == name for family in families]].sum(axis=1)
                 networks[name] = networks.get(name, 0.0) + own[:, at]
             slower += self._slower(launches, calls)[at]
+            if self.times.held is not None:
+                held += (counts @ (self.times.times_s[0, calls] * (self.times.held[calls] - 1)))[at]
         time, low, high = np.array(list(networks.values())).transpose(1, 0, 2)
         below, above = (np.sqrt((end**2).sum(axis=0)) for end in (time - low, high - time))
         total = time.sum(axis=0)
-        return np.array([total, total - below, total + above]), slower
+        return np.array([total, total - below, total + above]), slower, held
 
     def _slower(self, launches: Sequence[Launch], calls: Rows) -> Array:
         gpu, found = self.deployment.gpu, np.zeros(calls.shape[1])

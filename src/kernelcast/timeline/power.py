@@ -73,6 +73,11 @@ def throttled_s(call: Call, time_s: float, times: Times) -> float:
     return float(longer_s(call, time_s, times.gpu, _held(call, time_s, times)))
 
 
+def held_s(call: Call, time_s: float, times: Times) -> float:
+    """The same of a short run: only what a limit below the board's adds, which holds from the start."""
+    return time_s * (_held(call, time_s, times) - 1)
+
+
 def longer_s(call: Call, time_s: Any, gpu: Gpu, held: Any = 1.0) -> Any:
     """The same, columns in and out: what the board's own limit adds, and all of it ``held`` times as long under a lower
     one."""

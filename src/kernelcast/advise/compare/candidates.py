@@ -139,7 +139,8 @@ def _worth(asked: Asked, ways: list[list[Candidate]]) -> list[list[Candidate]]:
         scores = [_promise(asked, way) for way in batches]
         if scores:
             best = min(range(len(batches)), key=lambda at: scores[at])
-            near = batches[max(0, best - (3 if asked.goals else 1)) : best + 2]  # rough times are on the fast side
+            # Rough times are on the fast side: where a rate must be carried, larger batches than they say may do it
+            near = batches if asked.rate is not None else batches[max(0, best - (3 if asked.goals else 1)) : best + 2]
             kept.append((min(scores), near))
     kept.sort(key=lambda one: one[0])
     return [near for _, near in kept[:LAYOUTS]]

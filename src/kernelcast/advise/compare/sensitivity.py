@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from kernelcast.advise.compare.candidates import Candidate
 from kernelcast.advise.compare.served import Served, forecast
+from kernelcast.energy import power_model
 from kernelcast.hardware import Gpu
 from kernelcast.hardware.gpu import INTEGERS, RATE_TABLES
 from kernelcast.serving.memory import largest_batch
@@ -60,8 +61,8 @@ def sensitivity(found: Sequence[Served]) -> list[tuple[Gain, ...]]:
         chip = one.way.deployment.gpu
         for spec, names in SPECS.items():
             fields = _present(chip, names)
-            if not fields:
-                continue
+            if not fields or not merit(one) or (spec == "power" and power_model(chip) is None):
+                continue  # nobody knows
             ends = [_scaled(chip, fields, factor) for factor in (STEP, 1 / STEP)]
             apart = math.log(_number(ends[0], fields[0]) / _number(ends[1], fields[0]))
             asked.append((at, spec, fields, -apart if spec in LESS else apart))
