@@ -86,3 +86,9 @@ def test_a_training_is_traced_once(run: Run, tmp_path: Path) -> None:
     first = found["rows"][0]
     assert first["usd"] == pytest.approx(first["hours"] * first["price"]["usd_per_hour"])
     assert first["time_s_low"] <= first["time_s"] <= first["time_s_high"] and first["fits"]
+
+
+def test_a_narrow_terminal_cuts_no_figure(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = run("compare", "qwen3-30b-a3b", "--gpus", "h100_sxm,rtx_pro_6000_server", "--batch", "4")
+    assert "USD/M" in out and "…" not in out and max(len(line) for line in out.splitlines()) <= 80

@@ -15,7 +15,7 @@ from kernelcast.advise.plan.goals import Goal
 from kernelcast.hardware import Gpu
 from kernelcast.prices import Price
 from kernelcast.report.json import attributes, plain
-from kernelcast.report.text import cut, dense_table, plain_table, show
+from kernelcast.report.text import WIDTH, console, cut, dense_table, plain_table, show
 from kernelcast.report.units import bar, digits, time_text
 from kernelcast.span import Span
 from kernelcast.support import SUPPORT
@@ -121,7 +121,7 @@ def _table(found: Comparison) -> Any:
     asked, variants = found.asked, what_ifs(found)
     several = len({one.way.deployment.precision.label for one in found.fitting}) > 1
     powered = any(one.joules_per_million for one in found.fitting)
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for row in found.rows:
         one = row.best
         if one is None:
@@ -135,8 +135,11 @@ def _table(found: Comparison) -> Any:
             energy(one.joules_per_million) if powered else full, next(iter(one.bound_by), "-"), SHORT[one.support],
         ))  # fmt: skip
     rate = "tok/s in" if asked.model.kind == "encoder" else "tok/s"
-    heads = ("GPU", "way", "batch", "TTFT ms", "TPOT ms (80%)", rate, "USD/M", "MJ/M" if powered else "mem",
-             "binds", "sure")  # fmt: skip
+    spent = "MJ/M" if powered else "mem"
+    heads: tuple[str, ...] = ("GPU", "way", "batch", "TTFT ms", "TPOT ms (80%)", rate, "USD/M", spent, "binds", "sure")
+    if console().width < WIDTH:  # a narrow terminal has no room for the interval, nor for what binds
+        heads = (*heads[:4], "TPOT ms", *heads[5:8], "sure")
+        rows = [(*row[:4], row[4].partition(" (")[0], *row[5:8], row[9]) for row in rows]
     return dense_table(*heads, left=("GPU", "way", "binds", "sure"), rows=rows, gap=1)
 
 
