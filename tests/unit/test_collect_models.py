@@ -20,8 +20,8 @@ from kernelcast.errors import KernelcastError
 from kernelcast.measure.session import DeviceLostError
 from kernelcast_lab.cli import models as cli_models
 from kernelcast_lab.models.cases import MODELS, Case, case_table, chosen, cut, parameter_count
-from kernelcast_lab.models.measure import measure
-from kernelcast_lab.models.store import Journal, Measured, StepTiming, load_cases, pack
+from kernelcast_lab.models.measure import measure, measure_parts
+from kernelcast_lab.models.store import Journal, Measured, StepTiming, Timing, load_cases, pack
 from kernelcast_lab.models.trace import (
     KernelRow,
     OpRow,
@@ -231,6 +231,48 @@ def test_budget_and_resuming(tmp_path: Path) -> None:
     assert runner.ran == [case.id for case in TABLE[:5]]
     assert measure(TABLE[:5], runner, journal, 60.0, "c", clock=clock) == (0, 0, 0)
     assert len(runner.ran) == 5
+
+
+def test_every_case_is_timed_before_one_is_profiled(tmp_path: Path) -> None:
+    """A profiler that ran once slows every launch of its process."""
+    told = {field: value for field, value in vars(MEASURED).items() if field != "profile"}
+    ran: list[tuple[str, str]] = []
+
+    class Runner:
+        def timed(self, case: Case) -> Timing:
+            ran.append(("timed", case.id))
+            if case is TABLE[1]:
+                raise MemoryError("full")
+            return Timing(**told)
+
+        def profiled(self, case: Case, timing: Timing) -> Measured:
+            ran.append(("profiled", case.id))
+            return Measured(**vars(timing), profile=MEASURED.profile)
+
+    journal = Journal(tmp_path / "run.jsonl")
+    late = iter([0.0, 1e6])  # no time for the first part: the second does not begin
+    assert measure_parts(TABLE[:3], Runner(), journal, late.__next__, "a") == (0, 0, 3)
+    assert not ran and not journal.done()
+    assert measure_parts(TABLE[:3], Runner(), journal, lambda: 1e6, "b") == (2, 1, 0)
+    ids = [case.id for case in TABLE[:3]]
+    assert ran == [*(("timed", name) for name in ids), ("profiled", ids[0]), ("profiled", ids[2])]
+    journal.append({"kind": "environment", "run": "b", "facts": {}})
+    pack(journal.path, tmp_path / "packed.json.gz")
+    assert [one.measured for one in load_cases(tmp_path / "packed.json.gz")] == [MEASURED, MEASURED]
+
+
+def test_the_parts_of_a_model_of_the_zoo_are_joined(tmp_path: Path) -> None:
+    zoo = pytest.importorskip("kernelcast_lab.models.zoo")
+    first, second = ({"build": f"vision.py:{name}", "mode": "inference", "dtype": "bf16", "optimizer": "adamw",
+                      "batch": 8, "seq": 0} for name in ("a", "b"))  # fmt: skip
+    lines = [{"environment": {"gpu": "x"}}, {"case": first, "part": "wall", "wall_ms": [2.0, 1.0, 3.0]},
+             {"case": second, "part": "wall", "wall_ms": [5.0, 5.0, 5.0]},
+             {"case": first, "part": "kernels", "kernel_ms": 1.5, "kernels": 7},
+             {"case": second, "part": "kernels", "error": "full"}]  # fmt: skip
+    (tmp_path / "zoo.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert zoo.pack_zoo(tmp_path / "zoo.jsonl", tmp_path / "zoo.json.gz") == (1, 1)
+    (kept,) = json.loads(gzip.decompress((tmp_path / "zoo.json.gz").read_bytes()))["cases"]
+    assert (kept["case"], kept["wall_ms"], kept["kernel_ms"], kept["kernels"]) == (first, [2.0, 1.0, 3.0], 1.5, 7)
 
 
 def test_no_time_no_case(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_goals_are_kept_where_some_batch_keeps_them() -> None:
     ],
 )
 def test_what_is_left_out_is_no_better(name: str, asked: dict[str, Any]) -> None:
-    few, all_of = (kc.compare(name, "h100_sxm,l40s", thorough=every, **asked) for every in (False, True))
+    few, all_of = (kc.compare(name, "h100_sxm,l40s,b200_sxm", thorough=every, **asked) for every in (False, True))
     assert few.forecasts <= all_of.forecasts
     for chip in rows(few):
         one, other = (order(best(found, chip))[:3] for found in (few, all_of))  # goals, and what the order is by

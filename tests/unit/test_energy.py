@@ -16,7 +16,7 @@ from kernelcast.hardware import gpu_ids
 from kernelcast.machine.analyse import PIPELINES
 from kernelcast.predict import DEFAULT
 from kernelcast.span import Span
-from kernelcast.timeline.power import energy_of, lasting, throttled_s, with_cap
+from kernelcast.timeline.power import energy_of, lasting, longer_s, throttled_s, with_cap
 from kernelcast.times import Times
 
 H200 = kc.gpu("h200_sxm")
@@ -136,6 +136,15 @@ def test_the_energy_of_calls_is_bounded_by_the_limit() -> None:
     assert found is not None and found.joules.time_s == pytest.approx(H200.power_w * short.time_s)
     assert throttled_s(call, times[call].span.time_s, times) >= 0
     assert energy_of({}, times, 0.0, short) is None
+
+
+def test_a_lower_limit_comes_on_top_of_the_boards() -> None:
+    call = Call.of("gemm", {"m": 8192, "n": 8192, "k": 8192, "dtype": "bf16", "stack": "torch"})
+    assert H200.tensor_flops_per_j
+    time_s = 2 * 8192**3 / (H200.tensor_flops_per_j * H200.power_w) / 2  # the board's limit makes it twice as long
+    assert longer_s(call, time_s, H200) == pytest.approx(time_s)
+    assert longer_s(call, time_s, with_cap(H200, 400)) == pytest.approx(time_s)
+    assert longer_s(call, time_s, with_cap(H200, 400), 1.5) == pytest.approx(2 * time_s)  # 1.5 x 2 - 1
 
 
 def test_left_out_calls_are_within_ten_percent() -> None:
