@@ -54,7 +54,7 @@ def import_checkout(
 
 def import_tables(root: Path, target: Path, *, replace: bool = False, progress: Progress = lambda _: None) -> Summary:
     """The same for a folder of cleaned tables: canonical files of every table with times of kernels."""
-    names = [name for name in shared.tables(root) if name in shared.kernel_tables()]
+    names = [name for name in shared.tables(root) if shared.mapping_of(name)]
     if not names:
         raise KernelcastError(f"{root} has no tables of kernels: no SOURCE/TABLE.parquet of {', '.join(SOURCES)}")
     by_source: dict[str, list[str]] = defaultdict(list)
@@ -109,7 +109,7 @@ def _measurements(source: str, part: Part) -> Measurements:
     import duckdb
 
     name = f"{source}/{part.table}"
-    mapping = shared.kernel_tables().get(name)
+    mapping = shared.mapping_of(name)
     try:
         with connect() as connection:
             load(connection, part)

@@ -33,6 +33,14 @@ def kernel_tables() -> dict[str, TableMap]:
     return {f"{name}/{table}": m for name, module in SOURCES.items() for table, m in module.tables().items()}
 
 
+def mapping_of(name: str) -> TableMap | None:
+    """How a table 'folder/table' is read, None where it has no times of kernels. A folder is a source, or a part of one
+    that was released apart: aiconfigurator_gb300 is read as aiconfigurator."""
+    folder, _, table = name.partition("/")
+    source = next((one for one in SOURCES if folder == one or folder.startswith(f"{one}_")), folder)
+    return kernel_tables().get(f"{source}/{table}")
+
+
 def root_path(root: Path | str | None = None) -> Path:
     """The folder, by argument or by the environment variable KERNELCAST_DATA."""
     given = root if root is not None else os.environ.get(ROOT_VARIABLE)
@@ -77,7 +85,7 @@ def read(root: Path | str | None, name: str, **chosen: Unpack[Chosen]) -> Measur
     try:
         if is_canonical(path):
             return read_canonical(path, choice)
-        mapping = kernel_tables().get(name)
+        mapping = mapping_of(name)
         if mapping is None:
             raise KernelcastError(f"{name} has no times of kernels; read_table gives its columns")
         with connect() as connection:
@@ -94,7 +102,7 @@ def read_all(root: Path | str | None = None, **chosen: Unpack[Chosen]) -> Measur
 
 
 def _has_ops(folder: Path, name: str, ops: Collection[str] | None) -> bool:
-    mapping = kernel_tables().get(name)
+    mapping = mapping_of(name)
     if mapping is None:
         return is_canonical(_file(folder, name))
     return ops is None or any(o.op in ops for o in mapping.ops)
