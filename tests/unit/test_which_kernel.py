@@ -116,8 +116,12 @@ FAULTS = [
     ('dtype = "fp32", family', 'dtype = "fp31", family', "unknown dtype of gemm fp31 'fp31'"),
     ('on = "mfma", family', 'on = "mfm", family', "unknown on of gemm mfm 'mfm'"),
     ('path = "fma" },', 'path = "fmaa" },', "unknown path of gemm fp32 'fmaa'"),
-    ('source = "nvidia_libraries"\nkernels = [\n    { family', 'kernels = [\n    { family', "source is missing"),
-    ('source = "nvidia_libraries"\nkernels = [\n    { f', 'source = "x"\nkernels = [\n    { f', "unknown source in runs"),
+    ('source = "nvidia_libraries"\nkernels = [\n    { family', "kernels = [\n    { family", "source is missing"),
+    (
+        'source = "nvidia_libraries"\nkernels = [\n    { f',
+        'source = "x"\nkernels = [\n    { f',
+        "unknown source in runs",
+    ),
     ('{ family = "cublas" },', '{ family = "cublas" }, { family = "cublas" },', "gemm: there are two entries"),
     ('{ family = "cublas" },', '{ famly = "cublas" },', "unknown field in runs of"),
     ('{ family = "cublas" },', "{ },", "'family' is missing"),
@@ -154,7 +158,10 @@ def test_dtype_before_place_and_capability_before_path() -> None:
     assert of("vllm", "l40s", "gemm", "fp8_block") == "triton" and of("vllm", "h20", "gemm", "fp8_block") == "deepgemm"
     assert of("vllm", "rtx_5090", "gemm", "fp8_block") == "cutlass"  # its own, not that of mma.sync
     assert of("vllm", "rtx_a6000", "gemm", "fp8_block") == "marlin"
-    assert of("vllm", "l40s", "attention", kv="bf16") == "fa2" and of("vllm", "l40s", "attention", kv="fp8") == "flashinfer"
+    assert (
+        of("vllm", "l40s", "attention", kv="bf16") == "fa2"
+        and of("vllm", "l40s", "attention", kv="fp8") == "flashinfer"
+    )
     assert of(None, "h200_sxm", "attention") == "fa3" and of("torch", "h200_sxm", "attention") == "cudnn"
     assert of("trtllm", "h200_sxm", "gemm", "bf16") == "cublas" and of("vllm", "mi300x", "gemm") == "hipblaslt"
 

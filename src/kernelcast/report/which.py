@@ -9,7 +9,9 @@ from typing import Any
 from kernelcast.efficiency.evidence import Entry
 from kernelcast.hardware import gpu
 from kernelcast.kernels.which import listed
-from kernelcast.report.text import dense_table, show
+from kernelcast.report.text import cut, dense_table, show
+
+_OP_WIDTH = 20
 
 
 def runs_fields(
@@ -40,8 +42,7 @@ def print_runs(lines: Sequence[Mapping[str, Any]]) -> None:
         if chip:
             told = "inherited" if chip.path_inherited else f"compute capability {chip.compute_capability}"
             show(f"{chip.name} ({chip.id}): {chip.instruction_path}, {told}", "")
-        where = ("path", "how", "measured") if chip else ("on",)
-        heads = ("stack", "op", "format", "kernel", "backend", *where, "source")
+        heads = ("stack", "op", "format", "kernel", "backend", *(("how", "measured") if chip else ("on",)), "from")
         rows = [_line(line, sources) for line in lines if line.get("gpu") == place]
         show(dense_table(*heads, left=heads, rows=rows), "")
     show(*(f"[{at}] {source}" for at, source in enumerate(sources, start=1)))
@@ -50,7 +51,12 @@ def print_runs(lines: Sequence[Mapping[str, Any]]) -> None:
 def _line(line: Mapping[str, Any], sources: Sequence[str]) -> tuple[str, ...]:
     named = {name: "any" if line[name] == "*" else str(line[name]) for name in ("stack", "dtype", "on")}
     kv = "" if line["kv_dtype"] == "*" else f", kv {line['kv_dtype']}"
-    cells = (named["stack"], line["op"], named["dtype"] + kv, line["family"], line["backend"] or "—")
-    measured_ = ", ".join(line["measured"]) or "—" if "gpu" in line else ""
-    where = (line["path"], line["how"], measured_) if "gpu" in line else (named["on"],)
+    cells = (named["stack"], cut(line["op"], _OP_WIDTH), named["dtype"] + kv, line["family"], line["backend"] or "—")
+    where = (line["how"], _backends(line["measured"])) if "gpu" in line else (named["on"],)
     return *cells, *where, ",".join(str(sources.index(source) + 1) for source in line["sources"])
+
+
+def _backends(calls: Mapping[str, int]) -> str:
+    """'trtllm +2': the one with the most calls, and how many others there are."""
+    first = next(iter(calls), "—")
+    return f"{first} +{len(calls) - 1}" if len(calls) > 1 else first
