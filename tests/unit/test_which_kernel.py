@@ -55,7 +55,7 @@ def test_a_file_may_name_its_path(tmp_path: Path) -> None:
     assert file('compute_capability = "14.0"').path_inherited
     named = file('compute_capability = "14.0"\ninstruction_path = "wgmma"')
     assert named.instruction_path == "wgmma" and not named.path_inherited
-    with pytest.raises(KernelcastError, match="unknown instruction_path 'wgma' .did you mean wgmma"):
+    with pytest.raises(KernelcastError, match="unknown instruction_path 'wgma'"):
         file('instruction_path = "wgma"')
     with pytest.raises(KernelcastError, match="compute_capability must be"):
         file('compute_capability = "hopper"')
@@ -151,7 +151,7 @@ def test_a_broken_file_is_refused_in_one_line(tmp_path: Path, right: str, wrong:
 
 def of(stack: str | None, place: str, op: str, dtype: str = "bf16", kv: str | None = None) -> str | None:
     found = which(stack, gpu(place), op, dtype, kv)
-    return found and (found.backend or found.family)
+    return (found.backend or found.family) if found else None
 
 
 def test_dtype_before_place_and_capability_before_path() -> None:
