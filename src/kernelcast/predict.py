@@ -20,6 +20,7 @@ from kernelcast.errors import KernelcastError, unknown
 from kernelcast.hardware import Gpu, gpu, origin_of
 from kernelcast.kernels.base import Calls, Kernel, columns_of, parameters_of
 from kernelcast.kernels.dtypes import runs
+from kernelcast.kernels.which import Runs, runs_of
 from kernelcast.kernels.work import Array
 from kernelcast.machine.analyse import PIPELINES, Analysis, analyse, summed
 from kernelcast.machine.limits import Turns
@@ -160,6 +161,7 @@ class Prediction:
     support: str
     predictor: str
     kernels: tuple[LaunchedKernel, ...]
+    runs: Runs  # the kernel that it is taken to be
     standing: Standing = field(repr=False, compare=False)
 
     @property
@@ -175,9 +177,11 @@ class Prediction:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON, where the kernels are called phases."""
-        told = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("kernels", "standing")}
+        told = {
+            one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("kernels", "runs", "standing")
+        }
         evidence = {"evidence": self.evidence, "answered_as": self.answered_as}
-        return {**told, **evidence, "phases": [asdict(kernel) for kernel in self.kernels]}
+        return {**told, "runs": self.runs.told(), **evidence, "phases": [asdict(kernel) for kernel in self.kernels]}
 
 
 def predict(call: Kernel, target: Gpu | str, conditions: Conditions = DEFAULT) -> Prediction:
@@ -400,7 +404,15 @@ def _one(call: Kernel, chip: Gpu, found: Predictions, i: int) -> Prediction:
         support=str(found.support[i]),
         predictor=found.predictor,
         standing=found.standing[i],
+        runs=_runs(call, chip, found.standing[i]),
         kernels=tuple(_launched(work, i) for work in found.works if work.launches[i] > 0),
+    )
+
+
+def _runs(call: Kernel, chip: Gpu, standing: Standing) -> Runs:
+    words = {"stack": call.stack, "dtype": call.dtype, **standing.words}
+    return runs_of(
+        call.op, words, chip, getattr(call, "backend", None), standing.entry.sources if standing.entry else ()
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from running import Run
@@ -42,6 +43,28 @@ def test_one_kind_in_full(run: Run) -> None:
     assert "gemm a40 torch fp16: m 1 to" in out
 
 
+def test_which_kernel_runs(run: Run) -> None:
+    out = told(run, "evidence", "--runs", "--gpu", "rtx_5090", "--stack", "vllm")
+    assert "NVIDIA GeForce RTX 5090 (rtx_5090): mma.sync, compute capability 12.0" in out and "b200" not in out
+    assert re.search(r"vllm +attention +any +fa2 +fa2 +inherited", out) and max(map(len, out.splitlines())) <= 100
+    assert "…" not in out.partition("[1]")[0].replace("masked_attention_ba…", "")
+    whole = json.loads(told(run, "evidence", "--runs", "--stack", "sglang", "--op", "moe", "--json"))["runs"]
+    assert {line["stack"] for line in whole} == {"sglang"} and all(line["sources"] for line in whole)
+    on = json.loads(told(run, "evidence", "--runs", "--stack", "sglang", "--op", "moe", "--gpu", "b200_sxm", "--json"))
+    any_format = next(line for line in on["runs"] if line["dtype"] == "*")
+    assert any_format["backend"] == "triton" and list(any_format["measured"]) == ["trtllm", "triton"]
+
+
+def test_a_call_tells_which_kernel_it_is_taken_to_run(run: Run) -> None:
+    assert "fa3 by wgmma (the file names it for this GPU)" in told(run, *ATTENTION, "--stack", "vllm")
+    runs = json.loads(told(run, *ATTENTION, "--stack", "vllm", "--json"))["runs"]
+    assert {**runs, "sources": ()} == {
+        "family": "fa3", "backend": "fa3", "path": "wgmma", "path_inherited": False, "how": "named",
+        "tiles": "flash_backends.tiling", "sources": (),
+    }  # fmt: skip
+    assert runs["sources"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -51,6 +74,7 @@ def test_one_kind_in_full(run: Run) -> None:
         (("--where", "dtype"), "give WORD=VALUE"),
         (("--where", "dtpe=fp8"), "unknown word 'dtpe' (did you mean dtype"),
         (("--by", "colour"), "unknown --by 'colour'"),
+        (("--runs", "--gpu", "h300"), "unknown gpu 'h300'"),
         (("--weights", "/nowhere"), "/nowhere"),
     ],
 )

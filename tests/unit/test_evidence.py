@@ -14,6 +14,7 @@ from kernelcast.efficiency.evidence import Entry, Evidence, Step, beyond, kinds_
 from kernelcast.efficiency.learned import WEIGHTS, load
 from kernelcast.kernels import kernel_class
 from kernelcast.kernels.base import columns_of
+from kernelcast.kernels.which import which
 from kernelcast.stacks import stack
 
 DECODE = {"batch": 64, "q_len": 1, "kv_len": 4096, "q_heads": 32, "kv_heads": 8, "head_dim": 128}
@@ -120,8 +121,9 @@ def test_octaves_outside_of_a_range() -> None:
 
 @pytest.mark.parametrize(("gpu", "software"), [("b200_sxm", "vllm"), ("h200_sxm", "sglang"), ("gb200", "trtllm")])
 def test_an_engine_decodes_over_pages_by_its_own_backend(gpu: str, software: str) -> None:
-    whole = told("attention", gpu, **DECODE, stack=software, backend=stack(software).attention_backend(kc.gpu(gpu)),
-                 page_size=stack(software).page_size)  # fmt: skip
+    own = which(software, kc.gpu(gpu), "attention", "bf16")
+    assert own is not None
+    whole = told("attention", gpu, **DECODE, stack=software, backend=own.backend, page_size=stack(software).page_size)
     short = told("attention", gpu, **DECODE, stack=software)
     assert (short.time_s, short.low_s, short.support) == (whole.time_s, whole.low_s, "seen")
     assert short.answered_as["paged"] == {"asked": None, "answered": "yes"}

@@ -69,6 +69,9 @@ def test_an_unmeasured_gpu_takes_its_nearest_kin() -> None:
     assert stand_in(kc.gpu("l4"), measured).id == "l40s"
     # no GPU of capability 10.3 was measured: memory, SMs and power make the B200 the nearest
     assert stand_in(kc.gpu("gb300"), measured).id == "b200_sxm"
+    assert stand_in(kc.gpu("rtx_5090"), measured).id == "l40s"  # mma.sync, and fp8, which an A100 has not
+    assert stand_in(kc.gpu("mi300x"), (*measured, "mi210")).id == "mi210"
+    assert stand_in(kc.gpu("mi300x"), measured).vendor == "nvidia"  # nothing of its path: the nearest of all
 
 
 def test_a_borrowed_name_is_whole() -> None:

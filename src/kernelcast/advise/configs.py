@@ -7,6 +7,7 @@ from dataclasses import astuple, dataclass
 
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu
+from kernelcast.hardware.paths import WIDE
 from kernelcast.kernels.dtypes import dtype as number_format
 from kernelcast.kernels.moe_gemm import WIDE_ROWS
 
@@ -82,7 +83,7 @@ def fits(config: Config, chip: Gpu, dtype: str) -> bool:
     if config.block_m * config.block_n / (config.warps * 32) >= _MOST_SUMS:
         return False
     kind = number_format(dtype)
-    wide = chip.compute_capability.startswith(("9.", "10.")) and config.block_m >= WIDE_ROWS
+    wide = chip.instruction_path in WIDE and config.block_m >= WIDE_ROWS
     buffers = config.stages if wide else max(config.stages - 1, 1)
     stage = (config.block_m * kind.act_bytes + config.block_n * kind.weight_bytes) * config.block_k
     return buffers * stage <= chip.smem_bytes_per_cta

@@ -25,6 +25,7 @@ def register(app: typer.Typer) -> None:
         "kernelcast evidence",
         "kernelcast evidence --op attention --gpu b200_sxm --stack vllm",
         "kernelcast evidence --by gpu --json",
+        "kernelcast evidence --runs --gpu rtx_5090 --stack vllm",
     )
     app.command("evidence", cls=with_examples(Command, *examples))(evidence)
 
@@ -38,6 +39,9 @@ def evidence(
         typer.Option("--where", metavar="WORD=VALUE", help="only kinds with this word (dtype=fp8); may be repeated"),
     ] = [],  # noqa: B006
     by: Annotated[str | None, typer.Option("--by", metavar="|".join(_BY), help="lines; default: as fits")] = None,
+    runs: Annotated[
+        bool, typer.Option("--runs", help="instead: which kernel runs, by stack, op and format, and what was measured")
+    ] = False,
     weights: WeightsFolder = None,
     json: Json = False,
 ) -> None:
@@ -52,6 +56,9 @@ def evidence(
     entries = _entries(weights or WEIGHTS)
     refuse_unknown("stack", stack, sorted({str(entry.words["stack"]) for entry in entries}))
     pairs = [_pair(text, entries) for text in word]
+    if runs:
+        _show_runs(gpu, stack, op, entries, json)
+        return
     found = [
         entry
         for entry in entries
@@ -67,6 +74,18 @@ def evidence(
     from kernelcast.report.evidence import print_evidence
 
     print_evidence(found, lines)
+
+
+def _show_runs(gpus: list[str], stacks: list[str], ops: list[str], entries: list[Entry], json: bool) -> None:
+    """What stacks/kernels.toml says, of each GPU that is named or in full, beside the backends that were measured."""
+    from kernelcast.report.which import print_runs, runs_fields
+
+    places: list[str | None] = [*gpus] or [None]
+    lines = [line for name in places for line in runs_fields(name, stacks, ops, entries)]
+    if json:
+        print(as_json.to_json({"runs": lines}))
+    else:
+        print_runs(lines)
 
 
 def _entries(folder: Path) -> list[Entry]:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from kernelcast.efficiency.generic import ranked_times, sustained_shares, sustained_start_s, work_times
 from kernelcast.hardware import Gpu
+from kernelcast.hardware.paths import TCGEN05, WGMMA
 from kernelcast.kernels.work import Array, Number
 from kernelcast.machine.analyse import PIPELINES, Analysis, summed
 
@@ -167,7 +168,7 @@ def gpu_features(gpu: Gpu) -> dict[str, float]:
     values = (
         float(shares[PIPELINES.index("tensor")]),
         float(shares[PIPELINES.index("dram")]),
-        float(gpu.compute_capability.startswith("9.")),
-        float(gpu.compute_capability.startswith("10.")),
+        float(gpu.instruction_path == WGMMA),
+        float(gpu.instruction_path == TCGEN05),
     )
     return dict(zip(GPU_FEATURES, values, strict=True))

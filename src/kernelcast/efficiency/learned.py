@@ -161,11 +161,17 @@ def _mean(nets: Sequence[Layers], numbers: Floats, positions: Sequence[int]) -> 
 
 
 def stand_in(target: Gpu, measured: Sequence[str]) -> Gpu:
-    """The measured GPU to take the name of: itself, else the nearest of its compute capability, else of all."""
+    """The measured GPU to take the name of: itself, else the nearest of its compute capability, else of its instruction
+    path, whose kernels it runs, first those that multiply most of its formats (sm_120 has the fp8 of sm_89, which sm_80
+    has not), else of all."""
     if target.id in measured:
         return gpu(target.id)
     known = [gpu(name) for name in measured]
     kin = [g for g in known if g.compute_capability == target.compute_capability]
+    if not kin:
+        kin = [g for g in known if g.instruction_path == target.instruction_path]
+        missing = [len(set(target.tensor_flops_per_clk_sm) - set(g.tensor_flops_per_clk_sm)) for g in kin]
+        kin = [g for g, lacks in zip(kin, missing, strict=True) if lacks == min(missing)]
     return min(kin or known, key=lambda g: (_distance(g, target), g.id))
 
 

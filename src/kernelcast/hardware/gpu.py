@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from kernelcast.errors import KernelcastError, unknown
+from kernelcast.hardware.paths import PATHS, is_of_another, path_of
 
 Rates = Mapping[str, float]
 
@@ -26,6 +27,7 @@ class Gpu:
     vendor: str
     architecture: str
     compute_capability: str
+    instruction_path: str = ""  # of matrix products, see paths.py; "": as its compute capability has it
     aliases: tuple[str, ...] = ()
     # the chip
     sm_count: int
@@ -70,6 +72,7 @@ class Gpu:
     origin: Gpu | None = field(default=None, compare=False, repr=False)  # what-if: the GPU that was changed
 
     def __post_init__(self) -> None:
+        self._take_path()
         for spec in dataclasses.fields(self):
             value = getattr(self, spec.name)
             if isinstance(value, Mapping):
@@ -84,6 +87,21 @@ class Gpu:
                 f"gpu {self.id}: smem_bytes_per_cta {self.smem_bytes_per_cta} "
                 f"exceeds smem_bytes_per_sm {self.smem_bytes_per_sm}"
             )
+
+    def _take_path(self) -> None:
+        """What no file says of the instruction path follows from the compute capability."""
+        before = self.sources.get("instruction_path", "")
+        if not self.instruction_path or is_of_another(before, self.compute_capability):
+            path, source = path_of(self.compute_capability)
+            object.__setattr__(self, "instruction_path", path)
+            object.__setattr__(self, "sources", {**self.sources, "instruction_path": source})
+        elif self.instruction_path not in PATHS:
+            raise KernelcastError(f"gpu {self.id}: {unknown('instruction_path', self.instruction_path, PATHS)}")
+
+    @property
+    def path_inherited(self) -> bool:
+        """Whether nobody knows the instruction path of this compute capability, so that a rule gave it."""
+        return self.sources.get("instruction_path", "").startswith("inherited")
 
     def __reduce__(self) -> tuple[Any, ...]:
         """To another process: read-only tables do not travel, so it is made again there."""
@@ -169,7 +187,7 @@ class Gpu:
 
 
 RATE_TABLES = ("tensor_flops_per_clk_sm", "fma_flops_per_clk_sm")
-IDENTITY = ("id", "name", "vendor", "architecture", "compute_capability", "aliases", "link_kind")
+IDENTITY = ("id", "name", "vendor", "architecture", "compute_capability", "instruction_path", "aliases", "link_kind")
 _NOT_NUMBERS = (*IDENTITY, *RATE_TABLES, "published_flops_per_s", "sources", "changes", "origin")
 NUMBERS = tuple(f.name for f in dataclasses.fields(Gpu) if f.name not in _NOT_NUMBERS)
 INTEGERS = tuple(f.name for f in dataclasses.fields(Gpu) if f.type == "int")

@@ -20,8 +20,9 @@ from kernelcast.kernels.flash import flash_works, kv_cache_bytes
 from kernelcast.kernels.flash_backends import BACKENDS
 from kernelcast.kernels.movement import token_move
 from kernelcast.kernels.requests import Heads, Requests, equal_heads, head_conflicts, length_conflicts, length_hints
+from kernelcast.kernels.which import stack_backend
 from kernelcast.kernels.work import Array, Works
-from kernelcast.stacks import Library, Stack, runner
+from kernelcast.stacks import Stack, runner
 
 _XQA_GROUP = 32.0  # the widest that TensorRT-LLM's own decode kernel shares KV among; above, its older one does not
 _DRAFTED = 8  # new tokens of a request that a decode kernel takes: one, or one and drafted ones to check
@@ -50,11 +51,6 @@ class _OverCache(Kernel):
         raise TypeError(f"{cls.__name__} defines no heads")
 
     @classmethod
-    def stack_backend(cls, stack: Library, gpu: Gpu) -> str | None:
-        """What the stack takes on this GPU."""
-        return stack.attention_backend(gpu)
-
-    @classmethod
     def kinds(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
         requests, pages = Requests.of(calls), calls["page_size"]
         decodes = (requests.queries <= _DRAFTED) & (requests.keys > requests.queries)
@@ -79,7 +75,7 @@ class _OverCache(Kernel):
             found["paged"] = words["paged"] or ("yes" if in_pages else "no")
         if stack is None:
             return found
-        named = words["backend"] or cls.stack_backend(stack, gpu)
+        named = words["backend"] or stack_backend(cls.op, words, gpu)
         return found | {"backend": dict(stack.called).get(named or "", named)}
 
     @classmethod
@@ -204,10 +200,6 @@ class Mla(_OverCache):
     nope_dim: int = size("plain part of an expanded key (qk_nope_head_dim)", default=128, high=4096)
     v_dim: int = size("size of an expanded value (v_head_dim)", default=128, high=4096)
     absorbed: str = choice("auto: absorbed when q_len is 1 or 2 (decode)", ("auto", "yes", "no"), default="auto")
-
-    @classmethod
-    def stack_backend(cls, stack: Library, gpu: Gpu) -> str | None:
-        return stack.mla_backend(gpu)
 
     @classmethod
     def kinds(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:

@@ -15,15 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
+from kernelcast.hardware.paths import TCGEN05, WIDE
 from kernelcast.kernels.base import Calls, Conflicts, Kernel, Words, choice, flag, size
 from kernelcast.kernels.dtypes import DType, matmul_pipe
 from kernelcast.kernels.flash import kv_steps, visible_pairs
-from kernelcast.kernels.flash_backends import BACKENDS, default_backend
+from kernelcast.kernels.flash_backends import BACKENDS
 from kernelcast.kernels.reduce import reduction
 from kernelcast.kernels.requests import equal_heads, head_conflicts, length_conflicts, length_hints
 from kernelcast.kernels.vector import ACCUMULATOR_BYTES, VECTOR_BYTES, vector_kernel
+from kernelcast.kernels.which import default_backend, stack_backend
 from kernelcast.kernels.work import Array, Work, Works, ceil_div
-from kernelcast.stacks import runner
 
 LIBRARIES = ("fa2", "fa3", "fa4", "cudnn")  # of attention's backends those that have a backward pass
 _PRODUCTS = 5.0
@@ -66,8 +67,7 @@ class AttentionBackward(Kernel):
 
     @classmethod
     def usual(cls, words: Words, gpu: Gpu) -> dict[str, str | None]:
-        stack = runner(words.get("stack"))
-        return {**words, "backend": words["backend"] or (stack.attention_backend(gpu) if stack else None)}
+        return {**words, "backend": words["backend"] or stack_backend(cls.op, words, gpu)}
 
     @classmethod
     def conflicts(cls, calls: Calls) -> Conflicts:
@@ -79,9 +79,7 @@ class AttentionBackward(Kernel):
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
-        kind, name = calls.dtype, calls.choice("backend") or default_backend(gpu)
-        if name == "trtllm":  # has no backward pass
-            name = "cudnn"
+        kind, name = calls.dtype, calls.choice("backend") or default_backend(cls.op, gpu, calls.choice("dtype"))
         queries, keys, dim = (calls[x] for x in ("q_len", "kv_len", "head_dim"))
         q_rows = calls["batch"] * calls["q_heads"] * queries
         kv_rows = calls["batch"] * calls.given("kv_heads", calls["q_heads"]) * keys
@@ -104,12 +102,12 @@ class AttentionBackward(Kernel):
 
 def _wide_unit(gpu: Gpu) -> bool:
     """wgmma and tcgen05 read operands from shared memory and keep P and dS in registers or tensor memory."""
-    return gpu.compute_capability.startswith(("9.", "10."))
+    return gpu.instruction_path in WIDE
 
 
-def _tiles(gpu: Gpu, name: str, dim: Array, causal: Array) -> tuple[Array, Array]:
+def gradient_tiles(gpu: Gpu, name: str, dim: Array, causal: Array) -> tuple[Array, Array]:
     """(queries, keys) of a tile."""
-    if gpu.compute_capability.startswith("10.") and name != "fa2":
+    if gpu.instruction_path == TCGEN05 and name != "fa2":
         table = _SM100
     elif name != "fa2":
         table = _SM90
@@ -127,7 +125,7 @@ def _gradients(gpu: Gpu, kind: DType, name: str, calls: Calls, kv_rows: Array) -
     queries, keys, dim, causal = (calls[x] for x in ("q_len", "kv_len", "head_dim", "causal"))
     lanes = calls["batch"] * calls["q_heads"]
     grouped = equal_heads(calls).kv < calls["q_heads"]
-    tile_q, tile_kv = _tiles(gpu, name, dim, causal)
+    tile_q, tile_kv = gradient_tiles(gpu, name, dim, causal)
     none, before = np.zeros_like(queries), np.where(causal > 0, keys - queries, np.inf)
     q_tiles, kv_tiles = ceil_div(queries, tile_q), ceil_div(keys, tile_kv)
     steps = kv_steps(queries, keys, none + 1, tile_q, tile_kv, causal, none) / kv_tiles  # of the mean task
@@ -173,7 +171,7 @@ def _smem_step(gpu: Gpu, name: str, element_bytes: float, tile_q: Array, tile_kv
     An operand is read again for every ``rows_per_read`` rows of its product. mma.sync passes P and dS through shared
     memory to three products; wgmma only dS to one, but sends dQ through it on the way to L2.
     """
-    tall = gpu.compute_capability.startswith("10.")  # one tcgen05 instruction has 128 rows
+    tall = gpu.instruction_path == TCGEN05  # one tcgen05 instruction has 128 rows
     rows = 128.0 if tall else BACKENDS[name].rows_per_read
     again_q, again_kv = np.maximum(1.0, tile_kv / rows), np.maximum(1.0, tile_q / rows)
     inputs = dim * (tile_q * (2 + 4 * again_q) + tile_kv * (2 + again_kv)) * element_bytes

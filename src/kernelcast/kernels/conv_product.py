@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
+from kernelcast.hardware.paths import WGMMA
 from kernelcast.kernels.dtypes import DType, matmul_pipe
 from kernelcast.kernels.gemm import MMA_SYNC, TASK_CYCLES, MatrixUnit, matrix_unit
 from kernelcast.kernels.work import Array, Number, Work, axis, ceil_div
@@ -61,7 +62,7 @@ class Product:
 def product_work(gpu: Gpu, kind: DType, product: Product) -> Work:
     """Tiles of C, one after another on CTAs that stay; bytes in memory are left to the caller."""
     pipe = matmul_pipe(gpu, kind.name)
-    hopper = pipe == "tensor" and gpu.compute_capability.startswith("9.")
+    hopper = pipe == "tensor" and gpu.instruction_path == WGMMA
     unit = matrix_unit(gpu) if pipe == "tensor" else MMA_SYNC
     tiles = _HOPPER_TILES if hopper else unit.tiles
     tile_m, tile_n, threads = (axis([tile[i] for tile in tiles]) for i in range(3))
@@ -84,7 +85,7 @@ def _work(
     tile_k: Array, steps: Array, tasks: Array, split: Number,
 ) -> Work:  # fmt: skip
     macs = tile_m * tile_n * steps * tile_k
-    slower = np.where(product.narrow, _OLDER, 1.0) if gpu.compute_capability.startswith("9.") else 1.0
+    slower = np.where(product.narrow, _OLDER, 1.0) if gpu.instruction_path == WGMMA else 1.0
     a_bytes, b_bytes = tile_m * steps * tile_k * kind.act_bytes, tile_n * steps * tile_k * kind.weight_bytes
     c_bytes = tile_m * tile_n * np.where(np.asarray(split) > 1, 8.0, kind.out_bytes)  # fp32 partials, written and read
     smem_bytes = unit.smem_bytes(a_bytes, b_bytes, tile_m, tile_n)

@@ -13,10 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
+from kernelcast.hardware.paths import TCGEN05
 from kernelcast.kernels.base import Calls
 from kernelcast.kernels.dtypes import DType, dtype, matmul_pipe
-from kernelcast.kernels.flash_backends import FLASHINFER_FA3, FLASHINFER_MLA, PYTORCH, Backend, default_backend, tiling
+from kernelcast.kernels.flash_backends import FLASHINFER_FA3, FLASHINFER_MLA, PYTORCH, Backend, tiling
 from kernelcast.kernels.requests import Heads, Requests
+from kernelcast.kernels.which import default_backend
 from kernelcast.kernels.work import Array, Work, Works, ceil_div
 
 SOFTMAX_FLOPS = 8.0  # per score: scale, running max, subtract, sum, rescale, convert (FlashAttention-2, alg. 1)
@@ -96,7 +98,7 @@ def flash_works(gpu: Gpu, calls: Calls, requests: Requests, heads: Heads) -> Wor
     """The attention kernel, and the merge of split keys where there is one."""
     kind, kv_bytes, causal = calls.dtype, kv_cache_bytes(calls), calls["causal"]
     window = calls.given("window", 0.0) if "window" in calls.numbers else np.zeros(calls.count)
-    backend_name = calls.choice("backend") or default_backend(gpu)
+    backend_name = calls.choice("backend") or default_backend("attention", gpu, kind.name)
     backend = tiling(backend_name, calls.choice("stack"), bool(np.all(heads.shared_where)))
     pipe = matmul_pipe(gpu, kind.name)
     each = requests.each
@@ -123,7 +125,7 @@ def flash_works(gpu: Gpu, calls: Calls, requests: Requests, heads: Heads) -> Wor
         tensor_dtype=kind.math,
         fma_flops=scores * SOFTMAX_FLOPS + mean_steps * tile_q * heads.v_dim * 2 + (flops if pipe == "fma" else 0.0),
         # exponentials; Blackwell's kernels compute half by polynomial (FA4)
-        xu_ops=scores * (0.5 if gpu.compute_capability.startswith("10.") else 1.0),
+        xu_ops=scores * (0.5 if gpu.instruction_path == TCGEN05 else 1.0),
         smem_bytes=mean_steps * tile_kv * heads.kv_dim * kv_bytes * (1 + readers),
         l2_bytes=mean_steps * tile_kv * heads.kv_dim * kv_bytes
         + tile_q * (heads.qk_dim * kind.act_bytes + heads.v_dim * np.where(plan.splits > 1, 4.0, kind.out_bytes)),

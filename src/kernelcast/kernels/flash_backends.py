@@ -7,8 +7,6 @@ from typing import Literal
 
 import numpy as np
 
-from kernelcast.hardware import Gpu
-
 MIN_CHUNK_TOKENS = 256.0  # shorter splits cost more in merging than they win
 # fill: split while SMs are left over. load: split a request that is longer than an SM's share. rounded: the same, in
 # chunks of whole sizes. never: one task walks all keys of its queries, however many they are.
@@ -75,10 +73,3 @@ def tiling(name: str, stack: str | None, latent: bool) -> Backend:
     if stack == "flashinfer" and latent and name in FLASHINFER_MLA:
         return FLASHINFER_MLA[name]
     return FLASHINFER_FA3 if stack == "flashinfer" and name == "fa3" else BACKENDS[name]
-
-
-def default_backend(gpu: Gpu) -> str:
-    """What serving engines use on this generation when nobody chooses."""
-    if gpu.compute_capability.startswith("9."):
-        return "fa3"
-    return "trtllm" if gpu.compute_capability.startswith("10.") else "fa2"

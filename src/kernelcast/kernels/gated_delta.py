@@ -20,10 +20,11 @@ import numpy as np
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Calls, Conflicts, choice, conflict, flag, size
 from kernelcast.kernels.dtypes import matmul_pipe
-from kernelcast.kernels.gated_delta_chunked import DeltaSizes, flashinfer_kernel, has_flashinfer_kernel, triton_chain
+from kernelcast.kernels.gated_delta_chunked import DeltaSizes, flashinfer_kernel, triton_chain
 from kernelcast.kernels.gemm import TASK_CYCLES
 from kernelcast.kernels.requests import SequenceKernel
 from kernelcast.kernels.vector import ACCUMULATOR_BYTES, VECTOR_DTYPES, vector_kernel
+from kernelcast.kernels.which import default_backend
 from kernelcast.kernels.work import Work, Works, ceil_div
 
 GATED_DELTA_BACKENDS = ("triton", "flashinfer")
@@ -68,15 +69,10 @@ class GatedDelta(SequenceKernel):
         decode = _recurrent(gpu, sizes)
         if not sizes.tokens.any():
             return (decode,)
-        backend = calls.choice("backend") or default_backend(gpu, calls.choice("stack"))
+        asked = cls.op, gpu, calls.choice("dtype"), calls.choice("stack")
+        backend = calls.choice("backend") or default_backend(*asked)
         prefill = flashinfer_kernel if backend == "flashinfer" else triton_chain
         return decode, *prefill(gpu, sizes, calls["qk_norm"])
-
-
-def default_backend(gpu: Gpu, stack: str | None = None) -> str:
-    """vLLM takes FlashInfer's kernel where there is one for the GPU; SGLang, TensorRT-LLM and PyTorch Triton's."""
-    own = stack in (None, "vllm", "flashinfer") and has_flashinfer_kernel(gpu)
-    return "flashinfer" if own else "triton"
 
 
 def _recurrent(gpu: Gpu, sizes: DeltaSizes) -> Work:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from kernelcast.hardware import Gpu
+from kernelcast.hardware.paths import TCGEN05, WGMMA
 from kernelcast.kernels.base import Calls
 from kernelcast.kernels.dtypes import dtype, matmul_pipe
 from kernelcast.kernels.gemm import TASK_CYCLES
@@ -28,7 +29,7 @@ _ROW_CYCLES = 400.0
 _CHUNK_CYCLES = 2500.0
 # FlashInfer's kernel does a chunk's every product in turn, the inverse among them. Its set-up loads and lays out the
 # state. Two kernels, two generations: CUTLASS for Hopper, CuTe DSL for Blackwell (flashinfer pull 3001).
-_FUSED_CYCLES = {"9": (6000.0, 12000.0), "10": (5000.0, 28000.0)}  # a chunk, a task
+_FUSED_CYCLES = {WGMMA: (6000.0, 12000.0), TCGEN05: (5000.0, 28000.0)}  # a chunk, a task
 _FUSED_THREADS = 512.0
 
 
@@ -106,10 +107,6 @@ def triton_chain(gpu: Gpu, sizes: DeltaSizes, qk_norm: Array) -> Works:
 
 def flashinfer_kernel(gpu: Gpu, sizes: DeltaSizes, qk_norm: Array) -> Works:
     return _prepare(gpu, sizes, 1 + qk_norm), _fused(gpu, sizes)
-
-
-def has_flashinfer_kernel(gpu: Gpu) -> bool:
-    return gpu.compute_capability.split(".")[0] in _FUSED_CYCLES
 
 
 def _prepare(gpu: Gpu, sizes: DeltaSizes, launches: Array) -> Work:
@@ -274,7 +271,7 @@ def _outputs(gpu: Gpu, sizes: DeltaSizes) -> Work:
 
 def _fused(gpu: Gpu, sizes: DeltaSizes) -> Work:
     """All of it in one kernel, a sequence and value head a CTA that fills an SM (flashinfer gdn_prefill)."""
-    chunk_cycles, set_up_cycles = _FUSED_CYCLES.get(gpu.compute_capability.split(".")[0], _FUSED_CYCLES["9"])
+    chunk_cycles, set_up_cycles = _FUSED_CYCLES.get(gpu.instruction_path, _FUSED_CYCLES[WGMMA])
     tasks, square = sizes.sequences * sizes.values, sizes.chunk**2
     steps = sizes.chunks / np.maximum(sizes.sequences, 1.0)
     row = sizes.chunk * sizes.element_bytes

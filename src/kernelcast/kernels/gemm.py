@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from kernelcast.hardware import Gpu
+from kernelcast.hardware.paths import TCGEN05, WGMMA
 from kernelcast.kernels.base import Calls, Kernel, Words, choice, grain, size, twos
 from kernelcast.kernels.dtypes import DType, dtype, matmul_pipe
 from kernelcast.kernels.quantize import quantised_rows
@@ -73,13 +74,12 @@ MMA_SYNC = MatrixUnit(_MMA, 64, 64, 3, 1)  # a warp computes 64x64 of C at best
 _VECTOR_UNIT = replace(MMA_SYNC, stages=2)
 _WGMMA_UNIT = MatrixUnit(_WGMMA, 64, 256, 4, 2)
 _TCGEN05_UNIT = MatrixUnit(_TCGEN05, 128, 256, 4, 1, paired=True)
+_UNITS = {WGMMA: _WGMMA_UNIT, TCGEN05: _TCGEN05_UNIT}
 
 
 def matrix_unit(gpu: Gpu) -> MatrixUnit:
-    capability = gpu.compute_capability
-    if capability.startswith("9."):
-        return _WGMMA_UNIT
-    return _TCGEN05_UNIT if capability.startswith("10.") else MMA_SYNC
+    """By its instruction path; what has another, or none, is taken as mma.sync."""
+    return _UNITS.get(gpu.instruction_path, MMA_SYNC)
 
 
 # What a tile waits for beside its arithmetic: about three trips to DRAM for barriers, first operands and write-back;

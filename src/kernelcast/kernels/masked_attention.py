@@ -15,11 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
+from kernelcast.hardware.paths import TCGEN05
 from kernelcast.kernels.attention_backward import AttentionBackward
 from kernelcast.kernels.base import Calls, Conflicts, Kernel, Words, choice, conflict, flag, grain, size
 from kernelcast.kernels.efficient import efficient_backward, efficient_forward, multiplied_as
 from kernelcast.kernels.flash import flash_works
 from kernelcast.kernels.requests import Requests, equal_heads, head_conflicts, length_conflicts, length_hints
+from kernelcast.kernels.which import default_backend
 from kernelcast.kernels.work import Array, Work, Works, ceil_div
 
 BACKENDS = ("efficient", "cudnn", "fa2")
@@ -73,7 +75,7 @@ class _Masked(Kernel):
 
     @classmethod
     def usual(cls, words: Words, gpu: Gpu) -> dict[str, str | None]:
-        return {**words, "backend": words["backend"] or "efficient"}
+        return {**words, "backend": words["backend"] or default_backend(cls.op, gpu, str(words["dtype"]))}
 
     @classmethod
     def conflicts(cls, calls: Calls) -> Conflicts:
@@ -193,7 +195,7 @@ def _backend(calls: Calls) -> str:
 def with_scores(work: Work, calls: Calls, gpu: Gpu) -> Work:
     """An attention kernel that reads a bias for each score, drops some, and multiplies fp32."""
     each, backend = np.asarray(work.xu_ops), _backend(calls)  # an exponential a score
-    if gpu.compute_capability.startswith("10.") and backend != "efficient" and work.mean_steps is not None:
+    if gpu.instruction_path == TCGEN05 and backend != "efficient" and work.mean_steps is not None:
         each = each * 2  # the forward pass computes half of them by polynomial
     biased = float(calls.choice("bias") != "none")
     gradient = calls["bias_gradient"] if "bias_gradient" in calls.numbers else np.zeros(calls.count)

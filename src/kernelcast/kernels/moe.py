@@ -21,11 +21,11 @@ from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Calls, Conflicts, Words, choice, conflict, flag, real, size
 from kernelcast.kernels.grouped import Blocks, GroupedKernel, active_experts, grouped_gemm, random_blocks
 from kernelcast.kernels.quantize import quantised_rows
+from kernelcast.kernels.which import stack_backend
 from kernelcast.kernels.work import Array, Number, Work, Works, axis, ceil_div
-from kernelcast.stacks import runner
 
 # (block_m, block_n, warps): the default rules and the tuned files of vLLM and SGLang draw from these.
-_BLOCKS = ((16, 32, 4), (16, 128, 4), (32, 128, 4), (64, 64, 4), (64, 128, 4), (128, 128, 8), (128, 256, 8))
+BLOCKS = ((16, 32, 4), (16, 128, 4), (32, 128, 4), (64, 64, 4), (64, 128, 4), (128, 128, 8), (128, 256, 8))
 _ROUTINGS = ("balanced", "random")
 _BACKENDS = ("triton", "cutlass", "trtllm", "deepgemm", "marlin")
 _QUANTILES = 32  # experts of a skewed layer are stood for by this many load levels
@@ -64,9 +64,7 @@ class Moe(GroupedKernel):
 
     @classmethod
     def usual(cls, words: Words, gpu: Gpu) -> dict[str, str | None]:
-        stack = runner(words.get("stack"))
-        own = stack.moe_backend(gpu, str(words["dtype"])) if stack else None
-        return {**words, "backend": words["backend"] or own}
+        return {**words, "backend": words["backend"] or stack_backend(cls.op, words, gpu)}
 
     @classmethod
     def conflicts(cls, calls: Calls) -> Conflicts:
@@ -107,7 +105,7 @@ class Moe(GroupedKernel):
 
 def _tile(calls: Calls) -> Blocks:
     """The config where one is given, else the candidates."""
-    block_m, block_n, warps = (axis([b[i] for b in _BLOCKS]) for i in range(3))
+    block_m, block_n, warps = (axis([b[i] for b in BLOCKS]) for i in range(3))
     return Blocks(
         kind=calls.dtype,
         block_m=calls.given("block_m", block_m),

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from kernelcast.hardware import Gpu
+from kernelcast.hardware.paths import WIDE
 from kernelcast.kernels.base import Calls, flag, size
 from kernelcast.kernels.grouped import (
     TRITON_CONFIG,
@@ -29,7 +30,7 @@ from kernelcast.kernels.grouped import (
 from kernelcast.kernels.work import Array, Works, axis, ceil_div
 
 # (block_m, block_n, block_k, warps, stages) where no config is given: engines' default rules draw from these.
-_BLOCKS = (
+BLOCKS = (
     (16, 32, 64, 4, 3), (16, 64, 128, 4, 4), (16, 128, 64, 4, 3), (32, 64, 128, 4, 3), (32, 128, 64, 4, 3),
     (64, 64, 32, 4, 3), (64, 128, 64, 4, 3), (128, 128, 64, 8, 3), (128, 256, 64, 8, 4),
 )  # fmt: skip
@@ -98,11 +99,11 @@ class _Config(Blocks):
 
     @classmethod
     def of(cls, calls: Calls, gpu: Gpu) -> _Config:
-        columns = [axis([b[i] for b in _BLOCKS]) for i in range(5)]
+        columns = [axis([b[i] for b in BLOCKS]) for i in range(5)]
         given = ~np.isnan(calls["block_m"])  # nothing to choose from, in whatever company a call stands
         m, n, k, warps, stages = (c[-2:-1] if given.all() else np.where(given, c[-2], c) for c in columns)
         block_m = calls.given("block_m", m)
-        has_wide = gpu.compute_capability.startswith(("9.", "10."))
+        has_wide = gpu.instruction_path in WIDE
         return cls(
             kind=calls.dtype,
             block_m=block_m,

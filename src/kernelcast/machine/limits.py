@@ -16,14 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu, fabric
+from kernelcast.hardware.paths import MFMA, TCGEN05, WGMMA, WIDE
 from kernelcast.kernels.work import Array, Number, Work
 
 # A warp instruction of mma.sync m16n8k16 does 4,096 FLOPs (PTX ISA). One wgmma m64n256k16 is issued by four
 # warps; tcgen05.mma m128n256k16 by one thread. AMD's v_mfma 32x32x8 is one instruction of a wavefront.
 _FLOPS_PER_TENSOR_INSTRUCTION = {
-    "9": 2 * 64 * 256 * 16 / 4,
-    "10": 2 * 128 * 256 * 16,
-    "gfx9": 2 * 32 * 32 * 8,
+    WGMMA: 2 * 64 * 256 * 16 / 4,
+    TCGEN05: 2 * 128 * 256 * 16,
+    MFMA: 2 * 32 * 32 * 8,
 }
 _BYTES_PER_LANE = 16.0  # the widest load or store
 NOTHING: Array = np.zeros(())  # the limit of a pipeline without demand
@@ -118,13 +119,12 @@ PER_SM = ("tensor", "fma", "xu", "smem", "l2", "issue")  # grow with the busiest
 def warp_instructions(work: Work, gpu: Gpu) -> Number:
     """Instructions that a mean task's demand implies, in warps."""
     lanes = gpu.warp_threads
-    major = gpu.compute_capability.split(".")[0][:4]
-    matrix = _FLOPS_PER_TENSOR_INSTRUCTION.get(major, 4096.0)
+    matrix = _FLOPS_PER_TENSOR_INSTRUCTION.get(gpu.instruction_path, 4096.0)
     demands = (
         (work.tensor_flops, matrix),
         (work.fma_flops, 2 * lanes),
         (work.xu_ops, lanes),
-        (work.smem_bytes if major not in ("9", "10") else 0.0, _BYTES_PER_LANE * lanes),
+        (work.smem_bytes if gpu.instruction_path not in WIDE else 0.0, _BYTES_PER_LANE * lanes),
         (work.l2_bytes, _BYTES_PER_LANE * lanes),
     )
     implied = [demand / each for demand, each in demands if not _absent(demand)]

@@ -16,6 +16,7 @@ import numpy as np
 from kernelcast.calls import Call, Launch
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu
+from kernelcast.kernels.which import served_experts, stack_backend
 from kernelcast.networks.architecture import Architecture
 from kernelcast.networks.batch import Batch, Batches, Rows, Sizes
 from kernelcast.networks.layers import Dense, Experts, Layer, LayerRun, LinearAttention, Mla, SelfAttention
@@ -178,7 +179,7 @@ class _Pass:
         yield self._call("attention", "attention", count, **self.sizes.lengths, q_heads=heads, kv_heads=kv_heads,
                          head_dim=dim, causal=self.model.kind == "decoder", window=mixer.window or 0,
                          page_size=self.stack.page_size if self.form.cached else 0,
-                         kv_dtype=self.precision.cache, backend=self.stack.attention_backend(self.gpu))  # fmt: skip
+                         kv_dtype=self.precision.cache, backend=self._backend("attention"))  # fmt: skip
         if gate:
             yield from self._small("activation", "mul", count, rows=self.tokens, cols=gate)
         yield self._product("projections", count, self.tokens, width, heads * dim)
@@ -211,7 +212,7 @@ class _Pass:
                          rope_dim=mixer.qk_rope_head_dim, nope_dim=mixer.qk_nope_head_dim, v_dim=mixer.v_head_dim,
                          page_size=self.stack.page_size if self.form.cached else 0,
                          kv_dtype=self.precision.cache, absorbed="yes" if absorbed else "no",
-                         backend=self.stack.mla_backend(self.gpu), stack=self.stack.mla_kernels)  # fmt: skip
+                         backend=self._backend("mla"), stack=self.stack.mla_kernels)  # fmt: skip
         yield self._product("projections", count, tokens, width, heads * mixer.v_head_dim)
 
     def _linear_attention(self, mixer: LinearAttention, count: int) -> Iterator[Launch]:
@@ -246,7 +247,7 @@ class _Pass:
 
     def _experts(self, block: Experts, count: int) -> Iterator[Launch]:
         width, layout = self.model.hidden, self.layout
-        kind, backend = self.stack.experts(self.gpu, self.precision.expert_weights)
+        kind, backend = served_experts(self.stack.kernels, self.gpu, self.precision.expert_weights)
         yield self._call("router", "gemm", count, m=self.tokens, n=block.experts, k=width, dtype=self.precision.between)
         if layout.dp > 1:
             yield from self._exchanged(block, count)
@@ -324,6 +325,12 @@ class _Pass:
             return value
         whole, _, divisor = value.partition("/")
         return math.prod(parameters[word] for word in whole.split("*")) // int(divisor or 1)
+
+    def _backend(self, op: str) -> str | None:
+        """What the stack whose kernels run takes for its attention."""
+        stack = self.stack.mla_kernels if op == "mla" else self.stack.kernels
+        words = {"stack": stack, "dtype": self.precision.vectors, "kv_dtype": self.precision.cache}
+        return stack_backend(op, words, self.gpu)
 
     def _call(self, part: str, op: str, count: float, **parameters: Any) -> Launch:
         """A kernel of the stack, in the format of vectors unless told otherwise."""

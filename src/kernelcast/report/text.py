@@ -238,6 +238,7 @@ def _rests_on(found: Prediction, chip: Gpu, conditions: Conditions) -> Table:
     grid = Table.grid(Column(style="bold"), Column(), padding=(0, 2))
     cache = cache_word(conditions)
     grid.add_row("  support", f"{found.support} ({SUPPORT[found.support]})")
+    grid.add_row("  runs", found.runs.text)
     grid.add_row("  rests on", evidence_text(found.standing))
     if found.standing.text:
         grid.add_row("  answered as", found.standing.text)

@@ -1,6 +1,6 @@
-"""Stacks as data: which kernels each takes on which GPU; of one that serves, what it fuses and what its host costs.
+"""Stacks as data: of one that serves, what it fuses and what its host costs.
 
-What a call leaves out (its backend, whether its keys are in pages) is what the stack's file says.
+Whether the keys of a call are in pages is what the stack's file says; which kernel runs, ``choices.py``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kernelcast.hardware import Gpu
 from kernelcast.toml_folder import ids_in, read_from
 
 _SERVING, _LIBRARIES = (Path(__file__).parent / name for name in ("catalogue", "libraries"))
@@ -25,26 +24,9 @@ class Library:
     id: str
     name: str
     page_size: int  # tokens a page of the KV cache that its decode reads; 0: not in pages
-    attention: Pairs = ()  # compute capability (or its beginning): backend
-    mla: Pairs = ()
-    moe: Pairs = ()  # compute capability or number format: backend
     called: Pairs = ()  # a backend by the name that its users give it: by the name that it has here
     runs: Pairs = ()  # "op dtype": the format that it computes in, where that is another
     sources: Pairs
-
-    def attention_backend(self, gpu: Gpu) -> str | None:
-        return _longest(self.attention, gpu.compute_capability)
-
-    def mla_backend(self, gpu: Gpu) -> str | None:
-        return _longest(self.mla, gpu.compute_capability)
-
-    def moe_backend(self, gpu: Gpu, dtype: str) -> str | None:
-        """By number format and capability together, then by format, then by capability."""
-        table = dict(self.moe)
-        for key in (f"{dtype} {gpu.compute_capability.split('.')[0]}", dtype):
-            if key in table:
-                return table[key]
-        return _longest(self.moe, gpu.compute_capability)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,16 +61,7 @@ class Stack(Library):
     graph_sizes: tuple[tuple[int, int, int], ...] = ()  # tokens of captured steps: first, last, step
     graph_prompts: bool = False  # steps with prompts replay graphs too, all but their attention
     scheduler: tuple[tuple[str, Any], ...] = ()  # its defaults, see serving.engine.settings; none: it serves no queue
-    expert_kernels: Pairs = ()  # "format generation" of experts: "format backend" of the measured kernel it runs as
     unfused: tuple[tuple[str, Any], ...] = ()  # ops that run as several kernels: each a table of its op and sizes
-
-    def experts(self, gpu: Gpu, dtype: str) -> tuple[str, str | None]:
-        """Format and backend of the kernel that experts of this format run in."""
-        key = f"{dtype} {gpu.compute_capability.split('.')[0]}"
-        if found := dict(self.expert_kernels).get(key):
-            kind, backend = found.split()
-            return kind, backend
-        return dtype, self.moe_backend(gpu, dtype)
 
     def replays(self, tokens: Any, *, decodes: Any) -> Any:
         """Whether a step of so many tokens is a graph; of those with prompts some stacks capture pieces. Of columns: a
@@ -103,12 +76,6 @@ class Stack(Library):
     def parts(self, op: str) -> Sequence[Mapping[str, Any]]:
         """The kernels that ``op`` is run as; none where it is one kernel of its own."""
         return dict(self.unfused).get(op, ())
-
-
-def _longest(table: Pairs, capability: str) -> str | None:
-    """The entry whose name the compute capability begins with; of several the longest."""
-    fits = [(len(name), backend) for name, backend in table if capability.startswith(name)]
-    return max(fits)[1] if fits else None
 
 
 def stack_ids() -> list[str]:
