@@ -5,6 +5,7 @@ For each family it holds a correction of the log of time in two levels. *Biases*
 family, of each word (op, dtype, stack, …) and of the words together, for short, middling and long kernels.
 The *local* part is a Gaussian process over the features of a call: it follows the calls that were measured
 and fades away from them. Both were shrunk by how few rows there were (``kernelcast.calibrate`` fits them).
+Whole runs, which no call of theirs was measured in, add *scales*: one factor for each kind of kernel that they saw.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import functools
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,10 @@ from kernelcast.efficiency.predictor import Estimate, Predictor, Question
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Kernel, Words
-from kernelcast.machine.analyse import Score
+from kernelcast.machine.analyse import PIPELINES, Analysis, Score, summed
 
-FORMAT = 1
+FORMAT = 2
+_READ = ("1", "2")  # formats; the first had no scales
 _KIND = "kernelcast calibration"
 # Regimes by predicted time: under 10 µs, 10 to 100, over 100. Each has its full say at its centre; between two centres
 # they share, linearly in the log of time, so that no call jumps from one to the other.
@@ -124,14 +126,63 @@ class FamilyCalibration:
         return local.reshape(-1)[:rows], like.reshape(-1)[:rows]
 
 
+_TOLD = ("dtype", "kv_dtype", "phase", "stack")  # words that make it another kernel to whoever sees only whole runs
+_BYTES = tuple(PIPELINES.index(name) for name in ("l2", "dram", "launch"))
+
+
+def scale_keys(family: str, words: Mapping[str, str | None], works: Sequence[Analysis]) -> dict[str, Doubles]:
+    """What whole runs tell apart, and how much of each call it is: 'attention bf16 decode vllm'; of what has no phase,
+    'gemm bf16 vllm, tensor' and '..., bytes', by what limits the call, with no jump between them. A family's ops are
+    learned together, and scaled together."""
+    told = {name: words.get(name) for name in _TOLD}
+    if told["kv_dtype"] == told["dtype"]:
+        told["kv_dtype"] = None
+    name = " ".join([family, *(str(word) for word in told.values() if word is not None)])
+    limits = summed([work.limits for work in works])
+    tensor, moved = limits[PIPELINES.index("tensor")], limits[_BYTES, :].max(axis=0)
+    if told["phase"] is not None or not tensor.any():
+        return {name: np.ones(len(tensor))}
+    share = tensor / (tensor + moved)
+    return {f"{name}, tensor": share, f"{name}, bytes": 1 - share}
+
+
+def host_key(name: str) -> str:
+    """What a host (of a stack, or one that runs PyTorch) takes for what it launches."""
+    return f"host {name}"
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What whole runs say of one kind of kernels, or of the host: a factor on its time, and how sure that is."""
+
+    log_scale: float = 0.0
+    sd: float = 1.0  # of the log, after the runs
+    prior_sd: float = 1.0  # and before them
+    share: float = 0.0  # of the runs' time, on average
+    runs: int = 0  # that it had a share in
+
+    @property
+    def factor(self) -> float:
+        return float(np.exp(self.log_scale))
+
+    @property
+    def reach(self) -> float:
+        """What is left of the interval, as logs of time."""
+        return self.sd / self.prior_sd
+
+
+UNSCALED = Scale()
+
+
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """Corrections by family, and what they were made from."""
+    """Corrections by family, scales by kind, and what they were made from."""
 
     gpu: str
     predictor: str  # name of what was corrected, with the version of its weights
     kernelcast: str
     families: Mapping[str, FamilyCalibration]
+    scales: Mapping[str, Scale] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
@@ -165,7 +216,8 @@ class Calibration:
             told[name] = {field: getattr(family, field) for field in _PLAIN}
             for field, kind in _ARRAYS.items():
                 tensors[f"{name}.{field}"] = np.ascontiguousarray(getattr(family, field), dtype=kind)
-        head = {"gpu": self.gpu, "predictor": self.predictor, "kernelcast": self.kernelcast, "families": told}
+        head = {"gpu": self.gpu, "predictor": self.predictor, "kernelcast": self.kernelcast, "families": told,
+                "scales": {key: asdict(scale) for key, scale in self.scales.items()}}  # fmt: skip
         meta = {"kind": _KIND, "format": str(FORMAT), "calibration": json.dumps(head)}
         part = path.with_name(f".{path.name}.{os.getpid()}.part")
         try:
@@ -195,12 +247,14 @@ def load_calibration(path: Path | str) -> Calibration:
         raise KernelcastError(f"{path}: not a calibration: {error}") from None
     if meta.get("kind") != _KIND:
         raise KernelcastError(f"{path}: not a calibration; `kernelcast calibrate` makes one")
-    if meta.get("format") != str(FORMAT):
-        raise KernelcastError(f"{path}: a calibration of format {meta.get('format')}, this version reads {FORMAT}")
+    if meta.get("format") not in _READ:
+        known = " and ".join(_READ)
+        raise KernelcastError(f"{path}: a calibration of format {meta.get('format')}, this version reads {known}")
     try:
         head = json.loads(meta["calibration"])
         families = {name: _family(told, tensors, name) for name, told in head.pop("families").items()}
-        return Calibration(families=families, **head)
+        scales = {key: _scale(told) for key, told in head.pop("scales", {}).items()}
+        return Calibration(families=families, scales=scales, **head)
     except (KeyError, TypeError, ValueError) as error:
         raise KernelcastError(
             f"{path}: a broken calibration ({type(error).__name__}: {error}); make it again"
@@ -215,6 +269,13 @@ def _family(told: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]], name: 
     arrays["points"] = arrays["points"].astype(np.float32)
     found = FamilyCalibration(**plain, **arrays)
     _check_shapes(found)
+    return found
+
+
+def _scale(told: Mapping[str, Any]) -> Scale:
+    found = Scale(**told)
+    if not (np.isfinite(found.log_scale) and 0 < found.sd <= found.prior_sd < np.inf):
+        raise ValueError("a scale is no number, or less sure than before")
     return found
 
 
@@ -258,6 +319,22 @@ class Calibrated:
 
     def estimate(self, question: Question) -> Estimate:
         self.calibration.check_gpu(question.gpu.id)
+        before = self._corrected(question)
+        keys = scale_keys(question.kernel.family, question.standing.words or question.words, question.best)
+        known = {key: self.calibration.scales.get(key, UNSCALED) for key in keys}
+        if all(scale is UNSCALED for scale in known.values()):
+            return before
+        time = before.time_s * sum(keys[key] * scale.factor for key, scale in known.items())
+        reach = sum(keys[key] * scale.reach for key, scale in known.items())
+        return replace(
+            before,
+            time_s=time,
+            low_s=time * (before.low_s / before.time_s) ** reach,
+            high_s=time * (before.high_s / before.time_s) ** reach,
+        ).held(question.bound_s)
+
+    def _corrected(self, question: Question) -> Estimate:
+        """By what single calls showed."""
         before = self.base.estimate(question)
         family = self.calibration.families.get(question.kernel.family)
         if family is None:
