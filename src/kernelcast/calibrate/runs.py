@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.calibrate.measured import questions
 from kernelcast.calibrate.scales import Pieces, Seen
-from kernelcast.calls import Call, Launch
+from kernelcast.calls import Call
 from kernelcast.calls.call import columns_of
 from kernelcast.calls.table import BadRows, grouped
 from kernelcast.efficiency.calibration import host_key, scale_keys
@@ -85,8 +85,8 @@ class Kinds:
                 for number, row in enumerate(at):
                     self._known[new[row]] = {key: float(share[number]) for key, share in shares.items()}
 
-    def of(self, launch: Launch) -> Seconds:
-        return self._known[launch.call]
+    def of(self, call: Call) -> Seconds:
+        return self._known[call]
 
 
 def pieces(groups: Sequence[Sequence[Seconds]]) -> Pieces:
@@ -122,7 +122,7 @@ def _spans(one: Pass, kinds: Kinds) -> Iterator[tuple[str, Span]]:
     """The kernels of a pass by kind, and what is beside them, which comes last."""
     launches = one.run.launches
     for launch, ran in zip(launches, one.ran, strict=False):
-        yield from ((key, ran.span * share) for key, share in kinds.of(launch).items())
+        yield from ((key, ran.span * share) for key, share in kinds.of(launch.call).items())
     for ran in one.ran[len(launches) :]:
         yield host_key(one.run.deployment.stack.id) if ran.bound_by == "host" else REST, ran.span
 
@@ -153,15 +153,17 @@ def step_run(name: str, step: Step, measured: Mapping[str, float]) -> Run:
     for what, time_s in measured.items():
         if what == "kernel_time_s":
             rest = step.kernel_time_s - seconds.sum()  # a lowered clock
-            forecast = Pieces(keys, (np.append(seconds.sum(axis=0), rest)[None],))
+            forecast: Pieces = Pieces(keys, (np.append(seconds.sum(axis=0), rest)[None],))
         else:
             forecast = _wall(step, keys, seconds, host)
-        seen.append(Seen(name, what, time_s, forecast, STEP_NOISE))
+        one = Seen(name, what, time_s, forecast, STEP_NOISE)
+        waits = one.shares.get(host, 0.0)  # for a host, which is another from model to model and from hour to hour
+        seen.append(replace(one, noise=STEP_NOISE * (1 - waits) + _host_sd(step) * waits))
     spans = [
         (key, step.times[launch.call].span * (launch.count * share))
         for op in step.kernels
         for launch in op.launched
-        for key, share in kinds.of(launch).items()
+        for key, share in kinds.of(launch.call).items()
     ]
     if "time_s" in measured and not step.graph:
         launched = float(step.launched_s[-1])
@@ -169,15 +171,19 @@ def step_run(name: str, step: Step, measured: Mapping[str, float]) -> Run:
     return Run(name, tuple(seen), summed(spans))
 
 
+def _host_sd(step: Step) -> float:
+    return sd_of(1 - step.host.faster, 1 + step.host.slower)
+
+
 def _by_kernel(step: Step, kinds: Kinds) -> tuple[tuple[str, ...], Doubles]:
     """Seconds of each op of the queue, by kind."""
-    keys = tuple(sorted({key for op in step.kernels for launch in op.launched for key in kinds.of(launch)}))
+    keys = tuple(sorted({key for op in step.kernels for launch in op.launched for key in kinds.of(launch.call)}))
     place = {key: at for at, key in enumerate(keys)}
     seconds = np.zeros((len(step.kernels), len(keys)))
     for row, op in enumerate(step.kernels):
         for launch in op.launched:
             time_s = step.times[launch.call].span.time_s * launch.count
-            for key, share in kinds.of(launch).items():
+            for key, share in kinds.of(launch.call).items():
                 seconds[row, place[key]] += time_s * share
     return keys, seconds
 
