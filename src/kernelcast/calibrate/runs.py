@@ -19,12 +19,13 @@ from kernelcast.serving.passes import PASS_SPREAD, Pass
 from kernelcast.serving.result import Inference
 from kernelcast.span import NOTHING, Span
 from kernelcast.tables import turns_of
+from kernelcast.timeline.power import throttled_s
 from kernelcast.times import Times
 from kernelcast.training.step import STEP_SPREAD, Step
 
 Doubles = NDArray[np.float64]
 Seconds = Mapping[str, float]  # by kind
-REST = ""  # what nothing scales: a lowered clock, gaps between kernels
+REST = ""  # what nothing scales: kernels that watts bind, gaps between kernels
 _Z80 = 1.2816  # standard deviations that a normal 80% interval reaches to either side
 _LEAST_SD = 1e-4  # a kind of which the forecast is sure
 
@@ -88,6 +89,14 @@ class Kinds:
     def of(self, call: Call) -> Seconds:
         return self._known[call]
 
+    def by_watts(self, call: Call, each_s: float, count: float) -> list[Seconds]:
+        """Of ``count`` calls that a lowered clock makes longer: by kind, or as the clock has it, whichever is longer;
+        nothing of others."""
+        longer_s = throttled_s(call, each_s, self._times)
+        if not longer_s > 0:
+            return []
+        return [_times(self.of(call), each_s * count), {REST: (each_s + longer_s) * count}]
+
 
 def pieces(groups: Sequence[Sequence[Seconds]]) -> Pieces:
     """Of groups of alternatives, each its seconds by kind."""
@@ -107,7 +116,11 @@ def batch_run(name: str, found: Inference, measured: Mapping[str, float]) -> Run
     for what, time_s in measured.items():
         passes = [one for one in found.passes if one.phase in PHASES[what] and one.count]
         per = max(found.workload.outputs) - 1 if what == "tpot_s" else 1
-        groups = [[_times(seconds, one.count / per) for seconds in _alternatives(one, found, kinds)] for one in passes]
+        groups = [
+            [_times(seconds, one.count / per) for seconds in group]
+            for one in passes
+            for group in _groups(one, found, kinds)
+        ]
         seen.append(Seen(name, what, time_s, pieces(groups), PASS_NOISE))
         spans |= {id(one): [(key, span * one.count) for key, span in _spans(one, kinds)] for one in passes}
     every = (pair for one in spans.values() for pair in one if pair[0] != REST)
@@ -127,18 +140,22 @@ def _spans(one: Pass, kinds: Kinds) -> Iterator[tuple[str, Span]]:
         yield host_key(one.run.deployment.stack.id) if ran.bound_by == "host" else REST, ran.span
 
 
-def _alternatives(one: Pass, found: Inference, kinds: Kinds) -> list[Seconds]:
-    """A pass as long as its kernels and what the host adds; or, where the GPU waits, as all that the host launches."""
+def _groups(one: Pass, found: Inference, kinds: Kinds) -> list[list[Seconds]]:
+    """A pass as long as its kernels and what the host adds; or, where the GPU waits, as all that the host launches. A
+    kernel that watts bind is as long as they make it, or as it is itself."""
     stack, decodes = one.run.deployment.stack, one.phase == "decode"
     gpu = {key: span.time_s for key, span in summed(_spans(one, kinds)).items()}
-    host = host_key(stack.id)
-    if stack.replays(one.run.batch.tokens, decodes=decodes):
-        return [gpu]
+    host, groups = host_key(stack.id), []
+    if gpu.pop(REST, 0.0):
+        for launch, ran in zip(one.run.launches, one.ran, strict=False):
+            group = kinds.by_watts(launch.call, ran.time_s / ran.launches, ran.launches)
+            groups += [group] if group else []
+            for key, time_s in group[0].items() if group else ():
+                gpu[key] -= time_s
     draft = one.run.deployment is not found.deployment  # the host calls it together with the model
     own_s = 0.0 if draft else stack.step_s if decodes else stack.prefill_s
-    if gpu.get(host, 0.0) <= own_s * (1 + 1e-9):
-        return [gpu]
-    return [{**gpu, host: own_s}, {host: sum(gpu.values())}]
+    waits = gpu.get(host, 0.0) > own_s * (1 + 1e-9) and not stack.replays(one.run.batch.tokens, decodes=decodes)
+    return [*groups, [{**gpu, host: own_s}, {host: sum(gpu.values())}] if waits else [gpu]]
 
 
 # ---- a traced step ----
@@ -148,14 +165,10 @@ def step_run(name: str, step: Step, measured: Mapping[str, float]) -> Run:
     """``measured``: seconds by the names of ``STEP_TIMES``."""
     kinds = Kinds(step.times)
     kinds.learn(launch.call for op in step.kernels for launch in op.launched)
-    keys, seconds = _by_kernel(step, kinds)
+    keys, seconds, limited = _by_kernel(step, kinds)
     host, seen = host_key(step.host.id), []
     for what, time_s in measured.items():
-        if what == "kernel_time_s":
-            rest = step.kernel_time_s - seconds.sum()  # a lowered clock
-            forecast: Pieces = Pieces(keys, (np.append(seconds.sum(axis=0), rest)[None],))
-        else:
-            forecast = _wall(step, keys, seconds, host)
+        forecast = _wall(step, keys, seconds, host) if what == "time_s" else _kernels(keys, seconds, limited)
         one = Seen(name, what, time_s, forecast, STEP_NOISE)
         waits = one.shares.get(host, 0.0)  # for a host, which is another from model to model and from hour to hour
         seen.append(replace(one, noise=STEP_NOISE * (1 - waits) + _host_sd(step) * waits))
@@ -175,23 +188,30 @@ def _host_sd(step: Step) -> float:
     return sd_of(1 - step.host.faster, 1 + step.host.slower)
 
 
-def _by_kernel(step: Step, kinds: Kinds) -> tuple[tuple[str, ...], Doubles]:
-    """Seconds of each op of the queue, by kind."""
+def _by_kernel(step: Step, kinds: Kinds) -> tuple[tuple[str, ...], Doubles, list[list[Seconds]]]:
+    """Seconds of each op of the queue, by kind; and the launches that watts bind, apart."""
     keys = tuple(sorted({key for op in step.kernels for launch in op.launched for key in kinds.of(launch.call)}))
     place = {key: at for at, key in enumerate(keys)}
-    seconds = np.zeros((len(step.kernels), len(keys)))
+    seconds, limited = np.zeros((len(step.kernels), len(keys))), []
     for row, op in enumerate(step.kernels):
         for launch in op.launched:
-            time_s = step.times[launch.call].span.time_s * launch.count
+            each_s = step.times[launch.call].span.time_s
+            if group := kinds.by_watts(launch.call, each_s, launch.count):
+                limited.append(group)
+                continue
             for key, share in kinds.of(launch.call).items():
-                seconds[row, place[key]] += time_s * share
-    return keys, seconds
+                seconds[row, place[key]] += each_s * launch.count * share
+    return keys, seconds, limited
+
+
+def _kernels(keys: tuple[str, ...], seconds: Doubles, limited: list[list[Seconds]]) -> Pieces:
+    return pieces([[dict(zip(keys, seconds.sum(axis=0).tolist(), strict=True))], *limited])
 
 
 def _wall(step: Step, keys: tuple[str, ...], seconds: Doubles, host: str) -> Pieces:
     """A stream ends when the host has launched one of its kernels, and that and all behind it have run
     (``stream_ends``): an alternative for each kernel. A graph is launched once."""
-    rest = step.busy_s - seconds.sum(axis=1)  # gaps, a lowered clock
+    rest = step.busy_s - seconds.sum(axis=1)  # gaps, and what watts bind
     behind = np.cumsum(np.column_stack([seconds, rest])[::-1], axis=0)[::-1]
     if step.graph:
         behind[:, -1] += step.launched_s

@@ -129,7 +129,8 @@ def solve(seen: Sequence[Seen], prior_sds: Mapping[str, float]) -> Solved:
     # Runs that agree leave a cost of one for each of them, on average; where more is left, noise was more than we took
     # it for, and runs say less.
     contradiction = float(np.sqrt(max(1.0, cost / max(1, len(seen)))))
-    return Solved(problem.keys, at, np.linalg.inv(problem.curvature(slopes, contradiction)), contradiction)
+    covariance = np.asarray(np.linalg.inv(problem.curvature(slopes, contradiction)), dtype=np.float64)
+    return Solved(problem.keys, at, covariance, contradiction)
 
 
 class _Problem:

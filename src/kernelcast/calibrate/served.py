@@ -1,4 +1,4 @@
-"""A server's own benchmark as a measured run: its load simulated, and again with each kind of kernel a little longer."""
+"""A server's own benchmark as a measured run: its load simulated, and again with each kind of kernel longer."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def served_run(bench: Bench, service: Service, conditions: Conditions, *, seed: 
 
 
 def _mean_spans(times: Times, kinds: Kinds) -> dict[str, Span]:
-    """Of each kind, the interval of its mean call, as factors of the time: tables of passes have calls of all sizes, and
-    the longest are not those that run most."""
+    """Of each kind, the interval of its mean call, as factors of the time: tables of passes have calls of all sizes,
+    and the longest are not those that run most."""
     found: dict[str, list[tuple[float, float, float]]] = {}
     for call in times.calls:
         span = times[call].span

@@ -128,22 +128,23 @@ class FamilyCalibration:
 
 
 _TOLD = ("dtype", "kv_dtype", "phase", "stack")  # words that make it another kernel to whoever sees only whole runs
-_BYTES = tuple(PIPELINES.index(name) for name in ("l2", "dram", "launch"))
+_TENSOR = PIPELINES.index("tensor")
+_BYTES = tuple(PIPELINES.index(name) for name in ("dram", "launch"))
 
 
 def scale_keys(family: str, words: Mapping[str, str | None], works: Sequence[Analysis]) -> dict[str, Doubles]:
     """What whole runs tell apart, and how much of each call it is: 'attention bf16 decode vllm'; of what has no phase,
-    'gemm bf16 vllm, tensor' and '..., bytes', by what limits the call, with no jump between them. A family's ops are
-    learned together, and scaled together."""
+    'gemm bf16 vllm, tensor' and '..., bytes', by what limits the call (shares of the squares of both limits, so that
+    there is no jump). A family's ops are learned together, and scaled together."""
     told = {name: words.get(name) for name in _TOLD}
     if told["kv_dtype"] == told["dtype"]:
         told["kv_dtype"] = None
     name = " ".join([family, *(str(word) for word in told.values() if word is not None)])
-    limits = summed([work.limits for work in works])
-    tensor, moved = limits[PIPELINES.index("tensor")], limits[_BYTES, :].max(axis=0)
+    moved = summed([work.limits for work in works])[_BYTES, :].max(axis=0)
+    tensor = summed([work.limits[_TENSOR] * (1 - work.padding) for work in works])  # tiles jump, what is asked does not
     if told["phase"] is not None or not tensor.any():
         return {name: np.ones(len(tensor))}
-    share = tensor / (tensor + moved)
+    share = tensor**2 / (tensor**2 + moved**2)
     return {f"{name}, tensor": share, f"{name}, bytes": 1 - share}
 
 
@@ -215,8 +216,8 @@ class Calibration:
         told: dict[str, Any] = {}
         for name, family in self.families.items():
             told[name] = {field: getattr(family, field) for field in _PLAIN}
-            for field, kind in _ARRAYS.items():
-                tensors[f"{name}.{field}"] = np.ascontiguousarray(getattr(family, field), dtype=kind)
+            for array, kind in _ARRAYS.items():
+                tensors[f"{name}.{array}"] = np.ascontiguousarray(getattr(family, array), dtype=kind)
         head = {"gpu": self.gpu, "predictor": self.predictor, "kernelcast": self.kernelcast, "families": told,
                 "scales": {key: asdict(scale) for key, scale in self.scales.items()}}  # fmt: skip
         meta = {"kind": _KIND, "format": str(FORMAT), "calibration": json.dumps(head)}
@@ -325,8 +326,9 @@ class Calibrated:
         known = {key: self.calibration.scales.get(key, UNSCALED) for key in keys}
         if all(scale is UNSCALED for scale in known.values()):
             return before
-        time = before.time_s * sum(keys[key] * scale.factor for key, scale in known.items())
-        reach = sum(keys[key] * scale.reach for key, scale in known.items())
+        shares = np.array(list(keys.values()))
+        time = before.time_s * np.sum(shares * [[scale.factor] for scale in known.values()], axis=0)
+        reach = np.sum(shares * [[scale.reach] for scale in known.values()], axis=0)
         entry = question.standing.entry
         own = np.inf if entry is None or entry.error is None else entry.error * _OF_ERROR
         low, high = np.log(before.time_s / before.low_s), np.log(before.high_s / before.time_s)
