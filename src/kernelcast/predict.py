@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.efficiency import Calibrated, Calibration, Estimate, Predictor, Question, load_calibration, predictor
-from kernelcast.efficiency.calibration import UNSCALED, Scale, host_key
 from kernelcast.efficiency.evidence import AS_IT_IS, Standing, kinds_of, which_of
 from kernelcast.efficiency.generic import by_time, work_times
+from kernelcast.efficiency.run_scales import UNSCALED, Scale, host_key
 from kernelcast.errors import KernelcastError, unknown
 from kernelcast.hardware import Gpu, gpu, origin_of
 from kernelcast.kernels.base import Calls, Kernel, columns_of, parameters_of

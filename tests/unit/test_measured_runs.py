@@ -16,7 +16,8 @@ from kernelcast.calibrate.runs import PASS_NOISE, batch_run, prior_sds
 from kernelcast.calibrate.served import served_run
 from kernelcast.calibrate.with_runs import nothing_yet, with_runs
 from kernelcast.cli.service_options import ServiceChoice, chosen_service
-from kernelcast.efficiency.calibration import Calibration, Scale, host_key, load_calibration
+from kernelcast.efficiency.calibration import Calibration, load_calibration
+from kernelcast.efficiency.run_scales import Scale, host_key
 from kernelcast.errors import KernelcastError
 from kernelcast.predict import DEFAULT, Conditions
 from kernelcast.serving.engine.simulate import simulate, tables_for
@@ -50,7 +51,8 @@ def scaled(**scales: Scale) -> Conditions:
 
 
 def test_parts_of_a_batch_add_up_to_its_forecast(tmp_path: Path) -> None:
-    for words in ({}, {"stack": "torch", "batch": 1, "input_len": 16}):  # the second waits for its host
+    cases: list[dict[str, Any]] = [{}, {"stack": "torch", "batch": 1, "input_len": 16}]  # the second waits for its host
+    for words in cases:
         found = inferred(tmp_path, **words)
         told = {"prefill_s": found.prefill, "decode_s": found.decode, "total_s": found.total}
         run = batch_run("one", found, {name: span.time_s for name, span in told.items()})
@@ -141,7 +143,8 @@ def test_the_interval_keeps_what_single_calls_are_off_by() -> None:
         scales = {f"gemm bf16 vllm, {part}": Scale(0.0, 0.01, 0.3, 0.5, 3) for part in ("tensor", "bytes")}
         after = kc.predict(call, chip, Conditions(calibration=replace(calibration, scales=scales)))
         before = kc.predict(call, chip)
-        kept = after.standing.entry.error * 1.606  # type: ignore[union-attr]
+        assert after.standing.entry is not None and after.standing.entry.error is not None
+        kept = after.standing.entry.error * 1.606
         assert np.log(after.high_s / after.time_s) >= min(kept, np.log(before.high_s / before.time_s)) * 0.999
         assert np.log(after.high_s / after.low_s) <= max(narrower, 0.0) * np.log(before.high_s / before.low_s) * 1.002
 

@@ -13,7 +13,7 @@ from kernelcast.calibrate.scales import Pieces, Seen
 from kernelcast.calls import Call
 from kernelcast.calls.call import columns_of
 from kernelcast.calls.table import BadRows, grouped
-from kernelcast.efficiency.calibration import host_key, scale_keys
+from kernelcast.efficiency.run_scales import host_key, scale_keys
 from kernelcast.predict import chosen
 from kernelcast.serving.passes import PASS_SPREAD, Pass
 from kernelcast.serving.result import Inference

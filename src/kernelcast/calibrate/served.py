@@ -10,7 +10,7 @@ import numpy as np
 from kernelcast.calibrate.runs import PASS_NOISE, Kinds, Run, sd_of
 from kernelcast.calibrate.scales import Seen, Slopes
 from kernelcast.calls import Call
-from kernelcast.efficiency.calibration import host_key
+from kernelcast.efficiency.run_scales import host_key
 from kernelcast.errors import KernelcastError
 from kernelcast.predict import Conditions
 from kernelcast.serving.engine.fleet import Fleet, Pool, Service, Tables

@@ -25,10 +25,11 @@ from kernelcast.efficiency.evidence import Standing
 from kernelcast.efficiency.features import KEEP, aligned
 from kernelcast.efficiency.network import Floats, in_blocks
 from kernelcast.efficiency.predictor import Estimate, Predictor, Question
+from kernelcast.efficiency.run_scales import Scale, scaled
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Kernel, Words
-from kernelcast.machine.analyse import PIPELINES, Analysis, Score, summed
+from kernelcast.machine.analyse import Score
 
 FORMAT = 2
 _READ = ("1", "2")  # formats; the first had no scales
@@ -38,7 +39,6 @@ _KIND = "kernelcast calibration"
 REGIMES = ("under 10 µs", "10-100 µs", "over 100 µs")
 CENTRES_S = np.array([3.1623e-6, 31.623e-6, 316.23e-6])
 ELSEWHERE = 0.3  # how alike two calls are, in the local part, whose words differ
-_OF_ERROR = 1.606  # the reach of an 80% interval over the mean error, of normal errors
 _LIKE = 0.5  # a call this like a measured one is seen
 _ROOT_3 = np.float32(np.sqrt(3.0))
 _STRIDE = 64  # blocks at a time: kernels of these stay in the CPU's cache
@@ -127,55 +127,6 @@ class FamilyCalibration:
         return local.reshape(-1)[:rows], like.reshape(-1)[:rows]
 
 
-_TOLD = ("dtype", "kv_dtype", "phase", "stack")  # words that make it another kernel to whoever sees only whole runs
-_TENSOR = PIPELINES.index("tensor")
-_BYTES = tuple(PIPELINES.index(name) for name in ("dram", "launch"))
-
-
-def scale_keys(family: str, words: Mapping[str, str | None], works: Sequence[Analysis]) -> dict[str, Doubles]:
-    """What whole runs tell apart, and how much of each call it is: 'attention bf16 decode vllm'; of what has no phase,
-    'gemm bf16 vllm, tensor' and '..., bytes', by what limits the call (shares of the squares of both limits, so that
-    there is no jump). A family's ops are learned together, and scaled together."""
-    told = {name: words.get(name) for name in _TOLD}
-    if told["kv_dtype"] == told["dtype"]:
-        told["kv_dtype"] = None
-    name = " ".join([family, *(str(word) for word in told.values() if word is not None)])
-    moved = summed([work.limits for work in works])[_BYTES, :].max(axis=0)
-    tensor = summed([work.limits[_TENSOR] * (1 - work.padding) for work in works])  # tiles jump, what is asked does not
-    if told["phase"] is not None or not tensor.any():
-        return {name: np.ones(len(tensor))}
-    share = tensor**2 / (tensor**2 + moved**2)
-    return {f"{name}, tensor": share, f"{name}, bytes": 1 - share}
-
-
-def host_key(name: str) -> str:
-    """What a host (of a stack, or one that runs PyTorch) takes for what it launches."""
-    return f"host {name}"
-
-
-@dataclass(frozen=True)
-class Scale:
-    """What whole runs say of one kind of kernels, or of the host: a factor on its time, and how sure that is."""
-
-    log_scale: float = 0.0
-    sd: float = 1.0  # of the log, after the runs
-    prior_sd: float = 1.0  # and before them
-    share: float = 0.0  # of the runs' time, on average
-    runs: int = 0  # that it had a share in
-
-    @property
-    def factor(self) -> float:
-        return float(np.exp(self.log_scale))
-
-    @property
-    def reach(self) -> float:
-        """What is left of the interval, as logs of time."""
-        return self.sd / self.prior_sd
-
-
-UNSCALED = Scale()
-
-
 @dataclass(frozen=True, eq=False)
 class Calibration:
     """Corrections by family, scales by kind, and what they were made from."""
@@ -255,7 +206,7 @@ def load_calibration(path: Path | str) -> Calibration:
     try:
         head = json.loads(meta["calibration"])
         families = {name: _family(told, tensors, name) for name, told in head.pop("families").items()}
-        scales = {key: _scale(told) for key, told in head.pop("scales", {}).items()}
+        scales = {key: Scale.read(told) for key, told in head.pop("scales", {}).items()}
         return Calibration(families=families, scales=scales, **head)
     except (KeyError, TypeError, ValueError) as error:
         raise KernelcastError(
@@ -271,13 +222,6 @@ def _family(told: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]], name: 
     arrays["points"] = arrays["points"].astype(np.float32)
     found = FamilyCalibration(**plain, **arrays)
     _check_shapes(found)
-    return found
-
-
-def _scale(told: Mapping[str, Any]) -> Scale:
-    found = Scale(**told)
-    if not (np.isfinite(found.log_scale) and 0 < found.sd <= found.prior_sd < np.inf):
-        raise ValueError("a scale is no number, or less sure than before")
     return found
 
 
@@ -321,23 +265,7 @@ class Calibrated:
 
     def estimate(self, question: Question) -> Estimate:
         self.calibration.check_gpu(question.gpu.id)
-        before = self._corrected(question)
-        keys = scale_keys(question.kernel.family, question.standing.words or question.words, question.best)
-        known = {key: self.calibration.scales.get(key, UNSCALED) for key in keys}
-        if all(scale is UNSCALED for scale in known.values()):
-            return before
-        shares = np.array(list(keys.values()))
-        time = before.time_s * np.sum(shares * [[scale.factor] for scale in known.values()], axis=0)
-        reach = np.sum(shares * [[scale.reach] for scale in known.values()], axis=0)
-        entry = question.standing.entry
-        own = np.inf if entry is None or entry.error is None else entry.error * _OF_ERROR
-        low, high = np.log(before.time_s / before.low_s), np.log(before.high_s / before.time_s)
-        return replace(
-            before,
-            time_s=time,
-            low_s=time * np.exp(-_narrowed(low, own, reach)),
-            high_s=time * np.exp(_narrowed(high, own, reach)),
-        ).held(question.bound_s)
+        return scaled(self._corrected(question), question, self.calibration.scales)
 
     def _corrected(self, question: Question) -> Estimate:
         """By what single calls showed."""
@@ -356,12 +284,6 @@ class Calibrated:
             support=np.where(like >= _LIKE, "seen", before.support).astype(object),
             predictor=before.predictor and f"{before.predictor}+calibrated",
         ).held(question.bound_s)
-
-
-def _narrowed(width: Doubles, own: float, reach: Doubles) -> Doubles:
-    """Runs tell what calls of a kind have in common; by how much single calls of a measured kind are off stays."""
-    kept = np.minimum(width, own)
-    return np.sqrt(kept**2 + (width**2 - kept**2) * reach**2)
 
 
 def _reach(factor: float, like: Doubles) -> Doubles:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.calls import Call, Launch
-from kernelcast.efficiency.calibration import UNSCALED, Scale
+from kernelcast.efficiency.run_scales import UNSCALED, Scale
 from kernelcast.kernels.base import kernel_class
 from kernelcast.kernels.work import Array
 from kernelcast.machine.analyse import PIPELINES

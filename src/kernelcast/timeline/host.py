@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kernelcast.efficiency.calibration import UNSCALED, Scale
+from kernelcast.efficiency.run_scales import UNSCALED, Scale
 from kernelcast.errors import KernelcastError
 from kernelcast.toml_folder import ids_in, read_from
 
