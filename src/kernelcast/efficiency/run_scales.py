@@ -74,9 +74,9 @@ UNSCALED = Scale()
 
 def scaled(before: Estimate, question: Question, scales: Mapping[str, Scale]) -> Estimate:
     """Times that runs have scaled, and what is left of their intervals; others as they are."""
-    keys = (
-        scale_keys(question.kernel.family, question.standing.words or question.words, question.best) if scales else {}
-    )
+    if not scales:
+        return before
+    keys = scale_keys(question.kernel.family, question.standing.words or question.words, question.best)
     known = {key: scales.get(key, UNSCALED) for key in keys}
     if all(scale is UNSCALED for scale in known.values()):
         return before
