@@ -93,6 +93,21 @@ def test_a_calibrated_forecast_is_what_the_solve_said(tmp_path: Path) -> None:
     assert after.tpot.time_s == pytest.approx(told["tpot_s"], rel=2e-3)
 
 
+def test_what_watts_bind_is_as_long_however_fast_its_kernels_are(tmp_path: Path) -> None:
+    """An L20's prefill: its products wait for the clock, so a shorter run says nothing of them."""
+    there = inferred(tmp_path)
+    place, workload = replace(there.deployment, gpu=kc.gpu("l20")), there.workload
+    before = infer(place, workload)
+    assert sum(share.time_s for share in before.shares if share.part == "power limit") > 0.05 * before.ttft_s
+    calibration, seen = with_runs(
+        nothing_yet(place.gpu, DEFAULT), [batch_run("one", before, {"ttft_s": 0.9 * before.ttft_s})]
+    )
+    scale = calibration.scales["gemm bf16 vllm, tensor"]
+    assert abs(scale.log_scale) < 0.01 and scale.reach > 0.95
+    after = infer(place, workload, Conditions(calibration=calibration))
+    assert after.ttft_s == pytest.approx(seen.lines[0].measured_s * (1 + seen.lines[0].error_after), rel=5e-3)
+
+
 def test_runs_make_a_forecast_surer_on_a_gpu_that_was_not_measured(tmp_path: Path) -> None:
     there = inferred(tmp_path)
     place, workload = replace(there.deployment, gpu=kc.gpu("rtx_pro_6000_server")), there.workload
@@ -232,6 +247,8 @@ def test_runs_of_all_kinds_are_recognised(tmp_path: Path) -> None:
     assert zoo.records[0].words["gpu"] == "NVIDIA H200" and zoo.records[0].measured["kernel_time_s"] < 1
     models = read_input(Path(__file__).parents[2] / "validation" / "models_h200_sxm.json.gz")
     assert len(models.records) == 45 and "28 decode steps" in models.left_out[0]
+    for one in (zoo, models):
+        assert len({record.name for record in one.records}) == len(one.records)
 
 
 def test_lists_of_lengths_are_a_ragged_batch(tmp_path: Path) -> None:

@@ -210,7 +210,7 @@ def _zoo_cases(path: Path, found: Mapping[str, Any]) -> Iterator[Record]:
         case = line["case"]
         words = {"model": str(path.parent / case["build"]), "gpu": found["environment"]["gpu"], "mode": case["mode"],
                  "batch": case["batch"], "dtype": case["dtype"], "optimizer": case["optimizer"]}  # fmt: skip
-        name = f"{case['build'].partition(':')[2]}/{case['mode']}/{case['batch']}x{case['seq']}"
+        name = f"{case['build'].partition(':')[2]}/{case['mode']}/{case['dtype']}/{case['batch']}x{case['seq']}"
         yield Record("step", name, words | {"seq": max(1, case["seq"])}, {"kernel_time_s": line["kernel_ms"] / 1e3})
 
 
@@ -224,6 +224,6 @@ def _model_cases(found: Mapping[str, Any]) -> Iterator[Record]:
         training = case["mode"] == "training"
         words = {"model": case["model"], "gpu": found["environments"][line["run"]]["gpu"], "batch": case["batch"],
                  "mode": "training" if training else "inference", "seq": case["seq"], "dtype": case["dtype"],
-                 "graph": case["launch"] == "graph", "cache": False}  # fmt: skip
+                 "graph": case["launch"] == "graph", "cache": False, "precision": "pure"}  # fmt: skip
         name = f"{case['model']}/{case['mode']}/{case['dtype']}/{case['batch']}x{case['seq']}"
         yield Record("step", name, words, {"kernel_time_s": profile["kernel_sum_ms"] / 1e3}, config)
