@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from kernelcast.efficiency import Calibrated, Calibration, Estimate, Predictor, Question, load_calibration, predictor
 from kernelcast.efficiency.evidence import AS_IT_IS, Standing, kinds_of, which_of
 from kernelcast.efficiency.generic import by_time, work_times
+from kernelcast.efficiency.run_scales import UNSCALED, Scale, host_key
 from kernelcast.errors import KernelcastError, unknown
 from kernelcast.hardware import Gpu, gpu, origin_of
 from kernelcast.kernels.base import Calls, Kernel, columns_of, parameters_of
@@ -82,6 +83,12 @@ def _base(conditions: Conditions) -> Predictor:
 def calibration_of(conditions: Conditions) -> Calibration | None:
     """The calibration, which is loaded when the conditions are made."""
     return conditions.calibration if isinstance(conditions.calibration, Calibration) else None
+
+
+def host_scale(conditions: Conditions, name: str) -> Scale:
+    """What measured runs say of a host, by the name of its file or of its stack."""
+    calibration = calibration_of(conditions)
+    return UNSCALED if calibration is None else calibration.scales.get(host_key(name), UNSCALED)
 
 
 def chosen(conditions: Conditions) -> Predictor:

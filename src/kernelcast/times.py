@@ -60,6 +60,11 @@ class Times:
         ):
             self._known[call] = CallTime(Span(*span), bound_by, support, standing, kernels)
 
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """Those that are known."""
+        return tuple(self._known)
+
     def __getitem__(self, call: Call) -> CallTime:
         return self._known[call]
 

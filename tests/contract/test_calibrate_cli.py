@@ -145,3 +145,93 @@ def test_skip_bad_leaves_rows_out(measured: Path, capsys: pytest.CaptureFixture[
     said = capsys.readouterr()
     assert json.loads(said.out)["rows"] == 38
     assert said.err.startswith("kernelcast: warning: 2 bad rows") and out.exists()
+
+
+RUN = {"model": "llama-3.1-8b", "stack": "vllm", "batch": 8, "input_len": 512, "output_len": 32}
+INFER = [
+    "infer",
+    "llama-3.1-8b",
+    "--batch",
+    "8",
+    "--input-len",
+    "512",
+    "--output-len",
+    "32",
+    "--gpu",
+    "h200_sxm",
+    "--json",
+]
+
+
+def written(path: Path, content: object) -> Path:
+    path.write_text(json.dumps(content))
+    return path
+
+
+def test_runs_scale_what_they_see(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain, out = told(capsys, *INFER), tmp_path / "cal"
+    slow = {"ttft_s": 1.1 * plain["ttft_s"], "tpot_s": 1.2 * plain["tpot_s"]}
+    run = written(tmp_path / "run.json", {**RUN, **slow, "gpu": "NVIDIA H200"})
+    found = told(capsys, "calibrate", run, "-o", out, "--json")  # the run says which GPU
+    assert found["gpu"] == "h200_sxm" and found["rows"] == 0 and not found["by_others"]
+    before, after = ([line[key] for line in found["runs"]] for key in ("error_before", "error_after"))
+    assert before == pytest.approx([1 / 1.1 - 1, 1 / 1.2 - 1])
+    assert all(abs(a) < 0.6 * abs(b) for a, b in zip(after, before, strict=True))
+    scale = found["scales"]["gemm bf16 vllm, bytes"]
+    assert 1.02 < scale["factor"] < 1.25 and scale["sd"] < scale["prior_sd"] and scale["runs"] == 1
+    assert "moe" in found["unseen"] and "attention mixed" in found["unseen"]
+    there = told(capsys, *INFER, "--calibration", out)
+    assert there["tpot_s"] == pytest.approx(slow["tpot_s"] * (1 + after[1]), rel=5e-3)
+    moe = ["kernel", "moe", "--tokens", "64", "--hidden", "4096", "--inter", "1024", "--experts", "8", "--topk", "2",
+           "--gpu", "h200_sxm", "--json"]  # fmt: skip
+    assert told(capsys, *moe, "--calibration", out)["time_s"] == told(capsys, *moe)["time_s"]  # which no run saw
+    assert main(["calibrate", str(run), "-o", str(out)]) == 0
+    said = capsys.readouterr()
+    assert "not seen, so not scaled: " in said.out and "1 measured run -> " in said.err
+    gemm = [*GEMM[:-1], "--stack", "vllm", "--calibration", str(out)]
+    assert main(gemm) == 0 and "by whole runs: gemm bf16 vllm, bytes x 1." in " ".join(capsys.readouterr().out.split())
+
+
+def test_calls_come_first_and_runs_scale_what_is_left(
+    measured: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain, out = told(capsys, *INFER), tmp_path / "cal"
+    run = written(tmp_path / "run.json", [{**RUN, "tpot_s": 1.2 * plain["tpot_s"]}])
+    found = told(capsys, "calibrate", run, measured, "--gpu", "h200_sxm", "-o", out, "--json")
+    assert found["families"]["gemm"]["rows"] == 40 and found["scales"]
+    alone = told(capsys, "calibrate", run, "--gpu", "h200_sxm", "-o", out, "--json")
+    assert found["runs"][0]["error_before"] != alone["runs"][0]["error_before"]  # forecast with the calls' correction
+    twice = told(capsys, "calibrate", measured, measured, "--gpu", "h200_sxm", "-o", out, "--json")
+    assert twice["rows"] == 80 and "scales" not in twice
+
+
+def test_a_servers_benchmark_calibrates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    served, out = tmp_path / "served.csv", tmp_path / "cal"
+    ask = ["simulate", "llama-3.1-8b", "--gpu", "h100_sxm", "--request-rate", "4", "--num-prompts", "20"]
+    assert main([*ask, "--requests-out", str(served), "--no-intervals"]) == 0
+    capsys.readouterr()
+    where = ["--gpu", "h100_sxm", "--model", "llama-3.1-8b", "-o", out]
+    found = told(capsys, "calibrate", served, *where, "--json")
+    assert [line["what"] for line in found["runs"]] == ["mean_ttft_s", "mean_tpot_s"]
+    assert all(abs(line["error_before"]) < 1e-6 for line in found["runs"])  # its own simulation
+    assert "does not name its model" in refused(capsys, "calibrate", served, "--gpu", "h100_sxm", "-o", out)
+
+
+def test_wrong_runs_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out = tmp_path / "run.json", tmp_path / "cal"
+
+    def said(content: object, *more: object) -> str:
+        return refused(capsys, "calibrate", written(path, content), "-o", out, *(more or ("--gpu", "h200_sxm")))
+
+    good = {**RUN, "tpot_s": 0.01}
+    assert "unknown key 'tpto_s' (did you mean tpot_s" in said({**RUN, "tpto_s": 0.01})
+    assert "no measured time" in said(RUN)
+    assert "which GPU was measured" in said(good, "--skip-bad")
+    assert "was measured on l40s, not on h200_sxm" in said({**good, "gpu": "l40s"})
+    assert "measurements of 2 GPUs" in said([{**good, "gpu": "l40s"}, {**good, "gpu": "a40"}], "--skip-bad")
+    assert "run.json:1 nobody: unknown model 'nobody'" in said({**good, "model": "nobody"})
+    assert "run.json:1 llama-3.1-70b: " in said({**good, "model": "llama-3.1-70b"}, "--gpu", "l40s")  # does not fit
+    assert "answers of one token" in said({**good, "output_len": 1})
+    assert "a calibration is made of a predictor without one" in said(good, "--gpu", "h200_sxm", "--calibration", path)
+    assert "was not measured" in said(good, "--gpu", "h200_sxm", "--set", "dram_bytes_per_s=7e12")
+    assert not out.exists()

@@ -319,13 +319,13 @@ def test_files_that_are_no_calibrations(calibration: Calibration, tmp_path: Path
     save_file({"x": np.zeros(3)}, other)
     calibration.save(old)
     cut.write_bytes(old.read_bytes()[:-100])
-    old.write_bytes(old.read_bytes().replace(b'"format":"1"', b'"format":"9"'))
+    old.write_bytes(old.read_bytes().replace(b'"format":"2"', b'"format":"9"'))
     for path, message in (
         (tmp_path / "none", "no calibration file"),
         (text, "not a calibration"),
         (other, "not a calibration; `kernelcast calibrate` makes one"),
         (cut, "not a calibration"),
-        (old, "of format 9, this version reads 1"),
+        (old, "of format 9, this version reads 1 and 2"),
     ):
         with pytest.raises(kc.KernelcastError, match=message):
             kc.Conditions(calibration=path)

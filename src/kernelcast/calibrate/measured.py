@@ -106,7 +106,7 @@ def errors(columns: Columns, chip: Gpu, base: Predictor, conditions: Conditions,
     turns = turns_of(columns, conditions)
     parts: dict[str, list[Errors]] = {}
     for kernel, place, rows, calls in grouped(columns, chip, bad):
-        for at, question in _questions(kernel, rows, calls, place, turns, base):
+        for at, question in questions(kernel, rows, calls, place, turns, base):
             said, found = base.estimate(question), question.features
             part = Errors(
                 family=kernel.family,
@@ -125,7 +125,7 @@ def errors(columns: Columns, chip: Gpu, base: Predictor, conditions: Conditions,
     return {family: found for family, found in joined.items() if len(found)}
 
 
-def _questions(
+def questions(
     kernel: type[Kernel], rows: Rows, calls: Calls, place: Gpu, turns: Turns, base: Predictor
 ) -> Iterator[tuple[Rows, Question]]:
     """What ``base`` is asked, kind by kind as it answers, and the rows of the table."""

@@ -79,7 +79,7 @@ def replay_file(
     _check_targets(bench, output, plot, fitting)
     found = read_bench(bench, seed=seed)
     part = part_of(found, calibrate_on) if fitting else None
-    name, choice, taken = from_file(found, model, service, _given(ctx))
+    name, choice, taken = from_file(found, model, service, given_options(ctx))
     place, tables = chosen_service(choice, name, found.load), tables_for(choice.conditions)
     parts = _split(part) if part and calibrate_on and not calibrate_on.startswith("stage") else ()
     before = replay(found, place, tables, seed=seed, intervals=intervals, parts=parts)
@@ -98,7 +98,7 @@ def _check_targets(bench: Path, output: Path | None, plot: Path | None, fitting:
         check_target(bench, target, table=False)
 
 
-def _given(ctx: typer.Context) -> set[str]:
+def given_options(ctx: typer.Context) -> set[str]:
     """Options that were given, not left to their defaults."""
     return {name for name in ctx.params if getattr(ctx.get_parameter_source(name), "name", "") != "DEFAULT"}
 

@@ -5,6 +5,7 @@ For each family it holds a correction of the log of time in two levels. *Biases*
 family, of each word (op, dtype, stack, …) and of the words together, for short, middling and long kernels.
 The *local* part is a Gaussian process over the features of a call: it follows the calls that were measured
 and fades away from them. Both were shrunk by how few rows there were (``kernelcast.calibrate`` fits them).
+Whole runs, which no call of theirs was measured in, add *scales*: one factor for each kind of kernel that they saw.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import functools
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,14 @@ from kernelcast.efficiency.evidence import Standing
 from kernelcast.efficiency.features import KEEP, aligned
 from kernelcast.efficiency.network import Floats, in_blocks
 from kernelcast.efficiency.predictor import Estimate, Predictor, Question
+from kernelcast.efficiency.run_scales import Scale, scaled
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Kernel, Words
 from kernelcast.machine.analyse import Score
 
-FORMAT = 1
+FORMAT = 2
+_READ = ("1", "2")  # formats; the first had no scales
 _KIND = "kernelcast calibration"
 # Regimes by predicted time: under 10 µs, 10 to 100, over 100. Each has its full say at its centre; between two centres
 # they share, linearly in the log of time, so that no call jumps from one to the other.
@@ -126,12 +129,13 @@ class FamilyCalibration:
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """Corrections by family, and what they were made from."""
+    """Corrections by family, scales by kind, and what they were made from."""
 
     gpu: str
     predictor: str  # name of what was corrected, with the version of its weights
     kernelcast: str
     families: Mapping[str, FamilyCalibration]
+    scales: Mapping[str, Scale] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
@@ -163,9 +167,10 @@ class Calibration:
         told: dict[str, Any] = {}
         for name, family in self.families.items():
             told[name] = {field: getattr(family, field) for field in _PLAIN}
-            for field, kind in _ARRAYS.items():
-                tensors[f"{name}.{field}"] = np.ascontiguousarray(getattr(family, field), dtype=kind)
-        head = {"gpu": self.gpu, "predictor": self.predictor, "kernelcast": self.kernelcast, "families": told}
+            for array, kind in _ARRAYS.items():
+                tensors[f"{name}.{array}"] = np.ascontiguousarray(getattr(family, array), dtype=kind)
+        head = {"gpu": self.gpu, "predictor": self.predictor, "kernelcast": self.kernelcast, "families": told,
+                "scales": {key: asdict(scale) for key, scale in self.scales.items()}}  # fmt: skip
         meta = {"kind": _KIND, "format": str(FORMAT), "calibration": json.dumps(head)}
         part = path.with_name(f".{path.name}.{os.getpid()}.part")
         try:
@@ -195,12 +200,14 @@ def load_calibration(path: Path | str) -> Calibration:
         raise KernelcastError(f"{path}: not a calibration: {error}") from None
     if meta.get("kind") != _KIND:
         raise KernelcastError(f"{path}: not a calibration; `kernelcast calibrate` makes one")
-    if meta.get("format") != str(FORMAT):
-        raise KernelcastError(f"{path}: a calibration of format {meta.get('format')}, this version reads {FORMAT}")
+    if meta.get("format") not in _READ:
+        known = " and ".join(_READ)
+        raise KernelcastError(f"{path}: a calibration of format {meta.get('format')}, this version reads {known}")
     try:
         head = json.loads(meta["calibration"])
         families = {name: _family(told, tensors, name) for name, told in head.pop("families").items()}
-        return Calibration(families=families, **head)
+        scales = {key: Scale.read(told) for key, told in head.pop("scales", {}).items()}
+        return Calibration(families=families, scales=scales, **head)
     except (KeyError, TypeError, ValueError) as error:
         raise KernelcastError(
             f"{path}: a broken calibration ({type(error).__name__}: {error}); make it again"
@@ -258,6 +265,10 @@ class Calibrated:
 
     def estimate(self, question: Question) -> Estimate:
         self.calibration.check_gpu(question.gpu.id)
+        return scaled(self._corrected(question), question, self.calibration.scales)
+
+    def _corrected(self, question: Question) -> Estimate:
+        """By what single calls showed."""
         before = self.base.estimate(question)
         family = self.calibration.families.get(question.kernel.family)
         if family is None:

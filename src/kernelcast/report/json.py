@@ -118,9 +118,11 @@ def calibration_fields(calibration: Any, op: str) -> dict[str, Any] | None:
     """What a calibration rests on, for the family of this op; None without one."""
     if calibration is None:
         return None
-    family = calibration.families.get(kernel_class(op).family)
+    name = kernel_class(op).family
+    family = calibration.families.get(name)
     told = attributes(family, "rows", "error_before", "error_after") if family else {"rows": 0}
-    return {"gpu": calibration.gpu, "predictor": calibration.predictor, **told}
+    scales = {key: scale.factor for key, scale in calibration.scales.items() if key.startswith(f"{name} ")}
+    return {"gpu": calibration.gpu, "predictor": calibration.predictor, **told, "scales": scales}
 
 
 def cache_word(conditions: Conditions) -> str:

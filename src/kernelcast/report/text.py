@@ -246,7 +246,9 @@ def _rests_on(found: Prediction, chip: Gpu, conditions: Conditions) -> Table:
     told = calibration_fields(conditions.calibration, found.op)
     if told is not None:
         errors = f", error {told['error_before']:.1f}% -> {told['error_after']:.1f}%" if told["rows"] else ""
-        grid.add_row("  calibrated", f"by {told['rows']:,} measured calls of this family{errors}")
+        scales = "; by whole runs: " + ", ".join(f"{key} x {factor:.3f}" for key, factor in told["scales"].items())
+        calls = f"by {told['rows']:,} measured calls of this family{errors}"
+        grid.add_row("  calibrated", calls + (scales if told["scales"] else ""))
     grid.add_row("  cache", f"{cache} ({CACHE[cache]})")
     if conditions.without:
         grid.add_row("  left out", Text(", ".join(conditions.without), "yellow"))

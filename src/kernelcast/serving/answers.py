@@ -12,6 +12,7 @@ from kernelcast.errors import KernelcastError
 from kernelcast.kernels.work import Array
 from kernelcast.networks.batch import Ints
 from kernelcast.networks.forward import Deployment
+from kernelcast.predict import host_scale
 from kernelcast.serving.asked import Asked
 from kernelcast.serving.laid import Laid
 from kernelcast.serving.memory import cache_bytes, does_not_fit, needed, read_weight_bytes
@@ -71,7 +72,7 @@ class Answers:
     def lay(self, found: TimeColumns, times: Times) -> None:
         self.times = times
         for passes, owners in self.laid:
-            passes.lay(found)
+            passes.lay(found, host_scale(times.conditions, passes.deployment.stack.id))
             for at in np.flatnonzero(np.isnan(passes.phase_s(False)[0] + passes.phase_s(True)[0])).tolist():
                 if why := passes.refused(at):
                     self.refused.setdefault(int(owners[at]), KernelcastError(refusal(*why)))

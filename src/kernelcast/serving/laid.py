@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.calls import Call, Launch
+from kernelcast.efficiency.run_scales import UNSCALED, Scale
 from kernelcast.kernels.base import kernel_class
 from kernelcast.kernels.work import Array
 from kernelcast.machine.analyse import PIPELINES
@@ -78,9 +79,11 @@ class Laid:
             for rows, launches, places in forward_many(deployment, self.batches)
         ]
 
-    def lay(self, times: TimeColumns) -> None:
-        """Once the times of all calls are known: those of all passes. ``spans_s``: time, low, high."""
+    def lay(self, times: TimeColumns, host: Scale = UNSCALED) -> None:
+        """Once the times of all calls are known: those of all passes. ``spans_s``: time, low, high. ``host``: what
+        measured runs say of the host."""
         self.times = times
+        self.stack, self.host_range = self.deployment.stack.with_host(host.factor), [x**host.reach for x in HOST_RANGE]
         kernels, slower, held = np.empty((3, len(self.owner))), np.zeros(len(self.owner)), np.zeros(len(self.owner))
         launched = np.empty(len(self.owner))
         for group in self.alike:
@@ -95,7 +98,7 @@ class Laid:
             for end, share in zip((kernels[0] - kernels[1], kernels[2] - kernels[0]), PASS_SPREAD, strict=True)
         )
         whole = np.array([kernels[0], kernels[0] - below, kernels[0] + above])
-        self.spans_s = whole + self.power_s + self.host_s * np.array([[1.0], *([x] for x in HOST_RANGE)])
+        self.spans_s = whole + self.power_s + self.host_s * np.array([[1.0], *([x] for x in self.host_range)])
 
     def _kernels(self, group: Alike) -> tuple[Array, Array, Array]:
         """Of each pass, one micro-batch: time, low and high of its kernels, and what power limits would add: all of
@@ -139,7 +142,7 @@ class Laid:
 
     def _host_s(self, launched: Array, kernels_s: Array) -> Array:
         """What the GPU waits for: launches that are slower than the kernels, gaps of a graph; and the host's own."""
-        stack = self.deployment.stack
+        stack = self.stack
         graph = stack.replays(self.batches.tokens, decodes=self.decodes)
         waits = np.where(graph, launched * stack.gap_s, np.maximum(0.0, launched * stack.launch_s - kernels_s))
         return waits if self.draft else waits + np.where(self.decodes, stack.step_s, stack.prefill_s)
@@ -179,7 +182,7 @@ class Laid:
         if power_s := float(self.power_s[row]):
             ran.append(Ran.beside(phase, POWER_LIMIT, Span.exact(power_s), "power", "near"))
         if host_s := float(self.host_s[row]):
-            ran.append(Ran.beside(phase, "host", Span(host_s, *(x * host_s for x in HOST_RANGE)), "host"))
+            ran.append(Ran.beside(phase, "host", Span(host_s, *(x * host_s for x in self.host_range)), "host"))
         run = Run(self.deployment, self.batches.batch(row), int(self.parts[row]))
         return Pass(phase, run, float(self.counts[row]), Span(*self.spans_s[:, row].tolist()), tuple(ran))
 

@@ -8,6 +8,7 @@ from functools import cached_property
 from kernelcast.calls import Launch
 from kernelcast.networks.batch import Batch
 from kernelcast.networks.forward import Deployment, forward
+from kernelcast.predict import host_scale
 from kernelcast.span import Span
 from kernelcast.timeline import Event, Lane, Ran, Timeline
 from kernelcast.times import Times
@@ -45,7 +46,8 @@ class Pass:
 
 def drawn(one: Pass, times: Times) -> Timeline:
     """A pass, layer by layer: it ends when the pass does."""
-    stack, batch = one.run.deployment.stack, one.run.batch
+    batch, stack = one.run.batch, one.run.deployment.stack
+    stack = stack.with_host(host_scale(times.conditions, stack.id).factor)
     gap_s = stack.gap_s if stack.graphs and one.phase == "decode" else 0.0
     at_s, gaps_s, events = 0.0, 0.0, []
     launches = forward(one.run.deployment, batch, in_order=True)

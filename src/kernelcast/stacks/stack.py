@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,14 @@ class Stack(Library):
     def graph_tokens(self) -> int:
         """Of the largest step that replays a graph."""
         return max((last for _, last, _ in self.graph_sizes), default=0)
+
+    def with_host(self, factor: float) -> Stack:
+        """On a host that takes so many times as long for what it launches and schedules."""
+        if factor == 1.0:
+            return self
+        times = ("step_s", "prefill_s", "launch_s", "gap_s", "sequence_s")
+        changed: dict[str, Any] = {name: getattr(self, name) * factor for name in times}
+        return replace(self, **changed)
 
     def parts(self, op: str) -> Sequence[Mapping[str, Any]]:
         """The kernels that ``op`` is run as; none where it is one kernel of its own."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from kernelcast.efficiency.run_scales import UNSCALED, Scale
 from kernelcast.errors import KernelcastError
 from kernelcast.toml_folder import ids_in, read_from
 
@@ -33,6 +35,14 @@ class Host:
     faster: float  # share of its time that it may need less, eight times of ten
     slower: float  # and more
     sources: tuple[tuple[str, str], ...]
+
+    def scaled(self, scale: Scale) -> Host:
+        """As measured runs found it: its launches so many times as long, and how sure that is."""
+        if scale == UNSCALED:
+            return self
+        costs: dict[str, Any] = {name: getattr(self, name) * scale.factor for name in COSTS}
+        faster, slower = 1 - (1 - self.faster) ** scale.reach, (1 + self.slower) ** scale.reach - 1
+        return replace(self, **costs, faster=faster, slower=slower)
 
 
 COSTS = ("step_s", "launch_s", "view_s", "python_s", "recorded_s", "backward_s", "backward_view_s", "parameter_s")

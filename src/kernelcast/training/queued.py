@@ -14,8 +14,9 @@ from kernelcast.hardware import Gpu
 from kernelcast.kernels.work import Array
 from kernelcast.networks.aten import Costed, Settings, cost
 from kernelcast.networks.traced import PHASES, Op, Trace
+from kernelcast.predict import Conditions, host_scale
 from kernelcast.span import NOTHING, Span
-from kernelcast.timeline import Host, Ran
+from kernelcast.timeline import Host, Ran, host
 from kernelcast.timeline.power import throttled_s
 from kernelcast.times import Times
 
@@ -66,6 +67,12 @@ def _ran(op: Op, costed: Costed, times: Times) -> OpRan:
         op.phase, longest.part, span, launches, longest.bound_by, longest.support, longest.network, longest.standing,
         op=op, by_bytes=costed.by_bytes, launched=tuple(costed.launches),
     )  # fmt: skip
+
+
+def machine_of(on: str | Host, conditions: Conditions) -> Host:
+    """The host that launches, with what measured runs say of it."""
+    found = host(on) if isinstance(on, str) else on
+    return found.scaled(host_scale(conditions, found.id))
 
 
 def gap_s(machine: Host, graph: bool) -> float:

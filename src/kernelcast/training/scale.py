@@ -11,12 +11,12 @@ from kernelcast.hardware import Gpu
 from kernelcast.networks.traced import Trace
 from kernelcast.parallel.training import TrainingLayout, collective_launch
 from kernelcast.predict import Conditions
-from kernelcast.timeline.host import Host, host
+from kernelcast.timeline.host import Host
 from kernelcast.timeline.streams import INTERFERENCE, Job, simulate
 from kernelcast.times import Times
 from kernelcast.training import pipeline
 from kernelcast.training.depth import sent_bytes
-from kernelcast.training.queued import Queue, gap_s
+from kernelcast.training.queued import Queue, gap_s, machine_of
 from kernelcast.training.ranks import Rank
 from kernelcast.training.roles import Roles
 from kernelcast.training.scaled import Played, ScaledStep, Stage, parts_of
@@ -44,7 +44,7 @@ def scale(
         raise KernelcastError(f"{trace.name} is no trace of a training step; trace it with mode='training'")
     if not 0 <= interference < 1:
         raise KernelcastError(f"interference is a share from 0 to below 1, not {interference}")
-    machine = host(on) if isinstance(on, str) else on
+    machine = machine_of(on, conditions)
     rank = Rank(trace, layout, times or Times(gpu, conditions), machine, graph, tf32, roles)
     if layout.pp == 1:
         table, stages = None, [_whole_step(rank, interference)]

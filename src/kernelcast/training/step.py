@@ -20,12 +20,12 @@ from kernelcast.networks.traced import PHASES, Trace
 from kernelcast.predict import Conditions
 from kernelcast.span import Span
 from kernelcast.support import support_of
-from kernelcast.timeline import Event, Host, Lane, Memory, RestsOn, Share, Timeline, host, joined, shares
+from kernelcast.timeline import Event, Host, Lane, Memory, RestsOn, Share, Timeline, joined, shares
 from kernelcast.timeline.power import Energy, energy_of, total
 from kernelcast.timeline.streams import stream_ends
 from kernelcast.times import Times
 from kernelcast.training.memory import check_fits, step_memory
-from kernelcast.training.queued import OpRan, Queue, cost_in_pieces, gap_s, launch_costs, predicted
+from kernelcast.training.queued import OpRan, Queue, cost_in_pieces, gap_s, launch_costs, machine_of, predicted
 
 # Eager ops write their results to memory, and what a later op reads of them may have left L2. Campaigns take other
 # inputs for every call, so that is the state the learned predictor knows best.
@@ -230,7 +230,7 @@ def run_step(
         raise KernelcastError(f"{trace.name} launches no kernel")
     if not oversized:
         check_fits(trace, gpu)
-    machine = host(on) if isinstance(on, str) else on
+    machine = machine_of(on, conditions)
     times = times or Times(gpu, conditions)
     settings = Settings(tf32=tf32, capability=gpu.compute_capability, l2_bytes=gpu.l2_bytes)
     found = list(enumerate(predicted(trace.ops, times, lambda op: cost_in_pieces(op, settings, gpu))))

@@ -15,7 +15,7 @@ import copy
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -25,7 +25,7 @@ from kernelcast.kernels.work import Array
 from kernelcast.networks.batch import Batch
 from kernelcast.networks.forward import Deployment, forward
 from kernelcast.networks.layers import SelfAttention
-from kernelcast.predict import DEFAULT, Conditions
+from kernelcast.predict import DEFAULT, Conditions, host_scale
 from kernelcast.serving.passes import HOST_RANGE, PASS_SPREAD
 from kernelcast.span import Span
 from kernelcast.timeline import Ran, RestsOn, joined
@@ -58,8 +58,9 @@ class StepTimes:
     def __init__(self, deployment: Deployment, reach: Reach, conditions: Conditions = DEFAULT,
                  times: Times | None = None, drafted: int = 0) -> None:  # fmt: skip
         """``drafted``: guesses that a decode step checks beside its own token."""
-        self.deployment, self.drafted = deployment, drafted
+        self.drafted = drafted
         self._times = times or Times(deployment.gpu, conditions)
+        self.deployment = self._on_host(deployment)
         self.reach = reach
         checked = 1 + drafted
         self._sequences = _up_to(_SEQUENCES, reach.sequences)
@@ -109,10 +110,15 @@ class StepTimes:
     def served_by(self, place: Deployment) -> StepTimes:
         """The same passes where the server's own terms differ (see ``terms``): nothing is predicted again."""
         found = copy.copy(self)
-        found.deployment = place
+        found.deployment = self._on_host(place)
         if place.stack.spread != self.deployment.stack.spread:
             found._lines = {}
         return found
+
+    def _on_host(self, place: Deployment) -> Deployment:
+        """With what measured runs say of the host."""
+        factor = host_scale(self._times.conditions, place.stack.id).factor
+        return place if factor == 1.0 else replace(place, stack=place.stack.with_host(factor))
 
     def _held(self, sequences: int, contexts: Sequence[int], *, whole: bool = False) -> tuple[int, ...]:
         """Those that so many sequences can have at once; ``whole``: none left out, but no longer than that."""

@@ -97,6 +97,11 @@ def part_of(bench: Bench, asked: str | None) -> Fit:
     return Fit(f"first {at:,} requests", rows, measured(bench, rows))
 
 
+def least_spread(bench: Bench) -> float:
+    """By how much, as a share, a simulation of the load is off in any case; a load that was made again, by more."""
+    return _SPREADS[0] if _one_by_one(bench) else _SPREADS[_SUMMARY]
+
+
 def _one_by_one(bench: Bench) -> bool:
     """Whether each request that is simulated was measured."""
     return bench.exact and (bench.ttft_s is not None or bench.e2el_s is not None)
@@ -143,7 +148,7 @@ class _Problem:
 
     def __init__(self, bench: Bench, service: Service, part: Fit, tables: Tables, seed: int) -> None:
         self.before = service.pool.deployment.stack
-        self.one_by_one = _one_by_one(bench)
+        self.one_by_one, self._least = _one_by_one(bench), least_spread(bench)
         self._base, self._tables, self._seed = service, tables, seed
         rows = part.rows & (np.arange(len(part.rows)) < _MOST)
         kept = _needed(bench, rows) if self.one_by_one else np.ones(len(rows), dtype=np.bool_)
@@ -230,7 +235,7 @@ class _Problem:
     def spread(self, at: Array) -> float:
         """The least at which runs of slower and faster steps hold most of what was measured, a tenth of the requests
         at a time."""
-        for spread in _SPREADS if self.one_by_one else _SPREADS[_SUMMARY:]:
+        for spread in (spread for spread in _SPREADS if spread >= self._least):
             ends = [self._tenths(*self._served(at, variant, spread)) for variant in ("low", "likely", "high")]
             told = self._tenths(None, None)
             inside = (np.min(ends, axis=0) <= told) & (told <= np.max(ends, axis=0))
