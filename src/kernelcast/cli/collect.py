@@ -16,7 +16,7 @@ from kernelcast.cli.commands import Command, with_examples
 from kernelcast.cli.options import Json
 from kernelcast.cli.progress import progress_bar
 from kernelcast.errors import KernelcastError
-from kernelcast.hardware import Gpu
+from kernelcast.hardware import Gpu, kind_of
 from kernelcast.hardware import gpu as find_gpu
 
 if TYPE_CHECKING:
@@ -62,6 +62,12 @@ def collect(
     seed: Annotated[int, typer.Option("--seed", help="the same seed gives the same calls")] = 0,
     plan_only: Annotated[bool, typer.Option("--plan", help="show the plan and stop; needs no GPU")] = False,
     host: Annotated[bool, typer.Option("--host", help="not kernels but this host, for trace --host FILE.toml")] = False,
+    specs: Annotated[
+        bool, typer.Option("--specs", help="a minute of microbenchmarks of this GPU, for --gpu FILE.toml")
+    ] = False,
+    link: Annotated[
+        bool, typer.Option("--link", help="collectives over the GPUs of this machine, for --fabric FILE.toml")
+    ] = False,
     power: Annotated[
         bool, typer.Option("--power", help="not times but joules: calls of all kinds, rests, and both mixed")
     ] = False,
@@ -69,6 +75,14 @@ def collect(
 ) -> None:
     """Measure kernels on this machine's GPU into a table that fit and calibrate read. Needs PyTorch and CUDA."""
     seconds = parse_time(budget) if budget else None
+    if sum((host, specs, link, power)) > 1:
+        raise KernelcastError("--specs, --link, --host and --power measure different things: give one of them")
+    if specs:
+        _measure_specs(out, as_json)
+        return
+    if link:
+        _measure_link(out, gpu, as_json)
+        return
     if host:
         _measure_host(out, gpu, as_json)
         return
@@ -118,6 +132,54 @@ def _measure_host(out: Path | None, gpu: str | None, as_json: bool) -> None:
         return
     typer.echo(f"{out}: {found.launch_s * 1e6:.1f} µs a kernel, {found.view_s * 1e6:.1f} a view, "
                f"{found.python_s * 1e6:.1f} a call of Python; {dict(found.sources)['programs']}")  # fmt: skip
+
+
+def _measure_specs(out: Path | None, as_json: bool) -> None:
+    if out is None:
+        raise KernelcastError("a GPU is written as TOML: give -o FILE.toml")
+    _needs_cuda()
+    from kernelcast.measure.specs import measure, properties
+    from kernelcast.measure.specs_file import begun, finished, write
+    from kernelcast.report.json import gpu_fields, to_json
+
+    told = properties()
+    begin = begun(told, out)  # a name or a GPU that will not do is refused before the minute
+    with progress_bar() as start:
+        made = finished(begin, told, measure(begin.gpu, start("specs")))
+    chip = write(made)
+    if as_json:
+        typer.echo(to_json({"file": str(out), "notes": made.notes, "gpu": gpu_fields(chip)}))
+        return
+    typer.echo(f"{out}: {len(made.numbers)} numbers of {told.name}; kernelcast gpu {out} shows them")
+    for note in made.notes:
+        typer.echo(f"  {note}")
+
+
+def _measure_link(out: Path | None, gpu: str | None, as_json: bool) -> None:
+    if out is None or out.suffix != ".toml":
+        raise KernelcastError(f"a fabric is written as TOML: give -o FILE.toml{f', not {out}' if out else ''}")
+    _needs_cuda()
+    import torch
+
+    from kernelcast.measure.link import fitted, measure, write_link
+
+    count = torch.cuda.device_count()
+    if count < 2:
+        raise KernelcastError(f"a link is measured between two or more GPUs, and this machine has {count}")
+    from kernelcast.measure.device import facts, identified
+
+    like = kind_of(identified(gpu).link_kind)
+    known = facts()
+    with progress_bar() as start:
+        timed = measure(count, "nccl", start("link"))
+    found = fitted(timed, like, f"{count} {known['device']}, PyTorch {known['torch']}, CUDA {known['cuda']}")
+    write_link(found, out)
+    if as_json:
+        typer.echo(json.dumps({"file": str(out), **vars(found)}))
+        return
+    typer.echo(
+        f"{out}: {found.bytes_per_s / 1e9:.0f} GB/s, {found.latency_s * 1e6:.2f} µs a message, over {count} GPUs"
+    )
 
 
 def _measure_power(
