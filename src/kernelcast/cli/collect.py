@@ -139,7 +139,8 @@ def _measure_specs(out: Path | None, as_json: bool) -> None:
         raise KernelcastError("a GPU is written as TOML: give -o FILE.toml")
     _needs_cuda()
     from kernelcast.measure.specs import measure, properties
-    from kernelcast.measure.specs_file import begun, finished, write
+    from kernelcast.measure.specs_draft import begun, write
+    from kernelcast.measure.specs_file import finished
     from kernelcast.report.json import gpu_fields, to_json
 
     told = properties()

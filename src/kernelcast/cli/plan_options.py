@@ -142,7 +142,8 @@ def chosen_grid(choice: SearchChoice) -> tuple[Grid, list[str]]:
     found = Grid(
         tuple((chip, prices[chip.known_as]) for chip in asked if chip.known_as in prices),
         stacks, choice.max_gpus, formats, choice.kv_dtype, numbers["tp"], numbers["pp"], numbers["dp"] or None,
-        numbers["ep"] or None, numbers["max_num_seqs"] or None, numbers["max_num_batched_tokens"] or None, choice.disaggregated,
+        numbers["ep"] or None, numbers["max_num_seqs"] or None, numbers["max_num_batched_tokens"] or None,
+        choice.disaggregated,
     )  # fmt: skip
     return found, unpriced
 

@@ -1,7 +1,8 @@
 """Microbenchmarks of this machine's GPU: what a forecast leans on, in about a minute. Needs PyTorch, Triton and CUDA.
 
 Bursts last a few milliseconds after a rest, as a kernel in a benchmark does; long runs last seconds, so that the power
-limit sets the clock. What each number means is in docs/new-gpu.md; ``specs_file`` makes a GPU file of them.
+limit sets the clock. What each number means is in docs/new-gpu.md; ``specs_file`` makes a GPU file of them. Kernels of
+Triton's are imported where they run: the rest can do without.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -19,11 +19,11 @@ from torch import Tensor
 
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu
-from kernelcast.measure import specs_kernels
 from kernelcast.measure.energy import measured as measured_power
 from kernelcast.measure.nvml import Board, Nvml
 from kernelcast.measure.power import Replays
 from kernelcast.measure.specs_formats import FORMATS, FP8_TOLERANCE, SHAPES, TOLERANCES, Product
+from kernelcast.measure.specs_seen import Long, Measured, Properties
 from kernelcast.measure.timing import captured, replayed_s, stream, timed
 
 BURSTS, REST_S, BURST_S = 4, 0.08, 2e-3
@@ -36,53 +36,6 @@ _DECODE = tuple((m, n, k) for m in (8, 16) for n, k in ((8192, 28672), (28672, 8
 _OFF = 0.01  # of sums and fixed points
 
 Say = Callable[[int, int, str], None]
-
-
-@dataclass(frozen=True)
-class Properties:
-    """What CUDA and the driver say of the GPU."""
-
-    name: str
-    capability: str
-    sm_count: int
-    l2_bytes: int
-    smem_bytes_per_sm: int
-    smem_bytes_per_cta: int
-    registers_per_sm: int
-    max_threads_per_sm: int
-    dram_bytes: int
-    board: Board
-    software: str  # of driver and libraries
-
-
-@dataclass(frozen=True)
-class Long:
-    """A product that was repeated for seconds."""
-
-    flops_per_s: float
-    power_w: float
-    sm_mhz: float | None
-    by_power: bool  # the driver held the clock down for it
-
-
-@dataclass
-class Measured:
-    """What was seen; None or absent: it was not, and ``skipped`` says why."""
-
-    bursts: dict[str, float] = field(default_factory=dict)  # FLOP/s of the best shape, by format
-    shapes: dict[str, str] = field(default_factory=dict)
-    longs: dict[str, Long] = field(default_factory=dict)
-    dram_read: float | None = None  # bytes/s
-    dram_copy: float | None = None
-    dram_decode: float | None = None  # by products with few rows, best shape
-    l2_read: dict[float, float] = field(default_factory=dict)  # by share of L2 that is read again and again
-    smem: float | None = None
-    exponentials: float | None = None  # a second
-    fma: float | None = None  # FLOP/s
-    launch_floor_s: float | None = None
-    gap_s: float | None = None
-    smallest_gemm_s: float | None = None
-    skipped: dict[str, str] = field(default_factory=dict)
 
 
 def properties() -> Properties:
@@ -230,6 +183,8 @@ def _others(chip: Gpu, found: Measured) -> Iterator[tuple[str, Callable[[], None
 
 
 def _dram(chip: Gpu, found: Measured) -> None:
+    from kernelcast.measure import specs_kernels
+
     free, _ = torch.cuda.mem_get_info()
     size = min(max(2**31, 16 * chip.l2_bytes), free // 4)
     chunk = 16 * specs_kernels.BLOCK  # elements
@@ -260,6 +215,8 @@ def _decode(chip: Gpu, found: Measured) -> None:
 
 def _l2(chip: Gpu, found: Measured) -> None:
     """A part of L2 that is read again and again, past L1."""
+    from kernelcast.measure import specs_kernels
+
     for share in _L2_SHARES:
         programs = 4 * chip.sm_count
         chunk = max(1, int(share * chip.l2_bytes / (4 * programs * specs_kernels.BLOCK))) * specs_kernels.BLOCK
@@ -272,6 +229,8 @@ def _l2(chip: Gpu, found: Measured) -> None:
 
 
 def _arithmetic(chip: Gpu, found: Measured, what: str) -> None:
+    from kernelcast.measure import specs_kernels
+
     x = torch.rand(chip.sm_count * 16 * 1024, device="cuda")
     out = torch.empty_like(x)
     run: Callable[[Tensor, Tensor, int], int] = (
@@ -288,6 +247,8 @@ def _arithmetic(chip: Gpu, found: Measured, what: str) -> None:
 
 
 def _shared(chip: Gpu, found: Measured) -> None:
+    from kernelcast.measure import specs_kernels
+
     rounds = 256
     run = specs_kernels.ReadShared(4 * chip.sm_count)
     count = run(rounds)
@@ -298,6 +259,8 @@ def _shared(chip: Gpu, found: Measured) -> None:
 def _launches(found: Measured) -> None:
     """The shortest kernel in a graph; and what a kernel takes beside its work: twice the time of one minus that of
     another with twice the work."""
+    from kernelcast.measure import specs_kernels
+
     out = torch.empty(64, device="cuda")
     empty = (partial(specs_kernels.touch, out), partial(out[:1].fill_, 0.5))
     found.launch_floor_s = min(timed([launch], 1e-6).seconds for launch in empty)

@@ -19,6 +19,7 @@ SHAPES = (
     (8192, 28672, 8192),
     (16384, 16384, 16384),
 )
+DEVICE = "cuda"
 _ROWS = 16  # of a product that are checked
 
 
@@ -38,8 +39,8 @@ class Product:
 
 
 def _plain(dtype: torch.dtype, m: int, n: int, k: int) -> Product:
-    a, b = (torch.randn(rows, k, device="cuda", dtype=dtype) for rows in (m, n))
-    out = torch.empty(m, n, device="cuda", dtype=dtype)
+    a, b = (torch.randn(rows, k, device=DEVICE, dtype=dtype) for rows in (m, n))
+    out = torch.empty(m, n, device=DEVICE, dtype=dtype)
     return Product(partial(torch.mm, a, b.t(), out=out), lambda: (a[:_ROWS].float(), b.float()))
 
 
@@ -49,13 +50,13 @@ def _tf32(m: int, n: int, k: int) -> Product:
 
 
 def _fp8_factors(m: int, n: int, k: int) -> tuple[Tensor, Tensor]:
-    a, b = (torch.randn(rows, k, device="cuda").to(torch.float8_e4m3fn) for rows in (m, n))
+    a, b = (torch.randn(rows, k, device=DEVICE).to(torch.float8_e4m3fn) for rows in (m, n))
     return a, b
 
 
 def _fp8(m: int, n: int, k: int) -> Product:
     a, b = _fp8_factors(m, n, k)
-    one = torch.ones((), device="cuda")
+    one = torch.ones((), device=DEVICE)
     launch = partial(
         torch._scaled_mm, a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
     )
@@ -65,14 +66,14 @@ def _fp8(m: int, n: int, k: int) -> Product:
 def _fp8_block(m: int, n: int, k: int) -> Product:
     """A scale for 128 activations and for 128 by 128 weights."""
     a, b = _fp8_factors(m, n, k)
-    scale_a = torch.ones(k // 128, m, device="cuda").t()
-    scale_b = torch.ones(n // 128, k // 128, device="cuda").t()
+    scale_a = torch.ones(k // 128, m, device=DEVICE).t()
+    scale_b = torch.ones(n // 128, k // 128, device=DEVICE).t()
     launch = partial(torch._scaled_mm, a, b.t(), scale_a=scale_a, scale_b=scale_b, out_dtype=torch.bfloat16)
     return Product(launch, lambda: (a[:_ROWS].float(), b.float()))
 
 
 def _int8(m: int, n: int, k: int) -> Product:
-    a, b = (torch.randint(-127, 128, (rows, k), device="cuda", dtype=torch.int8) for rows in (m, n))
+    a, b = (torch.randint(-127, 128, (rows, k), device=DEVICE, dtype=torch.int8) for rows in (m, n))
     return Product(partial(torch._int_mm, a, b.t()), lambda: (a[:_ROWS].float(), b.float()))
 
 
@@ -81,11 +82,11 @@ _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 def _nvfp4(m: int, n: int, k: int) -> Product:
     """Two numbers a byte, the first in the low half; scales of 1, whose order in memory then says nothing."""
-    held = [torch.randint(0, 256, (rows, k // 2), device="cuda", dtype=torch.uint8) for rows in (m, n)]
+    held = [torch.randint(0, 256, (rows, k // 2), device=DEVICE, dtype=torch.uint8) for rows in (m, n)]
     a, b = (bytes_.view(torch.float4_e2m1fn_x2) for bytes_ in held)
-    scale_a, scale_b = (torch.ones(rows * k // 16, device="cuda").to(torch.float8_e4m3fn) for rows in (m, n))
+    scale_a, scale_b = (torch.ones(rows * k // 16, device=DEVICE).to(torch.float8_e4m3fn) for rows in (m, n))
     launch = partial(torch._scaled_mm, a, b.t(), scale_a=scale_a, scale_b=scale_b, out_dtype=torch.bfloat16)
-    table = torch.tensor([*_E2M1, *(-value for value in _E2M1)], device="cuda")
+    table = torch.tensor([*_E2M1, *(-value for value in _E2M1)], device=DEVICE)
 
     def numbers(packed: Tensor) -> Tensor:
         return table[torch.stack((packed & 15, packed >> 4), dim=-1).long()].view(len(packed), -1)
