@@ -180,8 +180,12 @@ def test_a_new_capability_inherits_by_instruction_path_and_measured_rates_decide
 def test_names_that_would_mislead_are_refused(tmp_path: Path) -> None:
     with pytest.raises(KernelcastError, match=r"h200_sxm is a GPU of the catalogue.*my_h200_sxm\.toml"):
         begun(H200, tmp_path / "h200_sxm.toml")
-    with pytest.raises(KernelcastError, match="written as TOML"):
-        begun(H200, tmp_path / "my.json")
+
+
+def test_a_driver_that_gives_another_name_can_be_helped(tmp_path: Path) -> None:
+    told = dataclasses.replace(H200, name="GRID H200-141C")
+    assert begun(told, tmp_path / "mine.toml").base == "_sm90"
+    assert begun(told, tmp_path / "mine.toml", "h200_sxm").words["unit_of"] == "h200_sxm"
 
 
 # ---- a file that contradicts itself ----

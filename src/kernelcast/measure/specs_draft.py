@@ -90,15 +90,14 @@ def write(made: Draft) -> Gpu:
     return load_gpu(made.path)
 
 
-def begun(told: Properties, path: Path) -> Draft:
-    """What CUDA and the driver say: enough to know which sizes to measure."""
-    if path.suffix != ".toml":
-        raise KernelcastError(f"a GPU is written as TOML: give -o FILE.toml, not {path}")
+def begun(told: Properties, path: Path, named: str | None = None) -> Draft:
+    """What CUDA and the driver say: enough to know which sizes to measure. ``named``: what it is in the catalogue, where
+    the driver's name does not tell."""
     if path.stem in gpu_ids():
         raise KernelcastError(
             f"{path.stem} is a GPU of the catalogue: name the file of your own otherwise, as in my_{path.stem}.toml"
         )
-    known = _catalogued(told.name)
+    known = gpu(named) if named else _catalogued(told.name)
     if known is not None and known.compute_capability == told.capability:
         return _unit(told, known, path)
     return _new(told, path)
