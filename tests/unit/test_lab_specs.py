@@ -60,9 +60,12 @@ def test_an_engines_quantisation_is_taken_off() -> None:
     at_peak_s = 2 * 8192**3 / (2 * PEAK)
     asked = rows(8192, 8192, 8192, np.ones(60), "fp8", "vllm")
     ready = {**asked, "inputs": np.full(60, "ready", dtype=object)}
-    layer, alone = (predict_columns({n: c for n, c in one.items() if n != "latency_us"}, H200,
-                                    Conditions(predictor="generic"))[0]["predicted_us"] for one in (asked, ready))  # fmt: skip
-    before_s = (layer - alone) * 1e-6
+
+    def generic_us(columns: dict[str, Any]) -> Any:
+        given = {name: column for name, column in columns.items() if name != "latency_us"}
+        return predict_columns(given, H200, Conditions(predictor="generic"))[0]["predicted_us"]
+
+    before_s = (generic_us(asked) - generic_us(ready)) * 1e-6
     assert np.all(before_s > 5e-6)
     found = of_format({**asked, "latency_us": (at_peak_s / 0.75 + before_s) * 1e6}, H200, "fp8")
     assert found.tensor_fraction == pytest.approx(0.75)

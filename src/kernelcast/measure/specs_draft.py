@@ -91,14 +91,14 @@ def write(made: Draft) -> Gpu:
 
 
 def begun(told: Properties, path: Path, named: str | None = None) -> Draft:
-    """What CUDA and the driver say: enough to know which sizes to measure. ``named``: what it is in the catalogue, where
-    the driver's name does not tell."""
+    """What CUDA and the driver say: enough to know which sizes to measure. ``named``: what it is in the catalogue,
+    where the driver's name does not tell."""
     if path.stem in gpu_ids():
         raise KernelcastError(
             f"{path.stem} is a GPU of the catalogue: name the file of your own otherwise, as in my_{path.stem}.toml"
         )
     known = gpu(named) if named else _catalogued(told.name)
-    if known is not None and known.compute_capability == told.capability:
+    if known is not None and known.known_as in gpu_ids() and known.compute_capability == told.capability:
         return _unit(told, known, path)
     return _new(told, path)
 
@@ -112,7 +112,7 @@ def _catalogued(name: str) -> Gpu | None:
 
 def _unit(told: Properties, known: Gpu, path: Path) -> Draft:
     """Of a catalogued GPU only what differs."""
-    made = Draft(path, known.id, {"name": f"{told.name}, measured", "unit_of": known.id})
+    made = Draft(path, known.known_as, {"name": f"{told.name}, measured", "unit_of": known.known_as})
     board = told.board
     said = {
         "sm_count": told.sm_count,

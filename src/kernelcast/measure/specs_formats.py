@@ -12,6 +12,7 @@ from torch import Tensor
 Launch = Callable[[], Tensor]
 # As in campaigns' large products: square, and layers of models.
 SHAPES = (
+    (2048, 4096, 4096),
     (4096, 4096, 4096),
     (4096, 14336, 4096),
     (8192, 8192, 8192),
