@@ -204,7 +204,6 @@ CONTRADICTIONS = {
     "sustained_l2_fraction = 1.5": "at most 1, not 1.5",
     "[sustained_tensor_fractions]\nfp8 = 1.02": r"sustained_tensor_fractions\.fp8 is a share of the peak, at most 1",
     "[sustained_tensor_fractions]\nnvfp4 = 0.5": r"sustained_tensor_fractions\.nvfp4, but .* has no nvfp4",
-    "tensor_flops_per_j = 2e12": r"at power_w 700 is 1\.4e\+15 FLOP/s, more than the peak 9\.894e\+14",
     "power_w = 0": "power_w must be a positive number, not 0",
     'unit_of = "h2000"': "unit_of: unknown gpu 'h2000'",
     'link_kind = "nvlink9"': "unknown fabric 'nvlink9'",

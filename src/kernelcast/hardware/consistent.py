@@ -40,13 +40,6 @@ def contradictions(chip: Gpu) -> Iterator[str]:
         if not chip.tensor_flops_per_clk_sm.get("fp8" if dtype == "fp8_block" else dtype):
             known = ", ".join(chip.tensor_flops_per_clk_sm) or "none"
             yield f"sustained_tensor_fractions.{dtype}, but tensor_flops_per_clk_sm has no {dtype} (it has {known})"
-    sixteen = chip.tensor_flops_per_s("bf16") or chip.tensor_flops_per_s("fp16")
-    paid = (chip.tensor_flops_per_j or 0.0) * chip.power_w
-    if paid > sixteen * (1 + TOLERANCE):
-        yield (
-            f"tensor_flops_per_j {chip.tensor_flops_per_j:g} at power_w {chip.power_w:g} is {paid:.4g} FLOP/s, more "
-            f"than the peak {sixteen:.4g} in 16 bits"
-        )
 
 
 def derived_peak(chip: Gpu, key: str) -> float:
