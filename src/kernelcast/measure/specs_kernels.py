@@ -28,10 +28,10 @@ def _read(x, out, chunks, length, rounds, BLOCK: tl.constexpr):  # type: ignore[
     tl.store(out + program, tl.sum(total, axis=0))
 
 
-def read(x: Tensor, out: Tensor, rounds: int = 1) -> Any:
+def read(x: Tensor, out: Tensor, rounds: int = 1, block: int = BLOCK) -> Any:
     """Every program sums a chunk of x (float32) each round; ``out`` has one entry a program."""
     chunks = out.numel()
-    return _read[(chunks,)](x, out, chunks, x.numel() // chunks, rounds, BLOCK=BLOCK, num_warps=8)
+    return _read[(chunks,)](x, out, chunks, x.numel() // chunks, rounds, BLOCK=block, num_warps=8)
 
 
 @triton.jit
