@@ -18,11 +18,11 @@ from kernelcast.efficiency.evidence import AS_IT_IS, Standing, kinds_of, which_o
 from kernelcast.efficiency.generic import by_time, work_times
 from kernelcast.efficiency.run_scales import UNSCALED, Scale, host_key
 from kernelcast.errors import KernelcastError, unknown
-from kernelcast.hardware import Gpu, gpu, origin_of
+from kernelcast.hardware import Gpu, gpu, origin_of, root_of
 from kernelcast.kernels.base import Calls, Kernel, columns_of, parameters_of
 from kernelcast.kernels.dtypes import runs
 from kernelcast.kernels.which import Runs, runs_of
-from kernelcast.kernels.work import Array
+from kernelcast.kernels.work import Array, Number
 from kernelcast.machine.analyse import PIPELINES, Analysis, analyse, summed
 from kernelcast.machine.limits import Turns
 
@@ -101,7 +101,7 @@ def check_gpu(conditions: Conditions, chip: Gpu) -> None:
     """Refuse a calibration of another GPU before any work."""
     calibration = calibration_of(conditions)
     if calibration is not None:
-        calibration.check_gpu(chip.id)
+        calibration.check_gpu(chip.known_as)
 
 
 DEFAULT = Conditions()
@@ -312,7 +312,7 @@ def by_kind(
     """The calls of each kind, by number (None: all of them), and what they rest on."""
     found: list[tuple[NDArray[np.intp] | None, Standing]] = []
     for rows, words in kinds_of(kernel, calls):
-        standings = answering.standings(kernel, words, origin_of(chip) or chip)
+        standings = answering.standings(kernel, words, root_of(chip))
         if len(standings) == 1:
             found.append((rows, standings[0]))
             continue
@@ -368,14 +368,20 @@ def _what_if(
         analyse(work, chip, turns=turns, without=conditions.without, candidate=first.candidate)[0]
         for work, first in zip(works, on_origin, strict=True)
     ]
+    low: Number
+    high: Number
     low, high = spread
+    support = np.where(before.support == "seen", "near", before.support).astype(object)
+    if chip.origin is None and chip.unit_of:  # no other GPU: as far off as what was measured of it moves the answer
+        low = high = np.abs(np.log(ratio))
+        support = before.support
     after = before.time_s * ratio
     found = Predictions(
         time_s=after,
         low_s=np.minimum(before.low_s * ratio, after * np.exp(-low)),
         high_s=np.maximum(before.high_s * ratio, after * np.exp(high)),
         ceiling_s=before.ceiling_s * ratio,
-        support=np.where(before.support == "seen", "near", before.support).astype(object),
+        support=support,
         standing=before.standing,
         predictor=before.predictor,
         bound_s=summed([work.bound for work in best]),

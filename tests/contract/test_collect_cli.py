@@ -10,8 +10,12 @@ from pathlib import Path
 import pytest
 
 
+def command(*args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "kernelcast", *args], capture_output=True, text=True)
+
+
 def run(*args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "kernelcast", "collect", *args], capture_output=True, text=True)
+    return command("collect", *args)
 
 
 def has_cuda() -> bool:
@@ -56,3 +60,27 @@ def test_bad_input_is_one_line_and_exit_2(args: tuple[str, ...], told: str) -> N
     assert found.returncode == 2
     assert told in found.stderr
     assert len(found.stderr.splitlines()) == 1
+
+
+def test_a_unit_answers_beside_its_gpu_and_says_so(tmp_path: Path) -> None:
+    (tmp_path / "my_h200.toml").write_text(
+        'base = "h200_sxm"\nname = "mine"\nunit_of = "h200_sxm"\nsustained_dram_fraction = 0.86\n'
+    )
+    asked = ("kernel", "gemm", "--m", "16", "--n", "8192", "--k", "8192", "--gpu", str(tmp_path / "my_h200.toml"))
+    found = command(*asked)
+    assert found.returncode == 0 and "of h200_sxm: its forecast" in found.stdout and "on h200_sxm" in found.stdout
+    found = command(*asked, "--json")
+    assert found.returncode == 0 and json.loads(found.stdout)["gpu_unit_of"] == "h200_sxm"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--specs",), "a GPU is written as TOML: give -o FILE.toml"),
+        (("--link", "-o", "x.parquet"), "a fabric is written as TOML: give -o FILE.toml, not x.parquet"),
+        (("--specs", "--link", "-o", "x.toml"), "--specs and --link measure different things"),
+    ],
+)
+def test_specs_and_links_are_refused_in_one_line(arguments: tuple[str, ...], told: str) -> None:
+    found = run(*arguments)
+    assert found.returncode == 2 and told in found.stderr and len(found.stderr.splitlines()) == 1

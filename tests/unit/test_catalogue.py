@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from kernelcast.hardware.gpu import NUMBERS, Gpu
+from kernelcast.hardware.consistent import derived_peak
+from kernelcast.hardware.gpu import NUMBERS, RATE_TABLES, Gpu
 from kernelcast.hardware.load import CATALOGUE, gpu, gpu_ids, load_gpu
 
 FILES = sorted(CATALOGUE.glob("*.toml"))
@@ -99,6 +100,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "long_tensor_fraction": (0.3, 1),
     "tensor_flops_per_j": (1e10, 1e13),
     "sustained_dram_fraction": (0.5, 1),
+    "sustained_l2_fraction": (0.3, 1),
     "launch_floor_s": (5e-7, 1e-5),
     "sustained_launch_s": (1e-6, 1e-5),
     "power_w": (40, 2000),
@@ -120,15 +122,6 @@ def loaded(gpu_id: str) -> Gpu:
 
 def raw(stem: str) -> dict[str, Any]:
     return tomllib.loads((CATALOGUE / f"{stem}.toml").read_text(encoding="utf-8"))
-
-
-def derived_peak(found: Gpu, key: str) -> float:
-    """The peak of one device that ``published_flops_per_s[key]`` is about; 0 when it has no such units."""
-    if key.endswith("_vector"):
-        return found.fma_flops_per_s(key.removesuffix("_vector"))
-    if key in found.tensor_flops_per_clk_sm:
-        return found.tensor_flops_per_s(key)
-    return found.fma_flops_per_s(key)
 
 
 def folded(name: str) -> str:
@@ -170,7 +163,7 @@ def test_every_number_has_a_source(gpu_id: str) -> None:
     found = loaded(gpu_id)
     defaults = {f.name: f.default for f in dataclasses.fields(Gpu)}
     names = [n for n in NUMBERS if getattr(found, n) != defaults[n]]
-    for table in ("tensor_flops_per_clk_sm", "fma_flops_per_clk_sm", "published_flops_per_s"):
+    for table in (*RATE_TABLES, "published_flops_per_s"):
         names += [f"{table}.{dtype}" for dtype in getattr(found, table)]
     for name in names:
         source = found.sources.get(name, "")

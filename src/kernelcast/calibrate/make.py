@@ -52,7 +52,7 @@ def calibrate(
     if count < LEAST_ROWS:
         raise KernelcastError(f"{count} measured calls; a calibration needs {LEAST_ROWS} or more")
     families = {name: _family(rows, base) for name, rows in found.items()}
-    return Calibration(gpu=chip.id, predictor=base.name, kernelcast=__version__, families=families), bad
+    return Calibration(gpu=chip.known_as, predictor=base.name, kernelcast=__version__, families=families), bad
 
 
 def _family(rows: Errors, base: Predictor) -> FamilyCalibration:

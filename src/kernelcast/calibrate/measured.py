@@ -71,12 +71,13 @@ def one_gpu(columns: Columns, wanted: Gpu | None) -> Gpu:
             raise KernelcastError("which GPU was measured? give it with --gpu, or in a column 'gpu'")
         return wanted
     cells = {str(cell).strip() for cell in columns["gpu"] if cell is not None and str(cell).strip()}
-    found = sorted({gpu(cell).id for cell in cells})
+    own = (wanted.id, wanted.known_as) if wanted else ()  # of a file, which the catalogue does not know
+    found = sorted({wanted.known_as if wanted and cell in own else gpu(cell).id for cell in cells})
     if len(found) > 1:
         raise KernelcastError(f"measurements of {len(found)} GPUs ({', '.join(found)}): a calibration is of one")
     if not found:
         return one_gpu({}, wanted)
-    if wanted is not None and found[0] != wanted.id:
+    if wanted is not None and found[0] != wanted.known_as:
         raise KernelcastError(f"the table was measured on {found[0]}, not on {wanted.id}")
     return wanted or gpu(found[0])
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kernelcast.cli.collect_machine import PARTS, measure_machine, needs_cuda
 from kernelcast.cli.commands import Command, with_examples
 from kernelcast.cli.options import Json
 from kernelcast.cli.progress import progress_bar
@@ -42,6 +42,10 @@ Here = Annotated[
 Out = Annotated[
     Path | None, typer.Option("-o", "--out", metavar="FILE.parquet", help="table of results; goes on where it was")
 ]
+Host = Annotated[bool, typer.Option("--host", help="not kernels but this host, for trace --host FILE.toml")]
+Specs = Annotated[bool, typer.Option("--specs", help="a minute of microbenchmarks of this GPU, for --gpu FILE.toml")]
+Links = Annotated[bool, typer.Option("--link", help="collectives over this machine's GPUs, for --fabric FILE.toml")]
+Power = Annotated[bool, typer.Option("--power", help="not times but joules: calls of all kinds, rests, and both mixed")]
 
 
 def register(app: typer.Typer) -> None:
@@ -61,19 +65,17 @@ def collect(
     gpu: Here = None,
     seed: Annotated[int, typer.Option("--seed", help="the same seed gives the same calls")] = 0,
     plan_only: Annotated[bool, typer.Option("--plan", help="show the plan and stop; needs no GPU")] = False,
-    host: Annotated[bool, typer.Option("--host", help="not kernels but this host, for trace --host FILE.toml")] = False,
-    power: Annotated[
-        bool, typer.Option("--power", help="not times but joules: calls of all kinds, rests, and both mixed")
-    ] = False,
+    host: Host = False,
+    specs: Specs = False,
+    link: Links = False,
+    power: Power = False,
     as_json: Json = False,
 ) -> None:
     """Measure kernels on this machine's GPU into a table that fit and calibrate read. Needs PyTorch and CUDA."""
     seconds = parse_time(budget) if budget else None
-    if host:
-        _measure_host(out, gpu, as_json)
-        return
-    if power:
-        _measure_power(out, gpu, seconds, seed, plan_only, as_json)
+    parts = [name for name, asked in zip(PARTS, (specs, link, host, power), strict=True) if asked]
+    if parts:
+        measure_machine(parts, out, gpu, seconds, seed, plan_only, as_json)
         return
     if family == [_CONFIGS]:
         _sweep_configs(out, gpu, seconds)
@@ -101,50 +103,6 @@ def collect(
     _measure(wanted_of, out, gpu, seconds, seed, as_json)
 
 
-def _measure_host(out: Path | None, gpu: str | None, as_json: bool) -> None:
-    if out is None or out.suffix != ".toml":
-        raise KernelcastError(f"a host is written as TOML: give -o FILE.toml{f', not {out}' if out else ''}")
-    _needs_cuda()
-    from kernelcast.measure.device import identified
-    from kernelcast.measure.host import measured_host, write_host
-    from kernelcast.timeline.host import COSTS
-
-    with progress_bar() as start:
-        told = start("small models")
-        found = measured_host(identified(gpu), lambda done, total: told(done, total, ""))
-    write_host(found, out)
-    if as_json:
-        typer.echo(json.dumps({"file": str(out), **{name: getattr(found, name) for name in COSTS}}))
-        return
-    typer.echo(f"{out}: {found.launch_s * 1e6:.1f} µs a kernel, {found.view_s * 1e6:.1f} a view, "
-               f"{found.python_s * 1e6:.1f} a call of Python; {dict(found.sources)['programs']}")  # fmt: skip
-
-
-def _measure_power(
-    out: Path | None, gpu: str | None, seconds: float | None, seed: int, plan_only: bool, as_json: bool
-) -> None:
-    from kernelcast.measure.power_plan import plan
-
-    if plan_only:
-        counts = Counter(job.family for job in plan(find_gpu(gpu or "h200_sxm"), seed))
-        typer.echo(json.dumps(counts) if as_json else "\n".join(f"{name:20} {n:6,}" for name, n in counts.items()))
-        return
-    if out is None or out.suffix != ".parquet":
-        raise KernelcastError("where should the results go? give -o FILE.parquet")
-    _needs_cuda()
-    from kernelcast.measure.device import facts, identified
-    from kernelcast.measure.power import PowerDevice, read_lines, run
-    from kernelcast.measure.power_table import write_power
-
-    target = identified(gpu)
-    lines = out.with_suffix(".progress.jsonl")  # kept: it has the counter's readings too
-    with progress_bar() as start:
-        failed, left = run(plan(target, seed), PowerDevice(target), lines, seconds, start("power"))
-    rows = write_power(read_lines(lines), out, target, {**facts(), "seed": seed})
-    told = {"file": str(out), "rows": rows, "failed": failed, "left": left}
-    typer.echo(json.dumps(told) if as_json else f"{rows:,} points in {out} ({failed} could not run, {left} left)")
-
-
 def _measure(
     wanted_of: Callable[[Gpu], list[Wanted]],
     out: Path,
@@ -153,7 +111,7 @@ def _measure(
     seed: int,
     as_json: bool,
 ) -> None:
-    _needs_cuda()
+    needs_cuda()
     from kernelcast.measure.device import CudaDevice, facts, identified
     from kernelcast.measure.session import Progress, Session, read_lines
     from kernelcast.measure.table import read_records, write_table
@@ -187,7 +145,7 @@ def _sweep_configs(out: Path | None, gpu: str | None, seconds: float | None) -> 
     """Swept Triton configs of MoE layers, for fitting and scoring ``tune``."""
     if out is None or out.suffix != ".npz":
         raise KernelcastError(f"--family {_CONFIGS} writes swept configs: give -o FILE.npz")
-    _needs_cuda()
+    needs_cuda()
     from kernelcast.measure.device import facts, identified
     from kernelcast.measure.moe_sweep import collect as sweep_configs
 
@@ -203,15 +161,6 @@ def parse_time(text: str) -> float:
     if not found or float(found[1]) <= 0:
         raise KernelcastError(f"--budget {text!r} is no time; write it as 300s, 5m or 1h")
     return float(found[1]) * _UNITS[found[2]]
-
-
-def _needs_cuda() -> None:
-    try:
-        import torch
-    except ImportError:
-        raise KernelcastError("collect needs PyTorch: pip install 'kernelcast[torch]'") from None
-    if not torch.cuda.is_available():
-        raise KernelcastError("collect needs a CUDA GPU, and PyTorch sees none here; --plan shows what it would run")
 
 
 def _show(wanted: list[Wanted], as_json: bool) -> None:

@@ -120,7 +120,9 @@ def chosen_grid(choice: SearchChoice) -> tuple[Grid, list[str]]:
     prices = read_prices(choice.prices, choice.price or (), choice.price_kind)
     asked = [gpu(name) for name in _words(choice.gpus)] if choice.gpus else [gpu(name) for name in prices]
     unpriced = (
-        [chip.id for chip in asked if chip.id not in prices] if choice.gpus else sorted(set(gpu_ids()) - {*prices})
+        [chip.id for chip in asked if chip.known_as not in prices]
+        if choice.gpus
+        else sorted(set(gpu_ids()) - {*prices})
     )
     stacks = tuple(stack(name) for name in _words(choice.stack))
     for one in stacks:
@@ -138,9 +140,10 @@ def chosen_grid(choice: SearchChoice) -> tuple[Grid, list[str]]:
         raise KernelcastError(f"no price of {', '.join(unpriced)}: give --price {unpriced[0]}=USD per GPU-hour")
     numbers = {name: _numbers(choice, name) for name in _NUMBERS}
     found = Grid(
-        tuple((chip, prices[chip.id]) for chip in asked if chip.id in prices), stacks, choice.max_gpus, formats,
-        choice.kv_dtype, numbers["tp"], numbers["pp"], numbers["dp"] or None, numbers["ep"] or None,
-        numbers["max_num_seqs"] or None, numbers["max_num_batched_tokens"] or None, choice.disaggregated,
+        tuple((chip, prices[chip.known_as]) for chip in asked if chip.known_as in prices),
+        stacks, choice.max_gpus, formats, choice.kv_dtype, numbers["tp"], numbers["pp"], numbers["dp"] or None,
+        numbers["ep"] or None, numbers["max_num_seqs"] or None, numbers["max_num_batched_tokens"] or None,
+        choice.disaggregated,
     )  # fmt: skip
     return found, unpriced
 

@@ -183,7 +183,7 @@ def _machine(
     from kernelcast.measure.device import identified
 
     here = identified(None)
-    if here.id != chip.id or chip.changes:
+    if here.id != chip.known_as or chip.changes:
         told = f"This machine has a {here.name}, not a {chip.label}: these are the predicted best, not measured."
         return chip, None, told
     if dtype not in ("bf16", "fp16"):

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kernelcast.hardware import Gpu, gpu, origin_of
+from kernelcast.hardware import Gpu, gpu, root_of
 from kernelcast.kernels.work import Array
 from kernelcast.machine.analyse import PIPELINES
 from kernelcast.toml_folder import ids_in, read_from
@@ -106,7 +106,7 @@ def power_model(chip: Gpu) -> PowerModel | None:
     another vendor's: nothing measured is near."""
     if chip.vendor != gpu(measured_ids()[0]).vendor:
         return None
-    origin = origin_of(chip) or chip
+    origin = root_of(chip)
     known = measured_ids()
     kin = [name for name in known if gpu(name).compute_capability == chip.compute_capability]
     name = origin.id if origin.id in known else (kin or known)[0]

@@ -29,6 +29,7 @@ class Gpu:
     compute_capability: str
     instruction_path: str = ""  # of matrix products, see paths.py; "": as its compute capability has it
     aliases: tuple[str, ...] = ()
+    unit_of: str | None = None  # the catalogued GPU that this is a measured unit of: forecasts rest on it
     # the chip
     sm_count: int
     clock_base_hz: float
@@ -57,10 +58,12 @@ class Gpu:
     link_bytes_per_s: float
     pcie_bytes_per_s: float
     # what a device of this kind sustains; None: guessed from its siblings
-    sustained_tensor_fraction: float | None = None
+    sustained_tensor_fraction: float | None = None  # of large matrix products in 16 bits
+    sustained_tensor_fractions: Rates = field(default_factory=dict)  # the same of other formats; by dtype
     long_tensor_fraction: float | None = None  # of matrix products that last: the power limit lowers the clock
     tensor_flops_per_j: float | None = None  # 16-bit, over seconds, where power is what limits
     sustained_dram_fraction: float | None = None
+    sustained_l2_fraction: float | None = None
     sustained_launch_s: float | None = None  # what the smallest GEMMs take
     launch_floor_s: float  # the shortest kernel of any kind
     power_w: float
@@ -113,8 +116,13 @@ class Gpu:
         # link_bytes_per_s may be 0: no link but PCIe.
         if not number or not 0 <= float(value) < float("inf") or (value == 0 and name not in MAY_BE_ZERO):  # type: ignore[arg-type]
             raise KernelcastError(f"gpu {self.id}: {name} must be a positive number, not {value!r}")
-        if name in FRACTIONS and float(value) > 1:  # type: ignore[arg-type]
+        if name.partition(".")[0] in FRACTIONS and float(value) > 1:  # type: ignore[arg-type]
             raise KernelcastError(f"gpu {self.id}: {name} is a share of the peak, at most 1, not {value!r}")
+
+    @property
+    def known_as(self) -> str:
+        """The id that tables, prices and calibrations have it by: a unit's is that of the GPU that it is one of."""
+        return self.unit_of or self.id
 
     # ---- derived rates, all per second ----
     @property
@@ -186,12 +194,15 @@ class Gpu:
         return f"{self.name} with " + ", ".join(f"{k}={v:g}" for k, v in self.changes.items())
 
 
-RATE_TABLES = ("tensor_flops_per_clk_sm", "fma_flops_per_clk_sm")
-IDENTITY = ("id", "name", "vendor", "architecture", "compute_capability", "instruction_path", "aliases", "link_kind")
+RATE_TABLES = ("tensor_flops_per_clk_sm", "fma_flops_per_clk_sm", "sustained_tensor_fractions")
+IDENTITY = (
+    "id", "name", "vendor", "architecture", "compute_capability", "instruction_path", "aliases", "unit_of", "link_kind",
+)  # fmt: skip
 _NOT_NUMBERS = (*IDENTITY, *RATE_TABLES, "published_flops_per_s", "sources", "changes", "origin")
 NUMBERS = tuple(f.name for f in dataclasses.fields(Gpu) if f.name not in _NOT_NUMBERS)
 INTEGERS = tuple(f.name for f in dataclasses.fields(Gpu) if f.type == "int")
-FRACTIONS = ("sustained_tensor_fraction", "long_tensor_fraction", "sustained_dram_fraction")
+FRACTIONS = ("sustained_tensor_fraction", "sustained_tensor_fractions", "long_tensor_fraction",
+             "sustained_dram_fraction", "sustained_l2_fraction")  # fmt: skip
 MAY_BE_ZERO = ("link_bytes_per_s",)
 
 

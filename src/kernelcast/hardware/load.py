@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from kernelcast.errors import KernelcastError, unknown
+from kernelcast.hardware.consistent import check_consistent
+from kernelcast.hardware.fabric import ENDING, kind_of
 from kernelcast.hardware.gpu import IDENTITY, NUMBERS, RATE_TABLES, Gpu
 
 CATALOGUE = Path(__file__).parent / "catalogue"
@@ -33,12 +35,20 @@ def gpu(name: str | Path | Gpu, **changes: float) -> Gpu:
 
 
 def origin_of(chip: Gpu) -> Gpu | None:
-    """The GPU that this one is a what-if of, None where it is none. A GPU is its numbers: a file that has the name of a
-    catalogued one and other numbers is a what-if of it."""
-    if chip.origin is None and chip.id in gpu_ids():
-        found = _catalogued(chip.id)
+    """The GPU whose forecast this one's is worked out from, by what physics says of the numbers that differ; None where
+    it is its own. Of a what-if the GPU that was changed; of a measured unit the one that it is a unit of. A GPU is its
+    numbers: a file that has the name of a catalogued one and other numbers is a what-if of it."""
+    if chip.origin is None and chip.known_as in gpu_ids():
+        found = _catalogued(chip.known_as)
         return None if chip is found or chip == found else found
     return chip.origin
+
+
+def root_of(chip: Gpu) -> Gpu:
+    """The GPU that is no what-if and no unit, which forecasts know by name."""
+    while (origin := origin_of(chip)) is not None:
+        chip = origin
+    return chip
 
 
 def _find(name: str) -> Gpu:
@@ -76,32 +86,51 @@ def _fold(name: str) -> str:
 
 def load_gpu(path: Path) -> Gpu:
     """Read one GPU file. A number is ``value`` or ``[value, "source key"]``; the file's [sources] spells keys out."""
-    values, sources = _merged(path, ())
+    return parse_gpu(_text(path), path)
+
+
+def parse_gpu(text: str, path: Path) -> Gpu:
+    """The GPU that a file with this text would be at ``path``."""
+    values, sources = _merged(path, text, ())
     needed = (f.name for f in dataclasses.fields(Gpu) if f.default is f.default_factory is dataclasses.MISSING)
     missing = [name for name in needed if name not in values and name != "id"]
     if missing:
         raise KernelcastError(f'{path}: missing {", ".join(missing)} (give them, or a base = "…" that has them)')
-    return Gpu(id=path.stem, sources=sources, **values)
+    found = Gpu(id=path.stem, sources=sources, **values)
+    if found.unit_of is not None and found.unit_of not in gpu_ids():
+        raise KernelcastError(f"{path}: unit_of: {unknown('gpu', found.unit_of, gpu_ids())}")
+    kind_of(found.link_kind)  # refused where nobody knows it
+    check_consistent(found, str(path))
+    return found
 
 
-def _merged(path: Path, chain: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, str]]:
+def base_values(stem: str) -> dict[str, Any]:
+    """The fields that a base file of the catalogue has."""
+    path = CATALOGUE / f"{stem}.toml"
+    return _merged(path, _text(path), ())[0]
+
+
+def _merged(path: Path, text: str, chain: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, str]]:
     """The file's values and sources laid over those of its base."""
     if path.stem in chain:
         raise KernelcastError(f"{path}: base goes round in a circle: {' -> '.join((*chain, path.stem))}")
-    raw = _read(path)
+    raw = _parsed(path, text)
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     if "base" in raw:
         base = f"{raw.pop('base')}.toml"
         beside = path.parent / base
-        values, sources = _merged(beside if beside.exists() else CATALOGUE / base, (*chain, path.stem))
-        for inherited in ("aliases", "published_flops_per_s"):  # they belong to the base alone
+        below = beside if beside.exists() else CATALOGUE / base
+        values, sources = _merged(below, _text(below), (*chain, path.stem))
+        for inherited in ("aliases", "unit_of", "published_flops_per_s"):  # they belong to the base alone
             values.pop(inherited, None)
         sources = {k: v for k, v in sources.items() if not k.startswith("published_flops_per_s.")}
     keys = raw.pop("sources", {})
     for name, entry in raw.items():
         if name in IDENTITY and name != "id":
             values[name] = tuple(entry) if name == "aliases" else entry
+            if name == "link_kind" and str(entry).endswith(ENDING):  # a file, beside this one
+                values[name] = str(path.parent / entry)
         elif name in _TABLES:
             if not isinstance(entry, Mapping):
                 raise KernelcastError(f"{path}: {name} is a table of one number per dtype")
@@ -116,12 +145,19 @@ def _merged(path: Path, chain: tuple[str, ...]) -> tuple[dict[str, Any], dict[st
     return values, sources
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _text(path: Path) -> str:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise KernelcastError(f"no GPU file {path}") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError) as error:
+        raise KernelcastError(f"{path}: not readable as TOML: {error}") from None
+
+
+def _parsed(path: Path, text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
         raise KernelcastError(f"{path}: not readable as TOML: {error}") from None
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, dataclass_transform
 
@@ -36,6 +36,7 @@ class Parameter:
     low: float = 1
     high: float = MAX_SIZE
     options: tuple[str, ...] = ()
+    file: Callable[[str], object] | None = None  # reads a choice that ends in .toml: a file of the user's own
     optional: bool = False
 
     @property
@@ -47,7 +48,9 @@ class Parameter:
         if value is None and self.optional:
             return None
         if self.kind == "choice":
-            if value not in self.options:
+            if self.file is not None and isinstance(value, str) and value.endswith(".toml"):
+                self.file(value)
+            elif value not in self.options:
                 raise unknown(self.name, value, self.options)
             return value
         if self.kind == "flag":
@@ -93,9 +96,16 @@ def flag(help: str, *, default: bool) -> Any:
     return _field(default, kind="flag", help=help)
 
 
-def choice(help: str, options: Sequence[str], *, default: Any = dataclasses.MISSING) -> Any:
-    """One of a few words. Calls of a table are grouped by it, so ``work`` sees one value."""
-    return _field(default, kind="choice", help=help, options=tuple(options))
+def choice(
+    help: str,
+    options: Sequence[str],
+    *,
+    default: Any = dataclasses.MISSING,
+    file: Callable[[str], object] | None = None,
+) -> Any:
+    """One of a few words, or a file that ``file`` reads. Calls of a table are grouped by it, so ``work`` sees one
+    value."""
+    return _field(default, kind="choice", help=help, options=tuple(options), file=file)
 
 
 def lengths(help: str, *, default: None) -> Any:

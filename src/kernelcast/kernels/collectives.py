@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelcast.hardware import Gpu, fabrics
+from kernelcast.hardware import Gpu, fabric, fabrics, kind_of
 from kernelcast.kernels.base import Calls, Kernel, Words, choice, size
 from kernelcast.kernels.vector import VECTOR_BYTES, side_instructions
 from kernelcast.kernels.work import Array, Number, Work, Works, ceil_div
@@ -63,7 +63,7 @@ class Message:
 
     @classmethod
     def of(cls, calls: Calls, gpu: Gpu) -> Message:
-        kind = calls.choice("fabric") or gpu.link_kind
+        kind = kind_of(calls.choice("fabric") or gpu.link_kind)
         world = calls["world"]
         reach = next((far for prefix, far in _REACH.items() if kind.startswith(prefix)), 1.0)
         switch_reach = _SWITCH_REACH.get(kind, 0.0) if calls.choice("dtype") in _SWITCH_DTYPES else 0.0
@@ -94,12 +94,19 @@ class _Collective(Kernel):
 
     bytes: int = size("bytes of the whole message", high=2**50)
     world: int = size("GPUs that take part", low=2, high=8192)
-    fabric: str | None = choice("link used; not given: the GPU's own", tuple(fabrics()), default=None)
+    fabric: str | None = choice(
+        "link used, or a FILE.toml that collect --link wrote; not given: the GPU's own",
+        tuple(fabrics()),
+        default=None,
+        file=fabric,
+    )
 
     @classmethod
     def usual(cls, words: Words, gpu: Gpu) -> dict[str, str | None]:
-        """Measured on the GPU's own link, unless another is named."""
-        return {**words, "fabric": "own" if words["fabric"] in (None, gpu.link_kind) else words["fabric"]}
+        """Measured on the GPU's own link, unless another kind is named."""
+        named = words["fabric"]
+        own = named is None or kind_of(named) == kind_of(gpu.link_kind)
+        return {**words, "fabric": "own" if own else named}
 
     @classmethod
     def plans(cls, message: Message) -> list[Plan]:

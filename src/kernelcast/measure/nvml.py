@@ -13,6 +13,7 @@ from kernelcast.errors import KernelcastError
 
 _LIBRARY = "libnvidia-ml.so.1"
 _SM, _MEMORY = 1, 2  # nvmlClockType_t
+_MOST_LINKS = 18
 _POWER_INSTANT = 186  # NVML_FI_DEV_POWER_INSTANT: the plain reading is a mean over a second on some GPUs
 
 
@@ -34,6 +35,19 @@ class State:
     memory_mhz: float | None
     temperature_c: float | None
     reasons: int | None
+
+
+@dataclass(frozen=True)
+class Board:
+    """What a board is built for: highest clocks, memory bus, links that are up; None where the driver does not say."""
+
+    sm_mhz: float | None = None
+    memory_mhz: float | None = None
+    memory_bits: int | None = None
+    pcie_generation: int | None = None
+    pcie_lanes: int | None = None
+    nvlinks: int = 0
+    power_limit_w: float | None = None
 
 
 class Nvml:
@@ -61,6 +75,18 @@ class Nvml:
 
     def power_limit_w(self) -> float | None:
         return _times(self._read("nvmlDeviceGetEnforcedPowerLimit", ctypes.c_uint()), 1e-3)
+
+    def board(self) -> Board:
+        links = [self._read("nvmlDeviceGetNvLinkState", ctypes.c_uint(), link) for link in range(_MOST_LINKS)]
+        return Board(
+            sm_mhz=self._read("nvmlDeviceGetMaxClockInfo", ctypes.c_uint(), _SM),
+            memory_mhz=self._read("nvmlDeviceGetMaxClockInfo", ctypes.c_uint(), _MEMORY),
+            memory_bits=self._read("nvmlDeviceGetMemoryBusWidth", ctypes.c_uint()),
+            pcie_generation=self._read("nvmlDeviceGetMaxPcieLinkGeneration", ctypes.c_uint()),
+            pcie_lanes=self._read("nvmlDeviceGetMaxPcieLinkWidth", ctypes.c_uint()),
+            nvlinks=sum(state == 1 for state in links),
+            power_limit_w=self.power_limit_w(),
+        )
 
     def state(self) -> State:
         return State(

@@ -44,7 +44,7 @@ def _row(record: Mapping[str, Any], target: Gpu) -> dict[str, Any]:
     seconds = record.get("seconds_per_call")
     kept = {name: record.get(name) for name in POWER}
     return {
-        **kept, "op": None, **call, "gpu": target.id, "kernel_source": record.get("kernel_source"),
+        **kept, "op": None, **call, "gpu": target.known_as, "kernel_source": record.get("kernel_source"),
         "source": "kernelcast", "rotation": record.get("rotation"), "input_rotation": record.get("rotation"),
         "seconds": seconds, "joules": seconds * record["power_w"] if seconds else None,
         "latency_us": seconds * 1e6 if seconds else None,

@@ -89,11 +89,11 @@ def _row(record: Mapping[str, Any], target: Gpu, facts: Mapping[str, Any]) -> di
     seen = {name: record[name] for name in SEEN if name in record}
     return {
         **call,
-        "gpu": target.id,
+        "gpu": target.known_as,
         "version": version,
         "kernel_source": record.get("kernel_source"),
         "source": SOURCE,
-        "campaign": f"{SOURCE}/{target.id}/{stack}/{version}",
+        "campaign": f"{SOURCE}/{target.known_as}/{stack}/{version}",
         "rotation": record.get("rotation"),
         "input_rotation": record.get("rotation"),  # a set has its inputs too
         **seen,

@@ -15,7 +15,7 @@ import numpy as np
 
 from kernelcast.calls import Call, Launch
 from kernelcast.errors import KernelcastError
-from kernelcast.hardware import Gpu
+from kernelcast.hardware import Gpu, kind_of
 from kernelcast.kernels.which import served_experts, stack_backend
 from kernelcast.networks.architecture import Architecture
 from kernelcast.networks.batch import Batch, Batches, Rows, Sizes
@@ -281,7 +281,7 @@ class _Pass:
             yield self._sent("reduce_scatter", count, sent, world)
             yield self._sent("all_gather", count, sent, world)
             return
-        near = self.layout.fabric(self.gpu, world) is None and not self.gpu.link_kind.startswith("pcie")
+        near = self.layout.fabric(self.gpu, world) is None and not kind_of(self.gpu.link_kind).startswith("pcie")
         own = near and self.stack.kernels != "torch"  # engines have an all-reduce of their own over NVLink
         yield self._sent("all_reduce", count, sent, world, stack=self.stack.kernels if own else "nccl")
 

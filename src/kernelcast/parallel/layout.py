@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from kernelcast.errors import KernelcastError, unknown
-from kernelcast.hardware import Gpu, fabrics
+from kernelcast.errors import KernelcastError
+from kernelcast.hardware import Gpu, fabric
 
 GPUS_PER_NODE = 8  # of HGX, DGX and most PCIe servers
 BETWEEN_NODES = "ib_ndr"  # one 400 Gb/s port a GPU
@@ -55,10 +55,9 @@ def check_counts(layout: Any, *names: str) -> None:
         value = getattr(layout, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise KernelcastError(f"{name} must be a whole number of 1 or more, not {value!r}")
-    if layout.between_nodes not in fabrics():
-        raise unknown("fabric", layout.between_nodes, fabrics())
+    fabric(layout.between_nodes)
 
 
 def one_domain(gpu: Gpu) -> bool:
     """NVLink reaches across trays (GB200 NVL72)."""
-    return gpu.id.startswith("gb")
+    return gpu.known_as.startswith("gb")

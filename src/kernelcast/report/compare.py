@@ -206,7 +206,7 @@ def _gain_table(gains: Gains) -> Any:
 
 def price_lines(prices: Any, chips: Sequence[Gpu], kind: str) -> list[str]:
     """How old prices are, and who has none."""
-    ids = list(dict.fromkeys(chip.id for chip in chips))
+    ids = list(dict.fromkeys(chip.known_as for chip in chips))
     dated = sorted(prices[name].date for name in ids if name in prices and prices[name].date)
     without = [name for name in ids if name not in prices]
     lines = []

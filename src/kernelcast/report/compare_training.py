@@ -88,7 +88,7 @@ def _row(row: TrainingRow) -> dict[str, Any]:
         "bound_by": next(iter(one.bound_by), None),
         "bound_shares": one.bound_by,
         "support": step.support,
-        "price": price_fields(one.asked.prices.get(chip.id)),
+        "price": price_fields(one.asked.prices.get(chip.known_as)),
     }
 
 

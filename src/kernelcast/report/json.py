@@ -45,6 +45,7 @@ def prediction_fields(found: Prediction, chip: Gpu, conditions: Conditions) -> d
     return {
         **found.to_dict(),
         "gpu_id": chip.id,
+        "gpu_unit_of": chip.unit_of,
         "gpu_changes": dict(chip.changes),
         "cache": cache_word(conditions),
         "without": list(conditions.without),

@@ -240,6 +240,10 @@ def _rests_on(found: Prediction, chip: Gpu, conditions: Conditions) -> Table:
     grid.add_row("  support", f"{found.support} ({SUPPORT[found.support]})")
     grid.add_row("  runs", found.runs.text)
     grid.add_row("  rests on", evidence_text(found.standing))
+    if chip.unit_of:
+        grid.add_row(
+            "  unit", f"of {chip.unit_of}: its forecast, times what physics says of the numbers that were measured"
+        )
     if found.standing.text:
         grid.add_row("  answered as", found.standing.text)
     grid.add_row("  predictor", f"{found.predictor}, kernelcast {__version__}")

@@ -80,7 +80,7 @@ def field_text(name: str, value: Any) -> str:
             return rate_text(value, unit)
     if "bytes" in name:
         return binary_bytes_text(value)
-    if name.endswith("_fraction"):
+    if name.endswith(("_fraction", "_fractions")):
         return percent(value)
     for ending, unit in (("_w", " W"), ("_usd", " USD")):
         if name.endswith(ending):

@@ -22,7 +22,7 @@ _SAMPLED_STEPS = 9  # decode steps that are predicted, of each stretch with the 
 def scheduler_defaults(stack: Stack, gpu: Gpu) -> dict[str, Any]:
     """A stack's own limits on this GPU, as its launcher sets them; empty: it has no scheduler."""
     raw = dict(stack.scheduler)
-    large = gpu.dram_bytes >= _LARGE_BYTES and not gpu.id.startswith("a100")
+    large = gpu.dram_bytes >= _LARGE_BYTES and not gpu.known_as.startswith("a100")
     for name in [name for name in raw if name.endswith("_large")]:
         value = raw.pop(name)
         if large:

@@ -20,7 +20,7 @@ from kernelcast.calls import Call
 from kernelcast.energy import Activity, held_longer, power_model, settled, settled_run
 from kernelcast.energy.activity import activity, activity_of
 from kernelcast.errors import KernelcastError
-from kernelcast.hardware import Gpu, origin_of
+from kernelcast.hardware import Gpu, root_of
 from kernelcast.predict import Conditions, Prediction
 from kernelcast.span import Span
 from kernelcast.times import Gathered, TimeColumns, Times
@@ -34,8 +34,7 @@ _LOWER: WeakKeyDictionary[Times, dict[Call, float]] = WeakKeyDictionary()
 
 def capped(gpu: Gpu) -> bool:
     """Whether its limit is lower than its board's."""
-    origin = origin_of(gpu)
-    return origin is not None and gpu.power_w < origin.power_w
+    return gpu.power_w < root_of(gpu).power_w
 
 
 def with_cap(gpu: Gpu, watts: float | None) -> Gpu:
@@ -113,7 +112,7 @@ def _held(call: Call, time_s: float, times: Times) -> float:
 
 def _board(gpu: Gpu) -> Gpu:
     """Without a limit lower than the board's."""
-    return (origin_of(gpu) or gpu) if capped(gpu) else gpu
+    return root_of(gpu) if capped(gpu) else gpu
 
 
 def activities(calls: Sequence[Call], times: Times) -> Activity:

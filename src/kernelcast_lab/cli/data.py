@@ -37,6 +37,7 @@ def register(app: typer.Typer) -> None:
     group.command("show", cls=with_examples(Command, *_MAKE, shown))(show_file)
     packed = "kernelcast data pack --data measured -o packed"
     group.command("pack", cls=with_examples(Command, *_MAKE, packed))(pack_rows)
+    group.command("specs", cls=with_examples(Command, *_MAKE, "kernelcast data specs --data measured"))(show_specs)
     app.add_typer(group, name="data")
 
 
@@ -145,6 +146,39 @@ def pack_rows(
     if json:
         print(as_json.to_json(lines))
     typer.echo(f"kernelcast: {sum(line['bytes'] for line in lines) / 1e6:.1f} MB -> {output}", err=True)
+
+
+def show_specs(data: Folders = None, json: Json = False) -> None:
+    """What the tables' matrix products say of GPUs, by the definitions of `kernelcast collect --specs`.
+
+    Large products' share of the peak by format, the same of those that last (power), DRAM's share by products with
+    few rows, and what the smallest take; beside them what the catalogue has.
+    """
+    from kernelcast_lab.data.specs import by_gpu, found_in
+
+    found = found_in(with_tables(data))
+    if json:
+        print(as_json.to_json(by_gpu(found)))
+        return
+    from kernelcast.hardware import gpu
+    from kernelcast.report.text import plain_table, show
+
+    words = ("large", "tensor", "long", "DRAM", "smallest µs")
+    table = plain_table("GPU", "format", *words, right=words)
+    for one in found:
+        chip, sixteen = gpu(one.gpu), one.smallest_s is not None
+        known = chip.sustained_tensor_fraction if sixteen else chip.sustained_tensor_fractions.get(one.dtype)
+        cells = [(one.tensor_fraction, known), (one.long_fraction, chip.long_tensor_fraction if sixteen else None)]
+        cells += [(one.dram_fraction, chip.sustained_dram_fraction if sixteen else None)]
+        cells += [(_micro(one.smallest_s), _micro(chip.sustained_launch_s) if sixteen else None)]
+        shown = (" / ".join("—" if value is None else f"{value:.3f}" for value in pair) for pair in cells)
+        table.add_row(one.gpu, one.dtype, f"{one.large:,}", *(cell if cell != "— / —" else "" for cell in shown))
+    show(table if table.row_count else "no GPU has enough large products in these tables")
+    show("\nshares of the peak: in these tables / in the catalogue. What each means: docs/new-gpu.md")
+
+
+def _micro(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e6
 
 
 def _counts(title: str, counts: Mapping[str, int]) -> Table:

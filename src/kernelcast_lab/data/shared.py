@@ -101,6 +101,11 @@ def read_all(root: Path | str | None = None, **chosen: Unpack[Chosen]) -> Measur
     return merged(read(folder, n, **chosen) for n in names)
 
 
+def with_op(folder: Path, name: str, op: str) -> bool:
+    """Whether a table may have times of this op; second ones are left out."""
+    return not name.endswith(AGAIN) and _has_ops(folder, name, [op])
+
+
 def _has_ops(folder: Path, name: str, ops: Collection[str] | None) -> bool:
     mapping = mapping_of(name)
     if mapping is None:

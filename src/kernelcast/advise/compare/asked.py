@@ -80,8 +80,8 @@ class Asked:
         return self.batch is None
 
     def price(self, chip: Gpu) -> Price | None:
-        """Of a GPU-hour; a what-if has that of the GPU that it is of."""
-        return self.prices.get(chip.id)
+        """Of a GPU-hour; a what-if or a unit has that of the GPU that it is of."""
+        return self.prices.get(chip.known_as)
 
     def precisions(self, chip: Gpu) -> list[Precision]:
         """Formats that are allowed and that the GPU has arithmetic for."""

@@ -104,7 +104,7 @@ class Trained:
 
     @property
     def usd(self) -> float | None:
-        price = self.asked.prices.get(self.gpu.id)
+        price = self.asked.prices.get(self.gpu.known_as)
         return None if price is None else price.usd_per_hour * self.gpus * self.hours
 
     @property
