@@ -339,7 +339,9 @@ def transfer(
     left_out: Annotated[
         Words,
         typer.Option(
-            "--left-out", metavar="NAME", help="a GPU, A100, L40S, Hopper or Blackwell; default: all, and two GPUs"
+            "--left-out",
+            metavar="NAME",
+            help="A100, L40S, Hopper, Blackwell, or a GPU; may be repeated; default: these four, h200_sxm and gb300",
         ),
     ] = None,
     rows: Annotated[int, typer.Option("--rows", min=1, help="rows of each fit")] = 400_000,
@@ -368,9 +370,7 @@ def transfer(
     folder = report or out
     if folder is None or (report and out):
         raise KernelcastError("give -o DIR to make pieces, or --report DIR to read those that are there")
-    if report is not None:
-        points = read_pieces(report)
-    else:
+    if report is None:
         refuse_unknown("family", family, transfers.COLUMNS)
         names = [name if name in GENERATIONS else find_gpu(name).id for name in left_out or transfers.LEFT_OUT]
         if weights is not None:
@@ -380,14 +380,9 @@ def transfer(
             workers=workers or os.cpu_count() or 1,
         )  # fmt: skip
         folders = with_tables(data)
-        points = transfers.transfer(
-            lambda name: fitting_columns(folders, name),
-            family or list(transfers.COLUMNS),
-            names,
-            settings,
-            folder,
-            _say,
-        )
+        read = functools.partial(fitting_columns, folders)
+        transfers.transfer(read, family or list(transfers.COLUMNS), names, settings, folder, _say)
+    points = read_pieces(folder)
     _say(f"{len(points)} points -> {write_transfer(points, folder)}")
     _tell({"mean_error": lines(points), "points": [asdict(point) for point in points]}, json, {"points": ()})
 
