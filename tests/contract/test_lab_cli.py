@@ -16,7 +16,7 @@ from kernelcast.cli import main
 
 pytest.importorskip("torch")
 
-EVALUATIONS = ("tables", "served", "traced", "neusight", "tuning", "tuning-gpus", "learning-curve")
+EVALUATIONS = ("tables", "served", "traced", "neusight", "tuning", "tuning-gpus", "learning-curve", "transfer")
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -74,7 +74,11 @@ def test_the_example_of_an_evaluation_gives_scores(
     found = strict(run_example(capsys, tmp_path, "evaluate", evaluation, more=" --json"))
     lines = found if isinstance(found, list) else next(iter(found.values()))
     assert lines and any(isinstance(value, float) for value in lines[0].values())
-    written = {"tables": "accuracy/accuracy.md", "learning-curve": "curve/learning_curve.md"}
+    written = {
+        "tables": "accuracy/accuracy.md",
+        "learning-curve": "curve/learning_curve.md",
+        "transfer": "left/transfer.md",
+    }
     assert (tmp_path / written[evaluation]).exists() if evaluation in written else True
 
 
@@ -120,6 +124,13 @@ def test_without_a_name_tables_are_evaluated(capsys: pytest.CaptureFixture[str],
         ("evaluate learning-curve -o OUT --data HERE --gpu h20 --family gem", "unknown family 'gem'"),
         ("evaluate learning-curve -o OUT --data HERE --gpu h20 --family gemm --counts 1,x", "--counts takes numbers"),
         ("evaluate learning-curve -o OUT --data HERE --gpu h20 --family gemm", "has no SOURCE/TABLE.parquet"),
+        ("evaluate transfer", "give -o DIR to make pieces, or --report DIR"),
+        ("evaluate transfer -o OUT --report HERE", "give -o DIR to make pieces, or --report DIR"),
+        ("evaluate transfer --report HERE", "no pieces in"),
+        ("evaluate transfer -o OUT --data HERE --family mla", "unknown family 'mla'"),
+        ("evaluate transfer -o OUT --data HERE --left-out Hoper", "unknown gpu 'Hoper'"),
+        ("evaluate transfer -o OUT --data HERE --weights HERE", "no weights in"),
+        ("evaluate transfer -o OUT --data HERE", "has no SOURCE/TABLE.parquet"),
     ],
 )
 def test_bad_input_is_one_line_and_writes_nothing(

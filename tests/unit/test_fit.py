@@ -150,7 +150,7 @@ def test_splits_keep_kin_apart() -> None:
     }
     (split,) = gpu_out(columns, "h200_sxm")
     assert set(columns["gpu"][split.test]) == {"h200_sxm"} and "h200_sxm" not in set(columns["gpu"][split.train])
-    hopper = next(s for s in generation(columns) if s.label == "H100+H200")
+    hopper = next(s for s in generation(columns) if s.label == "Hopper")
     assert not {"h100_sxm", "h200_sxm"} & set(columns["gpu"][hopper.train])
 
 

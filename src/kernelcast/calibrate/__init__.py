@@ -2,5 +2,6 @@
 
 from kernelcast.calibrate.make import LEAST_ROWS, calibrate
 from kernelcast.calibrate.measured import read_measured
+from kernelcast.calibrate.telling import Telling, next_calls
 
-__all__ = ["LEAST_ROWS", "calibrate", "read_measured"]
+__all__ = ["LEAST_ROWS", "Telling", "calibrate", "next_calls", "read_measured"]

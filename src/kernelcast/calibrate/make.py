@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast._version import __version__
-from kernelcast.calibrate.fit import Design, Setting, choose, design, fit
+from kernelcast.calibrate.fit import MAX_POINTS, Fit, choose, fit
 from kernelcast.calibrate.measured import Columns, Errors, errors, one_gpu, select, shapes
 from kernelcast.calls.table import BadRows
 from kernelcast.efficiency import Calibration, Predictor
-from kernelcast.efficiency.calibration import FamilyCalibration, joint
+from kernelcast.efficiency.calibration import REACH, FamilyCalibration
 from kernelcast.efficiency.learned import Learned, load
+from kernelcast.efficiency.prior import Prior, plain_prior
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu, gpu
 from kernelcast.predict import DEFAULT, Conditions, chosen
 
 LEAST_ROWS = 10
-MAX_ROWS = 20_000  # of one family; more are sampled
-_FOLDS = 5
-_FEW_ROWS = 100  # up to here each fold chooses its own settings too
-_FEW = 30  # rows with which the interval is half its own and half what the errors say
+_FOLDS = 20  # of shapes that are left out together
+_FEW = 30  # rows with which the interval is half the process's own and half what the errors say
 _OUTSIDE = 0.1  # share of calls below the interval, and above: it holds 80%
 _LEAST_SPREAD = 0.05  # of a feature: one that hardly varies tells calls apart, but not by miles
+_MEAN = np.sqrt(2 / np.pi)  # mean size of a normal error of standard deviation 1
 
 
 def calibrate(
@@ -56,69 +54,68 @@ def calibrate(
 
 
 def _family(rows: Errors, base: Predictor) -> FamilyCalibration:
-    if len(rows) > MAX_ROWS:
-        rows = select(rows, np.sort(np.random.default_rng(0).choice(len(rows), MAX_ROWS, replace=False)))
-    mean, scale = _standard(rows, base)
-    whole = design(rows, mean, scale)
-    shape = shapes(rows)
-    setting = choose(whole, shape)
-    made = fit(whole, setting)
-    out = _unseen(whole, shape, setting)
-    low, high = _reach(rows, out)
-    points = whole.place[made.points] / setting.length  # in units of the length scale, as the file keeps them
+    if len(rows) > MAX_POINTS:
+        rows = select(rows, np.sort(np.random.default_rng(0).choice(len(rows), MAX_POINTS, replace=False)))
+    prior = prior_of(rows, base)
+    placed = rows.placed(prior)
+    error = rows.target / rows.width
+    setting = choose(prior, placed, error)
+    made = fit(prior, placed, error, setting, shapes(rows) % _FOLDS)
+    after = (error - made.left_out) * rows.width
+    low, high = _reach(made)
     return FamilyCalibration(
         rows=len(rows),
         error_before=float(np.mean(rows.percent(np.zeros(len(rows))))),
-        error_after=float(np.mean(rows.percent(out))),
-        biases={key: tuple(map(float, np.round(b, 6))) for key, b in zip(whole.keys, made.biases, strict=True)},
-        names=rows.names,
-        mean=mean,
-        scale=(scale * np.float32(setting.length)).astype(np.float32),
-        points=points.astype(np.float16).astype(np.float32),
+        error_after=float(np.mean(rows.percent(after))),
+        expected_before=float(100 * np.mean(_MEAN * rows.width)),
+        expected_after=float(100 * np.mean(_MEAN * rows.width * made.spread)),
+        formats=_by_format(rows, after),
+        prior=prior,
+        setting=setting,
+        place=placed.place.astype(np.float32),
+        leaning=rows.leaning.astype(np.float32),
+        words=rows.shared,
+        code=rows.code.astype(np.int64),
         weights=made.weights.astype(np.float32),
-        groups=tuple(joint(words) for words in rows.words),
-        group=rows.code[made.points].astype(np.int64),
+        few=made.few.astype(np.int64),
+        factor=made.factor.astype(np.float32),
+        noise=prior.noise * setting.noise,
         low=low,
         high=high,
         least=float(min(0.0, rows.target.min())),
         most=float(max(0.0, rows.target.max())),
-        settings=asdict(setting),
     )
 
 
-def _standard(rows: Errors, base: Predictor) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Mean and spread of each feature: over all that the predictor was fitted on, where that is known."""
-    mean = rows.values.mean(axis=0, dtype=np.float64)
+def prior_of(rows: Errors, base: Predictor) -> Prior:
+    """What is known of the errors of this family: learned with its weights, or the plain one."""
+    weights = load(base.folder, rows.family) if isinstance(base, Learned) else getattr(base, "weights", None)
+    learned: Prior | None = getattr(weights, "prior", None)
+    if learned is not None:
+        return learned
     spread = rows.values.std(axis=0, dtype=np.float64)
-    weights = getattr(base, "weights", None)
-    if isinstance(base, Learned):
-        weights = load(base.folder, rows.family)
-    if weights is not None:
-        known = dict(zip(weights.encoder.names, weights.encoder.scale, strict=True))
-        spread = np.array([known.get(name, own) for name, own in zip(rows.names, spread, strict=True)])
-    scale = np.maximum(spread, _LEAST_SPREAD) * np.sqrt(len(rows.names))
-    return mean.astype(np.float32), scale.astype(np.float32)
+    return plain_prior(rows.names, rows.values.mean(axis=0), np.maximum(spread, _LEAST_SPREAD).astype(np.float32))
 
 
-def _unseen(whole: Design, shape: NDArray[np.intp], setting: Setting) -> NDArray[np.float64]:
-    """Correction of each call by a fit without it and without its like."""
-    fold = shape % _FOLDS
-    out = np.zeros(len(shape))
-    for at in np.unique(fold):
-        inside, outside = np.flatnonzero(fold != at), np.flatnonzero(fold == at)
-        if len(inside):
-            part = whole.select(inside)
-            own = choose(part, shape[inside]) if len(shape) <= _FEW_ROWS else setting
-            out[outside] = fit(part, own).correction(whole.select(outside))
-    return out
+def _by_format(rows: Errors, after: NDArray[np.float64]) -> dict[str, tuple[int, float, float]]:
+    """Rows, error before and after, of each format."""
+    form = np.array([words[0] for words in rows.shared])[rows.code]
+    before, corrected = rows.percent(np.zeros(len(rows))), rows.percent(after)
+    return {
+        str(name): (
+            int((form == name).sum()),
+            float(before[form == name].mean()),
+            float(corrected[form == name].mean()),
+        )
+        for name in np.unique(form)
+    }
 
 
-def _reach(rows: Errors, out: NDArray[np.float64]) -> tuple[float, float]:
-    """Multiples of the predictor's interval that hold 80% of calls not seen, shrunk towards 1 when there are few."""
-    left = rows.target - out
-    share = len(rows) / (len(rows) + _FEW)
+def _reach(made: Fit) -> tuple[float, float]:
+    """Standard deviations to either side that hold 80% of calls not seen; with few calls as if errors were normal."""
+    share = len(made.left_out) / (len(made.left_out) + _FEW)
     found = []
-    for side, own in ((-left, rows.low), (left, rows.high)):
-        needed = float(np.quantile(side / np.maximum(own, 1e-3), 1 - _OUTSIDE))
-        found.append(float(np.exp(share * np.log(np.clip(needed, 0.05, 20.0)))))
+    for side in (-made.left_out, made.left_out):
+        needed = float(np.quantile(side / made.spread, 1 - _OUTSIDE))
+        found.append(float(REACH * np.exp(share * np.log(np.clip(needed / REACH, 0.2, 5.0)))))
     return found[0], found[1]

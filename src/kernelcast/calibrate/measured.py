@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 
 from kernelcast.calls.table import BadRows, Rows, grouped
 from kernelcast.efficiency import Predictor, Question
+from kernelcast.efficiency.calibration import LEAST_WIDTH, REACH, words_of
 from kernelcast.efficiency.features import GPU_FEATURES, KEEP, aligned
+from kernelcast.efficiency.prior import Placed, Prior, sharers
 from kernelcast.errors import KernelcastError
 from kernelcast.files import open_table
 from kernelcast.hardware import Gpu, gpu
@@ -32,8 +34,9 @@ class Errors:
     family: str
     names: tuple[str, ...]
     values: NDArray[np.float32]
-    words: tuple[Mapping[str, str | None], ...]  # by code
-    code: NDArray[np.intp]  # which words a row has
+    shared: tuple[tuple[str, str, str], ...]  # by code: format, stack and kind
+    code: NDArray[np.intp]  # which of them a row has
+    leaning: NDArray[np.float64]  # log of predicted over generic time
     time_s: NDArray[np.float64]
     low: NDArray[np.float64]  # the predictor's interval, as logs of time
     high: NDArray[np.float64]
@@ -47,6 +50,16 @@ class Errors:
     def target(self) -> NDArray[np.float64]:
         """Log of measured over predicted; no prediction beats its bound, so no target asks for it."""
         return np.log(np.maximum(self.latency_s, self.bound_s) / self.time_s)
+
+    @property
+    def width(self) -> NDArray[np.float64]:
+        """The standard deviation that the predictor gives itself, the unit of errors."""
+        return np.maximum((self.low + self.high) / (2 * REACH), LEAST_WIDTH)
+
+    def placed(self, prior: Prior) -> Placed:
+        """The calls as a prior sees them, in the digits that a file keeps."""
+        place = prior.places(self.names, self.values).astype(np.float16).astype(np.float64)
+        return Placed.of(place, self.leaning, self.shared, self.code)
 
     def percent(self, correction: NDArray[np.float64]) -> NDArray[np.float64]:
         """Error of each call, in percent of the measured time, with this correction."""
@@ -104,26 +117,51 @@ def errors(columns: Columns, chip: Gpu, base: Predictor, conditions: Conditions,
     add_too_fast(dict(columns), latency * 1e6, chip, bad)
     dropped = np.zeros(len(latency), dtype=bool)
     dropped[list(bad.found)] = True
-    turns = turns_of(columns, conditions)
     parts: dict[str, list[Errors]] = {}
+    for at, part in _said(columns, chip, base, conditions, bad, latency):
+        parts.setdefault(part.family, []).append(select(part, ~dropped[at]))
+    joined = {family: _ordered(_joined(found)) for family, found in sorted(parts.items())}
+    return {family: found for family, found in joined.items() if len(found)}
+
+
+def asked(
+    columns: Columns, chip: Gpu, base: Predictor, conditions: Conditions
+) -> dict[str, tuple[Errors, NDArray[np.intp]]]:
+    """The same of calls that nobody measured yet, with their rows; bad rows are left out."""
+    parts: dict[str, list[tuple[Rows, Errors]]] = {}
+    for at, part in _said(columns, chip, base, conditions, BadRows(), None):
+        parts.setdefault(part.family, []).append((at, part))
+    return {
+        family: (_joined([part for _, part in found]), np.concatenate([at for at, _ in found]))
+        for family, found in sorted(parts.items())
+    }
+
+
+def _said(
+    columns: Columns, chip: Gpu, base: Predictor, conditions: Conditions, bad: BadRows,
+    latency: NDArray[np.float64] | None,
+) -> Iterator[tuple[Rows, Errors]]:  # fmt: skip
+    """What ``base`` says of rows that share their words, and which they are. Without times as if it were right."""
+    turns = turns_of(columns, conditions)
     for kernel, place, rows, calls in grouped(columns, chip, bad):
         for at, question in questions(kernel, rows, calls, place, turns, base):
             said, found = base.estimate(question), question.features
-            part = Errors(
-                family=kernel.family,
-                names=found.names,
-                values=found.values,
-                words=(question.words,),
-                code=np.zeros(len(at), dtype=np.intp),
-                time_s=said.time_s,
-                low=np.log(said.time_s / said.low_s),
-                high=np.log(said.high_s / said.time_s),
-                bound_s=question.bound_s,
-                latency_s=latency[at],
+            yield (
+                at,
+                Errors(
+                    family=kernel.family,
+                    names=found.names,
+                    values=found.values,
+                    shared=(sharers(words_of(question)),),
+                    code=np.zeros(len(at), dtype=np.intp),
+                    leaning=np.log(said.time_s / found.estimate_s),
+                    time_s=said.time_s,
+                    low=np.log(said.time_s / said.low_s),
+                    high=np.log(said.high_s / said.time_s),
+                    bound_s=question.bound_s,
+                    latency_s=said.time_s if latency is None else latency[at],
+                ),
             )
-            parts.setdefault(kernel.family, []).append(select(part, ~dropped[at]))
-    joined = {family: _ordered(_joined(found)) for family, found in sorted(parts.items())}
-    return {family: found for family, found in joined.items() if len(found)}
 
 
 def questions(
@@ -138,7 +176,7 @@ def questions(
             yield rows[at], ask(kernel, part, place, sets, base, standing=standing, keep=KEEP)
 
 
-_TIMES = ("time_s", "low", "high", "bound_s", "latency_s")
+_TIMES = ("leaning", "time_s", "low", "high", "bound_s", "latency_s")
 
 
 def select(rows: Errors, keep: NDArray[Any]) -> Errors:
@@ -149,14 +187,14 @@ def select(rows: Errors, keep: NDArray[Any]) -> Errors:
 def _joined(parts: list[Errors]) -> Errors:
     """One table; features that an op lacks are 0, and those that name the GPU say nothing here."""
     names = tuple(n for n in dict.fromkeys(n for part in parts for n in part.names) if n not in GPU_FEATURES)
-    keys = [tuple(sorted(part.words[0].items(), key=str)) for part in parts]
-    words = sorted(set(keys), key=str)
+    keys = [part.shared[0] for part in parts]
+    words = sorted(set(keys))
     columns: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _TIMES}
     return Errors(
         family=parts[0].family,
         names=names,
         values=np.concatenate([aligned(part.names, part.values, names) for part in parts]),
-        words=tuple(map(dict, words)),
+        shared=tuple(words),
         code=np.concatenate([np.full(len(part), words.index(key)) for part, key in zip(parts, keys, strict=True)]),
         **columns,
     )

@@ -1,10 +1,8 @@
 """A calibration: what measurements of one GPU say about a predictor's errors there, in one small file; and that
 predictor with it laid over.
 
-For each family it holds a correction of the log of time in two levels. *Biases* are shared by many calls: of the whole
-family, of each word (op, dtype, stack, …) and of the words together, for short, middling and long kernels.
-The *local* part is a Gaussian process over the features of a call: it follows the calls that were measured
-and fades away from them. Both were shrunk by how few rows there were (``kernelcast.calibrate`` fits them).
+For each family it holds the measured calls as the family's prior sees them (``efficiency/prior.py``), and a weight for
+each: what the errors of those calls, together, say of any other call. ``kernelcast.calibrate`` fits them.
 Whole runs, which no call of theirs was measured in, add *scales*: one factor for each kind of kernel that they saw.
 """
 
@@ -13,8 +11,8 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,52 +20,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.efficiency.evidence import Standing
-from kernelcast.efficiency.features import KEEP, aligned
+from kernelcast.efficiency.features import KEEP
 from kernelcast.efficiency.network import Floats, in_blocks
 from kernelcast.efficiency.predictor import Estimate, Predictor, Question
+from kernelcast.efficiency.prior import Codes, Doubles, Prior, Setting, matern, sharers
 from kernelcast.efficiency.run_scales import Scale, scaled
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Kernel, Words
 from kernelcast.machine.analyse import Score
 
-FORMAT = 2
-_READ = ("1", "2")  # formats; the first had no scales
+FORMAT = 3  # 1 had no scales, 2 no prior
 _KIND = "kernelcast calibration"
-# Regimes by predicted time: under 10 µs, 10 to 100, over 100. Each has its full say at its centre; between two centres
-# they share, linearly in the log of time, so that no call jumps from one to the other.
-REGIMES = ("under 10 µs", "10-100 µs", "over 100 µs")
-CENTRES_S = np.array([3.1623e-6, 31.623e-6, 316.23e-6])
-ELSEWHERE = 0.3  # how alike two calls are, in the local part, whose words differ
-_LIKE = 0.5  # a call this like a measured one is seen
-_ROOT_3 = np.float32(np.sqrt(3.0))
+REACH = 1.2816  # standard deviations to either side that hold 80% of normal errors
+LEAST_WIDTH = 0.01  # measurements repeat to about 1%
+_SEEN = 0.25  # of the variance of the error: a call of which less is left counts as seen
 _STRIDE = 64  # blocks at a time: kernels of these stay in the CPU's cache
 
-Doubles = NDArray[np.float64]
+
+def words_of(question: Question) -> Mapping[str, str | None]:
+    """The words by which calls share errors: of their kind in full."""
+    return {**(question.standing.words or question.words), "op": question.kernel.op}
 
 
-def regimes(time_s: Doubles) -> Doubles:
-    """(calls, 3) how much of each regime a call is; sums to 1."""
-    place = np.log(time_s / CENTRES_S[0]) / np.log(CENTRES_S[1] / CENTRES_S[0])
-    place = np.clip(place, 0.0, len(CENTRES_S) - 1.0)
-    return np.maximum(0.0, 1.0 - np.abs(place[:, None] - np.arange(len(CENTRES_S))))
-
-
-def joint(words: Mapping[str, str | None]) -> str:
-    """The words of a call together: 'dtype=bf16 op=gemm stack=vllm'; what was not given is left out."""
-    return " ".join(f"{name}={word}" for name, word in sorted(words.items()) if word is not None)
-
-
-def bias_keys(words: Mapping[str, str | None]) -> list[str]:
-    """Names of the biases that a call has: of all calls, of each of its words, of its words together."""
-    each = [f"{name}={word}" for name, word in sorted(words.items()) if word is not None]
-    return ["all", *each, joint(words) + " together"]
-
-
-def matern(squared: NDArray[Any]) -> NDArray[Any]:
-    """Likeness of calls at this squared distance, in units of the length scale: 1 at 0, then falling (Matérn 3/2)."""
-    scaled = np.sqrt(np.maximum(squared, 0)) * _ROOT_3
-    return (1 + scaled) * np.exp(-scaled)
+def width_of(said: Estimate) -> Doubles:
+    """The standard deviation that a forecast gives itself, as a log of time: the unit of its errors."""
+    return np.maximum(np.log(said.high_s / said.low_s) / (2 * REACH), LEAST_WIDTH)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,54 +55,71 @@ class FamilyCalibration:
     rows: int  # measured calls that it rests on
     error_before: float  # mean % error of those calls without it
     error_after: float  # and with it, each from a fit that did not see the call
-    biases: Mapping[str, tuple[float, ...]]  # log of time, by regime
-    names: tuple[str, ...]  # features of the local part
-    mean: Floats
-    scale: Floats  # a feature's spread times the length scale
-    points: Floats  # (points, features) calls that the local part knows, standardised
+    expected_before: float  # what the intervals say that these errors should be, before
+    expected_after: float
+    formats: Mapping[str, tuple[int, float, float]]  # rows, error before and after, by format
+    prior: Prior
+    setting: Setting
+    place: Floats  # (points, features) calls that it knows, as the prior places them
+    leaning: Floats
+    words: tuple[tuple[str, str, str], ...]  # format, stack and kind of points
+    code: Codes  # (points,) index in words
     weights: Floats  # (points,)
-    groups: tuple[str, ...]  # the joint words of points
-    group: NDArray[np.int64]  # (points,) index in groups
-    low: float  # the interval's reach below and above, as multiples of the predictor's own
+    few: Codes  # points that say how sure a correction is
+    factor: Floats  # the inverse of the Cholesky factor of their covariance
+    noise: float  # variance of the error of a single call, in units of the width
+    low: float  # the interval's reach below and above, as multiples of the standard deviation
     high: float
     least: float  # range of the correction: that of the errors seen
     most: float
-    settings: Mapping[str, float]  # what the data chose: amplitudes, length scale, noise
 
     def correction(
-        self, names: tuple[str, ...], values: Floats, time_s: Doubles, words: Mapping[str, str | None]
-    ) -> tuple[Doubles, Doubles]:
-        """Of calls that share their words: log of the factor on time, and likeness to the nearest measured call."""
-        level = np.zeros(len(REGIMES))
-        for key in bias_keys(words):  # a word that was not measured has none
-            level += self.biases.get(key, 0.0)
-        shared = np.sum(regimes(time_s) * level, axis=1)
-        local, like = self._local(aligned(names, values, self.names), joint(words))
-        return np.clip(shared + local, self.least, self.most), like
+        self, names: tuple[str, ...], values: Floats, leaning: Doubles, words: Mapping[str, str | None]
+    ) -> tuple[Doubles, Doubles, Doubles]:
+        """Of calls that share their words: their error in units of the width, the variance that is left of it without
+        noise, and that variance before any call was measured."""
+        place = in_blocks(self.prior.places(names, values).astype(np.float32))
+        lean = in_blocks(leaning.astype(np.float32)[:, None])[:, :, 0]
+        same = [np.array([one[at] == mine for one in self.words])[self.code] for at, mine in enumerate(sharers(words))]
+        found, known = np.empty(place.shape[:2]), np.empty(place.shape[:2])
+        for start in range(0, len(place), _STRIDE):  # eight rows a product, always: see network.BLOCK_ROWS
+            now = slice(start, start + _STRIDE)
+            covariance = self._covariance(place[now], lean[now], *same)
+            found[now] = (covariance @ self.weights[:, None])[:, :, 0]
+            known[now] = np.sum((covariance[:, :, self.few] @ self.factor.T) ** 2, axis=2)
+        rows = len(values)
+        shared = self.setting.biases * (sum(self.prior.biases) + self.prior.leaning * leaning**2)
+        before = shared + self.setting.smooth * sum(self.prior.smooth)
+        left = np.maximum(before - known.reshape(-1)[:rows], 1e-4 * before)
+        return found.reshape(-1)[:rows], left, before
+
+    def _covariance(
+        self, place: Floats, leaning: Floats, form: NDArray[Any], stack: NDArray[Any], kind: NDArray[Any]
+    ) -> Floats:
+        """(blocks, rows, points) with the points; only those that share a part are looked at in it."""
+        prior, setting = self.prior, self.setting
+        gates = np.stack([np.ones(len(form)), form, stack, kind])
+        shared = setting.biases * (np.array(prior.biases) @ gates)
+        covariance = shared.astype(np.float32) + (setting.biases * prior.leaning * self.leaning) * leaning[:, :, None]
+        for part, gate in enumerate((gates[0], form, kind)):
+            members = np.flatnonzero(gate)
+            mine = place * (prior.metric[part] / setting.length).astype(np.float32)
+            turned, length = self._turned[part]
+            squared = mine @ turned[:, members]
+            squared *= -2
+            squared += length[members]
+            squared += np.sum(mine**2, axis=2)[:, :, None]
+            covariance[:, :, members] += np.float32(setting.smooth * prior.smooth[part]) * matern(squared)
+        return np.asarray(covariance, dtype=np.float32)
 
     @functools.cached_property
-    def _turned(self) -> tuple[Floats, Floats]:
-        """The points as columns, and their squared lengths."""
-        return np.ascontiguousarray(self.points.T), np.sum(self.points**2, axis=1)
-
-    def _local(self, values: Floats, together: str) -> tuple[Doubles, Doubles]:
-        same = np.array([name == together for name in self.groups])[self.group]
-        factor = np.where(same, 1.0, ELSEWHERE).astype(np.float32)
-        rows, blocks = len(values), in_blocks((values - self.mean) / self.scale)
-        turned, length = self._turned
-        weights = (self.weights * factor)[:, None]
-        local, like = np.empty(blocks.shape[:2]), np.empty(blocks.shape[:2])
-        for start in range(0, len(blocks), _STRIDE):  # eight rows a product, always: see network.BLOCK_ROWS
-            now = slice(start, start + _STRIDE)
-            part = blocks[now]
-            squared = part @ turned
-            squared *= -2
-            squared += length
-            squared += np.sum(part**2, axis=2)[:, :, None]
-            kernel = matern(squared)
-            local[now] = (kernel @ weights)[:, :, 0]
-            like[now] = np.max(kernel * factor, axis=2)
-        return local.reshape(-1)[:rows], like.reshape(-1)[:rows]
+    def _turned(self) -> list[tuple[Floats, Floats]]:
+        """By smooth part, the points as columns, and their squared lengths."""
+        found = []
+        for metric in self.prior.metric:
+            scaled_points = self.place * (metric / self.setting.length).astype(np.float32)
+            found.append((np.ascontiguousarray(scaled_points.T), np.sum(scaled_points**2, axis=1)))
+        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,7 +161,10 @@ class Calibration:
         tensors: dict[str, NDArray[Any]] = {}
         told: dict[str, Any] = {}
         for name, family in self.families.items():
-            told[name] = {field: getattr(family, field) for field in _PLAIN}
+            arrays, prior = family.prior.told()
+            told[name] = {plain: getattr(family, plain) for plain in _PLAIN}
+            told[name] |= {"prior": prior, "setting": asdict(family.setting)}
+            tensors |= {f"{name}.prior.{array}": np.ascontiguousarray(value) for array, value in arrays.items()}
             for array, kind in _ARRAYS.items():
                 tensors[f"{name}.{array}"] = np.ascontiguousarray(getattr(family, array), dtype=kind)
         head = {"gpu": self.gpu, "predictor": self.predictor, "kernelcast": self.kernelcast, "families": told,
@@ -181,8 +179,10 @@ class Calibration:
 
 
 # Points in half precision: three digits place a call well enough, and the fit used the rounded ones.
-_ARRAYS = {"mean": np.float32, "scale": np.float32, "points": np.float16, "weights": np.float32, "group": np.int64}
-_PLAIN = tuple(one.name for one in fields(FamilyCalibration) if one.name not in _ARRAYS)
+_ARRAYS = {"place": np.float16, "leaning": np.float32, "code": np.int64, "weights": np.float32, "few": np.int64,
+           "factor": np.float32}  # fmt: skip
+_PLAIN = ("rows", "error_before", "error_after", "expected_before", "expected_after", "formats", "words", "noise",
+          "low", "high", "least", "most")  # fmt: skip
 
 
 def load_calibration(path: Path | str) -> Calibration:
@@ -200,9 +200,10 @@ def load_calibration(path: Path | str) -> Calibration:
         raise KernelcastError(f"{path}: not a calibration: {error}") from None
     if meta.get("kind") != _KIND:
         raise KernelcastError(f"{path}: not a calibration; `kernelcast calibrate` makes one")
-    if meta.get("format") not in _READ:
-        known = " and ".join(_READ)
-        raise KernelcastError(f"{path}: a calibration of format {meta.get('format')}, this version reads {known}")
+    if meta.get("format") != str(FORMAT):
+        raise KernelcastError(
+            f"{path}: a calibration of format {meta.get('format')}, this version reads {FORMAT}; calibrate again"
+        )
     try:
         head = json.loads(meta["calibration"])
         families = {name: _family(told, tensors, name) for name, told in head.pop("families").items()}
@@ -215,28 +216,31 @@ def load_calibration(path: Path | str) -> Calibration:
 
 
 def _family(told: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]], name: str) -> FamilyCalibration:
-    plain: dict[str, Any] = {field: told[field] for field in _PLAIN}
-    plain["biases"] = {key: tuple(map(float, values)) for key, values in told["biases"].items()}
-    plain["names"], plain["groups"] = tuple(told["names"]), tuple(told["groups"])
-    arrays: dict[str, Any] = {field: tensors[f"{name}.{field}"] for field in _ARRAYS}
-    arrays["points"] = arrays["points"].astype(np.float32)
-    found = FamilyCalibration(**plain, **arrays)
+    plain: dict[str, Any] = {one: told[one] for one in _PLAIN}
+    plain["formats"] = {key: tuple(values) for key, values in told["formats"].items()}
+    plain["words"] = tuple(tuple(words) for words in told["words"])
+    arrays: dict[str, Any] = {one: tensors[f"{name}.{one}"] for one in _ARRAYS}
+    arrays["place"] = arrays["place"].astype(np.float32)
+    prior = Prior.read({one: tensors[f"{name}.prior.{one}"] for one in ("mean", "scale", "metric")}, told["prior"])
+    found = FamilyCalibration(prior=prior, setting=Setting(**told["setting"]), **plain, **arrays)
     _check_shapes(found)
     return found
 
 
 def _check_shapes(family: FamilyCalibration) -> None:
     """A file cut short or edited by hand must not predict."""
-    count, width = len(family.weights), len(family.names)
-    shapes: Sequence[tuple[NDArray[Any], tuple[int, ...]]] = (
-        (family.mean, (width,)), (family.scale, (width,)), (family.points, (count, width)), (family.group, (count,)),
+    count, few = len(family.weights), len(family.few)
+    shapes: tuple[tuple[NDArray[Any], tuple[int, ...]], ...] = (
+        (family.place, (count, len(family.prior.names))), (family.leaning, (count,)), (family.code, (count,)),
+        (family.factor, (few, few)),
     )  # fmt: skip
     if any(array.shape != shape for array, shape in shapes):
         raise ValueError("arrays do not fit together")
-    if any(len(values) != len(REGIMES) for values in family.biases.values()):
-        raise ValueError(f"a bias has {len(REGIMES)} regimes")
-    if count and not 0 <= family.group.min() <= family.group.max() < len(family.groups):
-        raise ValueError("a point of no group")
+    if any(len(words) != 3 for words in family.words):
+        raise ValueError("a point has a format, a stack and a kind")
+    for codes, limit in ((family.code, len(family.words)), (family.few, count)):
+        if len(codes) and not 0 <= codes.min() <= codes.max() < limit:
+            raise ValueError("a point of no group")
 
 
 @dataclass(frozen=True)
@@ -273,19 +277,16 @@ class Calibrated:
         family = self.calibration.families.get(question.kernel.family)
         if family is None:
             return before
-        found = question.features
-        shift, like = family.correction(found.names, found.values, before.time_s, question.words)
-        time = before.time_s * np.exp(shift)
+        found, width = question.features, width_of(before)
+        leaning = np.log(before.time_s / found.estimate_s)
+        error, left, most = family.correction(found.names, found.values, leaning, words_of(question))
+        time = before.time_s * np.exp(np.clip(width * error, family.least, family.most))
+        spread = width * np.sqrt(left + family.noise)
         return replace(
             before,
             time_s=time,
-            low_s=time * (before.low_s / before.time_s) ** _reach(family.low, like),
-            high_s=time * (before.high_s / before.time_s) ** _reach(family.high, like),
-            support=np.where(like >= _LIKE, "seen", before.support).astype(object),
+            low_s=time * np.exp(-family.low * spread),
+            high_s=time * np.exp(family.high * spread),
+            support=np.where(left <= _SEEN * most, "seen", before.support).astype(object),
             predictor=before.predictor and f"{before.predictor}+calibrated",
         ).held(question.bound_s)
-
-
-def _reach(factor: float, like: Doubles) -> Doubles:
-    """Errors that were wider than the interval widen it everywhere; narrower ones narrow it where calls are alike."""
-    return np.full(len(like), factor) if factor >= 1 else 1.0 + (factor - 1.0) * like

@@ -23,8 +23,10 @@ from kernelcast.efficiency.features import GPU_FEATURES, KEEP, LIMIT_SHARES, ali
 from kernelcast.efficiency.generic import Generic, by_time, sustained_shares
 from kernelcast.efficiency.network import Encoder, Floats, Layers, read_tensors
 from kernelcast.efficiency.predictor import Estimate, Question
+from kernelcast.efficiency.prior import Prior
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu, gpu
+from kernelcast.hardware.paths import FMA
 from kernelcast.kernels.base import Kernel, Words
 from kernelcast.machine.analyse import PIPELINES, Score
 from kernelcast.machine.lazy import lazy
@@ -59,7 +61,9 @@ class FamilyWeights:
     spreads: Mapping[str, Spread]  # by support
     about: Mapping[str, Any]  # version, data hash, rows, sources
     evidence: Evidence = field(default_factory=Evidence)
+    prior: Prior | None = None  # how errors on GPUs that were left out hang together; None: too few were measured
     nameless: bool = False  # ask only the networks that know no GPU by name
+    _asked: dict[Any, list[Gpu]] = field(default_factory=dict, compare=False, repr=False)  # looked up before
 
     def estimate(self, question: Question) -> Estimate:
         """As the measured kind that the question stands on, times the ratio of physics between the two."""
@@ -101,14 +105,38 @@ class FamilyWeights:
         if self.nameless:
             return self._transferred(told, words)
         kin = gpu(name) if name else stand_in(target, self.encoder.vocabulary["gpu"])
-        named = told if kin.id == target.id else self.encoder.numbers(as_gpu(self.encoder.names, values, kin, target))
-        near = _mean(self.main, named, self.encoder.positions({**words, "gpu": kin.id}))
-        shift = clock_shift(kin, target)
-        if shift:
-            near[:, 0] += shift * self._tensor_share(values)
         if kin.compute_capability == target.compute_capability:
-            return near
-        return (near + self._transferred(told, words)) / 2
+            return self._as(kin, target, values, words, told if kin.id == target.id else None)
+        each = [self._as(one, target, values, words) for one in self._known(kin, target, words)]
+        return (sum(each) / len(each) + self._transferred(told, words)) / 2
+
+    def _as(
+        self, kin: Gpu, target: Gpu, values: Floats, words: Mapping[str, str | None], told: Floats | None = None
+    ) -> NDArray[np.float64]:
+        """As if the target were ``kin``, but for what its own numbers say of its clock and formats."""
+        named = self.encoder.numbers(as_gpu(self.encoder.names, values, kin, target)) if told is None else told
+        found = _mean(self.main, named, self.encoder.positions({**words, "gpu": kin.id}))
+        shift = clock_shift(kin, target) + format_shift(kin, target, words.get("dtype"))
+        if shift:
+            found[:, 0] += shift * self._tensor_share(values)
+        return found
+
+    def _known(self, kin: Gpu, target: Gpu, words: Mapping[str, str | None]) -> list[Gpu]:
+        """Of a new generation, whom to answer as: of each generation that ran this kind of call the GPU most like the
+        target. Their mean is steadier than the nearest one: a generation is unlike each of the others."""
+        key = kin.id, target.id, words.get("op"), words.get("dtype"), words.get("stack")
+        if key not in self._asked:
+            ran = {
+                entry.gpu for entry in self.evidence.by_op.get(str(words.get("op")), ())
+                if all(entry.heard.get(name, entry.words.get(name)) == words.get(name) for name in ("dtype", "stack"))
+            }  # fmt: skip
+            alike = [gpu(name) for name in self.encoder.vocabulary["gpu"] if name in ran or not ran]
+            alike = [one for one in alike if one.vendor == kin.vendor and one.instruction_path != FMA] or [kin]
+            best: dict[str, Gpu] = {}
+            for one in sorted(alike, key=lambda g: (_distance(g, target), g.id)):
+                best.setdefault(one.compute_capability, one)
+            self._asked[key] = list(best.values())
+        return self._asked[key]
 
     def _transferred(self, numbers: Floats, words: Mapping[str, str | None]) -> NDArray[np.float64]:
         """What the networks say that know no GPU."""
@@ -185,6 +213,20 @@ def clock_shift(kin: Gpu, target: Gpu) -> float:
     tensor = PIPELINES.index("tensor")
     held = [g.long_tensor_fraction / float(sustained_shares(g)[tensor, 0]) for g in (kin, target)]  # type: ignore[operator]
     return float(np.log(held[0] / held[1]))
+
+
+def format_shift(kin: Gpu, target: Gpu, dtype: str | None) -> float:
+    """The same for a format: what ``kin`` sustains in it, against 16 bits, is in what the networks learned; the log of
+    how much less the target sustains of it (above 0) or more; 0 where that was not measured on both."""
+    if kin.id == target.id or dtype is None:
+        return 0.0
+    shares = []
+    for one in (kin, target):
+        share, plain = one.sustained_tensor_fractions.get(dtype), one.sustained_tensor_fraction
+        if not share or not plain:
+            return 0.0
+        shares.append(share / plain)
+    return float(np.log(shares[0] / shares[1]))
 
 
 def _distance(one: Gpu, other: Gpu) -> float:
@@ -296,7 +338,12 @@ def unpack(tensors: Mapping[str, Floats], meta: Mapping[str, Any]) -> FamilyWeig
         spreads={level: Spread(*pair) for level, pair in meta["spreads"].items()},
         about=meta["about"],
         evidence=Evidence.read(meta.get("evidence", {"models": [], "kinds": [], "steps": {}})),
+        prior=_prior(tensors, meta["prior"]) if meta.get("prior") else None,
     )
+
+
+def _prior(tensors: Mapping[str, Floats], told: Mapping[str, Any]) -> Prior:
+    return Prior.read({name: tensors[f"prior.{name}"] for name in ("mean", "scale", "metric")}, told)
 
 
 def pack(weights: FamilyWeights) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
@@ -307,8 +354,11 @@ def pack(weights: FamilyWeights) -> tuple[dict[str, NDArray[Any]], dict[str, str
     for name, net in {**named, "ceiling": weights.ceiling}.items():
         for key, array in net.tensors(f"{name}.weight.", f"{name}.bias.").items():
             tensors[key] = array.astype(np.float16) if ".weight." in key else array
+    arrays, prior = weights.prior.told() if weights.prior else ({}, None)
+    tensors |= {f"prior.{name}": array for name, array in arrays.items()}
     meta = {
         "format": FORMAT,
+        "prior": prior,
         "names": weights.encoder.names,
         "vocabulary": weights.encoder.vocabulary,
         "main": len(weights.main),

@@ -63,7 +63,6 @@ class Gpu:
     long_tensor_fraction: float | None = None  # of matrix products that last: the power limit lowers the clock
     tensor_flops_per_j: float | None = None  # 16-bit, over seconds, where power is what limits
     sustained_dram_fraction: float | None = None
-    sustained_l2_fraction: float | None = None
     sustained_launch_s: float | None = None  # what the smallest GEMMs take
     launch_floor_s: float  # the shortest kernel of any kind
     power_w: float
@@ -202,7 +201,7 @@ _NOT_NUMBERS = (*IDENTITY, *RATE_TABLES, "published_flops_per_s", "sources", "ch
 NUMBERS = tuple(f.name for f in dataclasses.fields(Gpu) if f.name not in _NOT_NUMBERS)
 INTEGERS = tuple(f.name for f in dataclasses.fields(Gpu) if f.type == "int")
 FRACTIONS = ("sustained_tensor_fraction", "sustained_tensor_fractions", "long_tensor_fraction",
-             "sustained_dram_fraction", "sustained_l2_fraction")  # fmt: skip
+             "sustained_dram_fraction")  # fmt: skip
 MAY_BE_ZERO = ("link_bytes_per_s",)
 
 

@@ -16,6 +16,7 @@ from kernelcast.files import complete
 from kernelcast.hardware import Gpu, fabrics, gpu, gpu_ids, load_gpu, parse_gpu
 from kernelcast.hardware.gpu import INTEGERS, RATE_TABLES
 from kernelcast.hardware.load import CATALOGUE, base_values
+from kernelcast.hardware.paths import path_of
 from kernelcast.measure.specs_seen import Properties
 
 CLOSE = 0.01  # what the driver says of a catalogued GPU and the catalogue has: the catalogue's number stays
@@ -128,15 +129,10 @@ def _unit(told: Properties, known: Gpu, path: Path) -> Draft:
     return made.put(lower, "no higher than the highest clock that NVML gives")
 
 
-def instruction_path(capability: str) -> str:
-    """How its tensor cores are fed. A capability that nobody knows yet has mma.sync, as all do."""
-    return {"9": "wgmma", "10": "tcgen05", "11": "tcgen05"}.get(capability.partition(".")[0], "mma.sync")
-
-
 def base_of(capability: str) -> tuple[str, str]:
     """The catalogue's base of a capability, or of the nearest by instruction path; and its capability."""
     bases = {capability_of(path.stem): path.stem for path in CATALOGUE.glob("_sm*.toml")}
-    alike = [one for one in bases if instruction_path(one) == instruction_path(capability)]
+    alike = [one for one in bases if path_of(one)[0] == path_of(capability)[0]]
     nearest = min(alike, key=lambda one: (abs(float(one) - float(capability)), -float(one)))
     return bases[nearest], nearest
 
@@ -154,10 +150,10 @@ def _new(told: Properties, path: Path) -> Draft:
     board = told.board
     made = Draft(path, base, {"name": told.name, "compute_capability": told.capability})
     if nearest != told.capability:
-        path_of = instruction_path(told.capability)
+        runs = path_of(told.capability)[0]
         made = replace(made, notes=(
             f"No base of compute capability {told.capability}: what is not below comes from {nearest}, the nearest "
-            f"that runs {path_of}; rates a clock were doubled or halved where measurements say so.",
+            f"that runs {runs}; rates a clock were doubled or halved where measurements say so.",
         ))  # fmt: skip
     said = f"measured by CUDA device properties ({told.software})"
     made = made.given(

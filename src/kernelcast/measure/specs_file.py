@@ -153,17 +153,14 @@ def _l2(made: Draft, told: Properties, found: Measured) -> Draft:
     at, rate = min(found.l2_read.items())
     each = ", ".join(f"{share:.0%}: {one / 1e12:.4g}" for share, one in found.l2_read.items())
     how = f"measured in TB/s, reading a share of L2 again and again, past L1: {each} ({told.software})"
-    per_clk = rate / chip.clock_boost_hz
+    per_clk, usual = rate / chip.clock_boost_hz, float(reference()["l2_share"])
+    peak = per_clk / usual
     if not made.unit:
-        usual = float(reference()["sustained_l2_fraction"])
-        peak = max(per_clk * _ROOM, min(made.numbers["l2_bytes_per_clk"][0], per_clk / usual))
-        taken = f"taken to be {usual:.1%} of the peak, as it is of {reference()['gpu']}, and ports hold no more"
-        made = made.given(f"{how}; that of {at:.0%} {taken}", l2_bytes_per_clk=peak)
-    else:
-        peak = max(chip.l2_bytes_per_clk, per_clk * _ROOM)
-        if peak > chip.l2_bytes_per_clk:
-            made = made.given(f"{how}; above what was known", l2_bytes_per_clk=peak)
-    return made.given(f"{how}; that of {at:.0%}, as a share of the peak", sustained_l2_fraction=per_clk / peak)
+        peak = max(per_clk * _ROOM, min(made.numbers["l2_bytes_per_clk"][0], peak))
+    elif abs(peak / chip.l2_bytes_per_clk - 1) <= CLOSE:
+        return made
+    taken = f"taken to be {usual:.1%} of the peak, as it is of {reference()['gpu']}, and ports hold no more"
+    return made.given(f"{how}; that of {at:.0%} {taken}", l2_bytes_per_clk=peak)
 
 
 def _vector(made: Draft, told: Properties, found: Measured) -> Draft:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -72,6 +73,11 @@ _EXAMPLES = {
         *MAKE,
         "kernelcast evaluate learning-curve --data measured -o curve --gpu h20 --family gemm --counts 0,30 --epochs 2",
     ),
+    "transfer": (
+        *MAKE,
+        "kernelcast evaluate transfer --data measured -o left --source pipeweave --family gemm --left-out h20",
+        "kernelcast evaluate transfer --report left",
+    ),
 }
 
 
@@ -88,7 +94,19 @@ class Evaluations(CommandGroup):
 def register(app: typer.Typer) -> None:
     group = typer.Typer(cls=with_examples(Evaluations, *_EXAMPLES["tables"]), invoke_without_command=True)
     group.callback()(_evaluate)
-    for command in (tables, served, load, words, traced, energy, neusight, tuning, tuning_gpus, learning_curve):
+    for command in (
+        tables,
+        served,
+        load,
+        words,
+        traced,
+        energy,
+        neusight,
+        tuning,
+        tuning_gpus,
+        learning_curve,
+        transfer,
+    ):
         name = command.__name__.replace("_", "-")
         group.command(name, cls=with_examples(Command, *_EXAMPLES[name]))(command)
     app.add_typer(group, name="evaluate")
@@ -307,6 +325,66 @@ def learning_curve(
             _say(f"{len(points)} points -> {curves.write_curves(points, out)}")
     found = {"points": [asdict(point) for point in points], "mean_error": curves.curve_lines(points)}
     _tell(found, json, {"points": ()})
+
+
+def transfer(
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", metavar="DIR", file_okay=False, help="folder of the pieces")
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option("--report", metavar="DIR", help="only read the pieces of a folder, and tell them")
+    ] = None,
+    data: Folders = None,
+    family: Families = [],  # noqa: B006  Typer copies it
+    left_out: Annotated[
+        Words,
+        typer.Option(
+            "--left-out",
+            metavar="NAME",
+            help="A100, L40S, Hopper, Blackwell, or a GPU; may be repeated; default: these four, h200_sxm and gb300",
+        ),
+    ] = None,
+    rows: Annotated[int, typer.Option("--rows", min=1, help="rows of each fit")] = 400_000,
+    epochs: Annotated[int, typer.Option("--epochs", min=1, help="passes over them")] = 20,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="draws of the calls, up to 30 of each kind")] = 3,
+    source: Annotated[str, typer.Option("--source", help="its calls calibrate and test")] = "aiconfigurator",
+    weights: Annotated[
+        Path | None, typer.Option("--weights", metavar="DIR", help="score these, which did not see the GPU; no fit")
+    ] = None,
+    seed: Seed = 0,
+    workers: Annotated[int | None, typer.Option("--workers", min=1, help="processes; default: one a core")] = None,
+    json: Json = False,
+) -> None:
+    """How well a GPU that no fit saw is forecast: by its datasheet, with measured specs, and after so many calls.
+
+    A piece is a family and what is left out; those in the folder are not made again, so that a run may be cut off, and
+    machines may share the work. Writes transfer.md and transfer.png.
+    """
+    needs_torch()
+    from kernelcast.hardware import gpu as find_gpu
+    from kernelcast_lab.evaluate import transfer as transfers
+    from kernelcast_lab.evaluate.splits import GENERATIONS
+    from kernelcast_lab.evaluate.transfer_report import lines, read_pieces, write_transfer
+    from kernelcast_lab.fit.families import fitting_columns
+
+    folder = report or out
+    if folder is None or (report and out):
+        raise KernelcastError("give -o DIR to make pieces, or --report DIR to read those that are there")
+    if report is None:
+        refuse_unknown("family", family, transfers.COLUMNS)
+        names = [name if name in GENERATIONS else find_gpu(name).id for name in left_out or transfers.LEFT_OUT]
+        if weights is not None:
+            chosen_conditions(None, "model", weights=weights)  # refuses a folder that has none
+        settings = transfers.TransferSettings(
+            rows=rows, epochs=epochs, repeats=repeats, source=source, seed=seed, weights=weights,
+            workers=workers or os.cpu_count() or 1,
+        )  # fmt: skip
+        folders = with_tables(data)
+        read = functools.partial(fitting_columns, folders)
+        transfers.transfer(read, family or list(transfers.COLUMNS), names, settings, folder, _say)
+    points = read_pieces(folder)
+    _say(f"{len(points)} points -> {write_transfer(points, folder)}")
+    _tell({"mean_error": lines(points), "points": [asdict(point) for point in points]}, json, {"points": ()})
 
 
 def _say(text: str) -> None:

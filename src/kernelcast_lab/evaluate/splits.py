@@ -6,13 +6,14 @@ table, and the splits that the sources' authors, or the questions of users, call
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kernelcast.hardware import gpu
 from kernelcast.measured.folds import TEST_FOLD, shape_fold
 from kernelcast_lab.fit.fit import TWINS
 
@@ -21,11 +22,11 @@ Mask = NDArray[np.bool_]
 Rows = Callable[[Columns], Mask]
 
 MAIN = "main table"
-GENERATIONS = {
+GENERATIONS = {  # the GPUs that are scored; every GPU of their compute capabilities is left out with them
     "A100": ("a100_sxm",),
     "L40S": ("l40s",),
-    "H100+H200": ("h100_sxm", "h200_sxm"),
-    "B200+B300+GB200": ("b200_sxm", "b300_sxm", "gb200"),
+    "Hopper": ("h100_sxm", "h200_sxm"),
+    "Blackwell": ("b200_sxm", "b300_sxm", "gb200", "gb300"),
 }
 
 
@@ -62,21 +63,35 @@ def shapes(columns: Columns) -> Iterator[Split]:
     yield Split("shapes", "new shapes", ~test, test)
 
 
-def gpu_out(columns: Columns, gpu: str = "h200_sxm") -> Iterator[Split]:
+def gpu_out(columns: Columns, name: str = "h200_sxm") -> Iterator[Split]:
     """Every campaign on one GPU (and its twin) out."""
-    out = next((pair for pair in TWINS if gpu in pair), (gpu,))
+    out = next((pair for pair in TWINS if name in pair), (name,))
     test = np.isin(columns["gpu"].astype(str), out)
     yield Split("gpu", "+".join(out), ~test, test)
 
 
 def generation(columns: Columns) -> Iterator[Split]:
-    """Every GPU of one architecture out; the test keeps kernel sources that other generations have too."""
-    place = columns["gpu"].astype(str)
-    source = columns["kernel_source"].astype(str)
-    for label, gpus in GENERATIONS.items():
-        test = np.isin(place, gpus)
-        shared = np.isin(source, np.unique(source[~test]))
-        yield Split("generation", label, ~test, test & shared)
+    """Every GPU of a generation out, one generation at a time."""
+    yield from (generation_out(columns, label) for label in GENERATIONS)
+
+
+def generation_out(columns: Columns, label: str) -> Split:
+    """Every GPU of one generation out; the test keeps kernel sources that other generations have too."""
+    train = ~among(columns["gpu"], of_generation(label, set(columns["gpu"])))
+    shared = among(columns["kernel_source"], set(columns["kernel_source"][train]))
+    return Split("generation", label, train, among(columns["gpu"], GENERATIONS[label]) & shared)
+
+
+def of_generation(label: str, gpus: Collection[str]) -> list[str]:
+    """Of these GPUs those with a compute capability of this generation."""
+    own = {gpu(name).compute_capability for name in GENERATIONS[label]}
+    return [name for name in gpus if gpu(name).compute_capability in own]
+
+
+def among(words: NDArray[Any], wanted: Collection[Any]) -> Mask:
+    """Where a column has one of these. Not by ``np.isin``, which would sort millions of kernels' long names."""
+    known = set(wanted)
+    return np.fromiter((word in known for word in words), dtype=bool, count=len(words))
 
 
 def _each_out(name: str, column: str, words: Sequence[str] | None = None) -> Splitter:

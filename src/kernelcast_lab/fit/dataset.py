@@ -13,9 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.calls.table import BadRows, grouped
+from kernelcast.efficiency.evidence import kinds_of
 from kernelcast.efficiency.features import aligned
 from kernelcast.efficiency.learned import Learned
 from kernelcast.efficiency.predictor import Predictor, Question
+from kernelcast.efficiency.prior import sharers
 from kernelcast.errors import KernelcastError
 from kernelcast.measured.folds import AT_LEAST
 from kernelcast.predict import ask
@@ -24,7 +26,7 @@ from kernelcast.tables import turns_of
 Columns = Mapping[str, NDArray[Any]]
 _CHUNK_CALLS = 8192
 _SHARE_CALLS = 65_536
-_TIMES = ("estimate_s", "bound_s", "latency_s", "rows", "at_least")
+_TIMES = ("estimate_s", "bound_s", "latency_s", "rows", "at_least", "shared")
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class Dataset:
     latency_s: NDArray[np.float64]
     rows: NDArray[np.intp]
     at_least: NDArray[np.bool_]  # the true time is this or more, nobody knows how much
+    shared: NDArray[Any]  # format, stack and kind of a call, between tabs: who shares its errors
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -100,11 +103,21 @@ def _build(columns: Columns, family: str, numbered: NDArray[np.intp]) -> Dataset
             latency_s=np.asarray(columns["latency_us"][at], dtype=np.float64) * 1e-6,
             rows=numbered[at],
             at_least=columns[AT_LEAST][at] > 0 if AT_LEAST in columns else np.zeros(len(at), dtype=bool),
+            shared=_shared(question),
         )
         parts.append(part)
     if not parts:
         raise KernelcastError(f"no measured call of the family {family}")
     return _join(parts)
+
+
+def _shared(question: Question) -> NDArray[Any]:
+    """Who shares the errors of each call."""
+    found = np.empty(question.calls.count, dtype=object)
+    for rows, words in kinds_of(question.kernel, question.calls):
+        full = {**question.kernel.usual(words, question.gpu), "op": question.kernel.op}
+        found[slice(None) if rows is None else rows] = "\t".join(sharers(full))
+    return found
 
 
 def _join(parts: list[Dataset]) -> Dataset:

@@ -18,14 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast._version import __version__
+from kernelcast.efficiency.calibration import LEAST_WIDTH, REACH
 from kernelcast.efficiency.features import aligned
-from kernelcast.efficiency.learned import FamilyWeights, Spread, pack
+from kernelcast.efficiency.learned import FamilyWeights, Spread, pack, softplus
 from kernelcast.efficiency.network import Encoder, Layers, read_tensors
 from kernelcast.hardware import gpu
 from kernelcast.measured.folds import FOLDS, TEST_FOLD, shape_fold
 from kernelcast_lab.data import data_hash
 from kernelcast_lab.fit.dataset import Columns, Dataset, build
 from kernelcast_lab.fit.evidence import evidence_of
+from kernelcast_lab.fit.prior import Task, learn_prior
 from kernelcast_lab.fit.recipes import Settings, Training
 from kernelcast_lab.fit.train import Kind, Progress, encoder_of, train
 
@@ -92,14 +94,16 @@ def _fitted(
         main.append(run.network(f"main {i}", data.select(rest[repeated(source[rest])]), encoder, "main", i))
     heard, measured = data.select(repeated(source)), data.select(~data.at_least)
     count = range(settings.transfer_networks)
+    found_spreads, tasks = spreads(data, run)
     transfer = tuple(run.network(f"transfer {i}", heard, encoder, "transfer", i) for i in count)
     found = FamilyWeights(
         encoder=encoder,
         main=tuple(main),
         transfer=transfer,
         ceiling=run.network("ceiling", measured, encoder, "ceiling", 0),
-        spreads=spreads(data, run),
+        spreads=found_spreads,
         about=run.about(len(measured), encoder.vocabulary["gpu"]),
+        prior=learn_prior(tasks, settings.seed, run.progress("prior")),
     )
     found = replace(found, evidence=evidence_of(known, family, found, folds, run.progress("evidence"), again))
     run.done()
@@ -173,27 +177,32 @@ def _read(path: Path) -> Layers:
         return Layers(tuple(arrays[f"w{i}"] for i in range(count)), tuple(arrays[f"b{i}"] for i in range(count)))
 
 
-def spreads(data: Dataset, run: _Run) -> dict[str, Spread]:
+def spreads(data: Dataset, run: _Run) -> tuple[dict[str, Spread], list[Task]]:
     """Leave GPUs out, one (with its twin) or one compute capability at a time; see what the networks say of them.
 
-    Without a GPU that has kin to stand in for it, "near" is as wide as "extrapolated".
+    Without a GPU that has kin to stand in for it, "near" is as wide as "extrapolated". And those GPUs as tasks, on
+    which the prior of a calibration is learned.
     """
+    tasks: list[Task] = []
     gpus = sorted({str(name) for name in data.words["gpu"]})
     kin: dict[str, list[str]] = {}
     for name in gpus:
         kin.setdefault(gpu(name).compute_capability, []).append(name)
     found = {"near": _UNTESTED, "extrapolated": _UNTESTED}
     if len(kin) > 1:
-        pooled, few = _left_out(data, list(kin.values()), run, far=True), 1 + 1 / len(kin)
+        (pooled, told), few = _left_out(data, list(kin.values()), run, far=True), 1 + 1 / len(kin)
+        tasks += told
         # the next generation differs from these as they do from one another, and they are few
         found["extrapolated"] = replace(pooled, low=round(pooled.low * few, 4), high=round(pooled.high * few, 4))
         found["near"] = replace(found["extrapolated"], keep=1.0)
     alone = [[name] for group in kin.values() for name in group if any(not twins(name, other) for other in group)]
     if alone:
-        near = found["near"] = _left_out(data, alone, run, far=False)
+        near, told = _left_out(data, alone, run, far=False)
+        found["near"] = near
+        tasks += told
         far = found["extrapolated"]  # a new generation is never surer than a new GPU of a known one
         found["extrapolated"] = replace(far, low=max(far.low, near.low), high=max(far.high, near.high))
-    return found
+    return found, tasks
 
 
 def twins(one: str, other: str) -> bool:
@@ -201,7 +210,7 @@ def twins(one: str, other: str) -> bool:
     return one == other or any(one in pair and other in pair for pair in TWINS)
 
 
-def _left_out(data: Dataset, groups: list[list[str]], run: _Run, *, far: bool) -> Spread:
+def _left_out(data: Dataset, groups: list[list[str]], run: _Run, *, far: bool) -> tuple[Spread, list[Task]]:
     """The share of the correction, and the width of the interval, that serve best on GPUs that were left out.
 
     A GPU of a known generation is as far off as the middle one of those: one odd card must not widen all the others. Of
@@ -209,7 +218,7 @@ def _left_out(data: Dataset, groups: list[list[str]], run: _Run, *, far: bool) -
     """
     most, seed = run.settings.rows_left_out, run.settings.seed
     places = data.words["gpu"].astype(str)
-    outs, truths = [], []
+    outs, truths, parts = [], [], []
     for at, group in enumerate(groups):
         outside = np.isin(places, [name for name in set(places) if any(twins(name, member) for member in group)])
         fitted = data.select(sampled(np.flatnonzero(~outside), most, seed))
@@ -220,6 +229,7 @@ def _left_out(data: Dataset, groups: list[list[str]], run: _Run, *, far: bool) -
         transfer = (run.network(f"transfer {label}", fitted, encoder, "transfer", at),) if far else ()
         outs.append(correction(FamilyWeights(encoder, (main,), transfer, main, {}, {}), tested))
         truths.append(tested.target)
+        parts.append(tested)
     out, truth = np.concatenate(outs), np.concatenate(truths)
     keeps = np.arange(0.5, 1.01, 0.05) if far else np.ones(1)
     errors = [np.mean(np.abs(np.expm1(keep * out[:, 0] - truth))) for keep in keeps]
@@ -227,7 +237,19 @@ def _left_out(data: Dataset, groups: list[list[str]], run: _Run, *, far: bool) -
     groups_off = [one - keep * said[:, 0] for one, said in zip(truths, outs, strict=True)]
     each = [np.quantile(off, [0.1, 0.9]) for off in ([np.concatenate(groups_off)] if far else groups_off)]
     low, high = np.median(each, axis=0)
-    return Spread(keep=round(keep, 3), low=round(max(0.0, -float(low)), 4), high=round(max(0.0, float(high)), 4))
+    spread = Spread(keep=round(keep, 3), low=round(max(0.0, -float(low)), 4), high=round(max(0.0, float(high)), 4))
+    return spread, [
+        _task(group[0], part, said, spread, far=far) for group, part, said in zip(groups, parts, outs, strict=True)
+    ]
+
+
+def _task(name: str, data: Dataset, said: NDArray[np.float64], spread: Spread, *, far: bool) -> Task:
+    """What was said of a GPU that was left out, as errors in units of the interval that it would get."""
+    leaning = spread.keep * said[:, 0]
+    reach = np.maximum(softplus(said[:, 1:]), [spread.low, spread.high])
+    width = np.maximum(reach.sum(axis=1) / (2 * REACH), LEAST_WIDTH)
+    generation = gpu(name).compute_capability + (" new" if far else "")
+    return Task(generation, data, (data.target - leaning) / width, leaning)
 
 
 def correction(weights: FamilyWeights, data: Dataset) -> NDArray[np.float64]:
