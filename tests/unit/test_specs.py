@@ -14,8 +14,8 @@ import kernelcast as kc
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import gpu, gpu_ids, load_gpu, origin_of, root_of
 from kernelcast.hardware.consistent import contradictions
-from kernelcast.measure.nvml import Board
 from kernelcast.hardware.paths import path_of
+from kernelcast.measure.nvml import Board
 from kernelcast.measure.specs_draft import base_of, begun, write
 from kernelcast.measure.specs_file import as_in_campaigns, finished, reference
 from kernelcast.measure.specs_seen import Long, Measured, Properties

@@ -15,6 +15,7 @@ from kernelcast.cli.collect_machine import PARTS, measure_machine, needs_cuda
 from kernelcast.cli.commands import Command, with_examples
 from kernelcast.cli.options import Json
 from kernelcast.cli.progress import progress_bar
+from kernelcast.efficiency import load_calibration
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu
 from kernelcast.hardware import gpu as find_gpu
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from kernelcast.measure.choose import Wanted
 
 _CONFIGS = "moe-config"  # not calls of a family but every Triton config of some: a file of its own kind
+_CHOICE = 8  # candidates for each call that is chosen
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 Only = Annotated[
@@ -32,6 +34,10 @@ Without = Annotated[list[str] | None, typer.Option("--without", help="leave this
 Budget = Annotated[str | None, typer.Option("--budget", metavar="TIME", help="stop in time, as in 300s, 5m or 1h")]
 Warm = Annotated[float, typer.Option("--warm", min=0.0, max=1.0, help="share of calls to time from a warm L2 too")]
 Telling = Annotated[bool, typer.Option("--for-calibration", help="the calls that teach most, for kernelcast calibrate")]
+Next = Annotated[
+    Path | None,
+    typer.Option("--next", metavar="FILE", help="with --for-calibration: what this calibration does not know yet"),
+]
 Again = Annotated[
     Path | None,
     typer.Option("--again", metavar="FILE.parquet", help="calls of this table a second time: how far times repeat"),
@@ -61,6 +67,7 @@ def collect(
     budget: Budget = None,
     warm: Warm = 0.0,
     for_calibration: Telling = False,
+    next_of: Next = None,
     again: Again = None,
     gpu: Here = None,
     seed: Annotated[int, typer.Option("--seed", help="the same seed gives the same calls")] = 0,
@@ -86,6 +93,10 @@ def collect(
         raise KernelcastError("--again takes its calls from a table; leave out --family, --without, --warm and"
                               " --for-calibration")  # fmt: skip
 
+    if next_of and not for_calibration:
+        raise KernelcastError("--next is for --for-calibration: it chooses calls that a calibration learns most from")
+    known = load_calibration(next_of) if next_of else None
+
     def wanted_of(target: Gpu) -> list[Wanted]:
         from kernelcast.measure.choose import choose, most_telling
         from kernelcast.measure.table import calls_again
@@ -93,7 +104,14 @@ def collect(
         if again:
             return calls_again(again, calls, seed)
         chosen = partial(choose, target, only=family or (), without=without or (), seed=seed)
-        return most_telling(chosen(8 * calls), target, calls) if for_calibration else chosen(calls, warm_share=warm)
+        if not for_calibration:
+            return chosen(calls, warm_share=warm)
+        wanted, told = most_telling(chosen(_CHOICE * calls), target, calls, known)
+        typer.echo(
+            f"kernelcast: {target.id}: forecasts of such calls are expected to be off by {told.before:.1f}%, and by"
+            f" {told.after:.1f}% once these {len(wanted):,} are measured", err=True,
+        )  # fmt: skip
+        return wanted
 
     if plan_only:
         _show(wanted_of(find_gpu(gpu or "h200_sxm")), as_json)

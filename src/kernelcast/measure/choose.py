@@ -14,17 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelcast.calibrate.fit import farthest_first
-from kernelcast.efficiency.features import aligned
-from kernelcast.efficiency.learned import Learned
+from kernelcast.calibrate import Telling, next_calls
+from kernelcast.efficiency import Calibration
 from kernelcast.errors import KernelcastError, unknown
 from kernelcast.hardware import Gpu
 from kernelcast.kernels import Kernel, kernel, parameters_of
-from kernelcast.kernels.base import columns_of
-from kernelcast.machine.analyse import IN_A_MODEL
 from kernelcast.measure.families import FAMILIES, SHARES
 from kernelcast.measure.shapes import Draw
-from kernelcast.predict import Conditions, ask, group_key, predict_many
+from kernelcast.predict import Conditions, predict_many
 
 LONGEST_S = 8e-3  # longer calls teach little for their time
 _TRIES = 20  # draws for one call, before a family is taken to be exhausted
@@ -74,18 +71,25 @@ def choose(
     return ordered[:calls] + again
 
 
-def most_telling(candidates: Sequence[Wanted], target: Gpu, count: int) -> list[Wanted]:
-    """The ``count`` candidates that teach most about a GPU, each family by its share: those that lie farthest apart in
-    what the machine says of them, so ordered that any prefix is spread out too."""
-    groups: dict[str, list[Wanted]] = {}
-    for wanted in candidates:
-        groups.setdefault(wanted.family, []).append(wanted)
-    found = []
-    for members in groups.values():
-        share = max(1, round(count * len(members) / len(candidates)))
-        picked = farthest_first(_features(members, target), min(share, len(members)))
-        found.append([members[at] for at in picked])
-    return _mixed(found)[:count]
+def most_telling(
+    candidates: Sequence[Wanted], target: Gpu, count: int, calibration: Calibration | None = None
+) -> tuple[list[Wanted], Telling]:
+    """The ``count`` candidates that tell most of all of them, the most telling first, after what a calibration knows
+    already; and the error that is expected before and after they are measured."""
+    names = list(dict.fromkeys(name for wanted in candidates for name in wanted.parameters))
+    columns = {name: _column([wanted.parameters.get(name) for wanted in candidates]) for name in names}
+    found = next_calls(columns, count, target, calibration=calibration)
+    return [candidates[at] for at in found.rows], found
+
+
+def _column(cells: Sequence[Any]) -> NDArray[Any]:
+    """Cells of a table: numbers as such, empty ones as none."""
+    if all(cell is None or (isinstance(cell, int | float) and not isinstance(cell, bool)) for cell in cells):
+        return np.array([np.nan if cell is None else cell for cell in cells], dtype=np.float64)
+    told = [cell if cell is None or isinstance(cell, str) else json.dumps(cell) for cell in cells]
+    column = np.empty(len(cells), dtype=object)
+    column[:] = told
+    return column
 
 
 def _mixed(families: Sequence[Sequence[Wanted]]) -> list[Wanted]:
@@ -125,21 +129,3 @@ def _runnable(calls: Sequence[Kernel], target: Gpu) -> list[bool]:
             return [False]
         half = len(calls) // 2
         return _runnable(calls[:half], target) + _runnable(calls[half:], target)
-
-
-def _features(members: Sequence[Wanted], target: Gpu) -> NDArray[np.float64]:
-    """One row a call, each column to unit spread; words count as one step each."""
-    groups: dict[tuple[Any, ...], list[int]] = {}
-    for at, wanted in enumerate(members):
-        groups.setdefault(group_key(wanted.call), []).append(at)
-    parts = []
-    for rows in groups.values():
-        calls = [members[i].call for i in rows]
-        parts.append((rows, ask(type(calls[0]), columns_of(calls), target, IN_A_MODEL, Learned()).features))
-    names = tuple(dict.fromkeys(name for _, found in parts for name in found.names))
-    values = np.zeros((len(members), len(names) + len(parts)))
-    for at, (rows, found) in enumerate(parts):
-        values[rows, : len(names)] = aligned(found.names, found.values, names)
-        values[rows, len(names) + at] = 1.0
-    spread = values.std(axis=0)
-    return values / np.where(spread < 1e-9, 1.0, spread)
