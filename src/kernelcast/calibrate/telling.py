@@ -43,6 +43,8 @@ def next_calls(
     calibration: Calibration | None = None,
 ) -> Telling:
     """``count`` of the candidate calls (columns as in any table), after what a calibration knows already."""
+    if calibration is not None:
+        calibration.check_gpu(target.known_as)
     base = chosen(conditions)
     found = asked(candidates, target, base, conditions)
     if not found:

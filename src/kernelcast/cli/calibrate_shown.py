@@ -14,14 +14,18 @@ from kernelcast.report.units import time_text
 
 if TYPE_CHECKING:
     from kernelcast.efficiency import Calibration
+    from kernelcast.efficiency.calibration import FamilyCalibration
 
 _SHOWN = 0.01  # of the runs' time, from which a kind has a line of its own
 _SURE = 1.2816  # standard deviations that 80% lie between
 
 
 def fields(found: Calibration, seen: RunsSeen | None, bad_rows: int) -> dict[str, Any]:
-    told = ("rows", "error_before", "error_after", "biases")
-    families = {name: {key: getattr(family, key) for key in told} for name, family in found.families.items()}
+    told = ("rows", "error_before", "error_after", "expected_before", "expected_after")
+    families = {
+        name: {**{key: getattr(family, key) for key in told}, "formats": _formats(family)}
+        for name, family in found.families.items()
+    }
     runs = {} if seen is None else {
         "runs": [asdict(line) for line in seen.lines], "by_others": seen.by_others,
         "contradiction": seen.contradiction, "unseen": list(seen.unseen),
@@ -49,10 +53,26 @@ def print_calibration(found: Calibration, seen: RunsSeen | None) -> None:
 
 
 def _calls(found: Calibration) -> Table:
-    table = plain_table("family", "rows", "error before", "error after", right=("rows", "error before", "error after"))
+    """Errors of each family beside what was expected of it, and of each format of several."""
+    numbers = ("rows", "error before", "expected", "error after", "expected ")
+    table = plain_table("family", *numbers, right=numbers)
     for name, family in found.families.items():
-        table.add_row(name, f"{family.rows:,}", f"{family.error_before:.1f}%", f"{family.error_after:.1f}%")
+        pairs = ((family.error_before, family.expected_before), (family.error_after, family.expected_after))
+        table.add_row(name, f"{family.rows:,}", *(f"{one:.1f}%" for pair in pairs for one in pair))
+        for form, told in _formats(family).items() if len(family.formats) > 1 else ():
+            errors = (told["error_before"], None, told["error_after"], None)
+            table.add_row(f"  {form}", f"{told['rows']:,}", *("" if one is None else f"{one:.1f}%" for one in errors))
     return table
+
+
+def _formats(family: FamilyCalibration) -> dict[str, dict[str, Any]]:
+    """'gemm bf16': rows and errors; the words without their names."""
+    return {
+        " ".join(word.partition("=")[2] for word in form.split()): dict(
+            zip(("rows", "error_before", "error_after"), told, strict=True)
+        )
+        for form, told in family.formats.items()
+    }
 
 
 def _runs(seen: RunsSeen) -> Table:

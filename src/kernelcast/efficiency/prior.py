@@ -140,9 +140,10 @@ class Prior:
             noise=float(plain["noise"]),
         )  # fmt: skip
         width = len(found.names)
-        if found.metric.shape != (len(SMOOTH), width) or found.mean.shape != (width,) != found.scale.shape:
+        if found.metric.shape != (len(SMOOTH), width) or not found.mean.shape == found.scale.shape == (width,):
             raise ValueError("arrays of the prior do not fit together")
-        if min(*found.biases, *found.smooth, found.leaning, found.noise) < 0 or len(found.biases) != len(SHARERS):
+        shares = (*found.biases, *found.smooth, found.leaning, found.noise)
+        if min(shares) < 0 or (len(found.biases), len(found.smooth)) != (len(SHARERS), len(SMOOTH)):
             raise ValueError("a share of the variance is not a share")
         return found
 

@@ -364,7 +364,7 @@ def transfer(
     from kernelcast.hardware import gpu as find_gpu
     from kernelcast_lab.evaluate import transfer as transfers
     from kernelcast_lab.evaluate.splits import GENERATIONS
-    from kernelcast_lab.evaluate.transfer_report import lines, read_pieces, write_transfer
+    from kernelcast_lab.evaluate.transfer_report import as_text, lines, read_pieces, write_transfer
     from kernelcast_lab.fit.families import fitting_columns
 
     folder = report or out
@@ -384,7 +384,10 @@ def transfer(
         transfers.transfer(read, family or list(transfers.COLUMNS), names, settings, folder, _say)
     points = read_pieces(folder)
     _say(f"{len(points)} points -> {write_transfer(points, folder)}")
-    _tell({"mean_error": lines(points), "points": [asdict(point) for point in points]}, json, {"points": ()})
+    if json:
+        _tell({"mean_error": lines(points), "points": [asdict(point) for point in points]}, json)
+    else:
+        typer.echo(as_text(points))
 
 
 def _say(text: str) -> None:

@@ -141,6 +141,24 @@ def lines(points: Sequence[TransferPoint]) -> list[dict[str, Any]]:
     return found
 
 
+def as_text(points: Sequence[TransferPoint]) -> str:
+    """The same for a terminal of 100 columns: mean errors in percent, the formats by their short names."""
+    found = lines(points)
+    shown = [name for name in COLUMN_NAMES if any(line.get(name) is not None for line in found)]
+    heads = [name.removeprefix("fused ").split()[-1].replace("bf16+fp8", "GEMM").replace("fp8_", "") for name in shown]
+    words = [name for name in found[0] if name not in COLUMN_NAMES] if found else []
+    table = [[*words, *heads]]
+    for line in found:
+        cells = ["–" if line.get(name) is None else f"{line[name]:.1f}" for name in shown]
+        table.append([*(str(line[word]) for word in words), *cells])
+    widths = [max(len(row[at]) for row in table) for at in range(len(table[0]))]
+    told = []
+    for row in table:
+        cells = [cell.ljust(widths[at]) if at < len(words) else cell.rjust(widths[at]) for at, cell in enumerate(row)]
+        told.append("  ".join(cells).rstrip())
+    return "\n".join(told)
+
+
 def write_transfer(points: Sequence[TransferPoint], out: Path) -> Path:
     """transfer.md, and the plot that it shows, beside the pieces."""
     groups, new = group_means(points), group_means(points, NEW)
