@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import kernelcast as kc
 
 
 def command(*args: str) -> subprocess.CompletedProcess[str]:
@@ -52,6 +55,9 @@ def test_without_a_gpu_one_line_says_so_and_nothing_is_written(tmp_path: Path) -
         (("-o", "x.csv", "--plan"), "end its name in .parquet"),
         (("--family", "gem", "--plan"), "unknown family 'gem'"),
         (("--gpu", "h999", "--plan"), "unknown gpu"),
+        (("--next", "none", "--plan"), "--next is for --for-calibration"),
+        (("--for-calibration", "--next", "none", "--plan"), "no calibration file none; `kernelcast calibrate` makes"),
+        (("--for-calibration", "--next", __file__, "--plan"), "not a calibration"),
         ((), "give -o FILE.parquet"),
     ],
 )
@@ -60,6 +66,31 @@ def test_bad_input_is_one_line_and_exit_2(args: tuple[str, ...], told: str) -> N
     assert found.returncode == 2
     assert told in found.stderr
     assert len(found.stderr.splitlines()) == 1
+
+
+def test_the_next_calls_are_those_that_a_calibration_does_not_know(tmp_path: Path) -> None:
+    plan = ("--calls", "12", "--family", "gemm", "--for-calibration", "--plan", "--json", "--gpu", "h200_sxm")
+    first = run(*plan)
+    assert first.returncode == 0, first.stderr
+    said = re.compile(r"kernelcast: h200_sxm: .* off by ([\d.]+)%, and by ([\d.]+)% once these 12 are measured\n")
+    before, after = map(float, said.fullmatch(first.stderr).groups())  # type: ignore[union-attr]
+    assert 0 < after < before
+    assert len(first.stdout.splitlines()) == 12
+    calls = [kc.Gemm(m=32 * i, n=4096, k=4096) for i in range(1, 41)]
+    times = [found.time_s * 1.1e6 for found in kc.predict_many(calls, "h200_sxm")]  # a tenth slower than the forecast
+    rows = [f"gemm,{call.m},4096,4096,bf16,{time}" for call, time in zip(calls, times, strict=True)]
+    (tmp_path / "calls.csv").write_text("\n".join(["op,m,n,k,dtype,latency_us", *rows]) + "\n")
+    file = str(tmp_path / "h200")
+    made = command("calibrate", str(tmp_path / "calls.csv"), "--gpu", "h200_sxm", "-o", file)
+    assert made.returncode == 0, made.stderr
+    found = run(*plan, "--next", file)
+    assert found.returncode == 0, found.stderr
+    then = [float(one) for one in said.fullmatch(found.stderr).groups()]  # type: ignore[union-attr]
+    assert then[1] < then[0] < before
+    assert len(found.stdout.splitlines()) == 12 and found.stdout != first.stdout
+    other = run(*plan[:-1], "a100_sxm", "--next", file)
+    assert other.returncode == 2 and len(other.stderr.splitlines()) == 1
+    assert "made on h200_sxm, not on a100_sxm" in other.stderr
 
 
 def test_a_unit_answers_beside_its_gpu_and_says_so(tmp_path: Path) -> None:

@@ -169,7 +169,9 @@ def test_a_prior_that_does_not_fit_together_is_refused() -> None:
     assert again.biases == prior().biases and again.smooth == prior().smooth and again.names == ("x0", "x1")
     for broken in ("mean", "scale", "metric"):
         with pytest.raises(ValueError, match="do not fit together"):
-            Prior.read({**arrays, broken: np.ones((3, 3), dtype=np.float32)[:, : 3 if broken == "metric" else 1]}, plain)
+            Prior.read(
+                {**arrays, broken: np.ones((3, 3), dtype=np.float32)[:, : 3 if broken == "metric" else 1]}, plain
+            )
     for told in ({"noise": -0.1}, {"biases": (0.1, 0.1)}, {"smooth": (0.1, 0.1)}, {"smooth": (0.1, -0.1, 0.1)}):
         with pytest.raises(ValueError, match="not a share"):
             Prior.read(arrays, {**plain, **told})

@@ -12,7 +12,12 @@ import numpy as np
 import pytest
 
 import kernelcast as kc
+from kernelcast.calibrate import calibrate, next_calls
 from kernelcast.calibrate.fit import farthest_first
+from kernelcast.calibrate.make import prior_of
+from kernelcast.calibrate.measured import asked
+from kernelcast.efficiency import Calibration
+from kernelcast.efficiency.prior import Placed, Setting
 from kernelcast.errors import KernelcastError
 from kernelcast.measure.choose import LONGEST_S, Wanted, choose, most_telling
 from kernelcast.measure.families import FAMILIES, SHARES
@@ -20,6 +25,7 @@ from kernelcast.measure.profiling import kernels_of
 from kernelcast.measure.session import DeviceLostError, Session, read_lines
 from kernelcast.measure.table import calls_again, read_records, write_table
 from kernelcast.measured.store import note_of
+from kernelcast.predict import chosen as predictor_of
 from kernelcast_lab.data import read_canonical
 
 H200 = kc.gpu("h200_sxm")
@@ -101,17 +107,103 @@ def test_the_farthest_points_come_first() -> None:
     assert farthest_first(points, 3) == [1, 3, 4]  # the mean is 1, then 8 away, then 8 away
 
 
-def test_calls_for_calibration_spread_further_than_random_ones() -> None:
-    candidates = choose(H200, 400, only=("gemm", "norm"))
-    chosen = most_telling(candidates, H200, 50)
-    assert len(chosen) == 50
+@pytest.fixture(scope="module")
+def candidates() -> list[Wanted]:
+    return choose(H200, 400, only=("gemm", "norm"))
+
+
+def columns_of(calls: Sequence[Wanted]) -> dict[str, Any]:
+    """As a table has them."""
+    names = dict.fromkeys(name for wanted in calls for name in wanted.parameters)
+    found = {name: np.empty(len(calls), dtype=object) for name in names}
+    for at, wanted in enumerate(calls):
+        for name, value in wanted.parameters.items():
+            found[name][at] = value
+    return found
+
+
+def calibrated(calls: Sequence[Wanted]) -> Calibration:
+    """As if these were measured, a fifth slower than the forecast."""
+    times = [found.time_s for found in kc.predict_many([wanted.call for wanted in calls], H200)]
+    found, _ = calibrate({**columns_of(calls), "latency_us": 1.2e6 * np.array(times)}, H200)
+    return found
+
+
+def left_by(chosen: Sequence[Wanted], candidates: Sequence[Wanted], known: Calibration | None = None) -> float:
+    """The error in % that is expected of the candidates once ``chosen`` were measured too, by one inverse."""
+    base, taken, sizes = kc.Conditions(), {p.key for p in chosen}, []
+    for name, (rows, at) in asked(columns_of(candidates), H200, predictor_of(base), base).items():
+        family = known.families.get(name) if known else None
+        prior = family.prior if family else prior_of(rows, predictor_of(base))
+        setting = family.setting if family else Setting()
+        place, leaning, code = rows.placed(prior).place, rows.leaning, rows.code
+        words, told = rows.shared, np.flatnonzero([candidates[row].key in taken for row in at])
+        if family:
+            place, leaning = np.concatenate([place, family.place]), np.concatenate([leaning, family.leaning])
+            code, words = np.concatenate([code, family.code + len(words)]), (*words, *family.words)
+            told = np.concatenate([told, np.arange(len(rows), len(code))])
+        calls = Placed.of(place, leaning, words, code)
+        full, noise = prior.covariance(calls, calls, setting), prior.noise * setting.noise
+        among = full[np.ix_(told, told)] + noise * np.eye(len(told))
+        left = np.diag(full - full[:, told] @ np.linalg.solve(among, full[told]))[: len(rows)]
+        sizes.append(np.sqrt(2 / np.pi) * rows.width * np.sqrt(left + noise))
+    return float(100 * np.mean(np.concatenate(sizes)))
+
+
+def test_the_most_telling_calls_leave_less_error_than_random_ones(candidates: list[Wanted]) -> None:
+    chosen, told = most_telling(candidates, H200, 40)
+    assert len(chosen) == 40 == len({p.key for p in chosen}) and told.rows.tolist() == [
+        candidates.index(p) for p in chosen
+    ]
     assert {p.family for p in chosen} == {"gemm", "norm"}
+    assert told.after < 0.7 * told.before
+    assert left_by(chosen, candidates) == pytest.approx(told.after)
+    assert left_by((), candidates) == pytest.approx(told.before)
+    random = [candidates[:40], candidates[40:80], candidates[-40:]]
+    assert all(told.after < 0.97 * left_by(calls, candidates) for calls in random)
 
-    def spread(calls: Sequence[Wanted]) -> float:
-        times = [f.time_s for f in kc.predict_many([p.call for p in calls], H200, kc.Conditions(predictor="generic"))]
-        return float(np.std(np.log(times)))
 
-    assert spread(chosen) > spread(candidates)
+def test_any_prefix_of_the_most_telling_calls_is_the_choice_of_so_many(candidates: list[Wanted]) -> None:
+    many, _ = most_telling(candidates, H200, 40)
+    left = []
+    for count in (1, 5, 20, 40):
+        few, told = most_telling(candidates, H200, count)
+        assert few == many[:count]
+        left.append(told.after)
+    assert left == sorted(left, reverse=True) and len(set(left)) == 4
+    # the first calls tell most: five of forty do more than the last twenty
+    assert told.before - left[1] > left[2] - left[3]
+
+
+def test_asking_for_more_than_there_are_gives_each_once(candidates: list[Wanted]) -> None:
+    chosen, _ = most_telling(candidates[:15], H200, 100)
+    assert sorted(p.key for p in chosen) == sorted(p.key for p in candidates[:15])
+    with pytest.raises(KernelcastError, match="no call to choose from"):
+        next_calls({"op": np.array([], dtype=object)}, 5, H200)
+
+
+def test_what_a_calibration_knows_is_not_asked_again(candidates: list[Wanted]) -> None:
+    plain, before = most_telling(candidates, H200, 20)
+    known = calibrated(plain)
+    again, after = most_telling(candidates, H200, 20, known)
+    assert after.after < after.before < before.before
+    assert len({p.key for p in plain} & {p.key for p in again}) < 10
+    # after this calibration, these leave less error than the first ones measured once more
+    assert left_by(again, candidates, known) < left_by(plain, candidates, known)
+
+
+def test_a_calibration_of_one_family_leaves_the_choice_to_the_others(candidates: list[Wanted]) -> None:
+    gemms = [p for p in candidates if p.family == "gemm"]
+    share = [
+        np.mean([p.family == "norm" for p in most_telling(candidates, H200, 30, known)[0]])
+        for known in (None, calibrated(gemms[:200]))
+    ]
+    assert share[1] > share[0]
+
+
+def test_a_calibration_of_another_gpu_chooses_nothing(candidates: list[Wanted]) -> None:
+    with pytest.raises(KernelcastError, match="made on h200_sxm, not on h100_sxm"):
+        most_telling(candidates, kc.gpu("h100_sxm"), 5, calibrated(candidates[:20]))
 
 
 def test_a_budget_stops_in_time_and_the_next_run_goes_on(tmp_path: Path) -> None:
