@@ -65,7 +65,9 @@ def test_json_says_what_was_made(measured: Path, capsys: pytest.CaptureFixture[s
     assert (found["gpu"], found["rows"], found["bad_rows"]) == ("h200_sxm", 40, 0)
     family = found["families"]["gemm"]
     assert family["rows"] == 40 and family["error_after"] < family["error_before"]
-    assert len(family["biases"]["all"]) == 3
+    assert family["expected_after"] < family["expected_before"]
+    (form,) = family["formats"].values()
+    assert (form["rows"], form["error_after"]) == (40, pytest.approx(family["error_after"]))
 
 
 def test_predictions_take_it_and_say_so(made: Path, measured: Path, capsys: pytest.CaptureFixture[str]) -> None:
