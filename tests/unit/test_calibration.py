@@ -307,6 +307,8 @@ def test_a_setting_is_less_likely_the_farther_it_is_from_what_was_learned() -> N
     assert penalty(Setting()) == 0.0
     assert penalty(Setting(smooth=np.e)) == pytest.approx(0.5)
     assert penalty(Setting(biases=0.05)) > penalty(Setting(biases=0.3)) > 0
+    # one call of a usual error says nothing against it
+    assert choose(prior(), placed([0.0]), np.array([1.2])) == Setting()
 
 
 def test_the_setting_follows_the_errors() -> None:
