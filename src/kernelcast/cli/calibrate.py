@@ -71,8 +71,8 @@ def calibrate_file(
     """Learn from measurements of one GPU how its kernels differ from the forecast.
 
     Of single calls ten rows will do, hundreds are better: few rows correct little. The errors shown are of calls that
-    the correction did not see (five-fold cross-validation). Whole runs scale the kinds of kernels that they ran, by how
-    much of their time those took; options of a deployment and an engine are those of a benchmark's server.
+    the correction did not see (twenty parts, each told by the others). Whole runs scale the kinds of kernels that they
+    ran, by how much of their time those took; options of a deployment and an engine are those of a benchmark's server.
     """
     from kernelcast.calibrate.run_files import read_input
     from kernelcast.cli.calibrate_shown import fields, print_calibration

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,6 +17,9 @@ from kernelcast.cli.options import Json, PredictorName, WeightsFolder, chosen_co
 from kernelcast.errors import KernelcastError, refuse_unknown
 from kernelcast.report import json as as_json
 from kernelcast_lab.cli.fit import MAKE, Families, Folders, Out, Seed, needs_torch, with_tables
+
+if TYPE_CHECKING:
+    from kernelcast_lab.evaluate.transfer import TransferSettings
 
 Figures = Mapping[str, Sequence[Mapping[str, Any]]]  # lines by the name of their table
 Words = list[str] | None
@@ -361,33 +364,40 @@ def transfer(
     machines may share the work. Writes transfer.md and transfer.png.
     """
     needs_torch()
-    from kernelcast.hardware import gpu as find_gpu
-    from kernelcast_lab.evaluate import transfer as transfers
-    from kernelcast_lab.evaluate.splits import GENERATIONS
+    from kernelcast_lab.evaluate.transfer import TransferSettings
     from kernelcast_lab.evaluate.transfer_report import as_text, lines, read_pieces, write_transfer
-    from kernelcast_lab.fit.families import fitting_columns
 
     folder = report or out
     if folder is None or (report and out):
         raise KernelcastError("give -o DIR to make pieces, or --report DIR to read those that are there")
     if report is None:
-        refuse_unknown("family", family, transfers.COLUMNS)
-        names = [name if name in GENERATIONS else find_gpu(name).id for name in left_out or transfers.LEFT_OUT]
-        if weights is not None:
-            chosen_conditions(None, "model", weights=weights)  # refuses a folder that has none
-        settings = transfers.TransferSettings(
+        settings = TransferSettings(
             rows=rows, epochs=epochs, repeats=repeats, source=source, seed=seed, weights=weights,
             workers=workers or os.cpu_count() or 1,
         )  # fmt: skip
-        folders = with_tables(data)
-        read = functools.partial(fitting_columns, folders)
-        transfers.transfer(read, family or list(transfers.COLUMNS), names, settings, folder, _say)
+        _make_pieces(folder, data, family, left_out, settings)
     points = read_pieces(folder)
     _say(f"{len(points)} points -> {write_transfer(points, folder)}")
     if json:
         _tell({"mean_error": lines(points), "points": [asdict(point) for point in points]}, json)
     else:
         typer.echo(as_text(points))
+
+
+def _make_pieces(
+    folder: Path, data: Sequence[Path] | None, family: Words, left_out: Sequence[str] | None, settings: TransferSettings
+) -> None:
+    from kernelcast.hardware import gpu as find_gpu
+    from kernelcast_lab.evaluate import transfer as transfers
+    from kernelcast_lab.evaluate.splits import GENERATIONS
+    from kernelcast_lab.fit.families import fitting_columns
+
+    refuse_unknown("family", family or (), transfers.COLUMNS)
+    names = [name if name in GENERATIONS else find_gpu(name).id for name in left_out or transfers.LEFT_OUT]
+    if settings.weights is not None:
+        chosen_conditions(None, "model", weights=settings.weights)  # refuses a folder that has none
+    read = functools.partial(fitting_columns, with_tables(data))
+    transfers.transfer(read, family or list(transfers.COLUMNS), names, settings, folder, _say)
 
 
 def _say(text: str) -> None:
