@@ -44,7 +44,7 @@ def folder(file: Path) -> Path:
 
 
 def digests(folder: Path) -> dict[str, str]:
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.glob("*.parquet")}
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.glob("[!.]*.parquet")}
 
 
 def process(*arguments: object) -> subprocess.Popen[str]:

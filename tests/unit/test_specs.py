@@ -179,7 +179,7 @@ def test_a_new_capability_inherits_by_instruction_path_and_measured_rates_decide
     assert found.tensor_flops_per_clk_sm["nvfp4"] == base["nvfp4"]
     assert found.sustained_tensor_fraction == pytest.approx(0.9 * 0.88 / 0.83, rel=1e-3)
     assert found.xu_ops_per_clk_sm == 32
-    assert found.link_kind == "pcie5" and found.compute_capability == "13.0"
+    assert found.link_kind == "pcie5" and found.compute_capability == "12.7"
     assert "nearest that runs mma.sync" in (tmp_path / "rtx_7090.toml").read_text()
 
 
