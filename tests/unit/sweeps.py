@@ -29,4 +29,4 @@ def work(asked: Mapping[str, Any] = SMALL, **changes: Any) -> Work:
 
 def digests(folder: Path) -> dict[str, str]:
     """Of every file of rows."""
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.glob("*.parquet"))}
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.glob("[!.]*.parquet"))}

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from kernelcast.advise.sweep.ask import opened
 from kernelcast.advise.sweep.columns import COLUMNS, Wish
 from kernelcast.advise.sweep.engines.base import One
 from kernelcast.advise.sweep.engines.on_ray import OnRay
-from kernelcast.advise.sweep.engines.processes import Processes
+from kernelcast.advise.sweep.engines.processes import Processes, _unheard
 from kernelcast.advise.sweep.folder import Folder
 from kernelcast.advise.sweep.run import run_sweep, usual_chunk
 from kernelcast.advise.sweep.space import Chunk
@@ -259,3 +260,13 @@ def test_the_best_and_those_that_no_other_beats(alone: Path) -> None:
 
     unbeaten = [row["setting"] for row in ran if not any(beats(other, row) for other in ran)]
     assert len(unbeaten) > 2 and sorted(row["setting"] for row in front) == unbeaten
+
+
+def test_a_worker_that_is_starting_does_not_hear_control_c() -> None:
+    started = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(0.05,))
+    with _unheard():
+        started.start()
+    assert started.pid is not None
+    os.kill(started.pid, signal.SIGINT)  # long before any line of its own was read
+    started.join(30)
+    assert started.exitcode == 0

@@ -9,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -68,7 +69,7 @@ class _Worker:
         context = multiprocessing.get_context("spawn")  # a fork of a process that has threads may hang
         self.pipe, theirs = context.Pipe()
         self._process = context.Process(target=_work_off, args=(theirs, work), daemon=True)
-        with _variables():
+        with _variables(), _unheard():
             self._process.start()
         theirs.close()  # so that its end is seen here
 
@@ -97,9 +98,24 @@ class _Worker:
         self._process.join()
 
 
+@contextmanager
+def _unheard() -> Iterator[None]:
+    """Ctrl-C is for the one that hands out: a process that starts in here does not hear it, from its first moment on;
+    whoever starts it hears it afterwards."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # its first start unblocks the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _work_off(pipe: Connection, work: Work) -> None:
     """The life of a worker: chunks in, rows out, until the other end is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one that hands out
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # where it cannot be blocked from the first moment
     one_thread()
     with suppress(EOFError, OSError):
         while True:
