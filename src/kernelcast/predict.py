@@ -290,7 +290,10 @@ def ask(
 
     def question(said: Calls, told: str | None = None) -> Question:
         works = kernel.work(said, chip)
-        ranked = tuple(analyse(work, chip, turns=turns, without=without, score=score, keep=keep) for work in works)
+        ranked = tuple(
+            analyse(work, chip, turns=own, without=without, score=score, keep=keep)
+            for work, own in zip(works, turns.of_each(works), strict=True)
+        )
         return Question(kernel, said, chip, ranked, standing or AS_IT_IS, told_dtype=told)
 
     if standing is None:
@@ -356,17 +359,21 @@ def _what_if(
     """
     before = _answer(kernel, calls, origin, conditions, turns, standing)
     works = kernel.work(kernel.spoken(calls, standing.words), origin)
+    each = turns.of_each(works)
 
     def seconds(place: Gpu) -> tuple[Array, list[Analysis]]:
         score, without = by_time(place), conditions.without
-        best = [analyse(work, place, turns=turns, without=without, score=score)[0] for work in works]
+        best = [
+            analyse(work, place, turns=own, without=without, score=score)[0]
+            for work, own in zip(works, each, strict=True)
+        ]
         return summed(work_times(best, place)), best
 
     (time, _), (time_before, on_origin) = seconds(chip), seconds(origin)
     ratio = time / time_before
     best = [
-        analyse(work, chip, turns=turns, without=conditions.without, candidate=first.candidate)[0]
-        for work, first in zip(works, on_origin, strict=True)
+        analyse(work, chip, turns=own, without=conditions.without, candidate=first.candidate)[0]
+        for work, own, first in zip(works, each, on_origin, strict=True)
     ]
     low: Number
     high: Number

@@ -92,6 +92,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "l2_bytes": (1 << 20, 512 << 20),
     "l2_bytes_per_clk": (256, 32768),
     "l2_bytes_per_clk_sm": (32, 128),
+    "l2_partitions": (1, 2),
     "dram_bytes": (8 << 30, 512 << 30),
     "dram_bytes_per_s": (1e11, 2e13),
     "link_bytes_per_s": (0, 2e12),

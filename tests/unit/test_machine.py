@@ -112,10 +112,10 @@ def test_activations_stay_in_l2_until_they_outgrow_it() -> None:
 
 
 def test_inputs_that_take_turns_come_from_dram_but_bound_nothing() -> None:
-    # a sixth of L2: 6 sets still fit, 12 pass twice its size before one comes again, 9 half of the way
-    work = Work(tasks=1.0, activation_bytes=H100.l2_bytes / 6, refetched_bytes=100.0)
-    extra = [float(limits.extra_dram_bytes(work, H100, limits.Turns(inputs=n))) for n in (1, 6, 9, 12)]
-    assert extra == pytest.approx([100, 100, 100 + H100.l2_bytes / 12, 100 + H100.l2_bytes / 6])
+    # a sixteenth of L2, which has two partitions: 8 sets still fit, 10 are a quarter more than fit, 9 half of the way
+    work = Work(tasks=1.0, activation_bytes=H100.l2_bytes / 16, refetched_bytes=100.0)
+    extra = [float(limits.extra_dram_bytes(work, H100, limits.Turns(inputs=n))) for n in (1, 8, 9, 10)]
+    assert extra == pytest.approx([100, 100, 100 + H100.l2_bytes / 32, 100 + H100.l2_bytes / 16])
     assert limits.dram_bytes(work, H100, limits.Turns(inputs=12)) == 0
     # what exceeds L2 anyway is counted once
     large = Work(tasks=1.0, activation_bytes=3.0 * H100.l2_bytes)
@@ -134,8 +134,32 @@ def test_a_cold_input_is_slower_than_one_just_made() -> None:
 
 def test_residency_fades_with_rotation() -> None:
     work = Work(tasks=1.0, streamed_bytes=H100.l2_bytes / 6)
-    share = [float(limits.resident_share(work, H100, r)) for r in (1, 6, 9, 12, np.inf)]
+    share = [float(limits.resident_share(work, H100, limits.Turns(), r)) for r in (1, 6, 9, 12, np.inf)]
     assert share == [1, 1, 0.5, 0, 0]
+
+
+def test_what_comes_round_in_turn_is_lost_soon_after_it_no_longer_fits() -> None:
+    # an eighth of L2 each: in one partition 8 sets fit, 9 are half of the way to a quarter more; in two half as many
+    chips = (kc.gpu("l40s"), H100)
+    assert [chip.l2_partitions for chip in chips] == [1, 2]
+    for chip, turns in zip(chips, ((8, 9, 10, 16), (4, 4.5, 5, 8)), strict=True):
+        work = Work(tasks=1.0, streamed_bytes=chip.l2_bytes / 8)
+        assert [float(limits.kept_share(work, chip, limits.Turns(), n)) for n in turns] == [1, 0.5, 0, 0]
+    # 8 sets may still all be there, which is the bound; with two partitions they are expected to come from DRAM
+    work, passed = Work(tasks=1.0, streamed_bytes=H100.l2_bytes / 8), limits.Turns(weights=8.0)
+    assert limits.dram_bytes(work, H100, passed) == 0
+    assert limits.extra_dram_bytes(work, H100, passed) == H100.l2_bytes / 8
+
+
+def test_the_weights_of_all_kernels_of_a_call_pass_between_two_uses() -> None:
+    # 0.8 and 0.6 of L2: each fits alone, 1.4 together do not
+    chip = kc.gpu("l40s")
+    works = tuple(Work(tasks=1.0, streamed_bytes=share * chip.l2_bytes) for share in (0.8, 0.6))
+    alone, each = limits.Turns(weights=1.0), limits.Turns(weights=1.0).of_each(works)
+    assert [float(limits.kept_share(work, chip, alone, 1.0)) for work in works] == [1, 1]
+    assert [float(limits.kept_share(work, chip, own, 1.0)) for work, own in zip(works, each, strict=True)] == [0, 0]
+    assert each[0].beside_bytes == pytest.approx(0.6 * chip.l2_bytes)
+    assert limits.Turns().of_each(works) == [limits.Turns()] * 2  # in a model nothing comes round
 
 
 def test_a_limit_can_be_left_out() -> None:

@@ -122,7 +122,7 @@ def _tiles(prefix: str, candidates: tuple[Analysis, ...], share: Array, total: A
         "chain": _log(first.serial_steps * _STEP_CYCLES / gpu.clock_boost_hz / total),
         "setup": waits[0],
         "walk": waits[1],
-        "resident": first.resident_share,
+        "resident": first.kept_share,
     }
     found |= _candidates(candidates[:KEEP], gpu)
     return {f"{prefix}_{name}": value for name, value in found.items()}

@@ -57,9 +57,10 @@ def activity(columns: Mapping[str, NDArray[Any]], chip: Gpu, conditions: Conditi
         for members, standing in by_kind(kernel, calls, place, answering):
             some = np.arange(calls.count) if members is None else members
             part = calls if members is None else calls.take(members)
+            made = kernel.work(kernel.spoken(part, standing.words), place)
             works = [
-                analyse(work, place, turns=own.part(some), score=score)[0]
-                for work in kernel.work(kernel.spoken(part, standing.words), place)
+                analyse(work, place, turns=mine, score=score)[0]
+                for work, mine in zip(made, own.part(some).of_each(made), strict=True)
             ]
             at = rows[some]
             busy[:, at], filled[at], launches[at] = _summed(works, place)

@@ -51,6 +51,7 @@ class Gpu:
     l2_bytes: int
     l2_bytes_per_clk: float  # whole chip
     l2_bytes_per_clk_sm: float  # one SM's port
+    l2_partitions: int = 1  # each keeps what its own SMs read, so that what all SMs read is there as many times
     dram_bytes: int
     dram_bytes_per_s: float
     # links between GPUs, per direction

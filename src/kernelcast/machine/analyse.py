@@ -83,6 +83,7 @@ class Analysis:
     refetched_bytes = _each("refetched_bytes")
     footprint_bytes = _each("footprint_bytes")
     resident_share = _each("resident_share")
+    kept_share = _each("kept_share")
 
     def __getitem__(self, name: str) -> Array:
         found: Array = getattr(self, name)

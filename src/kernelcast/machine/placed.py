@@ -14,7 +14,7 @@ import numpy as np
 from kernelcast.hardware import Gpu
 from kernelcast.kernels.work import Array, Number, Work
 from kernelcast.machine.lazy import lazy
-from kernelcast.machine.limits import LIMITS, NOTHING, Turns, dram_bytes, extra_dram_bytes, resident_share
+from kernelcast.machine.limits import LIMITS, NOTHING, Turns, dram_bytes, extra_dram_bytes, kept_share, resident_share
 from kernelcast.machine.schedule import busiest_share, ctas_per_sm
 
 
@@ -120,4 +120,9 @@ class Placed:
 
     @lazy
     def resident_share(self) -> Array:
-        return resident_share(self.work, self.gpu, self.turns.weights)
+        return resident_share(self.work, self.gpu, self.turns, self.turns.weights)
+
+    @lazy
+    def kept_share(self) -> Array:
+        """What is expected of it."""
+        return kept_share(self.work, self.gpu, self.turns, self.turns.weights)
