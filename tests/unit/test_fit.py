@@ -25,6 +25,7 @@ from kernelcast_lab.evaluate.run import Evaluation, Fitted, evaluate
 from kernelcast_lab.evaluate.splits import generation, gpu_out, shapes
 from kernelcast_lab.fit import fit as fitting
 from kernelcast_lab.fit.dataset import build
+from kernelcast_lab.fit.recipes import recipe
 from kernelcast_lab.fit.train import train
 
 SMALL = small_settings(epochs=40, transfer_epochs=10, rows_left_out=300)
@@ -200,8 +201,9 @@ def test_a_job_without_scores_is_not_run_again(tmp_path: Path, monkeypatch: pyte
 
 def test_rows_of_small_sources_are_repeated() -> None:
     source = np.array(["large"] * 1000 + ["small"] * 10 + ["tiny"], dtype=object)
-    counts = np.bincount(fitting.repeated(source), minlength=len(source))
+    settings = replace(recipe("attention").settings, least_share=0.08, most_repeats=20)
+    counts = np.bincount(fitting.repeated(source, settings), minlength=len(source))
     assert set(counts[:1000]) == {1}
     assert set(counts[1000:1010]) == {8}  # 8% of 1,011 rows is eight times ten
     assert counts[1010] == 20  # at most
-    assert fitting.repeated(np.array(["one"] * 5, dtype=object)).tolist() == [0, 1, 2, 3, 4]
+    assert fitting.repeated(np.array(["one"] * 5, dtype=object), settings).tolist() == [0, 1, 2, 3, 4]

@@ -11,17 +11,8 @@ import pytest
 
 import kernelcast as kc
 from kernelcast.efficiency.features import GPU_FEATURES, aligned, features
-from kernelcast.efficiency.learned import (
-    WEIGHTS,
-    FamilyWeights,
-    as_gpu,
-    clock_shift,
-    format_shift,
-    load,
-    pack,
-    stand_in,
-    unpack,
-)
+from kernelcast.efficiency.kin import as_gpu, clock_shift, format_shift, shares, stand_in, unlikeness
+from kernelcast.efficiency.learned import WEIGHTS, FamilyWeights, load, pack, unpack
 from kernelcast.efficiency.network import BLOCK_ROWS, Encoder, Layers
 from kernelcast.kernels.base import REGISTRY, columns_of
 from kernelcast.kernels.gemm import Gemm
@@ -268,3 +259,16 @@ def test_scalar_prediction_is_fast() -> None:
         kc.predict(call, gpu)
         times.append(time.perf_counter() - start)
     assert min(times) < 5e-3  # under 1 ms on a quiet machine, see benchmarks/
+
+
+def test_kin_count_more_than_strangers() -> None:
+    # an H100 for a B200: one path away, log(7.672 / 3.35) = 0.83; an L40S: two paths, log(7.672 / 0.864) = 2.18
+    target, h100, l40s = (kc.gpu(name) for name in ("b200_sxm", "h100_sxm", "l40s"))
+    near, far = unlikeness(h100, target), unlikeness(l40s, target)
+    rates = [one.dram_bytes_per_s for one in (target, h100, l40s)]
+    assert near == pytest.approx(1 + np.log(rates[0] / rates[1]))
+    assert far == pytest.approx(2 + np.log(rates[0] / rates[2]))
+    assert shares([h100, l40s], target, 0.0).tolist() == [0.5, 0.5]
+    odds = np.exp(2 * (far - near))
+    assert shares([h100, l40s], target, 2.0) == pytest.approx([odds / (1 + odds), 1 / (1 + odds)])
+    assert unlikeness(target, target) == 0

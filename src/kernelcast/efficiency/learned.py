@@ -19,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.efficiency.evidence import Evidence, Standing, as_asked, beyond, range_steps
-from kernelcast.efficiency.features import GPU_FEATURES, KEEP, LIMIT_SHARES, aligned, gpu_features
-from kernelcast.efficiency.generic import Generic, by_time, sustained_shares
+from kernelcast.efficiency.features import GPU_FEATURES, KEEP, aligned
+from kernelcast.efficiency.generic import Generic, by_time
+from kernelcast.efficiency.kin import as_gpu, clock_shift, distance, format_shift, shares, stand_in
 from kernelcast.efficiency.network import Encoder, Floats, Layers, read_tensors
 from kernelcast.efficiency.predictor import Estimate, Question
 from kernelcast.efficiency.prior import Prior
@@ -28,7 +29,7 @@ from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu, gpu
 from kernelcast.hardware.paths import FMA
 from kernelcast.kernels.base import Kernel, Words
-from kernelcast.machine.analyse import PIPELINES, Score
+from kernelcast.machine.analyse import Score
 from kernelcast.machine.lazy import lazy
 from kernelcast.support import SUPPORT
 
@@ -48,6 +49,7 @@ class Spread:
     keep: float = 1.0
     low: float = 0.0
     high: float = 0.0
+    likeness: float = 0.0  # how much more those count that are most like a new GPU, of those that it is answered as
 
 
 @dataclass(frozen=True)
@@ -107,8 +109,10 @@ class FamilyWeights:
         kin = gpu(name) if name else stand_in(target, self.encoder.vocabulary["gpu"])
         if kin.compute_capability == target.compute_capability:
             return self._as(kin, target, values, words, told if kin.id == target.id else None)
-        each = [self._as(one, target, values, words) for one in self._known(kin, target, words)]
-        return (sum(each) / len(each) + self._transferred(told, words)) / 2
+        known = self._known(kin, target, words)
+        each = [self._as(one, target, values, words) for one in known]
+        mean = np.tensordot(shares(known, target, self._likeness), np.array(each), axes=1)
+        return np.asarray((mean + self._transferred(told, words)) / 2)
 
     def _as(
         self, kin: Gpu, target: Gpu, values: Floats, words: Mapping[str, str | None], told: Floats | None = None
@@ -123,7 +127,8 @@ class FamilyWeights:
 
     def _known(self, kin: Gpu, target: Gpu, words: Mapping[str, str | None]) -> list[Gpu]:
         """Of a new generation, whom to answer as: of each generation that ran this kind of call the GPU most like the
-        target. Their mean is steadier than the nearest one: a generation is unlike each of the others."""
+        target. Their mean, in which kin count more, is steadier than the nearest one: a generation is unlike each of
+        the others."""
         key = kin.id, target.id, words.get("op"), words.get("dtype"), words.get("stack")
         if key not in self._asked:
             ran = {
@@ -133,7 +138,7 @@ class FamilyWeights:
             alike = [gpu(name) for name in self.encoder.vocabulary["gpu"] if name in ran or not ran]
             alike = [one for one in alike if one.vendor == kin.vendor and one.instruction_path != FMA] or [kin]
             best: dict[str, Gpu] = {}
-            for one in sorted(alike, key=lambda g: (_distance(g, target), g.id)):
+            for one in sorted(alike, key=lambda g: (distance(g, target), g.id)):
                 best.setdefault(one.compute_capability, one)
             self._asked[key] = list(best.values())
         return self._asked[key]
@@ -178,6 +183,10 @@ class FamilyWeights:
         """(3, calls): keep, low and high for so many steps."""
         return self._spreads[:, np.minimum(steps, 2)]
 
+    @property
+    def _likeness(self) -> float:
+        return self.spreads.get("extrapolated", Spread()).likeness
+
     @lazy
     def _spreads(self) -> NDArray[np.float64]:
         told = [self.spreads.get(str(level), Spread()) for level in LEVELS]
@@ -186,73 +195,6 @@ class FamilyWeights:
 
 def _mean(nets: Sequence[Layers], numbers: Floats, positions: Sequence[int]) -> NDArray[np.float64]:
     return np.asarray(sum(net(numbers, positions) for net in nets) / len(nets), dtype=np.float64)
-
-
-def stand_in(target: Gpu, measured: Sequence[str]) -> Gpu:
-    """The measured GPU to take the name of: itself, else the nearest of its compute capability, else of its instruction
-    path, whose kernels it runs, first those that multiply most of its formats (sm_120 has the fp8 of sm_89, which sm_80
-    has not), else of all."""
-    if target.id in measured:
-        return gpu(target.id)
-    known = [gpu(name) for name in measured]
-    kin = [g for g in known if g.compute_capability == target.compute_capability]
-    if not kin:
-        kin = [g for g in known if g.instruction_path == target.instruction_path]
-        missing = [len(set(target.tensor_flops_per_clk_sm) - set(g.tensor_flops_per_clk_sm)) for g in kin]
-        kin = [g for g, lacks in zip(kin, missing, strict=True) if lacks == min(missing)]
-    return min(kin or known, key=lambda g: (_distance(g, target), g.id))
-
-
-def clock_shift(kin: Gpu, target: Gpu) -> float:
-    """What the networks learned of ``kin`` has its power limit in it: long matrix products run at a lower clock there.
-
-    The log of how much less the target's clock is lowered (below 0) or more; 0 where that was not measured on both.
-    """
-    if kin.id == target.id or not (kin.long_tensor_fraction and target.long_tensor_fraction):
-        return 0.0
-    tensor = PIPELINES.index("tensor")
-    held = [g.long_tensor_fraction / float(sustained_shares(g)[tensor, 0]) for g in (kin, target)]  # type: ignore[operator]
-    return float(np.log(held[0] / held[1]))
-
-
-def format_shift(kin: Gpu, target: Gpu, dtype: str | None) -> float:
-    """The same for a format: what ``kin`` sustains in it, against 16 bits, is in what the networks learned; the log of
-    how much less the target sustains of it (above 0) or more; 0 where that was not measured on both."""
-    if kin.id == target.id or dtype is None:
-        return 0.0
-    shares = []
-    for one in (kin, target):
-        share, plain = one.sustained_tensor_fractions.get(dtype), one.sustained_tensor_fraction
-        if not share or not plain:
-            return 0.0
-        shares.append(share / plain)
-    return float(np.log(shares[0] / shares[1]))
-
-
-def _distance(one: Gpu, other: Gpu) -> float:
-    """How unlike two GPUs are: the factors between their main numbers, as logs; DRAM's counts twice, because it
-    tells a data-centre part with HBM from a card with GDDR. The rate of matrix products tells an H20 from an H100."""
-    numbers = ("dram_bytes_per_s", "dram_bytes_per_s", "sm_count", "l2_bytes", "power_w", "mfu_flops_per_s")
-    return float(sum(abs(np.log(getattr(one, name) / getattr(other, name))) for name in numbers))
-
-
-def as_gpu(names: Sequence[str], values: Floats, kin: Gpu, target: Gpu) -> Floats:
-    """The features that name a GPU as they are on ``kin``: half a name would be worse than none.
-
-    The launch floor is such a name too: it is the shortest kernel that somebody measured there. Where it is the bound,
-    the distance to the bound moves with it.
-    """
-    named = gpu_features(kin)
-    changed = values.copy()
-    for at, name in enumerate(names):
-        if name in named:
-            changed[:, at] = named[name]
-    if kin.launch_floor_s != target.launch_floor_s and "launch_share" in names:
-        limits = [at for at, name in enumerate(names) if name in LIMIT_SHARES]
-        changed[:, names.index("launch_share")] += np.float32(np.log2(kin.launch_floor_s / target.launch_floor_s))
-        moved = changed[:, limits].max(axis=1) - values[:, limits].max(axis=1)
-        changed[:, names.index("over_bound")] -= moved
-    return changed
 
 
 def without_gpu(encoder: Encoder, numbers: Floats) -> Floats:
@@ -363,7 +305,7 @@ def pack(weights: FamilyWeights) -> tuple[dict[str, NDArray[Any]], dict[str, str
         "vocabulary": weights.encoder.vocabulary,
         "main": len(weights.main),
         "transfer": len(weights.transfer),
-        "spreads": {level: (s.keep, s.low, s.high) for level, s in weights.spreads.items()},
+        "spreads": {level: (s.keep, s.low, s.high, s.likeness) for level, s in weights.spreads.items()},
         "about": weights.about,
         "evidence": weights.evidence.told(),
     }

@@ -31,10 +31,11 @@ from kernelcast_lab.fit.prior import Task, learn_prior
 from kernelcast_lab.fit.recipes import Settings, Training
 from kernelcast_lab.fit.train import Kind, Progress, encoder_of, train
 
+_SAME_KERNELS = {"10.3": "10.0"}  # Blackwell and Blackwell Ultra: binaries for the family sm_100f run on both
 TWINS = (("b200_sxm", "gb200"), ("h100_sxm", "h800_sxm"))
-_LEAST_SHARE, _MOST_REPEATS = 0.08, 20  # of the rows, that a source is repeated towards
 _UNTESTED = Spread(keep=1.0, low=0.4, high=0.7)  # a family measured on one GPU: as wide as the widest of the others
 _TOLD = ("version", "rows", "data_hash", "gpus")  # of a family, in about.json
+_LIKENESSES = (0.0, 1.0, 2.0)  # that are tried: from all known GPUs alike to mostly the nearest
 _LEAST_LEFT_OUT = 40  # rows of a fold, for a network to leave it out
 Report = Callable[[str], Progress | None]
 
@@ -46,12 +47,12 @@ def sampled(rows: NDArray[np.intp], count: int, seed: int) -> NDArray[np.intp]:
     return np.sort(np.random.default_rng(seed).choice(rows, count, replace=False))
 
 
-def repeated(source: NDArray[Any]) -> NDArray[np.intp]:
+def repeated(source: NDArray[Any], settings: Settings) -> NDArray[np.intp]:
     """Row numbers, those of small sources several times: else two million rows of one drown ten thousand of another."""
     found = [np.arange(len(source))]
     for name in sorted(set(source)):
         members = np.flatnonzero(source == name)
-        times = int(np.clip(_LEAST_SHARE * len(source) / len(members), 1, _MOST_REPEATS))
+        times = int(np.clip(settings.least_share * len(source) / len(members), 1, settings.most_repeats))
         found += [members] * (times - 1)
     return np.concatenate(found)
 
@@ -91,8 +92,8 @@ def _fitted(
     main = []
     for i in range(settings.networks):
         rest = np.flatnonzero(fold != folds[i]) if folds else np.arange(len(fold))
-        main.append(run.network(f"main {i}", data.select(rest[repeated(source[rest])]), encoder, "main", i))
-    heard, measured = data.select(repeated(source)), data.select(~data.at_least)
+        main.append(run.network(f"main {i}", data.select(rest[repeated(source[rest], settings)]), encoder, "main", i))
+    heard, measured = data.select(repeated(source, settings)), data.select(~data.at_least)
     count = range(settings.transfer_networks)
     found_spreads, tasks = spreads(data, run)
     transfer = tuple(run.network(f"transfer {i}", heard, encoder, "transfer", i) for i in count)
@@ -178,16 +179,15 @@ def _read(path: Path) -> Layers:
 
 
 def spreads(data: Dataset, run: _Run) -> tuple[dict[str, Spread], list[Task]]:
-    """Leave GPUs out, one (with its twin) or one compute capability at a time; see what the networks say of them.
+    """Leave GPUs out, one (with its twin) or one generation at a time; see what the networks say of them.
 
     Without a GPU that has kin to stand in for it, "near" is as wide as "extrapolated". And those GPUs as tasks, on
     which the prior of a calibration is learned.
     """
     tasks: list[Task] = []
-    gpus = sorted({str(name) for name in data.words["gpu"]})
     kin: dict[str, list[str]] = {}
-    for name in gpus:
-        kin.setdefault(gpu(name).compute_capability, []).append(name)
+    for name in sorted({str(name) for name in data.words["gpu"]}):
+        kin.setdefault(generation(name), []).append(name)
     found = {"near": _UNTESTED, "extrapolated": _UNTESTED}
     if len(kin) > 1:
         (pooled, told), few = _left_out(data, list(kin.values()), run, far=True), 1 + 1 / len(kin)
@@ -195,7 +195,7 @@ def spreads(data: Dataset, run: _Run) -> tuple[dict[str, Spread], list[Task]]:
         # the next generation differs from these as they do from one another, and they are few
         found["extrapolated"] = replace(pooled, low=round(pooled.low * few, 4), high=round(pooled.high * few, 4))
         found["near"] = replace(found["extrapolated"], keep=1.0)
-    alone = [[name] for group in kin.values() for name in group if any(not twins(name, other) for other in group)]
+    alone = [[name] for group in kin.values() for name in group if any(_stands_in(other, name) for other in group)]
     if alone:
         near, told = _left_out(data, alone, run, far=False)
         found["near"] = near
@@ -205,20 +205,32 @@ def spreads(data: Dataset, run: _Run) -> tuple[dict[str, Spread], list[Task]]:
     return found, tasks
 
 
+def generation(name: str) -> str:
+    """GPUs whose kernels are alike: of one compute capability, of which 10.0 and 10.3 run the same."""
+    capability = gpu(name).compute_capability
+    return _SAME_KERNELS.get(capability, capability)
+
+
+def _stands_in(one: str, other: str) -> bool:
+    """Whether a GPU is answered as another when it is left out alone."""
+    return not twins(one, other) and gpu(one).compute_capability == gpu(other).compute_capability
+
+
 def twins(one: str, other: str) -> bool:
     """Nearly the same chip: measuring one is measuring the other."""
     return one == other or any(one in pair and other in pair for pair in TWINS)
 
 
 def _left_out(data: Dataset, groups: list[list[str]], run: _Run, *, far: bool) -> tuple[Spread, list[Task]]:
-    """The share of the correction, and the width of the interval, that serve best on GPUs that were left out.
+    """The share of the correction, how much kin count more, and the width of the interval, that serve best on GPUs that
+    were left out.
 
     A GPU of a known generation is as far off as the middle one of those: one odd card must not widen all the others. Of
     generations there are too few for that: they are pooled.
     """
     most, seed = run.settings.rows_left_out, run.settings.seed
     places = data.words["gpu"].astype(str)
-    outs, truths, parts = [], [], []
+    asked: list[tuple[FamilyWeights, Dataset]] = []
     for at, group in enumerate(groups):
         outside = np.isin(places, [name for name in set(places) if any(twins(name, member) for member in group)])
         fitted = data.select(sampled(np.flatnonzero(~outside), most, seed))
@@ -227,20 +239,33 @@ def _left_out(data: Dataset, groups: list[list[str]], run: _Run, *, far: bool) -
         label = f"without {'+'.join(group)}"
         main = run.network(f"main {label}", fitted, encoder, "main", at)
         transfer = (run.network(f"transfer {label}", fitted, encoder, "transfer", at),) if far else ()
-        outs.append(correction(FamilyWeights(encoder, (main,), transfer, main, {}, {}), tested))
-        truths.append(tested.target)
-        parts.append(tested)
-    out, truth = np.concatenate(outs), np.concatenate(truths)
-    keeps = np.arange(0.5, 1.01, 0.05) if far else np.ones(1)
-    errors = [np.mean(np.abs(np.expm1(keep * out[:, 0] - truth))) for keep in keeps]
-    keep = float(keeps[int(np.argmin(errors))])
+        asked.append((FamilyWeights(encoder, (main,), transfer, main, {}, {}), tested))
+    truths = [tested.target for _, tested in asked]
+    best = np.inf
+    for likeness in _LIKENESSES if far else (0.0,):
+        said = [correction(_with_likeness(weights, likeness), tested) for weights, tested in asked]
+        for share in np.arange(0.5, 1.01, 0.05) if far else (1.0,):
+            error = _mean_error([share * one[:, 0] for one in said], truths)
+            if error < best:
+                best, outs, keep, alike = error, said, float(share), likeness
     groups_off = [one - keep * said[:, 0] for one, said in zip(truths, outs, strict=True)]
     each = [np.quantile(off, [0.1, 0.9]) for off in ([np.concatenate(groups_off)] if far else groups_off)]
     low, high = np.median(each, axis=0)
-    spread = Spread(keep=round(keep, 3), low=round(max(0.0, -float(low)), 4), high=round(max(0.0, float(high)), 4))
+    spread = Spread(round(keep, 3), round(max(0.0, -float(low)), 4), round(max(0.0, float(high)), 4), alike)
     return spread, [
-        _task(group[0], part, said, spread, far=far) for group, part, said in zip(groups, parts, outs, strict=True)
+        _task(group[0], tested, said, spread, far=far)
+        for group, (_, tested), said in zip(groups, asked, outs, strict=True)
     ]
+
+
+def _with_likeness(weights: FamilyWeights, likeness: float) -> FamilyWeights:
+    return replace(weights, spreads={"extrapolated": Spread(likeness=likeness)})
+
+
+def _mean_error(said: Sequence[NDArray[np.float64]], truths: Sequence[NDArray[np.float64]]) -> float:
+    """Of groups that count alike, however many rows they have."""
+    errors = (np.mean(np.abs(np.expm1(one - truth))) for one, truth in zip(said, truths, strict=True))
+    return float(np.mean(list(errors)))
 
 
 def _task(name: str, data: Dataset, said: NDArray[np.float64], spread: Spread, *, far: bool) -> Task:
@@ -248,8 +273,7 @@ def _task(name: str, data: Dataset, said: NDArray[np.float64], spread: Spread, *
     leaning = spread.keep * said[:, 0]
     reach = np.maximum(softplus(said[:, 1:]), [spread.low, spread.high])
     width = np.maximum(reach.sum(axis=1) / (2 * REACH), LEAST_WIDTH)
-    generation = gpu(name).compute_capability + (" new" if far else "")
-    return Task(generation, data, (data.target - leaning) / width, leaning)
+    return Task(generation(name) + (" new" if far else ""), data, (data.target - leaning) / width, leaning)
 
 
 def correction(weights: FamilyWeights, data: Dataset) -> NDArray[np.float64]:

@@ -60,6 +60,8 @@ class Settings:
     transfer: Training
     ceiling: Training
     rows_left_out: int  # rows of the fits that learn how wide to be on GPUs left out
+    least_share: float  # of the rows: small sources are repeated towards it,
+    most_repeats: int  # so many times at most
     rows: int = 0
     seed: int = 0
     workers: int = 1
@@ -74,6 +76,8 @@ class Recipe:
     networks: int
     transfer_networks: int
     rows_left_out: int
+    least_share: float
+    most_repeats: int
     rows: int
     seed: int
     data: Data
@@ -149,7 +153,7 @@ def _table(kind: type[T], pairs: Any, where: str) -> T:
 
 # What a field may hold, by its type as written; of lists each member.
 _KINDS: dict[str, tuple[type, ...]] = {"int": (int,), "bool": (bool,), "float": (int, float), "str": (str,)}
-_AT_LEAST_ONE = ("epochs", "batch", "hidden", "networks", "transfer_networks")
+_AT_LEAST_ONE = ("epochs", "batch", "hidden", "networks", "transfer_networks", "most_repeats")
 
 
 def _check(made: Any, where: str) -> None:
