@@ -87,6 +87,7 @@ def made(**changes: Any) -> FamilyCalibration:
         noise=0.1,
         low=1.2,
         high=1.3,
+        reaches={},
         least=-2.0,
         most=2.0,
     )
@@ -544,17 +545,18 @@ def test_files_that_are_no_calibrations(calibration: Calibration, tmp_path: Path
     save_file({"x": np.zeros(3)}, other)
     calibration.save(whole)
     cut.write_bytes(whole.read_bytes()[:-100])
-    for number in (1, 2, 9):
-        of_then = whole.read_bytes().replace(b'"format":"3"', b'"format":"%d"' % number)
+    for number in (1, 2, 3, 9):
+        of_then = whole.read_bytes().replace(b'"format":"4"', b'"format":"%d"' % number)
         (tmp_path / f"format {number}").write_bytes(of_then)
     for path, message in (
         (tmp_path / "none", "no calibration file"),
         (text, "not a calibration"),
         (other, "not a calibration; `kernelcast calibrate` makes one"),
         (cut, "not a calibration"),
-        (tmp_path / "format 1", "of format 1, this version reads 3; calibrate again"),
-        (tmp_path / "format 2", "of format 2, this version reads 3; calibrate again"),
-        (tmp_path / "format 9", "of format 9, this version reads 3; calibrate again"),
+        (tmp_path / "format 1", "of format 1, this version reads 4; calibrate again"),
+        (tmp_path / "format 2", "of format 2, this version reads 4; calibrate again"),
+        (tmp_path / "format 3", "of format 3, this version reads 4; calibrate again"),
+        (tmp_path / "format 9", "of format 9, this version reads 4; calibrate again"),
     ):
         with pytest.raises(kc.KernelcastError, match=message) as refused:
             kc.Conditions(calibration=path)

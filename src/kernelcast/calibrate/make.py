@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast._version import __version__
-from kernelcast.calibrate.fit import MAX_POINTS, Fit, choose, fit
+from kernelcast.calibrate.fit import MAX_POINTS, choose, fit
 from kernelcast.calibrate.measured import Columns, Errors, errors, one_gpu, select, shapes
 from kernelcast.calls.table import BadRows
 from kernelcast.efficiency import Calibration, Predictor
-from kernelcast.efficiency.calibration import REACH, FamilyCalibration
+from kernelcast.efficiency.calibration import FamilyCalibration
 from kernelcast.efficiency.learned import Learned, load
 from kernelcast.efficiency.prior import Prior, plain_prior
 from kernelcast.errors import KernelcastError
@@ -19,7 +21,8 @@ from kernelcast.predict import DEFAULT, Conditions, chosen
 
 LEAST_ROWS = 10
 _FOLDS = 20  # of shapes that are left out together
-_FEW = 30  # rows with which the interval is half the process's own and half what the errors say
+_FEW = 30  # rows with which the interval is half the prior's (or the family's) and half what the errors say
+T_REACH = 1.5332  # the same of Student's t with four degrees of freedom, which priors are learned with
 _OUTSIDE = 0.1  # share of calls below the interval, and above: it holds 80%
 _LEAST_SPREAD = 0.05  # of a feature: one that hardly varies tells calls apart, but not by miles
 _MEAN = np.sqrt(2 / np.pi)  # mean size of a normal error of standard deviation 1
@@ -62,14 +65,17 @@ def _family(rows: Errors, base: Predictor) -> FamilyCalibration:
     setting = choose(prior, placed, error)
     made = fit(prior, placed, error, setting, shapes(rows) % _FOLDS)
     after = (error - made.left_out) * rows.width
-    low, high = _reach(made)
+    form, kind = (np.array([words[at] for words in rows.shared])[rows.code] for at in (0, 2))
+    off = made.left_out / made.spread
+    low, high = _reach(off, (T_REACH, T_REACH))
     return FamilyCalibration(
         rows=len(rows),
         error_before=float(np.mean(rows.percent(np.zeros(len(rows))))),
         error_after=float(np.mean(rows.percent(after))),
         expected_before=float(100 * np.mean(_MEAN * rows.width)),
         expected_after=float(100 * np.mean(_MEAN * rows.width * made.spread)),
-        formats=_by_format(rows, after),
+        formats=_by_format(rows, form, after),
+        reaches=_reaches(off, form, kind, (low, high)),
         prior=prior,
         setting=setting,
         place=placed.place.astype(np.float32),
@@ -97,9 +103,8 @@ def prior_of(rows: Errors, base: Predictor) -> Prior:
     return plain_prior(rows.names, rows.values.mean(axis=0), np.maximum(spread, _LEAST_SPREAD).astype(np.float32))
 
 
-def _by_format(rows: Errors, after: NDArray[np.float64]) -> dict[str, tuple[int, float, float]]:
+def _by_format(rows: Errors, form: NDArray[Any], after: NDArray[np.float64]) -> dict[str, tuple[int, float, float]]:
     """Rows, error before and after, of each format."""
-    form = np.array([words[0] for words in rows.shared])[rows.code]
     before, corrected = rows.percent(np.zeros(len(rows))), rows.percent(after)
     return {
         str(name): (
@@ -111,11 +116,24 @@ def _by_format(rows: Errors, after: NDArray[np.float64]) -> dict[str, tuple[int,
     }
 
 
-def _reach(made: Fit) -> tuple[float, float]:
-    """Standard deviations to either side that hold 80% of calls not seen; with few calls as if errors were normal."""
-    share = len(made.left_out) / (len(made.left_out) + _FEW)
+def _reaches(
+    off: NDArray[np.float64], form: NDArray[Any], kind: NDArray[Any], family: tuple[float, float]
+) -> dict[str, tuple[float, float]]:
+    """Of each format, and of each kind within it: one engine's kernels may be far harder to tell than another's."""
+    found = {str(name): _reach(off[form == name], family) for name in np.unique(form)}
+    for name in np.unique(kind):
+        own = kind == name
+        found[str(name)] = _reach(off[own], found[str(form[own][0])])
+    return found
+
+
+def _reach(left_out: NDArray[np.float64], before: tuple[float, float]) -> tuple[float, float]:
+    """Standard deviations to either side that hold 80% of calls not seen; with few of them mostly as ``before``.
+
+    ``left_out``: errors of such calls, over the standard deviation that the process gives them."""
+    share = len(left_out) / (len(left_out) + _FEW)
     found = []
-    for side in (-made.left_out, made.left_out):
-        needed = float(np.quantile(side / made.spread, 1 - _OUTSIDE))
-        found.append(float(REACH * np.exp(share * np.log(np.clip(needed / REACH, 0.2, 5.0)))))
+    for side, reach in zip((-left_out, left_out), before, strict=True):
+        needed = float(np.quantile(side, 1 - _OUTSIDE))
+        found.append(float(reach * np.exp(share * np.log(np.clip(needed / reach, 0.2, 5.0)))))
     return found[0], found[1]

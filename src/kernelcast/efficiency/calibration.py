@@ -30,7 +30,7 @@ from kernelcast.hardware import Gpu
 from kernelcast.kernels.base import Kernel, Words
 from kernelcast.machine.analyse import Score
 
-FORMAT = 3  # 1 had no scales, 2 no prior
+FORMAT = 4  # 1 had no scales, 2 no prior, 3 one reach a family
 _KIND = "kernelcast calibration"
 REACH = 1.2816  # standard deviations to either side that hold 80% of normal errors
 LEAST_WIDTH = 0.01  # measurements repeat to about 1%
@@ -70,6 +70,7 @@ class FamilyCalibration:
     noise: float  # variance of the error of a single call, in units of the width
     low: float  # the interval's reach below and above, as multiples of the standard deviation
     high: float
+    reaches: Mapping[str, tuple[float, float]]  # the same of formats and kinds that were measured
     least: float  # range of the correction: that of the errors seen
     most: float
 
@@ -92,6 +93,11 @@ class FamilyCalibration:
         before = shared + self.setting.smooth * sum(self.prior.smooth)
         left = np.maximum(before - known.reshape(-1)[:rows], 1e-4 * before)
         return found.reshape(-1)[:rows], left, before
+
+    def reach(self, words: Mapping[str, str | None]) -> tuple[float, float]:
+        """Of calls with these words: as their kind was off, else their format, else the family."""
+        form, _, kind = sharers(words)
+        return self.reaches.get(kind) or self.reaches.get(form) or (self.low, self.high)
 
     def _covariance(
         self, place: Floats, leaning: Floats, form: NDArray[Any], stack: NDArray[Any], kind: NDArray[Any]
@@ -182,7 +188,7 @@ class Calibration:
 _ARRAYS = {"place": np.float16, "leaning": np.float32, "code": np.int64, "weights": np.float32, "few": np.int64,
            "factor": np.float32}  # fmt: skip
 _PLAIN = ("rows", "error_before", "error_after", "expected_before", "expected_after", "formats", "words", "noise",
-          "low", "high", "least", "most")  # fmt: skip
+          "low", "high", "reaches", "least", "most")  # fmt: skip
 
 
 def load_calibration(path: Path | str) -> Calibration:
@@ -217,7 +223,8 @@ def load_calibration(path: Path | str) -> Calibration:
 
 def _family(told: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]], name: str) -> FamilyCalibration:
     plain: dict[str, Any] = {one: told[one] for one in _PLAIN}
-    plain["formats"] = {key: tuple(values) for key, values in told["formats"].items()}
+    for table in ("formats", "reaches"):
+        plain[table] = {key: tuple(values) for key, values in told[table].items()}
     plain["words"] = tuple(tuple(words) for words in told["words"])
     arrays: dict[str, Any] = {one: tensors[f"{name}.{one}"] for one in _ARRAYS}
     arrays["place"] = arrays["place"].astype(np.float32)
@@ -277,16 +284,17 @@ class Calibrated:
         family = self.calibration.families.get(question.kernel.family)
         if family is None:
             return before
-        found, width = question.features, width_of(before)
+        found, width, words = question.features, width_of(before), words_of(question)
         leaning = np.log(before.time_s / found.estimate_s)
-        error, left, most = family.correction(found.names, found.values, leaning, words_of(question))
+        error, left, most = family.correction(found.names, found.values, leaning, words)
+        low, high = family.reach(words)
         time = before.time_s * np.exp(np.clip(width * error, family.least, family.most))
         spread = width * np.sqrt(left + family.noise)
         return replace(
             before,
             time_s=time,
-            low_s=time * np.exp(-family.low * spread),
-            high_s=time * np.exp(family.high * spread),
+            low_s=time * np.exp(-low * spread),
+            high_s=time * np.exp(high * spread),
             support=np.where(left <= _SEEN * most, "seen", before.support).astype(object),
             predictor=before.predictor and f"{before.predictor}+calibrated",
         ).held(question.bound_s)
