@@ -114,8 +114,8 @@ def test_neither_fit_nor_calibration_sees_what_is_tested(
         assert not shapes_of(columns) & shapes
         assert set(columns["source"]) == {"aiconfigurator"}
     assert {point.gpu for point in points} == {"h100_sxm", "h200_sxm"}
-    # of each of two formats 10 calls, the same and 20 more, and 10 others; on two GPUs
-    assert [len(columns["op"]) for columns, _ in calibrated] == [20, 60, 20] * 2
+    # of each of two formats 10 calls, the same and 20 more, 10 others, and the 10 and 30 most telling; on two GPUs
+    assert [len(columns["op"]) for columns, _ in calibrated] == [20, 60, 20, 20, 60] * 2
     few, many, others = (shapes_of(columns) for columns, _ in calibrated[:3])
     assert few < many and few != others
     kinds = {(point.column, point.kernels) for point in points}

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelcast.calibrate import calibrate
+from kernelcast.calibrate import calibrate, next_calls
 from kernelcast.efficiency import Predictor
 from kernelcast.efficiency.learned import FamilyWeights, Learned, load
 from kernelcast.errors import KernelcastError
@@ -46,7 +46,7 @@ SIBLINGS = ("h200_sxm", "gb300")  # GPUs that are left out alone
 LEFT_OUT = (*SIBLINGS, *GENERATIONS)
 CATALOGUE, SPECS, CALLS = "catalogue", "specs", "calls"
 SHARED, NEW = "shared", "new"  # kernels that GPUs of the fit run too, and those that none does
-RANDOM = "random"  # how calls are drawn
+RANDOM, TELLING = "random", "telling"  # how calls are drawn: by chance, or those that tell most of the others
 # What is scored together, by family: number formats, or prefill and decode in all formats.
 COLUMNS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "gemm": {"GEMM bf16+fp8": ("bf16", "fp8"), "GEMM fp8_block": ("fp8_block",), "GEMM nvfp4": ("nvfp4",)},
@@ -244,8 +244,8 @@ class _Place:
         yield from self._scored(as_catalogued(chip, seen, out), plain, {**none, "knows": CATALOGUE})
         measured = as_measured(chip)
         yield from self._scored(measured, plain, {**none, "knows": SPECS})
-        for draw in range(self.settings.repeats):
-            order = self.drawn(draw)
+        draws = [(RANDOM, draw, self.drawn(draw)) for draw in range(self.settings.repeats)]
+        for drawn, draw, order in [*draws, (TELLING, 0, self.telling(measured, plain))]:
             for count in self.settings.counts:
                 if (draw and count > self.settings.few) or count > max(map(len, order.values())):
                     continue  # one draw of many tells enough; with fewer calls than that it would be the same again
@@ -254,7 +254,7 @@ class _Place:
                 if bad.found:
                     say(f"{self.name}, {count} calls: {len(bad.found)} left out: {bad.text()}")
                 conditions = Conditions(predictor=base, calibration=calibration)
-                how = {"knows": CALLS, "calls": count, "drawn": RANDOM, "draw": draw}
+                how = {"knows": CALLS, "calls": count, "drawn": drawn, "draw": draw}
                 yield from self._scored(measured, conditions, {**told, **how})
 
     def drawn(self, draw: int) -> dict[str, Rows]:
@@ -265,6 +265,12 @@ class _Place:
             kind: rng.choice(rows, min(most, len(rows)), replace=False)
             for (kind, rows), rng in zip(self.pool.items(), rngs, strict=True)
         }
+
+    def telling(self, chip: Gpu, plain: Conditions) -> dict[str, Rows]:
+        """Of each kind, those that tell most of the others, the most telling first, as `collect --for-calibration`
+        has them."""
+        most = max(self.settings.counts, default=0)
+        return {kind: rows[next_calls(self._calls(rows), most, chip, plain).rows] for kind, rows in self.pool.items()}
 
     def _calls(self, rows: Rows) -> dict[str, NDArray[Any]]:
         """Without the GPU's name, by which it would be known."""
