@@ -27,4 +27,6 @@ def small_settings(*, epochs: int, transfer_epochs: int, rows_left_out: int) -> 
         transfer=small,
         ceiling=small,
         rows_left_out=rows_left_out,
+        least_share=0.08,
+        most_repeats=20,
     )

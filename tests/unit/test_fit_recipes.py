@@ -33,6 +33,8 @@ SMALL = f"""family = "gemm"
 networks = 1
 transfer_networks = 1
 rows_left_out = 100
+least_share = 0.08
+most_repeats = 20
 rows = 0
 seed = 0
 [data]

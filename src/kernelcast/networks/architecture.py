@@ -47,6 +47,10 @@ class Quantization:
     method: str  # quant_method: fp8, mxfp4, ...
     weight_block: tuple[int, ...] | None = None  # weight_block_size: rows and columns that share one scale
     not_converted: tuple[str, ...] = ()  # modules_to_not_convert: kept in the unquantised type
+    weights: str | None = None  # the format of layers' matrices; None: one without kernels here
+    experts: str | None = None  # of the experts, where it differs
+    cache: str | None = None  # of keys and values, where the checkpoint has their scales
+    unknown: str | None = None  # what has no kernels here
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from kernelcast.errors import KernelcastError, nearest
-from kernelcast.networks.architecture import Architecture, Quantization, run_lengths
+from kernelcast.networks.architecture import Architecture, run_lengths
 from kernelcast.networks.families import FAMILIES, hidden_size, layer_count
 from kernelcast.networks.fields import Fields
+from kernelcast.networks.quantization import quantization
 
 # a model with images around it: the key's text_config is of the value's type
 WITH_TEXT_CONFIG = {"gemma3": "gemma3_text", "llama4": "llama4_text"}
@@ -39,7 +40,7 @@ def parse(config: Mapping[str, Any], name: str | None = None) -> Architecture:
         learned_positions=0 if family.rows_before is None else max_context + family.rows_before,
         token_types=f.count("type_vocab_size") if bert else 0,
         head="pooler" if bert else "lm",
-        quantization=_quantization(f, config),
+        quantization=quantization(f, stored) if (stored := config.get("quantization_config")) is not None else None,
     )
 
 
@@ -76,18 +77,3 @@ def _check_variant(f: Fields) -> None:
                 raise f.refuse(f"{key!r} is false; only true is supported")
     if f.model_type == "bert" and f.config.get("is_decoder"):
         raise f.refuse("'is_decoder' is true; BERT is supported as an encoder only")
-
-
-def _quantization(f: Fields, config: Mapping[str, Any]) -> Quantization | None:
-    found = config.get("quantization_config")
-    if found is None:
-        return None
-    method = found.get("quant_method") if isinstance(found, Mapping) else None
-    if not isinstance(method, str):
-        raise f.refuse("'quantization_config' has no 'quant_method', which says how weights are stored, such as 'fp8'")
-    block = found.get("weight_block_size")
-    return Quantization(
-        method=method,
-        weight_block=tuple(block) if block else None,
-        not_converted=tuple(found.get("modules_to_not_convert") or ()),
-    )

@@ -36,12 +36,10 @@ class Precision:
         """As asked, else as the checkpoint stores its matrices."""
         if weights is not None or model.quantization is None:
             return cls(weights or "bf16", cache)
-        method, block = model.quantization.method, model.quantization.weight_block
-        if method == "fp8":
-            return cls("fp8_block" if block else "fp8", cache)
-        if method == "mxfp4":  # 4-bit experts; the rest is bf16
-            return cls("bf16", cache, experts="int4")
-        raise KernelcastError(f"{model.name} ships as {method}, which has no kernels here; give --dtype")
+        stored = model.quantization
+        if stored.weights is None:
+            raise KernelcastError(f"{model.name} ships as {stored.unknown}, which has no kernels here; give --dtype")
+        return cls(stored.weights, cache or stored.cache, experts=stored.experts)
 
     @property
     def between(self) -> str:
