@@ -25,7 +25,7 @@ _PARTS = {
 }
 _OF_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # a config with one of these has experts
 _MODELOPT = {"FP8": "fp8", "NVFP4": "nvfp4", "W4A16_AWQ": "int4", "W8A8_SQ_PER_CHANNEL": "int8", "INT8_SQ": "int8"}
-_SCHEMES = {  # compressed-tensors: bits and type of weights and of activations
+_SCHEMES: Mapping[Any, str] = {  # compressed-tensors: bits and type of weights and of activations
     ((8, "int"), (8, "int")): "int8",
     ((4, "int"), (16, "float")): "int4",
     ((4, "float"), (4, "float")): "nvfp4",

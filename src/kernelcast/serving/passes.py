@@ -15,7 +15,7 @@ from kernelcast.times import Times
 
 # What whole passes are off beyond the intervals of their kernels (clocks, caches, kernels between those that are told):
 # set on every second of PipeWeave's measured cases; `kernelcast evaluate served` tells how many of the others it holds.
-PASS_SPREAD = (0.045, 0.045)
+PASS_SPREAD = (0.025, 0.025)
 POWER_LIMIT = "power limit"  # the part of a pass that a lowered clock adds
 HOST_RANGE = (0.7, 2.0)  # of a stack's host times, what those of other machines are: seldom faster, often slower
 
