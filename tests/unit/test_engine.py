@@ -187,9 +187,10 @@ def test_one_request_alone_is_what_infer_says(name: str, inputs: int, outputs: i
     where = replace(place(name), stack=bare)
     found = run(Service(Pool(where, settings_of(where, {"chunked_prefill": True}))), asked([0.0], [inputs], [outputs]))
     alone = infer(where, Workload.equal(1, inputs, outputs))
-    # Under load a GPU runs at its power limit, which one prompt is too short to reach: 1.3% of 3,000 tokens.
-    assert found.metrics["mean_e2el_ms"] / 1e3 == pytest.approx(alone.total.time_s, rel=0.015)
-    assert found.metrics["mean_ttft_ms"] / 1e3 == pytest.approx(alone.ttft_s, rel=0.015)
+    # Passes between those that are predicted are on a line: products of 3,000 rows lie between 2,976 and 3,008, and odd
+    # remainders are forecast up to 1.8% faster than either.
+    assert found.metrics["mean_e2el_ms"] / 1e3 == pytest.approx(alone.total.time_s, rel=0.02)
+    assert found.metrics["mean_ttft_ms"] / 1e3 == pytest.approx(alone.ttft_s, rel=0.02)
 
 
 def test_twice_the_gpus_are_not_slower() -> None:

@@ -105,7 +105,9 @@ def test_what_watts_bind_is_as_long_however_fast_its_kernels_are(tmp_path: Path)
     scale = calibration.scales["gemm bf16 vllm, tensor"]
     assert abs(scale.log_scale) < 0.01 and scale.reach > 0.95
     after = infer(place, workload, Conditions(calibration=calibration))
-    assert after.ttft_s == pytest.approx(seen.lines[0].measured_s * (1 + seen.lines[0].error_after), rel=5e-3)
+    # kernels that a factor would take below their bound stay at it, which the solution does not know: up to 1%
+    told = seen.lines[0].measured_s * (1 + seen.lines[0].error_after)
+    assert told * (1 - 1e-3) <= after.ttft_s <= told * (1 + 1e-2)
 
 
 def test_runs_make_a_forecast_surer_on_a_gpu_that_was_not_measured(tmp_path: Path) -> None:

@@ -264,8 +264,8 @@ def _with_likeness(weights: FamilyWeights, likeness: float) -> FamilyWeights:
 
 def _mean_error(said: Sequence[NDArray[np.float64]], truths: Sequence[NDArray[np.float64]]) -> float:
     """Of groups that count alike, however many rows they have."""
-    errors = (np.mean(np.abs(np.expm1(one - truth))) for one, truth in zip(said, truths, strict=True))
-    return float(np.mean(list(errors)))
+    errors = [np.mean(np.abs(np.expm1(one - truth))) for one, truth in zip(said, truths, strict=True) if len(truth)]
+    return float(np.mean(errors)) if errors else 0.0
 
 
 def _task(name: str, data: Dataset, said: NDArray[np.float64], spread: Spread, *, far: bool) -> Task:
