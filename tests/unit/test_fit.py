@@ -207,3 +207,10 @@ def test_rows_of_small_sources_are_repeated() -> None:
     assert set(counts[1000:1010]) == {8}  # 8% of 1,011 rows is eight times ten
     assert counts[1010] == 20  # at most
     assert fitting.repeated(np.array(["one"] * 5, dtype=object), settings).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_generation_is_left_out_whole_and_a_gpu_where_another_stands_in() -> None:
+    assert fitting.generation("b300_sxm") == fitting.generation("b200_sxm") != fitting.generation("h100_sxm")
+    assert fitting._stands_in("h100_sxm", "h200_sxm") and fitting._stands_in("gb300", "b300_sxm")
+    # a B300 has another capability than a B200, a GB200 is its twin: without it nobody stands in
+    assert not fitting._stands_in("b300_sxm", "b200_sxm") and not fitting._stands_in("gb200", "b200_sxm")

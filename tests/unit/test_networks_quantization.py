@@ -99,3 +99,18 @@ def test_a_cache_that_is_asked_for_wins() -> None:
 def test_a_config_without_a_method_is_refused() -> None:
     with pytest.raises(KernelcastError, match="'quantization_config' has no 'quant_method'"):
         stored({"bits": 4})
+
+
+@pytest.mark.parametrize(
+    "quantization",
+    [
+        compressed({"targets": ["re:*("], "weights": {"num_bits": 8, "type": "float"}, "input_activations": None}),
+        {"quant_method": "compressed-tensors", "config_groups": {"group_0": "fp8"}},
+        {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": {"self_attn.q_proj": {}}},
+        {"quant_method": "awq", "bits": 4, "modules_to_not_convert": 3},
+    ],
+)
+def test_what_cannot_be_read_is_one_line(quantization: dict[str, Any]) -> None:
+    with pytest.raises(KernelcastError, match=r"'quantization_config' is not as .* writes it") as refused:
+        stored(quantization)
+    assert "\n" not in str(refused.value)

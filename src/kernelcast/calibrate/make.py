@@ -22,7 +22,7 @@ from kernelcast.predict import DEFAULT, Conditions, chosen
 LEAST_ROWS = 10
 _FOLDS = 20  # of shapes that are left out together
 _FEW = 30  # rows with which the interval is half the prior's (or the family's) and half what the errors say
-T_REACH = 1.5332  # the same of Student's t with four degrees of freedom, which priors are learned with
+_T_REACH = 1.5332  # scales to either side that hold 80% of Student's t with four degrees, which priors are learned with
 _OUTSIDE = 0.1  # share of calls below the interval, and above: it holds 80%
 _LEAST_SPREAD = 0.05  # of a feature: one that hardly varies tells calls apart, but not by miles
 _MEAN = np.sqrt(2 / np.pi)  # mean size of a normal error of standard deviation 1
@@ -67,7 +67,7 @@ def _family(rows: Errors, base: Predictor) -> FamilyCalibration:
     after = (error - made.left_out) * rows.width
     form, kind = (np.array([words[at] for words in rows.shared])[rows.code] for at in (0, 2))
     off = made.left_out / made.spread
-    low, high = _reach(off, (T_REACH, T_REACH))
+    low, high = _reach(off, (_T_REACH, _T_REACH))
     return FamilyCalibration(
         rows=len(rows),
         error_before=float(np.mean(rows.percent(np.zeros(len(rows))))),

@@ -39,6 +39,14 @@ def quantization(f: Fields, found: Any) -> Quantization:
     method = found.get("quant_method") if isinstance(found, Mapping) else None
     if not isinstance(method, str):
         raise f.refuse("'quantization_config' has no 'quant_method', which says how weights are stored, such as 'fp8'")
+    try:
+        return _read(f, method, found)
+    except (AttributeError, KeyError, TypeError, re.error) as error:
+        text = f"'quantization_config' is not as {method} writes it: {type(error).__name__}: {error}"
+        raise f.refuse(text) from None
+
+
+def _read(f: Fields, method: str, found: Mapping[str, Any]) -> Quantization:
     block = found.get("weight_block_size")
     out = tuple(str(name) for key in _EXCLUDED for name in found.get(key) or ())
     told = Quantization(method=method, weight_block=tuple(block) if block else None, not_converted=out,

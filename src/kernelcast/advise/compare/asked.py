@@ -111,7 +111,8 @@ def chosen_gpus(names: Sequence[str], what_ifs: Sequence[str] = ()) -> tuple[Gpu
 
 def lacking(asked: Asked, chip: Gpu) -> str:
     """Why a GPU has none of the formats."""
-    names = asked.formats or (Precision.of(asked.model).weights,)
-    wanted = ", ".join(name for name in names)
+    own = Precision.of(asked.model) if asked.formats is None else None
+    names = dict.fromkeys((own.weights, own.expert_weights)) if own else asked.formats or ()
+    wanted = ", ".join(name for name in names if name == ALL[0] or not runs(chip, name))
     able = [name for name in ("bf16", "fp16", "fp8", "int8", "nvfp4") if runs(chip, dtype(name).name)]
     return f"has no {wanted} arithmetic; --formats {able[0]} would run" if able else f"has no {wanted} arithmetic"

@@ -143,7 +143,7 @@ def formats(model: Architecture, chip: Gpu, grid: Grid) -> list[Precision]:
             chosen.append(Precision("fp8", grid.kv_dtype))
     else:
         chosen = [Precision.of(model, name, grid.kv_dtype) for name in grid.formats]
-    return [kind for kind in chosen if _has(chip, kind.weights)]
+    return [kind for kind in chosen if _has(chip, kind.weights) and _has(chip, kind.expert_weights)]
 
 
 def _has(chip: Gpu, name: str) -> bool:
