@@ -215,7 +215,7 @@ def predict_many(calls: Sequence[Kernel], target: Gpu | str, conditions: Conditi
 
 
 def too_large_text(op: str, footprint_bytes: float, chip: Gpu) -> str:
-    return f"{op} needs {footprint_bytes / 1e9:,.0f} GB, but {chip.id} has {chip.dram_bytes / 1e9:,.0f} GB"
+    return f"{op} needs {footprint_bytes / 1e9:,.1f} GB, but {chip.id} has {chip.dram_bytes / 1e9:,.1f} GB"
 
 
 def group_key(call: Kernel) -> tuple[Any, ...]:
@@ -264,11 +264,42 @@ def predict_kinds(
     kernel: type[Kernel], calls: Calls, chip: Gpu, conditions: Conditions, turns: Turns
 ) -> Iterator[tuple[NDArray[np.intp], Predictions]]:
     """The calls of each kind, by number, and what is predicted of them, with the works."""
+    held = [
+        (np.minimum if law == kernel.no_more_than else np.maximum, rows, other)
+        for law in (kernel.no_more_than, kernel.no_less_than)  # the floor is kept last
+        for rows, other in law(calls)
+        if len(rows)
+    ]
+    known = [list(_each_kind(kernel, other, chip, conditions, turns.part(rows))) for _, rows, other in held]
+    for rows, found in _each_kind(kernel, calls, chip, conditions, turns):
+        for (law, of, _), others in zip(held, known, strict=True):
+            found = _held(found, rows, law, of, others)
+        yield rows, found
+
+
+def _each_kind(
+    kernel: type[Kernel], calls: Calls, chip: Gpu, conditions: Conditions, turns: Turns
+) -> Iterator[tuple[NDArray[np.intp], Predictions]]:
     for rows, standing in by_kind(kernel, calls, chip, chosen(conditions)):
         if rows is None:
             yield np.arange(calls.count), _answer(kernel, calls, chip, conditions, turns, standing)
         else:
             yield rows, _answer(kernel, calls.take(rows), chip, conditions, turns.part(rows), standing)
+
+
+def _held(
+    found: Predictions, rows: NDArray[np.intp], law: np.ufunc, of: NDArray[np.intp],
+    others: Sequence[tuple[NDArray[np.intp], Predictions]],
+) -> Predictions:  # fmt: skip
+    """No faster (``law``: the maximum), or no slower (the minimum), than what was predicted of others. ``rows`` are the
+    calls found, ``of`` those of the others."""
+    changed = {}
+    for name in ("time_s", "low_s", "high_s"):
+        limit = np.full(max(rows.max(initial=-1), of.max(initial=-1)) + 1, 0.0 if law is np.maximum else np.inf)
+        for members, other in others:
+            limit[of[members]] = getattr(other, name)
+        changed[name] = law(getattr(found, name), limit[rows])
+    return replace(found, **changed).held(found.bound_s)
 
 
 def ask(

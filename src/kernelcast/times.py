@@ -34,6 +34,7 @@ class CallTime:
     support: str
     standing: Standing  # what it rests on
     launches: float  # kernels, one after another
+    dram_s: float  # that its bytes keep DRAM busy, where these bind it
 
 
 class Times:
@@ -55,10 +56,9 @@ class Times:
             first = min(bad.found)
             raise KernelcastError(refusal(bad.found[first], new[first]))
         seconds = (found[name] * 1e-6 for name in _TIMES)
-        for call, *span, bound_by, support, standing, kernels in zip(
-            new, *seconds, found["bound_by"], found["support"], standings, launches.tolist(), strict=True
-        ):
-            self._known[call] = CallTime(Span(*span), bound_by, support, standing, kernels)
+        others = found["bound_by"], found["support"], standings, launches.tolist(), _dram_s(found).tolist()
+        for call, *span, bound_by, support, standing, kernels, dram_s in zip(new, *seconds, *others, strict=True):
+            self._known[call] = CallTime(Span(*span), bound_by, support, standing, kernels, dram_s)
 
     @property
     def calls(self) -> tuple[Call, ...]:
@@ -67,6 +67,10 @@ class Times:
 
     def __getitem__(self, call: Call) -> CallTime:
         return self._known[call]
+
+
+def _dram_s(found: dict[str, NDArray[Any]]) -> Array:
+    return np.where(found["bound_by"] == "dram", found["bound_us"].astype(float) * 1e-6, 0.0)
 
 
 def refusal(why: str, call: Call) -> str:
@@ -82,6 +86,7 @@ class TimeColumns:
     support: NDArray[np.int8]  # of the levels of SUPPORT
     standing: NDArray[Any]
     refused: dict[int, str]
+    dram_s: Array  # that a call's bytes keep DRAM busy, where these bind it
     held: Array | None = None  # how many times as long each takes under a lower power limit, where one was asked for
 
 
@@ -124,7 +129,7 @@ class Gathered:
         """Every row, in one table."""
         if not self.count:
             none = np.empty(0, dtype=np.int8)
-            return TimeColumns(np.empty((3, 0)), none, none, np.empty(0, dtype=object), {})
+            return TimeColumns(np.empty((3, 0)), none, none, np.empty(0, dtype=object), {}, np.empty(0))
         standings = np.full(self.count, None, dtype=object)
         found, bad = predict_columns(self.columns(), gpu, conditions, standings)
         return TimeColumns(
@@ -133,6 +138,7 @@ class Gathered:
             np.array([_SUPPORT.get(word, 0) for word in found["support"]], dtype=np.int8),
             standings,
             bad.found,
+            _dram_s(found),
         )
 
     def columns(self) -> dict[str, NDArray[Any]]:

@@ -52,7 +52,7 @@ def test_which_kernel_runs(run: Run) -> None:
     assert {line["stack"] for line in whole} == {"sglang"} and all(line["sources"] for line in whole)
     on = json.loads(told(run, "evidence", "--runs", "--stack", "sglang", "--op", "moe", "--gpu", "b200_sxm", "--json"))
     any_format = next(line for line in on["runs"] if line["dtype"] == "*")
-    assert any_format["backend"] == "triton" and list(any_format["measured"]) == ["trtllm", "triton"]
+    assert any_format["backend"] == "triton" and list(any_format["measured"])[:2] == ["trtllm", "triton"]
 
 
 def test_a_call_tells_which_kernel_it_is_taken_to_run(run: Run) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,7 @@ GPUS = ["h100_sxm", "h200_sxm", "a100_sxm", "l40s", "b200_sxm", "rtx_4090", "v10
 SIZES = {"head_dim": (16, 256),
          "experts": (1, 64), "inter": (1, 2048), "hidden": (1, 4096),
          "topk": (1, 8), "tp": (1, 1), "ep": (1, 1), "world": (2, 64),
-         "batch": (1, 16), "v_dim": (1, 256),
+         "batch": (1, 8), "heads": (1, 64), "state": (1, 256), "v_dim": (1, 256),
          "nope_dim": (1, 256), "rope_dim": (1, 128), "kv_rank": (1, 1024),
          "kernel_h": (1, 7), "kernel_w": (1, 7), "stride": (1, 3), "dilation": (1, 2),
          "stride_w": (1, 3), "dilation_w": (1, 2), "padding_w": (0, 3), "stride_d": (1, 3), "dilation_d": (1, 2),
@@ -28,27 +30,28 @@ SIZES = {"head_dim": (16, 256),
          "kv_heads": (1, 1), "key_heads": (1, 1), "value_heads": (1, 64), "key_dim": (16, 256), "value_dim": (16, 256),
          "chunk": (16, 128), "rotary_dim": (2, 2), "block_m": (16, 128), "block_n": (16, 256),
          "block_k": (16, 128), "group_m": (1, 16), "warps": (1, 8), "stages": (1, 4),
-         "bytes": (1, 2**30), "vocab": (1000, 200000), "elements": (1, 2**30),
+         "bytes": (1, 2**30), "vocab": (1000, 200000), "elements": (1, 2**29),
          "depth": (1, 8), "kernel_d": (1, 1), "channels": (1, 512), "spatial": (1, 4096), "out_height": (1, 128),
          "out_width": (1, 128), "images": (1, 4096), "outer": (1, 64), "length": (1, 64), "pooling": (1, 64),
-         "size": (1, 10000), "layers": (1, 4), "steps": (1, 256)}  # fmt: skip
+         "size": (1, 10000), "layers": (1, 4), "steps": (1, 256), "o_groups": (1, 8), "o_rank": (1, 1024),
+         "index_heads": (1, 64), "index_dim": (16, 128), "q_rank": (1, 2048), "padded_heads": (1, 128),
+         "compress_ratio": (1, 128), "block_size": (16, 128), "topk_blocks": (1, 16), "index_topk": (1, 2048),
+         "nodes": (1, 1), "sms": (2, 24), "slots": (1, 64)}  # fmt: skip
 
 
-@st.composite
-def calls(draw: st.DrawFn, ops: list[str] | None = None) -> Kernel:
-    """Any valid call of any family."""
-    op = draw(st.sampled_from(ops or sorted(REGISTRY)))
+def a_call(op: str, size: Callable[[int, int], int], flag: Callable[[], bool], choice: Callable[[Any], Any]) -> Kernel:
+    """A valid call of ``op`` whose sizes, flags and words are chosen by these."""
     values: dict[str, Any] = {}
     for p in parameters_of(REGISTRY[op]).values():
         if p.kind == "lengths":
             continue
-        if p.kind == "size" and (p.required or p.name in ("batch", "q_len", "kv_len") or draw(st.booleans())):
+        if p.kind == "size" and (p.required or p.name in ("batch", "q_len", "kv_len") or flag()):
             low, high = SIZES.get(p.name, (1, min(4096, int(p.high))))
-            values[p.name] = draw(st.integers(low, high))
+            values[p.name] = size(low, high)
         elif p.kind == "flag":
-            values[p.name] = draw(st.booleans())
+            values[p.name] = flag()
         elif p.kind == "choice" and p.name not in ("dtype", "stack"):
-            values[p.name] = draw(st.sampled_from(p.options)) if p.required else p.default
+            values[p.name] = choice(p.options) if p.required else p.default
     values["dtype"] = "fp16" if "fp16" in REGISTRY[op].dtypes else REGISTRY[op].dtypes[0]
     if {"q_len", "kv_len"} <= values.keys():
         values["kv_len"] = max(values["q_len"], values["kv_len"])
@@ -59,9 +62,31 @@ def calls(draw: st.DrawFn, ops: list[str] | None = None) -> Kernel:
         values["k"] = min(values["k"], values["cols"])
     if op == "rope":
         values["head_dim"] *= 2  # rotary dimensions come in pairs
+    if {"world", "experts"} <= values.keys():  # as many on each GPU
+        values["experts"] *= values["world"]
+    if {"slots", "experts"} <= values.keys():  # spare copies
+        values["slots"] += values["experts"]
     if {"topk", "experts"} <= values.keys():
         values["topk"] = min(values["topk"], values["experts"])
     return kc.kernel(op, **values)
+
+
+@st.composite
+def calls(draw: st.DrawFn, ops: list[str] | None = None) -> Kernel:
+    """Any valid call of any family."""
+    op = draw(st.sampled_from(ops or sorted(REGISTRY)))
+    return a_call(op, lambda low, high: draw(st.integers(low, high)), lambda: draw(st.booleans()),
+                  lambda options: draw(st.sampled_from(options)))  # fmt: skip
+
+
+@pytest.mark.parametrize("op", sorted(REGISTRY))
+@pytest.mark.parametrize("flag", [False, True])
+def test_the_largest_call_that_is_drawn_fits_every_gpu(op: str, flag: bool) -> None:
+    """Else the tests below would now and then draw a call that is refused."""
+    for position in (0, -1):
+        call = a_call(op, lambda low, high: high, lambda: flag, itemgetter(position))
+        for gpu in GPUS:
+            kc.predict(call, gpu)
 
 
 gpus = st.sampled_from(GPUS)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import functools
-import json
 from typing import Any
 
 from kernelcast.networks import model
-from kernelcast.networks.catalogue import MODELS
+from kernelcast.networks.catalogue import bundled
 from kernelcast.networks.layers import SelfAttention
 
 
 @functools.cache
 def config_of(stem: str) -> dict[str, Any]:
-    config: dict[str, Any] = json.loads((MODELS / f"{stem}.json").read_text(encoding="utf-8"))
-    return config
+    return bundled(stem)
 
 
 def attentions_of(name: str) -> list[SelfAttention]:

@@ -35,7 +35,7 @@ def evidence(family: str) -> Evidence:
 
 
 # of these only this project measured some, a few hundred or thousand calls of many kinds
-SMALL = ("masked_attention", "grouped_mm", "multi_tensor", "spatial", "indexed", "recurrent")
+SMALL = ("masked_attention", "grouped_mm", "multi_tensor", "spatial", "indexed", "recurrent", "mhc")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -169,8 +169,9 @@ def test_without_a_stack_the_interval_holds_other_stacks() -> None:
 
 
 def test_what_nobody_measured_is_its_nearest_kind_times_physics() -> None:
-    """Random routing is in no table: the same layer dealt out evenly, times the ratio of generic times."""
-    sizes = {"tokens": 64, "hidden": 2048, "inter": 768, "experts": 128, "topk": 8, "stack": "vllm"}
+    """Random routing is in no table: over several ranks the same layer dealt out evenly, times the ratio of generic
+    times."""
+    sizes = {"tokens": 64, "hidden": 2048, "inter": 768, "experts": 128, "topk": 8, "ep": 4, "stack": "vllm"}
     asked, near = (told("moe", "h200_sxm", **sizes, routing=way) for way in ("random", "balanced"))
     physics = kc.Conditions(predictor="generic")
     ratio = [kc.predict(kc.kernel("moe", **sizes, backend="triton", routing=way), "h200_sxm", physics).time_s

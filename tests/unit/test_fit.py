@@ -214,3 +214,10 @@ def test_a_generation_is_left_out_whole_and_a_gpu_where_another_stands_in() -> N
     assert fitting._stands_in("h100_sxm", "h200_sxm") and fitting._stands_in("gb300", "b300_sxm")
     # a B300 has another capability than a B200, a GB200 is its twin: without it nobody stands in
     assert not fitting._stands_in("b300_sxm", "b200_sxm") and not fitting._stands_in("gb200", "b200_sxm")
+
+
+def test_tasks_of_frontier_models_are_scored_when_named() -> None:
+    families = {protocol.family for protocol in Evaluation().protocols}
+    assert "gemm" in families
+    assert not families & {"mla_layer", "sparse_attention", "linear_attention", "deepep"}
+    assert {protocol.family for protocol in Evaluation(tasks=("DeepEP",)).protocols} == {"deepep"}

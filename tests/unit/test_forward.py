@@ -15,12 +15,14 @@ from kernelcast.errors import KernelcastError
 from kernelcast.networks import model, model_ids
 from kernelcast.networks.batch import Batch
 from kernelcast.networks.forward import Deployment, forward
-from kernelcast.networks.layers import Dense, LayerRun
+from kernelcast.networks.layers import Dense, LayerRun, Mamba2, Parallel
 from kernelcast.networks.precision import Precision
 from kernelcast.parallel import Layout
 from kernelcast.stacks import stack, stack_ids
 from kernelcast.times import Times
 
+MIXERS = ("attention", "mla", "mla_layer", "dsa_layer", "compressed_layer", "block_sparse_layer", "gated_delta", "kda",
+          "mamba2")  # fmt: skip
 PROMPTS = Batch(new=(100, 200), past=(0, 0))  # 300 tokens
 DECODE = Batch(new=(1, 1, 1), past=(50, 60, 70))  # 3 tokens
 
@@ -240,7 +242,7 @@ def test_deepseek_v3_begins_with_dense_layers_and_has_a_shared_expert() -> None:
 
 
 def test_mla_is_expanded_in_prefill_and_absorbed_in_decode() -> None:
-    prefill, decode = (calls_of("deepseek-v3", batch, tp=8) for batch in (PROMPTS, DECODE))
+    prefill, decode = (calls_of("deepseek-v3", batch, tp=8, engine="torch") for batch in (PROMPTS, DECODE))
     # 128 / 8 = 16 heads. Down: 1536 + 512 + 64 = 2112, whole; queries up: 16 x (128 + 64) = 3072;
     # keys and values up: 16 x (128 + 128) = 4096 from 512; out: 16 x 128 = 2048 deep
     expected = [(300, 2112, 7168), (300, 3072, 1536), (300, 4096, 512), (300, 7168, 2048)]
@@ -255,8 +257,42 @@ def test_mla_is_expanded_in_prefill_and_absorbed_in_decode() -> None:
 
 def test_a_chunk_of_mla_expands_the_latents_of_its_past_too() -> None:
     # 64 new tokens after 1000: keys and values of 1064
-    calls = calls_of("deepseek-v3", Batch((64,), (1000,)), tp=8)
+    calls = calls_of("deepseek-v3", Batch((64,), (1000,)), tp=8, engine="torch")
     assert (1064, 4096, 512) in [p[:3] for p in products(calls, "projections")]
+
+
+def test_engines_run_latent_attention_as_the_layer_that_was_measured() -> None:
+    prefill, decode = (calls_of("deepseek-v3", batch, tp=8, engine="trtllm") for batch in (PROMPTS, DECODE))
+    names = ("q_heads", "hidden", "q_rank", "kv_rank", "nope_dim", "rope_dim", "v_dim", "absorbed", "dtype")
+    assert sizes(decode, "mla_layer", "attention", *names) == 2 * [
+        (16, 7168, 1536, 512, 128, 64, 128, "yes", "fp8_block")
+    ]
+    assert {found["absorbed"] for found in of(prefill, "mla_layer")} == {"no"}
+    assert not products(decode, "projections")  # they are inside
+    assert sum(found["count"] for found in of(decode, "mla_layer")) == 61
+
+
+def test_sparse_attention_tells_its_indexer() -> None:
+    calls = calls_of("deepseek-v3.2", DECODE, tp=8, engine="sglang")
+    names = ("q_heads", "index_heads", "index_dim", "index_topk", "indexer")
+    assert set(sizes(calls, "dsa_layer", None, *names)) == {(16, 64, 128, 2048, True)}
+    assert sum(found["count"] for found in of(calls, "dsa_layer")) == 61
+
+
+def test_mamba_layers_have_one_half_each() -> None:
+    place = deployed("nemotron-h-8b", tp=2)
+    calls = forward(place, DECODE)
+    mixers = [run.layer.attention for run in place.model.layers for _ in range(run.count)]
+    scans = [mixer for mixer in mixers if isinstance(mixer, Mamba2)]
+    (found,) = of(calls, "mamba2")
+    assert found["count"] == len(scans) and found["heads"] == scans[0].heads // 2
+    assert found["groups"] == scans[0].groups // 2 and found["state"] == scans[0].state
+    # z, x, B and C, dt: what in_proj yields, half of it
+    assert (3, scans[0].in_width // 2, place.model.hidden, len(scans)) in products(calls, "projections")
+    # one norm a half, and the last
+    halves = sum(run.count * run.layer.halves for run in place.model.layers)
+    hidden = [n for n in of(calls, "rmsnorm") if n["cols"] == place.model.hidden and n["rows"] == 3]
+    assert sum(n["count"] for n in hidden) == halves + 1
 
 
 def test_gpt2_has_a_plain_mlp_and_learned_positions() -> None:
@@ -302,8 +338,34 @@ def test_attention_dp_exchanges_tokens_with_the_experts() -> None:
     assert not of(calls, "all_reduce")
     # experts see the tokens of all 4 ranks: 12
     assert sizes(calls, "moe", None, "tokens", "tp", "ep") == [(12, 1, 4)]
+    # vLLM: every GPU gets all 12 tokens of 2048 x 2 bytes, and a sum is scattered back
+    for op in ("all_gather", "reduce_scatter"):
+        found = [row for row in sizes(calls, op, None, "bytes", "world", "count") if row[2] == 48]
+        assert found == [(12 * 2048 * 2, 4, 48)]
+
+
+@pytest.mark.parametrize(("batch", "mode", "kernel"), [(DECODE, "low_latency", "deepep_masked"),
+                                                       (PROMPTS, "normal", "deepep_contiguous")])  # fmt: skip
+def test_sglang_sends_tokens_by_deepep(batch: Batch, mode: str, kernel: str) -> None:
+    calls = calls_of("deepseek-v3", batch, engine="sglang", dp=16, ep=16)
+    # a rank's own tokens; 16 GPUs in two nodes
+    names = ("tokens", "topk", "experts", "world", "nodes", "fabric", "mode", "dtype", "count")
+    own = (batch.tokens, 8, 256, 16, 2, "ib_ndr", mode)
+    assert sizes(calls, "deepep_dispatch", None, *names) == [(*own, "fp8_block", 58)]
+    assert sizes(calls, "deepep_combine", None, *names) == [(*own, "bf16", 58)]
+    assert sizes(calls, "moe", None, "tokens", "ep", "backend") == [(16 * batch.tokens, 16, kernel)]
+
+
+def test_another_exchange_may_be_asked_for() -> None:
+    place = deployed("qwen3-30b-a3b", dp=4, ep=4)
+    calls = forward(replace(place, stack=replace(place.stack, exchange="nccl")), DECODE)
     # out and back, each layer: 3 tokens to min(8, 4) GPUs, 2048 x 2 bytes each
     assert sizes(calls, "all_to_all", None, "bytes", "world", "count") == 2 * [(3 * 4 * 2048 * 2, 4, 48)]
+
+
+def test_a_link_of_ones_own_is_used_inside_a_node() -> None:
+    (inside,) = of(calls_of("llama-3.1-8b", DECODE, on="l40s", tp=4, link="pcie4_shared"), "all_reduce", None)[:1]
+    assert inside["fabric"] == "pcie4_shared"
 
 
 def test_pipeline_stages_send_what_is_between_layers() -> None:
@@ -384,8 +446,9 @@ def test_every_bundled_model_gives_calls_that_can_be_predicted(engine: str) -> N
         place = deployed(name, engine=engine)
         for batch in (PROMPTS, DECODE):
             calls = forward(place, batch)
-            mixers = [call for call in calls if call.op in ("attention", "mla", "gated_delta")]
-            assert sum(call.count for call in mixers) == model(name).layer_count
+            mixers = sum(call.count for call in calls if call.op in MIXERS)
+            layers = [layer.attention for layer in model(name).expand() if layer.attention]
+            assert mixers == sum(2 if isinstance(mixer, Parallel) else 1 for mixer in layers)
             every |= dict.fromkeys(call.call for call in calls)
     for call in every:
         kc.kernel(call.op, **dict(call.parameters))  # refuses what the op does not take
@@ -402,7 +465,7 @@ def test_a_layer_in_order_begins_each_half_with_its_norm() -> None:
 
 
 def test_uneven_experts_take_longer() -> None:
-    balanced = deployed("mixtral-8x7b", on="h200_sxm", tp=2)
+    balanced = replace(deployed("mixtral-8x7b", on="h200_sxm", tp=2), routing="balanced")
     uneven = replace(balanced, skew=1.2)
     times = Times(balanced.gpu)
     both = [next(c.call for c in forward(place, PROMPTS) if c.op == "moe") for place in (balanced, uneven)]
@@ -416,4 +479,4 @@ def test_a_checkpoint_is_served_as_it_is_stored_unless_told_otherwise() -> None:
     chip = kc.gpu("h200_sxm")
     stored = {name: Deployment(model(name), chip, stack("vllm")).precision for name in ("deepseek-v3", "gpt-oss-20b")}
     assert stored == {name: Precision.of(model(name)) for name in stored}
-    assert (stored["deepseek-v3"].weights, stored["gpt-oss-20b"].expert_weights) == ("fp8_block", "int4")
+    assert (stored["deepseek-v3"].weights, stored["gpt-oss-20b"].expert_weights) == ("fp8_block", "mxfp4")

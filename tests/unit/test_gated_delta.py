@@ -186,7 +186,7 @@ def test_key_heads_bound_tensor_parallelism() -> None:
 
 
 def test_states_are_cut_by_tp_and_do_not_grow() -> None:
-    states = 36 * (32 * 128 * 128 + (2 * 16 + 32) * 128 * 3) * 4  # fp32
+    states = 36 * (32 * 128 * 128 * 4 + (2 * 16 + 32) * 128 * 3 * 2)  # fp32; the convolution's inputs in 16 bits
     keys = 12 * 2 * 2 * 256 * 2  # of a token, in the twelve layers of softmax attention
     assert cache_bytes(deployment(tp=1), 1000) == states + 1000 * keys
     assert cache_bytes(deployment(tp=2), 1000) == (states + 1000 * keys) / 2

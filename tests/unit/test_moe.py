@@ -8,7 +8,8 @@ import pytest
 import kernelcast as kc
 from kernelcast.kernels.base import columns_of, kernel_class, parameters_of
 from kernelcast.kernels.grouped import TRITON_CONFIG
-from kernelcast.kernels.moe import Moe, _balanced, _Layer
+from kernelcast.kernels.moe import Moe, _Layer
+from kernelcast.kernels.routing import balanced_blocks
 from kernelcast.kernels.work import axis
 
 MIXTRAL = {"hidden": 4096, "inter": 14336, "experts": 8, "topk": 2}
@@ -26,7 +27,7 @@ def test_padded_rows_of_a_balanced_layer() -> None:
     # 101 tokens: 202 pairs, two experts with 26 rows: the same blocks of 16
     assert layer(tokens=101).blocks(axis([16]))[0, 0] == 16
     # 3 pairs over 8 experts: three experts with one row
-    assert _balanced(np.array([3.0]), np.array([8.0]), axis([16]))[0, 0] == 3
+    assert balanced_blocks(np.array([3.0]), np.array([8.0]), axis([16]))[0, 0] == 3
 
 
 def test_only_experts_with_tokens_are_read() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from kernelcast.errors import KernelcastError
+from kernelcast.hardware import gpu
 from kernelcast.networks.catalogue import config
 from kernelcast.networks.config import parse
 from kernelcast.networks.precision import Precision
@@ -73,13 +74,10 @@ def test_of_a_model_with_experts(quantization: dict[str, Any], label: str) -> No
 @pytest.mark.parametrize(
     "quantization, reason",
     [
-        ({"quant_method": "gptq", "bits": 8}, "gptq of 8 bits"),
+        ({"quant_method": "gptq", "bits": 3}, "gptq of 3 bits"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes weights"),
-        (compressed(group((8, "int"), None)), "8-bit int weights with 16-bit float activations"),
         (compressed(group((4, "float"), None)), "4-bit float weights with 16-bit float activations"),
         ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "modelopt's W4A8_AWQ"),
-        ({"quant_method": "awq", "bits": 4, "modules_to_not_convert": ["self_attn"]},
-         "awq with attention in bf16 and the rest in int4"),
     ],
 )  # fmt: skip
 def test_what_has_no_kernels_is_told_and_a_format_may_be_given(quantization: dict[str, Any], reason: str) -> None:
@@ -87,6 +85,28 @@ def test_what_has_no_kernels_is_told_and_a_format_may_be_given(quantization: dic
         stored(quantization)
     given = parse({**config("llama-3.1-8b")[1], "quantization_config": quantization}, "mine")
     assert Precision.of(given, "bf16").label == "bf16"
+
+
+@pytest.mark.parametrize(
+    "quantization, label",
+    [
+        ({"quant_method": "gptq", "bits": 8}, "int8_wo"),
+        (compressed(group((8, "int"), None)), "int8_wo"),
+        (compressed(group((8, "float"), None)), "int8_wo"),
+        ({"quant_method": "awq", "bits": 4, "modules_to_not_convert": ["self_attn"]}, "bf16, mlp int4"),
+    ],
+)
+def test_weights_alone_and_parts_apart(quantization: dict[str, Any], label: str) -> None:
+    assert stored(quantization).label == label
+
+
+def test_stored_weights_run_alone_where_a_gpu_has_not_their_arithmetic() -> None:
+    quantization = compressed(group((8, "float"), (8, "float")))
+    kinds, ampere, hopper = stored(quantization), gpu("a100_sxm"), gpu("h100_sxm")
+    assert kinds.label == "fp8" and kinds.weight_only(ampere) == ("fp8",) and kinds.weight_only(hopper) == ()
+    assert kinds.runs("fp8", ampere) == "int8_wo" and kinds.runs("fp8", hopper) == "fp8"
+    assert Precision("fp8").runs("fp8", ampere) == "fp8"  # asked for: refused where it is predicted
+    assert Precision("nvfp4", stored=True).runs("nvfp4", hopper) == "int4"
 
 
 def test_a_cache_that_is_asked_for_wins() -> None:

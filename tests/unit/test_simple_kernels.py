@@ -294,12 +294,20 @@ def algorithms(gpu_id: str, **values: Any) -> set[str]:
 
 
 def test_all_reduce_offers_what_the_fabric_can() -> None:
-    assert algorithms("h100_sxm", world=8) == set(ALGORITHMS)
+    inside = set(ALGORITHMS) - {"by_node"}
+    assert algorithms("h100_sxm", world=8) == inside
     assert "in_switch" not in algorithms("h100_sxm", world=8, dtype="int8")  # the switch adds floats
-    assert algorithms("a100_sxm", world=8) == set(ALGORITHMS) - {"in_switch"}
-    assert algorithms("h100_sxm", world=16, fabric="ib_ndr") == {"ring", "tree"}
+    assert algorithms("a100_sxm", world=8) == inside - {"in_switch"}
+    assert algorithms("h100_sxm", world=16, fabric="ib_ndr") == {"ring", "tree", "by_node"}
     assert algorithms("l40s", world=4) == {"ring", "tree"}  # PCIe: custom kernels for pairs only
     assert algorithms("l40s", world=2) == {"ring", "tree", "one_shot", "two_shot"}
+
+
+def test_nodes_share_a_message_out_to_their_ports() -> None:
+    """32 GPUs are four nodes: each GPU reduces an eighth with its three likes, 2 x 3/4 of it over its own port."""
+    found = plan("all_reduce", "by_node", bytes=2**20, world=32, fabric="ib_ndr")
+    assert found["link_bytes"] == 2 * 3 / 4 * 2**20 / 8
+    assert found["link_steps"] == 2 * 2  # two levels of four nodes, there and back
 
 
 @pytest.mark.parametrize("op", ["all_gather", "reduce_scatter"])

@@ -69,6 +69,9 @@ class Launch:
     call: Call
     count: float = 1.0
     by: str = "tokens"  # or "sequences" (the head's rows), or "lengths" (attention: new and past tokens of each)
+    beside: str = (
+        ""  # on a stream of its own beside the routed "experts", or beside "all": what they do not hide counts
+    )
 
     @property
     def op(self) -> str:

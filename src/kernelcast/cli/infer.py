@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kernelcast.cli.cluster_options import ClusterChoice
 from kernelcast.cli.commands import Command, with_examples
+from kernelcast.cli.drafts import DraftModel, speculation
+from kernelcast.cli.option_groups import takes
 from kernelcast.cli.options import (
     CalibrationFile,
     Changes,
@@ -29,9 +30,8 @@ from kernelcast.cli.options import (
 from kernelcast.errors import KernelcastError
 
 if TYPE_CHECKING:
-    from kernelcast.hardware import Gpu
-    from kernelcast.networks.forward import Deployment
-    from kernelcast.parallel import Layout
+    from kernelcast.networks.architecture import Architecture
+    from kernelcast.networks.deployment import Deployment
     from kernelcast.serving.result import Inference
     from kernelcast.serving.workload import Speculation, Workload
 
@@ -52,7 +52,7 @@ def register(app: typer.Typer) -> None:
         "kernelcast infer llama-3.1-8b --gpu h200_sxm --batch 8 --input-len 2048 --output-len 256",
         "kernelcast infer qwen3-30b-a3b --gpu h100_sxm --tp 2 --stack sglang --dtype fp8 --json",
     )
-    app.command("infer", cls=with_examples(Command, *examples))(infer)
+    app.command("infer", cls=with_examples(Command, *examples))(takes(cluster=ClusterChoice)(infer))
     app.command("models", cls=with_examples(Command, "kernelcast models --json"))(models)
 
 
@@ -74,12 +74,14 @@ def infer(
     pp: Pp = 1,
     ep: Annotated[int, typer.Option("--ep", help="parts that experts are dealt out to")] = 1,
     dp: Annotated[int, typer.Option("--dp", help="attention-DP ranks that share the experts")] = 1,
-    skew: Annotated[float, typer.Option("--skew", help="of tokens over experts: 0 balanced, 1.2 as measured")] = 0.0,
+    cluster: ClusterChoice = ClusterChoice(),  # noqa: B008  frozen
+    images: Annotated[int, typer.Option("--images", min=0, help="that each prompt has, beside its tokens (0)")] = 0,
+    image_size: Annotated[int, typer.Option("--image-size", min=1, help="pixels of a side of each (1024)")] = 1024,
     micro_batches: Annotated[int, typer.Option("--micro-batches", help="parts of the batch in a pipeline")] = 1,
     sequence_parallel: SequenceParallel = False,
     draft_tokens: Annotated[int, typer.Option("--draft-tokens", help="speculative decoding: guesses a step")] = 0,
     acceptance: Annotated[float, typer.Option("--acceptance", help="probability that a guess is right")] = 0.7,
-    draft_model: Annotated[str | None, typer.Option("--draft-model", metavar="MODEL", help="that guesses")] = None,
+    draft_model: DraftModel = None,
     changes: Changes = None,
     power_cap: PowerCap = None,
     predictor: PredictorName = "learned",
@@ -90,51 +92,29 @@ def infer(
     as_json: Json = False,
 ) -> None:
     """How fast a language model runs on a GPU, what takes the time, and whether it fits: one static batch."""
-    from kernelcast.parallel import Layout
+    from kernelcast import networks
+    from kernelcast.networks.precision import Precision
+    from kernelcast.serving.images import with_images
     from kernelcast.serving.infer import infer as run
+    from kernelcast.stacks import stack as named_stack
 
     if gpu is None:
         raise KernelcastError("which GPU? give --gpu, as in --gpu h200_sxm")
-    layout = Layout(tp, pp, dp, ep, sequence_parallel, micro_batches)
-    deployed = functools.partial(
-        _deployed,
-        chip=chosen_gpu(gpu, changes, power_cap),
-        stack=stack,
-        formats=(dtype, kv_dtype),
-        layout=layout,
-        skew=skew,
-    )
-    place = deployed(model)
+    layout = cluster.layout(tp, pp, dp, ep, sequence_parallel=sequence_parallel, micro_batches=micro_batches)
+
+    def deployed(found: Architecture) -> Deployment:
+        formats = Precision.of(found, dtype, kv_dtype)
+        return cluster.place(found, chosen_gpu(gpu, changes, power_cap), named_stack(stack), formats, layout)
+
+    place = deployed(networks.model(model))
     if place.model.kind == "encoder" and requests is None and output_len is None:
         output_len = 1  # it writes none: one pass
     sizes = {"--batch": batch, "--input-len": input_len, "--output-len": output_len, "--cached": cached}
-    guesses = _speculation(draft_tokens, acceptance, draft_model, deployed)
+    guesses = speculation(draft_tokens, acceptance, draft_model, place, deployed)
     workload = _workload(requests, sizes, chunk, guesses)
+    if images:
+        workload = with_images(workload, place, images, image_size)
     _told(run(place, workload, chosen_conditions(None, "model", predictor, calibration, weights)), trace, plot, as_json)
-
-
-def _deployed(
-    name: str, *, chip: Gpu, stack: str, formats: tuple[str | None, str | None], layout: Layout, skew: float
-) -> Deployment:
-    from kernelcast import networks
-    from kernelcast.networks.forward import Deployment
-    from kernelcast.networks.precision import Precision
-    from kernelcast.stacks import stack as named_stack
-
-    found = networks.model(name)
-    return Deployment(found, chip, named_stack(stack), Precision.of(found, *formats), layout, skew)
-
-
-def _speculation(
-    draft_tokens: int, acceptance: float, draft_model: str | None, deployed: Callable[[str], Deployment]
-) -> Speculation | None:
-    from kernelcast.serving.workload import Speculation
-
-    if draft_tokens:
-        return Speculation(draft_tokens, acceptance, deployed(draft_model) if draft_model else None)
-    if draft_model:
-        raise KernelcastError("--draft-model needs --draft-tokens, as in --draft-tokens 4")
-    return None
 
 
 def _told(result: Inference, trace: Path | None, plot: Path | None, as_json: bool) -> None:

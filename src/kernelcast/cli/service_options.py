@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from kernelcast.cli.cluster_options import ClusterChoice
+from kernelcast.cli.drafts import DraftModel, speculation
 from kernelcast.cli.option_groups import option_of
 from kernelcast.cli.options import (
     CalibrationFile,
@@ -22,7 +24,8 @@ from kernelcast.cli.options import (
 from kernelcast.errors import KernelcastError
 
 if TYPE_CHECKING:
-    from kernelcast.networks.forward import Deployment
+    from kernelcast.networks.architecture import Architecture
+    from kernelcast.networks.deployment import Deployment
     from kernelcast.predict import Conditions
     from kernelcast.serving.engine.fleet import Pool, Service
     from kernelcast.serving.load import Load
@@ -33,11 +36,9 @@ _place = option_of("Deployment")
 _engine = option_of("Engine")
 _several = option_of("Replicas")
 
-SKEW = 1.2  # of tokens over experts, as public campaigns take it for traffic
-
 
 @dataclass(frozen=True)
-class ServiceChoice:
+class ServiceChoice(ClusterChoice):
     """The options as they were given; None: not given."""
 
     gpu: GpuName = None
@@ -52,7 +53,6 @@ class ServiceChoice:
     pp: Annotated[int, _place("--pp", "--pipeline-parallel-size", help="pipeline stages")] = 1
     dp: Annotated[int, _place("--dp", help="attention-DP ranks that share the experts, in lockstep")] = 1
     ep: Annotated[int, _place("--ep", help="parts that experts are dealt out to")] = 1
-    skew: Annotated[float, _place("--skew", help="of tokens over experts: 0 balanced, 1.2 as public campaigns")] = SKEW
     changes: Changes = None
     max_num_seqs: Annotated[
         int | None,
@@ -89,8 +89,12 @@ class ServiceChoice:
     recv_interval: Annotated[
         int | None, _engine("--scheduler-recv-interval", help="steps between looks at new requests (1)")
     ] = None
+    dp_wait: Annotated[
+        int | None, _engine("--attention-dp-timeout-iters", help="steps that DP ranks wait for others to read too (0)")
+    ] = None
     draft_tokens: Annotated[int, _engine("--draft-tokens", help="speculative decoding: guesses a step")] = 0
     acceptance: Annotated[float, _engine("--acceptance", help="probability that a guess is right")] = 0.7
+    draft_model: DraftModel = None
     replicas: Annotated[int, _several("--replicas", help="engines behind a router")] = 1
     router: Annotated[str, _several("--router", metavar="NAME", help="round_robin, least_loaded, cache_aware")] = (
         "round_robin"
@@ -129,21 +133,21 @@ def chosen_service(choice: ServiceChoice, model: str, load: Load) -> Service:
     elif choice.prefill_tp is not None or choice.transfer is not None:
         raise KernelcastError("--prefill-tp and --transfer-fabric need --prefill-replicas, as in --prefill-replicas 1")
     pool = _pool(choice, place, context, choice.replicas)
-    return Service(pool, prefill, choice.router, _speculation(choice), choice.transfer)
+    return Service(pool, prefill, choice.router, _speculation(choice, place), choice.transfer)
 
 
 def deployed(choice: ServiceChoice, model: str, tp: int) -> Deployment:
     from kernelcast import networks
-    from kernelcast.networks.forward import Deployment
     from kernelcast.networks.precision import Precision
-    from kernelcast.parallel import Layout
 
     if choice.gpu is None:
         raise KernelcastError("which GPU? give --gpu, as in --gpu h200_sxm")
+    if choice.overlap:
+        raise KernelcastError("two-batch overlap is forecast of static batches alone: see `kernelcast infer`")
     found = networks.model(model)
-    layout = Layout(tp, choice.pp, choice.dp, choice.ep)
     formats = Precision.of(found, choice.dtype, choice.kv_dtype)
-    return Deployment(found, chosen_gpu(choice.gpu, choice.changes), _stack(choice), formats, layout, choice.skew)
+    layout = choice.layout(tp, choice.pp, choice.dp, choice.ep)
+    return choice.place(found, chosen_gpu(choice.gpu, choice.changes), _stack(choice), formats, layout)
 
 
 def _stack(choice: ServiceChoice) -> Stack:
@@ -167,12 +171,15 @@ def _pool(choice: ServiceChoice, place: Deployment, context: int, replicas: int)
     given: dict[str, Any] = {
         name: getattr(choice, name)
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "prefix_caching", "chunked_prefill",
-                     "async_scheduling", "policy", "capacity", "recv_interval")
+                     "async_scheduling", "policy", "capacity", "recv_interval", "dp_wait")
     }  # fmt: skip
     return Pool(place, settings_of(place, {**given, "kv_blocks": choice.num_gpu_blocks}, context), replicas)
 
 
-def _speculation(choice: ServiceChoice) -> Speculation | None:
-    from kernelcast.serving.workload import Speculation
+def _speculation(choice: ServiceChoice, place: Deployment) -> Speculation | None:
+    from kernelcast.networks.precision import Precision
 
-    return Speculation(choice.draft_tokens, choice.acceptance) if choice.draft_tokens else None
+    def deployed(draft: Architecture) -> Deployment:
+        return replace(place, model=draft, precision=Precision.of(draft, choice.dtype, choice.kv_dtype))
+
+    return speculation(choice.draft_tokens, choice.acceptance, choice.draft_model, place, deployed)

@@ -32,7 +32,7 @@ _USUAL_PAGE = 16  # tokens, where no stack says
 _MOVED_BY_ENGINE = {"vllm": "kv", "sglang": "kv", "trtllm": "q+kv"}
 
 
-class _OverCache(Kernel):
+class OverCache(Kernel):
     """What both have: a batch of requests, equal or ragged, over a KV cache."""
 
     batch: int | None = size("requests", default=None)
@@ -125,7 +125,7 @@ def _lengths(requests: Requests) -> NDArray[Any]:
     return np.where(same[0] & same[1], "equal", "ragged").astype(object)
 
 
-class Attention(_OverCache):
+class Attention(OverCache):
     """Softmax(Q Kᵀ) V for a batch of requests. Prefill, decode (q_len 1) and chunked prefill (q_len < kv_len).
 
     With a serving engine as its stack (vllm, sglang, trtllm) it is the engine's attention layer, as that is measured:
@@ -184,7 +184,7 @@ class Attention(_OverCache):
         return (*attended, replace(move, launches=kernels))
 
 
-class Mla(_OverCache):
+class Mla(OverCache):
     """Multi-head latent attention (DeepSeek V2/V3): ``absorbed`` attends to the latent, else to expanded heads."""
 
     op = "mla"

@@ -203,6 +203,10 @@ Conflicts = list[tuple[NDArray[np.bool_], str]]
 """Broken rules between parameters: (mask of the calls that break one, what is wrong)."""
 
 
+Others = list[tuple[NDArray[np.intp], Calls]]
+"""Calls beside those of some numbers, one for each."""
+
+
 def conflict(broken: NDArray[np.bool_], text: str, columns: Mapping[str, NDArray[Any]]) -> Conflicts:
     """A rule, where any call breaks it; ``text`` has the columns' numbers of the first that does: "k {k:g} is odd"."""
     if not broken.any():
@@ -284,6 +288,17 @@ class Kernel:
     def sizes(cls, calls: Calls) -> Mapping[str, Array]:
         """The numbers whose measured ranges evidence tells; NaN where one was not given."""
         return {p.name: calls[p.name] for p in parameters_of(cls).values() if p.kind in ("size", "real", "flag")}
+
+    @classmethod
+    def no_less_than(cls, calls: Calls) -> Others:
+        """Other calls than which these (by number) cannot be faster: a law that what was measured of single calls does
+        not keep. None, for most."""
+        return []
+
+    @classmethod
+    def no_more_than(cls, calls: Calls) -> Others:
+        """Other calls than which these (by number) cannot be slower."""
+        return []
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:

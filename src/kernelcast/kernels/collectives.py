@@ -6,8 +6,9 @@ A call that cannot use one (too many GPUs, the wrong fabric) has its first algor
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +24,13 @@ from kernelcast.kernels.work import Array, Number, Work, Works, ceil_div
 # 2 one_shot: every GPU reads from all others at once (custom all-reduce of vLLM, SGLang, TensorRT-LLM).
 # 3 two_shot: reduce-scatter, then all-gather, each in one shot (the same libraries).
 # 4 in_switch: NVSwitch adds (NVLink SHARP, PTX multimem.ld_reduce).
-ALGORITHMS = ("ring", "tree", "one_shot", "two_shot", "in_switch")
+# 5 by_node: GPUs of a node share out the message, and each sends its part to its like in other nodes (NCCL's rings and
+#   trees cross nodes so, each over another port).
+ALGORITHMS = ("ring", "tree", "one_shot", "two_shot", "in_switch", "by_node")
+_NODE_GPUS = 8.0  # of HGX, DGX and most servers: one port each
+_NETWORKS = ("ib",)  # how links between nodes are called
 
+_OWN = "own"  # the GPU's own link, in the words of evidence
 _THREADS = 512.0
 _NCCL_CTAS = 32.0  # channels; NCCL 2.2x uses 16 to 32 within a node
 _DIRECT_CTAS = 36.0  # vLLM custom_all_reduce.cuh: more contend for the link
@@ -60,6 +66,7 @@ class Message:
     world: Array
     direct: NDArray[np.bool_]
     switch: NDArray[np.bool_]
+    between: bool = False  # nodes: the link is a network's
 
     @classmethod
     def of(cls, calls: Calls, gpu: Gpu) -> Message:
@@ -67,7 +74,8 @@ class Message:
         world = calls["world"]
         reach = next((far for prefix, far in _REACH.items() if kind.startswith(prefix)), 1.0)
         switch_reach = _SWITCH_REACH.get(kind, 0.0) if calls.choice("dtype") in _SWITCH_DTYPES else 0.0
-        return cls(calls["bytes"], world, direct=world <= reach, switch=world <= switch_reach)
+        between = kind.startswith(_NETWORKS)
+        return cls(calls["bytes"], world, direct=world <= reach, switch=world <= switch_reach, between=between)
 
     @property
     def others(self) -> Array:
@@ -102,11 +110,16 @@ class _Collective(Kernel):
     )
 
     @classmethod
+    def kinds(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
+        """Where no link is named it is the GPU's own, not whichever was measured."""
+        return {**super().kinds(calls), "fabric": calls.choice("fabric") or _OWN}
+
+    @classmethod
     def usual(cls, words: Words, gpu: Gpu) -> dict[str, str | None]:
         """Measured on the GPU's own link, unless another kind is named."""
         named = words["fabric"]
-        own = named is None or kind_of(named) == kind_of(gpu.link_kind)
-        return {**words, "fabric": "own" if own else named}
+        own = named in (None, _OWN) or kind_of(str(named)) == kind_of(gpu.link_kind)
+        return {**words, "fabric": _OWN if own else named}
 
     @classmethod
     def plans(cls, message: Message) -> list[Plan]:
@@ -166,8 +179,13 @@ class AllReduce(_Collective):
         # A GPU inside a tree sends its half up, and down to two children; two trees swap leaves and insides.
         tree = np.where(m.world > 2, 2.0, 1.0) * m.bytes
         all_others = (m.world - 1) * m.bytes
+        nodes = np.maximum(1.0, m.world / _NODE_GPUS)
+        crossing = 2 * (nodes - 1) / nodes * m.bytes / _NODE_GPUS  # of one GPU, over its port
+        steps = 2 * np.ceil(np.log2(np.maximum(nodes, 2.0)))
+        by_node = Plan("by_node", crossing, steps, 4 * once + 2 * m.bytes, once, nccl, m.world > _NODE_GPUS)
         return [
             Plan("ring", 2 * once, 2 * (m.world - 1), 4 * once + 2 * m.bytes, once, nccl),
+            *([by_node] if m.between else []),
             Plan("tree", tree, 2 * m.levels, 2 * tree + 2 * m.bytes, m.bytes, nccl),
             Plan("one_shot", all_others, 1.0, all_others + 2 * m.bytes, all_others, shots, m.direct),
             Plan("two_shot", 2 * once, 2.0, 2 * (once + m.bytes), once, _ctas(part, _DIRECT_CTAS), m.direct),

@@ -20,7 +20,10 @@ class DType:
 
 
 # Scales count: fp8_block has an fp32 scale per 128 activations (and per 128x128 weights, negligible);
-# nvfp4 an fp8 scale per 16 elements; int4 weight-only an fp16 scale per group of 128.
+# nvfp4 an fp8 scale per 16 elements; int4 weight-only an fp16 scale per group of 128. int8_wo: weights alone have 8
+# bits (integers, or fp8 on a GPU without its arithmetic, as Marlin runs it), one scale a column. mxfp4 (OCP's
+# microscaling formats): 4-bit floats with one exponent for 32, beside 16-bit activations or (mxfp4_fp8) 8-bit ones with
+# an exponent for 32 too.
 _ALL = (
     DType("fp32", 4, 4, 4, "fp32"),
     DType("tf32", 4, 4, 4, "tf32"),
@@ -31,6 +34,9 @@ _ALL = (
     DType("int8", 1, 1, 2, "int8"),
     DType("nvfp4", 0.5 + 1 / 16, 0.5 + 1 / 16, 2, "nvfp4"),
     DType("int4", 2, 0.5 + 2 / 128, 2, "fp16"),
+    DType("int8_wo", 2, 1, 2, "fp16"),
+    DType("mxfp4", 2, 0.5 + 1 / 32, 2, "fp16"),
+    DType("mxfp4_fp8", 1 + 1 / 32, 0.5 + 1 / 32, 2, "fp8"),
 )
 DTYPES = {d.name: d for d in _ALL}
 

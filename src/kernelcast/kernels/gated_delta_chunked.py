@@ -1,22 +1,19 @@
 """Prefill of gated_delta, chunk by chunk: flash-linear-attention's chain of kernels, or FlashInfer's one.
 
-``DeltaSizes`` is what a batch holds, decode's sequences too: read in chunks and token by token, heads, and their bytes.
 Names in brackets are the files of these libraries that the kernels were read from.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from kernelcast.hardware import Gpu
 from kernelcast.hardware.paths import TCGEN05, WGMMA
-from kernelcast.kernels.base import Calls
-from kernelcast.kernels.dtypes import dtype, matmul_pipe
+from kernelcast.kernels.dtypes import matmul_pipe
 from kernelcast.kernels.gemm import TASK_CYCLES
-from kernelcast.kernels.requests import Requests
+from kernelcast.kernels.linear_attention import StateSizes
 from kernelcast.kernels.vector import ACCUMULATOR_BYTES, side_instructions, vector_kernel
 from kernelcast.kernels.work import Array, Number, Work, Works, axis, ceil_div
 
@@ -33,83 +30,17 @@ _FUSED_CYCLES = {WGMMA: (6000.0, 12000.0), TCGEN05: (5000.0, 28000.0)}  # a chun
 _FUSED_THREADS = 512.0
 
 
-@dataclass(frozen=True)
-class DeltaSizes:
-    """The chunked and the recurrent sequences of each call; all arrays (calls,)."""
-
-    tokens: Array  # of chunked sequences
-    chunks: Array  # of all of them
-    longest: Array  # chunks of the longest sequence
-    sequences: Array  # chunked
-    steps: Array  # recurrent: tokens of all sequences
-    longest_steps: Array
-    recurrent: Array  # sequences
-    keys: Array  # heads
-    values: Array
-    k: Array  # elements of a head
-    v: Array
-    chunk: Array
-    element_bytes: float
-    state_bytes: float  # of one element
-    math: str
-    state: Array  # elements of one head's
-    # bytes of all chunked tokens
-    qk_bytes: Array  # queries, or keys
-    wide_bytes: Array  # numbers of key_dim a value head and token, as w is
-    value_bytes: Array
-    gate_bytes: Array  # one of beta, or the decay's sum, in fp32
-    square_bytes: Array  # chunk x chunk numbers for each chunk and value head, in fp32
-    kept_state_bytes: Array  # states of the sequences, read at the start and written at the end
-    chunk_state_bytes: Array  # the state before each chunk, in the format of the activations
-
-    @classmethod
-    def of(cls, calls: Calls) -> DeltaSizes:
-        requests, how = Requests.of(calls), calls.choice("kernel")
-        queries, chunk = requests.queries, calls["chunk"]
-        alone = queries == 1 if how == "auto" else np.full(queries.shape, how == "recurrent")
-        chunks = np.where(alone, 0.0, ceil_div(queries, requests.each(chunk)))
-        steps = np.where(alone, queries, 0.0)
-        element_bytes, state_bytes = calls.dtype.act_bytes, dtype(calls.choice("state_dtype")).act_bytes
-        tokens, all_chunks, sequences = (requests.total(x) for x in (queries - steps, chunks, 1.0 - alone))
-        values, k, v = calls["value_heads"], calls["key_dim"], calls["value_dim"]
-        return cls(
-            tokens=tokens,
-            chunks=all_chunks,
-            longest=requests.most(chunks),
-            sequences=sequences,
-            steps=requests.total(steps),
-            longest_steps=requests.most(steps),
-            recurrent=requests.total(1.0 * alone),
-            keys=calls["key_heads"],
-            values=values,
-            k=k,
-            v=v,
-            chunk=chunk,
-            element_bytes=element_bytes,
-            state_bytes=state_bytes,
-            math=calls.dtype.math,
-            state=k * v,
-            qk_bytes=tokens * calls["key_heads"] * k * element_bytes,
-            wide_bytes=tokens * values * k * element_bytes,
-            value_bytes=tokens * values * v * element_bytes,
-            gate_bytes=tokens * values * ACCUMULATOR_BYTES,
-            square_bytes=tokens * values * chunk * ACCUMULATOR_BYTES,
-            kept_state_bytes=2 * sequences * values * k * v * state_bytes,
-            chunk_state_bytes=all_chunks * values * k * v * element_bytes,
-        )
-
-
-def triton_chain(gpu: Gpu, sizes: DeltaSizes, qk_norm: Array) -> Works:
+def triton_chain(gpu: Gpu, sizes: StateSizes, qk_norm: Array) -> Works:
     """One kernel after another, each over all chunks but for the walk of the state."""
     prepare = _prepare(gpu, sizes, 1 + 2 * qk_norm)  # queries and keys by a kernel each
-    return prepare, *(kernel(gpu, sizes) for kernel in (_scores, _inverse, _wy_form, _chunk_walk, _outputs))
+    return prepare, *(kernel(gpu, sizes) for kernel in (_scores, inverse, _wy_form, chunk_walk, _outputs))
 
 
-def flashinfer_kernel(gpu: Gpu, sizes: DeltaSizes, qk_norm: Array) -> Works:
+def flashinfer_kernel(gpu: Gpu, sizes: StateSizes, qk_norm: Array) -> Works:
     return _prepare(gpu, sizes, 1 + qk_norm), _fused(gpu, sizes)
 
 
-def _prepare(gpu: Gpu, sizes: DeltaSizes, launches: Array) -> Work:
+def _prepare(gpu: Gpu, sizes: StateSizes, launches: Array) -> Work:
     """What the decays need (their sum in Triton, their exponential in FlashInfer), and the norms where asked for."""
     heads = np.where(launches > 1, 2 * sizes.tokens * sizes.keys, 0.0)
     gates, elements = sizes.tokens * sizes.values, heads * sizes.k
@@ -126,9 +57,9 @@ def _prepare(gpu: Gpu, sizes: DeltaSizes, launches: Array) -> Work:
     )
 
 
-def _matrix_kernel(
+def matrix_kernel(
     gpu: Gpu,
-    sizes: DeltaSizes,
+    sizes: StateSizes,
     *,
     flops: Number,
     moved_bytes: Array,
@@ -174,10 +105,10 @@ def _matrix_kernel(
     )
 
 
-def _scores(gpu: Gpu, sizes: DeltaSizes) -> Work:
+def _scores(gpu: Gpu, sizes: StateSizes) -> Work:
     """beta k k^T with its decays, a chunk and value head a CTA (chunk_scaled_dot_kkt.py)."""
     square, row = sizes.chunk**2, sizes.chunk * sizes.k * sizes.element_bytes
-    return _matrix_kernel(
+    return matrix_kernel(
         gpu,
         sizes,
         flops=2 * square * sizes.k,
@@ -190,11 +121,11 @@ def _scores(gpu: Gpu, sizes: DeltaSizes) -> Work:
     )
 
 
-def _inverse(gpu: Gpu, sizes: DeltaSizes) -> Work:
+def inverse(gpu: Gpu, sizes: StateSizes) -> Work:
     """The inverse of a unit lower triangle a chunk and value head, in fp32 on the vector units (solve_tril.py)."""
     square = sizes.chunk**2
     rows = np.minimum(sizes.chunk, sizes.tokens / np.maximum(sizes.sequences, 1.0))
-    return _matrix_kernel(
+    return matrix_kernel(
         gpu,
         sizes,
         flops=0.0,
@@ -207,13 +138,13 @@ def _inverse(gpu: Gpu, sizes: DeltaSizes) -> Work:
     )
 
 
-def _wy_form(gpu: Gpu, sizes: DeltaSizes) -> Work:
+def _wy_form(gpu: Gpu, sizes: StateSizes) -> Work:
     """w and u: the inverse times keys and times values (wy_fast.py)."""
     square, width = sizes.chunk**2, sizes.k + sizes.v
     row = sizes.chunk * width * sizes.element_bytes
     inverse_bytes = sizes.square_bytes * sizes.element_bytes / ACCUMULATOR_BYTES
     moved = sizes.qk_bytes + sizes.wide_bytes + 2 * sizes.value_bytes + inverse_bytes + 2 * sizes.gate_bytes
-    return _matrix_kernel(
+    return matrix_kernel(
         gpu,
         sizes,
         flops=2 * square * width,
@@ -226,7 +157,7 @@ def _wy_form(gpu: Gpu, sizes: DeltaSizes) -> Work:
     )
 
 
-def _chunk_walk(gpu: Gpu, sizes: DeltaSizes) -> Work:
+def chunk_walk(gpu: Gpu, sizes: StateSizes) -> Work:
     """The state from chunk to chunk, a block of its columns a CTA: serial along the sequence (chunk_delta_h.py).
 
     It writes the state before each chunk, and the values that the chunk adds to it.
@@ -235,7 +166,7 @@ def _chunk_walk(gpu: Gpu, sizes: DeltaSizes) -> Work:
     tasks = sizes.sequences * sizes.values * ceil_div(sizes.v, block)
     steps = sizes.chunks / np.maximum(sizes.sequences, 1.0)  # of the mean task
     keys, columns = sizes.chunk * sizes.k * sizes.element_bytes, sizes.chunk * block * sizes.element_bytes
-    return _matrix_kernel(
+    return matrix_kernel(
         gpu,
         sizes,
         tasks=tasks,
@@ -253,10 +184,10 @@ def _chunk_walk(gpu: Gpu, sizes: DeltaSizes) -> Work:
     )
 
 
-def _outputs(gpu: Gpu, sizes: DeltaSizes) -> Work:
+def _outputs(gpu: Gpu, sizes: StateSizes) -> Work:
     """q S and (q k^T) v of each chunk and value head (chunk_o.py)."""
     square, row = sizes.chunk**2, sizes.chunk * sizes.element_bytes
-    return _matrix_kernel(
+    return matrix_kernel(
         gpu,
         sizes,
         flops=2 * (sizes.chunk * sizes.state + square * (sizes.k + sizes.v)),
@@ -269,7 +200,7 @@ def _outputs(gpu: Gpu, sizes: DeltaSizes) -> Work:
     )
 
 
-def _fused(gpu: Gpu, sizes: DeltaSizes) -> Work:
+def _fused(gpu: Gpu, sizes: StateSizes) -> Work:
     """All of it in one kernel, a sequence and value head a CTA that fills an SM (flashinfer gdn_prefill)."""
     chunk_cycles, set_up_cycles = _FUSED_CYCLES.get(gpu.instruction_path, _FUSED_CYCLES[WGMMA])
     tasks, square = sizes.sequences * sizes.values, sizes.chunk**2
@@ -277,7 +208,7 @@ def _fused(gpu: Gpu, sizes: DeltaSizes) -> Work:
     row = sizes.chunk * sizes.element_bytes
     products = 2 * (3 * sizes.chunk * sizes.state + square * (3 * sizes.k + 2 * sizes.v))  # those of the chain above
     state_bytes = 2 * sizes.state * sizes.state_bytes
-    return _matrix_kernel(
+    return matrix_kernel(
         gpu,
         sizes,
         tasks=tasks,

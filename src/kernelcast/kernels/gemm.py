@@ -313,10 +313,10 @@ def _twice(tiles: Array) -> Array:
 
 
 def dequantise_flops(kind: DType, tile_m: Array, tile_n: Array, k: Array) -> Number:
-    """Vector work beside the matrix units: fp8_block rescales its sums every 128, int4 unpacks its weights."""
+    """Vector work beside the matrix units: fp8_block rescales its sums every 128, narrow weights are unpacked."""
     if kind.name == "fp8_block":
         return 2 * tile_m * tile_n * k / 128
-    return 2 * tile_n * k if kind.name == "int4" else 0.0
+    return 2 * tile_n * k if kind.weight_bytes < 0.75 * kind.act_bytes else 0.0
 
 
 def _refetched(gpu: Gpu, kind: DType, m: Array, n: Array, k: Array, tile: Tiles, rows: Array, columns: Array) -> Number:

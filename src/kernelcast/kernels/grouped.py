@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,7 @@ _NORMAL_LEVELS = [NormalDist().inv_cdf((at + 0.5) / _LEVELS) for at in range(_LE
 class GroupedKernel(Kernel):
     """A family of ``tokens`` that go to ``topk`` of ``experts``, whose Triton config may be given; else it chooses."""
 
-    dtypes = ("fp16", "bf16", "fp8", "fp8_block", "int8", "nvfp4", "int4")
+    dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16", "fp8", "fp8_block", "int8", "nvfp4", "int4")
     listed_last = TRITON_CONFIG
 
     block_m: int | None = size("Triton BLOCK_SIZE_M, default: chosen", default=None, low=8, high=1024)

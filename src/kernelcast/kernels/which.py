@@ -15,6 +15,7 @@ from kernelcast.kernels.base import REGISTRY, STACKS, Words, kernel_class, param
 from kernelcast.kernels.dtypes import DTYPES
 from kernelcast.stacks.choices import FILE, Choice, Choices, read_choices
 
+PHASES = ("prefill", "decode", "mixed")
 HOW = {
     "named": "the file names it for this GPU",
     "inherited": "the file names it for the instruction path, of other GPUs",
@@ -49,7 +50,7 @@ class Runs:
 @functools.cache
 def choices(path: Path = FILE) -> Choices:
     """The file, where all that it names exists."""
-    known = {"stack": STACKS, "op": REGISTRY, "dtype": DTYPES, "kv_dtype": DTYPES}
+    known = {"stack": STACKS, "op": REGISTRY, "dtype": DTYPES, "kv_dtype": DTYPES, "phase": PHASES}
     found = read_choices(path, known)
     for entry in found.entries.values():
         try:
@@ -78,17 +79,19 @@ def _check(entry: Choice) -> None:
 
 
 def which(
-    stack: str | None, gpu: Gpu, op: str, dtype: str, kv_dtype: str | None = None, own: bool = False
-) -> Choice | None:
+    stack: str | None, gpu: Gpu, op: str, dtype: str, kv_dtype: str | None = None, own: bool = False,
+    phase: str | None = None,
+) -> Choice | None:  # fmt: skip
     """What the file says. ``own``: of this stack, not of any."""
-    return choices().find(stack, gpu, op, dtype, kv_dtype, own)
+    return choices().find(stack, gpu, op, dtype, kv_dtype, own, phase)
 
 
 def stack_backend(op: str, words: Words, gpu: Gpu) -> str | None:
     """The backend that the stack of a call takes; None where the file has no word for it."""
     if words.get("stack") is None:
         return None
-    found = which(words["stack"], gpu, op, str(words["dtype"]), words.get("kv_dtype"), own=True)
+    told = str(words["dtype"]), words.get("kv_dtype")
+    found = which(words["stack"], gpu, op, *told, own=True, phase=words.get("phase"))
     return found.backend if found else None
 
 
@@ -114,7 +117,8 @@ def runs_of(op: str, words: Words, gpu: Gpu, asked: str | None, measured: tuple[
     """Of a call in these words, what nobody said filled in; ``asked``: the backend that the call itself says;
     ``measured``: the sources of the evidence that it rests on."""
     table, backend = choices(), words.get("backend")
-    found = which(words.get("stack"), gpu, op, str(words["dtype"]), words.get("kv_dtype"))
+    told = str(words["dtype"]), words.get("kv_dtype")
+    found = which(words.get("stack"), gpu, op, *told, phase=words.get("phase"))
     family = table.backends.get(backend or "")
     if backend and asked is None and family and not table.can_run(family, gpu):
         family = backend = None  # answered as a kernel of other GPUs, which does not run here
@@ -143,7 +147,7 @@ def listed(gpu: Gpu | None, stacks: Sequence[str] = (), ops: Sequence[str] = ())
     for stack in stacks or dict.fromkeys(one.stack for one in entries):
         for one in entries:
             if one.stack in (stack, "*"):
-                found = table.find(stack, gpu, one.op, one.dtype, one.kv_dtype)
+                found = table.find(stack, gpu, one.op, one.dtype, one.kv_dtype, phase=one.phase)
                 hold |= {found: None} if found and found.key[:-1] == one.key[:-1] else {}
     how = {one: "inherited" if table.inherited(one, gpu) else "named" for one in hold}
     return [{**asdict(one), "path": table.path(one, gpu), "how": how[one]} for one in hold]

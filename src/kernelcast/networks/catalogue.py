@@ -15,8 +15,8 @@ from kernelcast.networks.config import parse
 
 MODELS = Path(__file__).parent / "models"
 
-# Tuned versions of a model run the same layers. Names that mean other weights in memory (-FP8, -AWQ, -GPTQ) are
-# not here: they have to come with a config of their own.
+# Tuned versions of a model run the same layers. Names that mean other weights in memory (-FP8, -NVFP4, -AWQ) are
+# not here: they have to come with a config of their own (for some, a bundled one with a ``_base``).
 _TUNED = re.compile(r"(-(instruct|chat|it|pt|base|hf|thinking))+$")
 
 
@@ -24,6 +24,11 @@ def model(name_or_path: str | os.PathLike[str]) -> Architecture:
     """The architecture of a model by bundled id, Hugging Face id, path of a config.json (or its folder), or cache."""
     name, file = _found(os.fspath(name_or_path))
     return _bundled(file.stem) if file.parent == MODELS else parse(_load(file), name=name)
+
+
+def bundled(stem: str) -> dict[str, Any]:
+    """The whole file of a bundled id, on the one that it builds upon; our own keys begin with ``_``."""
+    return _load(MODELS / f"{stem}.json")
 
 
 def config(name_or_path: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
@@ -34,7 +39,7 @@ def config(name_or_path: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
 
 def _found(text: str) -> tuple[str, Path]:
     """A model's name and its file."""
-    stem = _index().get(_fold(text))
+    stem = _stem(text)
     if stem is not None:
         return stem, MODELS / f"{stem}.json"
     path = Path(text).expanduser()
@@ -50,13 +55,13 @@ def _found(text: str) -> tuple[str, Path]:
 def hub_name(name_or_path: str | os.PathLike[str]) -> str:
     """What an engine is told to load: a Hugging Face id where one is known, else the name or folder as it was given."""
     text = os.fspath(name_or_path)
-    stem = _index().get(_fold(text))
+    stem = _stem(text)
     if stem is None:
         path = Path(text).expanduser()
         return str(path.parent) if path.is_file() else text
     if "/" in text:
         return text
-    known = str(_load(MODELS / f"{stem}.json")["_id"])
+    known = str(bundled(stem)["_id"])
     tuned = _TUNED.search(text.strip().lower())
     if tuned is None or _TUNED.search(known.lower()):
         return known
@@ -71,7 +76,7 @@ def model_ids() -> tuple[str, ...]:
 
 @functools.cache
 def _bundled(stem: str) -> Architecture:
-    return parse(_load(MODELS / f"{stem}.json"), name=stem)
+    return parse(bundled(stem), name=stem)
 
 
 def _fold(name: str) -> str:
@@ -80,7 +85,13 @@ def _fold(name: str) -> str:
 
 
 def _official_ids() -> list[str]:
-    return [_load(MODELS / f"{stem}.json")["_id"] for stem in model_ids()]
+    return [bundled(stem)["_id"] for stem in model_ids()]
+
+
+def _stem(text: str) -> str | None:
+    """The bundled id that a name means: as it is spelt, else without the endings of tuned versions."""
+    index = _index()
+    return index.get(text.strip().lower()) or index.get(_fold(text))
 
 
 @functools.cache
@@ -89,14 +100,16 @@ def _index() -> dict[str, str]:
 
     A Hugging Face id of another organisation is not taken for the original: its files may differ.
     """
-    index: dict[str, str] = {}
+    exact: dict[str, str] = {}
+    tuned: dict[str, str] = {}
     for stem in model_ids():
-        config = _load(MODELS / f"{stem}.json")
+        config = bundled(stem)
         for name in (config["_id"], *config.get("_aliases", ())):
             for spelling in (name, name.rpartition("/")[2]):
-                index.setdefault(_fold(spelling), stem)
+                exact.setdefault(spelling.strip().lower(), stem)
+                tuned.setdefault(_fold(spelling), stem)
     # a bundled id always means its own file, whatever another file calls itself
-    return index | {_fold(stem): stem for stem in model_ids()}
+    return tuned | exact | {stem: stem for stem in model_ids()}
 
 
 def _at_path(path: Path) -> tuple[str, Path]:
@@ -107,6 +120,15 @@ def _at_path(path: Path) -> tuple[str, Path]:
 
 
 def _load(file: Path) -> dict[str, Any]:
+    """A config; a bundled one may name another as its ``_base`` and say only what differs: its names, its formats."""
+    config = _read(file)
+    if file.parent != MODELS or "_base" not in config:
+        return config
+    base = _load(MODELS / f"{config['_base']}.json")
+    return {**{key: value for key, value in base.items() if key != "_aliases"}, **config}
+
+
+def _read(file: Path) -> dict[str, Any]:
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -7,150 +7,56 @@ a sum over parts is the parameter count that a checkpoint holds. Widths are per 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, Literal
 
 from kernelcast.errors import KernelcastError
+from kernelcast.networks.attention import (
+    BlockSparseAttention,
+    CompressedAttention,
+    Indexer,
+    Mla,
+    QkNorm,
+    SelfAttention,
+)
+from kernelcast.networks.recurrent import Kda, LinearAttention, Mamba2, Recurrent
+
+__all__ = [
+    "BlockResiduals", "BlockSparseAttention", "CompressedAttention", "Dense", "Experts", "HyperConnections", "Indexer",
+    "Kda", "Layer", "LayerRun", "LinearAttention", "Mamba2", "Mixer", "Mla", "Mlp", "NormKind", "Norms", "Parallel",
+    "QkNorm", "Recurrent", "SelfAttention", "norm_weights",
+]  # fmt: skip
 
 NormKind = Literal["rmsnorm", "layernorm"]
-# head: one weight vector of head_dim for q and one for k; full: over all heads together (OLMoE);
-# unweighted: a plain L2 norm (Llama 4), which costs time but has no weights
-QkNorm = Literal["none", "head", "full", "unweighted"]
 
 
-def norm_weights(kind: NormKind, width: int) -> int:
-    """A layernorm has a scale and a shift, an rmsnorm only a scale."""
-    return width if kind == "rmsnorm" else 2 * width
+def norm_weights(kind: NormKind, width: int, shift: bool = True) -> int:
+    """A layernorm has a scale and, mostly, a shift; an rmsnorm only a scale."""
+    return 2 * width if kind == "layernorm" and shift else width
 
 
 @dataclass(frozen=True)
-class SelfAttention:
-    """Softmax attention with grouped heads."""
+class Parallel:
+    """Attention and a state-space mixer side by side over the same input, their outputs added (Falcon-H1)."""
 
-    q_heads: int
-    kv_heads: int
-    head_dim: int
-    window: int | None = None  # most keys that a query sees; None: all before it
-    chunked: bool = False  # the window is a fixed chunk that does not slide (Llama 4)
-    qkv_bias: bool = False
-    out_bias: bool = False
-    qk_norm: QkNorm = "none"
-    rope: bool = True
-    rotary_dim: int = 0  # numbers of each head that rope turns; 0 without rope
-    output_gate: bool = False  # q_proj also yields a gate as wide as the queries (Qwen3-Next)
-    sinks: bool = False  # one learned logit a head joins the softmax (gpt-oss)
-    softcap: bool = False  # scores pass through tanh (Gemma 2), which rules out some kernels
-
-    def __post_init__(self) -> None:
-        if self.q_heads % self.kv_heads:
-            raise KernelcastError(
-                f"{self.q_heads} query heads do not divide over {self.kv_heads} key-value heads; "
-                "num_attention_heads has to be a multiple of num_key_value_heads"
-            )
-
-    @property
-    def q_width(self) -> int:
-        return self.q_heads * self.head_dim
-
-    @property
-    def kv_width(self) -> int:
-        return self.kv_heads * self.head_dim
+    attention: SelfAttention
+    recurrent: Mamba2
 
     @property
     def cache_values_per_token(self) -> int:
-        """Numbers that one token leaves in the KV cache of this layer."""
-        return 2 * self.kv_width
-
-    @property
-    def qkv_width(self) -> int:
-        """Columns of the joint q, k, v projection (with the gate where there is one)."""
-        return self.q_width * (2 if self.output_gate else 1) + 2 * self.kv_width
-
-    def weights(self, hidden: int) -> int:
-        matrices = hidden * (self.qkv_width + self.q_width)
-        biases = (self.qkv_width if self.qkv_bias else 0) + (hidden if self.out_bias else 0)
-        norms = {"head": 2 * self.head_dim, "full": self.q_width + self.kv_width}.get(self.qk_norm, 0)
-        return matrices + biases + norms + (self.q_heads if self.sinks else 0)
-
-
-@dataclass(frozen=True)
-class Mla:
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): keys and values share one low-rank latent."""
-
-    q_heads: int
-    q_lora_rank: int | None  # None: queries are projected in one step (V2-Lite)
-    kv_lora_rank: int
-    qk_nope_head_dim: int
-    qk_rope_head_dim: int
-    v_head_dim: int
-
-    @property
-    def qk_head_dim(self) -> int:
-        return self.qk_nope_head_dim + self.qk_rope_head_dim
-
-    @property
-    def cache_values_per_token(self) -> int:
-        """The latent and the one rotated key that all heads share."""
-        return self.kv_lora_rank + self.qk_rope_head_dim
-
-    def weights(self, hidden: int) -> int:
-        q_width = self.q_heads * self.qk_head_dim
-        if self.q_lora_rank is None:
-            query = hidden * q_width
-        else:  # down, norm, up
-            query = hidden * self.q_lora_rank + self.q_lora_rank + self.q_lora_rank * q_width
-        down = hidden * (self.kv_lora_rank + self.qk_rope_head_dim) + self.kv_lora_rank
-        up = self.kv_lora_rank * self.q_heads * (self.qk_nope_head_dim + self.v_head_dim)
-        return query + down + up + self.q_heads * self.v_head_dim * hidden
-
-
-@dataclass(frozen=True)
-class LinearAttention:
-    """Gated delta net (Qwen3-Next): a recurrent state in place of a KV cache."""
-
-    key_heads: int
-    value_heads: int
-    key_head_dim: int
-    value_head_dim: int
-    conv_width: int
-    cache_values_per_token: ClassVar[int] = 0
-    state_dtype: str = "fp32"  # Qwen3.5's mamba_ssm_dtype and SGLang's default; vLLM's default is the model's own
-
-    def __post_init__(self) -> None:
-        if self.value_heads % self.key_heads:
-            raise KernelcastError(
-                f"{self.value_heads} value heads do not divide over {self.key_heads} key heads; "
-                "linear_num_value_heads has to be a multiple of linear_num_key_heads"
-            )
-
-    @property
-    def key_width(self) -> int:
-        return self.key_heads * self.key_head_dim
-
-    @property
-    def value_width(self) -> int:
-        return self.value_heads * self.value_head_dim
-
-    @property
-    def conv_channels(self) -> int:
-        """q, k and v pass through one depthwise convolution."""
-        return 2 * self.key_width + self.value_width
-
-    @property
-    def in_width(self) -> int:
-        """Columns of the input projections: q, k, v, the output gate z, and beta and alpha of each value head."""
-        return self.conv_channels + self.value_width + 2 * self.value_heads
+        return self.attention.cache_values_per_token
 
     @property
     def state_values(self) -> int:
-        """Numbers kept for a sequence whatever its length: one key_head_dim x value_head_dim matrix a value head, and
-        the inputs that the convolution still needs."""
-        recurrent = self.value_heads * self.key_head_dim * self.value_head_dim
-        return recurrent + self.conv_channels * (self.conv_width - 1)
+        return self.recurrent.state_values
+
+    def kept_bytes(self, context_tokens: Any, value_bytes: float, tp: int) -> Any:
+        return sum(mixer.kept_bytes(context_tokens, value_bytes, tp) for mixer in (self.attention, self.recurrent))
 
     def weights(self, hidden: int) -> int:
-        decay = 2 * self.value_heads  # A_log and dt_bias
-        conv = self.conv_channels * self.conv_width
-        return hidden * self.in_width + conv + decay + self.value_head_dim + self.value_width * hidden
+        return self.attention.weights(hidden) + self.recurrent.weights(hidden)
+
+
+Mixer = SelfAttention | Mla | CompressedAttention | BlockSparseAttention | LinearAttention | Kda | Mamba2 | Parallel
 
 
 @dataclass(frozen=True)
@@ -187,6 +93,11 @@ class Experts:
     shared_gate: bool = False  # a sigmoid of one column weighs the shared experts (Qwen)
     bias: bool = False  # on the experts' own projections (gpt-oss)
     router_bias: bool = False  # one number an expert: router bias, or DeepSeek-V3's balancing correction
+    latent: int = 0  # width that routed experts work in, between a projection down and one up; 0: the hidden size
+    latent_norm: bool = False  # over what comes back, before the projection up (Kimi-K3)
+    scoring: str = "softmax"  # of the router: softmax, sigmoid, sqrtsoftplus
+    hashed: bool = False  # experts are looked up by token, not chosen by score (DeepSeek-V4's first layers)
+    router_scales: int = 0  # further numbers of the router: per-channel and per-expert scales (Gemma 4)
 
     def __post_init__(self) -> None:
         if self.topk > self.experts:
@@ -205,37 +116,97 @@ class Experts:
         """The shared experts, run as one block."""
         return Dense(self.shared_inter, self.gated, self.activation) if self.shared_inter else None
 
+    def width(self, hidden: int) -> int:
+        """Columns that enter and leave a routed expert."""
+        return self.latent or hidden
+
+    def expert_weights(self, hidden: int) -> int:
+        """Of one routed expert."""
+        return self.expert.weights(self.width(hidden))
+
     def _always(self, hidden: int) -> int:
-        router = hidden * self.experts + (self.experts if self.router_bias else 0)
+        router = hidden * self.experts + (self.experts if self.router_bias else 0) + self.router_scales
         shared = self.shared.weights(hidden) if self.shared else 0
-        return router + shared + (hidden if self.shared_gate else 0)
+        latent = 2 * hidden * self.latent + (self.latent if self.latent_norm else 0)
+        return router + shared + (hidden if self.shared_gate else 0) + latent
 
     def weights(self, hidden: int) -> int:
-        return self._always(hidden) + self.experts * self.expert.weights(hidden)
+        return self._always(hidden) + self.experts * self.expert_weights(hidden)
 
     def active_weights(self, hidden: int) -> int:
         """What one token uses."""
-        return self._always(hidden) + self.topk * self.expert.weights(hidden)
+        return self._always(hidden) + self.topk * self.expert_weights(hidden)
+
+
+Mlp = Dense | Experts
 
 
 @dataclass(frozen=True)
 class Norms:
-    """The norms over the hidden width in one layer: 2 in most models, 4 in Gemma."""
+    """The norms over the hidden width in one layer: 2 in most models, 4 in Gemma (before and behind each half), 7 in
+    Gemma 4 with experts (beside a dense block, each with its own), 1 where a layer is one half."""
 
     kind: NormKind
     count: int
+    shift: bool = True  # a layernorm's; Cohere's has a scale alone
+
+    @property
+    def behind(self) -> bool:
+        """Whether the output of each half is normed too."""
+        return self.count >= 4
 
     def weights(self, hidden: int) -> int:
-        return self.count * norm_weights(self.kind, hidden)
+        return self.count * norm_weights(self.kind, hidden, self.shift)
+
+
+@dataclass(frozen=True)
+class HyperConnections:
+    """In place of a residual: ``streams`` of the hidden width, mixed before and after each half of a layer by a small
+    product of all of them, its matrix made doubly stochastic (mHC, arXiv 2512.24880)."""
+
+    streams: int
+    sinkhorn_iterations: int
+
+    @property
+    def mixes(self) -> int:
+        """Columns of the product: into the half, out of it, and between streams."""
+        return (2 + self.streams) * self.streams
+
+    def weights(self, hidden: int) -> int:
+        """Of one half of a layer: the product, its bias, three scales."""
+        return self.mixes * self.streams * hidden + self.mixes + 3
+
+    def last_weights(self, hidden: int) -> int:
+        """Streams into one, before the last norm."""
+        return self.streams * self.streams * hidden + self.streams + 1
+
+
+@dataclass(frozen=True)
+class BlockResiduals:
+    """Each half of a layer reads a softmax-weighted sum of the residual and of what every block of ``layers`` layers
+    left behind (Kimi-K3's attention residuals): a score of one column and a norm."""
+
+    layers: int
+
+    def weights(self, hidden: int) -> int:
+        """Of one half of a layer."""
+        return 2 * hidden
+
+    def last_weights(self, hidden: int) -> int:
+        return 2 * hidden
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One block: a mixer over tokens, then a feed-forward part."""
+    """One block: a mixer over tokens, then a feed-forward part. One of them may be absent (Nemotron-H)."""
 
-    attention: SelfAttention | Mla | LinearAttention
-    mlp: Dense | Experts
+    attention: Mixer | None
+    mlp: Mlp | None
     norms: Norms
+
+    @property
+    def halves(self) -> int:
+        return (self.attention is not None) + (self.mlp is not None)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -17,19 +18,28 @@ from kernelcast.networks.architecture import Quantization
 from kernelcast.networks.families import layer_count
 from kernelcast.networks.fields import Fields
 
-# Modules by which a part of a layer is known; engines and exporters name them alike.
+# Modules by which a part of a layer is known; engines and exporters name them alike, but for Nemotron-H's.
 _PARTS = {
     "attention": ("self_attn.q_proj", "self_attn.q_a_proj", "self_attn.o_proj"),
     "mlp": ("mlp.up_proj", "mlp.down_proj"),
     "experts": ("mlp.experts.0.up_proj", "mlp.experts.0.down_proj", "mlp.experts"),
 }
-_OF_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # a config with one of these has experts
+_NEMOTRON_PARTS = {
+    "attention": ("mixer.in_proj", "mixer.out_proj", "mixer.q_proj", "mixer.o_proj"),
+    "mlp": ("mixer.up_proj", "mixer.down_proj"),
+    "experts": ("mixer.experts.0.up_proj", "mixer.experts.0.down_proj", "mixer.experts"),
+}
+# a config with one of these has experts
+_OF_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _MODELOPT = {"FP8": "fp8", "NVFP4": "nvfp4", "W4A16_AWQ": "int4", "W8A8_SQ_PER_CHANNEL": "int8", "INT8_SQ": "int8"}
 _SCHEMES: Mapping[Any, str] = {  # compressed-tensors: bits and type of weights and of activations
     ((8, "int"), (8, "int")): "int8",
     ((4, "int"), (16, "float")): "int4",
+    ((8, "int"), (16, "float")): "int8_wo",
+    ((8, "float"), (16, "float")): "int8_wo",
     ((4, "float"), (4, "float")): "nvfp4",
 }
+_FP4 = "mxfp4"
 _ONE_LAYER = re.compile(r".*\blayers\.\d+\.(.+)")
 _EXCLUDED = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules")
 
@@ -50,23 +60,36 @@ def _read(f: Fields, method: str, found: Mapping[str, Any]) -> Quantization:
     block = found.get("weight_block_size")
     out = tuple(str(name) for key in _EXCLUDED for name in found.get(key) or ())
     told = Quantization(method=method, weight_block=tuple(block) if block else None, not_converted=out,
-                        cache=_cache(found))  # fmt: skip
+                        cache=_cache(found), four_bit_bytes=_four_bit_bytes(f, method, found))  # fmt: skip
     if method == "mxfp4":  # 4-bit experts; the rest is bf16
-        return _with(told, "bf16", "int4")
+        return _with(told, "bf16", _FP4)
     left_out = [*out, *_of_most_layers(out, layer_count(f))]
-    kinds = {part: _part(found, method, names, left_out) for part, names in _PARTS.items()}
+    parts = _NEMOTRON_PARTS if f.model_type == "nemotron_h" else _PARTS
+    kinds = {part: _part(found, method, names, left_out) for part, names in parts.items()}
+    if f.value("expert_dtype") == "fp4":  # DeepSeek-V4 says it outside: fp8 but for the experts
+        kinds["experts"] = _FP4
     unknown = next((kind for kind in kinds.values() if kind is not None and " " in kind), None)
     if unknown:
         return _with(told, None, None, unknown)
     has_experts = any(f.config.get(key) for key in _OF_EXPERTS)
     weights, mlp, experts = (kinds[part] or "bf16" for part in ("attention", "mlp", "experts"))
-    if not has_experts and weights != mlp:
-        return _with(told, None, None, f"{method} with attention in {weights} and the rest in {mlp}")
-    return _with(told, weights, experts if has_experts and experts != weights else None)
+    found_mlp = mlp if mlp != weights else None
+    return replace(_with(told, weights, experts if has_experts and experts != weights else None), mlp=found_mlp)
 
 
 def _with(told: Quantization, weights: str | None, experts: str | None, unknown: str | None = None) -> Quantization:
-    return Quantization(told.method, told.weight_block, told.not_converted, weights, experts, told.cache, unknown)
+    return replace(told, weights=weights, experts=experts, unknown=unknown)
+
+
+def _four_bit_bytes(f: Fields, method: str, found: Mapping[str, Any]) -> float | None:
+    """Half a byte, and a share of the scale of its group."""
+    groups = found.get("config_groups")
+    one = next(iter(groups.values()), {}) if isinstance(groups, Mapping) else found
+    in_group = (one.get("weights") or {}).get("group_size") if one is not found else found.get("group_size")
+    fp4 = method == "mxfp4" or f.value("expert_dtype") == "fp4" or str(found.get("format")).startswith("mxfp4")
+    if fp4:
+        return 0.5 + 1 / 32
+    return 0.5 + 2.0 / in_group if isinstance(in_group, int) and in_group > 0 else None
 
 
 def _cache(found: Mapping[str, Any]) -> str | None:
@@ -87,10 +110,12 @@ def _part(found: Mapping[str, Any], method: str, names: Iterable[str], out: Iter
         return "fp8"
     if method in ("awq", "gptq"):
         bits = found.get("bits", found.get("w_bit"))
-        return "int4" if bits == 4 else f"{method} of {bits} bits"
+        return {4: "int4", 8: "int8_wo"}.get(bits, f"{method} of {bits} bits")
     if method.startswith("modelopt"):
         return _of_modelopt(found, kept)
     groups = found.get("config_groups")
+    if method == "compressed-tensors" and str(found.get("format")).startswith("mxfp4"):
+        return _FP4
     if method == "compressed-tensors" and isinstance(groups, Mapping):
         return _of_groups(groups.values(), kept)
     return f"{method} weights"

@@ -29,6 +29,7 @@ class Layout:
     micro_batches: int = 1
     gpus_per_node: int = GPUS_PER_NODE
     between_nodes: str = BETWEEN_NODES
+    link: str | None = None  # between the GPUs of a node; None: their own, as it was measured
 
     def __post_init__(self) -> None:
         check_counts(self, "tp", "pp", "dp", "ep", "micro_batches", "gpus_per_node")
@@ -44,9 +45,13 @@ class Layout:
         """GPUs that cut one expert."""
         return self.tp * self.dp // self.ep
 
+    def near(self, gpu: Gpu, world: int) -> bool:
+        """Whether this many neighbours are of one node."""
+        return world <= self.gpus_per_node or one_domain(gpu)
+
     def fabric(self, gpu: Gpu, world: int) -> str | None:
-        """The link of a group of this many neighbours: None (the GPU's own) inside a node."""
-        return None if world <= self.gpus_per_node or one_domain(gpu) else self.between_nodes
+        """The link of a group of this many neighbours; None: the GPU's own."""
+        return self.link if self.near(gpu, world) else self.between_nodes
 
 
 def check_counts(layout: Any, *names: str) -> None:
@@ -55,7 +60,9 @@ def check_counts(layout: Any, *names: str) -> None:
         value = getattr(layout, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise KernelcastError(f"{name} must be a whole number of 1 or more, not {value!r}")
-    fabric(layout.between_nodes)
+    for link in (layout.between_nodes, getattr(layout, "link", None)):
+        if link is not None:
+            fabric(link)
 
 
 def one_domain(gpu: Gpu) -> bool:

@@ -11,6 +11,7 @@ from kernelcast.report.picture import picture
 from kernelcast.report.run import breakdown_fields, breakdown_table, interval_text, sizes_text, times_table
 from kernelcast.report.text import energy_line, evidence_lines, show, support_text, title
 from kernelcast.report.units import binary_bytes_text, digits, percent, time_text
+from kernelcast.serving.faster import faster_kernels
 from kernelcast.serving.result import Inference
 from kernelcast.span import Span
 
@@ -51,6 +52,9 @@ def fields(found: Inference) -> dict[str, Any]:
         "breakdown": breakdown_fields(found.shares),
         "support": found.support,
         "evidence": found.rests_on.told(),
+        "faster_kernels": [one.told() for one in faster_kernels(found)],
+        "weight_only": list(found.deployment.precision.weight_only(found.deployment.gpu)),
+        "unread": list(found.deployment.model.unread),
         "predictor": found.predictor,
     }
 
@@ -70,6 +74,16 @@ def print_inference(found: Inference) -> None:
     supports = [part.support for part in found.energies.values() if part]
     show(*energy_line(found.energy, layout.gpus, found.total.time_s, found.told_tokens, *supports[:1] or (None,)))
     show(support_text(found.support, found.predictor), *evidence_lines(found.rests_on))
+    show(*_notes(found))
+
+
+def _notes(found: Inference) -> list[str]:
+    """What a reader should know of the model and of its kernels beside the figures."""
+    place = found.deployment
+    narrow, unread = place.precision.weight_only(place.gpu), place.model.unread
+    told = [f"weights    {', '.join(narrow)} as weights alone: {place.gpu.id} has no such arithmetic"] if narrow else []
+    told += [f"not read   {', '.join(unread)}: fields of the config that may change the model"] if unread else []
+    return told + [f"faster     {one.text}" for one in faster_kernels(found)]
 
 
 def _range(values: Sequence[int]) -> str:

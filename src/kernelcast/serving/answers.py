@@ -18,7 +18,7 @@ from kernelcast.serving.laid import Laid
 from kernelcast.serving.memory import cache_bytes, does_not_fit, needed, read_weight_bytes
 from kernelcast.serving.passes import Pass
 from kernelcast.serving.shares import Shares
-from kernelcast.serving.steps import steps_of
+from kernelcast.serving.steps import images_of, steps_of
 from kernelcast.serving.workload import Workload
 from kernelcast.timeline import Memory
 from kernelcast.times import Gathered, TimeColumns, Times, refusal
@@ -65,7 +65,11 @@ class Answers:
                 decoding = np.array([at for at in members.tolist() if self.steps[at]], dtype=np.int64)
                 if len(decoding):
                     guessed = [own[at].drafted(int(self.asked.checked[at]) - 1) for at in decoding.tolist()]
-                    self.laid.append((Laid(draft, guessed, gathered, draft=True), decoding))
+                    self.laid.append((Laid(draft, guessed, gathered, "draft model"), decoding))
+            for tower, seeing in self.asked.towers():
+                read = np.array([at for at in seeing if at not in self.refused], dtype=np.int64)
+                images = [images_of(self.workloads[at], tower) for at in read.tolist()]
+                self.laid.append((Laid(tower, images, gathered, "images"), read))
         except KernelcastError as error:  # no kernel for a part of the model
             self.laid, self.refused = [], dict.fromkeys(range(len(self.workloads)), error) | self.refused
 

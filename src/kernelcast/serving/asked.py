@@ -47,6 +47,14 @@ class Asked:
         found: Ints = np.maximum.reduceat(values, np.searchsorted(self.owner, np.arange(self.count)))
         return found
 
+    def towers(self) -> Iterator[tuple[Deployment, list[int]]]:
+        """What reads images, and the workloads that have some."""
+        found: dict[int, tuple[Deployment, list[int]]] = {}
+        for at, one in enumerate(self.workloads):
+            for images in one.images:
+                found.setdefault(id(images.tower), (images.tower, []))[1].append(at)
+        yield from found.values()
+
     def drafts(self) -> Iterator[tuple[Deployment, Ints]]:
         """The different models that guess, and the workloads of each."""
         found: dict[int, tuple[Deployment, list[int]]] = {}

@@ -16,9 +16,11 @@ from kernelcast.machine.analyse import PIPELINES
 from kernelcast.networks.batch import Batches, Rows
 from kernelcast.networks.forward import Deployment, forward_many
 from kernelcast.serving.asked import summed
+from kernelcast.serving.beside import SORTS, hides, visible
 from kernelcast.serving.passes import HOST_RANGE, PASS_SPREAD, POWER_LIMIT, Pass, Run
 from kernelcast.serving.steps import Steps
 from kernelcast.span import Span
+from kernelcast.stacks import Stack
 from kernelcast.support import SUPPORT
 from kernelcast.timeline import Ran
 from kernelcast.timeline.power import WINDOW_S, longer_s
@@ -45,9 +47,10 @@ class Alike:
             found.setdefault(launch.by, []).append(at)
         object.__setattr__(self, "by", found)
 
-    @property
-    def launched(self) -> float:
-        return sum(launch.count for launch in self.launches)
+    def launched(self, stack: Stack) -> tuple[float, float]:
+        """Launches of a pass, and the host's seconds for them where no graph runs."""
+        each = [(launch.count, launch.count * stack.launching_s(launch.op)) for launch in self.launches]
+        return sum(count for count, _ in each), sum(time_s for _, time_s in each)
 
     def sorts(self) -> Iterator[tuple[list[Launch], Rows, Rows]]:
         """Launches that follow the same of a batch, the rows of their calls (launches, entries), and the entry of each
@@ -58,12 +61,12 @@ class Alike:
 
 
 class Laid:
-    """Passes of one deployment; ``owner``: the workload of each. ``draft``: of the model that guesses, which the host
-    calls together with the other."""
+    """Passes of one deployment; ``owner``: the workload of each. ``label``: the part that all of it is, where it is not
+    the model itself (one that guesses, one that reads images), which the host calls together with it."""
 
-    def __init__(self, deployment: Deployment, steps: Sequence[Steps], gathered: Gathered, draft: bool = False) -> None:
+    def __init__(self, deployment: Deployment, steps: Sequence[Steps], gathered: Gathered, label: str = "") -> None:
         layout = deployment.layout
-        self.deployment, self.draft, self.count = deployment, draft, len(steps)
+        self.deployment, self.label, self.count = deployment, label, len(steps)
         self.batches, self.parts = Batches.joined([one.batches for one in steps]).shared(
             layout.dp, layout.micro_batches
         )
@@ -85,10 +88,10 @@ class Laid:
         self.times = times
         self.stack, self.host_range = self.deployment.stack.with_host(host.factor), [x**host.reach for x in HOST_RANGE]
         kernels, slower, held = np.empty((3, len(self.owner))), np.zeros(len(self.owner)), np.zeros(len(self.owner))
-        launched = np.empty(len(self.owner))
+        launched, self.visible = np.empty((2, len(self.owner))), {sort: np.ones(len(self.owner)) for sort in SORTS}
         for group in self.alike:
             kernels[:, group.rows], slower[group.rows], held[group.rows] = self._kernels(group)
-            launched[group.rows] = group.launched
+            launched[:, group.rows] = np.array([group.launched(self.stack)]).T
         kernels *= self.rounds
         # a service under a lower limit than the board's is at it before a batch begins
         self.power_s = np.where(self._lasting(kernels[0])[self._segment], slower, held) * self.rounds
@@ -107,9 +110,10 @@ class Laid:
         (``timeline.joined``)."""
         networks: dict[str, Array] = {}
         slower, held = np.zeros(len(group.rows)), np.zeros(len(group.rows))
+        self._visible(group)
         for launches, calls, at in group.sorts():
             counts = np.array([launch.count for launch in launches])
-            seconds = self.times.times_s[:, calls] * counts[:, None]
+            seconds = self.seconds(group, launches, calls, at)
             families = [kernel_class(launch.op).family for launch in launches]
             for name in dict.fromkeys(families):
                 own = seconds[:, [family == name for family in families]].sum(axis=1)
@@ -121,6 +125,34 @@ class Laid:
         below, above = (np.sqrt((end**2).sum(axis=0)) for end in (time - low, high - time))
         total = time.sum(axis=0)
         return np.array([total, total - below, total + above]), slower, held
+
+    def seconds(self, group: Alike, launches: Sequence[Launch], calls: Rows, at: Rows) -> Array:
+        """(3, launches, entries): time, low and high of all that a pass launches of each, without what is hidden."""
+        counts = np.array([launch.count for launch in launches])
+        found: Array = self.times.times_s[:, calls] * counts[:, None]
+        for sort in SORTS:  # entries follow the tokens of passes, and so does what is visible
+            beside = [launch.beside == sort for launch in launches]
+            if any(beside):
+                share = np.ones(found.shape[2])
+                share[at] = self.visible[sort][group.rows]
+                found[:, beside] *= share
+        return found
+
+    def _visible(self, group: Alike) -> None:
+        """Of the passes of a group: the share of what runs beside others that these do not hide."""
+        for sort in SORTS:
+            if not any(launch.beside == sort for launch in group.launches):
+                continue
+            hiding, beside, dram = np.zeros((3, len(group.rows)))
+            for launches, calls, at in group.sorts():
+                for launch, rows in zip(launches, calls, strict=True):
+                    if hides(launch, sort) or launch.beside == sort:
+                        into = beside if launch.beside == sort else hiding
+                        into += launch.count * self.times.times_s[0, rows][at]
+                    if launch.beside == sort:
+                        dram += launch.count * self.times.dram_s[rows][at]
+            tokens = self.batches.tokens[group.rows]
+            self.visible[sort][group.rows] = visible(sort, hiding, beside, dram, tokens)
 
     def _slower(self, launches: Sequence[Launch], calls: Rows) -> Array:
         gpu, found = self.deployment.gpu, np.zeros(calls.shape[1])
@@ -142,13 +174,13 @@ class Laid:
 
     def _host_s(self, launched: Array, kernels_s: Array) -> Array:
         """What the GPU waits for: launches that are slower than the kernels, gaps of a graph; and the host's own."""
-        stack = self.stack
+        stack, (launches, launching_s) = self.stack, launched
         graph = stack.replays(self.batches.tokens, decodes=self.decodes)
-        waits = np.where(graph, launched * stack.gap_s, np.maximum(0.0, launched * stack.launch_s - kernels_s))
-        return waits if self.draft else waits + np.where(self.decodes, stack.step_s, stack.prefill_s)
+        waits = np.where(graph, launches * stack.gap_s, np.maximum(0.0, launching_s - kernels_s))
+        return waits if self.label else waits + np.where(self.decodes, stack.step_s, stack.prefill_s)
 
     def part(self, launch: Launch) -> str:
-        return "draft model" if self.draft else launch.part
+        return self.label or launch.part
 
     # ---- of each workload ----
 
@@ -174,8 +206,9 @@ class Laid:
         ran = []
         for launch, _, call in self._launches(row):
             count = launch.count * rounds
+            share = float(self.visible[launch.beside][row]) if launch.beside else 1.0
             ran.append(
-                Ran(phase, self.part(launch), Span(*times.times_s[:, call].tolist()) * count,
+                Ran(phase, self.part(launch), Span(*times.times_s[:, call].tolist()) * (count * share),
                     count, PIPELINES[times.bound_by[call]], _LEVELS[times.support[call]],
                     kernel_class(launch.op).family, times.standing[call])
             )  # fmt: skip

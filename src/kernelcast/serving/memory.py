@@ -14,7 +14,7 @@ from kernelcast.errors import KernelcastError
 from kernelcast.kernels.dtypes import dtype
 from kernelcast.networks.batch import Ints
 from kernelcast.networks.forward import Deployment
-from kernelcast.networks.layers import Experts, LinearAttention, SelfAttention
+from kernelcast.networks.layers import Experts
 from kernelcast.serving.asked import Asked
 from kernelcast.serving.workload import Workload
 from kernelcast.timeline import Memory
@@ -44,47 +44,66 @@ def _filled(deployment: Deployment, cache: Any, step_tokens: Any, logit_rows: An
 
 
 def weight_bytes(deployment: Deployment) -> float:
-    """Weights of one GPU: layers cut by tp and pp, experts dealt out; embedding and head on one stage each."""
-    parts, layout, kinds = deployment.model.parameters, deployment.layout, deployment.precision
-    whole = dtype(kinds.between).weight_bytes
-    matrices = (parts.attention + parts.mlp) / layout.tp * dtype(kinds.weights).weight_bytes
-    experts = parts.experts / (layout.tp * layout.dp) * dtype(kinds.expert_weights).weight_bytes
-    ends = (parts.embedding + parts.head) / layout.tp * whole
+    """Weights of one GPU: layers cut by tp and pp, routed experts dealt out, routers and shared experts as the other
+    matrices; embedding, images' tower and head on the stages at the ends."""
+    model, layout = deployment.model, deployment.layout
+    parts, whole = model.parameters, dtype(deployment.precision.between).weight_bytes
+    routed, held = (_routed_weights(deployment, spare) for spare in (0, deployment.redundant))
+    kinds = deployment.precision
+    attention = parts.attention * _number_bytes(deployment, kinds.weights)
+    others = (parts.mlp + parts.experts - routed) * _number_bytes(deployment, kinds.mlp_weights)
+    matrices = (attention + others) / layout.tp
+    experts = held / (layout.tp * layout.dp) * _number_bytes(deployment, kinds.expert_weights)
+    ends = (parts.embedding + parts.vision + parts.head) / layout.tp * whole
     on_a_stage = ends if layout.pp == 1 else ends / 2
     return (matrices + experts + parts.norms * whole) / layout.pp + on_a_stage
 
 
+def _routed_weights(deployment: Deployment, spare: int) -> int:
+    """Of all routed experts together, with so many copies a layer."""
+    model = deployment.model
+    blocks = ((run.count, run.layer.mlp) for run in model.layer_kinds)
+    return sum(n * (b.experts + spare) * b.expert_weights(model.hidden) for n, b in blocks if isinstance(b, Experts))
+
+
+def _number_bytes(deployment: Deployment, kind: str) -> float:
+    """Of one weight with its share of a scale: as the checkpoint groups them where it is used as it is stored."""
+    stored = deployment.model.quantization
+    if stored and deployment.precision.stored and stored.four_bit_bytes and kind in ("int4", "mxfp4"):
+        return stored.four_bit_bytes
+    return dtype(kind).weight_bytes
+
+
 def read_weight_bytes(deployment: Deployment, tokens: Any) -> Any:
-    """Weights that one GPU reads in a step of so many tokens: all but rows of the embedding that nobody asks for, and
-    experts that no token goes to (each of E is missed by a token with probability 1 - topk / E). Columns: columns."""
+    """Weights that one GPU reads in a step of so many tokens of text: all but rows of the embedding that nobody asks
+    for, images' tower, and experts that no token goes to (each of E is missed by a token with probability
+    1 - topk / E). Columns: columns."""
     model, layout, kinds = deployment.model, deployment.layout, deployment.precision
     unread = 0.0
     for run in model.layer_kinds:
         if isinstance(run.layer.mlp, Experts):
             block = run.layer.mlp
             missed = (1 - block.topk / block.experts) ** tokens
-            unread += run.count * missed * block.experts * block.expert.weights(model.hidden)
-    unread *= dtype(kinds.expert_weights).weight_bytes / (layout.tp * layout.dp * layout.pp)
-    if not model.tied_embeddings and layout.pp == 1:  # of several stages, half of both ends counts on each
-        unread += model.parameters.embedding / layout.tp * dtype(kinds.between).weight_bytes
+            unread += run.count * missed * block.experts * block.expert_weights(model.hidden)
+    unread *= _number_bytes(deployment, kinds.expert_weights) / (layout.tp * layout.dp * layout.pp)
+    if layout.pp == 1:  # of several stages, half of both ends counts on each
+        ends = model.parameters.vision + (0 if model.tied_embeddings else model.parameters.embedding)
+        unread += ends / layout.tp * dtype(kinds.between).weight_bytes
     return weight_bytes(deployment) - unread
 
 
 def cache_bytes(deployment: Deployment, context_tokens: Any) -> Any:
-    """Keys and values of one sequence on one GPU, and the states of linear attention. Heads are cut by tp until each
-    GPU has one; a latent is not cut. Of a column of contexts: a column."""
+    """What one sequence leaves on one GPU: keys, values, the keys of indexers, and recurrent states. Of a column of
+    contexts: a column."""
     model, layout = deployment.model, deployment.layout
+    kept = 0.0 * context_tokens
     if model.kind == "encoder":
-        return 0.0 * context_tokens
-    numbers = state_bytes = 0.0
+        return kept
     for run in model.layer_kinds:
-        mixer = run.layer.attention
-        window, cut = (mixer.window, min(layout.tp, mixer.kv_heads)) if isinstance(mixer, SelfAttention) else (None, 1)
-        kept = np.minimum(context_tokens, window) if window else context_tokens
-        numbers += run.count * mixer.cache_values_per_token * kept / cut
-        if isinstance(mixer, LinearAttention):
-            state_bytes += run.count * mixer.state_values / layout.tp * dtype(mixer.state_dtype).act_bytes
-    return (numbers * deployment.precision.cache_bytes + state_bytes) / (layout.pp * layout.dp)
+        if run.layer.attention:
+            value_bytes = deployment.precision.cache_bytes
+            kept = kept + run.count * run.layer.attention.kept_bytes(context_tokens, value_bytes, layout.tp)
+    return kept / (layout.pp * layout.dp)
 
 
 def _activation_bytes(deployment: Deployment, tokens: Any, logit_rows: Any) -> Any:
@@ -96,9 +115,9 @@ def _activation_bytes(deployment: Deployment, tokens: Any, logit_rows: Any) -> A
         if isinstance(mlp, Experts):
             each = mlp.topk * (mlp.expert.up_width + mlp.inter) / deployment.layout.expert_tp / deployment.layout.ep
             shared = (mlp.shared.up_width + mlp.shared_inter) / tp if mlp.shared else 0.0
-            width = each + shared + mlp.topk * model.hidden / deployment.layout.ep
+            width = each + shared + mlp.topk * mlp.width(model.hidden) / deployment.layout.ep
         else:
-            width = (mlp.up_width + mlp.inter) / tp
+            width = (mlp.up_width + mlp.inter) / tp if mlp else 0.0
         widest = max(widest, width)
     between = tokens * (_LIVE_WIDTHS * model.hidden + widest) * deployment.precision.between_bytes
     return np.maximum(between, logit_rows * model.vocab * _LOGIT_BYTES)

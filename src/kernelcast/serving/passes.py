@@ -9,6 +9,7 @@ from kernelcast.calls import Launch
 from kernelcast.networks.batch import Batch
 from kernelcast.networks.forward import Deployment, forward
 from kernelcast.predict import host_scale
+from kernelcast.serving.beside import shares
 from kernelcast.span import Span
 from kernelcast.timeline import Event, Lane, Ran, Timeline
 from kernelcast.times import Times
@@ -52,11 +53,12 @@ def drawn(one: Pass, times: Times) -> Timeline:
     at_s, gaps_s, events = 0.0, 0.0, []
     launches = forward(one.run.deployment, batch, in_order=True)
     times.learn(launch.call for launch in launches)
-    for launch in launches:
-        found = times[launch.call]
+    each = [times[launch.call] for launch in launches]
+    visible = shares(launches, [(found.span.time_s, found.dram_s) for found in each], batch.tokens)
+    for launch, found, share in zip(launches, each, visible, strict=True):
         given = {name: list(value) if isinstance(value, tuple) else value for name, value in launch.call.parameters}
         told = {"op": launch.op, **given, "bound_by": found.bound_by, "support": found.support}
-        events.append(Event(launch.op, at_s, found.span.time_s * launch.count, launch.part, told))
+        events.append(Event(launch.op, at_s, found.span.time_s * launch.count * share, launch.part, told))
         at_s, gaps_s = events[-1].end_s + gap_s * launch.count, gaps_s + gap_s * launch.count
     waits = {ran.part: ran.span.time_s for ran in one.ran if not ran.launches}
     waits["host"] = waits.get("host", 0.0) - gaps_s

@@ -66,7 +66,7 @@ class Shares:
             self._part(phase, passes.part(launch)).kernels += launch.count * each
         times = passes.times
         for launches, calls, at in group.sorts():
-            seconds = times.times_s[0, calls] * np.array([[launch.count] for launch in launches])
+            seconds = passes.seconds(group, launches, calls, at)[0]
             parts = list(dict.fromkeys(map(passes.part, launches)))
             which = [[parts.index(passes.part(launch))] for launch in launches]
             labels = (np.array(which) * len(_BOUND) + times.bound_by[calls]) * len(_LEVELS) + times.support[calls]

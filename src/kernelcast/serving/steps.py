@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from kernelcast.kernels.work import Array
 from kernelcast.networks.batch import Batch, Batches, Rows
+from kernelcast.networks.forward import Deployment
 from kernelcast.serving.workload import Request, Workload, sampled_steps
 
 
@@ -48,6 +49,13 @@ def steps_of(workload: Workload) -> Steps:
     end = math.ceil((workload.even.outputs - 1) / gained)
     steps = sampled_steps(1, end) if end else ()
     return _even_steps(len(workload.inputs), workload.even, workload.chunk or 0, steps, gained, workload.checked)
+
+
+def images_of(workload: Workload, tower: Deployment) -> Steps:
+    """What a tower reads of a workload: one pass, before any prompt."""
+    (images,) = (one for one in workload.images if one.tower is tower)
+    read = _evenly([(images.sequences, images.patches, 0)])
+    return Steps(read, np.ones(1), np.zeros(1, dtype=bool), np.zeros(1, dtype=np.intp), 0)
 
 
 def _steps(prefills: Batches, order: Rows, steps: tuple[int, ...], decodes: Batches) -> Steps:

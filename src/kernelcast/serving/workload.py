@@ -57,6 +57,15 @@ class Speculation:
         return k + 1.0 if a == 1 else (1 - a ** (k + 1)) / (1 - a)
 
 
+@dataclass(frozen=True)
+class Images:
+    """What a tower (or its layers of one kind) reads before prompts: so many sequences of so many patches."""
+
+    tower: Deployment
+    sequences: int
+    patches: int
+
+
 class Request(NamedTuple):
     """Tokens of one request: its prompt, its output, and (of the prompt) those in the cache already."""
 
@@ -74,6 +83,7 @@ class Workload:
     cached: tuple[int, ...] = ()
     chunk: int | None = None  # tokens of a prefill step; 0: all at once; None: as the stack's scheduler takes them
     speculation: Speculation | None = None
+    images: tuple[Images, ...] = ()  # their tokens are among ``inputs``
 
     def __post_init__(self) -> None:
         if not self.inputs or len(self.inputs) != len(self.outputs):
@@ -117,8 +127,11 @@ class Workload:
         return 1 + (self.speculation.draft_tokens if self.speculation else 0)
 
     def on(self, deployment: Deployment) -> Workload:
-        """With prompts cut as the deployment's scheduler does, where nothing else is said."""
-        return self if self.chunk is not None else replace(self, chunk=step_tokens(deployment.stack, deployment.gpu))
+        """With prompts cut as the deployment's schedulers do, one of each attention-DP rank, where nothing else is
+        said."""
+        if self.chunk is not None:
+            return self
+        return replace(self, chunk=deployment.layout.dp * step_tokens(deployment.stack, deployment.gpu))
 
     def first_tokens(self) -> list[int]:
         """Of each request, the pass of the prefill (0, 1, ..) that gives its first token."""

@@ -1,7 +1,8 @@
 """Which kernel a stack runs for an op and a format on a GPU: ``kernels.toml``, the most specific entry of it.
 
-Entries are kept by stack, op, dtype, kv_dtype and ``on``: a compute capability ("8.9"), its generation ("12"), an
-instruction path ("mma.sync") or any ("*"). A capability that no entry names takes those of its path: it inherits.
+Entries are kept by stack, op, dtype, kv_dtype, phase (of attention: prefill, decode) and ``on``: a compute capability
+("8.9"), its generation ("12"), an instruction path ("mma.sync") or any ("*"). A capability that no entry names takes
+those of its path: it inherits.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from kernelcast.hardware.paths import FMA, MMA_SYNC, PATHS, WIDE
 
 FILE = Path(__file__).parent / "kernels.toml"
 ANY = "*"
-_MATCHED = ("stack", "op", "dtype", "kv_dtype", "on")  # words of an entry, each one of several where a list is given
+# Words of an entry, each one of several where a list is given
+_MATCHED = ("stack", "op", "dtype", "kv_dtype", "phase", "on")
 _TABLES = ("families", "backends", "homes", "sources", "runs")
 Key = tuple[str, ...]
 
@@ -40,6 +42,7 @@ class Choice:
     op: str
     dtype: str = ANY
     kv_dtype: str = ANY
+    phase: str = ANY
     on: str = ANY
     family: str
     backend: str | None = None  # the word that calls have for it; None: the op has none, or evidence is to tell
@@ -65,11 +68,14 @@ class Choices:
     entries: Mapping[Key, Choice]
 
     def find(
-        self, stack: str | None, gpu: Gpu, op: str, dtype: str, kv_dtype: str | None = None, own: bool = False
-    ) -> Choice | None:
-        """The most specific entry, by stack, then dtype, kv_dtype and place. ``own``: none that is of any stack."""
+        self, stack: str | None, gpu: Gpu, op: str, dtype: str, kv_dtype: str | None = None, own: bool = False,
+        phase: str | None = None,
+    ) -> Choice | None:  # fmt: skip
+        """The most specific entry, by stack, then dtype, kv_dtype, phase and place. ``own``: none that is of any
+        stack."""
         stacks = [word for word in (stack, None if own else ANY) if word]
-        for key in itertools.product(stacks, (op,), (dtype, ANY), (kv_dtype or ANY, ANY), places(gpu)):
+        words = (dtype, ANY), (kv_dtype or ANY, ANY), (phase or ANY, ANY)
+        for key in itertools.product(stacks, (op,), *words, places(gpu)):
             if found := self.entries.get(key):
                 return found
         return None
@@ -102,7 +108,7 @@ def places(gpu: Gpu) -> tuple[str, ...]:
 
 
 def read_choices(path: Path, known: Mapping[str, Collection[str]]) -> Choices:
-    """The file, or what is wrong with it. ``known``: what stack, op, dtype and kv_dtype may be."""
+    """The file, or what is wrong with it. ``known``: what stack, op, dtype, kv_dtype and phase may be."""
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
         found = _read(raw, {**known, "on": [*PATHS, ANY]})
@@ -158,7 +164,7 @@ def _check(
     refuse_unknown(f"family of {where}", [entry.family], families)
     refuse_unknown(f"backend of {where}", [word for word in (entry.backend, entry.served_backend) if word], backends)
     refuse_unknown(f"path of {where}", [entry.path] if entry.path else [], PATHS)
-    for name in ("stack", "op", "dtype", "kv_dtype"):
+    for name in ("stack", "op", "dtype", "kv_dtype", "phase"):
         word = getattr(entry, name)
         refuse_unknown(f"{name} of {where}", [] if word == ANY and name != "op" else [word], known[name])
     if not _is_capability(entry.on):

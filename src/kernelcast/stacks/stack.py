@@ -37,6 +37,9 @@ class Stack(Library):
     mla_kernels: str  # whose latent attention
     small_ops: str  # whose norms, activations and rotations
     joined_projections: bool  # q, k, v as one product; gate and up as one
+    latent_layers: bool  # latent attention was measured as a whole layer, projections inside
+    exchange: str  # how tokens reach their experts where attention is not cut: see networks/exchange.py
+    shared_stream: bool  # shared experts run beside routed ones in small steps
     fused_residual: bool  # the residual is added inside the norm
     fused_activation: bool  # activation times the other half in one kernel
     fused_quantisation: bool  # activations leave norms and activation functions in the format of the next product
@@ -46,10 +49,12 @@ class Stack(Library):
     step_s: float  # host time of a decode step that the GPU waits for: scheduling, inputs, sampled tokens
     prefill_s: float  # the same of a prefill
     request_s: float  # from a request's arrival to its prefill where nothing else runs: tokens, queues, processes
-    launch_s: float  # host time of one kernel where no graph runs
+    launch_s: float  # host time of one op where no graph runs
+    eager_ops: tuple[tuple[str, float], ...] = ()  # of ops that are many calls of Python: their own
     gap_s: float  # between two kernels of a graph, beyond what a kernel's own time has
     reserved_bytes: float  # context, libraries, graphs
     used_share: float  # of the memory, that it fills at most
+    moe_backend: str = ""  # the experts' kernel, where one was asked for; "": the usual one (kernels.toml)
     cache_share: float = 0.0  # of the memory that all else leaves, that its KV cache takes; 0: up to used_share
     sequence_s: float = 0.0  # host time that each sequence of a step adds, beyond what runs beside the GPU
     front_s: float = 0.0  # that the front end is busy with a request, one after another: HTTP, checks
@@ -79,7 +84,11 @@ class Stack(Library):
             return self
         times = ("step_s", "prefill_s", "launch_s", "gap_s", "sequence_s")
         changed: dict[str, Any] = {name: getattr(self, name) * factor for name in times}
-        return replace(self, **changed)
+        return replace(self, **changed, eager_ops=tuple((op, factor * time_s) for op, time_s in self.eager_ops))
+
+    def launching_s(self, op: str) -> float:
+        """Host time of an op where no graph runs."""
+        return dict(self.eager_ops).get(op, self.launch_s)
 
     def parts(self, op: str) -> Sequence[Mapping[str, Any]]:
         """The kernels that ``op`` is run as; none where it is one kernel of its own."""

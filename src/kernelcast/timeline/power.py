@@ -26,7 +26,7 @@ from kernelcast.span import Span
 from kernelcast.times import Gathered, TimeColumns, Times
 
 WINDOW_S = 0.25  # shorter runs end before a GPU lowers its clock
-_SIXTEEN_BITS = ("bf16", "fp16", "int4")  # multiplied in 16 bits
+_SIXTEEN_BITS = ("bf16", "fp16", "int4", "int8_wo", "mxfp4")  # multiplied in 16 bits
 # What was worked out of the calls of each Times: their activity, and how much longer they take under a lower limit.
 _ACTIVITY: WeakKeyDictionary[Times, dict[Call, Activity]] = WeakKeyDictionary()
 _LOWER: WeakKeyDictionary[Times, dict[Call, float]] = WeakKeyDictionary()

@@ -131,7 +131,13 @@ def tables(
         Words, typer.Option("--split", help="shapes, gpu, generation, stack; default: all, and the sources' own")
     ] = None,
     task: Annotated[
-        Words, typer.Option("--task", help="GEMM bf16+fp8, attention prefill, attention decode, fused MoE")
+        Words,
+        typer.Option(
+            "--task",
+            help="GEMM bf16+fp8, attention prefill, attention decode, fused MoE; only where asked for: latent, DSA,"
+            " compressed or block-sparse layer prefill or decode, parts of sparse layers, linear attention, DeepEP,"
+            " NVLink all-to-all, wide experts",
+        ),
     ] = None,
     predictor: Annotated[Words, typer.Option("--predictor", help="only this one; may be repeated")] = None,
     rows: Annotated[int, typer.Option("--rows", min=1, help="rows of each fit")] = 200_000,
@@ -159,21 +165,36 @@ def tables(
         _tell(means(found))
 
 
-def served(data: Data = None, json: Json = False) -> None:
-    """Whole models in serving engines: PipeWeave's static batches."""
-    from kernelcast_lab.evaluate.served import figures
+def served(
+    data: Data = None,
+    source: Annotated[
+        Words, typer.Option("--source", help="pipeweave (static batches), aiconfigurator (closed loops); default: both")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Whole models in serving engines: PipeWeave's static batches, AIConfigurator's measured deployments."""
+    from kernelcast_lab.data.shared import tables as tables_in
+    from kernelcast_lab.evaluate import served as batches
+    from kernelcast_lab.evaluate import serving_points as points
 
-    _tell(figures(data), json)
+    known = {"pipeweave": ("pipeweave/e2e_real", batches.figures), "aiconfigurator": ("aiconfigurator/e2e_silicon",
+             points.figures)}  # fmt: skip
+    refuse_unknown("source of served models", source or (), known)
+    found: dict[str, Any] = {}
+    for name, (table, figures) in known.items():
+        if name in (source or ()) or (not source and table in tables_in(data)):
+            found |= figures(data)
+    if not found:
+        raise KernelcastError(f"none of {', '.join(table for table, _ in known.values())} is in these tables")
+    _tell(found, json)
 
 
 def load(
     data: Data = None,
-    source: Annotated[
-        Words, typer.Option("--source", help="vllm_h100, llmservingsim, aiconfigurator (closed loops); default: all")
-    ] = None,
+    source: Annotated[Words, typer.Option("--source", help="vllm_h100, llmservingsim; default: all")] = None,
     json: Json = False,
 ) -> None:
-    """Servers under load, simulated: runs of vLLM, requests one by one, closed loops."""
+    """Servers under load, simulated: runs of vLLM, requests one by one."""
     from kernelcast_lab.evaluate.under_load import SOURCES, figures
 
     refuse_unknown("source of servers under load", source or (), SOURCES)

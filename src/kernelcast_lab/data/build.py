@@ -105,7 +105,7 @@ def _calls(connection: DuckDBPyConnection, op: OpMap, mapping: TableMap, counts:
         "campaign": f"concat_ws('/', {text(mapping.source)}, _gpu, {stack}, {version})",
         "split": mapping.split,
         "rotation": mapping.rotation,
-        "latency_us": mapping.latency_us,
+        "latency_us": op.latency_us or mapping.latency_us,
         **op.parameters,
     }
     unknown = sorted(set(op.parameters) - set(kinds))

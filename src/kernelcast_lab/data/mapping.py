@@ -22,6 +22,7 @@ class OpMap:
     dtype: str  # SQL; NULL drops the row by the rule unknown_dtype
     where: str = "true"
     stack: str | None = None  # SQL; default: the table's
+    latency_us: str | None = None  # SQL; default: the table's
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,17 @@ def l2_bytes() -> str:
     return f"CAST({case('_gpu', {name: str(gpu(name).l2_bytes) for name in gpu_ids()})} AS DOUBLE)"
 
 
-@functools.cache
 def hopper() -> str:
     """SQL condition: the GPU is of compute capability 9."""
-    ids = [name for name in gpu_ids() if gpu(name).compute_capability.startswith("9.")]
+    return _of_generation("9.")
+
+
+def blackwell() -> str:
+    """SQL condition: the GPU is of compute capability 10."""
+    return _of_generation("10.")
+
+
+@functools.cache
+def _of_generation(starts: str) -> str:
+    ids = [name for name in gpu_ids() if gpu(name).compute_capability.startswith(starts)]
     return f"_gpu IN ({', '.join(map(text, ids))})"

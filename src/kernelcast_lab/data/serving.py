@@ -15,12 +15,13 @@ import re
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from kernelcast.errors import KernelcastError, unknown
 from kernelcast.hardware import gpu
+from kernelcast_lab.data.inferencex import UNTOLD, guessed
 from kernelcast_lab.data.shared import read_rows
 
 Row = Mapping[str, Any]
@@ -102,6 +103,7 @@ class ServingPoint:
     ttft_s: float
     tpot_s: float
     public: bool = False  # of InferenceX, whose benchmark draws lengths from 0.8 to 1 of the nominal ones
+    draft_tokens: int = 0  # that a step guesses (multi-token prediction), by InferenceX's public recipes
 
     @property
     def running(self) -> float:
@@ -226,6 +228,7 @@ def why_unusable(row: Row) -> str | None:
     - beyond_a_node: more GPUs than one node links.
     - experts_disagree: moe_tp x moe_ep is not tp x dp, though filled; attention DP is not in the row.
     - unknown_format: a quantisation that has no name here.
+    And of ``serving_points``: guesses_untold: of a sweep with guessed tokens and without, and nothing says which.
     """
     tp, _, dp, moe_tp, moe_ep = (int(row[name] or 1) for name in _SIZES)
     world = tp * dp
@@ -258,12 +261,13 @@ def left_out(folder: Path | str | None = None) -> dict[str, int]:
 def _points(folder: Path | str | None) -> tuple[list[ServingPoint], Counter[str]]:
     taken: Counter[str] = Counter()
     points: dict[tuple[Any, ...], ServingPoint] = {}
-    for row in read_rows(folder, "aiconfigurator/e2e_silicon"):
-        rule = why_unusable(row)
+    rows = read_rows(folder, "aiconfigurator/e2e_silicon")
+    for row, guesses in zip(rows, guessed(rows), strict=True):
+        rule = why_unusable(row) or ("guesses_untold" if guesses == UNTOLD else None)
         if rule is not None:
             taken[rule] += 1
             continue
-        point = _point(row, concurrency(row) or 0)
+        point = replace(_point(row, concurrency(row) or 0), draft_tokens=guesses)
         # Another export has other digits at the end, sometimes milliseconds rounded to two, and calls R1 V3.
         model = point.model.replace("DeepSeek-V3", "DeepSeek-R1")
         same = (point.gpu, point.stack, model, point.weights, point.tp, point.dp, point.moe_ep or 1)
@@ -316,8 +320,13 @@ def split_points(folder: Path | str | None = None) -> list[SplitPoint]:
     """Disaggregated rows that say how many workers there are and how each is cut, and whose requests in flight are what
     those hold (others multiply sizes, or leave workers out)."""
     found = []
-    for row in read_rows(folder, "aiconfigurator/e2e_silicon"):
-        if row["mode"] != "disagg" or not all((row[f"silicon_{name}_ms"] or 0) > 0 for name in ("ttft", "tpot")):
+    rows = read_rows(folder, "aiconfigurator/e2e_silicon")
+    for row, guesses in zip(rows, guessed(rows), strict=True):
+        if (
+            guesses == UNTOLD
+            or row["mode"] != "disagg"
+            or not all((row[f"silicon_{name}_ms"] or 0) > 0 for name in ("ttft", "tpot"))
+        ):
             continue
         in_flight = concurrency(row)
         workers = [int(row[f"{part}_num_workers"] or 0) for part in ("decode", "prefill")]
@@ -328,5 +337,5 @@ def split_points(folder: Path | str | None = None) -> list[SplitPoint]:
                          **{name: row[f"{part}_{name}"] for name in _SIZES}}, in_flight)
                  for part in ("decode", "prefill")]  # fmt: skip
         if all((p.tp * p.dp) & (p.tp * p.dp - 1) == 0 for p in parts):
-            found.append(SplitPoint(parts[0], parts[1], workers[0], workers[1]))
+            found.append(SplitPoint(replace(parts[0], draft_tokens=guesses), parts[1], workers[0], workers[1]))
     return found

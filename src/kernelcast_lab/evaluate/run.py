@@ -29,7 +29,7 @@ from kernelcast.machine.analyse import Score as Ranking
 from kernelcast.predict import Conditions
 from kernelcast.tables import predict_columns
 from kernelcast_lab.evaluate.scores import Columns, Score, read_kept, scores, write_kept
-from kernelcast_lab.evaluate.splits import MAIN, SOURCES, SPLITS, TASK_NAMES, TASKS, Protocol, Split, main_table
+from kernelcast_lab.evaluate.splits import KNOWN_TASKS, MAIN, SOURCES, SPLITS, TASK_NAMES, Protocol, Split, main_tables
 from kernelcast_lab.fit.baselines import fit_neusight, fit_pipeweave
 from kernelcast_lab.fit.fit import fit_rows, sampled
 from kernelcast_lab.fit.recipes import Settings, changed, recipe
@@ -45,7 +45,8 @@ DENSITY, EMPTY = "density.json", "empty.json"
 class Evaluation:
     """What to evaluate, on how many rows of each fit and test: so few that two cores can run it.
 
-    ``splits`` and ``tasks`` are of the main table. None given: all of them, and the sources' own protocols.
+    ``splits`` and ``tasks`` are of the main table. None given: all of them but the frontier's tasks, and the sources'
+    own protocols.
     """
 
     splits: tuple[str, ...] = ()
@@ -61,13 +62,12 @@ class Evaluation:
 
     def __post_init__(self) -> None:
         refuse_unknown("split", self.splits, SPLITS)
-        refuse_unknown("task", self.tasks, TASK_NAMES)
+        refuse_unknown("task", self.tasks, KNOWN_TASKS)
         refuse_unknown("predictor", self.predictors, PREDICTORS)
 
     @property
     def protocols(self) -> list[Protocol]:
-        splits, tasks = self.splits or tuple(SPLITS), self.tasks or TASK_NAMES
-        found = [main_table(family, splits, tasks) for family, known in TASKS.items() if set(known) & set(tasks)]
+        found = main_tables(self.splits or tuple(SPLITS), self.tasks or TASK_NAMES)
         return found if self.splits or self.tasks else [*found, *SOURCES]
 
     def settings_for(self, family: str, rows: int) -> Settings:

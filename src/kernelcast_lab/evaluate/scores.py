@@ -26,11 +26,11 @@ class Score(Errors):
     left_out: str
     task: str
     predictor: str
-    group: str  # what the rows have in common: all, dtype=…, gpu=…, regime=…
+    group: str  # what the rows have in common: all, dtype=…, gpu=…, op=…, regime=…
 
 
 def scores(told: Mapping[str, Any], columns: Columns, results: Columns, intervals: bool) -> Iterator[Score]:
-    """Scores of one predictor's results: over all rows, and by dtype, GPU, regime."""
+    """Scores of one predictor's results: over all rows, and by dtype, GPU, regime, and op where there are several."""
     truth = np.asarray(columns["latency_us"], dtype=np.float64)
     names = ("predicted_us", "low_us", "high_us") if intervals else ("predicted_us",)
     for group, rows in _groups(columns, truth).items():
@@ -40,7 +40,7 @@ def scores(told: Mapping[str, Any], columns: Columns, results: Columns, interval
 
 def _groups(columns: Columns, truth: NDArray[np.float64]) -> dict[str, NDArray[np.bool_]]:
     found = {"all": np.ones(len(truth), dtype=bool)}
-    for name in ("dtype", "gpu"):
+    for name in ("dtype", "gpu", *(["op"] if len(set(columns["op"])) > 1 else [])):
         words = columns[name].astype(str)
         found |= {f"{name}={word}": words == word for word in np.unique(words)}
     found |= {f"regime={name}": (truth >= low) & (truth < high) for name, (low, high) in REGIMES.items()}

@@ -82,6 +82,6 @@ def by_group(compared: Sequence[Compared], by: str | None = None) -> list[dict[s
 
 
 def figures(root: Path | None) -> dict[str, list[dict[str, Any]]]:
-    """Tables of errors."""
+    """Tables of errors of PipeWeave's batches."""
     batches = static_batches(served_cases(root))
     return {"static_batches": by_group(batches), "static_batches_by_gpu": by_group(batches, "gpu")}

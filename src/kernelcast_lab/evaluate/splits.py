@@ -136,6 +136,20 @@ def _attention(decode: bool) -> Rows:
     return lambda columns: (columns["page_size"] > 0) == decode
 
 
+def _ops(*names: str) -> Rows:
+    return _source("aiconfigurator", op=names)
+
+
+def _layer(op: str, decode: bool) -> Rows:
+    return lambda columns: (columns["op"] == op) & _attention(decode)(columns)
+
+
+def _experts(wide: bool) -> Rows:
+    """Fused layers as one rank of a few runs them, or what wide expert parallelism runs behind its exchange."""
+    sent, measured = ("deepep_contiguous", "deepep_masked", "wideep_cutlass"), _source("aiconfigurator")
+    return lambda columns: measured(columns) & (among(columns["backend"], sent) == wide)
+
+
 def _every_row(columns: Columns) -> Mask:
     return np.ones(len(columns["op"]), dtype=bool)
 
@@ -169,14 +183,40 @@ def _by_op(columns: Columns) -> Mapping[str, Mask]:
 TASKS: Mapping[str, Mapping[str, Rows]] = {
     "gemm": {"GEMM bf16+fp8": _source("aiconfigurator", op=("gemm",), dtype=("bf16", "fp8"))},
     "attention": {"attention prefill": _attention(decode=False), "attention decode": _attention(decode=True)},
-    "moe": {"fused MoE": _source("aiconfigurator")},
+    "moe": {"fused MoE": _experts(wide=False)},
 }
-TASK_NAMES = tuple(name for tasks in TASKS.values() for name in tasks)
+# Of the layers of frontier models: scored where they are asked for, for reading and fitting them takes as long again.
+FRONTIER: Mapping[str, Mapping[str, Rows]] = {
+    "mla_layer": {"latent layer prefill": _attention(decode=False), "latent layer decode": _attention(decode=True)},
+    "sparse_attention": {
+        "DSA layer prefill": _layer("dsa_layer", decode=False),
+        "DSA layer decode": _layer("dsa_layer", decode=True),
+        "compressed layer prefill": _layer("compressed_layer", decode=False),
+        "compressed layer decode": _layer("compressed_layer", decode=True),
+        "block-sparse layer prefill": _layer("block_sparse_layer", decode=False),
+        "block-sparse layer decode": _layer("block_sparse_layer", decode=True),
+        "parts of sparse layers": _ops("mqa_logits", "index_topk", "sparse_mla"),
+    },
+    "linear_attention": {"linear attention": _source("aiconfigurator")},
+    "deepep": {"DeepEP": _ops("deepep_dispatch", "deepep_combine"),
+               "NVLink all-to-all": _ops("alltoall_prepare", "alltoall_dispatch", "alltoall_combine")},
+    "moe": {"wide experts": _experts(wide=True)},
+}  # fmt: skip
+TASK_NAMES, FRONTIER_NAMES = (
+    tuple(name for tasks in families.values() for name in tasks) for families in (TASKS, FRONTIER)
+)
+KNOWN_TASKS = (*TASK_NAMES, *FRONTIER_NAMES)
 
 
-def main_table(family: str, splits: Sequence[str], tasks: Sequence[str]) -> Protocol:
-    """All tasks of the family are fitted on, whichever of them are scored."""
-    known = TASKS[family]
+def main_tables(splits: Sequence[str], tasks: Sequence[str]) -> list[Protocol]:
+    """One a family that has some of these tasks. Wide experts are fitted apart from fused MoE: of a sample of both they
+    would be one row in a hundred."""
+    families = [*TASKS.items(), *FRONTIER.items()]
+    return [_main_table(family, known, splits, tasks) for family, known in families if set(known) & set(tasks)]
+
+
+def _main_table(family: str, known: Mapping[str, Rows], splits: Sequence[str], tasks: Sequence[str]) -> Protocol:
+    """All known tasks are fitted on, whichever of them are scored."""
     return Protocol(
         MAIN,
         family,

@@ -17,7 +17,8 @@ from kernelcast.toml_folder import read_from
 RECIPES = Path(__file__).parents[1] / "recipes"
 FAMILIES = (
     "gemm", "attention", "attention_backward", "masked_attention", "moe", "mla", "moe_gemm", "grouped_mm", "memory",
-    "multi_tensor", "collective", "conv2d", "spatial", "indexed", "recurrent",
+    "multi_tensor", "collective", "conv2d", "spatial", "indexed", "recurrent", "linear_attention", "deepep",
+    "mhc", "mla_layer", "sparse_attention",
 )  # fmt: skip
 
 

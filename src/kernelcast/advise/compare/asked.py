@@ -39,7 +39,7 @@ class Asked:
     max_gpus: int = 8
     by: str | None = None
     prices: Mapping[str, Price] = field(default_factory=dict)
-    skew: float = 1.2  # of tokens over experts, as plan takes it
+    skew: float = 0.0  # of tokens over experts; 0: as trained routers choose
     conditions: Conditions = DEFAULT
 
     def __post_init__(self) -> None:

@@ -21,7 +21,7 @@ from kernelcast.serving.memory import cache_bytes, largest_batch, memory, read_w
 from kernelcast.serving.workload import Workload, scheduler_defaults
 from kernelcast.timeline import Memory
 
-LAYOUTS = 16  # that are forecast of a GPU and a format: all of a dense model on 8 GPUs
+LAYOUTS = 24  # that are forecast of a GPU and a format: all of a dense model on 8 GPUs
 _MATH, _DRAM = 0.6, 0.8  # of the peaks, that rough times take for reached
 _PARTS = 8  # of a batch, in steps of which a better one is looked for
 _HOP_S = 8e-6  # of a small all-reduce

@@ -40,7 +40,7 @@ class Grid:
     max_num_seqs: tuple[int, ...] | None = None
     max_num_batched_tokens: tuple[int, ...] | None = None
     disaggregated: str = "also"
-    skew: float = 1.2  # of tokens over experts, as public campaigns take it for traffic
+    skew: float = 0.0  # of tokens over experts; 0: as trained routers choose
 
     def __post_init__(self) -> None:
         if self.max_gpus < 1:

@@ -42,6 +42,7 @@ class Engine:
         self._every = ranks[0].settings.recv_interval
         self._come: deque[tuple[float, Request]] = deque()
         self._count = 0  # steps so far
+        self._waited = 0  # steps that prompts were put off for, see Settings.dp_wait
         stack = times.deployment.stack
         self._own_s = [host_s(variant, x, stack.spread) for x in (stack.step_s, stack.prefill_s, stack.sequence_s)]
 
@@ -92,6 +93,7 @@ class Engine:
                 done += rank.advance(step, under.count, now_s)
         self._under = None
         self._count += under.count
+        self._waited = self._waited + under.count if ranks_held(self.ranks) else 0
         begun_s = now_s
         if self._ahead:
             begun_s = under.start_s + float(under.ends_s[under.count - 2]) if under.count > 1 else under.start_s
@@ -101,6 +103,7 @@ class Engine:
         return done
 
     def _begin(self, now_s: float) -> None:
+        self._hold()
         steps = [rank.schedule(now_s) for rank in self.ranks]
         if not any(steps) and self._come:  # nothing runs: no reason to wait
             while self._come:
@@ -118,9 +121,22 @@ class Engine:
             most = min(step.most for step in steps if step)
             if self._come and not self._full:
                 most = min(most, self._every - self._count % self._every)
+            if ranks_held(self.ranks):
+                most = min(most, self.ranks[0].settings.dp_wait - self._waited)
             ends = self._decodes_s(most)
         self._under = _Under(now_s, ends, len(ends), steps)
         self.next_s = now_s + float(ends[-1])
+
+    def _hold(self) -> None:
+        """Prompts are put off while some ranks have none to read, for so many steps at most."""
+        most = self.ranks[0].settings.dp_wait
+        if not most or len(self.ranks) == 1:
+            return
+        ready = [bool(rank.waiting or rank.reading) for rank in self.ranks]
+        under_way = any(rank.reading for rank in self.ranks) or not any(rank.decoding for rank in self.ranks)
+        hold = any(ready) and not all(ready) and not under_way and self._waited < most
+        for rank in self.ranks:
+            rank.held = hold
 
     def _mixed_s(self, steps: list[Step | None]) -> float:
         """The heaviest rank's step; all run as many tokens as it."""
@@ -154,3 +170,8 @@ class Engine:
             return [self.times.decode(decoding, context, self.variant) + own_s]
         count, gained = min(most, _MOST_STEPS), self.ranks[0].gained
         return np.cumsum(self.times.decodes(decoding, context, gained, count, self.variant) + own_s)
+
+
+def ranks_held(ranks: list[Rank]) -> bool:
+    """Whether prompts wait for other ranks."""
+    return ranks[0].held

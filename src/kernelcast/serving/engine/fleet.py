@@ -119,8 +119,8 @@ class Fleet:
         self._tables = tables
         guesses = service.speculation
         self._gained = guesses.tokens_per_step if guesses else 1.0
-        self.deciding = self._engines(service.pool, guesses.draft_tokens if guesses else 0, self._gained)
-        self.reading = self._engines(service.prefill, 0, 1.0) if service.prefill else self.deciding
+        self.deciding = self._engines(service.pool, guesses, self._gained)
+        self.reading = self._engines(service.prefill, None, 1.0) if service.prefill else self.deciding
         self._every = self.deciding if service.prefill is None else [*self.reading, *self.deciding]
         self._number = {id(engine): at for at, engine in enumerate(self._every)}
         self._turn = 0
@@ -138,13 +138,13 @@ class Fleet:
         self._answered = bytearray(len(load))
         self._to_decode: dict[int, tuple[int, int]] = {}  # tokens and steps of requests that are being read elsewhere
 
-    def _engines(self, pool: Pool, drafted: int, gained: float) -> list[Engine]:
+    def _engines(self, pool: Pool, guesses: Speculation | None, gained: float) -> list[Engine]:
         """A pipeline runs as many batches as it has stages, each with its part of the cache."""
         layout, settings = pool.deployment.layout, pool.settings
         stages = layout.pp
         own = replace(settings, kv_blocks=max(1, settings.kv_blocks // stages),
                       max_num_seqs=max(1, settings.max_num_seqs // stages))  # fmt: skip
-        times = self._tables.of(pool, self.load, drafted)
+        times, drafted = self._tables.of(pool, self.load, guesses), guesses.draft_tokens if guesses else 0
         together = pool.deployment.stack.mixed_steps
         return [
             Engine([Rank(own, together, bool(self.load.shared), drafted, gained) for _ in range(layout.dp)], times,
@@ -296,19 +296,24 @@ class Tables:
 
     def __init__(self, times: Callable[[Deployment], Times]) -> None:
         self._times = times
-        self._known: list[tuple[Deployment, Reach, int, StepTimes]] = []
+        self._known: list[tuple[Deployment, Reach, StepTimes]] = []
         self._transfers: list[tuple[Service, tuple[list[int], list[float]]]] = []
 
-    def of(self, pool: Pool, load: Load, drafted: int = 0) -> StepTimes:
+    def of(self, pool: Pool, load: Load, guesses: Speculation | None = None) -> StepTimes:
         context = int((load.inputs + load.outputs).max())
-        reach, place = pool.reach(context), pool.deployment
-        for known, reached, guesses, found in self._known:
-            if known is place and guesses == drafted and _within(reach, reached):
-                return found
-            if guesses == drafted and _within(reach, reached) and _alike(known, place):
-                return found.served_by(place)
-        found = StepTimes(place, reach, times=self._times(place), drafted=drafted)
-        self._known.append((place, reach, drafted, found))
+        reach, drafted = pool.reach(context), guesses.draft_tokens if guesses else 0
+        draft = self._steps(guesses.draft, reach) if guesses and guesses.draft else None
+        return self._steps(pool.deployment, reach, drafted, draft)
+
+    def _steps(self, place: Deployment, reach: Reach, drafted: int = 0, draft: StepTimes | None = None) -> StepTimes:
+        for known, reached, found in self._known:
+            if found.drafted == drafted and found.draft is draft and _within(reach, reached):
+                if known is place:
+                    return found
+                if _alike(known, place):
+                    return found.served_by(place)
+        found = StepTimes(place, reach, times=self._times(place), drafted=drafted, draft=draft)
+        self._known.append((place, reach, found))
         return found
 
     def sent_s(self, service: Service, tokens: int) -> float:
@@ -336,7 +341,8 @@ class Tables:
 def _alike(one: Deployment, other: Deployment) -> bool:
     """All the same but what a server was measured to take."""
     same = all(getattr(one, name) is getattr(other, name) for name in ("model", "gpu", "precision", "layout"))
-    return same and one.skew == other.skew and without_terms(one.stack) == without_terms(other.stack)
+    alike = all(getattr(one, name) == getattr(other, name) for name in ("skew", "routing", "redundant", "overlap"))
+    return same and alike and without_terms(one.stack) == without_terms(other.stack)
 
 
 def _within(asked: Reach, known: Reach) -> bool:

@@ -58,6 +58,7 @@ class Rank:
         # Blocks of all that a request may write are taken at once where nobody is put back, and where steps write
         # several tokens (guesses are checked).
         self._whole = settings.capacity == "reserve" or drafted > 0
+        self.held = False  # no prompt is begun: other ranks have none to read yet
 
     def schedule(self, now_s: float) -> Step | None:
         """The next step; None: nothing to do."""
@@ -146,7 +147,7 @@ class Rank:
             if tokens:
                 chunks.append((request, tokens))
                 budget, in_all = budget - tokens, in_all - tokens
-        while self.waiting and admit:
+        while self.waiting and admit and not self.held:
             if len(self.running) >= self.settings.max_num_seqs:
                 self.blocked = "max_num_seqs"
                 break

@@ -33,11 +33,16 @@ class Settings:
     recv_interval: int = 1  # steps from one look at new requests to the next (SGLang's --scheduler-recv-interval)
     policy: str = "fcfs"  # who of the waiting is next: the first, or (lpm) the one with most of its prompt cached
     kv_blocks: int = 0  # of one rank; 0: as many as the memory has
+    # Steps that attention-DP ranks put prompts off for, until all have some to read: one that reads alone keeps all
+    # others waiting (TensorRT-LLM's attention_dp_config: enable_balance, timeout_iters); 0: none
+    dp_wait: int = 0
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_prefill_tokens", "block_size", "recv_interval"):
             if getattr(self, name) < 1:
                 raise KernelcastError(f"{name} must be 1 or more, not {getattr(self, name)}")
+        if self.dp_wait < 0:
+            raise KernelcastError(f"dp_wait must be 0 or more, not {self.dp_wait}")
         for name, known in (("capacity", CAPACITIES), ("policy", POLICIES)):
             if getattr(self, name) not in known:
                 raise KernelcastError(f"{name} is one of {', '.join(known)}, not {getattr(self, name)!r}")

@@ -26,6 +26,7 @@ from kernelcast.networks.batch import Batch
 from kernelcast.networks.forward import Deployment, forward
 from kernelcast.networks.layers import SelfAttention
 from kernelcast.predict import DEFAULT, Conditions, host_scale
+from kernelcast.serving.beside import shares
 from kernelcast.serving.passes import HOST_RANGE, PASS_SPREAD
 from kernelcast.span import Span
 from kernelcast.timeline import Ran, RestsOn, joined
@@ -56,9 +57,10 @@ class StepTimes:
     """Steps of one deployment: ``decode`` and ``mixed`` in seconds, at one end of the interval or between."""
 
     def __init__(self, deployment: Deployment, reach: Reach, conditions: Conditions = DEFAULT,
-                 times: Times | None = None, drafted: int = 0) -> None:  # fmt: skip
-        """``drafted``: guesses that a decode step checks beside its own token."""
-        self.drafted = drafted
+                 times: Times | None = None, drafted: int = 0, draft: StepTimes | None = None) -> None:  # fmt: skip
+        """``drafted``: guesses that a decode step checks beside its own token; ``draft``: steps of what makes them, one
+        a guess, and one over every prompt."""
+        self.drafted, self.draft = drafted, draft
         self._times = times or Times(deployment.gpu, conditions)
         self.deployment = self._on_host(deployment)
         self.reach = reach
@@ -94,7 +96,9 @@ class StepTimes:
                  ("lengths", mixed)]  # fmt: skip
         launches = [[_of(self.deployment, batch, sort) for batch in batches] for sort, batches in sorts]
         self._times.learn(launch.call for group in launches for each in group for launch in each)
-        tokens, rows, decode, prompt, joint = (self._table(group) for group in launches)
+        tokens, rows, decode, prompt, joint = (
+            self._table(group, batches) for group, (_, batches) in zip(launches, sorts, strict=True)
+        )
         self._tokens = _filled(self._token_counts, tokens)
         sizes = self.deployment.stack.graph_sizes
         self._padded = [padded(sizes, n) for n in range(min(self.deployment.stack.graph_tokens, len(self._tokens)) + 1)]
@@ -128,19 +132,23 @@ class StepTimes:
         fits = tuple(context for context in contexts if context <= most)
         return fits if len(fits) > 1 else (most // 2, most)
 
-    def _table(self, group: Sequence[Sequence[Launch]]) -> Array:
+    def _table(self, group: Sequence[Sequence[Launch]], batches: Sequence[Batch]) -> Array:
         """Seconds, and how far below and above they may be, of each pass."""
         found = np.zeros((len(group), 3))
         for row, launches in enumerate(group):
-            span = joined(Ran.of("", launch, self._times) for launch in launches)
+            each = [self._times[launch.call] for launch in launches]
+            visible = shares(launches, [(one.span.time_s, one.dram_s) for one in each], batches[row].tokens)
+            ran = (Ran.of("", launch, self._times, share) for launch, share in zip(launches, visible, strict=True))
+            span = joined(ran)
             slower = sum(x.count * throttled_s(x.call, self._times[x.call].span.time_s, self._times) for x in launches)
             found[row] = span.time_s + slower, span.time_s - span.low_s, span.high_s - span.time_s
         return found
 
     def _host_gaps(self, launches: Sequence[Sequence[Sequence[Launch]]]) -> tuple[float, float]:
         """Seconds of the gaps between the kernels of a graph, and of launching all of them one by one."""
-        count = sum(launch.count for sort in launches[:3] for launch in sort[0])
-        return count * self.deployment.stack.gap_s, count * self.deployment.stack.launch_s
+        stack = self.deployment.stack
+        counts = [(launch.count, stack.launching_s(launch.op)) for sort in launches[:3] for launch in sort[0]]
+        return sum(count for count, _ in counts) * stack.gap_s, sum(count * time_s for count, time_s in counts)
 
     def _joint_ratio(self, joint: Array) -> Array:
         grid = self._mixed_grid
@@ -175,7 +183,9 @@ class StepTimes:
             steps = []
             for context in self._contexts:
                 parts = (tokens, rows, self._decoding(sequences, context))
-                steps.append(self._summed(parts, variant, graph=self.deployment.stack.graphs))
+                step = self._summed(parts, variant, graph=self.deployment.stack.graphs)
+                one = self.draft.decode(sequences, sequences * context, variant) if self.draft else 0.0
+                steps.append(step + self.drafted * one)
             self._lines[key] = [float(c) for c in self._contexts], steps
         return self._lines[key]
 
@@ -207,6 +217,9 @@ class StepTimes:
         graph = self.deployment.stack.replays(tokens, decodes=False)
         parts = (self._tokens_of(tokens, graph=graph), head, attention)
         together = self._summed(parts, variant, graph)
+        if self.draft:
+            together += self.draft.mixed(0, 0.0, prompt_tokens, past, 0, variant)
+            together += self.drafted * self.draft.decode(sequences, context_sum, variant) if sequences else 0.0
         stack = self.deployment.stack
         if stack.prompt_factor == stack.decode_factor == 1.0:
             return together

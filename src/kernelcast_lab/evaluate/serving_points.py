@@ -1,0 +1,200 @@
+"""Engines that hold so many requests in flight, as AIConfigurator's table of measured deployments has them, against
+simulations of the same closed loop: whole, and with prompts read elsewhere (disaggregated).
+
+Points of InferenceX draw lengths from 0.8 to 1 of the nominal ones, ten requests for each in flight, and run by recipes
+that are public. Of the others nothing is told: fixed lengths, and steps that take one prompt and the batch (or 2,048
+tokens, vLLM's default then), as AIConfigurator writes them for engines.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kernelcast.errors import KernelcastError
+from kernelcast.hardware import gpu
+from kernelcast.networks import model
+from kernelcast.networks.architecture import draft_of
+from kernelcast.networks.deployment import Deployment
+from kernelcast.networks.precision import Precision
+from kernelcast.parallel import Layout
+from kernelcast.serving.engine.fleet import Pool, Service, Tables
+from kernelcast.serving.engine.result import Simulation
+from kernelcast.serving.engine.settings import settings_of
+from kernelcast.serving.engine.simulate import simulate, tables_for
+from kernelcast.serving.load import Load
+from kernelcast.serving.workload import Speculation
+from kernelcast.stacks import Stack, stack
+from kernelcast_lab.data.serving import ServingPoint, SplitPoint, left_out, serving_points, split_points
+from kernelcast_lab.evaluate.served import Compared, by_group
+
+Stacks = Callable[[str], Stack]
+FEW = 4  # requests in flight, up to which TTFT is hardly a queue
+_ASKED = 10  # requests for each in flight
+_MOST = 640  # requests of a point, or four for each in flight
+_DP_WAIT = 60  # timeout_iters of InferenceX's recipes with attention DP
+_RECV_FROM = 16  # requests in flight
+_ADMITTED = 0.5  # of the requests in flight, that decode at a time
+_BLACKWELL = "10"
+_ACCEPTANCE = {"trtllm": 0.7, "sglang": 0.5}  # of guessed tokens, in tenths: set on the points that are not held out
+_NAMES = {  # of sources: of the catalogue, where it does not know theirs
+    "RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic": "llama-4-scout", "zhipuai/GLM-5": "glm-5",
+    "nvidia/Llama-3.1-8B-Instruct-FP8": "llama-3.1-8b", "Qwen/Qwen3-235B-A22B-FP8": "qwen3-235b-a22b",
+    "nvidia/Qwen3-32B-NVFP4": "qwen3-32b", "nvidia/DeepSeek-R1-NVFP4": "deepseek-r1",
+}  # fmt: skip
+# fp8 checkpoints of these have a scale for every 128 x 128 weights; the table says fp8 of theirs too
+_BLOCKS = ("deepseek", "glm", "minimax", "qwen3-235b", "qwen3.5")
+
+
+def figures(root: Path | None) -> dict[str, list[dict[str, Any]]]:
+    """Errors of TPOT, and of TTFT with few requests in flight; what was left out and why."""
+    points, left = closed_loops(serving_points(root), split_points(root))
+    told = [one for one in points if one.what == "TPOT" or one.groups["few"] == "yes"]
+    whole, split = (
+        [one for one in told if (one.groups["kind"] == "disaggregated") == apart] for apart in (False, True)
+    )
+    found = {"serving_points": by_group(whole)}
+    found |= {f"serving_points_by_{by}": by_group(whole, by) for by in ("kind", "model", "stack", "gpu", "held_out")}
+    found["disaggregated"] = by_group(split)
+    found["disaggregated_by_model"] = by_group(split, "model")
+    answered = {"answered": sum(one.what == "TPOT" for one in whole), **dict(left.most_common())}
+    found["points_answered"] = [{"points": count, "which": reason} for reason, count in answered.items()]
+    found["rows_not_usable"] = [{"rows": count, "rule": rule} for rule, count in left_out(root).items()]
+    return found
+
+
+def closed_loops(points: Iterable[ServingPoint], split: Iterable[SplitPoint] = (), stacks: Stacks = stack,
+                 tables: Tables | None = None) -> tuple[list[Compared], Counter[str]]:  # fmt: skip
+    """TTFT and TPOT of each point; why others are left out. ``held_out``: every second point, which the hosts' times in
+    ``stacks/`` were not set on."""
+    left: Counter[str] = Counter()
+    shared, found = tables or tables_for(), []
+    known: dict[Any, Deployment] = {}
+    asked: list[ServingPoint | SplitPoint] = [*points, *split]
+    for at, point in enumerate(asked):
+        whole = point.decode if isinstance(point, SplitPoint) else point
+        try:
+            result = simulate(_loop_service(point, stacks, known), _loop(whole), intervals=False, tables=shared)
+        except KernelcastError as error:
+            left[str(error).split(";")[0].split(":")[0]] += 1
+            continue
+        if whole.running < _ADMITTED * whole.concurrency and _running(result) > _ADMITTED * whole.concurrency:
+            left["its engine held fewer requests than were sent, by a limit that the table does not tell"] += 1
+            continue
+        groups = {
+            "kind": "disaggregated" if isinstance(point, SplitPoint) else _kind(whole.model), "stack": whole.stack,
+            "model": whole.model, "held_out": "yes" if at % 2 else "no",
+            "few": "yes" if whole.concurrency <= FEW else "no", "id": whole.id, "gpu": whole.gpu,
+        }  # fmt: skip
+        metrics = result.metrics
+        found.append(Compared("TPOT", whole.tpot_s, metrics["mean_tpot_ms"] / 1e3, groups))
+        found.append(Compared("TTFT", whole.ttft_s, metrics["mean_ttft_ms"] / 1e3, groups))
+    return found, left
+
+
+def _running(result: Simulation) -> float:
+    """Requests that decode at a time."""
+    served = result.served
+    share = (served.last_token_s - served.first_token_s).sum() / served.e2el_s.sum()
+    return float(result.load.max_concurrency * share)
+
+
+def _kind(name: str) -> str:
+    return "dense" if any(word in name for word in ("Llama", "Qwen3-32B")) else "experts"
+
+
+def _loop(point: ServingPoint) -> Load:
+    count = max(4 * point.concurrency, min(_ASKED * point.concurrency, _MOST))
+    drawn = np.random.default_rng(0)
+    shortest = 0.8 if point.public else 1.0
+    inputs, outputs = (
+        drawn.integers(int(shortest * tokens), tokens + 1, count)
+        for tokens in (point.input_tokens, point.output_tokens)
+    )
+    return Load(np.zeros(count), inputs, outputs, max_concurrency=point.concurrency)
+
+
+def _loop_service(point: ServingPoint | SplitPoint, stacks: Stacks, known: dict[Any, Deployment]) -> Service:
+    if isinstance(point, SplitPoint):
+        decode = replace(_loop_pool(point.decode, stacks, known), replicas=point.decode_workers)
+        prefill = replace(_loop_pool(point.prefill, stacks, known), replicas=point.prefill_workers)
+        return Service(decode, prefill, "least_loaded", _guesses(point.decode, decode.deployment))
+    pool = _loop_pool(point, stacks, known)
+    return Service(pool, speculation=_guesses(point, pool.deployment))
+
+
+def _guesses(point: ServingPoint, place: Deployment) -> Speculation | None:
+    """The model's own further layers guess."""
+    if not point.draft_tokens:
+        return None
+    return Speculation(point.draft_tokens, _ACCEPTANCE[point.stack], replace(place, model=draft_of(place.model)))
+
+
+def _loop_pool(point: ServingPoint, stacks: Stacks, known: dict[Any, Deployment]) -> Pool:
+    key = (
+        point.gpu,
+        point.stack,
+        point.model,
+        point.tp,
+        point.pp,
+        point.dp,
+        point.moe_ep,
+        point.weights,
+        point.experts,
+    )
+    if key not in known:  # of one object, whose step times are shared
+        found = deployment_of(point)
+        known[key] = replace(found, stack=replace(stacks(point.stack), moe_backend=found.stack.moe_backend))
+    limits: dict[str, Any] = {"chunked_prefill": True}
+    place = known[key]
+    if point.public and point.stack == "sglang":  # InferenceX's recipes
+        limits |= {"recv_interval": 30 if point.concurrency >= _RECV_FROM else 10, "max_num_batched_tokens": 32768,
+                   "max_prefill_tokens": 32768, "max_num_seqs": max(128, point.concurrency)}  # fmt: skip
+    if point.public and point.stack == "trtllm":
+        tokens = (1 + point.draft_tokens) * max(1, point.concurrency // point.dp) + point.input_tokens + 64
+        limits |= {"max_num_batched_tokens": -(-tokens // 64) * 64, "dp_wait": _DP_WAIT}
+    if not point.public and point.stack != "sglang":
+        limits["max_num_batched_tokens"] = max(2048, point.input_tokens + point.concurrency)
+    return Pool(place, settings_of(place, limits, point.input_tokens + point.output_tokens // 2))
+
+
+def deployment_of(point: ServingPoint) -> Deployment:
+    """Where a point was served."""
+    found, place = model(_NAMES.get(point.model, point.model)), gpu(point.gpu)
+    layout = Layout(tp=point.tp, pp=point.pp, dp=point.dp, ep=point.moe_ep or 1)
+    formats = _precision(point, found.name, place.compute_capability)
+    engine = replace(stack(point.stack), moe_backend=_experts_kernel(point, place.compute_capability))
+    return Deployment(found, place, engine, formats, layout)
+
+
+def _experts_kernel(point: ServingPoint, capability: str) -> str:
+    """What InferenceX's recipes ask for on Blackwell (benchmarks/single_node/*_b200*.sh): TensorRT-LLM's generated
+    kernels; with attention DP TensorRT-LLM's CUTLASS or, of 8 bits, DeepGEMM, and SGLang's of DeepEP; "": the usual."""
+    if not (point.public and capability.startswith(_BLACKWELL)) or point.stack == "vllm":
+        return ""
+    if point.stack == "sglang" and point.dp > 1:
+        return ""
+    if point.stack == "trtllm" and point.dp > 1:
+        return "deepgemm" if point.weights == "fp8" else "cutlass"
+    return "trtllm"
+
+
+def _precision(point: ServingPoint, name: str, capability: str) -> Precision:
+    """As the table says, but for what its labels leave out."""
+    # NVIDIA's quantised checkpoints, which TensorRT-LLM serves, come with an fp8 KV cache; InferenceX's recipes give
+    # one to vLLM with quantised Llama, and to SGLang on B200 (benchmarks/single_node/*_b200.sh).
+    blackwell = capability.startswith(_BLACKWELL)
+    given = {"vllm": "Llama" in point.model, "sglang": blackwell}.get(point.stack, False) and point.public
+    cache = "fp8" if (point.stack == "trtllm" or given) and point.weights != "bf16" else None
+    if name == "gpt-oss-120b":  # mxfp4 experts, the rest bf16; the table calls it nvfp4 everywhere
+        return Precision("bf16", cache, "mxfp4_fp8" if blackwell else "mxfp4")
+    if name.startswith("kimi") and point.weights == "int4":  # only its experts are
+        return Precision("bf16", cache, "int4")
+    if name.startswith(_BLOCKS) and point.weights == "fp8":
+        return Precision("fp8_block", cache)
+    return Precision(point.weights, cache, point.experts)

@@ -1,0 +1,168 @@
+"""Experts as deployed, by hand: how tokens reach them and come back, which kernel runs, how uneven they are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from deployments import deployed
+
+from kernelcast.calls import Launch
+from kernelcast.errors import KernelcastError
+from kernelcast.networks.batch import Batch
+from kernelcast.networks.deployment import EXPECTED_SKEW, Deployment
+from kernelcast.networks.exchange import EXCHANGES
+from kernelcast.networks.forward import forward
+from kernelcast.stacks import stack
+
+HIDDEN = 7168  # of DeepSeek-V3: 256 experts, 8 a token, weights in fp8 by blocks
+# What one rank has:
+PROMPTS = Batch(new=(100, 200), past=(0, 0))  # 300 tokens
+DECODE = Batch(new=(1, 1, 1), past=(50, 60, 70))  # 3 tokens
+
+
+def place(exchange: str, name: str = "deepseek-v3", on: str = "h200_sxm", moe_backend: str = "",
+          **layout: Any) -> Deployment:  # fmt: skip
+    engine = replace(stack("sglang"), exchange=exchange, moe_backend=moe_backend)
+    return deployed(name, on=on, engine=engine, **{"dp": 8, "ep": 8, **layout})
+
+
+def around(calls: list[Launch]) -> list[dict[str, Any]]:
+    """The words of what goes between GPUs on both sides of the experts, and of the experts."""
+    at = next(i for i, call in enumerate(calls) if call.op == "moe")
+    near = [call for call in calls[at - 2 : at + 2] if call.part == "communication" or call.op == "moe"]
+    assert {call.count for call in near} == {calls[at].count}  # in every layer that has experts
+    return [{"op": call.op, **call.words} for call in near]
+
+
+def told(found: list[dict[str, Any]], *names: str) -> list[tuple[Any, ...]]:
+    return [tuple(words.get(name) for name in names) for words in found if words["op"] != "moe"]
+
+
+def experts(found: list[dict[str, Any]]) -> dict[str, Any]:
+    (words,) = (words for words in found if words["op"] == "moe")
+    return words
+
+
+# ---- the four exchanges ----
+
+
+def test_nccl_sends_a_token_to_each_gpu_that_holds_one_of_its_experts() -> None:
+    found = around(forward(place("nccl"), DECODE))
+    # 3 tokens to min(8, 8) GPUs; there as the experts take them, a byte a number, and back in bf16
+    sent = 3 * 8 * HIDDEN
+    assert told(found, "op", "bytes", "world") == [("all_to_all", sent, 8), ("all_to_all", 2 * sent, 8)]
+    assert experts(found)["tokens"] == 8 * 3  # of all ranks
+    wide = around(forward(place("nccl", "kimi-k2.5", moe_backend="marlin"), DECODE))  # weights alone are narrow
+    assert told(wide, "bytes") == 2 * [(2 * sent,)]
+    few = around(forward(place("nccl", tp=4, dp=2, ep=2), DECODE))  # to 2 GPUs, and 4 share a rank's tokens
+    assert told(few, "bytes", "world") == [(3 * 2 * HIDDEN // 4, 8), (3 * 2 * HIDDEN // 4 * 2, 8)]
+
+
+def test_allgather_brings_every_token_to_every_gpu() -> None:
+    found = around(forward(place("allgather"), PROMPTS))
+    everything = 8 * 300 * HIDDEN * 2
+    assert told(found, "op", "bytes", "world") == [("all_gather", everything, 8), ("reduce_scatter", everything, 8)]
+    assert experts(found)["backend"] == "triton"
+
+
+@pytest.mark.parametrize(
+    ("batch", "tokens", "mode", "kernel"),
+    [(PROMPTS, 300, "normal", "deepep_contiguous"), (DECODE, 3, "low_latency", "deepep_masked")],
+)
+def test_deepep_within_a_node(batch: Batch, tokens: int, mode: str, kernel: str) -> None:
+    found = around(forward(place("deepep"), batch))
+    assert told(found, "op", "tokens", "mode", "dtype", "world") == [
+        ("deepep_dispatch", tokens, mode, "fp8_block", 8), ("deepep_combine", tokens, mode, "bf16", 8),
+    ]  # fmt: skip
+    assert told(found, "nodes", "fabric") == 2 * [(None, None)]
+    assert told(found, "hidden", "topk", "experts", "stack") == 2 * [(HIDDEN, 8, 256, "sglang")]
+    assert experts(found)["backend"] == kernel
+
+
+def test_deepep_over_two_nodes_and_its_usual_kernels_in_other_formats() -> None:
+    found = around(forward(place("deepep", tp=2, ep=16), DECODE))
+    # two GPUs share the 3 tokens of a rank: 2 and 1
+    assert told(found, "tokens", "world", "nodes", "fabric") == 2 * [(2, 16, 2, "ib_ndr")]
+    four = around(forward(place("deepep", dp=32, ep=32, between_nodes="ib_xdr"), DECODE))
+    assert told(four, "nodes", "fabric") == 2 * [(4, "ib_xdr")]
+    narrow = around(forward(place("deepep", "deepseek-r1-nvfp4", "b200_sxm"), DECODE))
+    assert (told(narrow, "dtype"), experts(narrow)["backend"]) == ([("fp8_block",), ("bf16",)], "trtllm")
+    wide = around(forward(place("deepep", "kimi-k2.5"), DECODE))
+    assert told(wide, "dtype") == [("bf16",), ("bf16",)]
+
+
+def test_alltoall_over_nvlink_and_nccl_beyond() -> None:
+    found = around(forward(place("alltoall"), DECODE))
+    ops = ["alltoall_prepare", "alltoall_dispatch", "alltoall_combine"]
+    assert told(found, "op", "dtype") == list(zip(ops, ("bf16", "fp8", "bf16"), strict=True))
+    assert told(found, "tokens", "world", "stack") == 3 * [(3, 8, "trtllm")]
+    narrow = around(forward(place("alltoall", "deepseek-r1-nvfp4", "b200_sxm"), DECODE))
+    assert told(narrow, "dtype") == [("bf16",), ("nvfp4",), ("bf16",)]
+    beyond = around(forward(place("alltoall", dp=16, ep=16), DECODE))
+    assert beyond == around(forward(place("nccl", dp=16, ep=16), DECODE))
+    assert told(beyond, "op", "fabric") == 2 * [("all_to_all", "ib_ndr")]
+
+
+def test_a_rack_of_gb200_is_one_domain() -> None:
+    found = around(forward(place("alltoall", on="gb200", dp=16, ep=16), DECODE))
+    assert next(words["op"] for words in found) == "alltoall_prepare"
+    within = around(forward(place("deepep", on="gb200", dp=16, ep=16), DECODE))
+    assert told(within, "world", "nodes", "fabric") == 2 * [(16, None, None)]
+
+
+@pytest.mark.parametrize("exchange", [name for name in EXCHANGES if name != "nccl"])
+def test_experts_that_are_cut_see_every_token(exchange: str) -> None:
+    found = around(forward(place(exchange, ep=1), DECODE))
+    assert told(found, "op", "bytes") == [(op, 8 * 3 * HIDDEN * 2) for op in ("all_gather", "reduce_scatter")]
+    assert (experts(found)["tp"], experts(found)["backend"]) == (8, "triton")
+
+
+def test_nothing_is_exchanged_where_one_rank_has_every_token() -> None:
+    for exchange in EXCHANGES:
+        calls = forward(place(exchange, tp=8, dp=1), DECODE)
+        sent = {call.op for call in calls if call.part == "communication"}
+        assert sent == {"all_reduce", "all_gather"}  # of layers that are cut, and of the head
+        assert not any("deepep" in str(call.words.get("backend")) for call in calls)
+
+
+def test_a_kernel_that_was_asked_for_wins_over_the_exchanges() -> None:
+    for batch in (PROMPTS, DECODE):
+        found = around(forward(place("deepep", moe_backend="deepgemm"), batch))
+        assert (experts(found)["backend"], experts(found)["dtype"]) == ("deepgemm", "fp8_block")
+        assert found[0]["op"] == "deepep_dispatch"  # which the exchange goes on to be
+
+
+# ---- how tokens choose experts ----
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, {"skew": EXPECTED_SKEW}),
+        ({"routing": "expected"}, {"skew": EXPECTED_SKEW}),
+        ({"routing": "random"}, {"routing": "random"}),
+        ({"routing": "balanced"}, {"routing": "balanced"}),
+        ({"skew": 1.01}, {"skew": 1.01}),
+        ({"skew": 0.6, "routing": "balanced"}, {"skew": 0.6}),  # a power law stands in for the routing
+    ],
+)
+def test_how_tokens_choose_experts_in_the_words_of_a_call(given: dict[str, Any], words: dict[str, Any]) -> None:
+    where = replace(deployed("qwen3-30b-a3b"), **given)
+    assert where.routed == words
+    (call,) = (call for call in forward(where, DECODE) if call.op == "moe")
+    assert {name: call.words[name] for name in ("skew", "routing") if name in call.words} == words
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"routing": "even"}, "unknown routing 'even'; known: balanced, expected, random"),
+        ({"skew": -0.5}, "skew must be 0 or more, not -0.5"),
+    ],
+)
+def test_bad_routing_is_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(KernelcastError) as error:
+        replace(deployed("qwen3-30b-a3b"), **given)
+    assert str(error.value) == said
