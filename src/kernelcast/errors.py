@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import warnings
 from collections.abc import Collection, Iterable
 
 
@@ -31,3 +32,12 @@ def refuse_unknown(kind: str, words: Iterable[str], known: Collection[str]) -> N
     for word in words:
         if word not in known:
             raise unknown(kind, word, known)
+
+
+class KernelcastWarning(UserWarning):
+    """What a person should know of an answer that is given all the same; the CLI prints it in one line."""
+
+
+def warn(message: str) -> None:
+    """Tell ``message`` to whoever called kernelcast."""
+    warnings.warn(message, KernelcastWarning, stacklevel=3)

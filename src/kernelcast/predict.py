@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -17,7 +16,7 @@ from kernelcast.efficiency import Calibrated, Calibration, Estimate, Predictor, 
 from kernelcast.efficiency.evidence import AS_IT_IS, Standing, kinds_of, which_of
 from kernelcast.efficiency.generic import by_time, work_times
 from kernelcast.efficiency.run_scales import UNSCALED, Scale, host_key
-from kernelcast.errors import KernelcastError, unknown
+from kernelcast.errors import KernelcastError, unknown, warn
 from kernelcast.hardware import Gpu, gpu, origin_of, root_of
 from kernelcast.kernels.base import Calls, Kernel, columns_of, parameters_of
 from kernelcast.kernels.dtypes import runs
@@ -72,7 +71,7 @@ class Conditions:
             raise KernelcastError("a limit left out asks physics alone, which a calibration does not correct")
         caveat = calibration_of(self).caveat(base.name)  # type: ignore[union-attr]
         if caveat:
-            warnings.warn(caveat, stacklevel=3)
+            warn(caveat)
 
 
 def _base(conditions: Conditions) -> Predictor:

@@ -15,11 +15,11 @@ from kernelcast.calibrate.run_files import batch_of, read_input
 from kernelcast.calibrate.runs import PASS_NOISE, batch_run, prior_sds
 from kernelcast.calibrate.served import served_run
 from kernelcast.calibrate.with_runs import nothing_yet, with_runs
-from kernelcast.cli.service_options import ServiceChoice, chosen_service
 from kernelcast.efficiency.calibration import Calibration, load_calibration
 from kernelcast.efficiency.run_scales import Scale, host_key
 from kernelcast.errors import KernelcastError
 from kernelcast.predict import DEFAULT, Conditions
+from kernelcast.questions.service import ServiceChoice, chosen_service
 from kernelcast.serving.engine.simulate import simulate, tables_for
 from kernelcast.serving.infer import infer
 from kernelcast.serving.load import read_bench

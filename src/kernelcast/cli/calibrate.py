@@ -12,11 +12,12 @@ import typer
 
 from kernelcast.cli.commands import Command, with_examples
 from kernelcast.cli.option_groups import takes
-from kernelcast.cli.options import Cache, Json, chosen_conditions, chosen_gpu
+from kernelcast.cli.options import Cache, Json
 from kernelcast.cli.replay import given_options
-from kernelcast.cli.service_options import ServiceChoice
 from kernelcast.errors import KernelcastError
 from kernelcast.files import check_target
+from kernelcast.questions.service import ServiceChoice
+from kernelcast.questions.shared import chosen_conditions, chosen_gpu
 
 if TYPE_CHECKING:
     from kernelcast.calibrate.run_files import Input
@@ -109,7 +110,7 @@ def _made(
 
     tables = [one.path for one in inputs if one.kind == "calls"]
     benches = [read_bench(one.path) for one in inputs if one.kind == "bench"]
-    wanted = chosen_gpu(service.gpu, service.changes) if service.gpu is not None else None
+    wanted = chosen_gpu(service.gpu, service.set) if service.gpu is not None else None
     chip = measured_gpu(inputs, benches, wanted)
     found, bad = _of_calls(tables, chip, conditions, skip_bad) if tables else (None, None)
     if len(tables) == len(inputs):

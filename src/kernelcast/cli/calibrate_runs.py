@@ -17,8 +17,8 @@ from kernelcast.hardware import Gpu, gpu
 if TYPE_CHECKING:
     from kernelcast.calibrate.run_files import Input, Record
     from kernelcast.calibrate.runs import Run
-    from kernelcast.cli.service_options import ServiceChoice
     from kernelcast.predict import Conditions
+    from kernelcast.questions.service import ServiceChoice
     from kernelcast.serving.load import Bench
 
 
@@ -69,7 +69,7 @@ def _served(
 ) -> Run:
     from kernelcast.calibrate.served import served_run
     from kernelcast.cli.replay import from_file
-    from kernelcast.cli.service_options import chosen_service
+    from kernelcast.questions.service import chosen_service
 
     name, choice, _ = from_file(bench, model, replace(service, gpu=chip.id), given | {"gpu"})
     place = chosen_service(replace(choice, gpu=service.gpu or chip.id), name, bench.load)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from typer.core import TyperCommand, TyperGroup
 
-from kernelcast.errors import KernelcastError, unknown
+from kernelcast import _start
+from kernelcast.cli.completion import offer_names
+from kernelcast.cli.targets import check_targets
+from kernelcast.errors import KernelcastError, KernelcastWarning, unknown
 
 AnyCommand = TypeVar("AnyCommand", bound="Examples")
 _TRUE, _FALSE = ("true", "yes", "1", "on"), ("false", "no", "0", "off")
@@ -31,8 +36,23 @@ class Command(Examples, TyperCommand):
     """Takes --kv_heads for --kv-heads, and --causal true for --causal."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if ctx.resilient_parsing:  # a shell asks how the line may go on
+            offer_names(self.params)
         switches = {p.opts[0]: p.secondary_opts[0] for p in self.params if p.opts and p.secondary_opts}
         return super().parse_args(ctx, tidy(args, switches))
+
+    def invoke(self, ctx: Any) -> Any:
+        _start.running()
+        check_targets(self.name, self.params, ctx.params)
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", KernelcastWarning)
+            usual = warnings.showwarning
+            warnings.showwarning = lambda message, category, *where, **more: (
+                print("kernelcast: warning:", message, file=sys.stderr)
+                if issubclass(category, KernelcastWarning)
+                else usual(message, category, *where, **more)
+            )
+            return super().invoke(ctx)
 
 
 class CommandGroup(Examples, TyperGroup):

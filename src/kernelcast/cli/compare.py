@@ -11,12 +11,10 @@ from typing import Annotated
 import typer
 
 from kernelcast.cli.commands import Command, with_examples
-from kernelcast.cli.compare_options import GpuChoice, ServedChoice, TrainedChoice, refuse_others
 from kernelcast.cli.option_groups import takes
 from kernelcast.cli.options import Json
 from kernelcast.errors import KernelcastError
-
-_FIRST = 3  # rows that --sensitivity looks at
+from kernelcast.questions.compare import CompareQuestion, GpuChoice, ServedChoice, TrainedChoice, refuse_others
 
 
 def register(app: typer.Typer) -> None:
@@ -47,6 +45,8 @@ def compare(
 ) -> None:
     """Every GPU at its best way to run a model (layout, batch, format), in order: latency, throughput, dollars and
     joules, whether it fits, what binds and how sure that is."""
+    if gpus.gpus is None:
+        raise KernelcastError("which GPUs? give --gpus, as in --gpus h100_sxm,h200_sxm, or --gpus all")
     if training:
         refuse_others(served, "is of a served model: leave it out with --training")
         _training(model, gpus, trained, batch or 1, plot, as_json)
@@ -58,14 +58,11 @@ def compare(
 def _serving(
     model: str, gpus: GpuChoice, served: ServedChoice, batch: int | None, plot: Path | None, as_json: bool
 ) -> None:
-    from kernelcast.advise.compare.api import compare as find
-    from kernelcast.advise.compare.sensitivity import sensitivity
     from kernelcast.report.compare import fields, print_comparison
 
-    found = find(model, **gpus.words, **served.words, batch=batch, conditions=gpus.conditions)
-    real = [one for one in found.fitting if not one.way.deployment.gpu.changes]
-    first = real[:_FIRST] if served.sensitivity else []
-    gains = list(zip(first, sensitivity(first), strict=True)) if first else []
+    question = CompareQuestion(model=model, batch=batch, **vars(gpus), **vars(served))
+    found = question.answer()
+    gains = question.gains(found)
     if plot:
         from kernelcast.report.compare_plot import write_plot
 
@@ -81,7 +78,7 @@ def _training(
 ) -> None:
     if importlib.util.find_spec("torch") is None:
         raise KernelcastError("tracing needs PyTorch (no GPU): pip install 'kernelcast[torch]'")
-    names = gpus.names  # refused before a model is traced
+    words = gpus.compared  # refused before a model is traced
     from kernelcast.advise.compare.api import compare_training
     from kernelcast.advise.compare.asked import chosen_gpus
     from kernelcast.cli.trace import traced
@@ -91,14 +88,14 @@ def _training(
     from kernelcast.tracing.build import Asked
     from kernelcast.training.step import STEP
 
-    chosen_gpus(names.split(","), gpus.what_if or ())
+    chosen_gpus(words["gpus"], gpus.what_if or ())
     read_prices(gpus.prices, gpus.price or (), gpus.price_kind)
     layout = TrainingLayout(**trained.cut)  # type: ignore[arg-type]
     wanted = Asked(model, batch, trained.seq, trained.dtype, "training", trained.checkpointing, trained.precision, None,
                    None, trained.image_size)  # fmt: skip
     step = traced(wanted, trained.optimizer, trained.accumulate, trained.attention, trained.graph)
     found = compare_training(
-        step, **gpus.words, layout=None if layout == TrainingLayout() else layout, tokens=trained.tokens,
+        step, **words, layout=None if layout == TrainingLayout() else layout, tokens=trained.tokens,
         samples=trained.samples, conditions=replace(gpus.conditions, input_rotation=STEP.input_rotation),
         how={"tf32": trained.dtype == "tf32", "graph": trained.graph, "on": trained.host},
     )  # fmt: skip

@@ -9,17 +9,9 @@ from typing import Annotated
 import typer
 
 from kernelcast.cli.commands import Command, with_examples
-from kernelcast.cli.options import (
-    Cache,
-    CalibrationFile,
-    Changes,
-    Json,
-    PredictorName,
-    WeightsFolder,
-    chosen_conditions,
-    chosen_gpu,
-)
+from kernelcast.cli.options import Cache, CalibrationFile, Changes, Json, PredictorName, WeightsFolder
 from kernelcast.errors import KernelcastError, unknown
+from kernelcast.questions.shared import chosen_conditions, chosen_gpu
 
 
 def register(app: typer.Typer) -> None:

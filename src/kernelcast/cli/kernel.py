@@ -4,33 +4,31 @@ from __future__ import annotations
 
 import inspect
 import json
-import shlex
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import typer
 
-from kernelcast.cli import options as shared
+from kernelcast.cli import options as typed
 from kernelcast.cli.commands import Command, CommandGroup, with_examples
 from kernelcast.errors import KernelcastError
-from kernelcast.kernels import REGISTRY, Kernel, kernel, parameters_of
+from kernelcast.kernels import REGISTRY, Kernel, parameters_of
 from kernelcast.kernels.base import Parameter
-from kernelcast.predict import predict
+from kernelcast.questions.kernel import KernelQuestion, typed_parameters
 from kernelcast.report import json as as_json
-from kernelcast.timeline.power import lasting
 
 EXAMPLE_GPU = "h200_sxm"
 EXAMPLE_WIDTH = 70
 _SHARED: dict[str, tuple[Any, Any]] = {
-    "gpu": (shared.GpuName, None),
-    "set": (shared.Changes, None),
-    "power_cap": (shared.PowerCap, None),
-    "without": (shared.Without, None),
-    "cache": (shared.Cache, "model"),
-    "predictor": (shared.PredictorName, "learned"),
-    "calibration": (shared.CalibrationFile, None),
-    "weights": (shared.WeightsFolder, None),
-    "json": (shared.Json, False),
+    "gpu": (typed.GpuName, None),
+    "set": (typed.Changes, None),
+    "power_cap": (typed.PowerCap, None),
+    "without": (typed.Without, None),
+    "cache": (typed.Cache, "model"),
+    "predictor": (typed.PredictorName, "learned"),
+    "calibration": (typed.CalibrationFile, None),
+    "weights": (typed.WeightsFolder, None),
+    "json": (typed.Json, False),
 }
 
 
@@ -107,10 +105,10 @@ def _run(cls: type[Kernel], given: Mapping[str, Any], around: Mapping[str, Any])
     if missing:
         raise KernelcastError(f"{cls.op} needs {', '.join(missing)}; see kernelcast kernel {cls.op} --help")
     values = {name: parse_value(specs[name], text) for name, text in given.items() if text is not None}
-    chip = shared.chosen_gpu(around["gpu"], around["set"], around["power_cap"])
-    how = {name: around[name] for name in ("without", "cache", "predictor", "calibration", "weights")}
-    conditions = shared.chosen_conditions(**how)
-    found, drawn = lasting(predict(kernel(cls.op, **values), chip, conditions), chip, conditions)
+    asked = {name: value for name, value in around.items() if name != "json"}
+    question = KernelQuestion(op=cls.op, parameters=values, **asked)
+    chip, conditions = question.chip, question.conditions
+    found, drawn = question.answer()
     if around["json"]:
         print(as_json.to_json(as_json.prediction_fields(found, chip, conditions) | as_json.energy_fields(drawn)))
         return
@@ -122,7 +120,7 @@ def _run(cls: type[Kernel], given: Mapping[str, Any], around: Mapping[str, Any])
 def parse_value(spec: Parameter, text: Any) -> Any:
     """What was typed, in the kind that the parameter checks."""
     if spec.kind in ("size", "real"):
-        return shared.parse_number(text)
+        return typed.parse_number(text)
     if spec.kind == "lengths":
         try:
             return json.loads(text if text.lstrip().startswith("[") else f"[{text}]")
@@ -133,20 +131,7 @@ def parse_value(spec: Parameter, text: Any) -> Any:
 
 def example_lines(cls: type[Kernel]) -> list[str]:
     """The op's own examples as commands; long ones go on after a backslash."""
-    return [_folded(example_options(example), cls.op) for example in cls.examples]
-
-
-def example_options(example: Mapping[str, Any]) -> list[str]:
-    """Parameters as they are typed."""
-    options = []
-    for name, value in example.items():
-        option = name.replace("_", "-")
-        if isinstance(value, bool):
-            options.append(f"--{option}" if value else f"--no-{option}")
-        else:
-            text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-            options.append(f"--{option} {shlex.quote(text)}")
-    return options
+    return [_folded(typed_parameters(example), cls.op) for example in cls.examples]
 
 
 def _folded(options: list[str], op: str) -> str:

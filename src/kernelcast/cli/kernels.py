@@ -13,20 +13,11 @@ import typer
 from kernelcast.calls.call import ROTATIONS
 from kernelcast.calls.table import BadRows
 from kernelcast.cli.commands import Command, with_examples
-from kernelcast.cli.options import (
-    Cache,
-    CalibrationFile,
-    Changes,
-    Json,
-    PredictorName,
-    WeightsFolder,
-    Without,
-    chosen_conditions,
-    chosen_gpu,
-)
+from kernelcast.cli.options import Cache, CalibrationFile, Changes, Json, PredictorName, WeightsFolder, Without
 from kernelcast.errors import KernelcastError
 from kernelcast.files import TableFile, check_target, open_table
 from kernelcast.hardware import Gpu
+from kernelcast.questions.shared import chosen_conditions, chosen_gpu
 from kernelcast.report import json as as_json
 from kernelcast.tables import predict_columns
 

@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 
 from kernelcast.cli.commands import Command, with_examples
-from kernelcast.cli.options import Changes, Json, chosen_gpu
+from kernelcast.cli.options import Changes, Json
 from kernelcast.hardware import Gpu, gpu, gpu_ids
 from kernelcast.kernels import REGISTRY
+from kernelcast.questions.shared import chosen_gpu
 from kernelcast.report import json as as_json
 
 

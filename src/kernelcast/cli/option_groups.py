@@ -1,27 +1,31 @@
-"""Options in groups: a dataclass whose fields are options, in place of one parameter of a command."""
+"""Options in groups: a dataclass whose fields are words, in place of one parameter of a command."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import fields
-from typing import Any, get_type_hints
+from dataclasses import MISSING
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
+from kernelcast.questions.words import Flag, words_of
 
-def option_of(panel: str) -> Callable[..., Any]:
-    """Options of a group, which help shows under ``panel``."""
 
-    def option(*names: str, help: str, metavar: str | None = None) -> Any:
-        return typer.Option(*names, help=help, metavar=metavar, rich_help_panel=panel)
+def option(word: Any) -> Any:
+    """The ``Flag`` of an annotated type, as Typer takes it."""
+    return _typed(get_args(word)[1])
 
-    return option
+
+def _typed(flag: Flag) -> Any:
+    if not flag.names:
+        return typer.Argument(metavar=flag.metavar, help=flag.help)
+    return typer.Option(*flag.names, help=flag.help, metavar=flag.metavar, rich_help_panel=flag.panel, min=flag.low)
 
 
 def takes(**groups: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A command with the options of dataclasses in place of its parameters of these names."""
+    """A command with the words of dataclasses in place of its parameters of these names."""
 
     def with_groups(command: Callable[..., None]) -> Callable[..., None]:
         own, hints = inspect.signature(command), get_type_hints(command, include_extras=True)
@@ -54,17 +58,11 @@ def takes(**groups: type) -> Callable[[Callable[..., None]], Callable[..., None]
 
 
 def _parameters(group: type) -> list[inspect.Parameter]:
-    hints = get_type_hints(group, include_extras=True)
+    keyword, empty = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.empty
     return [
-        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name])
-        for f in fields(group)
-    ]
-
-
-@functools.cache
-def flag_of(group: type, name: str) -> str:
-    """The first flag of an option."""
-    option = get_type_hints(group, include_extras=True)[name].__metadata__[0]
-    # until Typer has looked at it, the first flag stands where a default would
-    flags = [option.default, *(option.param_decls or ())]
-    return next(flag for flag in flags if isinstance(flag, str) and flag.startswith("--")).split("/")[0]
+        inspect.Parameter(
+            word.name, keyword, default=empty if word.default is MISSING else word.default,
+            annotation=Annotated[word.kind, _typed(word.flag)],
+        )
+        for word in words_of(group)
+    ]  # fmt: skip

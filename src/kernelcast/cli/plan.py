@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kernelcast.cli.commands import Command, with_examples
-from kernelcast.cli.load_options import LoadChoice, chosen_load
 from kernelcast.cli.option_groups import takes
 from kernelcast.cli.options import Json
-from kernelcast.cli.plan_options import GoalChoice, SearchChoice, chosen_grid, long_enough
 from kernelcast.cli.progress import progress_bar
-from kernelcast.errors import KernelcastError
+from kernelcast.questions.plan import PlanQuestion
 
 if TYPE_CHECKING:
     from kernelcast.advise.plan.plan import Plan
@@ -29,33 +27,21 @@ def register(app: typer.Typer) -> None:
         "kernelcast plan llama-3.1-70b --tpot-p99 25ms --request-rate 8 --gpus h100_sxm,h200_sxm --max-gpus 16 "
         "--stack vllm,sglang --price h100_sxm=2.5",
     )
-    app.command("plan", cls=with_examples(Command, *examples))(
-        takes(goals=GoalChoice, search=SearchChoice, load=LoadChoice)(plan)
-    )
+    app.command("plan", cls=with_examples(Command, *examples))(takes(question=PlanQuestion)(plan))
 
 
 def plan(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="a name of `kernelcast models`, or a config.json")],
-    goals: GoalChoice,
-    search: SearchChoice,
-    load: LoadChoice,
+    question: PlanQuestion,
     plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="cost against latency")] = None,
     as_json: Json = False,
 ) -> None:
     """The cheapest GPUs, and how to run a model on them, that keep latency goals under a load: how surely, what more
     money buys, what breaks first when load grows, and the command that starts it."""
     from kernelcast import networks
-    from kernelcast.advise.plan.plan import plan as find
 
-    architecture, asked = networks.model(model), goals.goals
-    if not asked:
-        raise KernelcastError("which goal? give a latency to keep, as in --ttft-p99 500ms --tpot-p99 30ms")
-    grid, unpriced = chosen_grid(search)
-    requests = chosen_load(long_enough(load), architecture.max_context)
     with progress_bar(transient=True) if sys.stderr.isatty() else nullcontext() as task:  # a file gets a blank line
-        bar = task("engines") if task else None
-        found = find(architecture, requests, asked, grid, search.conditions, seed=load.seed, sure=search.sure, told=bar)
-    _tell(found, networks.hub_name(model), unpriced, plot, as_json)
+        found = question.answer(task("engines") if task else None)
+    _tell(found, networks.hub_name(question.model), question.unpriced, plot, as_json)
     if not found.complete:
         raise typer.Exit(130)
 

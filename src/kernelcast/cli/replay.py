@@ -12,9 +12,9 @@ from kernelcast.cli.commands import Command, with_examples
 from kernelcast.cli.option_groups import takes
 from kernelcast.cli.options import Json
 from kernelcast.cli.progress import progress_bar
-from kernelcast.cli.service_options import ServiceChoice, chosen_service
 from kernelcast.errors import KernelcastError
 from kernelcast.files import check_target
+from kernelcast.questions.service import ServiceChoice, chosen_service
 
 if TYPE_CHECKING:
     from kernelcast.serving.engine.fleet import Service, Tables

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kernelcast.cli.commands import Command, with_examples
-from kernelcast.cli.load_options import LoadChoice, chosen_load
 from kernelcast.cli.option_groups import takes
 from kernelcast.cli.options import Json
 from kernelcast.cli.progress import progress_bar
-from kernelcast.cli.service_options import ServiceChoice, chosen_service
 from kernelcast.errors import KernelcastError
 from kernelcast.files import check_target
+from kernelcast.questions.simulate import SimulateQuestion
 
 if TYPE_CHECKING:
-    from kernelcast.serving.engine.result import Goals, Simulation
+    from kernelcast.serving.engine.result import Simulation
 
 _SHOWN_FROM = 5000  # requests from which a bar tells how far a run is
-_GOALS = ("ttft", "tpot", "e2el")
 
 
 def register(app: typer.Typer) -> None:
@@ -32,19 +29,11 @@ def register(app: typer.Typer) -> None:
         "kernelcast simulate llama-3.1-70b --gpu h100_sxm --tp 4 --stack sglang --max-concurrency 64 --num-prompts 256 "
         "--goodput ttft:500 --goodput tpot:30 --json",
     )
-    app.command("simulate", cls=with_examples(Command, *examples))(
-        takes(service=ServiceChoice, load=LoadChoice)(simulate)
-    )
+    app.command("simulate", cls=with_examples(Command, *examples))(takes(question=SimulateQuestion)(simulate))
 
 
 def simulate(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="a name of `kernelcast models`, or a config.json")],
-    service: ServiceChoice,
-    load: LoadChoice,
-    goodput: Annotated[
-        list[str] | None,
-        typer.Option("--goodput", metavar="NAME:MS", help="a goal: ttft, tpot or e2el in ms; may be repeated"),
-    ] = None,
+    question: SimulateQuestion,
     requests_out: Annotated[
         Path | None, typer.Option("--requests-out", metavar="FILE", help="one row a request: .parquet, .csv, .jsonl")
     ] = None,
@@ -55,30 +44,22 @@ def simulate(
     window: Annotated[
         str | None, typer.Option("--window", metavar="FROM:TO", help="seconds that --timeline shows (0:10)")
     ] = None,
-    intervals: Annotated[
-        bool, typer.Option("--intervals/--no-intervals", help="run both ends of the doubt too")
-    ] = True,
     as_json: Json = False,
 ) -> None:
     """What users of a served model feel: time to first token and between tokens, under real arrivals, with the
     scheduler of vLLM, SGLang or TensorRT-LLM."""
-    from kernelcast import networks
-    from kernelcast.serving.engine.simulate import simulate as run
-
-    goals, shown = parse_goals(goodput or ()), _window(window)
+    shown = _window(window)
     if requests_out is not None:
-        check_target(load.trace or Path(), requests_out)
-    asked = chosen_load(load, networks.model(model).max_context)
-    place = chosen_service(service, model, asked)
+        check_target(question.trace or Path(), requests_out)
     with progress_bar(transient=True) as task:
         bars = {name: task(told) for name, told in
                 (("likely", "simulating"), ("low", "fastest steps"), ("high", "slowest steps"))}  # fmt: skip
 
-        def told(variant: str, done: int) -> None:
-            if len(asked) >= _SHOWN_FROM and done % 64 == 0:
-                bars[variant](done, len(asked))
+        def told(variant: str, done: int, requests: int) -> None:
+            if requests >= _SHOWN_FROM and done % 64 == 0:
+                bars[variant](done, requests)
 
-        found = run(place, asked, service.conditions, goals=goals, seed=load.seed, intervals=intervals, told=told)
+        found = question.answer(told)
     _tell(found, requests_out, plot, timeline, shown, as_json)
     if not found.complete:
         raise typer.Exit(130)
@@ -99,23 +80,6 @@ def _tell(found: Simulation, requests_out: Path | None, plot: Path | None, timel
         typer.echo(json.dumps(fields(found)))
     else:
         print_simulation(found)
-
-
-def parse_goals(pairs: Sequence[str]) -> Goals:
-    """``ttft:500`` and the like, milliseconds as vLLM takes them."""
-    from kernelcast.serving.engine.result import Goals
-
-    found = {}
-    for pair in (word for text in pairs for word in text.split()):
-        name, colon, text = pair.partition(":")
-        try:
-            value = float(text.removesuffix("ms"))
-        except ValueError:
-            colon = ""
-        if not colon or name not in _GOALS or not value > 0:
-            raise KernelcastError(f"--goodput takes NAME:MS of {', '.join(_GOALS)}, as in ttft:500, not {pair!r}")
-        found[f"{name}_s"] = value / 1e3
-    return Goals(**found)
 
 
 def _window(text: str | None) -> tuple[float, float]:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kernelcast.cli.commands import Command, with_examples
-from kernelcast.cli.options import CalibrationFile, Json, PredictorName, WeightsFolder, chosen_conditions
+from kernelcast.cli.options import CalibrationFile, Json, PredictorName, WeightsFolder
 from kernelcast.cli.progress import progress_bar
 from kernelcast.cli.query import Best, By, Pareto, Top, best_of
 from kernelcast.errors import KernelcastError
+from kernelcast.questions.shared import chosen_conditions
 
 if TYPE_CHECKING:
     from kernelcast.advise.sweep.engines.base import Engine

@@ -24,10 +24,9 @@ from kernelcast.cli.options import (
     TimelineFile,
     Tp,
     WeightsFolder,
-    chosen_conditions,
-    chosen_gpu,
 )
 from kernelcast.errors import KernelcastError
+from kernelcast.questions.shared import chosen_conditions, chosen_gpu
 
 if TYPE_CHECKING:
     from kernelcast.hardware import Gpu

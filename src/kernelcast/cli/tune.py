@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kernelcast.cli.commands import Command, CommandGroup, with_examples
-from kernelcast.cli.options import Changes, GpuName, Json, chosen_gpu
+from kernelcast.cli.options import Changes, GpuName, Json
 from kernelcast.errors import KernelcastError, unknown
+from kernelcast.questions.shared import chosen_gpu
 
 if TYPE_CHECKING:
     from kernelcast.advise.configs import MoeProblem

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kernelcast.cli.commands import Command, CommandGroup, with_examples
-from kernelcast.cli.options import Json, PredictorName, WeightsFolder, chosen_conditions
+from kernelcast.cli.options import Json, PredictorName, WeightsFolder
+from kernelcast.questions.shared import chosen_conditions
 from kernelcast.errors import KernelcastError, refuse_unknown
 from kernelcast.report import json as as_json
 from kernelcast_lab.cli.fit import MAKE, Families, Folders, Out, Seed, needs_torch, with_tables

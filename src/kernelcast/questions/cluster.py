@@ -1,11 +1,11 @@
-"""Options that say how experts are chosen and reached, and what links GPUs."""
+"""Words that say how experts are chosen and reached, and what links GPUs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
-from kernelcast.cli.option_groups import option_of
+from kernelcast.questions.words import flags_under
 
 if TYPE_CHECKING:
     from kernelcast.hardware import Gpu
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from kernelcast.parallel import Layout
     from kernelcast.stacks import Stack
 
-_experts = option_of("Experts")
-_links = option_of("Links")
+_experts = flags_under("Experts")
+_links = flags_under("Links")
 
 
 @dataclass(frozen=True)
 class ClusterChoice:
-    """The options as they were given; None: not given."""
+    """The words as they were given; None: not given."""
 
     routing: Annotated[
         str, _experts("--routing", metavar="NAME", help="of tokens to experts: expected, random (by chance), balanced")
@@ -37,10 +37,10 @@ class ClusterChoice:
         str | None,
         _experts("--moe-backend", metavar="NAME", help="the experts' kernel: triton, cutlass, trtllm, …"),
     ] = None
-    redundant: Annotated[
+    redundant_experts: Annotated[
         int, _experts("--redundant-experts", help="spare copies of hot experts, placed by load (EPLB)")
     ] = 0
-    overlap: Annotated[
+    two_batch_overlap: Annotated[
         bool, _experts("--two-batch-overlap", help="exchange one half of the batch beside the other's work")
     ] = False
     fabric: Annotated[
@@ -72,8 +72,16 @@ class ClusterChoice:
             if self.moe_backend not in known:
                 raise unknown("kernel of experts", self.moe_backend, known)
             stack = replace(stack, moe_backend=self.moe_backend)
-        if self.overlap:
+        if self.two_batch_overlap:
             layout = replace(layout, micro_batches=max(2, layout.micro_batches))
         return Deployment(
-            model, gpu, stack, formats, layout, self.skew, self.routing, redundant=self.redundant, overlap=self.overlap
+            model,
+            gpu,
+            stack,
+            formats,
+            layout,
+            self.skew,
+            self.routing,
+            redundant=self.redundant_experts,
+            overlap=self.two_batch_overlap,
         )

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from kernelcast.errors import KernelcastError
+from kernelcast.questions.words import flag
 
 if TYPE_CHECKING:
     from kernelcast.networks.architecture import Architecture
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 OWN_LAYERS = "mtp"
 DraftModel = Annotated[
     str | None,
-    typer.Option("--draft-model", metavar="MODEL", help="that guesses; mtp: the model's own prediction layers"),
+    flag("--draft-model", metavar="MODEL", help="that guesses; mtp: the model's own prediction layers"),
 ]
 
 

@@ -1,4 +1,4 @@
-"""Options that say what answers requests: GPUs, how a model is cut over them, and how its engine schedules.
+"""Words that say what answers requests: GPUs, how a model is cut over them, and how its engine schedules.
 
 Flags are called as the engines call theirs; where they differ, each name is known.
 """
@@ -9,19 +9,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from kernelcast.cli.cluster_options import ClusterChoice
-from kernelcast.cli.drafts import DraftModel, speculation
-from kernelcast.cli.option_groups import option_of
-from kernelcast.cli.options import (
+from kernelcast.errors import KernelcastError
+from kernelcast.questions.cluster import ClusterChoice
+from kernelcast.questions.drafts import DraftModel, speculation
+from kernelcast.questions.shared import (
     CalibrationFile,
     Changes,
     GpuName,
     PredictorName,
     WeightsFolder,
     chosen_conditions,
-    chosen_gpu,  # fmt: skip
+    chosen_gpu,
+    chosen_model,
 )
-from kernelcast.errors import KernelcastError
+from kernelcast.questions.words import flags_under
 
 if TYPE_CHECKING:
     from kernelcast.networks.architecture import Architecture
@@ -32,14 +33,14 @@ if TYPE_CHECKING:
     from kernelcast.serving.workload import Speculation
     from kernelcast.stacks import Stack
 
-_place = option_of("Deployment")
-_engine = option_of("Engine")
-_several = option_of("Replicas")
+_place = flags_under("Deployment")
+_engine = flags_under("Engine")
+_several = flags_under("Replicas")
 
 
 @dataclass(frozen=True)
 class ServiceChoice(ClusterChoice):
-    """The options as they were given; None: not given."""
+    """The words as they were given; None: not given."""
 
     gpu: GpuName = None
     stack: Annotated[str, _place("--stack", metavar="NAME", help="vllm, sglang, trtllm")] = "vllm"
@@ -53,7 +54,7 @@ class ServiceChoice(ClusterChoice):
     pp: Annotated[int, _place("--pp", "--pipeline-parallel-size", help="pipeline stages")] = 1
     dp: Annotated[int, _place("--dp", help="attention-DP ranks that share the experts, in lockstep")] = 1
     ep: Annotated[int, _place("--ep", help="parts that experts are dealt out to")] = 1
-    changes: Changes = None
+    set: Changes = None
     max_num_seqs: Annotated[
         int | None,
         _engine("--max-num-seqs", "--max-running-requests", "--max-batch-size", help="requests that run at a time"),
@@ -62,34 +63,34 @@ class ServiceChoice(ClusterChoice):
         int | None,
         _engine("--max-num-batched-tokens", "--chunked-prefill-size", "--max-num-tokens", help="tokens of a step"),
     ] = None
-    num_gpu_blocks: Annotated[
+    num_gpu_blocks_override: Annotated[
         int | None, _engine("--num-gpu-blocks-override", help="blocks of the KV cache; default: what memory leaves")
     ] = None
     block_size: Annotated[int | None, _engine("--block-size", "--page-size", help="tokens of a block")] = None
-    memory_share: Annotated[
+    gpu_memory_utilization: Annotated[
         float | None,
         _engine("--gpu-memory-utilization", "--mem-fraction-static", help="share of the memory that the engine fills"),
     ] = None
-    prefix_caching: Annotated[
+    enable_prefix_caching: Annotated[
         bool | None, _engine("--enable-prefix-caching/--no-enable-prefix-caching", help="reuse what prompts share")
     ] = None
-    chunked_prefill: Annotated[
+    enable_chunked_prefill: Annotated[
         bool | None, _engine("--enable-chunked-prefill/--no-enable-chunked-prefill", help="cut long prompts")
     ] = None
     async_scheduling: Annotated[
         bool | None, _engine("--async-scheduling/--no-async-scheduling", help="schedule a step while one runs")
     ] = None
-    policy: Annotated[
+    schedule_policy: Annotated[
         str | None, _engine("--schedule-policy", metavar="NAME", help="who is next: fcfs, lpm (longest cached prefix)")
     ] = None
-    capacity: Annotated[
+    capacity_policy: Annotated[
         str | None,
         _engine("--capacity-policy", metavar="NAME", help="blocks: grow (vLLM), estimate (SGLang), reserve (TensorRT)"),
     ] = None
-    recv_interval: Annotated[
+    scheduler_recv_interval: Annotated[
         int | None, _engine("--scheduler-recv-interval", help="steps between looks at new requests (1)")
     ] = None
-    dp_wait: Annotated[
+    attention_dp_timeout_iters: Annotated[
         int | None, _engine("--attention-dp-timeout-iters", help="steps that DP ranks wait for others to read too (0)")
     ] = None
     draft_tokens: Annotated[int, _engine("--draft-tokens", help="speculative decoding: guesses a step")] = 0
@@ -103,7 +104,7 @@ class ServiceChoice(ClusterChoice):
         int, _several("--prefill-replicas", help="engines that only read prompts (disaggregated); 0: none")
     ] = 0
     prefill_tp: Annotated[int | None, _several("--prefill-tp", help="tp of those; default: --tp")] = None
-    transfer: Annotated[
+    transfer_fabric: Annotated[
         str | None, _several("--transfer-fabric", metavar="ID", help="that KV caches are handed over; default: ib_ndr")
     ] = None
     server: Annotated[
@@ -118,7 +119,7 @@ class ServiceChoice(ClusterChoice):
         return chosen_conditions(None, "model", self.predictor, self.calibration, self.weights)
 
 
-def chosen_service(choice: ServiceChoice, model: str, load: Load) -> Service:
+def chosen_service(choice: ServiceChoice, model: str | Path | Architecture, load: Load) -> Service:
     """The service that the options describe; its KV cache is sized for requests like the load's."""
     from kernelcast.serving.engine.fleet import Service
 
@@ -130,24 +131,22 @@ def chosen_service(choice: ServiceChoice, model: str, load: Load) -> Service:
             place if choice.prefill_tp in (None, choice.tp) else deployed(choice, model, int(choice.prefill_tp or 1))
         )
         prefill = _pool(choice, other, context, choice.prefill_replicas)
-    elif choice.prefill_tp is not None or choice.transfer is not None:
+    elif choice.prefill_tp is not None or choice.transfer_fabric is not None:
         raise KernelcastError("--prefill-tp and --transfer-fabric need --prefill-replicas, as in --prefill-replicas 1")
     pool = _pool(choice, place, context, choice.replicas)
-    return Service(pool, prefill, choice.router, _speculation(choice, place), choice.transfer)
+    return Service(pool, prefill, choice.router, _speculation(choice, place), choice.transfer_fabric)
 
 
-def deployed(choice: ServiceChoice, model: str, tp: int) -> Deployment:
-    from kernelcast import networks
+def deployed(choice: ServiceChoice, model: str | Path | Architecture, tp: int) -> Deployment:
     from kernelcast.networks.precision import Precision
 
-    if choice.gpu is None:
-        raise KernelcastError("which GPU? give --gpu, as in --gpu h200_sxm")
-    if choice.overlap:
+    chip = chosen_gpu(choice.gpu, choice.set)
+    if choice.two_batch_overlap:
         raise KernelcastError("two-batch overlap is forecast of static batches alone: see `kernelcast infer`")
-    found = networks.model(model)
+    found = chosen_model(model)
     formats = Precision.of(found, choice.dtype, choice.kv_dtype)
     layout = choice.layout(tp, choice.pp, choice.dp, choice.ep)
-    return choice.place(found, chosen_gpu(choice.gpu, choice.changes), _stack(choice), formats, layout)
+    return choice.place(found, chip, _stack(choice), formats, layout)
 
 
 def _stack(choice: ServiceChoice) -> Stack:
@@ -156,11 +155,12 @@ def _stack(choice: ServiceChoice) -> Stack:
 
     found = stack(choice.stack)
     if choice.server is not None:
-        found = read_terms(choice.server, found, {chosen_gpu(str(choice.gpu), choice.changes).label})
-    if choice.memory_share is not None:
-        if not 0 < choice.memory_share <= 1:
-            raise KernelcastError(f"--gpu-memory-utilization lies between 0 and 1, not at {choice.memory_share:g}")
-        found = replace(found, used_share=choice.memory_share)
+        found = read_terms(choice.server, found, {chosen_gpu(choice.gpu, choice.set).label})
+    share = choice.gpu_memory_utilization
+    if share is not None:
+        if not 0 < share <= 1:
+            raise KernelcastError(f"--gpu-memory-utilization lies between 0 and 1, not at {share:g}")
+        found = replace(found, used_share=share)
     return found
 
 
@@ -169,11 +169,14 @@ def _pool(choice: ServiceChoice, place: Deployment, context: int, replicas: int)
     from kernelcast.serving.engine.settings import settings_of
 
     given: dict[str, Any] = {
-        name: getattr(choice, name)
-        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "prefix_caching", "chunked_prefill",
-                     "async_scheduling", "policy", "capacity", "recv_interval", "dp_wait")
+        "max_num_seqs": choice.max_num_seqs, "max_num_batched_tokens": choice.max_num_batched_tokens,
+        "kv_blocks": choice.num_gpu_blocks_override, "block_size": choice.block_size,
+        "prefix_caching": choice.enable_prefix_caching, "chunked_prefill": choice.enable_chunked_prefill,
+        "async_scheduling": choice.async_scheduling, "policy": choice.schedule_policy,
+        "capacity": choice.capacity_policy, "recv_interval": choice.scheduler_recv_interval,
+        "dp_wait": choice.attention_dp_timeout_iters,
     }  # fmt: skip
-    return Pool(place, settings_of(place, {**given, "kv_blocks": choice.num_gpu_blocks}, context), replicas)
+    return Pool(place, settings_of(place, given, context), replicas)
 
 
 def _speculation(choice: ServiceChoice, place: Deployment) -> Speculation | None:

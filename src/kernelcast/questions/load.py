@@ -1,15 +1,14 @@
-"""Options that say what is asked of a server, named as in `vllm bench serve`, and the load that they make."""
+"""Words that say what is asked of a server, named as in `vllm bench serve`, and the load that they make."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from kernelcast.cli.option_groups import flag_of, option_of
-from kernelcast.errors import KernelcastError
+from kernelcast.errors import KernelcastError, warn
+from kernelcast.questions.words import flag_of, flags_under
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,12 +17,12 @@ if TYPE_CHECKING:
     from kernelcast.serving.load import Load
     from kernelcast.serving.load.lengths import Lengths, Prompts
 
-_option = option_of("Load")
+_option = flags_under("Load")
 
 
 @dataclass(frozen=True)
 class LoadChoice:
-    """The options as they were given; None: not given."""
+    """The words as they were given; None: not given."""
 
     request_rate: Annotated[
         float | None, _option("--request-rate", help="requests per second; inf, as in vLLM: all at once")
@@ -142,7 +141,7 @@ def _of_trace(choice: LoadChoice, path: Path, max_context: int) -> Load:
     _refuse(choice.given(*_SIZES), "--trace lists every request with its sizes")
     trace = read_trace(path, choice.trace_format or "", skip_bad=choice.skip_bad, max_context=max_context)
     if told := trace.told():
-        print(f"kernelcast: warning: {path}: {told}", file=sys.stderr)
+        warn(f"{path}: {told}")
     concurrency = choice.max_concurrency or 0
     if trace.arrivals_s is None and choice.given(*_TIMES):
         _refuse(choice.given("rate_scale"), f"{path} has no times to scale")

@@ -1,29 +1,40 @@
-"""Options of `kernelcast plan`: the goals, and what to search in."""
+"""The cheapest GPUs that keep latency goals under a load: the goals, and what to search in."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar, TypeVar
 
-from kernelcast.cli.load_options import LoadChoice
-from kernelcast.cli.option_groups import flag_of, option_of
-from kernelcast.cli.options import CalibrationFile, PredictorName, WeightsFolder, chosen_conditions
 from kernelcast.errors import KernelcastError, unknown
+from kernelcast.questions.load import LoadChoice, chosen_load
+from kernelcast.questions.shared import (
+    CalibrationFile,
+    ModelName,
+    PredictorName,
+    WeightsFolder,
+    chosen_conditions,
+    chosen_model,
+)
+from kernelcast.questions.words import flag_of, flags_under
 
 if TYPE_CHECKING:
     from kernelcast.advise.plan.goals import Goal
     from kernelcast.advise.plan.grid import Grid
+    from kernelcast.advise.plan.plan import Plan, Told
+    from kernelcast.hardware import Gpu
     from kernelcast.predict import Conditions
+    from kernelcast.prices import Price
 
-_goal = option_of("Goals (as 500ms, 0.5s, or a number of ms)")
-_search = option_of("Search")
+_goal = flags_under("Goals (as 500ms, 0.5s, or a number of ms)")
+_search = flags_under("Search")
 _LASTS_S, _FEWEST, _LARGEST = 60, 1000, 8000  # of the load, where nobody says how many requests it has
 
 _NUMBERS = ("tp", "pp", "dp", "ep", "max_num_seqs", "max_num_batched_tokens")
 
 Time = str | None
+AnyLoad = TypeVar("AnyLoad", bound=LoadChoice)
 
 
 @dataclass(frozen=True)
@@ -48,7 +59,7 @@ class GoalChoice:
         from kernelcast.advise.plan.goals import Goal, parse_ms
 
         found = []
-        for one in fields(self):
+        for one in fields(GoalChoice):
             text = getattr(self, one.name)
             if text is not None:
                 metric, _, statistic = one.name.partition("_")
@@ -106,24 +117,40 @@ class SearchChoice:
         return chosen_conditions(None, "model", self.predictor, self.calibration, self.weights)
 
 
-def chosen_grid(choice: SearchChoice) -> tuple[Grid, list[str]]:
-    """What to search in, and the GPUs that were left out because nobody gave a price."""
+@dataclass(frozen=True, kw_only=True)
+class PlanQuestion(LoadChoice, SearchChoice, GoalChoice):
+    """Goals, a load, and what to search in."""
+
+    command: ClassVar[str] = "plan"
+
+    model: ModelName
+
+    def answer(self, told: Told | None = None) -> Plan:
+        """The plan. ``told`` hears how many engines are looked at, of how many."""
+        from kernelcast.advise.plan.plan import plan
+
+        model, goals = chosen_model(self.model), self.goals
+        if not goals:
+            raise KernelcastError("which goal? give a latency to keep, as in --ttft-p99 500ms --tpot-p99 30ms")
+        load = chosen_load(long_enough(self), model.max_context)
+        return plan(model, load, goals, chosen_grid(self), self.conditions, seed=self.seed, sure=self.sure, told=told)
+
+    @property
+    def unpriced(self) -> list[str]:
+        """GPUs that are left out because nobody gave a price."""
+        return prices_of(self)[1]
+
+
+def chosen_grid(choice: SearchChoice) -> Grid:
+    """What to search in."""
     from kernelcast.advise.plan.grid import Grid
-    from kernelcast.hardware import gpu, gpu_ids
     from kernelcast.networks.precision import CACHE, WEIGHTS
-    from kernelcast.prices import read_prices
     from kernelcast.serving.engine.terms import read_terms
     from kernelcast.stacks import stack
 
     if choice.disaggregated not in ("also", "only", "no"):
         raise unknown("--disaggregated", choice.disaggregated, ("also", "only", "no"))
-    prices = read_prices(choice.prices, choice.price or (), choice.price_kind)
-    asked = [gpu(name) for name in _words(choice.gpus)] if choice.gpus else [gpu(name) for name in prices]
-    unpriced = (
-        [chip.id for chip in asked if chip.known_as not in prices]
-        if choice.gpus
-        else sorted(set(gpu_ids()) - {*prices})
-    )
+    asked, unpriced, prices = prices_of(choice)
     stacks = tuple(stack(name) for name in _words(choice.stack))
     for one in stacks:
         if not one.scheduler:
@@ -139,13 +166,24 @@ def chosen_grid(choice: SearchChoice) -> tuple[Grid, list[str]]:
     if choice.gpus and len(unpriced) == len(asked):
         raise KernelcastError(f"no price of {', '.join(unpriced)}: give --price {unpriced[0]}=USD per GPU-hour")
     numbers = {name: _numbers(choice, name) for name in _NUMBERS}
-    found = Grid(
+    return Grid(
         tuple((chip, prices[chip.known_as]) for chip in asked if chip.known_as in prices),
         stacks, choice.max_gpus, formats, choice.kv_dtype, numbers["tp"], numbers["pp"], numbers["dp"] or None,
         numbers["ep"] or None, numbers["max_num_seqs"] or None, numbers["max_num_batched_tokens"] or None,
         choice.disaggregated,
     )  # fmt: skip
-    return found, unpriced
+
+
+def prices_of(choice: SearchChoice) -> tuple[list[Gpu], list[str], dict[str, Price]]:
+    """The GPUs to choose from, those of them (or of the catalogue) that nobody gave a price of, and the prices."""
+    from kernelcast.hardware import gpu, gpu_ids
+    from kernelcast.prices import read_prices
+
+    prices = read_prices(choice.prices, choice.price or (), choice.price_kind)
+    asked = [gpu(name) for name in (_words(choice.gpus) if choice.gpus else prices)]
+    if choice.gpus:
+        return asked, [chip.id for chip in asked if chip.known_as not in prices], prices
+    return asked, sorted({*gpu_ids()} - {*prices}), prices
 
 
 def _words(text: str) -> list[str]:
@@ -168,7 +206,7 @@ def _numbers(choice: SearchChoice, name: str) -> tuple[int, ...]:
     return found
 
 
-def long_enough(load: LoadChoice) -> LoadChoice:
+def long_enough(load: AnyLoad) -> AnyLoad:
     """A minute of load, where nobody says how many requests it has: a shorter one ends before queues can grow."""
     rate = load.request_rate
     if load.num_prompts is not None or load.trace or load.stages or rate is None or not 0 < rate < math.inf:

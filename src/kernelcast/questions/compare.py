@@ -1,19 +1,28 @@
-"""Options of `kernelcast compare`: which GPUs at which prices, what is served, and what is trained."""
+"""Every GPU at its best way to run a model: which GPUs at which prices, what is served, and what is trained."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from kernelcast.cli.option_groups import flag_of, option_of
-from kernelcast.cli.options import CalibrationFile, PredictorName, WeightsFolder, chosen_conditions
 from kernelcast.errors import KernelcastError
 from kernelcast.predict import Conditions
+from kernelcast.questions.shared import CalibrationFile, ModelName, PredictorName, WeightsFolder, chosen_conditions
+from kernelcast.questions.words import flag, flag_of, flags_under
 
-_gpus = option_of("GPUs and prices")
-_served = option_of("What is served")
-_trained = option_of("What is trained (with --training; words as in `kernelcast trace`)")
+if TYPE_CHECKING:
+    from kernelcast.advise.compare.compare import Comparison
+    from kernelcast.advise.compare.sensitivity import Gain
+    from kernelcast.advise.compare.served import Served
+
+Gains = list[tuple["Served", "tuple[Gain, ...]"]]
+
+_FIRST = 3  # GPUs that ``sensitivity`` looks at
+_gpus = flags_under("GPUs and prices")
+_served = flags_under("What is served")
+_trained = flags_under("What is trained (with --training; words as in `kernelcast trace`)")
 
 
 @dataclass(frozen=True)
@@ -21,7 +30,8 @@ class GpuChoice:
     """Which GPUs, at which prices."""
 
     gpus: Annotated[
-        str | None, _gpus("--gpus", "--gpu", metavar="ID,..", help="GPUs to compare, or all (required)")
+        str | Sequence[str] | None,
+        _gpus("--gpus", "--gpu", metavar="ID,..", help="GPUs to compare, or all (required)", typed=str | None),
     ] = None
     max_gpus: Annotated[int, _gpus("--max-gpus", help="GPUs at most, of one kind")] = 8
     what_if: Annotated[
@@ -51,19 +61,14 @@ class GpuChoice:
         return chosen_conditions(None, "model", self.predictor, self.calibration, self.weights)
 
     @property
-    def names(self) -> str:
-        if self.gpus is None:
-            raise KernelcastError("which GPUs? give --gpus, as in --gpus h100_sxm,h200_sxm, or --gpus all")
-        if not [word for word in self.gpus.split(",") if word.strip()]:
+    def compared(self) -> dict[str, Any]:
+        """As ``advise.compare`` takes them."""
+        words = [word.strip() for word in self.gpus.split(",")] if isinstance(self.gpus, str) else self.gpus
+        if words is not None and not any(words):
             raise KernelcastError(f"--gpus is a list with commas, as in h100_sxm,h200_sxm, or all, not {self.gpus!r}")
-        return self.gpus
-
-    @property
-    def words(self) -> dict[str, Any]:
-        """As ``kernelcast.compare`` takes them."""
         return {
-            "gpus": self.names, "max_gpus": self.max_gpus, "what_if": self.what_if or (), "by": self.by,
-            "prices": self.prices, "price": self.price or (), "price_kind": self.price_kind,
+            "gpus": "all" if words is None else words, "max_gpus": self.max_gpus, "what_if": self.what_if or (),
+            "by": self.by, "prices": self.prices, "price": self.price or (), "price_kind": self.price_kind,
         }  # fmt: skip
 
 
@@ -90,10 +95,34 @@ class ServedChoice:
     ] = False
 
     @property
-    def words(self) -> dict[str, Any]:
-        """As ``kernelcast.compare`` takes them; what nobody gave is left out."""
-        given = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "sensitivity"}
-        return {name: value for name, value in given.items() if value is not None}
+    def served(self) -> dict[str, Any]:
+        """As ``advise.compare`` takes them."""
+        return {one.name: getattr(self, one.name) for one in fields(ServedChoice) if one.name != "sensitivity"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareQuestion(ServedChoice, GpuChoice):
+    """Every GPU at its best way to serve a model."""
+
+    command: ClassVar[str] = "compare"
+
+    model: ModelName
+    batch: Annotated[int | None, flag("--batch", help="requests of one static batch")] = None
+
+    def answer(self) -> Comparison:
+        """The GPUs, in order."""
+        from kernelcast.advise.compare.api import compare
+
+        served = {name: value for name, value in self.served.items() if value is not None}
+        return compare(self.model, **self.compared, **served, batch=self.batch, conditions=self.conditions)
+
+    def gains(self, found: Comparison) -> Gains:
+        """With ``sensitivity``: what one per cent more of each spec buys, of the first few real GPUs."""
+        from kernelcast.advise.compare.sensitivity import sensitivity
+
+        real = [one for one in found.fitting if not one.way.deployment.gpu.changes]
+        first = real[:_FIRST] if self.sensitivity else []
+        return list(zip(first, sensitivity(first), strict=True)) if first else []
 
 
 @dataclass(frozen=True)

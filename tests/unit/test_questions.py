@@ -1,0 +1,136 @@
+"""Questions: one set of words for Python, the command line and the web."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kernelcast as kc
+from kernelcast.questions import (
+    CompareQuestion,
+    InferQuestion,
+    KernelQuestion,
+    PlanQuestion,
+    SimulateQuestion,
+    as_command,
+    as_python,
+    stub,
+    words_of,
+)
+from kernelcast.questions.words import Flag
+
+Run = Callable[..., tuple[int, str, str]]
+QUESTIONS = (CompareQuestion, InferQuestion, PlanQuestion, SimulateQuestion)
+
+SOME = [
+    InferQuestion(model="llama-3.1-8b", gpu="h200_sxm", batch=8, tp=2, set=["dram_bytes_per_s*2"], power_cap=500.0),
+    InferQuestion(model="deepseek-v3", gpu="h200_sxm", dp=8, ep=8, stack="sglang", two_batch_overlap=True),
+    SimulateQuestion(model="llama-3.2-1b", gpu="l40s", request_rate=4.0, num_prompts=20, enable_prefix_caching=False,
+                     goodput=["ttft:500", "tpot:30"], intervals=False),
+    CompareQuestion(model="llama-3.2-1b", gpus="h100_sxm,l40s", batch=4, what_if=["dram_bytes_per_s*1.5"]),
+    PlanQuestion(model="llama-3.2-1b", gpus="l40s", request_rate=2.0, num_prompts=50, tpot_p99="60ms", tp="1", pp="1",
+                 disaggregated="no"),
+    KernelQuestion(op="gemm", parameters={"m": 64, "n": 512, "k": 256, "dtype": "fp8"}, gpu="h100_sxm"),
+    KernelQuestion(op="attention", gpu="a100_sxm", cache="warm", predictor="generic",
+                   parameters={"q_lens": [1, 2], "kv_lens": [64, 65], "q_heads": 8, "kv_heads": 8, "head_dim": 128,
+                               "causal": True}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_a_word_is_called_as_one_of_its_flags(question: Any) -> None:
+    for word in words_of(question):
+        flags = {name.split("/")[0].removeprefix("--").replace("-", "_") for name in word.flag.names}
+        assert not flags or word.name in flags, word.name
+        assert word.flag.help and isinstance(word.flag, Flag)
+
+
+@pytest.mark.parametrize("question", SOME, ids=lambda one: one.command)
+def test_a_command_asks_the_same(question: Any, run: Run) -> None:
+    command = shlex.split(as_command(question))
+    assert command[:2] == ["kernelcast", question.command]
+    code, out, err = run(*command[1:], "--json")
+    assert (code, err) == (0, "")
+    assert _figure(question, question.answer()) == pytest.approx(_told_figure(question, json.loads(out)), rel=1e-12)
+
+
+@pytest.mark.parametrize("question", SOME, ids=lambda one: one.command)
+def test_python_asks_the_same(question: Any) -> None:
+    names: dict[str, Any] = {}
+    exec(as_python(question), names)
+    found = (names["found"], None) if question.command == "kernel" else names["found"]
+    assert _figure(question, found) == pytest.approx(_figure(question, question.answer()), rel=1e-12)
+
+
+def _figure(question: Any, found: Any) -> float:
+    """The figure that an answer begins with."""
+    if question.command == "kernel":
+        return float(found[0].time_s)
+    if question.command == "infer":
+        return float(found.total.time_s)
+    if question.command == "simulate":
+        return float(found.metrics["mean_ttft_ms"])
+    if question.command == "compare":
+        return float(found.fitting[0].tpot.time_s)
+    return float(found.choice.usd_per_hour)
+
+
+def _told_figure(question: Any, told: dict[str, Any]) -> float:
+    if question.command == "kernel":
+        return float(told["time_s"])
+    if question.command == "infer":
+        return float(told["total_s"])
+    if question.command == "simulate":
+        return float(told["mean_ttft_ms"])
+    if question.command == "compare":
+        return float(told["rows"][0]["tpot_s"])
+    return float(told["choice"]["usd_per_hour"])
+
+
+def test_what_is_usual_is_left_out() -> None:
+    question = InferQuestion(model="llama-3.1-8b", gpu="h200_sxm", tp=1, stack="vllm")
+    assert as_command(question) == "kernelcast infer llama-3.1-8b --gpu h200_sxm"
+    assert as_python(question) == "import kernelcast as kc\n\nfound = kc.infer('llama-3.1-8b', 'h200_sxm')\n"
+
+
+def test_types_for_editors_are_those_of_the_questions() -> None:
+    assert stub.FILE.read_text() == stub.text(), "run: python -m kernelcast.questions.stub"
+
+
+def test_functions_say_what_they_take() -> None:
+    words = inspect.signature(kc.infer).parameters
+    assert list(words)[:2] == ["model", "gpu"] and words["stack"].default == "vllm"
+    assert "tokens of each prompt" in str(kc.infer.__doc__)
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        kc.infer("llama-3.1-8b", "h200_sxm", batches=4)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="2 words without their names, not 3"):
+        kc.infer("llama-3.1-8b", "h200_sxm", 4)  # type: ignore[misc]
+    with pytest.raises(kc.KernelcastError, match="which GPU"):
+        kc.infer("llama-3.1-8b")
+
+
+def test_gpus_and_models_may_be_objects() -> None:
+    from kernelcast import networks
+
+    fast = kc.gpu("h200_sxm").replace(dram_bytes_per_s=9.6e12)
+    by_name = kc.infer("llama-3.1-8b", "h200_sxm", set=["dram_bytes_per_s=9.6e12"])
+    assert kc.infer(networks.model("llama-3.1-8b"), fast).total == by_name.total
+
+
+def test_every_public_name_is_there() -> None:
+    for name in kc.__all__:
+        assert getattr(kc, name) is not None
+
+
+def test_a_file_of_requests_stands_alone(tmp_path: Path) -> None:
+    path = tmp_path / "requests.csv"
+    path.write_text("input_tokens,output_tokens\n128,4\n256,8\n")
+    assert kc.infer("llama-3.2-1b", "l40s", requests=path).output_tokens == 12
+    with pytest.raises(kc.KernelcastError, match="leave out --batch"):
+        kc.infer("llama-3.2-1b", "l40s", requests=path, batch=2)
