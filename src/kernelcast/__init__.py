@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kernelcast.api import compare as compare
     from kernelcast.api import evidence as evidence
     from kernelcast.api import infer as infer
+    from kernelcast.api import infer_pools as infer_pools
     from kernelcast.api import plan as plan
     from kernelcast.api import simulate as simulate
     from kernelcast.kernels.gemm import Bmm as Bmm
@@ -31,14 +32,14 @@ if TYPE_CHECKING:
 # What takes a while to import is imported when it is asked for
 _LATER = {
     "compare": "kernelcast.api", "compare_training": "kernelcast.advise.compare.api", "evidence": "kernelcast.api",
-    "infer": "kernelcast.api", "plan": "kernelcast.api", "run_step": "kernelcast.training",
-    "simulate": "kernelcast.api", "with_cap": "kernelcast.timeline.power",
+    "infer": "kernelcast.api", "infer_pools": "kernelcast.api", "plan": "kernelcast.api",
+    "run_step": "kernelcast.training", "simulate": "kernelcast.api", "with_cap": "kernelcast.timeline.power",
 }  # fmt: skip
 
 __all__ = [
     "Calibration", "Conditions", "Fabric", "Gpu", "Kernel", "KernelcastError", "Prediction", "changed", "compare",
-    "compare_training", "evidence", "fabric", "fabrics", "gpu", "gpu_ids", "infer", "kernel", "load_calibration",
-    "plan", "predict", "predict_many", "predict_table", "run_step", "simulate", "trace", "with_cap",
+    "compare_training", "evidence", "fabric", "fabrics", "gpu", "gpu_ids", "infer", "infer_pools", "kernel",
+    "load_calibration", "plan", "predict", "predict_many", "predict_table", "run_step", "simulate", "trace", "with_cap",
 ]  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from kernelcast.hardware import Gpu
 from kernelcast.networks.architecture import Architecture
 from kernelcast.questions.evidence import evidence as evidence
 from kernelcast.serving.engine.result import Simulation
+from kernelcast.serving.pools import Disaggregated
 from kernelcast.serving.result import Inference
 
 def infer(
@@ -51,6 +52,53 @@ def infer(
     between_nodes: str = "ib_ndr",
     gpus_per_node: int = 8,
 ) -> Inference: ...
+def infer_pools(
+    model: str | Path | Architecture,
+    gpu: str | Path | Gpu | None = None,
+    *,
+    stack: str = "vllm",
+    batch: int | None = None,
+    input_len: int | None = None,
+    output_len: int | None = None,
+    requests: Path | None = None,
+    cached: int | None = None,
+    chunk: int | None = None,
+    dtype: str | None = None,
+    kv_dtype: str | None = None,
+    tp: int = 1,
+    pp: int = 1,
+    ep: int = 1,
+    dp: int = 1,
+    images: int = 0,
+    image_size: int = 1024,
+    micro_batches: int = 1,
+    sequence_parallel: bool = False,
+    draft_tokens: int = 0,
+    acceptance: float = 0.7,
+    draft_model: str | None = None,
+    set: Sequence[str] | None = None,
+    power_cap: float | None = None,
+    predictor: str = "learned",
+    calibration: Path | Calibration | None = None,
+    weights: Path | None = None,
+    routing: str = "expected",
+    skew: float = 0.0,
+    exchange: str | None = None,
+    moe_backend: str | None = None,
+    redundant_experts: int = 0,
+    two_batch_overlap: bool = False,
+    fabric: str | None = None,
+    between_nodes: str = "ib_ndr",
+    gpus_per_node: int = 8,
+    prefill_workers: int | None = None,
+    decode_workers: int | None = None,
+    prefill_tp: int | None = None,
+    prefill_pp: int | None = None,
+    prefill_dp: int | None = None,
+    prefill_ep: int | None = None,
+    prefill_batch: int | None = None,
+    transfer_fabric: str | None = None,
+) -> Disaggregated: ...
 def simulate(
     model: str | Path | Architecture,
     gpu: str | Path | Gpu | None = None,

@@ -17,6 +17,7 @@ from kernelcast.questions import (
     InferQuestion,
     KernelQuestion,
     PlanQuestion,
+    PoolsQuestion,
     SimulateQuestion,
     as_command,
     as_python,
@@ -26,11 +27,12 @@ from kernelcast.questions import (
 from kernelcast.questions.words import Flag
 
 Run = Callable[..., tuple[int, str, str]]
-QUESTIONS = (CompareQuestion, InferQuestion, PlanQuestion, SimulateQuestion)
+QUESTIONS = (CompareQuestion, InferQuestion, PlanQuestion, PoolsQuestion, SimulateQuestion)
 
 SOME = [
     InferQuestion(model="llama-3.1-8b", gpu="h200_sxm", batch=8, tp=2, set=["dram_bytes_per_s*2"], power_cap=500.0),
     InferQuestion(model="deepseek-v3", gpu="h200_sxm", dp=8, ep=8, stack="sglang", two_batch_overlap=True),
+    PoolsQuestion(model="llama-3.1-8b", gpu="h100_sxm", batch=32, prefill_workers=2, prefill_tp=2, prefill_batch=4),
     SimulateQuestion(model="llama-3.2-1b", gpu="l40s", request_rate=4.0, num_prompts=20, enable_prefix_caching=False,
                      goodput=["ttft:500", "tpot:30"], intervals=False),
     CompareQuestion(model="llama-3.2-1b", gpus="h100_sxm,l40s", batch=4, what_if=["dram_bytes_per_s*1.5"]),
@@ -57,7 +59,7 @@ def test_a_command_asks_the_same(question: Any, run: Run) -> None:
     assert command[:2] == ["kernelcast", question.command]
     code, out, err = run(*command[1:], "--json")
     assert (code, err) == (0, "")
-    assert _figure(question, question.answer()) == pytest.approx(_told_figure(question, json.loads(out)), rel=1e-12)
+    assert _figure(question, _answer(question)) == pytest.approx(_told_figure(question, json.loads(out)), rel=1e-12)
 
 
 @pytest.mark.parametrize("question", SOME, ids=lambda one: one.command)
@@ -65,7 +67,11 @@ def test_python_asks_the_same(question: Any) -> None:
     names: dict[str, Any] = {}
     exec(as_python(question), names)
     found = (names["found"], None) if question.command == "kernel" else names["found"]
-    assert _figure(question, found) == pytest.approx(_figure(question, question.answer()), rel=1e-12)
+    assert _figure(question, found) == pytest.approx(_figure(question, _answer(question)), rel=1e-12)
+
+
+def _answer(question: Any) -> Any:
+    return question.answer_apart() if isinstance(question, PoolsQuestion) else question.answer()
 
 
 def _figure(question: Any, found: Any) -> float:
@@ -134,3 +140,14 @@ def test_a_file_of_requests_stands_alone(tmp_path: Path) -> None:
     assert kc.infer("llama-3.2-1b", "l40s", requests=path).output_tokens == 12
     with pytest.raises(kc.KernelcastError, match="leave out --batch"):
         kc.infer("llama-3.2-1b", "l40s", requests=path, batch=2)
+
+
+def test_words_of_pools_belong_together() -> None:
+    with pytest.raises(kc.KernelcastError, match="--prefill-tp needs --prefill-workers"):
+        _ = PoolsQuestion(model="llama-3.1-8b", gpu="h100_sxm", prefill_tp=2).apart
+    with pytest.raises(kc.KernelcastError, match="how many workers read prompts"):
+        kc.infer_pools("llama-3.1-8b", "h100_sxm")
+    with pytest.raises(kc.KernelcastError, match="--images is of one batch"):
+        kc.infer_pools("qwen3-vl-8b", "h100_sxm", prefill_workers=1, images=1)
+    with pytest.raises(kc.KernelcastError, match="count of a pool must be 1 or more, not 0"):
+        kc.infer_pools("llama-3.1-8b", "h100_sxm", prefill_workers=0)

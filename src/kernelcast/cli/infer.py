@@ -11,7 +11,8 @@ import typer
 from kernelcast.cli.commands import Command, with_examples
 from kernelcast.cli.option_groups import takes
 from kernelcast.cli.options import Json, TimelineFile
-from kernelcast.questions.infer import InferQuestion
+from kernelcast.errors import KernelcastError
+from kernelcast.questions.pools import PoolsQuestion
 
 if TYPE_CHECKING:
     from kernelcast.serving.result import Inference
@@ -21,19 +22,31 @@ def register(app: typer.Typer) -> None:
     examples = (
         "kernelcast infer llama-3.1-8b --gpu h200_sxm --batch 8 --input-len 2048 --output-len 256",
         "kernelcast infer qwen3-30b-a3b --gpu h100_sxm --tp 2 --stack sglang --dtype fp8 --json",
+        "kernelcast infer llama-3.1-8b --gpu h100_sxm --batch 64 --prefill-workers 2 --prefill-batch 4",
     )
-    app.command("infer", cls=with_examples(Command, *examples))(takes(question=InferQuestion)(infer))
+    app.command("infer", cls=with_examples(Command, *examples))(takes(question=PoolsQuestion)(infer))
     app.command("models", cls=with_examples(Command, "kernelcast models --json"))(models)
 
 
 def infer(
-    question: InferQuestion,
+    question: PoolsQuestion,
     trace: TimelineFile = None,
     plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="picture of the breakdown")] = None,
     as_json: Json = False,
 ) -> None:
     """How fast a language model runs on a GPU, what takes the time, and whether it fits: one static batch."""
-    _told(question.answer(), trace, plot, as_json)
+    if not question.apart:
+        _told(question.answer(), trace, plot, as_json)
+        return
+    if trace or plot:
+        raise KernelcastError("--trace and --plot are of one batch: leave them out, or --prefill-workers")
+    from kernelcast.report.pools import fields, print_pools
+
+    found = question.answer_apart()
+    if as_json:
+        typer.echo(json.dumps(fields(found)))
+    else:
+        print_pools(found)
 
 
 def _told(result: Inference, trace: Path | None, plot: Path | None, as_json: bool) -> None:

@@ -7,11 +7,12 @@ from kernelcast.questions.compare import CompareQuestion
 from kernelcast.questions.infer import InferQuestion
 from kernelcast.questions.kernel import KernelQuestion
 from kernelcast.questions.plan import PlanQuestion
+from kernelcast.questions.pools import PoolsQuestion
 from kernelcast.questions.simulate import SimulateQuestion
 from kernelcast.questions.told import as_command, as_python
 from kernelcast.questions.words import Flag, Word, words_of
 
 __all__ = [
-    "CompareQuestion", "Flag", "InferQuestion", "KernelQuestion", "PlanQuestion", "SimulateQuestion", "Word",
-    "as_command", "as_python", "words_of",
+    "CompareQuestion", "Flag", "InferQuestion", "KernelQuestion", "PlanQuestion", "PoolsQuestion", "SimulateQuestion",
+    "Word", "as_command", "as_python", "words_of",
 ]  # fmt: skip

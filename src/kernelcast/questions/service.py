@@ -105,7 +105,8 @@ class ServiceChoice(ClusterChoice):
     ] = 0
     prefill_tp: Annotated[int | None, _several("--prefill-tp", help="tp of those; default: --tp")] = None
     transfer_fabric: Annotated[
-        str | None, _several("--transfer-fabric", metavar="ID", help="that KV caches are handed over; default: ib_ndr")
+        str | None,
+        _several("--transfer-fabric", metavar="ID", help="that KV caches are handed over; default: what links nodes"),
     ] = None
     server: Annotated[
         Path | None, _place("--server", metavar="FILE", help="what `kernelcast replay --calibrate` learnt of a server")

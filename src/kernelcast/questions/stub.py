@@ -11,12 +11,15 @@ import types
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-from kernelcast.questions import CompareQuestion, InferQuestion, PlanQuestion, SimulateQuestion
+from kernelcast.questions import CompareQuestion, InferQuestion, PlanQuestion, PoolsQuestion, SimulateQuestion
 from kernelcast.questions.words import Word, words_of
 
 FILE = Path(__file__).parents[1] / "api.pyi"
-_RESULTS = {InferQuestion: "Inference", SimulateQuestion: "Simulation", CompareQuestion: "Comparison",
-            PlanQuestion: "Plan"}  # fmt: skip
+_RESULTS = {
+    "infer": (InferQuestion, "Inference"), "infer_pools": (PoolsQuestion, "Disaggregated"),
+    "simulate": (SimulateQuestion, "Simulation"), "compare": (CompareQuestion, "Comparison"),
+    "plan": (PlanQuestion, "Plan"),
+}  # fmt: skip
 _HEAD = '''"""Made by ``python -m kernelcast.questions.stub`` from the questions' own words."""
 
 from collections.abc import Sequence
@@ -29,22 +32,23 @@ from kernelcast.hardware import Gpu
 from kernelcast.networks.architecture import Architecture
 from kernelcast.questions.evidence import evidence as evidence
 from kernelcast.serving.engine.result import Simulation
+from kernelcast.serving.pools import Disaggregated
 from kernelcast.serving.result import Inference
 '''
 
 
 def text() -> str:
     """The whole file."""
-    return "\n".join([_HEAD, *(_function(question, result) for question, result in _RESULTS.items())]) + "\n"
+    return "\n".join([_HEAD, *(_function(name, *one) for name, one in _RESULTS.items())]) + "\n"
 
 
-def _function(question: Any, result: str) -> str:
+def _function(name: str, question: Any, result: str) -> str:
     hints = get_type_hints(question, include_extras=True)
     words = words_of(question)
     alone = [word for word in words if word.name in ("model", "gpu", "gpus")]
     lines = [*(_line(word, hints) for word in alone), "    *,"]
     lines += [_line(word, hints) for word in words if word not in alone]
-    return "\n".join([f"def {question.command}(", *lines, f") -> {result}: ..."])
+    return "\n".join([f"def {name}(", *lines, f") -> {result}: ..."])
 
 
 def _line(word: Word, hints: dict[str, Any]) -> str:

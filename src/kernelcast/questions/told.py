@@ -9,6 +9,7 @@ from typing import Any
 
 from kernelcast.hardware import Gpu
 from kernelcast.questions.kernel import KernelQuestion, typed_parameters
+from kernelcast.questions.pools import PoolsQuestion
 from kernelcast.questions.shared import ROTATIONS
 from kernelcast.questions.words import Word, words_of
 
@@ -34,7 +35,11 @@ def as_python(question: Any) -> str:
     given = {word.name: value for word, value in _given(question)}
     alone = [repr(_plain(given.pop(name))) for name in ("model", "gpu") if name in given]
     words = [f"{name}={_plain(value)!r}" for name, value in given.items()]
-    return _lines([f"found = kc.{question.command}({', '.join([*alone, *words])})"])
+    return _lines([f"found = kc.{_function(question)}({', '.join([*alone, *words])})"])
+
+
+def _function(question: Any) -> str:
+    return "infer_pools" if isinstance(question, PoolsQuestion) and question.apart else str(question.command)
 
 
 def _kernel(question: KernelQuestion) -> str:

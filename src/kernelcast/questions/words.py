@@ -5,12 +5,13 @@ A question is asked from Python, on the command line and over the web by the sam
 
 from __future__ import annotations
 
-import functools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+_KNOWN: dict[type, tuple[Word, ...]] = {}
 
 
 @dataclass(frozen=True)
@@ -79,23 +80,26 @@ def options_of(kind: Any) -> tuple[Any, ...]:
     return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
 
 
-@functools.cache
 def words_of(question: Any) -> tuple[Word, ...]:
-    """All words of a question, in order."""
+    """All words of a question, in order: what stands alone first, then what has no heading of its own."""
+    if question not in _KNOWN:
+        _KNOWN[question] = tuple(
+            sorted(_words(question), key=lambda word: (bool(word.flag.names), word.flag.panel is not None))
+        )
+    return _KNOWN[question]
+
+
+def _words(question: Any) -> Iterator[Word]:
     hints = get_type_hints(question, include_extras=True)
-    found = []
     for one in fields(question):
         hint = hints[one.name]
         if get_origin(hint) is not Annotated:
             raise TypeError(f"{question.__name__}.{one.name} has no Flag")
         kind, own = get_args(hint)[:2]
         default = one.default_factory() if one.default_factory is not MISSING else one.default
-        found.append(Word(one.name, own, own.typed or kind, default))
-    # what stands alone comes first, then what has no heading of its own
-    return tuple(sorted(found, key=lambda word: (bool(word.flag.names), word.flag.panel is not None)))
+        yield Word(one.name, own, own.typed or kind, default)
 
 
-@functools.cache
 def flag_of(question: Any, name: str) -> str:
     """The first flag of a word."""
     return next(word.option for word in words_of(question) if word.name == name)

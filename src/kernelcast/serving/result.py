@@ -14,6 +14,7 @@ from kernelcast.serving.answers import Answers
 from kernelcast.serving.memory import largest_batch
 from kernelcast.serving.passes import POWER_LIMIT, Pass, drawn
 from kernelcast.serving.workload import Workload
+from kernelcast.shown import Shown
 from kernelcast.span import Span
 from kernelcast.support import support_of
 from kernelcast.timeline import Memory, RestsOn, Share, Timeline
@@ -22,7 +23,7 @@ from kernelcast.times import Times
 
 
 @dataclass(frozen=True)
-class Inference:
+class Inference(Shown):
     """How a batch runs: one entry of the answers of its deployment. Every second of ``total`` is in one of
     ``shares``."""
 

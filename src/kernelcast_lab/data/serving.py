@@ -33,6 +33,7 @@ _FORMATS = {"nvfp4": "nvfp4", "fp8": "fp8", "fp8_block": "fp8_block", "int4_wo":
 _DUMP = re.compile(r"^(db-dump/|source_file=\d{4}-\d\d-\d\d\.csv)")  # exports of one public benchmark database
 _NODE_GPUS = 8
 _RACK = {"gb200"}  # one NVLink domain beyond a node
+_TRAY_GPUS = 4  # of it
 
 
 @dataclass(frozen=True)
@@ -336,6 +337,19 @@ def split_points(folder: Path | str | None = None) -> list[SplitPoint]:
         parts = [_point({**row, "batch_size": row[f"{part}_batch_size"] or 1,
                          **{name: row[f"{part}_{name}"] for name in _SIZES}}, in_flight)
                  for part in ("decode", "prefill")]  # fmt: skip
+        parts = [as_recipes(part) for part in parts]
         if all((p.tp * p.dp) & (p.tp * p.dp - 1) == 0 for p in parts):
             found.append(SplitPoint(replace(parts[0], draft_tokens=guesses), parts[1], workers[0], workers[1]))
     return found
+
+
+def as_recipes(point: ServingPoint) -> ServingPoint:
+    """A worker of SGLang in a rack as its recipe cuts it (github NVIDIA/srt-slurm, recipes/gb200-fp4 and -fp8): the
+    export of one run says attention DP throughout, with experts that are cut, which no recipe has. Workers of one tray
+    cut everything; wider ones deal experts out."""
+    cut = point.dp > 1 and (point.moe_ep or 1) == 1
+    if not (cut and point.public and point.stack == "sglang" and point.gpu in _RACK):
+        return point
+    if point.dp <= _TRAY_GPUS:
+        return replace(point, tp=point.dp, dp=1, batch=point.batch * point.dp)
+    return replace(point, moe_tp=1, moe_ep=point.dp)

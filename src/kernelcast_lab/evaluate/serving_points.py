@@ -17,21 +17,17 @@ from typing import Any
 import numpy as np
 
 from kernelcast.errors import KernelcastError
-from kernelcast.hardware import gpu
-from kernelcast.networks import model
-from kernelcast.networks.architecture import draft_of
 from kernelcast.networks.deployment import Deployment
-from kernelcast.networks.precision import Precision
-from kernelcast.parallel import Layout
 from kernelcast.serving.engine.fleet import Pool, Service, Tables
 from kernelcast.serving.engine.result import Simulation
 from kernelcast.serving.engine.settings import settings_of
 from kernelcast.serving.engine.simulate import simulate, tables_for
 from kernelcast.serving.load import Load
-from kernelcast.serving.workload import Speculation
 from kernelcast.stacks import Stack, stack
 from kernelcast_lab.data.serving import ServingPoint, SplitPoint, left_out, serving_points, split_points
 from kernelcast_lab.evaluate.served import Compared, by_group
+from kernelcast_lab.evaluate.serving_places import deployment_of, guesses_of
+from kernelcast_lab.evaluate.split_points import static_points
 
 Stacks = Callable[[str], Stack]
 FEW = 4  # requests in flight, up to which TTFT is hardly a queue
@@ -40,20 +36,15 @@ _MOST = 640  # requests of a point, or four for each in flight
 _DP_WAIT = 60  # timeout_iters of InferenceX's recipes with attention DP
 _RECV_FROM = 16  # requests in flight
 _ADMITTED = 0.5  # of the requests in flight, that decode at a time
-_BLACKWELL = "10"
-_ACCEPTANCE = {"trtllm": 0.7, "sglang": 0.5}  # of guessed tokens, in tenths: set on the points that are not held out
-_NAMES = {  # of sources: of the catalogue, where it does not know theirs
-    "RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic": "llama-4-scout", "zhipuai/GLM-5": "glm-5",
-    "nvidia/Llama-3.1-8B-Instruct-FP8": "llama-3.1-8b", "Qwen/Qwen3-235B-A22B-FP8": "qwen3-235b-a22b",
-    "nvidia/Qwen3-32B-NVFP4": "qwen3-32b", "nvidia/DeepSeek-R1-NVFP4": "deepseek-r1",
-}  # fmt: skip
-# fp8 checkpoints of these have a scale for every 128 x 128 weights; the table says fp8 of theirs too
-_BLOCKS = ("deepseek", "glm", "minimax", "qwen3-235b", "qwen3.5")
+# Tokens are told in pieces of 100 by TensorRT-LLM's workers that decode (stream_interval of the recipes of dynamo, in
+# github NVIDIA/srt-slurm), of 10 by the whole engines that ``sequence_s`` was set on: a tenth of the pieces.
+_TOLD = {"trtllm": 0.1}
 
 
 def figures(root: Path | None) -> dict[str, list[dict[str, Any]]]:
     """Errors of TPOT, and of TTFT with few requests in flight; what was left out and why."""
-    points, left = closed_loops(serving_points(root), split_points(root))
+    apart = split_points(root)
+    points, left = closed_loops(serving_points(root), apart)
     told = [one for one in points if one.what == "TPOT" or one.groups["few"] == "yes"]
     whole, split = (
         [one for one in told if (one.groups["kind"] == "disaggregated") == apart] for apart in (False, True)
@@ -61,7 +52,8 @@ def figures(root: Path | None) -> dict[str, list[dict[str, Any]]]:
     found = {"serving_points": by_group(whole)}
     found |= {f"serving_points_by_{by}": by_group(whole, by) for by in ("kind", "model", "stack", "gpu", "held_out")}
     found["disaggregated"] = by_group(split)
-    found["disaggregated_by_model"] = by_group(split, "model")
+    found |= {f"disaggregated_by_{by}": by_group(split, by) for by in ("model", "stack", "gpu", "held_out")}
+    found["disaggregated_static"] = by_group(static_points(apart)[0])
     answered = {"answered": sum(one.what == "TPOT" for one in whole), **dict(left.most_common())}
     found["points_answered"] = [{"points": count, "which": reason} for reason, count in answered.items()]
     found["rows_not_usable"] = [{"rows": count, "rule": rule} for rule, count in left_out(root).items()]
@@ -121,22 +113,17 @@ def _loop(point: ServingPoint) -> Load:
 
 def _loop_service(point: ServingPoint | SplitPoint, stacks: Stacks, known: dict[Any, Deployment]) -> Service:
     if isinstance(point, SplitPoint):
-        decode = replace(_loop_pool(point.decode, stacks, known), replicas=point.decode_workers)
+        decode = replace(_loop_pool(point.decode, stacks, known, apart=True), replicas=point.decode_workers)
         prefill = replace(_loop_pool(point.prefill, stacks, known), replicas=point.prefill_workers)
-        return Service(decode, prefill, "least_loaded", _guesses(point.decode, decode.deployment))
+        return Service(decode, prefill, "least_loaded", guesses_of(point.decode, decode.deployment))
     pool = _loop_pool(point, stacks, known)
-    return Service(pool, speculation=_guesses(point, pool.deployment))
+    return Service(pool, speculation=guesses_of(point, pool.deployment))
 
 
-def _guesses(point: ServingPoint, place: Deployment) -> Speculation | None:
-    """The model's own further layers guess."""
-    if not point.draft_tokens:
-        return None
-    return Speculation(point.draft_tokens, _ACCEPTANCE[point.stack], replace(place, model=draft_of(place.model)))
-
-
-def _loop_pool(point: ServingPoint, stacks: Stacks, known: dict[Any, Deployment]) -> Pool:
+def _loop_pool(point: ServingPoint, stacks: Stacks, known: dict[Any, Deployment], apart: bool = False) -> Pool:
+    """``apart``: it decodes alone."""
     key = (
+        apart,
         point.gpu,
         point.stack,
         point.model,
@@ -149,7 +136,10 @@ def _loop_pool(point: ServingPoint, stacks: Stacks, known: dict[Any, Deployment]
     )
     if key not in known:  # of one object, whose step times are shared
         found = deployment_of(point)
-        known[key] = replace(found, stack=replace(stacks(point.stack), moe_backend=found.stack.moe_backend))
+        engine = replace(stacks(point.stack), moe_backend=found.stack.moe_backend)
+        if apart and point.public:
+            engine = replace(engine, sequence_s=engine.sequence_s * _TOLD.get(point.stack, 1.0))
+        known[key] = replace(found, stack=engine)
     limits: dict[str, Any] = {"chunked_prefill": True}
     place = known[key]
     if point.public and point.stack == "sglang":  # InferenceX's recipes
@@ -161,40 +151,3 @@ def _loop_pool(point: ServingPoint, stacks: Stacks, known: dict[Any, Deployment]
     if not point.public and point.stack != "sglang":
         limits["max_num_batched_tokens"] = max(2048, point.input_tokens + point.concurrency)
     return Pool(place, settings_of(place, limits, point.input_tokens + point.output_tokens // 2))
-
-
-def deployment_of(point: ServingPoint) -> Deployment:
-    """Where a point was served."""
-    found, place = model(_NAMES.get(point.model, point.model)), gpu(point.gpu)
-    layout = Layout(tp=point.tp, pp=point.pp, dp=point.dp, ep=point.moe_ep or 1)
-    formats = _precision(point, found.name, place.compute_capability)
-    engine = replace(stack(point.stack), moe_backend=_experts_kernel(point, place.compute_capability))
-    return Deployment(found, place, engine, formats, layout)
-
-
-def _experts_kernel(point: ServingPoint, capability: str) -> str:
-    """What InferenceX's recipes ask for on Blackwell (benchmarks/single_node/*_b200*.sh): TensorRT-LLM's generated
-    kernels; with attention DP TensorRT-LLM's CUTLASS or, of 8 bits, DeepGEMM, and SGLang's of DeepEP; "": the usual."""
-    if not (point.public and capability.startswith(_BLACKWELL)) or point.stack == "vllm":
-        return ""
-    if point.stack == "sglang" and point.dp > 1:
-        return ""
-    if point.stack == "trtllm" and point.dp > 1:
-        return "deepgemm" if point.weights == "fp8" else "cutlass"
-    return "trtllm"
-
-
-def _precision(point: ServingPoint, name: str, capability: str) -> Precision:
-    """As the table says, but for what its labels leave out."""
-    # NVIDIA's quantised checkpoints, which TensorRT-LLM serves, come with an fp8 KV cache; InferenceX's recipes give
-    # one to vLLM with quantised Llama, and to SGLang on B200 (benchmarks/single_node/*_b200.sh).
-    blackwell = capability.startswith(_BLACKWELL)
-    given = {"vllm": "Llama" in point.model, "sglang": blackwell}.get(point.stack, False) and point.public
-    cache = "fp8" if (point.stack == "trtllm" or given) and point.weights != "bf16" else None
-    if name == "gpt-oss-120b":  # mxfp4 experts, the rest bf16; the table calls it nvfp4 everywhere
-        return Precision("bf16", cache, "mxfp4_fp8" if blackwell else "mxfp4")
-    if name.startswith("kimi") and point.weights == "int4":  # only its experts are
-        return Precision("bf16", cache, "int4")
-    if name.startswith(_BLOCKS) and point.weights == "fp8":
-        return Precision("fp8_block", cache)
-    return Precision(point.weights, cache, point.experts)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelcast.calls import Call
 from kernelcast.errors import KernelcastError
 from kernelcast.networks.forward import Deployment
 from kernelcast.serving.engine.engine import Engine
@@ -20,8 +19,8 @@ from kernelcast.serving.engine.request import Request
 from kernelcast.serving.engine.settings import Settings, settings_of
 from kernelcast.serving.engine.step_times import Reach, StepTimes, host_s
 from kernelcast.serving.engine.terms import without_terms
+from kernelcast.serving.handover import port_bytes, send, sent, transfer_fabric
 from kernelcast.serving.load import Load
-from kernelcast.serving.memory import cache_bytes
 from kernelcast.serving.workload import Speculation
 from kernelcast.times import Times
 
@@ -69,7 +68,7 @@ class Service:
     prefill: Pool | None = None  # disaggregated: reads prompts
     router: str = "round_robin"
     speculation: Speculation | None = None
-    transfer: str | None = None  # the fabric that caches are handed over; None: the layout's between nodes
+    transfer: str | None = None  # the fabric that caches are handed over; None: see ``transfer_fabric``
 
     def __post_init__(self) -> None:
         if self.router not in ROUTERS:
@@ -325,17 +324,15 @@ class Tables:
         return float(np.interp(tokens, *known))
 
     def _predicted(self, service: Service) -> tuple[list[int], list[float]]:
-        """Tokens, and the seconds that a GPU needs to send its part of their cache."""
+        """Tokens, and the seconds that the busiest GPU needs for its part of their cache."""
         assert service.prefill is not None
         place, most = service.prefill.deployment, service.prefill.settings.kv_tokens
-        fabric = service.transfer or place.layout.between_nodes
+        fabric = transfer_fabric(place, service.transfer)
         tokens = [*(n for n in _SENT_TOKENS if n < most), most]
-        sizes = [max(1, int(cache_bytes(place, n) * place.layout.dp)) for n in tokens]
-        words = {"dtype": "bf16", "fabric": fabric, "stack": "nccl"}
-        calls = [Call.of("send_recv", {"bytes": size, **words}) for size in sizes]
+        sends = [send(port_bytes(place, service.pool.deployment, n), fabric) for n in tokens]
         times = self._times(place)
-        times.learn(calls)
-        return tokens, [times[call].span.time_s for call in calls]
+        times.learn(one.call for one in sends)
+        return tokens, [sent(one, times).time_s for one in sends]
 
 
 def _alike(one: Deployment, other: Deployment) -> bool:

@@ -14,6 +14,7 @@ from kernelcast.serving.engine.fleet import Notes, Service
 from kernelcast.serving.engine.request import Request
 from kernelcast.serving.load import Load
 from kernelcast.serving.load.metrics import PERCENTILES, latencies_ms, throughput
+from kernelcast.shown import Shown
 from kernelcast.timeline import RestsOn
 
 
@@ -123,7 +124,7 @@ def _gaps_ms(served: Served, notes: Notes, chosen: NDArray[np.bool_], *, whole: 
 
 
 @dataclass(frozen=True, eq=False)
-class Simulation:
+class Simulation(Shown):
     """A service under a load. ``low`` and ``high`` are the metrics where every step is as fast (slow) as its forecast
     allows: the interval that 80% of such services should lie in."""
 

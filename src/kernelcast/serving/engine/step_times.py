@@ -5,6 +5,7 @@ many new and past tokens each sequence has. So a step is the sum of three tables
 
     step(batch) = tokens(T) + rows(R) + attention(decodes, their mean context; prompt tokens, their mean past)
 
+Tokens have a second table where a step that only decodes has other kernels for them (DeepEP's low-latency exchange).
 Where one launch takes prompts and decodes together, attention is the sum of both times a fourth table: the ratio of the
 joint launch to the two. Tables are in seconds, each with what it may be off (below, above).
 """
@@ -80,7 +81,8 @@ class StepTimes:
         self._build(checked)
 
     def _build(self, checked: int) -> None:
-        of_tokens = [Batch((n,), (0,)) for n in self._token_counts]
+        of_tokens = [_read(n) for n in self._token_counts]
+        of_decoded = [_decoded(n) for n in self._token_counts] if self._decodes_apart() else []
         of_rows = [Batch(n * (checked,), n * (64,), head_rows=checked) for n in self._sequences]
         contexts = {n: self._held(n, self._contexts) for n in self._sequences}
         decodes = [Batch(n * (checked,), n * (past,)) for n in self._sequences for past in contexts[n]]
@@ -93,13 +95,14 @@ class StepTimes:
                 for q in self._mixed_grid[2] for past in self._mixed_grid[3]
             ]  # fmt: skip
         sorts = [("tokens", of_tokens), ("sequences", of_rows), ("lengths", decodes), ("lengths", prompts),
-                 ("lengths", mixed)]  # fmt: skip
+                 ("lengths", mixed), ("tokens", of_decoded)]  # fmt: skip
         launches = [[_of(self.deployment, batch, sort) for batch in batches] for sort, batches in sorts]
         self._times.learn(launch.call for group in launches for each in group for launch in each)
-        tokens, rows, decode, prompt, joint = (
+        tokens, rows, decode, prompt, joint, decoded = (
             self._table(group, batches) for group, (_, batches) in zip(launches, sorts, strict=True)
         )
         self._tokens = _filled(self._token_counts, tokens)
+        self._decoded = _filled(self._token_counts, decoded) if of_decoded else self._tokens
         sizes = self.deployment.stack.graph_sizes
         self._padded = [padded(sizes, n) for n in range(min(self.deployment.stack.graph_tokens, len(self._tokens)) + 1)]
         self._gaps_s = self._host_gaps(launches)
@@ -110,6 +113,11 @@ class StepTimes:
         self._prompt = prompt.reshape(len(self._prompts), len(self._pasts), 3)
         self._lines: dict[tuple[int, str], tuple[list[float], list[float]]] = {}
         self._ratio = self._joint_ratio(joint) if self._mixed_grid else None
+
+    def _decodes_apart(self) -> bool:
+        """Whether kernels that follow tokens alone are others where all of them are decoded."""
+        read, decoded = (_of(self.deployment, batch, "tokens") for batch in (_read(64), _decoded(64)))
+        return read != decoded
 
     def served_by(self, place: Deployment) -> StepTimes:
         """The same passes where the server's own terms differ (see ``terms``): nothing is predicted again."""
@@ -169,21 +177,23 @@ class StepTimes:
     def _prompting(self, tokens: float, past: float) -> tuple[float, float, float]:
         return _bilinear(self._prompts, self._pasts, self._prompt, tokens, past)
 
-    def _tokens_of(self, tokens: int, *, graph: bool) -> tuple[float, float, float]:
+    def _tokens_of(self, tokens: int, *, graph: bool, decoded: bool = False) -> tuple[float, float, float]:
         """What follows the tokens of a step; a graph runs as many as it was captured with."""
-        return self._tokens[self._padded[tokens] if graph and tokens < len(self._padded) else tokens]
+        table = self._decoded if decoded else self._tokens
+        return table[self._padded[tokens] if graph and tokens < len(self._padded) else tokens]
 
     def _line(self, sequences: int, variant: str) -> tuple[list[float], list[float]]:
         """Mean contexts, and the step that decodes so many sequences of each, before the server's factor: lines between
         them are steps between."""
         key = sequences, variant
         if key not in self._lines:
-            tokens = self._tokens_of(sequences * (1 + self.drafted), graph=self.deployment.stack.graphs)
+            graph = self.deployment.stack.graphs
+            tokens = self._tokens_of(sequences * (1 + self.drafted), graph=graph, decoded=True)
             rows = _linear(self._sequences, self._rows, sequences)
             steps = []
             for context in self._contexts:
                 parts = (tokens, rows, self._decoding(sequences, context))
-                step = self._summed(parts, variant, graph=self.deployment.stack.graphs)
+                step = self._summed(parts, variant, graph)
                 one = self.draft.decode(sequences, sequences * context, variant) if self.draft else 0.0
                 steps.append(step + self.drafted * one)
             self._lines[key] = [float(c) for c in self._contexts], steps
@@ -269,6 +279,16 @@ def host_s(variant: str, time_s: float, spread: float = 0.0) -> float:
 
 def _of(deployment: Deployment, batch: Batch, sort: str) -> list[Launch]:
     return [launch for launch in forward(deployment, batch) if launch.by == sort]
+
+
+def _read(tokens: int) -> Batch:
+    """A pass that reads so many tokens of a prompt."""
+    return Batch((tokens,), (0,))
+
+
+def _decoded(tokens: int) -> Batch:
+    """A pass in which so many sequences get a token each."""
+    return Batch(tokens * (1,), tokens * (64,))
 
 
 def _up_to(grid: Sequence[int], most: int) -> tuple[int, ...]:
