@@ -8,7 +8,7 @@ WORKERS ?= 2
 # A file is on one worker, for its tests share what takes long to make; conftest.py says in which order
 SPREAD := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test quick lint unit bench accuracy weights clean
+.PHONY: demo test quick lint unit docs bench accuracy weights clean
 
 demo: $(STAMP)
 	for gpu in h200_sxm a100_sxm l40s; do \
@@ -28,6 +28,10 @@ unit: $(DEV_STAMP)
 # For daily work: all but what is marked slow
 quick: $(DEV_STAMP)
 	$(BIN)/python -m pytest $(SPREAD) -m "not slow"
+
+# The documentation as a site, in build/site
+docs: $(DEV_STAMP)
+	$(BIN)/mkdocs build --strict --site-dir build/site
 
 # Accuracy of every predictor on measured tables (KERNELCAST_DATA names their folder) -> docs/accuracy.md
 accuracy: $(DEV_STAMP)
@@ -56,7 +60,7 @@ $(STAMP): pyproject.toml
 # those of this release of transformers: another may launch other kernels.
 $(DEV_STAMP): $(STAMP) src/kernelcast_lab/pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 torchvision==0.28.0 transformers==5.17.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,plots,torch,optuna,ray]' -e src/kernelcast_lab
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,docs,plots,torch,optuna,ray,web]' -e src/kernelcast_lab
 	touch $@
 
 clean:

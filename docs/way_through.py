@@ -13,7 +13,7 @@ import grimp
 
 PAGE = Path(__file__).with_name("architecture.md")
 BEGIN, END = "<!-- way through: made by docs/way_through.py -->", "<!-- end of the way through -->"
-_NO_ROOM = ("_version", "__main__", "errors")  # everything imports errors
+_NO_ROOM = ("_start", "_version", "__main__", "errors")  # everything imports errors
 
 
 def rooms() -> dict[str, set[str]]:

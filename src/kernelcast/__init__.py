@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from kernelcast import _start  # noqa: F401  first of all: Ctrl-C is quiet while the rest is imported
+
+# isort: split
 import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Any

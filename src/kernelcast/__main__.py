@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from kernelcast.cli import main
+from kernelcast._start import main
 
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())

@@ -11,8 +11,10 @@ import csv
 import json
 import os
 import re
+import shutil
+import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -35,6 +37,7 @@ _COPY = {
     ".jsonl": "FORMAT json",
 }
 _FLOATS = ("FLOAT", "DOUBLE")
+_STEM = 80  # letters of a file's name that its temporary name keeps: names have an end
 
 Columns = Mapping[str, NDArray[Any]]
 
@@ -74,15 +77,13 @@ class TableFile:
 
     def write(self, results: Columns, target: Path) -> None:
         """All of the file's own columns and ``results``, to ``target``; complete or not at all."""
-        target = target.resolve()
         with complete(target) as part:
             if target.suffix == ".jsonl" and any(_nests_floats(kind) for kind in self.types.values()):
                 with part.open("w", encoding="utf-8") as file:
                     file.writelines(f"{row}\n" for row in self.json_rows(results))
                 return
             query = self._joined(results, as_text=target.suffix == ".csv", finite=target.suffix == ".jsonl")
-            with _plain_errors(target):
-                self.connection.execute(f"COPY ({query}) TO {text(str(part))} ({_COPY[target.suffix]})")
+            self.connection.execute(f"COPY ({query}) TO {text(str(part))} ({_COPY[target.suffix]})")
 
     def json_rows(self, results: Columns) -> Iterator[str]:
         """Each row, with its results, as one line of JSON."""
@@ -135,27 +136,72 @@ def encoded(column: NDArray[Any], into: dict[str, NDArray[Any]]) -> str:
 
 @contextmanager
 def complete(target: Path) -> Iterator[Path]:
-    """A temporary name beside ``target``, which is moved there when all is written: a complete file or none."""
-    part = target.with_name(f".{target.stem}.{os.getpid()}.part{target.suffix}")
+    """A temporary name beside ``target``, which is moved there when all is written: a complete file or none, and where
+    it is none, one line that says why. What is no file (a device, a pipe) gets a copy of what was written."""
+    if target.is_dir():
+        raise KernelcastError(f"{target} is a folder, not a file")
+    if target.exists() and not target.is_file():
+        with _told(target), TemporaryDirectory(prefix="kernelcast-") as folder:
+            part = Path(folder) / f"part{target.suffix}"
+            yield part
+            with part.open("rb") as written, target.open("wb") as taken:
+                shutil.copyfileobj(written, taken)
+        return
+    file = target.resolve()  # what a link leads to is replaced, and the link stays
+    part = file.with_name(f".{file.stem[:_STEM]}.{os.getpid()}.part{file.suffix}")
     try:
-        yield part
-        part.replace(target)
+        with _told(target):
+            yield part
+            if file.exists():
+                shutil.copymode(file, part)
+            part.replace(file)
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink()
+
+
+@contextmanager
+def _told(target: Path) -> Iterator[None]:
+    """What cannot be written, in one line."""
+    duckdb = sys.modules.get("duckdb")  # where nobody has imported it, it has not written either
+    try:
+        with _plain_errors(target) if duckdb else nullcontext():
+            yield
+    except BrokenPipeError:  # nobody reads it any more, which is no error
+        raise
+    except OSError as error:
+        raise KernelcastError(f"{target}: {error.strerror or error}; it was not written") from None
 
 
 def check_target(source: Path, target: Path, *, table: bool = True) -> None:
-    """Refuse a place to write to before any work is done."""
+    """Refuse a place to write a result of ``source`` to before any work is done."""
     if table and target.suffix not in ENDINGS:
         raise KernelcastError(f"{target}: the ending of an output file is one of {', '.join(ENDINGS)}")
-    if not target.parent.is_dir():
-        raise KernelcastError(f"{target}: there is no folder {target.parent}")
-    if target.is_dir():
-        raise KernelcastError(f"{target} is a folder, not a file")
+    check_writable(target)
     if target.exists() and source.exists() and target.samefile(source):
         raise KernelcastError(f"{target} is the input; write the output to another file")
-    if not os.access(target.parent, os.W_OK):
+
+
+def check_writable(target: Path) -> None:
+    """Refuse a file that could not be written."""
+    if target.is_dir():
+        raise KernelcastError(f"{target} is a folder, not a file")
+    if not target.parent.is_dir():
+        raise KernelcastError(f"{target}: there is no folder {target.parent}")
+    if target.exists() and not os.access(target, os.W_OK):
+        raise KernelcastError(f"{target}: no permission to write to it")
+    if not os.access(target.parent, os.W_OK) and (target.is_file() or not target.exists()):
         raise KernelcastError(f"{target}: no permission to write to the folder {target.parent}")
+
+
+def check_folder(target: Path) -> None:
+    """Refuse a folder that could not be made or written to."""
+    there = next(path for path in (target, *target.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise KernelcastError(f"{target}: {there} is a file, not a folder" if there != target else
+                              f"{target} is a file, not a folder")  # fmt: skip
+    if not os.access(there, os.W_OK):
+        raise KernelcastError(f"{target}: no permission to write to the folder {there}")
 
 
 @contextmanager
@@ -179,6 +225,21 @@ def open_table(path: Path) -> Iterator[TableFile]:
             types = {row[0]: row[1] for row in connection.execute("DESCRIBE source").fetchall()}
             counted = connection.execute("SELECT count(*) FROM source").fetchone()
         yield TableFile(path, types, counted[0] if counted else 0, connection)
+
+
+@contextmanager
+def opened_parquet(file: Path, name: Path, most_bytes: int) -> Iterator[TableFile]:
+    """A Parquet file that has no name of its own (``name``: what to call it), if it is not too large unpacked."""
+    import duckdb
+
+    with duckdb.connect() as connection, _plain_errors(name):
+        found = connection.execute(f"SELECT sum(total_uncompressed_size) FROM parquet_metadata({text(str(file))})")
+        if ((found.fetchone() or (0,))[0] or 0) > most_bytes:
+            raise KernelcastError(f"{name}: it has more than {most_bytes:,} bytes when it is no longer compressed")
+        _open_parquet(connection, file)
+        types = {row[0]: row[1] for row in connection.execute("DESCRIBE source").fetchall()}
+        counted = connection.execute("SELECT count(*) FROM source").fetchone()
+        yield TableFile(name, types, counted[0] if counted else 0, connection)
 
 
 def _open_parquet(connection: DuckDBPyConnection, path: Path) -> None:
@@ -227,6 +288,11 @@ def _csv_header(path: Path) -> tuple[list[str], str]:
             line = file.readline(1 << 20)
     except UnicodeDecodeError:
         raise KernelcastError(f"{path}: not readable as CSV: it is not UTF-8 text") from None
+    return csv_header(line, path)
+
+
+def csv_header(line: str, path: Path) -> tuple[list[str], str]:
+    """The same of the line itself."""
     if "\0" in line or not line.strip():
         what = "it is not text" if line.strip() else "its first line, which names the columns, is blank"
         raise KernelcastError(f"{path}: not readable as CSV: {what}")
@@ -280,7 +346,10 @@ def _without_wildcards(path: Path, folder: Path) -> Path:
     if not set("*?[{") & set(str(path)):
         return path
     link = folder / f"table{path.suffix}"
-    link.symlink_to(path.resolve())
+    try:
+        link.symlink_to(path.resolve())
+    except OSError:  # Windows lets few people make links
+        shutil.copyfile(path, link)
     return link
 
 

@@ -24,6 +24,7 @@ from kernelcast.kernels.which import Runs, runs_of
 from kernelcast.kernels.work import Array, Number
 from kernelcast.machine.analyse import PIPELINES, Analysis, analyse, summed
 from kernelcast.machine.limits import Turns
+from kernelcast.shown import Shown
 
 CHUNK_CALLS = 2048  # keeps the arrays of one chunk near the CPU's cache
 SMALL_CALLS = 256  # are answered at once, without a thread
@@ -150,7 +151,7 @@ class LaunchedKernel:
 
 
 @dataclass(frozen=True)
-class Prediction:
+class Prediction(Shown):
     """One call's result, in seconds."""
 
     op: str

@@ -20,7 +20,7 @@ def _read(folder: Path, kind: type[T], name: str, above: tuple[str, ...] = ()) -
     path = folder / f"{name.lower()}.toml"
     if not path.exists():
         raise unknown(kind.__name__.lower(), name, ids_in(folder))
-    raw: dict[str, Any] = tomllib.loads(path.read_text())
+    raw: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     base = raw.pop("base", None)
     if base is None:
         return raw

@@ -7,6 +7,7 @@ ATen arguments in "Input Dims", "Input type", "Input Strides" and "Concrete Inpu
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import zlib
 from collections.abc import Sequence
@@ -26,19 +27,35 @@ _GZIP = b"\x1f\x8b"
 
 def load_trace(path: Path) -> dict[str, Any]:
     """The whole content of a trace file, plain or compressed; a bare list of events as one."""
-    raw = path.read_bytes()
+    return parse_trace(path.read_bytes(), path)
+
+
+def parse_trace(raw: bytes, path: Path, most_bytes: int | None = None) -> dict[str, Any]:
+    """The same of a file's bytes; ``most_bytes``: that it may have when it is no longer compressed."""
     try:
-        text = (gzip.decompress(raw) if raw[:2] == _GZIP else raw).decode(errors="replace")
+        text = (_unpacked(raw, path, most_bytes) if raw[:2] == _GZIP else raw).decode(errors="replace")
         content = json.loads(text)
     except (EOFError, gzip.BadGzipFile, zlib.error):
         raise KernelcastError(f"{path}: the compressed file is damaged or cut short") from None
     except json.JSONDecodeError as error:
         raise KernelcastError(f"{path}: not JSON: {error.msg} in line {error.lineno}") from None
+    except RecursionError:
+        raise KernelcastError(f"{path}: not a Chrome trace: lists lie too deep in one another") from None
     if isinstance(content, list):
         content = {"traceEvents": content}
     if not isinstance(content, dict) or not isinstance(content.get("traceEvents"), list):
         raise KernelcastError(f"{path}: not a Chrome trace: it has no list 'traceEvents'")
     return content
+
+
+def _unpacked(raw: bytes, path: Path, most_bytes: int | None) -> bytes:
+    if most_bytes is None:
+        return gzip.decompress(raw)
+    with gzip.GzipFile(fileobj=io.BytesIO(raw)) as file:
+        found = file.read(most_bytes + 1)
+    if len(found) > most_bytes:
+        raise KernelcastError(f"{path}: it has more than {most_bytes:,} bytes when it is no longer compressed")
+    return found
 
 
 def arg(event: Event, name: str) -> Any:

@@ -16,6 +16,7 @@ from kernelcast.advise.reasons import Reason, idle, reasons
 from kernelcast.calls import Call
 from kernelcast.hardware import Gpu
 from kernelcast.predict import DEFAULT, Conditions, chosen
+from kernelcast.shown import Shown
 
 _MATRIX_OPS = ("gemm", "bmm", "attention", "attention_backward", "masked_attention", "masked_attention_backward",
                "conv2d", "conv2d_dgrad", "conv2d_wgrad", "moe_gemm", "grouped_mm", "mla")  # fmt: skip
@@ -52,7 +53,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Diagnosis:
+class Diagnosis(Shown):
     """A run, its rows ranked by the time that could be won."""
 
     profile: Profile

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from kernelcast.advise.configs import Config, MoeProblem
 from kernelcast.errors import KernelcastError, unknown
+from kernelcast.files import complete
 from kernelcast.hardware import Gpu
 
 STACKS = ("vllm", "sglang")
@@ -48,9 +49,8 @@ def write_config_file(
     path = place / name
     entries = _entries(path) | {p.tokens: found[p].named for p in found}
     place.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps({str(tokens): entries[tokens] for tokens in sorted(entries)}, indent=4) + "\n")
-    part.replace(path)
+    with complete(path) as part:
+        part.write_text(json.dumps({str(tokens): entries[tokens] for tokens in sorted(entries)}, indent=4) + "\n")
     return path
 
 
@@ -59,7 +59,7 @@ def _entries(path: Path) -> dict[int, dict[str, int]]:
     if not path.exists():
         return {}
     try:
-        return {int(key): entry for key, entry in json.loads(path.read_text()).items() if key.isdigit()}
+        return {int(key): entry for key, entry in json.loads(path.read_text(encoding="utf-8")).items() if key.isdigit()}
     except (ValueError, AttributeError):
         raise KernelcastError(
             f"{path} is there and is no config file; move it away, or write to another folder"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from kernelcast.files import ENDINGS
 from kernelcast.hardware import Gpu, gpu
 from kernelcast.measured.physics import add_too_fast
 
-_TRACES = (".json", ".gz")
+TRACES = (".json", ".gz")
 
 
 def read_measured(path: Path, chip: Gpu | None = None) -> tuple[Profile, Gpu]:
@@ -30,33 +31,48 @@ def read_measured(path: Path, chip: Gpu | None = None) -> tuple[Profile, Gpu]:
     if path.stat().st_size == 0:
         raise KernelcastError(f"{path} is empty")
     ending = path.suffix.lower()
-    if ending in _TRACES:
+    if ending in TRACES:
         trace = load_trace(path)
-        place = chip or _named(path, gpu_name(trace))
-        try:
-            return profile_of(trace, place), place
-        except KernelcastError as error:
-            raise KernelcastError(f"{path}: {error}") from None
-        except (AttributeError, KeyError, TypeError, ValueError):
-            raise KernelcastError(
-                f"{path}: an event of the trace has no ts, dur or name, or they are not numbers"
-            ) from None
+        place = chip or named_in(path, gpu_name(trace))
+        return trace_profile(trace, place, path), place
     if ending == ".csv" and is_ncu(path):
-        return read_ncu(path), chip or _named(path, "")
+        return read_ncu(path), chip or named_in(path, "")
     if ending in ENDINGS:
         profile = read_table(path)
-        place = chip or _named(path, profile.gpu_name)
-        bad = BadRows()
-        times_us = np.array([measured.time_us for measured in profile.calls])
-        add_too_fast(columns_of([measured.calls[0].call for measured in profile.calls]), times_us, place, bad)
-        if bad.found:
-            raise KernelcastError(f"{path}: {bad.text()}")
+        place = chip or named_in(path, profile.gpu_name)
+        refuse_too_fast(profile, place, path)
         return profile, place
+    raise what_is_it(path)
+
+
+def what_is_it(path: Path) -> KernelcastError:
     known = "a torch.profiler trace (.json, .json.gz), a CSV of ncu, or a table"
-    raise KernelcastError(f"{path}: what is it? It should be {known} ({', '.join(ENDINGS)})")
+    return KernelcastError(f"{path}: what is it? It should be {known} ({', '.join(ENDINGS)})")
 
 
-def _named(path: Path, name: str) -> Gpu:
+def trace_profile(trace: dict[str, Any], chip: Gpu, path: Path) -> Profile:
+    """The measured calls of a trace; what is wrong with it in one line."""
+    try:
+        return profile_of(trace, chip)
+    except KernelcastError as error:
+        raise KernelcastError(f"{path}: {error}") from None
+    except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError):
+        raise KernelcastError(
+            f"{path}: an event of the trace has no ts, dur or name, or they are not numbers"
+        ) from None
+
+
+def refuse_too_fast(profile: Profile, chip: Gpu, path: Path) -> None:
+    """Rows of a table that this GPU cannot have run."""
+    bad = BadRows()
+    times_us = np.array([measured.time_us for measured in profile.calls])
+    add_too_fast(columns_of([measured.calls[0].call for measured in profile.calls]), times_us, chip, bad)
+    if bad.found:
+        raise KernelcastError(f"{path}: {bad.text()}")
+
+
+def named_in(path: Path, name: str) -> Gpu:
+    """The GPU that a file names."""
     if not name:
         raise KernelcastError(f"which GPU? {path} does not say; give --gpu, as in --gpu h200_sxm")
     return gpu(name)

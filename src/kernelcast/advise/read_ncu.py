@@ -42,11 +42,21 @@ _ELEMENTS_A_THREAD = 8
 def is_ncu(path: Path) -> bool:
     """A CSV whose header is Nsight Compute's, after what ncu itself prints."""
     with path.open(encoding="utf-8", errors="replace") as file:
-        return any(_is_header(line) for line, _ in zip(file, range(200), strict=False))
+        return has_header(file)
+
+
+def has_header(lines: Iterable[str]) -> bool:
+    """Whether one of the first lines is such a header."""
+    return any(_is_header(line) for line, _ in zip(lines, range(200), strict=False))
 
 
 def read_ncu(path: Path) -> Profile:
-    header, rows = _table(path)
+    return ncu_profile(path.read_text(encoding="utf-8-sig", errors="replace"), path)
+
+
+def ncu_profile(text: str, path: Path) -> Profile:
+    """The kernels in what ncu printed."""
+    header, rows = _table(text, path)
     groups: dict[Launched, list[Metrics]] = {}
     for launched, metrics in (_long if _METRIC in header else _wide)(header, rows):
         if _metric(metrics, _TIME) is None:
@@ -69,9 +79,9 @@ def _is_header(line: str) -> bool:
     return f'"{_NAME}"' in line and (f'"{_GRID}"' in line or f'"{_METRIC}"' in line)
 
 
-def _table(path: Path) -> tuple[list[str], list[list[str]]]:
+def _table(text: str, path: Path) -> tuple[list[str], list[list[str]]]:
     """The CSV part of the file: ncu prints lines of its own, and those of the program, around it."""
-    lines = path.read_text(encoding="utf-8-sig", errors="replace").splitlines()
+    lines = text.splitlines()
     start = next((at for at, line in enumerate(lines) if _is_header(line)), None)
     if start is None:
         raise KernelcastError(f"{path}: no table of Nsight Compute: it needs a header with {_NAME!r} and {_GRID!r}")

@@ -21,13 +21,17 @@ from kernelcast.files import open_table
 from kernelcast.kernels import REGISTRY, parameters_of
 
 TIMES = ("measured_us", "latency_us")
-_MORE = (*TIMES, *ROTATIONS, "kernel_name", "grid", "block", "registers", "smem_bytes", "count", "status")
+MORE = (*TIMES, *ROTATIONS, "kernel_name", "grid", "block", "registers", "smem_bytes", "count", "status")
 
 
 def read_table(path: Path) -> Profile:
     """One measured call a row. A row that failed when it was measured (no time) is left out."""
     with open_table(path) as table:
-        columns = table.columns(*_MORE)
+        return table_profile(table.columns(*MORE), path)
+
+
+def table_profile(columns: Mapping[str, NDArray[Any]], path: Path) -> Profile:
+    """The same of a table's columns."""
     if not len(columns["op"]):
         raise KernelcastError(f"{path}: the table has no rows")
     time = next((name for name in TIMES if name in columns), None)

@@ -6,40 +6,24 @@ import contextlib
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import entry_points
-from typing import Annotated
+from importlib import import_module
+from types import ModuleType
+from typing import Annotated, Any
 
 import typer
 
 from kernelcast._version import __version__
-from kernelcast.cli import (
-    calibrate,
-    collect,
-    compare,
-    diagnose,
-    evidence,
-    infer,
-    kernel,
-    kernels,
-    lists,
-    plan,
-    query,
-    replay,
-    simulate,
-    sweep,
-    trace,
-    tune,
-    validate,
-)
 from kernelcast.cli.commands import CommandGroup, with_examples
+from kernelcast.cli.completion import asked_line, completing
 from kernelcast.cli.errors import UsageError, usage_text
 from kernelcast.errors import KernelcastError
 
-# each has register(app)
-COMMANDS = (
-    calibrate, collect, compare, diagnose, evidence, infer, kernel, kernels, lists, plan, query, replay, simulate,
-    sweep, trace, tune, validate,
+# Modules of this folder; each has register(app). One that is asked for is imported, the others are not.
+COMMANDS: tuple[str | ModuleType, ...] = (
+    "calibrate", "collect", "compare", "diagnose", "evidence", "infer", "kernel", "kernels", "lists", "plan", "query",
+    "replay", "simulate", "sweep", "trace", "tune", "validate", "web",
 )  # fmt: skip
+BROUGHT_BY = {"gpu": "lists", "gpus": "lists", "models": "infer", "ops": "lists"}  # where the names differ
 LAB = ("collect-models", "data", "evaluate", "fit")
 ADDED = "kernelcast.commands"  # entry points by which other distributions (kernelcast-lab) add theirs
 INTERRUPTED, BROKEN_PIPE = 130, 141  # 128 + the signal, as shells count
@@ -47,14 +31,16 @@ INTERRUPTED, BROKEN_PIPE = 130, 141  # 128 + the signal, as shells count
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"kernelcast {__version__}")
+        from kernelcast.efficiency.learned import WEIGHTS, version
+
+        typer.echo(f"kernelcast {__version__}, weights {version(WEIGHTS)}")
         raise typer.Exit
 
 
 def _root(
     ctx: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the versions and stop.")
     ] = False,
 ) -> None:
     """Forecast how long GPU work takes, which part of the chip limits it, and how far that is from the best."""
@@ -62,17 +48,31 @@ def _root(
         typer.echo(ctx.get_help())
 
 
-def build() -> typer.Typer:
+def entry_points(group: str) -> Any:
+    from importlib.metadata import entry_points as find  # reads the folder of every distribution
+
+    return find(group=group)
+
+
+def build(only: str | None = None) -> typer.Typer:
+    """The program with all of its commands, or with those of one module."""
     example = "kernelcast kernel gemm --m 4096 --n 4096 --k 4096 --gpu h200_sxm"
     group = with_examples(CommandGroup, example)
     group.elsewhere = dict.fromkeys(LAB, "kernelcast-lab")
-    app = typer.Typer(cls=group, add_completion=False, invoke_without_command=True)
+    app = typer.Typer(cls=group, invoke_without_command=True)
     app.callback()(_root)
-    for module in COMMANDS:
+    for one in COMMANDS if only is None else (only,):
+        module = one if isinstance(one, ModuleType) else import_module(f"kernelcast.cli.{one}")
         module.register(app)
-    for added in sorted(entry_points(group=ADDED), key=lambda point: point.name):
+    for added in sorted(entry_points(group=ADDED), key=lambda point: point.name) if only is None else ():
         added.load()(app)
     return app
+
+
+def module_of(words: Sequence[str]) -> str | None:
+    """The module of the command that ``words`` begin with; None: it is none of ours, or all are asked for."""
+    name = BROUGHT_BY.get(words[0], words[0]) if words else ""
+    return name if name in COMMANDS else None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,7 +82,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        code = typer.main.get_command(build()).main(arguments, prog_name="kernelcast", standalone_mode=False)
+        only = module_of(asked_line() if completing() else arguments)
+        code = typer.main.get_command(build(only)).main(arguments, prog_name="kernelcast", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except UsageError as error:
@@ -91,16 +92,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(str(error))
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
-    except (BrokenPipeError, SystemExit):  # Typer and Rich turn a broken pipe into SystemExit
-        _discard_output()
-        return BROKEN_PIPE
+    except (BrokenPipeError, SystemExit) as ended:
+        return _ended(ended)
     except (OSError, MemoryError) as error:
         return _fail(str(error) or type(error).__name__)
 
 
+def _ended(by: BrokenPipeError | SystemExit) -> int:
+    """Typer ends by SystemExit once a shell has its answer; and so do Typer and Rich when nobody reads."""
+    if isinstance(by, SystemExit) and (not by.code or completing()):
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+        return int(by.code or 0)
+    _discard_output()
+    return BROKEN_PIPE
+
+
 def _fail(message: str) -> int:
-    with contextlib.suppress(BrokenPipeError):
-        print("kernelcast: error:", " ".join(message.split()), file=sys.stderr)
+    if not completing():  # a shell that completes a line has no place for messages
+        with contextlib.suppress(BrokenPipeError):
+            print("kernelcast: error:", " ".join(message.split()), file=sys.stderr)
     return 2
 
 

@@ -43,7 +43,7 @@ class Command(Examples, TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         _start.running()
-        check_targets(self.name, self.params, ctx.params)
+        check_targets(self.name or "", self.params, ctx.params)
         with warnings.catch_warnings():
             warnings.simplefilter("always", KernelcastWarning)
             usual = warnings.showwarning

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -163,6 +162,8 @@ class Calibration:
         """Write one safetensors file; whole or not at all."""
         from safetensors.numpy import save
 
+        from kernelcast.files import complete
+
         path = Path(path)
         tensors: dict[str, NDArray[Any]] = {}
         told: dict[str, Any] = {}
@@ -176,12 +177,8 @@ class Calibration:
         head = {"gpu": self.gpu, "predictor": self.predictor, "kernelcast": self.kernelcast, "families": told,
                 "scales": {key: asdict(scale) for key, scale in self.scales.items()}}  # fmt: skip
         meta = {"kind": _KIND, "format": str(FORMAT), "calibration": json.dumps(head)}
-        part = path.with_name(f".{path.name}.{os.getpid()}.part")
-        try:
+        with complete(path) as part:
             part.write_bytes(save(tensors, metadata=meta))
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
 
 
 # Points in half precision: three digits place a call well enough, and the fit used the rounded ones.

@@ -29,6 +29,7 @@ _OWN = ("layout", "to", "scale", "access", "state_dtype", "fabric", "inputs")  #
 _ROUNDING = 0.25  # octaves beyond a range that are still inside of it
 _OTHER_MODEL = 0.2  # octaves that a call counts which has not the sizes of a measured model
 _NEAR = 2.0  # octaves beyond a range that are near
+_TOLD = ("op", "gpu", "words", "calls", "ranges", "sources", "tested", "error", "bias", "inside", "faster_doubled")
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,8 @@ class Entry:
 
     def told(self) -> dict[str, Any]:
         """As data for whoever asks; what only the networks need is left out."""
-        found = asdict(self)
-        return {name: found[name] for name in found if name not in ("heard", "width", "models")}
+        told = {name: value for name, value in vars(self).items() if name in _TOLD}
+        return {name: dict(value) if isinstance(value, Mapping) else value for name, value in told.items()}
 
 
 @dataclass(frozen=True, eq=False)  # looked up once and shared: one is the same as another only if it is that one

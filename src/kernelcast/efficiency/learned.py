@@ -251,7 +251,7 @@ class Learned:
 def version(folder: Path) -> str:
     """Of the weights as a whole: 'none' when there are none."""
     about = folder / "about.json"
-    return str(json.loads(about.read_text())["version"]) if about.exists() else "none"
+    return str(json.loads(about.read_text(encoding="utf-8"))["version"]) if about.exists() else "none"
 
 
 @functools.cache

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,12 +59,17 @@ class _Draw:
         start_s = model.start_s * calls.launches
         return cls(model, calls.busy_s, joules[_CORE].sum(0), joules[_MEMORY].sum(0), calls.filled, start_s)
 
-    def slower(self, clock: Array) -> Array:
-        """Times longer than at the full clock."""
+    @cached_property
+    def _work(self) -> tuple[Array, Array]:
+        """Of each pipeline, and of all together, at the full clock."""
         work = self.busy_s.copy()
         work[_LAUNCH] = 0.0
-        full = overlapped(work)
-        work[_CORE] /= clock
+        return work, overlapped(work)
+
+    def slower(self, clock: Array) -> Array:
+        """Times longer than at the full clock."""
+        (at_full, full), work = self._work, self._work[0].copy()
+        work[_CORE] = at_full[_CORE] / clock
         return np.where(full > 0, np.maximum(1.0, overlapped(work) / np.maximum(full, 1e-300)), 1.0)
 
     def joules(self, clock: Array, time_s: Array) -> Array:
@@ -91,6 +97,8 @@ def clock_under(drawn: Callable[[Array], tuple[Array, Array]], limit_w: float, s
     high = np.ones(shape)
     low = np.full(shape, LOWEST_CLOCK)
     free = ~above(high)
+    if free.all():
+        return high
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         over = above(middle)

@@ -35,7 +35,7 @@ class Fabric:
 @functools.cache
 def fabrics() -> dict[str, Fabric]:
     """Every kind of link of the catalogue by name."""
-    raw = tomllib.loads((Path(__file__).parent / "fabrics.toml").read_text())
+    raw = tomllib.loads((Path(__file__).parent / "fabrics.toml").read_text(encoding="utf-8"))
     return {kind: Fabric(kind=kind, **entry) for kind, entry in raw.items()}
 
 

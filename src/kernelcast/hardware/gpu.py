@@ -10,12 +10,13 @@ from typing import Any
 
 from kernelcast.errors import KernelcastError, unknown
 from kernelcast.hardware.paths import PATHS, is_of_another, path_of
+from kernelcast.shown import Shown
 
 Rates = Mapping[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gpu:
+class Gpu(Shown):
     """One GPU as software sees it (one device). Rates per clock are for one SM (a CU on AMD).
 
     Link and PCIe rates are per direction. ``sources`` maps a field name to where its number is from.

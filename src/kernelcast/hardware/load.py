@@ -72,7 +72,7 @@ def _names() -> dict[str, str]:
     """Every accepted spelling, folded, to its id. The catalogue test checks that no two GPUs share one."""
     names: dict[str, str] = {}
     for gpu_id in gpu_ids():
-        head = tomllib.loads((CATALOGUE / f"{gpu_id}.toml").read_text())
+        head = tomllib.loads((CATALOGUE / f"{gpu_id}.toml").read_text(encoding="utf-8"))
         for spelling in (gpu_id, head.get("name", gpu_id), *head.get("aliases", ())):
             names.setdefault(_fold(spelling), gpu_id)
     return names

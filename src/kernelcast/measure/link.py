@@ -121,7 +121,7 @@ def measure(
         say(at, len(groups), f"{world} GPUs")
         with tempfile.TemporaryDirectory() as folder:
             spawn(_rank, args=(world, backend, folder, tuple(sizes)), nprocs=world)
-            found += [Timed(**row) for row in json.loads((Path(folder) / "times.json").read_text())]
+            found += [Timed(**row) for row in json.loads((Path(folder) / "times.json").read_text(encoding="utf-8"))]
     say(len(groups), len(groups), "")
     return found
 

@@ -86,7 +86,7 @@ def collect(chip: Gpu, out: Path, about: dict[str, Any], budget_s: float | None,
     from kernelcast.measure.moe_bench import Bench
 
     lines = out.with_suffix(".progress.jsonl")
-    records = [json.loads(line) for line in lines.read_text().splitlines()] if lines.exists() else []
+    records = [json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()] if lines.exists() else []
     done = {(r["phase"], r["shape"]) for r in records if r["kind"] == "shape"}
     left = [task for task in tasks(chip) if (task.phase, task.key) not in done]
     variants = sorted({variant(c) for task in left for c in task.configs})
@@ -176,7 +176,7 @@ def compile_all(variants: Sequence[tuple[int, ...]], folder: Path) -> set[tuple[
         seen: set[tuple[int, ...]] = set()
         for job, done in jobs:
             job.wait()
-            for line in done.read_text().splitlines():
+            for line in done.read_text(encoding="utf-8").splitlines():
                 key, right = json.loads(line)
                 seen.add(tuple(key))
                 if right:
@@ -191,7 +191,7 @@ def _worker(todo: Path, done: Path) -> None:
     from kernelcast.measure.moe_bench import checked
 
     with done.open("a", buffering=1) as out:
-        for block_m, block_n, block_k, warps, stages in json.loads(todo.read_text()):
+        for block_m, block_n, block_k, warps, stages in json.loads(todo.read_text(encoding="utf-8")):
             key = (block_m, block_n, block_k, warps, stages)
             out.write(json.dumps([key, False]) + "\n")  # stands if the process ends here
             try:

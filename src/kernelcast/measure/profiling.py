@@ -42,7 +42,7 @@ def profiled(makers: Sequence[Callable[[], Callable[[], object]]]) -> list[list[
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
-        events = json.loads(path.read_text())["traceEvents"]
+        events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
     return kernels_of(events, len(makers))
 
 

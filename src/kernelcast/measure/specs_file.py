@@ -36,7 +36,7 @@ def finished(begun: Draft, told: Properties, found: Measured) -> Draft:
 @functools.cache
 def reference() -> dict[str, Any]:
     """What microbenchmarks saw of a GPU that campaigns measured too."""
-    return tomllib.loads((Path(__file__).parent / "reference.toml").read_text())
+    return tomllib.loads((Path(__file__).parent / "reference.toml").read_text(encoding="utf-8"))
 
 
 def as_in_campaigns(name: str) -> tuple[float, str]:

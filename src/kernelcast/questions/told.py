@@ -57,6 +57,12 @@ def _kernel(question: KernelQuestion) -> str:
         around.append(f"without={tuple(question.without)!r}")
     if question.predictor != "learned":
         around.append(f"predictor={question.predictor!r}")
+    if question.power_cap is not None:  # which slows a call that is repeated for seconds
+        return _lines([
+            "from kernelcast.timeline.power import lasting", "",
+            f"gpu, conditions = {chip}, kc.Conditions({', '.join(around)})",
+            f"found, drawn = lasting(kc.predict(kc.kernel({words}), gpu, conditions), gpu, conditions)",
+        ])  # fmt: skip
     conditions = f", kc.Conditions({', '.join(around)})" if around else ""
     return _lines([f"found = kc.predict(kc.kernel({words}), {chip}{conditions})"])
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from kernelcast.files import complete
 from kernelcast.timeline import Timeline
 
 _MOST_EVENTS = 200_000  # of a lane: more than a viewer shows
@@ -25,4 +26,5 @@ def write_timeline(found: Timeline, path: Path) -> None:
              "dur": round(one.time_s * 1e6, 3), "args": dict(one.details)}
             for one in lane.events[:_MOST_EVENTS]
         ]  # fmt: skip
-    path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+    with complete(path) as part:
+        part.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")

@@ -212,7 +212,8 @@ def price_lines(prices: Any, chips: Sequence[Gpu], kind: str) -> list[str]:
     lines = []
     if any(name in prices for name in ids):
         when = f", read {dated[0]} to {dated[-1]}" if dated else ""
-        lines.append(f"prices     {kind.replace('_', ' ')}, USD a GPU-hour{when}; --json has each with its source")
+        named = f"{kind.replace('_', ' ')}, " if kind else ""
+        lines.append(f"prices     {named}USD a GPU-hour{when}; --json has each with its source")
     if any(chip.changes for chip in chips):
         lines.append("           a what-if costs what the GPU costs that it is of")
     if without:

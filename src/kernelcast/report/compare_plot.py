@@ -8,9 +8,8 @@ from typing import Any
 from kernelcast.advise.compare.compare import Comparison
 from kernelcast.advise.compare.sensitivity import MERIT, Gain
 from kernelcast.advise.compare.served import Served
-from kernelcast.errors import KernelcastError
 from kernelcast.report.compare import Gains, gpu_text, money, way_text
-from kernelcast.report.picture import matplotlib_plots, plain_numbers
+from kernelcast.report.picture import matplotlib_plots, plain_numbers, save
 
 _BLUE, _GREY, _RED, _INK = "#2b6cb0", "#a0aec0", "#c05621", "#4a5568"
 _SEEN = {"seen": 1.0, "near": 0.75, "extrapolated": 0.45}  # how strong a colour is
@@ -37,9 +36,7 @@ def write_plot(found: Comparison, gains: Gains, path: Path) -> None:
             f"{asked.model.name}, {asked.stack.name}, {asked.input_len:,} tokens in, {asked.output_len:,} out",
             fontsize=11,
         )
-        figure.savefig(path, dpi=110)
-    except ValueError as error:  # an ending that names no format
-        raise KernelcastError(f"--plot {path}: {error}") from None
+        save(figure, path)
     finally:
         plt.close(figure)
 

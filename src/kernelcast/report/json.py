@@ -29,6 +29,8 @@ def attributes(of: Any, *names: str) -> dict[str, Any]:
 
 def plain(value: Any) -> Any:
     """Mappings, sequences and NumPy scalars as JSON's own types; NaN and infinity as None."""
+    if value is None or type(value) in (str, int, bool):  # most of what there is
+        return value
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

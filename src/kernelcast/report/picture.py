@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kernelcast.errors import KernelcastError
+from kernelcast.files import complete
 
 
 def matplotlib_plots() -> Any:
@@ -22,6 +23,31 @@ def matplotlib_plots() -> Any:
     return plt
 
 
+def check_picture(path: Path) -> None:
+    """Refuse a picture that could not be drawn, before there is anything to draw."""
+    matplotlib_plots()
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    known = FigureCanvasBase.get_supported_filetypes()
+    if _format(path) not in known:
+        told = f"Format {_format(path)!r} is not supported (supported formats: {', '.join(sorted(known))})"
+        raise KernelcastError(f"--plot {path}: {told}")
+
+
+def _format(path: Path) -> str:
+    """As the ending says; a device, which has none, takes PNG."""
+    if not path.suffix and (path.is_file() or not path.exists()):
+        raise KernelcastError(f"--plot {path}: the ending says which format, as in {path.name}.png")
+    return path.suffix.lstrip(".").lower() or "png"
+
+
+def save(figure: Any, path: Path) -> None:
+    """The whole picture, or no file."""
+    check_picture(path)
+    with complete(path) as part:
+        figure.savefig(part, dpi=110, format=_format(path))
+
+
 @contextmanager
 def picture(path: Path, size: tuple[float, float], rows: int = 1) -> Iterator[tuple[Any, Any]]:
     """A figure with so many axes, one under another; written to ``path`` at the end."""
@@ -29,9 +55,7 @@ def picture(path: Path, size: tuple[float, float], rows: int = 1) -> Iterator[tu
     figure, axes = plt.subplots(rows, 1, figsize=size, squeeze=False)
     try:
         yield figure, axes[:, 0]
-        figure.savefig(path, dpi=110)
-    except ValueError as error:  # an ending that names no format
-        raise KernelcastError(f"--plot {path}: {error}") from None
+        save(figure, path)
     finally:
         plt.close(figure)
 

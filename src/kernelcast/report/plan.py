@@ -19,7 +19,7 @@ from kernelcast.advise.plan.trial import Trial
 from kernelcast.report.json import attributes, plain
 from kernelcast.report.picture import picture, plain_numbers
 from kernelcast.report.run import interval_text
-from kernelcast.report.text import cut, dense_table, evidence_lines, plain_table, show
+from kernelcast.report.text import cut, dense_table, evidence_lines, plain_table, show, show_command
 from kernelcast.report.units import digits, percent, time_text
 from kernelcast.serving.load import Load
 
@@ -133,7 +133,7 @@ def print_plan(found: Plan, hub_name: str, unpriced: list[str]) -> None:
     if found.choice is not None:
         show("", "start it")
         for line in commands(found.choice.setting, hub_name):
-            print(f"  {line}")
+            show_command(line)
     show("", *_searched(found), _unpriced(unpriced))
 
 

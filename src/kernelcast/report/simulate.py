@@ -188,7 +188,7 @@ def write_requests(found: Simulation, path: Path) -> None:
         columns["stage"] = load.stages
     kinds = {".parquet": "FORMAT parquet, COMPRESSION zstd", ".csv": "FORMAT csv, HEADER", ".jsonl": "FORMAT json"}
     select = ", ".join(_cell(name, values) for name, values in columns.items())
-    with complete(path.resolve()) as part, duckdb.connect() as connection:
+    with complete(path) as part, duckdb.connect() as connection:
         connection.register("requests", columns)
         connection.execute(f"COPY (SELECT {select} FROM requests) TO '{str(part).replace(chr(39), 2 * chr(39))}' "
                            f"({kinds[path.suffix]})")  # fmt: skip

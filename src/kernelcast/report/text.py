@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -17,7 +19,7 @@ from kernelcast.calls.cells import plain
 from kernelcast.efficiency.evidence import Standing
 from kernelcast.hardware import Gpu
 from kernelcast.kernels import REGISTRY, parameters_of
-from kernelcast.predict import Conditions, LaunchedKernel, Prediction
+from kernelcast.predict import DEFAULT, Conditions, LaunchedKernel, Prediction
 from kernelcast.report.json import cache_word, calibration_fields
 from kernelcast.report.units import (
     bar,
@@ -36,6 +38,7 @@ from kernelcast.timeline import RestsOn
 from kernelcast.timeline.power import Energy
 
 WIDTH = 100
+COMMAND = "command"  # style of a line to copy; a terminal shows it plainly
 CALL_WIDTH = 42  # of a row of a table of calls: what 100 columns leave
 CACHE = {
     "model": "weights come from DRAM, activations from the kernel before, as in a model of many layers",
@@ -44,13 +47,32 @@ CACHE = {
 }
 
 
+_taken: ContextVar[list[RenderableType] | None] = ContextVar("taken", default=None)
+
+
+@contextmanager
+def taken() -> Iterator[list[RenderableType]]:
+    """What is shown in here is not printed but kept, at the full width: for those who show it in another way."""
+    parts: list[RenderableType] = []
+    before = _taken.set(parts)
+    try:
+        yield parts
+    finally:
+        _taken.reset(before)
+
+
 def console() -> Console:
     """Standard output, as wide as the terminal, 100 columns at most."""
-    return Console(width=min(shutil.get_terminal_size((WIDTH, 24)).columns, WIDTH), highlight=False, markup=False)
+    columns = WIDTH if _taken.get() is not None else shutil.get_terminal_size((WIDTH, 24)).columns
+    return Console(width=min(columns, WIDTH), highlight=False, markup=False)
 
 
 def show(*parts: RenderableType) -> None:
     """Print; without the blanks that Rich pads lines with when a file or a pipe takes them."""
+    kept = _taken.get()
+    if kept is not None:
+        kept.extend(parts)
+        return
     out = console()
     if out.is_terminal:
         for part in parts:
@@ -61,6 +83,15 @@ def show(*parts: RenderableType) -> None:
             out.print(part)
     for line in captured.get().splitlines():
         print(line.rstrip())
+
+
+def show_command(line: str) -> None:
+    """A line to copy, as it is, however long."""
+    kept = _taken.get()
+    if kept is None:
+        print(f"  {line}")
+    else:
+        kept.append(Text(line, COMMAND))
 
 
 def plain_table(*columns: str, right: Sequence[str] = (), rows: Iterable[Sequence[RenderableType]] = ()) -> Table:
@@ -122,10 +153,19 @@ def cut(text: str, width: int) -> str:
 
 def print_prediction(found: Prediction, chip: Gpu, conditions: Conditions, drawn: Energy | None = None) -> None:
     """One call: the answer first, then what limits it, how its tasks fall, and what the answer rests on."""
-    given = "  ".join(f"{name}={value_text(value)}" for name, value in found.parameters.items())
-    show(title(found.op, f"  {given}", chip.name, f" ({chip.id})") + changes_text(chip), "")
+    show(title(found.op, f"  {_given(found)}", chip.name, f" ({chip.id})") + changes_text(chip), "")
     show(_answer(found, conditions, drawn), "", _pipelines(found), "", _kernels(found.kernels), "")
     show(_rests_on(found, chip, conditions))
+
+
+def show_prediction(found: Prediction) -> None:
+    """The same of a prediction alone, which does not know what it was asked under."""
+    show(title(found.op, f"  {_given(found)}", found.gpu))
+    show(_answer(found, DEFAULT, None), _pipelines(found), _rests_on(found))
+
+
+def _given(found: Prediction) -> str:
+    return "  ".join(f"{name}={value_text(value)}" for name, value in found.parameters.items())
 
 
 def _answer(found: Prediction, conditions: Conditions, drawn: Energy | None) -> Table:
@@ -234,19 +274,26 @@ def tile_text(tile: Mapping[str, float]) -> str:
     return ", ".join((["×".join(sizes)] if sizes else []) + rest) or "—"
 
 
-def _rests_on(found: Prediction, chip: Gpu, conditions: Conditions) -> Table:
+def _rests_on(found: Prediction, chip: Gpu | None = None, conditions: Conditions | None = None) -> Table:
+    """What is not known is left out."""
     grid = Table.grid(Column(style="bold"), Column(), padding=(0, 2))
-    cache = cache_word(conditions)
     grid.add_row("  support", f"{found.support} ({SUPPORT[found.support]})")
     grid.add_row("  runs", found.runs.text)
     grid.add_row("  rests on", evidence_text(found.standing))
-    if chip.unit_of:
+    if chip is not None and chip.unit_of:
         grid.add_row(
             "  unit", f"of {chip.unit_of}: its forecast, times what physics says of the numbers that were measured"
         )
     if found.standing.text:
         grid.add_row("  answered as", found.standing.text)
     grid.add_row("  predictor", f"{found.predictor}, kernelcast {__version__}")
+    if chip is not None and conditions is not None:
+        _asked_under(grid, found, chip, conditions)
+    return grid
+
+
+def _asked_under(grid: Table, found: Prediction, chip: Gpu, conditions: Conditions) -> None:
+    cache = cache_word(conditions)
     told = calibration_fields(conditions.calibration, found.op)
     if told is not None:
         errors = f", error {told['error_before']:.1f}% -> {told['error_after']:.1f}%" if told["rows"] else ""
@@ -259,7 +306,6 @@ def _rests_on(found: Prediction, chip: Gpu, conditions: Conditions) -> Table:
     if chip.changes:
         capped = f"under a limit of {chip.power_w:,.0f} W" if set(chip.changes) == {"power_w"} else None
         grid.add_row("  GPU", Text(capped or "changed with --set: not a product that exists", "yellow"))
-    return grid
 
 
 def print_calls(columns: Mapping[str, Any], results: Mapping[str, Any], most: int) -> None:

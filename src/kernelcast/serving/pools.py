@@ -23,6 +23,7 @@ from kernelcast.serving.infer import infer_many
 from kernelcast.serving.memory import DoesNotFit
 from kernelcast.serving.result import Inference
 from kernelcast.serving.workload import Speculation, Workload
+from kernelcast.shown import Shown
 from kernelcast.span import Span, independent
 from kernelcast.support import support_of
 from kernelcast.timeline import Memory, Ran, RestsOn, Share, shares
@@ -130,7 +131,7 @@ class HandOver:
 
 
 @dataclass(frozen=True)
-class Disaggregated:
+class Disaggregated(Shown):
     """How both pools run. Rates are spans too: of requests a second, low and high ones. ``reads`` is one batch of
     prompts, ``decodes`` the requests of one step."""
 

@@ -85,7 +85,7 @@ class Roles:
 def read_plan(path: Path) -> dict[str, str]:
     """Of a TOML or JSON file: module -> how it is cut, at the top or in a table ``tp_plan``."""
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         found: Any = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except (OSError, ValueError) as error:
         raise KernelcastError(f"{path} is no plan: {' '.join(str(error).split())}") from error

@@ -12,12 +12,14 @@ import numpy as np
 from kernelcast.calls import Call
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu
+from kernelcast.hardware import gpu as named_gpu
 from kernelcast.kernels.work import Array
 from kernelcast.networks.aten import Settings
 from kernelcast.networks.aten.flops import op_flops
 from kernelcast.networks.fusion import FUSED
 from kernelcast.networks.traced import PHASES, Trace
 from kernelcast.predict import Conditions
+from kernelcast.shown import Shown
 from kernelcast.span import Span
 from kernelcast.support import support_of
 from kernelcast.timeline import Event, Host, Lane, Memory, RestsOn, Share, Timeline, joined, shares
@@ -38,7 +40,7 @@ LAUNCH_BOUND = 0.1  # of the wall time that the GPU waits for the host, from whi
 
 
 @dataclass(frozen=True, kw_only=True)
-class Forecast(ABC):
+class Forecast(Shown, ABC):
     """A traced step, on one GPU or on many: its time, and what its kernels tell of it."""
 
     trace: Trace
@@ -215,7 +217,7 @@ class Step(Forecast):
 
 def run_step(
     trace: Trace,
-    gpu: Gpu,
+    gpu: Gpu | str,
     conditions: Conditions = STEP,
     *,
     tf32: bool = False,
@@ -226,6 +228,7 @@ def run_step(
 ) -> Step:
     """Predict a traced step. ``graph``: its kernels replay from a CUDA graph, so that the host launches once. A step
     that does not fit in the GPU's memory is refused unless ``oversized``."""
+    gpu = named_gpu(gpu)
     if not trace.kernels:
         raise KernelcastError(f"{trace.name} launches no kernel")
     if not oversized:

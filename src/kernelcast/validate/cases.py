@@ -44,7 +44,7 @@ def read_cases(folder: Path) -> list[Case]:
     """Every case of ``folder``/cases.toml, in its order."""
     path = folder / "cases.toml"
     try:
-        lines = tomllib.loads(path.read_text())["cases"]
+        lines = tomllib.loads(path.read_text(encoding="utf-8"))["cases"]
         return [case for line in lines for case in _of(*line)]
     except FileNotFoundError:
         raise KernelcastError(f"no cases of whole models: {path} is missing") from None

@@ -11,6 +11,7 @@ from kernelcast.advise.compare.candidates import Candidate, Unfit, between, cand
 from kernelcast.advise.compare.served import Served, forecast
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu
+from kernelcast.shown import Shown
 
 _REFINED = 2  # layouts of a GPU whose batches are looked at more finely
 
@@ -31,7 +32,7 @@ class Row:
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
+class Comparison(Shown):
     """Rows in order: those that do what is asked, those that do not, those that do not fit."""
 
     asked: Asked

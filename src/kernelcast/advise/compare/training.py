@@ -15,6 +15,7 @@ from kernelcast.networks.traced import Trace
 from kernelcast.parallel.training import TrainingLayout
 from kernelcast.predict import Conditions
 from kernelcast.prices import Price
+from kernelcast.shown import Shown
 from kernelcast.span import Span
 from kernelcast.times import Times
 from kernelcast.training.memory import step_memory
@@ -135,7 +136,7 @@ class TrainingRow:
 
 
 @dataclass(frozen=True, eq=False)
-class TrainingComparison:
+class TrainingComparison(Shown):
     """Rows in order, those that do not fit last."""
 
     asked: AskedTraining

@@ -16,12 +16,13 @@ from kernelcast.errors import KernelcastError
 from kernelcast.networks.architecture import Architecture
 from kernelcast.predict import DEFAULT, Conditions
 from kernelcast.serving.load import Load
+from kernelcast.shown import Shown
 
 Told = Callable[[int, int, str], None]  # how many engines are looked at, of how many, and a few words
 
 
 @dataclass(eq=False)
-class Plan:
+class Plan(Shown):
     """``choice`` None: nothing meets the goals, and ``most`` tells what comes nearest. Not ``complete``: it was
     interrupted, and the choice is the best so far."""
 

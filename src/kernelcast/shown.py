@@ -1,0 +1,16 @@
+"""Results in a notebook: what they show of themselves as HTML, without knowing how that is done."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+
+class Shown:
+    """A result that a notebook shows as the command line would, as HTML. ``kernelcast.report.html`` does it; results
+    do not know of reports, so that it is found by its name when a notebook first asks."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        found: str = import_module("kernelcast.report.html").html_of(self)
+        return found

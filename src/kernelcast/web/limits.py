@@ -1,0 +1,54 @@
+"""What one request may cost, and how many may be under way: strangers may ask, on a person's own machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+MIB = 2**20
+GIB = 2**30
+HEAVY = ("simulate", "compare", "plan", "diagnose")  # questions that keep a worker for seconds
+_SECONDS = {"kernel": 10.0, "infer": 30.0, "simulate": 60.0, "compare": 120.0, "plan": 300.0, "diagnose": 120.0,
+            "list": 60.0}  # fmt: skip
+
+
+def usual_workers() -> int:
+    """One a core, and at least two: a long question must leave one for the short ones."""
+    return min(8, max(2, os.cpu_count() or 2))
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of a server. ``seconds``: by question, from when a worker takes it; what it would still do is stopped then."""
+
+    workers: int = field(default_factory=usual_workers)
+    body_bytes: int = 1 * MIB
+    upload_bytes: int = 64 * MIB  # of a file to diagnose
+    unpacked_bytes: int = 256 * MIB  # of the same, decompressed
+    body_seconds: float = 30.0  # until the last byte of a body has come
+    seconds: Mapping[str, float] = field(default_factory=lambda: dict(_SECONDS))
+    requests: int = 512  # under way, whatever they are
+    uploads: int = 4  # of them, with a file
+    light_waiting: int = 256  # questions that wait for a worker
+    heavy_waiting: int = 16
+    waiting_seconds: float = 60.0  # that one waits at most
+    cache_bytes: int = 64 * MIB  # of answers that are kept
+    worker_bytes: int = 8 * GIB  # of address space; 0: no limit
+    worker_keep_bytes: int = 1536 * MIB  # a worker that once held more is replaced after its answer
+
+    @property
+    def heavy_at_once(self) -> int:
+        """Long questions that run at the same time: one worker is always left for short ones."""
+        return max(1, self.workers - 1)
+
+    def told(self) -> dict[str, Any]:
+        """As data for whoever asks."""
+        return {
+            "body_bytes": self.body_bytes,
+            "upload_bytes": self.upload_bytes,
+            "unpacked_bytes": self.unpacked_bytes,
+            "seconds": {name: value for name, value in self.seconds.items() if name != "list"},
+            "heavy_at_once": self.heavy_at_once,
+        }

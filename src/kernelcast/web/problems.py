@@ -1,0 +1,104 @@
+"""Errors as application/problem+json (RFC 9457): one line that says what is wrong and what would be right."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.responses import Response
+
+MEDIA_TYPE = "application/problem+json"
+_DETAIL_CHARS = 2000
+_ERRORS = 20  # of a body that are told
+
+
+class ProblemFields(BaseModel):
+    """What went wrong."""
+
+    type: str = Field(examples=["about:blank"])
+    title: str = Field(examples=["Unprocessable Content"])
+    status: int = Field(ge=400, le=599, examples=[422])
+    detail: str = Field(examples=["unknown gpu 'h2000' (did you mean h200_sxm?); known: 47 names"])
+
+
+class Problem(HTTPException):
+    """Raised anywhere below a route; ``retry_s``: when to ask again."""
+
+    def __init__(self, status: int, detail: str, retry_s: int | None = None) -> None:
+        super().__init__(status, detail, None if retry_s is None else {"Retry-After": str(retry_s)})
+
+
+def problem(status: int, detail: str, headers: Mapping[str, str] | None = None, **more: Any) -> Response:
+    """The response that says so."""
+    try:
+        title = HTTPStatus(status).phrase
+    except ValueError:
+        title = "Error"
+    line = " ".join(detail.split())[:_DETAIL_CHARS]
+    told = {"type": "about:blank", "title": title, "status": status, "detail": line, **more}
+    body = json.dumps(told, ensure_ascii=False).encode(errors="replace")
+    return Response(body, status, {"Cache-Control": "no-store", **(headers or {})}, MEDIA_TYPE)
+
+
+def add_handlers(app: FastAPI) -> None:
+    """All that a route may raise, as problems."""
+
+    async def of_http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, StarletteHTTPException)
+        return problem(error.status_code, _said(request, error), error.headers)
+
+    async def of_validation(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        lines = [_line(one) for one in error.errors()[:_ERRORS]]
+        return problem(422, lines[0] if lines else "the request is not as it should be", errors=lines)
+
+    app.add_exception_handler(StarletteHTTPException, of_http)
+    app.add_exception_handler(RequestValidationError, of_validation)
+
+
+def _said(request: Request, error: StarletteHTTPException) -> str:
+    if isinstance(error, Problem):
+        return str(error.detail)
+    if error.status_code == 404:
+        return f"no page {request.url.path[:200]}; the API is described at /openapi.json"
+    if error.status_code == 405:
+        return f"{request.url.path[:200]} does not take {request.method}"
+    return str(error.detail)
+
+
+def _line(error: Mapping[str, Any]) -> str:
+    """'batch: should be 1 or more, not 0'. What kernelcast itself says of a word stays as it is."""
+    said = error.get("ctx", {}).get("error")
+    if isinstance(said, ValueError) and str(said):
+        return str(said)
+    place = ".".join(str(part) for part in _place(error.get("loc", ())))
+    message = str(error.get("msg", "is wrong"))
+    message = message[:1].lower() + message[1:]
+    if error.get("type") == "missing":
+        return f"{place or 'the body'} is missing"
+    if error.get("type") == "extra_forbidden":
+        return f"{place}: no such word here; GET /api/v1/words lists them"
+    given = repr(error.get("input"))
+    return f"{place or 'the body'}: {message}" + (f", not {given}" if len(given) <= 60 else "")
+
+
+def _place(parts: Sequence[Any]) -> Sequence[Any]:
+    """Where in the body, without the word 'body' itself."""
+    return [part for part in parts if part not in ("body", "query", "path")][:6]
+
+
+def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Responses of an operation that are problems, for the OpenAPI document."""
+    content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemFields"}}}
+    retry = {"Retry-After": {"description": "seconds", "schema": {"type": "integer"}}}
+    return {
+        status: {"description": HTTPStatus(status).phrase, "content": content,
+                 **({"headers": retry} if status in (429, 503) else {})}
+        for status in sorted(statuses)
+    }  # fmt: skip

@@ -1,0 +1,144 @@
+/* A page that answers while its controls move.
+
+   livePage({root, title, lead, groups, search, path, body, show, summary, prepare, slot}) -> {restore(search), ask(), changed(name), form}
+       root      the element to build in
+       groups    of controls.js's form()
+       search    the query string that the page opens with
+       path      of the API ("infer"), or (values) => path
+       body      (values, form) => the question as JSON; or a text to show in place of an answer ("Choose a model.")
+       show      (answer, {values, results, envelope}) => fills `results`; called with each answer
+       problem   (problem, results) => true where the page shows an error in a way of its own beside the words
+       summary   (answer) => the line that is told to screen readers and pinned to the foot of a phone
+       prepare   (form, values, changed) => after each change, before asking: set options, ranges, help
+       arrange   (form, search) => before a query string is read: regroup fields by it; returns values for what it leaves out
+   Debounced by 80 ms; a new question aborts the one before; an old answer is dimmed while the new one is on its way; an
+   error keeps the controls and tells the server's words. The URL follows (state.js).
+   page({title, lead}, ...children) builds the frame alone. problemBox(problem, retry) an error in words. */
+
+import { ask, Problem, STALE, stop } from "./api.js";
+import { form as build } from "./controls.js";
+import { announce, debounced, fill, h } from "./dom.js";
+import { sharing } from "./share.js";
+import { forget, fromQuery, remember } from "./state.js";
+
+const PAUSE_MS = 80;
+const DIM_MS = 150; // an answer that comes sooner does not flicker
+const AGAIN = [0, 429, 503, 504];
+
+export function page({ title, lead }, ...children) {
+  document.title = `${title} · kernelcast`;
+  return [
+    h("div", { class: "page-head" }, h("h1", null, title), lead ? h("p", { class: "lead" }, lead) : null),
+    ...children,
+  ];
+}
+
+const HEADS = {
+  0: "No answer",
+  404: "Not known",
+  413: "Too large",
+  429: "Too many at once",
+  503: "Busy",
+  504: "Took too long",
+};
+
+const head = (problem) => HEADS[problem.status] ?? "No forecast";
+const brief = (text) => (text.length > 120 ? `${text.slice(0, 118)}…` : text);
+
+export function problemBox(problem, retry) {
+  const button = h("button", { type: "button" }, "Try again");
+  button.addEventListener("click", () => retry());
+  return h(
+    "div",
+    { class: "problem", dataset: { status: problem.status } },
+    h("h2", null, head(problem)),
+    h("p", { id: "problem" }, problem.detail),
+    retry && AGAIN.includes(problem.status) ? button : null,
+  );
+}
+
+export function livePage(options) {
+  const { root, title, lead, groups, path, body, show, summary, prepare, arrange } = options;
+  const results = h("div", { class: "answer", id: "answer" });
+  const trouble = h("div", { class: "trouble" });
+  const share = sharing();
+  const status = h("p", { id: "status", class: "status", role: "status", "aria-live": "polite" });
+  const form = build(groups, changed);
+  const column = h("div", { class: "results", "aria-busy": "true" }, trouble, results, share.element);
+  let dim = null;
+
+  function settled() {
+    clearTimeout(dim);
+    column.classList.remove("stale");
+    column.setAttribute("aria-busy", "false");
+  }
+
+  function failed(problem) {
+    settled();
+    fill(trouble, problemBox(problem, question));
+    fill(results);
+    options.problem?.(problem, results);
+    share.set(null);
+    announce(`${head(problem)}: ${brief(problem.detail)}`);
+  }
+
+  async function answered(envelope, values) {
+    fill(trouble);
+    share.set(envelope);
+    await show(envelope.answer, { values, results, envelope, form });
+    settled(); // not busy: all of it is there
+    announce(summary(envelope.answer));
+  }
+
+  async function question() {
+    const values = form.values();
+    const asked = body(values, form);
+    if (typeof asked === "string") {
+      stop(options.slot ?? title);
+      settled();
+      fill(results);
+      fill(trouble, h("p", { class: "empty" }, asked));
+      share.set(null);
+      return;
+    }
+    column.setAttribute("aria-busy", "true");
+    clearTimeout(dim);
+    dim = setTimeout(() => column.classList.add("stale"), DIM_MS);
+    try {
+      const envelope = await ask(typeof path === "function" ? path(values) : path, asked, options.slot ?? title);
+      if (column.isConnected) await answered(envelope, values);
+    } catch (error) {
+      if (error === STALE || !column.isConnected) return;
+      failed(
+        error instanceof Problem
+          ? error
+          : new Problem(-1, "Error", `The page could not show the answer: ${error.message}`),
+      );
+      if (!(error instanceof Problem)) console.error(error); // a fault of the page itself
+    }
+  }
+
+  const soon = debounced(question, PAUSE_MS);
+
+  function changed(name) {
+    prepare?.(form, form.values(), name);
+    remember(form.values(), form.fields);
+    soon();
+  }
+
+  function restore(search, first = false) {
+    const more = arrange?.(form, search) ?? {};
+    form.set({ ...more, ...fromQuery(search, form.fields) });
+    prepare?.(form, form.values(), null);
+    if (first) remember(form.values(), form.fields, true);
+    else forget();
+    question();
+  }
+
+  fill(results, h("p", { class: "empty", role: "status" }, "Asking…"));
+  share.set(null);
+  if (!root.isConnected) return { restore() {}, ask() {}, changed() {}, form };
+  fill(root, ...page({ title, lead }, h("div", { class: "split" }, form.element, column), status));
+  restore(options.search, true);
+  return { restore, ask: question, changed, form };
+}

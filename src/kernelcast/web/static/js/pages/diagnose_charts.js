@@ -1,0 +1,155 @@
+/* A diagnosis drawn: the calls on the GPU's roofline, and what each reason explains. */
+
+import { card, facts } from "../answer.js";
+import { get } from "../api.js";
+import { rankBars } from "../bars.js";
+import { fill, h } from "../dom.js";
+import { dots } from "../points.js";
+import { roofline } from "../roofline.js";
+import { digits, percent, rateText, timeText } from "../units.js";
+
+const MOST_POINTS = 60;
+const SIZES = [
+  ["batch", "m", "n", "k"],
+  ["m", "n", "k"],
+  ["rows", "cols"],
+  ["tokens", "hidden"],
+  ["elements"],
+  ["batch", "in_channels", "height", "width"],
+];
+export const us = (value) => (value > 0 ? timeText(value * 1e-6) : "0");
+export const DASH = "—";
+
+/** 'gemm 2048x4096x14336 bf16', as the command line says it. */
+export function labelOf(row) {
+  const { op, parameters: given } = row;
+  if (!op) return row.name;
+  const at = (name) => given[name] ?? "…";
+  if (op === "attention" || op === "attention_backward")
+    return `${op} ${at("batch")}x${at("q_len")}:${at("kv_len")} ${given.dtype ?? "bf16"}`;
+  const name = op === "pointwise" ? row.name.replace(/^aten::/, "") : op;
+  const sizes = SIZES.find((names) => names.every((one) => given[one] !== null && given[one] !== undefined)) ?? [];
+  return [name, sizes.map((one) => given[one]).join("x"), given.dtype ?? ""].filter(Boolean).join(" ");
+}
+
+/** What each reason explains, in all. */
+export function reasons(rows) {
+  const totals = new Map();
+  for (const row of rows) {
+    const main = row.reasons[0];
+    if (!main) continue;
+    const own = totals.get(main.name) ?? { us: 0, places: [] };
+    totals.set(main.name, { us: own.us + main.explained_us * row.count, places: [...own.places, row.rank] });
+  }
+  const found = [...totals].sort((a, b) => b[1].us - a[1].us);
+  if (!found.length) return null;
+  const places = (list) =>
+    `${list
+      .slice(0, 4)
+      .map((place) => `#${place}`)
+      .join(" ")}${list.length > 4 ? " …" : ""}`;
+  return card(
+    "Why, in all",
+    { id: "reasons" },
+    rankBars({
+      title: "Time that each reason explains",
+      hideTitle: true,
+      rows: found.map(([name, own]) => ({
+        name: `${name}  ${places(own.places)}`,
+        value: own.us,
+        text: own.us > 0 ? us(own.us) : "none of it to win",
+        series: 6,
+        title: `${name}: ${us(own.us)} at ${places(own.places)}`,
+      })),
+    }),
+  );
+}
+
+export async function peaksOf(answer, gpuList) {
+  const known = gpuList.find((one) => [one.label, one.value, ...(one.gpu.aliases ?? [])].includes(answer.gpu));
+  if (!known) return null;
+  const gpu = await get(`gpus/${known.value}`);
+  const tensor = gpu.derived.tensor_flops_per_s ?? {};
+  const dtype = answer.run_dtype in tensor ? answer.run_dtype : "fp16" in tensor ? "fp16" : null;
+  return { dtype, tensor: tensor[dtype], vector: gpu.derived.fma_flops_per_s?.fp32, dram: gpu.dram_bytes_per_s };
+}
+
+export function onRoofline(answer, peaks) {
+  const usable = answer.kernels.filter((row) => row.flops > 0 && row.moved_bytes > 0 && row.measured_us > 0);
+  if (!peaks || !usable.length) return null;
+  const shown = h(
+    "div",
+    { class: "shown", id: "shown" },
+    h("p", { class: "faint" }, "Point at a dot, or walk through them with the arrow keys."),
+  );
+  const points = usable
+    .sort((a, b) => b.share - a.share)
+    .slice(0, MOST_POINTS)
+    .map((row, at) => ({
+      row,
+      x: row.flops / row.moved_bytes,
+      y: row.flops / (row.measured_us * 1e-6),
+      name: `#${row.rank} ${labelOf(row)}`,
+      label: at < 8 ? `#${row.rank}` : "",
+      size: 3.5 + 13 * Math.sqrt(row.share),
+      series: row.could_win_us > 0.1 * row.total_us ? 6 : 0,
+      text: `${percent(row.share)} of the time, ${rateText(row.flops / (row.measured_us * 1e-6), "FLOP/s")}, ${digits(row.flops / row.moved_bytes)} FLOP per byte`,
+    }));
+  const onShow = ({ row, name, text }) => {
+    fill(
+      shown,
+      facts([
+        ["call", name],
+        ["", text],
+        ["measured", `${us(row.measured_us)}, ceiling ${us(row.ceiling_us)}, bound by ${row.bound_by}`],
+        ["reason", row.reasons[0] ? `${row.reasons[0].name}: ${row.reasons[0].detail}` : DASH],
+      ]),
+    );
+    for (const line of document.querySelectorAll("#ranking tbody tr"))
+      line.classList.toggle("shown-row", Number(line.dataset.rank) === row.rank);
+  };
+  const roofs = [
+    peaks.tensor ? { name: `tensor ${peaks.dtype}`, value: peaks.tensor, strong: true } : null,
+    peaks.vector ? { name: "vector fp32", value: peaks.vector, strong: !peaks.tensor } : null,
+  ].filter(Boolean);
+  const [win, near] = [points.filter((one) => one.series === 6), points.filter((one) => one.series === 0)];
+  return card(
+    "On the roofline",
+    { id: "roofline" },
+    roofline({
+      title: "Calls on the GPU's roofline, as measured",
+      hideTitle: true,
+      role: "group",
+      roofs,
+      points,
+      slopes: [{ name: "DRAM", value: peaks.dram, strong: true }],
+      desc: points
+        .slice(0, 12)
+        .map((point) => `${point.name}: ${point.text}`)
+        .join("; "),
+      dots: (plot, own) => dots(plot, own, { onShow }),
+      table: {
+        columns: [
+          "call",
+          { label: "share", number: true },
+          { label: "FLOP per byte", number: true },
+          { label: "FLOP/s", number: true },
+        ],
+        rows: points.map(({ row, name, x, y }) => [name, percent(row.share), digits(x), rateText(y, "FLOP/s")]),
+      },
+    }),
+    h(
+      "p",
+      { class: "legend" },
+      h(
+        "span",
+        null,
+        h("span", { class: "swatch s6", "aria-hidden": "true" }),
+        `more than a tenth could be won (${win.length})`,
+      ),
+      h("span", null, h("span", { class: "swatch s0", "aria-hidden": "true" }), `less (${near.length})`),
+      h("span", { class: "faint" }, "size: share of the time"),
+    ),
+    shown,
+  );
+}

@@ -1,0 +1,202 @@
+/* Evidence: what was measured and how far off forecasts are on calls that no fit saw. A heat map of ops by GPUs (colour: mean
+   error), filtered by stack; a cell opens the kinds below it. As `kernelcast evidence` has it. */
+
+import { card, facts, figure, figures } from "../answer.js";
+import { get, Problem } from "../api.js";
+import { control } from "../controls.js";
+import { announce, fill, h } from "../dom.js";
+import { page, problemBox } from "../live.js";
+import { sharing } from "../share.js";
+import { fromQuery, remember } from "../state.js";
+import { countText } from "../units.js";
+import { elsewhere, kindsCard } from "./evidence_kinds.js";
+import { grouped, heatMap, legend, listed, MEASURES, ordered, ORDERS, share, summed } from "./evidence_map.js";
+
+const fieldsOf = (grid) => [
+  {
+    name: "stack",
+    kind: "select",
+    label: "Stack",
+    none: "all",
+    options: grid.stacks.map((value) => ({ value, label: value === "None" ? "not told" : value })),
+    help: "",
+  },
+  { name: "op", kind: "text", label: "Ops", placeholder: "all; type to narrow", help: "" },
+  { name: "measure", kind: "segment", label: "Colour", options: MEASURES, default: "error", help: "" },
+  { name: "order", kind: "select", label: "Order", options: ORDERS, default: "spread", help: "" },
+];
+const CELL = { name: "cell", kind: "text" }; // "gemm h200_sxm": the cell that is open
+
+/** What is left of the grid by the filters: cells by GPU and op, ops and GPUs in order, all of it as one. */
+function filtered(grid, { stack, op, order }) {
+  const typed = (op ?? "").toLowerCase();
+  const kept = grid.cells.filter((cell) => (!stack || cell.stack === stack) && (!typed || cell.op.includes(typed)));
+  const cells = grouped(kept, ["gpu", "op"]);
+  const ops = ordered([...new Set(kept.map((cell) => cell.op))], cells, order);
+  const spread = (gpu) => ops.filter((one) => cells.has(`${gpu}\n${one}`)).length;
+  const places = [...new Set(kept.map((cell) => cell.gpu))].sort((a, b) => spread(b) - spread(a) || a.localeCompare(b));
+  return { cells, ops, places, all: kept.length ? summed(kept) : null };
+}
+
+const totalsOf = ({ all, cells, ops, places }) =>
+  figures(
+    figure({
+      name: "calls",
+      label: "Measured calls",
+      value: all.calls,
+      text: countText(all.calls),
+      note: `of ${countText(all.kinds)} kinds`,
+    }),
+    figure({
+      name: "error",
+      label: "Mean error",
+      value: all.error,
+      text: share(all.error),
+      note: "on calls that no fit saw",
+    }),
+    figure({
+      name: "inside",
+      label: "In the 80% interval",
+      value: all.inside,
+      text: share(all.inside),
+      note: `${countText(all.tested)} calls tested`,
+    }),
+    figure({
+      name: "cells",
+      label: "Ops on GPUs",
+      value: cells.size,
+      text: countText(cells.size),
+      note: `${countText(ops.length)} ops, ${countText(places.length)} GPUs`,
+    }),
+  );
+
+const reading = () =>
+  card(
+    "How to read it",
+    { id: "reading" },
+    facts([
+      ["off, error", "mean of |forecast / measured - 1| over calls of shapes that were kept out of every fit"],
+      ["inside", "share of those calls inside the 80% interval: near 80% is right"],
+      [
+        "kind",
+        "a joint choice of op, GPU, stack, backend, formats, phase and paging; forecasts of a kind that is not here say near or extrapolated",
+      ],
+    ]),
+  );
+
+export async function mount(root, search) {
+  const grid = await get("evidence/grid");
+  const fields = fieldsOf(grid);
+  const addressed = [...fields, CELL];
+  const controls = Object.fromEntries(fields.map((field) => [field.name, control(field, changed)]));
+  const [totals, map, kinds, told] = [
+    h("div"),
+    h("div", { id: "map" }),
+    h("div", { id: "below", tabindex: "-1" }),
+    h("p", { class: "told", id: "told" }),
+  ];
+  const sharer = sharing();
+  let chosen = null;
+  let shown = null; // what filtered() left
+  const isChosen = ({ op, gpu }) => chosen?.op === op && chosen?.gpu === gpu;
+  const values = () => ({
+    ...Object.fromEntries(Object.values(controls).map((one) => [one.name, one.get()])),
+    cell: chosen ? `${chosen.op} ${chosen.gpu}` : null,
+  });
+  const tellElsewhere = () => sharer.set(elsewhere(values(), chosen, shown.ops));
+
+  function draw() {
+    const { measure } = values();
+    shown = filtered(grid, values());
+    fill(totals, shown.all ? totalsOf(shown) : null);
+    fill(told, "Point at a cell, or walk with the arrow keys; press it for the kinds below.");
+    fill(
+      map,
+      shown.all
+        ? [
+            legend(measure),
+            told,
+            heatMap({ ...shown, measure, chosen, onPick: pick, onShow: (text) => fill(told, text) }),
+            listed(shown.cells, shown.ops, shown.places),
+          ]
+        : h("p", { class: "empty" }, "Nothing was measured by this choice."),
+    );
+    tellElsewhere();
+    announce(
+      shown.all
+        ? `${countText(shown.all.calls)} measured calls, mean error ${share(shown.all.error)}`
+        : "Nothing was measured by this choice",
+    );
+  }
+
+  async function open({ move = false } = {}) {
+    for (const button of map.querySelectorAll("button.cell"))
+      button.setAttribute("aria-pressed", String(isChosen(button.dataset)));
+    if (!chosen) return fill(kinds);
+    const own = chosen;
+    const stack = controls.stack.get();
+    const query = new URLSearchParams({ by: "kind", op: own.op, gpu: own.gpu, ...(stack ? { stack } : {}) });
+    try {
+      const found = await get(`evidence?${query}`);
+      if (chosen !== own) return undefined;
+      fill(kinds, kindsCard(own, found));
+      announce(`${countText(found.kinds)} kinds of ${own.op} on ${own.gpu}`);
+    } catch (problem) {
+      if (chosen === own) fill(kinds, problem instanceof Problem ? problemBox(problem, () => open()) : null);
+    }
+    if (!move) return undefined;
+    kinds.scrollIntoView({ block: "nearest" });
+    return kinds.focus({ preventScroll: true });
+  }
+
+  function pick(next) {
+    chosen = isChosen(next) ? null : next;
+    remember(values(), addressed);
+    tellElsewhere();
+    open({ move: Boolean(chosen) });
+  }
+
+  function changed() {
+    remember(values(), addressed);
+    draw();
+    open();
+  }
+
+  function restore(text, first = false) {
+    const asked = fromQuery(text, addressed);
+    for (const field of fields) controls[field.name].set(asked[field.name] ?? field.default ?? null);
+    const [op, gpu] = (asked.cell ?? "").split(" ");
+    chosen = op && gpu ? { op, gpu } : null;
+    if (first) remember(values(), addressed, true);
+    draw();
+    open();
+  }
+
+  const form = h(
+    "form",
+    { class: "controls bar", "aria-label": "Filter" },
+    Object.values(controls).map((one) => one.element),
+  );
+  form.addEventListener("submit", (event) => event.preventDefault());
+  if (!root.isConnected) return { restore() {} };
+  const column = h(
+    "div",
+    { class: "results", id: "answer", "aria-busy": "false" },
+    form,
+    totals,
+    card("Ops by GPUs", { wide: true, id: "map-card" }, map),
+    kinds,
+    reading(),
+    sharer.element,
+  );
+  fill(
+    root,
+    ...page(
+      { title: "Evidence", lead: "What was measured, and how far off forecasts are on calls that no fit saw." },
+      column,
+    ),
+    h("p", { id: "status", class: "status", role: "status", "aria-live": "polite" }),
+  );
+  restore(search, true);
+  return { restore };
+}

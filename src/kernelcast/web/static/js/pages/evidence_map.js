@@ -1,0 +1,212 @@
+/* The heat map of Evidence: ops by GPUs, a colour for how far off forecasts are; walked through with the arrows.
+
+   MEASURES, ORDERS                                   what may be shown, and in which order ops stand
+   summed(cells), grouped(cells, names)               cells of the server's grid as one: means weigh by the calls that were tested
+   legend(measure), heatMap({ops, places, cells, measure, chosen, onPick, onShow}), listed(cells, ops, places), ordered(ops, cells, order) */
+
+import { table } from "../answer.js";
+import { h } from "../dom.js";
+import { countText, digits, fixed, percent } from "../units.js";
+
+const STEPS = [0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2]; // where one colour ends and the next begins
+const COVERED = [0.6, 0.7, 0.75, 0.78, 0.82, 0.86, 0.92];
+export const MEASURES = [
+  { value: "error", label: "Error" },
+  { value: "inside", label: "In interval" },
+  { value: "calls", label: "Calls" },
+];
+export const ORDERS = [
+  { value: "spread", label: "most GPUs first" },
+  { value: "error", label: "largest error first" },
+  { value: "name", label: "by name" },
+];
+const MOVES = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowDown: [1, 0], ArrowUp: [-1, 0] };
+const none = "—";
+export const share = (value) => (value === null || value === undefined ? none : percent(value));
+
+/** Cells of one op on one GPU, whatever the stack, as one: means weigh by the calls that were tested. */
+export function summed(cells) {
+  const tested = cells.filter((cell) => cell.error !== null);
+  const weight = tested.reduce((total, cell) => total + cell.tested, 0);
+  const mean = (name) => (weight ? tested.reduce((total, cell) => total + cell[name] * cell.tested, 0) / weight : null);
+  const sum = (name) => cells.reduce((total, cell) => total + cell[name], 0);
+  return {
+    kinds: sum("kinds"),
+    calls: sum("calls"),
+    tested: weight,
+    error: mean("error"),
+    inside: mean("inside"),
+    stacks: [...new Set(cells.map((cell) => cell.stack))],
+  };
+}
+
+export function grouped(cells, names) {
+  const found = new Map();
+  for (const cell of cells) {
+    const key = names.map((name) => cell[name]).join("\n");
+    found.set(key, [...(found.get(key) ?? []), cell]);
+  }
+  return new Map([...found].map(([key, own]) => [key, summed(own)]));
+}
+
+function stepOf(cell, measure) {
+  if (measure === "calls") return Math.min(7, Math.max(0, Math.floor(Math.log10(Math.max(cell.calls, 1)) * 1.2)));
+  if (cell[measure] === null) return "none";
+  if (measure === "inside") return 7 - COVERED.filter((limit) => cell.inside >= limit).length;
+  return STEPS.filter((limit) => cell.error >= limit).length;
+}
+
+const legends = {
+  error: ["below 1%", "1 to 2%", "2 to 3%", "3 to 5%", "5 to 8%", "8 to 12%", "12 to 20%", "over 20%"],
+  inside: ["over 92%", "86 to 92%", "82 to 86%", "78 to 82%", "75 to 78%", "70 to 75%", "60 to 70%", "below 60%"],
+  calls: ["1", "7", "50", "320", "2,200", "15,000", "100,000", "700,000 and more"],
+};
+const legendHead = {
+  error: "Mean error, %, on calls of shapes that no fit saw",
+  inside: "Share, %, of calls that no fit saw inside the 80% interval",
+  calls: "Measured calls, from",
+};
+const textOf = (cell, measure) =>
+  measure === "calls"
+    ? compact(cell.calls)
+    : cell[measure] === null
+      ? none
+      : measure === "inside" || cell.error >= 0.0995
+        ? fixed(cell[measure] * 100, 0)
+        : fixed(cell.error * 100, 1);
+const compact = (count) =>
+  count >= 1e6 ? `${digits(count / 1e6, 2)}M` : count >= 1e3 ? `${digits(count / 1e3, 2)}k` : String(count);
+
+export function legend(measure) {
+  return h(
+    "div",
+    { class: "heat-legend" },
+    h("p", { class: "help" }, legendHead[measure]),
+    h(
+      "ul",
+      null,
+      legends[measure].map((text, at) =>
+        h("li", null, h("span", { class: `swatch-heat e${at}`, "aria-hidden": "true" }), text),
+      ),
+      h("li", null, h("span", { class: "swatch-heat e-none", "aria-hidden": "true" }), "not measured"),
+    ),
+  );
+}
+
+/** The heat map: a grid that one walks through with the arrows; only what was measured can be opened. */
+export function heatMap({ ops, places, cells, measure, chosen, onPick, onShow }) {
+  const cellOf = (op, gpu) => cells.get(`${gpu}\n${op}`);
+  const buttons = [];
+  const body = ops.map((op, row) =>
+    h(
+      "tr",
+      null,
+      h("th", { scope: "row" }, op),
+      places.map((gpu, column) => {
+        const cell = cellOf(op, gpu);
+        if (!cell) return h("td", { class: "e-none" });
+        const told = `${op} on ${gpu}: off ${share(cell.error)}, inside ${share(cell.inside)}, ${countText(cell.calls)} calls of ${countText(cell.kinds)} kinds`;
+        const picked = chosen?.op === op && chosen?.gpu === gpu;
+        const button = h(
+          "button",
+          {
+            type: "button",
+            class: `cell e${stepOf(cell, measure)}`,
+            tabindex: "-1",
+            title: told,
+            "aria-label": told,
+            "aria-pressed": String(picked),
+            dataset: { op, gpu, error: cell.error ?? "", calls: cell.calls, inside: cell.inside ?? "" },
+          },
+          textOf(cell, measure),
+        );
+        buttons.push({ button, row, column });
+        button.addEventListener("click", () => onPick({ op, gpu }));
+        for (const event of ["focus", "pointerenter"]) button.addEventListener(event, () => onShow(told));
+        return h("td", null, button);
+      }),
+    ),
+  );
+  const first = buttons.find(({ button }) => button.getAttribute("aria-pressed") === "true") ?? buttons[0];
+  first?.button.setAttribute("tabindex", "0");
+  const made = h(
+    "table",
+    { class: "evidence", id: "grid" },
+    h("caption", { class: "unseen" }, "Ops by GPUs; arrow keys walk through what was measured, Enter opens it"),
+    h(
+      "thead",
+      null,
+      h(
+        "tr",
+        null,
+        h("td", null),
+        places.map((gpu) => h("th", { scope: "col" }, h("span", null, gpu))),
+      ),
+    ),
+    h("tbody", null, body),
+  );
+  made.addEventListener("keydown", (event) => {
+    const at = buttons.findIndex(({ button }) => button === document.activeElement);
+    const move = MOVES[event.key];
+    if (at < 0 || !move) return;
+    event.preventDefault();
+    const next = nearest(buttons, buttons[at], move);
+    if (!next) return;
+    buttons[at].button.setAttribute("tabindex", "-1");
+    next.button.setAttribute("tabindex", "0");
+    next.button.focus();
+  });
+  return h("div", { class: "scroll heat-box" }, made);
+}
+
+/** The next measured cell that way: in the same row or column where there is one. */
+function nearest(buttons, from, [down, right]) {
+  const ahead = buttons.filter((one) =>
+    down
+      ? Math.sign(one.row - from.row) === down
+      : one.row === from.row && Math.sign(one.column - from.column) === right,
+  );
+  const distance = (one) =>
+    down
+      ? Math.abs(one.row - from.row) * (one.column === from.column ? 0.001 : 1) + Math.abs(one.column - from.column)
+      : Math.abs(one.column - from.column);
+  return ahead.sort((a, b) => distance(a) - distance(b))[0];
+}
+
+export function listed(cells, ops, places) {
+  const rows = [];
+  for (const op of ops)
+    for (const gpu of places) if (cells.has(`${gpu}\n${op}`)) rows.push([op, gpu, cells.get(`${gpu}\n${op}`)]);
+  const number = (label) => ({ label, number: true });
+  return h(
+    "details",
+    { id: "as-table" },
+    h("summary", null, `The same as a table (${countText(rows.length)} rows)`),
+    table({
+      caption: "Ops and GPUs that were measured",
+      hideCaption: true,
+      id: "cells",
+      columns: ["op", "GPU", number("kinds"), number("calls"), number("off"), number("inside"), "stacks"],
+      rows: rows.map(([op, gpu, cell]) => [
+        op,
+        gpu,
+        countText(cell.kinds),
+        countText(cell.calls),
+        share(cell.error),
+        share(cell.inside),
+        cell.stacks.join(", "),
+      ]),
+    }),
+  );
+}
+
+export function ordered(ops, cells, order) {
+  const own = new Map(
+    ops.map((op) => [op, [...cells].filter(([key]) => key.endsWith(`\n${op}`)).map(([, cell]) => cell)]),
+  );
+  const shown = ops.filter((op) => own.get(op).length);
+  const worst = (op) => summed(own.get(op)).error ?? -1;
+  if (order === "error") return shown.sort((a, b) => worst(b) - worst(a));
+  if (order === "spread") return shown.sort((a, b) => own.get(b).length - own.get(a).length || a.localeCompare(b));
+  return shown.sort();
+}

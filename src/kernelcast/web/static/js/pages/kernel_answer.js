@@ -1,0 +1,325 @@
+/* What one call takes: figures, limits, roofline, waves on the SMs, what would bind next, evidence. */
+
+import { answeredAs, card, facts, figure, figures, note, support } from "../answer.js";
+import { ask, Problem, STALE } from "../api.js";
+import { limitBars } from "../charts.js";
+import { fill, h } from "../dom.js";
+import { roofline } from "../roofline.js";
+import {
+  bytesText,
+  countText,
+  digits,
+  fixed,
+  joulesText,
+  micros,
+  oneDecimalPercent,
+  percent,
+  rateText,
+  timeText,
+  valueText,
+  wattsText,
+} from "../units.js";
+import { wavesOf } from "./kernel_waves.js";
+
+const sum = (values) => values.reduce((total, value) => total + value, 0);
+const dramBytes = (answer) => sum(answer.phases.map((phase) => phase.dram_bytes ?? 0));
+const flops = (answer) => sum(answer.phases.map((phase) => phase.useful_flops ?? 0));
+
+function titleLine(answer) {
+  const given = Object.entries(answer.parameters)
+    .map(([name, value]) => `${name}=${valueText(value)}`)
+    .join("  ");
+  const changes = Object.entries(answer.gpu_changes ?? {})
+    .map(([name, value]) => `${name}=${digits(value)}`)
+    .join(", ");
+  return [
+    h(
+      "p",
+      { class: "title-line", id: "title-line" },
+      h("b", null, answer.op),
+      h("span", null, given),
+      h("span", { class: "faint" }, "on"),
+      h("b", null, answer.gpu),
+      h("span", { class: "faint" }, answer.gpu_id),
+    ),
+    changes ? h("p", { class: "note note-warn wide" }, `What if: ${changes}. Not a product that exists.`) : null,
+  ];
+}
+
+function headline(answer) {
+  const kept = answer.without?.length ? "binds, of the limits that are kept" : "binds: no kernel can be faster";
+  return figures(
+    figure({
+      name: "time_s",
+      label: "Predicted",
+      value: answer.time_s,
+      text: timeText(answer.time_s),
+      low: answer.low_s,
+      high: answer.high_s,
+      lowText: timeText(answer.low_s),
+      highText: timeText(answer.high_s),
+    }),
+    figure({
+      name: "ceiling_s",
+      label: "Ceiling",
+      value: answer.ceiling_s,
+      text: timeText(answer.ceiling_s),
+      note: "what the best kernels of this kind reach",
+    }),
+    figure({
+      name: "bound_s",
+      label: "Bound",
+      value: answer.bound_s,
+      text: timeText(answer.bound_s),
+      note: `${answer.bound_by} ${kept}`,
+    }),
+    figure({
+      name: "efficiency",
+      label: "Efficiency",
+      value: answer.efficiency,
+      text: percent(answer.efficiency),
+      note: "bound / predicted",
+    }),
+  );
+}
+
+function limits(answer) {
+  const busiest = {};
+  for (const phase of answer.phases)
+    for (const [name, limit] of Object.entries(phase.busiest_sm ?? {})) busiest[name] = (busiest[name] ?? 0) + limit;
+  const rows = Object.entries(answer.limits)
+    .sort(([, a], [, b]) => b - a)
+    .map(([name, limit]) => ({
+      name,
+      value: limit,
+      more: busiest[name] ?? limit,
+      text: timeText(limit),
+      strong: name === answer.bound_by,
+      title: `${name}: ${timeText(limit)}, busiest SM ${timeText(busiest[name] ?? limit)}, ${percent(limit / answer.bound_s)} of the bound`,
+    }));
+  const table = {
+    columns: [
+      "pipeline",
+      { label: "limit µs", number: true },
+      { label: "busiest SM µs", number: true },
+      { label: "of bound", number: true },
+    ],
+    rows: rows.map((row) => [
+      row.name,
+      micros(row.value),
+      micros(row.more),
+      percent(answer.bound_s ? row.value / answer.bound_s : 0),
+    ]),
+  };
+  return card(
+    "Limits",
+    { id: "limits" },
+    limitBars({
+      title: "The least time that each pipeline needs",
+      desc: rows.map((row) => row.title).join("; "),
+      rows,
+      table,
+      hideTitle: true,
+      lines: [
+        { name: "predicted", value: answer.time_s, text: timeText(answer.time_s) },
+        { name: "ceiling", value: answer.ceiling_s, text: timeText(answer.ceiling_s) },
+      ],
+    }),
+    h(
+      "p",
+      { class: "figure-note" },
+      "A bar is the least time that a pipeline needs; the thin end is what the busiest SM needs. " +
+        (answer.phases.length > 1
+          ? `The bound adds up what binds each of the ${answer.phases.length} kernels.`
+          : "The longest binds."),
+    ),
+  );
+}
+
+/** Peaks of the GPU as the question changed it. */
+function peaksOf(answer, gpu) {
+  const changes = answer.gpu_changes ?? {};
+  const now = (name, own) => (changes[name] ?? own) / own;
+  const tensor = gpu.derived.tensor_flops_per_s;
+  const asked = answer.parameters.dtype;
+  const dtype = [
+    asked,
+    { fp8_block: "fp8", mxfp4_fp8: "fp8", mxfp4: "nvfp4", fp32: "tf32" }[asked],
+    "bf16",
+    "fp16",
+  ].find((one) => one && tensor[one] > 0);
+  const whole = now("sm_count", gpu.sm_count);
+  const format = dtype ? now(`tensor_flops_per_clk_sm.${dtype}`, gpu.tensor_flops_per_clk_sm[dtype]) : 1;
+  return {
+    dtype,
+    tensor: dtype ? tensor[dtype] * whole * now("clock_tensor_hz", gpu.clock_tensor_hz) * format : null,
+    vector: gpu.derived.fma_flops_per_s.fp32 * whole * now("clock_boost_hz", gpu.clock_boost_hz),
+    dram: changes.dram_bytes_per_s ?? gpu.dram_bytes_per_s,
+    l2:
+      gpu.derived.l2_bytes_per_s *
+      now("l2_bytes_per_clk", gpu.l2_bytes_per_clk) *
+      now("clock_boost_hz", gpu.clock_boost_hz),
+    sms: Math.round(changes.sm_count ?? gpu.sm_count),
+  };
+}
+
+function onRoofline(answer, peaks) {
+  const [work, bytes] = [flops(answer), dramBytes(answer)];
+  if (!(work > 0)) return note("plain", "This call does no arithmetic, so it has no place on a roofline.");
+  if (!(bytes > 0))
+    return note(
+      "plain",
+      "This call takes nothing from DRAM: L2 or the kernel before has all of it, so that DRAM's slope says nothing.",
+    );
+  const intensity = work / bytes;
+  const tensor = peaks.tensor && answer.limits.tensor > 0;
+  const roofs = [
+    peaks.tensor ? { name: `tensor ${peaks.dtype}`, value: peaks.tensor, strong: tensor } : null,
+    peaks.vector > 0 ? { name: "vector fp32", value: peaks.vector, strong: !tensor } : null,
+  ].filter(Boolean);
+  const points = [
+    { name: "predicted", x: intensity, y: work / answer.time_s, low: work / answer.high_s, high: work / answer.low_s },
+    { name: "ceiling", x: intensity, y: work / answer.ceiling_s, hollow: true },
+  ].reverse(); // the prediction on top
+  const told = `${digits(intensity)} FLOP per byte; ${rateText(work / answer.time_s, "FLOP/s")} predicted, ${rateText(work / answer.ceiling_s, "FLOP/s")} at the ceiling`;
+  return [
+    roofline({
+      title: "The call on the GPU's roofline",
+      desc: told,
+      roofs,
+      points,
+      hideTitle: true,
+      slopes: [
+        { name: "DRAM", value: peaks.dram, strong: true },
+        peaks.l2 > 0 ? { name: "L2", value: peaks.l2 } : null,
+      ].filter(Boolean),
+      table: {
+        columns: ["what", { label: "value", number: true }],
+        rows: [
+          ["FLOP per byte of DRAM traffic", digits(intensity)],
+          ["predicted", rateText(work / answer.time_s, "FLOP/s")],
+          ["ceiling", rateText(work / answer.ceiling_s, "FLOP/s")],
+          ...roofs.map((one) => [one.name, rateText(one.value, "FLOP/s")]),
+          ["DRAM", rateText(peaks.dram, "B/s")],
+        ],
+      },
+    }),
+  ];
+}
+
+function moved(answer) {
+  const bytes = dramBytes(answer);
+  const drawn = answer.energy_j !== null && answer.energy_j !== undefined;
+  return facts([
+    ["useful work", flops(answer) > 0 ? rateText(flops(answer), "FLOP") : null],
+    [
+      "DRAM",
+      bytes > 0
+        ? `${rateText(bytes / answer.time_s, "B/s")}, ${bytesText(bytes)} in the predicted time`
+        : "nothing moved",
+    ],
+    [
+      "energy",
+      drawn
+        ? `${joulesText(answer.energy_j)} (${joulesText(answer.energy_j_low)} to ${joulesText(answer.energy_j_high)})`
+        : null,
+    ],
+    [
+      "power",
+      drawn
+        ? `${wattsText(answer.power_w)}${answer.clock_share < 1 ? `, which leaves ${percent(answer.clock_share)} of the clock` : ""}`
+        : null,
+    ],
+    ["repeated for seconds", drawn ? `${timeText(answer.sustained_s)} a call` : null],
+  ]);
+}
+
+function rests(answer) {
+  const found = answer.evidence;
+  const kind = Object.values(answer.answered_as ?? {}).some((pair) => pair.asked !== null)
+    ? "the nearest kind"
+    : "this kind";
+  const ran = answer.runs ?? {};
+  return card(
+    "What this rests on",
+    { wide: true, id: "evidence" },
+    support(answer.support),
+    facts([
+      [
+        "measured calls",
+        found ? `${countText(found.calls)} of ${kind} on ${found.gpu}` : "no measured call of this kind",
+      ],
+      ["error on calls left out", found ? oneDecimalPercent(found.error) : null],
+      ["inside their interval", found ? oneDecimalPercent(found.inside) : null],
+      [
+        "measured ranges",
+        found
+          ? Object.entries(found.ranges ?? {})
+              .map(([name, [low, high]]) => `${name} ${countText(low)} to ${countText(high)}`)
+              .join(", ")
+          : null,
+      ],
+      ["answered as", answeredAs(answer.answered_as)],
+      ["runs", ran.family ? `${ran.family} by ${ran.path}` : null],
+      ["predictor", answer.predictor],
+      ["cache", answer.cache],
+      ["left out", (answer.without ?? []).join(", ")],
+    ]),
+  );
+}
+
+/** Ask again without the limit that binds: what a better part would buy, and what binds then. */
+export async function fillNext(place, answer, question) {
+  if (!place) return;
+  const without = [...(question.without ?? []), answer.bound_by];
+  try {
+    const next = (await ask("kernel", { ...question, without }, "kernel-next")).answer;
+    const gain = answer.time_s / next.time_s;
+    fill(
+      place,
+      h(
+        "p",
+        null,
+        "Were ",
+        h("b", null, answer.bound_by),
+        " no limit, ",
+        h("b", { dataset: { figure: "next_bound_by", value: next.bound_by } }, next.bound_by),
+        " would bind at ",
+        h("b", { dataset: { figure: "next_bound_s", value: next.bound_s } }, timeText(next.bound_s)),
+        ", and the call would take ",
+        h("b", { dataset: { figure: "next_time_s", value: next.time_s } }, timeText(next.time_s)),
+        gain > 1.005 ? `: ${fixed(gain, 2)} times as fast.` : ": no gain.",
+      ),
+      h(
+        "p",
+        { class: "figure-note" },
+        `Interval ${timeText(next.low_s)} to ${timeText(next.high_s)}, ${next.support}.`,
+      ),
+    );
+  } catch (error) {
+    if (error !== STALE)
+      fill(place, h("p", { class: "faint" }, error instanceof Problem ? error.detail : "Not known."));
+  }
+}
+
+export function answerOf(answer, gpu) {
+  const peaks = peaksOf(answer, gpu);
+  return [
+    titleLine(answer),
+    headline(answer),
+    limits(answer),
+    card("On the roofline", { id: "roofline" }, onRoofline(answer, peaks)),
+    card(
+      "Tiles and waves",
+      { id: "waves", wide: true },
+      h(
+        "div",
+        { class: "kernels" },
+        answer.phases.map((phase, at) => wavesOf(phase, at, answer.phases.length, peaks.sms)),
+      ),
+    ),
+    card("What binds next", { id: "next-card" }, h("div", { id: "next" }, h("p", { class: "faint" }, "Asking…"))),
+    card("Work, traffic and energy", { id: "traffic" }, moved(answer)),
+    rests(answer),
+  ];
+}

@@ -1,0 +1,127 @@
+/* How the tasks of a launched kernel fall onto the SMs: waves as steps, the last wave on a grid of SMs, idle ones outlined. */
+
+import { facts } from "../answer.js";
+import { chart } from "../charts.js";
+import { h, s } from "../dom.js";
+import { bytesText, countText, digits, percent, shortCount, tileText, timeText } from "../units.js";
+
+const SHOWN = 12; // waves drawn one by one; of more, the first and the last
+
+/** Waves, and what the last one leaves to each SM. Slots follow from waves, which the answer has: tasks = waves × slots. */
+export function fall(phase, sms) {
+  const tasks = Math.max(0, Math.round(phase.tasks));
+  const slots = Math.max(1, Math.round(phase.waves > 0 ? phase.tasks / phase.waves : sms * (phase.ctas_per_sm || 1)));
+  const count = Math.max(1, Math.ceil(tasks / slots - 1e-9));
+  const last = tasks - (count - 1) * slots;
+  const each = Math.max(1, slots / sms);
+  const busy = Math.min(sms, last);
+  const most = Math.ceil(last / sms);
+  const fuller = last - (most - 1) * sms; // SMs that have one task more than the others
+  return { tasks, slots, count, last, busy, each, most, fuller, idle: sms - busy };
+}
+
+function steps(found, width, y, high) {
+  const places =
+    found.count <= SHOWN
+      ? Array.from({ length: found.count }, (_, at) => at + 1)
+      : [1, 2, 3, 4, null, ...Array.from({ length: 4 }, (_, at) => found.count - 3 + at)];
+  const wide = Math.min(44, width / places.length);
+  return places.map((wave, at) => {
+    const x = at * wide;
+    if (wave === null) return s("text", { x: x + wide / 2, y: y + high / 2, "text-anchor": "middle" }, "…");
+    const share = wave === found.count ? found.last / found.slots : 1;
+    return s(
+      "g",
+      { class: wave === found.count ? "s1" : "s0" },
+      s(
+        "title",
+        null,
+        `Wave ${countText(wave)}: ${countText(wave === found.count ? found.last : found.slots)} of ${countText(found.slots)} places`,
+      ),
+      s("rect", { x: x + 0.5, y: y + 0.5, width: wide - 4, height: high - 1, class: "sm-idle" }),
+      s("rect", { x, y: y + high * (1 - share), width: wide - 3, height: high * share, class: "sm" }),
+      s(
+        "text",
+        { x: x + (wide - 3) / 2, y: y + high + 14, "text-anchor": "middle", class: "bar-text" },
+        countText(wave),
+      ),
+    );
+  });
+}
+
+function grid(found, sms, width, y) {
+  const columns = Math.max(8, Math.min(Math.floor(width / 13), Math.ceil(Math.sqrt(sms * 3.6))));
+  const cell = Math.min(16, width / columns);
+  return {
+    height: Math.ceil(sms / columns) * cell,
+    nodes: Array.from({ length: sms }, (_, at) => {
+      const [x, top] = [(at % columns) * cell, y + Math.floor(at / columns) * cell];
+      const own = at < found.fuller ? found.most : found.most - 1;
+      const side = cell - 2.5;
+      if (own <= 0)
+        return s(
+          "rect",
+          { x: x + 0.5, y: top + 0.5, width: side - 1, height: side - 1, rx: 1.5, class: "sm-idle" },
+          s("title", null, `SM ${at}: idle`),
+        );
+      return s(
+        "rect",
+        {
+          x,
+          y: top,
+          width: side,
+          height: side,
+          rx: 1.5,
+          class: "sm",
+          "fill-opacity": 0.35 + 0.65 * Math.min(1, own / found.each),
+        },
+        s("title", null, `SM ${at}: ${own} of ${shortCount(found.each)}`),
+      );
+    }),
+  };
+}
+
+export function wavesOf(phase, at, phases, sms) {
+  const found = fall(phase, sms);
+  const high = found.count === 1 ? -20 : 34; // one wave has no steps to show
+  const full = found.last === found.slots ? found.count : found.count - 1;
+  const told =
+    found.count === 1
+      ? `One wave: ${countText(found.busy)} of ${countText(sms)} SMs work${found.idle ? `, ${countText(found.idle)} idle` : ""}.`
+      : `${countText(found.count)} waves: ${countText(full)} full${full < found.count ? `; the last has work for ${countText(found.busy)} of ${countText(sms)} SMs${found.idle ? `, ${countText(found.idle)} idle` : ""}` : ""}.`;
+  const by = Object.entries(phase.limits).sort(([, a], [, b]) => b - a)[0];
+  const picture = chart({
+    title: `Waves of kernel ${at + 1}`,
+    desc: told,
+    hideTitle: true,
+    height: (width) => high + 44 + grid(found, sms, width, 0).height + 4,
+    draw: (width) => [
+      found.count === 1 ? null : steps(found, Math.min(width, 520), 0, high),
+      s(
+        "text",
+        { x: 0, y: high + 34, class: "bar-text" },
+        found.count === 1 ? "the SMs in this wave" : "the SMs in the last wave",
+      ),
+      s("g", { class: "s1" }, grid(found, sms, width, high + 42).nodes),
+    ],
+  });
+  return h(
+    "div",
+    { class: "kernel" },
+    phases > 1 ? h("h3", null, `Kernel ${at + 1} of ${phases}`) : null,
+    h("p", { class: "figure-note" }, told),
+    picture,
+    facts([
+      ["tile", tileText(phase.tile)],
+      ["bound", by ? `${timeText(by[1])} by ${by[0]}` : null],
+      [
+        "tasks",
+        `${countText(phase.tasks)}, ${shortCount(phase.ctas_per_sm)} CTA${phase.ctas_per_sm === 1 ? "" : "s"} an SM`,
+      ],
+      ["waves", `${digits(phase.waves, 3)}, tail ${percent(phase.tail)}`],
+      ["padding", percent(phase.padding)],
+      ["DRAM", `${bytesText(phase.dram_bytes)}, ${percent(phase.l2_resident)} in L2`],
+      ["launches", phase.launches === 1 ? null : countText(phase.launches)],
+    ]),
+  );
+}

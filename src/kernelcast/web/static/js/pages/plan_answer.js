@@ -1,0 +1,304 @@
+/* A plan: the cheapest choice and how surely it keeps the goals, how to start it, where it breaks, what else there is. */
+
+import { card, facts, figure, figures, note, restsOn, SUPPORT, table } from "../answer.js";
+import { h } from "../dom.js";
+import { best, frontier, tickTime } from "../points.js";
+import { copyButton } from "../share.js";
+import { breakable } from "./serve_answer.js";
+import { countText, digits, fixed, percent, short, timeText } from "../units.js";
+
+const ms = (value) => timeText(value / 1e3);
+const goalName = (key) => {
+  const [, place, metric] = /^(\w+?)_(\w+)_ms$/.exec(key);
+  return `${metric.toUpperCase()} ${place}`;
+};
+const cutText = (layout) =>
+  ["tp", "pp", "dp", "ep"]
+    .filter((name) => layout[name] > 1)
+    .map((name) => `${name} ${layout[name]}`)
+    .join(" ") || "tp 1";
+const gpusText = (trial) => `${trial.gpus} x ${trial.gpu}`;
+const usd = (value) => fixed(value, 2);
+
+function engineText(trial, stack) {
+  const decode = `${trial.replicas} x ${cutText(trial.layout)}`;
+  const what = trial.prefill
+    ? `${trial.prefill.replicas} x ${cutText(trial.prefill.layout)} read, ${decode} decode`
+    : decode;
+  return `${stack(trial.stack)} ${trial.precision}, ${what}`;
+}
+
+export const plannedLine = (answer) => answer.answer;
+
+function loadText({
+  request_rate: rate,
+  max_concurrency: clients,
+  num_prompts: count,
+  input_tokens: into,
+  output_tokens: out,
+}) {
+  const come = clients
+    ? `${countText(clients)} requests under way`
+    : rate === null || !Number.isFinite(rate)
+      ? "requests all at once"
+      : `${digits(rate, 3)} requests/s`;
+  return `${come} (${countText(count)} in all; ${countText(into)} tokens in, ${countText(out)} out)`;
+}
+
+function headline(answer, stack) {
+  const choice = answer.choice;
+  if (!choice) return null;
+  return figures(
+    figure({
+      name: "choice_gpu",
+      label: "Cheapest",
+      value: choice.gpu,
+      text: gpusText(choice).replaceAll(" ", "\u00a0"),
+      note: engineText(choice, stack),
+    }),
+    figure({
+      name: "usd_per_hour",
+      label: "Cost",
+      value: choice.usd_per_hour,
+      text: `${usd(choice.usd_per_hour)} USD/h`,
+      note: `${usd(choice.price.usd_per_hour)} a GPU-hour, ${choice.price.date}`,
+    }),
+    figure({
+      name: "usd_per_million_output_tokens",
+      label: "A million tokens out",
+      value: choice.usd_per_million_output_tokens,
+      text: `${digits(choice.usd_per_million_output_tokens, 3)} USD`,
+    }),
+    figure({
+      name: "share_of_goal",
+      label: "Nearest to its goal",
+      value: choice.share_of_goal,
+      text: percent(choice.share_of_goal),
+      note: goalName(choice.nearest_goal),
+    }),
+  );
+}
+
+function goals(answer) {
+  const choice = answer.choice;
+  if (!choice) return null;
+  const rows = answer.goals.map(({ key, limit_ms: limit }) => {
+    const own = choice.metrics;
+    const told = own[`${key}_low`] === undefined ? "" : `${ms(own[`${key}_low`])} to ${ms(own[`${key}_high`])}`;
+    return [goalName(key), ms(limit), h("span", { dataset: { figure: key, value: own[key] } }, ms(own[key])), told];
+  });
+  return card(
+    "Goals",
+    { id: "goals" },
+    table({
+      caption: "Goals and what is forecast",
+      hideCaption: true,
+      id: "goals-table",
+      columns: [
+        "goal",
+        { label: "limit", number: true },
+        { label: "time", number: true },
+        { label: "80% interval", number: true },
+      ],
+      rows,
+    }),
+    facts([
+      [breakable("max_num_seqs"), countText(choice.max_num_seqs)],
+      [breakable("max_num_batched_tokens"), countText(choice.max_num_batched_tokens)],
+      ["KV cache of an engine", `${countText(choice.kv_cache_tokens)} tokens`],
+    ]),
+  );
+}
+
+const SURE = {
+  true: "meets the goals at the slow end of the forecast too",
+  false: "at the likely time only; at the slow end it misses",
+  null: "at the likely time; the slow end was not run",
+};
+
+function growth(answer) {
+  const choice = answer.choice;
+  if (!choice && !answer.growth && !answer.most?.request_rate) return null;
+  const surer = choice?.meets_at_slow_end === false ? answer.front.find((trial) => trial.meets_at_slow_end) : null;
+  return card(
+    "More load, and how surely",
+    { id: "growth" },
+    answer.growth
+      ? h("p", { dataset: { figure: "growth_holds", value: answer.growth.holds } }, answer.growth.text)
+      : null,
+    choice ? h("p", { id: "sureness" }, SURE[String(choice.meets_at_slow_end ?? null)]) : null,
+    surer
+      ? note("plain", `Surer: ${gpusText(surer)}, ${usd(surer.usd_per_hour)} USD/h, meets them at the slow end too.`)
+      : null,
+    answer.most?.request_rate
+      ? h(
+          "p",
+          null,
+          `At most ${digits(answer.most.request_rate, 3)} requests/s within the limit of GPUs: ${answer.most.binds} binds.`,
+        )
+      : null,
+  );
+}
+
+function start(answer) {
+  if (!answer.commands.length) return null;
+  const text = answer.commands.join("\n");
+  return card(
+    "Start it",
+    { wide: true, id: "start" },
+    h(
+      "pre",
+      { class: "command", tabindex: "0", "aria-label": "Commands that start the service" },
+      h("code", { id: "launch" }, text),
+    ),
+    h(
+      "div",
+      { class: "buttons" },
+      copyButton("launch", "Copy the commands", () => text),
+    ),
+  );
+}
+
+const isChoice = (trial, choice) =>
+  choice &&
+  ["gpu", "usd_per_hour", "gpus", "precision", "replicas", "max_num_seqs", "max_num_batched_tokens"].every(
+    (name) => trial[name] === choice[name],
+  ) &&
+  JSON.stringify(trial.layout) === JSON.stringify(choice.layout);
+
+function front(answer, stack) {
+  if (!answer.front.length) return null;
+  const { goals: asked, choice } = answer;
+  const word = (trial) =>
+    isChoice(trial, choice) ? "the choice" : trial.meets_at_slow_end ? "surely" : trial.meets ? "likely" : "misses";
+  const rows = answer.front.map((trial) => [
+    usd(trial.usd_per_hour),
+    gpusText(trial),
+    engineText(trial, stack),
+    ...asked.map(({ key }) => ms(trial.metrics[key])),
+    percent(trial.share_of_goal),
+    word(trial),
+  ]);
+  const charts = asked.slice(0, 2).map(({ key, limit_ms: limit }) => {
+    const points = answer.front.map((trial) => ({
+      x: trial.usd_per_hour,
+      y: trial.metrics[key],
+      name: gpusText(trial),
+      label: gpusText(trial),
+      series: isChoice(trial, choice) ? 1 : 0,
+      shape: trial.meets ? null : "cross",
+      size: isChoice(trial, choice) ? 7 : 5,
+      text: `${usd(trial.usd_per_hour)} USD/h, ${ms(trial.metrics[key])}, ${word(trial)}`,
+    }));
+    return frontier({
+      title: `${goalName(key)} against cost`,
+      points,
+      front: best(points).map(({ x, y }) => [x, y]),
+      lines: [{ name: `goal ${ms(limit)}`, value: limit }],
+      desc: points.map((point) => `${point.name}: ${point.text}`).join("; "),
+      xLabel: "USD per hour",
+      yLabel: goalName(key),
+      formatX: short,
+      formatY: (value) => tickTime(value / 1e3),
+    });
+  });
+  const made = table({
+    caption: "Settings that no other beats in cost and latency",
+    hideCaption: true,
+    id: "front",
+    columns: [
+      { label: "USD/h", number: true },
+      "GPUs",
+      "engine",
+      ...asked.map(({ key }) => ({ label: goalName(key), number: true })),
+      { label: "of goal", number: true },
+      "meets",
+    ],
+    rows,
+  });
+  [...made.querySelectorAll("tbody tr")].forEach((line, at) => {
+    if (isChoice(answer.front[at], choice)) line.classList.add("strong");
+    if (!answer.front[at].meets) line.classList.add("missed");
+  });
+  return card(
+    "Cost against latency",
+    { wide: true, id: "front-card" },
+    h("div", { class: "panels panels-2" }, charts),
+    made,
+  );
+}
+
+function searched(answer) {
+  const found = answer.searched;
+  const fell = Object.entries(found.fell_out)
+    .sort((a, b) => b[1] - a[1])
+    .map(([why, count]) => `${countText(count)} ${why}`)
+    .join("; ");
+  const prices = Object.entries(answer.prices);
+  return card(
+    "What was searched",
+    { wide: true, id: "searched" },
+    h(
+      "p",
+      null,
+      `${countText(found.settings)} settings, ${countText(found.simulations)} simulations, ${fixed(found.seconds, 0)} s: ${fell}.`,
+    ),
+    answer.without_price.length ? h("p", null, `No price, left out: ${answer.without_price.join(", ")}.`) : null,
+    h(
+      "details",
+      null,
+      h("summary", null, `Prices with their sources (${prices.length})`),
+      table({
+        caption: "Prices",
+        hideCaption: true,
+        columns: ["GPU", { label: "USD/h", number: true }, "date", "source"],
+        rows: prices.map(([gpu, price]) => [gpu, usd(price.usd_per_hour), price.date ?? "", price.source ?? ""]),
+      }),
+    ),
+  );
+}
+
+export function planned(answer, stack) {
+  return [
+    h(
+      "p",
+      { class: "title-line", id: "title-line" },
+      h("b", null, answer.model),
+      h("span", { class: "faint" }, loadText(answer.load)),
+      h(
+        "span",
+        { class: "faint" },
+        answer.goals.map(({ key, limit_ms: limit }) => `${goalName(key)} ${ms(limit)}`).join(", "),
+      ),
+    ),
+    h(
+      "p",
+      { class: `verdict note note-${answer.choice ? "good" : "warn"} wide`, id: "verdict" },
+      h("b", null, answer.choice ? "✓ " : "✕ "),
+      answer.answer,
+    ),
+    headline(answer, stack),
+    goals(answer),
+    growth(answer),
+    start(answer),
+    front(answer, stack),
+    searched(answer),
+    answer.evidence
+      ? card(
+          "What this rests on",
+          { wide: true, id: "evidence" },
+          restsOn(answer.evidence, { support: supportOf(answer.evidence.support), predictor: null }),
+        )
+      : null,
+  ];
+}
+
+/** The level that nine tenths of the time reach, as everywhere. */
+function supportOf(shares) {
+  let reached = 0;
+  for (const name of Object.keys(SUPPORT)) {
+    reached += shares?.[name] ?? 0;
+    if (reached >= 0.9) return name;
+  }
+  return "extrapolated";
+}

@@ -1,0 +1,106 @@
+/* Serve: a model under load (words of `kernelcast simulate`), or the cheapest service that keeps goals (`kernelcast plan`).
+   Both share the model and the load; `section` says which is asked. */
+
+import { fill } from "../dom.js";
+import { runPage } from "../runs.js";
+import { planned, plannedLine } from "./plan_answer.js";
+import { simulated, simulatedLine } from "./serve_answer.js";
+import { fieldsOf, GROUPS, isGoal, PLAN_START, YES_NO } from "./serve_fields.js";
+
+const optionOf = (form, field, value) =>
+  form.fields.find((one) => one.name === field)?.options.find((one) => one.value === value);
+
+/** The fields of a section; what both have keeps its value, and each its own until it is turned to again. */
+function arranger(sections) {
+  let now = "simulate";
+  const kept = { simulate: {}, plan: PLAN_START };
+  return (form, section) => {
+    if (section === now) return;
+    const before = form.values();
+    kept[now] = before;
+    now = section;
+    for (const [id] of GROUPS) form.regroup(id, []); // a name may move from one group to another
+    for (const [id] of GROUPS) form.regroup(id, sections[section][id]);
+    const common = Object.entries(before).filter(
+      ([name]) => name in form.controls && !["tp", "pp", "dtype"].includes(name),
+    );
+    form.set({ ...kept[section], ...Object.fromEntries(common) });
+  };
+}
+
+function prepare(form, values, changed) {
+  const model = optionOf(form, "model", values.model);
+  form.controls.model.setHelp(model?.hint ?? "");
+  form.controls.gpu?.setHelp(optionOf(form, "gpu", values.gpu)?.hint ?? "");
+  form.controls.request_rate.element.hidden = values.arrive !== "rate";
+  form.controls.max_concurrency.element.hidden = values.arrive !== "clients";
+  const context = Math.max(2, Math.min(model?.model?.max_context ?? 131072, 2 ** 20));
+  form.controls.input_len.setRange(1, context);
+  if ((changed === "model" || changed === null) && values.input_len > context)
+    form.controls.input_len.set(Math.max(1, context - (values.output_len ?? 0)));
+}
+
+const otherLoad = (values, name) =>
+  name === "arrive" ||
+  (name === "request_rate" && values.arrive !== "rate") ||
+  (name === "max_concurrency" && values.arrive !== "clients");
+const address = (values) =>
+  Object.fromEntries(Object.entries(values).map(([name, value]) => [name, otherLoad(values, name) ? null : value]));
+
+function question(values, form) {
+  if (!values.model) return "Choose a model.";
+  if (values.section === "simulate" && !values.gpu) return "Choose a GPU.";
+  if (values.arrive === "rate" && !(values.request_rate > 0)) return "How many requests a second come?";
+  const asked = {};
+  for (const field of form.fields) {
+    const value = values[field.name];
+    if (field.name === "section" || value === null || otherLoad(values, field.name)) continue;
+    if (field.kind === "check") {
+      if (value !== Boolean(field.default)) asked[field.name] = value;
+    } else if (field.always || JSON.stringify(value) !== JSON.stringify(field.default)) {
+      asked[field.name] = field.options === YES_NO ? value === "true" : value;
+    }
+  }
+  if (values.section === "plan" && !Object.keys(asked).some(isGoal)) return "Give at least one goal.";
+  return { path: values.section, body: asked };
+}
+
+export async function mount(root, search) {
+  const sections = await fieldsOf();
+  const turn = arranger(sections);
+  const groups = [
+    { fields: sections.first },
+    ...GROUPS.map(([id, more]) => ({ id, fields: sections.simulate[id], ...more })),
+  ];
+  return runPage({
+    root,
+    search,
+    groups,
+    question,
+    address,
+    title: "Serve",
+    lead: "A served model under load: what its users feel, or the cheapest way to keep them content.",
+    button: (values) => (values.section === "plan" ? "Plan" : "Simulate"),
+    hint: (values) =>
+      values.section === "plan"
+        ? "Press “Plan”. A search simulates tens of settings: it takes from half a minute to some minutes, and can be stopped."
+        : null,
+    pane: (values) => values.section ?? "simulate",
+    arrange(form, text) {
+      const query = new URLSearchParams(text);
+      const section = query.get("section") === "plan" ? "plan" : "simulate";
+      turn(form, section);
+      const start = section === "plan" && ![...query.keys()].some(isGoal) ? PLAN_START : {};
+      return { ...start, arrive: query.has("max_concurrency") && !query.has("request_rate") ? "clients" : "rate" };
+    },
+    prepare(form, values, changed) {
+      if (changed === "section") turn(form, values.section);
+      prepare(form, form.values(), changed);
+    },
+    summary: (answer) => ("choice" in answer ? plannedLine(answer) : simulatedLine(answer)),
+    show(envelope, { results, form }) {
+      const stacked = (id) => optionOf(form, "stack", id)?.label ?? id;
+      fill(results, "choice" in envelope.answer ? planned(envelope.answer, stacked) : simulated(envelope, stacked));
+    },
+  });
+}

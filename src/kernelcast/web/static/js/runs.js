@@ -1,0 +1,263 @@
+/* A page whose forecasts take seconds: asked for by a button (or live, where they are short), with the seconds that have
+   passed and a way to stop. The last answer stays, dimmed, while the next is worked out or while the question has changed.
+
+   runPage({root, title, lead, groups, search, button, question, show, summary, …}) -> {restore(search), leave(), ask(), form}
+       root, title, lead, groups, search, summary, prepare   as in live.js
+       button     the text of the button, or (values) => text
+       question   (values, form) => {path, body}, {path, bytes}, or a text that says what is missing
+       show       (envelope, {values, results, form}) => fills `results`; may be a promise
+       hint       (values) => what stands in place of the first answer until the button is pressed
+       pane       (values) => which answer this is (simulate, plan): each keeps its own; default: one for all
+       arrange    (form, search) => before a query string is read: regroup fields by it; returns values for what it leaves out
+       address    (values) => the values that the URL tells; default: all
+       opens      (values) => whether the page asks by itself when it is opened; default: it does
+       redraw     true: fields of the view alone (a chart's axes): back and forward show the same answer anew
+       live       true, or (name) => boolean: a change asks by itself after a pause. A question that just began is let end first (to stop one costs
+                  the server a worker), an older one is stopped.
+       file       a node above the controls (the drop zone of Diagnose); wide: controls above the answer, not beside it
+   Leaving the page stops what is asked. */
+
+import { ask, Problem, send, STALE, stop } from "./api.js";
+import { form as build } from "./controls.js";
+import { announce, debounced, fill, h } from "./dom.js";
+import { page, problemBox } from "./live.js";
+import { sharing } from "./share.js";
+import { fromQuery, remember } from "./state.js";
+import { fixed } from "./units.js";
+
+const PAUSE_MS = 300;
+const YOUNG_MS = 2500;
+const DIM_MS = 200;
+
+function newPane() {
+  const pane = {
+    results: h("div", { class: "answer", id: "answer" }),
+    trouble: h("div", { class: "trouble" }),
+    share: sharing(),
+    told: null,
+    asked: null,
+  };
+  pane.share.set(null);
+  pane.element = h("div", { class: "results", "aria-busy": "false" }, pane.trouble, pane.results, pane.share.element);
+  return pane;
+}
+
+/** What is under way: a moving bar, the seconds, Stop. */
+function waiting(onStop) {
+  const seconds = h("span", { id: "seconds" });
+  const button = h("button", { type: "button", id: "stop", class: "quiet" }, "Stop");
+  button.addEventListener("click", onStop);
+  const element = h(
+    "div",
+    { class: "waiting", id: "waiting", hidden: true },
+    h("progress", { "aria-label": "Under way" }),
+    seconds,
+    button,
+  );
+  let timer = null;
+  return {
+    element,
+    begin(started, words) {
+      const tell = () => fill(seconds, `${words}… ${fixed(Math.floor((performance.now() - started) / 1000), 0)} s`);
+      clearInterval(timer);
+      timer = setInterval(tell, 1000);
+      tell();
+      element.hidden = false;
+    },
+    end() {
+      clearInterval(timer);
+      element.hidden = true;
+    },
+  };
+}
+
+export function runPage(options) {
+  const { root, title, lead, groups, question, show, summary, prepare, arrange, live, wide, file } = options;
+  const slot = title;
+  const nameOf = options.pane ?? (() => "");
+  const addressOf = options.address ?? ((values) => values);
+  const buttonText = typeof options.button === "function" ? options.button : () => options.button;
+  const panes = new Map();
+  const form = build(groups, changed);
+  const run = h("button", { type: "button", id: "ask", class: "primary" });
+  const bar = waiting(() => halt("Stopped."));
+  const place = h("div", { class: "column" });
+  const status = h("p", { id: "status", class: "status", role: "status", "aria-live": "polite" });
+  let under = null; // {started, pane, dim}
+  let again = false;
+  const answered = new Set(); // questions that back and forward ask again: the server has kept them
+
+  run.addEventListener("click", () => (under ? halt("Stopped.") : begin()));
+
+  const paneOf = (values) => {
+    const name = nameOf(values);
+    if (!panes.has(name)) panes.set(name, newPane());
+    return panes.get(name);
+  };
+
+  /** What the button says and which answer is in sight; an answer to another question is dimmed. */
+  function reflect() {
+    const values = form.values();
+    const pane = paneOf(values);
+    fill(run, under ? "Stop" : buttonText(values));
+    run.classList.toggle("quiet", Boolean(under));
+    if (place.lastElementChild !== pane.element) fill(place, bar.element, pane.element);
+    const asked = question(values, form);
+    const other = pane.asked !== null && (typeof asked === "string" || keyOf(asked) !== pane.asked);
+    pane.element.classList.toggle("stale", other || (under?.pane === pane && under.dimmed));
+    if (pane.asked === null && !under && !pane.trouble.hasChildNodes()) {
+      fill(
+        pane.results,
+        h(
+          "p",
+          { class: "empty" },
+          typeof asked === "string" ? asked : (options.hint?.(values) ?? `Press “${buttonText(values)}”.`),
+        ),
+      );
+    }
+  }
+
+  const keyOf = (asked) => JSON.stringify([asked.path, asked.body ?? asked.key]);
+
+  function settled() {
+    if (under) clearTimeout(under.dim);
+    under?.pane.element.setAttribute("aria-busy", "false");
+    under = null;
+    bar.end();
+  }
+
+  function halt(words) {
+    if (!under) return;
+    again = false;
+    stop(slot);
+    settled();
+    reflect();
+    announce(words);
+  }
+
+  function failed(pane, problem) {
+    pane.asked = null;
+    fill(pane.trouble, problemBox(problem, begin));
+    fill(pane.results);
+    pane.share.set(null);
+    announce(problem.detail);
+  }
+
+  async function begin() {
+    const values = form.values();
+    const asked = question(values, form);
+    if (typeof asked === "string") return wanting(paneOf(values), asked);
+    settled();
+    const pane = paneOf(values);
+    const own = { started: performance.now(), pane, dimmed: false };
+    under = own;
+    own.dim = setTimeout(() => {
+      own.dimmed = true;
+      bar.begin(own.started, buttonText(values).replace(/…$/, ""));
+      reflect();
+    }, DIM_MS);
+    pane.element.setAttribute("aria-busy", "true");
+    if (pane.asked === null) {
+      fill(pane.trouble);
+      fill(pane.results, h("p", { class: "empty" }, "Asking…"));
+    }
+    try {
+      const envelope = await (asked.bytes ? send(asked.path, asked.bytes, slot) : ask(asked.path, asked.body, slot));
+      if (!place.isConnected || under !== own) return undefined;
+      settled();
+      pane.asked = keyOf(asked);
+      answered.add(pane.asked);
+      fill(pane.trouble);
+      pane.share.set(envelope);
+      pane.told = envelope;
+      await show(envelope, { values, results: pane.results, form });
+      announce(summary(envelope.answer));
+    } catch (error) {
+      if (error === STALE || !place.isConnected || (under && under !== own)) return undefined;
+      settled();
+      failed(
+        pane,
+        error instanceof Problem
+          ? error
+          : new Problem(-1, "Error", `The page could not show the answer: ${error.message}`),
+      );
+      if (!(error instanceof Problem)) console.error(error); // a fault of the page itself
+    }
+    reflect();
+    if (again) {
+      again = false;
+      begin();
+    }
+    return undefined;
+  }
+
+  /** Something is missing in the question: said in place of an answer. */
+  function wanting(pane, words) {
+    pane.asked = null;
+    fill(pane.trouble);
+    fill(pane.results, h("p", { class: "empty" }, words));
+    pane.share.set(null);
+    announce(words);
+    reflect();
+  }
+
+  const soon = debounced(() => {
+    const values = form.values();
+    const asked = question(values, form);
+    if (typeof asked !== "string" && paneOf(values).asked === keyOf(asked) && !under) return;
+    if (under && performance.now() - under.started < YOUNG_MS) again = true;
+    else begin();
+  }, PAUSE_MS);
+
+  function changed(name) {
+    prepare?.(form, form.values(), name);
+    remember(addressOf(form.values()), form.fields);
+    reflect();
+    if (isLive(name)) soon();
+  }
+
+  const isLive = (name) => (typeof live === "function" ? live(name) : Boolean(live));
+
+  /** A fold whose fields say something is open. */
+  function unfold() {
+    for (const { name, default: usual } of form.fields) {
+      const control = form.controls[name];
+      const fold = control.element.closest("details.group");
+      if (
+        fold &&
+        JSON.stringify(control.get()) !== JSON.stringify(usual ?? (typeof control.get() === "boolean" ? false : null))
+      )
+        fold.open = true;
+    }
+  }
+
+  function restore(search, first = false) {
+    const more = arrange?.(form, search) ?? {};
+    form.set({ ...more, ...fromQuery(search, form.fields) });
+    prepare?.(form, form.values(), null);
+    unfold();
+    if (first) remember(addressOf(form.values()), form.fields, true);
+    const values = form.values();
+    const asked = question(values, form);
+    reflect();
+    const pane = paneOf(values);
+    if (typeof asked === "string") return;
+    if (pane.asked === keyOf(asked)) {
+      if (options.redraw) show(pane.told, { values, results: pane.results, form });
+      return;
+    }
+    if (first ? (options.opens?.(values) ?? true) : isLive(null) || answered.has(keyOf(asked))) begin();
+  }
+
+  function leave() {
+    soon.cancel();
+    halt("");
+  }
+
+  if (!root.isConnected) return { restore() {}, leave() {}, ask() {}, form };
+  if (file) form.element.prepend(file);
+  form.element.append(h("div", { class: "run" }, run));
+  fill(root, ...page({ title, lead }, h("div", { class: wide ? "stacked" : "split" }, form.element, place), status));
+  restore(options.search, true);
+  return { restore, leave, ask: begin, changed, form };
+}

@@ -1,0 +1,68 @@
+/* The same question elsewhere: "Copy as command", "Copy as Python", "Copy link", with a confirmation that is also spoken.
+
+   sharing() -> {element, set({command, python})}    set it with every envelope of the server; null while there is none.
+   copyButton(name, label, text)                      a button that copies what text() gives. */
+
+import { announce, fill, h } from "./dom.js";
+import { flush } from "./state.js";
+
+const CONFIRM_MS = 1800;
+
+async function copy(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    const area = h("textarea", { class: "unseen", "aria-hidden": "true", value: text }); // where the clipboard is not allowed
+    document.body.append(area);
+    area.select();
+    const done = document.execCommand("copy");
+    area.remove();
+    return done;
+  }
+}
+
+export function copyButton(name, label, text) {
+  const element = h("button", { type: "button", class: "quiet", id: `copy-${name}` }, label);
+  element.addEventListener("click", async () => {
+    const done = await copy(text());
+    fill(element, done ? "Copied" : "Not copied");
+    element.classList.toggle("done", done);
+    announce(done ? `${label}: copied` : "The browser did not let this page copy");
+    setTimeout(() => {
+      fill(element, label);
+      element.classList.remove("done");
+    }, CONFIRM_MS);
+  });
+  return element;
+}
+
+export function sharing() {
+  let now = null;
+  const command = h("code", { id: "command" });
+  const buttons = [
+    copyButton("command", "Copy as command", () => now?.command ?? ""),
+    copyButton("python", "Copy as Python", () => now?.python ?? ""),
+    copyButton("link", "Copy link", () => {
+      flush();
+      return location.href;
+    }),
+  ];
+  const shown = h("pre", { class: "command", tabindex: "0", "aria-label": "The same question as a command" }, command);
+  const element = h(
+    "section",
+    { class: "share", "aria-label": "Share" },
+    shown,
+    h("div", { class: "buttons" }, buttons),
+  );
+  return {
+    element,
+    set(envelope) {
+      now = envelope;
+      fill(command, envelope?.command ?? "");
+      shown.hidden = !envelope;
+      buttons[0].disabled = !envelope?.command;
+      buttons[1].disabled = !envelope?.python; // some answers have no words of Python
+    },
+  };
+}

@@ -1,0 +1,96 @@
+/* What-ifs on the numbers of a GPU, a row each: a field, times or equal, a number. The value is a list of the command line's
+   own words, ["dram_bytes_per_s*1.5"], null where there is none. FIELDS is what most people change. */
+
+import { fill, h, uid } from "./dom.js";
+
+export const FIELDS = [
+  { value: "dram_bytes_per_s", label: "DRAM bandwidth" },
+  { value: "tensor_flops_per_clk_sm", label: "Tensor rate, all formats" },
+  { value: "sm_count", label: "SMs" },
+  { value: "clock_boost_hz", label: "Clock" },
+  { value: "clock_tensor_hz", label: "Clock, tensor work" },
+  { value: "l2_bytes", label: "L2 size" },
+  { value: "l2_bytes_per_clk", label: "L2 bandwidth" },
+  { value: "smem_bytes_per_clk_sm", label: "Shared memory bandwidth" },
+  { value: "xu_ops_per_clk_sm", label: "Special functions (XU)" },
+  { value: "fma_flops_per_clk_sm", label: "Vector rate, all formats" },
+  { value: "dram_bytes", label: "Memory size" },
+  { value: "link_bytes_per_s", label: "Link bandwidth" },
+  { value: "power_w", label: "Power limit" },
+  { value: "launch_floor_s", label: "Shortest launch" },
+];
+
+const parse = (text) => {
+  const found = /^\s*([a-z0-9_.]+)\s*([=*])\s*(\S*)\s*$/i.exec(text);
+  return found ? { field: found[1], sign: found[2], number: found[3] } : { field: text.trim(), sign: "*", number: "" };
+};
+
+export function whatIf(field, onChange) {
+  const options = field.options ?? FIELDS;
+  let rows = [];
+  const body = h("div", { class: "what-ifs" });
+  const add = h("button", { type: "button", class: "quiet", id: `${field.name}-add` }, "Add a change");
+  add.addEventListener("click", () => {
+    const used = rows.map((row) => row.field);
+    const next = options.find((one) => !used.includes(one.value)) ?? options[0];
+    rows.push({ field: next.value, sign: "*", number: "1.5" });
+    draw();
+    body.lastElementChild?.querySelector("select").focus();
+    onChange();
+  });
+
+  function line(row, at) {
+    const listed = options.some((one) => one.value === row.field)
+      ? options
+      : [{ value: row.field, label: row.field }, ...options];
+    const what = h(
+      "select",
+      { "aria-label": `Change ${at + 1}: field` },
+      listed.map((one) => h("option", { value: one.value }, one.label)),
+    );
+    const sign = h(
+      "select",
+      { "aria-label": `Change ${at + 1}: times or equal`, class: "sign" },
+      h("option", { value: "*" }, "×"),
+      h("option", { value: "=" }, "="),
+    );
+    const amount = h("input", {
+      type: "text",
+      inputmode: "decimal",
+      id: uid(field.name),
+      autocomplete: "off",
+      "aria-label": `Change ${at + 1}: number`,
+    });
+    const drop = h("button", { type: "button", class: "quiet drop", "aria-label": `Remove change ${at + 1}` }, "×");
+    [what.value, sign.value, amount.value] = [row.field, row.sign, row.number];
+    what.addEventListener("change", () => changed(() => (row.field = what.value)));
+    sign.addEventListener("change", () => changed(() => (row.sign = sign.value)));
+    amount.addEventListener("input", () => changed(() => (row.number = amount.value.trim())));
+    drop.addEventListener("click", () => {
+      rows = rows.filter((one) => one !== row);
+      draw();
+      add.focus();
+      onChange();
+    });
+    return h("div", { class: "what-if" }, what, sign, amount, drop);
+  }
+
+  function changed(put) {
+    put();
+    onChange();
+  }
+
+  const draw = () => fill(body, rows.map(line));
+
+  return {
+    element: h("div", null, body, add),
+    get() {
+      const said = rows.filter((row) => row.number !== "").map((row) => `${row.field}${row.sign}${row.number}`);
+      return said.length ? said : null;
+    },
+    set(value) {
+      rows = (value ?? []).map(parse);
+      draw();
+    },
+  };
+}
