@@ -1,0 +1,423 @@
+"""Who may ask, how much, how fast, how long: bad bodies, too many, too slow; and the server goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import Request, Response
+from fastapi.testclient import TestClient
+
+from kernelcast.errors import KernelcastError
+from kernelcast.web import sandbox
+from kernelcast.web.app import create_app
+from kernelcast.web.guards import Guards
+from kernelcast.web.limits import Limits
+from kernelcast.web.pool import Pool
+from kernelcast.web.problems import Problem
+from kernelcast.web.routes import unless_gone
+from kernelcast.web.serve import address, listening
+from web.conftest import LIMITS, problem_of
+
+KERNEL = {"op": "gemm", "gpu": "h200_sxm", "parameters": {"m": 64, "n": 64, "k": 64}}
+LONG = {"model": "llama-3.1-8b", "gpu": "h100_sxm", "request_rate": 50, "num_prompts": 50_000, "output_len": 2000}
+PATHS = (
+    "../x.toml",
+    "/etc/passwd",
+    "file.py:fn",
+    "~/x.json",
+    "C:\\x.toml",
+    "my_gpu.toml",
+    "./h200_sxm",
+    "h200_sxm\x00",
+)
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost:8321", "127.0.0.1:8321", "[::1]:8321", "LOCALHOST"])
+def test_this_machine_is_answered(client: TestClient, host: str) -> None:
+    assert client.get("/api/v1/stacks", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "evil.example:8321", "", "[", "0.0.0.0"])
+def test_other_names_are_not(client: TestClient, host: str) -> None:
+    """A page whose name is made to point here (DNS rebinding) still says its own name."""
+    response = client.get("/api/v1/stacks", headers={"Host": host})
+    assert response.status_code == 421
+    problem_of(response)
+
+
+def test_names_may_be_allowed() -> None:
+    app = create_app(LIMITS, ["kernels.example"])
+    found = TestClient(app, base_url="http://kernels.example").get("/")  # no lifespan, so no workers
+    assert found.status_code == 200
+
+
+def test_other_sites_pages_are_not_answered(client: TestClient) -> None:
+    response = client.post("/api/v1/kernel", json=KERNEL, headers={"Sec-Fetch-Site": "cross-site"})
+    assert response.status_code == 403
+    problem_of(response)
+    assert client.post("/api/v1/kernel", json=KERNEL, headers={"Sec-Fetch-Site": "same-origin"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        (b"", 400, "empty"),
+        (b"{", 400, "not JSON"),
+        (b"\xff\xfe", 400, "UTF-8"),
+        (b'{"op": NaN}', 400, "NaN is no number"),
+        (b'{"op": -Infinity}', 400, "-Infinity is no number"),
+        (b'{"power_cap": 1e999}', 400, "larger than any number"),
+        (b'{"power_cap": 1' + b"0" * 5000 + b"}", 400, "5001 digits"),
+        (b'{"op": ' + b"[" * 10_000 + b"]" * 10_000 + b"}", 400, "nested"),
+        (b"[" * 60_000, 400, "nested"),
+        (b'{"op": "gemm", "op": "gemm"}', 400, "same key twice"),
+        (b"[1, 2]", 422, "the body"),
+        (b'"gemm"', 422, "the body"),
+        (b"null", 422, "the body"),
+        (b'{"op": "gemm", "gpu": "h20", "parameters": {"m": 1' + b"0" * 30 + b', "n": 1, "k": 1}}', 422,
+         "must be from"),
+        (b'{"op": "gemm", "gpu": "h20", "parameters": {"m": null}}', 422, "parameters"),
+        (b'{"op": "gemm", "gpu": "h20", "parameters": {"m": {"a": 1}}}', 422, "parameters"),
+        (b'{"op": "\\ud800", "gpu": "h20"}', 422, "unknown op"),
+    ],
+)  # fmt: skip
+def test_bodies_that_are_none(client: TestClient, body: bytes, status: int, said: str) -> None:
+    response = client.post("/api/v1/kernel", content=body, headers={"Content-Type": "application/json"})
+    assert response.status_code == status, response.text
+    assert said in problem_of(response)
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "", "application/xml"])
+def test_bodies_of_another_type(client: TestClient, kind: str) -> None:
+    """A form of another site can send these without asking; JSON it cannot."""
+    response = client.post("/api/v1/kernel", content=json.dumps(KERNEL), headers={"Content-Type": kind})
+    assert response.status_code == 415
+    problem_of(response)
+
+
+def test_brackets_in_texts_are_no_nesting(client: TestClient) -> None:
+    response = client.post("/api/v1/kernel", json={**KERNEL, "set": ['["' * 60]})
+    assert response.status_code == 422 and "--set takes" in problem_of(response)
+
+
+def test_methods_and_pages_that_are_not_there(client: TestClient) -> None:
+    for response, status in ((client.get("/api/v1/kernel"), 405), (client.post("/api/v1/gpus"), 405),
+                             (client.get("/api/v2/gpus"), 404), (client.put("/"), 405)):  # fmt: skip
+        assert response.status_code == status
+        problem_of(response)
+
+
+def _sent(limits: Limits, messages: list[dict[str, Any]], path: str = "/api/v1/kernel", headers: Any = ()) -> Any:
+    """The status of a request whose body comes in these parts, and how many of them were read."""
+    answers: list[dict[str, Any]] = []
+    parts = iter(messages)
+    read = 0
+
+    async def receive() -> Any:
+        nonlocal read
+        part = next(parts, None)
+        if part is None:
+            await asyncio.sleep(3600)
+        read += 1
+        return part
+
+    async def send(message: Any) -> None:
+        answers.append(message)
+
+    sent = [(b"host", b"localhost"), (b"content-type", b"application/json"), *headers]
+    scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "headers": sent,
+             "query_string": b"filename=t.json", "scheme": "http", "server": ("localhost", 1), "root_path": "",
+             "http_version": "1.1"}  # fmt: skip
+    app: Any = create_app(limits)
+    asyncio.run(asyncio.wait_for(app(scope, receive, send), 10))
+    assert dict(answers[0]["headers"])[b"content-type"] == b"application/problem+json"
+    return answers[0]["status"], read
+
+
+def test_a_body_that_is_too_large_is_not_read() -> None:
+    limits = replace(LIMITS, body_bytes=1000)
+    assert _sent(limits, [], headers=[(b"content-length", b"1001")]) == (413, 0)
+    part = {"type": "http.request", "body": b" " * 400, "more_body": True}
+    assert _sent(limits, [part] * 100) == (413, 3)  # without a length: 3 x 400 are too many
+    assert _sent(replace(LIMITS, upload_bytes=1000), [part] * 100, path="/api/v1/diagnose") == (413, 3)
+
+
+def test_a_body_that_is_too_slow() -> None:
+    part = {"type": "http.request", "body": b"{", "more_body": True}
+    started = time.monotonic()
+    assert _sent(replace(LIMITS, body_seconds=0.2), [part]) == (408, 1)
+    assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize(("limit", "path"), [("requests", "/"), ("uploads", "/api/v1/diagnose")])
+def test_no_more_requests_than_the_limit(limit: str, path: str) -> None:
+    async def tried() -> list[tuple[int, bytes | None]]:
+        entered = asyncio.Event()
+        statuses: list[tuple[int, bytes | None]] = []
+
+        async def slow(scope: Any, receive: Any, send: Any) -> None:
+            entered.set()
+            await asyncio.sleep(0.2)
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+
+        only: Any = {limit: 1}
+        guards = Guards(slow, replace(LIMITS, **only))
+        scope = {"type": "http", "method": "GET", "path": path, "headers": [(b"host", b"localhost")]}
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                statuses.append((message["status"], dict(message["headers"]).get(b"retry-after")))
+
+        first = asyncio.create_task(guards(dict(scope), None, send))  # type: ignore[arg-type]
+        await entered.wait()
+        await guards(dict(scope), None, send)  # type: ignore[arg-type]
+        await first
+        await guards(dict(scope), None, send)  # type: ignore[arg-type]
+        return statuses
+
+    assert asyncio.run(tried()) == [(429, b"2"), (200, None), (200, None)]
+
+
+def test_what_takes_too_long_is_stopped_and_the_next_is_answered() -> None:
+    async def tried() -> None:
+        limits = replace(LIMITS, workers=2, heavy_waiting=1, seconds={**LIMITS.seconds, "simulate": 1.0})
+        async with Pool(limits) as pool:
+            assert (await pool.ask("kernel", KERNEL)).status == 200
+            running = {worker.process.pid for worker in pool._all}
+            first = asyncio.create_task(pool.ask("simulate", LONG))
+            await asyncio.sleep(0.2)
+            waits = asyncio.create_task(pool.ask("simulate", {**LONG, "seed": 2}))
+            await asyncio.sleep(0.1)
+            with pytest.raises(Problem) as full:  # one runs, one waits, and no third may
+                await pool.ask("simulate", {**LONG, "seed": 3})
+            assert full.value.status_code == 429 and full.value.headers == {"Retry-After": "2"}
+            assert (await pool.ask("kernel", KERNEL)).status == 200  # short questions have a worker left
+            for late in (first, waits):
+                with pytest.raises(Problem) as error:
+                    await late
+                assert error.value.status_code == 504 and "longer than 1 s" in str(error.value.detail)
+            assert pool.replaced == 2
+            assert (await pool.ask("kernel", KERNEL)).status == 200
+            assert (await pool.ask("infer", {"model": "llama-3.1-8b", "gpu": "h100_sxm"})).status == 200
+            gone = running - {worker.process.pid for worker in pool._all}
+            assert gone and not any(_runs(pid) for pid in gone)
+
+    asyncio.run(tried())
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_worker_that_ends_is_replaced() -> None:
+    async def tried() -> None:
+        async with Pool(replace(LIMITS, workers=1)) as pool:
+            assert (await pool.ask("kernel", KERNEL)).status == 200
+            (worker,) = pool._all
+            worker.process.kill()  # as the system does where memory ends
+            await worker.process.wait()
+            assert (await pool.ask("kernel", KERNEL)).status == 200 and pool.replaced == 1
+            asked = asyncio.create_task(pool.ask("simulate", LONG))
+            await asyncio.sleep(0.3)
+            (worker,) = pool._all
+            worker.process.kill()  # in the middle of an answer
+            with pytest.raises(Problem) as error:
+                await asked
+            assert error.value.status_code == 503 and error.value.headers == {"Retry-After": "2"}
+            assert (await pool.ask("kernel", KERNEL)).status == 200
+            stopped = asyncio.create_task(pool.ask("simulate", LONG))
+            await asyncio.sleep(0.3)
+            stopped.cancel()  # whoever asked went away
+            with pytest.raises(asyncio.CancelledError):
+                await stopped
+            assert (await pool.ask("kernel", KERNEL)).status == 200 and pool.replaced == 3
+
+    asyncio.run(tried())
+
+
+def test_a_worker_that_held_much_memory_is_replaced() -> None:
+    async def tried() -> None:
+        async with Pool(replace(LIMITS, workers=1, worker_keep_bytes=1)) as pool:
+            for answers in (1, 2):
+                assert (await pool.ask("kernel", KERNEL)).status == 200 and pool.replaced == answers
+
+    asyncio.run(tried())
+
+
+def test_work_stops_when_the_client_goes_away() -> None:
+    async def tried(left_after_s: float) -> tuple[int, bool]:
+        stopped = False
+
+        async def work() -> Response:
+            nonlocal stopped
+            try:
+                await asyncio.sleep(0.3)
+            except asyncio.CancelledError:
+                stopped = True
+                raise
+            return Response(status_code=200)
+
+        async def receive() -> Any:
+            await asyncio.sleep(left_after_s)
+            return {"type": "http.disconnect"}
+
+        found = await unless_gone(Request({"type": "http"}, receive), work())
+        return found.status_code, stopped
+
+    assert asyncio.run(tried(0.05)) == (499, True)
+    assert asyncio.run(tried(60)) == (200, False)
+
+
+# --- No way from a word to a file ---
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_no_word_reaches_the_file_system(client: TestClient, monkeypatch: Any, path: str) -> None:
+    """They are refused before a worker hears of them: this process opens nothing, and asks nobody."""
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        ("kernel", {**KERNEL, "gpu": path}),
+        ("kernel", {**KERNEL, "op": path}),
+        ("infer", {"model": path, "gpu": "h200_sxm"}),
+        ("compare", {"model": "llama-3.1-8b", "gpus": [path]}),
+        ("compare", {"model": "llama-3.1-8b", "gpus": f"h200_sxm,{path}"}),
+        ("compare", {"model": "llama-3.1-8b", "gpus": ["h200_sxm"], "price": [f"{path}=2"]}),
+        ("plan", {"model": "llama-3.1-8b", "gpus": [path], "ttft_p99": "1s", "request_rate": 1}),
+        *(("infer", {"model": "llama-3.1-8b", "gpu": "h200_sxm", word: path})
+          for word in ("stack", "fabric", "between_nodes", "draft_model", "predictor", "dtype", "kv_dtype", "requests",
+                       "calibration", "weights", "plot")),
+        *(("simulate", {"model": "llama-3.1-8b", "gpu": "h200_sxm", "num_prompts": 1, word: path})
+          for word in ("transfer_fabric", "server", "trace", "trace_format", "router", "timeline", "stages")),
+        *(("plan", {"model": "llama-3.1-8b", "ttft_p99": "1s", "request_rate": 1, word: path})
+          for word in ("prices", "server", "stack")),
+    ]  # fmt: skip
+    opened: list[Any] = []
+    _HEARD.append(opened)
+    pool = client.app.state.desk.pool  # type: ignore[attr-defined]
+
+    def nobody(*words: Any) -> None:
+        raise AssertionError(f"a worker was asked {words}")
+
+    monkeypatch.setattr(pool, "ask", nobody)
+    try:
+        for question, words in bodies:
+            response = client.post(f"/api/v1/{question}", json=words)
+            assert response.status_code == 422, (question, words, response.text)
+            problem_of(response)
+    finally:
+        _HEARD.remove(opened)
+    assert not opened
+
+
+_HEARD: list[list[Any]] = []  # of whoever listens for files that are opened
+
+
+def _hook(event: str, given: tuple[Any, ...]) -> None:
+    if _HEARD and event in ("open", "os.listdir", "os.scandir"):
+        for heard in _HEARD:
+            heard.append(given[0])
+
+
+sys.addaudithook(_hook)
+
+
+def test_files_in_parameters_are_refused_by_the_worker(refused: Any) -> None:
+    for path in PATHS:
+        words = {"op": "all_reduce", "gpu": "h200_sxm", "parameters": {"bytes": 99, "world": 2, "fabric": path}}
+        assert "unknown fabric" in refused(422, "kernel", **words)
+
+
+def test_workers_have_given_up_files_and_sockets(tmp_path: Any) -> None:
+    (tmp_path / "secret.toml").write_text("a = 1")
+    program = f"""
+import socket, subprocess, pathlib
+from kernelcast.web import sandbox, tasks
+next(tasks.warming())
+sandbox.close(8 << 30)
+def refused(act):
+    try:
+        act()
+    except PermissionError:
+        return True
+    return False
+print([refused(act) for act in (
+    lambda: open({str(tmp_path / "secret.toml")!r}), lambda: open("/etc/passwd"), lambda: open("/etc/../etc/passwd"),
+    lambda: pathlib.Path({str(tmp_path)!r}).joinpath("new").write_text("x"), lambda: list(pathlib.Path("/").iterdir()),
+    lambda: subprocess.run(["true"]), lambda: socket.create_connection(("127.0.0.1", 9)),
+    lambda: open(sandbox.__file__, "a"), lambda: pathlib.Path(sandbox.__file__).unlink(),
+    lambda: open(sandbox.__file__))])
+print(tasks.TASKS["infer"]({{"model": "qwen3-0.6b", "gpu": "l4"}}, b"", {{}})["command"])
+"""
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    told, command = found.stdout.splitlines()
+    assert told == str([*[True] * 9, False]) and command == "kernelcast infer qwen3-0.6b --gpu l4"
+    assert (tmp_path / "secret.toml").read_text() == "a = 1" and sandbox.roots()
+
+
+# --- The command ---
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """`kernelcast web` on a free port."""
+    command = [sys.executable, "-m", "kernelcast", "web", "--port", "0", "--workers", "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield process.stdout.readline().split()[2], process
+        process.kill()
+
+
+def test_the_command_serves_until_ctrl_c(server: tuple[str, subprocess.Popen[str]]) -> None:
+    url, process = server
+    assert url.startswith("http://127.0.0.1:")
+    answers: list[httpx.Response] = []
+    ask = threading.Thread(target=lambda: answers.append(httpx.post(f"{url}/api/v1/kernel", json=KERNEL, timeout=60)))
+    ask.start()
+    assert httpx.get(url, timeout=60).status_code == 200  # the page needs no worker
+    ask.join()
+    assert answers[0].status_code == 200 and answers[0].json()["answer"]["op"] == "gemm"
+    with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as slow:  # one that never ends its body
+        slow.sendall(b"POST /api/v1/kernel HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                     b"Content-Length: 100\r\n\r\n{")  # fmt: skip
+        assert httpx.get(f"{url}/api/v1/stacks", timeout=60).status_code == 200
+        process.send_signal(2)
+        assert process.wait(15) in (0, 130)
+    assert process.stderr is not None and process.stderr.read() == ""
+
+
+def test_a_port_that_is_taken_is_one_line(run: Any) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        code, _, err = run("web", "--port", taken.getsockname()[1])
+    assert code == 2 and err.count("\n") == 1 and "address already in use; give another --port" in err
+
+
+def test_without_fastapi_one_line_says_what_to_install(run: Any, monkeypatch: Any) -> None:
+    from kernelcast.cli import web
+
+    monkeypatch.setattr(web, "_NEEDED", ("fastapi_that_is_not_there", "uvicorn"))
+    code, _, err = run("web")
+    assert code == 2 and "pip install 'kernelcast[web]'" in err and err.count("\n") == 1
+
+
+def test_addresses() -> None:
+    assert address("127.0.0.1", 8321) == "http://127.0.0.1:8321"
+    assert address("::1", 1) == "http://[::1]:1" and address("0.0.0.0", 1) == "http://127.0.0.1:1"
+    with pytest.raises(KernelcastError, match="no such address"):
+        listening("no.such.name.invalid", 0)
