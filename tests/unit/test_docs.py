@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 import runpy
 from pathlib import Path
 
@@ -19,3 +21,20 @@ def test_every_room_is_told_of() -> None:
     for name in rooms:
         short = name.removeprefix("kernelcast.")
         assert f"`{short}/`" in page or f"`{short}.py`" in page or short == "toml_folder", short
+
+
+def test_a_flow_chart_is_drawn_whole_and_boxes_do_not_overlap() -> None:
+    flow = runpy.run_path(str(DOCS / "flow.py"))
+    chart = re.findall(r"```mermaid\n(.*?)```", (DOCS / "architecture.md").read_text(), re.DOTALL)[0]
+    labels, arrows = flow["read"](chart)
+    boxes = flow["laid_out"](chart)
+    assert {name for name, box in boxes.items() if box.label} == set(labels)
+    for low, high in arrows:
+        assert boxes[low].level < boxes[high].level
+    for level in range(1 + max(box.level for box in boxes.values())):
+        row = sorted((box for box in boxes.values() if box.level == level), key=lambda box: box.at)
+        for one, other in itertools.pairwise(row):
+            assert one.at + one.width / 2 < other.at - other.width / 2
+    drawn = flow["svg"](chart)
+    assert drawn.count("<rect") == len(labels) and drawn.count("marker-end") == len(arrows)
+    assert all(f">{name}</text>" in drawn for name in labels)

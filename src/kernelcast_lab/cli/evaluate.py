@@ -14,8 +14,8 @@ import typer
 
 from kernelcast.cli.commands import Command, CommandGroup, with_examples
 from kernelcast.cli.options import Json, PredictorName, WeightsFolder
-from kernelcast.questions.shared import chosen_conditions
 from kernelcast.errors import KernelcastError, refuse_unknown
+from kernelcast.questions.shared import chosen_conditions
 from kernelcast.report import json as as_json
 from kernelcast_lab.cli.fit import MAKE, Families, Folders, Out, Seed, needs_torch, with_tables
 
