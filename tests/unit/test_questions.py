@@ -116,7 +116,7 @@ def test_functions_say_what_they_take() -> None:
     with pytest.raises(TypeError, match="unexpected keyword"):
         kc.infer("llama-3.1-8b", "h200_sxm", batches=4)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="2 words without their names, not 3"):
-        kc.infer("llama-3.1-8b", "h200_sxm", 4)  # type: ignore[misc]
+        kc.infer("llama-3.1-8b", "h200_sxm", 4)  # type: ignore[call-arg, arg-type]
     with pytest.raises(kc.KernelcastError, match="which GPU"):
         kc.infer("llama-3.1-8b")
 
