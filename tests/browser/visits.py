@@ -85,8 +85,8 @@ class Visit:
             self.faults.append(f"asked outside: {request.url}")
 
     def _failed(self, request: Request) -> None:
-        # a newer question aborts the one before: that is the page's own doing
-        if not (request.failure == "net::ERR_ABORTED" and "/api/v1/" in request.url):
+        # the browser's own doing: a newer question aborts the one before, a reload what is still loading
+        if request.failure != "net::ERR_ABORTED":
             self.faults.append(f"failed: {request.method} {request.url} {request.failure}")
 
     def _answered(self, response: Response) -> None:

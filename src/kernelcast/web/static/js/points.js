@@ -104,7 +104,7 @@ function range(values, log, room) {
   if (!log) return { low: 0, high: high * 1.1 || 1, log };
   const pad = Math.max(1.25, Math.sqrt(3 / (high / low))); // points close together need room for ticks around them
   const ends = { low: low / pad, high: high * pad, log };
-  return high / low < 8 ? { ...ends, ticks: ticksOf({ low: ends.low, high: ends.high }, room) } : ends; // decades alone would be too few
+  return high / low < 8 ? { ...ends, ticks: ticksOf({ low: ends.low, high: ends.high }, Math.max(5, room)) } : ends; // decades alone would be too few
 }
 
 export function frontier({
