@@ -64,7 +64,7 @@ class GpuChoice:
     def compared(self) -> dict[str, Any]:
         """As ``advise.compare`` takes them."""
         words = [word.strip() for word in self.gpus.split(",")] if isinstance(self.gpus, str) else self.gpus
-        if words is not None and not any(words):
+        if isinstance(self.gpus, str) and words is not None and not any(words):
             raise KernelcastError(f"--gpus is a list with commas, as in h100_sxm,h200_sxm, or all, not {self.gpus!r}")
         return {
             "gpus": "all" if words is None else words, "max_gpus": self.max_gpus, "what_if": self.what_if or (),

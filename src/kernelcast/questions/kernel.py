@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from kernelcast.hardware import Gpu
@@ -46,12 +47,13 @@ class KernelQuestion:
     calibration: CalibrationFile = None
     weights: WeightsFolder = None
 
-    @property
+    @cached_property
     def chip(self) -> Gpu:
         return chosen_gpu(self.gpu, self.set, self.power_cap)
 
-    @property
+    @cached_property
     def conditions(self) -> Conditions:
+        """Made once: a calibration of other weights warns when it is read."""
         return chosen_conditions(self.without, self.cache, self.predictor, self.calibration, self.weights)
 
     def answer(self) -> tuple[Prediction, Energy | None]:
