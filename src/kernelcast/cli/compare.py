@@ -88,7 +88,7 @@ def _training(
     from kernelcast.tracing.build import Asked
     from kernelcast.training.step import STEP
 
-    chosen_gpus(words["gpus"], gpus.what_if or ())
+    chosen_gpus(str(words["gpus"]).split(","), gpus.what_if or ())
     read_prices(gpus.prices, gpus.price or (), gpus.price_kind)
     layout = TrainingLayout(**trained.cut)  # type: ignore[arg-type]
     wanted = Asked(model, batch, trained.seq, trained.dtype, "training", trained.checkpointing, trained.precision, None,

@@ -63,11 +63,11 @@ class GpuChoice:
     @property
     def compared(self) -> dict[str, Any]:
         """As ``advise.compare`` takes them."""
-        words = [word.strip() for word in self.gpus.split(",")] if isinstance(self.gpus, str) else self.gpus
-        if isinstance(self.gpus, str) and words is not None and not any(words):
+        names = "all" if self.gpus is None else self.gpus
+        if isinstance(names, str) and not names.replace(",", "").strip():
             raise KernelcastError(f"--gpus is a list with commas, as in h100_sxm,h200_sxm, or all, not {self.gpus!r}")
         return {
-            "gpus": "all" if words is None else words, "max_gpus": self.max_gpus, "what_if": self.what_if or (),
+            "gpus": names, "max_gpus": self.max_gpus, "what_if": self.what_if or (),
             "by": self.by, "prices": self.prices, "price": self.price or (), "price_kind": self.price_kind,
         }  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ def _function(question: Any) -> str:
 
 
 def _kernel(question: KernelQuestion) -> str:
+    question = _named(question)
     words = ", ".join([repr(question.op), *(f"{name}={value!r}" for name, value in question.parameters.items())])
     chip = f"kc.gpu({_plain(question.gpu)!r})"
     if question.set:
@@ -71,8 +73,18 @@ def _lines(lines: Iterable[str]) -> str:
     return "\n".join(["import kernelcast as kc", "", *lines, ""])
 
 
+def _named(question: Any) -> Any:
+    """With a GPU that was changed by its name, and its changes as ``set``."""
+    chip = getattr(question, "gpu", None)
+    if not isinstance(chip, Gpu) or not chip.changes:
+        return question
+    changes = [f"{name}={float(value)!r}" for name, value in chip.changes.items()]
+    return replace(question, gpu=chip.known_as, set=[*changes, *(question.set or ())])
+
+
 def _given(question: Any) -> list[tuple[Word, Any]]:
     """Words that are not as usual."""
+    question = _named(question)
     found = [(word, getattr(question, word.name)) for word in words_of(type(question))]
     return [(word, value) for word, value in found if value != word.default and value is not None]
 

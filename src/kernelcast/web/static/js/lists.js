@@ -60,4 +60,26 @@ export async function words(command) {
   return (name) => found.get(name);
 }
 
+/** Formats of weights and of the KV cache, as every page that has them asks for them. */
+export const formatFields = ({ weights, caches }) => [
+  { name: "dtype", kind: "select", label: "Weights", none: "checkpoint's", options: weights, compact: true },
+  { name: "kv_dtype", kind: "select", label: "KV cache", none: "as usual", options: caches, compact: true },
+];
+
+/** Which prices, and one's own. */
+export const priceFields = [
+  {
+    name: "price_kind",
+    kind: "select",
+    label: "Prices",
+    options: [
+      { value: "on_demand", label: "on demand" },
+      { value: "reserved", label: "reserved" },
+    ],
+    default: "on_demand",
+    compact: true,
+  },
+  { name: "price", kind: "lines", label: "Own prices", placeholder: "h200_sxm=3.5", compact: true },
+];
+
 export const described = (field, word) => ({ ...field, help: field.help ?? word(field.name)?.help ?? "" });

@@ -1,7 +1,7 @@
 /* Compare: a model on many kinds of GPU, each at its best way to run it. The words are those of `kernelcast compare`. */
 
 import { fill, h } from "../dom.js";
-import { described, formats, gpus, models, stacks, words } from "../lists.js";
+import { described, formats, gpus, models, priceFields, stacks, words } from "../lists.js";
 import { runPage } from "../runs.js";
 import { answerOf } from "./compare_answer.js";
 import { bestLine } from "./compare_rows.js";
@@ -144,18 +144,7 @@ async function groupsOf(put) {
       fold: true,
       columns: 2,
       fields: [
-        {
-          name: "price_kind",
-          kind: "select",
-          label: "Prices",
-          options: [
-            { value: "on_demand", label: "on demand" },
-            { value: "reserved", label: "reserved" },
-          ],
-          default: "on_demand",
-          compact: true,
-        },
-        { name: "price", kind: "lines", label: "Own prices", placeholder: "h200_sxm=3.5", compact: true },
+        ...priceFields,
         {
           name: "predictor",
           kind: "select",

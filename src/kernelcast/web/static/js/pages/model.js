@@ -1,7 +1,7 @@
 /* Model: one static batch of a language model on a GPU, live. The question's words are those of `kernelcast infer`. */
 
 import { get } from "../api.js";
-import { gpus, models, stacks, formats, words, described } from "../lists.js";
+import { gpus, models, stacks, formats, formatFields, words, described } from "../lists.js";
 import { livePage } from "../live.js";
 import { fill } from "../dom.js";
 import { configFile } from "./model_config.js";
@@ -123,24 +123,7 @@ async function groupsOf() {
     {
       legend: "Formats",
       columns: 2,
-      fields: [
-        {
-          name: "dtype",
-          kind: "select",
-          label: "Weights",
-          none: "checkpoint's",
-          options: formatLists.weights,
-          compact: true,
-        },
-        {
-          name: "kv_dtype",
-          kind: "select",
-          label: "KV cache",
-          none: "as usual",
-          options: formatLists.caches,
-          compact: true,
-        },
-      ],
+      fields: formatFields(formatLists),
     },
     layoutGroup(),
     advancedGroup(formatLists, about.predictors),

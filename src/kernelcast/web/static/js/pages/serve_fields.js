@@ -3,7 +3,7 @@
    PLAN_START is what a plan starts from where no goal is told yet.
    fieldsOf() -> {first, simulate: {group: fields}, plan: {group: fields}}; GROUPS is the order of the groups. */
 
-import { described, formats, gpus, models, stacks, words } from "../lists.js";
+import { described, formatFields, formats, gpus, models, priceFields, stacks, words } from "../lists.js";
 
 const LENGTHS = ["fixed", "uniform", "normal", "lognormal"];
 const ARRIVALS = ["poisson", "gamma", "constant", "bursty"];
@@ -133,22 +133,7 @@ function simulateGroups({ gpuList, stackList, formatLists }) {
         options: YES_NO,
         compact: true,
       },
-      {
-        name: "dtype",
-        kind: "select",
-        label: "Weights",
-        none: "checkpoint's",
-        options: formatLists.weights,
-        compact: true,
-      },
-      {
-        name: "kv_dtype",
-        kind: "select",
-        label: "KV cache",
-        none: "as usual",
-        options: formatLists.caches,
-        compact: true,
-      },
+      ...formatFields(formatLists),
       number("gpu_memory_utilization", "Memory share", { low: 0.1, high: 1, step: 0.01, placeholder: "the stack's" }),
       { name: "intervals", kind: "check", label: "Intervals", default: true },
     ],
@@ -204,18 +189,7 @@ function planGroups({ gpuList, stackList, formatLists }) {
         default: "also",
         compact: true,
       },
-      {
-        name: "price_kind",
-        kind: "select",
-        label: "Prices",
-        options: [
-          { value: "on_demand", label: "on demand" },
-          { value: "reserved", label: "reserved" },
-        ],
-        default: "on_demand",
-        compact: true,
-      },
-      { name: "price", kind: "lines", label: "Own prices", placeholder: "h200_sxm=3.5", compact: true },
+      ...priceFields,
       { name: "sure", kind: "check", label: "Sure", default: false },
     ],
   };
