@@ -45,7 +45,7 @@ weights: $(DEV_STAMP)
 	test -n "$$KERNELCAST_DATA" || { echo "KERNELCAST_DATA names the folder of measured tables"; exit 2; }
 	$(BIN)/kernelcast fit --data "$$KERNELCAST_DATA" --data validation -o .cache/weights $(if $(VERSION),--version "$(VERSION)")
 	for family in $(FAMILIES); do test -f .cache/weights/$$family.safetensors || { echo "no weights of $$family"; exit 1; }; done
-	cp .cache/weights/*.safetensors .cache/weights/about.json src/kernelcast/efficiency/weights/
+	cp .cache/weights/*.safetensors .cache/weights/about.json src/kernelcast/forecast/weights/
 
 bench: $(DEV_STAMP)
 	$(BIN)/python benchmarks/predict_table.py

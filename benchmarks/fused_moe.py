@@ -12,12 +12,12 @@ import argparse
 
 import torch
 
-from kernelcast.advise.configs import Config, MoeProblem, sglang_default, swift_default, vllm_default
-from kernelcast.advise.tune import tune
-from kernelcast.measure import fused_moe
-from kernelcast.measure.device import identified
-from kernelcast.measure.moe_bench import Bench, Measurer
-from kernelcast.measure.moe_sweep import TESTED
+from kernelcast.collect import fused_moe
+from kernelcast.collect.device import identified
+from kernelcast.collect.moe_bench import Bench, Measurer
+from kernelcast.tune.configs import Config, MoeProblem, sglang_default, swift_default, vllm_default
+from kernelcast.tune.tune import tune
+from kernelcast_lab.tuning.moe_sweep import TESTED
 
 ODD = (
     (1, 8, 2, 512, 256),

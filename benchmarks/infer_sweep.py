@@ -66,11 +66,11 @@ def _run(source: Path, folder: Path) -> dict[str, Any]:
 def once(path: Path) -> None:
     """All settings in this process: prefill and decode with their intervals to ``path``, what it took as JSON."""
     import kernelcast as kc
-    from kernelcast.networks import model
-    from kernelcast.networks.forward import Deployment
-    from kernelcast.parallel import Layout
-    from kernelcast.serving.infer import infer_many
-    from kernelcast.serving.workload import Workload
+    from kernelcast.inference.deployment import Layout
+    from kernelcast.inference.forward import Deployment
+    from kernelcast.inference.infer import infer_many
+    from kernelcast.inference.workload import Workload
+    from kernelcast.models import model
     from kernelcast.stacks import stack
 
     gpus, engine = [kc.gpu(name) for name in GPUS], stack("vllm")
@@ -82,7 +82,7 @@ def once(path: Path) -> None:
     found = infer_many(cases, skip=lambda at, error: refused.append(at))
     spans = [(one.prefill, one.decode) for one in found]
     took = {"wall_s": time.perf_counter() - start, "cpu_s": time.process_time() - start_cpu}
-    np.save(path, np.array([[end for s in both for end in (s.time_s, s.low_s, s.high_s)] for both in spans]))
+    np.save(path, np.array([[end for s in both for end in (s.value, s.low, s.high)] for both in spans]))
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(json.dumps({**took, "settings": len(cases), "refused": len(refused), "memory_mb": used}))
 

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import kernelcast as kc
+from kernelcast.forecast.predict_table import predict_columns
 from kernelcast.hardware import Gpu
-from kernelcast.tables import predict_columns
 from same_numbers import random_calls
 
 GPUS = ("h200_sxm", "a100_sxm", "b200_sxm", "l40s", "rtx_4090", "gb200", "h20", "v100_sxm", "mi300x", "h100_pcie")

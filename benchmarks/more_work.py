@@ -16,8 +16,8 @@ from collections import Counter
 import numpy as np
 
 import kernelcast as kc
-from kernelcast.kernels import REGISTRY
-from kernelcast.tables import predict_columns
+from kernelcast.forecast.predict_table import predict_columns
+from kernelcast.ops import REGISTRY
 from laws import Columns, table_of
 
 FASTER = 0.98
@@ -44,8 +44,8 @@ def main() -> None:
     columns = {name: column[chosen] for name, column in every.items()}
     tried, faster, unexplained = Counter[str](), Counter[str](), Counter[str]()
     for place in GPUS:
-        standings = np.full(len(columns["op"]), None, dtype=object)
-        once, _ = predict_columns(columns, kc.gpu(place), standings=standings)
+        matches = np.full(len(columns["op"]), None, dtype=object)
+        once, _ = predict_columns(columns, kc.gpu(place), matches=matches)
         twice, _ = predict_columns(doubled(columns), kc.gpu(place))
         ratio = twice["predicted_us"] / once["predicted_us"]
         for row, op in enumerate(columns["op"]):
@@ -53,7 +53,7 @@ def main() -> None:
                 tried[op] += 1
             if ratio[row] < FASTER:
                 size = columns[REGISTRY[op].grows][row]
-                entry = standings[row].entry
+                entry = matches[row].entry
                 powers = [str(2 ** (int(np.log2(size)) + step)) for step in (-1, 0, 1)]
                 share = max(entry.faster_doubled.get(power, 0.0) for power in powers) if entry else 0.0
                 faster[op] += 1

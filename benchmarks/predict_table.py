@@ -34,7 +34,7 @@ def gemm_table(rows: int, rng: np.random.Generator) -> dict[str, Any]:
 
 def mixed_table(rows: int, rng: np.random.Generator) -> dict[str, Any]:
     """Every family in equal parts, parameters around those of its examples."""
-    from kernelcast.kernels import REGISTRY, parameters_of
+    from kernelcast.ops import REGISTRY, parameters_of
 
     picks = [(op, dict(example)) for op, cls in sorted(REGISTRY.items()) for example in cls.examples[:1]]
     choice = rng.integers(0, len(picks), rows)

@@ -1,4 +1,5 @@
-"""Do two commits give the same numbers? Random calls of every op, models, traced steps and diagnoses, asked of both.
+"""Do two commits give the same numbers? Random calls of every op, static batches, simulations, plans, comparisons,
+traces, training on several GPUs, power caps, calibrations and diagnoses, asked of both.
 
     python benchmarks/same_numbers.py main~20                 # against the working tree
     python benchmarks/same_numbers.py main~20 main -o answers # two commits; answers are kept and reused
@@ -23,6 +24,8 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +43,8 @@ PROFILES = ("llama_8b_4_layers_decode", "llama_8b_4_layers_prefill", "planted_fa
 def random_calls(count: int, seed: int = 0, only: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Examples of every op, or of some, with other sizes and words, where these make a call. Some GPUs refuse some."""
     from kernelcast.errors import KernelcastError
-    from kernelcast.kernels.base import REGISTRY, parameters_of
-    from kernelcast.kernels.base import kernel as made
+    from kernelcast.ops.base import REGISTRY, parameters_of
+    from kernelcast.ops.base import kernel as made
 
     draw = random.Random(seed)
     found: list[dict[str, Any]] = []
@@ -100,7 +103,7 @@ def infer_settings() -> list[list[str]]:
         llama-3.1-8b --gpu l40 --batch 16 --input-len 2048 | llama-3.1-8b --gpu h200_sxm --batch 32 --input-len 4096
         llama-3.1-8b --gpu h200_sxm --tp 3 | llama-3.1-70b --gpu l40s
     """
-    return plain + [["infer", *words.split()] for line in more.strip().splitlines() for words in line.split("|")]
+    return plain + [["infer", *words.split()] for words in _settings(more)]
 
 
 def trace_settings() -> list[list[str]]:
@@ -121,7 +124,7 @@ def trace_settings() -> list[list[str]]:
         opt-125m --gpu t4 --dtype fp16 --mode training | gpt2 --gpu h200_sxm --predictor generic --mode training
         gpt2 --gpu h200_sxm --set dram_bytes_per_s=9.6e12 | olmoe-1b-7b --gpu h200_sxm --seq 256
     """
-    return [["trace", *words.split()] for line in lines.strip().splitlines() for words in line.split("|")]
+    return [["trace", *words.split()] for words in _settings(lines)]
 
 
 def diagnose_settings() -> list[list[str]]:
@@ -137,27 +140,138 @@ def diagnose_settings() -> list[list[str]]:
     ]
 
 
+def simulate_settings() -> list[list[str]]:
+    lines = """
+        llama-3.1-8b --gpu h100_sxm --request-rate 8 | llama-3.1-8b --gpu h100_sxm --max-concurrency 32
+        llama-3.1-8b --gpu l40s --request-rate 4 --input-len 1024 --output-len 128 --dtype fp8 --kv-dtype fp8
+        llama-3.1-70b --gpu h100_sxm --tp 4 --stack sglang --max-concurrency 64 --goodput ttft:500 --goodput tpot:30
+        llama-3.1-70b --gpu h200_sxm --tp 4 --prefill-replicas 2 --replicas 2 --request-rate 12
+        llama-3.1-8b --gpu h200_sxm --stack trtllm --request-rate 20 --max-num-seqs 64 --max-num-batched-tokens 4096
+        qwen3-30b-a3b --gpu h200_sxm --request-rate 10 | qwen3-30b-a3b --gpu h200_sxm --tp 2 --ep 2 --max-concurrency 16
+        deepseek-v3 --gpu h200_sxm --stack sglang --dp 8 --ep 8 --max-concurrency 64 --input-len 2000
+        llama-3.1-8b --gpu rtx_4090 --request-rate 2 --dtype fp8 | llama-3.1-8b --gpu mi300x --request-rate 4
+        llama-3.1-8b --gpu h100_sxm --request-rate 8 --draft-tokens 3 --draft-model llama-3.2-1b
+        llama-3.1-8b --gpu h100_sxm --request-rate 6 --arrivals bursty --burst-s 5 --pause-s 15
+        llama-3.1-8b --gpu h100_sxm --request-rate 30 --num-gpu-blocks-override 600 --no-enable-chunked-prefill
+        llama-3.1-8b --gpu h100_sxm --replicas 2 --router cache_aware --num-groups 4 --prompts-per-group 20
+        llama-3.1-8b --gpu h100_sxm --stages 5x6,10x6 --no-intervals | gpt-oss-20b --gpu b200_sxm --request-rate 16
+        llama-3.1-8b --gpu h100_sxm --pp 2 --request-rate 6 | llama-3.1-8b --gpu h100_sxm --request-rate 0
+        llama-3.1-70b --gpu l40s --request-rate 1
+    """
+    return [["simulate", *words.split(), "--num-prompts", "100"] for words in _settings(lines)]
+
+
+def plan_settings() -> list[list[str]]:
+    lines = """
+        --tpot-p99 30ms --ttft-p99 500ms --request-rate 10 --gpus h100_sxm,l40s --max-gpus 4
+        --tpot-p99 30ms --request-rate 60 --gpus l40s --max-gpus 2 --disaggregated no
+        --ttft-p90 1s --e2el-p99 20s --request-rate 5 --gpus h200_sxm --max-gpus 2 --dtype fp8 | --tpot-mean 12ms
+        --tpot-p99 25ms --request-rate 8 --gpus h100_sxm,h200_sxm --max-gpus 4 --stack vllm,sglang --price h100_sxm=2.5
+        --ttft-mean 2s --tpot-mean 50ms --max-concurrency 32 --gpus a100_sxm --max-gpus 4 --sure
+        --tpot-p90 20ms --request-rate 12 --gpus b200_sxm --max-gpus 2 | --tpot-p99 1ms --request-rate 4 --gpus l40s
+        --tpot-p99 40ms --request-rate 6 --gpus h100_sxm --max-gpus 4 --tp 1,2 --max-num-seqs 64 --price-kind reserved
+        --ttft-p50 300ms --request-rate 9 --gpus h100_sxm --max-gpus 4 --disaggregated yes
+    """
+    return [
+        ["plan", "llama-3.1-8b", *words.split(), "--num-prompts", "120", "--input-len", "1024", "--output-len", "128"]
+        for words in _settings(lines)
+    ]
+
+
+def compare_settings() -> list[list[str]]:
+    lines = """
+        llama-3.1-8b --gpus l40s,a100_sxm,h100_sxm --tpot 25ms | mixtral-8x7b --gpus h100_sxm,b200_sxm --batch 8
+        llama-3.3-70b --gpus h100_sxm,h200_sxm,b200_sxm,l40s --tpot 60ms | llama-3.3-70b --gpus all --batch 16
+        llama-3.1-8b --gpus h100_sxm --batch 8 --what-if dram_bytes_per_s*1.5 --what-if sm_count*1.2
+        llama-3.1-8b --gpus h100_sxm,l40s --rate 40 --input-len 1024 --output-len 256 --formats all
+        llama-3.3-70b --gpus mi300x,b200_sxm,h100_sxm,a2 --ttft 1s --tpot 60ms --by tokens_per_s
+        llama-3.1-8b --gpus h200_sxm --batch 8 --sensitivity | qwen3-235b-a22b --gpus h200_sxm,b200_sxm --rate 2
+        --training llama-3.2-1b --gpus l40s,b200_sxm,h100_sxm --batch 4 --seq 2048 --tokens 1e12
+        --training gpt2 --gpus h100_sxm --batch 8 --dp 8 --zero 1
+    """
+    return [["compare", *words.split()] for words in _settings(lines)]
+
+
+def more_settings() -> list[list[str]]:
+    """Power caps, lasting calls, evidence, lists of what there is, disaggregated batches, calibrations, sweeps."""
+    lines = """
+        infer llama-3.1-8b --gpu h200_sxm --batch 8 --input-len 2048 --power-cap 450
+        infer qwen3-30b-a3b --gpu h200_sxm --batch 8 --power-cap 300 | kernel gemm --m 8192 --n 8192 --k 8192 --gpu l40s
+        infer gpt2-xl --gpu h100_sxm --stack torch --power-cap 350 --batch 32
+        kernel gemm --m 8192 --n 8192 --k 8192 --gpu h200_sxm --power-cap 350 | gpu h200_sxm | gpus | ops | models
+        kernel attention --batch 8 --q-len 1 --kv-len 4096 --q-heads 32 --kv-heads 8 --head-dim 128 --gpu rtx_3090
+        evidence --gpu h200_sxm --op gemm | evidence --gpu rtx_4090 | evidence --stack vllm --op attention
+        infer deepseek-v3 --gpu h200_sxm --stack sglang --kv-dtype fp8 --prefill-workers 4 --prefill-tp 8 --prefill-batch 4 --decode-workers 1 --dp 16 --ep 16 --batch 512 --input-len 4096 --output-len 512
+        infer qwen3-vl-8b --gpu h100_sxm --batch 8 --input-len 256 --images 2 --image-size 1024
+        infer deepseek-v3 --gpu h200_sxm --tp 8 --batch 4 --draft-tokens 3 --draft-model mtp
+        infer deepseek-v3.2 --gpu b200_sxm --tp 8 --stack sglang --batch 32 --input-len 8192
+        infer glm-5-nvfp4 --gpu b200_sxm --tp 8 --stack trtllm | infer kimi-k2.5 --gpu b200_sxm --tp 8 --batch 16
+        calibrate CALIBRATION.csv --gpu h200_sxm -o CALIBRATION.safetensors
+        kernel gemm --m 700 --n 4096 --k 4096 --gpu h200_sxm --calibration CALIBRATION.safetensors
+        infer llama-3.1-8b --gpu h200_sxm --batch 8 --calibration CALIBRATION.safetensors
+        calibrate RUNS.json --gpu h200_sxm -o RUNS.safetensors
+        infer llama-3.1-8b --gpu h200_sxm --batch 16 --calibration RUNS.safetensors
+        simulate llama-3.1-8b --gpu h200_sxm --request-rate 8 --num-prompts 60 --calibration RUNS.safetensors
+        sweep SWEEP.toml --out sweep --fresh --workers 1 --top 50 --by tokens_per_s_per_gpu
+    """  # noqa: E501
+    return [words.split() for words in _settings(lines)]
+
+
+def _settings(lines: str) -> list[str]:
+    return [words for line in lines.strip().splitlines() for words in line.split("|")]
+
+
+def write_inputs(folder: Path) -> None:
+    """Files that the questions of ``more_settings`` name: invented measurements, and a small sweep."""
+    draw = random.Random(1)
+    rows = [f"gemm,bf16,{2 ** draw.randrange(4, 13)},{256 * draw.randrange(4, 33)},4096,{draw.uniform(9, 400):.3f}"
+            for _ in range(40)]  # fmt: skip
+    (folder / "CALIBRATION.csv").write_text("\n".join(["op,dtype,m,n,k,measured_us", *rows, ""]))
+    runs = [{"model": "llama-3.1-8b", "batch": batch, "input_len": 1024, "output_len": 64,
+             "tpot_s": 0.006 + 1e-5 * batch} for batch in (1, 8, 32)]  # fmt: skip
+    (folder / "RUNS.json").write_text(json.dumps(runs))
+    (folder / "SWEEP.toml").write_text(
+        'model = ["llama-3.1-8b", "qwen3-30b-a3b"]\ngpu = ["h100_sxm", "l40s"]\nbatch = [1, 16]\ntp = [1, 2]\n'
+        'input_len = 1024\noutput_len = 64\nstack = ["vllm", "sglang"]\n'
+    )
+
+
+SETTINGS = {
+    "infer": infer_settings, "simulate": simulate_settings, "plan": plan_settings, "compare": compare_settings,
+    "trace": trace_settings, "diagnose": diagnose_settings, "more": more_settings,
+}  # fmt: skip
+
+
 def answer(folder: Path, only: list[str]) -> None:
     """Put every question of ``folder`` to the kernelcast that Python finds; runs in the tree that is asked."""
-    from kernelcast.cli import main
+    room = "kernelcast.app.cli" if find_spec("kernelcast.app") else "kernelcast.cli"  # where 0.2.0 and earlier have it
+    main = import_module(room).main
 
     def run(*words: str) -> tuple[int, str, str]:
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = main(list(words))
+            try:
+                code = main(list(words))
+            except SystemExit as stop:
+                code = int(stop.code or 0)
         return code, out.getvalue(), err.getvalue()
 
     if "kernels" in only:
         code, _, said = run("kernels", str(folder / "calls.csv"), "--skip-bad", "-o", str(folder / "kernels.jsonl"))
         assert code == 0, said
-    for kind, settings in (("infer", infer_settings()), ("trace", trace_settings()), ("diagnose", diagnose_settings())):
-        if kind not in only:
+    for name in only:
+        if name == "kernels":
             continue
-        told = []
-        for words in settings:
-            code, out, err = run(*words, "--json")
-            told.append({"asked": " ".join(words), "code": code, "said": json.loads(out) if code == 0 else err})
-        (folder / f"{kind}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in told))
+        answered = []
+        with contextlib.ExitStack() as stack:
+            if name == "more":  # which writes files
+                write_inputs(folder)
+                stack.enter_context(contextlib.chdir(folder))
+            for words in SETTINGS[name]():
+                code, out, err = run(*words, "--json")
+                said: Any = json.loads(out) if code == 0 else err
+                answered.append({"asked": " ".join(words), "code": code, "said": said})
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in answered))
 
 
 def differences(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
@@ -222,10 +336,10 @@ def main() -> None:
     parser.add_argument("old", nargs="?", help="commit")
     parser.add_argument("new", nargs="?", default="", help="commit; default: the working tree")
     parser.add_argument("-o", "--out", type=Path, help="folder that keeps answers of commits")
-    parser.add_argument("--only", action="append", choices=("kernels", "infer", "trace", "diagnose"))
+    parser.add_argument("--only", action="append", choices=("kernels", *SETTINGS))
     parser.add_argument("--answer", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    only = given.only or ["kernels", "infer", "trace", "diagnose"]
+    only = given.only or ["kernels", *SETTINGS]
     if given.answer:
         answer(given.answer, only)
         return

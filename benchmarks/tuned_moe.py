@@ -18,13 +18,13 @@ from pathlib import Path
 
 import numpy as np
 
-from kernelcast.advise.configs import Config
-from kernelcast.advise.tune import TOP, Tuned, tune
+from kernelcast.collect.device import identified
+from kernelcast.collect.moe_bench import Bench, Measurer
 from kernelcast.hardware import Gpu
-from kernelcast.measure.device import identified
-from kernelcast.measure.moe_bench import Bench, Measurer
-from kernelcast.measured.config_sweeps import Sweep, about_sweeps, read_sweeps
+from kernelcast.tune.configs import Config
+from kernelcast.tune.tune import TOP, Tuned, tune
 from kernelcast_lab.evaluate.tuning import problem_of, swept_times
+from kernelcast_lab.tuning.config_sweeps import Sweep, about_sweeps, read_sweeps
 
 BEST, ROUNDS = 20, 15
 

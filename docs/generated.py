@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import kernelcast
+from kernelcast.app.questions.evidence import all_entries
+from kernelcast.app.report.json import derived_peaks, doc_text, op_fields, summed_evidence
 from kernelcast.hardware import fabrics, gpu, gpu_ids
-from kernelcast.kernels import REGISTRY
-from kernelcast.networks import model, model_ids
-from kernelcast.questions.evidence import all_entries
-from kernelcast.report.json import derived_peaks, doc_text, op_fields, summed_evidence
+from kernelcast.models import model, model_ids
+from kernelcast.ops import REGISTRY
 from kernelcast.stacks import stack, stack_ids
 
 MADE = "*This page is made from the code when the site is built.*\n"
@@ -88,8 +88,8 @@ def _fabrics() -> dict[str, Any]:
 
 def _gpu_rows(chip: Any) -> tuple[list[tuple[Cell, ...]], dict[str, int]]:
     """Fields that the GPU has, each with the number of its source; and the sources."""
-    from kernelcast.report.lists import _flat_fields
-    from kernelcast.report.units import field_text
+    from kernelcast.app.report.lists import _flat_fields
+    from kernelcast.app.report.units import field_text
 
     rows: list[tuple[Cell, ...]] = []
     notes: dict[str, int] = {}

@@ -14,7 +14,7 @@ import kernelcast
 
 def commands() -> str:
     """Every command with its options, as ``--help`` has them."""
-    from kernelcast.cli.app import build
+    from kernelcast.app.cli.app import build
 
     group = typer.main.get_command(build())
     listed = group.commands  # type: ignore[attr-defined]
@@ -92,7 +92,7 @@ def api() -> str:
         found = getattr(kernelcast, name, None) if name not in elsewhere or find_spec("torch") else None
         path = elsewhere.get(name) or f"{found.__module__}.{getattr(found, '__qualname__', name)}"
         text.append(f"\n## {name} {{ #{name} }}\n")
-        if getattr(found, "__module__", "") == "kernelcast.api" and callable(found):
+        if getattr(found, "__module__", "") == "kernelcast.app.api" and callable(found):
             text += _asked(name, found, inspect.signature(found))
         else:
             text += [_signature(name, found), f"::: {path}\n"]

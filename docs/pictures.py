@@ -12,7 +12,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 import kernelcast as kc
-from kernelcast.questions.evidence import all_entries
+from kernelcast.app.questions.evidence import all_entries
 
 FOLDER = Path(__file__).with_name("pictures")
 TEAL, ORANGE, GREY, PALE = "#00796b", "#e65100", "#607d8b", "#b2dfdb"

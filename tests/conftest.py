@@ -35,7 +35,7 @@ def _wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
     """Run a command: exit code, standard output, standard error."""
-    from kernelcast.cli.app import main  # late, so that the number of threads is set before NumPy is loaded
+    from kernelcast.app.cli.app import main  # late, so that the number of threads is set before NumPy is loaded
 
     def call(*arguments: str | Path) -> tuple[int, str, str]:
         capsys.readouterr()

@@ -10,33 +10,33 @@ import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from kernelcast._version import __version__ as __version__
-from kernelcast.efficiency import Calibration, load_calibration
 from kernelcast.errors import KernelcastError
+from kernelcast.forecast import Calibration, load_calibration
+from kernelcast.forecast.predict import Conditions, Prediction, predict, predict_many
+from kernelcast.forecast.predict_table import predict_table
 from kernelcast.hardware import Fabric, Gpu, changed, fabric, fabrics, gpu, gpu_ids
-from kernelcast.kernels import REGISTRY, Kernel, kernel
-from kernelcast.predict import Conditions, Prediction, predict, predict_many
-from kernelcast.tables import predict_table
+from kernelcast.ops import REGISTRY, Kernel, kernel
 
 if TYPE_CHECKING:
-    from kernelcast.advise.compare.api import compare_training as compare_training
-    from kernelcast.api import compare as compare
-    from kernelcast.api import evidence as evidence
-    from kernelcast.api import infer as infer
-    from kernelcast.api import infer_pools as infer_pools
-    from kernelcast.api import plan as plan
-    from kernelcast.api import simulate as simulate
-    from kernelcast.kernels.gemm import Bmm as Bmm
-    from kernelcast.kernels.gemm import Gemm as Gemm
-    from kernelcast.timeline.power import with_cap as with_cap
+    from kernelcast.app.api import compare as compare
+    from kernelcast.app.api import evidence as evidence
+    from kernelcast.app.api import infer as infer
+    from kernelcast.app.api import infer_pools as infer_pools
+    from kernelcast.app.api import plan as plan
+    from kernelcast.app.api import simulate as simulate
+    from kernelcast.energy.power import with_cap as with_cap
+    from kernelcast.ops.gemm import Bmm as Bmm
+    from kernelcast.ops.gemm import Gemm as Gemm
+    from kernelcast.search.compare.api import compare_training as compare_training
     from kernelcast.tracing import trace as trace
     from kernelcast.training import run_step as run_step
 
 
 # What takes a while to import is imported when it is asked for
 _LATER = {
-    "compare": "kernelcast.api", "compare_training": "kernelcast.advise.compare.api", "evidence": "kernelcast.api",
-    "infer": "kernelcast.api", "infer_pools": "kernelcast.api", "plan": "kernelcast.api",
-    "run_step": "kernelcast.training", "simulate": "kernelcast.api", "with_cap": "kernelcast.timeline.power",
+    **dict.fromkeys(("compare", "evidence", "infer", "infer_pools", "plan", "simulate"), "kernelcast.app.api"),
+    "compare_training": "kernelcast.search.compare.api", "run_step": "kernelcast.training",
+    "with_cap": "kernelcast.energy.power",
 }  # fmt: skip
 
 __all__ = [

@@ -74,7 +74,7 @@ def main() -> int:
     from importlib import import_module
 
     try:
-        code: int = import_module("kernelcast.cli.app").main()
+        code: int = import_module("kernelcast.app.cli.app").main()
     except BaseException:
         if not _Seen.interrupt:  # what an import made of an interrupt is no error of its own
             raise

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.errors import KernelcastError
-from kernelcast.kernels import REGISTRY, parameters_of
+from kernelcast.ops import REGISTRY, parameters_of
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection

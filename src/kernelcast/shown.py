@@ -6,11 +6,11 @@ from importlib import import_module
 
 
 class Shown:
-    """A result that a notebook shows as the command line would, as HTML. ``kernelcast.report.html`` does it; results
-    do not know of reports, so that it is found by its name when a notebook first asks."""
+    """A result that a notebook shows as the command line would, as HTML. ``kernelcast.app.report.html`` makes
+    it; results do not import reports, so that it is imported by name when a notebook first asks."""
 
     __slots__ = ()
 
     def _repr_html_(self) -> str:
-        found: str = import_module("kernelcast.report.html").html_of(self)
+        found: str = import_module("kernelcast.app.report.html").html_of(self)
         return found

@@ -79,6 +79,7 @@ def test_controls_move_the_answer_and_the_address(visit: Visit, run: Run) -> Non
     command = visit.page.locator("#command", has_text="kernelcast kernel softmax --rows")
     expect(command).to_be_visible()
     same_as_printed(visit, run, command.text_content() or "")
+    visit.query_has("op=softmax")  # the address settles a little after the answer
     visit.page.go_back()
     expect(visit.find("#m")).to_have_value("100")
 

@@ -144,7 +144,7 @@ def test_unknown_names_in_the_address_are_told(visit: Visit, query: str) -> None
 
 
 def test_a_config_of_one_s_own_is_asked_in_place_of_a_name(visit: Visit, run: Run, tmp_path: Path) -> None:
-    source = Path(kernelcast.__file__).parent / "networks" / "models"
+    source = Path(kernelcast.__file__).parent / "models" / "configs"
     config = json.loads(next(source.glob("llama-3.1-8b*.json")).read_text(encoding="utf-8"))
     visit.open("/model?model=llama-3.2-1b&gpu=h200_sxm")
     before = visit.figure("ttft_s").text_content() or ""

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kernelcast.cli import main
+from kernelcast.app.cli import main
 
 GEMM = ["kernel", "gemm", "--m", "512", "--n", "4096", "--k", "4096", "--gpu", "h200_sxm", "--json"]
 

@@ -15,10 +15,10 @@ import pytest
 from running import Run, strict
 
 import kernelcast
-from kernelcast.cli.commands import tidy
-from kernelcast.cli.kernel import example_lines
+from kernelcast.app.cli.commands import tidy
+from kernelcast.app.cli.kernel import example_lines
 from kernelcast.hardware import gpu_ids
-from kernelcast.kernels import REGISTRY
+from kernelcast.ops import REGISTRY
 
 GEMM = ["kernel", "gemm", "--m", "4096", "--n", "4096", "--k", "4096", "--gpu", "h100_sxm"]
 PREDICTION_KEYS = {
@@ -326,7 +326,7 @@ def test_interrupt_is_quiet(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("kernelcast.questions.kernel.predict", interrupt)
+    monkeypatch.setattr("kernelcast.app.questions.kernel.predict", interrupt)
     code, out, err = run(*GEMM)
     assert (code, out, err.strip()) == (130, "", "")
 
@@ -362,14 +362,13 @@ def test_import_is_light() -> None:
     heavy = "{'duckdb', 'typer', 'rich', 'torch'} & set(sys.modules)"
     code = f"import sys, kernelcast; assert not {heavy}, {heavy}"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-    code = (
-        f"import sys; from kernelcast.cli import main; main({[*GEMM, '--json']!r}); assert 'duckdb' not in sys.modules"
-    )
+    command = f"from kernelcast.app.cli import main; main({[*GEMM, '--json']!r})"
+    code = f"import sys; {command}; assert 'duckdb' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL).returncode == 0
 
 
 def test_without_the_lab_its_commands_say_where_they_are(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kernelcast.cli.app.entry_points", lambda group: [])
+    monkeypatch.setattr("kernelcast.plugins.entry_points", lambda group: [])
     for name in ("fit", "evaluate", "data", "collect-models"):
         code, out, err = run(name, "--help")
         assert (code, out) == (2, "") and err.count("\n") == 1

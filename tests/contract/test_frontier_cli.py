@@ -13,7 +13,7 @@ import duckdb
 import pytest
 from running import Run, strict
 
-from kernelcast.networks.catalogue import bundled
+from kernelcast.models.catalogue import bundled
 
 QWEN = shlex.split("infer qwen3-30b-a3b --gpu h200_sxm --batch 1 --input-len 256 --output-len 8")
 R1 = shlex.split("--gpu h200_sxm --tp 8 --draft-tokens 3")

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from running import Run, strict
 
-from kernelcast.networks import model, model_ids
-from kernelcast.networks.catalogue import MODELS
+from kernelcast.models import model, model_ids
+from kernelcast.models.catalogue import MODELS
 from kernelcast.stacks import stack, stack_ids
 
 LLAMA = shlex.split("infer llama-3.1-8b --gpu h100_sxm --batch 4 --input-len 512 --output-len 32")

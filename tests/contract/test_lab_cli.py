@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from running import strict
 
-from kernelcast.cli import main
+from kernelcast.app.cli import main
 
 pytest.importorskip("torch")
 

@@ -50,8 +50,8 @@ def run(copy: Path, *arguments: str) -> str:
 
 
 def test_contributing_has_one_of_each() -> None:
-    rooms = [("kernels",), ("hardware", "catalogue"), ("hardware",), ("networks", "models"), ("stacks", "catalogue"),
-             ("timeline", "hosts")]  # fmt: skip
+    rooms = [("ops",), ("hardware", "catalogue"), ("hardware",), ("models", "configs"), ("stacks", "catalogue"),
+             ("stacks", "hosts")]  # fmt: skip
     assert [Path(path).parts[1:-1] for path in recipes()] == rooms
 
 

@@ -36,7 +36,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def folder(file: Path) -> Path:
-    from kernelcast.cli.app import main
+    from kernelcast.app.cli.app import main
 
     out = file.with_suffix(".sweep")
     assert main(["sweep", str(file), "-o", str(out), "--engine", "one", *QUICK]) == 0

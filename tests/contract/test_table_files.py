@@ -16,7 +16,7 @@ from running import Run
 from table_files import CALLS, ENDINGS, MIXED, read, write
 
 import kernelcast
-from kernelcast.tables import OUTPUT
+from kernelcast.forecast.predict_table import OUTPUT
 
 
 def predicted(path: Path) -> list[float | None]:
@@ -220,7 +220,7 @@ def test_a_million_rows_in_time_and_memory(tmp_path: Path) -> None:
         FROM range(1000000)"""
     table = write(query, tmp_path / "in.parquet")
     code = (
-        "import resource, sys; from kernelcast.cli import main; code = main(sys.argv[1:]); "
+        "import resource, sys; from kernelcast.app.cli import main; code = main(sys.argv[1:]); "
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss); sys.exit(code)"
     )
     started = time.perf_counter()

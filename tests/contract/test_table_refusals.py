@@ -13,7 +13,7 @@ import pytest
 from running import Run
 from table_files import ENDINGS, MIXED, read, refused, write
 
-from kernelcast.tables import OUTPUT
+from kernelcast.forecast.predict_table import OUTPUT
 
 
 def test_no_gpu_is_refused(run: Run, tmp_path: Path) -> None:

@@ -245,7 +245,7 @@ def run_kernelcast(arguments: list[str]) -> tuple[int, str]:
 
 @functools.cache
 def _run_once(arguments: tuple[str, ...]) -> tuple[int, str]:
-    from kernelcast.cli.app import main  # late: conftest sets the number of threads first
+    from kernelcast.app.cli.app import main  # late: conftest sets the number of threads first
 
     stream = io.StringIO()
     with contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):

@@ -121,8 +121,8 @@ def test_every_link_and_anchor_leads_somewhere(site: Path, made: dict[str, Page]
 
 def test_generated_pages_list_what_the_code_has(site: Path) -> None:
     import kernelcast
-    from kernelcast.kernels import REGISTRY
-    from kernelcast.networks import model_ids
+    from kernelcast.models import model_ids
+    from kernelcast.ops import REGISTRY
     from kernelcast.stacks import stack_ids
 
     def text(name: str) -> str:

@@ -17,10 +17,10 @@ import pytest
 import typer
 
 import kernelcast
-from kernelcast.cli import app
-from kernelcast.efficiency.learned import WEIGHTS
+from kernelcast.app.cli import app
+from kernelcast.forecast.learned import WEIGHTS
 from kernelcast.hardware import gpu_ids
-from kernelcast.kernels import REGISTRY
+from kernelcast.ops import REGISTRY
 
 Run = Callable[..., tuple[int, str, str]]
 SRC = Path(kernelcast.__file__).parents[1]
@@ -54,8 +54,8 @@ def test_every_command_is_found_without_importing_the_others() -> None:
 
 def test_one_command_does_not_import_the_others() -> None:
     code = (
-        "import sys; from kernelcast.cli.app import main; main(['gpus', '--json'])\n"
-        "others = {'kernelcast.cli.plan', 'kernelcast.cli.simulate', 'duckdb'} & set(sys.modules)\n"
+        "import sys; from kernelcast.app.cli.app import main; main(['gpus', '--json'])\n"
+        "others = {'kernelcast.app.cli.plan', 'kernelcast.app.cli.simulate', 'duckdb'} & set(sys.modules)\n"
         "assert not others, others"
     )
     assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL).returncode == 0

@@ -15,8 +15,8 @@ import pytest
 import typer
 
 import kernelcast as kc
-from kernelcast.cli import app
-from kernelcast.cli.targets import check_targets, is_written
+from kernelcast.app.cli import app
+from kernelcast.app.cli.targets import check_targets, is_written
 from kernelcast.errors import KernelcastError
 from kernelcast.files import check_folder, check_writable, complete
 

@@ -18,13 +18,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import kernelcast as kc
-from kernelcast.kernels.which import served_experts
-from kernelcast.networks import model
-from kernelcast.networks.deployment import Deployment
-from kernelcast.networks.precision import Precision
-from kernelcast.parallel import Layout
-from kernelcast.serving.infer import infer
-from kernelcast.serving.workload import Workload
+from kernelcast.inference.deployment import Deployment, Layout
+from kernelcast.inference.infer import infer
+from kernelcast.inference.workload import Workload
+from kernelcast.models import model
+from kernelcast.models.precision import Precision
+from kernelcast.ops.which import served_experts
 from kernelcast.stacks import stack
 
 few = settings(max_examples=25, derandomize=True)
@@ -173,7 +172,7 @@ def place(name: str, gpu: str, engine: str, dtype: str | None = None, tp: int = 
 @pytest.mark.parametrize("gpu", ["h200_sxm", "b200_sxm"])
 def test_a_token_after_a_longer_prompt_is_not_faster(name: str, engine: str, gpu: str) -> None:
     where = place(name, gpu, engine, "fp8_block" if name == "glm-5" else None)
-    steps = np.array([infer(where, Workload.equal(1, tokens, 8)).tpot.time_s for tokens in (1024, 4096, 16384, 65536)])
+    steps = np.array([infer(where, Workload.equal(1, tokens, 8)).tpot.value for tokens in (1024, 4096, 16384, 65536)])
     assert (steps[1:] >= 0.99 * steps[:-1]).all()
     assert steps[-1] > 1.02 * steps[0]
 
@@ -193,5 +192,5 @@ def test_one_row_is_not_slower_than_two(shape: tuple[int, int], dtype: str, name
 @pytest.mark.parametrize(("engine", "most"), [("vllm", 3.5), ("sglang", 1.02), ("trtllm", 1.02)])
 def test_one_request_is_not_slower_than_two(engine: str, most: float) -> None:
     where = place("llama-3.1-8b", "b200_sxm", engine, "fp8", tp=1)
-    one, two = (infer(where, Workload.equal(batch, 512, 4)).step.time_s for batch in (1, 2))
+    one, two = (infer(where, Workload.equal(batch, 512, 4)).step.value for batch in (1, 2))
     assert one <= most * two

@@ -13,9 +13,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import kernelcast as kc
-from kernelcast.kernels import REGISTRY, parameters_of
-from kernelcast.kernels.base import Kernel
-from kernelcast.tables import OUTPUT
+from kernelcast.forecast.predict_table import OUTPUT
+from kernelcast.ops import REGISTRY, parameters_of
+from kernelcast.ops.base import Kernel
 
 GPUS = ["h100_sxm", "h200_sxm", "a100_sxm", "l40s", "b200_sxm", "rtx_4090", "v100_sxm", "t4", "mi300x"]
 SIZES = {"head_dim": (16, 256),

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from kernelcast.hardware import gpu
-from kernelcast.kernels import kernel
-from kernelcast.kernels.base import columns_of
-from kernelcast.kernels.work import Work
+from kernelcast.ops import kernel
+from kernelcast.ops.base import columns_of
+from kernelcast.ops.work import Work
 
 
 def works(op: str, on: str = "h100_sxm", **values: Any) -> tuple[Work, ...]:

@@ -9,13 +9,12 @@ import pytest
 
 import kernelcast as kc
 from kernelcast.errors import KernelcastError
-from kernelcast.networks import model
-from kernelcast.networks.forward import Deployment
-from kernelcast.networks.precision import Precision
-from kernelcast.parallel import Layout
-from kernelcast.serving.infer import infer
-from kernelcast.serving.result import Inference
-from kernelcast.serving.workload import Workload
+from kernelcast.inference.deployment import Layout
+from kernelcast.inference.forward import Deployment
+from kernelcast.inference.infer import Inference, infer
+from kernelcast.inference.workload import Workload
+from kernelcast.models import model
+from kernelcast.models.precision import Precision
 from kernelcast.stacks import Stack, stack
 
 LLAMA = "llama-3.1-8b"

@@ -11,7 +11,7 @@ from typing import Any
 
 import duckdb
 
-from kernelcast.tables import predict_columns
+from kernelcast.forecast.predict_table import predict_columns
 from kernelcast_lab import data as lab
 from kernelcast_lab.data.importing import import_checkout
 

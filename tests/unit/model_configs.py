@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from kernelcast.networks import model
-from kernelcast.networks.catalogue import bundled
-from kernelcast.networks.layers import SelfAttention
+from kernelcast.models import model
+from kernelcast.models.catalogue import bundled
+from kernelcast.models.layers import SelfAttention
 
 
 @functools.cache

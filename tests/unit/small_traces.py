@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernelcast.networks.traced import Footprint, Gradient, Op, Phase, Tensor, Trace
+from kernelcast.tracing.traced import Footprint, Gradient, Op, Phase, Tensor, Trace
 
 BF16 = 2
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kernelcast.advise.sweep.file import sweep_of
-from kernelcast.advise.sweep.work import Work
-from kernelcast.predict import Conditions
+from kernelcast.forecast.predict import Conditions
+from kernelcast.search.sweep.file import sweep_of
+from kernelcast.search.sweep.work import Work
 
 # 2 places that cannot be (tp 3), some batches that do not fit; decoded in two steps, to be quick
 SMALL: dict[str, Any] = {

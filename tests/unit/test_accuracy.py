@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kernelcast.measured.folds import TEST_FOLD, shape_fold
-from kernelcast.tables import predict_columns
+from kernelcast.collect.measured.folds import TEST_FOLD, shape_fold
+from kernelcast.forecast.predict_table import predict_columns
 from kernelcast_lab.data import read
 from kernelcast_lab.data.serving import served_cases, serving_points
 from kernelcast_lab.evaluate.served import Compared, static_batches

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from kernelcast.measured.errors import Errors
-from kernelcast.measured.folds import TEST_FOLD, shape_fold
-from kernelcast.tables import predict_columns
+from kernelcast.collect.measured.errors import Errors
+from kernelcast.collect.measured.folds import TEST_FOLD, shape_fold
+from kernelcast.forecast.predict_table import predict_columns
 from kernelcast_lab.data import read
 
 DATA = os.environ.get("KERNELCAST_DATA")

@@ -9,7 +9,7 @@ import os
 
 import pytest
 
-from kernelcast.efficiency.learned import Learned
+from kernelcast.forecast.learned import Learned
 from kernelcast_lab.data.neusight_e2e import model_cases
 from kernelcast_lab.evaluate.neusight_e2e import GROUPS, Compared, compare, families_that_saw_tests, mean_error
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from kernelcast.kernels import REGISTRY, kernel
-from kernelcast.networks.aten import Settings, cost, known_ops
-from kernelcast.networks.aten.elementwise import access, coalesced
-from kernelcast.networks.traced import Op, Tensor
+from kernelcast.ops import REGISTRY, kernel
+from kernelcast.tracing.aten import Settings, cost, known_ops
+from kernelcast.tracing.aten.elementwise import access, coalesced
+from kernelcast.tracing.traced import Op, Tensor
 
 HOPPER = Settings(capability="9.0")
 

@@ -9,9 +9,9 @@ import torch
 from test_aten import calls, dense, one, op
 from torch.nn.functional import scaled_dot_product_attention
 
-from kernelcast.networks.aten import Settings
-from kernelcast.networks.traced import Tensor
 from kernelcast.tracing import trace
+from kernelcast.tracing.aten import Settings
+from kernelcast.tracing.traced import Tensor
 
 A100, H100, L40S, V100 = (Settings(capability=x) for x in ("8.0", "9.0", "8.9", "7.0"))
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from kernelcast.kernels import kernel
-from kernelcast.networks.aten import Settings, cost
-from kernelcast.networks.traced import Op, Tensor
+from kernelcast.ops import kernel
+from kernelcast.tracing.aten import Settings, cost
+from kernelcast.tracing.traced import Op, Tensor
 
 
 def dense(*shape: int, dtype: str = "bf16") -> Tensor:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from demand import of, works
 
-from kernelcast.networks.aten import Settings, cost
-from kernelcast.networks.traced import Op, Tensor
+from kernelcast.tracing.aten import Settings, cost
+from kernelcast.tracing.traced import Op, Tensor
 
 
 def dense(*shape: int, dtype: str = "fp32") -> Tensor:

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kernelcast as kc
-from kernelcast.kernels.flash import floor_sum, kv_steps, visible_pairs
-from kernelcast.predict import Prediction
+from kernelcast.forecast.predict import Prediction
+from kernelcast.ops.flash import floor_sum, kv_steps, visible_pairs
 
 
 def column(*values: float) -> list[np.ndarray]:

@@ -14,7 +14,7 @@ from demand import of, one, works
 from measured_files import write_parquet
 
 import kernelcast as kc
-from kernelcast.kernels.work import Work
+from kernelcast.ops.work import Work
 from kernelcast_lab import data as lab
 
 DECODE: dict[str, Any] = {"batch": 4, "q_len": 1, "kv_len": 1025, "q_heads": 16}

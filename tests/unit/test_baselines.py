@@ -11,13 +11,13 @@ import pytest
 from numpy.typing import NDArray
 
 import kernelcast as kc
-from kernelcast.efficiency.baselines import Neusight, Pipeweave, Roofline, neusight, pipeweave
-from kernelcast.efficiency.baselines.family_net import FamilyNet, NetBaseline
-from kernelcast.efficiency.network import Encoder, Layers
-from kernelcast.efficiency.predictor import Predictor, Question
 from kernelcast.errors import KernelcastError
-from kernelcast.kernels.base import columns_of, kernel_class
+from kernelcast.forecast.network import Encoder, Layers
+from kernelcast.forecast.predictor import Predictor, Question
 from kernelcast.machine.analyse import PIPELINES, analyse
+from kernelcast.ops.base import columns_of, kernel_class
+from kernelcast_lab.baselines import Neusight, Pipeweave, Roofline, neusight, pipeweave
+from kernelcast_lab.baselines.family_net import FamilyNet, NetBaseline
 
 H100_BF16 = 132 * 4096 * 1.83e9  # SMs x FLOPs a clock x tensor clock
 H100_DRAM = 3.35e12

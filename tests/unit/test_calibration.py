@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import kernelcast as kc
-from kernelcast.calibrate import calibrate
-from kernelcast.calibrate.fit import Fit, choose, fit, penalty, spread_out
-from kernelcast.efficiency.calibration import Calibration, FamilyCalibration, load_calibration
-from kernelcast.efficiency.features import GPU_FEATURES
-from kernelcast.efficiency.prior import Placed, Prior, Setting, matern, plain_prior, sharers
-from kernelcast.predict import CHUNK_CALLS
-from kernelcast.tables import predict_columns
+from kernelcast.collect.calibrate import calibrate
+from kernelcast.collect.calibrate.fit import Fit, choose, fit, penalty, spread_out
+from kernelcast.forecast.calibration import Calibration, FamilyCalibration, load_calibration
+from kernelcast.forecast.features import GPU_FEATURES
+from kernelcast.forecast.predict import CHUNK_CALLS
+from kernelcast.forecast.predict_table import predict_columns
+from kernelcast.forecast.prior import Placed, Prior, Setting, matern, plain_prior, sharers
 
 GPU = "h200_sxm"
 TIMES = ("predicted_us", "low_us", "high_us", "ceiling_us")
@@ -585,7 +585,7 @@ def test_arrays_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
 
 
 def test_an_interval_is_as_wide_as_its_kind_was_off() -> None:
-    from kernelcast.calibrate.make import _reaches
+    from kernelcast.collect.calibrate.make import _reaches
 
     # 3,000 errors each, evenly from -1 to 1 and from -3 to 3: nine in ten are below 0.8 and 2.4; of 3,030 parts 30 are
     # what was thought before

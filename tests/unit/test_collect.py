@@ -12,20 +12,20 @@ import numpy as np
 import pytest
 
 import kernelcast as kc
-from kernelcast.calibrate import calibrate, next_calls
-from kernelcast.calibrate.fit import farthest_first
-from kernelcast.calibrate.make import prior_of
-from kernelcast.calibrate.measured import asked
-from kernelcast.efficiency import Calibration
-from kernelcast.efficiency.prior import Placed, Setting
+from kernelcast.collect.calibrate import calibrate, next_calls
+from kernelcast.collect.calibrate.fit import farthest_first
+from kernelcast.collect.calibrate.make import prior_of
+from kernelcast.collect.calibrate.measured import asked
+from kernelcast.collect.choose import LONGEST_S, Wanted, choose, most_telling
+from kernelcast.collect.families import FAMILIES, SHARES
+from kernelcast.collect.measured.store import note_of
+from kernelcast.collect.profiling import kernels_of
+from kernelcast.collect.session import DeviceLostError, Session, read_lines
+from kernelcast.collect.table import calls_again, read_records, write_table
 from kernelcast.errors import KernelcastError
-from kernelcast.measure.choose import LONGEST_S, Wanted, choose, most_telling
-from kernelcast.measure.families import FAMILIES, SHARES
-from kernelcast.measure.profiling import kernels_of
-from kernelcast.measure.session import DeviceLostError, Session, read_lines
-from kernelcast.measure.table import calls_again, read_records, write_table
-from kernelcast.measured.store import note_of
-from kernelcast.predict import chosen as predictor_of
+from kernelcast.forecast import Calibration
+from kernelcast.forecast.predict import chosen as predictor_of
+from kernelcast.forecast.prior import Placed, Setting
 from kernelcast_lab.data import read_canonical
 
 H200 = kc.gpu("h200_sxm")
@@ -329,7 +329,7 @@ def test_calls_of_a_table_can_be_measured_again(tmp_path: Path) -> None:
 
 def test_what_a_call_reads_keeps_its_random_numbers() -> None:
     torch = pytest.importorskip("torch")
-    from kernelcast.measure.pool import Pool, specs
+    from kernelcast.collect.pool import Pool, specs
 
     pool = Pool(2**16, l2_bytes=2**10, device="cpu")
     tensors = (*specs("fp32", (8, 16)), *specs("fp32", (8, 16), use="written"), *specs("fp32", (8, 16), use="changed"))

@@ -8,13 +8,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from kernelcast.collect.choose import choose  # noqa: E402
+from kernelcast.collect.families.indexed import TABLE as INDEXED  # noqa: E402
+from kernelcast.collect.families.spatial import TABLE as SPATIAL  # noqa: E402
+from kernelcast.collect.pool import Pool  # noqa: E402
+from kernelcast.collect.runners import indexed, spatial  # noqa: E402
 from kernelcast.hardware import gpu  # noqa: E402
-from kernelcast.kernels import REGISTRY, kernel  # noqa: E402
-from kernelcast.measure.choose import choose  # noqa: E402
-from kernelcast.measure.families.indexed import TABLE as INDEXED  # noqa: E402
-from kernelcast.measure.families.spatial import TABLE as SPATIAL  # noqa: E402
-from kernelcast.measure.pool import Pool  # noqa: E402
-from kernelcast.measure.runners import indexed, spatial  # noqa: E402
+from kernelcast.ops import REGISTRY, kernel  # noqa: E402
 
 RUNNERS = {**spatial.RUNNERS, **indexed.RUNNERS}
 SMALL: dict[str, dict[str, Any]] = {

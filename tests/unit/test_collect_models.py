@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from kernelcast.advise.chrome_events import NAME_CHARS, shape_text, short_name
-from kernelcast.cli import app
+from kernelcast.app.cli import app
+from kernelcast.collect.session import DeviceLostError
+from kernelcast.diagnose.chrome_events import NAME_CHARS, shape_text, short_name
 from kernelcast.errors import KernelcastError
-from kernelcast.measure.session import DeviceLostError
 from kernelcast_lab.cli import models as cli_models
 from kernelcast_lab.models.cases import MODELS, Case, case_table, chosen, cut, parameter_count
 from kernelcast_lab.models.measure import measure, measure_parts

@@ -11,19 +11,18 @@ import pytest
 from deployments import deployed
 
 import kernelcast as kc
-from kernelcast.advise.compare.asked import Asked, chosen_gpus
-from kernelcast.advise.compare.compare import Comparison, Row, order
-from kernelcast.advise.compare.sensitivity import sensitivity
-from kernelcast.advise.compare.served import Served
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import changed
-from kernelcast.networks import model
-from kernelcast.parallel import Layout
-from kernelcast.serving.infer import infer
-from kernelcast.serving.memory import largest_batch
-from kernelcast.serving.result import Inference
-from kernelcast.serving.workload import Workload
-from kernelcast.span import Span
+from kernelcast.inference.deployment import Layout
+from kernelcast.inference.infer import Inference, infer
+from kernelcast.inference.memory import largest_batch
+from kernelcast.inference.workload import Workload
+from kernelcast.interval import Interval
+from kernelcast.models import model
+from kernelcast.search.compare.asked import Asked, chosen_gpus
+from kernelcast.search.compare.compare import Comparison, Row, order
+from kernelcast.search.compare.sensitivity import sensitivity
+from kernelcast.search.compare.served import Served
 from kernelcast.stacks import stack
 
 SMALL = "llama-3.1-8b"
@@ -59,12 +58,12 @@ def test_in_turn_every_prompt_is_read_once_and_every_token_written() -> None:
     asked: dict[str, Any] = {"input_len": 512, "output_len": 64, "max_gpus": 1}
     one = best(kc.compare(SMALL, "h100_sxm", **asked), "h100_sxm")
     batch, place = one.way.batch, one.way.deployment
-    prompts = infer(place, Workload.equal(16, 512, 1)).prefill.time_s / 16  # 8,192 tokens a step
-    decode = infer(place, Workload.equal(batch, 512, 64, cached=511)).decode.time_s
+    prompts = infer(place, Workload.equal(16, 512, 1)).prefill.value / 16  # 8,192 tokens a step
+    decode = infer(place, Workload.equal(batch, 512, 64, cached=511)).decode.value
     assert one.requests_per_s == pytest.approx(batch / (batch * prompts + decode))
-    assert one.tpot.time_s == pytest.approx((decode + (batch - 1) * prompts) / 63)
-    alone = infer(place, Workload.equal(1, 512, 1)).prefill.time_s
-    assert one.ttft.time_s == pytest.approx(alone + decode / 63 * (batch - 1) / batch)
+    assert one.tpot.value == pytest.approx((decode + (batch - 1) * prompts) / 63)
+    alone = infer(place, Workload.equal(1, 512, 1)).prefill.value
+    assert one.ttft.value == pytest.approx(alone + decode / 63 * (batch - 1) / batch)
     assert batch == min(1024, largest_batch(place, Workload.equal(1, 512, 64)))
 
 
@@ -72,7 +71,7 @@ def test_one_request_at_a_time_is_a_batch_of_one() -> None:
     one = best(kc.compare(SMALL, "h100_sxm", by="latency", max_gpus=1), "h100_sxm")
     told = infer(one.way.deployment, Workload.equal(1, 1024, 128))
     assert one.way.batch == 1
-    assert (one.ttft.time_s, one.tpot.time_s) == pytest.approx((told.ttft_s, told.tpot.time_s))
+    assert (one.ttft.value, one.tpot.value) == pytest.approx((told.ttft_s, told.tpot.value))
 
 
 def test_a_rate_takes_as_few_engines_as_carry_it() -> None:
@@ -87,7 +86,7 @@ def test_a_rate_takes_as_few_engines_as_carry_it() -> None:
 
 def test_goals_are_kept_where_some_batch_keeps_them() -> None:
     free, held = (best(kc.compare(SMALL, "h100_sxm", tpot=limit), "h100_sxm") for limit in (None, "20ms"))
-    assert free.tpot.time_s > 0.02 >= held.tpot.time_s and held.late is None
+    assert free.tpot.value > 0.02 >= held.tpot.value and held.late is None
     assert held.tokens_per_s < free.tokens_per_s and held.way.batch < free.way.batch
     broken = kc.compare(SMALL, "h100_sxm,l40s", tpot="0.5ms")
     assert not any(row.meets for row in broken.rows)
@@ -119,7 +118,7 @@ def test_the_order_is_by_what_is_asked() -> None:
     names = "a100_sxm,h100_sxm,h200_sxm"
     values: dict[str, Callable[[Served], Any]] = {
         "dollars": lambda one: one.usd_per_million,
-        "latency": lambda one: one.e2el.time_s,
+        "latency": lambda one: one.e2el.value,
         "throughput": lambda one: -one.tokens_per_s,
     }
     for by, value in values.items():
@@ -158,7 +157,7 @@ def test_a_what_if_is_a_row_of_its_own_and_no_worse() -> None:
     plain, faster, both = sorted((row for row in found.rows), key=lambda row: len(row.gpu.changes))
     assert faster.gpu.changes == {"dram_bytes_per_s": 1.5 * plain.gpu.dram_bytes_per_s}
     assert both.gpu.sm_count == 2 * plain.gpu.sm_count
-    totals = [row.best.e2el.time_s for row in (plain, faster, both) if row.best]
+    totals = [row.best.e2el.value for row in (plain, faster, both) if row.best]
     assert totals == sorted(totals, reverse=True) and totals[1] < totals[0]
 
 
@@ -174,7 +173,7 @@ def test_factors_and_numbers_of_a_gpu() -> None:
 
 def test_more_of_a_spec_buys_what_its_share_of_the_time_is() -> None:
     asked = Asked(model(SMALL), chosen_gpus(["h100_sxm"]), stack("vllm"), batch=1, by="latency", max_gpus=1)
-    from kernelcast.advise.compare.compare import compare_asked
+    from kernelcast.search.compare.compare import compare_asked
 
     one = compare_asked(asked).fitting[0]
     gains = {gain.spec: gain.percent for gain in sensitivity([one])[0]}
@@ -183,8 +182,8 @@ def test_more_of_a_spec_buys_what_its_share_of_the_time_is() -> None:
     assert gains["DRAM bandwidth"] > 0.4 and gains["link"] == 0 == gains["DRAM capacity"]
     # the slope is what a forecast of 10% more shows
     chip = changed(kc.gpu("h100_sxm"), ["dram_bytes_per_s*1.1"])
-    faster = infer(replace(one.way.deployment, gpu=chip), Workload.equal(1, 1024, 128)).total.time_s
-    assert math.log(one.e2el.time_s / faster) / math.log(1.1) == pytest.approx(gains["DRAM bandwidth"], abs=0.05)
+    faster = infer(replace(one.way.deployment, gpu=chip), Workload.equal(1, 1024, 128)).total.value
+    assert math.log(one.e2el.value / faster) / math.log(1.1) == pytest.approx(gains["DRAM bandwidth"], abs=0.05)
 
 
 def test_full_memory_holds_more_when_it_is_larger() -> None:
@@ -200,9 +199,9 @@ def test_joules_are_told_once_they_are_known(monkeypatch: pytest.MonkeyPatch) ->
     """A batch whose forecast says 640 J for 8 requests of 128 tokens: 0.625 MJ a million."""
     monkeypatch.setattr(Inference, "energy", None, raising=False)
     assert best(kc.compare(SMALL, "h100_sxm", batch=8, max_gpus=1), "h100_sxm").joules_per_million is None
-    monkeypatch.setattr(Inference, "energy", property(lambda self: Span(640.0, 600.0, 700.0)))
+    monkeypatch.setattr(Inference, "energy", property(lambda self: Interval(640.0, 600.0, 700.0)))
     found = best(kc.compare(SMALL, "h100_sxm", batch=8, max_gpus=1, by="joules"), "h100_sxm").joules_per_million
-    assert found is not None and found.time_s == pytest.approx(640 / 8 / 128 * 1e6)
+    assert found is not None and found.value == pytest.approx(640 / 8 / 128 * 1e6)
 
 
 # ---- refusals ----

@@ -9,11 +9,11 @@ import pytest
 from small_traces import mlp
 
 import kernelcast as kc
-from kernelcast.advise.compare.training import Trained, TrainingComparison
+from kernelcast.app.report.compare_training import fields
 from kernelcast.errors import KernelcastError
-from kernelcast.networks.traced import Footprint
-from kernelcast.parallel.training import TrainingLayout
-from kernelcast.report.compare_training import fields
+from kernelcast.search.compare.training import Trained, TrainingComparison
+from kernelcast.tracing.traced import Footprint
+from kernelcast.training.layout import TrainingLayout
 from kernelcast.training.scale import scale
 from kernelcast.training.step import Step, run_step
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from kernelcast.collect.families.convolutions import TABLE
+from kernelcast.collect.shapes import Draw
 from kernelcast.errors import KernelcastError
-from kernelcast.kernels import Kernel, kernel
-from kernelcast.kernels.conv_sizes import axes_of
-from kernelcast.measure.families.convolutions import TABLE
-from kernelcast.measure.shapes import Draw
+from kernelcast.ops import Kernel, kernel
+from kernelcast.ops.conv_sizes import axes_of
 
 SMALL: dict[str, Any] = {"batch": 2, "in_channels": 8, "out_channels": 12, "height": 9, "width": 7, "kernel_h": 3,
                          "kernel_w": 3, "padding": 1, "stride": 2, "dtype": "fp32", "stack": "torch"}  # fmt: skip
@@ -54,8 +54,8 @@ def test_families_have_what_they_are_named_for() -> None:
 )  # fmt: skip
 def test_pytorch_runs_the_call_in_its_layout(layout: str, more: dict[str, Any]) -> None:
     torch = pytest.importorskip("torch")
-    from kernelcast.measure.pool import Pool
-    from kernelcast.measure.runners.convolutions import RUNNERS
+    from kernelcast.collect.pool import Pool
+    from kernelcast.collect.runners.convolutions import RUNNERS
 
     pool = Pool(2**20, 1, device="cpu")
     for op, recipe in RUNNERS.items():
@@ -82,7 +82,7 @@ def test_pytorch_runs_the_call_in_its_layout(layout: str, more: dict[str, Any]) 
 
 def test_tf32_is_as_the_call_says() -> None:
     torch = pytest.importorskip("torch")
-    from kernelcast.measure.runners.convolutions import RUNNERS
+    from kernelcast.collect.runners.convolutions import RUNNERS
 
     for kind, allowed in (({"dtype": "tf32"}, True), ({}, True), ({"tf32": "off"}, False), ({"dtype": "bf16"}, False)):
         RUNNERS["conv2d"](kernel("conv2d", **{**SMALL, **kind}))

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from kernelcast.kernels import kernel
-from kernelcast.networks.aten import Settings, cost
-from kernelcast.networks.aten.convolution import channels_last
-from kernelcast.networks.traced import Op, Tensor
+from kernelcast.ops import kernel
+from kernelcast.tracing.aten import Settings, cost
+from kernelcast.tracing.aten.convolution import channels_last
+from kernelcast.tracing.traced import Op, Tensor
 
 HOPPER = Settings(capability="9.0")
 

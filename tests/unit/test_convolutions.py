@@ -9,12 +9,12 @@ import pytest
 
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import gpu
-from kernelcast.kernels import kernel
-from kernelcast.kernels.base import columns_of
-from kernelcast.kernels.conv2d import ALGORITHMS, Conv2d
-from kernelcast.kernels.conv_product import STEP_CYCLES
-from kernelcast.kernels.conv_sizes import Sizes, axes_of, depthwise_in_pytorch
-from kernelcast.kernels.work import Work, Works
+from kernelcast.ops import kernel
+from kernelcast.ops.base import columns_of
+from kernelcast.ops.conv2d import ALGORITHMS, Conv2d
+from kernelcast.ops.conv_product import STEP_CYCLES
+from kernelcast.ops.conv_sizes import Sizes, axes_of, depthwise_in_pytorch
+from kernelcast.ops.work import Work, Works
 
 H200 = gpu("h200_sxm")
 RESNET: dict[str, Any] = {

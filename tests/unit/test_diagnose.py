@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from profiler_trace import BF16, kernel, linear, op, trace, wave_plus_tile
 
-from kernelcast.advise.diagnose import Diagnosis, Row, diagnose, usual_dtype
-from kernelcast.advise.read import read_measured
-from kernelcast.advise.read_profile import profile_of
+from kernelcast.diagnose.diagnose import Diagnosis, Row, diagnose, usual_dtype
+from kernelcast.diagnose.read import read_measured
+from kernelcast.diagnose.read_profile import profile_of
 from kernelcast.hardware import gpu
 
 PROFILES = Path(__file__).parents[2] / "validation" / "profiles"

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 from profiler_trace import BF16, kernel, linear, op, trace
 
-from kernelcast.advise.grid import grid_of
-from kernelcast.advise.kernel_names import read_name
-from kernelcast.advise.measured import MeasuredKernel
-from kernelcast.advise.profiled_op import op_of
-from kernelcast.advise.read import read_measured
-from kernelcast.advise.read_profile import NO_OP, NO_SHAPES, TO_HOST, profile_of
+from kernelcast.diagnose.grid import grid_of
+from kernelcast.diagnose.kernel_names import read_name
+from kernelcast.diagnose.measured import MeasuredKernel
+from kernelcast.diagnose.profiled_op import op_of
+from kernelcast.diagnose.read import read_measured
+from kernelcast.diagnose.read_profile import NO_OP, NO_SHAPES, TO_HOST, profile_of
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import gpu
-from kernelcast.networks.aten.outputs import outputs_of
+from kernelcast.tracing.aten.outputs import outputs_of
 
 H200 = gpu("h200_sxm")
 MEASURED = Path(__file__).parents[2] / "validation" / "kernelcast" / "h200_sxm.parquet"

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from kernelcast.advise import reasons
-from kernelcast.advise.answers import Predicted, together
-from kernelcast.advise.facts import Facts, unaligned_sizes
-from kernelcast.advise.grid import Grid
+from kernelcast.diagnose import reasons
+from kernelcast.diagnose.answers import Predicted, together
+from kernelcast.diagnose.facts import Facts, unaligned_sizes
+from kernelcast.diagnose.grid import Grid
 
 GEMM = {"op": "gemm", "m": 4096, "n": 4096, "k": 4096, "dtype": "bf16", "layout": "tn"}
 

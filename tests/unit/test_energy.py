@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 import kernelcast as kc
-from kernelcast.calls import Call
-from kernelcast.energy import Activity, PowerModel, activity, power_model, settled, settled_run
+from kernelcast.energy import Activity, PowerModel, activity, power_model, run_operating_point, settled
 from kernelcast.energy.model import FOLDER, coefficients, measured_ids
+from kernelcast.energy.power import energy_of, lasting, longer_s, throttled_s, with_cap
 from kernelcast.errors import KernelcastError
+from kernelcast.forecast.calls import Call
+from kernelcast.forecast.predict import DEFAULT
+from kernelcast.forecast.times import Times
 from kernelcast.hardware import gpu_ids
+from kernelcast.interval import Interval
 from kernelcast.machine.analyse import PIPELINES
-from kernelcast.predict import DEFAULT
-from kernelcast.span import Span
-from kernelcast.timeline.power import energy_of, lasting, longer_s, throttled_s, with_cap
-from kernelcast.times import Times
 
 H200 = kc.gpu("h200_sxm")
 TABLE = Path(__file__).parents[2] / "validation" / "power_h200_sxm.parquet"
@@ -68,7 +68,7 @@ def test_times_were_measured_in_bursts() -> None:
 
 def test_a_run_has_one_clock_and_waits_at_rest() -> None:
     calls = Activity.joined([one(1.0, 0.0), one(0.0, 1.0)])
-    found = settled_run(made(), calls, np.ones(2), np.array([2.0, 1.0]), waits_s=5.0)
+    found = run_operating_point(made(), calls, np.ones(2), np.array([2.0, 1.0]), waits_s=5.0)
     assert found.energy_j[0] == pytest.approx(2 * (100 + 50 + 400) + (100 + 50 + 300) + 5 * 100)
     assert found.time_s[0] == pytest.approx(8.0)
 
@@ -103,7 +103,7 @@ def test_every_gpu_has_a_model_or_none_and_draws_no_more_than_its_board() -> Non
         if model is not None:
             _, drawn = lasting(kc.predict(kc.Gemm(m=4096, n=4096, k=4096, dtype="fp16"), chip), chip, DEFAULT)
             assert drawn is not None and 0 < drawn.power_w <= chip.power_w * 1.001, name
-            assert drawn.joules.low_s < drawn.joules.time_s < drawn.joules.high_s
+            assert drawn.joules.low < drawn.joules.value < drawn.joules.high
             assert model.support == ("seen" if name in measured_ids() else model.support) != ""
 
 
@@ -131,10 +131,10 @@ def test_the_energy_of_calls_is_bounded_by_the_limit() -> None:
     times = Times(H200)
     call = Call.of("gemm", {"m": 8192, "n": 8192, "k": 8192, "dtype": "bf16", "stack": "torch"})
     times.learn([call])
-    short = Span.exact(times[call].span.time_s * 0.5)  # as if the run took half of what its kernel does
-    found = energy_of({call: (1.0, times[call].span.time_s)}, times, 0.0, short)
-    assert found is not None and found.joules.time_s == pytest.approx(H200.power_w * short.time_s)
-    assert throttled_s(call, times[call].span.time_s, times) >= 0
+    short = Interval.exact(times[call].span.value * 0.5)  # as if the run took half of what its kernel does
+    found = energy_of({call: (1.0, times[call].span.value)}, times, 0.0, short)
+    assert found is not None and found.joules.value == pytest.approx(H200.power_w * short.value)
+    assert throttled_s(call, times[call].span.value, times) >= 0
     assert energy_of({}, times, 0.0, short) is None
 
 

@@ -11,20 +11,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernelcast import networks
+from kernelcast import models
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import gpu
-from kernelcast.networks.batch import Batch
-from kernelcast.networks.forward import Deployment
-from kernelcast.parallel import Layout
-from kernelcast.serving.engine.fleet import Fleet, Pool, Service, Tables
-from kernelcast.serving.engine.result import Served, Simulation
-from kernelcast.serving.engine.settings import Settings, settings_of
-from kernelcast.serving.engine.simulate import simulate, tables_for
-from kernelcast.serving.engine.step_times import padded
-from kernelcast.serving.infer import infer
+from kernelcast.inference.batch import Batch
+from kernelcast.inference.deployment import Layout
+from kernelcast.inference.forward import Deployment
+from kernelcast.inference.infer import infer
+from kernelcast.inference.workload import Speculation, Workload
+from kernelcast.serving.fleet import Fleet, Pool, Service, Tables
 from kernelcast.serving.load import Load
-from kernelcast.serving.workload import Speculation, Workload
+from kernelcast.serving.settings import Settings, settings_of
+from kernelcast.serving.simulate import Served, Simulation, simulate, tables_for
+from kernelcast.serving.step_times import padded
 from kernelcast.stacks import stack
 
 STACKS = ("vllm", "sglang", "trtllm")
@@ -43,7 +42,7 @@ def asked(
 def place(
     name: str = "vllm", tp: int = 1, pp: int = 1, dp: int = 1, ep: int = 1, model: str = "llama-3.1-8b"
 ) -> Deployment:
-    return Deployment(networks.model(model), gpu("h100_sxm"), stack(name), layout=Layout(tp, pp, dp, ep))
+    return Deployment(models.model(model), gpu("h100_sxm"), stack(name), layout=Layout(tp, pp, dp, ep))
 
 
 @cache
@@ -189,7 +188,7 @@ def test_one_request_alone_is_what_infer_says(name: str, inputs: int, outputs: i
     alone = infer(where, Workload.equal(1, inputs, outputs))
     # Passes between those that are predicted are on a line: products of 3,000 rows lie between 2,976 and 3,008, and odd
     # remainders are forecast up to 1.8% faster than either.
-    assert found.metrics["mean_e2el_ms"] / 1e3 == pytest.approx(alone.total.time_s, rel=0.02)
+    assert found.metrics["mean_e2el_ms"] / 1e3 == pytest.approx(alone.total.value, rel=0.02)
     assert found.metrics["mean_ttft_ms"] / 1e3 == pytest.approx(alone.ttft_s, rel=0.02)
 
 
@@ -215,19 +214,19 @@ def test_lines_between_predicted_passes_are_within_a_percent() -> None:
     for _ in range(40):
         count = int(rng.integers(1, 250))
         past = tuple(int(x) for x in rng.uniform(0.5, 1.5, count) * rng.integers(100, 6000))
-        exact = times.exactly(Batch(count * (1,), past)).time_s
+        exact = times.exactly(Batch(count * (1,), past)).value
         off.append((times.decode(count, sum(past)) - gaps) / exact - 1)
     assert np.mean(np.abs(off)) < 0.01
     alone = []
     for tokens in rng.integers(20, 8000, 20).tolist():
-        exact = times.exactly(Batch((tokens,), (0,))).time_s
+        exact = times.exactly(Batch((tokens,), (0,))).value
         host = gaps if tokens <= where.stack.graph_tokens else max(0.0, launching - exact)
         alone.append((times.mixed(0, 0.0, tokens, 0.0, 1) - host) / exact - 1)
     assert np.mean(np.abs(alone)) < 0.015
     both = []
     for _ in range(40):
         count, context, tokens = int(rng.integers(1, 200)), int(rng.integers(100, 6000)), int(rng.integers(20, 4000))
-        exact = times.exactly(Batch((*(count * (1,)), tokens), (*(count * (context,)), 0))).time_s
+        exact = times.exactly(Batch((*(count * (1,)), tokens), (*(count * (context,)), 0))).value
         host = gaps if tokens + count <= where.stack.graph_tokens else max(0.0, launching - exact)
         both.append((times.mixed(count, count * context, tokens, 0.0, count + 1) - host) / exact - 1)
     assert np.mean(np.abs(both)) < 0.025

@@ -9,10 +9,10 @@ import pytest
 from demand import of, works
 
 import kernelcast as kc
-from kernelcast.efficiency.generic import sustained_start_s, work_times
+from kernelcast.forecast.generic import sustained_start_s, work_times
 from kernelcast.hardware import gpu
-from kernelcast.kernels.work import Work
 from kernelcast.machine import analyse
+from kernelcast.ops.work import Work
 
 H100 = gpu("h100_sxm")
 DECODE: dict[str, Any] = {"batch": 4, "q_len": 1, "kv_len": 1024, "q_heads": 32, "kv_heads": 8, "head_dim": 128}

@@ -8,10 +8,10 @@ import duckdb
 import numpy as np
 import pytest
 
-from kernelcast.efficiency.generic import sustained_start_s
+from kernelcast.forecast.generic import sustained_start_s
 from kernelcast.hardware import gpu
-from kernelcast.networks.aten.elementwise import fetched_bytes
-from kernelcast.networks.traced import Tensor
+from kernelcast.tracing.aten.elementwise import fetched_bytes
+from kernelcast.tracing.traced import Tensor
 from kernelcast_lab.fit.event_timed import EAGER, KERNELS, with_kernels
 from kernelcast_lab.fit.families import family_columns, fitted_columns
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import kernelcast as kc
-from kernelcast.efficiency.evidence import Entry, Evidence, Step, beyond, kinds_of, range_steps
-from kernelcast.efficiency.learned import WEIGHTS, load
-from kernelcast.kernels import kernel_class
-from kernelcast.kernels.base import columns_of
-from kernelcast.kernels.which import which
+from kernelcast.forecast.evidence import Entry, Evidence, Step, beyond, configurations_of, range_steps
+from kernelcast.forecast.learned import WEIGHTS, load
+from kernelcast.ops import kernel_class
+from kernelcast.ops.base import columns_of
+from kernelcast.ops.which import which
 from kernelcast.stacks import stack
 
 DECODE = {"batch": 64, "q_len": 1, "kv_len": 4096, "q_heads": 32, "kv_heads": 8, "head_dim": 128}
@@ -86,7 +86,7 @@ def test_what_is_called_seen_is_what_was_measured() -> None:
     for place, software, backend, dtype, cache in every:
         words = {"stack": software, "backend": backend, "dtype": dtype, "kv_dtype": cache, "page_size": 64}
         found = told("attention", place, **DECODE, **words)
-        asked = found.standing.words
+        asked = found.match.words
         kinds = [one for one in known.by_op["attention"] if one.gpu == place and one.words == asked]
         inside = [one for one in kinds if not range_steps(beyond(one, sizes, 1))[0]]
         count, seen, measured = count + 1, seen + (found.support == "seen"), measured + bool(inside)
@@ -134,7 +134,7 @@ def test_flashinfers_fa2_is_flashinfer() -> None:
     named = [told("attention", "h200_sxm", **DECODE, stack="flashinfer", page_size=16, backend=b)
              for b in ("fa2", "flashinfer")]  # fmt: skip
     assert named[0].time_s == named[1].time_s and named[0].support == "seen"
-    assert named[0].standing.text == "backend flashinfer for fa2"
+    assert named[0].match.text == "backend flashinfer for fa2"
 
 
 def test_pytorch_runs_fp32_convolutions_as_tf32() -> None:
@@ -194,7 +194,7 @@ def test_the_nearest_kind_costs_the_least() -> None:
     steps = {"dtype": Step(0.1, 0.2, 0.3, 0.2, 4), "stack vllm sglang": Step(-0.1, 0.05, 0.05, 0.05, 2)}
     found = Evidence((entry(dtype="fp8", stack="vllm"), entry(dtype="bf16", stack="sglang")), steps)
     words = {"dtype": "bf16", "stack": "vllm", "layout": None, "inputs": None}
-    (near,) = found.standings(kernel_class("gemm"), words, kc.gpu("h100_sxm"), "h100_sxm")
+    (near,) = found.matches(kernel_class("gemm"), words, kc.gpu("h100_sxm"), "h100_sxm")
     assert near.changed == (("stack", "vllm", "sglang"),) and (near.shift, near.low) == (-0.1, 0.05)
     assert near.entry is found.entries[1] and near.far == 1
 
@@ -206,21 +206,21 @@ def test_kinds_of_as_many_calls_are_all_looked_at() -> None:
         Entry("moe", "h100_sxm", {**words, "backend": backend}, {}, 10, {"ep": (ep, ep)}, (), ())
         for backend, ep in (("cutlass", 8.0), ("trtllm", 1.0))
     ]
-    standings = Evidence(tuple(entries)).standings(
+    matches = Evidence(tuple(entries)).matches(
         kernel_class("moe"), {**words, "backend": None}, kc.gpu("h100_sxm"), "h100_sxm"
     )
-    assert [one.words["backend"] for one in standings] == ["cutlass", "trtllm"]
+    assert [one.words["backend"] for one in matches] == ["cutlass", "trtllm"]
 
 
 def test_kinds_of_a_mixed_table() -> None:
     calls = columns_of([kc.kernel("attention", **{**DECODE, "q_len": q, "kv_len": kv}) for q, kv in
                         ((1, 4096), (512, 512), (4, 900), (1, 1))])  # fmt: skip
-    found = {words["phase"]: rows for rows, words in kinds_of(kernel_class("attention"), calls)}
+    found = {words["phase"]: rows for rows, words in configurations_of(kernel_class("attention"), calls)}
     assert {phase: rows.tolist() for phase, rows in found.items() if rows is not None} == {
         "decode": [0, 2], "prefill": [1, 3],
     }  # fmt: skip
     mixed = columns_of([kc.kernel("attention", q_lens=[512, 1], kv_lens=[512, 900], q_heads=8, head_dim=64)])
-    assert [words["phase"] for _, words in kinds_of(kernel_class("attention"), mixed)] == ["mixed"]
+    assert [words["phase"] for _, words in configurations_of(kernel_class("attention"), mixed)] == ["mixed"]
 
 
 # ---- intervals ----
@@ -246,10 +246,10 @@ def test_more_steps_are_wider() -> None:
 
 
 def test_a_whole_model_tells_what_it_rests_on() -> None:
-    from kernelcast.networks import model
-    from kernelcast.networks.forward import Deployment
-    from kernelcast.serving.infer import infer
-    from kernelcast.serving.workload import Workload
+    from kernelcast.inference.forward import Deployment
+    from kernelcast.inference.infer import infer
+    from kernelcast.inference.workload import Workload
+    from kernelcast.models import model
 
     found = infer(Deployment(model("llama-3.1-8b"), kc.gpu("h100_sxm"), stack("vllm")), Workload.equal(8, 1024, 64))
     rests = found.rests_on
@@ -258,4 +258,4 @@ def test_a_whole_model_tells_what_it_rests_on() -> None:
     assert sum(share for _, share in rests.kinds) == pytest.approx(1)
     assert rests.told()["kinds"][0]["op"] == "gemm"
     parts = [ran.span for one in found.passes for ran in one.ran if ran.part == "host"]
-    assert parts and all(span.low_s < span.time_s < span.high_s for span in parts)  # other hosts are slower
+    assert parts and all(span.low < span.value < span.high for span in parts)  # other hosts are slower

@@ -14,11 +14,11 @@ pytest.importorskip("torch")
 
 from small_fits import small_settings
 
-from kernelcast.efficiency.learned import load
+from kernelcast.collect.measured.folds import TEST_FOLD, shape_fold
 from kernelcast.errors import KernelcastError
-from kernelcast.measured.folds import TEST_FOLD, shape_fold
-from kernelcast.predict import Conditions
-from kernelcast.tables import predict_columns
+from kernelcast.forecast.learned import load
+from kernelcast.forecast.predict import Conditions
+from kernelcast.forecast.predict_table import predict_columns
 from kernelcast_lab.data import Measurements, read_canonical, write_canonical
 from kernelcast_lab.evaluate import run
 from kernelcast_lab.evaluate.run import Evaluation, Fitted, evaluate

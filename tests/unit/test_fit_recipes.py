@@ -13,11 +13,11 @@ import pytest
 
 pytest.importorskip("torch")
 
-from kernelcast.efficiency.learned import WEIGHTS, load
-from kernelcast.efficiency.network import read_tensors
 from kernelcast.errors import KernelcastError
-from kernelcast.predict import Conditions
-from kernelcast.tables import predict_columns
+from kernelcast.forecast.learned import WEIGHTS, load
+from kernelcast.forecast.network import read_tensors
+from kernelcast.forecast.predict import Conditions
+from kernelcast.forecast.predict_table import predict_columns
 from kernelcast.toml_folder import ids_in
 from kernelcast_lab.data import Measurements, data_hash, write_canonical
 from kernelcast_lab.fit.dataset import build

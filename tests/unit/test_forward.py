@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 import kernelcast as kc
-from kernelcast.calls import Call, Launch
 from kernelcast.errors import KernelcastError
-from kernelcast.networks import model, model_ids
-from kernelcast.networks.batch import Batch
-from kernelcast.networks.forward import Deployment, forward
-from kernelcast.networks.layers import Dense, LayerRun, Mamba2, Parallel
-from kernelcast.networks.precision import Precision
-from kernelcast.parallel import Layout
+from kernelcast.forecast.calls import Call, Launch
+from kernelcast.forecast.times import Times
+from kernelcast.inference.batch import Batch
+from kernelcast.inference.deployment import Layout
+from kernelcast.inference.forward import Deployment, forward
+from kernelcast.models import model, model_ids
+from kernelcast.models.layers import Dense, LayerRun, Mamba2, Parallel
+from kernelcast.models.precision import Precision
 from kernelcast.stacks import stack, stack_ids
-from kernelcast.times import Times
 
 MIXERS = ("attention", "mla", "mla_layer", "dsa_layer", "compressed_layer", "block_sparse_layer", "gated_delta", "kda",
           "mamba2")  # fmt: skip
@@ -455,7 +455,7 @@ def test_every_bundled_model_gives_calls_that_can_be_predicted(engine: str) -> N
     times = Times(gpu)
     times.learn(every)
     spans = [times[call].span for call in every]
-    assert all(0 < span.low_s <= span.time_s <= span.high_s for span in spans)
+    assert all(0 < span.low <= span.value <= span.high for span in spans)
 
 
 def test_a_layer_in_order_begins_each_half_with_its_norm() -> None:
@@ -471,7 +471,7 @@ def test_uneven_experts_take_longer() -> None:
     both = [next(c.call for c in forward(place, PROMPTS) if c.op == "moe") for place in (balanced, uneven)]
     times.learn(both)
     assert both[1].words["skew"] == 1.2 and "skew" not in both[0].words
-    assert times[both[1]].span.time_s > times[both[0]].span.time_s
+    assert times[both[1]].span.value > times[both[0]].span.value
 
 
 def test_a_checkpoint_is_served_as_it_is_stored_unless_told_otherwise() -> None:

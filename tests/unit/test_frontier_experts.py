@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from deployments import deployed
 
-from kernelcast.calls import Launch
 from kernelcast.errors import KernelcastError
-from kernelcast.networks.batch import Batch
-from kernelcast.networks.deployment import EXPECTED_SKEW, Deployment
-from kernelcast.networks.exchange import EXCHANGES
-from kernelcast.networks.forward import forward
+from kernelcast.forecast.calls import Launch
+from kernelcast.inference.batch import Batch
+from kernelcast.inference.deployment import EXPECTED_SKEW, Deployment
+from kernelcast.inference.experts import EXCHANGES
+from kernelcast.inference.forward import forward
 from kernelcast.stacks import stack
 
 HIDDEN = 7168  # of DeepSeek-V3: 256 experts, 8 a token, weights in fp8 by blocks

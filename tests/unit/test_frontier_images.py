@@ -8,18 +8,17 @@ from typing import Any
 import pytest
 
 import kernelcast as kc
-from kernelcast.calls import Call, Launch
 from kernelcast.errors import KernelcastError
-from kernelcast.networks import model
-from kernelcast.networks.architecture import towers_of
-from kernelcast.networks.batch import Batch
-from kernelcast.networks.forward import Deployment, forward
-from kernelcast.parallel import Layout
-from kernelcast.serving.beside import shares
-from kernelcast.serving.images import with_images
-from kernelcast.serving.infer import infer
-from kernelcast.serving.memory import weight_bytes
-from kernelcast.serving.workload import Workload
+from kernelcast.forecast.calls import Call, Launch
+from kernelcast.inference.batch import Batch
+from kernelcast.inference.deployment import Layout
+from kernelcast.inference.forward import Deployment, forward
+from kernelcast.inference.infer import infer
+from kernelcast.inference.memory import weight_bytes
+from kernelcast.inference.pass_times import visible_shares
+from kernelcast.inference.workload import Workload, with_images
+from kernelcast.models import model
+from kernelcast.models.architecture import towers_of
 from kernelcast.stacks import stack
 
 
@@ -53,7 +52,7 @@ def test_the_tower_is_read_before_the_prompt() -> None:
     (share,) = (one for one in found.shares if one.part == "images")
     assert share.phase == "prefill"
     assert found.ttft_s == pytest.approx(plain.ttft_s + share.time_s, rel=0.05)  # and what its host adds
-    assert found.tpot.time_s == pytest.approx(plain.tpot.time_s)
+    assert found.tpot.value == pytest.approx(plain.tpot.value)
     with pytest.raises(KernelcastError, match=r"llama-3\.1-8b reads no images"):
         with_images(asked, deployed("llama-3.1-8b"), 1, 512)
 
@@ -85,8 +84,8 @@ def test_what_runs_beside_counts_as_far_as_it_is_not_hidden() -> None:
     launches = [launch("moe"), launch("gemm"), launch("gemm", "experts"), launch("all_to_all", "all")]
     times = [(4e-6, 2e-6), (5e-6, 0.0), (3e-6, 0.6e-6), (12e-6, 1e-6)]  # what one takes, and keeps DRAM busy
     # two of each: experts hide 3 us in 4, but for DRAM's 0.6; of 12 us 4 + 5 are hidden by all the rest
-    assert shares(launches, times, 64) == pytest.approx([1, 1, 0.6 / 3, 1 - 9 / 12])
-    assert shares(launches, times, 257)[2] == 1  # larger steps leave no room
+    assert visible_shares(launches, times, 64) == pytest.approx([1, 1, 0.6 / 3, 1 - 9 / 12])
+    assert visible_shares(launches, times, 257)[2] == 1  # larger steps leave no room
 
 
 def test_exchanges_are_hidden_where_two_halves_take_turns() -> None:

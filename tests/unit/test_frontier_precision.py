@@ -10,14 +10,14 @@ from model_configs import config_of
 
 import kernelcast as kc
 from kernelcast.errors import KernelcastError
-from kernelcast.networks.batch import Batch
-from kernelcast.networks.config import parse
-from kernelcast.networks.deployment import Deployment
-from kernelcast.networks.forward import forward
-from kernelcast.networks.precision import Precision
-from kernelcast.serving.infer import infer
-from kernelcast.serving.memory import weight_bytes
-from kernelcast.serving.workload import Workload
+from kernelcast.inference.batch import Batch
+from kernelcast.inference.deployment import Deployment
+from kernelcast.inference.forward import forward
+from kernelcast.inference.infer import infer
+from kernelcast.inference.memory import weight_bytes
+from kernelcast.inference.workload import Workload
+from kernelcast.models.config import parse
+from kernelcast.models.precision import Precision
 from kernelcast.stacks import stack
 
 DECODE = Batch(new=(1, 1, 1), past=(50, 60, 70))
@@ -78,10 +78,10 @@ def test_a_checkpoint_in_fp8_answers_on_ampere_as_weights_alone() -> None:
     one = Workload.equal(1, 128, 9)
     narrow, whole = (infer(place(how, "a100_sxm"), one) for how in (FP8, None))
     assert narrow.deployment.precision.weight_only(kc.gpu("a100_sxm")) == ("fp8",)
-    assert narrow.step.time_s < whole.step.time_s
+    assert narrow.step.value < whole.step.value
     weight_only = infer(place(None, "a100_sxm", dtype="int8_wo"), one)
-    assert narrow.step.time_s == weight_only.step.time_s  # the same kernels
-    assert infer(place(BLOCKS, "a100_sxm"), one).step.time_s == weight_only.step.time_s
+    assert narrow.step.value == weight_only.step.value  # the same kernels
+    assert infer(place(BLOCKS, "a100_sxm"), one).step.value == weight_only.step.value
 
 
 @pytest.mark.parametrize("quantization", [None, FP8])

@@ -12,17 +12,14 @@ from deployments import deployed, quiet
 from test_engine import asked
 
 from kernelcast.errors import KernelcastError
-from kernelcast.networks.architecture import draft_of
-from kernelcast.networks.deployment import Deployment
-from kernelcast.serving.engine.fleet import Fleet, Notes, Pool, Service, Tables
-from kernelcast.serving.engine.result import Served
-from kernelcast.serving.engine.settings import settings_of
-from kernelcast.serving.engine.simulate import simulate, tables_for
-from kernelcast.serving.faster import faster_kernels
-from kernelcast.serving.infer import infer
+from kernelcast.inference.deployment import Deployment
+from kernelcast.inference.infer import Inference, faster_kernels, infer
+from kernelcast.inference.workload import Speculation, Workload
+from kernelcast.models.architecture import draft_of
+from kernelcast.serving.fleet import Fleet, Notes, Pool, Service, Tables
 from kernelcast.serving.load import Load
-from kernelcast.serving.result import Inference
-from kernelcast.serving.workload import Speculation, Workload
+from kernelcast.serving.settings import settings_of
+from kernelcast.serving.simulate import Served, simulate, tables_for
 from kernelcast.stacks import stack
 
 # ---- kernels that others beat ----
@@ -140,15 +137,15 @@ def test_own_layers_that_guess_well_are_worth_their_time_in_infer() -> None:
         infer(r1(), Workload.equal(4, 512, 33, speculation=how))
         for how in (None, guesses(0.7, own=False), guesses(0.7, own=True), guesses(0.0, own=True))
     )
-    times = [one.tpot.time_s for one in (free, own, plain, wrong)]
+    times = [one.tpot.value for one in (free, own, plain, wrong)]
     assert times == sorted(times) and len(set(times)) == 4
     # (1 - 0.7^4) / (1 - 0.7) = 2.533 tokens a step: 32 take 13 steps; where every guess is wrong, one a step
-    assert own.tpot.time_s == pytest.approx(own.step.time_s * 13 / 32)
-    assert wrong.tpot.time_s == wrong.step.time_s
+    assert own.tpot.value == pytest.approx(own.step.value * 13 / 32)
+    assert wrong.tpot.value == wrong.step.value
     # a step drafts three times: each is one layer of 61, what joins it, and the head
-    drafting_s = own.step.time_s - free.step.time_s
-    assert 3 / 61 * plain.step.time_s < drafting_s < 12 / 61 * plain.step.time_s
-    assert own.prefill.time_s > plain.prefill.time_s == free.prefill.time_s  # it reads the prompt too
+    drafting_s = own.step.value - free.step.value
+    assert 3 / 61 * plain.step.value < drafting_s < 12 / 61 * plain.step.value
+    assert own.prefill.value > plain.prefill.value == free.prefill.value  # it reads the prompt too
     assert own.memory["weights"] > plain.memory["weights"]
 
 
@@ -180,9 +177,9 @@ def test_prompts_without_a_graph_wait_for_it_and_steps_with_one_do_not() -> None
     before, after = (
         infer(deployed("qwen3-30b-a3b", engine=engine), Workload.equal(1, 1024, 9)) for engine in (plain, slow)
     )
-    assert before.prefill.time_s < 0.1
-    assert after.prefill.time_s == pytest.approx(48 * 1e-2)
-    assert after.step.time_s == before.step.time_s
+    assert before.prefill.value < 0.1
+    assert after.prefill.value == pytest.approx(48 * 1e-2)
+    assert after.step.value == before.step.value
     dense = [infer(deployed(engine=engine), Workload.equal(1, 1024, 2)).prefill for engine in (plain, slow)]
     assert dense[0] == dense[1]  # no such op
 

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from kernelcast.forecast.predict import Conditions
 from kernelcast.hardware import gpu
-from kernelcast.networks.aten.flops import op_flops
-from kernelcast.networks.fusion import FUSED, boundary_bytes, fuse
-from kernelcast.networks.traced import Op, Trace
-from kernelcast.predict import Conditions
 from kernelcast.tracing import trace
+from kernelcast.tracing.aten.flops import op_flops
+from kernelcast.tracing.fusion import FUSED, boundary_bytes, fuse
+from kernelcast.tracing.traced import Op, Trace
 from kernelcast.training.step import run_step
 
 ROWS, COLS = 512, 256

@@ -11,11 +11,11 @@ from demand import of, one, whole, works
 
 import kernelcast as kc
 from kernelcast.errors import KernelcastError
-from kernelcast.networks import model
-from kernelcast.networks.batch import Batch
-from kernelcast.networks.forward import Deployment, forward
-from kernelcast.parallel import Layout
-from kernelcast.serving.memory import cache_bytes
+from kernelcast.inference.batch import Batch
+from kernelcast.inference.deployment import Layout
+from kernelcast.inference.forward import Deployment, forward
+from kernelcast.inference.memory import cache_bytes
+from kernelcast.models import model
 from kernelcast.stacks import stack
 
 HEADS: dict[str, Any] = {"key_heads": 16, "value_heads": 32, "key_dim": 128, "value_dim": 128}

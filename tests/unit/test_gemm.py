@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import kernelcast as kc
-from kernelcast.kernels.base import columns_of
-from kernelcast.kernels.gemm import Gemm
-from kernelcast.kernels.work import Work
 from kernelcast.machine import analyse
 from kernelcast.machine.analyse import PIPELINES
+from kernelcast.ops.base import columns_of
+from kernelcast.ops.gemm import Gemm
+from kernelcast.ops.work import Work
 
 ALONE = kc.Conditions(predictor="generic")  # the product by itself, in no engine's layer
 

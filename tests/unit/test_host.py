@@ -11,14 +11,14 @@ import pytest
 
 import kernelcast as kc
 from kernelcast.errors import KernelcastError
-from kernelcast.networks.traced import Footprint, Op, Tensor, Trace
-from kernelcast.timeline.host import COSTS, host
+from kernelcast.schedule.host import COSTS, host
+from kernelcast.tracing.traced import Footprint, Op, Tensor, Trace
 from kernelcast.training.queued import host_counts, launch_costs
 from kernelcast.training.step import run_step
 
 torch = pytest.importorskip("torch")
-from kernelcast.measure.host import Timed, fitted, timed_programs, write_host  # noqa: E402
-from kernelcast.measure.host_programs import programs  # noqa: E402
+from kernelcast.collect.host import Timed, fitted, timed_programs, write_host  # noqa: E402
+from kernelcast.collect.host_programs import programs  # noqa: E402
 
 H200 = kc.gpu("h200_sxm")
 GAPS = {"gap_s": 1e-6, "graph_gap_s": 9e-7, "graph_s": 1e-5}

@@ -45,4 +45,4 @@ def test_every_data_file_of_the_product_is_shipped(pattern: str) -> None:
 def test_every_data_file_of_the_lab_is_shipped() -> None:
     shipped = tomllib.loads((LAB / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
     known = {path for glob in shipped["kernelcast_lab"] for path in LAB.glob(glob)}
-    assert set(LAB.glob("*/**/*.toml")) == known
+    assert {path for ending in ("toml", "safetensors") for path in LAB.glob(f"*/**/*.{ending}")} == known

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import kernelcast as kc
-from kernelcast.advise.read import read_measured
-from kernelcast.calibrate import calibrate
+from kernelcast.collect.calibrate import calibrate
+from kernelcast.diagnose.read import read_measured
 
 SIZES = [(m, 4096, 4096) for m in (1, 16, 64, 128, 256, 512, 1024, 2048, 3072, 4096, 6144, 8192)]
 

@@ -10,9 +10,9 @@ from deployments import deployed, refusal
 
 import kernelcast as kc
 from kernelcast.errors import KernelcastError
-from kernelcast.serving.infer import infer
-from kernelcast.serving.memory import cache_bytes, largest_batch, memory, weight_bytes
-from kernelcast.serving.workload import Workload
+from kernelcast.inference.infer import infer
+from kernelcast.inference.memory import cache_bytes, largest_batch, memory, weight_bytes
+from kernelcast.inference.workload import Workload
 from kernelcast.stacks import stack
 
 # ---- memory ----
@@ -144,7 +144,7 @@ def test_the_context_is_a_limit() -> None:
     )
     assert infer(deployed(), Workload.equal(1, 131_000, 72, chunk=2048)).steps == 71
     # an encoder writes none: its 512 positions are all for the prompt
-    assert infer(deployed("bert-base"), Workload.equal(1, 512, 1)).prefill.time_s > 0
+    assert infer(deployed("bert-base"), Workload.equal(1, 512, 1)).prefill.value > 0
     assert "513 tokens exceeds the context of bert-base, 512" in refusal(
         deployed("bert-base"), Workload.equal(1, 513, 1)
     )

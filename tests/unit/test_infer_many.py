@@ -12,22 +12,21 @@ import numpy as np
 import pytest
 from deployments import deployed, quiet
 
+from kernelcast.energy.power import WINDOW_S, held_s, throttled_s, with_cap
 from kernelcast.errors import KernelcastError
+from kernelcast.forecast.times import Times
 from kernelcast.hardware import gpu
-from kernelcast.networks import model
-from kernelcast.networks.batch import Batch, Batches
-from kernelcast.networks.forward import Deployment, forward, forward_many
-from kernelcast.serving.beside import shares as visible
-from kernelcast.serving.infer import infer, infer_columns, infer_many
-from kernelcast.serving.passes import HOST_RANGE, PASS_SPREAD
-from kernelcast.serving.steps import step_weights, steps_of
-from kernelcast.serving.workload import Speculation, Workload
-from kernelcast.span import NOTHING, Span
+from kernelcast.inference.batch import Batch, Batches
+from kernelcast.inference.forward import Deployment, forward, forward_many
+from kernelcast.inference.infer import infer, infer_columns, infer_many
+from kernelcast.inference.pass_times import HOST_RANGE, PASS_SPREAD
+from kernelcast.inference.pass_times import visible_shares as visible
+from kernelcast.inference.workload import Speculation, Workload, step_weights, steps_of
+from kernelcast.interval import NOTHING, Interval
+from kernelcast.models import model
+from kernelcast.schedule import KernelTime, joined, shares
 from kernelcast.stacks import stack, stack_ids
 from kernelcast.support import support_of
-from kernelcast.timeline import Ran, joined, shares
-from kernelcast.timeline.power import WINDOW_S, held_s, throttled_s, with_cap
-from kernelcast.times import Times
 
 MODELS = ("llama-3.1-8b", "qwen3-30b-a3b", "mixtral-8x7b", "deepseek-v2-lite", "deepseek-v3", "gpt-oss-20b", "gpt2-xl",
           "gemma-2-9b", "qwen3-next-80b-a3b", "bert-base")  # fmt: skip
@@ -68,7 +67,7 @@ def workload(draw: random.Random, place: Deployment) -> Workload:
     return Workload(inputs, tuple(draw.choice(outputs) for _ in inputs), cached, chunk, guesses)
 
 
-def added_up(place: Deployment, workload: Workload, times: Times) -> tuple[dict[str, Span], list[Ran]]:
+def added_up(place: Deployment, workload: Workload, times: Times) -> tuple[dict[str, Interval], list[KernelTime]]:
     """Prefill and decode, kernel by kernel and pass by pass."""
     asked = workload.on(place)
     decodes = asked.decodes()
@@ -82,7 +81,7 @@ def added_up(place: Deployment, workload: Workload, times: Times) -> tuple[dict[
         guesses = decodes[-1][0] * asked.speculation.draft_tokens
         phases.append(("prefill", draft, [(1.0, batch) for batch in asked.prefills()]))
         phases.append(("decode", draft, [(float(guesses), Batch(len(middle.new) * (1,), middle.past))]))
-    spans, ran = {"prefill": NOTHING, "decode": NOTHING}, list[Ran]()
+    spans, ran = {"prefill": NOTHING, "decode": NOTHING}, list[KernelTime]()
     for phase, of, passes in phases:
         for span, kernels in laid(phase, of, passes, times, draft=of is not place):
             spans[phase] += span
@@ -98,34 +97,36 @@ def laid(phase: str, place: Deployment, passes: list[tuple[float, Batch]], times
         rounds = (max(parts, layout.pp) if phase == "decode" else parts + layout.pp - 1) / layout.pp
         launches = forward(place, mine)
         times.learn(launch.call for launch in launches)
-        each = [(times[launch.call].span.time_s, times[launch.call].dram_s) for launch in launches]
+        each = [(times[launch.call].span.value, times[launch.call].dram_s) for launch in launches]
         seen = visible(launches, each, mine.tokens)
-        every = [Ran.of(phase, launch, times, rounds) for launch in launches]
+        every = [KernelTime.of(phase, launch, times, rounds) for launch in launches]
         kernels = [replace(one, span=one.span * share) for one, share in zip(every, seen, strict=True)]
         found.append((count, mine, rounds, launches, kernels, joined(kernels)))
-    lasting = sum(count * span.time_s for count, *_, span in found) >= WINDOW_S
+    lasting = sum(count * span.value for count, *_, span in found) >= WINDOW_S
     for count, mine, rounds, launches, kernels, span in found:
-        ends = (span.time_s - span.low_s, span.high_s - span.time_s)
-        below, above = (math.hypot(end, share * span.time_s) for end, share in zip(ends, PASS_SPREAD, strict=True))
+        ends = (span.value - span.low, span.high - span.value)
+        below, above = (math.hypot(end, share * span.value) for end, share in zip(ends, PASS_SPREAD, strict=True))
         slower = throttled_s if lasting else held_s
-        slower_s = rounds * sum(float(x.count * slower(x.call, times[x.call].span.time_s, times)) for x in launches)
+        slower_s = rounds * sum(float(x.count * slower(x.call, times[x.call].span.value, times)) for x in launches)
         if engine.replays(mine.tokens, decodes=phase == "decode"):
             host_s = sum(launch.count for launch in launches) * engine.gap_s
         else:
             launching_s = sum(launch.count * engine.launching_s(launch.op) for launch in launches)
-            host_s = max(0.0, launching_s - span.time_s - slower_s)
+            host_s = max(0.0, launching_s - span.value - slower_s)
         host_s += 0.0 if draft else engine.step_s if phase == "decode" else engine.prefill_s
-        whole = Span(span.time_s, span.time_s - below, span.time_s + above) + Span.exact(slower_s)
-        beside = [Ran.beside(phase, "power limit", Span.exact(slower_s), "power", "near")] if slower_s else []
-        beside += [Ran.beside(phase, "host", Span.exact(host_s), "host")] if host_s else []
+        whole = Interval(span.value, span.value - below, span.value + above) + Interval.exact(slower_s)
+        beside = (
+            [KernelTime.beside(phase, "power limit", Interval.exact(slower_s), "power", "near")] if slower_s else []
+        )
+        beside += [KernelTime.beside(phase, "host", Interval.exact(host_s), "host")] if host_s else []
         yield (
-            (whole + Span(host_s, *(x * host_s for x in HOST_RANGE))) * count,
+            (whole + Interval(host_s, *(x * host_s for x in HOST_RANGE))) * count,
             [x * count for x in (*kernels, *beside)],
         )
 
 
-def ends(span: Span) -> tuple[float, float, float]:
-    return span.time_s, span.low_s, span.high_s
+def ends(span: Interval) -> tuple[float, float, float]:
+    return span.value, span.low, span.high
 
 
 def test_columns_are_what_kernels_add_up_to() -> None:
@@ -152,7 +153,7 @@ def test_columns_are_what_kernels_add_up_to() -> None:
             if share.time_s:  # what is hidden whole is bound by nothing
                 assert (share.bound_by, share.support) == (other.bound_by, other.support)
             assert (share.time_s, share.kernels) == pytest.approx((other.time_s, other.kernels), rel=1e-9)
-        assert sum(x.span.time_s * p.count for p in one.passes for x in p.ran) == pytest.approx(one.total.time_s)
+        assert sum(x.span.value * p.count for p in one.passes for x in p.ran) == pytest.approx(one.total.value)
         assert columns["support"][at] == one.support == support_of((x.time_s, x.support) for x in one.shares)
 
 
@@ -163,7 +164,7 @@ def test_a_lower_power_limit_in_columns_is_that_of_each_kernel() -> None:
         asked = Workload.equal(batch, 2048, 64)
         found, (spans, _) = infer(place, asked), added_up(place, asked, Times(capped))
         assert ends(found.prefill) == pytest.approx(ends(spans["prefill"]), rel=1e-9)
-        assert found.prefill.time_s > 1.15 * infer(Deployment(place.model, gpu("h200_sxm"), place.stack), asked).ttft_s
+        assert found.prefill.value > 1.15 * infer(Deployment(place.model, gpu("h200_sxm"), place.stack), asked).ttft_s
     spans, _ = added_up(place, asked, Times(capped))
     found = infer(place, asked)
     free = infer(Deployment(place.model, gpu("h200_sxm"), place.stack), asked)
@@ -172,8 +173,8 @@ def test_a_lower_power_limit_in_columns_is_that_of_each_kernel() -> None:
     prefill, decode = (getattr(found, phase).time_s / getattr(free, phase).time_s for phase in ("prefill", "decode"))
     assert prefill > 1.1 * decode > 1.1  # tensor cores wait for the clock, DRAM less
     barely = infer(Deployment(place.model, with_cap(gpu("h200_sxm"), 699), place.stack), asked)
-    assert barely.total.time_s == pytest.approx(free.total.time_s, rel=0.005)  # no step where a limit begins
-    assert found.energy is not None and found.energy.time_s <= 400 * found.total.time_s * (1 + 1e-9)
+    assert barely.total.value == pytest.approx(free.total.value, rel=0.005)  # no step where a limit begins
+    assert found.energy is not None and found.energy.value <= 400 * found.total.value * (1 + 1e-9)
 
 
 def test_a_setting_does_not_depend_on_those_beside_it() -> None:
@@ -263,8 +264,8 @@ def test_many_settings_are_laid_out_in_chunks(monkeypatch: pytest.MonkeyPatch) -
     place = cases[0][0]
     cases += [(place, Workload.equal(batch, 100, 40)) for batch in range(1, 20)]
     whole = infer_columns(cases)
-    monkeypatch.setattr("kernelcast.serving.infer._PASSES", 25)
-    monkeypatch.setattr("kernelcast.serving.infer._CASES", 4)
+    monkeypatch.setattr("kernelcast.inference.infer._PASSES", 25)
+    monkeypatch.setattr("kernelcast.inference.infer._CASES", 4)
     parts = infer_columns(cases)
     assert all((whole[name] == parts[name]).all() for name in whole)
 

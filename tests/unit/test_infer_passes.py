@@ -9,13 +9,12 @@ import pytest
 from deployments import deployed, quiet
 
 from kernelcast.errors import KernelcastError
-from kernelcast.networks.batch import Batch
-from kernelcast.networks.forward import forward
-from kernelcast.serving.infer import infer
-from kernelcast.serving.memory import cache_bytes, weight_bytes
-from kernelcast.serving.steps import step_weights, steps_of
-from kernelcast.serving.workload import Speculation, Workload
-from kernelcast.times import Times
+from kernelcast.forecast.times import Times
+from kernelcast.inference.batch import Batch
+from kernelcast.inference.forward import forward
+from kernelcast.inference.infer import infer
+from kernelcast.inference.memory import cache_bytes, weight_bytes
+from kernelcast.inference.workload import Speculation, Workload, step_weights, steps_of
 
 # ---- prefill ----
 
@@ -49,9 +48,9 @@ def test_chunks_cover_every_token_once(chunk: int) -> None:
 
 def test_a_chunked_prefill_is_the_sum_of_its_passes() -> None:
     place = deployed(engine=quiet())
-    whole = infer(place, Workload.equal(1, 300, 1, chunk=200)).prefill.time_s
+    whole = infer(place, Workload.equal(1, 300, 1, chunk=200)).prefill.value
     # the second chunk is a prompt of 300 whose first 200 tokens are cached
-    parts = [infer(place, Workload.equal(1, n, 1, cached=c)).prefill.time_s for n, c in ((200, 0), (300, 200))]
+    parts = [infer(place, Workload.equal(1, n, 1, cached=c)).prefill.value for n, c in ((200, 0), (300, 200))]
     assert whole == pytest.approx(sum(parts), rel=1e-12)
 
 
@@ -69,7 +68,7 @@ def test_requests_leave_when_they_have_their_tokens() -> None:
 def test_one_output_token_needs_no_decode() -> None:
     found = infer(deployed(), Workload.equal(2, 100, 1))
     assert Workload.equal(2, 100, 1).decodes() == []
-    assert (found.steps, found.decode.time_s, found.tpot.time_s) == (0, 0.0, 0.0)
+    assert (found.steps, found.decode.value, found.tpot.value) == (0, 0.0, 0.0)
     assert found.total == found.prefill
 
 
@@ -82,8 +81,8 @@ def test_few_steps_are_predicted_one_by_one() -> None:
     for past in ((100, 100), (101, 101), (102,), (103,)):
         calls = forward(place, Batch(len(past) * (1,), past))
         known.learn(launch.call for launch in calls)
-        total += sum(known[launch.call].span.time_s * launch.count for launch in calls)
-    assert found.decode.time_s == pytest.approx(total, rel=1e-12)
+        total += sum(known[launch.call].span.value * launch.count for launch in calls)
+    assert found.decode.value == pytest.approx(total, rel=1e-12)
 
 
 def test_predicted_steps_stand_for_all_of_a_line() -> None:
@@ -102,9 +101,9 @@ def test_predicted_steps_stand_for_all_of_a_line() -> None:
 
 def test_steps_between_lie_near_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
     workload = Workload((500, 2000), (200, 400))
-    sampled = infer(deployed(), workload).decode.time_s
-    monkeypatch.setattr("kernelcast.serving.workload._SAMPLED_STEPS", 1000)
-    assert sampled == pytest.approx(infer(deployed(), workload).decode.time_s, rel=0.01)
+    sampled = infer(deployed(), workload).decode.value
+    monkeypatch.setattr("kernelcast.inference.workload._SAMPLED_STEPS", 1000)
+    assert sampled == pytest.approx(infer(deployed(), workload).decode.value, rel=0.01)
 
 
 # ---- speculation ----
@@ -126,11 +125,11 @@ def test_speculation_takes_fewer_and_wider_steps() -> None:
     assert steps[-1] == (74, Batch((3,), (1000 + int(73 * 1.75),), head_rows=3))
     found, plain = infer(deployed(), workload), infer(deployed(), Workload.equal(1, 1000, 129))
     assert (found.steps, plain.steps) == (74, 128)
-    assert found.decode.time_s < plain.decode.time_s
-    assert found.tpot.time_s == pytest.approx(found.decode.time_s / 128)
-    assert found.step.time_s == pytest.approx(found.decode.time_s / 74)
+    assert found.decode.value < plain.decode.value
+    assert found.tpot.value == pytest.approx(found.decode.value / 128)
+    assert found.step.value == pytest.approx(found.decode.value / 74)
     # wider, but its products of three rows may be the faster ones: GEMVs are slow in the tables too
-    assert found.step.time_s > 0.98 * plain.step.time_s
+    assert found.step.value > 0.98 * plain.step.value
 
 
 def test_a_draft_model_runs_once_a_guess() -> None:
@@ -141,10 +140,10 @@ def test_a_draft_model_runs_once_a_guess() -> None:
     without, found = infer(place, free), infer(place, paid)
     share, first = (next(s for s in found.shares if (s.phase, s.part) == (phase, "draft model"))
                     for phase in ("decode", "prefill"))  # fmt: skip
-    assert found.prefill.time_s - without.prefill.time_s == pytest.approx(first.time_s)  # it reads the prompt too
+    assert found.prefill.value - without.prefill.value == pytest.approx(first.time_s)  # it reads the prompt too
     beside = weight_bytes(draft) + cache_bytes(draft, 1129)
     assert found.memory.used_bytes - without.memory.used_bytes == pytest.approx(beside)
-    assert found.decode.time_s - without.decode.time_s == pytest.approx(share.time_s)
+    assert found.decode.value - without.decode.value == pytest.approx(share.time_s)
     # 74 steps x 2 guesses of a pass of the small model
     launched = sum(call.count for call in forward(draft, Batch((1,), (1000,))))
     assert share.kernels == pytest.approx(74 * 2 * launched)

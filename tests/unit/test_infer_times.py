@@ -9,16 +9,16 @@ import pytest
 from deployments import LLAMA, deployed, quiet, times
 
 import kernelcast as kc
-from kernelcast import times as memo
+from kernelcast.app.report import infer as report
 from kernelcast.errors import KernelcastError
-from kernelcast.networks.batch import Batch
-from kernelcast.networks.forward import forward
-from kernelcast.networks.layers import LayerRun
-from kernelcast.report import infer as report
-from kernelcast.serving.infer import infer, infer_many
-from kernelcast.serving.memory import read_weight_bytes, weight_bytes
-from kernelcast.serving.workload import Speculation, Workload
-from kernelcast.tables import predict_columns
+from kernelcast.forecast import times as memo
+from kernelcast.forecast.predict_table import predict_columns
+from kernelcast.inference.batch import Batch
+from kernelcast.inference.forward import forward
+from kernelcast.inference.infer import infer, infer_many
+from kernelcast.inference.memory import read_weight_bytes, weight_bytes
+from kernelcast.inference.workload import Speculation, Workload
+from kernelcast.models.layers import LayerRun
 
 # ---- parts and totals ----
 
@@ -37,8 +37,8 @@ def test_parts_sum_to_the_total(name: str, how: dict[str, Any], workload: Worklo
     found = infer(deployed(name, **how), workload)
     for phase, span in (("prefill", found.prefill), ("decode", found.decode)):
         parts = sum(share.time_s for share in found.shares if share.phase == phase)
-        assert parts == pytest.approx(span.time_s, rel=1e-12)
-    assert found.total.time_s == found.prefill.time_s + found.decode.time_s
+        assert parts == pytest.approx(span.value, rel=1e-12)
+    assert found.total.value == found.prefill.value + found.decode.value
     told = report.fields(found)
     assert sum(part["time_s"] for part in told["breakdown"]) == pytest.approx(told["total_s"], rel=1e-12)
     assert told["prefill_s"] + told["decode_s"] == told["total_s"]
@@ -47,8 +47,8 @@ def test_parts_sum_to_the_total(name: str, how: dict[str, Any], workload: Worklo
         used[f"{name}_bytes"] for name in ("weights", "cache", "activation", "stack")
     )  # fmt: skip
     for span in (found.prefill, found.decode, found.total, found.step, found.tpot):
-        assert span.low_s <= span.time_s <= span.high_s
-    assert found.prefill.low_s < found.prefill.time_s < found.prefill.high_s
+        assert span.low <= span.value <= span.high
+    assert found.prefill.low < found.prefill.value < found.prefill.high
 
 
 def test_twice_the_layers_take_twice_the_layer_time() -> None:
@@ -64,7 +64,7 @@ def test_twice_the_layers_take_twice_the_layer_time() -> None:
             assert second[phase, part] == 2 * first[phase, part] > 0
         for part in ("embedding", "head", "sampling"):
             assert second[phase, part] == first[phase, part] > 0
-    totals = [f.total.time_s for f in found]
+    totals = [f.total.value for f in found]
     assert totals[2] - totals[1] == pytest.approx(totals[1] - totals[0], rel=1e-9)
 
 
@@ -73,8 +73,8 @@ def test_the_host_adds_its_times_to_every_pass() -> None:
     engine = replace(quiet(), prefill_s=1e-3, step_s=2e-3)
     workload = Workload.equal(1, 300, 10, chunk=100)
     slow, fast = infer(deployed(engine=engine), workload), infer(deployed(engine=quiet()), workload)
-    assert slow.prefill.time_s - fast.prefill.time_s == pytest.approx(3 * 1e-3)
-    assert slow.decode.time_s - fast.decode.time_s == pytest.approx(9 * 2e-3)
+    assert slow.prefill.value - fast.prefill.value == pytest.approx(3 * 1e-3)
+    assert slow.decode.value - fast.decode.value == pytest.approx(9 * 2e-3)
     assert times(slow)["decode", "host"] == pytest.approx(18e-3)
 
 
@@ -85,7 +85,7 @@ def test_a_graph_has_gaps_and_no_launches() -> None:
     gaps = infer(deployed(engine=replace(quiet(), graphs=True, gap_s=1e-6, launch_s=1.0)), workload)
     assert times(gaps)["decode", "host"] == pytest.approx(kernels * 1e-6)
     launches = infer(deployed(engine=replace(quiet(), graphs=False, gap_s=1.0, launch_s=1e-3)), workload)
-    assert launches.decode.time_s == pytest.approx(kernels * 1e-3)  # 1 ms a kernel is longer than any of them
+    assert launches.decode.value == pytest.approx(kernels * 1e-3)  # 1 ms a kernel is longer than any of them
 
 
 def test_one_way_of_no_cut_is_like_another() -> None:
@@ -105,8 +105,8 @@ def test_a_request_listed_twice_is_a_batch_of_two() -> None:
 def test_rates_follow_from_the_times() -> None:
     found = infer(deployed(tp=2), Workload((100, 300), (11, 51)))
     assert (found.steps, found.output_tokens) == (50, 62)
-    assert found.tpot.time_s == pytest.approx(found.decode.time_s / 50)
-    assert found.ttft_s == found.prefill.time_s
+    assert found.tpot.value == pytest.approx(found.decode.value / 50)
+    assert found.ttft_s == found.prefill.value
     told = report.fields(found)
     assert told["tokens_per_s"] == pytest.approx(62 / told["total_s"])
     assert told["tokens_per_s_per_gpu"] == pytest.approx(told["tokens_per_s"] / 2)
@@ -119,14 +119,14 @@ def test_mfu_counts_two_flops_a_weight_and_token() -> None:
     layers = 7_504_658_432 - 128256 * 4096
     assert found.flops == 2 * layers * 1009 + 2 * 128256 * 4096 * 10
     peak = 132 * 4096 * 1.83e9
-    assert found.mfu == pytest.approx(found.flops / found.total.time_s / peak)
+    assert found.mfu == pytest.approx(found.flops / found.total.value / peak)
 
 
 def test_mfu_of_a_gpu_without_bf16_is_of_its_fp16() -> None:
     gpu = kc.gpu("v100_sxm")
     assert gpu.tensor_flops_per_s("bf16") == 0
     found = infer(deployed("llama-2-7b", on="v100_sxm", dtype="fp16"), Workload.equal(1, 100, 2))
-    assert found.mfu == pytest.approx(found.flops / found.total.time_s / gpu.tensor_flops_per_s("fp16"))
+    assert found.mfu == pytest.approx(found.flops / found.total.value / gpu.tensor_flops_per_s("fp16"))
 
 
 def test_a_step_reads_the_experts_that_its_tokens_choose() -> None:
@@ -160,7 +160,7 @@ def test_long_prefills_of_an_l40_are_limited_by_its_power() -> None:
     # nobody measured what products in 8 bits need
     narrow = infer(deployed(on="l40", dtype="fp8"), Workload.equal(16, 4096, 1))
     assert not any(share.part == "power limit" for share in narrow.shares)
-    assert sum(parts.values()) == pytest.approx(found.total.time_s)
+    assert sum(parts.values()) == pytest.approx(found.total.value)
 
 
 # ---- pipelines ----
@@ -179,15 +179,15 @@ def test_micro_batches_fill_the_stages() -> None:
     # each of the 4 in turn, with no stage idle
     whole = infer(deployed(engine=quiet(), pp=2, micro_batches=4), Workload.equal(8, 300, 20))
     part = infer(deployed(engine=quiet(), pp=2), Workload.equal(2, 300, 20))
-    assert whole.prefill.time_s == pytest.approx(part.prefill.time_s * (4 + 2 - 1) / 2)
-    assert whole.decode.time_s == pytest.approx(part.decode.time_s * 4 / 2)
+    assert whole.prefill.value == pytest.approx(part.prefill.value * (4 + 2 - 1) / 2)
+    assert whole.decode.value == pytest.approx(part.decode.value * 4 / 2)
 
 
 def test_attention_dp_runs_a_part_of_the_batch_on_each_rank() -> None:
     # 8 requests over 2 ranks of a dense model: as 4 on one GPU
     cut = infer(deployed(engine=quiet(), dp=2), Workload.equal(8, 300, 20))
     four = infer(deployed(engine=quiet()), Workload.equal(4, 300, 20))
-    assert cut.total.time_s == pytest.approx(four.total.time_s)
+    assert cut.total.value == pytest.approx(four.total.value)
     assert cut.tokens_per_s == pytest.approx(2 * four.tokens_per_s)
 
 
@@ -196,7 +196,7 @@ def test_micro_batches_that_do_not_exist_cost_nothing() -> None:
     assert few.total == many.total
     # two stages, two micro-batches: the prefill has (2 + 2 - 1) / 2 times a micro-batch's work
     one = infer(deployed(pp=2, engine=quiet()), Workload.equal(1, 512, 1))
-    assert few.prefill.time_s == pytest.approx(one.prefill.time_s * 1.5)
+    assert few.prefill.value == pytest.approx(one.prefill.value * 1.5)
 
 
 # ---- many at once ----

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from measured_files import pipeweave
 
-from kernelcast.cli import app
+from kernelcast.app.cli import app
 from kernelcast_lab.cli import data as cli_data
 from kernelcast_lab.data.rules import RULES
 

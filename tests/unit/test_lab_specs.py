@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kernelcast.forecast.predict import Conditions
+from kernelcast.forecast.predict_table import predict_columns
 from kernelcast.hardware import gpu
-from kernelcast.predict import Conditions
-from kernelcast.tables import predict_columns
 from kernelcast_lab.data.specs import LEAST_CALLS, Found, by_gpu, of_format
 
 H200 = gpu("h200_sxm")

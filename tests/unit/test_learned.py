@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import kernelcast as kc
-from kernelcast.efficiency.features import GPU_FEATURES, aligned, features
-from kernelcast.efficiency.kin import as_gpu, clock_shift, format_shift, shares, stand_in, unlikeness
-from kernelcast.efficiency.learned import WEIGHTS, FamilyWeights, load, pack, unpack
-from kernelcast.efficiency.network import BLOCK_ROWS, Encoder, Layers
-from kernelcast.kernels.base import REGISTRY, columns_of
-from kernelcast.kernels.gemm import Gemm
+from kernelcast.forecast.features import GPU_FEATURES, aligned, features
+from kernelcast.forecast.kin import as_gpu, clock_shift, format_shift, shares, stand_in, unlikeness
+from kernelcast.forecast.learned import WEIGHTS, FamilyWeights, load, pack, unpack
+from kernelcast.forecast.network import BLOCK_ROWS, Encoder, Layers
 from kernelcast.machine import analyse
+from kernelcast.ops.base import REGISTRY, columns_of
+from kernelcast.ops.gemm import Gemm
 
 FAMILIES = ("gemm", "attention", "moe", "mla", "moe_gemm", "memory", "collective", "conv2d")
 
@@ -229,7 +229,7 @@ def test_a_left_out_limit_asks_physics() -> None:
 
 @pytest.mark.parametrize("name", ["learned", "generic", "roofline", "pipeweave", "neusight"])
 def test_every_predictor_answers_every_op(name: str) -> None:
-    from kernelcast.kernels import REGISTRY
+    from kernelcast.ops import REGISTRY
 
     for op, cls in REGISTRY.items():
         p = kc.predict(kc.kernel(op, **cls.examples[0]), "h200_sxm", kc.Conditions(predictor=name))

@@ -14,8 +14,8 @@ pytest.importorskip("torch")
 from small_fits import small_settings
 
 from kernelcast.errors import KernelcastError
-from kernelcast.predict import Conditions
-from kernelcast.tables import predict_columns
+from kernelcast.forecast.predict import Conditions
+from kernelcast.forecast.predict_table import predict_columns
 from kernelcast_lab.evaluate.learning_curve import SEEN, CurveSettings, _groups, learning_curve, write_curves
 
 SMALL = small_settings(epochs=20, transfer_epochs=5, rows_left_out=200)

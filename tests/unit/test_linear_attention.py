@@ -11,10 +11,10 @@ from demand import of, one, whole, works
 from measured_files import no_bad_row, rows_of, write_parquet
 
 import kernelcast as kc
-from kernelcast.efficiency.evidence import kinds_of
 from kernelcast.errors import KernelcastError
-from kernelcast.kernels import REGISTRY, kernel
-from kernelcast.kernels.base import columns_of
+from kernelcast.forecast.evidence import configurations_of
+from kernelcast.ops import REGISTRY, kernel
+from kernelcast.ops.base import columns_of
 from kernelcast_lab import data as lab
 
 KIMI: dict[str, Any] = {"heads": 32, "key_dim": 128}
@@ -174,7 +174,7 @@ def test_a_stateless_prefill_moves_no_state() -> None:
 
 def words(op: str, **values: Any) -> dict[str, str | None]:
     call = kernel(op, **values)
-    ((_, found),) = kinds_of(type(call), columns_of([call]))
+    ((_, found),) = configurations_of(type(call), columns_of([call]))
     return type(call).usual(found, kc.gpu("h200_sxm"))
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import kernelcast as kc
+from kernelcast.collect.link import SUSTAINED, Link, Timed, fitted, measure, worlds, write_link
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import fabric, gpu, kind_of, load_gpu
-from kernelcast.measure.link import SUSTAINED, Link, Timed, fitted, measure, worlds, write_link
 
 LATENCY_S, START_S, RATE = 1.5e-6, 6e-6, 300e9
 
@@ -66,7 +66,7 @@ def test_the_file_is_a_fabric_wherever_one_is_named(tmp_path: Path) -> None:
     mine = load_gpu(tmp_path / "mine.toml")
     assert kc.predict(kc.kernel("all_reduce", **call), mine).limits["link"] == pytest.approx(measured.limits["link"])
     # between nodes
-    from kernelcast.parallel.layout import Layout
+    from kernelcast.inference.deployment import Layout
 
     assert Layout(tp=16, between_nodes=str(path)).fabric(gpu("h200_sxm"), 16) == str(path)
 

@@ -9,17 +9,20 @@ from hypothesis import strategies as st
 
 from kernelcast.errors import KernelcastError
 from kernelcast.serving.load import Load
-from kernelcast.serving.load.arrivals import arrivals, ramp, staged, vllm_draws
-from kernelcast.serving.load.lengths import (
+from kernelcast.serving.load.generate import (
     Lengths,
+    arrivals,
     empirical,
+    ramp,
     random_prompts,
     repeated_prefixes,
     scaled_to,
     shared_prefix,
     spread_total,
+    staged,
+    vllm_draws,
 )
-from kernelcast.serving.load.prefixes import shared_by_text
+from kernelcast.serving.load.inference_perf import shared_by_text
 
 
 def draws(seed: int = 0) -> np.random.Generator:

@@ -11,7 +11,7 @@ import pytest
 
 from kernelcast.errors import KernelcastError
 from kernelcast.serving.load import read_bench
-from kernelcast.serving.load.arrivals import arrivals, vllm_draws
+from kernelcast.serving.load.generate import arrivals, vllm_draws
 
 VLLM: dict[str, Any] = {  # the keys that `vllm bench serve --save-result` writes
     "date": "20261101-120000", "endpoint_type": "vllm", "backend": "vllm", "label": None,

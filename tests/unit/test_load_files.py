@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from kernelcast.errors import KernelcastError
+from kernelcast.inference.request_files import read_requests
 from kernelcast.serving.load import LAYOUTS, read_trace
-from kernelcast.serving.requests import read_requests
 
 
 def file(folder: Path, name: str, text: str) -> Path:

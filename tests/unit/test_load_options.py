@@ -10,10 +10,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from kernelcast.cli.option_groups import takes
+from kernelcast.app.cli.option_groups import takes
+from kernelcast.app.questions.load import LoadChoice, chosen_load, parse_stages
 from kernelcast.errors import KernelcastError, KernelcastWarning
-from kernelcast.questions.load import LoadChoice, chosen_load, parse_stages
-from kernelcast.serving.load.arrivals import arrivals, vllm_draws
+from kernelcast.serving.load.generate import arrivals, vllm_draws
 
 
 def of(**words: Any) -> Any:

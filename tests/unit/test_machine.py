@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kernelcast as kc
-from kernelcast.kernels.work import Work
 from kernelcast.machine import limits
 from kernelcast.machine.analyse import PIPELINES, analyse
 from kernelcast.machine.schedule import busiest_share, ctas_per_sm, longest_first
+from kernelcast.ops.work import Work
 
 H100 = kc.gpu("h100_sxm")
 ONE = np.array([[1.0]])
@@ -78,7 +78,7 @@ def test_longest_first_is_close_on_causal_tiles() -> None:
 def test_each_limit_by_hand() -> None:
     # one task on one SM of an H100 at 1.98 GHz (1.83 GHz for tensor cores)
     def limit(name: str, **demand: float) -> float:
-        return float(limits.LIMITS[name](Work(tasks=1.0, **demand), H100, ONE, limits.Turns()).item())  # type: ignore[arg-type]
+        return float(limits.LIMITS[name](Work(tasks=1.0, **demand), H100, ONE, limits.Rotation()).item())  # type: ignore[arg-type]
 
     assert limit("tensor", tensor_flops=4096.0) == pytest.approx(1 / 1.83e9)
     assert limit("fma", fma_flops=256.0) == pytest.approx(1 / 1.98e9)
@@ -94,7 +94,7 @@ def test_each_limit_by_hand() -> None:
 def test_l2_rate_of_all_sms_together() -> None:
     # 132 SMs x 64 B/clk would be 8448, but L2 gives 5120 B/clk: with every SM busy that binds
     work = Work(tasks=132.0, l2_bytes=64.0)
-    assert limits.l2(work, H100, ONE, limits.Turns()).item() == pytest.approx(132 * 64 / 5120 / 1.98e9)
+    assert limits.l2(work, H100, ONE, limits.Rotation()).item() == pytest.approx(132 * 64 / 5120 / 1.98e9)
 
 
 def test_instructions_follow_from_demand() -> None:
@@ -107,20 +107,20 @@ def test_instructions_follow_from_demand() -> None:
 def test_activations_stay_in_l2_until_they_outgrow_it() -> None:
     small = Work(tasks=1.0, activation_bytes=float(H100.l2_bytes))
     large = Work(tasks=1.0, activation_bytes=H100.l2_bytes + 1e6)
-    assert limits.dram_bytes(small, H100, limits.Turns()) == 0
-    assert limits.dram_bytes(large, H100, limits.Turns()) == 1e6
+    assert limits.dram_bytes(small, H100, limits.Rotation()) == 0
+    assert limits.dram_bytes(large, H100, limits.Rotation()) == 1e6
 
 
 def test_inputs_that_take_turns_come_from_dram_but_bound_nothing() -> None:
     # a sixteenth of L2, which has two partitions: 8 sets still fit, 10 are a quarter more than fit, 9 half of the way
     work = Work(tasks=1.0, activation_bytes=H100.l2_bytes / 16, refetched_bytes=100.0)
-    extra = [float(limits.extra_dram_bytes(work, H100, limits.Turns(inputs=n))) for n in (1, 8, 9, 10)]
+    extra = [float(limits.extra_dram_bytes(work, H100, limits.Rotation(inputs=n))) for n in (1, 8, 9, 10)]
     assert extra == pytest.approx([100, 100, 100 + H100.l2_bytes / 32, 100 + H100.l2_bytes / 16])
-    assert limits.dram_bytes(work, H100, limits.Turns(inputs=12)) == 0
+    assert limits.dram_bytes(work, H100, limits.Rotation(inputs=12)) == 0
     # what exceeds L2 anyway is counted once
     large = Work(tasks=1.0, activation_bytes=3.0 * H100.l2_bytes)
-    assert limits.dram_bytes(large, H100, limits.Turns(inputs=4)) == 2.0 * H100.l2_bytes
-    assert limits.extra_dram_bytes(large, H100, limits.Turns(inputs=4)) == 1.0 * H100.l2_bytes
+    assert limits.dram_bytes(large, H100, limits.Rotation(inputs=4)) == 2.0 * H100.l2_bytes
+    assert limits.extra_dram_bytes(large, H100, limits.Rotation(inputs=4)) == 1.0 * H100.l2_bytes
 
 
 def test_a_cold_input_is_slower_than_one_just_made() -> None:
@@ -134,7 +134,7 @@ def test_a_cold_input_is_slower_than_one_just_made() -> None:
 
 def test_residency_fades_with_rotation() -> None:
     work = Work(tasks=1.0, streamed_bytes=H100.l2_bytes / 6)
-    share = [float(limits.resident_share(work, H100, limits.Turns(), r)) for r in (1, 6, 9, 12, np.inf)]
+    share = [float(limits.resident_share(work, H100, limits.Rotation(), r)) for r in (1, 6, 9, 12, np.inf)]
     assert share == [1, 1, 0.5, 0, 0]
 
 
@@ -142,11 +142,11 @@ def test_what_comes_round_in_turn_is_lost_soon_after_it_no_longer_fits() -> None
     # an eighth of L2 each: in one partition 8 sets fit, 9 are half of the way to a quarter more; in two half as many
     chips = (kc.gpu("l40s"), H100)
     assert [chip.l2_partitions for chip in chips] == [1, 2]
-    for chip, turns in zip(chips, ((8, 9, 10, 16), (4, 4.5, 5, 8)), strict=True):
+    for chip, rotations in zip(chips, ((8, 9, 10, 16), (4, 4.5, 5, 8)), strict=True):
         work = Work(tasks=1.0, streamed_bytes=chip.l2_bytes / 8)
-        assert [float(limits.kept_share(work, chip, limits.Turns(), n)) for n in turns] == [1, 0.5, 0, 0]
+        assert [float(limits.kept_share(work, chip, limits.Rotation(), n)) for n in rotations] == [1, 0.5, 0, 0]
     # 8 sets may still all be there, which is the bound; with two partitions they are expected to come from DRAM
-    work, passed = Work(tasks=1.0, streamed_bytes=H100.l2_bytes / 8), limits.Turns(weights=8.0)
+    work, passed = Work(tasks=1.0, streamed_bytes=H100.l2_bytes / 8), limits.Rotation(weights=8.0)
     assert limits.dram_bytes(work, H100, passed) == 0
     assert limits.extra_dram_bytes(work, H100, passed) == H100.l2_bytes / 8
 
@@ -155,11 +155,11 @@ def test_the_weights_of_all_kernels_of_a_call_pass_between_two_uses() -> None:
     # 0.8 and 0.6 of L2: each fits alone, 1.4 together do not
     chip = kc.gpu("l40s")
     works = tuple(Work(tasks=1.0, streamed_bytes=share * chip.l2_bytes) for share in (0.8, 0.6))
-    alone, each = limits.Turns(weights=1.0), limits.Turns(weights=1.0).of_each(works)
+    alone, each = limits.Rotation(weights=1.0), limits.Rotation(weights=1.0).of_each(works)
     assert [float(limits.kept_share(work, chip, alone, 1.0)) for work in works] == [1, 1]
     assert [float(limits.kept_share(work, chip, own, 1.0)) for work, own in zip(works, each, strict=True)] == [0, 0]
     assert each[0].beside_bytes == pytest.approx(0.6 * chip.l2_bytes)
-    assert limits.Turns().of_each(works) == [limits.Turns()] * 2  # in a model nothing comes round
+    assert limits.Rotation().of_each(works) == [limits.Rotation()] * 2  # in a model nothing comes round
 
 
 def test_a_limit_can_be_left_out() -> None:
@@ -180,9 +180,9 @@ def test_parts_make_the_bound() -> None:
 
 
 def test_best_few_candidates_in_order() -> None:
-    from kernelcast.kernels.base import columns_of
-    from kernelcast.kernels.gemm import Gemm
     from kernelcast.machine.analyse import overlapped
+    from kernelcast.ops.base import columns_of
+    from kernelcast.ops.gemm import Gemm
 
     work = Gemm.work(columns_of([kc.Gemm(m=777, n=3333, k=2222)]), H100)[0]
     found = analyse(work, H100, keep=3)

@@ -8,9 +8,9 @@ import pytest
 from demand import of, one, whole, works
 
 from kernelcast.errors import KernelcastError
-from kernelcast.kernels import kernel
-from kernelcast.kernels.grouped import active_experts, random_blocks
-from kernelcast.kernels.masked_attention import PHILOX_INSTRUCTIONS
+from kernelcast.ops import kernel
+from kernelcast.ops.grouped import active_experts, random_blocks
+from kernelcast.ops.masked_attention import PHILOX_INSTRUCTIONS
 
 T5: dict[str, Any] = {"batch": 8, "q_len": 512, "kv_len": 512, "q_heads": 16, "head_dim": 64}
 SCORES = 8 * 16 * 512 * 512

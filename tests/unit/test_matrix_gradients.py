@@ -10,7 +10,7 @@ from demand import of, whole, works
 
 import kernelcast as kc
 from kernelcast.hardware import gpu
-from kernelcast.kernels import kernel
+from kernelcast.ops import kernel
 
 H100 = gpu("h100_sxm")
 

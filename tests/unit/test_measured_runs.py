@@ -11,20 +11,19 @@ import numpy as np
 import pytest
 
 import kernelcast as kc
-from kernelcast.calibrate.run_files import batch_of, read_input
-from kernelcast.calibrate.runs import PASS_NOISE, batch_run, prior_sds
-from kernelcast.calibrate.served import served_run
-from kernelcast.calibrate.with_runs import nothing_yet, with_runs
-from kernelcast.efficiency.calibration import Calibration, load_calibration
-from kernelcast.efficiency.run_scales import Scale, host_key
+from kernelcast.app.questions.service import ServiceChoice, chosen_service
+from kernelcast.collect.calibrate.run_files import batch_of, read_input
+from kernelcast.collect.calibrate.runs import PASS_NOISE, batch_run, prior_sds
+from kernelcast.collect.calibrate.served import served_run
+from kernelcast.collect.calibrate.with_runs import nothing_yet, with_runs
 from kernelcast.errors import KernelcastError
-from kernelcast.predict import DEFAULT, Conditions
-from kernelcast.questions.service import ServiceChoice, chosen_service
-from kernelcast.serving.engine.simulate import simulate, tables_for
-from kernelcast.serving.infer import infer
+from kernelcast.forecast.calibration import Calibration, load_calibration
+from kernelcast.forecast.predict import DEFAULT, Conditions
+from kernelcast.forecast.predict_table import predict_columns
+from kernelcast.forecast.run_scales import Scale, host_key
+from kernelcast.inference.infer import Inference, infer
 from kernelcast.serving.load import read_bench
-from kernelcast.serving.result import Inference
-from kernelcast.tables import predict_columns
+from kernelcast.serving.simulate import simulate, tables_for
 
 H200 = kc.gpu("h200_sxm")
 RUN = {"model": "llama-3.1-8b", "stack": "vllm", "batch": 8, "input_len": 2048, "output_len": 64}
@@ -55,9 +54,9 @@ def test_parts_of_a_batch_add_up_to_its_forecast(tmp_path: Path) -> None:
     for words in cases:
         found = inferred(tmp_path, **words)
         told = {"prefill_s": found.prefill, "decode_s": found.decode, "total_s": found.total}
-        run = batch_run("one", found, {name: span.time_s for name, span in told.items()})
+        run = batch_run("one", found, {name: span.value for name, span in told.items()})
         assert [one.error for one in run.seen] == pytest.approx([0.0] * 3, abs=1e-12)
-    tpot = batch_run("one", found, {"tpot_s": found.tpot.time_s}).seen[0]
+    tpot = batch_run("one", found, {"tpot_s": found.tpot.value}).seen[0]
     assert tpot.error == pytest.approx(0.0, abs=1e-12) and tpot.noise == PASS_NOISE
 
 
@@ -85,12 +84,12 @@ def test_a_prefill_moves_no_decode_attention(tmp_path: Path) -> None:
 def test_a_calibrated_forecast_is_what_the_solve_said(tmp_path: Path) -> None:
     """Scales that runs were solved with are those that predictions apply: same times, both ways."""
     found = inferred(tmp_path)
-    run = batch_run("one", found, {"ttft_s": 1.2 * found.ttft_s, "tpot_s": 1.1 * found.tpot.time_s})
+    run = batch_run("one", found, {"ttft_s": 1.2 * found.ttft_s, "tpot_s": 1.1 * found.tpot.value})
     calibration, seen = with_runs(nothing_yet(H200, DEFAULT), [run])
     after = inferred(tmp_path, Conditions(calibration=calibration))
     told = {line.what: line.measured_s * (1 + line.error_after) for line in seen.lines}
     assert after.ttft_s == pytest.approx(told["ttft_s"], rel=2e-3)  # but for calls that a bound holds
-    assert after.tpot.time_s == pytest.approx(told["tpot_s"], rel=2e-3)
+    assert after.tpot.value == pytest.approx(told["tpot_s"], rel=2e-3)
 
 
 def test_what_watts_bind_is_as_long_however_fast_its_kernels_are(tmp_path: Path) -> None:
@@ -114,7 +113,7 @@ def test_runs_make_a_forecast_surer_on_a_gpu_that_was_not_measured(tmp_path: Pat
     there = inferred(tmp_path)
     place, workload = replace(there.deployment, gpu=kc.gpu("rtx_pro_6000_server")), there.workload
     before = infer(place, workload)
-    run = batch_run("one", before, {"ttft_s": 0.9 * before.ttft_s, "tpot_s": 0.9 * before.tpot.time_s})
+    run = batch_run("one", before, {"ttft_s": 0.9 * before.ttft_s, "tpot_s": 0.9 * before.tpot.value})
     calibration, _ = with_runs(nothing_yet(place.gpu, DEFAULT), [run])
     after = infer(place, workload, Conditions(calibration=calibration))
     for one, narrower in (("prefill", 0.6), ("decode", 0.8)):
@@ -160,8 +159,8 @@ def test_the_interval_keeps_what_single_calls_are_off_by() -> None:
         scales = {f"gemm bf16 vllm, {part}": Scale(0.0, 0.01, 0.3, 0.5, 3) for part in ("tensor", "bytes")}
         after = kc.predict(call, chip, Conditions(calibration=replace(calibration, scales=scales)))
         before = kc.predict(call, chip)
-        assert after.standing.entry is not None and after.standing.entry.error is not None
-        kept = after.standing.entry.error * 1.606
+        assert after.match.entry is not None and after.match.entry.error is not None
+        kept = after.match.entry.error * 1.606
         assert np.log(after.high_s / after.time_s) >= min(kept, np.log(before.high_s / before.time_s)) * 0.999
         assert np.log(after.high_s / after.low_s) <= max(narrower, 0.0) * np.log(before.high_s / before.low_s) * 1.002
 
@@ -178,7 +177,7 @@ def test_the_host_is_scaled_where_it_is(tmp_path: Path) -> None:
     before, after = inferred(tmp_path), inferred(tmp_path, conditions)
     hosts = [sum(s.time_s for s in one.shares if s.part == "host") for one in (before, after)]
     assert hosts[1] == pytest.approx(2 * hosts[0])
-    assert after.total.time_s - before.total.time_s == pytest.approx(hosts[0])
+    assert after.total.value - before.total.value == pytest.approx(hosts[0])
 
 
 # ---- a served benchmark ----
@@ -187,7 +186,7 @@ def test_the_host_is_scaled_where_it_is(tmp_path: Path) -> None:
 def test_a_benchmark_of_a_slower_server_is_learnt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Products 1.2 times as long as forecast, as a simulation with such scales serves."""
     monkeypatch.chdir(tmp_path)
-    from kernelcast.cli import main
+    from kernelcast.app.cli import main
 
     ask = ["simulate", "llama-3.1-8b", "--gpu", "h100_sxm", "--request-rate", "6", "--num-prompts", "60",
            "--requests-out", "plain.csv", "--no-intervals"]  # fmt: skip
@@ -316,8 +315,8 @@ def test_priors_are_the_forecasts_own_intervals(tmp_path: Path) -> None:
 def test_models_left_out_are_forecast_better() -> None:
     """Decode steps of six models on an H200, replayed as graphs: each model with what the other five say."""
     pytest.importorskip("transformers")
-    from kernelcast.calibrate.runs import step_run
-    from kernelcast.calibrate.scales import left_out
+    from kernelcast.collect.calibrate.runs import step_run
+    from kernelcast.collect.calibrate.scales import left_out
     from kernelcast.training.step import STEP
     from kernelcast_lab.evaluate.traced import MEASURED, chosen_cases, evaluate
 

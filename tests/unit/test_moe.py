@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import kernelcast as kc
-from kernelcast.kernels.base import columns_of, kernel_class, parameters_of
-from kernelcast.kernels.grouped import TRITON_CONFIG
-from kernelcast.kernels.moe import Moe, _Layer
-from kernelcast.kernels.routing import balanced_blocks
-from kernelcast.kernels.work import axis
+from kernelcast.ops.base import columns_of, kernel_class, parameters_of
+from kernelcast.ops.grouped import TRITON_CONFIG
+from kernelcast.ops.moe import Moe, _Layer
+from kernelcast.ops.routing import balanced_blocks
+from kernelcast.ops.work import axis
 
 MIXTRAL = {"hidden": 4096, "inter": 14336, "experts": 8, "topk": 2}
 

@@ -10,11 +10,13 @@ from model_configs import config_of
 
 import kernelcast as kc
 from kernelcast.errors import KernelcastError
-from kernelcast.networks import model
-from kernelcast.networks.architecture import Parameters, draft_of
-from kernelcast.networks.config import parse
-from kernelcast.networks.forward import Deployment
-from kernelcast.networks.layers import (
+from kernelcast.inference.deployment import Layout
+from kernelcast.inference.forward import Deployment
+from kernelcast.inference.memory import cache_bytes, weight_bytes
+from kernelcast.models import model
+from kernelcast.models.architecture import Parameters, draft_of
+from kernelcast.models.config import parse
+from kernelcast.models.layers import (
     BlockResiduals,
     BlockSparseAttention,
     CompressedAttention,
@@ -29,9 +31,7 @@ from kernelcast.networks.layers import (
     Parallel,
     SelfAttention,
 )
-from kernelcast.networks.precision import Precision
-from kernelcast.parallel import Layout
-from kernelcast.serving.memory import cache_bytes, weight_bytes
+from kernelcast.models.precision import Precision
 from kernelcast.stacks import stack
 
 TOKENS = 10_000

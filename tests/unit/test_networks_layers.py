@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from model_configs import attentions_of, config_of
 
-from kernelcast.networks import model, parse
-from kernelcast.networks.layers import Dense, Experts, LinearAttention, Mla, SelfAttention
+from kernelcast.models import model, parse
+from kernelcast.models.layers import Dense, Experts, LinearAttention, Mla, SelfAttention
 
 
 def test_gemma3_has_five_local_layers_to_one_global() -> None:

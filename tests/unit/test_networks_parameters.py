@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from model_configs import config_of
 
-from kernelcast.networks import SUPPORTED, model, model_ids
-from kernelcast.networks.architecture import Parameters
-from kernelcast.networks.layers import Experts, LinearAttention, Mla
+from kernelcast.models import SUPPORTED, model, model_ids
+from kernelcast.models.architecture import Parameters
+from kernelcast.models.layers import Experts, LinearAttention, Mla
 
 IDS = model_ids()
 TOLERANCE = 0.01

@@ -8,9 +8,9 @@ import pytest
 
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import gpu
-from kernelcast.networks.catalogue import config
-from kernelcast.networks.config import parse
-from kernelcast.networks.precision import Precision
+from kernelcast.models.catalogue import config
+from kernelcast.models.config import parse
+from kernelcast.models.precision import Precision
 
 
 def stored(quantization: dict[str, Any], of: str = "llama-3.1-8b") -> Precision:

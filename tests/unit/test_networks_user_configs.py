@@ -12,7 +12,7 @@ import pytest
 from model_configs import config_of
 
 from kernelcast.errors import KernelcastError
-from kernelcast.networks import Architecture, model, model_ids, parse
+from kernelcast.models import Architecture, model, model_ids, parse
 
 LLAMA = config_of("llama-3.1-8b")
 

@@ -9,22 +9,22 @@ import numpy as np
 import pytest
 
 import kernelcast as kc
-from kernelcast.advise.plan.bounds import Demand, physical
-from kernelcast.advise.plan.commands import commands
-from kernelcast.advise.plan.goals import Goal, parse_ms, worst
-from kernelcast.advise.plan.grid import Fallen, Grid, Place, Setting, layouts, places
-from kernelcast.advise.plan.plan import Plan, plan
-from kernelcast.advise.plan.trial import Trials, share_of
 from kernelcast.errors import KernelcastError
-from kernelcast.networks import hub_name, model
-from kernelcast.networks.forward import Deployment
-from kernelcast.networks.precision import Precision
-from kernelcast.parallel import Layout
-from kernelcast.predict import DEFAULT
-from kernelcast.prices import Price, read_prices
-from kernelcast.serving.engine.settings import settings_of
-from kernelcast.serving.engine.simulate import simulate, tables_for
+from kernelcast.forecast.predict import DEFAULT
+from kernelcast.hardware.prices import Price, read_prices
+from kernelcast.inference.deployment import Layout
+from kernelcast.inference.forward import Deployment
+from kernelcast.models import hub_name, model
+from kernelcast.models.precision import Precision
+from kernelcast.search.plan.bounds import Demand, physical
+from kernelcast.search.plan.commands import commands
+from kernelcast.search.plan.goals import Goal, parse_ms, worst
+from kernelcast.search.plan.grid import Fallen, Grid, Place, Setting, layouts, places
+from kernelcast.search.plan.plan import Plan, plan
+from kernelcast.search.plan.trial import Trials, share_of
 from kernelcast.serving.load import Load
+from kernelcast.serving.settings import settings_of
+from kernelcast.serving.simulate import simulate, tables_for
 from kernelcast.stacks import stack
 
 LLAMA = model("llama-3.1-8b")

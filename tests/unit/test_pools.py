@@ -12,23 +12,33 @@ import pytest
 from deployments import deployed
 
 import kernelcast as kc
+from kernelcast.app.report.json import to_json
+from kernelcast.app.report.pools import fields, print_pools
 from kernelcast.errors import KernelcastError
+from kernelcast.forecast.times import Times
 from kernelcast.hardware import fabric
-from kernelcast.networks.batch import Batch
-from kernelcast.networks.forward import Deployment, forward
-from kernelcast.report.json import to_json
-from kernelcast.report.pools import fields, print_pools
-from kernelcast.serving.engine.fleet import Pool, Service
-from kernelcast.serving.engine.settings import settings_of
-from kernelcast.serving.engine.simulate import tables_for
-from kernelcast.serving.engine.step_times import Reach, StepTimes
-from kernelcast.serving.handover import handed_bytes, port_bytes, send, sent, transfer_fabric
-from kernelcast.serving.infer import infer
-from kernelcast.serving.pools import Disaggregated, HandOver, Workers, infer_pools, settled
-from kernelcast.serving.workload import Speculation, Workload
-from kernelcast.span import Span
+from kernelcast.inference.batch import Batch
+from kernelcast.inference.disaggregated import (
+    Disaggregated,
+    HandOver,
+    Workers,
+    handed_bytes,
+    infer_pools,
+    port_bytes,
+    send,
+    sent,
+    settled,
+    transfer_fabric,
+)
+from kernelcast.inference.forward import Deployment, forward
+from kernelcast.inference.infer import infer
+from kernelcast.inference.workload import Speculation, Workload
+from kernelcast.interval import Interval
+from kernelcast.serving.fleet import Pool, Service
+from kernelcast.serving.settings import settings_of
+from kernelcast.serving.simulate import tables_for
+from kernelcast.serving.step_times import Reach, StepTimes
 from kernelcast.stacks import stack
-from kernelcast.times import Times
 
 LLAMA_TOKEN = 32 * 2 * 8 * 128 * 2  # layers, keys and values, heads, their width, bytes: 131,072
 V3_TOKEN = 61 * (512 + 64) * 2  # layers, latent and rotated key, bytes: 70,272
@@ -107,9 +117,9 @@ def test_a_hand_over_takes_no_less_than_its_bytes_and_the_latency_of_the_fabric(
         link = fabric(name)
         large, small = send(2**30, name), send(1, name)
         times.learn([large.call, small.call])
-        assert sent(large, times).low_s >= 2**30 / link.bytes_per_s
-        assert sent(large, times).time_s < 3 * 2**30 / link.bytes_per_s
-        assert sent(small, times).time_s >= link.latency_s
+        assert sent(large, times).low >= 2**30 / link.bytes_per_s
+        assert sent(large, times).value < 3 * 2**30 / link.bytes_per_s
+        assert sent(small, times).value >= link.latency_s
     assert transfer_fabric(place, None) == "ib_ndr"
     assert transfer_fabric(place, "ib_hdr") == "ib_hdr"
     assert transfer_fabric(deployed(on="gb200"), None) is None  # NVLink reaches across the rack
@@ -127,9 +137,9 @@ def test_what_is_more_than_a_piece_is_sent_in_several() -> None:
 def test_a_slower_fabric_delays_the_first_token_alone() -> None:
     pools = Workers(deployed(), 2), Workers(deployed(), 16)
     fast, slow = (infer_pools(*pools, INPUT, OUTPUT, transfer=name) for name in ("ib_ndr", "ib_hdr"))
-    later_s = slow.handover.span.time_s - fast.handover.span.time_s
+    later_s = slow.handover.span.value - fast.handover.span.value
     assert later_s > 0
-    assert slow.ttft.time_s - fast.ttft.time_s == pytest.approx(later_s)
+    assert slow.ttft.value - fast.ttft.value == pytest.approx(later_s)
     assert slow.tpot == fast.tpot
     assert slow.requests_per_s == fast.requests_per_s
 
@@ -138,17 +148,17 @@ def test_both_phases_are_those_of_infer() -> None:
     """Two prompts at a time; sixteen requests that decode, 99 steps after their prompts."""
     found = answer()
     reads, whole = (infer(deployed(), Workload.equal(n, INPUT, out)) for n, out in ((2, 1), (16, OUTPUT)))
-    assert found.prefill.time_s == reads.prefill.time_s
+    assert found.prefill.value == reads.prefill.value
     # a fifth to both sides for what deployments are off beyond their kernels, which errs on its own
-    for end in ("low_s", "high_s"):
-        kernels, whole_s = (getattr(span, end) / reads.prefill.time_s - 1 for span in (reads.prefill, found.prefill))
+    for end in ("low", "high"):
+        kernels, whole_s = (getattr(span, end) / reads.prefill.value - 1 for span in (reads.prefill, found.prefill))
         assert whole_s**2 == pytest.approx(kernels**2 + 0.2**2)
-    assert found.tpot.time_s == pytest.approx(whole.tpot.time_s)
-    assert found.decode.time_s == pytest.approx(99 * found.tpot.time_s)
+    assert found.tpot.value == pytest.approx(whole.tpot.value)
+    assert found.decode.value == pytest.approx(99 * found.tpot.value)
     assert found.decodes.steps == 99
 
 
-@pytest.mark.parametrize("end", ["time_s", "low_s", "high_s"])
+@pytest.mark.parametrize("end", ["value", "low", "high"])
 def test_the_first_token_has_prefill_hand_over_and_a_step(end: str) -> None:
     found = answer()
     parts = [getattr(span, end) for span in (found.prefill, found.handover.span, found.step)]
@@ -162,8 +172,8 @@ def test_prompts_of_an_early_step_wait_less() -> None:
     one_by_one, at_once = (infer_pools(*pools, INPUT, OUTPUT, chunk=chunk) for chunk in (INPUT, 0))
     assert one_by_one.handover.port_bytes == pytest.approx(INPUT * LLAMA_TOKEN)
     assert at_once.handover.port_bytes == pytest.approx(4 * INPUT * LLAMA_TOKEN)
-    assert one_by_one.mean_ttft_s < 0.8 * one_by_one.ttft.time_s
-    assert at_once.mean_ttft_s == pytest.approx(at_once.ttft.time_s)
+    assert one_by_one.mean_ttft_s < 0.8 * one_by_one.ttft.value
+    assert at_once.mean_ttft_s == pytest.approx(at_once.ttft.value)
 
 
 # ---- rates ----
@@ -172,7 +182,7 @@ def test_prompts_of_an_early_step_wait_less() -> None:
 def told(prefill_s: float, sent_s: float, step_s: float, prefill: Workers, decode: Workers) -> Disaggregated:
     """An answer with times of our own, twice as long at the high end and half as long at the low one."""
     found = infer_pools(prefill, decode, INPUT, OUTPUT)
-    span = {name: Span(s, s / 2, 2 * s) for name, s in (("prefill", prefill_s), ("sent", sent_s), ("step", step_s))}
+    span = {name: Interval(s, s / 2, 2 * s) for name, s in (("prefill", prefill_s), ("sent", sent_s), ("step", step_s))}
     handed: HandOver = replace(found.handover, span=span["sent"], leaving=span["sent"], coming=span["sent"])
     decodes = replace(found.decodes, decode=span["step"] * 99)
     return replace(found, reads=replace(found.reads, prefill=span["prefill"]), decodes=decodes, handover=handed)
@@ -181,15 +191,15 @@ def told(prefill_s: float, sent_s: float, step_s: float, prefill: Workers, decod
 def test_the_slower_pool_limits() -> None:
     """Two workers read 4 prompts in 0.5 s: 16 a second. Three hold 50 requests for 100 steps of 0.02 s: 75 a second."""
     found = told(0.5, 0.01, 0.02, Workers(deployed(), 4, 2), Workers(deployed(), 50, 3))
-    assert found.rates["prefill"].time_s == pytest.approx(2 * 4 / 0.5)
-    assert found.rates["decode"].time_s == pytest.approx(3 * 50 / (100 * 0.02))
+    assert found.rates["prefill"].value == pytest.approx(2 * 4 / 0.5)
+    assert found.rates["decode"].value == pytest.approx(3 * 50 / (100 * 0.02))
     assert found.limited_by == "prefill"
-    assert found.requests_per_s.time_s == pytest.approx(16)
+    assert found.requests_per_s.value == pytest.approx(16)
     # 0.5 s is 0.25 to 1 by kernels; a fifth more on its own: -sqrt(.25^2 + .1^2), +sqrt(.5^2 + .1^2)
     ends_s = 0.5 + math.hypot(0.5, 0.1), 0.5 - math.hypot(0.25, 0.1)
-    assert (found.requests_per_s.low_s, found.requests_per_s.high_s) == pytest.approx((8 / ends_s[0], 8 / ends_s[1]))
-    assert found.tokens_per_s.time_s == pytest.approx(16 * OUTPUT)
-    assert found.tokens_per_s_per_gpu.time_s == pytest.approx(16 * OUTPUT / 5)
+    assert (found.requests_per_s.low, found.requests_per_s.high) == pytest.approx((8 / ends_s[0], 8 / ends_s[1]))
+    assert found.tokens_per_s.value == pytest.approx(16 * OUTPUT)
+    assert found.tokens_per_s_per_gpu.value == pytest.approx(16 * OUTPUT / 5)
     assert found.busy("prefill") == pytest.approx(1)
     assert found.busy("decode") == pytest.approx(16 / 75)
     assert found.held_requests == pytest.approx(50 * 16 / 75)
@@ -202,12 +212,12 @@ def test_decode_or_ports_may_limit_too() -> None:
     assert told(0.1, 0.001, 0.02, *pools).limited_by == "decode"  # 80 a second are read, 5 decoded
     found = told(0.1, 4.0, 0.002, *pools)  # 8 caches leave in 4 s, and each takes 4 s to come
     assert found.limited_by == "handover"
-    assert found.requests_per_s.time_s == pytest.approx(1 / 4)
+    assert found.requests_per_s.value == pytest.approx(1 / 4)
 
 
 def test_workers_add_up_and_balanced_pools_are_both_busy() -> None:
     one, three = answer(), answer(readers=3)
-    assert three.rates["prefill"].time_s == pytest.approx(3 * one.rates["prefill"].time_s)
+    assert three.rates["prefill"].value == pytest.approx(3 * one.rates["prefill"].value)
     assert three.rates["decode"] == one.rates["decode"]
     assert three.prefill_per_decode == pytest.approx(one.prefill_per_decode)
     enough = answer(readers=math.ceil(one.prefill_per_decode))
@@ -218,9 +228,9 @@ def test_workers_add_up_and_balanced_pools_are_both_busy() -> None:
 def test_a_pipeline_has_a_batch_in_every_stage() -> None:
     """Two stages: twice the prompts in the time of a batch; requests that decode are dealt out to both."""
     piped = infer_pools(Workers(deployed(pp=2), 2), Workers(deployed(pp=2), 16), INPUT, OUTPUT)
-    assert piped.rates["prefill"].time_s == pytest.approx(2 * 2 / piped.prefill.time_s)
+    assert piped.rates["prefill"].value == pytest.approx(2 * 2 / piped.prefill.value)
     assert len(piped.decodes.workload.inputs) == 8
-    assert piped.rates["decode"].time_s == pytest.approx(16 / (100 * piped.step.time_s))
+    assert piped.rates["decode"].value == pytest.approx(16 / (100 * piped.step.value))
     assert piped.request_energy is None
 
 
@@ -229,10 +239,10 @@ def test_decode_workers_that_wait_for_prompts_hold_fewer() -> None:
     crowded = answer(prompts=1, requests=256)
     assert crowded.limited_by == "prefill"
     found = settled(crowded)
-    stays_s = found.step.time_s + found.decode.time_s
-    assert found.pools.decode.batch == pytest.approx(found.rates["prefill"].time_s * stays_s, abs=1)
+    stays_s = found.step.value + found.decode.value
+    assert found.pools.decode.batch == pytest.approx(found.rates["prefill"].value * stays_s, abs=1)
     assert found.pools.decode.batch < crowded.held_requests
-    assert found.tpot.time_s < crowded.tpot.time_s
+    assert found.tpot.value < crowded.tpot.value
     enough = answer(readers=9)
     assert settled(enough) is enough
 
@@ -243,7 +253,7 @@ def test_guessed_tokens_shorten_decode_alone() -> None:
     found, plain = (infer_pools(*pools, INPUT, OUTPUT, speculation=guess) for guess in (Speculation(2, 1.0), None))
     assert found.decodes.steps == 33
     assert found.prefill == plain.prefill
-    assert found.rates["decode"].time_s == pytest.approx(16 / (34 * found.step.time_s))
+    assert found.rates["decode"].value == pytest.approx(16 / (34 * found.step.value))
 
 
 # ---- memory, refusals, what is told ----
@@ -290,7 +300,7 @@ def test_shares_add_up_to_both_phases_and_the_hand_over() -> None:
     for share in found.shares:
         sums[share.phase] = sums.get(share.phase, 0.0) + share.time_s
     expected = {"prefill": found.prefill, "handover": found.handover.span, "decode": found.decode}
-    assert sums == pytest.approx({phase: span.time_s for phase, span in expected.items()})
+    assert sums == pytest.approx({phase: span.value for phase, span in expected.items()})
     assert found.rests_on.calls > 1000
     assert found.support in ("seen", "near")
 
@@ -302,8 +312,8 @@ def test_energy_is_that_of_both_phases() -> None:
     assert found.request_energy is not None
     drawn = found.decodes.energies["decode"]
     assert drawn is not None
-    expected = found.reads.energy.time_s / 2 + drawn.joules.time_s * 100 / 99 / 16
-    assert found.request_energy.time_s == pytest.approx(expected)
+    expected = found.reads.energy.value / 2 + drawn.joules.value * 100 / 99 / 16
+    assert found.request_energy.value == pytest.approx(expected)
 
 
 def test_what_is_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -336,7 +346,7 @@ def test_simulate_hands_over_what_the_busiest_port_takes() -> None:
     times = Times(readers.gpu)
     one = send(8 * 4096 * V3_TOKEN, "ib_ndr")
     times.learn([one.call])
-    assert tables_for().sent_s(service, 4096) == pytest.approx(sent(one, times).time_s)
+    assert tables_for().sent_s(service, 4096) == pytest.approx(sent(one, times).value)
 
 
 def test_a_step_that_decodes_has_the_kernels_of_decode() -> None:
@@ -348,5 +358,5 @@ def test_a_step_that_decodes_has_the_kernels_of_decode() -> None:
     steps = StepTimes(place, Reach(512, 64, 2048, 64 * 2048))
     static = infer(place, Workload.equal(8 * 64, 1024, 2, cached=1023, chunk=0))  # one step of eight such ranks
     assert static.steps == 1
-    assert steps.decode(64, 64 * 1024) == pytest.approx(static.decode.time_s, rel=0.03)
-    assert steps.mixed(0, 0.0, 64, 0.0, 1) > 1.2 * static.decode.time_s
+    assert steps.decode(64, 64 * 1024) == pytest.approx(static.decode.value, rel=0.03)
+    assert steps.mixed(0, 0.0, 64, 0.0, 1) > 1.2 * static.decode.value

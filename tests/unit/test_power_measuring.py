@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from kernelcast.collect.energy import Idle, measured, summary
+from kernelcast.collect.nvml import Nvml, State
+from kernelcast.collect.power_plan import Job, plan
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import gpu
-from kernelcast.measure.energy import Idle, measured, summary
-from kernelcast.measure.nvml import Nvml, State
-from kernelcast.measure.power_plan import Job, plan
 
 STATE = State(490.0, 1980, 3201, 40, 4)
 
@@ -79,8 +79,8 @@ def test_the_plan_mixes_all_kinds_and_is_the_same_again() -> None:
 
 
 def test_one_job_that_fails_costs_no_other_and_a_second_run_goes_on(tmp_path: Path) -> None:
-    power = pytest.importorskip("kernelcast.measure.power", reason="needs torch")
-    from kernelcast.measure.power_table import write_power
+    power = pytest.importorskip("kernelcast.collect.power", reason="needs torch")
+    from kernelcast.collect.power_table import write_power
 
     asked: list[str] = []
 

@@ -9,7 +9,7 @@ import pytest
 
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import gpu_ids
-from kernelcast.prices import KINDS, SHIPPED, Price, read_prices
+from kernelcast.hardware.prices import KINDS, SHIPPED, Price, read_prices
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from kernelcast.efficiency.prior import Placed, Prior, plain_prior, sharers
+from kernelcast.forecast.prior import Placed, Prior, plain_prior, sharers
 from kernelcast_lab.fit import prior as learning
 from kernelcast_lab.fit.dataset import Dataset
 from kernelcast_lab.fit.prior import Task, learn_prior

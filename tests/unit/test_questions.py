@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import kernelcast as kc
-from kernelcast.questions import (
+from kernelcast.app.questions import (
     CompareQuestion,
     InferQuestion,
     KernelQuestion,
@@ -24,7 +24,7 @@ from kernelcast.questions import (
     stub,
     words_of,
 )
-from kernelcast.questions.words import Flag
+from kernelcast.app.questions.words import Flag
 
 Run = Callable[..., tuple[int, str, str]]
 QUESTIONS = (CompareQuestion, InferQuestion, PlanQuestion, PoolsQuestion, SimulateQuestion)
@@ -82,11 +82,11 @@ def _figure(question: Any, found: Any) -> float:
     if question.command == "kernel":
         return float(found[0].time_s)
     if question.command == "infer":
-        return float(found.total.time_s)
+        return float(found.total.value)
     if question.command == "simulate":
         return float(found.metrics["mean_ttft_ms"])
     if question.command == "compare":
-        return float(found.fitting[0].tpot.time_s)
+        return float(found.fitting[0].tpot.value)
     return float(found.choice.usd_per_hour)
 
 
@@ -109,7 +109,7 @@ def test_what_is_usual_is_left_out() -> None:
 
 
 def test_types_for_editors_are_those_of_the_questions() -> None:
-    assert stub.FILE.read_text() == stub.text(), "run: python -m kernelcast.questions.stub"
+    assert stub.FILE.read_text() == stub.text(), "run: python -m kernelcast.app.questions.stub"
 
 
 def test_functions_say_what_they_take() -> None:
@@ -125,11 +125,11 @@ def test_functions_say_what_they_take() -> None:
 
 
 def test_gpus_and_models_may_be_objects() -> None:
-    from kernelcast import networks
+    from kernelcast import models
 
     fast = kc.gpu("h200_sxm").replace(dram_bytes_per_s=9.6e12)
     by_name = kc.infer("llama-3.1-8b", "h200_sxm", set=["dram_bytes_per_s=9.6e12"])
-    assert kc.infer(networks.model("llama-3.1-8b"), fast).total == by_name.total
+    assert kc.infer(models.model("llama-3.1-8b"), fast).total == by_name.total
 
 
 def test_every_public_name_is_there() -> None:

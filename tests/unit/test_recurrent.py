@@ -10,10 +10,10 @@ from demand import of, whole, works
 
 import kernelcast as kc
 from kernelcast.errors import KernelcastError
-from kernelcast.kernels import kernel
-from kernelcast.kernels.base import columns_of
-from kernelcast.kernels.recurrent import ALGORITHMS, Recurrent, algorithms
-from kernelcast.kernels.work import Work
+from kernelcast.ops import kernel
+from kernelcast.ops.base import columns_of
+from kernelcast.ops.recurrent import ALGORITHMS, Recurrent, algorithms
+from kernelcast.ops.work import Work
 
 LSTM: dict[str, Any] = {"batch": 64, "steps": 100, "input": 256, "hidden": 512}
 PHYSICS = kc.Conditions(predictor="generic")

@@ -12,9 +12,9 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence  # noqa
 
 import kernelcast as kc  # noqa: E402
 from kernelcast.errors import KernelcastError  # noqa: E402
-from kernelcast.networks.aten import Settings, cost  # noqa: E402
-from kernelcast.networks.traced import Op, Trace  # noqa: E402
 from kernelcast.tracing import trace  # noqa: E402
+from kernelcast.tracing.aten import Settings, cost  # noqa: E402
+from kernelcast.tracing.traced import Op, Trace  # noqa: E402
 from kernelcast.training import run_step  # noqa: E402
 
 X = torch.empty(12, 4, 64, device="meta")  # steps, sequences, features

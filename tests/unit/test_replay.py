@@ -11,17 +11,15 @@ import numpy as np
 import pytest
 
 import kernelcast as kc
-from kernelcast import networks
+from kernelcast import models
 from kernelcast.errors import KernelcastError
-from kernelcast.networks.forward import Deployment
-from kernelcast.serving.engine.fleet import Pool, Service, Tables
-from kernelcast.serving.engine.result import metrics
-from kernelcast.serving.engine.settings import settings_of
-from kernelcast.serving.engine.simulate import tables_for
-from kernelcast.serving.engine.terms import TERMS, read_terms, write_terms
+from kernelcast.inference.forward import Deployment
+from kernelcast.serving.calibrate import calibrate, part_of
+from kernelcast.serving.fleet import Pool, Service, Tables
 from kernelcast.serving.load import Bench, Load
-from kernelcast.serving.replay import Figure, calibrate, part_of, replay
-from kernelcast.serving.replay.compare import Runs
+from kernelcast.serving.replay import Figure, Runs, replay
+from kernelcast.serving.settings import TERMS, read_terms, settings_of, write_terms
+from kernelcast.serving.simulate import metrics, tables_for
 from kernelcast.stacks import Stack, stack
 
 SLOW: dict[str, Any] = {"request_s": 0.05, "step_s": 1.5e-3, "sequence_s": 2e-5, "decode_factor": 1.15,
@@ -29,7 +27,7 @@ SLOW: dict[str, Any] = {"request_s": 0.05, "step_s": 1.5e-3, "sequence_s": 2e-5,
 
 
 def served_by(server: Stack, most: int = 64) -> Service:
-    place = Deployment(networks.model("llama-3.1-8b"), kc.gpu("h100_sxm"), server)
+    place = Deployment(models.model("llama-3.1-8b"), kc.gpu("h100_sxm"), server)
     return Service(Pool(place, settings_of(place, {"max_num_seqs": most, "max_num_batched_tokens": 2048})))
 
 

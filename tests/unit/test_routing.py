@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import kernelcast as kc
-from kernelcast.kernels.grouped import active_experts, random_blocks
+from kernelcast.ops.grouped import active_experts, random_blocks
 
 
 def drawn(tokens: int, experts: int, topk: int, block_m: int) -> tuple[float, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kernelcast.calibrate.scales import Pieces, Seen, Slopes, Solved, left_out, scales_of, solve
+from kernelcast.collect.calibrate.scales import Pieces, Seen, Slopes, Solved, left_out, scales_of, solve
 
 SURE = 1e-4  # of noise: measured as good as exactly
 PRIORS = {"a": 0.3, "b": 0.3}

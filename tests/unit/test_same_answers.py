@@ -10,18 +10,18 @@ import pytest
 from numpy.typing import NDArray
 
 import kernelcast as kc
-from kernelcast.calls.different import different
-from kernelcast.efficiency.network import BLOCK_ROWS, PANEL_COLUMNS, STRIDE_ROWS, Layers, in_blocks
-from kernelcast.kernels import REGISTRY
-from kernelcast.kernels.base import Calls, Ragged, twos
-from kernelcast.kernels.work import Work, chosen
+from kernelcast.forecast.distinct import different
+from kernelcast.forecast.network import BLOCK_ROWS, PANEL_COLUMNS, STRIDE_ROWS, Layers, in_blocks
+from kernelcast.forecast.predict_table import OUTPUT
 from kernelcast.machine import analyse
 from kernelcast.machine.analyse import _FEW_CALLS, _least, overlapped
-from kernelcast.tables import OUTPUT
+from kernelcast.ops import REGISTRY
+from kernelcast.ops.base import Calls, Ragged, twos
+from kernelcast.ops.work import Work, chosen
 
 GPU = "h200_sxm"
 TIMES = tuple(name for name in OUTPUT if name.endswith("_us"))
-predict_module = importlib.import_module("kernelcast.predict")  # the package has a function of this name
+predict_module = importlib.import_module("kernelcast.forecast.predict")  # the package has a function of this name
 
 
 def table(rows: int, seed: int = 0) -> dict[str, NDArray[Any]]:

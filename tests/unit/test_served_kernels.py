@@ -13,14 +13,14 @@ import pytest
 from typer.testing import CliRunner
 
 import kernelcast as kc
-from kernelcast.cli.app import build
-from kernelcast.kernels import kernel
-from kernelcast.kernels.base import Ragged, columns_of
-from kernelcast.measure.choose import Wanted, choose
-from kernelcast.measure.families import FAMILIES
-from kernelcast.measure.table import read_records, write_table
-from kernelcast.measured.folds import shape_fold
-from kernelcast.measured.store import read_canonical
+from kernelcast.app.cli.app import build
+from kernelcast.collect.choose import Wanted, choose
+from kernelcast.collect.families import FAMILIES
+from kernelcast.collect.measured.folds import shape_fold
+from kernelcast.collect.measured.store import read_canonical
+from kernelcast.collect.table import read_records, write_table
+from kernelcast.ops import kernel
+from kernelcast.ops.base import Ragged, columns_of
 
 H200 = kc.gpu("h200_sxm")
 WORDS = ("mixed", "chunked", "decode-", "mla", "sampling")
@@ -144,7 +144,7 @@ class Recorded:
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
     torch = pytest.importorskip("torch")
-    from kernelcast.measure.runners import flashinfer_attention as runner
+    from kernelcast.collect.runners import flashinfer_attention as runner
 
     found = Recorded()
     monkeypatch.setattr(runner, "_wrapper", lambda name, *more, **words: getattr(found, name)(*more, **words))
@@ -154,7 +154,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
 
 
 def test_a_mixed_batch_is_one_plan_of_the_paged_prefill(recorded: Recorded) -> None:
-    from kernelcast.measure.runners import flashinfer_attention as runner
+    from kernelcast.collect.runners import flashinfer_attention as runner
 
     recipe = runner.attention(kernel("attention", **HEADS, **MIXED, backend="fa3"))
     (queries, pages, order, last, *sizes), words = recorded.planned["BatchPrefillWithPagedKVCacheWrapper"]
@@ -165,8 +165,8 @@ def test_a_mixed_batch_is_one_plan_of_the_paged_prefill(recorded: Recorded) -> N
 
 
 def test_an_8_bit_decode_and_latent_attention_have_the_caches_that_they_read(recorded: Recorded) -> None:
-    from kernelcast.measure.pool import DTYPES
-    from kernelcast.measure.runners import flashinfer_attention as runner
+    from kernelcast.collect.pool import DTYPES
+    from kernelcast.collect.runners import flashinfer_attention as runner
 
     words = {**HEADS, "q_lens": [1, 1], "kv_lens": [33, 64], "page_size": 16, "backend": "flashinfer"}
     recipe = runner.attention(kernel("attention", **words, kv_dtype="fp8"))

@@ -10,12 +10,12 @@ import pytest
 
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu, gpu
-from kernelcast.kernels import REGISTRY, kernel
-from kernelcast.kernels.base import Kernel, columns_of
-from kernelcast.kernels.collectives import ALGORITHMS
-from kernelcast.kernels.elementwise import Copy, Elementwise
-from kernelcast.kernels.norm import RmsNorm
-from kernelcast.kernels.work import Work
+from kernelcast.ops import REGISTRY, kernel
+from kernelcast.ops.base import Kernel, columns_of
+from kernelcast.ops.collectives import ALGORITHMS
+from kernelcast.ops.elementwise import Copy, Elementwise
+from kernelcast.ops.norm import RmsNorm
+from kernelcast.ops.work import Work
 
 MODULES = (
     "norm", "softmax", "elementwise", "rope", "movement", "quantize", "conv2d", "collectives", "attention_backward",

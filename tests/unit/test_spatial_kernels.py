@@ -11,8 +11,8 @@ from demand import of, one, whole, works
 
 import kernelcast as kc
 from kernelcast.hardware import gpu
-from kernelcast.kernels import kernel
-from kernelcast.kernels.vector import paced, vector_kernel
+from kernelcast.ops import kernel
+from kernelcast.ops.vector import paced, vector_kernel
 
 H100 = gpu("h100_sxm")
 

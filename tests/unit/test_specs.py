@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 import kernelcast as kc
+from kernelcast.collect.nvml import Board
+from kernelcast.collect.specs_draft import base_of, begun, write
+from kernelcast.collect.specs_file import as_in_campaigns, finished, reference
+from kernelcast.collect.specs_seen import Long, Measured, Properties
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import gpu, gpu_ids, load_gpu, origin_of, root_of
 from kernelcast.hardware.consistent import contradictions
 from kernelcast.hardware.paths import path_of
-from kernelcast.measure.nvml import Board
-from kernelcast.measure.specs_draft import base_of, begun, write
-from kernelcast.measure.specs_file import as_in_campaigns, finished, reference
-from kernelcast.measure.specs_seen import Long, Measured, Properties
 
 BOARD = Board(sm_mhz=1980, memory_mhz=3201, memory_bits=6144, pcie_generation=5, pcie_lanes=16, nvlinks=18,
               power_limit_w=700)  # fmt: skip
@@ -248,8 +248,8 @@ def test_shares_by_format_are_numbers_like_others() -> None:
     assert changed.changes == {"sustained_tensor_fractions.fp8": 0.5}
     with pytest.raises(KernelcastError, match="at most 1"):
         known.replace(**{"sustained_tensor_fractions.fp8": 1.5})
-    from kernelcast.report.json import gpu_fields
-    from kernelcast.report.units import field_text
+    from kernelcast.app.report.json import gpu_fields
+    from kernelcast.app.report.units import field_text
 
     fields = gpu_fields(known)
     assert set(fields["sustained_tensor_fractions"]) >= {"fp8"} and "unit_of" in fields

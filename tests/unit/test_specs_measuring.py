@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from kernelcast.collect import specs, specs_formats
+from kernelcast.collect.nvml import State
+from kernelcast.collect.specs_formats import FORMATS, SHAPES, Product
+from kernelcast.collect.specs_seen import Measured
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import gpu
-from kernelcast.measure import specs, specs_formats
-from kernelcast.measure.nvml import State
-from kernelcast.measure.specs_formats import FORMATS, SHAPES, Product
-from kernelcast.measure.specs_seen import Measured
 
 H200 = gpu("h200_sxm")
 PEAK = H200.tensor_flops_per_s("bf16")

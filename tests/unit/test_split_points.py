@@ -58,8 +58,8 @@ def test_a_static_point_holds_each_workers_part_of_the_requests() -> None:
     assert (public.pools.input_tokens, public.pools.output_tokens) == (900, 450)  # drawn from 0.8 to 1
     (compared,), left = static_points([SPLIT])
     assert not left
-    assert compared.predicted_s == found.tpot.time_s
-    assert (compared.measured_s, compared.low_s, compared.high_s) == (0.01, found.tpot.low_s, found.tpot.high_s)
+    assert compared.predicted_s == found.tpot.value
+    assert (compared.measured_s, compared.low_s, compared.high_s) == (0.01, found.tpot.low, found.tpot.high)
 
 
 def test_what_does_not_fit_is_left_out() -> None:

@@ -17,21 +17,21 @@ import pytest
 from sweeps import digests, work
 
 import kernelcast as kc
-from kernelcast.advise.sweep.ask import opened
-from kernelcast.advise.sweep.columns import COLUMNS, Wish
-from kernelcast.advise.sweep.engines.base import One
-from kernelcast.advise.sweep.engines.on_ray import OnRay
-from kernelcast.advise.sweep.engines.processes import Processes, _unheard
-from kernelcast.advise.sweep.folder import Folder
-from kernelcast.advise.sweep.run import run_sweep, usual_chunk
-from kernelcast.advise.sweep.space import Chunk
-from kernelcast.advise.sweep.work import Work
-from kernelcast.networks import model
-from kernelcast.networks.forward import Deployment
-from kernelcast.parallel import Layout
-from kernelcast.predict import Conditions
-from kernelcast.serving.infer import infer
-from kernelcast.serving.workload import Workload
+from kernelcast.forecast.predict import Conditions
+from kernelcast.inference.deployment import Layout
+from kernelcast.inference.forward import Deployment
+from kernelcast.inference.infer import infer
+from kernelcast.inference.workload import Workload
+from kernelcast.models import model
+from kernelcast.search.sweep.ask import opened
+from kernelcast.search.sweep.columns import COLUMNS, Wish
+from kernelcast.search.sweep.engines.base import One
+from kernelcast.search.sweep.engines.on_ray import OnRay
+from kernelcast.search.sweep.engines.processes import Processes, _unheard
+from kernelcast.search.sweep.folder import Folder
+from kernelcast.search.sweep.run import run_sweep, usual_chunk
+from kernelcast.search.sweep.space import Chunk
+from kernelcast.search.sweep.work import Work
 from kernelcast.stacks import stack
 
 SIZE = 8  # settings of a chunk
@@ -59,8 +59,8 @@ def test_rows_are_what_infer_says(alone: Path) -> None:
         told = infer(
             place, Workload.equal(row["batch"], row["input_len"], row["output_len"]), Conditions(predictor="generic")
         )
-        assert row["ttft_s"] == told.prefill.time_s and row["total_s_high"] == told.total.high_s
-        assert row["tpot_s"] == (told.tpot.time_s if row["output_len"] > 1 else None)
+        assert row["ttft_s"] == told.prefill.value and row["total_s_high"] == told.total.high
+        assert row["tpot_s"] == (told.tpot.value if row["output_len"] > 1 else None)
         assert row["memory_bytes"] == told.memory.used_bytes and row["support"] == told.support
         assert row["tokens_per_s_per_gpu"] == told.tokens_per_s  # of one GPU
     # 4 USD an hour are 4 / 3600 a second: a million tokens at r a second take 10^6 / r seconds
@@ -200,11 +200,11 @@ def test_a_folder_of_another_sweep_is_refused(alone: Path, tmp_path: Path, monke
     for pattern, other in said.items():
         with pytest.raises(kc.KernelcastError, match=pattern):
             run_sweep(other, folder, One(), chunk_settings=64)
-    monkeypatch.setattr("kernelcast.advise.sweep.folder.__version__", "9.9")
+    monkeypatch.setattr("kernelcast.search.sweep.folder.__version__", "9.9")
     with pytest.raises(kc.KernelcastError, match=r"kernelcast .*, now 9\.9; .*--fresh"):
         run_sweep(work(), folder, One(), chunk_settings=64)
     monkeypatch.undo()
-    monkeypatch.setattr("kernelcast.advise.sweep.folder.weights_of", lambda conditions: "ab12")
+    monkeypatch.setattr("kernelcast.search.sweep.folder.weights_of", lambda conditions: "ab12")
     with pytest.raises(kc.KernelcastError, match=r"weights .*, now ab12"):
         run_sweep(work(), folder, One(), chunk_settings=64)
     monkeypatch.undo()

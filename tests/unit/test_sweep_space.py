@@ -11,12 +11,12 @@ import pytest
 from sweeps import SMALL, work
 
 import kernelcast as kc
-from kernelcast.advise.sweep.file import read_sweep, sweep_of
-from kernelcast.advise.sweep.layouts import legal_cuts
-from kernelcast.advise.sweep.space import Space
-from kernelcast.advise.sweep.values import Values
-from kernelcast.advise.sweep.where import Where
-from kernelcast.networks import model
+from kernelcast.models import model
+from kernelcast.search.sweep.file import read_sweep, sweep_of
+from kernelcast.search.sweep.layouts import legal_cuts
+from kernelcast.search.sweep.space import Space
+from kernelcast.search.sweep.values import Values
+from kernelcast.search.sweep.where import Where
 from kernelcast.stacks import stack
 
 LEAST: dict[str, Any] = {"model": "llama-3.1-8b", "gpu": "h200_sxm"}

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 import kernelcast as kc
-from kernelcast.cli import main
+from kernelcast.app.cli import main
+from kernelcast.app.report import trace as report
 from kernelcast.errors import KernelcastError
-from kernelcast.networks.traced import Footprint, Op, Tensor, Trace
-from kernelcast.report import trace as report
+from kernelcast.schedule.host import COSTS, host, host_ids
+from kernelcast.schedule.streams import stream_ends
 from kernelcast.support import support_of
-from kernelcast.timeline.host import COSTS, host, host_ids
-from kernelcast.timeline.streams import stream_ends
+from kernelcast.tracing.traced import Footprint, Op, Tensor, Trace
 from kernelcast.training.step import run_step
 
 H200 = kc.gpu("h200_sxm")
@@ -73,7 +73,7 @@ def test_products_run_no_faster_than_power_allows() -> None:
     # at half of the watts a FLOP costs less, for the voltage falls with the clock: slower, but not twice as slow
     hot = run_step(trace, H200.replace(power_w=350.0))
     assert 1.2 * board.kernel_time_s < hot.kernel_time_s < 2 * board.kernel_time_s
-    assert hot.energy is not None and hot.energy.time_s <= 350.0 * hot.time_s
+    assert hot.energy is not None and hot.energy.value <= 350.0 * hot.time_s
 
 
 def test_what_it_holds_and_whether_it_fits() -> None:
@@ -217,6 +217,6 @@ def test_a_config_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_without_torch_it_says_what_to_install(file: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    monkeypatch.setattr("kernelcast.cli.trace.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("kernelcast.app.cli.trace.importlib.util.find_spec", lambda name: None)
     assert main(["trace", f"{file}:build", "--gpu", "h200_sxm"]) == 2
     assert "tracing needs PyTorch (no GPU): pip install 'kernelcast[torch]'" in capsys.readouterr().err

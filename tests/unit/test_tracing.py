@@ -13,10 +13,10 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from kernelcast.errors import KernelcastError
-from kernelcast.networks.aten.flops import op_flops
-from kernelcast.networks.traced import Trace
 from kernelcast.tracing import trace
+from kernelcast.tracing.aten.flops import op_flops
 from kernelcast.tracing.cuda_like import gpu_present
+from kernelcast.tracing.traced import Trace
 
 
 class Block(nn.Module):

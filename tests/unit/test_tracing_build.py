@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from kernelcast.cli import main
+from kernelcast.app.cli import main
 from kernelcast.errors import KernelcastError
-from kernelcast.networks.traced import Trace
 from kernelcast.tracing import trace
 from kernelcast.tracing.build import Asked, Built, build
+from kernelcast.tracing.traced import Trace
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 99}
 T5 = {"model_type": "t5", "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2, "vocab_size": 99,

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from kernelcast.networks.traced import PHASES
 from kernelcast.tracing import trace
 from kernelcast.tracing.python_calls import PythonCalls
+from kernelcast.tracing.traced import PHASES
 
 
 def plain_calls(run: Callable[[], Any]) -> int:

@@ -10,9 +10,9 @@ from torch import nn
 
 import kernelcast as kc
 from kernelcast.errors import KernelcastError
-from kernelcast.networks.traced import Trace
-from kernelcast.parallel.training import TrainingLayout
 from kernelcast.tracing import trace
+from kernelcast.tracing.traced import Trace
+from kernelcast.training.layout import TrainingLayout
 from kernelcast.training.scale import scale
 from kernelcast.training.step import run_step
 

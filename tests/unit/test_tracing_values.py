@@ -12,8 +12,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from kernelcast.errors import KernelcastError
-from kernelcast.networks.traced import Trace
 from kernelcast.tracing import trace
+from kernelcast.tracing.traced import Trace
 
 LENGTHS = torch.tensor([3, 1, 2])
 

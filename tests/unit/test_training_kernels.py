@@ -6,7 +6,7 @@ import pytest
 from demand import of, one, whole, works
 
 import kernelcast as kc
-from kernelcast.kernels import kernel
+from kernelcast.ops import kernel
 
 EXACT = 1e-12
 MATRIX = 4096 * 4096

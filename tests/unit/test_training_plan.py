@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from kernelcast.errors import KernelcastError
-from kernelcast.networks.traced import Trace
 from kernelcast.tracing import trace
+from kernelcast.tracing.traced import Trace
 from kernelcast.training.cut import cut_tensors
 from kernelcast.training.roles import MEGATRON, Roles, read_plan
 

@@ -10,10 +10,10 @@ import pytest
 from small_traces import experts, mlp
 
 import kernelcast as kc
+from kernelcast.app.report.scale import answer_rows, fields, memory_rows, part_rows
 from kernelcast.hardware import Gpu
-from kernelcast.parallel.training import TrainingLayout
-from kernelcast.report.scale import answer_rows, fields, memory_rows, part_rows
-from kernelcast.timeline.host import host
+from kernelcast.schedule.host import host
+from kernelcast.training.layout import TrainingLayout
 from kernelcast.training.memory import FRAGMENTED, FRAMEWORK_BYTES
 from kernelcast.training.scale import scale
 from kernelcast.training.scaled import ScaledStep
@@ -49,7 +49,7 @@ def test_one_gpu_is_the_single_step(h100: Gpu) -> None:
     assert found.low_s == pytest.approx(alone.low_s, rel=0.03) and 0.9 * alone.high_s < found.high_s <= alone.high_s
     assert found.mfu == pytest.approx(alone.mfu)
     assert found.energy is not None and alone.energy is not None
-    assert found.energy.time_s == pytest.approx(alone.energy.time_s)
+    assert found.energy.value == pytest.approx(alone.energy.value)
     assert found.parts_s["kernels"] + found.parts_s["optimizer"] == pytest.approx(alone.kernel_time_s)
     assert scale(TRACE, h100, TrainingLayout(), graph=True).time_s == run_step(TRACE, h100, graph=True).time_s
 
@@ -58,11 +58,11 @@ def test_one_gpu_is_the_single_step(h100: Gpu) -> None:
 def test_joules_are_of_all_gpus(plan: dict[str, Any], h100: Gpu) -> None:
     alone, found = scaled(h100).energy, scaled(h100, **plan)
     assert alone is not None and found.energy is not None
-    assert found.energy.low_s < found.energy.time_s < found.energy.high_s
-    share = found.energy.time_s / (found.gpus * found.time_s) / h100.power_w
+    assert found.energy.low < found.energy.value < found.energy.high
+    share = found.energy.value / (found.gpus * found.time_s) / h100.power_w
     assert 0.15 < share <= 1 + 1e-9  # between rest and the limit
     passes = found.layout.micro_batches * found.layout.dp
-    assert found.energy.time_s > 0.5 * passes * alone.time_s  # the same products; the optimizer once a step
+    assert found.energy.value > 0.5 * passes * alone.value  # the same products; the optimizer once a step
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: TrainingLayout(**plan).told)

@@ -8,7 +8,7 @@ import pytest
 from small_traces import experts, mlp
 
 import kernelcast as kc
-from kernelcast.networks.traced import Op, Tensor, Trace
+from kernelcast.tracing.traced import Op, Tensor, Trace
 from kernelcast.training.cut import cut_tensors
 from kernelcast.training.experts import deal_experts
 from kernelcast.training.places import Place, carried, in_view, is_collective, shrunk

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kernelcast.networks.traced import Gradient
-from kernelcast.parallel.training import TrainingLayout
-from kernelcast.timeline.streams import Job, simulate
+from kernelcast.schedule.streams import Job, simulate
+from kernelcast.tracing.traced import Gradient
 from kernelcast.training.depth import balanced
+from kernelcast.training.layout import TrainingLayout
 from kernelcast.training.pipeline import Timing, most_in_flight, orders, run
 from kernelcast.training.sharding import Weight, buckets
 

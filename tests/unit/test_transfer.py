@@ -15,14 +15,14 @@ pytest.importorskip("torch")
 
 from small_fits import small_settings
 
-from kernelcast.calibrate import calibrate
-from kernelcast.cli import main
-from kernelcast.efficiency.learned import FamilyWeights
+from kernelcast.app.cli import main
+from kernelcast.collect.calibrate import calibrate
+from kernelcast.collect.measured.folds import TEST_FOLD, shape_fold
 from kernelcast.errors import KernelcastError
+from kernelcast.forecast.learned import FamilyWeights
+from kernelcast.forecast.predict import Conditions
+from kernelcast.forecast.predict_table import predict_columns
 from kernelcast.hardware import Gpu, gpu, gpu_ids
-from kernelcast.measured.folds import TEST_FOLD, shape_fold
-from kernelcast.predict import Conditions
-from kernelcast.tables import predict_columns
 from kernelcast_lab.data import Measurements, write_canonical
 from kernelcast_lab.evaluate import transfer
 from kernelcast_lab.evaluate.splits import generation_out

@@ -12,7 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kernelcast.advise.configs import (
+from kernelcast.errors import KernelcastError
+from kernelcast.forecast.learned import Learned
+from kernelcast.forecast.predict import Conditions
+from kernelcast.hardware import gpu
+from kernelcast.tune.configs import (
     Config,
     GemmProblem,
     MoeProblem,
@@ -23,15 +27,11 @@ from kernelcast.advise.configs import (
     swift_default,
     vllm_default,
 )
-from kernelcast.advise.engine_files import file_name, write_config_file
-from kernelcast.advise.refine import refined
-from kernelcast.advise.tune import predicted, ranked, tune
-from kernelcast.efficiency.learned import Learned
-from kernelcast.errors import KernelcastError
-from kernelcast.hardware import gpu
-from kernelcast.measured.config_sweeps import read_sweeps
-from kernelcast.predict import Conditions
+from kernelcast.tune.engine_files import file_name, write_config_file
+from kernelcast.tune.refine import refined
+from kernelcast.tune.tune import predicted, ranked, tune
 from kernelcast_lab.evaluate.tuning import score
+from kernelcast_lab.tuning.config_sweeps import read_sweeps
 
 H200 = gpu("h200_sxm")
 SWEEPS = Path(__file__).parents[2] / "validation" / "moe_configs_h200_sxm.npz"

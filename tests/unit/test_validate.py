@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 import kernelcast as kc
+from kernelcast.collect.choose import Wanted, choose
+from kernelcast.collect.measured.folds import TEST_FOLD, shape_fold
+from kernelcast.collect.table import write_table
 from kernelcast.errors import KernelcastError
-from kernelcast.measure.choose import Wanted, choose
-from kernelcast.measure.table import write_table
-from kernelcast.measured.folds import TEST_FOLD, shape_fold
-from kernelcast.validate import Line, overall, repeated, tables, validate
 from kernelcast_lab.data import read_all, read_canonical
 from kernelcast_lab.models.store import load_cases
+from kernelcast_lab.validate import Line, overall, repeated, tables, validate
 
 H200 = kc.gpu("h200_sxm")
 CASES = Path(__file__).parents[2] / "validation"

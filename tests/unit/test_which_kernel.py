@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 import kernelcast as kc
-from kernelcast.efficiency.learned import WEIGHTS, load
 from kernelcast.errors import KernelcastError
+from kernelcast.forecast.learned import WEIGHTS, load
 from kernelcast.hardware import gpu, gpu_ids
 from kernelcast.hardware.paths import PATHS, path_of
-from kernelcast.kernels import REGISTRY, kernel, parameters_of
-from kernelcast.kernels.which import choices, default_backend, listed, served_experts, stack_backend, which
+from kernelcast.ops import REGISTRY, kernel, parameters_of
+from kernelcast.ops.which import choices, default_backend, listed, served_experts, stack_backend, which
 from kernelcast.stacks.choices import FILE, Choice
 
 DECODE = {"batch": 8, "q_len": 1, "kv_len": 2048, "q_heads": 32, "kv_heads": 8, "head_dim": 128}
@@ -206,7 +206,7 @@ def test_what_was_asked_and_what_was_measured() -> None:
     layer = {"tokens": 64, "hidden": 2048, "inter": 768, "experts": 128, "topk": 8}
     found = kc.predict(kernel("moe", **layer, stack="sglang"), "b200_sxm")
     assert found.runs.how == "measured" and found.runs.backend == found.answered_as["backend"]["answered"] == "trtllm"
-    assert found.runs.sources == found.standing.entry.sources  # type: ignore[union-attr]
+    assert found.runs.sources == found.match.entry.sources  # type: ignore[union-attr]
     assert kc.predict(kernel("relu", rows=64, cols=64), "h200_sxm").runs.how == "unknown"
 
 

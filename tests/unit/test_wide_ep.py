@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import kernelcast as kc
-from kernelcast.kernels.base import Kernel, columns_of
-from kernelcast.kernels.exchange import row_bytes
-from kernelcast.kernels.moe import Moe
-from kernelcast.kernels.routing import Routing, busiest, reached
-from kernelcast.kernels.work import Array, Work
+from kernelcast.ops.base import Kernel, columns_of
+from kernelcast.ops.exchange import row_bytes
+from kernelcast.ops.moe import Moe
+from kernelcast.ops.routing import Routing, busiest, reached
+from kernelcast.ops.work import Array, Work
 
 V3 = {"hidden": 7168, "topk": 8, "experts": 256}
 

@@ -10,11 +10,11 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("torchvision")
 
-from kernelcast.cli import main
+from kernelcast.app.cli import main
 from kernelcast.errors import KernelcastError
 from kernelcast.training.step import STEP
-from kernelcast.validate.cases import Case, read_cases
-from kernelcast.validate.models import Replayed, measured, replay, summary
+from kernelcast_lab.validate.cases import Case, read_cases
+from kernelcast_lab.validate.models import Replayed, measured, replay, summary
 
 ZOO = Path(__file__).parents[2] / "validation" / "zoo"
 LONG = ("mamba_130m", "t5_large/training", "gru_tagger/training")  # tens of thousands of ops

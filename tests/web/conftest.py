@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from kernelcast.web.app import create_app
-from kernelcast.web.limits import Limits
+from kernelcast.app.web.app import create_app
+from kernelcast.app.web.limits import Limits
 
 LIMITS = replace(Limits(), workers=2, body_bytes=64 * 1024, upload_bytes=4 * 2**20, unpacked_bytes=8 * 2**20)
 

@@ -23,10 +23,10 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from kernelcast.kernels import REGISTRY, parameters_of
-from kernelcast.kernels.base import Parameter
-from kernelcast.web.app import create_app
-from kernelcast.web.serve import listening
+from kernelcast.app.web.app import create_app
+from kernelcast.app.web.serve import listening
+from kernelcast.ops import REGISTRY, parameters_of
+from kernelcast.ops.base import Parameter
 from web.conftest import LIMITS, problem_of
 
 # one that runs for longer is stopped, which is well: this is about what may be asked, not about answers

@@ -19,15 +19,15 @@ import pytest
 from fastapi import Request, Response
 from fastapi.testclient import TestClient
 
+from kernelcast.app.web import sandbox
+from kernelcast.app.web.app import create_app
+from kernelcast.app.web.guards import Guards
+from kernelcast.app.web.limits import Limits
+from kernelcast.app.web.pool import Pool
+from kernelcast.app.web.problems import Problem
+from kernelcast.app.web.routes import unless_gone
+from kernelcast.app.web.serve import address, listening
 from kernelcast.errors import KernelcastError
-from kernelcast.web import sandbox
-from kernelcast.web.app import create_app
-from kernelcast.web.guards import Guards
-from kernelcast.web.limits import Limits
-from kernelcast.web.pool import Pool
-from kernelcast.web.problems import Problem
-from kernelcast.web.routes import unless_gone
-from kernelcast.web.serve import address, listening
 from web.conftest import LIMITS, problem_of
 
 KERNEL = {"op": "gemm", "gpu": "h200_sxm", "parameters": {"m": 64, "n": 64, "k": 64}}
@@ -346,7 +346,7 @@ def test_workers_have_given_up_files_and_sockets(tmp_path: Any) -> None:
     (tmp_path / "secret.toml").write_text("a = 1")
     program = f"""
 import socket, subprocess, pathlib
-from kernelcast.web import sandbox, tasks
+from kernelcast.app.web import sandbox, tasks
 next(tasks.warming())
 sandbox.close(8 << 30)
 def refused(act):
@@ -409,7 +409,7 @@ def test_a_port_that_is_taken_is_one_line(run: Any) -> None:
 
 
 def test_without_fastapi_one_line_says_what_to_install(run: Any, monkeypatch: Any) -> None:
-    from kernelcast.cli import web
+    from kernelcast.app.cli import web
 
     monkeypatch.setattr(web, "_NEEDED", ("fastapi_that_is_not_there", "uvicorn"))
     code, _, err = run("web")

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from kernelcast.app.web.bodies import BODIES
+from kernelcast.app.web.limits import Limits
 from kernelcast.hardware import gpu_ids
-from kernelcast.kernels import REGISTRY
-from kernelcast.networks import model_ids
-from kernelcast.web.bodies import BODIES
-from kernelcast.web.limits import Limits
+from kernelcast.models import model_ids
+from kernelcast.ops import REGISTRY
 from web.conftest import problem_of
 
 

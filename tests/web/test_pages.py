@@ -8,7 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 from starlette.requests import Request
 
-from kernelcast.web.pages import PAGES, Pages
+from kernelcast.app.web.pages import PAGES, Pages
 from web.conftest import problem_of
 
 

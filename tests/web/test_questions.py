@@ -78,7 +78,7 @@ def test_a_model_is_the_commands(ask: Any, run: Any, question: str, words: dict[
     assert printed == found["answer"]
     again, answer = ran(found["python"]), found["answer"]
     if question == "infer":
-        assert again.total.time_s == pytest.approx(answer["total_s"], rel=1e-12)
+        assert again.total.value == pytest.approx(answer["total_s"], rel=1e-12)
     elif question == "simulate":
         assert again.metrics["mean_ttft_ms"] == pytest.approx(answer["mean_ttft_ms"], rel=1e-12)
     elif question == "compare":
@@ -106,7 +106,7 @@ def test_a_model_by_its_config(ask: Any, refused: Any, run: Any, tmp_path: Path,
     (tmp_path / "little-llama.json").write_text(json.dumps(config))
     monkeypatch.chdir(tmp_path)
     assert typed(run, found["command"]) == found["answer"]
-    assert ran(found["python"]).total.time_s == pytest.approx(found["answer"]["total_s"], rel=1e-12)
+    assert ran(found["python"]).total.value == pytest.approx(found["answer"]["total_s"], rel=1e-12)
     assert "not both" in refused(422, "infer", config=config, model="llama-3.1-8b", gpu="h200_sxm")
     assert "which model" in refused(422, "infer", gpu="h200_sxm")
     assert "layers" in refused(422, "infer", config={**config, "num_hidden_layers": 10**9}, gpu="h200_sxm")

@@ -2,6 +2,15 @@
 
 from kernelcast.energy.activity import Activity, activity
 from kernelcast.energy.model import PowerModel, power_model
-from kernelcast.energy.settled import Settled, held_longer, settled, settled_run
+from kernelcast.energy.settled import OperatingPoint, held_longer, run_operating_point, settled
 
-__all__ = ["Activity", "PowerModel", "Settled", "activity", "held_longer", "power_model", "settled", "settled_run"]
+__all__ = [
+    "Activity",
+    "OperatingPoint",
+    "PowerModel",
+    "activity",
+    "held_longer",
+    "power_model",
+    "run_operating_point",
+    "settled",
+]

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelcast.calls.call import Call, columns_of
-from kernelcast.calls.table import BadRows, grouped
-from kernelcast.efficiency.generic import by_time
 from kernelcast.errors import KernelcastError
+from kernelcast.forecast.call import Call, columns_of
+from kernelcast.forecast.call_table import BadRows, grouped
+from kernelcast.forecast.generic import by_time
+from kernelcast.forecast.predict import Conditions, by_configuration, chosen
+from kernelcast.forecast.predict_table import rotations_of
 from kernelcast.hardware import Gpu
-from kernelcast.kernels.work import Array
 from kernelcast.machine.analyse import PIPELINES, Analysis, analyse
-from kernelcast.predict import Conditions, by_kind, chosen
-from kernelcast.tables import turns_of
+from kernelcast.ops.work import Array
 
 _TENSOR, _DRAM = PIPELINES.index("tensor"), PIPELINES.index("dram")
 
@@ -50,16 +50,16 @@ def activity(columns: Mapping[str, NDArray[Any]], chip: Gpu, conditions: Conditi
     count = len(columns["op"])
     busy, filled, launches = np.zeros((len(PIPELINES), count)), np.zeros(count), np.zeros(count)
     dtype = np.full(count, "bf16", dtype=object)
-    turns, answering, bad = turns_of(columns, conditions), chosen(conditions), BadRows()
+    rotations, answering, bad = rotations_of(columns, conditions), chosen(conditions), BadRows()
     score = by_time(chip)
     for kernel, place, rows, calls in grouped(columns, chip, bad):
-        own = turns.part(rows)
-        for members, standing in by_kind(kernel, calls, place, answering):
+        own = rotations.part(rows)
+        for members, match in by_configuration(kernel, calls, place, answering):
             some = np.arange(calls.count) if members is None else members
             part = calls if members is None else calls.take(members)
-            made = kernel.work(kernel.spoken(part, standing.words), place)
+            made = kernel.work(kernel.spoken(part, match.words), place)
             works = [
-                analyse(work, place, turns=mine, score=score)[0]
+                analyse(work, place, rotations=mine, score=score)[0]
                 for work, mine in zip(made, own.part(some).of_each(made), strict=True)
             ]
             at = rows[some]

@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from kernelcast.hardware import Gpu, gpu, root_of
-from kernelcast.kernels.work import Array
 from kernelcast.machine.analyse import PIPELINES
+from kernelcast.ops.work import Array
 from kernelcast.toml_folder import ids_in, read_from
 
 FOLDER = Path(__file__).parent / "models"

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from kernelcast.energy.activity import Activity
 from kernelcast.energy.model import LOWEST_CLOCK, MEMORY, PowerModel
-from kernelcast.kernels.work import Array
 from kernelcast.machine.analyse import PIPELINES, overlapped
+from kernelcast.ops.work import Array
 
 _HALVINGS = 16
 _LAUNCH = PIPELINES.index("launch")
@@ -26,7 +26,7 @@ _MEMORY = np.array([name in MEMORY for name in PIPELINES])
 
 
 @dataclass(frozen=True)
-class Settled:
+class OperatingPoint:
     """Calls, or a run of them, in a run that lasts."""
 
     clock: Array  # over the full one
@@ -106,7 +106,7 @@ def clock_under(drawn: Callable[[Array], tuple[Array, Array]], limit_w: float, s
     return np.where(free, 1.0, low)
 
 
-def settled(model: PowerModel, calls: Activity, time_s: Array) -> Settled:
+def settled(model: PowerModel, calls: Activity, time_s: Array) -> OperatingPoint:
     """Each call by itself, again and again."""
     draw = _Draw.of(model, calls)
     full_s = draw.full_time(time_s)
@@ -120,7 +120,7 @@ def settled(model: PowerModel, calls: Activity, time_s: Array) -> Settled:
     limited = clock < 1
     # a clock cannot go lower than the lowest: then the GPU waits
     held_s = np.maximum(seconds, joules / model.limit_w)
-    return Settled(clock, np.where(limited, np.maximum(held_s, time_s), time_s), joules, limited)
+    return OperatingPoint(clock, np.where(limited, np.maximum(held_s, time_s), time_s), joules, limited)
 
 
 def held_longer(model: PowerModel, calls: Activity, time_s: Array) -> Array:
@@ -129,7 +129,9 @@ def held_longer(model: PowerModel, calls: Activity, time_s: Array) -> Array:
     return np.asarray(np.maximum(1.0, settled(model, calls, time_s).time_s / board.time_s))
 
 
-def settled_run(model: PowerModel, calls: Activity, time_s: Array, counts: Array, waits_s: float = 0.0) -> Settled:
+def run_operating_point(
+    model: PowerModel, calls: Activity, time_s: Array, counts: Array, waits_s: float = 0.0
+) -> OperatingPoint:
     """Calls one after another, so many times each, and waiting between: one clock for all."""
     draw = _Draw.of(model, calls)
     full_s = draw.full_time(time_s)
@@ -144,4 +146,4 @@ def settled_run(model: PowerModel, calls: Activity, time_s: Array, counts: Array
     limited = clock < 1
     told = np.sum(counts * time_s) + waits_s
     held_s = np.maximum(seconds, joules / model.limit_w)
-    return Settled(clock, np.where(limited, np.maximum(held_s, told), told), joules, limited)
+    return OperatingPoint(clock, np.where(limited, np.maximum(held_s, told), told), joules, limited)

@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
-from kernelcast.kernels.work import Array, Number, Work, chosen
 from kernelcast.machine.lazy import lazy
-from kernelcast.machine.limits import LIMITS, NOTHING, Turns
+from kernelcast.machine.limits import LIMITS, NOTHING, Rotation
 from kernelcast.machine.placed import Placed
+from kernelcast.ops.work import Array, Number, Work, chosen
 
 PIPELINES = tuple(LIMITS)
-IN_A_MODEL = Turns()
+IN_A_MODEL = Rotation()
 _FEW_CALLS = 32
 Score = Callable[[Sequence[Array], "Placed | Analysis"], Array]
 """The limits of the busiest SM in seconds, one entry a pipeline, and what else is known by name (``details["step_s"]``)
@@ -103,7 +103,7 @@ class Analysis:
     def _alone(self) -> Placed:
         """What the chosen candidates ask for: what no score needs is computed of it alone."""
         placed = self.placed
-        return Placed(placed.work.demand(self.candidate), placed.gpu, placed.turns, placed.without)
+        return Placed(placed.work.demand(self.candidate), placed.gpu, placed.rotations, placed.without)
 
     @lazy
     def limits(self) -> Array:
@@ -193,7 +193,7 @@ def analyse(
     work: Work,
     gpu: Gpu,
     *,
-    turns: Turns = IN_A_MODEL,
+    rotations: Rotation = IN_A_MODEL,
     without: Collection[str] = (),
     score: Score = by_pipelines,
     keep: int = 1,
@@ -201,7 +201,7 @@ def analyse(
 ) -> tuple[Analysis, ...]:
     """The ``keep`` best candidates of each call, best first; or ``candidate`` of each, whatever its score."""
     candidates, calls = work.shape
-    placed = Placed(work, gpu, turns, without)
+    placed = Placed(work, gpu, rotations, without)
     if candidate is not None:
         return (Analysis(placed, candidate),)
     if candidates == 1:

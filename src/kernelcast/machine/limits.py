@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu, fabric
 from kernelcast.hardware.paths import MFMA, TCGEN05, WGMMA, WIDE
-from kernelcast.kernels.work import Array, Number, Work, Works
+from kernelcast.ops.work import Array, Number, Work, Works
 
 # A warp instruction of mma.sync m16n8k16 does 4,096 FLOPs (PTX ISA). One wgmma m64n256k16 is issued by four
 # warps; tcgen05.mma m128n256k16 by one thread. AMD's v_mfma 32x32x8 is one instruction of a wavefront.
@@ -33,7 +33,7 @@ NOTHING.flags.writeable = False  # it is shared
 
 
 @dataclass(frozen=True)
-class Turns:
+class Rotation:
     """How many sets of a call's tensors pass between two uses of one.
 
     ``weights``: infinity in a model with many layers, 1 for the same call again and again. ``inputs``: 1 where the
@@ -44,15 +44,15 @@ class Turns:
     inputs: Number = 1.0
     beside_bytes: Number = 0.0  # that the call's other kernels stream in each turn
 
-    def part(self, rows: slice | NDArray[np.intp]) -> Turns:
+    def part(self, rows: slice | NDArray[np.intp]) -> Rotation:
         """Those of some of the calls."""
 
         def cut(values: Any) -> Any:
             return values[rows] if isinstance(values, np.ndarray) else values
 
-        return Turns(cut(self.weights), cut(self.inputs), cut(self.beside_bytes))
+        return Rotation(cut(self.weights), cut(self.inputs), cut(self.beside_bytes))
 
-    def of_each(self, works: Works) -> list[Turns]:
+    def of_each(self, works: Works) -> list[Rotation]:
         """Of each kernel of a call: the others' weights pass between two uses of its own."""
         if len(works) == 1 or (not isinstance(self.weights, np.ndarray) and self.weights == np.inf):
             return [self] * len(works)
@@ -60,52 +60,52 @@ class Turns:
         return [replace(self, beside_bytes=sum(streams) - own) for own in streams]
 
 
-def tensor(work: Work, gpu: Gpu, share: Array, turns: Turns) -> Array:
+def tensor(work: Work, gpu: Gpu, share: Array, rotations: Rotation) -> Array:
     """Matrix FLOPs of an SM over the SM's matrix rate."""
     if _absent(work.tensor_flops):
         return NOTHING
     return share * work.tensor_flops * _inverse(gpu.tensor_flops_per_s(work.tensor_dtype) / gpu.sm_count)
 
 
-def fma(work: Work, gpu: Gpu, share: Array, turns: Turns) -> Array:
+def fma(work: Work, gpu: Gpu, share: Array, rotations: Rotation) -> Array:
     """Vector FLOPs of an SM over the SM's vector rate."""
     if _absent(work.fma_flops):
         return NOTHING
     return share * work.fma_flops * _inverse(gpu.fma_flops_per_s(work.fma_dtype) / gpu.sm_count)
 
 
-def xu(work: Work, gpu: Gpu, share: Array, turns: Turns) -> Array:
+def xu(work: Work, gpu: Gpu, share: Array, rotations: Rotation) -> Array:
     """Special functions (exp, rsqrt, …) of an SM over its special-function rate."""
     if _absent(work.xu_ops):
         return NOTHING
     return share * work.xu_ops / (gpu.xu_ops_per_s / gpu.sm_count)
 
 
-def smem(work: Work, gpu: Gpu, share: Array, turns: Turns) -> Array:
+def smem(work: Work, gpu: Gpu, share: Array, rotations: Rotation) -> Array:
     """Shared-memory bytes of an SM over its shared-memory rate."""
     if _absent(work.smem_bytes):
         return NOTHING
     return share * work.smem_bytes / (gpu.smem_bytes_per_s / gpu.sm_count)
 
 
-def issue(work: Work, gpu: Gpu, share: Array, turns: Turns) -> Array:
+def issue(work: Work, gpu: Gpu, share: Array, rotations: Rotation) -> Array:
     """Warp instructions of an SM over what its schedulers issue."""
     return share * warp_instructions(work, gpu) / (gpu.issue_warps_per_s / gpu.sm_count)
 
 
-def l2(work: Work, gpu: Gpu, share: Array, turns: Turns) -> Array:
+def l2(work: Work, gpu: Gpu, share: Array, rotations: Rotation) -> Array:
     """Bytes between SMs and L2: all of them over L2's rate, or one SM's over its own port."""
     whole = np.asarray(work.tasks) * work.l2_bytes / gpu.l2_bytes_per_s
     port = share * (np.asarray(work.l2_bytes) + work.multicast_bytes) / (gpu.l2_bytes_per_clk_sm * gpu.clock_boost_hz)
     return np.maximum(whole, port)
 
 
-def dram(work: Work, gpu: Gpu, share: Array, turns: Turns) -> Array:
+def dram(work: Work, gpu: Gpu, share: Array, rotations: Rotation) -> Array:
     """Bytes that must cross DRAM's pins, over its rate."""
-    return dram_bytes(work, gpu, turns) / gpu.dram_bytes_per_s
+    return dram_bytes(work, gpu, rotations) / gpu.dram_bytes_per_s
 
 
-def link(work: Work, gpu: Gpu, share: Array, turns: Turns) -> Array:
+def link(work: Work, gpu: Gpu, share: Array, rotations: Rotation) -> Array:
     """Bytes to other GPUs over the link's rate, or its dependent messages one after another."""
     if not (np.any(work.link_bytes) or np.any(work.link_steps)):
         return NOTHING
@@ -115,12 +115,12 @@ def link(work: Work, gpu: Gpu, share: Array, turns: Turns) -> Array:
     )
 
 
-def launch(work: Work, gpu: Gpu, share: Array, turns: Turns) -> Array:
+def launch(work: Work, gpu: Gpu, share: Array, rotations: Rotation) -> Array:
     """The shortest time that a kernel takes on this GPU: launch, first loads, drain."""
     return np.asarray(work.launches) * gpu.launch_floor_s
 
 
-Limit = Callable[[Work, Gpu, Array, Turns], Array]
+Limit = Callable[[Work, Gpu, Array, Rotation], Array]
 LIMITS: Mapping[str, Limit] = {f.__name__: f for f in (tensor, fma, xu, smem, l2, dram, issue, link, launch)}
 PER_SM = ("tensor", "fma", "xu", "smem", "l2", "issue")  # grow with the busiest SM's share
 
@@ -141,38 +141,43 @@ def warp_instructions(work: Work, gpu: Gpu) -> Number:
     return functools.reduce(operator.add, implied + other)
 
 
-def dram_bytes(work: Work, gpu: Gpu, turns: Turns) -> Array:
+def dram_bytes(work: Work, gpu: Gpu, rotations: Rotation) -> Array:
     """The least DRAM traffic: streamed data that L2 does not still hold, and activations beyond L2's size."""
-    streamed = np.asarray(work.streamed_bytes) * (1 - resident_share(work, gpu, turns, turns.weights))
+    streamed = np.asarray(work.streamed_bytes) * (1 - resident_share(work, gpu, rotations, rotations.weights))
     return streamed + np.maximum(0.0, np.asarray(work.activation_bytes) - gpu.l2_bytes)
 
 
-def extra_dram_bytes(work: Work, gpu: Gpu, turns: Turns) -> Array:
+def extra_dram_bytes(work: Work, gpu: Gpu, rotations: Rotation) -> Array:
     """Expected beyond the least: operands read again, streamed data that L2 might still hold but rarely does, and
     activations that it lost because other inputs came between.
 
     What was written may still be in L2 when the call ends, so that lost activations bound nothing.
     """
     again = np.asarray(work.refetched_bytes)
-    if isinstance(turns.weights, np.ndarray) or turns.weights < np.inf:
-        hoped, kept = resident_share(work, gpu, turns, turns.weights), kept_share(work, gpu, turns, turns.weights)
+    if isinstance(rotations.weights, np.ndarray) or rotations.weights < np.inf:
+        hoped, kept = (
+            resident_share(work, gpu, rotations, rotations.weights),
+            kept_share(work, gpu, rotations, rotations.weights),
+        )
         again = again + work.streamed_bytes * (hoped - kept)
-    if not isinstance(turns.inputs, np.ndarray) and turns.inputs <= 1:
+    if not isinstance(rotations.inputs, np.ndarray) and rotations.inputs <= 1:
         return again
     moved = np.asarray(work.activation_bytes)
-    lost = np.where(np.asarray(turns.inputs) > 1, moved * (1 - kept_share(work, gpu, turns, turns.inputs)), 0.0)
+    lost = np.where(
+        np.asarray(rotations.inputs) > 1, moved * (1 - kept_share(work, gpu, rotations, rotations.inputs)), 0.0
+    )
     return again + np.maximum(0.0, lost - np.maximum(0.0, moved - gpu.l2_bytes))
 
 
-def resident_share(work: Work, gpu: Gpu, turns: Turns, rotation: Number) -> Array:
+def resident_share(work: Work, gpu: Gpu, rotations: Rotation, rotation: Number) -> Array:
     """The most of the streamed data that L2 may still hold from the last time, after ``rotation`` such sets passed:
     all of it while the sets fit, none when they are twice L2's size, linear between. It makes the bound."""
     if not isinstance(rotation, np.ndarray) and rotation == np.inf:
         return NOTHING
-    return np.clip(2 - _passed_bytes(work, turns, rotation) / gpu.l2_bytes, 0.0, 1.0)
+    return np.clip(2 - _passed_bytes(work, rotations, rotation) / gpu.l2_bytes, 0.0, 1.0)
 
 
-def kept_share(work: Work, gpu: Gpu, turns: Turns, rotation: Number) -> Array:
+def kept_share(work: Work, gpu: Gpu, rotations: Rotation, rotation: Number) -> Array:
     """What L2 is expected to hold: all of it while the sets fit, nothing soon after. Sets that come round in turn are
     thrown out just before they are needed. Where L2 has partitions, SMs keep what they read in their own, so that sets
     which all SMs read are there as many times (NVIDIA A100 whitepaper, "L2 cache").
@@ -182,13 +187,13 @@ def kept_share(work: Work, gpu: Gpu, turns: Turns, rotation: Number) -> Array:
     """
     if not isinstance(rotation, np.ndarray) and rotation == np.inf:
         return NOTHING
-    sets = _passed_bytes(work, turns, rotation) * gpu.l2_partitions / gpu.l2_bytes
+    sets = _passed_bytes(work, rotations, rotation) * gpu.l2_partitions / gpu.l2_bytes
     return np.clip((_L2_EMPTY - sets) / (_L2_EMPTY - 1), 0.0, 1.0)
 
 
-def _passed_bytes(work: Work, turns: Turns, rotation: Number) -> Array:
+def _passed_bytes(work: Work, rotations: Rotation, rotation: Number) -> Array:
     """Between two uses of one set; an empty set over an endless rotation is still endless."""
-    footprint = np.asarray(work.streamed_bytes) + work.activation_bytes + turns.beside_bytes
+    footprint = np.asarray(work.streamed_bytes) + work.activation_bytes + rotations.beside_bytes
     return np.asarray(rotation * np.maximum(footprint, 1.0))
 
 

@@ -12,10 +12,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from kernelcast.hardware import Gpu
-from kernelcast.kernels.work import Array, Number, Work
 from kernelcast.machine.lazy import lazy
-from kernelcast.machine.limits import LIMITS, NOTHING, Turns, dram_bytes, extra_dram_bytes, kept_share, resident_share
+from kernelcast.machine.limits import (
+    LIMITS,
+    NOTHING,
+    Rotation,
+    dram_bytes,
+    extra_dram_bytes,
+    kept_share,
+    resident_share,
+)
 from kernelcast.machine.schedule import busiest_share, ctas_per_sm
+from kernelcast.ops.work import Array, Number, Work
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +32,7 @@ class Placed:
 
     work: Work
     gpu: Gpu
-    turns: Turns
+    rotations: Rotation
     without: Collection[str] = ()
 
     def __getitem__(self, name: str) -> Number:
@@ -67,7 +75,7 @@ class Placed:
     def _limit(self, name: str, share: Array) -> Array:
         if name in self.without:
             return NOTHING
-        return LIMITS[name](self.work, self.gpu, share, self.turns)
+        return LIMITS[name](self.work, self.gpu, share, self.rotations)
 
     @lazy
     def busiest(self) -> Array:
@@ -107,12 +115,12 @@ class Placed:
     @lazy
     def dram_bytes(self) -> Array:
         """The least."""
-        return dram_bytes(self.work, self.gpu, self.turns)
+        return dram_bytes(self.work, self.gpu, self.rotations)
 
     @lazy
     def refetched_bytes(self) -> Array:
         """Expected on top."""
-        return extra_dram_bytes(self.work, self.gpu, self.turns)
+        return extra_dram_bytes(self.work, self.gpu, self.rotations)
 
     @lazy
     def footprint_bytes(self) -> Array:
@@ -120,9 +128,9 @@ class Placed:
 
     @lazy
     def resident_share(self) -> Array:
-        return resident_share(self.work, self.gpu, self.turns, self.turns.weights)
+        return resident_share(self.work, self.gpu, self.rotations, self.rotations.weights)
 
     @lazy
     def kept_share(self) -> Array:
         """What is expected of it."""
-        return kept_share(self.work, self.gpu, self.turns, self.turns.weights)
+        return kept_share(self.work, self.gpu, self.rotations, self.rotations.weights)

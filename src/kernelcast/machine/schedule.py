@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernelcast.hardware import Gpu
-from kernelcast.kernels.work import Array, Number, Work
+from kernelcast.ops.work import Array, Number, Work
 
 REGISTER_GRAIN = 256.0  # registers are handed to a warp in blocks of 256 (CUDA occupancy calculator)
 SMEM_RESERVED_BYTES = 1024.0  # the driver keeps 1 KiB a CTA from compute capability 8.0 on

@@ -1,1 +1,1 @@
-"""Models as they are served: one static batch from prompt to last token, and the memory that it needs."""
+"""Engines that serve a queue of requests, event by event."""

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
 from kernelcast.errors import KernelcastError
-from kernelcast.networks.catalogue import config as config_of
+from kernelcast.models.catalogue import config as config_of
 from kernelcast.tracing.building import building, held, hold_buffers
 from kernelcast.tracing.cuda_like import gpu_present
 from kernelcast.tracing.hub import model_of, own_format

@@ -13,9 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from kernelcast.errors import KernelcastError
-from kernelcast.networks.traced import Kind, Op, Phase, Tensor
 from kernelcast.tracing.cuda_like import INSTEAD, channels_last_out, on_meta
 from kernelcast.tracing.python_calls import PythonCalls
+from kernelcast.tracing.traced import Kind, Op, Phase, Tensor
 from kernelcast.tracing.values import Values, tensors_of
 from kernelcast.tracing.where import line_here
 

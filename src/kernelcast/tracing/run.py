@@ -12,11 +12,11 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from kernelcast.errors import KernelcastError
-from kernelcast.networks.traced import Footprint, Gradient, Trace
 from kernelcast.tracing.cuda_like import CudaLike, check_attention, gpu_present, on_meta
 from kernelcast.tracing.precision import DTYPES, OPTIMIZERS, MakeOptimizer, Plain, check_precision, optimizer_of
 from kernelcast.tracing.prepared import as_traced, quiet
 from kernelcast.tracing.record import Recorder, tensors_in
+from kernelcast.tracing.traced import Footprint, Gradient, Trace
 from kernelcast.tracing.where import line_of
 
 Mode = Literal["inference", "training"]

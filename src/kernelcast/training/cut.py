@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from kernelcast.errors import KernelcastError
-from kernelcast.networks.traced import Op, Tensor, Trace
+from kernelcast.tracing.traced import Op, Tensor, Trace
 from kernelcast.training.places import Dealing, Place, carried, in_view
 from kernelcast.training.roles import MEGATRON, STYLES, Roles
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from kernelcast.errors import KernelcastError
-from kernelcast.networks.traced import Gradient, Op, Tensor, Trace
+from kernelcast.tracing.traced import Gradient, Op, Tensor, Trace
 from kernelcast.training.places import is_list, together, with_tensors
 
 # layers.3, h.3, encoder.layer.3, blocks.3: the first number in a module's path that follows such a word

@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import groupby
 
 from kernelcast.errors import KernelcastError
-from kernelcast.networks.traced import Op, Tensor, Trace
+from kernelcast.tracing.traced import Op, Tensor, Trace
 from kernelcast.training.places import Dealing, Place, carried
 
 _DEALT = Place("experts", 0)

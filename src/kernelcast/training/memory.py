@@ -9,9 +9,9 @@ import numpy as np
 
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu
-from kernelcast.kernels.work import Array
-from kernelcast.networks.traced import Tensor, Trace
-from kernelcast.timeline import Memory
+from kernelcast.ops.work import Array
+from kernelcast.schedule import Memory
+from kernelcast.tracing.traced import Tensor, Trace
 
 # Context, cuBLAS and cuDNN workspaces of one process; what the caching allocator cannot use adds a twentieth.
 FRAMEWORK_BYTES = 1.2e9

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
-from kernelcast.networks.traced import Gradient, Op, Tensor, Trace
+from kernelcast.tracing.traced import Gradient, Op, Tensor, Trace
 
 # model: by heads, width or vocabulary. tokens: by the sequence, between the layers that tensor parallelism cuts.
 # experts: each rank has some of them.

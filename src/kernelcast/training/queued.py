@@ -9,20 +9,20 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from kernelcast.calls import Launch
+from kernelcast.energy.power import throttled_s
+from kernelcast.forecast.calls import Launch
+from kernelcast.forecast.predict import Conditions, host_scale
+from kernelcast.forecast.times import Times
 from kernelcast.hardware import Gpu
-from kernelcast.kernels.work import Array
-from kernelcast.networks.aten import Costed, Settings, cost
-from kernelcast.networks.traced import PHASES, Op, Trace
-from kernelcast.predict import Conditions, host_scale
-from kernelcast.span import NOTHING, Span
-from kernelcast.timeline import Host, Ran, host
-from kernelcast.timeline.power import throttled_s
-from kernelcast.times import Times
+from kernelcast.interval import NOTHING, Interval
+from kernelcast.ops.work import Array
+from kernelcast.schedule import Host, KernelTime, host
+from kernelcast.tracing.aten import Costed, Settings, cost
+from kernelcast.tracing.traced import PHASES, Op, Trace
 
 
 @dataclass(frozen=True, slots=True)
-class OpRan(Ran):
+class OpRan(KernelTime):
     """The kernels that one op of a trace launches. ``by_bytes``: no rule knows the op."""
 
     op: Op = field(kw_only=True)
@@ -56,15 +56,15 @@ def predicted(ops: Iterable[Op], times: Times, costs: Callable[[Op], Costed]) ->
 def _ran(op: Op, costed: Costed, times: Times) -> OpRan:
     """What binds and supports the longest call of an op is told for the whole. A step that runs again and again keeps
     the GPU at its power limit."""
-    span, longest = NOTHING, Ran(op.phase, "other", Span.exact(-1.0), 0.0, "launch", "seen")
+    span, longest = NOTHING, KernelTime(op.phase, "other", Interval.exact(-1.0), 0.0, "launch", "seen")
     for launch in costed.launches:
-        one = Ran.of(op.phase, launch, times)
+        one = KernelTime.of(op.phase, launch, times)
         longest = one if one.time_s > longest.time_s else longest
-        time_s = times[launch.call].span.time_s
+        time_s = times[launch.call].span.value
         span += one.span * (1 + throttled_s(launch.call, time_s, times) / time_s)
     launches = sum(launch.count * times[launch.call].launches for launch in costed.launches)
     return OpRan(
-        op.phase, longest.part, span, launches, longest.bound_by, longest.support, longest.network, longest.standing,
+        op.phase, longest.part, span, launches, longest.bound_by, longest.support, longest.network, longest.match,
         op=op, by_bytes=costed.by_bytes, launched=tuple(costed.launches),
     )  # fmt: skip
 

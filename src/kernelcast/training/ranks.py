@@ -7,17 +7,17 @@ from functools import cached_property
 
 import numpy as np
 
-from kernelcast.calls import Launch
+from kernelcast.forecast.calls import Launch
+from kernelcast.forecast.times import Times
 from kernelcast.hardware import Gpu
-from kernelcast.kernels.work import Array
-from kernelcast.networks.aten import Costed, Settings
-from kernelcast.networks.traced import Op, Tensor, Trace
-from kernelcast.parallel.training import TrainingLayout
-from kernelcast.timeline import Host, Memory
-from kernelcast.times import Times
+from kernelcast.ops.work import Array
+from kernelcast.schedule import Host, Memory
+from kernelcast.tracing.aten import Costed, Settings
+from kernelcast.tracing.traced import Op, Tensor, Trace
 from kernelcast.training.cut import cut_tensors
 from kernelcast.training.depth import Depth, optimizer_ops, parts
 from kernelcast.training.experts import deal_experts
+from kernelcast.training.layout import TrainingLayout
 from kernelcast.training.memory import Life, activations, alive_bytes, held
 from kernelcast.training.places import is_collective
 from kernelcast.training.queued import OpRan, Queue, cost_in_pieces, launch_costs, predicted
@@ -62,7 +62,7 @@ class Rank:
         """Of collectives one after another, with nothing beside them."""
         calls = [launch.call for launch in launches]
         self.times.learn(calls)
-        return sum(self.times[call].span.time_s for call in calls)
+        return sum(self.times[call].span.value for call in calls)
 
     @cached_property
     def kernels(self) -> dict[int, OpRan | None]:

@@ -7,15 +7,15 @@ from dataclasses import replace
 import numpy as np
 
 from kernelcast.errors import KernelcastError
+from kernelcast.forecast.predict import Conditions
+from kernelcast.forecast.times import Times
 from kernelcast.hardware import Gpu
-from kernelcast.networks.traced import Trace
-from kernelcast.parallel.training import TrainingLayout, collective_launch
-from kernelcast.predict import Conditions
-from kernelcast.timeline.host import Host
-from kernelcast.timeline.streams import INTERFERENCE, Job, simulate
-from kernelcast.times import Times
+from kernelcast.schedule.host import Host
+from kernelcast.schedule.streams import INTERFERENCE, Job, simulate
+from kernelcast.tracing.traced import Trace
 from kernelcast.training import pipeline
 from kernelcast.training.depth import sent_bytes
+from kernelcast.training.layout import TrainingLayout, collective_launch
 from kernelcast.training.queued import Queue, gap_s, machine_of
 from kernelcast.training.ranks import Rank
 from kernelcast.training.roles import Roles

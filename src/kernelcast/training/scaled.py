@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from kernelcast.networks.traced import Trace
-from kernelcast.parallel.training import TrainingLayout
-from kernelcast.span import Span
-from kernelcast.timeline import Event, Lane, Memory, Timeline
-from kernelcast.timeline.power import total
-from kernelcast.timeline.streams import Run
+from kernelcast.energy.power import total
+from kernelcast.interval import Interval
+from kernelcast.schedule import Event, Lane, Memory, Timeline
+from kernelcast.schedule.streams import Run
+from kernelcast.tracing.traced import Trace
+from kernelcast.training.layout import TrainingLayout
 from kernelcast.training.pipeline import Timetable
 from kernelcast.training.places import is_collective
 from kernelcast.training.queued import OpRan
@@ -122,7 +122,7 @@ class ScaledStep(Forecast):
     timetable: Timetable | None
 
     @cached_property
-    def energy(self) -> Span | None:
+    def energy(self) -> Interval | None:
         """Joules of the step on all GPUs; a rank that waits, or sends beside nothing, draws what rest does."""
         drawn = [self.drawn_by((kernel, run.count) for run in stage.played for kernel in run.kernels)
                  for stage in self.stages]  # fmt: skip

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from kernelcast.networks.traced import Gradient
-from kernelcast.parallel.training import TrainingLayout
-from kernelcast.timeline.streams import Job
+from kernelcast.schedule.streams import Job
+from kernelcast.tracing.traced import Gradient
+from kernelcast.training.layout import TrainingLayout
 from kernelcast.training.queued import Queue
 
 _ALL = float("inf")  # bytes: whatever there is goes in one message

@@ -9,23 +9,23 @@ from functools import cached_property
 
 import numpy as np
 
-from kernelcast.calls import Call
+from kernelcast.energy.power import Energy, energy_of, total
 from kernelcast.errors import KernelcastError
+from kernelcast.forecast.calls import Call
+from kernelcast.forecast.predict import Conditions
+from kernelcast.forecast.times import Times
 from kernelcast.hardware import Gpu
 from kernelcast.hardware import gpu as named_gpu
-from kernelcast.kernels.work import Array
-from kernelcast.networks.aten import Settings
-from kernelcast.networks.aten.flops import op_flops
-from kernelcast.networks.fusion import FUSED
-from kernelcast.networks.traced import PHASES, Trace
-from kernelcast.predict import Conditions
+from kernelcast.interval import Interval
+from kernelcast.ops.work import Array
+from kernelcast.schedule import Event, EvidenceSummary, Host, Lane, Memory, Share, Timeline, joined, shares
+from kernelcast.schedule.streams import stream_ends
 from kernelcast.shown import Shown
-from kernelcast.span import Span
 from kernelcast.support import support_of
-from kernelcast.timeline import Event, Host, Lane, Memory, RestsOn, Share, Timeline, joined, shares
-from kernelcast.timeline.power import Energy, energy_of, total
-from kernelcast.timeline.streams import stream_ends
-from kernelcast.times import Times
+from kernelcast.tracing.aten import Settings
+from kernelcast.tracing.aten.flops import op_flops
+from kernelcast.tracing.fusion import FUSED
+from kernelcast.tracing.traced import PHASES, Trace
 from kernelcast.training.memory import check_fits, step_memory
 from kernelcast.training.queued import OpRan, Queue, cost_in_pieces, gap_s, launch_costs, machine_of, predicted
 
@@ -62,8 +62,8 @@ class Forecast(Shown, ABC):
     def spread(self) -> tuple[float, float]:
         """Factors of the time that the 80% interval reaches: kernels, and the host where the GPU waits for it."""
         whole = joined(self.kernels)
-        total = whole.time_s or 1.0
-        low, high = (whole.time_s - whole.low_s) / total, (whole.high_s - whole.time_s) / total
+        total = whole.value or 1.0
+        low, high = (whole.value - whole.low) / total, (whole.high - whole.value) / total
         waits = min(1.0, self.idle_s / self.time_s) if self.time_s else 0.0
         below = float(np.hypot(low, STEP_SPREAD[0])) * (1 - waits) + self.host.faster * waits
         above = float(np.hypot(high, STEP_SPREAD[1])) * (1 - waits) + self.host.slower * waits
@@ -85,8 +85,8 @@ class Forecast(Shown, ABC):
             busy_s += times * kernel.time_s
             for launch in kernel.launched:
                 count, _ = launched.get(launch.call, (0.0, 0.0))
-                launched[launch.call] = count + times * launch.count, self.times[launch.call].span.time_s
-        return energy_of(launched, self.times, self.time_s - busy_s, Span(self.time_s, self.low_s, self.high_s))
+                launched[launch.call] = count + times * launch.count, self.times[launch.call].span.value
+        return energy_of(launched, self.times, self.time_s - busy_s, Interval(self.time_s, self.low_s, self.high_s))
 
     @property
     def launch_bound(self) -> bool:
@@ -98,9 +98,9 @@ class Forecast(Shown, ABC):
         return shares(self.kernels)
 
     @cached_property
-    def rests_on(self) -> RestsOn:
+    def rests_on(self) -> EvidenceSummary:
         """The measured kinds behind the kernels."""
-        return RestsOn.of(self.kernels)
+        return EvidenceSummary.of(self.kernels)
 
     @property
     def support(self) -> str:
@@ -127,7 +127,7 @@ class Step(Forecast):
     compiled: bool
 
     @cached_property
-    def energy(self) -> Span | None:
+    def energy(self) -> Interval | None:
         """Joules of the step, as one that follows others like it; None where no power model is."""
         return total([self.drawn])
 
@@ -153,8 +153,8 @@ class Step(Forecast):
         """What the host may be off and what the kernels may be, each on its own: where the one waits for the other it
         is the one that counts."""
         whole = joined(self.kernels)
-        total = whole.time_s or 1.0
-        low, high = (whole.time_s - whole.low_s) / total, (whole.high_s - whole.time_s) / total
+        total = whole.value or 1.0
+        low, high = (whole.value - whole.low) / total, (whole.high - whole.value) / total
         kernels = 1 - float(np.hypot(low, STEP_SPREAD[0])), 1 + float(np.hypot(high, STEP_SPREAD[1]))
         host = (1.0, 1.0) if self.graph else (1 - self.host.faster, 1 + self.host.slower)
         below = np.hypot(1 - self.ends(host=host[0]) / self.time_s, 1 - self.ends(gpu=kernels[0]) / self.time_s)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kernelcast.cli.commands import Command, CommandGroup, with_examples
-from kernelcast.cli.options import Json
+from kernelcast.app.cli.commands import Command, CommandGroup, with_examples
+from kernelcast.app.cli.options import Json
+from kernelcast.app.report import json as as_json
 from kernelcast.errors import KernelcastError, refuse_unknown
-from kernelcast.report import json as as_json
 from kernelcast_lab.cli.fit import Families, Folders, with_tables
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def list_folder(
     json: Json = False,
 ) -> None:
     """List the tables of a folder: ops, GPUs, rows, and rows left out by rule."""
-    from kernelcast.measured.store import describe
+    from kernelcast.collect.measured.store import describe
     from kernelcast_lab.data.importing import left_out_whole
     from kernelcast_lab.data.shared import root_path, tables
 
@@ -103,7 +103,7 @@ def show_file(
     json: Json = False,
 ) -> None:
     """Show one file: rows by op, GPU and campaign, and what was left out and why."""
-    from kernelcast.measured.store import describe
+    from kernelcast.collect.measured.store import describe
     from kernelcast_lab.data.rules import RULES
 
     if not file.is_file():
@@ -114,7 +114,7 @@ def show_file(
     if json:
         print(as_json.to_json({**found, "reasons": {rule: RULES[rule] for rule in found["dropped"]}}))
         return
-    from kernelcast.report.text import show
+    from kernelcast.app.report.text import show
 
     parts: list[Any] = [f"{file}: {found['rows']:,} rows of {found['source']}\n"]
     for key, title in (("ops", "op"), ("gpus", "GPU"), ("campaigns", "campaign")):
@@ -160,8 +160,8 @@ def show_specs(data: Folders = None, json: Json = False) -> None:
     if json:
         print(as_json.to_json(by_gpu(found)))
         return
+    from kernelcast.app.report.text import plain_table, show
     from kernelcast.hardware import gpu
-    from kernelcast.report.text import plain_table, show
 
     words = ("large", "tensor", "long", "DRAM", "smallest µs")
     table = plain_table("GPU", "format", *words, right=words)
@@ -182,7 +182,7 @@ def _micro(seconds: float | None) -> float | None:
 
 
 def _counts(title: str, counts: Mapping[str, int]) -> Table:
-    from kernelcast.report.text import plain_table
+    from kernelcast.app.report.text import plain_table
 
     table = plain_table(title, "rows", right=("rows",))
     for word, count in list(counts.items())[:_MOST_CAMPAIGNS]:
@@ -195,8 +195,8 @@ def _counts(title: str, counts: Mapping[str, int]) -> Table:
 
 def _print_tables(lines: Sequence[Mapping[str, Any]]) -> None:
     """A line a table, then what was left out by rule."""
-    from kernelcast.measured.measurements import total
-    from kernelcast.report.text import plain_table, show
+    from kernelcast.app.report.text import plain_table, show
+    from kernelcast.collect.measured.measurements import total
     from kernelcast_lab.data.rules import RULES
 
     table = plain_table("table", "rows", "left out", "ops", "GPUs", right=("rows", "left out"))

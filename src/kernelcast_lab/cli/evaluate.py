@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kernelcast.cli.commands import Command, CommandGroup, with_examples
-from kernelcast.cli.options import Json, PredictorName, WeightsFolder
+from kernelcast.app.cli.commands import Command, CommandGroup, with_examples
+from kernelcast.app.cli.options import Json, PredictorName, WeightsFolder
+from kernelcast.app.questions.shared import chosen_conditions
+from kernelcast.app.report import json as as_json
 from kernelcast.errors import KernelcastError, refuse_unknown
-from kernelcast.questions.shared import chosen_conditions
-from kernelcast.report import json as as_json
 from kernelcast_lab.cli.fit import MAKE, Families, Folders, Out, Seed, needs_torch, with_tables
 
 if TYPE_CHECKING:
@@ -433,7 +433,7 @@ def _tell(found: Figures, json: bool = False, shown: Mapping[str, Sequence[str]]
     if json:
         print(as_json.to_json(found))
         return
-    from kernelcast.report.text import plain_table, show
+    from kernelcast.app.report.text import plain_table, show
 
     for title, lines in found.items():
         told = dict.fromkeys(name for line in lines for name, value in line.items() if value is not None)
@@ -449,7 +449,7 @@ def _tell(found: Figures, json: bool = False, shown: Mapping[str, Sequence[str]]
 
 
 def _cell(value: Any) -> str:
-    from kernelcast.report.units import digits
+    from kernelcast.app.report.units import digits
 
     if isinstance(value, bool):
         return "yes" if value else ""

@@ -12,9 +12,9 @@ from typing import Annotated, Any
 
 import typer
 
-from kernelcast.cli.commands import Command, with_examples
-from kernelcast.cli.options import Json
-from kernelcast.cli.progress import progress_bar
+from kernelcast.app.cli.commands import Command, with_examples
+from kernelcast.app.cli.options import Json
+from kernelcast.app.cli.progress import progress_bar
 from kernelcast.errors import KernelcastError, refuse_unknown
 
 Folders = Annotated[

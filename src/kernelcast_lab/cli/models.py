@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from kernelcast.cli.collect import parse_time
-from kernelcast.cli.commands import Command, with_examples
-from kernelcast.cli.options import Json
+from kernelcast.app.cli.collect import parse_time
+from kernelcast.app.cli.commands import Command, with_examples
+from kernelcast.app.cli.options import Json
+from kernelcast.app.report.json import to_json
 from kernelcast.errors import KernelcastError
-from kernelcast.report.json import to_json
 
 
 def register(app: typer.Typer) -> None:

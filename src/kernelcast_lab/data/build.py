@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from kernelcast.collect.measured.measurements import Measurements, empty
+from kernelcast.collect.measured.query import EVERYTHING, Choice, Columns, fetch, sampled
+from kernelcast.collect.measured.schema import columns_of, is_word
 from kernelcast.errors import KernelcastError
 from kernelcast.files import quoted, text
 from kernelcast.hardware import gpu
-from kernelcast.kernels import REGISTRY
-from kernelcast.kernels.base import STACKS
-from kernelcast.measured.measurements import Measurements, empty
-from kernelcast.measured.query import EVERYTHING, Choice, Columns, fetch, sampled
-from kernelcast.measured.schema import columns_of, is_word
+from kernelcast.ops import REGISTRY
+from kernelcast.ops.base import STACKS
 from kernelcast_lab.data.checks import checked
 from kernelcast_lab.data.mapping import OpMap, TableMap
 from kernelcast_lab.data.rules import ordered

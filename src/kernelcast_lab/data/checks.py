@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelcast.measured.physics import FACTOR
-from kernelcast.measured.query import Columns
-from kernelcast.predict import Conditions
-from kernelcast.tables import predict_columns
+from kernelcast.collect.measured.query import Columns
+from kernelcast.forecast.impossible import FACTOR
+from kernelcast.forecast.predict import Conditions
+from kernelcast.forecast.predict_table import predict_columns
 from kernelcast_lab.data.rules import ordered, rule_of
 
 _WARM = Conditions(rotation=1)  # the most that L2 can do: no L2 effect counts as impossible

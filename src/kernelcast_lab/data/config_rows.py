@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelcast.measured.config_sweeps import CONFIG_FIELDS, Sweep, read_sweeps
-from kernelcast.measured.folds import AT_LEAST
+from kernelcast.collect.measured.folds import AT_LEAST
+from kernelcast_lab.tuning.config_sweeps import CONFIG_FIELDS, Sweep, read_sweeps
 
 Columns = dict[str, NDArray[Any]]
 SWEEPS = "moe_configs_*.npz"  # files of sweeps in a folder

@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from kernelcast.collect.measured.measurements import Measurements, empty
+from kernelcast.collect.measured.query import connect
+from kernelcast.collect.measured.store import write_canonical
 from kernelcast.errors import KernelcastError, unknown
-from kernelcast.measured.measurements import Measurements, empty
-from kernelcast.measured.query import connect
-from kernelcast.measured.store import write_canonical
 from kernelcast_lab.data import shared
 from kernelcast_lab.data.build import build
 from kernelcast_lab.data.checkout import Part, counts, load

@@ -14,11 +14,11 @@ from typing import Any, TypedDict, Unpack
 
 from numpy.typing import NDArray
 
+from kernelcast.collect.measured.measurements import Measurements, merged
+from kernelcast.collect.measured.query import Choice, connect, fetch
+from kernelcast.collect.measured.store import AGAIN, is_canonical, read_canonical
 from kernelcast.errors import KernelcastError, unknown
 from kernelcast.files import text
-from kernelcast.measured.measurements import Measurements, merged
-from kernelcast.measured.query import Choice, connect, fetch
-from kernelcast.measured.store import AGAIN, is_canonical, read_canonical
 from kernelcast_lab.data import aiconfigurator, neusight, pipeweave, vidur
 from kernelcast_lab.data.build import build
 from kernelcast_lab.data.mapping import TableMap

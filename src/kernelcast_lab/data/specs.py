@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kernelcast.collect.measured.measurements import Measurements, merged
+from kernelcast.collect.measured.query import Columns
+from kernelcast.forecast.predict import Conditions
+from kernelcast.forecast.predict_table import predict_columns
 from kernelcast.hardware import Gpu, gpu
-from kernelcast.kernels.dtypes import dtype as format_of
-from kernelcast.measured.measurements import Measurements, merged
-from kernelcast.measured.query import Columns
-from kernelcast.predict import Conditions
-from kernelcast.tables import predict_columns
+from kernelcast.ops.dtypes import dtype as format_of
 from kernelcast_lab.data.shared import read, tables, with_op
 
 LEAST_SIDE, LEAST_S = 1024, 100e-6  # of a large product, the latter at the peak
@@ -101,7 +101,7 @@ def _quantising_s(rows: Columns, chip: Gpu) -> NDArray[np.float64]:
 
 
 def _quantises(rows: Columns) -> NDArray[np.bool_]:
-    from kernelcast.kernels.gemm import QUANTISING_KERNELS
+    from kernelcast.ops.gemm import QUANTISING_KERNELS
 
     narrow = np.array([format_of(word).act_bytes < 2 and word != "int8" for word in rows["dtype"]])
     return narrow & np.isin(rows["stack"].astype(str), list(QUANTISING_KERNELS))

@@ -14,8 +14,8 @@ from statistics import fmean
 from typing import Any
 
 from kernelcast.errors import KernelcastError
+from kernelcast.forecast.times import Times
 from kernelcast.hardware import gpu
-from kernelcast.times import Times
 from kernelcast.training.step import STEP, Step, run_step
 from kernelcast_lab.evaluate.traced import traced_case
 from kernelcast_lab.models.cases import MODELS, Case, cut
@@ -37,13 +37,13 @@ class Drawn:
     def line(self) -> dict[str, Any]:
         energy, joules = self.step.energy, self.seconds * self.power_w
         assert energy is not None
-        watts = energy.time_s / self.step.time_s
+        watts = energy.value / self.step.time_s
         return {
             "case": self.case.id, "model": self.case.model, "mode": self.case.mode, "joules": joules,
-            "predicted_joules": energy.time_s, "joules_error": 100 * (energy.time_s / joules - 1),
+            "predicted_joules": energy.value, "joules_error": 100 * (energy.value / joules - 1),
             "watts": self.power_w, "predicted_watts": watts, "watts_error": 100 * (watts / self.power_w - 1),
             "time_error": 100 * (self.step.time_s / self.seconds - 1),
-            "inside": energy.low_s <= joules <= energy.high_s,
+            "inside": energy.low <= joules <= energy.high,
         }  # fmt: skip
 
 

@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelcast.calibrate import calibrate
+from kernelcast.collect.calibrate import calibrate
+from kernelcast.collect.measured.errors import Errors
+from kernelcast.collect.measured.folds import TEST_FOLD, shape_fold
+from kernelcast.collect.measured.schema import columns_of
 from kernelcast.errors import KernelcastError, refuse_unknown
+from kernelcast.forecast.predict import Conditions
+from kernelcast.forecast.predict_table import predict_columns
 from kernelcast.hardware import gpu as find_gpu
-from kernelcast.measured.errors import Errors
-from kernelcast.measured.folds import TEST_FOLD, shape_fold
-from kernelcast.measured.schema import columns_of
-from kernelcast.predict import Conditions
-from kernelcast.tables import predict_columns
 from kernelcast_lab.evaluate.report import markdown, saved_plot
 from kernelcast_lab.evaluate.run import Fitted
 from kernelcast_lab.evaluate.scores import Columns

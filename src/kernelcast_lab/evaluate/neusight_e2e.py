@@ -14,15 +14,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from kernelcast.efficiency import Predictor
-from kernelcast.efficiency.learned import WEIGHTS, Learned, load
+from kernelcast.collect.measured.errors import Errors
 from kernelcast.errors import KernelcastError
+from kernelcast.forecast import Predictor
+from kernelcast.forecast.learned import WEIGHTS, Learned, load
+from kernelcast.forecast.predict import DEFAULT
+from kernelcast.forecast.times import Times
 from kernelcast.hardware import gpu
-from kernelcast.measured.errors import Errors
-from kernelcast.networks.fusion import fuse
-from kernelcast.parallel.training import TrainingLayout
-from kernelcast.predict import DEFAULT
-from kernelcast.times import Times
+from kernelcast.tracing.fusion import fuse
+from kernelcast.training.layout import TrainingLayout
 from kernelcast.training.scale import scale
 from kernelcast.training.step import STEP, run_step
 from kernelcast_lab.data.neusight_e2e import ModelCase

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from kernelcast.errors import unknown
-from kernelcast.networks.traced import Trace
 from kernelcast.tracing import trace
+from kernelcast.tracing.traced import Trace
 from kernelcast_lab.data.neusight_e2e import Mode
 
 # Shapes of NeuSight's own op tables and labels; the rest as the Hugging Face configurations of these names have it.

@@ -16,18 +16,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kernelcast.efficiency.baselines import Neusight, Pipeweave, Roofline
-from kernelcast.efficiency.evidence import Standing
-from kernelcast.efficiency.features import KEEP
-from kernelcast.efficiency.generic import Generic, by_time
-from kernelcast.efficiency.learned import FamilyWeights, Learned
-from kernelcast.efficiency.predictor import Estimate, Predictor, Question
 from kernelcast.errors import KernelcastError, refuse_unknown
+from kernelcast.forecast.evidence import EvidenceMatch
+from kernelcast.forecast.features import KEEP
+from kernelcast.forecast.generic import Generic, by_time
+from kernelcast.forecast.learned import FamilyWeights, Learned
+from kernelcast.forecast.predict import Conditions
+from kernelcast.forecast.predict_table import predict_columns
+from kernelcast.forecast.predictor import Estimate, Predictor, Question
 from kernelcast.hardware import Gpu
-from kernelcast.kernels.base import Kernel, Words
 from kernelcast.machine.analyse import Score as Ranking
-from kernelcast.predict import Conditions
-from kernelcast.tables import predict_columns
+from kernelcast.ops.base import Kernel, Words
+from kernelcast_lab.baselines import Neusight, Pipeweave, Roofline
 from kernelcast_lab.evaluate.scores import Columns, Score, read_kept, scores, write_kept
 from kernelcast_lab.evaluate.splits import KNOWN_TASKS, MAIN, SOURCES, SPLITS, TASK_NAMES, Protocol, Split, main_tables
 from kernelcast_lab.fit.baselines import fit_neusight, fit_pipeweave
@@ -94,8 +94,8 @@ class Fitted:
     def estimate(self, question: Question) -> Estimate:
         return self.weights.estimate(question)
 
-    def standings(self, kernel: type[Kernel], words: Words, target: Gpu) -> tuple[Standing, ...]:
-        return self.weights.standings(kernel, words, target)
+    def matches(self, kernel: type[Kernel], words: Words, target: Gpu) -> tuple[EvidenceMatch, ...]:
+        return self.weights.matches(kernel, words, target)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelcast.measured.errors import Errors
+from kernelcast.collect.measured.errors import Errors
 
 Columns = Mapping[str, NDArray[Any]]
 REGIMES = {"under 10 µs": (0.0, 10.0), "10-100 µs": (10.0, 100.0), "over 100 µs": (100.0, np.inf)}

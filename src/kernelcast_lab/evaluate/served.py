@@ -7,14 +7,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from kernelcast.collect.measured.errors import Errors
 from kernelcast.hardware import gpu
-from kernelcast.measured.errors import Errors
-from kernelcast.networks import model
-from kernelcast.networks.forward import Deployment
-from kernelcast.networks.precision import Precision
-from kernelcast.parallel import Layout
-from kernelcast.serving.infer import infer_many
-from kernelcast.serving.workload import Workload
+from kernelcast.inference.deployment import Layout
+from kernelcast.inference.forward import Deployment
+from kernelcast.inference.infer import infer_many
+from kernelcast.inference.workload import Workload
+from kernelcast.models import model
+from kernelcast.models.precision import Precision
 from kernelcast.stacks import stack
 from kernelcast_lab.data.serving import ServedCase, served_cases
 
@@ -58,7 +58,7 @@ def static_batches(cases: Sequence[ServedCase]) -> list[Compared]:
         if case.prefill_s is not None and case.decode_step_mean_s is not None:
             told += [("prefill", case.prefill_s, result.prefill), ("decode step", case.decode_step_mean_s, result.step)]
         for what, measured_s, span in told:
-            found.append(Compared(what, measured_s, span.time_s, groups, span.low_s, span.high_s))
+            found.append(Compared(what, measured_s, span.value, groups, span.low, span.high))
     return found
 
 

@@ -6,12 +6,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kernelcast.hardware import gpu
-from kernelcast.networks import model
-from kernelcast.networks.architecture import draft_of
-from kernelcast.networks.deployment import Deployment
-from kernelcast.networks.precision import Precision
-from kernelcast.parallel import Layout
-from kernelcast.serving.workload import Speculation
+from kernelcast.inference.deployment import Deployment, Layout
+from kernelcast.inference.workload import Speculation
+from kernelcast.models import model
+from kernelcast.models.architecture import draft_of
+from kernelcast.models.precision import Precision
 from kernelcast.stacks import stack
 from kernelcast_lab.data.serving import ServingPoint
 

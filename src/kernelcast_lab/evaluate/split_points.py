@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from kernelcast.errors import KernelcastError
-from kernelcast.serving.pools import Disaggregated, Workers, infer_pools, settled
+from kernelcast.inference.disaggregated import Disaggregated, Workers, infer_pools, settled
 from kernelcast_lab.data.serving import SplitPoint
 from kernelcast_lab.evaluate.served import Compared
 from kernelcast_lab.evaluate.serving_places import deployment_of, guesses_of
@@ -32,7 +32,7 @@ def static_points(points: Iterable[SplitPoint]) -> tuple[list[Compared], Counter
             left[str(error).split(";")[0].split(" needs ")[0]] += 1
             continue
         groups = {"gpu": decode.gpu, "stack": decode.stack, "model": decode.model, "id": decode.id}
-        found.append(Compared("TPOT", decode.tpot_s, told.tpot.time_s, groups, told.tpot.low_s, told.tpot.high_s))
+        found.append(Compared("TPOT", decode.tpot_s, told.tpot.value, groups, told.tpot.low, told.tpot.high))
     return found, left
 
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
-from kernelcast.efficiency import Predictor
 from kernelcast.errors import KernelcastError
+from kernelcast.forecast import Predictor
+from kernelcast.forecast.predict import Conditions
+from kernelcast.forecast.times import Times
 from kernelcast.hardware import gpu
-from kernelcast.networks.traced import Trace
-from kernelcast.predict import Conditions
-from kernelcast.times import Times
 from kernelcast.tracing import trace
+from kernelcast.tracing.traced import Trace
 from kernelcast.training.step import LAUNCH_BOUND, STEP, Step, run_step
 from kernelcast_lab.models.cases import Case, Config
 from kernelcast_lab.models.steps import build, make_step

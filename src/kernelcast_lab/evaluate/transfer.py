@@ -23,16 +23,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelcast.calibrate import calibrate, next_calls
-from kernelcast.efficiency import Predictor
-from kernelcast.efficiency.learned import FamilyWeights, Learned, load
+from kernelcast.collect.calibrate import calibrate, next_calls
+from kernelcast.collect.measured.errors import Errors
+from kernelcast.collect.measured.folds import TEST_FOLD, shape_fold
 from kernelcast.errors import KernelcastError
+from kernelcast.forecast import Predictor
+from kernelcast.forecast.learned import FamilyWeights, Learned, load
+from kernelcast.forecast.predict import Conditions
+from kernelcast.forecast.predict_table import predict_columns
 from kernelcast.hardware import Gpu, gpu_ids
 from kernelcast.hardware import gpu as find_gpu
-from kernelcast.measured.errors import Errors
-from kernelcast.measured.folds import TEST_FOLD, shape_fold
-from kernelcast.predict import Conditions
-from kernelcast.tables import predict_columns
 from kernelcast_lab.evaluate.run import Fitted
 from kernelcast_lab.evaluate.scores import Columns, read_kept, write_kept
 from kernelcast_lab.evaluate.splits import GENERATIONS, Mask, among, generation_out, gpu_out, of_generation

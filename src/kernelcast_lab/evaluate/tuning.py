@@ -15,12 +15,12 @@ from zipfile import BadZipFile
 import numpy as np
 from scipy.stats import spearmanr
 
-from kernelcast.advise.configs import Config, GemmProblem, MoeProblem, Problem, swift_default, vllm_default
-from kernelcast.advise.tune import TOP, predicted, tune
 from kernelcast.errors import KernelcastError
+from kernelcast.forecast.predict import DEFAULT, Conditions
 from kernelcast.hardware import gpu
-from kernelcast.measured.config_sweeps import Sweep, Timed, about_sweeps, read_sweeps
-from kernelcast.predict import DEFAULT, Conditions
+from kernelcast.tune.configs import Config, GemmProblem, MoeProblem, Problem, swift_default, vllm_default
+from kernelcast.tune.tune import TOP, predicted, tune
+from kernelcast_lab.tuning.config_sweeps import Sweep, Timed, about_sweeps, read_sweeps
 
 SWEEPS = Path(__file__).parents[3] / "validation" / "moe_configs_h200_sxm.npz"
 _BEST = 20  # of a kernel's configs that the finals time again

@@ -1,7 +1,7 @@
 """Servers under load, as they were measured, against simulations of the same load.
 
 - ``vllm_h100``: vLLM on H100 under inference-perf's shared-prefix generator. It sends as many different prompts as
-  there are users, in turn: from the second round on a prompt is cached whole. Turns are single, as its authors'
+  there are users, in turn: from the second round on a prompt is cached whole. Rotation are single, as its authors'
   simulator takes them (docs/simulate.md says what speaks for that).
 - ``llmservingsim``: 300 requests through vLLM on an RTX PRO 6000, one by one.
 """
@@ -17,18 +17,17 @@ from typing import Any
 import numpy as np
 
 from kernelcast.hardware import gpu
-from kernelcast.networks import model
-from kernelcast.networks.forward import Deployment
-from kernelcast.networks.precision import Precision
-from kernelcast.parallel import Layout
-from kernelcast.serving.engine.fleet import Pool, Service
-from kernelcast.serving.engine.result import Simulation
-from kernelcast.serving.engine.settings import settings_of
-from kernelcast.serving.engine.simulate import simulate, tables_for
+from kernelcast.inference.deployment import Layout
+from kernelcast.inference.forward import Deployment
+from kernelcast.models import model
+from kernelcast.models.precision import Precision
+from kernelcast.serving.calibrate import calibrate, part_of
+from kernelcast.serving.fleet import Pool, Service
 from kernelcast.serving.load import Bench, Load
-from kernelcast.serving.load.arrivals import staged, vllm_draws
-from kernelcast.serving.replay.compare import Runs
-from kernelcast.serving.replay.fit import calibrate, part_of
+from kernelcast.serving.load.generate import staged, vllm_draws
+from kernelcast.serving.replay import Runs
+from kernelcast.serving.settings import settings_of
+from kernelcast.serving.simulate import Simulation, simulate, tables_for
 from kernelcast.stacks import Stack, stack
 from kernelcast_lab.data.serving import Row
 from kernelcast_lab.data.shared import read_rows, root_path

@@ -14,13 +14,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kernelcast.efficiency.baselines import Roofline, neusight, pipeweave
-from kernelcast.efficiency.baselines.family_net import FamilyNet, words_of
-from kernelcast.efficiency.baselines.roofline import bytes_s
-from kernelcast.efficiency.network import Encoder, Floats
-from kernelcast.efficiency.predictor import Question
 from kernelcast.errors import KernelcastError
-from kernelcast.kernels import REGISTRY
+from kernelcast.forecast.network import Encoder, Floats
+from kernelcast.forecast.predictor import Question
+from kernelcast.ops import REGISTRY
+from kernelcast_lab.baselines import Roofline, neusight, pipeweave
+from kernelcast_lab.baselines.family_net import FamilyNet, words_of
+from kernelcast_lab.baselines.roofline import bytes_s
 from kernelcast_lab.fit import dataset
 from kernelcast_lab.fit.dataset import Columns
 from kernelcast_lab.fit.train import Net, codes_of, device, encoder, on_device, one_pass

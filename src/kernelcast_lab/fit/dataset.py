@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelcast.calls.table import BadRows, grouped
-from kernelcast.efficiency.evidence import kinds_of
-from kernelcast.efficiency.features import aligned
-from kernelcast.efficiency.learned import Learned
-from kernelcast.efficiency.predictor import Predictor, Question
-from kernelcast.efficiency.prior import sharers
+from kernelcast.collect.measured.folds import AT_LEAST
 from kernelcast.errors import KernelcastError
-from kernelcast.measured.folds import AT_LEAST
-from kernelcast.predict import ask
-from kernelcast.tables import turns_of
+from kernelcast.forecast.call_table import BadRows, grouped
+from kernelcast.forecast.evidence import configurations_of
+from kernelcast.forecast.features import aligned
+from kernelcast.forecast.learned import Learned
+from kernelcast.forecast.predict import ask
+from kernelcast.forecast.predict_table import rotations_of
+from kernelcast.forecast.predictor import Predictor, Question
+from kernelcast.forecast.prior import sharers
 
 Columns = Mapping[str, NDArray[Any]]
 _CHUNK_CALLS = 8192
@@ -77,13 +77,13 @@ def build(columns: Columns, family: str, workers: int = 1) -> Dataset:
 def questions(columns: Columns, family: str, answering: Predictor) -> Iterator[tuple[Question, NDArray[np.intp]]]:
     """What a predictor is asked of the calls of a family, in groups that agree in all words; and their rows."""
     bad = BadRows()
-    turns = turns_of(columns)  # what L2 kept may change which tile is best
+    rotations = rotations_of(columns)  # what L2 kept may change which tile is best
     for kernel, place, rows, calls in grouped(columns, None, bad):
         if kernel.family != family:
             continue
         for start in range(0, len(rows), _CHUNK_CALLS):
             at = rows[start : start + _CHUNK_CALLS]
-            yield ask(kernel, calls.part(start, start + _CHUNK_CALLS), place, turns.part(at), answering), at
+            yield ask(kernel, calls.part(start, start + _CHUNK_CALLS), place, rotations.part(at), answering), at
     if bad.found:
         raise KernelcastError(bad.text())
 
@@ -114,7 +114,7 @@ def _build(columns: Columns, family: str, numbered: NDArray[np.intp]) -> Dataset
 def _shared(question: Question) -> NDArray[Any]:
     """Who shares the errors of each call."""
     found = np.empty(question.calls.count, dtype=object)
-    for rows, words in kinds_of(question.kernel, question.calls):
+    for rows, words in configurations_of(question.kernel, question.calls):
         full = {**question.kernel.usual(words, question.gpu), "op": question.kernel.op}
         found[slice(None) if rows is None else rows] = "\t".join(sharers(full))
     return found

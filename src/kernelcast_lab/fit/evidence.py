@@ -16,20 +16,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelcast.calls.table import BadRows, grouped
-from kernelcast.efficiency.evidence import FIXED, Entry, Evidence, Standing, Step, kinds_of
-from kernelcast.efficiency.learned import FamilyWeights, Learned
-from kernelcast.efficiency.network import Layers
+from kernelcast.collect.measured.folds import AT_LEAST, TEST_FOLD, shape_fold
+from kernelcast.collect.measured.measurements import merged
+from kernelcast.collect.measured.store import AGAIN
 from kernelcast.errors import KernelcastError
+from kernelcast.forecast.call_table import BadRows, grouped
+from kernelcast.forecast.evidence import FIXED, Entry, Evidence, EvidenceMatch, Step, configurations_of
+from kernelcast.forecast.learned import FamilyWeights, Learned
+from kernelcast.forecast.network import Layers
+from kernelcast.forecast.predict import ask
+from kernelcast.forecast.predict_table import rotations_of
 from kernelcast.hardware import Gpu
-from kernelcast.kernels import REGISTRY
-from kernelcast.kernels.base import Calls, Kernel, Ragged, Words
-from kernelcast.machine.limits import Turns
-from kernelcast.measured.folds import AT_LEAST, TEST_FOLD, shape_fold
-from kernelcast.measured.measurements import merged
-from kernelcast.measured.store import AGAIN
-from kernelcast.predict import ask
-from kernelcast.tables import turns_of
+from kernelcast.machine.limits import Rotation
+from kernelcast.ops import REGISTRY
+from kernelcast.ops.base import Calls, Kernel, Ragged, Words
 from kernelcast_lab.data.shared import read, root_path, tables
 from kernelcast_lab.fit.event_timed import EAGER
 
@@ -110,7 +110,7 @@ def _kinds(columns: Columns, family: str) -> list[_Kind]:
     for kernel, place, rows, calls in grouped(columns, None, bad):
         if kernel.family != family:
             continue
-        for own, words in kinds_of(kernel, calls):
+        for own, words in configurations_of(kernel, calls):
             usual = kernel.usual(words, place)
             at = rows if own is None else rows[own]
             key = (kernel.op, place.id, *sorted((n, str(w)) for n, w in usual.items()))
@@ -196,15 +196,15 @@ class _Asking:
     weights: FamilyWeights
 
     @functools.cached_property
-    def turns(self) -> Turns:
-        return turns_of(self.columns)
+    def rotations(self) -> Rotation:
+        return rotations_of(self.columns)
 
-    def told(self, kind: _Kind, rows: Rows, standing: Standing, nets: tuple[Layers, ...] | None = None) -> Any:
+    def told(self, kind: _Kind, rows: Rows, match: EvidenceMatch, nets: tuple[Layers, ...] | None = None) -> Any:
         """(estimate, measured seconds) of these rows."""
         weights = replace(self.weights, main=nets) if nets else self.weights
-        turns = self.turns.part(rows)
+        rotations = self.rotations.part(rows)
         calls = _calls(self.columns, kind, rows)
-        question = ask(kind.kernel, calls, kind.place, turns, Learned(), standing=standing)
+        question = ask(kind.kernel, calls, kind.place, rotations, Learned(), match=match)
         truth = np.maximum(np.asarray(self.columns["latency_us"][rows], dtype=np.float64) * 1e-6, question.bound_s)
         return weights.estimate(question), truth
 
@@ -217,7 +217,7 @@ def _left_out(
     for number, own in enumerate(folds):
         at = _some(rows[(fold[rows] == own) & measured[rows]], _MOST_ROWS)
         if len(at):
-            said, truth = asking.told(kind, at, Standing(kind.words, entry=entry), (asking.weights.main[number],))
+            said, truth = asking.told(kind, at, EvidenceMatch(kind.words, entry=entry), (asking.weights.main[number],))
             over, under = np.log(truth / said.time_s), np.log(said.time_s / truth)
             tight = np.log(said.high_s / said.time_s), np.log(said.time_s / said.low_s)
             ratios.append(np.maximum(over / np.maximum(tight[0], 1e-4), under / np.maximum(tight[1], 1e-4)))
@@ -268,7 +268,7 @@ def _scored(asking: _Asking, kind: _Kind, entry: Entry, fold: NDArray[Any], meas
     rows = _some(rows[(fold[rows] == TEST_FOLD) & measured[rows]], _MOST_ROWS)
     if not len(rows):
         return entry
-    said, truth = asking.told(kind, rows, Standing(kind.words, entry=entry))
+    said, truth = asking.told(kind, rows, EvidenceMatch(kind.words, entry=entry))
     off = said.time_s / truth - 1
     inside = (said.low_s <= truth) & (truth <= said.high_s)
     error, bias, inside = (round(float(np.mean(x)), 4) for x in (np.abs(off), off, inside))
@@ -289,7 +289,7 @@ def _steps(
             change = _one_word(kind, entry)
             if change is None:
                 continue
-            said, truth = asking.told(kind, own, Standing(kind.words, entry=entry, changed=(change,)))
+            said, truth = asking.told(kind, own, EvidenceMatch(kind.words, entry=entry, changed=(change,)))
             word, asked, answered = change
             left = np.log(truth / said.time_s)
             pooled = [word, f"{word}, {kind.words['dtype']}"] if EAGER not in (asked, answered) else []

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kernelcast.collect.measured.folds import AT_LEAST
+from kernelcast.collect.measured.query import Columns
 from kernelcast.files import text
-from kernelcast.kernels import REGISTRY
-from kernelcast.measured.folds import AT_LEAST
-from kernelcast.measured.query import Columns
+from kernelcast.ops import REGISTRY
 from kernelcast_lab.data import Measurements, merged, read_all
 from kernelcast_lab.data.config_rows import models_tested, slower_rows, training_rows
 from kernelcast_lab.data.shared import root_path

@@ -16,18 +16,18 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
+from kernelcast.collect.measured.query import connect, fetch
+from kernelcast.collect.measured.schema import columns_of
+from kernelcast.collect.power_table import POWER
 from kernelcast.energy import Activity, activity, settled
 from kernelcast.energy.model import Coefficients, made, rates
 from kernelcast.errors import KernelcastError
 from kernelcast.files import text
+from kernelcast.forecast.predict import DEFAULT
+from kernelcast.forecast.predict_table import predict_columns
 from kernelcast.hardware import Gpu, gpu
-from kernelcast.kernels.work import Array
 from kernelcast.machine.analyse import PIPELINES
-from kernelcast.measure.power_table import POWER
-from kernelcast.measured.query import connect, fetch
-from kernelcast.measured.schema import columns_of
-from kernelcast.predict import DEFAULT
-from kernelcast.tables import predict_columns
+from kernelcast.ops.work import Array
 
 FORMATS = ("bf16", "fp8", "tf32")
 _OTHER = ("fma", "xu", "smem", "l2", "issue", "dram")

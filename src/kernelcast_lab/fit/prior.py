@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from kernelcast.efficiency.prior import SHARERS, SMOOTH, Prior, plain_prior
+from kernelcast.forecast.prior import SHARERS, SMOOTH, Prior, plain_prior
 from kernelcast_lab.fit.dataset import Dataset
 from kernelcast_lab.fit.train import Progress, device, on_device
 

@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from kernelcast.efficiency.learned import without_gpu
-from kernelcast.efficiency.network import Encoder, Floats, Layers
+from kernelcast.forecast.learned import without_gpu
+from kernelcast.forecast.network import Encoder, Floats, Layers
 from kernelcast_lab.fit.dataset import Columns, Dataset
 from kernelcast_lab.fit.event_timed import EAGER
 from kernelcast_lab.fit.recipes import Training

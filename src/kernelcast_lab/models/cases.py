@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from kernelcast.errors import KernelcastError
-from kernelcast.networks import catalogue
-from kernelcast.networks.config import parse
+from kernelcast.models import catalogue
+from kernelcast.models.config import parse
 
 Mode = Literal["prefill", "decode", "training"]
 Launch = Literal["eager", "graph"]

@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from kernelcast.collect.session import DeviceLostError
 from kernelcast.errors import KernelcastError
-from kernelcast.measure.session import DeviceLostError
 from kernelcast_lab.models.cases import Case
 from kernelcast_lab.models.store import Journal, Measured, Timing, case_record, one_line
 

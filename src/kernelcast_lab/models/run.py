@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 import torch
 
 from kernelcast._version import __version__
-from kernelcast.advise.chrome_events import Event, load_trace
-from kernelcast.measure.session import DeviceLostError
+from kernelcast.collect.session import DeviceLostError
+from kernelcast.diagnose.chrome_events import Event, load_trace
 from kernelcast_lab.models.cases import MODELS, Case, cut
 from kernelcast_lab.models.steps import Step, build, make_step, set_precision
 from kernelcast_lab.models.store import Measured, Record, StepTiming, Timing, one_line

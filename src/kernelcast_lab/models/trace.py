@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from kernelcast.advise.chrome_events import DEVICE, HOST, Event, arg, launch_facts, shape_text, short_name
+from kernelcast.diagnose.chrome_events import DEVICE, HOST, Event, arg, launch_facts, shape_text, short_name
 from kernelcast.errors import KernelcastError
 
 Calls = dict[tuple[Any, ...], list[float]]  # what makes a row -> microseconds of each of its calls

@@ -1,21 +1,36 @@
-"""Results of benchmarks of real servers: the load that was sent, and what was measured under it."""
+"""Results of benchmarks of real servers: the load that was sent, and what was measured under it.
+
+`vllm bench serve --save-result [--save-detailed]`, SGLang's `bench_serving --output-file`, inference-perf's reports, or
+a table of served requests.
+"""
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kernelcast.errors import KernelcastError
 from kernelcast.files import ENDINGS, open_table
-from kernelcast.serving.load.bench_json import read_result, result_kind
-from kernelcast.serving.load.cells import numbers, place, shown
+from kernelcast.inference.request_files import numbers, place, shown
+from kernelcast.serving.load.bench_results import (
+    Bench,
+    Seconds,
+    by_arrival,
+    latencies_ms,
+    server_words,
+    summary_ms,
+    throughput,
+)
 from kernelcast.serving.load.files import read_trace
+from kernelcast.serving.load.generate import arrivals, ramp, scaled_to, spread_total, vllm_draws
 from kernelcast.serving.load.inference_perf import is_report, read_report
-from kernelcast.serving.load.metrics import latencies_ms, throughput
-from kernelcast.serving.load.results import Bench, server_words
+from kernelcast.serving.load.load import Load
 
 
 def read_bench(path: Path, *, seed: int = 0) -> Bench:
@@ -111,3 +126,199 @@ def _meta_beside(path: Path) -> dict[str, Any]:
                 engine = found.get("engine_kwargs")
                 return server_words({**found, **(engine if isinstance(engine, dict) else {})})
     return {}
+
+
+_LATENCY = re.compile(r"(mean|median|std|p\d+(?:\.\d+)?)_(ttft|tpot|itl|e2el|e2e_latency)_ms")
+_TOTALS = (
+    "duration", "completed", "failed", "total_input_tokens", "total_output_tokens", "request_throughput",
+    "request_goodput", "output_throughput", "total_token_throughput", "total_throughput", "max_concurrent_requests",
+    "concurrency",
+)  # fmt: skip
+_LONG_RUN = "the file has no requests one by one (vLLM: --save-detailed; SGLang: --output-details): made again"
+
+
+def result_kind(found: Mapping[str, Any]) -> str:
+    """vllm, sglang, or '' for something else."""
+    if "mean_e2e_latency_ms" in found or "sharegpt_output_len" in found:
+        return "sglang"
+    return "vllm" if "request_throughput" in found and "completed" in found else ""
+
+
+def read_result(path: Path, found: Mapping[str, Any], *, seed: int = 0, notes: tuple[str, ...] = ()) -> Bench:
+    """One run."""
+    kind = result_kind(found)
+    server = server_words({**found, **_server_info(found)})
+    measured = {_name(key): value for key in found if _is_metric(key) and (value := _number(found[key])) is not None}
+    if "total_throughput" in measured:
+        measured["total_token_throughput"] = measured.pop("total_throughput")
+    if not _is_list(found, "input_lens") or not _is_list(found, "output_lens"):
+        load, more = _made_again(path, found, seed)
+        if _is_list(found, "latencies"):  # newer vLLM keeps them without --save-detailed
+            ended = np.array(found["latencies"], dtype=np.float64)
+            measured = summary_ms("e2el", ended[ended > 0]) | measured
+        return Bench(path, kind, load, False, measured, server, notes=(*notes, *more))
+    sent = _Sent(path, found, seed)
+    good = sent.good()
+    columns = {"inputs": sent.inputs, "outputs": sent.outputs, "ttft": sent.times("ttfts"), "e2el": sent.e2el()}
+    kept = {name: None if column is None else column[good] for name, column in columns.items()}
+    gaps = [row for row, fine in zip(sent.itls, good, strict=True) if fine] if sent.itls else []
+    order, ordered, itls = by_arrival(sent.arrivals_s[good], kept, gaps)
+    load = Load(sent.arrivals_s[good][order], ordered["inputs"], ordered["outputs"], max_concurrency=sent.concurrency)
+    failed = int(np.count_nonzero(~good))
+    left_out = (f"{failed} of {len(good)} requests failed and are left out",) if failed else ()
+    computed = latencies_ms(load.outputs, ordered["ttft"], ordered["e2el"], itls)
+    return Bench(
+        path, kind, load, sent.exact, {**computed, **measured}, server, ordered["ttft"], ordered["e2el"], itls,
+        notes=(*notes, *sent.notes, *left_out),
+    )  # fmt: skip
+
+
+class _Sent:
+    """Requests one by one, as the file has them."""
+
+    def __init__(self, path: Path, found: Mapping[str, Any], seed: int) -> None:
+        self.path, self.found = path, found
+        self.inputs = self._tokens("input_lens")
+        self.outputs = self._tokens("output_lens")
+        self.itls: list[Any] = found["itls"] if _is_list(found, "itls") else []
+        if self.itls and len(self.itls) != len(self.inputs):
+            raise KernelcastError(f"{path}: itls has {len(self.itls)} entries for {len(self.inputs)} requests")
+        self.concurrency = _concurrency(found)
+        self.exact = True
+        self.notes: tuple[str, ...] = ()
+        self.arrivals_s = self._arrivals(seed)
+
+    def times(self, name: str) -> Seconds | None:
+        """Seconds by request, where the file has them."""
+        if not _is_list(self.found, name):
+            return None
+        try:
+            times = np.array(self.found[name], dtype=np.float64)
+        except (TypeError, ValueError):
+            times = np.zeros(0)
+        if times.shape != self.inputs.shape:
+            raise KernelcastError(f"{self.path}: {name} must have a number for each of {len(self.inputs)} requests")
+        return times
+
+    def good(self) -> NDArray[np.bool_]:
+        """Which were answered."""
+        good = (self.inputs > 0) & (self.outputs > 0)
+        errors = self.found.get("errors")
+        if isinstance(errors, list) and len(errors) == len(good):
+            good &= np.array([not error for error in errors])
+        if not good.any():
+            raise KernelcastError(f"{self.path}: none of its {len(good)} requests was answered")
+        return good
+
+    def e2el(self) -> Seconds | None:
+        """Until the last token: as it was measured, or first token and gaps."""
+        ttft = self.times("ttfts")
+        measured = self.times("latencies")
+        if measured is not None or ttft is None or not self.itls:
+            return measured
+        return ttft + np.array([float(np.sum(gaps)) if gaps else 0.0 for gaps in self.itls])
+
+    def _tokens(self, name: str) -> NDArray[np.int64]:
+        try:
+            tokens = np.array(self.found[name], dtype=np.float64)
+        except (TypeError, ValueError):
+            tokens = np.array([np.nan])
+        if not len(tokens) or tokens.ndim != 1 or not np.all(tokens >= 0):
+            raise KernelcastError(f"{self.path}: {name} must be a list of token counts")
+        if len(tokens) != len(self.found["input_lens"]):
+            raise KernelcastError(f"{self.path}: {name} has {len(tokens)} entries, input_lens has others")
+        return tokens.astype(np.int64)
+
+    def _arrivals(self, seed: int) -> Seconds:
+        """When each was due: a client with --max-concurrency held some back, which newer vLLM says."""
+        rate, started, held = _rate(self.path, self.found), self.times("start_times"), self.times("queue_times")
+        if started is None and np.isinf(rate):
+            return np.zeros(len(self.inputs))
+        if started is None:
+            self.exact = False
+            self.notes = ("the file has no start_times: arrivals are made again from the rate",)
+            return _rated(self.path, self.found, len(self.inputs), seed)
+        if held is not None:
+            started = started - np.maximum(held, 0)
+        elif self.concurrency and np.isinf(rate):
+            return np.zeros(len(self.inputs))  # all were due at once
+        elif self.concurrency:
+            self.exact = False
+            self.notes = ("start_times have in them what --max-concurrency held requests back",)
+        return started - started.min()
+
+
+def _made_again(path: Path, found: Mapping[str, Any], seed: int) -> tuple[Load, tuple[str, ...]]:
+    """A load with the rate, the number and the mean lengths that the file tells of."""
+    done = _count(found, "completed") or _count(found, "num_prompts")
+    totals = [_count(found, name) for name in ("total_input_tokens", "total_output_tokens")]
+    if not done or not all(totals):
+        raise KernelcastError(f"{path} says too little of its load: completed, total_input_tokens, total_output_tokens")
+    lengths = [
+        _lengths(found, name, total, done, seed) for name, total in zip(("input", "output"), totals, strict=True)
+    ]
+    load = Load(_rated(path, found, done, seed), lengths[0], lengths[1], max_concurrency=_concurrency(found))
+    return load, (f"{_LONG_RUN} from its rate and mean lengths",)
+
+
+def _lengths(found: Mapping[str, Any], side: str, total: int, count: int, seed: int) -> NDArray[np.int64]:
+    """All alike, or spread as SGLang's random dataset spreads them: evenly from a share of the length to the length."""
+    longest, ratio = _number(found.get(f"random_{side}_len")), _number(found.get("random_range_ratio"))
+    random = str(found.get("dataset_name", "")).startswith("random")
+    if result_kind(found) == "sglang" and random and longest is not None and ratio is not None and ratio < 1:
+        low = max(int(longest * ratio), 1)
+        draws = np.random.default_rng([seed, side == "output"])
+        return scaled_to(draws.integers(low, max(int(longest), low) + 1, size=count), total)
+    return spread_total(total, count)
+
+
+def _rated(path: Path, found: Mapping[str, Any], count: int, seed: int) -> Seconds:
+    shape = _number(found.get("burstiness")) or 1.0
+    if found.get("ramp_up_strategy"):
+        start, end = (float(found.get(f"ramp_up_{at}_rps") or 0) for at in ("start", "end"))
+        return ramp(count, start, end, vllm_draws(seed), str(found["ramp_up_strategy"]), shape)
+    return arrivals(count, _rate(path, found), vllm_draws(seed), "gamma", burstiness=shape)
+
+
+def _rate(path: Path, found: Mapping[str, Any]) -> float:
+    said = found.get("request_rate", "inf")
+    if said == "trace":
+        raise KernelcastError(f"{path}: requests were sent at the times of a trace, which the file does not have")
+    try:
+        rate = float("inf" if said is None else said)
+    except (TypeError, ValueError):
+        rate = 0.0
+    if not rate > 0:
+        raise KernelcastError(f"{path}: request_rate must be a number of requests per second or inf, not {said!r}")
+    return rate
+
+
+def _concurrency(found: Mapping[str, Any]) -> int:
+    return _count(found, "max_concurrency")
+
+
+def _count(found: Mapping[str, Any], name: str) -> int:
+    return int(_number(found.get(name)) or 0)
+
+
+def _server_info(found: Mapping[str, Any]) -> dict[str, Any]:
+    """SGLang's newer files have what /get_server_info says."""
+    info = found.get("server_info")
+    return dict(info) if isinstance(info, dict) else {}
+
+
+def _is_metric(key: str) -> bool:
+    return key in _TOTALS or bool(_LATENCY.fullmatch(key))
+
+
+def _name(key: str) -> str:
+    return key.replace("e2e_latency", "e2el")
+
+
+def _number(value: Any) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and value == value
+    return float(value) if is_number else None
+
+
+def _is_list(found: Mapping[str, Any], name: str) -> bool:
+    return isinstance(found.get(name), list) and len(found[name]) > 0

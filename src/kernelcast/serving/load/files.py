@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from kernelcast.errors import KernelcastError, unknown
 from kernelcast.files import TableFile, open_table, quoted
-from kernelcast.serving.load.cells import mended, numbers, place, shown, texts, whole
+from kernelcast.inference.request_files import mended, numbers, place, shown, texts, whole
 from kernelcast.serving.load.load import Load, Pieces
 
 ADVICE = "--skip-bad leaves such rows out"

@@ -1,0 +1,115 @@
+"""The ``kernelcast`` program: its commands, and how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from types import ModuleType
+from typing import Annotated
+
+import typer
+
+from kernelcast import plugins
+from kernelcast._version import __version__
+from kernelcast.app.cli.commands import CommandGroup, with_examples
+from kernelcast.app.cli.completion import asked_line, completing
+from kernelcast.app.cli.errors import UsageError, usage_text
+from kernelcast.errors import KernelcastError
+
+# Modules of this folder; each has register(app). One that is asked for is imported, the others are not.
+COMMANDS: tuple[str | ModuleType, ...] = (
+    "calibrate", "collect", "compare", "diagnose", "evidence", "infer", "kernel", "kernels", "lists", "plan", "query",
+    "replay", "simulate", "sweep", "trace", "tune", "web",
+)  # fmt: skip
+BROUGHT_BY = {"gpu": "lists", "gpus": "lists", "models": "infer", "ops": "lists"}  # where the names differ
+LAB = ("collect-models", "data", "evaluate", "fit", "validate")
+INTERRUPTED, BROKEN_PIPE = 130, 141  # 128 + the signal, as shells count
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from kernelcast.forecast.learned import WEIGHTS, version
+
+        typer.echo(f"kernelcast {__version__}, weights {version(WEIGHTS)}")
+        raise typer.Exit
+
+
+def _root(
+    ctx: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the versions and stop.")
+    ] = False,
+) -> None:
+    """Forecast how long GPU work takes, which part of the chip limits it, and how far that is from the best."""
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
+
+
+def build(only: str | None = None) -> typer.Typer:
+    """The program with all of its commands, or with those of one module."""
+    example = "kernelcast kernel gemm --m 4096 --n 4096 --k 4096 --gpu h200_sxm"
+    group = with_examples(CommandGroup, example)
+    group.elsewhere = dict.fromkeys(LAB, "kernelcast-lab")
+    app = typer.Typer(cls=group, invoke_without_command=True)
+    app.callback()(_root)
+    for one in COMMANDS if only is None else (only,):
+        module = one if isinstance(one, ModuleType) else import_module(f"kernelcast.app.cli.{one}")
+        module.register(app)
+    for added in sorted(plugins.entry_points(plugins.COMMANDS), key=lambda point: point.name) if only is None else ():
+        added.load()(app)
+    return app
+
+
+def module_of(words: Sequence[str]) -> str | None:
+    """The module of the command that ``words`` begin with; None: it is none of ours, or all are asked for."""
+    name = BROUGHT_BY.get(words[0], words[0]) if words else ""
+    return name if name in COMMANDS else None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program; the exit code: 0 well, 2 the input is wrong, 130 Ctrl-C."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a terminal without µ shows ? and goes on
+            stream.reconfigure(errors="replace")
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        only = module_of(asked_line() if completing() else arguments)
+        code = typer.main.get_command(build(only)).main(arguments, prog_name="kernelcast", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except UsageError as error:
+        return _fail(usage_text(error))
+    except KernelcastError as error:
+        return _fail(str(error))
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except (BrokenPipeError, SystemExit) as ended:
+        return _ended(ended)
+    except (OSError, MemoryError) as error:
+        return _fail(str(error) or type(error).__name__)
+
+
+def _ended(by: BrokenPipeError | SystemExit) -> int:
+    """Typer ends by SystemExit once a shell has its answer; and so do Typer and Rich when nobody reads."""
+    if isinstance(by, SystemExit) and (not by.code or completing()):
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+        return int(by.code or 0)
+    _discard_output()
+    return BROKEN_PIPE
+
+
+def _fail(message: str) -> int:
+    if not completing():  # a shell that completes a line has no place for messages
+        with contextlib.suppress(BrokenPipeError):
+            print("kernelcast: error:", " ".join(message.split()), file=sys.stderr)
+    return 2
+
+
+def _discard_output() -> None:
+    """Nobody reads: keep the interpreter's last flush from complaining."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

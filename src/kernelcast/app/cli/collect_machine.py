@@ -1,0 +1,132 @@
+"""collect --specs, --link, --host, --power: not kernels but the machine that they run on."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+from kernelcast.app.cli.progress import progress_bar
+from kernelcast.errors import KernelcastError
+from kernelcast.hardware import gpu as find_gpu
+from kernelcast.hardware import kind_of
+
+PARTS = ("specs", "link", "host", "power")
+
+
+def measure_machine(
+    parts: Sequence[str], out: Path | None, gpu: str | None, seconds: float | None, seed: int, plan_only: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """One of ``PARTS``."""
+    if len(parts) > 1:
+        raise KernelcastError(f"--{' and --'.join(parts)} measure different things: give one of them")
+    if parts == ["power"]:
+        _measure_power(out, gpu, seconds, seed, plan_only, as_json)
+        return
+    if out is None or out.suffix != ".toml":
+        thing = {"specs": "GPU", "link": "fabric", "host": "host"}[parts[0]]
+        raise KernelcastError(f"a {thing} is written as TOML: give -o FILE.toml{f', not {out}' if out else ''}")
+    needs_cuda()
+    if parts == ["specs"]:
+        _measure_specs(out, gpu, as_json)
+    elif parts == ["link"]:
+        _measure_link(out, gpu, as_json)
+    else:
+        _measure_host(out, gpu, as_json)
+
+
+def _measure_specs(out: Path, gpu: str | None, as_json: bool) -> None:
+    from kernelcast.app.report.json import gpu_fields, to_json
+    from kernelcast.collect.specs import measure, properties
+    from kernelcast.collect.specs_draft import begun, write
+    from kernelcast.collect.specs_file import finished
+
+    told = properties()
+    begin = begun(told, out, gpu)  # a name or a GPU that will not do is refused before the minute
+    with progress_bar() as start:
+        made = finished(begin, told, measure(begin.gpu, start("specs")))
+    chip = write(made)
+    if as_json:
+        typer.echo(to_json({"file": str(out), "notes": made.notes, "gpu": gpu_fields(chip)}))
+        return
+    typer.echo(f"{out}: {len(made.numbers)} numbers of {told.name}; kernelcast gpu {out} shows them")
+    for note in made.notes:
+        typer.echo(f"  {note}")
+
+
+def _measure_link(out: Path, gpu: str | None, as_json: bool) -> None:
+    import torch
+
+    from kernelcast.collect.link import fitted, measure, write_link
+
+    count = torch.cuda.device_count()
+    if count < 2:
+        raise KernelcastError(f"a link is measured between two or more GPUs, and this machine has {count}")
+    from kernelcast.collect.device import facts, identified
+
+    like = kind_of(identified(gpu).link_kind)
+    known = facts()
+    with progress_bar() as start:
+        timed = measure(count, "nccl", start("link"))
+    found = fitted(timed, like, f"{count} {known['device']}, PyTorch {known['torch']}, CUDA {known['cuda']}")
+    write_link(found, out)
+    if as_json:
+        typer.echo(json.dumps({"file": str(out), **vars(found)}))
+        return
+    typer.echo(
+        f"{out}: {found.bytes_per_s / 1e9:.0f} GB/s, {found.latency_s * 1e6:.2f} µs a message, over {count} GPUs"
+    )
+
+
+def _measure_host(out: Path, gpu: str | None, as_json: bool) -> None:
+    from kernelcast.collect.device import identified
+    from kernelcast.collect.host import measured_host, write_host
+    from kernelcast.schedule.host import COSTS
+
+    with progress_bar() as start:
+        told = start("small models")
+        found = measured_host(identified(gpu), lambda done, total: told(done, total, ""))
+    write_host(found, out)
+    if as_json:
+        typer.echo(json.dumps({"file": str(out), **{name: getattr(found, name) for name in COSTS}}))
+        return
+    typer.echo(f"{out}: {found.launch_s * 1e6:.1f} µs a kernel, {found.view_s * 1e6:.1f} a view, "
+               f"{found.python_s * 1e6:.1f} a call of Python; {dict(found.sources)['programs']}")  # fmt: skip
+
+
+def _measure_power(
+    out: Path | None, gpu: str | None, seconds: float | None, seed: int, plan_only: bool, as_json: bool
+) -> None:
+    from kernelcast.collect.power_plan import plan
+
+    if plan_only:
+        counts = Counter(job.family for job in plan(find_gpu(gpu or "h200_sxm"), seed))
+        typer.echo(json.dumps(counts) if as_json else "\n".join(f"{name:20} {n:6,}" for name, n in counts.items()))
+        return
+    if out is None or out.suffix != ".parquet":
+        raise KernelcastError("where should the results go? give -o FILE.parquet")
+    needs_cuda()
+    from kernelcast.collect.device import facts, identified
+    from kernelcast.collect.power import PowerDevice, read_lines, run
+    from kernelcast.collect.power_table import write_power
+
+    target = identified(gpu)
+    lines = out.with_suffix(".progress.jsonl")  # kept: it has the counter's readings too
+    with progress_bar() as start:
+        failed, left = run(plan(target, seed), PowerDevice(target), lines, seconds, start("power"))
+    rows = write_power(read_lines(lines), out, target, {**facts(), "seed": seed})
+    told = {"file": str(out), "rows": rows, "failed": failed, "left": left}
+    typer.echo(json.dumps(told) if as_json else f"{rows:,} points in {out} ({failed} could not run, {left} left)")
+
+
+def needs_cuda() -> None:
+    try:
+        import torch
+    except ImportError:
+        raise KernelcastError("collect needs PyTorch: pip install 'kernelcast[torch]'") from None
+    if not torch.cuda.is_available():
+        raise KernelcastError("collect needs a CUDA GPU, and PyTorch sees none here; --plan shows what it would run")

@@ -1,0 +1,195 @@
+"""A diagnosis as text and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Column, Table
+from rich.text import Text
+
+from kernelcast.app.report.json import attributes
+from kernelcast.app.report.text import cut, dense_table, show, support_text, title
+from kernelcast.app.report.units import digits, percent, time_text
+from kernelcast.diagnose.diagnose import Diagnosis, Row
+from kernelcast.diagnose.reasons import Reason
+from kernelcast.support import support_of
+
+CALL_CHARS = 28
+NAME_CHARS = 40
+UNMATCHED_ROWS = 8
+_SIZES = (("batch", "m", "n", "k"), ("m", "n", "k"), ("rows", "cols"), ("tokens", "hidden"), ("elements",),
+          ("batch", "in_channels", "height", "width"))  # fmt: skip
+NCU_CLOCKS = "Nsight Compute holds the clocks down unless told --clock-control none: times are longer than in a run"
+
+
+def fields(found: Diagnosis) -> dict[str, Any]:
+    """Plain values, ready for JSON. Times of a row are of one call; ``total_us`` and ``could_win_us`` of all alike."""
+    profile = found.profile
+    return {
+        "gpu": found.gpu.label,
+        "measured_on": profile.gpu_name or None,
+        "source": profile.source,
+        "launches": profile.launches,
+        "gpu_time_us": found.profile.gpu_time_us,
+        "span_us": profile.span_us,
+        "idle_us": profile.idle_us if profile.span_us is not None else None,
+        "launch_bound": found.idle is not None,
+        "matched_share": found.matched_share,
+        "matched_us": found.measured_matched_us,
+        "predicted_us": found.total_us("time_us"),
+        "ceiling_us": found.total_us("ceiling_us"),
+        "could_win_us": sum(row.win_total_us for row in found.matched),
+        "run_dtype": found.run_dtype,
+        "kernels": [_row_fields(place, row) for place, row in enumerate(found.matched, start=1)],
+        "unmatched": [
+            {**_measured_fields(row), "why": row.unmatched, "reasons": [vars(reason) for reason in row.reasons]}
+            for row in found.unmatched
+        ],
+        "support": _support(found),
+        "predictor": found.predictor,
+    }
+
+
+def _measured_fields(row: Row) -> dict[str, Any]:
+    measured, grid = row.measured, row.facts.grid
+    return {
+        "name": measured.name,
+        "shapes": measured.shapes,
+        "kernels": [
+            {"name": kernel.name, "time_us": kernel.time_us, "grid": list(kernel.grid), "block": list(kernel.block)}
+            for kernel in measured.kernels
+        ],
+        "count": measured.count,
+        "measured_us": measured.time_us,
+        "total_us": measured.total_us,
+        "share": row.share,
+        "idle_us": measured.idle_us,
+        "waves": grid.waves or None,
+        "tail": grid.tail if grid.waves else None,
+        "padding": grid.padding,
+        "marks": list(measured.marks),
+    }
+
+
+def _row_fields(place: int, row: Row) -> dict[str, Any]:
+    told = row.told
+    return {
+        "rank": place,
+        "op": row.facts.op,
+        "parameters": {name: value for name, value in row.facts.parameters.items() if name != "op"},
+        **_measured_fields(row),
+        "predicted_us": told.time_us,
+        **attributes(told, "low_us", "high_us", "ceiling_us", "bound_us", "bound_by"),
+        "gap_us": row.facts.gap_us,
+        "could_win_us": row.win_total_us,
+        **attributes(told, "flops", "moved_bytes", "support"),
+        "reasons": [vars(reason) for reason in row.reasons],
+    }
+
+
+def _support(found: Diagnosis) -> str:
+    """Of the matched time."""
+    return support_of((row.measured.total_us, row.told.support) for row in found.matched)
+
+
+def print_diagnosis(found: Diagnosis, name: str, top: int) -> None:
+    """The run, its rows by what could be won, what to try, and what could not be matched."""
+    profile = found.profile
+    run = f"  {profile.source}, {profile.launches:,} kernels, mostly {found.run_dtype}"
+    show(title(name, "", found.gpu.name, run), _summary(found), "")
+    shown, rest = found.matched[:top], found.matched[top:]
+    if shown:
+        show(_table(shown), "", *_advice(shown))
+        if rest:
+            won, share = sum(r.win_total_us for r in rest), sum(r.share for r in rest)
+            show(f"and {len(rest)} more calls with {percent(share)} of the time, where {_us(won)} could be won")
+        show("")
+    _print_unmatched(found.unmatched)
+    if profile.source == "Nsight Compute":
+        show(f"clocks     {NCU_CLOCKS}")
+    if found.matched:
+        show(support_text(_support(found), found.predictor))
+
+
+def _summary(found: Diagnosis) -> str:
+    profile = found.profile
+    lines = [
+        f"GPU time   {_us(found.profile.gpu_time_us)}, {percent(found.matched_share)} of it matched: predicted "
+        f"{_us(found.total_us('time_us'))} for {_us(found.measured_matched_us)}, "
+        f"ceiling {_us(found.total_us('ceiling_us'))}"
+    ]
+    if profile.span_us:
+        idle = f"idle       {_us(profile.idle_us)} of {_us(profile.span_us)}"
+        reason = found.idle
+        lines.append(f"{idle}: {reason.name}, {reason.detail}. Try {reason.advice}" if reason else idle)
+    if profile.gpu_name and profile.gpu_name not in (found.gpu.name, found.gpu.id, *found.gpu.aliases):
+        lines.append(f"measured   on {profile.gpu_name}; predicted for {found.gpu.name}")
+    return "\n".join(lines)
+
+
+def _table(rows: Sequence[Row]) -> Table:
+    heads = ("#", "call", "×", "share", "µs", "predicted", "ceiling", "could win", "reason")
+    cells = (
+        (
+            str(place), cut(label(row), CALL_CHARS), f"{row.measured.count:,}", percent(row.share),
+            *map(digits, (row.measured.time_us, row.told.time_us, row.told.ceiling_us)), _us(row.win_total_us),
+            row.main.name if row.main else "—",
+        )
+        for place, row in enumerate(rows, start=1)
+    )  # fmt: skip
+    return dense_table(*heads, left=("call", "reason"), rows=cells)
+
+
+def label(row: Row) -> str:
+    """'gemm 2048x4096x14336 bf16': the op with the sizes that matter; a kernel's name where there is none."""
+    given, op = row.facts.parameters, row.facts.op
+    if not op:
+        return row.measured.name
+    if op in ("attention", "attention_backward"):
+        batch, queries, keys = (given.get(name, "…") for name in ("batch", "q_len", "kv_len"))
+        return f"{op} {batch}x{queries}:{keys} {given.get('dtype', 'bf16')}"
+    name = row.measured.name.removeprefix("aten::") if op == "pointwise" else op  # goes by the op that launched it
+    sizes = next((names for names in _SIZES if all(given.get(name) is not None for name in names)), ())
+    words = (name, "x".join(str(given[name]) for name in sizes), str(given.get("dtype", "")))
+    return " ".join(word for word in words if word)
+
+
+def _us(value_us: float) -> str:
+    return time_text(value_us * 1e-6) if value_us > 0 else "0"
+
+
+def _advice(rows: Sequence[Row]) -> list[Any]:
+    """Each reason once: what it sums up to, where it holds, the largest case, and what to try."""
+    groups: dict[str, list[tuple[float, int, Reason]]] = {}  # by name: explained in all, place, reason
+    for place, row in enumerate(rows, start=1):
+        if row.main is not None:
+            explained = row.main.explained_us * row.measured.count
+            groups.setdefault(row.main.name, []).append((explained, place, row.main))
+    totals = {name: sum(explained for explained, _, _ in members) for name, members in groups.items()}
+    parts: list[Any] = []
+    for name in sorted(groups, key=lambda name: -totals[name]):
+        places = " ".join(f"#{place}" for _, place, _ in groups[name])
+        _, first, reason = max(groups[name], key=lambda one: one[0])
+        explains = f", explains {_us(totals[name])}" if totals[name] else ""
+        grid = Table.grid(Column(no_wrap=True, justify="right", min_width=5), Column(), padding=(0, 2))
+        grid.add_row(f"#{first}", reason.detail)
+        grid.add_row("try", Text(reason.advice, "green"))
+        parts += [Text.assemble((name, "bold"), f"  {places}{explains}"), grid, ""]
+    return parts
+
+
+def _print_unmatched(rows: Sequence[Row]) -> None:
+    if not rows:
+        return
+    cells = []
+    for row in rows[:UNMATCHED_ROWS]:
+        said = "; ".join([row.unmatched, *(f"{reason.name}: {reason.detail}" for reason in row.reasons)])
+        name = cut(f"{row.measured.name} {row.measured.shapes}".strip(), NAME_CHARS)
+        cells.append((name, f"{row.measured.count:,}", percent(row.share), digits(row.measured.time_us), said))
+    why = "why, and what its launch says"
+    table = dense_table("not matched", "×", "share", "µs", why, left=("not matched", why), rows=cells)
+    table.columns[-1].no_wrap = False
+    more = f", the first {UNMATCHED_ROWS} here" if len(rows) > UNMATCHED_ROWS else ""
+    share = percent(sum(row.share for row in rows))
+    show(f"{len(rows)} calls with {share} of the GPU time could not be matched{more}", "", table, "")

@@ -1,0 +1,196 @@
+"""Results as HTML for notebooks: what the command line prints of them, its tables as tables and its bars as bars.
+
+Nothing has a colour of its own but bars and lines, so that it is read on a light page and on a dark one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from html import escape
+from itertools import groupby, pairwise
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from kernelcast.app.report.text import COMMAND, taken
+
+_STYLE = (
+    ".kernelcast{font-size:13px;line-height:1.45;max-width:64em;overflow-x:auto}"
+    ".kernelcast p{margin:.2em 0}"
+    ".kernelcast table{border-collapse:collapse;border:0;margin:.5em 0;font-size:inherit;color:inherit}"
+    ".kernelcast tr,.kernelcast td,.kernelcast th{border:0;background:transparent;color:inherit}"
+    ".kernelcast td,.kernelcast th{padding:.1em 1em .1em 0;text-align:left;vertical-align:top;max-width:none}"
+    ".kernelcast thead th{border-bottom:1px solid rgba(128,128,128,.6);font-weight:600}"
+    ".kernelcast .number{text-align:right;white-space:nowrap;font-variant-numeric:tabular-nums}"
+    ".kernelcast .bar{display:inline-block;height:.7em;background:#4c8fd6;margin-right:.4em}"
+    ".kernelcast .label{font-weight:600;white-space:nowrap}"
+    ".kernelcast code{white-space:pre-wrap;background:transparent;color:inherit}"
+)
+_BLOCKS = "▏▎▍▌▋▊▉█"  # eighths of a block, as a terminal draws bars
+_BAR = re.compile(f"\\s*([{_BLOCKS}]+)(.*)", re.DOTALL)
+_EM_A_BLOCK = 0.6
+# 'memory     20.91 GiB of …'
+_LABEL = re.compile(r"([A-Za-z\[][\w\].]*(?: \w+)?) {2,}(\S.*)|(throughput) (.*)", re.DOTALL)
+
+
+def html_of(found: Any) -> str:
+    """What a notebook shows of a result."""
+    for kind in type(found).__mro__:
+        if kind.__name__ in _SHOWN:
+            with taken() as parts:
+                _SHOWN[kind.__name__](found)
+            return f'<div class="kernelcast"><style>{_STYLE}</style>{_blocks(parts)}</div>'
+    raise TypeError(f"nobody knows how to show a {type(found).__name__} as HTML")
+
+
+def _blocks(parts: Sequence[Any]) -> str:
+    """Tables, and lines between them; lines with a label stand in a table of their own."""
+    lines: list[Any] = []
+    for part in parts:
+        lines += part.split("\n") if isinstance(part, str) else [part]
+    told = [line for line in lines if isinstance(line, Table) or str(line).strip()]
+    found = []
+    for labelled, group in groupby(told, key=lambda line: isinstance(line, str) and bool(_LABEL.fullmatch(line))):
+        members = list(group)
+        found.append(_labels(members) if labelled else "".join(map(_block, members)))
+    return "".join(found)
+
+
+def _block(part: Any) -> str:
+    if isinstance(part, Table):
+        return _table(part)
+    return "".join(f"<p>{line}</p>" for line in _inline(part).split("\n") if line.strip())
+
+
+def _labels(lines: Sequence[str]) -> str:
+    rows = []
+    for line in lines:
+        match = _LABEL.fullmatch(line)
+        assert match is not None  # that is why it is here
+        label, text = match[1] or match[3], match[2] or match[4]
+        rows.append(f'<tr><td class="label">{_inline(label)}</td><td>{_inline(text)}</td></tr>')
+    return f"<table><tbody>{''.join(rows)}</tbody></table>"
+
+
+def _table(table: Table) -> str:
+    right = [column.justify == "right" for column in table.columns]
+    heads = [_inline(column.header) for column in table.columns]
+    head = ""
+    if table.show_header and any(heads):
+        cells = "".join(f"<th{_aligned(own)}>{name}</th>" for name, own in zip(heads, right, strict=True))
+        head = f"<thead><tr>{cells}</tr></thead>"
+    bold = ['class="label"' if not at and not head else "" for at in range(len(heads))]
+    rows = []
+    for row in zip(*(column.cells for column in table.columns), strict=True):
+        cells = "".join(
+            f"<td {own}>{_cell(cell)}</td>" if own else f"<td{_aligned(numeric)}>{_cell(cell)}</td>"
+            for cell, numeric, own in zip(row, right, bold, strict=True)
+        )
+        rows.append(f"<tr>{cells}</tr>")
+    return f"<table>{head}<tbody>{''.join(rows)}</tbody></table>"
+
+
+def _aligned(right: bool) -> str:
+    return ' class="number"' if right else ""
+
+
+def _cell(cell: Any) -> str:
+    """A bar of blocks, and what is written behind it; or text."""
+    match = _BAR.fullmatch(str(cell))
+    if match is None:
+        return _inline(cell)
+    wide = _EM_A_BLOCK * sum((_BLOCKS.index(block) + 1) / 8 for block in match[1])
+    return f'<span class="bar" style="width:{wide:.2f}em"></span>{_inline(match[2])}'
+
+
+def _inline(part: Any) -> str:
+    """Text with its bold parts, blanks that a terminal lays out by taken away."""
+    if not isinstance(part, Text):
+        return re.sub(r"[ \t]+", " ", escape(str(part)).strip())
+    if part.style == COMMAND:
+        return f"<code>{escape(part.plain)}</code>"
+    found, plain = [], part.plain
+    edges = sorted({0, len(plain), *(edge for span in part.spans for edge in (span.start, span.end))})
+    for start, end in pairwise(edges):
+        bold = "bold" in str(part.style) or any(
+            "bold" in str(span.style) for span in part.spans if span.start <= start and end <= span.end
+        )
+        text = escape(plain[start:end])
+        found.append(f"<b>{text}</b>" if bold and text.strip() else text)
+    return re.sub(r"[ \t]+", " ", "".join(found).strip())
+
+
+def _prediction(found: Any) -> None:
+    from kernelcast.app.report.text import show_prediction
+
+    show_prediction(found)
+
+
+def _inference(found: Any) -> None:
+    from kernelcast.app.report.infer import print_inference
+
+    print_inference(found)
+
+
+def _pools(found: Any) -> None:
+    from kernelcast.app.report.pools import print_pools
+
+    print_pools(found)
+
+
+def _simulation(found: Any) -> None:
+    from kernelcast.app.report.simulate import print_simulation
+
+    print_simulation(found)
+
+
+def _comparison(found: Any) -> None:
+    from kernelcast.app.report.compare import print_comparison
+
+    print_comparison(found, (), "")
+
+
+def _training(found: Any) -> None:
+    from kernelcast.app.report.compare_training import print_training
+
+    print_training(found, "")
+
+
+def _plan(found: Any) -> None:
+    from kernelcast.app.report.plan import print_plan
+    from kernelcast.models import hub_name
+
+    print_plan(found, hub_name(found.model.name), [])
+
+
+def _step(found: Any) -> None:
+    from kernelcast.app.report.trace import print_step
+
+    print_step(found)
+
+
+def _scaled(found: Any) -> None:
+    from kernelcast.app.report.scale import print_scaled
+
+    print_scaled(found)
+
+
+def _diagnosis(found: Any) -> None:
+    from kernelcast.app.report.diagnose import print_diagnosis
+
+    print_diagnosis(found, found.profile.source, 20)
+
+
+def _gpu(found: Any) -> None:
+    from kernelcast.app.report.lists import print_gpu
+
+    print_gpu(found)
+
+
+_SHOWN: dict[str, Callable[[Any], None]] = {
+    "Prediction": _prediction, "Inference": _inference, "Simulation": _simulation, "Comparison": _comparison,
+    "TrainingComparison": _training, "Plan": _plan, "Step": _step, "ScaledStep": _scaled, "Diagnosis": _diagnosis,
+    "Disaggregated": _pools, "Gpu": _gpu,
+}  # fmt: skip

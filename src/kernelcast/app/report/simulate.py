@@ -1,0 +1,260 @@
+"""A service under load, as text, as JSON, as a table of requests, as a picture over time and as a timeline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kernelcast.app.report.json import attributes
+from kernelcast.app.report.picture import picture
+from kernelcast.app.report.run import times_table
+from kernelcast.app.report.text import evidence_lines, show, support_text, title
+from kernelcast.app.report.units import digits, percent, time_text
+from kernelcast.files import complete, quoted
+from kernelcast.schedule import Event, Lane, Timeline
+from kernelcast.serving.fleet import Pool, Service
+from kernelcast.serving.simulate import Simulation
+from kernelcast.support import SUPPORT, support_of
+
+_LATENCIES = {"ttft": "time to first token", "tpot": "time per output token", "itl": "between tokens",
+              "e2el": "end to end"}  # fmt: skip
+_POINTS = 4000  # that a picture draws of a run
+
+
+def fields(found: Simulation) -> dict[str, Any]:
+    """vLLM's keys, each with its interval, and what is known beside them."""
+    told: dict[str, Any] = dict(found.metrics)
+    for ending, values in (("low", found.low), ("high", found.high)):
+        told |= {f"{key}_{ending}": value for key, value in values.items() if key in found.metrics}
+    served, service = found.served, found.service
+    inputs = int(served.inputs[served.done].sum())
+    told |= {
+        "complete": found.complete,
+        "num_prompts": len(found.load),
+        "gpus": service.gpus,
+        **place_fields(service.pool),
+        "prefill": place_fields(service.prefill) if service.prefill else None,
+        "router": service.router,
+        "preemptions": int(served.preempted.sum()),
+        "prefix_cache_hit_rate": float(served.cached[served.done].sum() / inputs) if inputs else 0.0,
+        "max_kv_cache_usage": max(found.notes.kv_use, default=0.0),
+        "engine_busy": found.busy,
+        "saturated": found.saturated,
+        "waited_for": found.notes.blocked_s,
+        "binding": found.binding,
+        "verdict": verdict(found),
+        "support": _support(found),
+        "evidence": found.rests_on.told() if found.rests_on else None,
+        "predictor": found.predictor,
+    }
+    if found.load.stages is not None:
+        told["stages"] = [found.stage(number) for number in range(int(found.load.stages.max()) + 1)]
+    return told
+
+
+def place_fields(pool: Pool) -> dict[str, Any]:
+    """Where a pool runs and how it schedules."""
+    place, settings = pool.deployment, pool.settings
+    return {
+        "model": place.model.name,
+        "gpu": place.gpu.label,
+        "stack": place.stack.id,
+        "layout": attributes(place.layout, "tp", "pp", "dp", "ep"),
+        "replicas": pool.replicas,
+        "precision": place.precision.label,
+        "settings": attributes(settings, "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_blocks",
+                               "chunked_prefill", "prefix_caching", "async_scheduling", "capacity", "policy"),
+        "kv_cache_tokens": settings.kv_tokens,
+    }  # fmt: skip
+
+
+def _support(found: Simulation) -> str:
+    levels = found.rests_on.support if found.rests_on else {}
+    return support_of((share, level) for level, share in levels.items())
+
+
+def verdict(found: Simulation) -> str:
+    """In one sentence: whether it holds the load, and what binds."""
+    if not found.complete and found.served.done.all():
+        return "interrupted before both ends of the interval were known: these are the likely times"
+    if not found.complete:
+        return f"interrupted: {int(found.served.done.sum()):,} of {len(found.load):,} requests were done"
+    if found.saturated:
+        rate = digits(float(found.metrics["request_throughput"]), 3)
+        what = f": {found.binding} binds" if found.binding else ""
+        return f"cannot hold this load: at most {rate} requests/s{what}"
+    waits = found.notes.blocked_s.get(found.binding, 0.0)
+    if found.binding and waits > 0.01 * found.metrics["duration"]:
+        return f"holds the load; requests waited for {found.binding} {percent(waits / found.metrics['duration'])} of it"
+    return f"holds the load; engines run {percent(found.busy)} of the time"
+
+
+def print_simulation(found: Simulation) -> None:
+    """The verdict and latencies first, then throughput and what limits, then what it rests on."""
+    show(head(found.service))
+    load, served = found.load, found.served
+    rate = "all at once" if not np.isfinite(load.request_rate) else f"{digits(load.request_rate, 3)} requests/s"
+    loop = f", at most {load.max_concurrency:,} under way" if load.max_concurrency else ""
+    lengths = f"{served.inputs.mean():,.0f} tokens in, {served.outputs.mean():,.0f} out on average"
+    show(f"{len(load):,} requests, {rate}{loop}; {lengths}", verdict(found), "")
+    show(times_table(_rows(found)), "")
+    for line in _throughput(found):
+        show(line)
+    if found.load.stages is not None:
+        _print_stages(found)
+    support = _support(found)
+    show(support_text(support, found.predictor) if support in SUPPORT else "", *(
+        evidence_lines(found.rests_on) if found.rests_on else []))  # fmt: skip
+
+
+def head(service: Service) -> Any:
+    """The first line of an answer: the model, where, and what serves it."""
+    pool = service.pool
+    place, layout = pool.deployment, pool.deployment.layout
+    cuts = [f"{name} {getattr(layout, name)}" for name in ("tp", "pp", "dp", "ep") if getattr(layout, name) > 1]
+    copies = [f"{pool.replicas} replicas"] if pool.replicas > 1 else []
+    if service.prefill:
+        copies = [f"{service.prefill.replicas} to read prompts, {pool.replicas} to decode"]
+    where = f"{service.gpus} x {place.gpu.name}" if service.gpus > 1 else place.gpu.name
+    return title(place.model.name, f"  {place.precision.label}", where,
+                 f"  {', '.join([place.stack.name, *cuts, *copies])}")  # fmt: skip
+
+
+def _rows(found: Simulation) -> list[tuple[str, str, str, str]]:
+    rows = []
+    for name, told in _LATENCIES.items():
+        for ending in ("mean", "p50", "p90", "p99"):
+            key = f"{ending}_{name}_ms"
+            if key not in found.metrics:
+                continue
+            interval = ""
+            if key in found.low:
+                low, high = (time_text(values[key] / 1e3) for values in (found.low, found.high))
+                interval = f"{low} to {high}"
+            rows.append((told if ending == "mean" else "", time_text(found.metrics[key] / 1e3), interval, ending))
+    return rows
+
+
+def _throughput(found: Simulation) -> list[str]:
+    metrics, service = found.metrics, found.service
+    if not metrics.get("completed"):
+        return ["throughput no request was done"]
+    goodput = f", {digits(metrics['request_goodput'], 3)} within goals" if "request_goodput" in metrics else ""
+    each = metrics["output_throughput"] / service.gpus
+    settings, served = service.pool.settings, found.served
+    lines = [
+        f"throughput {digits(metrics['request_throughput'], 3)} requests/s{goodput}, "
+        f"{digits(metrics['output_throughput'], 3)} tokens/s out, {digits(each, 3)} a GPU",
+        f"KV cache   {settings.kv_tokens:,} tokens an engine, at most {percent(max(found.notes.kv_use, default=0.0))} "
+        f"in use; {served.preempted.sum():,} requests put back",
+    ]
+    if served.cached.any():
+        share = served.cached[served.done].sum() / served.inputs[served.done].sum()
+        lines.append(f"prefixes   {percent(float(share))} of prompt tokens found in the cache")
+    return lines
+
+
+def _print_stages(found: Simulation) -> None:
+    assert found.load.stages is not None
+    for number in range(int(found.load.stages.max()) + 1):
+        stage = found.stage(number)
+        if stage.get("completed"):
+            told = ", ".join(f"{name} {time_text(stage[f'mean_{name}_ms'] / 1e3)} (p90 "
+                             f"{time_text(stage[f'p90_{name}_ms'] / 1e3)})" for name in ("ttft", "tpot", "e2el")
+                             if f"mean_{name}_ms" in stage)  # fmt: skip
+            show(f"stage {number}    {told}")
+
+
+def write_requests(found: Simulation, path: Path) -> None:
+    """One row a request: a trace, and a benchmark's result, that `simulate` and `replay` read back."""
+    import duckdb
+
+    served, load = found.served, found.load
+    columns: dict[str, Any] = {
+        "request_id": np.array(load.ids or [str(at) for at in range(len(load))], dtype=object),
+        "arrival_s": served.arrival_s,
+        "scheduled_s": served.scheduled_s,
+        "first_token_s": served.first_token_s,
+        "last_token_s": served.last_token_s,
+        "input_tokens": served.inputs,
+        "output_tokens": served.outputs,
+        "cached_tokens": served.cached,
+        "preemptions": served.preempted,
+        "replica": served.replica,
+    }
+    if load.stages is not None:
+        columns["stage"] = load.stages
+    kinds = {".parquet": "FORMAT parquet, COMPRESSION zstd", ".csv": "FORMAT csv, HEADER", ".jsonl": "FORMAT json"}
+    select = ", ".join(_cell(name, values) for name, values in columns.items())
+    with complete(path) as part, duckdb.connect() as connection:
+        connection.register("requests", columns)
+        connection.execute(f"COPY (SELECT {select} FROM requests) TO '{str(part).replace(chr(39), 2 * chr(39))}' "
+                           f"({kinds[path.suffix]})")  # fmt: skip
+
+
+def _cell(name: str, values: Any) -> str:
+    """A request that was not done has no times."""
+    if values.dtype.kind == "f":
+        return f"CASE WHEN isfinite({quoted(name)}) THEN {quoted(name)} END AS {quoted(name)}"
+    return quoted(name)
+
+
+def write_plot(found: Simulation, path: Path) -> None:
+    """Over time: requests that run and wait, the KV cache in use, how long a step takes, and latencies as they were."""
+    notes, served = found.notes, found.served
+    at = np.array(notes.end_s)
+    order = np.argsort(at, kind="stable")
+    order = order[:: max(1, len(order) // _POINTS)]
+    with picture(path, (9.0, 9.0), rows=4) as (figure, (requests, cache, steps, latency)):
+        requests.step(at[order], np.array(notes.decoding)[order], where="post", label="decoding", color="#2b6cb0", lw=1)
+        requests.step(at[order], np.array(notes.waiting)[order], where="post", label="waiting", color="#c05621", lw=1)
+        requests.set_ylabel("requests of an engine")
+        requests.legend(loc="upper right", frameon=False)
+        cache.fill_between(at[order], 100 * np.array(notes.kv_use)[order], color="#4a7c59", alpha=0.6, lw=0)
+        cache.set_ylabel("KV cache, %")
+        cache.set_ylim(0, 105)
+        lasted = (at - np.array(notes.start_s)) / np.maximum(1, np.array(notes.steps)) * 1e3
+        prompts = np.array(notes.prompt_tokens) > 0
+        for mask, name, color in ((~prompts, "decode alone", "#2b6cb0"), (prompts, "with prompts", "#c05621")):
+            chosen = order[mask[order]]
+            steps.plot(at[chosen], lasted[chosen], ".", ms=2, label=name, color=color)
+        steps.set_ylabel("a step, ms")
+        steps.legend(loc="upper right", frameon=False)
+        done = np.flatnonzero(served.done)[:: max(1, len(served.done) // _POINTS)]
+        latency.plot(served.arrival_s[done], served.ttft_s[done], ".", ms=3, color="#553c9a")
+        latency.set_yscale("log")
+        latency.set_ylabel("first token, s")
+        latency.set_xlabel("seconds")
+        for axes in (requests, cache, steps, latency):
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.grid(alpha=0.2)
+        place = found.service.pool.deployment
+        figure.suptitle(f"{place.model.name} on {found.service.gpus} x {place.gpu.name}, {place.stack.name}")
+        figure.tight_layout()
+
+
+def window(found: Simulation, start_s: float, end_s: float) -> Timeline:
+    """The steps of every engine, and the requests, between two moments."""
+    notes, served = found.notes, found.served
+    lanes = []
+    for engine in sorted(set(notes.engine)):
+        events = []
+        for i in range(len(notes.steps)):
+            if notes.engine[i] != engine or notes.end_s[i] < start_s or notes.start_s[i] > end_s:
+                continue
+            prompts, decoding, count = notes.prompt_tokens[i], notes.decoding[i], notes.steps[i]
+            name = f"prompts {prompts:,} + decode {decoding}" if prompts else f"decode {decoding} x {count}"
+            told = {"steps": count, "decoding": decoding, "prompt_tokens": prompts, "waiting": notes.waiting[i],
+                    "kv_use": round(notes.kv_use[i], 4)}  # fmt: skip
+            part = "prompts" if prompts else "decode"
+            events.append(Event(name, notes.start_s[i], notes.end_s[i] - notes.start_s[i], part, told))
+        lanes.append(Lane("engines", f"engine {engine}", tuple(events)))
+    inside = np.flatnonzero(served.done & (served.last_token_s >= start_s) & (served.arrival_s <= end_s))
+    for at in inside[:500].tolist():
+        marks = (served.arrival_s[at], served.scheduled_s[at], served.first_token_s[at], served.last_token_s[at])
+        events = [Event(name, float(a), max(0.0, float(b - a)), name)
+                  for name, a, b in zip(("waits", "is read", "decodes"), marks, marks[1:], strict=False)]  # fmt: skip
+        lanes.append(Lane("requests", f"request {found.load.ids[at] if found.load.ids else at}", tuple(events)))
+    return Timeline(tuple(lanes))

@@ -1,0 +1,125 @@
+"""A sweep as text and as JSON: how it went, and rows of it."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from kernelcast.app.report.json import plain
+from kernelcast.app.report.text import dense_table, show
+from kernelcast.app.report.units import digits, time_text
+from kernelcast.search.sweep.ask import Answer
+from kernelcast.search.sweep.columns import CUTS, SIZES, WORDS, Wish
+from kernelcast.search.sweep.run import Outcome
+
+_SHOWN = 50  # rows of a query that a terminal gets
+_WORD_WIDTH = 40  # of a cell of words
+_SHORT = {
+    "input_len": "in", "output_len": "out", "micro_batches": "micro", "sequence_parallel": "sp",
+    "tokens_per_s_per_gpu": "tokens/s/GPU", "tokens_per_s": "tokens/s", "requests_per_s": "requests/s",
+    "dollars_per_million_tokens": "$/M tokens", "memory_bytes": "GiB", "available_bytes": "GiB there",
+    "usd_per_hour": "$/h",
+}  # fmt: skip
+_ALWAYS = ("tokens_per_s_per_gpu", "ttft_s", "tpot_s", "dollars_per_million_tokens")
+
+
+def outcome_fields(found: Outcome, statuses: Mapping[str, int]) -> dict[str, Any]:
+    return {
+        "folder": str(found.folder),
+        "settings": found.settings,
+        "finished_before": found.before,
+        "seconds": found.seconds,
+        "settings_per_s": found.settings_per_s,
+        "statuses": dict(statuses),
+    }
+
+
+def print_outcome(found: Outcome, statuses: Mapping[str, int]) -> None:
+    told = ", ".join(f"{count:,} {status}" for status, count in statuses.items() if count)
+    rate = f"{time_text(found.seconds)}, {digits(found.settings_per_s)} settings/s"
+    if found.before == found.settings:
+        rate = "all were there"
+    elif found.before:
+        rate += f", {found.before:,} were there"
+    show(f"{found.settings:,} settings: {told}; {rate}", f"rows in {found.folder}")
+
+
+def print_best(found: Answer, title: str, wishes: Sequence[Wish]) -> None:
+    """Rows that run: what they share in a line, what they differ in and what was asked for in columns."""
+    rows = found.fields()
+    if not rows:
+        show("", f"{title}: no row")
+        return
+    settings = ("setting", *WORDS, "gpus", *CUTS, "skew", *SIZES)
+    differ = [name for name in settings if len({row[name] for row in rows}) > 1]
+    shared = [f"{name} {_cell(name, rows[0][name])}" for name in settings
+              if name not in differ and rows[0][name] not in (None, False) and (name not in CUTS or rows[0][name] != 1)
+              and name not in ("setting", "cached", "skew")]  # fmt: skip
+    asked = [wish.column for wish in wishes]
+    columns = list(dict.fromkeys(["setting", *differ, *asked, *_ALWAYS, "bound_by", "support"]))
+    words = [name for name in columns if name in (*WORDS, "bound_by", "support")]
+    table = dense_table(
+        *(_SHORT.get(name, name.removesuffix("_s")) for name in columns),
+        left=[_SHORT.get(name, name.removesuffix("_s")) for name in words],
+        rows=[[_cell(name, row[name]) for name in columns] for row in rows],
+    )
+    show("", Text(title, "bold"), *([", ".join(shared)] if shared else []))
+    _wide(table)
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None:
+        return "–"
+    if name.endswith(("_s", "_s_low", "_s_high")) and "per_s" not in name:
+        return time_text(value)
+    if name.endswith("_bytes"):
+        return f"{value / 2**30:.1f}"
+    if isinstance(value, float):
+        return digits(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value)
+
+
+def print_answer(found: Answer) -> None:
+    """Of a query: at most 50 rows."""
+    rows = [["" if cell is None else _told(cell) for cell in row] for row in found.rows[:_SHOWN]]
+    words = [
+        name for at, name in enumerate(found.names) if any(isinstance(row[at], str) for row in found.rows[:_SHOWN])
+    ]
+    _wide(dense_table(*found.names, left=words, rows=rows))
+    if len(found.rows) > _SHOWN:
+        show(f"… {len(found.rows) - _SHOWN:,} rows more: --csv, --json, or a LIMIT")
+
+
+def _told(cell: Any) -> str:
+    if isinstance(cell, bool):
+        return "yes" if cell else "no"
+    if isinstance(cell, float):
+        return f"{cell:.5g}"
+    told = " ".join(str(cell).split())
+    return told if len(told) <= _WORD_WIDTH else told[: _WORD_WIDTH - 1] + "…"
+
+
+def _wide(table: Any) -> None:
+    """Rows are not broken: a pipe gets them whole, a terminal scrolls or wraps."""
+    out = Console(width=10_000, highlight=False, markup=False)
+    with out.capture() as captured:
+        out.print(table)
+    for line in captured.get().splitlines():
+        print(line.rstrip())
+
+
+def answer_fields(found: Answer) -> list[dict[str, Any]]:
+    return [plain(row) for row in found.fields()]
+
+
+def write_csv(found: Answer) -> None:
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(found.names)
+    writer.writerows(found.rows)

@@ -1,0 +1,132 @@
+"""What can be asked about: GPUs, models, ops, stacks, words, and the evidence that forecasts rest on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kernelcast._version import __version__
+from kernelcast.app.questions import KernelQuestion
+from kernelcast.app.questions.evidence import all_entries
+from kernelcast.app.questions.evidence import evidence as asked_evidence
+from kernelcast.app.report import json as as_json
+from kernelcast.app.web.asked import QUESTIONS, told_word, web_words
+from kernelcast.forecast import PREDICTORS
+from kernelcast.forecast.evidence import Entry
+from kernelcast.forecast.learned import WEIGHTS, load
+from kernelcast.hardware import Gpu, fabrics, gpu, gpu_ids
+from kernelcast.hardware.prices import read_prices
+from kernelcast.models import model, model_ids
+from kernelcast.models.precision import CACHE, Precision
+from kernelcast.models.precision import WEIGHTS as WEIGHT_FORMATS
+from kernelcast.ops import REGISTRY
+from kernelcast.stacks.stack import stack, stack_ids
+
+
+def families() -> list[str]:
+    return sorted(path.stem for path in WEIGHTS.glob("*.safetensors"))
+
+
+def load_family(name: str) -> None:
+    load(WEIGHTS, name)
+
+
+def about(limits: Mapping[str, Any]) -> dict[str, Any]:
+    found = KernelQuestion(op="gemm", parameters={"m": 1, "n": 1, "k": 1}, gpu="h200_sxm").answer()[0]
+    return {
+        "version": __version__,
+        "weights": found.predictor,
+        "predictors": list(PREDICTORS),
+        "calls_measured": sum(entry.calls for entry in all_entries()),
+        "gpus": len(gpu_ids()),
+        "models": len(model_ids()),
+        "ops": len(REGISTRY),
+        "limits": limits,
+    }
+
+
+def gpus() -> dict[str, Any]:
+    measured, prices = {entry.gpu for entry in all_entries()}, read_prices()
+    chips = sorted(map(gpu, gpu_ids()), key=_age)
+    return {
+        "gpus": [
+            {**as_json.gpu_summary(chip), "measured": chip.id in measured,
+             "usd_per_hour": prices[chip.id].usd_per_hour if chip.id in prices else None}
+            for chip in chips
+        ]
+    }  # fmt: skip
+
+
+def one_gpu(gpu_id: str) -> dict[str, Any]:
+    return as_json.gpu_fields(gpu(gpu_id))
+
+
+def models() -> dict[str, Any]:
+    found = {name: model(name) for name in model_ids()}
+    return {
+        "models": [
+            {"name": name, "parameters": m.parameters.total, "active_parameters": m.active_parameters.total,
+             "layers": m.layer_count, "hidden": m.hidden, "vocab": m.vocab, "max_context": m.max_context,
+             "kind": m.kind, "experts": m.active_parameters.total < m.parameters.total,
+             "dtype": Precision.of(m, None, None).label}
+            for name, m in found.items()
+        ]
+    }  # fmt: skip
+
+
+def ops() -> dict[str, Any]:
+    return {"ops": [as_json.op_fields(REGISTRY[op]) for op in sorted(REGISTRY)]}
+
+
+def stacks() -> dict[str, Any]:
+    found = [stack(name) for name in stack_ids()]
+    return {
+        "stacks": [{"id": one.id, "name": one.name, "schedules": bool(one.scheduler)} for one in found],
+        "fabrics": sorted(fabrics()),
+        "weight_formats": list(WEIGHT_FORMATS),
+        "cache_formats": list(CACHE),
+    }
+
+
+def words() -> dict[str, Any]:
+    return {command: [told_word(word) for word in web_words(command)] for command in QUESTIONS}
+
+
+def evidence(by: str = "kind", **only: Any) -> dict[str, Any]:
+    """As `kernelcast evidence --json` has it; ``only``: of these op, gpu, stack."""
+    return as_json.evidence_fields(asked_evidence(**only), by)
+
+
+def grid() -> dict[str, Any]:
+    """Evidence by GPU, op and stack: which of them were measured together."""
+    cells: dict[tuple[str, str, str], list[Entry]] = {}
+    for entry in all_entries():
+        cells.setdefault((entry.gpu, entry.op, str(entry.words["stack"])), []).append(entry)
+    axes = [sorted({key[at] for key in cells}) for at in range(3)]
+    return {
+        **dict(zip(("gpus", "ops", "stacks"), axes, strict=True)),
+        "cells": [
+            {"gpu": place, "op": op, "stack": runs, **_summed(members)}
+            for (place, op, runs), members in sorted(cells.items())
+        ],
+    }
+
+
+def _summed(members: list[Entry]) -> dict[str, Any]:
+    line = as_json.summed_evidence(members, "op")[0]
+    tested = sum(entry.tested for entry in members if entry.error is not None)  # what means of several cells weigh by
+    return {name: line[name] for name in ("kinds", "calls", "error", "inside")} | {"tested": tested}
+
+
+def _age(chip: Gpu) -> tuple[str, float, str]:
+    """Oldest architecture first, as `kernelcast gpus` has it."""
+    digits = re.sub(r"^[a-z]+", "", chip.compute_capability)
+    number = float(digits) if digits == chip.compute_capability else float(int(digits, 16))
+    return chip.vendor, number, chip.id
+
+
+LISTS: Mapping[str, Callable[..., Any]] = {
+    "about": about, "gpus": gpus, "gpu": one_gpu, "models": models, "ops": ops, "stacks": stacks, "words": words,
+    "evidence": evidence, "grid": grid,
+}  # fmt: skip

@@ -1,0 +1,212 @@
+"""Measured calls beside what a predictor says of them: the errors that a calibration is fitted to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernelcast.errors import KernelcastError
+from kernelcast.files import open_table
+from kernelcast.forecast import Predictor, Question
+from kernelcast.forecast.calibration import LEAST_WIDTH, REACH, words_of
+from kernelcast.forecast.call_table import BadRows, Rows, grouped
+from kernelcast.forecast.features import GPU_FEATURES, KEEP, aligned
+from kernelcast.forecast.impossible import add_too_fast
+from kernelcast.forecast.predict import CHUNK_CALLS, Conditions, ask, by_configuration
+from kernelcast.forecast.predict_table import rotations_of
+from kernelcast.forecast.prior import Placed, Prior, sharers
+from kernelcast.hardware import Gpu, gpu
+from kernelcast.machine.limits import Rotation
+from kernelcast.ops.base import Calls, Kernel
+
+Columns = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Errors:
+    """One family's measured calls. Rows are in an order of their own, so that the file's order cannot matter."""
+
+    family: str
+    names: tuple[str, ...]
+    values: NDArray[np.float32]
+    shared: tuple[tuple[str, str, str], ...]  # by code: format, stack and kind
+    code: NDArray[np.intp]  # which of them a row has
+    leaning: NDArray[np.float64]  # log of predicted over generic time
+    time_s: NDArray[np.float64]
+    low: NDArray[np.float64]  # the predictor's interval, as logs of time
+    high: NDArray[np.float64]
+    bound_s: NDArray[np.float64]
+    latency_s: NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.code)
+
+    @property
+    def target(self) -> NDArray[np.float64]:
+        """Log of measured over predicted; no prediction beats its bound, so no target asks for it."""
+        return np.log(np.maximum(self.latency_s, self.bound_s) / self.time_s)
+
+    @property
+    def width(self) -> NDArray[np.float64]:
+        """The standard deviation that the predictor gives itself, the unit of errors."""
+        return np.maximum((self.low + self.high) / (2 * REACH), LEAST_WIDTH)
+
+    def placed(self, prior: Prior) -> Placed:
+        """The calls as a prior sees them, in the digits that a file keeps."""
+        place = prior.places(self.names, self.values).astype(np.float16).astype(np.float64)
+        return Placed.of(place, self.leaning, self.shared, self.code)
+
+    def percent(self, correction: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Error of each call, in percent of the measured time, with this correction."""
+        time = np.maximum(self.time_s * np.exp(correction), self.bound_s)
+        return np.abs(time / self.latency_s - 1) * 100
+
+
+def read_measured(path: Path) -> dict[str, NDArray[Any]]:
+    """The columns of a table of measurements: calls, latency_us, and where given gpu and rotations."""
+    with open_table(path) as source:
+        for name in ("op", "latency_us"):
+            if name not in source.types:
+                have = ", ".join(source.types)
+                raise KernelcastError(f"{path}: a table of measurements needs a column '{name}'; this has {have}")
+        return source.columns("latency_us", "rotation", "input_rotation")
+
+
+def one_gpu(columns: Columns, wanted: Gpu | None) -> Gpu:
+    """The GPU that was measured: the one that is asked for, or the only one in the table."""
+    if "gpu" not in columns:
+        if wanted is None:
+            raise KernelcastError("which GPU was measured? give it with --gpu, or in a column 'gpu'")
+        return wanted
+    cells = {str(cell).strip() for cell in columns["gpu"] if cell is not None and str(cell).strip()}
+    own = (wanted.id, wanted.known_as) if wanted else ()  # of a file, which the catalogue does not know
+    found = sorted({wanted.known_as if wanted and cell in own else gpu(cell).id for cell in cells})
+    if len(found) > 1:
+        raise KernelcastError(f"measurements of {len(found)} GPUs ({', '.join(found)}): a calibration is of one")
+    if not found:
+        return one_gpu({}, wanted)
+    if wanted is not None and found[0] != wanted.known_as:
+        raise KernelcastError(f"the table was measured on {found[0]}, not on {wanted.id}")
+    return wanted or gpu(found[0])
+
+
+def latencies_us(columns: Columns, bad: BadRows) -> NDArray[np.float64]:
+    """The measured times; those that are none go to ``bad``."""
+    cells = columns["latency_us"]
+    plain = cells.filled(np.nan) if isinstance(cells, np.ma.MaskedArray) and cells.dtype.kind == "f" else cells
+    values = np.array([_number(cell) for cell in plain], dtype=np.float64)
+    bad.add(np.flatnonzero(~(np.isfinite(values) & (values > 0))), "latency_us must be a positive number")
+    return values
+
+
+def _number(cell: Any) -> float:
+    try:
+        return float(cell)
+    except (TypeError, ValueError):
+        return np.nan
+
+
+def errors(columns: Columns, chip: Gpu, base: Predictor, conditions: Conditions, bad: BadRows) -> dict[str, Errors]:
+    """What ``base`` says of every good row, by family."""
+    latency = latencies_us(columns, bad) * 1e-6
+    add_too_fast(dict(columns), latency * 1e6, chip, bad)
+    dropped = np.zeros(len(latency), dtype=bool)
+    dropped[list(bad.found)] = True
+    parts: dict[str, list[Errors]] = {}
+    for at, part in _said(columns, chip, base, conditions, bad, latency):
+        parts.setdefault(part.family, []).append(select(part, ~dropped[at]))
+    joined = {family: _ordered(_joined(found)) for family, found in sorted(parts.items())}
+    return {family: found for family, found in joined.items() if len(found)}
+
+
+def asked(
+    columns: Columns, chip: Gpu, base: Predictor, conditions: Conditions
+) -> dict[str, tuple[Errors, NDArray[np.intp]]]:
+    """The same of calls that nobody measured yet, with their rows; bad rows are left out."""
+    parts: dict[str, list[tuple[Rows, Errors]]] = {}
+    for at, part in _said(columns, chip, base, conditions, BadRows(), None):
+        parts.setdefault(part.family, []).append((at, part))
+    return {
+        family: (_joined([part for _, part in found]), np.concatenate([at for at, _ in found]))
+        for family, found in sorted(parts.items())
+    }
+
+
+def _said(
+    columns: Columns, chip: Gpu, base: Predictor, conditions: Conditions, bad: BadRows,
+    latency: NDArray[np.float64] | None,
+) -> Iterator[tuple[Rows, Errors]]:  # fmt: skip
+    """What ``base`` says of rows that share their words, and which they are. Without times as if it were right."""
+    rotations = rotations_of(columns, conditions)
+    for kernel, place, rows, calls in grouped(columns, chip, bad):
+        for at, question in questions(kernel, rows, calls, place, rotations, base):
+            said, found = base.estimate(question), question.features
+            yield (
+                at,
+                Errors(
+                    family=kernel.family,
+                    names=found.names,
+                    values=found.values,
+                    shared=(sharers(words_of(question)),),
+                    code=np.zeros(len(at), dtype=np.intp),
+                    leaning=np.log(said.time_s / found.estimate_s),
+                    time_s=said.time_s,
+                    low=np.log(said.time_s / said.low_s),
+                    high=np.log(said.high_s / said.time_s),
+                    bound_s=question.bound_s,
+                    latency_s=said.time_s if latency is None else latency[at],
+                ),
+            )
+
+
+def questions(
+    kernel: type[Kernel], rows: Rows, calls: Calls, place: Gpu, rotations: Rotation, base: Predictor
+) -> Iterator[tuple[Rows, Question]]:
+    """What ``base`` is asked, kind by kind as it answers, and the rows of the table."""
+    for own, match in by_configuration(kernel, calls, place, base):
+        members = np.arange(calls.count) if own is None else own
+        for start in range(0, len(members), CHUNK_CALLS):
+            at = members[start : start + CHUNK_CALLS]
+            part, sets = calls.take(at), rotations.part(rows[at])
+            yield rows[at], ask(kernel, part, place, sets, base, match=match, keep=KEEP)
+
+
+_TIMES = ("leaning", "time_s", "low", "high", "bound_s", "latency_s")
+
+
+def select(rows: Errors, keep: NDArray[Any]) -> Errors:
+    taken: dict[str, Any] = {name: getattr(rows, name)[keep] for name in ("values", "code", *_TIMES)}
+    return replace(rows, **taken)
+
+
+def _joined(parts: list[Errors]) -> Errors:
+    """One table; features that an op lacks are 0, and those that name the GPU say nothing here."""
+    names = tuple(n for n in dict.fromkeys(n for part in parts for n in part.names) if n not in GPU_FEATURES)
+    keys = [part.shared[0] for part in parts]
+    words = sorted(set(keys))
+    columns: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _TIMES}
+    return Errors(
+        family=parts[0].family,
+        names=names,
+        values=np.concatenate([aligned(part.names, part.values, names) for part in parts]),
+        shared=tuple(words),
+        code=np.concatenate([np.full(len(part), words.index(key)) for part, key in zip(parts, keys, strict=True)]),
+        **columns,
+    )
+
+
+def _ordered(rows: Errors) -> Errors:
+    """By words, features and time, whatever the order of the file."""
+    return select(rows, np.lexsort((rows.latency_s, *rows.values.T[::-1], rows.code)))
+
+
+def shapes(rows: Errors) -> NDArray[np.intp]:
+    """A number for each row, in random order: calls with the same features (another stack, or twice) share theirs."""
+    _, place = np.unique(rows.values, axis=0, return_inverse=True)
+    turn = np.random.default_rng(0).permutation(int(place.max()) + 1)
+    return np.asarray(turn[place.reshape(-1)], dtype=np.intp)

@@ -1,0 +1,229 @@
+"""Files of measurements, recognised by their keys: runs as a person writes them down, measured models, results of
+servers' benchmarks; and tables of calls."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from kernelcast.collect.calibrate.runs import PHASES, STEP_TIMES
+from kernelcast.errors import KernelcastError, unknown
+from kernelcast.files import ENDINGS, open_table
+from kernelcast.hardware import Gpu
+from kernelcast.inference.deployment import Layout
+from kernelcast.inference.forward import Deployment
+from kernelcast.inference.workload import Speculation, Workload
+from kernelcast.models import model
+from kernelcast.models.precision import Precision
+from kernelcast.serving.load.bench import result_kind
+from kernelcast.serving.load.inference_perf import is_report
+from kernelcast.stacks import stack
+
+# Words of a run, as `kernelcast infer` and `kernelcast trace` take them, and what each is
+_TEXT, _COUNT, _COUNTS = "a text", "a whole number, 0 or more", "a whole number or a list of them"
+_NUMBER, _YES = "a number", "true or false"
+_BATCH = {
+    "model": _TEXT, "gpu": _TEXT, "stack": _TEXT, "tp": _COUNT, "pp": _COUNT, "dp": _COUNT, "ep": _COUNT,
+    "batch": _COUNT, "input_len": _COUNTS, "output_len": _COUNTS, "cached": _COUNT, "chunk": _COUNT, "dtype": _TEXT,
+    "kv_dtype": _TEXT, "skew": _NUMBER, "micro_batches": _COUNT, "sequence_parallel": _YES, "draft_tokens": _COUNT,
+    "acceptance": _NUMBER, "draft_model": _TEXT,
+}  # fmt: skip
+_STEP = {
+    "model": _TEXT, "gpu": _TEXT, "mode": _TEXT, "batch": _COUNT, "seq": _COUNT, "dtype": _TEXT, "precision": _TEXT,
+    "cache": _YES, "logits": _TEXT, "image_size": _COUNT, "optimizer": _TEXT, "accumulate": _COUNT,
+    "attention": _TEXT, "checkpointing": _YES, "compile": _YES, "graph": _YES, "host": _TEXT,
+}  # fmt: skip
+_NOTES = ("name", "note", "date")
+_MODEL_CASES = "kernelcast model cases"
+_SERVED = ("arrival_s", "first_token_s", "last_token_s")
+
+
+@dataclass(frozen=True)
+class Record:
+    """One run as it was written down. ``config``: the model's own, where the file has it."""
+
+    kind: Literal["batch", "step"]
+    name: str
+    words: Mapping[str, Any]
+    measured: Mapping[str, float]  # seconds
+    config: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Input:
+    """What a file is. ``left_out``: what of it no forecast is made for, in words."""
+
+    path: Path
+    kind: Literal["calls", "bench", "runs"]
+    records: tuple[Record, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+
+def read_input(path: Path) -> Input:
+    if path.is_dir():
+        return Input(path, "bench")
+    if not path.is_file():
+        raise KernelcastError(f"no file {path}")
+    if path.suffix.lower() in (".csv", ".parquet"):
+        with open_table(path) as source:
+            served = all(name in source.types for name in _SERVED)
+        return Input(path, "bench" if served else "calls")
+    found = _content(path)
+    first = found[0] if isinstance(found, list) and found else found
+    if not isinstance(first, dict):
+        raise KernelcastError(
+            f"{path}: a run is an object of JSON with its words, as in {{'model': 'llama-3.1-8b', …}}"
+        )
+    if "op" in first and path.suffix.lower() in ENDINGS:
+        return Input(path, "calls")
+    if is_report(found) or result_kind(first) or all(name in first for name in _SERVED):
+        return Input(path, "bench")
+    if "cases" in first:
+        return _measured_models(path, first)
+    runs = found if isinstance(found, list) else [found]
+    return Input(path, "runs", tuple(_record(path, at, one) for at, one in enumerate(runs, 1)))
+
+
+def _content(path: Path) -> Any:
+    """The JSON of a file, plain or gzipped, or of its lines."""
+    raw = path.read_bytes()
+    try:
+        text = (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode("utf-8")
+    except (OSError, EOFError, UnicodeDecodeError):
+        raise KernelcastError(f"{path} is not text: runs are JSON, calls are CSV, Parquet or JSON lines") from None
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        said = f"line {error.lineno}: {error.msg}" if text.strip() else "it is empty"
+    try:
+        return [json.loads(line) for line in text.splitlines() if line.strip()] or _refuse(path, said)
+    except json.JSONDecodeError:
+        return _refuse(path, said)
+
+
+def _refuse(path: Path, said: str) -> Any:
+    raise KernelcastError(f"{path} is not JSON: {said}")
+
+
+# ---- runs as a person writes them down ----
+
+
+def _record(path: Path, at: int, found: Any) -> Record:
+    place = f"{path}: run {at}"
+    if not isinstance(found, dict):
+        raise KernelcastError(f"{place} must be an object with its words, not {found!r}")
+    kind: Literal["batch", "step"] = "step" if "mode" in found else "batch"
+    words, times = (_STEP, STEP_TIMES) if kind == "step" else (_BATCH, tuple(PHASES))
+    for name in found:
+        if name not in words and name not in times and name not in _NOTES:
+            raise KernelcastError(f"{place}: {unknown('key', name, (*words, *times, *_NOTES))}")
+    if "model" not in found:
+        raise KernelcastError(f"{place} does not name its model: give 'model', as in 'llama-3.1-8b'")
+    for name in words:
+        if name in found and not _fits(found[name], words[name]):
+            raise KernelcastError(f"{place}: {name} must be {words[name]}, not {found[name]!r}")
+    measured = {name: found[name] for name in times if name in found}
+    for name, value in measured.items():
+        if not _fits(value, _NUMBER) or not value > 0:
+            raise KernelcastError(f"{place}: {name} must be a positive number of seconds, not {value!r}")
+    if not measured:
+        raise KernelcastError(f"{place} has no measured time: give {' or '.join(times)}, in seconds")
+    if {"ttft_s", "prefill_s"} <= set(measured) or {"tpot_s", "decode_s"} <= set(measured):
+        raise KernelcastError(f"{place}: ttft_s and prefill_s of a batch are one time, and so are tpot_s and decode_s")
+    if len(measured) > 1:  # what the others add up to
+        measured.pop("total_s", None)
+    name = str(found.get("name") or f"{path.name}:{at} {found['model']}")
+    return Record(kind, name, {key: found[key] for key in words if key in found}, measured)
+
+
+def _fits(value: Any, what: str) -> bool:
+    if what == _COUNTS and isinstance(value, list):
+        return bool(value) and all(_fits(one, _COUNT) for one in value)
+    if what == _TEXT:
+        return isinstance(value, str)
+    if what == _YES or isinstance(value, bool):
+        return what == _YES and isinstance(value, bool)
+    if what == _NUMBER:
+        return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, int) and value >= 0
+
+
+def batch_of(record: Record, chip: Gpu) -> tuple[Deployment, Workload]:
+    """What a run's words say, as `kernelcast infer` takes them; what they leave out is as there."""
+    words = record.words
+    layout = Layout(words.get("tp", 1), words.get("pp", 1), words.get("dp", 1), words.get("ep", 1),
+                    words.get("sequence_parallel", False), words.get("micro_batches", 1))  # fmt: skip
+
+    def deployed(name: str) -> Deployment:
+        found = model(name)
+        formats = Precision.of(found, words.get("dtype"), words.get("kv_dtype"))
+        return Deployment(found, chip, stack(words.get("stack", "vllm")), formats, layout, words.get("skew", 0.0))
+
+    place, guesses = deployed(words["model"]), None
+    if words.get("draft_tokens"):
+        drafted = deployed(words["draft_model"]) if "draft_model" in words else None
+        guesses = Speculation(words["draft_tokens"], words.get("acceptance", 0.7), drafted)
+    inputs, outputs = _lengths(words, place)
+    cached = len(inputs) * (words["cached"],) if words.get("cached") else ()
+    if max(outputs) == 1 and not {"ttft_s", "prefill_s", "total_s"} & set(record.measured):
+        raise KernelcastError(f"{record.name}: answers of one token are not decoded: there is no time per token")
+    return place, Workload(inputs, outputs, cached, words.get("chunk"), guesses)
+
+
+def _lengths(words: Mapping[str, Any], place: Deployment) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    usual = 1 if place.model.kind == "encoder" else 128
+    sides = [words.get("input_len", 1024), words.get("output_len", usual)]
+    counts = {len(side) for side in sides if isinstance(side, list)} | ({words["batch"]} if "batch" in words else set())
+    if len(counts) > 1:
+        raise KernelcastError(f"batch, and lists of input_len and output_len, must be as many, not {sorted(counts)}")
+    count = counts.pop() if counts else 1
+    inputs, outputs = (tuple(side) if isinstance(side, list) else count * (side,) for side in sides)
+    return inputs, outputs
+
+
+# ---- whole models, as `kernelcast collect-models` keeps them ----
+
+
+def _measured_models(path: Path, found: Mapping[str, Any]) -> Input:
+    try:
+        if str(found.get("format", "")).startswith(_MODEL_CASES):
+            records = list(_model_cases(found))
+            decodes = sum(one["case"]["mode"] == "decode" for one in found["cases"])
+            left = (f"{decodes} decode steps, whose caches only the lab builds",) if decodes else ()
+        else:
+            records, left = list(_zoo_cases(path, found)), ()
+    except (KeyError, TypeError, IndexError, AttributeError) as error:
+        raise KernelcastError(f"{path}: not a file of measured models ({type(error).__name__} {error})") from None
+    if not records:
+        raise KernelcastError(f"{path} has no measured model that can be traced here")
+    return Input(path, "runs", tuple(records), left)
+
+
+def _zoo_cases(path: Path, found: Mapping[str, Any]) -> Iterator[Record]:
+    """Each model is a function of a file beside the measurements."""
+    for line in found["cases"]:
+        case = line["case"]
+        words = {"model": str(path.parent / case["build"]), "gpu": found["environment"]["gpu"], "mode": case["mode"],
+                 "batch": case["batch"], "dtype": case["dtype"], "optimizer": case["optimizer"]}  # fmt: skip
+        name = f"{case['build'].partition(':')[2]}/{case['mode']}/{case['dtype']}/{case['batch']}x{case['seq']}"
+        yield Record("step", name, words | {"seq": max(1, case["seq"])}, {"kernel_time_s": line["kernel_ms"] / 1e3})
+
+
+def _model_cases(found: Mapping[str, Any]) -> Iterator[Record]:
+    for line in found["cases"]:
+        case, profile = line["case"], line["measured"]["profile"]
+        if case["mode"] == "decode":
+            continue
+        config = dict(found["models"][case["model"]])
+        config["n_layer" if "n_layer" in config else "num_hidden_layers"] = case["layers"]
+        training = case["mode"] == "training"
+        words = {"model": case["model"], "gpu": found["environments"][line["run"]]["gpu"], "batch": case["batch"],
+                 "mode": "training" if training else "inference", "seq": case["seq"], "dtype": case["dtype"],
+                 "graph": case["launch"] == "graph", "cache": False, "precision": "pure"}  # fmt: skip
+        name = f"{case['model']}/{case['mode']}/{case['dtype']}/{case['batch']}x{case['seq']}"
+        yield Record("step", name, words, {"kernel_time_s": profile["kernel_sum_ms"] / 1e3}, config)

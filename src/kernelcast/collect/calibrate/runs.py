@@ -1,0 +1,219 @@
+"""Measured runs beside their forecasts, broken down into what scales may stretch: kinds of kernels, and the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernelcast.collect.calibrate.measured import questions
+from kernelcast.collect.calibrate.scales import Pieces, Seen
+from kernelcast.energy.power import throttled_s
+from kernelcast.forecast.call import columns_of
+from kernelcast.forecast.call_table import BadRows, grouped
+from kernelcast.forecast.calls import Call
+from kernelcast.forecast.predict import chosen
+from kernelcast.forecast.predict_table import rotations_of
+from kernelcast.forecast.run_scales import host_key, scale_keys
+from kernelcast.forecast.times import Times
+from kernelcast.inference.infer import Inference
+from kernelcast.inference.pass_times import PASS_SPREAD, Pass
+from kernelcast.interval import NOTHING, Interval
+from kernelcast.training.step import STEP_SPREAD, Step
+
+Doubles = NDArray[np.float64]
+Seconds = Mapping[str, float]  # by kind
+REST = ""  # what nothing scales: kernels that watts bind, gaps between kernels
+_Z80 = 1.2816  # standard deviations that a normal 80% interval reaches to either side
+_LEAST_SD = 1e-4  # a kind of which the forecast is sure
+
+# Numbers of a static batch that a run may have measured: phases that they add up
+PHASES = {"ttft_s": ("prefill",), "prefill_s": ("prefill",), "decode_s": ("decode",), "tpot_s": ("decode",),
+          "total_s": ("prefill", "decode")}  # fmt: skip
+STEP_TIMES = ("time_s", "kernel_time_s")  # and of a traced step, as `kernelcast trace` tells them
+
+
+def sd_of(low: float, high: float) -> float:
+    """Standard deviation of the log of what lies eight times of ten between two factors."""
+    return float(np.log(high / low)) / (2 * _Z80)
+
+
+# What whole passes and steps were off beyond their kernels; what differs from run to run is in it
+PASS_NOISE = sd_of(1 - PASS_SPREAD[0], 1 + PASS_SPREAD[1])
+STEP_NOISE = sd_of(1 - STEP_SPREAD[0], 1 + STEP_SPREAD[1])
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A run with what was measured of it; ``spans``: seconds by kind, with the interval of its forecast."""
+
+    name: str
+    seen: tuple[Seen, ...]
+    spans: Mapping[str, Interval]
+
+
+def prior_sds(runs: Iterable[Run]) -> dict[str, float]:
+    """Of the log of each scale: as far as the forecasts of the runs say that they may be off."""
+    found = summed((key, span) for run in runs for key, span in run.spans.items())
+    return {key: max(sd_of(span.low, span.high), _LEAST_SD) for key, span in sorted(found.items())}
+
+
+def summed(parts: Iterable[tuple[str, Interval]]) -> dict[str, Interval]:
+    found: dict[str, Interval] = {}
+    for key, span in parts:
+        found[key] = found.get(key, NOTHING) + span
+    return found
+
+
+class Kinds:
+    """Of which kinds calls on one GPU are: shares by key, which add up to 1."""
+
+    def __init__(self, times: Times) -> None:
+        self._times, self._known = times, dict[Call, Seconds]()
+
+    def learn(self, calls: Iterable[Call]) -> None:
+        """All of these that are not known yet, at once."""
+        new = list(dict.fromkeys(call for call in calls if call not in self._known))
+        if not new:
+            return
+        conditions, columns, bad = self._times.conditions, columns_of(new), BadRows()
+        base, rotations = chosen(conditions), rotations_of(columns, conditions)
+        for kernel, place, rows, calls_ in grouped(columns, self._times.gpu, bad):
+            for at, question in questions(kernel, rows, calls_, place, rotations, base):
+                shares = scale_keys(kernel.family, question.match.words or question.words, question.best)
+                for number, row in enumerate(at):
+                    self._known[new[row]] = {key: float(share[number]) for key, share in shares.items()}
+
+    def of(self, call: Call) -> Seconds:
+        return self._known[call]
+
+    def by_watts(self, call: Call, each_s: float, count: float) -> list[Seconds]:
+        """Of ``count`` calls that a lowered clock makes longer: by kind, or as the clock has it, whichever is longer;
+        nothing of others."""
+        longer_s = throttled_s(call, each_s, self._times)
+        if not longer_s > 0:
+            return []
+        return [_times(self.of(call), each_s * count), {REST: (each_s + longer_s) * count}]
+
+
+def pieces(groups: Sequence[Sequence[Seconds]]) -> Pieces:
+    """Of groups of alternatives, each its seconds by kind."""
+    keys = tuple(sorted({key for group in groups for one in group for key in one} - {REST}))
+    order = (*keys, REST)
+    return Pieces(keys, tuple(np.array([[one.get(key, 0.0) for key in order] for one in group]) for group in groups))
+
+
+# ---- a static batch ----
+
+
+def batch_run(name: str, found: Inference, measured: Mapping[str, float]) -> Run:
+    """``measured``: seconds by the names of ``PHASES``."""
+    kinds = Kinds(found.times)
+    kinds.learn(launch.call for one in found.passes for launch in one.run.launches)
+    seen, spans = [], dict[int, list[tuple[str, Interval]]]()
+    for what, time_s in measured.items():
+        passes = [one for one in found.passes if one.phase in PHASES[what] and one.count]
+        per = max(found.workload.outputs) - 1 if what == "tpot_s" else 1
+        groups = [
+            [_times(seconds, one.count / per) for seconds in group]
+            for one in passes
+            for group in _groups(one, found, kinds)
+        ]
+        seen.append(Seen(name, what, time_s, pieces(groups), PASS_NOISE))
+        spans |= {id(one): [(key, span * one.count) for key, span in _spans(one, kinds)] for one in passes}
+    every = (pair for one in spans.values() for pair in one if pair[0] != REST)
+    return Run(name, tuple(seen), summed(every))
+
+
+def _times(seconds: Seconds, count: float) -> Seconds:
+    return {key: time_s * count for key, time_s in seconds.items()}
+
+
+def _spans(one: Pass, kinds: Kinds) -> Iterator[tuple[str, Interval]]:
+    """The kernels of a pass by kind, and what is beside them, which comes last."""
+    launches = one.run.launches
+    for launch, ran in zip(launches, one.ran, strict=False):
+        yield from ((key, ran.span * share) for key, share in kinds.of(launch.call).items())
+    for ran in one.ran[len(launches) :]:
+        yield host_key(one.run.deployment.stack.id) if ran.bound_by == "host" else REST, ran.span
+
+
+def _groups(one: Pass, found: Inference, kinds: Kinds) -> list[list[Seconds]]:
+    """A pass as long as its kernels and what the host adds; or, where the GPU waits, as all that the host launches. A
+    kernel that watts bind is as long as they make it, or as it is itself."""
+    stack, decodes = one.run.deployment.stack, one.phase == "decode"
+    gpu = {key: span.value for key, span in summed(_spans(one, kinds)).items()}
+    host, groups = host_key(stack.id), []
+    if gpu.pop(REST, 0.0):
+        for launch, ran in zip(one.run.launches, one.ran, strict=False):
+            group = kinds.by_watts(launch.call, ran.time_s / ran.launches, ran.launches)
+            groups += [group] if group else []
+            for key, time_s in group[0].items() if group else ():
+                gpu[key] -= time_s
+    draft = one.run.deployment is not found.deployment  # the host calls it together with the model
+    own_s = 0.0 if draft else stack.step_s if decodes else stack.prefill_s
+    waits = gpu.get(host, 0.0) > own_s * (1 + 1e-9) and not stack.replays(one.run.batch.tokens, decodes=decodes)
+    return [*groups, [{**gpu, host: own_s}, {host: sum(gpu.values())}] if waits else [gpu]]
+
+
+# ---- a traced step ----
+
+
+def step_run(name: str, step: Step, measured: Mapping[str, float]) -> Run:
+    """``measured``: seconds by the names of ``STEP_TIMES``."""
+    kinds = Kinds(step.times)
+    kinds.learn(launch.call for op in step.kernels for launch in op.launched)
+    keys, seconds, limited = _by_kernel(step, kinds)
+    host, seen = host_key(step.host.id), []
+    for what, time_s in measured.items():
+        forecast = _wall(step, keys, seconds, host) if what == "time_s" else _kernels(keys, seconds, limited)
+        one = Seen(name, what, time_s, forecast, STEP_NOISE)
+        waits = one.shares.get(host, 0.0)  # for a host, which is another from model to model and from hour to hour
+        seen.append(replace(one, noise=STEP_NOISE * (1 - waits) + _host_sd(step) * waits))
+    spans = [
+        (key, step.times[launch.call].span * (launch.count * share))
+        for op in step.kernels
+        for launch in op.launched
+        for key, share in kinds.of(launch.call).items()
+    ]
+    if "time_s" in measured and not step.graph:
+        launched = float(step.launched_s[-1])
+        spans.append((host, Interval(launched, launched * (1 - step.host.faster), launched * (1 + step.host.slower))))
+    return Run(name, tuple(seen), summed(spans))
+
+
+def _host_sd(step: Step) -> float:
+    return sd_of(1 - step.host.faster, 1 + step.host.slower)
+
+
+def _by_kernel(step: Step, kinds: Kinds) -> tuple[tuple[str, ...], Doubles, list[list[Seconds]]]:
+    """Seconds of each op of the queue, by kind; and the launches that watts bind, apart."""
+    keys = tuple(sorted({key for op in step.kernels for launch in op.launched for key in kinds.of(launch.call)}))
+    place = {key: at for at, key in enumerate(keys)}
+    seconds, limited = np.zeros((len(step.kernels), len(keys))), []
+    for row, op in enumerate(step.kernels):
+        for launch in op.launched:
+            each_s = step.times[launch.call].span.value
+            if group := kinds.by_watts(launch.call, each_s, launch.count):
+                limited.append(group)
+                continue
+            for key, share in kinds.of(launch.call).items():
+                seconds[row, place[key]] += each_s * launch.count * share
+    return keys, seconds, limited
+
+
+def _kernels(keys: tuple[str, ...], seconds: Doubles, limited: list[list[Seconds]]) -> Pieces:
+    return pieces([[dict(zip(keys, seconds.sum(axis=0).tolist(), strict=True))], *limited])
+
+
+def _wall(step: Step, keys: tuple[str, ...], seconds: Doubles, host: str) -> Pieces:
+    """A stream ends when the host has launched one of its kernels, and that and all behind it have run
+    (``stream_ends``): an alternative for each kernel. A graph is launched once."""
+    rest = step.busy_s - seconds.sum(axis=1)  # gaps, and what watts bind
+    behind = np.cumsum(np.column_stack([seconds, rest])[::-1], axis=0)[::-1]
+    if step.graph:
+        behind[:, -1] += step.launched_s
+        return Pieces(keys, (behind,))
+    return Pieces((*keys, host), (np.insert(behind, len(keys), step.launched_s, axis=1),))

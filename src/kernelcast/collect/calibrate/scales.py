@@ -1,0 +1,182 @@
+"""Whole runs -> a factor for each kind of kernel that they saw. Bayesian, so that a run moves what it says much of.
+
+The log of a measured time is the log of its forecast, with every kind of kernel (and the host) so many times as long,
+and noise. The logs of these factors have priors around 0, as wide as the forecast says that it may be off. What is most
+likely is found by Gauss's and Newton's steps; how sure it is, by the curvature there (Laplace). A kind without a share
+in any run has no slope anywhere, and stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernelcast.forecast.run_scales import Scale
+
+Doubles = NDArray[np.float64]
+_STEPS, _HALVES = 50, 30
+_ENOUGH = 1e-9  # a step below this is the last
+
+
+class Forecast(Protocol):
+    """A time as a function of scales."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The kinds that it depends on."""
+        ...
+
+    def at(self, log_scales: Doubles) -> tuple[float, Doubles]:
+        """The log of seconds with these scales, one a key, and its slopes: shares of the time."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Pieces:
+    """Work one after another: the sum of ``groups``, each as long as the longest of its alternatives (the GPU, or the
+    host that it waits for). An alternative is a row of seconds by key; its last column is what nothing scales."""
+
+    keys: tuple[str, ...]
+    groups: tuple[Doubles, ...]
+
+    def at(self, log_scales: Doubles) -> tuple[float, Doubles]:
+        scaled = np.append(np.exp(log_scales), 1.0)
+        taken = np.zeros(len(scaled))
+        for group in self.groups:
+            seconds = group * scaled
+            taken += seconds[np.argmax(seconds.sum(axis=1))]
+        total = taken.sum()
+        return float(np.log(total)), taken[:-1] / total
+
+
+@dataclass(frozen=True, eq=False)
+class Slopes:
+    """What a simulation gave, and how it follows each scale."""
+
+    keys: tuple[str, ...]
+    time_s: float
+    slopes: Doubles
+
+    def at(self, log_scales: Doubles) -> tuple[float, Doubles]:
+        return float(np.log(self.time_s) + self.slopes @ log_scales), self.slopes
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """One measured number of a run beside its forecast. ``noise``: standard deviation of the log."""
+
+    run: str
+    what: str
+    measured_s: float
+    forecast: Forecast
+    noise: float
+
+    @property
+    def error(self) -> float:
+        """Without scales: predicted over measured, less 1."""
+        return self.error_with({})
+
+    def error_with(self, scales: Mapping[str, float]) -> float:
+        log_s, _ = self.forecast.at(np.array([scales.get(key, 0.0) for key in self.forecast.keys]))
+        return float(np.exp(log_s) / self.measured_s - 1)
+
+    @property
+    def shares(self) -> dict[str, float]:
+        _, slopes = self.forecast.at(np.zeros(len(self.forecast.keys)))
+        return dict(zip(self.forecast.keys, slopes.tolist(), strict=True))
+
+
+@dataclass(frozen=True, eq=False)
+class Solved:
+    """The logs of scales by key, and their covariance. ``contradiction``: how many times its noise the runs lie from
+    one another and from what the priors allow; 1 where they agree."""
+
+    keys: tuple[str, ...]
+    log_scales: Doubles
+    covariance: Doubles = field(repr=False)
+    contradiction: float
+
+    @property
+    def by_key(self) -> dict[str, float]:
+        return dict(zip(self.keys, self.log_scales.tolist(), strict=True))
+
+    @property
+    def sds(self) -> Doubles:
+        return np.sqrt(np.diag(self.covariance))
+
+
+def solve(seen: Sequence[Seen], prior_sds: Mapping[str, float]) -> Solved:
+    """The most likely scales of all keys that have a prior."""
+    problem = _Problem(seen, prior_sds)
+    at = np.zeros(len(problem.keys))
+    cost, errors, slopes = problem.at(at)
+    for _ in range(_STEPS):
+        step = np.linalg.solve(problem.curvature(slopes), slopes.T @ (errors / problem.noise**2) - at / problem.sd**2)
+        for _ in range(_HALVES):
+            new_cost, new_errors, new_slopes = problem.at(at + step)
+            if new_cost <= cost:
+                break
+            step = step / 2
+        else:
+            break
+        at, cost, errors, slopes = at + step, new_cost, new_errors, new_slopes
+        if np.abs(step).max(initial=0.0) < _ENOUGH:
+            break
+    # Runs that agree leave a cost of one for each of them, on average; where more is left, noise was more than we took
+    # it for, and runs say less.
+    contradiction = float(np.sqrt(max(1.0, cost / max(1, len(seen)))))
+    covariance = np.asarray(np.linalg.inv(problem.curvature(slopes, contradiction)), dtype=np.float64)
+    return Solved(problem.keys, at, covariance, contradiction)
+
+
+class _Problem:
+    """Errors of all runs in the keys of the priors."""
+
+    def __init__(self, seen: Sequence[Seen], prior_sds: Mapping[str, float]) -> None:
+        self.keys, self.seen = tuple(prior_sds), seen
+        self.sd = np.array(list(prior_sds.values()))
+        self.noise = np.array([one.noise for one in seen])
+        place = {key: at for at, key in enumerate(self.keys)}
+        self._own = [np.array([place[key] for key in one.forecast.keys], dtype=np.intp) for one in seen]
+        self._target = np.log([one.measured_s for one in seen])
+
+    def at(self, log_scales: Doubles) -> tuple[float, Doubles, Doubles]:
+        """The cost (squares in units of their noise), the logs of measured over predicted, and the slopes."""
+        errors, slopes = self._target.copy(), np.zeros((len(self.seen), len(self.keys)))
+        for row, (one, own) in enumerate(zip(self.seen, self._own, strict=True)):
+            log_s, shares = one.forecast.at(log_scales[own])
+            errors[row] -= log_s
+            slopes[row, own] = shares
+        cost = np.sum((errors / self.noise) ** 2) + np.sum((log_scales / self.sd) ** 2)
+        return float(cost), errors, slopes
+
+    def curvature(self, slopes: Doubles, contradiction: float = 1.0) -> Doubles:
+        weighed = slopes / (contradiction * self.noise[:, None])
+        return np.asarray(weighed.T @ weighed + np.diag(self.sd**-2.0))
+
+
+def left_out(seen: Sequence[Seen], prior_sds: Mapping[str, float]) -> list[float]:
+    """Error of each number (predicted over measured, less 1) with the scales that the other runs give."""
+    found = []
+    others: dict[str, dict[str, float]] = {}
+    for one in seen:
+        if one.run not in others:
+            others[one.run] = solve([other for other in seen if other.run != one.run], prior_sds).by_key
+        found.append(one.error_with(others[one.run]))
+    return found
+
+
+def scales_of(solved: Solved, seen: Sequence[Seen], prior_sds: Mapping[str, float]) -> dict[str, Scale]:
+    """The scales of what had a share in some run; what none saw is not scaled."""
+    found = {}
+    for key, log_scale, sd in zip(solved.keys, solved.log_scales, solved.sds, strict=True):
+        shares = np.array([one.shares.get(key, 0.0) for one in seen])
+        runs = {one.run for one, share in zip(seen, shares, strict=True) if share}
+        if runs:
+            prior = prior_sds[key]
+            found[key] = Scale(float(log_scale), float(min(sd, prior)), prior, float(shares.mean()), len(runs))
+    return found

@@ -1,0 +1,136 @@
+"""Which calls to measure next: those that tell most of all the others, by the prior of a family's errors.
+
+Of every candidate the process knows how much of the others' variance it would take away; the best is taken, and the
+others' covariances are conditioned on it, call by call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernelcast.collect.calibrate.make import prior_of
+from kernelcast.collect.calibrate.measured import Columns, Errors, asked
+from kernelcast.errors import KernelcastError
+from kernelcast.forecast import Calibration
+from kernelcast.forecast.calibration import FamilyCalibration
+from kernelcast.forecast.predict import DEFAULT, Conditions, chosen
+from kernelcast.forecast.prior import Doubles, Placed, Prior, Setting
+from kernelcast.hardware import Gpu
+
+_REFERENCE = 500  # candidates of a family for which the others speak
+_POOL = 1500  # of a family that are looked at
+_MEAN = np.sqrt(2 / np.pi)
+
+
+@dataclass(frozen=True)
+class Telling:
+    """Rows of the candidates, the most telling first, and the mean error in % that is expected of all of them: before
+    any is measured, and after all of these were."""
+
+    rows: NDArray[np.intp]
+    before: float
+    after: float
+
+
+def next_calls(
+    candidates: Columns,
+    count: int,
+    target: Gpu,
+    conditions: Conditions = DEFAULT,
+    calibration: Calibration | None = None,
+) -> Telling:
+    """``count`` of the candidate calls (columns as in any table), after what a calibration knows already."""
+    if calibration is not None:
+        calibration.check_gpu(target.known_as)
+    base = chosen(conditions)
+    found = asked(candidates, target, base, conditions)
+    if not found:
+        raise KernelcastError("no call to choose from")
+    parts = []
+    for name, (rows, at) in found.items():
+        known = calibration.families.get(name) if calibration else None
+        keep = np.arange(len(rows))
+        if len(rows) > _POOL:
+            keep = np.sort(np.random.default_rng(0).choice(len(rows), _POOL, replace=False))
+        prior = known.prior if known else prior_of(rows, base)
+        parts.append(_Candidates(rows, at, keep, prior, known))
+    picked: list[tuple[int, int]] = []
+    gains = [part.gain for part in parts]
+    while len(picked) < min(count, sum(len(part.keep) for part in parts)):
+        best = int(np.argmax([gain.max() for gain in gains]))
+        picked.append((best, parts[best].take(int(np.argmax(gains[best])))))
+        gains[best] = parts[best].gain
+    order = np.array([parts[family].at[row] for family, row in picked], dtype=np.intp)
+    total = sum(len(part.reference) for part in parts)
+    before, after = (100 * sum(np.sum(part.errors[side]) for part in parts) / total for side in (0, 1))
+    return Telling(order, float(before), float(after))
+
+
+class _Candidates:
+    """One family's candidates, and how much each would tell of the reference calls."""
+
+    def __init__(
+        self, rows: Errors, at: NDArray[np.intp], keep: NDArray[np.intp], prior: Prior, known: FamilyCalibration | None
+    ) -> None:
+        setting = known.setting if known else Setting()
+        self.at, self.keep = at, keep
+        rng = np.random.default_rng(1)
+        self.reference = keep if len(keep) <= _REFERENCE else np.sort(rng.choice(keep, _REFERENCE, replace=False))
+        placed, points = _beside(rows, prior, known)
+        pool, reference = placed.select(keep), placed.select(self.reference)
+        self.noise = prior.noise * setting.noise
+        self.among = prior.covariance(pool, pool, setting)
+        self.across = prior.covariance(pool, reference, setting)
+        self.left = prior.variance(reference, setting)
+        if known is not None and points is not None:  # on the calls that say how sure a calibration is
+            mine, theirs = (prior.covariance(c, points, setting) @ known.factor.T for c in (pool, reference))
+            self.among -= mine @ mine.T
+            self.across -= mine @ theirs.T
+            self.left = self.left - np.sum(theirs**2, axis=1)
+        self.own = np.diag(self.among).copy()
+        self.taken: list[Doubles] = []  # columns of the Cholesky factor, one a call that was taken
+        self.width = rows.width[self.reference]
+        self.before = self._expected()
+        self.free = np.ones(len(keep), dtype=bool)
+
+    def _expected(self) -> Doubles:
+        """Size of the error that is expected of each reference call."""
+        return np.asarray(_MEAN * self.width * np.sqrt(np.maximum(self.left, 0) + self.noise))
+
+    @property
+    def errors(self) -> tuple[Doubles, Doubles]:
+        """Expected of the reference calls, before any was taken and now."""
+        return self.before, self._expected()
+
+    @property
+    def gain(self) -> Doubles:
+        """Of each candidate: the variance of the reference calls that it would take away."""
+        told = (self.across**2 @ self.width**2) / (np.maximum(self.own, 0) + self.noise)
+        return np.where(self.free, told, -1.0)
+
+    def take(self, row: int) -> int:
+        """A candidate: the others are told by it from now on."""
+        column = self.among[:, row] - sum((one * one[row] for one in self.taken), np.zeros(len(self.own)))
+        scale = np.sqrt(max(float(self.own[row]), 0.0) + self.noise)
+        column, theirs = column / scale, self.across[row] / scale
+        self.taken.append(column)
+        self.own = self.own - column**2
+        self.left = self.left - theirs**2
+        self.across = self.across - np.outer(column, theirs)
+        self.free[row] = False
+        return int(self.keep[row])
+
+
+def _beside(rows: Errors, prior: Prior, known: FamilyCalibration | None) -> tuple[Placed, Placed | None]:
+    """The candidates, and the calls that a calibration knows, numbered by the same words."""
+    if known is None:
+        return rows.placed(prior), None
+    few, count = known.few, len(rows)
+    place = np.concatenate([rows.placed(prior).place, known.place[few]])
+    leaning = np.concatenate([rows.leaning, known.leaning[few]])
+    code = np.concatenate([rows.code, known.code[few] + len(rows.shared)])
+    both = Placed.of(place, leaning, (*rows.shared, *known.words), code)
+    return both.select(np.arange(count)), both.select(np.arange(count, len(both)))

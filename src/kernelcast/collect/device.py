@@ -1,0 +1,143 @@
+"""The GPU of this machine: what it is, and a call's time and kernels on it."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from kernelcast.collect.choose import Wanted
+from kernelcast.collect.pool import Pool
+from kernelcast.collect.profiling import Launched, profiled
+from kernelcast.collect.runners import Prepared, prepared
+from kernelcast.collect.session import DeviceLostError
+from kernelcast.collect.timing import Timing, stream, timed
+from kernelcast.errors import KernelcastError
+from kernelcast.forecast.predict import Conditions, predict
+from kernelcast.hardware import Gpu, gpu
+
+_POOL_SHARE = 0.08  # of the free memory, twice for each of up to four number formats
+_SMALLEST_POOL = 2**30
+
+
+def identified(name: str | None = None) -> Gpu:
+    """The catalogue's entry for this machine's GPU, or for ``name``."""
+    if name:
+        return gpu(name)
+    seen = torch.cuda.get_device_name()
+    try:
+        return gpu(seen)
+    except KernelcastError:
+        raise KernelcastError(
+            f"this GPU calls itself {seen!r}, which the catalogue does not know: give --gpu"
+        ) from None
+
+
+class CudaDevice:
+    """Measures calls on the current CUDA device."""
+
+    def __init__(self, target: Gpu, *, profile: bool = True) -> None:
+        properties = torch.cuda.get_device_properties(0)
+        free, _ = torch.cuda.mem_get_info()
+        self._pool = Pool(max(_SMALLEST_POOL, int(free * _POOL_SHARE)), properties.L2_cache_size)
+        self._target = target
+        self._profile = profile
+
+    def measure(self, wanted: Wanted) -> dict[str, Any]:
+        self._pool.warm = wanted.warm
+        try:
+            if type(wanted.call).summed:
+                return self._ran(wanted)
+            try:
+                timing, ready = self._timed(wanted)
+            except torch.OutOfMemoryError:  # perhaps of memory that graphs of earlier calls hold
+                torch.cuda.empty_cache()
+                timing, ready = self._timed(wanted)
+        except Exception as error:
+            _alive(error)
+            raise
+        return {
+            "latency_us": round(timing.seconds * 1e6, 4),
+            "spread": round(timing.spread, 4),
+            "replays": timing.replays,
+            "launches": timing.launches,
+            "rotation": len(ready.launches),
+            "kernel_source": ready.source,
+        }
+
+    def _ran(self, wanted: Wanted) -> dict[str, Any]:
+        """Once, so that its libraries are ready: the profile tells what its kernels take (``describe``)."""
+        with torch.cuda.stream(stream()):
+            ready = prepared(wanted.call, self._pool)
+            ready.launches[0]()
+            torch.cuda.synchronize()
+        return {"launches": 1, "rotation": 1, "kernel_source": ready.source}
+
+    def _timed(self, wanted: Wanted) -> tuple[Timing, Prepared]:
+        with torch.cuda.stream(stream()):
+            ready = prepared(wanted.call, self._pool)
+        guess = predict(wanted.call, self._target, Conditions(predictor="generic")).time_s
+        return timed(ready.launches, guess), ready
+
+    def describe(self, batch: Sequence[Wanted]) -> list[dict[str, Any]]:
+        if not self._profile or not batch:
+            return [{} for _ in batch]
+        self._pool.warm = True  # one set will do
+        makers = [lambda wanted=wanted: prepared(wanted.call, self._pool).launches[0] for wanted in batch]
+        return [_longest(kernels) for kernels in profiled(makers)]
+
+
+def _alive(error: Exception) -> None:
+    """A fault of one kernel (a bad address, say) ends every later call of the process: then nothing can go on."""
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        raise DeviceLostError(" ".join(str(error).split())[:200]) from None
+
+
+def _longest(launched: Sequence[Launched]) -> dict[str, Any]:
+    """How many kernels a call has, what they take together, and the longest of them, flat."""
+    kernels = [one for one in launched if one.grid]
+    if not kernels:
+        return {"kernels": 0}
+    longest = max(kernels, key=lambda kernel: kernel.time_us)
+    return {
+        "kernels": len(kernels),
+        "kernels_us": round(sum(one.time_us for one in launched), 3),
+        "kernel_name": longest.name,
+        "grid": "x".join(map(str, longest.grid)),
+        "block": "x".join(map(str, longest.block)),
+        "registers": longest.registers,
+        "smem_bytes": longest.smem_bytes,
+    }
+
+
+def facts() -> dict[str, str]:
+    """The machine and its software, as far as they say."""
+    import triton
+
+    found = {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "cuda": str(torch.version.cuda),
+        "cudnn": str(torch.backends.cudnn.version()),
+        "triton": triton.__version__,
+    }
+    try:
+        import flashinfer
+
+        found["flashinfer"] = flashinfer.__version__
+    except ImportError:
+        pass
+    query = "driver_version,clocks.sm,clocks.mem,power.limit,temperature.gpu"
+    try:
+        told = subprocess.run(
+            ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"],
+            capture_output=True, text=True, timeout=10, check=True,
+        ).stdout  # fmt: skip
+        found |= dict(zip(query.split(","), (part.strip() for part in told.split("\n")[0].split(",")), strict=True))
+    except (OSError, subprocess.SubprocessError, ValueError):
+        pass
+    return found

@@ -1,0 +1,143 @@
+"""Joules of work that a GPU repeats: the driver's energy counter between two of its changes, while nothing waits.
+
+A workload is repeated for about a second, so that the counter (which moves every 20 to 100 ms), the clocks and the
+voltage settle. Joules a call are watts times the seconds that a call takes meanwhile, at the clock that the power limit
+leaves: both belong to work that goes on, not to a single call on a GPU that rested.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Protocol
+
+from kernelcast.collect.nvml import State
+from kernelcast.errors import KernelcastError
+
+WARM_S = 0.3  # before the window: clocks and voltage settle
+WINDOW_S = 0.65
+_POLL_S = 2e-3
+_STATE_S = 20e-3
+_MOST_SERIES = 64
+
+
+class Meter(Protocol):
+    """Where readings come from: NVML, or something that stands in for it in a test."""
+
+    def energy_j(self) -> float | None: ...
+
+    def state(self) -> State: ...
+
+
+class Load(Protocol):
+    """Work that repeats."""
+
+    def push(self) -> int:
+        """Gives the GPU some more, waits while it has enough; the calls that were given."""
+        ...
+
+    def finish(self) -> None:
+        """Waits until all is done."""
+        ...
+
+
+class Idle:
+    """Nothing to do."""
+
+    def push(self) -> int:
+        time.sleep(_STATE_S)
+        return 0
+
+    def finish(self) -> None:
+        pass
+
+
+@dataclass
+class Readings:
+    """What a thread reads while work repeats; ``energy`` is (time, joules since some start) pairs."""
+
+    meter: Meter
+    clock: Callable[[], float] = time.perf_counter
+    energy: list[tuple[float, float]] = field(default_factory=list)
+    states: list[tuple[float, State]] = field(default_factory=list)
+    _stop: threading.Event = field(default_factory=threading.Event)
+
+    def __enter__(self) -> Readings:
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _read(self) -> None:
+        next_state = 0.0
+        while not self._stop.is_set():
+            before = self.clock()
+            joules = self.meter.energy_j()
+            if joules is not None:
+                self.energy.append(((before + self.clock()) / 2, joules))
+            if before >= next_state:
+                self.states.append((before, self.meter.state()))
+                next_state = before + _STATE_S
+            time.sleep(_POLL_S)
+
+
+def measured(
+    load: Load,
+    meter: Meter,
+    warm_s: float = WARM_S,
+    window_s: float = WINDOW_S,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, Any]:
+    """Watts of a load over a window after a warm-up, and the wall seconds of a call."""
+    with Readings(meter, clock) as readings:
+        begin = clock()
+        while clock() - begin < warm_s:
+            load.push()
+        load.finish()
+        start, calls = clock(), 0
+        while (stop := clock()) - start < window_s:
+            calls += load.push()
+        load.finish()
+        stop = clock()
+    found = {"seconds_per_call": (stop - start) / calls if calls else None, "calls": calls,
+             "window_s": round(stop - start, 4), "started": begin}  # fmt: skip
+    return found | summary(readings.energy, readings.states, start, stop)
+
+
+def summary(
+    energy: Sequence[tuple[float, float]], states: Sequence[tuple[float, State]], start: float, stop: float
+) -> dict[str, Any]:
+    """Watts between the first and last change of the counter inside of the window; medians of the rest."""
+    inside = [state for at, state in states if start <= at <= stop]
+    changes = [after for before, after in pairwise(energy) if after[1] != before[1]]
+    kept = [change for change in changes if start <= change[0] <= stop]
+    drawn = [state.power_w for state in inside if state.power_w is not None]
+    instant_w = statistics.fmean(drawn) if drawn else None
+    counted_w = None
+    if len(kept) >= 2:
+        (first_s, first_j), (last_s, last_j) = kept[0], kept[-1]
+        counted_w = (last_j - first_j) / (last_s - first_s)
+    power_w = counted_w if counted_w is not None else instant_w
+    if power_w is None:
+        raise KernelcastError("the driver tells neither energy nor power of this GPU")
+    series = [(round((at - start) * 1e3, 1), round(joules - changes[0][1], 3)) for at, joules in changes[:_MOST_SERIES]]
+    reasons = 0
+    for state in inside:
+        reasons |= state.reasons or 0
+    return {
+        "power_w": round(power_w, 3), "counted_w": counted_w, "instant_w": instant_w, "updates": len(kept),
+        "sm_mhz": _mean([state.sm_mhz for state in inside]), "memory_mhz": _mean([s.memory_mhz for s in inside]),
+        "temperature_c": _mean([state.temperature_c for state in inside]), "reasons": reasons, "series": series,
+    }  # fmt: skip
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return round(statistics.fmean(known), 2) if known else None

@@ -1,0 +1,228 @@
+"""Measure the host of this machine: what its Python and driver take for a kernel, a view, a call, an autograd op.
+
+Small models run with the GPU nearly idle, so that a step takes as long as the host does. The same models are traced,
+and the costs of a ``Host`` are those that explain all steps best. Needs torch and CUDA.
+"""
+
+from __future__ import annotations
+
+import gc
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from kernelcast.collect.host_programs import programs
+from kernelcast.files import complete
+from kernelcast.forecast.predict import Conditions
+from kernelcast.forecast.times import Times
+from kernelcast.hardware import Gpu
+from kernelcast.ops.work import Array
+from kernelcast.schedule import host
+from kernelcast.schedule.host import COSTS, Host
+from kernelcast.tracing import MODES, trace
+from kernelcast.tracing.aten import Settings, cost
+from kernelcast.tracing.traced import Trace
+from kernelcast.training.queued import host_counts, predicted
+
+_WARM_UPS, _ROUNDS, _REPEATS = 3, 4, 8  # in rounds over all programs: a host's speed drifts within seconds
+# How far proportions of costs differ from those of the host that ships, as a share: what noisy programs do not tell
+# apart stays in proportion. By programs left out of three measured hosts: 16% off with 0.1 to 0.2, 17% with 0.5.
+_SPREAD = 0.15
+_KERNELS = 300  # of a graph, and behind one another in a stream
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A program as it ran: seconds of its steps, and how often it has each of the host's costs."""
+
+    name: str
+    seconds: tuple[float, ...]
+    counts: Mapping[str, float]
+
+    @property
+    def median_s(self) -> float:
+        return statistics.median(self.seconds)
+
+
+def counts_of(found: Trace, target: Gpu) -> dict[str, float]:
+    """How often a step has each of ``COSTS``; kernels as the rules of ATen ops say."""
+    times = Times(target, Conditions(predictor="generic"))
+    settings = Settings(capability=target.compute_capability, l2_bytes=target.l2_bytes)
+    ran = predicted(found.ops, times, lambda op: cost(op, settings))
+    counts = {name: float(np.sum(count)) for name, count in host_counts(found).items()}
+    return counts | {"launch_s": float(sum(one.launches for one in ran if one))}
+
+
+def measured_host(target: Gpu, say: Callable[[int, int], None] = lambda done, total: None) -> Host:
+    """What the host of this machine takes."""
+    return fitted(timed_programs(target, torch.device("cuda"), say), _gaps())
+
+
+def timed_programs(
+    target: Gpu,
+    device: torch.device,
+    say: Callable[[int, int], None] = lambda done, total: None,
+    rounds: int = _ROUNDS,
+    repeats: int = _REPEATS,
+) -> list[Timed]:
+    """Each program on the device, in inference and in training."""
+    with device:
+        made = [(f"{name}, {mode}", model, inputs, mode) for name, model, inputs in programs() for mode in MODES]
+    taken: dict[str, tuple[float, ...]] = {name: () for name, *_ in made}
+    for done in range(rounds):
+        for at, (name, model, inputs, mode) in enumerate(made):
+            say(done * len(made) + at, rounds * len(made))
+            taken[name] += _seconds(model, inputs, mode, device, repeats)
+    return [
+        Timed(name, taken[name], counts_of(trace(model, inputs, mode, optimizer="adamw"), target))  # type: ignore[arg-type]
+        for name, model, inputs, mode in made
+    ]
+
+
+def fitted(timed: Sequence[Timed], gaps: Mapping[str, float]) -> Host:
+    """The costs that explain the programs best: least squares of relative errors, with a weak pull to the proportions
+    of the host that ships; and how far single steps and programs lie from them."""
+    usual = host("server")
+    prior = np.array([getattr(usual, name) for name in COSTS])
+    counts = np.array([[one.counts[name] for name in COSTS] for one in timed]) * prior
+    taken = np.array([one.median_s for one in timed])
+    shares = counts / taken[:, None]
+    scale = float(np.median(1 / shares.sum(axis=1)))
+    noise = float(np.std(shares @ _positive(shares, scale, pull=0.05) - 1)) + 0.01  # of a step that is well explained
+    factors = _positive(shares, scale, pull=noise / (_SPREAD * scale))
+    off = shares @ factors  # predicted over measured
+    steps = np.concatenate([np.array(one.seconds) / one.median_s for one in timed])
+    low, high = (float(np.quantile(1 / off, q) * np.quantile(steps, q)) for q in (0.1, 0.9))
+    error = 100 * float(np.abs(off - 1).mean())
+    about = {"programs": f"{len(timed)} steps of small models, off by {error:.1f}% on average"}
+    return Host(
+        id="measured",
+        name=f"{platform.node() or 'this machine'}, Python {platform.python_version()}, PyTorch {torch.__version__}",
+        **{name: float(value) for name, value in zip(COSTS, factors * prior, strict=True)},
+        **gaps,
+        faster=max(0.05, 1 - low),
+        slower=max(0.05, high - 1),
+        sources=tuple({**about, "date": datetime.now(UTC).isoformat(timespec="seconds")}.items()),
+    )
+
+
+def _positive(shares: Array, scale: float, pull: float) -> Array:
+    """Least squares of programs that all take 1, ``pull`` the weight of each factor's distance from ``scale``; with
+    factors of at least a twentieth of it: those that would fall below stay there."""
+    programs, count = shares.shape
+    table = np.vstack([shares, pull * np.eye(count)])
+    goal = np.concatenate([np.ones(programs), np.full(count, pull * scale)])
+    least, factors = scale / 20, np.full(count, scale)
+    free = np.ones(count, dtype=bool)
+    for _ in range(count):
+        rest = goal - table[:, ~free] @ factors[~free]
+        factors[free] = np.linalg.lstsq(table[:, free], rest, rcond=None)[0]
+        below = free & (factors < least)
+        if not below.any():
+            break
+        factors[below], free = least, free & ~below
+    return factors
+
+
+def _seconds(model: nn.Module, inputs: Any, mode: str, device: torch.device, repeats: int) -> tuple[float, ...]:
+    """Whole steps, the GPU idle before each."""
+    model.train(mode == "training")
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True) if mode == "training" else None
+
+    def step() -> None:
+        with torch.set_grad_enabled(optimizer is not None):
+            out = model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
+        if optimizer is not None:
+            found = out if isinstance(out, torch.Tensor) else out[0]
+            found.mean().backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+    for _ in range(_WARM_UPS):
+        step()
+    found = []
+    gc.collect()
+    gc.disable()  # a collection takes longer than a step
+    try:
+        for _ in range(repeats):
+            _wait(device)
+            start = time.perf_counter()
+            step()
+            _wait(device)
+            found.append(time.perf_counter() - start)
+    finally:
+        gc.enable()
+    return tuple(found)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def _gaps() -> dict[str, float]:
+    """Between kernels of a stream that are all launched in time, and of a graph; and a graph's launch."""
+    x = torch.randn(64, 1024, device="cuda", dtype=torch.bfloat16)
+
+    def kernels() -> None:
+        for _ in range(_KERNELS):
+            torch.nn.functional.layer_norm(x, (1024,))
+
+    kernels()
+    own_s = _profiled(kernels) / _KERNELS
+    torch.cuda._sleep(200_000_000)  # the host is done before the first of them starts
+    stream_s = _between(kernels) / _KERNELS
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kernels()
+    graph.replay()
+    graph_s = statistics.median(_between(graph.replay) for _ in range(5)) / _KERNELS
+    launching = []
+    for _ in range(5):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        graph.replay()
+        launching.append(time.perf_counter() - start)
+    return {
+        "gap_s": max(0.0, stream_s - own_s),
+        "graph_gap_s": max(0.0, graph_s - own_s),
+        "graph_s": statistics.median(launching),
+    }
+
+
+def _between(run: Callable[[], None]) -> float:
+    """Seconds on the GPU's clock."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    run()
+    end.record()
+    torch.cuda.synchronize()
+    return float(start.elapsed_time(end)) * 1e-3
+
+
+def _profiled(run: Callable[[], None]) -> float:
+    """Seconds of the kernels alone."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+        run()
+        torch.cuda.synchronize()
+    found: Any = seen.key_averages()
+    return sum(float(one.self_device_time_total) for one in found if "layer_norm" in one.key) * 1e-6
+
+
+def write_host(found: Host, path: Path) -> None:
+    """The file that ``--host`` takes: whole, or none."""
+    numbers = [name for name in vars(found) if name not in ("id", "name", "sources")]
+    lines = [f'name = "{found.name}"', *(f"{name} = {getattr(found, name):.3g}" for name in numbers), "", "[sources]"]
+    lines += [f'{name} = "{text}"' for name, text in found.sources]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with complete(path) as part:
+        part.write_text("\n".join(lines) + "\n")

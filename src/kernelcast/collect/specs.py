@@ -1,0 +1,292 @@
+"""Microbenchmarks of this machine's GPU: what a forecast leans on, in about a minute. Needs PyTorch, Triton and CUDA.
+
+Bursts last a few milliseconds after a rest, as a kernel in a benchmark does; long runs last seconds, so that the power
+limit sets the clock. What each number means is in docs/new-gpu.md; ``specs_file`` makes a GPU file of them. Kernels of
+Triton's are imported where they run: the rest can do without.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernelcast.collect.energy import measured as measured_power
+from kernelcast.collect.nvml import Board, Nvml
+from kernelcast.collect.power import Replays
+from kernelcast.collect.specs_formats import FORMATS, FP8_TOLERANCE, SHAPES, TOLERANCES, Product
+from kernelcast.collect.specs_seen import Long, Measured, Properties
+from kernelcast.collect.timing import captured, replayed_s, stream, timed
+from kernelcast.errors import KernelcastError
+from kernelcast.hardware import Gpu
+
+BURSTS, REST_S, BURST_S = 4, 0.08, 2e-3
+LONG_S = 1.5  # warming up, and again measured
+SHORTEST_S, LONGEST_S = 100e-6, 4e-3  # at the peak: large, and not so long that power decides
+_LONG = ("bf16", "fp8", "nvfp4")
+_L2_SHARES = (0.125, 0.25, 0.5, 0.75)
+_SMALL = tuple((m, n, k) for m in (1, 16) for n in (32, 64, 128) for k in (32, 64, 128))
+_DECODE = tuple((m, n, k) for m in (8, 16) for n, k in ((8192, 28672), (28672, 8192), (16384, 32768)))
+_OFF = 0.01  # of sums and fixed points
+
+Say = Callable[[int, int, str], None]
+
+
+def properties() -> Properties:
+    from kernelcast.collect.device import facts
+
+    told: Any = torch.cuda.get_device_properties(0)
+    known = facts()
+    software = f"driver {known.get('driver_version', 'unknown')}, PyTorch {known['torch']}, CUDA {known['cuda']}"
+    meter = _meter()
+    return Properties(
+        name=told.name,
+        capability=f"{told.major}.{told.minor}",
+        sm_count=told.multi_processor_count,
+        l2_bytes=told.L2_cache_size,
+        smem_bytes_per_sm=told.shared_memory_per_multiprocessor,
+        smem_bytes_per_cta=told.shared_memory_per_block_optin,
+        registers_per_sm=told.regs_per_multiprocessor,
+        max_threads_per_sm=told.max_threads_per_multi_processor,
+        dram_bytes=told.total_memory,
+        board=meter.board() if meter else Board(),
+        software=f"{software}, Triton {known['triton']}",
+    )
+
+
+def _meter() -> Nvml | None:
+    told: Any = torch.cuda.get_device_properties(0)
+    try:
+        return Nvml(str(getattr(told, "uuid", "")) or None)
+    except KernelcastError:
+        return None
+
+
+def measure(chip: Gpu, say: Say = lambda done, total, note: None) -> Measured:
+    """``chip``: about what the GPU is, so that sizes fit it. What cannot run is noted, and all else is measured."""
+    found = Measured()
+    parts = [*_products(chip, found), *_others(chip, found)]
+    with torch.cuda.stream(stream()):
+        for at, (name, part) in enumerate(parts):
+            say(at, len(parts), name)
+            try:
+                part()
+            except Exception as error:  # whatever a library raises: the GPU, or the library, cannot do it
+                found.skipped[name] = " ".join(f"{error}".split())[:160] or type(error).__name__
+                _alive(name, error)
+            torch.cuda.empty_cache()
+    say(len(parts), len(parts), "")
+    return found
+
+
+def _alive(name: str, error: Exception) -> None:
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        raise KernelcastError(f"the GPU is lost after measuring {name}: {' '.join(str(error).split())[:160]}") from None
+
+
+def _products(chip: Gpu, found: Measured) -> Iterator[tuple[str, Callable[[], None]]]:
+    for dtype in FORMATS:
+        peak = chip.tensor_flops_per_s("fp8" if dtype == "fp8_block" else dtype)
+        if not peak:
+            found.skipped[dtype] = "its tensor cores have no such format"
+            continue
+        yield dtype, partial(_bursts, dtype, peak, found)
+        if dtype in _LONG:
+            yield f"{dtype}, long", partial(_long, dtype, peak, found)
+
+
+def _bursts(dtype: str, peak: float, found: Measured) -> None:
+    """The best of several large shapes."""
+    best, failed = 0.0, ""
+    for m, n, k in fitting(peak):
+        try:
+            product = checked(FORMATS[dtype](m, n, k), dtype)
+        except torch.OutOfMemoryError as error:
+            failed = str(error)
+            continue
+        seconds = burst_s(product.launch, 2.0 * m * n * k / peak)
+        rate = 2.0 * m * n * k / seconds
+        if rate > best:
+            best, found.shapes[dtype] = rate, f"{m} x {n} x {k}"
+        del product
+        torch.cuda.empty_cache()
+    if not best:
+        raise KernelcastError(failed or "no shape fits this GPU")
+    found.bursts[dtype] = best
+
+
+def fitting(peak: float) -> list[tuple[int, int, int]]:
+    """Shapes that are large on this GPU, and short enough."""
+    each = [(shape, 2.0 * math.prod(shape) / peak) for shape in SHAPES]
+    return [shape for shape, time_s in each if SHORTEST_S <= time_s <= LONGEST_S] or [SHAPES[0]]
+
+
+def checked(product: Product, dtype: str) -> Product:
+    off = product.off()
+    allowed = TOLERANCES.get(dtype, FP8_TOLERANCE)
+    if not off <= allowed:
+        raise KernelcastError(f"its product is wrong by {off:.2g} of the largest entry, more than {allowed:g}")
+    return product
+
+
+def burst_s(launch: Callable[[], object], guess_s: float) -> float:
+    """Seconds of a launch: the median of bursts after rests. The first replay of a burst wakes the clocks."""
+    launch()
+    torch.cuda.synchronize()
+    count = max(1, round(BURST_S / guess_s))
+    graph = captured([launch] * count)
+    samples = []
+    for _ in range(BURSTS):
+        torch.cuda.synchronize()
+        time.sleep(REST_S)
+        samples += replayed_s(graph, 3)[1:]
+    return statistics.median(samples) / count
+
+
+def _long(dtype: str, peak: float, found: Measured) -> None:
+    """The shape that was best in bursts, for seconds."""
+    if dtype not in found.bursts:
+        raise KernelcastError(found.skipped.get(dtype, "no burst of it ran"))
+    meter = _meter()
+    if meter is None:
+        raise KernelcastError("NVIDIA's driver tells no power and clocks here")
+    m, n, k = (int(side) for side in found.shapes[dtype].split(" x "))
+    product = FORMATS[dtype](m, n, k)
+    flops = 2.0 * m * n * k
+    guess_s = flops / found.bursts[dtype]
+    product.launch()
+    count = max(1, round(BURST_S / guess_s))
+    graph = captured([product.launch] * count)
+    told = measured_power(Replays(graph.replay, count, count * guess_s), meter, warm_s=LONG_S, window_s=LONG_S)
+    reasons = int(told.get("reasons") or 0)
+    rate = flops / told["seconds_per_call"]
+    found.longs[dtype] = Long(rate, float(told["power_w"]), told.get("sm_mhz"), bool(reasons & 0x4))
+
+
+def _others(chip: Gpu, found: Measured) -> Iterator[tuple[str, Callable[[], None]]]:
+    yield "DRAM", partial(_dram, chip, found)
+    yield "DRAM by products", partial(_decode, chip, found)
+    yield "L2", partial(_l2, chip, found)
+    yield "exponentials", partial(_arithmetic, chip, found, "exponentials")
+    yield "FMA", partial(_arithmetic, chip, found, "fma")
+    yield "shared memory", partial(_shared, chip, found)
+    yield "launches", partial(_launches, found)
+    yield "smallest products", partial(_smallest, chip, found)
+
+
+def _dram(chip: Gpu, found: Measured) -> None:
+    from kernelcast.collect import specs_kernels
+
+    free, _ = torch.cuda.mem_get_info()
+    size = min(max(2**31, 16 * chip.l2_bytes), free // 4)
+    chunk = 16 * specs_kernels.BLOCK  # elements
+    programs = size // (4 * chunk)
+    x = torch.rand(programs * chunk, device="cuda")
+    out = torch.empty(programs, device="cuda")
+    guess_s = x.nbytes / chip.dram_bytes_per_s
+    found.dram_read = x.nbytes / timed([partial(specs_kernels.read, x, out)], guess_s).seconds
+    _near("sums of what was read", float(out.sum(dtype=torch.float64)), float(x.sum(dtype=torch.float64)))
+    y = torch.empty_like(x)
+    # not copy_: a graph has the copy engines do that
+    found.dram_copy = 2 * x.nbytes / timed([partial(torch.neg, x, out=y)], 2 * guess_s).seconds
+    if not torch.equal(-x[-chunk:], y[-chunk:]):
+        raise KernelcastError("a copy differs from its source")
+
+
+def _decode(chip: Gpu, found: Measured) -> None:
+    """Products with few rows, weights far larger than L2."""
+    rates, dtype = [], _sixteen(chip)
+    for m, n, k in _DECODE:
+        if 2 * n * k < 3 * chip.l2_bytes:
+            continue
+        a, b = (torch.randn(rows, k, device="cuda", dtype=dtype) for rows in (m, n))
+        out = torch.empty(m, n, device="cuda", dtype=dtype)
+        moved = a.nbytes + b.nbytes + out.nbytes
+        rates.append(moved / timed([partial(torch.mm, a, b.t(), out=out)], moved / chip.dram_bytes_per_s).seconds)
+    found.dram_decode = max(rates)
+
+
+def _l2(chip: Gpu, found: Measured) -> None:
+    """A part of L2 that is read again and again, past L1."""
+    from kernelcast.collect import specs_kernels
+
+    for share in _L2_SHARES:
+        programs = 4 * chip.sm_count
+        block = (
+            specs_kernels.BLOCK if chip.l2_bytes >= 32 * programs * specs_kernels.BLOCK else specs_kernels.BLOCK // 4
+        )
+        chunk = max(1, round(share * chip.l2_bytes / (4 * programs * block))) * block
+        x = torch.rand(programs * chunk, device="cuda")
+        out = torch.empty(programs, device="cuda")
+        rounds = max(2, round(400e-6 * chip.l2_bytes_per_s / x.nbytes))
+        seconds = timed([partial(specs_kernels.read, x, out, rounds, block)], 400e-6).seconds
+        _near("sums of what was read", float(out.sum(dtype=torch.float64)), rounds * float(x.sum(dtype=torch.float64)))
+        found.l2_read[x.nbytes / chip.l2_bytes] = rounds * x.nbytes / seconds
+
+
+def _arithmetic(chip: Gpu, found: Measured, what: str) -> None:
+    from kernelcast.collect import specs_kernels
+
+    x = torch.rand(chip.sm_count * 16 * 1024, device="cuda")
+    out = torch.empty_like(x)
+    run: Callable[[Tensor, Tensor, int], int] = (
+        specs_kernels.exponentials if what == "exponentials" else specs_kernels.multiply_adds
+    )
+    rounds = 64
+    count = run(x, out, rounds)
+    rate = count / timed([partial(run, x, out, rounds)], 500e-6).seconds
+    _near("a fixed point", float(out.mean()), 0.641186 if what == "exponentials" else 0.5)
+    if what == "exponentials":
+        found.exponentials = rate
+    else:
+        found.fma = 2 * rate
+
+
+def _shared(chip: Gpu, found: Measured) -> None:
+    from kernelcast.collect import specs_kernels
+
+    rounds = 256
+    run = specs_kernels.ReadShared(4 * chip.sm_count)
+    count = run(rounds)
+    found.smem = count / timed([partial(run, rounds)], 300e-6).seconds
+    _near("sums of shared memory", float(run.out.mean()), run.expected(rounds))
+
+
+def _launches(found: Measured) -> None:
+    """The shortest kernel in a graph; and what a kernel takes beside its work: twice the time of one minus that of
+    another with twice the work."""
+    from kernelcast.collect import specs_kernels
+
+    out = torch.empty(64, device="cuda")
+    empty = (partial(specs_kernels.touch, out), partial(out[:1].fill_, 0.5))
+    found.launch_floor_s = min(timed([launch], 1e-6).seconds for launch in empty)
+    x = torch.rand(1024, device="cuda")
+    y = torch.empty_like(x)
+    once, twice = (timed([partial(specs_kernels.multiply_adds, x, y, n)], 5e-6).seconds for n in (64, 128))
+    found.gap_s = max(0.0, 2 * once - twice)
+
+
+def _smallest(chip: Gpu, found: Measured) -> None:
+    times, dtype = [], _sixteen(chip)
+    for m, n, k in _SMALL:
+        a, b = (torch.randn(rows, k, device="cuda", dtype=dtype) for rows in (m, n))
+        out = torch.empty(m, n, device="cuda", dtype=dtype)
+        times.append(timed([partial(torch.mm, a, b.t(), out=out)], 2e-6).seconds)
+    found.smallest_gemm_s = statistics.median(times)
+
+
+def _sixteen(chip: Gpu) -> torch.dtype:
+    return torch.bfloat16 if "bf16" in chip.tensor_flops_per_clk_sm else torch.float16
+
+
+def _near(what: str, got: float, wanted: float) -> None:
+    if not abs(got / wanted - 1) <= _OFF:
+        raise KernelcastError(f"{what}: {got:.6g}, should be {wanted:.6g}")

@@ -1,0 +1,190 @@
+"""A GPU file in the making: the base that it derives from, and numbers with the text of where each is from.
+
+It begins with what CUDA and the driver say, which is enough to know the sizes to measure (``specs``); what is seen then
+is put in by ``specs_file``. No PyTorch here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from kernelcast.collect.specs_seen import Properties
+from kernelcast.errors import KernelcastError
+from kernelcast.files import complete
+from kernelcast.hardware import Gpu, fabrics, gpu, gpu_ids, load_gpu, parse_gpu
+from kernelcast.hardware.gpu import INTEGERS, RATE_TABLES
+from kernelcast.hardware.load import CATALOGUE, base_values
+from kernelcast.hardware.paths import path_of
+
+CLOSE = 0.01  # what the driver says of a catalogued GPU and the catalogue has: the catalogue's number stays
+_PCIE_LANE = {3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
+_NVLINK = {7: ("nvlink2", 25e9), 8: ("nvlink3", 25e9), 9: ("nvlink4", 25e9)}  # kind and bytes/s of one link, by major
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A GPU file in the making. ``numbers``: by field (``table.dtype`` of a table), with the text of the source."""
+
+    path: Path
+    base: str
+    words: Mapping[str, str]
+    numbers: Mapping[str, tuple[float, str]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def given(self, source: str, **numbers: float | None) -> Draft:
+        """With more numbers; None is left out."""
+        return self.put({name: value for name, value in numbers.items() if value is not None}, source)
+
+    def put(self, numbers: Mapping[str, float], source: str) -> Draft:
+        return replace(self, numbers={**self.numbers, **{name: (value, source) for name, value in numbers.items()}})
+
+    @property
+    def text(self) -> str:
+        keys: dict[str, str] = {}
+        for _, source in self.numbers.values():
+            keys.setdefault(source, f"s{len(keys) + 1}")
+        plain = {name: entry for name, entry in self.numbers.items() if "." not in name}
+        lines = [*(f"# {note}" for note in self.notes), f"base = {json.dumps(self.base)}"]
+        lines += [f"{name} = {json.dumps(word)}" for name, word in self.words.items()]
+        lines += [
+            "",
+            *(f'{name} = [{_digits(name, value)}, "{keys[source]}"]' for name, (value, source) in plain.items()),
+        ]
+        for table in RATE_TABLES:
+            rows = {name: entry for name, entry in self.numbers.items() if name.startswith(f"{table}.")}
+            lines += ["", f"[{table}]"] if rows else []
+            lines += [
+                f'{name.partition(".")[2]} = [{_digits(name, value)}, "{keys[source]}"]'
+                for name, (value, source) in rows.items()
+            ]
+        lines += ["", "[sources]", *(f"{key} = {json.dumps(source)}" for source, key in keys.items())]
+        return "\n".join(lines) + "\n"
+
+    @property
+    def unit(self) -> bool:
+        """Whether it is one of a catalogued GPU."""
+        return "unit_of" in self.words
+
+    @property
+    def borrowed(self) -> bool:
+        """Whether its base is of another compute capability."""
+        return not self.unit and capability_of(self.base) != self.words["compute_capability"]
+
+    @property
+    def gpu(self) -> Gpu:
+        return parse_gpu(self.text, self.path)
+
+
+def _digits(name: str, value: float) -> str:
+    return str(int(value)) if name in INTEGERS else repr(float(f"{value:.5g}"))
+
+
+def write(made: Draft) -> Gpu:
+    """The file, whole or none, after it was read back."""
+    made.gpu  # noqa: B018  refused before anything is written
+    made.path.parent.mkdir(parents=True, exist_ok=True)
+    with complete(made.path) as part:
+        part.write_text(made.text, encoding="utf-8")
+    return load_gpu(made.path)
+
+
+def begun(told: Properties, path: Path, named: str | None = None) -> Draft:
+    """What CUDA and the driver say: enough to know which sizes to measure. ``named``: what it is in the catalogue,
+    where the driver's name does not tell."""
+    if path.stem in gpu_ids():
+        raise KernelcastError(
+            f"{path.stem} is a GPU of the catalogue: name the file of your own otherwise, as in my_{path.stem}.toml"
+        )
+    known = gpu(named) if named else _catalogued(told.name)
+    if known is not None and known.known_as in gpu_ids() and known.compute_capability == told.capability:
+        return _unit(told, known, path)
+    return _new(told, path)
+
+
+def _catalogued(name: str) -> Gpu | None:
+    try:
+        return gpu(name)
+    except KernelcastError:
+        return None
+
+
+def _unit(told: Properties, known: Gpu, path: Path) -> Draft:
+    """Of a catalogued GPU only what differs."""
+    made = Draft(path, known.known_as, {"name": f"{told.name}, measured", "unit_of": known.known_as})
+    board = told.board
+    said = {
+        "sm_count": told.sm_count,
+        "l2_bytes": told.l2_bytes,
+        "dram_bytes": told.dram_bytes,
+        "clock_boost_hz": board.sm_mhz and board.sm_mhz * 1e6,
+        "power_w": board.power_limit_w,
+    }
+    others = {name: value for name, value in said.items() if value and abs(value / getattr(known, name) - 1) > CLOSE}
+    made = made.put(others, f"measured by CUDA device properties and NVML ({told.software})")
+    boost = others.get("clock_boost_hz", known.clock_boost_hz)
+    lower = {name: boost for name in ("clock_base_hz", "clock_tensor_hz") if (getattr(known, name) or 0) > boost}
+    return made.put(lower, "no higher than the highest clock that NVML gives")
+
+
+def base_of(capability: str) -> tuple[str, str]:
+    """The catalogue's base of a capability, or of the nearest by instruction path; and its capability."""
+    bases = {capability_of(path.stem): path.stem for path in CATALOGUE.glob("_sm*.toml")}
+    alike = [one for one in bases if path_of(one)[0] == path_of(capability)[0]]
+    nearest = min(alike, key=lambda one: (abs(float(one) - float(capability)), -float(one)))
+    return bases[nearest], nearest
+
+
+def capability_of(base: str) -> str:
+    digits = base.removeprefix("_sm")
+    return f"{digits[:-1]}.{digits[-1]}"
+
+
+def _new(told: Properties, path: Path) -> Draft:
+    """Of a GPU that the catalogue does not know all that a file needs."""
+    if not told.capability.replace(".", "").isdigit():
+        raise KernelcastError(f"{told.name}: --specs measures NVIDIA GPUs, which have a compute capability")
+    base, nearest = base_of(told.capability)
+    board = told.board
+    made = Draft(path, base, {"name": told.name, "compute_capability": told.capability})
+    if nearest != told.capability:
+        runs = path_of(told.capability)[0]
+        made = replace(made, notes=(
+            f"No base of compute capability {told.capability}: what is not below comes from {nearest}, the nearest "
+            f"that runs {runs}; rates a clock were doubled or halved where measurements say so.",
+        ))  # fmt: skip
+    said = f"measured by CUDA device properties ({told.software})"
+    made = made.given(
+        said, sm_count=told.sm_count, l2_bytes=told.l2_bytes, dram_bytes=told.dram_bytes,
+        smem_bytes_per_sm=told.smem_bytes_per_sm, smem_bytes_per_cta=told.smem_bytes_per_cta,
+        registers_per_sm=told.registers_per_sm, max_threads_per_sm=told.max_threads_per_sm,
+    )  # fmt: skip
+    if board.sm_mhz is None or board.power_limit_w is None:
+        raise KernelcastError("NVIDIA's driver tells no highest clock and power limit here: a file cannot do without")
+    by_driver = f"measured by NVML ({told.software})"
+    made = made.given(by_driver, clock_boost_hz=board.sm_mhz * 1e6, power_w=board.power_limit_w)
+    made = made.given("not told by the driver: as the boost clock", clock_base_hz=board.sm_mhz * 1e6)
+    if board.memory_mhz and board.memory_bits:
+        rate = 2 * board.memory_mhz * 1e6 * board.memory_bits / 8
+        told_bus = f"{by_driver}: {board.memory_bits} bits at {board.memory_mhz:g} MHz, double data rate"
+        made = made.given(told_bus, dram_bytes_per_s=rate)
+    else:
+        made = made.given("not told by the driver: to be replaced by what is read", dram_bytes_per_s=1e12)
+    ports = base_values(base)["l2_bytes_per_clk_sm"] * told.sm_count
+    made = made.given("estimate: the ports of all SMs", l2_bytes_per_clk=ports)
+    made = made.given("estimate: to be replaced by what is measured", launch_floor_s=1e-6)
+    return _linked(made, told, by_driver)
+
+
+def _linked(made: Draft, told: Properties, by_driver: str) -> Draft:
+    board, major = told.board, int(told.capability.partition(".")[0])
+    generation = min(max(board.pcie_generation or 4, min(_PCIE_LANE)), max(_PCIE_LANE))
+    lanes = board.pcie_lanes or 16
+    kind, each = _NVLINK.get(major, ("nvlink5", 50e9)) if board.nvlinks else (f"pcie{min(generation, 5)}", 0.0)
+    made = replace(made, words={**made.words, "link_kind": kind if kind in fabrics() else "pcie5"})
+    links = f"{by_driver}: {board.nvlinks} NVLinks are up; PCIe {generation} x{lanes}; not timed (collect --link does)"
+    return made.put(
+        {"link_bytes_per_s": each * board.nvlinks, "pcie_bytes_per_s": _PCIE_LANE[generation] * lanes}, links
+    )

@@ -1,0 +1,10 @@
+"""Limits -> efficiency: how close to its bound a kernel runs, with an interval and a ceiling."""
+
+from kernelcast.forecast.calibration import Calibrated, Calibration, load_calibration
+from kernelcast.forecast.choose import PREDICTORS, learned_from, predictor
+from kernelcast.forecast.predictor import Estimate, Predictor, Question
+
+__all__ = [
+    "PREDICTORS", "Calibrated", "Calibration", "Estimate", "Predictor", "Question", "learned_from", "load_calibration",
+    "predictor",
+]  # fmt: skip

@@ -1,0 +1,297 @@
+"""A calibration: what measurements of one GPU say about a predictor's errors there, in one small file; and that
+predictor with it laid over.
+
+For each family it holds the measured calls as the family's prior sees them (``efficiency/prior.py``), and a weight for
+each: what the errors of those calls, together, say of any other call. ``kernelcast.collect.calibrate`` fits them.
+Whole runs, which no call of theirs was measured in, add *scales*: one factor for each kind of kernel that they saw.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernelcast.errors import KernelcastError
+from kernelcast.forecast.evidence import EvidenceMatch
+from kernelcast.forecast.features import KEEP
+from kernelcast.forecast.network import Floats, in_blocks
+from kernelcast.forecast.predictor import Estimate, Predictor, Question
+from kernelcast.forecast.prior import Codes, Doubles, Prior, Setting, matern, sharers
+from kernelcast.forecast.run_scales import Scale, scaled
+from kernelcast.hardware import Gpu
+from kernelcast.machine.analyse import Score
+from kernelcast.ops.base import Kernel, Words
+
+FORMAT = 4  # 1 had no scales, 2 no prior, 3 one reach a family
+_KIND = "kernelcast calibration"
+REACH = 1.2816  # standard deviations to either side that hold 80% of normal errors
+LEAST_WIDTH = 0.01  # measurements repeat to about 1%
+_SEEN = 0.25  # of the variance of the error: a call of which less is left counts as seen
+_STRIDE = 64  # blocks at a time: kernels of these stay in the CPU's cache
+
+
+def words_of(question: Question) -> Mapping[str, str | None]:
+    """The words by which calls share errors: of their kind in full."""
+    return {**(question.match.words or question.words), "op": question.kernel.op}
+
+
+def width_of(said: Estimate) -> Doubles:
+    """The standard deviation that a forecast gives itself, as a log of time: the unit of its errors."""
+    return np.maximum(np.log(said.high_s / said.low_s) / (2 * REACH), LEAST_WIDTH)
+
+
+@dataclass(frozen=True, eq=False)
+class FamilyCalibration:
+    """The correction of one family's calls."""
+
+    rows: int  # measured calls that it rests on
+    error_before: float  # mean % error of those calls without it
+    error_after: float  # and with it, each from a fit that did not see the call
+    expected_before: float  # what the intervals say that these errors should be, before
+    expected_after: float
+    formats: Mapping[str, tuple[int, float, float]]  # rows, error before and after, by format
+    prior: Prior
+    setting: Setting
+    place: Floats  # (points, features) calls that it knows, as the prior places them
+    leaning: Floats
+    words: tuple[tuple[str, str, str], ...]  # format, stack and kind of points
+    code: Codes  # (points,) index in words
+    weights: Floats  # (points,)
+    few: Codes  # points that say how sure a correction is
+    factor: Floats  # the inverse of the Cholesky factor of their covariance
+    noise: float  # variance of the error of a single call, in units of the width
+    low: float  # the interval's reach below and above, as multiples of the standard deviation
+    high: float
+    reaches: Mapping[str, tuple[float, float]]  # the same of formats and kinds that were measured
+    least: float  # range of the correction: that of the errors seen
+    most: float
+
+    def correction(
+        self, names: tuple[str, ...], values: Floats, leaning: Doubles, words: Mapping[str, str | None]
+    ) -> tuple[Doubles, Doubles, Doubles]:
+        """Of calls that share their words: their error in units of the width, the variance that is left of it without
+        noise, and that variance before any call was measured."""
+        place = in_blocks(self.prior.places(names, values).astype(np.float32))
+        lean = in_blocks(leaning.astype(np.float32)[:, None])[:, :, 0]
+        same = [np.array([one[at] == mine for one in self.words])[self.code] for at, mine in enumerate(sharers(words))]
+        found, known = np.empty(place.shape[:2]), np.empty(place.shape[:2])
+        for start in range(0, len(place), _STRIDE):  # eight rows a product, always: see network.BLOCK_ROWS
+            now = slice(start, start + _STRIDE)
+            covariance = self._covariance(place[now], lean[now], *same)
+            found[now] = (covariance @ self.weights[:, None])[:, :, 0]
+            known[now] = np.sum((covariance[:, :, self.few] @ self.factor.T) ** 2, axis=2)
+        rows = len(values)
+        shared = self.setting.biases * (sum(self.prior.biases) + self.prior.leaning * leaning**2)
+        before = shared + self.setting.smooth * sum(self.prior.smooth)
+        left = np.maximum(before - known.reshape(-1)[:rows], 1e-4 * before)
+        return found.reshape(-1)[:rows], left, before
+
+    def reach(self, words: Mapping[str, str | None]) -> tuple[float, float]:
+        """Of calls with these words: as their kind was off, else their format, else the family."""
+        form, _, kind = sharers(words)
+        return self.reaches.get(kind) or self.reaches.get(form) or (self.low, self.high)
+
+    def _covariance(
+        self, place: Floats, leaning: Floats, form: NDArray[Any], stack: NDArray[Any], kind: NDArray[Any]
+    ) -> Floats:
+        """(blocks, rows, points) with the points; only those that share a part are looked at in it."""
+        prior, setting = self.prior, self.setting
+        gates = np.stack([np.ones(len(form)), form, stack, kind])
+        shared = setting.biases * (np.array(prior.biases) @ gates)
+        covariance = shared.astype(np.float32) + (setting.biases * prior.leaning * self.leaning) * leaning[:, :, None]
+        for part, gate in enumerate((gates[0], form, kind)):
+            members = np.flatnonzero(gate)
+            mine = place * (prior.metric[part] / setting.length).astype(np.float32)
+            turned, length = self._turned[part]
+            squared = mine @ turned[:, members]
+            squared *= -2
+            squared += length[members]
+            squared += np.sum(mine**2, axis=2)[:, :, None]
+            covariance[:, :, members] += np.float32(setting.smooth * prior.smooth[part]) * matern(squared)
+        return np.asarray(covariance, dtype=np.float32)
+
+    @functools.cached_property
+    def _turned(self) -> list[tuple[Floats, Floats]]:
+        """By smooth part, the points as columns, and their squared lengths."""
+        found = []
+        for metric in self.prior.metric:
+            scaled_points = self.place * (metric / self.setting.length).astype(np.float32)
+            found.append((np.ascontiguousarray(scaled_points.T), np.sum(scaled_points**2, axis=1)))
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """Corrections by family, scales by kind, and what they were made from."""
+
+    gpu: str
+    predictor: str  # name of what was corrected, with the version of its weights
+    kernelcast: str
+    families: Mapping[str, FamilyCalibration]
+    scales: Mapping[str, Scale] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> int:
+        return sum(family.rows for family in self.families.values())
+
+    def caveat(self, predictor: str) -> str | None:
+        """A warning, when it corrects another version of the predictor; an error, when another predictor."""
+        if predictor == self.predictor:
+            return None
+        if predictor.partition("-")[0] != self.predictor.partition("-")[0]:
+            raise KernelcastError(
+                f"the calibration corrects {self.predictor}, not {predictor}; leave it out, or calibrate {predictor}"
+            )
+        return f"the calibration was made for {self.predictor}, this is {predictor}: calibrate again for the best fit"
+
+    def check_gpu(self, gpu_id: str) -> None:
+        """Refuse another GPU; a what-if of the same one is fine."""
+        if gpu_id != self.gpu:
+            raise KernelcastError(
+                f"the calibration was made on {self.gpu}, not on {gpu_id}; leave it out, or measure {gpu_id}"
+            )
+
+    def save(self, path: Path | str) -> None:
+        """Write one safetensors file; whole or not at all."""
+        from safetensors.numpy import save
+
+        from kernelcast.files import complete
+
+        path = Path(path)
+        tensors: dict[str, NDArray[Any]] = {}
+        told: dict[str, Any] = {}
+        for name, family in self.families.items():
+            arrays, prior = family.prior.told()
+            told[name] = {plain: getattr(family, plain) for plain in _PLAIN}
+            told[name] |= {"prior": prior, "setting": asdict(family.setting)}
+            tensors |= {f"{name}.prior.{array}": np.ascontiguousarray(value) for array, value in arrays.items()}
+            for array, kind in _ARRAYS.items():
+                tensors[f"{name}.{array}"] = np.ascontiguousarray(getattr(family, array), dtype=kind)
+        head = {"gpu": self.gpu, "predictor": self.predictor, "kernelcast": self.kernelcast, "families": told,
+                "scales": {key: asdict(scale) for key, scale in self.scales.items()}}  # fmt: skip
+        meta = {"kind": _KIND, "format": str(FORMAT), "calibration": json.dumps(head)}
+        with complete(path) as part:
+            part.write_bytes(save(tensors, metadata=meta))
+
+
+# Points in half precision: three digits place a call well enough, and the fit used the rounded ones.
+_ARRAYS = {"place": np.float16, "leaning": np.float32, "code": np.int64, "weights": np.float32, "few": np.int64,
+           "factor": np.float32}  # fmt: skip
+_PLAIN = ("rows", "error_before", "error_after", "expected_before", "expected_after", "formats", "words", "noise",
+          "low", "high", "reaches", "least", "most")  # fmt: skip
+
+
+def load_calibration(path: Path | str) -> Calibration:
+    """Read what ``Calibration.save`` (or ``kernelcast calibrate``) wrote."""
+    from safetensors import SafetensorError, safe_open
+
+    path = Path(path)
+    if not path.is_file():
+        raise KernelcastError(f"no calibration file {path}; `kernelcast calibrate` makes one")
+    try:
+        with safe_open(path, framework="numpy") as file:
+            meta = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise KernelcastError(f"{path}: not a calibration: {error}") from None
+    if meta.get("kind") != _KIND:
+        raise KernelcastError(f"{path}: not a calibration; `kernelcast calibrate` makes one")
+    if meta.get("format") != str(FORMAT):
+        raise KernelcastError(
+            f"{path}: a calibration of format {meta.get('format')}, this version reads {FORMAT}; calibrate again"
+        )
+    try:
+        head = json.loads(meta["calibration"])
+        families = {name: _family(told, tensors, name) for name, told in head.pop("families").items()}
+        scales = {key: Scale.read(told) for key, told in head.pop("scales", {}).items()}
+        return Calibration(families=families, scales=scales, **head)
+    except (KeyError, TypeError, ValueError) as error:
+        raise KernelcastError(
+            f"{path}: a broken calibration ({type(error).__name__}: {error}); make it again"
+        ) from None
+
+
+def _family(told: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]], name: str) -> FamilyCalibration:
+    plain: dict[str, Any] = {one: told[one] for one in _PLAIN}
+    for table in ("formats", "reaches"):
+        plain[table] = {key: tuple(values) for key, values in told[table].items()}
+    plain["words"] = tuple(tuple(words) for words in told["words"])
+    arrays: dict[str, Any] = {one: tensors[f"{name}.{one}"] for one in _ARRAYS}
+    arrays["place"] = arrays["place"].astype(np.float32)
+    prior = Prior.read({one: tensors[f"{name}.prior.{one}"] for one in ("mean", "scale", "metric")}, told["prior"])
+    found = FamilyCalibration(prior=prior, setting=Setting(**told["setting"]), **plain, **arrays)
+    _check_shapes(found)
+    return found
+
+
+def _check_shapes(family: FamilyCalibration) -> None:
+    """A file cut short or edited by hand must not predict."""
+    count, few = len(family.weights), len(family.few)
+    shapes: tuple[tuple[NDArray[Any], tuple[int, ...]], ...] = (
+        (family.place, (count, len(family.prior.names))), (family.leaning, (count,)), (family.code, (count,)),
+        (family.factor, (few, few)),
+    )  # fmt: skip
+    if any(array.shape != shape for array, shape in shapes):
+        raise ValueError("arrays do not fit together")
+    if any(len(words) != 3 for words in family.words):
+        raise ValueError("a point has a format, a stack and a kind")
+    for codes, limit in ((family.code, len(family.words)), (family.few, count)):
+        if len(codes) and not 0 <= codes.min() <= codes.max() < limit:
+            raise ValueError("a point of no group")
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """What ``base`` says, corrected by what measurements of this GPU showed."""
+
+    base: Predictor
+    calibration: Calibration
+
+    @property
+    def name(self) -> str:
+        return f"{self.base.name}+calibrated"
+
+    @property
+    def keep(self) -> int:
+        return max(self.base.keep, KEEP)
+
+    def score(self, target: Gpu) -> Score:
+        return self.base.score(target)
+
+    def what_if_spread(self, family: str) -> tuple[float, float] | None:
+        return self.base.what_if_spread(family)
+
+    def matches(self, kernel: type[Kernel], words: Words, target: Gpu) -> tuple[EvidenceMatch, ...]:
+        return self.base.matches(kernel, words, target)
+
+    def estimate(self, question: Question) -> Estimate:
+        self.calibration.check_gpu(question.gpu.id)
+        return scaled(self._corrected(question), question, self.calibration.scales)
+
+    def _corrected(self, question: Question) -> Estimate:
+        """By what single calls showed."""
+        before = self.base.estimate(question)
+        family = self.calibration.families.get(question.kernel.family)
+        if family is None:
+            return before
+        found, width, words = question.features, width_of(before), words_of(question)
+        leaning = np.log(before.time_s / found.estimate_s)
+        error, left, most = family.correction(found.names, found.values, leaning, words)
+        low, high = family.reach(words)
+        time = before.time_s * np.exp(np.clip(width * error, family.least, family.most))
+        spread = width * np.sqrt(left + family.noise)
+        return replace(
+            before,
+            time_s=time,
+            low_s=time * np.exp(-low * spread),
+            high_s=time * np.exp(high * spread),
+            support=np.where(left <= _SEEN * most, "seen", before.support).astype(object),
+            predictor=before.predictor and f"{before.predictor}+calibrated",
+        ).held(question.bound_s)

@@ -1,0 +1,170 @@
+"""How the errors of forecasts on one GPU hang together, learned from GPUs that were left out of a fit.
+
+An error is the log of measured over predicted time, in units of the width that the forecast gives itself. It has
+*biases* (of all calls, of a format, of a stack, of a kind), a *leaning* (too much or too little of what the networks
+corrected), *smooth* parts (calls that are alike err alike: of any format, of the same one, of the same kind; what
+alike means is a metric over the features) and *noise*. The prior says what share of the variance each is, and the
+metrics. Fitted by ``kernelcast fit``; a family that was measured on too few GPUs has the plain one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernelcast.forecast.features import GPU_FEATURES, aligned
+from kernelcast.forecast.network import Encoder, Floats
+
+Doubles = NDArray[np.float64]
+Codes = NDArray[np.int64]
+
+SHARERS = ("all", "format", "stack", "kind")  # who shares a bias
+SMOOTH = ("all", "format", "kind")  # within whom a smooth part holds
+_FORMAT = ("op", "dtype", "kv_dtype", "phase")  # words that make another format
+_FARTHEST = 5.0  # spreads of a feature
+_ROOT_3 = np.sqrt(3.0)
+# Shares of the variance where nothing was learned: as the families that were measured on many GPUs have them, rounded.
+_PLAIN_BIASES, _PLAIN_SMOOTH = (0.12, 0.12, 0.06, 0.12), (0.16, 0.16, 0.16)
+_PLAIN_LEANING, _PLAIN_NOISE = 0.04, 0.06
+_PLAIN_METRIC = 0.75  # over the root of the number of features: two calls at random are about 1 apart
+
+
+def sharers(words: Mapping[str, str | None]) -> tuple[str, str, str]:
+    """The format, the stack and the kind of a call by its words."""
+    told = {name: word for name, word in sorted(words.items()) if word is not None}
+    form = " ".join(f"{name}={told[name]}" for name in _FORMAT if name in told)
+    return form, str(told.get("stack", "")), " ".join(f"{name}={word}" for name, word in told.items())
+
+
+def matern(squared: NDArray[Any]) -> NDArray[Any]:
+    """Likeness of calls at this squared distance: 1 at 0, then falling (Matérn 3/2)."""
+    scaled = np.sqrt(np.maximum(squared, 0)) * squared.dtype.type(_ROOT_3)
+    return (1 + scaled) * np.exp(-scaled)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the measured calls of one GPU say of the prior: how large its parts are there, as factors on the variance;
+    ``length``: how far a call speaks for others."""
+
+    biases: float = 1.0
+    smooth: float = 1.0
+    noise: float = 1.0
+    length: float = 1.0
+
+
+AS_LEARNED = Setting()
+
+
+@dataclass(frozen=True, eq=False)
+class Placed:
+    """Calls as the prior sees them."""
+
+    place: Doubles  # (calls, features) standardised
+    leaning: Doubles  # (calls,) log of what the networks corrected
+    form: Codes  # (calls,) numbers of formats, stacks and kinds
+    stack: Codes
+    kind: Codes
+
+    @classmethod
+    def of(cls, place: Doubles, leaning: Doubles, words: Sequence[tuple[str, str, str]], code: NDArray[Any]) -> Placed:
+        """Of calls whose format, stack and kind are ``words[code]``."""
+        numbers = [np.unique([one[at] for one in words], return_inverse=True)[1] for at in range(3)]
+        form, stack, kind = (np.asarray(number, dtype=np.int64).reshape(-1)[code] for number in numbers)
+        return cls(place, leaning, form, stack, kind)
+
+    def __len__(self) -> int:
+        return len(self.leaning)
+
+    def select(self, rows: NDArray[Any]) -> Placed:
+        return Placed(self.place[rows], self.leaning[rows], self.form[rows], self.stack[rows], self.kind[rows])
+
+
+@dataclass(frozen=True, eq=False)
+class Prior:
+    """Shares of the variance of an error, and the metrics of its smooth parts."""
+
+    names: tuple[str, ...]  # features
+    mean: Floats
+    scale: Floats
+    metric: Floats  # (parts of SMOOTH, features): how much a feature counts in telling calls apart
+    biases: tuple[float, ...]  # by SHARERS
+    smooth: tuple[float, ...]  # by SMOOTH
+    leaning: float
+    noise: float
+
+    def places(self, names: tuple[str, ...], values: Floats) -> Doubles:
+        """Features as the metrics take them."""
+        found = (aligned(names, values, self.names) - self.mean) / self.scale
+        return np.clip(found, -_FARTHEST, _FARTHEST).astype(np.float64)
+
+    def covariance(self, one: Placed, other: Placed, setting: Setting = AS_LEARNED) -> Doubles:
+        """Of the errors of two sets of calls, without noise."""
+        form, stack, kind = (
+            (getattr(one, name)[:, None] == getattr(other, name)[None, :]).astype(np.float64)
+            for name in ("form", "stack", "kind")
+        )
+        gates = (1.0, form, stack, kind)
+        shared = sum(share * gate for share, gate in zip(self.biases, gates, strict=True))
+        shared = shared + self.leaning * np.outer(one.leaning, other.leaning)
+        local = sum(
+            share * gate * matern(self._squared(one, other, part) / setting.length**2)
+            for part, (share, gate) in enumerate(zip(self.smooth, (1.0, form, kind), strict=True))
+        )
+        return np.asarray(setting.biases * shared + setting.smooth * local)
+
+    def variance(self, calls: Placed, setting: Setting = AS_LEARNED) -> Doubles:
+        """The diagonal of the covariance of calls with themselves."""
+        shared = sum(self.biases) + self.leaning * calls.leaning**2
+        return np.asarray(setting.biases * shared + setting.smooth * sum(self.smooth))
+
+    def _squared(self, one: Placed, other: Placed, part: int) -> Doubles:
+        left, right = one.place * self.metric[part], other.place * self.metric[part]
+        return np.sum(left**2, axis=1)[:, None] + np.sum(right**2, axis=1) - 2 * left @ right.T
+
+    def told(self) -> tuple[dict[str, Floats], dict[str, Any]]:
+        """Arrays and plain values, as a file has them."""
+        plain = {"names": self.names, "biases": self.biases, "smooth": self.smooth, "leaning": self.leaning}
+        return {"mean": self.mean, "scale": self.scale, "metric": self.metric}, {**plain, "noise": self.noise}
+
+    @classmethod
+    def read(cls, arrays: Mapping[str, Floats], plain: Mapping[str, Any]) -> Self:
+        """From what ``told`` gave."""
+        found = cls(
+            names=tuple(plain["names"]), mean=arrays["mean"], scale=arrays["scale"], metric=arrays["metric"],
+            biases=tuple(plain["biases"]), smooth=tuple(plain["smooth"]), leaning=float(plain["leaning"]),
+            noise=float(plain["noise"]),
+        )  # fmt: skip
+        width = len(found.names)
+        if found.metric.shape != (len(SMOOTH), width) or not found.mean.shape == found.scale.shape == (width,):
+            raise ValueError("arrays of the prior do not fit together")
+        shares = (*found.biases, *found.smooth, found.leaning, found.noise)
+        if min(shares) < 0 or (len(found.biases), len(found.smooth)) != (len(SHARERS), len(SMOOTH)):
+            raise ValueError("a share of the variance is not a share")
+        return found
+
+    def of(self, shares: Sequence[float], metric: Floats) -> Prior:
+        """The same features with other shares: biases, smooth parts, leaning, noise in a row."""
+        cut = len(SHARERS)
+        biases, smooth = tuple(shares[:cut]), tuple(shares[cut : cut + len(SMOOTH)])
+        leaning, noise = shares[cut + len(SMOOTH) :]
+        return replace(self, metric=metric, biases=biases, smooth=smooth, leaning=leaning, noise=noise)
+
+
+def plain_prior(names: Sequence[str], mean: Floats, scale: Floats) -> Prior:
+    """Where nothing was learned: all features count alike. Those that name a GPU say nothing."""
+    keep = [at for at, name in enumerate(names) if name not in GPU_FEATURES]
+    metric = np.full((len(SMOOTH), len(keep)), _PLAIN_METRIC / np.sqrt(len(keep)), dtype=np.float32)
+    return Prior(
+        tuple(names[at] for at in keep), mean[keep].astype(np.float32), scale[keep].astype(np.float32), metric,
+        _PLAIN_BIASES, _PLAIN_SMOOTH, _PLAIN_LEANING, _PLAIN_NOISE,
+    )  # fmt: skip
+
+
+def prior_of_encoder(encoder: Encoder) -> Prior:
+    """The plain one over the features of a family's networks."""
+    return plain_prior(encoder.names, encoder.mean, encoder.scale)

@@ -1,0 +1,1 @@
+"""Models as they are served: one static batch from prompt to last token, and the memory that it needs."""

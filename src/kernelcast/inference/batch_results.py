@@ -1,0 +1,270 @@
+"""Workloads on one deployment and their times, as columns: one entry a workload; and where the time goes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernelcast.errors import KernelcastError
+from kernelcast.forecast.predict import host_scale
+from kernelcast.forecast.times import Gathered, TimeColumns, Times, refusal
+from kernelcast.inference.batch import Ints
+from kernelcast.inference.forward import Deployment
+from kernelcast.inference.memory import cache_bytes, does_not_fit, needed, read_weight_bytes
+from kernelcast.inference.pass_times import PHASES, Alike, Laid, Pass
+from kernelcast.inference.workload import Asked, Workload, images_of, steps_of, summed
+from kernelcast.machine.analyse import PIPELINES
+from kernelcast.ops.work import Array
+from kernelcast.schedule import Memory, Share
+from kernelcast.support import MOST, SUPPORT
+
+_BOUND = (*PIPELINES, "power", "host")
+_LEVELS = tuple(SUPPORT)
+
+
+class _Part:
+    """One part in one phase: seconds by what binds and by what supports, and kernels, an entry a workload."""
+
+    def __init__(self, count: int) -> None:
+        self.bound_s, self.support_s = np.zeros((len(_BOUND), count)), np.zeros((len(_LEVELS), count))
+        self.kernels = np.zeros(count)
+
+    def add(self, bound: int, support: int, time_s: Array) -> None:
+        self.bound_s[bound] += time_s
+        self.support_s[support] += time_s
+
+    @property
+    def time_s(self) -> Array:
+        return self.support_s.sum(axis=0)
+
+
+class Shares:
+    """Of ``count`` workloads; ``laid``: passes, and the workload (by number) of each owner of theirs."""
+
+    def __init__(self, count: int, laid: Iterable[tuple[Laid, Ints]]) -> None:
+        self.count, self.parts = count, dict[tuple[str, str], _Part]()
+        for passes, owners in laid:
+            for phase in PHASES:  # in the order of appearance
+                self._add(phase, passes, owners)
+
+    def _add(self, phase: str, passes: Laid, owners: Ints) -> None:
+        weights = passes.counts * (passes.decodes == (phase == "decode"))
+        if not weights.any():
+            return
+        owner = owners[passes.owner]
+        for group in passes.alike:
+            if weights[group.rows].any():
+                own = (weights * passes.rounds)[group.rows]
+                self._kernels(phase, passes, group, owner[group.rows], own)
+        for name, bound, support, time_s in (
+            ("power limit", "power", "near", passes.power_s), ("host", "host", "seen", passes.host_s),
+        ):  # fmt: skip
+            if time_s.any():
+                each = summed(owner, weights * time_s, self.count)
+                self._part(phase, name).add(_BOUND.index(bound), _LEVELS.index(support), each)
+
+    def _kernels(self, phase: str, passes: Laid, group: Alike, owner: Ints, weights: Array) -> None:
+        each = summed(owner, weights, self.count)
+        for launch in group.launches:
+            self._part(phase, passes.part(launch)).kernels += launch.count * each
+        times = passes.times
+        for launches, calls, at in group.sorts():
+            seconds = passes.seconds(group, launches, calls, at)[0]
+            parts = list(dict.fromkeys(map(passes.part, launches)))
+            which = [[parts.index(passes.part(launch))] for launch in launches]
+            labels = (np.array(which) * len(_BOUND) + times.bound_by[calls]) * len(_LEVELS) + times.support[calls]
+            for label in np.unique(labels).tolist():
+                rest, support = divmod(label, len(_LEVELS))
+                part, bound = divmod(rest, len(_BOUND))
+                own = np.where(labels == label, seconds, 0.0).sum(axis=0)
+                self._part(phase, parts[part]).add(bound, support, summed(owner, own[at] * weights, self.count))
+
+    def _part(self, phase: str, name: str) -> _Part:
+        return self.parts.setdefault((phase, name), _Part(self.count))
+
+    def of(self, at: int) -> tuple[Share, ...]:
+        """Of one workload; adds up to its time."""
+        return tuple(
+            Share(phase, name, float(part.time_s[at]), float(part.kernels[at]),
+                  _BOUND[int(part.bound_s[:, at].argmax())], _LEVELS[int(part.support_s[:, at].argmax())])
+            for (phase, name), part in self.parts.items()
+            if part.kernels[at] or part.time_s[at]
+        )  # fmt: skip
+
+    @property
+    def bound_by(self) -> NDArray[np.object_]:
+        """What binds most of the time, by workload."""
+        sums = np.sum([part.bound_s for part in self.parts.values()], axis=0)
+        return np.array(_BOUND, dtype=object)[sums.argmax(axis=0)]
+
+    @property
+    def support(self) -> NDArray[np.object_]:
+        """As ``support_of`` the shares of each workload."""
+        levels = np.zeros((len(_LEVELS), self.count))
+        for part in self.parts.values():
+            levels[part.support_s.argmax(axis=0), np.arange(self.count)] += part.time_s
+        reached = np.cumsum(levels, axis=0) >= MOST * levels.sum(axis=0)
+        reached[-1] = True
+        return np.array(_LEVELS, dtype=object)[reached.argmax(axis=0)]
+
+
+class Answers:
+    """Ask (make it), gather calls, and lay the passes out once their times are known. Times are (3, workloads): time,
+    low, high; of a workload that ``refused`` names they are NaN."""
+
+    def __init__(self, deployment: Deployment, workloads: Sequence[Workload]) -> None:
+        self.deployment, self.workloads = deployment, workloads
+        self.asked = Asked(workloads)
+        self.memory = needed(deployment, self.asked)
+        self.refused: dict[int, KernelcastError] = dict(self._refusals())
+        self.kept = np.array([at for at in range(len(workloads)) if at not in self.refused], dtype=np.int64)
+        self.steps = np.zeros(len(workloads), dtype=np.int64)
+        self.laid: list[tuple[Laid, Ints]] = []  # passes, and the workload of each owner; the model's own first
+        self.times: Times | None = None
+
+    def _refusals(self) -> Iterator[tuple[int, KernelcastError]]:
+        model, asked = self.deployment.model, self.asked
+        encoder, fits = model.kind == "encoder", self.memory.fits
+        outputs, longest = asked.most(asked.outputs), asked.most(asked.inputs + (0 if encoder else asked.outputs))
+        for at in np.flatnonzero(~fits | (encoder & (outputs > 1)) | (longest > model.max_context)).tolist():
+            if not fits[at]:
+                yield at, does_not_fit(self.deployment, self.workloads[at], self.memory_of(at))
+                continue
+            why = f"a request of {longest[at]:,} tokens exceeds the context of {model.name}, {model.max_context:,}"
+            if encoder and outputs[at] > 1:
+                why = f"{model.name} is an encoder: it writes no tokens; give --output-len 1"
+            yield at, KernelcastError(why)
+
+    def gather(self, gathered: Gathered) -> None:
+        """The passes of what is kept, and their calls."""
+        steps = [steps_of(self.workloads[at]) for at in self.kept.tolist()]
+        self.steps[self.kept] = [one.count for one in steps]
+        self.order = dict(zip(self.kept.tolist(), (one.order for one in steps), strict=True))
+        if not len(self.kept):
+            return
+        try:
+            self.laid.append((Laid(self.deployment, steps, gathered), self.kept))
+            own = dict(zip(self.kept.tolist(), steps, strict=True))
+            for draft, members in self.asked.drafts():
+                decoding = np.array([at for at in members.tolist() if self.steps[at]], dtype=np.int64)
+                if len(decoding):
+                    guessed = [own[at].drafted(int(self.asked.checked[at]) - 1) for at in decoding.tolist()]
+                    self.laid.append((Laid(draft, guessed, gathered, "draft model"), decoding))
+            for tower, seeing in self.asked.towers():
+                read = np.array([at for at in seeing if at not in self.refused], dtype=np.int64)
+                images = [images_of(self.workloads[at], tower) for at in read.tolist()]
+                self.laid.append((Laid(tower, images, gathered, "images"), read))
+        except KernelcastError as error:  # no kernel for a part of the model
+            self.laid, self.refused = [], dict.fromkeys(range(len(self.workloads)), error) | self.refused
+
+    def lay(self, found: TimeColumns, times: Times) -> None:
+        self.times = times
+        for passes, owners in self.laid:
+            passes.lay(found, host_scale(times.conditions, passes.deployment.stack.id))
+            for at in np.flatnonzero(np.isnan(passes.phase_s(False)[0] + passes.phase_s(True)[0])).tolist():
+                if why := passes.refused(at):
+                    self.refused.setdefault(int(owners[at]), KernelcastError(refusal(*why)))
+
+    # ---- columns ----
+
+    @cached_property
+    def answered(self) -> NDArray[np.bool_]:
+        return np.array([at not in self.refused for at in range(len(self.workloads))], dtype=bool)
+
+    @cached_property
+    def prefill_s(self) -> Array:
+        return self._phase_s(False)
+
+    @cached_property
+    def decode_s(self) -> Array:
+        return self._phase_s(True)
+
+    def _phase_s(self, decode: bool) -> Array:
+        found = np.zeros((3, len(self.workloads)))
+        for passes, owners in self.laid:
+            found[:, owners] += passes.phase_s(decode)
+        found[:, ~self.answered] = np.nan
+        return found
+
+    @cached_property
+    def total_s(self) -> Array:
+        return self.prefill_s + self.decode_s
+
+    @cached_property
+    def step_s(self) -> Array:
+        """The mean decode step; with speculation a step may give several tokens."""
+        return self.decode_s / np.maximum(self.steps, 1)
+
+    @cached_property
+    def tpot_s(self) -> Array:
+        """Mean time of an output token after the first."""
+        return self.decode_s / np.maximum(self.asked.most(self.asked.outputs) - 1, 1)
+
+    @cached_property
+    def output_tokens(self) -> Array:
+        return self.asked.total(self.asked.outputs)
+
+    @cached_property
+    def tokens_per_s(self) -> Array:
+        return self.output_tokens / self.total_s[0]
+
+    @cached_property
+    def flops(self) -> Array:
+        """2 for each weight that a token passes; attention's products left out, as MFU is mostly told."""
+        model, asked = self.deployment.model, self.asked
+        active = model.active_parameters
+        per_token = 2.0 * (active.attention + active.mlp + active.experts)
+        tokens = asked.total(asked.inputs - asked.cached + asked.outputs - 1)
+        return per_token * tokens + 2.0 * model.hidden * model.vocab * self.output_tokens
+
+    @cached_property
+    def mfu(self) -> Array:
+        """Of the peak of all GPUs, the share that the model's matrix products use over the whole time."""
+        peak = self.deployment.layout.gpus * self.deployment.gpu.mfu_flops_per_s
+        return self.flops / (self.total_s[0] * peak)
+
+    @cached_property
+    def decode_bytes(self) -> Array:
+        """Weights and cache that one GPU reads in all decode steps. Every step reads the weights that its tokens use; a
+        request's cache is read while it decodes."""
+        asked, steps = self.asked, np.maximum(self.steps, 1)
+        per_token = self.steps / np.maximum(asked.most(asked.outputs) - 1, 1)
+        taking_part = (asked.outputs - 1) * per_token[asked.owner]  # steps of each request
+        cache = asked.total(taking_part * cache_bytes(self.deployment, asked.inputs + asked.outputs // 2))
+        tokens = asked.total(taking_part) / steps  # in a mean step
+        return self.steps * read_weight_bytes(self.deployment, tokens * asked.checked) + cache
+
+    @cached_property
+    def bandwidth_use(self) -> Array:
+        """Of DRAM's peak, the share that weights and cache use in the decode steps."""
+        busy_s = np.where(self.decode_s[0] == 0, 1.0, self.decode_s[0])
+        return self.decode_bytes / busy_s / self.deployment.gpu.dram_bytes_per_s
+
+    @cached_property
+    def shares(self) -> Shares:
+        return Shares(len(self.workloads), self.laid)
+
+    # ---- of one workload ----
+
+    def memory_of(self, at: int) -> Memory:
+        parts = {name: float(column[at]) for name, column in self.memory.parts.items()}
+        return Memory(parts, self.memory.gpu_bytes, self.memory.available_bytes)
+
+    def passes_of(self, at: int) -> tuple[Pass, ...]:
+        """The prefill's, then decode's, then those of the draft model."""
+        found: list[Pass] = []
+        for passes, owners in self.laid:
+            for own in np.flatnonzero(owners == at).tolist():
+                found += passes.passes(own)
+        return tuple(found)
+
+    def mean_ttft_s(self, at: int) -> float:
+        """Over requests: one whose prompt is read in an early pass need not wait for the others."""
+        (passes, owners), *drafts = self.laid
+        start = passes.starts[np.searchsorted(owners, at)]
+        ends = np.cumsum(passes.spans_s[0, start + self.order[at]])
+        drafted = sum(float(one.phase_s(False)[0, owners == at].sum()) for one, owners in drafts)
+        return float(ends[self.workloads[at].first_tokens()].mean()) + drafted  # the draft model reads prompts too

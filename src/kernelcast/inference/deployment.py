@@ -1,0 +1,176 @@
+"""A model on GPUs: its parallelism, and all else that decides which kernels run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from kernelcast.errors import KernelcastError, unknown
+from kernelcast.hardware import Gpu, fabric
+from kernelcast.models.architecture import Architecture
+from kernelcast.models.layers import (
+    BlockSparseAttention,
+    CompressedAttention,
+    Experts,
+    Kda,
+    Layer,
+    LinearAttention,
+    Mamba2,
+    Mixer,
+    Parallel,
+    SelfAttention,
+)
+from kernelcast.models.precision import Precision
+from kernelcast.stacks import Stack
+
+GPUS_PER_NODE = 8  # of HGX, DGX and most PCIe servers
+BETWEEN_NODES = "ib_ndr"  # one 400 Gb/s port a GPU
+
+
+@dataclass(frozen=True)
+class Layout:
+    """``tp``: GPUs that cut every layer. ``pp``: stages that follow one another. ``dp``: ranks that each hold attention
+    whole and run their own part of the batch, while experts are shared (attention DP). ``ep``: parts that the experts
+    are dealt out to; the other tp x dp / ep cut each expert. ``sequence_parallel``: activations between the cut layers
+    are kept in parts (reduce-scatter and all-gather in place of all-reduce). ``micro_batches``: parts of a batch that
+    follow one another through the stages; 1: the batch passes them whole, as engines run one static batch.
+    """
+
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    ep: int = 1
+    sequence_parallel: bool = False
+    micro_batches: int = 1
+    gpus_per_node: int = GPUS_PER_NODE
+    between_nodes: str = BETWEEN_NODES
+    link: str | None = None  # between the GPUs of a node; None: their own, as it was measured
+
+    def __post_init__(self) -> None:
+        check_counts(self, "tp", "pp", "dp", "ep", "micro_batches", "gpus_per_node")
+        if (self.tp * self.dp) % self.ep:
+            raise KernelcastError(f"ep {self.ep} does not divide the {self.tp * self.dp} GPUs of tp x dp")
+
+    @property
+    def gpus(self) -> int:
+        return self.tp * self.pp * self.dp
+
+    @property
+    def expert_tp(self) -> int:
+        """GPUs that cut one expert."""
+        return self.tp * self.dp // self.ep
+
+    def near(self, gpu: Gpu, world: int) -> bool:
+        """Whether this many neighbours are of one node."""
+        return world <= self.gpus_per_node or one_domain(gpu)
+
+    def fabric(self, gpu: Gpu, world: int) -> str | None:
+        """The link of a group of this many neighbours; None: the GPU's own."""
+        return self.link if self.near(gpu, world) else self.between_nodes
+
+
+def check_counts(layout: Any, *names: str) -> None:
+    """Refuse what is no number of GPUs or parts, and links between nodes that nobody knows."""
+    for name in names:
+        value = getattr(layout, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise KernelcastError(f"{name} must be a whole number of 1 or more, not {value!r}")
+    for link in (layout.between_nodes, getattr(layout, "link", None)):
+        if link is not None:
+            fabric(link)
+
+
+def one_domain(gpu: Gpu) -> bool:
+    """NVLink reaches across trays (GB200 NVL72)."""
+    return gpu.known_as.startswith("gb")
+
+
+ROUTINGS = ("expected", "random", "balanced")
+# How uneven trained routers are: the exponent of the power law that public campaigns draw tokens by. Of 0 (by chance),
+# 1.01 and 1.2 it serves best on every fourth measured deployment (`kernelcast evaluate served`; docs/frontier.md).
+EXPECTED_SKEW = 1.2
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A model on GPUs. ``precision`` not given: as the checkpoint is stored."""
+
+    model: Architecture
+    gpu: Gpu
+    stack: Stack
+    precision: Precision = field(default=None)  # type: ignore[assignment]  # never None once it is made
+    layout: Layout = field(default_factory=Layout)
+    skew: float = 0.0  # of tokens over experts: 0 as ``routing`` says, else the exponent of their power law
+    routing: str = "expected"  # how tokens choose experts: as trained routers do, by chance alone, or dealt out evenly
+    redundant: int = 0  # spare copies of hot experts, placed by load (EPLB)
+    overlap: bool = False  # exchanges of one half of the batch run beside the other's work (two-batch overlap)
+
+    def __post_init__(self) -> None:
+        if self.precision is None:
+            object.__setattr__(self, "precision", Precision.of(self.model))
+        if self.routing not in ROUTINGS:
+            raise unknown("routing", self.routing, ROUTINGS)
+        if self.skew < 0:
+            raise KernelcastError(f"skew must be 0 or more, not {self.skew:g}")
+        if self.redundant < 0:
+            raise KernelcastError(f"redundant experts must be 0 or more, not {self.redundant}")
+        if self.redundant and self.layout.ep == 1:
+            raise KernelcastError("redundant experts even out ranks that hold different ones: they need ep above 1")
+        if self.overlap and (self.layout.dp == 1 or self.layout.ep == 1):
+            raise KernelcastError(
+                "two-batch overlap hides the exchange of tokens between ranks: it needs dp and ep above 1"
+            )
+        for layer in (run.layer for run in self.model.layer_kinds):
+            _check(layer, self)
+        if self.layout.pp > self.model.layer_count:
+            raise KernelcastError(f"pp {self.layout.pp} is more than the {self.model.layer_count} layers")
+
+    @property
+    def routed(self) -> dict[str, Any]:
+        """How tokens choose experts, in the words of a call."""
+        skew = self.skew or (EXPECTED_SKEW if self.routing == "expected" else 0.0)
+        return {"skew": skew} if skew else {"routing": self.routing}
+
+    def slots(self, experts: int) -> dict[str, Any]:
+        """Spare copies beside so many experts, in the words of a call."""
+        return {"slots": experts + self.redundant, "eplb": True} if self.redundant else {}
+
+
+def _check(layer: Layer, deployment: Deployment) -> None:
+    tp, name = deployment.layout.tp, deployment.model.name
+    if layer.attention is not None:
+        _check_mixer(layer.attention, tp, name)
+    if isinstance(layer.mlp, Experts):
+        held = layer.mlp.experts + deployment.redundant
+        if held % deployment.layout.ep:
+            spare = f" and {deployment.redundant} redundant ones" if deployment.redundant else ""
+            raise KernelcastError(f"ep {deployment.layout.ep} does not divide {layer.mlp.experts} experts{spare}")
+        if layer.mlp.inter % deployment.layout.expert_tp:
+            raise KernelcastError(
+                f"{deployment.layout.expert_tp} GPUs an expert do not divide its width of {layer.mlp.inter}"
+            )
+    elif deployment.layout.ep > 1 and not any(isinstance(run.layer.mlp, Experts) for run in deployment.model.layers):
+        raise KernelcastError(f"ep {deployment.layout.ep}: {name} has no experts")
+    elif layer.mlp is not None and layer.mlp.inter % tp:
+        raise KernelcastError(f"tp {tp} does not divide the MLP's width of {layer.mlp.inter}")
+
+
+def _check_mixer(mixer: Mixer, tp: int, name: str) -> None:
+    """Heads go to GPUs whole; key-value heads are cut evenly, or copied evenly."""
+    if isinstance(mixer, Parallel):
+        _check_mixer(mixer.attention, tp, name)
+        _check_mixer(mixer.recurrent, tp, name)
+        return
+    if isinstance(mixer, LinearAttention):
+        if mixer.key_heads % tp:
+            raise KernelcastError(
+                f"tp {tp} does not divide the {mixer.key_heads} key heads of {name}'s linear attention"
+            )
+        return
+    heads = mixer.heads if isinstance(mixer, Kda | Mamba2) else mixer.q_heads
+    if heads % tp:
+        raise KernelcastError(f"tp {tp} does not divide the {heads} heads of {name}")
+    if isinstance(mixer, SelfAttention | BlockSparseAttention) and mixer.kv_heads % tp and tp % mixer.kv_heads:
+        raise KernelcastError(f"tp {tp} does not divide the {mixer.kv_heads} key-value heads of {name}, nor they it")
+    if isinstance(mixer, CompressedAttention) and mixer.o_groups % tp:
+        raise KernelcastError(f"tp {tp} does not divide the {mixer.o_groups} groups of heads of {name}'s output")

@@ -1,0 +1,199 @@
+"""Memory of one GPU of a deployment: weights, KV cache, activations, and what the stack itself takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernelcast.errors import KernelcastError
+from kernelcast.inference.batch import Ints
+from kernelcast.inference.forward import Deployment
+from kernelcast.inference.workload import Asked, Workload
+from kernelcast.models.layers import Experts
+from kernelcast.ops.dtypes import dtype
+from kernelcast.schedule import Memory
+
+_LIVE_WIDTHS = 4.0  # of the hidden size, that live at once between the layers: input, residual, norm, output
+_STEPS = 65  # numbers that are tried at once in the search for the largest batch
+_LOGIT_BYTES = 4.0 + 2.0  # as the head writes them, and in fp32 for sampling
+
+
+def memory(deployment: Deployment, contexts: Mapping[int, int], step_tokens: int, logit_rows: int) -> Memory:
+    """The fullest GPU. ``contexts``: how many sequences end with so many tokens in the cache. ``step_tokens``: of the
+    largest pass."""
+    cache = sum(count * cache_bytes(deployment, context) for context, count in contexts.items())
+    return _filled(deployment, cache, step_tokens, logit_rows)
+
+
+def _filled(deployment: Deployment, cache: Any, step_tokens: Any, logit_rows: Any) -> Memory:
+    """With a cache of so many bytes: one memory, or columns of many."""
+    gpu, stack = deployment.gpu, deployment.stack
+    parts = {
+        "weights": weight_bytes(deployment),
+        "cache": cache,
+        "activation": _activation_bytes(deployment, step_tokens, logit_rows),
+        "stack": stack.reserved_bytes,
+    }
+    return Memory(parts, float(gpu.dram_bytes), stack.used_share * gpu.dram_bytes)
+
+
+def weight_bytes(deployment: Deployment) -> float:
+    """Weights of one GPU: layers cut by tp and pp, routed experts dealt out, routers and shared experts as the other
+    matrices; embedding, images' tower and head on the stages at the ends."""
+    model, layout = deployment.model, deployment.layout
+    parts, whole = model.parameters, dtype(deployment.precision.between).weight_bytes
+    routed, held = (_routed_weights(deployment, spare) for spare in (0, deployment.redundant))
+    kinds = deployment.precision
+    attention = parts.attention * _number_bytes(deployment, kinds.weights)
+    others = (parts.mlp + parts.experts - routed) * _number_bytes(deployment, kinds.mlp_weights)
+    matrices = (attention + others) / layout.tp
+    experts = held / (layout.tp * layout.dp) * _number_bytes(deployment, kinds.expert_weights)
+    ends = (parts.embedding + parts.vision + parts.head) / layout.tp * whole
+    on_a_stage = ends if layout.pp == 1 else ends / 2
+    return (matrices + experts + parts.norms * whole) / layout.pp + on_a_stage
+
+
+def _routed_weights(deployment: Deployment, spare: int) -> int:
+    """Of all routed experts together, with so many copies a layer."""
+    model = deployment.model
+    blocks = ((run.count, run.layer.mlp) for run in model.layer_kinds)
+    return sum(n * (b.experts + spare) * b.expert_weights(model.hidden) for n, b in blocks if isinstance(b, Experts))
+
+
+def _number_bytes(deployment: Deployment, kind: str) -> float:
+    """Of one weight with its share of a scale: as the checkpoint groups them where it is used as it is stored."""
+    stored = deployment.model.quantization
+    if stored and deployment.precision.stored and stored.four_bit_bytes and kind in ("int4", "mxfp4"):
+        return stored.four_bit_bytes
+    return dtype(kind).weight_bytes
+
+
+def read_weight_bytes(deployment: Deployment, tokens: Any) -> Any:
+    """Weights that one GPU reads in a step of so many tokens of text: all but rows of the embedding that nobody asks
+    for, images' tower, and experts that no token goes to (each of E is missed by a token with probability
+    1 - topk / E). Columns: columns."""
+    model, layout, kinds = deployment.model, deployment.layout, deployment.precision
+    unread = 0.0
+    for run in model.layer_kinds:
+        if isinstance(run.layer.mlp, Experts):
+            block = run.layer.mlp
+            missed = (1 - block.topk / block.experts) ** tokens
+            unread += run.count * missed * block.experts * block.expert_weights(model.hidden)
+    unread *= _number_bytes(deployment, kinds.expert_weights) / (layout.tp * layout.dp * layout.pp)
+    if layout.pp == 1:  # of several stages, half of both ends counts on each
+        ends = model.parameters.vision + (0 if model.tied_embeddings else model.parameters.embedding)
+        unread += ends / layout.tp * dtype(kinds.between).weight_bytes
+    return weight_bytes(deployment) - unread
+
+
+def cache_bytes(deployment: Deployment, context_tokens: Any) -> Any:
+    """What one sequence leaves on one GPU: keys, values, the keys of indexers, and recurrent states. Of a column of
+    contexts: a column."""
+    model, layout = deployment.model, deployment.layout
+    kept = 0.0 * context_tokens
+    if model.kind == "encoder":
+        return kept
+    for run in model.layer_kinds:
+        if run.layer.attention:
+            value_bytes = deployment.precision.cache_bytes
+            kept = kept + run.count * run.layer.attention.kept_bytes(context_tokens, value_bytes, layout.tp)
+    return kept / (layout.pp * layout.dp)
+
+
+def _activation_bytes(deployment: Deployment, tokens: Any, logit_rows: Any) -> Any:
+    """The widest moment of a pass: the inputs and outputs of the largest layer, or the logits."""
+    model, tp = deployment.model, deployment.layout.tp
+    widest = 0.0
+    for run in model.layer_kinds:
+        mlp = run.layer.mlp
+        if isinstance(mlp, Experts):
+            each = mlp.topk * (mlp.expert.up_width + mlp.inter) / deployment.layout.expert_tp / deployment.layout.ep
+            shared = (mlp.shared.up_width + mlp.shared_inter) / tp if mlp.shared else 0.0
+            width = each + shared + mlp.topk * mlp.width(model.hidden) / deployment.layout.ep
+        else:
+            width = (mlp.up_width + mlp.inter) / tp if mlp else 0.0
+        widest = max(widest, width)
+    between = tokens * (_LIVE_WIDTHS * model.hidden + widest) * deployment.precision.between_bytes
+    return np.maximum(between, logit_rows * model.vocab * _LOGIT_BYTES)
+
+
+class DoesNotFit(KernelcastError):  # noqa: N818  # it says what is wrong
+    """A batch that needs more memory than there is: ``memory`` is what it would fill."""
+
+    def __init__(self, said: str, memory: Memory) -> None:
+        super().__init__(said)
+        self.memory = memory
+
+
+def does_not_fit(deployment: Deployment, workload: Workload, found: Memory) -> DoesNotFit:
+    """By how much a batch does not, and what would."""
+    gib = 2**30
+    need = f"{found.used_bytes / gib:.1f} GiB a GPU (weights {found['weights'] / gib:.1f}, KV cache " \
+           f"{found['cache'] / gib:.1f}, activations {found['activation'] / gib:.1f}, " \
+           f"{deployment.stack.name} {found['stack'] / gib:.1f})"  # fmt: skip
+    if found["weights"] + found["stack"] >= found.available_bytes:
+        advice = "its weights alone are too large: cut it over more GPUs (--tp, --pp) or take a smaller format"
+    elif most := largest_batch(deployment, workload):
+        advice = f"the largest batch of this kind is {most}"
+    else:
+        advice = "take fewer or shorter requests, more GPUs, or an fp8 KV cache"
+    return DoesNotFit(
+        f"{deployment.model.name} on {deployment.layout.gpus} x {deployment.gpu.id} needs {need}, "
+        f"{found.missing_bytes / gib:.1f} GiB more than the {found.available_bytes / gib:.1f} that "
+        f"{deployment.stack.name} fills; {advice}",
+        found,
+    )
+
+
+def needed(deployment: Deployment, asked: Asked) -> Memory:
+    """Of many batches: columns, one entry a batch. Weights and cache of a draft model lie beside."""
+
+    def held(place: Deployment) -> Memory:
+        cache = asked.total(cache_bytes(place, asked.inputs + asked.outputs))
+        return _held(place, cache, asked.total(asked.inputs - asked.cached), asked.chunk, asked.batch)
+
+    found = held(deployment)
+    parts = {name: np.broadcast_to(size, asked.count).copy() for name, size in found.parts.items()}
+    for draft, members in asked.drafts():
+        beside = held(draft)
+        for name in ("weights", "cache"):
+            parts[name][members] += np.broadcast_to(beside[name], asked.count)[members]
+    return replace(found, parts=parts)
+
+
+def _held(deployment: Deployment, cache: Any, new_tokens: Any, chunk: Any, batch: Any) -> Memory:
+    cut = deployment.layout.dp * deployment.layout.micro_batches
+    tokens = np.where(chunk, np.minimum(new_tokens, chunk), new_tokens)
+    return _filled(deployment, cache, -(-tokens // cut), -(-batch // cut))
+
+
+def largest_batch(deployment: Deployment, workload: Workload) -> int:
+    """How many requests like the mean of these fit."""
+    workload = workload.on(deployment)
+    inputs, outputs = (math.ceil(sum(x) / len(x)) for x in (workload.inputs, workload.outputs))
+    new = inputs - sum(workload.past) // len(workload.past)
+    each = cache_bytes(deployment, inputs + outputs)
+
+    def fits(batches: Ints) -> NDArray[np.bool_]:
+        return np.asarray(_held(deployment, batches * each, batches * new, workload.chunk, batches).fits)
+
+    return _largest(fits)
+
+
+def _largest(fits: Callable[[Ints], NDArray[np.bool_]]) -> int:
+    """The largest number that fits, by doubling and then by ever finer steps; 0 when none does."""
+    powers = 1 << np.arange(41, dtype=np.int64)
+    count = int(fits(powers).sum())
+    if count in (0, len(powers)):
+        return int(powers[-1]) if count else 0
+    low, high = int(powers[count - 1]), int(powers[count])
+    while high - low > 1:
+        between = np.unique(np.linspace(low, high, _STEPS).astype(np.int64))
+        count = int(fits(between[:-1]).sum())  # the first does, the last does not
+        low, high = int(between[count - 1]), int(between[count])
+    return low

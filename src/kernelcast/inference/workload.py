@@ -1,0 +1,364 @@
+"""Requests of a static batch (lengths, chunked prefill, speculative decoding, images) and the passes that they need."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernelcast.errors import KernelcastError
+from kernelcast.hardware import Gpu
+from kernelcast.inference.batch import Batch, Batches, Ints, Rows
+from kernelcast.inference.deployment import Layout
+from kernelcast.inference.forward import Deployment
+from kernelcast.models.architecture import Architecture, towers_of
+from kernelcast.models.precision import Precision
+from kernelcast.ops.work import Array
+from kernelcast.stacks import Stack
+
+_LARGE_BYTES = 70 * 2**30  # GPUs of so much memory, on which engines take larger steps by default
+_SAMPLED_STEPS = 9  # decode steps that are predicted, of each stretch with the same requests
+
+
+def scheduler_defaults(stack: Stack, gpu: Gpu) -> dict[str, Any]:
+    """A stack's own limits on this GPU, as its launcher sets them; empty: it has no scheduler."""
+    raw = dict(stack.scheduler)
+    large = gpu.dram_bytes >= _LARGE_BYTES and not gpu.known_as.startswith("a100")
+    for name in [name for name in raw if name.endswith("_large")]:
+        value = raw.pop(name)
+        if large:
+            raw[name.removesuffix("_large")] = value
+    return raw
+
+
+def step_tokens(stack: Stack, gpu: Gpu) -> int:
+    """Tokens of a step that reads prompts, by default; 0: all at once."""
+    return int(scheduler_defaults(stack, gpu).get("max_num_batched_tokens", 0))
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """Speculative decoding: ``draft_tokens`` guesses a step, each right with probability ``acceptance`` if those before
+    it were (Leviathan et al., arXiv 2211.17192). ``draft``: the model that guesses, on the same GPUs; None: free."""
+
+    draft_tokens: int
+    acceptance: float
+    draft: Deployment | None = None
+
+    def __post_init__(self) -> None:
+        if self.draft_tokens < 1:
+            raise KernelcastError(f"draft tokens must be 1 or more, not {self.draft_tokens}")
+        if not 0 <= self.acceptance <= 1:
+            raise KernelcastError(f"an acceptance rate lies between 0 and 1, not at {self.acceptance}")
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Expected: the accepted guesses and one token of the model's own, (1 - a^(k+1)) / (1 - a)."""
+        a, k = self.acceptance, self.draft_tokens
+        return k + 1.0 if a == 1 else (1 - a ** (k + 1)) / (1 - a)
+
+
+@dataclass(frozen=True)
+class Images:
+    """What a tower (or its layers of one kind) reads before prompts: so many sequences of so many patches."""
+
+    tower: Deployment
+    sequences: int
+    patches: int
+
+
+class Request(NamedTuple):
+    """Tokens of one request: its prompt, its output, and (of the prompt) those in the cache already."""
+
+    inputs: int
+    outputs: int
+    cached: int
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Requests that start together: prompt, output and (of the prompt) tokens that are in the cache already."""
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    cached: tuple[int, ...] = ()
+    chunk: int | None = None  # tokens of a prefill step; 0: all at once; None: as the stack's scheduler takes them
+    speculation: Speculation | None = None
+    images: tuple[Images, ...] = ()  # their tokens are among ``inputs``
+
+    def __post_init__(self) -> None:
+        if not self.inputs or len(self.inputs) != len(self.outputs):
+            raise KernelcastError(f"{len(self.inputs)} prompts and {len(self.outputs)} outputs: give one of each")
+        if self.cached and len(self.cached) != len(self.inputs):
+            raise KernelcastError(f"{len(self.cached)} cached prefixes for {len(self.inputs)} prompts")
+        if min(self.inputs) < 1 or min(self.outputs) < 1:
+            raise KernelcastError("every request needs at least one input token and one output token")
+        if any(not 0 <= c < n for c, n in zip(self.cached, self.inputs, strict=False)):
+            raise KernelcastError("cached tokens must be fewer than a request's input tokens")
+        if self.chunk is not None and self.chunk < 0:
+            raise KernelcastError(f"a prefill chunk must be 0 or more tokens, not {self.chunk}")
+
+    @classmethod
+    def equal(cls, batch: int, input_tokens: int, output_tokens: int, cached: int = 0, chunk: int | None = None,
+              speculation: Speculation | None = None) -> Workload:  # fmt: skip
+        if batch < 1:
+            raise KernelcastError(f"batch must be 1 or more, not {batch}")
+        prefixes = batch * (cached,) if cached else ()
+        return cls(batch * (input_tokens,), batch * (output_tokens,), prefixes, chunk, speculation)
+
+    @property
+    def past(self) -> tuple[int, ...]:
+        return self.cached or len(self.inputs) * (0,)
+
+    @cached_property
+    def even(self) -> Request | None:
+        """One request, where all are alike."""
+        first = Request(self.inputs[0], self.outputs[0], self.past[0])
+        columns = zip((self.inputs, self.outputs, self.past), first, strict=True)
+        return first if all(column.count(value) == len(column) for column, value in columns) else None
+
+    @property
+    def gained(self) -> float:
+        """Tokens that a decode step gives a request."""
+        return self.speculation.tokens_per_step if self.speculation else 1.0
+
+    @property
+    def checked(self) -> int:
+        """Tokens of a request that go through a decode step: one, and those guessed."""
+        return 1 + (self.speculation.draft_tokens if self.speculation else 0)
+
+    def on(self, deployment: Deployment) -> Workload:
+        """With prompts cut as the deployment's schedulers do, one of each attention-DP rank, where nothing else is
+        said."""
+        if self.chunk is not None:
+            return self
+        return replace(self, chunk=deployment.layout.dp * step_tokens(deployment.stack, deployment.gpu))
+
+    def first_tokens(self) -> list[int]:
+        """Of each request, the pass of the prefill (0, 1, ..) that gives its first token."""
+        new = np.cumsum([n - c for n, c in zip(self.inputs, self.past, strict=True)])
+        return [int(-(-tokens // self.chunk) - 1) if self.chunk else 0 for tokens in new]
+
+    def prefills(self) -> list[Batch]:
+        """The prefill's passes: one, or chunks that take the prompts in turn."""
+        new = [n - c for n, c in zip(self.inputs, self.past, strict=True)]
+        if not self.chunk or sum(new) <= self.chunk:
+            return [Batch(tuple(new), self.past)]
+        found: list[Batch] = []
+        taken: list[tuple[int, int]] = []
+        room = self.chunk
+        for tokens, past in zip(new, self.past, strict=True):
+            while tokens:
+                part = min(tokens, room)
+                taken.append((part, past))
+                tokens, past, room = tokens - part, past + part, room - part
+                if not room:
+                    found.append(_batch(taken))
+                    taken, room = [], self.chunk
+        return [*found, _batch(taken)] if taken else found
+
+    def decodes(self) -> list[tuple[int, Batch]]:
+        """(step, pass) of decode steps to predict: the ends of every stretch with the same requests, some between."""
+        gained, checked = self.gained, self.checked
+        ends = [math.ceil((n - 1) / gained) for n in self.outputs]  # steps that each request takes part in
+        found, start = [], 1
+        for end in sorted({e for e in ends if e}):
+            alive = [i for i, e in enumerate(ends) if e >= end]
+            for step in sampled_steps(start, end):
+                past = tuple(self.inputs[i] + int((step - 1) * gained) for i in alive)
+                found.append((step, Batch(len(alive) * (checked,), past, head_rows=checked)))
+            start = end + 1
+        return found
+
+
+def sampled_steps(start: int, end: int) -> tuple[int, ...]:
+    """Of a stretch of decode steps, those that are predicted."""
+    return _spread(start, end, min(_SAMPLED_STEPS, end - start + 1))
+
+
+@lru_cache(maxsize=4096)
+def _spread(start: int, end: int, count: int) -> tuple[int, ...]:
+    return tuple(sorted(set(np.linspace(start, end, count).round().astype(int).tolist())))
+
+
+def _batch(taken: list[tuple[int, int]]) -> Batch:
+    """Of (new, past) of each sequence."""
+    return Batch(tuple(new for new, _ in taken), tuple(past for _, past in taken))
+
+
+def with_images(workload: Workload, place: Deployment, images: int, side: int) -> Workload:
+    """The workload with so many images of so many pixels a side before each prompt. Towers run in 16 bits, whole on
+    each GPU that cuts the layers: images are dealt out to them (vLLM's --mm-encoder-tp-mode data)."""
+    towers = towers_of(place.model, side)
+    assert place.model.vision is not None  # else there are no towers
+    added = images * place.model.vision.tokens(side)
+    each = -(-len(workload.inputs) * images // place.layout.tp)
+    read = tuple(Images(_alone(place, tower), count * each, patches) for tower, count, patches in towers)
+    return replace(workload, inputs=tuple(tokens + added for tokens in workload.inputs), images=read)
+
+
+def _alone(place: Deployment, tower: Architecture) -> Deployment:
+    """A tower has no experts to deal out."""
+    layout = Layout(dp=place.layout.dp)
+    return replace(place, model=tower, precision=Precision(), layout=layout, redundant=0, overlap=False)
+
+
+def summed(owner: Ints, values: Array | Ints, count: int) -> Array:
+    """The values of each of ``count`` owners, added up one after another: the same sum whoever else is there."""
+    return np.bincount(owner, values, count).astype(np.float64, copy=False)
+
+
+class Asked:
+    """``inputs``, ``outputs``, ``cached``, ``counts``: the different requests of each workload, one workload after
+    another. ``batch``, ``chunk`` and ``checked`` have an entry a workload."""
+
+    def __init__(self, workloads: Sequence[Workload]) -> None:
+        self.workloads, self.count = workloads, len(workloads)
+        rows: list[tuple[int, int, int, int, int]] = []
+        for at, one in enumerate(workloads):
+            if one.even is not None:
+                rows.append((at, *one.even, len(one.inputs)))
+            else:
+                kinds = Counter(zip(one.inputs, one.outputs, one.past, strict=True))
+                rows += [(at, *request, count) for request, count in kinds.items()]
+        self.owner, self.inputs, self.outputs, self.cached, self.counts = (
+            np.array(rows, dtype=np.int64).reshape(-1, 5).T
+        )
+        self.batch: Ints = np.array([len(one.inputs) for one in workloads], dtype=np.int64)
+        self.chunk: Ints = np.array([one.chunk or 0 for one in workloads], dtype=np.int64)
+        self.checked: Ints = np.array([one.checked for one in workloads], dtype=np.int64)
+
+    def total(self, values: Array | Ints) -> Array:
+        """Of each workload: the sum over its requests."""
+        return summed(self.owner, self.counts * values, self.count)
+
+    def most(self, values: Ints) -> Ints:
+        """Of each workload: the most of its requests."""
+        found: Ints = np.maximum.reduceat(values, np.searchsorted(self.owner, np.arange(self.count)))
+        return found
+
+    def towers(self) -> Iterator[tuple[Deployment, list[int]]]:
+        """What reads images, and the workloads that have some."""
+        found: dict[int, tuple[Deployment, list[int]]] = {}
+        for at, one in enumerate(self.workloads):
+            for images in one.images:
+                found.setdefault(id(images.tower), (images.tower, []))[1].append(at)
+        yield from found.values()
+
+    def drafts(self) -> Iterator[tuple[Deployment, Ints]]:
+        """The different models that guess, and the workloads of each."""
+        found: dict[int, tuple[Deployment, list[int]]] = {}
+        for at, one in enumerate(self.workloads):
+            if one.speculation is not None and one.speculation.draft is not None:
+                draft = one.speculation.draft
+                found.setdefault(id(draft), (draft, []))[1].append(at)
+        for draft, members in found.values():
+            yield draft, np.array(members)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Passes of the prefill, each different one once, then those of decode steps. ``counts``: how many each stands for;
+    ``order``: of the prefill's passes one after another, the row of each; ``count``: of decode steps."""
+
+    batches: Batches
+    counts: Array
+    decodes: NDArray[np.bool_]
+    order: Rows
+    count: int
+
+    def drafted(self, draft_tokens: int) -> Steps:
+        """Of the draft model: its prefill, and one pass in the middle of the decode for all of its guesses."""
+        prefills, decodes = np.flatnonzero(~self.decodes), np.flatnonzero(self.decodes)
+        middle = self.batches.batch(int(decodes[len(decodes) // 2]))
+        one = Batches.of([Batch(len(middle.new) * (1,), middle.past)])
+        return replace(
+            self,
+            batches=Batches.joined([self.batches.take(prefills), one]),
+            counts=np.append(self.counts[prefills], float(self.count * draft_tokens)),
+            decodes=np.append(self.decodes[prefills], True),
+        )
+
+
+def steps_of(workload: Workload) -> Steps:
+    if workload.even is None:
+        prefills, order = _listed(workload.prefills())
+        decodes = workload.decodes()
+        return _steps(prefills, order, tuple(step for step, _ in decodes), Batches.of([batch for _, batch in decodes]))
+    gained = workload.gained
+    end = math.ceil((workload.even.outputs - 1) / gained)
+    steps = sampled_steps(1, end) if end else ()
+    return _even_steps(len(workload.inputs), workload.even, workload.chunk or 0, steps, gained, workload.checked)
+
+
+def images_of(workload: Workload, tower: Deployment) -> Steps:
+    """What a tower reads of a workload: one pass, before any prompt."""
+    (images,) = (one for one in workload.images if one.tower is tower)
+    read = _evenly([(images.sequences, images.patches, 0)])
+    return Steps(read, np.ones(1), np.zeros(1, dtype=bool), np.zeros(1, dtype=np.intp), 0)
+
+
+def _steps(prefills: Batches, order: Rows, steps: tuple[int, ...], decodes: Batches) -> Steps:
+    counts = np.concatenate([np.bincount(order, minlength=len(prefills)), step_weights(steps)])
+    phases = np.arange(len(counts)) >= len(prefills)
+    return Steps(Batches.joined([prefills, decodes]), counts, phases, order, steps[-1] if steps else 0)
+
+
+def _listed(batches: Sequence[Batch]) -> tuple[Batches, Rows]:
+    """The different ones, and the row of each."""
+    known: dict[Batch, int] = {}
+    order = [known.setdefault(batch, len(known)) for batch in batches]
+    return Batches.of(list(known)), np.array(order, dtype=np.intp)
+
+
+@lru_cache(maxsize=4096)  # deployments are asked the same
+def _even_steps(batch: int, one: Request, chunk: int, steps: tuple[int, ...], gained: float, checked: int) -> Steps:
+    """Of requests that are all alike."""
+    tokens = one.inputs - one.cached
+    prefills, order = _chunks(batch, tokens, one.cached, min(chunk or batch * tokens, batch * tokens))
+    decodes = [(batch, checked, one.inputs + int((step - 1) * gained)) for step in steps]
+    return _steps(prefills, order, steps, _evenly(decodes, checked))
+
+
+@lru_cache(maxsize=4096)  # and outputs of several lengths of the same prompts
+def _chunks(batch: int, tokens: int, past: int, chunk: int) -> tuple[Batches, Rows]:
+    """Prompts of one size, end to end, cut every ``chunk`` tokens: passes that begin at the same place of a prompt and
+    are as long are alike."""
+    starts = np.arange(0, batch * tokens, chunk)
+    sizes = np.minimum(chunk, batch * tokens - starts)
+    _, first, order = np.unique(starts % tokens * (chunk + 1) + sizes, return_index=True, return_inverse=True)
+    whole = (starts % tokens == 0) & (sizes % tokens == 0)
+    if (whole | (sizes <= tokens - starts % tokens)).all():  # each has whole prompts, or a part of one
+        sequences = np.where(whole, sizes // tokens, 1)
+        new = np.where(whole, tokens, sizes)
+        return Batches.evenly(sequences[first], new[first], past + (starts % tokens)[first]), order
+    return Batches.of([_chunk(int(starts[at]) % tokens, int(sizes[at]), tokens, past) for at in first]), order
+
+
+def _chunk(start: int, size: int, tokens: int, past: int) -> Batch:
+    """``size`` tokens from place ``start`` of a prompt on."""
+    first = min(size, tokens - start)
+    whole, last = divmod(size - first, tokens)
+    new = (first, *(whole * (tokens,)), *((last,) if last else ()))
+    return Batch(new, (past + start, *((len(new) - 1) * (past,))))
+
+
+def _evenly(rows: Sequence[tuple[int, int, int]], head_rows: int = 1) -> Batches:
+    """Of (sequences, new, past) of each."""
+    sequences, new, past = np.array(rows, dtype=np.int64).reshape(-1, 3).T
+    return Batches.evenly(sequences, new, past, head_rows)
+
+
+@lru_cache(maxsize=1024)
+def step_weights(steps: tuple[int, ...]) -> Array:
+    """How many steps each predicted step stands for: the trapezoid rule, exact where time grows evenly."""
+    if not steps:
+        return np.empty(0)
+    every = np.arange(1, steps[-1] + 1)
+    return np.array([np.interp(every, steps, row).sum() for row in np.eye(len(steps))])

@@ -1,0 +1,202 @@
+"""Model types whose layers mix attention with a recurrent state: gated delta nets and Mamba-2."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from kernelcast.models.families.base import (
+    FULL,
+    LINEAR,
+    ONE_NORM,
+    Family,
+    attention,
+    dense,
+    experts,
+    hidden_size,
+    layer_count,
+    plain_dense,
+    without_rope,
+)
+from kernelcast.models.families.sparse import qwen_experts
+from kernelcast.models.fields import Fields
+from kernelcast.models.layers import (
+    Dense,
+    Experts,
+    Layer,
+    LinearAttention,
+    Mamba2,
+    Mixer,
+    Mlp,
+    Parallel,
+    SelfAttention,
+)
+
+# the letters of hybrid_override_pattern, and what transformers and older files call the same
+_BLOCKS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+_ALSO = {LINEAR: "mamba", FULL: "attention"}
+
+
+def _qwen3_next(f: Fields) -> list[Mixer]:
+    full = replace(attention(f, qk_norm="head", rotary_fraction=0.25), output_gate=f.flag("attn_output_gate"))
+    linear = LinearAttention(
+        key_heads=f.count("linear_num_key_heads"),
+        value_heads=f.count("linear_num_value_heads"),
+        key_head_dim=f.count("linear_key_head_dim"),
+        value_head_dim=f.count("linear_value_head_dim"),
+        conv_width=f.count("linear_conv_kernel_dim"),
+        state_dtype=f.state_dtype("mamba_ssm_dtype"),
+    )
+    layers, every = layer_count(f), f.count("full_attention_interval")
+    types = f.layer_types(layers, (LINEAR, FULL))
+    types = types or tuple(FULL if (i + 1) % every == 0 else LINEAR for i in range(layers))
+    return [full if kind == FULL else linear for kind in types]
+
+
+def _last_full(f: Fields, layers: list[Layer]) -> list[Layer]:
+    """A prediction layer attends to all."""
+    return [next(layer for layer in reversed(layers) if isinstance(layer.attention, SelfAttention))]
+
+
+# ---- Nemotron-H: each layer is one half
+
+
+def _blocks(f: Fields, pattern_key: str, list_key: str) -> list[str]:
+    """What each layer is, from a list of names or a string of letters."""
+    pattern, listed = f.value(pattern_key), f.value(list_key)
+    if isinstance(listed, list):
+        found = [_ALSO.get(str(kind), str(kind)) for kind in listed]
+    elif isinstance(pattern, str):
+        found = [_BLOCKS.get(letter, letter) for letter in pattern]
+    else:
+        raise f.refuse(f"{pattern_key!r} or {list_key!r} is missing; the model's full config.json has it")
+    for kind in found:
+        if kind not in _BLOCKS.values():
+            raise f.refuse(f"layer type {kind!r} is not supported; supported here: {', '.join(_BLOCKS.values())}")
+    return found
+
+
+def _nemotron_blocks(f: Fields) -> list[str]:
+    found = _blocks(f, "hybrid_override_pattern", "layers_block_type")
+    if len(found) != layer_count(f):
+        raise f.refuse(f"the pattern of layers has {len(found)} entries; num_hidden_layers asks for {layer_count(f)}")
+    return found
+
+
+def _nemotron_attention(f: Fields) -> SelfAttention:
+    """Without rope and biases: the state-space layers know positions."""
+    return without_rope(attention(f, qkv_bias=False, out_bias=False))
+
+
+def _nemotron_mamba(f: Fields) -> Mamba2:
+    return Mamba2(
+        heads=f.count("mamba_num_heads"),
+        head_dim=f.count("mamba_head_dim"),
+        groups=f.count("n_groups", "mamba_num_groups"),
+        state=f.count("ssm_state_size", "mamba_state_dim"),
+        conv_width=f.count("conv_kernel"),
+        chunk=f.count("chunk_size"),
+        conv_bias=f.flag("use_conv_bias"),
+        proj_bias=f.flag("use_bias"),
+        state_dtype=f.state_dtype("mamba_ssm_cache_dtype"),
+    )
+
+
+def _nemotron_mixer(f: Fields, kind: str) -> Mixer | None:
+    if kind == "attention":
+        return _nemotron_attention(f)
+    return _nemotron_mamba(f) if kind == "mamba" else None
+
+
+def _nemotron_mlp(f: Fields, kind: str) -> Mlp | None:
+    """Up, squared relu, down; experts alike, some in a narrower width (moe_latent_size)."""
+    activation = f.activation("mlp_hidden_act")
+    if kind == "mlp":
+        return Dense(f.count("intermediate_size"), gated=False, activation=activation, bias=f.flag("mlp_bias"))
+    if kind != "moe":
+        return None
+    return Experts(
+        experts=f.count("n_routed_experts"),
+        topk=f.count("num_experts_per_tok"),
+        inter=f.count("moe_intermediate_size"),
+        gated=False,
+        activation=activation,
+        shared_inter=f.count("n_shared_experts", least=0) * f.count("moe_shared_expert_intermediate_size"),
+        router_bias=True,
+        scoring="sigmoid",
+        latent=f.count_or_none("moe_latent_size") or 0,
+    )
+
+
+def _nemotron_mixers(f: Fields) -> Sequence[Mixer | None]:
+    return [_nemotron_mixer(f, kind) for kind in _nemotron_blocks(f)]
+
+
+def _nemotron_mlps(f: Fields) -> Sequence[Mlp | None]:
+    return [_nemotron_mlp(f, kind) for kind in _nemotron_blocks(f)]
+
+
+def _nemotron_prediction(f: Fields, layers: list[Layer]) -> list[Layer]:
+    kinds = _blocks(f, "mtp_hybrid_override_pattern", "mtp_layers_block_type")
+    return [Layer(_nemotron_mixer(f, kind), _nemotron_mlp(f, kind), ONE_NORM) for kind in kinds]
+
+
+# ---- Falcon-H1 and Granite 4
+
+
+def _mamba(f: Fields, width: int, *, proj_bias: str, gated_norm: bool) -> Mamba2:
+    """Keys as both write them; mamba_d_head may be "auto"."""
+    heads = f.count("mamba_n_heads")
+    head_dim = width // heads if f.value("mamba_d_head") == "auto" else f.count("mamba_d_head")
+    if heads * head_dim != width:
+        told = "'mamba_d_ssm', or else 'mamba_expand' x hidden_size"
+        raise f.refuse(f"'mamba_n_heads' x 'mamba_d_head' is {heads} x {head_dim}; it has to be {width} ({told})")
+    return Mamba2(
+        heads=heads,
+        head_dim=head_dim,
+        groups=f.count("mamba_n_groups"),
+        state=f.count("mamba_d_state"),
+        conv_width=f.count("mamba_d_conv"),
+        chunk=f.count("mamba_chunk_size"),
+        conv_bias=f.flag("mamba_conv_bias"),
+        proj_bias=f.flag(proj_bias),
+        gated_norm=gated_norm,
+        state_dtype=f.state_dtype("mamba_ssm_dtype"),
+    )
+
+
+def _falcon_h1(f: Fields) -> Parallel:
+    width = f.count_or_none("mamba_d_ssm") or f.count("mamba_expand") * hidden_size(f)
+    if f.flag("mamba_proj_bias") != f.flag("projectors_bias"):
+        raise f.refuse("'mamba_proj_bias' and 'projectors_bias' differ; supported alike only")
+    mamba = _mamba(f, width, proj_bias="projectors_bias", gated_norm=f.flag("mamba_rms_norm"))
+    return Parallel(attention(f), mamba)
+
+
+def _granite4(f: Fields) -> list[Mixer]:
+    """A list says which layers attend; with position_embedding_type other than rope they know no positions."""
+    base, layers = attention(f), layer_count(f)
+    base = base if f.value("position_embedding_type") == "rope" else without_rope(base)
+    types = f.words("layer_types", layers, ("mamba", "attention", LINEAR, FULL))
+    if all(_ALSO.get(kind, kind) == "attention" for kind in types):
+        return [base] * layers
+    width = f.count("mamba_expand") * hidden_size(f)
+    mamba = _mamba(f, width, proj_bias="mamba_proj_bias", gated_norm=True)
+    return [base if _ALSO.get(kind, kind) == "attention" else mamba for kind in types]
+
+
+def _granite4_mlp(f: Fields) -> Mlp:
+    """A dense block of shared_intermediate_size in every layer, beside experts where there are any."""
+    if not f.count("num_local_experts", least=0):
+        return dense(f, "shared_intermediate_size")
+    return experts(f, "intermediate_size", shared_inter=f.count("shared_intermediate_size"))
+
+
+FAMILIES: dict[str, Family] = {
+    "falcon_h1": Family(_falcon_h1, plain_dense),
+    "granitemoehybrid": Family(_granite4, _granite4_mlp),
+    "nemotron_h": Family(_nemotron_mixers, _nemotron_mlps, ONE_NORM, predicts=_nemotron_prediction),
+    "qwen3_5_moe_text": Family(_qwen3_next, qwen_experts, predicts=_last_full),
+    "qwen3_5_text": Family(_qwen3_next, plain_dense, predicts=_last_full),
+    "qwen3_next": Family(_qwen3_next, qwen_experts, predicts=_last_full),
+}

@@ -1,7 +1,0 @@
-"""Whole models: their architecture, read from Hugging Face's config.json, and a catalogue of well-known ones."""
-
-from kernelcast.networks.architecture import Architecture
-from kernelcast.networks.catalogue import hub_name, model, model_ids
-from kernelcast.networks.config import SUPPORTED, parse
-
-__all__ = ["SUPPORTED", "Architecture", "hub_name", "model", "model_ids", "parse"]

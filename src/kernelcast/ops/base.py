@@ -1,0 +1,377 @@
+"""Kernel calls: the frozen parameter classes, their registry, and a column view of many calls at once.
+
+A family is one file in this folder: a subclass of ``Kernel`` with an ``op`` name, fields made by ``size``,
+``real``, ``flag``, ``choice`` and ``lengths``, and a ``work`` that turns columns of parameters into ``Work``.
+Importing the file registers it; the package imports every file, so nothing else names it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, dataclass_transform
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernelcast.errors import KernelcastError, unknown
+from kernelcast.hardware import Gpu
+from kernelcast.ops.dtypes import DTYPES, DType
+from kernelcast.ops.work import Array, Works
+
+MAX_SIZE = 2**31 - 1  # kernels index with 32 bits
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """What a parameter is: its kind, range and help. CLI, table reader and docs are made from it."""
+
+    name: str
+    kind: str  # size | real | flag | choice | lengths
+    help: str
+    default: Any = dataclasses.MISSING
+    low: float = 1
+    high: float = MAX_SIZE
+    options: tuple[str, ...] = ()
+    file: Callable[[str], object] | None = None  # reads a choice that ends in .toml: a file of the user's own
+    optional: bool = False
+
+    @property
+    def required(self) -> bool:
+        return self.default is dataclasses.MISSING
+
+    def check(self, value: object) -> Any:
+        """The value in its own type, or an error with the value and what would be right."""
+        if value is None and self.optional:
+            return None
+        if self.kind == "choice":
+            if self.file is not None and isinstance(value, str) and value.endswith(".toml"):
+                self.file(value)
+            elif value not in self.options:
+                raise unknown(self.name, value, self.options)
+            return value
+        if self.kind == "flag":
+            if isinstance(value, bool | np.bool_) or value in (0, 1):
+                return bool(value)
+            raise KernelcastError(f"{self.name} must be true or false, not {value!r}")
+        if self.kind == "lengths":
+            if not isinstance(value, Sequence | np.ndarray) or isinstance(value, str) or len(value) == 0:
+                raise KernelcastError(f"{self.name} must be a list of one or more lengths, not {value!r}")
+            return tuple(int(self._check_number(v)) for v in value)
+        number = self._check_number(value)
+        return int(number) if self.kind == "size" else number
+
+    def _check_number(self, value: object) -> float:
+        ok = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+        if not ok or not math.isfinite(value):  # type: ignore[arg-type]
+            raise KernelcastError(f"{self.name} must be a number, not {value!r}")
+        number = float(value)  # type: ignore[arg-type]
+        if self.kind != "real" and number != int(number):
+            raise KernelcastError(f"{self.name} must be a whole number, not {value!r}")
+        if not self.low <= number <= self.high:
+            low, high = (f"{x:,.0f}" if x == int(x) and x < 1e16 else f"{x:g}" for x in (self.low, self.high))
+            raise KernelcastError(f"{self.name} must be from {low} to {high}, not {value!r}")
+        return number
+
+
+def _field(default: Any, **spec: Any) -> Any:
+    if default is dataclasses.MISSING:
+        return field(metadata=spec)
+    return field(default=default, metadata=spec)
+
+
+def size(help: str, *, default: Any = dataclasses.MISSING, low: int = 1, high: int = MAX_SIZE) -> Any:
+    """A whole number. ``default=None`` makes it optional."""
+    return _field(default, kind="size", help=help, low=low, high=high)
+
+
+def real(help: str, *, default: Any = dataclasses.MISSING, low: float = 0.0, high: float = 1e18) -> Any:
+    return _field(default, kind="real", help=help, low=low, high=high)
+
+
+def flag(help: str, *, default: bool) -> Any:
+    return _field(default, kind="flag", help=help)
+
+
+def choice(
+    help: str,
+    options: Sequence[str],
+    *,
+    default: Any = dataclasses.MISSING,
+    file: Callable[[str], object] | None = None,
+) -> Any:
+    """One of a few words, or a file that ``file`` reads. Calls of a table are grouped by it, so ``work`` sees one
+    value."""
+    return _field(default, kind="choice", help=help, options=tuple(options), file=file)
+
+
+def lengths(help: str, *, default: None) -> Any:
+    """An optional list of lengths (a ragged batch); JSON in a table."""
+    return _field(default, kind="lengths", help=help)
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Lists of different lengths, one a call, laid end to end: list i is flat[starts[i]:starts[i+1]]."""
+
+    flat: Array
+    starts: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, lists: Sequence[Sequence[int]]) -> Ragged:
+        counts = [len(x) for x in lists]
+        flat = np.fromiter((v for x in lists for v in x), dtype=np.float64, count=sum(counts))
+        return cls(flat, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Ragged]) -> Ragged:
+        """The lists of several, one after another."""
+        counts = np.concatenate([part.counts for part in parts])
+        return cls(np.concatenate([part.flat for part in parts]), np.concatenate([[0], np.cumsum(counts)]))
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        return np.diff(self.starts)
+
+    def part(self, start: int, stop: int) -> Ragged:
+        starts = self.starts[start : stop + 1]
+        return Ragged(self.flat[starts[0] : starts[-1]], starts - starts[0])
+
+    def take(self, rows: NDArray[np.intp]) -> Ragged:
+        counts = self.counts[rows]
+        starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        at = np.arange(starts[-1]) + np.repeat(self.starts[:-1][rows] - starts[:-1], counts)
+        return Ragged(self.flat[at], starts)
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Many calls of one op as columns: numbers vary by call, choices (dtype, backend, …) are the same for all.
+
+    An optional number that was not given is NaN; ``lists`` holds a lengths parameter only when it was given.
+    """
+
+    count: int
+    numbers: Mapping[str, Array]
+    choices: Mapping[str, Any]
+    lists: Mapping[str, Ragged] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Array:
+        return self.numbers[name]
+
+    @property
+    def dtype(self) -> DType:
+        return DTYPES[self.choices["dtype"]]
+
+    def choice(self, name: str) -> Any:
+        return self.choices.get(name)
+
+    def given(self, name: str, default: Array | float) -> Array:
+        """An optional number, with ``default`` where it was not given."""
+        column = self.numbers[name]
+        return np.where(np.isnan(column), default, column)
+
+    def part(self, start: int, stop: int) -> Calls:
+        return Calls(
+            count=min(stop, self.count) - start,
+            numbers={k: v[start:stop] for k, v in self.numbers.items()},
+            choices=self.choices,
+            lists={k: v.part(start, min(stop, self.count)) for k, v in self.lists.items()},
+        )
+
+    def take(self, rows: NDArray[np.intp]) -> Calls:
+        """Some of the calls, by number."""
+        return Calls(
+            count=len(rows),
+            numbers={k: v[rows] for k, v in self.numbers.items()},
+            choices=self.choices,
+            lists={k: v.take(rows) for k, v in self.lists.items()},
+        )
+
+
+# torch_eager: one eager operator between two events, launch overhead inside
+STACKS = ("torch", "torch_eager", "vllm", "sglang", "trtllm", "flashinfer", "nccl")
+
+
+Words = Mapping[str, str | None]
+"""What kind of call it is, by name; None: nobody said."""
+Examples = tuple[Mapping[str, Any], ...]
+Conflicts = list[tuple[NDArray[np.bool_], str]]
+"""Broken rules between parameters: (mask of the calls that break one, what is wrong)."""
+
+
+Others = list[tuple[NDArray[np.intp], Calls]]
+"""Calls beside those of some numbers, one for each."""
+
+
+def conflict(broken: NDArray[np.bool_], text: str, columns: Mapping[str, NDArray[Any]]) -> Conflicts:
+    """A rule, where any call breaks it; ``text`` has the columns' numbers of the first that does: "k {k:g} is odd"."""
+    if not broken.any():
+        return []
+    first = int(np.argmax(broken))
+    return [(broken, text.format_map({name: column[first] for name, column in columns.items()}))]
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(size, real, flag, choice, lengths))
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """One kernel call. Subclasses add parameters and need no decorator: each is made a frozen dataclass when it is
+    defined. Construction validates every parameter."""
+
+    op: ClassVar[str] = ""
+    family: ClassVar[str] = ""  # ops whose efficiency is learned together; "": the op alone
+    dtypes: ClassVar[tuple[str, ...]] = tuple(DTYPES)
+    examples: ClassVar[Examples] = ()
+    parameters: ClassVar[Mapping[str, Parameter]] = {}
+    of_model: ClassVar[tuple[str, ...]] = ()  # sizes that a model fixes, by which an engine may choose its kernel
+    grows: ClassVar[str] = ""  # the size that a batch has: twice of it is twice the work
+    summed: ClassVar[bool] = False  # many kernels, which may overlap: measured as the sum of what each takes
+    listed_last: ClassVar[tuple[str, ...]] = ()  # parameters of a shared base that come after the family's own
+
+    dtype: str = choice("number format", tuple(DTYPES), default="bf16")
+    stack: str | None = choice("software that runs it", STACKS, default=None)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if inspect.get_annotations(cls):  # else its parameters are those of its base
+            dataclass(frozen=True, kw_only=True)(cls)
+        cls.parameters = _parameters(cls)
+        if cls.__dict__.get("op"):
+            cls.family = cls.family or cls.op
+            REGISTRY[cls.op] = cls
+
+    def __post_init__(self) -> None:
+        for name, parameter in parameters_of(type(self)).items():
+            object.__setattr__(self, name, parameter.check(getattr(self, name)))
+        problems = self.conflicts(columns_of([self]))
+        if problems:
+            raise KernelcastError(f"{self.op}: {problems[0][1]}")
+
+    @classmethod
+    def conflicts(cls, calls: Calls) -> Conflicts:
+        """Rules between parameters that calls break, most often by ``conflict``."""
+        return []
+
+    @classmethod
+    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+        """Features of shape for the learned efficiency, beside the machine's; without units. May be overridden."""
+        specs = parameters_of(cls).values()
+        sizes = [p.name for p in specs if p.kind == "size" and p.required]
+        return {
+            **{f"log_{name}": np.log2(calls[name] + 1) for name in sizes},
+            **{f"grain_{name}": grain(calls[name]) for name in sizes},
+            **{p.name: calls[p.name] for p in specs if p.kind == "flag"},
+        }
+
+    @classmethod
+    def kinds(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
+        """The words that evidence is kept by: every choice, and what numbers tell (prefill or decode), by call where
+        it varies. None: nobody said."""
+        return dict(calls.choices)
+
+    @classmethod
+    def usual(cls, words: Words, gpu: Gpu) -> dict[str, str | None]:
+        """The words with what nobody said filled in, and with the names that are used here, from the stack's file."""
+        return dict(words)
+
+    @classmethod
+    def spoken(cls, calls: Calls, words: Words) -> Calls:
+        """The calls in these words, as far as their choices have them."""
+        options = {name: (None, *parameters_of(cls)[name].options) for name in calls.choices}
+        said = {name: word for name, word in words.items() if word in options.get(name, ())}
+        return dataclasses.replace(calls, choices={**calls.choices, **said})
+
+    @classmethod
+    def sizes(cls, calls: Calls) -> Mapping[str, Array]:
+        """The numbers whose measured ranges evidence tells; NaN where one was not given."""
+        return {p.name: calls[p.name] for p in parameters_of(cls).values() if p.kind in ("size", "real", "flag")}
+
+    @classmethod
+    def no_less_than(cls, calls: Calls) -> Others:
+        """Other calls than which these (by number) cannot be faster: a law that what was measured of single calls does
+        not keep. None, for most."""
+        return []
+
+    @classmethod
+    def no_more_than(cls, calls: Calls) -> Others:
+        """Other calls than which these (by number) cannot be slower."""
+        return []
+
+    @classmethod
+    def work(cls, calls: Calls, gpu: Gpu) -> Works:
+        """Tasks and demand of these calls on this GPU's candidate tiles."""
+        raise TypeError(f"{cls.__name__} defines no work")
+
+
+def grain(sizes: Array) -> Array:
+    """log2 of the largest power of two, up to 128, that divides each size: vectors need alignment."""
+    return twos(sizes, 128)
+
+
+def twos(sizes: Array, most: int) -> Array:
+    """log2 of the largest power of two, up to ``most`` (one itself), that divides each whole number."""
+    whole = sizes.astype(np.int64) | most
+    return _TWOS[whole & -whole]
+
+
+_TWOS = np.full(257, np.nan)  # log2 of the powers of two that alignment asks for
+_TWOS[2 ** np.arange(9)] = np.arange(9)
+REGISTRY: dict[str, type[Kernel]] = {}
+
+
+def _parameters(kernel: type[Kernel]) -> dict[str, Parameter]:
+    own: dict[str, Parameter] = {}
+    for f in dataclasses.fields(kernel):
+        spec = {**f.metadata, **({"options": kernel.dtypes} if f.name == "dtype" else {})}
+        own[f.name] = Parameter(name=f.name, default=f.default, optional=f.default is None, **spec)
+    shared = {name: own.pop(name) for name in (*kernel.listed_last, "dtype", "stack")}
+    return {**own, **shared}
+
+
+def parameters_of(kernel: type[Kernel]) -> Mapping[str, Parameter]:
+    """The parameters of a family by name, its own first, then what it lists last, dtype and stack."""
+    return kernel.parameters
+
+
+def kernel_class(op: str) -> type[Kernel]:
+    if op not in REGISTRY:
+        raise unknown("op", op, REGISTRY)
+    return REGISTRY[op]
+
+
+def kernel(op: str, **values: Any) -> Kernel:
+    """The call ``op`` with these parameters; names what is missing or unknown."""
+    cls = kernel_class(op)
+    known = parameters_of(cls)
+    for name in values:
+        if name not in known:
+            raise KernelcastError(f"{op}: {unknown('parameter', name, known)}")
+    missing = [p.name for p in known.values() if p.required and values.get(p.name) is None]
+    if missing:
+        raise KernelcastError(f"{op} needs {', '.join(missing)}")
+    given = {name: value for name, value in values.items() if value is not None}
+    try:
+        return cls(**given)
+    except KernelcastError as error:
+        text = str(error)
+        raise KernelcastError(text if text.startswith(f"{op}: ") else f"{op}: {text}") from None
+
+
+def columns_of(calls: Sequence[Kernel]) -> Calls:
+    """Calls of one class that agree in every choice, as columns."""
+    numbers: dict[str, Array] = {}
+    choices: dict[str, Any] = {}
+    lists: dict[str, Ragged] = {}
+    for name, parameter in parameters_of(type(calls[0])).items():
+        values = [getattr(c, name) for c in calls]
+        if parameter.kind == "choice":
+            choices[name] = values[0]
+        elif parameter.kind == "lengths":
+            if values[0] is not None:
+                lists[name] = Ragged.of(values)
+        else:
+            numbers[name] = np.array([np.nan if v is None else v for v in values], dtype=np.float64)
+    return Calls(count=len(calls), numbers=numbers, choices=choices, lists=lists)

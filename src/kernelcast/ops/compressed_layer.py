@@ -1,0 +1,256 @@
+"""compressed_layer, block_sparse_layer: the sparse attention of DeepSeek V4 and of MiniMax M3 as engines run the layer.
+
+DeepSeek V4: one key of ``head_dim`` a token, which is its value too. Every ``compress_ratio`` tokens become one more
+key (a gated mean; of ratio 4 over two windows, so that both its projections are twice as wide). A token attends to the
+last ``window`` tokens and to compressed keys: of ratio 4 those that an indexer chooses, of ratio 128 all. The result
+goes out in two steps: each of ``o_groups`` groups of heads to ``o_rank``, all of them to the model.
+
+MiniMax M3: grouped-query attention over the ``topk_blocks`` blocks of keys whose best token scores best in a small
+indexer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernelcast.hardware import Gpu
+from kernelcast.ops.base import Calls, Conflicts, size
+from kernelcast.ops.layer_parts import (
+    MSA,
+    AttentionLayer,
+    around,
+    attention_view,
+    by_head,
+    only,
+    projection,
+    seen_pairs,
+)
+from kernelcast.ops.requests import Heads, Requests, head_conflicts
+from kernelcast.ops.sparse_parts import SCORE_BYTES, attended, chosen_keys, scored
+from kernelcast.ops.work import Array, Work, Works
+
+_DECODED = 2.0  # new tokens of a request, at most, that are a decode
+_TILE_ROWS = 128.0
+_WALK_CYCLES = 8000.0  # of 256 keys that a CTA of SGLang's Triton kernel scores: 17 ns a key on a B200
+_CHOOSES = 4.0  # compressed keys of up to so many tokens are too many to attend to all
+_GROUP = 8.0  # heads of a group of the output
+_SMALL_KERNELS = 6.0  # norms of latent and key, of each head, rotation of queries and key, cache, rotation back
+_COMPRESS_KERNELS = 3.0  # state, gated mean with its norm, cache; once more in the indexer
+_INDEX_KERNELS = 5.0  # rotation, Hadamard transform and quantisation of queries, weights
+_STATE_BYTES = 12.0  # of a number that goes into a compressed key: in 16 bits, kept and read again in 32
+
+
+class CompressedLayer(AttentionLayer):
+    """The layer of DeepSeek V4: the last tokens as they are, and compressed keys, all (ratio 128) or chosen (4)."""
+
+    op = "compressed_layer"
+    family = "sparse_attention"
+    examples = (
+        {"batch": 64, "q_len": 1, "kv_len": 65536, "q_heads": 64, "compress_ratio": 4, "hidden": 4096, "q_rank": 1024},
+        {"batch": 1, "q_len": 4096, "kv_len": 4096, "q_heads": 128, "compress_ratio": 128, "dtype": "fp8_block"},
+    )
+
+    q_rank: int = size("size of the query's latent (q_lora_rank)", default=1536, high=65536)
+    head_dim: int = size("size of a head, and of the one key", default=512, high=4096)
+    rope_dim: int = size("rotary part of a head", default=64, high=4096)
+    o_rank: int = size("result of a group of heads (o_lora_rank)", default=1024, high=65536)
+    o_groups: int | None = size("groups of heads of this rank; default: of 8 heads", default=None, high=65536)
+    window: int = size("last tokens that are attended to as they are", default=128)
+    compress_ratio: int = size("tokens that make a compressed key, 0: none are made", default=4, low=0, high=65536)
+    index_heads: int = size("heads of the indexer, on every rank", default=64, high=4096)
+    index_dim: int = size("size of an index key", default=128, high=4096)
+    index_topk: int = size("compressed keys that are chosen", default=512, high=1 << 20)
+    padded_heads: int | None = size("heads that the kernel is given, others zero; default: q_heads", default=None)
+
+    @classmethod
+    def heads(cls, calls: Calls) -> Heads:
+        heads, dim = calls.given("padded_heads", calls["q_heads"]), calls["head_dim"]
+        return Heads(heads, np.ones(calls.count), dim, dim, shared_where=True)
+
+    @classmethod
+    def kinds(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
+        ratio = calls["compress_ratio"]
+        made = np.where(ratio == 0, "none", np.where(_chooses(calls), "chosen", "all")).astype(object)
+        return {**super().kinds(calls), "compressed": made}
+
+    @classmethod
+    def projected_flops(cls, calls: Calls) -> Array:
+        out = calls["q_heads"] * calls["head_dim"] + _groups(calls) * calls["hidden"]
+        return 2 * (calls["hidden"] * _down(calls) + calls["q_rank"] * _up(calls) + calls["o_rank"] * out)
+
+    @classmethod
+    def attended_flops(cls, calls: Calls) -> Array:
+        requests, ratio = Requests.of(calls), calls["compress_ratio"]
+        pairs = requests.total(seen_pairs(requests)) / np.maximum(ratio, 1.0)
+        chosen = requests.total(seen_pairs(requests, requests.each(_most(calls) * ratio))) / np.maximum(ratio, 1.0)
+        last = requests.total(seen_pairs(requests, requests.each(calls["window"])))
+        indexed = _chooses(calls) * calls["index_heads"] * calls["index_dim"] * pairs
+        return 2 * (2 * calls["q_heads"] * calls["head_dim"] * (last + chosen * (ratio > 0)) + indexed)
+
+    @classmethod
+    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+        own = {"log_ratio": np.log2(calls["compress_ratio"] + 1), "log_topk": np.log2(calls["index_topk"])}
+        return super().hints(calls, gpu) | own | {"indexer": _chooses(calls).astype(np.float64)}
+
+    @classmethod
+    def work(cls, calls: Calls, gpu: Gpu) -> Works:
+        requests, chooses, ratio = Requests.of(calls), _chooses(calls), calls["compress_ratio"]
+        tokens, heads, dim = requests.total(requests.queries), calls["q_heads"], calls["head_dim"]
+        groups, view = _groups(calls), attention_view(calls, gpu, narrow=False)
+        index = (
+            scored(gpu, requests, calls["index_heads"], calls["index_dim"], np.maximum(ratio, 1.0)),
+            chosen_keys(gpu, requests, calls["index_topk"], np.maximum(ratio, 1.0)),
+        )
+        most = np.where(ratio > 0, _most(calls), 1.0)  # none: a key beside the window
+        return (
+            *projection(gpu, calls, tokens, _down(calls), calls["hidden"]),
+            *projection(gpu, calls, tokens, _up(calls), calls["q_rank"]),
+            _small(gpu, calls, tokens),
+            *only(index, chooses),
+            *attended(gpu, view, requests, cls.heads(calls), most, np.maximum(ratio, 1.0), calls["window"]),
+            by_head(gpu, calls, tokens, groups, calls["o_rank"], heads * dim / groups),
+            *projection(gpu, calls, tokens, calls["hidden"], groups * calls["o_rank"]),
+        )
+
+
+def _chooses(calls: Calls) -> NDArray[np.bool_]:
+    ratio = calls["compress_ratio"]
+    return np.asarray((ratio > 0) & (ratio <= _CHOOSES))
+
+
+def _most(calls: Calls) -> Array:
+    """Compressed keys that a token attends to, 0: all."""
+    return np.where(_chooses(calls), calls["index_topk"], 0.0)
+
+
+def _groups(calls: Calls) -> Array:
+    return calls.given("o_groups", np.maximum(1.0, calls["q_heads"] / _GROUP))
+
+
+def _compressed(calls: Calls) -> Array:
+    """Columns that go into compressed keys: values and gates, of two windows where they overlap; the indexer's too."""
+    chooses, makes = _chooses(calls), calls["compress_ratio"] > 0
+    return 2 * (makes * (1.0 + chooses) * calls["head_dim"] + chooses * 2 * calls["index_dim"])
+
+
+def _down(calls: Calls) -> Array:
+    return calls["q_rank"] + calls["head_dim"] + _compressed(calls) + _chooses(calls) * calls["index_heads"]
+
+
+def _up(calls: Calls) -> Array:
+    return calls["q_heads"] * calls["head_dim"] + _chooses(calls) * calls["index_heads"] * calls["index_dim"]
+
+
+def _small(gpu: Gpu, calls: Calls, tokens: Array) -> Work:
+    chooses, heads, rope = _chooses(calls), calls["q_heads"], calls["rope_dim"]
+    index_bytes = chooses * calls["index_heads"] * calls["index_dim"] * 5.0  # in 16 bits, rotated and out in 8
+    return around(
+        gpu,
+        calls,
+        tokens,
+        normed=calls["q_rank"] + (heads + 1) * calls["head_dim"],
+        rotated=(2 * heads + 1) * rope,
+        kept=calls["head_dim"],
+        kernels=_SMALL_KERNELS + (calls["compress_ratio"] > 0) * _COMPRESS_KERNELS
+        + chooses * (_COMPRESS_KERNELS + _INDEX_KERNELS),
+        moved_bytes=_compressed(calls) * _STATE_BYTES + index_bytes,
+    )  # fmt: skip
+
+
+class BlockSparseLayer(AttentionLayer):
+    """The layer of MiniMax M3: grouped-query attention over whole blocks of keys that an indexer chooses."""
+
+    op = "block_sparse_layer"
+    family = "sparse_attention"
+    examples = (
+        {"batch": 64, "q_len": 1, "kv_len": 65536, "q_heads": 64, "kv_heads": 4},
+        {"batch": 1, "q_len": 4096, "kv_len": 4096, "q_heads": 16, "kv_heads": 1, "dtype": "fp8_block"},
+    )
+    listed_last = ("causal", "page_size", "kv_dtype", "backend", "fused")
+
+    hidden: int = size("size of the model (hidden_size)", default=6144, high=1 << 20)
+    kv_heads: int = size("KV heads of this rank", high=65536)
+    head_dim: int = size("size of a head", default=128, high=4096)
+    index_heads: int | None = size("heads of the indexer of this rank; default: kv_heads", default=None, high=4096)
+    index_dim: int = size("size of an index key", default=128, high=4096)
+    block_size: int = size("tokens of a block", default=128, high=65536)
+    topk_blocks: int = size("blocks that are chosen, a token's own with them", default=16, high=65536)
+
+    @classmethod
+    def heads(cls, calls: Calls) -> Heads:
+        return Heads(calls["q_heads"], calls["kv_heads"], calls["head_dim"], calls["head_dim"])
+
+    @classmethod
+    def conflicts(cls, calls: Calls) -> Conflicts:
+        return head_conflicts(calls) or super().conflicts(calls)
+
+    @classmethod
+    def projected_flops(cls, calls: Calls) -> Array:
+        return 2 * calls["hidden"] * (_joint(calls) + calls["q_heads"] * calls["head_dim"])
+
+    @classmethod
+    def attended_flops(cls, calls: Calls) -> Array:
+        requests = Requests.of(calls)
+        most = requests.each(calls["topk_blocks"] * calls["block_size"])
+        pairs, chosen = (requests.total(seen_pairs(requests, x)) for x in (0.0, most))
+        indexed = _index_heads(calls) * calls["index_dim"] * pairs
+        return 2 * (2 * calls["q_heads"] * calls["head_dim"] * chosen + indexed)
+
+    @classmethod
+    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+        return super().hints(calls, gpu) | {"log_kv_heads": np.log2(calls["kv_heads"])}
+
+    @classmethod
+    def work(cls, calls: Calls, gpu: Gpu) -> Works:
+        requests, block = Requests.of(calls), calls["block_size"]
+        tokens, heads, dim = requests.total(requests.queries), calls["q_heads"], calls["head_dim"]
+        rotated = heads + calls["kv_heads"] + _index_heads(calls) + 1
+        kept = 2 * calls["kv_heads"] * dim + calls["index_dim"]
+        return (
+            *projection(gpu, calls, tokens, _joint(calls), calls["hidden"]),
+            around(gpu, calls, tokens, normed=rotated * dim, rotated=rotated * dim / 2, kept=kept, kernels=1.0),
+            _scored_blocks(gpu, calls, requests),
+            chosen_keys(gpu, requests, calls["topk_blocks"], block),
+            *_attended_blocks(gpu, calls, requests, cls.heads(calls)),
+            *projection(gpu, calls, tokens, calls["hidden"], heads * dim),
+        )
+
+
+def _index_heads(calls: Calls) -> Array:
+    return calls.given("index_heads", calls["kv_heads"])
+
+
+def _joint(calls: Calls) -> Array:
+    """Columns of the one product for queries, keys, values and the indexer's."""
+    index = (_index_heads(calls) + 1) * calls["index_dim"]
+    return (calls["q_heads"] + 2 * calls["kv_heads"]) * calls["head_dim"] + index
+
+
+def _scored_blocks(gpu: Gpu, calls: Calls, requests: Requests) -> Work:
+    """Scores of all keys, of which only the best of each block is written. SGLang's kernel for prefills leaves all keys
+    of its tokens to one CTA."""
+    walked = (requests.most(requests.queries) > _DECODED) & (calls.choice("stack") == "sglang")
+    walk_cycles = np.where(walked, _WALK_CYCLES, 0.0)
+    work = scored(gpu, requests, _index_heads(calls), calls["index_dim"], walk_cycles=walk_cycles)
+    written = requests.total(seen_pairs(requests)) * SCORE_BYTES
+    kept = np.asarray(work.activation_bytes) - written * (1 - 1 / calls["block_size"])
+    return replace(work, activation_bytes=np.maximum(kept, 0.0))
+
+
+def _attended_blocks(gpu: Gpu, calls: Calls, requests: Requests, heads: Heads) -> Works:
+    """MiniMax's own kernel takes a block's keys once for as many tokens of a prefill as a tile has rows for, and adds
+    up each token's results of its blocks."""
+    work, *after = attended(
+        gpu, attention_view(calls, gpu), requests, heads, calls["topk_blocks"] * calls["block_size"]
+    )
+    if calls.choice("backend") != MSA:
+        return work, *after
+    sharing = np.minimum(_TILE_ROWS * heads.kv / heads.queries, requests.least(requests.queries))
+    sharing = np.maximum(sharing, 1.0)
+    parts = calls["topk_blocks"] * (heads.queries / heads.kv) * heads.v_dim * SCORE_BYTES * (sharing > 1)
+    return replace(work, l2_bytes=work.l2_bytes / sharing + parts, smem_bytes=work.smem_bytes / sharing), *after

@@ -1,0 +1,335 @@
+"""conv2d as an implicit GEMM: a row of A for each output pixel, a column of B for each output channel; conv2d_dgrad and
+conv2d_wgrad, the gradients of its input and of its filters, as such products too (cuDNN). One axis is an image of one
+row, three axes have frames; a transposed convolution is conv2d_dgrad of the convolution that it turns round.
+
+``tile["algorithm"]`` is the place of a candidate's algorithm in ``ALGORITHMS``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernelcast.hardware import Gpu
+from kernelcast.ops.base import Calls, Conflicts, Kernel, Words, choice, conflict, grain, size
+from kernelcast.ops.conv_around import FORWARD, OF_FILTERS, OF_INPUT, Direct, Image, around, converted, direct_work
+from kernelcast.ops.conv_product import Product, product_work
+from kernelcast.ops.conv_sizes import Sizes, as_it_lies, columns_by_axis, depthwise_in_pytorch
+from kernelcast.ops.gemm import product_hints
+from kernelcast.ops.vector import ACCUMULATOR_BYTES, VECTOR_BYTES
+from kernelcast.ops.work import Array, Work, Works
+from kernelcast.stacks import runner
+
+# The number of an algorithm is its place here:
+# 0 implicit_gemm: tiles gather the patches from L2.
+# 1 winograd: F(4x4, 3x3) needs 36 products a channel for 16 outputs, not 144 (Lavin and Gray,
+#   arXiv 1509.09308). cuDNN and MIOpen use it for 3x3 filters in fp32,
+#   which PyTorch asks for only where it may try all (torch.backends.cudnn.benchmark).
+# 2 direct: a thread an output pixel, for depthwise filters.
+ALGORITHMS = ("implicit_gemm", "winograd", "direct")
+LAYOUTS = ("nhwc", "nchw")
+_LAYOUT_HELP = "nchw: as PyTorch makes tensors; nhwc: channels last (not said: nhwc)"
+_WINOGRAD_PRODUCTS = 36.0
+_LOOP_LAUNCHES = 0.5  # of a start, for each group that runs by itself: cuDNN has several streams
+_PACKED_CHANNELS = 64.0  # of the groups that share a tile
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one of the three passes multiplies and moves."""
+
+    product: Product
+    winograd: Product
+    direct: Direct
+    images: tuple[Image, ...]  # its tensors, the result last
+    streamed_bytes: Array  # filters that are read
+    activation_bytes: Array
+
+
+class Conv2d(Kernel):
+    """Convolution of one to three axes as an implicit GEMM (cuDNN), channels last or first.
+
+    m = batch · outputs, n = out_channels / groups, k = in_channels / groups · taps, once a group; small groups share
+    a tile. DRAM sees each input element once, however many patches share it. Channels first are turned, by kernels
+    of their own, around all but products of single pixels. 3x3 filters in fp32 may also run by Winograd's method.
+    Depthwise ones run direct on the vector units: PyTorch's own kernels channels first, cuDNN's channels last.
+    """
+
+    op = "conv2d"
+    dtypes = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8")
+    examples = (
+        {
+            "batch": 32, "in_channels": 256, "out_channels": 256, "height": 14, "width": 14,
+            "kernel_h": 3, "kernel_w": 3, "padding": 1,
+        },
+        {
+            "batch": 32, "in_channels": 96, "out_channels": 96, "height": 56, "width": 56,
+            "kernel_h": 7, "kernel_w": 7, "padding": 3, "groups": 96,
+        },
+    )  # fmt: skip
+
+    batch: int = size("images")
+    in_channels: int = size("channels of the input")
+    out_channels: int = size("channels of the output (filters)")
+    height: int = size("rows of the input")
+    width: int = size("columns of the input")
+    kernel_h: int = size("rows of a filter")
+    kernel_w: int = size("columns of a filter")
+    stride: int = size("step between outputs, both ways", default=1)
+    padding: int = size("zeros added on each side", default=0, low=0)
+    dilation: int = size("step between the elements of a filter", default=1)
+    groups: int = size("groups of channels that are convolved apart", default=1)
+    stride_w: int | None = size("step between outputs along the columns, where it differs", default=None)
+    padding_w: int | None = size("zeros beside the columns, where they differ", default=None, low=0)
+    dilation_w: int | None = size("step between the columns of a filter, where it differs", default=None)
+    depth: int | None = size("frames of the input (three axes; not said: 1)", default=None)
+    kernel_d: int | None = size("frames of a filter", default=None)
+    stride_d: int | None = size("step between frames of the output", default=None)
+    padding_d: int | None = size("zeros added before and after the frames", default=None, low=0)
+    dilation_d: int | None = size("step between the frames of a filter", default=None)
+    layout: str | None = choice(_LAYOUT_HELP, LAYOUTS, default=None)
+    tf32: str | None = choice("off: fp32 stays fp32 (cudnn.allow_tf32 is on by default)", ("off",), default=None)
+
+    @classmethod
+    def kinds(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
+        groups = calls["groups"]
+        filters = np.where(groups == 1, "dense", np.where(groups == calls["in_channels"], "depthwise", "grouped"))
+        return {**calls.choices, "filters": filters.astype(object)}
+
+    @classmethod
+    def usual(cls, words: Words, gpu: Gpu) -> dict[str, str | None]:
+        """Channels last, and the format that the stack computes in, where the GPU has it and it is not turned off."""
+        stack, off = runner(words.get("stack")), words["tf32"] == "off" and words["dtype"] == "fp32"
+        runs = dict(stack.runs).get(f"{cls.family} {words['dtype']}") if stack and not off else None
+        dtype = runs if runs and gpu.tensor_flops_per_s(runs) else words["dtype"]
+        return {**words, "layout": words["layout"] or "nhwc", "dtype": dtype, "tf32": "off" if off else None}
+
+    @classmethod
+    def conflicts(cls, calls: Calls) -> Conflicts:
+        found: Conflicts = []
+        for name in ("in_channels", "out_channels"):
+            uneven = calls[name] % calls["groups"] != 0
+            found += conflict(uneven, f"groups {{groups:.0f}} must divide {name} {{{name}:.0f}}", calls.numbers)
+        names = (("depth", "kernel_d"), ("height", "kernel_h"), ("width", "kernel_w"))
+        for (name, filter_name), axis in zip(names, columns_by_axis(calls), strict=True):
+            text = f"{filter_name} spans {{span:.0f}} pixels, more than the padded {name} {{padded:.0f}}"
+            found += conflict(axis.spare < 0, text, {"span": axis.span, "padded": axis.spare + axis.span})
+        return found
+
+    @classmethod
+    def plan(cls, calls: Calls, sizes: Sizes) -> Plan:
+        kind, (packed, count, turns) = calls.dtype, _packed(sizes)
+        m, images = _by_image(calls, sizes, sizes.m)
+        return Plan(
+            product=Product(
+                m,
+                packed * sizes.n,
+                packed * sizes.channels,
+                sizes.taps * turns,
+                count * images,
+                packed=packed,
+                narrow=_narrow(calls, sizes),
+            ),
+            winograd=_winograd_product(sizes.winograd_tiles, sizes.n, sizes.channels),
+            direct=Direct(sizes.output_elements, sizes.taps, FORWARD),
+            images=(_input(sizes), _filters(sizes), _output(sizes)),
+            streamed_bytes=sizes.filter_elements * kind.weight_bytes,
+            activation_bytes=sizes.input_elements * kind.act_bytes + sizes.output_elements * kind.out_bytes,
+        )
+
+    @classmethod
+    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+        """Of the parameters, and of the implicit GEMM: which kernel cuDNN takes depends on both."""
+        sizes = Sizes.of(calls)
+        made = cls.plan(calls, sizes).product
+        product = product_hints(gpu, made.m, made.columns, made.k, made.count)
+        found = super().hints(calls, gpu) | {"log_stride": np.log2(calls["stride"])}
+        found |= {f"product_{name}": hint for name, hint in product.items()}
+        return found | _choosing(calls, sizes, gpu)
+
+    @classmethod
+    def work(cls, calls: Calls, gpu: Gpu) -> Works:
+        """Tiles of the GEMM; for 3x3 filters in fp32 Winograd's, for depthwise ones the vector units; and what turns or
+        pads its tensors."""
+        sizes = Sizes.of(calls)
+        plan = cls.plan(calls, sizes)
+        work = product_work(gpu, calls.dtype, plan.product)
+        if calls.dtype.math == "fp32" and calls.choice("stack") != "torch" and sizes.winograd.any():
+            winograd = product_work(gpu, calls.dtype, plan.winograd)
+            winograd = replace(winograd, tile={**winograd.tile, "algorithm": 1.0})
+            work = _joined(work, _where(sizes.winograd, winograd, work))
+        if sizes.depthwise.any():
+            moved = plan.streamed_bytes + plan.activation_bytes
+            work = _where(sizes.depthwise, direct_work(calls, sizes, gpu, plan.direct, moved), work)
+        rounds = np.where(sizes.looped, np.maximum(1.0, _LOOP_LAUNCHES * sizes.groups), 1.0)
+        work = replace(
+            work,
+            streamed_bytes=plan.streamed_bytes,
+            activation_bytes=plan.activation_bytes,
+            launches=work.launches * rounds,
+        )
+        return (*around(calls, sizes, gpu, plan.images[:-1]), work, *around(calls, sizes, gpu, plan.images[-1:]))
+
+
+class Conv2dDgrad(Conv2d):
+    """Gradient of a convolution's input, from that of its output and the filters. Parameters are the forward's.
+
+    m = batch · height · width, n = in_channels / groups, k = out_channels / groups · kernel_h · kernel_w, once a group.
+    With a stride only every stride-th tap of the filter meets an output: pixels fall into stride² classes with their
+    own taps, each a product of its own (CUTLASS's strided dgrad); classes without a tap are zero.
+    """
+
+    op = "conv2d_dgrad"
+
+    @classmethod
+    def plan(cls, calls: Calls, sizes: Sizes) -> Plan:
+        kind, (packed, count, turns) = calls.dtype, _packed(sizes)
+        classes, pixels = np.ones(calls.count), calls["batch"]
+        for axis in sizes.axes:
+            classes = classes * np.minimum(axis.stride, axis.kernel)
+            pixels = pixels * np.ceil(axis.length / axis.stride)  # of a class
+        taps, count = sizes.taps * turns / classes, count * classes
+        m, images = _by_image(calls, sizes, pixels)
+        return Plan(
+            product=Product(
+                m,
+                packed * sizes.channels,
+                packed * sizes.n,
+                taps,
+                count * images,
+                packed=packed,
+                narrow=_narrow(calls, sizes),
+            ),
+            winograd=_winograd_product(sizes.winograd_tiles, sizes.channels, sizes.n),  # dx has about as many as y
+            direct=Direct(
+                sizes.whole, sizes.taps, OF_INPUT
+            ),  # every tap is looked at, whether it meets an output or not
+            images=(_output(sizes), _filters(sizes), _input(sizes)),
+            streamed_bytes=sizes.filter_elements * kind.weight_bytes,
+            activation_bytes=sizes.output_elements * kind.act_bytes + sizes.whole * kind.out_bytes,
+        )
+
+
+class Conv2dWgrad(Conv2d):
+    """Gradient of a convolution's filters, from its input and the gradient of its output. Parameters are the forward's.
+
+    m = out_channels / groups, n = in_channels / groups for each tap, k = batch · out_h · out_w, once a group: few tiles
+    with a long sum each, so that libraries split k.
+    """
+
+    op = "conv2d_wgrad"
+
+    @classmethod
+    def plan(cls, calls: Calls, sizes: Sizes) -> Plan:
+        kind, (packed, count, turns) = calls.dtype, _packed(sizes)
+        pixels, images = _by_image(calls, sizes, sizes.m)
+        read = sizes.output_elements + sizes.input_elements
+        # sums of each image, which another kernel adds up (reduce_wgrad_nchw_helper)
+        partial = np.where(images > 1, 2 * images * sizes.filter_elements * ACCUMULATOR_BYTES, 0.0)
+        return Plan(
+            product=Product(
+                packed * sizes.n, packed * sizes.channels, pixels, turns, count * images, tap_columns=sizes.taps,
+                splits=True, packed=packed, pixels_inner=True, narrow=_narrow(calls, sizes),
+            ),
+            winograd=_winograd_product(sizes.n, sizes.channels, sizes.winograd_tiles, splits=True),
+            direct=Direct(sizes.output_elements, sizes.taps, OF_FILTERS),  # a product for each pixel and tap
+            images=(_input(sizes), _output(sizes), _filters(sizes)),
+            streamed_bytes=np.zeros(calls.count),
+            activation_bytes=read * kind.act_bytes + sizes.filter_elements * kind.out_bytes + partial,
+        )  # fmt: skip
+
+
+def _packed(sizes: Sizes) -> tuple[Array, Array, Array]:
+    """Groups that share a tile, how many such products there are, and how many run one after another: a loop over
+    groups is as a longer k."""
+    most = np.floor(_PACKED_CHANNELS / np.maximum(sizes.n, sizes.channels))
+    packed = np.where(sizes.looped, 1.0, np.clip(most, 1.0, sizes.groups))
+    products = np.ceil(sizes.groups / packed)
+    return packed, np.where(sizes.looped, 1.0, products), np.where(sizes.looped, products, 1.0)
+
+
+def _by_image(calls: Calls, sizes: Sizes, pixels: Array) -> tuple[Array, Array]:
+    """(pixels of a product, products): with channels first those of an image, where it is multiplied as it lies."""
+    images = np.where(as_it_lies(calls, sizes) & (sizes.m > sizes.batch), sizes.batch, 1.0)
+    return pixels / images, images
+
+
+def _narrow(calls: Calls, sizes: Sizes) -> NDArray[np.bool_]:
+    """Rows of pixels that are no whole vectors of 16 bytes, where an image is multiplied as it lies."""
+    row_bytes = sizes.m / sizes.batch * calls.dtype.act_bytes
+    return as_it_lies(calls, sizes) & (sizes.m > sizes.batch) & (np.mod(row_bytes, VECTOR_BYTES) > 0)
+
+
+def _winograd_product(m: Array, n: Array, k: Array, splits: bool = False) -> Product:
+    """36 products of tiles, channels and filters. The transforms around them are not counted."""
+    one = np.ones_like(m)
+    return Product(m, n, k, one, _WINOGRAD_PRODUCTS * one, splits=splits)
+
+
+def _input(sizes: Sizes) -> Image:
+    return Image(sizes.batch, sizes.input_pixels / sizes.batch, sizes.channels * sizes.groups)
+
+
+def _output(sizes: Sizes) -> Image:
+    return Image(sizes.batch, sizes.m / sizes.batch, sizes.n * sizes.groups)
+
+
+def _filters(sizes: Sizes) -> Image:
+    return Image(sizes.n * sizes.groups, sizes.taps, sizes.channels, is_filter=True)
+
+
+def _choosing(calls: Calls, sizes: Sizes, gpu: Gpu) -> dict[str, Array]:
+    """What cuDNN and PyTorch choose kernels by, beside sizes: whole vectors of channels, taps, groups, axes."""
+    frames, rows, columns = sizes.axes
+    inputs, outputs = sizes.channels * sizes.groups, sizes.n * sizes.groups
+    numbers = {
+        "taps": sizes.taps, "groups": sizes.groups, "group_channels": sizes.channels, "group_filters": sizes.n,
+        "input_pixels": sizes.input_pixels, "output_pixels": sizes.m, "row": columns.outputs,
+        "frames": frames.length, "step": columns.stride * rows.stride * frames.stride, "packed": _packed(sizes)[0],
+    }  # fmt: skip
+    facts = {
+        "pointwise": sizes.pointwise, "depthwise": sizes.depthwise, "own": depthwise_in_pytorch(calls, sizes),
+        "converted": converted(calls, sizes, gpu), "looped": sizes.looped, "ordinary": sizes.ordinary,
+        "one_row": rows.length * rows.kernel == 1,
+        "dilated": rows.dilation * columns.dilation > 1, "first_layer": inputs <= 4, "narrow": _narrow(calls, sizes),
+        "whole_vectors": (inputs % 8 == 0) & (outputs % 8 == 0), "unpadded": columns.padding == 0,
+        "by_strides": (columns.stride == columns.kernel) & (columns.kernel > 1),
+    }  # fmt: skip
+    found = {f"log_{name}": np.log2(np.maximum(value, 1e-9)) for name, value in numbers.items()}
+    found |= {f"grain_{name}": grain(value) for name, value in (("inputs", inputs), ("outputs", outputs))}
+    found |= {f"mod8_{name}": np.mod(value, 8) for name, value in (("inputs", inputs), ("outputs", outputs))}
+    return found | {name: np.asarray(value, dtype=np.float64) for name, value in facts.items()}
+
+
+def _table(value: Any, shape: tuple[int, int]) -> Array:
+    return np.broadcast_to(np.asarray(value, dtype=np.float64), shape)
+
+
+def _merged(works: Work, extra: Work, how: Any) -> Work:
+    """``how`` of every number of the two."""
+    numbers = {
+        name: how(value, getattr(extra, name))
+        for name, value in vars(works).items()
+        if isinstance(value, float | int | np.ndarray)
+    }
+    return replace(works, **numbers, tile={name: how(value, extra.tile[name]) for name, value in works.tile.items()})
+
+
+def _where(where: NDArray[np.bool_], those: Work, others: Work) -> Work:
+    """The candidates of ``those`` for some calls, of ``others`` for the rest; few are repeated to be as many."""
+    shape = others.shape
+
+    def chosen(other: Any, that: Any) -> Array:
+        return np.where(where, _table(that, shape), _table(other, shape))
+
+    return _merged(others, those, chosen)
+
+
+def _joined(works: Work, extra: Work) -> Work:
+    """The candidates of both."""
+    shape = works.shape
+    return _merged(works, extra, lambda a, b: np.concatenate([_table(a, shape), _table(b, shape)]))

@@ -1,0 +1,144 @@
+"""deepep_dispatch and deepep_combine: DeepEP's exchange of tokens with the GPUs that hold their experts, and back.
+
+Normal kernels (prefill) send a token once to each rank that holds any of its experts, by a few SMs that copy: half of
+them send, half receive. Between nodes a token crosses the network once to each node, to the GPU of its own number
+there, which passes it on over NVLink. Low-latency kernels (decode) send a copy for each expert straight to its GPU,
+over NVLink or RDMA, by all SMs. (DeepEP, README.md and csrc/kernels.)
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from kernelcast.hardware import Gpu, fabric, fabrics, kind_of
+from kernelcast.ops.base import Calls, Conflicts, Words, choice, conflict, size
+from kernelcast.ops.dtypes import DTYPES
+from kernelcast.ops.exchange import Exchange, Sent, row_bytes, sixteen_bits
+from kernelcast.ops.routing import reached
+from kernelcast.ops.vector import side_instructions
+from kernelcast.ops.work import Array, Work, Works
+
+MODES = ("normal", "low_latency")
+_SMS = 24  # of the normal kernels, as deployed and as public campaigns measure at most
+_MOST_SMS = 256
+_NORMAL_THREADS, _LOW_LATENCY_THREADS = 768.0, 1024.0
+# A channel, a pair of SMs, takes its tokens one after another: look for a free slot at each peer, copy, announce; what
+# comes back is added up in rounds of one load from every peer, which wait for memory. Slopes of public campaigns on
+# H100, H200 and B200 with 4 to 24 SMs: 150 to 220 ns a token, 20 to 60 ns a rank; 55 to 95 ns a KiB that is added up.
+_TOKEN_CYCLES, _RANK_CYCLES, _ADD_CYCLES_PER_BYTE = 330.0, 60.0, 0.15
+# Ranks meet before and after: fences over the whole system, and flags that everyone waits for. What one token takes on
+# H100 and H200 beside launches: 18 us out and 38 us back by the normal kernels, 9 us by the others.
+_MEETING_CYCLES = {"normal": 36e3, "low_latency": 18e3}
+_NORMAL_MESSAGES = 4.0  # dependent: a barrier, the counts, the rows, the flag that they came
+_LOW_LATENCY_MESSAGES = 2.0  # the rows, and their count
+
+
+class _DeepEp(Exchange):
+    """Parameters of both."""
+
+    examples = (
+        {"tokens": 4096, "hidden": 7168, "topk": 8, "experts": 256, "world": 8},
+        {"tokens": 128, "hidden": 7168, "topk": 8, "experts": 256, "world": 8, "mode": "low_latency"},
+        {"tokens": 4096, "hidden": 7168, "topk": 8, "experts": 256, "world": 32, "nodes": 4, "fabric": "ib_ndr"},
+    )
+    listed_last = ("routing",)
+    reads: ClassVar[float]  # bytes that an SM moves for a row that is sent, over the row: here and at the peer
+    writes: ClassVar[float]  # and for a token, over its 16-bit form
+    starts: ClassVar[float]  # a token waits for its turn
+    meetings: ClassVar[float]  # of ranks, by the normal kernels
+
+    nodes: int = size("nodes that the GPUs lie in: within one they have NVLink", default=1, high=8192)
+    node_limit: int | None = size("nodes that a token may go to (DeepSeek-V3: 4); default: all", default=None)
+    mode: str = choice("kernels: normal (prefill) or low_latency (decode)", MODES, default="normal")
+    sms: int = size("SMs of the normal kernels", default=_SMS, low=2, high=_MOST_SMS)
+    fabric: str | None = choice(
+        "network between nodes, or a FILE.toml that collect --link wrote", tuple(fabrics()), default=None, file=fabric
+    )
+
+    @classmethod
+    def usual(cls, words: Words, gpu: Gpu) -> dict[str, str | None]:
+        """By the kind of network: a file is like a catalogued one."""
+        named = words["fabric"]
+        return {**super().usual(words, gpu), "fabric": None if named is None else kind_of(named)}
+
+    @classmethod
+    def conflicts(cls, calls: Calls) -> Conflicts:
+        apart = (calls["nodes"] > 1) & (calls.choice("fabric") is None)
+        numbers = calls.numbers
+        return (
+            super().conflicts(calls)
+            or conflict(np.mod(calls["world"], calls["nodes"]) != 0,
+                        "world {world:g} cannot be dealt out to nodes {nodes:g} evenly", numbers)
+            or conflict(apart, "nodes {nodes:g} need a fabric between them, such as ib_ndr", numbers)
+        )  # fmt: skip
+
+    @classmethod
+    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+        sent = _sent(calls)
+        names = ("tokens", "hidden", "topk", "experts", "world", "nodes", "sms")
+        rows = {"log_rows": sent.rows, "log_near": sent.near + 1e-3, "log_far": sent.far + 1e-3}
+        return {
+            **{f"log_{name}": np.log2(calls[name]) for name in names},
+            **{name: np.log2(value) for name, value in rows.items()},
+            "log_channel_tokens": np.log2(2 * calls["tokens"] / calls["sms"]),
+        }
+
+    @classmethod
+    def work(cls, calls: Calls, gpu: Gpu) -> Works:
+        sent, tokens, link = _sent(calls), calls["tokens"], calls.choice("fabric") or ""
+        normal = calls.choice("mode") == "normal"
+        own_bytes = calls["hidden"] * sixteen_bits(calls.dtype.name)
+        moved = tokens * (cls.reads * sent.rows * sent.row_bytes + cls.writes * own_bytes)
+        # the normal kernels' SMs come in pairs; the others take all there are
+        sms = np.minimum(calls["sms"], gpu.sm_count) if normal else np.full(calls.count, float(gpu.sm_count))
+        turns = np.ceil(tokens / np.maximum(np.floor(sms / 2), 1.0)) if normal else np.zeros(calls.count)
+        waits = cls.starts * _TOKEN_CYCLES + sent.rows * _RANK_CYCLES + cls.writes * own_bytes * _ADD_CYCLES_PER_BYTE
+        work = Work(
+            tasks=sms,
+            l2_bytes=moved / sms,
+            other_warp_instructions=side_instructions(gpu, moved / sms),
+            activation_bytes=tokens * (sent.rows * sent.row_bytes + own_bytes),
+            link_bytes=sent.link_bytes(tokens, link, gpu),
+            link_steps=_NORMAL_MESSAGES if normal else _LOW_LATENCY_MESSAGES,
+            link=link,
+            threads=_NORMAL_THREADS if normal else _LOW_LATENCY_THREADS,
+            registers_per_thread=64.0,
+            serial_steps=np.maximum(turns, 1.0),
+            task_cycles=_MEETING_CYCLES[calls.choice("mode")] * (cls.meetings if normal else 1.0) + turns * waits,
+            launches=2.0 if normal else 1.0,  # ranks tell one another what comes before it does
+            tile={"sms": sms},
+        )
+        return (work,)
+
+
+def _sent(calls: Calls) -> Sent:
+    """Rows of a token. Normal: one to each rank, once over the network to each node. Low latency: one an expert."""
+    world, nodes, topk = calls["world"], calls["nodes"], calls["topk"]
+    a_node = world / nodes
+    if calls.choice("mode") == "low_latency":
+        return Sent(topk, topk * (a_node - 1) / world, topk * (world - a_node) / world, row_bytes(calls))
+    allowed = np.minimum(calls.given("node_limit", nodes), nodes)
+    experts = np.maximum(calls["experts"] * allowed / nodes, topk)  # that may be chosen from
+    routing = calls.choice("routing")
+    ranks, places = (reached(groups, topk, experts, routing) for groups in (allowed * a_node, allowed))
+    return Sent(ranks, ranks * (a_node - 1) / a_node, places * (nodes - 1) / nodes, row_bytes(calls))
+
+
+class DeepEpDispatch(_DeepEp):
+    """Tokens of every rank to the ranks of their experts. ``dtype``: as they travel; fp8_block has its scales along."""
+
+    op = "deepep_dispatch"
+    # A row is read and stored at the peer, then read there and stored in its place; narrowed by a kernel before.
+    reads, writes, starts, meetings = 4.0, 0.0, 1.0, 1.0
+
+    dtype: str = choice("number format that is sent", tuple(DTYPES), default="fp8_block")
+
+
+class DeepEpCombine(_DeepEp):
+    """Results of the experts back to the tokens' ranks, which add them up."""
+
+    op = "deepep_combine"
+    # A row is read and stored at the peer, and read there to be added; a token is written once.
+    reads, writes, starts, meetings = 3.0, 1.0, 0.0, 2.0

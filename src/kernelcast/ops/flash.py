@@ -1,0 +1,330 @@
+"""Tiled attention with an online softmax: what attention and mla share.
+
+A task is one tile of query rows of one head against its keys and values, walked in steps of ``tile_kv`` tokens,
+or a chunk of that walk when the keys are split to fill the GPU. Queries of the heads that share a KV head may be
+packed into one tile (FlashInfer always; FlashAttention for short queries).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernelcast.hardware import Gpu
+from kernelcast.hardware.paths import TCGEN05
+from kernelcast.ops.base import Calls
+from kernelcast.ops.dtypes import DType, dtype, matmul_pipe
+from kernelcast.ops.flash_backends import FLASHINFER_FA3, FLASHINFER_MLA, PYTORCH, Backend, tiling
+from kernelcast.ops.requests import Heads, Requests
+from kernelcast.ops.which import default_backend
+from kernelcast.ops.work import Array, Work, Works, ceil_div
+
+SOFTMAX_FLOPS = 8.0  # per score: scale, running max, subtract, sum, rescale, convert (FlashAttention-2, alg. 1)
+LOAD_MARGIN = 1.1  # FlashAttention-3 splits a request that has more than 1.1 times an SM's mean share
+# Page table, queries, first keys, write-back: about five trips to DRAM and back, which nothing hides.
+TASK_CYCLES = 4000.0
+# FlashInfer's fast_dequant_f8f16x4: four numbers of an 8-bit cache become 16 bits in ten instructions (a permutation, a
+# shift, masks, two products), in every warp that multiplies by them.
+CONVERT_INSTRUCTIONS = 2.5
+OFFSET_BYTES = 4.0  # int32: where a token of a page lies
+_MLA_CHUNKS = ((8.0, 32.0), (16.0, 64.0), (32.0, 128.0), (64.0, 192.0))  # shares up to which a chunk is so long
+_MLA_GRAIN = 256.0  # tokens, of longer ones
+
+
+def floor_sum(count: Array, divisor: Array, step: Array, start: Array) -> Array:
+    """Sum of floor((start + step i) / divisor) for i = 0 … count-1, by Euclid's algorithm, for whole columns.
+
+    All whole numbers, start and step not negative. Exact below 2**53.
+    """
+    count, divisor, step, start = (
+        np.array(x, dtype=np.float64) for x in np.broadcast_arrays(count, divisor, step, start)
+    )
+    total = np.zeros_like(count)
+    count = np.maximum(count, 0)
+    while True:
+        total += count * (count - 1) / 2 * np.floor(step / divisor) + count * np.floor(start / divisor)
+        step, start = np.mod(step, divisor), np.mod(start, divisor)
+        top = step * count + start
+        live = (top >= divisor) & (count > 0)
+        if not live.any():
+            return total
+        # the lattice points under the line, counted along the other axis
+        count, start, divisor, step = (
+            np.where(live, np.floor(top / divisor), 0.0),
+            np.where(live, np.mod(top, divisor), 0.0),
+            np.where(live & (step > 0), step, 1.0),
+            np.where(live, divisor, 0.0),
+        )
+
+
+def kv_steps(
+    queries: Array, keys: Array, group: Array, tile_q: Array, tile_kv: Array, causal: Array, window: Array
+) -> Array:
+    """KV tiles that all query tiles of one head (or packed group) visit, exactly, masked tiles skipped.
+
+    Rows are packed ``group`` to a query, so tile i ends at query floor(((i+1) tile_q - 1) / group); with
+    nested floors this stays a sum of floors of a line. ``window`` 0 means none.
+    """
+    tiles = ceil_div(queries * group, tile_q)
+    before = keys - queries  # keys older than the first query
+    wide = group * tile_kv
+    ends = floor_sum(tiles - 1, wide, tile_q, tile_q - 1 + np.maximum(before, 0) * group)
+    visited = tiles + ends + np.floor((keys - 1) / tile_kv)
+    slack = np.where(window > 0, window, np.inf) - 1 - before  # first query with a masked-out oldest key
+    first = np.clip(np.ceil(group * np.where(np.isfinite(slack), slack, 0) / tile_q), 0, tiles)
+    first = np.where(np.isfinite(slack), first, tiles)
+    offset = np.where(first < tiles, first * tile_q - group * np.where(np.isfinite(slack), slack, 0), 0)
+    skipped = floor_sum(tiles - first, wide, tile_q, np.maximum(offset, 0))
+    return np.where(causal > 0, visited - skipped, tiles * ceil_div(keys, tile_kv))
+
+
+def visible_pairs(queries: Array, keys: Array, causal: Array, window: Array) -> Array:
+    """Query-key pairs under the mask."""
+    before = keys - queries
+    reach = np.where(window > 0, window, keys + 1)
+    growing = np.clip(reach - 1 - before, 0, queries)  # queries that still see every older key
+    seen = growing * before + growing * (growing + 1) / 2 + (queries - growing) * reach
+    return np.where(causal > 0, seen, queries * keys)
+
+
+def kv_cache_bytes(calls: Calls) -> float:
+    """Of one number of the KV cache."""
+    return dtype(calls.choice("kv_dtype") or calls.choice("dtype")).act_bytes
+
+
+def flash_works(gpu: Gpu, calls: Calls, requests: Requests, heads: Heads) -> Works:
+    """The attention kernel, and the merge of split keys where there is one."""
+    kind, kv_bytes, causal = calls.dtype, kv_cache_bytes(calls), calls["causal"]
+    window = calls.given("window", 0.0) if "window" in calls.numbers else np.zeros(calls.count)
+    backend_name = calls.choice("backend") or default_backend("attention", gpu, kind.name)
+    backend = tiling(backend_name, calls.choice("stack"), bool(np.all(heads.shared_where)))
+    pipe = matmul_pipe(gpu, kind.name)
+    each = requests.each
+    paged = calls.given("page_size", 0.0) > 0
+    plan = _plan(gpu, backend_name, backend, requests, heads, causal, window, paged, kv_bytes)
+    steps, tasks, tile_q, tile_kv = plan.steps, plan.tasks, plan.tile_q, plan.tile_kv
+    mean_steps = steps / tasks
+    pairs = requests.total(visible_pairs(requests.queries, requests.keys, each(causal), each(window)))
+    reach = np.where(each(window) > 0, requests.queries + each(window) - 1, np.inf)
+    seen = np.where(each(causal) > 0, np.minimum(requests.keys, reach), requests.keys)
+    scores = mean_steps * tile_q * tile_kv
+    readers = np.maximum(1, tile_q / backend.rows_per_read)  # warps, or groups of them, that read all keys of a task
+    converted = mean_steps * tile_kv * heads.kv_dim * readers if kv_bytes < kind.act_bytes else np.zeros_like(scores)
+    flops = 2 * scores * (heads.qk_dim + heads.v_dim)
+    kv_token_bytes = heads.kv * heads.kv_dim * kv_bytes
+    fresh = requests.total(np.minimum(seen, requests.queries))
+    work = Work(
+        tasks=tasks,
+        schedule="longest_first",
+        longest=plan.longest / mean_steps,
+        shortest=plan.shortest / mean_steps,
+        longest_count=plan.longest_count,
+        tensor_flops=flops if pipe == "tensor" else 0.0,
+        tensor_dtype=kind.math,
+        fma_flops=scores * SOFTMAX_FLOPS + mean_steps * tile_q * heads.v_dim * 2 + (flops if pipe == "fma" else 0.0),
+        # exponentials; Blackwell's kernels compute half by polynomial (FA4)
+        xu_ops=scores * (0.5 if gpu.instruction_path == TCGEN05 else 1.0),
+        smem_bytes=mean_steps * tile_kv * heads.kv_dim * kv_bytes * (1 + readers),
+        l2_bytes=mean_steps * tile_kv * heads.kv_dim * kv_bytes
+        + tile_q * (heads.qk_dim * kind.act_bytes + heads.v_dim * np.where(plan.splits > 1, 4.0, kind.out_bytes)),
+        other_warp_instructions=converted * CONVERT_INSTRUCTIONS / gpu.warp_threads,
+        streamed_bytes=(requests.total(seen) - fresh) * kv_token_bytes,
+        activation_bytes=fresh * kv_token_bytes
+        + requests.total(requests.queries)
+        * heads.queries
+        * (heads.qk_dim * kind.act_bytes + heads.v_dim * kind.out_bytes),
+        threads=float(backend.threads),
+        registers_per_thread=backend.registers,
+        smem_bytes_per_cta=np.minimum(
+            (tile_q * heads.qk_dim + backend.stages * tile_kv * heads.kv_dim) * kind.act_bytes, gpu.smem_bytes_per_cta
+        ),
+        serial_steps=plan.longest,
+        mean_steps=mean_steps,
+        step_cycles=backend.step_cycles,
+        task_cycles=TASK_CYCLES,
+        useful_flops=pairs * heads.queries * 2 * (heads.qk_dim + heads.v_dim),
+        tile={"tile_q": tile_q, "tile_kv": tile_kv, "kv_splits": plan.splits},
+    )
+    merge = _merge(heads, plan, kind)
+    if backend is not FLASHINFER_FA3 or not paged.any():
+        return work, merge
+    return work, merge, _offsets(requests.total(requests.keys), paged)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Tiles, steps and splits of each call; steps are KV tiles."""
+
+    tile_q: Array
+    tile_kv: Array
+    steps: Array  # of all tasks
+    tasks: Array
+    splits: Array  # of the longest request
+    longest: Array  # steps of a task
+    shortest: Array
+    longest_count: Array
+    partial_rows: Array  # outputs of split requests, before and
+    merged_rows: Array  # after adding them up
+
+
+def _plan(
+    gpu: Gpu,
+    name: str,
+    backend: Backend,
+    requests: Requests,
+    heads: Heads,
+    causal: Array,
+    window: Array,
+    paged: NDArray[np.bool_],
+    kv_bytes: float,
+) -> _Plan:
+    each = requests.each
+    shared = heads.queries / heads.kv
+    telling = requests.least if backend.packs_mixed else requests.most
+    pack = (telling(requests.queries) <= backend.packs_up_to) & (shared <= heads.most_packed)
+    group = np.where(pack, shared, 1.0)
+    lanes = np.where(pack, heads.kv, heads.queries)  # heads, or groups of them, that walk the keys alike
+    rows = requests.total(requests.queries) * group / requests.count
+    tile_q = _query_tile(backend, rows, heads.qk_dim)
+    if name in PYTORCH:
+        tile_q = np.where(heads.v_dim > 128, tile_q / 2, tile_q)
+    tile_kv = _kv_tile(name, heads.qk_dim, causal, paged, tile_q, kv_bytes)
+    if backend in FLASHINFER_MLA.values():
+        tile_kv = np.full_like(tile_kv, 64.0)
+    elif backend is FLASHINFER_FA3:  # hopper/prefill_sm90.cuh, getCTATileSize
+        tile_q = np.where(heads.v_dim <= 64, 192.0, tile_q)
+        tile_kv = np.where(heads.qk_dim > heads.v_dim, 128.0, tile_kv)
+
+    shape = (each(group), each(tile_q), each(tile_kv), each(causal), each(window))
+    tiles = ceil_div(requests.queries * each(group), each(tile_q))
+    walk, first_walk = _walks(requests, *shape)
+    steps = requests.total(kv_steps(requests.queries, requests.keys, *shape)) * lanes
+    slots = backend.split_ctas_per_sm * gpu.sm_count
+    chunk = _chunk(backend, requests, tiles, walk, lanes, steps, slots, tile_kv)
+    splits = ceil_div(walk, each(chunk))
+    longest = np.minimum(requests.most(walk), chunk)
+    alike = (each(causal) == 0) | (each(window) > 0)  # else only the last tile under the mask walks it all
+    full_chunks = np.where(splits > 1, tiles * np.floor(walk / each(chunk)), np.where(alike, tiles, 1.0))
+    return _Plan(
+        tile_q=tile_q,
+        tile_kv=tile_kv,
+        steps=steps,
+        tasks=requests.total(tiles * splits) * lanes,
+        splits=requests.most(splits),
+        longest=longest,
+        shortest=requests.least(np.where(splits > 1, walk - (splits - 1) * each(chunk), first_walk)),
+        longest_count=requests.total(np.where(np.minimum(walk, each(chunk)) >= each(longest), full_chunks, 0.0))
+        * lanes,
+        partial_rows=requests.total(np.where(splits > 1, requests.queries * splits, 0.0)) * heads.queries,
+        merged_rows=requests.total(np.where(splits > 1, requests.queries, 0.0)) * heads.queries,
+    )
+
+
+def _query_tile(backend: Backend, rows: Array, head_dim: Array) -> Array:
+    """The smallest tile that holds the mean rows, the largest otherwise; 64 at most for wide heads."""
+    *smaller, largest = (float(size) for size in backend.query_tiles)
+    tile = np.select([rows <= size for size in smaller], smaller, largest) if smaller else np.full_like(rows, largest)
+    return np.where(head_dim >= 256, np.minimum(tile, 64.0), tile)
+
+
+def _kv_tile(
+    name: str, head_dim: Array, causal: Array, paged: NDArray[np.bool_], tile_q: Array, kv_bytes: float
+) -> Array:
+    if name == "fa3":  # FlashAttention-3's tile_size.h, forward, 16-bit
+        return np.where(
+            head_dim <= 64, np.where(paged, 96.0, 128.0),
+            np.where(head_dim <= 128, np.where(paged, 96.0, np.where(causal > 0, 128.0, 192.0)), 80.0),
+        )  # fmt: skip
+    if name == "efficient":  # generate_kernels.py
+        return np.where(head_dim <= 64, 64.0, 128.0)
+    if name == "fa2_dropout":
+        return np.select([head_dim <= 32, head_dim <= 96, head_dim <= 128], [128.0, 64.0, 32.0], 64.0)
+    if name in ("fa4", "cudnn", "trtllm"):
+        return np.where(head_dim <= 128, 128.0, 64.0)
+    if name == "flashinfer":  # prefill.cuh, NUM_MMA_KV: what registers and half of an SM's shared memory hold
+        short = np.where((tile_q <= 16) & (kv_bytes < 2), 256.0, 128.0)
+        return np.where((head_dim <= 64) | (tile_q < 128), short, 64.0)
+    return np.where(head_dim <= 64, 128.0, 64.0)
+
+
+def _walks(
+    requests: Requests, group: Array, tile_q: Array, tile_kv: Array, causal: Array, window: Array
+) -> tuple[Array, Array]:
+    """KV tiles of a request's longest task (all, or a window's reach) and of its first (under a mask the fewest)."""
+    full = ceil_div(requests.keys, tile_kv)
+    queries = np.minimum(ceil_div(tile_q, group), requests.queries)  # of one tile
+    reach = np.where(window > 0, np.minimum(window - 1 + queries, requests.keys), requests.keys)
+    longest = np.where(causal > 0, np.minimum(full, ceil_div(reach, tile_kv) + (window > 0)), full)
+    first = ceil_div(requests.keys - requests.queries + queries, tile_kv)
+    return longest, np.where(causal > 0, np.minimum(longest, first), longest)
+
+
+def _chunk(
+    backend: Backend,
+    requests: Requests,
+    tiles: Array,
+    walk: Array,
+    lanes: Array,
+    steps: Array,
+    slots: float,
+    tile_kv: Array,
+) -> Array:
+    """KV tiles that a task takes at most."""
+    most, least = requests.most(walk), np.ceil(backend.least_chunk / tile_kv)
+    if backend.splitting == "never":
+        return most
+    if backend.splitting == "fill":
+        return _filling_chunk(requests, tiles, walk, lanes, slots, least)
+    if backend.splitting == "load":
+        return np.minimum(most, np.maximum(least, np.ceil(LOAD_MARGIN * steps / slots)))
+    share = np.ceil(steps / slots) * tile_kv  # tokens
+    chunk = np.select([share <= up_to for up_to, _ in _MLA_CHUNKS], [size for _, size in _MLA_CHUNKS],
+                      ceil_div(share, _MLA_GRAIN) * _MLA_GRAIN)  # fmt: skip
+    return np.minimum(most, np.maximum(1.0, np.ceil(chunk / tile_kv)))
+
+
+def _filling_chunk(requests: Requests, tiles: Array, walk: Array, lanes: Array, slots: float, least: Array) -> Array:
+    """KV tiles a task may take so that tasks just fill ``slots`` CTAs: the smallest that does, by bisection."""
+    high = requests.most(walk)
+    low = np.minimum(least, high)
+    if not np.any(requests.total(tiles) * lanes < slots):
+        return high
+    for _ in range(int(np.ceil(np.log2(max(2.0, float(np.max(high)))))) + 1):
+        middle = np.floor((low + high) / 2)
+        fits = requests.total(tiles * ceil_div(walk, requests.each(middle))) * lanes <= slots
+        high = np.where(fits, middle, high)
+        low = np.where(fits, low, np.minimum(middle + 1, high))
+    return high
+
+
+def _merge(heads: Heads, plan: _Plan, kind: DType) -> Work:
+    """Add up the partial outputs of split keys: one row of one head a task."""
+    parts = np.where(plan.merged_rows > 0, plan.partial_rows / np.maximum(plan.merged_rows, 1), 0.0)
+    row_bytes = parts * (heads.v_dim + 1) * 4 + heads.v_dim * kind.out_bytes
+    return Work(
+        tasks=plan.merged_rows,
+        fma_flops=parts * heads.v_dim * 2,
+        xu_ops=parts,
+        l2_bytes=row_bytes,
+        activation_bytes=plan.merged_rows * row_bytes,
+        threads=128.0,
+        registers_per_thread=32.0,
+        launches=np.where(plan.merged_rows > 0, 1.0, 0.0),
+        useful_flops=plan.merged_rows * parts * heads.v_dim * 2,
+    )
+
+
+def _offsets(tokens: Array, paged: NDArray[np.bool_]) -> Work:
+    """Where each token of the pages lies, which FlashInfer's FA3 is told token by token: a kernel before it
+    (block_sparse_indices_to_vector_sparse_offsets), a thread a token."""
+    threads, on = 512.0, paged.astype(np.float64)
+    return Work(
+        tasks=ceil_div(tokens, threads) * on,
+        l2_bytes=threads * OFFSET_BYTES,
+        activation_bytes=tokens * OFFSET_BYTES * on,
+        threads=threads,
+        registers_per_thread=32.0,
+        launches=on,
+    )

@@ -1,0 +1,126 @@
+"""What moe and moe_gemm share: Triton's config as parameters, random routing, and the grouped product itself.
+
+A router that picks each token's experts at random sends every token to ``topk`` different ones, so an expert's rows are
+binomial: tokens draws of chance topk / experts. With few tokens many experts get none (16 tokens, 8 of 128 experts: 82
+are used, not 128), which sets how many weights are read; with many, uneven loads add about half a block of padding an
+expert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernelcast.hardware import Gpu
+from kernelcast.ops.base import Calls, Conflicts, Kernel, conflict, size
+from kernelcast.ops.dtypes import DType, matmul_pipe
+from kernelcast.ops.gemm import MMA_SYNC, dequantise_flops, matrix_unit
+from kernelcast.ops.work import Array, Number, Work, ceil_div
+
+TRITON_CONFIG = ("block_m", "block_n", "block_k", "group_m", "warps", "stages")
+_LEVELS = 24  # experts are stood for by this many load levels: medians of equal slices of the normal distribution
+_NORMAL_LEVELS = [NormalDist().inv_cdf((at + 0.5) / _LEVELS) for at in range(_LEVELS)]
+
+
+class GroupedKernel(Kernel):
+    """A family of ``tokens`` that go to ``topk`` of ``experts``, whose Triton config may be given; else it chooses."""
+
+    dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16", "fp8", "fp8_block", "int8", "nvfp4", "int4")
+    listed_last = TRITON_CONFIG
+
+    block_m: int | None = size("Triton BLOCK_SIZE_M, default: chosen", default=None, low=8, high=1024)
+    block_n: int | None = size("Triton BLOCK_SIZE_N, default: chosen", default=None, low=8, high=1024)
+    block_k: int | None = size("Triton BLOCK_SIZE_K, default: chosen", default=None, low=8, high=1024)
+    group_m: int | None = size("Triton GROUP_SIZE_M, default: chosen", default=None, high=1024)
+    warps: int | None = size("Triton num_warps, default: chosen", default=None, high=32)
+    stages: int | None = size("Triton num_stages, default: chosen", default=None, high=16)
+
+    @classmethod
+    def kinds(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
+        chosen = np.all([np.isnan(calls[name]) for name in TRITON_CONFIG], axis=0)
+        return {**calls.choices, "config": np.where(chosen, "chosen", "given").astype(object)}
+
+    @classmethod
+    def conflicts(cls, calls: Calls) -> Conflicts:
+        text = "topk {topk:g} is more than experts {experts:g}"
+        return conflict(calls["topk"] > calls["experts"], text, calls.numbers)
+
+
+def active_experts(tokens: Array, experts: Array, topk: Array) -> Array:
+    """Experts that get any token, on average: experts x (1 - (1 - topk / experts)^tokens)."""
+    return experts * -np.expm1(tokens * np.log1p(-np.minimum(topk / experts, 1 - 1e-12)))
+
+
+def random_blocks(tokens: Array, experts: Array, topk: Array, block_m: Array) -> Array:
+    """Row blocks over all experts on average, each expert's rows padded to ``block_m``."""
+    chance = topk / experts
+    mean, sigma = tokens * chance, np.sqrt(tokens * chance * (1 - chance))
+    active = active_experts(tokens, experts, topk)
+    total = np.zeros(1)
+    for level in _NORMAL_LEVELS:
+        load = np.clip(np.rint(mean + sigma * level), 0, tokens)
+        # a load of one block or less is a block where there is any row at all
+        total = total + np.where(load > block_m, np.ceil(load / block_m), active / experts)
+    return np.maximum(active, experts * total / _LEVELS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blocks:
+    """A Triton config for each call, or candidate by call: what a CTA computes, and with what."""
+
+    kind: DType
+    block_m: Array
+    block_n: Array
+    block_k: Array
+    warps: Array
+    stages: Array
+    wide: Number = 1.0  # where the matrix instruction is the generation's own, 0 where it is mma.sync
+
+    @property
+    def stage_bytes(self) -> Array:
+        return (self.block_m * self.kind.act_bytes + self.block_n * self.kind.weight_bytes) * self.block_k
+
+    @property
+    def threads(self) -> Array:
+        return self.warps * 32
+
+
+def grouped_gemm(
+    gpu: Gpu, tile: Blocks, n: Array, k: Array, *, blocks: Array, active: Array, rows: Array, pairs: Array
+) -> Work:
+    """One product per expert, in one launch: rows of an expert by its own k x n weights.
+
+    ``blocks`` of rows over all experts, of which ``active`` get any; ``rows`` go in, ``pairs`` come out.
+    """
+    kind = tile.kind
+    on_tensor = matmul_pipe(gpu, kind.name) == "tensor"
+    block_m, block_n = tile.block_m, tile.block_n
+    tasks, depth = blocks * ceil_div(n, block_n), ceil_div(k, tile.block_k)
+    a_bytes = block_m * depth * tile.block_k * kind.act_bytes
+    b_bytes = block_n * depth * tile.block_k * kind.weight_bytes
+    flops = 2 * block_m * block_n * depth * tile.block_k
+    return Work(
+        tasks=tasks,
+        tensor_flops=flops if on_tensor else 0.0,
+        tensor_dtype=kind.math,
+        fma_flops=dequantise_flops(kind, block_m, block_n, depth * tile.block_k) + (0.0 if on_tensor else flops),
+        smem_bytes=np.where(
+            np.asarray(tile.wide) > 0,
+            matrix_unit(gpu).smem_bytes(a_bytes, b_bytes, block_m, block_n),
+            MMA_SYNC.smem_bytes(a_bytes, b_bytes, block_m, block_n),
+        ),
+        l2_bytes=a_bytes + b_bytes + block_m * block_n * kind.out_bytes,
+        streamed_bytes=active * n * k * kind.weight_bytes,
+        activation_bytes=rows * k * kind.act_bytes + pairs * n * kind.out_bytes,
+        threads=tile.threads,
+        registers_per_thread=np.minimum(255, 40 + block_m * block_n / tile.threads),
+        smem_bytes_per_cta=np.minimum(tile.stages * tile.stage_bytes, gpu.smem_bytes_per_cta),
+        serial_steps=depth,
+        useful_flops=2 * pairs * n * k,
+        tile={"block_m": block_m, "block_n": block_n, "block_k": tile.block_k, "row_blocks": blocks},
+    )

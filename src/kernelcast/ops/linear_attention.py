@@ -1,0 +1,223 @@
+"""What kernels of linear attention share: sequences that have a state, read in chunks or token by token.
+
+gated_delta, kda and causal_conv1d are learned together. Two kinds of kernels run each: one that reads a prompt in
+chunks, and one that takes its tokens one by one (``recurrent``), for decode and for the check of drafted tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernelcast.hardware import Gpu
+from kernelcast.ops.base import Calls, Words, choice
+from kernelcast.ops.dtypes import dtype
+from kernelcast.ops.gemm import TASK_CYCLES
+from kernelcast.ops.requests import Requests, SequenceKernel
+from kernelcast.ops.vector import ACCUMULATOR_BYTES, vector_kernel
+from kernelcast.ops.which import which
+from kernelcast.ops.work import Array, Number, Work, ceil_div
+
+KERNELS = ("auto", "chunked", "recurrent")
+STATE_FLOPS = 7.0  # an element of the state and token: decay; k^T S; add k v^T; q^T S
+_DECODE_BLOCK = 32.0  # columns of the state that one warp keeps in decode (fused_recurrent.py)
+# Of a token: its loads, two sums over the keys that wait for each other, the write. A round number read off the checks
+# of two to eight drafts in AIConfigurator's rows: 1.0 us more for each on H200, B200 and L40S alike.
+_TOKEN_CYCLES = 1800.0
+
+
+class LinearKernel(SequenceKernel):
+    """A family over sequences with a state: which kernel reads them, and what kind of call that is."""
+
+    family = "linear_attention"
+    grows = "batch"
+    listed_last = ("kernel",)
+    decodes_by: ClassVar[str | None] = "triton"  # the one backend of token by token; None: the call's own
+
+    kernel: str = choice("auto: recurrent where q_len is 1", KERNELS, default="auto")
+
+    @classmethod
+    def kinds(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
+        """A batch with a prompt in it is a prefill."""
+        requests = Requests.of(calls)
+        stepped = requests.least(one_by_one(calls, requests)) == 1
+        words: dict[str, str | NDArray[Any] | None] = {
+            **calls.choices,
+            "kernel": np.where(stepped, "recurrent", "chunked").astype(object),
+            "lengths": "equal" if requests.starts is None else _lengths(requests),
+        }
+        if "backend" in words and cls.decodes_by:
+            words["backend"] = np.where(stepped, cls.decodes_by, calls.choice("backend"))
+        return words
+
+    @classmethod
+    def usual(cls, words: Words, gpu: Gpu) -> dict[str, str | None]:
+        if "backend" not in words or words["backend"] or words.get("stack") is None:
+            return dict(words)
+        found = which(words["stack"], gpu, cls.op, str(words["dtype"]))
+        return {**words, "backend": found.backend if found else None}
+
+    @classmethod
+    def sizes(cls, calls: Calls) -> Mapping[str, Array]:
+        """Those of a ragged batch are means. What a flag adds physics knows, so that it is no range."""
+        requests = Requests.of(calls)
+        numbers = {p.name: calls[p.name] for p in cls.parameters.values() if p.kind == "size"}
+        lengths = {"batch": requests.count, "q_len": requests.total(requests.queries) / requests.count}
+        return {**numbers, **lengths}
+
+    @classmethod
+    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+        requests = Requests.of(calls)
+        flags = {p.name: calls[p.name] for p in cls.parameters.values() if p.kind == "flag"}
+        stepped = requests.total(one_by_one(calls, requests)) / requests.count
+        return {**super().hints(calls, gpu), "one_by_one": stepped, **flags}
+
+    @classmethod
+    def backend_of(cls, calls: Calls, gpu: Gpu) -> str:
+        """The call's, else the stack's; Triton's, which run everywhere, where the file of stacks names none."""
+        found = which(calls.choice("stack"), gpu, cls.op, calls.choice("dtype"))
+        return str(calls.choice("backend") or (found and found.backend) or "triton")
+
+
+def one_by_one(calls: Calls, requests: Requests) -> Array:
+    """1 for each sequence that is read token by token."""
+    how = calls.choice("kernel")
+    if how == "auto":
+        return (requests.queries == 1) * 1.0
+    return np.full(requests.queries.shape, float(how == "recurrent"))
+
+
+def _lengths(requests: Requests) -> NDArray[Any]:
+    same = requests.most(requests.queries) == requests.least(requests.queries)
+    return np.where(same, "equal", "ragged").astype(object)
+
+
+@dataclass(frozen=True)
+class StateSizes:
+    """The chunked and the recurrent sequences of each call, and their heads; all arrays (calls,).
+
+    A value head has a state of key_dim x value_dim; value heads share key heads.
+    """
+
+    tokens: Array  # of chunked sequences
+    chunks: Array  # of all of them
+    longest: Array  # chunks of the longest sequence
+    sequences: Array  # chunked
+    kept: Array  # of these, with a state that is read at the start and written at the end
+    steps: Array  # recurrent: tokens of all sequences
+    longest_steps: Array
+    recurrent: Array  # sequences
+    keys: Array  # heads
+    values: Array
+    k: Array  # elements of a head
+    v: Array
+    chunk: Array
+    element_bytes: float
+    state_bytes: float  # of one element
+    math: str
+
+    @classmethod
+    def of(
+        cls, calls: Calls, keys: Array, values: Array, k: Array, v: Array, chunk: Array, stateless: Number = 0.0
+    ) -> StateSizes:
+        requests = Requests.of(calls)
+        queries, alone = requests.queries, one_by_one(calls, requests)
+        chunks = (1 - alone) * ceil_div(queries, requests.each(chunk))
+        return cls(
+            tokens=requests.total(queries * (1 - alone)),
+            chunks=requests.total(chunks),
+            longest=requests.most(chunks),
+            sequences=requests.total(1 - alone),
+            kept=requests.total(1 - alone) * (1 - np.asarray(stateless)),
+            steps=requests.total(queries * alone),
+            longest_steps=requests.most(queries * alone),
+            recurrent=requests.total(alone),
+            keys=keys,
+            values=values,
+            k=k,
+            v=v,
+            chunk=chunk,
+            element_bytes=calls.dtype.act_bytes,
+            state_bytes=dtype(calls.choice("state_dtype")).act_bytes,
+            math=calls.dtype.math,
+        )
+
+    @property
+    def state(self) -> Array:
+        """Elements of one head's."""
+        return self.k * self.v
+
+    # bytes of all chunked tokens
+    @property
+    def qk_bytes(self) -> Array:
+        """Queries, or keys."""
+        return self.tokens * self.keys * self.k * self.element_bytes
+
+    @property
+    def wide_bytes(self) -> Array:
+        """Numbers of key_dim a value head and token, as w is."""
+        return self.tokens * self.values * self.k * self.element_bytes
+
+    @property
+    def value_bytes(self) -> Array:
+        return self.tokens * self.values * self.v * self.element_bytes
+
+    @property
+    def gate_bytes(self) -> Array:
+        """One number a value head and token in fp32: beta, or the decay's sum."""
+        return self.tokens * self.values * ACCUMULATOR_BYTES
+
+    @property
+    def square_bytes(self) -> Array:
+        """chunk x chunk numbers for each chunk and value head, in fp32."""
+        return self.tokens * self.values * self.chunk * ACCUMULATOR_BYTES
+
+    @property
+    def kept_state_bytes(self) -> Array:
+        """States of the sequences, in and out."""
+        return 2 * self.kept * self.values * self.state * self.state_bytes
+
+    @property
+    def chunk_state_bytes(self) -> Array:
+        """The state before each chunk, in the format of the activations."""
+        return self.chunks * self.values * self.state * self.element_bytes
+
+
+def recurrent_kernel(
+    gpu: Gpu,
+    sizes: StateSizes,
+    gates: Number = 1.0,
+    beside_bytes: Number = 0.0,
+    beside_flops: Number = 0.0,
+    state_flops: float = STATE_FLOPS,
+) -> Work:
+    """Token by token with the state in registers (fused_recurrent.py): decode, and the check of drafted tokens.
+
+    The state is read once and written after every token, for the check may end at any of them. ``gates``: decays of a
+    value head and token. ``beside``: bytes and FLOPs of what the same kernel does around it.
+    """
+    block = np.minimum(_DECODE_BLOCK, sizes.v)
+    blocks = ceil_div(sizes.v, block)
+    states = (sizes.recurrent + sizes.steps) * sizes.values * sizes.state
+    head_tokens = sizes.steps * sizes.values
+    work = vector_kernel(
+        gpu,
+        tasks=sizes.recurrent * sizes.values * blocks,
+        threads=float(gpu.warp_threads),
+        moved_bytes=sizes.steps * (2 * sizes.keys * sizes.k + 2 * sizes.values * sizes.v) * sizes.element_bytes
+        + head_tokens * (gates - 1) * sizes.element_bytes,
+        again_bytes=head_tokens * blocks * 2 * sizes.k * sizes.element_bytes,  # q, k for each block
+        streamed_bytes=states * sizes.state_bytes + beside_bytes,
+        flops=state_flops * head_tokens * sizes.state + beside_flops,
+        xu_ops=head_tokens * (4 + gates),  # two norms, two gates; the decay
+        converted=states if sizes.state_bytes < ACCUMULATOR_BYTES else 0.0,
+        registers=np.minimum(255.0, 64.0 + sizes.k * block / gpu.warp_threads),
+        steps=np.maximum(1.0, sizes.longest_steps),
+        runs=sizes.recurrent > 0,
+    )
+    longest = np.maximum(1.0, sizes.longest_steps * sizes.recurrent / np.maximum(sizes.steps, 1.0))
+    return replace(work, longest=longest, step_cycles=_TOKEN_CYCLES, task_cycles=TASK_CYCLES)

@@ -1,0 +1,94 @@
+"""mhc_pre and mhc_post: DeepSeek-V4's manifold-constrained hyper-connections, around attention and feed-forward part.
+
+Instead of one residual stream a token has ``mult`` of them. Before a block, one row of all streams is projected to
+mult (how much of each stream goes in), mult (how much of the result goes to each) and mult x mult numbers (how streams
+mix), the last made doubly stochastic by Sinkhorn's iterations; the streams are added up to the block's input. Behind it
+the result is added to the mixed streams.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from kernelcast.hardware import Gpu
+from kernelcast.ops.base import Calls, Kernel, size
+from kernelcast.ops.gemm import matmul_work
+from kernelcast.ops.vector import ACCUMULATOR_BYTES, row_threads, vector_kernel
+from kernelcast.ops.work import Array, Works
+
+_ITERATIONS = 20.0  # of Sinkhorn, rows and columns in turn (DeepSeek-V4's configuration)
+
+
+class _HyperConnection(Kernel):
+    """Parameters of both."""
+
+    family = "mhc"
+    dtypes = ("bf16", "fp16")
+    grows = "tokens"
+    of_model = ("hidden", "mult")
+    examples = ({"tokens": 1024, "hidden": 7168},)
+
+    tokens: int = size("tokens")
+    hidden: int = size("model width: of one stream")
+    mult: int = size("residual streams", default=4, high=64)
+
+    @classmethod
+    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+        rows = calls["tokens"] / gpu.sm_count
+        left = np.ceil(rows) / rows  # rounds of SMs that are not full
+        sizes = {f"log_{name}": np.log2(calls[name]) for name in ("tokens", "hidden", "mult")}
+        return sizes | {"log_left": np.log2(left)}
+
+
+def _numbers(mult: Array) -> Array:
+    """What the projection makes of a token: into the block, out of it, and from stream to stream."""
+    return mult * (mult + 2)
+
+
+class HyperConnectionPre(_HyperConnection):
+    """Streams to a block's input: the projection, Sinkhorn, the weighted sum. The streams are read twice."""
+
+    op = "mhc_pre"
+
+    @classmethod
+    def work(cls, calls: Calls, gpu: Gpu) -> Works:
+        tokens, hidden, mult = calls["tokens"], calls["hidden"], calls["mult"]
+        kind, made, width = calls.dtype, _numbers(mult), mult * hidden
+        # The row's norm is a factor behind the product, and comes out of the same pass.
+        projection = matmul_work(gpu, kind, tokens, made, width)
+        mixing = mult * mult
+        mix = vector_kernel(
+            gpu,
+            tasks=tokens,
+            threads=row_threads(gpu, hidden),
+            moved_bytes=tokens * ((mult + 1) * hidden * kind.act_bytes + 2 * made * ACCUMULATOR_BYTES),
+            flops=tokens * (2 * width + 4 * _ITERATIONS * mixing),
+            xu_ops=tokens * (made + 2 * _ITERATIONS * mult),  # sigmoids and exponentials, then reciprocals of sums
+            converted=tokens * (width + hidden),
+            steps=2 * _ITERATIONS,  # a row's sum waits for the columns', and so on
+        )
+        return projection, replace(mix, tile={"rows": tokens})
+
+
+class HyperConnectionPost(_HyperConnection):
+    """A block's result to the streams: each is mixed from all and takes its part of the result."""
+
+    op = "mhc_post"
+
+    @classmethod
+    def work(cls, calls: Calls, gpu: Gpu) -> Works:
+        tokens, hidden, mult = calls["tokens"], calls["hidden"], calls["mult"]
+        elements = tokens * hidden
+        work = vector_kernel(
+            gpu,
+            tasks=tokens,
+            threads=row_threads(gpu, hidden),
+            # the result and the streams in, the streams out, and the token's numbers
+            moved_bytes=elements * (1 + 2 * mult) * calls.dtype.act_bytes
+            + tokens * mult * (mult + 1) * ACCUMULATOR_BYTES,
+            flops=elements * 2 * mult * (mult + 1),
+            converted=elements * (1 + 2 * mult),
+        )
+        return (replace(work, tile={"rows": tokens}),)

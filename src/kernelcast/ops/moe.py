@@ -1,0 +1,260 @@
+"""moe: a mixture-of-experts layer as serving engines run it: route, sort by expert, two grouped GEMMs, add up.
+
+Tokens are sorted by expert and each expert's rows are padded to a multiple of block_m, so a GEMM has
+sum over experts of ceil(rows / block_m) row blocks, times ceil(n / block_n). How tokens spread over experts
+decides the padding and, for few tokens, how many experts are read at all. ``routing`` says how: balanced (the
+default, and what public benchmarks measure) deals rows out evenly; random draws each token's experts by chance, as
+a trained router about does. ``skew`` above 0 is neither: a power law (1.01 and 1.2 were measured). Of several ranks it
+is the busiest that is asked about (``routing.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernelcast.hardware import Gpu
+from kernelcast.ops.base import Calls, Conflicts, Others, Words, choice, conflict, flag, real, size
+from kernelcast.ops.dtypes import DType
+from kernelcast.ops.grouped import Blocks, GroupedKernel, grouped_gemm
+from kernelcast.ops.quantize import quantised_rows
+from kernelcast.ops.routing import ROUTINGS, Routing
+from kernelcast.ops.which import stack_backend
+from kernelcast.ops.work import Array, Number, Work, Works, axis, ceil_div
+
+# (block_m, block_n, warps): the default rules and the tuned files of vLLM and SGLang draw from these.
+BLOCKS = ((16, 32, 4), (16, 128, 4), (32, 128, 4), (64, 64, 4), (64, 128, 4), (128, 128, 8), (128, 256, 8))
+_MILD = 1.01  # the least skew that public campaigns measured
+# Experts behind an exchange, which brings each rank the tokens that have an expert there (wide expert parallelism):
+# DeepGEMM on rows that are sorted first (SGLang's prefill) or lie in a slab an expert (its decode), TensorRT-LLM's
+# CUTLASS.
+SENT = ("deepep_contiguous", "deepep_masked", "wideep_cutlass")
+_BACKENDS = ("triton", "cutlass", "trtllm", "deepgemm", "marlin", *SENT)
+
+
+_FULL_ROWS = 16.0  # of each expert, from which on skew was measured to be slower, seldom faster
+MEASURED_SKEWS = (1.01, 1.2)
+_CHANCE = 1e-9  # more uneven than rows dealt out, less than the mildest skew
+
+
+class Moe(GroupedKernel):
+    """A fused mixture-of-experts layer on one rank of tp x ep: hidden, inter and experts are the whole model's."""
+
+    op = "moe"
+    dtypes = (*GroupedKernel.dtypes, "int8_wo", "mxfp4", "mxfp4_fp8")
+    examples = (
+        {"tokens": 1024, "hidden": 4096, "inter": 14336, "experts": 8, "topk": 2},
+        {"tokens": 64, "hidden": 2048, "inter": 768, "experts": 128, "topk": 8, "block_m": 16, "block_n": 64,
+         "block_k": 128},
+    )  # fmt: skip
+
+    grows = "tokens"
+    of_model = ("hidden", "inter", "experts", "topk", "gated")
+
+    tokens: int = size("tokens that enter the layer")
+    hidden: int = size("model width")
+    inter: int = size("width of one expert, before cutting by tp")
+    experts: int = size("experts, before cutting by ep", high=65536)
+    topk: int = size("experts a token goes to", high=65536)
+    tp: int = size("tensor-parallel ranks: each holds inter / tp", default=1, high=65536)
+    ep: int = size("expert-parallel ranks: each holds experts / ep", default=1, high=65536)
+    skew: float = real("0: by routing; else the exponent of the power law of tokens an expert", default=0.0, high=10.0)
+    routing: str | None = choice("how tokens choose experts without skew: balanced or random", ROUTINGS, default=None)
+    gated: bool = flag("gate and up projections (SwiGLU) rather than one", default=True)
+    slots: int | None = size("experts with the spare copies of hot ones, default: experts", default=None, high=65536)
+    eplb: bool = flag("slots placed by load (EPLB)", default=False)
+    received: int | None = size("tokens that an exchange brings a rank, default: expected", default=None)
+    backend: str | None = choice("library, default: the usual one of the stack", _BACKENDS, default=None)
+
+    @classmethod
+    def kinds(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
+        even = calls.choice("routing") or "balanced"
+        return {**super().kinds(calls), "routing": np.where(calls["skew"] > 0, "skewed", even).astype(object)}
+
+    @classmethod
+    def usual(cls, words: Words, gpu: Gpu) -> dict[str, str | None]:
+        return {**words, "backend": words["backend"] or stack_backend(cls.op, words, gpu)}
+
+    @classmethod
+    def sizes(cls, calls: Calls) -> Mapping[str, Array]:
+        """Chance as what it is answered as."""
+        found = super().sizes(calls)
+        return {**found, "skew": _alike(calls)} if calls.choice("routing") == "random" else found
+
+    @classmethod
+    def spoken(cls, calls: Calls, words: Words) -> Calls:
+        """Chance was not measured: it is answered as what is most like it, times the ratio of physics."""
+        found = super().spoken(calls, words)
+        if calls.choice("routing") != "random" or found.choice("routing") == "random":
+            return found
+        return replace(found, numbers={**found.numbers, "skew": _alike(calls)})
+
+    @classmethod
+    def conflicts(cls, calls: Calls) -> Conflicts:
+        held = {**calls.numbers, "experts": calls.given("slots", calls["experts"])}
+        for whole, parts in (("inter", "tp"), ("experts", "ep")):
+            uneven = np.mod(held[whole], calls[parts]) != 0
+            text = f"{whole} {{{whole}:g}} cannot be cut into {parts} {{{parts}:g}} equal parts"
+            if found := conflict(uneven, text, held):
+                return found
+        few = calls["slots"] < calls["experts"]
+        if found := conflict(few, "slots {slots:g} are fewer than experts {experts:g}", calls.numbers):
+            return found
+        return super().conflicts(calls)
+
+    @classmethod
+    def no_less_than(cls, calls: Calls) -> Others:
+        """Where every expert has rows enough, more uneven ones take no less: the busiest decides. With few rows skew is
+        faster, and was measured so: fewer experts are read."""
+        by_chance = calls.choice("routing") == "random"
+        uneven = np.maximum(calls["skew"], _CHANCE) if by_chance else calls["skew"]
+        return [cls._skewed(calls, less, uneven > less) for less in (0.0, *MEASURED_SKEWS) if (uneven > less).any()]
+
+    @classmethod
+    def no_more_than(cls, calls: Calls) -> Others:
+        """Chance alone is less uneven than the mildest skew that was measured."""
+        mild = calls["skew"] == 0
+        by_chance = calls.choice("routing") == "random" and mild.any()
+        return [cls._skewed(calls, MEASURED_SKEWS[0], mild)] if by_chance else []
+
+    @staticmethod
+    def _skewed(calls: Calls, skew: float, where: NDArray[np.bool_]) -> tuple[NDArray[np.intp], Calls]:
+        """The calls of these with this skew, as far as every expert has rows enough."""
+        full = calls["tokens"] * calls["topk"] >= _FULL_ROWS * calls["experts"]
+        rows = np.flatnonzero(full & where)
+        other = calls.take(rows)
+        numbers = {**other.numbers, "skew": np.full(len(rows), skew)}
+        return rows, replace(other, numbers=numbers, choices={**other.choices, "routing": None})
+
+    @classmethod
+    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+        layer = _Layer.of(calls)
+        sizes = {
+            "log_tokens": layer.tokens, "log_hidden": layer.hidden, "log_inter": layer.inter,
+            "log_experts": layer.experts,
+            "log_topk": calls["topk"], "log_ep": calls["ep"], "log_tp": calls["tp"], "log_active": layer.active(),
+            "log_rows": layer.pairs / layer.experts + 1e-3, "log_seen": layer.seen,
+            "log_uneven": layer.pairs / layer.mean_pairs,
+        }  # fmt: skip
+        found = {name: np.log2(value) for name, value in sizes.items()}
+        return found | {name: calls[name] for name in ("skew", "gated", "eplb")}
+
+    @classmethod
+    def work(cls, calls: Calls, gpu: Gpu) -> Works:
+        kind, layer, tile = calls.dtype, _Layer.of(calls), _tile(calls)
+        up = layer.inter * (1 + calls["gated"])
+        blocks, active, rows = layer.blocks(tile.block_m), layer.active(), np.minimum(layer.seen, layer.pairs)
+        first, second = (
+            grouped_gemm(gpu, tile, n, k, blocks=blocks, active=active, rows=rows, pairs=layer.pairs)
+            for n, k in ((up, layer.hidden), (layer.hidden, layer.inter))
+        )
+        if layer.backend == "deepep_masked":  # rows come sorted and narrow, and are added up on their way back
+            return first, _activation(layer, up), second
+        if layer.backend == "deepep_contiguous":
+            return _sort(layer, kind), first, _activation(layer, up), second, _add_up(layer)
+        if kind.act_bytes >= 2:
+            return _route(layer), first, _activation(layer, up), second, _add_up(layer)
+        inputs = quantised_rows(gpu, kind, np.ceil(layer.seen), layer.hidden)
+        hidden = quantised_rows(gpu, kind, np.ceil(layer.around), layer.inter)
+        return _route(layer), inputs, first, _activation(layer, up), hidden, second, _add_up(layer)
+
+
+def _alike(calls: Calls) -> Array:
+    """The measured skew that drawing experts by chance is most like. On one rank the mildest power law: rows end within
+    a block, which they do not where they are dealt out evenly (public campaigns: 6 to 11% between the two at 128 to
+    512 rows an expert, half of what padding alone makes). Of several the busiest has little more than its share: none.
+    """
+    alone = np.where(calls["ep"] > 1, 0.0, _MILD)
+    return np.where(calls["skew"] > 0, calls["skew"], alone)
+
+
+def _tile(calls: Calls) -> Blocks:
+    """The config where one is given, else the candidates; sorted rows are padded to 128 for DeepGEMM."""
+    sorted_rows = calls.choice("backend") == "deepep_contiguous"
+    block_m, block_n, warps = (axis([b[i] for b in BLOCKS if b[0] >= 128 or not sorted_rows]) for i in range(3))
+    return Blocks(
+        kind=calls.dtype,
+        block_m=calls.given("block_m", block_m),
+        block_n=calls.given("block_n", block_n),
+        block_k=calls.given("block_k", 128.0 if calls.dtype.act_bytes <= 1.1 else 64.0),
+        warps=calls.given("warps", warps),
+        stages=calls.given("stages", 3.0),
+    )
+
+
+@dataclass(frozen=True)
+class _Layer(Routing):
+    """What the busiest rank holds and is sent."""
+
+    hidden: Array = field(kw_only=True)
+    inter: Array = field(kw_only=True)
+    backend: str | None = field(kw_only=True)
+    given: Array = field(kw_only=True)  # tokens that reach it, where that is known
+
+    @classmethod
+    def of(cls, calls: Calls) -> _Layer:
+        slots = calls.given("slots", calls["experts"])
+        return cls(
+            calls["tokens"], calls["topk"], slots / calls["ep"], calls["ep"], calls["skew"],
+            calls.choice("routing") == "random", slots - calls["experts"], calls["eplb"],
+            hidden=calls["hidden"], inter=calls["inter"] / calls["tp"], backend=calls.choice("backend"),
+            given=calls["received"],
+        )  # fmt: skip
+
+    @property
+    def around(self) -> Array:
+        """Pairs that the kernels around the GEMMs walk: Triton's those of other ranks too; the others sort them out."""
+        return self.tokens * self.topk if self.backend == "triton" else self.pairs
+
+    @property
+    def seen(self) -> Array:
+        """Tokens that they walk: all, unless an exchange brings those that have an expert here."""
+        if self.backend not in SENT:
+            return self.tokens
+        return np.where(np.isnan(self.given), self.received, self.given)
+
+
+def _route(layer: _Layer) -> Work:
+    """Top-k of the router's scores, and the sort of pairs by expert: two small kernels."""
+    moved = layer.seen * layer.experts * 4 + layer.around * 16
+    return Work(
+        tasks=ceil_div(layer.seen, 4),
+        xu_ops=4 * layer.experts,
+        l2_bytes=moved / ceil_div(layer.seen, 4),
+        activation_bytes=moved,
+        launches=2.0,
+    )
+
+
+def _sort(layer: _Layer, kind: DType) -> Work:
+    """Rows that an exchange brought, copied to the places of their experts."""
+    row_bytes = layer.hidden * kind.act_bytes
+    return _row_pass(layer.seen, row_bytes * (1 + layer.pairs / layer.seen), flops=np.zeros(1))
+
+
+def _activation(layer: _Layer, up: Array) -> Work:
+    """SiLU of the gate times the rest: one row a CTA."""
+    return _row_pass(layer.around, (up + layer.inter) * 2.0, flops=4 * layer.inter, xu_ops=2 * layer.inter)
+
+
+def _add_up(layer: _Layer) -> Work:
+    """Weighted sum of each token's experts."""
+    per_token = layer.around / layer.seen
+    return _row_pass(layer.seen, (per_token + 1) * layer.hidden * 2.0, flops=2 * per_token * layer.hidden)
+
+
+def _row_pass(rows: Array, row_bytes: Array, flops: Array, xu_ops: Number = 0.0) -> Work:
+    return Work(
+        tasks=np.ceil(rows),
+        fma_flops=flops,
+        xu_ops=xu_ops,
+        l2_bytes=row_bytes,
+        activation_bytes=rows * row_bytes,
+        threads=256.0,
+        registers_per_thread=32.0,
+        useful_flops=rows * flops,
+    )

@@ -1,0 +1,202 @@
+"""adamw and sgd: PyTorch's fused optimizers, one pass over all parameters (MultiTensorApply.cuh)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernelcast.hardware import Gpu
+from kernelcast.ops.base import Calls, Words, choice, flag, grain, size
+from kernelcast.ops.dtypes import dtype
+from kernelcast.ops.vector import ACCUMULATOR_BYTES, VECTOR_DTYPES, MemoryKernel, vector_kernel
+from kernelcast.ops.work import Array, Number, Work, Works, ceil_div
+
+CHUNK = 65536.0  # kChunkSize: elements of a CTA
+THREADS = 512.0  # kBlockSize
+VECTOR = 4.0  # kILP: elements of one load
+# What the 4 KB of arguments of one launch name (depth_to_max_blocks, depth_to_max_tensors): so few CTAs that some SMs
+# have three and others two. PyTorch 2.11 with CUDA 13 launches 387 times for 8.1e9 parameters: 320 chunks each.
+LAUNCH_CHUNKS = 320.0
+# A CTA walks its chunk in steps of 2,048 elements: loads, arithmetic, stores, and only then the next loads.
+STEP_CYCLES, _ADAM_STEP_CYCLES = 1000.0, 2000.0
+# Threads ask for four numbers at a time: of 16 bits only 8 bytes. However many CTAs run, our H200 moves 1.8 to 2.4 TB/s
+# of them, and 3.8 of fp32: as if L2 gave them three times.
+NARROW_AGAIN = 2.0
+LAUNCH_TENSORS = (110.0, 64.0, 48.0, 36.0)  # with 1, 2, 3 or 4 lists of them: parameters, gradients, states
+
+
+class MultiTensorKernel(MemoryKernel):
+    """A CTA a chunk of a tensor."""
+
+    family = "multi_tensor"
+
+    elements: int = size("numbers of all tensors of a list", high=1 << 42)
+    tensors: int = size("tensors that they are in", default=1)
+    chunks: int | None = size("pieces of 65,536 numbers or less; default: of equal tensors", default=None)
+
+    @classmethod
+    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+        """How many, how full the chunks are, and how the CTAs of a launch fall onto the SMs."""
+        elements, tensors, pieces = calls["elements"], calls["tensors"], chunks_of(calls)
+        in_launch = pieces / launches_of(tensors, pieces, LAUNCH_TENSORS[1])
+        return {
+            "log_elements": np.log2(elements),
+            "log_tensors": np.log2(tensors),
+            "log_chunks": np.log2(pieces),
+            "log_full": np.log2(elements / (pieces * CHUNK)),
+            "in_launch": np.log2(in_launch / gpu.sm_count),
+            "uneven": np.log2(ceil_div(in_launch, gpu.sm_count) * gpu.sm_count / in_launch),
+            "unaligned": unaligned(calls),
+            "line_grain": _line_grain(calls),
+        }
+
+
+def chunks_of(calls: Calls) -> Array:
+    """CTAs of all launches."""
+    equal = calls["tensors"] * ceil_div(calls["elements"], calls["tensors"] * CHUNK)
+    return np.maximum(calls.given("chunks", equal), ceil_div(calls["elements"], CHUNK))
+
+
+def launches_of(tensors: Array, chunks: Array, most_tensors: Number) -> Array:
+    return np.maximum(ceil_div(tensors, most_tensors), ceil_div(chunks, LAUNCH_CHUNKS))
+
+
+def _update(
+    gpu: Gpu,
+    calls: Calls,
+    *,
+    launch_tensors: Number,
+    own: Number,
+    states: float = 0.0,
+    state_bytes: float = 0.0,
+    flops: Number,
+    xu_ops: float = 0.0,
+    step_cycles: float = STEP_CYCLES,
+) -> Work:
+    """For each parameter ``own`` numbers of its format move and ``states`` others, in loads and stores of four."""
+    elements, tensors, own_bytes = calls["elements"], calls["tensors"], calls.dtype.act_bytes
+    chunks = chunks_of(calls)
+    update = vector_kernel(
+        gpu,
+        tasks=chunks,
+        threads=THREADS,
+        moved_bytes=elements * (own * own_bytes + states * state_bytes),
+        flops=flops * elements,
+        xu_ops=xu_ops * elements,
+        converted=elements * (own * (own_bytes < 4) + states * (state_bytes < 4)),
+        warp_instructions=(own + states) * elements / VECTOR / gpu.warp_threads,
+        again_bytes=again_bytes(calls, elements * own * own_bytes, own_bytes)
+        + again_bytes(calls, elements * states * state_bytes, state_bytes),
+        registers=48.0,
+        steps=ceil_div(np.minimum(elements / tensors, CHUNK), THREADS * VECTOR),
+        launches=launches_of(tensors, chunks, launch_tensors),
+    )
+    return walked(gpu, update, step_cycles)
+
+
+def unaligned(calls: Calls) -> Array:
+    """1 where threads take numbers one by one: sizes that are no multiple of four."""
+    return np.where(_apart(calls), 0.0, np.mod(_each(calls), VECTOR) > 0)
+
+
+def _line_grain(calls: Calls) -> Array:
+    """log2 of the bytes that starts of tensors are multiples of, up to a line of 128: an access that lies across lines
+    takes one more."""
+    return np.where(_apart(calls), grain(np.full(calls.count, 128.0)), grain(_each(calls) * calls.dtype.act_bytes))
+
+
+def _each(calls: Calls) -> Array:
+    return np.floor(calls["elements"] / calls["tensors"])
+
+
+def _apart(calls: Calls) -> NDArray[np.bool_]:
+    """Tensors that have memory of their own, as a model's, whose chunks are told; equal ones lie end to end."""
+    return ~np.isnan(calls["chunks"]) | (calls["tensors"] == 1)
+
+
+def again_bytes(calls: Calls, moved_bytes: Array, number_bytes: float) -> Array:
+    """What narrow accesses take of L2 beside the bytes that they move."""
+    return moved_bytes * ((NARROW_AGAIN if number_bytes < ACCUMULATOR_BYTES else 0.0) + unaligned(calls))
+
+
+def walked(gpu: Gpu, work: Work, step_cycles: float = STEP_CYCLES) -> Work:
+    """With the time that CTAs take to walk their chunks. Launches follow one another: each has rounds of its own, and
+    SMs that have more of its CTAs than others."""
+    threads, registers = np.asarray(work.threads), np.asarray(work.registers_per_thread)
+    resident = np.minimum(gpu.max_threads_per_sm // threads, gpu.registers_per_sm // (threads * registers))
+    slots, tasks, launches = gpu.sm_count * resident, np.asarray(work.tasks), np.maximum(work.launches, 1.0)
+    again = launches * ceil_div(tasks / launches, slots) / np.maximum(1.0, ceil_div(tasks, slots))
+    uneven = launches * ceil_div(tasks / launches, gpu.sm_count) / np.maximum(1.0, ceil_div(tasks, gpu.sm_count))
+    return replace(
+        work,
+        other_warp_instructions=np.asarray(work.other_warp_instructions) * uneven,
+        step_cycles=step_cycles,
+        mean_steps=np.asarray(work.serial_steps) * again,
+    )
+
+
+class Adamw(MultiTensorKernel):
+    """Fused AdamW step: reads parameters, gradients and both moments, writes parameters and moments.
+
+    A small kernel counts the steps of all tensors first. ``dtype`` is that of parameters and gradients.
+    """
+
+    op = "adamw"
+    examples = (
+        {"elements": 1235814400, "tensors": 146, "state_dtype": "fp32"},
+        {"elements": 16777216, "dtype": "fp32"},
+    )
+
+    state_dtype: str | None = choice("number format of the moments; not given: dtype", VECTOR_DTYPES, default=None)
+
+    @classmethod
+    def usual(cls, words: Words, gpu: Gpu) -> dict[str, str | None]:
+        return {**words, "state_dtype": words["state_dtype"] or words["dtype"]}
+
+    @classmethod
+    def work(cls, calls: Calls, gpu: Gpu) -> Works:
+        tensors = calls["tensors"]
+        steps = vector_kernel(
+            gpu,
+            tasks=tensors,
+            threads=THREADS,
+            moved_bytes=2 * tensors * ACCUMULATOR_BYTES,
+            flops=tensors,
+            launches=ceil_div(tensors, LAUNCH_TENSORS[0]),
+        )
+        update = _update(
+            gpu,
+            calls,
+            launch_tensors=LAUNCH_TENSORS[3],
+            own=3.0,
+            states=4.0,
+            state_bytes=dtype(calls.choice("state_dtype") or calls.choice("dtype")).act_bytes,
+            # decay 1; moments 3 and 4; a root 6, two quotients 8 each, ε, step size and difference 3
+            flops=33.0,
+            xu_ops=3.0,
+            step_cycles=_ADAM_STEP_CYCLES,
+        )
+        return steps, update
+
+
+class Sgd(MultiTensorKernel):
+    """Fused SGD step: reads parameters and gradients, writes parameters; with momentum its buffer too."""
+
+    op = "sgd"
+    examples = ({"elements": 25557032, "tensors": 161, "momentum": True, "dtype": "fp32"}, {"elements": 25557032})
+
+    momentum: bool = flag("keep a running mean of the gradients", default=False)
+
+    @classmethod
+    def work(cls, calls: Calls, gpu: Gpu) -> Works:
+        momentum = calls["momentum"]
+        update = _update(
+            gpu,
+            calls,
+            launch_tensors=np.where(momentum > 0, LAUNCH_TENSORS[2], LAUNCH_TENSORS[1]),
+            own=3 + 2 * momentum,
+            flops=2 + 2 * momentum,
+        )
+        return (update,)

@@ -1,0 +1,216 @@
+"""reduce_sum and argmax, cut into CTAs as PyTorch's Reduce.cuh (setReduceConfig) does it; nll_loss; and cumsum.
+
+Cross-entropy is log_softmax and nll_loss: the mean of one element of each row, negated.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernelcast.hardware import Gpu
+from kernelcast.ops.base import Calls, choice, size
+from kernelcast.ops.vector import (
+    ACCUMULATOR_BYTES,
+    INDEX_BYTES,
+    MAX_THREADS,
+    SECTOR_BYTES,
+    WAVEFRONT_BYTES,
+    MemoryKernel,
+    block_reduction,
+    vector_kernel,
+)
+from kernelcast.ops.work import Array, Number, Work, Works, ceil_div
+
+_THREADS = 512.0  # MAX_NUM_THREADS
+_VECTOR = 4.0  # vt0: neighbours that a thread takes at once, of the inputs or of the outputs
+_VECTOR_FROM = 128.0  # shorter rows are read one element at a time
+_WARP_VALUES, _SPLIT_VALUES = 16.0, 256.0  # values a thread from which warps, and CTAs, share an output
+_LOSS_ROWS_PER_THREAD = 16.0  # nll_loss_threads: the power of two nearest to rows / 16, from 32 to 1024
+_SCAN_THREADS = 512.0  # of a CTA of cumsum (ScanUtils.cuh), shared by rows when they are short
+_FEWEST, _MOST = 16.0, 512.0  # threads of a row there
+# One row alone goes to cub::DeviceScan: 128 threads of about 15 elements, one pass with look-back.
+_ONE_ROW_THREADS, _ONE_ROW_ELEMENTS = 128.0, 1920.0
+
+
+def _plan(gpu: Gpu, reduced: Array, outputs: Array, *, neighbours: bool) -> tuple[Array, Array, Array, Array]:
+    """(CTAs that share an output, all CTAs, threads of one, values of a thread). ``neighbours``: the numbers that are
+    added lie side by side; else the outputs do."""
+    if neighbours:
+        vector = np.ones_like(reduced)
+        wide, high = np.where(reduced >= _VECTOR_FROM, np.floor(reduced / _VECTOR), reduced), outputs
+    else:
+        vector = np.where(np.mod(outputs, _VECTOR) == 0, _VECTOR, 1.0)
+        wide, high = outputs / vector, reduced
+    most = _THREADS / vector
+    width = np.minimum(_power_below(wide), gpu.warp_threads)
+    height = np.minimum(_power_below(high), most / width)
+    width = np.minimum(_power_below(wide), most / height)
+    values = ceil_div(reduced, width) if neighbours else reduced
+    together = (values >= _WARP_VALUES * height) | (values >= _SPLIT_VALUES)  # the warps of a CTA share an output
+    values = np.where(together, ceil_div(values, height), values)
+    each = np.where(together, 1.0, height) * (1.0 if neighbours else width * vector)
+    grid = ceil_div(outputs, each)
+    target = gpu.sm_count * np.floor(gpu.max_threads_per_sm / (width * height))
+    shared = np.maximum(
+        np.minimum(ceil_div(target, grid), ceil_div(values, _WARP_VALUES)), ceil_div(values, _SPLIT_VALUES)
+    )
+    ctas = np.where(together & (values >= _SPLIT_VALUES) & (grid <= target), shared, 1.0)
+    return ctas, grid * ctas, width * height, ceil_div(values, ctas)
+
+
+def _power_below(count: Array) -> Array:
+    return 2 ** np.floor(np.log2(np.maximum(count, 1.0)))
+
+
+def reduction(
+    gpu: Gpu,
+    reduced: Array,
+    outputs: Array,
+    element_bytes: float,
+    *,
+    neighbours: bool = False,
+    output_bytes: float | None = None,
+    flops: float = 1.0,
+    launches: Number = 1.0,
+    runs: NDArray[np.bool_] | bool = True,
+) -> Work:
+    """``outputs`` numbers, each made of ``reduced``; CTAs that share an output pass parts through memory.
+
+    As it stands, column sums in the format of the input: how partial gradients and those of grouped heads are added up.
+    """
+    ctas, tasks, threads, values = _plan(gpu, reduced, outputs, neighbours=neighbours)
+    elements, warped = reduced * outputs, np.maximum(threads, gpu.warp_threads)
+    smem_bytes, instructions = block_reduction(gpu, warped)
+    return vector_kernel(
+        gpu,
+        tasks=tasks,
+        threads=warped,
+        moved_bytes=elements * element_bytes + outputs * (output_bytes or element_bytes),
+        again_bytes=np.where(ctas > 1, 2 * ctas * outputs * ACCUMULATOR_BYTES, 0.0),  # parts, written and read
+        flops=flops * elements,
+        converted=elements if element_bytes < 4 else 0.0,
+        smem_bytes=tasks * smem_bytes,
+        warp_instructions=tasks * instructions + elements / _VECTOR / gpu.warp_threads,
+        smem_bytes_per_cta=4 * threads,
+        steps=ceil_div(values, _VECTOR) + 1 + (ctas > 1),
+        launches=launches,
+        runs=runs,
+    )
+
+
+class ReduceSum(MemoryKernel):
+    """Sum over one axis of a matrix: over the rows (a bias gradient) or over the columns."""
+
+    op = "reduce_sum"
+    examples = ({"rows": 8192, "cols": 4096, "axis": "rows"}, {"rows": 8192, "cols": 4096, "axis": "cols"})
+
+    rows: int = size("rows of the input")
+    cols: int = size("columns of the input")
+    axis: str = choice("what is summed away", ("rows", "cols"), default="rows")
+
+    @classmethod
+    def work(cls, calls: Calls, gpu: Gpu) -> Works:
+        rows, cols, element_bytes = calls["rows"], calls["cols"], calls.dtype.act_bytes
+        if calls.choice("axis") == "rows":
+            return (reduction(gpu, rows, cols, element_bytes),)
+        return (reduction(gpu, cols, rows, element_bytes, neighbours=True),)
+
+
+class Argmax(MemoryKernel):
+    """Place of the largest element of each row, as int64 (greedy sampling)."""
+
+    op = "argmax"
+    examples = ({"rows": 64, "cols": 128256},)
+
+    rows: int = size("rows")
+    cols: int = size("columns, searched")
+
+    @classmethod
+    def work(cls, calls: Calls, gpu: Gpu) -> Works:
+        work = reduction(
+            gpu,
+            calls["cols"],
+            calls["rows"],
+            calls.dtype.act_bytes,
+            neighbours=True,
+            output_bytes=INDEX_BYTES,
+            flops=3.0,  # compare; select the value and its place
+        )
+        return (work,)
+
+
+class NllLoss(MemoryKernel):
+    """Negative log-likelihood: gathers the element of each row's class and averages.
+
+    PyTorch runs one CTA, whatever the number of rows (nll_loss_forward_reduce_cuda_kernel_2d).
+    """
+
+    op = "nll_loss"
+    examples = ({"rows": 4096, "cols": 128256},)
+
+    rows: int = size("rows (tokens)")
+    cols: int = size("columns (classes)")
+
+    @classmethod
+    def work(cls, calls: Calls, gpu: Gpu) -> Works:
+        rows, element_bytes = calls["rows"], calls.dtype.act_bytes
+        each = np.maximum(np.floor(rows / _LOSS_ROWS_PER_THREAD), 1.0)
+        threads = np.clip(2 ** np.floor(np.log2(each) + 0.5), gpu.warp_threads, MAX_THREADS)
+        sector_bytes = np.minimum(SECTOR_BYTES, calls["cols"] * element_bytes)
+        smem_bytes, instructions = block_reduction(gpu, threads, 2.0)  # the loss and the weight
+        work = vector_kernel(
+            gpu,
+            tasks=np.ones_like(rows),
+            threads=threads,
+            moved_bytes=rows * (sector_bytes + INDEX_BYTES) + 2 * element_bytes,
+            flops=2 * rows,
+            converted=rows if element_bytes < 4 else 0.0,
+            smem_bytes=smem_bytes,
+            warp_instructions=instructions + 2 * rows / gpu.warp_threads,
+            smem_bytes_per_cta=2 * 4 * threads,
+            steps=2 * ceil_div(rows, threads) + 1,  # the class names the element
+        )
+        return (work,)
+
+
+class Cumsum(MemoryKernel):
+    """Cumulative sum along each row.
+
+    A row's threads take two elements each, add them up in shared memory level by level (Sklansky's scan), and go on to
+    the next piece of the row with its total.
+    """
+
+    op = "cumsum"
+    examples = ({"rows": 4096, "cols": 4096}, {"rows": 1, "cols": 1048576})
+
+    rows: int = size("rows")
+    cols: int = size("columns, added up")
+
+    @classmethod
+    def work(cls, calls: Calls, gpu: Gpu) -> Works:
+        rows, cols = calls["rows"], calls["cols"]
+        element_bytes = calls.dtype.act_bytes
+        alone = rows == 1
+        row_threads = np.clip(2 ** np.ceil(np.log2(np.maximum(cols / 2, 1.0))), _FEWEST, _MOST)
+        pieces = ceil_div(cols, 2 * row_threads)
+        levels = np.log2(row_threads) + 1
+        tasks = np.where(alone, ceil_div(cols, _ONE_ROW_ELEMENTS), ceil_div(rows, _SCAN_THREADS / row_threads))
+        threads = np.where(alone, _ONE_ROW_THREADS, _SCAN_THREADS)
+        warp_steps = tasks * pieces * _SCAN_THREADS / gpu.warp_threads  # warps, each for each piece
+        # Two elements in and two out; at each level two reads and a write.
+        smem_bytes = np.where(alone, 4 * rows * cols * 4, warp_steps * (4 + 3 * levels) * WAVEFRONT_BYTES)
+        work = vector_kernel(
+            gpu,
+            tasks=tasks,
+            threads=threads,
+            moved_bytes=2 * rows * cols * element_bytes,
+            flops=np.where(alone, 2 * cols, rows * cols * levels / 2),  # half of the elements get a sum at each level
+            converted=2 * rows * cols if element_bytes < 4 else 0.0,
+            smem_bytes=smem_bytes,
+            # single elements, in and out; addresses of a level
+            warp_instructions=2 * rows * cols / gpu.warp_threads + np.where(alone, 0.0, 4 * warp_steps * levels),
+            smem_bytes_per_cta=np.where(alone, 4 * _ONE_ROW_ELEMENTS, 2 * _SCAN_THREADS * element_bytes),
+            steps=np.where(alone, 3.0, pieces * levels),
+        )
+        return (work,)

@@ -1,0 +1,160 @@
+"""The requests of an attention call, or the sequences of linear attention: equal or ragged, how long, which heads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernelcast.hardware import Gpu
+from kernelcast.ops.base import Calls, Conflicts, Kernel, conflict, lengths, size
+from kernelcast.ops.work import Array
+
+
+@dataclass(frozen=True)
+class Requests:
+    """The requests of each call, ``copies`` of each entry; equal ones are one entry, ragged ones stand alone."""
+
+    queries: Array
+    keys: Array
+    copies: Array
+    starts: NDArray[np.int64] | None  # first entry of each call; None: entry i is call i
+    call: NDArray[np.int64]  # call of each entry
+
+    @classmethod
+    def of(cls, calls: Calls) -> Requests:
+        """Linear attention has no kv_len: what is already in its state costs nothing, so keys are the queries."""
+        keyed = "kv" if "kv_len" in calls.numbers else "q"
+        if "q_lens" not in calls.lists:
+            return cls(calls["q_len"], calls[f"{keyed}_len"], calls["batch"], None, np.arange(calls.count))
+        queries, keys = calls.lists["q_lens"], calls.lists[f"{keyed}_lens"]
+        rows = np.repeat(np.arange(calls.count), queries.counts)
+        return cls(queries.flat, keys.flat, np.ones_like(queries.flat), queries.starts[:-1], rows)
+
+    @property
+    def count(self) -> Array:
+        return self.total(np.ones(1))
+
+    def total(self, values: Array) -> Array:
+        """Sum over each call's requests, copies counted."""
+        values = np.broadcast_to(values, self.queries.shape) * self.copies
+        return values if self.starts is None else np.add.reduceat(values, self.starts)
+
+    def most(self, values: Array) -> Array:
+        return values if self.starts is None else np.maximum.reduceat(values, self.starts)
+
+    def least(self, values: Array) -> Array:
+        return values if self.starts is None else np.minimum.reduceat(values, self.starts)
+
+    def each(self, values: Array) -> Array:
+        """A value per call, repeated for each of its requests."""
+        return values if self.starts is None else values[self.call]
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Head counts and sizes, one entry a call. ``shared_where``: V is a part of K (MLA's latent)."""
+
+    queries: Array
+    kv: Array
+    qk_dim: Array
+    v_dim: Array
+    shared_where: NDArray[np.bool_] | bool = False
+    most_packed: float = np.inf  # query heads a KV head; with more, every query head walks the keys alone
+
+    @property
+    def kv_dim(self) -> Array:
+        """Numbers a KV head stores for a token."""
+        return self.qk_dim + np.where(self.shared_where, 0.0, self.v_dim)
+
+
+def length_hints(calls: Calls, heads: Heads) -> dict[str, Array]:
+    """Shape of a batch, equal or ragged: how many, how long, how unequal."""
+    requests = Requests.of(calls)
+    mean_keys = requests.total(requests.keys) / requests.count
+    return {
+        "log_requests": np.log2(requests.count),
+        "log_queries": np.log2(requests.total(requests.queries) / requests.count),
+        "log_keys": np.log2(mean_keys),
+        "longest_keys": np.log2(requests.most(requests.keys) / mean_keys),
+        "cached": 1 - requests.total(requests.queries) / requests.total(requests.keys),
+        "log_q_heads": np.log2(heads.queries),
+        "log_kv_heads": np.log2(heads.kv),
+        "log_qk_dim": np.log2(heads.qk_dim),
+        "causal": calls["causal"],
+    }
+
+
+def equal_heads(calls: Calls, most_packed: float = np.inf) -> Heads:
+    """Heads of a call whose keys and values have one size; as many KV heads as query heads where none are given."""
+    return Heads(
+        queries=calls["q_heads"],
+        kv=calls.given("kv_heads", calls["q_heads"]),
+        qk_dim=calls["head_dim"],
+        v_dim=calls["head_dim"],
+        most_packed=most_packed,
+    )
+
+
+def head_conflicts(calls: Calls) -> Conflicts:
+    """Query heads share KV heads evenly."""
+    heads = {"q_heads": calls["q_heads"], "kv_heads": calls.given("kv_heads", calls["q_heads"])}
+    uneven = np.mod(heads["q_heads"], heads["kv_heads"]) != 0
+    return conflict(uneven, "q_heads {q_heads:g} is no multiple of kv_heads {kv_heads:g}", heads)
+
+
+def length_conflicts(calls: Calls, op: str) -> Conflicts:
+    """Either batch, q_len, kv_len or q_lens and kv_lens, and queries that end where the keys end."""
+    every = np.ones(calls.count, dtype=bool)
+    ragged = [name for name in ("q_lens", "kv_lens") if name in calls.lists]
+    scalars = ("batch", "q_len", "kv_len")
+    if len(ragged) == 1:
+        return [(every, f"q_lens and kv_lens go together, only {ragged[0]} is given")]
+    if ragged:
+        both = np.any([~np.isnan(calls[name]) for name in scalars], axis=0)
+        counts = {name: calls.lists[name].counts for name in ragged}
+        broken = conflict(both, "give q_lens and kv_lens, or batch, q_len and kv_len, not both", {}) or conflict(
+            counts["q_lens"] != counts["kv_lens"], "q_lens has {q_lens} requests, kv_lens {kv_lens}", counts
+        )
+    else:
+        missing = (conflict(np.isnan(calls[x]), f"{op} needs {x}, or q_lens and kv_lens", {}) for x in scalars)
+        broken = [found for rule in missing for found in rule]
+    return broken or _late_queries(calls)
+
+
+def _late_queries(calls: Calls) -> Conflicts:
+    """Under a causal mask a request has at least as many keys as queries."""
+    requests = Requests.of(calls)
+    short = requests.each(calls["causal"]) * (requests.queries - requests.keys) > 0
+    text = "causal attention of {queries:g} queries over {keys:g} keys: give kv_len >= q_len"
+    found = conflict(short, text, {"queries": requests.queries, "keys": requests.keys})
+    return [(np.isin(np.arange(calls.count), requests.call[short]), wrong) for _, wrong in found]
+
+
+class SequenceKernel(Kernel):
+    """A family over sequences that have a state, not keys: parameters, rules and hints of their lengths."""
+
+    hinted: ClassVar[tuple[str, ...]]  # other sizes that the learned efficiency is told
+
+    batch: int | None = size("sequences", default=None)
+    q_len: int | None = size("new tokens a sequence", default=None)
+    q_lens: tuple[int, ...] | None = lengths("new tokens of each sequence (ragged batch)", default=None)
+
+    @classmethod
+    def conflicts(cls, calls: Calls) -> Conflicts:
+        given = [~np.isnan(calls[name]) for name in ("batch", "q_len")]
+        wrong = np.any(given, axis=0) if "q_lens" in calls.lists else ~np.all(given, axis=0)
+        return conflict(wrong, "give batch and q_len, or q_lens, and not both", {})
+
+    @classmethod
+    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+        requests = Requests.of(calls)
+        mean = requests.total(requests.queries) / requests.count
+        return {
+            "log_requests": np.log2(requests.count),
+            "log_queries": np.log2(mean),
+            "longest_queries": np.log2(requests.most(requests.queries) / mean),
+            **{f"log_{name}": np.log2(calls[name]) for name in cls.hinted},
+        }

@@ -1,0 +1,259 @@
+"""Ops by an index: gather_elements, scatter, scatter_add, index_add, index (advanced), index_put; PyTorch's kernels.
+
+Indices are taken to be random: they name ``size`` places evenly, and come from DRAM like all else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from kernelcast.hardware import Gpu
+from kernelcast.ops.base import Calls, choice, flag, size
+from kernelcast.ops.indexed import IndexedKernel, distinct, missed, place_bits, radix_sort
+from kernelcast.ops.vector import INDEX_BYTES, SECTOR_BYTES, VECTOR_BYTES, Mask, paced, vector_kernel
+from kernelcast.ops.work import Array, Number, Work, Works, ceil_div
+
+_THREADS = 128.0
+_BURST_BYTES = 64.0  # the least that DRAM hands out
+# Elements of a thread, one after another, each its index and then its place: cycles of both. Our H200 takes 9 us for
+# one CTA and 196 us for the 30 rounds of 64e6 elements that are scattered, 207 for as many that are put by an index.
+_SCATTER_ELEMENTS, _SCATTER_CYCLES = 8.0, 1500.0  # _scatter_gather_elementwise_kernel<128, 8>
+_INDEX_ELEMENTS, _INDEX_CYCLES = 4.0, 2200.0  # index_elementwise_kernel<128, 4>
+_MORE_CYCLES = 1300.0  # for each index more
+_OFFSET_INSTRUCTIONS = 45.0  # of a thread for an element: its place in each tensor, the index checked and applied
+_ADD_INSTRUCTIONS = 200.0  # of index_add, with 64-bit divisions: 483 us for 64e6 elements
+_CHECKS = 11.0  # kernels that find the least and the largest index, check them, and count places up
+_MEAN_STEPS = 4.0  # waits of a warp, of those of one place together
+_REPEAT_CYCLES = 800.0  # of a row that is added to the one before
+_GATHER_THREADS = 256.0  # vectorized_gather_kernel: 16 bytes a thread, a CTA for a piece of a row
+_ADD_THREADS, _ADD_CTAS_PER_SM = 128.0, 8.0  # indexFuncLargeIndex
+AXES = ("rows", "cols")
+
+
+class _ByElement(IndexedKernel):
+    """Parameters of gather and scatter, which have an index for each element (or repeat one along the row)."""
+
+    examples = (
+        {"rows": 100000, "cols": 64, "size": 10000, "expanded": True},
+        {"rows": 4096, "cols": 8, "size": 128, "axis": "cols"},
+    )
+
+    rows: int = size("rows of the index")
+    cols: int = size("columns of the index")
+    size: int = size("places along the axis of the other tensor")
+    axis: str = choice("the axis that the index is of", AXES, default="rows")
+    expanded: bool = flag("one index for a whole row, repeated by a view", default=False)
+
+    @classmethod
+    def _bytes(cls, calls: Calls) -> tuple[Array, Array, Array]:
+        """(of the elements and their indices, of the different sectors that they name, through L2 beyond these)
+
+        An index for each element: neighbours lie apart, and each takes a sector of its own.
+        """
+        elements, element_bytes = calls["rows"] * calls["cols"], calls.dtype.act_bytes
+        whole = calls["expanded"] > 0
+        index = np.where(whole, calls["rows"], elements) * INDEX_BYTES
+        if calls.choice("axis") == "cols":
+            held = calls["rows"] * calls["size"] * element_bytes
+            spread = np.minimum(SECTOR_BYTES, calls["size"] * element_bytes)
+            touched = np.minimum(held, elements * SECTOR_BYTES)
+        else:
+            held = calls["cols"] * calls["size"] * element_bytes
+            spread = np.where(whole, element_bytes, np.minimum(SECTOR_BYTES, calls["size"] * element_bytes))
+            named = distinct(calls["rows"], calls["size"])
+            touched = np.minimum(held, named * calls["cols"] * spread)
+        return index + elements * element_bytes, touched, np.maximum(0.0, elements * spread - touched)
+
+    @classmethod
+    def _refetched(cls, calls: Calls, gpu: Gpu, touched: Array) -> Array:
+        """What is fetched from DRAM again because L2 could not keep it: a burst for each element that is named, or the
+        row."""
+        elements, element_bytes = calls["rows"] * calls["cols"], calls.dtype.act_bytes
+        if calls.choice("axis") == "cols":  # rows are gone through in order
+            return np.zeros_like(elements)
+        each = np.where(calls["expanded"] > 0, element_bytes, np.minimum(_BURST_BYTES, calls["size"] * element_bytes))
+        lost = missed(gpu, elements * each, calls["size"] * calls["cols"] * element_bytes)
+        return np.maximum(0.0, lost - touched)
+
+
+class GatherElements(_ByElement):
+    """Elements picked by an index each (``torch.gather``). One index for a whole row: rows are copied by vectors."""
+
+    op = "gather_elements"
+
+    @classmethod
+    def work(cls, calls: Calls, gpu: Gpu) -> Works:
+        given, touched, again = cls._bytes(calls)
+        whole = (calls["expanded"] > 0) & (np.mod(calls["cols"] * calls.dtype.act_bytes, VECTOR_BYTES) == 0)
+        whole &= calls.choice("axis") == "rows"
+        elements = calls["rows"] * calls["cols"]
+        lost = cls._refetched(calls, gpu, touched)
+        one_by_one = _one_by_one(gpu, elements, given + touched, again, ~whole)
+        by_row = _row_copies(gpu, calls, given + touched, whole)
+        return (replace(one_by_one, refetched_bytes=lost * ~whole), replace(by_row, refetched_bytes=lost * whole))
+
+
+class Scatter(_ByElement):
+    """Elements put to where an index says (``scatter_`` of a tensor)."""
+
+    op = "scatter"
+
+    @classmethod
+    def work(cls, calls: Calls, gpu: Gpu) -> Works:
+        given, touched, again = cls._bytes(calls)
+        work = _one_by_one(gpu, calls["rows"] * calls["cols"], given + touched, again, True)
+        return (replace(work, refetched_bytes=2 * cls._refetched(calls, gpu, touched)),)  # in, and out again
+
+
+class ScatterAdd(_ByElement):
+    """Elements added to where an index says, by atomics in L2 (``scatter_add_``)."""
+
+    op = "scatter_add"
+
+    @classmethod
+    def work(cls, calls: Calls, gpu: Gpu) -> Works:
+        given, touched, again = cls._bytes(calls)
+        work = _one_by_one(gpu, calls["rows"] * calls["cols"], given + 2 * touched, again, True)
+        return (replace(work, refetched_bytes=2 * cls._refetched(calls, gpu, touched)),)
+
+
+def _one_by_one(
+    gpu: Gpu,
+    elements: Array,
+    moved: Array,
+    again: Number,
+    runs: Mask,
+    a_thread: float = _SCATTER_ELEMENTS,
+    cycles: Number = _SCATTER_CYCLES,
+) -> Work:
+    """Elements of a thread one after another, each with its index."""
+    work = vector_kernel(
+        gpu,
+        tasks=ceil_div(elements, _THREADS * a_thread),
+        threads=_THREADS,
+        moved_bytes=moved,
+        again_bytes=again,
+        warp_instructions=_OFFSET_INSTRUCTIONS * elements / gpu.warp_threads,
+        steps=np.minimum(a_thread, ceil_div(elements, _THREADS)),
+        runs=runs,
+    )
+    return paced(work, gpu, cycles)
+
+
+def _row_copies(gpu: Gpu, calls: Calls, moved: Array, runs: Mask) -> Work:
+    """A CTA for each 4 KiB of a row, 16 bytes a thread."""
+    row_bytes = calls["cols"] * calls.dtype.act_bytes
+    pieces = ceil_div(row_bytes, _GATHER_THREADS * VECTOR_BYTES)
+    threads = np.minimum(ceil_div(row_bytes, VECTOR_BYTES * gpu.warp_threads) * gpu.warp_threads, _GATHER_THREADS)
+    work = vector_kernel(
+        gpu,
+        tasks=calls["rows"] * pieces,
+        threads=threads,
+        moved_bytes=moved,
+        again_bytes=calls["rows"] * (pieces - 1) * INDEX_BYTES,
+        registers=24.0,
+        steps=2.0,
+        runs=runs,
+    )
+    return paced(work, gpu)
+
+
+class _ByRow(IndexedKernel):
+    """Parameters of ops whose index names whole rows."""
+
+    examples = ({"rows": 100000, "cols": 64, "size": 10000}, {"rows": 4096, "cols": 1024, "size": 50000})
+
+    rows: int = size("rows named by the index")
+    cols: int = size("columns")
+    size: int = size("rows of the other tensor")
+
+    @classmethod
+    def _bytes(cls, calls: Calls) -> tuple[Array, Array, Array]:
+        """(of the rows, of the different rows that they name, of the index)"""
+        row_bytes = calls["cols"] * calls.dtype.act_bytes
+        sectors = np.where(row_bytes < SECTOR_BYTES, SECTOR_BYTES, row_bytes)
+        named = distinct(calls["rows"], calls["size"]) * sectors
+        touched = np.minimum(named, calls["size"] * row_bytes)
+        return calls["rows"] * row_bytes, touched, calls["rows"] * INDEX_BYTES
+
+
+class Index(_ByRow):
+    """Rows picked by one index or several (``x[i]``, ``x[i, j]``)."""
+
+    op = "index"
+
+    indices: int = size("index tensors, one an axis", default=1, high=8)
+
+    @classmethod
+    def work(cls, calls: Calls, gpu: Gpu) -> Works:
+        whole, touched, index_bytes = cls._bytes(calls)
+        moved = whole + touched + index_bytes * calls["indices"]
+        vectors = (calls["indices"] == 1) & (np.mod(calls["cols"] * calls.dtype.act_bytes, VECTOR_BYTES) == 0)
+        elements = calls["rows"] * calls["cols"]
+        cycles = _INDEX_CYCLES + _MORE_CYCLES * (calls["indices"] - 1)
+        lost = np.maximum(0.0, missed(gpu, whole, calls["size"] * calls["cols"] * calls.dtype.act_bytes) - touched)
+        one_by_one = _one_by_one(gpu, elements, moved, 0.0, ~vectors, _INDEX_ELEMENTS, cycles)
+        by_row = _row_copies(gpu, calls, moved, vectors)
+        return (replace(one_by_one, refetched_bytes=lost * ~vectors), replace(by_row, refetched_bytes=lost * vectors))
+
+
+class IndexAdd(_ByRow):
+    """Rows added to those that an index names, by atomics (``index_add_``; message passing of graph networks)."""
+
+    op = "index_add"
+
+    @classmethod
+    def work(cls, calls: Calls, gpu: Gpu) -> Works:
+        whole, touched, index_bytes = cls._bytes(calls)
+        elements = calls["rows"] * calls["cols"]
+        ctas = np.minimum(ceil_div(elements, _ADD_THREADS), gpu.sm_count * _ADD_CTAS_PER_SM)
+        work = vector_kernel(
+            gpu,
+            tasks=ctas,
+            threads=_ADD_THREADS,
+            moved_bytes=whole + 2 * touched + index_bytes,
+            again_bytes=whole,
+            flops=elements,
+            warp_instructions=_ADD_INSTRUCTIONS * elements / gpu.warp_threads,
+            steps=ceil_div(elements, ctas * _ADD_THREADS),
+        )
+        lost = np.maximum(0.0, missed(gpu, whole, calls["size"] * calls["cols"] * calls.dtype.act_bytes) - touched)
+        return (replace(paced(work, gpu, 100.0), refetched_bytes=2 * lost),)
+
+
+class IndexPut(_ByRow):
+    """Rows put to where an index says (``x[i] = y``), or added there after a sort (the gradient of x[i])."""
+
+    op = "index_put"
+
+    accumulate: bool = flag("rows of equal places are added up, in order", default=False)
+
+    @classmethod
+    def work(cls, calls: Calls, gpu: Gpu) -> Works:
+        whole, touched, index_bytes = cls._bytes(calls)
+        elements, adds = calls["rows"] * calls["cols"], calls["accumulate"] > 0
+        put = _one_by_one(gpu, elements, whole + touched + index_bytes, 0.0, ~adds, _INDEX_ELEMENTS, _INDEX_CYCLES)
+        small = vector_kernel(
+            gpu,
+            tasks=_CHECKS * ceil_div(calls["rows"], 512.0),
+            threads=128.0,
+            moved_bytes=_CHECKS * index_bytes,
+            launches=_CHECKS,
+            runs=adds,
+        )
+        warps = calls["rows"] * ceil_div(calls["cols"], 4.0 * gpu.warp_threads)
+        added = vector_kernel(
+            gpu,
+            tasks=ceil_div(warps, 4.0),
+            threads=128.0,
+            moved_bytes=whole + 2 * touched + 2 * index_bytes,
+            flops=elements,
+            warp_instructions=20 * warps + 8 * elements / gpu.warp_threads,
+            steps=3.0 + np.maximum(1.0, calls["rows"] / calls["size"]),  # rows of one place follow each other
+            runs=adds,
+        )
+        added = replace(paced(added, gpu, _REPEAT_CYCLES), mean_steps=_MEAN_STEPS)  # others find that they are repeats
+        sort = radix_sort(gpu, calls["rows"], INDEX_BYTES, INDEX_BYTES, place_bits(calls["size"]), adds)
+        return (put, small, *sort, added)

@@ -1,0 +1,202 @@
+"""mqa_logits, index_topk, sparse_mla: what sparse attention adds to a layer: scores of all keys, a choice, attention.
+
+DeepSeek's lightning indexer (V3.2, GLM-5; V4 over compressed keys): a token's few dozen index heads multiply one key a
+token in fp8, negative scores become 0, and a weighted sum over the heads is the key's score. Each token attends to the
+keys of the ``topk`` best scores, gathered one by one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from kernelcast.hardware import Gpu
+from kernelcast.ops.attention import OverCache
+from kernelcast.ops.base import Calls, choice, size
+from kernelcast.ops.dtypes import dtype, runs
+from kernelcast.ops.flash import flash_works
+from kernelcast.ops.layer_parts import LAYER_BACKENDS, attention_view, seen_pairs, sixteen_bits
+from kernelcast.ops.requests import Heads, Requests
+from kernelcast.ops.vector import MAX_THREADS, paced, vector_kernel
+from kernelcast.ops.work import Array, Number, Work, Works, ceil_div
+
+_TILE_ROWS, _TILE_KEYS = 128.0, 256.0  # DeepGEMM's smxx_fp8_mqa_logits: rows are tokens times index heads
+_LEAST_ROWS = 64.0  # of a matrix instruction
+_KEY_SCALE_BYTES = 4.0  # fp32, of each key
+SCORE_BYTES = 4.0  # fp32
+_SCORE_FLOPS = 2.0  # of each head: at least 0, times its weight, added
+_TASK_CYCLES = 1500.0  # of a tile: keys from L2, a product of one step, the sum over heads
+WALK_CYCLES = 2000.0  # of such a tile in a walk of DeepGEMM's kernel for keys that lie together: 4 ns a key on an H200
+_SCAN_CYCLES = 300.0  # of a CTA's pass over 4,096 scores: loads, atomics in shared memory
+_SCAN_VALUES = 4.0  # scores of a thread in a pass
+_SCAN_INSTRUCTIONS = 12.0  # of a thread for a score: a digit, a count, and once more when it is gathered
+_CHOSEN_BYTES = 4.0  # int32: the place of a key
+
+
+class SparsePart(OverCache):
+    """What the parts have in common: requests over a cache of which ``compress_ratio`` tokens make one key."""
+
+    family = "sparse_attention"
+    dtypes = ("fp16", "bf16", "fp8")
+    listed_last = ("causal", "page_size", "kv_dtype", "backend")
+    grows = "batch"
+
+    compress_ratio: int = size("tokens that share a key", default=1, high=65536)
+    q_heads: int = size("query heads", default=1, high=65536)
+    backend: str | None = choice("library, default: the usual one on the GPU", LAYER_BACKENDS, default=None)
+
+    @classmethod
+    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+        requests = Requests.of(calls)
+        tokens, keys = (requests.total(x) for x in (requests.queries, requests.keys))
+        return {
+            "log_tokens": np.log2(tokens),
+            "log_requests": np.log2(requests.count),
+            "log_keys": np.log2(keys / requests.count),
+            "cached": 1 - tokens / keys,
+            "log_ratio": np.log2(calls["compress_ratio"]),
+        }
+
+
+class MqaLogits(SparsePart):
+    """Scores of an indexer: for each new token, of every key that it sees."""
+
+    op = "mqa_logits"
+    examples = (
+        {"batch": 1, "q_len": 4096, "kv_len": 4096, "index_heads": 64},
+        {"batch": 64, "q_len": 1, "kv_len": 65536, "index_heads": 64, "compress_ratio": 4},
+    )
+
+    index_heads: int = size("heads of the indexer", default=64, high=4096)
+    index_dim: int = size("size of an index key", default=128, high=4096)
+
+    @classmethod
+    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+        return super().hints(calls, gpu) | {"log_index_heads": np.log2(calls["index_heads"])}
+
+    @classmethod
+    def work(cls, calls: Calls, gpu: Gpu) -> Works:
+        ratio, shape = calls["compress_ratio"], (calls["index_heads"], calls["index_dim"])
+        walk_cycles = np.where(calls["page_size"] == 0, WALK_CYCLES, 0.0)  # pages are split among SMs
+        return (scored(gpu, Requests.of(calls), *shape, ratio, walk_cycles),)
+
+
+class IndexTopk(SparsePart):
+    """Choice of the best-scored keys of each new token; nothing runs where a token sees no more than ``topk``."""
+
+    op = "index_topk"
+    examples = ({"batch": 1, "q_len": 1024, "kv_len": 32768}, {"batch": 64, "q_len": 1, "kv_len": 65536})
+
+    topk: int = size("keys that are chosen", default=2048, high=1 << 20)
+
+    @classmethod
+    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+        return super().hints(calls, gpu) | {"log_topk": np.log2(calls["topk"])}
+
+    @classmethod
+    def work(cls, calls: Calls, gpu: Gpu) -> Works:
+        return (chosen_keys(gpu, Requests.of(calls), calls["topk"], calls["compress_ratio"], calls["causal"]),)
+
+
+class SparseMla(SparsePart):
+    """Attention of each new token to ``topk`` latents of its own choice, and to ``window`` of the last ones."""
+
+    op = "sparse_mla"
+    examples = (
+        {"batch": 1, "q_len": 4096, "kv_len": 4096, "q_heads": 64},
+        {"batch": 64, "q_len": 1, "kv_len": 65536, "q_heads": 64, "topk": 512, "compress_ratio": 128, "window": 128},
+    )
+
+    topk: int = size("keys that are chosen, 0: all", default=2048, low=0, high=1 << 20)
+    window: int = size("last tokens that are attended to as they are", default=0, low=0)
+    kv_rank: int = size("size of the latent, which is the value", default=512, high=65536)
+    rope_dim: int = size("rotary part of a key beside the latent", default=64, low=0, high=4096)
+
+    @classmethod
+    def heads(cls, calls: Calls) -> Heads:
+        qk_dim = calls["kv_rank"] + calls["rope_dim"]
+        return Heads(calls["q_heads"], np.ones(calls.count), qk_dim, calls["kv_rank"], shared_where=True)
+
+    @classmethod
+    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+        heads = {"log_q_heads": np.log2(calls["q_heads"]), "log_qk_dim": np.log2(cls.heads(calls).qk_dim)}
+        return super().hints(calls, gpu) | {"log_topk": np.log2(calls["topk"] + 1), **heads}
+
+    @classmethod
+    def work(cls, calls: Calls, gpu: Gpu) -> Works:
+        requests, heads = Requests.of(calls), cls.heads(calls)
+        view = attention_view(calls, gpu, narrow=False)
+        return attended(gpu, view, requests, heads, calls["topk"], calls["compress_ratio"], calls["window"])
+
+
+def scored(
+    gpu: Gpu, requests: Requests, heads: Array, dim: Array, ratio: Number = 1.0, walk_cycles: Number = 0.0
+) -> Work:
+    """Scores of all keys that tokens see: tiles of 128 rows by 256 keys, each a task; where ``walk_cycles`` is given,
+    one task goes through all keys of its rows, so many cycles a tile."""
+    kind = dtype("fp8" if runs(gpu, "fp8") else sixteen_bits(gpu))
+    tokens, keys = (requests.total(x) for x in (requests.queries, requests.keys))
+    pairs = requests.total(seen_pairs(requests)) / ratio
+    together = np.maximum(1.0, np.floor(_TILE_ROWS / heads))  # tokens of a tile
+    tiles = requests.total(ceil_div(requests.queries, requests.each(together)))
+    mean_keys = np.maximum(1.0, pairs / tokens)
+    rows = np.maximum(_LEAST_ROWS, heads * np.minimum(together, requests.most(requests.queries)))
+    key_bytes = dim * kind.act_bytes + _KEY_SCALE_BYTES
+    written = np.minimum(together, tokens) * SCORE_BYTES  # of a key
+    steps = ceil_div(mean_keys, _TILE_KEYS)
+    each = np.where(np.asarray(walk_cycles) > 0, steps, 1.0)  # of a task
+    return Work(
+        tasks=tiles * steps / each,
+        tensor_flops=2 * rows * dim * _TILE_KEYS * each,
+        tensor_dtype=kind.math,
+        fma_flops=_SCORE_FLOPS * rows * _TILE_KEYS * each,
+        smem_bytes=_TILE_KEYS * key_bytes * (1 + rows / _LEAST_ROWS) * each,
+        l2_bytes=_TILE_KEYS * (key_bytes + written) * each,
+        streamed_bytes=keys / ratio * key_bytes,
+        activation_bytes=tokens * heads * dim * kind.act_bytes + pairs * SCORE_BYTES,
+        threads=384.0,
+        registers_per_thread=168.0,
+        smem_bytes_per_cta=np.minimum(4 * _TILE_KEYS * key_bytes, gpu.smem_bytes_per_cta),
+        serial_steps=each,
+        step_cycles=walk_cycles,
+        task_cycles=_TASK_CYCLES,
+        useful_flops=2 * heads * dim * pairs,
+    )
+
+
+def chosen_keys(gpu: Gpu, requests: Requests, topk: Array, ratio: Number = 1.0, causal: Array | None = None) -> Work:
+    """Top-k by radix selection, a CTA a token: its scores are counted by digit, then gathered."""
+    tokens = requests.total(requests.queries)
+    keys = np.maximum(1.0, requests.total(seen_pairs(requests, causal=causal)) / ratio / tokens)
+    longest = requests.most(requests.keys) / ratio
+    scores = tokens * keys * (longest > topk)
+    work = vector_kernel(
+        gpu,
+        tasks=tokens,
+        threads=MAX_THREADS,
+        moved_bytes=scores * SCORE_BYTES + tokens * np.minimum(topk, keys) * _CHOSEN_BYTES,
+        again_bytes=scores * SCORE_BYTES,
+        smem_bytes=2 * scores * SCORE_BYTES,
+        warp_instructions=_SCAN_INSTRUCTIONS * scores / gpu.warp_threads,
+        steps=2 * ceil_div(np.where(longest > topk, longest, 1.0), MAX_THREADS * _SCAN_VALUES),
+    )
+    return paced(work, gpu, _SCAN_CYCLES)
+
+
+def attended(
+    gpu: Gpu, view: Calls, requests: Requests, heads: Heads, topk: Number, ratio: Number = 1.0, window: Number = 0.0
+) -> Works:
+    """Each token is a request of its own, over as many keys as it chose: of those that it sees, one in ``ratio``, at
+    most ``topk`` (0: all), and ``window`` beside them. Tokens share what they read in L2 alone."""
+    each = requests.each
+    ratio, window, topk = (each(np.broadcast_to(x, heads.queries.shape)) for x in (ratio, window, topk))
+    chosen = seen_pairs(requests, topk * ratio, view["causal"]) / ratio + np.where(
+        window > 0, seen_pairs(requests, window, view["causal"]), 0.0
+    )
+    keys = np.maximum(1.0, np.ceil(chosen / requests.queries))
+    alone = Requests(np.ones_like(keys), keys, requests.copies * requests.queries, requests.starts, requests.call)
+    work, *after = flash_works(gpu, view, alone, heads)
+    cached = requests.total(requests.keys / ratio + np.minimum(window + requests.queries, requests.keys) * (window > 0))
+    token_bytes = heads.kv * heads.kv_dim * dtype(view.choice("kv_dtype") or view.choice("dtype")).act_bytes
+    return replace(work, streamed_bytes=np.minimum(work.streamed_bytes, cached * token_bytes)), *after

@@ -1,0 +1,148 @@
+"""topk: the k largest elements of each row, by PyTorch's radix selection (TensorTopK.cu), then a sort of the k."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from kernelcast.hardware import Gpu
+from kernelcast.ops.base import Calls, Conflicts, conflict, size
+from kernelcast.ops.indexed import IndexedKernel
+from kernelcast.ops.vector import INDEX_BYTES, MAX_THREADS, Mask, paced, vector_kernel
+from kernelcast.ops.work import Array, Work, Works, ceil_div
+
+# should_use_multiblock: rows up to this many go to several CTAs each when they are at least this long.
+_MULTI_BLOCK = ((20, 20000), (40, 10000), (80, 8000), (199, 5000), (799, 3000), (4000, 800), (np.inf, 400))
+_BLOCK_BITS, _WARP_BITS = 8.0, 2.0  # radix digits of the two kernels
+_THREADS = 256.0  # of a CTA that shares a row
+_LEAST_VALUES, _MOST_VALUES = 4.0, 64.0  # a thread, there
+_DIGIT_FLOPS = 4.0  # an element a pass: to a sortable integer, mask, digit, compare
+_SORT_FLOPS = 2.0  # compare and exchange
+_PART_CYCLES = 34.0  # of a CTA's counts, added to those before: 17 us for 977 on our H200
+_COUNTS_CYCLES = 2500.0  # of a row's 256 counts
+_SEARCH_CYCLES = 700.0  # of a CTA's pass over as many elements as it has threads
+_COUNT_INSTRUCTIONS = 30.0  # of a thread for an element: a single load, an atomic in shared memory
+_GATHER_INSTRUCTIONS = 80.0  # two prefix sums
+_SMALL_KERNELS = 8.0  # beside it: cleared counts, the k-th value's counts, their sums by row
+_LEVEL_CYCLES = 200.0  # of a level of the sorting network
+
+
+class Topk(IndexedKernel):
+    """The k largest elements of each row in order, with their places as int64.
+
+    Long rows: a kernel for each 8 bits of the number finds the digit of the k-th element, reading all rows anew; short
+    ones: a CTA does it for its row, 2 bits at a time. A last read gathers what is larger.
+    """
+
+    op = "topk"
+    examples = ({"rows": 64, "cols": 128256, "k": 50}, {"rows": 4096, "cols": 128, "k": 8})
+
+    rows: int = size("rows")
+    cols: int = size("columns, searched")
+    k: int = size("elements to find in each row")
+
+    @classmethod
+    def conflicts(cls, calls: Calls) -> Conflicts:
+        return conflict(calls["k"] > calls["cols"], "k {k:.0f} must be at most cols {cols:.0f}", calls.numbers)
+
+    @classmethod
+    def work(cls, calls: Calls, gpu: Gpu) -> Works:
+        rows, cols, k = calls["rows"], calls["cols"], calls["k"]
+        element_bytes = calls.dtype.act_bytes
+        least = np.select([rows <= most for most, _ in _MULTI_BLOCK], [float(least) for _, least in _MULTI_BLOCK])
+        shared = cols >= least
+        found_bytes = rows * k * (element_bytes + INDEX_BYTES)
+        digits = int(8 * element_bytes / _BLOCK_BITS)
+        select = _pass(gpu, rows, cols, element_bytes, rows * 256 * 2.0, shared)  # a histogram of 16 bits a digit
+        join = _joined(gpu, rows, cols, shared)
+        gather = _pass(gpu, rows, cols, element_bytes, found_bytes, shared, _GATHER_INSTRUCTIONS, _SMALL_KERNELS)
+        alone = _alone(gpu, rows, cols, element_bytes, found_bytes, ~shared)
+        return (*(select, join) * digits, gather, alone, _sort(gpu, rows, k, found_bytes))
+
+
+def _pass(
+    gpu: Gpu,
+    rows: Array,
+    cols: Array,
+    element_bytes: float,
+    written_bytes: Array,
+    runs: Mask,
+    instructions: float = _COUNT_INSTRUCTIONS,
+    launches: float = 1.0,
+) -> Work:
+    """All rows once, several CTAs each."""
+    values = _values(gpu, rows, cols)
+    elements = rows * cols
+    return vector_kernel(
+        gpu,
+        tasks=rows * ceil_div(cols, _THREADS * values),
+        threads=_THREADS,
+        moved_bytes=elements * element_bytes + written_bytes,
+        flops=_DIGIT_FLOPS * elements,
+        smem_bytes=elements * 4,  # a count in the histogram, or a place in the prefix sum
+        warp_instructions=instructions * elements / gpu.warp_threads,
+        launches=launches,
+        smem_bytes_per_cta=256 * 4.0,
+        steps=values,
+        runs=runs,
+    )
+
+
+def _values(gpu: Gpu, rows: Array, cols: Array) -> Array:
+    """Elements of a thread, where CTAs share a row."""
+    return np.clip(ceil_div(rows * cols, gpu.sm_count * gpu.max_threads_per_sm), _LEAST_VALUES, _MOST_VALUES)
+
+
+def _joined(gpu: Gpu, rows: Array, cols: Array, runs: Mask) -> Work:
+    """Two kernels after each pass: the counts of a row's CTAs added up one after another, and what is within the k."""
+    parts = ceil_div(cols, _THREADS * _values(gpu, rows, cols))
+    work = vector_kernel(
+        gpu,
+        tasks=2 * rows,
+        threads=_THREADS,
+        moved_bytes=2 * rows * parts * 256 * 2.0,
+        steps=parts,
+        launches=2.0,
+        runs=runs,
+    )
+    return replace(paced(work, gpu, _PART_CYCLES), task_cycles=_COUNTS_CYCLES)
+
+
+def _alone(gpu: Gpu, rows: Array, cols: Array, element_bytes: float, found_bytes: Array, runs: Mask) -> Work:
+    """A CTA a row: a pass for each digit, then one for what is larger and one for what is equal."""
+    passes = 8 * element_bytes / _WARP_BITS + 2
+    elements = rows * cols
+    threads = np.minimum(MAX_THREADS, ceil_div(cols, gpu.warp_threads) * gpu.warp_threads)
+    work = vector_kernel(
+        gpu,
+        tasks=rows,
+        threads=threads,
+        moved_bytes=elements * element_bytes + found_bytes,
+        again_bytes=(passes - 1) * elements * element_bytes,
+        flops=passes * _DIGIT_FLOPS * elements,
+        warp_instructions=passes * 5 * elements / gpu.warp_threads,  # a single load; a ballot and a count a digit
+        smem_bytes_per_cta=MAX_THREADS,
+        steps=passes * ceil_div(cols, threads),
+        runs=runs,
+    )
+    return paced(work, gpu, _SEARCH_CYCLES)
+
+
+def _sort(gpu: Gpu, rows: Array, k: Array, found_bytes: Array) -> Work:
+    """The k of each row in shared memory; a bitonic network has log(k) (log(k) + 1) / 2 levels of k/2 pairs."""
+    padded = 2 ** np.ceil(np.log2(np.maximum(k, 2.0)))
+    levels = np.log2(padded) * (np.log2(padded) + 1) / 2
+    pairs = rows * padded / 2 * levels
+    work = vector_kernel(
+        gpu,
+        tasks=rows,
+        threads=np.clip(padded / 2, gpu.warp_threads, MAX_THREADS),
+        moved_bytes=2 * found_bytes,  # in place
+        flops=_SORT_FLOPS * pairs,
+        smem_bytes=pairs * 2 * 2 * (4 + INDEX_BYTES),  # two keys with their places, read and written
+        smem_bytes_per_cta=np.minimum(padded * (4 + INDEX_BYTES), gpu.smem_bytes_per_cta),
+        steps=levels,
+        runs=k > 1,
+    )
+    return paced(work, gpu, _LEVEL_CYCLES)

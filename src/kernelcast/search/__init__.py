@@ -1,0 +1,1 @@
+"""Many deployments at once: compare, plan, sweep."""

@@ -1,1 +1,0 @@
-"""Engines that serve a queue of requests, event by event."""

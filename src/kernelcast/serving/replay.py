@@ -1,0 +1,153 @@
+"""What was measured under a load beside what a simulation of it says, figure by figure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernelcast.schedule import EvidenceSummary
+from kernelcast.serving.fleet import Fleet, Notes, Service, Tables
+from kernelcast.serving.load import Bench, Load
+from kernelcast.serving.load.bench_results import latencies_ms, throughput
+from kernelcast.serving.simulate import Served, check, metrics
+
+Rows = NDArray[np.bool_]
+LATENCIES, ENDINGS = ("ttft", "tpot", "itl", "e2el"), ("mean", "p50", "p90", "p99")
+RATES = ("request_throughput", "output_throughput", "total_token_throughput")
+KEYS = (*(f"{ending}_{name}_ms" for name in LATENCIES for ending in ENDINGS), *RATES)
+VARIANTS = ("likely", "low", "high")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One metric, by vLLM's name: what was measured and what is predicted, with its 80% interval where it has one."""
+
+    name: str
+    measured: float
+    predicted: float
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def error(self) -> float:
+        """Of the prediction, as a share of what was measured."""
+        return self.predicted / self.measured - 1
+
+    @property
+    def inside(self) -> bool | None:
+        if self.low is None or self.high is None:
+            return None
+        return self.low <= self.measured <= self.high
+
+
+@dataclass(frozen=True)
+class Part:
+    """Figures of some of the requests."""
+
+    name: str
+    requests: int
+    figures: tuple[Figure, ...]
+
+    def __getitem__(self, name: str) -> Figure:
+        return next(figure for figure in self.figures if figure.name == name)
+
+
+@dataclass(frozen=True, eq=False)
+class Runs:
+    """One load simulated: as is likely, and at both ends of what every step may take where that was asked for."""
+
+    load: Load
+    served: Mapping[str, Served]
+    notes: Mapping[str, Notes]
+    rests_on: EvidenceSummary
+
+    @classmethod
+    def of(cls, service: Service, load: Load, tables: Tables, *, seed: int = 0, intervals: bool = True) -> Runs:
+        check(service, load)
+        served, notes = {}, {}
+        for variant in VARIANTS if intervals else VARIANTS[:1]:
+            fleet = Fleet(service, load, tables, variant, seed)
+            fleet.run()
+            served[variant], notes[variant] = Served.of(fleet.requests, load), fleet.notes
+        return cls(load, served, notes, fleet.deciding[0].times.rests_on)
+
+    def figures(self, measured: Mapping[str, float], rows: Rows | None = None) -> tuple[Figure, ...]:
+        """Of what was measured all that is predicted too."""
+        found = {variant: metrics(self.served[variant], self.notes[variant], rows) for variant in self.served}
+        figures = []
+        for key in KEYS:
+            told, values = named(measured, key), [named(found[variant], key) for variant in found]
+            if not told or None in values or not told > 0:
+                continue
+            ends = [value for value in values if value is not None]
+            low, high = (min(ends), max(ends)) if len(ends) == len(VARIANTS) else (None, None)
+            figures.append(Figure(key, told, ends[0], low, high))
+        return tuple(figures)
+
+
+def named(found: Mapping[str, float], key: str) -> float | None:
+    """Some call the 50th percentile the median."""
+    return found.get(key, found.get(key.replace("p50", "median")))
+
+
+@dataclass(frozen=True, eq=False)
+class Replay:
+    """A benchmark and its simulation. ``parts``: the stages of the load, or what else it is told apart by."""
+
+    bench: Bench
+    service: Service
+    runs: Runs
+    whole: Part
+    parts: tuple[Part, ...] = ()
+    assumed: tuple[str, ...] = ()
+    stages: bool = False  # whether the parts are the load's own stages
+
+
+def replay(bench: Bench, service: Service, tables: Tables, *, seed: int = 0, intervals: bool = True,
+           parts: Sequence[tuple[str, Rows]] = ()) -> Replay:  # fmt: skip
+    """The benchmark's load on ``service``; ``parts``: names and requests, in place of the stages of the load."""
+    runs = Runs.of(service, bench.load, tables, seed=seed, intervals=intervals)
+    told = [(name, rows, measured(bench, rows)) for name, rows in parts] or _stages(bench)
+    found = tuple(Part(name, int(rows.sum()), runs.figures(values, rows)) for name, rows, values in told)
+    whole = Part("all requests", len(bench.load), runs.figures(bench.metrics))
+    return Replay(bench, service, runs, whole, found, assumed(bench, service), stages=not parts)
+
+
+def _stages(bench: Bench) -> list[tuple[str, Rows, Mapping[str, float]]]:
+    """Of a load that has them: as the file tells of each, or worked out of its requests."""
+    if bench.load.stages is None or bench.load.stages.max() == 0:
+        return []
+    found = []
+    for at, number in enumerate(np.unique(bench.load.stages).tolist()):
+        rows = bench.load.stages == number
+        found.append((f"stage {number}", rows, stage_metrics(bench, at, rows)))
+    return found
+
+
+def stage_metrics(bench: Bench, at: int, rows: Rows) -> Mapping[str, float]:
+    return {**measured(bench, rows), **(bench.stages[at] if at < len(bench.stages) else {})}
+
+
+def measured(bench: Bench, rows: Rows) -> dict[str, float]:
+    """Of some requests, where the file has them one by one."""
+    load = bench.load.take(rows)
+    ttft, e2el = (None if times is None else times[rows] for times in (bench.ttft_s, bench.e2el_s))
+    itls = [gaps for gaps, chosen in zip(bench.itls, rows, strict=True) if chosen] if bench.itls else []
+    found = latencies_ms(load.outputs, ttft, e2el, itls)
+    if e2el is not None and not load.max_concurrency:  # of a closed loop it is not known when each was sent
+        lasted = float(np.nanmax(load.arrivals_s + e2el) - load.arrivals_s[0])
+        found |= throughput(load.inputs, load.outputs, max(lasted, 1e-9))
+    return found
+
+
+def assumed(bench: Bench, service: Service) -> tuple[str, ...]:
+    """What the file leaves open."""
+    found = list(bench.notes)
+    if not bench.exact:
+        found.append("requests are not those that were sent: whole distributions are compared, not request by request")
+    if not bench.load.shared and service.pool.settings.prefix_caching:
+        found.append("the file does not say what prompts share: nothing, it is assumed")
+    return tuple(found)

@@ -1,0 +1,356 @@
+"""One scheduler with its KV cache: who waits, who is read, who decodes, and what the next step holds.
+
+Between two events (a request comes, is admitted, ends, is put back) every step decodes the same sequences, each with
+one token more: such steps are taken together. So what a step does to a request is counted, not done: a request knows
+the step after which it ends, and blocks are taken by how many sequences fill one at each step.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+from kernelcast.serving.blocks import Blocks, Node, Pieces
+from kernelcast.serving.settings import Settings
+
+
+class Request:
+    """``context``: tokens that must be in the cache before the next one is sampled; ``left``: of them, not computed."""
+
+    __slots__ = (
+        "arrival_s", "at", "base", "blocks", "cached", "context", "finish", "first_s", "inputs", "last_s", "left",
+        "outputs", "path", "pieces", "preempted", "replica", "scheduled_s", "shared", "steps", "written",
+    )  # fmt: skip
+
+    def __init__(self, at: int, arrival_s: float, inputs: int, outputs: int, pieces: Pieces = (), steps: int = 0):
+        self.at, self.arrival_s, self.inputs, self.outputs, self.pieces = at, arrival_s, inputs, outputs, pieces
+        self.steps = steps or outputs - 1  # decode steps that it takes after its first token
+        self.context, self.left, self.written = inputs, inputs, 0
+        self.blocks = self.shared = 0  # that it holds for itself, and of those in the prefix tree
+        self.path: list[Node] = []  # nodes of the prefix tree that it holds
+        self.base = self.finish = (
+            0  # while it decodes: context less the rank's step count; the step after which it ends
+        )
+        self.scheduled_s = self.first_s = self.last_s = math.nan
+        self.cached = self.preempted = self.replica = 0
+
+    @property
+    def total(self) -> int:
+        """Tokens in the cache when it ends: the last one is never read."""
+        return self.inputs + self.outputs - 1
+
+
+_LOOKED_AT = 128  # waiting requests among which lpm looks for the longest cached prefix, as SGLang does
+_CLIPPED = 4096  # tokens that SGLang counts at most for what a new request may write
+_RATIO, _LEAST_RATIO, _RATIO_STEPS = 0.7, 0.098, 600  # of what running requests may write, that SGLang keeps free
+_RETRACTED = 0.1  # that the share grows by when a guess was wrong
+_RETRACT_STEPS = 20  # after which the guess is looked at again
+
+
+@dataclass
+class Step:
+    """What one rank does next: prompts to read (tokens of each), or decode steps, ``most`` at a time."""
+
+    chunks: list[tuple[Request, int]] = field(default_factory=list)
+    decodes: bool = True
+    most: int = 1
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(tokens for _, tokens in self.chunks)
+
+
+class Rank:
+    """``together``: prompts are read in the steps in which others decode; else before them, alone. ``gained``: tokens
+    that a decode step writes to the cache for each sequence, on average."""
+
+    def __init__(
+        self, settings: Settings, together: bool, caching: bool, drafted: int = 0, gained: float = 1.0
+    ) -> None:
+        self.settings, self.together, self.drafted, self.gained = settings, together, drafted, gained
+        self.blocks = Blocks(settings.kv_blocks, settings.block_size, caching and settings.prefix_caching)
+        self.waiting: deque[Request] = deque()
+        self.reading: list[Request] = []
+        self.running: dict[int, Request] = {}  # those that are read or decode, in the order of admission
+        self.decoding = 0
+        self.context_sum = 0.0  # tokens in the cache of those that decode
+        self.steps = 0  # decode steps so far
+        self.blocked = ""  # what keeps the first of the waiting out
+        self._ends: list[tuple[int, int, Request]] = []  # by step
+        self._filling = [0] * settings.block_size  # sequences that need a new block at steps of this remainder
+        self._to_write = 0  # sum over those that decode of the step they end after
+        self._ratio = _RATIO
+        # Blocks of all that a request may write are taken at once where nobody is put back, and where steps write
+        # several tokens (guesses are checked).
+        self._whole = settings.capacity == "reserve" or drafted > 0
+        self.held = False  # no prompt is begun: other ranks have none to read yet
+
+    def schedule(self, now_s: float) -> Step | None:
+        """The next step; None: nothing to do."""
+        self.blocked = ""
+        if self.together:
+            return self._mixed(now_s)
+        chunks = self._prompts(self.settings.max_num_batched_tokens, now_s, self.settings.max_prefill_tokens)
+        while not chunks and not self.decoding and len(self.reading) > 1:
+            self._put_back(self.reading[-1])
+            chunks = self._prompts(self.settings.max_num_batched_tokens, now_s, self.settings.max_prefill_tokens)
+        if chunks:
+            return Step(chunks, decodes=False)
+        return self._decode() if self.decoding else None
+
+    def _mixed(self, now_s: float) -> Step | None:
+        crowded = self._make_room()
+        budget = self.settings.max_num_batched_tokens - self.decoding * (1 + self.drafted)
+        chunks = self._prompts(budget, now_s, budget, admit=not crowded)
+        while not chunks and not self.decoding and len(self.reading) > 1:  # half-read prompts hold all blocks
+            self._put_back(self.reading[-1])
+            chunks = self._prompts(budget, now_s, budget, admit=False)
+        if chunks:
+            return Step(chunks, decodes=self.decoding > 0)
+        return self._decode() if self.decoding else None
+
+    def _decode(self) -> Step:
+        self._make_room()
+        most = self._ends[0][0] - self.steps
+        if not self._whole and self.blocks.free < most * self.decoding:
+            most = self._steps_until_full(most)
+        if self.waiting and self.settings.capacity == "estimate":
+            most = min(most, _RETRACT_STEPS)
+        return Step(most=max(most, 1))
+
+    def _steps_until_full(self, most: int) -> int:
+        """Steps that the free blocks last for, at most ``most``."""
+        size, free = self.settings.block_size, self.blocks.free
+        whole = free // self.decoding * size if self.decoding else most
+        steps = min(most, max(0, whole - size))
+        free -= self._needed(steps)
+        while steps < most:
+            free -= self._filling[(self.steps + steps) % size]
+            if free < 0:
+                break
+            steps += 1
+        return steps
+
+    def _needed(self, steps: int) -> int:
+        """Blocks that the next so many decode steps take."""
+        if self._whole:
+            return 0
+        size = self.settings.block_size
+        rounds, rest = divmod(steps, size)
+        return rounds * self.decoding + sum(self._filling[(self.steps + i) % size] for i in range(rest))
+
+    def _make_room(self) -> bool:
+        """Put the last to come back until the next step's blocks are free; whether any had to go."""
+        crowded = False
+        while self.decoding and self.blocks.free < self._needed(1):
+            self._put_back(self.running[next(reversed(self.running))])
+            crowded = True
+        return crowded
+
+    def _put_back(self, request: Request) -> None:
+        """Its cache is dropped; it will be computed again, with what it has written."""
+        del self.running[request.at]
+        if request.left:
+            self.reading.remove(request)
+        else:
+            self._leave(request)
+            request.steps = request.finish - self.steps
+            request.written = request.outputs - request.steps
+        self._release(request)
+        request.context = request.left = request.inputs + request.written
+        request.preempted += 1
+        self.waiting.appendleft(request)
+        if self.settings.capacity == "estimate":
+            self._ratio = min(1.0, max(self._ratio, _LEAST_RATIO) + _RETRACTED)
+
+    def _prompts(self, budget: int, now_s: float, in_all: int, *, admit: bool = True) -> list[tuple[Request, int]]:
+        """Prompts to read in this step: what is under way first, then the waiting, as long as all limits hold."""
+        chunks = []
+        kept = self._needed(1) if self.together else 0  # blocks of the decodes beside them
+        for request in self.reading:
+            tokens = self._fitting(request, min(request.left, budget), kept)
+            if tokens:
+                chunks.append((request, tokens))
+                budget, in_all = budget - tokens, in_all - tokens
+        while self.waiting and admit and not self.held:
+            if len(self.running) >= self.settings.max_num_seqs:
+                self.blocked = "max_num_seqs"
+                break
+            if budget <= 0 or in_all <= 0:
+                self.blocked = "max_num_batched_tokens"
+                break
+            taken = self._admitted(budget, kept)
+            if not taken:
+                break
+            request, tokens = taken
+            if request.scheduled_s != request.scheduled_s:
+                request.scheduled_s = now_s
+            if tokens:
+                chunks.append((request, tokens))
+                budget, in_all = budget - tokens, in_all - tokens
+        return chunks
+
+    def _fitting(self, request: Request, tokens: int, kept: int) -> int:
+        """So many tokens of a prompt under way, or fewer where blocks are short: taken."""
+        if tokens <= 0:
+            return 0
+        done = request.context - request.left
+        need = self._more_blocks(request, done + tokens)
+        if need > self.blocks.free - kept:
+            spare = max(0, self.blocks.free - kept) * self.settings.block_size
+            tokens = min(tokens, spare)
+            need = self._more_blocks(request, done + tokens)
+            if tokens <= 0 or need > self.blocks.free - kept:
+                self.blocked = "KV cache"
+                return 0
+        self._take(request, need)
+        return tokens
+
+    def _more_blocks(self, request: Request, tokens: int) -> int:
+        if self._whole:
+            tokens = request.total
+        return max(0, self.blocks.of(tokens) - request.shared - request.blocks)
+
+    def _take(self, request: Request, blocks: int) -> None:
+        self.blocks.take(blocks)
+        request.blocks += blocks
+
+    def _next(self) -> Request:
+        if self.settings.policy == "lpm" and self.blocks.caching and len(self.waiting) > 1:
+            looked = range(min(len(self.waiting), _LOOKED_AT))
+            best = max(looked, key=lambda i: (self.blocks.found(self.waiting[i].pieces, self.waiting[i].inputs)[0], -i))
+            if best:
+                chosen = self.waiting[best]
+                del self.waiting[best]
+                self.waiting.appendleft(chosen)
+        return self.waiting[0]
+
+    def _admitted(self, budget: int, kept: int) -> tuple[Request, int] | None:
+        """The next of the waiting, with so many tokens of its prompt; None where a limit keeps it out."""
+        request = self._next()
+        if not request.left:  # its cache comes from elsewhere
+            return self._handed_over(request, kept)
+        cached, path = self.blocks.found(request.pieces, request.context - 1)
+        if not self.running and self.blocks.unheld(path) + self.blocks.of(request.total - cached) > self.blocks.free:
+            cached, path = 0, []  # what is cached of a longer prompt would leave no room for this one
+        left = request.context - cached
+        if not self.settings.chunked_prefill and left > budget:
+            self.blocked = "max_num_batched_tokens"
+            return None
+        tokens = min(left, budget)
+        free = self.blocks.free - kept - self.blocks.unheld(path)
+        own = self.blocks.of(request.total if self._whole else cached + tokens) - cached // self.blocks.size
+        if own > free or not self._estimated(request, left, free):
+            self.blocked = "KV cache"
+            return None
+        self.waiting.popleft()
+        self.blocks.hold(path)
+        request.path, request.left, request.shared = list(path), left, cached // self.blocks.size
+        request.cached = max(request.cached, cached)
+        self._take(request, own)
+        self.running[request.at] = request
+        self.reading.append(request)
+        return request, tokens
+
+    def _estimated(self, request: Request, left: int, free: int) -> bool:
+        """SGLang: what it reads and may write, and what the others are guessed to write yet, fits."""
+        if self.settings.capacity != "estimate" or not self.running:
+            return True
+        ratio = max(_LEAST_RATIO, self._ratio)
+        others = (self._to_write - self.steps * self.decoding) * ratio
+        return left + min(request.outputs, _CLIPPED) + others < free * self.settings.block_size
+
+    def _handed_over(self, request: Request, kept: int) -> tuple[Request, int] | None:
+        need = self.blocks.of(request.total if self._whole else request.context)
+        if need > self.blocks.free - kept:
+            self.blocked = "KV cache"
+            return None
+        self.waiting.popleft()
+        self._take(request, need)
+        self.running[request.at] = request
+        self._join(request)
+        return request, 0
+
+    def advance(self, step: Step, count: int, now_s: float) -> list[Request]:
+        """``count`` such steps have run and ended at ``now_s``; who is done."""
+        done = []
+        if step.decodes and self.decoding:
+            need = self._needed(count)
+            self.blocks.take(need)
+            self.steps += count
+            self.context_sum += count * self.decoding * self.gained
+            self._ratio -= count * (_RATIO - _LEAST_RATIO) / _RATIO_STEPS
+            while self._ends and self._ends[0][0] <= self.steps:
+                _, _, request = heapq.heappop(self._ends)
+                if self.running.get(request.at) is request and not request.left and request.finish <= self.steps:
+                    self._leave(request)
+                    self._end(request, now_s)
+                    done.append(request)
+        for request, tokens in step.chunks:
+            request.left -= tokens
+            computed = request.context - request.left
+            if request.pieces:
+                self._store(request, request.pieces, computed)
+            if request.left:
+                continue
+            self.reading.remove(request)
+            if request.written:  # it was put back: reading its own words gave the next one
+                request.steps -= 1
+            else:
+                request.first_s = now_s
+            request.written += 1
+            if request.steps:
+                self._join(request)
+            else:
+                self._end(request, now_s)
+                done.append(request)
+        return done
+
+    def _join(self, request: Request) -> None:
+        """It decodes from the next step on."""
+        size = self.settings.block_size
+        request.base = request.context - self.steps
+        request.finish = self.steps + request.steps
+        if not self._whole:
+            self._filling[-request.base % size] += 1
+        self.decoding += 1
+        self.context_sum += request.context
+        self._to_write += request.finish
+        heapq.heappush(self._ends, (request.finish, request.at, request))
+
+    def _store(self, request: Request, pieces: Pieces, computed: int) -> None:
+        """What others may share of it goes into the prefix tree."""
+        moved = self.blocks.store(pieces, request.path, computed)
+        request.blocks, request.shared = request.blocks - moved, request.shared + moved
+
+    def _leave(self, request: Request) -> None:
+        """It decodes no more; the blocks that it took step by step are its own."""
+        size = self.settings.block_size
+        context = request.base + self.steps
+        if not self._whole:
+            self._filling[-request.base % size] -= 1
+            request.blocks += self.blocks.of(context) - self.blocks.of(request.context)
+        self.decoding -= 1
+        self.context_sum -= request.context + (self.steps - request.finish + request.steps) * self.gained
+        self._to_write -= request.finish
+
+    def _end(self, request: Request, now_s: float) -> None:
+        request.last_s = now_s
+        covered = sum(tokens for _, tokens in request.pieces) >= request.inputs if request.pieces else False
+        if covered and self.blocks.caching:  # the answer goes on in the stream of the prompt
+            stream, tokens = request.pieces[-1]
+            longer = [*request.pieces[:-1], (stream, tokens + request.outputs - 1)]
+            self._store(request, longer, request.total)
+        self._release(request)
+        self.running.pop(request.at, None)
+
+    def _release(self, request: Request) -> None:
+        self.blocks.release(request.blocks, request.path)
+        request.blocks, request.shared, request.path = 0, 0, []
+
+    @property
+    def load(self) -> int:
+        """Requests here, of any state."""
+        return len(self.running) + len(self.waiting)

@@ -1,0 +1,161 @@
+"""How an engine schedules (by default as its own launcher does), and what a benchmark taught of a server."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from kernelcast.errors import KernelcastError
+from kernelcast.files import complete
+from kernelcast.hardware import Gpu
+from kernelcast.inference.forward import Deployment
+from kernelcast.inference.memory import cache_bytes, memory
+from kernelcast.inference.workload import scheduler_defaults
+from kernelcast.stacks import Stack
+
+CAPACITIES = ("grow", "estimate", "reserve")
+POLICIES = ("fcfs", "lpm")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """One engine's. ``capacity``: how blocks are given to a request. grow: as it needs them, the last to come is put
+    back when none is left; estimate: by what those that run are guessed to write yet; reserve: all it may need."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_prefill_tokens: int  # of a step that reads prompts alone, over all of them
+    chunked_prefill: bool
+    prefix_caching: bool
+    async_scheduling: bool  # a step is scheduled while the one before it runs
+    block_size: int
+    capacity: str
+    recv_interval: int = 1  # steps from one look at new requests to the next (SGLang's --scheduler-recv-interval)
+    policy: str = "fcfs"  # who of the waiting is next: the first, or (lpm) the one with most of its prompt cached
+    kv_blocks: int = 0  # of one rank; 0: as many as the memory has
+    # Steps that attention-DP ranks put prompts off for, until all have some to read: one that reads alone keeps all
+    # others waiting (TensorRT-LLM's attention_dp_config: enable_balance, timeout_iters); 0: none
+    dp_wait: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_prefill_tokens", "block_size", "recv_interval"):
+            if getattr(self, name) < 1:
+                raise KernelcastError(f"{name} must be 1 or more, not {getattr(self, name)}")
+        if self.dp_wait < 0:
+            raise KernelcastError(f"dp_wait must be 0 or more, not {self.dp_wait}")
+        for name, known in (("capacity", CAPACITIES), ("policy", POLICIES)):
+            if getattr(self, name) not in known:
+                raise KernelcastError(f"{name} is one of {', '.join(known)}, not {getattr(self, name)!r}")
+
+    @property
+    def kv_tokens(self) -> int:
+        return self.kv_blocks * self.block_size
+
+
+def settings_of(deployment: Deployment, given: dict[str, Any] | None = None, context: int = 4096) -> Settings:
+    """The stack's own defaults on this GPU, with what is ``given`` (None: not given) in their place. ``context``: of a
+    usual request, which tells how much a token takes where layers have a window or a state."""
+    asked = {name: value for name, value in (given or {}).items() if value is not None}
+    usual = _defaults(deployment.stack, deployment.gpu)
+    found = Settings(**{**usual, **asked})
+    if not found.kv_blocks:
+        found = replace(found, kv_blocks=kv_blocks(deployment, found, context))
+    if found.max_num_batched_tokens < found.max_num_seqs and "max_num_batched_tokens" in asked:
+        if "max_num_seqs" in asked:
+            raise KernelcastError(
+                f"max_num_batched_tokens {found.max_num_batched_tokens} is less than max_num_seqs "
+                f"{found.max_num_seqs}: a step could not decode them all"
+            )
+        found = replace(found, max_num_seqs=found.max_num_batched_tokens)
+    return found
+
+
+def _defaults(stack: Stack, gpu: Gpu) -> dict[str, Any]:
+    raw = scheduler_defaults(stack, gpu)
+    if not raw:
+        raise KernelcastError(f"{stack.name} has no scheduler: requests under load are served by vllm, sglang, trtllm")
+    raw.setdefault("max_prefill_tokens", raw["max_num_batched_tokens"])
+    known = {field.name for field in fields(Settings)}
+    if extra := set(raw) - known:
+        raise KernelcastError(f"{stack.id}.toml: [scheduler] has unknown {', '.join(sorted(extra))}")
+    return raw
+
+
+def kv_blocks(deployment: Deployment, settings: Settings, context: int) -> int:
+    """Blocks of one rank: what weights, the largest step and the stack itself leave of the memory it fills."""
+    tokens = max(settings.max_num_batched_tokens, 1)
+    held = memory(deployment, {}, tokens, min(settings.max_num_seqs, tokens))
+    room = held.available_bytes - held.used_bytes
+    if share := deployment.stack.cache_share:
+        room = share * (deployment.gpu.dram_bytes - held.used_bytes)
+    # Of a rank: ``cache_bytes`` is the mean over ranks.
+    each = cache_bytes(deployment, context) * deployment.layout.dp / context
+    if room <= 0:
+        gib = 2**30
+        raise KernelcastError(
+            f"{deployment.model.name} on {deployment.layout.gpus} x {deployment.gpu.id} leaves no memory for a KV "
+            f"cache: weights take {held['weights'] / gib:.1f} GiB, steps of {tokens:,} tokens "
+            f"{held['activation'] / gib:.1f}, {deployment.stack.name} itself {held['stack'] / gib:.1f} of the "
+            f"{held.available_bytes / gib:.1f} a GPU that it fills; give more GPUs (--tp), a smaller "
+            f"format, or a smaller --max-num-batched-tokens"
+        )
+    if not each:
+        return 1 << 40
+    return math.floor(room / (each * settings.block_size))
+
+
+TERMS = ("request_s", "front_s", "token_s", "step_s", "sequence_s", "prompt_factor", "decode_factor")
+HOST_TERMS = TERMS[:5]
+SPREAD = "spread"  # how far its latencies lie from those of the fit
+_KIND = "kernelcast server"
+
+
+def write_terms(path: Path, stack: Stack, about: dict[str, Any]) -> None:
+    """The terms of a stack; ``about``: what they were learnt from."""
+    told = {"kind": _KIND, "stack": stack.id, "about": about,
+            "terms": {name: getattr(stack, name) for name in (*TERMS, SPREAD)}}  # fmt: skip
+    with complete(path.resolve()) as part:
+        part.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+
+
+def without_terms(stack: Stack) -> Stack:
+    """``stack`` as if its server had none of them: what tells two servers apart beyond their terms."""
+    none: dict[str, Any] = dict.fromkeys((*TERMS, SPREAD), 0.0)
+    return replace(stack, **none)
+
+
+def _fits(name: str, value: Any) -> bool:
+    """Seconds are 0 or more, factors above 0, a spread is a share."""
+    if name not in (*TERMS, SPREAD) or isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    above = value > 0 if name.endswith("factor") else value >= 0
+    return above and value < (1.0 if name == SPREAD else math.inf)
+
+
+def read_terms(path: Path, stack: Stack, gpus: Collection[str]) -> Stack:
+    """``stack`` with the terms of a file. What steps take over their forecast is of the GPU that was measured: where
+    ``gpus`` (their labels) has another, only the times of the host are taken."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise KernelcastError(
+            f"no file {path}; `kernelcast replay BENCH.json --calibrate -o FILE` writes one"
+        ) from None
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise KernelcastError(f"{path} is not JSON: {error}") from None
+    if not isinstance(found, dict) or found.get("kind") != _KIND or not isinstance(found.get("terms"), dict):
+        raise KernelcastError(f"{path} is no file of `kernelcast replay --calibrate`: its kind is not {_KIND!r}")
+    if found.get("stack") != stack.id:
+        raise KernelcastError(f"{path} tells of a server of {found.get('stack')}, not of {stack.id}: give --stack")
+    terms = found["terms"]
+    for name, value in terms.items():
+        if not _fits(name, value):
+            known = ", ".join((*TERMS, SPREAD))
+            raise KernelcastError(f"{path}: {name} = {value!r} is none of {known} with a number that it can be")
+    if set(gpus) != {found.get("about", {}).get("gpu")}:
+        terms = {name: value for name, value in terms.items() if name in HOST_TERMS}
+    return replace(stack, **terms)

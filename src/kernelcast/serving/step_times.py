@@ -1,0 +1,371 @@
+"""How long a step of an engine takes, whatever its batch: a few hundred passes predicted in bulk, lines between them.
+
+A step's kernels are of three sorts. Most follow its tokens alone; the head follows its sequences; attention follows how
+many new and past tokens each sequence has. So a step is the sum of three tables:
+
+    step(batch) = tokens(T) + rows(R) + attention(decodes, their mean context; prompt tokens, their mean past)
+
+Tokens have a second table where a step that only decodes has other kernels for them (DeepEP's low-latency exchange).
+Where one launch takes prompts and decodes together, attention is the sum of both times a fourth table: the ratio of the
+joint launch to the two. Tables are in seconds, each with what it may be off (below, above).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from kernelcast.energy.power import throttled_s
+from kernelcast.forecast.calls import Launch
+from kernelcast.forecast.predict import DEFAULT, Conditions, host_scale
+from kernelcast.forecast.times import Times
+from kernelcast.inference.batch import Batch
+from kernelcast.inference.forward import Deployment, forward
+from kernelcast.inference.pass_times import HOST_RANGE, PASS_SPREAD, visible_shares
+from kernelcast.interval import Interval
+from kernelcast.models.layers import SelfAttention
+from kernelcast.ops.work import Array
+from kernelcast.schedule import EvidenceSummary, KernelTime, joined
+
+_STEPS = ((512, 8), (4096, 32), (8192, 64))  # tokens between predicted passes, up to so many
+_SEQUENCES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096)
+_CONTEXTS = tuple(round(64 * 2 ** (i / 2)) for i in range(29))  # 64 to a million tokens
+_PROMPTS = (1, 16, 32, 64, 96, 128, 192, 256, *(round(256 * 2 ** (i / 4)) for i in range(1, 25)),
+            *(round(16384 * 2 ** (i / 2)) for i in range(1, 13)))  # fmt: skip
+_PASTS = (0, 64, 256, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144, 1048576)
+_MIXED = ((1, 4, 16, 64, 128, 256, 512), (128, 512, 2048, 8192, 32768, 131072), (32, 128, 512, 2048, 8192),
+          (0, 1024, 8192))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Reach:
+    """The largest batch that tables must tell: of a step."""
+
+    tokens: int
+    sequences: int
+    context: int
+    cached: int  # tokens that the cache holds in all
+
+
+class StepTimes:
+    """Steps of one deployment: ``decode`` and ``mixed`` in seconds, at one end of the interval or between."""
+
+    def __init__(self, deployment: Deployment, reach: Reach, conditions: Conditions = DEFAULT,
+                 times: Times | None = None, drafted: int = 0, draft: StepTimes | None = None) -> None:  # fmt: skip
+        """``drafted``: guesses that a decode step checks beside its own token; ``draft``: steps of what makes them, one
+        a guess, and one over every prompt."""
+        self.drafted, self.draft = drafted, draft
+        self._times = times or Times(deployment.gpu, conditions)
+        self.deployment = self._on_host(deployment)
+        self.reach = reach
+        checked = 1 + drafted
+        self._sequences = _up_to(_SEQUENCES, reach.sequences)
+        self._contexts = _up_to(_CONTEXTS, reach.context)
+        self._prompts = _up_to(_PROMPTS, reach.tokens)
+        self._pasts = _up_to(_PASTS, reach.context)
+        self._token_counts = _token_counts(deployment.stack.graph_sizes, max(reach.tokens, checked))
+        joint = deployment.stack.joint_attention and any(
+            isinstance(run.layer.attention, SelfAttention) for run in deployment.model.layer_kinds
+        )
+        self._mixed_grid = tuple(
+            _up_to(grid, most) for grid, most in zip(
+                _MIXED, (reach.sequences, reach.context, reach.tokens, reach.context), strict=True)
+        ) if joint and deployment.stack.mixed_steps else None  # fmt: skip
+        self._build(checked)
+
+    def _build(self, checked: int) -> None:
+        of_tokens = [_read(n) for n in self._token_counts]
+        of_decoded = [_decoded(n) for n in self._token_counts] if self._decodes_apart() else []
+        of_rows = [Batch(n * (checked,), n * (64,), head_rows=checked) for n in self._sequences]
+        contexts = {n: self._held(n, self._contexts) for n in self._sequences}
+        decodes = [Batch(n * (checked,), n * (past,)) for n in self._sequences for past in contexts[n]]
+        prompts = [Batch((n,), (past,)) for n in self._prompts for past in self._pasts]
+        mixed: list[Batch] = []
+        if self._mixed_grid:
+            mixed = [
+                Batch((*(n * (checked,)), q), (*(n * (context,)), past))
+                for n in self._mixed_grid[0] for context in self._held(n, self._mixed_grid[1], whole=True)
+                for q in self._mixed_grid[2] for past in self._mixed_grid[3]
+            ]  # fmt: skip
+        sorts = [("tokens", of_tokens), ("sequences", of_rows), ("lengths", decodes), ("lengths", prompts),
+                 ("lengths", mixed), ("tokens", of_decoded)]  # fmt: skip
+        launches = [[_of(self.deployment, batch, sort) for batch in batches] for sort, batches in sorts]
+        self._times.learn(launch.call for group in launches for each in group for launch in each)
+        tokens, rows, decode, prompt, joint, decoded = (
+            self._table(group, batches) for group, (_, batches) in zip(launches, sorts, strict=True)
+        )
+        self._tokens = _filled(self._token_counts, tokens)
+        self._decoded = _filled(self._token_counts, decoded) if of_decoded else self._tokens
+        sizes = self.deployment.stack.graph_sizes
+        self._padded = [padded(sizes, n) for n in range(min(self.deployment.stack.graph_tokens, len(self._tokens)) + 1)]
+        self._gaps_s = self._host_gaps(launches)
+        self._rows = rows.reshape(len(self._sequences), 3)
+        each = np.split(decode, np.cumsum([len(found) for found in contexts.values()])[:-1])
+        rows_of = zip(contexts.values(), each, strict=True)
+        self._decode = np.stack([_continued(known, part, self._contexts) for known, part in rows_of])
+        self._prompt = prompt.reshape(len(self._prompts), len(self._pasts), 3)
+        self._lines: dict[tuple[int, str], tuple[list[float], list[float]]] = {}
+        self._ratio = self._joint_ratio(joint) if self._mixed_grid else None
+
+    def _decodes_apart(self) -> bool:
+        """Whether kernels that follow tokens alone are others where all of them are decoded."""
+        read, decoded = (_of(self.deployment, batch, "tokens") for batch in (_read(64), _decoded(64)))
+        return read != decoded
+
+    def served_by(self, place: Deployment) -> StepTimes:
+        """The same passes where the server's own terms differ (see ``terms``): nothing is predicted again."""
+        found = copy.copy(self)
+        found.deployment = self._on_host(place)
+        if place.stack.spread != self.deployment.stack.spread:
+            found._lines = {}
+        return found
+
+    def _on_host(self, place: Deployment) -> Deployment:
+        """With what measured runs say of the host."""
+        factor = host_scale(self._times.conditions, place.stack.id).factor
+        return place if factor == 1.0 else replace(place, stack=place.stack.with_host(factor))
+
+    def _held(self, sequences: int, contexts: Sequence[int], *, whole: bool = False) -> tuple[int, ...]:
+        """Those that so many sequences can have at once; ``whole``: none left out, but no longer than that."""
+        most = max(self.reach.cached // sequences, 2)
+        if whole:
+            return tuple(min(context, most) for context in contexts)
+        fits = tuple(context for context in contexts if context <= most)
+        return fits if len(fits) > 1 else (most // 2, most)
+
+    def _table(self, group: Sequence[Sequence[Launch]], batches: Sequence[Batch]) -> Array:
+        """Seconds, and how far below and above they may be, of each pass."""
+        found = np.zeros((len(group), 3))
+        for row, launches in enumerate(group):
+            each = [self._times[launch.call] for launch in launches]
+            visible = visible_shares(launches, [(one.span.value, one.dram_s) for one in each], batches[row].tokens)
+            ran = (
+                KernelTime.of("", launch, self._times, share) for launch, share in zip(launches, visible, strict=True)
+            )
+            span = joined(ran)
+            slower = sum(x.count * throttled_s(x.call, self._times[x.call].span.value, self._times) for x in launches)
+            found[row] = span.value + slower, span.value - span.low, span.high - span.value
+        return found
+
+    def _host_gaps(self, launches: Sequence[Sequence[Sequence[Launch]]]) -> tuple[float, float]:
+        """Seconds of the gaps between the kernels of a graph, and of launching all of them one by one."""
+        stack = self.deployment.stack
+        counts = [(launch.count, stack.launching_s(launch.op)) for sort in launches[:3] for launch in sort[0]]
+        return sum(count for count, _ in counts) * stack.gap_s, sum(count * time_s for count, time_s in counts)
+
+    def _joint_ratio(self, joint: Array) -> Array:
+        grid = self._mixed_grid
+        assert grid is not None
+        ratio = joint[:, 0].reshape([len(axis) for axis in grid])
+        for i, n in enumerate(grid[0]):
+            for j, context in enumerate(self._held(n, grid[1], whole=True)):
+                alone = self._decoding(n, context)[0]
+                for k, q in enumerate(grid[2]):
+                    for m, past in enumerate(grid[3]):
+                        ratio[i, j, k, m] /= alone + self._prompting(q, past)[0]
+        return ratio
+
+    def _decoding(self, sequences: float, context: float) -> tuple[float, float, float]:
+        """Attention of decodes: time, below, above."""
+        return _bilinear(self._sequences, self._contexts, self._decode, sequences, context)
+
+    def _prompting(self, tokens: float, past: float) -> tuple[float, float, float]:
+        return _bilinear(self._prompts, self._pasts, self._prompt, tokens, past)
+
+    def _tokens_of(self, tokens: int, *, graph: bool, decoded: bool = False) -> tuple[float, float, float]:
+        """What follows the tokens of a step; a graph runs as many as it was captured with."""
+        table = self._decoded if decoded else self._tokens
+        return table[self._padded[tokens] if graph and tokens < len(self._padded) else tokens]
+
+    def _line(self, sequences: int, variant: str) -> tuple[list[float], list[float]]:
+        """Mean contexts, and the step that decodes so many sequences of each, before the server's factor: lines between
+        them are steps between."""
+        key = sequences, variant
+        if key not in self._lines:
+            graph = self.deployment.stack.graphs
+            tokens = self._tokens_of(sequences * (1 + self.drafted), graph=graph, decoded=True)
+            rows = _linear(self._sequences, self._rows, sequences)
+            steps = []
+            for context in self._contexts:
+                parts = (tokens, rows, self._decoding(sequences, context))
+                step = self._summed(parts, variant, graph)
+                one = self.draft.decode(sequences, sequences * context, variant) if self.draft else 0.0
+                steps.append(step + self.drafted * one)
+            self._lines[key] = [float(c) for c in self._contexts], steps
+        return self._lines[key]
+
+    def decode(self, sequences: int, context_sum: float, variant: str = "likely") -> float:
+        """A step that decodes ``sequences`` with ``context_sum`` tokens in the cache together."""
+        contexts, steps = self._line(sequences, variant)
+        return _on_line(contexts, steps, context_sum / sequences) * self.deployment.stack.decode_factor
+
+    def decodes(self, sequences: int, context_sum: float, gained: float, count: int, variant: str = "likely") -> Array:
+        """``count`` such steps, each with ``gained`` tokens a sequence more in the cache than the one before."""
+        contexts, steps = self._line(sequences, variant)
+        found = np.interp(context_sum / sequences + gained * np.arange(count), contexts, steps)
+        return found * self.deployment.stack.decode_factor
+
+    def mixed(self, sequences: int, context_sum: float, prompt_tokens: int, past: float, rows: int,
+              variant: str = "likely") -> float:  # fmt: skip
+        """A step that reads ``prompt_tokens`` after ``past`` ones (the mean, weighted by tokens) beside ``sequences``
+        that decode; ``rows`` are sampled."""
+        tokens = prompt_tokens + sequences * (1 + self.drafted)
+        reading = self._prompting(prompt_tokens, past)
+        context = context_sum / sequences if sequences else 0.0
+        decoding = self._decoding(sequences, context) if sequences else (0.0, 0.0, 0.0)
+        attention = tuple(a + b for a, b in zip(reading, decoding, strict=True))
+        if self._ratio is not None and sequences:
+            assert self._mixed_grid is not None
+            ratio = _between(self._mixed_grid, self._ratio, (sequences, context, prompt_tokens, past))
+            attention = tuple(part * ratio for part in attention)
+        head = _linear(self._sequences, self._rows, rows) if rows else (0.0, 0.0, 0.0)
+        graph = self.deployment.stack.replays(tokens, decodes=False)
+        parts = (self._tokens_of(tokens, graph=graph), head, attention)
+        together = self._summed(parts, variant, graph)
+        if self.draft:
+            together += self.draft.mixed(0, 0.0, prompt_tokens, past, 0, variant)
+            together += self.drafted * self.draft.decode(sequences, context_sum, variant) if sequences else 0.0
+        stack = self.deployment.stack
+        if stack.prompt_factor == stack.decode_factor == 1.0:
+            return together
+        alone = self.decode(sequences, context_sum, variant) if sequences else 0.0  # its factor is in it
+        return alone + stack.prompt_factor * max(0.0, together - alone / stack.decode_factor)
+
+    def _summed(self, parts: Iterable[Sequence[float]], variant: str, graph: bool) -> float:
+        """Kernels of different networks are wrong on their own; whole passes a little more (see ``passes``)."""
+        time = below = above = 0.0
+        for part in parts:
+            time, below, above = time + part[0], below + part[1] ** 2, above + part[2] ** 2
+        gaps, launching = self._gaps_s
+        host = gaps if graph else max(0.0, launching - time)
+        spread = self.deployment.stack.spread
+        if spread:  # its steps were measured
+            time *= {"low": 1 - spread, "likely": 1.0, "high": 1 + spread}[variant]
+        elif variant == "low":
+            time -= math.sqrt(below + (PASS_SPREAD[0] * time) ** 2)
+        elif variant == "high":
+            time += math.sqrt(above + (PASS_SPREAD[1] * time) ** 2)
+        return max(time, 0.0) + host
+
+    @property
+    def predictor(self) -> str:
+        return self._times.predictor
+
+    @cached_property
+    def rests_on(self) -> EvidenceSummary:
+        """What a middling step rests on."""
+        middle = Batch(8 * (1,), 8 * (min(1024, self.reach.context),))
+        launches = forward(self.deployment, middle)
+        self._times.learn(launch.call for launch in launches)
+        return EvidenceSummary.of(KernelTime.of("decode", launch, self._times) for launch in launches)
+
+    def exactly(self, batch: Batch) -> Interval:
+        """The same step predicted as it is, every sequence with its own lengths: what lines are checked against."""
+        launches = forward(self.deployment, batch)
+        self._times.learn(launch.call for launch in launches)
+        return joined(KernelTime.of("", launch, self._times) for launch in launches)
+
+
+def host_s(variant: str, time_s: float, spread: float = 0.0) -> float:
+    """A host's time at one end of what machines need, or between; ``spread``: of a server that was measured."""
+    low, high = (1 - spread, 1 + spread) if spread else HOST_RANGE
+    return time_s * {"low": low, "likely": 1.0, "high": high}[variant]
+
+
+def _of(deployment: Deployment, batch: Batch, sort: str) -> list[Launch]:
+    return [launch for launch in forward(deployment, batch) if launch.by == sort]
+
+
+def _read(tokens: int) -> Batch:
+    """A pass that reads so many tokens of a prompt."""
+    return Batch((tokens,), (0,))
+
+
+def _decoded(tokens: int) -> Batch:
+    """A pass in which so many sequences get a token each."""
+    return Batch(tokens * (1,), tokens * (64,))
+
+
+def _up_to(grid: Sequence[int], most: int) -> tuple[int, ...]:
+    """Of the grid as much as ``most`` needs."""
+    below = [x for x in grid if x < most]
+    return (*below, next((x for x in grid if x >= most), max(most, 1)))
+
+
+def padded(sizes: Sequence[Sequence[int]], tokens: int) -> int:
+    """The graph that a step of so many tokens replays: sizes (first, last, step); itself where it is too large."""
+    for first, last, step in sizes:
+        if tokens <= last:
+            return max(first, first + -(-(tokens - first) // step) * step)
+    return tokens
+
+
+def _token_counts(sizes: Sequence[Sequence[int]], most: int) -> list[int]:
+    """Every graph; and between them 8 tokens, then 32, then 64, then a 32nd, which keeps lines within a percent."""
+    found = {1, 2, 4, *(n for first, last, step in sizes for n in range(first, last + 1, step) if n <= most)}
+    at = 0
+    while at < most:
+        at += next((step for end, step in _STEPS if at < end), at // 32)
+        found.add(at)
+    return sorted(found)
+
+
+def _filled(counts: Sequence[int], table: Array) -> list[tuple[float, float, float]]:
+    """Of every number of tokens: lines between the nearest."""
+    every = np.arange(counts[-1] + 1)
+    columns = [np.interp(every, counts, table[:, i]).tolist() for i in range(3)]
+    return list(zip(*columns, strict=True))
+
+
+def _continued(known: Sequence[int], table: Array, every: Sequence[int]) -> Array:
+    """A table of more contexts than were asked about: on from the last two, attention reads evenly more."""
+    slope = (table[-1] - table[-2]) / (known[-1] - known[-2])
+    beyond = [table[-1] + np.maximum(slope, 0.0) * (x - known[-1]) for x in every if x > known[-1]]
+    within = [[np.interp(x, known, table[:, i]) for i in range(3)] for x in every if x <= known[-1]]
+    return np.array([*within, *beyond])
+
+
+def _place(grid: Sequence[float], at: float) -> tuple[int, float]:
+    """The cell that a value lies in and how far along it; values beyond the ends lie on the line of the last cell."""
+    if len(grid) == 1:
+        return 0, 0.0
+    cell = min(max(bisect_right(grid, at) - 1, 0), len(grid) - 2)
+    return cell, (at - grid[cell]) / (grid[cell + 1] - grid[cell])
+
+
+def _linear(grid: Sequence[int], table: Array, at: float) -> tuple[float, float, float]:
+    cell, along = _place(grid, at)
+    found = table[cell] if len(grid) == 1 else table[cell] * (1 - along) + table[cell + 1] * along
+    return float(found[0]), float(found[1]), float(found[2])
+
+
+def _bilinear(rows: Sequence[int], columns: Sequence[int], table: Array, row: float, column: float
+              ) -> tuple[float, float, float]:  # fmt: skip
+    i, u = _place(rows, row)
+    j, v = _place(columns, column)
+    v = max(v, 0.0)  # less context than the least: no less time than its
+    below, right = min(i + 1, len(rows) - 1), min(j + 1, len(columns) - 1)
+    found = (table[i, j] * ((1 - u) * (1 - v)) + table[below, j] * (u * (1 - v)) + table[i, right] * ((1 - u) * v)
+             + table[below, right] * (u * v))  # fmt: skip
+    return float(found[0]), float(found[1]), float(found[2])
+
+
+def _on_line(xs: Sequence[float], ys: Sequence[float], at: float) -> float:
+    cell, along = _place(xs, max(at, xs[0]))
+    return ys[cell] if len(xs) == 1 else ys[cell] * (1 - along) + ys[cell + 1] * along
+
+
+def _between(grid: Sequence[Sequence[int]], table: Array, at: Sequence[float]) -> float:
+    """Multilinear in the logarithms of the axes; held at the ends."""
+    found = table
+    for axis, value in zip(grid, at, strict=True):
+        cell, along = _place([math.log1p(x) for x in axis], math.log1p(value))
+        along = min(max(along, 0.0), 1.0)
+        found = found[cell] if len(axis) == 1 else found[cell] * (1 - along) + found[cell + 1] * along
+    return float(found)

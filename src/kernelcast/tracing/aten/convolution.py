@@ -1,0 +1,138 @@
+"""Convolutions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from kernelcast.forecast.calls import Launch
+from kernelcast.ops import kernel
+from kernelcast.ops.base import columns_of
+from kernelcast.ops.conv_sizes import Sizes, depthwise_in_pytorch
+from kernelcast.tracing.aten.table import (
+    Settings,
+    cost,
+    launch,
+    matrix_format,
+    number_format,
+    rule,
+)
+from kernelcast.tracing.traced import Op, Tensor
+
+_PART = "convolution"
+
+
+def _each(value: Sequence[int], axes: int) -> list[int]:
+    """A number for every axis: ATen takes one for all too."""
+    return list(value) if len(value) == axes else [value[0]] * axes
+
+
+def _sizes(x: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any, groups: int) -> dict[str, int]:
+    """conv2d's parameters; one axis becomes rows of one, as in ATen."""
+    axes = len(x.shape) - 2
+    ways = [_each(value, axes) for value in (stride, padding, dilation)]
+    found = {"batch": x.shape[0], "in_channels": x.shape[1], "out_channels": weight.shape[0], "groups": groups}
+    if axes == 1:
+        found |= {"height": 1, "width": x.shape[2], "kernel_h": 1, "kernel_w": weight.shape[2], "stride": 1,
+                  "padding": 0, "stride_w": ways[0][0], "padding_w": ways[1][0]}  # fmt: skip
+        return found | ({"dilation_w": ways[2][0]} if ways[2][0] > 1 else {})
+    found |= {"height": x.shape[-2], "width": x.shape[-1], "kernel_h": weight.shape[-2], "kernel_w": weight.shape[-1]}
+    for name, (*_, rows, columns) in zip(("stride", "padding", "dilation"), ways, strict=True):
+        found |= {name: rows} if rows == columns else {name: rows, f"{name}_w": columns}
+    if axes == 3:
+        found |= {"depth": x.shape[2], "kernel_d": weight.shape[2], "stride_d": ways[0][0], "padding_d": ways[1][0]}
+        found |= {"dilation_d": ways[2][0]} if ways[2][0] > 1 else {}
+    return found
+
+
+def channels_last(x: Tensor) -> bool:
+    """As ATen tells it by strides (is_channels_last_strides_2d and _3d)."""
+    if len(x.shape) not in (4, 5) or x.stride[1] == 0:
+        return False
+    least = 0
+    for axis in (1, *range(len(x.shape) - 1, 1, -1), 0):
+        if x.shape[axis] == 0 or x.stride[axis] < least or (axis == 0 and least == x.stride[1]):
+            return False
+        least = x.stride[axis] * max(1, x.shape[axis])
+    return True
+
+
+def _laid(x: Tensor, last: bool) -> Tensor:
+    """The tensor dense, channels last or first."""
+    order = (1, *range(len(x.shape) - 1, 1, -1), 0) if last else range(len(x.shape) - 1, -1, -1)
+    steps, step = [0] * len(x.shape), 1
+    for axis in order:
+        steps[axis], step = step, step * x.shape[axis]
+    return Tensor(x.shape, tuple(steps), x.dtype, x.storage)
+
+
+def _put_right(x: Tensor, last: bool, settings: Settings) -> Iterator[Launch]:
+    """The copy of a tensor that lies otherwise than cuDNN is told (``contiguous(memory_format)``)."""
+    wanted = _laid(x, last)
+    same = all(a == b or size == 1 for a, b, size in zip(x.stride, wanted.stride, x.shape, strict=True))
+    if not same:
+        yield from _as_op("clone", (x,), wanted, settings)
+
+
+def _as_op(name: str, inputs: Sequence[Any], out: Tensor, settings: Settings) -> Iterator[Launch]:
+    """What another op of ATen would launch, which a convolution calls inside."""
+    found = cost(Op(name, tuple(inputs), {}, (out,), "kernel", "forward", ""), settings)
+    for one in found.launches:
+        yield replace(one, part=_PART)
+
+
+def _kind(x: Tensor, settings: Settings) -> dict[str, str]:
+    """fp32 runs as TF32 unless ``torch.backends.cudnn.allow_tf32`` is off, where the GPU has it."""
+    if x.dtype != "fp32":
+        return {"dtype": matrix_format(x, settings)}
+    if settings.tf32_convolutions and settings.has_tf32:
+        return {"dtype": "tf32"}
+    return {"dtype": "fp32", "tf32": "off"}
+
+
+def _adds_bias(call: dict[str, Any]) -> bool:
+    """PyTorch's own depthwise kernels do."""
+    if call["groups"] == 1:
+        return False
+    columns = columns_of([kernel("conv2d", **call)])
+    return bool(depthwise_in_pytorch(columns, Sizes.of(columns))[0])
+
+
+@rule("convolution", "cudnn_convolution", "_convolution", "convolution_overrideable")
+def _forward(op: Op, settings: Settings) -> Iterator[Launch]:
+    x, weight, bias, stride, padding, dilation, transposed = op.arguments[:7]
+    groups, out = op.argument(8, "groups", 1), op.outputs[0]
+    last = channels_last(x) or channels_last(weight)
+    for tensor in (x, weight):
+        yield from _put_right(tensor, last, settings)
+    sized = out if transposed else x  # transposed: a convolution's gradient by its input, run forward
+    sizes = _sizes(sized, weight, stride, padding, dilation, groups)
+    call: dict[str, Any] = {**sizes, "layout": "nhwc" if last else "nchw", **_kind(x, settings)}
+    yield launch(_PART, "conv2d_dgrad" if transposed else "conv2d", **call)
+    if bias is not None and (transposed or not _adds_bias(call)):
+        made = _laid(out, last)
+        column = Tensor(
+            (1, bias.elements, *[1] * (len(out.shape) - 2)), (0, 1, *[0] * (len(out.shape) - 2)), bias.dtype
+        )
+        yield from _as_op("add_", (made, column), made, settings)
+
+
+@rule("convolution_backward")
+def _backward(op: Op, settings: Settings) -> Iterator[Launch]:
+    """Gradients of the input, of the weight, and of the bias, as asked for."""
+    grad, x, weight, _, stride, padding, dilation, transposed, _, groups, wanted = op.arguments[:11]
+    last = channels_last(x) or channels_last(weight)
+    for tensor in (grad, x, weight)[: 3 if wanted[0] else 2]:
+        yield from _put_right(tensor, last, settings)
+    sizes = _sizes(grad if transposed else x, weight, stride, padding, dilation, groups)
+    call: dict[str, Any] = {**sizes, "layout": "nhwc" if last else "nchw", **_kind(x, settings)}
+    if wanted[0]:
+        yield launch(_PART, "conv2d" if transposed else "conv2d_dgrad", **call)
+    if wanted[1]:
+        yield launch(_PART, "conv2d_wgrad", **call)
+    if wanted[2]:
+        channels = grad.shape[1]
+        pixels = max(1, grad.elements // channels)
+        rows, cols, axis = (pixels, channels, "rows") if last else (channels, pixels, "cols")
+        yield launch("reduction", "reduce_sum", rows=rows, cols=cols, axis=axis, dtype=number_format(grad))

@@ -1,0 +1,180 @@
+"""Layers over feature maps: batch and group norm, pooling, resampling, padding, roll; forward and backward."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from kernelcast.forecast.calls import Launch
+from kernelcast.tracing.aten.movement import copied, filled, in_order, layout_of
+from kernelcast.tracing.aten.table import Settings, launch, number_format, pointwise, rule, total_bytes
+from kernelcast.tracing.traced import Op, Tensor
+
+_FROZEN = ("_native_batch_norm_legit_no_training", "_batch_norm_no_update")
+_INPUT_FIRST = ("cudnn_batch_norm_backward", "miopen_batch_norm_backward")  # others have the gradient first
+
+
+def _planes(x: Tensor) -> dict[str, int]:
+    """Images, channels and pixels; without images (C, …) there is one."""
+    batch = max(1, x.shape[0])
+    channels = max(1, x.shape[1] if len(x.shape) > 1 else 1)
+    return {"batch": batch, "channels": channels, "spatial": max(1, x.elements // (batch * channels))}
+
+
+@rule("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional", "cudnn_batch_norm",
+      "miopen_batch_norm", "_batch_norm_with_update", "_batch_norm_with_update_functional", *_FROZEN)  # fmt: skip
+def _batch_norm(op: Op, settings: Settings) -> Iterator[Launch]:
+    x, weight = op.arguments[:2]
+    trains = op.name not in _FROZEN
+    if op.name in ("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "miopen_batch_norm"):
+        trains = next((flag for flag in op.arguments if isinstance(flag, bool)), True)
+    yield _normed("batch_norm", x, weight, trains)
+
+
+@rule("native_batch_norm_backward", "batch_norm_backward", *_INPUT_FIRST)
+def _batch_norm_backward(op: Op, settings: Settings) -> Iterator[Launch]:
+    x, weight = op.arguments[0 if op.name in _INPUT_FIRST else 1], op.arguments[2]
+    trains = next((flag for flag in op.arguments if isinstance(flag, bool)), True)
+    yield _normed("batch_norm_backward", x, weight, trains)
+
+
+def _normed(kernel: str, x: Tensor, weight: Tensor | None, trains: bool) -> Launch:
+    weights = weight.dtype if weight is not None and weight.dtype != x.dtype else None
+    return launch("norms", kernel, **_planes(x), layout=layout_of(x), training=trains, weights=weights,
+                  dtype=number_format(x))  # fmt: skip
+
+
+@rule("native_group_norm", "native_group_norm_backward")
+def _group_norm(op: Op, settings: Settings) -> Iterator[Launch]:
+    """Statistics of each group of channels in each image; images, channels, pixels and groups are given."""
+    x = op.arguments[1 if op.name.endswith("backward") else 0]
+    batch, channels, spatial, groups = [a for a in op.arguments if type(a) is int][:4]
+    yield launch("norms", op.name.removeprefix("native_"), batch=max(1, batch), channels=channels,
+                 spatial=max(1, spatial), groups=groups, dtype=number_format(x))  # fmt: skip
+
+
+def _three(sizes: Sequence[int], empty: int) -> list[int]:
+    """Depth, height and width; ``empty`` for axes that are not there."""
+    return [*[empty] * (3 - len(sizes)), *sizes]
+
+
+def _windows(x: Tensor, axes: int, kernel: Any, stride: Any, padding: Any) -> dict[str, Any]:
+    """Parameters of pooling over the last ``axes`` axes of ``x``; a number counts for each of them."""
+    sizes, window, step, around = (
+        list(value) * (axes if len(value) == 1 else 1) if isinstance(value, (list, tuple)) else [value] * axes
+        for value in (x.shape[-axes:], kernel, stride or kernel, padding or 0)
+    )
+    depth, height, width = _three(sizes, 1)
+    kernel_d, kernel_h, kernel_w = _three(window, 1)
+    return {**_images(x, axes), "depth": depth, "height": height, "width": width, "kernel_d": min(kernel_d, depth),
+            "kernel_h": min(kernel_h, height), "kernel_w": min(kernel_w, width), "stride": max(step),
+            "padding": max(around), "layout": layout_of(x), "dtype": number_format(x)}  # fmt: skip
+
+
+def _images(x: Tensor, axes: int) -> dict[str, int]:
+    batch = x.shape[0] if len(x.shape) > axes + 1 else 1
+    return {"batch": max(1, batch), "channels": max(1, x.shape[-axes - 1])}
+
+
+@rule("max_pool2d_with_indices", "max_pool3d_with_indices", "max_pool2d", "avg_pool2d", "avg_pool3d")
+def _pool(op: Op, settings: Settings) -> Iterator[Launch]:
+    x, kernel = op.arguments[:2]
+    stride, padding = op.argument(2, "stride"), op.argument(3, "padding")
+    yield launch("pooling", op.name[:8], **_windows(x, 2 + ("3d" in op.name), kernel, stride, padding))
+
+
+@rule("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward", "avg_pool2d_backward",
+      "avg_pool3d_backward")  # fmt: skip
+def _pool_backward(op: Op, settings: Settings) -> Iterator[Launch]:
+    _, x, kernel, stride, padding = op.arguments[:5]
+    yield launch("pooling", f"{op.name[:8]}_backward", **_windows(x, 2 + ("3d" in op.name), kernel, stride, padding))
+
+
+@rule("_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "adaptive_max_pool2d", "adaptive_max_pool3d",
+      "_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward", "adaptive_max_pool2d_backward",
+      "adaptive_max_pool3d_backward")  # fmt: skip
+def _adaptive(op: Op, settings: Settings) -> Iterator[Launch]:
+    """Of the maximum as of the mean."""
+    backward = op.name.endswith("backward")
+    x, y = (op.arguments[1], op.arguments[0]) if backward else (op.arguments[0], op.outputs[0])
+    axes = 2 + ("3d" in op.name)
+    yield launch("pooling", f"adaptive_avg_pool{'_backward' * backward}", **_images(x, axes), **_resized(x, y, axes),
+                 layout=layout_of(x), dtype=number_format(x))  # fmt: skip
+
+
+def _resized(x: Tensor, y: Tensor, axes: int) -> dict[str, int]:
+    """Rows and columns before and after; frames count as rows."""
+    found: dict[str, int] = {}
+    for name, tensor in (("", x), ("out_", y)):
+        depth, height, width = _three(tensor.shape[-axes:], 1)
+        found |= {f"{name}height": max(1, depth * height), f"{name}width": max(1, width)}
+    return found
+
+
+# how an output is made, by a word of the op's name
+_MODES = {"nearest": "nearest", "linear": "bilinear", "bicubic": "bicubic"}
+_UPSAMPLES = [f"upsample_{kind}{way}" for kind in (
+    "nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "trilinear3d", "bicubic2d",
+) for way in ("", "_backward")]  # fmt: skip
+_OTHERS = [f"{kind}{way}" for kind in (
+    "_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d", "_upsample_bilinear2d_aa",
+    "_upsample_bicubic2d_aa",
+) for way in ("", "_backward")]  # fmt: skip
+
+
+@rule(*_UPSAMPLES, *_OTHERS)
+def _interpolate(op: Op, settings: Settings) -> Iterator[Launch]:
+    """The input is the small image, or, downwards, the large one."""
+    backward = op.name.endswith("backward")
+    x, y = (op.outputs[0], op.arguments[0]) if backward else (op.arguments[0], op.outputs[0])
+    mode = next(kind for word, kind in _MODES.items() if word in op.name)
+    axes = 3 if "3d" in op.name else 1 if "1d" in op.name else 2
+    yield launch("resampling", f"interpolate{'_backward' * backward}", **_images(x, axes), **_resized(x, y, axes),
+                 mode=mode, layout=layout_of(x), dtype=number_format(x))  # fmt: skip
+
+
+@rule(*(f"{kind}_pad{axes}d{way}" for kind in ("reflection", "replication") for axes in (1, 2, 3)
+        for way in ("", "_backward")))  # fmt: skip
+def _mirrored(op: Op, settings: Settings) -> Iterator[Launch]:
+    backward = op.name.endswith("backward")
+    x, y = (op.arguments[1], op.arguments[0]) if backward else (op.arguments[0], op.outputs[0])
+    axes = int(op.name.partition("_pad")[2][0])
+    images = max(1, x.elements // max(1, math.prod(x.shape[-axes:])))
+    mode = "reflect" if op.name.startswith("reflection") else "replicate"
+    yield launch("copy", f"pad{'_backward' * backward}", images=images, **_resized(x, y, axes), mode=mode,
+                 dtype=number_format(x))  # fmt: skip
+
+
+@rule("constant_pad_nd")
+def _constant_pad(op: Op, settings: Settings) -> Iterator[Launch]:
+    """The whole is filled, then the input copied into it. Borders that are taken away: a copy of what is left."""
+    x, y = op.arguments[0], op.outputs[0]
+    if all(border <= 0 for border in op.arguments[1]):
+        yield copied(Tensor(y.shape, x.stride, x.dtype), y)
+        return
+    yield from filled(Tensor(tuple(map(min, x.shape, y.shape)), x.stride, x.dtype), y)
+
+
+@rule("roll")
+def _roll(op: Op, settings: Settings) -> Iterator[Launch]:
+    """A kernel for each axis that is shifted; all of it as one axis where none is named."""
+    x = op.arguments[0]
+    shifts, named = op.argument(1, "shifts"), op.argument(2, "dims", ())
+    shifts, named = ([value] if isinstance(value, int) else list(value or ()) for value in (shifts, named))
+    yield from in_order(x)
+    for shift, axis in zip(shifts, named or [None] * len(shifts), strict=False):
+        sizes = (x.elements,) if axis is None else x.shape
+        at = 0 if axis is None else axis % len(sizes)
+        length = max(1, sizes[at])
+        yield launch("copy", "roll", outer=max(1, math.prod(sizes[:at])), length=length,
+                     inner=max(1, math.prod(sizes[at + 1 :])), shift=abs(shift) % length,
+                     dtype=number_format(x))  # fmt: skip
+
+
+@rule("im2col", "col2im")
+def _columns(op: Op, settings: Settings) -> Iterator[Launch]:
+    """A thread an output that reads its window; neighbours share it through L1."""
+    x = max((*op.inputs, *op.outputs), key=lambda t: t.elements)
+    yield pointwise("pooling", max(t.elements for t in op.outputs), number_format(x), flops=4.0, access="strided",
+                    read_bytes=total_bytes(op.inputs), written_bytes=total_bytes(op.outputs))  # fmt: skip

@@ -1,0 +1,150 @@
+"""The table itself, and what every rule is made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from kernelcast.forecast.calls import Call, Launch
+from kernelcast.tracing.traced import Op, Tensor
+
+_KERNEL_DTYPES = ("fp32", "bf16", "fp16")
+_MOST = 2**31 - 1  # of one size of a kernel call
+_NARROW, _WIDTH = 256, 1024  # columns below which few vector kernels were measured; and as which they are asked then
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What decides which kernel an op launches, beside its tensors."""
+
+    tf32: bool = False  # fp32 products on tensor cores (torch.set_float32_matmul_precision("high"))
+    capability: str = "9.0"  # compute capability of the GPU
+    l2_bytes: float = 50e6  # what stays within reach between two uses of a sector
+    tf32_convolutions: bool = True  # fp32 convolutions on tensor cores (torch.backends.cudnn.allow_tf32)
+
+    @property
+    def has_tf32(self) -> bool:
+        """Ampere and newer."""
+        major = self.capability.split(".")[0]
+        return major.isdigit() and int(major) >= 8
+
+
+@dataclass(frozen=True)
+class Costed:
+    """The kernel calls of an op. ``by_bytes``: it is in no rule, so that it counts as what it moves."""
+
+    launches: tuple[Launch, ...]
+    by_bytes: bool = False
+
+
+Rule = Callable[[Op, Settings], Iterable[Launch]]
+_RULES: dict[str, Rule] = {}
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Enter a function for these ops (and their in-place forms where they are listed)."""
+
+    def enter(function: Rule) -> Rule:
+        for name in names:
+            if name in _RULES:
+                raise ValueError(f"two rules for {name}")
+            _RULES[name] = function
+        return function
+
+    return enter
+
+
+def known_ops() -> list[str]:
+    return sorted(_RULES)
+
+
+def cost(op: Op, settings: Settings) -> Costed:
+    """What ``op`` launches."""
+    found = _RULES.get(op.name) or _RULES.get(op.name.rstrip("_"))
+    if found is not None:
+        return Costed(tuple(found(op, settings)))
+    return Costed((by_bytes(op),), by_bytes=True)
+
+
+def launch(part: str, op: str, count: float = 1, **given: Any) -> Launch:
+    """Of one of PyTorch's kernels; parameters that are None are left out."""
+    return Launch(part, Call.of(op, {"stack": "torch", **given}), count)
+
+
+def vectorised(part: str, op: str, x: Tensor, dtype: str | None = None, **given: Any) -> Launch:
+    """A kernel that takes a tensor as one long vector: how wide its last axis is does not matter, so that narrow ones
+    are asked about in a width that was measured."""
+    rows, cols = split(x.elements, x.cols if x.cols >= _NARROW else _WIDTH)
+    if cols < _NARROW <= x.elements:
+        rows, cols = max(1, round(x.elements / _WIDTH)), min(_WIDTH, x.elements)
+    return launch(part, op, rows=rows, cols=cols, dtype=dtype or number_format(x), **given)
+
+
+def total_bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(x.bytes for x in tensors)
+
+
+def number_format(tensor: Tensor) -> str:
+    """The format that a vector kernel of this tensor counts in."""
+    if tensor.dtype in _KERNEL_DTYPES:
+        return tensor.dtype
+    return "fp32" if tensor.item_bytes >= 4 else "bf16"
+
+
+def matrix_format(tensor: Tensor, settings: Settings) -> str:
+    if tensor.dtype == "fp32":
+        return "tf32" if settings.tf32 else "fp32"
+    return tensor.dtype if tensor.dtype in ("bf16", "fp16", "fp8", "int8") else "fp32"
+
+
+def split(elements: int, cols: int = 0) -> tuple[int, int]:
+    """Elements as rows and columns that a kernel call can have."""
+    cols = cols or 1024
+    if cols > elements or elements % cols:
+        cols = math.gcd(elements, 4096)  # the largest power of two up to that
+    rows = max(1, elements // cols)
+    while rows > _MOST:
+        rows, cols = rows // 2, cols * 2
+    return rows, cols
+
+
+def over(part: str, x: Tensor, **given: Any) -> Launch:
+    """``pointwise`` over the elements of a tensor."""
+    return pointwise(part, x.elements, number_format(x), **given)
+
+
+def pointwise(
+    part: str,
+    elements: int,
+    dtype: str,
+    *,
+    read_bytes: float,
+    written_bytes: float,
+    tensors: int = 0,
+    access: str | None = None,
+    axes: int | None = None,
+    flops: float = 1.0,
+    xu_ops: float = 0.0,
+    cols: int = 0,
+    count: float = 1,
+) -> Launch:
+    """A kernel over ``elements`` that moves so many bytes."""
+    width = {"fp32": 4, "bf16": 2, "fp16": 2}[dtype]
+    rows, columns = split(max(1, elements), cols)
+    total = max(1, elements) * width
+    return launch(
+        part, "pointwise", count, rows=rows, cols=columns, dtype=dtype,
+        reads=round(read_bytes / total, 4), writes=round(written_bytes / total, 4), tensors=float(tensors),
+        access=access, axes=axes if access == "strided" else None, flops=flops, xu_ops=xu_ops,
+    )  # fmt: skip
+
+
+def by_bytes(op: Op) -> Launch:
+    """An op that no rule knows: every input read once, every output written once."""
+    inputs = {x.storage: x for x in op.inputs}.values()
+    outputs = op.outputs or tuple(op.inputs[:1])
+    largest = max((*op.inputs, *outputs), key=lambda x: x.elements)
+    read, written = total_bytes(inputs), total_bytes(outputs)
+    return over("other", largest, read_bytes=read, written_bytes=written, tensors=len(inputs))

@@ -1,0 +1,181 @@
+"""What a compiler like TorchInductor makes of a traced step: chains of element-wise ops and reductions as one kernel.
+
+Matrix products, attention, lookups and sorts stay as they are. An op joins a group where it reads what the group
+writes, or reads the same memory, over the same elements; a norm or a softmax is a reduction and what follows it, in one
+kernel a row. A fused kernel moves what crosses its boundary: it reads what others wrote, and writes what others read.
+Where a group starts orders the groups: a group takes an op only when all the op reads comes from groups that started
+before it, so that no two groups wait for one another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+from kernelcast.forecast.calls import Launch
+from kernelcast.tracing.aten.elementwise import cost_of, kernel_name
+from kernelcast.tracing.aten.table import Settings, number_format, pointwise, rule
+from kernelcast.tracing.traced import Op, Tensor, Trace
+
+FUSED = "fused"
+_COPIES = ("_to_copy", "clone", "copy", "copy_", "contiguous", "expand_copy", "permute_copy", "view_copy")
+# Ops over rows: FLOPs and special functions of an element, the axis that is reduced.
+_ROWS = {
+    "native_layer_norm": (8.0, 0.0), "_fused_rms_norm": (5.0, 0.0), "rms_norm": (5.0, 0.0),
+    "_softmax": (7.0, 1.0), "_safe_softmax": (7.0, 1.0), "_log_softmax": (7.0, 1.0),
+    "_softmax_backward_data": (4.0, 0.0), "_log_softmax_backward_data": (4.0, 1.0),
+}  # fmt: skip
+_REDUCTIONS = ("sum", "mean", "amax", "amin", "var", "var_mean")
+
+
+@dataclass(frozen=True)
+class _Walk:
+    """What a kernel of an op goes through. ``cols``: of the rows that it reduces, 0 where it reduces none."""
+
+    elements: int
+    cols: int = 0
+    fuses: bool = False
+    flops: float = 0.0
+    xu_ops: float = 0.0
+
+
+@dataclass
+class _Group:
+    """Ops that become one kernel. ``cols``: of the rows that it reduces, 0 while it reduces none."""
+
+    start: int
+    elements: int
+    phase: str
+    fuses: bool
+    cols: int = 0
+    flops: float = 0.0
+    xu_ops: float = 0.0
+    ops: list[Op] = field(default_factory=list)
+    read: dict[int, Tensor] = field(default_factory=dict)  # by storage, the largest look at it
+    written: dict[int, Tensor] = field(default_factory=dict)
+
+    def add(self, op: Op, walk: _Walk) -> None:
+        self.ops.append(op)
+        self.cols = self.cols or walk.cols
+        self.flops += walk.flops
+        self.xu_ops += walk.xu_ops
+        for x in op.inputs:
+            if x.storage not in self.written:
+                self.read[x.storage] = _larger(self.read.get(x.storage), x)
+        for x in op.outputs or op.inputs[:1]:
+            self.written[x.storage] = _larger(self.written.get(x.storage), x)
+
+
+def _larger(known: Tensor | None, new: Tensor) -> Tensor:
+    return new if known is None or new.bytes > known.bytes else known
+
+
+def fuse(trace: Trace) -> Trace:
+    """The step as a compiler would run it: groups of ops as single ops called ``fused``, and no Python in between."""
+    groups = _grouped(trace)
+    readers: dict[int, set[int]] = {}
+    for at, group in enumerate(groups):
+        for storage in group.read:
+            readers.setdefault(storage, set()).add(at)
+    ops = tuple(_joined(one, at, readers) if len(one.ops) > 1 else one.ops[0] for at, one in enumerate(groups))
+    return replace(trace, ops=ops, gradients=(), module_calls={})
+
+
+def _grouped(trace: Trace) -> list[_Group]:
+    """Every kernel of the trace in a group, in the order of their starts: what a group reads is there by then."""
+    groups: list[_Group] = []
+    writer: dict[int, _Group] = {}  # of a storage, the last one
+    touching: dict[int, _Group] = {}  # the last group that fuses and reads it
+    for at, op in enumerate(op for op in trace.ops if op.kind == "kernel" and not _constant(op)):
+        walk, group = _walk(op), None
+        if walk.fuses:
+            near = [found for x in op.inputs for found in (writer.get(x.storage), touching.get(x.storage)) if found]
+            group = next((g for g in sorted(near, key=lambda g: -g.start) if _joins(op, walk, g, writer)), None)
+        if group is None:
+            # what reads nothing can run first
+            group = _Group(at if op.inputs else -1, walk.elements, op.phase, walk.fuses)
+            groups.append(group)
+        group.add(op, walk)
+        for x in op.outputs or op.inputs[:1]:
+            writer[x.storage] = group
+        if walk.fuses:
+            touching.update(dict.fromkeys((x.storage for x in op.inputs), group))
+    return sorted(groups, key=lambda group: group.start)
+
+
+def _constant(op: Op) -> bool:
+    """A number that the compiler writes into the code."""
+    return not op.inputs and kernel_name(op) is not None and all(x.elements == 1 for x in op.outputs)
+
+
+def _joins(op: Op, walk: _Walk, group: _Group, writer: dict[int, _Group]) -> bool:
+    """Whether the op can run inside the group's kernel."""
+    if not group.fuses or group.phase != op.phase:
+        return False
+    if walk.elements != group.elements and not (group.cols and walk.elements * group.cols == group.elements):
+        return False  # other elements, and not one number a row of a reduction
+    if walk.cols and group.cols and walk.cols != group.cols:
+        return False
+    if op.in_place and writer.get(op.inputs[0].storage) is not group:
+        return False  # others may still read what it writes over
+    return all(g is group or g.start < group.start for g in (writer.get(x.storage) for x in op.inputs) if g)
+
+
+def _walk(op: Op) -> _Walk:
+    tensors = (*op.inputs, *op.outputs)
+    if op.name in _ROWS:
+        x = op.inputs[0]
+        axis = op.argument(1, "dim", -1) if "softmax" in op.name and op.name[-1] != "a" else -1
+        last = not isinstance(axis, int) or axis in (-1, len(x.shape) - 1)
+        flops, xu_ops = _ROWS[op.name]
+        return _Walk(x.elements, x.cols, last, flops * x.elements, xu_ops * x.elements)
+    if op.name in _REDUCTIONS and op.outputs and op.inputs:
+        x = op.inputs[0]
+        kept = max(1, op.outputs[0].elements)
+        inner = bool(x.shape) and kept * x.cols == x.elements and kept > 1
+        return _Walk(x.elements, x.cols, inner, float(x.elements))
+    name = kernel_name(op)
+    if name is not None or op.name in _COPIES:
+        elements = (op.outputs or op.inputs)[0].elements
+        fuses = all(x.elements <= elements for x in tensors)
+        flops, xu_ops = (cost_of(name).flops, cost_of(name).xu_ops) if name else (0.0, 0.0)
+        return _Walk(elements, 0, fuses, flops * elements, xu_ops * elements)
+    return _Walk(max((x.elements for x in tensors), default=0))
+
+
+def _joined(group: _Group, at: int, readers: dict[int, set[int]]) -> Op:
+    """One op that reads and writes what crosses the group's boundary."""
+    last = group.ops[-1]
+    inside = {x.storage for op in group.ops for x in op.inputs}  # read by the kernel itself
+    first = {x.storage for op in group.ops for x in (op.outputs or op.inputs)[:1]}
+    wanted = [
+        x
+        for storage, x in group.written.items()
+        if readers.get(storage, set()) - {at} or storage in group.read
+        or (storage in first and storage not in inside)
+    ]  # fmt: skip
+    outputs = tuple(wanted or [last.outputs[0] if last.outputs else last.inputs[0]])
+    options = {name: getattr(group, name) for name in ("elements", "flops", "xu_ops", "cols")}
+    options["ops"] = len(group.ops)
+    return Op(FUSED, tuple(group.read.values()), options, outputs, "kernel", last.phase, last.module)
+
+
+@rule(FUSED)
+def _fused(op: Op, settings: Settings) -> Iterator[Launch]:
+    """One kernel over the group's elements, by its boundary bytes. Triton code knows where each element lies."""
+    largest = max((*op.inputs, *op.outputs), key=lambda x: x.bytes)
+    elements, flops, xu_ops, cols = (op.options.get(name, 0) for name in ("elements", "flops", "xu_ops", "cols"))
+    elements = max(1, int(elements or largest.elements))
+    yield pointwise(
+        "fused", elements, number_format(largest), read_bytes=boundary_bytes(op.inputs),
+        written_bytes=boundary_bytes(op.outputs), flops=round(flops / elements, 3),
+        xu_ops=round(xu_ops / elements, 3), cols=int(cols) or largest.cols,
+    )  # fmt: skip
+
+
+def boundary_bytes(tensors: Iterable[Tensor]) -> float:
+    """Every memory once, however many looks there are at it."""
+    sizes: dict[int, int] = {}
+    for x in tensors:
+        sizes[x.storage] = max(sizes.get(x.storage, 0), x.bytes)
+    return float(sum(sizes.values()))

@@ -1,0 +1,145 @@
+"""How a training step is dealt out to GPUs, and which links each group of them talks over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from kernelcast.errors import KernelcastError, unknown
+from kernelcast.forecast.calls import Call, Launch
+from kernelcast.hardware import Gpu
+from kernelcast.inference.deployment import BETWEEN_NODES, GPUS_PER_NODE, check_counts, one_domain
+
+Schedule = Literal["gpipe", "1f1b", "interleaved"]
+SCHEDULES: tuple[str, ...] = get_args(Schedule)
+BUCKET_BYTES = 25 * 2**20  # torch's DistributedDataParallel, bucket_cap_mb
+
+
+@dataclass(frozen=True)
+class TrainingLayout:
+    """Ranks of a job: ``dp`` x ``tp`` x ``pp`` GPUs, neighbours first in tp, then dp, then pp (Megatron's order).
+
+    ``zero``: 0 keeps everything on each of the dp ranks, 1 deals out optimizer states, 2 gradients too, 3 parameters
+    too (FSDP). ``ep``: ranks among the dp ones that share out the experts. ``micro_batches``: times that the traced
+    batch, which is ONE micro-batch of one dp rank, passes before the optimizer's step. ``virtual_stages``: parts of
+    the model on each stage of the interleaved schedule. ``bucket_bytes``: gradients that are sent together.
+    ``overlap``: they are sent while the backward pass runs (DDP, FSDP), or all at its end (Megatron without
+    --overlap-grad-reduce). ``stage_layers``: layers on each stage, in order; not given: balanced by time.
+    """
+
+    dp: int = 1
+    tp: int = 1
+    pp: int = 1
+    ep: int = 1
+    zero: int = 0
+    sequence_parallel: bool = False
+    micro_batches: int = 1
+    schedule: Schedule = "1f1b"
+    virtual_stages: int = 1
+    bucket_bytes: int = BUCKET_BYTES
+    overlap: bool = True
+    stage_layers: tuple[int, ...] | None = None
+    gpus_per_node: int = GPUS_PER_NODE
+    between_nodes: str = BETWEEN_NODES
+
+    def __post_init__(self) -> None:
+        check_counts(self, "dp", "tp", "pp", "ep", "micro_batches", "virtual_stages", "bucket_bytes", "gpus_per_node")
+        if self.zero not in (0, 1, 2, 3):
+            raise KernelcastError(f"zero must be 0, 1, 2 or 3, not {self.zero!r}")
+        if self.schedule not in SCHEDULES:
+            raise unknown("schedule", self.schedule, SCHEDULES)
+        if self.dp % self.ep:
+            raise KernelcastError(f"ep {self.ep} does not divide dp {self.dp}: experts are dealt out over the dp ranks")
+        if self.sequence_parallel and self.tp == 1:
+            raise KernelcastError("sequence_parallel needs tp of 2 or more: it cuts what lies between tp's layers")
+        self._check_pipeline()
+
+    def _check_pipeline(self) -> None:
+        if self.virtual_stages > 1 and self.schedule != "interleaved":
+            raise KernelcastError(f"virtual_stages {self.virtual_stages} needs schedule='interleaved'")
+        if self.schedule == "interleaved":
+            if self.pp == 1 or self.virtual_stages == 1:
+                raise KernelcastError("the interleaved schedule needs pp and virtual_stages of 2 or more")
+            if self.micro_batches % self.pp:
+                raise KernelcastError(
+                    f"interleaved: micro_batches {self.micro_batches} must be a multiple of pp {self.pp}"
+                )
+        if self.stage_layers is not None and len(self.stage_layers) != self.parts:
+            raise KernelcastError(f"stage_layers names {len(self.stage_layers)} parts of the model, not {self.parts}")
+
+    @property
+    def gpus(self) -> int:
+        return self.dp * self.tp * self.pp
+
+    @property
+    def parts(self) -> int:
+        """Pieces that the depth of the model is cut into."""
+        return self.pp * self.virtual_stages
+
+    @property
+    def told(self) -> str:
+        """'dp 4, tp 2, ZeRO 1'"""
+        words = [f"{name} {getattr(self, name)}" for name in ("dp", "tp", "pp", "ep") if getattr(self, name) > 1]
+        words += ["sequence parallel"] if self.sequence_parallel else []
+        words += [f"ZeRO {self.zero}"] if self.zero else []
+        words += [f"{self.schedule}, {self.micro_batches} micro-batches"] if self.pp > 1 else []
+        words += [f"{self.micro_batches} micro-batches"] if self.pp == 1 and self.micro_batches > 1 else []
+        return ", ".join(words) or "one GPU"
+
+    def group(self, name: str) -> Group:
+        """Ranks that talk to one another: tp, dp, ep (who shares experts), or expert_dp (who has the same ones)."""
+        worlds = {
+            "tp": (self.tp, 1), "dp": (self.dp, self.tp), "ep": (self.ep, self.tp),
+            "expert_dp": (self.dp // self.ep, self.tp * self.ep),
+        }  # fmt: skip
+        return Group(*worlds[name], self.gpus_per_node, self.between_nodes)
+
+    def sends_between_nodes(self, gpu: Gpu, stage: int) -> bool:
+        """Whether ``stage`` and the next one (the first, after the last) lie in different nodes."""
+        node = self.tp * self.dp
+        one, other = stage % self.pp, (stage + 1) % self.pp
+        return not one_domain(gpu) and one * node // self.gpus_per_node != other * node // self.gpus_per_node
+
+
+@dataclass(frozen=True)
+class Group:
+    """``world`` ranks, ``stride`` apart."""
+
+    world: int
+    stride: int
+    gpus_per_node: int
+    between_nodes: str
+
+    def launches(self, op: str, size_bytes: float, dtype: str, gpu: Gpu) -> Iterator[Launch]:
+        """The kernel calls of one collective. Ranks of one node join theirs over its links first, then each talks to
+        its like in the other nodes over its own port (how NCCL's rings and trees use them; here one after another)."""
+        if self.world == 1 or size_bytes < 1:
+            return
+        inside = max(1, self.gpus_per_node // self.stride)
+        if one_domain(gpu) or self.world <= inside:
+            yield collective_launch(op, size_bytes, self.world, dtype, None)
+            return
+        if inside == 1 or self.world % inside or op == "all_to_all":
+            yield collective_launch(op, size_bytes, self.world, dtype, self.between_nodes)
+            return
+        nodes, part = self.world // inside, size_bytes / inside
+        if op in ("all_reduce", "reduce_scatter"):
+            yield collective_launch("reduce_scatter", size_bytes, inside, dtype, None)
+        yield collective_launch(op, part, nodes, dtype, self.between_nodes)
+        if op in ("all_reduce", "all_gather"):
+            yield collective_launch("all_gather", size_bytes, inside, dtype, None)
+
+    def sent_bytes(self, op: str, size_bytes: float) -> float:
+        """What each rank sends in a ring: the measure that papers compare."""
+        times = 2.0 if op == "all_reduce" else 1.0
+        return times * size_bytes * (self.world - 1) / self.world
+
+
+def collective_launch(op: str, size_bytes: float, world: int, dtype: str, fabric: str | None) -> Launch:
+    """``fabric``: None is the GPU's own link."""
+    words = {
+        "bytes": max(1, round(size_bytes)), "world": world, "stack": "nccl", "fabric": fabric,
+        "dtype": dtype if dtype in ("fp32", "bf16", "fp16") else "fp32",
+    }  # fmt: skip
+    return Launch("communication", Call.of(op, words))

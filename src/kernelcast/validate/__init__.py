@@ -1,5 +1,0 @@
-"""Replay what the project measured itself: kernels, and whole models."""
-
-from kernelcast.validate.kernels import Line, overall, repeated, tables, validate
-
-__all__ = ["Line", "overall", "repeated", "tables", "validate"]

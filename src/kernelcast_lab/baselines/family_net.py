@@ -1,0 +1,91 @@
+"""What the learned baselines share: one small network a family, in memory and as plain arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import numpy as np
+
+from kernelcast.errors import KernelcastError
+from kernelcast.forecast.evidence import EvidenceMatch, as_asked
+from kernelcast.forecast.network import Encoder, Floats, Layers
+from kernelcast.forecast.predictor import Question
+from kernelcast.hardware import Gpu
+from kernelcast.machine.analyse import Score, by_pipelines
+from kernelcast.ops.base import Kernel, Words
+from kernelcast.ops.work import Array
+
+Arrays = dict[str, Floats]
+
+
+@dataclass(frozen=True)
+class FamilyNet:
+    """Encoder and layers of one family; it is told the op and the dtype, but no stack and no GPU by name."""
+
+    encoder: Encoder
+    layers: Layers
+
+    def __call__(self, values: Floats, words: Mapping[str, str]) -> Array:
+        """(rows, outputs) of rows that share their words."""
+        return self.layers(self.encoder.numbers(values), self.encoder.positions(words)).astype(np.float64)
+
+    def to_arrays(self, family: str) -> tuple[Arrays, dict[str, Any]]:
+        arrays = self.encoder.tensors(f"{family}.") | self.layers.tensors(f"{family}.weight", f"{family}.bias")
+        return arrays, {"names": self.encoder.names, "vocabulary": self.encoder.vocabulary}
+
+    @classmethod
+    def from_arrays(cls, family: str, arrays: Arrays, about: Mapping[str, Any]) -> FamilyNet:
+        layers = Layers.read(arrays, f"{family}.weight", f"{family}.bias")
+        return cls(Encoder.read(arrays, about, f"{family}."), layers)
+
+
+@dataclass(frozen=True)
+class NetBaseline:
+    """A baseline with a network for each family that it was fitted on."""
+
+    nets: Mapping[str, FamilyNet] = field(default_factory=dict)
+    name: str = ""
+    keep: int = 1
+
+    def score(self, target: Gpu) -> Score:
+        return by_pipelines
+
+    def what_if_spread(self, family: str) -> None:
+        return None
+
+    def matches(self, kernel: type[Kernel], words: Words, target: Gpu) -> tuple[EvidenceMatch, ...]:
+        return (as_asked(kernel, words, target),)
+
+    @classmethod
+    def merged(cls, models: Iterable[Self]) -> Self:
+        """One model of all families; a later one replaces an earlier one's family."""
+        return cls({family: net for model in models for family, net in model.nets.items()})
+
+    def to_arrays(self) -> tuple[Arrays, dict[str, Any]]:
+        """All weights by name, and what JSON can hold beside them."""
+        arrays: Arrays = {}
+        about: dict[str, Any] = {"name": self.name, "families": {}}
+        for family, net in self.nets.items():
+            own, about["families"][family] = net.to_arrays(family)
+            arrays |= own
+        return arrays, about
+
+    @classmethod
+    def from_arrays(cls, arrays: Arrays, about: Mapping[str, Any]) -> Self:
+        """What ``to_arrays`` gave."""
+        if about["name"] != cls().name:
+            raise KernelcastError(f"these are weights of {about['name']}, not of {cls().name}")
+        families = about["families"].items()
+        return cls({family: FamilyNet.from_arrays(family, arrays, own) for family, own in families})
+
+
+def words_of(question: Question) -> dict[str, str]:
+    """What a network may know by name: the originals have one model a kernel, so library and stack are words too."""
+    named = {name: question.calls.choice(name) for name in ("dtype", "backend", "stack")}
+    return {"op": question.kernel.op, **{name: str(word) for name, word in named.items() if word is not None}}
+
+
+def sigmoid(x: Array) -> Array:
+    return 0.5 * (1 + np.tanh(0.5 * x))

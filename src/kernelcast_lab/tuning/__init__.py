@@ -1,0 +1,1 @@
+"""Sweeps of Triton configs that `kernelcast tune` is fitted and scored on."""

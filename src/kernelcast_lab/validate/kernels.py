@@ -1,0 +1,86 @@
+"""Replay what the project measured itself: predictions beside measured times, and how far two measurements differ.
+
+A folder of cases has ``<source>/<name>.parquet``, tables of ``kernelcast collect``. A table whose name ends in
+``_again`` measured calls of another a second time, on another day or machine: their difference is the noise floor.
+Only shapes that no fit saw are scored, unless all are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from kernelcast.collect.measured.errors import Errors
+from kernelcast.collect.measured.folds import TEST_FOLD, shape_fold
+from kernelcast.collect.measured.store import AGAIN, read_canonical
+from kernelcast.errors import KernelcastError
+from kernelcast.forecast.predict import Conditions
+from kernelcast.forecast.predict_table import predict_columns
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line(Errors):
+    """One group of cases; ``noise``: the error of a second measurement from the first."""
+
+    gpu: str
+    family: str
+    dtype: str
+    noise: float | None
+
+
+def tables(folder: Path) -> list[Path]:
+    """The tables of a folder of cases, second measurements left out."""
+    if not folder.is_dir():
+        raise KernelcastError(f"no folder {folder}; give the folder of cases, as in kernelcast validate validation")
+    found = [path for path in sorted(folder.glob("*/*.parquet")) if not path.stem.endswith(AGAIN)]
+    if not found:
+        raise KernelcastError(f"{folder} has no cases: none of its folders has a table of kernelcast collect")
+    return found
+
+
+def validate(folder: Path, conditions: Conditions, *, seen: bool = False) -> list[Line]:
+    """Every table of a folder, by family and number format."""
+    return [line for path in tables(folder) for line in _table(path, conditions, seen)]
+
+
+def _table(path: Path, conditions: Conditions, seen: bool) -> list[Line]:
+    columns = read_canonical(path, more={"family": "VARCHAR"}).columns
+    keep = np.ones(len(columns["op"]), dtype=bool) if seen else shape_fold(columns) == TEST_FOLD
+    columns = {name: column[keep] for name, column in columns.items()}
+    found, bad = predict_columns(columns, None, conditions)
+    if bad.found:
+        raise KernelcastError(f"{path}: {bad.text()}")
+    again = path.with_name(f"{path.stem}{AGAIN}.parquet")
+    noise = repeated(path, again) if again.exists() else {}
+    groups: dict[tuple[str, str, str], list[int]] = {}
+    for at, key in enumerate(zip(columns["gpu"], columns["family"], columns["dtype"], strict=True)):
+        groups.setdefault(key, []).append(at)
+    truth, *results = columns["latency_us"], found["predicted_us"], found["low_us"], found["high_us"]
+    return [
+        Line.of(truth[at], *(column[at] for column in results), gpu=g, family=f, dtype=d, noise=noise.get(f))
+        for (g, f, d), at in sorted(groups.items())
+    ]
+
+
+def repeated(first: Path, second: Path) -> dict[str, float]:
+    """Mean difference of calls that two tables measured, in percent, by family."""
+    once, twice = _times(first), _times(second)
+    found: dict[str, list[float]] = {}
+    for key, (family, latency) in twice.items():
+        if key in once:
+            found.setdefault(family, []).append(abs(latency / once[key][1] - 1) * 100)
+    return {family: float(np.mean(differences)) for family, differences in found.items()}
+
+
+def _times(path: Path) -> dict[str, tuple[str, float]]:
+    from kernelcast.collect.table import read_records
+
+    return {r["key"]: (r["family"], r["latency_us"]) for r in read_records(path) if r["status"] == "ok"}
+
+
+def overall(lines: Sequence[Line]) -> float:
+    """Mean error of all cases."""
+    return float(np.average([line.mean for line in lines], weights=[line.rows for line in lines]))
