@@ -23,14 +23,14 @@ from laws import Columns, table_of
 FASTER = 0.98
 REASON = 0.01  # of measured pairs of the kind at that size, from which the tables give a reason
 GPUS = ("h200_sxm", "h100_sxm", "a100_sxm", "b200_sxm", "b300_sxm", "l40s", "rtx_4090", "h20")
-OPS = tuple(op for op, kernel in REGISTRY.items() if kernel.grows)
+OPS = tuple(op for op, kernel in REGISTRY.items() if kernel.batch_parameter)
 
 
 def doubled(columns: Columns) -> Columns:
     """The same calls with twice of what grows."""
     found = {name: column.copy() for name, column in columns.items()}
     for row, op in enumerate(columns["op"]):
-        found[REGISTRY[op].grows][row] *= 2
+        found[REGISTRY[op].batch_parameter][row] *= 2
     return found
 
 
@@ -40,7 +40,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=5)
     given = parser.parse_args()
     every = table_of(given.calls, given.seed, OPS)
-    chosen = np.array([op in OPS and every[REGISTRY[op].grows][row] is not None for row, op in enumerate(every["op"])])
+    chosen = np.array(
+        [op in OPS and every[REGISTRY[op].batch_parameter][row] is not None for row, op in enumerate(every["op"])]
+    )
     columns = {name: column[chosen] for name, column in every.items()}
     tried, faster, unexplained = Counter[str](), Counter[str](), Counter[str]()
     for place in GPUS:
@@ -52,7 +54,7 @@ def main() -> None:
             if np.isfinite(ratio[row]):
                 tried[op] += 1
             if ratio[row] < FASTER:
-                size = columns[REGISTRY[op].grows][row]
+                size = columns[REGISTRY[op].batch_parameter][row]
                 entry = matches[row].entry
                 powers = [str(2 ** (int(np.log2(size)) + step)) for step in (-1, 0, 1)]
                 share = max(entry.faster_doubled.get(power, 0.0) for power in powers) if entry else 0.0

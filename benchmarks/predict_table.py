@@ -46,7 +46,7 @@ def mixed_table(rows: int, rng: np.random.Generator) -> dict[str, Any]:
             if name not in example:
                 continue
             at = choice == index
-            column[at] = _spread(example[name], parameters_of(REGISTRY[op])[name].kind, int(at.sum()), name, rng)
+            column[at] = _spread(example[name], parameters_of(REGISTRY[op])[name].type, int(at.sum()), name, rng)
         words = any(isinstance(example.get(name), str) for _, example in picks)
         table[name] = column if words else column.astype(np.float64)
     return table

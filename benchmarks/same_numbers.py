@@ -54,13 +54,16 @@ def random_calls(count: int, seed: int = 0, only: Sequence[str] = ()) -> list[di
         kernel = REGISTRY[next(ops)]
         call: dict[str, Any] = {"op": kernel.op, **draw.choice(kernel.examples)}
         for spec in parameters_of(kernel).values():
-            value = call.get(spec.name)
-            if spec.kind == "size" and isinstance(value, int) and value > 1:
+            value, form = (
+                call.get(spec.name),
+                getattr(spec, "type", None) or getattr(spec, "kind", None),
+            )  # older commits: kind
+            if form == "size" and isinstance(value, int) and value > 1:
                 grain = draw.choice((1, 8, 64))
                 call[spec.name] = max(1, int(value * 2 ** draw.uniform(-4, 2)) // grain * grain)
-            elif spec.kind == "choice" and draw.random() < 0.5:
+            elif form == "choice" and draw.random() < 0.5:
                 call[spec.name] = draw.choice([*spec.options, None])
-            elif spec.kind == "flag" and draw.random() < 0.3:
+            elif form == "flag" and draw.random() < 0.3:
                 call[spec.name] = draw.random() < 0.5
         with contextlib.suppress(KernelcastError):
             made(**call)
@@ -258,8 +261,8 @@ def answer(folder: Path, only: list[str]) -> None:
         return code, out.getvalue(), err.getvalue()
 
     if "kernels" in only:
-        code, _, said = run("kernels", str(folder / "calls.csv"), "--skip-bad", "-o", str(folder / "kernels.jsonl"))
-        assert code == 0, said
+        code, _, errors = run("kernels", str(folder / "calls.csv"), "--skip-bad", "-o", str(folder / "kernels.jsonl"))
+        assert code == 0, errors
     for name in only:
         if name == "kernels":
             continue

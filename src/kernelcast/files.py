@@ -309,7 +309,7 @@ def csv_header(line: str, path: Path) -> tuple[list[str], str]:
 def _call_columns() -> tuple[frozenset[str], frozenset[str]]:
     """Names of columns that hold words, and of those that hold numbers or lists."""
     specs = [spec for kernel in REGISTRY.values() for spec in parameters_of(kernel).values()]
-    words = {"op", "gpu", *(spec.name for spec in specs if spec.kind == "choice")}
+    words = {"op", "gpu", *(spec.name for spec in specs if spec.type == "choice")}
     return frozenset(words), frozenset(spec.name for spec in specs) - words
 
 

@@ -23,7 +23,7 @@ from kernelcast.inference.infer import infer
 from kernelcast.inference.workload import Workload
 from kernelcast.models import model
 from kernelcast.models.precision import Precision
-from kernelcast.ops.which import served_experts
+from kernelcast.ops.kernel_selection import served_experts
 from kernelcast.stacks import stack
 
 few = settings(max_examples=25, derandomize=True)

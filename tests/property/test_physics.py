@@ -43,14 +43,14 @@ def a_call(op: str, size: Callable[[int, int], int], flag: Callable[[], bool], c
     """A valid call of ``op`` whose sizes, flags and words are chosen by these."""
     values: dict[str, Any] = {}
     for p in parameters_of(REGISTRY[op]).values():
-        if p.kind == "lengths":
+        if p.type == "lengths":
             continue
-        if p.kind == "size" and (p.required or p.name in ("batch", "q_len", "kv_len") or flag()):
+        if p.type == "size" and (p.required or p.name in ("batch", "q_len", "kv_len") or flag()):
             low, high = SIZES.get(p.name, (1, min(4096, int(p.high))))
             values[p.name] = size(low, high)
-        elif p.kind == "flag":
+        elif p.type == "flag":
             values[p.name] = flag()
-        elif p.kind == "choice" and p.name not in ("dtype", "stack"):
+        elif p.type == "choice" and p.name not in ("dtype", "stack"):
             values[p.name] = choice(p.options) if p.required else p.default
     values["dtype"] = "fp16" if "fp16" in REGISTRY[op].dtypes else REGISTRY[op].dtypes[0]
     if {"q_len", "kv_len"} <= values.keys():

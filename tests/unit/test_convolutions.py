@@ -271,7 +271,7 @@ def test_hints_tell_the_implicit_product() -> None:
     }
     for op, product in products.items():
         call = kernel(op, **RESNET, stride=2)
-        hints = type(call).hints(columns_of([call]), H200)
+        hints = type(call).shape_features(columns_of([call]), H200)
         found = [2 ** float(hints[f"product_log_{name}"][0]) for name in ("m", "n", "k", "batch")]
         assert found == pytest.approx(product), op
         assert hints["log_stride"] == 1.0 and hints["log_step"] == 2.0 and hints["whole_vectors"] == 1.0
@@ -294,6 +294,6 @@ def test_refuses() -> None:
      ("bf16", "off", "h200_sxm", "bf16")],
 )  # fmt: skip
 def test_pytorch_computes_fp32_as_tf32_unless_it_is_off(dtype: str, tf32: str | None, place: str, runs: str) -> None:
-    usual = Conv2d.usual({"stack": "torch", "dtype": dtype, "tf32": tf32, "layout": None}, gpu(place))
+    usual = Conv2d.with_defaults({"stack": "torch", "dtype": dtype, "tf32": tf32, "layout": None}, gpu(place))
     assert usual["dtype"] == runs and usual["layout"] == "nhwc"
     assert usual["tf32"] == ("off" if (dtype, tf32) == ("fp32", "off") else None)

@@ -14,7 +14,7 @@ from kernelcast.forecast.evidence import Entry, Evidence, Step, beyond, configur
 from kernelcast.forecast.learned import WEIGHTS, load
 from kernelcast.ops import kernel_class
 from kernelcast.ops.base import columns_of
-from kernelcast.ops.which import which
+from kernelcast.ops.kernel_selection import kernel_choice
 from kernelcast.stacks import stack
 
 DECODE = {"batch": 64, "q_len": 1, "kv_len": 4096, "q_heads": 32, "kv_heads": 8, "head_dim": 128}
@@ -121,7 +121,7 @@ def test_octaves_outside_of_a_range() -> None:
 
 @pytest.mark.parametrize(("gpu", "software"), [("b200_sxm", "vllm"), ("h200_sxm", "sglang"), ("gb200", "trtllm")])
 def test_an_engine_decodes_over_pages_by_its_own_backend(gpu: str, software: str) -> None:
-    own = which(software, kc.gpu(gpu), "attention", "bf16")
+    own = kernel_choice(software, kc.gpu(gpu), "attention", "bf16")
     assert own is not None
     whole = told("attention", gpu, **DECODE, stack=software, backend=own.backend, page_size=stack(software).page_size)
     short = told("attention", gpu, **DECODE, stack=software)

@@ -136,7 +136,7 @@ def test_alignment_is_that_of_rows_in_memory() -> None:
     # m 7, n 12, k 10 in bf16: rows of k are 20 bytes (4 divides them), of n 24 (8), of m 14 (2)
     def hints(layout: str, op: str = "gemm", **more: int) -> dict[str, float]:
         call = kc.kernel(op, m=7, n=12, k=10, layout=layout, dtype="bf16", **more)
-        found = type(call).hints(columns_of([call]), kc.gpu("h100_sxm"))
+        found = type(call).shape_features(columns_of([call]), kc.gpu("h100_sxm"))
         return {name: 2.0 ** (float(found[f"align_{name}"][0]) - 1) for name in ("a", "b", "c")}
 
     assert hints("tn") == {"a": 4, "b": 4, "c": 8}

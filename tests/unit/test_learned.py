@@ -82,7 +82,7 @@ def test_a_borrowed_name_is_whole() -> None:
     call = columns_of([kc.Gemm(m=64, n=4096, k=4096)])
     target, kin = kc.gpu("h200_sxm"), kc.gpu("a100_sxm")
     ranked = [analyse(work, target, keep=3) for work in Gemm.work(call, target)]
-    found = features(ranked, Gemm.hints(call, target), target)
+    found = features(ranked, Gemm.shape_features(call, target), target)
     borrowed = as_gpu(found.names, found.values, kin, target)
     changed = {name for at, name in enumerate(found.names) if borrowed[0, at] != found.values[0, at]}
     assert changed and changed <= {*GPU_FEATURES, "launch_share", "over_bound"}
@@ -94,7 +94,7 @@ def test_a_borrowed_name_is_whole() -> None:
     assert borrowed[0, over] == found.values[0, over]
     tiny = columns_of([kc.Gemm(m=1, n=64, k=64)])
     ranked = [analyse(work, target, keep=3) for work in Gemm.work(tiny, target)]
-    small = features(ranked, Gemm.hints(tiny, target), target)
+    small = features(ranked, Gemm.shape_features(tiny, target), target)
     moved = as_gpu(small.names, small.values, kin, target)[0, over] - small.values[0, over]
     assert moved == pytest.approx(-np.log2(1.5 / 0.7), abs=1e-4)
 
@@ -152,7 +152,7 @@ def test_a_new_generation_is_the_mean_over_the_known_ones_and_of_networks_withou
     weights, target = weights_of("gemm"), kc.gpu("rtx_5090")
     calls = columns_of([kc.Gemm(m=m, n=4096, k=4096) for m in (1, 64, 4096)])
     ranked = [analyse(work, target, keep=3) for work in Gemm.work(calls, target)]
-    given = features(ranked, Gemm.hints(calls, target), target)
+    given = features(ranked, Gemm.shape_features(calls, target), target)
     values = aligned(given.names, given.values, weights.encoder.names)
     words = {"op": "gemm", "dtype": "bf16", "stack": "vllm"}
     each = [weights._as(one, target, values, words) for one in weights._known(kc.gpu("l40s"), target, words)]

@@ -175,7 +175,7 @@ def test_a_stateless_prefill_moves_no_state() -> None:
 def words(op: str, **values: Any) -> dict[str, str | None]:
     call = kernel(op, **values)
     ((_, found),) = configurations_of(type(call), columns_of([call]))
-    return type(call).usual(found, kc.gpu("h200_sxm"))
+    return type(call).with_defaults(found, kc.gpu("h200_sxm"))
 
 
 def test_a_decode_is_the_same_kind_whatever_prefill_runs() -> None:

@@ -48,7 +48,7 @@ def useful(work: Work) -> float:
 def test_the_algorithm_is_pytorchs_choice(values: dict[str, Any], forward: str, backward: str) -> None:
     calls = columns_of([kernel("recurrent", **{**LSTM, **values})])
     assert [ALGORITHMS[algorithms(calls, way)[0]] for way in (True, False)] == [forward, backward]
-    assert list(Recurrent.kinds(calls)["algorithm"]) == [forward]  # type: ignore[arg-type]
+    assert list(Recurrent.configuration(calls)["algorithm"]) == [forward]  # type: ignore[arg-type]
 
 
 def test_a_step_is_a_product_and_its_gates() -> None:

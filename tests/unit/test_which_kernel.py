@@ -15,11 +15,18 @@ from kernelcast.forecast.learned import WEIGHTS, load
 from kernelcast.hardware import gpu, gpu_ids
 from kernelcast.hardware.paths import PATHS, path_of
 from kernelcast.ops import REGISTRY, kernel, parameters_of
-from kernelcast.ops.which import choices, default_backend, listed, served_experts, stack_backend, which
+from kernelcast.ops.kernel_selection import (
+    default_backend,
+    kernel_choice,
+    kernel_choice_rows,
+    kernel_choices,
+    served_experts,
+    stack_backend,
+)
 from kernelcast.stacks.choices import FILE, Choice
 
 DECODE = {"batch": 8, "q_len": 1, "kv_len": 2048, "q_heads": 32, "kv_heads": 8, "head_dim": 128}
-ENTRIES = list(choices().entries.values())
+ENTRIES = list(kernel_choices().entries.values())
 
 # ---- instruction paths ----
 
@@ -80,7 +87,7 @@ def name(entry: Choice) -> str:
 def test_every_entry_names_what_exists(entry: Choice) -> None:
     cls = REGISTRY[entry.op]
     assert entry.dtype in ("*", *cls.dtypes)
-    assert entry.family in choices().families and all(len(source) > 10 for source in entry.sources)
+    assert entry.family in kernel_choices().families and all(len(source) > 10 for source in entry.sources)
     if entry.backend is not None:
         assert entry.backend in parameters_of(cls)["backend"].options
     assert entry.tiles or entry.family in ("cudnn", "nccl")  # whose tiles nobody documents, and links have none
@@ -92,8 +99,10 @@ def test_every_family_and_source_is_used() -> None:
     raw = tomllib.loads(FILE.read_text())
     keys = [kernels.get("source", group.get("source")) for group in raw["runs"] for kernels in group["kernels"]]
     assert {key for one in keys for key in ([one] if isinstance(one, str) else one)} == set(raw["sources"])
-    assert {entry.family for entry in ENTRIES} | set(choices().backends.values()) == set(choices().families)
-    assert set(choices().homes) == set(PATHS)
+    assert {entry.family for entry in ENTRIES} | set(kernel_choices().backends.values()) == set(
+        kernel_choices().families
+    )
+    assert set(kernel_choices().homes) == set(PATHS)
 
 
 @pytest.mark.parametrize("gpu_id", gpu_ids())
@@ -105,9 +114,9 @@ def test_an_op_whose_backend_nobody_says_has_one_everywhere(gpu_id: str) -> None
 def test_no_kernel_is_named_where_it_cannot_run() -> None:
     """A family of one instruction path, on a GPU that has another: its entries are of other places."""
     for gpu_id in gpu_ids():
-        for line in listed(gpu(gpu_id)):
+        for line in kernel_choice_rows(gpu(gpu_id)):
             if line["stack"] != "*":
-                assert choices().can_run(line["family"], gpu(gpu_id)), (gpu_id, line)
+                assert kernel_choices().can_run(line["family"], gpu(gpu_id)), (gpu_id, line)
 
 
 FAULTS = [
@@ -130,7 +139,7 @@ FAULTS = [
     ("[backends]", "[families.backends]", "the table backends is missing"),
     ("[families]", "[families", "not readable as TOML"),
     ('stack = "vllm"', 'stack = "vlm"', "unknown stack of vlm gemm fp8 'vlm'"),
-    ('tiles = "gemm.matrix_unit"', 'tiles = "gemm.unit"', "tiles = 'gemm.unit' is nothing in kernels/"),
+    ('tiles = "gemm.matrix_unit"', 'tiles = "gemm.unit"', "tiles = 'gemm.unit' is nothing in ops/"),
     ('family = "fa3", backend = "fa3"', 'family = "fa3", backend = "marlin"', "* attention: unknown backend 'marlin'"),
     ('dtype = "fp8", family = "triton", backend', 'dtype = "int4", family = "triton", backend', "unknown dtype 'int4'"),
 ]
@@ -142,7 +151,7 @@ def test_a_broken_file_is_refused_in_one_line(tmp_path: Path, right: str, wrong:
     assert right in text
     (tmp_path / "kernels.toml").write_text(text.replace(right, wrong, 1))
     with pytest.raises(KernelcastError) as error:
-        choices(tmp_path / "kernels.toml")
+        kernel_choices(tmp_path / "kernels.toml")
     assert said in str(error.value) and "kernels.toml" in str(error.value) and "\n" not in str(error.value)
 
 
@@ -150,7 +159,7 @@ def test_a_broken_file_is_refused_in_one_line(tmp_path: Path, right: str, wrong:
 
 
 def of(stack: str | None, place: str, op: str, dtype: str = "bf16", kv: str | None = None) -> str | None:
-    found = which(stack, gpu(place), op, dtype, kv)
+    found = kernel_choice(stack, gpu(place), op, dtype, kv)
     return (found.backend or found.family) if found else None
 
 
@@ -188,7 +197,7 @@ def test_a_new_capability_inherits_by_its_path() -> None:
         for op in ("attention", "mla", "moe"):
             assert of(stack, "rtx_5090", op) == of(stack, "l40s", op), (stack, op)
     later = replace(gpu("b200_sxm"), id="later", compute_capability="13.0")
-    assert which("vllm", later, "moe", "nvfp4") == which("vllm", gpu("b200_sxm"), "moe", "nvfp4")
+    assert kernel_choice("vllm", later, "moe", "nvfp4") == kernel_choice("vllm", gpu("b200_sxm"), "moe", "nvfp4")
     call = kernel("attention", **DECODE, stack="vllm")
     told = {place.id: kc.predict(call, place).runs for place in (gpu("l40s"), gpu("rtx_5090"), gpu("b200_sxm"), later)}
     assert [run.how for run in told.values()] == ["named", "inherited", "named", "inherited"]
@@ -233,7 +242,7 @@ def contradictions() -> dict[Choice, list[str]]:
     assert len(run) > 100
     found: dict[Choice, list[str]] = {}
     for (stack, place, op, dtype, kv_dtype), backends in run.items():
-        said = which(stack, gpu(place), op, dtype, kv_dtype, own=True)
+        said = kernel_choice(stack, gpu(place), op, dtype, kv_dtype, own=True)
         if said and said.backend and said.backend not in backends:
             found.setdefault(said, []).append(f"{place} {dtype} {kv_dtype}: {dict(backends)}")
     return found

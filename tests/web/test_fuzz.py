@@ -85,16 +85,16 @@ def test_every_operation_by_its_document(url: str, operation: Any) -> None:
 
 def values(spec: Parameter) -> st.SearchStrategy[Any]:
     """What a parameter may be; sizes of all magnitudes."""
-    if spec.kind == "flag":
+    if spec.type == "flag":
         return st.booleans()
-    if spec.kind == "choice":
+    if spec.type == "choice":
         return st.sampled_from(spec.options)
     low, high = max(spec.low, 0.0), min(spec.high, 1e15)
     powers = st.floats(0, 1).map(lambda share: (low + 1) * ((high + 1) / (low + 1)) ** (share**2) - 1)
-    if spec.kind == "real":
+    if spec.type == "real":
         return powers.map(lambda value: min(max(value, spec.low), spec.high))
     sizes = powers.map(lambda value: int(min(max(round(value), spec.low), spec.high)))
-    return st.lists(sizes, min_size=1, max_size=4) if spec.kind == "lengths" else sizes
+    return st.lists(sizes, min_size=1, max_size=4) if spec.type == "lengths" else sizes
 
 
 @st.composite

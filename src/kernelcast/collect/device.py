@@ -48,7 +48,7 @@ class CudaDevice:
     def measure(self, wanted: Wanted) -> dict[str, Any]:
         self._pool.warm = wanted.warm
         try:
-            if type(wanted.call).summed:
+            if type(wanted.call).timed_as_sum:
                 return self._ran(wanted)
             try:
                 timing, ready = self._timed(wanted)

@@ -73,7 +73,7 @@ def calls_again(path: Path, count: int, seed: int) -> list[Wanted]:
 def _record(row: Mapping[str, Any]) -> dict[str, Any]:
     parameters = parameters_of(kernel_class(row["op"]))
     given = {name: value for name, value in row.items() if name in parameters}
-    lists = {name: json.loads(value) for name, value in given.items() if parameters[name].kind == "lengths"}
+    lists = {name: json.loads(value) for name, value in given.items() if parameters[name].type == "lengths"}
     call = kernel(row["op"], **{**given, **lists})
     wanted = Wanted(row["family"], call, warm=row.get("warm", False))
     kept = ("latency_us", "rotation", "kernel_source", *SEEN)
@@ -97,5 +97,5 @@ def _row(record: Mapping[str, Any], target: Gpu, facts: Mapping[str, Any]) -> di
         "rotation": record.get("rotation"),
         "input_rotation": record.get("rotation"),  # a set has its inputs too
         **seen,
-        "latency_us": record.get("kernels_us" if kernel_class(call["op"]).summed else "latency_us"),
+        "latency_us": record.get("kernels_us" if kernel_class(call["op"]).timed_as_sum else "latency_us"),
     }

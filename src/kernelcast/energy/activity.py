@@ -57,7 +57,7 @@ def activity(columns: Mapping[str, NDArray[Any]], chip: Gpu, conditions: Conditi
         for members, match in by_configuration(kernel, calls, place, answering):
             some = np.arange(calls.count) if members is None else members
             part = calls if members is None else calls.take(members)
-            made = kernel.work(kernel.spoken(part, match.words), place)
+            made = kernel.work(kernel.with_choices(part, match.words), place)
             works = [
                 analyse(work, place, rotations=mine, score=score)[0]
                 for work, mine in zip(made, own.part(some).of_each(made), strict=True)

@@ -27,7 +27,7 @@ from kernelcast.forecast.prior import Codes, Doubles, Prior, Setting, matern, sh
 from kernelcast.forecast.run_scales import Scale, scaled
 from kernelcast.hardware import Gpu
 from kernelcast.machine.analyse import Score
-from kernelcast.ops.base import Kernel, Words
+from kernelcast.ops.base import Configuration, Kernel
 
 FORMAT = 4  # 1 had no scales, 2 no prior, 3 one reach a family
 _KIND = "kernelcast calibration"
@@ -268,7 +268,7 @@ class Calibrated:
     def what_if_spread(self, family: str) -> tuple[float, float] | None:
         return self.base.what_if_spread(family)
 
-    def matches(self, kernel: type[Kernel], words: Words, target: Gpu) -> tuple[EvidenceMatch, ...]:
+    def matches(self, kernel: type[Kernel], words: Configuration, target: Gpu) -> tuple[EvidenceMatch, ...]:
         return self.base.matches(kernel, words, target)
 
     def estimate(self, question: Question) -> Estimate:

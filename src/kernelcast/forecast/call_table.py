@@ -108,14 +108,14 @@ def _calls(
     """Validate the parameters of one op's rows and split them by their choices."""
     specs = list(parameters_of(kernel).values())
     groups: list[tuple[Rows, dict[str, Any], frozenset[str]]] = [(rows, {}, frozenset())]
-    for spec in (s for s in specs if s.kind in ("choice", "lengths")):
+    for spec in (s for s in specs if s.type in ("choice", "lengths")):
         groups = [finer for group in groups for finer in _refine(spec, columns, group, bad)]
     for members, choices, ragged in groups:
         keep = np.ones(len(members), dtype=bool)
         numbers = {
             s.name: _numbers(s, kernel.op, columns.get(s.name), members, keep, bad)
             for s in specs
-            if s.kind not in ("choice", "lengths")
+            if s.type not in ("choice", "lengths")
         }
         parsed = {
             s.name: _parse_lengths(s, columns[s.name][members], members, keep, bad) for s in specs if s.name in ragged
@@ -153,7 +153,7 @@ def _refine(
 ) -> Iterator[tuple[Rows, dict[str, Any], frozenset[str]]]:
     """Split a group by one choice, or by whether a list is given."""
     rows, choices, ragged = group
-    if spec.kind == "lengths":
+    if spec.type == "lengths":
         column = columns.get(spec.name)
         if column is None:
             yield group
@@ -221,14 +221,14 @@ def _numbers(
         return np.full(len(rows), default)
     part = column[rows]
     empty = missing(part)
-    values = numbers_in(part, empty, flag=spec.kind == "flag")
+    values = numbers_in(part, empty, flag=spec.type == "flag")
     wrong = ~empty & ~np.isfinite(values)
-    if spec.kind == "flag":
+    if spec.type == "flag":
         wrong |= ~empty & (values != 0) & (values != 1)
     else:
         with np.errstate(invalid="ignore"):
             wrong |= ~empty & ((values < spec.low) | (values > spec.high))
-            if spec.kind == "size":
+            if spec.type == "size":
                 wrong |= ~empty & (values != np.floor(values))
     for at in np.flatnonzero(wrong):
         value = part[at].item() if isinstance(part[at], np.generic) else part[at]

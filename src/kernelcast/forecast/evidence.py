@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu, gpu
-from kernelcast.ops.base import Calls, Kernel, Words
+from kernelcast.ops.base import Calls, Configuration, Kernel
 from kernelcast.ops.work import Array
 
 Rows = NDArray[np.intp]
@@ -60,11 +60,11 @@ class Entry:
 
     op: str
     gpu: str
-    words: Mapping[str, str | None]  # in full, as ``Kernel.usual`` gives them
+    words: Mapping[str, str | None]  # in full, as ``Kernel.with_defaults`` gives them
     heard: Mapping[str, str | None]  # the choices that the networks were told
     calls: int
     ranges: Mapping[str, tuple[float, float]]
-    models: tuple[tuple[float, ...], ...]  # ``Kernel.of_model`` of the calls, where another backend was measured too
+    models: tuple[tuple[float, ...], ...]  # ``Kernel.model_sizes`` of the calls, where another backend was measured too
     sources: tuple[str, ...]
     tested: int = 0  # calls of shapes that no network saw
     error: float | None = None  # mean error on them, as a share
@@ -130,7 +130,7 @@ AS_IT_IS = EvidenceMatch({})  # in the words that the calls have, whatever was m
 
 def configurations_of(kernel: type[Kernel], calls: Calls) -> Iterator[tuple[Rows | None, dict[str, str | None]]]:
     """The calls of each kind, by number (None: all of them), and its words."""
-    words = kernel.kinds(calls)
+    words = kernel.configuration(calls)
     varying = {name: column for name, column in words.items() if isinstance(column, np.ndarray)}
     same = {name: word for name, word in words.items() if not isinstance(word, np.ndarray)}
     if not varying:
@@ -148,13 +148,13 @@ def configurations_of(kernel: type[Kernel], calls: Calls) -> Iterator[tuple[Rows
         yield (None if len(first) == 1 else np.flatnonzero(code == number)), {**same, **own}
 
 
-def as_asked(kernel: type[Kernel], words: Words, place: Gpu) -> EvidenceMatch:
+def as_asked(kernel: type[Kernel], words: Configuration, place: Gpu) -> EvidenceMatch:
     """Without evidence: what nobody said filled in from the stack's file."""
-    usual = kernel.usual(words, place)
+    usual = kernel.with_defaults(words, place)
     return EvidenceMatch(usual, _filled(words, usual))
 
 
-def _filled(words: Words, usual: Words) -> tuple[Change, ...]:
+def _filled(words: Configuration, usual: Configuration) -> tuple[Change, ...]:
     return tuple((name, words[name], word) for name, word in usual.items() if word != words[name] and name not in _OWN)
 
 
@@ -245,7 +245,7 @@ class Evidence:
         step = self.step(*change, dtype)
         return replace(step, shift=0.0) if own and change[0] == "gpu" else step
 
-    def matches(self, kernel: type[Kernel], words: Words, place: Gpu, kin: str) -> tuple[EvidenceMatch, ...]:
+    def matches(self, kernel: type[Kernel], words: Configuration, place: Gpu, kin: str) -> tuple[EvidenceMatch, ...]:
         """Where these words stand on ``place``, which has the name of ``kin`` where it was not measured.
 
         Several where what nobody said could be one or the other: the usual one first. Which of them a call is, its
@@ -256,7 +256,7 @@ class Evidence:
             self._known[key] = tuple(self._looked_up(kernel, words, place, kin))
         return self._known[key]
 
-    def _looked_up(self, kernel: type[Kernel], words: Words, place: Gpu, kin: str) -> list[EvidenceMatch]:
+    def _looked_up(self, kernel: type[Kernel], words: Configuration, place: Gpu, kin: str) -> list[EvidenceMatch]:
         if words.get("stack") is not None:
             return self._nearest(kernel, words, words, place, kin)[1]
         measured = {entry.words["stack"] for entry in self.by_op.get(kernel.op, ())}
@@ -269,10 +269,10 @@ class Evidence:
         return [one if one.words["stack"] is None else _wider(one, loose) for one in matches]
 
     def _nearest(
-        self, kernel: type[Kernel], asked: Words, words: Words, place: Gpu, kin: str
+        self, kernel: type[Kernel], asked: Configuration, words: Configuration, place: Gpu, kin: str
     ) -> tuple[float, list[EvidenceMatch]]:
         """The measured kinds that the fewest and least words lie between, and what they cost."""
-        usual = kernel.usual(words, place)
+        usual = kernel.with_defaults(words, place)
         unsaid = [name for name in usual if words[name] is None and name != "stack"]
         own = any(entry.gpu == kin for entry in self.by_op.get(kernel.op, ()))  # the networks know the op there
         new = int(place.id not in self.gpus) + int(place.compute_capability not in self.capabilities)
@@ -308,7 +308,7 @@ class Evidence:
             )
         return least, matches
 
-    def _apart(self, kernel: type[Kernel], usual: Words, unsaid: Sequence[str]) -> list[Apart]:
+    def _apart(self, kernel: type[Kernel], usual: Configuration, unsaid: Sequence[str]) -> list[Apart]:
         """Of every measured kind of an op: the words between, whether it fills in some that nobody said, and what they
         cost. The same on every GPU."""
         key = kernel.op, tuple(usual.items()), tuple(unsaid)
@@ -332,7 +332,7 @@ def _wider(match: EvidenceMatch, loose: Step) -> EvidenceMatch:
 def which_of(matches: Sequence[EvidenceMatch], kernel: type[Kernel], calls: Calls) -> NDArray[np.intp]:
     """Which of several matches each call has: the one whose measured calls are the nearest, of equals the first."""
     sizes = kernel.sizes(calls)
-    own = np.nan_to_num(np.stack([sizes[name] for name in kernel.of_model], axis=1)) if kernel.of_model else None
+    own = np.nan_to_num(np.stack([sizes[name] for name in kernel.model_sizes], axis=1)) if kernel.model_sizes else None
     octaves = []
     for entry in (one.entry for one in matches):
         if entry is None:

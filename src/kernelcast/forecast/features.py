@@ -1,7 +1,7 @@
 """Features of a call for the learned efficiency: what the machine found, as ratios of times.
 
 Ratios transfer between GPUs; raw specs and absolute times do not. A GPU enters only through them, its sustained
-shares, and how its matrix instructions work. Families add hints about shape (``Kernel.hints``), which are the same on
+shares, and how its matrix instructions work. Families add features of shape (``Kernel.shape_features``), the same on
 every GPU.
 """
 

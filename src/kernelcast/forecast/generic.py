@@ -18,7 +18,7 @@ from kernelcast.hardware import Gpu, gpu, gpu_ids
 from kernelcast.machine.analyse import PIPELINES, Analysis, Score, overlapped, summed
 from kernelcast.machine.limits import NOTHING
 from kernelcast.machine.placed import Placed
-from kernelcast.ops.base import Kernel, Words
+from kernelcast.ops.base import Configuration, Kernel
 from kernelcast.ops.work import Array, Number
 
 # Share of the peak that good kernels sustain, of the pipelines that the catalogue has no measurement of.
@@ -43,7 +43,7 @@ class Generic:
     def what_if_spread(self, family: str) -> tuple[float, float]:
         return 0.0, 0.0
 
-    def matches(self, kernel: type[Kernel], words: Words, target: Gpu) -> tuple[EvidenceMatch, ...]:
+    def matches(self, kernel: type[Kernel], words: Configuration, target: Gpu) -> tuple[EvidenceMatch, ...]:
         return (as_asked(kernel, words, target),)
 
     def estimate(self, question: Question) -> Estimate:

@@ -30,7 +30,7 @@ from kernelcast.hardware import Gpu, gpu
 from kernelcast.hardware.paths import FMA
 from kernelcast.machine.analyse import Score
 from kernelcast.machine.lazy import lazy
-from kernelcast.ops.base import Kernel, Words
+from kernelcast.ops.base import Configuration, Kernel
 from kernelcast.support import SUPPORT
 
 WEIGHTS = Path(__file__).parent / "weights"
@@ -90,7 +90,7 @@ class FamilyWeights:
             support=LEVELS[np.minimum(steps + len(match.changed), 2)],
         ).held(question.bound_s)
 
-    def matches(self, kernel: type[Kernel], words: Words, target: Gpu) -> tuple[EvidenceMatch, ...]:
+    def matches(self, kernel: type[Kernel], words: Configuration, target: Gpu) -> tuple[EvidenceMatch, ...]:
         kin = stand_in(target, self.encoder.vocabulary["gpu"])
         return self.evidence.matches(kernel, words, target, kin.id)
 
@@ -240,7 +240,7 @@ class Learned:
             return replace(GENERIC.estimate(question), predictor=GENERIC.name)
         return (weights.without_names if self.nameless else weights).estimate(question)
 
-    def matches(self, kernel: type[Kernel], words: Words, target: Gpu) -> tuple[EvidenceMatch, ...]:
+    def matches(self, kernel: type[Kernel], words: Configuration, target: Gpu) -> tuple[EvidenceMatch, ...]:
         weights = load(self.folder, kernel.family)
         if weights is None:
             return (as_asked(kernel, words, target),)

@@ -22,7 +22,7 @@ from kernelcast.machine.analyse import PIPELINES, Analysis, analyse, summed
 from kernelcast.machine.limits import Rotation
 from kernelcast.ops.base import Calls, Kernel, columns_of, parameters_of
 from kernelcast.ops.dtypes import runs
-from kernelcast.ops.which import Runs, runs_of
+from kernelcast.ops.kernel_selection import SelectedKernel, selected_kernel
 from kernelcast.ops.work import Array, Number
 from kernelcast.shown import Shown
 
@@ -168,7 +168,7 @@ class Prediction(Shown):
     support: str
     predictor: str
     kernels: tuple[LaunchedKernel, ...]
-    runs: Runs  # the kernel that it is taken to be
+    runs: SelectedKernel  # the kernel that it is taken to be
     match: EvidenceMatch = field(repr=False, compare=False)
 
     @property
@@ -188,7 +188,7 @@ class Prediction(Shown):
             one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("kernels", "runs", "match")
         }
         evidence = {"evidence": self.evidence, "answered_as": self.answered_as}
-        return {**told, "runs": self.runs.told(), **evidence, "phases": [asdict(kernel) for kernel in self.kernels]}
+        return {**told, "runs": self.runs.to_dict(), **evidence, "phases": [asdict(kernel) for kernel in self.kernels]}
 
 
 def predict(call: Kernel, target: Gpu | str, conditions: Conditions = DEFAULT) -> Prediction:
@@ -223,8 +223,8 @@ def too_large_text(op: str, footprint_bytes: float, chip: Gpu) -> str:
 def group_key(call: Kernel) -> tuple[Any, ...]:
     """Calls that agree in this can be columns of one ``Calls``."""
     specs = parameters_of(type(call)).values()
-    words = tuple(getattr(call, p.name) for p in specs if p.kind == "choice")
-    ragged = tuple(getattr(call, p.name) is not None for p in specs if p.kind == "lengths")
+    words = tuple(getattr(call, p.name) for p in specs if p.type == "choice")
+    ragged = tuple(getattr(call, p.name) is not None for p in specs if p.type == "lengths")
     return (type(call), words, ragged)
 
 
@@ -267,8 +267,8 @@ def predict_by_configuration(
 ) -> Iterator[tuple[NDArray[np.intp], Predictions]]:
     """The calls of each kind, by number, and what is predicted of them, with the works."""
     held = [
-        (np.minimum if law == kernel.no_more_than else np.maximum, rows, other)
-        for law in (kernel.no_more_than, kernel.no_less_than)  # the floor is kept last
+        (np.minimum if law == kernel.not_slower_than else np.maximum, rows, other)
+        for law in (kernel.not_slower_than, kernel.not_faster_than)  # the floor is kept last
         for rows, other in law(calls)
         if len(rows)
     ]
@@ -334,14 +334,14 @@ def ask(
     if match is None:
         return question(calls)
     if match.entry is None:
-        return question(kernel.spoken(calls, match.words))
+        return question(kernel.with_choices(calls, match.words))
     words, told = {**match.words, **match.entry.words, **match.entry.heard}, None
     if not runs(chip, str(words["dtype"])):  # told by name alone: the GPU has no such arithmetic
         words, told = {**words, "dtype": match.words["dtype"]}, words["dtype"]
-    heard = question(kernel.spoken(calls, words), told)
+    heard = question(kernel.with_choices(calls, words), told)
     if all(word == "gpu" for word, _, _ in match.changed):
         return heard
-    return replace(question(kernel.spoken(calls, match.words)), heard=heard)
+    return replace(question(kernel.with_choices(calls, match.words)), heard=heard)
 
 
 def by_configuration(
@@ -393,7 +393,7 @@ def _what_if(
     nothing, and changes compose.
     """
     before = _answer(kernel, calls, origin, conditions, rotations, match)
-    works = kernel.work(kernel.spoken(calls, match.words), origin)
+    works = kernel.work(kernel.with_choices(calls, match.words), origin)
     each = rotations.of_each(works)
 
     def seconds(place: Gpu) -> tuple[Array, list[Analysis]]:
@@ -464,9 +464,11 @@ def _one(call: Kernel, chip: Gpu, found: Predictions, i: int) -> Prediction:
     )
 
 
-def _runs(call: Kernel, chip: Gpu, match: EvidenceMatch) -> Runs:
+def _runs(call: Kernel, chip: Gpu, match: EvidenceMatch) -> SelectedKernel:
     words = {"stack": call.stack, "dtype": call.dtype, **match.words}
-    return runs_of(call.op, words, chip, getattr(call, "backend", None), match.entry.sources if match.entry else ())
+    return selected_kernel(
+        call.op, words, chip, getattr(call, "backend", None), match.entry.sources if match.entry else ()
+    )
 
 
 def _launched(work: Analysis, i: int) -> LaunchedKernel:

@@ -13,7 +13,7 @@ from kernelcast.forecast.evidence import AS_IT_IS, EvidenceMatch
 from kernelcast.hardware import Gpu
 from kernelcast.machine.analyse import Analysis, Score, summed
 from kernelcast.machine.lazy import lazy
-from kernelcast.ops.base import Calls, Kernel, Words
+from kernelcast.ops.base import Calls, Configuration, Kernel
 from kernelcast.ops.work import Array
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Question:
         """Made once, however many predictors look at them."""
         from kernelcast.forecast.features import features  # they rest on the generic time, which answers questions
 
-        return features(self.ranked, self.kernel.hints(self.calls, self.gpu), self.gpu)
+        return features(self.ranked, self.kernel.shape_features(self.calls, self.gpu), self.gpu)
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Predictor(Protocol):
 
     def estimate(self, question: Question) -> Estimate: ...
 
-    def matches(self, kernel: type[Kernel], words: Words, target: Gpu) -> tuple[EvidenceMatch, ...]:
+    def matches(self, kernel: type[Kernel], words: Configuration, target: Gpu) -> tuple[EvidenceMatch, ...]:
         """What calls of this kind rest on, and the words that they are answered in; several, where numbers decide."""
         ...
 

@@ -18,7 +18,7 @@ from kernelcast.errors import KernelcastError
 from kernelcast.forecast.calls import Launch
 from kernelcast.inference.launching import Pass
 from kernelcast.models.layers import Dense, Experts
-from kernelcast.ops.which import served_experts
+from kernelcast.ops.kernel_selection import served_experts
 
 There = tuple[list[Launch], list[Launch], str | None]
 """Launches before and after the experts, and the experts' kernel where the exchange decides it."""

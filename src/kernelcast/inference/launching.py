@@ -14,7 +14,7 @@ from kernelcast.hardware import kind_of
 from kernelcast.inference.batch import Sizes
 from kernelcast.inference.deployment import Deployment
 from kernelcast.ops.dtypes import dtype
-from kernelcast.ops.which import stack_backend
+from kernelcast.ops.kernel_selection import stack_backend
 
 _ACTIVATIONS = {
     "silu": "silu", "swiglu": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",

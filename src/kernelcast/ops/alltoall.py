@@ -31,7 +31,7 @@ class _AllToAll(Exchange):
         {"tokens": 1024, "hidden": 7168, "topk": 8, "experts": 256, "world": 8},
         {"tokens": 1, "hidden": 7168, "topk": 8, "experts": 256, "world": 32, "kernel": "one_sided"},
     )
-    listed_last = ("routing",)
+    trailing_parameters = ("routing",)
     reads: ClassVar[float]  # bytes that an SM moves for a row that is sent, over the row: here and at the peer
     writes: ClassVar[float]  # and for a token, over its 16-bit form
     messages: ClassVar[float] = 2.0  # dependent: the rows, and the flag that they came
@@ -45,7 +45,7 @@ class _AllToAll(Exchange):
         return Sent(ranks, ranks * (world - 1) / world, np.zeros(calls.count), row_bytes(calls))
 
     @classmethod
-    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+    def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
         names = ("tokens", "hidden", "topk", "experts", "world")
         rows = cls.sent(calls).rows
         return {**{f"log_{name}": np.log2(calls[name]) for name in names}, "log_rows": np.log2(rows)}

@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
-from kernelcast.ops.base import Calls, Conflicts, Kernel, Words, choice, conflict, flag, lengths, size
+from kernelcast.ops.base import Calls, Configuration, Conflicts, Kernel, choice, conflict, flag, lengths, size
 from kernelcast.ops.flash import flash_works, kv_cache_bytes
 from kernelcast.ops.flash_backends import BACKENDS
+from kernelcast.ops.kernel_selection import stack_backend
 from kernelcast.ops.movement import token_move
-from kernelcast.ops.requests import Heads, Requests, equal_heads, head_conflicts, length_conflicts, length_hints
-from kernelcast.ops.which import stack_backend
+from kernelcast.ops.requests import Heads, Requests, equal_heads, head_conflicts, length_conflicts, length_features
 from kernelcast.ops.work import Array, Works
 from kernelcast.stacks import Stack, runner
 
@@ -51,7 +51,7 @@ class OverCache(Kernel):
         raise TypeError(f"{cls.__name__} defines no heads")
 
     @classmethod
-    def kinds(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
+    def configuration(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
         requests, pages = Requests.of(calls), calls["page_size"]
         decodes = (requests.queries <= _DRAFTED) & (requests.keys > requests.queries)
         most, least = (each(decodes.astype(np.float64)) for each in (requests.most, requests.least))
@@ -64,7 +64,7 @@ class OverCache(Kernel):
         }
 
     @classmethod
-    def usual(cls, words: Words, gpu: Gpu) -> dict[str, str | None]:
+    def with_defaults(cls, words: Configuration, gpu: Gpu) -> dict[str, str | None]:
         """Tables do not tell whether an engine's prefill reads pages: it is one kind, whatever a call says. A library's
         own tables do."""
         found, stack = dict(words), runner(words.get("stack"))
@@ -79,8 +79,8 @@ class OverCache(Kernel):
         return found | {"backend": dict(stack.called).get(named or "", named)}
 
     @classmethod
-    def spoken(cls, calls: Calls, words: Words) -> Calls:
-        said, pages = super().spoken(calls, words), calls["page_size"]
+    def with_choices(cls, calls: Calls, words: Configuration) -> Calls:
+        said, pages = super().with_choices(calls, words), calls["page_size"]
         usual = getattr(runner(words.get("stack")), "page_size", 0) or _USUAL_PAGE
         paged = np.where(pages > 0, pages, usual) if words.get("paged") == "yes" else np.zeros(calls.count)
         said = replace(said, numbers={**said.numbers, "page_size": paged})
@@ -111,8 +111,8 @@ class OverCache(Kernel):
         return length_conflicts(calls, cls.op)
 
     @classmethod
-    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
-        return length_hints(calls, cls.heads(calls))
+    def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+        return length_features(calls, cls.heads(calls))
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
@@ -139,9 +139,9 @@ class Attention(OverCache):
         {"batch": 64, "q_len": 1, "kv_len": 4096, "q_heads": 32, "kv_heads": 8, "head_dim": 128, "page_size": 16},
         {"q_lens": [512, 1, 1], "kv_lens": [512, 900, 7000], "q_heads": 32, "kv_heads": 8, "head_dim": 128},
     )
-    listed_last = ("causal", "window", "page_size", "kv_dtype", "backend")
-    grows = "batch"
-    of_model = ("head_dim", "window", "q_heads", "kv_heads")
+    trailing_parameters = ("causal", "window", "page_size", "kv_dtype", "backend")
+    batch_parameter = "batch"
+    model_sizes = ("head_dim", "window", "q_heads", "kv_heads")
 
     kv_heads: int | None = size("KV heads; fewer than q_heads is GQA, default: as many", default=None, high=65536)
     head_dim: int = size("size of a head", high=4096)
@@ -161,15 +161,15 @@ class Attention(OverCache):
         )
 
     @classmethod
-    def kinds(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
+    def configuration(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
         window = np.where(calls.given("window", 0.0) > 0, "window", np.where(calls["causal"] > 0, "causal", "none"))
-        return {**super().kinds(calls), "mask": window.astype(object)}
+        return {**super().configuration(calls), "mask": window.astype(object)}
 
     @classmethod
-    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+    def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
         window, paged = calls.given("window", 0.0), (calls.given("page_size", 0.0) > 0) * 1.0
         reach = np.where(window > 0, np.log2(window + 1), 0.0)
-        return super().hints(calls, gpu) | {"window": reach, "paged": paged}
+        return super().shape_features(calls, gpu) | {"window": reach, "paged": paged}
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
@@ -193,7 +193,7 @@ class Mla(OverCache):
         {"batch": 64, "q_len": 1, "kv_len": 4096, "q_heads": 128},
         {"batch": 1, "q_len": 4096, "kv_len": 4096, "q_heads": 128, "absorbed": "no"},
     )
-    listed_last = ("causal", "page_size", "kv_dtype", "absorbed", "backend")
+    trailing_parameters = ("causal", "page_size", "kv_dtype", "absorbed", "backend")
 
     kv_rank: int = size("size of the latent (kv_lora_rank)", default=512, high=65536)
     rope_dim: int = size("rotary part of a key (qk_rope_head_dim)", default=64, high=4096)
@@ -202,10 +202,10 @@ class Mla(OverCache):
     absorbed: str = choice("auto: absorbed when q_len is 1 or 2 (decode)", ("auto", "yes", "no"), default="auto")
 
     @classmethod
-    def kinds(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
+    def configuration(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
         """Prefill of the latent itself is another kernel than that of expanded heads."""
         latent = np.where(cls.heads(calls).shared_where, "yes", "no").astype(object)
-        return {**super().kinds(calls), "absorbed": latent}
+        return {**super().configuration(calls), "absorbed": latent}
 
     @classmethod
     def heads(cls, calls: Calls) -> Heads:

@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
 from kernelcast.hardware.paths import TCGEN05, WIDE
-from kernelcast.ops.base import Calls, Conflicts, Kernel, Words, choice, flag, size
+from kernelcast.ops.base import Calls, Configuration, Conflicts, Kernel, choice, flag, size
 from kernelcast.ops.dtypes import DType, matmul_pipe
 from kernelcast.ops.flash import kv_steps, visible_pairs
 from kernelcast.ops.flash_backends import BACKENDS
+from kernelcast.ops.kernel_selection import default_backend, stack_backend
 from kernelcast.ops.reduce import reduction
-from kernelcast.ops.requests import equal_heads, head_conflicts, length_conflicts, length_hints
+from kernelcast.ops.requests import equal_heads, head_conflicts, length_conflicts, length_features
 from kernelcast.ops.vector import ACCUMULATOR_BYTES, VECTOR_BYTES, vector_kernel
-from kernelcast.ops.which import default_backend, stack_backend
 from kernelcast.ops.work import Array, Work, Works, ceil_div
 
 LIBRARIES = ("fa2", "fa3", "fa4", "cudnn")  # of attention's backends those that have a backward pass
@@ -62,11 +62,11 @@ class AttentionBackward(Kernel):
     backend: str | None = choice("library, default: the usual one on the GPU", LIBRARIES, default=None)
 
     @classmethod
-    def kinds(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
+    def configuration(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
         return {**calls.choices, "mask": np.where(calls["causal"] > 0, "causal", "none").astype(object)}
 
     @classmethod
-    def usual(cls, words: Words, gpu: Gpu) -> dict[str, str | None]:
+    def with_defaults(cls, words: Configuration, gpu: Gpu) -> dict[str, str | None]:
         return {**words, "backend": words["backend"] or stack_backend(cls.op, words, gpu)}
 
     @classmethod
@@ -74,8 +74,8 @@ class AttentionBackward(Kernel):
         return head_conflicts(calls) or length_conflicts(calls, cls.op)
 
     @classmethod
-    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
-        return length_hints(calls, equal_heads(calls))
+    def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+        return length_features(calls, equal_heads(calls))
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:

@@ -30,7 +30,7 @@ class Parameter:
     """What a parameter is: its kind, range and help. CLI, table reader and docs are made from it."""
 
     name: str
-    kind: str  # size | real | flag | choice | lengths
+    type: str  # size | real | flag | choice | lengths
     help: str
     default: Any = dataclasses.MISSING
     low: float = 1
@@ -47,29 +47,29 @@ class Parameter:
         """The value in its own type, or an error with the value and what would be right."""
         if value is None and self.optional:
             return None
-        if self.kind == "choice":
+        if self.type == "choice":
             if self.file is not None and isinstance(value, str) and value.endswith(".toml"):
                 self.file(value)
             elif value not in self.options:
                 raise unknown(self.name, value, self.options)
             return value
-        if self.kind == "flag":
+        if self.type == "flag":
             if isinstance(value, bool | np.bool_) or value in (0, 1):
                 return bool(value)
             raise KernelcastError(f"{self.name} must be true or false, not {value!r}")
-        if self.kind == "lengths":
+        if self.type == "lengths":
             if not isinstance(value, Sequence | np.ndarray) or isinstance(value, str) or len(value) == 0:
                 raise KernelcastError(f"{self.name} must be a list of one or more lengths, not {value!r}")
             return tuple(int(self._check_number(v)) for v in value)
         number = self._check_number(value)
-        return int(number) if self.kind == "size" else number
+        return int(number) if self.type == "size" else number
 
     def _check_number(self, value: object) -> float:
         ok = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
         if not ok or not math.isfinite(value):  # type: ignore[arg-type]
             raise KernelcastError(f"{self.name} must be a number, not {value!r}")
         number = float(value)  # type: ignore[arg-type]
-        if self.kind != "real" and number != int(number):
+        if self.type != "real" and number != int(number):
             raise KernelcastError(f"{self.name} must be a whole number, not {value!r}")
         if not self.low <= number <= self.high:
             low, high = (f"{x:,.0f}" if x == int(x) and x < 1e16 else f"{x:g}" for x in (self.low, self.high))
@@ -85,15 +85,15 @@ def _field(default: Any, **spec: Any) -> Any:
 
 def size(help: str, *, default: Any = dataclasses.MISSING, low: int = 1, high: int = MAX_SIZE) -> Any:
     """A whole number. ``default=None`` makes it optional."""
-    return _field(default, kind="size", help=help, low=low, high=high)
+    return _field(default, type="size", help=help, low=low, high=high)
 
 
 def real(help: str, *, default: Any = dataclasses.MISSING, low: float = 0.0, high: float = 1e18) -> Any:
-    return _field(default, kind="real", help=help, low=low, high=high)
+    return _field(default, type="real", help=help, low=low, high=high)
 
 
 def flag(help: str, *, default: bool) -> Any:
-    return _field(default, kind="flag", help=help)
+    return _field(default, type="flag", help=help)
 
 
 def choice(
@@ -105,12 +105,12 @@ def choice(
 ) -> Any:
     """One of a few words, or a file that ``file`` reads. Calls of a table are grouped by it, so ``work`` sees one
     value."""
-    return _field(default, kind="choice", help=help, options=tuple(options), file=file)
+    return _field(default, type="choice", help=help, options=tuple(options), file=file)
 
 
 def lengths(help: str, *, default: None) -> Any:
     """An optional list of lengths (a ragged batch); JSON in a table."""
-    return _field(default, kind="lengths", help=help)
+    return _field(default, type="lengths", help=help)
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ class Calls:
 STACKS = ("torch", "torch_eager", "vllm", "sglang", "trtllm", "flashinfer", "nccl")
 
 
-Words = Mapping[str, str | None]
+Configuration = Mapping[str, str | None]
 """What kind of call it is, by name; None: nobody said."""
 Examples = tuple[Mapping[str, Any], ...]
 Conflicts = list[tuple[NDArray[np.bool_], str]]
@@ -226,10 +226,10 @@ class Kernel:
     dtypes: ClassVar[tuple[str, ...]] = tuple(DTYPES)
     examples: ClassVar[Examples] = ()
     parameters: ClassVar[Mapping[str, Parameter]] = {}
-    of_model: ClassVar[tuple[str, ...]] = ()  # sizes that a model fixes, by which an engine may choose its kernel
-    grows: ClassVar[str] = ""  # the size that a batch has: twice of it is twice the work
-    summed: ClassVar[bool] = False  # many kernels, which may overlap: measured as the sum of what each takes
-    listed_last: ClassVar[tuple[str, ...]] = ()  # parameters of a shared base that come after the family's own
+    model_sizes: ClassVar[tuple[str, ...]] = ()  # sizes that a model fixes, by which an engine may choose its kernel
+    batch_parameter: ClassVar[str] = ""  # the size that a batch has: twice of it is twice the work
+    timed_as_sum: ClassVar[bool] = False  # many kernels, which may overlap: measured as the sum of what each takes
+    trailing_parameters: ClassVar[tuple[str, ...]] = ()  # parameters of a shared base that come after the family's own
 
     dtype: str = choice("number format", tuple(DTYPES), default="bf16")
     stack: str | None = choice("software that runs it", STACKS, default=None)
@@ -256,29 +256,29 @@ class Kernel:
         return []
 
     @classmethod
-    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+    def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
         """Features of shape for the learned efficiency, beside the machine's; without units. May be overridden."""
         specs = parameters_of(cls).values()
-        sizes = [p.name for p in specs if p.kind == "size" and p.required]
+        sizes = [p.name for p in specs if p.type == "size" and p.required]
         return {
             **{f"log_{name}": np.log2(calls[name] + 1) for name in sizes},
             **{f"grain_{name}": grain(calls[name]) for name in sizes},
-            **{p.name: calls[p.name] for p in specs if p.kind == "flag"},
+            **{p.name: calls[p.name] for p in specs if p.type == "flag"},
         }
 
     @classmethod
-    def kinds(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
+    def configuration(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
         """The words that evidence is kept by: every choice, and what numbers tell (prefill or decode), by call where
         it varies. None: nobody said."""
         return dict(calls.choices)
 
     @classmethod
-    def usual(cls, words: Words, gpu: Gpu) -> dict[str, str | None]:
+    def with_defaults(cls, words: Configuration, gpu: Gpu) -> dict[str, str | None]:
         """The words with what nobody said filled in, and with the names that are used here, from the stack's file."""
         return dict(words)
 
     @classmethod
-    def spoken(cls, calls: Calls, words: Words) -> Calls:
+    def with_choices(cls, calls: Calls, words: Configuration) -> Calls:
         """The calls in these words, as far as their choices have them."""
         options = {name: (None, *parameters_of(cls)[name].options) for name in calls.choices}
         said = {name: word for name, word in words.items() if word in options.get(name, ())}
@@ -287,16 +287,16 @@ class Kernel:
     @classmethod
     def sizes(cls, calls: Calls) -> Mapping[str, Array]:
         """The numbers whose measured ranges evidence tells; NaN where one was not given."""
-        return {p.name: calls[p.name] for p in parameters_of(cls).values() if p.kind in ("size", "real", "flag")}
+        return {p.name: calls[p.name] for p in parameters_of(cls).values() if p.type in ("size", "real", "flag")}
 
     @classmethod
-    def no_less_than(cls, calls: Calls) -> Others:
+    def not_faster_than(cls, calls: Calls) -> Others:
         """Other calls than which these (by number) cannot be faster: a law that what was measured of single calls does
         not keep. None, for most."""
         return []
 
     @classmethod
-    def no_more_than(cls, calls: Calls) -> Others:
+    def not_slower_than(cls, calls: Calls) -> Others:
         """Other calls than which these (by number) cannot be slower."""
         return []
 
@@ -327,7 +327,7 @@ def _parameters(kernel: type[Kernel]) -> dict[str, Parameter]:
     for f in dataclasses.fields(kernel):
         spec = {**f.metadata, **({"options": kernel.dtypes} if f.name == "dtype" else {})}
         own[f.name] = Parameter(name=f.name, default=f.default, optional=f.default is None, **spec)
-    shared = {name: own.pop(name) for name in (*kernel.listed_last, "dtype", "stack")}
+    shared = {name: own.pop(name) for name in (*kernel.trailing_parameters, "dtype", "stack")}
     return {**own, **shared}
 
 
@@ -367,9 +367,9 @@ def columns_of(calls: Sequence[Kernel]) -> Calls:
     lists: dict[str, Ragged] = {}
     for name, parameter in parameters_of(type(calls[0])).items():
         values = [getattr(c, name) for c in calls]
-        if parameter.kind == "choice":
+        if parameter.type == "choice":
             choices[name] = values[0]
-        elif parameter.kind == "lengths":
+        elif parameter.type == "lengths":
             if values[0] is not None:
                 lists[name] = Ragged.of(values)
         else:

@@ -57,10 +57,10 @@ class _BatchNorm(SpatialKernel):
     weights: str | None = choice("number format of the weights; not given: dtype", VECTOR_DTYPES, default=None)
 
     @classmethod
-    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+    def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
         reduced = calls["batch"] * calls["spatial"]
         return {
-            **super().hints(calls, gpu),
+            **super().shape_features(calls, gpu),
             "log_reduced": np.log2(reduced),
             "log_waves": np.log2(calls["channels"] / gpu.sm_count),
             "tail": ceil_div(calls["channels"], gpu.sm_count) * gpu.sm_count / calls["channels"] - 1,

@@ -41,7 +41,7 @@ class CausalConv1d(LinearKernel):
         {"batch": 4, "q_len": 2048, "channels": 8192, "width": 4},
         {"batch": 64, "q_len": 1, "channels": 8192, "width": 4},
     )
-    hinted = ("channels", "width", "parts")
+    feature_sizes = ("channels", "width", "parts")
     decodes_by = None
 
     channels: int = size("channels, each convolved alone")

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu, fabric, fabrics, kind_of
-from kernelcast.ops.base import Calls, Kernel, Words, choice, size
+from kernelcast.ops.base import Calls, Configuration, Kernel, choice, size
 from kernelcast.ops.vector import VECTOR_BYTES, side_instructions
 from kernelcast.ops.work import Array, Number, Work, Works, ceil_div
 
@@ -110,12 +110,12 @@ class _Collective(Kernel):
     )
 
     @classmethod
-    def kinds(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
+    def configuration(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
         """Where no link is named it is the GPU's own, not whichever was measured."""
-        return {**super().kinds(calls), "fabric": calls.choice("fabric") or _OWN}
+        return {**super().configuration(calls), "fabric": calls.choice("fabric") or _OWN}
 
     @classmethod
-    def usual(cls, words: Words, gpu: Gpu) -> dict[str, str | None]:
+    def with_defaults(cls, words: Configuration, gpu: Gpu) -> dict[str, str | None]:
         """Measured on the GPU's own link, unless another kind is named."""
         named = words["fabric"]
         own = named in (None, _OWN) or kind_of(str(named)) == kind_of(gpu.link_kind)

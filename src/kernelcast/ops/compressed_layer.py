@@ -73,10 +73,10 @@ class CompressedLayer(AttentionLayer):
         return Heads(heads, np.ones(calls.count), dim, dim, shared_where=True)
 
     @classmethod
-    def kinds(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
+    def configuration(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
         ratio = calls["compress_ratio"]
         made = np.where(ratio == 0, "none", np.where(_chooses(calls), "chosen", "all")).astype(object)
-        return {**super().kinds(calls), "compressed": made}
+        return {**super().configuration(calls), "compressed": made}
 
     @classmethod
     def projected_flops(cls, calls: Calls) -> Array:
@@ -93,9 +93,9 @@ class CompressedLayer(AttentionLayer):
         return 2 * (2 * calls["q_heads"] * calls["head_dim"] * (last + chosen * (ratio > 0)) + indexed)
 
     @classmethod
-    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+    def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
         own = {"log_ratio": np.log2(calls["compress_ratio"] + 1), "log_topk": np.log2(calls["index_topk"])}
-        return super().hints(calls, gpu) | own | {"indexer": _chooses(calls).astype(np.float64)}
+        return super().shape_features(calls, gpu) | own | {"indexer": _chooses(calls).astype(np.float64)}
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
@@ -171,7 +171,7 @@ class BlockSparseLayer(AttentionLayer):
         {"batch": 64, "q_len": 1, "kv_len": 65536, "q_heads": 64, "kv_heads": 4},
         {"batch": 1, "q_len": 4096, "kv_len": 4096, "q_heads": 16, "kv_heads": 1, "dtype": "fp8_block"},
     )
-    listed_last = ("causal", "page_size", "kv_dtype", "backend", "fused")
+    trailing_parameters = ("causal", "page_size", "kv_dtype", "backend", "fused")
 
     hidden: int = size("size of the model (hidden_size)", default=6144, high=1 << 20)
     kv_heads: int = size("KV heads of this rank", high=65536)
@@ -202,8 +202,8 @@ class BlockSparseLayer(AttentionLayer):
         return 2 * (2 * calls["q_heads"] * calls["head_dim"] * chosen + indexed)
 
     @classmethod
-    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
-        return super().hints(calls, gpu) | {"log_kv_heads": np.log2(calls["kv_heads"])}
+    def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+        return super().shape_features(calls, gpu) | {"log_kv_heads": np.log2(calls["kv_heads"])}
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:

@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
-from kernelcast.ops.base import Calls, Conflicts, Kernel, Words, choice, conflict, grain, size
+from kernelcast.ops.base import Calls, Configuration, Conflicts, Kernel, choice, conflict, grain, size
 from kernelcast.ops.conv_around import FORWARD, OF_FILTERS, OF_INPUT, Direct, Image, around, converted, direct_work
 from kernelcast.ops.conv_product import Product, product_work
 from kernelcast.ops.conv_sizes import Sizes, as_it_lies, columns_by_axis, depthwise_in_pytorch
-from kernelcast.ops.gemm import product_hints
+from kernelcast.ops.gemm import product_features
 from kernelcast.ops.vector import ACCUMULATOR_BYTES, VECTOR_BYTES
 from kernelcast.ops.work import Array, Work, Works
 from kernelcast.stacks import runner
@@ -95,13 +95,13 @@ class Conv2d(Kernel):
     tf32: str | None = choice("off: fp32 stays fp32 (cudnn.allow_tf32 is on by default)", ("off",), default=None)
 
     @classmethod
-    def kinds(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
+    def configuration(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
         groups = calls["groups"]
         filters = np.where(groups == 1, "dense", np.where(groups == calls["in_channels"], "depthwise", "grouped"))
         return {**calls.choices, "filters": filters.astype(object)}
 
     @classmethod
-    def usual(cls, words: Words, gpu: Gpu) -> dict[str, str | None]:
+    def with_defaults(cls, words: Configuration, gpu: Gpu) -> dict[str, str | None]:
         """Channels last, and the format that the stack computes in, where the GPU has it and it is not turned off."""
         stack, off = runner(words.get("stack")), words["tf32"] == "off" and words["dtype"] == "fp32"
         runs = dict(stack.runs).get(f"{cls.family} {words['dtype']}") if stack and not off else None
@@ -142,12 +142,12 @@ class Conv2d(Kernel):
         )
 
     @classmethod
-    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+    def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
         """Of the parameters, and of the implicit GEMM: which kernel cuDNN takes depends on both."""
         sizes = Sizes.of(calls)
         made = cls.plan(calls, sizes).product
-        product = product_hints(gpu, made.m, made.columns, made.k, made.count)
-        found = super().hints(calls, gpu) | {"log_stride": np.log2(calls["stride"])}
+        product = product_features(gpu, made.m, made.columns, made.k, made.count)
+        found = super().shape_features(calls, gpu) | {"log_stride": np.log2(calls["stride"])}
         found |= {f"product_{name}": hint for name, hint in product.items()}
         return found | _choosing(calls, sizes, gpu)
 

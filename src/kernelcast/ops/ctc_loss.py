@@ -24,8 +24,8 @@ class CtcLoss(Kernel):
     """Loss of sequences of ``steps`` distributions over ``classes`` against ``targets`` labels each."""
 
     op = "ctc_loss"
-    grows = "batch"
-    summed = True
+    batch_parameter = "batch"
+    timed_as_sum = True
     dtypes = ("fp32",)
     examples = ({"batch": 16, "steps": 500, "targets": 60, "classes": 32, "dtype": "fp32"},)
 

@@ -13,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 
 from kernelcast.hardware import Gpu, fabric, fabrics, kind_of
-from kernelcast.ops.base import Calls, Conflicts, Words, choice, conflict, size
+from kernelcast.ops.base import Calls, Configuration, Conflicts, choice, conflict, size
 from kernelcast.ops.dtypes import DTYPES
 from kernelcast.ops.exchange import Exchange, Sent, row_bytes, sixteen_bits
 from kernelcast.ops.routing import reached
@@ -43,7 +43,7 @@ class _DeepEp(Exchange):
         {"tokens": 128, "hidden": 7168, "topk": 8, "experts": 256, "world": 8, "mode": "low_latency"},
         {"tokens": 4096, "hidden": 7168, "topk": 8, "experts": 256, "world": 32, "nodes": 4, "fabric": "ib_ndr"},
     )
-    listed_last = ("routing",)
+    trailing_parameters = ("routing",)
     reads: ClassVar[float]  # bytes that an SM moves for a row that is sent, over the row: here and at the peer
     writes: ClassVar[float]  # and for a token, over its 16-bit form
     starts: ClassVar[float]  # a token waits for its turn
@@ -58,10 +58,10 @@ class _DeepEp(Exchange):
     )
 
     @classmethod
-    def usual(cls, words: Words, gpu: Gpu) -> dict[str, str | None]:
+    def with_defaults(cls, words: Configuration, gpu: Gpu) -> dict[str, str | None]:
         """By the kind of network: a file is like a catalogued one."""
         named = words["fabric"]
-        return {**super().usual(words, gpu), "fabric": None if named is None else kind_of(named)}
+        return {**super().with_defaults(words, gpu), "fabric": None if named is None else kind_of(named)}
 
     @classmethod
     def conflicts(cls, calls: Calls) -> Conflicts:
@@ -75,7 +75,7 @@ class _DeepEp(Exchange):
         )  # fmt: skip
 
     @classmethod
-    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+    def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
         sent = _sent(calls)
         names = ("tokens", "hidden", "topk", "experts", "world", "nodes", "sms")
         rows = {"log_rows": sent.rows, "log_near": sent.near + 1e-3, "log_far": sent.far + 1e-3}

@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from kernelcast.hardware import Gpu
-from kernelcast.ops.base import Calls, Examples, Words, choice, real, size
+from kernelcast.ops.base import Calls, Configuration, Examples, choice, real, size
 from kernelcast.ops.dtypes import dtype
 from kernelcast.ops.vector import VECTOR_BYTES, VECTOR_DTYPES, MemoryKernel, row_threads, vector_kernel
 from kernelcast.ops.work import Array, Work, Works, ceil_div
@@ -98,13 +98,13 @@ class Copy(Elementwise):
     to: str | None = choice("number format of the copy; not given: that of the source", VECTOR_DTYPES, default=None)
 
     @classmethod
-    def usual(cls, words: Words, gpu: Gpu) -> dict[str, str | None]:
+    def with_defaults(cls, words: Configuration, gpu: Gpu) -> dict[str, str | None]:
         return {**words, "to": words["to"] or words["dtype"]}
 
     @classmethod
-    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+    def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
         casts = calls.choice("to") not in (None, calls.choice("dtype"))
-        return {**super().hints(calls, gpu), "access_cast": np.full(calls.count, float(casts))}
+        return {**super().shape_features(calls, gpu), "access_cast": np.full(calls.count, float(casts))}
 
 
 # op: what an element costs, and what the op is
@@ -204,14 +204,14 @@ class Pointwise(MemoryKernel):
     xu_ops: float = real("special functions of an element", default=0)
 
     @classmethod
-    def usual(cls, words: Words, gpu: Gpu) -> dict[str, str | None]:
+    def with_defaults(cls, words: Configuration, gpu: Gpu) -> dict[str, str | None]:
         return {**words, "access": words["access"] or "vector"}
 
     @classmethod
-    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+    def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
         access = calls.choice("access") or "vector"
         ways = {f"access_{name}": np.full(calls.count, float(name == access)) for name in ACCESS[1:]}
-        return {**super().hints(calls, gpu), **ways, "axes": calls.given("axes", 2.0) * ways["access_strided"]}
+        return {**super().shape_features(calls, gpu), **ways, "axes": calls.given("axes", 2.0) * ways["access_strided"]}
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:

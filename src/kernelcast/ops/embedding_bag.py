@@ -38,10 +38,10 @@ class _EmbeddingBag(IndexedKernel):
     mode: str = choice("what becomes of the rows of a bag", ("sum", "mean"), default="sum")
 
     @classmethod
-    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+    def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
         looked = calls["bags"] * calls["pooling"]
         return {
-            **super().hints(calls, gpu),
+            **super().shape_features(calls, gpu),
             "log_lookups": np.log2(looked),
             "log_repeats": np.log2(looked / calls["vocab"]),
             "log_chunks": np.log2(ceil_div(calls["hidden"], _CHUNK) * calls["bags"] / (_CTAS * _CTA_WARPS)),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kernelcast.hardware import Gpu, fabric
-from kernelcast.ops.base import Calls, Conflicts, Kernel, Words, choice, conflict, size
+from kernelcast.ops.base import Calls, Configuration, Conflicts, Kernel, choice, conflict, size
 from kernelcast.ops.dtypes import DTYPES
 from kernelcast.ops.routing import ROUTINGS
 from kernelcast.ops.work import Array
@@ -26,7 +26,7 @@ class Exchange(Kernel):
 
     family = "deepep"
     dtypes = _DTYPES
-    grows = "tokens"
+    batch_parameter = "tokens"
 
     tokens: int = size("tokens of one rank")
     hidden: int = size("model width")
@@ -36,7 +36,7 @@ class Exchange(Kernel):
     routing: str | None = choice("how tokens choose experts: random (default) or balanced", ROUTINGS, default=None)
 
     @classmethod
-    def usual(cls, words: Words, gpu: Gpu) -> dict[str, str | None]:
+    def with_defaults(cls, words: Configuration, gpu: Gpu) -> dict[str, str | None]:
         return {**words, "routing": words["routing"] or "random"}
 
     @classmethod

@@ -17,8 +17,8 @@ from kernelcast.hardware.paths import TCGEN05
 from kernelcast.ops.base import Calls
 from kernelcast.ops.dtypes import DType, dtype, matmul_pipe
 from kernelcast.ops.flash_backends import FLASHINFER_FA3, FLASHINFER_MLA, PYTORCH, Backend, tiling
+from kernelcast.ops.kernel_selection import default_backend
 from kernelcast.ops.requests import Heads, Requests
-from kernelcast.ops.which import default_backend
 from kernelcast.ops.work import Array, Work, Works, ceil_div
 
 SOFTMAX_FLOPS = 8.0  # per score: scale, running max, subtract, sum, rescale, convert (FlashAttention-2, alg. 1)

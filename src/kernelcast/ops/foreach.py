@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kernelcast.hardware import Gpu
-from kernelcast.ops.base import Calls, Words, choice
+from kernelcast.ops.base import Calls, Configuration, choice
 from kernelcast.ops.dtypes import dtype
 from kernelcast.ops.optimizer import (
     CHUNK,
@@ -69,7 +69,7 @@ class Foreach(MultiTensorKernel):
     to: str | None = choice("number format of a copy; not given: dtype", VECTOR_DTYPES, default=None)
 
     @classmethod
-    def usual(cls, words: Words, gpu: Gpu) -> dict[str, str | None]:
+    def with_defaults(cls, words: Configuration, gpu: Gpu) -> dict[str, str | None]:
         return {**words, "to": words["to"] or words["dtype"]}
 
     @classmethod

@@ -38,7 +38,7 @@ class GatedDelta(LinearKernel):
         {"batch": 4, "q_len": 2048, "key_heads": 16, "value_heads": 32, "key_dim": 128, "value_dim": 128},
         {"batch": 64, "q_len": 1, "key_heads": 16, "value_heads": 32, "key_dim": 128, "value_dim": 128},
     )
-    hinted = ("key_heads", "value_heads", "key_dim", "value_dim")
+    feature_sizes = ("key_heads", "value_heads", "key_dim", "value_dim")
 
     key_heads: int = size("heads of queries and keys", high=65536)
     value_heads: int = size("heads of values, each with a state", high=65536)

@@ -15,7 +15,7 @@ import numpy as np
 
 from kernelcast.hardware import Gpu
 from kernelcast.hardware.paths import TCGEN05, WGMMA
-from kernelcast.ops.base import Calls, Kernel, Words, choice, grain, size, twos
+from kernelcast.ops.base import Calls, Configuration, Kernel, choice, grain, size, twos
 from kernelcast.ops.dtypes import DType, dtype, matmul_pipe
 from kernelcast.ops.quantize import quantised_rows
 from kernelcast.ops.work import Array, Number, Work, Works, axis, ceil_div
@@ -40,7 +40,7 @@ _COMMON_TILES = ((256, 128), (128, 256), (128, 192), (128, 128), (128, 64), (64,
 _COMMON = tuple(axis([tile[at] for tile in _COMMON_TILES]) for at in (0, 1))
 _ONE = np.ones(1)
 _STEPS = axis([8.0, 64.0, 128.0, 256.0])
-_PRODUCT_HINTS = (
+_PRODUCT_FEATURES = (
     "log_m", "log_n", "log_k", "log_batch", "grain_m", "grain_n", "grain_k",
     *(f"{side}_mod_{step:.0f}" for side in "mn" for step in _STEPS[:, 0]), "k_mod_64",
     *(f"fill_{m}x{n}" for m, n in _COMMON_TILES), *(f"waves_{m}x{n}" for m, n in _COMMON_TILES),
@@ -97,7 +97,7 @@ class Gemm(Kernel):
     """
 
     op = "gemm"
-    grows = "m"
+    batch_parameter = "m"
     examples = ({"m": 4096, "n": 4096, "k": 4096},)
 
     m: int = size("rows of A and C (tokens)")
@@ -107,14 +107,14 @@ class Gemm(Kernel):
     inputs: str | None = choice("ready: A comes quantised; else an engine's layer does it", ("ready",), default=None)
 
     @classmethod
-    def usual(cls, words: Words, gpu: Gpu) -> dict[str, str | None]:
+    def with_defaults(cls, words: Configuration, gpu: Gpu) -> dict[str, str | None]:
         quantises = words["stack"] in QUANTISING_KERNELS and dtype(str(words["dtype"])).act_bytes < 2
         return {**words, "layout": words["layout"] or "tn", "inputs": words["inputs"] if quantises else None}
 
     @classmethod
-    def spoken(cls, calls: Calls, words: Words) -> Calls:
+    def with_choices(cls, calls: Calls, words: Configuration) -> Calls:
         """Whether A comes quantised stays as it is: other kernels run, not the same ones otherwise."""
-        return super().spoken(calls, {**words, "inputs": calls.choice("inputs")})
+        return super().with_choices(calls, {**words, "inputs": calls.choice("inputs")})
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
@@ -126,15 +126,15 @@ class Gemm(Kernel):
         return replace(quantised_rows(gpu, kind, rows, cols), launches=kernels), product
 
     @classmethod
-    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
-        return _hints(gpu, calls, calls["m"], calls["n"], np.ones(calls.count), "tn")
+    def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+        return _layout_features(gpu, calls, calls["m"], calls["n"], np.ones(calls.count), "tn")
 
 
 class Bmm(Kernel):
     """Batched matrix product: C[b] = A[b] B[b] for each of ``batch`` pairs."""
 
     op = "bmm"
-    grows = "batch"
+    batch_parameter = "batch"
     family = "gemm"
     examples = ({"batch": 32, "m": 512, "n": 512, "k": 64},)
 
@@ -145,7 +145,7 @@ class Bmm(Kernel):
     layout: str | None = choice(_LAYOUT_HELP, LAYOUTS, default=None)
 
     @classmethod
-    def usual(cls, words: Words, gpu: Gpu) -> dict[str, str | None]:
+    def with_defaults(cls, words: Configuration, gpu: Gpu) -> dict[str, str | None]:
         return {**words, "layout": words["layout"] or "nn"}
 
     @classmethod
@@ -154,9 +154,9 @@ class Bmm(Kernel):
         return (matmul_work(gpu, calls.dtype, m, n, calls["k"], batch=calls["batch"], weights=False),)
 
     @classmethod
-    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+    def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
         m, n = _upright(calls)
-        return _hints(gpu, calls, m, n, calls["batch"], "nn")
+        return _layout_features(gpu, calls, m, n, calls["batch"], "nn")
 
 
 def _upright(calls: Calls) -> tuple[Array, Array]:
@@ -253,13 +253,13 @@ def _tiles(unit: MatrixUnit, kind: DType, pipe: str, smem_bytes_per_cta: float) 
     )
 
 
-def _hints(gpu: Gpu, calls: Calls, m: Array, n: Array, batch: Array, usual_layout: str) -> dict[str, Array]:
+def _layout_features(gpu: Gpu, calls: Calls, m: Array, n: Array, batch: Array, usual_layout: str) -> dict[str, Array]:
     """Of a product, and the alignment of its rows."""
-    found = product_hints(gpu, m, n, calls["k"], batch)
+    found = product_features(gpu, m, n, calls["k"], batch)
     return found | _alignment(calls.dtype, m, n, calls["k"], calls.choice("layout") or usual_layout)
 
 
-def product_hints(gpu: Gpu, m: Array, n: Array, k: Array, batch: Array) -> dict[str, Array]:
+def product_features(gpu: Gpu, m: Array, n: Array, k: Array, batch: Array) -> dict[str, Array]:
     """Shape, and how well common tiles would fill this GPU whole waves at a time."""
     sizes = np.array([m, n, k])
     tile_m, tile_n = _COMMON
@@ -269,7 +269,7 @@ def product_hints(gpu: Gpu, m: Array, n: Array, k: Array, batch: Array) -> dict[
     parts = _beyond(sizes[:2, None] / _STEPS).reshape(-1, len(m))  # of a step that are left over
     logs, waves = np.log2(sizes), np.minimum(share, 8.0)
     rows = (*logs, np.log2(batch), *grain(sizes), *parts, _beyond(k / 64), *fill, *waves)
-    return dict(zip(_PRODUCT_HINTS, rows, strict=True))
+    return dict(zip(_PRODUCT_FEATURES, rows, strict=True))
 
 
 def _beyond(sizes: Array) -> Array:

@@ -46,10 +46,10 @@ class _GroupNorm(SpatialKernel):
         )
 
     @classmethod
-    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+    def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
         teams = calls["batch"] * calls["groups"]
         return {
-            **super().hints(calls, gpu),
+            **super().shape_features(calls, gpu),
             "log_group": np.log2(calls["channels"] / calls["groups"] * calls["spatial"]),
             "log_waves": np.log2(teams / gpu.sm_count),
             "tail": ceil_div(teams, gpu.sm_count) * gpu.sm_count / teams - 1,

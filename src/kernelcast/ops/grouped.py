@@ -31,7 +31,7 @@ class GroupedKernel(Kernel):
     """A family of ``tokens`` that go to ``topk`` of ``experts``, whose Triton config may be given; else it chooses."""
 
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16", "fp8", "fp8_block", "int8", "nvfp4", "int4")
-    listed_last = TRITON_CONFIG
+    trailing_parameters = TRITON_CONFIG
 
     block_m: int | None = size("Triton BLOCK_SIZE_M, default: chosen", default=None, low=8, high=1024)
     block_n: int | None = size("Triton BLOCK_SIZE_N, default: chosen", default=None, low=8, high=1024)
@@ -41,7 +41,7 @@ class GroupedKernel(Kernel):
     stages: int | None = size("Triton num_stages, default: chosen", default=None, high=16)
 
     @classmethod
-    def kinds(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
+    def configuration(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
         chosen = np.all([np.isnan(calls[name]) for name in TRITON_CONFIG], axis=0)
         return {**calls.choices, "config": np.where(chosen, "chosen", "given").astype(object)}
 

@@ -41,8 +41,8 @@ class GroupedMm(Kernel):
     )
 
     @classmethod
-    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
-        return super().hints(calls, gpu) | {"log_group": np.log2(calls["rows"] / calls["groups"] + 1e-3)}
+    def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+        return super().shape_features(calls, gpu) | {"log_group": np.log2(calls["rows"] / calls["groups"] + 1e-3)}
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:

@@ -28,9 +28,9 @@ class IndexedKernel(Kernel):
     dtypes: ClassVar[tuple[str, ...]] = VECTOR_DTYPES
 
     @classmethod
-    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+    def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
         """Sizes, and how often a place is named."""
-        found = super().hints(calls, gpu)
+        found = super().shape_features(calls, gpu)
         if {"rows", "size"} <= calls.numbers.keys():
             found["log_repeats"] = np.log2(calls["rows"] / calls["size"])
         return found

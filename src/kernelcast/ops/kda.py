@@ -40,7 +40,7 @@ class Kda(LinearKernel):
         {"batch": 4, "q_len": 2048, "heads": 32, "key_dim": 128},
         {"batch": 64, "q_len": 1, "heads": 32, "key_dim": 128, "fused": True},
     )
-    hinted = ("heads", "key_dim")
+    feature_sizes = ("heads", "key_dim")
 
     heads: int = size("heads, each with a state", high=65536)
     key_dim: int = size("elements of a key head", high=1024)
@@ -51,8 +51,8 @@ class Kda(LinearKernel):
     backend: str | None = choice("prefill's, default: the stack's on this GPU", KDA_BACKENDS, default=None)
 
     @classmethod
-    def kinds(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
-        words = super().kinds(calls)
+    def configuration(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
+        words = super().configuration(calls)
         inside = (calls["fused"] > 0) & (words["kernel"] == "recurrent")
         return {**words, "fused": np.where(inside, "yes", "no").astype(object)}
 

@@ -54,8 +54,8 @@ class LatentLayer(AttentionLayer):
         return 2 * (down + up + heads * (rank * (calls["nope_dim"] + calls["v_dim"]) + calls["v_dim"] * hidden))
 
     @classmethod
-    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
-        return super().hints(calls, gpu) | {"log_qk_dim": np.log2(calls["nope_dim"] + calls["rope_dim"])}
+    def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+        return super().shape_features(calls, gpu) | {"log_qk_dim": np.log2(calls["nope_dim"] + calls["rope_dim"])}
 
 
 class MlaLayer(LatentLayer):
@@ -66,12 +66,12 @@ class MlaLayer(LatentLayer):
         {"batch": 64, "q_len": 1, "kv_len": 4096, "q_heads": 16, "dtype": "fp8_block", "kv_dtype": "fp8"},
         {"batch": 1, "q_len": 4096, "kv_len": 4096, "q_heads": 128},
     )
-    listed_last = ("causal", "page_size", "kv_dtype", "absorbed", "backend", "fused")
+    trailing_parameters = ("causal", "page_size", "kv_dtype", "absorbed", "backend", "fused")
     absorbed: str = choice("auto: absorbed when q_len is 1 or 2 (decode)", ("auto", "yes", "no"), default="auto")
 
     @classmethod
-    def kinds(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
-        return told(super().kinds(calls), absorbed=_latent(calls))
+    def configuration(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
+        return told(super().configuration(calls), absorbed=_latent(calls))
 
     @classmethod
     def attended_flops(cls, calls: Calls) -> Array:
@@ -80,8 +80,8 @@ class MlaLayer(LatentLayer):
         return 2 * calls["q_heads"] * wide * requests.total(seen_pairs(requests))
 
     @classmethod
-    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
-        return super().hints(calls, gpu) | {"absorbed": _latent(calls).astype(np.float64)}
+    def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+        return super().shape_features(calls, gpu) | {"absorbed": _latent(calls).astype(np.float64)}
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:

@@ -21,10 +21,10 @@ from kernelcast.ops.dtypes import dtype, runs
 from kernelcast.ops.flash import visible_pairs
 from kernelcast.ops.flash_backends import BACKENDS
 from kernelcast.ops.gemm import QUANTISING_KERNELS, matmul_work
+from kernelcast.ops.kernel_selection import default_backend
 from kernelcast.ops.quantize import quantised_rows
 from kernelcast.ops.requests import Requests
 from kernelcast.ops.vector import vector_kernel
-from kernelcast.ops.which import default_backend
 from kernelcast.ops.work import Array, Number, Work, Works
 
 FLASHMLA = "flashmla"
@@ -44,8 +44,8 @@ class AttentionLayer(OverCache):
     """What the layers have in common; sizes are those of one rank."""
 
     dtypes = ("fp16", "bf16", "fp8", "fp8_block", "nvfp4", "int8", "int8_wo", "int4")
-    listed_last: ClassVar[tuple[str, ...]] = ("causal", "page_size", "kv_dtype", "backend", "fused")
-    grows = "batch"
+    trailing_parameters: ClassVar[tuple[str, ...]] = ("causal", "page_size", "kv_dtype", "backend", "fused")
+    batch_parameter = "batch"
 
     kv_dtype: str = choice("format of the KV cache", ("fp16", "bf16", "fp8"), default="bf16")
     backend: str | None = choice(
@@ -65,7 +65,7 @@ class AttentionLayer(OverCache):
         raise TypeError(f"{cls.__name__} defines no attention")
 
     @classmethod
-    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+    def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
         requests = Requests.of(calls)
         tokens, keys = (requests.total(x) for x in (requests.queries, requests.keys))
         return {
@@ -82,7 +82,7 @@ class AttentionLayer(OverCache):
 
 
 def told(words: Mapping[str, str | NDArray[Any] | None], **by_call: NDArray[np.bool_]) -> dict[str, Any]:
-    """Words, and what numbers say by call: yes or no."""
+    """A configuration, and what numbers say by call: yes or no."""
     return {**words, **{name: np.where(where, "yes", "no").astype(object) for name, where in by_call.items()}}
 
 

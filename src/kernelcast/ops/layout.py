@@ -60,9 +60,13 @@ class ChannelCat(SpatialKernel):
     layout: str = layout()
 
     @classmethod
-    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+    def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
         chunk = calls["channels"] / calls["parts"] * (1.0 if calls.choice("layout") == "nhwc" else calls["spatial"])
-        return {**super().hints(calls, gpu), "log_chunk": np.log2(chunk * width_of(calls)), "grain_chunk": grain(chunk)}
+        return {
+            **super().shape_features(calls, gpu),
+            "log_chunk": np.log2(chunk * width_of(calls)),
+            "grain_chunk": grain(chunk),
+        }
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
@@ -90,7 +94,7 @@ class Roll(SpatialKernel):
     shift: int = size("places to shift by", default=1, low=0)
 
     @classmethod
-    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+    def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
         return {"log_outer": np.log2(calls["outer"]), "log_length": np.log2(calls["length"]),
                 "log_inner": np.log2(calls["inner"])}  # fmt: skip
 

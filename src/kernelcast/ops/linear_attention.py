@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
-from kernelcast.ops.base import Calls, Words, choice
+from kernelcast.ops.base import Calls, Configuration, choice
 from kernelcast.ops.dtypes import dtype
 from kernelcast.ops.gemm import TASK_CYCLES
+from kernelcast.ops.kernel_selection import kernel_choice
 from kernelcast.ops.requests import Requests, SequenceKernel
 from kernelcast.ops.vector import ACCUMULATOR_BYTES, vector_kernel
-from kernelcast.ops.which import which
 from kernelcast.ops.work import Array, Number, Work, ceil_div
 
 KERNELS = ("auto", "chunked", "recurrent")
@@ -34,14 +34,14 @@ class LinearKernel(SequenceKernel):
     """A family over sequences with a state: which kernel reads them, and what kind of call that is."""
 
     family = "linear_attention"
-    grows = "batch"
-    listed_last = ("kernel",)
+    batch_parameter = "batch"
+    trailing_parameters = ("kernel",)
     decodes_by: ClassVar[str | None] = "triton"  # the one backend of token by token; None: the call's own
 
     kernel: str = choice("auto: recurrent where q_len is 1", KERNELS, default="auto")
 
     @classmethod
-    def kinds(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
+    def configuration(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
         """A batch with a prompt in it is a prefill."""
         requests = Requests.of(calls)
         stepped = requests.least(one_by_one(calls, requests)) == 1
@@ -55,31 +55,31 @@ class LinearKernel(SequenceKernel):
         return words
 
     @classmethod
-    def usual(cls, words: Words, gpu: Gpu) -> dict[str, str | None]:
+    def with_defaults(cls, words: Configuration, gpu: Gpu) -> dict[str, str | None]:
         if "backend" not in words or words["backend"] or words.get("stack") is None:
             return dict(words)
-        found = which(words["stack"], gpu, cls.op, str(words["dtype"]))
+        found = kernel_choice(words["stack"], gpu, cls.op, str(words["dtype"]))
         return {**words, "backend": found.backend if found else None}
 
     @classmethod
     def sizes(cls, calls: Calls) -> Mapping[str, Array]:
         """Those of a ragged batch are means. What a flag adds physics knows, so that it is no range."""
         requests = Requests.of(calls)
-        numbers = {p.name: calls[p.name] for p in cls.parameters.values() if p.kind == "size"}
+        numbers = {p.name: calls[p.name] for p in cls.parameters.values() if p.type == "size"}
         lengths = {"batch": requests.count, "q_len": requests.total(requests.queries) / requests.count}
         return {**numbers, **lengths}
 
     @classmethod
-    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+    def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
         requests = Requests.of(calls)
-        flags = {p.name: calls[p.name] for p in cls.parameters.values() if p.kind == "flag"}
+        flags = {p.name: calls[p.name] for p in cls.parameters.values() if p.type == "flag"}
         stepped = requests.total(one_by_one(calls, requests)) / requests.count
-        return {**super().hints(calls, gpu), "one_by_one": stepped, **flags}
+        return {**super().shape_features(calls, gpu), "one_by_one": stepped, **flags}
 
     @classmethod
     def backend_of(cls, calls: Calls, gpu: Gpu) -> str:
         """The call's, else the stack's; Triton's, which run everywhere, where the file of stacks names none."""
-        found = which(calls.choice("stack"), gpu, cls.op, calls.choice("dtype"))
+        found = kernel_choice(calls.choice("stack"), gpu, cls.op, calls.choice("dtype"))
         return str(calls.choice("backend") or (found and found.backend) or "triton")
 
 

@@ -37,7 +37,7 @@ class Mamba2(LinearKernel):
         {"batch": 4, "q_len": 2048, "heads": 128, "head_dim": 64, "state": 128, "groups": 8},
         {"batch": 64, "q_len": 1, "heads": 128, "head_dim": 64, "state": 128, "groups": 8},
     )
-    hinted = ("heads", "head_dim", "state", "groups")
+    feature_sizes = ("heads", "head_dim", "state", "groups")
 
     heads: int = size("heads, each with a state", high=65536)
     head_dim: int = size("elements of a head", high=1024)

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from kernelcast.hardware import Gpu
 from kernelcast.hardware.paths import TCGEN05
 from kernelcast.ops.attention_backward import AttentionBackward
-from kernelcast.ops.base import Calls, Conflicts, Kernel, Words, choice, conflict, flag, grain, size
+from kernelcast.ops.base import Calls, Configuration, Conflicts, Kernel, choice, conflict, flag, grain, size
 from kernelcast.ops.efficient import efficient_backward, efficient_forward, multiplied_as
 from kernelcast.ops.flash import flash_works
-from kernelcast.ops.requests import Requests, equal_heads, head_conflicts, length_conflicts, length_hints
-from kernelcast.ops.which import default_backend
+from kernelcast.ops.kernel_selection import default_backend
+from kernelcast.ops.requests import Requests, equal_heads, head_conflicts, length_conflicts, length_features
 from kernelcast.ops.work import Array, Work, Works, ceil_div
 
 BACKENDS = ("efficient", "cudnn", "fa2")
@@ -52,7 +52,7 @@ class _Masked(Kernel):
 
     family = "masked_attention"
     dtypes = ("fp32", "fp16", "bf16")
-    listed_last: ClassVar[tuple[str, ...]] = ("causal", "bias", "dropout", "backend")
+    trailing_parameters: ClassVar[tuple[str, ...]] = ("causal", "bias", "dropout", "backend")
 
     batch: int = size("requests")
     q_len: int = size("queries a request")
@@ -66,7 +66,7 @@ class _Masked(Kernel):
     backend: str | None = choice("library, default: efficient", BACKENDS, default=None)
 
     @classmethod
-    def kinds(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
+    def configuration(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
         return {
             **calls.choices,
             "mask": np.where(calls["causal"] > 0, "causal", "none").astype(object),
@@ -74,7 +74,7 @@ class _Masked(Kernel):
         }
 
     @classmethod
-    def usual(cls, words: Words, gpu: Gpu) -> dict[str, str | None]:
+    def with_defaults(cls, words: Configuration, gpu: Gpu) -> dict[str, str | None]:
         return {**words, "backend": words["backend"] or default_backend(cls.op, gpu, str(words["dtype"]))}
 
     @classmethod
@@ -89,10 +89,10 @@ class _Masked(Kernel):
         )
 
     @classmethod
-    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+    def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
         read = np.log2(bias_elements(calls) + 1)
         known = {"log_bias": read, "dropout": calls["dropout"], "grain_keys": grain(calls["kv_len"])}
-        return length_hints(calls, equal_heads(calls)) | known
+        return length_features(calls, equal_heads(calls)) | known
 
 
 class MaskedAttention(_Masked):
@@ -124,7 +124,7 @@ class MaskedAttentionBackward(_Masked):
         {"batch": 8, "q_len": 1024, "kv_len": 1024, "q_heads": 12, "head_dim": 64, "causal": True, "dropout": True,
          "backend": "fa2"},
     )  # fmt: skip
-    listed_last = (*_Masked.listed_last, "bias_gradient")
+    trailing_parameters = (*_Masked.trailing_parameters, "bias_gradient")
 
     bias_gradient: bool = flag("of the bias too, a number for each score", default=False)
 
@@ -139,8 +139,11 @@ class MaskedAttentionBackward(_Masked):
         )
 
     @classmethod
-    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
-        return super().hints(calls, gpu) | {"bias_gradient": calls["bias_gradient"], "backward": np.ones(calls.count)}
+    def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+        return super().shape_features(calls, gpu) | {
+            "bias_gradient": calls["bias_gradient"],
+            "backward": np.ones(calls.count),
+        }
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:

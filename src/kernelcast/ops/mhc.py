@@ -26,8 +26,8 @@ class _HyperConnection(Kernel):
 
     family = "mhc"
     dtypes = ("bf16", "fp16")
-    grows = "tokens"
-    of_model = ("hidden", "mult")
+    batch_parameter = "tokens"
+    model_sizes = ("hidden", "mult")
     examples = ({"tokens": 1024, "hidden": 7168},)
 
     tokens: int = size("tokens")
@@ -35,7 +35,7 @@ class _HyperConnection(Kernel):
     mult: int = size("residual streams", default=4, high=64)
 
     @classmethod
-    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+    def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
         rows = calls["tokens"] / gpu.sm_count
         left = np.ceil(rows) / rows  # rounds of SMs that are not full
         sizes = {f"log_{name}": np.log2(calls[name]) for name in ("tokens", "hidden", "mult")}

@@ -18,12 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
-from kernelcast.ops.base import Calls, Conflicts, Others, Words, choice, conflict, flag, real, size
+from kernelcast.ops.base import Calls, Configuration, Conflicts, Others, choice, conflict, flag, real, size
 from kernelcast.ops.dtypes import DType
 from kernelcast.ops.grouped import Blocks, GroupedKernel, grouped_gemm
+from kernelcast.ops.kernel_selection import stack_backend
 from kernelcast.ops.quantize import quantised_rows
 from kernelcast.ops.routing import ROUTINGS, Routing
-from kernelcast.ops.which import stack_backend
 from kernelcast.ops.work import Array, Number, Work, Works, axis, ceil_div
 
 # (block_m, block_n, warps): the default rules and the tuned files of vLLM and SGLang draw from these.
@@ -52,8 +52,8 @@ class Moe(GroupedKernel):
          "block_k": 128},
     )  # fmt: skip
 
-    grows = "tokens"
-    of_model = ("hidden", "inter", "experts", "topk", "gated")
+    batch_parameter = "tokens"
+    model_sizes = ("hidden", "inter", "experts", "topk", "gated")
 
     tokens: int = size("tokens that enter the layer")
     hidden: int = size("model width")
@@ -71,12 +71,12 @@ class Moe(GroupedKernel):
     backend: str | None = choice("library, default: the usual one of the stack", _BACKENDS, default=None)
 
     @classmethod
-    def kinds(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
+    def configuration(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
         even = calls.choice("routing") or "balanced"
-        return {**super().kinds(calls), "routing": np.where(calls["skew"] > 0, "skewed", even).astype(object)}
+        return {**super().configuration(calls), "routing": np.where(calls["skew"] > 0, "skewed", even).astype(object)}
 
     @classmethod
-    def usual(cls, words: Words, gpu: Gpu) -> dict[str, str | None]:
+    def with_defaults(cls, words: Configuration, gpu: Gpu) -> dict[str, str | None]:
         return {**words, "backend": words["backend"] or stack_backend(cls.op, words, gpu)}
 
     @classmethod
@@ -86,9 +86,9 @@ class Moe(GroupedKernel):
         return {**found, "skew": _alike(calls)} if calls.choice("routing") == "random" else found
 
     @classmethod
-    def spoken(cls, calls: Calls, words: Words) -> Calls:
+    def with_choices(cls, calls: Calls, words: Configuration) -> Calls:
         """Chance was not measured: it is answered as what is most like it, times the ratio of physics."""
-        found = super().spoken(calls, words)
+        found = super().with_choices(calls, words)
         if calls.choice("routing") != "random" or found.choice("routing") == "random":
             return found
         return replace(found, numbers={**found.numbers, "skew": _alike(calls)})
@@ -107,7 +107,7 @@ class Moe(GroupedKernel):
         return super().conflicts(calls)
 
     @classmethod
-    def no_less_than(cls, calls: Calls) -> Others:
+    def not_faster_than(cls, calls: Calls) -> Others:
         """Where every expert has rows enough, more uneven ones take no less: the busiest decides. With few rows skew is
         faster, and was measured so: fewer experts are read."""
         by_chance = calls.choice("routing") == "random"
@@ -115,7 +115,7 @@ class Moe(GroupedKernel):
         return [cls._skewed(calls, less, uneven > less) for less in (0.0, *MEASURED_SKEWS) if (uneven > less).any()]
 
     @classmethod
-    def no_more_than(cls, calls: Calls) -> Others:
+    def not_slower_than(cls, calls: Calls) -> Others:
         """Chance alone is less uneven than the mildest skew that was measured."""
         mild = calls["skew"] == 0
         by_chance = calls.choice("routing") == "random" and mild.any()
@@ -131,7 +131,7 @@ class Moe(GroupedKernel):
         return rows, replace(other, numbers=numbers, choices={**other.choices, "routing": None})
 
     @classmethod
-    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+    def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
         layer = _Layer.of(calls)
         sizes = {
             "log_tokens": layer.tokens, "log_hidden": layer.hidden, "log_inter": layer.inter,

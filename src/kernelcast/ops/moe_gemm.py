@@ -64,9 +64,9 @@ class MoeGemm(GroupedKernel):
     second: bool = flag("second GEMM of a layer: each (token, expert) pair has a row of its own", default=False)
 
     @classmethod
-    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+    def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
         rows = calls["tokens"] * calls["topk"] / calls["experts"] + 1e-3
-        return super().hints(calls, gpu) | {"log_rows": np.log2(rows)} | _config_hints(calls, gpu)
+        return super().shape_features(calls, gpu) | {"log_rows": np.log2(rows)} | _config_features(calls, gpu)
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
@@ -155,18 +155,18 @@ def _short_runs(config: _Config, gpu: Gpu) -> Array:
     return _LOST_A_HALVING * np.maximum(0.0, np.log2(_LONG_RUN_BYTES / (config.block_k * config.kind.weight_bytes)))
 
 
-def _config_hints(calls: Calls, gpu: Gpu) -> dict[str, Array]:
+def _config_features(calls: Calls, gpu: Gpu) -> dict[str, Array]:
     """What the config does to instruction, registers, occupancy and loads in flight; 0 where none is given."""
     given = ~np.isnan(calls["block_m"])
     full = dict(calls.numbers) | {name: np.where(given, calls[name], 64.0) for name in TRITON_CONFIG}
     config = _Config.of(Calls(calls.count, full, calls.choices), gpu)
     active, blocks = _experts_and_blocks(calls, config)
-    found = _sm_hints(calls, gpu, config, blocks) | _reuse_hints(calls, gpu, config, active, blocks)
-    hints = {f"config_{name}": np.where(given, value, 0.0) for name, value in found.items()}
-    return hints | {"config_given": given.astype(np.float64)}
+    found = _sm_features(calls, gpu, config, blocks) | _reuse_features(calls, gpu, config, active, blocks)
+    features = {f"config_{name}": np.where(given, value, 0.0) for name, value in found.items()}
+    return features | {"config_given": given.astype(np.float64)}
 
 
-def _sm_hints(calls: Calls, gpu: Gpu, c: _Config, blocks: Array) -> dict[str, Array]:
+def _sm_features(calls: Calls, gpu: Gpu, c: _Config, blocks: Array) -> dict[str, Array]:
     """How the CTAs of this config fill an SM, and how many bytes they have asked for at a time."""
     per_warp = np.ceil(np.minimum(c.registers, 255.0) * 32 / 256) * 256
     by_registers = np.floor(gpu.registers_per_sm / (per_warp * c.warps))
@@ -193,7 +193,7 @@ def _sm_hints(calls: Calls, gpu: Gpu, c: _Config, blocks: Array) -> dict[str, Ar
     }
 
 
-def _reuse_hints(calls: Calls, gpu: Gpu, c: _Config, active: Array, blocks: Array) -> dict[str, Array]:
+def _reuse_features(calls: Calls, gpu: Gpu, c: _Config, active: Array, blocks: Array) -> dict[str, Array]:
     """How full the tiles are, and who shares what they read."""
     per_expert = np.maximum(1.0, blocks / active)
     return {

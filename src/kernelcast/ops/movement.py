@@ -55,7 +55,7 @@ class Transpose(MemoryKernel):
     cols: int = size("columns of the source")
 
     @classmethod
-    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+    def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
         return {"log_rows": np.log2(calls["batch"] * calls["rows"] + 1), "log_cols": np.log2(calls["cols"] + 1)}
 
     @classmethod

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
-from kernelcast.ops.base import Calls, Words, choice, flag, grain, size
+from kernelcast.ops.base import Calls, Configuration, choice, flag, grain, size
 from kernelcast.ops.dtypes import dtype
 from kernelcast.ops.vector import ACCUMULATOR_BYTES, VECTOR_DTYPES, MemoryKernel, vector_kernel
 from kernelcast.ops.work import Array, Number, Work, Works, ceil_div
@@ -37,7 +37,7 @@ class MultiTensorKernel(MemoryKernel):
     chunks: int | None = size("pieces of 65,536 numbers or less; default: of equal tensors", default=None)
 
     @classmethod
-    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+    def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
         """How many, how full the chunks are, and how the CTAs of a launch fall onto the SMs."""
         elements, tensors, pieces = calls["elements"], calls["tensors"], chunks_of(calls)
         in_launch = pieces / launches_of(tensors, pieces, LAUNCH_TENSORS[1])
@@ -152,7 +152,7 @@ class Adamw(MultiTensorKernel):
     state_dtype: str | None = choice("number format of the moments; not given: dtype", VECTOR_DTYPES, default=None)
 
     @classmethod
-    def usual(cls, words: Words, gpu: Gpu) -> dict[str, str | None]:
+    def with_defaults(cls, words: Configuration, gpu: Gpu) -> dict[str, str | None]:
         return {**words, "state_dtype": words["state_dtype"] or words["dtype"]}
 
     @classmethod

@@ -73,10 +73,10 @@ class _Pool(SpatialKernel):
         return conflict(empty, text, calls.numbers)
 
     @classmethod
-    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+    def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
         window = calls["kernel_h"] * calls["kernel_w"] * calls["kernel_d"]
         return {
-            **super().hints(calls, gpu),
+            **super().shape_features(calls, gpu),
             "log_outputs": np.log2(calls["batch"] * calls["channels"] * np.prod(pooled(calls), axis=0)),
             "log_window": np.log2(window),
             "overlap": np.log2(calls["kernel_w"] / calls["stride"]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernelcast.hardware import Gpu
-from kernelcast.ops.base import Calls, Conflicts, Words, choice, conflict, size
+from kernelcast.ops.base import Calls, Configuration, Conflicts, choice, conflict, size
 from kernelcast.ops.dtypes import DType, dtype
 from kernelcast.ops.vector import VECTOR_ELEMENTS, MemoryKernel, block_reduction, row_threads, vector_kernel
 from kernelcast.ops.work import Array, Work, Works, ceil_div
@@ -50,7 +50,7 @@ class Quantize(MemoryKernel):
         return conflict(np.full(calls.count, wrong), f"{to} has block scales: scale must be block, not {scale}", {})
 
     @classmethod
-    def usual(cls, words: Words, gpu: Gpu) -> dict[str, str | None]:
+    def with_defaults(cls, words: Configuration, gpu: Gpu) -> dict[str, str | None]:
         return {**words, "scale": words["scale"] or ("block" if words["to"] in _BLOCK_FORMATS else "token")}
 
     @classmethod

@@ -51,8 +51,8 @@ class _Recurrent(Kernel):
     """What both passes share."""
 
     family = "recurrent"
-    summed = True
-    grows = "batch"
+    timed_as_sum = True
+    batch_parameter = "batch"
     dtypes = ("fp32", "tf32", "fp16", "bf16")
 
     batch: int = size("sequences; of a packed batch the mean over its steps")
@@ -72,12 +72,12 @@ class _Recurrent(Kernel):
         return conflict(~np.isnan(calls["projection"]), "projection is the LSTM's alone", {})
 
     @classmethod
-    def kinds(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
+    def configuration(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
         names = np.array(ALGORITHMS, dtype=object)
         return {**calls.choices, "algorithm": names[algorithms(calls, cls is Recurrent)]}
 
     @classmethod
-    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+    def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
         sizes = RecurrentSizes.of(calls)
         which = algorithms(calls, cls is Recurrent)
         found = {f"log_{name}": np.log2(calls[name]) for name in ("batch", "input", "hidden")}

@@ -70,7 +70,7 @@ class Heads:
         return self.qk_dim + np.where(self.shared_where, 0.0, self.v_dim)
 
 
-def length_hints(calls: Calls, heads: Heads) -> dict[str, Array]:
+def length_features(calls: Calls, heads: Heads) -> dict[str, Array]:
     """Shape of a batch, equal or ragged: how many, how long, how unequal."""
     requests = Requests.of(calls)
     mean_keys = requests.total(requests.keys) / requests.count
@@ -136,7 +136,7 @@ def _late_queries(calls: Calls) -> Conflicts:
 class SequenceKernel(Kernel):
     """A family over sequences that have a state, not keys: parameters, rules and hints of their lengths."""
 
-    hinted: ClassVar[tuple[str, ...]]  # other sizes that the learned efficiency is told
+    feature_sizes: ClassVar[tuple[str, ...]]  # other sizes that the learned efficiency is told
 
     batch: int | None = size("sequences", default=None)
     q_len: int | None = size("new tokens a sequence", default=None)
@@ -149,12 +149,12 @@ class SequenceKernel(Kernel):
         return conflict(wrong, "give batch and q_len, or q_lens, and not both", {})
 
     @classmethod
-    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+    def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
         requests = Requests.of(calls)
         mean = requests.total(requests.queries) / requests.count
         return {
             "log_requests": np.log2(requests.count),
             "log_queries": np.log2(mean),
             "longest_queries": np.log2(requests.most(requests.queries) / mean),
-            **{f"log_{name}": np.log2(calls[name]) for name in cls.hinted},
+            **{f"log_{name}": np.log2(calls[name]) for name in cls.feature_sizes},
         }

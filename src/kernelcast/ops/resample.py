@@ -50,10 +50,10 @@ class _Interpolate(SpatialKernel):
     layout: str = layout()
 
     @classmethod
-    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+    def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
         inputs, outputs = calls["height"] * calls["width"], calls["out_height"] * calls["out_width"]
         return {
-            **super().hints(calls, gpu),
+            **super().shape_features(calls, gpu),
             "log_planes": np.log2(calls["batch"] * calls["channels"]),
             "log_outputs": np.log2(outputs),
             "log_scale": np.log2(outputs / inputs),

@@ -73,13 +73,13 @@ class _RowSoftmax(MemoryKernel):
     cols: int = size("columns, normalised over")
 
     @classmethod
-    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+    def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
         """Which of PyTorch's kernels takes rows this long, and how many elements a lane of it works off in turn."""
         cols, element_bytes = calls["cols"], calls.dtype.act_bytes
         plan = _RowPlan.of(gpu, np.ones(1), cols, element_bytes, cls.warp_cols)
         vectors = np.mod(cols * element_bytes, VECTOR_BYTES) == 0
         each = np.where(plan.by_warp, plan.padded / plan.lanes, cols / MAX_THREADS)
-        return super().hints(calls, gpu) | {
+        return super().shape_features(calls, gpu) | {
             "by_warp": plan.by_warp.astype(np.float64),
             "in_registers": np.asarray(~plan.by_warp & (cols <= _REGISTER_COLS), dtype=np.float64),
             "in_smem": np.asarray(plan.in_smem & vectors, dtype=np.float64),

@@ -42,10 +42,10 @@ class Sort(IndexedKernel):
     keys: str | None = choice("whole numbers to sort; not given: dtype", _KEYS, default=None)
 
     @classmethod
-    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+    def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
         cols = calls["cols"]
         return {
-            **super().hints(calls, gpu),
+            **super().shape_features(calls, gpu),
             "log_elements": np.log2(calls["rows"] * cols),
             "padded": np.log2(np.exp2(np.ceil(np.log2(cols))) / cols),
             "in_a_cta": (cols <= _SMALL).astype(np.float64),

@@ -60,9 +60,9 @@ class DsaLayer(LatentLayer):
     )
 
     @classmethod
-    def kinds(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
+    def configuration(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
         path = np.where(_dense(calls), "dense", "sparse").astype(object)
-        return {**told(super().kinds(calls), indexer=calls["indexer"] > 0), "path": path}
+        return {**told(super().configuration(calls), indexer=calls["indexer"] > 0), "path": path}
 
     @classmethod
     def attended_flops(cls, calls: Calls) -> Array:
@@ -75,10 +75,12 @@ class DsaLayer(LatentLayer):
         return 2 * np.where(dense, calls["q_heads"] * wide * pairs, calls["q_heads"] * latent * chosen + indexed)
 
     @classmethod
-    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+    def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
         own = {"log_index_heads": np.log2(calls["index_heads"]), "log_topk": np.log2(calls["index_topk"])}
         return (
-            super().hints(calls, gpu) | own | {"indexer": calls["indexer"], "dense": _dense(calls).astype(np.float64)}
+            super().shape_features(calls, gpu)
+            | own
+            | {"indexer": calls["indexer"], "dense": _dense(calls).astype(np.float64)}
         )
 
     @classmethod

@@ -39,15 +39,15 @@ class SparsePart(OverCache):
 
     family = "sparse_attention"
     dtypes = ("fp16", "bf16", "fp8")
-    listed_last = ("causal", "page_size", "kv_dtype", "backend")
-    grows = "batch"
+    trailing_parameters = ("causal", "page_size", "kv_dtype", "backend")
+    batch_parameter = "batch"
 
     compress_ratio: int = size("tokens that share a key", default=1, high=65536)
     q_heads: int = size("query heads", default=1, high=65536)
     backend: str | None = choice("library, default: the usual one on the GPU", LAYER_BACKENDS, default=None)
 
     @classmethod
-    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+    def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
         requests = Requests.of(calls)
         tokens, keys = (requests.total(x) for x in (requests.queries, requests.keys))
         return {
@@ -72,8 +72,8 @@ class MqaLogits(SparsePart):
     index_dim: int = size("size of an index key", default=128, high=4096)
 
     @classmethod
-    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
-        return super().hints(calls, gpu) | {"log_index_heads": np.log2(calls["index_heads"])}
+    def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+        return super().shape_features(calls, gpu) | {"log_index_heads": np.log2(calls["index_heads"])}
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
@@ -91,8 +91,8 @@ class IndexTopk(SparsePart):
     topk: int = size("keys that are chosen", default=2048, high=1 << 20)
 
     @classmethod
-    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
-        return super().hints(calls, gpu) | {"log_topk": np.log2(calls["topk"])}
+    def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+        return super().shape_features(calls, gpu) | {"log_topk": np.log2(calls["topk"])}
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
@@ -119,9 +119,9 @@ class SparseMla(SparsePart):
         return Heads(calls["q_heads"], np.ones(calls.count), qk_dim, calls["kv_rank"], shared_where=True)
 
     @classmethod
-    def hints(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+    def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
         heads = {"log_q_heads": np.log2(calls["q_heads"]), "log_qk_dim": np.log2(cls.heads(calls).qk_dim)}
-        return super().hints(calls, gpu) | {"log_topk": np.log2(calls["topk"] + 1), **heads}
+        return super().shape_features(calls, gpu) | {"log_topk": np.log2(calls["topk"] + 1), **heads}
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:

@@ -14,7 +14,7 @@ from kernelcast.forecast.network import Encoder, Floats, Layers
 from kernelcast.forecast.predictor import Question
 from kernelcast.hardware import Gpu
 from kernelcast.machine.analyse import Score, by_pipelines
-from kernelcast.ops.base import Kernel, Words
+from kernelcast.ops.base import Configuration, Kernel
 from kernelcast.ops.work import Array
 
 Arrays = dict[str, Floats]
@@ -55,7 +55,7 @@ class NetBaseline:
     def what_if_spread(self, family: str) -> None:
         return None
 
-    def matches(self, kernel: type[Kernel], words: Words, target: Gpu) -> tuple[EvidenceMatch, ...]:
+    def matches(self, kernel: type[Kernel], words: Configuration, target: Gpu) -> tuple[EvidenceMatch, ...]:
         return (as_asked(kernel, words, target),)
 
     @classmethod

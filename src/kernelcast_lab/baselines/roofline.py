@@ -13,7 +13,7 @@ from kernelcast.forecast.evidence import EvidenceMatch, as_asked
 from kernelcast.forecast.predictor import Estimate, Question
 from kernelcast.hardware import Gpu, fabric
 from kernelcast.machine.analyse import PIPELINES, Analysis, Score, by_pipelines
-from kernelcast.ops.base import Kernel, Words
+from kernelcast.ops.base import Configuration, Kernel
 from kernelcast.ops.dtypes import dtype
 from kernelcast.ops.work import Array
 
@@ -33,7 +33,7 @@ class Roofline:
     def what_if_spread(self, family: str) -> None:
         return None
 
-    def matches(self, kernel: type[Kernel], words: Words, target: Gpu) -> tuple[EvidenceMatch, ...]:
+    def matches(self, kernel: type[Kernel], words: Configuration, target: Gpu) -> tuple[EvidenceMatch, ...]:
         return (as_asked(kernel, words, target),)
 
     def estimate(self, question: Question) -> Estimate:

@@ -26,7 +26,7 @@ from kernelcast.forecast.predict_table import predict_columns
 from kernelcast.forecast.predictor import Estimate, Predictor, Question
 from kernelcast.hardware import Gpu
 from kernelcast.machine.analyse import Score as Ranking
-from kernelcast.ops.base import Kernel, Words
+from kernelcast.ops.base import Configuration, Kernel
 from kernelcast_lab.baselines import Neusight, Pipeweave, Roofline
 from kernelcast_lab.evaluate.scores import Columns, Score, read_kept, scores, write_kept
 from kernelcast_lab.evaluate.splits import KNOWN_TASKS, MAIN, SOURCES, SPLITS, TASK_NAMES, Protocol, Split, main_tables
@@ -94,7 +94,7 @@ class Fitted:
     def estimate(self, question: Question) -> Estimate:
         return self.weights.estimate(question)
 
-    def matches(self, kernel: type[Kernel], words: Words, target: Gpu) -> tuple[EvidenceMatch, ...]:
+    def matches(self, kernel: type[Kernel], words: Configuration, target: Gpu) -> tuple[EvidenceMatch, ...]:
         return self.weights.matches(kernel, words, target)
 
 

@@ -115,7 +115,7 @@ def _shared(question: Question) -> NDArray[Any]:
     """Who shares the errors of each call."""
     found = np.empty(question.calls.count, dtype=object)
     for rows, words in configurations_of(question.kernel, question.calls):
-        full = {**question.kernel.usual(words, question.gpu), "op": question.kernel.op}
+        full = {**question.kernel.with_defaults(words, question.gpu), "op": question.kernel.op}
         found[slice(None) if rows is None else rows] = "\t".join(sharers(full))
     return found
 

@@ -29,7 +29,7 @@ from kernelcast.forecast.predict_table import rotations_of
 from kernelcast.hardware import Gpu
 from kernelcast.machine.limits import Rotation
 from kernelcast.ops import REGISTRY
-from kernelcast.ops.base import Calls, Kernel, Ragged, Words
+from kernelcast.ops.base import Calls, Configuration, Kernel, Ragged
 from kernelcast_lab.data.shared import read, root_path, tables
 from kernelcast_lab.fit.event_timed import EAGER
 
@@ -111,7 +111,7 @@ def _kinds(columns: Columns, family: str) -> list[_Kind]:
         if kernel.family != family:
             continue
         for own, words in configurations_of(kernel, calls):
-            usual = kernel.usual(words, place)
+            usual = kernel.with_defaults(words, place)
             at = rows if own is None else rows[own]
             key = (kernel.op, place.id, *sorted((n, str(w)) for n, w in usual.items()))
             kind = found.setdefault(key, _Kind(kernel, place, usual, dict(calls.choices)))
@@ -137,10 +137,10 @@ def _entry(columns: Columns, kind: _Kind) -> Entry:
 
 def _faster_doubled(kernel: type[Kernel], calls: Calls, latency: NDArray[np.float64]) -> dict[str, float]:
     """Where the tables themselves break the law that twice the work takes no less."""
-    if not kernel.grows:
+    if not kernel.batch_parameter:
         return {}
     sizes = {name: np.nan_to_num(column) for name, column in kernel.sizes(calls).items()}
-    grows = sizes.pop(kernel.grows)
+    grows = sizes.pop(kernel.batch_parameter)
     rest = np.unique(np.stack(list(sizes.values()), axis=1), axis=0, return_inverse=True)[1].reshape(-1)
     place = {key: at for at, key in enumerate(zip(rest.tolist(), grows.tolist(), strict=True))}
     pairs = [(at, place[group, 2 * size]) for (group, size), at in place.items() if (group, 2 * size) in place]
@@ -165,7 +165,7 @@ def _with_models(columns: Columns, kinds: Sequence[_Kind]) -> Iterator[Entry]:
         keys.append((kind.kernel.op, kind.place.id, *sorted((n, str(w)) for n, w in rest.items())))
         alike[keys[-1]] = alike.get(keys[-1], 0) + 1
     for kind, key in zip(kinds, keys, strict=True):
-        entry, names = _entry(columns, kind), kind.kernel.of_model
+        entry, names = _entry(columns, kind), kind.kernel.model_sizes
         if alike[key] > 1 and names:
             sizes = kind.kernel.sizes(_calls(columns, kind, _all(kind)))
             found = np.unique(np.nan_to_num(np.stack([sizes[name] for name in names], axis=1)), axis=0)
@@ -181,7 +181,9 @@ def _calls(columns: Columns, kind: _Kind, rows: Rows) -> Calls:
     order = np.argsort(np.concatenate([at for _, _, at, _ in groups]))
     numbers = {name: np.concatenate([calls[name] for _, _, _, calls in groups])[order] for name in groups[0][3].numbers}
     lists = {name: Ragged.joined([g[3].lists[name] for g in groups]).take(order) for name in groups[0][3].lists}
-    return kind.kernel.spoken(Calls(len(rows), numbers, groups[0][3].choices, lists), {**kind.words, **kind.heard})
+    return kind.kernel.with_choices(
+        Calls(len(rows), numbers, groups[0][3].choices, lists), {**kind.words, **kind.heard}
+    )
 
 
 def _some(rows: Rows, count: int) -> Rows:
@@ -302,8 +304,8 @@ def _one_word(kind: _Kind, entry: Entry) -> tuple[str, str | None, str | None] |
     """The word, and its two values, that alone lies between the two; None where there are none or more."""
     if kind.kernel.op != entry.op:
         return None
-    own: Words = {**kind.words, "gpu": kind.place.id}
-    other: Words = {**entry.words, "gpu": entry.gpu}
+    own: Configuration = {**kind.words, "gpu": kind.place.id}
+    other: Configuration = {**entry.words, "gpu": entry.gpu}
     apart = [name for name in own if own[name] != other.get(name)]
     if len(apart) != 1 or apart[0] in FIXED:
         return None

@@ -60,7 +60,7 @@ def _choices(name: str, ctx: Any) -> Sequence[str]:
     if ctx.parent is None or ctx.parent.info_name != "kernel" or op not in REGISTRY:
         return ()
     spec = parameters_of(REGISTRY[op]).get(name)
-    return tuple(spec.options) if spec is not None and spec.kind == "choice" else ()
+    return tuple(spec.options) if spec is not None and spec.type == "choice" else ()
 
 
 def _gpus() -> Iterable[str]:

@@ -85,16 +85,16 @@ def _function(cls: type[Kernel]) -> Callable[..., None]:
 def _option(spec: Parameter) -> Any:
     """Text, except for switches: the parameter itself checks it, with the same words as in Python and tables."""
     text = _escaped(spec.help.replace("``", ""))
-    if spec.kind == "choice":
+    if spec.type == "choice":
         text += f": {', '.join(spec.options)}"
     if spec.required:
         text += " (required)"
     elif spec.default is not None:
-        text += f" (default {str(spec.default).lower() if spec.kind == 'flag' else spec.default})"
+        text += f" (default {str(spec.default).lower() if spec.type == 'flag' else spec.default})"
     name = spec.name.replace("_", "-")
-    if spec.kind == "flag":
+    if spec.type == "flag":
         return Annotated[bool | None, typer.Option(f"--{name}/--no-{name}", help=text, show_default=False)]
-    metavar = {"size": "INT", "real": "NUMBER", "lengths": "INT,INT,…"}.get(spec.kind, name.upper())
+    metavar = {"size": "INT", "real": "NUMBER", "lengths": "INT,INT,…"}.get(spec.type, name.upper())
     return Annotated[str | None, typer.Option(f"--{name}", metavar=metavar, help=text)]
 
 
@@ -119,9 +119,9 @@ def _run(cls: type[Kernel], given: Mapping[str, Any], around: Mapping[str, Any])
 
 def parse_value(spec: Parameter, text: Any) -> Any:
     """What was typed, in the kind that the parameter checks."""
-    if spec.kind in ("size", "real"):
+    if spec.type in ("size", "real"):
         return typed.parse_number(text)
-    if spec.kind == "lengths":
+    if spec.type == "lengths":
         try:
             return json.loads(text if text.lstrip().startswith("[") else f"[{text}]")
         except ValueError:

@@ -170,12 +170,12 @@ def op_fields(kernel: type[Kernel]) -> dict[str, Any]:
         "parameters": [
             {
                 "name": spec.name,
-                "kind": spec.kind,
+                "kind": spec.type,
                 "help": spec.help,
                 "required": spec.required,
                 **({} if spec.required else {"default": spec.default}),
-                **({"low": spec.low, "high": spec.high} if spec.kind in ("size", "real", "lengths") else {}),
-                **({"options": spec.options} if spec.kind == "choice" else {}),
+                **({"low": spec.low, "high": spec.high} if spec.type in ("size", "real", "lengths") else {}),
+                **({"options": spec.options} if spec.type == "choice" else {}),
             }
             for spec in parameters_of(kernel).values()
         ],

@@ -9,7 +9,7 @@ from typing import Any
 from kernelcast.app.report.text import cut, dense_table, show
 from kernelcast.forecast.evidence import Entry
 from kernelcast.hardware import gpu
-from kernelcast.ops.which import listed
+from kernelcast.ops.kernel_selection import kernel_choice_rows
 
 _OP_WIDTH = 20
 
@@ -19,7 +19,7 @@ def runs_fields(
 ) -> list[dict[str, Any]]:
     """The entries that hold on a GPU (None: all of the file), each with the calls measured there by backend."""
     chip = gpu(place) if place else None
-    lines = listed(chip, stacks, ops)
+    lines = kernel_choice_rows(chip, stacks, ops)
     return [{**line, "gpu": chip.id, "measured": measured(line, chip.id, entries)} if chip else line for line in lines]
 
 

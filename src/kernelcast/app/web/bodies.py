@@ -132,7 +132,7 @@ def op_schema(op: str) -> dict[str, Any]:
 
 
 def _schema(spec: Parameter) -> dict[str, Any]:
-    number: dict[str, Any] = {"type": "number" if spec.kind == "real" else "integer", "minimum": spec.low,
+    number: dict[str, Any] = {"type": "number" if spec.type == "real" else "integer", "minimum": spec.low,
                               "maximum": spec.high}  # fmt: skip
     kinds: dict[str, dict[str, Any]] = {
         "size": number,
@@ -142,4 +142,4 @@ def _schema(spec: Parameter) -> dict[str, Any]:
         "lengths": {"type": "array", "items": number, "minItems": 1, "maxItems": _LENGTHS},
     }
     usual = {} if spec.required or spec.default is None else {"default": spec.default}
-    return {**kinds[spec.kind], "description": spec.help.replace("``", ""), **usual}
+    return {**kinds[spec.type], "description": spec.help.replace("``", ""), **usual}

@@ -41,7 +41,7 @@ def _kernel(words: Words, _: bytes, __: Limits) -> Any:
     given = words.get("parameters", {})
     for name, value in given.items():
         spec = specs.get(name)
-        if spec is not None and spec.kind == "choice" and value not in spec.options:  # a file would be read
+        if spec is not None and spec.type == "choice" and value not in spec.options:  # a file would be read
             raise unknown(name, value, spec.options)
     call = kernel(words["op"], **given)  # in the parameters' own types, as a command line gives them
     said = {name: getattr(call, name) for name in given if getattr(call, name) != specs[name].default}

@@ -36,7 +36,7 @@ def parameter_types(ops: Iterable[str] | None = None) -> dict[str, str]:
     types = {"dtype": "VARCHAR", "stack": "VARCHAR"}
     for op in sorted(REGISTRY) if ops is None else sorted(set(ops)):
         for name, spec in parameters_of(kernel_class(op)).items():
-            types[name] = _joined(name, types.get(name), SQL_OF_KIND[spec.kind])
+            types[name] = _joined(name, types.get(name), SQL_OF_KIND[spec.type])
     return types
 
 
