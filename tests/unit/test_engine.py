@@ -19,11 +19,11 @@ from kernelcast.inference.deployment import Layout
 from kernelcast.inference.forward import Deployment
 from kernelcast.inference.infer import infer
 from kernelcast.inference.workload import Speculation, Workload
-from kernelcast.serving.fleet import Fleet, Pool, Service, Tables
 from kernelcast.serving.load import Load
-from kernelcast.serving.settings import Settings, settings_of
-from kernelcast.serving.simulate import Served, Simulation, simulate, tables_for
-from kernelcast.serving.step_times import padded
+from kernelcast.serving.metrics import Served
+from kernelcast.serving.service import Pool, Service, Settings, settings_of
+from kernelcast.serving.simulate import Fleet, Simulation, simulate
+from kernelcast.serving.step_times import Tables, padded, tables_for
 from kernelcast.stacks import stack
 
 STACKS = ("vllm", "sglang", "trtllm")

@@ -12,8 +12,8 @@ from kernelcast.errors import KernelcastError
 from kernelcast.forecast.calls import Launch
 from kernelcast.inference.batch import Batch
 from kernelcast.inference.deployment import EXPECTED_SKEW, Deployment
-from kernelcast.inference.experts import EXCHANGES
 from kernelcast.inference.forward import forward
+from kernelcast.inference.layers import EXCHANGES
 from kernelcast.stacks import stack
 
 HIDDEN = 7168  # of DeepSeek-V3: 256 experts, 8 a token, weights in fp8 by blocks

@@ -16,10 +16,11 @@ from kernelcast.inference.deployment import Deployment
 from kernelcast.inference.infer import Inference, faster_kernels, infer
 from kernelcast.inference.workload import Speculation, Workload
 from kernelcast.models.architecture import draft_of
-from kernelcast.serving.fleet import Fleet, Notes, Pool, Service, Tables
 from kernelcast.serving.load import Load
-from kernelcast.serving.settings import settings_of
-from kernelcast.serving.simulate import Served, simulate, tables_for
+from kernelcast.serving.metrics import Notes, Served
+from kernelcast.serving.service import Pool, Service, settings_of
+from kernelcast.serving.simulate import Fleet, simulate
+from kernelcast.serving.step_times import Tables, tables_for
 from kernelcast.stacks import stack
 
 # ---- kernels that others beat ----

@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernelcast.errors import KernelcastError
-from kernelcast.serving.load import Load
-from kernelcast.serving.load.generate import (
+from kernelcast.serving.inference_perf import shared_by_text
+from kernelcast.serving.load import (
     Lengths,
+    Load,
     arrivals,
     empirical,
     ramp,
@@ -22,7 +23,6 @@ from kernelcast.serving.load.generate import (
     staged,
     vllm_draws,
 )
-from kernelcast.serving.load.inference_perf import shared_by_text
 
 
 def draws(seed: int = 0) -> np.random.Generator:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from kernelcast.errors import KernelcastError
-from kernelcast.serving.load import read_bench
-from kernelcast.serving.load.generate import arrivals, vllm_draws
+from kernelcast.serving.bench import read_bench
+from kernelcast.serving.load import arrivals, vllm_draws
 
 VLLM: dict[str, Any] = {  # the keys that `vllm bench serve --save-result` writes
     "date": "20261101-120000", "endpoint_type": "vllm", "backend": "vllm", "label": None,

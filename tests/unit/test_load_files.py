@@ -10,7 +10,7 @@ import pytest
 
 from kernelcast.errors import KernelcastError
 from kernelcast.inference.request_files import read_requests
-from kernelcast.serving.load import LAYOUTS, read_trace
+from kernelcast.serving.traces import LAYOUTS, read_trace
 
 
 def file(folder: Path, name: str, text: str) -> Path:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from kernelcast.app.cli.option_groups import takes
 from kernelcast.app.questions.load import LoadChoice, chosen_load, parse_stages
 from kernelcast.errors import KernelcastError, KernelcastWarning
-from kernelcast.serving.load.generate import arrivals, vllm_draws
+from kernelcast.serving.load import arrivals, vllm_draws
 
 
 def of(**words: Any) -> Any:

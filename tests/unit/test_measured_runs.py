@@ -22,8 +22,9 @@ from kernelcast.forecast.predict import DEFAULT, Conditions
 from kernelcast.forecast.predict_table import predict_columns
 from kernelcast.forecast.run_scales import Scale, host_key
 from kernelcast.inference.infer import Inference, infer
-from kernelcast.serving.load import read_bench
-from kernelcast.serving.simulate import simulate, tables_for
+from kernelcast.serving.bench import read_bench
+from kernelcast.serving.simulate import simulate
+from kernelcast.serving.step_times import tables_for
 
 H200 = kc.gpu("h200_sxm")
 RUN = {"model": "llama-3.1-8b", "stack": "vllm", "batch": 8, "input_len": 2048, "output_len": 64}

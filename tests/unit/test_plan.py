@@ -23,8 +23,9 @@ from kernelcast.search.plan.grid import Fallen, Grid, Place, Setting, layouts, p
 from kernelcast.search.plan.plan import Plan, plan
 from kernelcast.search.plan.trial import Trials, share_of
 from kernelcast.serving.load import Load
-from kernelcast.serving.settings import settings_of
-from kernelcast.serving.simulate import simulate, tables_for
+from kernelcast.serving.service import settings_of
+from kernelcast.serving.simulate import simulate
+from kernelcast.serving.step_times import tables_for
 from kernelcast.stacks import stack
 
 LLAMA = model("llama-3.1-8b")

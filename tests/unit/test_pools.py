@@ -34,10 +34,8 @@ from kernelcast.inference.forward import Deployment, forward
 from kernelcast.inference.infer import infer
 from kernelcast.inference.workload import Speculation, Workload
 from kernelcast.interval import Interval
-from kernelcast.serving.fleet import Pool, Service
-from kernelcast.serving.settings import settings_of
-from kernelcast.serving.simulate import tables_for
-from kernelcast.serving.step_times import Reach, StepTimes
+from kernelcast.serving.service import Pool, Service, settings_of
+from kernelcast.serving.step_times import Reach, StepTimes, tables_for
 from kernelcast.stacks import stack
 
 LLAMA_TOKEN = 32 * 2 * 8 * 128 * 2  # layers, keys and values, heads, their width, bytes: 131,072

@@ -15,11 +15,11 @@ from kernelcast import models
 from kernelcast.errors import KernelcastError
 from kernelcast.inference.forward import Deployment
 from kernelcast.serving.calibrate import calibrate, part_of
-from kernelcast.serving.fleet import Pool, Service, Tables
-from kernelcast.serving.load import Bench, Load
+from kernelcast.serving.load import Load
+from kernelcast.serving.metrics import Bench, metrics
 from kernelcast.serving.replay import Figure, Runs, replay
-from kernelcast.serving.settings import TERMS, read_terms, settings_of, write_terms
-from kernelcast.serving.simulate import metrics, tables_for
+from kernelcast.serving.service import TERMS, Pool, Service, read_terms, settings_of, write_terms
+from kernelcast.serving.step_times import Tables, tables_for
 from kernelcast.stacks import Stack, stack
 
 SLOW: dict[str, Any] = {"request_s": 0.05, "step_s": 1.5e-3, "sequence_s": 2e-5, "decode_factor": 1.15,

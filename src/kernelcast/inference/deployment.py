@@ -174,3 +174,22 @@ def _check_mixer(mixer: Mixer, tp: int, name: str) -> None:
         raise KernelcastError(f"tp {tp} does not divide the {mixer.kv_heads} key-value heads of {name}, nor they it")
     if isinstance(mixer, CompressedAttention) and mixer.o_groups % tp:
         raise KernelcastError(f"tp {tp} does not divide the {mixer.o_groups} groups of heads of {name}'s output")
+
+
+_LARGE_BYTES = 70 * 2**30  # GPUs of so much memory, on which engines take larger steps by default
+
+
+def scheduler_defaults(stack: Stack, gpu: Gpu) -> dict[str, Any]:
+    """A stack's own limits on this GPU, as its launcher sets them; empty: it has no scheduler."""
+    raw = dict(stack.scheduler)
+    large = gpu.dram_bytes >= _LARGE_BYTES and not gpu.known_as.startswith("a100")
+    for name in [name for name in raw if name.endswith("_large")]:
+        value = raw.pop(name)
+        if large:
+            raw[name.removesuffix("_large")] = value
+    return raw
+
+
+def step_tokens(stack: Stack, gpu: Gpu) -> int:
+    """Tokens of a step that reads prompts, by default; 0: all at once."""
+    return int(scheduler_defaults(stack, gpu).get("max_num_batched_tokens", 0))

@@ -13,9 +13,7 @@ from typing import Any
 from kernelcast.forecast.calls import Launch
 from kernelcast.inference.batch import Batch, Batches, Rows
 from kernelcast.inference.deployment import Deployment
-from kernelcast.inference.experts import dense, experts
-from kernelcast.inference.launching import Pass
-from kernelcast.inference.mixers import mixed
+from kernelcast.inference.layers import Pass, dense, experts, mixed
 from kernelcast.models.layers import BlockResiduals, Experts, HyperConnections, Layer, LayerRun
 from kernelcast.models.vision import VisionTower
 

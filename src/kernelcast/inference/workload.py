@@ -7,39 +7,20 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.errors import KernelcastError
-from kernelcast.hardware import Gpu
 from kernelcast.inference.batch import Batch, Batches, Ints, Rows
-from kernelcast.inference.deployment import Layout
+from kernelcast.inference.deployment import Layout, step_tokens
 from kernelcast.inference.forward import Deployment
 from kernelcast.models.architecture import Architecture, towers_of
 from kernelcast.models.precision import Precision
 from kernelcast.ops.work import Array
-from kernelcast.stacks import Stack
 
-_LARGE_BYTES = 70 * 2**30  # GPUs of so much memory, on which engines take larger steps by default
 _SAMPLED_STEPS = 9  # decode steps that are predicted, of each stretch with the same requests
-
-
-def scheduler_defaults(stack: Stack, gpu: Gpu) -> dict[str, Any]:
-    """A stack's own limits on this GPU, as its launcher sets them; empty: it has no scheduler."""
-    raw = dict(stack.scheduler)
-    large = gpu.dram_bytes >= _LARGE_BYTES and not gpu.known_as.startswith("a100")
-    for name in [name for name in raw if name.endswith("_large")]:
-        value = raw.pop(name)
-        if large:
-            raw[name.removesuffix("_large")] = value
-    return raw
-
-
-def step_tokens(stack: Stack, gpu: Gpu) -> int:
-    """Tokens of a step that reads prompts, by default; 0: all at once."""
-    return int(scheduler_defaults(stack, gpu).get("max_num_batched_tokens", 0))
 
 
 @dataclass(frozen=True)

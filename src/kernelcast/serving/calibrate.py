@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 
 from kernelcast.errors import KernelcastError
 from kernelcast.ops.work import Array
-from kernelcast.serving.fleet import Fleet, Service, Tables
-from kernelcast.serving.load import Bench, Load
+from kernelcast.serving.load import Load
+from kernelcast.serving.metrics import Bench, Served, metrics
 from kernelcast.serving.replay import Rows, measured, named, stage_metrics
-from kernelcast.serving.settings import TERMS
-from kernelcast.serving.simulate import Served, check, metrics
+from kernelcast.serving.service import TERMS, Service
+from kernelcast.serving.simulate import Fleet, check
+from kernelcast.serving.step_times import Tables
 from kernelcast.stacks import Stack
 
 # How far servers lie from one another: seconds, or, of factors, in their logarithm

@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.schedule import EvidenceSummary
-from kernelcast.serving.fleet import Fleet, Notes, Service, Tables
-from kernelcast.serving.load import Bench, Load
-from kernelcast.serving.load.bench_results import latencies_ms, throughput
-from kernelcast.serving.simulate import Served, check, metrics
+from kernelcast.serving.load import Load
+from kernelcast.serving.metrics import Bench, Notes, Served, latencies_ms, metrics, throughput
+from kernelcast.serving.service import Service
+from kernelcast.serving.simulate import Fleet, check
+from kernelcast.serving.step_times import Tables
 
 Rows = NDArray[np.bool_]
 LATENCIES, ENDINGS = ("ttft", "tpot", "itl", "e2el"), ("mean", "p50", "p90", "p99")

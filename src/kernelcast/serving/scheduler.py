@@ -12,8 +12,8 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from kernelcast.serving.blocks import Blocks, Node, Pieces
-from kernelcast.serving.settings import Settings
+from kernelcast.serving.kv_cache import Blocks, Node, Pieces
+from kernelcast.serving.service import Settings
 
 
 class Request:

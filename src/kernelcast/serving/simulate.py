@@ -1,9 +1,11 @@
-"""A service under a load: the likely run and both ends of its interval, and what they come to."""
+"""A service under a load: engines behind a router, the likely run and both ends of its interval."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import heapq
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -11,121 +13,201 @@ from numpy.typing import NDArray
 
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast.predict import DEFAULT, Conditions
-from kernelcast.forecast.times import Times
-from kernelcast.hardware import Gpu
-from kernelcast.inference.forward import Deployment
-from kernelcast.ops.work import Array
+from kernelcast.inference.workload import Speculation
 from kernelcast.schedule import EvidenceSummary
-from kernelcast.serving.fleet import Fleet, Notes, Pool, Service, Tables
+from kernelcast.serving.engine import Engine
 from kernelcast.serving.load import Load
-from kernelcast.serving.load.bench_results import PERCENTILES, latencies_ms, throughput
-from kernelcast.serving.scheduler import Request
+from kernelcast.serving.metrics import Goals, Notes, Served, metrics
+from kernelcast.serving.scheduler import Rank, Request
+from kernelcast.serving.service import Pool, Service
+from kernelcast.serving.step_times import Tables, host_s, tables_for
 from kernelcast.shown import Shown
 
-
-@dataclass(frozen=True, eq=False)
-class Goals:
-    """Latencies that a request must keep to count as good, in seconds; None: any."""
-
-    ttft_s: float | None = None
-    tpot_s: float | None = None
-    e2el_s: float | None = None
-
-    @property
-    def given(self) -> bool:
-        return any(goal is not None for goal in (self.ttft_s, self.tpot_s, self.e2el_s))
+_MATCH, _APART = (
+    0.5,
+    32,
+)  # cache-aware: the share of a prompt that must be cached, and requests that replicas may differ
 
 
-@dataclass(frozen=True, eq=False)
-class Served:
-    """One entry a request, in the load's order; NaN where an interrupt came first. Times count from the load's start;
-    ``arrival_s`` is when a request was sent, which a closed loop decides."""
+class Fleet:
+    """One run of a service under a load. ``tables``: step times of each pool's deployment, shared by several runs."""
 
-    arrival_s: Array
-    scheduled_s: Array
-    first_token_s: Array
-    last_token_s: Array
-    inputs: NDArray[np.int64]
-    outputs: NDArray[np.int64]
-    cached: NDArray[np.int64]
-    preempted: NDArray[np.int64]
-    replica: NDArray[np.int64]
+    def __init__(self, service: Service, load: Load, tables: Tables, variant: str = "likely", seed: int = 0) -> None:
+        self.service, self.load, self.variant = service, load, variant
+        self.notes = Notes()
+        self._tables = tables
+        guesses = service.speculation
+        self._gained = guesses.tokens_per_step if guesses else 1.0
+        self.deciding = self._engines(service.pool, guesses, self._gained)
+        self.reading = self._engines(service.prefill, None, 1.0) if service.prefill else self.deciding
+        self._every = self.deciding if service.prefill is None else [*self.reading, *self.deciding]
+        self._number = {id(engine): at for at, engine in enumerate(self._every)}
+        self._turn = 0
+        self._later: list[tuple[float, int, Request, bool]] = []  # when, which, and whether its cache is read already
+        self.requests = _requests(load, guesses, seed)
+        stack = (service.prefill or service.pool).deployment.stack
+        self._front_s = [host_s(variant, x, stack.spread) for x in (stack.request_s, stack.front_s, stack.token_s)]
+        # when the front end of each server has read all that came to it
+        self._front_free_s = [0.0] * (service.prefill or service.pool).replicas
+        self._limit = load.max_concurrency or len(load)
+        self._sent = self.done = self._under_way = 0
+        self._order = 0  # of events at the same moment
+        self._freed_s = 0.0  # when the last request ended: who waits at the client is sent then
+        self._held: dict[int, list[int]] = {}  # requests that wait for the answer to another, by that one
+        self._answered = bytearray(len(load))
+        self._to_decode: dict[int, tuple[int, int]] = {}  # tokens and steps of requests that are being read elsewhere
 
-    @classmethod
-    def of(cls, requests: list[Request], load: Load) -> Served:
-        def seconds(name: str) -> Array:
-            return np.array([getattr(request, name) for request in requests], dtype=np.float64)
+    def _engines(self, pool: Pool, guesses: Speculation | None, gained: float) -> list[Engine]:
+        """A pipeline runs as many batches as it has stages, each with its part of the cache."""
+        layout, settings = pool.deployment.layout, pool.settings
+        stages = layout.pp
+        own = replace(settings, kv_blocks=max(1, settings.kv_blocks // stages),
+                      max_num_seqs=max(1, settings.max_num_seqs // stages))  # fmt: skip
+        times, drafted = self._tables.of(pool, self.load, guesses), guesses.draft_tokens if guesses else 0
+        together = pool.deployment.stack.mixed_steps
+        return [
+            Engine([Rank(own, together, bool(self.load.shared), drafted, gained) for _ in range(layout.dp)], times,
+                   self.variant, self._note)
+            for _ in range(pool.replicas * stages)
+        ]  # fmt: skip
 
-        def counts(name: str) -> NDArray[np.int64]:
-            return np.array([getattr(request, name) for request in requests], dtype=np.int64)
+    def _note(self, start_s: float, end_s: float, steps: int, decoding: int, prompts: int, engine: Engine) -> None:
+        notes, ranks = self.notes, engine.ranks
+        notes.start_s.append(start_s)
+        notes.end_s.append(end_s)
+        notes.steps.append(steps)
+        notes.decoding.append(decoding)
+        notes.prompt_tokens.append(prompts)
+        waiting = sum(len(rank.waiting) for rank in ranks)
+        notes.waiting.append(waiting)
+        notes.kv_use.append(sum(rank.blocks.used / rank.blocks.count for rank in ranks) / len(ranks))
+        notes.engine.append(self._number[id(engine)])
+        if waiting:
+            for rank in ranks:
+                if rank.blocked:
+                    notes.blocked_s[rank.blocked] = notes.blocked_s.get(rank.blocked, 0.0) + end_s - start_s
 
-        return cls(
-            seconds("arrival_s"), seconds("scheduled_s"), seconds("first_s"), seconds("last_s"), load.inputs,
-            load.outputs, counts("cached"), counts("preempted"), counts("replica"),
-        )  # fmt: skip
+    def run(self, told: Callable[[int], None] | None = None) -> None:
+        """Until every request is done. An interrupt leaves ``done`` and the requests as far as they came."""
+        arrivals, count = self.load.arrivals_s.tolist(), len(self.load)
+        while self.done < count:
+            engine = min(self._every, key=_next)
+            ready_s = self._later[0][0] if self._later else math.inf
+            if self._sent < count and self._under_way < self._limit:
+                sent_s = max(arrivals[self._sent], self._freed_s)
+                if sent_s <= ready_s and sent_s <= engine.next_s:
+                    self._due(self._sent, sent_s)
+                    self._sent += 1
+                    continue
+            if ready_s <= engine.next_s:
+                now_s, _, request, read = heapq.heappop(self._later)
+                self._route(request, now_s, read)
+            else:
+                self._step(engine, told)
 
-    @property
-    def done(self) -> NDArray[np.bool_]:
-        return np.isfinite(self.last_token_s)
+    def _due(self, at: int, now_s: float) -> None:
+        """A request's time has come; one that answers to another waits for it."""
+        before = int(self.load.follows[at]) if self.load.follows is not None else -1
+        if before >= 0 and not self._answered[before]:
+            self._held.setdefault(before, []).append(at)
+        else:
+            self._send(at, now_s)
+        self._under_way += 1
 
-    @property
-    def ttft_s(self) -> Array:
-        return self.first_token_s - self.arrival_s
+    def _send(self, at: int, now_s: float) -> None:
+        """It leaves its client, and comes to a router once the front end has read it."""
+        request = self.requests[at]
+        request.arrival_s = now_s
+        passing_s, each_s, token_s = self._front_s
+        at = self._front_free_s.index(min(self._front_free_s))
+        self._front_free_s[at] = max(now_s, self._front_free_s[at]) + each_s + token_s * request.inputs
+        self._push(self._front_free_s[at] + passing_s, request, read=False)
 
-    @property
-    def e2el_s(self) -> Array:
-        return self.last_token_s - self.arrival_s
+    def _push(self, when_s: float, request: Request, *, read: bool) -> None:
+        self._order += 1
+        heapq.heappush(self._later, (when_s, self._order, request, read))
 
-    @property
-    def tpot_s(self) -> Array:
-        """NaN of a request with one token."""
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return (self.last_token_s - self.first_token_s) / np.where(self.outputs > 1, self.outputs - 1, np.nan)
+    def _ended(self, request: Request, now_s: float) -> None:
+        self.done += 1
+        self._under_way -= 1
+        self._freed_s = now_s
+        self._answered[request.at] = 1
+        for at in self._held.pop(request.at, ()):
+            self._send(at, now_s)
 
-    def good(self, goals: Goals) -> NDArray[np.bool_]:
-        """Which requests keep every goal; a request of one token keeps any time per token."""
-        kept = self.done.copy()
-        for goal, value in ((goals.ttft_s, self.ttft_s), (goals.tpot_s, self.tpot_s), (goals.e2el_s, self.e2el_s)):
-            if goal is not None:
-                kept &= ~(value > goal)
-        return kept
+    def _route(self, request: Request, now_s: float, read: bool) -> None:
+        engines = self.deciding if read else self.reading
+        chosen = engines[0]
+        if len(engines) > 1:
+            chosen = self._chosen(engines, request)
+        if self.service.prefill and not read:  # it gets one token here, the others where it decodes
+            self._to_decode[request.at] = request.outputs, request.steps
+            request.outputs, request.steps = 1, 0
+        request.replica = self._number[id(chosen)]
+        chosen.submit(request, now_s)
+
+    def _chosen(self, engines: Sequence[Engine], request: Request) -> Engine:
+        if self.service.router == "round_robin":
+            self._turn += 1
+            return engines[self._turn % len(engines)]
+        least = min(engines, key=lambda engine: engine.load)
+        if self.service.router == "least_loaded" or not request.pieces:
+            return least
+        best = max(engines, key=lambda engine: (_cached(engine, request), -engine.load))
+        near = best.load - least.load <= _APART
+        return best if near and _cached(best, request) >= _MATCH * request.inputs else least
+
+    def _step(self, engine: Engine, told: Callable[[int], None] | None) -> None:
+        now_s = engine.next_s
+        ended = engine.run()
+        if self.service.prefill and engine in self.reading:
+            for request in ended:
+                self._hand_over(request, now_s)
+            return
+        for request in ended:
+            self._ended(request, now_s)
+        if told and ended:
+            told(self.done)
+
+    def _hand_over(self, request: Request, now_s: float) -> None:
+        """Its cache goes to an engine that decodes; a request of one token is done."""
+        request.outputs, request.steps = self._to_decode.pop(request.at)
+        if request.outputs == 1:
+            self._ended(request, now_s)
+            return
+        request.context, request.left, request.pieces = request.inputs, 0, ()
+        sent_s = self._tables.sent_s(self.service, request.inputs)
+        self._push(now_s + sent_s, request, read=True)
 
 
-def metrics(served: Served, notes: Notes, rows: NDArray[np.bool_] | None = None,
-            goals: Goals | None = None) -> dict[str, float]:  # fmt: skip
-    """By vLLM's names: throughput, and mean, median and percentiles of latencies; of some ``rows``, or all."""
-    chosen = served.done if rows is None else served.done & rows
-    if not chosen.any():
-        return {"completed": 0.0}
-    outputs = served.outputs[chosen]
-    duration_s = float(served.last_token_s[chosen].max() - served.arrival_s[chosen].min())
-    found = throughput(served.inputs[chosen], outputs, max(duration_s, 1e-9))
-    if goals and goals.given:
-        found["request_goodput"] = float((served.good(goals) & chosen).sum()) / max(duration_s, 1e-9)
-    found |= latencies_ms(outputs, served.ttft_s[chosen], served.e2el_s[chosen])
-    return found | _gaps_ms(served, notes, chosen, whole=rows is None)
+def _next(engine: Engine) -> float:
+    return engine.next_s
 
 
-def _gaps_ms(served: Served, notes: Notes, chosen: NDArray[np.bool_], *, whole: bool) -> dict[str, float]:
-    """Gaps between tokens: their mean is that of the requests; percentiles are those of the steps, each counted once
-    for every sequence that it decoded. Of a part of the load the steps while it ran stand for its own."""
-    tokens = served.outputs[chosen] - 1
-    if not tokens.sum():
-        return {}
-    mean_ms = float((served.last_token_s - served.first_token_s)[chosen].sum() / tokens.sum()) * 1e3
-    lasted, weight = notes.gaps()
-    if not whole:
-        starts = np.array(notes.start_s)
-        first, last = served.arrival_s[chosen].min(), served.last_token_s[chosen].max()
-        weight = weight * ((starts >= first) & (starts <= last))
-    if not weight.sum():
-        return {"mean_itl_ms": mean_ms}
-    order = np.argsort(lasted)
-    share = np.cumsum(weight[order]) / weight.sum()
-    at = [float(lasted[order][np.searchsorted(share, p / 100)]) * 1e3 for p in PERCENTILES]
-    named = {f"p{p}_itl_ms": value for p, value in zip(PERCENTILES, at, strict=True)}
-    spread = float(np.sqrt(np.average((lasted * 1e3 - mean_ms) ** 2, weights=weight)))
-    return {"mean_itl_ms": mean_ms, "median_itl_ms": at[0], "std_itl_ms": spread, **named}
+def _cached(engine: Engine, request: Request) -> int:
+    return max(rank.blocks.found(request.pieces, request.inputs)[0] for rank in engine.ranks)
+
+
+def _requests(load: Load, guesses: Speculation | None, seed: int) -> list[Request]:
+    pieces = load.shared or len(load) * ((),)
+    outputs = load.outputs
+    steps = _steps(load.outputs, guesses, seed) if guesses else np.zeros(len(load), dtype=np.int64)
+    given = zip(load.arrivals_s.tolist(), load.inputs.tolist(), outputs.tolist(), pieces, steps.tolist(), strict=True)
+    return [Request(at, *values) for at, values in enumerate(given)]
+
+
+def _steps(outputs: NDArray[np.int64], guesses: Speculation, seed: int) -> NDArray[np.int64]:
+    """Decode steps of each request where a step gives 1 to k + 1 tokens: a renewal process, whose count after n tokens
+    is nearly normal with mean n / m and variance n v / m^3 (m, v: mean and variance of a step's tokens)."""
+    k, a = guesses.draft_tokens, guesses.acceptance
+    given = np.arange(1, k + 2)
+    chance = np.where(given <= k, a ** (given - 1) * (1 - a), a**k)
+    mean = float((given * chance).sum())
+    spread = float((given**2 * chance).sum()) - mean**2
+    tokens = outputs - 1
+    drawn = np.random.default_rng(seed).standard_normal(len(outputs))
+    steps = np.round(tokens / mean + drawn * np.sqrt(tokens * spread / mean**3))
+    return np.clip(steps, np.ceil(tokens / (k + 1)), tokens).astype(np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,20 +265,6 @@ _OF_SERVICE = 0.25  # of the time that a request takes once it is scheduled
 
 _NONE = Goals()
 Told = Callable[[str, int], None]  # which run, and how many requests of it are done
-
-
-def tables_for(conditions: Conditions = DEFAULT) -> Tables:
-    """Step times under these conditions, to share among simulations."""
-    known: list[tuple[Gpu, Times]] = []  # a GPU is no key of a dictionary
-
-    def times(place: Deployment) -> Times:
-        found = next((times for gpu, times in known if gpu is place.gpu or gpu == place.gpu), None)
-        if found is None:
-            found = Times(place.gpu, conditions)
-            known.append((place.gpu, found))
-        return found
-
-    return Tables(times)
 
 
 def simulate(service: Service, load: Load, conditions: Conditions = DEFAULT, *, goals: Goals = _NONE, seed: int = 0,

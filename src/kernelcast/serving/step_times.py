@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -25,13 +25,18 @@ from kernelcast.energy.power import throttled_s
 from kernelcast.forecast.calls import Launch
 from kernelcast.forecast.predict import DEFAULT, Conditions, host_scale
 from kernelcast.forecast.times import Times
+from kernelcast.hardware import Gpu
 from kernelcast.inference.batch import Batch
+from kernelcast.inference.disaggregated import port_bytes, send, sent, transfer_fabric
 from kernelcast.inference.forward import Deployment, forward
 from kernelcast.inference.pass_times import HOST_RANGE, PASS_SPREAD, visible_shares
+from kernelcast.inference.workload import Speculation
 from kernelcast.interval import Interval
 from kernelcast.models.layers import SelfAttention
 from kernelcast.ops.work import Array
 from kernelcast.schedule import EvidenceSummary, KernelTime, joined
+from kernelcast.serving.load import Load
+from kernelcast.serving.service import Pool, Service, without_terms
 
 _STEPS = ((512, 8), (4096, 32), (8192, 64))  # tokens between predicted passes, up to so many
 _SEQUENCES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096)
@@ -369,3 +374,79 @@ def _between(grid: Sequence[Sequence[int]], table: Array, at: Sequence[float]) -
         along = min(max(along, 0.0), 1.0)
         found = found[cell] if len(axis) == 1 else found[cell] * (1 - along) + found[cell + 1] * along
     return float(found)
+
+
+_SENT_TOKENS = (1, 64, 512, 4096, 32768, 262144)  # handed over, that times are predicted for; lines between them
+
+
+class Tables:
+    """Step times by deployment, and how long caches take to be handed over: predicted once."""
+
+    def __init__(self, times: Callable[[Deployment], Times]) -> None:
+        self._times = times
+        self._known: list[tuple[Deployment, Reach, StepTimes]] = []
+        self._transfers: list[tuple[Service, tuple[list[int], list[float]]]] = []
+
+    def of(self, pool: Pool, load: Load, guesses: Speculation | None = None) -> StepTimes:
+        context = int((load.inputs + load.outputs).max())
+        settings, drafted = pool.settings, guesses.draft_tokens if guesses else 0
+        sequences = min(settings.max_num_seqs, settings.kv_tokens)
+        reach = Reach(settings.max_num_batched_tokens, sequences, context, max(settings.kv_tokens, context))
+        draft = self._steps(guesses.draft, reach) if guesses and guesses.draft else None
+        return self._steps(pool.deployment, reach, drafted, draft)
+
+    def _steps(self, place: Deployment, reach: Reach, drafted: int = 0, draft: StepTimes | None = None) -> StepTimes:
+        for known, reached, found in self._known:
+            if found.drafted == drafted and found.draft is draft and _within(reach, reached):
+                if known is place:
+                    return found
+                if _alike(known, place):
+                    return found.served_by(place)
+        found = StepTimes(place, reach, times=self._times(place), drafted=drafted, draft=draft)
+        self._known.append((place, reach, found))
+        return found
+
+    def sent_s(self, service: Service, tokens: int) -> float:
+        """Seconds to hand the cache of so many tokens over; every GPU sends its part."""
+        known = next((sent for kept, sent in self._transfers if kept is service), None)
+        if known is None:
+            known = self._predicted(service)
+            self._transfers.append((service, known))
+        return float(np.interp(tokens, *known))
+
+    def _predicted(self, service: Service) -> tuple[list[int], list[float]]:
+        """Tokens, and the seconds that the busiest GPU needs for its part of their cache."""
+        assert service.prefill is not None
+        place, most = service.prefill.deployment, service.prefill.settings.kv_tokens
+        fabric = transfer_fabric(place, service.transfer)
+        tokens = [*(n for n in _SENT_TOKENS if n < most), most]
+        sends = [send(port_bytes(place, service.pool.deployment, n), fabric) for n in tokens]
+        times = self._times(place)
+        times.learn(one.call for one in sends)
+        return tokens, [sent(one, times).value for one in sends]
+
+
+def _alike(one: Deployment, other: Deployment) -> bool:
+    """All the same but what a server was measured to take."""
+    same = all(getattr(one, name) is getattr(other, name) for name in ("model", "gpu", "precision", "layout"))
+    alike = all(getattr(one, name) == getattr(other, name) for name in ("skew", "routing", "redundant", "overlap"))
+    return same and alike and without_terms(one.stack) == without_terms(other.stack)
+
+
+def _within(asked: Reach, known: Reach) -> bool:
+    return (asked.tokens <= known.tokens and asked.sequences <= known.sequences and asked.context <= known.context
+            and asked.cached <= known.cached)  # fmt: skip
+
+
+def tables_for(conditions: Conditions = DEFAULT) -> Tables:
+    """Step times under these conditions, to share among simulations."""
+    known: list[tuple[Gpu, Times]] = []  # a GPU is no key of a dictionary
+
+    def times(place: Deployment) -> Times:
+        found = next((times for gpu, times in known if gpu is place.gpu or gpu == place.gpu), None)
+        if found is None:
+            found = Times(place.gpu, conditions)
+            known.append((place.gpu, found))
+        return found
+
+    return Tables(times)

@@ -18,10 +18,10 @@ import numpy as np
 
 from kernelcast.errors import KernelcastError
 from kernelcast.inference.deployment import Deployment
-from kernelcast.serving.fleet import Pool, Service, Tables
 from kernelcast.serving.load import Load
-from kernelcast.serving.settings import settings_of
-from kernelcast.serving.simulate import Simulation, simulate, tables_for
+from kernelcast.serving.service import Pool, Service, settings_of
+from kernelcast.serving.simulate import Simulation, simulate
+from kernelcast.serving.step_times import Tables, tables_for
 from kernelcast.stacks import Stack, stack
 from kernelcast_lab.data.serving import ServingPoint, SplitPoint, left_out, serving_points, split_points
 from kernelcast_lab.evaluate.served import Compared, by_group

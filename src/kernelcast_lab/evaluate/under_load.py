@@ -22,12 +22,12 @@ from kernelcast.inference.forward import Deployment
 from kernelcast.models import model
 from kernelcast.models.precision import Precision
 from kernelcast.serving.calibrate import calibrate, part_of
-from kernelcast.serving.fleet import Pool, Service
-from kernelcast.serving.load import Bench, Load
-from kernelcast.serving.load.generate import staged, vllm_draws
+from kernelcast.serving.load import Load, staged, vllm_draws
+from kernelcast.serving.metrics import Bench
 from kernelcast.serving.replay import Runs
-from kernelcast.serving.settings import settings_of
-from kernelcast.serving.simulate import Simulation, simulate, tables_for
+from kernelcast.serving.service import Pool, Service, settings_of
+from kernelcast.serving.simulate import Simulation, simulate
+from kernelcast.serving.step_times import tables_for
 from kernelcast.stacks import Stack, stack
 from kernelcast_lab.data.serving import Row
 from kernelcast_lab.data.shared import read_rows, root_path

@@ -106,7 +106,7 @@ def _made(
     """Single calls first; runs scale what these leave."""
     from kernelcast.app.cli.calibrate_runs import forecast, measured_gpu
     from kernelcast.collect.calibrate.with_runs import nothing_yet, with_runs
-    from kernelcast.serving.load import read_bench
+    from kernelcast.serving.bench import read_bench
 
     tables = [one.path for one in inputs if one.kind == "calls"]
     benches = [read_bench(one.path) for one in inputs if one.kind == "bench"]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kernelcast.collect.calibrate.run_files import Input, Record
     from kernelcast.collect.calibrate.runs import Run
     from kernelcast.forecast.predict import Conditions
-    from kernelcast.serving.load import Bench
+    from kernelcast.serving.metrics import Bench
 
 
 def measured_gpu(inputs: Iterable[Input], benches: Iterable[Bench], wanted: Gpu | None) -> Gpu | None:

@@ -18,9 +18,10 @@ from kernelcast.files import check_target
 
 if TYPE_CHECKING:
     from kernelcast.serving.calibrate import Fit, Fitted
-    from kernelcast.serving.fleet import Service, Tables
-    from kernelcast.serving.load import Bench
+    from kernelcast.serving.metrics import Bench
     from kernelcast.serving.replay import Replay
+    from kernelcast.serving.service import Service
+    from kernelcast.serving.step_times import Tables
 
 _MAKE = "kernelcast simulate llama-3.1-8b --gpu h100_sxm --request-rate 8 --num-prompts 200 --requests-out served.csv"
 _NUMBERS = ("tp", "pp", "dp", "max_num_seqs", "max_num_batched_tokens")  # that a file may tell of its server
@@ -72,10 +73,10 @@ def replay_file(
 
     With --calibrate, what the server takes beyond forecasts is fitted to it; `simulate` takes the file by --server.
     """
+    from kernelcast.serving.bench import read_bench
     from kernelcast.serving.calibrate import part_of
-    from kernelcast.serving.load import read_bench
     from kernelcast.serving.replay import replay
-    from kernelcast.serving.simulate import tables_for
+    from kernelcast.serving.step_times import tables_for
 
     fitting = calibrate or calibrate_on is not None
     _check_targets(bench, output, plot, fitting)
@@ -175,7 +176,7 @@ def _tell(found: Replay, before: Replay | None, fitted: Fitted | None, output: P
           as_json: bool) -> None:  # fmt: skip
     from kernelcast.app.report.json import to_json
     from kernelcast.app.report.replay import fields, print_replay, write_plot
-    from kernelcast.serving.settings import write_terms
+    from kernelcast.serving.service import write_terms
 
     told = fields(found, before, fitted)
     if plot is not None:

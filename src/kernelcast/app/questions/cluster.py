@@ -59,7 +59,7 @@ class ClusterChoice:
         """The model there, its experts chosen and reached as the options say."""
         from kernelcast.errors import unknown
         from kernelcast.inference.deployment import Deployment
-        from kernelcast.inference.experts import EXCHANGES
+        from kernelcast.inference.layers import EXCHANGES
         from kernelcast.ops.base import kernel_class, parameters_of
 
         if self.exchange is not None:

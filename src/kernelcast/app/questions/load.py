@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from kernelcast.serving.load import Load
-    from kernelcast.serving.load.generate import Lengths, Prompts
+    from kernelcast.serving.load import Lengths, Load, Prompts
 
 _option = flags_under("Load")
 
@@ -136,7 +135,7 @@ def chosen_load(choice: LoadChoice, max_context: int = 0) -> Load:
 
 
 def _of_trace(choice: LoadChoice, path: Path, max_context: int) -> Load:
-    from kernelcast.serving.load import read_trace
+    from kernelcast.serving.traces import read_trace
 
     _refuse(choice.given(*_SIZES), "--trace lists every request with its sizes")
     trace = read_trace(path, choice.trace_format or "", skip_bad=choice.skip_bad, max_context=max_context)
@@ -174,7 +173,7 @@ def _generated(choice: LoadChoice) -> Load:
 
 def _times(choice: LoadChoice, count: int) -> tuple[NDArray[np.float64], NDArray[np.int64] | None]:
     """When requests come, and of which stage each is."""
-    from kernelcast.serving.load.generate import arrivals, ramp, staged, vllm_draws
+    from kernelcast.serving.load import arrivals, ramp, staged, vllm_draws
 
     draws = vllm_draws(choice.seed)
     shape = 1.0 if choice.burstiness is None else choice.burstiness
@@ -217,7 +216,7 @@ def _prompts(choice: LoadChoice, count: int) -> Prompts:
     """How long prompts and answers are, and what prompts share."""
     import numpy as np
 
-    from kernelcast.serving.load.generate import random_prompts, repeated_prefixes, shared_prefix
+    from kernelcast.serving.load import random_prompts, repeated_prefixes, shared_prefix
 
     draws = np.random.default_rng(choice.seed)
     outputs = _lengths(choice, 128 if choice.output_len is None else choice.output_len, choice.output_len_std)
@@ -236,7 +235,7 @@ def _prompts(choice: LoadChoice, count: int) -> Prompts:
 
 
 def _lengths(choice: LoadChoice, mean: int, std: float | None) -> Lengths:
-    from kernelcast.serving.load.generate import Lengths
+    from kernelcast.serving.load import Lengths
 
     stds = choice.given("input_len_std", "output_len_std")
     kind = choice.lengths or ("uniform" if choice.random_range_ratio else "lognormal" if stds else "fixed")

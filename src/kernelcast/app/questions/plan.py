@@ -145,7 +145,7 @@ def chosen_grid(choice: SearchChoice) -> Grid:
     """What to search in."""
     from kernelcast.models.precision import CACHE, WEIGHTS
     from kernelcast.search.plan.grid import Grid
-    from kernelcast.serving.settings import read_terms
+    from kernelcast.serving.service import read_terms
     from kernelcast.stacks import stack
 
     if choice.disaggregated not in ("also", "only", "no"):

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from kernelcast.inference.deployment import Deployment
     from kernelcast.inference.workload import Speculation
     from kernelcast.models.architecture import Architecture
-    from kernelcast.serving.fleet import Pool, Service
     from kernelcast.serving.load import Load
+    from kernelcast.serving.service import Pool, Service
     from kernelcast.stacks import Stack
 
 _place = flags_under("Deployment")
@@ -122,7 +122,7 @@ class ServiceChoice(ClusterChoice):
 
 def chosen_service(choice: ServiceChoice, model: str | Path | Architecture, load: Load) -> Service:
     """The service that the options describe; its KV cache is sized for requests like the load's."""
-    from kernelcast.serving.fleet import Service
+    from kernelcast.serving.service import Service
 
     place = deployed(choice, model, choice.tp)
     context = int((load.inputs + load.outputs / 2).mean())
@@ -151,7 +151,7 @@ def deployed(choice: ServiceChoice, model: str | Path | Architecture, tp: int) -
 
 
 def _stack(choice: ServiceChoice) -> Stack:
-    from kernelcast.serving.settings import read_terms
+    from kernelcast.serving.service import read_terms
     from kernelcast.stacks import stack
 
     found = stack(choice.stack)
@@ -166,8 +166,7 @@ def _stack(choice: ServiceChoice) -> Stack:
 
 
 def _pool(choice: ServiceChoice, place: Deployment, context: int, replicas: int) -> Pool:
-    from kernelcast.serving.fleet import Pool
-    from kernelcast.serving.settings import settings_of
+    from kernelcast.serving.service import Pool, settings_of
 
     given: dict[str, Any] = {
         "max_num_seqs": choice.max_num_seqs, "max_num_batched_tokens": choice.max_num_batched_tokens,

@@ -13,7 +13,8 @@ from kernelcast.app.questions.words import flag
 from kernelcast.errors import KernelcastError
 
 if TYPE_CHECKING:
-    from kernelcast.serving.simulate import Goals, Simulation
+    from kernelcast.serving.metrics import Goals
+    from kernelcast.serving.simulate import Simulation
 
 Told = Callable[[str, int, int], None]  # which run, how many requests of it are done, and of how many
 _GOALS = ("ttft", "tpot", "e2el")
@@ -47,7 +48,7 @@ class SimulateQuestion(LoadChoice, ServiceChoice):
 
 def parse_goals(pairs: Sequence[str]) -> Goals:
     """``ttft:500`` and the like, milliseconds as vLLM takes them."""
-    from kernelcast.serving.simulate import Goals
+    from kernelcast.serving.metrics import Goals
 
     found = {}
     for pair in (word for text in pairs for word in text.split()):

@@ -16,10 +16,9 @@ from kernelcast.app.report.text import console, evidence_lines, plain_table, sho
 from kernelcast.app.report.units import digits, percent, time_text
 from kernelcast.ops.work import Array
 from kernelcast.serving.calibrate import Fitted
-from kernelcast.serving.load import Bench
+from kernelcast.serving.metrics import Bench, Served
 from kernelcast.serving.replay import ENDINGS, Figure, Part, Replay, named
-from kernelcast.serving.settings import SPREAD, TERMS
-from kernelcast.serving.simulate import Served
+from kernelcast.serving.service import SPREAD, TERMS
 
 _NAMES = {"ttft": "to first token", "tpot": "per token", "itl": "between tokens", "e2el": "end to end",
           "request_throughput": "requests/s", "output_throughput": "tokens/s out", "total_token_throughput":

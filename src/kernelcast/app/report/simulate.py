@@ -14,7 +14,7 @@ from kernelcast.app.report.text import evidence_lines, show, support_text, title
 from kernelcast.app.report.units import digits, percent, time_text
 from kernelcast.files import complete, quoted
 from kernelcast.schedule import Event, Lane, Timeline
-from kernelcast.serving.fleet import Pool, Service
+from kernelcast.serving.service import Pool, Service
 from kernelcast.serving.simulate import Simulation
 from kernelcast.support import SUPPORT, support_of
 

@@ -17,17 +17,16 @@ from kernelcast.forecast import PREDICTORS
 from kernelcast.hardware import fabrics, gpu_ids
 from kernelcast.hardware.prices import KINDS as PRICE_KINDS
 from kernelcast.inference.deployment import ROUTINGS
-from kernelcast.inference.experts import EXCHANGES
+from kernelcast.inference.layers import EXCHANGES
 from kernelcast.machine.analyse import PIPELINES
 from kernelcast.models import model_ids
 from kernelcast.models.precision import CACHE, WEIGHTS
 from kernelcast.ops import REGISTRY, kernel_class, parameters_of
 from kernelcast.search.compare.asked import BY
-from kernelcast.serving.fleet import ROUTERS
-from kernelcast.serving.load.generate import DISTRIBUTIONS as LENGTHS
-from kernelcast.serving.load.generate import PROCESSES as ARRIVALS
-from kernelcast.serving.load.generate import RAMPS
-from kernelcast.serving.settings import CAPACITIES, POLICIES
+from kernelcast.serving.load import DISTRIBUTIONS as LENGTHS
+from kernelcast.serving.load import PROCESSES as ARRIVALS
+from kernelcast.serving.load import RAMPS
+from kernelcast.serving.service import CAPACITIES, POLICIES, ROUTERS
 from kernelcast.stacks.stack import stack_ids
 
 TEXT_CHARS = 200

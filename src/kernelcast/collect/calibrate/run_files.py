@@ -20,8 +20,8 @@ from kernelcast.inference.forward import Deployment
 from kernelcast.inference.workload import Speculation, Workload
 from kernelcast.models import model
 from kernelcast.models.precision import Precision
-from kernelcast.serving.load.bench import result_kind
-from kernelcast.serving.load.inference_perf import is_report
+from kernelcast.serving.bench import result_kind
+from kernelcast.serving.inference_perf import is_report
 from kernelcast.stacks import stack
 
 # Words of a run, as `kernelcast infer` and `kernelcast trace` take them, and what each is

@@ -17,9 +17,10 @@ from kernelcast.forecast.times import CallTime, Times
 from kernelcast.inference.pass_times import HOST_RANGE
 from kernelcast.interval import Interval
 from kernelcast.serving.calibrate import least_spread
-from kernelcast.serving.fleet import Fleet, Pool, Service, Tables
-from kernelcast.serving.load import Bench
-from kernelcast.serving.simulate import Served, check, metrics
+from kernelcast.serving.metrics import Bench, Served, metrics
+from kernelcast.serving.service import Pool, Service
+from kernelcast.serving.simulate import Fleet, check
+from kernelcast.serving.step_times import Tables
 
 _SEEN = ("mean_ttft_ms", "mean_tpot_ms")
 _APART = 0.1  # of a log scale, to either side: a run jumps where a request just makes a step or just does not

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu
+from kernelcast.inference.deployment import scheduler_defaults
 from kernelcast.inference.forward import Deployment
 from kernelcast.inference.memory import cache_bytes, largest_batch, memory, read_weight_bytes
-from kernelcast.inference.workload import Workload, scheduler_defaults
+from kernelcast.inference.workload import Workload
 from kernelcast.models.precision import Precision
 from kernelcast.ops.dtypes import dtype
 from kernelcast.schedule import Memory

@@ -22,7 +22,7 @@ from kernelcast.schedule import KernelTime, joined
 from kernelcast.search.plan.goals import PERCENT, Goal
 from kernelcast.search.plan.grid import Place
 from kernelcast.serving.load import Load
-from kernelcast.serving.settings import Settings
+from kernelcast.serving.service import Settings
 from kernelcast.serving.step_times import host_s
 
 _TOKENS = (1, 16, 64, 256, 1024, 2048, 4096, 8192, 16384)

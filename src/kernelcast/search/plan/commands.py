@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from kernelcast.inference.forward import Deployment
 from kernelcast.search.plan.grid import Setting
-from kernelcast.serving.settings import Settings
+from kernelcast.serving.service import Settings
 
 _QUANTISED_ONLINE = ("fp8",)  # formats that vLLM and SGLang make of a bf16 checkpoint themselves
 _NIXL = '{"kv_connector":"NixlConnector","kv_role":"kv_both"}'

@@ -15,8 +15,7 @@ from kernelcast.models.architecture import Architecture
 from kernelcast.models.precision import Precision
 from kernelcast.ops.dtypes import dtype
 from kernelcast.search.layouts import cuts
-from kernelcast.serving.fleet import Pool, Service
-from kernelcast.serving.settings import Settings, settings_of
+from kernelcast.serving.service import Pool, Service, Settings, settings_of
 from kernelcast.stacks import Stack
 
 SEQUENCES = (64, 256)  # beside the engine's own default

@@ -19,7 +19,7 @@ from kernelcast.search.plan.bounds import READ, WROTE, CoarseSteps, Demand, Floo
 from kernelcast.search.plan.goals import Goal
 from kernelcast.search.plan.grid import Fallen, Grid, Place, Setting, places
 from kernelcast.search.plan.trial import MARGIN, Trial, Trials
-from kernelcast.serving.settings import Settings
+from kernelcast.serving.service import Settings
 
 ALONE = "one request alone breaks a goal"
 TOO_SLOW = "cannot carry the load"

@@ -14,11 +14,13 @@ from kernelcast.hardware import Gpu
 from kernelcast.inference.forward import Deployment
 from kernelcast.search.plan.goals import PERCENT, Goal, worst
 from kernelcast.search.plan.grid import Place, Setting
-from kernelcast.serving.fleet import Fleet, Pool, Tables
 from kernelcast.serving.load import Load
+from kernelcast.serving.metrics import Goals as NoGoals
+from kernelcast.serving.metrics import Served, metrics
 from kernelcast.serving.scheduler import Request
-from kernelcast.serving.simulate import Goals as NoGoals
-from kernelcast.serving.simulate import Served, Simulation, check, metrics, simulate
+from kernelcast.serving.service import Pool
+from kernelcast.serving.simulate import Fleet, Simulation, check, simulate
+from kernelcast.serving.step_times import Tables
 
 QUICK = 320  # requests of a short run, of each engine that it has
 _ENGINES = 4  # of a short run, that its requests are counted by

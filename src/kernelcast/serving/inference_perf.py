@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.errors import KernelcastError
-from kernelcast.serving.load.bench_results import Bench, Seconds, by_arrival, latencies_ms, throughput
-from kernelcast.serving.load.generate import Lengths, arrivals, shared_prefix, vllm_draws
-from kernelcast.serving.load.load import Load, Pieces
+from kernelcast.serving.load import Lengths, Load, Pieces, arrivals, shared_prefix, vllm_draws
+from kernelcast.serving.metrics import Bench, Seconds, by_arrival, latencies_ms, throughput
 
 _SUMMARY, _REQUESTS = "summary_lifecycle_metrics.json", "per_request_lifecycle_metrics.json"
 _STAGE = re.compile(r"stage_(\d+)_lifecycle_metrics\.json")

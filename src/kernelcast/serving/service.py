@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from kernelcast.errors import KernelcastError
 from kernelcast.files import complete
 from kernelcast.hardware import Gpu
+from kernelcast.inference.deployment import scheduler_defaults
 from kernelcast.inference.forward import Deployment
 from kernelcast.inference.memory import cache_bytes, memory
-from kernelcast.inference.workload import scheduler_defaults
+from kernelcast.inference.workload import Speculation
 from kernelcast.stacks import Stack
 
 CAPACITIES = ("grow", "estimate", "reserve")
@@ -159,3 +160,44 @@ def read_terms(path: Path, stack: Stack, gpus: Collection[str]) -> Stack:
     if set(gpus) != {found.get("about", {}).get("gpu")}:
         terms = {name: value for name, value in terms.items() if name in HOST_TERMS}
     return replace(stack, **terms)
+
+
+ROUTERS = ("round_robin", "least_loaded", "cache_aware")
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Engines that are alike. ``settings`` not given: those of the stack's launcher."""
+
+    deployment: Deployment
+    settings: Settings = field(default=None)  # type: ignore[assignment]  # never None once it is made
+    replicas: int = 1
+
+    def __post_init__(self) -> None:
+        if self.settings is None:
+            object.__setattr__(self, "settings", settings_of(self.deployment))
+        if self.replicas < 1:
+            raise KernelcastError(f"replicas must be 1 or more, not {self.replicas}")
+
+    @property
+    def gpus(self) -> int:
+        return self.replicas * self.deployment.layout.gpus
+
+
+@dataclass(frozen=True)
+class Service:
+    """What answers: one pool; or one that reads prompts and hands their caches over to another that decodes."""
+
+    pool: Pool
+    prefill: Pool | None = None  # disaggregated: reads prompts
+    router: str = "round_robin"
+    speculation: Speculation | None = None
+    transfer: str | None = None  # the fabric that caches are handed over; None: see ``transfer_fabric``
+
+    def __post_init__(self) -> None:
+        if self.router not in ROUTERS:
+            raise KernelcastError(f"a router is one of {', '.join(ROUTERS)}, not {self.router!r}")
+
+    @property
+    def gpus(self) -> int:
+        return self.pool.gpus + (self.prefill.gpus if self.prefill else 0)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from kernelcast.errors import KernelcastError, unknown
 from kernelcast.files import TableFile, open_table, quoted
 from kernelcast.inference.request_files import mended, numbers, place, shown, texts, whole
-from kernelcast.serving.load.load import Load, Pieces
+from kernelcast.serving.load import Load, Pieces
 
 ADVICE = "--skip-bad leaves such rows out"
 

@@ -18,19 +18,10 @@ from numpy.typing import NDArray
 from kernelcast.errors import KernelcastError
 from kernelcast.files import ENDINGS, open_table
 from kernelcast.inference.request_files import numbers, place, shown
-from kernelcast.serving.load.bench_results import (
-    Bench,
-    Seconds,
-    by_arrival,
-    latencies_ms,
-    server_words,
-    summary_ms,
-    throughput,
-)
-from kernelcast.serving.load.files import read_trace
-from kernelcast.serving.load.generate import arrivals, ramp, scaled_to, spread_total, vllm_draws
-from kernelcast.serving.load.inference_perf import is_report, read_report
-from kernelcast.serving.load.load import Load
+from kernelcast.serving.inference_perf import is_report, read_report
+from kernelcast.serving.load import Load, arrivals, ramp, scaled_to, spread_total, vllm_draws
+from kernelcast.serving.metrics import Bench, Seconds, by_arrival, latencies_ms, server_words, summary_ms, throughput
+from kernelcast.serving.traces import read_trace
 
 
 def read_bench(path: Path, *, seed: int = 0) -> Bench:

@@ -1,0 +1,254 @@
+"""One run of a benchmark, whatever wrote it down, and its metrics by the names of `vllm bench serve`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernelcast.ops.work import Array
+
+if TYPE_CHECKING:
+    from kernelcast.serving.load import Load
+    from kernelcast.serving.scheduler import Request
+
+PERCENTILES = (50, 90, 95, 99)
+
+
+def summary_ms(name: str, values_s: NDArray[np.float64]) -> dict[str, float]:
+    """mean_ttft_ms, median_ttft_ms, std_ttft_ms, p90_ttft_ms, .. of times in seconds; nothing of none."""
+    values = values_s[np.isfinite(values_s)] * 1e3
+    if not len(values):
+        return {}
+    found = {f"mean_{name}_ms": values.mean(), f"median_{name}_ms": np.median(values), f"std_{name}_ms": values.std()}
+    found |= {f"p{p}_{name}_ms": at for p, at in zip(PERCENTILES, np.percentile(values, PERCENTILES), strict=True)}
+    return {key: float(value) for key, value in found.items()}
+
+
+def latencies_ms(
+    outputs: NDArray[np.int64],
+    ttft_s: NDArray[np.float64] | None,
+    e2el_s: NDArray[np.float64] | None,
+    itls: Sequence[NDArray[np.float64]] = (),
+) -> dict[str, float]:
+    """Of all requests: time to first token, time per output token behind it, gaps between tokens, end to end."""
+    found: dict[str, float] = {}
+    if ttft_s is not None:
+        found |= summary_ms("ttft", ttft_s)
+    if ttft_s is not None and e2el_s is not None:
+        several = outputs > 1
+        found |= summary_ms("tpot", (e2el_s - ttft_s)[several] / (outputs[several] - 1))
+    if len(itls):
+        found |= summary_ms("itl", np.concatenate([np.asarray(gaps, dtype=np.float64) for gaps in itls]))
+    return found | (summary_ms("e2el", e2el_s) if e2el_s is not None else {})
+
+
+def throughput(inputs: NDArray[np.int64], outputs: NDArray[np.int64], duration_s: float) -> dict[str, float]:
+    """Of requests that were completed in ``duration_s``."""
+    tokens_in, tokens_out = int(inputs.sum()), int(outputs.sum())
+    return {
+        "duration": duration_s,
+        "completed": float(len(inputs)),
+        "total_input_tokens": float(tokens_in),
+        "total_output_tokens": float(tokens_out),
+        "request_throughput": len(inputs) / duration_s,
+        "output_throughput": tokens_out / duration_s,
+        "total_token_throughput": (tokens_in + tokens_out) / duration_s,
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class Goals:
+    """Latencies that a request must keep to count as good, in seconds; None: any."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    e2el_s: float | None = None
+
+    @property
+    def given(self) -> bool:
+        return any(goal is not None for goal in (self.ttft_s, self.tpot_s, self.e2el_s))
+
+
+@dataclass(frozen=True, eq=False)
+class Served:
+    """One entry a request, in the load's order; NaN where an interrupt came first. Times count from the load's start;
+    ``arrival_s`` is when a request was sent, which a closed loop decides."""
+
+    arrival_s: Array
+    scheduled_s: Array
+    first_token_s: Array
+    last_token_s: Array
+    inputs: NDArray[np.int64]
+    outputs: NDArray[np.int64]
+    cached: NDArray[np.int64]
+    preempted: NDArray[np.int64]
+    replica: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, requests: list[Request], load: Load) -> Served:
+        def seconds(name: str) -> Array:
+            return np.array([getattr(request, name) for request in requests], dtype=np.float64)
+
+        def counts(name: str) -> NDArray[np.int64]:
+            return np.array([getattr(request, name) for request in requests], dtype=np.int64)
+
+        return cls(
+            seconds("arrival_s"), seconds("scheduled_s"), seconds("first_s"), seconds("last_s"), load.inputs,
+            load.outputs, counts("cached"), counts("preempted"), counts("replica"),
+        )  # fmt: skip
+
+    @property
+    def done(self) -> NDArray[np.bool_]:
+        return np.isfinite(self.last_token_s)
+
+    @property
+    def ttft_s(self) -> Array:
+        return self.first_token_s - self.arrival_s
+
+    @property
+    def e2el_s(self) -> Array:
+        return self.last_token_s - self.arrival_s
+
+    @property
+    def tpot_s(self) -> Array:
+        """NaN of a request with one token."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return (self.last_token_s - self.first_token_s) / np.where(self.outputs > 1, self.outputs - 1, np.nan)
+
+    def good(self, goals: Goals) -> NDArray[np.bool_]:
+        """Which requests keep every goal; a request of one token keeps any time per token."""
+        kept = self.done.copy()
+        for goal, value in ((goals.ttft_s, self.ttft_s), (goals.tpot_s, self.tpot_s), (goals.e2el_s, self.e2el_s)):
+            if goal is not None:
+                kept &= ~(value > goal)
+        return kept
+
+
+def metrics(served: Served, notes: Notes, rows: NDArray[np.bool_] | None = None,
+            goals: Goals | None = None) -> dict[str, float]:  # fmt: skip
+    """By vLLM's names: throughput, and mean, median and percentiles of latencies; of some ``rows``, or all."""
+    chosen = served.done if rows is None else served.done & rows
+    if not chosen.any():
+        return {"completed": 0.0}
+    outputs = served.outputs[chosen]
+    duration_s = float(served.last_token_s[chosen].max() - served.arrival_s[chosen].min())
+    found = throughput(served.inputs[chosen], outputs, max(duration_s, 1e-9))
+    if goals and goals.given:
+        found["request_goodput"] = float((served.good(goals) & chosen).sum()) / max(duration_s, 1e-9)
+    found |= latencies_ms(outputs, served.ttft_s[chosen], served.e2el_s[chosen])
+    return found | _gaps_ms(served, notes, chosen, whole=rows is None)
+
+
+def _gaps_ms(served: Served, notes: Notes, chosen: NDArray[np.bool_], *, whole: bool) -> dict[str, float]:
+    """Gaps between tokens: their mean is that of the requests; percentiles are those of the steps, each counted once
+    for every sequence that it decoded. Of a part of the load the steps while it ran stand for its own."""
+    tokens = served.outputs[chosen] - 1
+    if not tokens.sum():
+        return {}
+    mean_ms = float((served.last_token_s - served.first_token_s)[chosen].sum() / tokens.sum()) * 1e3
+    lasted, weight = notes.gaps()
+    if not whole:
+        starts = np.array(notes.start_s)
+        first, last = served.arrival_s[chosen].min(), served.last_token_s[chosen].max()
+        weight = weight * ((starts >= first) & (starts <= last))
+    if not weight.sum():
+        return {"mean_itl_ms": mean_ms}
+    order = np.argsort(lasted)
+    share = np.cumsum(weight[order]) / weight.sum()
+    at = [float(lasted[order][np.searchsorted(share, p / 100)]) * 1e3 for p in PERCENTILES]
+    named = {f"p{p}_itl_ms": value for p, value in zip(PERCENTILES, at, strict=True)}
+    spread = float(np.sqrt(np.average((lasted * 1e3 - mean_ms) ** 2, weights=weight)))
+    return {"mean_itl_ms": mean_ms, "median_itl_ms": at[0], "std_itl_ms": spread, **named}
+
+
+@dataclass
+class Notes:
+    """What steps did, one entry a stretch of alike steps."""
+
+    start_s: list[float] = field(default_factory=list)
+    end_s: list[float] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)
+    decoding: list[int] = field(default_factory=list)
+    prompt_tokens: list[int] = field(default_factory=list)
+    waiting: list[int] = field(default_factory=list)
+    kv_use: list[float] = field(default_factory=list)
+    engine: list[int] = field(default_factory=list)
+    blocked_s: dict[str, float] = field(default_factory=dict)  # that requests waited because of a limit
+
+    def gaps(self) -> tuple[Array, Array]:
+        """Seconds between tokens of those that decode, of each stretch, and how many such gaps there were. A step that
+        reads prompts alone lengthens the gap before the next decode step of its engine."""
+        lasted, weight = np.zeros(len(self.steps)), np.zeros(len(self.steps))
+        waited: dict[int, float] = {}
+        for at, (start, end, steps, decoding, engine) in enumerate(
+            zip(self.start_s, self.end_s, self.steps, self.decoding, self.engine, strict=True)
+        ):
+            if not decoding:
+                waited[engine] = waited.get(engine, 0.0) + end - start
+                continue
+            lasted[at] = (end - start + waited.pop(engine, 0.0)) / steps
+            weight[at] = steps * decoding
+        return lasted, weight
+
+
+Seconds = NDArray[np.float64]
+
+
+_NAMES = {  # what servers and benchmarks call the same thing
+    "model": ("model", "model_id", "model_path", "model_name"),
+    "tokenizer": ("tokenizer", "tokenizer_id", "tokenizer_path"),
+    "tp": ("tp", "tensor_parallel_size", "tp_size"),
+    "pp": ("pp", "pipeline_parallel_size", "pp_size"),
+    "dp": ("dp", "data_parallel_size", "dp_size"),
+    "max_num_seqs": ("max_num_seqs", "max_running_requests"),
+    "max_num_batched_tokens": ("max_num_batched_tokens", "chunked_prefill_size"),
+    "max_model_len": ("max_model_len", "context_length"),
+    "dtype": ("dtype",),
+    "kv_cache_dtype": ("kv_cache_dtype",),
+    "backend": ("backend", "endpoint_type"),
+    "version": ("vllm_version", "sglang_version", "version"),
+    "gpu": ("gpu", "gpu_type", "hardware"),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Bench:
+    """One run of a benchmark. Arrays of measured times have an entry for each request of the load, NaN for none."""
+
+    path: Path
+    kind: str  # vllm, sglang, inference-perf, requests
+    load: Load
+    exact: bool  # the load is what was sent, request by request; else made again from rates and mean lengths
+    metrics: Mapping[str, float]  # by vLLM's names
+    server: Mapping[str, Any] = field(default_factory=dict)  # what the file says of it: model, tp, max_num_seqs, ..
+    ttft_s: Seconds | None = None
+    e2el_s: Seconds | None = None
+    itls: tuple[Seconds, ...] = ()
+    stages: tuple[Mapping[str, float], ...] = ()  # metrics of the stages of the load
+    notes: tuple[str, ...] = ()  # what a reader should know of the load
+
+
+def server_words(found: Mapping[str, Any]) -> dict[str, Any]:
+    """What is known of a server, by one name each; numbers that are written as text are numbers."""
+    said: dict[str, Any] = {}
+    for word, names in _NAMES.items():
+        value = next((found[name] for name in names if found.get(name) not in (None, "")), None)
+        if isinstance(value, str) and value.strip().isdigit():
+            value = int(value)
+        if isinstance(value, str | int | float):
+            said[word] = value
+    return said
+
+
+def by_arrival(
+    arrivals_s: Seconds, columns: Mapping[str, NDArray[Any] | None], itls: Sequence[Any]
+) -> tuple[NDArray[np.int64], dict[str, Any], tuple[Seconds, ...]]:
+    """Everything in order of arrival, which a load is."""
+    order = np.argsort(arrivals_s, kind="stable")
+    found = {name: None if column is None else column[order] for name, column in columns.items()}
+    return order, found, tuple(np.asarray(itls[row], dtype=np.float64) for row in order) if len(itls) else ()
