@@ -16,7 +16,7 @@ import time
 import tomllib
 from pathlib import Path
 
-from kernelcast.forecast.predict import Conditions
+from kernelcast.forecast.conditions import Conditions
 from kernelcast.search.sweep.engines import Lost, engine
 from kernelcast.search.sweep.file import sweep_of
 from kernelcast.search.sweep.prices import hourly

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from kernelcast._version import __version__ as __version__
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast import Calibration, load_calibration
-from kernelcast.forecast.predict import Conditions, Prediction, predict, predict_many
+from kernelcast.forecast.conditions import Conditions
+from kernelcast.forecast.predict import Prediction, predict, predict_many
 from kernelcast.forecast.predict_table import predict_table
 from kernelcast.hardware import Fabric, Gpu, changed, fabric, fabrics, gpu, gpu_ids
 from kernelcast.ops import REGISTRY, Kernel, kernel

@@ -16,7 +16,7 @@ import pytest
 import kernelcast as kc
 from kernelcast.app.report.html import html_of
 from kernelcast.app.report.text import plain_table, show
-from kernelcast.shown import Shown
+from kernelcast.results import Shown
 
 NOTEBOOKS = Path(__file__).parents[2] / "docs" / "notebooks"
 GEMM = kc.Gemm(m=4096, n=4096, k=4096, dtype="bf16")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kernelcast.forecast.predict import Conditions
+from kernelcast.forecast.conditions import Conditions
 from kernelcast.search.sweep.file import sweep_of
 from kernelcast.search.sweep.work import Work
 

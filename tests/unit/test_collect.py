@@ -24,7 +24,7 @@ from kernelcast.collect.session import DeviceLostError, Session, read_lines
 from kernelcast.collect.table import calls_again, read_records, write_table
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast import Calibration
-from kernelcast.forecast.predict import chosen as predictor_of
+from kernelcast.forecast.conditions import chosen as predictor_of
 from kernelcast.forecast.prior import Placed, Setting
 from kernelcast_lab.data import read_canonical
 

@@ -17,8 +17,8 @@ from kernelcast.inference.deployment import Layout
 from kernelcast.inference.infer import Inference, infer
 from kernelcast.inference.memory import largest_batch
 from kernelcast.inference.workload import Workload
-from kernelcast.interval import Interval
 from kernelcast.models import model
+from kernelcast.results import Interval
 from kernelcast.search.compare.asked import Asked, chosen_gpus
 from kernelcast.search.compare.compare import Comparison, Row, order
 from kernelcast.search.compare.sensitivity import sensitivity

@@ -13,11 +13,11 @@ from kernelcast.energy.model import FOLDER, coefficients, measured_ids
 from kernelcast.energy.power import energy_of, lasting, longer_s, throttled_s, with_cap
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast.calls import Call
-from kernelcast.forecast.predict import DEFAULT
-from kernelcast.forecast.times import Times
+from kernelcast.forecast.conditions import DEFAULT
+from kernelcast.forecast.predict_table import Times
 from kernelcast.hardware import gpu_ids
-from kernelcast.interval import Interval
 from kernelcast.machine.analyse import PIPELINES
+from kernelcast.results import Interval
 
 H200 = kc.gpu("h200_sxm")
 TABLE = Path(__file__).parents[2] / "validation" / "power_h200_sxm.parquet"

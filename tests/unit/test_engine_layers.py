@@ -9,7 +9,7 @@ import pytest
 from demand import of, works
 
 import kernelcast as kc
-from kernelcast.forecast.generic import sustained_start_s, work_times
+from kernelcast.forecast.predictor import sustained_start_s, work_times
 from kernelcast.hardware import gpu
 from kernelcast.machine import analyse
 from kernelcast.ops.work import Work

@@ -8,7 +8,7 @@ import duckdb
 import numpy as np
 import pytest
 
-from kernelcast.forecast.generic import sustained_start_s
+from kernelcast.forecast.predictor import sustained_start_s
 from kernelcast.hardware import gpu
 from kernelcast.tracing.aten.elementwise import fetched_bytes
 from kernelcast.tracing.traced import Tensor

@@ -16,8 +16,8 @@ from small_fits import small_settings
 
 from kernelcast.collect.measured.folds import TEST_FOLD, shape_fold
 from kernelcast.errors import KernelcastError
+from kernelcast.forecast.conditions import Conditions
 from kernelcast.forecast.learned import load
-from kernelcast.forecast.predict import Conditions
 from kernelcast.forecast.predict_table import predict_columns
 from kernelcast_lab.data import Measurements, read_canonical, write_canonical
 from kernelcast_lab.evaluate import run

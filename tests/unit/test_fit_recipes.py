@@ -14,9 +14,9 @@ import pytest
 pytest.importorskip("torch")
 
 from kernelcast.errors import KernelcastError
+from kernelcast.forecast.conditions import Conditions
 from kernelcast.forecast.learned import WEIGHTS, load
 from kernelcast.forecast.network import read_tensors
-from kernelcast.forecast.predict import Conditions
 from kernelcast.forecast.predict_table import predict_columns
 from kernelcast.toml_folder import ids_in
 from kernelcast_lab.data import Measurements, data_hash, write_canonical

@@ -12,7 +12,7 @@ import pytest
 import kernelcast as kc
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast.calls import Call, Launch
-from kernelcast.forecast.times import Times
+from kernelcast.forecast.predict_table import Times
 from kernelcast.inference.batch import Batch
 from kernelcast.inference.deployment import Layout
 from kernelcast.inference.forward import Deployment, forward

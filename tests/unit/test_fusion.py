@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from kernelcast.forecast.predict import Conditions
+from kernelcast.forecast.conditions import Conditions
 from kernelcast.hardware import gpu
 from kernelcast.tracing import trace
 from kernelcast.tracing.aten.flops import op_flops

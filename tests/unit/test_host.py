@@ -11,7 +11,7 @@ import pytest
 
 import kernelcast as kc
 from kernelcast.errors import KernelcastError
-from kernelcast.schedule.host import COSTS, host
+from kernelcast.schedule.timeline import COSTS, host
 from kernelcast.tracing.traced import Footprint, Op, Tensor, Trace
 from kernelcast.training.queued import host_counts, launch_costs
 from kernelcast.training.step import run_step

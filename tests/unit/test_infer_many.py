@@ -14,7 +14,7 @@ from deployments import deployed, quiet
 
 from kernelcast.energy.power import WINDOW_S, held_s, throttled_s, with_cap
 from kernelcast.errors import KernelcastError
-from kernelcast.forecast.times import Times
+from kernelcast.forecast.predict_table import Times
 from kernelcast.hardware import gpu
 from kernelcast.inference.batch import Batch, Batches
 from kernelcast.inference.forward import Deployment, forward, forward_many
@@ -22,11 +22,10 @@ from kernelcast.inference.infer import infer, infer_columns, infer_many
 from kernelcast.inference.pass_times import HOST_RANGE, PASS_SPREAD
 from kernelcast.inference.pass_times import visible_shares as visible
 from kernelcast.inference.workload import Speculation, Workload, step_weights, steps_of
-from kernelcast.interval import NOTHING, Interval
 from kernelcast.models import model
+from kernelcast.results import NOTHING, Interval, support_of
 from kernelcast.schedule import KernelTime, joined, shares
 from kernelcast.stacks import stack, stack_ids
-from kernelcast.support import support_of
 
 MODELS = ("llama-3.1-8b", "qwen3-30b-a3b", "mixtral-8x7b", "deepseek-v2-lite", "deepseek-v3", "gpt-oss-20b", "gpt2-xl",
           "gemma-2-9b", "qwen3-next-80b-a3b", "bert-base")  # fmt: skip

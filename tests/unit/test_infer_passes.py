@@ -9,7 +9,7 @@ import pytest
 from deployments import deployed, quiet
 
 from kernelcast.errors import KernelcastError
-from kernelcast.forecast.times import Times
+from kernelcast.forecast.predict_table import Times
 from kernelcast.inference.batch import Batch
 from kernelcast.inference.forward import forward
 from kernelcast.inference.infer import infer

@@ -11,7 +11,7 @@ from deployments import LLAMA, deployed, quiet, times
 import kernelcast as kc
 from kernelcast.app.report import infer as report
 from kernelcast.errors import KernelcastError
-from kernelcast.forecast import times as memo
+from kernelcast.forecast import predict_table as memo
 from kernelcast.forecast.predict_table import predict_columns
 from kernelcast.inference.batch import Batch
 from kernelcast.inference.forward import forward

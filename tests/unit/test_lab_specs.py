@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kernelcast.forecast.predict import Conditions
+from kernelcast.forecast.conditions import Conditions
 from kernelcast.forecast.predict_table import predict_columns
 from kernelcast.hardware import gpu
 from kernelcast_lab.data.specs import LEAST_CALLS, Found, by_gpu, of_format

@@ -11,8 +11,19 @@ import pytest
 
 import kernelcast as kc
 from kernelcast.forecast.features import GPU_FEATURES, aligned, features
-from kernelcast.forecast.kin import as_gpu, clock_shift, format_shift, shares, stand_in, unlikeness
-from kernelcast.forecast.learned import WEIGHTS, FamilyWeights, load, pack, unpack
+from kernelcast.forecast.learned import (
+    WEIGHTS,
+    FamilyWeights,
+    as_gpu,
+    clock_shift,
+    format_shift,
+    load,
+    pack,
+    shares,
+    stand_in,
+    unlikeness,
+    unpack,
+)
 from kernelcast.forecast.network import BLOCK_ROWS, Encoder, Layers
 from kernelcast.machine import analyse
 from kernelcast.ops.base import REGISTRY, columns_of

@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 from small_fits import small_settings
 
 from kernelcast.errors import KernelcastError
-from kernelcast.forecast.predict import Conditions
+from kernelcast.forecast.conditions import Conditions
 from kernelcast.forecast.predict_table import predict_columns
 from kernelcast_lab.evaluate.learning_curve import SEEN, CurveSettings, _groups, learning_curve, write_curves
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import kernelcast as kc
 from kernelcast.machine import limits
 from kernelcast.machine.analyse import PIPELINES, analyse
-from kernelcast.machine.schedule import busiest_share, ctas_per_sm, longest_first
+from kernelcast.machine.limits import busiest_share, ctas_per_sm, longest_first
 from kernelcast.ops.work import Work
 
 H100 = kc.gpu("h100_sxm")

@@ -17,10 +17,9 @@ from kernelcast.collect.calibrate.runs import PASS_NOISE, batch_run, prior_sds
 from kernelcast.collect.calibrate.served import served_run
 from kernelcast.collect.calibrate.with_runs import nothing_yet, with_runs
 from kernelcast.errors import KernelcastError
-from kernelcast.forecast.calibration import Calibration, load_calibration
-from kernelcast.forecast.predict import DEFAULT, Conditions
+from kernelcast.forecast.calibration import Calibration, Scale, host_key, load_calibration
+from kernelcast.forecast.conditions import DEFAULT, Conditions
 from kernelcast.forecast.predict_table import predict_columns
-from kernelcast.forecast.run_scales import Scale, host_key
 from kernelcast.inference.infer import Inference, infer
 from kernelcast.serving.bench import read_bench
 from kernelcast.serving.simulate import simulate

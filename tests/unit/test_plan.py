@@ -10,7 +10,7 @@ import pytest
 
 import kernelcast as kc
 from kernelcast.errors import KernelcastError
-from kernelcast.forecast.predict import DEFAULT
+from kernelcast.forecast.conditions import DEFAULT
 from kernelcast.hardware.prices import Price, read_prices
 from kernelcast.inference.deployment import Layout
 from kernelcast.inference.forward import Deployment

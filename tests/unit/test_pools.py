@@ -15,7 +15,7 @@ import kernelcast as kc
 from kernelcast.app.report.json import to_json
 from kernelcast.app.report.pools import fields, print_pools
 from kernelcast.errors import KernelcastError
-from kernelcast.forecast.times import Times
+from kernelcast.forecast.predict_table import Times
 from kernelcast.hardware import fabric
 from kernelcast.inference.batch import Batch
 from kernelcast.inference.disaggregated import (
@@ -33,7 +33,7 @@ from kernelcast.inference.disaggregated import (
 from kernelcast.inference.forward import Deployment, forward
 from kernelcast.inference.infer import infer
 from kernelcast.inference.workload import Speculation, Workload
-from kernelcast.interval import Interval
+from kernelcast.results import Interval
 from kernelcast.serving.service import Pool, Service, settings_of
 from kernelcast.serving.step_times import Reach, StepTimes, tables_for
 from kernelcast.stacks import stack

@@ -10,9 +10,9 @@ import pytest
 from numpy.typing import NDArray
 
 import kernelcast as kc
-from kernelcast.forecast.distinct import different
 from kernelcast.forecast.network import BLOCK_ROWS, PANEL_COLUMNS, STRIDE_ROWS, Layers, in_blocks
 from kernelcast.forecast.predict_table import OUTPUT
+from kernelcast.forecast.table import different
 from kernelcast.machine import analyse
 from kernelcast.machine.analyse import _FEW_CALLS, _least, overlapped
 from kernelcast.ops import REGISTRY

@@ -17,7 +17,7 @@ import pytest
 from sweeps import digests, work
 
 import kernelcast as kc
-from kernelcast.forecast.predict import Conditions
+from kernelcast.forecast.conditions import Conditions
 from kernelcast.inference.deployment import Layout
 from kernelcast.inference.forward import Deployment
 from kernelcast.inference.infer import infer

@@ -14,9 +14,8 @@ import kernelcast as kc
 from kernelcast.app.cli import main
 from kernelcast.app.report import trace as report
 from kernelcast.errors import KernelcastError
-from kernelcast.schedule.host import COSTS, host, host_ids
-from kernelcast.schedule.streams import stream_ends
-from kernelcast.support import support_of
+from kernelcast.results import support_of
+from kernelcast.schedule.timeline import COSTS, host, host_ids, stream_ends
 from kernelcast.tracing.traced import Footprint, Op, Tensor, Trace
 from kernelcast.training.step import run_step
 

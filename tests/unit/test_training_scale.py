@@ -12,7 +12,7 @@ from small_traces import experts, mlp
 import kernelcast as kc
 from kernelcast.app.report.scale import answer_rows, fields, memory_rows, part_rows
 from kernelcast.hardware import Gpu
-from kernelcast.schedule.host import host
+from kernelcast.schedule.timeline import host
 from kernelcast.training.layout import TrainingLayout
 from kernelcast.training.memory import FRAGMENTED, FRAMEWORK_BYTES
 from kernelcast.training.scale import scale

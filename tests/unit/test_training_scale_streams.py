@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kernelcast.schedule.streams import Job, simulate
+from kernelcast.schedule.timeline import Job, simulate
 from kernelcast.tracing.traced import Gradient
 from kernelcast.training.depth import balanced
 from kernelcast.training.layout import TrainingLayout

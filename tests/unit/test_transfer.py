@@ -19,8 +19,8 @@ from kernelcast.app.cli import main
 from kernelcast.collect.calibrate import calibrate
 from kernelcast.collect.measured.folds import TEST_FOLD, shape_fold
 from kernelcast.errors import KernelcastError
+from kernelcast.forecast.conditions import Conditions
 from kernelcast.forecast.learned import FamilyWeights
-from kernelcast.forecast.predict import Conditions
 from kernelcast.forecast.predict_table import predict_columns
 from kernelcast.hardware import Gpu, gpu, gpu_ids
 from kernelcast_lab.data import Measurements, write_canonical

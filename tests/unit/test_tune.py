@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from kernelcast.errors import KernelcastError
+from kernelcast.forecast.conditions import Conditions
 from kernelcast.forecast.learned import Learned
-from kernelcast.forecast.predict import Conditions
 from kernelcast.hardware import gpu
 from kernelcast.tune.configs import (
     Config,

@@ -19,7 +19,8 @@ from kernelcast.collect.families import FAMILIES, SHARES
 from kernelcast.collect.shapes import Draw
 from kernelcast.errors import KernelcastError, unknown
 from kernelcast.forecast import Calibration
-from kernelcast.forecast.predict import Conditions, predict_many
+from kernelcast.forecast.conditions import Conditions
+from kernelcast.forecast.predict import predict_many
 from kernelcast.hardware import Gpu
 from kernelcast.ops import Kernel, kernel, parameters_of
 

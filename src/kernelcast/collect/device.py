@@ -15,7 +15,8 @@ from kernelcast.collect.runners import Prepared, prepared
 from kernelcast.collect.session import DeviceLostError
 from kernelcast.collect.timing import Timing, stream, timed
 from kernelcast.errors import KernelcastError
-from kernelcast.forecast.predict import Conditions, predict
+from kernelcast.forecast.conditions import Conditions
+from kernelcast.forecast.predict import predict
 from kernelcast.hardware import Gpu, gpu
 
 _POOL_SHARE = 0.08  # of the free memory, twice for each of up to four number formats

@@ -22,12 +22,12 @@ from torch import nn
 
 from kernelcast.collect.host_programs import programs
 from kernelcast.files import complete
-from kernelcast.forecast.predict import Conditions
-from kernelcast.forecast.times import Times
+from kernelcast.forecast.conditions import Conditions
+from kernelcast.forecast.predict_table import Times
 from kernelcast.hardware import Gpu
 from kernelcast.ops.work import Array
 from kernelcast.schedule import host
-from kernelcast.schedule.host import COSTS, Host
+from kernelcast.schedule.timeline import COSTS, Host
 from kernelcast.tracing import MODES, trace
 from kernelcast.tracing.aten import Settings, cost
 from kernelcast.tracing.traced import Trace

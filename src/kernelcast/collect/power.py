@@ -19,7 +19,8 @@ from kernelcast.collect.runners import prepared
 from kernelcast.collect.session import DeviceLostError
 from kernelcast.collect.timing import captured, replayed_s, stream
 from kernelcast.errors import KernelcastError
-from kernelcast.forecast.predict import Conditions, predict
+from kernelcast.forecast.conditions import Conditions
+from kernelcast.forecast.predict import predict
 from kernelcast.hardware import Gpu
 from kernelcast.ops import kernel
 

@@ -15,7 +15,8 @@ import numpy as np
 
 from kernelcast.collect.choose import Wanted, choose
 from kernelcast.errors import KernelcastError
-from kernelcast.forecast.predict import Conditions, predict_many
+from kernelcast.forecast.conditions import Conditions
+from kernelcast.forecast.predict import predict_many
 from kernelcast.hardware import Gpu
 from kernelcast.ops import kernel, kernel_class
 

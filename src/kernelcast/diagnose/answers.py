@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kernelcast.forecast.call import columns_of
-from kernelcast.forecast.call_table import BadRows
-from kernelcast.forecast.calls import Call, Launch
-from kernelcast.forecast.predict import Conditions, Predictions
+from kernelcast.forecast.calls import Call, Launch, columns_of
+from kernelcast.forecast.conditions import Conditions
+from kernelcast.forecast.predict import Predictions
 from kernelcast.forecast.predict_table import answered
+from kernelcast.forecast.table import BadRows
 from kernelcast.hardware import Gpu
 from kernelcast.machine.analyse import PIPELINES
 

@@ -14,9 +14,9 @@ from kernelcast.diagnose.kernel_names import MATRIX_KINDS, read_name
 from kernelcast.diagnose.measured import MeasuredCall, Profile
 from kernelcast.diagnose.reasons import Reason, idle, reasons
 from kernelcast.forecast.calls import Call
-from kernelcast.forecast.predict import DEFAULT, Conditions, chosen
+from kernelcast.forecast.conditions import DEFAULT, Conditions, chosen
 from kernelcast.hardware import Gpu
-from kernelcast.shown import Shown
+from kernelcast.results import Shown
 
 _MATRIX_OPS = ("gemm", "bmm", "attention", "attention_backward", "masked_attention", "masked_attention_backward",
                "conv2d", "conv2d_dgrad", "conv2d_wgrad", "moe_gemm", "grouped_mm", "mla")  # fmt: skip

@@ -12,7 +12,7 @@ import numpy as np
 from kernelcast.diagnose.kernel_names import KernelName, read_name
 from kernelcast.diagnose.measured import MeasuredKernel
 from kernelcast.hardware import Gpu
-from kernelcast.machine.schedule import ctas_per_sm
+from kernelcast.machine.limits import ctas_per_sm
 from kernelcast.ops.work import Work
 
 

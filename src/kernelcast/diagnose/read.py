@@ -14,9 +14,9 @@ from kernelcast.diagnose.read_profile import gpu_name, profile_of
 from kernelcast.diagnose.read_table import read_table
 from kernelcast.errors import KernelcastError
 from kernelcast.files import ENDINGS
-from kernelcast.forecast.call import columns_of
-from kernelcast.forecast.call_table import BadRows
-from kernelcast.forecast.impossible import add_too_fast
+from kernelcast.forecast.calls import columns_of
+from kernelcast.forecast.predict_table import add_too_fast
+from kernelcast.forecast.table import BadRows
 from kernelcast.hardware import Gpu, gpu
 
 TRACES = (".json", ".gz")

@@ -14,10 +14,8 @@ from kernelcast.diagnose.chrome_events import short_name
 from kernelcast.diagnose.measured import MeasuredCall, MeasuredKernel, Profile, sizes_in
 from kernelcast.errors import KernelcastError
 from kernelcast.files import open_table
-from kernelcast.forecast.call import ROTATIONS
-from kernelcast.forecast.call_table import BadRows
-from kernelcast.forecast.calls import Call, Launch
-from kernelcast.forecast.cells import plain
+from kernelcast.forecast.calls import ROTATIONS, Call, Launch
+from kernelcast.forecast.table import BadRows, plain
 from kernelcast.ops import REGISTRY, parameters_of
 
 TIMES = ("measured_us", "latency_us")

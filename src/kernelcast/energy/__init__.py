@@ -1,8 +1,7 @@
 """Joules: what calls draw, by the work of each pipeline; and what a power limit costs in time."""
 
 from kernelcast.energy.activity import Activity, activity
-from kernelcast.energy.model import PowerModel, power_model
-from kernelcast.energy.settled import OperatingPoint, held_longer, run_operating_point, settled
+from kernelcast.energy.model import OperatingPoint, PowerModel, held_longer, power_model, run_operating_point, settled
 
 __all__ = [
     "Activity",

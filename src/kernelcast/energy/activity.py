@@ -14,11 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.errors import KernelcastError
-from kernelcast.forecast.call import Call, columns_of
-from kernelcast.forecast.call_table import BadRows, grouped
-from kernelcast.forecast.generic import by_time
-from kernelcast.forecast.predict import Conditions, by_configuration, chosen
+from kernelcast.forecast.calls import Call, columns_of
+from kernelcast.forecast.conditions import Conditions, chosen
+from kernelcast.forecast.predict import by_configuration
 from kernelcast.forecast.predict_table import rotations_of
+from kernelcast.forecast.predictor import by_time
+from kernelcast.forecast.table import BadRows, grouped
 from kernelcast.hardware import Gpu
 from kernelcast.machine.analyse import PIPELINES, Analysis, analyse
 from kernelcast.ops.work import Array

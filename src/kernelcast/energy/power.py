@@ -20,10 +20,11 @@ from kernelcast.energy import Activity, held_longer, power_model, run_operating_
 from kernelcast.energy.activity import activity, activity_of
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast.calls import Call
-from kernelcast.forecast.predict import Conditions, Prediction
-from kernelcast.forecast.times import Gathered, TimeColumns, Times
+from kernelcast.forecast.conditions import Conditions
+from kernelcast.forecast.predict import Prediction
+from kernelcast.forecast.predict_table import Gathered, TimeColumns, Times
 from kernelcast.hardware import Gpu, root_of
-from kernelcast.interval import Interval
+from kernelcast.results import Interval
 
 WINDOW_S = 0.25  # shorter runs end before a GPU lowers its clock
 _SIXTEEN_BITS = ("bf16", "fp16", "int4", "int8_wo", "mxfp4")  # multiplied in 16 bits

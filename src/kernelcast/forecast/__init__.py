@@ -1,7 +1,7 @@
 """Limits -> efficiency: how close to its bound a kernel runs, with an interval and a ceiling."""
 
 from kernelcast.forecast.calibration import Calibrated, Calibration, load_calibration
-from kernelcast.forecast.choose import PREDICTORS, learned_from, predictor
+from kernelcast.forecast.conditions import PREDICTORS, learned_from, predictor
 from kernelcast.forecast.predictor import Estimate, Predictor, Question
 
 __all__ = [

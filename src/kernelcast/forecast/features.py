@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelcast.forecast.generic import ranked_times, sustained_shares, sustained_start_s, work_times
+from kernelcast.forecast.predictor import ranked_times, sustained_shares, sustained_start_s, work_times
 from kernelcast.hardware import Gpu
 from kernelcast.hardware.paths import TCGEN05, WGMMA
 from kernelcast.machine.analyse import PIPELINES, Analysis, summed

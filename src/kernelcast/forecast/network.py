@@ -16,7 +16,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelcast.machine.lazy import lazy
+from kernelcast.machine.analyse import lazy
 
 Floats = NDArray[np.float32]
 # Products are always of eight rows by 64 columns: a product's rounding depends on the shape that BLAS is given, and a

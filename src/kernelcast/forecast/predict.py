@@ -6,17 +6,16 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, fields, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelcast.errors import KernelcastError, unknown, warn
-from kernelcast.forecast import Calibrated, Calibration, Estimate, Predictor, Question, load_calibration, predictor
+from kernelcast.errors import KernelcastError
+from kernelcast.forecast import Estimate, Predictor, Question
+from kernelcast.forecast.conditions import DEFAULT, Conditions, check_gpu, chosen
 from kernelcast.forecast.evidence import AS_IT_IS, EvidenceMatch, configurations_of, which_of
-from kernelcast.forecast.generic import by_time, work_times
-from kernelcast.forecast.run_scales import UNSCALED, Scale, host_key
+from kernelcast.forecast.predictor import by_time, work_times
 from kernelcast.hardware import Gpu, gpu, origin_of, root_of
 from kernelcast.machine.analyse import PIPELINES, Analysis, analyse, summed
 from kernelcast.machine.limits import Rotation
@@ -24,87 +23,11 @@ from kernelcast.ops.base import Calls, Kernel, columns_of, parameters_of
 from kernelcast.ops.dtypes import runs
 from kernelcast.ops.kernel_selection import SelectedKernel, selected_kernel
 from kernelcast.ops.work import Array, Number
-from kernelcast.shown import Shown
+from kernelcast.results import Shown
 
 CHUNK_CALLS = 2048  # keeps the arrays of one chunk near the CPU's cache
 SMALL_CALLS = 256  # are answered at once, without a thread
 THREADS = 2
-
-
-@dataclass(frozen=True)
-class Conditions:
-    """What holds around a call.
-
-    ``rotation``: how many sets of this call's weights pass between two uses of one; infinity (the default) is a
-    model with many layers, 1 the same call again and again with whatever L2 kept. ``input_rotation``: the same of its
-    activations, which the kernel before has just made (1) unless a benchmark takes others each time. ``without`` leaves
-    limits out, which only physics can answer. ``predictor``: learned, generic, or a baseline. ``calibration``:
-    measurements of the GPU that is asked about, as a file of `kernelcast calibrate` or loaded.
-    """
-
-    rotation: float = np.inf
-    input_rotation: float = 1.0
-    without: tuple[str, ...] = ()
-    predictor: str | Predictor = "learned"
-    calibration: Calibration | Path | str | None = None
-
-    @property
-    def rotations(self) -> Rotation:
-        return Rotation(self.rotation, self.input_rotation)
-
-    def __post_init__(self) -> None:
-        for name in ("rotation", "input_rotation"):
-            if not getattr(self, name) >= 1:
-                raise KernelcastError(f"{name} must be 1 or more, not {getattr(self, name)!r}")
-        for name in self.without:
-            if name not in PIPELINES:
-                raise unknown("limit", name, PIPELINES)
-        if set(self.without) >= set(PIPELINES):
-            raise KernelcastError("every limit is left out; keep at least one")
-        if self.without and self.predictor == "learned":
-            object.__setattr__(self, "predictor", "generic")
-        base = _base(self)  # refuses an unknown name
-        if self.calibration is None:
-            return
-        if isinstance(self.calibration, str | Path):
-            object.__setattr__(self, "calibration", load_calibration(self.calibration))
-        if self.without:
-            raise KernelcastError("a limit left out asks physics alone, which a calibration does not correct")
-        caveat = calibration_of(self).caveat(base.name)  # type: ignore[union-attr]
-        if caveat:
-            warn(caveat)
-
-
-def _base(conditions: Conditions) -> Predictor:
-    given = conditions.predictor
-    return predictor(given) if isinstance(given, str) else given
-
-
-def calibration_of(conditions: Conditions) -> Calibration | None:
-    """The calibration, which is loaded when the conditions are made."""
-    return conditions.calibration if isinstance(conditions.calibration, Calibration) else None
-
-
-def host_scale(conditions: Conditions, name: str) -> Scale:
-    """What measured runs say of a host, by the name of its file or of its stack."""
-    calibration = calibration_of(conditions)
-    return UNSCALED if calibration is None else calibration.scales.get(host_key(name), UNSCALED)
-
-
-def chosen(conditions: Conditions) -> Predictor:
-    """The predictor, by name or as it is, with the calibration over it."""
-    calibration = calibration_of(conditions)
-    return _base(conditions) if calibration is None else Calibrated(_base(conditions), calibration)
-
-
-def check_gpu(conditions: Conditions, chip: Gpu) -> None:
-    """Refuse a calibration of another GPU before any work."""
-    calibration = calibration_of(conditions)
-    if calibration is not None:
-        calibration.check_gpu(chip.known_as)
-
-
-DEFAULT = Conditions()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from kernelcast.errors import KernelcastError, unknown
 from kernelcast.hardware.paths import PATHS, is_of_another, path_of
-from kernelcast.shown import Shown
+from kernelcast.results import Shown
 
 Rates = Mapping[str, float]
 

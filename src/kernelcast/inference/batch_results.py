@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.errors import KernelcastError
-from kernelcast.forecast.predict import host_scale
-from kernelcast.forecast.times import Gathered, TimeColumns, Times, refusal
+from kernelcast.forecast.conditions import host_scale
+from kernelcast.forecast.predict_table import Gathered, TimeColumns, Times, refusal
 from kernelcast.inference.batch import Ints
 from kernelcast.inference.forward import Deployment
 from kernelcast.inference.memory import cache_bytes, does_not_fit, needed, read_weight_bytes
@@ -18,8 +18,8 @@ from kernelcast.inference.pass_times import PHASES, Alike, Laid, Pass
 from kernelcast.inference.workload import Asked, Workload, images_of, steps_of, summed
 from kernelcast.machine.analyse import PIPELINES
 from kernelcast.ops.work import Array
+from kernelcast.results import MOST, SUPPORT
 from kernelcast.schedule import Memory, Share
-from kernelcast.support import MOST, SUPPORT
 
 _BOUND = (*PIPELINES, "power", "host")
 _LEVELS = tuple(SUPPORT)

@@ -17,18 +17,16 @@ from functools import cached_property
 
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast.calls import Call, Launch
-from kernelcast.forecast.predict import DEFAULT, Conditions
-from kernelcast.forecast.times import Times
+from kernelcast.forecast.conditions import DEFAULT, Conditions
+from kernelcast.forecast.predict_table import Times
 from kernelcast.inference.batch_results import Answers
 from kernelcast.inference.deployment import one_domain
 from kernelcast.inference.forward import Deployment
 from kernelcast.inference.infer import Inference, infer_many
 from kernelcast.inference.memory import DoesNotFit, cache_bytes
 from kernelcast.inference.workload import Speculation, Workload
-from kernelcast.interval import Interval, independent
+from kernelcast.results import Interval, Shown, independent, support_of
 from kernelcast.schedule import EvidenceSummary, KernelTime, Memory, Share, shares
-from kernelcast.shown import Shown
-from kernelcast.support import support_of
 
 _PIECE_BYTES = 2**32  # more than that is sent in several
 

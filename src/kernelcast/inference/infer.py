@@ -19,21 +19,19 @@ from kernelcast.energy import power_model
 from kernelcast.energy.power import Energy, activities, capped, energy_of, total, under_cap
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast.calls import Call
+from kernelcast.forecast.conditions import DEFAULT, Conditions
 from kernelcast.forecast.learned import WEIGHTS, load
-from kernelcast.forecast.predict import DEFAULT, Conditions
-from kernelcast.forecast.times import Gathered, Times
+from kernelcast.forecast.predict_table import Gathered, Times
 from kernelcast.hardware import Gpu
 from kernelcast.inference.batch_results import Answers
 from kernelcast.inference.forward import Deployment
 from kernelcast.inference.memory import largest_batch
 from kernelcast.inference.pass_times import POWER_LIMIT, Pass, drawn
 from kernelcast.inference.workload import Workload
-from kernelcast.interval import Interval
 from kernelcast.ops.moe import SENT
 from kernelcast.ops.work import Array
+from kernelcast.results import Interval, Shown, support_of
 from kernelcast.schedule import EvidenceSummary, Memory, Share, Timeline
-from kernelcast.shown import Shown
-from kernelcast.support import support_of
 
 
 @dataclass(frozen=True)

@@ -19,20 +19,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.energy.power import WINDOW_S, longer_s
+from kernelcast.forecast.calibration import UNSCALED, Scale
 from kernelcast.forecast.calls import Call, Launch
-from kernelcast.forecast.predict import host_scale
-from kernelcast.forecast.run_scales import UNSCALED, Scale
-from kernelcast.forecast.times import Gathered, TimeColumns, Times
+from kernelcast.forecast.conditions import host_scale
+from kernelcast.forecast.predict_table import Gathered, TimeColumns, Times
 from kernelcast.inference.batch import Batch, Batches, Rows
 from kernelcast.inference.forward import Deployment, forward, forward_many
 from kernelcast.inference.workload import Steps, summed
-from kernelcast.interval import Interval
 from kernelcast.machine.analyse import PIPELINES
 from kernelcast.ops.base import kernel_class
 from kernelcast.ops.work import Array
+from kernelcast.results import SUPPORT, Interval
 from kernelcast.schedule import Event, KernelTime, Lane, Timeline
 from kernelcast.stacks import Stack
-from kernelcast.support import SUPPORT
 
 MOST_TOKENS = 256
 SORTS = ("experts", "all")  # beside what

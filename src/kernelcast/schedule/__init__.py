@@ -1,10 +1,7 @@
 """Work laid out in time: kernels on streams, the host that launches them, links and power; and what they add up to."""
 
-from kernelcast.schedule.events import Event, Lane, Timeline
-from kernelcast.schedule.host import Host, host, host_ids
-from kernelcast.schedule.memory import Memory
-from kernelcast.schedule.ran import KernelTime, Share, joined, shares
-from kernelcast.schedule.rests import EvidenceSummary
+from kernelcast.schedule.breakdown import EvidenceSummary, KernelTime, Memory, Share, joined, shares
+from kernelcast.schedule.timeline import Event, Host, Lane, Timeline, host, host_ids
 
 __all__ = [
     "Event",

@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.errors import KernelcastError
-from kernelcast.forecast.predict import DEFAULT, Conditions
+from kernelcast.forecast.conditions import DEFAULT, Conditions
 from kernelcast.inference.workload import Speculation
+from kernelcast.results import Shown
 from kernelcast.schedule import EvidenceSummary
 from kernelcast.serving.engine import Engine
 from kernelcast.serving.load import Load
@@ -21,7 +22,6 @@ from kernelcast.serving.metrics import Goals, Notes, Served, metrics
 from kernelcast.serving.scheduler import Rank, Request
 from kernelcast.serving.service import Pool, Service
 from kernelcast.serving.step_times import Tables, host_s, tables_for
-from kernelcast.shown import Shown
 
 _MATCH, _APART = (
     0.5,

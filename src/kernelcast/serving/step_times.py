@@ -23,17 +23,17 @@ import numpy as np
 
 from kernelcast.energy.power import throttled_s
 from kernelcast.forecast.calls import Launch
-from kernelcast.forecast.predict import DEFAULT, Conditions, host_scale
-from kernelcast.forecast.times import Times
+from kernelcast.forecast.conditions import DEFAULT, Conditions, host_scale
+from kernelcast.forecast.predict_table import Times
 from kernelcast.hardware import Gpu
 from kernelcast.inference.batch import Batch
 from kernelcast.inference.disaggregated import port_bytes, send, sent, transfer_fabric
 from kernelcast.inference.forward import Deployment, forward
 from kernelcast.inference.pass_times import HOST_RANGE, PASS_SPREAD, visible_shares
 from kernelcast.inference.workload import Speculation
-from kernelcast.interval import Interval
 from kernelcast.models.layers import SelfAttention
 from kernelcast.ops.work import Array
+from kernelcast.results import Interval
 from kernelcast.schedule import EvidenceSummary, KernelTime, joined
 from kernelcast.serving.load import Load
 from kernelcast.serving.service import Pool, Service, without_terms

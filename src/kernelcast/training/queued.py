@@ -11,11 +11,11 @@ import numpy as np
 
 from kernelcast.energy.power import throttled_s
 from kernelcast.forecast.calls import Launch
-from kernelcast.forecast.predict import Conditions, host_scale
-from kernelcast.forecast.times import Times
+from kernelcast.forecast.conditions import Conditions, host_scale
+from kernelcast.forecast.predict_table import Times
 from kernelcast.hardware import Gpu
-from kernelcast.interval import NOTHING, Interval
 from kernelcast.ops.work import Array
+from kernelcast.results import NOTHING, Interval
 from kernelcast.schedule import Host, KernelTime, host
 from kernelcast.tracing.aten import Costed, Settings, cost
 from kernelcast.tracing.traced import PHASES, Op, Trace

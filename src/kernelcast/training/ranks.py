@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from kernelcast.forecast.calls import Launch
-from kernelcast.forecast.times import Times
+from kernelcast.forecast.predict_table import Times
 from kernelcast.hardware import Gpu
 from kernelcast.ops.work import Array
 from kernelcast.schedule import Host, Memory

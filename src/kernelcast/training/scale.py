@@ -7,11 +7,10 @@ from dataclasses import replace
 import numpy as np
 
 from kernelcast.errors import KernelcastError
-from kernelcast.forecast.predict import Conditions
-from kernelcast.forecast.times import Times
+from kernelcast.forecast.conditions import Conditions
+from kernelcast.forecast.predict_table import Times
 from kernelcast.hardware import Gpu
-from kernelcast.schedule.host import Host
-from kernelcast.schedule.streams import INTERFERENCE, Job, simulate
+from kernelcast.schedule.timeline import INTERFERENCE, Host, Job, simulate
 from kernelcast.tracing.traced import Trace
 from kernelcast.training import pipeline
 from kernelcast.training.depth import sent_bytes

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from kernelcast.energy.power import total
-from kernelcast.interval import Interval
+from kernelcast.results import Interval
 from kernelcast.schedule import Event, Lane, Memory, Timeline
-from kernelcast.schedule.streams import Run
+from kernelcast.schedule.timeline import Run
 from kernelcast.tracing.traced import Trace
 from kernelcast.training.layout import TrainingLayout
 from kernelcast.training.pipeline import Timetable

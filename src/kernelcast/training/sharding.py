@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from kernelcast.schedule.streams import Job
+from kernelcast.schedule.timeline import Job
 from kernelcast.tracing.traced import Gradient
 from kernelcast.training.layout import TrainingLayout
 from kernelcast.training.queued import Queue

@@ -12,16 +12,14 @@ import numpy as np
 from kernelcast.energy.power import Energy, energy_of, total
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast.calls import Call
-from kernelcast.forecast.predict import Conditions
-from kernelcast.forecast.times import Times
+from kernelcast.forecast.conditions import Conditions
+from kernelcast.forecast.predict_table import Times
 from kernelcast.hardware import Gpu
 from kernelcast.hardware import gpu as named_gpu
-from kernelcast.interval import Interval
 from kernelcast.ops.work import Array
+from kernelcast.results import Interval, Shown, support_of
 from kernelcast.schedule import Event, EvidenceSummary, Host, Lane, Memory, Share, Timeline, joined, shares
-from kernelcast.schedule.streams import stream_ends
-from kernelcast.shown import Shown
-from kernelcast.support import support_of
+from kernelcast.schedule.timeline import stream_ends
 from kernelcast.tracing.aten import Settings
 from kernelcast.tracing.aten.flops import op_flops
 from kernelcast.tracing.fusion import FUSED

@@ -14,12 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.errors import KernelcastError
+from kernelcast.forecast.conditions import DEFAULT, Conditions
 from kernelcast.forecast.learned import Learned
-from kernelcast.forecast.predict import DEFAULT, Conditions, predict_calls
+from kernelcast.forecast.predict import predict_calls
 from kernelcast.hardware import Gpu
 from kernelcast.ops.base import Calls
 from kernelcast.ops.moe_gemm import MoeGemm
-from kernelcast.support import SUPPORT
+from kernelcast.results import SUPPORT
 from kernelcast.tune.configs import DEFAULTS, Config, MoeProblem, Problem, fits, space
 from kernelcast.tune.refine import refined
 

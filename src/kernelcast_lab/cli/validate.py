@@ -16,7 +16,7 @@ from kernelcast.app.cli.options import Json
 from kernelcast.app.cli.progress import progress_bar
 from kernelcast.app.report.text import plain_table, show
 from kernelcast.errors import KernelcastError
-from kernelcast.forecast.predict import Conditions
+from kernelcast.forecast.conditions import Conditions
 
 
 def register(app: typer.Typer) -> None:

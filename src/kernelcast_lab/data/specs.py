@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from kernelcast.collect.measured.measurements import Measurements, merged
 from kernelcast.collect.measured.query import Columns
-from kernelcast.forecast.predict import Conditions
+from kernelcast.forecast.conditions import Conditions
 from kernelcast.forecast.predict_table import predict_columns
 from kernelcast.hardware import Gpu, gpu
 from kernelcast.ops.dtypes import dtype as format_of

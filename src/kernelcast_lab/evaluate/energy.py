@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any
 
 from kernelcast.errors import KernelcastError
-from kernelcast.forecast.times import Times
+from kernelcast.forecast.predict_table import Times
 from kernelcast.hardware import gpu
 from kernelcast.training.step import STEP, Step, run_step
 from kernelcast_lab.evaluate.traced import traced_case

@@ -21,7 +21,7 @@ from kernelcast.collect.measured.errors import Errors
 from kernelcast.collect.measured.folds import TEST_FOLD, shape_fold
 from kernelcast.collect.measured.schema import columns_of
 from kernelcast.errors import KernelcastError, refuse_unknown
-from kernelcast.forecast.predict import Conditions
+from kernelcast.forecast.conditions import Conditions
 from kernelcast.forecast.predict_table import predict_columns
 from kernelcast.hardware import gpu as find_gpu
 from kernelcast_lab.evaluate.report import markdown, saved_plot

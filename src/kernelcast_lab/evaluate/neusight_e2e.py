@@ -17,9 +17,9 @@ from typing import Any
 from kernelcast.collect.measured.errors import Errors
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast import Predictor
+from kernelcast.forecast.conditions import DEFAULT
 from kernelcast.forecast.learned import WEIGHTS, Learned, load
-from kernelcast.forecast.predict import DEFAULT
-from kernelcast.forecast.times import Times
+from kernelcast.forecast.predict_table import Times
 from kernelcast.hardware import gpu
 from kernelcast.tracing.fusion import fuse
 from kernelcast.training.layout import TrainingLayout

@@ -17,13 +17,12 @@ import torch
 from numpy.typing import NDArray
 
 from kernelcast.errors import KernelcastError, refuse_unknown
+from kernelcast.forecast.conditions import Conditions
 from kernelcast.forecast.evidence import EvidenceMatch
 from kernelcast.forecast.features import KEEP
-from kernelcast.forecast.generic import Generic, by_time
 from kernelcast.forecast.learned import FamilyWeights, Learned
-from kernelcast.forecast.predict import Conditions
 from kernelcast.forecast.predict_table import predict_columns
-from kernelcast.forecast.predictor import Estimate, Predictor, Question
+from kernelcast.forecast.predictor import Estimate, Generic, Predictor, Question, by_time
 from kernelcast.hardware import Gpu
 from kernelcast.machine.analyse import Score as Ranking
 from kernelcast.ops.base import Configuration, Kernel

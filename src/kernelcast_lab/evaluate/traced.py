@@ -16,8 +16,8 @@ import torch
 
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast import Predictor
-from kernelcast.forecast.predict import Conditions
-from kernelcast.forecast.times import Times
+from kernelcast.forecast.conditions import Conditions
+from kernelcast.forecast.predict_table import Times
 from kernelcast.hardware import gpu
 from kernelcast.tracing import trace
 from kernelcast.tracing.traced import Trace

@@ -28,8 +28,8 @@ from kernelcast.collect.measured.errors import Errors
 from kernelcast.collect.measured.folds import TEST_FOLD, shape_fold
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast import Predictor
+from kernelcast.forecast.conditions import Conditions
 from kernelcast.forecast.learned import FamilyWeights, Learned, load
-from kernelcast.forecast.predict import Conditions
 from kernelcast.forecast.predict_table import predict_columns
 from kernelcast.hardware import Gpu, gpu_ids
 from kernelcast.hardware import gpu as find_gpu

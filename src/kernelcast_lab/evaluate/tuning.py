@@ -16,7 +16,7 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from kernelcast.errors import KernelcastError
-from kernelcast.forecast.predict import DEFAULT, Conditions
+from kernelcast.forecast.conditions import DEFAULT, Conditions
 from kernelcast.hardware import gpu
 from kernelcast.tune.configs import Config, GemmProblem, MoeProblem, Problem, swift_default, vllm_default
 from kernelcast.tune.tune import TOP, predicted, tune

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from kernelcast.collect.measured.folds import AT_LEAST
 from kernelcast.errors import KernelcastError
-from kernelcast.forecast.call_table import BadRows, grouped
 from kernelcast.forecast.evidence import configurations_of
 from kernelcast.forecast.features import aligned
 from kernelcast.forecast.learned import Learned
@@ -22,6 +21,7 @@ from kernelcast.forecast.predict import ask
 from kernelcast.forecast.predict_table import rotations_of
 from kernelcast.forecast.predictor import Predictor, Question
 from kernelcast.forecast.prior import sharers
+from kernelcast.forecast.table import BadRows, grouped
 
 Columns = Mapping[str, NDArray[Any]]
 _CHUNK_CALLS = 8192

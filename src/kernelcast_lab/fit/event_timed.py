@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelcast.forecast.generic import sustained_start_s
+from kernelcast.forecast.predictor import sustained_start_s
 from kernelcast.hardware import gpu
 
 EAGER = "torch_eager"  # times with launch overhead: never to be taken for those of an unknown stack

@@ -20,12 +20,12 @@ from kernelcast.collect.measured.folds import AT_LEAST, TEST_FOLD, shape_fold
 from kernelcast.collect.measured.measurements import merged
 from kernelcast.collect.measured.store import AGAIN
 from kernelcast.errors import KernelcastError
-from kernelcast.forecast.call_table import BadRows, grouped
 from kernelcast.forecast.evidence import FIXED, Entry, Evidence, EvidenceMatch, Step, configurations_of
 from kernelcast.forecast.learned import FamilyWeights, Learned
 from kernelcast.forecast.network import Layers
 from kernelcast.forecast.predict import ask
 from kernelcast.forecast.predict_table import rotations_of
+from kernelcast.forecast.table import BadRows, grouped
 from kernelcast.hardware import Gpu
 from kernelcast.machine.limits import Rotation
 from kernelcast.ops import REGISTRY

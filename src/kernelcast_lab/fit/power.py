@@ -23,7 +23,7 @@ from kernelcast.energy import Activity, activity, settled
 from kernelcast.energy.model import Coefficients, made, rates
 from kernelcast.errors import KernelcastError
 from kernelcast.files import text
-from kernelcast.forecast.predict import DEFAULT
+from kernelcast.forecast.conditions import DEFAULT
 from kernelcast.forecast.predict_table import predict_columns
 from kernelcast.hardware import Gpu, gpu
 from kernelcast.machine.analyse import PIPELINES

@@ -17,7 +17,7 @@ from kernelcast.collect.measured.errors import Errors
 from kernelcast.collect.measured.folds import TEST_FOLD, shape_fold
 from kernelcast.collect.measured.store import AGAIN, read_canonical
 from kernelcast.errors import KernelcastError
-from kernelcast.forecast.predict import Conditions
+from kernelcast.forecast.conditions import Conditions
 from kernelcast.forecast.predict_table import predict_columns
 
 

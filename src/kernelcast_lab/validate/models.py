@@ -15,11 +15,11 @@ from statistics import fmean
 from typing import Any
 
 from kernelcast.errors import KernelcastError
-from kernelcast.forecast.predict import Conditions
-from kernelcast.forecast.times import Times
+from kernelcast.forecast.conditions import Conditions
+from kernelcast.forecast.predict_table import Times
 from kernelcast.hardware import gpu
 from kernelcast.schedule import Host
-from kernelcast.schedule.host import host as find_host
+from kernelcast.schedule.timeline import host as find_host
 from kernelcast.training.step import LAUNCH_BOUND, Step, run_step
 from kernelcast_lab.validate.cases import Case
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from kernelcast.collect.calibrate.run_files import Input
     from kernelcast.collect.calibrate.with_runs import RunsSeen
     from kernelcast.forecast import Calibration
-    from kernelcast.forecast.call_table import BadRows
-    from kernelcast.forecast.predict import Conditions
+    from kernelcast.forecast.conditions import Conditions
+    from kernelcast.forecast.table import BadRows
     from kernelcast.hardware import Gpu
 
 # Measurements in small, so that the example runs as it stands.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kernelcast.app.questions.service import ServiceChoice
     from kernelcast.collect.calibrate.run_files import Input, Record
     from kernelcast.collect.calibrate.runs import Run
-    from kernelcast.forecast.predict import Conditions
+    from kernelcast.forecast.conditions import Conditions
     from kernelcast.serving.metrics import Bench
 
 

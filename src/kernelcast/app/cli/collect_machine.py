@@ -85,7 +85,7 @@ def _measure_link(out: Path, gpu: str | None, as_json: bool) -> None:
 def _measure_host(out: Path, gpu: str | None, as_json: bool) -> None:
     from kernelcast.collect.device import identified
     from kernelcast.collect.host import measured_host, write_host
-    from kernelcast.schedule.host import COSTS
+    from kernelcast.schedule.timeline import COSTS
 
     with progress_bar() as start:
         told = start("small models")

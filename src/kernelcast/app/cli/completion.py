@@ -100,7 +100,7 @@ def _fabrics() -> Iterable[str]:
 
 
 def _hosts() -> Iterable[str]:
-    from kernelcast.schedule.host import host_ids
+    from kernelcast.schedule.timeline import host_ids
 
     return host_ids()
 

@@ -16,9 +16,9 @@ from kernelcast.app.questions.shared import chosen_conditions, chosen_gpu
 from kernelcast.app.report import json as as_json
 from kernelcast.errors import KernelcastError
 from kernelcast.files import TableFile, check_target, open_table
-from kernelcast.forecast.call import ROTATIONS
-from kernelcast.forecast.call_table import BadRows
+from kernelcast.forecast.calls import ROTATIONS
 from kernelcast.forecast.predict_table import predict_columns
+from kernelcast.forecast.table import BadRows
 from kernelcast.hardware import Gpu
 
 PREVIEW_ROWS = 20

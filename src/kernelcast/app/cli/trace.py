@@ -29,7 +29,7 @@ from kernelcast.app.questions.shared import chosen_conditions, chosen_gpu
 from kernelcast.errors import KernelcastError
 
 if TYPE_CHECKING:
-    from kernelcast.forecast.predict import Conditions
+    from kernelcast.forecast.conditions import Conditions
     from kernelcast.hardware import Gpu
     from kernelcast.tracing.build import Asked
     from kernelcast.tracing.traced import Trace

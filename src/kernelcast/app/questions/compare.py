@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from kernelcast.app.questions.shared import CalibrationFile, ModelName, PredictorName, WeightsFolder, chosen_conditions
 from kernelcast.app.questions.words import flag, flag_of, flags_under
 from kernelcast.errors import KernelcastError
-from kernelcast.forecast.predict import Conditions
+from kernelcast.forecast.conditions import Conditions
 
 if TYPE_CHECKING:
     from kernelcast.search.compare.compare import Comparison

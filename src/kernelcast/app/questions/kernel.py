@@ -22,7 +22,8 @@ from kernelcast.app.questions.shared import (
 )
 from kernelcast.app.questions.words import flag
 from kernelcast.energy.power import lasting
-from kernelcast.forecast.predict import Conditions, Prediction, predict
+from kernelcast.forecast.conditions import Conditions
+from kernelcast.forecast.predict import Prediction, predict
 from kernelcast.hardware import Gpu
 from kernelcast.ops import kernel
 

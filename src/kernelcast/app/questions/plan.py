@@ -20,7 +20,7 @@ from kernelcast.app.questions.words import flag_of, flags_under
 from kernelcast.errors import KernelcastError, unknown
 
 if TYPE_CHECKING:
-    from kernelcast.forecast.predict import Conditions
+    from kernelcast.forecast.conditions import Conditions
     from kernelcast.hardware import Gpu
     from kernelcast.hardware.prices import Price
     from kernelcast.search.plan.goals import Goal

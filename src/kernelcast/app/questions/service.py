@@ -25,7 +25,7 @@ from kernelcast.app.questions.words import flags_under
 from kernelcast.errors import KernelcastError
 
 if TYPE_CHECKING:
-    from kernelcast.forecast.predict import Conditions
+    from kernelcast.forecast.conditions import Conditions
     from kernelcast.inference.deployment import Deployment
     from kernelcast.inference.workload import Speculation
     from kernelcast.models.architecture import Architecture

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from kernelcast.app.questions.words import flag
 from kernelcast.errors import KernelcastError, unknown
 from kernelcast.forecast import PREDICTORS, Calibration, learned_from
-from kernelcast.forecast.predict import Conditions
+from kernelcast.forecast.conditions import Conditions
 from kernelcast.hardware import Gpu, changed, gpu
 from kernelcast.machine.analyse import PIPELINES
 

@@ -12,13 +12,12 @@ from kernelcast.app.report.text import WIDTH, console, cut, dense_table, plain_t
 from kernelcast.app.report.units import bar, digits, time_text
 from kernelcast.hardware import Gpu
 from kernelcast.hardware.prices import Price
-from kernelcast.interval import Interval
+from kernelcast.results import SUPPORT, Interval
 from kernelcast.search.compare.asked import Asked
 from kernelcast.search.compare.compare import Comparison, Row
 from kernelcast.search.compare.sensitivity import MERIT, Gain
 from kernelcast.search.compare.served import Served
 from kernelcast.search.plan.goals import Goal
-from kernelcast.support import SUPPORT
 
 Gains = Sequence[tuple[Served, tuple[Gain, ...]]]
 NAME_WIDTH = 19

@@ -13,8 +13,8 @@ from kernelcast.app.report.picture import picture
 from kernelcast.app.report.text import cut, dense_table, show
 from kernelcast.app.report.trace import built_lines
 from kernelcast.app.report.units import binary_bytes_text, digits, time_text
+from kernelcast.results import SUPPORT
 from kernelcast.search.compare.training import TrainingComparison, TrainingRow
-from kernelcast.support import SUPPORT
 
 
 def whole_text(found: TrainingComparison) -> str:

@@ -13,7 +13,7 @@ from kernelcast.app.report.text import cut, dense_table, show, support_text, tit
 from kernelcast.app.report.units import digits, percent, time_text
 from kernelcast.diagnose.diagnose import Diagnosis, Row
 from kernelcast.diagnose.reasons import Reason
-from kernelcast.support import support_of
+from kernelcast.results import support_of
 
 CALL_CHARS = 28
 NAME_CHARS = 40

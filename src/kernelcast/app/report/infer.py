@@ -12,7 +12,7 @@ from kernelcast.app.report.run import breakdown_fields, breakdown_table, interva
 from kernelcast.app.report.text import energy_line, evidence_lines, show, support_text, title
 from kernelcast.app.report.units import binary_bytes_text, digits, percent, time_text
 from kernelcast.inference.infer import Inference, faster_kernels
-from kernelcast.interval import Interval
+from kernelcast.results import Interval
 
 
 def fields(found: Inference) -> dict[str, Any]:

@@ -10,11 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kernelcast.energy.power import Energy
+from kernelcast.forecast.conditions import Conditions
 from kernelcast.forecast.evidence import Entry
-from kernelcast.forecast.predict import Conditions, Prediction
+from kernelcast.forecast.predict import Prediction
 from kernelcast.hardware import Gpu
-from kernelcast.interval import Interval
 from kernelcast.ops import Kernel, kernel_class, parameters_of
+from kernelcast.results import Interval
 
 
 def to_json(value: Any) -> str:

@@ -10,7 +10,7 @@ from kernelcast.app.report.text import evidence_lines, plain_table, show, suppor
 from kernelcast.app.report.units import binary_bytes_text, bytes_text, digits, joules_text, percent, time_text
 from kernelcast.inference.disaggregated import HANDOVER, Disaggregated, Workers
 from kernelcast.inference.infer import Faster, faster_kernels
-from kernelcast.interval import Interval
+from kernelcast.results import Interval
 from kernelcast.schedule import Memory
 
 _LIMITS = {"prefill": "the prefill workers", "decode": "the decode workers", HANDOVER: "the ports between the pools"}

@@ -13,10 +13,10 @@ from kernelcast.app.report.run import times_table
 from kernelcast.app.report.text import evidence_lines, show, support_text, title
 from kernelcast.app.report.units import digits, percent, time_text
 from kernelcast.files import complete, quoted
+from kernelcast.results import SUPPORT, support_of
 from kernelcast.schedule import Event, Lane, Timeline
 from kernelcast.serving.service import Pool, Service
 from kernelcast.serving.simulate import Simulation
-from kernelcast.support import SUPPORT, support_of
 
 _LATENCIES = {"ttft": "time to first token", "tpot": "time per output token", "itl": "between tokens",
               "e2el": "end to end"}  # fmt: skip

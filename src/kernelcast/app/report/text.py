@@ -28,14 +28,14 @@ from kernelcast.app.report.units import (
     value_text,
 )
 from kernelcast.energy.power import Energy
-from kernelcast.forecast.cells import plain
+from kernelcast.forecast.conditions import DEFAULT, Conditions
 from kernelcast.forecast.evidence import EvidenceMatch
-from kernelcast.forecast.predict import DEFAULT, Conditions, LaunchedKernel, Prediction
+from kernelcast.forecast.predict import LaunchedKernel, Prediction
+from kernelcast.forecast.table import plain
 from kernelcast.hardware import Gpu
-from kernelcast.interval import Interval
 from kernelcast.ops import REGISTRY, parameters_of
+from kernelcast.results import SUPPORT, Interval
 from kernelcast.schedule import EvidenceSummary
-from kernelcast.support import SUPPORT
 
 WIDTH = 100
 COMMAND = "command"  # style of a line to copy; a terminal shows it plainly

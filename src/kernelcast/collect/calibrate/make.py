@@ -13,10 +13,10 @@ from kernelcast.collect.calibrate.measured import Columns, Errors, errors, one_g
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast import Calibration, Predictor
 from kernelcast.forecast.calibration import FamilyCalibration
-from kernelcast.forecast.call_table import BadRows
+from kernelcast.forecast.conditions import DEFAULT, Conditions, chosen
 from kernelcast.forecast.learned import Learned, load
-from kernelcast.forecast.predict import DEFAULT, Conditions, chosen
 from kernelcast.forecast.prior import Prior, plain_prior
+from kernelcast.forecast.table import BadRows
 from kernelcast.hardware import Gpu, gpu
 
 LEAST_ROWS = 10

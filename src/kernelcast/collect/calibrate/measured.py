@@ -14,12 +14,12 @@ from kernelcast.errors import KernelcastError
 from kernelcast.files import open_table
 from kernelcast.forecast import Predictor, Question
 from kernelcast.forecast.calibration import LEAST_WIDTH, REACH, words_of
-from kernelcast.forecast.call_table import BadRows, Rows, grouped
+from kernelcast.forecast.conditions import Conditions
 from kernelcast.forecast.features import GPU_FEATURES, KEEP, aligned
-from kernelcast.forecast.impossible import add_too_fast
-from kernelcast.forecast.predict import CHUNK_CALLS, Conditions, ask, by_configuration
-from kernelcast.forecast.predict_table import rotations_of
+from kernelcast.forecast.predict import CHUNK_CALLS, ask, by_configuration
+from kernelcast.forecast.predict_table import add_too_fast, rotations_of
 from kernelcast.forecast.prior import Placed, Prior, sharers
+from kernelcast.forecast.table import BadRows, Rows, grouped
 from kernelcast.hardware import Gpu, gpu
 from kernelcast.machine.limits import Rotation
 from kernelcast.ops.base import Calls, Kernel

@@ -11,16 +11,14 @@ from numpy.typing import NDArray
 from kernelcast.collect.calibrate.measured import questions
 from kernelcast.collect.calibrate.scales import Pieces, Seen
 from kernelcast.energy.power import throttled_s
-from kernelcast.forecast.call import columns_of
-from kernelcast.forecast.call_table import BadRows, grouped
-from kernelcast.forecast.calls import Call
-from kernelcast.forecast.predict import chosen
-from kernelcast.forecast.predict_table import rotations_of
-from kernelcast.forecast.run_scales import host_key, scale_keys
-from kernelcast.forecast.times import Times
+from kernelcast.forecast.calibration import host_key, scale_keys
+from kernelcast.forecast.calls import Call, columns_of
+from kernelcast.forecast.conditions import chosen
+from kernelcast.forecast.predict_table import Times, rotations_of
+from kernelcast.forecast.table import BadRows, grouped
 from kernelcast.inference.infer import Inference
 from kernelcast.inference.pass_times import PASS_SPREAD, Pass
-from kernelcast.interval import NOTHING, Interval
+from kernelcast.results import NOTHING, Interval
 from kernelcast.training.step import STEP_SPREAD, Step
 
 Doubles = NDArray[np.float64]

@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelcast.forecast.run_scales import Scale
+from kernelcast.forecast.calibration import Scale
 
 Doubles = NDArray[np.float64]
 _STEPS, _HALVES = 50, 30

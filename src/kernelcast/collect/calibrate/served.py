@@ -10,12 +10,12 @@ import numpy as np
 from kernelcast.collect.calibrate.runs import PASS_NOISE, Kinds, Run, sd_of
 from kernelcast.collect.calibrate.scales import Seen, Slopes
 from kernelcast.errors import KernelcastError
+from kernelcast.forecast.calibration import host_key
 from kernelcast.forecast.calls import Call
-from kernelcast.forecast.predict import Conditions
-from kernelcast.forecast.run_scales import host_key
-from kernelcast.forecast.times import CallTime, Times
+from kernelcast.forecast.conditions import Conditions
+from kernelcast.forecast.predict_table import CallTime, Times
 from kernelcast.inference.pass_times import HOST_RANGE
-from kernelcast.interval import Interval
+from kernelcast.results import Interval
 from kernelcast.serving.calibrate import least_spread
 from kernelcast.serving.metrics import Bench, Served, metrics
 from kernelcast.serving.service import Pool, Service

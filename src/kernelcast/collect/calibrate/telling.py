@@ -16,7 +16,7 @@ from kernelcast.collect.calibrate.measured import Columns, Errors, asked
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast import Calibration
 from kernelcast.forecast.calibration import FamilyCalibration
-from kernelcast.forecast.predict import DEFAULT, Conditions, chosen
+from kernelcast.forecast.conditions import DEFAULT, Conditions, chosen
 from kernelcast.forecast.prior import Doubles, Placed, Prior, Setting
 from kernelcast.hardware import Gpu
 

@@ -10,8 +10,8 @@ from kernelcast.collect.calibrate.runs import Run, prior_sds
 from kernelcast.collect.calibrate.scales import left_out, scales_of, solve
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast import Calibration
+from kernelcast.forecast.conditions import Conditions, chosen
 from kernelcast.forecast.learned import WEIGHTS
-from kernelcast.forecast.predict import Conditions, chosen
 from kernelcast.hardware import Gpu
 
 LEAST_RUNS = 3  # from which each is scored by the others

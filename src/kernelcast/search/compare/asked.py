@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kernelcast.errors import KernelcastError, unknown
-from kernelcast.forecast.predict import DEFAULT, Conditions
+from kernelcast.forecast.conditions import DEFAULT, Conditions
 from kernelcast.hardware import Gpu, changed, gpu, gpu_ids
 from kernelcast.hardware.prices import Price
 from kernelcast.models.architecture import Architecture

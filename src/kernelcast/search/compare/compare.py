@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu
+from kernelcast.results import Shown
 from kernelcast.search.compare.asked import Asked
 from kernelcast.search.compare.candidates import Candidate, Unfit, between, candidates
 from kernelcast.search.compare.served import Served, forecast
-from kernelcast.shown import Shown
 
 _REFINED = 2  # layouts of a GPU whose batches are looked at more finely
 

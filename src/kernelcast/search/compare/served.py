@@ -13,12 +13,11 @@ from kernelcast.inference.forward import Deployment
 from kernelcast.inference.infer import Inference, infer_many, learn_activities
 from kernelcast.inference.memory import memory
 from kernelcast.inference.workload import Workload
-from kernelcast.interval import NOTHING, Interval
+from kernelcast.results import NOTHING, Interval, support_of
 from kernelcast.schedule import Memory, Share
 from kernelcast.search.compare.asked import Asked
 from kernelcast.search.compare.candidates import Candidate
 from kernelcast.search.plan.goals import Goal
-from kernelcast.support import support_of
 
 
 @dataclass(frozen=True, eq=False)

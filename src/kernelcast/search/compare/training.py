@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kernelcast.errors import KernelcastError, unknown
-from kernelcast.forecast.predict import Conditions
-from kernelcast.forecast.times import Times
+from kernelcast.forecast.conditions import Conditions
+from kernelcast.forecast.predict_table import Times
 from kernelcast.hardware import Gpu
 from kernelcast.hardware.prices import Price
-from kernelcast.interval import Interval
+from kernelcast.results import Interval, Shown
 from kernelcast.search.compare.asked import BY
 from kernelcast.search.compare.served import joules
-from kernelcast.shown import Shown
 from kernelcast.tracing.traced import Trace
 from kernelcast.training.layout import TrainingLayout
 from kernelcast.training.memory import step_memory

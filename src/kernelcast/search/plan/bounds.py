@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kernelcast.forecast.calls import Launch
-from kernelcast.forecast.times import Times
+from kernelcast.forecast.predict_table import Times
 from kernelcast.inference.batch import Batch
 from kernelcast.inference.forward import Deployment, forward
 from kernelcast.inference.memory import cache_bytes, read_weight_bytes

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from kernelcast.errors import KernelcastError
-from kernelcast.forecast.predict import DEFAULT, Conditions
+from kernelcast.forecast.conditions import DEFAULT, Conditions
 from kernelcast.models.architecture import Architecture
+from kernelcast.results import Shown
 from kernelcast.search.plan.beyond import Growth, Most, front, growth, most_held
 from kernelcast.search.plan.bounds import Demand
 from kernelcast.search.plan.goals import Goal
@@ -16,7 +17,6 @@ from kernelcast.search.plan.grid import Grid
 from kernelcast.search.plan.search import Search
 from kernelcast.search.plan.trial import Point, Trial, Trials
 from kernelcast.serving.load import Load
-from kernelcast.shown import Shown
 
 Told = Callable[[int, int, str], None]  # how many engines are looked at, of how many, and a few words
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.errors import KernelcastError
-from kernelcast.forecast.predict import Conditions
+from kernelcast.forecast.conditions import Conditions
 from kernelcast.inference.forward import Deployment
 from kernelcast.inference.infer import infer_columns
 from kernelcast.inference.workload import Workload

@@ -19,8 +19,8 @@ from typing import Any
 from kernelcast._version import __version__
 from kernelcast.errors import KernelcastError
 from kernelcast.files import complete
+from kernelcast.forecast.conditions import Conditions, chosen
 from kernelcast.forecast.learned import WEIGHTS
-from kernelcast.forecast.predict import Conditions, chosen
 from kernelcast.search.sweep.work import Work
 
 FORMAT = 1

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.files import encoded, quoted, text
-from kernelcast.forecast.predict import Conditions
+from kernelcast.forecast.conditions import Conditions
 from kernelcast.search.sweep.answer import Columns, answers
 from kernelcast.search.sweep.columns import COLUMNS
 from kernelcast.search.sweep.file import Sweep

@@ -1,4 +1,4 @@
-"""A forecast quantity with its 80% interval, and the two ways in which several add up."""
+"""What every result has: a value with its 80% forecast interval, the level of support, a rendering for notebooks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import math
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal
 
 _BEFORE = {"time_s": "value", "low_s": "low", "high_s": "high"}  # names of 0.x, for one more release
 
@@ -49,3 +50,34 @@ def independent(intervals: Iterable[Interval]) -> Interval:
     low = math.sqrt(sum((each.value - each.low) ** 2 for each in known))
     high = math.sqrt(sum((each.high - each.value) ** 2 for each in known))
     return Interval(value, value - low, value + high)
+
+
+Support = Literal["seen", "near", "extrapolated"]
+SUPPORT: dict[str, str] = {
+    "seen": "calls of this kind were measured on this GPU",
+    "near": "one step from measured calls: a word, the GPU, or the range",
+    "extrapolated": "farther from measured calls: physics carries most of it",
+}
+MOST = 0.9  # of the time, that a level must reach to be told for the whole
+
+
+def support_of(times: Iterable[tuple[float, str]]) -> str:
+    """The level of support that nine tenths of the time reach; ``times``: seconds and the level of each part."""
+    known = list(times)
+    total, reached = sum(time for time, _ in known), 0.0
+    for level in SUPPORT:
+        reached += sum(time for time, own in known if own == level)
+        if reached >= MOST * total:
+            return level
+    return list(SUPPORT)[-1]
+
+
+class Shown:
+    """A result that a notebook shows as the command line would, as HTML. ``kernelcast.app.report.html`` makes
+    it; results do not import reports, so that it is imported by name when a notebook first asks."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        found: str = import_module("kernelcast.app.report.html").html_of(self)
+        return found

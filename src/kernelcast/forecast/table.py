@@ -1,23 +1,24 @@
-"""Tables of kernel calls, any mix of ops and GPUs: good rows in groups, bad rows named.
+"""Tables of kernel calls, any mix of ops and GPUs: good rows in groups, bad rows with their errors.
 
 Rows are sorted into groups that one vectorised pass can take (same op, GPU and choices). Nothing here loops over
-rows except the turning of words into codes.
+rows except the parsing of text.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import NoneType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.errors import KernelcastError
-from kernelcast.forecast.cells import missing, numbers_in
 from kernelcast.hardware import Gpu, gpu
 from kernelcast.ops.base import Calls, Kernel, Parameter, Ragged, kernel_class, parameters_of
+from kernelcast.ops.work import Number
 
 Rows = NDArray[np.intp]
 
@@ -271,3 +272,93 @@ def _parse_lengths(
             keep[at] = False
             parsed.append([])
     return parsed
+
+
+_NUMBERS = {int, float, NoneType}
+_WORDS_TRUE, _WORDS_FALSE = ("true", "t", "yes", "1", "1.0"), ("false", "f", "no", "0", "0.0")
+
+
+def missing(values: NDArray[Any]) -> NDArray[np.bool_]:
+    if isinstance(values, np.ma.MaskedArray):
+        return np.ma.getmaskarray(values).copy()
+    if values.dtype.kind == "f":
+        return np.isnan(values)
+    if values.dtype.kind != "O":
+        return np.zeros(len(values), dtype=bool)
+    cells = values.tolist()
+    if _NUMBERS.issuperset(map(type, cells)):
+        return np.fromiter([cell is None or cell != cell for cell in cells], dtype=bool, count=len(cells))
+    return np.fromiter(map(_empty, cells), dtype=bool, count=len(cells))
+
+
+def _empty(value: Any) -> bool:
+    """None, NaN or blank text."""
+    if isinstance(value, str):
+        return not value.strip()
+    return value is None or (isinstance(value, float) and value != value)
+
+
+def numbers_in(part: NDArray[Any], empty: NDArray[np.bool_], *, flag: bool) -> NDArray[np.float64]:
+    """Numbers as they are, words as numbers where they are some; NaN where not."""
+    if isinstance(part, np.ma.MaskedArray):
+        part = part.filled(0)
+    if part.dtype.kind in "biuf":
+        return part.astype(np.float64)
+    values = np.full(len(part), np.nan)
+    cells = part[~empty].tolist()
+    if {int, float}.issuperset(map(type, cells)):
+        values[~empty] = cells
+        return values
+    for at in np.flatnonzero(~empty):
+        values[at] = _cell(part[at], flag=flag)
+    return values
+
+
+def _cell(value: Any, *, flag: bool) -> float:
+    if flag and isinstance(value, str):
+        word = value.strip().lower()
+        return 1.0 if word in _WORDS_TRUE else 0.0 if word in _WORDS_FALSE else np.nan
+    if isinstance(value, bool) and not flag:
+        return np.nan
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return np.nan
+
+
+def plain(value: Any) -> Any:
+    """One cell as a plain value: None where it is empty, a whole number as such, a list as a tuple."""
+    value = value.tolist() if isinstance(value, np.generic | np.ndarray) else value
+    if value is np.ma.masked or _empty(value):
+        return None
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return tuple(value) if isinstance(value, list) else value
+
+
+_WORTH = 0.9  # of the calls are different: then finding the others costs more than they do
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, its bits well mixed (Knuth's multiplicative hashing)
+
+
+def different(calls: Calls, beside: Sequence[Number] = ()) -> tuple[Rows | None, Rows]:
+    """One row of each different call (None: of all), and for every call its place among them.
+
+    ``beside``: what else must be the same.
+    """
+    everyone = np.arange(calls.count)
+    if calls.count < 2 or calls.lists:  # batches of lists of lengths are seldom the same
+        return None, everyone
+    given = [*calls.numbers.values(), *(column for column in beside if isinstance(column, np.ndarray))]
+    bits = [np.ascontiguousarray(column, dtype=np.float64).view(np.uint64) for column in given]  # NaN is like NaN
+    varying = [column for column in bits if (column != column[0]).any()]
+    code = np.zeros(calls.count, dtype=np.uint64)
+    for column in varying:
+        code = (code ^ column) * _FACTOR
+        code ^= code >> np.uint64(32)
+    ordered = np.sort(code)  # a tenth of the price of sorting rows
+    if np.count_nonzero(ordered[1:] != ordered[:-1]) + 1 > _WORTH * calls.count:
+        return None, everyone
+    _, first, alike = np.unique(code, return_index=True, return_inverse=True)
+    if any((column != column[first][alike]).any() for column in varying):  # two calls have one code: never seen
+        return None, everyone
+    return first, alike

@@ -1,13 +1,21 @@
-"""Two clocks: kernels that follow one another on the compute stream, and collectives on a stream beside it."""
+"""Kernels on a compute stream with collectives on a stream beside it, the host that launches them, and the timeline of
+events that a person looks at."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import functools
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from kernelcast.errors import KernelcastError
+from kernelcast.forecast.calibration import UNSCALED, Scale
 from kernelcast.ops.work import Array
+from kernelcast.toml_folder import ids_in, read_from
 
 # Share of its speed that a kernel loses while a collective runs beside it. NCCL's channels hold 16 to 32 of about a
 # hundred SMs and some of L2 and DRAM, but only kernels of many waves feel all of that: an assumption, no measurement.
@@ -100,3 +108,90 @@ def simulate(busy_s: Array, launched_s: Array, jobs: Sequence[Job] = (), interfe
     exposed += max(0.0, channel - clock)
     busy = float(busy_s.sum())
     return Run(starts, ends, tuple(queue), job_starts, job_ends, busy, idle, max(0.0, slowed), exposed, clock)
+
+
+_FOLDER = Path(__file__).parents[1] / "stacks" / "hosts"
+
+
+@dataclass(frozen=True)
+class Host:
+    """One file of ``hosts/``, or of `kernelcast collect --host`: seconds of one thread of Python and PyTorch."""
+
+    id: str
+    name: str
+    step_s: float  # a step, whatever it does
+    launch_s: float  # a kernel, with its share of the op that launches it
+    view_s: float  # an op of the forward pass that launches none
+    python_s: float  # a call of a Python function of the program, beside its ops
+    recorded_s: float  # what autograd adds to an op of the forward pass
+    backward_s: float  # an op of the backward pass, beside its kernels
+    backward_view_s: float
+    parameter_s: float  # a tensor of parameters in a training step: its gradient kept, its update listed
+    gap_s: float  # between two kernels of a stream, both launched in time
+    graph_gap_s: float  # between two kernels of a CUDA graph
+    graph_s: float  # to launch a graph
+    faster: float  # share of its time that it may need less, eight times of ten
+    slower: float  # and more
+    sources: tuple[tuple[str, str], ...]
+
+    def scaled(self, scale: Scale) -> Host:
+        """As measured runs found it: its launches so many times as long, and how sure that is."""
+        if scale == UNSCALED:
+            return self
+        costs: dict[str, Any] = {name: getattr(self, name) * scale.factor for name in COSTS}
+        faster, slower = 1 - (1 - self.faster) ** scale.reach, (1 + self.slower) ** scale.reach - 1
+        return replace(self, **costs, faster=faster, slower=slower)
+
+
+COSTS = ("step_s", "launch_s", "view_s", "python_s", "recorded_s", "backward_s", "backward_view_s", "parameter_s")
+
+
+def host_ids() -> list[str]:
+    return ids_in(_FOLDER)
+
+
+@functools.cache
+def host(name: str) -> Host:
+    """The host called ``name``, or that of a file NAME.toml."""
+    if not name.endswith(".toml"):
+        return read_from(_FOLDER, Host, name)
+    path = Path(name)
+    if not path.is_file():
+        raise KernelcastError(f"no file {name}; kernelcast collect --host -o {name} measures one")
+    try:
+        return read_from(path.parent, Host, path.stem)
+    except tomllib.TOMLDecodeError as error:
+        raise KernelcastError(f"{name}: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that runs from ``start_s`` for ``time_s``."""
+
+    name: str
+    start_s: float
+    time_s: float
+    part: str = ""
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def end_s(self) -> float:
+        return self.start_s + self.time_s
+
+
+@dataclass(frozen=True)
+class Lane:
+    """A stream, a link or a thread of the host, of one ``place`` (a GPU, a stage)."""
+
+    place: str
+    name: str
+    events: tuple[Event, ...]
+
+
+@dataclass(frozen=True)
+class Timeline:
+    lanes: tuple[Lane, ...]
+
+    @property
+    def end_s(self) -> float:
+        return max((event.end_s for lane in self.lanes for event in lane.events), default=0.0)
