@@ -11,7 +11,7 @@ from kernelcast.collect.families.convolutions import TABLE
 from kernelcast.collect.shapes import Draw
 from kernelcast.errors import KernelcastError
 from kernelcast.ops import Kernel, kernel
-from kernelcast.ops.conv_sizes import axes_of
+from kernelcast.ops.conv_work import axes_of
 
 SMALL: dict[str, Any] = {"batch": 2, "in_channels": 8, "out_channels": 12, "height": 9, "width": 7, "kernel_h": 3,
                          "kernel_w": 3, "padding": 1, "stride": 2, "dtype": "fp32", "stack": "torch"}  # fmt: skip

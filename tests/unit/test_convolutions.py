@@ -12,8 +12,7 @@ from kernelcast.hardware import gpu
 from kernelcast.ops import kernel
 from kernelcast.ops.base import columns_of
 from kernelcast.ops.conv2d import ALGORITHMS, Conv2d
-from kernelcast.ops.conv_product import STEP_CYCLES
-from kernelcast.ops.conv_sizes import Sizes, axes_of, depthwise_in_pytorch
+from kernelcast.ops.conv_work import STEP_CYCLES, Sizes, axes_of, depthwise_in_pytorch
 from kernelcast.ops.work import Work, Works
 
 H200 = gpu("h200_sxm")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from demand import of, one, whole, works
 
-from kernelcast.ops.indexed import distinct, place_bits
+from kernelcast.ops.scatter import distinct, place_bits
 
 
 def test_distinct_places_of_random_draws() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 import kernelcast as kc
 from kernelcast.ops.base import Kernel, columns_of
-from kernelcast.ops.exchange import row_bytes
+from kernelcast.ops.expert_exchange import row_bytes
 from kernelcast.ops.moe import Moe
 from kernelcast.ops.routing import Routing, busiest, reached
 from kernelcast.ops.work import Array, Work

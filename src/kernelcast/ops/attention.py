@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
 from kernelcast.ops.base import Calls, Configuration, Conflicts, Kernel, choice, conflict, flag, lengths, size
-from kernelcast.ops.flash import flash_works, kv_cache_bytes
-from kernelcast.ops.flash_backends import BACKENDS
+from kernelcast.ops.flash import BACKENDS, flash_works, kv_cache_bytes
 from kernelcast.ops.kernel_selection import stack_backend
 from kernelcast.ops.movement import token_move
 from kernelcast.ops.requests import Heads, Requests, equal_heads, head_conflicts, length_conflicts, length_features

@@ -18,8 +18,7 @@ from kernelcast.hardware import Gpu
 from kernelcast.hardware.paths import TCGEN05, WIDE
 from kernelcast.ops.base import Calls, Configuration, Conflicts, Kernel, choice, flag, size
 from kernelcast.ops.dtypes import DType, matmul_pipe
-from kernelcast.ops.flash import kv_steps, visible_pairs
-from kernelcast.ops.flash_backends import BACKENDS
+from kernelcast.ops.flash import BACKENDS, kv_steps, visible_pairs
 from kernelcast.ops.kernel_selection import default_backend, stack_backend
 from kernelcast.ops.reduce import reduction
 from kernelcast.ops.requests import equal_heads, head_conflicts, length_conflicts, length_features

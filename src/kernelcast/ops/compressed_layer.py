@@ -19,8 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
-from kernelcast.ops.base import Calls, Conflicts, size
-from kernelcast.ops.layer_parts import (
+from kernelcast.ops.attention_layer import (
     MSA,
     AttentionLayer,
     around,
@@ -30,8 +29,9 @@ from kernelcast.ops.layer_parts import (
     projection,
     seen_pairs,
 )
+from kernelcast.ops.base import Calls, Conflicts, size
 from kernelcast.ops.requests import Heads, Requests, head_conflicts
-from kernelcast.ops.sparse_parts import SCORE_BYTES, attended, chosen_keys, scored
+from kernelcast.ops.sparse_attention import SCORE_BYTES, attended, chosen_keys, scored
 from kernelcast.ops.work import Array, Work, Works
 
 _DECODED = 2.0  # new tokens of a request, at most, that are a decode

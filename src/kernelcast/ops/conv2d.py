@@ -16,9 +16,22 @@ from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
 from kernelcast.ops.base import Calls, Configuration, Conflicts, Kernel, choice, conflict, grain, size
-from kernelcast.ops.conv_around import FORWARD, OF_FILTERS, OF_INPUT, Direct, Image, around, converted, direct_work
-from kernelcast.ops.conv_product import Product, product_work
-from kernelcast.ops.conv_sizes import Sizes, as_it_lies, columns_by_axis, depthwise_in_pytorch
+from kernelcast.ops.conv_work import (
+    FORWARD,
+    OF_FILTERS,
+    OF_INPUT,
+    Direct,
+    Image,
+    Product,
+    Sizes,
+    around,
+    as_it_lies,
+    columns_by_axis,
+    converted,
+    depthwise_in_pytorch,
+    direct_work,
+    product_work,
+)
 from kernelcast.ops.gemm import product_features
 from kernelcast.ops.vector import ACCUMULATOR_BYTES, VECTOR_BYTES
 from kernelcast.ops.work import Array, Work, Works

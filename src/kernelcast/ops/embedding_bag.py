@@ -8,7 +8,7 @@ import numpy as np
 
 from kernelcast.hardware import Gpu
 from kernelcast.ops.base import Calls, choice, size
-from kernelcast.ops.indexed import IndexedKernel, distinct, missed, radix_sort, zeros
+from kernelcast.ops.scatter import IndexedKernel, distinct, missed, radix_sort, zeros
 from kernelcast.ops.vector import ACCUMULATOR_BYTES, INDEX_BYTES, MAX_THREADS, SECTOR_BYTES, paced, vector_kernel
 from kernelcast.ops.work import Array, Work, Works, ceil_div
 

@@ -5,11 +5,16 @@ head: S <- Diag(decay) S, then as gated_delta. Gates are as wide as keys, and ar
 
 Backends of prefill (kda_chunked.py): ``triton`` is flash-linear-attention's chain (fla/ops/kda; SGLang, and vLLM before
 Hopper); ``flashkda`` is Moonshot's CUTLASS kernels (github MoonshotAI/FlashKDA; vLLM from Hopper on).
+
+Prefill of kda, chunk by chunk: flash-linear-attention's chain of kernels, or FlashKDA's two.
+
+Names in brackets are the files of these libraries that the kernels were read from.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,10 +23,10 @@ from numpy.typing import NDArray
 from kernelcast.hardware import Gpu
 from kernelcast.ops.base import Calls, choice, flag, size
 from kernelcast.ops.dtypes import matmul_pipe
-from kernelcast.ops.kda_chunked import FLASH_CHUNK, flash_kernels, triton_chain
+from kernelcast.ops.gated_delta import chunk_walk, inverse, matrix_kernel
 from kernelcast.ops.linear_attention import LinearKernel, StateSizes, recurrent_kernel
-from kernelcast.ops.vector import VECTOR_DTYPES
-from kernelcast.ops.work import Array, Works
+from kernelcast.ops.vector import ACCUMULATOR_BYTES, VECTOR_DTYPES, vector_kernel
+from kernelcast.ops.work import Array, Work, Works, ceil_div
 
 KDA_BACKENDS = ("triton", "flashkda")
 _CHUNK = 64.0  # tokens of Triton's
@@ -76,3 +81,160 @@ def _around_bytes(sizes: StateSizes, width: Array) -> Array:
     channels = sizes.values * (2 * sizes.k + sizes.v)
     weights = np.where(sizes.recurrent > 0, channels * width * 4.0, 0.0)
     return 2 * sizes.recurrent * channels * (width - 1) * sizes.element_bytes + weights
+
+
+FLASH_CHUNK = 16.0  # tokens (fwd_launch.cu)
+# Cycles are round numbers read off AIConfigurator's linear_attention rows (H200, B200), for all GPUs alike.
+_FLASH_CYCLES = 2000.0  # a chunk of the recurrence: four products that wait for each other
+_FLASH_SET_UP_CYCLES = 16000.0  # of its CTA: the state in and out, from fp32 and back, through shared memory
+_FLASH_REGISTERS = 255.0  # of its threads: one CTA an SM is what times of many heads look like
+_FLASH_STAGES = 3.0  # of inputs in shared memory
+_SUB_BLOCK = 16.0  # tokens whose decays are taken relative to their first (chunk_intra.py)
+
+
+def _decay_bytes(sizes: StateSizes) -> Array:
+    """Summed decays of all channels, in fp32."""
+    return sizes.tokens * sizes.values * sizes.k * ACCUMULATOR_BYTES
+
+
+def triton_chain(gpu: Gpu, sizes: StateSizes) -> Works:
+    """Norms and gates, scores, the inverse, the WY form, the walk of the state, outputs: one after another."""
+    walk = chunk_walk(gpu, sizes)  # its keys come decayed, as wide as w
+    walk = replace(walk, activation_bytes=walk.activation_bytes + sizes.wide_bytes - sizes.qk_bytes)
+    return (
+        _prepare(gpu, sizes),
+        _scores(gpu, sizes),
+        inverse(gpu, sizes),
+        _wy_form(gpu, sizes),
+        walk,
+        _outputs(gpu, sizes),
+    )
+
+
+def _prepare(gpu: Gpu, sizes: StateSizes) -> Work:
+    """Norms of queries and of keys, and the decays of every channel summed along each chunk: a kernel each (l2norm.py,
+    gate.py)."""
+    rows = sizes.tokens * sizes.values
+    elements = rows * sizes.k
+    return vector_kernel(
+        gpu,
+        tasks=np.maximum(1.0, ceil_div(3 * rows, 16.0)),
+        threads=128.0,
+        moved_bytes=5 * sizes.wide_bytes + _decay_bytes(sizes),  # q, k in and out; gates in; sums out
+        flops=(2 * 4 + 4) * elements,
+        xu_ops=2 * rows + 2 * elements,  # a root a row; a softplus or sigmoid, and an exponential a gate
+        converted=5 * elements,
+        launches=3.0,
+        runs=sizes.chunks > 0,
+    )
+
+
+def _scores(gpu: Gpu, sizes: StateSizes) -> Work:
+    """k k^T and q k^T under their decays, which go onto both factors block by block (chunk_intra.py)."""
+    square, row = sizes.chunk**2, sizes.chunk * sizes.k
+    blocks = sizes.chunk / _SUB_BLOCK
+    decayed = row * (blocks + 1) / 2 * 2  # q and k for each block of keys at or before theirs
+    return matrix_kernel(
+        gpu,
+        sizes,
+        flops=2 * 2 * square * sizes.k,
+        vector_flops=3 * decayed + 3 * square,
+        exponentials=decayed,
+        moved_bytes=2 * sizes.wide_bytes + _decay_bytes(sizes) + sizes.gate_bytes + 1.5 * sizes.square_bytes,
+        task_bytes=row * (2 * sizes.element_bytes + ACCUMULATOR_BYTES) + 1.5 * square * ACCUMULATOR_BYTES,
+        smem_per_cta=row * (2 * sizes.element_bytes + ACCUMULATOR_BYTES),
+    )
+
+
+def _wy_form(gpu: Gpu, sizes: StateSizes) -> Work:
+    """w and u: the inverse times decayed keys and times values; and keys as the state takes them (wy_fast.py)."""
+    square, width = sizes.chunk**2, sizes.k + sizes.v
+    row = sizes.chunk * sizes.element_bytes
+    inverse_bytes = sizes.square_bytes * sizes.element_bytes / ACCUMULATOR_BYTES
+    return matrix_kernel(
+        gpu,
+        sizes,
+        flops=2 * square * width,
+        vector_flops=sizes.chunk * (4 * sizes.k + sizes.v),
+        exponentials=2 * sizes.chunk * sizes.k,
+        moved_bytes=3 * sizes.wide_bytes + 2 * sizes.value_bytes + _decay_bytes(sizes) + inverse_bytes
+        + sizes.gate_bytes,
+        task_bytes=row * (3 * sizes.k + 2 * sizes.v) + sizes.chunk * sizes.k * ACCUMULATOR_BYTES + square * 2,
+        smem_per_cta=row * width + square * sizes.element_bytes,
+    )  # fmt: skip
+
+
+def _outputs(gpu: Gpu, sizes: StateSizes) -> Work:
+    """q S and (q k^T) v of each chunk and head, of which q k^T was kept (chunk_gla_fwd_o_gk)."""
+    square, row = sizes.chunk**2, sizes.chunk * sizes.element_bytes
+    scores_bytes = sizes.square_bytes * sizes.element_bytes / ACCUMULATOR_BYTES
+    return matrix_kernel(
+        gpu,
+        sizes,
+        flops=2 * (sizes.chunk * sizes.state + square * sizes.v),
+        vector_flops=2 * sizes.chunk * sizes.k,
+        exponentials=sizes.chunk * sizes.k,
+        moved_bytes=sizes.wide_bytes + _decay_bytes(sizes) + 2 * sizes.value_bytes + sizes.chunk_state_bytes
+        + scores_bytes,
+        task_bytes=row * (sizes.k + 2 * sizes.v) + sizes.chunk * sizes.k * ACCUMULATOR_BYTES
+        + (sizes.state + square) * sizes.element_bytes,
+        smem_per_cta=row * sizes.k + sizes.state * sizes.element_bytes,
+    )  # fmt: skip
+
+
+def flash_kernels(gpu: Gpu, sizes: StateSizes) -> Works:
+    return _flash_prepare(gpu, sizes), _flash_recurrence(gpu, sizes)
+
+
+def _flash_prepare(gpu: Gpu, sizes: StateSizes) -> Work:
+    """All that needs no state, a chunk and head a CTA: norms, decays, scores, the inverse (fwd_kernel1.cuh).
+
+    Before it lengths become int64, and beta is laid out head by head: a launch each.
+    """
+    square, row = sizes.chunk**2, sizes.chunk * sizes.k
+    squares = 2 * sizes.chunks * sizes.values * square * sizes.element_bytes  # the inverse, and q k^T
+    totals = sizes.chunks * sizes.values * sizes.k * ACCUMULATOR_BYTES  # the decay of the whole chunk
+    work = matrix_kernel(
+        gpu,
+        sizes,
+        flops=2 * 2 * square * sizes.k,
+        vector_flops=16 * row + sizes.chunk**3,
+        exponentials=4 * row,
+        moved_bytes=6 * sizes.wide_bytes + squares + totals,  # q, k and gates in; q and k decayed, k restored out
+        task_bytes=6 * row * sizes.element_bytes + 2 * square * sizes.element_bytes,
+        smem_per_cta=8 * row * sizes.element_bytes,
+        warps=8.0,
+    )
+    return replace(work, registers_per_thread=64.0, launches=3 * work.launches)
+
+
+def _flash_recurrence(gpu: Gpu, sizes: StateSizes) -> Work:
+    """The state from chunk to chunk, a sequence and head a CTA that keeps it in shared memory (fwd_kernel2.cuh).
+
+    Both products with the state read it, and adding to it reads and writes it.
+    """
+    square, steps = sizes.chunk**2, sizes.chunks / np.maximum(sizes.sequences, 1.0)
+    inputs = sizes.chunk * (3 * sizes.k + 2 * sizes.v) * sizes.element_bytes + 2 * square * sizes.element_bytes
+    state_bytes = sizes.state * sizes.element_bytes
+    moved = (
+        3 * sizes.wide_bytes + 2 * sizes.value_bytes + 2 * sizes.chunks * sizes.values * square * sizes.element_bytes
+    )
+    work = matrix_kernel(
+        gpu,
+        sizes,
+        tasks=sizes.sequences * sizes.values,
+        flops=steps * 2 * (3 * sizes.chunk * sizes.state + 2 * square * sizes.v),
+        vector_flops=steps * (2 * sizes.state + 3 * sizes.chunk * sizes.v),
+        moved_bytes=moved,
+        task_bytes=steps * inputs,
+        streamed_bytes=sizes.kept_state_bytes,
+        smem_per_cta=state_bytes + _FLASH_STAGES * inputs,
+        warps=6.0,
+        serial_steps=np.maximum(1.0, sizes.longest),
+        mean_steps=np.maximum(1.0, steps),
+        step_cycles=_FLASH_CYCLES,
+        task_cycles=_FLASH_SET_UP_CYCLES,
+        longest=np.maximum(1.0, sizes.longest / np.maximum(steps, 1.0)),
+    )
+    kept = work.smem_bytes + steps * 4 * state_bytes
+    return replace(work, smem_bytes=kept, registers_per_thread=_FLASH_REGISTERS)

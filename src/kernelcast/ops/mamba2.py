@@ -15,7 +15,7 @@ import numpy as np
 from kernelcast.hardware import Gpu
 from kernelcast.ops.base import Calls, Conflicts, choice, conflict, size
 from kernelcast.ops.dtypes import matmul_pipe
-from kernelcast.ops.gated_delta_chunked import matrix_kernel
+from kernelcast.ops.gated_delta import matrix_kernel
 from kernelcast.ops.linear_attention import LinearKernel, StateSizes, recurrent_kernel
 from kernelcast.ops.vector import ACCUMULATOR_BYTES, VECTOR_DTYPES, vector_kernel
 from kernelcast.ops.work import Number, Work, Works, ceil_div

@@ -10,11 +10,14 @@ small       one kernel a layer, whose CTAs keep all weights of a small state and
 
 The time is the sum of what the kernels take, one after another: a program that launches them from Python seldom gets
 layers to overlap. Counts and kernels below were seen in profiles of cuDNN 9.19 on an H200.
+
+The kernels of a recurrent layer (``recurrent``): products over all steps, the steps themselves, gradients' sums.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,21 +25,10 @@ from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
 from kernelcast.ops.base import Calls, Conflicts, Kernel, choice, conflict, flag, grain, size
-from kernelcast.ops.recurrent_steps import (
-    RecurrentSizes,
-    aligned_rows,
-    bias_gradients,
-    cleared_memory,
-    input_gradients,
-    input_products,
-    mma_runs,
-    persistent_kernel,
-    small_kernel,
-    step_gates,
-    step_product,
-    weight_gradients,
-)
-from kernelcast.ops.work import Array, Works
+from kernelcast.ops.dtypes import DType, matmul_pipe
+from kernelcast.ops.gemm import matmul_work
+from kernelcast.ops.vector import ACCUMULATOR_BYTES, VECTOR_BYTES, vector_kernel
+from kernelcast.ops.work import Array, Work, Works, ceil_div
 
 CELLS = ("lstm", "gru", "rnn")
 ALGORITHMS = ("standard", "persistent", "small")
@@ -162,3 +154,305 @@ class RecurrentBackward(_Recurrent):
             bias_gradients(gpu, kind, sizes),
             *cleared_memory(gpu, kind, sizes, stepped),
         )
+
+
+_GATES = {"lstm": 4.0, "gru": 3.0, "rnn": 1.0}
+_SPECIAL = {"lstm": 5.0, "gru": 3.0, "rnn": 1.0}  # sigmoids and tanhs of an element of the state
+_GATE_THREADS = 128.0
+_FILLS = 3.0
+_QUARTERS = 4.0
+_GRADIENT_STEPS = 2.0
+# Round numbers of cycles, read off calls measured on an H200. Of a k-step of a small product, and more for each
+# sequence of the batch where tensor cores have less to offer; with rows that are no multiple of 16 bytes, where TMA
+# cannot load, older kernels run.
+_PRODUCT_CYCLES = {"bf16": (130.0, 0.0), "fp16": (130.0, 0.0), "tf32": (250.0, 1.5), "fp32": (200.0, 6.0)}
+_UNALIGNED_CYCLES = {"bf16": (900.0, 400.0), "fp16": (900.0, 400.0), "tf32": (400.0, 250.0), "fp32": (250.0, 250.0)}
+_ODD = 2.0  # times that, where rows of 16 bits are no multiple of 4 bytes
+_TMA_BYTES, _LEAST_BYTES = 16, 4
+# Of a row of bp2's sums, in 16 and in 32 bits.
+_BIAS_CYCLES = {"lstm": (15.0, 25.0), "gru": (40.0, 60.0), "rnn": (15.0, 25.0)}
+# persistent: of a step, beside what each tile of 16 sequences takes, forward and backward.
+_TILE = 16.0
+_TILE_CYCLES = ((0.0, 3000.0), (2000.0, 5000.0))
+_PLAIN = 1.5  # times that, of the forward kernel for a state without gates
+_KEPT_BYTES = 128 * 1024  # of weights in an SM's registers
+# small: a CTA a sequence, a thread an output, its row of weights in registers as far as they go, the rest from L1; or,
+# on tensor cores, a CTA eight sequences. Of a step: to exchange the state, for each weight, for each byte beyond
+# registers; and to load a weight first.
+_EXCHANGE_CYCLES = (700.0, 1000.0)
+_WEIGHT_CYCLES = 0.016
+_SPILLED_CYCLES = 1 / 20
+_OTHER_REGISTERS = 32.0
+_LOAD_CYCLES = 1.1
+_MMA_ROWS = 8.0
+_MMA_GRAIN = (8.0, 32.0)  # that divides the state
+_MMA_CYCLES = ((1500.0, 0.04), (2000.0, 0.03))  # of a step, and more for each weight
+_DEMANDS = (
+    "tensor_flops", "fma_flops", "xu_ops", "smem_bytes", "l2_bytes", "multicast_bytes", "other_warp_instructions",
+    "streamed_bytes", "activation_bytes", "refetched_bytes", "step_cycles", "task_cycles", "launches", "useful_flops",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RecurrentSizes:
+    """Of each call; arrays (calls,)."""
+
+    rows: Array  # of the input product: sequences x steps
+    batch: Array
+    steps: Array
+    input: Array
+    hidden: Array
+    out: Array  # features that a chain hands on: the state's, or the projection's
+    layers: Array
+    chains: Array  # directions x layers
+    directions: Array
+    gates: float
+    special: float
+    bias_cycles: tuple[float, float]  # in 16 and in 32 bits
+
+    @classmethod
+    def of(cls, calls: Calls) -> RecurrentSizes:
+        directions = 1 + calls["bidirectional"]
+        cell = calls.choice("cell")
+        return cls(
+            rows=calls["batch"] * calls["steps"],
+            batch=calls["batch"],
+            steps=calls["steps"],
+            input=calls["input"],
+            hidden=calls["hidden"],
+            out=calls.given("projection", calls["hidden"]),
+            layers=calls["layers"],
+            chains=calls["layers"] * directions,
+            directions=directions,
+            gates=_GATES[cell],
+            special=_SPECIAL[cell],
+            bias_cycles=_BIAS_CYCLES[cell],
+        )
+
+    @property
+    def length(self) -> Array:
+        """Steps of all chains."""
+        return self.steps * self.chains
+
+    @property
+    def wavefront(self) -> NDArray[np.bool_]:
+        """Layers that run beside one another: both directions of a layer must end before the next begins."""
+        return (self.layers > 1) & (self.directions == 1)
+
+    @property
+    def gate_rows(self) -> Array:
+        """Outputs of a step's product."""
+        return self.gates * self.hidden
+
+    @property
+    def recurrent_weights(self) -> Array:
+        return self.gate_rows * self.out
+
+    @property
+    def weights(self) -> Array:
+        """Of all layers and directions, with two biases each."""
+        inputs = self.directions * (self.input + (self.layers - 1) * self.later_input)
+        return self.gate_rows * (inputs + self.chains * (self.out + 2))
+
+    @property
+    def later_input(self) -> Array:
+        """Features that the layers above the first read."""
+        return self.directions * self.out
+
+
+def _times(work: Work, count: Array, tile: bool = False) -> Work:
+    """``count`` such kernels one after another, none where it is 0: each task is done so many times over. ``tile``: it
+    is told which, so that a network learns of it."""
+    on = np.asarray(count > 0, dtype=np.float64)
+    more: dict[str, Any] = {name: np.asarray(getattr(work, name)) * count for name in _DEMANDS}
+    return replace(
+        work,
+        tasks=work.tasks * on,
+        tile=work.tile if tile else {},
+        **more,
+    )
+
+
+def _pieces(sizes: RecurrentSizes) -> Array:
+    """Products that the input's of a layer is cut into: layers of one direction follow one another a quarter of the
+    steps apart, and what is left over is one more."""
+    quarter = np.floor(sizes.steps / _QUARTERS)
+    rest = (np.mod(sizes.steps, _QUARTERS) > 0).astype(np.float64)
+    return np.where(sizes.wavefront & (quarter > 0), _QUARTERS + rest, 1.0)
+
+
+def input_products(gpu: Gpu, kind: DType, sizes: RecurrentSizes, stepped: NDArray[np.bool_]) -> Works:
+    """Of the first layer, and of those above."""
+    pieces = np.where(stepped, _pieces(sizes), 1.0)
+    rows = ceil_div(sizes.rows, pieces)
+    first = matmul_work(gpu, kind, rows, sizes.gate_rows, sizes.input)
+    later = matmul_work(gpu, kind, rows, sizes.gate_rows, sizes.later_input)
+    above = sizes.directions * (sizes.layers - 1)
+    return _times(first, pieces * sizes.directions), _times(later, pieces * above)
+
+
+def input_gradients(gpu: Gpu, kind: DType, sizes: RecurrentSizes, stepped: NDArray[np.bool_]) -> Works:
+    """Of the first layer at once; between layers of one direction a few steps at a time, as the layer below waits."""
+    first = matmul_work(gpu, kind, sizes.rows, sizes.input, sizes.gate_rows)
+    waits = stepped & sizes.wavefront
+    rows = np.where(waits, sizes.batch * np.minimum(_GRADIENT_STEPS, sizes.steps), sizes.rows)
+    later = matmul_work(gpu, kind, rows, sizes.later_input, sizes.gate_rows)
+    above = sizes.directions * (sizes.layers - 1)
+    return _times(first, sizes.directions), _times(later, above * ceil_div(sizes.rows, rows))
+
+
+def weight_gradients(gpu: Gpu, kind: DType, sizes: RecurrentSizes) -> Works:
+    """Of the input's and the state's weights, summed over all steps."""
+    first = matmul_work(gpu, kind, sizes.gate_rows, sizes.input, sizes.rows, weights=False)
+    later = matmul_work(gpu, kind, sizes.gate_rows, sizes.later_input, sizes.rows, weights=False)
+    state = matmul_work(gpu, kind, sizes.gate_rows, sizes.out, sizes.rows, weights=False)
+    above = sizes.directions * (sizes.layers - 1)
+    return _times(first, sizes.directions), _times(later, above), _times(state, sizes.chains)
+
+
+def bias_gradients(gpu: Gpu, kind: DType, sizes: RecurrentSizes) -> Work:
+    """elementWise_bp2: a warp adds the rows of its columns up one after another, without atomics."""
+    warps = ceil_div(sizes.gate_rows, gpu.warp_threads)
+    work = vector_kernel(
+        gpu,
+        tasks=warps,
+        threads=float(gpu.warp_threads),
+        moved_bytes=sizes.rows * sizes.gate_rows * kind.act_bytes,
+        flops=sizes.rows * sizes.gate_rows,
+        steps=sizes.rows,
+    )
+    return _times(
+        replace(work, step_cycles=np.full_like(sizes.rows, sizes.bias_cycles[kind.act_bytes > 2])), sizes.chains
+    )
+
+
+def cleared_memory(gpu: Gpu, kind: DType, sizes: RecurrentSizes, stepped: NDArray[np.bool_]) -> Works:
+    """PyTorch fills the gradients of weights and of both last states with zeros, and cuDNN adds to them. Products of
+    fp32 split k and add up too, in memory that the driver sets to 0 before every step."""
+    gradients = _fill(gpu, sizes.weights * kind.out_bytes)
+    narrow = kind.act_bytes < ACCUMULATOR_BYTES
+    steps = sizes.length * stepped * (not narrow)
+    return replace(gradients, launches=_FILLS), _times(_fill(gpu, sizes.batch * sizes.out * kind.out_bytes), steps)
+
+
+def _fill(gpu: Gpu, moved_bytes: Array) -> Work:
+    tasks = ceil_div(moved_bytes, _GATE_THREADS * VECTOR_BYTES)
+    return vector_kernel(gpu, tasks=tasks, threads=_GATE_THREADS, moved_bytes=moved_bytes)
+
+
+def step_product(
+    gpu: Gpu, kind: DType, sizes: RecurrentSizes, runs: NDArray[np.bool_], cols: Array, inner: Array, tile: bool = False
+) -> Work:
+    """A step's product of the state: weights come from L2, or from DRAM where they do not fit."""
+    product = matmul_work(gpu, kind, sizes.batch, cols, inner, weights=False)
+    weights = cols * inner * kind.weight_bytes
+    beside = np.where(sizes.wavefront, sizes.layers, 1.0)  # chains whose steps take turns
+    lost = np.clip(beside * weights / gpu.l2_bytes - 1, 0, 1) * weights
+    aligned = aligned_rows(kind, cols, inner)
+    whole = ceil_div(inner, product.tile["tile_k"])  # only products of aligned 16 bits were seen to split k
+    fast, each = _PRODUCT_CYCLES[kind.name]
+    slow = np.where(inner > cols, *reversed(_UNALIGNED_CYCLES[kind.name]))  # backward sums over the gates
+    odd = np.where(np.mod(sizes.hidden * kind.act_bytes, _LEAST_BYTES) > 0, _ODD, 1.0)
+    split = aligned if kind.act_bytes < ACCUMULATOR_BYTES else np.zeros_like(aligned)
+    step = replace(
+        product,
+        serial_steps=np.where(split, product.serial_steps, whole),
+        activation_bytes=sizes.batch * (cols * kind.out_bytes + inner * kind.act_bytes),
+        refetched_bytes=lost,
+        step_cycles=np.where(aligned, fast, slow * odd) + each * sizes.batch,
+        task_cycles=np.zeros_like(sizes.rows),
+    )
+    steps = _times(step, sizes.length * runs, tile)
+    # at a time no more than the weights that take turns and one step's numbers are within reach
+    return replace(
+        steps, streamed_bytes=beside * weights * runs, activation_bytes=np.where(runs, step.activation_bytes, 0.0)
+    )
+
+
+def aligned_rows(kind: DType, *widths: Array) -> NDArray[np.bool_]:
+    """Whether rows of these widths are multiples of 16 bytes."""
+    return np.all([np.mod(width * kind.act_bytes, _TMA_BYTES) == 0 for width in widths], axis=0)
+
+
+def step_gates(gpu: Gpu, kind: DType, sizes: RecurrentSizes, runs: NDArray[np.bool_], moved: Array | float) -> Work:
+    """A step's gates. ``moved``: numbers read and written for an element of the state."""
+    elements = sizes.batch * sizes.hidden
+    gates = vector_kernel(
+        gpu,
+        tasks=ceil_div(elements, _GATE_THREADS),
+        threads=_GATE_THREADS,
+        moved_bytes=elements * moved * kind.act_bytes,
+        flops=elements * 8 * sizes.gates,
+        xu_ops=elements * 2 * sizes.special,
+        converted=elements * moved if kind.act_bytes < ACCUMULATOR_BYTES else 0.0,
+    )
+    # a step's own numbers stay in L2; what the input's product left, and what is kept, may not
+    sequence = elements * (moved - sizes.gates - 2) * kind.act_bytes
+    lost = sequence * np.clip(sequence * sizes.steps / gpu.l2_bytes - 1, 0, 1)
+    steps = _times(replace(gates, refetched_bytes=lost), sizes.length * runs)
+    return replace(steps, activation_bytes=np.where(runs, gates.activation_bytes, 0.0))
+
+
+def persistent_kernel(
+    gpu: Gpu, kind: DType, sizes: RecurrentSizes, runs: NDArray[np.bool_], kept: Array | float, backward: bool = False
+) -> Work:
+    """All steps in one kernel, whose CTAs hold a part of the weights each; between two steps they wait for the new
+    state, which goes through L2."""
+    tiles = np.maximum(1.0, sizes.batch / _TILE)
+    ctas = np.minimum(gpu.sm_count, ceil_div(sizes.recurrent_weights * kind.weight_bytes, _KEPT_BYTES))
+    step, tile = _TILE_CYCLES[backward]
+    slower = _PLAIN if sizes.gates == 1 and not backward else 1.0
+    work = replace(
+        _chain(gpu, kind, sizes, ctas, tiles * _TILE, kept),
+        step_cycles=(step + tiles * tile) * slower,
+    )
+    return _times(work, sizes.chains * runs)
+
+
+def small_kernel(
+    gpu: Gpu, kind: DType, sizes: RecurrentSizes, runs: NDArray[np.bool_], kept: Array | float, backward: bool = False
+) -> Work:
+    """All steps of a chain in one kernel, whose CTAs have nothing to do with one another."""
+    wide = mma_runs(kind, sizes, backward)
+    threads = ceil_div(sizes.gate_rows, gpu.warp_threads) * gpu.warp_threads
+    registers = np.minimum(255.0, gpu.registers_per_sm / threads) - _OTHER_REGISTERS
+    spilled = threads * np.maximum(0.0, sizes.out - registers) * ACCUMULATOR_BYTES
+    alone = _EXCHANGE_CYCLES[backward] + sizes.recurrent_weights * _WEIGHT_CYCLES + spilled * _SPILLED_CYCLES
+    step, weight = _MMA_CYCLES[backward]
+    ctas = np.where(wide, ceil_div(sizes.batch, _MMA_ROWS), sizes.batch)
+    work = replace(
+        _chain(gpu, kind, sizes, ctas, np.where(wide, ctas * _MMA_ROWS, sizes.batch), kept),
+        step_cycles=np.where(wide, step + sizes.recurrent_weights * weight, alone),
+        task_cycles=np.where(wide, 0.0, sizes.recurrent_weights * _LOAD_CYCLES),
+        threads=np.minimum(threads, 1024.0),
+        registers_per_thread=np.minimum(255.0, sizes.out + _OTHER_REGISTERS),
+    )
+    return _times(work, sizes.chains * runs)
+
+
+def mma_runs(kind: DType, sizes: RecurrentSizes, backward: bool) -> NDArray[np.bool_]:
+    """Whether a small state is multiplied on tensor cores."""
+    even = (np.mod(sizes.batch, _MMA_ROWS) == 0) & (np.mod(sizes.hidden, _MMA_GRAIN[backward]) == 0)
+    return even & (kind.name == "fp16")
+
+
+def _chain(gpu: Gpu, kind: DType, sizes: RecurrentSizes, ctas: Array, rows: Array, kept: Array | float) -> Work:
+    """A kernel that walks all steps of a chain; ``rows``: sequences, padding included."""
+    macs = rows * sizes.recurrent_weights * sizes.steps
+    on_tensor = kind.name == "fp16" and matmul_pipe(gpu, kind.name) == "tensor"
+    elements = sizes.rows * sizes.hidden
+    each = 1 / ctas
+    return Work(
+        tasks=ctas,
+        tensor_flops=2 * macs * each * on_tensor,
+        tensor_dtype=kind.math,
+        fma_flops=(2 * macs * (not on_tensor) + 8 * sizes.gates * elements) * each,
+        xu_ops=2 * sizes.special * elements * each,
+        l2_bytes=elements * (sizes.gates + 2 + kept) * kind.act_bytes * each,
+        streamed_bytes=sizes.recurrent_weights * kind.weight_bytes,
+        activation_bytes=elements * (sizes.gates + 1 + kept) * kind.act_bytes,
+        threads=256.0,
+        registers_per_thread=255.0,
+        serial_steps=sizes.steps,
+        useful_flops=2 * sizes.rows * sizes.recurrent_weights,
+    )

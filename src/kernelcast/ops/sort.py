@@ -1,5 +1,6 @@
 """sort along rows as PyTorch does it: within a CTA up to 4,096 elements, by cub's radix sort beyond; searchsorted;
-histogram."""
+histogram.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from kernelcast.hardware import Gpu
 from kernelcast.ops.base import Calls, choice, size
-from kernelcast.ops.indexed import IndexedKernel, radix_sort, zeros
+from kernelcast.ops.scatter import IndexedKernel, radix_sort, zeros
 from kernelcast.ops.vector import INDEX_BYTES, Mask, paced, vector_kernel
 from kernelcast.ops.work import Array, Work, Works, ceil_div
 

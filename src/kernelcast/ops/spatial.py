@@ -1,4 +1,7 @@
-"""What layers over images share: the layout of a feature map, and kernels that give a thread an output."""
+"""What layers over images share: the layout of a feature map, and kernels that give a thread an output.
+
+Feature maps that move: channels_last (NCHW to NHWC or back), channel_cat, roll.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
-from kernelcast.ops.base import Calls, Kernel, choice
-from kernelcast.ops.vector import SECTOR_BYTES, VECTOR_DTYPES, Mask, paced, vector_kernel
-from kernelcast.ops.work import Array, Number, Work, ceil_div
+from kernelcast.ops.base import Calls, Kernel, choice, grain, size
+from kernelcast.ops.vector import SECTOR_BYTES, VECTOR_BYTES, VECTOR_DTYPES, Mask, paced, vector_kernel
+from kernelcast.ops.work import Array, Number, Work, Works, ceil_div
 
 LAYOUTS = ("nchw", "nhwc")
 
@@ -92,3 +95,99 @@ def only(work: Work, runs: NDArray[np.bool_]) -> Work:
         launches=work.launches * on,
         useful_flops=work.useful_flops * on,
     )
+
+
+_COPY_THREADS, _COPY_ELEMENTS = 128.0, 4.0  # elementwise_kernel<128, 4>
+_COPY_INSTRUCTIONS = 72.0  # of a thread for an element: its place in both tensors, over three axes
+_ROLL_THREADS, _ROLL_INSTRUCTIONS = 512.0, 130.0  # roll_cuda_kernel: three 64-bit divisions
+_CAT_THREADS = 256.0
+_UNSHARED = 0.6  # of the sectors that elements read across, what L1 has not kept from the neighbours' reads
+
+
+class ChannelsLast(SpatialKernel):
+    """Copy of a feature map into the other layout (``x.contiguous(memory_format=torch.channels_last)``)."""
+
+    op = "channels_last"
+    examples = (
+        {"batch": 32, "channels": 64, "spatial": 12544},
+        {"batch": 32, "channels": 64, "spatial": 12544, "to": "nchw"},
+    )
+
+    batch: int = size("images")
+    channels: int = size("channels")
+    spatial: int = size("pixels of a channel of one image")
+    to: str = choice("order of the copy", LAYOUTS, default="nhwc")
+
+    @classmethod
+    def work(cls, calls: Calls, gpu: Gpu) -> Works:
+        elements, element_bytes = calls["batch"] * calls["channels"] * calls["spatial"], width_of(calls)
+        apart = calls["spatial"] if calls.choice("to") == "nhwc" else calls["channels"]  # neighbours, in the source
+        work = each_output(
+            gpu,
+            elements,
+            threads=_COPY_THREADS,
+            a_thread=_COPY_ELEMENTS,
+            moved_bytes=2 * elements * element_bytes,
+            again_bytes=_UNSHARED * elements * scattered_bytes(element_bytes, apart),
+            instructions=_COPY_INSTRUCTIONS,
+        )
+        return (work,)
+
+
+class ChannelCat(SpatialKernel):
+    """Feature maps of equal size joined along the channels (DenseNet, UNet): ``channels`` in all, from ``parts``."""
+
+    op = "channel_cat"
+    examples = ({"batch": 32, "channels": 256, "spatial": 3136, "parts": 4},)
+
+    batch: int = size("images")
+    channels: int = size("channels of the result")
+    spatial: int = size("pixels of a channel of one image")
+    parts: int = size("tensors joined")
+    layout: str = layout()
+
+    @classmethod
+    def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+        chunk = calls["channels"] / calls["parts"] * (1.0 if calls.choice("layout") == "nhwc" else calls["spatial"])
+        return {
+            **super().shape_features(calls, gpu),
+            "log_chunk": np.log2(chunk * width_of(calls)),
+            "grain_chunk": grain(chunk),
+        }
+
+    @classmethod
+    def work(cls, calls: Calls, gpu: Gpu) -> Works:
+        elements, element_bytes = calls["batch"] * calls["channels"] * calls["spatial"], width_of(calls)
+        work = each_output(
+            gpu,
+            elements,
+            threads=_CAT_THREADS,
+            a_thread=VECTOR_BYTES / element_bytes,
+            moved_bytes=2 * elements * element_bytes,
+            instructions=np.full(calls.count, 75.0 if calls.choice("layout") == "nhwc" else 10.0),
+        )
+        return (work,)
+
+
+class Roll(SpatialKernel):
+    """Shift along one axis, what leaves at the end coming back at the start (Swin's windows): a kernel an axis."""
+
+    op = "roll"
+    examples = ({"outer": 32, "length": 56, "inner": 7168, "shift": 3},)
+
+    outer: int = size("elements of the axes before")
+    length: int = size("elements of the axis")
+    inner: int = size("elements of the axes after")
+    shift: int = size("places to shift by", default=1, low=0)
+
+    @classmethod
+    def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+        return {"log_outer": np.log2(calls["outer"]), "log_length": np.log2(calls["length"]),
+                "log_inner": np.log2(calls["inner"])}  # fmt: skip
+
+    @classmethod
+    def work(cls, calls: Calls, gpu: Gpu) -> Works:
+        elements = calls["outer"] * calls["length"] * calls["inner"]
+        work = each_output(gpu, elements, threads=_ROLL_THREADS, moved_bytes=2 * elements * width_of(calls),
+                           instructions=_ROLL_INSTRUCTIONS)  # fmt: skip
+        return (work,)

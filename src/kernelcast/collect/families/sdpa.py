@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from kernelcast.collect.families.table import Drawn, Table
 from kernelcast.collect.shapes import Draw
-from kernelcast.ops.foreach import FUNCTIONS
+from kernelcast.ops.optimizer import FUNCTIONS
 
 # (heads, size) of encoders, encoder-decoders and image models
 _HEADS = ((12, 64), (16, 64), (8, 64), (20, 64), (16, 80), (12, 32), (32, 128), (16, 128), (8, 40), (8, 80), (8, 160),

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kernelcast.collect.pool import DTYPES, MOST_SETS, Spec, specs
 from kernelcast.collect.runners import Launch, NotMeasurableError, Recipe, Runner
-from kernelcast.ops.conv_sizes import axes_of
+from kernelcast.ops.conv_work import axes_of
 
 
 def _in_memory(call: Any, first: int, channels: int, sides: list[int]) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 from kernelcast.forecast.calls import Launch
 from kernelcast.ops import kernel
 from kernelcast.ops.base import columns_of
-from kernelcast.ops.conv_sizes import Sizes, depthwise_in_pytorch
+from kernelcast.ops.conv_work import Sizes, depthwise_in_pytorch
 from kernelcast.tracing.aten.table import (
     Settings,
     cost,

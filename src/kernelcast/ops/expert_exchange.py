@@ -1,4 +1,15 @@
-"""deepep_dispatch and deepep_combine: DeepEP's exchange of tokens with the GPUs that hold their experts, and back.
+"""What exchanges of tokens between expert-parallel ranks share: where a router sends them, and over which link.
+
+A token goes to ``topk`` different experts, which lie on fewer ranks and still fewer nodes: libraries send it once to
+each of those. Drawn by chance, 8 of 256 experts lie on 5.3 of 8 ranks on average (8 (1 - C(224, 8) / C(256, 8))); dealt
+out evenly on all 8.
+
+alltoall_prepare, alltoall_dispatch, alltoall_combine: TensorRT-LLM's exchange of tokens over NVLink.
+
+one_sided: senders store into the receivers' memory. two_sided: through buffers that both sides watch, after ranks have
+told one another what comes (prepare). All SMs copy. A token goes once to each rank that holds any of its experts.
+
+deepep_dispatch and deepep_combine: DeepEP's exchange of tokens with the GPUs that hold their experts, and back.
 
 Normal kernels (prefill) send a token once to each rank that holds any of its experts, by a few SMs that copy: half of
 them send, half receive. Between nodes a token crosses the network once to each node, to the GPU of its own number
@@ -8,17 +19,173 @@ over NVLink or RDMA, by all SMs. (DeepEP, README.md and csrc/kernels.)
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from kernelcast.hardware import Gpu, fabric, fabrics, kind_of
-from kernelcast.ops.base import Calls, Configuration, Conflicts, choice, conflict, size
+from kernelcast.ops.base import Calls, Configuration, Conflicts, Kernel, choice, conflict, size
 from kernelcast.ops.dtypes import DTYPES
-from kernelcast.ops.exchange import Exchange, Sent, row_bytes, sixteen_bits
-from kernelcast.ops.routing import reached
+from kernelcast.ops.routing import ROUTINGS, reached
 from kernelcast.ops.vector import side_instructions
-from kernelcast.ops.work import Array, Work, Works
+from kernelcast.ops.work import Array, Work, Works, ceil_div
+
+_DTYPES = ("bf16", "fp16", "fp8", "fp8_block", "nvfp4")
+_ROW_HEAD_BYTES = 16.0  # that travel with a row: where it is from, and for which experts (DeepEP's int4 of metadata)
+
+
+class Exchange(Kernel):
+    """Parameters of every exchange: tokens of one rank, routed to experts that lie on ``world`` GPUs."""
+
+    family = "deepep"
+    dtypes = _DTYPES
+    batch_parameter = "tokens"
+
+    tokens: int = size("tokens of one rank")
+    hidden: int = size("model width")
+    topk: int = size("experts a token goes to", high=65536)
+    experts: int = size("experts of all ranks together", high=65536)
+    world: int = size("GPUs that the experts lie on", low=2, high=8192)
+    routing: str | None = choice("how tokens choose experts: random (default) or balanced", ROUTINGS, default=None)
+
+    @classmethod
+    def with_defaults(cls, words: Configuration, gpu: Gpu) -> dict[str, str | None]:
+        return {**words, "routing": words["routing"] or "random"}
+
+    @classmethod
+    def conflicts(cls, calls: Calls) -> Conflicts:
+        return conflict(
+            calls["topk"] > calls["experts"], "topk {topk:g} is more than experts {experts:g}", calls.numbers
+        ) or conflict(
+            np.mod(calls["experts"], calls["world"]) != 0,
+            "experts {experts:g} cannot be dealt out to world {world:g} evenly",
+            calls.numbers,
+        )
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Rows that leave one GPU for each of its tokens, and what a row weighs."""
+
+    rows: Array  # of a token, its own GPU's share included
+    near: Array  # of them over NVLink
+    far: Array  # over the network between nodes
+    row_bytes: Array
+
+    def link_bytes(self, tokens: Array, link: str, gpu: Gpu) -> Array:
+        """Of the link that takes longer, as bytes of ``link``: NVLink and the network work side by side. Without a link
+        between nodes all is NVLink's."""
+        near = tokens * self.near * self.row_bytes
+        if not link:
+            return near
+        share = fabric(link, gpu).bytes_per_s / fabric(gpu.link_kind, gpu).bytes_per_s
+        return np.maximum(tokens * self.far * self.row_bytes, near * share)
+
+
+def row_bytes(calls: Calls) -> Array:
+    """A token as it travels, with scales and head."""
+    return calls["hidden"] * calls.dtype.act_bytes + _ROW_HEAD_BYTES
+
+
+def sixteen_bits(name: str) -> float:
+    """Bytes of an element before it is narrowed for its way."""
+    return max(2.0, DTYPES[name].act_bytes)
+
+
+KERNELS = ("one_sided", "two_sided")
+_THREADS = 256.0
+_ALLTOALL_MEETING_CYCLES = 18e3  # ranks wait for one another's flags: as of DeepEP's low-latency kernels
+_ROUND_CYCLES = 1800.0  # a load and a sum over the CTA before it, a token a thread (GB200: 7 ns a token)
+_INDEX_BYTES = 8.0  # of an expert that a token chose: its number and its weight
+
+
+class _AllToAll(Exchange):
+    """Parameters of all three."""
+
+    examples = (
+        {"tokens": 1024, "hidden": 7168, "topk": 8, "experts": 256, "world": 8},
+        {"tokens": 1, "hidden": 7168, "topk": 8, "experts": 256, "world": 32, "kernel": "one_sided"},
+    )
+    trailing_parameters = ("routing",)
+    reads: ClassVar[float]  # bytes that an SM moves for a row that is sent, over the row: here and at the peer
+    writes: ClassVar[float]  # and for a token, over its 16-bit form
+    messages: ClassVar[float] = 2.0  # dependent: the rows, and the flag that they came
+
+    kernel: str = choice("who moves rows: one_sided the sender, two_sided both", KERNELS, default="two_sided")
+
+    @classmethod
+    def sent(cls, calls: Calls) -> Sent:
+        world = calls["world"]
+        ranks = reached(world, calls["topk"], calls["experts"], calls.choice("routing"))
+        return Sent(ranks, ranks * (world - 1) / world, np.zeros(calls.count), row_bytes(calls))
+
+    @classmethod
+    def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+        names = ("tokens", "hidden", "topk", "experts", "world")
+        rows = cls.sent(calls).rows
+        return {**{f"log_{name}": np.log2(calls[name]) for name in names}, "log_rows": np.log2(rows)}
+
+    @classmethod
+    def work(cls, calls: Calls, gpu: Gpu) -> Works:
+        sent, tokens = cls.sent(calls), calls["tokens"]
+        own_bytes = calls["hidden"] * sixteen_bits(calls.dtype.name)
+        moved = tokens * (cls.reads * sent.rows * sent.row_bytes + cls.writes * own_bytes)
+        tasks = np.ceil(tokens * sent.rows)
+        work = Work(
+            tasks=tasks,
+            l2_bytes=moved / tasks,
+            other_warp_instructions=side_instructions(gpu, moved / tasks),
+            activation_bytes=tokens * (sent.rows * sent.row_bytes + own_bytes),
+            link_bytes=sent.link_bytes(tokens, "", gpu),
+            link_steps=cls.messages,
+            threads=_THREADS,
+            registers_per_thread=48.0,
+            task_cycles=_ALLTOALL_MEETING_CYCLES,
+            tile={"rows": tasks},
+        )
+        return (work,)
+
+
+class AllToAllPrepare(_AllToAll):
+    """Ranks tell one another which tokens come: numbers of experts and weights, and the counts of ranks."""
+
+    op = "alltoall_prepare"
+    reads, writes = 2.0, 0.0
+
+    @classmethod
+    def work(cls, calls: Calls, gpu: Gpu) -> Works:
+        told = calls["tokens"] * calls["topk"] * _INDEX_BYTES
+        tasks = calls["world"]  # a CTA a rank, which goes through all tokens for its own
+        work = Work(
+            tasks=tasks,
+            l2_bytes=2 * told,
+            activation_bytes=2 * told,
+            link_bytes=told * (calls["world"] - 1) / calls["world"],
+            link_steps=cls.messages,
+            threads=_THREADS,
+            serial_steps=ceil_div(calls["tokens"], _THREADS),
+            step_cycles=_ROUND_CYCLES,
+            task_cycles=_ALLTOALL_MEETING_CYCLES,
+            launches=2.0,
+            tile={"rows": tasks},
+        )
+        return (work,)
+
+
+class AllToAllDispatch(_AllToAll):
+    """Tokens of every rank to the ranks of their experts. ``dtype``: as they travel."""
+
+    op = "alltoall_dispatch"
+    reads, writes = 2.0, 0.0
+
+
+class AllToAllCombine(_AllToAll):
+    """Results of the experts back to the tokens' ranks, which add them up. ``dtype``: as they travel."""
+
+    op = "alltoall_combine"
+    reads, writes = 3.0, 1.0
+
 
 MODES = ("normal", "low_latency")
 _SMS = 24  # of the normal kernels, as deployed and as public campaigns measure at most

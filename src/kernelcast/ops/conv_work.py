@@ -1,0 +1,441 @@
+"""Sizes of a convolution of one, two or three axes, for conv2d and its gradients.
+
+A convolution's product in tiles, as cuDNN runs it: each tap of a filter a run of k-steps, k whole or split.
+
+Which tile runs is chosen by cuDNN's heuristics, which nobody has written down; the tiles are those whose names stand
+in profiles (sm90_xmma and CUTLASS), and the machine ranks them.
+
+Kernels around a convolution, and convolutions that are no product.
+
+cuDNN's tensor-core kernels want channels last, in whole vectors: it turns images and filters that lie otherwise, pads
+channels, and turns the result back, each in a kernel of its own. Depthwise filters run on the vector units.
+
+Instructions are from profiles of an H200 (PyTorch 2.11, cuDNN 9.19): time times the rate at which its SMs issue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernelcast.hardware import Gpu
+from kernelcast.hardware.paths import WGMMA
+from kernelcast.ops.base import Calls
+from kernelcast.ops.dtypes import DType, matmul_pipe
+from kernelcast.ops.gemm import MMA_SYNC, TASK_CYCLES, MatrixUnit, matrix_unit
+from kernelcast.ops.vector import vector_kernel
+from kernelcast.ops.work import Array, Number, Work, axis, ceil_div
+
+_WINOGRAD_SIDE = 4.0  # of a tile of outputs
+# What cuDNN 9.19 has kernels for, by the names in profiles.
+_GROUPED = (2, 4, 8, 16, 32, 64)  # channels of a group
+_LONGEST_GROUPED = 7  # side of a filter, of groups of 32 channels and more
+_DEPTHWISE = (3, 5, 7)  # sides
+_FRAMES = {"depth": 1, "kernel_d": 1, "stride_d": 1, "padding_d": 0, "dilation_d": 1}  # of two axes
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One side of an image and of the filter that moves along it: whole numbers, or arrays (calls,)."""
+
+    length: Any
+    kernel: Any
+    stride: Any
+    padding: Any
+    dilation: Any
+
+    @property
+    def span(self) -> Any:
+        """Pixels that a filter covers."""
+        return self.dilation * (self.kernel - 1) + 1
+
+    @property
+    def spare(self) -> Any:
+        """Steps of one pixel that the filter can move; negative: it does not fit."""
+        return self.length + 2 * self.padding - self.span
+
+    @property
+    def outputs(self) -> Any:
+        return self.spare // self.stride + 1
+
+
+def _or_else(value: Any, default: Any) -> Any:
+    return default if value is None else value
+
+
+def axes_of(call: Any) -> list[Axis]:
+    """Rows and columns of one call, and its frames first where it has any."""
+    frames = Axis(*(_or_else(getattr(call, name), usual) for name, usual in _FRAMES.items()))
+    rows = Axis(call.height, call.kernel_h, call.stride, call.padding, call.dilation)
+    columns = Axis(
+        call.width,
+        call.kernel_w,
+        _or_else(call.stride_w, call.stride),
+        _or_else(call.padding_w, call.padding),
+        _or_else(call.dilation_w, call.dilation),
+    )
+    flat = (frames.length, frames.kernel, frames.padding) == (1, 1, 0)
+    return [rows, columns] if flat else [frames, rows, columns]
+
+
+def columns_by_axis(calls: Calls) -> tuple[Axis, Axis, Axis]:
+    """Frames, rows and columns of many calls."""
+    frames = Axis(*(calls.given(name, usual) for name, usual in _FRAMES.items()))
+    rows = Axis(*(calls[name] for name in ("height", "kernel_h", "stride", "padding", "dilation")))
+    ways = (calls.given(f"{name}_w", calls[name]) for name in ("stride", "padding", "dilation"))
+    return frames, rows, Axis(calls["width"], calls["kernel_w"], *ways)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A convolution as ``groups`` products of m x k by k x n; all arrays (calls,)."""
+
+    axes: tuple[Axis, Axis, Axis]
+    batch: Array
+    m: Array
+    n: Array
+    k: Array
+    groups: Array
+    channels: Array  # of the input, a group
+    whole: Array  # elements of the input
+    input_elements: Array  # that any output needs: a stride beyond the kernel skips some
+    winograd_tiles: Array  # of 4x4 outputs
+    winograd: NDArray[np.bool_]  # the filter allows it
+
+    @classmethod
+    def of(cls, calls: Calls) -> Sizes:
+        axes = columns_by_axis(calls)
+        frames, rows, columns = axes
+        groups, batch = calls["groups"], calls["batch"]
+        taps = frames.kernel * rows.kernel * columns.kernel
+        m = batch * frames.outputs * rows.outputs * columns.outputs
+        k = calls["in_channels"] / groups * taps
+        whole = batch * calls["in_channels"] * frames.length * rows.length * columns.length
+        plain = np.ones(calls.count, dtype=bool)
+        for side in (rows, columns):
+            plain &= (side.kernel == 3) & (side.stride == 1) & (side.dilation == 1)
+        tiles = ceil_div(rows.outputs, _WINOGRAD_SIDE) * ceil_div(columns.outputs, _WINOGRAD_SIDE)
+        return cls(
+            axes=axes,
+            batch=batch,
+            m=m,
+            n=calls["out_channels"] / groups,
+            k=k,
+            groups=groups,
+            channels=calls["in_channels"] / groups,
+            whole=whole,
+            input_elements=np.minimum(whole, groups * m * k),
+            winograd_tiles=batch * tiles,
+            winograd=plain & (groups == 1) & (frames.kernel == 1) & (frames.length == 1),
+        )
+
+    @property
+    def taps(self) -> Array:
+        """Elements of one filter of one channel."""
+        return self.k / self.channels
+
+    @property
+    def filter_elements(self) -> Array:
+        return self.groups * self.n * self.k
+
+    @property
+    def output_elements(self) -> Array:
+        return self.groups * self.m * self.n
+
+    @property
+    def depthwise(self) -> NDArray[np.bool_]:
+        """Each channel has filters of its own: no matrix to multiply by."""
+        return (self.groups > 1) & (self.channels == 1)
+
+    @property
+    def pointwise(self) -> NDArray[np.bool_]:
+        """A matrix product as the image lies, whichever way."""
+        found = self.groups == 1
+        for side in self.axes:
+            found &= (side.kernel == 1) & (side.stride == 1) & (side.padding == 0)
+        return found
+
+    @property
+    def looped(self) -> NDArray[np.bool_]:
+        """Groups that cuDNN has no kernel for, so that each runs by itself, one after another."""
+        members = np.maximum(self.channels, self.n)
+        long = np.maximum(self.axes[1].kernel, self.axes[2].kernel) > _LONGEST_GROUPED
+        odd = ~np.isin(members, _GROUPED) | (long & (members >= 32))
+        return (self.groups > 1) & ~self.depthwise & odd
+
+    @property
+    def ordinary(self) -> NDArray[np.bool_]:
+        """Depthwise filters that cuDNN has a kernel for, channels last: 3x3, 5x5 or 7x7, one for each channel."""
+        frames, rows, columns = self.axes
+        side = (rows.kernel == columns.kernel) & np.isin(columns.kernel, _DEPTHWISE)
+        plain = (rows.dilation == 1) & (columns.dilation == 1) & (frames.kernel == 1)
+        return side & plain & (self.n == 1)
+
+    @property
+    def input_pixels(self) -> Array:
+        """Of all images."""
+        return self.whole / (self.channels * self.groups)
+
+
+def as_it_lies(calls: Calls, sizes: Sizes) -> NDArray[np.bool_]:
+    """Images that are multiplied channels first: filters of one pixel, rows of at least pairs of 16-bit numbers (of odd
+    ones half the calls that we measured were turned)."""
+    row_bytes = sizes.m / sizes.batch * calls.dtype.act_bytes
+    whole = (np.mod(row_bytes, 4) == 0) | (sizes.m == sizes.batch)
+    return sizes.pointwise & whole & (calls.choice("layout") == "nchw")
+
+
+def depthwise_in_pytorch(calls: Calls, sizes: Sizes) -> NDArray[np.bool_]:
+    """Whether PyTorch runs its own depthwise kernels rather than cuDNN's: channels first, but for fp16 filters and
+    sizes where cuDNN was found to be faster (``ConvParams::use_cudnn_depthwise`` in ATen's Convolution.cpp)."""
+    if calls.choice("layout") != "nchw":
+        return np.zeros(calls.count, dtype=bool)
+    if calls.choice("dtype") != "fp16":
+        return sizes.depthwise
+    frames, rows, columns = sizes.axes
+    channels, batch, width, side = sizes.groups, sizes.batch, columns.length, columns.kernel
+    middle = (side == 3) | (side == 5)
+    halved = np.where(
+        batch == 1,
+        middle | ((side == 1) & (width <= 28)),
+        ((side == 1) & (batch <= 16) & (channels >= 128) & (width <= 7))
+        | (middle & ((channels >= 512) | ((channels >= 256) & (width >= 28)))),
+    )
+    square = (rows.kernel == side) & (middle | (side == 1)) & (width >= 7)
+    wide = square & ((columns.stride == 1) | ((columns.stride == 2) & halved))
+    line = (rows.length == 1) & (columns.stride == 1)
+    plain = (rows.dilation == 1) & (columns.dilation == 1) & (frames.kernel == 1) & (frames.length == 1)
+    alike = (rows.stride == columns.stride) | (rows.length == 1)
+    return sizes.depthwise & ~(plain & alike & (channels >= 32) & (line | wide))
+
+
+# (tile_m, tile_n, threads) of cuDNN's kernels for Hopper
+_HOPPER_TILES = (
+    (256, 128, 384), (128, 256, 384), (128, 192, 384), (128, 128, 256), (256, 64, 256), (64, 192, 256), (128, 64, 256),
+    (64, 128, 256), (64, 64, 256), (64, 32, 256), (256, 32, 256),
+)  # fmt: skip
+_TILE_K_BYTES = 128.0  # one swizzle row of shared memory
+_LEAST_K_BYTES = 64.0  # of a k-step, where a tap has few channels: a first layer's three fill a tenth of it
+_ALIGNED_BYTES = 16.0  # channels of a pixel, padded to what one load takes
+# A k-step of a 64x64 tile took 0.117 us of an H200 (92 calls that ran as such), beyond its arithmetic of 0.066.
+STEP_CYCLES = 210.0
+_OLDER = 1.6  # times wgmma's, that mma.sync takes for the same product on Hopper
+_MOST_SPLITS = 32.0
+_MIN_STEPS_PER_SPLIT = 4.0
+
+
+@dataclass(frozen=True)
+class Product:
+    """``count`` products of m x (taps · inner) by (taps · inner) x n; ``tap_columns``: n is made of as many taps.
+
+    All arrays (calls,). A tile never spans two taps: their pixels lie elsewhere.
+    """
+
+    m: Array
+    n: Array
+    inner: Array
+    taps: Array
+    count: Array
+    tap_columns: Array | float = 1.0
+    splits: bool = False  # k may be shared among CTAs
+    packed: Array | float = 1.0  # groups that lie beside one another in a product, which is zero between them
+    narrow: NDArray[np.bool_] | bool = False  # rows in memory are no whole vectors: kernels without TMA and wgmma
+    pixels_inner: bool = False  # k runs over pixels, so that channels, not k, are neighbours in memory
+
+    @property
+    def k(self) -> Array:
+        return self.inner * self.taps
+
+    @property
+    def columns(self) -> Array:
+        return self.n * self.tap_columns
+
+
+def product_work(gpu: Gpu, kind: DType, product: Product) -> Work:
+    """Tiles of C, one after another on CTAs that stay; bytes in memory are left to the caller."""
+    pipe = matmul_pipe(gpu, kind.name)
+    hopper = pipe == "tensor" and gpu.instruction_path == WGMMA
+    unit = matrix_unit(gpu) if pipe == "tensor" else MMA_SYNC
+    tiles = _HOPPER_TILES if hopper else unit.tiles
+    tile_m, tile_n, threads = (axis([tile[i] for tile in tiles]) for i in range(3))
+    tile_k = _tile_k(kind, product) if pipe == "tensor" else np.full_like(product.inner, 16.0)
+    steps = product.taps * ceil_div(product.inner, tile_k)
+    tasks = product.count * ceil_div(product.m, tile_m) * _columns(kind, product, tile_n)
+    split: Number = 1.0
+    if product.splits:
+        tile_m, tile_n, threads, tasks = (np.concatenate([x, x]) for x in (tile_m, tile_n, threads, tasks))
+        half = len(tiles)
+        filled = np.floor(gpu.sm_count / tasks[half:])
+        most = np.minimum(_MOST_SPLITS, np.floor(steps / _MIN_STEPS_PER_SPLIT))
+        split = np.concatenate([np.ones_like(filled), np.maximum(1.0, np.minimum(filled, most))])
+        steps, tasks = ceil_div(steps, split), tasks * split
+    return _work(gpu, kind, product, unit, pipe, tile_m, tile_n, threads, tile_k, steps, tasks, split)
+
+
+def _work(
+    gpu: Gpu, kind: DType, product: Product, unit: MatrixUnit, pipe: str, tile_m: Array, tile_n: Array, threads: Array,
+    tile_k: Array, steps: Array, tasks: Array, split: Number,
+) -> Work:  # fmt: skip
+    macs = tile_m * tile_n * steps * tile_k
+    slower = np.where(product.narrow, _OLDER, 1.0) if gpu.instruction_path == WGMMA else 1.0
+    a_bytes, b_bytes = tile_m * steps * tile_k * kind.act_bytes, tile_n * steps * tile_k * kind.weight_bytes
+    c_bytes = tile_m * tile_n * np.where(np.asarray(split) > 1, 8.0, kind.out_bytes)  # fp32 partials, written and read
+    smem_bytes = unit.smem_bytes(a_bytes, b_bytes, tile_m, tile_n)
+    if product.pixels_inner and pipe == "tensor" and kind.act_bytes > 2:
+        smem_bytes = smem_bytes + 2 * (a_bytes + b_bytes)  # matrix units take 4-byte operands along k: turned first
+    stages = unit.stages if pipe == "tensor" else 2
+    stage = (tile_m * kind.act_bytes + tile_n * kind.weight_bytes) * tile_k
+    return Work(
+        tasks=tasks,
+        tensor_flops=2 * macs * slower if pipe == "tensor" else 0.0,
+        tensor_dtype=kind.math,
+        fma_flops=2 * macs if pipe == "fma" else 0.0,
+        fma_dtype=kind.math if pipe == "fma" else "fp32",
+        smem_bytes=smem_bytes,
+        l2_bytes=a_bytes + b_bytes + c_bytes,
+        threads=threads,
+        registers_per_thread=np.minimum(255, 40 + tile_m * tile_n / np.minimum(threads, 256)),
+        smem_bytes_per_cta=np.minimum(stages * stage, gpu.smem_bytes_per_cta),
+        serial_steps=steps,
+        step_cycles=STEP_CYCLES * slower,
+        task_cycles=TASK_CYCLES,
+        launches=np.where(np.asarray(split) > 1, 2.0, 1.0),  # the sums of splits are added up by another kernel
+        useful_flops=2 * product.count * product.m * product.columns * product.k / product.packed,
+        tile={"tile_m": tile_m, "tile_n": tile_n, "tile_k": tile_k, "split_k": split, "algorithm": 0.0},
+    )
+
+
+def _tile_k(kind: DType, product: Product) -> Array:
+    """Elements of a k-step: a swizzle row, or less where a tap has less."""
+    bytes_of_tap = np.maximum(_LEAST_K_BYTES, 2 ** np.ceil(np.log2(product.inner * kind.act_bytes)))
+    return np.minimum(_TILE_K_BYTES, bytes_of_tap) / kind.act_bytes
+
+
+def _columns(kind: DType, product: Product, tile_n: Array) -> Array:
+    """Tiles beside one another: those of a tap, then of the next; taps of a few channels lie in one tile together."""
+    grain = _ALIGNED_BYTES / kind.act_bytes
+    together = ceil_div(product.tap_columns * ceil_div(product.n, grain) * grain, tile_n)
+    return np.where(product.n < 2 * grain, together, product.tap_columns * ceil_div(product.n, tile_n))
+
+
+VECTOR_BYTES = 16.0  # channels of a pixel that one load takes
+_SQUARE = 32.0  # pixels and channels that are turned at once: few of either fill a part of it
+_EMPTY = 0.8  # of an element's instructions, for a place of a square that holds none: 2.4 million of 3x3 in 12 us
+_TURN_INSTRUCTIONS = 40.0  # of a thread an element: 6.4 million in 11 us beside the start
+_PAD_INSTRUCTIONS = 24.0  # 12.8 million in 13 us
+_THREADS, _ELEMENTS = 256.0, 1024.0  # of a CTA
+
+
+@dataclass(frozen=True)
+class Image:
+    """A tensor of images (or filters), each of so many pixels (or taps), with channels."""
+
+    count: Array
+    pixels: Array
+    channels: Array
+    is_filter: bool = False
+
+
+def converted(calls: Calls, sizes: Sizes, gpu: Gpu) -> NDArray[np.bool_]:
+    """Calls whose tensors are turned: channels first, on matrix units, and no product as they lie."""
+    if calls.choice("layout") != "nchw" or matmul_pipe(gpu, calls.dtype.name) != "tensor":
+        return np.zeros(calls.count, dtype=bool)
+    return ~as_it_lies(calls, sizes) & ~sizes.depthwise
+
+
+def around(calls: Calls, sizes: Sizes, gpu: Gpu, images: Sequence[Image]) -> tuple[Work, ...]:
+    """A kernel for each tensor that is turned or padded, in the order of a call."""
+    if matmul_pipe(gpu, calls.dtype.name) != "tensor":
+        return ()
+    turned = converted(calls, sizes, gpu)
+    last = calls.choice("layout") != "nchw"
+    found = []
+    for image in images:
+        grain = VECTOR_BYTES / calls.dtype.act_bytes
+        padded = ceil_div(image.channels, grain) * grain
+        short = (padded > image.channels) & (sizes.groups == 1) & last
+        turns = turned & ~(image.is_filter & (sizes.taps == 1))  # a filter of one tap lies both ways at once
+        if not (turns | short).any():
+            continue
+        squares = ceil_div(image.channels, _SQUARE) * ceil_div(image.pixels, _SQUARE)
+        real = image.pixels * image.channels
+        elements = image.count * np.where(turns, real + _EMPTY * (squares * _SQUARE**2 - real), image.pixels * padded)
+        each = np.where(turns, _TURN_INSTRUCTIONS, _PAD_INSTRUCTIONS)
+        found.append(
+            vector_kernel(
+                gpu,
+                tasks=ceil_div(elements, _ELEMENTS),
+                threads=_THREADS,
+                moved_bytes=image.count * image.pixels * (image.channels + padded) * calls.dtype.act_bytes,
+                warp_instructions=each * elements / gpu.warp_threads,
+                runs=turns | short,
+            )
+        )
+    return tuple(found)
+
+
+# Instructions of a thread: for an output, and for each tap of it (of filters: for each product of a pixel).
+Instructions = Mapping[str, tuple[float, float]]
+FORWARD: Instructions = {"pytorch": (110.0, 14.5), "nhwc": (0.0, 4.0), "nchw": (10.0, 6.5)}
+OF_INPUT: Instructions = {"pytorch": (150.0, 20.0), "nhwc": (0.0, 8.5), "nchw": (10.0, 6.5)}
+OF_FILTERS: Instructions = {"pytorch": (0.0, 36.0), "nhwc": (0.0, 3.5), "nchw": (10.0, 13.0)}
+_GENERAL = 60.0  # a tap of a filter that cuDNN has no kernel of its own for (conv2d_grouped_direct_kernel): 37 to 135
+_APART = 1.5  # of a tap's instructions, where outputs lie two pixels apart and share less
+# PyTorch's gradient of depthwise filters: a CTA an element of a filter, a warp an image, a lane a pixel.
+_IMAGE_INSTRUCTIONS = 100.0  # of a warp, to begin an image
+_PIXEL_CYCLES = 290.0  # of a warp, for the next 32 pixels, where few CTAs leave nothing else to do
+_WARPS = 8.0
+
+
+@dataclass(frozen=True)
+class Direct:
+    """A pass without a product: ``outputs`` that each sum over ``taps``."""
+
+    outputs: Array
+    taps: Array
+    instructions: Instructions
+
+
+def direct_work(calls: Calls, sizes: Sizes, gpu: Gpu, direct: Direct, moved_bytes: Array) -> Work:
+    """A thread an output; neighbours share what they read through L1."""
+    own, layout = depthwise_in_pytorch(calls, sizes), calls.choice("layout") or "nhwc"
+    (own_base, own_tap), (base, tap) = direct.instructions["pytorch"], direct.instructions[layout]
+    step = sizes.axes[1].stride * sizes.axes[2].stride
+    cudnns = np.where(sizes.ordinary | (layout == "nchw"), tap * np.where(step > 1, _APART, 1.0), _GENERAL)
+    each = np.where(own, own_base + own_tap * direct.taps, base + cudnns * direct.taps)
+    work = vector_kernel(
+        gpu,
+        tasks=ceil_div(direct.outputs, _THREADS),
+        threads=_THREADS,
+        moved_bytes=moved_bytes,
+        flops=2 * direct.outputs * direct.taps,
+        warp_instructions=direct.outputs * each / gpu.warp_threads,
+        registers=40.0,
+    )
+    if direct.instructions is OF_FILTERS:
+        work = _by_filter(gpu, sizes, work, own)
+    return replace(work, tile={"tile_m": _THREADS, "tile_n": 1.0, "tile_k": 1.0, "split_k": 1.0, "algorithm": 2.0})
+
+
+def _by_filter(gpu: Gpu, sizes: Sizes, work: Work, own: NDArray[np.bool_]) -> Work:
+    """The same for PyTorch's own gradient of filters: so many CTAs, and lanes that a small image leaves empty."""
+    tasks, rows = sizes.filter_elements, ceil_div(sizes.m / sizes.batch, gpu.warp_threads)  # of 32 pixels
+    each = np.asarray(work.tasks) / tasks  # from one of the general CTAs to one of these
+    instructions = sizes.batch * (rows * OF_FILTERS["pytorch"][1] + _IMAGE_INSTRUCTIONS)
+
+    def chosen(mine: Array, other: Any) -> Array:
+        return np.where(own, mine, other)
+
+    return replace(
+        work,
+        tasks=chosen(tasks, work.tasks),
+        fma_flops=chosen(work.fma_flops * each, work.fma_flops),
+        l2_bytes=chosen(work.l2_bytes * each, work.l2_bytes),
+        other_warp_instructions=chosen(instructions, work.other_warp_instructions),
+        serial_steps=chosen(ceil_div(sizes.batch, _WARPS) * rows, 1.0),
+        step_cycles=chosen(np.full_like(tasks, _PIXEL_CYCLES), 0.0),
+    )
