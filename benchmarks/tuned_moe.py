@@ -22,7 +22,7 @@ from kernelcast.collect.device import identified
 from kernelcast.collect.moe_bench import Bench, Measurer
 from kernelcast.hardware import Gpu
 from kernelcast.tune.configs import Config
-from kernelcast.tune.tune import TOP, Tuned, tune
+from kernelcast.tune.tune import TOP, TuneResult, tune
 from kernelcast_lab.evaluate.tuning import problem_of, swept_times
 from kernelcast_lab.tuning.config_sweeps import Sweep, about_sweeps, read_sweeps
 
@@ -34,7 +34,7 @@ class Judged:
     """One shape, in seconds."""
 
     shape: str
-    tuned: Tuned
+    tuned: TuneResult
     time_s: float
     best: Config
     best_s: float  # of the tuned config and the sweep's best 20

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from profiler_trace import BF16, kernel, linear, op, trace, wave_plus_tile
 
-from kernelcast.diagnose.diagnose import Diagnosis, Row, diagnose, usual_dtype
+from kernelcast.diagnose.diagnose import DiagnosedCall, Diagnosis, diagnose, most_used_dtype
+from kernelcast.diagnose.profiler_trace import profile_of
 from kernelcast.diagnose.read import read_measured
-from kernelcast.diagnose.read_profile import profile_of
 from kernelcast.hardware import gpu
 
 PROFILES = Path(__file__).parents[2] / "validation" / "profiles"
@@ -24,12 +24,12 @@ def recorded(name: str, run_dtype: str | None = None) -> Diagnosis:
     return diagnose(profile, chip, run_dtype=run_dtype)
 
 
-def fault(name: str, file: str = "planted_faults.json.gz", run_dtype: str | None = None) -> Row:
+def fault(name: str, file: str = "planted_faults.json.gz", run_dtype: str | None = None) -> DiagnosedCall:
     (row,) = [row for row in recorded(file, run_dtype).rows if f"fault.{name}" in row.measured.marks]
     return row
 
 
-def reason(row: Row) -> str:
+def reason(row: DiagnosedCall) -> str:
     return row.main.name if row.main else ""
 
 
@@ -47,7 +47,7 @@ def test_the_prefill_is_predicted_and_its_decode_waits_for_the_host() -> None:
     prefill, decode = (recorded(f"llama_8b_4_layers_{name}.json.gz") for name in ("prefill", "decode"))
     assert prefill.total_us("time_us") == pytest.approx(prefill.measured_matched_us, rel=0.10)
     assert decode.idle is not None and "85% of the time" in decode.idle.detail
-    products = [row for row in prefill.rows if row.facts.op == "gemm" and row.share > 0.05]
+    products = [row for row in prefill.rows if row.metrics.op == "gemm" and row.share > 0.05]
     assert {reason(row) for row in products} == {"compute-bound"}
     chains = [row for row in prefill.rows if reason(row) == "unfused"]
     assert sum(row.share for row in chains) > 0.1  # norms and rotary embeddings, op by op
@@ -80,7 +80,7 @@ def test_what_a_fault_costs() -> None:
     """The aligned product beside the unaligned one took 178 us of its 1,022."""
     aligned, unaligned = fault("aligned"), fault("unaligned_k")
     won = unaligned.measured.time_us - aligned.measured.time_us
-    assert unaligned.win_us == pytest.approx(won, rel=0.1)
+    assert unaligned.saving_us == pytest.approx(won, rel=0.1)
     ranked = [row.measured.marks for row in recorded("planted_faults.json.gz").rows[:4]]
     assert ranked == [("fault.fp32_gemm",), ("fault.unaligned_k",), ("fault.unaligned_n",), ("fault.fp32_attention",)]
 
@@ -100,14 +100,14 @@ def test_a_product_more_than_the_gpu_has_sms() -> None:
 def test_a_product_more_than_sms_with_one_operand_for_all() -> None:
     """An operand expanded over the batch is read once: the batch is one product, which memory does not bind."""
     more, one = (fault(f"shared_{count}", "planted_waves.json.gz") for count in (133, 132))
-    assert (more.facts.op, more.facts.parameters["m"], more.facts.parameters["n"]) == ("gemm", 256, 133 * 128)
+    assert (more.metrics.op, more.metrics.parameters["m"], more.metrics.parameters["n"]) == ("gemm", 256, 133 * 128)
     assert reason(more) == "tail wave" and "tail wave" not in [r.name for r in one.reasons]
 
 
 def test_one_wave_plus_one_tile() -> None:
     found = diagnose(profile_of(wave_plus_tile(), H200), H200)
     more, one = found.rows
-    assert more.facts.parameters["m"] == 2432 and reason(more) == "tail wave"
+    assert more.metrics.parameters["m"] == 2432 and reason(more) == "tail wave"
     assert more.main is not None and "133 tiles of 128x256 on 132 SMs: 1.01 waves" in more.main.detail
     assert more.main.explained_us == pytest.approx(171.6 * (1 - 133 / 264))
     assert "tail wave" not in [r.name for r in one.reasons]
@@ -150,7 +150,7 @@ def test_the_runs_format_is_that_of_most_products() -> None:
         events += [op(number, "aten::mm", [[64, 64], [64, 64]], [kind, kind], at_us=10.0 * number, lasts_us=5),
                    kernel(number, "gemm", 1000.0 if number == 0 else 5.0, at_us=2000.0 * number)]  # fmt: skip
     profile = profile_of(trace(*events), H200)
-    assert usual_dtype(profile.calls) == "bf16"
+    assert most_used_dtype(profile.calls) == "bf16"
     assert diagnose(profile, H200, run_dtype="fp16").run_dtype == "fp16"
 
 
@@ -159,6 +159,6 @@ def test_nsight_compute_is_read_for_what_it_tells() -> None:
     found = diagnose(profile, H200)
     assert profile.launches == 6
     (add,) = found.matched
-    assert add.facts.op == "pointwise" and add.measured.time_us == pytest.approx(17.1, abs=0.1)
+    assert add.metrics.op == "pointwise" and add.measured.time_us == pytest.approx(17.1, abs=0.1)
     fp32 = next(row for row in found.unmatched if "xmma" in row.measured.name)
     assert reason(fp32) == "dtype fallback" and "k is in neither" in fp32.unmatched

@@ -12,12 +12,10 @@ from typing import Any
 import pytest
 from profiler_trace import BF16, kernel, linear, op, trace
 
-from kernelcast.diagnose.grid import grid_of
-from kernelcast.diagnose.kernel_names import read_name
-from kernelcast.diagnose.measured import MeasuredKernel
-from kernelcast.diagnose.profiled_op import op_of
+from kernelcast.diagnose.kernel_names import parse_kernel_name
+from kernelcast.diagnose.measured import MeasuredKernel, launch_grid
+from kernelcast.diagnose.profiler_trace import NO_OP, NO_SHAPES, TO_HOST, op_of, profile_of
 from kernelcast.diagnose.read import read_measured
-from kernelcast.diagnose.read_profile import NO_OP, NO_SHAPES, TO_HOST, profile_of
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import gpu
 from kernelcast.tracing.aten.outputs import outputs_of
@@ -56,27 +54,27 @@ ADD = (
     ],
 )  # fmt: skip
 def test_what_a_name_says(name: str, kind: str, tile: tuple[int, int] | None, dtype: str | None) -> None:
-    said = read_name(name)
-    assert (said.kind, said.dtype) == (kind, dtype)
+    said = parse_kernel_name(name)
+    assert (said.category, said.dtype) == (kind, dtype)
     assert (said.tile_m, said.tile_n) == (tile or (None, None))
 
 
 def test_what_the_launch_of_a_product_says() -> None:
     """n = 2816 is 11 tiles of 256, m = 1536 is 12 of 128: one wave of 132; m = 1664 is 143 tiles in two rounds."""
     ran = MeasuredKernel(NVJET, 85.8, (2, 66, 1), (384, 1, 1), 168, 213188)
-    one = grid_of(ran, {"op": "gemm", "m": 1536, "n": 2816, "k": 8192}, H200)
+    one = launch_grid(ran, {"op": "gemm", "m": 1536, "n": 2816, "k": 8192}, H200)
     assert (one.tasks, one.slots, one.ctas_per_sm, one.tail, one.padding) == (132, 132, 1, 0.0, 0.0)
-    more = grid_of(ran, {"op": "gemm", "m": 1664, "n": 2816, "k": 8192}, H200)
+    more = launch_grid(ran, {"op": "gemm", "m": 1664, "n": 2816, "k": 8192}, H200)
     assert more.tasks == 143 and more.tail == pytest.approx(1 - 143 / 264)
     # 132 tiles of a third of the area: padding of the last row
-    ragged = grid_of(ran, {"op": "gemm", "m": 1409, "n": 2816, "k": 8192}, H200)
+    ragged = launch_grid(ran, {"op": "gemm", "m": 1409, "n": 2816, "k": 8192}, H200)
     assert ragged.padding == pytest.approx(1 - 1409 / 1536)
 
 
 def test_the_third_axis_of_a_product_counts_parts_of_k() -> None:
     name = "void cutlass::Kernel2<cutlass_80_simt_sgemm_128x128_8x4_tn_align1>(Params)"
     ran = MeasuredKernel(name, 10.0, (1, 1, 4), (256, 1, 1), 128, 32768)
-    found = grid_of(ran, {"op": "gemm", "m": 61, "n": 128, "k": 4096}, H200)
+    found = launch_grid(ran, {"op": "gemm", "m": 61, "n": 128, "k": 4096}, H200)
     assert (found.split_k, found.tasks) == (4, 4)
 
 
@@ -87,7 +85,7 @@ def test_tile_sides_fit_the_grids_of_measured_products() -> None:
     query = f"SELECT m, n, kernel_name, grid FROM '{MEASURED}' WHERE op = 'gemm' AND kernel_name IS NOT NULL"
     seen = 0
     for m, n, name, text in duckdb.sql(query).fetchall():
-        said, grid = read_name(name), tuple(map(int, text.split("x")))
+        said, grid = parse_kernel_name(name), tuple(map(int, text.split("x")))
         if not said.tile_m or not said.tile_n or "sm90_xmma" in name or (said.persistent and said.split_k):
             continue
         rows, columns = -(-m // said.tile_m), -(-n // said.tile_n)
@@ -195,7 +193,7 @@ def test_kernels_of_one_op_are_one_call() -> None:
     assert call.calls[0].words == {
         "op": "gemm", "m": 8, "n": 4096, "k": 14336, "layout": "tn", "dtype": "bf16", "stack": "torch"
     }  # fmt: skip
-    assert found.span_us == pytest.approx(35.0) and found.idle_us == pytest.approx(1.0 + 1.0)
+    assert found.duration_us == pytest.approx(35.0) and found.idle_us == pytest.approx(1.0 + 1.0)
 
 
 def test_alike_calls_are_one_row_with_their_mean() -> None:
@@ -279,11 +277,11 @@ def test_bad_traces_are_refused(tmp_path: Path) -> None:
         refused(path, message)
     path = tmp_path / "trace.json.gz"
     path.write_bytes(gzip.compress(b"{}" * 9999)[:-40])
-    refused(path, "damaged or cut short")
+    refused(path, "damaged or truncated")
     refused(tmp_path / "none.json", "no file")
     other = tmp_path / "run.nsys-rep"
     other.write_text("x")
-    refused(other, "what is it")
+    refused(other, "unknown format")
 
 
 def test_a_trace_names_its_gpu(tmp_path: Path) -> None:

@@ -21,15 +21,15 @@ from kernelcast.tune.configs import (
     GemmProblem,
     MoeProblem,
     Problem,
+    file_name,
     fits,
     sglang_default,
     space,
     swift_default,
     vllm_default,
+    write_config_file,
 )
-from kernelcast.tune.engine_files import file_name, write_config_file
-from kernelcast.tune.refine import refined
-from kernelcast.tune.tune import predicted, ranked, tune
+from kernelcast.tune.tune import predict_configs, rank_configs, refine, tune
 from kernelcast_lab.evaluate.tuning import score
 from kernelcast_lab.tuning.config_sweeps import read_sweeps
 
@@ -78,30 +78,30 @@ def test_defaults_are_those_of_the_engines() -> None:
 
 
 def test_ranking_is_by_predicted_time_of_both_gemms() -> None:
-    found = ranked(QWEN, H200)
+    found = rank_configs(QWEN, H200)
     assert np.all(np.diff(found.time_s) >= 0) and found.support == "seen"
-    first, _, _ = predicted(QWEN, found.configs[:1], H200)
+    first, _, _ = predict_configs(QWEN, found.configs[:1], H200)
     assert found.time_s[0] == pytest.approx(first[0])
     assert found.ceiling_s <= found.time_s[0] * 1.0001
 
 
 def test_known_bad_configs_rank_low() -> None:
     """A row block of 256 for half a row an expert pads 500-fold; one stage of a small tile keeps little in flight."""
-    order = ranked(MoeProblem(4, 2048, 768, 128, 8), H200).configs
+    order = rank_configs(MoeProblem(4, 2048, 768, 128, 8), H200).configs
     assert order.index(Config(256, 32, 64, 1, 8, 2)) > len(order) // 2
-    large = ranked(MoeProblem(8192, 4096, 7168, 8, 2), H200).configs
+    large = rank_configs(MoeProblem(8192, 4096, 7168, 8, 2), H200).configs
     assert large.index(Config(16, 32, 64, 1, 8, 2)) > 0.9 * len(large)
     assert large.index(Config(128, 256, 64, 16, 8, 4)) < 16
 
 
 def test_what_was_never_seen_is_ranked_with_physics() -> None:
     problem = GemmProblem(512, 2048, 8192)
-    found = ranked(problem, H200)
-    alone, _, support = predicted(problem, found.configs, H200)
+    found = rank_configs(problem, H200)
+    alone, _, support = predict_configs(problem, found.configs, H200)
     assert support != "seen"
     assert not np.allclose(found.time_s, alone, rtol=1e-3)
-    physics, _, _ = predicted(problem, found.configs, H200, Conditions(predictor="generic"))
-    nameless, _, _ = predicted(problem, found.configs, H200, Conditions(predictor=Learned(nameless=True)))
+    physics, _, _ = predict_configs(problem, found.configs, H200, Conditions(predictor="generic"))
+    nameless, _, _ = predict_configs(problem, found.configs, H200, Conditions(predictor=Learned(nameless=True)))
     np.testing.assert_allclose(found.time_s, np.sqrt(physics * nameless))
 
 
@@ -109,7 +109,7 @@ def test_networks_without_names_do_not_tell_a_gpu_from_its_copy_under_another_na
 
     config, nameless = [Config(64, 128, 64, 1, 4, 3)], Conditions(predictor=Learned(nameless=True))
     copy = replace(H200, id="another")
-    assert predicted(QWEN, config, H200, nameless)[0] == predicted(QWEN, config, copy, nameless)[0]
+    assert predict_configs(QWEN, config, H200, nameless)[0] == predict_configs(QWEN, config, copy, nameless)[0]
 
 
 # ---- tuning ----
@@ -118,12 +118,12 @@ def test_networks_without_names_do_not_tell_a_gpu_from_its_copy_under_another_na
 def test_without_a_gpu_the_predicted_best_is_kept_and_said_so() -> None:
     found = tune(QWEN, H200)
     assert not found.measured and found.configs_measured == 0
-    assert found.config == ranked(QWEN, H200).configs[0]
+    assert found.config == rank_configs(QWEN, H200).configs[0]
     assert found.speedup("vllm") >= 1
 
 
 def test_only_the_top_and_the_defaults_are_measured_and_the_fastest_wins() -> None:
-    order = ranked(QWEN, H200).configs
+    order = rank_configs(QWEN, H200).configs
     gpu_times = Timer({order[11]: 0.5, order[40]: 0.1})
     found = tune(QWEN, H200, gpu_times, top=16)
     assert found.config == order[11] and found.measured_s == 0.5
@@ -134,7 +134,7 @@ def test_only_the_top_and_the_defaults_are_measured_and_the_fastest_wins() -> No
 
 def test_the_best_few_are_measured_again_and_that_decides() -> None:
     """One that was lucky the first time is not kept, and its lucky time is not told."""
-    order = ranked(QWEN, H200).configs
+    order = rank_configs(QWEN, H200).configs
     rounds = iter([Timer({order[2]: 0.4, order[5]: 0.5}), Timer({order[2]: 0.6, order[5]: 0.55})])
     asked: list[Sequence[Config]] = []
 
@@ -153,7 +153,7 @@ def test_a_default_that_is_fastest_is_kept() -> None:
 
 
 def test_configs_that_do_not_run_are_passed_over() -> None:
-    order = ranked(QWEN, H200).configs
+    order = rank_configs(QWEN, H200).configs
     found = tune(QWEN, H200, Timer({order[3]: 0.7}, usual=math.inf))
     assert found.config == order[3]
     with pytest.raises(KernelcastError, match="none of the"):
@@ -164,12 +164,12 @@ def test_more_than_the_top_without_optuna_goes_on_in_order(monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "optuna", None)
     configs = space(H200)
     gpu_times = Timer({configs[7]: 0.3})
-    found = refined(configs, dict.fromkeys(configs[:5], 1.0), 4, lambda wanted: gpu_times(QWEN, wanted), search=True)
+    found = refine(configs, dict.fromkeys(configs[:5], 1.0), 4, lambda wanted: gpu_times(QWEN, wanted), search=True)
     assert list(found) == configs[5:9] and found[configs[7]] == 0.3
 
 
 def test_where_the_gpu_was_seen_the_predicted_order_goes_on() -> None:
-    order = ranked(QWEN, H200).configs
+    order = rank_configs(QWEN, H200).configs
     gpu_times = Timer({order[20]: 0.5})
     found = tune(QWEN, H200, gpu_times, top=16, more=8)
     assert found.support == "seen" and found.config == order[20]
@@ -181,7 +181,7 @@ def test_more_than_the_top_by_optuna_measures_new_configs_only() -> None:
     configs = space(H200)
     known = {c: float(i + 1) for i, c in enumerate(configs[:16])}
     gpu_times = Timer({})
-    found = refined(configs, known, 5, lambda wanted: gpu_times(QWEN, wanted), search=True)
+    found = refine(configs, known, 5, lambda wanted: gpu_times(QWEN, wanted), search=True)
     assert len(found) == 5 and not set(found) & set(known) and set(found) <= set(configs)
 
 
@@ -236,7 +236,7 @@ def test_entries_of_other_token_counts_stay_in_the_file(tmp_path: Path) -> None:
     assert list(entries) == ["8", "1024"] and entries["1024"]["BLOCK_SIZE_M"] == 128
     assert list(tmp_path.iterdir()) == [path]
     path.write_text("[]")
-    with pytest.raises(KernelcastError, match="is no config file"):
+    with pytest.raises(KernelcastError, match="is not a config file"):
         write_config_file(tmp_path, "vllm", H200, {many: Config(128, 256, 64, 1, 8, 4)}, "3.6.0")
     assert path.read_text() == "[]"
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kernelcast.diagnose.chrome_events import DEVICE, HOST, Event, arg, launch_facts
+from kernelcast.diagnose.chrome_events import DEVICE, HOST, Event, arg, launch_config
 
 _LONGEST_NAME = 200
 _MARK = "kernelcast:"
@@ -62,5 +62,5 @@ def kernels_of(events: Sequence[Event], count: int) -> list[list[Launched]]:
         number = owner.get(arg(event, "correlation"))
         if number is not None:
             name, time_us = str(event["name"])[:_LONGEST_NAME], float(event.get("dur", 0.0))
-            found[number].append(Launched(name, *launch_facts(event), time_us))
+            found[number].append(Launched(name, *launch_config(event), time_us))
     return found

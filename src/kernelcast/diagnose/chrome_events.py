@@ -30,17 +30,17 @@ def load_trace(path: Path) -> dict[str, Any]:
     return parse_trace(path.read_bytes(), path)
 
 
-def parse_trace(raw: bytes, path: Path, most_bytes: int | None = None) -> dict[str, Any]:
-    """The same of a file's bytes; ``most_bytes``: that it may have when it is no longer compressed."""
+def parse_trace(raw: bytes, path: Path, max_bytes: int | None = None) -> dict[str, Any]:
+    """The same of a file's bytes; ``max_bytes``: the most it may have decompressed."""
     try:
-        text = (_unpacked(raw, path, most_bytes) if raw[:2] == _GZIP else raw).decode(errors="replace")
+        text = (_decompressed(raw, path, max_bytes) if raw[:2] == _GZIP else raw).decode(errors="replace")
         content = json.loads(text)
     except (EOFError, gzip.BadGzipFile, zlib.error):
-        raise KernelcastError(f"{path}: the compressed file is damaged or cut short") from None
+        raise KernelcastError(f"{path}: the compressed file is damaged or truncated") from None
     except json.JSONDecodeError as error:
         raise KernelcastError(f"{path}: not JSON: {error.msg} in line {error.lineno}") from None
     except RecursionError:
-        raise KernelcastError(f"{path}: not a Chrome trace: lists lie too deep in one another") from None
+        raise KernelcastError(f"{path}: not a Chrome trace: lists are nested too deep") from None
     if isinstance(content, list):
         content = {"traceEvents": content}
     if not isinstance(content, dict) or not isinstance(content.get("traceEvents"), list):
@@ -48,22 +48,22 @@ def parse_trace(raw: bytes, path: Path, most_bytes: int | None = None) -> dict[s
     return content
 
 
-def _unpacked(raw: bytes, path: Path, most_bytes: int | None) -> bytes:
-    if most_bytes is None:
+def _decompressed(raw: bytes, path: Path, max_bytes: int | None) -> bytes:
+    if max_bytes is None:
         return gzip.decompress(raw)
     with gzip.GzipFile(fileobj=io.BytesIO(raw)) as file:
-        found = file.read(most_bytes + 1)
-    if len(found) > most_bytes:
-        raise KernelcastError(f"{path}: it has more than {most_bytes:,} bytes when it is no longer compressed")
-    return found
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise KernelcastError(f"{path}: it has more than {max_bytes:,} bytes when it is decompressed")
+    return content
 
 
 def arg(event: Event, name: str) -> Any:
     return (event.get("args") or {}).get(name)
 
 
-def launch_facts(event: Event) -> tuple[tuple[int, ...], tuple[int, ...], int, int]:
-    """Grid, block, registers of a thread, bytes of shared memory of a CTA; empty and 0 where they are not told."""
+def launch_config(event: Event) -> tuple[tuple[int, ...], tuple[int, ...], int, int]:
+    """Grid, block, registers of a thread, bytes of shared memory of a CTA; empty and 0 where the trace does not say."""
     args = event.get("args") or {}
     grid, block = args.get("grid") or (), args.get("block") or ()
     registers, smem = args.get("registers per thread") or 0, args.get("shared memory") or 0
@@ -73,21 +73,21 @@ def launch_facts(event: Event) -> tuple[tuple[int, ...], tuple[int, ...], int, i
 def short_name(name: str) -> str:
     """At most 160 characters: without namespaces that say nothing; a checksum keeps long names apart."""
     full = name
-    for word in _NOISE:
-        name = name.replace(word, "")
+    for namespace in _NOISE:
+        name = name.replace(namespace, "")
     return name if len(name) <= NAME_CHARS else f"{name[: NAME_CHARS - 9]}~{zlib.crc32(full.encode()):08x}"
 
 
 def shape_text(dims: Sequence[Any]) -> str:
     """'512x4096,4096x4096': an input each; '-' is a scalar, '[290]' a list of so many tensors."""
-    words = [_one_shape(dim) for dim in dims]
-    while words and words[-1] == "-":
-        words.pop()
-    text = ",".join(words)
+    shapes = [_shape(dim) for dim in dims]
+    while shapes and shapes[-1] == "-":
+        shapes.pop()
+    text = ",".join(shapes)
     return text if len(text) <= SHAPE_CHARS else text[: SHAPE_CHARS - 1] + "~"
 
 
-def _one_shape(dim: Any) -> str:
+def _shape(dim: Any) -> str:
     if not isinstance(dim, list) or not dim:
         return "-"
     return f"[{len(dim)}]" if isinstance(dim[0], list) else "x".join(str(n) for n in dim)

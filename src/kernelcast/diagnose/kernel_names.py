@@ -1,9 +1,9 @@
-"""What a kernel's name says: its library, what kind of work it is, tile, number format, split-K, alignment.
+"""What a kernel's name says: its category of work, tile, number format, split-K, alignment.
 
 Names are those of cuBLAS (nvjet, xmma), CUTLASS, cuDNN, FlashAttention, PyTorch and Triton as profilers print them.
 Which tile side runs along which axis was checked on an H200 (validation/kernelcast): all 9,274 products of known size
 whose grid counts tiles (nvjet, CUTLASS, xmma of sm80) fit. cuBLAS computes the transposed product of row-major
-matrices, so that the first side of an nvjet or CUTLASS tile lies along n; that of an xmma tile lies along m.
+matrices, so that the first side of an nvjet or CUTLASS tile is along n; that of an xmma tile is along m.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 Name = TypeVar("Name", bound=str)
-Kind = Literal["matmul", "attention", "conv", "reduce", "pointwise", "copy", "helper", "other"]
+KernelCategory = Literal["matmul", "attention", "conv", "reduce", "pointwise", "copy", "helper", "other"]
 
-MATRIX_KINDS: tuple[Kind, ...] = ("matmul", "attention", "conv")
-# one kernel could do the work of several of these in a row
-FUSIBLE_KINDS: tuple[Kind, ...] = ("pointwise", "copy", "reduce")
+MATRIX_CATEGORIES: tuple[KernelCategory, ...] = ("matmul", "attention", "conv")
+# one kernel could do the work of several of these in sequence
+FUSIBLE_CATEGORIES: tuple[KernelCategory, ...] = ("pointwise", "copy", "reduce")
 
 _SIDES = r"(\d+)x(\d+)"
 _NVJET = re.compile(rf"nvjet_(?:sm\d+_)?(?P<formats>[a-z]+)_{_SIDES}_(\d+)x\d+_(\d+)x(\d+)_")
@@ -34,22 +34,22 @@ _NVJET_FORMATS = {"t": "bf16", "h": "fp16", "q": "fp8", "s": "tf32", "d": "fp64"
 _XMMA_FORMATS = (("bf16", "bf16"), ("f16", "fp16"), ("e4m3", "fp8"), ("e5m2", "fp8"), ("i8", "int8"), ("f32", "fp32"),
                  ("f64", "fp64"))  # fmt: skip
 # C++ types among a template's arguments; cuDNN's vector kernels (..._sgemm<half>) compute in fp32
-_WORDS = (
+_DTYPES = (
     ("fp32", ("convolve_sgemm",)),
     ("bf16", ("bfloat16", "bf16")),
     ("fp16", ("half", "f16")),
     ("fp8", ("e4m3", "e5m2")),
     ("fp32", ("float", "_f32", "sgemm")),
 )
-_CUTLASS_WORDS = (
+_CUTLASS_DTYPES = (
     ("bf16", ("bf16",)),
     ("fp32", ("sgemm", "simt")),
     ("fp16", ("s1688gemm_f16", "f16_s", "fp16", "_h16")),
     ("tf32", ("s1688gemm", "tf32")),
-    *_WORDS,
+    *_DTYPES,
 )
 _SPLIT = ("splitk", "split_k", "segment_k_on")
-_KINDS: tuple[tuple[Kind, tuple[str, ...]], ...] = (
+_CATEGORIES: tuple[tuple[KernelCategory, tuple[str, ...]], ...] = (
     ("helper", ("splitkreduce", "splitk_reduce", "splitkv_combine", "memset", "nchwtonhwc", "nhwctonchw",
                 "convert_kernel", "scale_bias", "reduce_splitk", "compute_grad_offset", "cublaslt_",
                 "fill_kernel_prologue")),
@@ -70,45 +70,45 @@ _KINDS: tuple[tuple[Kind, tuple[str, ...]], ...] = (
 class KernelName:
     """What could be read; None and False where the name does not say."""
 
-    kind: Kind
+    category: KernelCategory
     tile_m: int | None = None  # rows of PyTorch's output that a CTA computes
     tile_n: int | None = None
     cluster_m: int = 1
     cluster_n: int = 1
     dtype: str | None = None  # that the arithmetic runs in
     split_k: bool = False
-    persistent: bool = False  # as many CTAs as the GPU holds, each of which takes tiles in turn
+    persistent: bool = False  # as many CTAs as the GPU holds, each of which takes several tiles
     align_elements: int | None = None  # numbers that one load takes
-    strided: bool = False  # a copy that computes the place of each element
+    strided: bool = False  # a copy that computes the address of each element
 
 
 @functools.cache
-def read_name(name: str) -> KernelName:
+def parse_kernel_name(name: str) -> KernelName:
     folded = name.lower()
-    kind = _named(folded, _KINDS) or "other"
-    if kind not in MATRIX_KINDS:
-        return KernelName(kind, dtype=_named(folded, _WORDS), strided="catarraybatchedcopy<" in folded)
-    split = any(word in folded for word in _SPLIT)
-    if found := _NVJET.search(folded):
-        _, side_n, side_m, _, cluster_n, cluster_m = found.groups()
+    category = _named(folded, _CATEGORIES) or "other"
+    if category not in MATRIX_CATEGORIES:
+        return KernelName(category, dtype=_named(folded, _DTYPES), strided="catarraybatchedcopy<" in folded)
+    split = any(part in folded for part in _SPLIT)
+    if match := _NVJET.search(folded):
+        _, side_n, side_m, _, cluster_n, cluster_m = match.groups()
         return KernelName("matmul", int(side_m), int(side_n), int(cluster_m), int(cluster_n),
-                          _NVJET_FORMATS.get(found["formats"][0]), split, persistent=True)  # fmt: skip
+                          _NVJET_FORMATS.get(match["formats"][0]), split, persistent=True)  # fmt: skip
     align = _ALIGN.search(folded)
     elements = int(align[1]) if align else None
-    if found := _XMMA.search(folded):
-        _, side_m, side_n = found.groups()
-        return KernelName(kind, int(side_m), int(side_n), dtype=_xmma_dtype(found["formats"]), split_k=split,
+    if match := _XMMA.search(folded):
+        _, side_m, side_n = match.groups()
+        return KernelName(category, int(side_m), int(side_n), dtype=_xmma_dtype(match["formats"]), split_k=split,
                           persistent="sm90" in folded, align_elements=elements)  # fmt: skip
-    if found := _CUTLASS.search(folded) or _CLASSIC.search(folded):
-        side_n, side_m = found.groups()
-        return KernelName(kind, int(side_m), int(side_n), dtype=_named(folded, _CUTLASS_WORDS), split_k=split,
+    if match := _CUTLASS.search(folded) or _CLASSIC.search(folded):
+        side_n, side_m = match.groups()
+        return KernelName(category, int(side_m), int(side_n), dtype=_named(folded, _CUTLASS_DTYPES), split_k=split,
                           align_elements=elements)  # fmt: skip
-    return KernelName(kind, dtype=_named(folded, _WORDS), split_k=split)
+    return KernelName(category, dtype=_named(folded, _DTYPES), split_k=split)
 
 
 def _named(folded: str, table: Iterable[tuple[Name, Iterable[str]]]) -> Name | None:
-    """The first of the table that the kernel's name has one of the words of."""
-    return next((name for name, words in table if any(word in folded for word in words)), None)
+    """The first entry of the table with a part that is in the kernel's name."""
+    return next((name for name, parts in table if any(part in folded for part in parts)), None)
 
 
 def _xmma_dtype(formats: str) -> str | None:
@@ -116,4 +116,4 @@ def _xmma_dtype(formats: str) -> str | None:
     operands, compute, *_ = formats.split("_")
     if compute.startswith("tf32"):
         return "tf32"
-    return next((dtype for word, dtype in _XMMA_FORMATS if operands.startswith(word)), None)
+    return next((dtype for prefix, dtype in _XMMA_FORMATS if operands.startswith(prefix)), None)

@@ -1,59 +1,115 @@
-"""Whatever was measured, by what the file is: a torch.profiler trace, a CSV of Nsight Compute, or a table."""
+"""Measured calls of a file, or of its bytes: a torch.profiler trace, a CSV of Nsight Compute, or a table of calls."""
 
 from __future__ import annotations
 
+import contextlib
+import csv
+import io
+import json
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from kernelcast.diagnose.chrome_events import load_trace
-from kernelcast.diagnose.measured import Profile
-from kernelcast.diagnose.read_ncu import is_ncu, read_ncu
-from kernelcast.diagnose.read_profile import gpu_name, profile_of
-from kernelcast.diagnose.read_table import read_table
-from kernelcast.errors import KernelcastError
-from kernelcast.files import ENDINGS
-from kernelcast.forecast.calls import columns_of
+from kernelcast import hardware
+from kernelcast.diagnose.chrome_events import parse_trace, short_name
+from kernelcast.diagnose.measured import MeasuredCall, MeasuredKernel, Profile, parse_sizes
+from kernelcast.diagnose.ncu import has_ncu_header, ncu_profile
+from kernelcast.diagnose.profiler_trace import gpu_name, profile_of
+from kernelcast.errors import KernelcastError, unknown
+from kernelcast.files import ENDINGS, csv_header, open_table, opened_parquet
+from kernelcast.forecast.calls import ROTATIONS, Call, Launch, columns_of
 from kernelcast.forecast.predict_table import add_too_fast
-from kernelcast.forecast.table import BadRows
-from kernelcast.hardware import Gpu, gpu
+from kernelcast.forecast.table import BadRows, plain
+from kernelcast.hardware import Gpu
+from kernelcast.ops import REGISTRY, parameters_of
 
-TRACES = (".json", ".gz")
+Columns = Mapping[str, NDArray[Any]]
+TIMES = ("measured_us", "latency_us")
+_MORE = (*TIMES, *ROTATIONS, "kernel_name", "grid", "block", "registers", "smem_bytes", "count", "status")
+_TRACES = (".json", ".gz")
+_GPU_FILE = ".toml"  # a value with this ending names a file to the library
+_HEAD_BYTES = 1 << 20  # in which ncu's header must be
 
 
-def read_measured(path: Path, chip: Gpu | None = None) -> tuple[Profile, Gpu]:
-    """The measured calls and the GPU: ``chip``, else the one that the file names."""
+def read_measured(path: Path, gpu: Gpu | None = None) -> tuple[Profile, Gpu]:
+    """The measured calls and the GPU: ``gpu``, else the GPU that the file names."""
     if not path.exists():
         raise KernelcastError(f"no file {path}")
     if not path.is_file():
         raise KernelcastError(f"{path} is not a file")
     if path.stat().st_size == 0:
         raise KernelcastError(f"{path} is empty")
+
+    def columns() -> Columns:
+        with open_table(path) as table:
+            return table.columns(*_MORE)
+
+    return _read(path, path.read_bytes, columns, gpu, None)
+
+
+def read_bytes(content: bytes, name: str, gpu: Gpu | None, max_bytes: int) -> tuple[Profile, Gpu]:
+    """The same from memory: no file is opened, whatever the content names. ``name``: of the file; ``max_bytes``: the
+    most it may have decompressed."""
+    path = Path(Path(name.replace("\\", "/")).name)
+
+    def parsed() -> Columns:
+        columns = _PARSERS[path.suffix.lower()](content, path, max_bytes)
+        if "op" not in columns:
+            raise KernelcastError(f"{path}: a table of calls needs a column 'op'; this has {', '.join(columns)[:500]}")
+        return columns
+
+    return _read(path, lambda: content, parsed, gpu, max_bytes)
+
+
+def _read(
+    path: Path, content: Callable[[], bytes], columns: Callable[[], Columns], gpu: Gpu | None, max_bytes: int | None
+) -> tuple[Profile, Gpu]:
+    """By what the file's name and header say it is."""
     ending = path.suffix.lower()
-    if ending in TRACES:
-        trace = load_trace(path)
-        place = chip or named_in(path, gpu_name(trace))
-        return trace_profile(trace, place, path), place
-    if ending == ".csv" and is_ncu(path):
-        return read_ncu(path), chip or named_in(path, "")
-    if ending in ENDINGS:
-        profile = read_table(path)
-        place = chip or named_in(path, profile.gpu_name)
-        refuse_too_fast(profile, place, path)
-        return profile, place
-    raise what_is_it(path)
+    if ending in _TRACES:
+        trace = parse_trace(content(), path, max_bytes)
+        gpu = gpu or _named_gpu(path, gpu_name(trace), max_bytes)
+        return _trace_profile(trace, gpu, path), gpu
+    if ending not in ENDINGS:
+        formats = "a torch.profiler trace (.json, .json.gz), a CSV of ncu, or a table"
+        raise KernelcastError(f"{path}: unknown format; it should be {formats} ({', '.join(ENDINGS)})")
+    if ending == ".csv" and has_ncu_header(content()[:_HEAD_BYTES].decode(errors="replace")):
+        text = content().decode("utf-8-sig", errors="replace")
+        return ncu_profile(text, path), gpu or _named_gpu(path, "", max_bytes)
+    profile = table_profile(columns(), path)
+    if max_bytes is not None:
+        _refuse_files(profile, path)
+    gpu = gpu or _named_gpu(path, profile.gpu_name, max_bytes)
+    _refuse_too_fast(profile, gpu, path)
+    return profile, gpu
 
 
-def what_is_it(path: Path) -> KernelcastError:
-    known = "a torch.profiler trace (.json, .json.gz), a CSV of ncu, or a table"
-    return KernelcastError(f"{path}: what is it? It should be {known} ({', '.join(ENDINGS)})")
+def _named_gpu(path: Path, name: str, max_bytes: int | None) -> Gpu:
+    """The GPU that a file names; content that was sent (``max_bytes``) may not name a GPU's file."""
+    if not name:
+        raise KernelcastError(f"which GPU? {path} does not say; give --gpu, as in --gpu h200_sxm")
+    if max_bytes is not None and name.endswith(_GPU_FILE):
+        raise unknown("gpu", name, hardware.gpu_ids())
+    return hardware.gpu(name)
 
 
-def trace_profile(trace: dict[str, Any], chip: Gpu, path: Path) -> Profile:
+def _refuse_files(profile: Profile, path: Path) -> None:
+    """Parameters that the library would open a file for."""
+    for measured in profile.calls:
+        for name, value in measured.calls[0].call.parameters:
+            if isinstance(value, str) and value.endswith(_GPU_FILE):
+                raise KernelcastError(f"{path}: {name} {value!r} is a file, and files are not read here")
+
+
+def _trace_profile(trace: dict[str, Any], gpu: Gpu, path: Path) -> Profile:
     """The measured calls of a trace; what is wrong with it in one line."""
     try:
-        return profile_of(trace, chip)
+        return profile_of(trace, gpu)
     except KernelcastError as error:
         raise KernelcastError(f"{path}: {error}") from None
     except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError):
@@ -62,17 +118,146 @@ def trace_profile(trace: dict[str, Any], chip: Gpu, path: Path) -> Profile:
         ) from None
 
 
-def refuse_too_fast(profile: Profile, chip: Gpu, path: Path) -> None:
-    """Rows of a table that this GPU cannot have run."""
+def _refuse_too_fast(profile: Profile, gpu: Gpu, path: Path) -> None:
+    """Rows of a table with times that this GPU cannot reach."""
     bad = BadRows()
     times_us = np.array([measured.time_us for measured in profile.calls])
-    add_too_fast(columns_of([measured.calls[0].call for measured in profile.calls]), times_us, chip, bad)
+    add_too_fast(columns_of([measured.calls[0].call for measured in profile.calls]), times_us, gpu, bad)
     if bad.found:
         raise KernelcastError(f"{path}: {bad.text()}")
 
 
-def named_in(path: Path, name: str) -> Gpu:
-    """The GPU that a file names."""
-    if not name:
-        raise KernelcastError(f"which GPU? {path} does not say; give --gpu, as in --gpu h200_sxm")
-    return gpu(name)
+# ---- tables of kernel calls with a measured time, as `kernelcast collect` writes them, or made by hand ----
+
+
+def table_profile(columns: Columns, path: Path) -> Profile:
+    """One measured call a row. A row that failed when it was measured (no time) is left out."""
+    if not len(columns["op"]):
+        raise KernelcastError(f"{path}: the table has no rows")
+    time = next((name for name in TIMES if name in columns), None)
+    if time is None:
+        raise KernelcastError(f"{path}: no measured times: the table needs a column {' or '.join(TIMES)}")
+    bad, calls = BadRows(), []
+    for row in range(len(columns["op"])):
+        cells = {name: cell for name, column in columns.items() if (cell := plain(column[row])) is not None}
+        if time not in cells:
+            if cells.get("status", "ok") == "ok":
+                bad.add([row], f"{time} is empty")
+        elif not 0 < (_float(cells, time) or 0.0) < math.inf:
+            bad.add([row], f"{time} must be a time above 0, not {columns[time][row]!r}")
+        else:
+            calls.append(_call(cells, time))
+    if bad.found:
+        raise KernelcastError(f"{path}: {bad.text()}")
+    if not calls:
+        raise KernelcastError(f"{path}: no row has a measured time in {time!r}")
+    gpus = sorted({str(name) for value in columns.get("gpu", ()) if (name := plain(value)) is not None})
+    if len(gpus) > 1:
+        raise KernelcastError(f"{path}: measured on several GPUs ({', '.join(gpus[:4])}); diagnose one at a time")
+    return Profile("table", tuple(calls), launches=sum(call.count for call in calls), gpu_name="".join(gpus))
+
+
+def _call(cells: Mapping[str, Any], time: str) -> MeasuredCall:
+    """``cells``: of one row, those that are not empty."""
+    op = str(cells.get("op"))
+    names = parameters_of(REGISTRY[op]) if op in REGISTRY else ()
+    kernel = MeasuredKernel(
+        name=short_name(str(cells.get("kernel_name", ""))),
+        time_us=_float(cells, time) or 0.0,
+        grid=parse_sizes(str(cells.get("grid", ""))),
+        block=parse_sizes(str(cells.get("block", ""))),
+        registers=int(_float(cells, "registers") or 0),
+        smem_bytes=int(_float(cells, "smem_bytes") or 0),
+    )
+    call = Call.of(op, {name: cells.get(name) for name in names}, *(_float(cells, name) for name in ROTATIONS))
+    count = int(_float(cells, "count") or 1)
+    return MeasuredCall(name=op, shapes="", kernels=(kernel,), calls=(Launch("", call),), count=count)
+
+
+def _float(cells: Mapping[str, Any], name: str) -> float | None:
+    """None where the cell is empty or no number."""
+    with contextlib.suppress(KeyError, TypeError, ValueError):
+        return float(cells[name])
+    return None
+
+
+# ---- tables from memory, where the library may open no file ----
+
+
+def _csv_columns(content: bytes, path: Path, _: int) -> Columns:
+    """Typed by the whole column, as ``files`` does it: one odd cell makes it text."""
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise KernelcastError(f"{path}: not readable as CSV: it is not UTF-8 text") from None
+    names, delimiter = csv_header(text.partition("\n")[0], path)
+    columns: list[list[str | None]] = [[] for _ in names]
+    try:
+        for number, row in enumerate(csv.reader(io.StringIO(text), delimiter=delimiter), start=1):
+            if number == 1 or not row:
+                continue
+            if len(row) != len(names):
+                raise KernelcastError(f"{path}: row {number} has {len(row)} cells, and the header {len(names)}")
+            for column, cell in zip(columns, row, strict=True):
+                column.append(cell or None)
+    except csv.Error as error:
+        raise KernelcastError(f"{path}: not readable as CSV: {error}") from None
+    return {name: _typed(column) for name, column in zip(names, columns, strict=True)}
+
+
+def _typed(cells: Sequence[str | None]) -> NDArray[Any]:
+    column = np.full(len(cells), None, dtype=object)
+    if {cell.lower() for cell in cells if cell is not None} <= {"true", "false"}:
+        column[:] = [None if cell is None else cell.lower() == "true" for cell in cells]
+        return column
+    with contextlib.suppress(ValueError):
+        column[:] = [None if cell is None else _number(cell) for cell in cells]
+        return column
+    column[:] = cells
+    return column
+
+
+def _number(cell: str) -> float:
+    """A number, but no code with leading zeros such as 007."""
+    if (cell[:1] == "0" and cell[1:2].isdigit()) or "_" in cell:
+        raise ValueError
+    return float(cell)
+
+
+def _jsonl_columns(content: bytes, path: Path, _: int) -> Columns:
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(content.splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line.decode())
+        except UnicodeDecodeError:
+            raise KernelcastError(f"{path}: line {number} is not text") from None
+        except (ValueError, RecursionError) as error:
+            raise KernelcastError(f"{path}: line {number} is not JSON: {getattr(error, 'msg', error)}") from None
+        if not isinstance(row, dict):
+            raise KernelcastError(f"{path}: line {number} is no JSON object")
+        rows.append(row)
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = {name: np.full(len(rows), None, dtype=object) for name in names}
+    for at, row in enumerate(rows):
+        for name, value in row.items():
+            columns[name][at] = json.dumps(value) if isinstance(value, dict) else value
+    return columns
+
+
+def _parquet_columns(content: bytes, path: Path, max_bytes: int) -> Columns:
+    """DuckDB reads it from a file in memory, which has no name on any disk."""
+    if not hasattr(os, "memfd_create"):
+        raise KernelcastError(f"{path}: Parquet is read in memory on Linux alone; give the table as CSV or JSON lines")
+    memory = os.memfd_create("table")
+    try:
+        with os.fdopen(os.dup(memory), "wb") as file:
+            file.write(content)
+        with opened_parquet(Path(f"/proc/self/fd/{memory}"), path, max_bytes) as table:
+            return table.columns(*_MORE)
+    finally:
+        os.close(memory)
+
+
+_PARSERS = {".csv": _csv_columns, ".jsonl": _jsonl_columns, ".parquet": _parquet_columns}

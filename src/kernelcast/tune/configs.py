@@ -1,11 +1,19 @@
-"""What Triton lets one choose for a (grouped) GEMM: the configs, which of them fit a GPU, and what engines take."""
+"""Triton configs of a (grouped) GEMM: the search space, which of them fit a GPU, the engines' defaults and files.
+
+Engines look files up by experts, width of an expert and device; the entry with the nearest token count is taken. vLLM
+reads ``$VLLM_TUNED_CONFIG_FOLDER/NAME``; SGLang ``$SGLANG_MOE_CONFIG_DIR/configs/triton_X_Y_Z/NAME``.
+"""
 
 from __future__ import annotations
 
 import itertools
+import json
+from collections.abc import Mapping
 from dataclasses import astuple, dataclass
+from pathlib import Path
 
-from kernelcast.errors import KernelcastError
+from kernelcast.errors import KernelcastError, unknown
+from kernelcast.files import complete
 from kernelcast.hardware import Gpu
 from kernelcast.hardware.paths import WIDE
 from kernelcast.ops.dtypes import dtype as number_format
@@ -14,12 +22,16 @@ from kernelcast.ops.moe_gemm import WIDE_ROWS
 # The space of vLLM's own tuner (benchmark_moe.py) for 16-bit formats, less block_k 32, which never wins there.
 BLOCK_M, BLOCK_N, BLOCK_K = (16, 32, 64, 128, 256), (32, 64, 128, 256), (64, 128, 256)
 GROUP_M, WARPS, STAGES = (1, 16, 32, 64), (4, 8), (2, 3, 4, 5)
-_MOST_SUMS = 256  # a thread's sums alone would fill its registers
+_MAX_SUMS = 256  # a thread's sums alone would fill its registers
+STACKS = ("vllm", "sglang")
+# Of kernelcast's formats: what the engines' file names say. 16-bit formats share the file without a dtype.
+_DTYPES = {"bf16": "", "fp16": "", "fp8": ",dtype=fp8_w8a8", "fp8_block": ",dtype=fp8_w8a8"}
+_BLOCK_SHAPE = {"vllm": ",block_shape=[128,128]", "sglang": ",block_shape=[128, 128]"}  # a space in SGLang's
 
 
 @dataclass(frozen=True, order=True)
 class Config:
-    """One choice. ``group_m`` row blocks walk the columns together and share weights in L2."""
+    """``group_m`` row blocks walk the columns together and share weights in L2."""
 
     block_m: int
     block_n: int
@@ -78,24 +90,24 @@ class GemmProblem:
 Problem = MoeProblem | GemmProblem
 
 
-def fits(config: Config, chip: Gpu, dtype: str) -> bool:
+def fits(config: Config, gpu: Gpu, dtype: str) -> bool:
     """Whether a config can be compiled for this GPU: its sums fit the registers, its stages the shared memory."""
-    if config.block_m * config.block_n / (config.warps * 32) >= _MOST_SUMS:
+    if config.block_m * config.block_n / (config.warps * 32) >= _MAX_SUMS:
         return False
-    kind = number_format(dtype)
-    wide = chip.instruction_path in WIDE and config.block_m >= WIDE_ROWS
+    numbers = number_format(dtype)
+    wide = gpu.instruction_path in WIDE and config.block_m >= WIDE_ROWS
     buffers = config.stages if wide else max(config.stages - 1, 1)
-    stage = (config.block_m * kind.act_bytes + config.block_n * kind.weight_bytes) * config.block_k
-    return buffers * stage <= chip.smem_bytes_per_cta
+    stage = (config.block_m * numbers.act_bytes + config.block_n * numbers.weight_bytes) * config.block_k
+    return buffers * stage <= gpu.smem_bytes_per_cta
 
 
-def space(chip: Gpu, dtype: str = "bf16") -> list[Config]:
-    """Every config of the space that fits this GPU; fp8_block is scaled by 128, so that its blocks are that or less."""
-    every = itertools.product(BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, WARPS, STAGES)
-    found = [config for config in itertools.starmap(Config, every) if fits(config, chip, dtype)]
+def space(gpu: Gpu, dtype: str = "bf16") -> list[Config]:
+    """Every config of the space that fits this GPU; fp8_block is scaled by 128, so its blocks are at most that."""
+    product = itertools.product(BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, WARPS, STAGES)
+    configs = [config for config in itertools.starmap(Config, product) if fits(config, gpu, dtype)]
     if dtype == "fp8_block":
-        return [config for config in found if config.block_k <= 128 and config.block_n <= 128]
-    return found
+        return [config for config in configs if config.block_k <= 128 and config.block_n <= 128]
+    return configs
 
 
 def vllm_default(tokens: int, experts: int) -> Config:
@@ -119,7 +131,7 @@ DEFAULTS = {"vllm": vllm_default, "sglang": sglang_default}
 
 
 def swift_default(tokens: int, experts: int, topk: int) -> Config:
-    """For our own kernel (measure/fused_moe.py, ``swift``) on Hopper: the blocks by how many rows an expert gets.
+    """For the kernel ``swift`` (collect/fused_moe.py) on Hopper: the blocks by how many rows an expert gets.
 
     Its tiles of 16 and 32 rows use the wide matrix instruction too, so that columns can be many from the start. The
     limits are from sweeps of other models than those it is scored on.
@@ -135,3 +147,48 @@ def swift_default(tokens: int, experts: int, topk: int) -> Config:
 def variant(c: Config) -> tuple[int, ...]:
     """What is compiled by itself: group_m is an argument, not a constant."""
     return (c.block_m, c.block_n, c.block_k, c.warps, c.stages)
+
+
+def file_name(stack: str, experts: int, inter: int, device: str, dtype: str = "bf16") -> str:
+    """``device``: as the driver prints it. ``inter``: columns of the second weights on one GPU."""
+    if stack not in STACKS:
+        raise unknown("stack", stack, STACKS)
+    if dtype not in _DTYPES:
+        raise KernelcastError(f"no config file for dtype {dtype}: engines have them for {', '.join(_DTYPES)}")
+    name = device.replace(" ", "_")
+    if stack == "vllm" and "H200" in name.split("_"):
+        name = "NVIDIA_H200"  # vLLM uses one file for the whole family
+    shape = _BLOCK_SHAPE[stack] if dtype == "fp8_block" else ""
+    return f"E={experts},N={inter},device_name={name}{_DTYPES[dtype]}{shape}.json"
+
+
+def write_config_file(
+    folder: Path, stack: str, gpu: Gpu, configs: Mapping[MoeProblem, Config], triton: str, device: str | None = None
+) -> Path:
+    """One file with an entry for each problem's tokens; problems differ in nothing else.
+
+    Entries of other token counts that the file has already stay in it.
+    """
+    first, *others = configs
+    if any((p.experts, p.inter, p.dtype) != (first.experts, first.inter, first.dtype) for p in others):
+        raise KernelcastError("a config file is of one layer: experts, width and dtype are the same for all tokens")
+    name = file_name(stack, first.experts, first.inter, device or gpu.name, first.dtype)
+    subfolder = folder if stack == "vllm" else folder / "configs" / f"triton_{triton.replace('.', '_')}"
+    path = subfolder / name
+    entries = _entries(path) | {p.tokens: config.named for p, config in configs.items()}
+    subfolder.mkdir(parents=True, exist_ok=True)
+    with complete(path) as part:
+        part.write_text(json.dumps({str(tokens): entries[tokens] for tokens in sorted(entries)}, indent=4) + "\n")
+    return path
+
+
+def _entries(path: Path) -> dict[int, dict[str, int]]:
+    """What a file holds, by tokens. Other keys (vLLM adds the version of Triton) go: they may no longer be true."""
+    if not path.exists():
+        return {}
+    try:
+        return {int(key): entry for key, entry in json.loads(path.read_text(encoding="utf-8")).items() if key.isdigit()}
+    except (ValueError, AttributeError):
+        raise KernelcastError(
+            f"{path} exists and is not a config file; move it away, or write to another folder"
+        ) from None

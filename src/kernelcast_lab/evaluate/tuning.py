@@ -19,7 +19,7 @@ from kernelcast.errors import KernelcastError
 from kernelcast.forecast.conditions import DEFAULT, Conditions
 from kernelcast.hardware import gpu
 from kernelcast.tune.configs import Config, GemmProblem, MoeProblem, Problem, swift_default, vllm_default
-from kernelcast.tune.tune import TOP, predicted, tune
+from kernelcast.tune.tune import TOP, predict_configs, tune
 from kernelcast_lab.tuning.config_sweeps import Sweep, Timed, about_sweeps, read_sweeps
 
 SWEEPS = Path(__file__).parents[3] / "validation" / "moe_configs_h200_sxm.npz"
@@ -86,7 +86,7 @@ def score(
     chip, problem = gpu(chip_id), problem_of(sweep)
     swept = swept_times(sweep)
     configs = list(swept)
-    guess, _, _ = predicted(problem, configs, chip, conditions)
+    guess, _, _ = predict_configs(problem, configs, chip, conditions)
     truth = np.array(list(swept.values()))
 
     def measure(_: Problem, wanted: Sequence[Config]) -> list[float]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from kernelcast.diagnose.chrome_events import DEVICE, HOST, Event, arg, launch_facts, shape_text, short_name
+from kernelcast.diagnose.chrome_events import DEVICE, HOST, Event, arg, launch_config, shape_text, short_name
 from kernelcast.errors import KernelcastError
 
 Calls = dict[tuple[Any, ...], list[float]]  # what makes a row -> microseconds of each of its calls
@@ -86,7 +86,7 @@ def summarise(events: Iterable[Event]) -> StepProfile:
         time_us, name = float(event["dur"]), short_name(str(event["name"]))
         phase = phases.get(arg(event, "correlation"), "step")
         phase_ms[phase] += time_us / 1e3
-        kernels[name, *launch_facts(event)].append(time_us)
+        kernels[name, *launch_config(event)].append(time_us)
         if has_ops:
             op = named.get(arg(event, "External id"), {"name": ""})
             ops[phase, str(op["name"]), shape_text(arg(op, "Input Dims") or ()), name].append(time_us)

@@ -53,7 +53,7 @@ def diagnose(
     """Which kernels of a measured run could be faster, by how much, why, and what to try."""
     from kernelcast.app.report.diagnose import fields, print_diagnosis
     from kernelcast.diagnose.diagnose import diagnose as run
-    from kernelcast.diagnose.facts import WIDTH_BITS
+    from kernelcast.diagnose.metrics import WIDTH_BITS
     from kernelcast.diagnose.read import read_measured
 
     if top < 1:

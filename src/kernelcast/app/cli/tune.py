@@ -16,7 +16,7 @@ from kernelcast.errors import KernelcastError, unknown
 if TYPE_CHECKING:
     from kernelcast.hardware import Gpu
     from kernelcast.tune.configs import MoeProblem
-    from kernelcast.tune.tune import Measure, Tuned
+    from kernelcast.tune.tune import Measure, TuneResult
 
 # Token counts of the engines' own files; at run time the nearest counts.
 _TOKENS = "1,2,4,8,16,24,32,48,64,96,128,256,512,1024,1536,2048,3072,4096"
@@ -65,7 +65,7 @@ def moe(
     as_json: Json = False,
 ) -> None:
     """Tune the grouped GEMMs of a mixture-of-experts layer, and write the files that vLLM and SGLang look up."""
-    from kernelcast.tune.engine_files import STACKS, write_config_file
+    from kernelcast.tune.configs import STACKS, write_config_file
     from kernelcast.tune.tune import tune
 
     for name in stack or ():
@@ -75,7 +75,7 @@ def moe(
     problems = _problems(sizes, tokens, dtype)
     chip, measure, why_not = _machine(gpu, changes, dtype, no_measure)
     device, version = _here() if measure else (None, _TRITON)
-    found: list[Tuned] = []
+    found: list[TuneResult] = []
     files: list[str] = []
     for problem in problems:
         found.append(tune(problem, chip, measure, top=top, more=more))
@@ -113,7 +113,7 @@ def gemm(
     _tell([found], chip, why_not, as_json)
 
 
-def _tell(found: list[Tuned], chip: Gpu, note: str, as_json: bool, **more: Any) -> None:
+def _tell(found: list[TuneResult], chip: Gpu, note: str, as_json: bool, **more: Any) -> None:
     from kernelcast.app.report.tune import fields, print_tuned
 
     if as_json:

@@ -11,7 +11,7 @@ from rich.text import Text
 from kernelcast.app.report.json import attributes
 from kernelcast.app.report.text import cut, dense_table, show, support_text, title
 from kernelcast.app.report.units import digits, percent, time_text
-from kernelcast.diagnose.diagnose import Diagnosis, Row
+from kernelcast.diagnose.diagnose import DiagnosedCall, Diagnosis
 from kernelcast.diagnose.reasons import Reason
 from kernelcast.results import support_of
 
@@ -32,14 +32,14 @@ def fields(found: Diagnosis) -> dict[str, Any]:
         "source": profile.source,
         "launches": profile.launches,
         "gpu_time_us": found.profile.gpu_time_us,
-        "span_us": profile.span_us,
-        "idle_us": profile.idle_us if profile.span_us is not None else None,
+        "span_us": profile.duration_us,
+        "idle_us": profile.idle_us if profile.duration_us is not None else None,
         "launch_bound": found.idle is not None,
         "matched_share": found.matched_share,
         "matched_us": found.measured_matched_us,
         "predicted_us": found.total_us("time_us"),
         "ceiling_us": found.total_us("ceiling_us"),
-        "could_win_us": sum(row.win_total_us for row in found.matched),
+        "could_win_us": sum(row.total_saving_us for row in found.matched),
         "run_dtype": found.run_dtype,
         "kernels": [_row_fields(place, row) for place, row in enumerate(found.matched, start=1)],
         "unmatched": [
@@ -51,8 +51,8 @@ def fields(found: Diagnosis) -> dict[str, Any]:
     }
 
 
-def _measured_fields(row: Row) -> dict[str, Any]:
-    measured, grid = row.measured, row.facts.grid
+def _measured_fields(row: DiagnosedCall) -> dict[str, Any]:
+    measured, grid = row.measured, row.metrics.grid
     return {
         "name": measured.name,
         "shapes": measured.shapes,
@@ -72,17 +72,17 @@ def _measured_fields(row: Row) -> dict[str, Any]:
     }
 
 
-def _row_fields(place: int, row: Row) -> dict[str, Any]:
-    told = row.told
+def _row_fields(place: int, row: DiagnosedCall) -> dict[str, Any]:
+    told = row.forecast
     return {
         "rank": place,
-        "op": row.facts.op,
-        "parameters": {name: value for name, value in row.facts.parameters.items() if name != "op"},
+        "op": row.metrics.op,
+        "parameters": {name: value for name, value in row.metrics.parameters.items() if name != "op"},
         **_measured_fields(row),
         "predicted_us": told.time_us,
         **attributes(told, "low_us", "high_us", "ceiling_us", "bound_us", "bound_by"),
-        "gap_us": row.facts.gap_us,
-        "could_win_us": row.win_total_us,
+        "gap_us": row.metrics.gap_us,
+        "could_win_us": row.total_saving_us,
         **attributes(told, "flops", "moved_bytes", "support"),
         "reasons": [vars(reason) for reason in row.reasons],
     }
@@ -90,7 +90,7 @@ def _row_fields(place: int, row: Row) -> dict[str, Any]:
 
 def _support(found: Diagnosis) -> str:
     """Of the matched time."""
-    return support_of((row.measured.total_us, row.told.support) for row in found.matched)
+    return support_of((row.measured.total_us, row.forecast.support) for row in found.matched)
 
 
 def print_diagnosis(found: Diagnosis, name: str, top: int) -> None:
@@ -102,7 +102,7 @@ def print_diagnosis(found: Diagnosis, name: str, top: int) -> None:
     if shown:
         show(_table(shown), "", *_advice(shown))
         if rest:
-            won, share = sum(r.win_total_us for r in rest), sum(r.share for r in rest)
+            won, share = sum(r.total_saving_us for r in rest), sum(r.share for r in rest)
             show(f"and {len(rest)} more calls with {percent(share)} of the time, where {_us(won)} could be won")
         show("")
     _print_unmatched(found.unmatched)
@@ -119,8 +119,8 @@ def _summary(found: Diagnosis) -> str:
         f"{_us(found.total_us('time_us'))} for {_us(found.measured_matched_us)}, "
         f"ceiling {_us(found.total_us('ceiling_us'))}"
     ]
-    if profile.span_us:
-        idle = f"idle       {_us(profile.idle_us)} of {_us(profile.span_us)}"
+    if profile.duration_us:
+        idle = f"idle       {_us(profile.idle_us)} of {_us(profile.duration_us)}"
         reason = found.idle
         lines.append(f"{idle}: {reason.name}, {reason.detail}. Try {reason.advice}" if reason else idle)
     if profile.gpu_name and profile.gpu_name not in (found.gpu.name, found.gpu.id, *found.gpu.aliases):
@@ -128,22 +128,22 @@ def _summary(found: Diagnosis) -> str:
     return "\n".join(lines)
 
 
-def _table(rows: Sequence[Row]) -> Table:
+def _table(rows: Sequence[DiagnosedCall]) -> Table:
     heads = ("#", "call", "×", "share", "µs", "predicted", "ceiling", "could win", "reason")
     cells = (
         (
             str(place), cut(label(row), CALL_CHARS), f"{row.measured.count:,}", percent(row.share),
-            *map(digits, (row.measured.time_us, row.told.time_us, row.told.ceiling_us)), _us(row.win_total_us),
-            row.main.name if row.main else "—",
+            *map(digits, (row.measured.time_us, row.forecast.time_us, row.forecast.ceiling_us)),
+            _us(row.total_saving_us), row.main.name if row.main else "—",
         )
         for place, row in enumerate(rows, start=1)
     )  # fmt: skip
     return dense_table(*heads, left=("call", "reason"), rows=cells)
 
 
-def label(row: Row) -> str:
+def label(row: DiagnosedCall) -> str:
     """'gemm 2048x4096x14336 bf16': the op with the sizes that matter; a kernel's name where there is none."""
-    given, op = row.facts.parameters, row.facts.op
+    given, op = row.metrics.parameters, row.metrics.op
     if not op:
         return row.measured.name
     if op in ("attention", "attention_backward"):
@@ -159,7 +159,7 @@ def _us(value_us: float) -> str:
     return time_text(value_us * 1e-6) if value_us > 0 else "0"
 
 
-def _advice(rows: Sequence[Row]) -> list[Any]:
+def _advice(rows: Sequence[DiagnosedCall]) -> list[Any]:
     """Each reason once: what it sums up to, where it holds, the largest case, and what to try."""
     groups: dict[str, list[tuple[float, int, Reason]]] = {}  # by name: explained in all, place, reason
     for place, row in enumerate(rows, start=1):
@@ -179,7 +179,7 @@ def _advice(rows: Sequence[Row]) -> list[Any]:
     return parts
 
 
-def _print_unmatched(rows: Sequence[Row]) -> None:
+def _print_unmatched(rows: Sequence[DiagnosedCall]) -> None:
     if not rows:
         return
     cells = []

@@ -8,7 +8,7 @@ from typing import Any
 from kernelcast.app.report.diagnose import label
 from kernelcast.app.report.picture import picture
 from kernelcast.app.report.units import percent, rate_text
-from kernelcast.diagnose.diagnose import Diagnosis, Row
+from kernelcast.diagnose.diagnose import DiagnosedCall, Diagnosis
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu
 
@@ -17,7 +17,7 @@ LEAST_FLOPS_PER_BYTE = 0.05  # kernels without arithmetic stand here, at their r
 
 
 def write_roofline(found: Diagnosis, path: Path) -> None:
-    rows = [(place, row) for place, row in enumerate(found.matched, start=1) if row.told.moved_bytes > 0]
+    rows = [(place, row) for place, row in enumerate(found.matched, start=1) if row.forecast.moved_bytes > 0]
     if not rows:
         raise KernelcastError("--plot: no kernel could be matched, so that none has a place on a roofline")
     with picture(path, (9.5, 6)) as (figure, (axes,)):
@@ -31,9 +31,9 @@ def write_roofline(found: Diagnosis, path: Path) -> None:
         figure.tight_layout()
 
 
-def point(row: Row) -> tuple[float, float]:
+def point(row: DiagnosedCall) -> tuple[float, float]:
     """FLOP per byte and FLOP/s of a matched row."""
-    told = row.told
+    told = row.forecast
     intensity = max(LEAST_FLOPS_PER_BYTE, told.flops / told.moved_bytes)
     return intensity, intensity * told.moved_bytes / (row.measured.time_us * 1e-6)
 
@@ -56,9 +56,9 @@ def _draw_roofs(axes: Any, chip: Gpu, dtype: str, most: float) -> None:
                   linewidth=1.2, label=f"{name} {rate_text(rate, 'B/s')}")  # fmt: skip
 
 
-def _draw_kernels(axes: Any, rows: list[tuple[int, Row]]) -> None:
+def _draw_kernels(axes: Any, rows: list[tuple[int, DiagnosedCall]]) -> None:
     """A colour a reason, an area by the share of the run; the largest with their place in the ranking."""
-    groups: dict[str, list[Row]] = {}
+    groups: dict[str, list[DiagnosedCall]] = {}
     for _, row in rows:
         groups.setdefault(row.main.name if row.main else "near its best", []).append(row)
     for at, (name, mine) in enumerate(groups.items()):

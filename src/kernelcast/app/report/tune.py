@@ -11,13 +11,13 @@ from kernelcast.app.report.text import plain_table, show
 from kernelcast.app.report.units import time_text
 from kernelcast.hardware import Gpu
 from kernelcast.tune.configs import GemmProblem
-from kernelcast.tune.tune import Tuned
+from kernelcast.tune.tune import TuneResult
 
 _TOLD = ("predicted_s", "measured_s", "ceiling_s", "support", "configs_measured", "configs_in_space")
 PREDICTED = "No GPU measured these: they are the predicted best. Run it on {} to measure the most promising."
 
 
-def fields(found: Sequence[Tuned], chip: Gpu) -> list[dict[str, Any]]:
+def fields(found: Sequence[TuneResult], chip: Gpu) -> list[dict[str, Any]]:
     """One entry a problem."""
     return [
         {
@@ -33,7 +33,7 @@ def fields(found: Sequence[Tuned], chip: Gpu) -> list[dict[str, Any]]:
     ]
 
 
-def print_tuned(found: Sequence[Tuned], chip: Gpu, note: str = "") -> None:
+def print_tuned(found: Sequence[TuneResult], chip: Gpu, note: str = "") -> None:
     """One line a problem."""
     stacks = list(found[0].defaults)
     numbers = ("predicted", "measured", *(f"over {stack}" for stack in stacks))

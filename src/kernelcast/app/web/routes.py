@@ -18,7 +18,7 @@ from kernelcast.app.web.pool import Pool
 from kernelcast.app.web.problems import Problem, documented
 from kernelcast.app.web.requests import StrictRoute
 from kernelcast.app.web.vocabulary import GPU_IDS, OPS, named, text
-from kernelcast.diagnose.facts import WIDTH_BITS
+from kernelcast.diagnose.metrics import WIDTH_BITS
 from kernelcast.errors import unknown
 
 PREFIX = "/api/v1"

@@ -28,7 +28,7 @@ _LATER = (
     "kernelcast.serving.simulate",
     "kernelcast.app.report.plan",
     "kernelcast.search.plan.plan",
-    "kernelcast.diagnose.read_memory",
+    "kernelcast.diagnose.read",
     "kernelcast.app.report.diagnose",
 )
 Words = dict[str, Any]

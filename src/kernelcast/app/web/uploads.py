@@ -13,7 +13,7 @@ def diagnose(words: Mapping[str, Any], content: bytes, limits: Mapping[str, Any]
     """As `kernelcast diagnose FILE --json` tells it."""
     from kernelcast.app.report.diagnose import fields
     from kernelcast.diagnose.diagnose import diagnose as run
-    from kernelcast.diagnose.read_memory import read_bytes
+    from kernelcast.diagnose.read import read_bytes
     from kernelcast.hardware import gpu
 
     chip, dtype = words.get("gpu"), words.get("dtype")

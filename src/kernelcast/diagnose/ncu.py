@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from kernelcast.diagnose.chrome_events import short_name
-from kernelcast.diagnose.kernel_names import MATRIX_KINDS, read_name
-from kernelcast.diagnose.measured import MeasuredCall, MeasuredKernel, Profile, sizes_in
+from kernelcast.diagnose.kernel_names import MATRIX_CATEGORIES, parse_kernel_name
+from kernelcast.diagnose.measured import MeasuredCall, MeasuredKernel, Profile, parse_sizes
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast.calls import Launch
 from kernelcast.tracing.aten.table import pointwise
@@ -39,26 +39,16 @@ _VECTORISED = re.compile(r"vectorized_elementwise_kernel<\d+, .*?array<char ?\*,
 _ELEMENTS_A_THREAD = 8
 
 
-def is_ncu(path: Path) -> bool:
-    """A CSV whose header is Nsight Compute's, after what ncu itself prints."""
-    with path.open(encoding="utf-8", errors="replace") as file:
-        return has_header(file)
-
-
-def has_header(lines: Iterable[str]) -> bool:
-    """Whether one of the first lines is such a header."""
-    return any(_is_header(line) for line, _ in zip(lines, range(200), strict=False))
-
-
-def read_ncu(path: Path) -> Profile:
-    return ncu_profile(path.read_text(encoding="utf-8-sig", errors="replace"), path)
+def has_ncu_header(text: str) -> bool:
+    """Whether one of the first lines is a header of Nsight Compute, after what ncu itself prints."""
+    return any(_is_header(line) for line in text.splitlines()[:200])
 
 
 def ncu_profile(text: str, path: Path) -> Profile:
     """The kernels in what ncu printed."""
     header, rows = _table(text, path)
-    groups: dict[Launched, list[Metrics]] = {}
-    for launched, metrics in (_long if _METRIC in header else _wide)(header, rows):
+    groups: dict[KernelLaunch, list[Metrics]] = {}
+    for launched, metrics in (_from_details if _METRIC in header else _from_raw)(header, rows):
         if _metric(metrics, _TIME) is None:
             raise KernelcastError(
                 f"{path}: no time of {short_name(launched[0])[:60]}: profile with --metrics gpu__time_duration.sum, or "
@@ -72,7 +62,7 @@ def ncu_profile(text: str, path: Path) -> Profile:
 
 
 Metrics = dict[str, tuple[str, str]]  # name -> value, unit
-Launched = tuple[str, str, str]  # a kernel's name, its grid and its block
+KernelLaunch = tuple[str, str, str]  # a kernel's name, its grid and its block
 
 
 def _is_header(line: str) -> bool:
@@ -80,7 +70,7 @@ def _is_header(line: str) -> bool:
 
 
 def _table(text: str, path: Path) -> tuple[list[str], list[list[str]]]:
-    """The CSV part of the file: ncu prints lines of its own, and those of the program, around it."""
+    """The CSV part of the file: ncu prints other lines, and the program's, around it."""
     lines = text.splitlines()
     start = next((at for at, line in enumerate(lines) if _is_header(line)), None)
     if start is None:
@@ -93,30 +83,30 @@ def _table(text: str, path: Path) -> tuple[list[str], list[list[str]]]:
     return header, rows[1:]
 
 
-def _long(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[tuple[Launched, Metrics]]:
+def _from_details(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[tuple[KernelLaunch, Metrics]]:
     """One row a metric (the details page): rows of one ID are one kernel."""
     at = [header.index(name) for name in (_NAME, _GRID, _BLOCK, _METRIC, _UNIT, _VALUE)]
     key = header.index("ID") if "ID" in header else at[0]
-    found: dict[str, tuple[Launched, Metrics]] = {}
+    kernels: dict[str, tuple[KernelLaunch, Metrics]] = {}
     for row in rows:
         if len(row) <= max(at):
             continue  # a rule's text has no metric
-        name, grid, block, metric, unit, value = (row[place] for place in at)
-        _, metrics = found.setdefault(row[key], ((name, grid, block), {}))
+        name, grid, block, metric, unit, value = (row[column] for column in at)
+        _, metrics = kernels.setdefault(row[key], ((name, grid, block), {}))
         if metric:
             metrics.setdefault(metric, (value, unit))
-    yield from found.values()
+    yield from kernels.values()
 
 
-def _wide(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[tuple[Launched, Metrics]]:
+def _from_raw(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[tuple[KernelLaunch, Metrics]]:
     """One row a kernel, one column a metric (the raw page); the first row has the units."""
-    name, grid, block = (header.index(word) for word in (_NAME, _GRID, _BLOCK))
+    name, grid, block = (header.index(column) for column in (_NAME, _GRID, _BLOCK))
     units: Sequence[str] = [""] * len(header)
     for at, row in enumerate(rows):
         if at == 0 and not row[name]:
             units = row
         elif len(row) == len(header):
-            metrics = {word: (value, unit) for word, value, unit in zip(header, row, units, strict=False)}
+            metrics = {metric: (value, unit) for metric, value, unit in zip(header, row, units, strict=False)}
             yield (row[name], row[grid], row[block]), metrics
 
 
@@ -140,28 +130,28 @@ def _call(name: str, grid: str, block: str, members: Sequence[Metrics]) -> Measu
     kernel = MeasuredKernel(
         name=short_name(name),
         time_us=mean(_TIME) or 0.0,
-        grid=sizes_in(grid),
-        block=sizes_in(block),
+        grid=parse_sizes(grid),
+        block=parse_sizes(block),
         registers=int(mean(_REGISTERS) or 0),
         smem_bytes=int(mean(_SMEM) or 0),
         counters={key: value if key == "dram_bytes" else value / 100 for key, value in counted.items()},
     )
-    calls, why = _kernel_call(name, kernel)
+    calls, why = _match(name, kernel)
     return MeasuredCall(kernel.name, "", (kernel,), calls, why, count=len(members))
 
 
-def _kernel_call(name: str, kernel: MeasuredKernel) -> tuple[tuple[Launch, ...], str]:
-    said = read_name(name)
-    found = _VECTORISED.search(name)
-    if found and said.dtype in ("fp32", "bf16", "fp16"):
-        elements, tensors = kernel.ctas * kernel.threads * _ELEMENTS_A_THREAD, int(found[1])
-        each = float(elements * (4 if said.dtype == "fp32" else 2))
-        call = pointwise("element-wise", elements, said.dtype, read_bytes=each * (tensors - 1),
+def _match(name: str, kernel: MeasuredKernel) -> tuple[tuple[Launch, ...], str]:
+    parsed = parse_kernel_name(name)
+    match = _VECTORISED.search(name)
+    if match and parsed.dtype in ("fp32", "bf16", "fp16"):
+        elements, tensors = kernel.ctas * kernel.threads * _ELEMENTS_A_THREAD, int(match[1])
+        each = float(elements * (4 if parsed.dtype == "fp32" else 2))
+        call = pointwise("element-wise", elements, parsed.dtype, read_bytes=each * (tensors - 1),
                          written_bytes=each)  # fmt: skip
         return (call,), ""
-    if said.kind not in MATRIX_KINDS:
+    if parsed.category not in MATRIX_CATEGORIES:
         return (), "its sizes are not in its name and grid"
-    if said.tile_m and said.tile_n and not said.persistent:
-        results = kernel.ctas * said.tile_m * said.tile_n
+    if parsed.tile_m and parsed.tile_n and not parsed.persistent:
+        results = kernel.ctas * parsed.tile_m * parsed.tile_n
         return (), f"m x n is at most {results:,} by its tiles and grid; k is in neither"
     return (), "its sizes are not in its name and grid: k is in neither"
