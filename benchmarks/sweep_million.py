@@ -19,9 +19,8 @@ from pathlib import Path
 from kernelcast.forecast.conditions import Conditions
 from kernelcast.search.sweep.engines import Lost, engine
 from kernelcast.search.sweep.file import sweep_of
-from kernelcast.search.sweep.prices import hourly
+from kernelcast.search.sweep.rows import Work, hourly
 from kernelcast.search.sweep.run import usual_chunk
-from kernelcast.search.sweep.work import Work
 
 FILE = """model = ["llama-3.1-8b", "llama-3.1-70b", "qwen3-32b", "qwen3-30b-a3b", "mixtral-8x7b"]
 gpu = ["a100_sxm", "h100_sxm", "h200_sxm", "b200_sxm", "l40s"]

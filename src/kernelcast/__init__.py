@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from kernelcast.energy.power import with_cap as with_cap
     from kernelcast.ops.gemm import Bmm as Bmm
     from kernelcast.ops.gemm import Gemm as Gemm
-    from kernelcast.search.compare.api import compare_training as compare_training
+    from kernelcast.search.compare.training import compare_training as compare_training
     from kernelcast.tracing import trace as trace
     from kernelcast.training import run_step as run_step
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 # What takes a while to import is imported when it is asked for
 _LATER = {
     **dict.fromkeys(("compare", "evidence", "infer", "infer_pools", "plan", "simulate"), "kernelcast.app.api"),
-    "compare_training": "kernelcast.search.compare.api", "run_step": "kernelcast.training",
+    "compare_training": "kernelcast.search.compare.training", "run_step": "kernelcast.training",
     "with_cap": "kernelcast.energy.power",
 }  # fmt: skip
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from kernelcast.forecast.conditions import Conditions
 from kernelcast.search.sweep.file import sweep_of
-from kernelcast.search.sweep.work import Work
+from kernelcast.search.sweep.rows import Work
 
 # 2 places that cannot be (tp 3), some batches that do not fit; decoded in two steps, to be quick
 SMALL: dict[str, Any] = {

@@ -19,10 +19,9 @@ from kernelcast.inference.memory import largest_batch
 from kernelcast.inference.workload import Workload
 from kernelcast.models import model
 from kernelcast.results import Interval
-from kernelcast.search.compare.asked import Asked, chosen_gpus
-from kernelcast.search.compare.compare import Comparison, Row, order
+from kernelcast.search.compare.candidates import Asked, chosen_gpus
+from kernelcast.search.compare.compare import Comparison, Row, Served, order
 from kernelcast.search.compare.sensitivity import sensitivity
-from kernelcast.search.compare.served import Served
 from kernelcast.stacks import stack
 
 SMALL = "llama-3.1-8b"

@@ -13,8 +13,7 @@ import kernelcast as kc
 from kernelcast.errors import KernelcastError
 from kernelcast.schedule.timeline import COSTS, host
 from kernelcast.tracing.traced import Footprint, Op, Tensor, Trace
-from kernelcast.training.queued import host_counts, launch_costs
-from kernelcast.training.step import run_step
+from kernelcast.training.step import host_counts, launch_costs, run_step
 
 torch = pytest.importorskip("torch")
 from kernelcast.collect.host import Timed, fitted, timed_programs, write_host  # noqa: E402

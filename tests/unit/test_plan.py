@@ -16,9 +16,9 @@ from kernelcast.inference.deployment import Layout
 from kernelcast.inference.forward import Deployment
 from kernelcast.models import hub_name, model
 from kernelcast.models.precision import Precision
+from kernelcast.search.goals import Goal, parse_ms, worst
 from kernelcast.search.plan.bounds import Demand, physical
 from kernelcast.search.plan.commands import commands
-from kernelcast.search.plan.goals import Goal, parse_ms, worst
 from kernelcast.search.plan.grid import Fallen, Grid, Place, Setting, layouts, places
 from kernelcast.search.plan.plan import Plan, plan
 from kernelcast.search.plan.trial import Trials, share_of
@@ -159,7 +159,7 @@ def test_an_interrupt_keeps_the_best_so_far() -> None:
         if extra.startswith("best"):
             raise KeyboardInterrupt
 
-    found = plan(LLAMA, load(12.0), goals(500, 40), grid(), told=stop)
+    found = plan(LLAMA, load(12.0), goals(500, 40), grid(), on_progress=stop)
     assert not found.complete and found.choice is not None and found.choice.meets and found.choice.sure is None
 
 

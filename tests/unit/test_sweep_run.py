@@ -23,15 +23,11 @@ from kernelcast.inference.forward import Deployment
 from kernelcast.inference.infer import infer
 from kernelcast.inference.workload import Workload
 from kernelcast.models import model
-from kernelcast.search.sweep.ask import opened
-from kernelcast.search.sweep.columns import COLUMNS, Wish
-from kernelcast.search.sweep.engines.base import One
-from kernelcast.search.sweep.engines.on_ray import OnRay
-from kernelcast.search.sweep.engines.processes import Processes, _unheard
-from kernelcast.search.sweep.folder import Folder
-from kernelcast.search.sweep.run import run_sweep, usual_chunk
+from kernelcast.search.sweep.engines import One, OnRay, Processes, _unheard
+from kernelcast.search.sweep.query import Wish, opened
+from kernelcast.search.sweep.rows import COLUMNS, Work
+from kernelcast.search.sweep.run import Folder, run_sweep, usual_chunk
 from kernelcast.search.sweep.space import Chunk
-from kernelcast.search.sweep.work import Work
 from kernelcast.stacks import stack
 
 SIZE = 8  # settings of a chunk
@@ -95,7 +91,7 @@ def test_a_worker_killed_midway_changes_nothing(alone: Path, tmp_path: Path) -> 
             one.kill()
             killed.append(one.pid)
 
-    run_sweep(work(), tmp_path / "killed", Processes(2), chunk_settings=SIZE, told=kill)
+    run_sweep(work(), tmp_path / "killed", Processes(2), chunk_settings=SIZE, on_progress=kill)
     assert len(killed) == 2 and digests(tmp_path / "killed") == digests(alone)
 
 
@@ -152,7 +148,7 @@ def test_a_ray_cluster_of_two_nodes_writes_the_same_bytes(alone: Path, cluster: 
             cluster.remove_node(extra, allow_graceful=False)
             left.append(done)
 
-    run_sweep(work(), tmp_path / "lost", OnRay(cluster.address), chunk_settings=SIZE, told=lose)
+    run_sweep(work(), tmp_path / "lost", OnRay(cluster.address), chunk_settings=SIZE, on_progress=lose)
     assert left and digests(tmp_path / "lost") == digests(alone)
 
 
@@ -181,7 +177,7 @@ def test_what_was_done_is_not_done_again(alone: Path, tmp_path: Path) -> None:
     befores: list[int] = []
     while not befores or befores[-1] < work().space.count:
         try:
-            befores.append(run_sweep(work(), folder, One(), chunk_settings=SIZE, told=stop).before)
+            befores.append(run_sweep(work(), folder, One(), chunk_settings=SIZE, on_progress=stop).before)
         except Stopped:
             befores.append(SIZE * len(digests(folder)))
     assert len(befores) > 3 and befores == sorted(befores) and digests(folder) == digests(alone)
@@ -200,11 +196,11 @@ def test_a_folder_of_another_sweep_is_refused(alone: Path, tmp_path: Path, monke
     for pattern, other in said.items():
         with pytest.raises(kc.KernelcastError, match=pattern):
             run_sweep(other, folder, One(), chunk_settings=64)
-    monkeypatch.setattr("kernelcast.search.sweep.folder.__version__", "9.9")
+    monkeypatch.setattr("kernelcast.search.sweep.run.__version__", "9.9")
     with pytest.raises(kc.KernelcastError, match=r"kernelcast .*, now 9\.9; .*--fresh"):
         run_sweep(work(), folder, One(), chunk_settings=64)
     monkeypatch.undo()
-    monkeypatch.setattr("kernelcast.search.sweep.folder.weights_of", lambda conditions: "ab12")
+    monkeypatch.setattr("kernelcast.search.sweep.run.weights_of", lambda conditions: "ab12")
     with pytest.raises(kc.KernelcastError, match=r"weights .*, now ab12"):
         run_sweep(work(), folder, One(), chunk_settings=64)
     monkeypatch.undo()

@@ -12,10 +12,8 @@ from sweeps import SMALL, work
 
 import kernelcast as kc
 from kernelcast.models import model
-from kernelcast.search.sweep.file import read_sweep, sweep_of
-from kernelcast.search.sweep.layouts import legal_cuts
+from kernelcast.search.sweep.file import Values, legal_cuts, read_sweep, sweep_of
 from kernelcast.search.sweep.space import Space
-from kernelcast.search.sweep.values import Values
 from kernelcast.search.sweep.where import Where
 from kernelcast.stacks import stack
 

@@ -13,8 +13,7 @@ from torch import nn
 from kernelcast.errors import KernelcastError
 from kernelcast.tracing import trace
 from kernelcast.tracing.traced import Trace
-from kernelcast.training.cut import cut_tensors
-from kernelcast.training.roles import MEGATRON, Roles, read_plan
+from kernelcast.training.tensor_parallel import MEGATRON, Roles, cut_tensors, read_plan
 
 
 class Model(nn.Module):

@@ -15,8 +15,7 @@ from kernelcast.hardware import Gpu
 from kernelcast.schedule.timeline import host
 from kernelcast.training.layout import TrainingLayout
 from kernelcast.training.memory import FRAGMENTED, FRAMEWORK_BYTES
-from kernelcast.training.scale import scale
-from kernelcast.training.scaled import ScaledStep
+from kernelcast.training.scale import ScaledStep, scale
 from kernelcast.training.step import run_step
 
 TRACE = mlp(8, tokens=2048)

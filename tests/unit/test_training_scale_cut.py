@@ -9,10 +9,9 @@ from small_traces import experts, mlp
 
 import kernelcast as kc
 from kernelcast.tracing.traced import Op, Tensor, Trace
-from kernelcast.training.cut import cut_tensors
-from kernelcast.training.experts import deal_experts
-from kernelcast.training.places import Place, carried, in_view, is_collective, shrunk
-from kernelcast.training.roles import Roles
+from kernelcast.training.expert_parallel import deal_experts
+from kernelcast.training.placement import Place, carried, in_view, is_collective, shrunk
+from kernelcast.training.tensor_parallel import Roles, cut_tensors
 
 T, H, F = 512, 1024, 4096
 

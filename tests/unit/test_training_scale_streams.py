@@ -7,10 +7,9 @@ import pytest
 
 from kernelcast.schedule.timeline import Job, simulate
 from kernelcast.tracing.traced import Gradient
-from kernelcast.training.depth import balanced
+from kernelcast.training.data_parallel import Weight, buckets
 from kernelcast.training.layout import TrainingLayout
-from kernelcast.training.pipeline import Timing, most_in_flight, orders, run
-from kernelcast.training.sharding import Weight, buckets
+from kernelcast.training.pipeline import Timing, balanced, most_in_flight, orders, run
 
 
 def test_what_the_backward_pass_hides() -> None:

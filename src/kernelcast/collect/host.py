@@ -31,7 +31,7 @@ from kernelcast.schedule.timeline import COSTS, Host
 from kernelcast.tracing import MODES, trace
 from kernelcast.tracing.aten import Settings, cost
 from kernelcast.tracing.traced import Trace
-from kernelcast.training.queued import host_counts, predicted
+from kernelcast.training.step import host_counts, predicted
 
 _WARM_UPS, _ROUNDS, _REPEATS = 3, 4, 8  # in rounds over all programs: a host's speed drifts within seconds
 # How far proportions of costs differ from those of the host that ships, as a share: what noisy programs do not tell

@@ -82,13 +82,13 @@ def _training(
     from kernelcast.app.cli.trace import traced
     from kernelcast.app.report.compare_training import fields, print_training, write_plot
     from kernelcast.hardware.prices import read_prices
-    from kernelcast.search.compare.api import compare_training
-    from kernelcast.search.compare.asked import chosen_gpus
+    from kernelcast.search.compare.candidates import chosen_gpus
+    from kernelcast.search.compare.training import compare_training
     from kernelcast.tracing.build import Asked
     from kernelcast.training.layout import TrainingLayout
     from kernelcast.training.step import STEP
 
-    chosen_gpus(str(words["gpus"]).split(","), gpus.what_if or ())
+    chosen_gpus(words["gpus"], gpus.what_if or ())
     read_prices(gpus.prices, gpus.price or (), gpus.price_kind)
     layout = TrainingLayout(**trained.cut)  # type: ignore[arg-type]
     wanted = Asked(model, batch, trained.seq, trained.dtype, "training", trained.checkpointing, trained.precision, None,

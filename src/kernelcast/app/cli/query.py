@@ -15,8 +15,7 @@ from kernelcast.app.cli.options import Json
 from kernelcast.errors import KernelcastError
 
 if TYPE_CHECKING:
-    from kernelcast.search.sweep.ask import Rows
-    from kernelcast.search.sweep.columns import Wish
+    from kernelcast.search.sweep.query import Rows, Wish
 
 Top = Annotated[int | None, typer.Option("--top", metavar="N", help="the best rows by --by")]
 By = Annotated[
@@ -71,8 +70,7 @@ class Best:
 
 def best_of(top: int | None, by: str | None, pareto: str | None, where: str | None = None) -> Best:
     """Refuses columns that are not, before any work."""
-    from kernelcast.search.sweep.ask import wishes
-    from kernelcast.search.sweep.columns import Wish
+    from kernelcast.search.sweep.query import Wish, wishes
 
     if by is not None and top is None:
         raise KernelcastError(f"--by needs --top, as in --top 10 --by {by}")
@@ -108,7 +106,7 @@ def query(
 
 def _tell(folder: Path, sql: str | None, best: Best, as_csv: bool, as_json: bool) -> None:
     from kernelcast.app.report.sweep import answer_fields, print_answer, write_csv
-    from kernelcast.search.sweep.ask import opened
+    from kernelcast.search.sweep.query import opened
 
     with opened(folder) as rows:
         if rows.finished < rows.chunks:

@@ -18,9 +18,9 @@ from kernelcast.app.questions.shared import chosen_conditions
 from kernelcast.errors import KernelcastError
 
 if TYPE_CHECKING:
-    from kernelcast.search.sweep.engines.base import Engine
+    from kernelcast.search.sweep.engines import Engine
+    from kernelcast.search.sweep.rows import Work
     from kernelcast.search.sweep.run import Outcome
-    from kernelcast.search.sweep.work import Work
 
 
 def register(app: typer.Typer) -> None:
@@ -66,8 +66,7 @@ def sweep(
     """Predict every setting that a file describes. Run again after a stop, it goes on where it was."""
     from kernelcast.search.sweep.engines import engine as named_engine
     from kernelcast.search.sweep.file import read_sweep
-    from kernelcast.search.sweep.prices import hourly
-    from kernelcast.search.sweep.work import Work
+    from kernelcast.search.sweep.rows import Work, hourly
 
     best = best_of(top, by, pareto)
     if chunk_settings is not None and chunk_settings < 1:
@@ -91,7 +90,7 @@ def _run(work: Work, folder: Path, engine: Engine, chunk_settings: int | None, f
             bar(done, total, f"{rate:,.0f}/s" if done > before else "")
 
         try:
-            return run_sweep(work, folder, engine, chunk_settings=chunk_settings, fresh=fresh, told=told)
+            return run_sweep(work, folder, engine, chunk_settings=chunk_settings, fresh=fresh, on_progress=told)
         except KeyboardInterrupt:
             stopped = folder
     print(f"kernelcast: stopped; what is finished is in {stopped}, and the same command goes on there", file=sys.stderr)
@@ -100,7 +99,7 @@ def _run(work: Work, folder: Path, engine: Engine, chunk_settings: int | None, f
 
 def _tell(found: Outcome, best: Best, as_json: bool) -> None:
     from kernelcast.app.report.sweep import outcome_fields, print_outcome
-    from kernelcast.search.sweep.ask import opened
+    from kernelcast.search.sweep.query import opened
 
     with opened(found.folder) as rows:
         statuses = rows.statuses()

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from kernelcast.tracing.build import Asked
     from kernelcast.tracing.traced import Trace
     from kernelcast.training.layout import TrainingLayout
-    from kernelcast.training.roles import Roles
+    from kernelcast.training.tensor_parallel import Roles
 
 Model = Annotated[
     str, typer.Argument(metavar="MODEL", help="FILE.py:function that gives (model, inputs), a config.json, or a name")
@@ -158,7 +158,7 @@ def traced(asked: Asked, optimizer: str, accumulate: int, attention: str, graph:
 
 def _roles(plan: str | None, found: Trace) -> Roles | None:
     """Which module is cut how; None: by the names that public models have, and by the model's own plan."""
-    from kernelcast.training.roles import Roles, read_plan
+    from kernelcast.training.tensor_parallel import Roles, read_plan
 
     if plan is None:
         return None

@@ -13,9 +13,8 @@ from kernelcast.errors import KernelcastError
 from kernelcast.forecast.conditions import Conditions
 
 if TYPE_CHECKING:
-    from kernelcast.search.compare.compare import Comparison
+    from kernelcast.search.compare.compare import Comparison, Served
     from kernelcast.search.compare.sensitivity import Gain
-    from kernelcast.search.compare.served import Served
 
 Gains = list[tuple["Served", "tuple[Gain, ...]"]]
 
@@ -111,7 +110,7 @@ class CompareQuestion(ServedChoice, GpuChoice):
 
     def answer(self) -> Comparison:
         """The GPUs, in order."""
-        from kernelcast.search.compare.api import compare
+        from kernelcast.search.compare.compare import compare
 
         served = {name: value for name, value in self.served.items() if value is not None}
         return compare(self.model, **self.compared, **served, batch=self.batch, conditions=self.conditions)

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from kernelcast.forecast.conditions import Conditions
     from kernelcast.hardware import Gpu
     from kernelcast.hardware.prices import Price
-    from kernelcast.search.plan.goals import Goal
+    from kernelcast.search.goals import Goal
     from kernelcast.search.plan.grid import Grid
-    from kernelcast.search.plan.plan import Plan, Told
+    from kernelcast.search.plan.plan import Plan
+    from kernelcast.search.plan.search import OnProgress
 
 _goal = flags_under("Goals (as 500ms, 0.5s, or a number of ms)")
 _search = flags_under("Search")
@@ -56,7 +57,7 @@ class GoalChoice:
 
     @property
     def goals(self) -> list[Goal]:
-        from kernelcast.search.plan.goals import Goal, parse_ms
+        from kernelcast.search.goals import Goal, parse_ms
 
         found = []
         for one in fields(GoalChoice):
@@ -125,7 +126,7 @@ class PlanQuestion(LoadChoice, SearchChoice, GoalChoice):
 
     model: ModelName
 
-    def answer(self, told: Told | None = None) -> Plan:
+    def answer(self, told: OnProgress | None = None) -> Plan:
         """The plan. ``told`` hears how many engines are looked at, of how many."""
         from kernelcast.search.plan.plan import plan
 
@@ -133,7 +134,9 @@ class PlanQuestion(LoadChoice, SearchChoice, GoalChoice):
         if not goals:
             raise KernelcastError("which goal? give a latency to keep, as in --ttft-p99 500ms --tpot-p99 30ms")
         load = chosen_load(long_enough(self), model.max_context)
-        return plan(model, load, goals, chosen_grid(self), self.conditions, seed=self.seed, sure=self.sure, told=told)
+        return plan(
+            model, load, goals, chosen_grid(self), self.conditions, seed=self.seed, sure=self.sure, on_progress=told
+        )
 
     @property
     def unpriced(self) -> list[str]:

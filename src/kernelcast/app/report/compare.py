@@ -13,11 +13,10 @@ from kernelcast.app.report.units import bar, digits, time_text
 from kernelcast.hardware import Gpu
 from kernelcast.hardware.prices import Price
 from kernelcast.results import SUPPORT, Interval
-from kernelcast.search.compare.asked import Asked
-from kernelcast.search.compare.compare import Comparison, Row
+from kernelcast.search.compare.candidates import Asked
+from kernelcast.search.compare.compare import Comparison, Row, Served
 from kernelcast.search.compare.sensitivity import MERIT, Gain
-from kernelcast.search.compare.served import Served
-from kernelcast.search.plan.goals import Goal
+from kernelcast.search.goals import Goal
 
 Gains = Sequence[tuple[Served, tuple[Gain, ...]]]
 NAME_WIDTH = 19

@@ -7,9 +7,8 @@ from typing import Any
 
 from kernelcast.app.report.compare import Gains, gpu_text, money, way_text
 from kernelcast.app.report.picture import matplotlib_plots, plain_numbers, save
-from kernelcast.search.compare.compare import Comparison
+from kernelcast.search.compare.compare import Comparison, Served
 from kernelcast.search.compare.sensitivity import MERIT, Gain
-from kernelcast.search.compare.served import Served
 
 _BLUE, _GREY, _RED, _INK = "#2b6cb0", "#a0aec0", "#c05621", "#4a5568"
 _SEEN = {"seen": 1.0, "near": 0.75, "extrapolated": 0.45}  # how strong a colour is

@@ -15,11 +15,10 @@ from kernelcast.app.report.picture import picture, plain_numbers
 from kernelcast.app.report.run import interval_text
 from kernelcast.app.report.text import cut, dense_table, evidence_lines, plain_table, show, show_command
 from kernelcast.app.report.units import digits, percent, time_text
-from kernelcast.search.plan.beyond import Growth
+from kernelcast.search.goals import Goal
 from kernelcast.search.plan.commands import commands
-from kernelcast.search.plan.goals import Goal
 from kernelcast.search.plan.grid import Place, Setting
-from kernelcast.search.plan.plan import Plan
+from kernelcast.search.plan.plan import Growth, Plan
 from kernelcast.search.plan.trial import Trial
 from kernelcast.serving.load import Load
 

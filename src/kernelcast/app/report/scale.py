@@ -12,7 +12,7 @@ from kernelcast.app.report.trace import built_lines
 from kernelcast.app.report.units import binary_bytes_text, digits, percent, time_text
 from kernelcast.schedule import Memory
 from kernelcast.tracing.traced import PHASES
-from kernelcast.training.scaled import PARTS, ScaledStep
+from kernelcast.training.scale import PARTS, ScaledStep
 from kernelcast.training.step import LAUNCH_BOUND
 
 Row = tuple[str, ...]

@@ -13,8 +13,8 @@ from rich.text import Text
 from kernelcast.app.report.json import plain
 from kernelcast.app.report.text import dense_table, show
 from kernelcast.app.report.units import digits, time_text
-from kernelcast.search.sweep.ask import Answer
-from kernelcast.search.sweep.columns import CUTS, SIZES, WORDS, Wish
+from kernelcast.search.sweep.file import CUTS, SIZES, WORDS
+from kernelcast.search.sweep.query import Answer, Wish
 from kernelcast.search.sweep.run import Outcome
 
 _SHOWN = 50  # rows of a query that a terminal gets

@@ -22,7 +22,7 @@ from kernelcast.machine.analyse import PIPELINES
 from kernelcast.models import model_ids
 from kernelcast.models.precision import CACHE, WEIGHTS
 from kernelcast.ops import REGISTRY, kernel_class, parameters_of
-from kernelcast.search.compare.asked import BY
+from kernelcast.search.compare.candidates import BY
 from kernelcast.serving.load import DISTRIBUTIONS as LENGTHS
 from kernelcast.serving.load import PROCESSES as ARRIVALS
 from kernelcast.serving.load import RAMPS

@@ -18,7 +18,7 @@ from kernelcast.hardware.gpu import INTEGERS, RATE_TABLES
 from kernelcast.inference.memory import largest_batch
 from kernelcast.inference.workload import Workload
 from kernelcast.search.compare.candidates import Candidate
-from kernelcast.search.compare.served import Served, forecast
+from kernelcast.search.compare.compare import Served, forecast
 
 STEP = 1.1
 # name: fields that go together; those in LESS are better when smaller

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from kernelcast.errors import KernelcastError, unknown
 from kernelcast.forecast.conditions import Conditions
 from kernelcast.forecast.predict_table import Times
 from kernelcast.hardware import Gpu
-from kernelcast.hardware.prices import Price
+from kernelcast.hardware.prices import Price, read_prices
 from kernelcast.results import Interval, Shown
-from kernelcast.search.compare.asked import BY
-from kernelcast.search.compare.served import joules
+from kernelcast.search.compare.candidates import BY, chosen_gpus
+from kernelcast.search.compare.compare import joules
 from kernelcast.tracing.traced import Trace
 from kernelcast.training.layout import TrainingLayout
 from kernelcast.training.memory import step_memory
-from kernelcast.training.scale import scale
-from kernelcast.training.scaled import ScaledStep
+from kernelcast.training.scale import ScaledStep, scale
 from kernelcast.training.step import STEP, Step, run_step
 
 TOKENS = 1e12  # of a training, where nobody says how many
@@ -144,6 +144,25 @@ class TrainingComparison(Shown):
     @property
     def fitting(self) -> list[Trained]:
         return [row.best for row in self.rows if row.best is not None]
+
+
+def compare_training(
+    trace: Trace,
+    gpus: str | Sequence[str] = "all",
+    *,
+    what_if: Sequence[str] = (),
+    prices: Path | None = None,
+    price: Sequence[str] = (),
+    price_kind: str = "on_demand",
+    **asked: Any,
+) -> TrainingComparison:
+    """Every GPU at its best way to train with ``trace`` (of ``kernelcast.trace``, mode="training"), in order.
+
+    ``asked``: ``layout``, ``tokens`` or ``samples`` of the whole training, ``max_gpus``, ``by``, ``conditions``,
+    ``how``, as in ``AskedTraining``.
+    """
+    known = read_prices(prices, price, price_kind)
+    return compare_steps(AskedTraining(trace, chosen_gpus(gpus, what_if), prices=known, **asked))
 
 
 def compare_steps(asked: AskedTraining) -> TrainingComparison:

@@ -19,7 +19,7 @@ from kernelcast.inference.forward import Deployment, forward
 from kernelcast.inference.memory import cache_bytes, read_weight_bytes
 from kernelcast.ops.dtypes import dtype
 from kernelcast.schedule import KernelTime, joined
-from kernelcast.search.plan.goals import PERCENT, Goal
+from kernelcast.search.goals import PERCENT, Goal
 from kernelcast.search.plan.grid import Place
 from kernelcast.serving.load import Load
 from kernelcast.serving.service import Settings

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 
 from kernelcast.errors import KernelcastError
 from kernelcast.models.architecture import Architecture
+from kernelcast.search.goals import Goal
 from kernelcast.search.plan.bounds import READ, WROTE, CoarseSteps, Demand, Floor, alone, carried, engines_for, physical
-from kernelcast.search.plan.goals import Goal
 from kernelcast.search.plan.grid import Fallen, Grid, Place, Setting, places
 from kernelcast.search.plan.trial import MARGIN, Trial, Trials
 from kernelcast.serving.service import Settings
@@ -30,7 +30,7 @@ MET = "meets the goals, but is no cheaper than the choice"
 REFUSED = "the engine refuses the requests, or has no kernels for it"
 SAME = "a limit that is never reached"
 _EPS = 1e-9
-Told = Callable[[int, int, str], None]
+OnProgress = Callable[[int, int, str], None]
 
 
 @dataclass(eq=False)
@@ -65,7 +65,7 @@ class Search:
     known: list[Known] = field(default_factory=list)
     settings: int = 0
 
-    def run(self, told: Told | None = None) -> None:
+    def run(self, on_progress: OnProgress | None = None) -> None:
         """Until nothing is left that could be cheaper."""
         context = int(self.demand.context_mean)
         for place in places(self.model, self.grid, context, self.fallen):
@@ -73,9 +73,9 @@ class Search:
             self.known.append(Known(place, floor, self._cost(place, floor.rate)))
         self.settings = sum(self.fallen.counts.values()) + sum(self._count(known.place) for known in self.known)
         if self.grid.disaggregated != "only":
-            self._pools(told)
+            self._pools(on_progress)
         if self.grid.disaggregated != "no" and self.demand.output_mean > 1:
-            self._pairs(told)
+            self._pairs(on_progress)
 
     def _count(self, place: Place) -> int:
         return len(place.limits) * (self.grid.max_gpus // place.gpus)
@@ -89,15 +89,15 @@ class Search:
         return self.best.usd_per_hour if self.best else math.inf
 
     # ---- engines that do all ----
-    def _pools(self, told: Told | None) -> None:
+    def _pools(self, on_progress: OnProgress | None) -> None:
         order = itertools.count()
         heap = [(known.cost, next(order), known) for known in self.known]
         heapq.heapify(heap)
         done, total = 0, len(heap)
         while heap:
             cost, _, known = heapq.heappop(heap)
-            if told:
-                told(done, total, f"best {self.best.usd_per_hour:.2f} USD/h" if self.best else "")
+            if on_progress:
+                on_progress(done, total, f"best {self.best.usd_per_hour:.2f} USD/h" if self.best else "")
             done += 1
             why = self._discarded(known, cost)
             if why:
@@ -197,14 +197,14 @@ class Search:
             self.best = found
 
     # ---- engines that read prompts beside those that decode ----
-    def _pairs(self, told: Told | None) -> None:
+    def _pairs(self, on_progress: OnProgress | None) -> None:
         """Pairs of engines of one GPU, stack and format, the least that they could cost first."""
         found = [(self._pair_cost(*pair), at, pair) for at, pair in enumerate(self.alike())]
         found.sort(key=lambda one: one[:2])
         self.settings += len(found)
         for at, (cost, _, (reader, writer)) in enumerate(found):
-            if told:
-                told(at, len(found), "prompts apart")
+            if on_progress:
+                on_progress(at, len(found), "prompts apart")
             if cost > self.budget - _EPS or math.isinf(cost):
                 self.fallen.add(DEARER if self.best else TOO_SLOW, len(found) - at)
                 break

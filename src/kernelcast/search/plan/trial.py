@@ -12,7 +12,7 @@ from kernelcast.forecast.conditions import Conditions
 from kernelcast.forecast.predict_table import Times
 from kernelcast.hardware import Gpu
 from kernelcast.inference.forward import Deployment
-from kernelcast.search.plan.goals import PERCENT, Goal, worst
+from kernelcast.search.goals import PERCENT, Goal, worst
 from kernelcast.search.plan.grid import Place, Setting
 from kernelcast.serving.load import Load
 from kernelcast.serving.metrics import Goals as NoGoals

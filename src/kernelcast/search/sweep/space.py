@@ -17,9 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.errors import KernelcastError
-from kernelcast.search.sweep.columns import CUTS, SIZES, WORDS
-from kernelcast.search.sweep.file import Sweep
-from kernelcast.search.sweep.values import Integers
+from kernelcast.search.sweep.file import CUTS, SIZES, WORDS, Integers, Sweep
 from kernelcast.search.sweep.where import Where
 
 _BLOCK = 1 << 18  # settings that constraints are worked out for at once

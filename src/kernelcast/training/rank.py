@@ -14,15 +14,14 @@ from kernelcast.ops.work import Array
 from kernelcast.schedule import Host, Memory
 from kernelcast.tracing.aten import Costed, Settings
 from kernelcast.tracing.traced import Op, Tensor, Trace
-from kernelcast.training.cut import cut_tensors
-from kernelcast.training.depth import Depth, optimizer_ops, parts
-from kernelcast.training.experts import deal_experts
+from kernelcast.training.data_parallel import Message, Sender, Weight
+from kernelcast.training.expert_parallel import deal_experts
 from kernelcast.training.layout import TrainingLayout
 from kernelcast.training.memory import Life, activations, alive_bytes, held
-from kernelcast.training.places import is_collective
-from kernelcast.training.queued import OpRan, Queue, cost_in_pieces, launch_costs, predicted
-from kernelcast.training.roles import Roles
-from kernelcast.training.sharding import Message, Sender, Weight
+from kernelcast.training.pipeline import Depth, optimizer_ops, parts
+from kernelcast.training.placement import is_collective
+from kernelcast.training.step import OpRan, Queue, cost_in_pieces, launch_costs, predicted
+from kernelcast.training.tensor_parallel import Roles, cut_tensors
 
 
 class Rank:

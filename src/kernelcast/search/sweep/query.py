@@ -9,15 +9,47 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernelcast.errors import KernelcastError
+from kernelcast.errors import KernelcastError, unknown
 from kernelcast.files import quoted, text
-from kernelcast.search.sweep.columns import COLUMNS, STATUSES, Wish
-from kernelcast.search.sweep.folder import CHUNKS, Folder
+from kernelcast.search.sweep.rows import COLUMNS, MAX, MIN, STATUSES
+from kernelcast.search.sweep.run import CHUNKS, Folder
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 TABLE = "sweep"
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A column, and which way is better."""
+
+    column: str
+    better: str
+
+    @classmethod
+    def read(cls, text: str) -> Wish:
+        """'tpot_s', or 'batch:max' where the column does not tell by itself (or the other way is asked for)."""
+        name, colon, better = text.strip().partition(":")
+        if name not in COLUMNS:
+            raise unknown("column", name, COLUMNS)
+        if colon and better not in (MIN, MAX):
+            raise KernelcastError(f"{text!r}: after the colon is min or max, as in {name}:min")
+        chosen = better or COLUMNS[name].better
+        if COLUMNS[name].type == "VARCHAR":
+            raise KernelcastError(f"{name} holds words: take a column of numbers, such as tokens_per_s_per_gpu")
+        if chosen is None:
+            raise KernelcastError(f"is less or more {name} better? write {name}:min or {name}:max")
+        return cls(name, chosen)
+
+    @property
+    def order(self) -> str:
+        return "DESC" if self.better == MAX else "ASC"
+
+    @property
+    def sign(self) -> str:
+        """That makes less better."""
+        return "-" if self.better == MAX else ""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from itertools import groupby
 
 from kernelcast.errors import KernelcastError
 from kernelcast.tracing.traced import Op, Tensor, Trace
-from kernelcast.training.places import Dealing, Place, carried
+from kernelcast.training.placement import Dealing, Place, carried
 
 _DEALT = Place("experts", 0)
 

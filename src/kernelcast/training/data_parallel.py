@@ -9,7 +9,7 @@ from functools import cached_property
 from kernelcast.schedule.timeline import Job
 from kernelcast.tracing.traced import Gradient
 from kernelcast.training.layout import TrainingLayout
-from kernelcast.training.queued import Queue
+from kernelcast.training.step import Queue
 
 _ALL = float("inf")  # bytes: whatever there is goes in one message
 

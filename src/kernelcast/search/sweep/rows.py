@@ -1,28 +1,92 @@
-"""Settings x infer -> columns of answers. What cannot run is a row with its reason.
-
-``_inferred`` is the one place that knows how infer is asked.
-"""
+"""The columns of a sweep's rows: what each holds, as DuckDB types it, and which way is better."""
 
 from __future__ import annotations
 
+import functools
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.errors import KernelcastError
+from kernelcast.files import encoded, quoted, text
 from kernelcast.forecast.conditions import Conditions
+from kernelcast.forecast.learned import WEIGHTS
+from kernelcast.hardware import Gpu
+from kernelcast.hardware.prices import read_prices
 from kernelcast.inference.forward import Deployment
 from kernelcast.inference.infer import infer_columns
 from kernelcast.inference.workload import Workload
 from kernelcast.models.precision import Precision
-from kernelcast.search.sweep.columns import SIZES
-from kernelcast.search.sweep.file import OWN, Sweep
-from kernelcast.search.sweep.layouts import Cut, layout_of
-from kernelcast.search.sweep.space import Block, Space
-from kernelcast.search.sweep.values import Integers
+from kernelcast.search.sweep.file import CUTS, OWN, SIZES, WORDS, Cut, Integers, Sweep, layout_of
+from kernelcast.search.sweep.space import Block, Chunk, Space
+
+MIN, MAX = "min", "max"
+
+
+@dataclass(frozen=True)
+class Column:
+    """``better``: min or max; None: neither without a word."""
+
+    type: str
+    better: str | None = None
+
+
+STATUSES = ("ok", "does not fit", "illegal", "refused")
+
+_SECONDS = {
+    f"{name}_s{end}": Column("DOUBLE", MIN) for name in ("ttft", "tpot", "total") for end in ("", "_low", "_high")
+}
+# of a setting first, then of its answer; energy joins the last line
+COLUMNS: Mapping[str, Column] = {
+    "setting": Column("BIGINT"),
+    **{name: Column("VARCHAR") for name in WORDS},
+    **{name: Column("BOOLEAN" if name == "sequence_parallel" else "INTEGER") for name in CUTS},
+    "gpus": Column("INTEGER", MIN),
+    "skew": Column("DOUBLE"),
+    **{name: Column("INTEGER") for name in SIZES},
+    "status": Column("VARCHAR"),
+    "reason": Column("VARCHAR"),
+    "precision": Column("VARCHAR"),
+    **_SECONDS,
+    "tokens_per_s": Column("DOUBLE", MAX),
+    "tokens_per_s_per_gpu": Column("DOUBLE", MAX),
+    "requests_per_s": Column("DOUBLE", MAX),
+    "memory_bytes": Column("DOUBLE", MIN),
+    "available_bytes": Column("DOUBLE", MAX),
+    "fits": Column("BOOLEAN"),
+    "bound_by": Column("VARCHAR"),
+    "support": Column("VARCHAR"),
+    "usd_per_hour": Column("DOUBLE", MIN),
+    "dollars_per_million_tokens": Column("DOUBLE", MIN),
+}
+
+
+def weights_of(conditions: Conditions) -> str:
+    """A digest of all fitted weights that answer."""
+    folder = getattr(conditions.predictor, "folder", WEIGHTS)
+    return _digest_of(folder)
+
+
+@functools.cache
+def _digest_of(weights: Path) -> str:
+    found = hashlib.sha256()
+    for path in sorted(weights.glob("*.safetensors")):
+        found.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
+    return found.hexdigest()[:32]
+
+
+def hourly(gpus: Sequence[Gpu], path: Path | None = None, given: Sequence[str] = ()) -> dict[str, float]:
+    """USD per GPU-hour by id, of those that have a price; a what-if or a file of one's own has that of its name."""
+    known = read_prices(path, given)
+    return {one.id: float(known[one.id].usd_per_hour) for one in gpus if one.id in known}
+
 
 Columns = dict[str, NDArray[Any]]
 OK, NO_ROOM, ILLEGAL, REFUSED = "ok", "does not fit", "illegal", "refused"
@@ -108,3 +172,43 @@ def _batch(batch: int, inputs: int, outputs: int, cached: int, chunk: int) -> Wo
         return Workload.equal(batch, inputs, outputs, cached, None if chunk < 0 else chunk)
     except KernelcastError as error:
         return Illegal(str(error))
+
+
+@dataclass(frozen=True)
+class Work:
+    """``prices``: USD per GPU-hour by GPU id; unknown stays unknown."""
+
+    sweep: Sweep
+    conditions: Conditions
+    prices: Mapping[str, float]
+
+    @cached_property
+    def space(self) -> Space:
+        return Space(self.sweep)
+
+    def __getstate__(self) -> dict[str, object]:
+        """To another process, which numbers the settings itself."""
+        return {name: value for name, value in self.__dict__.items() if name != "space"}
+
+    def rows(self, chunk: Chunk) -> bytes:
+        """The chunk's rows: the same bytes whoever works them out."""
+        columns = answers(self.space, self.space.between(chunk.start, chunk.stop), self.prices, self.conditions)
+        columns["setting"] = np.arange(chunk.first, chunk.first + chunk.count)
+        return parquet({name: columns[name] for name in COLUMNS})
+
+
+def parquet(columns: Columns) -> bytes:
+    """Columns of COLUMNS as a Parquet file; NaN and None are NULL."""
+    import duckdb
+
+    cells: dict[str, NDArray[np.float64]] = {}
+    select = [
+        f"CAST({encoded(column, cells)} AS {COLUMNS[name].type}) AS {quoted(name)}" for name, column in columns.items()
+    ]
+    with TemporaryDirectory(prefix="kernelcast-") as folder, duckdb.connect() as connection:
+        path = Path(folder) / "rows.parquet"
+        connection.execute("SET threads = 1")  # one order of row groups
+        connection.register("encoded", cells)
+        query = f"SELECT {', '.join(select)} FROM encoded"
+        connection.execute(f"COPY ({query}) TO {text(str(path))} (FORMAT parquet, COMPRESSION zstd)")
+        return path.read_bytes()
