@@ -20,7 +20,7 @@ from kernelcast.hardware import Gpu, gpu, origin_of, root_of
 from kernelcast.machine.analyse import PIPELINES, Analysis, analyse, summed
 from kernelcast.machine.limits import Rotation
 from kernelcast.ops.base import Calls, Kernel, columns_of, parameters_of
-from kernelcast.ops.dtypes import runs
+from kernelcast.ops.dtypes import supports_dtype
 from kernelcast.ops.kernel_selection import SelectedKernel, selected_kernel
 from kernelcast.ops.work import Array, Number
 from kernelcast.results import Shown
@@ -259,7 +259,7 @@ def ask(
     if match.entry is None:
         return question(kernel.with_choices(calls, match.words))
     words, told = {**match.words, **match.entry.words, **match.entry.heard}, None
-    if not runs(chip, str(words["dtype"])):  # told by name alone: the GPU has no such arithmetic
+    if not supports_dtype(chip, str(words["dtype"])):  # told by name alone: the GPU has no such arithmetic
         words, told = {**words, "dtype": match.words["dtype"]}, words["dtype"]
     heard = question(kernel.with_choices(calls, words), told)
     if all(word == "gpu" for word, _, _ in match.changed):

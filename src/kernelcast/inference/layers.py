@@ -33,7 +33,7 @@ from kernelcast.models.layers import (
     Parallel,
     SelfAttention,
 )
-from kernelcast.ops.dtypes import dtype
+from kernelcast.ops.dtypes import find_dtype
 from kernelcast.ops.kernel_selection import served_experts, stack_backend
 
 _ACTIVATIONS = {
@@ -91,7 +91,7 @@ class Pass:
     def product(self, part: str, count: float, m: Any, n: int, k: int, kind: str | None = None) -> Launch:
         """In the format of attention's matrices unless told otherwise."""
         kind = kind or self.matrices
-        inputs = "ready" if self.stack.fused_quantisation and dtype(kind).act_bytes < 2 else None
+        inputs = "ready" if self.stack.fused_quantisation and find_dtype(kind).act_bytes < 2 else None
         return self.call(part, "gemm", count, m=m, n=n, k=k, inputs=inputs, dtype=kind)
 
     def sent(self, op: str, count: float, sent_bytes: Any, gpus: int, **parameters: Any) -> Launch:

@@ -15,7 +15,7 @@ from kernelcast.inference.batch import Ints
 from kernelcast.inference.forward import Deployment
 from kernelcast.inference.workload import Asked, Workload
 from kernelcast.models.layers import Experts
-from kernelcast.ops.dtypes import dtype
+from kernelcast.ops.dtypes import find_dtype
 from kernelcast.schedule import Memory
 
 _LIVE_WIDTHS = 4.0  # of the hidden size, that live at once between the layers: input, residual, norm, output
@@ -46,7 +46,7 @@ def weight_bytes(deployment: Deployment) -> float:
     """Weights of one GPU: layers cut by tp and pp, routed experts dealt out, routers and shared experts as the other
     matrices; embedding, images' tower and head on the stages at the ends."""
     model, layout = deployment.model, deployment.layout
-    parts, whole = model.parameters, dtype(deployment.precision.between).weight_bytes
+    parts, whole = model.parameters, find_dtype(deployment.precision.between).weight_bytes
     routed, held = (_routed_weights(deployment, spare) for spare in (0, deployment.redundant))
     kinds = deployment.precision
     attention = parts.attention * _number_bytes(deployment, kinds.weights)
@@ -70,7 +70,7 @@ def _number_bytes(deployment: Deployment, kind: str) -> float:
     stored = deployment.model.quantization
     if stored and deployment.precision.stored and stored.four_bit_bytes and kind in ("int4", "mxfp4"):
         return stored.four_bit_bytes
-    return dtype(kind).weight_bytes
+    return find_dtype(kind).weight_bytes
 
 
 def read_weight_bytes(deployment: Deployment, tokens: Any) -> Any:
@@ -87,7 +87,7 @@ def read_weight_bytes(deployment: Deployment, tokens: Any) -> Any:
     unread *= _number_bytes(deployment, kinds.expert_weights) / (layout.tp * layout.dp * layout.pp)
     if layout.pp == 1:  # of several stages, half of both ends counts on each
         ends = model.parameters.vision + (0 if model.tied_embeddings else model.parameters.embedding)
-        unread += ends / layout.tp * dtype(kinds.between).weight_bytes
+        unread += ends / layout.tp * find_dtype(kinds.between).weight_bytes
     return weight_bytes(deployment) - unread
 
 

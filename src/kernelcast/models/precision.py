@@ -8,7 +8,7 @@ from kernelcast.errors import KernelcastError, unknown
 from kernelcast.hardware import Gpu
 from kernelcast.models.architecture import Architecture
 from kernelcast.models.layers import Dense
-from kernelcast.ops.dtypes import dtype, runs
+from kernelcast.ops.dtypes import find_dtype, supports_dtype
 
 WEIGHTS = ("bf16", "fp16", "fp32", "tf32", "fp8", "fp8_block", "int8", "int4", "nvfp4", "int8_wo", "mxfp4", "mxfp4_fp8")
 # What a checkpoint's matrices run as where the GPU has no arithmetic of their format: weights alone are narrow (Marlin)
@@ -61,7 +61,7 @@ class Precision:
     @property
     def quantised(self) -> bool:
         """Whether activations change format before a product."""
-        return dtype(self.weights).act_bytes < 2
+        return find_dtype(self.weights).act_bytes < 2
 
     @property
     def vectors(self) -> str:
@@ -70,11 +70,11 @@ class Precision:
 
     @property
     def between_bytes(self) -> float:
-        return dtype(self.between).act_bytes
+        return find_dtype(self.between).act_bytes
 
     @property
     def cache_bytes(self) -> float:
-        return dtype(self.cache or self.between).act_bytes
+        return find_dtype(self.cache or self.between).act_bytes
 
     @property
     def expert_weights(self) -> str:
@@ -87,7 +87,7 @@ class Precision:
     def runs(self, name: str, gpu: Gpu) -> str:
         """What matrices of this format run as: weights alone narrow, where they are stored so and the GPU multiplies no
         such numbers."""
-        return WEIGHT_ONLY.get(name, name) if self.stored and not runs(gpu, name) else name
+        return WEIGHT_ONLY.get(name, name) if self.stored and not supports_dtype(gpu, name) else name
 
     def weight_only(self, gpu: Gpu) -> tuple[str, ...]:
         """Formats that run so."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from kernelcast.errors import KernelcastError
-from kernelcast.ops.dtypes import dtype
+from kernelcast.ops.dtypes import find_dtype
 
 _CONV_BYTES = 2.0  # inputs of a convolution stay in the model's own 16 bits, whatever the state's format
 
@@ -43,7 +43,7 @@ class Recurrent(ABC):
 
     def kept_bytes(self, context_tokens: Any, value_bytes: float, tp: int) -> Any:
         """Heads are cut by tp; a column of contexts gives a column."""
-        state_bytes = self.matrix_values * dtype(self.state_dtype).act_bytes + self.conv_values * _CONV_BYTES
+        state_bytes = self.matrix_values * find_dtype(self.state_dtype).act_bytes + self.conv_values * _CONV_BYTES
         return state_bytes / tp + 0.0 * context_tokens
 
 

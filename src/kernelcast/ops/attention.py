@@ -63,27 +63,31 @@ class OverCache(Kernel):
         }
 
     @classmethod
-    def with_defaults(cls, words: Configuration, gpu: Gpu) -> dict[str, str | None]:
+    def with_defaults(cls, configuration: Configuration, gpu: Gpu) -> dict[str, str | None]:
         """Tables do not tell whether an engine's prefill reads pages: it is one kind, whatever a call says. A library's
         own tables do."""
-        found, stack = dict(words), runner(words.get("stack"))
+        filled, stack = dict(configuration), runner(configuration.get("stack"))
         in_pages = stack is not None and stack.page_size > 0
-        if words["phase"] == "prefill":
-            found["paged"] = "no" if in_pages and isinstance(stack, Stack) else words["paged"] or "no"
+        if configuration["phase"] == "prefill":
+            filled["paged"] = "no" if in_pages and isinstance(stack, Stack) else configuration["paged"] or "no"
         else:
-            found["paged"] = words["paged"] or ("yes" if in_pages else "no")
+            filled["paged"] = configuration["paged"] or ("yes" if in_pages else "no")
         if stack is None:
-            return found
-        named = words["backend"] or stack_backend(cls.op, words, gpu)
-        return found | {"backend": dict(stack.called).get(named or "", named)}
+            return filled
+        named = configuration["backend"] or stack_backend(cls.op, configuration, gpu)
+        return filled | {"backend": dict(stack.called).get(named or "", named)}
 
     @classmethod
-    def with_choices(cls, calls: Calls, words: Configuration) -> Calls:
-        said, pages = super().with_choices(calls, words), calls["page_size"]
-        usual = getattr(runner(words.get("stack")), "page_size", 0) or _USUAL_PAGE
-        paged = np.where(pages > 0, pages, usual) if words.get("paged") == "yes" else np.zeros(calls.count)
+    def with_choices(cls, calls: Calls, configuration: Configuration) -> Calls:
+        said, pages = super().with_choices(calls, configuration), calls["page_size"]
+        usual = getattr(runner(configuration.get("stack")), "page_size", 0) or _USUAL_PAGE
+        paged = np.where(pages > 0, pages, usual) if configuration.get("paged") == "yes" else np.zeros(calls.count)
         said = replace(said, numbers={**said.numbers, "page_size": paged})
-        return cls._evened(said) if words.get("lengths") == "equal" and words.get("phase") == "decode" else said
+        return (
+            cls._evened(said)
+            if configuration.get("lengths") == "equal" and configuration.get("phase") == "decode"
+            else said
+        )
 
     @classmethod
     def _evened(cls, calls: Calls) -> Calls:

@@ -65,8 +65,8 @@ class AttentionBackward(Kernel):
         return {**calls.choices, "mask": np.where(calls["causal"] > 0, "causal", "none").astype(object)}
 
     @classmethod
-    def with_defaults(cls, words: Configuration, gpu: Gpu) -> dict[str, str | None]:
-        return {**words, "backend": words["backend"] or stack_backend(cls.op, words, gpu)}
+    def with_defaults(cls, configuration: Configuration, gpu: Gpu) -> dict[str, str | None]:
+        return {**configuration, "backend": configuration["backend"] or stack_backend(cls.op, configuration, gpu)}
 
     @classmethod
     def conflicts(cls, calls: Calls) -> Conflicts:
@@ -78,7 +78,7 @@ class AttentionBackward(Kernel):
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
-        kind, name = calls.dtype, calls.choice("backend") or default_backend(cls.op, gpu, calls.choice("dtype"))
+        dtype, name = calls.dtype, calls.choice("backend") or default_backend(cls.op, gpu, calls.choice("dtype"))
         queries, keys, dim = (calls[x] for x in ("q_len", "kv_len", "head_dim"))
         q_rows = calls["batch"] * calls["q_heads"] * queries
         kv_rows = calls["batch"] * calls.given("kv_heads", calls["q_heads"]) * keys
@@ -88,13 +88,13 @@ class AttentionBackward(Kernel):
         # (mha_bwd's dk_expanded); the others add in fp32 by atomics, and convert.
         if name == "fa2":
             shared = heads.queries / heads.kv
-            joined = reduction(gpu, shared, elements, kind.out_bytes, launches=2.0, runs=grouped)
+            joined = reduction(gpu, shared, elements, dtype.out_bytes, launches=2.0, runs=grouped)
         else:
-            joined = _narrow(gpu, kind, elements, grouped)
+            joined = _narrow(gpu, dtype, elements, grouped)
         return (
-            _row_sums(gpu, kind, q_rows, dim),
-            _gradients(gpu, kind, name, calls, kv_rows),
-            _narrow(gpu, kind, q_rows * dim, True),
+            _row_sums(gpu, dtype, q_rows, dim),
+            _gradients(gpu, dtype, name, calls, kv_rows),
+            _narrow(gpu, dtype, q_rows * dim, True),
             joined,
         )
 
@@ -119,7 +119,7 @@ def gradient_tiles(gpu: Gpu, name: str, dim: Array, causal: Array) -> tuple[Arra
     return tile_q, tile_kv
 
 
-def _gradients(gpu: Gpu, kind: DType, name: str, calls: Calls, kv_rows: Array) -> Work:
+def _gradients(gpu: Gpu, dtype: DType, name: str, calls: Calls, kv_rows: Array) -> Work:
     """dQ, dK and dV. dQ is added up in fp32 by atomics in L2, for every tile of keys has a part of it."""
     queries, keys, dim, causal = (calls[x] for x in ("q_len", "kv_len", "head_dim", "causal"))
     lanes = calls["batch"] * calls["q_heads"]
@@ -134,8 +134,8 @@ def _gradients(gpu: Gpu, kind: DType, name: str, calls: Calls, kv_rows: Array) -
 
     scores = steps * tile_q * tile_kv
     flops = 2 * _PRODUCTS * scores * dim
-    pipe = matmul_pipe(gpu, kind.name)
-    kept_bytes = np.where(grouped & (name != "fa2"), ACCUMULATOR_BYTES, kind.out_bytes)  # of a number of dK and dV
+    pipe = matmul_pipe(gpu, dtype.name)
+    kept_bytes = np.where(grouped & (name != "fa2"), ACCUMULATOR_BYTES, dtype.out_bytes)  # of a number of dK and dV
     q_rows = lanes * queries
     kept_rows = np.where(grouped & (name != "fa2"), kv_rows, lanes * keys)  # fa2 keeps those of each query head apart
     return Work(
@@ -145,18 +145,18 @@ def _gradients(gpu: Gpu, kind: DType, name: str, calls: Calls, kv_rows: Array) -
         shortest=(q_tiles - first) / steps,
         longest_count=lanes * seen_by_all,
         tensor_flops=flops if pipe == "tensor" else 0.0,
-        tensor_dtype=kind.math,
+        tensor_dtype=dtype.math,
         fma_flops=scores * _SCORE_FLOPS + (flops if pipe == "fma" else 0.0),
         xu_ops=scores,
-        smem_bytes=steps * _smem_step(gpu, name, kind.act_bytes, tile_q, tile_kv, dim),
-        l2_bytes=2 * tile_kv * dim * (kind.act_bytes + kept_bytes)
-        + steps * tile_q * (dim * (2 * kind.act_bytes + ACCUMULATOR_BYTES) + _ROW_BYTES),
-        activation_bytes=q_rows * (dim * (2 * kind.act_bytes + ACCUMULATOR_BYTES) + _ROW_BYTES)
-        + 2 * dim * (kv_rows * kind.act_bytes + kept_rows * kept_bytes),
+        smem_bytes=steps * _smem_step(gpu, name, dtype.act_bytes, tile_q, tile_kv, dim),
+        l2_bytes=2 * tile_kv * dim * (dtype.act_bytes + kept_bytes)
+        + steps * tile_q * (dim * (2 * dtype.act_bytes + ACCUMULATOR_BYTES) + _ROW_BYTES),
+        activation_bytes=q_rows * (dim * (2 * dtype.act_bytes + ACCUMULATOR_BYTES) + _ROW_BYTES)
+        + 2 * dim * (kv_rows * dtype.act_bytes + kept_rows * kept_bytes),
         threads=384.0 if _wide_unit(gpu) else 256.0,
         registers_per_thread=168.0 if _wide_unit(gpu) else 255.0,
         smem_bytes_per_cta=np.minimum(
-            (2 * tile_kv * dim + 3 * tile_q * dim + 2 * tile_q * tile_kv) * kind.act_bytes, gpu.smem_bytes_per_cta
+            (2 * tile_kv * dim + 3 * tile_q * dim + 2 * tile_q * tile_kv) * dtype.act_bytes, gpu.smem_bytes_per_cta
         ),
         serial_steps=q_tiles,
         useful_flops=lanes * visible_pairs(queries, keys, causal, none) * 2 * _PRODUCTS * dim,
@@ -180,26 +180,26 @@ def _smem_step(gpu: Gpu, name: str, element_bytes: float, tile_q: Array, tile_kv
     return inputs + 5 * scores
 
 
-def _row_sums(gpu: Gpu, kind: DType, rows: Array, dim: Array) -> Work:
+def _row_sums(gpu: Gpu, dtype: DType, rows: Array, dim: Array) -> Work:
     """D = rowsum(dO · O); clears dQ's sums."""
     elements = rows * dim
     return vector_kernel(
         gpu,
-        tasks=ceil_div(elements * kind.act_bytes, _ROW_THREADS * VECTOR_BYTES),
+        tasks=ceil_div(elements * dtype.act_bytes, _ROW_THREADS * VECTOR_BYTES),
         threads=_ROW_THREADS,
-        moved_bytes=elements * (2 * kind.act_bytes + ACCUMULATOR_BYTES) + rows * ACCUMULATOR_BYTES,
+        moved_bytes=elements * (2 * dtype.act_bytes + ACCUMULATOR_BYTES) + rows * ACCUMULATOR_BYTES,
         flops=2 * elements,
-        converted=2 * elements if kind.act_bytes < 4 else 0.0,
+        converted=2 * elements if dtype.act_bytes < 4 else 0.0,
     )
 
 
-def _narrow(gpu: Gpu, kind: DType, elements: Array, runs: NDArray[np.bool_] | bool) -> Work:
+def _narrow(gpu: Gpu, dtype: DType, elements: Array, runs: NDArray[np.bool_] | bool) -> Work:
     """Sums in fp32, scaled, to the format of the tensors."""
     return vector_kernel(
         gpu,
         tasks=ceil_div(elements * ACCUMULATOR_BYTES, _ROW_THREADS * VECTOR_BYTES),
         threads=_ROW_THREADS,
-        moved_bytes=elements * (ACCUMULATOR_BYTES + kind.out_bytes),
+        moved_bytes=elements * (ACCUMULATOR_BYTES + dtype.out_bytes),
         flops=elements,
         converted=elements,
         runs=runs,

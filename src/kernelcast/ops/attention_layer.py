@@ -23,7 +23,7 @@ from kernelcast.hardware import Gpu
 from kernelcast.hardware.paths import TCGEN05
 from kernelcast.ops.attention import OverCache
 from kernelcast.ops.base import Calls, choice, flag, size
-from kernelcast.ops.dtypes import dtype, runs
+from kernelcast.ops.dtypes import find_dtype, supports_dtype
 from kernelcast.ops.flash import BACKENDS, flash_works, visible_pairs
 from kernelcast.ops.gemm import QUANTISING_KERNELS, matmul_work
 from kernelcast.ops.kernel_selection import default_backend
@@ -86,15 +86,15 @@ class AttentionLayer(OverCache):
         }
 
 
-def told(words: Mapping[str, str | NDArray[Any] | None], **by_call: NDArray[np.bool_]) -> dict[str, Any]:
+def told(configuration: Mapping[str, str | NDArray[Any] | None], **by_call: NDArray[np.bool_]) -> dict[str, Any]:
     """A configuration, and what numbers say by call: yes or no."""
-    return {**words, **{name: np.where(where, "yes", "no").astype(object) for name, where in by_call.items()}}
+    return {**configuration, **{name: np.where(where, "yes", "no").astype(object) for name, where in by_call.items()}}
 
 
 def sixteen_bits(gpu: Gpu, calls: Calls | None = None) -> str:
     """The wide format beside narrow ones: fp16 where the calls say so, or where a GPU lacks bf16."""
     asked = calls is not None and calls.choice("dtype") == "fp16"
-    return "fp16" if asked or not runs(gpu, "bf16") else "bf16"
+    return "fp16" if asked or not supports_dtype(gpu, "bf16") else "bf16"
 
 
 def tiling_backend(calls: Calls, gpu: Gpu) -> str:
@@ -115,26 +115,26 @@ def attention_view(calls: Calls, gpu: Gpu, *, narrow: bool = True) -> Calls:
     ``narrow``: kernels of TensorRT-LLM and FlashMLA multiply in the cache's 8 bits; the others widen what they read.
     """
     tiles = tiling_backend(calls, gpu)
-    eight = calls.choice("kv_dtype") == "fp8" and runs(gpu, "fp8")
+    eight = calls.choice("kv_dtype") == "fp8" and supports_dtype(gpu, "fp8")
     multiplies = eight and narrow and (tiles == "trtllm" or calls.choice("backend") == FLASHMLA)
-    words = {"dtype": "fp8" if multiplies else sixteen_bits(gpu, calls), "backend": tiles}
+    choices = {"dtype": "fp8" if multiplies else sixteen_bits(gpu, calls), "backend": tiles}
     numbers = {name: column for name, column in calls.numbers.items() if name != "window"}
-    return replace(calls, numbers=numbers, choices={**calls.choices, **words})
+    return replace(calls, numbers=numbers, choices={**calls.choices, **choices})
 
 
 def projection(gpu: Gpu, calls: Calls, tokens: Array, n: Array, k: Array) -> Works:
     """A linear layer of the engine, quantisation of its input where the format is narrow."""
-    kind = calls.dtype
-    product = untold(matmul_work(gpu, kind, tokens, n, k))
-    if kind.act_bytes >= 2:
+    dtype = calls.dtype
+    product = untold(matmul_work(gpu, dtype, tokens, n, k))
+    if dtype.act_bytes >= 2:
         return (product,)
     kernels = QUANTISING_KERNELS.get(calls.choice("stack") or "", 1.0)
-    return replace(quantised_rows(gpu, kind, tokens, k), launches=kernels), product
+    return replace(quantised_rows(gpu, dtype, tokens, k), launches=kernels), product
 
 
 def by_head(gpu: Gpu, calls: Calls, tokens: Array, heads: Array, n: Array, k: Array) -> Work:
     """A product of each head (or group) with weights of its own, which engines keep in 16 bits."""
-    return untold(matmul_work(gpu, dtype(sixteen_bits(gpu, calls)), tokens, n, k, batch=heads))
+    return untold(matmul_work(gpu, find_dtype(sixteen_bits(gpu, calls)), tokens, n, k, batch=heads))
 
 
 def untold(work: Work) -> Work:
@@ -175,7 +175,7 @@ def around(
         threads=_ROW_THREADS,
         moved_bytes=tokens * ((normed + rotated) * _FUSED_BYTES + kept * 2.0 + moved_bytes),
         again_bytes=again,
-        streamed_bytes=tokens * kept * dtype(calls.choice("kv_dtype")).act_bytes,
+        streamed_bytes=tokens * kept * find_dtype(calls.choice("kv_dtype")).act_bytes,
         flops=4 * (numbers + tokens * kept),
         converted=2 * (numbers + tokens * kept),
         steps=2.0,

@@ -273,15 +273,15 @@ class Kernel:
         return dict(calls.choices)
 
     @classmethod
-    def with_defaults(cls, words: Configuration, gpu: Gpu) -> dict[str, str | None]:
+    def with_defaults(cls, configuration: Configuration, gpu: Gpu) -> dict[str, str | None]:
         """The words with what nobody said filled in, and with the names that are used here, from the stack's file."""
-        return dict(words)
+        return dict(configuration)
 
     @classmethod
-    def with_choices(cls, calls: Calls, words: Configuration) -> Calls:
+    def with_choices(cls, calls: Calls, configuration: Configuration) -> Calls:
         """The calls in these words, as far as their choices have them."""
         options = {name: (None, *parameters_of(cls)[name].options) for name in calls.choices}
-        said = {name: word for name, word in words.items() if word in options.get(name, ())}
+        said = {name: word for name, word in configuration.items() if word in options.get(name, ())}
         return dataclasses.replace(calls, choices={**calls.choices, **said})
 
     @classmethod
@@ -323,12 +323,12 @@ REGISTRY: dict[str, type[Kernel]] = {}
 
 
 def _parameters(kernel: type[Kernel]) -> dict[str, Parameter]:
-    own: dict[str, Parameter] = {}
+    parameters: dict[str, Parameter] = {}
     for f in dataclasses.fields(kernel):
         spec = {**f.metadata, **({"options": kernel.dtypes} if f.name == "dtype" else {})}
-        own[f.name] = Parameter(name=f.name, default=f.default, optional=f.default is None, **spec)
-    shared = {name: own.pop(name) for name in (*kernel.trailing_parameters, "dtype", "stack")}
-    return {**own, **shared}
+        parameters[f.name] = Parameter(name=f.name, default=f.default, optional=f.default is None, **spec)
+    shared = {name: parameters.pop(name) for name in (*kernel.trailing_parameters, "dtype", "stack")}
+    return {**parameters, **shared}
 
 
 def parameters_of(kernel: type[Kernel]) -> Mapping[str, Parameter]:

@@ -70,11 +70,11 @@ class Message:
 
     @classmethod
     def of(cls, calls: Calls, gpu: Gpu) -> Message:
-        kind = kind_of(calls.choice("fabric") or gpu.link_kind)
+        link = kind_of(calls.choice("fabric") or gpu.link_kind)
         world = calls["world"]
-        reach = next((far for prefix, far in _REACH.items() if kind.startswith(prefix)), 1.0)
-        switch_reach = _SWITCH_REACH.get(kind, 0.0) if calls.choice("dtype") in _SWITCH_DTYPES else 0.0
-        between = kind.startswith(_NETWORKS)
+        reach = next((far for prefix, far in _REACH.items() if link.startswith(prefix)), 1.0)
+        switch_reach = _SWITCH_REACH.get(link, 0.0) if calls.choice("dtype") in _SWITCH_DTYPES else 0.0
+        between = link.startswith(_NETWORKS)
         return cls(calls["bytes"], world, direct=world <= reach, switch=world <= switch_reach, between=between)
 
     @property
@@ -115,11 +115,11 @@ class _Collective(Kernel):
         return {**super().configuration(calls), "fabric": calls.choice("fabric") or _OWN}
 
     @classmethod
-    def with_defaults(cls, words: Configuration, gpu: Gpu) -> dict[str, str | None]:
+    def with_defaults(cls, configuration: Configuration, gpu: Gpu) -> dict[str, str | None]:
         """Measured on the GPU's own link, unless another kind is named."""
-        named = words["fabric"]
-        own = named in (None, _OWN) or kind_of(str(named)) == kind_of(gpu.link_kind)
-        return {**words, "fabric": _OWN if own else named}
+        named = configuration["fabric"]
+        native = named in (None, _OWN) or kind_of(str(named)) == kind_of(gpu.link_kind)
+        return {**configuration, "fabric": _OWN if native else named}
 
     @classmethod
     def plans(cls, message: Message) -> list[Plan]:

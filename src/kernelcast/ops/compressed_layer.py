@@ -94,8 +94,8 @@ class CompressedLayer(AttentionLayer):
 
     @classmethod
     def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
-        own = {"log_ratio": np.log2(calls["compress_ratio"] + 1), "log_topk": np.log2(calls["index_topk"])}
-        return super().shape_features(calls, gpu) | own | {"indexer": _chooses(calls).astype(np.float64)}
+        sizes = {"log_ratio": np.log2(calls["compress_ratio"] + 1), "log_topk": np.log2(calls["index_topk"])}
+        return super().shape_features(calls, gpu) | sizes | {"indexer": _chooses(calls).astype(np.float64)}
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:

@@ -114,35 +114,43 @@ class Conv2d(Kernel):
         return {**calls.choices, "filters": filters.astype(object)}
 
     @classmethod
-    def with_defaults(cls, words: Configuration, gpu: Gpu) -> dict[str, str | None]:
+    def with_defaults(cls, configuration: Configuration, gpu: Gpu) -> dict[str, str | None]:
         """Channels last, and the format that the stack computes in, where the GPU has it and it is not turned off."""
-        stack, off = runner(words.get("stack")), words["tf32"] == "off" and words["dtype"] == "fp32"
-        runs = dict(stack.runs).get(f"{cls.family} {words['dtype']}") if stack and not off else None
-        dtype = runs if runs and gpu.tensor_flops_per_s(runs) else words["dtype"]
-        return {**words, "layout": words["layout"] or "nhwc", "dtype": dtype, "tf32": "off" if off else None}
+        stack, off = (
+            runner(configuration.get("stack")),
+            configuration["tf32"] == "off" and configuration["dtype"] == "fp32",
+        )
+        runs = dict(stack.runs).get(f"{cls.family} {configuration['dtype']}") if stack and not off else None
+        dtype = runs if runs and gpu.tensor_flops_per_s(runs) else configuration["dtype"]
+        return {
+            **configuration,
+            "layout": configuration["layout"] or "nhwc",
+            "dtype": dtype,
+            "tf32": "off" if off else None,
+        }
 
     @classmethod
     def conflicts(cls, calls: Calls) -> Conflicts:
-        found: Conflicts = []
+        broken: Conflicts = []
         for name in ("in_channels", "out_channels"):
             uneven = calls[name] % calls["groups"] != 0
-            found += conflict(uneven, f"groups {{groups:.0f}} must divide {name} {{{name}:.0f}}", calls.numbers)
+            broken += conflict(uneven, f"groups {{groups:.0f}} must divide {name} {{{name}:.0f}}", calls.numbers)
         names = (("depth", "kernel_d"), ("height", "kernel_h"), ("width", "kernel_w"))
         for (name, filter_name), axis in zip(names, columns_by_axis(calls), strict=True):
             text = f"{filter_name} spans {{span:.0f}} pixels, more than the padded {name} {{padded:.0f}}"
-            found += conflict(axis.spare < 0, text, {"span": axis.span, "padded": axis.spare + axis.span})
-        return found
+            broken += conflict(axis.spare < 0, text, {"span": axis.span, "padded": axis.spare + axis.span})
+        return broken
 
     @classmethod
     def plan(cls, calls: Calls, sizes: Sizes) -> Plan:
-        kind, (packed, count, turns) = calls.dtype, _packed(sizes)
+        dtype, (packed, count, rounds) = calls.dtype, _packed(sizes)
         m, images = _by_image(calls, sizes, sizes.m)
         return Plan(
             product=Product(
                 m,
                 packed * sizes.n,
                 packed * sizes.channels,
-                sizes.taps * turns,
+                sizes.taps * rounds,
                 count * images,
                 packed=packed,
                 narrow=_narrow(calls, sizes),
@@ -150,8 +158,8 @@ class Conv2d(Kernel):
             winograd=_winograd_product(sizes.winograd_tiles, sizes.n, sizes.channels),
             direct=Direct(sizes.output_elements, sizes.taps, FORWARD),
             images=(_input(sizes), _filters(sizes), _output(sizes)),
-            streamed_bytes=sizes.filter_elements * kind.weight_bytes,
-            activation_bytes=sizes.input_elements * kind.act_bytes + sizes.output_elements * kind.out_bytes,
+            streamed_bytes=sizes.filter_elements * dtype.weight_bytes,
+            activation_bytes=sizes.input_elements * dtype.act_bytes + sizes.output_elements * dtype.out_bytes,
         )
 
     @classmethod
@@ -160,9 +168,9 @@ class Conv2d(Kernel):
         sizes = Sizes.of(calls)
         made = cls.plan(calls, sizes).product
         product = product_features(gpu, made.m, made.columns, made.k, made.count)
-        found = super().shape_features(calls, gpu) | {"log_stride": np.log2(calls["stride"])}
-        found |= {f"product_{name}": hint for name, hint in product.items()}
-        return found | _choosing(calls, sizes, gpu)
+        features = super().shape_features(calls, gpu) | {"log_stride": np.log2(calls["stride"])}
+        features |= {f"product_{name}": hint for name, hint in product.items()}
+        return features | _choosing(calls, sizes, gpu)
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
@@ -200,12 +208,12 @@ class Conv2dDgrad(Conv2d):
 
     @classmethod
     def plan(cls, calls: Calls, sizes: Sizes) -> Plan:
-        kind, (packed, count, turns) = calls.dtype, _packed(sizes)
+        dtype, (packed, count, rounds) = calls.dtype, _packed(sizes)
         classes, pixels = np.ones(calls.count), calls["batch"]
         for axis in sizes.axes:
             classes = classes * np.minimum(axis.stride, axis.kernel)
             pixels = pixels * np.ceil(axis.length / axis.stride)  # of a class
-        taps, count = sizes.taps * turns / classes, count * classes
+        taps, count = sizes.taps * rounds / classes, count * classes
         m, images = _by_image(calls, sizes, pixels)
         return Plan(
             product=Product(
@@ -222,8 +230,8 @@ class Conv2dDgrad(Conv2d):
                 sizes.whole, sizes.taps, OF_INPUT
             ),  # every tap is looked at, whether it meets an output or not
             images=(_output(sizes), _filters(sizes), _input(sizes)),
-            streamed_bytes=sizes.filter_elements * kind.weight_bytes,
-            activation_bytes=sizes.output_elements * kind.act_bytes + sizes.whole * kind.out_bytes,
+            streamed_bytes=sizes.filter_elements * dtype.weight_bytes,
+            activation_bytes=sizes.output_elements * dtype.act_bytes + sizes.whole * dtype.out_bytes,
         )
 
 
@@ -238,21 +246,21 @@ class Conv2dWgrad(Conv2d):
 
     @classmethod
     def plan(cls, calls: Calls, sizes: Sizes) -> Plan:
-        kind, (packed, count, turns) = calls.dtype, _packed(sizes)
+        dtype, (packed, count, rounds) = calls.dtype, _packed(sizes)
         pixels, images = _by_image(calls, sizes, sizes.m)
         read = sizes.output_elements + sizes.input_elements
         # sums of each image, which another kernel adds up (reduce_wgrad_nchw_helper)
         partial = np.where(images > 1, 2 * images * sizes.filter_elements * ACCUMULATOR_BYTES, 0.0)
         return Plan(
             product=Product(
-                packed * sizes.n, packed * sizes.channels, pixels, turns, count * images, tap_columns=sizes.taps,
+                packed * sizes.n, packed * sizes.channels, pixels, rounds, count * images, tap_columns=sizes.taps,
                 splits=True, packed=packed, pixels_inner=True, narrow=_narrow(calls, sizes),
             ),
             winograd=_winograd_product(sizes.n, sizes.channels, sizes.winograd_tiles, splits=True),
             direct=Direct(sizes.output_elements, sizes.taps, OF_FILTERS),  # a product for each pixel and tap
             images=(_input(sizes), _output(sizes), _filters(sizes)),
             streamed_bytes=np.zeros(calls.count),
-            activation_bytes=read * kind.act_bytes + sizes.filter_elements * kind.out_bytes + partial,
+            activation_bytes=read * dtype.act_bytes + sizes.filter_elements * dtype.out_bytes + partial,
         )  # fmt: skip
 
 
@@ -279,8 +287,8 @@ def _narrow(calls: Calls, sizes: Sizes) -> NDArray[np.bool_]:
 
 def _winograd_product(m: Array, n: Array, k: Array, splits: bool = False) -> Product:
     """36 products of tiles, channels and filters. The transforms around them are not counted."""
-    one = np.ones_like(m)
-    return Product(m, n, k, one, _WINOGRAD_PRODUCTS * one, splits=splits)
+    ones = np.ones_like(m)
+    return Product(m, n, k, ones, _WINOGRAD_PRODUCTS * ones, splits=splits)
 
 
 def _input(sizes: Sizes) -> Image:
@@ -312,10 +320,10 @@ def _choosing(calls: Calls, sizes: Sizes, gpu: Gpu) -> dict[str, Array]:
         "whole_vectors": (inputs % 8 == 0) & (outputs % 8 == 0), "unpadded": columns.padding == 0,
         "by_strides": (columns.stride == columns.kernel) & (columns.kernel > 1),
     }  # fmt: skip
-    found = {f"log_{name}": np.log2(np.maximum(value, 1e-9)) for name, value in numbers.items()}
-    found |= {f"grain_{name}": grain(value) for name, value in (("inputs", inputs), ("outputs", outputs))}
-    found |= {f"mod8_{name}": np.mod(value, 8) for name, value in (("inputs", inputs), ("outputs", outputs))}
-    return found | {name: np.asarray(value, dtype=np.float64) for name, value in facts.items()}
+    features = {f"log_{name}": np.log2(np.maximum(value, 1e-9)) for name, value in numbers.items()}
+    features |= {f"grain_{name}": grain(value) for name, value in (("inputs", inputs), ("outputs", outputs))}
+    features |= {f"mod8_{name}": np.mod(value, 8) for name, value in (("inputs", inputs), ("outputs", outputs))}
+    return features | {name: np.asarray(value, dtype=np.float64) for name, value in facts.items()}
 
 
 def _table(value: Any, shape: tuple[int, int]) -> Array:

@@ -154,10 +154,10 @@ class Sizes:
     @property
     def pointwise(self) -> NDArray[np.bool_]:
         """A matrix product as the image lies, whichever way."""
-        found = self.groups == 1
+        pointwise = self.groups == 1
         for side in self.axes:
-            found &= (side.kernel == 1) & (side.stride == 1) & (side.padding == 0)
-        return found
+            pointwise &= (side.kernel == 1) & (side.stride == 1) & (side.padding == 0)
+        return pointwise
 
     @property
     def looped(self) -> NDArray[np.bool_]:
@@ -255,16 +255,16 @@ class Product:
         return self.n * self.tap_columns
 
 
-def product_work(gpu: Gpu, kind: DType, product: Product) -> Work:
+def product_work(gpu: Gpu, dtype: DType, product: Product) -> Work:
     """Tiles of C, one after another on CTAs that stay; bytes in memory are left to the caller."""
-    pipe = matmul_pipe(gpu, kind.name)
+    pipe = matmul_pipe(gpu, dtype.name)
     hopper = pipe == "tensor" and gpu.instruction_path == WGMMA
     unit = matrix_unit(gpu) if pipe == "tensor" else MMA_SYNC
     tiles = _HOPPER_TILES if hopper else unit.tiles
     tile_m, tile_n, threads = (axis([tile[i] for tile in tiles]) for i in range(3))
-    tile_k = _tile_k(kind, product) if pipe == "tensor" else np.full_like(product.inner, 16.0)
+    tile_k = _tile_k(dtype, product) if pipe == "tensor" else np.full_like(product.inner, 16.0)
     steps = product.taps * ceil_div(product.inner, tile_k)
-    tasks = product.count * ceil_div(product.m, tile_m) * _columns(kind, product, tile_n)
+    tasks = product.count * ceil_div(product.m, tile_m) * _columns(dtype, product, tile_n)
     split: Number = 1.0
     if product.splits:
         tile_m, tile_n, threads, tasks = (np.concatenate([x, x]) for x in (tile_m, tile_n, threads, tasks))
@@ -273,28 +273,28 @@ def product_work(gpu: Gpu, kind: DType, product: Product) -> Work:
         most = np.minimum(_MOST_SPLITS, np.floor(steps / _MIN_STEPS_PER_SPLIT))
         split = np.concatenate([np.ones_like(filled), np.maximum(1.0, np.minimum(filled, most))])
         steps, tasks = ceil_div(steps, split), tasks * split
-    return _work(gpu, kind, product, unit, pipe, tile_m, tile_n, threads, tile_k, steps, tasks, split)
+    return _work(gpu, dtype, product, unit, pipe, tile_m, tile_n, threads, tile_k, steps, tasks, split)
 
 
 def _work(
-    gpu: Gpu, kind: DType, product: Product, unit: MatrixUnit, pipe: str, tile_m: Array, tile_n: Array, threads: Array,
+    gpu: Gpu, dtype: DType, product: Product, unit: MatrixUnit, pipe: str, tile_m: Array, tile_n: Array, threads: Array,
     tile_k: Array, steps: Array, tasks: Array, split: Number,
 ) -> Work:  # fmt: skip
     macs = tile_m * tile_n * steps * tile_k
     slower = np.where(product.narrow, _OLDER, 1.0) if gpu.instruction_path == WGMMA else 1.0
-    a_bytes, b_bytes = tile_m * steps * tile_k * kind.act_bytes, tile_n * steps * tile_k * kind.weight_bytes
-    c_bytes = tile_m * tile_n * np.where(np.asarray(split) > 1, 8.0, kind.out_bytes)  # fp32 partials, written and read
+    a_bytes, b_bytes = tile_m * steps * tile_k * dtype.act_bytes, tile_n * steps * tile_k * dtype.weight_bytes
+    c_bytes = tile_m * tile_n * np.where(np.asarray(split) > 1, 8.0, dtype.out_bytes)  # fp32 partials, written and read
     smem_bytes = unit.smem_bytes(a_bytes, b_bytes, tile_m, tile_n)
-    if product.pixels_inner and pipe == "tensor" and kind.act_bytes > 2:
+    if product.pixels_inner and pipe == "tensor" and dtype.act_bytes > 2:
         smem_bytes = smem_bytes + 2 * (a_bytes + b_bytes)  # matrix units take 4-byte operands along k: turned first
     stages = unit.stages if pipe == "tensor" else 2
-    stage = (tile_m * kind.act_bytes + tile_n * kind.weight_bytes) * tile_k
+    stage = (tile_m * dtype.act_bytes + tile_n * dtype.weight_bytes) * tile_k
     return Work(
         tasks=tasks,
         tensor_flops=2 * macs * slower if pipe == "tensor" else 0.0,
-        tensor_dtype=kind.math,
+        tensor_dtype=dtype.math,
         fma_flops=2 * macs if pipe == "fma" else 0.0,
-        fma_dtype=kind.math if pipe == "fma" else "fp32",
+        fma_dtype=dtype.math if pipe == "fma" else "fp32",
         smem_bytes=smem_bytes,
         l2_bytes=a_bytes + b_bytes + c_bytes,
         threads=threads,
@@ -309,15 +309,15 @@ def _work(
     )
 
 
-def _tile_k(kind: DType, product: Product) -> Array:
+def _tile_k(dtype: DType, product: Product) -> Array:
     """Elements of a k-step: a swizzle row, or less where a tap has less."""
-    bytes_of_tap = np.maximum(_LEAST_K_BYTES, 2 ** np.ceil(np.log2(product.inner * kind.act_bytes)))
-    return np.minimum(_TILE_K_BYTES, bytes_of_tap) / kind.act_bytes
+    bytes_of_tap = np.maximum(_LEAST_K_BYTES, 2 ** np.ceil(np.log2(product.inner * dtype.act_bytes)))
+    return np.minimum(_TILE_K_BYTES, bytes_of_tap) / dtype.act_bytes
 
 
-def _columns(kind: DType, product: Product, tile_n: Array) -> Array:
+def _columns(dtype: DType, product: Product, tile_n: Array) -> Array:
     """Tiles beside one another: those of a tap, then of the next; taps of a few channels lie in one tile together."""
-    grain = _ALIGNED_BYTES / kind.act_bytes
+    grain = _ALIGNED_BYTES / dtype.act_bytes
     together = ceil_div(product.tap_columns * ceil_div(product.n, grain) * grain, tile_n)
     return np.where(product.n < 2 * grain, together, product.tap_columns * ceil_div(product.n, tile_n))
 
@@ -353,29 +353,31 @@ def around(calls: Calls, sizes: Sizes, gpu: Gpu, images: Sequence[Image]) -> tup
         return ()
     turned = converted(calls, sizes, gpu)
     last = calls.choice("layout") != "nchw"
-    found = []
+    works = []
     for image in images:
         grain = VECTOR_BYTES / calls.dtype.act_bytes
         padded = ceil_div(image.channels, grain) * grain
         short = (padded > image.channels) & (sizes.groups == 1) & last
-        turns = turned & ~(image.is_filter & (sizes.taps == 1))  # a filter of one tap lies both ways at once
-        if not (turns | short).any():
+        transposes = turned & ~(image.is_filter & (sizes.taps == 1))  # a filter of one tap lies both ways at once
+        if not (transposes | short).any():
             continue
         squares = ceil_div(image.channels, _SQUARE) * ceil_div(image.pixels, _SQUARE)
         real = image.pixels * image.channels
-        elements = image.count * np.where(turns, real + _EMPTY * (squares * _SQUARE**2 - real), image.pixels * padded)
-        each = np.where(turns, _TURN_INSTRUCTIONS, _PAD_INSTRUCTIONS)
-        found.append(
+        elements = image.count * np.where(
+            transposes, real + _EMPTY * (squares * _SQUARE**2 - real), image.pixels * padded
+        )
+        each = np.where(transposes, _TURN_INSTRUCTIONS, _PAD_INSTRUCTIONS)
+        works.append(
             vector_kernel(
                 gpu,
                 tasks=ceil_div(elements, _ELEMENTS),
                 threads=_THREADS,
                 moved_bytes=image.count * image.pixels * (image.channels + padded) * calls.dtype.act_bytes,
                 warp_instructions=each * elements / gpu.warp_threads,
-                runs=turns | short,
+                runs=transposes | short,
             )
         )
-    return tuple(found)
+    return tuple(works)
 
 
 # Instructions of a thread: for an output, and for each tap of it (of filters: for each product of a pixel).
@@ -402,11 +404,11 @@ class Direct:
 
 def direct_work(calls: Calls, sizes: Sizes, gpu: Gpu, direct: Direct, moved_bytes: Array) -> Work:
     """A thread an output; neighbours share what they read through L1."""
-    own, layout = depthwise_in_pytorch(calls, sizes), calls.choice("layout") or "nhwc"
+    in_pytorch, layout = depthwise_in_pytorch(calls, sizes), calls.choice("layout") or "nhwc"
     (own_base, own_tap), (base, tap) = direct.instructions["pytorch"], direct.instructions[layout]
     step = sizes.axes[1].stride * sizes.axes[2].stride
     cudnns = np.where(sizes.ordinary | (layout == "nchw"), tap * np.where(step > 1, _APART, 1.0), _GENERAL)
-    each = np.where(own, own_base + own_tap * direct.taps, base + cudnns * direct.taps)
+    each = np.where(in_pytorch, own_base + own_tap * direct.taps, base + cudnns * direct.taps)
     work = vector_kernel(
         gpu,
         tasks=ceil_div(direct.outputs, _THREADS),
@@ -417,18 +419,18 @@ def direct_work(calls: Calls, sizes: Sizes, gpu: Gpu, direct: Direct, moved_byte
         registers=40.0,
     )
     if direct.instructions is OF_FILTERS:
-        work = _by_filter(gpu, sizes, work, own)
+        work = _by_filter(gpu, sizes, work, in_pytorch)
     return replace(work, tile={"tile_m": _THREADS, "tile_n": 1.0, "tile_k": 1.0, "split_k": 1.0, "algorithm": 2.0})
 
 
-def _by_filter(gpu: Gpu, sizes: Sizes, work: Work, own: NDArray[np.bool_]) -> Work:
+def _by_filter(gpu: Gpu, sizes: Sizes, work: Work, in_pytorch: NDArray[np.bool_]) -> Work:
     """The same for PyTorch's own gradient of filters: so many CTAs, and lanes that a small image leaves empty."""
     tasks, rows = sizes.filter_elements, ceil_div(sizes.m / sizes.batch, gpu.warp_threads)  # of 32 pixels
     each = np.asarray(work.tasks) / tasks  # from one of the general CTAs to one of these
     instructions = sizes.batch * (rows * OF_FILTERS["pytorch"][1] + _IMAGE_INSTRUCTIONS)
 
     def chosen(mine: Array, other: Any) -> Array:
-        return np.where(own, mine, other)
+        return np.where(in_pytorch, mine, other)
 
     return replace(
         work,

@@ -41,22 +41,22 @@ _ALL = (
 DTYPES = {d.name: d for d in _ALL}
 
 
-def dtype(name: str) -> DType:
+def find_dtype(name: str) -> DType:
     if name not in DTYPES:
         raise unknown("dtype", name, DTYPES)
     return DTYPES[name]
 
 
-def runs(gpu: Gpu, name: str) -> bool:
+def supports_dtype(gpu: Gpu, name: str) -> bool:
     """Whether the GPU multiplies ``name`` matrices at all."""
-    math = dtype(name).math
+    math = find_dtype(name).math
     on_vectors = math in ("fp32", "fp16") and gpu.fma_flops_per_clk_sm.get(math)
     return bool(gpu.tensor_flops_per_clk_sm.get(math) or on_vectors)
 
 
 def matmul_pipe(gpu: Gpu, name: str) -> str:
     """'tensor' or 'fma': the unit that multiplies ``name`` matrices on this GPU. Refuses what it cannot do."""
-    if runs(gpu, name):
-        return "tensor" if gpu.tensor_flops_per_clk_sm.get(dtype(name).math) else "fma"
+    if supports_dtype(gpu, name):
+        return "tensor" if gpu.tensor_flops_per_clk_sm.get(find_dtype(name).math) else "fma"
     able = [d.name for d in _ALL if d.math in gpu.tensor_flops_per_clk_sm or d.math == "fp32"]
     raise KernelcastError(f"{gpu.id} has no {name} matrix arithmetic; it has {', '.join(able)}")

@@ -15,7 +15,7 @@ import numpy as np
 
 from kernelcast.hardware import Gpu
 from kernelcast.ops.base import Calls, Configuration, Examples, choice, real, size
-from kernelcast.ops.dtypes import dtype
+from kernelcast.ops.dtypes import find_dtype
 from kernelcast.ops.vector import VECTOR_BYTES, VECTOR_DTYPES, MemoryKernel, row_threads, vector_kernel
 from kernelcast.ops.work import Array, Work, Works, ceil_div
 
@@ -45,7 +45,7 @@ class Cost:
 def elementwise_work(calls: Calls, gpu: Gpu, cost: Cost, *, row_ctas: bool = False) -> Work:
     """The tensors as one long vector, cut evenly over CTAs of 128 threads; ``row_ctas``: a CTA a row."""
     rows, cols = calls["rows"], calls["cols"]
-    source, out = calls.dtype, dtype(calls.choice("to") or calls.choice("dtype"))
+    source, out = calls.dtype, find_dtype(calls.choice("to") or calls.choice("dtype"))
     elements = rows * cols
     wide = max(source.act_bytes, out.act_bytes)  # the wider tensor sets the elements a thread
     tasks = rows if row_ctas else ceil_div(elements, _THREADS * VECTOR_BYTES / wide)
@@ -98,8 +98,8 @@ class Copy(Elementwise):
     to: str | None = choice("number format of the copy; not given: that of the source", VECTOR_DTYPES, default=None)
 
     @classmethod
-    def with_defaults(cls, words: Configuration, gpu: Gpu) -> dict[str, str | None]:
-        return {**words, "to": words["to"] or words["dtype"]}
+    def with_defaults(cls, configuration: Configuration, gpu: Gpu) -> dict[str, str | None]:
+        return {**configuration, "to": configuration["to"] or configuration["dtype"]}
 
     @classmethod
     def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
@@ -204,8 +204,8 @@ class Pointwise(MemoryKernel):
     xu_ops: float = real("special functions of an element", default=0)
 
     @classmethod
-    def with_defaults(cls, words: Configuration, gpu: Gpu) -> dict[str, str | None]:
-        return {**words, "access": words["access"] or "vector"}
+    def with_defaults(cls, configuration: Configuration, gpu: Gpu) -> dict[str, str | None]:
+        return {**configuration, "access": configuration["access"] or "vector"}
 
     @classmethod
     def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:

@@ -50,8 +50,8 @@ class Exchange(Kernel):
     routing: str | None = choice("how tokens choose experts: random (default) or balanced", ROUTINGS, default=None)
 
     @classmethod
-    def with_defaults(cls, words: Configuration, gpu: Gpu) -> dict[str, str | None]:
-        return {**words, "routing": words["routing"] or "random"}
+    def with_defaults(cls, configuration: Configuration, gpu: Gpu) -> dict[str, str | None]:
+        return {**configuration, "routing": configuration["routing"] or "random"}
 
     @classmethod
     def conflicts(cls, calls: Calls) -> Conflicts:
@@ -155,13 +155,13 @@ class AllToAllPrepare(_AllToAll):
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
-        told = calls["tokens"] * calls["topk"] * _INDEX_BYTES
+        index_bytes = calls["tokens"] * calls["topk"] * _INDEX_BYTES
         tasks = calls["world"]  # a CTA a rank, which goes through all tokens for its own
         work = Work(
             tasks=tasks,
-            l2_bytes=2 * told,
-            activation_bytes=2 * told,
-            link_bytes=told * (calls["world"] - 1) / calls["world"],
+            l2_bytes=2 * index_bytes,
+            activation_bytes=2 * index_bytes,
+            link_bytes=index_bytes * (calls["world"] - 1) / calls["world"],
             link_steps=cls.messages,
             threads=_THREADS,
             serial_steps=ceil_div(calls["tokens"], _THREADS),
@@ -225,10 +225,10 @@ class _DeepEp(Exchange):
     )
 
     @classmethod
-    def with_defaults(cls, words: Configuration, gpu: Gpu) -> dict[str, str | None]:
+    def with_defaults(cls, configuration: Configuration, gpu: Gpu) -> dict[str, str | None]:
         """By the kind of network: a file is like a catalogued one."""
-        named = words["fabric"]
-        return {**super().with_defaults(words, gpu), "fabric": None if named is None else kind_of(named)}
+        named = configuration["fabric"]
+        return {**super().with_defaults(configuration, gpu), "fabric": None if named is None else kind_of(named)}
 
     @classmethod
     def conflicts(cls, calls: Calls) -> Conflicts:
@@ -260,7 +260,7 @@ class _DeepEp(Exchange):
         moved = tokens * (cls.reads * sent.rows * sent.row_bytes + cls.writes * own_bytes)
         # the normal kernels' SMs come in pairs; the others take all there are
         sms = np.minimum(calls["sms"], gpu.sm_count) if normal else np.full(calls.count, float(gpu.sm_count))
-        turns = np.ceil(tokens / np.maximum(np.floor(sms / 2), 1.0)) if normal else np.zeros(calls.count)
+        rounds = np.ceil(tokens / np.maximum(np.floor(sms / 2), 1.0)) if normal else np.zeros(calls.count)
         waits = cls.starts * _TOKEN_CYCLES + sent.rows * _RANK_CYCLES + cls.writes * own_bytes * _ADD_CYCLES_PER_BYTE
         work = Work(
             tasks=sms,
@@ -272,8 +272,8 @@ class _DeepEp(Exchange):
             link=link,
             threads=_NORMAL_THREADS if normal else _LOW_LATENCY_THREADS,
             registers_per_thread=64.0,
-            serial_steps=np.maximum(turns, 1.0),
-            task_cycles=_MEETING_CYCLES[calls.choice("mode")] * (cls.meetings if normal else 1.0) + turns * waits,
+            serial_steps=np.maximum(rounds, 1.0),
+            task_cycles=_MEETING_CYCLES[calls.choice("mode")] * (cls.meetings if normal else 1.0) + rounds * waits,
             launches=2.0 if normal else 1.0,  # ranks tell one another what comes before it does
             tile={"sms": sms},
         )

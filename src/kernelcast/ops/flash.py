@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from kernelcast.hardware import Gpu
 from kernelcast.hardware.paths import TCGEN05
 from kernelcast.ops.base import Calls
-from kernelcast.ops.dtypes import DType, dtype, matmul_pipe
+from kernelcast.ops.dtypes import DType, find_dtype, matmul_pipe
 from kernelcast.ops.kernel_selection import default_backend
 from kernelcast.ops.requests import Heads, Requests
 from kernelcast.ops.work import Array, Work, Works, ceil_div
@@ -161,16 +161,16 @@ def visible_pairs(queries: Array, keys: Array, causal: Array, window: Array) -> 
 
 def kv_cache_bytes(calls: Calls) -> float:
     """Of one number of the KV cache."""
-    return dtype(calls.choice("kv_dtype") or calls.choice("dtype")).act_bytes
+    return find_dtype(calls.choice("kv_dtype") or calls.choice("dtype")).act_bytes
 
 
 def flash_works(gpu: Gpu, calls: Calls, requests: Requests, heads: Heads) -> Works:
     """The attention kernel, and the merge of split keys where there is one."""
-    kind, kv_bytes, causal = calls.dtype, kv_cache_bytes(calls), calls["causal"]
+    dtype, kv_bytes, causal = calls.dtype, kv_cache_bytes(calls), calls["causal"]
     window = calls.given("window", 0.0) if "window" in calls.numbers else np.zeros(calls.count)
-    backend_name = calls.choice("backend") or default_backend("attention", gpu, kind.name)
+    backend_name = calls.choice("backend") or default_backend("attention", gpu, dtype.name)
     backend = tiling(backend_name, calls.choice("stack"), bool(np.all(heads.shared_where)))
-    pipe = matmul_pipe(gpu, kind.name)
+    pipe = matmul_pipe(gpu, dtype.name)
     each = requests.each
     paged = calls.given("page_size", 0.0) > 0
     plan = _plan(gpu, backend_name, backend, requests, heads, causal, window, paged, kv_bytes)
@@ -181,7 +181,7 @@ def flash_works(gpu: Gpu, calls: Calls, requests: Requests, heads: Heads) -> Wor
     seen = np.where(each(causal) > 0, np.minimum(requests.keys, reach), requests.keys)
     scores = mean_steps * tile_q * tile_kv
     readers = np.maximum(1, tile_q / backend.rows_per_read)  # warps, or groups of them, that read all keys of a task
-    converted = mean_steps * tile_kv * heads.kv_dim * readers if kv_bytes < kind.act_bytes else np.zeros_like(scores)
+    converted = mean_steps * tile_kv * heads.kv_dim * readers if kv_bytes < dtype.act_bytes else np.zeros_like(scores)
     flops = 2 * scores * (heads.qk_dim + heads.v_dim)
     kv_token_bytes = heads.kv * heads.kv_dim * kv_bytes
     fresh = requests.total(np.minimum(seen, requests.queries))
@@ -192,23 +192,23 @@ def flash_works(gpu: Gpu, calls: Calls, requests: Requests, heads: Heads) -> Wor
         shortest=plan.shortest / mean_steps,
         longest_count=plan.longest_count,
         tensor_flops=flops if pipe == "tensor" else 0.0,
-        tensor_dtype=kind.math,
+        tensor_dtype=dtype.math,
         fma_flops=scores * SOFTMAX_FLOPS + mean_steps * tile_q * heads.v_dim * 2 + (flops if pipe == "fma" else 0.0),
         # exponentials; Blackwell's kernels compute half by polynomial (FA4)
         xu_ops=scores * (0.5 if gpu.instruction_path == TCGEN05 else 1.0),
         smem_bytes=mean_steps * tile_kv * heads.kv_dim * kv_bytes * (1 + readers),
         l2_bytes=mean_steps * tile_kv * heads.kv_dim * kv_bytes
-        + tile_q * (heads.qk_dim * kind.act_bytes + heads.v_dim * np.where(plan.splits > 1, 4.0, kind.out_bytes)),
+        + tile_q * (heads.qk_dim * dtype.act_bytes + heads.v_dim * np.where(plan.splits > 1, 4.0, dtype.out_bytes)),
         other_warp_instructions=converted * CONVERT_INSTRUCTIONS / gpu.warp_threads,
         streamed_bytes=(requests.total(seen) - fresh) * kv_token_bytes,
         activation_bytes=fresh * kv_token_bytes
         + requests.total(requests.queries)
         * heads.queries
-        * (heads.qk_dim * kind.act_bytes + heads.v_dim * kind.out_bytes),
+        * (heads.qk_dim * dtype.act_bytes + heads.v_dim * dtype.out_bytes),
         threads=float(backend.threads),
         registers_per_thread=backend.registers,
         smem_bytes_per_cta=np.minimum(
-            (tile_q * heads.qk_dim + backend.stages * tile_kv * heads.kv_dim) * kind.act_bytes, gpu.smem_bytes_per_cta
+            (tile_q * heads.qk_dim + backend.stages * tile_kv * heads.kv_dim) * dtype.act_bytes, gpu.smem_bytes_per_cta
         ),
         serial_steps=plan.longest,
         mean_steps=mean_steps,
@@ -217,7 +217,7 @@ def flash_works(gpu: Gpu, calls: Calls, requests: Requests, heads: Heads) -> Wor
         useful_flops=pairs * heads.queries * 2 * (heads.qk_dim + heads.v_dim),
         tile={"tile_q": tile_q, "tile_kv": tile_kv, "kv_splits": plan.splits},
     )
-    merge = _merge(heads, plan, kind)
+    merge = _merge(heads, plan, dtype)
     if backend is not FLASHINFER_FA3 or not paged.any():
         return work, merge
     return work, merge, _offsets(requests.total(requests.keys), paged)
@@ -369,10 +369,10 @@ def _filling_chunk(requests: Requests, tiles: Array, walk: Array, lanes: Array, 
     return high
 
 
-def _merge(heads: Heads, plan: _Plan, kind: DType) -> Work:
+def _merge(heads: Heads, plan: _Plan, dtype: DType) -> Work:
     """Add up the partial outputs of split keys: one row of one head a task."""
     parts = np.where(plan.merged_rows > 0, plan.partial_rows / np.maximum(plan.merged_rows, 1), 0.0)
-    row_bytes = parts * (heads.v_dim + 1) * 4 + heads.v_dim * kind.out_bytes
+    row_bytes = parts * (heads.v_dim + 1) * 4 + heads.v_dim * dtype.out_bytes
     return Work(
         tasks=plan.merged_rows,
         fma_flops=parts * heads.v_dim * 2,

@@ -16,7 +16,7 @@ import numpy as np
 from kernelcast.hardware import Gpu
 from kernelcast.hardware.paths import TCGEN05, WGMMA
 from kernelcast.ops.base import Calls, Configuration, Kernel, choice, grain, size, twos
-from kernelcast.ops.dtypes import DType, dtype, matmul_pipe
+from kernelcast.ops.dtypes import DType, find_dtype, matmul_pipe
 from kernelcast.ops.quantize import quantised_rows
 from kernelcast.ops.work import Array, Number, Work, Works, axis, ceil_div
 
@@ -107,23 +107,29 @@ class Gemm(Kernel):
     inputs: str | None = choice("ready: A comes quantised; else an engine's layer does it", ("ready",), default=None)
 
     @classmethod
-    def with_defaults(cls, words: Configuration, gpu: Gpu) -> dict[str, str | None]:
-        quantises = words["stack"] in QUANTISING_KERNELS and dtype(str(words["dtype"])).act_bytes < 2
-        return {**words, "layout": words["layout"] or "tn", "inputs": words["inputs"] if quantises else None}
+    def with_defaults(cls, configuration: Configuration, gpu: Gpu) -> dict[str, str | None]:
+        quantises = (
+            configuration["stack"] in QUANTISING_KERNELS and find_dtype(str(configuration["dtype"])).act_bytes < 2
+        )
+        return {
+            **configuration,
+            "layout": configuration["layout"] or "tn",
+            "inputs": configuration["inputs"] if quantises else None,
+        }
 
     @classmethod
-    def with_choices(cls, calls: Calls, words: Configuration) -> Calls:
+    def with_choices(cls, calls: Calls, configuration: Configuration) -> Calls:
         """Whether A comes quantised stays as it is: other kernels run, not the same ones otherwise."""
-        return super().with_choices(calls, {**words, "inputs": calls.choice("inputs")})
+        return super().with_choices(calls, {**configuration, "inputs": calls.choice("inputs")})
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
-        kind, rows, cols = calls.dtype, calls["m"], calls["k"]
-        product = matmul_work(gpu, kind, rows, calls["n"], cols)
+        dtype, rows, cols = calls.dtype, calls["m"], calls["k"]
+        product = matmul_work(gpu, dtype, rows, calls["n"], cols)
         kernels = QUANTISING_KERNELS.get(calls.choice("stack") or "")
-        if kernels is None or kind.act_bytes >= 2 or calls.choice("inputs") == "ready":
+        if kernels is None or dtype.act_bytes >= 2 or calls.choice("inputs") == "ready":
             return (product,)
-        return replace(quantised_rows(gpu, kind, rows, cols), launches=kernels), product
+        return replace(quantised_rows(gpu, dtype, rows, cols), launches=kernels), product
 
     @classmethod
     def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
@@ -145,8 +151,8 @@ class Bmm(Kernel):
     layout: str | None = choice(_LAYOUT_HELP, LAYOUTS, default=None)
 
     @classmethod
-    def with_defaults(cls, words: Configuration, gpu: Gpu) -> dict[str, str | None]:
-        return {**words, "layout": words["layout"] or "nn"}
+    def with_defaults(cls, configuration: Configuration, gpu: Gpu) -> dict[str, str | None]:
+        return {**configuration, "layout": configuration["layout"] or "nn"}
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
@@ -167,19 +173,19 @@ def _upright(calls: Calls) -> tuple[Array, Array]:
 
 
 def matmul_work(
-    gpu: Gpu, kind: DType, m: Array, n: Array, k: Array, *, batch: Number = 1.0, weights: bool = True
+    gpu: Gpu, dtype: DType, m: Array, n: Array, k: Array, *, batch: Number = 1.0, weights: bool = True
 ) -> Work:
     """``batch`` products of m x k by k x n. ``weights``: B is streamed from DRAM rather than just computed.
 
     Candidates are every tile twice: whole k, and k split so that the tiles fill the SMs once. What a split does not
     change is computed once a tile; (ways, tiles, calls) become (candidates, calls) at the end.
     """
-    pipe = matmul_pipe(gpu, kind.name)
+    pipe = matmul_pipe(gpu, dtype.name)
     unit = matrix_unit(gpu) if pipe == "tensor" else _VECTOR_UNIT
-    tile = _tiles(unit, kind, pipe, gpu.smem_bytes_per_cta)
+    tile = _tiles(unit, dtype, pipe, gpu.smem_bytes_per_cta)
     rows, columns = ceil_div(m, tile.m), ceil_div(n, tile.n)
     tiles = batch * rows * columns
-    split = _split(gpu, kind, k, tiles)
+    split = _split(gpu, dtype, k, tiles)
     whole_steps = ceil_div(k, tile.k)
     steps = _both(whole_steps, ceil_div(whole_steps, split))  # k-steps of one task
     neighbours = np.minimum(2.0, rows)  # tiles below one another use the same B
@@ -191,16 +197,16 @@ def matmul_work(
     return Work(
         tasks=_flat(_both(tiles, tiles * split)),
         tensor_flops=flops if pipe == "tensor" else 0.0,
-        tensor_dtype=kind.math,
-        fma_flops=flops if pipe == "fma" else _flat(dequantise_flops(kind, tile.m, tile.n, steps * tile.k)),
-        fma_dtype=kind.math if pipe == "fma" else "fp32",
+        tensor_dtype=dtype.math,
+        fma_flops=flops if pipe == "fma" else _flat(dequantise_flops(dtype, tile.m, tile.n, steps * tile.k)),
+        fma_dtype=dtype.math if pipe == "fma" else "fp32",
         smem_bytes=_flat(smem_bytes * steps),
         l2_bytes=_flat((tile.a_bytes + b_bytes - multicast) * steps + c_bytes),
         multicast_bytes=_flat(multicast * steps) if unit.cluster > 1 else 0.0,
-        streamed_bytes=(batch * n * k * kind.weight_bytes if weights else 0.0),
-        activation_bytes=batch * (m * k * kind.act_bytes + m * n * kind.out_bytes)
-        + (0.0 if weights else batch * n * k * kind.weight_bytes),
-        refetched_bytes=_refetched(gpu, kind, m, n, k, tile, rows, columns) * batch,
+        streamed_bytes=(batch * n * k * dtype.weight_bytes if weights else 0.0),
+        activation_bytes=batch * (m * k * dtype.act_bytes + m * n * dtype.out_bytes)
+        + (0.0 if weights else batch * n * k * dtype.weight_bytes),
+        refetched_bytes=_refetched(gpu, dtype, m, n, k, tile, rows, columns) * batch,
         threads=tile.threads,
         registers_per_thread=tile.registers,
         smem_bytes_per_cta=tile.smem_bytes_per_cta,
@@ -232,10 +238,10 @@ class Tiles:
 
 
 @functools.cache
-def _tiles(unit: MatrixUnit, kind: DType, pipe: str, smem_bytes_per_cta: float) -> Tiles:
+def _tiles(unit: MatrixUnit, dtype: DType, pipe: str, smem_bytes_per_cta: float) -> Tiles:
     m, n, threads = (axis([tile[at] for tile in unit.tiles]) for at in range(3))
-    k = float(2 ** round(math.log2(_TILE_K_BYTES / kind.act_bytes))) if pipe == "tensor" else 16.0
-    a_bytes, b_bytes = m * k * kind.act_bytes, n * k * kind.weight_bytes
+    k = float(2 ** round(math.log2(_TILE_K_BYTES / dtype.act_bytes))) if pipe == "tensor" else 16.0
+    a_bytes, b_bytes = m * k * dtype.act_bytes, n * k * dtype.weight_bytes
     return Tiles(
         m=m,
         n=n,
@@ -244,7 +250,7 @@ def _tiles(unit: MatrixUnit, kind: DType, pipe: str, smem_bytes_per_cta: float) 
         a_bytes=a_bytes,
         b_bytes=b_bytes,
         smem_bytes=unit.smem_bytes(a_bytes, b_bytes, m, n),
-        c_bytes=m * n * kind.out_bytes,
+        c_bytes=m * n * dtype.out_bytes,
         partial_bytes=m * n * 8.0,
         threads=_twice(threads),
         registers=_twice(np.minimum(255, 40 + m * n / np.minimum(threads, 256))),
@@ -255,8 +261,8 @@ def _tiles(unit: MatrixUnit, kind: DType, pipe: str, smem_bytes_per_cta: float) 
 
 def _layout_features(gpu: Gpu, calls: Calls, m: Array, n: Array, batch: Array, usual_layout: str) -> dict[str, Array]:
     """Of a product, and the alignment of its rows."""
-    found = product_features(gpu, m, n, calls["k"], batch)
-    return found | _alignment(calls.dtype, m, n, calls["k"], calls.choice("layout") or usual_layout)
+    features = product_features(gpu, m, n, calls["k"], batch)
+    return features | _alignment(calls.dtype, m, n, calls["k"], calls.choice("layout") or usual_layout)
 
 
 def product_features(gpu: Gpu, m: Array, n: Array, k: Array, batch: Array) -> dict[str, Array]:
@@ -277,29 +283,29 @@ def _beyond(sizes: Array) -> Array:
     return sizes - np.floor(sizes)
 
 
-def _alignment(kind: DType, m: Array, n: Array, k: Array, layout: str) -> dict[str, Array]:
+def _alignment(dtype: DType, m: Array, n: Array, k: Array, layout: str) -> dict[str, Array]:
     """log2 of the bytes that divide the rows in memory, of up to 16: TMA (and the widest loads) need all 16."""
     rows = np.array([
-        (m if layout == "nt" else k) * kind.act_bytes,
-        (k if layout == "tn" else n) * kind.weight_bytes,
-        n * kind.out_bytes,
+        (m if layout == "nt" else k) * dtype.act_bytes,
+        (k if layout == "tn" else n) * dtype.weight_bytes,
+        n * dtype.out_bytes,
     ])  # fmt: skip
     aligned = twos(np.rint(2 * rows), 32)
-    found = dict(zip(("align_a", "align_b", "align_c"), aligned, strict=True))
-    return found | {"align": np.minimum.reduce(aligned)}
+    features = dict(zip(("align_a", "align_b", "align_c"), aligned, strict=True))
+    return features | {"align": np.minimum.reduce(aligned)}
 
 
-def _split(gpu: Gpu, kind: DType, k: Array, tiles: Array) -> Array:
+def _split(gpu: Gpu, dtype: DType, k: Array, tiles: Array) -> Array:
     """Into how many tasks a tile's k is split, so that the tiles fill the SMs once."""
-    most = np.floor(k * kind.act_bytes / (_TILE_K_BYTES * _MIN_STEPS_PER_SPLIT))
+    most = np.floor(k * dtype.act_bytes / (_TILE_K_BYTES * _MIN_STEPS_PER_SPLIT))
     return np.maximum(1, np.minimum(np.floor(gpu.sm_count / tiles), np.minimum(most, 32)))
 
 
 def _both(whole: Array, split: Array) -> Array:
     """(2, tiles, calls): of whole k, and of k split."""
-    found = np.empty((2, *split.shape))
-    found[0], found[1] = whole, split
-    return found
+    both = np.empty((2, *split.shape))
+    both[0], both[1] = whole, split
+    return both
 
 
 def _flat(both: Number) -> Number:
@@ -312,25 +318,27 @@ def _twice(tiles: Array) -> Array:
     return np.concatenate([tiles, tiles])
 
 
-def dequantise_flops(kind: DType, tile_m: Array, tile_n: Array, k: Array) -> Number:
+def dequantise_flops(dtype: DType, tile_m: Array, tile_n: Array, k: Array) -> Number:
     """Vector work beside the matrix units: fp8_block rescales its sums every 128, narrow weights are unpacked."""
-    if kind.name == "fp8_block":
+    if dtype.name == "fp8_block":
         return 2 * tile_m * tile_n * k / 128
-    return 2 * tile_n * k if kind.weight_bytes < 0.75 * kind.act_bytes else 0.0
+    return 2 * tile_n * k if dtype.weight_bytes < 0.75 * dtype.act_bytes else 0.0
 
 
-def _refetched(gpu: Gpu, kind: DType, m: Array, n: Array, k: Array, tile: Tiles, rows: Array, columns: Array) -> Number:
+def _refetched(
+    gpu: Gpu, dtype: DType, m: Array, n: Array, k: Array, tile: Tiles, rows: Array, columns: Array
+) -> Number:
     """Operand bytes read from DRAM more than once: what one wave of tiles shares is read once a wave.
 
     A wave of S tiles covers at best a square of sqrt(S) x sqrt(S) tiles, so it reads sqrt(S) row panels and as
     many column panels. Nothing is read again while both operands fit in L2.
     """
-    operands = (m * kind.act_bytes + n * kind.weight_bytes) * k
+    operands = (m * dtype.act_bytes + n * dtype.weight_bytes) * k
     missing = np.clip(operands / gpu.l2_bytes - 1, 0, 1)
     if not missing.any():
         return 0.0
     high = np.minimum(rows, math.sqrt(gpu.sm_count))
     wide = np.minimum(columns, gpu.sm_count / high)
     waves = np.maximum(1, rows * columns / gpu.sm_count)
-    per_wave = (high * (tile.m * kind.act_bytes) + wide * (tile.n * kind.weight_bytes)) * k
+    per_wave = (high * (tile.m * dtype.act_bytes) + wide * (tile.n * dtype.weight_bytes)) * k
     return _twice(missing * np.maximum(0, waves * per_wave - operands))

@@ -76,7 +76,7 @@ def random_blocks(tokens: Array, experts: Array, topk: Array, block_m: Array) ->
 class Blocks:
     """A Triton config for each call, or candidate by call: what a CTA computes, and with what."""
 
-    kind: DType
+    dtype: DType
     block_m: Array
     block_n: Array
     block_k: Array
@@ -86,7 +86,7 @@ class Blocks:
 
     @property
     def stage_bytes(self) -> Array:
-        return (self.block_m * self.kind.act_bytes + self.block_n * self.kind.weight_bytes) * self.block_k
+        return (self.block_m * self.dtype.act_bytes + self.block_n * self.dtype.weight_bytes) * self.block_k
 
     @property
     def threads(self) -> Array:
@@ -100,26 +100,26 @@ def grouped_gemm(
 
     ``blocks`` of rows over all experts, of which ``active`` get any; ``rows`` go in, ``pairs`` come out.
     """
-    kind = tile.kind
-    on_tensor = matmul_pipe(gpu, kind.name) == "tensor"
+    dtype = tile.dtype
+    on_tensor = matmul_pipe(gpu, dtype.name) == "tensor"
     block_m, block_n = tile.block_m, tile.block_n
     tasks, depth = blocks * ceil_div(n, block_n), ceil_div(k, tile.block_k)
-    a_bytes = block_m * depth * tile.block_k * kind.act_bytes
-    b_bytes = block_n * depth * tile.block_k * kind.weight_bytes
+    a_bytes = block_m * depth * tile.block_k * dtype.act_bytes
+    b_bytes = block_n * depth * tile.block_k * dtype.weight_bytes
     flops = 2 * block_m * block_n * depth * tile.block_k
     return Work(
         tasks=tasks,
         tensor_flops=flops if on_tensor else 0.0,
-        tensor_dtype=kind.math,
-        fma_flops=dequantise_flops(kind, block_m, block_n, depth * tile.block_k) + (0.0 if on_tensor else flops),
+        tensor_dtype=dtype.math,
+        fma_flops=dequantise_flops(dtype, block_m, block_n, depth * tile.block_k) + (0.0 if on_tensor else flops),
         smem_bytes=np.where(
             np.asarray(tile.wide) > 0,
             matrix_unit(gpu).smem_bytes(a_bytes, b_bytes, block_m, block_n),
             MMA_SYNC.smem_bytes(a_bytes, b_bytes, block_m, block_n),
         ),
-        l2_bytes=a_bytes + b_bytes + block_m * block_n * kind.out_bytes,
-        streamed_bytes=active * n * k * kind.weight_bytes,
-        activation_bytes=rows * k * kind.act_bytes + pairs * n * kind.out_bytes,
+        l2_bytes=a_bytes + b_bytes + block_m * block_n * dtype.out_bytes,
+        streamed_bytes=active * n * k * dtype.weight_bytes,
+        activation_bytes=rows * k * dtype.act_bytes + pairs * n * dtype.out_bytes,
         threads=tile.threads,
         registers_per_thread=np.minimum(255, 40 + block_m * block_n / tile.threads),
         smem_bytes_per_cta=np.minimum(tile.stages * tile.stage_bytes, gpu.smem_bytes_per_cta),
@@ -171,15 +171,15 @@ class GroupedMm(Kernel):
 def _tile(calls: Calls, m: Array, n: Array) -> Blocks:
     small = (m <= _SMALL_SIDE) | (n <= _SMALL_SIDE)
     block_m, block_n, block_k = (np.where(small, a, b) for a, b in zip(_SMALL, _LARGE, strict=True))
-    return Blocks(kind=calls.dtype, block_m=block_m, block_n=block_n, block_k=block_k,
+    return Blocks(dtype=calls.dtype, block_m=block_m, block_n=block_n, block_k=block_k,
                   warps=np.full_like(block_m, 12.0), stages=np.full_like(block_m, 4.0))  # fmt: skip
 
 
 def _by_rows(calls: Calls, gpu: Gpu) -> Work:
     rows, groups, n, k = (calls[x] for x in ("rows", "groups", "n", "k"))
-    tile, one = _tile(calls, np.floor(rows / groups), n), np.ones_like(rows)
-    blocks = random_blocks(rows, groups, one, tile.block_m)
-    active = active_experts(rows, groups, one)
+    tile, ones = _tile(calls, np.floor(rows / groups), n), np.ones_like(rows)
+    blocks = random_blocks(rows, groups, ones, tile.block_m)
+    active = active_experts(rows, groups, ones)
     return grouped_gemm(gpu, tile, n, k, blocks=np.ceil(blocks - 1e-6), active=active, rows=rows, pairs=rows)
 
 
@@ -188,19 +188,19 @@ def _by_inner(calls: Calls, gpu: Gpu) -> Work:
     rows, groups, n, m = (calls[x] for x in ("rows", "groups", "n", "k"))
     tile, inner = _tile(calls, m, n), rows / groups
     depth = random_blocks(rows, groups, np.ones_like(rows), tile.block_k) / groups  # of the mean group
-    kind, product = calls.dtype, tile.block_m * tile.block_n
+    dtype, product = calls.dtype, tile.block_m * tile.block_n
     columns = ceil_div(n, tile.block_n)
     tasks = groups * ceil_div(m, tile.block_m) * columns
-    flops, on_tensor = 2 * product * depth * tile.block_k, matmul_pipe(gpu, kind.name) == "tensor"
-    read_bytes = (tile.block_m + tile.block_n) * depth * tile.block_k * kind.act_bytes
+    flops, on_tensor = 2 * product * depth * tile.block_k, matmul_pipe(gpu, dtype.name) == "tensor"
+    read_bytes = (tile.block_m + tile.block_n) * depth * tile.block_k * dtype.act_bytes
     return Work(
         tasks=tasks,
         tensor_flops=flops if on_tensor else 0.0,
-        tensor_dtype=kind.math,
+        tensor_dtype=dtype.math,
         fma_flops=0.0 if on_tensor else flops,
         smem_bytes=2 * read_bytes,
-        l2_bytes=read_bytes + product * kind.out_bytes,
-        activation_bytes=rows * (m + n) * kind.act_bytes + groups * m * n * kind.out_bytes,
+        l2_bytes=read_bytes + product * dtype.out_bytes,
+        activation_bytes=rows * (m + n) * dtype.act_bytes + groups * m * n * dtype.out_bytes,
         threads=tile.threads,
         registers_per_thread=168.0,
         smem_bytes_per_cta=np.minimum(tile.stages * tile.stage_bytes, gpu.smem_bytes_per_cta),

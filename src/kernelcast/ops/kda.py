@@ -57,9 +57,9 @@ class Kda(LinearKernel):
 
     @classmethod
     def configuration(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
-        words = super().configuration(calls)
-        inside = (calls["fused"] > 0) & (words["kernel"] == "recurrent")
-        return {**words, "fused": np.where(inside, "yes", "no").astype(object)}
+        configuration = super().configuration(calls)
+        inside = (calls["fused"] > 0) & (configuration["kernel"] == "recurrent")
+        return {**configuration, "fused": np.where(inside, "yes", "no").astype(object)}
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
 from kernelcast.ops.base import Calls, Configuration, choice
-from kernelcast.ops.dtypes import dtype
+from kernelcast.ops.dtypes import find_dtype
 from kernelcast.ops.gemm import TASK_CYCLES
 from kernelcast.ops.kernel_selection import kernel_choice
 from kernelcast.ops.requests import Requests, SequenceKernel
@@ -45,21 +45,21 @@ class LinearKernel(SequenceKernel):
         """A batch with a prompt in it is a prefill."""
         requests = Requests.of(calls)
         stepped = requests.least(one_by_one(calls, requests)) == 1
-        words: dict[str, str | NDArray[Any] | None] = {
+        configuration: dict[str, str | NDArray[Any] | None] = {
             **calls.choices,
             "kernel": np.where(stepped, "recurrent", "chunked").astype(object),
             "lengths": "equal" if requests.starts is None else _lengths(requests),
         }
-        if "backend" in words and cls.decodes_by:
-            words["backend"] = np.where(stepped, cls.decodes_by, calls.choice("backend"))
-        return words
+        if "backend" in configuration and cls.decodes_by:
+            configuration["backend"] = np.where(stepped, cls.decodes_by, calls.choice("backend"))
+        return configuration
 
     @classmethod
-    def with_defaults(cls, words: Configuration, gpu: Gpu) -> dict[str, str | None]:
-        if "backend" not in words or words["backend"] or words.get("stack") is None:
-            return dict(words)
-        found = kernel_choice(words["stack"], gpu, cls.op, str(words["dtype"]))
-        return {**words, "backend": found.backend if found else None}
+    def with_defaults(cls, configuration: Configuration, gpu: Gpu) -> dict[str, str | None]:
+        if "backend" not in configuration or configuration["backend"] or configuration.get("stack") is None:
+            return dict(configuration)
+        choice = kernel_choice(configuration["stack"], gpu, cls.op, str(configuration["dtype"]))
+        return {**configuration, "backend": choice.backend if choice else None}
 
     @classmethod
     def sizes(cls, calls: Calls) -> Mapping[str, Array]:
@@ -79,8 +79,8 @@ class LinearKernel(SequenceKernel):
     @classmethod
     def backend_of(cls, calls: Calls, gpu: Gpu) -> str:
         """The call's, else the stack's; Triton's, which run everywhere, where the file of stacks names none."""
-        found = kernel_choice(calls.choice("stack"), gpu, cls.op, calls.choice("dtype"))
-        return str(calls.choice("backend") or (found and found.backend) or "triton")
+        choice = kernel_choice(calls.choice("stack"), gpu, cls.op, calls.choice("dtype"))
+        return str(calls.choice("backend") or (choice and choice.backend) or "triton")
 
 
 def one_by_one(calls: Calls, requests: Requests) -> Array:
@@ -142,7 +142,7 @@ class StateSizes:
             v=v,
             chunk=chunk,
             element_bytes=calls.dtype.act_bytes,
-            state_bytes=dtype(calls.choice("state_dtype")).act_bytes,
+            state_bytes=find_dtype(calls.choice("state_dtype")).act_bytes,
             math=calls.dtype.math,
         )
 

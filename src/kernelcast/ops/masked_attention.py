@@ -27,7 +27,7 @@ from kernelcast.hardware import Gpu
 from kernelcast.hardware.paths import TCGEN05
 from kernelcast.ops.attention_backward import AttentionBackward
 from kernelcast.ops.base import Calls, Configuration, Conflicts, Kernel, choice, conflict, flag, grain, size
-from kernelcast.ops.dtypes import dtype, matmul_pipe, runs
+from kernelcast.ops.dtypes import find_dtype, matmul_pipe, supports_dtype
 from kernelcast.ops.flash import flash_works, kv_steps, visible_pairs
 from kernelcast.ops.kernel_selection import default_backend
 from kernelcast.ops.reduce import reduction
@@ -105,15 +105,15 @@ def _chosen(kernels: tuple[_Kernel, ...], dim: Array) -> _Chosen:
 
 def multiplied_as(gpu: Gpu, name: str) -> str:
     """fp32 by tensor cores as tf32, where a GPU has them for it."""
-    return "tf32" if name == "fp32" and runs(gpu, "tf32") else name
+    return "tf32" if name == "fp32" and supports_dtype(gpu, "tf32") else name
 
 
 def efficient_forward(gpu: Gpu, calls: Calls, work: Work) -> Work:
     """``work``: of a kernel with these tiles that hides its steps; heads are padded to what kernels are made for."""
     dim, scores, half = calls["head_dim"], np.asarray(work.xu_ops), calls.dtype.act_bytes < 4
-    kernel, (own, a_number) = _chosen(_FORWARD[half], dim), _FORWARD_INSTRUCTIONS[half]
+    kernel, (a_score, a_number) = _chosen(_FORWARD[half], dim), _FORWARD_INSTRUCTIONS[half]
     wide = ceil_div(dim, 32.0) * 32.0 + ceil_div(dim, kernel.keys) * kernel.keys
-    instructions = scores * (own + a_number * kernel.size) / gpu.warp_threads
+    instructions = scores * (a_score + a_number * kernel.size) / gpu.warp_threads
     return replace(
         work,
         tensor_flops=2 * scores * wide if np.any(work.tensor_flops) else 0.0,
@@ -150,10 +150,10 @@ def _splits(kernel: _Chosen, lanes: Array, keys: Array, half: bool) -> Array:
 
 def _gradients(gpu: Gpu, calls: Calls, half: bool) -> Work:
     queries, keys, dim, causal = (calls[x] for x in ("q_len", "kv_len", "head_dim", "causal"))
-    kind = dtype(multiplied_as(gpu, calls.choice("dtype")))
-    on_tensor = matmul_pipe(gpu, kind.name) == "tensor"
+    dtype = find_dtype(multiplied_as(gpu, calls.choice("dtype")))
+    on_tensor = matmul_pipe(gpu, dtype.name) == "tensor"
     lanes, none = calls["batch"] * calls["q_heads"], np.zeros_like(queries)
-    kernel, (own, a_number) = _chosen(_BACKWARD[half], dim), _BACKWARD_INSTRUCTIONS[half]
+    kernel, (a_score, a_number) = _chosen(_BACKWARD[half], dim), _BACKWARD_INSTRUCTIONS[half]
     tile_q, tile_kv = kernel.queries, kernel.keys
     q_tiles, kv_tiles = ceil_div(queries, tile_q), ceil_div(keys, tile_kv)
     splits = _splits(kernel, lanes, keys, half)
@@ -161,7 +161,7 @@ def _gradients(gpu: Gpu, calls: Calls, half: bool) -> Work:
     scores = mean * tile_q * tile_kv
     flops = 2 * _PRODUCTS * scores * kernel.size
     longest = q_tiles * ceil_div(kv_tiles, splits)
-    width = kind.act_bytes
+    width = dtype.act_bytes
     kept_bytes = np.where((kernel.size > 128) & half, ACCUMULATOR_BYTES, width)
     q_bytes = queries * dim * (2 * width + ACCUMULATOR_BYTES) + queries * _ROW_BYTES
     return Work(
@@ -171,10 +171,10 @@ def _gradients(gpu: Gpu, calls: Calls, half: bool) -> Work:
         shortest=np.where(causal > 0, ceil_div(q_tiles, kv_tiles) / mean, 1.0),
         longest_count=np.where(causal > 0, lanes, lanes * splits),
         tensor_flops=flops if on_tensor else 0.0,
-        tensor_dtype=kind.math,
+        tensor_dtype=dtype.math,
         fma_flops=scores * _SCORE_FLOPS + (0.0 if on_tensor else flops),
         xu_ops=scores,
-        other_warp_instructions=scores * (own + a_number * kernel.size) / gpu.warp_threads,
+        other_warp_instructions=scores * (a_score + a_number * kernel.size) / gpu.warp_threads,
         smem_bytes=mean * (dim * (6 * tile_q + 3 * tile_kv) + 5 * tile_q * tile_kv) * width,
         l2_bytes=mean * tile_q * (dim * (2 * width + 2 * ACCUMULATOR_BYTES) + _ROW_BYTES)
         + kv_tiles / splits * 2 * tile_kv * dim * (width + kept_bytes),
@@ -240,8 +240,11 @@ class _Masked(Kernel):
         }
 
     @classmethod
-    def with_defaults(cls, words: Configuration, gpu: Gpu) -> dict[str, str | None]:
-        return {**words, "backend": words["backend"] or default_backend(cls.op, gpu, str(words["dtype"]))}
+    def with_defaults(cls, configuration: Configuration, gpu: Gpu) -> dict[str, str | None]:
+        return {
+            **configuration,
+            "backend": configuration["backend"] or default_backend(cls.op, gpu, str(configuration["dtype"])),
+        }
 
     @classmethod
     def conflicts(cls, calls: Calls) -> Conflicts:

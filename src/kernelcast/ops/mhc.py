@@ -55,15 +55,15 @@ class HyperConnectionPre(_HyperConnection):
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
         tokens, hidden, mult = calls["tokens"], calls["hidden"], calls["mult"]
-        kind, made, width = calls.dtype, _numbers(mult), mult * hidden
+        dtype, made, width = calls.dtype, _numbers(mult), mult * hidden
         # The row's norm is a factor behind the product, and comes out of the same pass.
-        projection = matmul_work(gpu, kind, tokens, made, width)
+        projection = matmul_work(gpu, dtype, tokens, made, width)
         mixing = mult * mult
         mix = vector_kernel(
             gpu,
             tasks=tokens,
             threads=row_threads(gpu, hidden),
-            moved_bytes=tokens * ((mult + 1) * hidden * kind.act_bytes + 2 * made * ACCUMULATOR_BYTES),
+            moved_bytes=tokens * ((mult + 1) * hidden * dtype.act_bytes + 2 * made * ACCUMULATOR_BYTES),
             flops=tokens * (2 * width + 4 * _ITERATIONS * mixing),
             xu_ops=tokens * (made + 2 * _ITERATIONS * mult),  # sigmoids and exponentials, then reciprocals of sums
             converted=tokens * (width + hidden),

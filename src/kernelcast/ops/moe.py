@@ -76,22 +76,22 @@ class Moe(GroupedKernel):
         return {**super().configuration(calls), "routing": np.where(calls["skew"] > 0, "skewed", even).astype(object)}
 
     @classmethod
-    def with_defaults(cls, words: Configuration, gpu: Gpu) -> dict[str, str | None]:
-        return {**words, "backend": words["backend"] or stack_backend(cls.op, words, gpu)}
+    def with_defaults(cls, configuration: Configuration, gpu: Gpu) -> dict[str, str | None]:
+        return {**configuration, "backend": configuration["backend"] or stack_backend(cls.op, configuration, gpu)}
 
     @classmethod
     def sizes(cls, calls: Calls) -> Mapping[str, Array]:
         """Chance as what it is answered as."""
-        found = super().sizes(calls)
-        return {**found, "skew": _alike(calls)} if calls.choice("routing") == "random" else found
+        sizes = super().sizes(calls)
+        return {**sizes, "skew": _alike(calls)} if calls.choice("routing") == "random" else sizes
 
     @classmethod
-    def with_choices(cls, calls: Calls, words: Configuration) -> Calls:
+    def with_choices(cls, calls: Calls, configuration: Configuration) -> Calls:
         """Chance was not measured: it is answered as what is most like it, times the ratio of physics."""
-        found = super().with_choices(calls, words)
-        if calls.choice("routing") != "random" or found.choice("routing") == "random":
-            return found
-        return replace(found, numbers={**found.numbers, "skew": _alike(calls)})
+        chosen = super().with_choices(calls, configuration)
+        if calls.choice("routing") != "random" or chosen.choice("routing") == "random":
+            return chosen
+        return replace(chosen, numbers={**chosen.numbers, "skew": _alike(calls)})
 
     @classmethod
     def conflicts(cls, calls: Calls) -> Conflicts:
@@ -99,11 +99,11 @@ class Moe(GroupedKernel):
         for whole, parts in (("inter", "tp"), ("experts", "ep")):
             uneven = np.mod(held[whole], calls[parts]) != 0
             text = f"{whole} {{{whole}:g}} cannot be cut into {parts} {{{parts}:g}} equal parts"
-            if found := conflict(uneven, text, held):
-                return found
+            if broken := conflict(uneven, text, held):
+                return broken
         few = calls["slots"] < calls["experts"]
-        if found := conflict(few, "slots {slots:g} are fewer than experts {experts:g}", calls.numbers):
-            return found
+        if broken := conflict(few, "slots {slots:g} are fewer than experts {experts:g}", calls.numbers):
+            return broken
         return super().conflicts(calls)
 
     @classmethod
@@ -140,12 +140,12 @@ class Moe(GroupedKernel):
             "log_rows": layer.pairs / layer.experts + 1e-3, "log_seen": layer.seen,
             "log_uneven": layer.pairs / layer.mean_pairs,
         }  # fmt: skip
-        found = {name: np.log2(value) for name, value in sizes.items()}
-        return found | {name: calls[name] for name in ("skew", "gated", "eplb")}
+        features = {name: np.log2(value) for name, value in sizes.items()}
+        return features | {name: calls[name] for name in ("skew", "gated", "eplb")}
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
-        kind, layer, tile = calls.dtype, _Layer.of(calls), _tile(calls)
+        dtype, layer, tile = calls.dtype, _Layer.of(calls), _tile(calls)
         up = layer.inter * (1 + calls["gated"])
         blocks, active, rows = layer.blocks(tile.block_m), layer.active(), np.minimum(layer.seen, layer.pairs)
         first, second = (
@@ -155,11 +155,11 @@ class Moe(GroupedKernel):
         if layer.backend == "deepep_masked":  # rows come sorted and narrow, and are added up on their way back
             return first, _activation(layer, up), second
         if layer.backend == "deepep_contiguous":
-            return _sort(layer, kind), first, _activation(layer, up), second, _add_up(layer)
-        if kind.act_bytes >= 2:
+            return _sort(layer, dtype), first, _activation(layer, up), second, _add_up(layer)
+        if dtype.act_bytes >= 2:
             return _route(layer), first, _activation(layer, up), second, _add_up(layer)
-        inputs = quantised_rows(gpu, kind, np.ceil(layer.seen), layer.hidden)
-        hidden = quantised_rows(gpu, kind, np.ceil(layer.around), layer.inter)
+        inputs = quantised_rows(gpu, dtype, np.ceil(layer.seen), layer.hidden)
+        hidden = quantised_rows(gpu, dtype, np.ceil(layer.around), layer.inter)
         return _route(layer), inputs, first, _activation(layer, up), hidden, second, _add_up(layer)
 
 
@@ -177,7 +177,7 @@ def _tile(calls: Calls) -> Blocks:
     sorted_rows = calls.choice("backend") == "deepep_contiguous"
     block_m, block_n, warps = (axis([b[i] for b in BLOCKS if b[0] >= 128 or not sorted_rows]) for i in range(3))
     return Blocks(
-        kind=calls.dtype,
+        dtype=calls.dtype,
         block_m=calls.given("block_m", block_m),
         block_n=calls.given("block_n", block_n),
         block_k=calls.given("block_k", 128.0 if calls.dtype.act_bytes <= 1.1 else 64.0),
@@ -230,9 +230,9 @@ def _route(layer: _Layer) -> Work:
     )
 
 
-def _sort(layer: _Layer, kind: DType) -> Work:
+def _sort(layer: _Layer, dtype: DType) -> Work:
     """Rows that an exchange brought, copied to the places of their experts."""
-    row_bytes = layer.hidden * kind.act_bytes
+    row_bytes = layer.hidden * dtype.act_bytes
     return _row_pass(layer.seen, row_bytes * (1 + layer.pairs / layer.seen), flops=np.zeros(1))
 
 

@@ -105,7 +105,7 @@ class _Config(Blocks):
         block_m = calls.given("block_m", m)
         has_wide = gpu.instruction_path in WIDE
         return cls(
-            kind=calls.dtype,
+            dtype=calls.dtype,
             block_m=block_m,
             block_n=calls.given("block_n", n),
             block_k=calls.given("block_k", k * (2.0 if calls.dtype.act_bytes <= 1.1 else 1.0)),
@@ -152,7 +152,7 @@ def _short_runs(config: _Config, gpu: Gpu) -> Array:
     """What GDDR6 loses on tiles that read little of each row of weights at a time, as a share of the bytes."""
     if gpu.compute_capability not in _GDDR6:
         return np.zeros(1)
-    return _LOST_A_HALVING * np.maximum(0.0, np.log2(_LONG_RUN_BYTES / (config.block_k * config.kind.weight_bytes)))
+    return _LOST_A_HALVING * np.maximum(0.0, np.log2(_LONG_RUN_BYTES / (config.block_k * config.dtype.weight_bytes)))
 
 
 def _config_features(calls: Calls, gpu: Gpu) -> dict[str, Array]:
@@ -161,8 +161,8 @@ def _config_features(calls: Calls, gpu: Gpu) -> dict[str, Array]:
     full = dict(calls.numbers) | {name: np.where(given, calls[name], 64.0) for name in TRITON_CONFIG}
     config = _Config.of(Calls(calls.count, full, calls.choices), gpu)
     active, blocks = _experts_and_blocks(calls, config)
-    found = _sm_features(calls, gpu, config, blocks) | _reuse_features(calls, gpu, config, active, blocks)
-    features = {f"config_{name}": np.where(given, value, 0.0) for name, value in found.items()}
+    columns = _sm_features(calls, gpu, config, blocks) | _reuse_features(calls, gpu, config, active, blocks)
+    features = {f"config_{name}": np.where(given, value, 0.0) for name, value in columns.items()}
     return features | {"config_given": given.astype(np.float64)}
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
 from kernelcast.ops.base import Calls, Conflicts, choice, conflict, size
-from kernelcast.ops.dtypes import dtype
+from kernelcast.ops.dtypes import find_dtype
 from kernelcast.ops.vector import (
     ACCUMULATOR_BYTES,
     INDEX_BYTES,
@@ -151,7 +151,7 @@ class KvWrite(MemoryKernel):
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
         elements = 2 * calls["kv_heads"] * calls["head_dim"]  # of a token: key and value
-        kept = dtype(calls.choice("kv_dtype") or calls.choice("dtype"))
+        kept = find_dtype(calls.choice("kv_dtype") or calls.choice("dtype"))
         return (token_move(gpu, calls["tokens"], elements, calls.dtype.act_bytes, kept.act_bytes),)
 
 

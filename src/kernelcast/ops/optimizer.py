@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
 from kernelcast.ops.base import Calls, Configuration, choice, flag, grain, size
-from kernelcast.ops.dtypes import dtype
+from kernelcast.ops.dtypes import find_dtype
 from kernelcast.ops.vector import ACCUMULATOR_BYTES, VECTOR_DTYPES, MemoryKernel, vector_kernel
 from kernelcast.ops.work import Array, Number, Work, Works, ceil_div
 
@@ -74,26 +74,26 @@ def _update(
     calls: Calls,
     *,
     launch_tensors: Number,
-    own: Number,
+    numbers: Number,
     states: float = 0.0,
     state_bytes: float = 0.0,
     flops: Number,
     xu_ops: float = 0.0,
     step_cycles: float = STEP_CYCLES,
 ) -> Work:
-    """For each parameter ``own`` numbers of its format move and ``states`` others, in loads and stores of four."""
+    """For each parameter ``numbers`` numbers of its format move and ``states`` others, in loads and stores of four."""
     elements, tensors, own_bytes = calls["elements"], calls["tensors"], calls.dtype.act_bytes
     chunks = chunks_of(calls)
     update = vector_kernel(
         gpu,
         tasks=chunks,
         threads=THREADS,
-        moved_bytes=elements * (own * own_bytes + states * state_bytes),
+        moved_bytes=elements * (numbers * own_bytes + states * state_bytes),
         flops=flops * elements,
         xu_ops=xu_ops * elements,
-        converted=elements * (own * (own_bytes < 4) + states * (state_bytes < 4)),
-        warp_instructions=(own + states) * elements / VECTOR / gpu.warp_threads,
-        again_bytes=again_bytes(calls, elements * own * own_bytes, own_bytes)
+        converted=elements * (numbers * (own_bytes < 4) + states * (state_bytes < 4)),
+        warp_instructions=(numbers + states) * elements / VECTOR / gpu.warp_threads,
+        again_bytes=again_bytes(calls, elements * numbers * own_bytes, own_bytes)
         + again_bytes(calls, elements * states * state_bytes, state_bytes),
         registers=48.0,
         steps=ceil_div(np.minimum(elements / tensors, CHUNK), THREADS * VECTOR),
@@ -158,8 +158,8 @@ class Adamw(MultiTensorKernel):
     state_dtype: str | None = choice("number format of the moments; not given: dtype", VECTOR_DTYPES, default=None)
 
     @classmethod
-    def with_defaults(cls, words: Configuration, gpu: Gpu) -> dict[str, str | None]:
-        return {**words, "state_dtype": words["state_dtype"] or words["dtype"]}
+    def with_defaults(cls, configuration: Configuration, gpu: Gpu) -> dict[str, str | None]:
+        return {**configuration, "state_dtype": configuration["state_dtype"] or configuration["dtype"]}
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
@@ -176,9 +176,9 @@ class Adamw(MultiTensorKernel):
             gpu,
             calls,
             launch_tensors=LAUNCH_TENSORS[3],
-            own=3.0,
+            numbers=3.0,
             states=4.0,
-            state_bytes=dtype(calls.choice("state_dtype") or calls.choice("dtype")).act_bytes,
+            state_bytes=find_dtype(calls.choice("state_dtype") or calls.choice("dtype")).act_bytes,
             # decay 1; moments 3 and 4; a root 6, two quotients 8 each, ε, step size and difference 3
             flops=33.0,
             xu_ops=3.0,
@@ -202,7 +202,7 @@ class Sgd(MultiTensorKernel):
             gpu,
             calls,
             launch_tensors=np.where(momentum > 0, LAUNCH_TENSORS[2], LAUNCH_TENSORS[1]),
-            own=3 + 2 * momentum,
+            numbers=3 + 2 * momentum,
             flops=2 + 2 * momentum,
         )
         return (update,)
@@ -248,13 +248,13 @@ class Foreach(MultiTensorKernel):
     to: str | None = choice("number format of a copy; not given: dtype", VECTOR_DTYPES, default=None)
 
     @classmethod
-    def with_defaults(cls, words: Configuration, gpu: Gpu) -> dict[str, str | None]:
-        return {**words, "to": words["to"] or words["dtype"]}
+    def with_defaults(cls, configuration: Configuration, gpu: Gpu) -> dict[str, str | None]:
+        return {**configuration, "to": configuration["to"] or configuration["dtype"]}
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
         cost = FUNCTIONS[calls.choice("function")]
-        wide, out = calls.dtype.act_bytes, dtype(calls.choice("to") or calls.choice("dtype")).act_bytes
+        wide, out = calls.dtype.act_bytes, find_dtype(calls.choice("to") or calls.choice("dtype")).act_bytes
         elements, tensors, chunks = calls["elements"], calls["tensors"], chunks_of(calls)
         lists = max(1, int(cost.reads) + cost.makes + (cost is FUNCTIONS["copy"]))
         computes = cost.flops > 0 or wide != out

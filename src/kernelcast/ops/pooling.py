@@ -35,11 +35,11 @@ _AXES = (("depth", "kernel_d"), ("height", "kernel_h"), ("width", "kernel_w"))
 
 def pooled(calls: Calls) -> list[Array]:
     """Outputs along depth, height and width. An axis is padded by at most half of its window, as PyTorch asks."""
-    found = []
+    outputs = []
     for axis, kernel in _AXES:
         padding = np.minimum(calls["padding"], np.floor(calls[kernel] / 2))
-        found.append(np.floor((calls[axis] + 2 * padding - calls[kernel]) / calls["stride"]) + 1)
-    return found
+        outputs.append(np.floor((calls[axis] + 2 * padding - calls[kernel]) / calls["stride"]) + 1)
+    return outputs
 
 
 class _Pool(SpatialKernel):
@@ -103,10 +103,10 @@ class _Pool(SpatialKernel):
         depth, height, width = made
         planes = calls["batch"] * calls["channels"]
         elements = planes * depth * height * width
-        kind, back = ("max" if cls.index_bytes else "avg"), cls.backward
-        last_maximum = last(calls) and kind == "max"
+        mode, back = ("max" if cls.index_bytes else "avg"), cls.backward
+        last_maximum = last(calls) and mode == "max"
         volume = calls["depth"] * calls["kernel_d"] > 1
-        one_by_one = _THREADS if kind == "max" else _AVERAGE_THREADS
+        one_by_one = _THREADS if mode == "max" else _AVERAGE_THREADS
         tasks, threads = ceil_div(elements, one_by_one), np.full_like(elements, one_by_one)
         steps, cycles = np.asarray(window, dtype=np.float64), np.full_like(elements, _WINDOW_CYCLES)
         if last_maximum:
@@ -114,10 +114,10 @@ class _Pool(SpatialKernel):
             steps = pixels * window
             # the first window's places and gradients come from memory, those of the next are there
             cycles = _LAST_CYCLES + back * (_LAST_BACK_CYCLES - _LAST_CYCLES) / window
-        elif kind == "max" and back:
+        elif mode == "max" and back:
             tasks = planes * ceil_div(height * width, _THREADS)
         tiles = planes * depth * ceil_div(width, _VOLUME_TILE[0]) * ceil_div(height, _VOLUME_TILE[1])
-        of_place, of_window = _INSTRUCTIONS[kind, back, last(calls) and kind == "avg"]
+        of_place, of_window = _INSTRUCTIONS[mode, back, last(calls) and mode == "avg"]
         instructions = np.where(volume | last_maximum, 20.0 + 4 * window, of_place + of_window * window)
         work = vector_kernel(
             gpu,

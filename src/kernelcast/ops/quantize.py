@@ -6,7 +6,7 @@ import numpy as np
 
 from kernelcast.hardware import Gpu
 from kernelcast.ops.base import Calls, Configuration, Conflicts, choice, conflict, size
-from kernelcast.ops.dtypes import DType, dtype
+from kernelcast.ops.dtypes import DType, find_dtype
 from kernelcast.ops.vector import VECTOR_ELEMENTS, MemoryKernel, block_reduction, row_threads, vector_kernel
 from kernelcast.ops.work import Array, Work, Works, ceil_div
 
@@ -50,15 +50,18 @@ class Quantize(MemoryKernel):
         return conflict(np.full(calls.count, wrong), f"{to} has block scales: scale must be block, not {scale}", {})
 
     @classmethod
-    def with_defaults(cls, words: Configuration, gpu: Gpu) -> dict[str, str | None]:
-        return {**words, "scale": words["scale"] or ("block" if words["to"] in _BLOCK_FORMATS else "token")}
+    def with_defaults(cls, configuration: Configuration, gpu: Gpu) -> dict[str, str | None]:
+        return {
+            **configuration,
+            "scale": configuration["scale"] or ("block" if configuration["to"] in _BLOCK_FORMATS else "token"),
+        }
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
         rows, cols, to = calls["rows"], calls["cols"], calls.choice("to")
         scale = calls.choice("scale") or ("block" if to in _BLOCK_FORMATS else "token")
         read_bytes = cols * calls.dtype.act_bytes  # of a row
-        written_bytes = cols * dtype(to).act_bytes  # with the scales of a block format
+        written_bytes = cols * find_dtype(to).act_bytes  # with the scales of a block format
         if scale == "block" and to not in _BLOCK_FORMATS:
             written_bytes = written_bytes + ceil_div(cols, _BLOCK) * _SCALE_BYTES
         if scale == "tensor":
@@ -70,9 +73,9 @@ class Quantize(MemoryKernel):
         return (_row_pass(gpu, rows, cols, read_bytes + written_bytes, flops, reduces=scale == "token"),)
 
 
-def quantised_rows(gpu: Gpu, kind: DType, rows: Array, cols: Array) -> Work:
+def quantised_rows(gpu: Gpu, dtype: DType, rows: Array, cols: Array) -> Work:
     """Activations of 16 bits to the format that a narrow matrix product reads, a scale a row."""
-    return _row_pass(gpu, rows, cols, cols * (2.0 + kind.act_bytes), _ROUND_FLOPS + _AMAX_FLOPS, reduces=True)
+    return _row_pass(gpu, rows, cols, cols * (2.0 + dtype.act_bytes), _ROUND_FLOPS + _AMAX_FLOPS, reduces=True)
 
 
 def _row_pass(gpu: Gpu, rows: Array, cols: Array, row_bytes: Array, flops: float, *, reduces: bool = False) -> Work:

@@ -72,11 +72,11 @@ class _Recurrent(Kernel):
     def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
         sizes = RecurrentSizes.of(calls)
         which = algorithms(calls, cls is Recurrent)
-        found = {f"log_{name}": np.log2(calls[name]) for name in ("batch", "input", "hidden")}
-        found["log_steps"] = np.log2(np.minimum(calls["steps"], _MANY_STEPS))
-        found |= {f"grain_{name}": grain(calls[name]) for name in ("batch", "input", "hidden")}
-        found |= {f"runs_{name}": (which == at).astype(np.float64) for at, name in enumerate(ALGORITHMS)}
-        return found | {
+        features = {f"log_{name}": np.log2(calls[name]) for name in ("batch", "input", "hidden")}
+        features["log_steps"] = np.log2(np.minimum(calls["steps"], _MANY_STEPS))
+        features |= {f"grain_{name}": grain(calls[name]) for name in ("batch", "input", "hidden")}
+        features |= {f"runs_{name}": (which == at).astype(np.float64) for at, name in enumerate(ALGORITHMS)}
+        return features | {
             "wavefront": sizes.wavefront.astype(np.float64),
             "projected": (sizes.out < sizes.hidden).astype(np.float64),
             "gates": np.full(calls.count, sizes.gates),
@@ -117,16 +117,16 @@ class Recurrent(_Recurrent):
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
-        sizes, kind, which = RecurrentSizes.of(calls), calls.dtype, algorithms(calls, True)
+        sizes, dtype, which = RecurrentSizes.of(calls), calls.dtype, algorithms(calls, True)
         stepped = which == 0
         kept = np.where(calls["training"] > 0, sizes.gates + 1, 0.0)
         return (
-            *input_products(gpu, kind, sizes, stepped),
-            step_product(gpu, kind, sizes, stepped, sizes.gate_rows, sizes.out, tile=True),
-            step_product(gpu, kind, sizes, stepped & (sizes.out < sizes.hidden), sizes.out, sizes.hidden),
-            step_gates(gpu, kind, sizes, stepped, 2 * sizes.gates + 3 + kept),
-            persistent_kernel(gpu, kind, sizes, which == 1, kept),
-            small_kernel(gpu, kind, sizes, which == 2, kept),
+            *input_products(gpu, dtype, sizes, stepped),
+            step_product(gpu, dtype, sizes, stepped, sizes.gate_rows, sizes.out, tile=True),
+            step_product(gpu, dtype, sizes, stepped & (sizes.out < sizes.hidden), sizes.out, sizes.hidden),
+            step_gates(gpu, dtype, sizes, stepped, 2 * sizes.gates + 3 + kept),
+            persistent_kernel(gpu, dtype, sizes, which == 1, kept),
+            small_kernel(gpu, dtype, sizes, which == 2, kept),
         )
 
 
@@ -141,18 +141,18 @@ class RecurrentBackward(_Recurrent):
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
-        sizes, kind, which = RecurrentSizes.of(calls), calls.dtype, algorithms(calls, False)
+        sizes, dtype, which = RecurrentSizes.of(calls), calls.dtype, algorithms(calls, False)
         stepped = which == 0
         return (
-            step_product(gpu, kind, sizes, stepped, sizes.out, sizes.gate_rows, tile=True),
-            step_product(gpu, kind, sizes, stepped & (sizes.out < sizes.hidden), sizes.hidden, sizes.out),
-            step_gates(gpu, kind, sizes, stepped, 2 * sizes.gates + 5),
-            persistent_kernel(gpu, kind, sizes, which == 1, 2 * sizes.gates + 2, backward=True),
-            small_kernel(gpu, kind, sizes, which == 2, 2 * sizes.gates + 2, backward=True),
-            *input_gradients(gpu, kind, sizes, stepped),
-            *weight_gradients(gpu, kind, sizes),
-            bias_gradients(gpu, kind, sizes),
-            *cleared_memory(gpu, kind, sizes, stepped),
+            step_product(gpu, dtype, sizes, stepped, sizes.out, sizes.gate_rows, tile=True),
+            step_product(gpu, dtype, sizes, stepped & (sizes.out < sizes.hidden), sizes.hidden, sizes.out),
+            step_gates(gpu, dtype, sizes, stepped, 2 * sizes.gates + 5),
+            persistent_kernel(gpu, dtype, sizes, which == 1, 2 * sizes.gates + 2, backward=True),
+            small_kernel(gpu, dtype, sizes, which == 2, 2 * sizes.gates + 2, backward=True),
+            *input_gradients(gpu, dtype, sizes, stepped),
+            *weight_gradients(gpu, dtype, sizes),
+            bias_gradients(gpu, dtype, sizes),
+            *cleared_memory(gpu, dtype, sizes, stepped),
         )
 
 
@@ -281,58 +281,58 @@ def _pieces(sizes: RecurrentSizes) -> Array:
     return np.where(sizes.wavefront & (quarter > 0), _QUARTERS + rest, 1.0)
 
 
-def input_products(gpu: Gpu, kind: DType, sizes: RecurrentSizes, stepped: NDArray[np.bool_]) -> Works:
+def input_products(gpu: Gpu, dtype: DType, sizes: RecurrentSizes, stepped: NDArray[np.bool_]) -> Works:
     """Of the first layer, and of those above."""
     pieces = np.where(stepped, _pieces(sizes), 1.0)
     rows = ceil_div(sizes.rows, pieces)
-    first = matmul_work(gpu, kind, rows, sizes.gate_rows, sizes.input)
-    later = matmul_work(gpu, kind, rows, sizes.gate_rows, sizes.later_input)
+    first = matmul_work(gpu, dtype, rows, sizes.gate_rows, sizes.input)
+    later = matmul_work(gpu, dtype, rows, sizes.gate_rows, sizes.later_input)
     above = sizes.directions * (sizes.layers - 1)
     return _times(first, pieces * sizes.directions), _times(later, pieces * above)
 
 
-def input_gradients(gpu: Gpu, kind: DType, sizes: RecurrentSizes, stepped: NDArray[np.bool_]) -> Works:
+def input_gradients(gpu: Gpu, dtype: DType, sizes: RecurrentSizes, stepped: NDArray[np.bool_]) -> Works:
     """Of the first layer at once; between layers of one direction a few steps at a time, as the layer below waits."""
-    first = matmul_work(gpu, kind, sizes.rows, sizes.input, sizes.gate_rows)
+    first = matmul_work(gpu, dtype, sizes.rows, sizes.input, sizes.gate_rows)
     waits = stepped & sizes.wavefront
     rows = np.where(waits, sizes.batch * np.minimum(_GRADIENT_STEPS, sizes.steps), sizes.rows)
-    later = matmul_work(gpu, kind, rows, sizes.later_input, sizes.gate_rows)
+    later = matmul_work(gpu, dtype, rows, sizes.later_input, sizes.gate_rows)
     above = sizes.directions * (sizes.layers - 1)
     return _times(first, sizes.directions), _times(later, above * ceil_div(sizes.rows, rows))
 
 
-def weight_gradients(gpu: Gpu, kind: DType, sizes: RecurrentSizes) -> Works:
+def weight_gradients(gpu: Gpu, dtype: DType, sizes: RecurrentSizes) -> Works:
     """Of the input's and the state's weights, summed over all steps."""
-    first = matmul_work(gpu, kind, sizes.gate_rows, sizes.input, sizes.rows, weights=False)
-    later = matmul_work(gpu, kind, sizes.gate_rows, sizes.later_input, sizes.rows, weights=False)
-    state = matmul_work(gpu, kind, sizes.gate_rows, sizes.out, sizes.rows, weights=False)
+    first = matmul_work(gpu, dtype, sizes.gate_rows, sizes.input, sizes.rows, weights=False)
+    later = matmul_work(gpu, dtype, sizes.gate_rows, sizes.later_input, sizes.rows, weights=False)
+    state = matmul_work(gpu, dtype, sizes.gate_rows, sizes.out, sizes.rows, weights=False)
     above = sizes.directions * (sizes.layers - 1)
     return _times(first, sizes.directions), _times(later, above), _times(state, sizes.chains)
 
 
-def bias_gradients(gpu: Gpu, kind: DType, sizes: RecurrentSizes) -> Work:
+def bias_gradients(gpu: Gpu, dtype: DType, sizes: RecurrentSizes) -> Work:
     """elementWise_bp2: a warp adds the rows of its columns up one after another, without atomics."""
     warps = ceil_div(sizes.gate_rows, gpu.warp_threads)
     work = vector_kernel(
         gpu,
         tasks=warps,
         threads=float(gpu.warp_threads),
-        moved_bytes=sizes.rows * sizes.gate_rows * kind.act_bytes,
+        moved_bytes=sizes.rows * sizes.gate_rows * dtype.act_bytes,
         flops=sizes.rows * sizes.gate_rows,
         steps=sizes.rows,
     )
     return _times(
-        replace(work, step_cycles=np.full_like(sizes.rows, sizes.bias_cycles[kind.act_bytes > 2])), sizes.chains
+        replace(work, step_cycles=np.full_like(sizes.rows, sizes.bias_cycles[dtype.act_bytes > 2])), sizes.chains
     )
 
 
-def cleared_memory(gpu: Gpu, kind: DType, sizes: RecurrentSizes, stepped: NDArray[np.bool_]) -> Works:
+def cleared_memory(gpu: Gpu, dtype: DType, sizes: RecurrentSizes, stepped: NDArray[np.bool_]) -> Works:
     """PyTorch fills the gradients of weights and of both last states with zeros, and cuDNN adds to them. Products of
     fp32 split k and add up too, in memory that the driver sets to 0 before every step."""
-    gradients = _fill(gpu, sizes.weights * kind.out_bytes)
-    narrow = kind.act_bytes < ACCUMULATOR_BYTES
+    gradients = _fill(gpu, sizes.weights * dtype.out_bytes)
+    narrow = dtype.act_bytes < ACCUMULATOR_BYTES
     steps = sizes.length * stepped * (not narrow)
-    return replace(gradients, launches=_FILLS), _times(_fill(gpu, sizes.batch * sizes.out * kind.out_bytes), steps)
+    return replace(gradients, launches=_FILLS), _times(_fill(gpu, sizes.batch * sizes.out * dtype.out_bytes), steps)
 
 
 def _fill(gpu: Gpu, moved_bytes: Array) -> Work:
@@ -341,23 +341,29 @@ def _fill(gpu: Gpu, moved_bytes: Array) -> Work:
 
 
 def step_product(
-    gpu: Gpu, kind: DType, sizes: RecurrentSizes, runs: NDArray[np.bool_], cols: Array, inner: Array, tile: bool = False
+    gpu: Gpu,
+    dtype: DType,
+    sizes: RecurrentSizes,
+    runs: NDArray[np.bool_],
+    cols: Array,
+    inner: Array,
+    tile: bool = False,
 ) -> Work:
     """A step's product of the state: weights come from L2, or from DRAM where they do not fit."""
-    product = matmul_work(gpu, kind, sizes.batch, cols, inner, weights=False)
-    weights = cols * inner * kind.weight_bytes
+    product = matmul_work(gpu, dtype, sizes.batch, cols, inner, weights=False)
+    weights = cols * inner * dtype.weight_bytes
     beside = np.where(sizes.wavefront, sizes.layers, 1.0)  # chains whose steps take turns
     lost = np.clip(beside * weights / gpu.l2_bytes - 1, 0, 1) * weights
-    aligned = aligned_rows(kind, cols, inner)
+    aligned = aligned_rows(dtype, cols, inner)
     whole = ceil_div(inner, product.tile["tile_k"])  # only products of aligned 16 bits were seen to split k
-    fast, each = _PRODUCT_CYCLES[kind.name]
-    slow = np.where(inner > cols, *reversed(_UNALIGNED_CYCLES[kind.name]))  # backward sums over the gates
-    odd = np.where(np.mod(sizes.hidden * kind.act_bytes, _LEAST_BYTES) > 0, _ODD, 1.0)
-    split = aligned if kind.act_bytes < ACCUMULATOR_BYTES else np.zeros_like(aligned)
+    fast, each = _PRODUCT_CYCLES[dtype.name]
+    slow = np.where(inner > cols, *reversed(_UNALIGNED_CYCLES[dtype.name]))  # backward sums over the gates
+    odd = np.where(np.mod(sizes.hidden * dtype.act_bytes, _LEAST_BYTES) > 0, _ODD, 1.0)
+    split = aligned if dtype.act_bytes < ACCUMULATOR_BYTES else np.zeros_like(aligned)
     step = replace(
         product,
         serial_steps=np.where(split, product.serial_steps, whole),
-        activation_bytes=sizes.batch * (cols * kind.out_bytes + inner * kind.act_bytes),
+        activation_bytes=sizes.batch * (cols * dtype.out_bytes + inner * dtype.act_bytes),
         refetched_bytes=lost,
         step_cycles=np.where(aligned, fast, slow * odd) + each * sizes.batch,
         task_cycles=np.zeros_like(sizes.rows),
@@ -369,51 +375,51 @@ def step_product(
     )
 
 
-def aligned_rows(kind: DType, *widths: Array) -> NDArray[np.bool_]:
+def aligned_rows(dtype: DType, *widths: Array) -> NDArray[np.bool_]:
     """Whether rows of these widths are multiples of 16 bytes."""
-    return np.all([np.mod(width * kind.act_bytes, _TMA_BYTES) == 0 for width in widths], axis=0)
+    return np.all([np.mod(width * dtype.act_bytes, _TMA_BYTES) == 0 for width in widths], axis=0)
 
 
-def step_gates(gpu: Gpu, kind: DType, sizes: RecurrentSizes, runs: NDArray[np.bool_], moved: Array | float) -> Work:
+def step_gates(gpu: Gpu, dtype: DType, sizes: RecurrentSizes, runs: NDArray[np.bool_], moved: Array | float) -> Work:
     """A step's gates. ``moved``: numbers read and written for an element of the state."""
     elements = sizes.batch * sizes.hidden
     gates = vector_kernel(
         gpu,
         tasks=ceil_div(elements, _GATE_THREADS),
         threads=_GATE_THREADS,
-        moved_bytes=elements * moved * kind.act_bytes,
+        moved_bytes=elements * moved * dtype.act_bytes,
         flops=elements * 8 * sizes.gates,
         xu_ops=elements * 2 * sizes.special,
-        converted=elements * moved if kind.act_bytes < ACCUMULATOR_BYTES else 0.0,
+        converted=elements * moved if dtype.act_bytes < ACCUMULATOR_BYTES else 0.0,
     )
     # a step's own numbers stay in L2; what the input's product left, and what is kept, may not
-    sequence = elements * (moved - sizes.gates - 2) * kind.act_bytes
+    sequence = elements * (moved - sizes.gates - 2) * dtype.act_bytes
     lost = sequence * np.clip(sequence * sizes.steps / gpu.l2_bytes - 1, 0, 1)
     steps = _times(replace(gates, refetched_bytes=lost), sizes.length * runs)
     return replace(steps, activation_bytes=np.where(runs, gates.activation_bytes, 0.0))
 
 
 def persistent_kernel(
-    gpu: Gpu, kind: DType, sizes: RecurrentSizes, runs: NDArray[np.bool_], kept: Array | float, backward: bool = False
+    gpu: Gpu, dtype: DType, sizes: RecurrentSizes, runs: NDArray[np.bool_], kept: Array | float, backward: bool = False
 ) -> Work:
     """All steps in one kernel, whose CTAs hold a part of the weights each; between two steps they wait for the new
     state, which goes through L2."""
     tiles = np.maximum(1.0, sizes.batch / _TILE)
-    ctas = np.minimum(gpu.sm_count, ceil_div(sizes.recurrent_weights * kind.weight_bytes, _KEPT_BYTES))
+    ctas = np.minimum(gpu.sm_count, ceil_div(sizes.recurrent_weights * dtype.weight_bytes, _KEPT_BYTES))
     step, tile = _TILE_CYCLES[backward]
     slower = _PLAIN if sizes.gates == 1 and not backward else 1.0
     work = replace(
-        _chain(gpu, kind, sizes, ctas, tiles * _TILE, kept),
+        _chain(gpu, dtype, sizes, ctas, tiles * _TILE, kept),
         step_cycles=(step + tiles * tile) * slower,
     )
     return _times(work, sizes.chains * runs)
 
 
 def small_kernel(
-    gpu: Gpu, kind: DType, sizes: RecurrentSizes, runs: NDArray[np.bool_], kept: Array | float, backward: bool = False
+    gpu: Gpu, dtype: DType, sizes: RecurrentSizes, runs: NDArray[np.bool_], kept: Array | float, backward: bool = False
 ) -> Work:
     """All steps of a chain in one kernel, whose CTAs have nothing to do with one another."""
-    wide = mma_runs(kind, sizes, backward)
+    wide = mma_runs(dtype, sizes, backward)
     threads = ceil_div(sizes.gate_rows, gpu.warp_threads) * gpu.warp_threads
     registers = np.minimum(255.0, gpu.registers_per_sm / threads) - _OTHER_REGISTERS
     spilled = threads * np.maximum(0.0, sizes.out - registers) * ACCUMULATOR_BYTES
@@ -421,7 +427,7 @@ def small_kernel(
     step, weight = _MMA_CYCLES[backward]
     ctas = np.where(wide, ceil_div(sizes.batch, _MMA_ROWS), sizes.batch)
     work = replace(
-        _chain(gpu, kind, sizes, ctas, np.where(wide, ctas * _MMA_ROWS, sizes.batch), kept),
+        _chain(gpu, dtype, sizes, ctas, np.where(wide, ctas * _MMA_ROWS, sizes.batch), kept),
         step_cycles=np.where(wide, step + sizes.recurrent_weights * weight, alone),
         task_cycles=np.where(wide, 0.0, sizes.recurrent_weights * _LOAD_CYCLES),
         threads=np.minimum(threads, 1024.0),
@@ -430,27 +436,27 @@ def small_kernel(
     return _times(work, sizes.chains * runs)
 
 
-def mma_runs(kind: DType, sizes: RecurrentSizes, backward: bool) -> NDArray[np.bool_]:
+def mma_runs(dtype: DType, sizes: RecurrentSizes, backward: bool) -> NDArray[np.bool_]:
     """Whether a small state is multiplied on tensor cores."""
     even = (np.mod(sizes.batch, _MMA_ROWS) == 0) & (np.mod(sizes.hidden, _MMA_GRAIN[backward]) == 0)
-    return even & (kind.name == "fp16")
+    return even & (dtype.name == "fp16")
 
 
-def _chain(gpu: Gpu, kind: DType, sizes: RecurrentSizes, ctas: Array, rows: Array, kept: Array | float) -> Work:
+def _chain(gpu: Gpu, dtype: DType, sizes: RecurrentSizes, ctas: Array, rows: Array, kept: Array | float) -> Work:
     """A kernel that walks all steps of a chain; ``rows``: sequences, padding included."""
     macs = rows * sizes.recurrent_weights * sizes.steps
-    on_tensor = kind.name == "fp16" and matmul_pipe(gpu, kind.name) == "tensor"
+    on_tensor = dtype.name == "fp16" and matmul_pipe(gpu, dtype.name) == "tensor"
     elements = sizes.rows * sizes.hidden
     each = 1 / ctas
     return Work(
         tasks=ctas,
         tensor_flops=2 * macs * each * on_tensor,
-        tensor_dtype=kind.math,
+        tensor_dtype=dtype.math,
         fma_flops=(2 * macs * (not on_tensor) + 8 * sizes.gates * elements) * each,
         xu_ops=2 * sizes.special * elements * each,
-        l2_bytes=elements * (sizes.gates + 2 + kept) * kind.act_bytes * each,
-        streamed_bytes=sizes.recurrent_weights * kind.weight_bytes,
-        activation_bytes=elements * (sizes.gates + 1 + kept) * kind.act_bytes,
+        l2_bytes=elements * (sizes.gates + 2 + kept) * dtype.act_bytes * each,
+        streamed_bytes=sizes.recurrent_weights * dtype.weight_bytes,
+        activation_bytes=elements * (sizes.gates + 1 + kept) * dtype.act_bytes,
         threads=256.0,
         registers_per_thread=255.0,
         serial_steps=sizes.steps,

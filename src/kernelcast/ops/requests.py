@@ -120,7 +120,7 @@ def length_conflicts(calls: Calls, op: str) -> Conflicts:
         )
     else:
         missing = (conflict(np.isnan(calls[x]), f"{op} needs {x}, or q_lens and kv_lens", {}) for x in scalars)
-        broken = [found for rule in missing for found in rule]
+        broken = [problem for rule in missing for problem in rule]
     return broken or _late_queries(calls)
 
 
@@ -129,8 +129,8 @@ def _late_queries(calls: Calls) -> Conflicts:
     requests = Requests.of(calls)
     short = requests.each(calls["causal"]) * (requests.queries - requests.keys) > 0
     text = "causal attention of {queries:g} queries over {keys:g} keys: give kv_len >= q_len"
-    found = conflict(short, text, {"queries": requests.queries, "keys": requests.keys})
-    return [(np.isin(np.arange(calls.count), requests.call[short]), wrong) for _, wrong in found]
+    broken = conflict(short, text, {"queries": requests.queries, "keys": requests.keys})
+    return [(np.isin(np.arange(calls.count), requests.call[short]), wrong) for _, wrong in broken]
 
 
 class SequenceKernel(Kernel):

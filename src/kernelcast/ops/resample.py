@@ -107,12 +107,12 @@ class InterpolateBackward(_Interpolate):
         planes, inputs, outputs = cls._pixels(calls)
         mode, element_bytes = calls.choice("mode"), width_of(calls)
         moved = planes * (inputs + outputs) * element_bytes
-        place = _PLACE_INSTRUCTIONS[calls.choice("layout")]
+        offsets = _PLACE_INSTRUCTIONS[calls.choice("layout")]
         if mode == "nearest":
             met = np.maximum(1.0, outputs / inputs)
             # a thread goes through all images, where channels lie first
             loops = calls["batch"] if not last(calls) else np.ones_like(planes)
-            instructions = (2 * place + _NEIGHBOUR_INSTRUCTIONS * met) if last(calls) else 12 * met
+            instructions = (2 * offsets + _NEIGHBOUR_INSTRUCTIONS * met) if last(calls) else 12 * met
             work = each_output(gpu, planes * inputs, threads=_THREADS / 2, a_thread=loops, moved_bytes=moved,
                                instructions=instructions, flops=met, steps=loops * met,
                                step_cycles=_STEP_CYCLES if last(calls) else _GATHERED_CYCLES)  # fmt: skip
@@ -129,7 +129,7 @@ class InterpolateBackward(_Interpolate):
             a_thread=loops,
             moved_bytes=moved + planes * inputs * element_bytes,
             again_bytes=adds * planes * outputs * element_bytes,
-            instructions=place + (_NEIGHBOUR_INSTRUCTIONS + atomic) * adds,
+            instructions=offsets + (_NEIGHBOUR_INSTRUCTIONS + atomic) * adds,
             flops=_FLOPS[mode],
             steps=loops,
             step_cycles=_ADDING_CYCLES if mode == "bicubic" else _STEP_CYCLES,

@@ -53,10 +53,10 @@ class Routing:
             spread = (1 - 1 / self.ep) / np.maximum(mean, 1e-9)
         if np.any(self.skew > 0):
             spread = np.where(self.skew > 0, self._spread() * (1 - 1 / self.ep) / self.experts, spread)
-        found = mean * busiest(spread, self.ep)
+        pairs = mean * busiest(spread, self.ep)
         if np.any((self.skew > 0) & (np.asarray(self.placed) > 0)):
-            found = np.where((self.skew > 0) & (np.asarray(self.placed) > 0), np.maximum(mean, self._largest), found)
-        return np.minimum(found, np.minimum(mean * self.ep, self.tokens * np.minimum(self.experts, self.topk)))
+            pairs = np.where((self.skew > 0) & (np.asarray(self.placed) > 0), np.maximum(mean, self._largest), pairs)
+        return np.minimum(pairs, np.minimum(mean * self.ep, self.tokens * np.minimum(self.experts, self.topk)))
 
     @property
     def received(self) -> Array:
@@ -108,8 +108,8 @@ class Routing:
         """(levels, calls) of the power law."""
         u = (axis(list(range(_QUANTILES))) + 0.5) / _QUANTILES
         low, high, bend = self._power_law()
-        found: Array = (low**bend + u * (high**bend - low**bend)) ** (1 / bend)
-        return found
+        draws: Array = (low**bend + u * (high**bend - low**bend)) ** (1 / bend)
+        return draws
 
     @functools.cached_property
     def _largest(self) -> Array:
@@ -117,11 +117,11 @@ class Routing:
         experts = self.experts * self.ep - self.spare
         mean = self.tokens * self.topk / experts
         load = self._draws / np.mean(self._draws, axis=0) * mean
-        found = np.minimum(mean * busiest(self._spread() * (1 - 1 / experts), experts), self.tokens)
-        for cut in _CUTS:  # the least cut that the spare slots are enough for
-            slots = np.sum(np.maximum(np.ceil(load / (cut * mean)) - 1, 0.0), axis=0) * experts / _QUANTILES
-            found = np.where(slots <= self.spare, np.minimum(found, cut * mean), found)
-        return found
+        largest = np.minimum(mean * busiest(self._spread() * (1 - 1 / experts), experts), self.tokens)
+        for limit in _CUTS:  # the least cut that the spare slots are enough for
+            slots = np.sum(np.maximum(np.ceil(load / (limit * mean)) - 1, 0.0), axis=0) * experts / _QUANTILES
+            largest = np.where(slots <= self.spare, np.minimum(largest, limit * mean), largest)
+        return largest
 
     def _power_law(self) -> tuple[Array, Array, Array]:
         """Both ends of the draw, and 1 - skew (at 1 the limit is low (high / low)^u)."""
@@ -149,9 +149,9 @@ def busiest(spread: Array, ranks: Array) -> Array:
     Loads are taken as gamma-distributed, which have a long tail where they vary much; their quantiles by Wilson and
     Hilferty's cube (1931), the largest of n by Blom's (n - 0.375) / (n + 0.25).
     """
-    counts, place = np.unique(ranks, return_inverse=True)
+    counts, inverse = np.unique(ranks, return_inverse=True)
     normal = NormalDist()
-    z = np.array([normal.inv_cdf((n - 0.375) / (n + 0.25)) if n > 1 else 0.0 for n in counts])[place]
+    z = np.array([normal.inv_cdf((n - 0.375) / (n + 0.25)) if n > 1 else 0.0 for n in counts])[inverse]
     cube = 1 - spread / 9 + z * np.sqrt(spread) / 3
     return np.maximum(1.0, np.where(ranks > 1, np.maximum(cube, 0.0) ** 3, 1.0))
 

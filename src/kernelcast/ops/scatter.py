@@ -36,10 +36,10 @@ class IndexedKernel(Kernel):
     @classmethod
     def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
         """Sizes, and how often a place is named."""
-        found = super().shape_features(calls, gpu)
+        features = super().shape_features(calls, gpu)
         if {"rows", "size"} <= calls.numbers.keys():
-            found["log_repeats"] = np.log2(calls["rows"] / calls["size"])
-        return found
+            features["log_repeats"] = np.log2(calls["rows"] / calls["size"])
+        return features
 
 
 def distinct(draws: Array, places: Array) -> Array:
@@ -76,7 +76,7 @@ def radix_sort(gpu: Gpu, items: Array, key_bytes: float, value_bytes: float, bit
         launches=3.0,  # two are cleared before, each half a launch; the scan after
         runs=runs,
     )
-    found = [paced(alone, gpu, _ALONE_CYCLES), counted]
+    works = [paced(alone, gpu, _ALONE_CYCLES), counted]
     for number in range(int(np.max(passes))):
         work = vector_kernel(
             gpu,
@@ -90,8 +90,8 @@ def radix_sort(gpu: Gpu, items: Array, key_bytes: float, value_bytes: float, bit
             launches=1.5,  # one is cleared before
             runs=runs & (number < passes),
         )
-        found.append(paced(work, gpu, _RANK_CYCLES))
-    return tuple(found)
+        works.append(paced(work, gpu, _RANK_CYCLES))
+    return tuple(works)
 
 
 def zeros(gpu: Gpu, filled_bytes: Array) -> Work:

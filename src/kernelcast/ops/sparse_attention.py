@@ -42,7 +42,7 @@ from kernelcast.ops.attention_layer import (
     untold,
 )
 from kernelcast.ops.base import Calls, choice, flag, size
-from kernelcast.ops.dtypes import dtype, runs
+from kernelcast.ops.dtypes import find_dtype, supports_dtype
 from kernelcast.ops.flash import flash_works
 from kernelcast.ops.requests import Heads, Requests
 from kernelcast.ops.vector import MAX_THREADS, paced, vector_kernel
@@ -162,26 +162,26 @@ def scored(
 ) -> Work:
     """Scores of all keys that tokens see: tiles of 128 rows by 256 keys, each a task; where ``walk_cycles`` is given,
     one task goes through all keys of its rows, so many cycles a tile."""
-    kind = dtype("fp8" if runs(gpu, "fp8") else sixteen_bits(gpu))
+    dtype = find_dtype("fp8" if supports_dtype(gpu, "fp8") else sixteen_bits(gpu))
     tokens, keys = (requests.total(x) for x in (requests.queries, requests.keys))
     pairs = requests.total(seen_pairs(requests)) / ratio
     together = np.maximum(1.0, np.floor(_TILE_ROWS / heads))  # tokens of a tile
     tiles = requests.total(ceil_div(requests.queries, requests.each(together)))
     mean_keys = np.maximum(1.0, pairs / tokens)
     rows = np.maximum(_LEAST_ROWS, heads * np.minimum(together, requests.most(requests.queries)))
-    key_bytes = dim * kind.act_bytes + _KEY_SCALE_BYTES
+    key_bytes = dim * dtype.act_bytes + _KEY_SCALE_BYTES
     written = np.minimum(together, tokens) * SCORE_BYTES  # of a key
     steps = ceil_div(mean_keys, _TILE_KEYS)
     each = np.where(np.asarray(walk_cycles) > 0, steps, 1.0)  # of a task
     return Work(
         tasks=tiles * steps / each,
         tensor_flops=2 * rows * dim * _TILE_KEYS * each,
-        tensor_dtype=kind.math,
+        tensor_dtype=dtype.math,
         fma_flops=_SCORE_FLOPS * rows * _TILE_KEYS * each,
         smem_bytes=_TILE_KEYS * key_bytes * (1 + rows / _LEAST_ROWS) * each,
         l2_bytes=_TILE_KEYS * (key_bytes + written) * each,
         streamed_bytes=keys / ratio * key_bytes,
-        activation_bytes=tokens * heads * dim * kind.act_bytes + pairs * SCORE_BYTES,
+        activation_bytes=tokens * heads * dim * dtype.act_bytes + pairs * SCORE_BYTES,
         threads=384.0,
         registers_per_thread=168.0,
         smem_bytes_per_cta=np.minimum(4 * _TILE_KEYS * key_bytes, gpu.smem_bytes_per_cta),
@@ -225,7 +225,7 @@ def attended(
     alone = Requests(np.ones_like(keys), keys, requests.copies * requests.queries, requests.starts, requests.call)
     work, *after = flash_works(gpu, view, alone, heads)
     cached = requests.total(requests.keys / ratio + np.minimum(window + requests.queries, requests.keys) * (window > 0))
-    token_bytes = heads.kv * heads.kv_dim * dtype(view.choice("kv_dtype") or view.choice("dtype")).act_bytes
+    token_bytes = heads.kv * heads.kv_dim * find_dtype(view.choice("kv_dtype") or view.choice("dtype")).act_bytes
     return replace(work, streamed_bytes=np.minimum(work.streamed_bytes, cached * token_bytes)), *after
 
 
@@ -273,10 +273,10 @@ class DsaLayer(LatentLayer):
 
     @classmethod
     def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
-        own = {"log_index_heads": np.log2(calls["index_heads"]), "log_topk": np.log2(calls["index_topk"])}
+        sizes = {"log_index_heads": np.log2(calls["index_heads"]), "log_topk": np.log2(calls["index_topk"])}
         return (
             super().shape_features(calls, gpu)
-            | own
+            | sizes
             | {"indexer": calls["indexer"], "dense": _dense(calls).astype(np.float64)}
         )
 
@@ -326,10 +326,10 @@ def _indexed(gpu: Gpu, calls: Calls, requests: Requests) -> Works:
 def _attended(gpu: Gpu, calls: Calls, requests: Requests, dense: NDArray[np.bool_]) -> Works:
     """FlashMLA widens the cache's 8 bits where keys are gathered."""
     view = attention_view(calls, gpu, narrow=calls.choice("backend") != FLASHMLA)
-    found: Works = ()
+    works: Works = ()
     if not dense.all():
-        found += only(attended(gpu, view, requests, latent_heads(calls), calls["index_topk"]), ~dense)
+        works += only(attended(gpu, view, requests, latent_heads(calls), calls["index_topk"]), ~dense)
     if dense.any():
         whole = flash_works(gpu, view, requests, expanded_heads(calls))
-        found += only(tuple(map(untold, whole)), dense)
-    return found
+        works += only(tuple(map(untold, whole)), dense)
+    return works

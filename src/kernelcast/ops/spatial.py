@@ -28,8 +28,8 @@ class SpatialKernel(Kernel):
 
 def layout() -> str:
     """The parameter."""
-    found: str = choice("order in memory; nhwc: channels last", LAYOUTS, default="nchw")
-    return found
+    parameter: str = choice("order in memory; nhwc: channels last", LAYOUTS, default="nchw")
+    return parameter
 
 
 def last(calls: Calls) -> bool:

@@ -16,7 +16,7 @@ from kernelcast.errors import KernelcastError, unknown
 from kernelcast.files import complete
 from kernelcast.hardware import Gpu
 from kernelcast.hardware.paths import WIDE
-from kernelcast.ops.dtypes import dtype as number_format
+from kernelcast.ops.dtypes import find_dtype as number_format
 from kernelcast.ops.moe_gemm import WIDE_ROWS
 
 # The space of vLLM's own tuner (benchmark_moe.py) for 16-bit formats, less block_k 32, which never wins there.

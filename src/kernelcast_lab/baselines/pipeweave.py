@@ -23,7 +23,7 @@ from kernelcast.forecast.network import Floats
 from kernelcast.forecast.predictor import Estimate, Question
 from kernelcast.hardware import Gpu
 from kernelcast.machine.analyse import PIPELINES, Analysis
-from kernelcast.ops.dtypes import dtype
+from kernelcast.ops.dtypes import find_dtype
 from kernelcast.ops.work import Array
 from kernelcast_lab.baselines.family_net import NetBaseline, sigmoid, words_of
 from kernelcast_lab.baselines.roofline import plain_estimate, roofline_s
@@ -65,7 +65,9 @@ def inputs(question: Question) -> Inputs:
     whole, busiest = (np.sum([f(work, gpu) for work in question.best], axis=0) for f in (_all_s, _sm_max_s))
     numbers = {f"{pipe}_all": whole[row] * gpu.clock_boost_hz for row, pipe in enumerate(PIPES)}
     numbers |= {f"{pipe}_sm_max": busiest[row] * gpu.clock_boost_hz for row, pipe in enumerate(PIPES)}
-    numbers |= {name: np.array(value) for name, value in specs(gpu, dtype(question.calls.choice("dtype")).math).items()}
+    numbers |= {
+        name: np.array(value) for name, value in specs(gpu, find_dtype(question.calls.choice("dtype")).math).items()
+    }
     values = rows_of({name: np.log1p(column) for name, column in numbers.items()}, question.calls.count)
     return Inputs(tuple(numbers), values, theoretical_s(whole))
 

@@ -14,7 +14,7 @@ from kernelcast.forecast.predictor import Estimate, Question
 from kernelcast.hardware import Gpu, fabric
 from kernelcast.machine.analyse import PIPELINES, Analysis, Score, by_pipelines
 from kernelcast.ops.base import Configuration, Kernel
-from kernelcast.ops.dtypes import dtype
+from kernelcast.ops.dtypes import find_dtype
 from kernelcast.ops.work import Array
 
 TENSOR, FMA, LINK = (PIPELINES.index(name) for name in ("tensor", "fma", "link"))
@@ -42,7 +42,7 @@ class Roofline:
 
 def roofline_s(question: Question) -> Array:
     """Seconds of each call."""
-    math = dtype(question.calls.choice("dtype")).math
+    math = find_dtype(question.calls.choice("dtype")).math
     works = [np.maximum(math_s(work, question.gpu, math), bytes_s(work, question.gpu)) for work in question.best]
     return np.maximum(np.sum(works, axis=0), link_s(question))
 

@@ -20,7 +20,7 @@ from kernelcast.inference.memory import cache_bytes, largest_batch, memory, read
 from kernelcast.inference.workload import Workload
 from kernelcast.models.architecture import Architecture
 from kernelcast.models.precision import CACHE, WEIGHTS, Precision
-from kernelcast.ops.dtypes import dtype, runs
+from kernelcast.ops.dtypes import find_dtype, supports_dtype
 from kernelcast.schedule import Memory
 from kernelcast.search.goals import Goal
 from kernelcast.search.layouts import POWERS, cuts
@@ -98,10 +98,12 @@ class Asked:
         if self.formats is None:
             found = [Precision.of(self.model, None, self.kv_dtype)]
         else:
-            sixteen = "bf16" if runs(chip, "bf16") else "fp16"
+            sixteen = "bf16" if supports_dtype(chip, "bf16") else "fp16"
             names = dict.fromkeys(sixteen if name == ALL[0] else name for name in self.formats)
             found = [Precision.of(self.model, name, self.kv_dtype) for name in names]
-        return [kind for kind in found if runs(chip, kind.weights) and runs(chip, kind.expert_weights)]
+        return [
+            kind for kind in found if supports_dtype(chip, kind.weights) and supports_dtype(chip, kind.expert_weights)
+        ]
 
 
 def listed(names: str | Sequence[str]) -> list[str]:
@@ -127,8 +129,8 @@ def lacking(asked: Asked, chip: Gpu) -> str:
     """Why a GPU has none of the formats."""
     own = Precision.of(asked.model) if asked.formats is None else None
     names = dict.fromkeys((own.weights, own.expert_weights)) if own else asked.formats or ()
-    wanted = ", ".join(name for name in names if name == ALL[0] or not runs(chip, name))
-    able = [name for name in ("bf16", "fp16", "fp8", "int8", "nvfp4") if runs(chip, dtype(name).name)]
+    wanted = ", ".join(name for name in names if name == ALL[0] or not supports_dtype(chip, name))
+    able = [name for name in ("bf16", "fp16", "fp8", "int8", "nvfp4") if supports_dtype(chip, find_dtype(name).name)]
     return f"has no {wanted} arithmetic; --formats {able[0]} would run" if able else f"has no {wanted} arithmetic"
 
 
@@ -279,7 +281,7 @@ def rough_times(asked: Asked, way: Candidate) -> tuple[float, float]:
     """Seconds to read a prompt among others, and of a decode step, by peaks alone."""
     place, layout = way.deployment, way.deployment.layout
     gpu, model = place.gpu, place.model
-    unit = dtype(place.precision.weights).math
+    unit = find_dtype(place.precision.weights).math
     peak = _MATH * max(gpu.tensor_flops_per_s(unit), gpu.fma_flops_per_s(unit), 1.0) * layout.gpus
     active = model.active_parameters
     flops = 2.0 * (active.attention + active.mlp + active.experts)

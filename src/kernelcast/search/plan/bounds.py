@@ -17,7 +17,7 @@ from kernelcast.forecast.predict_table import Times
 from kernelcast.inference.batch import Batch
 from kernelcast.inference.forward import Deployment, forward
 from kernelcast.inference.memory import cache_bytes, read_weight_bytes
-from kernelcast.ops.dtypes import dtype
+from kernelcast.ops.dtypes import find_dtype
 from kernelcast.schedule import KernelTime, joined
 from kernelcast.search.goals import PERCENT, Goal
 from kernelcast.search.plan.grid import Place
@@ -141,7 +141,7 @@ class Floor:
 def physical(place: Place, demand: Demand) -> Floor:
     """By the peaks of the chip: arithmetic of a prompt, weights that a step reads, caches that it reads."""
     where, gpus = place.deployment, place.gpus
-    unit = dtype(where.precision.weights).math
+    unit = find_dtype(where.precision.weights).math
     peak = max(where.gpu.tensor_flops_per_s(unit), where.gpu.fma_flops_per_s(unit)) * gpus
     active = where.model.active_parameters
     flops = 2.0 * (active.attention + active.mlp + active.experts)

@@ -13,7 +13,7 @@ from kernelcast.inference.deployment import Layout
 from kernelcast.inference.forward import Deployment
 from kernelcast.models.architecture import Architecture
 from kernelcast.models.precision import Precision
-from kernelcast.ops.dtypes import dtype
+from kernelcast.ops.dtypes import find_dtype
 from kernelcast.search.layouts import cuts
 from kernelcast.serving.service import Pool, Service, Settings, settings_of
 from kernelcast.stacks import Stack
@@ -146,7 +146,7 @@ def formats(model: Architecture, chip: Gpu, grid: Grid) -> list[Precision]:
 
 
 def _has(chip: Gpu, name: str) -> bool:
-    unit = dtype(name).math
+    unit = find_dtype(name).math
     return unit in chip.tensor_flops_per_clk_sm or unit in chip.fma_flops_per_clk_sm
 
 
