@@ -12,9 +12,9 @@ import argparse
 
 import torch
 
-from kernelcast.collect import fused_moe
+import swift_moe
 from kernelcast.collect.device import identified
-from kernelcast.collect.moe_bench import Bench, Measurer
+from kernelcast.collect.fused_moe import Bench, Measurer
 from kernelcast.tune.configs import Config, MoeProblem, sglang_default, swift_default, vllm_default
 from kernelcast.tune.tune import tune
 from kernelcast_lab.tuning.moe_sweep import TESTED
@@ -43,13 +43,13 @@ def check() -> float:
         w2 = torch.randn(experts, hidden, inter, device="cuda", dtype=torch.bfloat16) / inter**0.5
         share, chosen = torch.softmax(torch.randn(tokens, experts, device="cuda"), 1).topk(topk, 1)
         expert, weight = chosen.flatten().to(torch.int32), share.flatten().contiguous()
-        truth = fused_moe.reference(x, w13, w2, expert, weight, topk)
+        truth = swift_moe.reference(x, w13, w2, expert, weight, topk)
         for config in CHECKED:
-            for kernel, first in (("plain", w13), ("swift", fused_moe.alternating(w13))):
-                at = fused_moe.Buffers.of(x, topk, inter)
+            for kernel, first in (("plain", w13), ("swift", swift_moe.alternating(w13))):
+                at = swift_moe.Buffers.of(x, topk, inter)
                 for buffer in vars(at).values():
                     buffer.fill_(float("nan"))  # what is not written shows
-                out = fused_moe.layer(kernel, x, first, w2, expert, weight, topk, config, at)
+                out = swift_moe.layer(kernel, x, first, w2, expert, weight, topk, config, at)
                 worst = max(worst, float((out.float() - truth).norm() / truth.norm()))
     return worst
 
@@ -76,7 +76,7 @@ def main() -> None:
         runs = (("plain", vllm_default(tokens, experts)), ("plain", sglang_default(tokens, experts)), ("plain", tuned),
                 ("swift", swift_default(tokens, experts, topk)))  # fmt: skip
         bench = Bench(problem)
-        times = [bench.layer_s(config, kernel)[0] * 1e6 for kernel, config in runs]
+        times = [swift_moe.layer_s(bench, config, kernel)[0] * 1e6 for kernel, config in runs]
         print(f"{tokens:6}", *(f"{t:7.1f}" for t in times), f"{times[0] / times[3]:15.2f}", f" {tuned}")
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from kernelcast.collect.device import identified
-from kernelcast.collect.moe_bench import Bench, Measurer
+from kernelcast.collect.fused_moe import Bench, Measurer
 from kernelcast.hardware import Gpu
 from kernelcast.tune.configs import Config
 from kernelcast.tune.tune import TOP, TuneResult, tune

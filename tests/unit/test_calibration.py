@@ -585,7 +585,7 @@ def test_arrays_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
 
 
 def test_an_interval_is_as_wide_as_its_kind_was_off() -> None:
-    from kernelcast.collect.calibrate.make import _reaches
+    from kernelcast.collect.calibrate.fit import _reaches
 
     # 3,000 errors each, evenly from -1 to 1 and from -3 to 3: nine in ten are below 0.8 and 2.4; of 3,030 parts 30 are
     # what was thought before

@@ -13,15 +13,14 @@ import pytest
 
 import kernelcast as kc
 from kernelcast.collect.calibrate import calibrate, next_calls
-from kernelcast.collect.calibrate.fit import farthest_first
-from kernelcast.collect.calibrate.make import prior_of
-from kernelcast.collect.calibrate.measured import asked
+from kernelcast.collect.calibrate.fit import farthest_first, prior_of
+from kernelcast.collect.calibrate.residuals import asked
 from kernelcast.collect.choose import LONGEST_S, Wanted, choose, most_telling
 from kernelcast.collect.families import FAMILIES, SHARES
 from kernelcast.collect.measured.store import note_of
-from kernelcast.collect.profiling import kernels_of
 from kernelcast.collect.session import DeviceLostError, Session, read_lines
 from kernelcast.collect.table import calls_again, read_records, write_table
+from kernelcast.collect.timing import kernels_of
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast import Calibration
 from kernelcast.forecast.conditions import chosen as predictor_of

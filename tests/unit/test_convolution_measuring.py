@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from kernelcast.collect.families.convolutions import TABLE
-from kernelcast.collect.shapes import Draw
+from kernelcast.collect.families.vision import TABLE
+from kernelcast.collect.sampling import Draw
 from kernelcast.errors import KernelcastError
 from kernelcast.ops import Kernel, kernel
 from kernelcast.ops.conv_work import axes_of
@@ -27,7 +27,7 @@ def _calls(family: str, count: int = 150) -> list[Kernel]:
     return found
 
 
-@pytest.mark.parametrize("family", TABLE)
+@pytest.mark.parametrize("family", [name for name in TABLE if name.startswith("conv")])
 def test_nearly_every_draw_is_a_call(family: str) -> None:
     calls = _calls(family)
     assert len(calls) > 120
@@ -55,10 +55,11 @@ def test_families_have_what_they_are_named_for() -> None:
 def test_pytorch_runs_the_call_in_its_layout(layout: str, more: dict[str, Any]) -> None:
     torch = pytest.importorskip("torch")
     from kernelcast.collect.pool import Pool
-    from kernelcast.collect.runners.convolutions import RUNNERS
+    from kernelcast.collect.runners.vision import RUNNERS
 
     pool = Pool(2**20, 1, device="cpu")
-    for op, recipe in RUNNERS.items():
+    for op in ("conv2d", "conv2d_dgrad", "conv2d_wgrad"):
+        recipe = RUNNERS[op]
         call: Any = kernel(op, **{**SMALL, "layout": layout, **more})
         axes = axes_of(call)
         made = recipe(call)
@@ -82,7 +83,7 @@ def test_pytorch_runs_the_call_in_its_layout(layout: str, more: dict[str, Any]) 
 
 def test_tf32_is_as_the_call_says() -> None:
     torch = pytest.importorskip("torch")
-    from kernelcast.collect.runners.convolutions import RUNNERS
+    from kernelcast.collect.runners.vision import RUNNERS
 
     for kind, allowed in (({"dtype": "tf32"}, True), ({}, True), ({"tf32": "off"}, False), ({"dtype": "bf16"}, False)):
         RUNNERS["conv2d"](kernel("conv2d", **{**SMALL, **kind}))

@@ -16,8 +16,13 @@ from kernelcast.tracing.traced import Footprint, Op, Tensor, Trace
 from kernelcast.training.step import host_counts, launch_costs, run_step
 
 torch = pytest.importorskip("torch")
-from kernelcast.collect.host import Timed, fitted, timed_programs, write_host  # noqa: E402
-from kernelcast.collect.host_programs import programs  # noqa: E402
+from kernelcast.collect.host import (  # noqa: E402
+    Timed,
+    fitted,
+    programs,
+    timed_programs,
+    write_host,
+)
 
 H200 = kc.gpu("h200_sxm")
 GAPS = {"gap_s": 1e-6, "graph_gap_s": 9e-7, "graph_s": 1e-5}

@@ -13,9 +13,8 @@ import pytest
 import kernelcast as kc
 from kernelcast.app.questions.service import ServiceChoice, chosen_service
 from kernelcast.collect.calibrate.run_files import batch_of, read_input
-from kernelcast.collect.calibrate.runs import PASS_NOISE, batch_run, prior_sds
-from kernelcast.collect.calibrate.served import served_run
-from kernelcast.collect.calibrate.with_runs import nothing_yet, with_runs
+from kernelcast.collect.calibrate.runs import PASS_NOISE, batch_run, served_run
+from kernelcast.collect.calibrate.scales import nothing_yet, prior_sds, with_runs
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast.calibration import Calibration, Scale, host_key, load_calibration
 from kernelcast.forecast.conditions import DEFAULT, Conditions

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from kernelcast.collect.energy import Idle, measured, summary
-from kernelcast.collect.nvml import Nvml, State
+from kernelcast.collect.power_meter import Idle, Nvml, State, measured, summary
 from kernelcast.collect.power_plan import Job, plan
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import gpu

@@ -144,7 +144,7 @@ class Recorded:
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
     torch = pytest.importorskip("torch")
-    from kernelcast.collect.runners import flashinfer_attention as runner
+    from kernelcast.collect.runners import flashinfer as runner
 
     found = Recorded()
     monkeypatch.setattr(runner, "_wrapper", lambda name, *more, **words: getattr(found, name)(*more, **words))
@@ -154,7 +154,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
 
 
 def test_a_mixed_batch_is_one_plan_of_the_paged_prefill(recorded: Recorded) -> None:
-    from kernelcast.collect.runners import flashinfer_attention as runner
+    from kernelcast.collect.runners import flashinfer as runner
 
     recipe = runner.attention(kernel("attention", **HEADS, **MIXED, backend="fa3"))
     (queries, pages, order, last, *sizes), words = recorded.planned["BatchPrefillWithPagedKVCacheWrapper"]
@@ -166,7 +166,7 @@ def test_a_mixed_batch_is_one_plan_of_the_paged_prefill(recorded: Recorded) -> N
 
 def test_an_8_bit_decode_and_latent_attention_have_the_caches_that_they_read(recorded: Recorded) -> None:
     from kernelcast.collect.pool import DTYPES
-    from kernelcast.collect.runners import flashinfer_attention as runner
+    from kernelcast.collect.runners import flashinfer as runner
 
     words = {**HEADS, "q_lens": [1, 1], "kv_lens": [33, 64], "page_size": 16, "backend": "flashinfer"}
     recipe = runner.attention(kernel("attention", **words, kv_dtype="fp8"))

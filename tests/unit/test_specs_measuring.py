@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from kernelcast.collect import specs, specs_formats
-from kernelcast.collect.nvml import State
-from kernelcast.collect.specs_formats import FORMATS, SHAPES, Product
-from kernelcast.collect.specs_seen import Measured
+from kernelcast.collect import specs
+from kernelcast.collect.power_meter import State
+from kernelcast.collect.specs import FORMATS, SHAPES, Product
+from kernelcast.collect.specs_draft import Measured
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import gpu
 
@@ -21,7 +21,7 @@ PEAK = H200.tensor_flops_per_s("bf16")
 
 @pytest.fixture
 def on_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(specs_formats, "DEVICE", "cpu")
+    monkeypatch.setattr(specs, "DEVICE", "cpu")
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from kernelcast.collect.calibrate import Telling, next_calls
 from kernelcast.collect.families import FAMILIES, SHARES
-from kernelcast.collect.shapes import Draw
+from kernelcast.collect.sampling import Draw
 from kernelcast.errors import KernelcastError, unknown
 from kernelcast.forecast import Calibration
 from kernelcast.forecast.conditions import Conditions

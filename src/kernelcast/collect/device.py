@@ -10,10 +10,9 @@ import torch
 
 from kernelcast.collect.choose import Wanted
 from kernelcast.collect.pool import Pool
-from kernelcast.collect.profiling import Launched, profiled
 from kernelcast.collect.runners import Prepared, prepared
 from kernelcast.collect.session import DeviceLostError
-from kernelcast.collect.timing import Timing, stream, timed
+from kernelcast.collect.timing import Launched, Timing, profiled, stream, timed
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast.conditions import Conditions
 from kernelcast.forecast.predict import predict

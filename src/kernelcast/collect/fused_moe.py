@@ -1,20 +1,15 @@
-"""A fused mixture-of-experts layer in Triton, twice: ``plain``, built like the kernels that serving engines ship, and
-``swift``, with what diagnosis of the plain one told to change.
+"""A fused mixture-of-experts GEMM in Triton, as serving engines have it, and times of its configs.
 
-Both sort (token, expert) pairs by expert, pad each expert's to whole blocks, and multiply block by block. Two grouped
-GEMMs make a layer: the first gives gate and up of each pair, the second brings silu(gate) * up back to the model's
-width; the weighted sum over a token's experts ends it. The swift one differs in four things:
-
-- *a tile of few tokens is turned round.* Hopper's wide matrix instruction wants 64 rows; with 16 or 32 rows of tokens
-  the compiler falls back to the narrow one. Weights as rows and tokens as columns keep the wide one.
-- *weights come by bulk copies* (TMA), which need no registers for addresses.
-- *silu(gate) * up is done where the sums are*: gate and up alternate in the rows of the first weights, so a pair lies
-  in one thread. The plain one writes both, and a kernel of its own reads them again.
-- *no masks in the loop*, where the inner dimension is whole blocks; padding rows read row 0 and are not stored.
+(token, expert) pairs are sorted by expert, each expert's padded to whole blocks, and multiplied block by block. Several
+routings of a small batch, and several copies of a GEMM's weights, follow one another, so that weights come from DRAM.
+The host runs ahead of the GPU, so that no kernel waits for its launch.
 """
 
 from __future__ import annotations
 
+import math
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,14 +17,18 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernelcast.tune.configs import Config
+from kernelcast.tune.configs import Config, GemmProblem, MoeProblem, Problem, variant
 
 _CHUNK = 1024  # pairs that the sorting kernels look at in one go
+_TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_LAUNCH_S = 60e-6  # of the host, about
+_LEAST_LEAD_S, _MOST_LEAD_S = 3e-4, 0.06
+_SLEEP_HZ = 1.9e9  # torch.cuda._sleep counts clocks
+_PASSES = 7
+_RIGHT = 1e-2  # relative error against float32 that is still rounding
 
 
-# ---------------------------------------------------------------------------------------------- sorting pairs by expert
 @triton.jit(do_not_specialize=["pairs"])
 def _count(expert_of_pair, counts, pairs, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
     expert = tl.program_id(0)
@@ -100,9 +99,8 @@ def sort_pairs(expert_of_pair: Tensor, experts: int, block_m: int) -> Sorted:
     return Sorted(rows, owners, padded_rows, pairs)
 
 
-# -------------------------------------------------------------------------------------------------------- grouped GEMMs
 @triton.jit
-def _tile_of(program, row_blocks, column_blocks, group_m):  # type: ignore[no-untyped-def]
+def tile_of(program, row_blocks, column_blocks, group_m):  # type: ignore[no-untyped-def]
     in_group = group_m * column_blocks
     first = program // in_group * group_m
     height = min(row_blocks - first, group_m)
@@ -114,7 +112,7 @@ def _plain_gemm(  # type: ignore[no-untyped-def]
     a, b, c, pair_of_row, expert_of_block, padded_rows, pairs, row_blocks, n, k, topk, group_m,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    row_block, column_block = _tile_of(tl.program_id(0), row_blocks, tl.cdiv(n, BLOCK_N), group_m)
+    row_block, column_block = tile_of(tl.program_id(0), row_blocks, tl.cdiv(n, BLOCK_N), group_m)
     if row_block * BLOCK_M >= tl.load(padded_rows):
         return
     pair = tl.load(pair_of_row + row_block * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
@@ -137,154 +135,169 @@ def _plain_gemm(  # type: ignore[no-untyped-def]
     tl.store(out, total.to(c.dtype.element_ty), mask=real[:, None] & (columns_out[None, :] < n))
 
 
-@triton.jit(do_not_specialize=["pairs", "row_blocks", "topk", "group_m"])
-def _swift_gemm(  # type: ignore[no-untyped-def]
-    a, weights, c, pair_of_row, expert_of_block, padded_rows, pairs, row_blocks, n, k, topk, group_m,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    WHOLE_K: tl.constexpr, GATED: tl.constexpr, TURNED: tl.constexpr,
-):  # fmt: skip
-    row_block, column_block = _tile_of(tl.program_id(0), row_blocks, tl.cdiv(n, BLOCK_N), group_m)
-    if row_block * BLOCK_M >= tl.load(padded_rows):
-        return
-    pair = tl.load(pair_of_row + row_block * BLOCK_M + tl.arange(0, BLOCK_M))
-    real = pair < pairs
-    expert = tl.load(expert_of_block + row_block)
-    depth = tl.arange(0, BLOCK_K)
-    token = tl.where(real, pair, 0) // topk
-    a_at = a + token.to(tl.int64)[:, None] * k + depth[None, :]
-    first_row = expert * n + column_block * BLOCK_N
-    if TURNED:
-        total = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
-    else:
-        total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    for step in range(tl.cdiv(k, BLOCK_K)):
-        w = weights.load([first_row, step * BLOCK_K])
-        if WHOLE_K:
-            x = tl.load(a_at)
-        else:
-            x = tl.load(a_at, mask=depth[None, :] < k - step * BLOCK_K, other=0.0)
-        if TURNED:
-            total = tl.dot(w, x.T, total)
-        else:
-            total = tl.dot(x, w.T, total)
-        a_at += BLOCK_K
-    if TURNED:
-        total = total.T
-    if GATED:
-        gate, up = tl.split(tl.reshape(total, (BLOCK_M, BLOCK_N // 2, 2)))
-        result = gate * tl.sigmoid(gate) * up
-        width = n // 2
-        columns = column_block * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
-    else:
-        result = total
-        width = n
-        columns = column_block * BLOCK_N + tl.arange(0, BLOCK_N)
-    out = c + pair.to(tl.int64)[:, None] * width + columns[None, :]
-    tl.store(out, result.to(c.dtype.element_ty), mask=real[:, None] & (columns[None, :] < width))
-
-
-def grouped_gemm(
-    kernel: str, a: Tensor, b: Tensor, c: Tensor, rows: Sorted, topk: int, config: Config, gated: bool = False
-) -> Any:
-    """c[pair] = a[pair // topk] b[its expert]^T; b [experts, n, k], all contiguous. ``kernel``: plain or swift.
-
-    ``gated``, of the swift one alone: rows of b alternate gate and up, and c has silu(gate) * up, half as wide.
-    """
-    experts, n, k = b.shape
+def grouped_gemm(a: Tensor, b: Tensor, c: Tensor, rows: Sorted, topk: int, config: Config) -> Any:
+    """c[pair] = a[pair // topk] b[its expert]^T; b [experts, n, k], all contiguous."""
+    _, n, k = b.shape
     grid = (rows.row_blocks * triton.cdiv(n, config.block_n),)
-    at = (rows.pair_of_row, rows.expert_of_block, rows.padded_rows, rows.pairs, rows.row_blocks, n, k, topk,
-          config.group_m)  # fmt: skip
-    how = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k, "num_warps": config.warps,
-           "num_stages": config.stages}  # fmt: skip
-    if kernel == "plain":
-        return _plain_gemm[grid](a, b, c, *at, **how)
-    weights = TensorDescriptor.from_tensor(b.view(experts * n, k), [config.block_n, config.block_k])
-    return _swift_gemm[grid](
-        a, weights, c, *at, WHOLE_K=k % config.block_k == 0, GATED=gated, TURNED=config.block_m < 64, **how
-    )
+    return _plain_gemm[grid](a, b, c, *launch_arguments(rows, n, k, topk, config), **block_sizes(config))
 
 
-def alternating(gate_and_up: Tensor) -> Tensor:
-    """[experts, gate rows then up rows, k] -> rows alternate: done once, when weights are loaded."""
-    experts, rows, k = gate_and_up.shape
-    return gate_and_up.view(experts, 2, rows // 2, k).transpose(1, 2).reshape(experts, rows, k).contiguous()
+def launch_arguments(rows: Sorted, n: int, k: int, topk: int, config: Config) -> tuple[Any, ...]:
+    return (rows.pair_of_row, rows.expert_of_block, rows.padded_rows, rows.pairs, rows.row_blocks, n, k, topk,
+            config.group_m)  # fmt: skip
 
 
-# ------------------------------------------------------------------------------------------------------ what is between
-@triton.jit
-def _silu_mul(x, y, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    row = tl.program_id(0).to(tl.int64)
-    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    gate = tl.load(x + row * 2 * width + at, mask=at < width, other=0.0).to(tl.float32)
-    up = tl.load(x + row * 2 * width + width + at, mask=at < width, other=0.0).to(tl.float32)
-    tl.store(y + row * width + at, (gate * tl.sigmoid(gate) * up).to(y.dtype.element_ty), mask=at < width)
+def block_sizes(config: Config) -> dict[str, int]:
+    return {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k, "num_warps": config.warps,
+            "num_stages": config.stages}  # fmt: skip
 
 
-@triton.jit
-def _add_up(x, share, y, width, TOPK: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    token = tl.program_id(0).to(tl.int64)
-    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    total = tl.zeros((BLOCK,), dtype=tl.float32)
-    for i in tl.static_range(TOPK):
-        pair = token * TOPK + i
-        total += tl.load(x + pair * width + at, mask=at < width, other=0.0).to(tl.float32) * tl.load(share + pair)
-    tl.store(y + token * width + at, total.to(y.dtype.element_ty), mask=at < width)
+class Bench:
+    """Tensors of one problem on the GPU, and its launches with any config."""
+
+    def __init__(self, problem: Problem, seed: int = 1000) -> None:
+        if problem.dtype not in _TORCH_DTYPES:
+            raise ValueError(f"the kernel takes {', '.join(_TORCH_DTYPES)}, not {problem.dtype}")
+        self.problem = problem
+        self.dense = isinstance(problem, GemmProblem)
+        as_moe = problem if isinstance(problem, MoeProblem) else _as_experts(problem)
+        self.shape, self.topk = as_moe, as_moe.topk
+        self.rounds = as_moe.experts if self.dense else 4 if as_moe.tokens <= 16 else 2 if as_moe.tokens <= 256 else 1
+        self.tensor_options: dict[str, Any] = {"dtype": _TORCH_DTYPES[problem.dtype], "device": "cuda"}
+        self.sorted: dict[tuple[int, int], Sorted] = {}
+        self._compiled: set[Config] = set()
+        self._make_tensors(seed)
+
+    def _make_tensors(self, seed: int) -> None:
+        s, pairs = self.shape, self.shape.tokens * self.topk
+        self.x = torch.randn(s.tokens, s.hidden, **self.tensor_options)
+        self.chosen: list[Tensor] = []
+        if self.dense:
+            self.w13 = torch.randn(s.experts, s.inter, s.hidden, **self.tensor_options)
+            self.out = torch.empty(s.tokens, s.inter, **self.tensor_options)
+            self.chosen = [torch.zeros(s.tokens, dtype=torch.int32, device="cuda")] * self.rounds
+            return
+        self.w13 = torch.randn(s.experts, 2 * s.inter, s.hidden, **self.tensor_options)
+        self.w2 = torch.randn(s.experts, s.hidden, s.inter, **self.tensor_options)
+        self.inner = torch.randn(pairs, s.inter, **self.tensor_options)
+        self.gate_up = torch.empty(pairs, 2 * s.inter, **self.tensor_options)
+        self.pair_out = torch.empty(pairs, s.hidden, **self.tensor_options)
+        self.share: list[Tensor] = []
+        for turn in range(self.rounds):
+            draw = torch.Generator(device="cuda").manual_seed(seed * turn + s.tokens)
+            logits = torch.randn(s.tokens, s.experts, device="cuda", generator=draw)
+            share, expert = torch.softmax(logits, 1).topk(self.topk, 1)
+            self.chosen.append(expert.flatten().to(torch.int32))
+            self.share.append(share.flatten().contiguous())
+
+    @property
+    def active(self) -> list[int]:
+        """Experts that get any token, by routing."""
+        return [1] if self.dense else [int(chosen.unique().numel()) for chosen in self.chosen]
+
+    def blocks(self, block_m: int) -> list[int]:
+        """Row blocks, by routing."""
+        return [int(self.rows(turn, block_m).padded_rows) // block_m for turn in range(self.rounds)]
+
+    def rows(self, turn: int, block_m: int) -> Sorted:
+        if (turn, block_m) not in self.sorted:
+            experts = 1 if self.dense else self.shape.experts
+            made = sort_pairs(self.chosen[turn], experts, block_m)
+            if self.dense:
+                made.expert_of_block.fill_(turn)  # other weights each time
+            self.sorted[turn, block_m] = made
+        return self.sorted[turn, block_m]
+
+    def first(self, c: Config) -> None:
+        out = self.out if self.dense else self.gate_up
+        for turn in range(self.rounds):
+            grouped_gemm(self.x, self.w13, out, self.rows(turn, c.block_m), self.topk, c)
+
+    def second(self, c: Config) -> None:
+        for turn in range(0 if self.dense else self.rounds):
+            rows = self.rows(turn, c.block_m)
+            grouped_gemm(self.inner, self.w2, self.pair_out, rows, 1, c)
+
+    def timed(self, configs: Sequence[Config]) -> list[tuple[float, float]]:
+        """One pass of the plain kernel: seconds a launch of the first and of the second GEMM with each config.
+
+        The first config runs once more before, unmeasured: what follows a sleeping GPU comes out slow. So does every
+        one that this problem has not run yet: its code is loaded at the first launch, while the GPU waits.
+        """
+        for c in configs:
+            if c not in self._compiled:
+                self.first(c)  # sorts, too
+                self.second(c)
+                self._compiled.add(c)
+        configs = [configs[0], *configs]
+        launches = len(configs) * self.rounds * (1 if self.dense else 2)
+        lead_s = min(max(launches * (_LAUNCH_S - self._least_s()), _LEAST_LEAD_S), _MOST_LEAD_S)
+        torch.cuda._sleep(int(lead_s * _SLEEP_HZ))
+        marks = [[torch.cuda.Event(enable_timing=True) for _ in range(3)] for _ in configs]
+        for c, (start, middle, end) in zip(configs, marks, strict=True):
+            start.record()
+            self.first(c)
+            middle.record()
+            self.second(c)
+            end.record()
+        torch.cuda.synchronize()
+        scale = 1e-3 / self.rounds
+        return [(a.elapsed_time(b) * scale, b.elapsed_time(c) * scale) for a, b, c in marks][1:]
+
+    def samples(self, configs: Sequence[Config], passes: int) -> list[list[tuple[float, float]]]:
+        """What ``timed`` gives, of each config in all passes."""
+        found = [self.timed(configs) for _ in range(passes if configs else 0)]
+        return [[each[at] for each in found] for at in range(len(configs))]
+
+    def _least_s(self) -> float:
+        """A lower estimate of one launch, for keeping the queue full."""
+        s = self.shape
+        n = s.inter if self.dense else 2 * s.inter
+        used = 1 if self.dense else min(s.experts, s.tokens * s.topk)
+        return 0.5 * max(used * n * s.hidden * 2 / 4.8e12, 2 * s.tokens * s.topk * n * s.hidden / 990e12)
 
 
-def silu_mul(x: Tensor, y: Tensor) -> None:
-    rows, width = y.shape
-    block = min(1024, triton.next_power_of_2(width))
-    _silu_mul[(rows, triton.cdiv(width, block))](x, y, width, BLOCK=block)
+def _as_experts(problem: GemmProblem) -> MoeProblem:
+    """A GEMM as one expert's, with so many copies of its weights that L2 does not hold them."""
+    copies = 8 if problem.m <= 1024 else 4
+    return MoeProblem(problem.m, problem.k, problem.n, copies, 1, problem.dtype)
 
 
-def add_up(x: Tensor, share: Tensor, y: Tensor) -> None:
-    """y[token] = sum over its pairs of share * x[pair]."""
-    tokens, width = y.shape
-    block = min(1024, triton.next_power_of_2(width))
-    _add_up[(tokens, triton.cdiv(width, block))](x, share, y, width, TOPK=x.shape[0] // tokens, BLOCK=block)
+class Measurer:
+    """What ``tune`` is given on a machine with a GPU: each config checked against float32, then timed in turn."""
+
+    def __init__(self) -> None:
+        self._checked: dict[tuple[int, ...], bool] = {}
+        self._bench: Bench | None = None
+
+    def __call__(self, problem: Problem, configs: Sequence[Config]) -> list[float]:
+        if self._bench is None or self._bench.problem != problem:
+            self._bench = None  # its memory first
+            self._bench = Bench(problem)
+        good = [c for c in configs if self._runs(c, problem.dtype)]
+        samples = dict(zip(good, self._bench.samples(good, _PASSES), strict=True))
+        return [statistics.median(map(sum, samples[c])) if c in samples else math.inf for c in configs]
+
+    def _runs(self, config: Config, dtype: str) -> bool:
+        key = variant(config)
+        if key not in self._checked:
+            try:
+                self._checked[key] = checked(config, dtype)
+            except Exception:  # too much shared memory, or a config that this Triton cannot compile
+                self._checked[key] = False
+        return self._checked[key]
 
 
-# ------------------------------------------------------------------------------------------------------------ the layer
-@dataclass(frozen=True)
-class Buffers:
-    """What a layer writes on its way, for ``tokens`` tokens."""
-
-    both: Tensor  # gate and up
-    inner: Tensor
-    pairs: Tensor
-    out: Tensor
-
-    @classmethod
-    def of(cls, x: Tensor, topk: int, inter: int) -> Buffers:
-        tokens, hidden = x.shape
-        sizes = ((tokens * topk, 2 * inter), (tokens * topk, inter), (tokens * topk, hidden), (tokens, hidden))
-        return cls(*(torch.empty(shape, dtype=x.dtype, device=x.device) for shape in sizes))
-
-
-def layer(
-    kernel: str, x: Tensor, w13: Tensor, w2: Tensor, expert_of_pair: Tensor, share: Tensor, topk: int, config: Config,
-    at: Buffers,
-) -> Tensor:  # fmt: skip
-    """``w13`` for the swift kernel as ``alternating`` gives it."""
-    rows = sort_pairs(expert_of_pair, w13.shape[0], config.block_m)
-    if kernel == "plain":
-        grouped_gemm(kernel, x, w13, at.both, rows, topk, config)
-        silu_mul(at.both, at.inner)
-    else:
-        grouped_gemm(kernel, x, w13, at.inner, rows, topk, config, gated=True)
-    grouped_gemm(kernel, at.inner, w2, at.pairs, rows, 1, config)
-    add_up(at.pairs, share, at.out)
-    return at.out
-
-
-def reference(x: Tensor, w13: Tensor, w2: Tensor, expert_of_pair: Tensor, share: Tensor, topk: int) -> Tensor:
-    """The layer in float32, expert by expert; ``w13`` has gate rows, then up rows."""
-    tokens = x.shape[0]
-    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-    token_of_pair = torch.arange(tokens * topk, device=x.device) // topk
-    for expert in range(w13.shape[0]):
-        pairs = torch.nonzero(expert_of_pair == expert).flatten()
-        gate, up = (x[token_of_pair[pairs]].float() @ w13[expert].float().T).chunk(2, dim=1)
-        rows = (torch.nn.functional.silu(gate) * up) @ w2[expert].float().T
-        out.index_add_(0, token_of_pair[pairs], rows * share[pairs][:, None])
-    return out
+def checked(config: Config, dtype: str = "bf16") -> bool:
+    """Whether a config gives what float32 gives, on fresh random inputs."""
+    tokens, experts, topk, k, n = 40, 4, 2, 512, 512
+    options: dict[str, Any] = {"dtype": _TORCH_DTYPES[dtype], "device": "cuda"}
+    x, w = torch.randn(tokens, k, **options), torch.randn(experts, n, k, **options)
+    expert = torch.rand(tokens, experts, device="cuda").topk(topk, 1).indices.flatten().to(torch.int32)
+    token = torch.arange(tokens * topk, device="cuda") // topk
+    truth = torch.stack([x[t].float() @ w[e].float().T for t, e in zip(token.tolist(), expert.tolist(), strict=True)])
+    out = torch.full((tokens * topk, n), float("nan"), **options)
+    rows = sort_pairs(expert, experts, config.block_m)
+    grouped_gemm(x, w, out, rows, topk, config)
+    torch.cuda.synchronize()
+    return float((out.float() - truth).norm() / truth.norm()) < _RIGHT

@@ -11,9 +11,8 @@ from typing import Any, Protocol
 
 import torch
 
-from kernelcast.collect.energy import Idle, Meter, measured
-from kernelcast.collect.nvml import Nvml
 from kernelcast.collect.pool import Pool
+from kernelcast.collect.power_meter import Idle, Meter, Nvml, measured
 from kernelcast.collect.power_plan import Job
 from kernelcast.collect.runners import prepared
 from kernelcast.collect.session import DeviceLostError

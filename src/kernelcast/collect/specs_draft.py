@@ -11,12 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from kernelcast.collect.specs_seen import Properties
+from kernelcast.collect.power_meter import Board
 from kernelcast.errors import KernelcastError
 from kernelcast.files import complete
 from kernelcast.hardware import Gpu, fabrics, gpu, gpu_ids, load_gpu, parse_gpu
-from kernelcast.hardware.gpu import INTEGERS, RATE_TABLES, path_of
+from kernelcast.hardware.gpu import INTEGERS, RATE_TABLES
 from kernelcast.hardware.load import CATALOGUE, base_values
+from kernelcast.hardware.paths import path_of
 
 CLOSE = 0.01  # what the driver says of a catalogued GPU and the catalogue has: the catalogue's number stays
 _PCIE_LANE = {3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
@@ -187,3 +188,50 @@ def _linked(made: Draft, told: Properties, by_driver: str) -> Draft:
     return made.put(
         {"link_bytes_per_s": each * board.nvlinks, "pcie_bytes_per_s": _PCIE_LANE[generation] * lanes}, links
     )
+
+
+@dataclass(frozen=True)
+class Properties:
+    """What CUDA and the driver say of the GPU."""
+
+    name: str
+    capability: str
+    sm_count: int
+    l2_bytes: int
+    smem_bytes_per_sm: int
+    smem_bytes_per_cta: int
+    registers_per_sm: int
+    max_threads_per_sm: int
+    dram_bytes: int
+    board: Board
+    software: str  # of driver and libraries
+
+
+@dataclass(frozen=True)
+class Long:
+    """A product that was repeated for seconds."""
+
+    flops_per_s: float
+    power_w: float
+    sm_mhz: float | None
+    by_power: bool  # the driver held the clock down for it
+
+
+@dataclass
+class Measured:
+    """What was seen; None or absent: it was not, and ``skipped`` says why."""
+
+    bursts: dict[str, float] = field(default_factory=dict)  # FLOP/s of the best shape, by format
+    shapes: dict[str, str] = field(default_factory=dict)
+    longs: dict[str, Long] = field(default_factory=dict)
+    dram_read: float | None = None  # bytes/s
+    dram_copy: float | None = None
+    dram_decode: float | None = None  # by products with few rows, best shape
+    l2_read: dict[float, float] = field(default_factory=dict)  # by share of L2 that is read again and again
+    smem: float | None = None
+    exponentials: float | None = None  # a second
+    fma: float | None = None  # FLOP/s
+    launch_floor_s: float | None = None
+    gap_s: float | None = None
+    smallest_gemm_s: float | None = None
+    skipped: dict[str, str] = field(default_factory=dict)

@@ -15,8 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kernelcast.collect.specs_draft import CLOSE, Draft
-from kernelcast.collect.specs_seen import Measured, Properties
+from kernelcast.collect.specs_draft import CLOSE, Draft, Measured, Properties
 from kernelcast.hardware import Gpu, gpu
 
 _ROOM = 1.0001  # a peak above what was measured

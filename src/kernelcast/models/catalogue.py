@@ -89,16 +89,14 @@ def _official_ids() -> list[str]:
 
 
 def _stem(text: str) -> str | None:
-    """The bundled id that a name means: the id itself, a spelling of it, else without the endings of tuned versions."""
-    name = text.strip().lower()
-    if name in model_ids():  # the usual case opens no other file
-        return name
-    return _index().get(name) or _index().get(_fold(name))
+    """The bundled id that a name means: as it is spelt, else without the endings of tuned versions."""
+    index = _index()
+    return index.get(text.strip().lower()) or index.get(_fold(text))
 
 
 @functools.cache
 def _index() -> dict[str, str]:
-    """Other spellings -> bundled id: the Hugging Face id with and without its organisation, and aliases.
+    """Every spelling -> bundled id: the id, the Hugging Face id with and without its organisation, and aliases.
 
     A Hugging Face id of another organisation is not taken for the original: its files may differ.
     """
@@ -110,7 +108,8 @@ def _index() -> dict[str, str]:
             for spelling in (name, name.rpartition("/")[2]):
                 exact.setdefault(spelling.strip().lower(), stem)
                 tuned.setdefault(_fold(spelling), stem)
-    return tuned | exact
+    # a bundled id always means its own file, whatever another file calls itself
+    return tuned | exact | {stem: stem for stem in model_ids()}
 
 
 def _at_path(path: Path) -> tuple[str, Path]:

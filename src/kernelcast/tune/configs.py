@@ -15,7 +15,7 @@ from pathlib import Path
 from kernelcast.errors import KernelcastError, unknown
 from kernelcast.files import complete
 from kernelcast.hardware import Gpu
-from kernelcast.hardware.gpu import WIDE
+from kernelcast.hardware.paths import WIDE
 from kernelcast.ops.dtypes import find_dtype as number_format
 from kernelcast.ops.moe_gemm import WIDE_ROWS
 
@@ -131,7 +131,7 @@ DEFAULTS = {"vllm": vllm_default, "sglang": sglang_default}
 
 
 def swift_default(tokens: int, experts: int, topk: int) -> Config:
-    """For the kernel ``swift`` (collect/fused_moe.py) on Hopper: the blocks by how many rows an expert gets.
+    """For the kernel ``swift`` (benchmarks/swift_moe.py) on Hopper: the blocks by how many rows an expert gets.
 
     Its tiles of 16 and 32 rows use the wide matrix instruction too, so that columns can be many from the start. The
     limits are from sweeps of other models than those it is scored on.

@@ -9,8 +9,7 @@ from typing import Any
 
 from kernelcast.collect.measured.errors import Errors
 from kernelcast.hardware import gpu
-from kernelcast.inference.deployment import Layout
-from kernelcast.inference.forward import Deployment
+from kernelcast.inference.deployment import Deployment, Layout
 from kernelcast.inference.infer import infer_many
 from kernelcast.inference.workload import Workload
 from kernelcast.models import model

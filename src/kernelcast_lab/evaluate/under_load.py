@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from kernelcast.hardware import gpu
-from kernelcast.inference.deployment import Layout
-from kernelcast.inference.forward import Deployment
+from kernelcast.inference.deployment import Deployment, Layout
 from kernelcast.models import model
 from kernelcast.models.precision import Precision
 from kernelcast.serving.calibrate import calibrate, part_of

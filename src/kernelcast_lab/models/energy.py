@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 
-from kernelcast.collect.energy import measured
-from kernelcast.collect.nvml import Nvml
 from kernelcast.collect.power import Replays, read_lines
+from kernelcast.collect.power_meter import Nvml, measured
 from kernelcast_lab.models.cases import MODELS, Case
 from kernelcast_lab.models.run import CudaRunner, captured, environment
 from kernelcast_lab.models.steps import make_step, set_precision

@@ -83,7 +83,7 @@ def tasks(chip: Gpu, train_shapes: int = 140, a_shape: int = 120, seed: int = 0)
 
 def collect(chip: Gpu, out: Path, about: dict[str, Any], budget_s: float | None, say: Say) -> int:
     """Sweep, keep each shape as it is done, pack all at the end; how many shapes are in the file."""
-    from kernelcast.collect.moe_bench import Bench
+    from kernelcast.collect.fused_moe import Bench
 
     lines = out.with_suffix(".progress.jsonl")
     records = [json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()] if lines.exists() else []
@@ -183,7 +183,7 @@ def compile_all(variants: Sequence[tuple[int, ...]], folder: Path) -> set[tuple[
 
 
 def _worker(todo: Path, done: Path) -> None:
-    from kernelcast.collect.moe_bench import checked
+    from kernelcast.collect.fused_moe import checked
 
     with done.open("a", buffering=1) as out:
         for block_m, block_n, block_k, warps, stages in json.loads(todo.read_text(encoding="utf-8")):

@@ -21,7 +21,7 @@ from kernelcast.files import check_target
 
 if TYPE_CHECKING:
     from kernelcast.collect.calibrate.run_files import Input
-    from kernelcast.collect.calibrate.with_runs import RunsSeen
+    from kernelcast.collect.calibrate.scales import RunsSeen
     from kernelcast.forecast import Calibration
     from kernelcast.forecast.conditions import Conditions
     from kernelcast.forecast.table import BadRows
@@ -105,7 +105,7 @@ def _made(
 ) -> tuple[Calibration, BadRows | None, RunsSeen | None]:  # fmt: skip
     """Single calls first; runs scale what these leave."""
     from kernelcast.app.cli.calibrate_runs import forecast, measured_gpu
-    from kernelcast.collect.calibrate.with_runs import nothing_yet, with_runs
+    from kernelcast.collect.calibrate.scales import nothing_yet, with_runs
     from kernelcast.serving.bench import read_bench
 
     tables = [one.path for one in inputs if one.kind == "calls"]

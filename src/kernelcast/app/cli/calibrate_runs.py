@@ -17,7 +17,7 @@ from kernelcast.hardware import Gpu, gpu
 if TYPE_CHECKING:
     from kernelcast.app.questions.service import ServiceChoice
     from kernelcast.collect.calibrate.run_files import Input, Record
-    from kernelcast.collect.calibrate.runs import Run
+    from kernelcast.collect.calibrate.scales import Run
     from kernelcast.forecast.conditions import Conditions
     from kernelcast.serving.metrics import Bench
 
@@ -69,7 +69,7 @@ def _served(
 ) -> Run:
     from kernelcast.app.cli.replay import from_file
     from kernelcast.app.questions.service import chosen_service
-    from kernelcast.collect.calibrate.served import served_run
+    from kernelcast.collect.calibrate.runs import served_run
 
     name, choice, _ = from_file(bench, model, replace(service, gpu=chip.id), given | {"gpu"})
     place = chosen_service(replace(choice, gpu=service.gpu or chip.id), name, bench.load)

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from kernelcast.app.report.text import plain_table, show
 from kernelcast.app.report.units import time_text
-from kernelcast.collect.calibrate.with_runs import LEAST_RUNS, RunsSeen
+from kernelcast.collect.calibrate.scales import LEAST_RUNS, RunsSeen
 
 if TYPE_CHECKING:
     from kernelcast.forecast import Calibration

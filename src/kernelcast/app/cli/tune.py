@@ -189,7 +189,7 @@ def _machine(
         return chip, None, told
     if dtype not in ("bf16", "fp16"):
         return chip, None, f"Our kernel does not run {dtype}: these are the predicted best, not measured."
-    from kernelcast.collect.moe_bench import Measurer
+    from kernelcast.collect.fused_moe import Measurer
 
     return chip, Measurer(), ""
 

@@ -1,7 +1,7 @@
 """Measurements of one GPU -> a calibration. NumPy only: whoever measures need not have PyTorch."""
 
-from kernelcast.collect.calibrate.make import LEAST_ROWS, calibrate
-from kernelcast.collect.calibrate.measured import read_measured
-from kernelcast.collect.calibrate.telling import Telling, next_calls
+from kernelcast.collect.calibrate.fit import LEAST_ROWS, calibrate
+from kernelcast.collect.calibrate.residuals import read_measured
+from kernelcast.collect.calibrate.selection import Telling, next_calls
 
 __all__ = ["LEAST_ROWS", "Telling", "calibrate", "next_calls", "read_measured"]

@@ -15,8 +15,7 @@ from kernelcast.collect.calibrate.runs import PHASES, STEP_TIMES
 from kernelcast.errors import KernelcastError, unknown
 from kernelcast.files import ENDINGS, open_table
 from kernelcast.hardware import Gpu
-from kernelcast.inference.deployment import Layout
-from kernelcast.inference.forward import Deployment
+from kernelcast.inference.deployment import Deployment, Layout
 from kernelcast.inference.workload import Speculation, Workload
 from kernelcast.models import model
 from kernelcast.models.precision import Precision

@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelcast.collect.calibrate.measured import questions
-from kernelcast.collect.calibrate.scales import Pieces, Seen
+from kernelcast.collect.calibrate.residuals import questions
+from kernelcast.collect.calibrate.scales import Pieces, Run, Seen, Slopes, sd_of, summed
 from kernelcast.energy.power import throttled_s
+from kernelcast.errors import KernelcastError
 from kernelcast.forecast.calibration import host_key, scale_keys
 from kernelcast.forecast.calls import Call, columns_of
-from kernelcast.forecast.conditions import chosen
-from kernelcast.forecast.predict_table import Times, rotations_of
+from kernelcast.forecast.conditions import Conditions, chosen
+from kernelcast.forecast.predict_table import CallTime, Times, rotations_of
 from kernelcast.forecast.table import BadRows, grouped
 from kernelcast.inference.infer import Inference
-from kernelcast.inference.pass_times import PASS_SPREAD, Pass
-from kernelcast.results import NOTHING, Interval
+from kernelcast.inference.pass_times import HOST_RANGE, PASS_SPREAD, Pass
+from kernelcast.results import Interval
+from kernelcast.serving.calibrate import least_spread
+from kernelcast.serving.metrics import Bench, Served, metrics
+from kernelcast.serving.service import Pool, Service
+from kernelcast.serving.simulate import Fleet, check
+from kernelcast.serving.step_times import Tables
 from kernelcast.training.step import STEP_SPREAD, Step
 
 Doubles = NDArray[np.float64]
 Seconds = Mapping[str, float]  # by kind
 REST = ""  # what nothing scales: kernels that watts bind, gaps between kernels
-_Z80 = 1.2816  # standard deviations that a normal 80% interval reaches to either side
-_LEAST_SD = 1e-4  # a kind of which the forecast is sure
 
 # Numbers of a static batch that a run may have measured: phases that they add up
 PHASES = {"ttft_s": ("prefill",), "prefill_s": ("prefill",), "decode_s": ("decode",), "tpot_s": ("decode",),
@@ -33,36 +37,9 @@ PHASES = {"ttft_s": ("prefill",), "prefill_s": ("prefill",), "decode_s": ("decod
 STEP_TIMES = ("time_s", "kernel_time_s")  # and of a traced step, as `kernelcast trace` tells them
 
 
-def sd_of(low: float, high: float) -> float:
-    """Standard deviation of the log of what lies eight times of ten between two factors."""
-    return float(np.log(high / low)) / (2 * _Z80)
-
-
 # What whole passes and steps were off beyond their kernels; what differs from run to run is in it
 PASS_NOISE = sd_of(1 - PASS_SPREAD[0], 1 + PASS_SPREAD[1])
 STEP_NOISE = sd_of(1 - STEP_SPREAD[0], 1 + STEP_SPREAD[1])
-
-
-@dataclass(frozen=True, eq=False)
-class Run:
-    """A run with what was measured of it; ``spans``: seconds by kind, with the interval of its forecast."""
-
-    name: str
-    seen: tuple[Seen, ...]
-    spans: Mapping[str, Interval]
-
-
-def prior_sds(runs: Iterable[Run]) -> dict[str, float]:
-    """Of the log of each scale: as far as the forecasts of the runs say that they may be off."""
-    found = summed((key, span) for run in runs for key, span in run.spans.items())
-    return {key: max(sd_of(span.low, span.high), _LEAST_SD) for key, span in sorted(found.items())}
-
-
-def summed(parts: Iterable[tuple[str, Interval]]) -> dict[str, Interval]:
-    found: dict[str, Interval] = {}
-    for key, span in parts:
-        found[key] = found.get(key, NOTHING) + span
-    return found
 
 
 class Kinds:
@@ -215,3 +192,89 @@ def _wall(step: Step, keys: tuple[str, ...], seconds: Doubles, host: str) -> Pie
         behind[:, -1] += step.launched_s
         return Pieces(keys, (behind,))
     return Pieces((*keys, host), (np.insert(behind, len(keys), step.launched_s, axis=1),))
+
+
+# ---- a server's benchmark: its load simulated, and again with each configuration of kernels longer
+
+
+_SEEN = ("mean_ttft_ms", "mean_tpot_ms")
+_APART = 0.1  # of a log scale, to either side: a run jumps where a request just makes a step or just does not
+
+
+class _Stretched(Times):
+    """What was predicted, with kinds of kernels so many times as long."""
+
+    def __init__(self, base: Times, kinds: Kinds, scales: Mapping[str, float]) -> None:
+        super().__init__(base.gpu, base.conditions)
+        self._base, self._kinds, self._factors = base, kinds, {key: float(np.exp(x)) for key, x in scales.items()}
+
+    def learn(self, calls: Iterable[Call]) -> None:
+        """All calls of a service are known once it was simulated."""
+
+    def __getitem__(self, call: Call) -> CallTime:
+        found = self._base[call]
+        factor = sum(share * self._factors.get(key, 1.0) for key, share in self._kinds.of(call).items())
+        return replace(found, span=found.span * factor)
+
+
+def served_run(bench: Bench, service: Service, conditions: Conditions, *, seed: int = 0) -> Run:
+    """The mean time to first token and per token; slopes from simulations to either side of the forecast."""
+    measured = {key: bench.metrics[key] / 1e3 for key in _SEEN if bench.metrics.get(key, 0.0) > 0}
+    if not measured:
+        raise KernelcastError(f"{bench.path} has no latencies to learn from: {' or '.join(_SEEN)}")
+    check(service, bench.load)
+    base = Times(service.pool.deployment.gpu, conditions)
+    likely = _simulated(bench, service, base, seed)
+    kinds = Kinds(base)
+    kinds.learn(base.calls)
+    host = host_key(service.pool.deployment.stack.id)
+    keys = (*sorted({key for call in base.calls for key in kinds.of(call)}), host)
+    slopes: dict[str, list[float]] = {key: [] for key in measured}
+    for key in keys:
+        ends = [
+            _simulated(bench, _on_host(service, float(np.exp(apart))), base, seed)
+            if key == host
+            else _simulated(bench, service, _Stretched(base, kinds, {key: apart}), seed)
+            for apart in (_APART, -_APART)
+        ]
+        for what in measured:
+            slopes[what].append(float(np.log(ends[0][what] / ends[1][what])) / (2 * _APART))
+    least = least_spread(bench)
+    seen = []
+    for what, time_s in measured.items():
+        along = np.array(slopes[what])
+        # a queue makes more of what steps are off by, and so of what they are off beyond their kernels
+        noise = float(np.hypot(PASS_NOISE * np.abs(along).sum(), sd_of(1 - least, 1 + least)))
+        name = what.removesuffix("_ms") + "_s"
+        seen.append(Seen(str(bench.path), name, time_s, Slopes(keys, likely[what], along), noise))
+    mean = {**_mean_spans(base, kinds), host: Interval(1.0, *HOST_RANGE)}
+    weights = {key: sum(abs(one.shares[key]) * one.measured_s for one in seen) for key in keys}
+    return Run(str(bench.path), tuple(seen), {key: mean[key] * weights[key] for key in keys if weights[key]})
+
+
+def _mean_spans(times: Times, kinds: Kinds) -> dict[str, Interval]:
+    """Of each kind, the interval of its mean call, as factors of the time: tables of passes have calls of all sizes,
+    and the longest are not those that run most."""
+    found: dict[str, list[tuple[float, float, float]]] = {}
+    for call in times.calls:
+        span = times[call].span
+        for key, share in kinds.of(call).items():
+            found.setdefault(key, []).append((share, span.low / span.value, span.high / span.value))
+    means = {key: np.average(rows, axis=0, weights=np.array(rows)[:, 0] + 1e-9) for key, rows in found.items()}
+    return {key: Interval(1.0, float(low), float(high)) for key, (_, low, high) in means.items()}
+
+
+def _simulated(bench: Bench, service: Service, times: Times, seed: int) -> dict[str, float]:
+    """Seconds by the names of vLLM's milliseconds."""
+    fleet = Fleet(service, bench.load, Tables(lambda place: times), "likely", seed)
+    fleet.run()
+    found = metrics(Served.of(fleet.requests, bench.load), fleet.notes)
+    return {key: found[key] / 1e3 for key in _SEEN if key in found}
+
+
+def _on_host(service: Service, factor: float) -> Service:
+    def pool(one: Pool) -> Pool:
+        place = one.deployment
+        return replace(one, deployment=replace(place, stack=place.stack.with_host(factor)))
+
+    return replace(service, pool=pool(service.pool), prefill=pool(service.prefill) if service.prefill else None)

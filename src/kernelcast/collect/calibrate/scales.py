@@ -8,18 +8,27 @@ in any run has no slope anywhere, and stays.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kernelcast._version import __version__
+from kernelcast.errors import KernelcastError
+from kernelcast.forecast import Calibration
 from kernelcast.forecast.calibration import Scale
+from kernelcast.forecast.conditions import Conditions, chosen
+from kernelcast.forecast.learned import WEIGHTS
+from kernelcast.hardware import Gpu
+from kernelcast.results import NOTHING, Interval
 
 Doubles = NDArray[np.float64]
 _STEPS, _HALVES = 50, 30
 _ENOUGH = 1e-9  # a step below this is the last
+_Z80 = 1.2816  # standard deviations that a normal 80% interval reaches to either side
+_LEAST_SD = 1e-4  # a configuration of which the forecast is sure
 
 
 class Forecast(Protocol):
@@ -88,6 +97,33 @@ class Seen:
     def shares(self) -> dict[str, float]:
         _, slopes = self.forecast.at(np.zeros(len(self.forecast.keys)))
         return dict(zip(self.forecast.keys, slopes.tolist(), strict=True))
+
+
+def sd_of(low: float, high: float) -> float:
+    """Standard deviation of the log of what lies eight times of ten between two factors."""
+    return float(np.log(high / low)) / (2 * _Z80)
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A run with what was measured of it; ``spans``: seconds by kind, with the interval of its forecast."""
+
+    name: str
+    seen: tuple[Seen, ...]
+    spans: Mapping[str, Interval]
+
+
+def prior_sds(runs: Iterable[Run]) -> dict[str, float]:
+    """Of the log of each scale: as far as the forecasts of the runs say that they may be off."""
+    found = summed((key, span) for run in runs for key, span in run.spans.items())
+    return {key: max(sd_of(span.low, span.high), _LEAST_SD) for key, span in sorted(found.items())}
+
+
+def summed(parts: Iterable[tuple[str, Interval]]) -> dict[str, Interval]:
+    found: dict[str, Interval] = {}
+    for key, span in parts:
+        found[key] = found.get(key, NOTHING) + span
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,4 +215,73 @@ def scales_of(solved: Solved, seen: Sequence[Seen], prior_sds: Mapping[str, floa
         if runs:
             prior = prior_sds[key]
             found[key] = Scale(float(log_scale), float(min(sd, prior)), prior, float(shares.mean()), len(runs))
+    return found
+
+
+# ---- a calibration with the scales of runs
+
+
+LEAST_RUNS = 3  # from which each is scored by the others
+_PHASES = ("prefill", "decode", "mixed")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One measured number of a run; errors are predicted over measured, less 1."""
+
+    run: str
+    what: str
+    measured_s: float
+    error_before: float
+    error_after: float
+
+
+@dataclass(frozen=True)
+class RunsSeen:
+    """What runs were made of. ``by_others``: the errors after are with the scales that the other runs give.
+    ``contradiction``: how many times as far as their noise allows runs lie from one another."""
+
+    lines: tuple[Line, ...]
+    by_others: bool
+    contradiction: float
+    unseen: tuple[str, ...]
+
+    @property
+    def runs(self) -> int:
+        return len({line.run for line in self.lines})
+
+
+def nothing_yet(chip: Gpu, conditions: Conditions) -> Calibration:
+    """A calibration before anything was measured."""
+    if chip.changes:
+        raise KernelcastError(f"{chip.label} was not measured: calibrate the GPU as it is")
+    return Calibration(gpu=chip.id, predictor=chosen(conditions).name, kernelcast=__version__, families={})
+
+
+def with_runs(calibration: Calibration, runs: Sequence[Run]) -> tuple[Calibration, RunsSeen]:
+    """``runs``: forecast with this calibration, so that they scale what single calls left."""
+    seen = [one for run in runs for one in run.seen]
+    names = [run.name for run in runs]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise KernelcastError(f"two runs are called {twice!r}: give each a name of its own")
+    priors = prior_sds(runs)
+    solved = solve(seen, priors)
+    by_others = len(runs) >= LEAST_RUNS
+    after = left_out(seen, priors) if by_others else [one.error_with(solved.by_key) for one in seen]
+    lines = tuple(
+        Line(one.run, one.what, one.measured_s, one.error, error) for one, error in zip(seen, after, strict=True)
+    )
+    scales = scales_of(solved, seen, priors)
+    return replace(calibration, scales=scales), RunsSeen(lines, by_others, solved.contradiction, tuple(_unseen(scales)))
+
+
+def _unseen(keys: Collection[str]) -> list[str]:
+    """Families of the weights, and phases of theirs, that had no share in any run."""
+    found = []
+    for family in sorted(path.stem for path in WEIGHTS.glob("*.safetensors")):
+        own = [key.removeprefix(f"{family} ") for key in keys if key.startswith(f"{family} ")]
+        if not own:
+            found.append(family)
+        elif any(phase in key.split() for key in own for phase in _PHASES):
+            found += [f"{family} {phase}" for phase in _PHASES if not any(phase in key.split() for key in own)]
     return found

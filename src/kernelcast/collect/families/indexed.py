@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from kernelcast.collect.families.table import Drawn, Table
-from kernelcast.collect.shapes import Draw
+from kernelcast.collect.sampling import Draw, Drawn, Table
 
 _MOST_TABLE_BYTES = 2**32
 _MOST_ELEMENTS = 2**27

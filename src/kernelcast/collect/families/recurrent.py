@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from kernelcast.collect.families.table import Drawn, Table
-from kernelcast.collect.shapes import Draw
+from kernelcast.collect.sampling import Draw, Drawn, Table
 
 # Elements of all gates of all layers, which is what is saved for the backward pass.
 _MOST_GATES = 2**28

@@ -41,25 +41,11 @@ class NotMeasurableError(KernelcastError):
 
 def prepared(call: Kernel, pool: Pool) -> Prepared:
     """The launches of a call; its op, library and backend decide who launches it."""
-    from kernelcast.collect.runners import (
-        convolutions,
-        indexed,
-        memory,
-        own,
-        products,
-        recurrent,
-        sdpa,
-        serving,
-        spatial,
-    )
+    from kernelcast.collect.runners import flashinfer, indexed, memory, products, recurrent, triton, vision
 
-    if call.stack == "flashinfer":
-        table = serving.RUNNERS
-    elif call.stack is None:
-        table = own.RUNNERS
-    else:
-        of_torch = (products, convolutions, memory, spatial, indexed, recurrent, sdpa)
-        table = {op: runner for module in of_torch for op, runner in module.RUNNERS.items()}
+    by_stack = {"flashinfer": (flashinfer,), None: (triton,)}
+    modules = by_stack.get(call.stack, (products, vision, memory, indexed, recurrent))
+    table: dict[str, Runner] = {op: runner for module in modules for op, runner in module.RUNNERS.items()}
     if call.op not in table:
         raise NotMeasurableError(f"nothing here launches {call.op} of the stack {call.stack or 'none'}")
     recipe = table[call.op](call)

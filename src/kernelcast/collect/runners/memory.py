@@ -122,21 +122,6 @@ def _embedding_backward(call: Any) -> Recipe:
     return _aten(specs(call.dtype, (call.tokens, call.hidden)), launch)
 
 
-def _adamw(call: Any) -> Recipe:
-    shape = (call.elements,)
-    steps = torch.ones((), device="cuda")
-
-    def launch(p: Tensor, g: Tensor, m: Tensor, v: Tensor) -> Launch:
-        v.abs_()
-        return partial(
-            torch._fused_adamw_, [p], [g], [m], [v], [], [steps], lr=1e-3, beta1=0.9, beta2=0.999, weight_decay=0.01,
-            eps=1e-8, amsgrad=False, maximize=False,
-        )  # fmt: skip
-
-    states = specs(call.state_dtype or call.dtype, shape, shape, use="changed")
-    return _aten((*specs(call.dtype, shape, use="changed"), *specs(call.dtype, shape), *states), launch)
-
-
 def _pointwise(call: Any) -> Recipe:
     """An element-wise kernel whose tensors lie in different orders, or of which one is broadcast.
 
@@ -241,5 +226,4 @@ RUNNERS: Mapping[str, Runner] = {
     "sigmoid_backward": _of(2, aten.sigmoid_backward),
     "embedding": _embedding,
     "embedding_backward": _embedding_backward,
-    "adamw": _adamw,
 }

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelcast.collect.calibrate.make import prior_of
-from kernelcast.collect.calibrate.measured import Columns, Errors, asked
+from kernelcast.collect.calibrate.fit import prior_of
+from kernelcast.collect.calibrate.residuals import Columns, Errors, asked
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast import Calibration
 from kernelcast.forecast.calibration import FamilyCalibration

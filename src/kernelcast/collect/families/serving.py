@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from kernelcast.collect.families.table import Drawn, Table
-from kernelcast.collect.shapes import Draw
+from kernelcast.collect.sampling import Draw, Drawn, Table
 
 _SHORTEST, _LONGEST = 128, 32768  # tokens of a request's past
 _MOST_KEYS_BYTES = 6e9  # of the KV cache that a call reads

@@ -1,89 +1,20 @@
-"""Convolutions of vision, audio, video and diffusion models: layers of real ones, and random ones between."""
+"""Convolutions and layers over feature maps of vision, audio, video and diffusion models, and random ones between."""
 
 from __future__ import annotations
 
 import math
 
-from kernelcast.collect.families.table import Drawn, Table
-from kernelcast.collect.shapes import Draw
+from kernelcast.collect.sampling import SHAPES, Draw, Drawn, Table
 
-_MOST_ELEMENTS = 2**27  # of the input or the output of a call
+_MOST_ELEMENTS = 2**27  # of the input or the output of a call: 256 MiB in 16 bits
 _MOST_FLOPS = 6e11  # of a call: about 2 ms of an H200 in TF32
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _DTYPES = ("bf16", "bf16", "bf16", "fp16", "tf32", "tf32")
+_MAP_DTYPES = ("bf16", "bf16", "bf16", "fp16", "fp32")
 _FORWARD, _GRADIENTS = ("conv2d",), ("conv2d_dgrad", "conv2d_wgrad")
 
-# (channels in, channels out, side of the input, side of the filter, stride); padded by half the filter
-_RESNET = (
-    (3, 64, 224, 7, 2), (64, 64, 56, 1, 1), (64, 64, 56, 3, 1), (64, 256, 56, 1, 1), (256, 64, 56, 1, 1),
-    (256, 128, 56, 1, 1), (128, 128, 56, 3, 2), (128, 512, 28, 1, 1), (256, 512, 56, 1, 2), (512, 128, 28, 1, 1),
-    (128, 128, 28, 3, 1), (512, 256, 28, 1, 1), (256, 256, 28, 3, 2), (256, 1024, 14, 1, 1), (512, 1024, 28, 1, 2),
-    (1024, 256, 14, 1, 1), (256, 256, 14, 3, 1), (1024, 512, 14, 1, 1), (512, 512, 14, 3, 2), (512, 2048, 7, 1, 1),
-    (1024, 2048, 14, 1, 2), (2048, 512, 7, 1, 1), (512, 512, 7, 3, 1), (64, 128, 56, 3, 2), (64, 128, 56, 1, 2),
-)  # fmt: skip
-_VGG = (
-    (3, 64, 224, 3, 1), (64, 64, 224, 3, 1), (64, 128, 112, 3, 1), (128, 128, 112, 3, 1), (128, 256, 56, 3, 1),
-    (256, 256, 56, 3, 1), (256, 512, 28, 3, 1), (512, 512, 28, 3, 1), (512, 512, 14, 3, 1), (64, 192, 27, 5, 1),
-)  # fmt: skip
-_MOBILE = (  # MobileNet and EfficientNet: stems, expansions, projections, gates of one pixel, fused blocks
-    (3, 32, 224, 3, 2), (3, 24, 384, 3, 2), (32, 16, 112, 1, 1), (16, 96, 112, 1, 1), (96, 24, 56, 1, 1),
-    (24, 144, 56, 1, 1), (144, 40, 28, 1, 1), (40, 240, 28, 1, 1), (240, 80, 14, 1, 1), (80, 480, 14, 1, 1),
-    (480, 112, 14, 1, 1), (112, 672, 14, 1, 1), (672, 192, 7, 1, 1), (192, 1152, 7, 1, 1), (1152, 320, 7, 1, 1),
-    (320, 1280, 7, 1, 1), (96, 4, 1, 1, 1), (4, 96, 1, 1, 1), (240, 10, 1, 1, 1), (1152, 48, 1, 1, 1),
-    (48, 1152, 1, 1, 1), (960, 240, 1, 1, 1), (24, 24, 192, 3, 1), (24, 96, 192, 3, 2), (48, 192, 96, 3, 1),
-    (192, 48, 96, 1, 1), (80, 320, 48, 3, 1), (320, 80, 48, 1, 1), (160, 640, 24, 1, 1), (176, 1056, 24, 1, 1),
-    (1824, 304, 12, 1, 1), (160, 960, 7, 1, 1),
-)  # fmt: skip
-_INCEPTION = (
-    (32, 64, 147, 3, 1), (64, 96, 35, 3, 1), (96, 96, 35, 3, 1), (48, 64, 35, 5, 1), (768, 192, 17, 1, 1),
-    (768, 128, 17, 1, 1), (2048, 320, 8, 1, 1), (448, 384, 8, 3, 1), (288, 384, 35, 3, 2), (80, 192, 73, 3, 1),
-)  # fmt: skip
-_DIFFUSION = (  # UNets of latent diffusion, decoders of their latents
-    (4, 320, 64, 3, 1), (320, 320, 64, 3, 1), (320, 320, 64, 3, 2), (320, 640, 32, 3, 1), (640, 640, 32, 3, 1),
-    (640, 1280, 16, 3, 1), (1280, 1280, 16, 3, 1), (1280, 1280, 16, 3, 2), (1280, 1280, 8, 3, 1), (2560, 1280, 8, 3, 1),
-    (2560, 1280, 16, 3, 1), (1920, 1280, 16, 3, 1), (1920, 640, 32, 3, 1), (1280, 640, 32, 3, 1), (960, 640, 32, 3, 1),
-    (960, 320, 64, 3, 1), (640, 320, 64, 3, 1), (320, 320, 64, 1, 1), (640, 640, 32, 1, 1), (2560, 1280, 16, 1, 1),
-    (320, 4, 64, 3, 1), (4, 512, 64, 3, 1), (512, 512, 64, 3, 1), (512, 512, 128, 3, 1), (512, 256, 256, 3, 1),
-    (256, 256, 256, 3, 1), (256, 128, 512, 3, 1), (128, 128, 512, 3, 1), (128, 3, 512, 3, 1),
-)  # fmt: skip
-_SEGMENTED = (  # UNets of images, detectors
-    (1, 64, 256, 3, 1), (3, 64, 256, 3, 1), (64, 64, 256, 3, 1), (64, 128, 128, 3, 1), (256, 128, 128, 3, 1),
-    (256, 512, 32, 3, 1), (1024, 512, 32, 3, 1), (512, 1024, 16, 3, 1), (64, 2, 256, 1, 1), (64, 21, 256, 1, 1),
-    (3, 32, 640, 3, 2), (64, 128, 160, 3, 2), (128, 128, 80, 3, 1), (256, 256, 40, 3, 1), (512, 512, 20, 3, 1),
-    (256, 255, 80, 1, 1), (256, 256, 100, 3, 1), (256, 256, 50, 3, 1),
-)  # fmt: skip
-# (channels out, side of the image, side of a patch), without padding
-_PATCHES = (
-    (768, 224, 16), (1024, 224, 16), (192, 224, 16), (384, 224, 16), (768, 224, 32), (768, 384, 16), (1280, 224, 14),
-    (1024, 336, 14), (1152, 384, 14), (768, 224, 14), (96, 224, 4), (128, 224, 4), (192, 224, 4),
-)  # fmt: skip
-# (channels in, channels out, side of the input, pixels of a side that become one)
-_MERGES = (
-    (96, 192, 56, 2), (192, 384, 28, 2), (384, 768, 14, 2), (128, 256, 56, 2), (256, 512, 28, 2), (512, 1024, 14, 2),
-    (192, 384, 56, 2), (384, 768, 28, 2), (768, 1536, 14, 2), (64, 64, 128, 8), (128, 128, 64, 4), (320, 320, 32, 2),
-    (32, 32, 128, 8), (160, 160, 32, 2),
-)  # fmt: skip
-# (channels, side of the input, side of the filter, stride)
-_DEPTHWISE = (
-    (32, 112, 3, 1), (96, 112, 3, 2), (144, 56, 3, 1), (144, 56, 3, 2), (144, 56, 5, 2), (192, 28, 3, 1),
-    (192, 28, 3, 2), (240, 28, 5, 1), (240, 28, 3, 2), (384, 14, 3, 1), (480, 14, 3, 1), (480, 14, 5, 1),
-    (576, 14, 3, 1), (576, 14, 3, 2), (672, 14, 5, 1), (672, 14, 5, 2), (960, 7, 3, 1), (960, 7, 5, 1),
-    (1152, 7, 5, 1), (1152, 7, 3, 1), (16, 112, 3, 1), (64, 112, 3, 2), (72, 56, 3, 1), (72, 56, 5, 2), (120, 28, 5, 1),
-    (640, 24, 3, 1), (1056, 24, 3, 1), (1056, 24, 3, 2), (1824, 12, 3, 1), (768, 14, 3, 1), (256, 56, 3, 1),
-    (512, 28, 3, 1), (1024, 14, 3, 1), (384, 28, 31, 1), (128, 56, 31, 1),
-    (96, 56, 7, 1), (192, 28, 7, 1), (384, 14, 7, 1), (768, 7, 7, 1), (128, 56, 7, 1), (256, 28, 7, 1),
-    (512, 14, 7, 1), (1024, 7, 7, 1), (192, 56, 7, 1), (384, 28, 7, 1), (768, 14, 7, 1), (1536, 7, 7, 1),
-)  # fmt: skip
-# (channels, side of the input, side of the filter, stride, channels of a group)
-_GROUPED = (
-    (128, 56, 3, 1, 4), (256, 56, 3, 2, 8), (256, 28, 3, 1, 8), (512, 28, 3, 2, 16), (512, 14, 3, 1, 16),
-    (1024, 14, 3, 2, 32), (1024, 7, 3, 1, 32), (256, 56, 3, 1, 4), (512, 28, 3, 1, 8), (1024, 14, 3, 1, 16),
-    (2048, 7, 3, 1, 32), (256, 56, 3, 1, 8), (512, 56, 3, 2, 16), (2048, 14, 3, 2, 64), (224, 56, 3, 1, 112),
-    (448, 28, 3, 1, 112), (896, 14, 3, 1, 112), (48, 56, 3, 1, 8), (120, 28, 3, 1, 8), (336, 14, 3, 1, 8),
-    (72, 56, 3, 1, 24), (216, 28, 3, 1, 24), (576, 14, 3, 1, 24), (528, 56, 3, 2, 264), (1056, 28, 3, 1, 264),
-    (240, 28, 1, 1, 80), (256, 27, 5, 1, 128), (96, 56, 3, 1, 48), (224, 56, 3, 1, 56), (448, 56, 3, 2, 56),
-    (448, 28, 3, 1, 56), (896, 14, 3, 1, 56), (2016, 7, 3, 1, 56),
-)  # fmt: skip
+_CONVOLUTIONS = SHAPES["convolutions"]
+_NETWORKS = ("resnet", "resnet", "vgg", "mobile", "mobile", "inception", "diffusion", "diffusion", "segmentation", None)
 
 
 def _densenet(draw: Draw) -> tuple[int, int, int, int, int]:
@@ -96,8 +27,8 @@ def _densenet(draw: Draw) -> tuple[int, int, int, int, int]:
 
 def _real(draw: Draw) -> Drawn:
     """A layer of a model, of images of its size or of a near one."""
-    model = draw.pick((_RESNET, _RESNET, _VGG, _MOBILE, _MOBILE, _INCEPTION, _DIFFUSION, _DIFFUSION, _SEGMENTED, None))
-    c, k, side, kernel, stride = draw.pick(model) if model else _densenet(draw)
+    network = draw.pick(_NETWORKS)
+    c, k, side, kernel, stride = draw.pick(_CONVOLUTIONS[network]) if network else _densenet(draw)
     if side > 1 and draw.chance(0.35):
         side = max(1, round(side * draw.pick((0.5, 0.75, 8 / 7, 1.25, 1.5, 2))))
     width = side if draw.chance(0.9) else max(1, round(side * draw.pick((0.5, 0.75, 4 / 3, 2))))
@@ -113,10 +44,10 @@ def _special(draw: Draw) -> Drawn:
     """Patches, merges of pixels, dilated filters and filters of one row or column."""
     kind = draw.pick(("patch", "patch", "merge", "dilated", "dilated", "line"))
     if kind == "patch":
-        k, side, kernel = draw.pick(_PATCHES)
+        k, side, kernel = draw.pick(SHAPES["patches"]["layers"])
         return _planes(3, k, side, side, kernel, kernel, 0)
     if kind == "merge":
-        c, k, side, pixels = draw.pick(_MERGES)
+        c, k, side, pixels = draw.pick(SHAPES["merges"]["layers"])
         return _planes(c, k, side, side, pixels, pixels, 0)
     if kind == "dilated":
         c, k, side = draw.pick(((2048, 256, 28), (2048, 256, 33), (2048, 256, 65), (512, 512, 33), (512, 512, 28),
@@ -180,10 +111,10 @@ def _grouped(draw: Draw) -> Drawn:
     depthwise = draw.chance(0.68)
     if draw.chance(0.75):
         if depthwise:
-            c, side, kernel, stride = draw.pick(_DEPTHWISE)
+            c, side, kernel, stride = draw.pick(SHAPES["depthwise"]["layers"])
             members = 1
         else:
-            c, side, kernel, stride, members = draw.pick(_GROUPED)
+            c, side, kernel, stride, members = draw.pick(SHAPES["grouped"]["layers"])
         side = max(kernel // 2 + 1, round(side * draw.pick((1, 1, 1, 1, 0.5, 8 / 7, 1.5, 2))))
     else:
         members = 1 if depthwise else draw.pick((2, 4, 8, 8, 16, 24, 32, 32, 64, 128))
@@ -293,6 +224,114 @@ def _conv(draw: Draw, op: str) -> Drawn:
             "padding": kernel // 2, "dtype": draw.pick(("bf16", "fp16", "tf32")), "stack": "torch"}  # fmt: skip
 
 
+# ---- layers over feature maps
+
+
+def _map(draw: Draw, most: int = _MOST_ELEMENTS) -> tuple[int, int, int]:
+    """(images, channels, side) of a real network, or any."""
+    if draw.chance(0.55):
+        channels, side = draw.pick(SHAPES["feature_maps"]["layers"])
+        batch = draw.pick(_BATCHES)
+    else:
+        side = draw.size(4, 256, draw.pick((1, 1, 2, 8)))
+        channels = draw.size(8, 2048, draw.pick((1, 8, 8, 32, 64)))
+        batch = draw.size(1, 256) if draw.chance(0.5) else draw.pick(_BATCHES)
+    return max(1, min(batch, most // (channels * side * side))), channels, side
+
+
+def _layout(draw: Draw) -> Drawn:
+    return {"layout": draw.pick(("nchw", "nchw", "nhwc"))}
+
+
+def _normed(draw: Draw, op: str) -> Drawn:
+    batch, channels, side = _map(draw)
+    dtype = draw.pick(_MAP_DTYPES)
+    weights = {"weights": "fp32"} if dtype != "fp32" and draw.chance(0.5) else {}
+    call = {"op": op, "batch": batch, "channels": channels, "spatial": side * side, **_layout(draw), "dtype": dtype,
+            "training": op == "batch_norm_backward" or draw.chance(0.65), **weights, "stack": "torch"}  # fmt: skip
+    kind = draw.pick(range(12))
+    if kind == 0:  # instance norm: one image of all channels
+        return call | {"batch": 1, "channels": batch * channels, "layout": "nchw", "training": True}
+    if kind == 1:  # audio and points: long and thin, or no pixels at all
+        return call | {"spatial": draw.pick((1, draw.size(100, 20000))), "channels": draw.size(16, 1024, 8),
+                       "batch": draw.size(8, 256), "layout": "nchw"}  # fmt: skip
+    return call
+
+
+def _group_norm(draw: Draw, op: str) -> Drawn:
+    batch, channels, side = _map(draw)
+    groups = draw.pick((32, 32, 32, 8, 16, 1, 4))
+    channels = max(groups, channels // groups * groups)
+    return {"op": op, "batch": batch, "channels": channels, "spatial": side * side, "groups": groups,
+            "dtype": draw.pick(_MAP_DTYPES), "stack": "torch"}  # fmt: skip
+
+
+def _pooled(draw: Draw) -> Drawn:
+    op = draw.pick(("max_pool", "max_pool", "avg_pool", "max_pool_backward", "max_pool_backward", "avg_pool_backward"))
+    batch, channels, side = _map(draw, 2**26)
+    window, stride, padding = draw.pick(
+        ((3, 2, 1), (3, 2, 1), (2, 2, 0), (2, 2, 0), (3, 2, 0), (3, 1, 1), (5, 1, 2), (7, 7, 0), (4, 4, 0), (9, 1, 4))
+    )
+    window, stride = min(window, side), min(stride, side)
+    call = {"op": op, "batch": batch, "channels": channels, "height": side, "width": side, "kernel_h": window,
+            "kernel_w": window, "stride": stride, "padding": padding, **_layout(draw), "dtype": draw.pick(_MAP_DTYPES),
+            "stack": "torch"}  # fmt: skip
+    kind = draw.pick(range(10))
+    if kind == 0:  # of a sequence
+        return call | {"height": 1, "kernel_h": 1, "width": side * side, "layout": "nchw"}
+    if kind == 1:  # of a video
+        depth = draw.pick((4, 8, 16, 32))
+        return call | {"depth": depth, "kernel_d": min(window, depth, 3), "batch": max(1, batch // depth),
+                       "layout": "nchw"}  # fmt: skip
+    return call
+
+
+def _adaptive(draw: Draw) -> Drawn:
+    batch, channels, side = _map(draw, 2**26)
+    out = draw.pick((7, 6, 3, 2, 14))
+    return {"op": draw.pick(("adaptive_avg_pool", "adaptive_avg_pool_backward")), "batch": batch, "channels": channels,
+            "height": side, "width": side, "out_height": out, "out_width": out, **_layout(draw),
+            "dtype": draw.pick(_MAP_DTYPES), "stack": "torch"}  # fmt: skip
+
+
+def _resized(draw: Draw) -> Drawn:
+    batch, channels, side = _map(draw, 2**24)
+    if draw.chance(0.15):  # scores of classes, to the size of the image
+        channels, side, scale = draw.pick((1, 19, 21, 150)), draw.pick((28, 32, 64, 65, 128)), draw.pick((4.0, 8.0))
+        batch = max(1, min(batch, 2**26 // int(channels * (side * scale) ** 2)))
+    else:
+        scale = draw.pick((8, 8, 8, 6, 2, 16)) / 4
+    out = max(1, int(side * scale))
+    return {"op": draw.pick(("interpolate", "interpolate", "interpolate_backward")), "batch": batch,
+            "channels": channels, "height": side, "width": side, "out_height": out, "out_width": out,
+            "mode": draw.pick(("nearest", "nearest", "bilinear", "bilinear", "bicubic")), **_layout(draw),
+            "dtype": draw.pick(_MAP_DTYPES), "stack": "torch"}  # fmt: skip
+
+
+def _padded(draw: Draw) -> Drawn:
+    batch, channels, side = _map(draw, 2**26)
+    added = min(draw.pick((2, 2, 1, 4, 6, 6, 8)), 2 * (side - 1))
+    return {"op": draw.pick(("pad", "pad", "pad_backward")), "images": batch * channels, "height": side, "width": side,
+            "out_height": side + added, "out_width": side + added,
+            "mode": draw.pick(("constant", "reflect", "reflect", "replicate")),
+            "dtype": draw.pick(_MAP_DTYPES), "stack": "torch"}  # fmt: skip
+
+
+def _moved(draw: Draw) -> Drawn:
+    op = draw.pick(("roll", "channels_last", "channels_last", "channel_cat"))
+    batch, channels, side = _map(draw)
+    dtype = draw.pick(_MAP_DTYPES)
+    if op == "roll":
+        axis = draw.pick((1, 2))
+        inner = channels * side if axis == 1 else channels
+        return {"op": op, "outer": batch * (1 if axis == 1 else side), "length": side, "inner": inner,
+                "shift": draw.pick((3, 3, 4, 6, 12)), "dtype": dtype, "stack": "torch"}  # fmt: skip
+    sizes = {"op": op, "batch": batch, "channels": channels, "spatial": side * side, "dtype": dtype, "stack": "torch"}
+    if op == "channels_last":
+        return sizes | {"to": draw.pick(("nhwc", "nchw"))}
+    return sizes | {"parts": min(channels, draw.pick((2, 2, 3, 4, 8, 16, 24))), **_layout(draw)}
+
+
 TABLE: Table = {
     "conv2d": (lambda draw: _conv(draw, "conv2d"), 2),
     "conv2d-backward": (lambda draw: _conv(draw, draw.pick(_GRADIENTS)), 1.5),
@@ -302,4 +341,13 @@ TABLE: Table = {
     "conv-1d": (_line, 5),
     "conv-3d": (_volume, 5),
     "conv-transposed": (_transposed, 5),
+    "batch-norm": (lambda draw: _normed(draw, "batch_norm"), 8),
+    "batch-norm-backward": (lambda draw: _normed(draw, "batch_norm_backward"), 7),
+    "group-norm": (lambda draw: _group_norm(draw, "group_norm"), 4.5),
+    "group-norm-backward": (lambda draw: _group_norm(draw, "group_norm_backward"), 4.5),
+    "pooling": (_pooled, 10),
+    "adaptive-pooling": (_adaptive, 2),
+    "interpolate": (_resized, 3),
+    "padding": (_padded, 1.5),
+    "layouts": (_moved, 2.5),
 }
