@@ -5,8 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 WORKERS ?= 2
-# A file is on one worker, for its tests share what takes long to make; conftest.py says in which order
-SPREAD := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# conftest.py says which tests share a worker, and in which order they run
+SPREAD := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 .PHONY: demo test quick lint unit docs bench accuracy weights clean
 

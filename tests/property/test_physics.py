@@ -162,6 +162,13 @@ def test_a_table_equals_its_parts_and_its_calls(batch: list[Kernel], gpu: str, d
     assert list(whole["predicted_us"]) == pytest.approx(times, rel=1e-12)
 
 
+def test_a_gpu_that_was_not_measured_is_predicted_alike_in_tables_of_any_size() -> None:
+    """Its forecast is a weighted mean over measured generations, whose rounding must not follow the number of rows."""
+    batch = [kc.kernel("reduce_scatter", bytes=size, world=3, dtype="fp16") for size in range(1000, 30_000, 500)]
+    whole = kc.predict_table(as_table(batch), "t4")["predicted_us"]
+    assert list(whole) == [kc.predict_table(as_table([call]), "t4")["predicted_us"][0] for call in batch]
+
+
 @given(st.integers(1, 16), st.integers(1, 3000), st.integers(0, 3000), st.sampled_from(["attention", "mla"]),
        st.sampled_from(["fa2", "fa3", "flashinfer", "trtllm"]), gpus)  # fmt: skip
 def test_ragged_with_equal_lengths_is_uniform(

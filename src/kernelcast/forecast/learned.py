@@ -193,7 +193,8 @@ class FamilyWeights:
             return self._as(kin, target, values, words, told if kin.id == target.id else None)
         known = self._known(kin, target, words)
         each = [self._as(one, target, values, words) for one in known]
-        mean = np.tensordot(shares(known, target, self._likeness), np.array(each), axes=1)
+        weighted = zip(shares(known, target, self._likeness), each, strict=True)
+        mean = sum(share * outputs for share, outputs in weighted)  # BLAS would round by the number of rows
         return np.asarray((mean + self._transferred(told, words)) / 2)
 
     def _as(
