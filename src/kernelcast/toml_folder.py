@@ -1,4 +1,4 @@
-"""Folders of TOML files, one file a thing: its name is the thing's id, its keys are the other fields of a dataclass."""
+"""TOML files, and catalogues of them: a file's name is an id, its keys are the other fields of a dataclass."""
 
 from __future__ import annotations
 
@@ -16,17 +16,33 @@ if TYPE_CHECKING:
     T = TypeVar("T", bound=DataclassInstance)
 
 
-def _read(folder: Path, kind: type[T], name: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
+def read_toml(path: Path, what: str = "file") -> dict[str, Any]:
+    try:
+        return parse_toml(path.read_text(encoding="utf-8"), path)
+    except FileNotFoundError:
+        raise KernelcastError(f"no {what} {path}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise KernelcastError(f"{path}: not readable as TOML: {error}") from None
+
+
+def parse_toml(text: str, path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise KernelcastError(f"{path}: not readable as TOML: {error}") from None
+
+
+def _read(folder: Path, cls: type[T], name: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
     path = folder / f"{name.lower()}.toml"
     if not path.exists():
-        raise unknown(kind.__name__.lower(), name, ids_in(folder))
-    raw: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        raise unknown(cls.__name__.lower(), name, ids_in(folder))
+    raw = read_toml(path)
     base = raw.pop("base", None)
     if base is None:
         return raw
     if base in above:
         raise KernelcastError(f"{path.name}: base = {base!r} leads back to itself")
-    below = _read(folder, kind, base, (*above, name.lower()))
+    below = _read(folder, cls, base, (*above, name.lower()))
     tables = {key: {**below[key], **raw[key]} for key in raw if isinstance(below.get(key), dict)}
     return {**below, **raw, **tables}
 
@@ -35,17 +51,17 @@ def ids_in(folder: Path) -> list[str]:
     return sorted(path.stem for path in folder.glob("*.toml"))
 
 
-def read_from(folder: Path, kind: type[T], name: str) -> T:
-    """The ``kind`` called ``name``, its tables as pairs. ``base`` names a file that has what this one does not say; of
+def read_from(folder: Path, cls: type[T], name: str) -> T:
+    """The ``cls`` called ``name``, its tables as pairs. ``base`` names a file that has what this one does not say; of
     a file without one only fields with a default may be left out."""
     path = folder / f"{name.lower()}.toml"
-    raw = _read(folder, kind, name)
-    known = {field.name: field.default is MISSING for field in fields(kind) if field.name != "id"}
+    raw = _read(folder, cls, name)
+    known = {field.name: field.default is MISSING for field in fields(cls) if field.name != "id"}
     missing = sorted(name for name, needed in known.items() if needed and name not in raw)
     extra = sorted(set(raw) - set(known))
     if missing or extra:
-        words = (", ".join(names) or "nothing" for names in (missing, extra))
-        raise KernelcastError("{}: missing {}; unknown {}".format(path.name, *words))
+        lists = (", ".join(names) or "nothing" for names in (missing, extra))
+        raise KernelcastError("{}: missing {}; unknown {}".format(path.name, *lists))
     values = {key: tuple(value.items()) if isinstance(value, dict) else value for key, value in raw.items()}
-    make: Callable[..., T] = kind  # whose fields only the check above knows
+    make: Callable[..., T] = cls  # whose fields only the check above knows
     return make(id=path.stem, **values)

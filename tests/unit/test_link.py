@@ -9,7 +9,7 @@ import pytest
 import kernelcast as kc
 from kernelcast.collect.link import SUSTAINED, Link, Timed, fitted, measure, worlds, write_link
 from kernelcast.errors import KernelcastError
-from kernelcast.hardware import fabric, gpu, kind_of, load_gpu
+from kernelcast.hardware import fabric, fabric_type, gpu, load_gpu
 
 LATENCY_S, START_S, RATE = 1.5e-6, 6e-6, 300e9
 
@@ -54,7 +54,7 @@ def test_the_file_is_a_fabric_wherever_one_is_named(tmp_path: Path) -> None:
     found = fabric(str(path))
     assert found.bytes_per_s == pytest.approx(RATE / SUSTAINED, rel=0.01)
     assert found.latency_s == pytest.approx(LATENCY_S, rel=1e-3)
-    assert kind_of(str(path)) == "nvlink4" and found.source.startswith("measured")
+    assert fabric_type(str(path)) == "nvlink4" and found.source.startswith("measured")
     # slower than the H200's 450 GB/s: an all-reduce of 1 GiB takes longer, in proportion to the link
     call = {"bytes": 2**30, "world": 8, "dtype": "bf16", "stack": "nccl"}
     own = kc.predict(kc.kernel("all_reduce", **call), "h200_sxm")

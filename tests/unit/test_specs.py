@@ -16,8 +16,8 @@ from kernelcast.collect.specs_draft import Long, Measured, Properties, base_of, 
 from kernelcast.collect.specs_file import as_in_campaigns, finished, reference
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import gpu, gpu_ids, load_gpu, origin_of, root_of
-from kernelcast.hardware.consistent import contradictions
-from kernelcast.hardware.paths import path_of
+from kernelcast.hardware.gpu import path_of
+from kernelcast.hardware.load import contradictions
 
 BOARD = Board(sm_mhz=1980, memory_mhz=3201, memory_bits=6144, pcie_generation=5, pcie_lanes=16, nvlinks=18,
               power_limit_w=700)  # fmt: skip

@@ -13,7 +13,7 @@ import kernelcast as kc
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast.learned import WEIGHTS, load
 from kernelcast.hardware import gpu, gpu_ids
-from kernelcast.hardware.paths import PATHS, path_of
+from kernelcast.hardware.gpu import PATHS, path_of
 from kernelcast.ops import REGISTRY, kernel, parameters_of
 from kernelcast.ops.kernel_selection import (
     default_backend,
@@ -23,7 +23,7 @@ from kernelcast.ops.kernel_selection import (
     served_experts,
     stack_backend,
 )
-from kernelcast.stacks.choices import FILE, Choice
+from kernelcast.stacks.kernel_choices import FILE, KernelChoice
 
 DECODE = {"batch": 8, "q_len": 1, "kv_len": 2048, "q_heads": 32, "kv_heads": 8, "head_dim": 128}
 ENTRIES = list(kernel_choices().entries.values())
@@ -79,12 +79,12 @@ def test_another_capability_has_its_own_path() -> None:
 # ---- the file ----
 
 
-def name(entry: Choice) -> str:
+def name(entry: KernelChoice) -> str:
     return " ".join(entry.key)
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=name)
-def test_every_entry_names_what_exists(entry: Choice) -> None:
+def test_every_entry_names_what_exists(entry: KernelChoice) -> None:
     cls = REGISTRY[entry.op]
     assert entry.dtype in ("*", *cls.dtypes)
     assert entry.family in kernel_choices().families and all(len(source) > 10 for source in entry.sources)
@@ -229,7 +229,7 @@ def test_a_kernel_that_does_not_run_here_is_not_told() -> None:
 # ---- what was measured ----
 
 
-def contradictions() -> dict[Choice, list[str]]:
+def contradictions() -> dict[KernelChoice, list[str]]:
     """By entry: what was measured of its stack, capability, op and formats, where its backend was run by no call."""
     run: dict[tuple[Any, ...], Counter[str]] = {}
     for path in sorted(WEIGHTS.glob("*.safetensors")):
@@ -240,7 +240,7 @@ def contradictions() -> dict[Choice, list[str]]:
                 key = words["stack"], entry.gpu, entry.op, words["dtype"], words.get("kv_dtype")
                 run.setdefault(key, Counter())[str(words["backend"])] += entry.calls
     assert len(run) > 100
-    found: dict[Choice, list[str]] = {}
+    found: dict[KernelChoice, list[str]] = {}
     for (stack, place, op, dtype, kv_dtype), backends in run.items():
         said = kernel_choice(stack, gpu(place), op, dtype, kv_dtype, own=True)
         if said and said.backend and said.backend not in backends:

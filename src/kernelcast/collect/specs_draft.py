@@ -15,9 +15,8 @@ from kernelcast.collect.power_meter import Board
 from kernelcast.errors import KernelcastError
 from kernelcast.files import complete
 from kernelcast.hardware import Gpu, fabrics, gpu, gpu_ids, load_gpu, parse_gpu
-from kernelcast.hardware.gpu import INTEGERS, RATE_TABLES
+from kernelcast.hardware.gpu import INTEGERS, RATE_TABLES, path_of
 from kernelcast.hardware.load import CATALOGUE, base_values
-from kernelcast.hardware.paths import path_of
 
 CLOSE = 0.01  # what the driver says of a catalogued GPU and the catalogue has: the catalogue's number stays
 _PCIE_LANE = {3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}

@@ -218,12 +218,8 @@ class Evidence:
         return frozenset(entry.gpu for entry in self.entries)
 
     @functools.cached_property
-    def capability_of(self) -> Mapping[str, str]:
-        return {name: gpu(name).compute_capability for name in self.gpus}
-
-    @functools.cached_property
     def capabilities(self) -> frozenset[str]:
-        return frozenset(self.capability_of.values())
+        return frozenset(gpu(name).compute_capability for name in self.gpus)
 
     def step(self, word: str, asked: str | None, answered: str | None, dtype: str | None = None) -> Step:
         """What it costs to take one word for another: of this pair, else of the word in this format, else in any."""
@@ -275,19 +271,25 @@ class Evidence:
         usual = kernel.with_defaults(words, place)
         unsaid = [name for name in usual if words[name] is None and name != "stack"]
         own = any(entry.gpu == kin for entry in self.by_op.get(kernel.op, ()))  # the networks know the op there
-        new = int(place.id not in self.gpus) + int(place.compute_capability not in self.capabilities)
+        new = 0 if place.id in self.gpus else 1 + (place.compute_capability not in self.capabilities)
         found, dtype = [], usual["dtype"]
         far = {name: 0.0 if name == kin else self._error("gpu", kin, name, dtype) for name in self.gpus}
         for at, (entry, changed, filled, cost) in enumerate(self._apart(kernel, usual, unsaid)):
-            alien = self.capability_of[entry.gpu] != place.compute_capability
-            found.append(((round(cost + far[entry.gpu], 6), filled, alien, -entry.calls, at), changed))
+            found.append(((round(cost + far[entry.gpu], 6), filled, -entry.calls, at), changed))
         if not found:
             return 0.0, [EvidenceMatch(usual, _filled(asked, usual), far=2)]
         least = min(order[0] for order, _ in found)
-        nearest = sorted((one for one in found if one[0][0] == least), key=lambda one: one[0])
+        entries = self.by_op[kernel.op]
+
+        def order_of(one: Any) -> Any:
+            """Of equals those of the same compute capability; for these alone, as it opens the file of the GPU."""
+            (_, filled, *rest), _ = one
+            return filled, gpu(entries[rest[-1]].gpu).compute_capability != place.compute_capability, rest
+
+        nearest = sorted((one for one in found if one[0][0] == least), key=order_of)
         matches = []
         for (*_, at), changed in nearest:
-            entry = self.by_op[kernel.op][at]
+            entry = entries[at]
             changed = changed if entry.gpu == kin else [*changed, ("gpu", kin, entry.gpu)]
             steps = [self._step(change, dtype, own) for change in changed]
             said = {**usual, **{name: entry.words.get(name) for name in unsaid}}

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from kernelcast.forecast.predictor import ranked_times, sustained_shares, sustained_start_s, work_times
 from kernelcast.hardware import Gpu
-from kernelcast.hardware.paths import TCGEN05, WGMMA
+from kernelcast.hardware.gpu import TCGEN05, WGMMA
 from kernelcast.machine.analyse import PIPELINES, Analysis, summed
 from kernelcast.ops.work import Array, Number
 

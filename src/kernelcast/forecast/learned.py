@@ -25,7 +25,7 @@ from kernelcast.forecast.network import Encoder, Floats, Layers, read_tensors
 from kernelcast.forecast.predictor import Estimate, Generic, Question, by_time, sustained_shares
 from kernelcast.forecast.prior import Prior
 from kernelcast.hardware import Gpu, gpu
-from kernelcast.hardware.paths import FMA, MFMA, MMA_SYNC, TCGEN05, WGMMA
+from kernelcast.hardware.gpu import FMA, MFMA, MMA_SYNC, TCGEN05, WGMMA
 from kernelcast.machine.analyse import PIPELINES, Score, lazy
 from kernelcast.ops.base import Configuration, Kernel
 from kernelcast.results import SUPPORT

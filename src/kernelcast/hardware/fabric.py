@@ -1,23 +1,24 @@
-"""Links between GPUs: a small frozen value a kind, from fabrics.toml or from a file of one's own."""
+"""Links between GPUs: a small frozen value each, from fabrics.toml or from a user's file."""
 
 from __future__ import annotations
 
 import functools
-import tomllib
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from kernelcast.errors import KernelcastError, unknown
 from kernelcast.hardware.gpu import Gpu
+from kernelcast.toml_folder import read_toml
 
 ENDING = ".toml"  # of a name that is a file
 
 
 @dataclass(frozen=True)
 class Fabric:
-    """A link as one GPU sees it: bytes per second in one direction, and the time of one dependent message.
+    """A link as one GPU sees it: bytes per second in one direction, and the latency of one dependent message.
 
-    ``like``: of a file, the catalogued kind that it is one of, which says how far GPUs reach into one another's memory.
+    ``like``: of a file, the catalogued fabric that it resembles, which says how far GPUs reach into one another's
+    memory.
     """
 
     kind: str
@@ -34,23 +35,21 @@ class Fabric:
 
 @functools.cache
 def fabrics() -> dict[str, Fabric]:
-    """Every kind of link of the catalogue by name."""
-    raw = tomllib.loads((Path(__file__).parent / "fabrics.toml").read_text(encoding="utf-8"))
-    return {kind: Fabric(kind=kind, **entry) for kind, entry in raw.items()}
+    """Every fabric of the catalogue by name."""
+    return {name: Fabric(name, **entry) for name, entry in read_toml(Path(__file__).parent / "fabrics.toml").items()}
 
 
-def fabric(kind: str, gpu: Gpu | None = None) -> Fabric:
-    """The link called ``kind``, or of that file; with ``gpu``, its own rate where that kind is the GPU's own link or
-    PCIe."""
-    found = _named(kind)
-    if gpu is None or kind != gpu.link_kind or found.like:
-        return found
-    own = gpu.link_bytes_per_s or (gpu.pcie_bytes_per_s if kind.startswith("pcie") else found.bytes_per_s)
-    return replace(found, bytes_per_s=own)
+def fabric(name: str, gpu: Gpu | None = None) -> Fabric:
+    """The fabric called ``name``, or of that file; with ``gpu``, at the GPU's rate where it is its link or PCIe."""
+    catalogued = _named(name)
+    if gpu is None or name != gpu.link_kind or catalogued.like:
+        return catalogued
+    rate = gpu.link_bytes_per_s or (gpu.pcie_bytes_per_s if name.startswith("pcie") else catalogued.bytes_per_s)
+    return replace(catalogued, bytes_per_s=rate)
 
 
-def kind_of(name: str) -> str:
-    """The catalogued kind of a link: its own name, or what a file says that it is like."""
+def fabric_type(name: str) -> str:
+    """The catalogued name of a fabric: of a file, what it is like."""
     return _named(name).like or name
 
 
@@ -66,16 +65,13 @@ def _named(name: str) -> Fabric:
 
 
 @functools.lru_cache(maxsize=64)
-def load_fabric(path: str, changed: int) -> Fabric:
-    """A file of one link: its numbers, their source, and the catalogued kind that it is like."""
-    try:
-        raw = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise KernelcastError(f"{path}: not readable as TOML: {error}") from None
+def load_fabric(path: str, modified_ns: int) -> Fabric:
+    """A file of one fabric: its numbers, their source, and the catalogued one that it is like."""
+    raw = read_toml(Path(path), "fabric file")
     wanted = {field.name for field in fields(Fabric)} - {"kind"}
     if set(raw) != wanted:
-        words = (", ".join(sorted(names)) or "nothing" for names in (wanted - set(raw), set(raw) - wanted))
-        raise KernelcastError("{}: missing {}; unknown {}".format(path, *words))
+        lists = (", ".join(sorted(names)) or "nothing" for names in (wanted - set(raw), set(raw) - wanted))
+        raise KernelcastError("{}: missing {}; unknown {}".format(path, *lists))
     if raw["like"] not in fabrics():
         raise KernelcastError(f"{path}: like: {unknown('fabric', raw['like'], fabrics())}")
     return Fabric(kind=path, **raw)

@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 from kernelcast.errors import KernelcastError, unknown
-from kernelcast.hardware.paths import PATHS, is_of_another, path_of
 from kernelcast.results import Shown
 
 Rates = Mapping[str, float]
+
+# The instruction path of a GPU: which instruction multiplies its matrices. Kernels are written for it, so that what is
+# known of one capability holds for another of the same path. NVIDIA numbers capabilities by product, not by path: 12.0
+# (GeForce and RTX PRO) has the mma.sync of 8.9, not the tcgen05 of 10.0.
+FMA, MMA_SYNC, WGMMA, TCGEN05, MFMA = PATHS = ("fma", "mma.sync", "wgmma", "tcgen05", "mfma")
+WIDE = (WGMMA, TCGEN05)  # operands from shared memory, many rows an instruction
+_PATH_OF = {
+    **dict.fromkeys(("5.0", "5.2", "5.3", "6.0", "6.1", "6.2"), FMA),
+    **dict.fromkeys(("7.0", "7.2", "7.5", "8.0", "8.6", "8.7", "8.9", "12.0", "12.1"), MMA_SYNC),
+    "9.0": WGMMA,
+    **dict.fromkeys(("10.0", "10.3", "11.0"), TCGEN05),
+    **dict.fromkeys(("gfx908", "gfx90a", "gfx940", "gfx941", "gfx942", "gfx950"), MFMA),
+}
+_DERIVED = ("follows from compute capability", "inherited")
+_ISA = "PTX ISA: wgmma sm_90a; tcgen05 sm_100, sm_103, sm_110; AMD CDNA ISA: MFMA"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,10 +43,10 @@ class Gpu(Shown):
     vendor: str
     architecture: str
     compute_capability: str
-    instruction_path: str = ""  # of matrix products, see paths.py; "": as its compute capability has it
+    instruction_path: str = ""  # of matrix products, one of PATHS; "": as its compute capability has it
     aliases: tuple[str, ...] = ()
     unit_of: str | None = None  # the catalogued GPU that this is a measured unit of: forecasts rest on it
-    # the chip
+    # compute
     sm_count: int
     clock_base_hz: float
     clock_boost_hz: float
@@ -50,23 +65,23 @@ class Gpu(Shown):
     smem_bytes_per_cta: int
     smem_bytes_per_clk_sm: float
     l2_bytes: int
-    l2_bytes_per_clk: float  # whole chip
+    l2_bytes_per_clk: float  # whole GPU
     l2_bytes_per_clk_sm: float  # one SM's port
-    l2_partitions: int = 1  # each keeps what its own SMs read, so that what all SMs read is there as many times
+    l2_partitions: int = 1  # each caches what its SMs read, so that what all SMs read is cached as many times
     dram_bytes: int
     dram_bytes_per_s: float
     # links between GPUs, per direction
     link_kind: str
     link_bytes_per_s: float
     pcie_bytes_per_s: float
-    # what a device of this kind sustains; None: guessed from its siblings
+    # what such a device sustains; None: estimated from its siblings
     sustained_tensor_fraction: float | None = None  # of large matrix products in 16 bits
     sustained_tensor_fractions: Rates = field(default_factory=dict)  # the same of other formats; by dtype
     long_tensor_fraction: float | None = None  # of matrix products that last: the power limit lowers the clock
     tensor_flops_per_j: float | None = None  # 16-bit, over seconds, where power is what limits
     sustained_dram_fraction: float | None = None
     sustained_launch_s: float | None = None  # what the smallest GEMMs take
-    launch_floor_s: float  # the shortest kernel of any kind
+    launch_floor_s: float  # the shortest kernel of all
     power_w: float
     devices_per_package: int = 1  # MI250 shows one package as two devices
     price_usd: float | None = None
@@ -93,9 +108,10 @@ class Gpu(Shown):
             )
 
     def _take_path(self) -> None:
-        """What no file says of the instruction path follows from the compute capability."""
-        before = self.sources.get("instruction_path", "")
-        if not self.instruction_path or is_of_another(before, self.compute_capability):
+        """The instruction path follows from the compute capability where no file gives it."""
+        source = self.sources.get("instruction_path", "")
+        outdated = source.startswith(_DERIVED) and f"compute capability {self.compute_capability} " not in source
+        if not self.instruction_path or outdated:
             path, source = path_of(self.compute_capability)
             object.__setattr__(self, "instruction_path", path)
             object.__setattr__(self, "sources", {**self.sources, "instruction_path": source})
@@ -108,21 +124,24 @@ class Gpu(Shown):
         return self.sources.get("instruction_path", "").startswith("inherited")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """To another process: read-only tables do not travel, so it is made again there."""
-        held = {spec.name: getattr(self, spec.name) for spec in dataclasses.fields(self)}
-        return _made, ({name: dict(value) if isinstance(value, Mapping) else value for name, value in held.items()},)
+        """For pickle, which takes no MappingProxyType."""
+        fields = {spec.name: getattr(self, spec.name) for spec in dataclasses.fields(self)}
+        plain: dict[str, Any] = {
+            name: dict(value) if isinstance(value, Mapping) else value for name, value in fields.items()
+        }
+        return functools.partial(Gpu, **plain), ()
 
     def _check_number(self, name: str, value: object) -> None:
         number = isinstance(value, int | float) and not isinstance(value, bool)
         # link_bytes_per_s may be 0: no link but PCIe.
-        if not number or not 0 <= float(value) < float("inf") or (value == 0 and name not in MAY_BE_ZERO):  # type: ignore[arg-type]
+        if not number or not 0 <= float(value) < float("inf") or (value == 0 and name != "link_bytes_per_s"):  # type: ignore[arg-type]
             raise KernelcastError(f"gpu {self.id}: {name} must be a positive number, not {value!r}")
         if name.partition(".")[0] in FRACTIONS and float(value) > 1:  # type: ignore[arg-type]
             raise KernelcastError(f"gpu {self.id}: {name} is a share of the peak, at most 1, not {value!r}")
 
     @property
     def known_as(self) -> str:
-        """The id that tables, prices and calibrations have it by: a unit's is that of the GPU that it is one of."""
+        """The id that tables, prices and calibrations know it by: of a measured unit, that of the catalogued GPU."""
         return self.unit_of or self.id
 
     # ---- derived rates, all per second ----
@@ -131,16 +150,16 @@ class Gpu(Shown):
         return self.clock_tensor_hz or self.clock_boost_hz
 
     def tensor_flops_per_s(self, dtype: str) -> float:
-        """Dense tensor-core peak of the chip for ``dtype``; 0 when it has none."""
+        """Dense tensor-core peak for ``dtype``; 0 when it has none."""
         return self.tensor_flops_per_clk_sm.get(dtype, 0.0) * self.sm_count * self.tensor_clock_hz
 
     def fma_flops_per_s(self, dtype: str) -> float:
-        """Vector-unit peak of the chip for ``dtype``; 0 when it has none."""
+        """Vector-unit peak for ``dtype``; 0 when it has none."""
         return self.fma_flops_per_clk_sm.get(dtype, 0.0) * self.sm_count * self.clock_boost_hz
 
     @property
     def mfu_flops_per_s(self) -> float:
-        """The peak that MFU is told of: bf16, fp16 where there is none (V100, T4), fp32 without tensor cores."""
+        """The peak that MFU is relative to: bf16, fp16 where there is none (V100, T4), fp32 without tensor cores."""
         return self.tensor_flops_per_s("bf16") or self.tensor_flops_per_s("fp16") or self.fma_flops_per_s("fp32")
 
     @property
@@ -175,12 +194,12 @@ class Gpu(Shown):
                     raise KernelcastError(f"{name} must be a whole number, not {value!r}")
                 values[name] = int(value) if name in INTEGERS else value
         origin = self.origin or self
-        found = dataclasses.replace(self, **values, origin=origin)
-        kept = {k: v for k, v in {**self.changes, **changes}.items() if found.number(k) != origin.number(k)}
-        if not kept:  # every number is its own again
+        changed = dataclasses.replace(self, **values, origin=origin)
+        effective = {k: v for k, v in {**self.changes, **changes}.items() if changed.number(k) != origin.number(k)}
+        if not effective:  # every number is as it was
             return origin
-        sources = {**origin.sources, **dict.fromkeys(kept, "what-if")}
-        return dataclasses.replace(found, sources=sources, changes=kept)
+        sources = {**origin.sources, **dict.fromkeys(effective, "what-if")}
+        return dataclasses.replace(changed, sources=sources, changes=effective)
 
     def number(self, name: str) -> float | None:
         """A field by the name that ``replace`` takes."""
@@ -204,8 +223,34 @@ NUMBERS = tuple(f.name for f in dataclasses.fields(Gpu) if f.name not in _NOT_NU
 INTEGERS = tuple(f.name for f in dataclasses.fields(Gpu) if f.type == "int")
 FRACTIONS = ("sustained_tensor_fraction", "sustained_tensor_fractions", "long_tensor_fraction",
              "sustained_dram_fraction")  # fmt: skip
-MAY_BE_ZERO = ("link_bytes_per_s",)
 
 
-def _made(fields: dict[str, Any]) -> Gpu:
-    return Gpu(**fields)
+def path_of(capability: str) -> tuple[str, str]:
+    """The instruction path of a compute capability, and where that is from."""
+    if not isinstance(capability, str):
+        raise KernelcastError(f'compute_capability must be in quotes, as "9.0" or "gfx942", not {capability!r}')
+    if capability in _PATH_OF:
+        return _PATH_OF[capability], f"{_DERIVED[0]} {capability} ({_ISA})"
+    path, rule = _inherited_path(capability)
+    return path, f"{_DERIVED[1]}: compute capability {capability} is not known; {rule}"
+
+
+def _inherited_path(capability: str) -> tuple[str, str]:
+    """The path of an unknown capability: that of its generation, and of a later one that of the data-centre line, which
+    has kept its instruction since 10.0. A GPU file that knows better says ``instruction_path``."""
+    if capability.startswith("gfx"):
+        return MFMA, "AMD's data-centre GPUs have MFMA"
+    major = capability.partition(".")[0]
+    if not major.isdigit():
+        raise KernelcastError(
+            f"compute_capability must be as 9.0 or gfx942, not {capability!r}; or say instruction_path = "
+            f'"…": {", ".join(PATHS)}'
+        )
+    if int(major) < 7:
+        return FMA, "below 7.0 no GPU has matrix units"
+    latest = TCGEN05, "10.x, 11.x and what comes after 12.x are taken for data-centre GPUs, with tcgen05"
+    return {
+        **dict.fromkeys((7, 8), (MMA_SYNC, "7.x and 8.x have mma.sync")),
+        9: (WGMMA, "9.x has wgmma"),
+        12: (MMA_SYNC, "12.x has mma.sync, as 8.9"),
+    }.get(int(major), latest)

@@ -1,22 +1,31 @@
-"""Read GPU files (TOML) and find a GPU by id, by the name that its driver prints, or by path."""
+"""Find a GPU by id, by the name that its driver prints, or by the path of a TOML file; check it, and change it."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import re
-import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from kernelcast.errors import KernelcastError, unknown
-from kernelcast.hardware.consistent import check_consistent
-from kernelcast.hardware.fabric import ENDING, kind_of
-from kernelcast.hardware.gpu import IDENTITY, NUMBERS, RATE_TABLES, Gpu
+from kernelcast.hardware.fabric import ENDING, fabric_type
+from kernelcast.hardware.gpu import IDENTITY, INTEGERS, NUMBERS, RATE_TABLES, Gpu
+from kernelcast.toml_folder import parse_toml, read_toml
 
 CATALOGUE = Path(__file__).parent / "catalogue"
 _TABLES = (*RATE_TABLES, "published_flops_per_s")
+TOLERANCE = 0.03  # vendors round clocks and peaks
+_ORDERED = (
+    ("clock_base_hz", "clock_boost_hz"),
+    ("clock_tensor_hz", "clock_boost_hz"),
+    ("clock_sustained_hz", "clock_boost_hz"),
+    ("l2_bytes", "dram_bytes"),
+    ("long_tensor_fraction", "sustained_tensor_fraction"),
+    ("launch_floor_s", "sustained_launch_s"),
+)
+_CHANGE = re.compile(r"\s*([a-z0-9_.]+)\s*([=*])\s*([0-9.eE+-]+)\s*", re.IGNORECASE)
 
 
 @functools.cache
@@ -30,36 +39,36 @@ def gpu(name: str | Path | Gpu, **changes: float) -> Gpu:
 
     ``changes`` are what-ifs, as in ``Gpu.replace``.
     """
-    found = name if isinstance(name, Gpu) else _find(str(name))
-    return found.replace(**changes) if changes else found
+    device = name if isinstance(name, Gpu) else _find(str(name))
+    return device.replace(**changes) if changes else device
 
 
-def origin_of(chip: Gpu) -> Gpu | None:
-    """The GPU whose forecast this one's is worked out from, by what physics says of the numbers that differ; None where
-    it is its own. Of a what-if the GPU that was changed; of a measured unit the one that it is a unit of. A GPU is its
-    numbers: a file that has the name of a catalogued one and other numbers is a what-if of it."""
-    if chip.origin is None and chip.known_as in gpu_ids():
-        found = _catalogued(chip.known_as)
-        return None if chip is found or chip == found else found
-    return chip.origin
+def origin_of(gpu: Gpu) -> Gpu | None:
+    """The GPU whose forecast this one's is derived from, by what physics says of the numbers that differ; None where it
+    has its own. Of a what-if the GPU that was changed; of a measured unit the catalogued one. A GPU is its numbers: a
+    file that has the name of a catalogued one and other numbers is a what-if of it."""
+    if gpu.origin is None and gpu.known_as in gpu_ids():
+        catalogued = _catalogued(gpu.known_as)
+        return None if gpu is catalogued or gpu == catalogued else catalogued
+    return gpu.origin
 
 
-def root_of(chip: Gpu) -> Gpu:
+def root_of(gpu: Gpu) -> Gpu:
     """The GPU that is no what-if and no unit, which forecasts know by name."""
-    while (origin := origin_of(chip)) is not None:
-        chip = origin
-    return chip
+    while (origin := origin_of(gpu)) is not None:
+        gpu = origin
+    return gpu
 
 
 def _find(name: str) -> Gpu:
-    if name.endswith(".toml"):
+    if name.endswith(ENDING):
         return load_gpu(Path(name))
-    if name in gpu_ids():  # the usual case needs no look at the other files
+    if name in gpu_ids():  # the usual case opens no other file
         return _catalogued(name)
-    known = _names().get(_fold(name))
-    if known is None:
+    gpu_id = _names().get(_normalised(name))
+    if gpu_id is None:
         raise unknown("gpu", name, gpu_ids())
-    return _catalogued(known)
+    return _catalogued(gpu_id)
 
 
 @functools.cache
@@ -69,16 +78,16 @@ def _catalogued(gpu_id: str) -> Gpu:
 
 @functools.cache
 def _names() -> dict[str, str]:
-    """Every accepted spelling, folded, to its id. The catalogue test checks that no two GPUs share one."""
+    """Every accepted spelling, normalised, to its id. The catalogue test checks that no two GPUs share one."""
     names: dict[str, str] = {}
     for gpu_id in gpu_ids():
-        head = tomllib.loads((CATALOGUE / f"{gpu_id}.toml").read_text(encoding="utf-8"))
-        for spelling in (gpu_id, head.get("name", gpu_id), *head.get("aliases", ())):
-            names.setdefault(_fold(spelling), gpu_id)
+        raw = read_toml(CATALOGUE / f"{gpu_id}.toml")
+        for spelling in (gpu_id, raw.get("name", gpu_id), *raw.get("aliases", ())):
+            names.setdefault(_normalised(spelling), gpu_id)
     return names
 
 
-def _fold(name: str) -> str:
+def _normalised(name: str) -> str:
     """'NVIDIA H200' and 'h200' alike: lower case, no vendor words, no punctuation."""
     words = re.sub(r"[^a-z0-9]+", " ", name.lower()).split()
     return "".join(w for w in words if w not in ("nvidia", "tesla", "amd", "instinct", "geforce"))
@@ -86,42 +95,46 @@ def _fold(name: str) -> str:
 
 def load_gpu(path: Path) -> Gpu:
     """Read one GPU file. A number is ``value`` or ``[value, "source key"]``; the file's [sources] spells keys out."""
-    return parse_gpu(_text(path), path)
+    return _checked(read_toml(path, "GPU file"), path)
 
 
 def parse_gpu(text: str, path: Path) -> Gpu:
     """The GPU that a file with this text would be at ``path``."""
-    values, sources = _merged(path, text, ())
+    return _checked(parse_toml(text, path), path)
+
+
+def _checked(raw: dict[str, Any], path: Path) -> Gpu:
+    values, sources = _merged(path, raw, ())
     needed = (f.name for f in dataclasses.fields(Gpu) if f.default is f.default_factory is dataclasses.MISSING)
     missing = [name for name in needed if name not in values and name != "id"]
     if missing:
         raise KernelcastError(f'{path}: missing {", ".join(missing)} (give them, or a base = "…" that has them)')
-    found = Gpu(id=path.stem, sources=sources, **values)
-    if found.unit_of is not None and found.unit_of not in gpu_ids():
-        raise KernelcastError(f"{path}: unit_of: {unknown('gpu', found.unit_of, gpu_ids())}")
-    kind_of(found.link_kind)  # refused where nobody knows it
-    check_consistent(found, str(path))
-    return found
+    device = Gpu(id=path.stem, sources=sources, **values)
+    if device.unit_of is not None and device.unit_of not in gpu_ids():
+        raise KernelcastError(f"{path}: unit_of: {unknown('gpu', device.unit_of, gpu_ids())}")
+    fabric_type(device.link_kind)  # refuses an unknown one
+    for contradiction in contradictions(device):
+        raise KernelcastError(f"{path}: {contradiction}")
+    return device
 
 
 def base_values(stem: str) -> dict[str, Any]:
     """The fields that a base file of the catalogue has."""
     path = CATALOGUE / f"{stem}.toml"
-    return _merged(path, _text(path), ())[0]
+    return _merged(path, read_toml(path), ())[0]
 
 
-def _merged(path: Path, text: str, chain: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The file's values and sources laid over those of its base."""
+def _merged(path: Path, raw: dict[str, Any], chain: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The file's values and sources on top of those of its base."""
     if path.stem in chain:
         raise KernelcastError(f"{path}: base goes round in a circle: {' -> '.join((*chain, path.stem))}")
-    raw = _parsed(path, text)
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     if "base" in raw:
         base = f"{raw.pop('base')}.toml"
         beside = path.parent / base
         below = beside if beside.exists() else CATALOGUE / base
-        values, sources = _merged(below, _text(below), (*chain, path.stem))
+        values, sources = _merged(below, read_toml(below, "GPU file"), (*chain, path.stem))
         for inherited in ("aliases", "unit_of", "published_flops_per_s"):  # they belong to the base alone
             values.pop(inherited, None)
         sources = {k: v for k, v in sources.items() if not k.startswith("published_flops_per_s.")}
@@ -145,25 +158,68 @@ def _merged(path: Path, text: str, chain: tuple[str, ...]) -> tuple[dict[str, An
     return values, sources
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise KernelcastError(f"no GPU file {path}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise KernelcastError(f"{path}: not readable as TOML: {error}") from None
-
-
-def _parsed(path: Path, text: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise KernelcastError(f"{path}: not readable as TOML: {error}") from None
-
-
 def _sourced(path: Path, name: str, entry: object, keys: Mapping[str, str]) -> tuple[object, str]:
     if not isinstance(entry, list):
         return entry, f"{path.name}, no source given"
     if len(entry) != 2 or entry[1] not in keys:
         raise KernelcastError(f"{path}: {name} = [number, source], where source is a key of [sources], not {entry!r}")
     return entry[0], keys[entry[1]]
+
+
+def contradictions(gpu: Gpu) -> Iterator[str]:
+    """What cannot be true at once of the numbers of a GPU file, a line each, with the numbers."""
+    for less, more in _ORDERED:
+        low, high = getattr(gpu, less), getattr(gpu, more)
+        if low is not None and high is not None and low > high:
+            yield f"{less} {low:g} is more than {more} {high:g}"
+    if gpu.l2_bytes_per_s < gpu.dram_bytes_per_s:
+        yield (
+            f"l2_bytes_per_clk {gpu.l2_bytes_per_clk:g} at {gpu.clock_boost_hz / 1e6:g} MHz is "
+            f"{gpu.l2_bytes_per_s:.4g} B/s, less than dram_bytes_per_s {gpu.dram_bytes_per_s:g}"
+        )
+    for key, package in gpu.published_flops_per_s.items():
+        published, dtype = package / gpu.devices_per_package, key.removesuffix("_vector")
+        vector = key != dtype or not gpu.tensor_flops_per_s(key)
+        peak = gpu.fma_flops_per_s(dtype) if vector else gpu.tensor_flops_per_s(dtype)
+        if abs(peak / published - 1) > TOLERANCE:
+            table = "fma_flops_per_clk_sm" if vector else "tensor_flops_per_clk_sm"
+            clock = gpu.clock_boost_hz if vector else gpu.tensor_clock_hz
+            yield (
+                f"published_flops_per_s.{key} is {published:.4g}, but {gpu.sm_count} SMs x {clock / 1e6:g} MHz x "
+                f"{getattr(gpu, table).get(dtype, 0.0):g} ({table}) give {peak:.4g}"
+            )
+    for dtype in gpu.sustained_tensor_fractions:
+        if not gpu.tensor_flops_per_clk_sm.get("fp8" if dtype == "fp8_block" else dtype):
+            known = ", ".join(gpu.tensor_flops_per_clk_sm) or "none"
+            yield f"sustained_tensor_fractions.{dtype}, but tensor_flops_per_clk_sm has no {dtype} (it has {known})"
+
+
+def changed(gpu: Gpu, changes: Iterable[str], flag: str = "--set") -> Gpu:
+    """A what-if of ``gpu`` from text: ``dram_bytes_per_s=7e12`` sets a number, ``dram_bytes_per_s*1.5`` multiplies it.
+
+    A table with one number per dtype may be multiplied as a whole (``tensor_flops_per_clk_sm*2``); whole numbers are
+    rounded.
+    """
+    numbers: dict[str, float] = {}
+    for text in changes:
+        match = _CHANGE.fullmatch(text)
+        try:
+            name, sign, value = match[1], match[2], float(match[3])  # type: ignore[index]
+        except (TypeError, ValueError):
+            raise KernelcastError(
+                f"{flag} takes FIELD=NUMBER or FIELD*FACTOR, such as dram_bytes_per_s=7e12 or dram_bytes_per_s*1.5, "
+                f"not {text!r}"
+            ) from None
+        numbers |= {name: value} if sign == "=" else _multiplied(gpu, name, value)
+    return gpu.replace(**numbers) if numbers else gpu
+
+
+def _multiplied(gpu: Gpu, name: str, factor: float) -> dict[str, float]:
+    if name in RATE_TABLES:
+        return {f"{name}.{dtype}": rate * factor for dtype, rate in getattr(gpu, name).items()}
+    if name not in NUMBERS and name.partition(".")[0] not in RATE_TABLES:
+        raise unknown("GPU field", name, [*NUMBERS, *(f"{table}.<dtype>" for table in RATE_TABLES)])
+    before = gpu.number(name)
+    if before is None:
+        raise KernelcastError(f"{gpu.id} has no {name} to multiply: set it with {name}=NUMBER")
+    return {name: round(before * factor) if name in INTEGERS else before * factor}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 from kernelcast.errors import KernelcastError, unknown
 from kernelcast.hardware import gpu
+from kernelcast.toml_folder import read_toml
 
 SHIPPED = Path(__file__).with_name("prices.toml")
 KINDS = ("on_demand", "reserved")
@@ -29,11 +29,13 @@ class Price:
 
 
 def read_prices(path: Path | None = None, given: Sequence[str] = (), kind: str = "on_demand") -> dict[str, Price]:
-    """By GPU id, of those that have one of this kind: of the file (None: the one that ships), with prices like
-    ``h100_sxm=2.5`` in place of its own. What nobody priced is not there: no price is guessed from another kind."""
+    """Prices by GPU id: of the file (None: the one that ships), with pairs like ``h100_sxm=2.5`` in place of its
+    numbers. A GPU without a price of this kind is left out: none is estimated from the other kind."""
     if kind not in KINDS:
         raise unknown("kind of price", kind, KINDS)
-    found = _of_file(path or SHIPPED, kind)
+    path = path or SHIPPED
+    listed = {gpu(name).id: _of_gpu(path, name, entry) for name, entry in read_toml(path).items()}
+    prices = {name: by_kind[kind] for name, by_kind in listed.items() if kind in by_kind}
     for pair in given:
         name, equals, text = pair.partition("=")
         try:
@@ -42,30 +44,19 @@ def read_prices(path: Path | None = None, given: Sequence[str] = (), kind: str =
             equals = ""
         if not equals:
             raise KernelcastError(f"--price takes GPU=USD per hour, as in h100_sxm=2.5, not {pair!r}")
-        found[gpu(name.strip()).id] = Price(value, "", "given with --price")
-    return found
+        prices[gpu(name.strip()).id] = Price(value, "", "given with --price")
+    return prices
 
 
-def _of_file(path: Path, kind: str) -> dict[str, Price]:
-    try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise KernelcastError(f"no file {path}; prices are a TOML file like {SHIPPED}") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise KernelcastError(f"{path} is not readable as TOML: {error}") from None
-    found = {gpu(name).id: _kinds(path, name, values) for name, values in tables.items()}
-    return {name: prices[kind] for name, prices in found.items() if kind in prices}
-
-
-def _kinds(path: Path, name: str, values: object) -> dict[str, Price]:
-    """Prices of one GPU. A table without kinds is somebody's one price, whatever kind is asked for."""
-    if isinstance(values, Mapping) and values and set(values) <= set(KINDS):
-        return {kind: _price(path, f"{name}.{kind}", own) for kind, own in values.items()}
-    return dict.fromkeys(KINDS, _price(path, name, values))
+def _of_gpu(path: Path, name: str, entry: object) -> dict[str, Price]:
+    """Prices of one GPU by kind. A table without kinds is one price for all of them."""
+    if isinstance(entry, Mapping) and entry and set(entry) <= set(KINDS):
+        return {kind: _price(path, f"{name}.{kind}", values) for kind, values in entry.items()}
+    return dict.fromkeys(KINDS, _price(path, name, entry))
 
 
 def _price(path: Path, name: str, values: object) -> Price:
-    known = [field.name for field in fields(Price)]
-    if not isinstance(values, Mapping) or sorted(values) != sorted(known):
-        raise KernelcastError(f"{path}: [{name}] needs {', '.join(known)}, or {' and '.join(KINDS)} with these")
+    wanted = [field.name for field in fields(Price)]
+    if not isinstance(values, Mapping) or sorted(values) != sorted(wanted):
+        raise KernelcastError(f"{path}: [{name}] needs {', '.join(wanted)}, or {' and '.join(KINDS)} with these")
     return Price(values["usd_per_hour"], str(values["date"]), str(values["source"]))

@@ -17,7 +17,7 @@ import numpy as np
 
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast.calls import Call, Launch
-from kernelcast.hardware import kind_of
+from kernelcast.hardware import fabric_type
 from kernelcast.inference.batch import Sizes
 from kernelcast.inference.deployment import Deployment
 from kernelcast.models.layers import (
@@ -83,7 +83,7 @@ class Pass:
             yield self.sent("reduce_scatter", count, sent, world)
             yield self.sent("all_gather", count, sent, world)
             return
-        link = kind_of(self.layout.link or self.gpu.link_kind)
+        link = fabric_type(self.layout.link or self.gpu.link_kind)
         near = self.layout.near(self.gpu, world) and not link.startswith("pcie")
         own = near and self.stack.kernels != "torch"  # engines have an all-reduce of their own over NVLink
         yield self.sent("all_reduce", count, sent, world, stack=self.stack.kernels if own else "nccl")

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu, fabric
-from kernelcast.hardware.paths import MFMA, TCGEN05, WGMMA, WIDE
+from kernelcast.hardware.gpu import MFMA, TCGEN05, WGMMA, WIDE
 from kernelcast.ops.work import Array, Number, Work, Works
 
 # A warp instruction of mma.sync m16n8k16 does 4,096 FLOPs (PTX ISA). One wgmma m64n256k16 is issued by four

@@ -89,14 +89,16 @@ def _official_ids() -> list[str]:
 
 
 def _stem(text: str) -> str | None:
-    """The bundled id that a name means: as it is spelt, else without the endings of tuned versions."""
-    index = _index()
-    return index.get(text.strip().lower()) or index.get(_fold(text))
+    """The bundled id that a name means: the id itself, a spelling of it, else without the endings of tuned versions."""
+    name = text.strip().lower()
+    if name in model_ids():  # the usual case opens no other file
+        return name
+    return _index().get(name) or _index().get(_fold(name))
 
 
 @functools.cache
 def _index() -> dict[str, str]:
-    """Every spelling -> bundled id: the id, the Hugging Face id with and without its organisation, and aliases.
+    """Other spellings -> bundled id: the Hugging Face id with and without its organisation, and aliases.
 
     A Hugging Face id of another organisation is not taken for the original: its files may differ.
     """
@@ -108,8 +110,7 @@ def _index() -> dict[str, str]:
             for spelling in (name, name.rpartition("/")[2]):
                 exact.setdefault(spelling.strip().lower(), stem)
                 tuned.setdefault(_fold(spelling), stem)
-    # a bundled id always means its own file, whatever another file calls itself
-    return tuned | exact | {stem: stem for stem in model_ids()}
+    return tuned | exact
 
 
 def _at_path(path: Path) -> tuple[str, Path]:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
-from kernelcast.hardware.paths import TCGEN05, WIDE
+from kernelcast.hardware.gpu import TCGEN05, WIDE
 from kernelcast.ops.base import Calls, Configuration, Conflicts, Kernel, choice, flag, size
 from kernelcast.ops.dtypes import DType, matmul_pipe
 from kernelcast.ops.flash import BACKENDS, kv_steps, visible_pairs

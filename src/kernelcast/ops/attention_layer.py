@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
-from kernelcast.hardware.paths import TCGEN05
+from kernelcast.hardware.gpu import TCGEN05
 from kernelcast.ops.attention import OverCache
 from kernelcast.ops.base import Calls, choice, flag, size
 from kernelcast.ops.dtypes import find_dtype, supports_dtype

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelcast.hardware import Gpu, fabric, fabrics, kind_of
+from kernelcast.hardware import Gpu, fabric, fabric_type, fabrics
 from kernelcast.ops.base import Calls, Configuration, Kernel, choice, size
 from kernelcast.ops.vector import VECTOR_BYTES, side_instructions
 from kernelcast.ops.work import Array, Number, Work, Works, ceil_div
@@ -70,7 +70,7 @@ class Message:
 
     @classmethod
     def of(cls, calls: Calls, gpu: Gpu) -> Message:
-        link = kind_of(calls.choice("fabric") or gpu.link_kind)
+        link = fabric_type(calls.choice("fabric") or gpu.link_kind)
         world = calls["world"]
         reach = next((far for prefix, far in _REACH.items() if link.startswith(prefix)), 1.0)
         switch_reach = _SWITCH_REACH.get(link, 0.0) if calls.choice("dtype") in _SWITCH_DTYPES else 0.0
@@ -118,7 +118,7 @@ class _Collective(Kernel):
     def with_defaults(cls, configuration: Configuration, gpu: Gpu) -> dict[str, str | None]:
         """Measured on the GPU's own link, unless another kind is named."""
         named = configuration["fabric"]
-        native = named in (None, _OWN) or kind_of(str(named)) == kind_of(gpu.link_kind)
+        native = named in (None, _OWN) or fabric_type(str(named)) == fabric_type(gpu.link_kind)
         return {**configuration, "fabric": _OWN if native else named}
 
     @classmethod

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
-from kernelcast.hardware.paths import WGMMA
+from kernelcast.hardware.gpu import WGMMA
 from kernelcast.ops.base import Calls
 from kernelcast.ops.dtypes import DType, matmul_pipe
 from kernelcast.ops.gemm import MMA_SYNC, TASK_CYCLES, MatrixUnit, matrix_unit

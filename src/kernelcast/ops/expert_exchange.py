@@ -24,7 +24,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from kernelcast.hardware import Gpu, fabric, fabrics, kind_of
+from kernelcast.hardware import Gpu, fabric, fabric_type, fabrics
 from kernelcast.ops.base import Calls, Configuration, Conflicts, Kernel, choice, conflict, size
 from kernelcast.ops.dtypes import DTYPES
 from kernelcast.ops.routing import ROUTINGS, reached
@@ -228,7 +228,7 @@ class _DeepEp(Exchange):
     def with_defaults(cls, configuration: Configuration, gpu: Gpu) -> dict[str, str | None]:
         """By the kind of network: a file is like a catalogued one."""
         named = configuration["fabric"]
-        return {**super().with_defaults(configuration, gpu), "fabric": None if named is None else kind_of(named)}
+        return {**super().with_defaults(configuration, gpu), "fabric": None if named is None else fabric_type(named)}
 
     @classmethod
     def conflicts(cls, calls: Calls) -> Conflicts:

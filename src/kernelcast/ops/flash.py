@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
-from kernelcast.hardware.paths import TCGEN05
+from kernelcast.hardware.gpu import TCGEN05
 from kernelcast.ops.base import Calls
 from kernelcast.ops.dtypes import DType, find_dtype, matmul_pipe
 from kernelcast.ops.kernel_selection import default_backend

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from kernelcast.hardware import Gpu
-from kernelcast.hardware.paths import TCGEN05, WGMMA
+from kernelcast.hardware.gpu import TCGEN05, WGMMA
 from kernelcast.ops.base import Calls, Conflicts, choice, conflict, flag, size
 from kernelcast.ops.dtypes import matmul_pipe
 from kernelcast.ops.gemm import TASK_CYCLES

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from kernelcast.hardware import Gpu
-from kernelcast.hardware.paths import TCGEN05, WGMMA
+from kernelcast.hardware.gpu import TCGEN05, WGMMA
 from kernelcast.ops.base import Calls, Configuration, Kernel, choice, grain, size, twos
 from kernelcast.ops.dtypes import DType, find_dtype, matmul_pipe
 from kernelcast.ops.quantize import quantised_rows

@@ -13,7 +13,7 @@ from kernelcast.errors import KernelcastError, unknown
 from kernelcast.hardware import Gpu
 from kernelcast.ops.base import REGISTRY, STACKS, Configuration, kernel_class, parameters_of
 from kernelcast.ops.dtypes import DTYPES
-from kernelcast.stacks.choices import FILE, Choice, Choices, read_choices
+from kernelcast.stacks.kernel_choices import FILE, KernelChoice, KernelChoices, read_kernel_choices
 
 PHASES = ("prefill", "decode", "mixed")
 BASIS = {
@@ -48,10 +48,10 @@ class SelectedKernel:
 
 
 @functools.cache
-def kernel_choices(path: Path = FILE) -> Choices:
+def kernel_choices(path: Path = FILE) -> KernelChoices:
     """The file, where all that it names exists."""
     known = {"stack": STACKS, "op": REGISTRY, "dtype": DTYPES, "kv_dtype": DTYPES, "phase": PHASES}
-    table = read_choices(path, known)
+    table = read_kernel_choices(path, known)
     for entry in table.entries.values():
         try:
             _check(entry)
@@ -60,7 +60,7 @@ def kernel_choices(path: Path = FILE) -> Choices:
     return table
 
 
-def _check(entry: Choice) -> None:
+def _check(entry: KernelChoice) -> None:
     """An entry against its op: the formats and the backends that it has, and the rule that gives its tiles."""
     kernel = kernel_class(entry.op)
     for name in (entry.dtype, entry.served_dtype or "*"):
@@ -81,7 +81,7 @@ def _check(entry: Choice) -> None:
 def kernel_choice(
     stack: str | None, gpu: Gpu, op: str, dtype: str, kv_dtype: str | None = None, own: bool = False,
     phase: str | None = None,
-) -> Choice | None:  # fmt: skip
+) -> KernelChoice | None:  # fmt: skip
     """The file's entry for a call. ``own``: only an entry of this stack, not one of any stack."""
     return kernel_choices().find(stack, gpu, op, dtype, kv_dtype, own, phase)
 
@@ -132,7 +132,7 @@ def selected_kernel(
         choice, how = entry, "inherited" if table.inherited(entry, gpu) else "named"
     else:
         tiles = entry.tiles if entry else ""
-        choice = Choice(
+        choice = KernelChoice(
             stack="*", op=op, family=family, backend=backend, sources=() if requested else measured, tiles=tiles
         )
         how = "measured"
@@ -154,7 +154,7 @@ def kernel_choice_rows(gpu: Gpu | None, stacks: Sequence[str] = (), ops: Sequenc
     entries = [entry for entry in table.entries.values() if not ops or entry.op in ops]
     if gpu is None:
         return [asdict(entry) for entry in entries if not stacks or entry.stack in stacks]
-    hold: dict[Choice, None] = {}
+    hold: dict[KernelChoice, None] = {}
     for stack in stacks or dict.fromkeys(entry.stack for entry in entries):
         for entry in entries:
             if entry.stack in (stack, "*"):

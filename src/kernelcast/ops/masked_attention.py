@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
-from kernelcast.hardware.paths import TCGEN05
+from kernelcast.hardware.gpu import TCGEN05
 from kernelcast.ops.attention_backward import AttentionBackward
 from kernelcast.ops.base import Calls, Configuration, Conflicts, Kernel, choice, conflict, flag, grain, size
 from kernelcast.ops.dtypes import find_dtype, matmul_pipe, supports_dtype

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from kernelcast.hardware import Gpu
-from kernelcast.hardware.paths import WIDE
+from kernelcast.hardware.gpu import WIDE
 from kernelcast.ops.base import Calls, flag, size
 from kernelcast.ops.grouped import (
     TRITON_CONFIG,

@@ -1,7 +1,5 @@
-"""Stacks as data: of one that serves, what it fuses and what its host costs.
-
-Whether the keys of a call are in pages is what the stack's file says; which kernel runs, ``choices.py``.
-"""
+"""Stacks as data: of an engine, what it fuses and its overhead on the host. Which kernel it runs is in
+``kernel_choices.py``."""
 
 from __future__ import annotations
 
@@ -19,58 +17,57 @@ Pairs = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Library:
-    """What a stack runs for a call: one file of ``libraries/``, and a part of each in ``catalogue/``."""
+    """A kernel library: a file of ``libraries/``, and a part of each in ``catalogue/``."""
 
     id: str
     name: str
     page_size: int  # tokens a page of the KV cache that its decode reads; 0: not in pages
     called: Pairs = ()  # a backend by the name that its users give it: by the name that it has here
-    runs: Pairs = ()  # "op dtype": the format that it computes in, where that is another
+    runs: Pairs = ()  # "op dtype": the format that it computes in, where it differs
     sources: Pairs
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stack(Library):
-    """One that serves. Host times in seconds, measured or estimated as the file says."""
+    """An inference engine. Host times in seconds, measured or estimated as the file says."""
 
     kernels: str  # whose measured layers (gemm, attention, moe, all-reduce) it runs
     mla_kernels: str  # whose latent attention
     small_ops: str  # whose norms, activations and rotations
     joined_projections: bool  # q, k, v as one product; gate and up as one
     latent_layers: bool  # latent attention was measured as a whole layer, projections inside
-    exchange: str  # how tokens reach their experts where attention is not cut: see networks/exchange.py
+    exchange: str  # how tokens are dispatched to experts where attention is data parallel: see ops/exchange.py
     shared_stream: bool  # shared experts run beside routed ones in small steps
     fused_residual: bool  # the residual is added inside the norm
     fused_activation: bool  # activation times the other half in one kernel
     fused_quantisation: bool  # activations leave norms and activation functions in the format of the next product
     graphs: bool  # decode steps replay a CUDA graph
-    mixed_steps: bool  # prompts are read in the same steps as others decode; else before them
+    mixed_steps: bool  # chunked prefill: prompts are prefilled in the steps in which others decode; else before them
     head_rows: str  # rows of the head in a prefill: "last" of each sequence, or "all"
     step_s: float  # host time of a decode step that the GPU waits for: scheduling, inputs, sampled tokens
     prefill_s: float  # the same of a prefill
     request_s: float  # from a request's arrival to its prefill where nothing else runs: tokens, queues, processes
     launch_s: float  # host time of one op where no graph runs
-    eager_ops: tuple[tuple[str, float], ...] = ()  # of ops that are many calls of Python: their own
-    gap_s: float  # between two kernels of a graph, beyond what a kernel's own time has
+    eager_ops: tuple[tuple[str, float], ...] = ()  # the same of ops that are many calls of Python
+    gap_s: float  # between two kernels of a graph, beyond what a kernel's time includes
     reserved_bytes: float  # context, libraries, graphs
     used_share: float  # of the memory, that it fills at most
-    moe_backend: str = ""  # the experts' kernel, where one was asked for; "": the usual one (kernels.toml)
-    cache_share: float = 0.0  # of the memory that all else leaves, that its KV cache takes; 0: up to used_share
+    moe_backend: str = ""  # the experts' kernel, where one was chosen; "": that of kernels.toml
+    cache_share: float = 0.0  # of the free memory, that its KV cache takes; 0: up to used_share
     sequence_s: float = 0.0  # host time that each sequence of a step adds, beyond what runs beside the GPU
     front_s: float = 0.0  # that the front end is busy with a request, one after another: HTTP, checks
     token_s: float = 0.0  # and for each token of its prompt: the tokeniser
-    prompt_factor: float = 1.0  # what reading prompts takes over its forecast, where a server was measured
-    decode_factor: float = 1.0  # and decoding
+    prompt_factor: float = 1.0  # measured over forecast time of a prefill, where a server was measured
+    decode_factor: float = 1.0  # the same of a decode step
     spread: float = 0.0  # share that steps of a measured server are off by, either way; 0: as far as forecasts may be
-    joint_attention: bool = False  # one launch for prompts and decodes of a step; else one each
+    joint_attention: bool = False  # one launch for prefill and decode of a step; else one each
     graph_sizes: tuple[tuple[int, int, int], ...] = ()  # tokens of captured steps: first, last, step
     graph_prompts: bool = False  # steps with prompts replay graphs too, all but their attention
     scheduler: tuple[tuple[str, Any], ...] = ()  # its defaults, see serving.engine.settings; none: it serves no queue
     unfused: tuple[tuple[str, Any], ...] = ()  # ops that run as several kernels: each a table of its op and sizes
 
     def replays(self, tokens: Any, *, decodes: Any) -> Any:
-        """Whether a step of so many tokens is a graph; of those with prompts some stacks capture pieces. Of columns: a
-        column."""
+        """Whether a step of so many tokens replays a graph; numbers or arrays."""
         return self.graphs & (decodes | (self.graph_prompts & (tokens <= self.graph_tokens)))
 
     @property
@@ -91,12 +88,12 @@ class Stack(Library):
         return dict(self.eager_ops).get(op, self.launch_s)
 
     def parts(self, op: str) -> Sequence[Mapping[str, Any]]:
-        """The kernels that ``op`` is run as; none where it is one kernel of its own."""
+        """The kernels that ``op`` is run as; none where it is a single kernel."""
         return dict(self.unfused).get(op, ())
 
 
 def stack_ids() -> list[str]:
-    """Those that serve."""
+    """Engines."""
     return ids_in(_SERVING)
 
 
@@ -108,7 +105,7 @@ def stack(name: str) -> Stack:
 
 @functools.cache
 def runner(name: str | None) -> Library | None:
-    """What the stack of a call runs; None where no file tells."""
+    """The library or engine of a call's stack; None where it has no file."""
     if name in ids_in(_SERVING):
         return stack(str(name))
     return read_from(_LIBRARIES, Library, str(name)) if name in ids_in(_LIBRARIES) else None

@@ -15,7 +15,7 @@ from pathlib import Path
 from kernelcast.errors import KernelcastError, unknown
 from kernelcast.files import complete
 from kernelcast.hardware import Gpu
-from kernelcast.hardware.paths import WIDE
+from kernelcast.hardware.gpu import WIDE
 from kernelcast.ops.dtypes import find_dtype as number_format
 from kernelcast.ops.moe_gemm import WIDE_ROWS
 

@@ -11,8 +11,8 @@ import typer
 
 from kernelcast.app.cli.progress import progress_bar
 from kernelcast.errors import KernelcastError
+from kernelcast.hardware import fabric_type
 from kernelcast.hardware import gpu as find_gpu
-from kernelcast.hardware import kind_of
 
 PARTS = ("specs", "link", "host", "power")
 
@@ -68,7 +68,7 @@ def _measure_link(out: Path, gpu: str | None, as_json: bool) -> None:
         raise KernelcastError(f"a link is measured between two or more GPUs, and this machine has {count}")
     from kernelcast.collect.device import facts, identified
 
-    like = kind_of(identified(gpu).link_kind)
+    like = fabric_type(identified(gpu).link_kind)
     known = facts()
     with progress_bar() as start:
         timed = measure(count, "nccl", start("link"))
