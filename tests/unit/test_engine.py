@@ -13,12 +13,15 @@ from hypothesis import strategies as st
 
 from kernelcast import models
 from kernelcast.errors import KernelcastError
+from kernelcast.forecast.predict_table import Times
 from kernelcast.hardware import gpu
 from kernelcast.inference.batch import Batch
 from kernelcast.inference.deployment import Layout
-from kernelcast.inference.forward import Deployment
+from kernelcast.inference.forward import Deployment, forward
 from kernelcast.inference.infer import infer
 from kernelcast.inference.workload import Speculation, Workload
+from kernelcast.results import Interval
+from kernelcast.schedule import KernelTime, joined
 from kernelcast.serving.load import Load
 from kernelcast.serving.metrics import Served
 from kernelcast.serving.service import Pool, Service, Settings, settings_of
@@ -204,29 +207,36 @@ def test_twice_the_gpus_are_not_slower() -> None:
         assert cut[key] <= 1.001 * one[key]
 
 
+def exactly(where: Deployment, batch: Batch) -> Interval:
+    """The kernels of a step, every sequence with its own lengths."""
+    times, launches = Times(where.gpu), forward(where, batch)
+    times.learn(launch.call for launch in launches)
+    return joined(KernelTime.of("", launch, times) for launch in launches)
+
+
 def test_lines_between_predicted_passes_are_within_a_percent() -> None:
     """Against every sequence with its own lengths."""
     where = place()
     load = asked([0.0], [8000], [2000])
     times = tables().of(Pool(where), load)
-    gaps, launching = times._gaps_s
+    gaps, launching = times.host_gaps_s
     rng, off = np.random.default_rng(1), []
     for _ in range(40):
         count = int(rng.integers(1, 250))
         past = tuple(int(x) for x in rng.uniform(0.5, 1.5, count) * rng.integers(100, 6000))
-        exact = times.exactly(Batch(count * (1,), past)).value
+        exact = exactly(where, Batch(count * (1,), past)).value
         off.append((times.decode(count, sum(past)) - gaps) / exact - 1)
     assert np.mean(np.abs(off)) < 0.01
     alone = []
     for tokens in rng.integers(20, 8000, 20).tolist():
-        exact = times.exactly(Batch((tokens,), (0,))).value
+        exact = exactly(where, Batch((tokens,), (0,))).value
         host = gaps if tokens <= where.stack.graph_tokens else max(0.0, launching - exact)
         alone.append((times.mixed(0, 0.0, tokens, 0.0, 1) - host) / exact - 1)
     assert np.mean(np.abs(alone)) < 0.015
     both = []
     for _ in range(40):
         count, context, tokens = int(rng.integers(1, 200)), int(rng.integers(100, 6000)), int(rng.integers(20, 4000))
-        exact = times.exactly(Batch((*(count * (1,)), tokens), (*(count * (context,)), 0))).value
+        exact = exactly(where, Batch((*(count * (1,)), tokens), (*(count * (context,)), 0))).value
         host = gaps if tokens + count <= where.stack.graph_tokens else max(0.0, launching - exact)
         both.append((times.mixed(count, count * context, tokens, 0.0, count + 1) - host) / exact - 1)
     assert np.mean(np.abs(both)) < 0.025

@@ -257,5 +257,5 @@ def test_a_whole_model_tells_what_it_rests_on() -> None:
     assert sum(rests.support.values()) == pytest.approx(1) and rests.support["seen"] > 0.5
     assert sum(share for _, share in rests.kinds) == pytest.approx(1)
     assert rests.told()["kinds"][0]["op"] == "gemm"
-    parts = [ran.span for one in found.passes for ran in one.ran if ran.part == "host"]
+    parts = [ran.span for one in found.passes for ran in one.kernels if ran.part == "host"]
     assert parts and all(span.low < span.value < span.high for span in parts)  # other hosts are slower

@@ -9,13 +9,12 @@ import pytest
 
 import kernelcast as kc
 from kernelcast.errors import KernelcastError
-from kernelcast.forecast.calls import Call, Launch
 from kernelcast.inference.batch import Batch
 from kernelcast.inference.deployment import Layout
 from kernelcast.inference.forward import Deployment, forward
 from kernelcast.inference.infer import infer
 from kernelcast.inference.memory import weight_bytes
-from kernelcast.inference.pass_times import visible_shares
+from kernelcast.inference.pass_times import visible_share
 from kernelcast.inference.workload import Workload, with_images
 from kernelcast.models import model
 from kernelcast.models.architecture import towers_of
@@ -78,14 +77,10 @@ def test_spare_experts_take_memory_and_level_the_load() -> None:
 
 
 def test_what_runs_beside_counts_as_far_as_it_is_not_hidden() -> None:
-    def launch(op: str, beside: str = "") -> Launch:
-        return Launch("part", Call.of(op, {}), 2.0, beside=beside)
-
-    launches = [launch("moe"), launch("gemm"), launch("gemm", "experts"), launch("all_to_all", "all")]
-    times = [(4e-6, 2e-6), (5e-6, 0.0), (3e-6, 0.6e-6), (12e-6, 1e-6)]  # what one takes, and keeps DRAM busy
-    # two of each: experts hide 3 us in 4, but for DRAM's 0.6; of 12 us 4 + 5 are hidden by all the rest
-    assert visible_shares(launches, times, 64) == pytest.approx([1, 1, 0.6 / 3, 1 - 9 / 12])
-    assert visible_shares(launches, times, 257)[2] == 1  # larger steps leave no room
+    # experts hide 3 us in 4, but for DRAM's 0.6; of 12 us of a link 4 + 5 are hidden by all the rest
+    assert visible_share("experts", 8e-6, 6e-6, 1.2e-6, 64) == pytest.approx(0.6 / 3)
+    assert visible_share("all", 18e-6, 24e-6, 2e-6, 64) == pytest.approx(1 - 9 / 12)
+    assert visible_share("experts", 8e-6, 6e-6, 1.2e-6, 257) == 1  # larger steps leave no room
 
 
 def test_exchanges_are_hidden_where_two_halves_take_turns() -> None:

@@ -14,13 +14,13 @@ from deployments import deployed, quiet
 
 from kernelcast.energy.power import WINDOW_S, held_s, throttled_s, with_cap
 from kernelcast.errors import KernelcastError
+from kernelcast.forecast.calls import Launch
 from kernelcast.forecast.predict_table import Times
 from kernelcast.hardware import gpu
 from kernelcast.inference.batch import Batch, Batches
 from kernelcast.inference.forward import Deployment, forward, forward_many
 from kernelcast.inference.infer import infer, infer_columns, infer_many
-from kernelcast.inference.pass_times import HOST_RANGE, PASS_SPREAD
-from kernelcast.inference.pass_times import visible_shares as visible
+from kernelcast.inference.pass_times import HOST_RANGE, OVERLAPS, PASS_SPREAD, visible_share
 from kernelcast.inference.workload import Speculation, Workload, step_weights, steps_of
 from kernelcast.models import model
 from kernelcast.results import NOTHING, Interval, support_of
@@ -88,6 +88,20 @@ def added_up(place: Deployment, workload: Workload, times: Times) -> tuple[dict[
     return spans, ran
 
 
+def visible(launches: list[Launch], times: list[tuple[float, float]], tokens: int) -> list[float]:
+    """Of each launch, given what one takes and keeps DRAM busy: the share of its time that nothing hides."""
+    left = {"": 1.0}
+    for overlap in OVERLAPS:
+        hiding = beside = dram = 0.0
+        for launch, (time_s, dram_s) in zip(launches, times, strict=True):
+            if launch.beside == overlap:
+                beside, dram = beside + launch.count * time_s, dram + launch.count * dram_s
+            elif not launch.beside and (overlap == "all" or launch.op == "moe"):
+                hiding += launch.count * time_s
+        left[overlap] = float(visible_share(overlap, hiding, beside, dram, tokens))
+    return [left[launch.beside] for launch in launches]
+
+
 def laid(phase: str, place: Deployment, passes: list[tuple[float, Batch]], times: Times, draft: bool) -> Any:
     layout, engine, found = place.layout, place.stack, []
     for count, batch in passes:
@@ -152,7 +166,7 @@ def test_columns_are_what_kernels_add_up_to() -> None:
             if share.time_s:  # what is hidden whole is bound by nothing
                 assert (share.bound_by, share.support) == (other.bound_by, other.support)
             assert (share.time_s, share.kernels) == pytest.approx((other.time_s, other.kernels), rel=1e-9)
-        assert sum(x.span.value * p.count for p in one.passes for x in p.ran) == pytest.approx(one.total.value)
+        assert sum(x.span.value * p.count for p in one.passes for x in p.kernels) == pytest.approx(one.total.value)
         assert columns["support"][at] == one.support == support_of((x.time_s, x.support) for x in one.shares)
 
 
@@ -212,7 +226,7 @@ def test_columns_are_the_numbers_of_each_inference() -> None:
         assert columns["ttft_s"][at] == one.ttft_s
         assert columns["memory_bytes"][at] == one.memory.used_bytes
         most: dict[str, float] = {}
-        for ran in (ran * p.count for p in one.passes for ran in p.ran):
+        for ran in (ran * p.count for p in one.passes for ran in p.kernels):
             most[ran.bound_by] = most.get(ran.bound_by, 0.0) + ran.time_s
         assert columns["bound_by"][at] == max(most, key=lambda name: most[name])
     for at in (1, 3):

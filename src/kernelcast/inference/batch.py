@@ -136,8 +136,9 @@ class Batches:
         return found
 
     @classmethod
-    def evenly(cls, sequences: Ints, new: Ints, past: Ints, head_rows: int = 1) -> Batches:
-        """Of one size for all sequences of each."""
+    def evenly(cls, sequences: Ints | int, new: Ints | int, past: Ints | int, head_rows: int = 1) -> Batches:
+        """Of one size for all sequences of each; a number holds for all batches."""
+        sequences, new, past = np.broadcast_arrays(sequences, new, past)
         rows = np.full(len(new), head_rows, dtype=np.int64)
         none = np.full(len(new), None, dtype=object)
         return cls(sequences, sequences * new, sequences * past, new, past, rows, none)

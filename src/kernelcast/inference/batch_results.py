@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast.conditions import host_scale
-from kernelcast.forecast.predict_table import Gathered, TimeColumns, Times, refusal
+from kernelcast.forecast.predict_table import Gathered, TimeColumns, Times
 from kernelcast.inference.batch import Ints
 from kernelcast.inference.forward import Deployment
 from kernelcast.inference.memory import cache_bytes, does_not_fit, needed, read_weight_bytes
-from kernelcast.inference.pass_times import PHASES, Alike, Laid, Pass
+from kernelcast.inference.pass_times import PHASES, PassGroup, PassTime, PassTimes
 from kernelcast.inference.workload import Asked, Workload, images_of, steps_of, summed
 from kernelcast.machine.analyse import PIPELINES
 from kernelcast.ops.work import Array
@@ -44,18 +44,18 @@ class _Part:
 class Shares:
     """Of ``count`` workloads; ``laid``: passes, and the workload (by number) of each owner of theirs."""
 
-    def __init__(self, count: int, laid: Iterable[tuple[Laid, Ints]]) -> None:
+    def __init__(self, count: int, laid: Iterable[tuple[PassTimes, Ints]]) -> None:
         self.count, self.parts = count, dict[tuple[str, str], _Part]()
         for passes, owners in laid:
             for phase in PHASES:  # in the order of appearance
                 self._add(phase, passes, owners)
 
-    def _add(self, phase: str, passes: Laid, owners: Ints) -> None:
+    def _add(self, phase: str, passes: PassTimes, owners: Ints) -> None:
         weights = passes.counts * (passes.decodes == (phase == "decode"))
         if not weights.any():
             return
         owner = owners[passes.owner]
-        for group in passes.alike:
+        for group in passes.groups:
             if weights[group.rows].any():
                 own = (weights * passes.rounds)[group.rows]
                 self._kernels(phase, passes, group, owner[group.rows], own)
@@ -66,12 +66,12 @@ class Shares:
                 each = summed(owner, weights * time_s, self.count)
                 self._part(phase, name).add(_BOUND.index(bound), _LEVELS.index(support), each)
 
-    def _kernels(self, phase: str, passes: Laid, group: Alike, owner: Ints, weights: Array) -> None:
+    def _kernels(self, phase: str, passes: PassTimes, group: PassGroup, owner: Ints, weights: Array) -> None:
         each = summed(owner, weights, self.count)
         for launch in group.launches:
             self._part(phase, passes.part(launch)).kernels += launch.count * each
         times = passes.times
-        for launches, calls, at in group.sorts():
+        for launches, calls, at in group.tables():
             seconds = passes.seconds(group, launches, calls, at)[0]
             parts = list(dict.fromkeys(map(passes.part, launches)))
             which = [[parts.index(passes.part(launch))] for launch in launches]
@@ -122,7 +122,7 @@ class Answers:
         self.refused: dict[int, KernelcastError] = dict(self._refusals())
         self.kept = np.array([at for at in range(len(workloads)) if at not in self.refused], dtype=np.int64)
         self.steps = np.zeros(len(workloads), dtype=np.int64)
-        self.laid: list[tuple[Laid, Ints]] = []  # passes, and the workload of each owner; the model's own first
+        self.laid: list[tuple[PassTimes, Ints]] = []  # passes, and the workload of each owner; the model's own first
         self.times: Times | None = None
 
     def _refusals(self) -> Iterator[tuple[int, KernelcastError]]:
@@ -146,27 +146,27 @@ class Answers:
         if not len(self.kept):
             return
         try:
-            self.laid.append((Laid(self.deployment, steps, gathered), self.kept))
+            self.laid.append((PassTimes(self.deployment, steps, gathered), self.kept))
             own = dict(zip(self.kept.tolist(), steps, strict=True))
             for draft, members in self.asked.drafts():
                 decoding = np.array([at for at in members.tolist() if self.steps[at]], dtype=np.int64)
                 if len(decoding):
                     guessed = [own[at].drafted(int(self.asked.checked[at]) - 1) for at in decoding.tolist()]
-                    self.laid.append((Laid(draft, guessed, gathered, "draft model"), decoding))
+                    self.laid.append((PassTimes(draft, guessed, gathered, "draft model"), decoding))
             for tower, seeing in self.asked.towers():
                 read = np.array([at for at in seeing if at not in self.refused], dtype=np.int64)
                 images = [images_of(self.workloads[at], tower) for at in read.tolist()]
-                self.laid.append((Laid(tower, images, gathered, "images"), read))
+                self.laid.append((PassTimes(tower, images, gathered, "images"), read))
         except KernelcastError as error:  # no kernel for a part of the model
             self.laid, self.refused = [], dict.fromkeys(range(len(self.workloads)), error) | self.refused
 
     def lay(self, found: TimeColumns, times: Times) -> None:
         self.times = times
         for passes, owners in self.laid:
-            passes.lay(found, host_scale(times.conditions, passes.deployment.stack.id))
+            passes.predict(found, host_scale(times.conditions, passes.deployment.stack.id))
             for at in np.flatnonzero(np.isnan(passes.phase_s(False)[0] + passes.phase_s(True)[0])).tolist():
-                if why := passes.refused(at):
-                    self.refused.setdefault(int(owners[at]), KernelcastError(refusal(*why)))
+                if error := passes.refused(at):
+                    self.refused.setdefault(int(owners[at]), error)
 
     # ---- columns ----
 
@@ -253,18 +253,18 @@ class Answers:
         parts = {name: float(column[at]) for name, column in self.memory.parts.items()}
         return Memory(parts, self.memory.gpu_bytes, self.memory.available_bytes)
 
-    def passes_of(self, at: int) -> tuple[Pass, ...]:
+    def passes_of(self, at: int) -> tuple[PassTime, ...]:
         """The prefill's, then decode's, then those of the draft model."""
-        found: list[Pass] = []
+        found: list[PassTime] = []
         for passes, owners in self.laid:
             for own in np.flatnonzero(owners == at).tolist():
-                found += passes.passes(own)
+                found += passes.of(own)
         return tuple(found)
 
     def mean_ttft_s(self, at: int) -> float:
         """Over requests: one whose prompt is read in an early pass need not wait for the others."""
         (passes, owners), *drafts = self.laid
         start = passes.starts[np.searchsorted(owners, at)]
-        ends = np.cumsum(passes.spans_s[0, start + self.order[at]])
+        ends = np.cumsum(passes.intervals_s[0, start + self.order[at]])
         drafted = sum(float(one.phase_s(False)[0, owners == at].sum()) for one, owners in drafts)
         return float(ends[self.workloads[at].first_tokens()].mean()) + drafted  # the draft model reads prompts too

@@ -283,7 +283,7 @@ class Disaggregated(Shown):
     def rests_on(self) -> EvidenceSummary:
         """The measured kinds behind both phases and the hand-over."""
         ran = [part * one.count for phase, found in zip(_PHASES, (self.reads, self.decodes), strict=True)
-               for one in found.passes if one.phase == phase for part in one.ran]  # fmt: skip
+               for one in found.passes if one.phase == phase for part in one.kernels]  # fmt: skip
         return EvidenceSummary.of([*ran, self.handover.ran])
 
     @cached_property

@@ -26,14 +26,16 @@ def forward(deployment: Deployment, batch: Batch, *, in_order: bool = False) -> 
     return list(_calls(Pass(deployment, batch.sizes(head_rows(deployment, batch))), in_order))
 
 
-def forward_many(deployment: Deployment, batches: Batches) -> Iterator[tuple[Rows, list[Launch], dict[str, Rows]]]:
+def forward_many(deployment: Deployment, batches: Batches, by: str = ""
+                 ) -> Iterator[tuple[Rows, list[Launch], dict[str, Rows]]]:  # fmt: skip
     """``forward`` of many batches at once. They come by form, with which the kernels that run are the same: the batches
     (rows) of one form, their launches with a column in place of each size, and where each batch finds its entry in the
-    columns of launches that follow its tokens, its sequences or its lengths (``Launch.by``)."""
+    columns of launches that follow its tokens, its sequences or its lengths (``Launch.by``); ``by``: only these."""
     for form, rows in batches.forms():
         own = batches.take(rows)
         sizes, places = own.sizes(form, head_rows(deployment, own))
-        yield rows, list(_calls(Pass(deployment, sizes), in_order=False)), places
+        launches = _calls(Pass(deployment, sizes), in_order=False)
+        yield rows, [launch for launch in launches if by in ("", launch.by)], places
 
 
 def head_rows(deployment: Deployment, batch: Any) -> Any:

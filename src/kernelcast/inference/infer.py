@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.energy import power_model
-from kernelcast.energy.power import Energy, activities, capped, energy_of, total, under_cap
+from kernelcast.energy.power import Energy, activities, energy_of, total
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast.calls import Call
 from kernelcast.forecast.conditions import DEFAULT, Conditions
@@ -26,7 +26,7 @@ from kernelcast.hardware import Gpu
 from kernelcast.inference.batch_results import Answers
 from kernelcast.inference.forward import Deployment
 from kernelcast.inference.memory import largest_batch
-from kernelcast.inference.pass_times import POWER_LIMIT, Pass, drawn
+from kernelcast.inference.pass_times import POWER_LIMIT, PassTime, predict_calls
 from kernelcast.inference.workload import Workload
 from kernelcast.ops.moe import SENT
 from kernelcast.ops.work import Array
@@ -55,7 +55,7 @@ class Inference(Shown):
         return cls(answers.deployment, answers.workloads[at], prefill, decode, steps, memory, answers, at)
 
     @cached_property
-    def passes(self) -> tuple[Pass, ...]:
+    def passes(self) -> tuple[PassTime, ...]:
         """Each different pass once, with how many it stands for."""
         return self.answers.passes_of(self.at)
 
@@ -66,7 +66,7 @@ class Inference(Shown):
     @cached_property
     def rests_on(self) -> EvidenceSummary:
         """The measured kinds behind the kernels of all passes."""
-        return EvidenceSummary.of(ran * one.count for one in self.passes for ran in one.ran)
+        return EvidenceSummary.of(kernel * each.count for each in self.passes for kernel in each.kernels)
 
     @property
     def support(self) -> str:
@@ -95,10 +95,10 @@ class Inference(Shown):
     def _drawn(self, phase: str) -> Energy | None:
         stages, launched, waits_s = self.deployment.layout.pp, dict[Call, tuple[float, float]](), 0.0
         for one in (one for one in self.passes if one.phase == phase and one.count):
-            share = one.count * one.run.parts / stages  # a stage has its part of the layers of every micro-batch
-            limited_s = sum(ran.time_s for ran in one.ran if ran.part == POWER_LIMIT)
-            waits_s += one.count * (one.span.value - limited_s)
-            for launch, ran in zip(one.run.launches, one.ran, strict=False):  # what is beside kernels comes last
+            share = one.count * one.micro_batches / stages  # a stage has its part of the layers of every micro-batch
+            limited_s = sum(ran.time_s for ran in one.kernels if ran.part == POWER_LIMIT)
+            waits_s += one.count * (one.interval.value - limited_s)
+            for launch, ran in zip(one.launches, one.kernels, strict=False):  # what is beside kernels comes last
                 count, _ = launched.get(launch.call, (0.0, 0.0))
                 launched[launch.call] = count + launch.count * share, ran.time_s / ran.launches
         waits_s -= sum(count * seconds for count, seconds in launched.values())
@@ -110,8 +110,8 @@ class Inference(Shown):
 
     def timeline(self) -> Timeline:
         """One decode step, in the middle; the prefill where nothing is decoded."""
-        decodes = [one for one in self.passes if one.phase == "decode" and one.run.deployment is self.deployment]
-        return drawn(decodes[len(decodes) // 2] if decodes else self.passes[0], self.times)
+        decodes = [one for one in self.passes if one.phase == "decode" and one.deployment is self.deployment]
+        return (decodes[len(decodes) // 2] if decodes else self.passes[0]).timeline()
 
     @property
     def total(self) -> Interval:
@@ -167,7 +167,7 @@ class Inference(Shown):
 def learn_activities(found: Sequence[Inference]) -> None:
     """What kernels of several batches on one GPU keep busy, all at once: batch by batch it takes longer."""
     if found and power_model(found[0].deployment.gpu) is not None:
-        activities([launch.call for one in found for ran in one.passes for launch in ran.run.launches], found[0].times)
+        activities([launch.call for one in found for each in one.passes for launch in each.launches], found[0].times)
 
 
 def _span(column: Array, at: int) -> Interval:
@@ -288,10 +288,7 @@ class _Chunk:
         self.passes += sum(len(passes.owner) for passes, _ in answers.laid)
 
     def laid(self) -> Iterator[tuple[list[int], Answers]]:
-        gpu, conditions = self.times.gpu, self.times.conditions
-        found = self.gathered.predicted(gpu, conditions)
-        if capped(gpu):
-            found = under_cap(self.gathered, found, gpu, conditions)
+        found = predict_calls(self.gathered, self.times.gpu, self.times.conditions)
         for numbers, answers in self.members:
             answers.lay(found, self.times)
             yield numbers, answers
@@ -349,7 +346,7 @@ def _calls(found: Inference) -> Iterator[tuple[str, Call]]:
     for phase in ("prefill", "decode"):
         passes = [one for one in found.passes if one.phase == phase]
         if passes:
-            calls = [x.call for x in passes[len(passes) // 2].run.launches if x.op == _OP]
+            calls = [x.call for x in passes[len(passes) // 2].launches if x.op == _OP]
             yield from ((phase, call) for call in calls[:1])
 
 

@@ -10,19 +10,20 @@ the other half does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from kernelcast.energy.power import WINDOW_S, longer_s
+from kernelcast.energy.power import WINDOW_S, capped, longer_s, under_cap
+from kernelcast.errors import KernelcastError
 from kernelcast.forecast.calibration import UNSCALED, Scale
-from kernelcast.forecast.calls import Call, Launch
-from kernelcast.forecast.conditions import host_scale
-from kernelcast.forecast.predict_table import Gathered, TimeColumns, Times
+from kernelcast.forecast.calls import Launch
+from kernelcast.forecast.conditions import Conditions
+from kernelcast.forecast.predict_table import Gathered, TimeColumns, refusal
+from kernelcast.hardware import Gpu
 from kernelcast.inference.batch import Batch, Batches, Rows
 from kernelcast.inference.forward import Deployment, forward, forward_many
 from kernelcast.inference.workload import Steps, summed
@@ -33,243 +34,269 @@ from kernelcast.results import SUPPORT, Interval
 from kernelcast.schedule import Event, KernelTime, Lane, Timeline
 from kernelcast.stacks import Stack
 
-MOST_TOKENS = 256
-SORTS = ("experts", "all")  # beside what
-
-
-def hides(launch: Launch, sort: str) -> bool:
-    """Whether what runs beside this sort may run beside it."""
-    return not launch.beside and (sort == "all" or launch.op == "moe")
-
-
-def visible(sort: str, hiding_s: Any, beside_s: Any, dram_s: Any, tokens: Any) -> Any:
-    """The share of what runs beside that is not hidden, where it keeps DRAM busy for ``dram_s``; columns: a column."""
-    took_s = np.maximum(beside_s, 1e-12)
-    left = np.maximum(0.0, 1.0 - hiding_s / took_s)
-    if sort == "all":  # a link's
-        return left
-    return np.where(np.asarray(tokens) <= MOST_TOKENS, np.clip(dram_s / took_s, left, 1.0), 1.0)
-
-
-def visible_shares(launches: Sequence[Launch], times: Sequence[tuple[float, float]], tokens: int) -> list[float]:
-    """Of each launch of a pass, given what one takes and keeps DRAM busy: the share of its time that counts."""
-    took = [(launch, launch.count * each_s) for launch, (each_s, _) in zip(launches, times, strict=True)]
-    busy = [(launch, launch.count * dram_s) for launch, (_, dram_s) in zip(launches, times, strict=True)]
-    left = {"": 1.0}
-    for sort in SORTS:
-        hiding = sum(time_s for launch, time_s in took if hides(launch, sort))
-        beside = sum(time_s for launch, time_s in took if launch.beside == sort)
-        dram = sum(dram_s for launch, dram_s in busy if launch.beside == sort)
-        left[sort] = float(visible(sort, hiding, beside, dram, tokens))
-    return [left[launch.beside] for launch in launches]
-
-
-# What whole passes are off beyond the intervals of their kernels (clocks, caches, kernels between those that are told):
+_SMALL_STEP_TOKENS = 256
+OVERLAPS = ("experts", "all")  # what kernels of a second stream run beside (``Launch.beside``)
+# What whole passes are off beyond the intervals of their kernels (clocks, caches, kernels that are not modelled):
 # set on every second of PipeWeave's measured cases; `kernelcast evaluate served` tells how many of the others it holds.
 PASS_SPREAD = (0.025, 0.025)
 POWER_LIMIT = "power limit"  # the part of a pass that a lowered clock adds
 HOST_RANGE = (0.7, 2.0)  # of a stack's host times, what those of other machines are: seldom faster, often slower
-
-
-@dataclass(frozen=True)
-class Run:
-    """One pass as one GPU runs it: ``parts`` micro-batches, each with these launches; ``batch`` is one of them."""
-
-    deployment: Deployment
-    batch: Batch
-    parts: int
-
-    @cached_property
-    def launches(self) -> tuple[Launch, ...]:
-        return tuple(forward(self.deployment, self.batch))
-
-
-@dataclass(frozen=True)
-class Pass:
-    """A pass on the timeline, which stands for ``count`` like it. ``ran`` adds up to ``span``, both of one pass."""
-
-    phase: str
-    run: Run
-    count: float
-    span: Interval
-    ran: tuple[KernelTime, ...]
-
-
-def drawn(one: Pass, times: Times) -> Timeline:
-    """A pass, layer by layer: it ends when the pass does."""
-    batch, stack = one.run.batch, one.run.deployment.stack
-    stack = stack.with_host(host_scale(times.conditions, stack.id).factor)
-    gap_s = stack.gap_s if stack.graphs and one.phase == "decode" else 0.0
-    at_s, gaps_s, events = 0.0, 0.0, []
-    launches = forward(one.run.deployment, batch, in_order=True)
-    times.learn(launch.call for launch in launches)
-    each = [times[launch.call] for launch in launches]
-    visible = visible_shares(launches, [(found.span.value, found.dram_s) for found in each], batch.tokens)
-    for launch, found, share in zip(launches, each, visible, strict=True):
-        given = {name: list(value) if isinstance(value, tuple) else value for name, value in launch.call.parameters}
-        told = {"op": launch.op, **given, "bound_by": found.bound_by, "support": found.support}
-        events.append(Event(launch.op, at_s, found.span.value * launch.count * share, launch.part, told))
-        at_s, gaps_s = events[-1].end_s + gap_s * launch.count, gaps_s + gap_s * launch.count
-    waits = {ran.part: ran.span.value for ran in one.ran if not ran.launches}
-    waits["host"] = waits.get("host", 0.0) - gaps_s
-    waits["other micro-batches"] = one.span.value - at_s - sum(waits.values())
-    for name, time_s in waits.items():
-        if time_s > 1e-9 * one.span.value:
-            events.append(Event(name, at_s, time_s, name))
-            at_s += time_s
-    lane = f"{one.phase}, {batch.sequences} request{'s' if batch.sequences > 1 else ''}"
-    return Timeline((Lane(one.run.deployment.gpu.name, lane, tuple(events)),))
-
-
 PHASES = ("prefill", "decode")
 _LEVELS = tuple(SUPPORT)
 
 
+def visible_share(overlap: str, hiding_s: Any, beside_s: Any, dram_s: Any, tokens: Any) -> Any:
+    """Of ``beside_s`` on a second stream, the share that ``hiding_s`` on the first does not hide; ``dram_s``: that the
+    second stream's bytes keep DRAM busy. Columns: a column."""
+    beside_s = np.maximum(beside_s, 1e-12)
+    left = np.maximum(0.0, 1.0 - hiding_s / beside_s)
+    if overlap == "all":  # a link's
+        return left
+    return np.where(np.asarray(tokens) <= _SMALL_STEP_TOKENS, np.clip(dram_s / beside_s, left, 1.0), 1.0)
+
+
+def pass_deviation(kernels_s: Any, deviation_s: Any, end: int) -> Any:
+    """How far a pass may be off, below (end 0) or above (1): its kernels, and what whole passes are off beyond them."""
+    return (deviation_s**2 + (PASS_SPREAD[end] * kernels_s) ** 2) ** 0.5
+
+
 @dataclass(frozen=True)
-class Alike:
-    """Passes of one form: ``rows`` of the batches, their launches with columns for sizes, where each pass finds its
-    entry in them (``Launch.by``), and the row of each entry in the table of calls."""
+class PassGroup:
+    """Passes that launch the same kernels: ``rows`` of the batches, their launches with columns for sizes, where each
+    pass finds its entry in them (by ``Launch.by``), and the row of each entry in the table of calls."""
 
     rows: Rows
     launches: list[Launch]
-    places: dict[str, Rows]
+    entries: dict[str, Rows]
     calls: list[Rows]
     by: dict[str, list[int]] = field(init=False)  # launches that follow the same of a batch
 
     def __post_init__(self) -> None:
-        found: dict[str, list[int]] = {}
+        members: dict[str, list[int]] = {}
         for at, launch in enumerate(self.launches):
-            found.setdefault(launch.by, []).append(at)
-        object.__setattr__(self, "by", found)
+            members.setdefault(launch.by, []).append(at)
+        object.__setattr__(self, "by", members)
 
-    def launched(self, stack: Stack) -> tuple[float, float]:
-        """Launches of a pass, and the host's seconds for them where no graph runs."""
-        each = [(launch.count, launch.count * stack.launching_s(launch.op)) for launch in self.launches]
-        return sum(count for count, _ in each), sum(time_s for _, time_s in each)
-
-    def sorts(self) -> Iterator[tuple[list[Launch], Rows, Rows]]:
+    def tables(self) -> Iterator[tuple[list[Launch], Rows, Rows]]:
         """Launches that follow the same of a batch, the rows of their calls (launches, entries), and the entry of each
         pass."""
         for by, members in self.by.items():
             calls = np.array(np.broadcast_arrays(*(self.calls[at] for at in members)))
-            yield [self.launches[at] for at in members], calls, self.places[by]
+            yield [self.launches[at] for at in members], calls, self.entries[by]
 
 
-class Laid:
-    """Passes of one deployment; ``owner``: the workload of each. ``label``: the part that all of it is, where it is not
-    the model itself (one that guesses, one that reads images), which the host calls together with it."""
+class PassKernels:
+    """Kernels of many passes of one deployment, an entry a pass; ``by``: only those that follow this of a batch.
+    ``predict`` gives ``kernels_s``, (3, passes): time, low, high; and what power limits add in a run that lasts:
+    ``throttled_s`` by all of them, ``capped_s`` by a lower one than the board's alone."""
 
-    def __init__(self, deployment: Deployment, steps: Sequence[Steps], gathered: Gathered, label: str = "") -> None:
-        layout = deployment.layout
-        self.deployment, self.label, self.count = deployment, label, len(steps)
-        self.batches, self.parts = Batches.joined([one.batches for one in steps]).shared(
-            layout.dp, layout.micro_batches
-        )
-        self.counts = np.concatenate([one.counts for one in steps])
-        self.decodes = np.concatenate([one.decodes for one in steps])
-        self.owner = np.repeat(np.arange(self.count), [len(one.counts) for one in steps])
-        self.starts = np.searchsorted(self.owner, np.arange(self.count + 1))
-        # How often the time of one micro-batch passes. A stage does 1 / pp of the layers; micro-batches follow one
-        # another, and the first fills the pipeline; in decode stages never drain between steps.
-        self.rounds = np.where(self.decodes, np.maximum(self.parts, layout.pp), self.parts + layout.pp - 1) / layout.pp
-        self.alike = [
-            Alike(rows, launches, places, [gathered.rows(launch.call) for launch in launches])
-            for rows, launches, places in forward_many(deployment, self.batches)
+    def __init__(self, deployment: Deployment, batches: Batches, calls: Gathered, by: str = "") -> None:
+        self.deployment, self.batches = deployment, batches
+        self.groups = [
+            PassGroup(rows, launches, entries, [calls.rows(launch.call) for launch in launches])
+            for rows, launches, entries in forward_many(deployment, batches, by)
         ]
 
-    def lay(self, times: TimeColumns, host: Scale = UNSCALED) -> None:
-        """Once the times of all calls are known: those of all passes. ``spans_s``: time, low, high. ``host``: what
-        measured runs say of the host."""
-        self.times = times
-        self.stack, self.host_range = self.deployment.stack.with_host(host.factor), [x**host.reach for x in HOST_RANGE]
-        kernels, slower, held = np.empty((3, len(self.owner))), np.zeros(len(self.owner)), np.zeros(len(self.owner))
-        launched, self.visible = np.empty((2, len(self.owner))), {sort: np.ones(len(self.owner)) for sort in SORTS}
-        for group in self.alike:
-            kernels[:, group.rows], slower[group.rows], held[group.rows] = self._kernels(group)
-            launched[:, group.rows] = np.array([group.launched(self.stack)]).T
-        kernels *= self.rounds
-        # a service under a lower limit than the board's is at it before a batch begins
-        self.power_s = np.where(self._lasting(kernels[0])[self._segment], slower, held) * self.rounds
-        self.host_s = self._host_s(launched, kernels[0] + self.power_s)
-        below, above = (
-            np.hypot(end, share * kernels[0])
-            for end, share in zip((kernels[0] - kernels[1], kernels[2] - kernels[0]), PASS_SPREAD, strict=True)
-        )
-        whole = np.array([kernels[0], kernels[0] - below, kernels[0] + above])
-        self.spans_s = whole + self.power_s + self.host_s * np.array([[1.0], *([x] for x in self.host_range)])
+    def predict(self, times: TimeColumns) -> None:
+        """Once the times of all calls are known."""
+        self.times, count = times, len(self.batches)
+        self.kernels_s, self.throttled_s, self.capped_s = np.zeros((3, count)), np.zeros(count), np.zeros(count)
+        self.visible = {overlap: np.ones(count) for overlap in OVERLAPS}
+        for group in self.groups:
+            if group.launches:
+                self._overlap(group)
+                self._add(group)
 
-    def _kernels(self, group: Alike) -> tuple[Array, Array, Array]:
-        """Of each pass, one micro-batch: time, low and high of its kernels, and what power limits would add: all of
-        them, and a lower one than the board's alone. What one
-        network says is wrong the same way wherever it runs, different networks are wrong on their own
-        (``timeline.joined``)."""
+    def _add(self, group: PassGroup) -> None:
+        """The kernels of a group. What one network says is wrong the same way wherever it runs, different networks err
+        independently (``schedule.joined``)."""
         networks: dict[str, Array] = {}
-        slower, held = np.zeros(len(group.rows)), np.zeros(len(group.rows))
-        self._visible(group)
-        for launches, calls, at in group.sorts():
+        for launches, calls, entry in group.tables():
             counts = np.array([launch.count for launch in launches])
-            seconds = self.seconds(group, launches, calls, at)
+            seconds = self.seconds(group, launches, calls, entry)
             families = [kernel_class(launch.op).family for launch in launches]
             for name in dict.fromkeys(families):
-                own = seconds[:, [family == name for family in families]].sum(axis=1)
-                networks[name] = networks.get(name, 0.0) + own[:, at]
-            slower += self._slower(launches, calls)[at]
+                of_network = seconds[:, [family == name for family in families]].sum(axis=1)
+                networks[name] = networks.get(name, 0.0) + of_network[:, entry]
+            self.throttled_s[group.rows] += self._throttled(launches, calls)[entry]
             if self.times.held is not None:
-                held += (counts @ (self.times.times_s[0, calls] * (self.times.held[calls] - 1)))[at]
+                longer = self.times.times_s[0, calls] * (self.times.held[calls] - 1)
+                self.capped_s[group.rows] += (counts @ longer)[entry]
         time, low, high = np.array(list(networks.values())).transpose(1, 0, 2)
         below, above = (np.sqrt((end**2).sum(axis=0)) for end in (time - low, high - time))
         total = time.sum(axis=0)
-        return np.array([total, total - below, total + above]), slower, held
+        self.kernels_s[:, group.rows] = total, total - below, total + above
 
-    def seconds(self, group: Alike, launches: Sequence[Launch], calls: Rows, at: Rows) -> Array:
+    def seconds(self, group: PassGroup, launches: Sequence[Launch], calls: Rows, entry: Rows) -> Array:
         """(3, launches, entries): time, low and high of all that a pass launches of each, without what is hidden."""
         counts = np.array([launch.count for launch in launches])
-        found: Array = self.times.times_s[:, calls] * counts[:, None]
-        for sort in SORTS:  # entries follow the tokens of passes, and so does what is visible
-            beside = [launch.beside == sort for launch in launches]
+        seconds: Array = self.times.times_s[:, calls] * counts[:, None]
+        for overlap in OVERLAPS:  # entries follow the tokens of passes, and so does what is visible
+            beside = [launch.beside == overlap for launch in launches]
             if any(beside):
-                share = np.ones(found.shape[2])
-                share[at] = self.visible[sort][group.rows]
-                found[:, beside] *= share
-        return found
+                share = np.ones(seconds.shape[2])
+                share[entry] = self.visible[overlap][group.rows]
+                seconds[:, beside] *= share
+        return seconds
 
-    def _visible(self, group: Alike) -> None:
-        """Of the passes of a group: the share of what runs beside others that these do not hide."""
-        for sort in SORTS:
-            if not any(launch.beside == sort for launch in group.launches):
+    def _overlap(self, group: PassGroup) -> None:
+        """The share of each second stream that the first does not hide."""
+        for overlap in OVERLAPS:
+            if not any(launch.beside == overlap for launch in group.launches):
                 continue
             hiding, beside, dram = np.zeros((3, len(group.rows)))
-            for launches, calls, at in group.sorts():
+            for launches, calls, entry in group.tables():
                 for launch, rows in zip(launches, calls, strict=True):
-                    if hides(launch, sort) or launch.beside == sort:
-                        into = beside if launch.beside == sort else hiding
-                        into += launch.count * self.times.times_s[0, rows][at]
-                    if launch.beside == sort:
-                        dram += launch.count * self.times.dram_s[rows][at]
+                    if launch.beside == overlap:
+                        beside += launch.count * self.times.times_s[0, rows][entry]
+                        dram += launch.count * self.times.dram_s[rows][entry]
+                    elif not launch.beside and (overlap == "all" or launch.op == "moe"):
+                        hiding += launch.count * self.times.times_s[0, rows][entry]
             tokens = self.batches.tokens[group.rows]
-            self.visible[sort][group.rows] = visible(sort, hiding, beside, dram, tokens)
+            self.visible[overlap][group.rows] = visible_share(overlap, hiding, beside, dram, tokens)
 
-    def _slower(self, launches: Sequence[Launch], calls: Rows) -> Array:
-        gpu, found = self.deployment.gpu, np.zeros(calls.shape[1])
-        held = self.times.held
+    def _throttled(self, launches: Sequence[Launch], calls: Rows) -> Array:
+        gpu, longer, held = self.deployment.gpu, np.zeros(calls.shape[1]), self.times.held
         if gpu.tensor_flops_per_j or held is not None:
             for launch, rows in zip(launches, calls, strict=True):
                 share = 1.0 if held is None else held[rows]
-                found += launch.count * longer_s(launch.call, self.times.times_s[0, rows], gpu, share)
-        return found
+                longer += launch.count * longer_s(launch.call, self.times.times_s[0, rows], gpu, share)
+        return longer
+
+    def launched(self, stack: Stack) -> Array:
+        """(2, passes): kernels, and the host's seconds to launch them where no graph runs."""
+        launched = np.zeros((2, len(self.batches)))
+        for group in self.groups:
+            each = [(launch.count, launch.count * stack.launching_s(launch.op)) for launch in group.launches]
+            launched[:, group.rows] = np.array([np.sum(each, axis=0)]).T if each else 0.0
+        return launched
+
+    def launches(self, row: int) -> Iterator[tuple[Launch, int, int]]:
+        """The launches of a pass, its entry in their columns, and the row of that call."""
+        group = next(group for group in self.groups if row in group.rows)
+        at = int(np.searchsorted(group.rows, row))
+        for launch, calls in zip(group.launches, group.calls, strict=True):
+            entry = int(group.entries[launch.by][at])
+            yield launch, entry, int(calls[entry])
+
+    def refusal(self, rows: Iterable[int]) -> KernelcastError | None:
+        """Why the first of these passes that cannot be predicted cannot."""
+        for row in rows:
+            for launch, entry, call in self.launches(row):
+                if call in self.times.refused:
+                    return KernelcastError(refusal(self.times.refused[call], launch.call.entry(entry)))
+        return None
+
+
+def predict_calls(calls: Gathered, gpu: Gpu, conditions: Conditions) -> TimeColumns:
+    """All calls in one table, under a power limit where the GPU has a lower one than its board."""
+    times = calls.predicted(gpu, conditions)
+    return under_cap(calls, times, gpu, conditions) if capped(gpu) else times
+
+
+def kernel_tables(deployment: Deployment, passes: Sequence[tuple[str, Batches]], conditions: Conditions
+                  ) -> list[PassKernels]:  # fmt: skip
+    """Of several lists of passes, the kernels that follow ``by`` alone (see ``PassKernels``); refused where one is."""
+    calls = Gathered()
+    tables = [PassKernels(deployment, batches, calls, by) for by, batches in passes]
+    times = predict_calls(calls, deployment.gpu, conditions)
+    for table in tables:
+        table.predict(times)
+        if times.refused and (error := table.refusal(np.flatnonzero(np.isnan(table.kernels_s[0])).tolist())):
+            raise error
+    return tables
+
+
+@dataclass(frozen=True)
+class PassTime:
+    """One pass of a workload, which stands for ``count`` like it: ``micro_batches`` of ``batch``, one after another.
+    ``kernels`` (and what is beside them) add up to ``interval``."""
+
+    phase: str
+    batch: Batch
+    micro_batches: int
+    count: float
+    interval: Interval
+    kernels: tuple[KernelTime, ...]
+    passes: PassTimes = field(repr=False, compare=False)
+    row: int = field(repr=False, compare=False)
 
     @property
-    def _segment(self) -> Rows:
-        """Of each pass: its workload and phase."""
-        return 2 * self.owner + self.decodes
+    def deployment(self) -> Deployment:
+        return self.passes.deployment
 
-    def _lasting(self, kernels_s: Array) -> NDArray[np.bool_]:
-        """Phases that are long enough for a GPU to lower its clock."""
-        return summed(self._segment, self.counts * kernels_s, 2 * self.count) >= WINDOW_S
+    @cached_property
+    def launches(self) -> tuple[Launch, ...]:
+        """Of one micro-batch, as the first of ``kernels``."""
+        launches = self.passes.launches(self.row)
+        return tuple(replace(launch, call=launch.call.entry(entry)) for launch, entry, _ in launches)
 
-    def _host_s(self, launched: Array, kernels_s: Array) -> Array:
-        """What the GPU waits for: launches that are slower than the kernels, gaps of a graph; and the host's own."""
-        stack, (launches, launching_s) = self.stack, launched
+    def timeline(self) -> Timeline:
+        """Layer by layer; it ends when the pass does."""
+        stack, at_s, gaps_s, events = self.passes.stack, 0.0, 0.0, []
+        gap_s = stack.gap_s if stack.graphs and self.phase == "decode" else 0.0
+        known = {(launch.part, launch.call, launch.beside): kernel
+                 for launch, kernel in zip(self.launches, self.kernels, strict=False)}  # fmt: skip
+        for launch in forward(self.deployment, self.batch, in_order=True):
+            kernel = known[launch.part, launch.call, launch.beside]
+            parameters = {name: list(value) if isinstance(value, tuple) else value
+                          for name, value in launch.call.parameters}  # fmt: skip
+            details = {"op": launch.op, **parameters, "bound_by": kernel.bound_by, "support": kernel.support}
+            time_s = kernel.time_s / kernel.launches * launch.count
+            events.append(Event(launch.op, at_s, time_s, launch.part, details))
+            at_s, gaps_s = events[-1].end_s + gap_s * launch.count, gaps_s + gap_s * launch.count
+        waits = {kernel.part: kernel.time_s for kernel in self.kernels if not kernel.launches}
+        waits["host"] = waits.get("host", 0.0) - gaps_s
+        waits["other micro-batches"] = self.interval.value - at_s - sum(waits.values())
+        for name, time_s in waits.items():
+            if time_s > 1e-9 * self.interval.value:
+                events.append(Event(name, at_s, time_s, name))
+                at_s += time_s
+        requests = self.batch.sequences
+        lane = f"{self.phase}, {requests} request{'s' if requests > 1 else ''}"
+        return Timeline((Lane(self.deployment.gpu.name, lane, tuple(events)),))
+
+
+class PassTimes(PassKernels):
+    """All passes of workloads on one deployment; ``owner``: the workload of each. ``label``: the part that all of it
+    is, where it is not the model itself (a draft model, a vision tower), which the host launches together with it."""
+
+    def __init__(self, deployment: Deployment, steps: Sequence[Steps], calls: Gathered, label: str = "") -> None:
+        layout = deployment.layout
+        batches, self.micro_batches = Batches.joined([each.batches for each in steps]).shared(
+            layout.dp, layout.micro_batches
+        )
+        super().__init__(deployment, batches, calls)
+        self.label, self.count = label, len(steps)
+        self.counts = np.concatenate([each.counts for each in steps])
+        self.decodes = np.concatenate([each.decodes for each in steps])
+        self.owner = np.repeat(np.arange(self.count), [len(each.counts) for each in steps])
+        self.starts = np.searchsorted(self.owner, np.arange(self.count + 1))
+        # How often the time of one micro-batch passes. A stage does 1 / pp of the layers; micro-batches follow one
+        # another, and the first fills the pipeline; in decode stages never drain between steps.
+        parts = self.micro_batches
+        self.rounds = np.where(self.decodes, np.maximum(parts, layout.pp), parts + layout.pp - 1) / layout.pp
+
+    def predict(self, times: TimeColumns, host: Scale = UNSCALED) -> None:
+        """``intervals_s``: time, low, high of each pass. ``host``: what measured runs say of the host."""
+        super().predict(times)
+        self.stack, self.host_range = self.deployment.stack.with_host(host.factor), [x**host.reach for x in HOST_RANGE]
+        kernels = self.kernels_s * self.rounds
+        # a service under a lower limit than the board's is at it before a batch begins
+        segment = 2 * self.owner + self.decodes  # workload and phase
+        lasting = summed(segment, self.counts * kernels[0], 2 * self.count) >= WINDOW_S  # a clock is lowered by then
+        self.power_s = np.where(lasting[segment], self.throttled_s, self.capped_s) * self.rounds
+        self.host_s = self._host_s(kernels[0] + self.power_s)
+        whole = np.array([
+            kernels[0],
+            kernels[0] - pass_deviation(kernels[0], kernels[0] - kernels[1], 0),
+            kernels[0] + pass_deviation(kernels[0], kernels[2] - kernels[0], 1),
+        ])  # fmt: skip
+        self.intervals_s = whole + self.power_s + self.host_s * np.array([[1.0], *([x] for x in self.host_range)])
+
+    def _host_s(self, kernels_s: Array) -> Array:
+        """What the GPU waits for: launches that are slower than the kernels, gaps of a graph, the engine's own work."""
+        stack, (launches, launching_s) = self.stack, self.launched(self.stack)
         graph = stack.replays(self.batches.tokens, decodes=self.decodes)
         waits = np.where(graph, launches * stack.gap_s, np.maximum(0.0, launching_s - kernels_s))
         return waits if self.label else waits + np.where(self.decodes, stack.step_s, stack.prefill_s)
@@ -277,49 +304,34 @@ class Laid:
     def part(self, launch: Launch) -> str:
         return self.label or launch.part
 
-    # ---- of each workload ----
-
     def phase_s(self, decode: bool) -> Array:
         """(3, workloads): the passes of one phase, one after another."""
         weights = self.counts * (self.decodes == decode)
-        return np.array([summed(self.owner, weights * end, self.count) for end in self.spans_s])
+        return np.array([summed(self.owner, weights * end, self.count) for end in self.intervals_s])
 
-    def refused(self, at: int) -> tuple[str, Call] | None:
-        """Why a workload cannot be predicted, and the call that asks for it."""
-        for row in range(*self.starts[at : at + 2]):
-            for launch, entry, call in self._launches(row):
-                if call in self.times.refused:
-                    return self.times.refused[call], launch.call.entry(entry)
-        return None
+    def refused(self, at: int) -> KernelcastError | None:
+        """Why a workload cannot be predicted."""
+        return self.refusal(range(*self.starts[at : at + 2]))
 
-    def passes(self, at: int) -> list[Pass]:
+    def of(self, at: int) -> list[PassTime]:
         """The passes of a workload, kernel by kernel."""
         return [self._pass(row) for row in range(*self.starts[at : at + 2])]
 
-    def _pass(self, row: int) -> Pass:
+    def _pass(self, row: int) -> PassTime:
         phase, rounds, times = PHASES[int(self.decodes[row])], float(self.rounds[row]), self.times
-        ran = []
-        for launch, _, call in self._launches(row):
+        kernels = []
+        for launch, _, call in self.launches(row):
             count = launch.count * rounds
             share = float(self.visible[launch.beside][row]) if launch.beside else 1.0
-            ran.append(
+            kernels.append(
                 KernelTime(phase, self.part(launch), Interval(*times.times_s[:, call].tolist()) * (count * share),
                     count, PIPELINES[times.bound_by[call]], _LEVELS[times.support[call]],
                     kernel_class(launch.op).family, times.match[call])
             )  # fmt: skip
         if power_s := float(self.power_s[row]):
-            ran.append(KernelTime.beside(phase, POWER_LIMIT, Interval.exact(power_s), "power", "near"))
+            kernels.append(KernelTime.beside(phase, POWER_LIMIT, Interval.exact(power_s), "power", "near"))
         if host_s := float(self.host_s[row]):
-            ran.append(
-                KernelTime.beside(phase, "host", Interval(host_s, *(x * host_s for x in self.host_range)), "host")
-            )
-        run = Run(self.deployment, self.batches.batch(row), int(self.parts[row]))
-        return Pass(phase, run, float(self.counts[row]), Interval(*self.spans_s[:, row].tolist()), tuple(ran))
-
-    def _launches(self, row: int) -> Iterator[tuple[Launch, int, int]]:
-        """The launches of a pass, its entry in their columns, and the row of that call."""
-        group = next(group for group in self.alike if row in group.rows)
-        place = int(np.searchsorted(group.rows, row))
-        for launch, calls in zip(group.launches, group.calls, strict=True):
-            entry = int(group.places[launch.by][place])
-            yield launch, entry, int(calls[entry])
+            interval = Interval(host_s, *(x * host_s for x in self.host_range))
+            kernels.append(KernelTime.beside(phase, "host", interval, "host"))
+        return PassTime(phase, self.batches.batch(row), int(self.micro_batches[row]), float(self.counts[row]),
+                        Interval(*self.intervals_s[:, row].tolist()), tuple(kernels), self, row)  # fmt: skip

@@ -21,20 +21,17 @@ from functools import cached_property
 
 import numpy as np
 
-from kernelcast.energy.power import throttled_s
-from kernelcast.forecast.calls import Launch
 from kernelcast.forecast.conditions import DEFAULT, Conditions, host_scale
 from kernelcast.forecast.predict_table import Times
 from kernelcast.hardware import Gpu
-from kernelcast.inference.batch import Batch
+from kernelcast.inference.batch import Batch, Batches
 from kernelcast.inference.disaggregated import port_bytes, send, sent, transfer_fabric
 from kernelcast.inference.forward import Deployment, forward
-from kernelcast.inference.pass_times import HOST_RANGE, PASS_SPREAD, visible_shares
+from kernelcast.inference.pass_times import HOST_RANGE, PassKernels, kernel_tables, pass_deviation
 from kernelcast.inference.workload import Speculation
 from kernelcast.models.layers import SelfAttention
 from kernelcast.ops.work import Array
-from kernelcast.results import Interval
-from kernelcast.schedule import EvidenceSummary, KernelTime, joined
+from kernelcast.schedule import EvidenceSummary, KernelTime
 from kernelcast.serving.load import Load
 from kernelcast.serving.service import Pool, Service, without_terms
 
@@ -85,43 +82,59 @@ class StepTimes:
         self._build(checked)
 
     def _build(self, checked: int) -> None:
-        of_tokens = [_read(n) for n in self._token_counts]
-        of_decoded = [_decoded(n) for n in self._token_counts] if self._decodes_apart() else []
-        of_rows = [Batch(n * (checked,), n * (64,), head_rows=checked) for n in self._sequences]
+        """Every table in one question; ``checked``: tokens of a sequence in a decode step."""
         contexts = {n: self._held(n, self._contexts) for n in self._sequences}
-        decodes = [Batch(n * (checked,), n * (past,)) for n in self._sequences for past in contexts[n]]
-        prompts = [Batch((n,), (past,)) for n in self._prompts for past in self._pasts]
-        mixed: list[Batch] = []
+        tokens, sequences = np.array(self._token_counts), np.array(self._sequences)
+        decodes = np.array([(n, past) for n in self._sequences for past in contexts[n]]).T
+        prompts = np.array([(n, past) for n in self._prompts for past in self._pasts]).T
+        passes = [
+            ("tokens", Batches.evenly(1, tokens, 0)),
+            (
+                "sequences",
+                Batches.evenly(sequences, checked, 64, checked),
+            ),
+            ("lengths", Batches.evenly(decodes[0], checked, decodes[1])),
+            ("lengths", Batches.evenly(1, *prompts)),
+        ]
         if self._mixed_grid:
-            mixed = [
-                Batch((*(n * (checked,)), q), (*(n * (context,)), past))
-                for n in self._mixed_grid[0] for context in self._held(n, self._mixed_grid[1], whole=True)
-                for q in self._mixed_grid[2] for past in self._mixed_grid[3]
-            ]  # fmt: skip
-        sorts = [("tokens", of_tokens), ("sequences", of_rows), ("lengths", decodes), ("lengths", prompts),
-                 ("lengths", mixed), ("tokens", of_decoded)]  # fmt: skip
-        launches = [[_of(self.deployment, batch, sort) for batch in batches] for sort, batches in sorts]
-        self._times.learn(launch.call for group in launches for each in group for launch in each)
-        tokens, rows, decode, prompt, joint, decoded = (
-            self._table(group, batches) for group, (_, batches) in zip(launches, sorts, strict=True)
-        )
-        self._tokens = _filled(self._token_counts, tokens)
-        self._decoded = _filled(self._token_counts, decoded) if of_decoded else self._tokens
+            passes.append(("lengths", Batches.of(self._mixed_batches(self._mixed_grid, checked))))
+        if self._decodes_apart():
+            passes.append(("tokens", Batches.evenly(tokens, 1, 64)))
+        tables = kernel_tables(self.deployment, passes, self._times.conditions)
+        stack = self.deployment.stack
+        kernels, launching_s = np.sum([table.launched(stack)[:, 0] for table in tables[:3]], axis=0).tolist()
+        self.host_gaps_s = kernels * stack.gap_s, launching_s  # in a graph; and to launch all kernels one by one
+        self._fill([_seconds(table) for table in tables], contexts)
+
+    def _fill(self, tables: list[Array], contexts: dict[int, tuple[int, ...]]) -> None:
+        tokens, rows, decode, prompt, *others = tables
+        self._tokens = self._decoded = _filled(self._token_counts, tokens)
+        if len(others) > (1 if self._mixed_grid else 0):
+            self._decoded = _filled(self._token_counts, others[-1])
         sizes = self.deployment.stack.graph_sizes
         self._padded = [padded(sizes, n) for n in range(min(self.deployment.stack.graph_tokens, len(self._tokens)) + 1)]
-        self._gaps_s = self._host_gaps(launches)
-        self._rows = rows.reshape(len(self._sequences), 3)
-        each = np.split(decode, np.cumsum([len(found) for found in contexts.values()])[:-1])
+        self._rows = rows
+        each = np.split(decode, np.cumsum([len(known) for known in contexts.values()])[:-1])
         rows_of = zip(contexts.values(), each, strict=True)
         self._decode = np.stack([_continued(known, part, self._contexts) for known, part in rows_of])
         self._prompt = prompt.reshape(len(self._prompts), len(self._pasts), 3)
         self._lines: dict[tuple[int, str], tuple[list[float], list[float]]] = {}
-        self._ratio = self._joint_ratio(joint) if self._mixed_grid else None
+        self._ratio = self._joint_ratio(others[0]) if self._mixed_grid else None
+
+    def _mixed_batches(self, grid: Sequence[Sequence[int]], checked: int) -> list[Batch]:
+        """One prompt beside sequences that decode."""
+        return [
+            Batch((*(n * (checked,)), tokens), (*(n * (context,)), past))
+            for n in grid[0] for context in self._held(n, grid[1], whole=True) for tokens in grid[2] for past in grid[3]
+        ]  # fmt: skip
 
     def _decodes_apart(self) -> bool:
         """Whether kernels that follow tokens alone are others where all of them are decoded."""
-        read, decoded = (_of(self.deployment, batch, "tokens") for batch in (_read(64), _decoded(64)))
-        return read != decoded
+        prefill, decode = (
+            [launch for launch in forward(self.deployment, batch) if launch.by == "tokens"]
+            for batch in (Batch((64,), (0,)), Batch(64 * (1,), 64 * (64,)))
+        )
+        return prefill != decode
 
     def served_by(self, place: Deployment) -> StepTimes:
         """The same passes where the server's own terms differ (see ``terms``): nothing is predicted again."""
@@ -143,26 +156,6 @@ class StepTimes:
             return tuple(min(context, most) for context in contexts)
         fits = tuple(context for context in contexts if context <= most)
         return fits if len(fits) > 1 else (most // 2, most)
-
-    def _table(self, group: Sequence[Sequence[Launch]], batches: Sequence[Batch]) -> Array:
-        """Seconds, and how far below and above they may be, of each pass."""
-        found = np.zeros((len(group), 3))
-        for row, launches in enumerate(group):
-            each = [self._times[launch.call] for launch in launches]
-            visible = visible_shares(launches, [(one.span.value, one.dram_s) for one in each], batches[row].tokens)
-            ran = (
-                KernelTime.of("", launch, self._times, share) for launch, share in zip(launches, visible, strict=True)
-            )
-            span = joined(ran)
-            slower = sum(x.count * throttled_s(x.call, self._times[x.call].span.value, self._times) for x in launches)
-            found[row] = span.value + slower, span.value - span.low, span.high - span.value
-        return found
-
-    def _host_gaps(self, launches: Sequence[Sequence[Sequence[Launch]]]) -> tuple[float, float]:
-        """Seconds of the gaps between the kernels of a graph, and of launching all of them one by one."""
-        stack = self.deployment.stack
-        counts = [(launch.count, stack.launching_s(launch.op)) for sort in launches[:3] for launch in sort[0]]
-        return sum(count for count, _ in counts) * stack.gap_s, sum(count * time_s for count, time_s in counts)
 
     def _joint_ratio(self, joint: Array) -> Array:
         grid = self._mixed_grid
@@ -247,15 +240,15 @@ class StepTimes:
         time = below = above = 0.0
         for part in parts:
             time, below, above = time + part[0], below + part[1] ** 2, above + part[2] ** 2
-        gaps, launching = self._gaps_s
+        gaps, launching = self.host_gaps_s
         host = gaps if graph else max(0.0, launching - time)
         spread = self.deployment.stack.spread
         if spread:  # its steps were measured
             time *= {"low": 1 - spread, "likely": 1.0, "high": 1 + spread}[variant]
         elif variant == "low":
-            time -= math.sqrt(below + (PASS_SPREAD[0] * time) ** 2)
+            time -= pass_deviation(time, math.sqrt(below), 0)
         elif variant == "high":
-            time += math.sqrt(above + (PASS_SPREAD[1] * time) ** 2)
+            time += pass_deviation(time, math.sqrt(above), 1)
         return max(time, 0.0) + host
 
     @property
@@ -270,12 +263,6 @@ class StepTimes:
         self._times.learn(launch.call for launch in launches)
         return EvidenceSummary.of(KernelTime.of("decode", launch, self._times) for launch in launches)
 
-    def exactly(self, batch: Batch) -> Interval:
-        """The same step predicted as it is, every sequence with its own lengths: what lines are checked against."""
-        launches = forward(self.deployment, batch)
-        self._times.learn(launch.call for launch in launches)
-        return joined(KernelTime.of("", launch, self._times) for launch in launches)
-
 
 def host_s(variant: str, time_s: float, spread: float = 0.0) -> float:
     """A host's time at one end of what machines need, or between; ``spread``: of a server that was measured."""
@@ -283,18 +270,10 @@ def host_s(variant: str, time_s: float, spread: float = 0.0) -> float:
     return time_s * {"low": low, "likely": 1.0, "high": high}[variant]
 
 
-def _of(deployment: Deployment, batch: Batch, sort: str) -> list[Launch]:
-    return [launch for launch in forward(deployment, batch) if launch.by == sort]
-
-
-def _read(tokens: int) -> Batch:
-    """A pass that reads so many tokens of a prompt."""
-    return Batch((tokens,), (0,))
-
-
-def _decoded(tokens: int) -> Batch:
-    """A pass in which so many sequences get a token each."""
-    return Batch(tokens * (1,), tokens * (64,))
+def _seconds(table: PassKernels) -> Array:
+    """(passes, 3): seconds at the power limit, and how far below and above they may be."""
+    time, low, high = table.kernels_s
+    return np.stack([time + table.throttled_s, time - low, high - time], axis=1)
 
 
 def _up_to(grid: Sequence[int], most: int) -> tuple[int, ...]:

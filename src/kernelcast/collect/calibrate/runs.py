@@ -18,7 +18,7 @@ from kernelcast.forecast.conditions import Conditions, chosen
 from kernelcast.forecast.predict_table import CallTime, Times, rotations_of
 from kernelcast.forecast.table import BadRows, grouped
 from kernelcast.inference.infer import Inference
-from kernelcast.inference.pass_times import HOST_RANGE, PASS_SPREAD, Pass
+from kernelcast.inference.pass_times import HOST_RANGE, PASS_SPREAD, PassTime
 from kernelcast.results import Interval
 from kernelcast.serving.calibrate import least_spread
 from kernelcast.serving.metrics import Bench, Served, metrics
@@ -86,7 +86,7 @@ def pieces(groups: Sequence[Sequence[Seconds]]) -> Pieces:
 def batch_run(name: str, found: Inference, measured: Mapping[str, float]) -> Run:
     """``measured``: seconds by the names of ``PHASES``."""
     kinds = Kinds(found.times)
-    kinds.learn(launch.call for one in found.passes for launch in one.run.launches)
+    kinds.learn(launch.call for one in found.passes for launch in one.launches)
     seen, spans = [], dict[int, list[tuple[str, Interval]]]()
     for what, time_s in measured.items():
         passes = [one for one in found.passes if one.phase in PHASES[what] and one.count]
@@ -106,30 +106,30 @@ def _times(seconds: Seconds, count: float) -> Seconds:
     return {key: time_s * count for key, time_s in seconds.items()}
 
 
-def _spans(one: Pass, kinds: Kinds) -> Iterator[tuple[str, Interval]]:
+def _spans(one: PassTime, kinds: Kinds) -> Iterator[tuple[str, Interval]]:
     """The kernels of a pass by kind, and what is beside them, which comes last."""
-    launches = one.run.launches
-    for launch, ran in zip(launches, one.ran, strict=False):
+    launches = one.launches
+    for launch, ran in zip(launches, one.kernels, strict=False):
         yield from ((key, ran.span * share) for key, share in kinds.of(launch.call).items())
-    for ran in one.ran[len(launches) :]:
-        yield host_key(one.run.deployment.stack.id) if ran.bound_by == "host" else REST, ran.span
+    for ran in one.kernels[len(launches) :]:
+        yield host_key(one.deployment.stack.id) if ran.bound_by == "host" else REST, ran.span
 
 
-def _groups(one: Pass, found: Inference, kinds: Kinds) -> list[list[Seconds]]:
+def _groups(one: PassTime, found: Inference, kinds: Kinds) -> list[list[Seconds]]:
     """A pass as long as its kernels and what the host adds; or, where the GPU waits, as all that the host launches. A
     kernel that watts bind is as long as they make it, or as it is itself."""
-    stack, decodes = one.run.deployment.stack, one.phase == "decode"
+    stack, decodes = one.deployment.stack, one.phase == "decode"
     gpu = {key: span.value for key, span in summed(_spans(one, kinds)).items()}
     host, groups = host_key(stack.id), []
     if gpu.pop(REST, 0.0):
-        for launch, ran in zip(one.run.launches, one.ran, strict=False):
+        for launch, ran in zip(one.launches, one.kernels, strict=False):
             group = kinds.by_watts(launch.call, ran.time_s / ran.launches, ran.launches)
             groups += [group] if group else []
             for key, time_s in group[0].items() if group else ():
                 gpu[key] -= time_s
-    draft = one.run.deployment is not found.deployment  # the host calls it together with the model
+    draft = one.deployment is not found.deployment  # the host calls it together with the model
     own_s = 0.0 if draft else stack.step_s if decodes else stack.prefill_s
-    waits = gpu.get(host, 0.0) > own_s * (1 + 1e-9) and not stack.replays(one.run.batch.tokens, decodes=decodes)
+    waits = gpu.get(host, 0.0) > own_s * (1 + 1e-9) and not stack.replays(one.batch.tokens, decodes=decodes)
     return [*groups, [{**gpu, host: own_s}, {host: sum(gpu.values())}] if waits else [gpu]]
 
 

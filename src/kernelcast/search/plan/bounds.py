@@ -12,13 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kernelcast.forecast.calls import Launch
 from kernelcast.forecast.predict_table import Times
-from kernelcast.inference.batch import Batch
-from kernelcast.inference.forward import Deployment, forward
+from kernelcast.inference.batch import Batches
+from kernelcast.inference.forward import Deployment
 from kernelcast.inference.memory import cache_bytes, read_weight_bytes
+from kernelcast.inference.pass_times import kernel_tables
 from kernelcast.ops.dtypes import find_dtype
-from kernelcast.schedule import KernelTime, joined
 from kernelcast.search.goals import PERCENT, Goal
 from kernelcast.search.plan.grid import Place
 from kernelcast.serving.load import Load
@@ -35,23 +34,19 @@ class CoarseSteps:
     ones before a prompt that is read. Attention of prompts and of decodes is added up."""
 
     def __init__(self, deployment: Deployment, times: Times, context: int, past: int, variant: str) -> None:
-        self._times, self._variant, self._stack = times, variant, deployment.stack
-        self._context = max(1, context)
-        sorts = {
-            "tokens": [Batch((n,), (0,)) for n in _TOKENS],
-            "sequences": [Batch(n * (1,), n * (64,)) for n in _SEQUENCES],
-            "decodes": [Batch(n * (1,), n * (self._context,)) for n in _SEQUENCES],
-            "prompts": [Batch((n,), (past,)) for n in _PROMPTS],
+        self._stack = deployment.stack
+        tokens, sequences, prompts = (np.array(grid) for grid in (_TOKENS, _SEQUENCES, _PROMPTS))
+        passes = {
+            "tokens": ("tokens", Batches.evenly(1, tokens, 0)),
+            "sequences": ("sequences", Batches.evenly(sequences, 1, 64)),
+            "decodes": ("lengths", Batches.evenly(sequences, 1, max(1, context))),
+            "prompts": ("lengths", Batches.evenly(1, prompts, past)),
         }
-        launches = {sort: [_of(deployment, batch, sort) for batch in batches] for sort, batches in sorts.items()}
-        times.learn(launch.call for group in launches.values() for each in group for launch in each)
-        self._known = {sort: [self._seconds(each) for each in group] for sort, group in launches.items()}
-        count = sum(launch.count for sort in ("tokens", "sequences", "decodes") for launch in launches[sort][0])
-        self._gaps_s = count * deployment.stack.gap_s + deployment.stack.step_s
-
-    def _seconds(self, launches: Sequence[Launch]) -> float:
-        span = joined(KernelTime.of("", launch, self._times) for launch in launches)
-        return {"low": span.low, "likely": span.value, "high": span.high}[self._variant]
+        tables = kernel_tables(deployment, list(passes.values()), times.conditions)
+        end = ("likely", "low", "high").index(variant)
+        self._known = {name: table.kernels_s[end].tolist() for name, table in zip(passes, tables, strict=True)}
+        count = sum(table.launched(self._stack)[0, 0] for table in tables[:3])
+        self._gaps_s = float(count) * self._stack.gap_s + self._stack.step_s
 
     def _at(self, sort: str, grid: Sequence[int], value: float) -> float:
         """Between passes, and on from the last two."""
@@ -75,11 +70,6 @@ class CoarseSteps:
         if sequences:
             kernels_s += self._at("decodes", _SEQUENCES, sequences) + self._at("sequences", _SEQUENCES, sequences)
         return kernels_s * min(self._stack.prompt_factor, self._stack.decode_factor)
-
-
-def _of(deployment: Deployment, batch: Batch, sort: str) -> list[Launch]:
-    by = {"decodes": "lengths", "prompts": "lengths"}.get(sort, sort)
-    return [launch for launch in forward(deployment, batch) if launch.by == by]
 
 
 _SLACK = 1.25  # that a run may carry over the even mix of ``carried``
