@@ -72,7 +72,7 @@ def support_of(times: Iterable[tuple[float, str]]) -> str:
     return list(SUPPORT)[-1]
 
 
-class Shown:
+class HtmlRepr:
     """A result that a notebook shows as the command line would, as HTML. ``kernelcast.app.report.html`` makes
     it; results do not import reports, so that it is imported by name when a notebook first asks."""
 

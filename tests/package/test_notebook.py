@@ -16,7 +16,7 @@ import pytest
 import kernelcast as kc
 from kernelcast.app.report.html import html_of
 from kernelcast.app.report.text import plain_table, show
-from kernelcast.results import Shown
+from kernelcast.results import HtmlRepr
 
 NOTEBOOKS = Path(__file__).parents[2] / "docs" / "notebooks"
 GEMM = kc.Gemm(m=4096, n=4096, k=4096, dtype="bf16")
@@ -57,7 +57,7 @@ class Read(HTMLParser):
         return next(row for row in self.rows if row[0] == first)
 
 
-def shown(found: Shown) -> Read:
+def shown(found: HtmlRepr) -> Read:
     """What a notebook shows; nothing is printed on the way."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
@@ -131,7 +131,7 @@ def test_text_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_nobody_can_show_is_said() -> None:
     with pytest.raises(TypeError, match="nobody knows how to show a Shown"):
-        Shown()._repr_html_()
+        HtmlRepr()._repr_html_()
 
 
 def run_cell(source: str, names: dict[str, Any]) -> Any:

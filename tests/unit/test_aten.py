@@ -28,7 +28,7 @@ def op(name: str, *arguments: Any, out: Tensor | tuple[Tensor, ...] = (), **opti
 
 
 def calls(found: Op, settings: Settings = HOPPER) -> list[dict[str, Any]]:
-    return [call.words for call in cost(found, settings).launches]
+    return [call.arguments for call in cost(found, settings).launches]
 
 
 def one(found: Op, settings: Settings = HOPPER) -> dict[str, Any]:
@@ -188,8 +188,8 @@ def test_an_unknown_op_costs_what_it_moves_and_says_so() -> None:
     found = cost(op("my_op", dense(1000, storage=1), dense(1000, storage=2), out=dense(1000, storage=3)), HOPPER)
     assert found.by_bytes
     (call,) = found.launches
-    assert call.words["reads"] == 2.0
-    assert call.words["writes"] == 1.0
+    assert call.arguments["reads"] == 2.0
+    assert call.arguments["writes"] == 1.0
 
 
 def test_every_rule_names_a_kernel_that_exists() -> None:
@@ -205,7 +205,7 @@ def test_every_rule_names_a_kernel_that_exists() -> None:
         except (TypeError, ValueError, IndexError, StopIteration, AttributeError):
             continue  # takes other arguments; tested above
         for call in found.launches:
-            given = call.words
+            given = call.arguments
             assert given["op"] in REGISTRY
             kernel(**given)  # its parameters are right
 

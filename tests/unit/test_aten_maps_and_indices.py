@@ -29,8 +29,8 @@ def calls(name: str, *arguments: Any, out: Tensor | tuple[Tensor, ...] = ()) -> 
     found = cost(Op(name, arguments, {}, outputs, "kernel", "forward", ""), Settings())
     assert not found.by_bytes
     for call in found.launches:
-        kernel(**call.words)  # its parameters are right
-    return [{**call.words, "count": call.count} for call in found.launches]
+        kernel(**call.arguments)  # its parameters are right
+    return [{**call.arguments, "count": call.count} for call in found.launches]
 
 
 def one(name: str, *arguments: Any, out: Tensor | tuple[Tensor, ...] = ()) -> dict[str, Any]:

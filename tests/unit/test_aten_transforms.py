@@ -22,7 +22,7 @@ def dense(*shape: int, dtype: str = "fp32") -> Tensor:
 def launched(name: str, *arguments: Any, out: tuple[Tensor, ...]) -> list[dict[str, Any]]:
     found = cost(Op(name, arguments, {}, out, "kernel", "forward", ""), Settings())
     assert not found.by_bytes
-    return [{**launch.call.words, "count": launch.count} for launch in found.launches]
+    return [{**launch.call.arguments, "count": launch.count} for launch in found.launches]
 
 
 def moved(call: dict[str, Any]) -> tuple[float, float]:

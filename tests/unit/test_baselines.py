@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 import kernelcast as kc
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast.network import Encoder, Layers
-from kernelcast.forecast.predictor import Predictor, Question
+from kernelcast.forecast.predictor import Predictor, PredictorInput
 from kernelcast.machine.analyse import PIPELINES, analyse
 from kernelcast.ops.base import columns_of, kernel_class
 from kernelcast_lab.baselines import Neusight, Pipeweave, Roofline, neusight, pipeweave
@@ -23,13 +23,13 @@ H100_BF16 = 132 * 4096 * 1.83e9  # SMs x FLOPs a clock x tensor clock
 H100_DRAM = 3.35e12
 
 
-def question(gpu: str, op: str, *calls: Mapping[str, Any]) -> Question:
+def question(gpu: str, op: str, *calls: Mapping[str, Any]) -> PredictorInput:
     kernel, place = kernel_class(op), kc.gpu(gpu)
     columns = columns_of([kc.kernel(op, **call) for call in calls])
-    return Question(kernel, columns, place, [analyse(work, place) for work in kernel.work(columns, place)])
+    return PredictorInput(kernel, columns, place, [analyse(work, place) for work in kernel.work(columns, place)])
 
 
-def time_s(model: Predictor, asked: Question) -> NDArray[np.float64]:
+def time_s(model: Predictor, asked: PredictorInput) -> NDArray[np.float64]:
     return model.estimate(asked).time_s
 
 
@@ -72,7 +72,7 @@ def test_roofline_of_vector_math_uses_the_vector_peak() -> None:
     assert time_s(Roofline(), asked)[0] == pytest.approx(max(math, memory))
     fast = kc.gpu("h100_sxm").replace(dram_bytes_per_s=100 * H100_DRAM)
     work = asked.kernel.work(asked.calls, fast)
-    again = Question(asked.kernel, asked.calls, fast, [analyse(w, fast) for w in work])
+    again = PredictorInput(asked.kernel, asked.calls, fast, [analyse(w, fast) for w in work])
     assert time_s(Roofline(), again)[0] == pytest.approx(math)
 
 

@@ -16,7 +16,7 @@ from kernelcast.forecast.calibration import Calibration, FamilyCalibration, load
 from kernelcast.forecast.features import GPU_FEATURES
 from kernelcast.forecast.predict import CHUNK_CALLS
 from kernelcast.forecast.predict_table import predict_columns
-from kernelcast.forecast.prior import Placed, Prior, Setting, matern, plain_prior, sharers
+from kernelcast.forecast.prior import CallPoints, Prior, PriorScales, matern, plain_prior, sharers
 
 GPU = "h200_sxm"
 TIMES = ("predicted_us", "low_us", "high_us", "ceiling_us")
@@ -58,12 +58,12 @@ def prior(features: int = 1, **changes: Any) -> Prior:
     return replace(found, **changes)
 
 
-def placed(x: Any, words: Any = (BF16,), code: Any = None, leaning: Any = None) -> Placed:
+def placed(x: Any, words: Any = (BF16,), code: Any = None, leaning: Any = None) -> CallPoints:
     """Calls at x (a feature, or columns of them), by default of one kind."""
     place = np.asarray(x, dtype=np.float64).reshape(len(x), -1)
     lean = np.zeros(len(x)) if leaning is None else np.asarray(leaning, dtype=np.float64)
     numbers = np.zeros(len(x), dtype=np.intp) if code is None else np.asarray(code)
-    return Placed.of(place, lean, [sharers(one) for one in words], numbers)
+    return CallPoints.of(place, lean, [sharers(one) for one in words], numbers)
 
 
 def made(**changes: Any) -> FamilyCalibration:
@@ -76,10 +76,10 @@ def made(**changes: Any) -> FamilyCalibration:
         expected_after=10.0,
         formats={"op=gemm dtype=bf16": (10, 20.0, 10.0)},
         prior=prior(),
-        setting=Setting(),
-        place=np.zeros((1, 1), dtype=np.float32),
+        setting=PriorScales(),
+        position=np.zeros((1, 1), dtype=np.float32),
         leaning=np.zeros(1, dtype=np.float32),
-        words=(sharers(BF16),),
+        groups=(sharers(BF16),),
         code=np.zeros(1, dtype=np.int64),
         weights=np.array([0.5], dtype=np.float32),
         few=np.zeros(1, dtype=np.int64),
@@ -99,12 +99,12 @@ def corrected(family: FamilyCalibration, x: float, words: dict[str, str]) -> tup
     return tuple(float(one[0]) for one in found)  # type: ignore[return-value]
 
 
-def fitted(rows: Placed, error: Any, known: Prior, setting: Setting | None = None) -> Fit:
+def fitted(rows: CallPoints, error: Any, known: Prior, setting: PriorScales | None = None) -> Fit:
     errors = np.asarray(error, dtype=np.float64)
-    return fit(known, rows, errors, setting or Setting(), np.arange(len(errors)))
+    return fit(known, rows, errors, setting or PriorScales(), np.arange(len(errors)))
 
 
-def said(known: Prior, rows: Placed, found: Fit, asked: Placed) -> Any:
+def said(known: Prior, rows: CallPoints, found: Fit, asked: CallPoints) -> Any:
     """What the fit says of other calls, in units of the width."""
     return known.covariance(asked, rows) @ found.weights
 
@@ -143,7 +143,7 @@ def test_covariance_with_a_leaning_a_metric_and_a_setting() -> None:
     # of all calls by twice the first feature, within a format and a kind by nothing
     near = (1 + 2 * np.sqrt(3)) * np.exp(-2 * np.sqrt(3))
     assert known.covariance(one, other)[0, 0] == pytest.approx(0.15 - 0.5 * 0.12 + 0.16 * near + 0.96)
-    setting = Setting(biases=3.0, smooth=0.5, noise=9.0, length=2.0)  # twice the length: 1 apart
+    setting = PriorScales(biases=3.0, smooth=0.5, noise=9.0, length=2.0)  # twice the length: 1 apart
     assert known.covariance(one, other, setting)[0, 0] == pytest.approx(
         3 * (0.15 - 0.06) + 0.5 * (0.16 * 0.48335 + 0.96), abs=1e-4
     )
@@ -153,8 +153,8 @@ def test_covariance_with_a_leaning_a_metric_and_a_setting() -> None:
 def test_features_are_placed_by_name_and_not_by_miles() -> None:
     known = replace(prior(2), mean=np.array([1, 0], dtype=np.float32), scale=np.array([2, 1], dtype=np.float32))
     values = np.array([[4.0, 9.0, 3.0]], dtype=np.float32)
-    assert known.places(("x1", "other", "x0"), values).tolist() == [[1.0, 4.0]]
-    assert known.places(("x1", "other", "x0"), 100 * values).tolist() == [[5.0, 5.0]]
+    assert known.positions(("x1", "other", "x0"), values).tolist() == [[1.0, 4.0]]
+    assert known.positions(("x1", "other", "x0"), 100 * values).tolist() == [[5.0, 5.0]]
 
 
 def test_the_plain_prior_knows_no_gpu() -> None:
@@ -165,17 +165,17 @@ def test_the_plain_prior_knows_no_gpu() -> None:
 
 
 def test_a_prior_that_does_not_fit_together_is_refused() -> None:
-    arrays, plain = prior(2).told()
-    again = Prior.read(arrays, plain)
+    arrays, plain = prior(2).to_dict()
+    again = Prior.from_dict(arrays, plain)
     assert again.biases == prior().biases and again.smooth == prior().smooth and again.names == ("x0", "x1")
     for broken in ("mean", "scale", "metric"):
         with pytest.raises(ValueError, match="do not fit together"):
-            Prior.read(
+            Prior.from_dict(
                 {**arrays, broken: np.ones((3, 3), dtype=np.float32)[:, : 3 if broken == "metric" else 1]}, plain
             )
     for told in ({"noise": -0.1}, {"biases": (0.1, 0.1)}, {"smooth": (0.1, 0.1)}, {"smooth": (0.1, -0.1, 0.1)}):
         with pytest.raises(ValueError, match="not a share"):
-            Prior.read(arrays, {**plain, **told})
+            Prior.from_dict(arrays, {**plain, **told})
 
 
 def test_equal_errors_are_shrunk_as_by_hand() -> None:
@@ -208,7 +208,7 @@ def test_two_calls_by_hand() -> None:
 def test_left_out_errors_are_those_of_a_fit_without_the_group() -> None:
     rng = np.random.default_rng(0)
     rows = placed(rng.standard_normal((24, 2)), (BF16, FP8), rng.integers(0, 2, 24), 0.3 * rng.standard_normal(24))
-    known, setting = prior(2, leaning=0.2), Setting(2.0, 0.5, 3.0, 0.7)
+    known, setting = prior(2, leaning=0.2), PriorScales(2.0, 0.5, 3.0, 0.7)
     error, group = 0.05 * rng.standard_normal(24), np.arange(24) % 6
     found = fit(known, rows, error, setting, group)
     covariance = known.covariance(rows, rows, setting)
@@ -255,7 +255,7 @@ def test_a_call_follows_those_near_it_and_not_those_far_away() -> None:
 def test_two_ways_to_correct_agree() -> None:
     """What a file says of a call (single precision, by blocks, by words) and the prior's own covariance."""
     rng = np.random.default_rng(1)
-    known, setting = prior(3, leaning=0.3), Setting(0.3, 2.0, 0.3, 0.7)
+    known, setting = prior(3, leaning=0.3), PriorScales(0.3, 2.0, 0.3, 0.7)
     words = (BF16, FP8, {**FP8, "stack": "torch"})
     place = rng.standard_normal((40, 3)).astype(np.float16).astype(np.float64)
     rows = placed(place, words, rng.integers(0, 3, 40), 0.2 * rng.standard_normal(40))
@@ -269,8 +269,8 @@ def test_two_ways_to_correct_agree() -> None:
     strange = {"op": "gemm", "dtype": "int8", "stack": "vllm"}
     for at, one in enumerate((*words, strange)):
         error, left, before = family.correction(known.names, values, leaning, one)
-        both = Placed.of(
-            np.concatenate([values.astype(np.float64), rows.place]), np.concatenate([leaning, rows.leaning]),
+        both = CallPoints.of(
+            np.concatenate([values.astype(np.float64), rows.position]), np.concatenate([leaning, rows.leaning]),
             [sharers(word) for word in (*words, strange)], np.concatenate([np.full(23, at), _codes(rows)]),
         )  # fmt: skip
         asked, points = both.select(np.arange(23)), both.select(np.arange(23, 63))
@@ -280,9 +280,11 @@ def test_two_ways_to_correct_agree() -> None:
         assert left == pytest.approx(before - np.sum((across @ found.factor.T) ** 2, axis=1), abs=1e-3)
 
 
-def _codes(rows: Placed) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _codes(rows: CallPoints) -> np.ndarray[Any, np.dtype[np.int64]]:
     """0 bf16 vllm, 1 fp8 vllm, 2 fp8 torch, from the numbers of formats and stacks, which are by the alphabet."""
-    return np.where(rows.form == rows.form.min(), 0, np.where(rows.stack == rows.stack.max(), 1, 2)).astype(np.int64)
+    return np.where(rows.format == rows.format.min(), 0, np.where(rows.stack == rows.stack.max(), 1, 2)).astype(
+        np.int64
+    )
 
 
 def test_what_is_left_of_the_variance() -> None:
@@ -305,11 +307,11 @@ def test_points_cover_the_rows() -> None:
 
 
 def test_a_setting_is_less_likely_the_farther_it_is_from_what_was_learned() -> None:
-    assert penalty(Setting()) == 0.0
-    assert penalty(Setting(smooth=np.e)) == pytest.approx(0.5)
-    assert penalty(Setting(biases=0.05)) > penalty(Setting(biases=0.3)) > 0
+    assert penalty(PriorScales()) == 0.0
+    assert penalty(PriorScales(smooth=np.e)) == pytest.approx(0.5)
+    assert penalty(PriorScales(biases=0.05)) > penalty(PriorScales(biases=0.3)) > 0
     # one call of a usual error says nothing against it
-    assert choose(prior(), placed([0.0]), np.array([1.2])) == Setting()
+    assert choose(prior(), placed([0.0]), np.array([1.2])) == PriorScales()
 
 
 def test_the_setting_follows_the_errors() -> None:
@@ -409,7 +411,7 @@ def test_the_order_of_the_rows_does_not_matter(calibration: Calibration) -> None
     turned = {name: column[::-1] for name, column in columns.items()}
     again, _ = calibrate(turned, GPU)
     one, two = calibration.families["gemm"], again.families["gemm"]
-    assert one.setting == two.setting and one.words == two.words and one.formats == two.formats
+    assert one.setting == two.setting and one.groups == two.groups and one.formats == two.formats
     for name in ("place", "leaning", "code", "weights", "few", "factor"):
         assert np.array_equal(getattr(one, name), getattr(two, name)), name
 
@@ -532,7 +534,7 @@ def test_file_round_trip(calibration: Calibration, tmp_path: Path) -> None:
 def test_many_calls_stay_under_a_megabyte(tmp_path: Path) -> None:
     found, _ = calibrate(measured(1700), GPU)
     family = found.families["gemm"]
-    assert len(family.place) == len(family.weights) == 1500 and family.factor.shape == (256, 256)
+    assert len(family.position) == len(family.weights) == 1500 and family.factor.shape == (256, 256)
     found.save(tmp_path / "many")
     assert (tmp_path / "many").stat().st_size < 600e3
 

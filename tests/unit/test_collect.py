@@ -23,8 +23,7 @@ from kernelcast.collect.table import calls_again, read_records, write_table
 from kernelcast.collect.timing import kernels_of
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast import Calibration
-from kernelcast.forecast.conditions import chosen as predictor_of
-from kernelcast.forecast.prior import Placed, Setting
+from kernelcast.forecast.prior import CallPoints, PriorScales
 from kernelcast_lab.data import read_canonical
 
 H200 = kc.gpu("h200_sxm")
@@ -131,17 +130,17 @@ def calibrated(calls: Sequence[Wanted]) -> Calibration:
 def left_by(chosen: Sequence[Wanted], candidates: Sequence[Wanted], known: Calibration | None = None) -> float:
     """The error in % that is expected of the candidates once ``chosen`` were measured too, by one inverse."""
     base, taken, sizes = kc.Conditions(), {p.key for p in chosen}, []
-    for name, (rows, at) in asked(columns_of(candidates), H200, predictor_of(base), base).items():
+    for name, (rows, at) in asked(columns_of(candidates), H200, base.loaded_predictor, base).items():
         family = known.families.get(name) if known else None
-        prior = family.prior if family else prior_of(rows, predictor_of(base))
-        setting = family.setting if family else Setting()
-        place, leaning, code = rows.placed(prior).place, rows.leaning, rows.code
+        prior = family.prior if family else prior_of(rows, base.loaded_predictor)
+        setting = family.setting if family else PriorScales()
+        place, leaning, code = rows.placed(prior).position, rows.leaning, rows.code
         words, told = rows.shared, np.flatnonzero([candidates[row].key in taken for row in at])
         if family:
-            place, leaning = np.concatenate([place, family.place]), np.concatenate([leaning, family.leaning])
-            code, words = np.concatenate([code, family.code + len(words)]), (*words, *family.words)
+            place, leaning = np.concatenate([place, family.position]), np.concatenate([leaning, family.leaning])
+            code, words = np.concatenate([code, family.code + len(words)]), (*words, *family.groups)
             told = np.concatenate([told, np.arange(len(rows), len(code))])
-        calls = Placed.of(place, leaning, words, code)
+        calls = CallPoints.of(place, leaning, words, code)
         full, noise = prior.covariance(calls, calls, setting), prior.noise * setting.noise
         among = full[np.ix_(told, told)] + noise * np.eye(len(told))
         left = np.diag(full - full[:, told] @ np.linalg.solve(among, full[told]))[: len(rows)]

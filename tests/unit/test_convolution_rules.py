@@ -37,8 +37,8 @@ def convolved(*given: Tensor, **how: Any) -> list[dict[str, Any]]:
     arguments = (x, weight, bias, *ways, how.get("transposed", False), (0,) * axes, how.get("groups", 1))
     found = cost(Op("convolution", arguments, {}, (out,), "kernel", "forward", ""), how.get("settings", HOPPER))
     for one in found.launches:
-        kernel(one.op, **{name: value for name, value in one.words.items() if name != "op"})  # a call that exists
-    return [one.words for one in found.launches]
+        kernel(one.op, **{name: value for name, value in one.arguments.items() if name != "op"})  # a call that exists
+    return [one.arguments for one in found.launches]
 
 
 def test_one_axis_is_rows_of_one() -> None:
@@ -122,7 +122,7 @@ def test_gradients_have_the_layout_of_what_they_came_from() -> None:
     x, weight, grad = last(2, 16, 32, 32), last(64, 16, 3, 3), first(2, 64, 32, 32)
     arguments = (grad, x, weight, (64,), (1, 1), (1, 1), (1, 1), False, (0, 0), 1, (True, True, True))
     found = cost(Op("convolution_backward", arguments, {}, (x, weight, first(64)), "kernel", "backward", ""), HOPPER)
-    copied, dgrad, wgrad, bias = (one.words for one in found.launches)
+    copied, dgrad, wgrad, bias = (one.arguments for one in found.launches)
     assert copied["op"] == "transpose"  # the gradient comes channels first
     assert (dgrad["op"], wgrad["op"], dgrad["layout"], wgrad["layout"]) == ("conv2d_dgrad", "conv2d_wgrad", "nhwc",
                                                                             "nhwc")  # fmt: skip

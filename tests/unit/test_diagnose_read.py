@@ -190,7 +190,7 @@ def test_kernels_of_one_op_are_one_call() -> None:
     (call,) = found.calls
     assert call.time_us == pytest.approx(33.0) and len(call.kernels) == 3
     assert call.main.name.startswith("nvjet")
-    assert call.calls[0].words == {
+    assert call.calls[0].arguments == {
         "op": "gemm", "m": 8, "n": 4096, "k": 14336, "layout": "tn", "dtype": "bf16", "stack": "torch"
     }  # fmt: skip
     assert found.duration_us == pytest.approx(35.0) and found.idle_us == pytest.approx(1.0 + 1.0)
@@ -209,7 +209,7 @@ def test_attention_is_found_around_the_op_that_launches_it() -> None:
     outer = op(1, "aten::_scaled_dot_product_flash_attention", sizes, types, values=values, lasts_us=50)
     inner = op(2, "aten::_flash_attention_forward", sizes, types, values=values, at_us=10, lasts_us=30)
     (call,) = profile_of(trace(outer, inner, kernel(2, "pytorch_flash::flash_fwd_kernel", 80.0)), H200).calls
-    told = call.calls[0].words
+    told = call.calls[0].arguments
     assert (told["op"], told["backend"], told["causal"], told["kv_heads"]) == ("attention", "fa2", True, 8)
 
 
@@ -217,13 +217,13 @@ def test_tf32_is_in_the_kernels_name() -> None:
     event = op(1, "aten::mm", [[64, 64], [64, 64]], ["float", "float"])
     name = "sm90_xmma_gemm_f32f32_tf32f32_f32_nn_n_tilesize64x128x32_warpgroupsize1x1x1"
     (call,) = profile_of(trace(event, kernel(1, name, 5.0)), H200).calls
-    assert call.calls[0].words["dtype"] == "tf32"
+    assert call.calls[0].arguments["dtype"] == "tf32"
 
 
 def test_a_compiled_kernel_counts_as_what_it_moves() -> None:
     event = op(1, "triton_poi_fused_add_mul_0", [[2048, 4096], [2048, 4096], []], [BF16, BF16, "Scalar"])
     (call,) = profile_of(trace(event, kernel(1, "triton_poi_fused_add_mul_0", 9.0)), H200).calls
-    assert call.calls[0].words["op"] == "pointwise"
+    assert call.calls[0].arguments["op"] == "pointwise"
 
 
 def test_what_cannot_be_matched_says_why() -> None:
@@ -326,7 +326,7 @@ def test_a_raw_page_has_units_in_its_second_row(tmp_path: Path) -> None:
     profile, _ = read_measured(path, H200)
     (call,) = profile.calls
     assert call.time_us == pytest.approx(17.1) and call.main.counters["dram_bytes"] == pytest.approx(1.5e6)
-    told = call.calls[0].words  # 16,384 CTAs of 1,024 elements
+    told = call.calls[0].arguments  # 16,384 CTAs of 1,024 elements
     assert (told["op"], told["rows"] * told["cols"], told["reads"], told["writes"]) == ("pointwise", 1 << 24, 2.0, 1.0)
 
 
@@ -354,7 +354,7 @@ def test_a_table_with_measured_times(tmp_path: Path) -> None:
     profile, _ = read_measured(path, H200)
     product, add = profile.calls
     assert (product.count, product.main.grid) == (2, (2, 66, 1)) and product.total_us == pytest.approx(171.6)
-    assert add.calls[0].words == {"op": "add", "rows": 4096, "cols": 4096, "dtype": "bf16"}
+    assert add.calls[0].arguments == {"op": "add", "rows": 4096, "cols": 4096, "dtype": "bf16"}
 
 
 def test_bad_tables_are_refused(tmp_path: Path) -> None:

@@ -130,11 +130,11 @@ def test_caps_that_no_gpu_takes_are_refused() -> None:
 def test_the_energy_of_calls_is_bounded_by_the_limit() -> None:
     times = Times(H200)
     call = Call.of("gemm", {"m": 8192, "n": 8192, "k": 8192, "dtype": "bf16", "stack": "torch"})
-    times.learn([call])
-    short = Interval.exact(times[call].span.value * 0.5)  # as if the run took half of what its kernel does
-    found = energy_of({call: (1.0, times[call].span.value)}, times, 0.0, short)
+    times.predict([call])
+    short = Interval.exact(times[call].interval.value * 0.5)  # as if the run took half of what its kernel does
+    found = energy_of({call: (1.0, times[call].interval.value)}, times, 0.0, short)
     assert found is not None and found.joules.value == pytest.approx(H200.power_w * short.value)
-    assert throttled_s(call, times[call].span.value, times) >= 0
+    assert throttled_s(call, times[call].interval.value, times) >= 0
     assert energy_of({}, times, 0.0, short) is None
 
 

@@ -210,7 +210,7 @@ def test_twice_the_gpus_are_not_slower() -> None:
 def exactly(where: Deployment, batch: Batch) -> Interval:
     """The kernels of a step, every sequence with its own lengths."""
     times, launches = Times(where.gpu), forward(where, batch)
-    times.learn(launch.call for launch in launches)
+    times.predict(launch.call for launch in launches)
     return joined(KernelTime.of("", launch, times) for launch in launches)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import kernelcast as kc
-from kernelcast.forecast.evidence import Entry, Evidence, Step, beyond, configurations_of, range_steps
+from kernelcast.forecast.evidence import Evidence, MeasuredConfiguration, Step, beyond, configurations_of, range_steps
 from kernelcast.forecast.learned import WEIGHTS, load
 from kernelcast.ops import kernel_class
 from kernelcast.ops.base import columns_of
@@ -48,7 +48,7 @@ def test_every_family_ships_its_evidence(family: str) -> None:
     assert all(entry.error is not None and entry.inside is not None for entry in tested)
     held = np.average([entry.inside or 0.0 for entry in tested], weights=[entry.tested for entry in tested])
     assert (0.65 if small else 0.75) <= held <= (0.95 if small else 0.90)  # on shapes that no network saw
-    assert Evidence.read(found.told()) == found
+    assert Evidence.from_dict(found.to_dict()) == found
 
 
 def test_an_answer_carries_its_evidence() -> None:
@@ -86,8 +86,8 @@ def test_what_is_called_seen_is_what_was_measured() -> None:
     for place, software, backend, dtype, cache in every:
         words = {"stack": software, "backend": backend, "dtype": dtype, "kv_dtype": cache, "page_size": 64}
         found = told("attention", place, **DECODE, **words)
-        asked = found.match.words
-        kinds = [one for one in known.by_op["attention"] if one.gpu == place and one.words == asked]
+        asked = found.match.configuration
+        kinds = [one for one in known.by_op["attention"] if one.gpu == place and one.configuration == asked]
         inside = [one for one in kinds if not range_steps(beyond(one, sizes, 1))[0]]
         count, seen, measured = count + 1, seen + (found.support == "seen"), measured + bool(inside)
         assert (found.support == "seen") == bool(inside), words
@@ -110,7 +110,7 @@ def test_far_outside_of_the_ranges_is_not_seen() -> None:
 
 
 def test_octaves_outside_of_a_range() -> None:
-    entry = Entry("gemm", "h100_sxm", {}, {}, 10, {"m": (1.0, 1023.0)}, (), ())
+    entry = MeasuredConfiguration("gemm", "h100_sxm", {}, {}, 10, {"m": (1.0, 1023.0)}, (), ())
     octaves = beyond(entry, {"m": np.array([1.0, 1023.0, 2047.0, 8191.0, 16383.0, np.nan])}, 6)
     np.testing.assert_allclose(octaves, [0, 0, 1, 3, 4, 0])
     assert range_steps(octaves).tolist() == [0, 0, 1, 2, 2, 0]
@@ -176,7 +176,7 @@ def test_what_nobody_measured_is_its_nearest_kind_times_physics() -> None:
     physics = kc.Conditions(predictor="generic")
     ratio = [kc.predict(kc.kernel("moe", **sizes, backend="triton", routing=way), "h200_sxm", physics).time_s
              for way in ("random", "balanced")]  # fmt: skip
-    step = evidence("moe").step("routing", "random", "balanced")
+    step = evidence("moe").substitution("routing", "random", "balanced")
     assert asked.time_s == pytest.approx(near.time_s * ratio[0] / ratio[1] * np.exp(step.shift), rel=1e-6)
     assert asked.support == "near" and asked.answered_as["routing"] == {"asked": "random", "answered": "balanced"}
     assert asked.high_s / asked.time_s > near.high_s / near.time_s
@@ -188,28 +188,28 @@ def test_a_format_that_the_gpu_lacks_is_told_by_name_alone() -> None:
 
 
 def test_the_nearest_kind_costs_the_least() -> None:
-    def entry(**words: str) -> Entry:
-        return Entry("gemm", "h100_sxm", {"layout": "tn", "inputs": None, **words}, {}, 10, {}, (), ())
+    def entry(**words: str) -> MeasuredConfiguration:
+        return MeasuredConfiguration("gemm", "h100_sxm", {"layout": "tn", "inputs": None, **words}, {}, 10, {}, (), ())
 
     steps = {"dtype": Step(0.1, 0.2, 0.3, 0.2, 4), "stack vllm sglang": Step(-0.1, 0.05, 0.05, 0.05, 2)}
     found = Evidence((entry(dtype="fp8", stack="vllm"), entry(dtype="bf16", stack="sglang")), steps)
     words = {"dtype": "bf16", "stack": "vllm", "layout": None, "inputs": None}
     (near,) = found.matches(kernel_class("gemm"), words, kc.gpu("h100_sxm"), "h100_sxm")
-    assert near.changed == (("stack", "vllm", "sglang"),) and (near.shift, near.low) == (-0.1, 0.05)
-    assert near.entry is found.entries[1] and near.far == 1
+    assert near.substituted == (("stack", "vllm", "sglang"),) and (near.shift, near.low) == (-0.1, 0.05)
+    assert near.entry is found.entries[1] and near.distance == 1
 
 
 def test_kinds_of_as_many_calls_are_all_looked_at() -> None:
     """Two backends measured equally often: the numbers of a call tell which, none is lost."""
     words = {"dtype": "bf16", "stack": "vllm", "routing": "balanced", "config": "chosen"}
     entries = [
-        Entry("moe", "h100_sxm", {**words, "backend": backend}, {}, 10, {"ep": (ep, ep)}, (), ())
+        MeasuredConfiguration("moe", "h100_sxm", {**words, "backend": backend}, {}, 10, {"ep": (ep, ep)}, (), ())
         for backend, ep in (("cutlass", 8.0), ("trtllm", 1.0))
     ]
     matches = Evidence(tuple(entries)).matches(
         kernel_class("moe"), {**words, "backend": None}, kc.gpu("h100_sxm"), "h100_sxm"
     )
-    assert [one.words["backend"] for one in matches] == ["cutlass", "trtllm"]
+    assert [one.configuration["backend"] for one in matches] == ["cutlass", "trtllm"]
 
 
 def test_kinds_of_a_mixed_table() -> None:
@@ -255,7 +255,7 @@ def test_a_whole_model_tells_what_it_rests_on() -> None:
     rests = found.rests_on
     assert rests.calls > 50_000 and rests.error is not None and 0.01 < rests.error < 0.1
     assert sum(rests.support.values()) == pytest.approx(1) and rests.support["seen"] > 0.5
-    assert sum(share for _, share in rests.kinds) == pytest.approx(1)
-    assert rests.told()["kinds"][0]["op"] == "gemm"
-    parts = [ran.span for one in found.passes for ran in one.kernels if ran.part == "host"]
+    assert sum(share for _, share in rests.configurations) == pytest.approx(1)
+    assert rests.to_dict()["kinds"][0]["op"] == "gemm"
+    parts = [ran.interval for one in found.passes for ran in one.kernels if ran.part == "host"]
     assert parts and all(span.low < span.value < span.high for span in parts)  # other hosts are slower

@@ -84,7 +84,10 @@ def test_noise_that_no_network_can_know_is_inside_four_times_in_five(tmp_path: P
     columns["latency_us"] = columns["latency_us"] * np.exp(noise)
     fitting.save(fitting.fit_family(columns, "gemm", replace(SMALL, networks=2)), tmp_path)
     weights = load(tmp_path, "gemm")
-    assert weights is not None and {entry.words["stack"] for entry in weights.evidence.entries} == {"vllm", "sglang"}
+    assert weights is not None and {entry.configuration["stack"] for entry in weights.evidence.entries} == {
+        "vllm",
+        "sglang",
+    }
     assert all(entry.width != 1.0 and entry.tested for entry in weights.evidence.entries)
     test = shape_fold(columns) == TEST_FOLD
     held = {name: column[test] for name, column in columns.items()}

@@ -40,7 +40,7 @@ def calls_of(name: str, batch: Batch, **how: Any) -> list[Launch]:
 def of(calls: list[Launch], op: str, part: str | None = None) -> list[dict[str, Any]]:
     """The parameters of these calls, each with its ``count``."""
     chosen = (call for call in calls if call.op == op and part in (None, call.part))
-    return [{**call.words, "count": call.count} for call in chosen]
+    return [{**call.arguments, "count": call.count} for call in chosen]
 
 
 def sizes(calls: list[Launch], op: str, part: str | None, *names: str) -> list[tuple[Any, ...]]:
@@ -108,7 +108,7 @@ def test_norms_add_the_residual_where_the_stack_fuses_it() -> None:
 def test_plain_pytorch_runs_norms_rotations_and_gelu_kernel_by_kernel() -> None:
     torch = stack("torch")
     calls = forward(replace(deployed("llama-3.1-8b"), stack=torch), PROMPTS)
-    norms = [call.words for call in calls if call.part == "norms"]
+    norms = [call.arguments for call in calls if call.part == "norms"]
     # two norms a layer and the last: to fp32, squares, sums, epsilon, root, by row, back, by the weight
     assert [n["op"] for n in norms[:8]] == [
         "copy", "scale", "reduce_sum", "scale", "rsqrt", "pointwise", "copy", "pointwise",
@@ -117,7 +117,7 @@ def test_plain_pytorch_runs_norms_rotations_and_gelu_kernel_by_kernel() -> None:
     assert [(n["rows"], n["cols"]) for n in norms[2:5]] == [(300, 4096), (300, 1), (300, 1)]
     assert (norms[6]["dtype"], norms[6]["to"]) == ("fp32", "bf16")
     # queries of 32 heads and keys of 8: times the cosine, half negated, joined, times the sine, added
-    turned = [call.words for call in calls if call.part == "rotary"]
+    turned = [call.arguments for call in calls if call.part == "rotary"]
     assert [(t["rows"], t["cols"]) for t in turned[:2] + turned[5:7]] == [
         (300 * 32, 128), (300 * 32, 64), (300 * 8, 128), (300 * 8, 64),
     ]  # fmt: skip
@@ -453,8 +453,8 @@ def test_every_bundled_model_gives_calls_that_can_be_predicted(engine: str) -> N
     for call in every:
         kc.kernel(call.op, **dict(call.parameters))  # refuses what the op does not take
     times = Times(gpu)
-    times.learn(every)
-    spans = [times[call].span for call in every]
+    times.predict(every)
+    spans = [times[call].interval for call in every]
     assert all(0 < span.low <= span.value <= span.high for span in spans)
 
 
@@ -469,9 +469,9 @@ def test_uneven_experts_take_longer() -> None:
     uneven = replace(balanced, skew=1.2)
     times = Times(balanced.gpu)
     both = [next(c.call for c in forward(place, PROMPTS) if c.op == "moe") for place in (balanced, uneven)]
-    times.learn(both)
-    assert both[1].words["skew"] == 1.2 and "skew" not in both[0].words
-    assert times[both[1]].span.value > times[both[0]].span.value
+    times.predict(both)
+    assert both[1].arguments["skew"] == 1.2 and "skew" not in both[0].arguments
+    assert times[both[1]].interval.value > times[both[0]].interval.value
 
 
 def test_a_checkpoint_is_served_as_it_is_stored_unless_told_otherwise() -> None:

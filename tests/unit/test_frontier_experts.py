@@ -33,7 +33,7 @@ def around(calls: list[Launch]) -> list[dict[str, Any]]:
     at = next(i for i, call in enumerate(calls) if call.op == "moe")
     near = [call for call in calls[at - 2 : at + 2] if call.part == "communication" or call.op == "moe"]
     assert {call.count for call in near} == {calls[at].count}  # in every layer that has experts
-    return [{"op": call.op, **call.words} for call in near]
+    return [{"op": call.op, **call.arguments} for call in near]
 
 
 def told(found: list[dict[str, Any]], *names: str) -> list[tuple[Any, ...]]:
@@ -124,7 +124,7 @@ def test_nothing_is_exchanged_where_one_rank_has_every_token() -> None:
         calls = forward(place(exchange, tp=8, dp=1), DECODE)
         sent = {call.op for call in calls if call.part == "communication"}
         assert sent == {"all_reduce", "all_gather"}  # of layers that are cut, and of the head
-        assert not any("deepep" in str(call.words.get("backend")) for call in calls)
+        assert not any("deepep" in str(call.arguments.get("backend")) for call in calls)
 
 
 def test_a_kernel_that_was_asked_for_wins_over_the_exchanges() -> None:
@@ -152,7 +152,7 @@ def test_how_tokens_choose_experts_in_the_words_of_a_call(given: dict[str, Any],
     where = replace(deployed("qwen3-30b-a3b"), **given)
     assert where.routed == words
     (call,) = (call for call in forward(where, DECODE) if call.op == "moe")
-    assert {name: call.words[name] for name in ("skew", "routing") if name in call.words} == words
+    assert {name: call.arguments[name] for name in ("skew", "routing") if name in call.arguments} == words
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_spare_experts_take_memory_and_level_the_load() -> None:
     plain = deployed("deepseek-v3", "sglang", dp=32, ep=32)
     spare = replace(plain, redundant=32)
     (call,) = (one for one in forward(spare, Batch(64 * (1,), 64 * (1000,))) if one.op == "moe")
-    assert (call.words["slots"], call.words["eplb"]) == (288, True)
+    assert (call.arguments["slots"], call.arguments["eplb"]) == (288, True)
     each = model("deepseek-v3").layers[-1].layer.mlp.expert_weights(7168)  # type: ignore[union-attr]
     assert weight_bytes(spare) - weight_bytes(plain) == pytest.approx(58 * 32 * each / 32)  # one byte a weight
     prompts = Workload.equal(256, 2048, 1)

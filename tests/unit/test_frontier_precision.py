@@ -40,7 +40,7 @@ def formats(where: Deployment) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for call in forward(where, DECODE):
         if call.op in ("gemm", "moe"):
-            found.setdefault(call.part, set()).add(call.words["dtype"])
+            found.setdefault(call.part, set()).add(call.arguments["dtype"])
     return found
 
 

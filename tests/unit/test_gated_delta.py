@@ -157,23 +157,23 @@ def test_qwen3_next_runs_36_linear_layers() -> None:
     (delta,) = [c for c in found if c.op == "gated_delta"]
     (conv,) = [c for c in found if c.op == "causal_conv1d"]
     assert delta.count == conv.count == 36
-    sizes = delta.words
+    sizes = delta.arguments
     assert (sizes["key_heads"], sizes["value_heads"], sizes["batch"], sizes["q_len"]) == (4, 8, 8, 2048)
-    assert conv.words["channels"] == (2 * 16 + 32) * 128 / 4
+    assert conv.arguments["channels"] == (2 * 16 + 32) * 128 / 4
     products: Counter[tuple[int, int]] = Counter()
     for call in (c for c in found if c.op == "gemm"):
-        products[call.words["n"], call.words["k"]] += int(call.count)
+        products[call.arguments["n"], call.arguments["k"]] += int(call.count)
     # q, k; v and the gate; beta and alpha, over four GPUs; and back
     assert products[(2 * 16 * 128 + 2 * 32 * 128 + 2 * 32) // 4, 2048] == 36
     assert products[2048, 32 * 128 // 4] == 36 + 12  # the other layers' 16 heads of 256 are as wide
-    gated = [c for c in found if c.words.get("rows") == 8 * 2048 * 8 and c.words["cols"] == 128]
+    gated = [c for c in found if c.arguments.get("rows") == 8 * 2048 * 8 and c.arguments["cols"] == 128]
     assert [c.count for c in gated] == [36]
 
 
 def test_unequal_sequences_and_drafts_keep_their_kernels() -> None:
     def delta(new: tuple[int, ...], past: tuple[int, ...]) -> dict[str, Any]:
         (call,) = [c for c in forward(deployment(), Batch(new, past)) if c.op == "gated_delta"]
-        return call.words
+        return call.arguments
 
     assert delta((1, 1), (100, 7))["batch"] == 2  # how long the past is does not matter
     assert delta((1, 300), (100, 0))["q_lens"] == (1, 300)

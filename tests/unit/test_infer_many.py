@@ -94,12 +94,12 @@ def visible(launches: list[Launch], times: list[tuple[float, float]], tokens: in
     for overlap in OVERLAPS:
         hiding = beside = dram = 0.0
         for launch, (time_s, dram_s) in zip(launches, times, strict=True):
-            if launch.beside == overlap:
+            if launch.overlaps == overlap:
                 beside, dram = beside + launch.count * time_s, dram + launch.count * dram_s
-            elif not launch.beside and (overlap == "all" or launch.op == "moe"):
+            elif not launch.overlaps and (overlap == "all" or launch.op == "moe"):
                 hiding += launch.count * time_s
         left[overlap] = float(visible_share(overlap, hiding, beside, dram, tokens))
-    return [left[launch.beside] for launch in launches]
+    return [left[launch.overlaps] for launch in launches]
 
 
 def laid(phase: str, place: Deployment, passes: list[tuple[float, Batch]], times: Times, draft: bool) -> Any:
@@ -109,18 +109,18 @@ def laid(phase: str, place: Deployment, passes: list[tuple[float, Batch]], times
         mine = batch.shared(layout.dp * parts)
         rounds = (max(parts, layout.pp) if phase == "decode" else parts + layout.pp - 1) / layout.pp
         launches = forward(place, mine)
-        times.learn(launch.call for launch in launches)
-        each = [(times[launch.call].span.value, times[launch.call].dram_s) for launch in launches]
+        times.predict(launch.call for launch in launches)
+        each = [(times[launch.call].interval.value, times[launch.call].dram_s) for launch in launches]
         seen = visible(launches, each, mine.tokens)
         every = [KernelTime.of(phase, launch, times, rounds) for launch in launches]
-        kernels = [replace(one, span=one.span * share) for one, share in zip(every, seen, strict=True)]
+        kernels = [replace(one, interval=one.interval * share) for one, share in zip(every, seen, strict=True)]
         found.append((count, mine, rounds, launches, kernels, joined(kernels)))
     lasting = sum(count * span.value for count, *_, span in found) >= WINDOW_S
     for count, mine, rounds, launches, kernels, span in found:
         ends = (span.value - span.low, span.high - span.value)
         below, above = (math.hypot(end, share * span.value) for end, share in zip(ends, PASS_SPREAD, strict=True))
         slower = throttled_s if lasting else held_s
-        slower_s = rounds * sum(float(x.count * slower(x.call, times[x.call].span.value, times)) for x in launches)
+        slower_s = rounds * sum(float(x.count * slower(x.call, times[x.call].interval.value, times)) for x in launches)
         if engine.replays(mine.tokens, decodes=phase == "decode"):
             host_s = sum(launch.count for launch in launches) * engine.gap_s
         else:
@@ -166,7 +166,7 @@ def test_columns_are_what_kernels_add_up_to() -> None:
             if share.time_s:  # what is hidden whole is bound by nothing
                 assert (share.bound_by, share.support) == (other.bound_by, other.support)
             assert (share.time_s, share.kernels) == pytest.approx((other.time_s, other.kernels), rel=1e-9)
-        assert sum(x.span.value * p.count for p in one.passes for x in p.kernels) == pytest.approx(one.total.value)
+        assert sum(x.interval.value * p.count for p in one.passes for x in p.kernels) == pytest.approx(one.total.value)
         assert columns["support"][at] == one.support == support_of((x.time_s, x.support) for x in one.shares)
 
 
@@ -252,8 +252,10 @@ def test_launches_of_many_batches_are_those_of_each() -> None:
             seen = []
             for rows, launches, places in forward_many(place, Batches.of(batches)):
                 for at, row in enumerate(rows.tolist()):
-                    own = [(x.part, x.call.entry(int(places[x.by][at])), x.count, x.by) for x in launches]
-                    assert own == [(x.part, x.call, x.count, x.by) for x in forward(place, batches[row])]
+                    own = [
+                        (x.part, x.call.row(int(places[x.scales_with][at])), x.count, x.scales_with) for x in launches
+                    ]
+                    assert own == [(x.part, x.call, x.count, x.scales_with) for x in forward(place, batches[row])]
                     seen.append(row)
             assert sorted(seen) == list(range(len(batches)))
 

@@ -80,8 +80,8 @@ def test_few_steps_are_predicted_one_by_one() -> None:
     total = 0.0
     for past in ((100, 100), (101, 101), (102,), (103,)):
         calls = forward(place, Batch(len(past) * (1,), past))
-        known.learn(launch.call for launch in calls)
-        total += sum(known[launch.call].span.value * launch.count for launch in calls)
+        known.predict(launch.call for launch in calls)
+        total += sum(known[launch.call].interval.value * launch.count for launch in calls)
     assert found.decode.value == pytest.approx(total, rel=1e-12)
 
 

@@ -14,15 +14,15 @@ from kernelcast.forecast.features import GPU_FEATURES, aligned, features
 from kernelcast.forecast.learned import (
     WEIGHTS,
     FamilyWeights,
-    as_gpu,
+    architecture_distance,
     clock_shift,
     format_shift,
     load,
+    nearest_measured_gpu,
     pack,
     shares,
-    stand_in,
-    unlikeness,
     unpack,
+    with_gpu_features,
 )
 from kernelcast.forecast.network import BLOCK_ROWS, Encoder, Layers
 from kernelcast.machine import analyse
@@ -78,14 +78,16 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
 
 def test_an_unmeasured_gpu_takes_its_nearest_kin() -> None:
     measured = ("a100_sxm", "h100_sxm", "l40s", "b200_sxm")
-    assert stand_in(kc.gpu("h100_sxm"), measured).id == "h100_sxm"
-    assert stand_in(kc.gpu("h200_sxm"), measured).id == "h100_sxm"
-    assert stand_in(kc.gpu("l4"), measured).id == "l40s"
+    assert nearest_measured_gpu(kc.gpu("h100_sxm"), measured).id == "h100_sxm"
+    assert nearest_measured_gpu(kc.gpu("h200_sxm"), measured).id == "h100_sxm"
+    assert nearest_measured_gpu(kc.gpu("l4"), measured).id == "l40s"
     # no GPU of capability 10.3 was measured: memory, SMs and power make the B200 the nearest
-    assert stand_in(kc.gpu("gb300"), measured).id == "b200_sxm"
-    assert stand_in(kc.gpu("rtx_5090"), measured).id == "l40s"  # mma.sync, and fp8, which an A100 has not
-    assert stand_in(kc.gpu("mi300x"), (*measured, "mi210")).id == "mi210"
-    assert stand_in(kc.gpu("mi300x"), measured).vendor == "nvidia"  # nothing of its path: the nearest of all
+    assert nearest_measured_gpu(kc.gpu("gb300"), measured).id == "b200_sxm"
+    assert nearest_measured_gpu(kc.gpu("rtx_5090"), measured).id == "l40s"  # mma.sync, and fp8, which an A100 has not
+    assert nearest_measured_gpu(kc.gpu("mi300x"), (*measured, "mi210")).id == "mi210"
+    assert (
+        nearest_measured_gpu(kc.gpu("mi300x"), measured).vendor == "nvidia"
+    )  # nothing of its path: the nearest of all
 
 
 def test_a_borrowed_name_is_whole() -> None:
@@ -94,7 +96,7 @@ def test_a_borrowed_name_is_whole() -> None:
     target, kin = kc.gpu("h200_sxm"), kc.gpu("a100_sxm")
     ranked = [analyse(work, target, keep=3) for work in Gemm.work(call, target)]
     found = features(ranked, Gemm.shape_features(call, target), target)
-    borrowed = as_gpu(found.names, found.values, kin, target)
+    borrowed = with_gpu_features(found.names, found.values, kin, target)
     changed = {name for at, name in enumerate(found.names) if borrowed[0, at] != found.values[0, at]}
     assert changed and changed <= {*GPU_FEATURES, "launch_share", "over_bound"}
     # a launch floor of 1.5 us in place of 0.7: log2(1.5 / 0.7) = 1.10 more
@@ -106,7 +108,7 @@ def test_a_borrowed_name_is_whole() -> None:
     tiny = columns_of([kc.Gemm(m=1, n=64, k=64)])
     ranked = [analyse(work, target, keep=3) for work in Gemm.work(tiny, target)]
     small = features(ranked, Gemm.shape_features(tiny, target), target)
-    moved = as_gpu(small.names, small.values, kin, target)[0, over] - small.values[0, over]
+    moved = with_gpu_features(small.names, small.values, kin, target)[0, over] - small.values[0, over]
     assert moved == pytest.approx(-np.log2(1.5 / 0.7), abs=1e-4)
 
 
@@ -147,7 +149,7 @@ def test_a_new_generation_is_asked_as_one_gpu_of_each_that_ran_such_calls() -> N
     ran = {
         entry.gpu
         for entry in weights.evidence.by_op["gemm"]
-        if (entry.heard["dtype"], entry.heard["stack"]) == ("bf16", "vllm")
+        if (entry.network_choices["dtype"], entry.network_choices["stack"]) == ("bf16", "vllm")
     }
     assert {one.id for one in found} <= ran
     assert set(capabilities) == {kc.gpu(name).compute_capability for name in ran if kc.gpu(name).vendor == "nvidia"}
@@ -173,7 +175,7 @@ def test_a_new_generation_is_the_mean_over_the_known_ones_and_of_networks_withou
     assert not np.allclose(each[0], each[-1], atol=1e-3)
     # its own generation answers alone, though it was not measured itself
     pcie = kc.gpu("h100_pcie")
-    kin = stand_in(pcie, weights.encoder.vocabulary["gpu"])
+    kin = nearest_measured_gpu(pcie, weights.encoder.vocabulary["gpu"])
     assert np.array_equal(weights.outputs(values, pcie, words), weights._as(kin, pcie, values, words))
 
 
@@ -275,11 +277,11 @@ def test_scalar_prediction_is_fast() -> None:
 def test_kin_count_more_than_strangers() -> None:
     # an H100 for a B200: one path away, log(7.672 / 3.35) = 0.83; an L40S: two paths, log(7.672 / 0.864) = 2.18
     target, h100, l40s = (kc.gpu(name) for name in ("b200_sxm", "h100_sxm", "l40s"))
-    near, far = unlikeness(h100, target), unlikeness(l40s, target)
+    near, far = architecture_distance(h100, target), architecture_distance(l40s, target)
     rates = [one.dram_bytes_per_s for one in (target, h100, l40s)]
     assert near == pytest.approx(1 + np.log(rates[0] / rates[1]))
     assert far == pytest.approx(2 + np.log(rates[0] / rates[2]))
     assert shares([h100, l40s], target, 0.0).tolist() == [0.5, 0.5]
     odds = np.exp(2 * (far - near))
     assert shares([h100, l40s], target, 2.0) == pytest.approx([odds / (1 + odds), 1 / (1 + odds)])
-    assert unlikeness(target, target) == 0
+    assert architecture_distance(target, target) == 0

@@ -187,9 +187,9 @@ def test_a_benchmark_of_a_slower_server_is_learnt(tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path)
     from kernelcast.app.cli import main
 
-    ask = ["simulate", "llama-3.1-8b", "--gpu", "h100_sxm", "--request-rate", "6", "--num-prompts", "60",
+    predictor_input = ["simulate", "llama-3.1-8b", "--gpu", "h100_sxm", "--request-rate", "6", "--num-prompts", "60",
            "--requests-out", "plain.csv", "--no-intervals"]  # fmt: skip
-    assert main(ask) == 0
+    assert main(predictor_input) == 0
     bench = read_bench(Path("plain.csv"))
     service = chosen_service(ServiceChoice(gpu="h100_sxm"), "llama-3.1-8b", bench.load)
     chip = kc.gpu("h100_sxm")

@@ -114,7 +114,7 @@ def test_a_hand_over_takes_no_less_than_its_bytes_and_the_latency_of_the_fabric(
     for name in ("ib_ndr", "ib_hdr"):
         link = fabric(name)
         large, small = send(2**30, name), send(1, name)
-        times.learn([large.call, small.call])
+        times.predict([large.call, small.call])
         assert sent(large, times).low >= 2**30 / link.bytes_per_s
         assert sent(large, times).value < 3 * 2**30 / link.bytes_per_s
         assert sent(small, times).value >= link.latency_s
@@ -128,7 +128,7 @@ def test_what_is_more_than_a_piece_is_sent_in_several() -> None:
     assert (whole.count, half.count) == (2, 1)
     assert whole.call == half.call
     times = Times(kc.gpu("h100_sxm"))
-    times.learn([whole.call])
+    times.predict([whole.call])
     assert sent(whole, times) == sent(half, times) * 2
 
 
@@ -343,7 +343,7 @@ def test_simulate_hands_over_what_the_busiest_port_takes() -> None:
     service = Service(Pool(decoders, settings_of(decoders)), Pool(readers, settings_of(readers)))
     times = Times(readers.gpu)
     one = send(8 * 4096 * V3_TOKEN, "ib_ndr")
-    times.learn([one.call])
+    times.predict([one.call])
     assert tables_for().sent_s(service, 4096) == pytest.approx(sent(one, times).value)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from kernelcast.forecast.prior import Placed, Prior, plain_prior, sharers
+from kernelcast.forecast.prior import CallPoints, Prior, plain_prior, sharers
 from kernelcast_lab.fit import prior as learning
 from kernelcast_lab.fit.dataset import Dataset
 from kernelcast_lab.fit.prior import Task, learn_prior
@@ -33,7 +33,7 @@ def task(known: Prior, generation: str, seed: int, rows: int = 700) -> Task:
     """A GPU whose errors were drawn from a prior."""
     rng = np.random.default_rng(seed)
     values, code = rng.standard_normal((rows, 3)), rng.integers(0, len(KINDS), rows)
-    calls = Placed.of(values, np.zeros(rows), KINDS, code)
+    calls = CallPoints.of(values, np.zeros(rows), KINDS, code)
     factor = np.linalg.cholesky(known.covariance(calls, calls) + (known.noise + 1e-6) * np.eye(rows))
     data = Dataset(
         family="gemm",

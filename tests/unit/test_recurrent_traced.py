@@ -39,7 +39,7 @@ def only(found: Trace, name: str) -> Op:
 
 
 def launched(op: Op, **settings: Any) -> list[dict[str, Any]]:
-    return [{**launch.call.words, "count": launch.count} for launch in cost(op, Settings(**settings)).launches]
+    return [{**launch.call.arguments, "count": launch.count} for launch in cost(op, Settings(**settings)).launches]
 
 
 @pytest.mark.parametrize(("kind", "how", "cell"), [

@@ -184,7 +184,7 @@ def test_reports(h100: Gpu) -> None:
         assert len(told["stages"]) == len(memory_rows(found)) == found.layout.pp
         assert len(part_rows(found)) >= 3
         drawn = found.timeline()
-        assert len({lane.place for lane in drawn.lanes if lane.events}) == found.layout.pp
+        assert len({lane.process for lane in drawn.lanes if lane.events}) == found.layout.pp
         assert drawn.end_s == pytest.approx(found.time_s, rel=1e-6)
         assert min(event.time_s for lane in drawn.lanes for event in lane.events) >= 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kernelcast.schedule.timeline import Job, simulate
+from kernelcast.schedule.timeline import Collective, schedule_streams
 from kernelcast.tracing.traced import Gradient
 from kernelcast.training.data_parallel import Weight, buckets
 from kernelcast.training.layout import TrainingLayout
@@ -14,17 +14,17 @@ from kernelcast.training.pipeline import Timing, balanced, most_in_flight, order
 
 def test_what_the_backward_pass_hides() -> None:
     # four kernels of 1 s; a collective of 1.5 s after the second: beside the third and half of the fourth
-    found = simulate(np.ones(4), np.zeros(4), [Job("all_reduce", 1.5, 1, 4)], interference=0.0)
+    found = schedule_streams(np.ones(4), np.zeros(4), [Collective("all_reduce", 1.5, 1, 4)], interference=0.0)
     assert found.ends_s.tolist() == [1, 2, 3, 4]
     assert (found.end_s, found.exposed_s, found.overlapped_s) == (4, 0, 1.5)
     # 3 s: one more than is left to run
-    found = simulate(np.ones(4), np.zeros(4), [Job("all_reduce", 3.0, 1, 4)], interference=0.0)
+    found = schedule_streams(np.ones(4), np.zeros(4), [Collective("all_reduce", 3.0, 1, 4)], interference=0.0)
     assert (found.end_s, found.exposed_s, found.overlapped_s) == (5, 1, 2)
 
 
 def test_collectives_queue_and_kernels_wait() -> None:
-    jobs = [Job("a", 2.0, -1, 1), Job("b", 1.0, -1, 2)]
-    found = simulate(np.ones(3), np.zeros(3), jobs, interference=0.0)
+    jobs = [Collective("a", 2.0, -1, 1), Collective("b", 1.0, -1, 2)]
+    found = schedule_streams(np.ones(3), np.zeros(3), jobs, interference=0.0)
     # a from 0 to 2, b to 3; kernel 0 at 0, kernel 1 waits from 1 to 2, kernel 2 runs from 3
     assert found.starts_s.tolist() == [0, 2, 3]
     assert found.job_ends_s.tolist() == [2, 3]
@@ -33,20 +33,20 @@ def test_collectives_queue_and_kernels_wait() -> None:
 
 def test_kernels_are_slower_beside_collectives() -> None:
     # at 80% of its speed for 2 s a kernel does 1.6 s of its 3 s; the rest takes 1.4 s
-    found = simulate(np.array([1.0, 3.0]), np.zeros(2), [Job("a", 2.0, 0, 2)], interference=0.2)
+    found = schedule_streams(np.array([1.0, 3.0]), np.zeros(2), [Collective("a", 2.0, 0, 2)], interference=0.2)
     assert found.end_s == pytest.approx(1 + 2 + 1.4)
     assert found.slowed_s == pytest.approx(0.4)
     # one that ends beside it: 1 / 0.8
-    found = simulate(np.array([1.0, 1.0]), np.zeros(2), [Job("a", 2.0, 0, 2)], interference=0.2)
+    found = schedule_streams(np.array([1.0, 1.0]), np.zeros(2), [Collective("a", 2.0, 0, 2)], interference=0.2)
     assert found.compute_end_s == pytest.approx(1 + 1.25) and found.end_s == 3
 
 
 def test_parts_of_a_run_add_up() -> None:
     rng = np.random.default_rng(0)
     busy, launched = rng.uniform(0.5, 2, 60), np.cumsum(rng.uniform(0, 2, 60))
-    jobs = [Job("j", float(t), int(a), int(min(60, a + b))) for t, a, b in
+    jobs = [Collective("j", float(t), int(a), int(min(60, a + b))) for t, a, b in
             zip(rng.uniform(0, 3, 20), rng.integers(-1, 55, 20), rng.integers(1, 20, 20), strict=True)]  # fmt: skip
-    found = simulate(busy, launched, jobs, interference=0.1)
+    found = schedule_streams(busy, launched, jobs, interference=0.1)
     assert found.busy_s + found.host_idle_s + found.slowed_s + found.exposed_s == pytest.approx(found.end_s)
     assert found.exposed_s + found.overlapped_s == pytest.approx(found.jobs_s)
 

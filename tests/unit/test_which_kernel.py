@@ -235,7 +235,7 @@ def contradictions() -> dict[KernelChoice, list[str]]:
     for path in sorted(WEIGHTS.glob("*.safetensors")):
         weights = load(WEIGHTS, path.stem)
         for entry in weights.evidence.entries if weights else ():
-            words = entry.words
+            words = entry.configuration
             if words.get("backend") and words["stack"] is not None:
                 key = words["stack"], entry.gpu, entry.op, words["dtype"], words.get("kv_dtype")
                 run.setdefault(key, Counter())[str(words["backend"])] += entry.calls

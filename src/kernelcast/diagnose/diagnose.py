@@ -12,9 +12,9 @@ from kernelcast.diagnose.measured import MeasuredCall, Profile, launch_grid
 from kernelcast.diagnose.metrics import WIDTH_BITS, CallForecast, CallForecasts, CallMetrics, unaligned_sizes
 from kernelcast.diagnose.reasons import Reason, idle, reasons
 from kernelcast.forecast.calls import Call
-from kernelcast.forecast.conditions import DEFAULT, Conditions, chosen
+from kernelcast.forecast.conditions import DEFAULT, Conditions
 from kernelcast.hardware import Gpu
-from kernelcast.results import Shown
+from kernelcast.results import HtmlRepr
 
 _MATRIX_OPS = ("gemm", "bmm", "attention", "attention_backward", "masked_attention", "masked_attention_backward",
                "conv2d", "conv2d_dgrad", "conv2d_wgrad", "moe_gemm", "grouped_mm", "mla")  # fmt: skip
@@ -51,7 +51,7 @@ class DiagnosedCall:
 
 
 @dataclass(frozen=True)
-class Diagnosis(Shown):
+class Diagnosis(HtmlRepr):
     """A run, its calls ranked by the time that could be saved."""
 
     profile: Profile
@@ -101,7 +101,7 @@ def diagnose(
         metrics, why = _metrics(measured, forecasts, gpu, dtype, fp32_is_meant=run_dtype == "fp32")
         rows.append(DiagnosedCall(measured, metrics, reasons(metrics), measured.total_us / total_us, why))
     rows.sort(key=lambda row: (-row.total_saving_us, -row.measured.total_us))
-    return Diagnosis(profile, gpu, dtype, tuple(rows), chosen(conditions).name)
+    return Diagnosis(profile, gpu, dtype, tuple(rows), conditions.loaded_predictor.name)
 
 
 def most_used_dtype(calls: Iterable[MeasuredCall]) -> str:
@@ -109,7 +109,7 @@ def most_used_dtype(calls: Iterable[MeasuredCall]) -> str:
     votes: Counter[str] = Counter()
     for measured in calls:
         name = parse_kernel_name(measured.main.name)
-        dtypes = [str(launch.words.get("dtype", "bf16")) for launch in measured.calls if launch.op in _MATRIX_OPS]
+        dtypes = [str(launch.arguments.get("dtype", "bf16")) for launch in measured.calls if launch.op in _MATRIX_OPS]
         if not measured.calls and name.category in MATRIX_CATEGORIES and name.dtype:
             dtypes = [name.dtype]
         votes.update(dtypes * measured.count)
@@ -122,7 +122,7 @@ def _metrics(
     """And why there is no forecast, where there is none."""
     forecast = forecasts.of(measured.calls)
     matched = isinstance(forecast, CallForecast)
-    parameters = measured.calls[0].words if matched else {}
+    parameters = measured.calls[0].arguments if matched else {}
     variants = {
         name: variant
         for name, call in _variants(measured, dtype).items()
@@ -161,7 +161,7 @@ def _variants(measured: MeasuredCall, dtype: str) -> dict[str, Call]:
 
 def _aligned(call: Call) -> Call | None:
     """The call with its sizes padded, None where they are good as they are."""
-    parameters = call.words
+    parameters = call.arguments
     sizes = unaligned_sizes(call.op, parameters)
     padded = {name: -(-int(parameters[name]) // multiple) * multiple for name, multiple in sizes.items()}
     return call.replace(**padded) if sizes else None
@@ -169,7 +169,7 @@ def _aligned(call: Call) -> Call | None:
 
 def _narrow(call: Call, run_dtype: str) -> Call | None:
     """A matrix call in the run's format (tf32 where the run is in fp32), None where it is in no wider format."""
-    dtype = str(call.words.get("dtype", ""))
+    dtype = str(call.arguments.get("dtype", ""))
     target = run_dtype if WIDTH_BITS.get(run_dtype, 16) < 32 else "tf32"
     if call.op not in _MATRIX_OPS or WIDTH_BITS.get(dtype, 0) < 32 or dtype == target:
         return None
@@ -178,6 +178,6 @@ def _narrow(call: Call, run_dtype: str) -> Call | None:
 
 def _vector(call: Call, strided: bool) -> Call | None:
     """Where the kernel computes the address of each element (``strided``: a copy that does, by its name)."""
-    if call.op == "pointwise" and call.words.get("access") == "strided":
+    if call.op == "pointwise" and call.arguments.get("access") == "strided":
         return call.replace(access=None, axes=None)
     return call if call.op == "cat" and strided else None

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast.calls import Call, columns_of
-from kernelcast.forecast.conditions import Conditions, chosen
+from kernelcast.forecast.conditions import Conditions
 from kernelcast.forecast.predict import by_configuration
 from kernelcast.forecast.predict_table import rotations_of
 from kernelcast.forecast.predictor import by_time
@@ -51,14 +51,14 @@ def activity(columns: Mapping[str, NDArray[Any]], chip: Gpu, conditions: Conditi
     count = len(columns["op"])
     busy, filled, launches = np.zeros((len(PIPELINES), count)), np.zeros(count), np.zeros(count)
     dtype = np.full(count, "bf16", dtype=object)
-    rotations, answering, bad = rotations_of(columns, conditions), chosen(conditions), BadRows()
+    rotations, answering, bad = rotations_of(columns, conditions), conditions.loaded_predictor, BadRows()
     score = by_time(chip)
     for kernel, place, rows, calls in grouped(columns, chip, bad):
         own = rotations.part(rows)
         for members, match in by_configuration(kernel, calls, place, answering):
             some = np.arange(calls.count) if members is None else members
             part = calls if members is None else calls.take(members)
-            made = kernel.work(kernel.with_choices(part, match.words), place)
+            made = kernel.work(kernel.with_choices(part, match.configuration), place)
             works = [
                 analyse(work, place, rotations=mine, score=score)[0]
                 for work, mine in zip(made, own.part(some).of_each(made), strict=True)

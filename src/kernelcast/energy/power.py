@@ -22,7 +22,7 @@ from kernelcast.errors import KernelcastError
 from kernelcast.forecast.calls import Call
 from kernelcast.forecast.conditions import Conditions
 from kernelcast.forecast.predict import Prediction
-from kernelcast.forecast.predict_table import Gathered, TimeColumns, Times
+from kernelcast.forecast.predict_table import CallTable, CallTableTimes, Times
 from kernelcast.hardware import Gpu, root_of
 from kernelcast.results import Interval
 
@@ -55,7 +55,7 @@ def with_cap(gpu: Gpu, watts: float | None) -> Gpu:
 
 def product_flops(call: Call) -> Any:
     """FLOPs of the matrix products of a call in 16 bits; 0 of any other call. A column where its sizes are some."""
-    given = call.words
+    given = call.arguments
     if given.get("dtype") not in _SIXTEEN_BITS:
         return 0.0
     if call.op in ("gemm", "bmm", "moe_gemm"):
@@ -87,7 +87,7 @@ def longer_s(call: Call, time_s: Any, gpu: Gpu, held: Any = 1.0) -> Any:
     return (time_s + limited) * held - time_s
 
 
-def under_cap(calls: Gathered, found: TimeColumns, gpu: Gpu, conditions: Conditions) -> TimeColumns:
+def under_cap(calls: CallTable, found: CallTableTimes, gpu: Gpu, conditions: Conditions) -> CallTableTimes:
     """Gathered calls with what a limit below the board's makes of each."""
     model = power_model(gpu)
     if model is None or not calls.count:

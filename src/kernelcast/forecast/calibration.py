@@ -22,8 +22,8 @@ from kernelcast.errors import KernelcastError
 from kernelcast.forecast.evidence import EvidenceMatch
 from kernelcast.forecast.features import KEEP
 from kernelcast.forecast.network import Floats, in_blocks
-from kernelcast.forecast.predictor import Estimate, Predictor, Question
-from kernelcast.forecast.prior import Codes, Doubles, Prior, Setting, matern, sharers
+from kernelcast.forecast.predictor import Estimate, Predictor, PredictorInput
+from kernelcast.forecast.prior import Codes, Doubles, Prior, PriorScales, matern, sharers
 from kernelcast.hardware import Gpu
 from kernelcast.machine.analyse import PIPELINES, Analysis, Score, summed
 from kernelcast.ops.base import Configuration, Kernel
@@ -66,7 +66,7 @@ class Scale:
     runs: int = 0  # that it had a share in
 
     @classmethod
-    def read(cls, told: Mapping[str, Any]) -> Scale:
+    def from_dict(cls, told: Mapping[str, Any]) -> Scale:
         """From a file; a ValueError where it cannot be."""
         found = cls(**told)
         if not (np.isfinite(found.log_scale) and 0 < found.sd <= found.prior_sd < np.inf):
@@ -86,11 +86,11 @@ class Scale:
 UNSCALED = Scale()
 
 
-def scaled(before: Estimate, question: Question, scales: Mapping[str, Scale]) -> Estimate:
+def scaled(before: Estimate, question: PredictorInput, scales: Mapping[str, Scale]) -> Estimate:
     """Times that runs have scaled, and what is left of their intervals; others as they are."""
     if not scales:
         return before
-    keys = scale_keys(question.kernel.family, question.match.words or question.words, question.best)
+    keys = scale_keys(question.kernel.family, question.match.configuration or question.choices, question.best)
     known = {key: scales.get(key, UNSCALED) for key in keys}
     if all(scale is UNSCALED for scale in known.values()):
         return before
@@ -105,7 +105,7 @@ def scaled(before: Estimate, question: Question, scales: Mapping[str, Scale]) ->
         time_s=time,
         low_s=time * np.exp(-_narrowed(low, own, reach)),
         high_s=time * np.exp(_narrowed(high, own, reach)),
-    ).held(question.bound_s)
+    ).clipped(question.bound_s)
 
 
 def _narrowed(width: Doubles, own: float, reach: Doubles) -> Doubles:
@@ -122,9 +122,9 @@ _SEEN = 0.25  # of the variance of the error: a call of which less is left count
 _STRIDE = 64  # blocks at a time: kernels of these stay in the CPU's cache
 
 
-def words_of(question: Question) -> Mapping[str, str | None]:
+def words_of(question: PredictorInput) -> Mapping[str, str | None]:
     """The words by which calls share errors: of their kind in full."""
-    return {**(question.match.words or question.words), "op": question.kernel.op}
+    return {**(question.match.configuration or question.choices), "op": question.kernel.op}
 
 
 def width_of(said: Estimate) -> Doubles:
@@ -143,10 +143,10 @@ class FamilyCalibration:
     expected_after: float
     formats: Mapping[str, tuple[int, float, float]]  # rows, error before and after, by format
     prior: Prior
-    setting: Setting
-    place: Floats  # (points, features) calls that it knows, as the prior places them
+    setting: PriorScales
+    position: Floats  # (points, features) calls that it knows, as the prior places them
     leaning: Floats
-    words: tuple[tuple[str, str, str], ...]  # format, stack and kind of points
+    groups: tuple[tuple[str, str, str], ...]  # format, stack and kind of points
     code: Codes  # (points,) index in words
     weights: Floats  # (points,)
     few: Codes  # points that say how sure a correction is
@@ -163,9 +163,9 @@ class FamilyCalibration:
     ) -> tuple[Doubles, Doubles, Doubles]:
         """Of calls that share their words: their error in units of the width, the variance that is left of it without
         noise, and that variance before any call was measured."""
-        place = in_blocks(self.prior.places(names, values).astype(np.float32))
+        place = in_blocks(self.prior.positions(names, values).astype(np.float32))
         lean = in_blocks(leaning.astype(np.float32)[:, None])[:, :, 0]
-        same = [np.array([one[at] == mine for one in self.words])[self.code] for at, mine in enumerate(sharers(words))]
+        same = [np.array([one[at] == mine for one in self.groups])[self.code] for at, mine in enumerate(sharers(words))]
         found, known = np.empty(place.shape[:2]), np.empty(place.shape[:2])
         for start in range(0, len(place), _STRIDE):  # eight rows a product, always: see network.BLOCK_ROWS
             now = slice(start, start + _STRIDE)
@@ -207,7 +207,7 @@ class FamilyCalibration:
         """By smooth part, the points as columns, and their squared lengths."""
         found = []
         for metric in self.prior.metric:
-            scaled_points = self.place * (metric / self.setting.length).astype(np.float32)
+            scaled_points = self.position * (metric / self.setting.length).astype(np.float32)
             found.append((np.ascontiguousarray(scaled_points.T), np.sum(scaled_points**2, axis=1)))
         return found
 
@@ -251,15 +251,15 @@ class Calibration:
 
         path = Path(path)
         tensors: dict[str, NDArray[Any]] = {}
-        told: dict[str, Any] = {}
+        families: dict[str, Any] = {}
         for name, family in self.families.items():
-            arrays, prior = family.prior.told()
-            told[name] = {plain: getattr(family, plain) for plain in _PLAIN}
-            told[name] |= {"prior": prior, "setting": asdict(family.setting)}
+            arrays, prior = family.prior.to_dict()
+            families[name] = {_KEYS.get(plain, plain): getattr(family, plain) for plain in _PLAIN}
+            families[name] |= {"prior": prior, "setting": asdict(family.setting)}
             tensors |= {f"{name}.prior.{array}": np.ascontiguousarray(value) for array, value in arrays.items()}
-            for array, kind in _ARRAYS.items():
-                tensors[f"{name}.{array}"] = np.ascontiguousarray(getattr(family, array), dtype=kind)
-        head = {"gpu": self.gpu, "predictor": self.predictor, "kernelcast": self.kernelcast, "families": told,
+            for array, dtype in _ARRAYS.items():
+                tensors[f"{name}.{_KEYS.get(array, array)}"] = np.ascontiguousarray(getattr(family, array), dtype=dtype)
+        head = {"gpu": self.gpu, "predictor": self.predictor, "kernelcast": self.kernelcast, "families": families,
                 "scales": {key: asdict(scale) for key, scale in self.scales.items()}}  # fmt: skip
         meta = {"kind": _KIND, "format": str(FORMAT), "calibration": json.dumps(head)}
         with complete(path) as part:
@@ -267,10 +267,11 @@ class Calibration:
 
 
 # Points in half precision: three digits place a call well enough, and the fit used the rounded ones.
-_ARRAYS = {"place": np.float16, "leaning": np.float32, "code": np.int64, "weights": np.float32, "few": np.int64,
+_ARRAYS = {"position": np.float16, "leaning": np.float32, "code": np.int64, "weights": np.float32, "few": np.int64,
            "factor": np.float32}  # fmt: skip
-_PLAIN = ("rows", "error_before", "error_after", "expected_before", "expected_after", "formats", "words", "noise",
+_PLAIN = ("rows", "error_before", "error_after", "expected_before", "expected_after", "formats", "groups", "noise",
           "low", "high", "reaches", "least", "most")  # fmt: skip
+_KEYS = {"position": "place", "groups": "words"}  # of fields that files call otherwise
 
 
 def load_calibration(path: Path | str) -> Calibration:
@@ -295,7 +296,7 @@ def load_calibration(path: Path | str) -> Calibration:
     try:
         head = json.loads(meta["calibration"])
         families = {name: _family(told, tensors, name) for name, told in head.pop("families").items()}
-        scales = {key: Scale.read(told) for key, told in head.pop("scales", {}).items()}
+        scales = {key: Scale.from_dict(told) for key, told in head.pop("scales", {}).items()}
         return Calibration(families=families, scales=scales, **head)
     except (KeyError, TypeError, ValueError) as error:
         raise KernelcastError(
@@ -303,31 +304,32 @@ def load_calibration(path: Path | str) -> Calibration:
         ) from None
 
 
-def _family(told: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]], name: str) -> FamilyCalibration:
-    plain: dict[str, Any] = {one: told[one] for one in _PLAIN}
+def _family(data: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]], name: str) -> FamilyCalibration:
+    plain: dict[str, Any] = {field: data[_KEYS.get(field, field)] for field in _PLAIN}
     for table in ("formats", "reaches"):
-        plain[table] = {key: tuple(values) for key, values in told[table].items()}
-    plain["words"] = tuple(tuple(words) for words in told["words"])
-    arrays: dict[str, Any] = {one: tensors[f"{name}.{one}"] for one in _ARRAYS}
-    arrays["place"] = arrays["place"].astype(np.float32)
-    prior = Prior.read({one: tensors[f"{name}.prior.{one}"] for one in ("mean", "scale", "metric")}, told["prior"])
-    found = FamilyCalibration(prior=prior, setting=Setting(**told["setting"]), **plain, **arrays)
-    _check_shapes(found)
-    return found
+        plain[table] = {key: tuple(values) for key, values in data[table].items()}
+    plain["groups"] = tuple(map(tuple, plain["groups"]))
+    arrays: dict[str, Any] = {field: tensors[f"{name}.{_KEYS.get(field, field)}"] for field in _ARRAYS}
+    arrays["position"] = arrays["position"].astype(np.float32)
+    prior_arrays = {array: tensors[f"{name}.prior.{array}"] for array in ("mean", "scale", "metric")}
+    prior = Prior.from_dict(prior_arrays, data["prior"])
+    family = FamilyCalibration(prior=prior, setting=PriorScales(**data["setting"]), **plain, **arrays)
+    _check_shapes(family)
+    return family
 
 
 def _check_shapes(family: FamilyCalibration) -> None:
     """A file cut short or edited by hand must not predict."""
     count, few = len(family.weights), len(family.few)
     shapes: tuple[tuple[NDArray[Any], tuple[int, ...]], ...] = (
-        (family.place, (count, len(family.prior.names))), (family.leaning, (count,)), (family.code, (count,)),
+        (family.position, (count, len(family.prior.names))), (family.leaning, (count,)), (family.code, (count,)),
         (family.factor, (few, few)),
     )  # fmt: skip
     if any(array.shape != shape for array, shape in shapes):
         raise ValueError("arrays do not fit together")
-    if any(len(words) != 3 for words in family.words):
+    if any(len(words) != 3 for words in family.groups):
         raise ValueError("a point has a format, a stack and a kind")
-    for codes, limit in ((family.code, len(family.words)), (family.few, count)):
+    for codes, limit in ((family.code, len(family.groups)), (family.few, count)):
         if len(codes) and not 0 <= codes.min() <= codes.max() < limit:
             raise ValueError("a point of no group")
 
@@ -356,11 +358,11 @@ class Calibrated:
     def matches(self, kernel: type[Kernel], words: Configuration, target: Gpu) -> tuple[EvidenceMatch, ...]:
         return self.base.matches(kernel, words, target)
 
-    def estimate(self, question: Question) -> Estimate:
+    def estimate(self, question: PredictorInput) -> Estimate:
         self.calibration.check_gpu(question.gpu.id)
         return scaled(self._corrected(question), question, self.calibration.scales)
 
-    def _corrected(self, question: Question) -> Estimate:
+    def _corrected(self, question: PredictorInput) -> Estimate:
         """By what single calls showed."""
         before = self.base.estimate(question)
         family = self.calibration.families.get(question.kernel.family)
@@ -379,4 +381,4 @@ class Calibrated:
             high_s=time * np.exp(high * spread),
             support=np.where(left <= _SEEN * most, "seen", before.support).astype(object),
             predictor=before.predictor and f"{before.predictor}+calibrated",
-        ).held(question.bound_s)
+        ).clipped(question.bound_s)

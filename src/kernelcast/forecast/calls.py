@@ -37,7 +37,7 @@ class Call:
         return cls(op, known, rotation, input_rotation)
 
     @property
-    def words(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, Any]:
         """The op and its parameters by name."""
         return {"op": self.op, **dict(self.parameters)}
 
@@ -45,13 +45,13 @@ class Call:
         """With other parameters; None takes one away."""
         return Call.of(self.op, {**dict(self.parameters), **changes}, self.rotation, self.input_rotation)
 
-    def entry(self, at: int) -> Call:
+    def row(self, at: int) -> Call:
         """One of a call whose sizes are columns."""
         given = {name: plain(value[at]) if isinstance(value, np.ndarray) else value for name, value in self.parameters}
         return Call.of(self.op, given, self.rotation, self.input_rotation)
 
     def __str__(self) -> str:
-        return ", ".join(f"{name}={_short(value)}" for name, value in self.words.items())
+        return ", ".join(f"{name}={_short(value)}" for name, value in self.arguments.items())
 
 
 def _short(value: Any) -> Any:
@@ -68,8 +68,10 @@ class Launch:
     part: str
     call: Call
     count: float = 1.0
-    by: str = "tokens"  # or "sequences" (the head's rows), or "lengths" (attention: new and past tokens of each)
-    beside: str = (
+    scales_with: str = (
+        "tokens"  # or "sequences" (the head's rows), or "lengths" (attention: new and past tokens of each)
+    )
+    overlaps: str = (
         ""  # on a stream of its own beside the routed "experts", or beside "all": what they do not hide counts
     )
 
@@ -78,8 +80,8 @@ class Launch:
         return self.call.op
 
     @property
-    def words(self) -> dict[str, Any]:
-        return self.call.words
+    def arguments(self) -> dict[str, Any]:
+        return self.call.arguments
 
 
 def columns_of(calls: Sequence[Call]) -> dict[str, NDArray[Any]]:

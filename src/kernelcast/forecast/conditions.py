@@ -73,10 +73,6 @@ class Conditions:
     predictor: str | Predictor = "learned"
     calibration: Calibration | Path | str | None = None
 
-    @property
-    def rotations(self) -> Rotation:
-        return Rotation(self.rotation, self.input_rotation)
-
     def __post_init__(self) -> None:
         for name in ("rotation", "input_rotation"):
             if not getattr(self, name) >= 1:
@@ -88,45 +84,46 @@ class Conditions:
             raise KernelcastError("every limit is left out; keep at least one")
         if self.without and self.predictor == "learned":
             object.__setattr__(self, "predictor", "generic")
-        base = _base(self)  # refuses an unknown name
+        base = self._base  # refuses an unknown name
         if self.calibration is None:
             return
-        if isinstance(self.calibration, str | Path):
-            object.__setattr__(self, "calibration", load_calibration(self.calibration))
         if self.without:
             raise KernelcastError("a limit left out asks physics alone, which a calibration does not correct")
-        caveat = calibration_of(self).caveat(base.name)  # type: ignore[union-attr]
+        if isinstance(self.calibration, str | Path):
+            object.__setattr__(self, "calibration", load_calibration(self.calibration))
+        assert isinstance(self.calibration, Calibration)
+        caveat = self.calibration.caveat(base.name)
         if caveat:
             warn(caveat)
 
+    @property
+    def rotations(self) -> Rotation:
+        return Rotation(self.rotation, self.input_rotation)
 
-def _base(conditions: Conditions) -> Predictor:
-    given = conditions.predictor
-    return predictor(given) if isinstance(given, str) else given
+    @property
+    def _base(self) -> Predictor:
+        return predictor(self.predictor) if isinstance(self.predictor, str) else self.predictor
 
+    @property
+    def loaded_calibration(self) -> Calibration | None:
+        """The calibration, which is loaded when the conditions are made."""
+        return self.calibration if isinstance(self.calibration, Calibration) else None
 
-def calibration_of(conditions: Conditions) -> Calibration | None:
-    """The calibration, which is loaded when the conditions are made."""
-    return conditions.calibration if isinstance(conditions.calibration, Calibration) else None
+    @property
+    def loaded_predictor(self) -> Predictor:
+        """The predictor with its calibration."""
+        calibration = self.loaded_calibration
+        return self._base if calibration is None else Calibrated(self._base, calibration)
 
+    def host_scale(self, name: str) -> Scale:
+        """What measured runs say of a host, by the name of its file or of its stack."""
+        calibration = self.loaded_calibration
+        return UNSCALED if calibration is None else calibration.scales.get(host_key(name), UNSCALED)
 
-def host_scale(conditions: Conditions, name: str) -> Scale:
-    """What measured runs say of a host, by the name of its file or of its stack."""
-    calibration = calibration_of(conditions)
-    return UNSCALED if calibration is None else calibration.scales.get(host_key(name), UNSCALED)
-
-
-def chosen(conditions: Conditions) -> Predictor:
-    """The predictor, by name or as it is, with the calibration over it."""
-    calibration = calibration_of(conditions)
-    return _base(conditions) if calibration is None else Calibrated(_base(conditions), calibration)
-
-
-def check_gpu(conditions: Conditions, chip: Gpu) -> None:
-    """Refuse a calibration of another GPU before any work."""
-    calibration = calibration_of(conditions)
-    if calibration is not None:
-        calibration.check_gpu(chip.known_as)
+    def check_gpu(self, gpu: Gpu) -> None:
+        """Refuse a calibration of another GPU before any work."""
+        if self.loaded_calibration is not None:
+            self.loaded_calibration.check_gpu(gpu.known_as)
 
 
 DEFAULT = Conditions()

@@ -29,39 +29,41 @@ _OWN = ("layout", "to", "scale", "access", "state_dtype", "fabric", "inputs")  #
 _ROUNDING = 0.25  # octaves beyond a range that are still inside of it
 _OTHER_MODEL = 0.2  # octaves that a call counts which has not the sizes of a measured model
 _NEAR = 2.0  # octaves beyond a range that are near
-_TOLD = ("op", "gpu", "words", "calls", "ranges", "sources", "tested", "error", "bias", "inside", "faster_doubled")
+_PUBLIC = ("op", "gpu", "configuration", "calls", "ranges", "sources", "tested", "error", "bias", "inside",
+           "faster_doubled")  # fmt: skip
+_KEYS = {"configuration": "words", "network_choices": "heard"}  # of fields that files and JSON call otherwise
 
 
 @dataclass(frozen=True)
-class Step:
+class Substitution:
     """What it costs to answer with one word changed: log of true over answered time."""
 
     shift: float  # the median, which the answer is corrected by
     low: float  # the tenth percentile lies this far below
     high: float  # and the ninetieth this far above
     error: float  # mean error of an answer, corrected by other kinds' median
-    kinds: int
+    configurations: int
 
 
 # Batches of unequal lengths are in no table of kernels; whole decode steps of such batches in engines are this far off.
-RAGGED_STEP = Step(0.0, 0.1, 0.1, 0.07, 0)
+RAGGED = Substitution(0.0, 0.1, 0.1, 0.07, 0)
 # An engine's product of inputs that come quantised is in no table either; against 1,102 products alone that PyTorch was
 # measured with on an H200, what is told of TensorRT-LLM's, vLLM's and SGLang's is off by 5.4, 6.6 and 8.1%.
-READY_STEP = Step(0.0, 0.09, 0.09, 0.07, 0)
-UNKNOWN_STEP = Step(0.0, 0.4, 0.7, 0.5, 0)  # of a word of which no two kinds were measured: as wide as the widest
+QUANTIZED_INPUTS = Substitution(0.0, 0.09, 0.09, 0.07, 0)
+UNKNOWN = Substitution(0.0, 0.4, 0.7, 0.5, 0)  # of a word of which no two kinds were measured: as wide as the widest
 # A link is physics alone: what one slow host is off by says nothing of another link.
-UNMEASURED = {"lengths": RAGGED_STEP, "inputs": READY_STEP, "fabric": UNKNOWN_STEP}
-FAR_STEP = Step(0.0, 0.7, 1.1, 1.0, 0)  # the same of a word that cannot be changed in a call
+UNMEASURED = {"lengths": RAGGED, "inputs": QUANTIZED_INPUTS, "fabric": UNKNOWN}
+UNKNOWN_FIXED = Substitution(0.0, 0.7, 1.1, 1.0, 0)  # the same of a word that cannot be changed in a call
 
 
 @dataclass(frozen=True)
-class Entry:
+class MeasuredConfiguration:
     """One measured kind."""
 
     op: str
     gpu: str
-    words: Mapping[str, str | None]  # in full, as ``Kernel.with_defaults`` gives them
-    heard: Mapping[str, str | None]  # the choices that the networks were told
+    configuration: Mapping[str, str | None]  # in full, as ``Kernel.with_defaults`` gives them
+    network_choices: Mapping[str, str | None]  # the choices that the networks were told
     calls: int
     ranges: Mapping[str, tuple[float, float]]
     models: tuple[tuple[float, ...], ...]  # ``Kernel.model_sizes`` of the calls, where another backend was measured too
@@ -81,31 +83,31 @@ class Entry:
         low, high = (dict(zip(self.ranges, [pair[at] for pair in ends], strict=True)) for at in (0, 1))
         return low, high
 
-    def told(self) -> dict[str, Any]:
-        """As data for whoever asks; what only the networks need is left out."""
-        told = {name: value for name, value in vars(self).items() if name in _TOLD}
-        return {name: dict(value) if isinstance(value, Mapping) else value for name, value in told.items()}
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON output; what only the networks need is left out."""
+        values = {_KEYS.get(name, name): value for name, value in vars(self).items() if name in _PUBLIC}
+        return {name: dict(value) if isinstance(value, Mapping) else value for name, value in values.items()}
 
 
 @dataclass(frozen=True, eq=False)  # looked up once and shared: one is the same as another only if it is that one
 class EvidenceMatch:
     """Where a kind of question stands: what it rests on, and by how many words it is off."""
 
-    words: Mapping[str, str | None]  # as asked, what nobody said filled in
+    configuration: Mapping[str, str | None]  # as asked, what nobody said filled in
     filled: tuple[Change, ...] = ()  # what nobody said, or called by another name
-    entry: Entry | None = None
-    name: str | None = None  # the GPU that the networks are told of
-    changed: tuple[Change, ...] = ()  # what was said and not measured
+    entry: MeasuredConfiguration | None = None
+    network_gpu: str | None = None  # the GPU that the networks are told of
+    substituted: tuple[Change, ...] = ()  # what was said and not measured
     shift: float = 0.0
     low: float = 0.0
     high: float = 0.0
-    far: int = 0  # words changed, a GPU that was not measured, a new generation
+    distance: int = 0  # words changed, a GPU that was not measured, a new generation
 
     @property
     def answered_as(self) -> dict[str, dict[str, str | None]]:
         """The words that were filled in or changed: what was asked, None where nobody said, and what was answered."""
         filled = {word: {"asked": asked, "answered": answered} for word, asked, answered in self.filled}
-        for word, asked, answered in self.changed:
+        for word, asked, answered in self.substituted:
             said = filled[word]["asked"] if word in filled else asked
             filled[word] = {"asked": said, "answered": answered}
         return filled
@@ -120,12 +122,12 @@ class EvidenceMatch:
         return ", ".join(told)
 
     @property
-    def rests_on(self) -> dict[str, Any] | None:
+    def evidence(self) -> dict[str, Any] | None:
         """The evidence as data, None where nothing of the kind was measured."""
-        return self.entry.told() if self.entry else None
+        return self.entry.to_dict() if self.entry else None
 
 
-AS_IT_IS = EvidenceMatch({})  # in the words that the calls have, whatever was measured
+UNMATCHED = EvidenceMatch({})  # in the words that the calls have, whatever was measured
 
 
 def configurations_of(kernel: type[Kernel], calls: Calls) -> Iterator[tuple[Rows | None, dict[str, str | None]]]:
@@ -148,7 +150,7 @@ def configurations_of(kernel: type[Kernel], calls: Calls) -> Iterator[tuple[Rows
         yield (None if len(first) == 1 else np.flatnonzero(code == number)), {**same, **own}
 
 
-def as_asked(kernel: type[Kernel], words: Configuration, place: Gpu) -> EvidenceMatch:
+def without_evidence(kernel: type[Kernel], words: Configuration, place: Gpu) -> EvidenceMatch:
     """Without evidence: what nobody said filled in from the stack's file."""
     usual = kernel.with_defaults(words, place)
     return EvidenceMatch(usual, _filled(words, usual))
@@ -167,15 +169,19 @@ def _short(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value == int(value) else value
 
 
-Apart = tuple[Entry, list[Change], bool, float]  # a kind, the words between, whether it fills in others, their cost
+Apart = tuple[
+    MeasuredConfiguration, list[Change], bool, float
+]  # a kind, the words between, whether it fills in others, their cost
 
 
 @dataclass(frozen=True)
 class Evidence:
     """All measured kinds of a family, and what changing a word costs."""
 
-    entries: tuple[Entry, ...] = ()
-    steps: Mapping[str, Step] = field(default_factory=dict)  # by "word asked answered", "word, dtype" and "word"
+    entries: tuple[MeasuredConfiguration, ...] = ()
+    substitutions: Mapping[str, Substitution] = field(
+        default_factory=dict
+    )  # by "word asked answered", "word, dtype" and "word"
     _known: dict[Any, tuple[EvidenceMatch, ...]] = field(
         default_factory=dict, compare=False, repr=False
     )  # looked up before
@@ -183,32 +189,37 @@ class Evidence:
     _words: dict[Any, list[Apart]] = field(default_factory=dict, compare=False, repr=False)  # compared before
 
     @classmethod
-    def read(cls, told: Mapping[str, Any]) -> Evidence:
-        """From what ``told`` gave."""
+    def from_dict(cls, data: Mapping[str, Any]) -> Evidence:
+        """From what ``to_dict`` gave."""
+        names = {key: name for name, key in _KEYS.items()}
         entries = [
             {
-                **entry,
+                **{names.get(key, key): value for key, value in entry.items()},
                 "ranges": {name: tuple(pair) for name, pair in entry["ranges"].items()},
-                "models": tuple(map(tuple, told["models"][entry["models"]])),
+                "models": tuple(map(tuple, data["models"][entry["models"]])),
                 "sources": tuple(entry["sources"]),
             }
-            for entry in told["kinds"]
+            for entry in data["kinds"]
         ]
-        steps = {name: Step(*values) for name, values in told["steps"].items()}
-        return cls(tuple(Entry(**entry) for entry in entries), steps)
+        substitutions = {name: Substitution(*values) for name, values in data["steps"].items()}
+        return cls(tuple(MeasuredConfiguration(**entry) for entry in entries), substitutions)
 
-    def told(self) -> dict[str, Any]:
-        """Plain values, ready for JSON; lists of models that kinds share are told once."""
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON; lists of models that configurations share are written once."""
         models = list(dict.fromkeys(entry.models for entry in self.entries))
+        entries = [{_KEYS.get(name, name): value for name, value in asdict(entry).items()} for entry in self.entries]
         return {
-            "models": [_short(models) for models in models],
-            "kinds": [{**_short(asdict(entry)), "models": models.index(entry.models)} for entry in self.entries],
-            "steps": {name: tuple(asdict(step).values()) for name, step in self.steps.items()},
+            "models": [_short(sizes) for sizes in models],
+            "kinds": [
+                {**_short(data), "models": models.index(entry.models)}
+                for data, entry in zip(entries, self.entries, strict=True)
+            ],
+            "steps": {name: tuple(asdict(step).values()) for name, step in self.substitutions.items()},
         }
 
     @functools.cached_property
-    def by_op(self) -> Mapping[str, Sequence[Entry]]:
-        found: dict[str, list[Entry]] = {}
+    def by_op(self) -> Mapping[str, Sequence[MeasuredConfiguration]]:
+        found: dict[str, list[MeasuredConfiguration]] = {}
         for entry in self.entries:
             found.setdefault(entry.op, []).append(entry)
         return found
@@ -221,24 +232,26 @@ class Evidence:
     def capabilities(self) -> frozenset[str]:
         return frozenset(gpu(name).compute_capability for name in self.gpus)
 
-    def step(self, word: str, asked: str | None, answered: str | None, dtype: str | None = None) -> Step:
+    def substitution(
+        self, word: str, asked: str | None, answered: str | None, dtype: str | None = None
+    ) -> Substitution:
         """What it costs to take one word for another: of this pair, else of the word in this format, else in any."""
         keys = (f"{word} {asked} {answered}", f"{word}, {dtype}", word)
-        known = next((self.steps[key] for key in keys if key in self.steps), None)
+        known = next((self.substitutions[key] for key in keys if key in self.substitutions), None)
         if known:
             return known
-        return UNMEASURED.get(word, FAR_STEP if word in FIXED else UNKNOWN_STEP)
+        return UNMEASURED.get(word, UNKNOWN_FIXED if word in FIXED else UNKNOWN)
 
     def _error(self, word: str, asked: str | None, answered: str | None, dtype: str | None) -> float:
         key = word, asked, answered, dtype
         if key not in self._errors:
-            self._errors[key] = self.step(*key).error
+            self._errors[key] = self.substitution(*key).error
         return self._errors[key]
 
-    def _step(self, change: Change, dtype: str | None, own: bool) -> Step:
+    def _step(self, change: Change, dtype: str | None, own: bool) -> Substitution:
         """``own``: the networks are told of the GPU itself, and answer for it in words that they heard elsewhere: no
         median of answers under another name corrects that."""
-        step = self.step(*change, dtype)
+        step = self.substitution(*change, dtype)
         return replace(step, shift=0.0) if own and change[0] == "gpu" else step
 
     def matches(self, kernel: type[Kernel], words: Configuration, place: Gpu, kin: str) -> tuple[EvidenceMatch, ...]:
@@ -255,14 +268,14 @@ class Evidence:
     def _looked_up(self, kernel: type[Kernel], words: Configuration, place: Gpu, kin: str) -> list[EvidenceMatch]:
         if words.get("stack") is not None:
             return self._nearest(kernel, words, words, place, kin)[1]
-        measured = {entry.words["stack"] for entry in self.by_op.get(kernel.op, ())}
+        measured = {entry.configuration["stack"] for entry in self.by_op.get(kernel.op, ())}
         stacks = [stack for stack in USUAL_STACKS if stack in measured] or [None]
         found = {stack: self._nearest(kernel, words, {**words, "stack": stack}, place, kin) for stack in stacks}
         least = min(cost for cost, _ in found.values())
         matches = next(matches for cost, matches in found.values() if cost == least)  # of equals the first
         # Nobody said which stack, so the interval holds them all
-        loose = self.steps.get(f"stack, {words['dtype']}") or self.steps.get("stack", UNKNOWN_STEP)
-        return [one if one.words["stack"] is None else _wider(one, loose) for one in matches]
+        loose = self.substitutions.get(f"stack, {words['dtype']}") or self.substitutions.get("stack", UNKNOWN)
+        return [one if one.configuration["stack"] is None else _wider(one, loose) for one in matches]
 
     def _nearest(
         self, kernel: type[Kernel], asked: Configuration, words: Configuration, place: Gpu, kin: str
@@ -277,7 +290,7 @@ class Evidence:
         for at, (entry, changed, filled, cost) in enumerate(self._apart(kernel, usual, unsaid)):
             found.append(((round(cost + far[entry.gpu], 6), filled, -entry.calls, at), changed))
         if not found:
-            return 0.0, [EvidenceMatch(usual, _filled(asked, usual), far=2)]
+            return 0.0, [EvidenceMatch(usual, _filled(asked, usual), distance=2)]
         least = min(order[0] for order, _ in found)
         entries = self.by_op[kernel.op]
 
@@ -292,20 +305,20 @@ class Evidence:
             entry = entries[at]
             changed = changed if entry.gpu == kin else [*changed, ("gpu", kin, entry.gpu)]
             steps = [self._step(change, dtype, own) for change in changed]
-            said = {**usual, **{name: entry.words.get(name) for name in unsaid}}
+            said = {**usual, **{name: entry.configuration.get(name) for name in unsaid}}
             # told of the GPU that was asked about, not of its stand-in
             told = tuple(("gpu", place.id, entry.gpu) if change[0] == "gpu" else change for change in changed)
             matches.append(
                 EvidenceMatch(
-                    words=said,
+                    configuration=said,
                     filled=_filled(asked, said),
                     entry=entry,
-                    name=kin if own else entry.gpu,
-                    changed=told,
+                    network_gpu=kin if own else entry.gpu,
+                    substituted=told,
                     shift=sum(step.shift for step in steps),
                     low=float(np.sqrt(sum(step.low**2 for step in steps))),
                     high=float(np.sqrt(sum(step.high**2 for step in steps))),
-                    far=len(told) + new,
+                    distance=len(told) + new,
                 )
             )
         return least, matches
@@ -317,7 +330,7 @@ class Evidence:
         if key not in self._words:
             found = []
             for entry in self.by_op.get(kernel.op, ()):
-                heard = entry.words.get
+                heard = entry.configuration.get
                 apart = [(name, word, heard(name)) for name, word in usual.items() if word != heard(name)]
                 changed = [change for change in apart if change[0] not in unsaid]
                 cost = sum(self._error(*change, usual["dtype"]) for change in changed)
@@ -326,12 +339,12 @@ class Evidence:
         return self._words[key]
 
 
-def _wider(match: EvidenceMatch, loose: Step) -> EvidenceMatch:
+def _wider(match: EvidenceMatch, loose: Substitution) -> EvidenceMatch:
     low, high = float(np.hypot(match.low, loose.low)), float(np.hypot(match.high, loose.high))
     return replace(match, low=low, high=high)
 
 
-def which_of(matches: Sequence[EvidenceMatch], kernel: type[Kernel], calls: Calls) -> NDArray[np.intp]:
+def nearest_match(matches: Sequence[EvidenceMatch], kernel: type[Kernel], calls: Calls) -> NDArray[np.intp]:
     """Which of several matches each call has: the one whose measured calls are the nearest, of equals the first."""
     sizes = kernel.sizes(calls)
     own = np.nan_to_num(np.stack([sizes[name] for name in kernel.model_sizes], axis=1)) if kernel.model_sizes else None
@@ -347,7 +360,7 @@ def which_of(matches: Sequence[EvidenceMatch], kernel: type[Kernel], calls: Call
     return np.argmin(np.round(octaves, 2), axis=0)
 
 
-def beyond(entry: Entry, sizes: Mapping[str, Array], count: int) -> Array:
+def beyond(entry: MeasuredConfiguration, sizes: Mapping[str, Array], count: int) -> Array:
     """Octaves by which calls lie outside of what was measured of their kind, in the number that is farthest out."""
     low, high = entry.octaves
     names = [name for name in entry.ranges if name in sizes]

@@ -134,7 +134,7 @@ def _candidates(candidates: tuple[Analysis, ...], gpu: Gpu) -> dict[str, Number]
     ranks = [min(rank, len(candidates) - 1) for rank in range(KEEP)]
     times = ranked_times(first, gpu)
     tails: Sequence[Array] | Array = [] if first.ranked else [first.tail]
-    logs: Mapping[str, Number] = first.placed.tile_logs
+    logs: Mapping[str, Number] = first.candidates.tile_logs
     behind = None
     if first.ranked is not None:
         tails, logs = first.ranked.tails, first.ranked.tile_logs

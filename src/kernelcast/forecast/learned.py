@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.errors import KernelcastError
-from kernelcast.forecast.evidence import Evidence, EvidenceMatch, as_asked, beyond, range_steps
+from kernelcast.forecast.evidence import Evidence, EvidenceMatch, beyond, range_steps, without_evidence
 from kernelcast.forecast.features import GPU_FEATURES, KEEP, LIMIT_SHARES, aligned, gpu_features
 from kernelcast.forecast.network import Encoder, Floats, Layers, read_tensors
-from kernelcast.forecast.predictor import Estimate, Generic, Question, by_time, sustained_shares
+from kernelcast.forecast.predictor import Estimate, Generic, PredictorInput, by_time, sustained_shares
 from kernelcast.forecast.prior import Prior
 from kernelcast.hardware import Gpu, gpu
 from kernelcast.hardware.gpu import FMA, MFMA, MMA_SYNC, TCGEN05, WGMMA
@@ -34,7 +34,7 @@ from kernelcast.results import SUPPORT
 _PATH_PLACES = {FMA: -1.0, MMA_SYNC: 0.0, WGMMA: 1.0, TCGEN05: 2.0, MFMA: -4.0}
 
 
-def stand_in(target: Gpu, measured: Sequence[str]) -> Gpu:
+def nearest_measured_gpu(target: Gpu, measured: Sequence[str]) -> Gpu:
     """The measured GPU to take the name of: itself, else the nearest of its compute capability, else of its instruction
     path, whose kernels it runs, first those that multiply most of its formats (sm_120 has the fp8 of sm_89, which sm_80
     has not), else of all."""
@@ -82,7 +82,7 @@ def distance(one: Gpu, other: Gpu) -> float:
     return float(sum(abs(np.log(getattr(one, name) / getattr(other, name))) for name in numbers))
 
 
-def as_gpu(names: Sequence[str], values: Floats, kin: Gpu, target: Gpu) -> Floats:
+def with_gpu_features(names: Sequence[str], values: Floats, kin: Gpu, target: Gpu) -> Floats:
     """The features that name a GPU as they are on ``kin``: half a name would be worse than none.
 
     The launch floor is such a name too: it is the shortest kernel that somebody measured there. Where it is the bound,
@@ -101,7 +101,7 @@ def as_gpu(names: Sequence[str], values: Floats, kin: Gpu, target: Gpu) -> Float
     return changed
 
 
-def unlikeness(one: Gpu, other: Gpu) -> float:
+def architecture_distance(one: Gpu, other: Gpu) -> float:
     """How little the kernels of one GPU tell of another's: steps between their instruction paths, and the log of the
     factor between their DRAM rates, which tells HBM from GDDR."""
     paths = abs(_PATH_PLACES[one.instruction_path] - _PATH_PLACES[other.instruction_path])
@@ -111,7 +111,7 @@ def unlikeness(one: Gpu, other: Gpu) -> float:
 def shares(known: Sequence[Gpu], target: Gpu, likeness: float) -> NDArray[np.float64]:
     """How much each of the GPUs that a new one is answered as counts. ``likeness`` 0: all the same; the larger, the
     more those that are most like it."""
-    weights = np.exp(-likeness * np.array([unlikeness(one, target) for one in known]))
+    weights = np.exp(-likeness * np.array([architecture_distance(one, target) for one in known]))
     return np.asarray(weights / weights.sum())
 
 
@@ -149,31 +149,31 @@ class FamilyWeights:
     nameless: bool = False  # ask only the networks that know no GPU by name
     _asked: dict[Any, list[Gpu]] = field(default_factory=dict, compare=False, repr=False)  # looked up before
 
-    def estimate(self, question: Question) -> Estimate:
+    def estimate(self, question: PredictorInput) -> Estimate:
         """As the measured kind that the question stands on, times the ratio of physics between the two."""
-        match, heard = question.match, question.heard or question
+        match, heard = question.match, question.measured or question
         found = heard.features
         values = aligned(found.names, found.values, self.encoder.names)
         steps = self._steps(heard)
         numbers = self.encoder.numbers(values)
-        out = self.outputs(values, question.gpu, heard.words, match.name, numbers)
+        out = self.outputs(values, question.gpu, heard.choices, match.network_gpu, numbers)
         kept, *least = self._spread(steps)
         width = match.entry.width if match.entry else 1.0
         learned = np.maximum(width * softplus(out[:, 1:].T), least)
         low, high = np.hypot(learned, [[match.low], [match.high]])
         fast = self._fastest(numbers, ())[:, 0].astype(np.float64)
-        scale = found.estimate_s if question.heard is None else question.time_s
+        scale = found.estimate_s if question.measured is None else question.time_s
         time = scale * np.exp(out[:, 0] * kept + match.shift)
         return Estimate(
             time_s=time,
             low_s=time * np.exp(-low),
             high_s=time * np.exp(high),
             ceiling_s=scale * np.exp(fast),
-            support=LEVELS[np.minimum(steps + len(match.changed), 2)],
-        ).held(question.bound_s)
+            support=LEVELS[np.minimum(steps + len(match.substituted), 2)],
+        ).clipped(question.bound_s)
 
     def matches(self, kernel: type[Kernel], words: Configuration, target: Gpu) -> tuple[EvidenceMatch, ...]:
-        kin = stand_in(target, self.encoder.vocabulary["gpu"])
+        kin = nearest_measured_gpu(target, self.encoder.vocabulary["gpu"])
         return self.evidence.matches(kernel, words, target, kin.id)
 
     def outputs(
@@ -188,7 +188,7 @@ class FamilyWeights:
         told = self.encoder.numbers(values) if numbers is None else numbers
         if self.nameless:
             return self._transferred(told, words)
-        kin = gpu(name) if name else stand_in(target, self.encoder.vocabulary["gpu"])
+        kin = gpu(name) if name else nearest_measured_gpu(target, self.encoder.vocabulary["gpu"])
         if kin.compute_capability == target.compute_capability:
             return self._as(kin, target, values, words, told if kin.id == target.id else None)
         known = self._known(kin, target, words)
@@ -201,7 +201,9 @@ class FamilyWeights:
         self, kin: Gpu, target: Gpu, values: Floats, words: Mapping[str, str | None], told: Floats | None = None
     ) -> NDArray[np.float64]:
         """As if the target were ``kin``, but for what its own numbers say of its clock and formats."""
-        named = self.encoder.numbers(as_gpu(self.encoder.names, values, kin, target)) if told is None else told
+        named = (
+            self.encoder.numbers(with_gpu_features(self.encoder.names, values, kin, target)) if told is None else told
+        )
         found = _mean(self.main, named, self.encoder.positions({**words, "gpu": kin.id}))
         shift = clock_shift(kin, target) + format_shift(kin, target, words.get("dtype"))
         if shift:
@@ -214,11 +216,15 @@ class FamilyWeights:
         the others."""
         key = kin.id, target.id, words.get("op"), words.get("dtype"), words.get("stack")
         if key not in self._asked:
-            ran = {
-                entry.gpu for entry in self.evidence.by_op.get(str(words.get("op")), ())
-                if all(entry.heard.get(name, entry.words.get(name)) == words.get(name) for name in ("dtype", "stack"))
-            }  # fmt: skip
-            alike = [gpu(name) for name in self.encoder.vocabulary["gpu"] if name in ran or not ran]
+            measured = {
+                entry.gpu
+                for entry in self.evidence.by_op.get(str(words.get("op")), ())
+                if all(
+                    {**entry.configuration, **entry.network_choices}.get(name) == words.get(name)
+                    for name in ("dtype", "stack")
+                )
+            }
+            alike = [gpu(name) for name in self.encoder.vocabulary["gpu"] if name in measured or not measured]
             alike = [one for one in alike if one.vendor == kin.vendor and one.instruction_path != FMA] or [kin]
             best: dict[str, Gpu] = {}
             for one in sorted(alike, key=lambda g: (distance(g, target), g.id)):
@@ -253,10 +259,10 @@ class FamilyWeights:
         at = self.encoder.names.index("tensor_busiest")
         return np.minimum(1.0, np.exp2(values[:, at].astype(np.float64)))
 
-    def _steps(self, question: Question) -> NDArray[np.int64]:
+    def _steps(self, question: PredictorInput) -> NDArray[np.int64]:
         """By how much calls are off in what is no word: the GPU, its generation, and the range of their numbers."""
         match = question.match
-        new = match.far - len(match.changed)
+        new = match.distance - len(match.substituted)
         if match.entry is None:
             return np.full(question.calls.count, 2)
         octaves = beyond(match.entry, question.kernel.sizes(question.calls), question.calls.count)
@@ -317,7 +323,7 @@ class Learned:
         near = weights.spreads.get("near", Spread()) if weights else Spread()
         return near.low, near.high
 
-    def estimate(self, question: Question) -> Estimate:
+    def estimate(self, question: PredictorInput) -> Estimate:
         weights = load(self.folder, question.kernel.family)
         if weights is None:
             return replace(GENERIC.estimate(question), predictor=GENERIC.name)
@@ -326,7 +332,7 @@ class Learned:
     def matches(self, kernel: type[Kernel], words: Configuration, target: Gpu) -> tuple[EvidenceMatch, ...]:
         weights = load(self.folder, kernel.family)
         if weights is None:
-            return (as_asked(kernel, words, target),)
+            return (without_evidence(kernel, words, target),)
         return weights.matches(kernel, words, target)
 
 
@@ -362,13 +368,13 @@ def unpack(tensors: Mapping[str, Floats], meta: Mapping[str, Any]) -> FamilyWeig
         ceiling=layers("ceiling"),
         spreads={level: Spread(*pair) for level, pair in meta["spreads"].items()},
         about=meta["about"],
-        evidence=Evidence.read(meta.get("evidence", {"models": [], "kinds": [], "steps": {}})),
+        evidence=Evidence.from_dict(meta.get("evidence", {"models": [], "kinds": [], "steps": {}})),
         prior=_prior(tensors, meta["prior"]) if meta.get("prior") else None,
     )
 
 
 def _prior(tensors: Mapping[str, Floats], told: Mapping[str, Any]) -> Prior:
-    return Prior.read({name: tensors[f"prior.{name}"] for name in ("mean", "scale", "metric")}, told)
+    return Prior.from_dict({name: tensors[f"prior.{name}"] for name in ("mean", "scale", "metric")}, told)
 
 
 def pack(weights: FamilyWeights) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
@@ -379,7 +385,7 @@ def pack(weights: FamilyWeights) -> tuple[dict[str, NDArray[Any]], dict[str, str
     for name, net in {**named, "ceiling": weights.ceiling}.items():
         for key, array in net.tensors(f"{name}.weight.", f"{name}.bias.").items():
             tensors[key] = array.astype(np.float16) if ".weight." in key else array
-    arrays, prior = weights.prior.told() if weights.prior else ({}, None)
+    arrays, prior = weights.prior.to_dict() if weights.prior else ({}, None)
     tensors |= {f"prior.{name}": array for name, array in arrays.items()}
     meta = {
         "format": FORMAT,
@@ -390,6 +396,6 @@ def pack(weights: FamilyWeights) -> tuple[dict[str, NDArray[Any]], dict[str, str
         "transfer": len(weights.transfer),
         "spreads": {level: (s.keep, s.low, s.high, s.likeness) for level, s in weights.spreads.items()},
         "about": weights.about,
-        "evidence": weights.evidence.told(),
+        "evidence": weights.evidence.to_dict(),
     }
     return tensors, {name: json.dumps(value) for name, value in meta.items()}

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.errors import KernelcastError
-from kernelcast.forecast import Estimate, Predictor, Question
-from kernelcast.forecast.conditions import DEFAULT, Conditions, check_gpu, chosen
-from kernelcast.forecast.evidence import AS_IT_IS, EvidenceMatch, configurations_of, which_of
+from kernelcast.forecast import Estimate, Predictor, PredictorInput
+from kernelcast.forecast.conditions import DEFAULT, Conditions
+from kernelcast.forecast.evidence import UNMATCHED, EvidenceMatch, configurations_of, nearest_match
 from kernelcast.forecast.predictor import by_time, work_times
 from kernelcast.hardware import Gpu, gpu, origin_of, root_of
 from kernelcast.machine.analyse import PIPELINES, Analysis, analyse, summed
@@ -23,7 +23,7 @@ from kernelcast.ops.base import Calls, Kernel, columns_of, parameters_of
 from kernelcast.ops.dtypes import supports_dtype
 from kernelcast.ops.kernel_selection import SelectedKernel, selected_kernel
 from kernelcast.ops.work import Array, Number
-from kernelcast.results import Shown
+from kernelcast.results import HtmlRepr
 
 CHUNK_CALLS = 2048  # keeps the arrays of one chunk near the CPU's cache
 SMALL_CALLS = 256  # are answered at once, without a thread
@@ -74,7 +74,7 @@ class LaunchedKernel:
 
 
 @dataclass(frozen=True)
-class Prediction(Shown):
+class Prediction(HtmlRepr):
     """One call's result, in seconds."""
 
     op: str
@@ -98,7 +98,7 @@ class Prediction(Shown):
     def evidence(self) -> dict[str, Any] | None:
         """What was measured of the kind of call that this is answered as: how many calls, in which ranges, and the
         error on those left out of every fit. None: nothing of the kind was."""
-        return self.match.rests_on
+        return self.match.evidence
 
     @property
     def answered_as(self) -> dict[str, dict[str, str | None]]:
@@ -122,7 +122,7 @@ def predict(call: Kernel, target: Gpu | str, conditions: Conditions = DEFAULT) -
 def predict_many(calls: Sequence[Kernel], target: Gpu | str, conditions: Conditions = DEFAULT) -> list[Prediction]:
     """Predict many calls, of any mix of ops, in order."""
     chip = gpu(target)
-    check_gpu(conditions, chip)
+    conditions.check_gpu(chip)
     groups: dict[tuple[Any, ...], list[int]] = {}
     for index, call in enumerate(calls):
         groups.setdefault(group_key(call), []).append(index)
@@ -207,7 +207,7 @@ def predict_by_configuration(
 def _each_configuration(
     kernel: type[Kernel], calls: Calls, chip: Gpu, conditions: Conditions, rotations: Rotation
 ) -> Iterator[tuple[NDArray[np.intp], Predictions]]:
-    for rows, match in by_configuration(kernel, calls, chip, chosen(conditions)):
+    for rows, match in by_configuration(kernel, calls, chip, conditions.loaded_predictor):
         if rows is None:
             yield np.arange(calls.count), _answer(kernel, calls, chip, conditions, rotations, match)
         else:
@@ -226,10 +226,10 @@ def _held(
         for members, other in others:
             limit[of[members]] = getattr(other, name)
         changed[name] = law(getattr(found, name), limit[rows])
-    return replace(found, **changed).held(found.bound_s)
+    return replace(found, **changed).clipped(found.bound_s)
 
 
-def ask(
+def predictor_input(
     kernel: type[Kernel],
     calls: Calls,
     chip: Gpu,
@@ -239,32 +239,32 @@ def ask(
     match: EvidenceMatch | None = None,
     without: tuple[str, ...] = (),
     keep: int = 1,
-) -> Question:
+) -> PredictorInput:
     """What a predictor is asked: the calls, and what the machine finds for each of their works (``keep`` or more).
 
     ``match``: the kind that they are answered as; None: in the words that they have.
     """
     score, keep = answering.score(chip), max(keep, answering.keep)
 
-    def question(said: Calls, told: str | None = None) -> Question:
+    def question(said: Calls, told: str | None = None) -> PredictorInput:
         works = kernel.work(said, chip)
         ranked = tuple(
             analyse(work, chip, rotations=own, without=without, score=score, keep=keep)
             for work, own in zip(works, rotations.of_each(works), strict=True)
         )
-        return Question(kernel, said, chip, ranked, match or AS_IT_IS, told_dtype=told)
+        return PredictorInput(kernel, said, chip, ranked, match or UNMATCHED, network_dtype=told)
 
     if match is None:
         return question(calls)
     if match.entry is None:
-        return question(kernel.with_choices(calls, match.words))
-    words, told = {**match.words, **match.entry.words, **match.entry.heard}, None
+        return question(kernel.with_choices(calls, match.configuration))
+    words, told = {**match.configuration, **match.entry.configuration, **match.entry.network_choices}, None
     if not supports_dtype(chip, str(words["dtype"])):  # told by name alone: the GPU has no such arithmetic
-        words, told = {**words, "dtype": match.words["dtype"]}, words["dtype"]
+        words, told = {**words, "dtype": match.configuration["dtype"]}, words["dtype"]
     heard = question(kernel.with_choices(calls, words), told)
-    if all(word == "gpu" for word, _, _ in match.changed):
+    if all(word == "gpu" for word, _, _ in match.substituted):
         return heard
-    return replace(question(kernel.with_choices(calls, match.words)), heard=heard)
+    return replace(question(kernel.with_choices(calls, match.configuration)), measured=heard)
 
 
 def by_configuration(
@@ -279,7 +279,7 @@ def by_configuration(
             continue
         members = np.arange(calls.count) if rows is None else rows
         part = calls.take(members)
-        which = which_of(matches, kernel, part)
+        which = nearest_match(matches, kernel, part)
         found += [(members[which == at], matches[at]) for at in np.unique(which)]
     return found
 
@@ -288,11 +288,11 @@ def _answer(
     kernel: type[Kernel], calls: Calls, chip: Gpu, conditions: Conditions, rotations: Rotation, match: EvidenceMatch
 ) -> Predictions:
     """Calls of one kind: the machine, then the predictor."""
-    answering, origin = chosen(conditions), origin_of(chip)
+    answering, origin = conditions.loaded_predictor, origin_of(chip)
     spread = answering.what_if_spread(kernel.family)
     if origin is not None and spread is not None:
         return _what_if(kernel, calls, chip, origin, conditions, rotations, match, spread)
-    question = ask(kernel, calls, chip, rotations, answering, match=match, without=conditions.without)
+    question = predictor_input(kernel, calls, chip, rotations, answering, match=match, without=conditions.without)
     times, best = answering.estimate(question), question.best
     return Predictions(
         **{**vars(times), "predictor": times.predictor or answering.name},
@@ -316,7 +316,7 @@ def _what_if(
     nothing, and changes compose.
     """
     before = _answer(kernel, calls, origin, conditions, rotations, match)
-    works = kernel.work(kernel.with_choices(calls, match.words), origin)
+    works = kernel.work(kernel.with_choices(calls, match.configuration), origin)
     each = rotations.of_each(works)
 
     def seconds(place: Gpu) -> tuple[Array, list[Analysis]]:
@@ -355,7 +355,7 @@ def _what_if(
         launches=before.launches,
         works=tuple(best),
     )
-    return found.held(found.bound_s)
+    return found.clipped(found.bound_s)
 
 
 def _join(parts: Sequence[Predictions], order: NDArray[np.intp] | None = None) -> Predictions:
@@ -388,7 +388,7 @@ def _one(call: Kernel, chip: Gpu, found: Predictions, i: int) -> Prediction:
 
 
 def _runs(call: Kernel, chip: Gpu, match: EvidenceMatch) -> SelectedKernel:
-    words = {"stack": call.stack, "dtype": call.dtype, **match.words}
+    words = {"stack": call.stack, "dtype": call.dtype, **match.configuration}
     return selected_kernel(
         call.op, words, chip, getattr(call, "backend", None), match.entry.sources if match.entry else ()
     )

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast.calls import ROTATIONS, Call, columns_of
-from kernelcast.forecast.conditions import DEFAULT, Conditions, check_gpu, chosen
+from kernelcast.forecast.conditions import DEFAULT, Conditions
 from kernelcast.forecast.evidence import EvidenceMatch
 from kernelcast.forecast.predict import THREADS, Predictions, begin_calls, predict_by_configuration, too_large_text
 from kernelcast.forecast.table import BadRows, Rows, as_columns, different, grouped, missing, numbers_in
@@ -72,7 +72,7 @@ def predict_columns(
     if chip is None and "gpu" not in columns:
         raise KernelcastError("which GPU? give one, or a column 'gpu'")
     if chip is not None:
-        check_gpu(conditions, chip)
+        conditions.check_gpu(chip)
     count = len(columns["op"])
     output: dict[str, NDArray[Any]] = {
         name: np.full(count, np.nan) if name.endswith("_us") or name in _NUMBERS else np.full(count, None, dtype=object)
@@ -199,7 +199,7 @@ _TIMES = ("predicted_us", "low_us", "high_us")
 class CallTime:
     """One call on one GPU."""
 
-    span: Interval
+    interval: Interval
     bound_by: str
     support: str
     match: EvidenceMatch  # what it rests on
@@ -212,10 +212,10 @@ class Times:
 
     def __init__(self, gpu: Gpu, conditions: Conditions = DEFAULT) -> None:
         self.gpu, self.conditions = gpu, conditions
-        self.predictor = chosen(conditions).name
+        self.predictor = conditions.loaded_predictor.name
         self._known: dict[Call, CallTime] = {}
 
-    def learn(self, calls: Iterable[Call]) -> None:
+    def predict(self, calls: Iterable[Call]) -> None:
         """Predict all of these that are not known yet."""
         new = list(dict.fromkeys(call for call in calls if call not in self._known))
         if not new:
@@ -248,7 +248,7 @@ def refusal(why: str, call: Call) -> str:
 
 
 @dataclass(frozen=True)
-class TimeColumns:
+class CallTableTimes:
     """Predicted calls, one a row; of one that cannot be times are NaN and ``refused`` says why."""
 
     times_s: Array  # (3, rows): time, low, high
@@ -261,13 +261,13 @@ class TimeColumns:
 
 
 @dataclass
-class Gathered:
+class CallTable:
     """Calls whose sizes are columns, from many launches: every different one gets a row."""
 
     count: int = 0
     _kinds: dict[tuple[Any, ...], dict[Any, int]] = field(default_factory=dict)  # of a kind: sizes -> row
 
-    def rows(self, call: Call) -> NDArray[np.intp]:
+    def add(self, call: Call) -> NDArray[np.intp]:
         """The row of each entry of the call's columns."""
         words, lists, sizes = [], {}, {}
         for name, value in call.parameters:
@@ -295,14 +295,14 @@ class Gathered:
             found[at] = row
         return found
 
-    def predicted(self, gpu: Gpu, conditions: Conditions = DEFAULT) -> TimeColumns:
+    def predict(self, gpu: Gpu, conditions: Conditions = DEFAULT) -> CallTableTimes:
         """Every row, in one table."""
         if not self.count:
             none = np.empty(0, dtype=np.int8)
-            return TimeColumns(np.empty((3, 0)), none, none, np.empty(0, dtype=object), {}, np.empty(0))
+            return CallTableTimes(np.empty((3, 0)), none, none, np.empty(0, dtype=object), {}, np.empty(0))
         matches = np.full(self.count, None, dtype=object)
         found, bad = predict_columns(self.columns(), gpu, conditions, matches)
-        return TimeColumns(
+        return CallTableTimes(
             np.array([found[name] * 1e-6 for name in _TIMES]),
             np.array([_BOUND.get(word, 0) for word in found["bound_by"]], dtype=np.int8),
             np.array([_SUPPORT.get(word, 0) for word in found["support"]], dtype=np.int8),

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelcast.forecast.evidence import AS_IT_IS, EvidenceMatch, as_asked
+from kernelcast.forecast.evidence import UNMATCHED, EvidenceMatch, without_evidence
 from kernelcast.hardware import Gpu, gpu, gpu_ids
-from kernelcast.machine.analyse import PIPELINES, Analysis, Placed, Score, lazy, overlapped, summed
+from kernelcast.machine.analyse import PIPELINES, Analysis, Candidates, Score, lazy, overlapped, summed
 from kernelcast.machine.limits import NOTHING
 from kernelcast.ops.base import Calls, Configuration, Kernel
 from kernelcast.ops.work import Array, Number
@@ -27,16 +27,18 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Question:
+class PredictorInput:
     """Calls of one op on one GPU, and what the machine found: for each work its best candidates, best first."""
 
     kernel: type[Kernel]
     calls: Calls
     gpu: Gpu
     ranked: Sequence[tuple[Analysis, ...]]
-    match: EvidenceMatch = AS_IT_IS
-    told_dtype: str | None = None  # the format that networks are told of, where it is not that of the calls
-    heard: Question | None = None  # the same calls as the measured kind that they are answered as; None: they are of it
+    match: EvidenceMatch = UNMATCHED
+    network_dtype: str | None = None  # the format that networks are told of, where it is not that of the calls
+    measured: PredictorInput | None = (
+        None  # the same calls as the measured kind that they are answered as; None: they are of it
+    )
 
     @property
     def best(self) -> list[Analysis]:
@@ -47,9 +49,9 @@ class Question:
         return summed([work.bound for work in self.best])
 
     @property
-    def words(self) -> dict[str, str | None]:
+    def choices(self) -> dict[str, str | None]:
         """What the calls are by name: op, dtype, stack, backend, …"""
-        told = {"dtype": self.told_dtype} if self.told_dtype else {}
+        told = {"dtype": self.network_dtype} if self.network_dtype else {}
         return {**self.calls.choices, **told, "op": self.kernel.op}
 
     @property
@@ -78,7 +80,7 @@ class Estimate:
     support: NDArray[Any]  # seen | near | extrapolated
     predictor: str = ""  # who answered, where it is not the one that was asked
 
-    def held(self, bound_s: Array) -> Self:
+    def clipped(self, bound_s: Array) -> Self:
         """The same with what must be so: bound <= low <= time <= high, and bound <= ceiling <= time."""
         time = np.maximum(self.time_s, bound_s)
         return replace(
@@ -107,7 +109,7 @@ class Predictor(Protocol):
         """How it ranks them."""
         ...
 
-    def estimate(self, question: Question) -> Estimate: ...
+    def estimate(self, question: PredictorInput) -> Estimate: ...
 
     def matches(self, kernel: type[Kernel], words: Configuration, target: Gpu) -> tuple[EvidenceMatch, ...]:
         """What calls of this kind rest on, and the words that they are answered in; several, where numbers decide."""
@@ -142,9 +144,9 @@ class Generic:
         return 0.0, 0.0
 
     def matches(self, kernel: type[Kernel], words: Configuration, target: Gpu) -> tuple[EvidenceMatch, ...]:
-        return (as_asked(kernel, words, target),)
+        return (without_evidence(kernel, words, target),)
 
-    def estimate(self, question: Question) -> Estimate:
+    def estimate(self, question: PredictorInput) -> Estimate:
         target, works = question.gpu, question.best
         shares = sustained_shares(target)
         time = summed(work_times(works, target))
@@ -154,7 +156,7 @@ class Generic:
             best[_LAUNCH] = 0.0
             ceiling = ceiling + _floor(work.limits[_LAUNCH], work.launches, target) + np.max(best, axis=0)
         nothing_fitted = np.full(question.calls.count, "extrapolated", dtype=object)
-        return Estimate(time, time * LOW, time * HIGH, ceiling, nothing_fitted).held(question.bound_s)
+        return Estimate(time, time * LOW, time * HIGH, ceiling, nothing_fitted).clipped(question.bound_s)
 
 
 def work_times(works: Sequence[Analysis], target: Gpu) -> list[Array]:
@@ -184,7 +186,7 @@ class ByTime:
 
     target: Gpu
 
-    def __call__(self, limits: Sequence[Array], details: Placed | Analysis) -> Array:
+    def __call__(self, limits: Sequence[Array], details: Candidates | Analysis) -> Array:
         target, shares = self.target, sustained_shares(self.target)[:, 0].tolist()
         busy = [limit if limit is NOTHING else limit / share for limit, share in zip(limits, shares, strict=True)]
         refetched = details["refetched_bytes"]

@@ -47,7 +47,7 @@ def matern(squared: NDArray[Any]) -> NDArray[Any]:
 
 
 @dataclass(frozen=True)
-class Setting:
+class PriorScales:
     """What the measured calls of one GPU say of the prior: how large its parts are there, as factors on the variance;
     ``length``: how far a call speaks for others."""
 
@@ -57,21 +57,23 @@ class Setting:
     length: float = 1.0
 
 
-AS_LEARNED = Setting()
+AS_LEARNED = PriorScales()
 
 
 @dataclass(frozen=True, eq=False)
-class Placed:
+class CallPoints:
     """Calls as the prior sees them."""
 
-    place: Doubles  # (calls, features) standardised
+    position: Doubles  # (calls, features) standardised
     leaning: Doubles  # (calls,) log of what the networks corrected
-    form: Codes  # (calls,) numbers of formats, stacks and kinds
+    format: Codes  # (calls,) numbers of formats, stacks and kinds
     stack: Codes
-    kind: Codes
+    configuration: Codes
 
     @classmethod
-    def of(cls, place: Doubles, leaning: Doubles, words: Sequence[tuple[str, str, str]], code: NDArray[Any]) -> Placed:
+    def of(
+        cls, place: Doubles, leaning: Doubles, words: Sequence[tuple[str, str, str]], code: NDArray[Any]
+    ) -> CallPoints:
         """Of calls whose format, stack and kind are ``words[code]``."""
         numbers = [np.unique([one[at] for one in words], return_inverse=True)[1] for at in range(3)]
         form, stack, kind = (np.asarray(number, dtype=np.int64).reshape(-1)[code] for number in numbers)
@@ -80,8 +82,10 @@ class Placed:
     def __len__(self) -> int:
         return len(self.leaning)
 
-    def select(self, rows: NDArray[Any]) -> Placed:
-        return Placed(self.place[rows], self.leaning[rows], self.form[rows], self.stack[rows], self.kind[rows])
+    def select(self, rows: NDArray[Any]) -> CallPoints:
+        return CallPoints(
+            self.position[rows], self.leaning[rows], self.format[rows], self.stack[rows], self.configuration[rows]
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,16 +101,16 @@ class Prior:
     leaning: float
     noise: float
 
-    def places(self, names: tuple[str, ...], values: Floats) -> Doubles:
+    def positions(self, names: tuple[str, ...], values: Floats) -> Doubles:
         """Features as the metrics take them."""
         found = (aligned(names, values, self.names) - self.mean) / self.scale
         return np.clip(found, -_FARTHEST, _FARTHEST).astype(np.float64)
 
-    def covariance(self, one: Placed, other: Placed, setting: Setting = AS_LEARNED) -> Doubles:
+    def covariance(self, one: CallPoints, other: CallPoints, setting: PriorScales = AS_LEARNED) -> Doubles:
         """Of the errors of two sets of calls, without noise."""
         form, stack, kind = (
             (getattr(one, name)[:, None] == getattr(other, name)[None, :]).astype(np.float64)
-            for name in ("form", "stack", "kind")
+            for name in ("format", "stack", "configuration")
         )
         gates = (1.0, form, stack, kind)
         shared = sum(share * gate for share, gate in zip(self.biases, gates, strict=True))
@@ -117,22 +121,22 @@ class Prior:
         )
         return np.asarray(setting.biases * shared + setting.smooth * local)
 
-    def variance(self, calls: Placed, setting: Setting = AS_LEARNED) -> Doubles:
+    def variance(self, calls: CallPoints, setting: PriorScales = AS_LEARNED) -> Doubles:
         """The diagonal of the covariance of calls with themselves."""
         shared = sum(self.biases) + self.leaning * calls.leaning**2
         return np.asarray(setting.biases * shared + setting.smooth * sum(self.smooth))
 
-    def _squared(self, one: Placed, other: Placed, part: int) -> Doubles:
-        left, right = one.place * self.metric[part], other.place * self.metric[part]
+    def _squared(self, one: CallPoints, other: CallPoints, part: int) -> Doubles:
+        left, right = one.position * self.metric[part], other.position * self.metric[part]
         return np.sum(left**2, axis=1)[:, None] + np.sum(right**2, axis=1) - 2 * left @ right.T
 
-    def told(self) -> tuple[dict[str, Floats], dict[str, Any]]:
+    def to_dict(self) -> tuple[dict[str, Floats], dict[str, Any]]:
         """Arrays and plain values, as a file has them."""
         plain = {"names": self.names, "biases": self.biases, "smooth": self.smooth, "leaning": self.leaning}
         return {"mean": self.mean, "scale": self.scale, "metric": self.metric}, {**plain, "noise": self.noise}
 
     @classmethod
-    def read(cls, arrays: Mapping[str, Floats], plain: Mapping[str, Any]) -> Self:
+    def from_dict(cls, arrays: Mapping[str, Floats], plain: Mapping[str, Any]) -> Self:
         """From what ``told`` gave."""
         found = cls(
             names=tuple(plain["names"]), mean=arrays["mean"], scale=arrays["scale"], metric=arrays["metric"],

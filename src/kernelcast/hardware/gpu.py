@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from kernelcast.errors import KernelcastError, unknown
-from kernelcast.results import Shown
+from kernelcast.results import HtmlRepr
 
 Rates = Mapping[str, float]
 
@@ -31,7 +31,7 @@ _ISA = "PTX ISA: wgmma sm_90a; tcgen05 sm_100, sm_103, sm_110; AMD CDNA ISA: MFM
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gpu(Shown):
+class Gpu(HtmlRepr):
     """One GPU as software sees it (one device). Rates per clock are for one SM (a CU on AMD).
 
     Link and PCIe rates are per direction. ``sources`` maps a field name to where its number is from.

@@ -192,7 +192,7 @@ class Batches:
 
     def sizes(self, form: Form, rows: Ints) -> tuple[Sizes, dict[str, Rows]]:
         """Of batches of one form, with ``rows`` of the head each: what their launches follow, and where each batch has
-        its own, by what that is (``Launch.by``)."""
+        its own, by what that is (``Launch.scales_with``)."""
         tokens, tokens_at = np.unique(self.tokens, return_inverse=True)
         heads, heads_at = np.unique(rows, return_inverse=True)
         known: dict[Any, int] = {}

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.errors import KernelcastError
-from kernelcast.forecast.conditions import host_scale
-from kernelcast.forecast.predict_table import Gathered, TimeColumns, Times
+from kernelcast.forecast.predict_table import CallTable, CallTableTimes, Times
 from kernelcast.inference.batch import Ints
 from kernelcast.inference.forward import Deployment
 from kernelcast.inference.memory import cache_bytes, does_not_fit, needed, read_weight_bytes
@@ -138,7 +137,7 @@ class Answers:
                 why = f"{model.name} is an encoder: it writes no tokens; give --output-len 1"
             yield at, KernelcastError(why)
 
-    def gather(self, gathered: Gathered) -> None:
+    def gather(self, gathered: CallTable) -> None:
         """The passes of what is kept, and their calls."""
         steps = [steps_of(self.workloads[at]) for at in self.kept.tolist()]
         self.steps[self.kept] = [one.count for one in steps]
@@ -160,10 +159,10 @@ class Answers:
         except KernelcastError as error:  # no kernel for a part of the model
             self.laid, self.refused = [], dict.fromkeys(range(len(self.workloads)), error) | self.refused
 
-    def lay(self, found: TimeColumns, times: Times) -> None:
+    def lay(self, found: CallTableTimes, times: Times) -> None:
         self.times = times
         for passes, owners in self.laid:
-            passes.predict(found, host_scale(times.conditions, passes.deployment.stack.id))
+            passes.predict(found, times.conditions.host_scale(passes.deployment.stack.id))
             for at in np.flatnonzero(np.isnan(passes.phase_s(False)[0] + passes.phase_s(True)[0])).tolist():
                 if error := passes.refused(at):
                     self.refused.setdefault(int(owners[at]), error)

@@ -25,7 +25,7 @@ from kernelcast.inference.forward import Deployment
 from kernelcast.inference.infer import Inference, infer_many
 from kernelcast.inference.memory import DoesNotFit, cache_bytes
 from kernelcast.inference.workload import Speculation, Workload
-from kernelcast.results import Interval, Shown, independent, support_of
+from kernelcast.results import HtmlRepr, Interval, independent, support_of
 from kernelcast.schedule import EvidenceSummary, KernelTime, Memory, Share, shares
 
 _PIECE_BYTES = 2**32  # more than that is sent in several
@@ -65,7 +65,7 @@ def send(sent_bytes: float, fabric: str | None) -> Launch:
 
 def sent(launch: Launch, times: Times) -> Interval:
     """How long it takes; ``times`` knows the call."""
-    return times[launch.call].span * launch.count
+    return times[launch.call].interval * launch.count
 
 
 HANDOVER = "handover"
@@ -171,7 +171,7 @@ class HandOver:
 
 
 @dataclass(frozen=True)
-class Disaggregated(Shown):
+class Disaggregated(HtmlRepr):
     """How both pools run. Rates are spans too: of requests a second, low and high ones. ``reads`` is one batch of
     prompts, ``decodes`` the requests of one step."""
 
@@ -363,7 +363,7 @@ def _handed_over(asked: Pools, reads: Inference) -> HandOver:
     each, fabric = handed_bytes(decode, asked.input_tokens), transfer_fabric(prefill, asked.transfer)
     of_a_worker = -(-asked.prefill.batch // prefill.layout.dp) * each / ports(prefill)
     sends = [send(size, fabric) for size in (busiest, of_a_worker, each / ports(decode))]
-    reads.times.learn(one.call for one in sends)
+    reads.times.predict(one.call for one in sends)
     span, leaving, coming = (sent(one, reads.times) for one in sends)
     ran = KernelTime.of(HANDOVER, sends[0], reads.times)
     return HandOver(fabric, each, busiest, span, leaving, coming, ran)

@@ -35,7 +35,7 @@ def forward_many(deployment: Deployment, batches: Batches, by: str = ""
         own = batches.take(rows)
         sizes, places = own.sizes(form, head_rows(deployment, own))
         launches = _calls(Pass(deployment, sizes), in_order=False)
-        yield rows, [launch for launch in launches if by in ("", launch.by)], places
+        yield rows, [launch for launch in launches if by in ("", launch.scales_with)], places
 
 
 def head_rows(deployment: Deployment, batch: Any) -> Any:
@@ -128,7 +128,7 @@ def _projected(run: Pass, tower: VisionTower) -> Iterator[Launch]:
         return
     rows, width = run.sizes.rows, tower.hidden * tower.merge**2
     yield from run.small("norms", tower.norm, 1, rows=run.tokens, cols=tower.hidden)
-    yield replace(run.product("head", 1, rows, width, width), by="sequences")
+    yield replace(run.product("head", 1, rows, width, width), scales_with="sequences")
     yield from run.small("head", run.activation("gelu"), 1, rows=rows, cols=width)
     yield run.product("head", 1, rows, tower.out_hidden, width)
 
@@ -141,6 +141,6 @@ def _head(run: Pass) -> Iterator[Launch]:
     yield run.call("head", "gemm", 1, m=rows, n=-(-vocab // tp), k=hidden, dtype=run.precision.between)
     if tp > 1:
         gathered = run.sent("all_gather", 1, rows * vocab * run.precision.between_bytes, tp)
-        yield replace(gathered, by="sequences")
+        yield replace(gathered, scales_with="sequences")
     yield from run.small("sampling", "copy", 1, rows=rows, cols=vocab, to="fp32")
     yield run.call("sampling", "argmax", 1, rows=rows, cols=vocab, dtype="fp32", stack="torch")

@@ -21,7 +21,7 @@ from kernelcast.errors import KernelcastError
 from kernelcast.forecast.calls import Call
 from kernelcast.forecast.conditions import DEFAULT, Conditions
 from kernelcast.forecast.learned import WEIGHTS, load
-from kernelcast.forecast.predict_table import Gathered, Times
+from kernelcast.forecast.predict_table import CallTable, Times
 from kernelcast.hardware import Gpu
 from kernelcast.inference.batch_results import Answers
 from kernelcast.inference.forward import Deployment
@@ -30,12 +30,12 @@ from kernelcast.inference.pass_times import POWER_LIMIT, PassTime, predict_calls
 from kernelcast.inference.workload import Workload
 from kernelcast.ops.moe import SENT
 from kernelcast.ops.work import Array
-from kernelcast.results import Interval, Shown, support_of
+from kernelcast.results import HtmlRepr, Interval, support_of
 from kernelcast.schedule import EvidenceSummary, Memory, Share, Timeline
 
 
 @dataclass(frozen=True)
-class Inference(Shown):
+class Inference(HtmlRepr):
     """How a batch runs: one entry of the answers of its deployment. Every second of ``total`` is in one of
     ``shares``."""
 
@@ -278,7 +278,7 @@ class _Chunk:
     """Answers on one GPU under way: their calls are predicted in one table."""
 
     times: Times
-    gathered: Gathered = field(default_factory=Gathered)
+    gathered: CallTable = field(default_factory=CallTable)
     members: list[tuple[list[int], Answers]] = field(default_factory=list)
     passes: int = 0
 
@@ -331,11 +331,11 @@ def faster_kernels(found: Inference) -> list[Faster]:
         if not others:
             continue
         try:
-            found.times.learn([call, *others])
+            found.times.predict([call, *others])
         except KernelcastError:  # one of them is refused: it could not be had
             continue
-        times_s = {other: found.times[other].span.value for other in others}
-        best, own_s = min(times_s, key=times_s.__getitem__), found.times[call].span.value
+        times_s = {other: found.times[other].interval.value for other in others}
+        best, own_s = min(times_s, key=times_s.__getitem__), found.times[call].interval.value
         if own_s > _FAR * times_s[best]:
             told.append(Faster(phase, call, own_s, best, times_s[best]))
     return told
@@ -357,9 +357,9 @@ def _measured(gpu: str, call: Call) -> list[dict[str, str | None]]:
         return []
     wide = next((group for group in _AS_WIDE if own in group), (own,))
     kinds = {
-        (entry.words["stack"], entry.words["backend"], entry.words["dtype"])
+        (entry.configuration["stack"], entry.configuration["backend"], entry.configuration["dtype"])
         for entry in weights.evidence.by_op.get(_OP, ())
-        if entry.gpu == gpu and entry.words["dtype"] in wide and entry.words["backend"] not in SENT
+        if entry.gpu == gpu and entry.configuration["dtype"] in wide and entry.configuration["backend"] not in SENT
     }
     return [dict(zip(("stack", "backend", "dtype"), kind, strict=True)) for kind in sorted(kinds, key=str)]
 

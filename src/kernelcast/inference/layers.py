@@ -214,11 +214,11 @@ def _latent_parts(run: Pass, mixer: Mla, count: int) -> Iterator[Launch]:
     if absorbed:  # queries into the latent, and values out of it, one small product a head
         for n, k in ((latent, mixer.qk_nope_head_dim), (mixer.v_head_dim, latent)):
             yield replace(run.call("projections", "bmm", count, batch=heads, m=run.sizes.batch_tokens, n=n, k=k,
-                                   dtype=run.precision.between), by="lengths")  # fmt: skip
+                                   dtype=run.precision.between), scales_with="lengths")  # fmt: skip
     else:
         up = heads * (mixer.qk_nope_head_dim + mixer.v_head_dim)
         expanded = run.product("projections", count, run.sizes.context_tokens, up, latent)
-        yield replace(expanded, by="lengths")
+        yield replace(expanded, scales_with="lengths")
     yield run.call("attention", "mla", count, **run.sizes.lengths, q_heads=heads, kv_rank=latent,
                    rope_dim=mixer.qk_rope_head_dim, nope_dim=mixer.qk_nope_head_dim, v_dim=mixer.v_head_dim,
                    page_size=run.page_size, kv_dtype=run.precision.cache, absorbed="yes" if absorbed else "no",
@@ -420,7 +420,7 @@ def experts(run: Pass, block: Experts, count: int) -> Iterator[Launch]:
         yield run.product("experts", count, run.tokens, width, hidden, run.blocks)
     there, back, backend = exchanged(run, block, count)
     beside = "all" if run.deployment.overlap else ""
-    yield from (replace(launch, beside=beside) for launch in there)
+    yield from (replace(launch, overlaps=beside) for launch in there)
     kind = run.routed
     own: str | None = run.stack.moe_backend or backend
     if own is None:  # a kernel that was asked for runs in the format that it is given
@@ -429,14 +429,14 @@ def experts(run: Pass, block: Experts, count: int) -> Iterator[Launch]:
                    experts=block.experts, topk=block.topk, tp=layout.expert_tp, ep=layout.ep, **run.deployment.routed,
                    **run.deployment.slots(block.experts),
                    gated=block.gated, backend=own, dtype=kind)  # fmt: skip
-    yield from (replace(launch, beside=beside) for launch in back)
+    yield from (replace(launch, overlaps=beside) for launch in back)
     if block.latent:
         if block.latent_norm:
             yield from run.small("norms", "rmsnorm", count, rows=run.tokens, cols=width)
         yield run.product("experts", count, run.tokens, hidden, width, run.blocks)
     if block.shared:
         for launch in dense(run, block.shared, count, "shared experts"):
-            yield replace(launch, beside="experts" if run.stack.shared_stream else "")
+            yield replace(launch, overlaps="experts" if run.stack.shared_stream else "")
         if layout.dp > 1:  # else the sum over the experts has it
             yield from run.joined(count)
         yield from run.small("residual", "add", count, rows=run.tokens, cols=hidden)

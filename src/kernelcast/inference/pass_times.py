@@ -22,7 +22,7 @@ from kernelcast.errors import KernelcastError
 from kernelcast.forecast.calibration import UNSCALED, Scale
 from kernelcast.forecast.calls import Launch
 from kernelcast.forecast.conditions import Conditions
-from kernelcast.forecast.predict_table import Gathered, TimeColumns, refusal
+from kernelcast.forecast.predict_table import CallTable, CallTableTimes, refusal
 from kernelcast.hardware import Gpu
 from kernelcast.inference.batch import Batch, Batches, Rows
 from kernelcast.inference.forward import Deployment, forward, forward_many
@@ -74,7 +74,7 @@ class PassGroup:
     def __post_init__(self) -> None:
         members: dict[str, list[int]] = {}
         for at, launch in enumerate(self.launches):
-            members.setdefault(launch.by, []).append(at)
+            members.setdefault(launch.scales_with, []).append(at)
         object.__setattr__(self, "by", members)
 
     def tables(self) -> Iterator[tuple[list[Launch], Rows, Rows]]:
@@ -90,14 +90,14 @@ class PassKernels:
     ``predict`` gives ``kernels_s``, (3, passes): time, low, high; and what power limits add in a run that lasts:
     ``throttled_s`` by all of them, ``capped_s`` by a lower one than the board's alone."""
 
-    def __init__(self, deployment: Deployment, batches: Batches, calls: Gathered, by: str = "") -> None:
+    def __init__(self, deployment: Deployment, batches: Batches, calls: CallTable, by: str = "") -> None:
         self.deployment, self.batches = deployment, batches
         self.groups = [
-            PassGroup(rows, launches, entries, [calls.rows(launch.call) for launch in launches])
+            PassGroup(rows, launches, entries, [calls.add(launch.call) for launch in launches])
             for rows, launches, entries in forward_many(deployment, batches, by)
         ]
 
-    def predict(self, times: TimeColumns) -> None:
+    def predict(self, times: CallTableTimes) -> None:
         """Once the times of all calls are known."""
         self.times, count = times, len(self.batches)
         self.kernels_s, self.throttled_s, self.capped_s = np.zeros((3, count)), np.zeros(count), np.zeros(count)
@@ -132,7 +132,7 @@ class PassKernels:
         counts = np.array([launch.count for launch in launches])
         seconds: Array = self.times.times_s[:, calls] * counts[:, None]
         for overlap in OVERLAPS:  # entries follow the tokens of passes, and so does what is visible
-            beside = [launch.beside == overlap for launch in launches]
+            beside = [launch.overlaps == overlap for launch in launches]
             if any(beside):
                 share = np.ones(seconds.shape[2])
                 share[entry] = self.visible[overlap][group.rows]
@@ -142,15 +142,15 @@ class PassKernels:
     def _overlap(self, group: PassGroup) -> None:
         """The share of each second stream that the first does not hide."""
         for overlap in OVERLAPS:
-            if not any(launch.beside == overlap for launch in group.launches):
+            if not any(launch.overlaps == overlap for launch in group.launches):
                 continue
             hiding, beside, dram = np.zeros((3, len(group.rows)))
             for launches, calls, entry in group.tables():
                 for launch, rows in zip(launches, calls, strict=True):
-                    if launch.beside == overlap:
+                    if launch.overlaps == overlap:
                         beside += launch.count * self.times.times_s[0, rows][entry]
                         dram += launch.count * self.times.dram_s[rows][entry]
-                    elif not launch.beside and (overlap == "all" or launch.op == "moe"):
+                    elif not launch.overlaps and (overlap == "all" or launch.op == "moe"):
                         hiding += launch.count * self.times.times_s[0, rows][entry]
             tokens = self.batches.tokens[group.rows]
             self.visible[overlap][group.rows] = visible_share(overlap, hiding, beside, dram, tokens)
@@ -176,7 +176,7 @@ class PassKernels:
         group = next(group for group in self.groups if row in group.rows)
         at = int(np.searchsorted(group.rows, row))
         for launch, calls in zip(group.launches, group.calls, strict=True):
-            entry = int(group.entries[launch.by][at])
+            entry = int(group.entries[launch.scales_with][at])
             yield launch, entry, int(calls[entry])
 
     def refusal(self, rows: Iterable[int]) -> KernelcastError | None:
@@ -184,20 +184,20 @@ class PassKernels:
         for row in rows:
             for launch, entry, call in self.launches(row):
                 if call in self.times.refused:
-                    return KernelcastError(refusal(self.times.refused[call], launch.call.entry(entry)))
+                    return KernelcastError(refusal(self.times.refused[call], launch.call.row(entry)))
         return None
 
 
-def predict_calls(calls: Gathered, gpu: Gpu, conditions: Conditions) -> TimeColumns:
+def predict_calls(calls: CallTable, gpu: Gpu, conditions: Conditions) -> CallTableTimes:
     """All calls in one table, under a power limit where the GPU has a lower one than its board."""
-    times = calls.predicted(gpu, conditions)
+    times = calls.predict(gpu, conditions)
     return under_cap(calls, times, gpu, conditions) if capped(gpu) else times
 
 
 def kernel_tables(deployment: Deployment, passes: Sequence[tuple[str, Batches]], conditions: Conditions
                   ) -> list[PassKernels]:  # fmt: skip
     """Of several lists of passes, the kernels that follow ``by`` alone (see ``PassKernels``); refused where one is."""
-    calls = Gathered()
+    calls = CallTable()
     tables = [PassKernels(deployment, batches, calls, by) for by, batches in passes]
     times = predict_calls(calls, deployment.gpu, conditions)
     for table in tables:
@@ -229,16 +229,16 @@ class PassTime:
     def launches(self) -> tuple[Launch, ...]:
         """Of one micro-batch, as the first of ``kernels``."""
         launches = self.passes.launches(self.row)
-        return tuple(replace(launch, call=launch.call.entry(entry)) for launch, entry, _ in launches)
+        return tuple(replace(launch, call=launch.call.row(entry)) for launch, entry, _ in launches)
 
     def timeline(self) -> Timeline:
         """Layer by layer; it ends when the pass does."""
         stack, at_s, gaps_s, events = self.passes.stack, 0.0, 0.0, []
         gap_s = stack.gap_s if stack.graphs and self.phase == "decode" else 0.0
-        known = {(launch.part, launch.call, launch.beside): kernel
+        known = {(launch.part, launch.call, launch.overlaps): kernel
                  for launch, kernel in zip(self.launches, self.kernels, strict=False)}  # fmt: skip
         for launch in forward(self.deployment, self.batch, in_order=True):
-            kernel = known[launch.part, launch.call, launch.beside]
+            kernel = known[launch.part, launch.call, launch.overlaps]
             parameters = {name: list(value) if isinstance(value, tuple) else value
                           for name, value in launch.call.parameters}  # fmt: skip
             details = {"op": launch.op, **parameters, "bound_by": kernel.bound_by, "support": kernel.support}
@@ -261,7 +261,7 @@ class PassTimes(PassKernels):
     """All passes of workloads on one deployment; ``owner``: the workload of each. ``label``: the part that all of it
     is, where it is not the model itself (a draft model, a vision tower), which the host launches together with it."""
 
-    def __init__(self, deployment: Deployment, steps: Sequence[Steps], calls: Gathered, label: str = "") -> None:
+    def __init__(self, deployment: Deployment, steps: Sequence[Steps], calls: CallTable, label: str = "") -> None:
         layout = deployment.layout
         batches, self.micro_batches = Batches.joined([each.batches for each in steps]).shared(
             layout.dp, layout.micro_batches
@@ -277,7 +277,7 @@ class PassTimes(PassKernels):
         parts = self.micro_batches
         self.rounds = np.where(self.decodes, np.maximum(parts, layout.pp), parts + layout.pp - 1) / layout.pp
 
-    def predict(self, times: TimeColumns, host: Scale = UNSCALED) -> None:
+    def predict(self, times: CallTableTimes, host: Scale = UNSCALED) -> None:
         """``intervals_s``: time, low, high of each pass. ``host``: what measured runs say of the host."""
         super().predict(times)
         self.stack, self.host_range = self.deployment.stack.with_host(host.factor), [x**host.reach for x in HOST_RANGE]
@@ -322,7 +322,7 @@ class PassTimes(PassKernels):
         kernels = []
         for launch, _, call in self.launches(row):
             count = launch.count * rounds
-            share = float(self.visible[launch.beside][row]) if launch.beside else 1.0
+            share = float(self.visible[launch.overlaps][row]) if launch.overlaps else 1.0
             kernels.append(
                 KernelTime(phase, self.part(launch), Interval(*times.times_s[:, call].tolist()) * (count * share),
                     count, PIPELINES[times.bound_by[call]], _LEVELS[times.support[call]],

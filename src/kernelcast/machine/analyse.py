@@ -55,7 +55,7 @@ class lazy(Generic[Value]):  # noqa: N801  a decorator
 
 
 @dataclass(frozen=True, eq=False)
-class Placed:
+class Candidates:
     """One kernel of many calls with all its candidates; ``without``: limits left out."""
 
     work: Work
@@ -167,41 +167,41 @@ class Placed:
 PIPELINES = tuple(LIMITS)
 IN_A_MODEL = Rotation()
 _FEW_CALLS = 32
-Score = Callable[[Sequence[Array], "Placed | Analysis"], Array]
+Score = Callable[[Sequence[Array], "Candidates | Analysis"], Array]
 """The limits of the busiest SM in seconds, one entry a pipeline, and what else is known by name (``details["step_s"]``)
 -> a score that broadcasts to (candidates, calls); the least is chosen."""
 
 
 def _each(name: str) -> lazy[Array]:
-    """A number of ``Placed``, of the chosen candidates."""
+    """A number of ``Candidates``, of the chosen candidates."""
 
     def taken(self: Analysis) -> Array:
-        return self.full(chosen(getattr(self.placed, name), self.candidate))
+        return self.full(chosen(getattr(self.candidates, name), self.candidate))
 
     return lazy(taken)
 
 
 @dataclass(frozen=True, eq=False)
-class Ranked:
+class RankedCandidates:
     """The best candidates of each call, (ranks, calls), best first: what is asked of all of them, at once."""
 
-    placed: Placed
+    candidates: Candidates
     candidate: NDArray[np.intp]
     score: Array
     by: Score
 
     @lazy
     def tails(self) -> Array:
-        busiest, tasks = (chosen(values, self.candidate) for values in (self.placed.busiest, self.placed.tasks))
-        return _tail(busiest, tasks, self.placed)
+        busiest, tasks = (chosen(values, self.candidate) for values in (self.candidates.busiest, self.candidates.tasks))
+        return _tail(busiest, tasks, self.candidates)
 
     @lazy
     def tile_logs(self) -> Mapping[str, Number]:
         """log2 of the numbers that name a candidate."""
-        return {name: chosen(value, self.candidate) for name, value in self.placed.tile_logs.items()}
+        return {name: chosen(value, self.candidate) for name, value in self.candidates.tile_logs.items()}
 
 
-def _tail(busiest: Number, tasks: Number, placed: Placed) -> Array:
+def _tail(busiest: Number, tasks: Number, placed: Candidates) -> Array:
     held = busiest * placed.gpu.sm_count
     return np.where(held > 0, 1 - tasks / np.maximum(held, 1e-300), 0.0)
 
@@ -209,11 +209,11 @@ def _tail(busiest: Number, tasks: Number, placed: Placed) -> Array:
 @dataclass(frozen=True, eq=False)
 class Analysis:
     """One kernel of many calls on one GPU with one chosen candidate each; all arrays are (calls,), made when asked for.
-    What the numbers are, ``Placed`` says."""
+    What the numbers are, ``Candidates`` says."""
 
-    placed: Placed
+    candidates: Candidates
     candidate: NDArray[np.intp]  # of the work's, which was chosen
-    ranked: Ranked | None = None  # among those, where there was a choice
+    ranked: RankedCandidates | None = None  # among those, where there was a choice
     rank: int = 0
 
     tasks = _each("tasks")
@@ -245,10 +245,10 @@ class Analysis:
         return found
 
     @lazy
-    def _alone(self) -> Placed:
+    def _alone(self) -> Candidates:
         """What the chosen candidates ask for: what no score needs is computed of it alone."""
-        placed = self.placed
-        return Placed(placed.work.demand(self.candidate), placed.gpu, placed.rotations, placed.without)
+        placed = self.candidates
+        return Candidates(placed.work.demand(self.candidate), placed.gpu, placed.rotations, placed.without)
 
     @lazy
     def limits(self) -> Array:
@@ -263,7 +263,7 @@ class Analysis:
     @lazy
     def busiest_each(self) -> list[Array]:
         """The same, each in its own shape."""
-        return [np.asanyarray(chosen(limit, self.candidate)) for limit in self.placed.busiest_limits]
+        return [np.asanyarray(chosen(limit, self.candidate)) for limit in self.candidates.busiest_limits]
 
     def _rows(self, limits: Sequence[Number]) -> Array:
         found = np.empty((len(limits), len(self.candidate)))
@@ -277,11 +277,11 @@ class Analysis:
 
     @lazy
     def tile(self) -> Mapping[str, Array]:
-        return {name: self.full(chosen(value, self.candidate)) for name, value in self.placed.work.tile.items()}
+        return {name: self.full(chosen(value, self.candidate)) for name, value in self.candidates.work.tile.items()}
 
     @property
     def sm_count(self) -> int:
-        return self.placed.gpu.sm_count
+        return self.candidates.gpu.sm_count
 
     @lazy
     def bound(self) -> Array:
@@ -296,7 +296,7 @@ class Analysis:
     @lazy
     def tail(self) -> Array:
         """Share of all SM time that idles because tasks do not divide evenly."""
-        return _tail(self.busiest, self.tasks, self.placed)
+        return _tail(self.busiest, self.tasks, self.candidates)
 
     @lazy
     def padding(self) -> Array:
@@ -329,7 +329,7 @@ def summed(arrays: Sequence[Array]) -> Array:
     return functools.reduce(np.add, arrays)
 
 
-def by_pipelines(limits: Sequence[Array], details: Placed | Analysis) -> Array:
+def by_pipelines(limits: Sequence[Array], details: Candidates | Analysis) -> Array:
     """Peaks alone, without latency."""
     return overlapped(limits)
 
@@ -346,13 +346,13 @@ def analyse(
 ) -> tuple[Analysis, ...]:
     """The ``keep`` best candidates of each call, best first; or ``candidate`` of each, whatever its score."""
     candidates, calls = work.shape
-    placed = Placed(work, gpu, rotations, without)
+    placed = Candidates(work, gpu, rotations, without)
     if candidate is not None:
         return (Analysis(placed, candidate),)
     if candidates == 1:
         return (Analysis(placed, np.zeros(calls, dtype=np.intp)),)
     scores = np.broadcast_to(score(placed.busiest_limits, placed), (candidates, calls))
-    ranked = Ranked(placed, *_least(scores, keep), score)
+    ranked = RankedCandidates(placed, *_least(scores, keep), score)
     return tuple(Analysis(placed, one, ranked, rank) for rank, one in enumerate(ranked.candidate))
 
 

@@ -21,7 +21,7 @@ class KernelTime:
 
     phase: str  # of a run: prefill, decode; forward, backward, optimizer
     part: str
-    span: Interval
+    interval: Interval
     launches: float
     bound_by: str
     support: str
@@ -30,17 +30,19 @@ class KernelTime:
 
     @property
     def time_s(self) -> float:
-        return self.span.value
+        return self.interval.value
 
     def __mul__(self, times: float) -> KernelTime:
-        return replace(self, span=self.span * times, launches=self.launches * times)
+        return replace(self, interval=self.interval * times, launches=self.launches * times)
 
     @classmethod
     def of(cls, phase: str, launch: Launch, times: Times, count: float = 1.0) -> KernelTime:
         """A launch, so many times over."""
         found, count = times[launch.call], launch.count * count
         network = kernel_class(launch.call.op).family
-        return cls(phase, launch.part, found.span * count, count, found.bound_by, found.support, network, found.match)
+        return cls(
+            phase, launch.part, found.interval * count, count, found.bound_by, found.support, network, found.match
+        )
 
     @classmethod
     def beside(cls, phase: str, part: str, span: Interval, bound_by: str, support: str = "seen") -> KernelTime:
@@ -88,7 +90,7 @@ def joined(run: Iterable[KernelTime]) -> Interval:
     wrong on their own."""
     groups: dict[str, Interval] = {}
     for one in run:
-        groups[one.network] = groups.get(one.network, NOTHING) + one.span
+        groups[one.network] = groups.get(one.network, NOTHING) + one.interval
     return independent(groups.values())
 
 
@@ -99,7 +101,7 @@ _TOLD = 12  # kinds that are told one by one, those with the most time first
 class EvidenceSummary:
     """Kinds with their share of the time of kernels; ``support`` is that share by level."""
 
-    kinds: tuple[tuple[EvidenceMatch, float], ...]
+    configurations: tuple[tuple[EvidenceMatch, float], ...]
     support: dict[str, float]
 
     @classmethod
@@ -118,27 +120,33 @@ class EvidenceSummary:
     @property
     def calls(self) -> int:
         """Measured calls of all these kinds."""
-        return sum({id(one.entry): one.entry.calls for one, _ in self.kinds if one.entry}.values())
+        return sum({id(one.entry): one.entry.calls for one, _ in self.configurations if one.entry}.values())
 
     @property
     def error(self) -> float | None:
         """Mean error on calls left out, by time; None where nothing was tested."""
-        tested = [(one.entry.error, share) for one, share in self.kinds if one.entry and one.entry.error is not None]
+        tested = [
+            (one.entry.error, share) for one, share in self.configurations if one.entry and one.entry.error is not None
+        ]
         whole = sum(share for _, share in tested)
         return sum(error * share for error, share in tested) / whole if whole else None
 
-    def told(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As data: the whole, and the kinds with the most time."""
         kinds = [
-            {"share": round(share, 4), "answered_as": one.answered_as, **(one.rests_on or {"words": dict(one.words)})}
-            for one, share in self.kinds[:_TOLD]
+            {
+                "share": round(share, 4),
+                "answered_as": one.answered_as,
+                **(one.evidence or {"words": dict(one.configuration)}),
+            }
+            for one, share in self.configurations[:_TOLD]
         ]
         return {"calls": self.calls, "error": self.error, "support": self.support, "kinds": kinds}
 
     @property
     def text(self) -> str:
         """'1,204,880 calls of 14 kinds; 3.4% off on those left out; 88% of the time seen, 12% near'."""
-        measured = len({id(one.entry) for one, _ in self.kinds if one.entry})
+        measured = len({id(one.entry) for one, _ in self.configurations if one.entry})
         off = f"; {100 * self.error:.1f}% off on those left out" if self.error is not None else ""
         levels = ", ".join(f"{share:.0%} {level}" for level, share in self.support.items())
         return f"{self.calls:,} calls of {measured} kinds{off}; of the time {levels}"
@@ -147,9 +155,9 @@ class EvidenceSummary:
     def changes(self) -> list[str]:
         """What was answered in other words than asked, with the share of the time, most first."""
         told: dict[str, float] = {}
-        for one, share in self.kinds:
-            if one.changed and one.entry is not None:
-                words = ", ".join(f"{word} {answered} for {asked}" for word, asked, answered in one.changed)
+        for one, share in self.configurations:
+            if one.substituted and one.entry is not None:
+                words = ", ".join(f"{word} {answered} for {asked}" for word, asked, answered in one.substituted)
                 key = f"{one.entry.op} as {words}"
                 told[key] = told.get(key, 0.0) + share
         return [f"{text} ({share:.1%})" for text, share in sorted(told.items(), key=lambda item: -item[1])]

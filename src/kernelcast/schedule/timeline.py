@@ -32,7 +32,7 @@ def stream_ends(launched_s: Array, kernel_s: Array) -> Array:
 
 
 @dataclass(frozen=True)
-class Job:
+class Collective:
     """A collective: it may start when kernel ``after`` has ended (-1: at once), and kernel ``before`` waits for it
     (as many as there are kernels: the end of the pass does)."""
 
@@ -44,12 +44,12 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Run:
+class StreamSchedule:
     """A pass as it ran. ``end_s`` = busy + host_idle + slowed + exposed."""
 
     starts_s: Array = field(repr=False)
     ends_s: Array = field(repr=False)
-    jobs: tuple[Job, ...]
+    jobs: tuple[Collective, ...]
     job_starts_s: Array = field(repr=False)
     job_ends_s: Array = field(repr=False)
     busy_s: float  # kernels and the gaps between them
@@ -71,14 +71,16 @@ class Run:
         return self.jobs_s - self.exposed_s
 
 
-def simulate(busy_s: Array, launched_s: Array, jobs: Sequence[Job] = (), interference: float = INTERFERENCE) -> Run:
+def schedule_streams(
+    busy_s: Array, launched_s: Array, jobs: Sequence[Collective] = (), interference: float = INTERFERENCE
+) -> StreamSchedule:
     """Run kernels in order with ``jobs`` beside them, these in the order in which they may start."""
     queue = sorted(jobs, key=lambda job: job.after)
     if not queue:
         ends = stream_ends(launched_s, busy_s)
         end, busy = (float(ends[-1]), float(busy_s.sum())) if len(ends) else (0.0, 0.0)
         none = np.zeros(0)
-        return Run(ends - busy_s, ends, (), none, none, busy, max(0.0, end - busy), 0.0, 0.0, end)
+        return StreamSchedule(ends - busy_s, ends, (), none, none, busy, max(0.0, end - busy), 0.0, 0.0, end)
     starts, ends = np.zeros(len(busy_s)), np.zeros(len(busy_s))
     job_starts, job_ends = np.zeros(len(queue)), np.zeros(len(queue))
     waits: dict[int, list[int]] = {}
@@ -107,7 +109,9 @@ def simulate(busy_s: Array, launched_s: Array, jobs: Sequence[Job] = (), interfe
         channel = job_ends[at] = float(job_starts[at]) + queue[at].time_s
     exposed += max(0.0, channel - clock)
     busy = float(busy_s.sum())
-    return Run(starts, ends, tuple(queue), job_starts, job_ends, busy, idle, max(0.0, slowed), exposed, clock)
+    return StreamSchedule(
+        starts, ends, tuple(queue), job_starts, job_ends, busy, idle, max(0.0, slowed), exposed, clock
+    )
 
 
 _FOLDER = Path(__file__).parents[1] / "stacks" / "hosts"
@@ -183,7 +187,7 @@ class Event:
 class Lane:
     """A stream, a link or a thread of the host, of one ``place`` (a GPU, a stage)."""
 
-    place: str
+    process: str
     name: str
     events: tuple[Event, ...]
 

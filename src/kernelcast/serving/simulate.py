@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast.conditions import DEFAULT, Conditions
 from kernelcast.inference.workload import Speculation
-from kernelcast.results import Shown
+from kernelcast.results import HtmlRepr
 from kernelcast.schedule import EvidenceSummary
 from kernelcast.serving.engine import Engine
 from kernelcast.serving.load import Load
@@ -211,7 +211,7 @@ def _steps(outputs: NDArray[np.int64], guesses: Speculation, seed: int) -> NDArr
 
 
 @dataclass(frozen=True, eq=False)
-class Simulation(Shown):
+class Simulation(HtmlRepr):
     """A service under a load. ``low`` and ``high`` are the metrics where every step is as fast (slow) as its forecast
     allows: the interval that 80% of such services should lie in."""
 

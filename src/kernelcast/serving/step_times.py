@@ -21,7 +21,7 @@ from functools import cached_property
 
 import numpy as np
 
-from kernelcast.forecast.conditions import DEFAULT, Conditions, host_scale
+from kernelcast.forecast.conditions import DEFAULT, Conditions
 from kernelcast.forecast.predict_table import Times
 from kernelcast.hardware import Gpu
 from kernelcast.inference.batch import Batch, Batches
@@ -131,7 +131,7 @@ class StepTimes:
     def _decodes_apart(self) -> bool:
         """Whether kernels that follow tokens alone are others where all of them are decoded."""
         prefill, decode = (
-            [launch for launch in forward(self.deployment, batch) if launch.by == "tokens"]
+            [launch for launch in forward(self.deployment, batch) if launch.scales_with == "tokens"]
             for batch in (Batch((64,), (0,)), Batch(64 * (1,), 64 * (64,)))
         )
         return prefill != decode
@@ -146,7 +146,7 @@ class StepTimes:
 
     def _on_host(self, place: Deployment) -> Deployment:
         """With what measured runs say of the host."""
-        factor = host_scale(self._times.conditions, place.stack.id).factor
+        factor = self._times.conditions.host_scale(place.stack.id).factor
         return place if factor == 1.0 else replace(place, stack=place.stack.with_host(factor))
 
     def _held(self, sequences: int, contexts: Sequence[int], *, whole: bool = False) -> tuple[int, ...]:
@@ -260,7 +260,7 @@ class StepTimes:
         """What a middling step rests on."""
         middle = Batch(8 * (1,), 8 * (min(1024, self.reach.context),))
         launches = forward(self.deployment, middle)
-        self._times.learn(launch.call for launch in launches)
+        self._times.predict(launch.call for launch in launches)
         return EvidenceSummary.of(KernelTime.of("decode", launch, self._times) for launch in launches)
 
 
@@ -401,7 +401,7 @@ class Tables:
         tokens = [*(n for n in _SENT_TOKENS if n < most), most]
         sends = [send(port_bytes(place, service.pool.deployment, n), fabric) for n in tokens]
         times = self._times(place)
-        times.learn(one.call for one in sends)
+        times.predict(one.call for one in sends)
         return tokens, [sent(one, times).value for one in sends]
 
 

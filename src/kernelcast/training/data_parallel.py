@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from kernelcast.schedule.timeline import Job
+from kernelcast.schedule.timeline import Collective
 from kernelcast.tracing.traced import Gradient
 from kernelcast.training.layout import TrainingLayout
 from kernelcast.training.step import Queue
@@ -58,7 +58,7 @@ class Sender:
     unit_of: Sequence[int]  # of each op
     seconds: Callable[[Message], float]
 
-    def gradients(self, queue: Queue, waits: int, final: bool) -> Iterator[Job]:
+    def gradients(self, queue: Queue, waits: int, final: bool) -> Iterator[Collective]:
         """Of a backward pass; kernel ``waits`` needs them. ``final``: of the step's last micro-batch; before it only
         ZeRO 2 and 3 send, for they keep no whole gradients."""
         zero, overlap = self.layout.zero, self.layout.overlap
@@ -73,14 +73,14 @@ class Sender:
             after = queue.kernel_at(message.ready) if overlap else len(queue.kernels) - 1
             yield self._job(message, after, waits)
 
-    def parameters(self, end: int) -> Iterator[Job]:
+    def parameters(self, end: int) -> Iterator[Collective]:
         """After the optimizer, whose kernels are ``end``, each rank has its shard of the new parameters: ZeRO 1 and 2
         gather them at once."""
         if self.layout.dp > 1 and self.layout.zero in (1, 2):
             for message in buckets(self.weights, _ALL, "all_gather"):
                 yield self._job(message, end - 1, end)
 
-    def gathers(self, queue: Queue) -> Iterator[Job]:
+    def gathers(self, queue: Queue) -> Iterator[Collective]:
         """ZeRO 3 gathers a unit's parameters before it runs, one unit ahead; forward and backward apart."""
         if self.layout.dp == 1 or self.layout.zero < 3:
             return
@@ -100,6 +100,6 @@ class Sender:
             found.setdefault(weight.unit, []).append(weight)
         return found
 
-    def _job(self, message: Message, after: int, before: int) -> Job:
+    def _job(self, message: Message, after: int, before: int) -> Collective:
         sent_bytes = self.layout.group(message.group).sent_bytes(message.op, message.bytes)
-        return Job(message.op, self.seconds(message), after, before, sent_bytes)
+        return Collective(message.op, self.seconds(message), after, before, sent_bytes)

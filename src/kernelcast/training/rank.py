@@ -60,8 +60,8 @@ class Rank:
     def launches_s(self, launches: Iterable[Launch]) -> float:
         """Of collectives one after another, with nothing beside them."""
         calls = [launch.call for launch in launches]
-        self.times.learn(calls)
-        return sum(self.times[call].span.value for call in calls)
+        self.times.predict(calls)
+        return sum(self.times[call].interval.value for call in calls)
 
     @cached_property
     def kernels(self) -> dict[int, OpRan | None]:

@@ -15,7 +15,7 @@ from kernelcast.forecast.predict_table import Times
 from kernelcast.hardware import Gpu
 from kernelcast.results import Interval
 from kernelcast.schedule import Event, Lane, Memory, Timeline
-from kernelcast.schedule.timeline import INTERFERENCE, Host, Job, Run, simulate
+from kernelcast.schedule.timeline import INTERFERENCE, Collective, Host, StreamSchedule, schedule_streams
 from kernelcast.tracing.traced import Trace
 from kernelcast.training import pipeline
 from kernelcast.training.layout import TrainingLayout, collective_launch
@@ -50,7 +50,7 @@ class Played:
     name: str
     part: int
     kernels: tuple[OpRan, ...]
-    run: Run
+    run: StreamSchedule
     count: int = 1
 
     @property
@@ -263,7 +263,7 @@ def _whole_step(rank: Rank, interference: float) -> Stage:
     """Without a pipeline: all micro-batches and the optimizer in one run."""
     both, step, sender = rank.queue(0, "forward", "backward"), rank.optimizer(0), rank.sender(0)
     count, kernels = rank.layout.micro_batches, len(both.kernels)
-    jobs: list[Job] = []
+    jobs: list[Collective] = []
     for i in range(count):
         start = i * kernels
         found = [*sender.gathers(both), *sender.gradients(both, count * kernels - start, final=i == count - 1)]
@@ -271,7 +271,7 @@ def _whole_step(rank: Rank, interference: float) -> Stage:
     jobs += sender.parameters(count * kernels + len(step.kernels))
     busy = np.concatenate([both.busy_s] * count + [step.busy_s])
     launched = [both.launched_s + i * both.host_s for i in range(count)] + [step.launched_s + count * both.host_s]
-    run = simulate(busy, np.concatenate(launched), jobs, interference)
+    run = schedule_streams(busy, np.concatenate(launched), jobs, interference)
     played = Played("step", 0, both.kernels * count + step.kernels, run)
     parts_s = parts_of([played], gap_s(rank.machine, rank.graph))
     return Stage(0, rank.depth.layers, parts_s, rank.memory(0, 1), 1, 0.0, (played,))
@@ -304,8 +304,8 @@ class _Pipeline:
         ]
         return time_s, table, stages
 
-    def _played(self, name: str, part: int, queue: Queue, jobs: list[Job], count: int) -> Played:
-        run = simulate(queue.busy_s, queue.launched_s, jobs, self.interference)
+    def _played(self, name: str, part: int, queue: Queue, jobs: list[Collective], count: int) -> Played:
+        run = schedule_streams(queue.busy_s, queue.launched_s, jobs, self.interference)
         return Played(name, part, queue.kernels, run, count)
 
     def _passes(self, part: int) -> dict[str, Played]:

@@ -14,12 +14,12 @@ import numpy as np
 from kernelcast.energy.power import Energy, energy_of, throttled_s, total
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast.calls import Call, Launch
-from kernelcast.forecast.conditions import Conditions, host_scale
+from kernelcast.forecast.conditions import Conditions
 from kernelcast.forecast.predict_table import Times
 from kernelcast.hardware import Gpu
 from kernelcast.hardware import gpu as named_gpu
 from kernelcast.ops.work import Array
-from kernelcast.results import NOTHING, Interval, Shown, support_of
+from kernelcast.results import NOTHING, HtmlRepr, Interval, support_of
 from kernelcast.schedule import (
     Event,
     EvidenceSummary,
@@ -69,7 +69,7 @@ def cost_in_pieces(op: Op, settings: Settings, gpu: Gpu) -> Costed:
 def predicted(ops: Iterable[Op], times: Times, costs: Callable[[Op], Costed]) -> list[OpRan | None]:
     """The kernels of each op; None where it launches none. ``costs``: what an op launches."""
     costed = [(op, costs(op) if op.kind == "kernel" else None) for op in ops]
-    times.learn(launch.call for _, found in costed if found for launch in found.launches)
+    times.predict(launch.call for _, found in costed if found for launch in found.launches)
     return [_ran(op, found, times) if found else None for op, found in costed]
 
 
@@ -80,8 +80,8 @@ def _ran(op: Op, costed: Costed, times: Times) -> OpRan:
     for launch in costed.launches:
         one = KernelTime.of(op.phase, launch, times)
         longest = one if one.time_s > longest.time_s else longest
-        time_s = times[launch.call].span.value
-        span += one.span * (1 + throttled_s(launch.call, time_s, times) / time_s)
+        time_s = times[launch.call].interval.value
+        span += one.interval * (1 + throttled_s(launch.call, time_s, times) / time_s)
     launches = sum(launch.count * times[launch.call].launches for launch in costed.launches)
     return OpRan(
         op.phase, longest.part, span, launches, longest.bound_by, longest.support, longest.network, longest.match,
@@ -92,7 +92,7 @@ def _ran(op: Op, costed: Costed, times: Times) -> OpRan:
 def machine_of(on: str | Host, conditions: Conditions) -> Host:
     """The host that launches, with what measured runs say of it."""
     found = host(on) if isinstance(on, str) else on
-    return found.scaled(host_scale(conditions, found.id))
+    return found.scaled(conditions.host_scale(found.id))
 
 
 def gap_s(machine: Host, graph: bool) -> float:
@@ -171,7 +171,7 @@ LAUNCH_BOUND = 0.1  # of the wall time that the GPU waits for the host, from whi
 
 
 @dataclass(frozen=True, kw_only=True)
-class Forecast(Shown, ABC):
+class Forecast(HtmlRepr, ABC):
     """A traced step, on one GPU or on many: its time, and what its kernels tell of it."""
 
     trace: Trace
@@ -216,7 +216,7 @@ class Forecast(Shown, ABC):
             busy_s += times * kernel.time_s
             for launch in kernel.launched:
                 count, _ = launched.get(launch.call, (0.0, 0.0))
-                launched[launch.call] = count + times * launch.count, self.times[launch.call].span.value
+                launched[launch.call] = count + times * launch.count, self.times[launch.call].interval.value
         return energy_of(launched, self.times, self.time_s - busy_s, Interval(self.time_s, self.low_s, self.high_s))
 
     @property

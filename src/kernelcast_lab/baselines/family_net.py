@@ -9,9 +9,9 @@ from typing import Any, Self
 import numpy as np
 
 from kernelcast.errors import KernelcastError
-from kernelcast.forecast.evidence import EvidenceMatch, as_asked
+from kernelcast.forecast.evidence import EvidenceMatch, without_evidence
 from kernelcast.forecast.network import Encoder, Floats, Layers
-from kernelcast.forecast.predictor import Question
+from kernelcast.forecast.predictor import PredictorInput
 from kernelcast.hardware import Gpu
 from kernelcast.machine.analyse import Score, by_pipelines
 from kernelcast.ops.base import Configuration, Kernel
@@ -56,7 +56,7 @@ class NetBaseline:
         return None
 
     def matches(self, kernel: type[Kernel], words: Configuration, target: Gpu) -> tuple[EvidenceMatch, ...]:
-        return (as_asked(kernel, words, target),)
+        return (without_evidence(kernel, words, target),)
 
     @classmethod
     def merged(cls, models: Iterable[Self]) -> Self:
@@ -81,7 +81,7 @@ class NetBaseline:
         return cls({family: FamilyNet.from_arrays(family, arrays, own) for family, own in families})
 
 
-def words_of(question: Question) -> dict[str, str]:
+def words_of(question: PredictorInput) -> dict[str, str]:
     """What a network may know by name: the originals have one model a kernel, so library and stack are words too."""
     named = {name: question.calls.choice(name) for name in ("dtype", "backend", "stack")}
     return {"op": question.kernel.op, **{name: str(word) for name, word in named.items() if word is not None}}

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kernelcast.forecast.network import Floats
-from kernelcast.forecast.predictor import Estimate, Question
+from kernelcast.forecast.predictor import Estimate, PredictorInput
 from kernelcast.hardware import Gpu
 from kernelcast.machine.analyse import Analysis
 from kernelcast.ops.work import Array
@@ -55,7 +55,7 @@ class Neusight(NetBaseline):
 
     name: str = "neusight-1"
 
-    def estimate(self, question: Question) -> Estimate:
+    def estimate(self, question: PredictorInput) -> Estimate:
         family = question.kernel.family
         if family not in FAMILIES:
             return plain_estimate(memory_bound_s(question), question)
@@ -70,7 +70,7 @@ class Neusight(NetBaseline):
         return plain_estimate(time, question)
 
 
-def split(question: Question) -> tuple[list[Analysis], list[Analysis]]:
+def split(question: PredictorInput) -> tuple[list[Analysis], list[Analysis]]:
     """Kernels that the law is for and the others; where none has a named tile, every task is one."""
     works = question.best
     if not any(work.tile for work in works):
@@ -78,7 +78,7 @@ def split(question: Question) -> tuple[list[Analysis], list[Analysis]]:
     return [p for p in works if p.tile], [p for p in works if not p.tile]
 
 
-def _tiled_s(net: FamilyNet, work: Analysis, question: Question) -> Array:
+def _tiled_s(net: FamilyNet, work: Analysis, question: PredictorInput) -> Array:
     found = tiles(work, question.gpu)
     out = net(found.values, words_of(question))
     return law_s(found.waves, found.roofline_s, out[:, 0], out[:, 1])

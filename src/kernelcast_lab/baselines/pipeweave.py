@@ -20,7 +20,7 @@ import numpy as np
 
 from kernelcast.forecast.features import rows_of
 from kernelcast.forecast.network import Floats
-from kernelcast.forecast.predictor import Estimate, Question
+from kernelcast.forecast.predictor import Estimate, PredictorInput
 from kernelcast.hardware import Gpu
 from kernelcast.machine.analyse import PIPELINES, Analysis
 from kernelcast.ops.dtypes import find_dtype
@@ -50,7 +50,7 @@ class Pipeweave(NetBaseline):
 
     name: str = "pipeweave-1"
 
-    def estimate(self, question: Question) -> Estimate:
+    def estimate(self, question: PredictorInput) -> Estimate:
         net = self.nets.get(question.kernel.family)
         if net is None:
             return plain_estimate(roofline_s(question), question)
@@ -59,7 +59,7 @@ class Pipeweave(NetBaseline):
         return plain_estimate(found.theoretical_s / np.maximum(efficiency, LEAST_EFFICIENCY), question)
 
 
-def inputs(question: Question) -> Inputs:
+def inputs(question: PredictorInput) -> Inputs:
     """Features of each call."""
     gpu = question.gpu
     whole, busiest = (np.sum([f(work, gpu) for work in question.best], axis=0) for f in (_all_s, _sm_max_s))

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kernelcast.forecast.evidence import EvidenceMatch, as_asked
-from kernelcast.forecast.predictor import Estimate, Question
+from kernelcast.forecast.evidence import EvidenceMatch, without_evidence
+from kernelcast.forecast.predictor import Estimate, PredictorInput
 from kernelcast.hardware import Gpu, fabric
 from kernelcast.machine.analyse import PIPELINES, Analysis, Score, by_pipelines
 from kernelcast.ops.base import Configuration, Kernel
@@ -34,20 +34,20 @@ class Roofline:
         return None
 
     def matches(self, kernel: type[Kernel], words: Configuration, target: Gpu) -> tuple[EvidenceMatch, ...]:
-        return (as_asked(kernel, words, target),)
+        return (without_evidence(kernel, words, target),)
 
-    def estimate(self, question: Question) -> Estimate:
+    def estimate(self, question: PredictorInput) -> Estimate:
         return plain_estimate(roofline_s(question), question)
 
 
-def roofline_s(question: Question) -> Array:
+def roofline_s(question: PredictorInput) -> Array:
     """Seconds of each call."""
     math = find_dtype(question.calls.choice("dtype")).math
     works = [np.maximum(math_s(work, question.gpu, math), bytes_s(work, question.gpu)) for work in question.best]
     return np.maximum(np.sum(works, axis=0), link_s(question))
 
 
-def memory_bound_s(question: Question) -> Array:
+def memory_bound_s(question: PredictorInput) -> Array:
     """Seconds of each call if bytes were all that counts."""
     works = [bytes_s(work, question.gpu) for work in question.best]
     return np.maximum(np.sum(works, axis=0), link_s(question))
@@ -67,7 +67,7 @@ def bytes_s(work: Analysis, gpu: Gpu) -> Array:
     return work.footprint_bytes / gpu.dram_bytes_per_s
 
 
-def link_s(question: Question) -> Array:
+def link_s(question: PredictorInput) -> Array:
     """Bytes to other GPUs over the link's rate, with the algorithm that sends least; no message latency."""
     total = np.zeros(question.calls.count)
     if not any(np.any(work.limits[LINK] > 0) for work in question.best):
@@ -79,7 +79,7 @@ def link_s(question: Question) -> Array:
     return total
 
 
-def plain_estimate(time_s: Array, question: Question) -> Estimate:
+def plain_estimate(time_s: Array, question: PredictorInput) -> Estimate:
     """A time and nothing else: not raised to the machine's bound, which would help a baseline."""
     count = question.calls.count
     time = np.broadcast_to(np.where(time_s > 0, time_s, question.gpu.launch_floor_s), (count,))

@@ -22,7 +22,7 @@ from kernelcast.forecast.evidence import EvidenceMatch
 from kernelcast.forecast.features import KEEP
 from kernelcast.forecast.learned import FamilyWeights, Learned
 from kernelcast.forecast.predict_table import predict_columns
-from kernelcast.forecast.predictor import Estimate, Generic, Predictor, Question, by_time
+from kernelcast.forecast.predictor import Estimate, Generic, Predictor, PredictorInput, by_time
 from kernelcast.hardware import Gpu
 from kernelcast.machine.analyse import Score as Ranking
 from kernelcast.ops.base import Configuration, Kernel
@@ -90,7 +90,7 @@ class Fitted:
     def what_if_spread(self, family: str) -> tuple[float, float]:
         return 0.0, 0.0
 
-    def estimate(self, question: Question) -> Estimate:
+    def estimate(self, question: PredictorInput) -> Estimate:
         return self.weights.estimate(question)
 
     def matches(self, kernel: type[Kernel], words: Configuration, target: Gpu) -> tuple[EvidenceMatch, ...]:

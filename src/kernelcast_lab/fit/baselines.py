@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast.network import Encoder, Floats
-from kernelcast.forecast.predictor import Question
+from kernelcast.forecast.predictor import PredictorInput
 from kernelcast.ops import REGISTRY
 from kernelcast_lab.baselines import Roofline, neusight, pipeweave
 from kernelcast_lab.baselines.family_net import FamilyNet, words_of
@@ -106,7 +106,7 @@ def fit_neusight(
     return neusight.Neusight({family: FamilyNet(known, net.exported())})
 
 
-def questions(columns: Columns, family: str, rows: Rows | None) -> Iterator[tuple[Question, NDArray[np.float64]]]:
+def questions(columns: Columns, family: str, rows: Rows | None) -> Iterator[tuple[PredictorInput, NDArray[np.float64]]]:
     """The measured calls of a family, in groups that agree in all words, and their times in seconds."""
     ops = {op for op, kernel in REGISTRY.items() if kernel.family == family}
     chosen = np.arange(len(columns["op"])) if rows is None else np.arange(len(columns["op"]))[rows]

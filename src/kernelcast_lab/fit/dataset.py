@@ -17,9 +17,9 @@ from kernelcast.errors import KernelcastError
 from kernelcast.forecast.evidence import configurations_of
 from kernelcast.forecast.features import aligned
 from kernelcast.forecast.learned import Learned
-from kernelcast.forecast.predict import ask
+from kernelcast.forecast.predict import predictor_input
 from kernelcast.forecast.predict_table import rotations_of
-from kernelcast.forecast.predictor import Predictor, Question
+from kernelcast.forecast.predictor import Predictor, PredictorInput
 from kernelcast.forecast.prior import sharers
 from kernelcast.forecast.table import BadRows, grouped
 
@@ -74,7 +74,7 @@ def build(columns: Columns, family: str, workers: int = 1) -> Dataset:
         return _join(list(pool.map(_build, parts, itertools.repeat(family), shares)))
 
 
-def questions(columns: Columns, family: str, answering: Predictor) -> Iterator[tuple[Question, NDArray[np.intp]]]:
+def questions(columns: Columns, family: str, answering: Predictor) -> Iterator[tuple[PredictorInput, NDArray[np.intp]]]:
     """What a predictor is asked of the calls of a family, in groups that agree in all words; and their rows."""
     bad = BadRows()
     rotations = rotations_of(columns)  # what L2 kept may change which tile is best
@@ -83,7 +83,10 @@ def questions(columns: Columns, family: str, answering: Predictor) -> Iterator[t
             continue
         for start in range(0, len(rows), _CHUNK_CALLS):
             at = rows[start : start + _CHUNK_CALLS]
-            yield ask(kernel, calls.part(start, start + _CHUNK_CALLS), place, rotations.part(at), answering), at
+            yield (
+                predictor_input(kernel, calls.part(start, start + _CHUNK_CALLS), place, rotations.part(at), answering),
+                at,
+            )
     if bad.found:
         raise KernelcastError(bad.text())
 
@@ -91,7 +94,7 @@ def questions(columns: Columns, family: str, answering: Predictor) -> Iterator[t
 def _build(columns: Columns, family: str, numbered: NDArray[np.intp]) -> Dataset:
     parts = []
     for question, at in questions(columns, family, Learned()):
-        words = {**question.words, "gpu": question.gpu.id}
+        words = {**question.choices, "gpu": question.gpu.id}
         found = question.features
         part = Dataset(
             family=family,
@@ -111,7 +114,7 @@ def _build(columns: Columns, family: str, numbered: NDArray[np.intp]) -> Dataset
     return _join(parts)
 
 
-def _shared(question: Question) -> NDArray[Any]:
+def _shared(question: PredictorInput) -> NDArray[Any]:
     """Who shares the errors of each call."""
     found = np.empty(question.calls.count, dtype=object)
     for rows, words in configurations_of(question.kernel, question.calls):

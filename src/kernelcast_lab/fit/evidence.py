@@ -20,10 +20,17 @@ from kernelcast.collect.measured.folds import AT_LEAST, TEST_FOLD, shape_fold
 from kernelcast.collect.measured.measurements import merged
 from kernelcast.collect.measured.store import AGAIN
 from kernelcast.errors import KernelcastError
-from kernelcast.forecast.evidence import FIXED, Entry, Evidence, EvidenceMatch, Step, configurations_of
+from kernelcast.forecast.evidence import (
+    FIXED,
+    Evidence,
+    EvidenceMatch,
+    MeasuredConfiguration,
+    Substitution,
+    configurations_of,
+)
 from kernelcast.forecast.learned import FamilyWeights, Learned
 from kernelcast.forecast.network import Layers
-from kernelcast.forecast.predict import ask
+from kernelcast.forecast.predict import predictor_input
 from kernelcast.forecast.predict_table import rotations_of
 from kernelcast.forecast.table import BadRows, grouped
 from kernelcast.hardware import Gpu
@@ -123,14 +130,14 @@ def _kinds(columns: Columns, family: str) -> list[_Kind]:
     return [found[key] for key in sorted(found)]
 
 
-def _entry(columns: Columns, kind: _Kind) -> Entry:
+def _entry(columns: Columns, kind: _Kind) -> MeasuredConfiguration:
     rows = _all(kind)
     calls = _calls(columns, kind, rows)
     sizes = {name: column[~np.isnan(column)] for name, column in kind.kernel.sizes(calls).items()}
     ranges = {name: (float(column.min()), float(column.max())) for name, column in sizes.items() if len(column)}
     sources = tuple(sorted({str(name) for name in columns["source"][rows]}))
     faster = _faster_doubled(kind.kernel, calls, np.asarray(columns["latency_us"][rows], dtype=np.float64))
-    return Entry(
+    return MeasuredConfiguration(
         kind.kernel.op, kind.place.id, kind.words, kind.heard, len(rows), ranges, (), sources, faster_doubled=faster
     )
 
@@ -156,7 +163,7 @@ def _faster_doubled(kernel: type[Kernel], calls: Calls, latency: NDArray[np.floa
     return found
 
 
-def _with_models(columns: Columns, kinds: Sequence[_Kind]) -> Iterator[Entry]:
+def _with_models(columns: Columns, kinds: Sequence[_Kind]) -> Iterator[MeasuredConfiguration]:
     """Entries; where several backends were measured, with the sizes of models by which an engine chose."""
     alike: dict[tuple[Any, ...], int] = {}
     keys = []
@@ -206,13 +213,18 @@ class _Asking:
         weights = replace(self.weights, main=nets) if nets else self.weights
         rotations = self.rotations.part(rows)
         calls = _calls(self.columns, kind, rows)
-        question = ask(kind.kernel, calls, kind.place, rotations, Learned(), match=match)
+        question = predictor_input(kind.kernel, calls, kind.place, rotations, Learned(), match=match)
         truth = np.maximum(np.asarray(self.columns["latency_us"][rows], dtype=np.float64) * 1e-6, question.bound_s)
         return weights.estimate(question), truth
 
 
 def _left_out(
-    asking: _Asking, kind: _Kind, entry: Entry, fold: NDArray[Any], measured: NDArray[Any], folds: Sequence[int]
+    asking: _Asking,
+    kind: _Kind,
+    entry: MeasuredConfiguration,
+    fold: NDArray[Any],
+    measured: NDArray[Any],
+    folds: Sequence[int],
 ) -> NDArray[np.float64]:
     """How many times the interval as learned each row needs, that the network asked has not seen."""
     rows, ratios = _all(kind), [np.zeros(0)]
@@ -226,7 +238,7 @@ def _left_out(
     return np.concatenate(ratios)
 
 
-def _widths(entries: Sequence[Entry], ratios: Sequence[NDArray[np.float64]]) -> list[float]:
+def _widths(entries: Sequence[MeasuredConfiguration], ratios: Sequence[NDArray[np.float64]]) -> list[float]:
     """The ratio that four in five stay below: the kind's own, drawn to its op's where there are few rows."""
     by_op: dict[str, list[NDArray[np.float64]]] = {}
     for entry, own in zip(entries, ratios, strict=True):
@@ -244,8 +256,8 @@ def _widths(entries: Sequence[Entry], ratios: Sequence[NDArray[np.float64]]) -> 
 
 
 def _wide_elsewhere(
-    again: Columns, family: str, weights: FamilyWeights, kinds: Sequence[_Kind], entries: Sequence[Entry],
-    folds: Sequence[int], widths: Sequence[float],
+    again: Columns, family: str, weights: FamilyWeights, kinds: Sequence[_Kind],
+    entries: Sequence[MeasuredConfiguration], folds: Sequence[int], widths: Sequence[float],
 ) -> list[float]:  # fmt: skip
     """Widths that hold on a second machine too, where it repeated enough calls that a network had not seen."""
     asking, fold = _Asking(again, weights), shape_fold(again)
@@ -264,7 +276,9 @@ def _wide_elsewhere(
     return found
 
 
-def _scored(asking: _Asking, kind: _Kind, entry: Entry, fold: NDArray[Any], measured: NDArray[Any]) -> Entry:
+def _scored(
+    asking: _Asking, kind: _Kind, entry: MeasuredConfiguration, fold: NDArray[Any], measured: NDArray[Any]
+) -> MeasuredConfiguration:
     """The error on shapes that no network saw."""
     rows = _all(kind)
     rows = _some(rows[(fold[rows] == TEST_FOLD) & measured[rows]], _MOST_ROWS)
@@ -278,8 +292,12 @@ def _scored(asking: _Asking, kind: _Kind, entry: Entry, fold: NDArray[Any], meas
 
 
 def _steps(
-    asking: _Asking, kinds: Sequence[_Kind], entries: Sequence[Entry], rows: Sequence[Rows], report: Report | None
-) -> dict[str, Step]:
+    asking: _Asking,
+    kinds: Sequence[_Kind],
+    entries: Sequence[MeasuredConfiguration],
+    rows: Sequence[Rows],
+    report: Report | None,
+) -> dict[str, Substitution]:
     """What it costs to take one word for another: each kind asked about as each that is one word away."""
     residuals: dict[str, list[NDArray[np.float64]]] = {}
     for number, (kind, own) in enumerate(zip(kinds, rows, strict=True)):
@@ -291,7 +309,7 @@ def _steps(
             change = _one_word(kind, entry)
             if change is None:
                 continue
-            said, truth = asking.told(kind, own, EvidenceMatch(kind.words, entry=entry, changed=(change,)))
+            said, truth = asking.told(kind, own, EvidenceMatch(kind.words, entry=entry, substituted=(change,)))
             word, asked, answered = change
             left = np.log(truth / said.time_s)
             pooled = [word, f"{word}, {kind.words['dtype']}"] if EAGER not in (asked, answered) else []
@@ -300,29 +318,29 @@ def _steps(
     return {name: _step(found, shifted=name.count(" ") == 2) for name, found in sorted(residuals.items())}
 
 
-def _one_word(kind: _Kind, entry: Entry) -> tuple[str, str | None, str | None] | None:
+def _one_word(kind: _Kind, entry: MeasuredConfiguration) -> tuple[str, str | None, str | None] | None:
     """The word, and its two values, that alone lies between the two; None where there are none or more."""
     if kind.kernel.op != entry.op:
         return None
     own: Configuration = {**kind.words, "gpu": kind.place.id}
-    other: Configuration = {**entry.words, "gpu": entry.gpu}
+    other: Configuration = {**entry.configuration, "gpu": entry.gpu}
     apart = [name for name in own if own[name] != other.get(name)]
     if len(apart) != 1 or apart[0] in FIXED:
         return None
     return apart[0], own[apart[0]], other[apart[0]]
 
 
-def _step(found: Sequence[NDArray[np.float64]], *, shifted: bool) -> Step:
+def _step(found: Sequence[NDArray[np.float64]], *, shifted: bool) -> Substitution:
     """From residuals by kind. A median of other kinds corrects an answer only where there are two or more."""
     medians = np.array([np.median(one) for one in found])
     shift = float(np.median(medians)) if shifted and len(found) > 1 else 0.0
     others = [float(np.median(np.delete(medians, at))) if shift else 0.0 for at in range(len(found))]
     left = np.concatenate([one - other for one, other in zip(found, others, strict=True)])
     low, high = np.quantile(left, [0.1, 0.9] if shifted else [_POOLED, 1 - _POOLED])
-    return Step(
+    return Substitution(
         shift=round(shift, 4),
         low=round(max(0.0, -float(low)), 4),
         high=round(max(0.0, float(high)), 4),
         error=round(float(np.mean(np.abs(np.expm1(-left)))), 4),
-        kinds=len(found),
+        configurations=len(found),
     )

@@ -50,7 +50,7 @@ class _Rows:
     """A task on the device."""
 
     def __init__(self, task: Task, prior: Prior) -> None:
-        self.place = on_device(prior.places(task.data.names, task.data.values).astype(np.float32))
+        self.place = on_device(prior.positions(task.data.names, task.data.values).astype(np.float32))
         self.error = on_device(np.clip(task.error, -_WILD, _WILD).astype(np.float32))
         self.leaning = on_device(task.leaning.astype(np.float32))
         words = np.array([shared.split("\t") for shared in task.data.shared])

@@ -13,7 +13,7 @@ from kernelcast.app.questions.evidence import all_entries
 from kernelcast.app.questions.evidence import evidence as find
 from kernelcast.app.report import json as as_json
 from kernelcast.errors import refuse_unknown
-from kernelcast.forecast.evidence import Entry
+from kernelcast.forecast.evidence import MeasuredConfiguration
 from kernelcast.forecast.learned import WEIGHTS
 
 LISTED = 40
@@ -64,7 +64,9 @@ def evidence(
     print_evidence(found, lines)
 
 
-def _show_runs(gpus: list[str], stacks: list[str], ops: list[str], entries: Sequence[Entry], json: bool) -> None:
+def _show_runs(
+    gpus: list[str], stacks: list[str], ops: list[str], entries: Sequence[MeasuredConfiguration], json: bool
+) -> None:
     """What stacks/kernels.toml says, of each GPU that is named or in full, beside the backends that were measured."""
     from kernelcast.app.report.which import print_runs, runs_fields
 

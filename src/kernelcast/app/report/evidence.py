@@ -8,7 +8,7 @@ from typing import Any
 from kernelcast.app.report.json import summed_evidence
 from kernelcast.app.report.text import cut, dense_table, show
 from kernelcast.app.report.units import digits, percent
-from kernelcast.forecast.evidence import Entry
+from kernelcast.forecast.evidence import MeasuredConfiguration
 
 _IN_FULL = 6  # kinds whose ranges are told too
 _LINE_WORDS = 44
@@ -16,7 +16,7 @@ _ORDER = ("stack", "backend", "dtype", "kv_dtype", "phase", "mask", "paged")  # 
 _USUAL = (None, "no", "equal", "chosen", "own", "dense", "vector", "tn")  # words that go without saying
 
 
-def print_evidence(entries: Sequence[Entry], by: str) -> None:
+def print_evidence(entries: Sequence[MeasuredConfiguration], by: str) -> None:
     """A line a kind, or summed by op, GPU or stack."""
     calls = sum(entry.calls for entry in entries)
     show(f"{len(entries):,} kinds of calls, {calls:,} measured", "")
@@ -32,15 +32,15 @@ def print_evidence(entries: Sequence[Entry], by: str) -> None:
     show("\noff: mean error on calls of shapes that no fit saw, worst: of a kind; inside: share in the 80% interval")
 
 
-def _words(entry: Entry) -> str:
-    order = [*_ORDER, *(name for name in entry.words if name not in _ORDER)]
-    told = {name: entry.words.get(name) for name in order}
+def _words(entry: MeasuredConfiguration) -> str:
+    order = [*_ORDER, *(name for name in entry.configuration if name not in _ORDER)]
+    told = {name: entry.configuration.get(name) for name in order}
     told["paged"] = "paged" if told["paged"] == "yes" else None
     told["kv_dtype"] = f"kv {told['kv_dtype']}" if told["kv_dtype"] not in (None, told["dtype"]) else None
     return " ".join(str(word) for word in told.values() if word not in _USUAL)
 
 
-def _ranges(entry: Entry) -> str:
+def _ranges(entry: MeasuredConfiguration) -> str:
     """'m 1 to 65,536, n 128 to 8,192, k 4,096'."""
     told = []
     for name, (low, high) in entry.ranges.items():
@@ -49,7 +49,7 @@ def _ranges(entry: Entry) -> str:
     return ", ".join(told)
 
 
-def _kind(entry: Entry) -> tuple[str, ...]:
+def _kind(entry: MeasuredConfiguration) -> tuple[str, ...]:
     words = cut(_words(entry), _LINE_WORDS)
     return entry.op, entry.gpu, words, f"{entry.calls:,}", *_scores(entry.error, entry.inside)
 

@@ -50,7 +50,7 @@ def fields(found: Inference) -> dict[str, Any]:
         "memory": memory.fields("available_bytes", "gpu_bytes"),
         "breakdown": breakdown_fields(found.shares),
         "support": found.support,
-        "evidence": found.rests_on.told(),
+        "evidence": found.rests_on.to_dict(),
         "faster_kernels": [one.told() for one in faster_kernels(found)],
         "weight_only": list(found.deployment.precision.weight_only(found.deployment.gpu)),
         "unread": list(found.deployment.model.unread),

@@ -11,7 +11,7 @@ from typing import Any
 
 from kernelcast.energy.power import Energy
 from kernelcast.forecast.conditions import Conditions
-from kernelcast.forecast.evidence import Entry
+from kernelcast.forecast.evidence import MeasuredConfiguration
 from kernelcast.forecast.predict import Prediction
 from kernelcast.hardware import Gpu
 from kernelcast.ops import Kernel, kernel_class, parameters_of
@@ -87,17 +87,17 @@ def run_energy_fields(energy: Interval | None, parts: Iterable[Energy | None], s
     }  # fmt: skip
 
 
-def evidence_fields(entries: Sequence[Entry], by: str) -> dict[str, Any]:
+def evidence_fields(entries: Sequence[MeasuredConfiguration], by: str) -> dict[str, Any]:
     """Measured kinds, one by one or summed by op, GPU or stack."""
-    lines = [entry.told() for entry in entries] if by == "kind" else summed_evidence(entries, by)
+    lines = [entry.to_dict() for entry in entries] if by == "kind" else summed_evidence(entries, by)
     return {"kinds": len(entries), "calls": sum(entry.calls for entry in entries), "by": by, "evidence": lines}
 
 
-def summed_evidence(entries: Sequence[Entry], by: str) -> list[dict[str, Any]]:
+def summed_evidence(entries: Sequence[MeasuredConfiguration], by: str) -> list[dict[str, Any]]:
     """A line for each op, GPU or stack: kinds and calls, mean and worst error of the kinds on calls left out."""
-    groups: dict[str, list[Entry]] = {}
+    groups: dict[str, list[MeasuredConfiguration]] = {}
     for entry in entries:
-        groups.setdefault(str(entry.words["stack"]) if by == "stack" else getattr(entry, by), []).append(entry)
+        groups.setdefault(str(entry.configuration["stack"]) if by == "stack" else getattr(entry, by), []).append(entry)
     lines = []
     for name, members in sorted(groups.items()):
         tested = [(entry.error, entry.inside or 0.0, entry.tested) for entry in members if entry.error is not None]
@@ -112,7 +112,7 @@ def summed_evidence(entries: Sequence[Entry], by: str) -> list[dict[str, Any]]:
                 "inside": sum(inside * count for _, inside, count in tested) / rows if rows else None,
                 "ops": sorted({entry.op for entry in members}),
                 "gpus": sorted({entry.gpu for entry in members}),
-                "stacks": sorted({str(entry.words["stack"]) for entry in members}),
+                "stacks": sorted({str(entry.configuration["stack"]) for entry in members}),
             }
         )
     return lines

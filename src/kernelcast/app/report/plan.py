@@ -221,7 +221,7 @@ def fields(found: Plan, hub_name: str, unpriced: list[str]) -> dict[str, Any]:
         "without_price": unpriced,
     }  # fmt: skip
     if choice and choice.found.rests_on:
-        told["evidence"] = choice.found.rests_on.told()
+        told["evidence"] = choice.found.rests_on.to_dict()
     return dict(plain(told))
 
 

@@ -53,7 +53,7 @@ def fields(found: Disaggregated) -> dict[str, Any]:
         **span_fields("energy_per_request_j", found.request_energy),
         "breakdown": breakdown_fields(found.shares),
         "support": found.support,
-        "evidence": found.rests_on.told(),
+        "evidence": found.rests_on.to_dict(),
         "faster_kernels": [one.told() for one in _faster(found)],
         "weight_only": list(dict.fromkeys(narrow)),
         "unread": list(place.model.unread),

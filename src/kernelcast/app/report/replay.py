@@ -47,7 +47,7 @@ def fields(found: Replay, before: Replay | None = None, fitted: Fitted | None = 
         "assumed": list(found.assumed),
         **_part_fields(found.whole, before.whole if before else None),
         "parts": [_part_fields(part, before.parts[at] if before else None) for at, part in enumerate(found.parts)],
-        "evidence": found.runs.rests_on.told(),
+        "evidence": found.runs.rests_on.to_dict(),
     }  # fmt: skip
     if fitted:
         told["calibration"] = {

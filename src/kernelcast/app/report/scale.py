@@ -54,7 +54,7 @@ def fields(found: ScaledStep) -> dict[str, Any]:
         ],
         "breakdown": breakdown_fields(found.shares),
         "support": found.support,
-        "evidence": found.rests_on.told(),
+        "evidence": found.rests_on.to_dict(),
         "predictor": found.predictor,
     }  # fmt: skip
 

@@ -46,7 +46,7 @@ def fields(found: Simulation) -> dict[str, Any]:
         "binding": found.binding,
         "verdict": verdict(found),
         "support": _support(found),
-        "evidence": found.rests_on.told() if found.rests_on else None,
+        "evidence": found.rests_on.to_dict() if found.rests_on else None,
         "predictor": found.predictor,
     }
     if found.load.stages is not None:

@@ -136,7 +136,7 @@ def evidence_text(match: EvidenceMatch) -> str:
     if entry is None:
         return "no measured call of this kind"
     off = f"; {100 * entry.error:.1f}% off on those left out" if entry.error is not None else ""
-    kind = "this kind" if not match.changed else "the nearest kind"
+    kind = "this kind" if not match.substituted else "the nearest kind"
     return f"{entry.calls:,} calls of {kind} on {entry.gpu}{off}"
 
 

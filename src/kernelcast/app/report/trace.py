@@ -51,7 +51,7 @@ def fields(step: Step) -> dict[str, Any]:
         "host": step.host.id,
         "compiled": step.compiled,
         "support": step.support,
-        "evidence": step.rests_on.told(),
+        "evidence": step.rests_on.to_dict(),
         "predictor": step.predictor,
     }
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kernelcast.app.report.text import cut, dense_table, show
-from kernelcast.forecast.evidence import Entry
+from kernelcast.forecast.evidence import MeasuredConfiguration
 from kernelcast.hardware import gpu
 from kernelcast.ops.kernel_selection import kernel_choice_rows
 
@@ -15,7 +15,7 @@ _OP_WIDTH = 20
 
 
 def runs_fields(
-    place: str | None, stacks: Sequence[str], ops: Sequence[str], entries: Sequence[Entry]
+    place: str | None, stacks: Sequence[str], ops: Sequence[str], entries: Sequence[MeasuredConfiguration]
 ) -> list[dict[str, Any]]:
     """The entries that hold on a GPU (None: all of the file), each with the calls measured there by backend."""
     chip = gpu(place) if place else None
@@ -23,13 +23,13 @@ def runs_fields(
     return [{**line, "gpu": chip.id, "measured": measured(line, chip.id, entries)} if chip else line for line in lines]
 
 
-def measured(line: Mapping[str, Any], place: str, entries: Sequence[Entry]) -> dict[str, int]:
+def measured(line: Mapping[str, Any], place: str, entries: Sequence[MeasuredConfiguration]) -> dict[str, int]:
     """Calls on this GPU by backend, of the stack, op and formats of an entry; the most first."""
     found: Counter[str] = Counter()
     for entry in entries:
-        same = entry.op == line["op"] and entry.gpu == place and entry.words.get("backend")
-        if same and all(line[name] in ("*", entry.words.get(name)) for name in ("stack", "dtype", "kv_dtype")):
-            found[str(entry.words["backend"])] += entry.calls
+        same = entry.op == line["op"] and entry.gpu == place and entry.configuration.get("backend")
+        if same and all(line[name] in ("*", entry.configuration.get(name)) for name in ("stack", "dtype", "kv_dtype")):
+            found[str(entry.configuration["backend"])] += entry.calls
     return dict(found.most_common())
 
 

@@ -13,7 +13,7 @@ from kernelcast.app.questions.evidence import evidence as asked_evidence
 from kernelcast.app.report import json as as_json
 from kernelcast.app.web.asked import QUESTIONS, told_word, web_words
 from kernelcast.forecast import PREDICTORS
-from kernelcast.forecast.evidence import Entry
+from kernelcast.forecast.evidence import MeasuredConfiguration
 from kernelcast.forecast.learned import WEIGHTS, load
 from kernelcast.hardware import Gpu, fabrics, gpu, gpu_ids
 from kernelcast.hardware.prices import read_prices
@@ -100,9 +100,9 @@ def evidence(by: str = "kind", **only: Any) -> dict[str, Any]:
 
 def grid() -> dict[str, Any]:
     """Evidence by GPU, op and stack: which of them were measured together."""
-    cells: dict[tuple[str, str, str], list[Entry]] = {}
+    cells: dict[tuple[str, str, str], list[MeasuredConfiguration]] = {}
     for entry in all_entries():
-        cells.setdefault((entry.gpu, entry.op, str(entry.words["stack"])), []).append(entry)
+        cells.setdefault((entry.gpu, entry.op, str(entry.configuration["stack"])), []).append(entry)
     axes = [sorted({key[at] for key in cells}) for at in range(3)]
     return {
         **dict(zip(("gpus", "ops", "stacks"), axes, strict=True)),
@@ -113,7 +113,7 @@ def grid() -> dict[str, Any]:
     }
 
 
-def _summed(members: list[Entry]) -> dict[str, Any]:
+def _summed(members: list[MeasuredConfiguration]) -> dict[str, Any]:
     line = as_json.summed_evidence(members, "op")[0]
     tested = sum(entry.tested for entry in members if entry.error is not None)  # what means of several cells weigh by
     return {name: line[name] for name in ("kinds", "calls", "error", "inside")} | {"tested": tested}

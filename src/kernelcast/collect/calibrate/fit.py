@@ -14,9 +14,9 @@ from kernelcast.collect.calibrate.residuals import Columns, Errors, errors, one_
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast import Calibration, Predictor
 from kernelcast.forecast.calibration import FamilyCalibration
-from kernelcast.forecast.conditions import DEFAULT, Conditions, chosen
+from kernelcast.forecast.conditions import DEFAULT, Conditions
 from kernelcast.forecast.learned import Learned, load
-from kernelcast.forecast.prior import Doubles, Placed, Prior, Setting, plain_prior
+from kernelcast.forecast.prior import CallPoints, Doubles, Prior, PriorScales, plain_prior
 from kernelcast.forecast.table import BadRows
 from kernelcast.hardware import Gpu, gpu
 
@@ -45,7 +45,7 @@ def calibrate(
     chip = one_gpu(columns, gpu(target) if target is not None else None)
     if chip.changes:
         raise KernelcastError(f"{chip.label} was not measured: calibrate the GPU as it is")
-    base = chosen(conditions)
+    base = conditions.loaded_predictor
     bad = BadRows()
     found = errors(columns, chip, base, conditions, bad)
     if bad.found and not skip_bad:
@@ -79,9 +79,9 @@ def _family(rows: Errors, base: Predictor) -> FamilyCalibration:
         reaches=_reaches(off, form, kind, (low, high)),
         prior=prior,
         setting=setting,
-        place=placed.place.astype(np.float32),
+        position=placed.position.astype(np.float32),
         leaning=rows.leaning.astype(np.float32),
-        words=rows.shared,
+        groups=rows.shared,
         code=rows.code.astype(np.int64),
         weights=made.weights.astype(np.float32),
         few=made.few.astype(np.int64),
@@ -154,27 +154,27 @@ _BIASES = ((0.05, 0.3, 1.0, 4.0), 1.4)
 _SMOOTH = ((0.05, 0.3, 1.0, 2.0, 4.0, 8.0), 1.0)
 _NOISE = ((0.1, 0.3, 1.0, 3.0), 1.4)
 _LENGTH = ((0.5, 0.7, 1.0, 1.5), 1.0)
-_SETTINGS = [Setting(*values) for values in product(_BIASES[0], _SMOOTH[0], _NOISE[0], _LENGTH[0])]
+_SETTINGS = [PriorScales(*values) for values in product(_BIASES[0], _SMOOTH[0], _NOISE[0], _LENGTH[0])]
 
 
-def penalty(setting: Setting) -> float:
+def penalty(setting: PriorScales) -> float:
     """Minus the log of how likely a setting is before anything was measured."""
     widths = (_BIASES[1], _SMOOTH[1], _NOISE[1], _LENGTH[1])
     values = (setting.biases, setting.smooth, setting.noise, setting.length)
     return float(sum(0.5 * (np.log(value) / width) ** 2 for value, width in zip(values, widths, strict=True)))
 
 
-def choose(prior: Prior, rows: Placed, error: Doubles) -> Setting:
+def choose(prior: Prior, rows: CallPoints, error: Doubles) -> PriorScales:
     """The setting under which the errors are most likely. Lengths share what costs most, the covariances."""
     if len(rows) > _SEARCH_ROWS:
         picked = np.sort(np.random.default_rng(0).choice(len(rows), _SEARCH_ROWS, replace=False))
         rows, error = rows.select(picked), error[picked]
     middle = error - np.median(error)
     weight = _weights(middle, 1.4826 * float(np.median(np.abs(middle))) + 1e-3)
-    best, found = np.inf, Setting()
+    best, found = np.inf, PriorScales()
     for length in _LENGTH[0]:
-        shared = prior.covariance(rows, rows, Setting(1.0, 0.0, 1.0, length))
-        smooth = prior.covariance(rows, rows, Setting(0.0, 1.0, 1.0, length))
+        shared = prior.covariance(rows, rows, PriorScales(1.0, 0.0, 1.0, length))
+        smooth = prior.covariance(rows, rows, PriorScales(0.0, 1.0, 1.0, length))
         for setting in (one for one in _SETTINGS if one.length == length):
             noise = prior.noise * setting.noise / weight + _JITTER
             score = _unlikely(setting.biases * shared + setting.smooth * smooth, noise, error) + penalty(setting)
@@ -210,7 +210,7 @@ class Fit:
     spread: Doubles  # (rows,) its standard deviation, as the process has it
 
 
-def fit(prior: Prior, rows: Placed, error: Doubles, setting: Setting, group: NDArray[np.intp]) -> Fit:
+def fit(prior: Prior, rows: CallPoints, error: Doubles, setting: PriorScales, group: NDArray[np.intp]) -> Fit:
     """Condition the prior on the errors. ``group``: calls that are left out together, with which each is scored."""
     covariance = prior.covariance(rows, rows, setting)
     noise = np.full(len(rows), prior.noise * setting.noise + _JITTER)
@@ -227,7 +227,7 @@ def fit(prior: Prior, rows: Placed, error: Doubles, setting: Setting, group: NDA
         among = np.linalg.inv(inverse[np.ix_(at, at)])
         left[at] = among @ solved[at]
         spread[at] = np.sqrt(np.maximum(np.diag(among) - noise[at] / weight[at] + noise[at], 1e-9))
-    few = spread_out(rows.place, _FEW_POINTS)
+    few = spread_out(rows.position, _FEW_POINTS)
     small = covariance[np.ix_(few, few)] + np.diag((noise / weight)[few])
     return Fit(solved, few, np.linalg.inv(np.linalg.cholesky(small)), left, spread)
 

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from kernelcast.errors import KernelcastError
 from kernelcast.files import open_table
-from kernelcast.forecast import Predictor, Question
+from kernelcast.forecast import Predictor, PredictorInput
 from kernelcast.forecast.calibration import LEAST_WIDTH, REACH, words_of
 from kernelcast.forecast.conditions import Conditions
 from kernelcast.forecast.features import GPU_FEATURES, KEEP, aligned
-from kernelcast.forecast.predict import CHUNK_CALLS, ask, by_configuration
+from kernelcast.forecast.predict import CHUNK_CALLS, by_configuration, predictor_input
 from kernelcast.forecast.predict_table import add_too_fast, rotations_of
-from kernelcast.forecast.prior import Placed, Prior, sharers
+from kernelcast.forecast.prior import CallPoints, Prior, sharers
 from kernelcast.forecast.table import BadRows, Rows, grouped
 from kernelcast.hardware import Gpu, gpu
 from kernelcast.machine.limits import Rotation
@@ -56,10 +56,10 @@ class Errors:
         """The standard deviation that the predictor gives itself, the unit of errors."""
         return np.maximum((self.low + self.high) / (2 * REACH), LEAST_WIDTH)
 
-    def placed(self, prior: Prior) -> Placed:
+    def placed(self, prior: Prior) -> CallPoints:
         """The calls as a prior sees them, in the digits that a file keeps."""
-        place = prior.places(self.names, self.values).astype(np.float16).astype(np.float64)
-        return Placed.of(place, self.leaning, self.shared, self.code)
+        place = prior.positions(self.names, self.values).astype(np.float16).astype(np.float64)
+        return CallPoints.of(place, self.leaning, self.shared, self.code)
 
     def percent(self, correction: NDArray[np.float64]) -> NDArray[np.float64]:
         """Error of each call, in percent of the measured time, with this correction."""
@@ -166,14 +166,14 @@ def _said(
 
 def questions(
     kernel: type[Kernel], rows: Rows, calls: Calls, place: Gpu, rotations: Rotation, base: Predictor
-) -> Iterator[tuple[Rows, Question]]:
+) -> Iterator[tuple[Rows, PredictorInput]]:
     """What ``base`` is asked, kind by kind as it answers, and the rows of the table."""
     for own, match in by_configuration(kernel, calls, place, base):
         members = np.arange(calls.count) if own is None else own
         for start in range(0, len(members), CHUNK_CALLS):
             at = members[start : start + CHUNK_CALLS]
             part, sets = calls.take(at), rotations.part(rows[at])
-            yield rows[at], ask(kernel, part, place, sets, base, match=match, keep=KEEP)
+            yield rows[at], predictor_input(kernel, part, place, sets, base, match=match, keep=KEEP)
 
 
 _TIMES = ("leaning", "time_s", "low", "high", "bound_s", "latency_s")

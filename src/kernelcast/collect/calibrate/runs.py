@@ -14,7 +14,7 @@ from kernelcast.energy.power import throttled_s
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast.calibration import host_key, scale_keys
 from kernelcast.forecast.calls import Call, columns_of
-from kernelcast.forecast.conditions import Conditions, chosen
+from kernelcast.forecast.conditions import Conditions
 from kernelcast.forecast.predict_table import CallTime, Times, rotations_of
 from kernelcast.forecast.table import BadRows, grouped
 from kernelcast.inference.infer import Inference
@@ -54,10 +54,10 @@ class Kinds:
         if not new:
             return
         conditions, columns, bad = self._times.conditions, columns_of(new), BadRows()
-        base, rotations = chosen(conditions), rotations_of(columns, conditions)
+        base, rotations = conditions.loaded_predictor, rotations_of(columns, conditions)
         for kernel, place, rows, calls_ in grouped(columns, self._times.gpu, bad):
             for at, question in questions(kernel, rows, calls_, place, rotations, base):
-                shares = scale_keys(kernel.family, question.match.words or question.words, question.best)
+                shares = scale_keys(kernel.family, question.match.configuration or question.choices, question.best)
                 for number, row in enumerate(at):
                     self._known[new[row]] = {key: float(share[number]) for key, share in shares.items()}
 
@@ -110,9 +110,9 @@ def _spans(one: PassTime, kinds: Kinds) -> Iterator[tuple[str, Interval]]:
     """The kernels of a pass by kind, and what is beside them, which comes last."""
     launches = one.launches
     for launch, ran in zip(launches, one.kernels, strict=False):
-        yield from ((key, ran.span * share) for key, share in kinds.of(launch.call).items())
+        yield from ((key, ran.interval * share) for key, share in kinds.of(launch.call).items())
     for ran in one.kernels[len(launches) :]:
-        yield host_key(one.deployment.stack.id) if ran.bound_by == "host" else REST, ran.span
+        yield host_key(one.deployment.stack.id) if ran.bound_by == "host" else REST, ran.interval
 
 
 def _groups(one: PassTime, found: Inference, kinds: Kinds) -> list[list[Seconds]]:
@@ -148,7 +148,7 @@ def step_run(name: str, step: Step, measured: Mapping[str, float]) -> Run:
         waits = one.shares.get(host, 0.0)  # for a host, which is another from model to model and from hour to hour
         seen.append(replace(one, noise=STEP_NOISE * (1 - waits) + _host_sd(step) * waits))
     spans = [
-        (key, step.times[launch.call].span * (launch.count * share))
+        (key, step.times[launch.call].interval * (launch.count * share))
         for op in step.kernels
         for launch in op.launched
         for key, share in kinds.of(launch.call).items()
@@ -170,7 +170,7 @@ def _by_kernel(step: Step, kinds: Kinds) -> tuple[tuple[str, ...], Doubles, list
     seconds, limited = np.zeros((len(step.kernels), len(keys))), []
     for row, op in enumerate(step.kernels):
         for launch in op.launched:
-            each_s = step.times[launch.call].span.value
+            each_s = step.times[launch.call].interval.value
             if group := kinds.by_watts(launch.call, each_s, launch.count):
                 limited.append(group)
                 continue
@@ -214,7 +214,7 @@ class _Stretched(Times):
     def __getitem__(self, call: Call) -> CallTime:
         found = self._base[call]
         factor = sum(share * self._factors.get(key, 1.0) for key, share in self._kinds.of(call).items())
-        return replace(found, span=found.span * factor)
+        return replace(found, interval=found.interval * factor)
 
 
 def served_run(bench: Bench, service: Service, conditions: Conditions, *, seed: int = 0) -> Run:
@@ -257,7 +257,7 @@ def _mean_spans(times: Times, kinds: Kinds) -> dict[str, Interval]:
     and the longest are not those that run most."""
     found: dict[str, list[tuple[float, float, float]]] = {}
     for call in times.calls:
-        span = times[call].span
+        span = times[call].interval
         for key, share in kinds.of(call).items():
             found.setdefault(key, []).append((share, span.low / span.value, span.high / span.value))
     means = {key: np.average(rows, axis=0, weights=np.array(rows)[:, 0] + 1e-9) for key, rows in found.items()}

@@ -19,7 +19,7 @@ from kernelcast._version import __version__
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast import Calibration
 from kernelcast.forecast.calibration import Scale
-from kernelcast.forecast.conditions import Conditions, chosen
+from kernelcast.forecast.conditions import Conditions
 from kernelcast.forecast.learned import WEIGHTS
 from kernelcast.hardware import Gpu
 from kernelcast.results import NOTHING, Interval
@@ -255,7 +255,7 @@ def nothing_yet(chip: Gpu, conditions: Conditions) -> Calibration:
     """A calibration before anything was measured."""
     if chip.changes:
         raise KernelcastError(f"{chip.label} was not measured: calibrate the GPU as it is")
-    return Calibration(gpu=chip.id, predictor=chosen(conditions).name, kernelcast=__version__, families={})
+    return Calibration(gpu=chip.id, predictor=conditions.loaded_predictor.name, kernelcast=__version__, families={})
 
 
 def with_runs(calibration: Calibration, runs: Sequence[Run]) -> tuple[Calibration, RunsSeen]:

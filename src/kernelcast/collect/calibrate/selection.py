@@ -16,8 +16,8 @@ from kernelcast.collect.calibrate.residuals import Columns, Errors, asked
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast import Calibration
 from kernelcast.forecast.calibration import FamilyCalibration
-from kernelcast.forecast.conditions import DEFAULT, Conditions, chosen
-from kernelcast.forecast.prior import Doubles, Placed, Prior, Setting
+from kernelcast.forecast.conditions import DEFAULT, Conditions
+from kernelcast.forecast.prior import CallPoints, Doubles, Prior, PriorScales
 from kernelcast.hardware import Gpu
 
 _REFERENCE = 500  # candidates of a family for which the others speak
@@ -45,7 +45,7 @@ def next_calls(
     """``count`` of the candidate calls (columns as in any table), after what a calibration knows already."""
     if calibration is not None:
         calibration.check_gpu(target.known_as)
-    base = chosen(conditions)
+    base = conditions.loaded_predictor
     found = asked(candidates, target, base, conditions)
     if not found:
         raise KernelcastError("no call to choose from")
@@ -75,7 +75,7 @@ class _Candidates:
     def __init__(
         self, rows: Errors, at: NDArray[np.intp], keep: NDArray[np.intp], prior: Prior, known: FamilyCalibration | None
     ) -> None:
-        setting = known.setting if known else Setting()
+        setting = known.setting if known else PriorScales()
         self.at, self.keep = at, keep
         rng = np.random.default_rng(1)
         self.reference = keep if len(keep) <= _REFERENCE else np.sort(rng.choice(keep, _REFERENCE, replace=False))
@@ -124,13 +124,13 @@ class _Candidates:
         return int(self.keep[row])
 
 
-def _beside(rows: Errors, prior: Prior, known: FamilyCalibration | None) -> tuple[Placed, Placed | None]:
+def _beside(rows: Errors, prior: Prior, known: FamilyCalibration | None) -> tuple[CallPoints, CallPoints | None]:
     """The candidates, and the calls that a calibration knows, numbered by the same words."""
     if known is None:
         return rows.placed(prior), None
     few, count = known.few, len(rows)
-    place = np.concatenate([rows.placed(prior).place, known.place[few]])
+    place = np.concatenate([rows.placed(prior).position, known.position[few]])
     leaning = np.concatenate([rows.leaning, known.leaning[few]])
     code = np.concatenate([rows.code, known.code[few] + len(rows.shared)])
-    both = Placed.of(place, leaning, (*rows.shared, *known.words), code)
+    both = CallPoints.of(place, leaning, (*rows.shared, *known.groups), code)
     return both.select(np.arange(count)), both.select(np.arange(count, len(both)))

@@ -18,7 +18,7 @@ from kernelcast.inference.infer import Inference, infer_many, learn_activities
 from kernelcast.inference.memory import memory
 from kernelcast.inference.workload import Workload
 from kernelcast.models.architecture import Architecture
-from kernelcast.results import NOTHING, Interval, Shown, support_of
+from kernelcast.results import NOTHING, HtmlRepr, Interval, support_of
 from kernelcast.schedule import Memory, Share
 from kernelcast.search.compare.candidates import ALL, Asked, Candidate, Unfit, between, candidates, chosen_gpus, listed
 from kernelcast.search.goals import Goal, parse_ms
@@ -213,7 +213,7 @@ class Row:
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison(Shown):
+class Comparison(HtmlRepr):
     """Rows in order: those that do what is asked, those that do not, those that do not fit."""
 
     asked: Asked

@@ -13,7 +13,7 @@ from kernelcast.forecast.conditions import Conditions
 from kernelcast.forecast.predict_table import Times
 from kernelcast.hardware import Gpu
 from kernelcast.hardware.prices import Price, read_prices
-from kernelcast.results import Interval, Shown
+from kernelcast.results import HtmlRepr, Interval
 from kernelcast.search.compare.candidates import BY, chosen_gpus
 from kernelcast.search.compare.compare import joules
 from kernelcast.tracing.traced import Trace
@@ -135,7 +135,7 @@ class TrainingRow:
 
 
 @dataclass(frozen=True, eq=False)
-class TrainingComparison(Shown):
+class TrainingComparison(HtmlRepr):
     """Rows in order, those that do not fit last."""
 
     asked: AskedTraining

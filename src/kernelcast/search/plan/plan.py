@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast.conditions import DEFAULT, Conditions
 from kernelcast.models.architecture import Architecture
-from kernelcast.results import Shown
+from kernelcast.results import HtmlRepr
 from kernelcast.search.goals import Goal
 from kernelcast.search.plan.bounds import READ, WROTE, Demand, carried
 from kernelcast.search.plan.grid import Grid, Setting
@@ -229,7 +229,7 @@ def _thinned(points: list[Point], choice: Trial) -> list[Point]:
 
 
 @dataclass(eq=False)
-class Plan(Shown):
+class Plan(HtmlRepr):
     """``choice`` None: nothing meets the goals, and ``most`` tells what comes nearest. Not ``complete``: it was
     interrupted, and the choice is the best so far."""
 

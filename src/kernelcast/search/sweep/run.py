@@ -18,7 +18,6 @@ from typing import Any, Protocol
 from kernelcast._version import __version__
 from kernelcast.errors import KernelcastError
 from kernelcast.files import complete
-from kernelcast.forecast.conditions import chosen
 from kernelcast.search.sweep.engines import Engine, Lost
 from kernelcast.search.sweep.rows import Work, weights_of
 from kernelcast.search.sweep.space import Chunk
@@ -43,7 +42,7 @@ def rests_on(work: Work, chunk_settings: int) -> dict[str, Any]:
         "format": FORMAT,
         "kernelcast": __version__,
         "weights": weights_of(conditions),
-        "predictor": chosen(conditions).name,
+        "predictor": conditions.loaded_predictor.name,
         "calibration": _sha(pickle.dumps(conditions.calibration)) if conditions.calibration else None,
         "asked": json.loads(json.dumps(dict(sweep.asked), default=str)),
         "digests": {f"{kind} {name}": _sha(repr(one).encode()) for kind, name, one in parts},
