@@ -261,8 +261,8 @@ def test_two_ways_to_correct_agree() -> None:
     rows = placed(place, words, rng.integers(0, 3, 40), 0.2 * rng.standard_normal(40))
     found = fit(known, rows, rng.standard_normal(40), setting, np.arange(40))
     family = made(
-        prior=known, setting=setting, place=place.astype(np.float32), leaning=rows.leaning.astype(np.float32),
-        words=tuple(sharers(one) for one in words), code=_codes(rows), weights=found.weights.astype(np.float32),
+        prior=known, setting=setting, position=place.astype(np.float32), leaning=rows.leaning.astype(np.float32),
+        groups=tuple(sharers(one) for one in words), code=_codes(rows), weights=found.weights.astype(np.float32),
         few=found.few.astype(np.int64), factor=found.factor.astype(np.float32),
     )  # fmt: skip
     values, leaning = rng.standard_normal((23, 3)).astype(np.float32), 0.2 * rng.standard_normal(23)
@@ -412,7 +412,7 @@ def test_the_order_of_the_rows_does_not_matter(calibration: Calibration) -> None
     again, _ = calibrate(turned, GPU)
     one, two = calibration.families["gemm"], again.families["gemm"]
     assert one.setting == two.setting and one.groups == two.groups and one.formats == two.formats
-    for name in ("place", "leaning", "code", "weights", "few", "factor"):
+    for name in ("position", "leaning", "code", "weights", "few", "factor"):
         assert np.array_equal(getattr(one, name), getattr(two, name)), name
 
 
@@ -572,10 +572,10 @@ def test_arrays_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
     wrong: tuple[dict[str, Any], ...] = (
         {"code": np.array([3], dtype=np.int64)},
         {"few": np.array([1], dtype=np.int64)},
-        {"place": np.zeros((2, 1), dtype=np.float32)},
+        {"position": np.zeros((2, 1), dtype=np.float32)},
         {"leaning": np.zeros(2, dtype=np.float32)},
         {"factor": np.zeros((2, 2), dtype=np.float32)},
-        {"words": (("op=gemm", "vllm"),)},
+        {"groups": (("op=gemm", "vllm"),)},
         {"prior": prior(2)},
         {"prior": prior(noise=-1.0)},
         {"prior": prior(scale=np.ones(2, dtype=np.float32))},
