@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 
 import kernelcast as kc
-from kernelcast.forecast.evidence import Evidence, MeasuredConfiguration, Step, beyond, configurations_of, range_steps
+from kernelcast.forecast.evidence import (
+    Evidence,
+    MeasuredConfiguration,
+    Substitution,
+    beyond,
+    configurations_of,
+    range_steps,
+)
 from kernelcast.forecast.learned import WEIGHTS, load
 from kernelcast.ops import kernel_class
 from kernelcast.ops.base import columns_of
@@ -191,7 +198,7 @@ def test_the_nearest_kind_costs_the_least() -> None:
     def entry(**words: str) -> MeasuredConfiguration:
         return MeasuredConfiguration("gemm", "h100_sxm", {"layout": "tn", "inputs": None, **words}, {}, 10, {}, (), ())
 
-    steps = {"dtype": Step(0.1, 0.2, 0.3, 0.2, 4), "stack vllm sglang": Step(-0.1, 0.05, 0.05, 0.05, 2)}
+    steps = {"dtype": Substitution(0.1, 0.2, 0.3, 0.2, 4), "stack vllm sglang": Substitution(-0.1, 0.05, 0.05, 0.05, 2)}
     found = Evidence((entry(dtype="fp8", stack="vllm"), entry(dtype="bf16", stack="sglang")), steps)
     words = {"dtype": "bf16", "stack": "vllm", "layout": None, "inputs": None}
     (near,) = found.matches(kernel_class("gemm"), words, kc.gpu("h100_sxm"), "h100_sxm")
