@@ -19,14 +19,14 @@ import pytest
 from fastapi import Request, Response
 from fastapi.testclient import TestClient
 
-from kernelcast.app.web import sandbox
 from kernelcast.app.web.app import create_app
 from kernelcast.app.web.guards import Guards
 from kernelcast.app.web.limits import Limits
-from kernelcast.app.web.pool import Pool
+from kernelcast.app.web.pool import WorkerPool
 from kernelcast.app.web.problems import Problem
 from kernelcast.app.web.routes import unless_gone
 from kernelcast.app.web.serve import address, listening
+from kernelcast.app.web.worker import readable_folders
 from kernelcast.errors import KernelcastError
 from web.conftest import LIMITS, problem_of
 
@@ -193,24 +193,24 @@ def test_no_more_requests_than_the_limit(limit: str, path: str) -> None:
 def test_what_takes_too_long_is_stopped_and_the_next_is_answered() -> None:
     async def tried() -> None:
         limits = replace(LIMITS, workers=2, heavy_waiting=1, seconds={**LIMITS.seconds, "simulate": 1.0})
-        async with Pool(limits) as pool:
-            assert (await pool.ask("kernel", KERNEL)).status == 200
+        async with WorkerPool(limits) as pool:
+            assert (await pool.run("kernel", KERNEL)).status == 200
             running = {worker.process.pid for worker in pool._all}
-            first = asyncio.create_task(pool.ask("simulate", LONG))
+            first = asyncio.create_task(pool.run("simulate", LONG))
             await asyncio.sleep(0.2)
-            waits = asyncio.create_task(pool.ask("simulate", {**LONG, "seed": 2}))
+            waits = asyncio.create_task(pool.run("simulate", {**LONG, "seed": 2}))
             await asyncio.sleep(0.1)
             with pytest.raises(Problem) as full:  # one runs, one waits, and no third may
-                await pool.ask("simulate", {**LONG, "seed": 3})
+                await pool.run("simulate", {**LONG, "seed": 3})
             assert full.value.status_code == 429 and full.value.headers == {"Retry-After": "2"}
-            assert (await pool.ask("kernel", KERNEL)).status == 200  # short questions have a worker left
+            assert (await pool.run("kernel", KERNEL)).status == 200  # short questions have a worker left
             for late in (first, waits):
                 with pytest.raises(Problem) as error:
                     await late
                 assert error.value.status_code == 504 and "longer than 1 s" in str(error.value.detail)
             assert pool.replaced == 2
-            assert (await pool.ask("kernel", KERNEL)).status == 200
-            assert (await pool.ask("infer", {"model": "llama-3.1-8b", "gpu": "h100_sxm"})).status == 200
+            assert (await pool.run("kernel", KERNEL)).status == 200
+            assert (await pool.run("infer", {"model": "llama-3.1-8b", "gpu": "h100_sxm"})).status == 200
             gone = running - {worker.process.pid for worker in pool._all}
             assert gone and not any(_runs(pid) for pid in gone)
 
@@ -227,35 +227,35 @@ def _runs(pid: int) -> bool:
 
 def test_a_worker_that_ends_is_replaced() -> None:
     async def tried() -> None:
-        async with Pool(replace(LIMITS, workers=1)) as pool:
-            assert (await pool.ask("kernel", KERNEL)).status == 200
+        async with WorkerPool(replace(LIMITS, workers=1)) as pool:
+            assert (await pool.run("kernel", KERNEL)).status == 200
             (worker,) = pool._all
             worker.process.kill()  # as the system does where memory ends
             await worker.process.wait()
-            assert (await pool.ask("kernel", KERNEL)).status == 200 and pool.replaced == 1
-            asked = asyncio.create_task(pool.ask("simulate", LONG))
+            assert (await pool.run("kernel", KERNEL)).status == 200 and pool.replaced == 1
+            asked = asyncio.create_task(pool.run("simulate", LONG))
             await asyncio.sleep(0.3)
             (worker,) = pool._all
             worker.process.kill()  # in the middle of an answer
             with pytest.raises(Problem) as error:
                 await asked
             assert error.value.status_code == 503 and error.value.headers == {"Retry-After": "2"}
-            assert (await pool.ask("kernel", KERNEL)).status == 200
-            stopped = asyncio.create_task(pool.ask("simulate", LONG))
+            assert (await pool.run("kernel", KERNEL)).status == 200
+            stopped = asyncio.create_task(pool.run("simulate", LONG))
             await asyncio.sleep(0.3)
             stopped.cancel()  # whoever asked went away
             with pytest.raises(asyncio.CancelledError):
                 await stopped
-            assert (await pool.ask("kernel", KERNEL)).status == 200 and pool.replaced == 3
+            assert (await pool.run("kernel", KERNEL)).status == 200 and pool.replaced == 3
 
     asyncio.run(tried())
 
 
 def test_a_worker_that_held_much_memory_is_replaced() -> None:
     async def tried() -> None:
-        async with Pool(replace(LIMITS, workers=1, worker_keep_bytes=1)) as pool:
+        async with WorkerPool(replace(LIMITS, workers=1, worker_keep_bytes=1)) as pool:
             for answers in (1, 2):
-                assert (await pool.ask("kernel", KERNEL)).status == 200 and pool.replaced == answers
+                assert (await pool.run("kernel", KERNEL)).status == 200 and pool.replaced == answers
 
     asyncio.run(tried())
 
@@ -308,12 +308,12 @@ def test_no_word_reaches_the_file_system(client: TestClient, monkeypatch: Any, p
     ]  # fmt: skip
     opened: list[Any] = []
     _HEARD.append(opened)
-    pool = client.app.state.desk.pool  # type: ignore[attr-defined]
+    pool = client.app.state.service.pool  # type: ignore[attr-defined]
 
     def nobody(*words: Any) -> None:
         raise AssertionError(f"a worker was asked {words}")
 
-    monkeypatch.setattr(pool, "ask", nobody)
+    monkeypatch.setattr(pool, "run", nobody)
     try:
         for question, words in bodies:
             response = client.post(f"/api/v1/{question}", json=words)
@@ -346,9 +346,9 @@ def test_workers_have_given_up_files_and_sockets(tmp_path: Any) -> None:
     (tmp_path / "secret.toml").write_text("a = 1")
     program = f"""
 import socket, subprocess, pathlib
-from kernelcast.app.web import sandbox, tasks
-next(tasks.warming())
-sandbox.close(8 << 30)
+from kernelcast.app.web import tasks, worker
+next(tasks.warm_up())
+worker.enter_sandbox(8 << 30)
 def refused(act):
     try:
         act()
@@ -359,14 +359,14 @@ print([refused(act) for act in (
     lambda: open({str(tmp_path / "secret.toml")!r}), lambda: open("/etc/passwd"), lambda: open("/etc/../etc/passwd"),
     lambda: pathlib.Path({str(tmp_path)!r}).joinpath("new").write_text("x"), lambda: list(pathlib.Path("/").iterdir()),
     lambda: subprocess.run(["true"]), lambda: socket.create_connection(("127.0.0.1", 9)),
-    lambda: open(sandbox.__file__, "a"), lambda: pathlib.Path(sandbox.__file__).unlink(),
-    lambda: open(sandbox.__file__))])
+    lambda: open(worker.__file__, "a"), lambda: pathlib.Path(worker.__file__).unlink(),
+    lambda: open(worker.__file__))])
 print(tasks.TASKS["infer"]({{"model": "qwen3-0.6b", "gpu": "l4"}}, b"", {{}})["command"])
 """
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     told, command = found.stdout.splitlines()
     assert told == str([*[True] * 9, False]) and command == "kernelcast infer qwen3-0.6b --gpu l4"
-    assert (tmp_path / "secret.toml").read_text() == "a = 1" and sandbox.roots()
+    assert (tmp_path / "secret.toml").read_text() == "a = 1" and readable_folders()
 
 
 # --- The command ---

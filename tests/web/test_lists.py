@@ -65,14 +65,15 @@ def test_about_says_what_answers_and_its_limits(client: TestClient) -> None:
 
 
 def test_words_are_those_of_the_bodies_and_name_no_file(client: TestClient) -> None:
-    found = got(client, "words")
+    found = got(client, "parameters")
+    assert got(client, "words") == found  # its name in earlier releases
     assert set(found) == {"kernel", "infer", "simulate", "compare", "plan"}
     for command, words in found.items():
         names = {word["name"] for word in words}
         assert names == set(BODIES[command].model_fields) - {"config", "name"}
         files = {"calibration", "weights", "server", "trace", "prices", "requests", "plot", "timeline", "requests_out"}
         assert not names & files
-        assert all(set(word) == {"name", "flag", "type", "default", "help", "panel"} for word in words)
+        assert all({"name", "flag", "type", "default", "help", "panel", "choices"} <= set(word) for word in words)
     batch = next(word for word in found["infer"] if word["name"] == "batch")
     assert batch["flag"] == "--batch" and batch["type"] == "int" and batch["help"]
 

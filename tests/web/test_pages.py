@@ -8,7 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 from starlette.requests import Request
 
-from kernelcast.app.web.pages import PAGES, Pages
+from kernelcast.app.web.app import PAGES, StaticPages
 from web.conftest import problem_of
 
 
@@ -52,7 +52,7 @@ def _asked(**headers: str) -> Request:
 def test_files_are_sent_as_they_are_now(tmp_path: Path) -> None:
     (tmp_path / "js").mkdir()
     (tmp_path / "js" / "a.js").write_text("let a = 1;")
-    pages = Pages(tmp_path)
+    pages = StaticPages(tmp_path)
     first = pages.respond(_asked(), "js/a.js")
     assert first.body == b"let a = 1;" and first.headers["content-type"] == "text/javascript; charset=utf-8"
     assert pages.respond(_asked(if_none_match=first.headers["etag"]), "js/a.js").status_code == 304

@@ -1,4 +1,4 @@
-"""Bodies of the API's questions, made from the questions' own words; those that name files are left out."""
+"""Bodies of the API's questions, made from the questions' parameters."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, create_model
 
 from kernelcast.app.questions import Word
-from kernelcast.app.web.asked import QUESTIONS, web_words
-from kernelcast.app.web.vocabulary import TEXT_CHARS, type_of
+from kernelcast.app.web.parameters import QUESTIONS, TEXT_CHARS, type_of, web_parameters
 from kernelcast.errors import KernelcastError
 from kernelcast.ops import REGISTRY, parameters_of
 from kernelcast.ops.base import Parameter
 
 _PARAMETERS, _LENGTHS = 64, 4096  # of an op; of a list of lengths
 _LAYERS, _LARGEST, _LONGEST = 1024, 2**40, 8192  # of a model's config: layers, any number, any list
-_NEEDED = ("gpu", "gpus")  # by every question that has it, whatever the command line's default
+_REQUIRED = ("gpu", "gpus")  # by every question that has it, whatever the command line's default
 _EXAMPLES: Mapping[str, dict[str, Any]] = {
     "kernel": {"op": "gemm", "gpu": "h200_sxm", "parameters": {"m": 4096, "n": 4096, "k": 4096}},
     "infer": {"model": "llama-3.1-8b", "gpu": "h200_sxm", "batch": 8, "input_len": 2048, "output_len": 256},
@@ -30,20 +29,20 @@ _EXAMPLES: Mapping[str, dict[str, Any]] = {
 
 def _bounded(config: dict[str, Any]) -> dict[str, Any]:
     """A model's config whose reading is bounded: layers, numbers, lists."""
-    open_values: list[Any] = [config]
-    while open_values:
-        value = open_values.pop()
+    stack: list[Any] = [config]
+    while stack:
+        value = stack.pop()
         if isinstance(value, dict):
             if any(len(key) > TEXT_CHARS for key in value):
                 raise KernelcastError(f"config: a key has at most {TEXT_CHARS} characters")
             layers = [value.get(name) for name in ("num_hidden_layers", "n_layer", "num_layers", "depth")]
             if any(isinstance(number, int | float) and number > _LAYERS for number in layers):
                 raise KernelcastError(f"config: a model has at most {_LAYERS:,} layers here")
-            open_values += value.values()
+            stack += value.values()
         elif isinstance(value, list):
             if len(value) > _LONGEST:
                 raise KernelcastError(f"config: a list has at most {_LONGEST:,} entries here")
-            open_values += value
+            stack += value
         elif isinstance(value, int | float) and abs(value) > _LARGEST:
             raise KernelcastError(f"config: a number is at most {_LARGEST:,} here, not {value:g}")
     return config
@@ -51,19 +50,19 @@ def _bounded(config: dict[str, Any]) -> dict[str, Any]:
 
 def _not_a_folder(name: str) -> str:
     if name == "config":  # the command line calls a config.json by its folder
-        raise KernelcastError("name: a model of its own is called something, not 'config'")
+        raise KernelcastError("name: a model by its config needs a name other than 'config'")
     return name
 
 
 Config = Annotated[dict[str, Any], AfterValidator(_bounded)]
-OwnName = Annotated[
+ConfigName = Annotated[
     str,
     StringConstraints(strict=True, pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"),
     AfterValidator(_not_a_folder),
 ]
-_OWN: dict[str, Any] = {
+_CONFIG: dict[str, Any] = {
     "config": (Config | None, Field(None, description="a Hugging Face config.json, in place of a model's name")),
-    "name": (OwnName, Field("my-model", description="what a model with a config of its own is called")),
+    "name": (ConfigName, Field("my-model", description="what a model that is given by its config is called")),
 }
 Value = (
     Annotated[bool, Field(strict=True)] | Annotated[int, Field(strict=True)] | Annotated[float, Field(strict=True)]
@@ -72,16 +71,16 @@ Value = (
 )  # fmt: skip
 
 
-class Body(BaseModel):
-    """What all of them are: strict, and nothing beside their words."""
+class QuestionBody(BaseModel):
+    """Strict, and nothing beside the parameters."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
-    def given(self) -> dict[str, Any]:
-        """The words that were said, and are not as usual."""
-        told = self.model_dump(exclude_unset=True, exclude_none=True)
+    def arguments(self) -> dict[str, Any]:
+        """The parameters that differ from their defaults."""
+        given = self.model_dump(exclude_unset=True, exclude_none=True)
         fields = type(self).model_fields
-        return {name: _typed(value) for name, value in told.items() if value != fields[name].default}
+        return {name: _typed(value) for name, value in given.items() if value != fields[name].default}
 
 
 def _typed(value: Any) -> Any:
@@ -89,17 +88,16 @@ def _typed(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _field(word: Word, command: str) -> tuple[Any, Any]:
-    kind, about = type_of(word, command), word.flag.help
-    if word.required or (word.name in _NEEDED and command != "plan"):
-        return kind, Field(description=about)
-    return kind | None, Field(word.default, description=about)
+def _field(parameter: Word, command: str) -> tuple[Any, Any]:
+    annotation, about = type_of(parameter, command), parameter.flag.help
+    if parameter.required or (parameter.name in _REQUIRED and command != "plan"):
+        return annotation, Field(description=about)
+    return annotation | None, Field(parameter.default, description=about)
 
 
-def _made(command: str) -> type[Body]:
-    """The body of a question."""
-    words = [word for word in web_words(command) if word.name != "parameters"]
-    fields = {word.name: _field(word, command) for word in words}
+def _body(command: str) -> type[QuestionBody]:
+    parameters = [parameter for parameter in web_parameters(command) if parameter.name != "parameters"]
+    fields = {parameter.name: _field(parameter, command) for parameter in parameters}
     if command == "kernel":
         fields["parameters"] = (
             dict[Annotated[str, StringConstraints(max_length=TEXT_CHARS)], Value],
@@ -107,16 +105,18 @@ def _made(command: str) -> type[Body]:
         )
     else:
         fields["model"] = (fields["model"][0] | None, Field(None, description="a name of GET /api/v1/models"))
-        fields |= _OWN
+        fields |= _CONFIG
     extra: Any = {"examples": [_EXAMPLES[command]]}
-    make: Any = create_model  # whose fields are known when it runs
-    made: type[Body] = make(f"{command.title()}Body", __base__=Body, __doc__=QUESTIONS[command].__doc__, **fields)
-    made.model_config = {**made.model_config, "json_schema_extra": extra}
-    made.model_rebuild(force=True)
-    return made
+    create: Any = create_model  # whose fields are known when it runs
+    body: type[QuestionBody] = create(
+        f"{command.title()}Body", __base__=QuestionBody, __doc__=QUESTIONS[command].__doc__, **fields
+    )
+    body.model_config = {**body.model_config, "json_schema_extra": extra}
+    body.model_rebuild(force=True)
+    return body
 
 
-BODIES: Mapping[str, type[Body]] = {command: _made(command) for command in QUESTIONS}
+BODIES: Mapping[str, type[QuestionBody]] = {command: _body(command) for command in QUESTIONS}
 
 
 def op_schema(op: str) -> dict[str, Any]:
@@ -134,12 +134,12 @@ def op_schema(op: str) -> dict[str, Any]:
 def _schema(spec: Parameter) -> dict[str, Any]:
     number: dict[str, Any] = {"type": "number" if spec.type == "real" else "integer", "minimum": spec.low,
                               "maximum": spec.high}  # fmt: skip
-    kinds: dict[str, dict[str, Any]] = {
+    types: dict[str, dict[str, Any]] = {
         "size": number,
         "real": number,
         "flag": {"type": "boolean"},
         "choice": {"type": "string", "enum": [*spec.options]},
         "lengths": {"type": "array", "items": number, "minItems": 1, "maxItems": _LENGTHS},
     }
-    usual = {} if spec.required or spec.default is None else {"default": spec.default}
-    return {**kinds[spec.type], "description": spec.help.replace("``", ""), **usual}
+    default = {} if spec.required or spec.default is None else {"default": spec.default}
+    return {**types[spec.type], "description": spec.help.replace("``", ""), **default}

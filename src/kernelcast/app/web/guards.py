@@ -1,4 +1,4 @@
-"""What every request passes before a route sees it: who may ask, how much, how fast, and what the browser is told.
+"""What every request passes before a route sees it: host, rate and size limits, security headers, strict JSON.
 
 Plain ASGI, since a body that is too large must be refused before it is read.
 """
@@ -6,10 +6,17 @@ Plain ASGI, since a body that is too large must be refused before it is read.
 from __future__ import annotations
 
 import asyncio
+import json
+import math
+import re
 import traceback
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
+
+from fastapi import Request
+from fastapi.routing import APIRoute
+from starlette.responses import Response
 
 from kernelcast.app.web.limits import Limits
 from kernelcast.app.web.problems import Problem, problem
@@ -32,6 +39,9 @@ _HEADERS = {
     "permissions-policy": "camera=(), microphone=(), geolocation=()",
 }
 _SECURE = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
+_MAX_DEPTH = 64  # levels of lists and objects; a model's config.json has four
+_MAX_DIGITS = 40  # of a whole number; larger ones are no count of anything
+_STRINGS, _BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL), re.compile(rb"[\[\]{}]")
 
 
 class Refused(Problem):
@@ -56,7 +66,7 @@ class Guards:
             return
         started = False
 
-        async def told(message: Message) -> None:
+        async def secured(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
@@ -66,20 +76,20 @@ class Guards:
         try:
             self._check(scope)
         except Refused as error:
-            await problem(error.status_code, str(error.detail), error.headers)(scope, receive, told)
+            await problem(error.status_code, str(error.detail), error.headers)(scope, receive, secured)
             return
         uploads = int(scope["path"] == UPLOAD_PATH)
         self.under_way += 1
         self.uploads += uploads
         try:
-            await self.app(scope, self._bounded(scope, receive), told)
+            await self.app(scope, self._bounded(scope, receive), secured)
         except asyncio.CancelledError:  # the server ends
             if not started:
-                await problem(503, "the server is ending", {"Connection": "close"})(scope, receive, told)
+                await problem(503, "the server is shutting down", {"Connection": "close"})(scope, receive, secured)
         except Exception:
             traceback.print_exc()
             if not started:
-                await problem(500, "kernelcast web has a fault; it is told where it was started")(scope, receive, told)
+                await problem(500, "kernelcast web has a fault; its log has the traceback")(scope, receive, secured)
         finally:
             self.under_way -= 1
             self.uploads -= uploads
@@ -90,50 +100,129 @@ class Guards:
         if "*" not in self.hosts and host not in self.hosts:
             raise Refused(421, f"this server does not answer for {host[:100]!r}: start it with --allow-host to let it")
         if self.under_way >= self.limits.requests:
-            raise Refused(429, f"{self.under_way} requests are under way; ask again in a moment", retry_s=2)
+            raise Refused(429, f"{self.under_way} requests are in progress; try again in a moment", retry_s=2)
         if scope["path"] == UPLOAD_PATH and self.uploads >= self.limits.uploads:
-            raise Refused(429, f"{self.uploads} files are under way; send it again in a moment", retry_s=2)
-        # a page of another site may send simple requests: browsers say whose page it is
+            raise Refused(429, f"{self.uploads} uploads are in progress; try again in a moment", retry_s=2)
+        # a page of another site may send simple requests: browsers name the site
         if headers.get(b"sec-fetch-site") in (b"cross-site", b"same-site") and scope["method"] != "GET":
-            raise Refused(403, "questions of other sites' pages are not answered")
+            raise Refused(403, "requests from pages of other sites are refused")
         length = headers.get(b"content-length", b"0")
         if not length.isdigit():
-            raise Refused(400, "Content-Length is no number")
-        if int(length[:20]) > self._most(scope):
+            raise Refused(400, "Content-Length is not a number")
+        if int(length[:20]) > self._max_bytes(scope):
             raise Refused(413, self._too_large(scope))
 
-    def _most(self, scope: MutableMapping[str, Any]) -> int:
+    def _max_bytes(self, scope: MutableMapping[str, Any]) -> int:
         return self.limits.upload_bytes if scope["path"] == UPLOAD_PATH else self.limits.body_bytes
 
     def _too_large(self, scope: MutableMapping[str, Any]) -> str:
-        return f"a body has at most {self._most(scope):,} bytes here"
+        return f"a body has at most {self._max_bytes(scope):,} bytes here"
 
     def _bounded(self, scope: MutableMapping[str, Any], receive: Receive) -> Receive:
-        """``receive`` that counts bytes, and the time until the last one; once the body is whole it only waits."""
-        left, loop = self._most(scope), asyncio.get_running_loop()
-        until, whole = loop.time() + self.limits.body_seconds, False
+        """``receive`` that counts bytes, and the time until the last one; once the body is complete it only waits."""
+        remaining, loop = self._max_bytes(scope), asyncio.get_running_loop()
+        deadline, complete = loop.time() + self.limits.body_seconds, False
 
         async def bounded() -> Message:
-            nonlocal left, whole
-            if whole:
+            nonlocal remaining, complete
+            if complete:
                 return await receive()
             try:
-                async with asyncio.timeout_at(until):
+                async with asyncio.timeout_at(deadline):
                     message = await receive()
             except TimeoutError:
                 raise Refused(408, f"the body did not arrive within {self.limits.body_seconds:g} s") from None
-            left -= len(message.get("body", b""))
-            if left < 0:
+            remaining -= len(message.get("body", b""))
+            if remaining < 0:
                 raise Refused(413, self._too_large(scope))
-            whole = message["type"] == "http.disconnect" or not message.get("more_body", False)
+            complete = message["type"] == "http.disconnect" or not message.get("more_body", False)
             return message
 
         return bounded
 
 
-def _host(given: str) -> str:
+def _host(header: str) -> str:
     """The name of a Host header, without its port."""
     try:
-        return (urlsplit(f"//{given}").hostname or "").lower()
+        return (urlsplit(f"//{header}").hostname or "").lower()
     except ValueError:
-        return given
+        return header
+
+
+# ---- bodies as strict JSON: no NaN, no number beyond a float, no nesting that breaks a parser ----
+
+
+class StrictRequest(Request):
+    """What FastAPI reads bodies by."""
+
+    async def body(self) -> bytes:
+        media_type = self.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if media_type != "application/json":
+            raise Problem(415, f"the body must be application/json, not {media_type[:100] or 'of no type'}")
+        body = await super().body()
+        if not body:
+            raise Problem(400, "the body is empty: it should be a JSON object")
+        return body
+
+    async def json(self) -> Any:
+        return strict_json(await self.body())
+
+
+class StrictRoute(APIRoute):
+    """A route whose body is strict JSON."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handler = super().get_route_handler()
+
+        async def strict(request: Request) -> Response:
+            return await handler(StrictRequest(request.scope, request.receive))
+
+        return strict
+
+
+def strict_json(raw: bytes) -> Any:
+    """The value of a JSON text, by the letter of RFC 8259; a 400 ``Problem`` where it is none."""
+    if _depth(raw) > _MAX_DEPTH:
+        raise Problem(400, f"JSON may be nested {_MAX_DEPTH} levels deep here")
+    try:
+        return json.loads(raw.decode(), parse_constant=_refuse, parse_float=_finite, parse_int=_short,
+                          object_pairs_hook=_unique)  # fmt: skip
+    except UnicodeDecodeError:
+        raise Problem(400, "the body is not UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise Problem(400, f"the body is not JSON: {error.msg} in line {error.lineno}") from None
+
+
+def _depth(raw: bytes) -> int:
+    """How deep lists and objects are nested."""
+    if raw.count(b"[") + raw.count(b"{") <= _MAX_DEPTH:
+        return 0
+    depth = deepest = 0
+    for bracket in _BRACKETS.findall(_STRINGS.sub(b"", raw)):
+        depth += 1 if bracket in b"[{" else -1
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def _refuse(constant: str) -> None:
+    raise Problem(400, f"the body is not JSON: {constant} is no number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise Problem(400, f"{text[:40]} is larger than any number here")
+    return value
+
+
+def _short(text: str) -> int:
+    if len(text) > _MAX_DIGITS:
+        raise Problem(400, f"a whole number of {len(text)} digits is larger than any number here")
+    return int(text)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise Problem(400, "a JSON object has the same key twice")
+    return value

@@ -1,4 +1,4 @@
-"""What one request may cost, and how many may be under way: strangers may ask, on a person's own machine."""
+"""What a request may cost, and how many may be in progress."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _SECONDS = {"kernel": 10.0, "infer": 30.0, "simulate": 60.0, "compare": 120.0, "
             "list": 60.0}  # fmt: skip
 
 
-def usual_workers() -> int:
-    """One a core, and at least two: a long question must leave one for the short ones."""
+def default_workers() -> int:
+    """One a core, and at least two: a long question must leave a worker for the short ones."""
     return min(8, max(2, os.cpu_count() or 2))
 
 
@@ -23,28 +23,28 @@ def usual_workers() -> int:
 class Limits:
     """Of a server. ``seconds``: by question, from when a worker takes it; what it would still do is stopped then."""
 
-    workers: int = field(default_factory=usual_workers)
+    workers: int = field(default_factory=default_workers)
     body_bytes: int = 1 * MIB
     upload_bytes: int = 64 * MIB  # of a file to diagnose
     unpacked_bytes: int = 256 * MIB  # of the same, decompressed
-    body_seconds: float = 30.0  # until the last byte of a body has come
+    body_seconds: float = 30.0  # until the last byte of a body
     seconds: Mapping[str, float] = field(default_factory=lambda: dict(_SECONDS))
-    requests: int = 512  # under way, whatever they are
+    requests: int = 512  # in progress, of any sort
     uploads: int = 4  # of them, with a file
     light_waiting: int = 256  # questions that wait for a worker
     heavy_waiting: int = 16
-    waiting_seconds: float = 60.0  # that one waits at most
+    waiting_seconds: float = 60.0  # that a question waits at most
     cache_bytes: int = 64 * MIB  # of answers that are kept
     worker_bytes: int = 8 * GIB  # of address space; 0: no limit
     worker_keep_bytes: int = 1536 * MIB  # a worker that once held more is replaced after its answer
 
     @property
     def heavy_at_once(self) -> int:
-        """Long questions that run at the same time: one worker is always left for short ones."""
+        """Long questions that run at the same time: a worker is always free for short ones."""
         return max(1, self.workers - 1)
 
-    def told(self) -> dict[str, Any]:
-        """As data for whoever asks."""
+    def fields(self) -> dict[str, Any]:
+        """As JSON."""
         return {
             "body_bytes": self.body_bytes,
             "upload_bytes": self.upload_bytes,

@@ -1,4 +1,4 @@
-"""What can be asked about: GPUs, models, ops, stacks, words, and the evidence that forecasts rest on."""
+"""Catalogues: GPUs, models, ops, stacks, parameters, and the evidence that forecasts rest on."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 from kernelcast._version import __version__
 from kernelcast.app.questions import KernelQuestion
 from kernelcast.app.questions.evidence import all_entries
-from kernelcast.app.questions.evidence import evidence as asked_evidence
+from kernelcast.app.questions.evidence import evidence as select_evidence
 from kernelcast.app.report import json as as_json
-from kernelcast.app.web.asked import QUESTIONS, told_word, web_words
+from kernelcast.app.web.parameters import QUESTIONS, parameter_fields, web_parameters
 from kernelcast.forecast import PREDICTORS
 from kernelcast.forecast.evidence import MeasuredConfiguration
 from kernelcast.forecast.learned import WEIGHTS, load
@@ -33,10 +33,10 @@ def load_family(name: str) -> None:
 
 
 def about(limits: Mapping[str, Any]) -> dict[str, Any]:
-    found = KernelQuestion(op="gemm", parameters={"m": 1, "n": 1, "k": 1}, gpu="h200_sxm").answer()[0]
+    prediction, _ = KernelQuestion(op="gemm", parameters={"m": 1, "n": 1, "k": 1}, gpu="h200_sxm").answer()
     return {
         "version": __version__,
-        "weights": found.predictor,
+        "weights": prediction.predictor,
         "predictors": list(PREDICTORS),
         "calls_measured": sum(entry.calls for entry in all_entries()),
         "gpus": len(gpu_ids()),
@@ -48,29 +48,28 @@ def about(limits: Mapping[str, Any]) -> dict[str, Any]:
 
 def gpus() -> dict[str, Any]:
     measured, prices = {entry.gpu for entry in all_entries()}, read_prices()
-    chips = sorted(map(gpu, gpu_ids()), key=_age)
+    ordered = sorted(map(gpu, gpu_ids()), key=_age)
     return {
         "gpus": [
-            {**as_json.gpu_summary(chip), "measured": chip.id in measured,
-             "usd_per_hour": prices[chip.id].usd_per_hour if chip.id in prices else None}
-            for chip in chips
+            {**as_json.gpu_summary(item), "measured": item.id in measured,
+             "usd_per_hour": prices[item.id].usd_per_hour if item.id in prices else None}
+            for item in ordered
         ]
     }  # fmt: skip
 
 
-def one_gpu(gpu_id: str) -> dict[str, Any]:
+def gpu_details(gpu_id: str) -> dict[str, Any]:
     return as_json.gpu_fields(gpu(gpu_id))
 
 
 def models() -> dict[str, Any]:
-    found = {name: model(name) for name in model_ids()}
     return {
         "models": [
             {"name": name, "parameters": m.parameters.total, "active_parameters": m.active_parameters.total,
              "layers": m.layer_count, "hidden": m.hidden, "vocab": m.vocab, "max_context": m.max_context,
              "kind": m.kind, "experts": m.active_parameters.total < m.parameters.total,
              "dtype": Precision.of(m, None, None).label}
-            for name, m in found.items()
+            for name, m in ((name, model(name)) for name in model_ids())
         ]
     }  # fmt: skip
 
@@ -80,22 +79,21 @@ def ops() -> dict[str, Any]:
 
 
 def stacks() -> dict[str, Any]:
-    found = [stack(name) for name in stack_ids()]
     return {
-        "stacks": [{"id": one.id, "name": one.name, "schedules": bool(one.scheduler)} for one in found],
+        "stacks": [{"id": s.id, "name": s.name, "schedules": bool(s.scheduler)} for s in map(stack, stack_ids())],
         "fabrics": sorted(fabrics()),
         "weight_formats": list(WEIGHT_FORMATS),
         "cache_formats": list(CACHE),
     }
 
 
-def words() -> dict[str, Any]:
-    return {command: [told_word(word) for word in web_words(command)] for command in QUESTIONS}
+def parameters() -> dict[str, Any]:
+    return {command: [parameter_fields(parameter) for parameter in web_parameters(command)] for command in QUESTIONS}
 
 
 def evidence(by: str = "kind", **only: Any) -> dict[str, Any]:
     """As `kernelcast evidence --json` has it; ``only``: of these op, gpu, stack."""
-    return as_json.evidence_fields(asked_evidence(**only), by)
+    return as_json.evidence_fields(select_evidence(**only), by)
 
 
 def grid() -> dict[str, Any]:
@@ -107,26 +105,26 @@ def grid() -> dict[str, Any]:
     return {
         **dict(zip(("gpus", "ops", "stacks"), axes, strict=True)),
         "cells": [
-            {"gpu": place, "op": op, "stack": runs, **_summed(members)}
-            for (place, op, runs), members in sorted(cells.items())
+            {"gpu": gpu_id, "op": op, "stack": stack_id, **_summed(members)}
+            for (gpu_id, op, stack_id), members in sorted(cells.items())
         ],
     }
 
 
 def _summed(members: list[MeasuredConfiguration]) -> dict[str, Any]:
     line = as_json.summed_evidence(members, "op")[0]
-    tested = sum(entry.tested for entry in members if entry.error is not None)  # what means of several cells weigh by
+    tested = sum(entry.tested for entry in members if entry.error is not None)  # the weight of a cell in a mean
     return {name: line[name] for name in ("kinds", "calls", "error", "inside")} | {"tested": tested}
 
 
-def _age(chip: Gpu) -> tuple[str, float, str]:
+def _age(item: Gpu) -> tuple[str, float, str]:
     """Oldest architecture first, as `kernelcast gpus` has it."""
-    digits = re.sub(r"^[a-z]+", "", chip.compute_capability)
-    number = float(digits) if digits == chip.compute_capability else float(int(digits, 16))
-    return chip.vendor, number, chip.id
+    digits = re.sub(r"^[a-z]+", "", item.compute_capability)
+    number = float(digits) if digits == item.compute_capability else float(int(digits, 16))
+    return item.vendor, number, item.id
 
 
 LISTS: Mapping[str, Callable[..., Any]] = {
-    "about": about, "gpus": gpus, "gpu": one_gpu, "models": models, "ops": ops, "stacks": stacks, "words": words,
-    "evidence": evidence, "grid": grid,
+    "about": about, "gpus": gpus, "gpu": gpu_details, "models": models, "ops": ops, "stacks": stacks,
+    "parameters": parameters, "evidence": evidence, "grid": grid,
 }  # fmt: skip

@@ -1,4 +1,7 @@
-"""Worker processes that are kept warm: one question at a time each, killed when it takes too long, and replaced."""
+"""Worker processes that are kept warm: one task at a time each, killed when it takes too long, and replaced.
+
+An executor of ``concurrent.futures`` does not do: it breaks as a whole when one of its processes is killed.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +14,19 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kernelcast.app.web import frames
 from kernelcast.app.web.limits import HEAVY, Limits
 from kernelcast.app.web.problems import Problem
+from kernelcast.app.web.worker import pack, receive
 
-_COMMAND = (sys.executable, "-P", "-m", "kernelcast.app.web.worker")  # -P: nothing from the folder that one stands in
+_COMMAND = (sys.executable, "-P", "-m", "kernelcast.app.web.worker")  # -P: nothing from the current folder
 _READ_BYTES = 2**20  # that a pipe is read by
-_FIRST_DELAY_S, _LONGEST_DELAY_S = 0.2, 10.0  # before one that does not start is started again
+_FIRST_DELAY_S, _LONGEST_DELAY_S = 0.2, 10.0  # before a worker that does not start is started again
 # One thread each: small products on several threads of several workers wait for one another
 _ENVIRONMENT = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 @dataclass(frozen=True)
-class Reply:
+class WorkerReply:
     """``status``: 200, or 422 where ``body`` is the line that refuses."""
 
     status: int
@@ -36,7 +39,7 @@ class _Worker:
     killed: bool = False
 
     def kill(self) -> None:
-        """Once: a process that has ended is asyncio's to look after."""
+        """Once: asyncio looks after a process that has ended."""
         if self.killed or self.process.returncode is not None:
             return
         self.killed = True
@@ -46,35 +49,17 @@ class _Worker:
             else:
                 self.process.kill()
 
-    async def ask(self, header: Mapping[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
+    async def call(self, header: Mapping[str, Any], payload: bytes = b"") -> tuple[dict[str, Any], bytes]:
         source, target = self.process.stdout, self.process.stdin
         assert source is not None and target is not None
-        target.write(frames.packed(dict(header), payload))
+        target.write(pack(dict(header), payload))
         await target.drain()
-        return await frames.received(source)
+        return await receive(source)
 
 
 @dataclass
-class _Lane:
-    """Questions of one kind of length: how many may wait."""
-
-    most: int
-    waiting: int = 0
-
-    @contextlib.contextmanager
-    def place(self) -> Any:
-        if self.waiting >= self.most:
-            raise Problem(429, f"{self.waiting} questions wait already; ask again in a moment", retry_s=2)
-        self.waiting += 1
-        try:
-            yield
-        finally:
-            self.waiting -= 1
-
-
-@dataclass
-class Pool:
-    """``async with Pool(limits) as pool: await pool.ask("kernel", {...})``"""
+class WorkerPool:
+    """``async with WorkerPool(limits) as pool: await pool.run("kernel", {...})``"""
 
     limits: Limits
     _idle: asyncio.Queue[_Worker] = field(default_factory=asyncio.Queue)
@@ -85,11 +70,11 @@ class Pool:
 
     def __post_init__(self) -> None:
         self._heavy = asyncio.Semaphore(self.limits.heavy_at_once)
-        self._lanes = {True: _Lane(self.limits.heavy_waiting), False: _Lane(self.limits.light_waiting)}
+        self._waiting = {True: 0, False: 0}  # tasks that wait for a worker: heavy, light
 
-    async def __aenter__(self) -> Pool:
+    async def __aenter__(self) -> WorkerPool:
         for _ in range(self.limits.workers):
-            self._later()
+            self._start_later()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -101,13 +86,13 @@ class Pool:
         for worker in tuple(self._all):
             await self._ended(worker)
 
-    async def ask(self, task: str, words: Mapping[str, Any], payload: bytes = b"") -> Reply:
+    async def run(self, task: str, arguments: Mapping[str, Any], payload: bytes = b"") -> WorkerReply:
         """The answer of the next free worker; a ``Problem`` where there is none, or none in time."""
-        async with self._taken(task in HEAVY) as worker:
+        async with self._free_worker(task in HEAVY) as worker:
             seconds = self.limits.seconds.get(task, self.limits.seconds["list"])
             try:
                 async with asyncio.timeout(seconds):
-                    header, body = await worker.ask({"task": task, "words": words}, payload)
+                    header, body = await worker.call({"task": task, "arguments": arguments}, payload)
             except TimeoutError:
                 self._replace(worker)
                 raise Problem(504, f"this takes longer than {seconds:g} s, which is all that {task} may: ask for less, "
@@ -115,31 +100,36 @@ class Pool:
             except (asyncio.IncompleteReadError, ConnectionError):
                 self._replace(worker)
                 raise Problem(503, "the worker ended before its answer (out of memory?)", retry_s=2) from None
-            except BaseException:  # whoever asked is gone
+            except BaseException:  # the client is gone
                 self._replace(worker)
                 raise
             if header["retires"]:
                 self._replace(worker)
             else:
                 self._idle.put_nowait(worker)
-        return Reply(int(header["status"]), body)
+        return WorkerReply(int(header["status"]), body)
 
     @contextlib.asynccontextmanager
-    async def _taken(self, heavy: bool) -> AsyncIterator[_Worker]:
-        """A worker of one's own; long questions leave one to short ones."""
+    async def _free_worker(self, heavy: bool) -> AsyncIterator[_Worker]:
+        """The next idle worker; long tasks leave one to short ones."""
+        waiting = self._waiting[heavy]
+        if waiting >= (self.limits.heavy_waiting if heavy else self.limits.light_waiting):
+            raise Problem(429, f"{waiting} questions wait already; try again in a moment", retry_s=2)
         async with contextlib.AsyncExitStack() as held:
+            self._waiting[heavy] += 1
             try:
-                with self._lanes[heavy].place():
-                    async with asyncio.timeout(self.limits.waiting_seconds):
-                        if heavy:
-                            await held.enter_async_context(self._heavy)
-                        worker = await self._alive()
+                async with asyncio.timeout(self.limits.waiting_seconds):
+                    if heavy:
+                        await held.enter_async_context(self._heavy)
+                    worker = await self._alive()
             except TimeoutError:
-                raise Problem(503, "all workers are busy; ask again in a moment", retry_s=5) from None
+                raise Problem(503, "all workers are busy; try again in a moment", retry_s=5) from None
+            finally:
+                self._waiting[heavy] -= 1
             yield worker
 
     async def _alive(self) -> _Worker:
-        """The next idle worker; one that ended meanwhile is replaced."""
+        """The next idle worker; a worker that ended meanwhile is replaced."""
         while (worker := await self._idle.get()).process.returncode is not None:
             self._replace(worker)
         return worker
@@ -147,20 +137,20 @@ class Pool:
     def _replace(self, worker: _Worker) -> None:
         worker.kill()
         self.replaced += 1
-        self._run(self._ended(worker))
-        self._later()
+        self._spawn(self._ended(worker))
+        self._start_later()
 
-    def _later(self) -> None:
+    def _start_later(self) -> None:
         if not self._closed:
-            self._run(self._start())
+            self._spawn(self._start())
 
-    def _run(self, work: Any) -> None:
+    def _spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _start(self) -> None:
-        """A new worker, idle once it is ready; one that ends before is started again, later each time."""
+        """A new worker, idle once it is ready; if it ends before, it is started again, later each time."""
         delay_s = _FIRST_DELAY_S
         while not self._closed:
             process = await asyncio.create_subprocess_exec(
@@ -170,8 +160,8 @@ class Pool:
             worker = _Worker(process)
             self._all.add(worker)
             try:
-                await worker.ask({name: getattr(self.limits, name) for name in
-                                  ("worker_bytes", "worker_keep_bytes", "unpacked_bytes")}, b"")  # fmt: skip
+                await worker.call({name: getattr(self.limits, name) for name in
+                                   ("worker_bytes", "worker_keep_bytes", "unpacked_bytes")})  # fmt: skip
             except (asyncio.IncompleteReadError, ConnectionError):
                 await self._ended(worker)
                 await asyncio.sleep(delay_s)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 MEDIA_TYPE = "application/problem+json"
 _DETAIL_CHARS = 2000
-_ERRORS = 20  # of a body that are told
+_ERRORS = 20  # of a body that are listed
 
 
 class ProblemFields(BaseModel):
@@ -41,8 +41,8 @@ def problem(status: int, detail: str, headers: Mapping[str, str] | None = None, 
     except ValueError:
         title = "Error"
     line = " ".join(detail.split())[:_DETAIL_CHARS]
-    told = {"type": "about:blank", "title": title, "status": status, "detail": line, **more}
-    body = json.dumps(told, ensure_ascii=False).encode(errors="replace")
+    fields = {"type": "about:blank", "title": title, "status": status, "detail": line, **more}
+    body = json.dumps(fields, ensure_ascii=False).encode(errors="replace")
     return Response(body, status, {"Cache-Control": "no-store", **(headers or {})}, MEDIA_TYPE)
 
 
@@ -51,18 +51,18 @@ def add_handlers(app: FastAPI) -> None:
 
     async def of_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, StarletteHTTPException)
-        return problem(error.status_code, _said(request, error), error.headers)
+        return problem(error.status_code, _detail(request, error), error.headers)
 
     async def of_validation(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        lines = [_line(one) for one in error.errors()[:_ERRORS]]
-        return problem(422, lines[0] if lines else "the request is not as it should be", errors=lines)
+        lines = [_line(entry) for entry in error.errors()[:_ERRORS]]
+        return problem(422, lines[0] if lines else "the request is not valid", errors=lines)
 
     app.add_exception_handler(StarletteHTTPException, of_http)
     app.add_exception_handler(RequestValidationError, of_validation)
 
 
-def _said(request: Request, error: StarletteHTTPException) -> str:
+def _detail(request: Request, error: StarletteHTTPException) -> str:
     if isinstance(error, Problem):
         return str(error.detail)
     if error.status_code == 404:
@@ -73,24 +73,21 @@ def _said(request: Request, error: StarletteHTTPException) -> str:
 
 
 def _line(error: Mapping[str, Any]) -> str:
-    """'batch: should be 1 or more, not 0'. What kernelcast itself says of a word stays as it is."""
-    said = error.get("ctx", {}).get("error")
-    if isinstance(said, ValueError) and str(said):
-        return str(said)
-    place = ".".join(str(part) for part in _place(error.get("loc", ())))
+    """'batch: should be 1 or more, not 0'. What kernelcast itself says stays as it is."""
+    reason = error.get("ctx", {}).get("error")
+    if isinstance(reason, ValueError) and str(reason):
+        return str(reason)
+    # where in the body, without the word 'body' itself
+    location = [part for part in error.get("loc", ()) if part not in ("body", "query", "path")][:6]
+    name = ".".join(map(str, location))
     message = str(error.get("msg", "is wrong"))
     message = message[:1].lower() + message[1:]
     if error.get("type") == "missing":
-        return f"{place or 'the body'} is missing"
+        return f"{name or 'the body'} is missing"
     if error.get("type") == "extra_forbidden":
-        return f"{place}: no such word here; GET /api/v1/words lists them"
+        return f"{name}: no such parameter here; GET /api/v1/parameters lists them"
     given = repr(error.get("input"))
-    return f"{place or 'the body'}: {message}" + (f", not {given}" if len(given) <= 60 else "")
-
-
-def _place(parts: Sequence[Any]) -> Sequence[Any]:
-    """Where in the body, without the word 'body' itself."""
-    return [part for part in parts if part not in ("body", "query", "path")][:6]
+    return f"{name or 'the body'}: {message}" + (f", not {given}" if len(given) <= 60 else "")
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:

@@ -1,9 +1,11 @@
-"""The API's operations: check the words, ask a worker, pass its answer on."""
+"""The API's operations: validate the parameters, run the task in a worker, return its answer."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, Literal
 
@@ -11,71 +13,90 @@ from fastapi import APIRouter, Path, Query, Request
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from kernelcast.app.web.answers import Answers
-from kernelcast.app.web.bodies import BODIES, Body
+from kernelcast.app.web.bodies import BODIES, QuestionBody
+from kernelcast.app.web.guards import StrictRoute
 from kernelcast.app.web.limits import HEAVY, Limits
-from kernelcast.app.web.pool import Pool
+from kernelcast.app.web.parameters import GPU_IDS, OPS, choice, text
+from kernelcast.app.web.pool import WorkerPool
 from kernelcast.app.web.problems import Problem, documented
-from kernelcast.app.web.requests import StrictRoute
-from kernelcast.app.web.vocabulary import GPU_IDS, OPS, named, text
 from kernelcast.diagnose.metrics import WIDTH_BITS
 from kernelcast.errors import unknown
 
 PREFIX = "/api/v1"
-GpuId: Any = named("gpu", GPU_IDS)
-GpuOrNone: Any = named("gpu", GPU_IDS, empty=True)
-OpOrNone: Any = named("op", OPS, empty=True)
+GpuOrNone: Any = choice("gpu", GPU_IDS, empty=True)
+OpOrNone: Any = choice("op", OPS, empty=True)
 Text: Any = text()
-Format: Any = named("dtype", tuple(WIDTH_BITS), empty=True)
+Format: Any = choice("dtype", tuple(WIDTH_BITS), empty=True)
 _FILE_NAME = r"^[^/\\\x00-\x1f-][^/\\\x00-\x1f]*$"  # no path, and nothing that a shell takes for an option
 _ABOUT = {
     "kernel": ("One kernel call", "Its time, what limits it, and what the best kernel would reach."),
     "infer": ("One static batch of a language model", "How fast it runs, what takes the time, and whether it fits."),
-    "simulate": ("A served model under load", "What its users feel: latencies, throughput, and what binds."),
-    "compare": ("A model on many kinds of GPU", "Each at its best layout, batch and format, in order."),
+    "simulate": ("A served model under load", "Latencies, throughput, and what binds."),
+    "compare": ("A model on many GPUs", "Each at its best layout, batch and format, in order."),
     "plan": ("The cheapest GPUs that keep latency goals", "Which, how many, and how to run a model on them."),
 }
 
 
 class Envelope(BaseModel):
-    """A forecast and how to ask for it elsewhere."""
+    """A forecast, and the command and the Python that give the same."""
 
     answer: dict[str, Any] = Field(description="exactly what the command prints with --json")
     command: str = Field(description="the command line that gives the same answer")
     python: str = Field(description="the Python that gives the same answer")
 
 
-class OverTime(BaseModel):
+class LoadOverTime(BaseModel):
     time_s: list[float] = Field(max_length=400)
     running: list[float] = Field(description="requests that decode, of all engines")
     waiting: list[float] = Field(description="requests that wait, of all engines")
     kv_share: list[float] = Field(description="of the KV cache in use, mean over engines")
 
 
-class Simulated(Envelope):
-    over_time: OverTime
+class SimulationEnvelope(Envelope):
+    over_time: LoadOverTime
 
 
-class Desk:
-    """Where questions are put: the cache of answers before the pool of workers."""
+class ForecastService:
+    """A cache of answers before the pool of workers: the same question has the same answer until the program ends."""
 
-    def __init__(self, pool: Pool, limits: Limits) -> None:
+    def __init__(self, pool: WorkerPool, limits: Limits) -> None:
         self.pool = pool
-        self.kept, self.listed = Answers(limits.cache_bytes), Answers(limits.cache_bytes)
+        self._lists: dict[str, bytes] = {}
+        self._cache: OrderedDict[str, bytes] = OrderedDict()  # the latest, up to so many bytes
+        self._max_bytes, self._bytes = limits.cache_bytes, 0
 
-    async def answer(self, task: str, words: dict[str, Any], payload: bytes = b"", *, lists: bool = False) -> Response:
-        """A question's answer; one without a file may be kept."""
-        kept = self.listed if lists else self.kept
-        key = Answers.key(task, words)
-        body = None if payload else kept.get(key)
+    async def answer(
+        self, task: str, arguments: dict[str, Any], payload: bytes = b"", *, lists: bool = False
+    ) -> Response:
+        """The answer as JSON. ``lists``: of a catalogue, which is kept for good; an answer on a file is not kept."""
+        key = f"{task} {json.dumps(arguments, sort_keys=True)}"
+        cache = self._lists if lists else self._cache
+        body = None if payload else cache.get(key)
         if body is None:
-            reply = await self.pool.ask(task, words, payload)
+            reply = await self.pool.run(task, arguments, payload)
             body = reply.body
             if reply.status != 200:
                 raise Problem(reply.status, body.decode(errors="replace"))
-            if not payload:
-                kept.put(key, body)
+            if lists:
+                self._lists[key] = body
+            elif not payload:
+                self._keep(key, body)
+        elif not lists:
+            self._cache.move_to_end(key)
         return Response(body, media_type="application/json", headers={"Cache-Control": "no-store"})
+
+    def _keep(self, key: str, body: bytes) -> None:
+        size = len(key) + len(body)
+        if key in self._cache or size > self._max_bytes // 4:  # it would push out most of the others
+            return
+        self._cache[key] = body
+        self._bytes += size
+        while self._bytes > self._max_bytes:
+            oldest, dropped = self._cache.popitem(last=False)
+            self._bytes -= len(oldest) + len(dropped)
+
+
+GetService = Callable[[], ForecastService]
 
 
 async def unless_gone(request: Request, work: Awaitable[Response]) -> Response:
@@ -88,10 +109,10 @@ async def unless_gone(request: Request, work: Awaitable[Response]) -> Response:
             return Response(status_code=499)
         return await task
     finally:
-        for one in (task, gone):
-            one.cancel()
+        for waiting in (task, gone):
+            waiting.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
-                await one
+                await waiting
 
 
 async def _gone(request: Request) -> None:
@@ -99,65 +120,68 @@ async def _gone(request: Request) -> None:
         pass
 
 
-def add_questions(router: APIRouter, desk: Callable[[], Desk]) -> None:
+def add_questions(router: APIRouter, service: GetService) -> None:
     """POST /kernel, /infer, /simulate, /compare, /plan."""
     for command, body in BODIES.items():
-        summary, about = _ABOUT[command]
-        shape = Simulated if command == "simulate" else Envelope
+        summary, description = _ABOUT[command]
+        model = SimulationEnvelope if command == "simulate" else Envelope
         router.add_api_route(
             f"/{command}",
-            _asking(command, body, desk),
+            _handler(command, body, service),
             methods=["POST"],
             name=command,
             summary=summary,
-            description=about,
+            description=description,
             response_class=Response,
             responses={
-                200: {"model": shape, "description": "the forecast"},
+                200: {"model": model, "description": "the forecast"},
                 **documented(400, 408, 413, 415, 422, 429, 503, 504),
             },
         )
 
 
-def _asking(command: str, shape: type[Body], desk: Callable[[], Desk]) -> Callable[..., Awaitable[Response]]:
-    async def ask(request: Request, body: Body) -> Response:
-        work = desk().answer(command, body.given())
+def _handler(command: str, shape: type[QuestionBody], service: GetService) -> Callable[..., Awaitable[Response]]:
+    async def forecast(request: Request, body: QuestionBody) -> Response:
+        work = service().answer(command, body.arguments())
         return await (unless_gone(request, work) if command in HEAVY else work)
 
-    ask.__annotations__ = {"request": Request, "body": shape, "return": Response}
-    return ask
+    forecast.__annotations__ = {"request": Request, "body": shape, "return": Response}
+    return forecast
 
 
-def add_lists(router: APIRouter, desk: Callable[[], Desk], limits: Limits) -> None:
-    """GET /about, /gpus, /models, /ops, /stacks, /words, /evidence."""
+def add_lists(router: APIRouter, service: GetService, limits: Limits) -> None:
+    """GET /about, /gpus, /models, /ops, /stacks, /parameters, /evidence."""
     errors = documented(422, 429, 503, 504)
 
-    def listed(name: str, summary: str) -> None:
-        async def told() -> Response:
-            return await desk().answer(name, {}, lists=True)
+    def add(name: str, summary: str, path: str = "") -> None:
+        async def catalogue() -> Response:
+            return await service().answer(name, {}, lists=True)
 
-        router.add_api_route(f"/{name}", told, methods=["GET"], name=name, summary=summary, response_class=Response,
-                             responses={200: {"model": dict[str, Any], "description": summary}, **errors})  # fmt: skip
+        responses: dict[int | str, Any] = {200: {"model": dict[str, Any], "description": summary}, **errors}
+        router.add_api_route(path or f"/{name}", catalogue, methods=["GET"], name=path or name, summary=summary,
+                             response_class=Response, responses=responses)  # fmt: skip
 
-    listed("gpus", "The GPUs of the catalogue")
-    listed("models", "The bundled models")
-    listed("ops", "The ops and their parameters")
-    listed("stacks", "Stacks, fabrics and number formats")
-    listed("words", "The words of every question")
+    add("gpus", "The GPUs of the catalogue")
+    add("models", "The bundled models")
+    add("ops", "The ops and their parameters")
+    add("stacks", "Stacks, fabrics and number formats")
+    for path in ("/parameters", "/words"):  # /words: its name in earlier releases
+        add("parameters", "The parameters of every question", path)
+    add("grid", "Evidence by GPU, op and stack", "/evidence/grid")
 
     shape = {"model": dict[str, Any]}
 
-    @router.get("/about", summary="What answers, and within which limits", response_class=Response,
+    @router.get("/about", summary="Version, weights and limits of this server", response_class=Response,
                 responses={200: shape, **errors})  # fmt: skip
     async def about() -> Response:
-        return await desk().answer("about", {"limits": limits.told()}, lists=True)
+        return await service().answer("about", {"limits": limits.fields()}, lists=True)
 
     @router.get("/gpus/{gpu_id}", summary="One GPU with the source of every number", response_class=Response,
                 responses={200: shape, **documented(404), **errors})  # fmt: skip
     async def one_gpu(gpu_id: Annotated[str, Path(examples=["h200_sxm"], max_length=200)]) -> Response:
         if gpu_id not in GPU_IDS:
             raise Problem(404, str(unknown("gpu", gpu_id, GPU_IDS)))
-        return await desk().answer("gpu", {"gpu_id": gpu_id}, lists=True)
+        return await service().answer("gpu", {"gpu_id": gpu_id}, lists=True)
 
     @router.get("/evidence", summary="What was measured, and how well it is forecast", response_class=Response,
                 responses={200: shape, **errors})  # fmt: skip
@@ -169,15 +193,10 @@ def add_lists(router: APIRouter, desk: Callable[[], Desk], limits: Limits) -> No
     ) -> Response:
         only = {"op": op, "gpu": gpu, "stack": stack}
         given = {name: words for name, value in only.items() if (words := [word for word in value or () if word])}
-        return await desk().answer("evidence", {"by": by, **given})
-
-    @router.get("/evidence/grid", summary="The same by GPU, op and stack", response_class=Response,
-                responses={200: shape, **errors})  # fmt: skip
-    async def grid() -> Response:
-        return await desk().answer("grid", {}, lists=True)
+        return await service().answer("evidence", {"by": by, **given})
 
 
-def add_diagnose(router: APIRouter, desk: Callable[[], Desk]) -> None:
+def add_diagnose(router: APIRouter, service: GetService) -> None:
     """POST /diagnose: the bytes of a file, which stay in memory."""
     binary = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 
@@ -201,14 +220,14 @@ def add_diagnose(router: APIRouter, desk: Callable[[], Desk]) -> None:
         content = await request.body()
         if not content:
             raise Problem(400, "the body is empty: it should be the file")
-        words = {"filename": filename, "gpu": gpu, "dtype": dtype}
-        given = {name: value for name, value in words.items() if value}
-        return await unless_gone(request, desk().answer("diagnose", given, content))
+        arguments = {"filename": filename, "gpu": gpu, "dtype": dtype}
+        given = {name: value for name, value in arguments.items() if value}
+        return await unless_gone(request, service().answer("diagnose", given, content))
 
 
-def routers(desk: Callable[[], Desk], limits: Limits) -> list[APIRouter]:
+def routers(service: GetService, limits: Limits) -> list[APIRouter]:
     strict, plain = APIRouter(prefix=PREFIX, route_class=StrictRoute), APIRouter(prefix=PREFIX)
-    add_questions(strict, desk)
-    add_lists(plain, desk, limits)
-    add_diagnose(plain, desk)
+    add_questions(strict, service)
+    add_lists(plain, service, limits)
+    add_diagnose(plain, service)
     return [strict, plain]

@@ -12,8 +12,8 @@ from kernelcast.app.web.limits import Limits
 from kernelcast.errors import KernelcastError
 
 _BACKLOG = 512
-_KEPT_S = 15  # that an idle connection stays open
-_GRACE_S = 2  # for requests under way when the server ends
+_KEEP_ALIVE_S = 15  # that an idle connection stays open
+_GRACE_S = 2  # for requests in progress when the server ends
 
 
 def serve(host: str, port: int, limits: Limits, hosts: Sequence[str] = (), *, opened: bool = False) -> None:
@@ -22,14 +22,14 @@ def serve(host: str, port: int, limits: Limits, hosts: Sequence[str] = (), *, op
 
     from kernelcast.app.web.app import create_app
 
-    # what goes wrong is told by ``guards``; uvicorn would tell of requests that Ctrl-C cut off, with tracebacks
+    # ``guards`` logs what goes wrong; uvicorn would log requests that Ctrl-C ended, with tracebacks
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
     bound = listening(host, port)
     url = address(host, bound.getsockname()[1])
     config = uvicorn.Config(
-        create_app(limits, [*hosts, *own_names(host)]), log_config=None, access_log=False, server_header=False,
-        date_header=False, timeout_keep_alive=_KEPT_S, timeout_graceful_shutdown=_GRACE_S, ws="none", lifespan="on",
-        h11_max_incomplete_event_size=2**16,
+        create_app(limits, [*hosts, *host_names(host)]), log_config=None, access_log=False, server_header=False,
+        date_header=False, timeout_keep_alive=_KEEP_ALIVE_S, timeout_graceful_shutdown=_GRACE_S, ws="none",
+        lifespan="on", h11_max_incomplete_event_size=2**16,
     )  # fmt: skip
     print(f"kernelcast web: {url} (Ctrl-C ends it)", flush=True)
     if opened:
@@ -45,21 +45,21 @@ def serve(host: str, port: int, limits: Limits, hosts: Sequence[str] = (), *, op
 def listening(host: str, port: int) -> socket.socket:
     """A socket at this address, or one line that says why not."""
     try:
-        family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM,
+        family, socket_type, protocol, _, sockaddr = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM,
                                                               flags=socket.AI_PASSIVE)[0]  # fmt: skip
     except OSError as error:
         raise KernelcastError(f"--host {host}: no such address ({error.strerror or error})") from None
-    found = socket.socket(family, kind, protocol)
+    listener = socket.socket(family, socket_type, protocol)
     try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind(place)
-        found.listen(_BACKLOG)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(sockaddr)
+        listener.listen(_BACKLOG)
     except OSError as error:
-        found.close()
+        listener.close()
         raise KernelcastError(
             f"cannot listen at {host} port {port}: {(error.strerror or str(error)).lower()}; give another --port"
         ) from None
-    return found
+    return listener
 
 
 def address(host: str, port: int) -> str:
@@ -68,6 +68,6 @@ def address(host: str, port: int) -> str:
     return f"http://{shown}:{port}"
 
 
-def own_names(host: str) -> tuple[str, ...]:
+def host_names(host: str) -> tuple[str, ...]:
     """Names that a server at this address answers for: the address itself; of one at all addresses its own alone."""
     return () if host in ("0.0.0.0", "::", "") else (host,)

@@ -1,12 +1,15 @@
-"""What a worker can be asked: words in, what the page and the API answer out. No word of these is a file's name."""
+"""Tasks of a worker: arguments of a question in, the API's answer out. No argument names a file."""
 
 from __future__ import annotations
 
 import functools
 import importlib
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from kernelcast.app.questions import (
     CompareQuestion,
@@ -18,11 +21,15 @@ from kernelcast.app.questions import (
     as_python,
 )
 from kernelcast.app.report import json as as_json
-from kernelcast.app.web import lists, uploads
+from kernelcast.app.web import lists
 from kernelcast.errors import KernelcastError, unknown
 from kernelcast.ops import kernel, kernel_class, parameters_of
 
-# what long questions import when they are first asked
+if TYPE_CHECKING:
+    from kernelcast.serving.simulate import Simulation
+
+OVER_TIME_POINTS = 400
+# what long tasks import when they first run
 _LATER = (
     "kernelcast.app.report.simulate",
     "kernelcast.serving.simulate",
@@ -31,74 +38,122 @@ _LATER = (
     "kernelcast.diagnose.read",
     "kernelcast.app.report.diagnose",
 )
-Words = dict[str, Any]
+Arguments = dict[str, Any]
 Limits = Mapping[str, Any]
-Task = Callable[[Words, bytes, Limits], Any]
+Task = Callable[[Arguments, bytes, Limits], Any]
 
 
-def _kernel(words: Words, _: bytes, __: Limits) -> Any:
-    specs = parameters_of(kernel_class(words["op"]))
-    given = words.get("parameters", {})
+def _kernel(arguments: Arguments, _: bytes, __: Limits) -> Any:
+    specs = parameters_of(kernel_class(arguments["op"]))
+    given = arguments.get("parameters", {})
     for name, value in given.items():
         spec = specs.get(name)
         if spec is not None and spec.type == "choice" and value not in spec.options:  # a file would be read
             raise unknown(name, value, spec.options)
-    call = kernel(words["op"], **given)  # in the parameters' own types, as a command line gives them
-    said = {name: getattr(call, name) for name in given if getattr(call, name) != specs[name].default}
-    question = KernelQuestion(**{**words, "parameters": said})
-    found, drawn = question.answer()
-    told = as_json.prediction_fields(found, question.chip, question.conditions) | as_json.energy_fields(drawn)
-    return _envelope(question, told)
+    call = kernel(arguments["op"], **given)  # in the parameters' types, as a command line gives them
+    parameters = {name: getattr(call, name) for name in given if getattr(call, name) != specs[name].default}
+    question = KernelQuestion(**{**arguments, "parameters": parameters})
+    prediction, energy = question.answer()
+    fields = as_json.prediction_fields(prediction, question.chip, question.conditions) | as_json.energy_fields(energy)
+    return _envelope(question, fields)
 
 
-def _infer(words: Words, _: bytes, __: Limits) -> Any:
+def _infer(arguments: Arguments, _: bytes, __: Limits) -> Any:
     from kernelcast.app.report.infer import fields
 
-    question, shown = _with_model(InferQuestion, words)
+    question, shown = _with_model(InferQuestion, arguments)
     return _envelope(shown, fields(question.answer()))
 
 
-def _simulate(words: Words, _: bytes, __: Limits) -> Any:
+def _simulate(arguments: Arguments, _: bytes, __: Limits) -> Any:
     from kernelcast.app.report.simulate import fields
-    from kernelcast.app.web.over_time import over_time
 
-    question, shown = _with_model(SimulateQuestion, words)
-    found = question.answer()
-    return {**_envelope(shown, fields(found)), "over_time": over_time(found)}
+    question, shown = _with_model(SimulateQuestion, arguments)
+    simulation = question.answer()
+    return {**_envelope(shown, fields(simulation)), "over_time": over_time(simulation)}
 
 
-def _compare(words: Words, _: bytes, __: Limits) -> Any:
+def _compare(arguments: Arguments, _: bytes, __: Limits) -> Any:
     from kernelcast.app.report.compare import fields
 
-    question, shown = _with_model(CompareQuestion, words)
-    found = question.answer()
-    return _envelope(shown, fields(found, question.gains(found), question.price_kind))
+    question, shown = _with_model(CompareQuestion, arguments)
+    comparison = question.answer()
+    return _envelope(shown, fields(comparison, question.gains(comparison), question.price_kind))
 
 
-def _plan(words: Words, _: bytes, __: Limits) -> Any:
+def _plan(arguments: Arguments, _: bytes, __: Limits) -> Any:
     from kernelcast import models
     from kernelcast.app.report.plan import fields
 
-    question, shown = _with_model(PlanQuestion, words)
-    name = "." if "config" in words else models.hub_name(words["model"])
+    question, shown = _with_model(PlanQuestion, arguments)
+    name = "." if "config" in arguments else models.hub_name(arguments["model"])
     return _envelope(shown, fields(question.answer(), name, question.unpriced))
 
 
-def _with_model(question: Any, words: Words) -> tuple[Any, Any]:
-    """The question, and the one that a person would type: a config of one's own is a file there."""
-    given = {name: value for name, value in words.items() if name not in ("config", "name")}
-    if "config" not in words:
-        if "model" not in words:
+def _diagnose(arguments: Arguments, content: bytes, limits: Limits) -> Any:
+    """A measured run from its bytes, which are not kept."""
+    from kernelcast.app.report.diagnose import fields
+    from kernelcast.diagnose.diagnose import diagnose
+    from kernelcast.diagnose.read import read_bytes
+    from kernelcast.hardware import gpu
+
+    filename, gpu_id, dtype = arguments["filename"], arguments.get("gpu"), arguments.get("dtype")
+    if not content:
+        raise KernelcastError(f"{filename} is empty")
+    given = gpu(gpu_id) if gpu_id else None
+    profile, measured_on = read_bytes(content, filename, given, limits["unpacked_bytes"])
+    options = [f"--{name} {arguments[name]}" for name in ("gpu", "dtype") if arguments.get(name)]
+    python = [
+        "from pathlib import Path", "", "import kernelcast as kc", "from kernelcast.diagnose.diagnose import diagnose",
+        "from kernelcast.diagnose.read import read_measured", "",
+        f"profile, gpu = read_measured(Path({filename!r}){f', kc.gpu({gpu_id!r})' if gpu_id else ''})",
+        f"diagnosis = diagnose(profile, gpu{f', run_dtype={dtype!r}' if dtype else ''})", "",
+    ]  # fmt: skip
+    return {
+        "answer": fields(diagnose(profile, measured_on, run_dtype=dtype)),
+        "command": " ".join(["kernelcast diagnose", shlex.quote(filename), *options]),
+        "python": "\n".join(python),
+    }
+
+
+def over_time(simulation: Simulation) -> dict[str, list[float]]:
+    """Requests that decode and that wait, summed over engines, and the mean share of their KV caches in use, at few
+    enough times for a chart."""
+    notes = simulation.notes
+    if not notes.end_s:
+        return {"time_s": [], "running": [], "waiting": [], "kv_share": []}
+    ends, engines = np.array(notes.end_s), np.array(notes.engine)
+    times = np.unique(ends)
+    if len(times) > OVER_TIME_POINTS:
+        times = np.linspace(times[0], times[-1], OVER_TIME_POINTS)
+    columns: dict[str, Any] = {"running": notes.decoding, "waiting": notes.waiting, "kv_share": notes.kv_use}
+    sums = {name: np.zeros(len(times)) for name in columns}
+    names = np.unique(engines)
+    for engine in names:
+        rows = np.flatnonzero(engines == engine)
+        rows = rows[np.argsort(ends[rows], kind="stable")]
+        at = np.searchsorted(ends[rows], times, side="right") - 1  # the last step that had ended by then
+        for name, values in columns.items():
+            sums[name] += np.where(at < 0, 0.0, np.array(values, dtype=np.float64)[rows][np.maximum(at, 0)])
+    sums["kv_share"] /= len(names)
+    return {"time_s": times.tolist(), **{name: values.tolist() for name, values in sums.items()}}
+
+
+def _with_model(question: Any, arguments: Arguments) -> tuple[Any, Any]:
+    """The question, and as the command line would have it: there a config is a file."""
+    given = {name: value for name, value in arguments.items() if name not in ("config", "name")}
+    if "config" not in arguments:
+        if "model" not in arguments:
             raise KernelcastError("which model? give a name of GET /api/v1/models, or a config")
-        asked = question(**given)
-        return asked, asked
-    if "model" in words:
+        by_name = question(**given)
+        return by_name, by_name
+    if "model" in arguments:
         raise KernelcastError("give a model by its name or by its config, not both")
     from kernelcast import models
 
-    name = words.get("name", "my-model")
-    asked = question(**given, model=models.parse(words["config"], name=name))
-    return asked, replace(asked, model=f"{name}.json")
+    name = arguments.get("name", "my-model")
+    by_config = question(**given, model=models.parse(arguments["config"], name=name))
+    return by_config, replace(by_config, model=f"{name}.json")
 
 
 def _envelope(question: Any, answer: Any) -> dict[str, Any]:
@@ -106,10 +161,7 @@ def _envelope(question: Any, answer: Any) -> dict[str, Any]:
 
 
 def _list(make: Callable[..., Any]) -> Task:
-    def told(words: Words, _: bytes, __: Limits) -> Any:
-        return make(**words)
-
-    return told
+    return lambda arguments, _, __: make(**arguments)
 
 
 TASKS: Mapping[str, Task] = {
@@ -118,13 +170,13 @@ TASKS: Mapping[str, Task] = {
     "simulate": _simulate,
     "compare": _compare,
     "plan": _plan,
-    "diagnose": uploads.diagnose,
+    "diagnose": _diagnose,
     **{name: _list(make) for name, make in lists.LISTS.items()},
 }
 
 
-def warming() -> Iterator[Callable[[], object]]:
-    """Steps that make later questions fast, most needed first; the first is done where it is asked for."""
+def warm_up() -> Iterator[Callable[[], object]]:
+    """Steps that make later tasks fast, most needed first; the first is done at once."""
     _kernel({"op": "gemm", "gpu": "h200_sxm", "parameters": {"m": 64, "n": 64, "k": 64}}, b"", {})
     yield lambda: None
     yield functools.partial(_infer, {"model": "llama-3.1-8b", "gpu": "h200_sxm"}, b"", {})

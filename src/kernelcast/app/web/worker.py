@@ -1,96 +1,136 @@
-"""A worker process: ``python -m kernelcast.app.web.worker``. Reads questions from standard input, writes answers.
+"""A worker process: ``python -m kernelcast.app.web.worker``. Reads tasks from standard input, writes answers.
 
-It answers one question at a time and can be killed in the middle of one. It ends when its server does: a thread waits
-for the end of standard input. Before the first question of a stranger it gives up files, processes and the network
-(``sandbox``).
+It runs one task at a time and can be killed in the middle of it. It ends when its server does: a thread waits for the
+end of standard input. Before the first task it gives up writing, other files than the program's, processes and
+sockets. Tasks name nothing but ids of catalogues, which is checked long before; this is the second lock: a value that
+reaches a file is stopped where Python opens it (audit events, PEP 578).
+
+Messages are a header of JSON with raw bytes behind it, each with its length.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
 import queue
 import re
 import signal
+import struct
 import sys
+import sysconfig
 import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from kernelcast.app.report.json import plain
-from kernelcast.app.web import frames
 from kernelcast.errors import KernelcastError
 
-Asked = tuple[dict[str, Any], bytes]
+Message = tuple[dict[str, Any], bytes]
+_LENGTHS = struct.Struct(">IQ")
+_REFUSED = ("socket.connect", "socket.bind", "socket.sendto", "socket.getaddrinfo", "subprocess.Popen", "os.system",
+            "os.exec", "os.posix_spawn", "os.spawn", "os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.chmod",
+            "os.link", "os.symlink", "os.truncate", "shutil.rmtree")  # fmt: skip
+_READ = ("open", "os.listdir", "os.scandir")
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_TRUNC
+_SYSTEM = ("/dev/null", "/dev/urandom", "/usr/share/zoneinfo/", "/etc/localtime")
+
+
+def pack(header: dict[str, Any], payload: bytes = b"") -> bytes:
+    text = json.dumps(header).encode()
+    return _LENGTHS.pack(len(text), len(payload)) + text + payload
+
+
+async def receive(stream: asyncio.StreamReader) -> Message:
+    """The next message, on the server's side; ``asyncio.IncompleteReadError`` where the worker ended."""
+    header_bytes, payload_bytes = _LENGTHS.unpack(await stream.readexactly(_LENGTHS.size))
+    return json.loads(await stream.readexactly(header_bytes)), await stream.readexactly(payload_bytes)
+
+
+def _read(stream: BinaryIO) -> Message | None:
+    """The next message, None at the end of the stream."""
+    lengths = stream.read(_LENGTHS.size)
+    if len(lengths) < _LENGTHS.size:
+        return None
+    header_bytes, payload_bytes = _LENGTHS.unpack(lengths)
+    header, payload = stream.read(header_bytes), stream.read(payload_bytes)
+    return None if len(payload) < payload_bytes else (json.loads(header), payload)
+
+
+def _write(target: Any, header: dict[str, Any], payload: bytes = b"") -> None:
+    rest = memoryview(pack(header, payload))
+    while rest:
+        rest = rest[target.write(rest) :]
 
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's: it closes our input
-    warnings.simplefilter("ignore")  # nobody who asks would see them
+    warnings.simplefilter("ignore")  # nobody would see them
     source, target = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb", buffering=0)
     with open(os.devnull, "r+b") as nothing:  # noqa: PTH123  what the library prints goes nowhere
         os.dup2(nothing.fileno(), 0)
         os.dup2(nothing.fileno(), 1)
-    settings = frames.read(source)
+    settings = _read(source)
     if settings is None:
         return
     limits, _ = settings
-    from kernelcast.app.web import sandbox, tasks
+    from kernelcast.app.web import tasks
 
-    questions: queue.SimpleQueue[Asked] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(source, questions), daemon=True).start()
-    steps = tasks.warming()
-    next(steps, None)  # what every question needs
-    memory = _Memory()
-    sandbox.close(limits["worker_bytes"])
-    _send(target, {"ready": True}, b"")
+    inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(source, inbox), daemon=True).start()
+    steps = tasks.warm_up()
+    next(steps, None)  # what every task needs
+    memory = _PeakMemory()
+    enter_sandbox(limits["worker_bytes"])
+    _write(target, {"ready": True})
     while True:
-        header, payload = _next(questions, steps)
-        status, answer = answered(header["task"], header["words"], payload, limits)
-        retires = memory.held_bytes > limits["worker_keep_bytes"]
-        _send(target, {"status": status, "retires": retires}, answer)
+        header, payload = _next(inbox, steps)
+        status, answer = run_task(header["task"], header["arguments"], payload, limits)
+        retires = memory.peak_bytes > limits["worker_keep_bytes"]
+        _write(target, {"status": status, "retires": retires}, answer)
 
 
-def answered(task: str, words: dict[str, Any], payload: bytes, limits: dict[str, Any]) -> tuple[int, bytes]:
-    """HTTP's status and the answer as JSON; of a question that is refused, the line that says why."""
+def run_task(task: str, arguments: dict[str, Any], payload: bytes, limits: dict[str, Any]) -> tuple[int, bytes]:
+    """HTTP's status and the answer as JSON; where the question is refused, the line that says why."""
     from kernelcast.app.web import tasks
 
     try:
-        found = tasks.TASKS[task](words, payload, limits)
-        return 200, json.dumps(plain(found), ensure_ascii=False, allow_nan=False).encode()
+        answer = tasks.TASKS[task](arguments, payload, limits)
+        return 200, json.dumps(plain(answer), ensure_ascii=False, allow_nan=False).encode()
     except KernelcastError as error:
         return 422, str(error).encode(errors="replace")
     except MemoryError:
         return 422, b"this question needs more memory than the server gives one: ask for less of it"
-    except Exception as error:  # a question is a pure function: what breaks it is in the question
-        told = traceback.format_exc(limit=-6)
-        print(f"kernelcast web: {task} {json.dumps(words)[:2000]}\n{told}", file=sys.stderr, flush=True)
+    except Exception as error:  # a task is a pure function: what breaks it is in its arguments
+        lines = traceback.format_exc(limit=-6)
+        print(f"kernelcast web: {task} {json.dumps(arguments)[:2000]}\n{lines}", file=sys.stderr, flush=True)
         return 422, f"kernelcast cannot answer this question ({type(error).__name__}: {error})".encode(errors="replace")
 
 
-def _listen(source: BinaryIO, questions: queue.SimpleQueue[Asked]) -> None:
-    while (frame := frames.read(source)) is not None:
-        questions.put(frame)
-    os._exit(0)  # the server is gone, and whoever asked with it
+def _listen(source: BinaryIO, inbox: queue.SimpleQueue[Message]) -> None:
+    while (message := _read(source)) is not None:
+        inbox.put(message)
+    os._exit(0)  # the server is gone
 
 
-def _next(questions: queue.SimpleQueue[Asked], steps: Iterator[Callable[[], object]]) -> Asked:
-    """The next question; until one comes, whatever makes later ones faster."""
+def _next(inbox: queue.SimpleQueue[Message], steps: Iterator[Callable[[], object]]) -> Message:
+    """The next task; until it comes, whatever makes later tasks faster."""
     while True:
         with contextlib.suppress(queue.Empty):
-            return questions.get_nowait()
+            return inbox.get_nowait()
         step = next(steps, None)
         if step is None:
-            return questions.get()
+            return inbox.get()
         step()
 
 
-class _Memory:
-    """The most memory that this process ever held. Linux's ``ru_maxrss`` begins with what the process held that
-    started this one; its own count is in a file, which is opened before no file may be."""
+class _PeakMemory:
+    """The most memory that this process ever held. Linux's ``ru_maxrss`` begins with that of the process that started
+    this one; /proc has this process's count, opened before the sandbox closes files."""
 
     def __init__(self) -> None:
         self._status: int | None = None
@@ -98,11 +138,11 @@ class _Memory:
             self._status = os.open("/proc/self/status", os.O_RDONLY)
 
     @property
-    def held_bytes(self) -> int:
+    def peak_bytes(self) -> int:
         """0 where nobody counts it."""
         if self._status is not None:
-            found = re.search(rb"^VmHWM:\s+(\d+) kB", os.pread(self._status, 1 << 14, 0), re.MULTILINE)
-            return int(found[1]) * 1024 if found else 0
+            match = re.search(rb"^VmHWM:\s+(\d+) kB", os.pread(self._status, 1 << 14, 0), re.MULTILINE)
+            return int(match[1]) * 1024 if match else 0
         with contextlib.suppress(ImportError):
             import resource
 
@@ -111,10 +151,41 @@ class _Memory:
         return 0
 
 
-def _send(target: Any, header: dict[str, Any], payload: bytes) -> None:
-    rest = memoryview(frames.packed(header, payload))
-    while rest:
-        rest = rest[target.write(rest) :]
+def readable_folders() -> tuple[str, ...]:
+    """Folders that the program itself reads: the package, Python and its libraries."""
+    folders = {sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), *filter(None, sys.path)}
+    package = Path(__file__).resolve().parents[2]
+    resolved = {str(Path(folder).resolve()) for folder in folders if Path(folder).resolve() != Path.cwd()}
+    return (str(package), *sorted(folder for folder in resolved if len(Path(folder).parts) > 2 or folder == "/usr"))
+
+
+def enter_sandbox(address_bytes: int = 0) -> None:
+    """For as long as the process lives; ``address_bytes``: of address space, 0: no limit."""
+    sys.dont_write_bytecode = True
+    if address_bytes:
+        with contextlib.suppress(ImportError, OSError, ValueError):
+            import resource
+
+            _, hard = resource.getrlimit(resource.RLIMIT_AS)
+            soft = address_bytes if hard == resource.RLIM_INFINITY else min(address_bytes, hard)
+            resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    allowed = tuple(folder.rstrip("/") + "/" for folder in readable_folders())
+
+    def audit(event: str, details: tuple[Any, ...]) -> None:
+        if event in _REFUSED:
+            raise PermissionError(f"a question may not do this ({event})")
+        if event in _READ and isinstance(details[0], str | bytes | os.PathLike):  # not the number of an open file
+            _check_path(os.fsdecode(details[0]), details[2] if event == "open" and len(details) > 2 else 0, allowed)
+
+    sys.addaudithook(audit)
+
+
+def _check_path(path: str, flags: int, allowed: tuple[str, ...]) -> None:
+    absolute = os.path.abspath(path)  # noqa: PTH100  resolving links would itself ask the file system
+    if flags and flags & _WRITING and absolute != os.devnull:
+        raise PermissionError("a question may not write files")
+    if not absolute.startswith(_SYSTEM) and not f"{absolute}/".startswith(allowed):
+        raise PermissionError("a question may not read files")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ export const SUPPORT = {
 /** Number and unit, the unit smaller; the text stays as it is. */
 export function quantity(text) {
   const at = text.indexOf(" ");
-  return at < 0 ? [text] : [text.slice(0, at), h("span", { class: "unit" }, text.slice(at))];
+  return at < 0 ? [text] : [text.slice(0, at), h("span.unit", text.slice(at))];
 }
 
 export function figure({ name, value, text, label, note, low, high, lowText, highText }) {
@@ -36,26 +36,25 @@ export function figure({ name, value, text, label, note, low, high, lowText, hig
       ? null
       : [
           intervalBar({ low, value, high, label: `${label}: 80% interval ${lowText} to ${highText}` }),
-          h("p", { class: "interval-text" }, `${lowText} to ${highText}`),
+          h("p.interval-text", `${lowText} to ${highText}`),
         ];
   return h(
-    "div",
-    { class: "figure" },
-    h("p", { class: "figure-label" }, label),
-    h("p", { class: "figure-value", dataset: { figure: name, value: value ?? "" } }, quantity(text)),
+    "div.figure",
+    h("p.figure-label", label),
+    h("p.figure-value", { dataset: { figure: name, value: value ?? "" } }, quantity(text)),
     told,
-    note ? h("p", { class: "figure-note" }, note) : null,
+    note ? h("p.figure-note", note) : null,
   );
 }
 
-export const figures = (...children) => h("div", { class: "figures" }, children);
+export const figures = (...children) => h("div.figures", children);
 
 export function card(title, ...children) {
   const options =
     children[0] && typeof children[0] === "object" && !(children[0] instanceof Node) && !Array.isArray(children[0])
       ? children.shift()
       : {};
-  return h("section", { class: options.wide ? "card wide" : "card", id: options.id }, h("h2", null, title), children);
+  return h("section", { class: options.wide ? "card wide" : "card", id: options.id }, h("h2", title), children);
 }
 
 export function table({ caption, columns, rows, id, hideCaption = false }) {
@@ -67,25 +66,22 @@ export function table({ caption, columns, rows, id, hideCaption = false }) {
       value ?? "",
     );
   return h(
-    "div",
-    { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
+    "div.scroll",
+    { tabindex: "0", role: "region", "aria-label": caption },
     h(
       "table",
       { id },
       h("caption", { class: hideCaption ? "unseen" : null }, caption),
       h(
         "thead",
-        null,
         h(
           "tr",
-          null,
           heads.map((one) => h("th", { scope: "col", class: one.number ? "number" : null }, one.label)),
         ),
       ),
       h(
         "tbody",
-        null,
-        rows.map((row) => h("tr", null, row.map(cell))),
+        rows.map((row) => h("tr", row.map(cell))),
       ),
     ),
   );
@@ -93,11 +89,10 @@ export function table({ caption, columns, rows, id, hideCaption = false }) {
 
 export const facts = (pairs) =>
   h(
-    "dl",
-    { class: "facts" },
+    "dl.facts",
     pairs
       .filter(([, value]) => value !== null && value !== undefined && value !== "")
-      .map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value))),
+      .map(([name, value]) => h("div", h("dt", name), h("dd", value))),
   );
 
 export const badge = (level) => h("span", { class: `badge badge-${level}`, title: SUPPORT[level] }, level);
@@ -105,8 +100,7 @@ export const badge = (level) => h("span", { class: `badge badge-${level}`, title
 /** The level in a table: a dot and the word. */
 export const level = (name) => h("span", { class: `level level-${name}`, title: SUPPORT[name] }, name);
 
-export const support = (level) =>
-  h("p", { class: "support" }, badge(level), " ", h("span", null, SUPPORT[level] ?? ""));
+export const support = (level) => h("p.support", badge(level), " ", h("span", SUPPORT[level] ?? ""));
 
 export const note = (kind, ...children) => h("p", { class: `note note-${kind}` }, children);
 
@@ -166,24 +160,21 @@ export function restsOn(evidence, { support: level, predictor }) {
     ]),
     changed.length
       ? h(
-          "div",
-          { id: "answered-as" },
-          h("h3", null, "Answered in other words"),
+          "div#answered-as",
+          h("h3", "Answered in other words"),
           h(
-            "ul",
-            { class: "plain" },
+            "ul.plain",
             changed.map((kind) =>
               h(
                 "li",
-                null,
-                h("b", null, kind.op),
+                h("b", kind.op),
                 ` as ${answeredAs(kind.answered_as)} `,
-                h("span", { class: "faint" }, `(${oneDecimalPercent(kind.share)} of the time)`),
+                h("span.faint", `(${oneDecimalPercent(kind.share)} of the time)`),
               ),
             ),
           ),
         )
       : null,
-    kinds.length ? h("details", null, h("summary", null, `Kinds, by time (${kinds.length})`), kindsTable(kinds)) : null,
+    kinds.length ? h("details", h("summary", `Kinds, by time (${kinds.length})`), kindsTable(kinds)) : null,
   ];
 }

@@ -29,7 +29,7 @@ const nameOf = (path) => {
 function navigation() {
   fill(
     document.getElementById("pages"),
-    PAGES.map(([name, label]) => h("li", null, h("a", { href: `/${name}`, dataset: { page: name } }, label))),
+    PAGES.map(([name, label]) => h("li", h("a", { href: `/${name}`, dataset: { page: name } }, label))),
   );
   document.addEventListener("click", (event) => {
     const link = event.target.closest?.("a[data-page]");
@@ -74,17 +74,16 @@ async function go() {
   if (!name) {
     fill(
       main,
-      h("div", { class: "page-head" }, h("h1", null, "No such page")),
+      h("div.page-head", h("h1", "No such page")),
       h(
         "p",
-        null,
         "Pages: ",
         PAGES.map(([own]) => `/${own} `),
       ),
     );
     return;
   }
-  const root = h("div", { class: "page" }, h("p", { class: "empty", role: "status" }, "Loading…"));
+  const root = h("div.page", h("p.empty", { role: "status" }, "Loading…"));
   fill(main, root); // a page that is left while it loads builds in a root that nobody sees
   try {
     const module = await import(`./pages/${name}.js`);
@@ -95,11 +94,7 @@ async function go() {
     const problem =
       error instanceof Problem ? error : new Problem(0, "No answer", `This page could not be loaded: ${error.message}`);
     current = { name: null, page: null };
-    fill(
-      main,
-      h("div", { class: "page-head" }, h("h1", null, PAGES.find(([own]) => own === name)[1])),
-      problemBox(problem, go),
-    );
+    fill(main, h("div.page-head", h("h1", PAGES.find(([own]) => own === name)[1])), problemBox(problem, go));
   }
 }
 

@@ -23,15 +23,14 @@ export function rankBars({ title, desc, rows, table, legend, hideTitle }) {
       const end = Math.max(x(row.value ?? 0), row.high ? x(row.high) : 0, left);
       const whisker =
         row.low > 0 && row.high > 0
-          ? s("path", {
-              class: "whisker",
+          ? s("path.whisker", {
               d: `M${x(row.low)} ${y + 3.5}v7M${x(row.low)} ${y + 7}H${x(row.high)}M${x(row.high)} ${y + 3.5}v7`,
             })
           : null;
       return s(
         "g",
         { class: `rank s${row.series ?? 0}${row.faint ? " faded" : ""}` },
-        s("title", null, row.title ?? `${row.name}: ${row.text}`),
+        s("title", row.title ?? `${row.name}: ${row.text}`),
         s(
           "text",
           stacked
@@ -41,9 +40,9 @@ export function rankBars({ title, desc, rows, table, legend, hideTitle }) {
         ),
         row.value === null || row.value === undefined
           ? null
-          : s("rect", { x: left, y, width: Math.max(x(row.value) - left, 1), height: 14, rx: 2, class: "rank-bar" }),
+          : s("rect.rank-bar", { x: left, y, width: Math.max(x(row.value) - left, 1), height: 14, rx: 2 }),
         whisker,
-        s("text", { x: end + 7, y: y + 7, class: "bar-text halo", "dominant-baseline": "central" }, row.text),
+        s("text.bar-text.halo", { x: end + 7, y: y + 7, "dominant-baseline": "central" }, row.text),
       );
     });
   return chart({

@@ -24,32 +24,26 @@ export function seriesOf(names) {
 function numbers({ columns, rows }, title) {
   const heads = columns.map((one) => (typeof one === "string" ? { label: one } : one));
   return h(
-    "details",
-    { class: "numbers" },
-    h("summary", null, "Numbers"),
+    "details.numbers",
+    h("summary", "Numbers"),
     h(
-      "div",
-      { class: "scroll", tabindex: "0", role: "region", "aria-label": `${title}: numbers` },
+      "div.scroll",
+      { tabindex: "0", role: "region", "aria-label": `${title}: numbers` },
       h(
         "table",
-        null,
-        h("caption", { class: "unseen" }, title),
+        h("caption.unseen", title),
         h(
           "thead",
-          null,
           h(
             "tr",
-            null,
             heads.map((one) => h("th", { scope: "col", class: one.number ? "number" : null }, one.label)),
           ),
         ),
         h(
           "tbody",
-          null,
           rows.map((row) =>
             h(
               "tr",
-              null,
               row.map((cell, at) =>
                 h(
                   at ? "td" : "th",
@@ -67,8 +61,8 @@ function numbers({ columns, rows }, title) {
 
 export function chart({ title, desc, height, draw, legend: entries, table, hideTitle = false, role = "img" }) {
   const [titleId, descId] = [uid("title"), uid("desc")];
-  const svg = s("svg", { role, "aria-labelledby": `${titleId} ${descId}`, class: "chart" });
-  const box = h("div", { class: "chart-box" }, svg);
+  const svg = s("svg.chart", { role, "aria-labelledby": `${titleId} ${descId}` });
+  const box = h("div.chart-box", svg);
   let width = 0;
   const paint = (next) => {
     if (next < 40 || Math.abs(next - width) < 1) return;
@@ -81,9 +75,8 @@ export function chart({ title, desc, height, draw, legend: entries, table, hideT
   };
   new ResizeObserver(([entry]) => paint(Math.floor(entry.contentRect.width))).observe(box);
   return h(
-    "figure",
-    { class: "figure-chart" },
-    hideTitle ? null : h("figcaption", null, title),
+    "figure.figure-chart",
+    hideTitle ? null : h("figcaption", title),
     box,
     entries?.length ? legend(entries) : null,
     table ? numbers(table, title) : null,
@@ -92,15 +85,13 @@ export function chart({ title, desc, height, draw, legend: entries, table, hideT
 
 export const legend = (entries) =>
   h(
-    "ul",
-    { class: "legend" },
+    "ul.legend",
     entries.map(({ name, series, text }) =>
       h(
         "li",
-        null,
         h("span", { class: `swatch s${series}`, "aria-hidden": "true" }),
         name,
-        text ? h("span", { class: "faint" }, ` ${text}`) : null,
+        text ? h("span.faint", ` ${text}`) : null,
       ),
     ),
   );
@@ -129,11 +120,9 @@ export function stackedBars({ title, desc, rows, legend: entries, table, hideTit
           const node = s(
             "g",
             { class: `part s${part.series}` },
-            s("title", null, `${part.name}: ${part.text}`),
+            s("title", `${part.name}: ${part.text}`),
             s("rect", { x, y: y + head, width: Math.max(size - 1.5, 0.75), height: bar, rx: Math.min(2, size / 4) }),
-            label
-              ? s("text", { x: x + 6, y: y + head + bar / 2, class: "on", "dominant-baseline": "central" }, label)
-              : null,
+            label ? s("text.on", { x: x + 6, y: y + head + bar / 2, "dominant-baseline": "central" }, label) : null,
           );
           x += size;
           return node;
@@ -142,16 +131,14 @@ export function stackedBars({ title, desc, rows, legend: entries, table, hideTit
         rest && x < width - 2
           ? s(
               "g",
-              null,
-              s("title", null, `${rest}: not used`),
-              s("rect", { x: x + 0.5, y: y + head + 0.5, width: width - x - 1, height: bar - 1, rx: 2, class: "rest" }),
+              s("title", `${rest}: not used`),
+              s("rect.rest", { x: x + 0.5, y: y + head + 0.5, width: width - x - 1, height: bar - 1, rx: 2 }),
             )
           : null;
       const mark = row.mark
         ? s(
-            "g",
-            { class: "bar-mark" },
-            s("title", null, row.mark.text),
+            "g.bar-mark",
+            s("title", row.mark.text),
             s("line", {
               x1: row.mark.value * scale,
               x2: row.mark.value * scale,
@@ -162,9 +149,8 @@ export function stackedBars({ title, desc, rows, legend: entries, table, hideTit
         : null;
       return s(
         "g",
-        null,
-        s("text", { x: 0, y: y + 12, class: "bar-label" }, row.label),
-        row.text ? s("text", { x: width, y: y + 12, class: "bar-text", "text-anchor": "end" }, row.text) : null,
+        s("text.bar-label", { x: 0, y: y + 12 }, row.label),
+        row.text ? s("text.bar-text", { x: width, y: y + 12, "text-anchor": "end" }, row.text) : null,
         left,
         parts,
         mark,
@@ -185,18 +171,11 @@ export function intervalBar({ low, value, high, label }) {
   const most = Math.max(high, value) * 1.04 || 1;
   const at = (one) => `${(100 * one) / most}%`;
   return s(
-    "svg",
-    { class: "interval", role: "img", "aria-label": label, width: "100%", height: 12 },
-    s("rect", { x: 0, y: 5, width: "100%", height: 2, rx: 1, class: "track" }),
-    s("rect", {
-      x: at(low),
-      y: 2,
-      width: `${(100 * Math.max(high - low, 0)) / most}%`,
-      height: 8,
-      rx: 2,
-      class: "span",
-    }),
-    s("rect", { x: at(value), y: 0, width: 2.5, height: 12, class: "mark" }),
+    "svg.interval",
+    { role: "img", "aria-label": label, width: "100%", height: 12 },
+    s("rect.track", { x: 0, y: 5, width: "100%", height: 2, rx: 1 }),
+    s("rect.span", { x: at(low), y: 2, width: `${(100 * Math.max(high - low, 0)) / most}%`, height: 8, rx: 2 }),
+    s("rect.mark", { x: at(value), y: 0, width: 2.5, height: 12 }),
   );
 }
 
@@ -213,21 +192,15 @@ export function limitBars({ title, desc, rows, lines = [], table, hideTitle }) {
       return s(
         "g",
         { class: row.strong ? "limit strong" : "limit" },
-        s("title", null, row.title ?? `${row.name}: ${row.text}`),
+        s("title", row.title ?? `${row.name}: ${row.text}`),
         s("text", { x: left - 8, y: y + bar / 2, "text-anchor": "end", "dominant-baseline": "central" }, row.name),
-        s("rect", { x: left, y, width: Math.max(x(row.value) - left, 1), height: bar, rx: 2, class: "limit-bar" }),
+        s("rect.limit-bar", { x: left, y, width: Math.max(x(row.value) - left, 1), height: bar, rx: 2 }),
         row.more > row.value
-          ? s("rect", {
-              x: x(row.value),
-              y: y + bar / 2 - 2,
-              width: x(row.more) - x(row.value),
-              height: 4,
-              class: "limit-more",
-            })
+          ? s("rect.limit-more", { x: x(row.value), y: y + bar / 2 - 2, width: x(row.more) - x(row.value), height: 4 })
           : null,
         s(
-          "text",
-          { x: width, y: y + bar / 2, class: "bar-text", "text-anchor": "end", "dominant-baseline": "central" },
+          "text.bar-text",
+          { x: width, y: y + bar / 2, "text-anchor": "end", "dominant-baseline": "central" },
           row.text,
         ),
       );

@@ -54,8 +54,8 @@ export function combobox({
     "aria-controls": listId,
     "aria-describedby": describedBy,
   });
-  const list = h("div", { id: listId, role: "listbox", "aria-label": label, class: "options", hidden: true });
-  const element = h("div", { class: "combobox" }, input, list);
+  const list = h("div.options", { id: listId, role: "listbox", "aria-label": label, hidden: true });
+  const element = h("div.combobox", input, list);
 
   const option = () => options.find((one) => one.value === value);
   const isOpen = () => !list.hidden;
@@ -81,8 +81,8 @@ export function combobox({
     const node = h(
       "div",
       { role: "option", id: `${listId}-${index}`, "aria-selected": "false", dataset: { value: one.value } },
-      h("span", { class: "option-name" }, one.label),
-      one.hint ? h("span", { class: "option-hint" }, one.hint) : null,
+      h("span.option-name", one.label),
+      one.hint ? h("span.option-hint", one.hint) : null,
     );
     node.addEventListener("pointerdown", (event) => event.preventDefault()); // the box keeps the focus
     node.addEventListener("click", () => take(one));
@@ -102,7 +102,7 @@ export function combobox({
         ? h(
             "div",
             { role: "group", "aria-label": name },
-            h("div", { class: "option-group", "aria-hidden": "true" }, name),
+            h("div.option-group", { "aria-hidden": "true" }, name),
             members,
           )
         : members,
@@ -112,8 +112,8 @@ export function combobox({
       shown.length
         ? nodes
         : h(
-            "div",
-            { class: "option-none", role: "option", "aria-disabled": "true", "aria-selected": "false" },
+            "div.option-none",
+            { role: "option", "aria-disabled": "true", "aria-selected": "false" },
             "Nothing by this name",
           ),
     );

@@ -54,7 +54,7 @@ function select(field, onChange) {
 }
 
 function segment(field, onChange) {
-  const body = h("div", { class: "segment" });
+  const body = h("div.segment");
   const radios = () => [...body.querySelectorAll("input")];
   function setOptions(options) {
     fill(
@@ -90,13 +90,7 @@ function check(field, onChange) {
   input.addEventListener("change", () => onChange(field.name));
   const help = h("p", { id: `${field.name}-help`, class: field.compact ? "help unseen" : "help" }, field.help ?? "");
   const label = h("label", { for: field.name }, field.label ?? field.name);
-  const element = h(
-    "div",
-    { class: "field field-check", title: field.compact ? field.help : null },
-    input,
-    label,
-    help,
-  );
+  const element = h("div.field.field-check", { title: field.compact ? field.help : null }, input, label, help);
   return {
     element,
     setHelp: (words) => fill(help, words ?? ""),
@@ -142,7 +136,7 @@ function searched(field, onChange) {
 function many(field, onChange) {
   let picked = [];
   let options = known(field.options);
-  const chips = h("ul", { class: "chips", "aria-label": `${field.label ?? field.name}: chosen` });
+  const chips = h("ul.chips", { "aria-label": `${field.label ?? field.name}: chosen` });
   const box = combobox({
     id: field.name,
     label: field.label ?? field.name,
@@ -166,13 +160,13 @@ function many(field, onChange) {
           );
           box.input.focus();
         });
-        return h("li", null, name, drop);
+        return h("li", name, drop);
       }),
     );
     if (tell) onChange(field.name);
   }
   return {
-    ...wrapped(field, h("div", { class: "many" }, chips, box.element)),
+    ...wrapped(field, h("div.many", chips, box.element)),
     get: () => (picked.length ? picked : null),
     set: (value) => put(value ?? [], false),
     setOptions(next) {
@@ -218,12 +212,12 @@ export function form(groups, onChange) {
     const body = h("div", { class: group.columns ? `fields columns-${group.columns}` : "fields" });
     bodies.set(group, body);
     const section = group.fold
-      ? h("details", { class: "group", open: group.open }, h("summary", null, group.legend), body)
-      : h("section", { class: "group" }, group.legend ? h("h2", null, group.legend) : null, body);
+      ? h("details.group", { open: group.open }, h("summary", group.legend), body)
+      : h("section.group", group.legend ? h("h2", group.legend) : null, body);
     put(group);
     return section;
   });
-  const element = h("form", { class: "controls", "aria-label": "Question", novalidate: true }, sections);
+  const element = h("form.controls", { "aria-label": "Question", novalidate: true }, sections);
   element.addEventListener("submit", (event) => event.preventDefault());
   return {
     element,

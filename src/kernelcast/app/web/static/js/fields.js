@@ -12,7 +12,7 @@ export function wrapped(field, body, { group = false } = {}) {
   const helpId = `${field.name}-help`;
   const help = h("p", { id: helpId, class: field.compact ? "help unseen" : "help" }, field.help ?? "");
   const name = group
-    ? h("legend", null, field.label ?? field.name)
+    ? h("legend", field.label ?? field.name)
     : h("label", { for: field.name }, field.label ?? field.name);
   const element = h(
     group ? "fieldset" : "div",

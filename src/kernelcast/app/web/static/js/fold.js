@@ -11,11 +11,11 @@ export function foldRows(made, first, told) {
   if (!rest.length) return made;
   for (const line of rest) line.hidden = true;
   const button = h(
-    "button",
-    { type: "button", class: "quiet", id: `${made.querySelector("table").id}-all` },
+    "button.quiet",
+    { type: "button", id: `${made.querySelector("table").id}-all` },
     `Show ${countText(rest.length)} more`,
   );
-  const more = h("div", { class: "more" }, button, told ? h("p", { class: "help" }, told) : null);
+  const more = h("div.more", button, told ? h("p.help", told) : null);
   button.addEventListener("click", () => {
     for (const line of rest) line.hidden = false;
     more.remove();

@@ -27,10 +27,7 @@ const AGAIN = [0, 429, 503, 504];
 
 export function page({ title, lead }, ...children) {
   document.title = `${title} · kernelcast`;
-  return [
-    h("div", { class: "page-head" }, h("h1", null, title), lead ? h("p", { class: "lead" }, lead) : null),
-    ...children,
-  ];
+  return [h("div.page-head", h("h1", title), lead ? h("p.lead", lead) : null), ...children];
 }
 
 const HEADS = {
@@ -49,22 +46,22 @@ export function problemBox(problem, retry) {
   const button = h("button", { type: "button" }, "Try again");
   button.addEventListener("click", () => retry());
   return h(
-    "div",
-    { class: "problem", dataset: { status: problem.status } },
-    h("h2", null, head(problem)),
-    h("p", { id: "problem" }, problem.detail),
+    "div.problem",
+    { dataset: { status: problem.status } },
+    h("h2", head(problem)),
+    h("p#problem", problem.detail),
     retry && AGAIN.includes(problem.status) ? button : null,
   );
 }
 
 export function livePage(options) {
   const { root, title, lead, groups, path, body, show, summary, prepare, arrange } = options;
-  const results = h("div", { class: "answer", id: "answer" });
-  const trouble = h("div", { class: "trouble" });
+  const results = h("div#answer.answer");
+  const trouble = h("div.trouble");
   const share = sharing();
-  const status = h("p", { id: "status", class: "status", role: "status", "aria-live": "polite" });
+  const status = h("p#status.status", { role: "status", "aria-live": "polite" });
   const form = build(groups, changed);
-  const column = h("div", { class: "results", "aria-busy": "true" }, trouble, results, share.element);
+  const column = h("div.results", { "aria-busy": "true" }, trouble, results, share.element);
   let dim = null;
 
   function settled() {
@@ -97,7 +94,7 @@ export function livePage(options) {
       stop(options.slot ?? title);
       settled();
       fill(results);
-      fill(trouble, h("p", { class: "empty" }, asked));
+      fill(trouble, h("p.empty", asked));
       share.set(null);
       return;
     }
@@ -135,10 +132,10 @@ export function livePage(options) {
     question();
   }
 
-  fill(results, h("p", { class: "empty", role: "status" }, "Asking…"));
+  fill(results, h("p.empty", { role: "status" }, "Asking…"));
   share.set(null);
   if (!root.isConnected) return { restore() {}, ask() {}, changed() {}, form };
-  fill(root, ...page({ title, lead }, h("div", { class: "split" }, form.element, column), status));
+  fill(root, ...page({ title, lead }, h("div.split", form.element, column), status));
   restore(options.search, true);
   return { restore, ask: question, changed, form };
 }

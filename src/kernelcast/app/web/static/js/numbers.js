@@ -89,7 +89,7 @@ export function slider(field, onChange) {
     follow();
     onChange(field.name);
   });
-  const { element, setHelp } = wrapped(field, h("div", { class: "slider" }, range, input));
+  const { element, setHelp } = wrapped(field, h("div.slider", range, input));
   setRange(field.low, field.high);
   return {
     element,

@@ -47,8 +47,7 @@ export function axes({ width, height, x, y, left = 56, bottom = 38, top = 10, ri
   const nodes = [
     ticksOf(y, Math.max(2, Math.round((height - bottom) / 44))).map((value) =>
       s(
-        "g",
-        { class: "grid" },
+        "g.grid",
         s("line", { x1: left, x2: width - right, y1: at.y(value), y2: at.y(value) }),
         s(
           "text",
@@ -59,24 +58,18 @@ export function axes({ width, height, x, y, left = 56, bottom = 38, top = 10, ri
     ),
     ticksOf(x, Math.max(2, Math.round((width - left) / 80))).map((value) =>
       s(
-        "g",
-        { class: "grid" },
-        s("line", { x1: at.x(value), x2: at.x(value), y1: top, y2: height - bottom, class: "upright" }),
+        "g.grid",
+        s("line.upright", { x1: at.x(value), x2: at.x(value), y1: top, y2: height - bottom }),
         s("text", { x: at.x(value), y: height - bottom + 15, "text-anchor": "middle" }, text(x)(value)),
       ),
     ),
-    s(
-      "text",
-      { x: (left + width - right) / 2, y: height - 4, "text-anchor": "middle", class: "axis-label" },
-      x.label ?? "",
-    ),
+    s("text.axis-label", { x: (left + width - right) / 2, y: height - 4, "text-anchor": "middle" }, x.label ?? ""),
     y.label
       ? s(
-          "text",
+          "text.axis-label",
           {
             x: 0,
             y: 0,
-            class: "axis-label",
             "text-anchor": "middle",
             transform: `translate(11 ${(top + height - bottom) / 2}) rotate(-90)`,
           },
@@ -122,17 +115,16 @@ export function lineChart({
         : points;
       const under =
         area && walked.length
-          ? s("path", {
+          ? s("path.area", {
               d: `${path(walked)}L${walked.at(-1)[0]} ${plot.box.bottom}L${walked[0][0]} ${plot.box.bottom}Z`,
-              class: "area",
             })
           : null;
       return s(
         "g",
         { class: `line s${one.series}` },
-        s("title", null, one.name),
+        s("title", one.name),
         under,
-        s("path", { d: path(walked), class: "curve" }),
+        s("path.curve", { d: path(walked) }),
       );
     });
     return [plot.nodes, lines];

@@ -47,7 +47,7 @@ function labelled(places, box) {
       )
         continue;
       taken.push(area);
-      return s("text", { x, y, "text-anchor": anchor, class: "halo point-label" }, point.label);
+      return s("text.halo.point-label", { x, y, "text-anchor": anchor }, point.label);
     }
     return null;
   });
@@ -56,7 +56,7 @@ function labelled(places, box) {
 function shapeOf({ shape }, px, py, r) {
   if (shape !== "cross") return s("circle", { cx: px, cy: py, r });
   const d = `M${px - r} ${py - r}L${px + r} ${py + r}M${px - r} ${py + r}L${px + r} ${py - r}`;
-  return [s("circle", { cx: px, cy: py, r: r + 3, class: "hit" }), s("path", { d, class: "cross" })];
+  return [s("circle.hit", { cx: px, cy: py, r: r + 3 }), s("path.cross", { d })];
 }
 
 export function dots(plot, points, { onShow = () => {} } = {}) {
@@ -139,16 +139,13 @@ export function frontier({
     });
     const across = lines.map((line) =>
       s(
-        "g",
-        { class: "goal" },
+        "g.goal",
         s("line", { x1: plot.box.left, x2: plot.box.right, y1: plot.y(line.value), y2: plot.y(line.value) }),
-        s("text", { x: plot.box.right, y: plot.y(line.value) - 5, "text-anchor": "end", class: "halo" }, line.name),
+        s("text.halo", { x: plot.box.right, y: plot.y(line.value) - 5, "text-anchor": "end" }, line.name),
       ),
     );
     const line =
-      front.length > 1
-        ? s("path", { class: "frontier", d: path(front.map(([x, y]) => [plot.x(x), plot.y(y)])) })
-        : null;
+      front.length > 1 ? s("path.frontier", { d: path(front.map(([x, y]) => [plot.x(x), plot.y(y)])) }) : null;
     return [plot.nodes, across, line, dots(plot, usable, { onShow })];
   };
   return chart({

@@ -51,11 +51,8 @@ export function roofline({ title, desc, roofs, slopes, points, table, hideTitle,
         { class: one.strong ? "roof strong" : "roof" },
         s("path", { d: path(place) }),
         s(
-          "text",
-          {
-            transform: `translate(${x1 + (x2 - x1) * share} ${y1 + (y2 - y1) * share + aside}) rotate(${angle})`,
-            class: "halo",
-          },
+          "text.halo",
+          { transform: `translate(${x1 + (x2 - x1) * share} ${y1 + (y2 - y1) * share + aside}) rotate(${angle})` },
           `${one.name} ${rateText(one.value, "B/s")}`,
         ),
       );
@@ -72,8 +69,8 @@ export function roofline({ title, desc, roofs, slopes, points, table, hideTitle,
           ]),
         }),
         s(
-          "text",
-          { x: plot.box.right, y: plot.y(one.value) - 5, "text-anchor": "end", class: "halo" },
+          "text.halo",
+          { x: plot.box.right, y: plot.y(one.value) - 5, "text-anchor": "end" },
           `${one.name} ${rateText(one.value, "FLOP/s")}`,
         ),
       );
@@ -85,7 +82,7 @@ export function roofline({ title, desc, roofs, slopes, points, table, hideTitle,
           return s(
             "g",
             { class: one.hollow ? "call hollow" : "call" },
-            s("title", null, `${one.name}: ${digits(one.x)} FLOP per byte, ${rateText(one.y, "FLOP/s")}`),
+            s("title", `${one.name}: ${digits(one.x)} FLOP per byte, ${rateText(one.y, "FLOP/s")}`),
             one.low && one.high ? s("line", { x1: px, x2: px, y1: plot.y(one.low), y2: plot.y(one.high) }) : null,
             s("circle", { cx: px, cy: py, r: one.hollow ? 4.5 : 5.5 }),
           );

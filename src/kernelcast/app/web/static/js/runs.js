@@ -31,25 +31,25 @@ const DIM_MS = 200;
 
 function newPane() {
   const pane = {
-    results: h("div", { class: "answer", id: "answer" }),
-    trouble: h("div", { class: "trouble" }),
+    results: h("div#answer.answer"),
+    trouble: h("div.trouble"),
     share: sharing(),
     told: null,
     asked: null,
   };
   pane.share.set(null);
-  pane.element = h("div", { class: "results", "aria-busy": "false" }, pane.trouble, pane.results, pane.share.element);
+  pane.element = h("div.results", { "aria-busy": "false" }, pane.trouble, pane.results, pane.share.element);
   return pane;
 }
 
 /** What is under way: a moving bar, the seconds, Stop. */
 function waiting(onStop) {
-  const seconds = h("span", { id: "seconds" });
-  const button = h("button", { type: "button", id: "stop", class: "quiet" }, "Stop");
+  const seconds = h("span#seconds");
+  const button = h("button#stop.quiet", { type: "button" }, "Stop");
   button.addEventListener("click", onStop);
   const element = h(
-    "div",
-    { class: "waiting", id: "waiting", hidden: true },
+    "div#waiting.waiting",
+    { hidden: true },
     h("progress", { "aria-label": "Under way" }),
     seconds,
     button,
@@ -79,10 +79,10 @@ export function runPage(options) {
   const buttonText = typeof options.button === "function" ? options.button : () => options.button;
   const panes = new Map();
   const form = build(groups, changed);
-  const run = h("button", { type: "button", id: "ask", class: "primary" });
+  const run = h("button#ask.primary", { type: "button" });
   const bar = waiting(() => halt("Stopped."));
-  const place = h("div", { class: "column" });
-  const status = h("p", { id: "status", class: "status", role: "status", "aria-live": "polite" });
+  const place = h("div.column");
+  const status = h("p#status.status", { role: "status", "aria-live": "polite" });
   let under = null; // {started, pane, dim}
   let again = false;
   const answered = new Set(); // questions that back and forward ask again: the server has kept them
@@ -108,11 +108,7 @@ export function runPage(options) {
     if (pane.asked === null && !under && !pane.trouble.hasChildNodes()) {
       fill(
         pane.results,
-        h(
-          "p",
-          { class: "empty" },
-          typeof asked === "string" ? asked : (options.hint?.(values) ?? `Press “${buttonText(values)}”.`),
-        ),
+        h("p.empty", typeof asked === "string" ? asked : (options.hint?.(values) ?? `Press “${buttonText(values)}”.`)),
       );
     }
   }
@@ -159,7 +155,7 @@ export function runPage(options) {
     pane.element.setAttribute("aria-busy", "true");
     if (pane.asked === null) {
       fill(pane.trouble);
-      fill(pane.results, h("p", { class: "empty" }, "Asking…"));
+      fill(pane.results, h("p.empty", "Asking…"));
     }
     try {
       const envelope = await (asked.bytes ? send(asked.path, asked.bytes, slot) : ask(asked.path, asked.body, slot));
@@ -195,7 +191,7 @@ export function runPage(options) {
   function wanting(pane, words) {
     pane.asked = null;
     fill(pane.trouble);
-    fill(pane.results, h("p", { class: "empty" }, words));
+    fill(pane.results, h("p.empty", words));
     pane.share.set(null);
     announce(words);
     reflect();
@@ -256,7 +252,7 @@ export function runPage(options) {
 
   if (!root.isConnected) return { restore() {}, leave() {}, ask() {}, form };
   if (file) form.element.prepend(file);
-  form.element.append(h("div", { class: "run" }, run));
+  form.element.append(h("div.run", run));
   fill(root, ...page({ title, lead }, h("div", { class: wide ? "stacked" : "split" }, form.element, place), status));
   restore(options.search, true);
   return { restore, leave, ask: begin, changed, form };

@@ -13,7 +13,7 @@ async function copy(text) {
     await navigator.clipboard.writeText(text);
     return true;
   } catch {
-    const area = h("textarea", { class: "unseen", "aria-hidden": "true", value: text }); // where the clipboard is not allowed
+    const area = h("textarea.unseen", { "aria-hidden": "true", value: text }); // where the clipboard is not allowed
     document.body.append(area);
     area.select();
     const done = document.execCommand("copy");
@@ -23,7 +23,7 @@ async function copy(text) {
 }
 
 export function copyButton(name, label, text) {
-  const element = h("button", { type: "button", class: "quiet", id: `copy-${name}` }, label);
+  const element = h("button.quiet", { type: "button", id: `copy-${name}` }, label);
   element.addEventListener("click", async () => {
     const done = await copy(text());
     fill(element, done ? "Copied" : "Not copied");
@@ -39,7 +39,7 @@ export function copyButton(name, label, text) {
 
 export function sharing() {
   let now = null;
-  const command = h("code", { id: "command" });
+  const command = h("code#command");
   const buttons = [
     copyButton("command", "Copy as command", () => now?.command ?? ""),
     copyButton("python", "Copy as Python", () => now?.python ?? ""),
@@ -48,13 +48,8 @@ export function sharing() {
       return location.href;
     }),
   ];
-  const shown = h("pre", { class: "command", tabindex: "0", "aria-label": "The same question as a command" }, command);
-  const element = h(
-    "section",
-    { class: "share", "aria-label": "Share" },
-    shown,
-    h("div", { class: "buttons" }, buttons),
-  );
+  const shown = h("pre.command", { tabindex: "0", "aria-label": "The same question as a command" }, command);
+  const element = h("section.share", { "aria-label": "Share" }, shown, h("div.buttons", buttons));
   return {
     element,
     set(envelope) {

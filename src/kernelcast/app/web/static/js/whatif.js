@@ -28,8 +28,8 @@ const parse = (text) => {
 export function whatIf(field, onChange) {
   const options = field.options ?? FIELDS;
   let rows = [];
-  const body = h("div", { class: "what-ifs" });
-  const add = h("button", { type: "button", class: "quiet", id: `${field.name}-add` }, "Add a change");
+  const body = h("div.what-ifs");
+  const add = h("button.quiet", { type: "button", id: `${field.name}-add` }, "Add a change");
   add.addEventListener("click", () => {
     const used = rows.map((row) => row.field);
     const next = options.find((one) => !used.includes(one.value)) ?? options[0];
@@ -49,8 +49,8 @@ export function whatIf(field, onChange) {
       listed.map((one) => h("option", { value: one.value }, one.label)),
     );
     const sign = h(
-      "select",
-      { "aria-label": `Change ${at + 1}: times or equal`, class: "sign" },
+      "select.sign",
+      { "aria-label": `Change ${at + 1}: times or equal` },
       h("option", { value: "*" }, "×"),
       h("option", { value: "=" }, "="),
     );
@@ -61,7 +61,7 @@ export function whatIf(field, onChange) {
       autocomplete: "off",
       "aria-label": `Change ${at + 1}: number`,
     });
-    const drop = h("button", { type: "button", class: "quiet drop", "aria-label": `Remove change ${at + 1}` }, "×");
+    const drop = h("button.quiet.drop", { type: "button", "aria-label": `Remove change ${at + 1}` }, "×");
     [what.value, sign.value, amount.value] = [row.field, row.sign, row.number];
     what.addEventListener("change", () => changed(() => (row.field = what.value)));
     sign.addEventListener("change", () => changed(() => (row.sign = sign.value)));
@@ -72,7 +72,7 @@ export function whatIf(field, onChange) {
       add.focus();
       onChange();
     });
-    return h("div", { class: "what-if" }, what, sign, amount, drop);
+    return h("div.what-if", what, sign, amount, drop);
   }
 
   function changed(put) {
@@ -83,7 +83,7 @@ export function whatIf(field, onChange) {
   const draw = () => fill(body, rows.map(line));
 
   return {
-    element: h("div", null, body, add),
+    element: h("div", body, add),
     get() {
       const said = rows.filter((row) => row.number !== "").map((row) => `${row.field}${row.sign}${row.number}`);
       return said.length ? said : null;

@@ -27,10 +27,10 @@ function presets(list, put) {
     ["none", "None", []],
   ];
   return h(
-    "div",
-    { class: "presets", role: "group", "aria-label": "Sets of GPUs" },
+    "div.presets",
+    { role: "group", "aria-label": "Sets of GPUs" },
     sets.map(([name, label, values]) => {
-      const button = h("button", { type: "button", class: "quiet", id: `gpus-${name}` }, label);
+      const button = h("button.quiet", { type: "button", id: `gpus-${name}` }, label);
       button.addEventListener("click", () => put(values));
       return button;
     }),

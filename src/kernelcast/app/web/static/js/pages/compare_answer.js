@@ -33,13 +33,11 @@ function titleLine(answer, stack) {
         : `the batch that gives most${answer.goals.length ? " within the limits" : ""}`;
   const formats = Array.isArray(answer.formats) ? answer.formats.join(", ") : answer.formats;
   return h(
-    "p",
-    { class: "title-line", id: "title-line" },
-    h("b", null, answer.model),
+    "p#title-line.title-line",
+    h("b", answer.model),
     stack ?? answer.stack,
     h(
-      "span",
-      { class: "faint" },
+      "span.faint",
       `${countText(answer.input_len)} tokens in, ${countText(answer.output_len)} out; ${load}; up to ${answer.max_gpus} GPUs of a kind; format ${formats}`,
     ),
   );
@@ -104,11 +102,8 @@ function ranked(answer, { name, variants }, encoder) {
   const cells = rows.map((row) => [
     countText(row.rank),
     h(
-      "span",
-      { class: "gpu-name" },
-      row.meets
-        ? null
-        : h("span", { class: "misses", title: row.why }, "✕ ", h("span", { class: "unseen" }, "misses a limit: ")),
+      "span.gpu-name",
+      row.meets ? null : h("span.misses", { title: row.why }, "✕ ", h("span.unseen", "misses a limit: ")),
       name(row),
     ),
     wayText(row),
@@ -140,21 +135,13 @@ function ranked(answer, { name, variants }, encoder) {
   return card(
     "In order",
     { wide: true, id: "order" },
-    h("p", { class: "answer-line", id: "best" }, h("b", null, "Best: "), bestLine(answer)),
+    h("p#best.answer-line", h("b", "Best: "), bestLine(answer)),
     foldRows(made, FIRST_ROWS, null),
     variants.length || broken
       ? h(
-          "ul",
-          { class: "plain keys" },
-          variants.map((words, at) => h("li", null, h("b", null, `[${at + 1}]`), ` with ${changesText(words)}`)),
-          broken
-            ? h(
-                "li",
-                null,
-                h("span", { class: "misses" }, "✕"),
-                " breaks a limit, or needs more GPUs to carry the rate",
-              )
-            : null,
+          "ul.plain.keys",
+          variants.map((words, at) => h("li", h("b", `[${at + 1}]`), ` with ${changesText(words)}`)),
+          broken ? h("li", h("span.misses", "✕"), " breaks a limit, or needs more GPUs to carry the rate") : null,
         )
       : null,
   );
@@ -179,16 +166,12 @@ function unfit(answer, { name }) {
 function sensitivity(answer, { put }) {
   if (!answer.rows.some((row) => row.fits)) return null;
   if (!answer.sensitivity) {
-    const button = h(
-      "button",
-      { type: "button", class: "quiet", id: "sensitivity-ask" },
-      "What would 1% more of each spec buy?",
-    );
+    const button = h("button#sensitivity-ask.quiet", { type: "button" }, "What would 1% more of each spec buy?");
     button.addEventListener("click", () => put("sensitivity", true));
     return card(
       "Sensitivity",
       { wide: true, id: "sensitivity-card" },
-      h("p", { class: "help" }, "Of the first three GPUs; takes a few seconds."),
+      h("p.help", "Of the first three GPUs; takes a few seconds."),
       button,
     );
   }
@@ -202,24 +185,24 @@ function sensitivity(answer, { put }) {
     `1% more of it buys ${gains[0]?.of ?? ""}`,
     { wide: true, id: "sensitivity-card" },
     h(
-      "div",
-      { class: "panels" },
+      "div.panels",
       gains.map((one) =>
         rankBars({
           title: one.gpu,
-          rows: specs.slice(0, 6).map((spec) => ({
-            name: spec,
-            value: Math.max(0, one.percent_per_percent[spec] ?? 0),
-            series: series(one.gpu),
-            text: text(one.percent_per_percent[spec]),
-          })),
+          rows: specs
+            .slice(0, 6)
+            .map((spec) => ({
+              name: spec,
+              value: Math.max(0, one.percent_per_percent[spec] ?? 0),
+              series: series(one.gpu),
+              text: text(one.percent_per_percent[spec]),
+            })),
         }),
       ),
     ),
     h(
       "details",
-      null,
-      h("summary", null, `All ${specs.length} specs`),
+      h("summary", `All ${specs.length} specs`),
       table({
         caption: "What one per cent more buys",
         hideCaption: true,
@@ -245,15 +228,13 @@ function prices(answer) {
     { wide: true, id: "prices" },
     h(
       "p",
-      null,
       dated.length ? `${kind}, USD a GPU-hour, read ${dated[0]} to ${dated.at(-1)}.` : "No price is known.",
       answer.rows.some(isVariant) ? " A what-if costs what the GPU costs that it is of." : "",
       without.length ? ` No price: ${some(without)}.` : "",
     ),
     h(
       "details",
-      null,
-      h("summary", null, "Each with its source"),
+      h("summary", "Each with its source"),
       table({
         caption: "Prices",
         hideCaption: true,
@@ -277,10 +258,9 @@ function sure(answer) {
         "How sure",
         { wide: true, id: "sure" },
         h(
-          "ul",
-          { class: "plain" },
-          found.map((name) => h("li", null, level(name), ` ${SUPPORT[name]}`)),
-          h("li", { class: "faint" }, `${countText(answer.forecasts)} forecasts; intervals hold 80%.`),
+          "ul.plain",
+          found.map((name) => h("li", level(name), ` ${SUPPORT[name]}`)),
+          h("li.faint", `${countText(answer.forecasts)} forecasts; intervals hold 80%.`),
         ),
       )
     : null;

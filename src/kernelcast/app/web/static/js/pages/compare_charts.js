@@ -51,11 +51,10 @@ export function tradeOff(answer, options) {
   const rows = answer.rows.filter((row) => row.fits);
   const holder = h("div");
   const shown = h(
-    "div",
-    { class: "shown", id: "shown", "aria-live": "off" },
+    "div#shown.shown",
+    { "aria-live": "off" },
     h(
-      "p",
-      { class: "faint" },
+      "p.faint",
       "The line joins those that no other beats in both. Point at a dot, or walk through them with the arrow keys.",
     ),
   );
@@ -114,8 +113,7 @@ export function tradeOff(answer, options) {
       }),
       left.length
         ? h(
-            "p",
-            { class: "help" },
+            "p.help",
             `Not drawn, for want of a ${other === "usd_per_million_tokens" ? "price" : "figure"}: ${some(left.map((one) => one.name))}`,
           )
         : null,
@@ -132,13 +130,13 @@ export function tradeOff(answer, options) {
       put(id, select.value);
       draw();
     });
-    return h("div", { class: "field inline" }, h("label", { for: id }, label), select);
+    return h("div.field.inline", h("label", { for: id }, label), select);
   };
   draw();
   return card(
     "Latency against cost",
     { wide: true, id: "pareto" },
-    h("div", { class: "choosers" }, chooser("axis", "Latency", axes), chooser("against", "against", against)),
+    h("div.choosers", chooser("axis", "Latency", axes), chooser("against", "against", against)),
     holder,
     shown,
   );
@@ -163,7 +161,7 @@ export function costBars(answer, { name }) {
               .slice(0, MOST_BARS)
               .map((row) => bar(row, { value: row.usd_per_million_tokens, text: money(row.usd_per_million_tokens) })),
           }),
-          h("p", { class: "help" }, `USD${rest(priced)}`),
+          h("p.help", `USD${rest(priced)}`),
         )
       : null,
     powered.length
@@ -186,7 +184,7 @@ export function costBars(answer, { name }) {
                 }),
               ),
           }),
-          h("p", { class: "help" }, `MJ; the whisker is the 80% interval${rest(powered)}`),
+          h("p.help", `MJ; the whisker is the 80% interval${rest(powered)}`),
         )
       : null,
   ];

@@ -51,7 +51,7 @@ function sliderOf([name, label], onChange) {
   reflect();
   return {
     name,
-    element: h("div", { class: "factor" }, h("label", { for: name }, label), input, told),
+    element: h("div.factor", h("label", { for: name }, label), input, told),
     get: () => Number(input.value),
     set(value) {
       input.value = value;
@@ -67,9 +67,9 @@ export function whatIfSliders(field, onChange) {
     onChange(field.name);
   };
   const sliders = SPECS.map((spec) => sliderOf(spec, tell));
-  const chips = h("ul", { class: "chips", "aria-label": "Variants that are kept" });
-  const keep = h("button", { type: "button", class: "quiet", id: "what_if-keep" }, "Keep as a variant");
-  const reset = h("button", { type: "button", class: "quiet", id: "what_if-reset" }, "Reset");
+  const chips = h("ul.chips", { "aria-label": "Variants that are kept" });
+  const keep = h("button#what_if-keep.quiet", { type: "button" }, "Keep as a variant");
+  const reset = h("button#what_if-reset.quiet", { type: "button" }, "Reset");
   const current = () =>
     sliders
       .filter((one) => one.get() !== 1)
@@ -89,7 +89,7 @@ export function whatIfSliders(field, onChange) {
           tell();
           keep.focus();
         });
-        return h("li", null, changesText(words), drop);
+        return h("li", changesText(words), drop);
       }),
     );
   }
@@ -104,14 +104,14 @@ export function whatIfSliders(field, onChange) {
     level();
     tell();
   });
-  const help = h("p", { class: "help", id: `${field.name}-help` }, field.help ?? "");
+  const help = h("p.help", { id: `${field.name}-help` }, field.help ?? "");
   const element = h(
-    "fieldset",
-    { class: "field full", id: field.name, "aria-describedby": `${field.name}-help` },
-    h("legend", null, field.label),
+    "fieldset.field.full",
+    { id: field.name, "aria-describedby": `${field.name}-help` },
+    h("legend", field.label),
     chips,
     sliders.map((one) => one.element),
-    h("div", { class: "buttons" }, keep, reset),
+    h("div.buttons", keep, reset),
     help,
   );
   return {

@@ -12,35 +12,31 @@ const ENDINGS = [".json", ".json.gz", ".gz", ".csv", ".parquet", ".jsonl"];
 
 /** A place to drop a file on, which is also the label of the file picker. */
 function dropZone(most, onFile) {
-  const input = h("input", {
+  const input = h("input#file.unseen", {
     type: "file",
-    id: "file",
     name: "file",
     accept: ENDINGS.join(","),
-    class: "unseen",
     "aria-describedby": "file-help",
   });
-  const told = h("span", { id: "file-told", class: "drop-told" }, "Drop a file here, or choose one");
+  const told = h("span#file-told.drop-told", "Drop a file here, or choose one");
   const zone = h(
-    "label",
-    { for: "file", class: "drop", id: "drop" },
+    "label#drop.drop",
+    { for: "file" },
     told,
     h(
-      "span",
-      { class: "drop-kinds" },
+      "span.drop-kinds",
       "torch.profiler trace (.json, .json.gz) · Nsight Compute CSV · table of calls with measured_us",
     ),
   );
   const help = h(
-    "p",
-    { class: "help", id: "file-help" },
+    "p#file-help.help",
     `Read in memory and not kept: nothing is written, and it goes no further than this server. At most ${binaryBytesText(most)}.`,
   );
 
   function take(file) {
     if (!file) return;
     const large = file.size > most;
-    fill(told, h("b", null, file.name), ` ${binaryBytesText(file.size)}`);
+    fill(told, h("b", file.name), ` ${binaryBytesText(file.size)}`);
     zone.classList.toggle("refused", large);
     if (large) {
       announce("This file is too large");
@@ -66,7 +62,7 @@ function dropZone(most, onFile) {
     over(event, -depth);
     take(event.dataTransfer.files[0]);
   });
-  return h("section", { class: "group", "aria-label": "Measured run" }, input, zone, help);
+  return h("section.group", { "aria-label": "Measured run" }, input, zone, help);
 }
 
 async function groupsOf() {

@@ -71,14 +71,14 @@ function kernelsTable(rows) {
     const main = row.reasons[0];
     return [
       countText(row.rank),
-      h("span", { class: "call-name", title: `${row.name} ${row.shapes}` }, labelOf(row)),
+      h("span.call-name", { title: `${row.name} ${row.shapes}` }, labelOf(row)),
       countText(row.count),
       percent(row.share),
       digits(row.measured_us),
       digits(row.predicted_us),
       digits(row.ceiling_us),
       us(row.could_win_us),
-      main ? [h("b", null, main.name), h("span", { class: "cell-more" }, main.detail)] : DASH,
+      main ? [h("b", main.name), h("span.cell-more", main.detail)] : DASH,
       main ? main.advice : DASH,
     ];
   });
@@ -138,7 +138,7 @@ function unmatched(rows) {
   return card(
     "Not matched",
     { wide: true, id: "unmatched" },
-    h("p", null, `${rows.length} calls with ${percent(share)} of the GPU time could not be matched.`),
+    h("p", `${rows.length} calls with ${percent(share)} of the GPU time could not be matched.`),
     table({
       caption: "Calls that could not be matched",
       hideCaption: true,
@@ -147,15 +147,11 @@ function unmatched(rows) {
       rows: rows
         .slice(0, 40)
         .map((row) => [
-          h("span", { class: "call-name", title: row.name }, `${row.name} ${row.shapes ?? ""}`.trim()),
+          h("span.call-name", { title: row.name }, `${row.name} ${row.shapes ?? ""}`.trim()),
           countText(row.count),
           percent(row.share),
           digits(row.measured_us),
-          h(
-            "span",
-            { class: "wraps" },
-            [row.why, ...row.reasons.map((one) => `${one.name}: ${one.detail}`)].join("; "),
-          ),
+          h("span.wraps", [row.why, ...row.reasons.map((one) => `${one.name}: ${one.detail}`)].join("; ")),
         ]),
     }),
   );
@@ -176,16 +172,11 @@ export async function diagnosed(answer, name, gpuList) {
       : null;
   return [
     h(
-      "p",
-      { class: "title-line", id: "title-line" },
-      h("b", null, name),
-      h("span", { class: "faint" }, "on"),
-      h("b", null, answer.gpu),
-      h(
-        "span",
-        { class: "faint" },
-        `${answer.source}, ${countText(answer.launches)} kernels, mostly ${answer.run_dtype}`,
-      ),
+      "p#title-line.title-line",
+      h("b", name),
+      h("span.faint", "on"),
+      h("b", answer.gpu),
+      h("span.faint", `${answer.source}, ${countText(answer.launches)} kernels, mostly ${answer.run_dtype}`),
     ),
     headline(answer),
     answer.kernels.length

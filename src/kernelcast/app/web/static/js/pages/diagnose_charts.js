@@ -77,11 +77,7 @@ export async function peaksOf(answer, gpuList) {
 export function onRoofline(answer, peaks) {
   const usable = answer.kernels.filter((row) => row.flops > 0 && row.moved_bytes > 0 && row.measured_us > 0);
   if (!peaks || !usable.length) return null;
-  const shown = h(
-    "div",
-    { class: "shown", id: "shown" },
-    h("p", { class: "faint" }, "Point at a dot, or walk through them with the arrow keys."),
-  );
+  const shown = h("div#shown.shown", h("p.faint", "Point at a dot, or walk through them with the arrow keys."));
   const points = usable
     .sort((a, b) => b.share - a.share)
     .slice(0, MOST_POINTS)
@@ -139,16 +135,10 @@ export function onRoofline(answer, peaks) {
       },
     }),
     h(
-      "p",
-      { class: "legend" },
-      h(
-        "span",
-        null,
-        h("span", { class: "swatch s6", "aria-hidden": "true" }),
-        `more than a tenth could be won (${win.length})`,
-      ),
-      h("span", null, h("span", { class: "swatch s0", "aria-hidden": "true" }), `less (${near.length})`),
-      h("span", { class: "faint" }, "size: share of the time"),
+      "p.legend",
+      h("span", h("span.swatch.s6", { "aria-hidden": "true" }), `more than a tenth could be won (${win.length})`),
+      h("span", h("span.swatch.s0", { "aria-hidden": "true" }), `less (${near.length})`),
+      h("span.faint", "size: share of the time"),
     ),
     shown,
   );

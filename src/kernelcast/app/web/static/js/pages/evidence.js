@@ -89,12 +89,7 @@ export async function mount(root, search) {
   const fields = fieldsOf(grid);
   const addressed = [...fields, CELL];
   const controls = Object.fromEntries(fields.map((field) => [field.name, control(field, changed)]));
-  const [totals, map, kinds, told] = [
-    h("div"),
-    h("div", { id: "map" }),
-    h("div", { id: "below", tabindex: "-1" }),
-    h("p", { class: "told", id: "told" }),
-  ];
+  const [totals, map, kinds, told] = [h("div"), h("div#map"), h("div#below", { tabindex: "-1" }), h("p#told.told")];
   const sharer = sharing();
   let chosen = null;
   let shown = null; // what filtered() left
@@ -119,7 +114,7 @@ export async function mount(root, search) {
             heatMap({ ...shown, measure, chosen, onPick: pick, onShow: (text) => fill(told, text) }),
             listed(shown.cells, shown.ops, shown.places),
           ]
-        : h("p", { class: "empty" }, "Nothing was measured by this choice."),
+        : h("p.empty", "Nothing was measured by this choice."),
     );
     tellElsewhere();
     announce(
@@ -173,15 +168,15 @@ export async function mount(root, search) {
   }
 
   const form = h(
-    "form",
-    { class: "controls bar", "aria-label": "Filter" },
+    "form.controls.bar",
+    { "aria-label": "Filter" },
     Object.values(controls).map((one) => one.element),
   );
   form.addEventListener("submit", (event) => event.preventDefault());
   if (!root.isConnected) return { restore() {} };
   const column = h(
-    "div",
-    { class: "results", id: "answer", "aria-busy": "false" },
+    "div#answer.results",
+    { "aria-busy": "false" },
     form,
     totals,
     card("Ops by GPUs", { wide: true, id: "map-card" }, map),
@@ -195,7 +190,7 @@ export async function mount(root, search) {
       { title: "Evidence", lead: "What was measured, and how far off forecasts are on calls that no fit saw." },
       column,
     ),
-    h("p", { id: "status", class: "status", role: "status", "aria-live": "polite" }),
+    h("p#status.status", { role: "status", "aria-live": "polite" }),
   );
   restore(search, true);
   return { restore };

@@ -35,8 +35,7 @@ export function kindsCard({ op, gpu }, found) {
     share(kind.inside),
     countText(kind.tested),
     h(
-      "span",
-      { class: "wraps" },
+      "span.wraps",
       Object.entries(kind.ranges ?? {})
         .map(([name, range]) => `${name} ${rangeText(range)}`)
         .join(", "),
@@ -47,7 +46,7 @@ export function kindsCard({ op, gpu }, found) {
   return card(
     `${op} on ${gpu}`,
     { wide: true, id: "kinds-card" },
-    h("p", { id: "kinds-told" }, `${countText(found.kinds)} kinds of calls, ${countText(found.calls)} measured`),
+    h("p#kinds-told", `${countText(found.kinds)} kinds of calls, ${countText(found.calls)} measured`),
     table({
       caption: `Kinds of ${op} on ${gpu}`,
       hideCaption: true,
@@ -63,11 +62,7 @@ export function kindsCard({ op, gpu }, found) {
       ],
       rows,
     }),
-    h(
-      "p",
-      { class: "help" },
-      "off: mean error on calls of shapes that no fit saw; inside: share of them in the 80% interval.",
-    ),
+    h("p.help", "off: mean error on calls of shapes that no fit saw; inside: share of them in the 80% interval."),
   );
 }
 

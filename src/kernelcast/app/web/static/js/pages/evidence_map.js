@@ -79,16 +79,14 @@ const compact = (count) =>
 
 export function legend(measure) {
   return h(
-    "div",
-    { class: "heat-legend" },
-    h("p", { class: "help" }, legendHead[measure]),
+    "div.heat-legend",
+    h("p.help", legendHead[measure]),
     h(
       "ul",
-      null,
       legends[measure].map((text, at) =>
-        h("li", null, h("span", { class: `swatch-heat e${at}`, "aria-hidden": "true" }), text),
+        h("li", h("span", { class: `swatch-heat e${at}`, "aria-hidden": "true" }), text),
       ),
-      h("li", null, h("span", { class: "swatch-heat e-none", "aria-hidden": "true" }), "not measured"),
+      h("li", h("span.swatch-heat.e-none", { "aria-hidden": "true" }), "not measured"),
     ),
   );
 }
@@ -100,11 +98,10 @@ export function heatMap({ ops, places, cells, measure, chosen, onPick, onShow })
   const body = ops.map((op, row) =>
     h(
       "tr",
-      null,
       h("th", { scope: "row" }, op),
       places.map((gpu, column) => {
         const cell = cellOf(op, gpu);
-        if (!cell) return h("td", { class: "e-none" });
+        if (!cell) return h("td.e-none");
         const told = `${op} on ${gpu}: off ${share(cell.error)}, inside ${share(cell.inside)}, ${countText(cell.calls)} calls of ${countText(cell.kinds)} kinds`;
         const picked = chosen?.op === op && chosen?.gpu === gpu;
         const button = h(
@@ -123,27 +120,24 @@ export function heatMap({ ops, places, cells, measure, chosen, onPick, onShow })
         buttons.push({ button, row, column });
         button.addEventListener("click", () => onPick({ op, gpu }));
         for (const event of ["focus", "pointerenter"]) button.addEventListener(event, () => onShow(told));
-        return h("td", null, button);
+        return h("td", button);
       }),
     ),
   );
   const first = buttons.find(({ button }) => button.getAttribute("aria-pressed") === "true") ?? buttons[0];
   first?.button.setAttribute("tabindex", "0");
   const made = h(
-    "table",
-    { class: "evidence", id: "grid" },
-    h("caption", { class: "unseen" }, "Ops by GPUs; arrow keys walk through what was measured, Enter opens it"),
+    "table#grid.evidence",
+    h("caption.unseen", "Ops by GPUs; arrow keys walk through what was measured, Enter opens it"),
     h(
       "thead",
-      null,
       h(
         "tr",
-        null,
-        h("td", null),
-        places.map((gpu) => h("th", { scope: "col" }, h("span", null, gpu))),
+        h("td"),
+        places.map((gpu) => h("th", { scope: "col" }, h("span", gpu))),
       ),
     ),
-    h("tbody", null, body),
+    h("tbody", body),
   );
   made.addEventListener("keydown", (event) => {
     const at = buttons.findIndex(({ button }) => button === document.activeElement);
@@ -156,7 +150,7 @@ export function heatMap({ ops, places, cells, measure, chosen, onPick, onShow })
     next.button.setAttribute("tabindex", "0");
     next.button.focus();
   });
-  return h("div", { class: "scroll heat-box" }, made);
+  return h("div.scroll.heat-box", made);
 }
 
 /** The next measured cell that way: in the same row or column where there is one. */
@@ -179,9 +173,8 @@ export function listed(cells, ops, places) {
     for (const gpu of places) if (cells.has(`${gpu}\n${op}`)) rows.push([op, gpu, cells.get(`${gpu}\n${op}`)]);
   const number = (label) => ({ label, number: true });
   return h(
-    "details",
-    { id: "as-table" },
-    h("summary", null, `The same as a table (${countText(rows.length)} rows)`),
+    "details#as-table",
+    h("summary", `The same as a table (${countText(rows.length)} rows)`),
     table({
       caption: "Ops and GPUs that were measured",
       hideCaption: true,

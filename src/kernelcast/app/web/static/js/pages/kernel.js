@@ -79,8 +79,8 @@ function presets(op, holder, form, onPick) {
     holder,
     op.examples.map((example, at) => {
       const button = h(
-        "button",
-        { type: "button", class: "quiet", id: `example-${at}`, "aria-pressed": "false" },
+        "button.quiet",
+        { type: "button", id: `example-${at}`, "aria-pressed": "false" },
         exampleText(example),
       );
       button.addEventListener("click", () => onPick(example));
@@ -172,7 +172,7 @@ function body(values, form) {
 export async function mount(root, search) {
   const { ops } = await get("ops");
   const named = new Map(ops.map((op) => [op.op, op]));
-  const holder = h("div", { class: "presets full", role: "group", "aria-label": "Examples" });
+  const holder = h("div.presets.full", { role: "group", "aria-label": "Examples" });
   const groups = await groupsOf(ops, holder);
   let shown = null;
   let live = null;

@@ -34,15 +34,14 @@ function titleLine(answer) {
     .join(", ");
   return [
     h(
-      "p",
-      { class: "title-line", id: "title-line" },
-      h("b", null, answer.op),
-      h("span", null, given),
-      h("span", { class: "faint" }, "on"),
-      h("b", null, answer.gpu),
-      h("span", { class: "faint" }, answer.gpu_id),
+      "p#title-line.title-line",
+      h("b", answer.op),
+      h("span", given),
+      h("span.faint", "on"),
+      h("b", answer.gpu),
+      h("span.faint", answer.gpu_id),
     ),
-    changes ? h("p", { class: "note note-warn wide" }, `What if: ${changes}. Not a product that exists.`) : null,
+    changes ? h("p.note.note-warn.wide", `What if: ${changes}. Not a product that exists.`) : null,
   ];
 }
 
@@ -126,8 +125,7 @@ function limits(answer) {
       ],
     }),
     h(
-      "p",
-      { class: "figure-note" },
+      "p.figure-note",
       "A bar is the least time that a pipeline needs; the thin end is what the busiest SM needs. " +
         (answer.phases.length > 1
           ? `The bound adds up what binds each of the ${answer.phases.length} kernels.`
@@ -279,9 +277,8 @@ export async function fillNext(place, answer, question) {
       place,
       h(
         "p",
-        null,
         "Were ",
-        h("b", null, answer.bound_by),
+        h("b", answer.bound_by),
         " no limit, ",
         h("b", { dataset: { figure: "next_bound_by", value: next.bound_by } }, next.bound_by),
         " would bind at ",
@@ -290,15 +287,10 @@ export async function fillNext(place, answer, question) {
         h("b", { dataset: { figure: "next_time_s", value: next.time_s } }, timeText(next.time_s)),
         gain > 1.005 ? `: ${fixed(gain, 2)} times as fast.` : ": no gain.",
       ),
-      h(
-        "p",
-        { class: "figure-note" },
-        `Interval ${timeText(next.low_s)} to ${timeText(next.high_s)}, ${next.support}.`,
-      ),
+      h("p.figure-note", `Interval ${timeText(next.low_s)} to ${timeText(next.high_s)}, ${next.support}.`),
     );
   } catch (error) {
-    if (error !== STALE)
-      fill(place, h("p", { class: "faint" }, error instanceof Problem ? error.detail : "Not known."));
+    if (error !== STALE) fill(place, h("p.faint", error instanceof Problem ? error.detail : "Not known."));
   }
 }
 
@@ -313,12 +305,11 @@ export function answerOf(answer, gpu) {
       "Tiles and waves",
       { id: "waves", wide: true },
       h(
-        "div",
-        { class: "kernels" },
+        "div.kernels",
         answer.phases.map((phase, at) => wavesOf(phase, at, answer.phases.length, peaks.sms)),
       ),
     ),
-    card("What binds next", { id: "next-card" }, h("div", { id: "next" }, h("p", { class: "faint" }, "Asking…"))),
+    card("What binds next", { id: "next-card" }, h("div#next", h("p.faint", "Asking…"))),
     card("Work, traffic and energy", { id: "traffic" }, moved(answer)),
     rests(answer),
   ];

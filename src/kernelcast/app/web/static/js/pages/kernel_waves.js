@@ -35,16 +35,11 @@ function steps(found, width, y, high) {
       { class: wave === found.count ? "s1" : "s0" },
       s(
         "title",
-        null,
         `Wave ${countText(wave)}: ${countText(wave === found.count ? found.last : found.slots)} of ${countText(found.slots)} places`,
       ),
-      s("rect", { x: x + 0.5, y: y + 0.5, width: wide - 4, height: high - 1, class: "sm-idle" }),
-      s("rect", { x, y: y + high * (1 - share), width: wide - 3, height: high * share, class: "sm" }),
-      s(
-        "text",
-        { x: x + (wide - 3) / 2, y: y + high + 14, "text-anchor": "middle", class: "bar-text" },
-        countText(wave),
-      ),
+      s("rect.sm-idle", { x: x + 0.5, y: y + 0.5, width: wide - 4, height: high - 1 }),
+      s("rect.sm", { x, y: y + high * (1 - share), width: wide - 3, height: high * share }),
+      s("text.bar-text", { x: x + (wide - 3) / 2, y: y + high + 14, "text-anchor": "middle" }, countText(wave)),
     );
   });
 }
@@ -60,22 +55,14 @@ function grid(found, sms, width, y) {
       const side = cell - 2.5;
       if (own <= 0)
         return s(
-          "rect",
-          { x: x + 0.5, y: top + 0.5, width: side - 1, height: side - 1, rx: 1.5, class: "sm-idle" },
-          s("title", null, `SM ${at}: idle`),
+          "rect.sm-idle",
+          { x: x + 0.5, y: top + 0.5, width: side - 1, height: side - 1, rx: 1.5 },
+          s("title", `SM ${at}: idle`),
         );
       return s(
-        "rect",
-        {
-          x,
-          y: top,
-          width: side,
-          height: side,
-          rx: 1.5,
-          class: "sm",
-          "fill-opacity": 0.35 + 0.65 * Math.min(1, own / found.each),
-        },
-        s("title", null, `SM ${at}: ${own} of ${shortCount(found.each)}`),
+        "rect.sm",
+        { x, y: top, width: side, height: side, rx: 1.5, "fill-opacity": 0.35 + 0.65 * Math.min(1, own / found.each) },
+        s("title", `SM ${at}: ${own} of ${shortCount(found.each)}`),
       );
     }),
   };
@@ -98,18 +85,17 @@ export function wavesOf(phase, at, phases, sms) {
     draw: (width) => [
       found.count === 1 ? null : steps(found, Math.min(width, 520), 0, high),
       s(
-        "text",
-        { x: 0, y: high + 34, class: "bar-text" },
+        "text.bar-text",
+        { x: 0, y: high + 34 },
         found.count === 1 ? "the SMs in this wave" : "the SMs in the last wave",
       ),
-      s("g", { class: "s1" }, grid(found, sms, width, high + 42).nodes),
+      s("g.s1", grid(found, sms, width, high + 42).nodes),
     ],
   });
   return h(
-    "div",
-    { class: "kernel" },
-    phases > 1 ? h("h3", null, `Kernel ${at + 1} of ${phases}`) : null,
-    h("p", { class: "figure-note" }, told),
+    "div.kernel",
+    phases > 1 ? h("h3", `Kernel ${at + 1} of ${phases}`) : null,
+    h("p.figure-note", told),
     picture,
     facts([
       ["tile", tileText(phase.tile)],

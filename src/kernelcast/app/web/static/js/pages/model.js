@@ -120,11 +120,7 @@ async function groupsOf() {
         { name: "output_len", kind: "slider", label: "Output length", low: 1, high: 16384, log: true, default: 128 },
       ],
     },
-    {
-      legend: "Formats",
-      columns: 2,
-      fields: formatFields(formatLists),
-    },
+    { legend: "Formats", columns: 2, fields: formatFields(formatLists) },
     layoutGroup(),
     advancedGroup(formatLists, about.predictors),
   ];

@@ -32,18 +32,13 @@ function titleLine(answer, stack) {
   const place = answer.gpus > 1 ? `${answer.gpus} x ${answer.gpu}` : answer.gpu;
   const requests = `${countText(answer.requests)} request${answer.requests > 1 ? "s" : ""}`;
   return h(
-    "p",
-    { class: "title-line", id: "title-line" },
-    h("b", null, answer.model),
+    "p#title-line.title-line",
+    h("b", answer.model),
     answer.precision,
-    h("span", { class: "faint" }, "on"),
-    h("b", null, place),
+    h("span.faint", "on"),
+    h("b", place),
     [stack ?? answer.stack, ...cuts].join(", "),
-    h(
-      "span",
-      { class: "faint" },
-      `${requests}, ${countText(answer.input_tokens)} tokens in, ${countText(answer.output_tokens)} out`,
-    ),
+    h("span.faint", `${requests}, ${countText(answer.input_tokens)} tokens in, ${countText(answer.output_tokens)} out`),
   );
 }
 
@@ -118,8 +113,7 @@ function breakdown(answer) {
         text: `${timeText(own[phase].time_s)}, ${wholePercent(own[phase].time_s / totals[phase])}, bound by ${own[phase].bound_by}`,
       })),
   }));
-  const swatch = (part) =>
-    h("span", null, h("span", { class: `swatch s${series(part)}`, "aria-hidden": "true" }), part);
+  const swatch = (part) => h("span", h("span", { class: `swatch s${series(part)}`, "aria-hidden": "true" }), part);
   const cells = parts.map(([part, own]) => [
     swatch(part),
     ...phases.flatMap((phase) =>
@@ -185,8 +179,8 @@ function memory(answer) {
     ["stack", own.stack_bytes],
   ].map(([name, value]) => [name, value, binaryBytesText(value)]);
   const told = h(
-    "p",
-    { class: "figure-value", dataset: { figure: "memory_bytes", value: answer.memory_bytes } },
+    "p.figure-value",
+    { dataset: { figure: "memory_bytes", value: answer.memory_bytes } },
     quantity(binaryBytesText(answer.memory_bytes)),
   );
   return card(
@@ -234,15 +228,15 @@ function energy(answer) {
     );
   }
   const told = h(
-    "p",
-    { class: "figure-value", dataset: { figure: "energy_j", value: answer.energy_j } },
+    "p.figure-value",
+    { dataset: { figure: "energy_j", value: answer.energy_j } },
     quantity(joulesText(answer.energy_j)),
   );
   return card(
     "Energy and use",
     { id: "energy" },
     told,
-    h("p", { class: "figure-note" }, `${joulesText(answer.energy_j_low)} to ${joulesText(answer.energy_j_high)}`),
+    h("p.figure-note", `${joulesText(answer.energy_j_low)} to ${joulesText(answer.energy_j_high)}`),
     facts([
       ["power", `${wattsText(answer.power_w)}${answer.gpus > 1 ? " a GPU" : ""}`],
       [
@@ -268,21 +262,21 @@ function notes(answer) {
     ...(answer.faster_kernels ?? []).map((one) =>
       note(
         "good",
-        h("b", null, "Faster: "),
+        h("b", "Faster: "),
         `${one.phase}: experts take ${countText(one.time_s * 1e6)} µs a layer as ${runs(one.runs)}, which runs here; ${runs(one.faster)} would take ${countText(one.faster_s * 1e6)}`,
       ),
     ),
     answer.weight_only?.length
       ? note(
           "plain",
-          h("b", null, "Weights: "),
+          h("b", "Weights: "),
           `${answer.weight_only.join(", ")} as weights alone: the GPU has no such arithmetic`,
         )
       : null,
     answer.unread?.length
       ? note(
           "warn",
-          h("b", null, "Not read: "),
+          h("b", "Not read: "),
           `${answer.unread.join(", ")}: fields of the config that may change the model`,
         )
       : null,
@@ -293,13 +287,7 @@ function notes(answer) {
 /** reads: an encoder, which writes no tokens. */
 export const answerOf = (answer, { stack, reads, changes }) => [
   titleLine(answer, stack),
-  changes
-    ? h(
-        "p",
-        { class: "note note-warn wide", id: "what-if" },
-        `What if: ${changes.join(", ")}. Not a product that exists.`,
-      )
-    : null,
+  changes ? h("p#what-if.note.note-warn.wide", `What if: ${changes.join(", ")}. Not a product that exists.`) : null,
   headline(answer, reads),
   breakdown(answer),
   memory(answer),

@@ -8,17 +8,16 @@ const MOST_BYTES = 512 * 1024;
 
 export function configFile(field, onChange) {
   let value = null;
-  const input = h("input", {
+  const input = h("input.unseen", {
     type: "file",
     id: field.name,
     name: field.name,
     accept: ".json,application/json",
-    class: "unseen",
     "aria-describedby": "config-help",
   });
-  const label = h("label", { for: field.name, class: "pick" }, "Use a config.json…");
-  const drop = h("button", { type: "button", class: "quiet", id: "config-drop", hidden: true }, "Back to the list");
-  const help = h("p", { class: "help", id: "config-help" });
+  const label = h("label.pick", { for: field.name }, "Use a config.json…");
+  const drop = h("button#config-drop.quiet", { type: "button", hidden: true }, "Back to the list");
+  const help = h("p#config-help.help");
 
   function put(next, told = next ? USED : "") {
     value = next;
@@ -55,7 +54,7 @@ export function configFile(field, onChange) {
     onChange(field.name);
   });
   return {
-    element: h("div", { class: "field field-file" }, h("div", { class: "picks" }, input, label, drop), help),
+    element: h("div.field.field-file", h("div.picks", input, label, drop), help),
     get: () => value,
     set: () => {},
     setHelp: () => {},

@@ -126,14 +126,13 @@ function growth(answer) {
     answer.growth
       ? h("p", { dataset: { figure: "growth_holds", value: answer.growth.holds } }, answer.growth.text)
       : null,
-    choice ? h("p", { id: "sureness" }, SURE[String(choice.meets_at_slow_end ?? null)]) : null,
+    choice ? h("p#sureness", SURE[String(choice.meets_at_slow_end ?? null)]) : null,
     surer
       ? note("plain", `Surer: ${gpusText(surer)}, ${usd(surer.usd_per_hour)} USD/h, meets them at the slow end too.`)
       : null,
     answer.most?.request_rate
       ? h(
           "p",
-          null,
           `At most ${digits(answer.most.request_rate, 3)} requests/s within the limit of GPUs: ${answer.most.binds} binds.`,
         )
       : null,
@@ -146,14 +145,9 @@ function start(answer) {
   return card(
     "Start it",
     { wide: true, id: "start" },
+    h("pre.command", { tabindex: "0", "aria-label": "Commands that start the service" }, h("code#launch", text)),
     h(
-      "pre",
-      { class: "command", tabindex: "0", "aria-label": "Commands that start the service" },
-      h("code", { id: "launch" }, text),
-    ),
-    h(
-      "div",
-      { class: "buttons" },
+      "div.buttons",
       copyButton("launch", "Copy the commands", () => text),
     ),
   );
@@ -220,12 +214,7 @@ function front(answer, stack) {
     if (isChoice(answer.front[at], choice)) line.classList.add("strong");
     if (!answer.front[at].meets) line.classList.add("missed");
   });
-  return card(
-    "Cost against latency",
-    { wide: true, id: "front-card" },
-    h("div", { class: "panels panels-2" }, charts),
-    made,
-  );
+  return card("Cost against latency", { wide: true, id: "front-card" }, h("div.panels.panels-2", charts), made);
 }
 
 function searched(answer) {
@@ -240,14 +229,12 @@ function searched(answer) {
     { wide: true, id: "searched" },
     h(
       "p",
-      null,
       `${countText(found.settings)} settings, ${countText(found.simulations)} simulations, ${fixed(found.seconds, 0)} s: ${fell}.`,
     ),
-    answer.without_price.length ? h("p", null, `No price, left out: ${answer.without_price.join(", ")}.`) : null,
+    answer.without_price.length ? h("p", `No price, left out: ${answer.without_price.join(", ")}.`) : null,
     h(
       "details",
-      null,
-      h("summary", null, `Prices with their sources (${prices.length})`),
+      h("summary", `Prices with their sources (${prices.length})`),
       table({
         caption: "Prices",
         hideCaption: true,
@@ -261,20 +248,15 @@ function searched(answer) {
 export function planned(answer, stack) {
   return [
     h(
-      "p",
-      { class: "title-line", id: "title-line" },
-      h("b", null, answer.model),
-      h("span", { class: "faint" }, loadText(answer.load)),
-      h(
-        "span",
-        { class: "faint" },
-        answer.goals.map(({ key, limit_ms: limit }) => `${goalName(key)} ${ms(limit)}`).join(", "),
-      ),
+      "p#title-line.title-line",
+      h("b", answer.model),
+      h("span.faint", loadText(answer.load)),
+      h("span.faint", answer.goals.map(({ key, limit_ms: limit }) => `${goalName(key)} ${ms(limit)}`).join(", ")),
     ),
     h(
-      "p",
-      { class: `verdict note note-${answer.choice ? "good" : "warn"} wide`, id: "verdict" },
-      h("b", null, answer.choice ? "✓ " : "✕ "),
+      "p#verdict",
+      { class: `verdict note note-${answer.choice ? "good" : "warn"} wide` },
+      h("b", answer.choice ? "✓ " : "✕ "),
       answer.answer,
     ),
     headline(answer, stack),

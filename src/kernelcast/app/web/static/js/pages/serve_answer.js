@@ -38,16 +38,14 @@ function titleLine(answer, stack) {
   const place = answer.gpus > 1 ? `${answer.gpus} x ${answer.gpu}` : answer.gpu;
   const each = (total) => countText(total / answer.completed);
   return h(
-    "p",
-    { class: "title-line", id: "title-line" },
-    h("b", null, answer.model),
+    "p#title-line.title-line",
+    h("b", answer.model),
     answer.precision,
-    h("span", { class: "faint" }, "on"),
-    h("b", null, place),
+    h("span.faint", "on"),
+    h("b", place),
     [stack(answer.stack), ...cuts, ...copies].join(", "),
     h(
-      "span",
-      { class: "faint" },
+      "span.faint",
       `${countText(answer.num_prompts)} requests${answer.completed ? `; ${each(answer.total_input_tokens)} tokens in, ${each(answer.total_output_tokens)} out on average` : ""}`,
     ),
   );
@@ -128,17 +126,17 @@ function latencies(answer) {
     }),
   );
   const cell = (key) => [
-    h("span", { class: "cell-value", dataset: { figure: key, value: answer[key] } }, ms(answer[key])),
+    h("span.cell-value", { dataset: { figure: key, value: answer[key] } }, ms(answer[key])),
     has(answer[`${key}_low`])
-      ? h("span", { class: "cell-interval" }, ` ${ms(answer[`${key}_low`])} to ${ms(answer[`${key}_high`])}`)
+      ? h("span.cell-interval", ` ${ms(answer[`${key}_low`])} to ${ms(answer[`${key}_high`])}`)
       : null,
   ];
   const rows = known.map((name) => [LATENCIES[name], ...PLACES.map((place) => cell(`${place}_${name}_ms`))]);
   return card(
     "Latency",
     { wide: true, id: "latency" },
-    h("div", { class: "panels panels-2" }, bars),
-    h("p", { class: "help" }, "Whiskers, and the small figures of the table: the 80% interval."),
+    h("div.panels.panels-2", bars),
+    h("p.help", "Whiskers, and the small figures of the table: the 80% interval."),
     table({
       caption: "Latencies with their 80% intervals",
       hideCaption: true,
@@ -150,7 +148,7 @@ function latencies(answer) {
 }
 
 /** A word with underscores, which may be broken after each. */
-export const breakable = (word) => word.split(/(?<=_)/).flatMap((part) => [part, h("wbr", null)]);
+export const breakable = (word) => word.split(/(?<=_)/).flatMap((part) => [part, h("wbr")]);
 
 /** A dozen moments, for the table beside a chart of hundreds. */
 function moments({ time_s: time }, most = 12) {
@@ -208,9 +206,8 @@ function overTime(told) {
         series: [{ name: "KV cache in use", y: told.kv_share, series: 2 }],
       }),
       h(
-        "details",
-        { class: "numbers" },
-        h("summary", null, "Numbers of both charts"),
+        "details.numbers",
+        h("summary", "Numbers of both charts"),
         table({
           caption: "Requests and KV cache over time",
           hideCaption: true,
@@ -257,13 +254,12 @@ export function simulated({ answer, over_time: told }, stack) {
   return [
     titleLine(answer, stack),
     h(
-      "p",
+      "p#verdict",
       {
         class: `verdict note note-${answer.saturated || !answer.complete ? "warn" : "good"} wide`,
-        id: "verdict",
         dataset: { figure: "saturated", value: answer.saturated },
       },
-      h("b", null, answer.saturated ? "✕ " : "✓ "),
+      h("b", answer.saturated ? "✕ " : "✓ "),
       answer.verdict,
     ),
     headline(answer),

@@ -1,17 +1,27 @@
-"""Words of questions as a stranger may give them: ids of catalogues, numbers in ranges, short texts; never a file."""
+"""Parameters of questions as the API takes them: ids of catalogues, numbers in ranges, short texts; never a file."""
 
 from __future__ import annotations
 
 import functools
 import re
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import MISSING
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, Strict, StringConstraints, WithJsonSchema
 
+from kernelcast.app.questions import (
+    CompareQuestion,
+    InferQuestion,
+    KernelQuestion,
+    PlanQuestion,
+    SimulateQuestion,
+    Word,
+    words_of,
+)
 from kernelcast.app.questions.load import parse_stages
 from kernelcast.app.questions.shared import ROTATIONS
-from kernelcast.app.questions.words import Word, options_of
+from kernelcast.app.questions.words import options_of
 from kernelcast.errors import KernelcastError, unknown
 from kernelcast.forecast import PREDICTORS
 from kernelcast.hardware import fabrics, gpu_ids
@@ -29,11 +39,15 @@ from kernelcast.serving.load import RAMPS
 from kernelcast.serving.service import CAPACITIES, POLICIES, ROUTERS
 from kernelcast.stacks.stack import stack_ids
 
+QUESTIONS: Mapping[str, Any] = {
+    question.command: question
+    for question in (KernelQuestion, InferQuestion, SimulateQuestion, CompareQuestion, PlanQuestion)
+}
+_OF_TRACE = ("trace_format", "skip_bad", "rate_scale", "limit")  # of a file that is not read here
 TEXT_CHARS = 200
 LIST_ITEMS = 64
-MOST_REQUESTS = 100_000  # of a load
+MAX_REQUESTS = 100_000  # of a load
 _OF_FILES = re.compile(r"[/\\\x00-\x1f]|\.(toml|json|jsonl|csv|parquet|py|gz|safetensors|npz)$", re.IGNORECASE)
-# a number, or one with letters and separators around it: times, lists of numbers, changes of a GPU
 _TEXT_PATTERN = r"^[^/\\\x00-\x1f]*$"
 
 GPU_IDS = gpu_ids()
@@ -41,8 +55,8 @@ MODEL_IDS = model_ids()
 OPS = tuple(sorted(REGISTRY))
 SERVING_STACKS = tuple(stack_ids())
 
-# what a word is one of, by its name; the kind is what the library calls it where it refuses
-_NAMED: Mapping[str, tuple[str, Collection[str]]] = {
+# choices by a parameter's name, with what the library calls them where it refuses
+_CHOICES: Mapping[str, tuple[str, Collection[str]]] = {
     "gpu": ("gpu", GPU_IDS),
     "model": ("model", MODEL_IDS),
     "op": ("op", OPS),
@@ -71,7 +85,7 @@ _NAMED: Mapping[str, tuple[str, Collection[str]]] = {
     "without": ("limit", PIPELINES),
     "gpus": ("gpu", (*GPU_IDS, "all")),
 }
-# lists that a command line writes with commas: of a question, by its name
+# lists that the command line writes with commas
 _WITH_COMMAS = {"gpus", "formats"}
 _PLAN_COMMAS = {"gpus", "stack", "dtype"}
 # lowest and highest of a number. They bound the work of a question; that a question makes sense the library says
@@ -80,9 +94,9 @@ _COUNTS: Mapping[str, tuple[int, int]] = {
     "chunk": (0, 16_777_216), "tp": (1, 1024), "pp": (1, 1024), "dp": (1, 1024), "ep": (1, 1024),
     "images": (0, 1024), "image_size": (1, 65_536), "micro_batches": (1, 1024), "draft_tokens": (0, 64),
     "redundant_experts": (0, 4096), "gpus_per_node": (1, 1024), "max_gpus": (1, 1024),
-    "num_prompts": (1, MOST_REQUESTS), "max_concurrency": (1, MOST_REQUESTS), "seed": (0, 2**32 - 1),
-    "num_prefixes": (1, MOST_REQUESTS),
-    "num_groups": (1, MOST_REQUESTS), "prompts_per_group": (1, MOST_REQUESTS), "max_num_seqs": (1, 65_536),
+    "num_prompts": (1, MAX_REQUESTS), "max_concurrency": (1, MAX_REQUESTS), "seed": (0, 2**32 - 1),
+    "num_prefixes": (1, MAX_REQUESTS),
+    "num_groups": (1, MAX_REQUESTS), "prompts_per_group": (1, MAX_REQUESTS), "max_num_seqs": (1, 65_536),
     "max_num_batched_tokens": (1, 4_194_304), "num_gpu_blocks_override": (1, 2**31 - 1), "block_size": (1, 65_536),
     "replicas": (1, 1024), "prefill_replicas": (0, 1024), "prefill_tp": (1, 1024),
     "scheduler_recv_interval": (1, 65_536), "attention_dp_timeout_iters": (0, 65_536), "top": (1, 10_000),
@@ -92,40 +106,40 @@ _NUMBERS: Mapping[str, tuple[float, float]] = {"acceptance": (0.0, 1.0), "gpu_me
 _ANY_NUMBER = (0.0, 1e12)
 
 
-def named(kind: str, known: Collection[str], *, empty: bool = False) -> Any:
-    """One of these words; another is refused as the command line refuses it. ``empty``: or none, as forms send it."""
+def choice(noun: str, choices: Collection[str], *, empty: bool = False) -> Any:
+    """One of these; another is refused as the command line refuses it. ``empty``: or none, as forms send it."""
 
     def check(value: str) -> str:
-        if value not in known and not (empty and not value):
-            raise unknown(kind, value[:TEXT_CHARS], known)
+        if value not in choices and not (empty and not value):
+            raise unknown(noun, value[:TEXT_CHARS], choices)
         return value
 
-    words = [*known, *([""] if empty else [])]
-    return Annotated[str, Strict(), AfterValidator(check), WithJsonSchema({"type": "string", "enum": words})]
+    enum = [*choices, *([""] if empty else [])]
+    return Annotated[str, Strict(), AfterValidator(check), WithJsonSchema({"type": "string", "enum": enum})]
 
 
-def with_commas(kind: str, known: Collection[str]) -> Any:
-    """A list of these words, or one text with commas, as the command line has it."""
+def comma_list(noun: str, choices: Collection[str]) -> Any:
+    """A list of these, or a text with commas, as the command line has it."""
 
     def check(value: str) -> str:
-        for word in value.split(","):
-            if word.strip() not in known:
-                raise unknown(kind, word.strip()[:TEXT_CHARS], known)
+        for item in map(str.strip, value.split(",")):
+            if item not in choices:
+                raise unknown(noun, item[:TEXT_CHARS], choices)
         return value
 
-    one = {"type": "string", "enum": [*known]}
-    several = {"type": "array", "items": one, "minItems": 1, "maxItems": LIST_ITEMS}
-    shown = {"anyOf": [several, {"type": "string", "description": "with commas", "examples": [",".join([*known][:2])],
-                                 "maxLength": TEXT_CHARS * 10}]}  # fmt: skip
-    return Annotated[str, BeforeValidator(_joined), AfterValidator(check), WithJsonSchema(shown)]
+    items = {"type": "string", "enum": [*choices]}
+    schema = {"anyOf": [{"type": "array", "items": items, "minItems": 1, "maxItems": LIST_ITEMS},
+                        {"type": "string", "description": "with commas", "examples": [",".join([*choices][:2])],
+                         "maxLength": TEXT_CHARS * 10}]}  # fmt: skip
+    return Annotated[str, BeforeValidator(_joined), AfterValidator(check), WithJsonSchema(schema)]
 
 
 def _joined(value: Any) -> Any:
-    if isinstance(value, list) and 0 < len(value) <= LIST_ITEMS and all(isinstance(word, str) for word in value):
+    if isinstance(value, list) and 0 < len(value) <= LIST_ITEMS and all(isinstance(item, str) for item in value):
         return ",".join(value)
     if isinstance(value, str) and len(value) <= TEXT_CHARS * 10:
         return value
-    raise KernelcastError(f'a list has 1 to {LIST_ITEMS} words, as in ["h100_sxm", "h200_sxm"]')
+    raise KernelcastError(f'a list has 1 to {LIST_ITEMS} names, as in ["h100_sxm", "h200_sxm"]')
 
 
 def text(check: Callable[[str], str] | None = None) -> Any:
@@ -137,20 +151,8 @@ def text(check: Callable[[str], str] | None = None) -> Any:
         return check(value) if check else value
 
     limits = StringConstraints(strict=True, max_length=TEXT_CHARS)
-    shown = WithJsonSchema({"type": "string", "maxLength": TEXT_CHARS, "pattern": _TEXT_PATTERN})
-    return Annotated[str, limits, AfterValidator(plain), shown]
-
-
-def count(low: int, high: int) -> Any:
-    return Annotated[int, Strict(), Field(ge=low, le=high)]
-
-
-def number(low: float, high: float) -> Any:
-    return Annotated[float, Strict(), Field(ge=low, le=high, allow_inf_nan=False)]
-
-
-def several(one: Any) -> Any:
-    return Annotated[list[one], Field(max_length=LIST_ITEMS)]
+    schema = WithJsonSchema({"type": "string", "maxLength": TEXT_CHARS, "pattern": _TEXT_PATTERN})
+    return Annotated[str, limits, AfterValidator(plain), schema]
 
 
 def _price(value: str) -> str:
@@ -164,8 +166,8 @@ def _price(value: str) -> str:
 def _stages(value: str) -> str:
     """RATExSECONDS,..: no more requests than ``num_prompts`` may have."""
     expected = sum(max(0.0, rate) * max(0.0, seconds) for rate, seconds in parse_stages(value))
-    if not expected <= MOST_REQUESTS:
-        raise KernelcastError(f"--stages {value!r} are more than {MOST_REQUESTS:,} requests")
+    if not expected <= MAX_REQUESTS:
+        raise KernelcastError(f"--stages {value!r} are more than {MAX_REQUESTS:,} requests")
     return value
 
 
@@ -182,25 +184,49 @@ _TIME: Any = Annotated[
 _TEXTS: Mapping[str, Any] = {"price": text(_price), "stages": text(_stages)}
 
 
+def web_parameters(command: str) -> list[Word]:
+    """The parameters of a question that may be given over the network: none that names a file."""
+    return [word for word in words_of(QUESTIONS[command]) if not word.of_file and word.name not in _OF_TRACE]
+
+
+def _types(parameter: Word) -> list[Any]:
+    return [option for option in options_of(parameter.kind) if option is not type(None)]
+
+
+def parameter_fields(parameter: Word) -> dict[str, Any]:
+    """A parameter as JSON: what a form needs to ask for it."""
+    types = _types(parameter)
+    names = [str(option) if option == list[str] else getattr(option, "__name__", str(option)) for option in types]
+    default = None if parameter.default is MISSING or callable(parameter.default) else parameter.default
+    _, choices = _CHOICES.get(parameter.name, ("", None))
+    low, high = _range(parameter.name, types)
+    return {"name": parameter.name, "flag": parameter.option or None, "type": " or ".join(names), "default": default,
+            "help": parameter.flag.help, "panel": parameter.flag.panel, "choices": choices and list(choices),
+            "minimum": low, "maximum": high}  # fmt: skip
+
+
+def _range(name: str, types: list[Any]) -> tuple[float | None, float | None]:
+    if float in types:
+        return _NUMBERS.get(name, _ANY_NUMBER)
+    return _COUNTS.get(name, _ANY_COUNT) if int in types and bool not in types else (None, None)
+
+
 @functools.cache
-def type_of(word: Word, command: str) -> Any:
-    """What pydantic reads a word by."""
-    if word.name in (_PLAN_COMMAS if command == "plan" else _WITH_COMMAS):
-        return with_commas(*_NAMED[word.name])
-    kinds = [kind for kind in options_of(word.kind) if kind is not type(None)]
-    found: Any
-    if list[str] in kinds:
-        return several(named(*_NAMED[word.name]) if word.name in _NAMED else _TEXTS.get(word.name, text()))
-    if str in kinds and word.flag.metavar == "TIME":
-        found = _TIME
-    elif word.name in _NAMED and str in kinds:
-        found = named(*_NAMED[word.name])
-    elif bool in kinds:
-        found = Annotated[bool, Strict()]
-    elif float in kinds:
-        found = number(*_NUMBERS.get(word.name, _ANY_NUMBER))
-    elif int in kinds:
-        found = count(*_COUNTS.get(word.name, _ANY_COUNT))
-    else:
-        found = _TEXTS.get(word.name, text())
-    return found
+def type_of(parameter: Word, command: str) -> Any:
+    """What pydantic reads a parameter by."""
+    name, types = parameter.name, _types(parameter)
+    if name in (_PLAN_COMMAS if command == "plan" else _WITH_COMMAS):
+        return comma_list(*_CHOICES[name])
+    if list[str] in types:
+        item: Any = choice(*_CHOICES[name]) if name in _CHOICES else _TEXTS.get(name, text())
+        return Annotated[list[item], Field(max_length=LIST_ITEMS)]
+    low, high = _range(name, types)
+    number = Field(ge=low, le=high, allow_inf_nan=False) if float in types else Field(ge=low, le=high)
+    if str in types and parameter.flag.metavar == "TIME":
+        return _TIME
+    if name in _CHOICES and str in types:
+        return choice(*_CHOICES[name])
+    for plain in (bool, float, int):
+        if plain in types:
+            return Annotated[plain, Strict()] if plain is bool else Annotated[plain, Strict(), number]
+    return _TEXTS.get(name, text())
