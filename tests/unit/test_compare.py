@@ -19,8 +19,8 @@ from kernelcast.inference.memory import largest_batch
 from kernelcast.inference.workload import Workload
 from kernelcast.models import model
 from kernelcast.results import Interval
-from kernelcast.search.compare.candidates import Asked, chosen_gpus
-from kernelcast.search.compare.compare import Comparison, Row, Served, order
+from kernelcast.search.compare.candidates import ServingScenario, chosen_gpus
+from kernelcast.search.compare.compare import Comparison, Row, ServingForecast, compare_gpus
 from kernelcast.search.compare.sensitivity import sensitivity
 from kernelcast.stacks import stack
 
@@ -31,7 +31,7 @@ def rows(found: Comparison) -> dict[str, Row]:
     return {row.gpu.id if not row.gpu.changes else row.gpu.label: row for row in found.rows}
 
 
-def best(found: Comparison, name: str) -> Served:
+def best(found: Comparison, name: str) -> ServingForecast:
     one = rows(found)[name].best
     assert one is not None
     return one
@@ -40,7 +40,7 @@ def best(found: Comparison, name: str) -> Served:
 # ---- figures ----
 def test_a_static_batch_is_what_infer_says() -> None:
     one = best(kc.compare(SMALL, "h100_sxm", batch=8, max_gpus=1), "h100_sxm")
-    told = infer(one.way.deployment, Workload.equal(8, 1024, 128))
+    told = infer(one.deployment, Workload.equal(8, 1024, 128))
     assert (one.ttft, one.tpot, one.e2el) == (told.prefill, told.tpot, told.total)
     assert one.tokens_per_s == pytest.approx(told.tokens_per_s) and one.memory.used_bytes == told.memory.used_bytes
     assert one.support == told.support
@@ -56,7 +56,7 @@ def test_dollars_are_hours_times_price() -> None:
 def test_in_turn_every_prompt_is_read_once_and_every_token_written() -> None:
     asked: dict[str, Any] = {"input_len": 512, "output_len": 64, "max_gpus": 1}
     one = best(kc.compare(SMALL, "h100_sxm", **asked), "h100_sxm")
-    batch, place = one.way.batch, one.way.deployment
+    batch, place = one.batch, one.deployment
     prompts = infer(place, Workload.equal(16, 512, 1)).prefill.value / 16  # 8,192 tokens a step
     decode = infer(place, Workload.equal(batch, 512, 64, cached=511)).decode.value
     assert one.requests_per_s == pytest.approx(batch / (batch * prompts + decode))
@@ -68,8 +68,8 @@ def test_in_turn_every_prompt_is_read_once_and_every_token_written() -> None:
 
 def test_one_request_at_a_time_is_a_batch_of_one() -> None:
     one = best(kc.compare(SMALL, "h100_sxm", by="latency", max_gpus=1), "h100_sxm")
-    told = infer(one.way.deployment, Workload.equal(1, 1024, 128))
-    assert one.way.batch == 1
+    told = infer(one.deployment, Workload.equal(1, 1024, 128))
+    assert one.batch == 1
     assert (one.ttft.value, one.tpot.value) == pytest.approx((told.ttft_s, told.tpot.value))
 
 
@@ -86,7 +86,7 @@ def test_a_rate_takes_as_few_engines_as_carry_it() -> None:
 def test_goals_are_kept_where_some_batch_keeps_them() -> None:
     free, held = (best(kc.compare(SMALL, "h100_sxm", tpot=limit), "h100_sxm") for limit in (None, "20ms"))
     assert free.tpot.value > 0.02 >= held.tpot.value and held.late is None
-    assert held.tokens_per_s < free.tokens_per_s and held.way.batch < free.way.batch
+    assert held.tokens_per_s < free.tokens_per_s and held.batch < free.batch
     broken = kc.compare(SMALL, "h100_sxm,l40s", tpot="0.5ms")
     assert not any(row.meets for row in broken.rows)
     shares = [row.best.share(row.best.late) for row in broken.rows if row.best and row.best.late]
@@ -109,13 +109,13 @@ def test_what_is_left_out_is_no_better(name: str, asked: dict[str, Any]) -> None
     few, all_of = (kc.compare(name, "h100_sxm,l40s,b200_sxm", thorough=every, **asked) for every in (False, True))
     assert few.forecasts <= all_of.forecasts
     for chip in rows(few):
-        one, other = (order(best(found, chip))[:3] for found in (few, all_of))  # goals, and what the order is by
+        one, other = (best(found, chip).order[:3] for found in (few, all_of))  # goals, and what the order is by
         assert one == pytest.approx(other, rel=0.01)
 
 
 def test_the_order_is_by_what_is_asked() -> None:
     names = "a100_sxm,h100_sxm,h200_sxm"
-    values: dict[str, Callable[[Served], Any]] = {
+    values: dict[str, Callable[[ServingForecast], Any]] = {
         "dollars": lambda one: one.usd_per_million,
         "latency": lambda one: one.e2el.value,
         "throughput": lambda one: -one.tokens_per_s,
@@ -132,17 +132,17 @@ def test_the_order_is_by_what_is_asked() -> None:
 
 def test_formats_are_those_that_a_gpu_has() -> None:
     found = kc.compare(SMALL, "h100_sxm,a100_sxm,t4", formats="all", batch=1)
-    kinds = {name: best(found, name).way.deployment.precision.weights for name in rows(found)}
+    kinds = {name: best(found, name).deployment.precision.weights for name in rows(found)}
     assert kinds["a100_sxm"] in ("int8", "int4") and kinds["h100_sxm"] in ("fp8", "int8", "int4")
     own = kc.compare(SMALL, "h100_sxm,t4")
-    assert best(own, "h100_sxm").way.deployment.precision.label == "bf16"
-    assert rows(own)["t4"].unfit is not None and "no bf16" in rows(own)["t4"].unfit.why  # type: ignore[union-attr]
+    assert best(own, "h100_sxm").deployment.precision.label == "bf16"
+    assert rows(own)["t4"].best is None and "no bf16" in rows(own)["t4"].why
 
 
 def test_what_does_not_fit_says_by_how_much() -> None:
     found = kc.compare("llama-3.3-70b", "h100_sxm,a2")
-    unfit = rows(found)["a2"].unfit
-    assert found.rows[-1].gpu.id == "a2" and unfit is not None and unfit.memory is not None
+    unfit = rows(found)["a2"]
+    assert found.rows[-1].gpu.id == "a2" and unfit.memory is not None
     # 8 GPUs: an eighth of 70.55e9 weights in bf16 and more, of 90% of 16 GiB
     assert unfit.memory["weights"] == pytest.approx(70.55e9 * 2 / 8, rel=0.01)
     assert unfit.why == f"needs {unfit.memory.used_bytes / 2**30:.1f} GiB a GPU on 8 of them, has 14.4"
@@ -171,17 +171,17 @@ def test_factors_and_numbers_of_a_gpu() -> None:
 
 
 def test_more_of_a_spec_buys_what_its_share_of_the_time_is() -> None:
-    asked = Asked(model(SMALL), chosen_gpus(["h100_sxm"]), stack("vllm"), batch=1, by="latency", max_gpus=1)
-    from kernelcast.search.compare.compare import compare_asked
-
-    one = compare_asked(asked).fitting[0]
+    scenario = ServingScenario(
+        model=model(SMALL), gpus=chosen_gpus("h100_sxm"), stack=stack("vllm"), batch=1, by="latency", max_gpus=1
+    )
+    one = compare_gpus(scenario).fitting[0]
     gains = {gain.spec: gain.percent for gain in sensitivity([one])[0]}
     assert all(0 <= value <= 1.05 for value in gains.values())
     assert max(gains, key=lambda spec: gains[spec]) == "DRAM bandwidth"  # one request reads all weights for a token
     assert gains["DRAM bandwidth"] > 0.4 and gains["link"] == 0 == gains["DRAM capacity"]
     # the slope is what a forecast of 10% more shows
     chip = changed(kc.gpu("h100_sxm"), ["dram_bytes_per_s*1.1"])
-    faster = infer(replace(one.way.deployment, gpu=chip), Workload.equal(1, 1024, 128)).total.value
+    faster = infer(replace(one.deployment, gpu=chip), Workload.equal(1, 1024, 128)).total.value
     assert math.log(one.e2el.value / faster) / math.log(1.1) == pytest.approx(gains["DRAM bandwidth"], abs=0.05)
 
 
@@ -190,7 +190,7 @@ def test_full_memory_holds_more_when_it_is_larger() -> None:
     one = found.fitting[0]
     gains = {gain.spec: gain.percent for gain in sensitivity([one])[0]}
     # weights take 141 of 171 GB: a tenth more memory is more than half again as many requests
-    assert one.way.full and gains["DRAM capacity"] > 0.5
+    assert one.candidate.full and gains["DRAM capacity"] > 0.5
 
 
 # ---- energy ----
@@ -231,4 +231,4 @@ def test_engines_that_are_cut_by_stages_take_turns() -> None:
     place = deployed(SMALL, on="h100_sxm", pp=2, micro_batches=2)
     assert place.layout == Layout(pp=2, micro_batches=2)
     found = kc.compare("llama-3.3-70b", "l40s", thorough=True)
-    assert best(found, "l40s").way.deployment.layout.micro_batches == best(found, "l40s").way.deployment.layout.pp
+    assert best(found, "l40s").deployment.layout.micro_batches == best(found, "l40s").deployment.layout.pp

@@ -11,14 +11,14 @@ from small_traces import mlp
 import kernelcast as kc
 from kernelcast.app.report.compare_training import fields
 from kernelcast.errors import KernelcastError
-from kernelcast.search.compare.training import Trained, TrainingComparison
+from kernelcast.search.compare.training import TrainingComparison, TrainingForecast
 from kernelcast.tracing.traced import Footprint
 from kernelcast.training.layout import TrainingLayout
 from kernelcast.training.scale import scale
 from kernelcast.training.step import Step, run_step
 
 
-def best(found: TrainingComparison, name: str) -> Trained:
+def best(found: TrainingComparison, name: str) -> TrainingForecast:
     return next(one for one in found.fitting if one.gpu.id == name)
 
 

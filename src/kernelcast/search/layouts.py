@@ -1,4 +1,4 @@
-"""Layouts that a model may be cut by, within so many GPUs: what plan and compare choose from."""
+"""Parallel layouts of a model within so many GPUs: what plan, compare and sweep choose from."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ from kernelcast.models.layers import Experts
 POWERS = (1, 2, 4, 8)
 
 
-def cuts(
-    model: Architecture, most: int, tp: Sequence[int] = POWERS, pp: Sequence[int] = (1, 2),
+def has_experts(model: Architecture) -> bool:
+    return any(isinstance(run.layer.mlp, Experts) for run in model.layers)
+
+
+def layouts(
+    model: Architecture, max_gpus: int, tp: Sequence[int] = POWERS, pp: Sequence[int] = (1, 2),
     dp: Sequence[int] | None = None, ep: Sequence[int] | None = None,
 ) -> list[Layout]:  # fmt: skip
-    """Cuts of at most ``most`` GPUs. Attention DP is of models with experts; experts are cut as the layers are (ep 1),
-    or dealt out to all GPUs."""
-    experts = any(isinstance(run.layer.mlp, Experts) for run in model.layers)
-    ranks = dp or (POWERS if experts else (1,))
-    found = []
-    for n, stages, m in itertools.product(tp, pp, ranks):
-        if n * m > 8 * max(1, max(tp) // 8) and dp is None:  # ranks share a node unless asked
+    """Of at most ``max_gpus`` GPUs. Attention DP is of models with experts, which are sharded as the layers are (ep 1),
+    or distributed over all GPUs."""
+    experts = has_experts(model)
+    allowed = []
+    for tensor, stages, data in itertools.product(tp, pp, dp or (POWERS if experts else (1,))):
+        if tensor * data > 8 * max(1, max(tp) // 8) and dp is None:  # ranks share a node unless given
             continue
-        parts = ep or ((1, n * m) if experts else (1,))
-        for k in dict.fromkeys(parts):
-            if n * stages * m <= most and not (n * m) % k:
-                found.append(Layout(n, stages, m, k))
-    return found
+        for parts in dict.fromkeys(ep or ((1, tensor * data) if experts else (1,))):
+            if tensor * stages * data <= max_gpus and not (tensor * data) % parts:
+                allowed.append(Layout(tensor, stages, data, parts))
+    return allowed

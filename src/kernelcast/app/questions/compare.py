@@ -13,10 +13,10 @@ from kernelcast.errors import KernelcastError
 from kernelcast.forecast.conditions import Conditions
 
 if TYPE_CHECKING:
-    from kernelcast.search.compare.compare import Comparison, Served
+    from kernelcast.search.compare.compare import Comparison, ServingForecast
     from kernelcast.search.compare.sensitivity import Gain
 
-Gains = list[tuple["Served", "tuple[Gain, ...]"]]
+Gains = list[tuple["ServingForecast", "tuple[Gain, ...]"]]
 
 _FIRST = 3  # GPUs that ``sensitivity`` looks at
 _gpus = flags_under("GPUs and prices")
@@ -119,7 +119,7 @@ class CompareQuestion(ServedChoice, GpuChoice):
         """With ``sensitivity``: what one per cent more of each spec buys, of the first few real GPUs."""
         from kernelcast.search.compare.sensitivity import sensitivity
 
-        real = [one for one in found.fitting if not one.way.deployment.gpu.changes]
+        real = [one for one in found.fitting if not one.deployment.gpu.changes]
         first = real[:_FIRST] if self.sensitivity else []
         return list(zip(first, sensitivity(first), strict=True)) if first else []
 

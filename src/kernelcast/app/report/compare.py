@@ -13,12 +13,12 @@ from kernelcast.app.report.units import bar, digits, time_text
 from kernelcast.hardware import Gpu
 from kernelcast.hardware.prices import Price
 from kernelcast.results import SUPPORT, Interval
-from kernelcast.search.compare.candidates import Asked
-from kernelcast.search.compare.compare import Comparison, Row, Served
+from kernelcast.search.compare.candidates import ServingScenario
+from kernelcast.search.compare.compare import Comparison, Row, ServingForecast
 from kernelcast.search.compare.sensitivity import MERIT, Gain
 from kernelcast.search.goals import Goal
 
-Gains = Sequence[tuple[Served, tuple[Gain, ...]]]
+Gains = Sequence[tuple[ServingForecast, tuple[Gain, ...]]]
 NAME_WIDTH = 19
 SHORT = {"seen": "seen", "near": "near", "extrapolated": "extr."}
 BY = {"dollars": "cheapest", "latency": "fastest", "throughput": "most", "joules": "least energy"}
@@ -48,9 +48,9 @@ def layout_text(layout: Any) -> str:
     return " ".join(cuts) or "tp1"
 
 
-def way_text(found: Served) -> str:
+def way_text(found: ServingForecast) -> str:
     """'4 x tp2': engines and how each is cut."""
-    return f"{found.replicas} x {layout_text(found.way.deployment.layout)}"
+    return f"{found.replicas} x {layout_text(found.deployment.layout)}"
 
 
 def limits_text(goals: Sequence[Goal]) -> str:
@@ -75,7 +75,7 @@ def energy(span: Interval | None) -> str:
     return "-" if span is None else digits(span.value / 1e6, 3)
 
 
-def asked_lines(asked: Asked) -> list[Any]:
+def asked_lines(asked: ServingScenario) -> list[Any]:
     """What was asked of every GPU."""
     if asked.batch is not None:
         load = f"one batch of {asked.batch:,}"
@@ -94,7 +94,7 @@ def asked_lines(asked: Asked) -> list[Any]:
 
 def print_comparison(found: Comparison, gains: Gains, kind: str) -> None:
     """The order first, then what does not fit, what one more per cent buys, and what prices and figures rest on."""
-    asked = found.asked
+    asked = found.scenario
     show(*asked_lines(asked), "", _table(found), "")
     lines = _best_lines(found)
     if any(row.best and not row.meets for row in found.rows):
@@ -102,8 +102,8 @@ def print_comparison(found: Comparison, gains: Gains, kind: str) -> None:
     lines += [f"[{at}]        with {text}" for at, text in enumerate(what_ifs(found), start=1)]
     unfit: dict[str, list[str]] = {}
     for row in found.rows:
-        if row.unfit:
-            unfit.setdefault(row.unfit.why, []).append(_name(row.gpu, what_ifs(found)))
+        if row.best is None:
+            unfit.setdefault(row.why, []).append(_name(row.gpu, what_ifs(found)))
     lines += [f"no         {', '.join(names)}: {why}" for why, names in unfit.items()]
     show(*lines)
     if gains:
@@ -116,19 +116,19 @@ def print_comparison(found: Comparison, gains: Gains, kind: str) -> None:
 def _table(found: Comparison) -> Any:
     """One line a GPU within 100 columns: the last figure is energy where it is known, else memory. The interval of
     TTFT is in JSON and in the picture."""
-    asked, variants = found.asked, what_ifs(found)
-    several = len({one.way.deployment.precision.label for one in found.fitting}) > 1
+    asked, variants = found.scenario, what_ifs(found)
+    several = len({one.deployment.precision.label for one in found.fitting}) > 1
     powered = any(one.joules_per_million for one in found.fitting)
     rows: list[tuple[str, ...]] = []
     for row in found.rows:
         one = row.best
         if one is None:
             continue
-        kind = f"{one.way.deployment.precision.weights} " if several else ""
+        kind = f"{one.deployment.precision.weights} " if several else ""
         full = f"{one.memory.used_bytes / one.memory.gpu_bytes:.0%}"
         rows.append((
             ("" if row.meets else "x ") + cut(_name(row.gpu, variants), NAME_WIDTH), kind + way_text(one),
-            f"{one.way.batch:,}", digits(one.ttft.value * 1e3, 3), _ms(one.tpot), digits(one.tokens_per_s, 3),
+            f"{one.batch:,}", digits(one.ttft.value * 1e3, 3), _ms(one.tpot), digits(one.tokens_per_s, 3),
             money(one.usd_per_million),
             energy(one.joules_per_million) if powered else full, next(iter(one.bound_by), "-"), SHORT[one.support],
         ))  # fmt: skip
@@ -159,7 +159,7 @@ def _best_lines(found: Comparison) -> list[str]:
     assert first.best is not None
     if not first.meets:
         return [f"best       none does all that is asked; {gpu_text(first.gpu)} is nearest: {short_of(first.best)}"]
-    by = found.asked.by
+    by = found.scenario.by
     word = BY[by or "dollars"] if by or first.best.usd_per_million is not None else "most a GPU"
     lines = [f"best       {word}: {_way_text(found, first)}"]
     nearer = next((row for row in real if row.meets and row.best and row.best.support != far), None)
@@ -172,16 +172,16 @@ def _way_text(found: Comparison, row: Row) -> str:
     one = row.best
     assert one is not None
     cost = f", {money(one.usd_per_million)} USD per million tokens" if one.usd_per_million is not None else ""
-    if found.asked.by == "joules" and one.joules_per_million is not None:
+    if found.scenario.by == "joules" and one.joules_per_million is not None:
         cost = f", {energy(one.joules_per_million)} MJ per million tokens{cost.replace(',', ' and', 1)}"
-    if found.asked.by == "latency":
+    if found.scenario.by == "latency":
         cost = f", {time_text(one.e2el.value)} a request{cost}"
-    under_way = "in a batch" if found.asked.batch else "under way"
-    return (f"{one.gpus} x {gpu_text(row.gpu)} as {way_text(one)}, {one.way.deployment.precision.label}, "
-            f"{one.way.batch:,} {under_way} on each{cost}")  # fmt: skip
+    under_way = "in a batch" if found.scenario.batch else "under way"
+    return (f"{one.gpus} x {gpu_text(row.gpu)} as {way_text(one)}, {one.deployment.precision.label}, "
+            f"{one.batch:,} {under_way} on each{cost}")  # fmt: skip
 
 
-def short_of(found: Served) -> str:
+def short_of(found: ServingForecast) -> str:
     """What a way does not do of what is asked; nothing where it does all."""
     if found.late:
         return f"{found.late.metric.upper()} is {found.share(found.late):.3g} times its limit"
@@ -190,8 +190,8 @@ def short_of(found: Served) -> str:
 
 def _gain_table(gains: Gains) -> Any:
     """A line a spec, a column a GPU, in the order of the first."""
-    heads = [gpu_text(one.way.deployment.gpu) for one, _ in gains]
-    by = gains[0][0].asked.by or "dollars"
+    heads = [gpu_text(one.deployment.gpu) for one, _ in gains]
+    by = gains[0][0].scenario.by or "dollars"
     known = [{gain.spec: gain.percent for gain in members} for _, members in gains]
     first = next((own for own in known if own), {})
     most = max(*first.values(), 0.0, 1e-9)
@@ -233,7 +233,7 @@ def price_fields(price: Price | None) -> dict[str, Any] | None:
 
 
 def fields(found: Comparison, gains: Gains, kind: str) -> dict[str, Any]:
-    asked = found.asked
+    asked = found.scenario
     told: dict[str, Any] = {
         "model": asked.model.name,
         "stack": asked.stack.id,
@@ -247,7 +247,7 @@ def fields(found: Comparison, gains: Gains, kind: str) -> dict[str, Any]:
     }
     if gains:
         told["sensitivity"] = [
-            {"gpu": gpu_text(one.way.deployment.gpu), "of": MERIT[asked.by or "dollars"],
+            {"gpu": gpu_text(one.deployment.gpu), "of": MERIT[asked.by or "dollars"],
              "percent_per_percent": {gain.spec: gain.percent for gain in members},
              "fields": {gain.spec: list(gain.fields) for gain in members}}
             for one, members in gains
@@ -260,17 +260,17 @@ def _row(row: Row) -> dict[str, Any]:
     told: dict[str, Any] = {"gpu": chip.id, "name": gpu_text(chip), "gpu_changes": dict(chip.changes),
                             "fits": one is not None, "meets": row.meets}  # fmt: skip
     if one is None:
-        short = row.unfit.memory if row.unfit else None
+        short = row.memory
         needs = {"needed_bytes": short.used_bytes, "available_bytes": short.available_bytes} if short else {}
-        return told | {"why": row.unfit.why if row.unfit else ""} | needs
-    place = one.way.deployment
+        return told | {"why": row.why} | needs
+    place = one.deployment
     return told | {
         "why": short_of(one),
         "gpus": one.gpus,
         "replicas": one.replicas,
         "layout": attributes(place.layout, "tp", "pp", "dp", "ep", "micro_batches"),
         "precision": place.precision.label,
-        "batch": one.way.batch,
+        "batch": one.batch,
         **spans("ttft_s", one.ttft),
         **spans("tpot_s", one.tpot),
         **spans("e2el_s", one.e2el),
@@ -285,5 +285,5 @@ def _row(row: Row) -> dict[str, Any]:
         "bound_by": next(iter(one.bound_by), None),
         "bound_shares": one.bound_by,
         "support": one.support,
-        "price": price_fields(one.asked.price(chip)),
+        "price": price_fields(one.scenario.price(chip)),
     }

@@ -7,7 +7,7 @@ from typing import Any
 
 from kernelcast.app.report.compare import Gains, gpu_text, money, way_text
 from kernelcast.app.report.picture import matplotlib_plots, plain_numbers, save
-from kernelcast.search.compare.compare import Comparison, Served
+from kernelcast.search.compare.compare import Comparison, ServingForecast
 from kernelcast.search.compare.sensitivity import MERIT, Gain
 
 _BLUE, _GREY, _RED, _INK = "#2b6cb0", "#a0aec0", "#c05621", "#4a5568"
@@ -30,7 +30,7 @@ def write_plot(found: Comparison, gains: Gains, path: Path) -> None:
             panels = parts[1].subplots(1, len(gains), squeeze=False)[0]
             for axes, (served, members) in zip(panels, gains, strict=True):
                 _tornado(served, members, axes)
-        asked = found.asked
+        asked = found.scenario
         figure.suptitle(
             f"{asked.model.name}, {asked.stack.name}, {asked.input_len:,} tokens in, {asked.output_len:,} out",
             fontsize=11,
@@ -40,9 +40,9 @@ def write_plot(found: Comparison, gains: Gains, path: Path) -> None:
         plt.close(figure)
 
 
-def _values(found: Comparison, shown: list[Served], axes: Any) -> None:
+def _values(found: Comparison, shown: list[ServingForecast], axes: Any) -> None:
     """Strong colours rest on measured calls; grey ones do not do all that is asked, and are cut off at the others."""
-    by = found.asked.by or "dollars"
+    by = found.scenario.by or "dollars"
     costs = by == "dollars" and any(one.usd_per_million is not None for one in shown)
     able = [one for one in shown if one.late is None and one.carries] or shown
     limit = max((one.usd_per_million or 0.0 if costs else one.tokens_per_s / one.gpus) for one in able) or 1.0
@@ -54,17 +54,17 @@ def _values(found: Comparison, shown: list[Served], axes: Any) -> None:
             axes.barh(at, min(value, limit), color=colour, alpha=_SEEN[one.support], height=0.66)
         each = f"{one.tokens_per_s / one.gpus:,.0f} tokens/s a GPU"
         cost = f"no price, {each}" if value is None else money(value) if costs else f"{value:,.0f}"
-        text = f"{cost}   {way_text(one)}, batch {one.way.batch:,}"
+        text = f"{cost}   {way_text(one)}, batch {one.batch:,}"
         axes.annotate(text, (min(value or 0.0, limit), at), textcoords="offset points", xytext=(4, 0), va="center",
                       fontsize=7.5, color=_INK)  # fmt: skip
     axes.set_xlim(0, 1.6 * limit)
-    axes.set_yticks(range(len(shown)), [gpu_text(one.way.deployment.gpu) for one in shown], fontsize=8)
+    axes.set_yticks(range(len(shown)), [gpu_text(one.deployment.gpu) for one in shown], fontsize=8)
     axes.set_ylim(-0.6, len(shown) - 0.4)
     axes.set_xlabel("USD per million tokens" if costs else "tokens/s a GPU", fontsize=9)
     _tidy(axes)
 
 
-def _times(found: Comparison, shown: list[Served], axes: Any) -> None:
+def _times(found: Comparison, shown: list[ServingForecast], axes: Any) -> None:
     """Points with their intervals on a scale of powers."""
     for name, colour, shift in (("ttft", _BLUE, 0.14), ("tpot", _RED, -0.14)):
         intervals = [(at, getattr(one, name)) for at, one in enumerate(shown) if getattr(one, name).value]
@@ -75,7 +75,7 @@ def _times(found: Comparison, shown: list[Served], axes: Any) -> None:
                 [1e3 * (interval.high - interval.value) for _, interval in intervals]]  # fmt: skip
         axes.errorbar(likely, [at + shift for at, _ in intervals], xerr=ends, fmt="o", ms=4, lw=1.2, capsize=2,
                       color=colour, label=name.upper())  # fmt: skip
-        for goal in found.asked.goals:
+        for goal in found.scenario.goals:
             if goal.metric == name:
                 axes.axvline(goal.limit_ms, color=colour, lw=1, ls="--", label=f"{name.upper()} limit")
     axes.set_xscale("log")
@@ -86,15 +86,15 @@ def _times(found: Comparison, shown: list[Served], axes: Any) -> None:
     _tidy(axes)
 
 
-def _tornado(served: Served, members: tuple[Gain, ...], axes: Any) -> None:
+def _tornado(served: ServingForecast, members: tuple[Gain, ...], axes: Any) -> None:
     ordered = members[::-1]
     axes.barh([gain.spec for gain in ordered], [gain.percent for gain in ordered], color=_BLUE, height=0.66)
     for at, gain in enumerate(ordered):
         axes.annotate(f"{gain.percent:.2f}%", (gain.percent, at), textcoords="offset points", xytext=(3, 0),
                       va="center", fontsize=7, color=_INK)  # fmt: skip
     axes.set_xlim(0, 1.2 * max(0.05, *(gain.percent for gain in ordered)))
-    axes.set_title(gpu_text(served.way.deployment.gpu), fontsize=9)
-    axes.set_xlabel(f"% more {MERIT[served.asked.by or 'dollars']} for 1% more", fontsize=8)
+    axes.set_title(gpu_text(served.deployment.gpu), fontsize=9)
+    axes.set_xlabel(f"% more {MERIT[served.scenario.by or 'dollars']} for 1% more", fontsize=8)
     axes.tick_params(labelsize=8)
     _tidy(axes)
 

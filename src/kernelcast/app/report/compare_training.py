@@ -19,12 +19,12 @@ from kernelcast.search.compare.training import TrainingComparison, TrainingRow
 
 def whole_text(found: TrainingComparison) -> str:
     """'1e+12 tokens'"""
-    return f"{found.asked.whole:g} {found.asked.unit}"
+    return f"{found.scenario.whole:g} {found.scenario.unit}"
 
 
 def print_training(found: TrainingComparison, kind: str) -> None:
     """The order first, then what does not fit, and what prices and figures rest on."""
-    asked, trace = found.asked, found.asked.trace
+    asked, trace = found.scenario, found.scenario.trace
     size = f"{trace.tokens:,} tokens" if trace.tokens else f"{trace.samples:,} samples"
     how = asked.layout.told if asked.layout else f"the best layout of up to {asked.max_gpus} GPUs of a kind"
     show(Text.assemble((trace.name, "bold cyan"), f"  training, {size} a pass, {digits(trace.parameters)} parameters"),
@@ -36,7 +36,7 @@ def print_training(found: TrainingComparison, kind: str) -> None:
 
 
 def _table(found: TrainingComparison) -> Any:
-    unit = found.asked.unit
+    unit = found.scenario.unit
     rows = []
     for one in found.fitting:
         low, high = (time_text(value) for value in (one.span.low, one.span.high))
@@ -51,7 +51,7 @@ def _table(found: TrainingComparison) -> Any:
 
 
 def fields(found: TrainingComparison, kind: str) -> dict[str, Any]:
-    asked = found.asked
+    asked = found.scenario
     told = {
         "model": asked.trace.name,
         "mode": "training",
@@ -71,7 +71,7 @@ def _row(row: TrainingRow) -> dict[str, Any]:
             "why": row.why}  # fmt: skip
     if one is None:
         return told
-    step, memory, unit = one.step, one.step.memory, one.asked.unit
+    step, memory, unit = one.step, one.step.memory, one.scenario.unit
     return told | {
         "gpus": one.gpus,
         "plan": attributes(one.layout, "dp", "tp", "pp", "ep", "zero", "micro_batches"),
@@ -88,7 +88,7 @@ def _row(row: TrainingRow) -> dict[str, Any]:
         "bound_by": next(iter(one.bound_by), None),
         "bound_shares": one.bound_by,
         "support": step.support,
-        "price": price_fields(one.asked.prices.get(chip.known_as)),
+        "price": price_fields(one.scenario.price(chip)),
     }
 
 
@@ -105,8 +105,8 @@ def write_plot(found: TrainingComparison, path: Path) -> None:
             cost = f"{money(one.usd)} USD" if one.usd is not None else "no price"
             axes.annotate(f"{one.layout.told}, {cost}", (rate + up, at), textcoords="offset points", xytext=(5, 0),
                           va="center", fontsize=8, color="#4a5568")  # fmt: skip
-        axes.set_xlabel(f"{found.asked.unit}/s a GPU, 80% interval; cost of {whole_text(found)}")
-        axes.set_title(f"{found.asked.trace.name}, training", fontsize=10)
+        axes.set_xlabel(f"{found.scenario.unit}/s a GPU, 80% interval; cost of {whole_text(found)}")
+        axes.set_title(f"{found.scenario.trace.name}, training", fontsize=10)
         axes.set_xlim(0, 1.45 * max(rate + up for rate, up in zip(rates, above, strict=True)))
         axes.spines[["top", "right"]].set_visible(False)
         figure.tight_layout()

@@ -1,4 +1,4 @@
-"""A traced step on many kinds of GPU: traced once, forecast on each, and what a whole training costs."""
+"""A traced training step on many GPUs: traced once, forecast on each, and what a whole training run costs."""
 
 from __future__ import annotations
 
@@ -8,50 +8,42 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kernelcast.errors import KernelcastError, unknown
+from kernelcast.errors import KernelcastError
 from kernelcast.forecast.conditions import Conditions
 from kernelcast.forecast.predict_table import Times
 from kernelcast.hardware import Gpu
-from kernelcast.hardware.prices import Price, read_prices
+from kernelcast.hardware.prices import read_prices
 from kernelcast.results import HtmlRepr, Interval
-from kernelcast.search.compare.candidates import BY, chosen_gpus
-from kernelcast.search.compare.compare import joules
+from kernelcast.search.compare.candidates import ComparisonRow, Scenario, chosen_gpus
+from kernelcast.search.compare.compare import Renamed, bound_shares, energy_of_run, rank_key
 from kernelcast.tracing.traced import Trace
 from kernelcast.training.layout import TrainingLayout
 from kernelcast.training.memory import step_memory
 from kernelcast.training.scale import ScaledStep, scale
 from kernelcast.training.step import STEP, Step, run_step
 
-TOKENS = 1e12  # of a training, where nobody says how many
-ONE = TrainingLayout()
+TOKENS, SAMPLES = 1e12, 1e6  # of a training run, by default
+SINGLE_GPU = TrainingLayout()
+TrainingRow = ComparisonRow["TrainingForecast"]
 
 
-@dataclass(frozen=True)
-class AskedTraining:
-    """``layout`` None: the better of one GPU and ``max_gpus`` data-parallel ones at the least ZeRO that fits (from 1:
-    a share of the optimizer each); ``max_gpus`` that cut every layer where that does not fit, or by latency. ``tokens``
-    or ``samples``: of the whole training. ``how``: of a step (tf32, graph, the host)."""
+@dataclass(frozen=True, kw_only=True)
+class TrainingScenario(Scenario):
+    """``layout`` None: the better of one GPU and ``max_gpus`` data-parallel ones at the lowest ZeRO stage that fits
+    (from 1); tensor parallel where none fits, or by latency. ``tokens`` or ``samples``: of the whole training run.
+    ``how``: of a step (tf32, graph, the host)."""
 
     trace: Trace
-    gpus: tuple[Gpu, ...]
     layout: TrainingLayout | None = None
     tokens: float | None = None
     samples: float | None = None
-    max_gpus: int = 8
-    by: str | None = None
-    prices: Mapping[str, Price] = field(default_factory=dict)
     conditions: Conditions = STEP
     how: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not self.gpus:
-            raise KernelcastError("no GPU to compare: give --gpus h100_sxm,h200_sxm or --gpus all")
+        super().__post_init__()
         if self.trace.mode != "training":
             raise KernelcastError(f"{self.trace.name} is no trace of a training step; trace it with mode='training'")
-        if self.max_gpus < 1:
-            raise KernelcastError(f"--max-gpus is 1 or more, not {self.max_gpus}")
-        if self.by is not None and self.by not in BY:
-            raise unknown("--by", self.by, BY)
         if self.tokens is not None and self.samples is not None:
             raise KernelcastError("give --tokens or --samples of the training, not both")
         for name in ("tokens", "samples"):
@@ -67,15 +59,27 @@ class AskedTraining:
 
     @property
     def whole(self) -> float:
-        """Tokens or samples of the training; an epoch is as many samples as a set has."""
-        return self.samples or self.tokens or (TOKENS if self.unit == "tokens" else 1e6)
+        """Tokens or samples of the training run."""
+        return self.samples or self.tokens or (TOKENS if self.unit == "tokens" else SAMPLES)
+
+    def layouts(self) -> list[list[TrainingLayout]]:
+        """Layouts to try; of each list the first that fits."""
+        if self.layout is not None:
+            return [[self.layout]]
+        if self.max_gpus == 1:
+            return [[SINGLE_GPU]]
+        sharded = [TrainingLayout(dp=self.max_gpus, zero=zero) for zero in (1, 2, 3)]
+        tensor_parallel = TrainingLayout(tp=self.max_gpus)
+        if self.by == "latency":
+            return [[SINGLE_GPU], sharded, [tensor_parallel]]
+        return [[SINGLE_GPU], [*sharded, tensor_parallel]]
 
 
 @dataclass(frozen=True, eq=False)
-class Trained:
-    """A step on one kind of GPU, and what the training takes of it."""
+class TrainingForecast(Renamed):
+    """A step on a GPU type, and what the training run takes of it."""
 
-    asked: AskedTraining
+    scenario: TrainingScenario
     gpu: Gpu
     layout: TrainingLayout
     step: Step | ScaledStep
@@ -92,7 +96,7 @@ class Trained:
     def per_step(self) -> int:
         """Tokens or samples of a step."""
         trace = self.step.trace
-        return (trace.samples if self.asked.unit == "samples" else trace.tokens) * self.step.passes
+        return (trace.samples if self.scenario.unit == "samples" else trace.tokens) * self.step.passes
 
     @property
     def units_per_s(self) -> float:
@@ -100,49 +104,41 @@ class Trained:
 
     @property
     def hours(self) -> float:
-        return self.asked.whole / self.units_per_s / 3600
+        return self.scenario.whole / self.units_per_s / 3600
 
     @property
     def usd(self) -> float | None:
-        price = self.asked.prices.get(self.gpu.known_as)
+        price = self.scenario.price(self.gpu)
         return None if price is None else price.usd_per_hour * self.gpus * self.hours
 
     @property
     def joules(self) -> Interval | None:
-        spent = joules(self.step)
-        return None if spent is None else spent * (self.asked.whole / self.per_step)
+        energy = energy_of_run(self.step)
+        return None if energy is None else energy * (self.scenario.whole / self.per_step)
 
     @property
     def bound_by(self) -> dict[str, float]:
-        """Pipelines by the share of kernel time that they bind; host, links and bubbles by that of the step."""
-        sums: dict[str, float] = {}
-        for share in self.step.shares:
-            sums[share.bound_by] = sums.get(share.bound_by, 0.0) + share.time_s
-        whole = sum(sums.values()) or 1.0
-        found = {name: value / whole for name, value in sums.items()}
+        """Pipelines by the share of kernel time that they bind; the host by its share of the step."""
+        shares = bound_shares((share.bound_by, share.time_s) for share in self.step.shares)
         if self.step.launch_bound:
-            found["host"] = self.step.idle_s / self.step.time_s
-        return dict(sorted(found.items(), key=lambda item: -item[1]))
+            shares["host"] = self.step.idle_s / self.step.time_s
+        return dict(sorted(shares.items(), key=lambda item: -item[1]))
+
+    @property
+    def order(self) -> tuple[float, ...]:
+        return rank_key(self.scenario.by, self.step.time_s, self.units_per_s, self.units_per_s / self.gpus, self.usd,
+                        lambda: self.joules)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
-class TrainingRow:
-    """A GPU: its best way, or why the step does not fit."""
-
-    gpu: Gpu
-    best: Trained | None
-    why: str = ""
-
-
-@dataclass(frozen=True, eq=False)
-class TrainingComparison(HtmlRepr):
+class TrainingComparison(HtmlRepr, Renamed):
     """Rows in order, those that do not fit last."""
 
-    asked: AskedTraining
+    scenario: TrainingScenario
     rows: tuple[TrainingRow, ...]
 
     @property
-    def fitting(self) -> list[Trained]:
+    def fitting(self) -> list[TrainingForecast]:
         return [row.best for row in self.rows if row.best is not None]
 
 
@@ -154,87 +150,60 @@ def compare_training(
     prices: Path | None = None,
     price: Sequence[str] = (),
     price_kind: str = "on_demand",
-    **asked: Any,
+    **parameters: Any,
 ) -> TrainingComparison:
-    """Every GPU at its best way to train with ``trace`` (of ``kernelcast.trace``, mode="training"), in order.
-
-    ``asked``: ``layout``, ``tokens`` or ``samples`` of the whole training, ``max_gpus``, ``by``, ``conditions``,
-    ``how``, as in ``AskedTraining``.
-    """
-    known = read_prices(prices, price, price_kind)
-    return compare_steps(AskedTraining(trace, chosen_gpus(gpus, what_if), prices=known, **asked))
-
-
-def compare_steps(asked: AskedTraining) -> TrainingComparison:
-    """Every GPU at its best; refuses a step that fits on none."""
-    rows = [_row(asked, chip) for chip in asked.gpus]
+    """Every GPU at its best layout to train with ``trace`` (a training step), in order; refuses a step that fits on
+    none. ``parameters``: other fields of ``TrainingScenario``."""
+    scenario = TrainingScenario(
+        trace=trace, gpus=chosen_gpus(gpus, what_if), prices=read_prices(prices, price, price_kind), **parameters
+    )
+    rows = [_row(scenario, gpu) for gpu in scenario.gpus]
     if not any(row.best for row in rows):
         roomy = max(rows, key=lambda row: row.gpu.dram_bytes)
         raise KernelcastError(
-            f"a step of {asked.trace.name} fits on no GPU of {len(rows)}: {roomy.gpu.id} {roomy.why}; a smaller "
+            f"a step of {trace.name} fits on no GPU of {len(rows)}: {roomy.gpu.id} {roomy.why}; a smaller "
             f"--batch, --checkpointing or more GPUs (--max-gpus; or --dp with --zero 3, --tp, --pp) need less of each"
         )
-    return TrainingComparison(asked, tuple(sorted(rows, key=_place)))
+    rows.sort(key=lambda row: row.best.order if row.best else (math.inf,))
+    return TrainingComparison(scenario, tuple(rows))
 
 
-def _row(asked: AskedTraining, chip: Gpu) -> TrainingRow:
-    times = Times(chip, asked.conditions)
-    found: list[Trained] = []
-    least: tuple[float, int] = (math.inf, 1)  # bytes of the way that comes nearest, and its GPUs
+def _row(scenario: TrainingScenario, gpu: Gpu) -> TrainingRow:
+    times = Times(gpu, scenario.conditions)
+    fitting: list[TrainingForecast] = []
+    least: tuple[float, int] = (math.inf, 1)  # bytes of the layout that comes nearest, and its GPUs
     refused = ""
-    for several in [[asked.layout]] if asked.layout else _layouts(asked):
-        for layout in several:
+    for alternatives in scenario.layouts():
+        for layout in alternatives:
             try:
-                trained, used = _stepped(asked, chip, layout, times)
-            except KernelcastError as error:  # it cannot be cut so, or the GPU lacks the format
+                forecast, used_bytes = _forecast(scenario, gpu, layout, times)
+            except KernelcastError as error:  # it cannot be sharded so, or the GPU lacks the format
                 refused = refused or str(error)
                 continue
-            if trained is not None:
-                found.append(trained)
+            if forecast is not None:
+                fitting.append(forecast)
                 break
-            least = min(least, (used, layout.gpus))
-    if found:
-        return TrainingRow(chip, min(found, key=_order))
+            least = min(least, (used_bytes, layout.gpus))
+    if fitting:
+        return ComparisonRow(gpu, min(fitting, key=lambda forecast: forecast.order), meets=True)
     if refused:
-        return TrainingRow(chip, None, f"cannot run it: {refused}")
-    need, has = least[0] / 2**30, chip.dram_bytes / 2**30
-    return TrainingRow(chip, None, f"needs {need:.1f} GiB a GPU on {least[1]} of them, has {has:.1f}")
+        return ComparisonRow(gpu, None, f"cannot run it: {refused}")
+    need, has = least[0] / 2**30, gpu.dram_bytes / 2**30
+    return ComparisonRow(gpu, None, f"needs {need:.1f} GiB a GPU on {least[1]} of them, has {has:.1f}")
 
 
-def _layouts(asked: AskedTraining) -> list[list[TrainingLayout]]:
-    """Ways to try; of each list the first that fits."""
-    most = asked.max_gpus
-    if most == 1:
-        return [[ONE]]
-    shared, cut = [TrainingLayout(dp=most, zero=zero) for zero in (1, 2, 3)], TrainingLayout(tp=most)
-    return [[ONE], shared, [cut]] if asked.by == "latency" else [[ONE], [*shared, cut]]
-
-
-def _stepped(asked: AskedTraining, chip: Gpu, layout: TrainingLayout, times: Times) -> tuple[Trained | None, float]:
-    """A step, None where it does not fit; and the bytes that a GPU needs."""
-    if layout == ONE:
-        held = step_memory(asked.trace, chip)
-        if not held.fits:
-            return None, held.used_bytes
-        return Trained(asked, chip, layout, run_step(asked.trace, chip, times=times, **asked.how)), held.used_bytes
-    step = scale(asked.trace, chip, layout, times=times, **asked.how)
-    return Trained(asked, chip, layout, step) if step.fits else None, step.memory.used_bytes
-
-
-def _order(found: Trained) -> tuple[float, ...]:
-    """Less is better; where nobody knows what the order is by, after all others, throughput a GPU."""
-    each = -found.units_per_s / found.gpus
-    match found.asked.by or "dollars":
-        case "latency":
-            return 0.0, found.step.time_s, each
-        case "throughput":
-            return 0.0, -found.units_per_s, each
-        case "joules":
-            known = found.joules.value if found.joules else None
-        case _:
-            known = found.usd
-    return (0.0, known, each) if known is not None else (1.0, each, each)
-
-
-def _place(row: TrainingRow) -> tuple[float, ...]:
-    return (math.inf,) if row.best is None else _order(row.best)
+def _forecast(
+    scenario: TrainingScenario, gpu: Gpu, layout: TrainingLayout, times: Times
+) -> tuple[TrainingForecast | None, float]:
+    """None where it does not fit; and the bytes that a GPU needs."""
+    step: Step | ScaledStep
+    if layout == SINGLE_GPU:
+        memory = step_memory(scenario.trace, gpu)
+        if not memory.fits:
+            return None, memory.used_bytes
+        step = run_step(scenario.trace, gpu, times=times, **scenario.how)
+    else:
+        step = scale(scenario.trace, gpu, layout, times=times, **scenario.how)
+        memory = step.memory
+    fits = not isinstance(step, ScaledStep) or step.fits
+    return TrainingForecast(scenario, gpu, layout, step) if fits else None, memory.used_bytes

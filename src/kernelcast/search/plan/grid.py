@@ -14,7 +14,7 @@ from kernelcast.inference.forward import Deployment
 from kernelcast.models.architecture import Architecture
 from kernelcast.models.precision import Precision
 from kernelcast.ops.dtypes import find_dtype
-from kernelcast.search.layouts import cuts
+from kernelcast.search.layouts import layouts as layouts_within
 from kernelcast.serving.service import Pool, Service, Settings, settings_of
 from kernelcast.stacks import Stack
 
@@ -152,7 +152,7 @@ def _has(chip: Gpu, name: str) -> bool:
 
 def layouts(model: Architecture, grid: Grid) -> list[Layout]:
     """Cuts within the GPUs allowed."""
-    return cuts(model, grid.max_gpus, grid.tp, grid.pp, grid.dp, grid.ep)
+    return layouts_within(model, grid.max_gpus, grid.tp, grid.pp, grid.dp, grid.ep)
 
 
 def _limit_count(grid: Grid) -> int:
