@@ -17,7 +17,7 @@ from kernelcast.collect.device import identified
 from kernelcast.collect.fused_moe import Bench, Measurer
 from kernelcast.tune.configs import Config, MoeProblem, sglang_default, swift_default, vllm_default
 from kernelcast.tune.tune import tune
-from kernelcast_lab.tuning.moe_sweep import TESTED
+from kernelcast_lab.collect.moe_configs import TESTED
 
 ODD = (
     (1, 8, 2, 512, 256),

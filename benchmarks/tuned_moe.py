@@ -23,8 +23,8 @@ from kernelcast.collect.fused_moe import Bench, Measurer
 from kernelcast.hardware import Gpu
 from kernelcast.tune.configs import Config
 from kernelcast.tune.tune import TOP, TuneResult, tune
+from kernelcast_lab.data.config_sweeps import Sweep, about_sweeps, read_sweeps
 from kernelcast_lab.evaluate.tuning import problem_of, swept_times
-from kernelcast_lab.tuning.config_sweeps import Sweep, about_sweeps, read_sweeps
 
 BEST, ROUNDS = 20, 15
 

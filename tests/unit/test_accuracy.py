@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kernelcast.collect.measured.folds import TEST_FOLD, shape_fold
 from kernelcast.forecast.predict_table import predict_columns
 from kernelcast_lab.data import read
+from kernelcast_lab.data.folds import TEST_FOLD, shape_fold
 from kernelcast_lab.data.serving import served_cases, serving_points
 from kernelcast_lab.evaluate.served import Compared, static_batches
 from kernelcast_lab.evaluate.serving_points import closed_loops

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from kernelcast.collect.measured.errors import Errors
-from kernelcast.collect.measured.folds import TEST_FOLD, shape_fold
 from kernelcast.forecast.predict_table import predict_columns
 from kernelcast_lab.data import read
+from kernelcast_lab.data.folds import TEST_FOLD, shape_fold
+from kernelcast_lab.evaluate.scores import ErrorSummary
 
 DATA = os.environ.get("KERNELCAST_DATA")
 pytestmark = [
@@ -49,7 +49,7 @@ def test_new_shapes(table: str, gpus: tuple[str, ...] | None, sample: int | None
     held = {name: column[test] for name, column in rows.items()}
     found, bad = predict_columns(held, None)
     assert not bad.found
-    errors = Errors.of(held["latency_us"], *(found[name] for name in ("predicted_us", "low_us", "high_us")))
+    errors = ErrorSummary.of(held["latency_us"], *(found[name] for name in ("predicted_us", "low_us", "high_us")))
     assert errors.rows > 500
     assert errors.mean <= most
     assert errors.coverage is not None and 0.75 <= errors.coverage <= 0.90

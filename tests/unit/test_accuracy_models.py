@@ -8,8 +8,8 @@ import pytest
 
 from kernelcast.errors import KernelcastError
 from kernelcast.training.step import STEP
+from kernelcast_lab.collect.store import load_cases
 from kernelcast_lab.evaluate.traced import MEASURED, Found, chosen_cases, evaluate, summary
-from kernelcast_lab.models.store import load_cases
 
 pytestmark = pytest.mark.slow
 

@@ -15,9 +15,9 @@ import kernelcast as kc
 from kernelcast.collect.calibrate import calibrate, next_calls
 from kernelcast.collect.calibrate.fit import farthest_first, prior_of
 from kernelcast.collect.calibrate.residuals import asked
-from kernelcast.collect.choose import LONGEST_S, Wanted, choose, most_telling
+from kernelcast.collect.choose import LONGEST_S, PlannedCall, choose, most_telling
 from kernelcast.collect.families import FAMILIES, SHARES
-from kernelcast.collect.measured.store import note_of
+from kernelcast.collect.schema import note_of
 from kernelcast.collect.session import DeviceLostError, Session, read_lines
 from kernelcast.collect.table import calls_again, read_records, write_table
 from kernelcast.collect.timing import kernels_of
@@ -38,7 +38,7 @@ class FakeGpu:
     def clock(self) -> float:
         return self.now
 
-    def measure(self, wanted: Wanted) -> dict[str, Any]:
+    def measure(self, wanted: PlannedCall) -> dict[str, Any]:
         self.now += 1.0
         self.measured.append(wanted.key)
         if wanted.call.op == self.lost:
@@ -47,7 +47,7 @@ class FakeGpu:
             raise RuntimeError("out of\nmemory")
         return {"latency_us": 12.5, "spread": 0.01, "replays": 5, "launches": 8, "rotation": 4, "kernel_source": "fake"}
 
-    def describe(self, batch: Sequence[Wanted]) -> list[dict[str, Any]]:
+    def describe(self, batch: Sequence[PlannedCall]) -> list[dict[str, Any]]:
         return [{"kernels": 1, "kernel_name": f"k_{p.call.op}", "grid": "1x2x3", "block": "128x1x1"} for p in batch]
 
 
@@ -106,11 +106,11 @@ def test_the_farthest_points_come_first() -> None:
 
 
 @pytest.fixture(scope="module")
-def candidates() -> list[Wanted]:
+def candidates() -> list[PlannedCall]:
     return choose(H200, 400, only=("gemm", "norm"))
 
 
-def columns_of(calls: Sequence[Wanted]) -> dict[str, Any]:
+def columns_of(calls: Sequence[PlannedCall]) -> dict[str, Any]:
     """As a table has them."""
     names = dict.fromkeys(name for wanted in calls for name in wanted.parameters)
     found = {name: np.empty(len(calls), dtype=object) for name in names}
@@ -120,14 +120,16 @@ def columns_of(calls: Sequence[Wanted]) -> dict[str, Any]:
     return found
 
 
-def calibrated(calls: Sequence[Wanted]) -> Calibration:
+def calibrated(calls: Sequence[PlannedCall]) -> Calibration:
     """As if these were measured, a fifth slower than the forecast."""
     times = [found.time_s for found in kc.predict_many([wanted.call for wanted in calls], H200)]
     found, _ = calibrate({**columns_of(calls), "latency_us": 1.2e6 * np.array(times)}, H200)
     return found
 
 
-def left_by(chosen: Sequence[Wanted], candidates: Sequence[Wanted], known: Calibration | None = None) -> float:
+def left_by(
+    chosen: Sequence[PlannedCall], candidates: Sequence[PlannedCall], known: Calibration | None = None
+) -> float:
     """The error in % that is expected of the candidates once ``chosen`` were measured too, by one inverse."""
     base, taken, sizes = kc.Conditions(), {p.key for p in chosen}, []
     for name, (rows, at) in asked(columns_of(candidates), H200, base.loaded_predictor, base).items():
@@ -148,7 +150,7 @@ def left_by(chosen: Sequence[Wanted], candidates: Sequence[Wanted], known: Calib
     return float(100 * np.mean(np.concatenate(sizes)))
 
 
-def test_the_most_telling_calls_leave_less_error_than_random_ones(candidates: list[Wanted]) -> None:
+def test_the_most_telling_calls_leave_less_error_than_random_ones(candidates: list[PlannedCall]) -> None:
     chosen, told = most_telling(candidates, H200, 40)
     assert len(chosen) == 40 == len({p.key for p in chosen}) and told.rows.tolist() == [
         candidates.index(p) for p in chosen
@@ -161,7 +163,7 @@ def test_the_most_telling_calls_leave_less_error_than_random_ones(candidates: li
     assert all(told.after < 0.97 * left_by(calls, candidates) for calls in random)
 
 
-def test_any_prefix_of_the_most_telling_calls_is_the_choice_of_so_many(candidates: list[Wanted]) -> None:
+def test_any_prefix_of_the_most_telling_calls_is_the_choice_of_so_many(candidates: list[PlannedCall]) -> None:
     many, _ = most_telling(candidates, H200, 40)
     left = []
     for count in (1, 5, 20, 40):
@@ -173,14 +175,14 @@ def test_any_prefix_of_the_most_telling_calls_is_the_choice_of_so_many(candidate
     assert told.before - left[1] > left[2] - left[3]
 
 
-def test_asking_for_more_than_there_are_gives_each_once(candidates: list[Wanted]) -> None:
+def test_asking_for_more_than_there_are_gives_each_once(candidates: list[PlannedCall]) -> None:
     chosen, _ = most_telling(candidates[:15], H200, 100)
     assert sorted(p.key for p in chosen) == sorted(p.key for p in candidates[:15])
     with pytest.raises(KernelcastError, match="no call to choose from"):
         next_calls({"op": np.array([], dtype=object)}, 5, H200)
 
 
-def test_what_a_calibration_knows_is_not_asked_again(candidates: list[Wanted]) -> None:
+def test_what_a_calibration_knows_is_not_asked_again(candidates: list[PlannedCall]) -> None:
     plain, before = most_telling(candidates, H200, 20)
     known = calibrated(plain)
     again, after = most_telling(candidates, H200, 40, known)
@@ -193,7 +195,7 @@ def test_what_a_calibration_knows_is_not_asked_again(candidates: list[Wanted]) -
     assert left_by(again[:20], candidates, known) < left_by(plain, candidates, known)
 
 
-def test_a_calibration_of_one_family_leaves_the_choice_to_the_others(candidates: list[Wanted]) -> None:
+def test_a_calibration_of_one_family_leaves_the_choice_to_the_others(candidates: list[PlannedCall]) -> None:
     gemms = [p for p in candidates if p.family == "gemm"]
     share = [
         np.mean([p.family == "norm" for p in most_telling(candidates, H200, 30, known)[0]])
@@ -202,7 +204,7 @@ def test_a_calibration_of_one_family_leaves_the_choice_to_the_others(candidates:
     assert share[1] > share[0]
 
 
-def test_a_calibration_of_another_gpu_chooses_nothing(candidates: list[Wanted]) -> None:
+def test_a_calibration_of_another_gpu_chooses_nothing(candidates: list[PlannedCall]) -> None:
     with pytest.raises(KernelcastError, match="made on h200_sxm, not on h100_sxm"):
         most_telling(candidates, kc.gpu("h100_sxm"), 5, calibrated(candidates[:20]))
 

@@ -19,10 +19,10 @@ from kernelcast.collect.session import DeviceLostError
 from kernelcast.diagnose.chrome_events import NAME_CHARS, shape_text, short_name
 from kernelcast.errors import KernelcastError
 from kernelcast_lab.cli import models as cli_models
-from kernelcast_lab.models.cases import MODELS, Case, case_table, chosen, cut, parameter_count
-from kernelcast_lab.models.measure import measure, measure_parts
-from kernelcast_lab.models.store import Journal, Measured, StepTiming, Timing, load_cases, pack
-from kernelcast_lab.models.trace import (
+from kernelcast_lab.collect.cases import MODELS, Case, case_table, chosen, cut, parameter_count
+from kernelcast_lab.collect.measure import measure, measure_parts
+from kernelcast_lab.collect.store import Journal, Measured, StepTiming, Timing, load_cases, pack
+from kernelcast_lab.collect.trace import (
     KernelRow,
     OpRow,
     Other,
@@ -262,7 +262,7 @@ def test_every_case_is_timed_before_one_is_profiled(tmp_path: Path) -> None:
 
 
 def test_the_parts_of_a_model_of_the_zoo_are_joined(tmp_path: Path) -> None:
-    zoo = pytest.importorskip("kernelcast_lab.models.zoo")
+    zoo = pytest.importorskip("kernelcast_lab.collect.zoo")
     first, second = ({"build": f"vision.py:{name}", "mode": "inference", "dtype": "bf16", "optimizer": "adamw",
                       "batch": 8, "seq": 0} for name in ("a", "b"))  # fmt: skip
     lines = [{"environment": {"gpu": "x"}}, {"case": first, "part": "wall", "wall_ms": [2.0, 1.0, 3.0]},
@@ -464,6 +464,6 @@ def test_without_cuda(main: Main, monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 def test_the_script_needs_little() -> None:
     """A machine with a GPU need not have what the rest of the package wants."""
-    code = "import json, sys, kernelcast_lab.models.measure; print(json.dumps(list(sys.modules)))"
+    code = "import json, sys, kernelcast_lab.collect.measure; print(json.dumps(list(sys.modules)))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert not {"duckdb", "typer", "rich", "torch", "transformers"} & set(json.loads(out))

@@ -11,9 +11,9 @@ pytest.importorskip("transformers")
 
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from kernelcast_lab.models.cases import MODELS, Case, Config, cut, parameter_count  # noqa: E402
-from kernelcast_lab.models.run import time_steps, trace_events  # noqa: E402
-from kernelcast_lab.models.steps import build, make_step  # noqa: E402
+from kernelcast_lab.collect.cases import MODELS, Case, Config, cut, parameter_count  # noqa: E402
+from kernelcast_lab.collect.run import time_steps, trace_events  # noqa: E402
+from kernelcast_lab.collect.steps import build, make_step  # noqa: E402
 
 CPU = torch.device("cpu")
 BATCH, SEQ = 3, 32

@@ -8,14 +8,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kernelcast.collect.measured.folds import AT_LEAST, shape_fold
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import gpu
 from kernelcast.tune.configs import Config, space
-from kernelcast_lab.data.config_rows import models_tested, rows_of, slower_rows, training_rows
+from kernelcast_lab.data.config_sweeps import (
+    about_sweeps,
+    models_tested,
+    pack_sweeps,
+    read_sweeps,
+    rows_of,
+    slower_rows,
+    training_rows,
+)
+from kernelcast_lab.data.folds import AT_LEAST, shape_fold
 from kernelcast_lab.evaluate.tuning import final_times, score, summary, swept_times
 from kernelcast_lab.evaluate.tuning_gpus import rank_biserial
-from kernelcast_lab.tuning.config_sweeps import about_sweeps, pack_sweeps, read_sweeps
 
 FILE = Path(__file__).parents[2] / "validation" / "moe_configs_h200_sxm.npz"
 

@@ -14,12 +14,12 @@ pytest.importorskip("torch")
 
 from small_fits import small_settings
 
-from kernelcast.collect.measured.folds import TEST_FOLD, shape_fold
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast.conditions import Conditions
 from kernelcast.forecast.learned import load
 from kernelcast.forecast.predict_table import predict_columns
 from kernelcast_lab.data import Measurements, read_canonical, write_canonical
+from kernelcast_lab.data.folds import TEST_FOLD, shape_fold
 from kernelcast_lab.evaluate import run
 from kernelcast_lab.evaluate.run import Evaluation, Fitted, evaluate
 from kernelcast_lab.evaluate.splits import generation, gpu_out, shapes

@@ -14,13 +14,13 @@ import pytest
 from measured_files import no_bad_row, write_parquet
 
 import kernelcast
-from kernelcast.collect.measured.query import EVERYTHING
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast.predict_table import predict_columns
 from kernelcast.ops import REGISTRY, Kernel, parameters_of
 from kernelcast.ops.base import size
 from kernelcast_lab import data as lab
 from kernelcast_lab.data.importing import import_tables, left_out_whole
+from kernelcast_lab.data.measurements import EVERYTHING
 from kernelcast_lab.data.rules import RULES, rule_of
 
 SLOW_US = 1e6  # slower than any bound of the small calls here

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from kernelcast.collect.power_meter import Idle, Nvml, State, measured, summary
-from kernelcast.collect.power_plan import Job, plan
+from kernelcast.collect.session import Session, read_lines
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import gpu
+
+power = pytest.importorskip("kernelcast_lab.collect.power", reason="needs torch")
 
 STATE = State(490.0, 1980, 3201, 40, 4)
 
@@ -68,37 +70,38 @@ def test_a_machine_without_the_driver_is_told_so() -> None:
 
 
 def test_the_plan_mixes_all_kinds_and_is_the_same_again() -> None:
-    jobs = plan(gpu("h200_sxm"))
-    assert [job.key for job in jobs] == [job.key for job in plan(gpu("h200_sxm"))]
+    jobs = power.plan(gpu("h200_sxm"))
+    assert [job.key for job in jobs] == [job.key for job in power.plan(gpu("h200_sxm"))]
     assert len({job.key for job in jobs}) == len(jobs) > 200
     assert {"gemm", "attention", "decode", "memory", "idle", "duty", "tiny", "zeros"} <= {job.family for job in jobs}
     assert {"gemm", "attention", "memory"} <= {job.family for job in jobs[:30]}  # any prefix is useful
-    formats = {job.words.get("dtype") for job in jobs if job.family == "gemm"}
+    formats = {job.parameters.get("dtype") for job in jobs if job.family == "gemm"}
     assert {"bf16", "fp16", "fp8", "tf32", "fp32"} <= formats
 
 
 def test_one_job_that_fails_costs_no_other_and_a_second_run_goes_on(tmp_path: Path) -> None:
-    power = pytest.importorskip("kernelcast.collect.power", reason="needs torch")
-    from kernelcast.collect.power_table import write_power
-
     asked: list[str] = []
 
     class Device:
-        def measure(self, job: Job) -> dict[str, Any]:
+        def measure(self, job: Any) -> dict[str, Any]:
             asked.append(job.key)
             if len(asked) == 3:
                 raise RuntimeError("out of\nmemory")
-            return {"power_w": 400.0, "seconds_per_call": 2e-3 if job.words else None, "sm_mhz": 1900.0}
+            return {"power_w": 400.0, "seconds_per_call": 2e-3 if job.parameters else None, "sm_mhz": 1900.0}
 
-    jobs = plan(gpu("h200_sxm"))[:8]
+        def describe(self, batch: Any) -> list[dict[str, Any]]:
+            return []
+
+    jobs = power.plan(gpu("h200_sxm"))[:8]
     lines, clock = tmp_path / "power.progress.jsonl", iter(range(1000))
-    failed, left = power.run(jobs, Device(), lines, 9.0, clock=lambda: float(next(clock)))
-    assert failed == 1 and left > 0
+    done = Session(Device(), lines, 8.0, clock=lambda: float(next(clock))).run(jobs)
+    assert done.failed == 1 and 3 <= done.done < len(jobs)
     lines.write_text(lines.read_text() + '{"key": "cut')  # as a kill leaves it
-    assert power.run(jobs, Device(), lines, None) == (0, 0)
+    done = Session(Device(), lines).run(jobs)
+    assert (done.done, done.failed) == (len(jobs), 1)
     assert len(asked) == len(jobs) == len(set(asked))
-    records = power.read_lines(lines)
+    records = read_lines(lines)
     assert json.dumps(records[2]["error"]) == '"RuntimeError: out of memory"'
-    assert write_power(records, tmp_path / "power.parquet", gpu("h200_sxm"), {}) == len(jobs) - 1
+    assert power.write_power(records, tmp_path / "power.parquet", gpu("h200_sxm"), {}) == len(jobs) - 1
     with pytest.raises(KernelcastError, match="nothing was measured"):
-        write_power([], tmp_path / "none.parquet", gpu("h200_sxm"), {})
+        power.write_power([], tmp_path / "none.parquet", gpu("h200_sxm"), {})

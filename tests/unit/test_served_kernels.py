@@ -14,13 +14,13 @@ from typer.testing import CliRunner
 
 import kernelcast as kc
 from kernelcast.app.cli.app import build
-from kernelcast.collect.choose import Wanted, choose
+from kernelcast.collect.choose import PlannedCall, choose
 from kernelcast.collect.families import FAMILIES
-from kernelcast.collect.measured.folds import shape_fold
-from kernelcast.collect.measured.store import read_canonical
 from kernelcast.collect.table import read_records, write_table
 from kernelcast.ops import kernel
 from kernelcast.ops.base import Ragged, columns_of
+from kernelcast_lab.data.folds import shape_fold
+from kernelcast_lab.data.measurements import read_canonical
 
 H200 = kc.gpu("h200_sxm")
 WORDS = ("mixed", "chunked", "decode-", "mla", "sampling")
@@ -182,7 +182,7 @@ def test_an_8_bit_decode_and_latent_attention_have_the_caches_that_they_read(rec
 
 
 def test_ragged_calls_are_kept_in_a_table_and_come_back(tmp_path: Path) -> None:
-    wanted = Wanted("flashinfer-mixed-fa3", kernel("attention", **HEADS, **MIXED, backend="fa3"))
+    wanted = PlannedCall("flashinfer-mixed-fa3", kernel("attention", **HEADS, **MIXED, backend="fa3"))
     record = {"key": wanted.key, "family": wanted.family, "warm": False, "call": wanted.parameters, "status": "ok",
               "latency_us": 50.0}  # fmt: skip
     path = tmp_path / "x.parquet"

@@ -17,13 +17,13 @@ from small_fits import small_settings
 
 from kernelcast.app.cli import main
 from kernelcast.collect.calibrate import calibrate
-from kernelcast.collect.measured.folds import TEST_FOLD, shape_fold
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast.conditions import Conditions
 from kernelcast.forecast.learned import FamilyWeights
 from kernelcast.forecast.predict_table import predict_columns
 from kernelcast.hardware import Gpu, gpu, gpu_ids
 from kernelcast_lab.data import Measurements, write_canonical
+from kernelcast_lab.data.folds import TEST_FOLD, shape_fold
 from kernelcast_lab.evaluate import transfer
 from kernelcast_lab.evaluate.splits import generation_out
 from kernelcast_lab.evaluate.transfer import TransferPoint, TransferSettings, as_catalogued, score_left_out

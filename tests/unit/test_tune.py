@@ -30,8 +30,8 @@ from kernelcast.tune.configs import (
     write_config_file,
 )
 from kernelcast.tune.tune import predict_configs, rank_configs, refine, tune
+from kernelcast_lab.data.config_sweeps import read_sweeps
 from kernelcast_lab.evaluate.tuning import score
-from kernelcast_lab.tuning.config_sweeps import read_sweeps
 
 H200 = gpu("h200_sxm")
 SWEEPS = Path(__file__).parents[2] / "validation" / "moe_configs_h200_sxm.npz"

@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 
 import kernelcast as kc
-from kernelcast.collect.choose import Wanted, choose
-from kernelcast.collect.measured.folds import TEST_FOLD, shape_fold
+from kernelcast.collect.choose import PlannedCall, choose
 from kernelcast.collect.table import write_table
 from kernelcast.errors import KernelcastError
+from kernelcast_lab.collect.store import load_cases
 from kernelcast_lab.data import read_all, read_canonical
-from kernelcast_lab.models.store import load_cases
+from kernelcast_lab.data.folds import TEST_FOLD, shape_fold
 from kernelcast_lab.validate import Line, overall, repeated, tables, validate
 
 H200 = kc.gpu("h200_sxm")
 CASES = Path(__file__).parents[2] / "validation"
 
 
-def record(wanted: Wanted, latency_us: float) -> dict[str, Any]:
+def record(wanted: PlannedCall, latency_us: float) -> dict[str, Any]:
     return {"key": wanted.key, "family": wanted.family, "call": wanted.parameters, "status": "ok", "warm": False,
             "latency_us": latency_us, "rotation": 4, "kernel_source": "made up"}  # fmt: skip
 

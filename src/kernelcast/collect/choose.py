@@ -29,8 +29,8 @@ _TRIES = 20  # draws for one call, before a family is taken to be exhausted
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """One call to measure. ``warm``: with what the L2 kept of the same call, rather than from DRAM."""
+class PlannedCall:
+    """A call to measure. ``warm``: with what the L2 kept of the same call, rather than from DRAM."""
 
     family: str
     call: Kernel
@@ -45,8 +45,13 @@ class Wanted:
     @property
     def key(self) -> str:
         """Names the call in files of results."""
-        told = json.dumps([self.parameters, self.warm], sort_keys=True, default=str)
-        return hashlib.sha256(told.encode()).hexdigest()[:20]
+        identity = json.dumps([self.parameters, self.warm], sort_keys=True, default=str)
+        return hashlib.sha256(identity.encode()).hexdigest()[:20]
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What a line of results has of it."""
+        return {"key": self.key, "family": self.family, "warm": self.warm, "call": self.parameters}
 
 
 def choose(
@@ -57,7 +62,7 @@ def choose(
     without: Sequence[str] = (),
     warm_share: float = 0.0,
     seed: int = 0,
-) -> list[Wanted]:
+) -> list[PlannedCall]:
     """``calls`` different calls for this GPU, families mixed throughout by their shares."""
     for name in (*only, *without):
         if name not in FAMILIES:
@@ -68,17 +73,17 @@ def choose(
     total = sum(SHARES[name] for name in names)
     ordered = _mixed([_drawn(name, target, max(1, round(calls * SHARES[name] / total)), seed) for name in names])
     rng = np.random.default_rng(seed)
-    again = [replace(wanted, warm=True) for wanted in ordered if rng.random() < warm_share]
+    again = [replace(planned, warm=True) for planned in ordered if rng.random() < warm_share]
     return ordered[:calls] + again
 
 
 def most_telling(
-    candidates: Sequence[Wanted], target: Gpu, count: int, calibration: Calibration | None = None
-) -> tuple[list[Wanted], Telling]:
+    candidates: Sequence[PlannedCall], target: Gpu, count: int, calibration: Calibration | None = None
+) -> tuple[list[PlannedCall], Telling]:
     """The ``count`` candidates that tell most of all of them, the most telling first, after what a calibration knows
     already; and the error that is expected before and after they are measured."""
-    names = list(dict.fromkeys(name for wanted in candidates for name in wanted.parameters))
-    columns = {name: _column([wanted.parameters.get(name) for wanted in candidates]) for name in names}
+    names = list(dict.fromkeys(name for planned in candidates for name in planned.parameters))
+    columns = {name: _column([planned.parameters.get(name) for planned in candidates]) for name in names}
     found = next_calls(columns, count, target, calibration=calibration)
     return [candidates[at] for at in found.rows], found
 
@@ -93,28 +98,28 @@ def _column(cells: Sequence[Any]) -> NDArray[Any]:
     return column
 
 
-def _mixed(families: Sequence[Sequence[Wanted]]) -> list[Wanted]:
+def _mixed(families: Sequence[Sequence[PlannedCall]]) -> list[PlannedCall]:
     """Each family evenly over the whole, in its order, so that a prefix has every family by its share."""
-    placed = [((at + 0.5) / len(each), wanted) for each in families for at, wanted in enumerate(each)]
-    return [wanted for _, wanted in sorted(placed, key=lambda pair: (pair[0], pair[1].family))]
+    placed = [((at + 0.5) / len(each), planned) for each in families for at, planned in enumerate(each)]
+    return [planned for _, planned in sorted(placed, key=lambda pair: (pair[0], pair[1].family))]
 
 
-def _drawn(name: str, target: Gpu, count: int, seed: int) -> list[Wanted]:
+def _drawn(name: str, target: Gpu, count: int, seed: int) -> list[PlannedCall]:
     """Different calls of one family that this GPU can run, in random order."""
     draw = Draw(int(hashlib.sha256(f"{seed} {name}".encode()).hexdigest()[:8], 16))
-    found: dict[str, Wanted] = {}
+    found: dict[str, PlannedCall] = {}
     misses = 0
     while len(found) < count and misses < _TRIES * count:
         batch = []
         for _ in range(min(256, count)):
             try:
-                batch.append(Wanted(name, kernel(**FAMILIES[name](draw))))
+                batch.append(PlannedCall(name, kernel(**FAMILIES[name](draw))))
             except KernelcastError:
                 misses += 1  # sizes that do not go together
-        fits = _runnable([wanted.call for wanted in batch], target)
-        for wanted, good in zip(batch, fits, strict=True):
-            if good and wanted.key not in found:
-                found[wanted.key] = wanted
+        fits = _runnable([planned.call for planned in batch], target)
+        for planned, good in zip(batch, fits, strict=True):
+            if good and planned.key not in found:
+                found[planned.key] = planned
             else:
                 misses += 1
     return list(found.values())[:count]

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kernelcast.collect.choose import Wanted
+from kernelcast.collect.choose import PlannedCall
 from kernelcast.collect.pool import Pool
 from kernelcast.collect.runners import Prepared, prepared
 from kernelcast.collect.session import DeviceLostError
@@ -45,16 +45,16 @@ class CudaDevice:
         self._target = target
         self._profile = profile
 
-    def measure(self, wanted: Wanted) -> dict[str, Any]:
-        self._pool.warm = wanted.warm
+    def measure(self, planned: PlannedCall) -> dict[str, Any]:
+        self._pool.warm = planned.warm
         try:
-            if type(wanted.call).timed_as_sum:
-                return self._ran(wanted)
+            if type(planned.call).timed_as_sum:
+                return self._launched(planned)
             try:
-                timing, ready = self._timed(wanted)
+                timing, ready = self._timed(planned)
             except torch.OutOfMemoryError:  # perhaps of memory that graphs of earlier calls hold
                 torch.cuda.empty_cache()
-                timing, ready = self._timed(wanted)
+                timing, ready = self._timed(planned)
         except Exception as error:
             _alive(error)
             raise
@@ -67,25 +67,25 @@ class CudaDevice:
             "kernel_source": ready.source,
         }
 
-    def _ran(self, wanted: Wanted) -> dict[str, Any]:
+    def _launched(self, planned: PlannedCall) -> dict[str, Any]:
         """Once, so that its libraries are ready: the profile tells what its kernels take (``describe``)."""
         with torch.cuda.stream(stream()):
-            ready = prepared(wanted.call, self._pool)
+            ready = prepared(planned.call, self._pool)
             ready.launches[0]()
             torch.cuda.synchronize()
         return {"launches": 1, "rotation": 1, "kernel_source": ready.source}
 
-    def _timed(self, wanted: Wanted) -> tuple[Timing, Prepared]:
+    def _timed(self, planned: PlannedCall) -> tuple[Timing, Prepared]:
         with torch.cuda.stream(stream()):
-            ready = prepared(wanted.call, self._pool)
-        guess = predict(wanted.call, self._target, Conditions(predictor="generic")).time_s
+            ready = prepared(planned.call, self._pool)
+        guess = predict(planned.call, self._target, Conditions(predictor="generic")).time_s
         return timed(ready.launches, guess), ready
 
-    def describe(self, batch: Sequence[Wanted]) -> list[dict[str, Any]]:
+    def describe(self, batch: Sequence[PlannedCall]) -> list[dict[str, Any]]:
         if not self._profile or not batch:
-            return [{} for _ in batch]
+            return []
         self._pool.warm = True  # one set will do
-        makers = [lambda wanted=wanted: prepared(wanted.call, self._pool).launches[0] for wanted in batch]
+        makers = [lambda planned=planned: prepared(planned.call, self._pool).launches[0] for planned in batch]
         return [_longest(kernels) for kernels in profiled(makers)]
 
 

@@ -1,4 +1,4 @@
-"""Measure calls one after another, each result kept at once, until all are done or the budget is.
+"""Measure tasks one after another, each result kept at once, until all are done or the budget is.
 
 Results are lines of JSON beside the output, written as they come: a run that was interrupted, or whose budget ended,
 goes on where it stopped. The Parquet is made from all lines.
@@ -13,25 +13,36 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from kernelcast.collect.choose import Wanted
 from kernelcast.errors import KernelcastError
 
-BATCH = 256  # calls that are profiled together
+BATCH = 256  # tasks that are profiled together
 
 
 class DeviceLostError(KernelcastError):
     """The GPU can run nothing more in this process."""
 
 
-class Device(Protocol):
-    """What measures: a CUDA GPU, or something that stands in for it in a test."""
+class Task(Protocol):
+    """A call to time, or work to measure the power of."""
 
-    def measure(self, wanted: Wanted) -> dict[str, Any]:
-        """Times one call: latency_us, spread, …. Raises an exception for a call that cannot run."""
+    @property
+    def key(self) -> str: ...
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What a line of results has of it: key, call, …"""
         ...
 
-    def describe(self, batch: Sequence[Wanted]) -> list[dict[str, Any]]:
-        """Kernel names and grids of each call of a batch that was measured."""
+
+class Device(Protocol):
+    """What measures: a CUDA GPU, or its stand-in in a test."""
+
+    def measure(self, task: Any) -> dict[str, Any]:
+        """Measures a task: latency_us, spread, …. Raises an exception for a call that cannot run."""
+        ...
+
+    def describe(self, batch: Sequence[Any]) -> list[dict[str, Any]]:
+        """Kernel names and grids of each task of a batch that was measured; nothing where they are not profiled."""
         ...
 
 
@@ -47,7 +58,7 @@ class Progress:
 
 @dataclass
 class Session:
-    """One measuring of calls into a file of lines. ``seconds``: stop in time for this; None: go to the end."""
+    """Measures tasks into a file of lines. ``seconds``: stop in time for this; None: go to the end."""
 
     device: Device
     lines: Path
@@ -55,38 +66,40 @@ class Session:
     clock: Callable[[], float] = time.monotonic
     say: Callable[[Progress], None] = lambda progress: None
     earlier: Sequence[dict[str, Any]] = ()  # results of a run that ended
-    _reserve: float = field(default=2.0, init=False)  # for looking at the kernels of a batch
+    _reserve: float = field(default=2.0, init=False)  # for profiling the kernels of a batch
 
-    def run(self, calls: Sequence[Wanted]) -> Progress:
+    def run(self, tasks: Sequence[Task]) -> Progress:
         """Measures what the file does not have yet."""
         start = self.clock()
         known = {record["key"]: record["status"] for record in (*self.earlier, *read_lines(self.lines))}
-        todo = [wanted for wanted in calls if wanted.key not in known]
-        failed = sum(known.get(wanted.key, "ok") != "ok" for wanted in calls)
-        progress = Progress(len(calls) - len(todo), len(calls), failed, 0.0)
+        todo = [task for task in tasks if task.key not in known]
+        failed = sum(known.get(task.key, "ok") != "ok" for task in tasks)
+        progress = Progress(len(tasks) - len(todo), len(tasks), failed, 0.0)
         self.lines.parent.mkdir(parents=True, exist_ok=True)
+        _drop_torn_line(self.lines)
         with self.lines.open("a") as file:
-            for at in range(0, len(todo), BATCH):
-                ran = []
-                for wanted in todo[at : at + BATCH]:
+            for first in range(0, len(todo), BATCH):
+                measured = []
+                for task in todo[first : first + BATCH]:
                     progress.seconds = self.clock() - start
                     if self._over(progress.seconds):
                         break
-                    record, lost = self._measured(wanted, progress.seconds)
+                    record, lost = self._measured(task, progress.seconds)
                     file.write(json.dumps(record) + "\n")
+                    file.flush()
                     if lost:
-                        told = ", ".join(f"{name}={value}" for name, value in wanted.parameters.items())
-                        raise DeviceLostError(f"{told} broke the GPU's context ({lost}); run again to go on")
+                        call = ", ".join(f"{name}={value}" for name, value in record["call"].items())
+                        raise DeviceLostError(f"{call} broke the GPU's context ({lost}); run again to go on")
                     progress.done += 1
                     progress.failed += record["status"] != "ok"
-                    ran += [wanted] if record["status"] == "ok" else []
+                    measured += [task] if record["status"] == "ok" else []
                     self.say(progress)
-                file.flush()
                 before = self.clock()
-                for wanted, details in zip(ran, self.device.describe(ran), strict=True):
-                    file.write(json.dumps({"key": wanted.key, "details": details}) + "\n")
-                file.flush()
-                self._reserve = self.clock() - before
+                if details := self.device.describe(measured):
+                    for task, profile in zip(measured, details, strict=True):
+                        file.write(json.dumps({"key": task.key, "details": profile}) + "\n")
+                    file.flush()
+                    self._reserve = self.clock() - before
                 progress.seconds = self.clock() - start
                 if self._over(progress.seconds):
                     break
@@ -95,20 +108,25 @@ class Session:
     def _over(self, seconds: float) -> bool:
         return self.seconds is not None and seconds + self._reserve >= self.seconds
 
-    def _measured(self, wanted: Wanted, now: float) -> tuple[dict[str, Any], DeviceLostError | None]:
-        """The call's result, and what broke the GPU, if it did."""
-        record = {"key": wanted.key, "family": wanted.family, "warm": wanted.warm, "call": wanted.parameters,
-                  "at_s": round(now, 3)}  # fmt: skip
+    def _measured(self, task: Task, now: float) -> tuple[dict[str, Any], DeviceLostError | None]:
+        """The task's result, and what broke the GPU, if it did."""
+        record = task.record | {"at_s": round(now, 3)}
         try:
-            return record | {"status": "ok", **self.device.measure(wanted)}, None
-        except Exception as error:  # whatever a library raises is this call's result
-            told = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            return record | {"status": "ok", **self.device.measure(task)}, None
+        except Exception as error:  # whatever a library raises is this task's result
+            message = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             lost = error if isinstance(error, DeviceLostError) else None
-            return record | {"status": "failed", "error": told}, lost
+            return record | {"status": "failed", "error": message}, lost
+
+
+def _drop_torn_line(path: Path) -> None:
+    """A line that a kill left unfinished would spoil the line that is written next."""
+    if path.exists() and (text := path.read_bytes()) and not text.endswith(b"\n"):
+        path.write_bytes(text[: text.rfind(b"\n") + 1])
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Records so far, each with what was seen of its kernels; a last line that was cut short is left out."""
+    """Records so far, each with the profile of its kernels; an unfinished last line is left out."""
     records: dict[str, dict[str, Any]] = {}
     if not path.exists():
         return []

@@ -18,11 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernelcast.collect.power import Replays
 from kernelcast.collect.power_meter import Board, Nvml
 from kernelcast.collect.power_meter import measured as measured_power
 from kernelcast.collect.specs_draft import Long, Measured, Properties
-from kernelcast.collect.timing import captured, replayed_s, stream, timed
+from kernelcast.collect.timing import Replays, captured, replayed_s, stream, timed
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu
 

@@ -9,16 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from kernelcast.collect.choose import Wanted
-from kernelcast.collect.measured.query import connect
-from kernelcast.collect.measured.schema import VERSION, columns_of, is_word
-from kernelcast.collect.measured.store import note_of, write_parquet
+from kernelcast.collect.choose import PlannedCall
+from kernelcast.collect.schema import SOURCE, columns_of, connect, note_of, write_rows
 from kernelcast.errors import KernelcastError
 from kernelcast.files import text
 from kernelcast.hardware import Gpu
 from kernelcast.ops import kernel, kernel_class, parameters_of
 
-SOURCE = "kernelcast"
 # warm: timed with what the L2 kept. status: ok or failed, with the error. spread: half the quartiles' distance over
 # the median. launches: in one replay.
 # kernels: GPU kernels of the call; kernels_us: what they take, one by one, copies and fills too. The rest describes the
@@ -35,17 +32,7 @@ SEEN = {
 def write_table(records: Iterable[Mapping[str, Any]], path: Path, target: Gpu, facts: Mapping[str, Any]) -> int:
     """A complete file or none; the number of rows."""
     rows = [_row(record, target, facts) for record in records]
-    if not rows:
-        raise KernelcastError(f"nothing was measured: {path} is not written")
-    kinds = columns_of({row["op"] for row in rows}) | SEEN
-    columns = {
-        name: np.array([row.get(name) for row in rows], dtype=object if is_word(kind) else np.float64)
-        for name, kind in kinds.items()
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    note = {"schema": VERSION, "source": SOURCE, "dropped": {}, "measured": dict(facts)}
-    write_parquet(columns, {name: kinds[name] for name in columns}, path, note, by="op, dtype")
-    return len(rows)
+    return write_rows(rows, columns_of({row["op"] for row in rows}) | SEEN, path, facts, by="op, dtype")
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
@@ -61,13 +48,15 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     return [_record({name: value for name, value in row.items() if value is not None}) for row in rows]
 
 
-def calls_again(path: Path, count: int, seed: int) -> list[Wanted]:
+def calls_again(path: Path, count: int, seed: int) -> list[PlannedCall]:
     """``count`` of the calls that a table has times of, at random, to be measured a second time."""
     if not path.exists():
         raise KernelcastError(f"no table {path} to measure again")
     known = [record for record in read_records(path) if record["status"] == "ok"]
     picked = [known[at] for at in np.random.default_rng(seed).permutation(len(known))[:count]]
-    return [Wanted(record["family"], kernel(**record["call"]), warm=record.get("warm", False)) for record in picked]
+    return [
+        PlannedCall(record["family"], kernel(**record["call"]), warm=record.get("warm", False)) for record in picked
+    ]
 
 
 def _record(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,9 +64,9 @@ def _record(row: Mapping[str, Any]) -> dict[str, Any]:
     given = {name: value for name, value in row.items() if name in parameters}
     lists = {name: json.loads(value) for name, value in given.items() if parameters[name].type == "lengths"}
     call = kernel(row["op"], **{**given, **lists})
-    wanted = Wanted(row["family"], call, warm=row.get("warm", False))
+    planned = PlannedCall(row["family"], call, warm=row.get("warm", False))
     kept = ("latency_us", "rotation", "kernel_source", *SEEN)
-    return {"key": wanted.key, "call": wanted.parameters, **{name: row[name] for name in kept if name in row}}
+    return {"key": planned.key, "call": planned.parameters, **{name: row[name] for name in kept if name in row}}
 
 
 def _row(record: Mapping[str, Any], target: Gpu, facts: Mapping[str, Any]) -> dict[str, Any]:

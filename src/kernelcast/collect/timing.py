@@ -6,6 +6,7 @@ import json
 import math
 import statistics
 import tempfile
+import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ _GRAPH_S = 400e-6  # a replay lasts about this, or one launch of each set
 _MOST_LAUNCHES = 512
 _REPLAYS = 5
 _MORE_REPLAYS = 15
+_CHUNK_S = 15e-3  # of replays, before the host looks again
+_IN_FLIGHT = 3  # chunks: the GPU never waits for the host
 WIDE = 0.03  # spread above which a call is timed again
 
 
@@ -85,6 +88,35 @@ def replayed_s(graph: torch.cuda.CUDAGraph, times: int) -> list[float]:
 def _spread(samples: Sequence[float]) -> float:
     low, middle, high = statistics.quantiles(samples, n=4)
     return (high - low) / 2 / middle
+
+
+class Replays:
+    """Replays of a graph, or steps of a model, some chunks ahead of the GPU; with a rest after ``busy_s`` each."""
+
+    def __init__(
+        self, replay: Callable[[], object], calls: int, replay_s: float, busy_s: float = 0.0, rest_s: float = 0.0
+    ) -> None:
+        self._replay, self._calls = replay, calls
+        self._chunk = max(1, round((busy_s or _CHUNK_S) / replay_s))
+        self._rest_s = rest_s
+        self._marks: list[Any] = []
+
+    def push(self) -> int:
+        for _ in range(self._chunk):
+            self._replay()
+        mark: Any = torch.cuda.Event()
+        mark.record()
+        self._marks.append(mark)
+        if self._rest_s:
+            self.finish()
+            time.sleep(self._rest_s)
+        elif len(self._marks) >= _IN_FLIGHT:
+            self._marks.pop(0).synchronize()
+        return self._chunk * self._calls
+
+    def finish(self) -> None:
+        torch.cuda.current_stream().synchronize()
+        self._marks.clear()
 
 
 # ---- the GPU kernels of a call, from PyTorch's profiler

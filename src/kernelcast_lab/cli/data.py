@@ -83,8 +83,8 @@ def list_folder(
     json: Json = False,
 ) -> None:
     """List the tables of a folder: ops, GPUs, rows, and rows left out by rule."""
-    from kernelcast.collect.measured.store import describe
     from kernelcast_lab.data.importing import left_out_whole
+    from kernelcast_lab.data.measurements import describe
     from kernelcast_lab.data.shared import root_path, tables
 
     root = root_path(folder)
@@ -103,7 +103,7 @@ def show_file(
     json: Json = False,
 ) -> None:
     """Show one file: rows by op, GPU and campaign, and what was left out and why."""
-    from kernelcast.collect.measured.store import describe
+    from kernelcast_lab.data.measurements import describe
     from kernelcast_lab.data.rules import RULES
 
     if not file.is_file():
@@ -196,7 +196,7 @@ def _counts(title: str, counts: Mapping[str, int]) -> Table:
 def _print_tables(lines: Sequence[Mapping[str, Any]]) -> None:
     """A line a table, then what was left out by rule."""
     from kernelcast.app.report.text import plain_table, show
-    from kernelcast.collect.measured.measurements import total
+    from kernelcast_lab.data.measurements import total
     from kernelcast_lab.data.rules import RULES
 
     table = plain_table("table", "rows", "left out", "ops", "GPUs", right=("rows", "left out"))

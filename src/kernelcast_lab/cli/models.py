@@ -48,9 +48,9 @@ def collect_models(
     A run that is cut off goes on where it stopped: start it again with the same file. --pack makes the form that is
     kept and that evaluations read.
     """
-    from kernelcast_lab.models import cases as known
-    from kernelcast_lab.models.measure import measure_here
-    from kernelcast_lab.models.store import pack as packed
+    from kernelcast_lab.collect import cases as known
+    from kernelcast_lab.collect.measure import measure_here
+    from kernelcast_lab.collect.store import pack as packed
 
     seconds = parse_time(budget)
     if power:
@@ -81,8 +81,8 @@ def _zoo(folder: Path, out: Path | None, pack: Path | None, words: Sequence[str]
     """Measure the models of a folder, or pack what was measured of them."""
     if out is None:
         raise KernelcastError("where to? give -o FILE.jsonl (or -o GPU.json.gz with --pack)")
-    from kernelcast_lab.models.measure import measured_here
-    from kernelcast_lab.models.zoo import measure_zoo, pack_zoo
+    from kernelcast_lab.collect.measure import measured_here
+    from kernelcast_lab.collect.zoo import measure_zoo, pack_zoo
 
     if pack is not None:
         good, failed = pack_zoo(pack, out)
@@ -96,10 +96,10 @@ def _power(out: Path | None, seconds: float) -> None:
     """Joules of whole models' steps, the check of the power model."""
     if out is None:
         raise KernelcastError("where to? give -o FILE.jsonl")
-    from kernelcast_lab.models.measure import measured_here
+    from kernelcast_lab.collect.measure import measured_here
 
     measured_here()
-    from kernelcast_lab.models.energy import collect
+    from kernelcast_lab.collect.energy import collect
 
     done, failed = collect(out, seconds, typer.echo)
     typer.echo(f"{out}: {done:,} measured, {failed:,} failed")

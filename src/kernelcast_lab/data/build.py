@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from kernelcast.collect.measured.measurements import Measurements, empty
-from kernelcast.collect.measured.query import EVERYTHING, Choice, Columns, fetch, sampled
-from kernelcast.collect.measured.schema import columns_of, is_word
+from kernelcast.collect.schema import columns_of, is_word
 from kernelcast.errors import KernelcastError
 from kernelcast.files import quoted, text
 from kernelcast.hardware import gpu
@@ -19,6 +17,7 @@ from kernelcast.ops import REGISTRY
 from kernelcast.ops.base import STACKS
 from kernelcast_lab.data.checks import checked
 from kernelcast_lab.data.mapping import OpMap, TableMap
+from kernelcast_lab.data.measurements import EVERYTHING, Choice, Columns, Measurements, empty, fetch, sampled
 from kernelcast_lab.data.rules import ordered
 
 if TYPE_CHECKING:

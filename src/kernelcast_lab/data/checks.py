@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelcast.collect.measured.query import Columns
 from kernelcast.forecast.conditions import Conditions
 from kernelcast.forecast.predict_table import FACTOR, predict_columns
+from kernelcast_lab.data.measurements import Columns
 from kernelcast_lab.data.rules import ordered, rule_of
 
 _WARM = Conditions(rotation=1)  # the most that L2 can do: no L2 effect counts as impossible

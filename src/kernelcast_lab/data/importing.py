@@ -14,13 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from kernelcast.collect.measured.measurements import Measurements, empty
-from kernelcast.collect.measured.query import connect
-from kernelcast.collect.measured.store import write_canonical
+from kernelcast.collect.schema import connect
 from kernelcast.errors import KernelcastError, unknown
 from kernelcast_lab.data import shared
 from kernelcast_lab.data.build import build
 from kernelcast_lab.data.checkout import Part, counts, load
+from kernelcast_lab.data.measurements import Measurements, empty, write_canonical
 from kernelcast_lab.data.shared import SOURCES
 
 SUMMARY = "summary.json"

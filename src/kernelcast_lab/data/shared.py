@@ -14,14 +14,13 @@ from typing import Any, TypedDict, Unpack
 
 from numpy.typing import NDArray
 
-from kernelcast.collect.measured.measurements import Measurements, merged
-from kernelcast.collect.measured.query import Choice, connect, fetch
-from kernelcast.collect.measured.store import AGAIN, is_canonical, read_canonical
+from kernelcast.collect.schema import connect
 from kernelcast.errors import KernelcastError, unknown
 from kernelcast.files import text
 from kernelcast_lab.data import aiconfigurator, neusight, pipeweave, vidur
 from kernelcast_lab.data.build import build
 from kernelcast_lab.data.mapping import TableMap
+from kernelcast_lab.data.measurements import AGAIN, Choice, Measurements, fetch, is_canonical, merged, read_canonical
 
 ROOT_VARIABLE = "KERNELCAST_DATA"
 # Each says what its tables mean (``tables``), and where they lie in a checkout (``LOOKS_FOR``, ``find``, ``rows``).

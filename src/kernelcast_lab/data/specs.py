@@ -15,12 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelcast.collect.measured.measurements import Measurements, merged
-from kernelcast.collect.measured.query import Columns
 from kernelcast.forecast.conditions import Conditions
 from kernelcast.forecast.predict_table import predict_columns
 from kernelcast.hardware import Gpu, gpu
 from kernelcast.ops.dtypes import find_dtype as format_of
+from kernelcast_lab.data.measurements import Columns, Measurements, merged
 from kernelcast_lab.data.shared import read, tables, with_op
 
 LEAST_SIDE, LEAST_S = 1024, 100e-6  # of a large product, the latter at the peak

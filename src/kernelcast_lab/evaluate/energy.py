@@ -17,8 +17,8 @@ from kernelcast.errors import KernelcastError
 from kernelcast.forecast.predict_table import Times
 from kernelcast.hardware import gpu
 from kernelcast.training.step import STEP, Step, run_step
+from kernelcast_lab.collect.cases import MODELS, Case, cut
 from kernelcast_lab.evaluate.traced import traced_case
-from kernelcast_lab.models.cases import MODELS, Case, cut
 
 MEASURED = Path(__file__).parents[3] / "validation" / "power_models_h200_sxm.jsonl"
 _FIELDS = ("model", "mode", "launch", "dtype", "batch", "seq", "layers")

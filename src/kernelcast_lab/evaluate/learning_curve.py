@@ -17,16 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.collect.calibrate import calibrate
-from kernelcast.collect.measured.errors import Errors
-from kernelcast.collect.measured.folds import TEST_FOLD, shape_fold
-from kernelcast.collect.measured.schema import columns_of
+from kernelcast.collect.schema import columns_of
 from kernelcast.errors import KernelcastError, refuse_unknown
 from kernelcast.forecast.conditions import Conditions
 from kernelcast.forecast.predict_table import predict_columns
 from kernelcast.hardware import gpu as find_gpu
+from kernelcast_lab.data.folds import TEST_FOLD, shape_fold
 from kernelcast_lab.evaluate.report import markdown, saved_plot
 from kernelcast_lab.evaluate.run import Fitted
-from kernelcast_lab.evaluate.scores import Columns
+from kernelcast_lab.evaluate.scores import Columns, ErrorSummary
 from kernelcast_lab.fit.fit import TWINS, fit_rows, sampled
 from kernelcast_lab.fit.recipes import Settings, changed, recipe
 
@@ -36,8 +35,8 @@ _LEAST_DRAWS = 300  # calls that a group needs for a curve of its own
 
 
 @dataclass(frozen=True, kw_only=True)
-class CurvePoint(Errors):
-    """Errors on calls of other shapes than those measured."""
+class CurvePoint(ErrorSummary):
+    """ErrorSummary on calls of other shapes than those measured."""
 
     family: str
     gpu: str

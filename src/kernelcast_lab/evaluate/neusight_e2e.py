@@ -14,7 +14,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from kernelcast.collect.measured.errors import Errors
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast import Predictor
 from kernelcast.forecast.conditions import DEFAULT
@@ -27,6 +26,7 @@ from kernelcast.training.scale import scale
 from kernelcast.training.step import STEP, run_step
 from kernelcast_lab.data.neusight_e2e import ModelCase
 from kernelcast_lab.evaluate.neusight_models import depth, traced, traced_whole
+from kernelcast_lab.evaluate.scores import ErrorSummary
 
 SHALLOW, DEEPER = 2, 4  # layers that are traced; every second one of Switch is sparse
 _PLAN = re.compile(r"(dp|tp|pp)(\d+)(?:_(\d+))?")
@@ -116,8 +116,8 @@ def mean_error(found: Iterable[Compared], where: Callable[[ModelCase], bool] = l
     return _errors([entry for entry in found if where(entry.case)]).mean
 
 
-def _errors(members: Sequence[Compared]) -> Errors:
-    return Errors.of([entry.case.measured_s for entry in members], [entry.predicted_s for entry in members])
+def _errors(members: Sequence[Compared]) -> ErrorSummary:
+    return ErrorSummary.of([entry.case.measured_s for entry in members], [entry.predicted_s for entry in members])
 
 
 def case_lines(found: Iterable[Compared]) -> list[dict[str, Any]]:

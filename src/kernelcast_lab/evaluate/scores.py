@@ -3,22 +3,57 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelcast.collect.measured.errors import Errors
-
 Columns = Mapping[str, NDArray[Any]]
 REGIMES = {"under 10 µs": (0.0, 10.0), "10-100 µs": (10.0, 100.0), "over 100 µs": (100.0, np.inf)}
+Times = NDArray[Any] | Sequence[float]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Score(Errors):
+class ErrorSummary:
+    """In percent of the measured time. ``mean``, ``median`` and ``p90`` are of its size; above 0 is too slow.
+
+    ``bias``: the mean error, ``median_bias``: the median one. ``coverage``: share of the times inside the interval.
+    """
+
+    rows: int
+    mean: float
+    median: float
+    p90: float
+    bias: float
+    median_bias: float | None = None
+    coverage: float | None = None
+
+    @classmethod
+    def of(
+        cls, measured: Times, predicted: Times, low: Times | None = None, high: Times | None = None, **told: Any
+    ) -> Self:
+        """``told``: the other fields of a class that says whose errors these are."""
+        truth = np.asarray(measured, dtype=np.float64)
+        error = (np.asarray(predicted) / truth - 1) * 100
+        size = np.abs(error)
+        inside = None if low is None or high is None else (truth >= low) & (truth <= high)
+        return cls(
+            rows=len(truth),
+            mean=float(np.mean(size)),
+            median=float(np.median(size)),
+            p90=float(np.quantile(size, 0.9)),
+            bias=float(np.mean(error)),
+            median_bias=float(np.median(error)),
+            coverage=None if inside is None else float(np.mean(inside)),
+            **told,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score(ErrorSummary):
     """One line of the evaluation."""
 
     protocol: str

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from kernelcast.collect.measured.errors import Errors
 from kernelcast.hardware import gpu
 from kernelcast.inference.deployment import Deployment, Layout
 from kernelcast.inference.infer import infer_many
@@ -16,6 +15,7 @@ from kernelcast.models import model
 from kernelcast.models.precision import Precision
 from kernelcast.stacks import stack
 from kernelcast_lab.data.serving import ServedCase, served_cases
+from kernelcast_lab.evaluate.scores import ErrorSummary
 
 # The source's names, where they are not names of the catalogue.
 _MODELS = {"Qwen2.5-14B": "qwen2.5-14b", "Qwen3-32B": "qwen3-32b", "Llama-3.1-70B": "llama-3.1-70b"}
@@ -73,7 +73,7 @@ def by_group(compared: Sequence[Compared], by: str | None = None) -> list[dict[s
         members.setdefault((entry.what, entry.groups[by] if by else ""), []).append(entry)
     lines = []
     for (what, name), entries in sorted(members.items()):
-        errors = Errors.of([c.measured_s for c in entries], [c.predicted_s for c in entries])
+        errors = ErrorSummary.of([c.measured_s for c in entries], [c.predicted_s for c in entries])
         held = [entry.inside for entry in entries if entry.inside is not None]
         inside = {"inside": 100 * sum(held) / len(held)} if held else {}
         lines.append({"of": what, **({by: name} if by else {}), **asdict(errors), **inside})

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelcast.collect.measured.folds import TEST_FOLD, shape_fold
 from kernelcast.hardware import gpu
+from kernelcast_lab.data.folds import TEST_FOLD, shape_fold
 from kernelcast_lab.fit.fit import TWINS
 
 Columns = Mapping[str, NDArray[Any]]

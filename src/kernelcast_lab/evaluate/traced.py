@@ -22,9 +22,9 @@ from kernelcast.hardware import gpu
 from kernelcast.tracing import trace
 from kernelcast.tracing.traced import Trace
 from kernelcast.training.step import LAUNCH_BOUND, STEP, Step, run_step
-from kernelcast_lab.models.cases import Case, Config
-from kernelcast_lab.models.steps import build, make_step
-from kernelcast_lab.models.store import MeasuredCase, load_cases
+from kernelcast_lab.collect.cases import Case, Config
+from kernelcast_lab.collect.steps import build, make_step
+from kernelcast_lab.collect.store import MeasuredCase, load_cases
 
 MEASURED = Path(__file__).parents[3] / "validation" / "models_h200_sxm.json.gz"
 _META = torch.device("meta")

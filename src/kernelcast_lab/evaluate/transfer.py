@@ -24,8 +24,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.collect.calibrate import calibrate, next_calls
-from kernelcast.collect.measured.errors import Errors
-from kernelcast.collect.measured.folds import TEST_FOLD, shape_fold
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast import Predictor
 from kernelcast.forecast.conditions import Conditions
@@ -33,8 +31,9 @@ from kernelcast.forecast.learned import FamilyWeights, Learned, load
 from kernelcast.forecast.predict_table import predict_columns
 from kernelcast.hardware import Gpu, gpu_ids
 from kernelcast.hardware import gpu as find_gpu
+from kernelcast_lab.data.folds import TEST_FOLD, shape_fold
 from kernelcast_lab.evaluate.run import Fitted
-from kernelcast_lab.evaluate.scores import Columns, read_kept, write_kept
+from kernelcast_lab.evaluate.scores import Columns, ErrorSummary, read_kept, write_kept
 from kernelcast_lab.evaluate.splits import GENERATIONS, Mask, among, generation_out, gpu_out, of_generation
 from kernelcast_lab.fit.fit import fit_rows, sampled, twins
 from kernelcast_lab.fit.recipes import Settings, changed, recipe
@@ -63,8 +62,8 @@ MEASURED = tuple(
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransferPoint(Errors):
-    """Errors on test shapes of one GPU that was left out."""
+class TransferPoint(ErrorSummary):
+    """ErrorSummary on test shapes of one GPU that was left out."""
 
     family: str
     left_out: str  # a GPU, or a generation

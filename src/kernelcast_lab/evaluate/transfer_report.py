@@ -1,6 +1,6 @@
 """Pieces of `kernelcast evaluate transfer` -> tables in Markdown and, where Matplotlib is, the learning curve.
 
-Errors are means: over draws of the calls, then over the GPUs of a group, then over the generations.
+ErrorSummary are means: over draws of the calls, then over the GPUs of a group, then over the generations.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from kernelcast.forecast.conditions import DEFAULT, Conditions
 from kernelcast.hardware import gpu
 from kernelcast.tune.configs import Config, GemmProblem, MoeProblem, Problem, swift_default, vllm_default
 from kernelcast.tune.tune import TOP, predict_configs, tune
-from kernelcast_lab.tuning.config_sweeps import Sweep, Timed, about_sweeps, read_sweeps
+from kernelcast_lab.data.config_sweeps import Sweep, Timed, about_sweeps, read_sweeps
 
 SWEEPS = Path(__file__).parents[3] / "validation" / "moe_configs_h200_sxm.npz"
 _BEST = 20  # of a kernel's configs that the finals time again

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelcast.collect.measured.folds import AT_LEAST
 from kernelcast.errors import refuse_unknown
 from kernelcast.forecast.learned import FamilyWeights
 from kernelcast.hardware import gpu
 from kernelcast_lab.data import Measurements, merged
-from kernelcast_lab.data.config_rows import slower_rows
+from kernelcast_lab.data.config_sweeps import slower_rows
+from kernelcast_lab.data.folds import AT_LEAST
 from kernelcast_lab.fit.dataset import Columns, Dataset, build
 from kernelcast_lab.fit.families import fitting_columns
 from kernelcast_lab.fit.fit import correction, sampled, twins

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelcast.collect.measured.folds import TEST_FOLD, shape_fold
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast.conditions import DEFAULT, Conditions
 from kernelcast.forecast.predict_table import predict_columns
+from kernelcast_lab.data.folds import TEST_FOLD, shape_fold
 from kernelcast_lab.fit.event_timed import EAGER
 
 Columns = Mapping[str, NDArray[Any]]

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelcast.collect.measured.folds import AT_LEAST
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast.evidence import configurations_of
 from kernelcast.forecast.features import aligned
@@ -22,6 +21,7 @@ from kernelcast.forecast.predict_table import rotations_of
 from kernelcast.forecast.predictor import Predictor, PredictorInput
 from kernelcast.forecast.prior import sharers
 from kernelcast.forecast.table import BadRows, grouped
+from kernelcast_lab.data.folds import AT_LEAST
 
 Columns = Mapping[str, NDArray[Any]]
 _CHUNK_CALLS = 8192

@@ -16,9 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelcast.collect.measured.folds import AT_LEAST, TEST_FOLD, shape_fold
-from kernelcast.collect.measured.measurements import merged
-from kernelcast.collect.measured.store import AGAIN
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast.evidence import (
     FIXED,
@@ -37,6 +34,8 @@ from kernelcast.hardware import Gpu
 from kernelcast.machine.limits import Rotation
 from kernelcast.ops import REGISTRY
 from kernelcast.ops.base import Calls, Configuration, Kernel, Ragged
+from kernelcast_lab.data.folds import AT_LEAST, TEST_FOLD, shape_fold
+from kernelcast_lab.data.measurements import AGAIN, merged
 from kernelcast_lab.data.shared import read, root_path, tables
 from kernelcast_lab.fit.event_timed import EAGER
 

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelcast.collect.measured.folds import AT_LEAST
-from kernelcast.collect.measured.query import Columns
 from kernelcast.files import text
 from kernelcast.ops import REGISTRY
 from kernelcast_lab.data import Measurements, merged, read_all
-from kernelcast_lab.data.config_rows import models_tested, slower_rows, training_rows
+from kernelcast_lab.data.config_sweeps import models_tested, slower_rows, training_rows
+from kernelcast_lab.data.folds import AT_LEAST
+from kernelcast_lab.data.measurements import Columns
 from kernelcast_lab.data.shared import root_path
 from kernelcast_lab.fit.event_timed import with_kernels
 from kernelcast_lab.fit.recipes import Data, recipe

@@ -18,13 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast._version import __version__
-from kernelcast.collect.measured.folds import FOLDS, TEST_FOLD, shape_fold
 from kernelcast.forecast.calibration import LEAST_WIDTH, REACH
 from kernelcast.forecast.features import aligned
 from kernelcast.forecast.learned import FamilyWeights, Spread, pack, softplus
 from kernelcast.forecast.network import Encoder, Layers, read_tensors
 from kernelcast.hardware import gpu
 from kernelcast_lab.data import data_hash
+from kernelcast_lab.data.folds import FOLDS, TEST_FOLD, shape_fold
 from kernelcast_lab.fit.dataset import Columns, Dataset, build
 from kernelcast_lab.fit.evidence import evidence_of
 from kernelcast_lab.fit.prior import Task, learn_prior

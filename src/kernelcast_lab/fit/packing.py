@@ -15,13 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelcast.collect.measured.measurements import Measurements
-from kernelcast.collect.measured.query import connect
-from kernelcast.collect.measured.schema import IDENTITY, VERSION, columns_of
-from kernelcast.collect.measured.store import AGAIN, METADATA_KEY
+from kernelcast.collect.schema import IDENTITY, METADATA_KEY, VERSION, columns_of, connect
 from kernelcast.errors import KernelcastError
 from kernelcast.files import complete, encoded, quoted, text
-from kernelcast_lab.data.config_rows import SWEEPS
+from kernelcast_lab.data.config_sweeps import SWEEPS
+from kernelcast_lab.data.measurements import AGAIN, Measurements
 from kernelcast_lab.fit.families import Roots, family_rows, folders_of, may_be_fitted
 from kernelcast_lab.fit.recipes import recipe
 

@@ -16,9 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-from kernelcast.collect.measured.query import connect, fetch
-from kernelcast.collect.measured.schema import columns_of
-from kernelcast.collect.power_table import POWER
+from kernelcast.collect.schema import columns_of, connect
 from kernelcast.energy import Activity, activity, settled
 from kernelcast.energy.model import Coefficients, made, rates
 from kernelcast.errors import KernelcastError
@@ -28,6 +26,8 @@ from kernelcast.forecast.predict_table import predict_columns
 from kernelcast.hardware import Gpu, gpu
 from kernelcast.machine.analyse import PIPELINES
 from kernelcast.ops.work import Array
+from kernelcast_lab.collect.power import POWER
+from kernelcast_lab.data.measurements import fetch
 
 FORMATS = ("bf16", "fp8", "tf32")
 _OTHER = ("fma", "xu", "smem", "l2", "issue", "dram")

@@ -13,16 +13,16 @@ from pathlib import Path
 
 import numpy as np
 
-from kernelcast.collect.measured.errors import Errors
-from kernelcast.collect.measured.folds import TEST_FOLD, shape_fold
-from kernelcast.collect.measured.store import AGAIN, read_canonical
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast.conditions import Conditions
 from kernelcast.forecast.predict_table import predict_columns
+from kernelcast_lab.data.folds import TEST_FOLD, shape_fold
+from kernelcast_lab.data.measurements import AGAIN, read_canonical
+from kernelcast_lab.evaluate.scores import ErrorSummary
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line(Errors):
+class Line(ErrorSummary):
     """One group of cases; ``noise``: the error of a second measurement from the first."""
 
     gpu: str

@@ -22,7 +22,7 @@ from kernelcast.hardware import Gpu
 from kernelcast.hardware import gpu as find_gpu
 
 if TYPE_CHECKING:
-    from kernelcast.collect.choose import Wanted
+    from kernelcast.collect.choose import PlannedCall
 
 _CONFIGS = "moe-config"  # not calls of a family but every Triton config of some: a file of its own kind
 _CHOICE = 8  # candidates for each call that is chosen
@@ -98,7 +98,7 @@ def collect(
         raise KernelcastError("--next is for --for-calibration: it chooses calls that a calibration learns most from")
     known = load_calibration(next_of) if next_of else None
 
-    def wanted_of(target: Gpu) -> list[Wanted]:
+    def planned_calls(target: Gpu) -> list[PlannedCall]:
         from kernelcast.collect.choose import choose, most_telling
         from kernelcast.collect.table import calls_again
 
@@ -107,23 +107,23 @@ def collect(
         chosen = partial(choose, target, only=family or (), without=without or (), seed=seed)
         if not for_calibration:
             return chosen(calls, warm_share=warm)
-        wanted, told = most_telling(chosen(_CHOICE * calls), target, calls, known)
+        planned, told = most_telling(chosen(_CHOICE * calls), target, calls, known)
         typer.echo(
             f"kernelcast: {target.id}: forecasts of such calls are expected to be off by {told.before:.1f}%, and by"
-            f" {told.after:.1f}% once these {len(wanted):,} are measured", err=True,
+            f" {told.after:.1f}% once these {len(planned):,} are measured", err=True,
         )  # fmt: skip
-        return wanted
+        return planned
 
     if plan_only:
-        _show(wanted_of(find_gpu(gpu or "h200_sxm")), as_json)
+        _show(planned_calls(find_gpu(gpu or "h200_sxm")), as_json)
         return
     if out is None:
         raise KernelcastError("where should the results go? give -o FILE.parquet")
-    _measure(wanted_of, out, gpu, seconds, seed, as_json)
+    _measure(planned_calls, out, gpu, seconds, seed, as_json)
 
 
 def _measure(
-    wanted_of: Callable[[Gpu], list[Wanted]],
+    planned_calls: Callable[[Gpu], list[PlannedCall]],
     out: Path,
     gpu: str | None,
     seconds: float | None,
@@ -136,7 +136,7 @@ def _measure(
     from kernelcast.collect.table import read_records, write_table
 
     target = identified(gpu)
-    wanted = wanted_of(target)
+    planned = planned_calls(target)
     lines = out.with_suffix(".progress.jsonl")
     earlier = read_records(out)
     before = facts()
@@ -146,7 +146,7 @@ def _measure(
         def say(progress: Progress) -> None:
             told(progress.done, progress.total, f"({progress.failed} failed)" if progress.failed else "")
 
-        done = Session(CudaDevice(target), lines, seconds, say=say, earlier=earlier).run(wanted)
+        done = Session(CudaDevice(target), lines, seconds, say=say, earlier=earlier).run(planned)
     after = {f"{name} after": value for name, value in facts().items() if before.get(name) != value}
     rows = write_table([*earlier, *read_lines(lines)], out, target, {**before, **after, "seed": seed})
     lines.unlink()
@@ -182,15 +182,15 @@ def parse_time(text: str) -> float:
     return float(found[1]) * _UNITS[found[2]]
 
 
-def _show(wanted: list[Wanted], as_json: bool) -> None:
+def _show(planned: list[PlannedCall], as_json: bool) -> None:
     if as_json:
-        for entry in wanted:
+        for entry in planned:
             typer.echo(json.dumps({**entry.parameters, "warm": entry.warm}))
         return
-    counts: dict[str, list[Wanted]] = {}
-    for entry in wanted:
+    counts: dict[str, list[PlannedCall]] = {}
+    for entry in planned:
         counts.setdefault(entry.family, []).append(entry)
     for name, members in counts.items():
         given = ", ".join(f"{key}={value}" for key, value in members[0].parameters.items())
         typer.echo(f"{name:20} {len(members):6,}  e.g. {given}")
-    typer.echo(f"{'all':20} {len(wanted):6,}")
+    typer.echo(f"{'all':20} {len(planned):6,}")

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import typer
 
+from kernelcast import plugins
 from kernelcast.app.cli.progress import progress_bar
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import fabric_type
-from kernelcast.hardware import gpu as find_gpu
 
 PARTS = ("specs", "link", "host", "power")
 
@@ -25,7 +24,7 @@ def measure_machine(
     if len(parts) > 1:
         raise KernelcastError(f"--{' and --'.join(parts)} measure different things: give one of them")
     if parts == ["power"]:
-        _measure_power(out, gpu, seconds, seed, plan_only, as_json)
+        plugins.plugin(plugins.COLLECTORS, "power")(out, gpu, seconds, seed, plan_only, as_json)
         return
     if out is None or out.suffix != ".toml":
         thing = {"specs": "GPU", "link": "fabric", "host": "host"}[parts[0]]
@@ -96,31 +95,6 @@ def _measure_host(out: Path, gpu: str | None, as_json: bool) -> None:
         return
     typer.echo(f"{out}: {found.launch_s * 1e6:.1f} µs a kernel, {found.view_s * 1e6:.1f} a view, "
                f"{found.python_s * 1e6:.1f} a call of Python; {dict(found.sources)['programs']}")  # fmt: skip
-
-
-def _measure_power(
-    out: Path | None, gpu: str | None, seconds: float | None, seed: int, plan_only: bool, as_json: bool
-) -> None:
-    from kernelcast.collect.power_plan import plan
-
-    if plan_only:
-        counts = Counter(job.family for job in plan(find_gpu(gpu or "h200_sxm"), seed))
-        typer.echo(json.dumps(counts) if as_json else "\n".join(f"{name:20} {n:6,}" for name, n in counts.items()))
-        return
-    if out is None or out.suffix != ".parquet":
-        raise KernelcastError("where should the results go? give -o FILE.parquet")
-    needs_cuda()
-    from kernelcast.collect.device import facts, identified
-    from kernelcast.collect.power import PowerDevice, read_lines, run
-    from kernelcast.collect.power_table import write_power
-
-    target = identified(gpu)
-    lines = out.with_suffix(".progress.jsonl")  # kept: it has the counter's readings too
-    with progress_bar() as start:
-        failed, left = run(plan(target, seed), PowerDevice(target), lines, seconds, start("power"))
-    rows = write_power(read_lines(lines), out, target, {**facts(), "seed": seed})
-    told = {"file": str(out), "rows": rows, "failed": failed, "left": left}
-    typer.echo(json.dumps(told) if as_json else f"{rows:,} points in {out} ({failed} could not run, {left} left)")
 
 
 def needs_cuda() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast._version import __version__
-from kernelcast.collect.calibrate.residuals import Columns, Errors, errors, one_gpu, select, shapes
+from kernelcast.collect.calibrate.residuals import Columns, Residuals, errors, one_gpu, select, shapes
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast import Calibration, Predictor
 from kernelcast.forecast.calibration import FamilyCalibration
@@ -57,7 +57,7 @@ def calibrate(
     return Calibration(gpu=chip.known_as, predictor=base.name, kernelcast=__version__, families=families), bad
 
 
-def _family(rows: Errors, base: Predictor) -> FamilyCalibration:
+def _family(rows: Residuals, base: Predictor) -> FamilyCalibration:
     if len(rows) > MAX_POINTS:
         rows = select(rows, np.sort(np.random.default_rng(0).choice(len(rows), MAX_POINTS, replace=False)))
     prior = prior_of(rows, base)
@@ -94,7 +94,7 @@ def _family(rows: Errors, base: Predictor) -> FamilyCalibration:
     )
 
 
-def prior_of(rows: Errors, base: Predictor) -> Prior:
+def prior_of(rows: Residuals, base: Predictor) -> Prior:
     """What is known of the errors of this family: learned with its weights, or the plain one."""
     weights = load(base.folder, rows.family) if isinstance(base, Learned) else getattr(base, "weights", None)
     learned: Prior | None = getattr(weights, "prior", None)
@@ -104,7 +104,7 @@ def prior_of(rows: Errors, base: Predictor) -> Prior:
     return plain_prior(rows.names, rows.values.mean(axis=0), np.maximum(spread, _LEAST_SPREAD).astype(np.float32))
 
 
-def _by_format(rows: Errors, form: NDArray[Any], after: NDArray[np.float64]) -> dict[str, tuple[int, float, float]]:
+def _by_format(rows: Residuals, form: NDArray[Any], after: NDArray[np.float64]) -> dict[str, tuple[int, float, float]]:
     """Rows, error before and after, of each format."""
     before, corrected = rows.percent(np.zeros(len(rows))), rows.percent(after)
     return {

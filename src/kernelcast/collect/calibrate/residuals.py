@@ -28,7 +28,7 @@ Columns = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
-class Errors:
+class Residuals:
     """One family's measured calls. Rows are in an order of their own, so that the file's order cannot matter."""
 
     family: str
@@ -111,13 +111,13 @@ def _number(cell: Any) -> float:
         return np.nan
 
 
-def errors(columns: Columns, chip: Gpu, base: Predictor, conditions: Conditions, bad: BadRows) -> dict[str, Errors]:
+def errors(columns: Columns, chip: Gpu, base: Predictor, conditions: Conditions, bad: BadRows) -> dict[str, Residuals]:
     """What ``base`` says of every good row, by family."""
     latency = latencies_us(columns, bad) * 1e-6
     add_too_fast(dict(columns), latency * 1e6, chip, bad)
     dropped = np.zeros(len(latency), dtype=bool)
     dropped[list(bad.found)] = True
-    parts: dict[str, list[Errors]] = {}
+    parts: dict[str, list[Residuals]] = {}
     for at, part in _said(columns, chip, base, conditions, bad, latency):
         parts.setdefault(part.family, []).append(select(part, ~dropped[at]))
     joined = {family: _ordered(_joined(found)) for family, found in sorted(parts.items())}
@@ -126,9 +126,9 @@ def errors(columns: Columns, chip: Gpu, base: Predictor, conditions: Conditions,
 
 def asked(
     columns: Columns, chip: Gpu, base: Predictor, conditions: Conditions
-) -> dict[str, tuple[Errors, NDArray[np.intp]]]:
+) -> dict[str, tuple[Residuals, NDArray[np.intp]]]:
     """The same of calls that nobody measured yet, with their rows; bad rows are left out."""
-    parts: dict[str, list[tuple[Rows, Errors]]] = {}
+    parts: dict[str, list[tuple[Rows, Residuals]]] = {}
     for at, part in _said(columns, chip, base, conditions, BadRows(), None):
         parts.setdefault(part.family, []).append((at, part))
     return {
@@ -140,7 +140,7 @@ def asked(
 def _said(
     columns: Columns, chip: Gpu, base: Predictor, conditions: Conditions, bad: BadRows,
     latency: NDArray[np.float64] | None,
-) -> Iterator[tuple[Rows, Errors]]:  # fmt: skip
+) -> Iterator[tuple[Rows, Residuals]]:  # fmt: skip
     """What ``base`` says of rows that share their words, and which they are. Without times as if it were right."""
     rotations = rotations_of(columns, conditions)
     for kernel, place, rows, calls in grouped(columns, chip, bad):
@@ -148,7 +148,7 @@ def _said(
             said, found = base.estimate(question), question.features
             yield (
                 at,
-                Errors(
+                Residuals(
                     family=kernel.family,
                     names=found.names,
                     values=found.values,
@@ -179,18 +179,18 @@ def questions(
 _TIMES = ("leaning", "time_s", "low", "high", "bound_s", "latency_s")
 
 
-def select(rows: Errors, keep: NDArray[Any]) -> Errors:
+def select(rows: Residuals, keep: NDArray[Any]) -> Residuals:
     taken: dict[str, Any] = {name: getattr(rows, name)[keep] for name in ("values", "code", *_TIMES)}
     return replace(rows, **taken)
 
 
-def _joined(parts: list[Errors]) -> Errors:
+def _joined(parts: list[Residuals]) -> Residuals:
     """One table; features that an op lacks are 0, and those that name the GPU say nothing here."""
     names = tuple(n for n in dict.fromkeys(n for part in parts for n in part.names) if n not in GPU_FEATURES)
     keys = [part.shared[0] for part in parts]
     words = sorted(set(keys))
     columns: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _TIMES}
-    return Errors(
+    return Residuals(
         family=parts[0].family,
         names=names,
         values=np.concatenate([aligned(part.names, part.values, names) for part in parts]),
@@ -200,12 +200,12 @@ def _joined(parts: list[Errors]) -> Errors:
     )
 
 
-def _ordered(rows: Errors) -> Errors:
+def _ordered(rows: Residuals) -> Residuals:
     """By words, features and time, whatever the order of the file."""
     return select(rows, np.lexsort((rows.latency_s, *rows.values.T[::-1], rows.code)))
 
 
-def shapes(rows: Errors) -> NDArray[np.intp]:
+def shapes(rows: Residuals) -> NDArray[np.intp]:
     """A number for each row, in random order: calls with the same features (another stack, or twice) share theirs."""
     _, place = np.unique(rows.values, axis=0, return_inverse=True)
     turn = np.random.default_rng(0).permutation(int(place.max()) + 1)

@@ -170,7 +170,7 @@ def solve(seen: Sequence[Seen], prior_sds: Mapping[str, float]) -> Solved:
 
 
 class _Problem:
-    """Errors of all runs in the keys of the priors."""
+    """Residuals of all runs in the keys of the priors."""
 
     def __init__(self, seen: Sequence[Seen], prior_sds: Mapping[str, float]) -> None:
         self.keys, self.seen = tuple(prior_sds), seen

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.collect.calibrate.fit import prior_of
-from kernelcast.collect.calibrate.residuals import Columns, Errors, asked
+from kernelcast.collect.calibrate.residuals import Columns, Residuals, asked
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast import Calibration
 from kernelcast.forecast.calibration import FamilyCalibration
@@ -73,7 +73,12 @@ class _Candidates:
     """One family's candidates, and how much each would tell of the reference calls."""
 
     def __init__(
-        self, rows: Errors, at: NDArray[np.intp], keep: NDArray[np.intp], prior: Prior, known: FamilyCalibration | None
+        self,
+        rows: Residuals,
+        at: NDArray[np.intp],
+        keep: NDArray[np.intp],
+        prior: Prior,
+        known: FamilyCalibration | None,
     ) -> None:
         setting = known.setting if known else PriorScales()
         self.at, self.keep = at, keep
@@ -124,7 +129,7 @@ class _Candidates:
         return int(self.keep[row])
 
 
-def _beside(rows: Errors, prior: Prior, known: FamilyCalibration | None) -> tuple[CallPoints, CallPoints | None]:
+def _beside(rows: Residuals, prior: Prior, known: FamilyCalibration | None) -> tuple[CallPoints, CallPoints | None]:
     """The candidates, and the calls that a calibration knows, numbered by the same words."""
     if known is None:
         return rows.placed(prior), None

@@ -19,10 +19,10 @@ import torch
 from kernelcast._version import __version__
 from kernelcast.collect.session import DeviceLostError
 from kernelcast.diagnose.chrome_events import Event, load_trace
-from kernelcast_lab.models.cases import MODELS, Case, cut
-from kernelcast_lab.models.steps import Step, build, make_step, set_precision
-from kernelcast_lab.models.store import Measured, Record, StepTiming, Timing, one_line
-from kernelcast_lab.models.trace import summarise, with_ops
+from kernelcast_lab.collect.cases import MODELS, Case, cut
+from kernelcast_lab.collect.steps import Step, build, make_step, set_precision
+from kernelcast_lab.collect.store import Measured, Record, StepTiming, Timing, one_line
+from kernelcast_lab.collect.trace import summarise, with_ops
 
 WARM_UPS = 5
 REPEATS = (10, 60)  # at least, at most

@@ -17,10 +17,10 @@ import torch
 from kernelcast.errors import KernelcastError
 from kernelcast.files import complete
 from kernelcast.tracing.precision import DTYPES, OPTIMIZERS
-from kernelcast_lab.models.run import WARM_UPS, environment, time_steps, trace_events
-from kernelcast_lab.models.steps import Step
-from kernelcast_lab.models.store import Record, one_line
-from kernelcast_lab.models.trace import PHASE, summarise
+from kernelcast_lab.collect.run import WARM_UPS, environment, time_steps, trace_events
+from kernelcast_lab.collect.steps import Step
+from kernelcast_lab.collect.store import Record, one_line
+from kernelcast_lab.collect.trace import PHASE, summarise
 from kernelcast_lab.validate.cases import Case, read_cases
 
 Say = Callable[[str], None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable
@@ -10,11 +11,11 @@ from typing import Any
 
 import torch
 
-from kernelcast.collect.power import Replays, read_lines
 from kernelcast.collect.power_meter import Nvml, measured
-from kernelcast_lab.models.cases import MODELS, Case
-from kernelcast_lab.models.run import CudaRunner, captured, environment
-from kernelcast_lab.models.steps import make_step, set_precision
+from kernelcast.collect.timing import Replays
+from kernelcast_lab.collect.cases import MODELS, Case
+from kernelcast_lab.collect.run import CudaRunner, captured, environment
+from kernelcast_lab.collect.steps import make_step, set_precision
 
 # Steps in a CUDA graph, as an engine runs them; training is launched by the host.
 _POINTS = """
@@ -48,7 +49,7 @@ def collect(out: Path, seconds: float, say: Callable[[str], None]) -> tuple[int,
     """Measures what the file lacks, a line each; how many were measured and how many failed."""
     begin = time.monotonic()
     meter, runner = Nvml(), CudaRunner(torch.device("cuda", 0))
-    known = {record["id"] for record in read_lines(out) if "id" in record}
+    known = _known_cases(out)
     done = failed = 0
     with out.open("a") as file:
         file.write(json.dumps({"environment": environment()}) + "\n")
@@ -66,6 +67,15 @@ def collect(out: Path, seconds: float, say: Callable[[str], None]) -> tuple[int,
             file.flush()
             say(f"{case.id}: {record.get('power_w') or record.get('error')} W, {record.get('seconds_per_call')} s")
     return done, failed
+
+
+def _known_cases(path: Path) -> set[str]:
+    """Ids of the cases that a file has; lines that a kill left unfinished are skipped."""
+    known = set()
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        with contextlib.suppress(ValueError):
+            known.add(str(json.loads(line).get("id")))
+    return known
 
 
 def _measured(case: Case, runner: CudaRunner, meter: Nvml) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from typing import NamedTuple, Protocol
 
 from kernelcast.collect.session import DeviceLostError
 from kernelcast.errors import KernelcastError
-from kernelcast_lab.models.cases import Case
-from kernelcast_lab.models.store import Journal, Measured, Timing, case_record, one_line
+from kernelcast_lab.collect.cases import Case
+from kernelcast_lab.collect.store import Journal, Measured, Timing, case_record, one_line
 
 FIRST_GUESS_S = 5.0  # what a case takes before any was timed; the first one builds a model and wakes the profiler
 Runner = Callable[[Case], Timing]
@@ -53,7 +53,7 @@ def measure_here(cases: Iterable[Case], out: Path, budget_s: float, retry: bool,
     measured_here()
     import torch
 
-    from kernelcast_lab.models.run import CudaRunner, device_state, environment
+    from kernelcast_lab.collect.run import CudaRunner, device_state, environment
 
     journal = Journal(out)
     run = datetime.now(UTC).isoformat(timespec="seconds")

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from kernelcast.errors import KernelcastError
-from kernelcast_lab.models.cases import Case, Config
-from kernelcast_lab.models.trace import PHASE
+from kernelcast_lab.collect.cases import Case, Config
+from kernelcast_lab.collect.trace import PHASE
 
 Step = Callable[[], object]
 _TORCH = {"bf16": torch.bfloat16, "fp32": torch.float32, "tf32": torch.float32}

@@ -21,7 +21,7 @@ from typing import Any
 
 from kernelcast.hardware import Gpu
 from kernelcast.tune.configs import Config, MoeProblem, sglang_default, space, variant, vllm_default
-from kernelcast_lab.tuning.config_sweeps import pack_sweeps
+from kernelcast_lab.data.config_sweeps import pack_sweeps
 
 # experts, topk, hidden, inter of one GPU
 TESTED = {

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from kernelcast.errors import KernelcastError
-from kernelcast_lab.models.cases import MODELS, Case, Config, cut
-from kernelcast_lab.models.trace import KernelRow, OpRow, Other, StepProfile
+from kernelcast_lab.collect.cases import MODELS, Case, Config, cut
+from kernelcast_lab.collect.trace import KernelRow, OpRow, Other, StepProfile
 
 FORMAT = "kernelcast model cases 1"
 Record = dict[str, Any]

@@ -1,1 +1,0 @@
-"""Measured calls: one schema of a table, its Parquet files, and which shapes a fit may see."""

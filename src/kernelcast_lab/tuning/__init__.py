@@ -1,1 +1,0 @@
-"""Sweeps of Triton configs that `kernelcast tune` is fitted and scored on."""
