@@ -15,7 +15,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
-from kernelcast.ops.base import Calls, Configuration, Conflicts, Kernel, choice, conflict, flag, lengths, size
+from kernelcast.ops.base import (
+    Calls,
+    Configuration,
+    ConfigurationColumns,
+    Conflicts,
+    Kernel,
+    choice,
+    conflict,
+    flag,
+    labels,
+    lengths,
+    size,
+)
 from kernelcast.ops.flash import BACKENDS, flash_works, kv_cache_bytes
 from kernelcast.ops.kernel_selection import stack_backend
 from kernelcast.ops.movement import token_move
@@ -50,7 +62,7 @@ class OverCache(Kernel):
         raise TypeError(f"{cls.__name__} defines no heads")
 
     @classmethod
-    def configuration(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
+    def configuration(cls, calls: Calls) -> ConfigurationColumns:
         requests, pages = Requests.of(calls), calls["page_size"]
         decodes = (requests.queries <= _DRAFTED) & (requests.keys > requests.queries)
         most, least = (each(decodes.astype(np.float64)) for each in (requests.most, requests.least))
@@ -164,7 +176,7 @@ class Attention(OverCache):
         )
 
     @classmethod
-    def configuration(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
+    def configuration(cls, calls: Calls) -> ConfigurationColumns:
         window = np.where(calls.given("window", 0.0) > 0, "window", np.where(calls["causal"] > 0, "causal", "none"))
         return {**super().configuration(calls), "mask": window.astype(object)}
 
@@ -205,9 +217,9 @@ class Mla(OverCache):
     absorbed: str = choice("auto: absorbed when q_len is 1 or 2 (decode)", ("auto", "yes", "no"), default="auto")
 
     @classmethod
-    def configuration(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
+    def configuration(cls, calls: Calls) -> ConfigurationColumns:
         """Prefill of the latent itself is another kernel than that of expanded heads."""
-        latent = np.where(cls.heads(calls).shared_where, "yes", "no").astype(object)
+        latent = labels(cls.heads(calls).shared_where)
         return {**super().configuration(calls), "absorbed": latent}
 
     @classmethod

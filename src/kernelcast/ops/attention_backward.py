@@ -8,15 +8,12 @@ pass turns dQ from fp32 into the format of Q.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
 from kernelcast.hardware.gpu import TCGEN05, WIDE
-from kernelcast.ops.base import Calls, Configuration, Conflicts, Kernel, choice, flag, size
+from kernelcast.ops.base import Calls, Configuration, ConfigurationColumns, Conflicts, Kernel, choice, flag, size
 from kernelcast.ops.dtypes import DType, matmul_pipe
 from kernelcast.ops.flash import BACKENDS, kv_steps, visible_pairs
 from kernelcast.ops.kernel_selection import default_backend, stack_backend
@@ -61,7 +58,7 @@ class AttentionBackward(Kernel):
     backend: str | None = choice("library, default: the usual one on the GPU", LIBRARIES, default=None)
 
     @classmethod
-    def configuration(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
+    def configuration(cls, calls: Calls) -> ConfigurationColumns:
         return {**calls.choices, "mask": np.where(calls["causal"] > 0, "causal", "none").astype(object)}
 
     @classmethod

@@ -12,7 +12,6 @@ heads are made from the latents.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 from kernelcast.hardware import Gpu
 from kernelcast.hardware.gpu import TCGEN05
 from kernelcast.ops.attention import OverCache
-from kernelcast.ops.base import Calls, choice, flag, size
+from kernelcast.ops.base import Calls, ConfigurationColumns, choice, flag, labels, size
 from kernelcast.ops.dtypes import find_dtype, supports_dtype
 from kernelcast.ops.flash import BACKENDS, flash_works, visible_pairs
 from kernelcast.ops.gemm import QUANTISING_KERNELS, matmul_work
@@ -86,9 +85,9 @@ class AttentionLayer(OverCache):
         }
 
 
-def told(configuration: Mapping[str, str | NDArray[Any] | None], **by_call: NDArray[np.bool_]) -> dict[str, Any]:
+def told(configuration: ConfigurationColumns, **by_call: NDArray[np.bool_]) -> dict[str, Any]:
     """A configuration, and what numbers say by call: yes or no."""
-    return {**configuration, **{name: np.where(where, "yes", "no").astype(object) for name, where in by_call.items()}}
+    return {**configuration, **{name: labels(where) for name, where in by_call.items()}}
 
 
 def sixteen_bits(gpu: Gpu, calls: Calls | None = None) -> str:
@@ -144,11 +143,7 @@ def untold(work: Work) -> Work:
 
 def only(works: Works, on: NDArray[np.bool_]) -> Works:
     """Where these kernels run; nothing at all if nowhere."""
-    if on.all():
-        return works
-    run = on.astype(np.float64)
-    masked = ("tasks", "streamed_bytes", "activation_bytes", "refetched_bytes", "launches", "useful_flops")
-    return tuple(replace(work, **{name: getattr(work, name) * run for name in masked}) for work in works if on.any())
+    return works if on.all() else tuple(work.where(on) for work in works if on.any())
 
 
 def around(
@@ -238,7 +233,7 @@ class MlaLayer(LatentLayer):
     absorbed: str = choice("auto: absorbed when q_len is 1 or 2 (decode)", ("auto", "yes", "no"), default="auto")
 
     @classmethod
-    def configuration(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
+    def configuration(cls, calls: Calls) -> ConfigurationColumns:
         return told(super().configuration(calls), absorbed=_latent(calls))
 
     @classmethod

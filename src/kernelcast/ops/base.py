@@ -27,7 +27,7 @@ MAX_SIZE = 2**31 - 1  # kernels index with 32 bits
 
 @dataclass(frozen=True)
 class Parameter:
-    """What a parameter is: its kind, range and help. CLI, table reader and docs are made from it."""
+    """Type, range and help of a parameter. CLI, table reader and docs are made from it."""
 
     name: str
     type: str  # size | real | flag | choice | lengths
@@ -36,7 +36,8 @@ class Parameter:
     low: float = 1
     high: float = MAX_SIZE
     options: tuple[str, ...] = ()
-    file: Callable[[str], object] | None = None  # reads a choice that ends in .toml: a file of the user's own
+    file: Callable[[str], object] | None = None  # reads a choice that ends in .toml: a file of the user
+    unset: str | None = None  # what None stands for: an option, or the name of the parameter whose value it takes
     optional: bool = False
 
     @property
@@ -44,7 +45,7 @@ class Parameter:
         return self.default is dataclasses.MISSING
 
     def check(self, value: object) -> Any:
-        """The value in its own type, or an error with the value and what would be right."""
+        """The value in the parameter's type, or an error with the value and what would be right."""
         if value is None and self.optional:
             return None
         if self.type == "choice":
@@ -101,11 +102,12 @@ def choice(
     options: Sequence[str],
     *,
     default: Any = dataclasses.MISSING,
+    unset: str | None = None,
     file: Callable[[str], object] | None = None,
 ) -> Any:
-    """One of a few words, or a file that ``file`` reads. Calls of a table are grouped by it, so ``work`` sees one
+    """One of a few options, or a file that ``file`` reads. Calls of a table are grouped by it, so ``work`` sees one
     value."""
-    return _field(default, type="choice", help=help, options=tuple(options), file=file)
+    return _field(default, type="choice", help=help, options=tuple(options), unset=unset, file=file)
 
 
 def lengths(help: str, *, default: None) -> Any:
@@ -115,7 +117,7 @@ def lengths(help: str, *, default: None) -> Any:
 
 @dataclass(frozen=True)
 class Ragged:
-    """Lists of different lengths, one a call, laid end to end: list i is flat[starts[i]:starts[i+1]]."""
+    """Lists of different lengths, one a call, end to end: list i is flat[starts[i]:starts[i+1]]."""
 
     flat: Array
     starts: NDArray[np.int64]
@@ -197,22 +199,33 @@ STACKS = ("torch", "torch_eager", "vllm", "sglang", "trtllm", "flashinfer", "ncc
 
 
 Configuration = Mapping[str, str | None]
-"""What kind of call it is, by name; None: nobody said."""
+"""What evidence is kept by: stack, backend, formats, phase, …; None: not given."""
+ConfigurationColumns = Mapping[str, str | NDArray[Any] | None]
+"""The same of many calls, by call where it varies."""
 Examples = tuple[Mapping[str, Any], ...]
 Conflicts = list[tuple[NDArray[np.bool_], str]]
-"""Broken rules between parameters: (mask of the calls that break one, what is wrong)."""
-
-
-Others = list[tuple[NDArray[np.intp], Calls]]
-"""Calls beside those of some numbers, one for each."""
+"""Broken rules between parameters: (mask of the calls that break it, what is wrong)."""
+BoundingCalls = list[tuple[NDArray[np.intp], Calls]]
+"""Calls by number, and for each of them another call that bounds its time."""
 
 
 def conflict(broken: NDArray[np.bool_], text: str, columns: Mapping[str, NDArray[Any]]) -> Conflicts:
-    """A rule, where any call breaks it; ``text`` has the columns' numbers of the first that does: "k {k:g} is odd"."""
+    """A rule, if any call breaks it; ``text`` shows the numbers of the first call that does: "k {k:g} is odd"."""
     if not broken.any():
         return []
     first = int(np.argmax(broken))
     return [(broken, text.format_map({name: column[first] for name, column in columns.items()}))]
+
+
+def not_multiple(columns: Mapping[str, Array], name: str, of: str) -> Conflicts:
+    """Calls where ``name`` is no multiple of ``of``."""
+    text = f"{name} {{{name}:g}} is no multiple of {of} {{{of}:g}}"
+    return conflict(np.mod(columns[name], columns[of]) != 0, text, columns)
+
+
+def labels(where: NDArray[np.bool_] | bool, yes: str = "yes", no: str = "no") -> NDArray[Any]:
+    """A column of a configuration from a mask of the calls."""
+    return np.where(where, yes, no).astype(object)
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(size, real, flag, choice, lengths))
@@ -226,10 +239,11 @@ class Kernel:
     dtypes: ClassVar[tuple[str, ...]] = tuple(DTYPES)
     examples: ClassVar[Examples] = ()
     parameters: ClassVar[Mapping[str, Parameter]] = {}
-    model_sizes: ClassVar[tuple[str, ...]] = ()  # sizes that a model fixes, by which an engine may choose its kernel
-    batch_parameter: ClassVar[str] = ""  # the size that a batch has: twice of it is twice the work
-    timed_as_sum: ClassVar[bool] = False  # many kernels, which may overlap: measured as the sum of what each takes
-    trailing_parameters: ClassVar[tuple[str, ...]] = ()  # parameters of a shared base that come after the family's own
+    unset_choices: ClassVar[tuple[str, ...]] = ()  # parameters with ``unset``
+    model_sizes: ClassVar[tuple[str, ...]] = ()  # fixed by the model, so that an engine may select its kernel by them
+    batch_parameter: ClassVar[str] = ""  # the size that scales the work with the batch
+    timed_as_sum: ClassVar[bool] = False  # many kernels, which may overlap: measured as the sum of their times
+    trailing_parameters: ClassVar[tuple[str, ...]] = ()  # of a shared base, listed after those of the subclass
 
     dtype: str = choice("number format", tuple(DTYPES), default="bf16")
     stack: str | None = choice("software that runs it", STACKS, default=None)
@@ -239,6 +253,7 @@ class Kernel:
         if inspect.get_annotations(cls):  # else its parameters are those of its base
             dataclass(frozen=True, kw_only=True)(cls)
         cls.parameters = _parameters(cls)
+        cls.unset_choices = tuple(name for name, parameter in cls.parameters.items() if parameter.unset)
         if cls.__dict__.get("op"):
             cls.family = cls.family or cls.op
             REGISTRY[cls.op] = cls
@@ -257,7 +272,7 @@ class Kernel:
 
     @classmethod
     def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
-        """Features of shape for the learned efficiency, beside the machine's; without units. May be overridden."""
+        """Features of shape for the learned efficiency, beside the machine's; without units."""
         specs = parameters_of(cls).values()
         sizes = [p.name for p in specs if p.type == "size" and p.required]
         return {
@@ -267,37 +282,39 @@ class Kernel:
         }
 
     @classmethod
-    def configuration(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
-        """The words that evidence is kept by: every choice, and what numbers tell (prefill or decode), by call where
-        it varies. None: nobody said."""
+    def configuration(cls, calls: Calls) -> ConfigurationColumns:
+        """Every choice, and what numbers tell (prefill or decode)."""
         return dict(calls.choices)
 
     @classmethod
     def with_defaults(cls, configuration: Configuration, gpu: Gpu) -> dict[str, str | None]:
-        """The words with what nobody said filled in, and with the names that are used here, from the stack's file."""
-        return dict(configuration)
+        """The configuration with defaults for what is not given, and with the stack's names for backends."""
+        filled = dict(configuration)
+        for name in cls.unset_choices:
+            unset = cls.parameters[name].unset
+            filled[name] = filled[name] or filled.get(str(unset), unset)
+        return filled
 
     @classmethod
     def with_choices(cls, calls: Calls, configuration: Configuration) -> Calls:
-        """The calls in these words, as far as their choices have them."""
+        """The calls with the configuration's values, as far as their choices have them."""
         options = {name: (None, *parameters_of(cls)[name].options) for name in calls.choices}
-        said = {name: word for name, word in configuration.items() if word in options.get(name, ())}
-        return dataclasses.replace(calls, choices={**calls.choices, **said})
+        chosen = {name: value for name, value in configuration.items() if value in options.get(name, ())}
+        return dataclasses.replace(calls, choices={**calls.choices, **chosen})
 
     @classmethod
     def sizes(cls, calls: Calls) -> Mapping[str, Array]:
-        """The numbers whose measured ranges evidence tells; NaN where one was not given."""
+        """The numbers whose measured ranges evidence keeps; NaN where not given."""
         return {p.name: calls[p.name] for p in parameters_of(cls).values() if p.type in ("size", "real", "flag")}
 
     @classmethod
-    def not_faster_than(cls, calls: Calls) -> Others:
-        """Other calls than which these (by number) cannot be faster: a law that what was measured of single calls does
-        not keep. None, for most."""
+    def not_faster_than(cls, calls: Calls) -> BoundingCalls:
+        """Calls with less work: these cannot be faster, whatever was measured of single calls."""
         return []
 
     @classmethod
-    def not_slower_than(cls, calls: Calls) -> Others:
-        """Other calls than which these (by number) cannot be slower."""
+    def not_slower_than(cls, calls: Calls) -> BoundingCalls:
+        """Calls with more work: these cannot be slower."""
         return []
 
     @classmethod
@@ -332,7 +349,7 @@ def _parameters(kernel: type[Kernel]) -> dict[str, Parameter]:
 
 
 def parameters_of(kernel: type[Kernel]) -> Mapping[str, Parameter]:
-    """The parameters of a family by name, its own first, then what it lists last, dtype and stack."""
+    """The parameters of a family by name: its trailing ones, dtype and stack come last."""
     return kernel.parameters
 
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
 from kernelcast.ops.base import Calls, choice, flag, size
-from kernelcast.ops.spatial import SpatialKernel, last, layout, only, power_below, width_of
-from kernelcast.ops.vector import ACCUMULATOR_BYTES, VECTOR_DTYPES, paced, vector_kernel
+from kernelcast.ops.spatial import SpatialKernel, last, layout, width_of
+from kernelcast.ops.vector import ACCUMULATOR_BYTES, VECTOR_DTYPES, paced, power_below, vector_kernel
 from kernelcast.ops.work import Array, Number, Work, Works, ceil_div
 
 _MOST_THREADS = 512.0  # MAX_BLOCK_SIZE of a CTA
@@ -87,11 +87,11 @@ class BatchNorm(_BatchNorm):
         small = _small(gpu, shape, np.where(trains, 1.0, 2.0))
         rows = _rows_lie_together(calls)
         return (
-            only(_channel_pass(gpu, shape, 1, 0), trains & ~rows),
-            only(_row_sums(gpu, shape, 1.0), trains & rows),
+            _channel_pass(gpu, shape, 1, 0).where(trains & ~rows),
+            _row_sums(gpu, shape, 1.0).where(trains & rows),
             small,
-            only(_planes(gpu, shape), ~rows),
-            only(_by_rows(gpu, shape, 2.0, 4.0), rows),
+            _planes(gpu, shape).where(~rows),
+            _by_rows(gpu, shape, 2.0, 4.0).where(rows),
         )
 
 
@@ -111,9 +111,9 @@ class BatchNormBackward(_BatchNorm):
             return _library(gpu, calls, shape, np.ones(calls.count, dtype=bool), 3.0)
         rows = _rows_lie_together(calls)
         return (
-            only(_channel_pass(gpu, shape, 2, 1), ~rows),
-            only(_row_sums(gpu, shape, 2.0), rows),
-            only(_by_rows(gpu, shape, 3.0, 6.0), rows),
+            _channel_pass(gpu, shape, 2, 1).where(~rows),
+            _row_sums(gpu, shape, 2.0).where(rows),
+            _by_rows(gpu, shape, 3.0, 6.0).where(rows),
         )
 
 
@@ -139,9 +139,9 @@ def _library(gpu: Gpu, calls: Calls, shape: _Shape, trains: NDArray[np.bool_], t
         shared = np.minimum(gpu.sm_count * 2.0, most)
         cycles = _SHARED_CYCLES if forward else _SHARED_BACK_CYCLES
         return (
-            only(_threads_of(gpu, shape, tensors, np.maximum(1.0, wide), 20.0, _STEP_CYCLES), ~trains),
+            _threads_of(gpu, shape, tensors, np.maximum(1.0, wide), 20.0, _STEP_CYCLES).where(~trains),
             replace(
-                only(_threads_of(gpu, shape, tensors, shared, 20.0, cycles), trains), task_cycles=_SHARED_TASK_CYCLES
+                _threads_of(gpu, shape, tensors, shared, 20.0, cycles).where(trains), task_cycles=_SHARED_TASK_CYCLES
             ),
         )
     wide = _threads(shape.spatial)
@@ -158,9 +158,9 @@ def _library(gpu: Gpu, calls: Calls, shape: _Shape, trains: NDArray[np.bool_], t
     instructions, cycles = (_AGAIN_INSTRUCTIONS, _AGAIN_CYCLES) if forward else (60.0, _AGAIN_BACK_CYCLES)
     again = _threads_of(gpu, shape, tensors, shape.channels, instructions, cycles)
     return (
-        only(paced(plain, gpu, _STEP_CYCLES), ~trains),
-        replace(only(one_read, trains & kept), task_cycles=_KEPT_TASK_CYCLES),
-        only(again, trains & ~kept),
+        paced(plain, gpu, _STEP_CYCLES).where(~trains),
+        replace(one_read.where(trains & kept), task_cycles=_KEPT_TASK_CYCLES),
+        again.where(trains & ~kept),
     )
 
 

@@ -6,15 +6,14 @@ A call that cannot use one (too many GPUs, the wrong fabric) has its first algor
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu, fabric, fabric_type, fabrics
-from kernelcast.ops.base import Calls, Configuration, Kernel, choice, size
+from kernelcast.ops.base import Calls, Configuration, ConfigurationColumns, Kernel, choice, size
 from kernelcast.ops.vector import VECTOR_BYTES, side_instructions
 from kernelcast.ops.work import Array, Number, Work, Works, ceil_div
 
@@ -110,7 +109,7 @@ class _Collective(Kernel):
     )
 
     @classmethod
-    def configuration(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
+    def configuration(cls, calls: Calls) -> ConfigurationColumns:
         """Where no link is named it is the GPU's own, not whichever was measured."""
         return {**super().configuration(calls), "fabric": calls.choice("fabric") or _OWN}
 

@@ -11,9 +11,7 @@ indexer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +27,7 @@ from kernelcast.ops.attention_layer import (
     projection,
     seen_pairs,
 )
-from kernelcast.ops.base import Calls, Conflicts, size
+from kernelcast.ops.base import Calls, ConfigurationColumns, Conflicts, size
 from kernelcast.ops.requests import Heads, Requests, head_conflicts
 from kernelcast.ops.sparse_attention import SCORE_BYTES, attended, chosen_keys, scored
 from kernelcast.ops.work import Array, Work, Works
@@ -73,7 +71,7 @@ class CompressedLayer(AttentionLayer):
         return Heads(heads, np.ones(calls.count), dim, dim, shared_where=True)
 
     @classmethod
-    def configuration(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
+    def configuration(cls, calls: Calls) -> ConfigurationColumns:
         ratio = calls["compress_ratio"]
         made = np.where(ratio == 0, "none", np.where(_chooses(calls), "chosen", "all")).astype(object)
         return {**super().configuration(calls), "compressed": made}

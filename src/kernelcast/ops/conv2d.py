@@ -7,7 +7,6 @@ row, three axes have frames; a transposed convolution is conv2d_dgrad of the con
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
-from kernelcast.ops.base import Calls, Configuration, Conflicts, Kernel, choice, conflict, grain, size
+from kernelcast.ops.base import (
+    Calls,
+    Configuration,
+    ConfigurationColumns,
+    Conflicts,
+    Kernel,
+    choice,
+    conflict,
+    grain,
+    size,
+)
 from kernelcast.ops.conv_work import (
     FORWARD,
     OF_FILTERS,
@@ -108,7 +117,7 @@ class Conv2d(Kernel):
     tf32: str | None = choice("off: fp32 stays fp32 (cudnn.allow_tf32 is on by default)", ("off",), default=None)
 
     @classmethod
-    def configuration(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
+    def configuration(cls, calls: Calls) -> ConfigurationColumns:
         groups = calls["groups"]
         filters = np.where(groups == 1, "dense", np.where(groups == calls["in_channels"], "depthwise", "grouped"))
         return {**calls.choices, "filters": filters.astype(object)}

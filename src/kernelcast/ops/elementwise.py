@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from kernelcast.hardware import Gpu
-from kernelcast.ops.base import Calls, Configuration, Examples, choice, real, size
+from kernelcast.ops.base import Calls, Examples, choice, real, size
 from kernelcast.ops.dtypes import find_dtype
 from kernelcast.ops.vector import VECTOR_BYTES, VECTOR_DTYPES, MemoryKernel, row_threads, vector_kernel
 from kernelcast.ops.work import Array, Work, Works, ceil_div
@@ -95,11 +95,7 @@ class Copy(Elementwise):
     examples = ({"rows": 4096, "cols": 4096}, {"rows": 4096, "cols": 4096, "dtype": "fp32", "to": "bf16"})
     cost = Cost()
 
-    to: str | None = choice("number format of the copy; not given: that of the source", VECTOR_DTYPES, default=None)
-
-    @classmethod
-    def with_defaults(cls, configuration: Configuration, gpu: Gpu) -> dict[str, str | None]:
-        return {**configuration, "to": configuration["to"] or configuration["dtype"]}
+    to: str | None = choice("dtype of the copy, default: dtype", VECTOR_DTYPES, default=None, unset="dtype")
 
     @classmethod
     def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
@@ -196,16 +192,13 @@ class Pointwise(MemoryKernel):
         "strided: tensors in different orders, or broadcast; cast: of different formats; default: vector",
         ACCESS,
         default=None,
+        unset="vector",
     )
     axes: int | None = size(
         "axes that a strided kernel walks, neighbours in memory as one; default 2", default=None, high=16
     )
     flops: float = real("of an element", default=1)
     xu_ops: float = real("special functions of an element", default=0)
-
-    @classmethod
-    def with_defaults(cls, configuration: Configuration, gpu: Gpu) -> dict[str, str | None]:
-        return {**configuration, "access": configuration["access"] or "vector"}
 
     @classmethod
     def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:

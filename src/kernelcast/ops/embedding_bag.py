@@ -8,8 +8,16 @@ import numpy as np
 
 from kernelcast.hardware import Gpu
 from kernelcast.ops.base import Calls, choice, size
-from kernelcast.ops.scatter import IndexedKernel, distinct, missed, radix_sort, zeros
-from kernelcast.ops.vector import ACCUMULATOR_BYTES, INDEX_BYTES, MAX_THREADS, SECTOR_BYTES, paced, vector_kernel
+from kernelcast.ops.scatter import IndexedKernel, distinct, missed, radix_sort
+from kernelcast.ops.vector import (
+    ACCUMULATOR_BYTES,
+    INDEX_BYTES,
+    MAX_THREADS,
+    SECTOR_BYTES,
+    fill_kernel,
+    paced,
+    vector_kernel,
+)
 from kernelcast.ops.work import Array, Work, Works, ceil_div
 
 _CHUNK = 32.0  # columns of a warp, a thread each
@@ -100,7 +108,7 @@ class EmbeddingBagBackward(_EmbeddingBag):
             launches=_SMALL_KERNELS,
         )
         return (
-            zeros(gpu, vocab * hidden * element_bytes),
+            fill_kernel(gpu, vocab * hidden * element_bytes),
             *radix_sort(gpu, looked, INDEX_BYTES, INDEX_BYTES, 8 * INDEX_BYTES, True),
             small,
             _summed(

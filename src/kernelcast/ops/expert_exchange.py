@@ -47,11 +47,7 @@ class Exchange(Kernel):
     topk: int = size("experts a token goes to", high=65536)
     experts: int = size("experts of all ranks together", high=65536)
     world: int = size("GPUs that the experts lie on", low=2, high=8192)
-    routing: str | None = choice("how tokens choose experts: random (default) or balanced", ROUTINGS, default=None)
-
-    @classmethod
-    def with_defaults(cls, configuration: Configuration, gpu: Gpu) -> dict[str, str | None]:
-        return {**configuration, "routing": configuration["routing"] or "random"}
+    routing: str | None = choice("how tokens choose experts, default: random", ROUTINGS, default=None, unset="random")
 
     @classmethod
     def conflicts(cls, calls: Calls) -> Conflicts:

@@ -23,7 +23,7 @@ import numpy as np
 
 from kernelcast.hardware import Gpu
 from kernelcast.hardware.gpu import TCGEN05, WGMMA
-from kernelcast.ops.base import Calls, Conflicts, choice, conflict, flag, size
+from kernelcast.ops.base import Calls, Conflicts, choice, flag, not_multiple, size
 from kernelcast.ops.dtypes import matmul_pipe
 from kernelcast.ops.gemm import TASK_CYCLES
 from kernelcast.ops.linear_attention import LinearKernel, StateSizes, recurrent_kernel
@@ -59,9 +59,7 @@ class GatedDelta(LinearKernel):
 
     @classmethod
     def conflicts(cls, calls: Calls) -> Conflicts:
-        uneven = np.mod(calls["value_heads"], calls["key_heads"]) != 0
-        text = "value_heads {value_heads:g} is no multiple of key_heads {key_heads:g}"
-        return conflict(uneven, text, calls.numbers) or super().conflicts(calls)
+        return not_multiple(calls.numbers, "value_heads", "key_heads") or super().conflicts(calls)
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:

@@ -103,19 +103,15 @@ class Gemm(Kernel):
     m: int = size("rows of A and C (tokens)")
     n: int = size("columns of B and C (output features)")
     k: int = size("inner dimension (input features)")
-    layout: str | None = choice(_LAYOUT_HELP, LAYOUTS, default=None)
+    layout: str | None = choice(_LAYOUT_HELP, LAYOUTS, default=None, unset="tn")
     inputs: str | None = choice("ready: A comes quantised; else an engine's layer does it", ("ready",), default=None)
 
     @classmethod
     def with_defaults(cls, configuration: Configuration, gpu: Gpu) -> dict[str, str | None]:
-        quantises = (
-            configuration["stack"] in QUANTISING_KERNELS and find_dtype(str(configuration["dtype"])).act_bytes < 2
-        )
-        return {
-            **configuration,
-            "layout": configuration["layout"] or "tn",
-            "inputs": configuration["inputs"] if quantises else None,
-        }
+        narrow = find_dtype(str(configuration["dtype"])).act_bytes < 2
+        quantises = narrow and configuration["stack"] in QUANTISING_KERNELS
+        inputs = configuration["inputs"] if quantises else None
+        return super().with_defaults({**configuration, "inputs": inputs}, gpu)
 
     @classmethod
     def with_choices(cls, calls: Calls, configuration: Configuration) -> Calls:
@@ -148,11 +144,7 @@ class Bmm(Kernel):
     m: int = size("rows of each A and C")
     n: int = size("columns of each B and C")
     k: int = size("inner dimension")
-    layout: str | None = choice(_LAYOUT_HELP, LAYOUTS, default=None)
-
-    @classmethod
-    def with_defaults(cls, configuration: Configuration, gpu: Gpu) -> dict[str, str | None]:
-        return {**configuration, "layout": configuration["layout"] or "nn"}
+    layout: str | None = choice(_LAYOUT_HELP, LAYOUTS, default=None, unset="nn")
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:

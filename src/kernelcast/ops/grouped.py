@@ -10,16 +10,14 @@ grouped_mm: torch._grouped_mm, one product for each group of rows in one launch,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
-from kernelcast.ops.base import Calls, Conflicts, Kernel, choice, conflict, size
+from kernelcast.ops.base import Calls, ConfigurationColumns, Conflicts, Kernel, choice, conflict, size
 from kernelcast.ops.dtypes import DType, matmul_pipe
 from kernelcast.ops.gemm import MMA_SYNC, dequantise_flops, matrix_unit
 from kernelcast.ops.vector import vector_kernel
@@ -44,7 +42,7 @@ class GroupedKernel(Kernel):
     stages: int | None = size("Triton num_stages, default: chosen", default=None, high=16)
 
     @classmethod
-    def configuration(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
+    def configuration(cls, calls: Calls) -> ConfigurationColumns:
         chosen = np.all([np.isnan(calls[name]) for name in TRITON_CONFIG], axis=0)
         return {**calls.choices, "config": np.where(chosen, "chosen", "given").astype(object)}
 

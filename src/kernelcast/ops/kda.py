@@ -13,15 +13,12 @@ Names in brackets are the files of these libraries that the kernels were read fr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
-from kernelcast.ops.base import Calls, choice, flag, size
+from kernelcast.ops.base import Calls, ConfigurationColumns, choice, flag, labels, size
 from kernelcast.ops.dtypes import matmul_pipe
 from kernelcast.ops.gated_delta import chunk_walk, inverse, matrix_kernel
 from kernelcast.ops.linear_attention import LinearKernel, StateSizes, recurrent_kernel
@@ -56,10 +53,10 @@ class Kda(LinearKernel):
     backend: str | None = choice("prefill's, default: the stack's on this GPU", KDA_BACKENDS, default=None)
 
     @classmethod
-    def configuration(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
+    def configuration(cls, calls: Calls) -> ConfigurationColumns:
         configuration = super().configuration(calls)
         inside = (calls["fused"] > 0) & (configuration["kernel"] == "recurrent")
-        return {**configuration, "fused": np.where(inside, "yes", "no").astype(object)}
+        return {**configuration, "fused": labels(inside)}
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:

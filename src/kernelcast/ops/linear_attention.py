@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
-from kernelcast.ops.base import Calls, Configuration, choice
+from kernelcast.ops.base import Calls, Configuration, ConfigurationColumns, choice
 from kernelcast.ops.dtypes import find_dtype
 from kernelcast.ops.gemm import TASK_CYCLES
 from kernelcast.ops.kernel_selection import kernel_choice
@@ -41,7 +41,7 @@ class LinearKernel(SequenceKernel):
     kernel: str = choice("auto: recurrent where q_len is 1", KERNELS, default="auto")
 
     @classmethod
-    def configuration(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
+    def configuration(cls, calls: Calls) -> ConfigurationColumns:
         """A batch with a prompt in it is a prefill."""
         requests = Requests.of(calls)
         stepped = requests.least(one_by_one(calls, requests)) == 1

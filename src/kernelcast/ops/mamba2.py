@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernelcast.hardware import Gpu
-from kernelcast.ops.base import Calls, Conflicts, choice, conflict, size
+from kernelcast.ops.base import Calls, Conflicts, choice, not_multiple, size
 from kernelcast.ops.dtypes import matmul_pipe
 from kernelcast.ops.gated_delta import matrix_kernel
 from kernelcast.ops.linear_attention import LinearKernel, StateSizes, recurrent_kernel
@@ -48,9 +48,7 @@ class Mamba2(LinearKernel):
 
     @classmethod
     def conflicts(cls, calls: Calls) -> Conflicts:
-        uneven = np.mod(calls["heads"], calls["groups"]) != 0
-        text = "heads {heads:g} is no multiple of groups {groups:g}"
-        return conflict(uneven, text, calls.numbers) or super().conflicts(calls)
+        return not_multiple(calls.numbers, "heads", "groups") or super().conflicts(calls)
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:

@@ -16,17 +16,27 @@ Plain attention in 16 bits is ``attention``. What is here beside it: a number ad
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
 from kernelcast.hardware.gpu import TCGEN05
 from kernelcast.ops.attention_backward import AttentionBackward
-from kernelcast.ops.base import Calls, Configuration, Conflicts, Kernel, choice, conflict, flag, grain, size
+from kernelcast.ops.base import (
+    Calls,
+    Configuration,
+    ConfigurationColumns,
+    Conflicts,
+    Kernel,
+    choice,
+    conflict,
+    flag,
+    grain,
+    labels,
+    size,
+)
 from kernelcast.ops.dtypes import find_dtype, matmul_pipe, supports_dtype
 from kernelcast.ops.flash import flash_works, kv_steps, visible_pairs
 from kernelcast.ops.kernel_selection import default_backend
@@ -232,11 +242,11 @@ class _Masked(Kernel):
     backend: str | None = choice("library, default: efficient", BACKENDS, default=None)
 
     @classmethod
-    def configuration(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
+    def configuration(cls, calls: Calls) -> ConfigurationColumns:
         return {
             **calls.choices,
             "mask": np.where(calls["causal"] > 0, "causal", "none").astype(object),
-            "dropped": np.where(calls["dropout"] > 0, "yes", "no").astype(object),
+            "dropped": labels(calls["dropout"] > 0),
         }
 
     @classmethod

@@ -12,13 +12,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
-from kernelcast.ops.base import Calls, Configuration, Conflicts, Others, choice, conflict, flag, real, size
+from kernelcast.ops.base import (
+    BoundingCalls,
+    Calls,
+    Configuration,
+    ConfigurationColumns,
+    Conflicts,
+    choice,
+    conflict,
+    flag,
+    real,
+    size,
+)
 from kernelcast.ops.dtypes import DType
 from kernelcast.ops.grouped import Blocks, GroupedKernel, grouped_gemm
 from kernelcast.ops.kernel_selection import stack_backend
@@ -71,7 +81,7 @@ class Moe(GroupedKernel):
     backend: str | None = choice("library, default: the usual one of the stack", _BACKENDS, default=None)
 
     @classmethod
-    def configuration(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
+    def configuration(cls, calls: Calls) -> ConfigurationColumns:
         even = calls.choice("routing") or "balanced"
         return {**super().configuration(calls), "routing": np.where(calls["skew"] > 0, "skewed", even).astype(object)}
 
@@ -107,7 +117,7 @@ class Moe(GroupedKernel):
         return super().conflicts(calls)
 
     @classmethod
-    def not_faster_than(cls, calls: Calls) -> Others:
+    def not_faster_than(cls, calls: Calls) -> BoundingCalls:
         """Where every expert has rows enough, more uneven ones take no less: the busiest decides. With few rows skew is
         faster, and was measured so: fewer experts are read."""
         by_chance = calls.choice("routing") == "random"
@@ -115,7 +125,7 @@ class Moe(GroupedKernel):
         return [cls._skewed(calls, less, uneven > less) for less in (0.0, *MEASURED_SKEWS) if (uneven > less).any()]
 
     @classmethod
-    def not_slower_than(cls, calls: Calls) -> Others:
+    def not_slower_than(cls, calls: Calls) -> BoundingCalls:
         """Chance alone is less uneven than the mildest skew that was measured."""
         mild = calls["skew"] == 0
         by_chance = calls.choice("routing") == "random" and mild.any()

@@ -24,6 +24,7 @@ from kernelcast.ops.vector import (
     VECTOR_DTYPES,
     VECTOR_ELEMENTS,
     MemoryKernel,
+    fill_kernel,
     row_threads,
     vector_kernel,
 )
@@ -39,7 +40,6 @@ _UNSORTED_COLS = 32.0  # columns of a CTA there, one warp for each of 32 tokens
 _SEGMENT_TOKENS = 10.0  # NROWS_PER_THREAD: gradients of one token that a thread adds up
 _RADIX_BITS = 8.0  # of one pass of cub's radix sort
 _SEGMENT_KERNELS = 7.0  # beside the passes: the sort's histogram and its scan; unique ids, counts, offsets, their sums
-_FILL_THREADS = 128.0
 
 
 class Transpose(MemoryKernel):
@@ -195,14 +195,8 @@ class EmbeddingBackward(MemoryKernel):
         table_bytes = vocab * hidden * element_bytes
         read_bytes, written_bytes = tokens * hidden * element_bytes, distinct * hidden * element_bytes
         part_bytes = segments * hidden * ACCUMULATOR_BYTES
-        fill = vector_kernel(
-            gpu,
-            tasks=ceil_div(table_bytes, _FILL_THREADS * VECTOR_BYTES),
-            threads=_FILL_THREADS,
-            moved_bytes=table_bytes,
-        )
         return (
-            fill,
+            fill_kernel(gpu, table_bytes),
             _unsorted(gpu, tokens, hidden, read_bytes + 2 * written_bytes, element_bytes, ~sorts),
             _sort(gpu, tokens, vocab, sorts),
             _rows(gpu, tokens, hidden, read_bytes + part_bytes, sorts),

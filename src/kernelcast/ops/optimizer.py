@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
-from kernelcast.ops.base import Calls, Configuration, choice, flag, grain, size
+from kernelcast.ops.base import Calls, choice, flag, grain, size
 from kernelcast.ops.dtypes import find_dtype
 from kernelcast.ops.vector import ACCUMULATOR_BYTES, VECTOR_DTYPES, MemoryKernel, vector_kernel
 from kernelcast.ops.work import Array, Number, Work, Works, ceil_div
@@ -155,11 +155,7 @@ class Adamw(MultiTensorKernel):
         {"elements": 16777216, "dtype": "fp32"},
     )
 
-    state_dtype: str | None = choice("number format of the moments; not given: dtype", VECTOR_DTYPES, default=None)
-
-    @classmethod
-    def with_defaults(cls, configuration: Configuration, gpu: Gpu) -> dict[str, str | None]:
-        return {**configuration, "state_dtype": configuration["state_dtype"] or configuration["dtype"]}
+    state_dtype: str | None = choice("dtype of the moments, default: dtype", VECTOR_DTYPES, default=None, unset="dtype")
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
@@ -245,11 +241,7 @@ class Foreach(MultiTensorKernel):
     )
 
     function: str = choice("what is computed", tuple(FUNCTIONS), default="scale")
-    to: str | None = choice("number format of a copy; not given: dtype", VECTOR_DTYPES, default=None)
-
-    @classmethod
-    def with_defaults(cls, configuration: Configuration, gpu: Gpu) -> dict[str, str | None]:
-        return {**configuration, "to": configuration["to"] or configuration["dtype"]}
+    to: str | None = choice("dtype of a copy, default: dtype", VECTOR_DTYPES, default=None, unset="dtype")
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:

@@ -9,8 +9,8 @@ import numpy as np
 
 from kernelcast.hardware import Gpu
 from kernelcast.ops.base import Calls, Conflicts, conflict, size
-from kernelcast.ops.spatial import SpatialKernel, last, layout, only, power_below, width_of
-from kernelcast.ops.vector import INDEX_BYTES, Mask, paced, vector_kernel
+from kernelcast.ops.spatial import SpatialKernel, last, layout, width_of
+from kernelcast.ops.vector import INDEX_BYTES, fill_kernel, paced, power_below, vector_kernel
 from kernelcast.ops.work import Array, Number, Work, Works, ceil_div
 
 _THREADS = 256.0  # BLOCK_THREADS of max_pool2d
@@ -172,7 +172,7 @@ class _Backward(_Pool):
             4.0 * np.maximum(1.0, shared / 3) if cls.index_bytes else window
         )  # one place of a maximum, all of a mean
         work = cls._launched(gpu, calls, made, shared, moved, added)
-        return (_zeros(gpu, inputs * element_bytes, volume | (cls.index_bytes > 0)), work)
+        return (fill_kernel(gpu, inputs * element_bytes, volume | (cls.index_bytes > 0)), work)
 
 
 class MaxPoolBackward(_Backward):
@@ -199,17 +199,6 @@ def _last_grid(batch: Array, channels: Array, height: Array, width: Array) -> tu
     columns, rows = ceil_div(width, across * _LAST_PIXELS), ceil_div(height, down * _LAST_PIXELS)
     pixels = ceil_div(ceil_div(width, columns), across) * ceil_div(ceil_div(height, rows), down)
     return batch * parts * columns * rows, wide * across * down, pixels * ceil_div(channels, wide * parts)
-
-
-def _zeros(gpu: Gpu, filled_bytes: Array, runs: Mask) -> Work:
-    """The gradient is filled with zeros first, where a kernel adds to it."""
-    return vector_kernel(
-        gpu,
-        tasks=ceil_div(filled_bytes, 128.0 * 16.0),
-        threads=128.0,
-        moved_bytes=filled_bytes,
-        runs=np.broadcast_to(runs, filled_bytes.shape),
-    )
 
 
 class _Adaptive(SpatialKernel):
@@ -296,4 +285,4 @@ class AdaptiveAvgPoolBackward(_Adaptive):
         cycles = _REDUCED_CYCLES if element_bytes == 4 else _SWAPPED_CYCLES
         added = cls._each(gpu, calls, "out_", cls._windows(calls, "out_", ""), cycles, 4.0)
         filled = calls["batch"] * calls["channels"] * calls["height"] * calls["width"] * element_bytes
-        return (_zeros(gpu, filled, True), only(taken, ~uneven), only(added, uneven))
+        return (fill_kernel(gpu, filled), taken.where(~uneven), added.where(uneven))

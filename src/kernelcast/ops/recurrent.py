@@ -16,7 +16,6 @@ The kernels of a recurrent layer (``recurrent``): products over all steps, the s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,10 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
-from kernelcast.ops.base import Calls, Conflicts, Kernel, choice, conflict, flag, grain, size
+from kernelcast.ops.base import Calls, ConfigurationColumns, Conflicts, Kernel, choice, conflict, flag, grain, size
 from kernelcast.ops.dtypes import DType, matmul_pipe
 from kernelcast.ops.gemm import matmul_work
-from kernelcast.ops.vector import ACCUMULATOR_BYTES, VECTOR_BYTES, vector_kernel
+from kernelcast.ops.vector import ACCUMULATOR_BYTES, fill_kernel, vector_kernel
 from kernelcast.ops.work import Array, Work, Works, ceil_div
 
 CELLS = ("lstm", "gru", "rnn")
@@ -64,7 +63,7 @@ class _Recurrent(Kernel):
         return conflict(~np.isnan(calls["projection"]), "projection is the LSTM's alone", {})
 
     @classmethod
-    def configuration(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
+    def configuration(cls, calls: Calls) -> ConfigurationColumns:
         names = np.array(ALGORITHMS, dtype=object)
         return {**calls.choices, "algorithm": names[algorithms(calls, cls is Recurrent)]}
 
@@ -329,15 +328,12 @@ def bias_gradients(gpu: Gpu, dtype: DType, sizes: RecurrentSizes) -> Work:
 def cleared_memory(gpu: Gpu, dtype: DType, sizes: RecurrentSizes, stepped: NDArray[np.bool_]) -> Works:
     """PyTorch fills the gradients of weights and of both last states with zeros, and cuDNN adds to them. Products of
     fp32 split k and add up too, in memory that the driver sets to 0 before every step."""
-    gradients = _fill(gpu, sizes.weights * dtype.out_bytes)
+    gradients = fill_kernel(gpu, sizes.weights * dtype.out_bytes)
     narrow = dtype.act_bytes < ACCUMULATOR_BYTES
     steps = sizes.length * stepped * (not narrow)
-    return replace(gradients, launches=_FILLS), _times(_fill(gpu, sizes.batch * sizes.out * dtype.out_bytes), steps)
-
-
-def _fill(gpu: Gpu, moved_bytes: Array) -> Work:
-    tasks = ceil_div(moved_bytes, _GATE_THREADS * VECTOR_BYTES)
-    return vector_kernel(gpu, tasks=tasks, threads=_GATE_THREADS, moved_bytes=moved_bytes)
+    return replace(gradients, launches=_FILLS), _times(
+        fill_kernel(gpu, sizes.batch * sizes.out * dtype.out_bytes), steps
+    )
 
 
 def step_product(

@@ -26,6 +26,7 @@ from kernelcast.ops.vector import (
     WAVEFRONT_BYTES,
     MemoryKernel,
     block_reduction,
+    power_below,
     vector_kernel,
 )
 from kernelcast.ops.work import Array, Number, Work, Works, ceil_div
@@ -51,9 +52,9 @@ def _plan(gpu: Gpu, reduced: Array, outputs: Array, *, neighbours: bool) -> tupl
         vector = np.where(np.mod(outputs, _VECTOR) == 0, _VECTOR, 1.0)
         wide, high = outputs / vector, reduced
     most = _THREADS / vector
-    width = np.minimum(_power_below(wide), gpu.warp_threads)
-    height = np.minimum(_power_below(high), most / width)
-    width = np.minimum(_power_below(wide), most / height)
+    width = np.minimum(power_below(wide), gpu.warp_threads)
+    height = np.minimum(power_below(high), most / width)
+    width = np.minimum(power_below(wide), most / height)
     values = ceil_div(reduced, width) if neighbours else reduced
     together = (values >= _WARP_VALUES * height) | (values >= _SPLIT_VALUES)  # the warps of a CTA share an output
     values = np.where(together, ceil_div(values, height), values)
@@ -65,10 +66,6 @@ def _plan(gpu: Gpu, reduced: Array, outputs: Array, *, neighbours: bool) -> tupl
     )
     ctas = np.where(together & (values >= _SPLIT_VALUES) & (grid <= target), shared, 1.0)
     return ctas, grid * ctas, width * height, ceil_div(values, ctas)
-
-
-def _power_below(count: Array) -> Array:
-    return 2 ** np.floor(np.log2(np.maximum(count, 1.0)))
 
 
 def reduction(

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
-from kernelcast.ops.base import Calls, Conflicts, Kernel, conflict, lengths, size
+from kernelcast.ops.base import Calls, Conflicts, Kernel, conflict, lengths, not_multiple, size
 from kernelcast.ops.work import Array
 
 
@@ -100,9 +100,8 @@ def equal_heads(calls: Calls, most_packed: float = np.inf) -> Heads:
 
 def head_conflicts(calls: Calls) -> Conflicts:
     """Query heads share KV heads evenly."""
-    heads = {"q_heads": calls["q_heads"], "kv_heads": calls.given("kv_heads", calls["q_heads"])}
-    uneven = np.mod(heads["q_heads"], heads["kv_heads"]) != 0
-    return conflict(uneven, "q_heads {q_heads:g} is no multiple of kv_heads {kv_heads:g}", heads)
+    kv_heads = calls.given("kv_heads", calls["q_heads"])
+    return not_multiple({**calls.numbers, "kv_heads": kv_heads}, "q_heads", "kv_heads")
 
 
 def length_conflicts(calls: Calls, op: str) -> Conflicts:

@@ -7,8 +7,8 @@ import numpy as np
 from kernelcast.hardware import Gpu
 from kernelcast.ops.base import Calls, choice, size
 from kernelcast.ops.spatial import SpatialKernel, each_output, last, layout, width_of
-from kernelcast.ops.vector import vector_kernel
-from kernelcast.ops.work import Array, Work, Works, ceil_div
+from kernelcast.ops.vector import fill_kernel
+from kernelcast.ops.work import Array, Work, Works
 
 MODES = ("nearest", "bilinear", "bicubic")
 _NEIGHBOURS = {"nearest": 1.0, "bilinear": 4.0, "bicubic": 16.0}  # inputs of an output
@@ -94,7 +94,7 @@ class Interpolate(_Interpolate):
             steps=loops,
             step_cycles=cycles,
         )
-        return (work, _filled(gpu, planes * outputs * element_bytes, mode == "bicubic"))
+        return (work, fill_kernel(gpu, planes * outputs * element_bytes, np.full(calls.count, mode == "bicubic")))
 
 
 class InterpolateBackward(_Interpolate):
@@ -134,12 +134,7 @@ class InterpolateBackward(_Interpolate):
             steps=loops,
             step_cycles=_ADDING_CYCLES if mode == "bicubic" else _STEP_CYCLES,
         )
-        return (_filled(gpu, planes * inputs * element_bytes), work)
-
-
-def _filled(gpu: Gpu, filled_bytes: Array, runs: bool = True) -> Work:
-    tasks = ceil_div(filled_bytes, 128.0 * 16.0)
-    return vector_kernel(gpu, tasks=tasks, threads=128.0, moved_bytes=filled_bytes, runs=np.full(tasks.shape, runs))
+        return (fill_kernel(gpu, planes * inputs * element_bytes), work)
 
 
 class _Pad(SpatialKernel):
@@ -173,7 +168,7 @@ class Pad(_Pad):
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
         (inputs, outputs), element_bytes = cls._sizes(calls), width_of(calls)
         if calls.choice("mode") == "constant":
-            return (_filled(gpu, outputs * element_bytes), _copied(gpu, inputs, element_bytes))
+            return (fill_kernel(gpu, outputs * element_bytes), _copied(gpu, inputs, element_bytes))
         return (_moved(gpu, outputs, (inputs + outputs) * element_bytes),)
 
 
@@ -188,7 +183,7 @@ class PadBackward(_Pad):
         if calls.choice("mode") == "constant":
             return (_copied(gpu, inputs, element_bytes),)
         added = _moved(gpu, outputs, (2 * inputs + outputs) * element_bytes, _BORDER_ATOMIC_INSTRUCTIONS)
-        return (_filled(gpu, inputs * element_bytes), added)
+        return (fill_kernel(gpu, inputs * element_bytes), added)
 
 
 def _copied(gpu: Gpu, elements: Array, element_bytes: float) -> Work:

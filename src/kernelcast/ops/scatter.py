@@ -94,11 +94,6 @@ def radix_sort(gpu: Gpu, items: Array, key_bytes: float, value_bytes: float, bit
     return tuple(works)
 
 
-def zeros(gpu: Gpu, filled_bytes: Array) -> Work:
-    """A tensor filled with zeros."""
-    return vector_kernel(gpu, tasks=ceil_div(filled_bytes, 128.0 * 16.0), threads=128.0, moved_bytes=filled_bytes)
-
-
 def place_bits(places: Array) -> Array:
     """Of the largest of so many places."""
     return np.maximum(1.0, np.ceil(np.log2(np.maximum(places, 2.0))))

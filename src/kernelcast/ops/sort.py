@@ -10,8 +10,8 @@ import numpy as np
 
 from kernelcast.hardware import Gpu
 from kernelcast.ops.base import Calls, choice, size
-from kernelcast.ops.scatter import IndexedKernel, radix_sort, zeros
-from kernelcast.ops.vector import INDEX_BYTES, Mask, paced, vector_kernel
+from kernelcast.ops.scatter import IndexedKernel, radix_sort
+from kernelcast.ops.vector import INDEX_BYTES, Mask, fill_kernel, paced, vector_kernel
 from kernelcast.ops.work import Array, Work, Works, ceil_div
 
 _KEYS = ("int64", "int32")
@@ -187,4 +187,4 @@ class Histogram(IndexedKernel):
             smem_bytes_per_cta=np.minimum(bins * 4.0, 49152.0),
             steps=ceil_div(elements, 512.0 * gpu.sm_count * 4.0),
         )
-        return (zeros(gpu, bins * 4.0), count)
+        return (fill_kernel(gpu, bins * 4.0), count)

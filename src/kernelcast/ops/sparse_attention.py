@@ -14,9 +14,7 @@ a context no longer than the choice is that of expanded heads, without an indexe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +39,7 @@ from kernelcast.ops.attention_layer import (
     told,
     untold,
 )
-from kernelcast.ops.base import Calls, choice, flag, size
+from kernelcast.ops.base import Calls, ConfigurationColumns, choice, flag, size
 from kernelcast.ops.dtypes import find_dtype, supports_dtype
 from kernelcast.ops.flash import flash_works
 from kernelcast.ops.requests import Heads, Requests
@@ -257,7 +255,7 @@ class DsaLayer(LatentLayer):
     )
 
     @classmethod
-    def configuration(cls, calls: Calls) -> Mapping[str, str | NDArray[Any] | None]:
+    def configuration(cls, calls: Calls) -> ConfigurationColumns:
         path = np.where(_dense(calls), "dense", "sparse").astype(object)
         return {**told(super().configuration(calls), indexer=calls["indexer"] > 0), "path": path}
 

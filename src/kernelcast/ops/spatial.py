@@ -5,11 +5,9 @@ Feature maps that move: channels_last (NCHW to NHWC or back), channel_cat, roll.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
 from kernelcast.ops.base import Calls, Kernel, choice, grain, size
@@ -76,25 +74,6 @@ def each_output(
 def scattered_bytes(element_bytes: float, stride: Number) -> Array:
     """What an SM fetches for an element whose neighbour in the warp lies ``stride`` elements on, beyond itself."""
     return np.clip(element_bytes * np.asarray(stride, dtype=np.float64), element_bytes, SECTOR_BYTES) - element_bytes
-
-
-def power_below(count: Number) -> Array:
-    """The largest power of two that is at most ``count``."""
-    return 2 ** np.floor(np.log2(np.maximum(count, 1.0)))
-
-
-def only(work: Work, runs: NDArray[np.bool_]) -> Work:
-    """The same kernel in the calls that launch it."""
-    on = runs.astype(np.float64)
-    return replace(
-        work,
-        tasks=work.tasks * on,
-        activation_bytes=work.activation_bytes * on,
-        streamed_bytes=work.streamed_bytes * on,
-        refetched_bytes=work.refetched_bytes * on,
-        launches=work.launches * on,
-        useful_flops=work.useful_flops * on,
-    )
 
 
 _COPY_THREADS, _COPY_ELEMENTS = 128.0, 4.0  # elementwise_kernel<128, 4>

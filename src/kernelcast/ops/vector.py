@@ -72,7 +72,7 @@ def vector_kernel(
     smem_bytes_per_cta: Number = 0.0,
     steps: Number = 1.0,
     launches: Number = 1.0,
-    runs: NDArray[np.bool_] | bool = True,
+    runs: Mask = True,
 ) -> Work:
     """One kernel that shares its work evenly among ``tasks`` CTAs; every demand is that of the whole kernel.
 
@@ -105,6 +105,17 @@ def vector_kernel(
         launches=launches * on,
         useful_flops=flops * on,
     )
+
+
+def fill_kernel(gpu: Gpu, filled_bytes: Array, runs: Mask = True) -> Work:
+    """A tensor filled with zeros: 128 threads of 16 bytes a CTA."""
+    tasks = ceil_div(filled_bytes, 128.0 * VECTOR_BYTES)
+    return vector_kernel(gpu, tasks=tasks, threads=128.0, moved_bytes=filled_bytes, runs=runs)
+
+
+def power_below(count: Number) -> Array:
+    """The largest power of two that is at most ``count``."""
+    return 2 ** np.floor(np.log2(np.maximum(count, 1.0)))
 
 
 # CTAs that the whole GPU starts in a cycle. On our H200 a million CTAs of a warp take 602 us (rows gathered by

@@ -7,7 +7,7 @@ from, axis 1 the calls of a table. A call that launches several kernels in turn 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -67,12 +67,18 @@ class Work:
         candidates = max((array.shape[0] for array in arrays if array.ndim == 2), default=1)
         return candidates, max((array.shape[-1] for array in arrays if array.ndim), default=1)
 
+    def where(self, runs: NDArray[np.bool_]) -> Work:
+        """The same kernel, launched by these calls only."""
+        masked: dict[str, Any] = {name: getattr(self, name) * runs.astype(np.float64) for name in _TOTALS}
+        return replace(self, **masked)
+
     def demand(self, candidate: NDArray[np.intp]) -> Work:
         """Of one candidate of each call, what its limits are made of."""
         taken: dict[str, Any] = {name: chosen(getattr(self, name), candidate) for name in _DEMAND}
         return Work(**taken)
 
 
+_TOTALS = ("tasks", "streamed_bytes", "activation_bytes", "refetched_bytes", "launches", "useful_flops")
 _DEMAND = (
     "tasks", "tensor_flops", "tensor_dtype", "fma_flops", "fma_dtype", "xu_ops", "smem_bytes", "l2_bytes",
     "multicast_bytes", "other_warp_instructions", "streamed_bytes", "activation_bytes", "link_bytes", "link_steps",
