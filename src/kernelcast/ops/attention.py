@@ -47,15 +47,15 @@ class OverCache(Kernel):
     """What both have: a batch of requests, equal or ragged, over a KV cache."""
 
     batch: int | None = size("requests", default=None)
-    q_len: int | None = size("new tokens a request", default=None)
-    kv_len: int | None = size("tokens attended to a request, the new ones included", default=None)
+    q_len: int | None = size("new tokens per request", default=None)
+    kv_len: int | None = size("context length per request, new tokens included", default=None)
     q_lens: tuple[int, ...] | None = lengths("new tokens of each request (ragged batch)", default=None)
-    kv_lens: tuple[int, ...] | None = lengths("tokens attended to by each request (ragged batch)", default=None)
+    kv_lens: tuple[int, ...] | None = lengths("context length of each request (ragged batch)", default=None)
     q_heads: int = size("query heads", high=65536)
-    causal: bool = flag("each token sees itself and what is before it", default=True)
-    page_size: int | None = size("tokens a page of the KV cache, 0: not paged", default=None, low=0, high=1 << 20)
-    kv_dtype: str | None = choice("format of the KV cache, default: dtype", ("fp16", "bf16", "fp8"), default=None)
-    backend: str | None = choice("library, default: the usual one on the GPU", tuple(BACKENDS), default=None)
+    causal: bool = flag("causal mask", default=True)
+    page_size: int | None = size("tokens per KV cache block, 0: not paged", default=None, low=0, high=1 << 20)
+    kv_dtype: str | None = choice("dtype of the KV cache, default: dtype", ("fp16", "bf16", "fp8"), default=None)
+    backend: str | None = choice("attention backend, default: the usual one on the GPU", tuple(BACKENDS), default=None)
 
     @classmethod
     def heads(cls, calls: Calls) -> Heads:
@@ -158,8 +158,8 @@ class Attention(OverCache):
     batch_parameter = "batch"
     model_sizes = ("head_dim", "window", "q_heads", "kv_heads")
 
-    kv_heads: int | None = size("KV heads; fewer than q_heads is GQA, default: as many", default=None, high=65536)
-    head_dim: int = size("size of a head", high=4096)
+    kv_heads: int | None = size("KV heads; fewer than q_heads is GQA, default: q_heads", default=None, high=65536)
+    head_dim: int = size("head dimension", high=4096)
     window: int | None = size("sliding window in tokens, 0: none", default=None, low=0)
 
     @classmethod
@@ -210,10 +210,10 @@ class Mla(OverCache):
     )
     trailing_parameters = ("causal", "page_size", "kv_dtype", "absorbed", "backend")
 
-    kv_rank: int = size("size of the latent (kv_lora_rank)", default=512, high=65536)
-    rope_dim: int = size("rotary part of a key (qk_rope_head_dim)", default=64, high=4096)
-    nope_dim: int = size("plain part of an expanded key (qk_nope_head_dim)", default=128, high=4096)
-    v_dim: int = size("size of an expanded value (v_head_dim)", default=128, high=4096)
+    kv_rank: int = size("latent dimension (kv_lora_rank)", default=512, high=65536)
+    rope_dim: int = size("rotary dimensions of a key (qk_rope_head_dim)", default=64, high=4096)
+    nope_dim: int = size("non-rotary dimensions of a key (qk_nope_head_dim)", default=128, high=4096)
+    v_dim: int = size("value head dimension (v_head_dim)", default=128, high=4096)
     absorbed: str = choice("auto: absorbed when q_len is 1 or 2 (decode)", ("auto", "yes", "no"), default="auto")
 
     @classmethod

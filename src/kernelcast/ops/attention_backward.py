@@ -49,13 +49,13 @@ class AttentionBackward(Kernel):
     )
 
     batch: int = size("requests")
-    q_len: int = size("queries a request")
-    kv_len: int = size("keys a request")
+    q_len: int = size("queries per request")
+    kv_len: int = size("keys per request")
     q_heads: int = size("query heads", high=65536)
-    kv_heads: int | None = size("KV heads; fewer than q_heads is GQA, default: as many", default=None, high=65536)
-    head_dim: int = size("size of a head", high=4096)
-    causal: bool = flag("each token sees itself and what is before it", default=True)
-    backend: str | None = choice("library, default: the usual one on the GPU", LIBRARIES, default=None)
+    kv_heads: int | None = size("KV heads; fewer than q_heads is GQA, default: q_heads", default=None, high=65536)
+    head_dim: int = size("head dimension", high=4096)
+    causal: bool = flag("causal mask", default=True)
+    backend: str | None = choice("attention backend, default: the usual one on the GPU", LIBRARIES, default=None)
 
     @classmethod
     def configuration(cls, calls: Calls) -> ConfigurationColumns:

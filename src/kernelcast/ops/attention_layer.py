@@ -51,12 +51,10 @@ class AttentionLayer(OverCache):
     trailing_parameters: ClassVar[tuple[str, ...]] = ("causal", "page_size", "kv_dtype", "backend", "fused")
     batch_parameter = "batch"
 
-    kv_dtype: str = choice("format of the KV cache", ("fp16", "bf16", "fp8"), default="bf16")
-    backend: str | None = choice(
-        "library of the attention, default: the usual one on the GPU", LAYER_BACKENDS, default=None
-    )
-    hidden: int = size("size of the model (hidden_size)", default=7168, high=1 << 20)
-    fused: bool = flag("norms and rotations are a kernel each; false: PyTorch's own, a kernel a step", default=True)
+    kv_dtype: str = choice("dtype of the KV cache", ("fp16", "bf16", "fp8"), default="bf16")
+    backend: str | None = choice("attention backend, default: the usual one on the GPU", LAYER_BACKENDS, default=None)
+    hidden: int = size("hidden size of the model", default=7168, high=1 << 20)
+    fused: bool = flag("norms and RoPE are fused kernels; false: chains of PyTorch kernels", default=True)
 
     @classmethod
     def projected_flops(cls, calls: Calls) -> Array:
@@ -199,11 +197,11 @@ _SMALL_KERNELS = 4.0  # norms of both latents, a rotation, the write to the cach
 class LatentLayer(AttentionLayer):
     """Sizes of multi-head latent attention."""
 
-    q_rank: int = size("size of the query's latent (q_lora_rank), 0: none", default=1536, low=0, high=65536)
-    kv_rank: int = size("size of the latent (kv_lora_rank)", default=512, high=65536)
-    rope_dim: int = size("rotary part of a key (qk_rope_head_dim)", default=64, high=4096)
-    nope_dim: int = size("plain part of an expanded key (qk_nope_head_dim)", default=128, high=4096)
-    v_dim: int = size("size of an expanded value (v_head_dim)", default=128, high=4096)
+    q_rank: int = size("latent dimension of the query (q_lora_rank), 0: none", default=1536, low=0, high=65536)
+    kv_rank: int = size("latent dimension (kv_lora_rank)", default=512, high=65536)
+    rope_dim: int = size("rotary dimensions of a key (qk_rope_head_dim)", default=64, high=4096)
+    nope_dim: int = size("non-rotary dimensions of a key (qk_nope_head_dim)", default=128, high=4096)
+    v_dim: int = size("value head dimension (v_head_dim)", default=128, high=4096)
 
     @classmethod
     def heads(cls, calls: Calls) -> Heads:

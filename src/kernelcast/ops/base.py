@@ -245,8 +245,8 @@ class Kernel:
     timed_as_sum: ClassVar[bool] = False  # many kernels, which may overlap: measured as the sum of their times
     trailing_parameters: ClassVar[tuple[str, ...]] = ()  # of a shared base, listed after those of the subclass
 
-    dtype: str = choice("number format", tuple(DTYPES), default="bf16")
-    stack: str | None = choice("software that runs it", STACKS, default=None)
+    dtype: str = choice("dtype of the operands", tuple(DTYPES), default="bf16")
+    stack: str | None = choice("software stack that runs the kernel", STACKS, default=None)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

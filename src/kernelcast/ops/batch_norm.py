@@ -50,11 +50,11 @@ class _BatchNorm(SpatialKernel):
     )
 
     batch: int = size("images")
-    channels: int = size("channels, each with statistics of its own")
-    spatial: int = size("pixels of a channel of one image")
+    channels: int = size("channels")
+    spatial: int = size("pixels of one channel of one image")
     layout: str = layout()
-    training: bool = flag("statistics of this batch; else those that were kept", default=True)
-    weights: str | None = choice("number format of the weights; not given: dtype", VECTOR_DTYPES, default=None)
+    training: bool = flag("use the statistics of this batch; else the running statistics", default=True)
+    weights: str | None = choice("dtype of the weights, default: dtype", VECTOR_DTYPES, default=None)
 
     @classmethod
     def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:

@@ -44,10 +44,10 @@ class CausalConv1d(LinearKernel):
     feature_sizes = ("channels", "width", "parts")
     decodes_by = None
 
-    channels: int = size("channels, each convolved alone")
-    width: int = size("tokens of the filter", default=4, high=256)
-    parts: int = size("kernels that share the channels, one after another (Kimi's prefill: 3)", default=1, high=64)
-    backend: str | None = choice("library, default: the stack's", CONV_BACKENDS, default=None)
+    channels: int = size("channels (depthwise)")
+    width: int = size("filter width in tokens", default=4, high=256)
+    parts: int = size("kernels that the channels are split over, in turn (Kimi's prefill: 3)", default=1, high=64)
+    backend: str | None = choice("backend, default: the stack's", CONV_BACKENDS, default=None)
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:

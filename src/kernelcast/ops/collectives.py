@@ -102,7 +102,7 @@ class _Collective(Kernel):
     bytes: int = size("bytes of the whole message", high=2**50)
     world: int = size("GPUs that take part", low=2, high=8192)
     fabric: str | None = choice(
-        "link used, or a FILE.toml that collect --link wrote; not given: the GPU's own",
+        "link, or a FILE.toml that collect --link wrote; default: the GPU's",
         tuple(fabrics()),
         default=None,
         file=fabric,

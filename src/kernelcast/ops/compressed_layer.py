@@ -53,17 +53,17 @@ class CompressedLayer(AttentionLayer):
         {"batch": 1, "q_len": 4096, "kv_len": 4096, "q_heads": 128, "compress_ratio": 128, "dtype": "fp8_block"},
     )
 
-    q_rank: int = size("size of the query's latent (q_lora_rank)", default=1536, high=65536)
-    head_dim: int = size("size of a head, and of the one key", default=512, high=4096)
-    rope_dim: int = size("rotary part of a head", default=64, high=4096)
-    o_rank: int = size("result of a group of heads (o_lora_rank)", default=1024, high=65536)
-    o_groups: int | None = size("groups of heads of this rank; default: of 8 heads", default=None, high=65536)
-    window: int = size("last tokens that are attended to as they are", default=128)
-    compress_ratio: int = size("tokens that make a compressed key, 0: none are made", default=4, low=0, high=65536)
-    index_heads: int = size("heads of the indexer, on every rank", default=64, high=4096)
-    index_dim: int = size("size of an index key", default=128, high=4096)
-    index_topk: int = size("compressed keys that are chosen", default=512, high=1 << 20)
-    padded_heads: int | None = size("heads that the kernel is given, others zero; default: q_heads", default=None)
+    q_rank: int = size("latent dimension of the query (q_lora_rank)", default=1536, high=65536)
+    head_dim: int = size("head dimension, and that of the shared key", default=512, high=4096)
+    rope_dim: int = size("rotary dimensions of a head", default=64, high=4096)
+    o_rank: int = size("output rank of a group of heads (o_lora_rank)", default=1024, high=65536)
+    o_groups: int | None = size("output groups on this rank, default: groups of 8 heads", default=None, high=65536)
+    window: int = size("sliding window of uncompressed tokens", default=128)
+    compress_ratio: int = size("tokens per compressed key, 0: no compression", default=4, low=0, high=65536)
+    index_heads: int = size("indexer heads (replicated on every rank)", default=64, high=4096)
+    index_dim: int = size("dimension of an index key", default=128, high=4096)
+    index_topk: int = size("compressed keys selected per token", default=512, high=1 << 20)
+    padded_heads: int | None = size("heads after padding with zeros, default: q_heads", default=None)
 
     @classmethod
     def heads(cls, calls: Calls) -> Heads:
@@ -171,13 +171,13 @@ class BlockSparseLayer(AttentionLayer):
     )
     trailing_parameters = ("causal", "page_size", "kv_dtype", "backend", "fused")
 
-    hidden: int = size("size of the model (hidden_size)", default=6144, high=1 << 20)
-    kv_heads: int = size("KV heads of this rank", high=65536)
-    head_dim: int = size("size of a head", default=128, high=4096)
-    index_heads: int | None = size("heads of the indexer of this rank; default: kv_heads", default=None, high=4096)
-    index_dim: int = size("size of an index key", default=128, high=4096)
-    block_size: int = size("tokens of a block", default=128, high=65536)
-    topk_blocks: int = size("blocks that are chosen, a token's own with them", default=16, high=65536)
+    hidden: int = size("hidden size of the model", default=6144, high=1 << 20)
+    kv_heads: int = size("KV heads on this rank", high=65536)
+    head_dim: int = size("head dimension", default=128, high=4096)
+    index_heads: int | None = size("indexer heads on this rank, default: kv_heads", default=None, high=4096)
+    index_dim: int = size("dimension of an index key", default=128, high=4096)
+    block_size: int = size("tokens per block", default=128, high=65536)
+    topk_blocks: int = size("blocks selected per token, the local block included", default=16, high=65536)
 
     @classmethod
     def heads(cls, calls: Calls) -> Heads:

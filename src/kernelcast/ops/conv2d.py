@@ -54,7 +54,7 @@ from kernelcast.stacks import runner
 # 2 direct: a thread an output pixel, for depthwise filters.
 ALGORITHMS = ("implicit_gemm", "winograd", "direct")
 LAYOUTS = ("nhwc", "nchw")
-_LAYOUT_HELP = "nchw: as PyTorch makes tensors; nhwc: channels last (not said: nhwc)"
+_LAYOUT_HELP = "nchw: PyTorch's default; nhwc: channels last (default: nhwc)"
 _WINOGRAD_PRODUCTS = 36.0
 _LOOP_LAUNCHES = 0.5  # of a start, for each group that runs by itself: cuDNN has several streams
 _PACKED_CHANNELS = 64.0  # of the groups that share a tile
@@ -95,24 +95,24 @@ class Conv2d(Kernel):
     )  # fmt: skip
 
     batch: int = size("images")
-    in_channels: int = size("channels of the input")
-    out_channels: int = size("channels of the output (filters)")
+    in_channels: int = size("input channels")
+    out_channels: int = size("output channels (filters)")
     height: int = size("rows of the input")
     width: int = size("columns of the input")
     kernel_h: int = size("rows of a filter")
     kernel_w: int = size("columns of a filter")
-    stride: int = size("step between outputs, both ways", default=1)
-    padding: int = size("zeros added on each side", default=0, low=0)
-    dilation: int = size("step between the elements of a filter", default=1)
-    groups: int = size("groups of channels that are convolved apart", default=1)
-    stride_w: int | None = size("step between outputs along the columns, where it differs", default=None)
-    padding_w: int | None = size("zeros beside the columns, where they differ", default=None, low=0)
-    dilation_w: int | None = size("step between the columns of a filter, where it differs", default=None)
-    depth: int | None = size("frames of the input (three axes; not said: 1)", default=None)
+    stride: int = size("stride along rows and columns", default=1)
+    padding: int = size("zero padding on each side", default=0, low=0)
+    dilation: int = size("dilation", default=1)
+    groups: int = size("groups of channels", default=1)
+    stride_w: int | None = size("stride along the columns, default: stride", default=None)
+    padding_w: int | None = size("padding along the columns, default: padding", default=None, low=0)
+    dilation_w: int | None = size("dilation along the columns, default: dilation", default=None)
+    depth: int | None = size("frames of the input (3d), default: 1", default=None)
     kernel_d: int | None = size("frames of a filter", default=None)
-    stride_d: int | None = size("step between frames of the output", default=None)
-    padding_d: int | None = size("zeros added before and after the frames", default=None, low=0)
-    dilation_d: int | None = size("step between the frames of a filter", default=None)
+    stride_d: int | None = size("stride along the frames", default=None)
+    padding_d: int | None = size("padding along the frames", default=None, low=0)
+    dilation_d: int | None = size("dilation along the frames", default=None)
     layout: str | None = choice(_LAYOUT_HELP, LAYOUTS, default=None)
     tf32: str | None = choice("off: fp32 stays fp32 (cudnn.allow_tf32 is on by default)", ("off",), default=None)
 

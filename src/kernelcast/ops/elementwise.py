@@ -185,20 +185,18 @@ class Pointwise(MemoryKernel):
 
     rows: int = size("rows of the output")
     cols: int = size("columns of the output")
-    reads: float = real("numbers read for an element, in the width of dtype; a broadcast one counts little", default=1)
-    writes: float = real("numbers written for an element", default=1)
-    tensors: float = real("tensors read, broadcast ones too; 0: as many as reads", default=0)
+    reads: float = real("values read per output element, in dtype; a broadcast tensor counts little", default=1)
+    writes: float = real("values written per output element", default=1)
+    tensors: float = real("tensors read, broadcast ones included; 0: as many as reads", default=0)
     access: str | None = choice(
-        "strided: tensors in different orders, or broadcast; cast: of different formats; default: vector",
+        "strided: tensors of different memory order, or broadcast; cast: of different dtypes; default: vector",
         ACCESS,
         default=None,
         unset="vector",
     )
-    axes: int | None = size(
-        "axes that a strided kernel walks, neighbours in memory as one; default 2", default=None, high=16
-    )
-    flops: float = real("of an element", default=1)
-    xu_ops: float = real("special functions of an element", default=0)
+    axes: int | None = size("axes of a strided kernel after merging contiguous ones, default: 2", default=None, high=16)
+    flops: float = real("FLOPs per element", default=1)
+    xu_ops: float = real("special functions per element", default=0)
 
     @classmethod
     def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:

@@ -40,10 +40,10 @@ class _EmbeddingBag(IndexedKernel):
     )
 
     bags: int = size("bags (samples)")
-    pooling: int = size("rows of a bag")
-    hidden: int = size("elements of a table row")
-    vocab: int = size("rows of the table")
-    mode: str = choice("what becomes of the rows of a bag", ("sum", "mean"), default="sum")
+    pooling: int = size("rows per bag")
+    hidden: int = size("embedding dimension")
+    vocab: int = size("rows of the embedding table")
+    mode: str = choice("reduction over the rows of a bag", ("sum", "mean"), default="sum")
 
     @classmethod
     def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:

@@ -43,10 +43,10 @@ class Exchange(Kernel):
     batch_parameter = "tokens"
 
     tokens: int = size("tokens of one rank")
-    hidden: int = size("model width")
-    topk: int = size("experts a token goes to", high=65536)
-    experts: int = size("experts of all ranks together", high=65536)
-    world: int = size("GPUs that the experts lie on", low=2, high=8192)
+    hidden: int = size("hidden size of the model")
+    topk: int = size("experts per token", high=65536)
+    experts: int = size("experts over all ranks", high=65536)
+    world: int = size("expert-parallel GPUs", low=2, high=8192)
     routing: str | None = choice("how tokens choose experts, default: random", ROUTINGS, default=None, unset="random")
 
     @classmethod
@@ -108,7 +108,7 @@ class _AllToAll(Exchange):
     writes: ClassVar[float]  # and for a token, over its 16-bit form
     messages: ClassVar[float] = 2.0  # dependent: the rows, and the flag that they came
 
-    kernel: str = choice("who moves rows: one_sided the sender, two_sided both", KERNELS, default="two_sided")
+    kernel: str = choice("one_sided: the sender moves rows; two_sided: both sides", KERNELS, default="two_sided")
 
     @classmethod
     def sent(cls, calls: Calls) -> Sent:
@@ -212,8 +212,8 @@ class _DeepEp(Exchange):
     starts: ClassVar[float]  # a token waits for its turn
     meetings: ClassVar[float]  # of ranks, by the normal kernels
 
-    nodes: int = size("nodes that the GPUs lie in: within one they have NVLink", default=1, high=8192)
-    node_limit: int | None = size("nodes that a token may go to (DeepSeek-V3: 4); default: all", default=None)
+    nodes: int = size("nodes of the GPUs, with NVLink inside a node", default=1, high=8192)
+    node_limit: int | None = size("nodes that a token may be routed to (DeepSeek-V3: 4), default: all", default=None)
     mode: str = choice("kernels: normal (prefill) or low_latency (decode)", MODES, default="normal")
     sms: int = size("SMs of the normal kernels", default=_SMS, low=2, high=_MOST_SMS)
     fabric: str | None = choice(
@@ -296,7 +296,7 @@ class DeepEpDispatch(_DeepEp):
     # A row is read and stored at the peer, then read there and stored in its place; narrowed by a kernel before.
     reads, writes, starts, meetings = 4.0, 0.0, 1.0, 1.0
 
-    dtype: str = choice("number format that is sent", tuple(DTYPES), default="fp8_block")
+    dtype: str = choice("dtype that is sent", tuple(DTYPES), default="fp8_block")
 
 
 class DeepEpCombine(_DeepEp):

@@ -47,15 +47,15 @@ class GatedDelta(LinearKernel):
     )
     feature_sizes = ("key_heads", "value_heads", "key_dim", "value_dim")
 
-    key_heads: int = size("heads of queries and keys", high=65536)
-    value_heads: int = size("heads of values, each with a state", high=65536)
-    key_dim: int = size("elements of a key head", high=1024)
-    value_dim: int = size("elements of a value head", high=1024)
-    chunk: int = size("tokens a chunk of the prefill", default=64, low=16, high=256)
-    qk_norm: bool = flag("prefill normalises queries and keys too; decode always does", default=False)
+    key_heads: int = size("query and key heads", high=65536)
+    value_heads: int = size("value heads, each with a state", high=65536)
+    key_dim: int = size("key head dimension", high=1024)
+    value_dim: int = size("value head dimension", high=1024)
+    chunk: int = size("tokens per chunk of the prefill", default=64, low=16, high=256)
+    qk_norm: bool = flag("prefill normalises queries and keys too, as decode always does", default=False)
     stateless: bool = flag("prefill starts from no state and keeps none, as in training", default=False)
-    state_dtype: str = choice("format of the state in memory", VECTOR_DTYPES, default="fp32")
-    backend: str | None = choice("prefill's, default: the stack's on this GPU", GATED_DELTA_BACKENDS, default=None)
+    state_dtype: str = choice("dtype of the state in memory", VECTOR_DTYPES, default="fp32")
+    backend: str | None = choice("prefill backend, default: the stack's", GATED_DELTA_BACKENDS, default=None)
 
     @classmethod
     def conflicts(cls, calls: Calls) -> Conflicts:

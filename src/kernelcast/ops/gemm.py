@@ -50,7 +50,7 @@ _MIN_STEPS_PER_SPLIT = 4  # a split shorter than this does not pay for its reduc
 # cuBLAS names kernels by whether A and B are transposed, column by column: a Linear's forward (weight [n, k]) is tn,
 # its input gradient nn, its weight gradient nt. Bytes and FLOPs are the same, what a library reaches is not quite.
 LAYOUTS = ("tn", "nn", "nt")
-_LAYOUT_HELP = "operands as cuBLAS names them: tn both K-major (a forward), nn input gradient, nt weight gradient"
+_LAYOUT_HELP = "operand layout in cuBLAS terms: tn both K-major (forward), nn input gradient, nt weight gradient"
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Gemm(Kernel):
     n: int = size("columns of B and C (output features)")
     k: int = size("inner dimension (input features)")
     layout: str | None = choice(_LAYOUT_HELP, LAYOUTS, default=None, unset="tn")
-    inputs: str | None = choice("ready: A comes quantised; else an engine's layer does it", ("ready",), default=None)
+    inputs: str | None = choice("ready: A is quantised already; else the layer does it", ("ready",), default=None)
 
     @classmethod
     def with_defaults(cls, configuration: Configuration, gpu: Gpu) -> dict[str, str | None]:

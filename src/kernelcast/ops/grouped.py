@@ -34,12 +34,12 @@ class GroupedKernel(Kernel):
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16", "fp8", "fp8_block", "int8", "nvfp4", "int4")
     trailing_parameters = TRITON_CONFIG
 
-    block_m: int | None = size("Triton BLOCK_SIZE_M, default: chosen", default=None, low=8, high=1024)
-    block_n: int | None = size("Triton BLOCK_SIZE_N, default: chosen", default=None, low=8, high=1024)
-    block_k: int | None = size("Triton BLOCK_SIZE_K, default: chosen", default=None, low=8, high=1024)
-    group_m: int | None = size("Triton GROUP_SIZE_M, default: chosen", default=None, high=1024)
-    warps: int | None = size("Triton num_warps, default: chosen", default=None, high=32)
-    stages: int | None = size("Triton num_stages, default: chosen", default=None, high=16)
+    block_m: int | None = size("Triton BLOCK_SIZE_M, default: selected", default=None, low=8, high=1024)
+    block_n: int | None = size("Triton BLOCK_SIZE_N, default: selected", default=None, low=8, high=1024)
+    block_k: int | None = size("Triton BLOCK_SIZE_K, default: selected", default=None, low=8, high=1024)
+    group_m: int | None = size("Triton GROUP_SIZE_M, default: selected", default=None, high=1024)
+    warps: int | None = size("Triton num_warps, default: selected", default=None, high=32)
+    stages: int | None = size("Triton num_stages, default: selected", default=None, high=16)
 
     @classmethod
     def configuration(cls, calls: Calls) -> ConfigurationColumns:
@@ -148,12 +148,12 @@ class GroupedMm(Kernel):
         {"rows": 32768, "groups": 128, "n": 2048, "k": 768, "layout": "nt"},
     )
 
-    rows: int = size("rows of all groups: tokens times experts a token")
-    groups: int = size("groups (experts), to which rows go at random", high=65536)
+    rows: int = size("rows of all groups: tokens times experts per token")
+    groups: int = size("groups (experts), with rows routed at random", high=65536)
     n: int = size("columns of the product")
-    k: int = size("inner size; rows of the product where the groups cut the inner axis")
+    k: int = size("inner dimension; rows of the product where groups split the inner axis")
     layout: str | None = choice(
-        "tn, nn: groups of rows; nt: groups of the inner axis", ("tn", "nn", "nt"), default=None
+        "tn, nn: groups of rows; nt: groups split the inner axis", ("tn", "nn", "nt"), default=None
     )
 
     @classmethod

@@ -45,12 +45,12 @@ class Kda(LinearKernel):
     feature_sizes = ("heads", "key_dim")
 
     heads: int = size("heads, each with a state", high=65536)
-    key_dim: int = size("elements of a key head", high=1024)
-    value_dim: int | None = size("elements of a value head, default: as of a key's", default=None, high=1024)
-    width: int = size("tokens of the filter of a fused decode's convolution", default=4, high=256)
-    fused: bool = flag("decode does the convolution and the gated norm in the same kernel", default=False)
-    state_dtype: str = choice("format of the state in memory", VECTOR_DTYPES, default="fp32")
-    backend: str | None = choice("prefill's, default: the stack's on this GPU", KDA_BACKENDS, default=None)
+    key_dim: int = size("key head dimension", high=1024)
+    value_dim: int | None = size("value head dimension, default: key_dim", default=None, high=1024)
+    width: int = size("filter width of the convolution in a fused decode", default=4, high=256)
+    fused: bool = flag("decode fuses the convolution and the gated norm", default=False)
+    state_dtype: str = choice("dtype of the state in memory", VECTOR_DTYPES, default="fp32")
+    backend: str | None = choice("prefill backend, default: the stack's", KDA_BACKENDS, default=None)
 
     @classmethod
     def configuration(cls, calls: Calls) -> ConfigurationColumns:

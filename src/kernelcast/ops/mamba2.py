@@ -41,10 +41,10 @@ class Mamba2(LinearKernel):
 
     heads: int = size("heads, each with a state", high=65536)
     head_dim: int = size("elements of a head", high=1024)
-    state: int = size("elements of the state for each of them (d_state)", high=1024)
+    state: int = size("state dimension (d_state)", high=1024)
     groups: int = size("groups of heads that share B and C", default=1, high=65536)
-    chunk: int = size("tokens a chunk of the prefill", default=256, low=16, high=1024)
-    state_dtype: str = choice("format of the state in memory", VECTOR_DTYPES, default="fp32")
+    chunk: int = size("tokens per chunk of the prefill", default=256, low=16, high=1024)
+    state_dtype: str = choice("dtype of the state in memory", VECTOR_DTYPES, default="fp32")
 
     @classmethod
     def conflicts(cls, calls: Calls) -> Conflicts:

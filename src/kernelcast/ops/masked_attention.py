@@ -231,15 +231,15 @@ class _Masked(Kernel):
     trailing_parameters: ClassVar[tuple[str, ...]] = ("causal", "bias", "dropout", "backend")
 
     batch: int = size("requests")
-    q_len: int = size("queries a request")
-    kv_len: int = size("keys a request")
+    q_len: int = size("queries per request")
+    kv_len: int = size("keys per request")
     q_heads: int = size("query heads", high=65536)
-    kv_heads: int | None = size("KV heads; fewer than q_heads is GQA, default: as many", default=None, high=65536)
-    head_dim: int = size("size of a head", high=4096)
-    causal: bool = flag("each token sees itself and what is before it", default=False)
-    bias: str = choice("what is added to the scores, by the axes that it has", tuple(BIASES), default="none")
-    dropout: bool = flag("scores are dropped at random", default=False)
-    backend: str | None = choice("library, default: efficient", BACKENDS, default=None)
+    kv_heads: int | None = size("KV heads; fewer than q_heads is GQA, default: q_heads", default=None, high=65536)
+    head_dim: int = size("head dimension", high=4096)
+    causal: bool = flag("causal mask", default=False)
+    bias: str = choice("bias added to the scores, by its axes", tuple(BIASES), default="none")
+    dropout: bool = flag("dropout of the scores", default=False)
+    backend: str | None = choice("attention backend, default: efficient", BACKENDS, default=None)
 
     @classmethod
     def configuration(cls, calls: Calls) -> ConfigurationColumns:
@@ -305,7 +305,7 @@ class MaskedAttentionBackward(_Masked):
     )  # fmt: skip
     trailing_parameters = (*_Masked.trailing_parameters, "bias_gradient")
 
-    bias_gradient: bool = flag("of the bias too, a number for each score", default=False)
+    bias_gradient: bool = flag("compute the gradient of the bias too", default=False)
 
     @classmethod
     def conflicts(cls, calls: Calls) -> Conflicts:

@@ -31,7 +31,7 @@ class _HyperConnection(Kernel):
     examples = ({"tokens": 1024, "hidden": 7168},)
 
     tokens: int = size("tokens")
-    hidden: int = size("model width: of one stream")
+    hidden: int = size("hidden size of one stream")
     mult: int = size("residual streams", default=4, high=64)
 
     @classmethod

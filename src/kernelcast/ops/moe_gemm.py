@@ -58,10 +58,10 @@ class MoeGemm(GroupedKernel):
 
     tokens: int = size("tokens that enter the layer")
     experts: int = size("experts on this GPU", high=65536)
-    topk: int = size("experts a token goes to, at random", high=65536)
-    k: int = size("inner dimension (model width, for the first GEMM)")
+    topk: int = size("experts per token, routed at random", high=65536)
+    k: int = size("inner dimension (hidden size, for the first GEMM)")
     n: int = size("output features of an expert (gate and up together)")
-    second: bool = flag("second GEMM of a layer: each (token, expert) pair has a row of its own", default=False)
+    second: bool = flag("second GEMM of a layer: one row per (token, expert) pair", default=False)
 
     @classmethod
     def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:

@@ -97,7 +97,7 @@ class Gather(MemoryKernel):
     op = "gather"
     examples = ({"rows": 8192, "cols": 4096},)
 
-    rows: int = size("rows picked")
+    rows: int = size("rows gathered")
     cols: int = size("columns")
 
     @classmethod
@@ -115,8 +115,8 @@ class Embedding(MemoryKernel):
     examples = ({"tokens": 4096, "hidden": 4096, "vocab": 128256},)
 
     tokens: int = size("tokens to look up")
-    hidden: int = size("elements of a table row")
-    vocab: int = size("rows of the table")
+    hidden: int = size("embedding dimension")
+    vocab: int = size("rows of the embedding table")
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
@@ -146,7 +146,7 @@ class KvWrite(MemoryKernel):
     tokens: int = size("new tokens")
     kv_heads: int = size("key and value heads")
     head_dim: int = size("elements of a head")
-    kv_dtype: str | None = choice("number format of the cache; not given: dtype", _KV_DTYPES, default=None)
+    kv_dtype: str | None = choice("dtype of the KV cache, default: dtype", _KV_DTYPES, default=None)
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
@@ -182,8 +182,8 @@ class EmbeddingBackward(MemoryKernel):
     examples = ({"tokens": 8192, "hidden": 4096, "vocab": 128256}, {"tokens": 2048, "hidden": 1024, "vocab": 50257})
 
     tokens: int = size("tokens looked up in the forward pass")
-    hidden: int = size("elements of a table row")
-    vocab: int = size("rows of the table")
+    hidden: int = size("embedding dimension")
+    vocab: int = size("rows of the embedding table")
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
@@ -280,7 +280,7 @@ class Rope(MemoryKernel):
     q_heads: int = size("query heads")
     kv_heads: int = size("key heads")
     head_dim: int = size("elements of a head")
-    rotary_dim: int | None = size("elements of a head that are turned; not given: all", default=None, low=2)
+    rotary_dim: int | None = size("rotary dimensions of a head, default: all", default=None, low=2)
 
     @classmethod
     def conflicts(cls, calls: Calls) -> Conflicts:

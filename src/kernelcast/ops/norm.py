@@ -201,8 +201,8 @@ class _GroupNorm(SpatialKernel):
 
     batch: int = size("images")
     channels: int = size("channels")
-    spatial: int = size("pixels of a channel of one image")
-    groups: int = size("groups of channels, each with statistics of its own in each image")
+    spatial: int = size("pixels of one channel of one image")
+    groups: int = size("groups of channels")
 
     @classmethod
     def conflicts(cls, calls: Calls) -> Conflicts:

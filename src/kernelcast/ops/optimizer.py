@@ -38,9 +38,9 @@ class MultiTensorKernel(MemoryKernel):
 
     family = "multi_tensor"
 
-    elements: int = size("numbers of all tensors of a list", high=1 << 42)
-    tensors: int = size("tensors that they are in", default=1)
-    chunks: int | None = size("pieces of 65,536 numbers or less; default: of equal tensors", default=None)
+    elements: int = size("elements of all tensors of a list", high=1 << 42)
+    tensors: int = size("tensors in a list", default=1)
+    chunks: int | None = size("chunks of up to 65,536 elements, default: those of equal tensors", default=None)
 
     @classmethod
     def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
@@ -189,7 +189,7 @@ class Sgd(MultiTensorKernel):
     op = "sgd"
     examples = ({"elements": 25557032, "tensors": 161, "momentum": True, "dtype": "fp32"}, {"elements": 25557032})
 
-    momentum: bool = flag("keep a running mean of the gradients", default=False)
+    momentum: bool = flag("momentum buffer", default=False)
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
@@ -240,7 +240,7 @@ class Foreach(MultiTensorKernel):
         {"elements": 16777216, "tensors": 4, "function": "norm"},
     )
 
-    function: str = choice("what is computed", tuple(FUNCTIONS), default="scale")
+    function: str = choice("function", tuple(FUNCTIONS), default="scale")
     to: str | None = choice("dtype of a copy, default: dtype", VECTOR_DTYPES, default=None, unset="dtype")
 
     @classmethod

@@ -38,9 +38,9 @@ class Quantize(MemoryKernel):
 
     rows: int = size("rows (tokens)")
     cols: int = size("columns")
-    to: str = choice("number format of the result", _FORMATS, default="fp8")
+    to: str = choice("dtype of the result", _FORMATS, default="fp8")
     scale: str | None = choice(
-        "what shares a scale; not given: token, or block for a block format", _SCALES, default=None
+        "elements that share a scale, default: token, or block for a block format", _SCALES, default=None
     )
 
     @classmethod

@@ -46,15 +46,15 @@ class _Recurrent(Kernel):
     batch_parameter = "batch"
     dtypes = ("fp32", "tf32", "fp16", "bf16")
 
-    batch: int = size("sequences; of a packed batch the mean over its steps")
+    batch: int = size("sequences; for a packed batch the mean over its steps")
     steps: int = size("time steps")
-    input: int = size("features of a step's input")
-    hidden: int = size("features of the state")
-    layers: int = size("layers, one on another", default=1, high=4096)
-    bidirectional: bool = flag("a second chain from the last step to the first", default=False)
-    projection: int | None = size("features that the state is projected to (LSTM alone), default: none", default=None)
-    cell: str = choice("gates of a step", CELLS, default="lstm")
-    algorithm: str | None = choice("how the chain runs, default: as PyTorch chooses", ALGORITHMS, default=None)
+    input: int = size("input features")
+    hidden: int = size("features of the hidden state")
+    layers: int = size("stacked layers", default=1, high=4096)
+    bidirectional: bool = flag("bidirectional layers", default=False)
+    projection: int | None = size("projection size (LSTM only), default: none", default=None)
+    cell: str = choice("type of cell", CELLS, default="lstm")
+    algorithm: str | None = choice("cuDNN algorithm of the steps, default: PyTorch's choice", ALGORITHMS, default=None)
 
     @classmethod
     def conflicts(cls, calls: Calls) -> Conflicts:
@@ -112,7 +112,7 @@ class Recurrent(_Recurrent):
         {"batch": 64, "steps": 100, "input": 512, "hidden": 512, "dtype": "fp16", "training": True},
     )
 
-    training: bool = flag("keeps what the backward pass needs", default=False)
+    training: bool = flag("save what the backward pass needs", default=False)
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:

@@ -112,7 +112,7 @@ class ReduceSum(MemoryKernel):
 
     rows: int = size("rows of the input")
     cols: int = size("columns of the input")
-    axis: str = choice("what is summed away", ("rows", "cols"), default="rows")
+    axis: str = choice("axis that is summed over", ("rows", "cols"), default="rows")
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
@@ -129,7 +129,7 @@ class Argmax(MemoryKernel):
     examples = ({"rows": 64, "cols": 128256},)
 
     rows: int = size("rows")
-    cols: int = size("columns, searched")
+    cols: int = size("columns")
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
@@ -190,7 +190,7 @@ class Cumsum(MemoryKernel):
     examples = ({"rows": 4096, "cols": 4096}, {"rows": 1, "cols": 1048576})
 
     rows: int = size("rows")
-    cols: int = size("columns, added up")
+    cols: int = size("columns")
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
@@ -236,9 +236,9 @@ class CtcLoss(Kernel):
 
     batch: int = size("sequences")
     steps: int = size("time steps")
-    targets: int = size("labels of a sequence")
-    classes: int = size("classes, the blank among them")
-    backward: bool = flag("the gradient by the log-probabilities, after the forward pass", default=False)
+    targets: int = size("labels per sequence")
+    classes: int = size("classes, the blank included")
+    backward: bool = flag("gradient of the log-probabilities, after the forward pass", default=False)
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:

@@ -138,7 +138,7 @@ class SequenceKernel(Kernel):
     feature_sizes: ClassVar[tuple[str, ...]]  # other sizes that the learned efficiency is told
 
     batch: int | None = size("sequences", default=None)
-    q_len: int | None = size("new tokens a sequence", default=None)
+    q_len: int | None = size("new tokens per sequence", default=None)
     q_lens: tuple[int, ...] | None = lengths("new tokens of each sequence (ragged batch)", default=None)
 
     @classmethod

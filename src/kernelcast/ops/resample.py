@@ -42,11 +42,11 @@ class _Interpolate(SpatialKernel):
 
     batch: int = size("images")
     channels: int = size("channels")
-    height: int = size("rows of the small image")
-    width: int = size("columns of the small image")
+    height: int = size("rows of the input")
+    width: int = size("columns of the input")
     out_height: int = size("rows of the output")
     out_width: int = size("columns of the output")
-    mode: str = choice("how an output is made of its neighbours", MODES, default="nearest")
+    mode: str = choice("interpolation mode", MODES, default="nearest")
     layout: str = layout()
 
     @classmethod
@@ -146,11 +146,11 @@ class _Pad(SpatialKernel):
     )
 
     images: int = size("images times channels")
-    height: int = size("rows of the small image")
-    width: int = size("columns of the small image")
+    height: int = size("rows of the input")
+    width: int = size("columns of the input")
     out_height: int = size("rows of the padded image")
     out_width: int = size("columns of the padded image")
-    mode: str = choice("what the border holds", PADS, default="constant")
+    mode: str = choice("padding mode", PADS, default="constant")
 
     @classmethod
     def _sizes(cls, calls: Calls) -> tuple[Array, Array]:

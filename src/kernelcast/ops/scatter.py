@@ -129,9 +129,9 @@ class _ByElement(IndexedKernel):
 
     rows: int = size("rows of the index")
     cols: int = size("columns of the index")
-    size: int = size("places along the axis of the other tensor")
-    axis: str = choice("the axis that the index is of", AXES, default="rows")
-    expanded: bool = flag("one index for a whole row, repeated by a view", default=False)
+    size: int = size("length of the indexed axis of the other tensor")
+    axis: str = choice("axis that is indexed", AXES, default="rows")
+    expanded: bool = flag("one index per row, expanded by a view", default=False)
 
     @classmethod
     def _bytes(cls, calls: Calls) -> tuple[Array, Array, Array]:
@@ -252,7 +252,7 @@ class _ByRow(IndexedKernel):
 
     examples = ({"rows": 100000, "cols": 64, "size": 10000}, {"rows": 4096, "cols": 1024, "size": 50000})
 
-    rows: int = size("rows named by the index")
+    rows: int = size("rows that the index selects")
     cols: int = size("columns")
     size: int = size("rows of the other tensor")
 
@@ -271,7 +271,7 @@ class Index(_ByRow):
 
     op = "index"
 
-    indices: int = size("index tensors, one an axis", default=1, high=8)
+    indices: int = size("index tensors, one per axis", default=1, high=8)
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
@@ -315,7 +315,7 @@ class IndexPut(_ByRow):
 
     op = "index_put"
 
-    accumulate: bool = flag("rows of equal places are added up, in order", default=False)
+    accumulate: bool = flag("rows with the same index are added up, in order", default=False)
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:

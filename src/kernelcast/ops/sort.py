@@ -39,8 +39,8 @@ class Sort(IndexedKernel):
     examples = ({"rows": 64, "cols": 1000}, {"rows": 1, "cols": 1000000, "keys": "int64"})
 
     rows: int = size("rows")
-    cols: int = size("columns, put in order")
-    keys: str | None = choice("whole numbers to sort; not given: dtype", _KEYS, default=None)
+    cols: int = size("columns, sorted")
+    keys: str | None = choice("dtype of integer keys, default: dtype", _KEYS, default=None)
 
     @classmethod
     def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
@@ -146,7 +146,7 @@ class Searchsorted(IndexedKernel):
     op = "searchsorted"
     examples = ({"elements": 1000000, "boundaries": 100, "dtype": "fp32"},)
 
-    elements: int = size("elements to place")
+    elements: int = size("elements to look up")
     boundaries: int = size("sorted boundaries")
 
     @classmethod

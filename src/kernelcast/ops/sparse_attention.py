@@ -67,9 +67,9 @@ class SparsePart(OverCache):
     trailing_parameters = ("causal", "page_size", "kv_dtype", "backend")
     batch_parameter = "batch"
 
-    compress_ratio: int = size("tokens that share a key", default=1, high=65536)
+    compress_ratio: int = size("tokens per compressed key", default=1, high=65536)
     q_heads: int = size("query heads", default=1, high=65536)
-    backend: str | None = choice("library, default: the usual one on the GPU", LAYER_BACKENDS, default=None)
+    backend: str | None = choice("attention backend, default: the usual one on the GPU", LAYER_BACKENDS, default=None)
 
     @classmethod
     def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
@@ -93,8 +93,8 @@ class MqaLogits(SparsePart):
         {"batch": 64, "q_len": 1, "kv_len": 65536, "index_heads": 64, "compress_ratio": 4},
     )
 
-    index_heads: int = size("heads of the indexer", default=64, high=4096)
-    index_dim: int = size("size of an index key", default=128, high=4096)
+    index_heads: int = size("indexer heads", default=64, high=4096)
+    index_dim: int = size("dimension of an index key", default=128, high=4096)
 
     @classmethod
     def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
@@ -113,7 +113,7 @@ class IndexTopk(SparsePart):
     op = "index_topk"
     examples = ({"batch": 1, "q_len": 1024, "kv_len": 32768}, {"batch": 64, "q_len": 1, "kv_len": 65536})
 
-    topk: int = size("keys that are chosen", default=2048, high=1 << 20)
+    topk: int = size("keys selected per token", default=2048, high=1 << 20)
 
     @classmethod
     def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
@@ -133,10 +133,10 @@ class SparseMla(SparsePart):
         {"batch": 64, "q_len": 1, "kv_len": 65536, "q_heads": 64, "topk": 512, "compress_ratio": 128, "window": 128},
     )
 
-    topk: int = size("keys that are chosen, 0: all", default=2048, low=0, high=1 << 20)
-    window: int = size("last tokens that are attended to as they are", default=0, low=0)
-    kv_rank: int = size("size of the latent, which is the value", default=512, high=65536)
-    rope_dim: int = size("rotary part of a key beside the latent", default=64, low=0, high=4096)
+    topk: int = size("keys selected per token, 0: all", default=2048, low=0, high=1 << 20)
+    window: int = size("sliding window of uncompressed tokens", default=0, low=0)
+    kv_rank: int = size("latent dimension, which is the value", default=512, high=65536)
+    rope_dim: int = size("rotary dimensions of a key beside the latent", default=64, low=0, high=4096)
 
     @classmethod
     def heads(cls, calls: Calls) -> Heads:
@@ -244,12 +244,12 @@ class DsaLayer(LatentLayer):
         {"batch": 1, "q_len": 4096, "kv_len": 16384, "q_heads": 128},
     )
 
-    index_heads: int = size("heads of the indexer, on every rank", default=64, high=4096)
-    index_dim: int = size("size of an index key", default=128, high=4096)
-    index_topk: int = size("keys that are chosen", default=2048, high=1 << 20)
-    indexer: bool = flag("false: the choice is that of a layer before", default=True)
+    index_heads: int = size("indexer heads (replicated on every rank)", default=64, high=4096)
+    index_dim: int = size("dimension of an index key", default=128, high=4096)
+    index_topk: int = size("keys selected per token", default=2048, high=1 << 20)
+    indexer: bool = flag("false: the layer reuses the selection of an earlier layer", default=True)
     path: str = choice(
-        "auto: expanded heads (dense) where the stack takes them for a short prefill, else sparse",
+        "auto: dense (expanded heads) where the stack runs a short prefill so, else sparse",
         ("auto", "sparse", "dense"),
         default="auto",
     )

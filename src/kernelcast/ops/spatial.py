@@ -26,7 +26,7 @@ class SpatialKernel(Kernel):
 
 def layout() -> str:
     """The parameter."""
-    parameter: str = choice("order in memory; nhwc: channels last", LAYOUTS, default="nchw")
+    parameter: str = choice("memory format; nhwc: channels last", LAYOUTS, default="nchw")
     return parameter
 
 
@@ -94,8 +94,8 @@ class ChannelsLast(SpatialKernel):
 
     batch: int = size("images")
     channels: int = size("channels")
-    spatial: int = size("pixels of a channel of one image")
-    to: str = choice("order of the copy", LAYOUTS, default="nhwc")
+    spatial: int = size("pixels of one channel of one image")
+    to: str = choice("memory format of the copy", LAYOUTS, default="nhwc")
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
@@ -121,8 +121,8 @@ class ChannelCat(SpatialKernel):
 
     batch: int = size("images")
     channels: int = size("channels of the result")
-    spatial: int = size("pixels of a channel of one image")
-    parts: int = size("tensors joined")
+    spatial: int = size("pixels of one channel of one image")
+    parts: int = size("tensors concatenated")
     layout: str = layout()
 
     @classmethod
@@ -154,10 +154,10 @@ class Roll(SpatialKernel):
     op = "roll"
     examples = ({"outer": 32, "length": 56, "inner": 7168, "shift": 3},)
 
-    outer: int = size("elements of the axes before")
+    outer: int = size("elements of the outer axes")
     length: int = size("elements of the axis")
-    inner: int = size("elements of the axes after")
-    shift: int = size("places to shift by", default=1, low=0)
+    inner: int = size("elements of the inner axes")
+    shift: int = size("shift in elements", default=1, low=0)
 
     @classmethod
     def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:

@@ -52,8 +52,8 @@ class Topk(IndexedKernel):
     examples = ({"rows": 64, "cols": 128256, "k": 50}, {"rows": 4096, "cols": 128, "k": 8})
 
     rows: int = size("rows")
-    cols: int = size("columns, searched")
-    k: int = size("elements to find in each row")
+    cols: int = size("columns")
+    k: int = size("elements to select per row")
 
     @classmethod
     def conflicts(cls, calls: Calls) -> Conflicts:
@@ -185,9 +185,9 @@ class TopKTopPSampling(MemoryKernel):
     examples = ({"rows": 64, "cols": 128256}, {"rows": 256, "cols": 151936, "keep": "top_p"})
 
     rows: int = size("rows (requests)")
-    cols: int = size("columns (tokens of the vocabulary)")
-    keep: str = choice("what is kept of a row", ("both", "top_k", "top_p"), default="both")
-    dtype: str = choice("number format of the probabilities", ("fp32",), default="fp32")
+    cols: int = size("columns (vocabulary)")
+    keep: str = choice("filter applied to the probabilities", ("both", "top_k", "top_p"), default="both")
+    dtype: str = choice("dtype of the probabilities", ("fp32",), default="fp32")
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
