@@ -230,6 +230,10 @@ class Times:
         for call, *span, bound_by, support, match, kernels, dram_s in zip(new, *seconds, *others, strict=True):
             self._known[call] = CallTime(Interval(*span), bound_by, support, match, kernels, dram_s)
 
+    def columns(self, calls: CallTable) -> CallTableTimes:
+        """Calls that are columns, of which nothing is kept."""
+        return calls.predict(self.gpu, self.conditions)
+
     @property
     def calls(self) -> tuple[Call, ...]:
         """Those that are known."""
@@ -310,6 +314,12 @@ class CallTable:
             bad.found,
             _dram_s(found),
         )
+
+    def calls(self) -> list[Call]:
+        """One a row."""
+        columns = {name: values.tolist() for name, values in self.columns().items()}
+        rows = (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
+        return [Call.of(row.pop("op"), {name: value for name, value in row.items() if value == value}) for row in rows]
 
     def columns(self) -> dict[str, NDArray[Any]]:
         """As ``columns_of`` calls; sizes as numbers, not given: NaN."""

@@ -288,7 +288,7 @@ class _Chunk:
         self.passes += sum(len(passes.owner) for passes, _ in answers.laid)
 
     def laid(self) -> Iterator[tuple[list[int], Answers]]:
-        found = predict_calls(self.gathered, self.times.gpu, self.times.conditions)
+        found = predict_calls(self.gathered, self.times)
         for numbers, answers in self.members:
             answers.lay(found, self.times)
             yield numbers, answers

@@ -21,9 +21,7 @@ from kernelcast.energy.power import WINDOW_S, capped, longer_s, under_cap
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast.calibration import UNSCALED, Scale
 from kernelcast.forecast.calls import Launch
-from kernelcast.forecast.conditions import Conditions
-from kernelcast.forecast.predict_table import CallTable, CallTableTimes, refusal
-from kernelcast.hardware import Gpu
+from kernelcast.forecast.predict_table import CallTable, CallTableTimes, Times, refusal
 from kernelcast.inference.batch import Batch, Batches, Rows
 from kernelcast.inference.forward import Deployment, forward, forward_many
 from kernelcast.inference.workload import Steps, summed
@@ -188,21 +186,20 @@ class PassKernels:
         return None
 
 
-def predict_calls(calls: CallTable, gpu: Gpu, conditions: Conditions) -> CallTableTimes:
+def predict_calls(calls: CallTable, times: Times) -> CallTableTimes:
     """All calls in one table, under a power limit where the GPU has a lower one than its board."""
-    times = calls.predict(gpu, conditions)
-    return under_cap(calls, times, gpu, conditions) if capped(gpu) else times
+    columns = times.columns(calls)
+    return under_cap(calls, columns, times.gpu, times.conditions) if capped(times.gpu) else columns
 
 
-def kernel_tables(deployment: Deployment, passes: Sequence[tuple[str, Batches]], conditions: Conditions
-                  ) -> list[PassKernels]:  # fmt: skip
+def kernel_tables(deployment: Deployment, passes: Sequence[tuple[str, Batches]], times: Times) -> list[PassKernels]:
     """Of several lists of passes, the kernels that follow ``by`` alone (see ``PassKernels``); refused where one is."""
     calls = CallTable()
     tables = [PassKernels(deployment, batches, calls, by) for by, batches in passes]
-    times = predict_calls(calls, deployment.gpu, conditions)
+    columns = predict_calls(calls, times)
     for table in tables:
-        table.predict(times)
-        if times.refused and (error := table.refusal(np.flatnonzero(np.isnan(table.kernels_s[0])).tolist())):
+        table.predict(columns)
+        if columns.refused and (error := table.refusal(np.flatnonzero(np.isnan(table.kernels_s[0])).tolist())):
             raise error
     return tables
 

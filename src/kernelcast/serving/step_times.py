@@ -100,7 +100,7 @@ class StepTimes:
             passes.append(("lengths", Batches.of(self._mixed_batches(self._mixed_grid, checked))))
         if self._decodes_apart():
             passes.append(("tokens", Batches.evenly(tokens, 1, 64)))
-        tables = kernel_tables(self.deployment, passes, self._times.conditions)
+        tables = kernel_tables(self.deployment, passes, self._times)
         stack = self.deployment.stack
         kernels, launching_s = np.sum([table.launched(stack)[:, 0] for table in tables[:3]], axis=0).tolist()
         self.host_gaps_s = kernels * stack.gap_s, launching_s  # in a graph; and to launch all kernels one by one

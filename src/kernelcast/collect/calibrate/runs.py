@@ -15,7 +15,7 @@ from kernelcast.errors import KernelcastError
 from kernelcast.forecast.calibration import host_key, scale_keys
 from kernelcast.forecast.calls import Call, columns_of
 from kernelcast.forecast.conditions import Conditions
-from kernelcast.forecast.predict_table import CallTime, Times, rotations_of
+from kernelcast.forecast.predict_table import CallTable, CallTableTimes, CallTime, Times, rotations_of
 from kernelcast.forecast.table import BadRows, grouped
 from kernelcast.inference.infer import Inference
 from kernelcast.inference.pass_times import HOST_RANGE, PASS_SPREAD, PassTime
@@ -201,6 +201,14 @@ _SEEN = ("mean_ttft_ms", "mean_tpot_ms")
 _APART = 0.1  # of a log scale, to either side: a run jumps where a request just makes a step or just does not
 
 
+class _Kept(Times):
+    """What was predicted, every call of it kept."""
+
+    def columns(self, calls: CallTable) -> CallTableTimes:
+        self.predict(calls.calls())
+        return super().columns(calls)
+
+
 class _Stretched(Times):
     """What was predicted, with kinds of kernels so many times as long."""
 
@@ -208,13 +216,19 @@ class _Stretched(Times):
         super().__init__(base.gpu, base.conditions)
         self._base, self._kinds, self._factors = base, kinds, {key: float(np.exp(x)) for key, x in scales.items()}
 
-    def learn(self, calls: Iterable[Call]) -> None:
+    def predict(self, calls: Iterable[Call]) -> None:
         """All calls of a service are known once it was simulated."""
 
     def __getitem__(self, call: Call) -> CallTime:
         found = self._base[call]
-        factor = sum(share * self._factors.get(key, 1.0) for key, share in self._kinds.of(call).items())
-        return replace(found, interval=found.interval * factor)
+        return replace(found, interval=found.interval * self._factor(call))
+
+    def columns(self, calls: CallTable) -> CallTableTimes:
+        found = super().columns(calls)
+        return replace(found, times_s=found.times_s * np.array([self._factor(call) for call in calls.calls()]))
+
+    def _factor(self, call: Call) -> float:
+        return sum(share * self._factors.get(key, 1.0) for key, share in self._kinds.of(call).items())
 
 
 def served_run(bench: Bench, service: Service, conditions: Conditions, *, seed: int = 0) -> Run:
@@ -223,7 +237,7 @@ def served_run(bench: Bench, service: Service, conditions: Conditions, *, seed: 
     if not measured:
         raise KernelcastError(f"{bench.path} has no latencies to learn from: {' or '.join(_SEEN)}")
     check(service, bench.load)
-    base = Times(service.pool.deployment.gpu, conditions)
+    base = _Kept(service.pool.deployment.gpu, conditions)
     likely = _simulated(bench, service, base, seed)
     kinds = Kinds(base)
     kinds.learn(base.calls)

@@ -42,7 +42,7 @@ class CoarseSteps:
             "decodes": ("lengths", Batches.evenly(sequences, 1, max(1, context))),
             "prompts": ("lengths", Batches.evenly(1, prompts, past)),
         }
-        tables = kernel_tables(deployment, list(passes.values()), times.conditions)
+        tables = kernel_tables(deployment, list(passes.values()), times)
         end = ("likely", "low", "high").index(variant)
         self._known = {name: table.kernels_s[end].tolist() for name, table in zip(passes, tables, strict=True)}
         count = sum(table.launched(self._stack)[0, 0] for table in tables[:3])
