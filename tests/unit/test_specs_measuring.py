@@ -21,6 +21,7 @@ PEAK = H200.tensor_flops_per_s("bf16")
 
 @pytest.fixture
 def on_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
     monkeypatch.setattr(specs, "DEVICE", "cpu")
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
