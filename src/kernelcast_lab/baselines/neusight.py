@@ -24,14 +24,7 @@ from kernelcast.hardware import Gpu
 from kernelcast.machine.analyse import Analysis
 from kernelcast.ops.work import Array
 from kernelcast_lab.baselines.family_net import FamilyNet, NetBaseline, sigmoid, words_of
-from kernelcast_lab.baselines.roofline import (
-    FMA,
-    TENSOR,
-    bytes_s,
-    memory_bound_s,
-    plain_estimate,
-    roofline_s,
-)
+from kernelcast_lab.baselines.roofline import FMA, TENSOR, bytes_s, memory_bound_s, plain_estimate, roofline_s
 
 # Products, attention, MoE; "memory" is element-wise ops, softmax and norms. NeuSight calls any other op memory-bound.
 FAMILIES = ("gemm", "attention", "mla", "moe", "memory")

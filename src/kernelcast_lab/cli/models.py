@@ -29,8 +29,7 @@ def collect_models(
         str, typer.Option("--budget", metavar="TIME", help="stop in time, as in 240s, 5m or 1h, start included")
     ] = "240s",
     only: Annotated[
-        list[str] | None,
-        typer.Option("--only", metavar="WORD", help="cases whose id holds this word; may be repeated"),
+        list[str] | None, typer.Option("--only", metavar="WORD", help="cases whose id holds this word; may be repeated")
     ] = None,
     retry: Annotated[bool, typer.Option("--retry", help="run cases again that failed before")] = False,
     list_only: Annotated[bool, typer.Option("--list", help="show the cases in their order and stop")] = False,

@@ -30,11 +30,7 @@ _MEAN = np.sqrt(2 / np.pi)  # mean size of a normal error of standard deviation 
 
 
 def calibrate(
-    columns: Columns,
-    target: Gpu | str | None = None,
-    conditions: Conditions = DEFAULT,
-    *,
-    skip_bad: bool = False,
+    columns: Columns, target: Gpu | str | None = None, conditions: Conditions = DEFAULT, *, skip_bad: bool = False
 ) -> tuple[Calibration, BadRows]:
     """What measurements of one GPU say about the predictor. Bad rows are an error, or left out with ``skip_bad``.
 

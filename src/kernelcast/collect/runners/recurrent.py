@@ -114,8 +114,4 @@ def ctc_loss(call: Any) -> Recipe:
     return Recipe(specs(call.dtype, (call.steps, call.batch, call.classes)), launch, "torch", most_sets=1)
 
 
-RUNNERS: Mapping[str, Runner] = {
-    "recurrent": recurrent,
-    "recurrent_backward": recurrent_backward,
-    "ctc_loss": ctc_loss,
-}
+RUNNERS: Mapping[str, Runner] = {"recurrent": recurrent, "recurrent_backward": recurrent_backward, "ctc_loss": ctc_loss}

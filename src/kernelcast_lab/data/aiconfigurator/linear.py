@@ -83,6 +83,4 @@ def tables() -> dict[str, TableMap]:
         # something else ran on that machine. Shorter calls agree with the H100's.
         ("disturbed", "_gpu = 'h200_sxm' AND version = '0.5.14' AND latency_us > 100"),
     )
-    return {
-        "linear_attention": table(_gated_delta(), _kda(), _convolutions(), drops=drops, optional=_OPTIONAL),
-    }
+    return {"linear_attention": table(_gated_delta(), _kda(), _convolutions(), drops=drops, optional=_OPTIONAL)}
