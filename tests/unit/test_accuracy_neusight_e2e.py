@@ -10,8 +10,8 @@ import os
 import pytest
 
 from kernelcast.forecast.learned import Learned
-from kernelcast_lab.data.neusight_e2e import model_cases
-from kernelcast_lab.evaluate.neusight_e2e import GROUPS, Compared, compare, families_that_saw_tests, mean_error
+from kernelcast_lab.data.neusight import model_cases
+from kernelcast_lab.evaluate.neusight import GROUPS, Compared, compare, families_that_saw_tests, mean_error
 
 DATA = os.environ.get("KERNELCAST_DATA")
 pytestmark = [

@@ -12,8 +12,7 @@ from kernelcast.forecast.predictor import sustained_start_s
 from kernelcast.hardware import gpu
 from kernelcast.tracing.aten.elementwise import fetched_bytes
 from kernelcast.tracing.traced import Tensor
-from kernelcast_lab.fit.event_timed import EAGER, KERNELS, with_kernels
-from kernelcast_lab.fit.families import family_columns, fitted_columns
+from kernelcast_lab.fit.families import EAGER, KERNELS, family_columns, fitted_columns, with_kernels
 
 
 def test_a_long_call_is_its_kernel_and_the_hosts_time() -> None:

@@ -11,9 +11,17 @@ import pytest
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import gpu
 from kernelcast.training.step import run_step
-from kernelcast_lab.data.neusight_e2e import ModelCase, model_cases
-from kernelcast_lab.evaluate.neusight_e2e import case_lines, compare, group_lines, layout_of, mean_error
-from kernelcast_lab.evaluate.neusight_models import CONFIGS, depth, traced
+from kernelcast_lab.data.neusight import ModelCase, model_cases
+from kernelcast_lab.evaluate.neusight import (
+    CONFIGS,
+    case_lines,
+    compare,
+    depth,
+    group_lines,
+    layout_of,
+    mean_error,
+    traced,
+)
 
 
 def row(**changes: Any) -> dict[str, Any]:

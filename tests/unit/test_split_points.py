@@ -8,8 +8,7 @@ import pytest
 
 from kernelcast.stacks import stack
 from kernelcast_lab.data.serving import ServingPoint, SplitPoint, as_recipes
-from kernelcast_lab.evaluate.serving_points import _loop_service
-from kernelcast_lab.evaluate.split_points import static_point, static_points
+from kernelcast_lab.evaluate.serving_points import _loop_service, static_point, static_points
 
 POINT = ServingPoint(
     source="aiconfigurator", id="one", gpu="h200_sxm", stack="trtllm", version=None, model="meta-llama/Llama-3.1-8B",

@@ -13,7 +13,7 @@ pytest.importorskip("torchvision")
 from kernelcast.app.cli import main
 from kernelcast.errors import KernelcastError
 from kernelcast.training.step import STEP
-from kernelcast_lab.validate.cases import Case, read_cases
+from kernelcast_lab.validate.kernels import Case, read_cases
 from kernelcast_lab.validate.models import Replayed, measured, replay, summary
 
 ZOO = Path(__file__).parents[2] / "validation" / "zoo"

@@ -255,10 +255,10 @@ def energy(
 ) -> None:
     """Joules of whole models' steps that this project measured on an H200, against forecasts."""
     needs_torch()
-    from kernelcast_lab.evaluate.energy import MEASURED, compared, figures
+    from kernelcast_lab.evaluate.traced import ENERGY_MEASURED, energy_cases, energy_figures
 
     shown = ("case", "joules", "joules_error", "watts", "watts_error", "time_error", "inside")
-    _tell(figures(compared(MEASURED, only or ())), json, {"cases": shown})
+    _tell(energy_figures(energy_cases(ENERGY_MEASURED, only or ())), json, {"cases": shown})
 
 
 def neusight(
@@ -266,8 +266,8 @@ def neusight(
 ) -> None:
     """Whole models as NeuSight measured them, beside NeuSight's own predictions."""
     needs_torch()
-    from kernelcast_lab.data.neusight_e2e import model_cases
-    from kernelcast_lab.evaluate.neusight_e2e import figures
+    from kernelcast_lab.data.neusight import model_cases
+    from kernelcast_lab.evaluate.neusight import figures
 
     chosen = chosen_conditions(None, "model", predictor, weights=weights).predictor
     _tell(figures(model_cases(data), chosen), json)

@@ -21,7 +21,7 @@ from kernelcast_lab.collect.run import WARM_UPS, environment, time_steps, trace_
 from kernelcast_lab.collect.steps import Step
 from kernelcast_lab.collect.store import Record, one_line
 from kernelcast_lab.collect.trace import PHASE, summarise
-from kernelcast_lab.validate.cases import Case, read_cases
+from kernelcast_lab.validate.kernels import Case, read_cases
 
 Say = Callable[[str], None]
 

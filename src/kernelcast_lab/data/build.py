@@ -15,10 +15,9 @@ from kernelcast.files import quoted, text
 from kernelcast.hardware import gpu
 from kernelcast.ops import REGISTRY
 from kernelcast.ops.base import STACKS
-from kernelcast_lab.data.checks import checked
 from kernelcast_lab.data.mapping import OpMap, TableMap
 from kernelcast_lab.data.measurements import EVERYTHING, Choice, Columns, Measurements, empty, fetch, sampled
-from kernelcast_lab.data.rules import ordered
+from kernelcast_lab.data.rules import checked, ordered
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection

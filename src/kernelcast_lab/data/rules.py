@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections import Counter
 from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernelcast.forecast.conditions import Conditions
+from kernelcast.forecast.predict_table import FACTOR, predict_columns
+from kernelcast_lab.data.measurements import Columns
 
 RULES: dict[str, str] = {
     "no_kernel_family": "measures something that no kernel family computes",
@@ -52,3 +62,60 @@ def rule_of(message: str) -> str:
 
 def ordered(counts: Mapping[str, int]) -> dict[str, int]:
     return {rule: int(counts[rule]) for rule in RULES if counts.get(rule)}
+
+
+# ---- Rows that physics and the table reader allow, and a name for a set of rows.
+
+
+_WARM = Conditions(rotation=1)  # the most that L2 can do: no L2 effect counts as impossible
+
+
+def checked(columns: Columns) -> tuple[Columns, dict[str, int]]:
+    """The rows that the table reader takes and that physics allows; the others counted by rule."""
+    results, bad = predict_columns(columns, None, _WARM)
+    keep = np.ones(len(columns["op"]), dtype=bool)
+    keep[list(bad.found)] = False
+    counts = Counter(rule_of(message) for message in bad.found.values())
+    too_fast = keep & (columns["latency_us"] < FACTOR * results["bound_us"])
+    if too_fast.any():
+        counts["faster_than_physics"] = int(too_fast.sum())
+        keep &= ~too_fast
+    if keep.all():
+        return columns, {}
+    return {name: column[keep] for name, column in columns.items()}, ordered(counts)
+
+
+def data_hash(columns: Mapping[str, NDArray[Any]]) -> str:
+    """A name for a set of rows: the same for any order of rows or columns; cells not given do not count."""
+    count = len(next(iter(columns.values()))) if columns else 0
+    rows = np.zeros(count, dtype=np.uint64)
+    for name in sorted(columns):
+        seed = _word_hash(name)
+        rows += _mixed(_cell_hashes(columns[name]), seed)
+    digest = hashlib.sha256(np.sort(_mixed(rows, np.uint64(count))).tobytes())
+    return digest.hexdigest()[:32]
+
+
+def _cell_hashes(column: NDArray[Any]) -> NDArray[np.uint64]:
+    """0 where not given; numbers by their value as float64, words by their text."""
+    if column.dtype == object:
+        codes: dict[Any, int] = {}
+        index = np.fromiter((codes.setdefault(v, len(codes)) for v in column), dtype=np.intp, count=len(column))
+        hashes = [np.uint64(0) if word is None else _word_hash(str(word)) for word in codes]
+        return np.array(hashes, dtype=np.uint64)[index] if len(column) else np.empty(0, dtype=np.uint64)
+    values = column.filled(np.nan) if isinstance(column, np.ma.MaskedArray) else column
+    numbers = np.ascontiguousarray(values, dtype=np.float64) + 0.0  # -0 is 0
+    return np.where(np.isnan(numbers), np.uint64(0), numbers.view(np.uint64) | np.uint64(1))
+
+
+def _word_hash(word: str) -> np.uint64:
+    return np.uint64(int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "little") | 1)
+
+
+def _mixed(values: NDArray[np.uint64], seed: np.uint64) -> NDArray[np.uint64]:
+    """SplitMix64 of (value, seed); a cell that was not given stays 0."""
+    with np.errstate(over="ignore"):
+        z = values * np.uint64(0x9E3779B97F4A7C15) + seed
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return np.where(values == 0, np.uint64(0), z ^ (z >> np.uint64(31)))

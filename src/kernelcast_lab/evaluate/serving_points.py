@@ -17,7 +17,13 @@ from typing import Any
 import numpy as np
 
 from kernelcast.errors import KernelcastError
-from kernelcast.inference.deployment import Deployment
+from kernelcast.hardware import gpu
+from kernelcast.inference.deployment import Deployment, Layout
+from kernelcast.inference.disaggregated import Disaggregated, Workers, infer_pools, settled
+from kernelcast.inference.workload import Speculation
+from kernelcast.models import model
+from kernelcast.models.architecture import draft_of
+from kernelcast.models.precision import Precision
 from kernelcast.serving.load import Load
 from kernelcast.serving.service import Pool, Service, settings_of
 from kernelcast.serving.simulate import Simulation, simulate
@@ -25,8 +31,6 @@ from kernelcast.serving.step_times import Tables, tables_for
 from kernelcast.stacks import Stack, stack
 from kernelcast_lab.data.serving import ServingPoint, SplitPoint, left_out, serving_points, split_points
 from kernelcast_lab.evaluate.served import Compared, by_group
-from kernelcast_lab.evaluate.serving_places import deployment_of, guesses_of
-from kernelcast_lab.evaluate.split_points import static_points
 
 Stacks = Callable[[str], Stack]
 FEW = 4  # requests in flight, up to which TTFT is hardly a queue
@@ -150,3 +154,99 @@ def _loop_pool(point: ServingPoint, stacks: Stacks, known: dict[Any, Deployment]
     if not point.public and point.stack != "sglang":
         limits["max_num_batched_tokens"] = max(2048, point.input_tokens + point.concurrency)
     return Pool(place, settings_of(place, limits, point.input_tokens + point.output_tokens // 2))
+
+
+# ---- Disaggregated deployments as static points, against AIConfigurator's measured closed loops. Each decode worker
+# holds its part of the requests in flight, with the mean lengths of the load, or as many as the prefill workers can
+# keep there. Times to first token are left out: most of a measured one is a queue, which a static point does not
+# have.
+
+
+_READ = 16384  # tokens of prompts that a rank takes at a time (max_num_tokens of most recipes)
+_MEAN_LENGTH = 0.9  # of the nominal one, where lengths are drawn from 0.8 to 1
+
+
+def static_points(points: Iterable[SplitPoint]) -> tuple[list[Compared], Counter[str]]:
+    """TPOT of each point with its interval; why others are left out."""
+    found, left = [], Counter[str]()
+    for point in points:
+        decode = point.decode
+        try:
+            told = static_point(point)
+        except KernelcastError as error:
+            left[str(error).split(";")[0].split(" needs ")[0]] += 1
+            continue
+        groups = {"gpu": decode.gpu, "stack": decode.stack, "model": decode.model, "id": decode.id}
+        found.append(Compared("TPOT", decode.tpot_s, told.tpot.value, groups, told.tpot.low, told.tpot.high))
+    return found, left
+
+
+def static_point(point: SplitPoint) -> Disaggregated:
+    """The forecast of one."""
+    decode, prefill = deployment_of(point.decode), deployment_of(point.prefill)
+    prefill = replace(prefill, precision=replace(prefill.precision, cache=decode.precision.cache))
+    share = _MEAN_LENGTH if point.decode.public else 1.0
+    inputs, outputs = (max(2, round(share * n)) for n in (point.decode.input_tokens, point.decode.output_tokens))
+    held = max(1, round(point.decode.concurrency / point.decode_workers))
+    read = min(prefill.layout.dp * max(1, _READ // inputs), -(-point.decode.concurrency // point.prefill_workers))
+    pools = Workers(prefill, read, point.prefill_workers), Workers(decode, held, point.decode_workers)
+    return settled(infer_pools(*pools, inputs, outputs, speculation=guesses_of(point.decode, decode)))
+
+
+# ---- Where AIConfigurator's measured points were served: model, GPU, engine, formats and layout. What the table
+# leaves out is as public recipes have it.
+
+
+_BLACKWELL = "10"
+_ACCEPTANCE = {"trtllm": 0.7, "sglang": 0.5}  # of guessed tokens, in tenths: set on the points that are not held out
+_NAMES = {  # of sources: of the catalogue, where it does not know theirs
+    "RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic": "llama-4-scout", "zhipuai/GLM-5": "glm-5",
+    "nvidia/Llama-3.1-8B-Instruct-FP8": "llama-3.1-8b", "Qwen/Qwen3-235B-A22B-FP8": "qwen3-235b-a22b",
+    "nvidia/Qwen3-32B-NVFP4": "qwen3-32b", "nvidia/DeepSeek-R1-NVFP4": "deepseek-r1",
+}  # fmt: skip
+# fp8 checkpoints of these have a scale for every 128 x 128 weights; the table says fp8 of theirs too
+_BLOCKS = ("deepseek", "glm", "minimax", "qwen3-235b", "qwen3.5")
+
+
+def guesses_of(point: ServingPoint, place: Deployment) -> Speculation | None:
+    """The model's own further layers guess."""
+    if not point.draft_tokens:
+        return None
+    return Speculation(point.draft_tokens, _ACCEPTANCE[point.stack], replace(place, model=draft_of(place.model)))
+
+
+def deployment_of(point: ServingPoint) -> Deployment:
+    """Where a point was served."""
+    found, place = model(_NAMES.get(point.model, point.model)), gpu(point.gpu)
+    layout = Layout(tp=point.tp, pp=point.pp, dp=point.dp, ep=point.moe_ep or 1)
+    formats = _precision(point, found.name, place.compute_capability)
+    engine = replace(stack(point.stack), moe_backend=_experts_kernel(point, place.compute_capability))
+    return Deployment(found, place, engine, formats, layout)
+
+
+def _experts_kernel(point: ServingPoint, capability: str) -> str:
+    """What InferenceX's recipes ask for on Blackwell (benchmarks/single_node/*_b200*.sh): TensorRT-LLM's generated
+    kernels; with attention DP TensorRT-LLM's CUTLASS or, of 8 bits, DeepGEMM, and SGLang's of DeepEP; "": the usual."""
+    if not (point.public and capability.startswith(_BLACKWELL)) or point.stack == "vllm":
+        return ""
+    if point.stack == "sglang" and point.dp > 1:
+        return ""
+    if point.stack == "trtllm" and point.dp > 1:
+        return "deepgemm" if point.weights == "fp8" else "cutlass"
+    return "trtllm"
+
+
+def _precision(point: ServingPoint, name: str, capability: str) -> Precision:
+    """As the table says, but for what its labels leave out."""
+    # NVIDIA's quantised checkpoints, which TensorRT-LLM serves, come with an fp8 KV cache; InferenceX's recipes give
+    # one to vLLM with quantised Llama, and to SGLang on B200 (benchmarks/single_node/*_b200.sh).
+    blackwell = capability.startswith(_BLACKWELL)
+    given = {"vllm": "Llama" in point.model, "sglang": blackwell}.get(point.stack, False) and point.public
+    cache = "fp8" if (point.stack == "trtllm" or given) and point.weights != "bf16" else None
+    if name == "gpt-oss-120b":  # mxfp4 experts, the rest bf16; the table calls it nvfp4 everywhere
+        return Precision("bf16", cache, "mxfp4_fp8" if blackwell else "mxfp4")
+    if name.startswith("kimi") and point.weights == "int4":  # only its experts are
+        return Precision("bf16", cache, "int4")
+    if name.startswith(_BLOCKS) and point.weights == "fp8":
+        return Precision("fp8_block", cache)
+    return Precision(point.weights, cache, point.experts)

@@ -16,7 +16,7 @@ from kernelcast.errors import KernelcastError
 from kernelcast.forecast.conditions import DEFAULT, Conditions
 from kernelcast.forecast.predict_table import predict_columns
 from kernelcast_lab.data.folds import TEST_FOLD, shape_fold
-from kernelcast_lab.fit.event_timed import EAGER
+from kernelcast_lab.fit.families import EAGER
 
 Columns = Mapping[str, NDArray[Any]]
 KIND_ROWS = 40

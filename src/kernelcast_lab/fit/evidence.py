@@ -37,7 +37,7 @@ from kernelcast.ops.base import Calls, Configuration, Kernel, Ragged
 from kernelcast_lab.data.folds import AT_LEAST, TEST_FOLD, shape_fold
 from kernelcast_lab.data.measurements import AGAIN, merged
 from kernelcast_lab.data.shared import read, root_path, tables
-from kernelcast_lab.fit.event_timed import EAGER
+from kernelcast_lab.fit.families import EAGER
 
 Columns = Mapping[str, NDArray[Any]]
 Rows = NDArray[np.intp]

@@ -10,13 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.files import text
+from kernelcast.forecast.predictor import sustained_start_s
+from kernelcast.hardware import gpu
 from kernelcast.ops import REGISTRY
 from kernelcast_lab.data import Measurements, merged, read_all
 from kernelcast_lab.data.config_sweeps import models_tested, slower_rows, training_rows
 from kernelcast_lab.data.folds import AT_LEAST
 from kernelcast_lab.data.measurements import Columns
 from kernelcast_lab.data.shared import root_path
-from kernelcast_lab.fit.event_timed import with_kernels
 from kernelcast_lab.fit.recipes import Data, recipe
 
 Roots = Path | Sequence[Path] | None
@@ -82,3 +83,34 @@ def fitting_columns(roots: Roots, family: str, data: Data | None = None) -> Colu
         parts.append(slower_rows({name: column[best_only] for name, column in columns.items()}, data.slower_configs))
     flags = [part.pop(AT_LEAST, np.zeros(len(part["op"]))) for part in parts]
     return {**merged(Measurements(part, family) for part in parts).columns, AT_LEAST: np.concatenate(flags)}
+
+
+# ---- Long calls timed by events around one op are kernels like those of a traced step: the same rows under that
+# stack. Events around one op hold the host's launch too: latency = kernel + host. The shortest row of an op on a GPU
+# is next to nothing but that. In a call of several times as long it matters little, and what is left when it is taken
+# off is the kernel. Without these rows a network knows fp32 kernels of old GPUs only with launches inside.
+
+
+EAGER = "torch_eager"  # times with launch overhead: never to be taken for those of an unknown stack
+KERNELS = "torch"  # the stack whose times are those of kernels alone
+_LONG = 4.0  # times the shortest row: 1% of noise in the host's time is then 0.3% of the call
+
+
+def with_kernels(columns: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """The rows, and behind them every long event-timed one as its kernel."""
+    eager = np.asarray(columns["stack"] == EAGER)
+    keep = np.zeros(len(eager), dtype=bool)
+    kernel_us = np.array(columns["latency_us"], dtype=np.float64)
+    places, ops = columns["gpu"].astype(str), columns["op"].astype(str)
+    for place in np.unique(places[eager]) if eager.any() else ():
+        for op in np.unique(ops[eager & (places == place)]):
+            rows = np.flatnonzero(eager & (places == place) & (ops == op))
+            shortest_us = float(kernel_us[rows].min())
+            host_us = max(0.0, shortest_us - sustained_start_s(gpu(str(place))) * 1e6)
+            long = rows[kernel_us[rows] > _LONG * shortest_us]
+            keep[long] = True
+            kernel_us[long] -= host_us
+    again = {name: column[keep] for name, column in columns.items()}
+    again["latency_us"] = kernel_us[keep]
+    again["stack"] = np.full(int(keep.sum()), KERNELS, dtype=object)
+    return {name: np.concatenate([column, again[name]]) for name, column in columns.items()}

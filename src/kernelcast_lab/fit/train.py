@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from kernelcast.forecast.learned import without_gpu
 from kernelcast.forecast.network import Encoder, Floats, Layers
 from kernelcast_lab.fit.dataset import Columns, Dataset
-from kernelcast_lab.fit.event_timed import EAGER
+from kernelcast_lab.fit.families import EAGER
 from kernelcast_lab.fit.recipes import Training
 
 LOW, HIGH, CEILING = 0.1, 0.9, 0.07  # quantiles of time: the 80% interval, and what the best 7% reach

@@ -21,7 +21,7 @@ from kernelcast.hardware import gpu
 from kernelcast.schedule import Host
 from kernelcast.schedule.timeline import host as find_host
 from kernelcast.training.step import LAUNCH_BOUND, Step, run_step
-from kernelcast_lab.validate.cases import Case
+from kernelcast_lab.validate.kernels import Case
 
 FOLDER = "zoo"  # inside of a folder of cases
 _HOST = "_host.toml"

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kernelcast_lab.data.aiconfigurator import kernels, linear, modules, wide_ep
+from kernelcast_lab.data.aiconfigurator import kernels, modules, wide_ep
 from kernelcast_lab.data.aiconfigurator.common import SOURCE
 from kernelcast_lab.data.checkout import Part, counts, parts, relation
 from kernelcast_lab.data.mapping import TableMap
@@ -44,7 +44,7 @@ _TABLES |= {f"{wide}{phase}_mla": f"mla_{phase}" for wide in ("", "wideep_") for
 
 def tables() -> dict[str, TableMap]:
     """Tables by name. Those without ops have no kernel family."""
-    return {**kernels.tables(), **linear.tables(), **modules.tables(), **wide_ep.tables()}
+    return {**kernels.tables(), **kernels.linear_tables(), **modules.tables(), **wide_ep.tables()}
 
 
 def find(path: Path) -> list[Part]:
