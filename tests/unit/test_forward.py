@@ -290,7 +290,7 @@ def test_mamba_layers_have_one_half_each() -> None:
     # z, x, B and C, dt: what in_proj yields, half of it
     assert (3, scans[0].in_width // 2, place.model.hidden, len(scans)) in products(calls, "projections")
     # one norm a half, and the last
-    halves = sum(run.count * run.layer.halves for run in place.model.layers)
+    halves = sum(run.count * run.layer.sublayers for run in place.model.layers)
     hidden = [n for n in of(calls, "rmsnorm") if n["cols"] == place.model.hidden and n["rows"] == 3]
     assert sum(n["count"] for n in hidden) == halves + 1
 

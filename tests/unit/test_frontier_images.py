@@ -17,7 +17,7 @@ from kernelcast.inference.memory import weight_bytes
 from kernelcast.inference.pass_times import visible_share
 from kernelcast.inference.workload import Workload, with_images
 from kernelcast.models import model
-from kernelcast.models.architecture import towers_of
+from kernelcast.models.architecture import vision_encoders
 from kernelcast.stacks import stack
 
 
@@ -30,13 +30,13 @@ def test_an_image_is_patches_and_fewer_tokens() -> None:
     tower = model("gemma-3-4b").vision
     assert tower is not None and tower.tokens(300) == (896 // (14 * 4)) ** 2 == 256
     assert tower.patches(300) == 256 * 16
-    ((encoder, sequences, patches),) = towers_of(model("gemma-3-4b"), 300)
+    ((encoder, sequences, patches),) = vision_encoders(model("gemma-3-4b"), 300)
     assert (sequences, patches, encoder.layer_count) == (1, 4096, tower.layers)
 
 
 def test_layers_with_a_window_see_it_alone() -> None:
     """Qwen2.5-VL: 32 layers, 4 of which see all; windows of 112 pixels are 8 x 8 patches of 14."""
-    (full, _, patches), (local, windows, size) = towers_of(model("qwen2.5-vl-7b"), 1008)
+    (full, _, patches), (local, windows, size) = vision_encoders(model("qwen2.5-vl-7b"), 1008)
     assert (full.layer_count, local.layer_count) == (4, 28)
     assert patches == (1008 // 28) ** 2 * 4 and size == 64 and windows == -(-patches // 64)
 

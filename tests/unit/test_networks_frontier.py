@@ -24,9 +24,9 @@ from kernelcast.models.layers import (
     HyperConnections,
     Indexer,
     Kda,
+    LatentAttention,
     LinearAttention,
     Mamba2,
-    Mla,
     Mlp,
     Parallel,
     SelfAttention,
@@ -58,19 +58,22 @@ def test_an_indexer_reads_the_queries_latent() -> None:
     queries, keys, scales = 1536 * 64 * 128, 7168 * 128 + 2 * 128, 7168 * 64  # wq_b; wk and its layernorm; weights
     assert indexer.weights(7168, 1536) == queries + keys + scales
     assert indexer.key_bytes == 128 + 4  # fp8 and one fp32 scale
-    plain, sparse = Mla(128, 1536, 512, 128, 64, 128), Mla(128, 1536, 512, 128, 64, 128, indexer)
+    plain, sparse = (
+        LatentAttention(128, 1536, 512, 128, 64, 128),
+        LatentAttention(128, 1536, 512, 128, 64, 128, indexer),
+    )
     assert sparse.weights(7168) - plain.weights(7168) == queries + keys + scales
     shared = Indexer(64, 128, 2048, shared=True)
     assert (shared.weights(7168, 1536), shared.key_bytes) == (0, 0)
     with pytest.raises(KernelcastError, match="q_lora_rank"):
-        Mla(16, None, 512, 128, 64, 128, indexer)
+        LatentAttention(16, None, 512, 128, 64, 128, indexer)
 
 
 def test_glm_5_2_chooses_keys_in_a_quarter_of_its_layers() -> None:
-    own = [m.indexer is not None and not m.indexer.shared for m in mixers("glm-5.2") if isinstance(m, Mla)]
+    own = [m.indexer is not None and not m.indexer.shared for m in mixers("glm-5.2") if isinstance(m, LatentAttention)]
     assert own[:12] == [True, True, True, False, False, False, True, False, False, False, True, False]
     assert (sum(own), len(own)) == (21, 78)
-    assert all(m.indexer and not m.indexer.shared for m in mixers("glm-5") if isinstance(m, Mla))
+    assert all(m.indexer and not m.indexer.shared for m in mixers("glm-5") if isinstance(m, LatentAttention))
     both = model("glm-5").parameters.total - model("glm-5.2").parameters.total
     assert both == 57 * Indexer(32, 128, 2048).weights(6144, 2048)
     config = {k: v for k, v in config_of("glm-5.2").items() if k != "indexer_types"}  # from the frequency and offset
@@ -140,9 +143,13 @@ def test_latent_experts_by_hand() -> None:
 def test_kimi_k3_is_a_hybrid_with_latent_experts_and_block_residuals() -> None:
     arch = model("kimi-k3")
     kinds = [type(m).__name__ for m in mixers("kimi-k3")]
-    assert (kinds.count("Kda"), kinds.count("Mla"), kinds[:4]) == (69, 24, ["Kda", "Kda", "Kda", "Mla"])
+    assert (kinds.count("Kda"), kinds.count("LatentAttention"), kinds[:4]) == (
+        69,
+        24,
+        ["Kda", "Kda", "Kda", "LatentAttention"],
+    )
     assert arch.residual == BlockResiduals(12)
-    latent = next(m for m in mixers("kimi-k3") if isinstance(m, Mla))
+    latent = next(m for m in mixers("kimi-k3") if isinstance(m, LatentAttention))
     assert (latent.rope, latent.output_gate) == (False, True)
     block = halves("kimi-k3")[1]
     assert isinstance(block, Experts)
@@ -153,7 +160,7 @@ def test_layers_of_one_half() -> None:
     layers = list(model("nemotron-nano-9b-v2").expand())
     kinds = ["M" if isinstance(a.attention, Mamba2) else "*" if a.attention else "-" for a in layers]
     assert "".join(kinds) == config_of("nemotron-nano-9b-v2")["hybrid_override_pattern"]
-    assert all(layer.halves == 1 and layer.norms.count == 1 for layer in layers)
+    assert all(layer.sublayers == 1 and layer.norms.count == 1 for layer in layers)
     assert not any(m.rope for m in mixers("nemotron-nano-9b-v2") if isinstance(m, SelfAttention))
     both = mixers("falcon-h1-7b")[0]
     assert isinstance(both, Parallel)
@@ -273,7 +280,7 @@ def test_a_prediction_layer_is_a_draft() -> None:
     assert draft.joins_target
     assert model("deepseek-v3").parameters.total == 671_026_419_200  # not counted, as its makers count
     sparse = draft_of(model("glm-5.2")).layers[0].layer.attention
-    assert isinstance(sparse, Mla) and sparse.indexer and not sparse.indexer.shared
+    assert isinstance(sparse, LatentAttention) and sparse.indexer and not sparse.indexer.shared
     windowed = draft_of(model("deepseek-v4-pro")).layers[0].layer.attention
     assert isinstance(windowed, CompressedAttention) and windowed.ratio == 0
     two = draft_of(model("nemotron-3-super-120b-a12b")).layers

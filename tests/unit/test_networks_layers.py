@@ -5,7 +5,7 @@ from __future__ import annotations
 from model_configs import attentions_of, config_of
 
 from kernelcast.models import model, parse
-from kernelcast.models.layers import Dense, Experts, LinearAttention, Mla, SelfAttention
+from kernelcast.models.layers import Dense, Experts, LatentAttention, LinearAttention, SelfAttention
 
 
 def test_gemma3_has_five_local_layers_to_one_global() -> None:
@@ -44,7 +44,7 @@ def test_deepseek_starts_dense() -> None:
     assert isinstance(mlp, Experts)
     assert (mlp.experts, mlp.topk, mlp.inter, mlp.shared_inter, mlp.router_bias) == (160, 6, 1536, 2 * 1536, False)
     lite = model("deepseek-v2-lite").layers[0].layer.attention
-    assert isinstance(lite, Mla)
+    assert isinstance(lite, LatentAttention)
     assert lite.q_lora_rank is None
 
 

@@ -7,7 +7,7 @@ from model_configs import config_of
 
 from kernelcast.models import SUPPORTED, model, model_ids
 from kernelcast.models.architecture import Parameters
-from kernelcast.models.layers import Experts, LinearAttention, Mla
+from kernelcast.models.layers import Experts, LatentAttention, LinearAttention
 
 IDS = model_ids()
 TOLERANCE = 0.01
@@ -24,7 +24,7 @@ def test_every_file_is_read(stem: str) -> None:
     assert arch.name == stem
     assert arch.layer_count == text.get("num_hidden_layers", text.get("n_layer"))
     assert len(list(arch.expand())) == arch.layer_count
-    assert sum(run.count for run in arch.layer_kinds) == arch.layer_count
+    assert sum(run.count for run in arch.distinct_layers) == arch.layer_count
     assert 0 < arch.active_parameters.total <= arch.parameters.total
 
 
@@ -108,12 +108,12 @@ def test_llama_by_hand() -> None:
 
 
 def test_mla_by_hand() -> None:
-    mla = Mla(128, 1536, 512, 128, 64, 128)
+    mla = LatentAttention(128, 1536, 512, 128, 64, 128)
     query = 7168 * 1536 + 1536 + 1536 * 128 * 192
     key_value = 7168 * (512 + 64) + 512 + 512 * 128 * (128 + 128)
     assert mla.weights(7168) == query + key_value + 128 * 128 * 7168
     assert mla.cache_values_per_token == 576
-    one_step = Mla(16, None, 512, 128, 64, 128)
+    one_step = LatentAttention(16, None, 512, 128, 64, 128)
     assert one_step.weights(2048) == 2048 * 16 * 192 + 2048 * 576 + 512 + 512 * 16 * 256 + 16 * 128 * 2048
 
 

@@ -120,7 +120,7 @@ class Deployment:
             raise KernelcastError(
                 "two-batch overlap hides the exchange of tokens between ranks: it needs dp and ep above 1"
             )
-        for layer in (run.layer for run in self.model.layer_kinds):
+        for layer in (run.layer for run in self.model.distinct_layers):
             _check(layer, self)
         if self.layout.pp > self.model.layer_count:
             raise KernelcastError(f"pp {self.layout.pp} is more than the {self.model.layer_count} layers")

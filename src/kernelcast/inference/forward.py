@@ -15,7 +15,7 @@ from kernelcast.inference.batch import Batch, Batches, Rows
 from kernelcast.inference.deployment import Deployment
 from kernelcast.inference.layers import Pass, dense, experts, mixed
 from kernelcast.models.layers import BlockResiduals, Experts, HyperConnections, Layer, LayerRun
-from kernelcast.models.vision import VisionTower
+from kernelcast.models.vision import VisionEncoder
 
 __all__ = ["Deployment", "forward", "forward_many", "head_rows"]
 
@@ -40,8 +40,8 @@ def forward_many(deployment: Deployment, batches: Batches, by: str = ""
 
 def head_rows(deployment: Deployment, batch: Any) -> Any:
     """Rows of the head: of one batch, or a column of those of many."""
-    if deployment.model.tower is not None:  # patches of an image are merged
-        return -(-batch.tokens // deployment.model.tower.merge**2)
+    if deployment.model.vision_encoder is not None:  # patches of an image are merged
+        return -(-batch.tokens // deployment.model.vision_encoder.merge**2)
     if deployment.model.head != "lm":  # BERT's pooler: the first token of each sequence
         return batch.sequences
     return batch.sequences * batch.head_rows if deployment.stack.head_rows == "last" else batch.tokens
@@ -50,7 +50,7 @@ def head_rows(deployment: Deployment, batch: Any) -> Any:
 def _calls(run: Pass, in_order: bool) -> Iterator[Launch]:
     model, layout = run.model, run.layout
     yield from _embedded(run)
-    runs = (LayerRun(1, layer) for layer in model.expand()) if in_order else model.layer_kinds
+    runs = (LayerRun(1, layer) for layer in model.expand()) if in_order else model.distinct_layers
     for each in runs:
         yield from _layer(run, each.layer, each.count)
     if layout.pp > 1:
@@ -58,8 +58,8 @@ def _calls(run: Pass, in_order: bool) -> Iterator[Launch]:
         yield run.sent("send_recv", layout.pp - 1, sent, layout.tp * layout.pp, world=None)
     if model.head == "lm":
         yield from _head(run)
-    elif model.tower is not None:
-        yield from _projected(run, model.tower)
+    elif model.vision_encoder is not None:
+        yield from _projected(run, model.vision_encoder)
     else:  # BERT's pooler, whole on every GPU
         yield run.product("head", 1, run.sizes.rows, model.hidden, model.hidden)
         yield from run.small("head", "tanh", rows=run.sizes.rows, cols=model.hidden)
@@ -67,9 +67,11 @@ def _calls(run: Pass, in_order: bool) -> Iterator[Launch]:
 
 def _embedded(run: Pass) -> Iterator[Launch]:
     model, tokens = run.model, run.tokens
-    if model.tower is not None:  # pixels of a patch in three colours; of layers with a window they come embedded
+    if (
+        model.vision_encoder is not None
+    ):  # pixels of a patch in three colours; of layers with a window they come embedded
         if model.head == "projector":
-            yield run.product("embedding", 1, tokens, model.hidden, 3 * model.tower.patch**2)
+            yield run.product("embedding", 1, tokens, model.hidden, 3 * model.vision_encoder.patch**2)
         return
     yield from run.small("embedding", "embedding", tokens=tokens, hidden=model.hidden,
                          vocab=max(1, model.vocab // run.layout.tp))  # fmt: skip
@@ -122,7 +124,7 @@ def _behind(run: Pass, layer: Layer, count: int) -> Iterator[Launch]:
         yield run.call("residual", "mhc_post", count, tokens=run.tokens, hidden=run.model.hidden, mult=residual.streams)
 
 
-def _projected(run: Pass, tower: VisionTower) -> Iterator[Launch]:
+def _projected(run: Pass, tower: VisionEncoder) -> Iterator[Launch]:
     """Merged patches through two products, to tokens of the text part."""
     if run.model.head != "projector":
         return

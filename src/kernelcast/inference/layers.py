@@ -26,10 +26,10 @@ from kernelcast.models.layers import (
     Dense,
     Experts,
     Kda,
+    LatentAttention,
     LinearAttention,
     Mamba2,
     Mixer,
-    Mla,
     Parallel,
     SelfAttention,
 )
@@ -153,13 +153,13 @@ def _attention(run: Pass, mixer: SelfAttention, count: int) -> Iterator[Launch]:
     tp, width = run.layout.tp, run.model.hidden
     heads, kv_heads, dim = mixer.q_heads // tp, max(1, mixer.kv_heads // tp), mixer.head_dim
     gate = heads * dim if mixer.output_gate else 0
-    kept = 0 if mixer.borrows else 1 if mixer.values_are_keys else 2  # projections of keys and values
+    kept = 0 if mixer.shares_kv else 1 if mixer.values_are_keys else 2  # projections of keys and values
     widths = [heads * dim + gate + kept * kv_heads * dim]
     if not run.stack.joined_projections:
         widths = [heads * dim + gate, *(kept * [kv_heads * dim])]
     for n in widths:
         yield run.product("projections", count, run.tokens, n, width)
-    for own in (heads, *(() if mixer.borrows else (kv_heads,))) if mixer.qk_norm != "none" else ():
+    for own in (heads, *(() if mixer.shares_kv else (kv_heads,))) if mixer.qk_norm != "none" else ():
         rows, cols = (1, own * dim) if mixer.qk_norm == "full" else (own, dim)
         yield from run.small("norms", "rmsnorm", count, rows=run.tokens * rows, cols=cols)
     if mixer.rope:
@@ -175,7 +175,7 @@ def _attention(run: Pass, mixer: SelfAttention, count: int) -> Iterator[Launch]:
     yield run.product("projections", count, run.tokens, width, heads * dim)
 
 
-def _latent(run: Pass, mixer: Mla, count: int) -> Iterator[Launch]:
+def _latent(run: Pass, mixer: LatentAttention, count: int) -> Iterator[Launch]:
     heads = mixer.q_heads // run.layout.tp
     if mixer.output_gate:
         yield run.product("projections", count, run.tokens, heads * mixer.v_head_dim, run.model.hidden)
@@ -193,7 +193,7 @@ def _latent(run: Pass, mixer: Mla, count: int) -> Iterator[Launch]:
                  index_topk=index.topk, indexer=not index.shared)  # fmt: skip
 
 
-def _latent_parts(run: Pass, mixer: Mla, count: int) -> Iterator[Launch]:
+def _latent_parts(run: Pass, mixer: LatentAttention, count: int) -> Iterator[Launch]:
     """Kernel by kernel, where no whole layer of the stack was measured."""
     width, tokens = run.model.hidden, run.tokens
     heads, latent = mixer.q_heads // run.layout.tp, mixer.kv_lora_rank
@@ -308,7 +308,7 @@ def _kernel(run: Pass) -> str:
 
 _LAUNCHES: Mapping[type, Callable[[Pass, Any, int], Iterator[Launch]]] = {
     SelfAttention: _attention,
-    Mla: _latent,
+    LatentAttention: _latent,
     CompressedAttention: _compressed,
     BlockSparseAttention: _block_sparse,
     LinearAttention: _gated_delta,

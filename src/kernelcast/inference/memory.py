@@ -61,7 +61,7 @@ def weight_bytes(deployment: Deployment) -> float:
 def _routed_weights(deployment: Deployment, spare: int) -> int:
     """Of all routed experts together, with so many copies a layer."""
     model = deployment.model
-    blocks = ((run.count, run.layer.mlp) for run in model.layer_kinds)
+    blocks = ((run.count, run.layer.mlp) for run in model.distinct_layers)
     return sum(n * (b.experts + spare) * b.expert_weights(model.hidden) for n, b in blocks if isinstance(b, Experts))
 
 
@@ -79,7 +79,7 @@ def read_weight_bytes(deployment: Deployment, tokens: Any) -> Any:
     1 - topk / E). Columns: columns."""
     model, layout, kinds = deployment.model, deployment.layout, deployment.precision
     unread = 0.0
-    for run in model.layer_kinds:
+    for run in model.distinct_layers:
         if isinstance(run.layer.mlp, Experts):
             block = run.layer.mlp
             missed = (1 - block.topk / block.experts) ** tokens
@@ -98,10 +98,10 @@ def cache_bytes(deployment: Deployment, context_tokens: Any) -> Any:
     kept = 0.0 * context_tokens
     if model.kind == "encoder":
         return kept
-    for run in model.layer_kinds:
+    for run in model.distinct_layers:
         if run.layer.attention:
             value_bytes = deployment.precision.cache_bytes
-            kept = kept + run.count * run.layer.attention.kept_bytes(context_tokens, value_bytes, layout.tp)
+            kept = kept + run.count * run.layer.attention.cache_bytes(context_tokens, value_bytes, layout.tp)
     return kept / (layout.pp * layout.dp)
 
 
@@ -109,7 +109,7 @@ def _activation_bytes(deployment: Deployment, tokens: Any, logit_rows: Any) -> A
     """The widest moment of a pass: the inputs and outputs of the largest layer, or the logits."""
     model, tp = deployment.model, deployment.layout.tp
     widest = 0.0
-    for run in model.layer_kinds:
+    for run in model.distinct_layers:
         mlp = run.layer.mlp
         if isinstance(mlp, Experts):
             each = mlp.topk * (mlp.expert.up_width + mlp.inter) / deployment.layout.expert_tp / deployment.layout.ep

@@ -16,7 +16,7 @@ from kernelcast.errors import KernelcastError
 from kernelcast.inference.batch import Batch, Batches, Ints, Rows
 from kernelcast.inference.deployment import Layout, step_tokens
 from kernelcast.inference.forward import Deployment
-from kernelcast.models.architecture import Architecture, towers_of
+from kernelcast.models.architecture import Architecture, vision_encoders
 from kernelcast.models.precision import Precision
 from kernelcast.ops.work import Array
 
@@ -176,7 +176,7 @@ def _batch(taken: list[tuple[int, int]]) -> Batch:
 def with_images(workload: Workload, place: Deployment, images: int, side: int) -> Workload:
     """The workload with so many images of so many pixels a side before each prompt. Towers run in 16 bits, whole on
     each GPU that cuts the layers: images are dealt out to them (vLLM's --mm-encoder-tp-mode data)."""
-    towers = towers_of(place.model, side)
+    towers = vision_encoders(place.model, side)
     assert place.model.vision is not None  # else there are no towers
     added = images * place.model.vision.tokens(side)
     each = -(-len(workload.inputs) * images // place.layout.tp)

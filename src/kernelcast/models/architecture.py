@@ -22,9 +22,9 @@ from kernelcast.models.layers import (
     SelfAttention,
     norm_weights,
 )
-from kernelcast.models.vision import VisionTower
+from kernelcast.models.vision import VisionEncoder
 
-Head = Literal["lm", "pooler", "projector", "none"]  # projector: of images, to the text part
+Head = Literal["lm", "pooler", "projector", "none"]  # projector: of images, to the text model
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Parameters:
     experts: int = 0
     norms: int = 0
     head: int = 0
-    vision: int = 0  # the tower of a model that reads images, and what projects its output
+    vision: int = 0  # the vision encoder, and what projects its output
 
     @property
     def total(self) -> int:
@@ -61,12 +61,12 @@ class Quantization:
     method: str  # quant_method: fp8, mxfp4, ...
     weight_block: tuple[int, ...] | None = None  # weight_block_size: rows and columns that share one scale
     not_converted: tuple[str, ...] = ()  # modules_to_not_convert: kept in the unquantised type
-    weights: str | None = None  # the format of layers' matrices; None: one without kernels here
+    weights: str | None = None  # the format of layers' matrices; None: no kernels here
     experts: str | None = None  # of the experts, where it differs
     mlp: str | None = None  # of dense blocks and shared experts, where it differs
-    cache: str | None = None  # of keys and values, where the checkpoint has their scales
-    unknown: str | None = None  # what has no kernels here
-    four_bit_bytes: float | None = None  # of a number in 4 bits with its share of a scale, where groups are told
+    cache: str | None = None  # of the KV cache, where the checkpoint has its scales
+    unknown: str | None = None  # the format that has no kernels here
+    four_bit_bytes: float | None = None  # of a 4-bit number with its share of a scale, where the group size is known
 
 
 @dataclass(frozen=True)
@@ -88,13 +88,13 @@ class Architecture:
     head: Head = "lm"
     quantization: Quantization | None = None
     norm_shift: bool = True  # of the last norm, where it is a layernorm
-    residual: HyperConnections | BlockResiduals | None = None  # what stands in place of a plain residual
-    vision: VisionTower | None = None  # None: no images, or a tower that is not read
-    mtp_layers: int = 0  # modules that predict further tokens; not in ``parameters``, as makers do not count them
+    residual: HyperConnections | BlockResiduals | None = None  # in place of a plain residual
+    vision: VisionEncoder | None = None  # None: no images, or an encoder that is not known here
+    mtp_layers: int = 0  # modules for multi-token prediction; not in ``parameters``, as model cards do not count them
     mtp_module: tuple[LayerRun, ...] = ()  # the layers of one of them
     joins_target: bool = False  # such a module itself (``draft_of``)
-    tower: VisionTower | None = None  # it reads images itself (``towers_of``)
-    unread: tuple[str, ...] = ()  # fields of the config that hint at something this reader does not know
+    vision_encoder: VisionEncoder | None = None  # of which these are the layers (``vision_encoders``)
+    unread: tuple[str, ...] = ()  # fields of the config that hint at what this reader does not know
 
     @property
     def layer_count(self) -> int:
@@ -107,7 +107,7 @@ class Architecture:
                 yield run.layer
 
     @cached_property
-    def layer_kinds(self) -> tuple[LayerRun, ...]:
+    def distinct_layers(self) -> tuple[LayerRun, ...]:
         """Each distinct layer once with how often it occurs: for sums, where order does not matter."""
         totals: dict[Layer, int] = {}
         for run in self.layers:
@@ -116,26 +116,23 @@ class Architecture:
 
     def _layer_parameters(self, active: bool) -> Parameters:
         total = Parameters()
-        for run in self.layer_kinds:
-            layer = run.layer
-            mlp = 0
+        for run in self.distinct_layers:
+            layer, mlp = run.layer, 0
             if layer.mlp:
                 mlp = layer.mlp.active_weights(self.hidden) if active else layer.mlp.weights(self.hidden)
-            dense = isinstance(layer.mlp, Dense)
-            mixed = layer.halves * self.residual.weights(self.hidden) if self.residual else 0
-            one = Parameters(
+            residual = layer.sublayers * self.residual.weights(self.hidden) if self.residual else 0
+            each = Parameters(
                 attention=layer.attention.weights(self.hidden) if layer.attention else 0,
-                mlp=mlp if dense else 0,
-                experts=0 if dense else mlp,
-                norms=layer.norms.weights(self.hidden) + mixed,
+                norms=layer.norms.weights(self.hidden) + residual,
+                **{"mlp" if isinstance(layer.mlp, Dense) else "experts": mlp},
             )
-            total += one * run.count
+            total += each * run.count
         return total
 
     def _outer_parameters(self) -> Parameters:
         rows = self.vocab + self.learned_positions + self.token_types
-        kinds = (self.final_norm, self.embedding_norm)
-        norms = sum(norm_weights(kind, self.hidden, self.norm_shift) for kind in kinds if kind)
+        types = (self.final_norm, self.embedding_norm)
+        norms = sum(norm_weights(norm, self.hidden, self.norm_shift) for norm in types if norm)
         norms += self.residual.last_weights(self.hidden) if self.residual else 0
         if self.joins_target:  # two norms and a product over the token's embedding and the target's state side by side
             joined = 2 * norm_weights(self.final_norm or "rmsnorm", self.hidden, self.norm_shift)
@@ -167,37 +164,30 @@ def run_lengths(layers: Iterable[Layer]) -> tuple[LayerRun, ...]:
 
 
 def draft_of(model: Architecture) -> Architecture:
-    """The module that predicts one token further (DeepSeek-V3, arXiv 2412.19437, section 2.2), as a draft: it joins the
-    token's embedding to the target's last hidden state (eh_proj), has a layer or two and a norm of its own, and shares
-    the target's embedding and head. Run again for each further token."""
+    """The module for multi-token prediction (DeepSeek-V3, arXiv 2412.19437, section 2.2) as a draft model: it joins the
+    token's embedding to the target's last hidden state (eh_proj), has a layer or two and a norm, and shares the
+    target's embedding and head. Run again for each further token."""
     if not model.mtp_module:
         raise KernelcastError(f"{model.name} has no layers that predict further tokens; give another model as draft")
-    return replace(
-        model,
-        name=f"{model.name}'s prediction layer",
-        layers=model.mtp_module,
-        mtp_layers=0,
-        mtp_module=(),
-        joins_target=True,
-        vision=None,
-    )
+    name, layers = f"{model.name}'s prediction layer", model.mtp_module
+    return replace(model, name=name, layers=layers, mtp_layers=0, mtp_module=(), joins_target=True, vision=None)
 
 
-def towers_of(model: Architecture, side: int) -> list[tuple[Architecture, int, int]]:
-    """What reads an image of so many pixels a side, as encoders of their own: layers that attend to all patches, and
-    those that see a window of them; each with the sequences and the patches of one that an image is."""
-    tower = model.vision
-    if tower is None:
-        raise KernelcastError(f"{model.name} reads no images, or its tower is not known here")
-    patches, local = tower.patches(side), tower.window_patches
-    windowed = tower.layers - tower.full_layers if tower.full_layers is not None and 0 < local < patches else 0
-    mixer = SelfAttention(tower.heads, tower.heads, tower.head_dim, qkv_bias=True, out_bias=True, rope=True)
-    layer = Layer(mixer, Dense(tower.inter, tower.gated, tower.activation, bias=True), Norms(tower.norm, 2))
+def vision_encoders(model: Architecture, side: int) -> list[tuple[Architecture, int, int]]:
+    """The vision encoder for an image of so many pixels a side, as architectures: layers that attend to all patches,
+    and those that see a window of them; each with the sequences and the patches per sequence that an image is."""
+    vision = model.vision
+    if vision is None:
+        raise KernelcastError(f"{model.name} reads no images, or its vision encoder is not known here")
+    patches, local = vision.patches(side), vision.window_patches
+    windowed = vision.layers - vision.full_layers if vision.full_layers is not None and 0 < local < patches else 0
+    mixer = SelfAttention(vision.heads, vision.heads, vision.head_dim, qkv_bias=True, out_bias=True, rope=True)
+    layer = Layer(mixer, Dense(vision.inter, vision.gated, vision.activation, bias=True), Norms(vision.norm, 2))
 
     def encoder(layers: int, head: Head) -> Architecture:
         runs = (LayerRun(layers, layer),)
-        return Architecture(f"{model.name}'s images", "vision", "encoder", tower.hidden, 1, runs, False, 1 << 40,
-                            tower.norm, head=head, tower=tower)  # fmt: skip
+        return Architecture(f"{model.name}'s images", "vision", "encoder", vision.hidden, 1, runs, False, 1 << 40,
+                            vision.norm, head=head, vision_encoder=vision)  # fmt: skip
 
-    found = [(encoder(tower.layers - windowed, "projector"), 1, patches)]
-    return [*found, (encoder(windowed, "none"), -(-patches // local), local)] if windowed else found
+    full = (encoder(vision.layers - windowed, "projector"), 1, patches)
+    return [full, (encoder(windowed, "none"), -(-patches // local), local)] if windowed else [full]

@@ -1,7 +1,7 @@
-"""Mixers that attend: frozen values that know their weights and what they keep of a sequence.
+"""Token mixers that attend: frozen values that know their weights and their cache.
 
-``kept_bytes`` is what one sequence leaves on one of ``tp`` GPUs: keys and values in the format of the KV cache
-(``value_bytes`` each), and whatever has a format of its own.
+``cache_bytes`` is what one sequence occupies on one of ``tp`` GPUs: keys and values in the format of the KV cache
+(``value_bytes`` each), and what has another format.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class SelfAttention:
     out_bias: bool = False
     qk_norm: QkNorm = "none"
     rope: bool = True
-    rotary_dim: int = 0  # numbers of each head that rope turns; 0 without rope
+    rotary_dim: int = 0  # of each head that rope rotates; 0 without rope
     output_gate: bool = False  # q_proj also yields a gate as wide as the queries (Qwen3-Next)
     sinks: bool = False  # one learned logit a head joins the softmax (gpt-oss)
     softcap: bool = False  # scores pass through tanh (Gemma 2), which rules out some kernels
     values_are_keys: bool = False  # no v_proj: values are the keys before their norm and rope (Gemma 4)
-    borrows: bool = False  # no keys or values of its own: those of an earlier layer (Gemma 4)
+    shares_kv: bool = False  # reads the keys and values of an earlier layer (Gemma 4)
 
     def __post_init__(self) -> None:
         if self.q_heads % self.kv_heads:
@@ -58,36 +58,36 @@ class SelfAttention:
 
     @property
     def cache_values_per_token(self) -> int:
-        """Numbers that one token leaves in the KV cache of this layer."""
-        return 0 if self.borrows else 2 * self.kv_width
+        """Numbers of one token in the KV cache of this layer."""
+        return 0 if self.shares_kv else 2 * self.kv_width
 
     @property
     def qkv_width(self) -> int:
         """Columns of the joint q, k, v projection (with the gate where there is one)."""
-        kv = 0 if self.borrows else 1 if self.values_are_keys else 2
+        kv = 0 if self.shares_kv else 1 if self.values_are_keys else 2
         return self.q_width * (2 if self.output_gate else 1) + kv * self.kv_width
 
-    def kept_bytes(self, context_tokens: Any, value_bytes: float, tp: int) -> Any:
-        """Heads are cut by tp until each GPU has one."""
-        kept = np.minimum(context_tokens, self.window) if self.window else context_tokens
-        return self.cache_values_per_token * kept / min(tp, self.kv_heads) * value_bytes
+    def cache_bytes(self, context_tokens: Any, value_bytes: float, tp: int) -> Any:
+        """Heads are sharded over tp until each GPU has one."""
+        cached = np.minimum(context_tokens, self.window) if self.window else context_tokens
+        return self.cache_values_per_token * cached / min(tp, self.kv_heads) * value_bytes
 
     def weights(self, hidden: int) -> int:
         matrices = hidden * (self.qkv_width + self.q_width)
         biases = (self.qkv_width if self.qkv_bias else 0) + (hidden if self.out_bias else 0)
-        keys = 0 if self.borrows else 1
+        keys = 0 if self.shares_kv else 1
         norms = {"head": (1 + keys) * self.head_dim, "full": self.q_width + keys * self.kv_width}.get(self.qk_norm, 0)
         return matrices + biases + norms + (self.q_heads if self.sinks else 0)
 
 
 @dataclass(frozen=True)
 class Indexer:
-    """What chooses keys in DeepSeek sparse attention (V3.2): small heads score every key, ``topk`` are attended."""
+    """Selects keys in DeepSeek sparse attention (V3.2): small heads score every key, ``topk`` are attended."""
 
     heads: int
     head_dim: int
     topk: int
-    shared: bool = False  # no weights or keys: the choice of the last layer that made one (GLM-5.2)
+    shared: bool = False  # no weights or keys: the selection of the last layer that made one (GLM-5.2)
 
     @property
     def key_bytes(self) -> float:
@@ -103,7 +103,7 @@ class Indexer:
 
 
 @dataclass(frozen=True)
-class Mla:
+class LatentAttention:
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): keys and values share one low-rank latent."""
 
     q_heads: int
@@ -113,7 +113,7 @@ class Mla:
     qk_rope_head_dim: int
     v_head_dim: int
     indexer: Indexer | None = None  # queries see its topk keys only
-    rope: bool = True  # False: qk_rope_head_dim stays, unturned (Kimi-Linear)
+    rope: bool = True  # False: qk_rope_head_dim stays, not rotated (Kimi-Linear)
     output_gate: bool = False  # g_proj: a gate as wide as the values of all heads (Kimi-K3)
 
     def __post_init__(self) -> None:
@@ -129,8 +129,8 @@ class Mla:
         """The latent and the one rotated key that all heads share."""
         return self.kv_lora_rank + self.qk_rope_head_dim
 
-    def kept_bytes(self, context_tokens: Any, value_bytes: float, tp: int) -> Any:
-        """A latent is not cut; every GPU has the indexer's keys too."""
+    def cache_bytes(self, context_tokens: Any, value_bytes: float, tp: int) -> Any:
+        """A latent is not sharded: every GPU has it, and the indexer's keys."""
         index_bytes = self.indexer.key_bytes if self.indexer else 0.0
         return context_tokens * (self.cache_values_per_token * value_bytes + index_bytes)
 
@@ -158,7 +158,7 @@ class CompressedAttention:
 
     q_heads: int
     head_dim: int
-    rope_dim: int  # at the end of each head; the output is turned back
+    rope_dim: int  # at the end of each head; the output is rotated back
     q_lora_rank: int
     o_groups: int
     o_lora_rank: int
@@ -174,22 +174,22 @@ class CompressedAttention:
 
     @property
     def series(self) -> int:
-        """Of a compressor: its own window and the one before it, where they overlap."""
+        """Windows of a compressor: two where they overlap."""
         return 2 if self.indexer else 1
 
     @property
     def cache_values_per_token(self) -> int:
-        """Compressed keys; the window is kept beside them, once."""
+        """Of compressed keys; the window is cached beside them, once."""
         return self.head_dim // self.ratio if self.ratio else 0
 
     @property
     def state_values(self) -> int:
-        """Weighted sums under way, and their weights, in fp32: of the compressor and of the indexer's."""
+        """Partial sums and their weights, in fp32: of the compressor and of the indexer's."""
         width = self.head_dim + (self.indexer.head_dim if self.indexer else 0)
         return 2 * self.series * self.ratio * self.series * width
 
-    def kept_bytes(self, context_tokens: Any, value_bytes: float, tp: int) -> Any:
-        """Not cut by tp: there is one key-value head."""
+    def cache_bytes(self, context_tokens: Any, value_bytes: float, tp: int) -> Any:
+        """Not sharded over tp: there is one key-value head."""
         window = np.minimum(context_tokens, self.window) * self.head_dim * value_bytes
         if not self.ratio:
             return window
@@ -208,8 +208,8 @@ class CompressedAttention:
         total = query + keys + out + (self.q_heads if self.sinks else 0)
         total += self._compressor(hidden, self.head_dim) if self.ratio else 0
         if self.indexer:
-            own, dim = self.indexer, self.indexer.head_dim
-            total += self._compressor(hidden, dim) + self.q_lora_rank * own.heads * dim + hidden * own.heads
+            heads, dim = self.indexer.heads, self.indexer.head_dim
+            total += self._compressor(hidden, dim) + self.q_lora_rank * heads * dim + hidden * heads
         return total
 
 
@@ -217,7 +217,7 @@ class CompressedAttention:
 class BlockSparseAttention:
     """MiniMax-M3: small heads score every key; each key-value head's queries attend the best blocks of keys only."""
 
-    dense: SelfAttention  # projections, heads and cache, as without the choice
+    dense: SelfAttention  # projections, heads and cache, as without the selection
     index_heads: int
     index_dim: int
     block: int  # keys
@@ -241,11 +241,11 @@ class BlockSparseAttention:
         """Keys, values, and the one key of the index heads."""
         return self.dense.cache_values_per_token + self.index_dim
 
-    def kept_bytes(self, context_tokens: Any, value_bytes: float, tp: int) -> Any:
+    def cache_bytes(self, context_tokens: Any, value_bytes: float, tp: int) -> Any:
         """Every GPU has the index key, in the KV cache's format."""
         index = context_tokens * self.index_dim * value_bytes
-        return self.dense.kept_bytes(context_tokens, value_bytes, tp) + index
+        return self.dense.cache_bytes(context_tokens, value_bytes, tp) + index
 
     def weights(self, hidden: int) -> int:
-        """As without the choice, and q and k of the index heads with their norms."""
+        """As without the selection, and q and k of the index heads with their norms."""
         return self.dense.weights(hidden) + hidden * (self.index_heads + 1) * self.index_dim + 2 * self.index_dim

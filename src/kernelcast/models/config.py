@@ -8,24 +8,23 @@ from typing import Any
 
 from kernelcast.errors import KernelcastError, nearest
 from kernelcast.models.architecture import Architecture, run_lengths
-from kernelcast.models.families import FAMILIES, hidden_size, layer_count
-from kernelcast.models.fields import Fields
-from kernelcast.models.quantization import quantization
-from kernelcast.models.towers import tower
+from kernelcast.models.families import FAMILIES
+from kernelcast.models.fields import Fields, hidden_size, layer_count
+from kernelcast.models.precision import quantization
+from kernelcast.models.vision import read_vision
 
-# a model with images around it: the key's text part is of the value's type, or of the type that it names itself
+# multimodal models: the key's text_config is of the value's type, or of the type that it names
 WITH_TEXT_CONFIG = {
     "gemma3": "gemma3_text", "gemma4": "gemma4_text", "kimi_k25": "deepseek_v3", "kimi_k3": "kimi_linear",
     "llama4": "llama4_text", "minimax_m3_vl": "minimax_m3_vl_text", "mistral3": "mistral", "qwen2_5_vl": "qwen2",
     "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "qwen3_vl": "qwen3", "qwen3_vl_moe": "qwen3_moe",
 }  # fmt: skip
-_NAMES_ITS_OWN = ("mistral3",)  # text parts of several types
 SAME_AS = {"kimi_k2": "deepseek_v3"}  # the same layers under another name
 SUPPORTED = tuple(sorted({*FAMILIES, *WITH_TEXT_CONFIG, *SAME_AS}))
 
-# words in a field's name that hint at layers of another kind
+# parts of a field's name that hint at other layers
 _HINTS = re.compile(r"moe|expert|lora|conv|ssm|index|window|compress|hyper|latent|sparse")
-# fields with such words that change no kernel: of training, of tokens, of how a router's scores are scaled
+# fields with such names that change no kernel: of training, of tokens, of how a router's scores are scaled
 _HARMLESS = re.compile(
     r".*(token_index|token_id|loss|_coef|_multipliers?|dropout|jitter|_dtype|overlap|_init|initializer).*"
     r"|ignore_index|norm_topk_prob|moe_renormalize|moe_norm_min|num_expert_group|index_share_for_mtp_iteration"
@@ -36,7 +35,7 @@ _HARMLESS = re.compile(
 
 
 def parse(config: Mapping[str, Any], name: str | None = None) -> Architecture:
-    """Read a config with Hugging Face's key names; of a model with images, the tower too where its kind is known."""
+    """Read a config with Hugging Face's key names; of a multimodal model, the vision encoder too where it is known."""
     if not isinstance(config, Mapping):
         raise KernelcastError(f"a model config has to be a JSON object; this is a {type(config).__name__}")
     f = _fields(config, name)
@@ -44,7 +43,7 @@ def parse(config: Mapping[str, Any], name: str | None = None) -> Architecture:
     _check_variant(f)
     bert, norms, layers = f.model_type == "bert", family.layer_norms(f), family.layers(f)
     max_context = f.count("max_position_embeddings", "n_positions", "model_max_length")
-    modules, module = family.prediction(f, layers)
+    mtp_layers, mtp_module = family.mtp(f, layers)
     stored = config.get("quantization_config", f.value("quantization_config"))
     return Architecture(
         name=f.name,
@@ -57,15 +56,15 @@ def parse(config: Mapping[str, Any], name: str | None = None) -> Architecture:
         max_context=max_context,
         final_norm=None if bert else norms.kind,
         embedding_norm=norms.kind if bert else None,
-        learned_positions=0 if family.rows_before is None else max_context + family.rows_before,
+        learned_positions=0 if family.position_offset is None else max_context + family.position_offset,
         token_types=f.count("type_vocab_size") if bert else 0,
         head="pooler" if bert else "lm",
         quantization=quantization(f, stored) if stored is not None else None,
         norm_shift=norms.shift,
         residual=family.residual(f) if family.residual else None,
-        vision=tower(config, f.name, str(config["model_type"]), hidden_size(f)),
-        mtp_layers=modules,
-        mtp_module=run_lengths(module),
+        vision=read_vision(config, f.name, hidden_size(f)),
+        mtp_layers=mtp_layers,
+        mtp_module=run_lengths(mtp_module),
         unread=_unread(f),
     )
 
@@ -84,13 +83,13 @@ def _fields(config: Mapping[str, Any], name: str | None) -> Fields:
     if not isinstance(text, Mapping):
         if "hidden_size" not in config:
             raise KernelcastError(f"config of {label!r} (model_type {model_type}): 'text_config' is missing")
-        text = config  # older files have the text part's fields in the open
-    own = text.get("model_type") if model_type in _NAMES_ITS_OWN else None
-    if own is not None and own not in FAMILIES:
-        raise _unknown_type(text, label, str(own))
-    # the outer file may settle what the text part leaves open
+        text = config  # older files have the fields of the text model at the top level
+    text_type = text.get("model_type") if model_type == "mistral3" else None  # whose text models are of several types
+    if text_type is not None and text_type not in FAMILIES:
+        raise _unknown_type(text, label, str(text_type))
+    # the outer file may set what text_config leaves out
     outer = {k: config[k] for k in ("tie_word_embeddings",) if config.get(k) is not None}
-    return Fields({**outer, **text}, label, own or WITH_TEXT_CONFIG[model_type])
+    return Fields({**outer, **text}, label, text_type or WITH_TEXT_CONFIG[model_type])
 
 
 def _unknown_type(config: Mapping[str, Any], label: str, model_type: str) -> KernelcastError:
@@ -99,28 +98,29 @@ def _unknown_type(config: Mapping[str, Any], label: str, model_type: str) -> Ker
     fields = {key: value for key, value in (text if isinstance(text, Mapping) else config).items() if key[:1] != "_"}
     alike = _alike(fields)
     hinting = sorted(key for key, value in fields.items() if _hints(key, value))
-    said = f"config of {label!r}: model_type {model_type!r} is not supported{nearest(model_type, SUPPORTED)}"
+    message = f"config of {label!r}: model_type {model_type!r} is not supported{nearest(model_type, SUPPORTED)}"
     if alike and not hinting:
-        said += f"; its fields are those of {alike!r}: set model_type to that to have it forecast so"
+        message += f"; its fields are those of {alike!r}: set model_type to that to have it forecast so"
     elif alike:
-        said += f"; nearest by its fields is {alike!r}, but parameters cannot be counted: {', '.join(hinting)} may mean"
-        said += " other layers"
+        message += f"; nearest by its fields is {alike!r}, but parameters cannot be counted: "
+        message += f"{', '.join(hinting)} may mean other layers"
     else:
-        said += "; its fields are of no supported type, so parameters cannot be counted"
-    return KernelcastError(f"{said}; supported: {', '.join(SUPPORTED)}")
+        message += "; its fields are of no supported type, so parameters cannot be counted"
+    return KernelcastError(f"{message}; supported: {', '.join(SUPPORTED)}")
 
 
 def _alike(fields: Mapping[str, Any]) -> str | None:
     """The type that reads these fields without a complaint and leaves the fewest of them unread."""
-    found: list[tuple[int, int, str]] = []
+    readable: list[tuple[int, int, str]] = []
     for number, model_type in enumerate(("llama", *FAMILIES)):
         f = Fields(fields, "", model_type)
         try:
             FAMILIES[model_type].layers(f)
         except KernelcastError:
             continue
-        found.append((len([key for key, value in fields.items() if key not in f.read and value]), number, model_type))
-    return min(found)[2] if found else None
+        unread = sum(key not in f.read and bool(value) for key, value in fields.items())
+        readable.append((unread, number, model_type))
+    return min(readable)[2] if readable else None
 
 
 def _hints(key: str, value: Any) -> bool:

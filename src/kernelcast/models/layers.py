@@ -1,7 +1,7 @@
-"""The parts of one layer: frozen values that know their own weights.
+"""The parts of one layer: frozen values that know their weights.
 
 ``weights(hidden)`` counts every stored number of a part (matrices, biases, and the norms that belong to it), so that
-a sum over parts is the parameter count that a checkpoint holds. Widths are per model, before any cut over GPUs.
+a sum over parts is the parameter count that a checkpoint holds. Widths are of the whole model, before it is sharded.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from kernelcast.models.attention import (
     BlockSparseAttention,
     CompressedAttention,
     Indexer,
-    Mla,
+    LatentAttention,
     QkNorm,
     SelfAttention,
 )
-from kernelcast.models.recurrent import Kda, LinearAttention, Mamba2, Recurrent
+from kernelcast.models.recurrent import Kda, LinearAttention, Mamba2, RecurrentMixer
 
 __all__ = [
     "BlockResiduals", "BlockSparseAttention", "CompressedAttention", "Dense", "Experts", "HyperConnections", "Indexer",
-    "Kda", "Layer", "LayerRun", "LinearAttention", "Mamba2", "Mixer", "Mla", "Mlp", "NormKind", "Norms", "Parallel",
-    "QkNorm", "Recurrent", "SelfAttention", "norm_weights",
+    "Kda", "LatentAttention", "Layer", "LayerRun", "LinearAttention", "Mamba2", "Mixer", "Mlp", "NormKind", "Norms",
+    "Parallel", "QkNorm", "RecurrentMixer", "SelfAttention", "norm_weights",
 ]  # fmt: skip
 
 NormKind = Literal["rmsnorm", "layernorm"]
@@ -49,14 +49,15 @@ class Parallel:
     def state_values(self) -> int:
         return self.recurrent.state_values
 
-    def kept_bytes(self, context_tokens: Any, value_bytes: float, tp: int) -> Any:
-        return sum(mixer.kept_bytes(context_tokens, value_bytes, tp) for mixer in (self.attention, self.recurrent))
+    def cache_bytes(self, context_tokens: Any, value_bytes: float, tp: int) -> Any:
+        return sum(mixer.cache_bytes(context_tokens, value_bytes, tp) for mixer in (self.attention, self.recurrent))
 
     def weights(self, hidden: int) -> int:
         return self.attention.weights(hidden) + self.recurrent.weights(hidden)
 
 
-Mixer = SelfAttention | Mla | CompressedAttention | BlockSparseAttention | LinearAttention | Kda | Mamba2 | Parallel
+Attention = SelfAttention | LatentAttention | CompressedAttention | BlockSparseAttention
+Mixer = Attention | LinearAttention | Kda | Mamba2 | Parallel
 
 
 @dataclass(frozen=True)
@@ -90,13 +91,13 @@ class Experts:
     gated: bool
     activation: str
     shared_inter: int = 0  # width of all shared experts together; 0: none
-    shared_gate: bool = False  # a sigmoid of one column weighs the shared experts (Qwen)
-    bias: bool = False  # on the experts' own projections (gpt-oss)
+    shared_gate: bool = False  # a sigmoid of one column scales the shared experts (Qwen)
+    bias: bool = False  # on the experts' projections (gpt-oss)
     router_bias: bool = False  # one number an expert: router bias, or DeepSeek-V3's balancing correction
     latent: int = 0  # width that routed experts work in, between a projection down and one up; 0: the hidden size
-    latent_norm: bool = False  # over what comes back, before the projection up (Kimi-K3)
+    latent_norm: bool = False  # over their output, before the projection up (Kimi-K3)
     scoring: str = "softmax"  # of the router: softmax, sigmoid, sqrtsoftplus
-    hashed: bool = False  # experts are looked up by token, not chosen by score (DeepSeek-V4's first layers)
+    hashed: bool = False  # experts are looked up by token, not by score (DeepSeek-V4's first layers)
     router_scales: int = 0  # further numbers of the router: per-channel and per-expert scales (Gemma 4)
 
     def __post_init__(self) -> None:
@@ -143,8 +144,8 @@ Mlp = Dense | Experts
 
 @dataclass(frozen=True)
 class Norms:
-    """The norms over the hidden width in one layer: 2 in most models, 4 in Gemma (before and behind each half), 7 in
-    Gemma 4 with experts (beside a dense block, each with its own), 1 where a layer is one half."""
+    """The norms over the hidden width in one layer: 2 in most models, 4 in Gemma (before and after each sublayer), 7 in
+    Gemma 4 with experts (beside a dense block, each with norms), 1 where a layer is one sublayer."""
 
     kind: NormKind
     count: int
@@ -152,7 +153,7 @@ class Norms:
 
     @property
     def behind(self) -> bool:
-        """Whether the output of each half is normed too."""
+        """Whether the output of each sublayer is normed too."""
         return self.count >= 4
 
     def weights(self, hidden: int) -> int:
@@ -161,7 +162,7 @@ class Norms:
 
 @dataclass(frozen=True)
 class HyperConnections:
-    """In place of a residual: ``streams`` of the hidden width, mixed before and after each half of a layer by a small
+    """In place of a residual: ``streams`` of the hidden width, mixed before and after each sublayer by a small
     product of all of them, its matrix made doubly stochastic (mHC, arXiv 2512.24880)."""
 
     streams: int
@@ -169,11 +170,11 @@ class HyperConnections:
 
     @property
     def mixes(self) -> int:
-        """Columns of the product: into the half, out of it, and between streams."""
+        """Columns of the product: into the sublayer, out of it, and between streams."""
         return (2 + self.streams) * self.streams
 
     def weights(self, hidden: int) -> int:
-        """Of one half of a layer: the product, its bias, three scales."""
+        """Of one sublayer: the product, its bias, three scales."""
         return self.mixes * self.streams * hidden + self.mixes + 3
 
     def last_weights(self, hidden: int) -> int:
@@ -183,13 +184,13 @@ class HyperConnections:
 
 @dataclass(frozen=True)
 class BlockResiduals:
-    """Each half of a layer reads a softmax-weighted sum of the residual and of what every block of ``layers`` layers
-    left behind (Kimi-K3's attention residuals): a score of one column and a norm."""
+    """Each sublayer reads a softmax-weighted sum of the residual and of the output of every block of ``layers`` layers
+    (Kimi-K3's attention residuals): a score of one column and a norm."""
 
     layers: int
 
     def weights(self, hidden: int) -> int:
-        """Of one half of a layer."""
+        """Of one sublayer."""
         return 2 * hidden
 
     def last_weights(self, hidden: int) -> int:
@@ -198,20 +199,20 @@ class BlockResiduals:
 
 @dataclass(frozen=True)
 class Layer:
-    """One block: a mixer over tokens, then a feed-forward part. One of them may be absent (Nemotron-H)."""
+    """A token mixer, then a feed-forward part. One of them may be absent (Nemotron-H)."""
 
     attention: Mixer | None
     mlp: Mlp | None
     norms: Norms
 
     @property
-    def halves(self) -> int:
+    def sublayers(self) -> int:
         return (self.attention is not None) + (self.mlp is not None)
 
 
 @dataclass(frozen=True)
 class LayerRun:
-    """``count`` layers of the same kind, one after another."""
+    """``count`` equal layers, one after another."""
 
     count: int
     layer: Layer

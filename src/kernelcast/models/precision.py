@@ -1,27 +1,54 @@
-"""Number formats of a served model: its matrices, the numbers between them, and the KV cache."""
+"""Number formats of a served model: its weights, the activations between them, and the KV cache; and what a
+checkpoint's ``quantization_config`` says of them.
+
+Read: fp8 (DeepSeek, Qwen), fbgemm_fp8, mxfp4, awq, gptq, compressed-tensors, modelopt. Of a format without kernels here
+the reason is kept for the message to a user who gives no dtype.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any
 
 from kernelcast.errors import KernelcastError, unknown
 from kernelcast.hardware import Gpu
-from kernelcast.models.architecture import Architecture
+from kernelcast.models.architecture import Architecture, Quantization
+from kernelcast.models.fields import Fields, layer_count
 from kernelcast.models.layers import Dense
 from kernelcast.ops.dtypes import find_dtype, supports_dtype
 
 WEIGHTS = ("bf16", "fp16", "fp32", "tf32", "fp8", "fp8_block", "int8", "int4", "nvfp4", "int8_wo", "mxfp4", "mxfp4_fp8")
-# What a checkpoint's matrices run as where the GPU has no arithmetic of their format: weights alone are narrow (Marlin)
+# What quantised weights run as where the GPU has no arithmetic of their format: weight-only kernels (Marlin)
 WEIGHT_ONLY = {"nvfp4": "int4", "fp8": "int8_wo", "fp8_block": "int8_wo", "int8": "int8_wo"}
 CACHE = ("bf16", "fp16", "fp8")
-_WHOLE = ("bf16", "fp16", "fp32", "tf32")
+_UNQUANTISED = ("bf16", "fp16", "fp32", "tf32")
+# Modules that tell a part of a layer; engines and exporters name them alike, but for Nemotron-H's.
+_ATTENTION = ("self_attn.q_proj", "self_attn.q_a_proj", "self_attn.o_proj")
+_NEMOTRON_ATTENTION = ("mixer.in_proj", "mixer.out_proj", "mixer.q_proj", "mixer.o_proj")
+# a config with one of these has experts
+_OF_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_MODELOPT = {"FP8": "fp8", "NVFP4": "nvfp4", "W4A16_AWQ": "int4", "W8A8_SQ_PER_CHANNEL": "int8", "INT8_SQ": "int8"}
+_SCHEMES: Mapping[Any, str] = {  # compressed-tensors: bits and type of weights and of activations
+    ((8, "int"), (8, "int")): "int8",
+    ((4, "int"), (16, "float")): "int4",
+    ((8, "int"), (16, "float")): "int8_wo",
+    ((8, "float"), (16, "float")): "int8_wo",
+    ((4, "float"), (4, "float")): "nvfp4",
+}
+_FP4 = "mxfp4"
+_ONE_LAYER = re.compile(r".*\blayers\.\d+\.(.+)")
+_EXCLUDED = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules")
 
 
 @dataclass(frozen=True)
 class Precision:
     """``weights``: format of the matrices of layers (the head, the router and the embedding stay in ``between``).
     ``experts`` and ``mlp``: of routed experts, and of dense blocks and shared experts, where they differ. ``cache``: of
-    keys and values, default as ``between``. ``stored``: as the checkpoint is, whatever arithmetic the GPU has."""
+    the KV cache, default as ``between``. ``stored``: as the checkpoint is, whatever arithmetic the GPU has."""
 
     weights: str = "bf16"
     cache: str | None = None
@@ -40,15 +67,14 @@ class Precision:
 
     @classmethod
     def of(cls, model: Architecture, weights: str | None = None, cache: str | None = None) -> Precision:
-        """As asked, else as the checkpoint stores its matrices. Of one that is stored in fp8 by blocks, fp8 is that."""
+        """The given formats, else as the checkpoint stores its weights; fp8 of one that has fp8 by blocks is that."""
         stored = model.quantization
         in_blocks = stored is not None and stored.weights == "fp8_block" and weights in ("fp8", "fp8_block")
-        own = stored is not None and (weights is None or in_blocks)
-        if stored is None or not own:
+        if stored is None or not (weights is None or in_blocks):
             return cls(weights or "bf16", cache)
         if stored.weights is None:
             raise KernelcastError(f"{model.name} ships as {stored.unknown}, which has no kernels here; give --dtype")
-        blocks = [run.layer.mlp for run in model.layer_kinds]
+        blocks = [run.layer.mlp for run in model.distinct_layers]
         dense = any(isinstance(block, Dense) or (block is not None and block.shared) for block in blocks)
         mlp = stored.mlp if dense else None
         return cls(stored.weights, cache or stored.cache, stored.experts, mlp, stored=True)
@@ -56,7 +82,7 @@ class Precision:
     @property
     def between(self) -> str:
         """Activations between layers."""
-        return self.weights if self.weights in _WHOLE else "bf16"
+        return self.weights if self.weights in _UNQUANTISED else "bf16"
 
     @property
     def quantised(self) -> bool:
@@ -85,12 +111,12 @@ class Precision:
         return self.mlp or self.weights
 
     def runs(self, name: str, gpu: Gpu) -> str:
-        """What matrices of this format run as: weights alone narrow, where they are stored so and the GPU multiplies no
-        such numbers."""
+        """What matrices of this format run as: weight-only quantised where they are stored so and the GPU does not
+        multiply such numbers."""
         return WEIGHT_ONLY.get(name, name) if self.stored and not supports_dtype(gpu, name) else name
 
     def weight_only(self, gpu: Gpu) -> tuple[str, ...]:
-        """Formats that run so."""
+        """Formats that run as weight-only quantised."""
         every = dict.fromkeys((self.weights, self.mlp_weights, self.expert_weights))
         return tuple(name for name in every if self.runs(name, gpu) != name)
 
@@ -101,3 +127,132 @@ class Precision:
         parts += [f"experts {self.experts}"] if self.experts and self.experts != self.weights else []
         parts += [f"KV cache {self.cache}"] if self.cache and self.cache != self.between else []
         return ", ".join(parts)
+
+
+# ---- quantization_config
+
+
+def quantization(f: Fields, config: Any) -> Quantization:
+    """Of a ``quantization_config``. Whole parts that it excludes stay in 16 bits."""
+    method = config.get("quant_method") if isinstance(config, Mapping) else None
+    if not isinstance(method, str):
+        raise f.refuse("'quantization_config' has no 'quant_method', which says how weights are stored, such as 'fp8'")
+    try:
+        return _quantization(f, method, config)
+    except (AttributeError, KeyError, TypeError, re.error) as error:
+        text = f"'quantization_config' is not as {method} writes it: {type(error).__name__}: {error}"
+        raise f.refuse(text) from None
+
+
+def _quantization(f: Fields, method: str, config: Mapping[str, Any]) -> Quantization:
+    block = config.get("weight_block_size")
+    excluded = tuple(str(name) for key in _EXCLUDED for name in config.get(key) or ())
+    base = Quantization(method=method, weight_block=tuple(block) if block else None, not_converted=excluded,
+                        cache=_cache(config), four_bit_bytes=_four_bit_bytes(f, method, config))  # fmt: skip
+    if method == "mxfp4":  # 4-bit experts; the rest is bf16
+        return replace(base, weights="bf16", experts=_FP4)
+    patterns = [*excluded, *_of_most_layers(excluded, layer_count(f))]
+    nemotron = f.model_type == "nemotron_h"
+    prefix = "mixer" if nemotron else "mlp"
+    products = (f"{prefix}.up_proj", f"{prefix}.down_proj")
+    of_experts = (f"{prefix}.experts.0.up_proj", f"{prefix}.experts.0.down_proj", f"{prefix}.experts")
+    parts = (_NEMOTRON_ATTENTION if nemotron else _ATTENTION, products, of_experts)
+    weights, mlp, experts = (_part(config, method, modules, patterns) for modules in parts)
+    if f.value("expert_dtype") == "fp4":  # DeepSeek-V4 says it outside: fp8 but for the experts
+        experts = _FP4
+    unsupported = next((dtype for dtype in (weights, mlp, experts) if dtype is not None and " " in dtype), None)
+    if unsupported:
+        return replace(base, unknown=unsupported)
+    has_experts = any(f.config.get(key) for key in _OF_EXPERTS)
+    weights, mlp, experts = weights or "bf16", mlp or "bf16", experts or "bf16"
+    return replace(
+        base,
+        weights=weights,
+        experts=experts if has_experts and experts != weights else None,
+        mlp=mlp if mlp != weights else None,
+    )
+
+
+def _four_bit_bytes(f: Fields, method: str, config: Mapping[str, Any]) -> float | None:
+    """Half a byte, and a share of the scale of its group."""
+    if method == "mxfp4" or f.value("expert_dtype") == "fp4" or str(config.get("format")).startswith("mxfp4"):
+        return 0.5 + 1 / 32
+    groups = config.get("config_groups")
+    group: Mapping[str, Any] = next(iter(groups.values()), {}) if isinstance(groups, Mapping) else {"weights": config}
+    group_size = (group.get("weights") or {}).get("group_size")
+    return 0.5 + 2.0 / group_size if isinstance(group_size, int) and group_size > 0 else None
+
+
+def _cache(config: Mapping[str, Any]) -> str | None:
+    """fp8 where the checkpoint has scales of keys and values; engines then cache them so."""
+    scheme = config.get("kv_cache_scheme")
+    scaled = isinstance(scheme, Mapping) and scheme.get("num_bits") == 8 and scheme.get("type") == "float"
+    return "fp8" if scaled or str(config.get("kv_cache_quant_algo")).upper() == "FP8" else None
+
+
+def _part(config: Mapping[str, Any], method: str, modules: Iterable[str], excluded: Iterable[str]) -> str | None:
+    """The dtype of a part; None: it is excluded. A format without kernels here is described, with blanks."""
+    quantised = [module for module in modules if not any(_covers(pattern, module) for pattern in excluded)]
+    if not quantised:
+        return None
+    if method == "fp8":
+        return "fp8_block" if config.get("weight_block_size") else "fp8"
+    if method == "fbgemm_fp8":
+        return "fp8"
+    if method in ("awq", "gptq"):
+        bits = config.get("bits", config.get("w_bit"))
+        return {4: "int4", 8: "int8_wo"}.get(bits, f"{method} of {bits} bits")
+    if method.startswith("modelopt"):
+        return _of_modelopt(config, quantised)
+    groups = config.get("config_groups")
+    if method == "compressed-tensors" and str(config.get("format")).startswith("mxfp4"):
+        return _FP4
+    if method == "compressed-tensors" and isinstance(groups, Mapping):
+        return _of_groups(groups.values(), quantised)
+    return f"{method} weights"
+
+
+def _of_modelopt(config: Mapping[str, Any], modules: Iterable[str]) -> str | None:
+    algorithm = str(config.get("quant_algo") or (config.get("quantization") or {}).get("quant_algo"))
+    if algorithm == "MIXED_PRECISION":
+        layers = (config.get("quantized_layers") or {}).items()
+        matches = (settings for name, settings in layers if any(_covers(module, name) for module in modules))
+        settings = next(matches, None)
+        if settings is None:
+            return None
+        algorithm = str(settings["quant_algo"])
+    return _MODELOPT.get(algorithm, f"modelopt's {algorithm}")
+
+
+def _of_groups(groups: Iterable[Any], modules: Iterable[str]) -> str | None:
+    """Of the first group that has one of these modules."""
+    for group in groups:
+        targets = group.get("targets") or ["Linear"]
+        if any(target == "Linear" or _covers(target, module) for target in targets for module in modules):
+            return _scheme(group.get("weights") or {}, group.get("input_activations"))
+    return None
+
+
+def _scheme(weights: Mapping[str, Any], inputs: Mapping[str, Any] | None) -> str:
+    formats = [(part.get("num_bits"), part.get("type")) if part else (16, "float") for part in (weights, inputs)]
+    if formats == [(8, "float")] * 2:
+        return "fp8_block" if weights.get("strategy") == "block" else "fp8"
+    named = zip(formats, ("weights", "activations"), strict=True)
+    return _SCHEMES.get(tuple(formats)) or " with ".join(f"{bits}-bit {type_} {what}" for (bits, type_), what in named)
+
+
+def _of_most_layers(names: Iterable[str], layers: int) -> list[str]:
+    """What is listed layer by layer, for half of them or more."""
+    counts = Counter(match[1] for match in map(_ONE_LAYER.match, names) if match)
+    return [f"*.{module}" for module, times in counts.items() if 2 * times >= layers]
+
+
+def _covers(pattern: str, module: str) -> bool:
+    """Whether a pattern means a module of every layer: a regular expression after "re:", one with stars, or a part of
+    the path. A name of one layer alone (model.layers.0.…) does not."""
+    path = f"model.layers.9999.{module}"
+    if pattern.startswith("re:"):
+        return re.match(pattern[3:], path) is not None
+    if "*" in pattern:
+        return fnmatchcase(path, pattern)
+    return f".{pattern}." in f".{path}."

@@ -1,4 +1,4 @@
-"""Mixers with a state in place of a KV cache: its size does not grow with the sequence."""
+"""Token mixers with a state in place of a KV cache: its size does not grow with the sequence."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 from kernelcast.errors import KernelcastError
 from kernelcast.ops.dtypes import find_dtype
 
-_CONV_BYTES = 2.0  # inputs of a convolution stay in the model's own 16 bits, whatever the state's format
+_CONV_BYTES = 2.0  # inputs of a convolution stay in the model's 16 bits, whatever the state's format
 
 
-class Recurrent(ABC):
-    """A mixer that keeps a matrix a head, and the inputs that its convolution still needs."""
+class RecurrentMixer(ABC):
+    """A state of a matrix per head, and the inputs that its convolution still needs."""
 
     cache_values_per_token: ClassVar[int] = 0
     state_dtype: str
@@ -38,17 +38,17 @@ class Recurrent(ABC):
 
     @property
     def state_values(self) -> int:
-        """Numbers kept for a sequence whatever its length."""
+        """Numbers of a sequence's state, whatever its length."""
         return self.matrix_values + self.conv_values
 
-    def kept_bytes(self, context_tokens: Any, value_bytes: float, tp: int) -> Any:
-        """Heads are cut by tp; a column of contexts gives a column."""
+    def cache_bytes(self, context_tokens: Any, value_bytes: float, tp: int) -> Any:
+        """Heads are sharded over tp; an array of contexts gives an array."""
         state_bytes = self.matrix_values * find_dtype(self.state_dtype).act_bytes + self.conv_values * _CONV_BYTES
         return state_bytes / tp + 0.0 * context_tokens
 
 
 @dataclass(frozen=True)
-class LinearAttention(Recurrent):
+class LinearAttention(RecurrentMixer):
     """Gated delta net (Qwen3-Next, Qwen3.5)."""
 
     key_heads: int
@@ -56,7 +56,7 @@ class LinearAttention(Recurrent):
     key_head_dim: int
     value_head_dim: int
     conv_width: int
-    state_dtype: str = "fp32"  # Qwen3.5's mamba_ssm_dtype and SGLang's default; vLLM's default is the model's own
+    state_dtype: str = "fp32"  # Qwen3.5's mamba_ssm_dtype and SGLang's default; vLLM's default is that of the model
 
     def __post_init__(self) -> None:
         if self.value_heads % self.key_heads:
@@ -95,7 +95,7 @@ class LinearAttention(Recurrent):
 
 
 @dataclass(frozen=True)
-class Kda(Recurrent):
+class Kda(RecurrentMixer):
     """Kimi delta attention (arXiv 2510.26692): a gated delta net whose decay differs by channel."""
 
     heads: int
@@ -137,7 +137,7 @@ class Kda(Recurrent):
 
 
 @dataclass(frozen=True)
-class Mamba2(Recurrent):
+class Mamba2(RecurrentMixer):
     """Mamba-2 (arXiv 2405.21060): a scalar decay a head, keys and queries (B and C) shared by groups of heads."""
 
     heads: int
@@ -145,7 +145,7 @@ class Mamba2(Recurrent):
     groups: int
     state: int  # numbers of B and C, the keys and queries
     conv_width: int
-    chunk: int  # tokens that a prefill works off at once
+    chunk: int  # tokens of a chunk of a prefill
     conv_bias: bool = True
     proj_bias: bool = False  # of in_proj and out_proj
     gated_norm: bool = True  # a norm of the output with its gate (most Falcon-H1 have the gate alone)

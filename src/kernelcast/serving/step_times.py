@@ -73,7 +73,7 @@ class StepTimes:
         self._pasts = _up_to(_PASTS, reach.context)
         self._token_counts = _token_counts(deployment.stack.graph_sizes, max(reach.tokens, checked))
         joint = deployment.stack.joint_attention and any(
-            isinstance(run.layer.attention, SelfAttention) for run in deployment.model.layer_kinds
+            isinstance(run.layer.attention, SelfAttention) for run in deployment.model.distinct_layers
         )
         self._mixed_grid = tuple(
             _up_to(grid, most) for grid, most in zip(

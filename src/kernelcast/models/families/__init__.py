@@ -1,8 +1,6 @@
 """How each model_type lays out its layers: one short reader for its mixer, one for its feed-forward part."""
 
 from kernelcast.models.families import dense, hybrid, latent, sparse
-from kernelcast.models.families.base import Family, hidden_size, layer_count
+from kernelcast.models.fields import Family
 
 FAMILIES: dict[str, Family] = {**dense.FAMILIES, **sparse.FAMILIES, **latent.FAMILIES, **hybrid.FAMILIES}
-
-__all__ = ["FAMILIES", "Family", "hidden_size", "layer_count"]

@@ -5,115 +5,97 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from kernelcast.models.families.base import (
+from kernelcast.models.families.sparse import qwen_experts
+from kernelcast.models.fields import (
     FULL,
     LINEAR,
     ONE_NORM,
     Family,
+    Fields,
     attention,
     dense,
     experts,
     hidden_size,
     layer_count,
-    plain_dense,
     without_rope,
 )
-from kernelcast.models.families.sparse import qwen_experts
-from kernelcast.models.fields import Fields
-from kernelcast.models.layers import (
-    Dense,
-    Experts,
-    Layer,
-    LinearAttention,
-    Mamba2,
-    Mixer,
-    Mlp,
-    Parallel,
-    SelfAttention,
-)
+from kernelcast.models.layers import Dense, Experts, Layer, LinearAttention, Mamba2, Mixer, Mlp, Parallel, SelfAttention
 
 # the letters of hybrid_override_pattern, and what transformers and older files call the same
 _BLOCKS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
-_ALSO = {LINEAR: "mamba", FULL: "attention"}
+_SYNONYMS = {LINEAR: "mamba", FULL: "attention"}
 
 
 def _qwen3_next(f: Fields) -> list[Mixer]:
     full = replace(attention(f, qk_norm="head", rotary_fraction=0.25), output_gate=f.flag("attn_output_gate"))
-    linear = LinearAttention(
-        key_heads=f.count("linear_num_key_heads"),
-        value_heads=f.count("linear_num_value_heads"),
-        key_head_dim=f.count("linear_key_head_dim"),
-        value_head_dim=f.count("linear_value_head_dim"),
-        conv_width=f.count("linear_conv_kernel_dim"),
-        state_dtype=f.state_dtype("mamba_ssm_dtype"),
+    sizes = f.counts(
+        key_heads="linear_num_key_heads",
+        value_heads="linear_num_value_heads",
+        key_head_dim="linear_key_head_dim",
+        value_head_dim="linear_value_head_dim",
+        conv_width="linear_conv_kernel_dim",
     )
+    linear = LinearAttention(**sizes, state_dtype=f.state_dtype("mamba_ssm_dtype"))
     layers, every = layer_count(f), f.count("full_attention_interval")
     types = f.layer_types(layers, (LINEAR, FULL))
     types = types or tuple(FULL if (i + 1) % every == 0 else LINEAR for i in range(layers))
-    return [full if kind == FULL else linear for kind in types]
+    return [full if name == FULL else linear for name in types]
 
 
 def _last_full(f: Fields, layers: list[Layer]) -> list[Layer]:
-    """A prediction layer attends to all."""
+    """A layer for multi-token prediction attends to all tokens."""
     return [next(layer for layer in reversed(layers) if isinstance(layer.attention, SelfAttention))]
 
 
-# ---- Nemotron-H: each layer is one half
+# ---- Nemotron-H: each layer is a mixer or a feed-forward part
 
 
 def _blocks(f: Fields, pattern_key: str, list_key: str) -> list[str]:
     """What each layer is, from a list of names or a string of letters."""
-    pattern, listed = f.value(pattern_key), f.value(list_key)
-    if isinstance(listed, list):
-        found = [_ALSO.get(str(kind), str(kind)) for kind in listed]
+    pattern, names = f.value(pattern_key), f.value(list_key)
+    if isinstance(names, list):
+        blocks = [_SYNONYMS.get(str(name), str(name)) for name in names]
     elif isinstance(pattern, str):
-        found = [_BLOCKS.get(letter, letter) for letter in pattern]
+        blocks = [_BLOCKS.get(letter, letter) for letter in pattern]
     else:
         raise f.refuse(f"{pattern_key!r} or {list_key!r} is missing; the model's full config.json has it")
-    for kind in found:
-        if kind not in _BLOCKS.values():
-            raise f.refuse(f"layer type {kind!r} is not supported; supported here: {', '.join(_BLOCKS.values())}")
-    return found
+    for name in blocks:
+        if name not in _BLOCKS.values():
+            raise f.refuse(f"layer type {name!r} is not supported; supported here: {', '.join(_BLOCKS.values())}")
+    return blocks
 
 
 def _nemotron_blocks(f: Fields) -> list[str]:
-    found = _blocks(f, "hybrid_override_pattern", "layers_block_type")
-    if len(found) != layer_count(f):
-        raise f.refuse(f"the pattern of layers has {len(found)} entries; num_hidden_layers asks for {layer_count(f)}")
-    return found
+    blocks = _blocks(f, "hybrid_override_pattern", "layers_block_type")
+    if len(blocks) != layer_count(f):
+        raise f.refuse(f"the pattern of layers has {len(blocks)} entries; num_hidden_layers asks for {layer_count(f)}")
+    return blocks
 
 
-def _nemotron_attention(f: Fields) -> SelfAttention:
-    """Without rope and biases: the state-space layers know positions."""
-    return without_rope(attention(f, qkv_bias=False, out_bias=False))
-
-
-def _nemotron_mamba(f: Fields) -> Mamba2:
-    return Mamba2(
-        heads=f.count("mamba_num_heads"),
-        head_dim=f.count("mamba_head_dim"),
-        groups=f.count("n_groups", "mamba_num_groups"),
-        state=f.count("ssm_state_size", "mamba_state_dim"),
-        conv_width=f.count("conv_kernel"),
-        chunk=f.count("chunk_size"),
-        conv_bias=f.flag("use_conv_bias"),
-        proj_bias=f.flag("use_bias"),
-        state_dtype=f.state_dtype("mamba_ssm_cache_dtype"),
+def _nemotron_mixer(f: Fields, block: str) -> Mixer | None:
+    """Attention is without rope and biases: the state-space layers know positions."""
+    if block == "attention":
+        return without_rope(attention(f, qkv_bias=False, out_bias=False))
+    if block != "mamba":
+        return None
+    sizes = f.counts(
+        heads="mamba_num_heads",
+        head_dim="mamba_head_dim",
+        groups="n_groups, mamba_num_groups",
+        state="ssm_state_size, mamba_state_dim",
+        conv_width="conv_kernel",
+        chunk="chunk_size",
     )
+    bias = {"conv_bias": f.flag("use_conv_bias"), "proj_bias": f.flag("use_bias")}
+    return Mamba2(**sizes, **bias, state_dtype=f.state_dtype("mamba_ssm_cache_dtype"))
 
 
-def _nemotron_mixer(f: Fields, kind: str) -> Mixer | None:
-    if kind == "attention":
-        return _nemotron_attention(f)
-    return _nemotron_mamba(f) if kind == "mamba" else None
-
-
-def _nemotron_mlp(f: Fields, kind: str) -> Mlp | None:
+def _nemotron_mlp(f: Fields, block: str) -> Mlp | None:
     """Up, squared relu, down; experts alike, some in a narrower width (moe_latent_size)."""
     activation = f.activation("mlp_hidden_act")
-    if kind == "mlp":
+    if block == "mlp":
         return Dense(f.count("intermediate_size"), gated=False, activation=activation, bias=f.flag("mlp_bias"))
-    if kind != "moe":
+    if block != "moe":
         return None
     return Experts(
         experts=f.count("n_routed_experts"),
@@ -129,16 +111,16 @@ def _nemotron_mlp(f: Fields, kind: str) -> Mlp | None:
 
 
 def _nemotron_mixers(f: Fields) -> Sequence[Mixer | None]:
-    return [_nemotron_mixer(f, kind) for kind in _nemotron_blocks(f)]
+    return [_nemotron_mixer(f, block) for block in _nemotron_blocks(f)]
 
 
 def _nemotron_mlps(f: Fields) -> Sequence[Mlp | None]:
-    return [_nemotron_mlp(f, kind) for kind in _nemotron_blocks(f)]
+    return [_nemotron_mlp(f, block) for block in _nemotron_blocks(f)]
 
 
-def _nemotron_prediction(f: Fields, layers: list[Layer]) -> list[Layer]:
-    kinds = _blocks(f, "mtp_hybrid_override_pattern", "mtp_layers_block_type")
-    return [Layer(_nemotron_mixer(f, kind), _nemotron_mlp(f, kind), ONE_NORM) for kind in kinds]
+def _nemotron_mtp(f: Fields, layers: list[Layer]) -> list[Layer]:
+    blocks = _blocks(f, "mtp_hybrid_override_pattern", "mtp_layers_block_type")
+    return [Layer(_nemotron_mixer(f, block), _nemotron_mlp(f, block), ONE_NORM) for block in blocks]
 
 
 # ---- Falcon-H1 and Granite 4
@@ -149,15 +131,12 @@ def _mamba(f: Fields, width: int, *, proj_bias: str, gated_norm: bool) -> Mamba2
     heads = f.count("mamba_n_heads")
     head_dim = width // heads if f.value("mamba_d_head") == "auto" else f.count("mamba_d_head")
     if heads * head_dim != width:
-        told = "'mamba_d_ssm', or else 'mamba_expand' x hidden_size"
-        raise f.refuse(f"'mamba_n_heads' x 'mamba_d_head' is {heads} x {head_dim}; it has to be {width} ({told})")
+        wanted = f"{width} ('mamba_d_ssm', or else 'mamba_expand' x hidden_size)"
+        raise f.refuse(f"'mamba_n_heads' x 'mamba_d_head' is {heads} x {head_dim}; it has to be {wanted}")
     return Mamba2(
         heads=heads,
         head_dim=head_dim,
-        groups=f.count("mamba_n_groups"),
-        state=f.count("mamba_d_state"),
-        conv_width=f.count("mamba_d_conv"),
-        chunk=f.count("mamba_chunk_size"),
+        **f.counts(groups="mamba_n_groups", state="mamba_d_state", conv_width="mamba_d_conv", chunk="mamba_chunk_size"),
         conv_bias=f.flag("mamba_conv_bias"),
         proj_bias=f.flag(proj_bias),
         gated_norm=gated_norm,
@@ -174,15 +153,16 @@ def _falcon_h1(f: Fields) -> Parallel:
 
 
 def _granite4(f: Fields) -> list[Mixer]:
-    """A list says which layers attend; with position_embedding_type other than rope they know no positions."""
+    """A list says which layers attend; with position_embedding_type other than rope they have no positions."""
     base, layers = attention(f), layer_count(f)
     base = base if f.value("position_embedding_type") == "rope" else without_rope(base)
-    types = f.words("layer_types", layers, ("mamba", "attention", LINEAR, FULL))
-    if all(_ALSO.get(kind, kind) == "attention" for kind in types):
+    types = f.per_layer("layer_types", layers, ("mamba", "attention", LINEAR, FULL))
+    attends = [_SYNONYMS.get(name, name) == "attention" for name in types]
+    if all(attends):
         return [base] * layers
     width = f.count("mamba_expand") * hidden_size(f)
     mamba = _mamba(f, width, proj_bias="mamba_proj_bias", gated_norm=True)
-    return [base if _ALSO.get(kind, kind) == "attention" else mamba for kind in types]
+    return [base if mark else mamba for mark in attends]
 
 
 def _granite4_mlp(f: Fields) -> Mlp:
@@ -193,10 +173,10 @@ def _granite4_mlp(f: Fields) -> Mlp:
 
 
 FAMILIES: dict[str, Family] = {
-    "falcon_h1": Family(_falcon_h1, plain_dense),
+    "falcon_h1": Family(_falcon_h1, dense),
     "granitemoehybrid": Family(_granite4, _granite4_mlp),
-    "nemotron_h": Family(_nemotron_mixers, _nemotron_mlps, ONE_NORM, predicts=_nemotron_prediction),
-    "qwen3_5_moe_text": Family(_qwen3_next, qwen_experts, predicts=_last_full),
-    "qwen3_5_text": Family(_qwen3_next, plain_dense, predicts=_last_full),
-    "qwen3_next": Family(_qwen3_next, qwen_experts, predicts=_last_full),
+    "nemotron_h": Family(_nemotron_mixers, _nemotron_mlps, ONE_NORM, mtp_layers=_nemotron_mtp),
+    "qwen3_5_moe_text": Family(_qwen3_next, qwen_experts, mtp_layers=_last_full),
+    "qwen3_5_text": Family(_qwen3_next, dense, mtp_layers=_last_full),
+    "qwen3_next": Family(_qwen3_next, qwen_experts, mtp_layers=_last_full),
 }

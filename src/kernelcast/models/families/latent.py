@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kernelcast.models.families.base import FULL, LINEAR, RMSNORMS, Family, each_layer, experts, layer_count
-from kernelcast.models.families.sparse import deepseek_experts
-from kernelcast.models.fields import Fields
+from kernelcast.models.families.sparse import deepseek_experts, first_dense
+from kernelcast.models.fields import FULL, LINEAR, RMSNORMS, Family, Fields, experts, layer_count
 from kernelcast.models.layers import (
     BlockResiduals,
     CompressedAttention,
-    Experts,
     HyperConnections,
     Indexer,
     Kda,
+    LatentAttention,
     Layer,
-    Mla,
     Mlp,
 )
 
@@ -23,56 +21,44 @@ from kernelcast.models.layers import (
 _RATIOS = {"sliding_attention": 0, "compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
 
 
-def _mla(f: Fields) -> Mla:
+def _mla(f: Fields) -> LatentAttention:
     if f.flag("attention_bias"):
         raise f.refuse("'attention_bias' is true; latent attention is supported without biases only")
-    return Mla(
-        q_heads=f.count("num_attention_heads"),
-        q_lora_rank=f.count_or_null("q_lora_rank"),
-        kv_lora_rank=f.count("kv_lora_rank"),
-        qk_nope_head_dim=f.count("qk_nope_head_dim"),
-        qk_rope_head_dim=f.count("qk_rope_head_dim"),
-        v_head_dim=f.count("v_head_dim"),
-    )
+    names = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    sizes = f.counts(*names, q_heads="num_attention_heads")
+    return LatentAttention(q_lora_rank=f.count_or_null("q_lora_rank"), **sizes)
 
 
 def _indexer(f: Fields) -> Indexer:
-    return Indexer(heads=f.count("index_n_heads"), head_dim=f.count("index_head_dim"), topk=f.count("index_topk"))
+    return Indexer(**f.counts(heads="index_n_heads", head_dim="index_head_dim", topk="index_topk"))
 
 
-def _sparse_mla(f: Fields) -> list[Mla]:
-    """An indexer in every layer; in GLM-5.2 most layers take the choice of the last one that made it."""
-    own = replace(_mla(f), indexer=_indexer(f))
-    borrowed = replace(own, indexer=replace(_indexer(f), shared=True))
+def _sparse_mla(f: Fields) -> list[LatentAttention]:
+    """An indexer in every layer; in GLM-5.2 most layers take the selection of the last one that made it."""
+    full = replace(_mla(f), indexer=_indexer(f))
+    shared = replace(full, indexer=replace(_indexer(f), shared=True))
     layers, pattern = layer_count(f), f.value("index_topk_pattern")
     every, offset = f.count("index_topk_freq"), f.count("index_skip_topk_offset", least=0)
     if f.value("indexer_types") is not None:
-        full = [kind == "full" for kind in f.words("indexer_types", layers, ("full", "shared"))]
+        marks = [name == "full" for name in f.per_layer("indexer_types", layers, ("full", "shared"))]
     elif isinstance(pattern, str) and len(pattern) == layers and set(pattern) <= set("FS"):
-        full = [mark == "F" for mark in pattern]
+        marks = [letter == "F" for letter in pattern]
     elif pattern is not None:
         raise f.refuse(f"'index_topk_pattern' is {pattern!r}; it has to be {layers} letters of F and S")
     else:
-        full = [max(i - offset + 1, 0) % every == 0 for i in range(layers)]
-    return [own if is_full else borrowed for is_full in full]
+        marks = [max(i - offset + 1, 0) % every == 0 for i in range(layers)]
+    return [full if mark else shared for mark in marks]
 
 
-def _with_own_indexer(f: Fields, layers: list[Layer]) -> list[Layer]:
+def _with_indexer(f: Fields, layers: list[Layer]) -> list[Layer]:
     return [replace(layers[-1], attention=_sparse_mla(f)[0])]
 
 
 def _compressed(f: Fields, ratio: int) -> CompressedAttention:
-    return CompressedAttention(
-        q_heads=f.count("num_attention_heads"),
-        head_dim=f.count("head_dim"),
-        rope_dim=f.count("qk_rope_head_dim"),
-        q_lora_rank=f.count("q_lora_rank"),
-        o_groups=f.count("o_groups"),
-        o_lora_rank=f.count("o_lora_rank"),
-        window=f.count("sliding_window"),
-        ratio=ratio,
-        indexer=_indexer(f) if ratio == _RATIOS["compressed_sparse_attention"] else None,
-    )
+    names = {"q_heads": "num_attention_heads", "rope_dim": "qk_rope_head_dim", "window": "sliding_window"}
+    sizes = f.counts("head_dim", "q_lora_rank", "o_groups", "o_lora_rank", **names)
+    sparse = ratio == _RATIOS["compressed_sparse_attention"]
+    return CompressedAttention(**sizes, ratio=ratio, indexer=_indexer(f) if sparse else None)
 
 
 def _deepseek_v4(f: Fields) -> list[CompressedAttention]:
@@ -81,7 +67,7 @@ def _deepseek_v4(f: Fields) -> list[CompressedAttention]:
     if f.value("num_key_value_heads") not in (None, 1):
         raise f.refuse(f"'num_key_value_heads' is {f.value('num_key_value_heads')}; DeepSeek-V4 has one")
     types = f.layer_types(layers, tuple(_RATIOS))
-    ratios = [_RATIOS[kind] for kind in types] if types else list(f.whole_numbers("compress_ratios")[:layers])
+    ratios = [_RATIOS[name] for name in types] if types else list(f.integers("compress_ratios")[:layers])
     if len(ratios) != layers:
         raise f.refuse(f"'compress_ratios' has {len(ratios)} entries; num_hidden_layers asks for {layers}")
     for ratio in set(ratios) - set(_RATIOS.values()):
@@ -90,13 +76,12 @@ def _deepseek_v4(f: Fields) -> list[CompressedAttention]:
 
 
 def _deepseek_v4_experts(f: Fields) -> list[Mlp]:
-    """Experts in every layer; in the first num_hash_layers a table of tokens says which."""
-    shared = f.count("n_shared_experts", least=0) * f.count("moe_intermediate_size")
-    block = replace(experts(f, "moe_intermediate_size", shared_inter=shared), scoring=f.word("scoring_func"))
+    """Experts in every layer; in the first num_hash_layers a table of tokens routes to them."""
+    block = experts(f, shared_keys="n_shared_experts", scoring=f.text("scoring_func"))
     hashed, scored = replace(block, hashed=True), replace(block, router_bias=True)
     layers = layer_count(f)
     if f.value("mlp_layer_types") is not None:
-        marks = [kind == "hash_moe" for kind in f.words("mlp_layer_types", layers, ("hash_moe", "moe"))]
+        marks = [name == "hash_moe" for name in f.per_layer("mlp_layer_types", layers, ("hash_moe", "moe"))]
     else:
         marks = [i < f.count("num_hash_layers", least=0) for i in range(layers)]
     return [hashed if mark else scored for mark in marks]
@@ -107,46 +92,45 @@ def _hyper_connections(f: Fields) -> HyperConnections:
 
 
 def _window_alone(f: Fields, layers: list[Layer]) -> list[Layer]:
-    """V4's prediction layer compresses nothing (the last of compress_ratios)."""
+    """V4's layer for multi-token prediction compresses nothing (the last of compress_ratios)."""
     return [replace(layers[-1], attention=_compressed(f, 0))]
 
 
-def _kimi_linear(f: Fields) -> list[Mla | Kda]:
+def _kimi_linear(f: Fields) -> list[LatentAttention | Kda]:
     """Kimi-Linear and Kimi-K3: three delta layers to one of latent attention, which has no rope."""
-    own = f.inside("linear_attn_config")
-    head_dim = own.count("head_dim", "linear_head_dim")
-    full_rank = own.value("use_full_rank_gate") is True
+    nested = f.nested("linear_attn_config")
+    sizes = nested.counts(
+        heads="num_heads, linear_num_heads",
+        head_dim="head_dim, linear_head_dim",
+        conv_width="short_conv_kernel_size, linear_conv_kernel_dim",
+    )
+    full_rank = nested.value("use_full_rank_gate") is True
     delta = Kda(
-        heads=own.count("num_heads", "linear_num_heads"),
-        head_dim=head_dim,
-        conv_width=own.count("short_conv_kernel_size", "linear_conv_kernel_dim"),
-        gate_rank=None if full_rank else head_dim,
-        state_dtype=f.state_dtype("mamba_ssm_dtype"),
+        **sizes, gate_rank=None if full_rank else sizes["head_dim"], state_dtype=f.state_dtype("mamba_ssm_dtype")
     )
     latent = replace(_mla(f), rope=f.value("mla_use_nope") is False, output_gate=f.flag("mla_use_output_gate"))
     layers = layer_count(f)
     types = f.layer_types(layers, (LINEAR, FULL))
     if types:
-        full = [i for i, kind in enumerate(types, 1) if kind == FULL]
+        full = [i for i, name in enumerate(types, 1) if name == FULL]
     else:  # counted from 1
-        full = list(own.whole_numbers("full_attn_layers"))
-        if sorted((*full, *own.whole_numbers("kda_layers"))) != list(range(1, layers + 1)):
+        full = list(nested.integers("full_attn_layers"))
+        if sorted((*full, *nested.integers("kda_layers"))) != list(range(1, layers + 1)):
             raise f.refuse(f"'full_attn_layers' and 'kda_layers' have to name each of {layers} layers once")
     return [latent if i in full else delta for i in range(1, layers + 1)]
 
 
 def _kimi_linear_experts(f: Fields) -> list[Mlp]:
     """Kimi-K3's experts work in a narrower width."""
-    shared = f.count("num_shared_experts", "n_shared_experts", least=0) * f.count("moe_intermediate_size")
-    block: Experts = replace(
-        experts(f, "moe_intermediate_size", shared_inter=shared),
+    block = experts(
+        f,
+        shared_keys="num_shared_experts, n_shared_experts",
         router_bias=True,
-        scoring=f.word("moe_router_activation_func"),
+        scoring=f.text("moe_router_activation_func"),
         latent=f.count_or_none("routed_expert_hidden_size") or 0,
         latent_norm=f.flag("latent_moe_use_norm"),
     )
-    first, every = f.count("first_k_dense_replace", least=0), f.count("moe_layer_freq")
-    return each_layer(f, lambda i: i >= first and i % every == 0, block)
+    return first_dense(f, block)
 
 
 def _block_residuals(f: Fields) -> BlockResiduals | None:
@@ -157,12 +141,12 @@ def _block_residuals(f: Fields) -> BlockResiduals | None:
 FAMILIES: dict[str, Family] = {
     "deepseek_v2": Family(_mla, deepseek_experts),
     "deepseek_v3": Family(_mla, deepseek_experts),
-    "deepseek_v32": Family(_sparse_mla, deepseek_experts, predicts=_with_own_indexer),
+    "deepseek_v32": Family(_sparse_mla, deepseek_experts, mtp_layers=_with_indexer),
     "deepseek_v4": Family(
-        _deepseek_v4, _deepseek_v4_experts, RMSNORMS, residual=_hyper_connections, predicts=_window_alone
+        _deepseek_v4, _deepseek_v4_experts, RMSNORMS, residual=_hyper_connections, mtp_layers=_window_alone
     ),
     "glm4_moe_lite": Family(_mla, deepseek_experts),
-    "glm_moe_dsa": Family(_sparse_mla, deepseek_experts, predicts=_with_own_indexer),
+    "glm_moe_dsa": Family(_sparse_mla, deepseek_experts, mtp_layers=_with_indexer),
     "kimi_linear": Family(_kimi_linear, _kimi_linear_experts, residual=_block_residuals),
     "mistral4": Family(_mla, deepseek_experts),
 }
