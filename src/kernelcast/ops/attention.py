@@ -1,8 +1,8 @@
-"""attention and mla: scaled dot-product attention, prefill and decode, over a paged or plain KV cache.
+"""attention and mla: scaled dot-product attention, prefill and decode, over a paged or contiguous KV cache.
 
-DeepSeek's multi-head latent attention (mla): decode works on the latent itself: all heads share one key of kv_rank +
-rope_dim numbers a token, and the values are the first kv_rank of them (weights absorbed into Q and O). Prefill expands
-K and V per head, as MHA.
+mla is DeepSeek's multi-head latent attention. Decode attends to the latent: all heads share one key of kv_rank +
+rope_dim values per token, whose first kv_rank are the value (weights absorbed into Q and O). Prefill expands K and V
+per head, as MHA.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MOVED_BY_ENGINE = {"vllm": "kv", "sglang": "kv", "trtllm": "q+kv"}
 
 
 class OverCache(Kernel):
-    """What both have: a batch of requests, equal or ragged, over a KV cache."""
+    """Parameters of both ops: a batch of requests, equal or ragged, over a KV cache."""
 
     batch: int | None = size("requests", default=None)
     q_len: int | None = size("new tokens per request", default=None)
@@ -76,8 +76,8 @@ class OverCache(Kernel):
 
     @classmethod
     def with_defaults(cls, configuration: Configuration, gpu: Gpu) -> dict[str, str | None]:
-        """Tables do not tell whether an engine's prefill reads pages: it is one kind, whatever a call says. A library's
-        own tables do."""
+        """Measurements of engines do not say whether prefill reads KV blocks, so it is one configuration whatever the
+        call says."""
         filled, stack = dict(configuration), runner(configuration.get("stack"))
         in_pages = stack is not None and stack.page_size > 0
         if configuration["phase"] == "prefill":
@@ -103,8 +103,8 @@ class OverCache(Kernel):
 
     @classmethod
     def _evened(cls, calls: Calls) -> Calls:
-        """A ragged batch of decodes as the equal one that reads as much: what was measured of equal lengths alone knows
-        nothing of others (prompts are quadratic in theirs, and stay as they are)."""
+        """A ragged decode batch as the equal one that reads as many keys, for evidence of equal lengths only. Prefill
+        is quadratic in its lengths and stays as it is."""
         if "q_lens" not in calls.lists:
             return calls
         requests = Requests.of(calls)
@@ -115,7 +115,7 @@ class OverCache(Kernel):
 
     @classmethod
     def sizes(cls, calls: Calls) -> Mapping[str, Array]:
-        """Those of a ragged batch are means; ``past``: tokens of the cache that are not new."""
+        """Means for a ragged batch; ``past``: cached tokens that are not new."""
         requests = Requests.of(calls)
         queries, keys = (requests.total(x) / requests.count for x in (requests.queries, requests.keys))
         lengths = {"batch": requests.count, "q_len": queries, "kv_len": keys, "past": keys - queries}
@@ -135,16 +135,16 @@ class OverCache(Kernel):
 
 
 def _lengths(requests: Requests) -> NDArray[Any]:
-    """A list of lengths that are all the same is a batch of equal ones."""
+    """ "equal" where all lengths of a list are the same."""
     same = [requests.most(x) == requests.least(x) for x in (requests.queries, requests.keys)]
     return np.where(same[0] & same[1], "equal", "ragged").astype(object)
 
 
 class Attention(OverCache):
-    """Softmax(Q Kᵀ) V for a batch of requests. Prefill, decode (q_len 1) and chunked prefill (q_len < kv_len).
+    """Softmax(Q Kᵀ) V for a batch of requests: prefill, decode (q_len 1) and chunked prefill (q_len < kv_len).
 
-    With a serving engine as its stack (vllm, sglang, trtllm) it is the engine's attention layer, as that is measured:
-    new keys and values are written to the cache too, and TensorRT-LLM rotates Q and K.
+    With a serving engine as its stack (vllm, sglang, trtllm) it is the engine's attention layer as measured: new keys
+    and values are written to the cache too, and TensorRT-LLM applies RoPE to Q and K.
     """
 
     op = "attention"
@@ -218,13 +218,13 @@ class Mla(OverCache):
 
     @classmethod
     def configuration(cls, calls: Calls) -> ConfigurationColumns:
-        """Prefill of the latent itself is another kernel than that of expanded heads."""
+        """Prefill on the latent and prefill on expanded heads are different kernels."""
         latent = labels(cls.heads(calls).shared_where)
         return {**super().configuration(calls), "absorbed": latent}
 
     @classmethod
     def heads(cls, calls: Calls) -> Heads:
-        """Heads of the latent where weights are absorbed, expanded ones elsewhere."""
+        """Latent heads where weights are absorbed, expanded heads elsewhere."""
         requests, how = Requests.of(calls), calls.choice("absorbed")
         short = requests.most(requests.queries) <= 2
         latent = short if how == "auto" else np.full(calls.count, how == "yes")

@@ -1,9 +1,9 @@
-"""attention_backward: gradients of scaled dot-product attention, the way FlashAttention and cuDNN compute them.
+"""attention_backward: gradients of scaled dot-product attention, as FlashAttention and cuDNN compute them.
 
-A task is one tile of keys of one query head, which walks over the query tiles that see it. For each it computes the
-scores anew and makes five matrix products against the forward's two: S = Q Kᵀ, dP = dO Vᵀ, dV += Pᵀ dO, dQ += dS K,
-dK += dSᵀ Q (FlashAttention-2, algorithm 2). Before it, a pass takes the row sums of dO · O and clears dQ; after it, a
-pass turns dQ from fp32 into the format of Q.
+A task is one tile of keys of one query head, which loops over the query tiles that see it. For each it recomputes the
+scores and makes five matrix products (the forward makes two): S = Q Kᵀ, dP = dO Vᵀ, dV += Pᵀ dO, dQ += dS K, dK += dSᵀ
+Q (FlashAttention-2, algorithm 2). A kernel before it takes the row sums of dO · O and clears dQ; a kernel after it
+converts dQ from fp32.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def gradient_tiles(gpu: Gpu, name: str, dim: Array, causal: Array) -> tuple[Arra
 
 
 def _gradients(gpu: Gpu, dtype: DType, name: str, calls: Calls, kv_rows: Array) -> Work:
-    """dQ, dK and dV. dQ is added up in fp32 by atomics in L2, for every tile of keys has a part of it."""
+    """dQ, dK and dV. Every tile of keys adds its part of dQ in fp32, by atomics in L2."""
     queries, keys, dim, causal = (calls[x] for x in ("q_len", "kv_len", "head_dim", "causal"))
     lanes = calls["batch"] * calls["q_heads"]
     grouped = equal_heads(calls).kv < calls["q_heads"]
@@ -162,7 +162,7 @@ def _gradients(gpu: Gpu, dtype: DType, name: str, calls: Calls, kv_rows: Array) 
 
 
 def _smem_step(gpu: Gpu, name: str, element_bytes: float, tile_q: Array, tile_kv: Array, dim: Array) -> Array:
-    """Shared-memory bytes of one step: Q and dO come in once and are read by two products each, K by two and V by one.
+    """Shared-memory bytes of one step: Q and dO are loaded once and read by two products each, K by two and V by one.
 
     An operand is read again for every ``rows_per_read`` rows of its product. mma.sync passes P and dS through shared
     memory to three products; wgmma only dS to one, but sends dQ through it on the way to L2.
@@ -191,7 +191,7 @@ def _row_sums(gpu: Gpu, dtype: DType, rows: Array, dim: Array) -> Work:
 
 
 def _narrow(gpu: Gpu, dtype: DType, elements: Array, runs: NDArray[np.bool_] | bool) -> Work:
-    """Sums in fp32, scaled, to the format of the tensors."""
+    """Converts scaled fp32 sums to the dtype of the tensors."""
     return vector_kernel(
         gpu,
         tasks=ceil_div(elements * ACCUMULATOR_BYTES, _ROW_THREADS * VECTOR_BYTES),

@@ -1,13 +1,9 @@
-"""What whole attention layers share: their parameters, and the kernels before, around and after attention itself.
+"""Whole attention layers as engines run and measure them: projections, norms, RoPE, cache writes, attention. The
+kernels are those of the single ops (``matmul_work``, ``flash_works``).
 
-Engines measure and run such a layer as one: projections, norms, rotations, writes to the cache, attention. Its kernels
-are what the single ops are made of (``matmul_work``, ``flash_works``), in turn.
-
-mla_layer: the attention layer of DeepSeek V2 and V3 (and Kimi K2) as engines run it, projections and all.
-
-Down to the latents of query and key (one product), up to the heads' queries, attention, and out. Where weights are
-absorbed, each head's query is multiplied into the latent's space and its result out of it; else keys and values of all
-heads are made from the latents.
+mla_layer is the layer of DeepSeek V2, V3 and Kimi K2: one product down to the latents of query and key, one up to the
+queries, attention, and the output projection. With absorbed weights each head's query is multiplied into the latent
+space and its result out of it; else keys and values of all heads are expanded from the latents.
 """
 
 from __future__ import annotations
@@ -45,7 +41,7 @@ _ROW_THREADS = 256.0
 
 
 class AttentionLayer(OverCache):
-    """What the layers have in common; sizes are those of one rank."""
+    """Parameters of all layers; sizes are those of one rank."""
 
     dtypes = ("fp16", "bf16", "fp8", "fp8_block", "nvfp4", "int8", "int8_wo", "int4")
     trailing_parameters: ClassVar[tuple[str, ...]] = ("causal", "page_size", "kv_dtype", "backend", "fused")
@@ -58,12 +54,12 @@ class AttentionLayer(OverCache):
 
     @classmethod
     def projected_flops(cls, calls: Calls) -> Array:
-        """Of a token, in all matrix products but attention."""
+        """FLOPs per token of all matrix products but attention."""
         raise TypeError(f"{cls.__name__} defines no projections")
 
     @classmethod
     def attended_flops(cls, calls: Calls) -> Array:
-        """Of the call, in attention and in what chooses its keys."""
+        """FLOPs of the call in attention and in the indexer."""
         raise TypeError(f"{cls.__name__} defines no attention")
 
     @classmethod
@@ -89,14 +85,14 @@ def told(configuration: ConfigurationColumns, **by_call: NDArray[np.bool_]) -> d
 
 
 def sixteen_bits(gpu: Gpu, calls: Calls | None = None) -> str:
-    """The wide format beside narrow ones: fp16 where the calls say so, or where a GPU lacks bf16."""
+    """The 16-bit dtype beside narrow ones: fp16 where the calls say so, or where the GPU lacks bf16."""
     asked = calls is not None and calls.choice("dtype") == "fp16"
     return "fp16" if asked or not supports_dtype(gpu, "bf16") else "bf16"
 
 
 def tiling_backend(calls: Calls, gpu: Gpu) -> str:
-    """Whose tiles the attention kernel has. FlashMLA's are 64 rows of all heads, its splits by load, as FlashAttention
-    3's; on Blackwell it, and FlashInfer for latents, run as TensorRT-LLM's kernels do."""
+    """The backend whose tiles the attention kernel has. FlashMLA tiles 64 rows of all heads and splits by load, like
+    FlashAttention 3; on Blackwell it, and FlashInfer for latents, run like TensorRT-LLM's kernels."""
     name: str = calls.choice("backend") or default_backend(
         "attention", gpu, sixteen_bits(gpu, calls), calls.choice("stack")
     )
@@ -106,10 +102,10 @@ def tiling_backend(calls: Calls, gpu: Gpu) -> str:
 
 
 def attention_view(calls: Calls, gpu: Gpu, *, narrow: bool = True) -> Calls:
-    """The calls as the attention kernel sees them: not in the format of the projections, and without a window, which
-    is among the keys that it is given.
+    """The calls as the attention kernel sees them: in the dtype of attention, not of the projections, and without a
+    window.
 
-    ``narrow``: kernels of TensorRT-LLM and FlashMLA multiply in the cache's 8 bits; the others widen what they read.
+    ``narrow``: TensorRT-LLM's and FlashMLA's kernels multiply in the cache's 8 bits; the others convert what they read.
     """
     tiles = tiling_backend(calls, gpu)
     eight = calls.choice("kv_dtype") == "fp8" and supports_dtype(gpu, "fp8")
@@ -120,7 +116,7 @@ def attention_view(calls: Calls, gpu: Gpu, *, narrow: bool = True) -> Calls:
 
 
 def projection(gpu: Gpu, calls: Calls, tokens: Array, n: Array, k: Array) -> Works:
-    """A linear layer of the engine, quantisation of its input where the format is narrow."""
+    """A linear layer of the engine; a narrow dtype quantises its input first."""
     dtype = calls.dtype
     product = untold(matmul_work(gpu, dtype, tokens, n, k))
     if dtype.act_bytes >= 2:
@@ -130,17 +126,17 @@ def projection(gpu: Gpu, calls: Calls, tokens: Array, n: Array, k: Array) -> Wor
 
 
 def by_head(gpu: Gpu, calls: Calls, tokens: Array, heads: Array, n: Array, k: Array) -> Work:
-    """A product of each head (or group) with weights of its own, which engines keep in 16 bits."""
+    """A batched product of heads (or groups) with weights that engines keep in 16 bits."""
     return untold(matmul_work(gpu, find_dtype(sixteen_bits(gpu, calls)), tokens, n, k, batch=heads))
 
 
 def untold(work: Work) -> Work:
-    """Its tile is no feature: a layer has too many products to tell of each."""
+    """Without its tile as a feature: a layer has too many products to describe each."""
     return replace(work, tile={})
 
 
 def only(works: Works, on: NDArray[np.bool_]) -> Works:
-    """Where these kernels run; nothing at all if nowhere."""
+    """The kernels, launched by these calls only."""
     return works if on.all() else tuple(work.where(on) for work in works if on.any())
 
 
@@ -155,8 +151,8 @@ def around(
     kernels: Number,
     moved_bytes: Number = 0.0,
 ) -> Work:
-    """Norms, rotations and writes to the cache, as one work of several launches; numbers are those of a token.
-    ``moved_bytes``: what other small kernels read and write."""
+    """Norms, RoPE and cache writes as one work of several launches; sizes are per token. ``moved_bytes``: of other
+    small kernels."""
     chain = calls["fused"] == 0
     numbers = tokens * (normed + rotated)
     again = (
@@ -179,8 +175,8 @@ def around(
 
 
 def seen_pairs(requests: Requests, most: Array | float = 0.0, causal: Array | None = None) -> Array:
-    """Keys that each request's queries see, ``most`` each (0: all), one entry a request; under the causal mask, or
-    where ``causal`` is 0 as many as its last one."""
+    """Query-key pairs of each request, at most ``most`` keys per query (0: all), under the causal mask unless
+    ``causal`` is 0."""
     queries, keys = requests.queries, requests.keys
     limit = np.broadcast_to(most, queries.shape)
     seen = visible_pairs(queries, keys, np.ones_like(queries), limit)
@@ -195,7 +191,7 @@ _SMALL_KERNELS = 4.0  # norms of both latents, a rotation, the write to the cach
 
 
 class LatentLayer(AttentionLayer):
-    """Sizes of multi-head latent attention."""
+    """Parameters of multi-head latent attention."""
 
     q_rank: int = size("latent dimension of the query (q_lora_rank), 0: none", default=1536, low=0, high=65536)
     kv_rank: int = size("latent dimension (kv_lora_rank)", default=512, high=65536)
@@ -220,7 +216,7 @@ class LatentLayer(AttentionLayer):
 
 
 class MlaLayer(LatentLayer):
-    """The layer of multi-head latent attention: projections, norms, rotation, cache, attention, output."""
+    """Layer of multi-head latent attention: projections, norms, RoPE, cache, attention, output."""
 
     op = "mla_layer"
     examples = (
@@ -272,7 +268,7 @@ def _latent(calls: Calls) -> NDArray[np.bool_]:
 
 
 def latent_heads(calls: Calls) -> Heads:
-    """All heads share the latent as their key, and its plain part as their value."""
+    """All heads share the latent as their key, and its non-rotary part as their value."""
     return Heads(
         queries=calls["q_heads"],
         kv=np.ones(calls.count),
@@ -283,14 +279,14 @@ def latent_heads(calls: Calls) -> Heads:
 
 
 def expanded_heads(calls: Calls) -> Heads:
-    """Each head has a key and a value of its own."""
+    """Each head has its key and value (MHA)."""
     heads = calls["q_heads"]
     return Heads(queries=heads, kv=heads, qk_dim=calls["nope_dim"] + calls["rope_dim"], v_dim=calls["v_dim"])
 
 
 def queried(gpu: Gpu, calls: Calls, tokens: Array, beside: Array | float = 0.0, more: Array | float = 0.0) -> Works:
-    """Down to the latents, one product, and up to the heads' queries. ``beside``, ``more``: columns that an indexer
-    adds to the first and to the second."""
+    """One product down to the latents and one up to the queries. ``beside``, ``more``: columns that an indexer adds to
+    the first and to the second."""
     rank, hidden = calls["q_rank"], calls["hidden"]
     down = rank + calls["kv_rank"] + calls["rope_dim"] + beside
     up = calls["q_heads"] * (calls["nope_dim"] + calls["rope_dim"]) + more
@@ -301,12 +297,12 @@ def queried(gpu: Gpu, calls: Calls, tokens: Array, beside: Array | float = 0.0, 
 
 
 def expanded(gpu: Gpu, calls: Calls, keys: Array) -> Works:
-    """Keys and values of all heads from the latents, of cached tokens too."""
+    """Keys and values of all heads from the latents, cached tokens included."""
     return projection(gpu, calls, keys, calls["q_heads"] * (calls["nope_dim"] + calls["v_dim"]), calls["kv_rank"])
 
 
 def absorbed(gpu: Gpu, calls: Calls, tokens: Array) -> Works:
-    """Each head's query into the space of the latent, and its result out of it."""
+    """Each head's query into the latent space, and its result out of it."""
     heads, rank = calls["q_heads"], calls["kv_rank"]
     return (
         by_head(gpu, calls, tokens, heads, rank, calls["nope_dim"]),
@@ -317,7 +313,7 @@ def absorbed(gpu: Gpu, calls: Calls, tokens: Array) -> Works:
 def small(
     gpu: Gpu, calls: Calls, tokens: Array, kernels: Array | float = _SMALL_KERNELS, **more: Array | float
 ) -> Work:
-    """Norms of the latents, rotation of queries and key, the write to the cache."""
+    """Norms of the latents, RoPE of queries and key, the cache write."""
     rope = calls["rope_dim"]
     return around(
         gpu,

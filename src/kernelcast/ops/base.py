@@ -1,8 +1,8 @@
-"""Kernel calls: the frozen parameter classes, their registry, and a column view of many calls at once.
+"""Kernel calls: frozen parameter classes, their registry, and a column view of many calls at once.
 
-A family is one file in this folder: a subclass of ``Kernel`` with an ``op`` name, fields made by ``size``,
-``real``, ``flag``, ``choice`` and ``lengths``, and a ``work`` that turns columns of parameters into ``Work``.
-Importing the file registers it; the package imports every file, so nothing else names it.
+A family is one file in this folder: a subclass of ``Kernel`` with an ``op`` name, fields made by ``size``, ``real``,
+``flag``, ``choice`` and ``lengths``, and a ``work`` that maps columns of parameters to ``Work``. The package imports
+every file here, which registers its ops.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def lengths(help: str, *, default: None) -> Any:
 
 @dataclass(frozen=True)
 class Ragged:
-    """Lists of different lengths, one a call, end to end: list i is flat[starts[i]:starts[i+1]]."""
+    """Lists of different lengths, one per call, end to end: list i is flat[starts[i]:starts[i+1]]."""
 
     flat: Array
     starts: NDArray[np.int64]
@@ -130,7 +130,7 @@ class Ragged:
 
     @classmethod
     def joined(cls, parts: Sequence[Ragged]) -> Ragged:
-        """The lists of several, one after another."""
+        """The lists of several, concatenated."""
         counts = np.concatenate([part.counts for part in parts])
         return cls(np.concatenate([part.flat for part in parts]), np.concatenate([[0], np.cumsum(counts)]))
 
@@ -153,7 +153,7 @@ class Ragged:
 class Calls:
     """Many calls of one op as columns: numbers vary by call, choices (dtype, backend, …) are the same for all.
 
-    An optional number that was not given is NaN; ``lists`` holds a lengths parameter only when it was given.
+    A number that is not given is NaN; ``lists`` holds a lengths parameter only when it is given.
     """
 
     count: int
@@ -283,7 +283,7 @@ class Kernel:
 
     @classmethod
     def configuration(cls, calls: Calls) -> ConfigurationColumns:
-        """Every choice, and what numbers tell (prefill or decode)."""
+        """Every choice, and what follows from the numbers (prefill or decode)."""
         return dict(calls.choices)
 
     @classmethod
@@ -329,7 +329,7 @@ def grain(sizes: Array) -> Array:
 
 
 def twos(sizes: Array, most: int) -> Array:
-    """log2 of the largest power of two, up to ``most`` (one itself), that divides each whole number."""
+    """log2 of the largest power of two, up to ``most``, that divides each whole number."""
     whole = sizes.astype(np.int64) | most
     return _TWOS[whole & -whole]
 

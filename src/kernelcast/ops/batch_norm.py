@@ -1,7 +1,7 @@
-"""batch_norm and its gradient as PyTorch launches them: its own kernels, or cuDNN's where its rules allow.
+"""batch_norm and its gradient as PyTorch launches them: ATen's kernels, or cuDNN's where PyTorch selects them.
 
-Sizes follow PyTorch's Normalization.cu and Normalization.cuh. Instance norm is batch norm of one image whose channels
-are those of all images.
+Sizes follow PyTorch's Normalization.cu and Normalization.cuh. Instance norm is batch norm of one image with the
+channels of all images.
 """
 
 from __future__ import annotations
@@ -70,9 +70,10 @@ class _BatchNorm(SpatialKernel):
 
 
 class BatchNorm(_BatchNorm):
-    """Batch norm: statistics of each channel over images and pixels, then the normalisation; or that alone.
+    """Batch norm: statistics of each channel over images and pixels, then the normalisation; in inference the latter
+    alone.
 
-    One CTA a channel goes through all images for the statistics (channels last: CTAs of 32 channels share the rows).
+    One CTA per channel reads all images for the statistics (channels last: CTAs of 32 channels share the rows).
     """
 
     op = "batch_norm"
@@ -98,7 +99,7 @@ class BatchNorm(_BatchNorm):
 class BatchNormBackward(_BatchNorm):
     """Gradients of batch norm: of the weights and of the input.
 
-    A CTA a channel sums dy and dy·x over all images, then goes through them again for dx; channels last these are two
+    One CTA per channel sums dy and dy·x over all images, then reads them again for dx; channels last these are two
     kernels.
     """
 
@@ -118,19 +119,19 @@ class BatchNormBackward(_BatchNorm):
 
 
 def _rows_lie_together(calls: Calls) -> NDArray[np.bool_]:
-    """Channels last; or no pixels, where both layouts are one."""
+    """Channels last; or a single pixel, where both memory formats are the same."""
     return (calls["spatial"] == 1) | last(calls)
 
 
 def by_cudnn(calls: Calls) -> bool:
-    """Whether PyTorch hands the norm to cuDNN: in fp32, and in fp16 with weights in fp32."""
+    """Whether PyTorch calls cuDNN: in fp32, and in fp16 with weights in fp32."""
     weights = calls.choice("weights") or calls.choice("dtype")
     return bool(weights == "fp32" and calls.choice("dtype") != "bf16")
 
 
 def _library(gpu: Gpu, calls: Calls, shape: _Shape, trains: NDArray[np.bool_], tensors: float) -> Works:
-    """cuDNN's kernel: it normalises; or a CTA a channel keeps it in registers, or reads it again; channels last the
-    CTAs that fit on the GPU share all rows. ``tensors``: 2 forward, 3 backward."""
+    """cuDNN's kernels: one that normalises; one CTA per channel that keeps it in registers, or reads it again; channels
+    last, resident CTAs share all rows. ``tensors``: 2 forward, 3 backward."""
     forward = tensors == 2
     kept, paired = _kept(shape)
     if last(calls):
@@ -172,7 +173,7 @@ def _kept(shape: _Shape) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
 
 
 def _threads_of(gpu: Gpu, shape: _Shape, tensors: float, tasks: Array, instructions: float, cycles: Number) -> Work:
-    """CTAs of 512 threads, two on an SM, that take the elements one after another."""
+    """CTAs of 512 threads, two per SM, that loop over the elements."""
     work = vector_kernel(
         gpu,
         tasks=tasks,
@@ -201,7 +202,7 @@ def _threads(count: Array) -> Array:
 
 
 def _channel_pass(gpu: Gpu, shape: _Shape, reads: int, writes: int) -> Work:
-    """A CTA a channel: sums over all of ``reads`` tensors, and, where it writes, all of them once more."""
+    """One CTA per channel: sums over ``reads`` tensors and, where it writes, reads all of them again."""
     wide = _threads(shape.spatial)
     if not writes:
         wide = np.maximum(_threads(np.floor(shape.spatial / 4)), np.minimum(wide, 64.0))
@@ -227,7 +228,7 @@ def _channel_pass(gpu: Gpu, shape: _Shape, reads: int, writes: int) -> Work:
 
 
 def _planes(gpu: Gpu, shape: _Shape) -> Work:
-    """A CTA a channel of some images: every element read and written."""
+    """One CTA per channel of some images: every element read and written."""
     wide = np.maximum(_threads(np.floor(shape.spatial / 4)), np.minimum(_threads(shape.spatial), 64.0))
     high = np.maximum(1.0, np.floor(64 / wide))
     rows = np.maximum(1.0, np.minimum(np.floor(_TRANSFORM_CTAS / shape.channels), ceil_div(shape.batch, high)))
@@ -256,7 +257,7 @@ def _row_grid(shape: _Shape) -> tuple[Array, Array, Array, Array]:
 
 
 def _row_sums(gpu: Gpu, shape: _Shape, reads: float) -> Work:
-    """Channels last: CTAs of some channels share the rows, and the last of them adds up their parts."""
+    """Channels last: CTAs of some channels share the rows, and the last one adds up their partial sums."""
     across, down, wide, high = _row_grid(shape)
     down = np.where(down < 8, 1.0, down)  # else no CTAs share
     instructions = _WELFORD_INSTRUCTIONS if reads == 1 else _SUM_INSTRUCTIONS
@@ -279,7 +280,7 @@ def _row_sums(gpu: Gpu, shape: _Shape, reads: float) -> Work:
 
 
 def _by_rows(gpu: Gpu, shape: _Shape, tensors: float, flops: float) -> Work:
-    """Channels last: element by element, the statistics of its channels held by each thread."""
+    """Channels last: element-wise, each thread holds the statistics of its channels."""
     across, down, wide, high = _row_grid(shape)
     work = vector_kernel(
         gpu,
@@ -295,7 +296,7 @@ def _by_rows(gpu: Gpu, shape: _Shape, tensors: float, flops: float) -> Work:
 
 
 def _small(gpu: Gpu, shape: _Shape, launches: Array) -> Work:
-    """1/σ and the kept statistics, a number of each a channel."""
+    """1/σ and the running statistics, one value of each per channel."""
     return vector_kernel(
         gpu,
         tasks=ceil_div(shape.channels, 512.0),

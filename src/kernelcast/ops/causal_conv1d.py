@@ -1,7 +1,7 @@
 """causal_conv1d: the short convolution before linear attention and state-space layers.
 
-Backends of prefill: ``triton`` has a block of channels and eight tokens a CTA (vLLM and SGLang); ``cuda`` has a channel
-of a sequence, whose tokens it walks 1,024 at a time (Dao-AILab/causal-conv1d, in TensorRT-LLM).
+Prefill backends: ``triton`` gives a CTA a block of channels and eight tokens (vLLM and SGLang); ``cuda`` gives it a
+channel of a sequence, 1,024 tokens at a time (Dao-AILab/causal-conv1d, in TensorRT-LLM).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CUDA_TASK_CYCLES, _LOOSE_TASK_CYCLES, _CUDA_ROUND_CYCLES = 3000.0, 4000.0, 5000
 class CausalConv1d(LinearKernel):
     """Short depthwise convolution along the sequence, with SiLU: each token sees itself and ``width`` - 1 before it.
 
-    A sequence of one token takes those before it from a state, and shifts that (Dao-AILab/causal-conv1d's update).
+    A sequence of one token (decode) reads earlier tokens from a state and shifts it (causal_conv1d_update).
     """
 
     op = "causal_conv1d"
@@ -103,7 +103,7 @@ def _by_token(gpu: Gpu, sizes: _Sizes) -> Work:
 
 
 def _by_row(gpu: Gpu, sizes: _Sizes) -> Work:
-    """A decode has a channel a thread."""
+    """Decode has one channel per thread."""
     requests, vector = sizes.requests, VECTOR_BYTES / sizes.element_bytes
     rows = np.where(sizes.stepped > 0, requests.each(ceil_div(sizes.channels, _THREADS)), requests.each(sizes.channels))
     rounds = (1 - sizes.stepped) * np.floor(requests.queries / (_THREADS * vector))

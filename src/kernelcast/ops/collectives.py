@@ -1,7 +1,7 @@
 """Collectives between GPUs: all_reduce, all_gather, reduce_scatter, all_to_all, send_recv.
 
-Each algorithm that a library may choose is a candidate; ``tile["algorithm"]`` is its place in ``ALGORITHMS``.
-A call that cannot use one (too many GPUs, the wrong fabric) has its first algorithm there instead.
+Each algorithm of a library is a candidate; ``tile["algorithm"]`` is its index in ``ALGORITHMS``. Where one is
+impossible (too many GPUs, the wrong fabric) the first algorithm stands in for it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _DTYPES = ("fp32", "fp16", "bf16", "fp8", "int8")
 
 @dataclass(frozen=True)
 class Plan:
-    """One algorithm: what each GPU sends, passes through its SMs and adds, in bytes."""
+    """One algorithm: bytes that each GPU sends, passes through its SMs and adds."""
 
     algorithm: str
     link_bytes: Array  # the busier direction
@@ -59,7 +59,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Message:
-    """What every plan of these calls asks about: sizes, and how far direct access reaches."""
+    """Message size and world of the calls, and how far direct access reaches."""
 
     bytes: Array
     world: Array
@@ -110,19 +110,19 @@ class _Collective(Kernel):
 
     @classmethod
     def configuration(cls, calls: Calls) -> ConfigurationColumns:
-        """Where no link is named it is the GPU's own, not whichever was measured."""
+        """A call that names no link uses the GPU's link, not whichever was measured."""
         return {**super().configuration(calls), "fabric": calls.choice("fabric") or _OWN}
 
     @classmethod
     def with_defaults(cls, configuration: Configuration, gpu: Gpu) -> dict[str, str | None]:
-        """Measured on the GPU's own link, unless another kind is named."""
+        """Evidence is of the GPU's link, unless another type is named."""
         named = configuration["fabric"]
         native = named in (None, _OWN) or fabric_type(str(named)) == fabric_type(gpu.link_kind)
         return {**configuration, "fabric": _OWN if native else named}
 
     @classmethod
     def plans(cls, message: Message) -> list[Plan]:
-        """The algorithms, the one that always works first."""
+        """The algorithms; the first is always possible."""
         raise TypeError(f"{cls.__name__} defines no plans")
 
     @classmethod
@@ -157,15 +157,15 @@ class _Collective(Kernel):
 
 
 def _ctas(moved_bytes: Array, most: float) -> Array:
-    """A thread a 16-byte vector, up to the number of CTAs that saturate a link."""
+    """One thread per 16-byte vector, up to the number of CTAs that saturate a link."""
     return np.clip(ceil_div(moved_bytes, _THREADS * VECTOR_BYTES), 1, most)
 
 
 class AllReduce(_Collective):
     """Sum of a tensor over all GPUs, on each of them. ``bytes``: the tensor of one GPU.
 
-    In the switch each GPU sends its tensor once and a part of the sum once; in a ring, or by two shots,
-    2 (world − 1) / world of it; in one shot it goes to every other GPU.
+    With SHARP each GPU sends its tensor once and receives its part of the sum; a ring or two-shot sends 2 (world − 1) /
+    world of it; one-shot sends it to every other GPU.
     """
 
     op = "all_reduce"
@@ -193,7 +193,7 @@ class AllReduce(_Collective):
 
 
 class ReduceScatter(_Collective):
-    """Sum of a tensor over all GPUs, a part on each. ``bytes``: the whole tensor of one GPU."""
+    """Sum of a tensor over all GPUs, one shard on each. ``bytes``: the whole tensor of one GPU."""
 
     op = "reduce_scatter"
     wholes, parts = 1.0, 1.0
@@ -214,14 +214,14 @@ class ReduceScatter(_Collective):
 
 
 class AllGather(ReduceScatter):
-    """Every GPU's part, on all of them. ``bytes``: the gathered tensor."""
+    """Every GPU's shard, on all of them. ``bytes``: the gathered tensor."""
 
     op = "all_gather"
     adds = 0.0
 
 
 class AllToAll(_Collective):
-    """A different part of each GPU's tensor to every GPU. ``bytes``: one GPU's tensor, own part included."""
+    """A different shard of each GPU's tensor to every GPU. ``bytes``: the tensor of one GPU, local shard included."""
 
     op = "all_to_all"
     wholes = 2.0
@@ -235,7 +235,7 @@ class AllToAll(_Collective):
 
 
 class SendRecv(_Collective):
-    """One GPU's tensor to one other, as between pipeline stages. ``world`` does not change the time."""
+    """One GPU's tensor to another, as between pipeline stages. ``world`` does not change the time."""
 
     op = "send_recv"
     wholes = 1.0  # the sender's side: it reads; the receiver only writes

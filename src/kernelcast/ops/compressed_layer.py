@@ -1,12 +1,11 @@
-"""compressed_layer, block_sparse_layer: the sparse attention of DeepSeek V4 and of MiniMax M3 as engines run the layer.
+"""compressed_layer, block_sparse_layer: sparse attention layers of DeepSeek V4 and MiniMax M3 as engines run them.
 
-DeepSeek V4: one key of ``head_dim`` a token, which is its value too. Every ``compress_ratio`` tokens become one more
-key (a gated mean; of ratio 4 over two windows, so that both its projections are twice as wide). A token attends to the
-last ``window`` tokens and to compressed keys: of ratio 4 those that an indexer chooses, of ratio 128 all. The result
-goes out in two steps: each of ``o_groups`` groups of heads to ``o_rank``, all of them to the model.
+DeepSeek V4: one key of ``head_dim`` per token, which is its value too. Every ``compress_ratio`` tokens give one
+compressed key (a gated mean; at ratio 4 over two windows, so that both projections are twice as wide). A token attends
+to the last ``window`` tokens and to compressed keys: at ratio 4 those that an indexer selects, at ratio 128 all. The
+output has two products: each of ``o_groups`` groups of heads to ``o_rank``, then to the hidden size.
 
-MiniMax M3: grouped-query attention over the ``topk_blocks`` blocks of keys whose best token scores best in a small
-indexer.
+MiniMax M3: grouped-query attention over the ``topk_blocks`` blocks of keys that score best in a small indexer.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _STATE_BYTES = 12.0  # of a number that goes into a compressed key: in 16 bits, 
 
 
 class CompressedLayer(AttentionLayer):
-    """The layer of DeepSeek V4: the last tokens as they are, and compressed keys, all (ratio 128) or chosen (4)."""
+    """Layer of DeepSeek V4: a window of tokens, and compressed keys, all (ratio 128) or selected (ratio 4)."""
 
     op = "compressed_layer"
     family = "sparse_attention"
@@ -131,7 +130,8 @@ def _groups(calls: Calls) -> Array:
 
 
 def _compressed(calls: Calls) -> Array:
-    """Columns that go into compressed keys: values and gates, of two windows where they overlap; the indexer's too."""
+    """Columns that go into compressed keys: values and gates, of two windows where they overlap, the indexer's
+    included."""
     chooses, makes = _chooses(calls), calls["compress_ratio"] > 0
     return 2 * (makes * (1.0 + chooses) * calls["head_dim"] + chooses * 2 * calls["index_dim"])
 
@@ -161,7 +161,7 @@ def _small(gpu: Gpu, calls: Calls, tokens: Array) -> Work:
 
 
 class BlockSparseLayer(AttentionLayer):
-    """The layer of MiniMax M3: grouped-query attention over whole blocks of keys that an indexer chooses."""
+    """Layer of MiniMax M3: grouped-query attention over blocks of keys that an indexer selects."""
 
     op = "block_sparse_layer"
     family = "sparse_attention"
@@ -224,14 +224,13 @@ def _index_heads(calls: Calls) -> Array:
 
 
 def _joint(calls: Calls) -> Array:
-    """Columns of the one product for queries, keys, values and the indexer's."""
+    """Columns of the fused product for queries, keys, values and the indexer."""
     index = (_index_heads(calls) + 1) * calls["index_dim"]
     return (calls["q_heads"] + 2 * calls["kv_heads"]) * calls["head_dim"] + index
 
 
 def _scored_blocks(gpu: Gpu, calls: Calls, requests: Requests) -> Work:
-    """Scores of all keys, of which only the best of each block is written. SGLang's kernel for prefills leaves all keys
-    of its tokens to one CTA."""
+    """Scores of all keys; only the best of each block is written. In SGLang's prefill one CTA loops over all keys."""
     walked = (requests.most(requests.queries) > _DECODED) & (calls.choice("stack") == "sglang")
     walk_cycles = np.where(walked, _WALK_CYCLES, 0.0)
     work = scored(gpu, requests, _index_heads(calls), calls["index_dim"], walk_cycles=walk_cycles)
@@ -241,8 +240,8 @@ def _scored_blocks(gpu: Gpu, calls: Calls, requests: Requests) -> Work:
 
 
 def _attended_blocks(gpu: Gpu, calls: Calls, requests: Requests, heads: Heads) -> Works:
-    """MiniMax's own kernel takes a block's keys once for as many tokens of a prefill as a tile has rows for, and adds
-    up each token's results of its blocks."""
+    """MiniMax's kernel reads a block of keys once for as many prefill tokens as a tile has rows, and adds up each
+    token's partial results."""
     work, *after = attended(
         gpu, attention_view(calls, gpu), requests, heads, calls["topk_blocks"] * calls["block_size"]
     )

@@ -1,8 +1,8 @@
-"""conv2d as an implicit GEMM: a row of A for each output pixel, a column of B for each output channel; conv2d_dgrad and
-conv2d_wgrad, the gradients of its input and of its filters, as such products too (cuDNN). One axis is an image of one
-row, three axes have frames; a transposed convolution is conv2d_dgrad of the convolution that it turns round.
+"""conv2d as an implicit GEMM: one row of A per output pixel, one column of B per output channel; conv2d_dgrad and
+conv2d_wgrad, the gradients of input and filters, are such products too (cuDNN). 1d is an image of one row, 3d has
+frames; a transposed convolution is conv2d_dgrad of its forward.
 
-``tile["algorithm"]`` is the place of a candidate's algorithm in ``ALGORITHMS``.
+``tile["algorithm"]`` is the index of a candidate's algorithm in ``ALGORITHMS``.
 """
 
 from __future__ import annotations
@@ -73,12 +73,12 @@ class Plan:
 
 
 class Conv2d(Kernel):
-    """Convolution of one to three axes as an implicit GEMM (cuDNN), channels last or first.
+    """1d to 3d convolution as an implicit GEMM (cuDNN), channels last or first.
 
-    m = batch · outputs, n = out_channels / groups, k = in_channels / groups · taps, once a group; small groups share
-    a tile. DRAM sees each input element once, however many patches share it. Channels first are turned, by kernels
-    of their own, around all but products of single pixels. 3x3 filters in fp32 may also run by Winograd's method.
-    Depthwise ones run direct on the vector units: PyTorch's own kernels channels first, cuDNN's channels last.
+    m = batch · outputs, n = out_channels / groups, k = in_channels / groups · taps, once per group; small groups share
+    a tile. DRAM reads each input element once, however many patches share it. Channels first tensors are transposed by
+    separate kernels, except for pointwise products. 3x3 filters in fp32 may also run by Winograd's algorithm. Depthwise
+    filters run direct on the vector units: ATen's kernels channels first, cuDNN's channels last.
     """
 
     op = "conv2d"
@@ -124,7 +124,8 @@ class Conv2d(Kernel):
 
     @classmethod
     def with_defaults(cls, configuration: Configuration, gpu: Gpu) -> dict[str, str | None]:
-        """Channels last, and the format that the stack computes in, where the GPU has it and it is not turned off."""
+        """Channels last, and the dtype that the stack computes in (tf32), where the GPU has it and it is not turned
+        off."""
         stack, off = (
             runner(configuration.get("stack")),
             configuration["tf32"] == "off" and configuration["dtype"] == "fp32",
@@ -173,7 +174,7 @@ class Conv2d(Kernel):
 
     @classmethod
     def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
-        """Of the parameters, and of the implicit GEMM: which kernel cuDNN takes depends on both."""
+        """Of the parameters and of the implicit GEMM: cuDNN selects kernels by both."""
         sizes = Sizes.of(calls)
         made = cls.plan(calls, sizes).product
         product = product_features(gpu, made.m, made.columns, made.k, made.count)
@@ -183,8 +184,8 @@ class Conv2d(Kernel):
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
-        """Tiles of the GEMM; for 3x3 filters in fp32 Winograd's, for depthwise ones the vector units; and what turns or
-        pads its tensors."""
+        """Tiles of the GEMM; Winograd for 3x3 filters in fp32; vector units for depthwise filters; and kernels that
+        transpose or pad the tensors."""
         sizes = Sizes.of(calls)
         plan = cls.plan(calls, sizes)
         work = product_work(gpu, calls.dtype, plan.product)
@@ -206,11 +207,11 @@ class Conv2d(Kernel):
 
 
 class Conv2dDgrad(Conv2d):
-    """Gradient of a convolution's input, from that of its output and the filters. Parameters are the forward's.
+    """Gradient of a convolution's input. Parameters are the forward's.
 
-    m = batch · height · width, n = in_channels / groups, k = out_channels / groups · kernel_h · kernel_w, once a group.
-    With a stride only every stride-th tap of the filter meets an output: pixels fall into stride² classes with their
-    own taps, each a product of its own (CUTLASS's strided dgrad); classes without a tap are zero.
+    m = batch · height · width, n = in_channels / groups, k = out_channels / groups · kernel_h · kernel_w, once per
+    group. With a stride, pixels fall into stride² classes that meet different taps, each a product (CUTLASS's strided
+    dgrad).
     """
 
     op = "conv2d_dgrad"
@@ -245,10 +246,10 @@ class Conv2dDgrad(Conv2d):
 
 
 class Conv2dWgrad(Conv2d):
-    """Gradient of a convolution's filters, from its input and the gradient of its output. Parameters are the forward's.
+    """Gradient of a convolution's filters. Parameters are the forward's.
 
-    m = out_channels / groups, n = in_channels / groups for each tap, k = batch · out_h · out_w, once a group: few tiles
-    with a long sum each, so that libraries split k.
+    m = out_channels / groups, n = in_channels / groups per tap, k = batch · out_h · out_w, once per group: few tiles
+    with a long k, which libraries split.
     """
 
     op = "conv2d_wgrad"
@@ -274,8 +275,8 @@ class Conv2dWgrad(Conv2d):
 
 
 def _packed(sizes: Sizes) -> tuple[Array, Array, Array]:
-    """Groups that share a tile, how many such products there are, and how many run one after another: a loop over
-    groups is as a longer k."""
+    """Groups that share a tile, how many such products there are, and how many run one after another (a loop over
+    groups counts as a longer k)."""
     most = np.floor(_PACKED_CHANNELS / np.maximum(sizes.n, sizes.channels))
     packed = np.where(sizes.looped, 1.0, np.clip(most, 1.0, sizes.groups))
     products = np.ceil(sizes.groups / packed)
@@ -283,19 +284,20 @@ def _packed(sizes: Sizes) -> tuple[Array, Array, Array]:
 
 
 def _by_image(calls: Calls, sizes: Sizes, pixels: Array) -> tuple[Array, Array]:
-    """(pixels of a product, products): with channels first those of an image, where it is multiplied as it lies."""
+    """(pixels per product, products): one product per image where channels-first images are multiplied without a
+    transpose."""
     images = np.where(as_it_lies(calls, sizes) & (sizes.m > sizes.batch), sizes.batch, 1.0)
     return pixels / images, images
 
 
 def _narrow(calls: Calls, sizes: Sizes) -> NDArray[np.bool_]:
-    """Rows of pixels that are no whole vectors of 16 bytes, where an image is multiplied as it lies."""
+    """Untransposed images whose rows of pixels are no multiple of 16 bytes."""
     row_bytes = sizes.m / sizes.batch * calls.dtype.act_bytes
     return as_it_lies(calls, sizes) & (sizes.m > sizes.batch) & (np.mod(row_bytes, VECTOR_BYTES) > 0)
 
 
 def _winograd_product(m: Array, n: Array, k: Array, splits: bool = False) -> Product:
-    """36 products of tiles, channels and filters. The transforms around them are not counted."""
+    """36 products of tiles, channels and filters. The transforms are not counted."""
     ones = np.ones_like(m)
     return Product(m, n, k, ones, _WINOGRAD_PRODUCTS * ones, splits=splits)
 
@@ -313,7 +315,7 @@ def _filters(sizes: Sizes) -> Image:
 
 
 def _choosing(calls: Calls, sizes: Sizes, gpu: Gpu) -> dict[str, Array]:
-    """What cuDNN and PyTorch choose kernels by, beside sizes: whole vectors of channels, taps, groups, axes."""
+    """What cuDNN and PyTorch select kernels by beside sizes: vector alignment, taps, groups, axes."""
     frames, rows, columns = sizes.axes
     inputs, outputs = sizes.channels * sizes.groups, sizes.n * sizes.groups
     numbers = {
@@ -340,7 +342,7 @@ def _table(value: Any, shape: tuple[int, int]) -> Array:
 
 
 def _merged(works: Work, extra: Work, how: Any) -> Work:
-    """``how`` of every number of the two."""
+    """``how`` applied to every number of the two works."""
     numbers = {
         name: how(value, getattr(extra, name))
         for name, value in vars(works).items()
@@ -350,7 +352,7 @@ def _merged(works: Work, extra: Work, how: Any) -> Work:
 
 
 def _where(where: NDArray[np.bool_], those: Work, others: Work) -> Work:
-    """The candidates of ``those`` for some calls, of ``others`` for the rest; few are repeated to be as many."""
+    """The candidates of ``those`` for some calls, of ``others`` for the rest."""
     shape = others.shape
 
     def chosen(other: Any, that: Any) -> Array:

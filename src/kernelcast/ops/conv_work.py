@@ -1,16 +1,10 @@
-"""Sizes of a convolution of one, two or three axes, for conv2d and its gradients.
+"""Sizes and kernels of convolutions: the implicit GEMM in tiles, kernels that transpose or pad tensors, and direct
+kernels.
 
-A convolution's product in tiles, as cuDNN runs it: each tap of a filter a run of k-steps, k whole or split.
-
-Which tile runs is chosen by cuDNN's heuristics, which nobody has written down; the tiles are those whose names stand
-in profiles (sm90_xmma and CUTLASS), and the machine ranks them.
-
-Kernels around a convolution, and convolutions that are no product.
-
-cuDNN's tensor-core kernels want channels last, in whole vectors: it turns images and filters that lie otherwise, pads
-channels, and turns the result back, each in a kernel of its own. Depthwise filters run on the vector units.
-
-Instructions are from profiles of an H200 (PyTorch 2.11, cuDNN 9.19): time times the rate at which its SMs issue.
+cuDNN's heuristics for tiles are not documented; the tiles are those seen in profiles (sm90_xmma and CUTLASS), and the
+machine ranks them. Tensor-core kernels want channels last in whole vectors: cuDNN transposes other tensors, pads
+channels, and transposes the result back, each in a separate kernel. Depthwise filters run on the vector units.
+Instructions are from profiles of an H200 (PyTorch 2.11, cuDNN 9.19): time times the issue rate of its SMs.
 """
 
 from __future__ import annotations
@@ -40,7 +34,7 @@ _FRAMES = {"depth": 1, "kernel_d": 1, "stride_d": 1, "padding_d": 0, "dilation_d
 
 @dataclass(frozen=True)
 class Axis:
-    """One side of an image and of the filter that moves along it: whole numbers, or arrays (calls,)."""
+    """One axis of the image and of the filter: whole numbers, or arrays (calls,)."""
 
     length: Any
     kernel: Any
@@ -55,7 +49,7 @@ class Axis:
 
     @property
     def spare(self) -> Any:
-        """Steps of one pixel that the filter can move; negative: it does not fit."""
+        """Positions of the filter less one; negative: it does not fit."""
         return self.length + 2 * self.padding - self.span
 
     @property
@@ -68,7 +62,7 @@ def _or_else(value: Any, default: Any) -> Any:
 
 
 def axes_of(call: Any) -> list[Axis]:
-    """Rows and columns of one call, and its frames first where it has any."""
+    """Rows and columns of one call, preceded by frames where it has any."""
     frames = Axis(*(_or_else(getattr(call, name), usual) for name, usual in _FRAMES.items()))
     rows = Axis(call.height, call.kernel_h, call.stride, call.padding, call.dilation)
     columns = Axis(
@@ -148,12 +142,12 @@ class Sizes:
 
     @property
     def depthwise(self) -> NDArray[np.bool_]:
-        """Each channel has filters of its own: no matrix to multiply by."""
+        """One input channel per group: no matrix product."""
         return (self.groups > 1) & (self.channels == 1)
 
     @property
     def pointwise(self) -> NDArray[np.bool_]:
-        """A matrix product as the image lies, whichever way."""
+        """A plain matrix product, in either memory format."""
         pointwise = self.groups == 1
         for side in self.axes:
             pointwise &= (side.kernel == 1) & (side.stride == 1) & (side.padding == 0)
@@ -161,7 +155,7 @@ class Sizes:
 
     @property
     def looped(self) -> NDArray[np.bool_]:
-        """Groups that cuDNN has no kernel for, so that each runs by itself, one after another."""
+        """Groups that cuDNN has no grouped kernel for, so that it loops over them."""
         members = np.maximum(self.channels, self.n)
         long = np.maximum(self.axes[1].kernel, self.axes[2].kernel) > _LONGEST_GROUPED
         odd = ~np.isin(members, _GROUPED) | (long & (members >= 32))
@@ -169,7 +163,7 @@ class Sizes:
 
     @property
     def ordinary(self) -> NDArray[np.bool_]:
-        """Depthwise filters that cuDNN has a kernel for, channels last: 3x3, 5x5 or 7x7, one for each channel."""
+        """Depthwise filters that cuDNN has a channels-last kernel for: 3x3, 5x5 or 7x7, one filter per channel."""
         frames, rows, columns = self.axes
         side = (rows.kernel == columns.kernel) & np.isin(columns.kernel, _DEPTHWISE)
         plain = (rows.dilation == 1) & (columns.dilation == 1) & (frames.kernel == 1)
@@ -182,16 +176,16 @@ class Sizes:
 
 
 def as_it_lies(calls: Calls, sizes: Sizes) -> NDArray[np.bool_]:
-    """Images that are multiplied channels first: filters of one pixel, rows of at least pairs of 16-bit numbers (of odd
-    ones half the calls that we measured were turned)."""
+    """Channels-first images that are multiplied without a transpose: pointwise filters, rows of a multiple of 4 bytes
+    (of odd ones half the measured calls were transposed)."""
     row_bytes = sizes.m / sizes.batch * calls.dtype.act_bytes
     whole = (np.mod(row_bytes, 4) == 0) | (sizes.m == sizes.batch)
     return sizes.pointwise & whole & (calls.choice("layout") == "nchw")
 
 
 def depthwise_in_pytorch(calls: Calls, sizes: Sizes) -> NDArray[np.bool_]:
-    """Whether PyTorch runs its own depthwise kernels rather than cuDNN's: channels first, but for fp16 filters and
-    sizes where cuDNN was found to be faster (``ConvParams::use_cudnn_depthwise`` in ATen's Convolution.cpp)."""
+    """Whether ATen's depthwise kernels run rather than cuDNN's: channels first, except fp16 sizes where cuDNN is faster
+    (``ConvParams::use_cudnn_depthwise`` in Convolution.cpp)."""
     if calls.choice("layout") != "nchw":
         return np.zeros(calls.count, dtype=bool)
     if calls.choice("dtype") != "fp16":
@@ -230,9 +224,9 @@ _MIN_STEPS_PER_SPLIT = 4.0
 
 @dataclass(frozen=True)
 class Product:
-    """``count`` products of m x (taps · inner) by (taps · inner) x n; ``tap_columns``: n is made of as many taps.
+    """``count`` products of m x (taps · inner) by (taps · inner) x n; ``tap_columns``: n repeats for so many taps.
 
-    All arrays (calls,). A tile never spans two taps: their pixels lie elsewhere.
+    All arrays (calls,). A tile never spans two taps, whose pixels are elsewhere in memory.
     """
 
     m: Array
@@ -256,7 +250,7 @@ class Product:
 
 
 def product_work(gpu: Gpu, dtype: DType, product: Product) -> Work:
-    """Tiles of C, one after another on CTAs that stay; bytes in memory are left to the caller."""
+    """Tiles of C on persistent CTAs; bytes in DRAM are left to the caller."""
     pipe = matmul_pipe(gpu, dtype.name)
     hopper = pipe == "tensor" and gpu.instruction_path == WGMMA
     unit = matrix_unit(gpu) if pipe == "tensor" else MMA_SYNC
@@ -310,13 +304,13 @@ def _work(
 
 
 def _tile_k(dtype: DType, product: Product) -> Array:
-    """Elements of a k-step: a swizzle row, or less where a tap has less."""
+    """Elements of a k-step: a swizzle row, or less where a tap has fewer channels."""
     bytes_of_tap = np.maximum(_LEAST_K_BYTES, 2 ** np.ceil(np.log2(product.inner * dtype.act_bytes)))
     return np.minimum(_TILE_K_BYTES, bytes_of_tap) / dtype.act_bytes
 
 
 def _columns(dtype: DType, product: Product, tile_n: Array) -> Array:
-    """Tiles beside one another: those of a tap, then of the next; taps of a few channels lie in one tile together."""
+    """Tiles along n: those of a tap, then of the next; taps of few channels share a tile."""
     grain = _ALIGNED_BYTES / dtype.act_bytes
     together = ceil_div(product.tap_columns * ceil_div(product.n, grain) * grain, tile_n)
     return np.where(product.n < 2 * grain, together, product.tap_columns * ceil_div(product.n, tile_n))
@@ -332,7 +326,7 @@ _THREADS, _ELEMENTS = 256.0, 1024.0  # of a CTA
 
 @dataclass(frozen=True)
 class Image:
-    """A tensor of images (or filters), each of so many pixels (or taps), with channels."""
+    """A tensor of images (or filters) with pixels (or taps) and channels."""
 
     count: Array
     pixels: Array
@@ -341,14 +335,14 @@ class Image:
 
 
 def converted(calls: Calls, sizes: Sizes, gpu: Gpu) -> NDArray[np.bool_]:
-    """Calls whose tensors are turned: channels first, on matrix units, and no product as they lie."""
+    """Calls whose tensors are transposed: channels first, on tensor cores, and not pointwise."""
     if calls.choice("layout") != "nchw" or matmul_pipe(gpu, calls.dtype.name) != "tensor":
         return np.zeros(calls.count, dtype=bool)
     return ~as_it_lies(calls, sizes) & ~sizes.depthwise
 
 
 def around(calls: Calls, sizes: Sizes, gpu: Gpu, images: Sequence[Image]) -> tuple[Work, ...]:
-    """A kernel for each tensor that is turned or padded, in the order of a call."""
+    """A kernel for each tensor that is transposed or padded, in order."""
     if matmul_pipe(gpu, calls.dtype.name) != "tensor":
         return ()
     turned = converted(calls, sizes, gpu)
@@ -395,7 +389,7 @@ _WARPS = 8.0
 
 @dataclass(frozen=True)
 class Direct:
-    """A pass without a product: ``outputs`` that each sum over ``taps``."""
+    """A pass without a matrix product: ``outputs`` that each sum over ``taps``."""
 
     outputs: Array
     taps: Array
@@ -403,7 +397,7 @@ class Direct:
 
 
 def direct_work(calls: Calls, sizes: Sizes, gpu: Gpu, direct: Direct, moved_bytes: Array) -> Work:
-    """A thread an output; neighbours share what they read through L1."""
+    """One thread per output; neighbours share what they read through L1."""
     in_pytorch, layout = depthwise_in_pytorch(calls, sizes), calls.choice("layout") or "nhwc"
     (own_base, own_tap), (base, tap) = direct.instructions["pytorch"], direct.instructions[layout]
     step = sizes.axes[1].stride * sizes.axes[2].stride
@@ -424,7 +418,7 @@ def direct_work(calls: Calls, sizes: Sizes, gpu: Gpu, direct: Direct, moved_byte
 
 
 def _by_filter(gpu: Gpu, sizes: Sizes, work: Work, in_pytorch: NDArray[np.bool_]) -> Work:
-    """The same for PyTorch's own gradient of filters: so many CTAs, and lanes that a small image leaves empty."""
+    """ATen's gradient of depthwise filters: one CTA per filter element, with idle lanes for small images."""
     tasks, rows = sizes.filter_elements, ceil_div(sizes.m / sizes.batch, gpu.warp_threads)  # of 32 pixels
     each = np.asarray(work.tasks) / tasks  # from one of the general CTAs to one of these
     instructions = sizes.batch * (rows * OF_FILTERS["pytorch"][1] + _IMAGE_INSTRUCTIONS)

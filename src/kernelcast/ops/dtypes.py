@@ -1,4 +1,4 @@
-"""Number formats: how many bytes each operand takes, and which arithmetic unit multiplies it."""
+"""Number formats: bytes of each operand, and the arithmetic unit that multiplies it."""
 
 from __future__ import annotations
 

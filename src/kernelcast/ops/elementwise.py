@@ -1,9 +1,10 @@
-"""Element-wise ops, a table of costs; gated activations; and pointwise, any such kernel by what it moves and computes.
+"""Element-wise ops as a table of costs; gated activations; and pointwise, any such kernel by what it moves and
+computes.
 
-PyTorch runs a chain of such ops one by one; a compiler fuses them (pointwise). Tensors that do not lie in memory in the
-same order, or of which one is broadcast, take another kernel, whose threads compute where each element lies.
-Costs follow the CUDA math library in fp32: a division or square root is one special function and a few FMAs
-of refinement, tanh is exp and a reciprocal, erf a polynomial and an exp.
+PyTorch runs a chain of such ops one by one; a compiler fuses them (pointwise). Tensors of different memory order, or
+with broadcasting, take a kernel that computes the offset of each element. Costs follow the CUDA math library in fp32: a
+division or square root is one special function and a few FMAs, tanh is exp and a reciprocal, erf a polynomial and an
+exp.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ ACCESS = ("vector", "strided", "cast")
 
 @dataclass(frozen=True)
 class Cost:
-    """What one element of the output takes, beside its own write."""
+    """Cost of one output element, beside writing it."""
 
     reads: float = 1.0  # tensors read
     flops: float = 0.0
@@ -43,7 +44,7 @@ class Cost:
 
 
 def elementwise_work(calls: Calls, gpu: Gpu, cost: Cost, *, row_ctas: bool = False) -> Work:
-    """The tensors as one long vector, cut evenly over CTAs of 128 threads; ``row_ctas``: a CTA a row."""
+    """The tensors as one long vector, split over CTAs of 128 threads; ``row_ctas``: one CTA per row."""
     rows, cols = calls["rows"], calls["cols"]
     source, out = calls.dtype, find_dtype(calls.choice("to") or calls.choice("dtype"))
     elements = rows * cols
@@ -82,14 +83,14 @@ class Elementwise(MemoryKernel):
 
 
 class Gated(Elementwise):
-    """vLLM's act_and_mul_kernel: one CTA a row; the input is 2·cols wide, a gate and a value side by side."""
+    """vLLM's act_and_mul_kernel: one CTA per row; the input is 2·cols wide, gate and value side by side."""
 
     examples = ({"rows": 4096, "cols": 14336}, {"rows": 1, "cols": 14336})
     row_ctas = True
 
 
 class Copy(Elementwise):
-    """Copy of a contiguous tensor, or its cast to another number format."""
+    """Copy of a contiguous tensor, or its cast to another dtype."""
 
     op = "copy"
     examples = ({"rows": 4096, "cols": 4096}, {"rows": 4096, "cols": 4096, "dtype": "fp32", "to": "bf16"})
@@ -175,7 +176,7 @@ for _base, _ops in ((Elementwise, _VECTORISED), (Gated, _GATED)):
 
 
 class Pointwise(MemoryKernel):
-    """An element-wise kernel with ``rows`` x ``cols`` outputs that reads ``reads`` numbers for each of them."""
+    """An element-wise kernel with ``rows`` x ``cols`` outputs that reads ``reads`` values for each."""
 
     op = "pointwise"
     examples = (

@@ -1,4 +1,4 @@
-"""embedding_bag: sums or means of table rows (recommendation models); and its gradient for the dense table."""
+"""embedding_bag: sums or means of table rows (recommendation models), and the gradient of the dense table."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class _EmbeddingBag(IndexedKernel):
 
 
 class EmbeddingBag(_EmbeddingBag):
-    """Sum or mean of the table rows of each bag. A warp takes 32 columns of a bag and goes through its rows."""
+    """Sum or mean of the table rows of each bag. A warp takes 32 columns of a bag and loops over its rows."""
 
     op = "embedding_bag"
 
@@ -127,8 +127,8 @@ class EmbeddingBagBackward(_EmbeddingBag):
 def _summed(
     gpu: Gpu, launched: Array, made: Array, added: Array, hidden: Array, read_bytes: Array, written_bytes: Array
 ) -> Work:
-    """``made`` rows, each the sum of some of ``added``: a thread a column, which waits for the place of every row, for
-    its bag, and for the row. Bytes are those of a column: each once from memory, all rows through L2."""
+    """``made`` rows, each the sum of some of ``added``: one thread per column, which waits for every row's index, bag
+    and value. Bytes are per column."""
     padded = ceil_div(hidden, gpu.warp_threads) * gpu.warp_threads
     threads = np.minimum(padded, MAX_THREADS)
     moved = (read_bytes + written_bytes) * hidden + added * 3 * INDEX_BYTES

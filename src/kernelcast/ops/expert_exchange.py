@@ -1,20 +1,15 @@
-"""What exchanges of tokens between expert-parallel ranks share: where a router sends them, and over which link.
+"""Dispatch and combine of tokens between expert-parallel ranks.
 
-A token goes to ``topk`` different experts, which lie on fewer ranks and still fewer nodes: libraries send it once to
-each of those. Drawn by chance, 8 of 256 experts lie on 5.3 of 8 ranks on average (8 (1 - C(224, 8) / C(256, 8))); dealt
-out evenly on all 8.
+A token is routed to ``topk`` experts, which are on fewer ranks and still fewer nodes: libraries send it once to each of
+those. With random routing 8 of 256 experts are on 5.3 of 8 ranks on average (8 (1 - C(224, 8) / C(256, 8))), with
+balanced routing on all 8.
 
-alltoall_prepare, alltoall_dispatch, alltoall_combine: TensorRT-LLM's exchange of tokens over NVLink.
+alltoall_*: TensorRT-LLM over NVLink, all SMs copying. one_sided: senders store into the receivers' memory. two_sided:
+through buffers that both sides poll, after ranks have exchanged counts (prepare).
 
-one_sided: senders store into the receivers' memory. two_sided: through buffers that both sides watch, after ranks have
-told one another what comes (prepare). All SMs copy. A token goes once to each rank that holds any of its experts.
-
-deepep_dispatch and deepep_combine: DeepEP's exchange of tokens with the GPUs that hold their experts, and back.
-
-Normal kernels (prefill) send a token once to each rank that holds any of its experts, by a few SMs that copy: half of
-them send, half receive. Between nodes a token crosses the network once to each node, to the GPU of its own number
-there, which passes it on over NVLink. Low-latency kernels (decode) send a copy for each expert straight to its GPU,
-over NVLink or RDMA, by all SMs. (DeepEP, README.md and csrc/kernels.)
+deepep_*: DeepEP (README.md and csrc/kernels). Normal kernels (prefill) use a few SMs, half to send and half to receive;
+between nodes a token crosses the network once per node, to the GPU of the same local rank, which forwards it over
+NVLink. Low-latency kernels (decode) send one copy per expert straight to its GPU, over NVLink or RDMA, with all SMs.
 """
 
 from __future__ import annotations
@@ -36,7 +31,7 @@ _ROW_HEAD_BYTES = 16.0  # that travel with a row: where it is from, and for whic
 
 
 class Exchange(Kernel):
-    """Parameters of every exchange: tokens of one rank, routed to experts that lie on ``world`` GPUs."""
+    """Parameters of every exchange: tokens of one rank, routed to experts on ``world`` GPUs."""
 
     family = "deepep"
     dtypes = _DTYPES
@@ -62,7 +57,7 @@ class Exchange(Kernel):
 
 @dataclass(frozen=True)
 class Sent:
-    """Rows that leave one GPU for each of its tokens, and what a row weighs."""
+    """Rows that leave one GPU per token, and the bytes of a row."""
 
     rows: Array  # of a token, its own GPU's share included
     near: Array  # of them over NVLink
@@ -70,8 +65,8 @@ class Sent:
     row_bytes: Array
 
     def link_bytes(self, tokens: Array, link: str, gpu: Gpu) -> Array:
-        """Of the link that takes longer, as bytes of ``link``: NVLink and the network work side by side. Without a link
-        between nodes all is NVLink's."""
+        """Bytes of the slower link, as bytes of ``link``: NVLink and the network work concurrently. Without a network
+        all bytes are NVLink's."""
         near = tokens * self.near * self.row_bytes
         if not link:
             return near
@@ -80,12 +75,12 @@ class Sent:
 
 
 def row_bytes(calls: Calls) -> Array:
-    """A token as it travels, with scales and head."""
+    """A token as sent, with scales and header."""
     return calls["hidden"] * calls.dtype.act_bytes + _ROW_HEAD_BYTES
 
 
 def sixteen_bits(name: str) -> float:
-    """Bytes of an element before it is narrowed for its way."""
+    """Bytes of an element before quantisation."""
     return max(2.0, DTYPES[name].act_bytes)
 
 
@@ -144,7 +139,7 @@ class _AllToAll(Exchange):
 
 
 class AllToAllPrepare(_AllToAll):
-    """Ranks tell one another which tokens come: numbers of experts and weights, and the counts of ranks."""
+    """Ranks exchange which tokens come: expert ids and weights, and the counts per rank."""
 
     op = "alltoall_prepare"
     reads, writes = 2.0, 0.0
@@ -170,14 +165,14 @@ class AllToAllPrepare(_AllToAll):
 
 
 class AllToAllDispatch(_AllToAll):
-    """Tokens of every rank to the ranks of their experts. ``dtype``: as they travel."""
+    """Tokens of every rank to the ranks of their experts. ``dtype``: as sent."""
 
     op = "alltoall_dispatch"
     reads, writes = 2.0, 0.0
 
 
 class AllToAllCombine(_AllToAll):
-    """Results of the experts back to the tokens' ranks, which add them up. ``dtype``: as they travel."""
+    """Results of the experts back to the tokens' ranks, which add them up. ``dtype``: as sent."""
 
     op = "alltoall_combine"
     reads, writes = 3.0, 1.0
@@ -222,7 +217,7 @@ class _DeepEp(Exchange):
 
     @classmethod
     def with_defaults(cls, configuration: Configuration, gpu: Gpu) -> dict[str, str | None]:
-        """By the kind of network: a file is like a catalogued one."""
+        """Evidence is kept by the type of network: a file counts as the catalogued one."""
         named = configuration["fabric"]
         return {**super().with_defaults(configuration, gpu), "fabric": None if named is None else fabric_type(named)}
 
@@ -277,7 +272,7 @@ class _DeepEp(Exchange):
 
 
 def _sent(calls: Calls) -> Sent:
-    """Rows of a token. Normal: one to each rank, once over the network to each node. Low latency: one an expert."""
+    """Rows per token. Normal: one per rank, once over the network per node. Low latency: one per expert."""
     world, nodes, topk = calls["world"], calls["nodes"], calls["topk"]
     a_node = world / nodes
     if calls.choice("mode") == "low_latency":
@@ -290,7 +285,7 @@ def _sent(calls: Calls) -> Sent:
 
 
 class DeepEpDispatch(_DeepEp):
-    """Tokens of every rank to the ranks of their experts. ``dtype``: as they travel; fp8_block has its scales along."""
+    """Tokens of every rank to the ranks of their experts. ``dtype``: as sent; fp8_block sends its scales too."""
 
     op = "deepep_dispatch"
     # A row is read and stored at the peer, then read there and stored in its place; narrowed by a kernel before.

@@ -1,10 +1,8 @@
-"""How attention libraries tile: rows of a task, which heads share one, and when the keys of a request are split.
+"""Tiled attention with an online softmax, for attention and mla, and how each library tiles.
 
-Tiled attention with an online softmax: what attention and mla share.
-
-A task is one tile of query rows of one head against its keys and values, walked in steps of ``tile_kv`` tokens,
-or a chunk of that walk when the keys are split to fill the GPU. Queries of the heads that share a KV head may be
-packed into one tile (FlashInfer always; FlashAttention for short queries).
+A task is one tile of query rows of one head against its keys and values, in steps of ``tile_kv`` tokens, or a chunk of
+them when the keys are split to fill the GPU (split-KV). Query heads that share a KV head may be packed into one tile
+(FlashInfer always; FlashAttention for short queries).
 """
 
 from __future__ import annotations
@@ -104,10 +102,8 @@ _MLA_GRAIN = 256.0  # tokens, of longer ones
 
 
 def floor_sum(count: Array, divisor: Array, step: Array, start: Array) -> Array:
-    """Sum of floor((start + step i) / divisor) for i = 0 … count-1, by Euclid's algorithm, for whole columns.
-
-    All whole numbers, start and step not negative. Exact below 2**53.
-    """
+    """Sum of floor((start + step i) / divisor) for i = 0 … count-1, by Euclid's algorithm. Exact below 2**53 for whole
+    numbers, start and step not negative."""
     count, divisor, step, start = (
         np.array(x, dtype=np.float64) for x in np.broadcast_arrays(count, divisor, step, start)
     )
@@ -160,7 +156,7 @@ def visible_pairs(queries: Array, keys: Array, causal: Array, window: Array) -> 
 
 
 def kv_cache_bytes(calls: Calls) -> float:
-    """Of one number of the KV cache."""
+    """Bytes of one KV cache element."""
     return find_dtype(calls.choice("kv_dtype") or calls.choice("dtype")).act_bytes
 
 
@@ -322,7 +318,8 @@ def _kv_tile(
 def _walks(
     requests: Requests, group: Array, tile_q: Array, tile_kv: Array, causal: Array, window: Array
 ) -> tuple[Array, Array]:
-    """KV tiles of a request's longest task (all, or a window's reach) and of its first (under a mask the fewest)."""
+    """KV tiles of a request's longest task (all, or those of a window) and of its first (the fewest under a causal
+    mask)."""
     full = ceil_div(requests.keys, tile_kv)
     queries = np.minimum(ceil_div(tile_q, group), requests.queries)  # of one tile
     reach = np.where(window > 0, np.minimum(window - 1 + queries, requests.keys), requests.keys)
@@ -341,7 +338,7 @@ def _chunk(
     slots: float,
     tile_kv: Array,
 ) -> Array:
-    """KV tiles that a task takes at most."""
+    """Maximum KV tiles per task."""
     most, least = requests.most(walk), np.ceil(backend.least_chunk / tile_kv)
     if backend.splitting == "never":
         return most
@@ -356,7 +353,7 @@ def _chunk(
 
 
 def _filling_chunk(requests: Requests, tiles: Array, walk: Array, lanes: Array, slots: float, least: Array) -> Array:
-    """KV tiles a task may take so that tasks just fill ``slots`` CTAs: the smallest that does, by bisection."""
+    """The smallest chunk of KV tiles with which tasks still fit ``slots`` CTAs, by bisection."""
     high = requests.most(walk)
     low = np.minimum(least, high)
     if not np.any(requests.total(tiles) * lanes < slots):
@@ -370,7 +367,7 @@ def _filling_chunk(requests: Requests, tiles: Array, walk: Array, lanes: Array, 
 
 
 def _merge(heads: Heads, plan: _Plan, dtype: DType) -> Work:
-    """Add up the partial outputs of split keys: one row of one head a task."""
+    """Adds up the partial outputs of split keys: one row of one head per task."""
     parts = np.where(plan.merged_rows > 0, plan.partial_rows / np.maximum(plan.merged_rows, 1), 0.0)
     row_bytes = parts * (heads.v_dim + 1) * 4 + heads.v_dim * dtype.out_bytes
     return Work(
@@ -387,8 +384,8 @@ def _merge(heads: Heads, plan: _Plan, dtype: DType) -> Work:
 
 
 def _offsets(tokens: Array, paged: NDArray[np.bool_]) -> Work:
-    """Where each token of the pages lies, which FlashInfer's FA3 is told token by token: a kernel before it
-    (block_sparse_indices_to_vector_sparse_offsets), a thread a token."""
+    """Offsets of each token in the KV blocks, which FlashInfer's FA3 reads token by token: a kernel before it
+    (block_sparse_indices_to_vector_sparse_offsets), one thread per token."""
     threads, on = 512.0, paged.astype(np.float64)
     return Work(
         tasks=ceil_div(tokens, threads) * on,

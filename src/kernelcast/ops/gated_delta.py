@@ -1,18 +1,14 @@
 """gated_delta: the linear attention of Qwen3-Next.
 
-Gated DeltaNet (arXiv 2412.06464) keeps a key_dim x value_dim state S a value head, and for each token
-S <- decay S + beta k (v - decay S^T k)^T, o = S^T q. Decode does just that, and streams the state. Prefill cuts the
-sequence into chunks of 64 tokens (flash-linear-attention): products within a chunk, a triangular inverse (the WY
-form), and a state that passes from chunk to chunk, one after another.
+Gated DeltaNet (arXiv 2412.06464) keeps a key_dim x value_dim state S per value head; for each token S <- decay S + beta
+k (v - decay S^T k)^T, o = S^T q. Decode does just that and streams the state. Prefill splits the sequence into chunks
+of 64 tokens (flash-linear-attention): products within a chunk, a triangular inverse (the WY form), and a state that
+passes from chunk to chunk.
 
-Backends of prefill (gated_delta_chunked.py): ``triton`` is flash-linear-attention's chain of six kernels, of which only
-the state's walks the chunks in turn (SGLang, TensorRT-LLM and vLLM carry copies: fla/ops/gated_delta_rule).
-``flashinfer`` does all in one kernel, one CTA a sequence and value head (vLLM on Hopper and data-centre Blackwell, vllm
-pull 32846 and 40717).
-
-Prefill of gated_delta, chunk by chunk: flash-linear-attention's chain of kernels, or FlashInfer's one.
-
-Names in brackets are the files of these libraries that the kernels were read from.
+Prefill backends: ``triton`` is flash-linear-attention's chain of six kernels, of which only the state update is serial
+(SGLang, TensorRT-LLM and vLLM carry copies: fla/ops/gated_delta_rule). ``flashinfer`` is one kernel, one CTA per
+sequence and value head (vLLM on Hopper and data-centre Blackwell, vllm pull 32846 and 40717). Names in brackets are the
+libraries' files.
 """
 
 from __future__ import annotations
@@ -36,7 +32,7 @@ GATED_DELTA_BACKENDS = ("triton", "flashinfer")
 class GatedDelta(LinearKernel):
     """Gated delta rule (Gated DeltaNet, Qwen3-Next) over a batch: chunked prefill, recurrent decode.
 
-    A sequence of one token is a decode. Projections, convolution and the gated norm after it are not inside.
+    A sequence of one token is a decode. Projections, convolution and the gated norm are not included.
     """
 
     op = "gated_delta"
@@ -87,7 +83,7 @@ _FUSED_THREADS = 512.0
 
 
 def triton_chain(gpu: Gpu, sizes: StateSizes, qk_norm: Array) -> Works:
-    """One kernel after another, each over all chunks but for the walk of the state."""
+    """One kernel after another, each over all chunks except the serial state update."""
     prepare = _prepare(gpu, sizes, 1 + 2 * qk_norm)  # queries and keys by a kernel each
     return prepare, *(kernel(gpu, sizes) for kernel in (_scores, inverse, _wy_form, chunk_walk, _outputs))
 
@@ -97,7 +93,7 @@ def flashinfer_kernel(gpu: Gpu, sizes: StateSizes, qk_norm: Array) -> Works:
 
 
 def _prepare(gpu: Gpu, sizes: StateSizes, launches: Array) -> Work:
-    """What the decays need (their sum in Triton, their exponential in FlashInfer), and the norms where asked for."""
+    """Decays (summed in Triton, exponentials in FlashInfer), and norms of queries and keys where asked for."""
     heads = np.where(launches > 1, 2 * sizes.tokens * sizes.keys, 0.0)
     gates, elements = sizes.tokens * sizes.values, heads * sizes.k
     return vector_kernel(
@@ -129,11 +125,11 @@ def matrix_kernel(
     key_reads: float = 0.0,
     **more: Any,
 ) -> Work:
-    """One kernel, a chunk and value head a task where nothing else is said. Bytes moved and streamed are the whole
-    kernel's, all other demand is a task's.
+    """One kernel; a task is a chunk and value head unless given. Bytes moved and streamed are the whole kernel's, all
+    other demand is per task.
 
-    ``key_reads``: how often it reads queries or keys. The grid has all chunks of one value head before the next, so
-    that each value head of a key head reads them again, from DRAM where they outgrow L2.
+    ``key_reads``: how often it reads queries or keys. The grid runs all chunks of one value head before the next, so
+    that each value head of a key head reads them again, from DRAM where they exceed L2.
     """
     tasks = sizes.chunks * sizes.values if tasks is None else np.asarray(tasks)
     again = key_reads * sizes.qk_bytes * (sizes.values / sizes.keys - 1)
@@ -162,7 +158,7 @@ def matrix_kernel(
 
 
 def _scores(gpu: Gpu, sizes: StateSizes) -> Work:
-    """beta k k^T with its decays, a chunk and value head a CTA (chunk_scaled_dot_kkt.py)."""
+    """beta k k^T with decays, one CTA per chunk and value head (chunk_scaled_dot_kkt.py)."""
     square, row = sizes.chunk**2, sizes.chunk * sizes.k * sizes.element_bytes
     return matrix_kernel(
         gpu,
@@ -178,7 +174,7 @@ def _scores(gpu: Gpu, sizes: StateSizes) -> Work:
 
 
 def inverse(gpu: Gpu, sizes: StateSizes) -> Work:
-    """The inverse of a unit lower triangle a chunk and value head, in fp32 on the vector units (solve_tril.py)."""
+    """Inverse of a unit lower triangle per chunk and value head, in fp32 on the vector units (solve_tril.py)."""
     square = sizes.chunk**2
     rows = np.minimum(sizes.chunk, sizes.tokens / np.maximum(sizes.sequences, 1.0))
     return matrix_kernel(
@@ -214,7 +210,7 @@ def _wy_form(gpu: Gpu, sizes: StateSizes) -> Work:
 
 
 def chunk_walk(gpu: Gpu, sizes: StateSizes) -> Work:
-    """The state from chunk to chunk, a block of its columns a CTA: serial along the sequence (chunk_delta_h.py).
+    """The state from chunk to chunk, serial along the sequence, one CTA per block of its columns (chunk_delta_h.py).
 
     It writes the state before each chunk, and the values that the chunk adds to it.
     """
@@ -257,7 +253,7 @@ def _outputs(gpu: Gpu, sizes: StateSizes) -> Work:
 
 
 def _fused(gpu: Gpu, sizes: StateSizes) -> Work:
-    """All of it in one kernel, a sequence and value head a CTA that fills an SM (flashinfer gdn_prefill)."""
+    """All in one kernel, one CTA per sequence and value head that fills an SM (flashinfer gdn_prefill)."""
     chunk_cycles, set_up_cycles = _FUSED_CYCLES.get(gpu.instruction_path, _FUSED_CYCLES[WGMMA])
     tasks, square = sizes.sequences * sizes.values, sizes.chunk**2
     steps = sizes.chunks / np.maximum(sizes.sequences, 1.0)

@@ -1,8 +1,7 @@
-"""gemm and bmm: C[m, n] = A[m, k] B[k, n], in output tiles of a library's choosing.
+"""gemm and bmm: C[m, n] = A[m, k] B[k, n] in output tiles.
 
-Which tile cuBLAS or CUTLASS picks is not documented, so each generation names the tiles that its libraries
-ship (CUTLASS 2.x and 3.x default configurations; kernel names seen in profiles), with and without split-K, and
-the machine ranks them.
+Which tile cuBLAS or CUTLASS selects is not documented, so each generation lists the tiles that its libraries ship
+(CUTLASS 2.x and 3.x defaults; kernel names seen in profiles), with and without split-K, and the machine ranks them.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ class MatrixUnit:
     paired: bool = False  # two SMs work as one and hold half of B each (tcgen05, cta_group::2)
 
     def smem_bytes(self, a_bytes: Array, b_bytes: Array, tile_m: Array, tile_n: Array) -> Array:
-        """Operands of a tile: written once, read once for as many columns or rows as an instruction takes."""
+        """Operands of a tile: written once, read once per instruction's worth of columns or rows."""
         a_reads, b_reads = tile_n / self.columns_per_a_read, tile_m / self.rows_per_b_read
         return a_bytes * (1 + np.maximum(1, a_reads)) + b_bytes * (1 + np.maximum(1, b_reads))
 
@@ -78,7 +77,7 @@ _UNITS = {WGMMA: _WGMMA_UNIT, TCGEN05: _TCGEN05_UNIT}
 
 
 def matrix_unit(gpu: Gpu) -> MatrixUnit:
-    """By its instruction path; what has another, or none, is taken as mma.sync."""
+    """By the GPU's instruction path; others count as mma.sync."""
     return _UNITS.get(gpu.instruction_path, MMA_SYNC)
 
 
@@ -91,9 +90,10 @@ QUANTISING_KERNELS = {"vllm": 1.0, "sglang": 1.0, "trtllm": 4.0}
 
 
 class Gemm(Kernel):
-    """Matrix product of one weight matrix: C[m, n] = A[m, k] B[k, n] (a Linear layer).
+    """Matrix product with a weight matrix: C[m, n] = A[m, k] B[k, n] (a Linear layer).
 
-    With a serving engine as its stack and a dtype under 16 bits it is the engine's layer: it quantises activations too.
+    With a serving engine as its stack and a dtype under 16 bits it is the engine's layer, which quantises activations
+    too.
     """
 
     op = "gemm"
@@ -115,7 +115,7 @@ class Gemm(Kernel):
 
     @classmethod
     def with_choices(cls, calls: Calls, configuration: Configuration) -> Calls:
-        """Whether A comes quantised stays as it is: other kernels run, not the same ones otherwise."""
+        """``inputs`` stays as given: it decides which kernels run."""
         return super().with_choices(calls, {**configuration, "inputs": calls.choice("inputs")})
 
     @classmethod
@@ -158,8 +158,8 @@ class Bmm(Kernel):
 
 
 def _upright(calls: Calls) -> tuple[Array, Array]:
-    """Rows and columns as cuBLAS runs them: a matrix with a vector is the vector with the transposed matrix, in the
-    same kernels (51 calls on an H200: 12% off so, 159% as they stand)."""
+    """Rows and columns as cuBLAS runs them: matrix times vector runs as vector times the transposed matrix (51 calls on
+    an H200: error 12% so, 159% otherwise)."""
     m, n = calls["m"], calls["n"]
     return np.where(n == 1, 1.0, m), np.where(n == 1, m, n)
 
@@ -169,8 +169,8 @@ def matmul_work(
 ) -> Work:
     """``batch`` products of m x k by k x n. ``weights``: B is streamed from DRAM rather than just computed.
 
-    Candidates are every tile twice: whole k, and k split so that the tiles fill the SMs once. What a split does not
-    change is computed once a tile; (ways, tiles, calls) become (candidates, calls) at the end.
+    Candidates are every tile twice: whole k, and k split so that the tiles fill the SMs once. What split-K does not
+    change is computed once per tile; (ways, tiles, calls) become (candidates, calls) at the end.
     """
     pipe = matmul_pipe(gpu, dtype.name)
     unit = matrix_unit(gpu) if pipe == "tensor" else _VECTOR_UNIT
@@ -212,7 +212,7 @@ def matmul_work(
 
 @dataclass(frozen=True, eq=False)
 class Tiles:
-    """What is the same for all calls: (tiles, 1) each, of one k-step; for the CTA (candidates, 1)."""
+    """What all calls share: (tiles, 1) each, of one k-step; for the CTA (candidates, 1)."""
 
     m: Array
     n: Array
@@ -252,13 +252,13 @@ def _tiles(unit: MatrixUnit, dtype: DType, pipe: str, smem_bytes_per_cta: float)
 
 
 def _layout_features(gpu: Gpu, calls: Calls, m: Array, n: Array, batch: Array, usual_layout: str) -> dict[str, Array]:
-    """Of a product, and the alignment of its rows."""
+    """Features of a product, and the alignment of its rows."""
     features = product_features(gpu, m, n, calls["k"], batch)
     return features | _alignment(calls.dtype, m, n, calls["k"], calls.choice("layout") or usual_layout)
 
 
 def product_features(gpu: Gpu, m: Array, n: Array, k: Array, batch: Array) -> dict[str, Array]:
-    """Shape, and how well common tiles would fill this GPU whole waves at a time."""
+    """Shape, and how well common tiles would fill this GPU's waves."""
     sizes = np.array([m, n, k])
     tile_m, tile_n = _COMMON
     tiles = batch * ceil_div(m, tile_m) * ceil_div(n, tile_n)
@@ -271,12 +271,12 @@ def product_features(gpu: Gpu, m: Array, n: Array, k: Array, batch: Array) -> di
 
 
 def _beyond(sizes: Array) -> Array:
-    """The part after the point."""
+    """The fractional part."""
     return sizes - np.floor(sizes)
 
 
 def _alignment(dtype: DType, m: Array, n: Array, k: Array, layout: str) -> dict[str, Array]:
-    """log2 of the bytes that divide the rows in memory, of up to 16: TMA (and the widest loads) need all 16."""
+    """log2 of the alignment of rows in bytes, up to 16, which TMA and the widest loads need."""
     rows = np.array([
         (m if layout == "nt" else k) * dtype.act_bytes,
         (k if layout == "tn" else n) * dtype.weight_bytes,
@@ -288,7 +288,7 @@ def _alignment(dtype: DType, m: Array, n: Array, k: Array, layout: str) -> dict[
 
 
 def _split(gpu: Gpu, dtype: DType, k: Array, tiles: Array) -> Array:
-    """Into how many tasks a tile's k is split, so that the tiles fill the SMs once."""
+    """Split-K factor with which the tiles fill the SMs once."""
     most = np.floor(k * dtype.act_bytes / (_TILE_K_BYTES * _MIN_STEPS_PER_SPLIT))
     return np.maximum(1, np.minimum(np.floor(gpu.sm_count / tiles), np.minimum(most, 32)))
 
@@ -306,12 +306,12 @@ def _flat(both: Number) -> Number:
 
 
 def _twice(tiles: Array) -> Array:
-    """What a split does not change, for both ways."""
+    """What split-K does not change, for both ways."""
     return np.concatenate([tiles, tiles])
 
 
 def dequantise_flops(dtype: DType, tile_m: Array, tile_n: Array, k: Array) -> Number:
-    """Vector work beside the matrix units: fp8_block rescales its sums every 128, narrow weights are unpacked."""
+    """Work of the vector units: fp8_block rescales its sums every 128, narrow weights are unpacked."""
     if dtype.name == "fp8_block":
         return 2 * tile_m * tile_n * k / 128
     return 2 * tile_n * k if dtype.weight_bytes < 0.75 * dtype.act_bytes else 0.0
@@ -320,10 +320,10 @@ def dequantise_flops(dtype: DType, tile_m: Array, tile_n: Array, k: Array) -> Nu
 def _refetched(
     gpu: Gpu, dtype: DType, m: Array, n: Array, k: Array, tile: Tiles, rows: Array, columns: Array
 ) -> Number:
-    """Operand bytes read from DRAM more than once: what one wave of tiles shares is read once a wave.
+    """Operand bytes read from DRAM more than once: what the tiles of a wave share is read once per wave.
 
-    A wave of S tiles covers at best a square of sqrt(S) x sqrt(S) tiles, so it reads sqrt(S) row panels and as
-    many column panels. Nothing is read again while both operands fit in L2.
+    A wave of S tiles covers at best a square of sqrt(S) x sqrt(S) tiles, so it reads sqrt(S) row panels and as many
+    column panels. Nothing is read again while both operands fit in L2.
     """
     operands = (m * dtype.act_bytes + n * dtype.weight_bytes) * k
     missing = np.clip(operands / gpu.l2_bytes - 1, 0, 1)

@@ -1,11 +1,9 @@
-"""What moe and moe_gemm share: Triton's config as parameters, random routing, and the grouped product itself.
+"""Grouped GEMMs: Triton's config as parameters, random routing, and the product that moe, moe_gemm and grouped_mm
+share.
 
-A router that picks each token's experts at random sends every token to ``topk`` different ones, so an expert's rows are
-binomial: tokens draws of chance topk / experts. With few tokens many experts get none (16 tokens, 8 of 128 experts: 82
-are used, not 128), which sets how many weights are read; with many, uneven loads add about half a block of padding an
-expert.
-
-grouped_mm: torch._grouped_mm, one product for each group of rows in one launch, as mixtures of experts call it.
+A random router sends each token to ``topk`` different experts, so an expert's rows are binomial: tokens draws of chance
+topk / experts. With few tokens many experts get none (16 tokens, 8 of 128 experts: 82 are active), which sets how many
+weights are read; with many, uneven loads add about half a block of padding per expert.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ _NORMAL_LEVELS = [NormalDist().inv_cdf((at + 0.5) / _LEVELS) for at in range(_LE
 
 
 class GroupedKernel(Kernel):
-    """A family of ``tokens`` that go to ``topk`` of ``experts``, whose Triton config may be given; else it chooses."""
+    """A family of ``tokens`` routed to ``topk`` of ``experts``, with an optional Triton config."""
 
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16", "fp8", "fp8_block", "int8", "nvfp4", "int4")
     trailing_parameters = TRITON_CONFIG
@@ -53,7 +51,7 @@ class GroupedKernel(Kernel):
 
 
 def active_experts(tokens: Array, experts: Array, topk: Array) -> Array:
-    """Experts that get any token, on average: experts x (1 - (1 - topk / experts)^tokens)."""
+    """Experts with any token, on average: experts x (1 - (1 - topk / experts)^tokens)."""
     return experts * -np.expm1(tokens * np.log1p(-np.minimum(topk / experts, 1 - 1e-12)))
 
 
@@ -72,7 +70,7 @@ def random_blocks(tokens: Array, experts: Array, topk: Array, block_m: Array) ->
 
 @dataclass(frozen=True, kw_only=True)
 class Blocks:
-    """A Triton config for each call, or candidate by call: what a CTA computes, and with what."""
+    """A Triton config for each call, or per candidate and call."""
 
     dtype: DType
     block_m: Array
@@ -94,9 +92,9 @@ class Blocks:
 def grouped_gemm(
     gpu: Gpu, tile: Blocks, n: Array, k: Array, *, blocks: Array, active: Array, rows: Array, pairs: Array
 ) -> Work:
-    """One product per expert, in one launch: rows of an expert by its own k x n weights.
+    """One product per expert in one launch: its rows by its k x n weights.
 
-    ``blocks`` of rows over all experts, of which ``active`` get any; ``rows`` go in, ``pairs`` come out.
+    ``blocks`` of rows over all experts, of which ``active`` have any; ``rows`` go in, ``pairs`` come out.
     """
     dtype = tile.dtype
     on_tensor = matmul_pipe(gpu, dtype.name) == "tensor"
@@ -135,10 +133,11 @@ _ADDRESS_BYTES = 5 * 8.0  # of a group: three pointers, sizes, strides, which a 
 
 
 class GroupedMm(Kernel):
-    """Rows of ``groups`` by a matrix each (torch._grouped_mm, CUTLASS): an expert's forward and its two gradients.
+    """One product per group of rows in one launch (torch._grouped_mm, CUTLASS): an expert's forward and its two
+    gradients.
 
-    ``layout`` as of gemm: tn the forward by a weight [n, k], nn the gradient of the rows, nt that of the weights, whose
-    groups cut the inner axis: each group has a product [m, rows] by [rows, n] of its own.
+    ``layout`` as for gemm: tn the forward by a weight [n, k], nn the gradient of the rows, nt that of the weights,
+    whose groups split the inner axis: each group has a product [m, rows] by [rows, n].
     """
 
     op = "grouped_mm"
@@ -182,7 +181,7 @@ def _by_rows(calls: Calls, gpu: Gpu) -> Work:
 
 
 def _by_inner(calls: Calls, gpu: Gpu) -> Work:
-    """Every group's product [k, rows of the group] by [rows of the group, n] is written, be its rows none."""
+    """Every group's product [k, rows of the group] by [rows of the group, n] is written, even without rows."""
     rows, groups, n, m = (calls[x] for x in ("rows", "groups", "n", "k"))
     tile, inner = _tile(calls, m, n), rows / groups
     depth = random_blocks(rows, groups, np.ones_like(rows), tile.block_k) / groups  # of the mean group
@@ -209,7 +208,7 @@ def _by_inner(calls: Calls, gpu: Gpu) -> Work:
 
 
 def _addresses(gpu: Gpu, calls: Calls) -> Work:
-    """Where each group lies, for the product that follows (prepare_grouped_gemm_data): one CTA, a thread a group."""
+    """Pointers of each group for the product that follows (prepare_grouped_gemm_data): one CTA."""
     groups = calls["groups"]
     return vector_kernel(gpu, tasks=np.ones_like(groups), threads=_THREADS_A_WARPGROUP,
                          moved_bytes=groups * _ADDRESS_BYTES)  # fmt: skip

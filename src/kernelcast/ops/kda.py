@@ -1,14 +1,11 @@
 """kda: Kimi delta attention, the linear attention of Kimi Linear and Kimi K3.
 
-Kimi Linear (arXiv 2510.26692) is the gated delta rule with a decay for each channel of a key instead of one for each
-head: S <- Diag(decay) S, then as gated_delta. Gates are as wide as keys, and are read wherever keys are.
+Kimi Linear (arXiv 2510.26692) is the gated delta rule with a decay per channel of a key instead of per head: S <-
+Diag(decay) S, then as gated_delta. Gates are as wide as keys, and are read wherever keys are.
 
-Backends of prefill (kda_chunked.py): ``triton`` is flash-linear-attention's chain (fla/ops/kda; SGLang, and vLLM before
-Hopper); ``flashkda`` is Moonshot's CUTLASS kernels (github MoonshotAI/FlashKDA; vLLM from Hopper on).
-
-Prefill of kda, chunk by chunk: flash-linear-attention's chain of kernels, or FlashKDA's two.
-
-Names in brackets are the files of these libraries that the kernels were read from.
+Prefill backends: ``triton`` is flash-linear-attention's chain (fla/ops/kda; SGLang, and vLLM before Hopper);
+``flashkda`` is Moonshot's CUTLASS kernels (github MoonshotAI/FlashKDA; vLLM from Hopper on). Names in brackets are the
+libraries' files.
 """
 
 from __future__ import annotations
@@ -30,10 +27,10 @@ _CHUNK = 64.0  # tokens of Triton's
 
 
 class Kda(LinearKernel):
-    """Kimi delta attention over a batch: chunked prefill, recurrent decode; norms of queries and keys are inside.
+    """Kimi delta attention over a batch: chunked prefill, recurrent decode; norms of queries and keys included.
 
-    A sequence of one token is a decode. ``fused``: its convolution and the gated norm after it are inside too (vLLM's
-    fused_kda_decode, SGLang's kda_fused_decode); else neither is, as in prefill.
+    A sequence of one token is a decode. ``fused``: it includes the convolution and the gated norm (vLLM's
+    fused_kda_decode, SGLang's kda_fused_decode); else neither is included, as in prefill.
     """
 
     op = "kda"
@@ -74,7 +71,7 @@ class Kda(LinearKernel):
 
 
 def _around_bytes(sizes: StateSizes, width: Array) -> Array:
-    """Of a decode's convolution, in place: its state in and out, and its weights in fp32."""
+    """A decode's convolution, in place: its state in and out, and its weights in fp32."""
     channels = sizes.values * (2 * sizes.k + sizes.v)
     weights = np.where(sizes.recurrent > 0, channels * width * 4.0, 0.0)
     return 2 * sizes.recurrent * channels * (width - 1) * sizes.element_bytes + weights
@@ -95,7 +92,7 @@ def _decay_bytes(sizes: StateSizes) -> Array:
 
 
 def triton_chain(gpu: Gpu, sizes: StateSizes) -> Works:
-    """Norms and gates, scores, the inverse, the WY form, the walk of the state, outputs: one after another."""
+    """Norms and gates, scores, inverse, WY form, state update, outputs: one kernel after another."""
     walk = chunk_walk(gpu, sizes)  # its keys come decayed, as wide as w
     walk = replace(walk, activation_bytes=walk.activation_bytes + sizes.wide_bytes - sizes.qk_bytes)
     return (
@@ -109,7 +106,7 @@ def triton_chain(gpu: Gpu, sizes: StateSizes) -> Works:
 
 
 def _prepare(gpu: Gpu, sizes: StateSizes) -> Work:
-    """Norms of queries and of keys, and the decays of every channel summed along each chunk: a kernel each (l2norm.py,
+    """Norms of queries and keys, and the decays of every channel summed along each chunk: one kernel each (l2norm.py,
     gate.py)."""
     rows = sizes.tokens * sizes.values
     elements = rows * sizes.k
@@ -127,7 +124,7 @@ def _prepare(gpu: Gpu, sizes: StateSizes) -> Work:
 
 
 def _scores(gpu: Gpu, sizes: StateSizes) -> Work:
-    """k k^T and q k^T under their decays, which go onto both factors block by block (chunk_intra.py)."""
+    """k k^T and q k^T with decays applied to both factors block by block (chunk_intra.py)."""
     square, row = sizes.chunk**2, sizes.chunk * sizes.k
     blocks = sizes.chunk / _SUB_BLOCK
     decayed = row * (blocks + 1) / 2 * 2  # q and k for each block of keys at or before theirs
@@ -144,7 +141,7 @@ def _scores(gpu: Gpu, sizes: StateSizes) -> Work:
 
 
 def _wy_form(gpu: Gpu, sizes: StateSizes) -> Work:
-    """w and u: the inverse times decayed keys and times values; and keys as the state takes them (wy_fast.py)."""
+    """w and u: the inverse times decayed keys and times values; and keys as the state update reads them (wy_fast)."""
     square, width = sizes.chunk**2, sizes.k + sizes.v
     row = sizes.chunk * sizes.element_bytes
     inverse_bytes = sizes.square_bytes * sizes.element_bytes / ACCUMULATOR_BYTES
@@ -162,7 +159,7 @@ def _wy_form(gpu: Gpu, sizes: StateSizes) -> Work:
 
 
 def _outputs(gpu: Gpu, sizes: StateSizes) -> Work:
-    """q S and (q k^T) v of each chunk and head, of which q k^T was kept (chunk_gla_fwd_o_gk)."""
+    """q S and (q k^T) v of each chunk and head; q k^T was saved (chunk_gla_fwd_o_gk)."""
     square, row = sizes.chunk**2, sizes.chunk * sizes.element_bytes
     scores_bytes = sizes.square_bytes * sizes.element_bytes / ACCUMULATOR_BYTES
     return matrix_kernel(
@@ -184,9 +181,9 @@ def flash_kernels(gpu: Gpu, sizes: StateSizes) -> Works:
 
 
 def _flash_prepare(gpu: Gpu, sizes: StateSizes) -> Work:
-    """All that needs no state, a chunk and head a CTA: norms, decays, scores, the inverse (fwd_kernel1.cuh).
+    """All that needs no state, one CTA per chunk and head: norms, decays, scores, the inverse (fwd_kernel1.cuh).
 
-    Before it lengths become int64, and beta is laid out head by head: a launch each.
+    Two launches before it convert lengths to int64 and transpose beta.
     """
     square, row = sizes.chunk**2, sizes.chunk * sizes.k
     squares = 2 * sizes.chunks * sizes.values * square * sizes.element_bytes  # the inverse, and q k^T
@@ -206,9 +203,9 @@ def _flash_prepare(gpu: Gpu, sizes: StateSizes) -> Work:
 
 
 def _flash_recurrence(gpu: Gpu, sizes: StateSizes) -> Work:
-    """The state from chunk to chunk, a sequence and head a CTA that keeps it in shared memory (fwd_kernel2.cuh).
+    """The state from chunk to chunk in shared memory, one CTA per sequence and head (fwd_kernel2.cuh).
 
-    Both products with the state read it, and adding to it reads and writes it.
+    Both products with the state read it, and its update reads and writes it.
     """
     square, steps = sizes.chunk**2, sizes.chunks / np.maximum(sizes.sequences, 1.0)
     inputs = sizes.chunk * (3 * sizes.k + 2 * sizes.v) * sizes.element_bytes + 2 * square * sizes.element_bytes

@@ -27,7 +27,7 @@ BASIS = {
 
 @dataclass(frozen=True)
 class SelectedKernel:
-    """The kernel that a call is taken to run, and how that is known."""
+    """The kernel that a call is taken to run, and on what basis."""
 
     family: str | None
     backend: str | None
@@ -61,7 +61,7 @@ def kernel_choices(path: Path = FILE) -> KernelChoices:
 
 
 def _check(entry: KernelChoice) -> None:
-    """An entry against its op: the formats and the backends that it has, and the rule that gives its tiles."""
+    """An entry against its op: dtypes, backends, and the function that gives its tiles."""
     kernel = kernel_class(entry.op)
     for name in (entry.dtype, entry.served_dtype or "*"):
         if name not in ("*", *kernel.dtypes):
@@ -148,8 +148,8 @@ def selected_kernel(
 
 
 def kernel_choice_rows(gpu: Gpu | None, stacks: Sequence[str] = (), ops: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """The entries of these stacks and ops, all where none is named. Of a GPU: those that hold there, with entries of
-    any stack where these stacks have none."""
+    """The entries of these stacks and ops (default: all). For a GPU: those that hold there, with entries of any stack
+    where these stacks have none."""
     table = kernel_choices()
     entries = [entry for entry in table.entries.values() if not ops or entry.op in ops]
     if gpu is None:

@@ -1,7 +1,7 @@
-"""What kernels of linear attention share: sequences that have a state, read in chunks or token by token.
+"""Linear attention: sequences with a state, prefilled in chunks or processed token by token.
 
-gated_delta, kda and causal_conv1d are learned together. Two kinds of kernels run each: one that reads a prompt in
-chunks, and one that takes its tokens one by one (``recurrent``), for decode and for the check of drafted tokens.
+gated_delta, kda and causal_conv1d are learned together. Each has a chunked kernel for prefill and a recurrent one, for
+decode and for verifying draft tokens.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TOKEN_CYCLES = 1800.0
 
 
 class LinearKernel(SequenceKernel):
-    """A family over sequences with a state: which kernel reads them, and what kind of call that is."""
+    """A family over sequences with a state, with chunked and recurrent kernels."""
 
     family = "linear_attention"
     batch_parameter = "batch"
@@ -63,7 +63,7 @@ class LinearKernel(SequenceKernel):
 
     @classmethod
     def sizes(cls, calls: Calls) -> Mapping[str, Array]:
-        """Those of a ragged batch are means. What a flag adds physics knows, so that it is no range."""
+        """Means for a ragged batch. Flags are left out: physics accounts for them."""
         requests = Requests.of(calls)
         numbers = {p.name: calls[p.name] for p in cls.parameters.values() if p.type == "size"}
         lengths = {"batch": requests.count, "q_len": requests.total(requests.queries) / requests.count}
@@ -78,13 +78,13 @@ class LinearKernel(SequenceKernel):
 
     @classmethod
     def backend_of(cls, calls: Calls, gpu: Gpu) -> str:
-        """The call's, else the stack's; Triton's, which run everywhere, where the file of stacks names none."""
+        """The call's backend, else the stack's, else Triton, which runs everywhere."""
         choice = kernel_choice(calls.choice("stack"), gpu, cls.op, calls.choice("dtype"))
         return str(calls.choice("backend") or (choice and choice.backend) or "triton")
 
 
 def one_by_one(calls: Calls, requests: Requests) -> Array:
-    """1 for each sequence that is read token by token."""
+    """1 for each sequence that is processed token by token."""
     how = calls.choice("kernel")
     if how == "auto":
         return (requests.queries == 1) * 1.0
@@ -148,7 +148,7 @@ class StateSizes:
 
     @property
     def state(self) -> Array:
-        """Elements of one head's."""
+        """Elements of one head's state."""
         return self.k * self.v
 
     # bytes of all chunked tokens
@@ -159,7 +159,7 @@ class StateSizes:
 
     @property
     def wide_bytes(self) -> Array:
-        """Numbers of key_dim a value head and token, as w is."""
+        """key_dim values per value head and token, as in w."""
         return self.tokens * self.values * self.k * self.element_bytes
 
     @property
@@ -168,22 +168,22 @@ class StateSizes:
 
     @property
     def gate_bytes(self) -> Array:
-        """One number a value head and token in fp32: beta, or the decay's sum."""
+        """One fp32 value per value head and token: beta, or the summed decay."""
         return self.tokens * self.values * ACCUMULATOR_BYTES
 
     @property
     def square_bytes(self) -> Array:
-        """chunk x chunk numbers for each chunk and value head, in fp32."""
+        """chunk x chunk fp32 values per chunk and value head."""
         return self.tokens * self.values * self.chunk * ACCUMULATOR_BYTES
 
     @property
     def kept_state_bytes(self) -> Array:
-        """States of the sequences, in and out."""
+        """States of the sequences, read and written."""
         return 2 * self.kept * self.values * self.state * self.state_bytes
 
     @property
     def chunk_state_bytes(self) -> Array:
-        """The state before each chunk, in the format of the activations."""
+        """The state before each chunk, in the dtype of the activations."""
         return self.chunks * self.values * self.state * self.element_bytes
 
 
@@ -195,10 +195,10 @@ def recurrent_kernel(
     beside_flops: Number = 0.0,
     state_flops: float = STATE_FLOPS,
 ) -> Work:
-    """Token by token with the state in registers (fused_recurrent.py): decode, and the check of drafted tokens.
+    """Token by token with the state in registers (fused_recurrent.py): decode, and verification of draft tokens.
 
-    The state is read once and written after every token, for the check may end at any of them. ``gates``: decays of a
-    value head and token. ``beside``: bytes and FLOPs of what the same kernel does around it.
+    The state is read once and written after every token, since verification may stop at any of them. ``gates``: decays
+    per value head and token. ``beside``: bytes and FLOPs of operations fused into the kernel.
     """
     block = np.minimum(_DECODE_BLOCK, sizes.v)
     blocks = ceil_div(sizes.v, block)

@@ -1,11 +1,10 @@
 """mamba2: the state-space layers of Nemotron-H, Falcon-H1, Granite 4 and Bamba.
 
-Mamba-2's SSD (arXiv 2405.21060) keeps a head_dim x state matrix a head: S <- decay S + dt x B^T, y = S C + D x, with B
-and C shared by the heads of a group. Decode does just that, and streams the state (selective_state_update). Prefill is
-linear attention in chunks with C, B and x for queries, keys and values: five Triton kernels of state-spaces/mamba
-(ssd_combined.py), of which vLLM, SGLang and TensorRT-LLM carry copies.
-
-No table has these kernels, only the convolution before them, so that forecasts rest on physics.
+Mamba-2's SSD (arXiv 2405.21060) keeps a head_dim x state matrix per head: S <- decay S + dt x B^T, y = S C + D x, with
+B and C shared by the heads of a group. Decode does just that and streams the state (selective_state_update). Prefill is
+chunked linear attention with C, B and x for queries, keys and values: five Triton kernels of state-spaces/mamba
+(ssd_combined.py), of which vLLM, SGLang and TensorRT-LLM carry copies. No table has these kernels, so forecasts rest on
+physics.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _BLOCK_M, _BLOCK_N = 128.0, 64.0  # of the products (their autotuner's usual cho
 class Mamba2(LinearKernel):
     """Mamba-2's scan over a batch: chunked prefill, recurrent decode.
 
-    A sequence of one token is a decode. Projections, convolution and the gated norm after it are not inside.
+    A sequence of one token is a decode. Projections, convolution and the gated norm are not included.
     """
 
     op = "mamba2"
@@ -77,7 +76,7 @@ def _decays(gpu: Gpu, sizes: StateSizes) -> Work:
 
 
 def _chunk_states(gpu: Gpu, sizes: StateSizes) -> Work:
-    """What each chunk adds to the state, x^T B under its decays, in fp32 (_chunk_state_fwd)."""
+    """What each chunk adds to the state, x^T B with decays, in fp32 (_chunk_state_fwd)."""
     rows = sizes.chunk * (sizes.k + sizes.v) * sizes.element_bytes
     states = sizes.chunks * sizes.values * sizes.state * ACCUMULATOR_BYTES
     return matrix_kernel(
@@ -125,7 +124,7 @@ def _scores(gpu: Gpu, sizes: StateSizes) -> Work:
 
 
 def _scan(gpu: Gpu, sizes: StateSizes) -> Work:
-    """C S, and (C B^T) x under its decays, of the tokens before each one alone (_chunk_scan_fwd)."""
+    """C S, and (C B^T) x with decays, causal (_chunk_scan_fwd)."""
     tiles = ceil_div(sizes.chunk, _BLOCK_M)
     seen = (sizes.chunk + np.minimum(_BLOCK_M, sizes.chunk)) / 2  # tokens of the chunk that a mean block walks
     block = sizes.chunk / tiles

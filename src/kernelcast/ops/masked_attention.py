@@ -1,17 +1,14 @@
-"""PyTorch's memory-efficient attention (mem_eff_attention/kernel_forward.h and kernel_backward.h, xFormers, CUTLASS).
+"""masked_attention and masked_attention_backward: attention with a bias, dropout or in fp32, as PyTorch runs it.
 
-Forward, a CTA takes 64 queries of a head (32 of wide heads) and walks over its keys. Backward, it takes tiles of keys
-of one head, one after another, and walks over the queries of each; heads of a batch that do not fill the GPU are split
-by their keys; dQ is added up in global memory; five products, as FlashAttention's. Nothing is loaded ahead of the
-products, scores pass through shared memory, and iterators check every place: a step takes thousands of cycles, and an
-SM has one to four CTAs to hide them. Registers and shared memory are those that our H200 reports, cycles of a step what
-calls with a CTA an SM take there; instructions what calls that fill it take beside.
+Plain attention in 16 bits is ``attention``. This adds a bias on every score (a mask of 0 and -inf, or learned), random
+numbers for dropout, and PyTorch's memory-efficient kernel (mem_eff_attention/kernel_forward.h and kernel_backward.h,
+from xFormers, CUTLASS), which runs what FlashAttention 2 and cuDNN do not: fp32, and gradients of biases.
 
-masked_attention and masked_attention_backward: attention with a bias, dropout or in fp32, as PyTorch runs it.
-
-Plain attention in 16 bits is ``attention``. What is here beside it: a number added to every score (a mask of 0 and
--inf, or a learned bias), random numbers for every score (dropout), and PyTorch's memory-efficient kernel
-(CUTLASS, from xFormers), which takes what FlashAttention 2 and cuDNN do not: fp32, and biases that want a gradient.
+Forward, a CTA of that kernel takes 64 queries of a head (32 of wide heads) and loops over the keys. Backward, it takes
+tiles of keys of one head and loops over the queries of each; the keys of a head are split where heads do not fill the
+GPU; dQ is added up in global memory. Nothing is prefetched, scores pass through shared memory, and iterators check
+every index: a step takes thousands of cycles, with one to four CTAs per SM to hide them. Registers and shared memory
+are those an H200 reports, cycles of a step are from calls with one CTA per SM, instructions from calls that fill it.
 """
 
 from __future__ import annotations
@@ -55,7 +52,7 @@ _ROW_THREADS, _ROW_ELEMENTS = 128.0, 512.0  # a CTA of the passes before the bac
 
 @dataclass(frozen=True)
 class _Kernel:
-    """One that was compiled (generate_kernels.py, SM80 and above), for heads up to ``size``."""
+    """One compiled kernel (generate_kernels.py, SM80 and above), for heads up to ``size``."""
 
     size: float
     queries: float  # of a tile
@@ -114,12 +111,12 @@ def _chosen(kernels: tuple[_Kernel, ...], dim: Array) -> _Chosen:
 
 
 def multiplied_as(gpu: Gpu, name: str) -> str:
-    """fp32 by tensor cores as tf32, where a GPU has them for it."""
+    """fp32 runs on tensor cores as tf32, where the GPU has it."""
     return "tf32" if name == "fp32" and supports_dtype(gpu, "tf32") else name
 
 
 def efficient_forward(gpu: Gpu, calls: Calls, work: Work) -> Work:
-    """``work``: of a kernel with these tiles that hides its steps; heads are padded to what kernels are made for."""
+    """``work``: of a kernel with these tiles that hides its steps; heads are padded to the compiled sizes."""
     dim, scores, half = calls["head_dim"], np.asarray(work.xu_ops), calls.dtype.act_bytes < 4
     kernel, (a_score, a_number) = _chosen(_FORWARD[half], dim), _FORWARD_INSTRUCTIONS[half]
     wide = ceil_div(dim, 32.0) * 32.0 + ceil_div(dim, kernel.keys) * kernel.keys
@@ -138,8 +135,8 @@ def efficient_forward(gpu: Gpu, calls: Calls, work: Work) -> Work:
 
 
 def efficient_backward(gpu: Gpu, calls: Calls) -> Works:
-    """The kernel, and before it zeros for dQ's sums, and what the row sums of dO · O take in fp32 (16-bit kernels
-    compute them themselves)."""
+    """The kernel, zeros for dQ's sums before it, and in fp32 the row sums of dO · O (16-bit kernels compute them
+    inside)."""
     half, rows = calls.dtype.act_bytes < 4, calls["batch"] * calls["q_heads"] * calls["q_len"]
     gradients, elements = _gradients(gpu, calls, half), rows * calls["head_dim"]
     ctas, number = ceil_div(elements, _ROW_ELEMENTS), elements * ACCUMULATOR_BYTES
@@ -224,7 +221,7 @@ _PRODUCTS_OF_FP32 = 3.0
 
 
 class _Masked(Kernel):
-    """What forward and backward have in common."""
+    """Parameters of forward and backward."""
 
     family = "masked_attention"
     dtypes = ("fp32", "fp16", "bf16")
@@ -295,7 +292,7 @@ class MaskedAttention(_Masked):
 
 
 class MaskedAttentionBackward(_Masked):
-    """Gradients with respect to Q, K and V, and to the bias where it wants one."""
+    """Gradients of masked_attention: Q, K and V, and optionally the bias."""
 
     op = "masked_attention_backward"
     examples = (
@@ -335,13 +332,13 @@ class MaskedAttentionBackward(_Masked):
 
 
 def bias_elements(calls: Calls) -> Array:
-    """Numbers of the bias in memory."""
+    """Elements of the bias in memory."""
     axes = BIASES[calls.choice("bias")]
     return np.prod([calls[axis] for axis in axes], axis=0) if axes else np.zeros(calls.count)
 
 
 def _plain(gpu: Gpu, calls: Calls) -> Calls:
-    """The same as ``attention`` takes it: not paged, and fp32 in the format that its products run in."""
+    """The calls as ``attention`` takes them: not paged, and fp32 in the dtype of its products."""
     choices = {**calls.choices, "backend": {"fa2": "fa2_dropout"}.get(_backend(calls), _backend(calls))}
     choices["dtype"] = multiplied_as(gpu, choices["dtype"])
     none = np.zeros(calls.count)
@@ -350,8 +347,8 @@ def _plain(gpu: Gpu, calls: Calls) -> Calls:
 
 
 def padded_heads(calls: Calls) -> Array:
-    """What heads count as in a kernel: FlashAttention 2 is compiled for 32, 64, 96, 128, 192 and 256, cuDNN for
-    multiples of 64; the memory-efficient kernel pads each product in its own way."""
+    """Head dimension after padding: FlashAttention 2 is compiled for 32, 64, 96, 128, 192 and 256, cuDNN for multiples
+    of 64; the memory-efficient kernel pads each product separately."""
     dim, backend = calls["head_dim"], _backend(calls)
     if backend == "efficient":
         return dim
@@ -360,7 +357,7 @@ def padded_heads(calls: Calls) -> Array:
 
 
 def _read_unpadded(work: Work, calls: Calls) -> Work:
-    """Memory has heads as they are."""
+    """Memory traffic and useful FLOPs without padding."""
     share = calls["head_dim"] / padded_heads(calls)
     return replace(
         work,
@@ -375,7 +372,7 @@ def _backend(calls: Calls) -> str:
 
 
 def with_scores(work: Work, calls: Calls, gpu: Gpu) -> Work:
-    """An attention kernel that reads a bias for each score, drops some, and multiplies fp32."""
+    """An attention kernel that also reads a bias, applies dropout, and multiplies fp32."""
     each, backend = np.asarray(work.xu_ops), _backend(calls)  # an exponential a score
     if gpu.instruction_path == TCGEN05 and backend != "efficient" and work.mean_steps is not None:
         each = each * 2  # the forward pass computes half of them by polynomial

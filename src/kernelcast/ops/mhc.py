@@ -1,9 +1,8 @@
-"""mhc_pre and mhc_post: DeepSeek-V4's manifold-constrained hyper-connections, around attention and feed-forward part.
+"""mhc_pre and mhc_post: DeepSeek-V4's manifold-constrained hyper-connections around attention and feed-forward blocks.
 
-Instead of one residual stream a token has ``mult`` of them. Before a block, one row of all streams is projected to
-mult (how much of each stream goes in), mult (how much of the result goes to each) and mult x mult numbers (how streams
-mix), the last made doubly stochastic by Sinkhorn's iterations; the streams are added up to the block's input. Behind it
-the result is added to the mixed streams.
+A token has ``mult`` residual streams. Before a block all streams are projected to mult input weights, mult output
+weights and mult x mult mixing weights, the last made doubly stochastic by Sinkhorn's iterations; the weighted sum of
+the streams is the block's input. After it the result is added to the mixed streams.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _ITERATIONS = 20.0  # of Sinkhorn, rows and columns in turn (DeepSeek-V4's confi
 
 
 class _HyperConnection(Kernel):
-    """Parameters of both."""
+    """Parameters of both ops."""
 
     family = "mhc"
     dtypes = ("bf16", "fp16")
@@ -43,12 +42,12 @@ class _HyperConnection(Kernel):
 
 
 def _numbers(mult: Array) -> Array:
-    """What the projection makes of a token: into the block, out of it, and from stream to stream."""
+    """Weights that the projection makes per token: input, output and mixing."""
     return mult * (mult + 2)
 
 
 class HyperConnectionPre(_HyperConnection):
-    """Streams to a block's input: the projection, Sinkhorn, the weighted sum. The streams are read twice."""
+    """Residual streams to a block's input: projection, Sinkhorn, weighted sum. The streams are read twice."""
 
     op = "mhc_pre"
 
@@ -73,7 +72,7 @@ class HyperConnectionPre(_HyperConnection):
 
 
 class HyperConnectionPost(_HyperConnection):
-    """A block's result to the streams: each is mixed from all and takes its part of the result."""
+    """A block's result to the residual streams: each is mixed from all and gets its share of the result."""
 
     op = "mhc_post"
 

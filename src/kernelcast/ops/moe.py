@@ -1,11 +1,9 @@
-"""moe: a mixture-of-experts layer as serving engines run it: route, sort by expert, two grouped GEMMs, add up.
+"""moe: a mixture-of-experts layer as serving engines run it: route, sort by expert, two grouped GEMMs, weighted sum.
 
-Tokens are sorted by expert and each expert's rows are padded to a multiple of block_m, so a GEMM has
-sum over experts of ceil(rows / block_m) row blocks, times ceil(n / block_n). How tokens spread over experts
-decides the padding and, for few tokens, how many experts are read at all. ``routing`` says how: balanced (the
-default, and what public benchmarks measure) deals rows out evenly; random draws each token's experts by chance, as
-a trained router about does. ``skew`` above 0 is neither: a power law (1.01 and 1.2 were measured). Of several ranks it
-is the busiest that is asked about (``routing.py``).
+Each expert's rows are padded to a multiple of block_m, so a GEMM has sum over experts of ceil(rows / block_m) row
+blocks, times ceil(n / block_n). Routing decides the padding and, for few tokens, how many experts are read: balanced
+(the default, as in public benchmarks), random (about what a trained router does), or a power law (``skew`` above 0;
+1.01 and 1.2 were measured). The forecast is of the busiest rank (``routing.py``).
 """
 
 from __future__ import annotations
@@ -91,13 +89,13 @@ class Moe(GroupedKernel):
 
     @classmethod
     def sizes(cls, calls: Calls) -> Mapping[str, Array]:
-        """Chance as what it is answered as."""
+        """Random routing counts as the skew that stands in for it."""
         sizes = super().sizes(calls)
         return {**sizes, "skew": _alike(calls)} if calls.choice("routing") == "random" else sizes
 
     @classmethod
     def with_choices(cls, calls: Calls, configuration: Configuration) -> Calls:
-        """Chance was not measured: it is answered as what is most like it, times the ratio of physics."""
+        """Random routing was not measured: the most similar skew stands in for it, times the ratio of physics."""
         chosen = super().with_choices(calls, configuration)
         if calls.choice("routing") != "random" or chosen.choice("routing") == "random":
             return chosen
@@ -118,22 +116,22 @@ class Moe(GroupedKernel):
 
     @classmethod
     def not_faster_than(cls, calls: Calls) -> BoundingCalls:
-        """Where every expert has rows enough, more uneven ones take no less: the busiest decides. With few rows skew is
-        faster, and was measured so: fewer experts are read."""
+        """Where every expert has enough rows, more uneven routing is no faster: the busiest expert decides. With few
+        rows skew is faster, as measured: fewer experts are read."""
         by_chance = calls.choice("routing") == "random"
         uneven = np.maximum(calls["skew"], _CHANCE) if by_chance else calls["skew"]
         return [cls._skewed(calls, less, uneven > less) for less in (0.0, *MEASURED_SKEWS) if (uneven > less).any()]
 
     @classmethod
     def not_slower_than(cls, calls: Calls) -> BoundingCalls:
-        """Chance alone is less uneven than the mildest skew that was measured."""
+        """Random routing is less uneven than the mildest measured skew."""
         mild = calls["skew"] == 0
         by_chance = calls.choice("routing") == "random" and mild.any()
         return [cls._skewed(calls, MEASURED_SKEWS[0], mild)] if by_chance else []
 
     @staticmethod
     def _skewed(calls: Calls, skew: float, where: NDArray[np.bool_]) -> tuple[NDArray[np.intp], Calls]:
-        """The calls of these with this skew, as far as every expert has rows enough."""
+        """These calls with this skew, where every expert has enough rows."""
         full = calls["tokens"] * calls["topk"] >= _FULL_ROWS * calls["experts"]
         rows = np.flatnonzero(full & where)
         other = calls.take(rows)
@@ -174,16 +172,15 @@ class Moe(GroupedKernel):
 
 
 def _alike(calls: Calls) -> Array:
-    """The measured skew that drawing experts by chance is most like. On one rank the mildest power law: rows end within
-    a block, which they do not where they are dealt out evenly (public campaigns: 6 to 11% between the two at 128 to
-    512 rows an expert, half of what padding alone makes). Of several the busiest has little more than its share: none.
-    """
+    """The measured skew most similar to random routing. On one rank the mildest power law, whose rows also end within a
+    block (public campaigns: 6 to 11% slower than balanced at 128 to 512 rows per expert, half of what padding alone
+    makes). On several ranks none: the busiest has little more than its share."""
     alone = np.where(calls["ep"] > 1, 0.0, _MILD)
     return np.where(calls["skew"] > 0, calls["skew"], alone)
 
 
 def _tile(calls: Calls) -> Blocks:
-    """The config where one is given, else the candidates; sorted rows are padded to 128 for DeepGEMM."""
+    """The given config, else the candidates; DeepGEMM pads sorted rows to 128."""
     sorted_rows = calls.choice("backend") == "deepep_contiguous"
     block_m, block_n, warps = (axis([b[i] for b in BLOCKS if b[0] >= 128 or not sorted_rows]) for i in range(3))
     return Blocks(
@@ -198,7 +195,7 @@ def _tile(calls: Calls) -> Blocks:
 
 @dataclass(frozen=True)
 class _Layer(Routing):
-    """What the busiest rank holds and is sent."""
+    """What the busiest rank holds and receives."""
 
     hidden: Array = field(kw_only=True)
     inter: Array = field(kw_only=True)
@@ -217,12 +214,12 @@ class _Layer(Routing):
 
     @property
     def around(self) -> Array:
-        """Pairs that the kernels around the GEMMs walk: Triton's those of other ranks too; the others sort them out."""
+        """Pairs that the kernels around the GEMMs process: Triton's include those of other ranks."""
         return self.tokens * self.topk if self.backend == "triton" else self.pairs
 
     @property
     def seen(self) -> Array:
-        """Tokens that they walk: all, unless an exchange brings those that have an expert here."""
+        """Tokens that they process: all, unless a dispatch brings only those with an expert here."""
         if self.backend not in SENT:
             return self.tokens
         return np.where(np.isnan(self.given), self.received, self.given)
@@ -241,13 +238,13 @@ def _route(layer: _Layer) -> Work:
 
 
 def _sort(layer: _Layer, dtype: DType) -> Work:
-    """Rows that an exchange brought, copied to the places of their experts."""
+    """Dispatched rows, copied to the slots of their experts."""
     row_bytes = layer.hidden * dtype.act_bytes
     return _row_pass(layer.seen, row_bytes * (1 + layer.pairs / layer.seen), flops=np.zeros(1))
 
 
 def _activation(layer: _Layer, up: Array) -> Work:
-    """SiLU of the gate times the rest: one row a CTA."""
+    """SiLU of the gate times the up projection: one CTA per row."""
     return _row_pass(layer.around, (up + layer.inter) * 2.0, flops=4 * layer.inter, xu_ops=2 * layer.inter)
 
 

@@ -1,13 +1,13 @@
-"""moe_gemm: one grouped GEMM of a mixture-of-experts layer as Triton runs it, with its config: blocks, warps, stages.
+"""moe_gemm: one grouped GEMM of a mixture-of-experts layer in Triton, with its config: blocks, warps, stages.
 
-What a config changes, and how it is reckoned here:
+What a config changes:
 
 - *row blocks*: each expert's rows are padded to block_m; routing is random, so small batches leave experts out.
-- *the instruction*: on Hopper and Blackwell the wide one (wgmma, tcgen05) takes 64 rows or more; below that the
-  compiler falls back to the mma.sync of older GPUs, and operands pass through registers.
-- *CTAs an SM*: by shared memory (one buffer a stage; mma.sync needs one less) and by registers (sums and addresses).
-- *bytes in flight*: what the stages of all CTAs of an SM have asked for; DRAM's latency wants about 30 KiB an SM.
-- *L2*: group_m row blocks walk the columns together, so an expert's weights are read once a group, not once a block.
+- *the instruction*: wgmma and tcgen05 take 64 rows or more; below that the compiler falls back to mma.sync, and
+  operands pass through registers.
+- *CTAs per SM*: by shared memory (one buffer per stage; mma.sync needs one less) and by registers.
+- *bytes in flight*: loads issued by the stages of all CTAs of an SM; DRAM's latency wants about 30 KiB per SM.
+- *L2*: group_m row blocks share the columns, so an expert's weights are read once per group, not once per block.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _TASK_CYCLES = 2500.0  # sorted rows, first operands, write-back
 
 
 class MoeGemm(GroupedKernel):
-    """One grouped GEMM of a mixture-of-experts layer alone (Triton fused MoE): a token's row by topk experts."""
+    """One grouped GEMM of a mixture-of-experts layer (Triton fused MoE): each token's row by topk experts."""
 
     op = "moe_gemm"
     examples = (
@@ -117,12 +117,12 @@ class _Config(Blocks):
 
     @property
     def buffers(self) -> Array:
-        """Stages in shared memory: mma.sync holds the one at work in registers."""
+        """Stages in shared memory: mma.sync holds the current one in registers."""
         return np.maximum(1.0, self.stages - (1 - self.wide))
 
     @property
     def registers(self) -> Array:
-        """A thread's, before the limit of 255: sums, and addresses of the 16-byte pieces it loads."""
+        """Registers per thread before the limit of 255: accumulators, and addresses of its 16-byte loads."""
         addresses = self.stage_bytes / (_ADDRESS_BYTES * self.threads)
         return _REGISTERS + self.block_m * self.block_n / self.threads + _REGISTERS_PER_ADDRESS * addresses
 
@@ -132,14 +132,14 @@ class _Config(Blocks):
 
 
 def _experts_and_blocks(calls: Calls, config: _Config) -> tuple[Array, Array]:
-    """Experts that get any token, and row blocks over all of them, on average."""
+    """Active experts, and row blocks over all of them, on average."""
     routed = calls["tokens"], calls["experts"], calls["topk"]
     return active_experts(*routed), random_blocks(*routed, config.block_m)
 
 
 def _read_again(config: _Config, gpu: Gpu, blocks: Array, active: Array, columns: Array, weights: Array) -> Array:
-    """Weight bytes that come from DRAM more than once: an expert's are read by each group of its row blocks, unless
-    one wave of CTAs spans several groups or L2 still holds them."""
+    """Weight bytes read from DRAM more than once: by each group of an expert's row blocks, unless one wave of CTAs
+    spans several groups or L2 still holds them."""
     per_expert = blocks / np.maximum(active, 1.0)
     in_wave = gpu.sm_count / columns  # row blocks that run at the same time anyway
     together = np.maximum(np.minimum(config.group_m, per_expert), np.maximum(in_wave, 1.0))
@@ -149,14 +149,14 @@ def _read_again(config: _Config, gpu: Gpu, blocks: Array, active: Array, columns
 
 
 def _short_runs(config: _Config, gpu: Gpu) -> Array:
-    """What GDDR6 loses on tiles that read little of each row of weights at a time, as a share of the bytes."""
+    """What GDDR6 loses on tiles that read short pieces of each row of weights, as a share of the bytes."""
     if gpu.compute_capability not in _GDDR6:
         return np.zeros(1)
     return _LOST_A_HALVING * np.maximum(0.0, np.log2(_LONG_RUN_BYTES / (config.block_k * config.dtype.weight_bytes)))
 
 
 def _config_features(calls: Calls, gpu: Gpu) -> dict[str, Array]:
-    """What the config does to instruction, registers, occupancy and loads in flight; 0 where none is given."""
+    """Effects of the config on instruction, registers, occupancy and loads in flight; 0 where none is given."""
     given = ~np.isnan(calls["block_m"])
     full = dict(calls.numbers) | {name: np.where(given, calls[name], 64.0) for name in TRITON_CONFIG}
     config = _Config.of(Calls(calls.count, full, calls.choices), gpu)
@@ -167,7 +167,7 @@ def _config_features(calls: Calls, gpu: Gpu) -> dict[str, Array]:
 
 
 def _sm_features(calls: Calls, gpu: Gpu, c: _Config, blocks: Array) -> dict[str, Array]:
-    """How the CTAs of this config fill an SM, and how many bytes they have asked for at a time."""
+    """How the CTAs of this config fill an SM, and the bytes they have in flight."""
     per_warp = np.ceil(np.minimum(c.registers, 255.0) * 32 / 256) * 256
     by_registers = np.floor(gpu.registers_per_sm / (per_warp * c.warps))
     by_smem = np.floor(gpu.smem_bytes_per_sm / (c.smem_bytes + 1024))
@@ -194,7 +194,7 @@ def _sm_features(calls: Calls, gpu: Gpu, c: _Config, blocks: Array) -> dict[str,
 
 
 def _reuse_features(calls: Calls, gpu: Gpu, c: _Config, active: Array, blocks: Array) -> dict[str, Array]:
-    """How full the tiles are, and who shares what they read."""
+    """How full the tiles are, and which CTAs share what they read."""
     per_expert = np.maximum(1.0, blocks / active)
     return {
         "fill": np.log2(calls["tokens"] * calls["topk"] / active / c.block_m),

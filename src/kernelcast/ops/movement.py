@@ -1,9 +1,4 @@
-"""transpose, gather, embedding and kv_write: bytes that move and nothing that computes; and embedding_backward.
-
-The dense gradient of an embedding table is PyTorch's embedding_dense_backward.
-
-rope: rotary position embedding of queries and keys, in place.
-"""
+"""transpose, gather, embedding (and its dense gradient), kv_write and rope: kernels that mostly move bytes."""
 
 from __future__ import annotations
 
@@ -43,10 +38,10 @@ _SEGMENT_KERNELS = 7.0  # beside the passes: the sort's histogram and its scan; 
 
 
 class Transpose(MemoryKernel):
-    """Copy of a matrix with its rows and columns exchanged (``x.mT.contiguous()``), for each of ``batch``.
+    """Transposed copy of a matrix (``x.mT.contiguous()``), for each of ``batch``.
 
-    PyTorch writes neighbours and reads down a column, so that each element costs an SM a whole sector; DRAM sees every
-    byte once. Where the innermost axis stays (a permutation of heads), it is a plain ``copy``.
+    PyTorch writes contiguously and reads down a column, so that each element costs an SM a whole sector; DRAM moves
+    every byte once. A permutation that keeps the innermost axis is a plain ``copy``.
     """
 
     op = "transpose"
@@ -77,7 +72,7 @@ class Transpose(MemoryKernel):
 
 
 def _gathered(gpu: Gpu, rows: Array, cols: Array, element_bytes: float) -> Work:
-    """``rows`` picked by an int64 index, each read and written."""
+    """``rows`` selected by an int64 index, each read and written."""
     row_bytes = cols * element_bytes
     pieces = ceil_div(row_bytes, _GATHER_THREADS * VECTOR_BYTES)
     return vector_kernel(
@@ -92,7 +87,7 @@ def _gathered(gpu: Gpu, rows: Array, cols: Array, element_bytes: float) -> Work:
 
 
 class Gather(MemoryKernel):
-    """Rows picked by an int64 index (``index_select``), ``rows`` of them: each is read and written."""
+    """Rows selected by an int64 index (``index_select``): each is read and written."""
 
     op = "gather"
     examples = ({"rows": 8192, "cols": 4096},)
@@ -106,10 +101,8 @@ class Gather(MemoryKernel):
 
 
 class Embedding(MemoryKernel):
-    """Embedding lookup: copies the table row of each token.
-
-    Repeated tokens find their row in L2, so at most min(tokens, vocab) rows are streamed.
-    """
+    """Embedding lookup: copies the table row of each token. Repeated tokens hit L2, so at most min(tokens, vocab) rows
+    are streamed."""
 
     op = "embedding"
     examples = ({"tokens": 4096, "hidden": 4096, "vocab": 128256},)
@@ -131,10 +124,9 @@ class Embedding(MemoryKernel):
 
 
 class KvWrite(MemoryKernel):
-    """Writes the keys and values of new tokens to their slots of the paged KV cache (reshape_and_cache).
+    """Writes keys and values of new tokens to their slots of the paged KV cache (reshape_and_cache).
 
-    One CTA a token (vLLM's reshape_and_cache_flash). A cache in another number format costs a scale and a
-    clamp for each element.
+    One CTA per token (vLLM's reshape_and_cache_flash). A cache in another dtype costs a scale and a clamp per element.
     """
 
     op = "kv_write"
@@ -156,7 +148,7 @@ class KvWrite(MemoryKernel):
 
 
 def token_move(gpu: Gpu, tokens: Array, elements: Array, in_bytes: float, out_bytes: float) -> Work:
-    """``elements`` of each token to its slot (int64) in the cache, perhaps in another format: one CTA a token."""
+    """``elements`` of each token to its cache slot (int64), perhaps in another dtype: one CTA per token."""
     threads = row_threads(gpu, elements / 2, VECTOR_ELEMENTS, _TOKEN_THREADS)
     converted = tokens * elements * (in_bytes != out_bytes)
     return vector_kernel(
@@ -172,10 +164,10 @@ def token_move(gpu: Gpu, tokens: Array, elements: Array, in_bytes: float, out_by
 
 
 class EmbeddingBackward(MemoryKernel):
-    """Dense gradient of an embedding table: fills it with zeros, then adds up each token's gradient.
+    """Dense gradient of an embedding table (embedding_dense_backward): zeros, then the sum of each token's gradients.
 
-    Beyond 3,072 tokens their ids are sorted, equal ones summed ten at a time in fp32, and the parts summed into the
-    table. Tokens repeat no more than the vocabulary makes them, as in ``embedding``.
+    Beyond 3,072 tokens the ids are sorted, equal ones summed ten at a time in fp32, and the partial sums added into the
+    table.
     """
 
     op = "embedding_backward"
@@ -207,7 +199,7 @@ class EmbeddingBackward(MemoryKernel):
 def _unsorted(
     gpu: Gpu, tokens: Array, hidden: Array, moved_bytes: Array, element_bytes: float, runs: NDArray[np.bool_]
 ) -> Work:
-    """Every CTA reads all ids; warps with the same token elect one that adds for all."""
+    """Every CTA reads all ids; of the warps with the same token one adds for all."""
     tasks, elements = ceil_div(hidden, _UNSORTED_COLS), tokens * hidden
     return vector_kernel(
         gpu,
@@ -226,7 +218,7 @@ def _unsorted(
 
 
 def _sort(gpu: Gpu, tokens: Array, vocab: Array, runs: NDArray[np.bool_]) -> Work:
-    """Radix sort of the ids with their places, and the small kernels that find runs of equal ones."""
+    """Radix sort of the ids with their positions, and the small kernels that find runs of equal ids."""
     passes = np.maximum(1.0, ceil_div(np.log2(np.maximum(vocab, 2.0)), _RADIX_BITS))
     moved = tokens * INDEX_BYTES * (4 * passes + _SEGMENT_KERNELS)  # id and place, read and written
     return vector_kernel(
@@ -242,7 +234,7 @@ def _sort(gpu: Gpu, tokens: Array, vocab: Array, runs: NDArray[np.bool_]) -> Wor
 
 
 def _rows(gpu: Gpu, tokens: Array, hidden: Array, moved_bytes: Array, runs: NDArray[np.bool_]) -> Work:
-    """A thread an element of a row, single elements at a time (compute_grad_weight, sum_and_scatter)."""
+    """One thread per element of a row (compute_grad_weight, sum_and_scatter)."""
     padded = ceil_div(hidden, gpu.warp_threads) * gpu.warp_threads
     threads = np.minimum(padded, MAX_THREADS)
     return vector_kernel(
@@ -265,9 +257,9 @@ _INSTRUCTIONS_PER_PAIR = 12.0
 
 
 class Rope(MemoryKernel):
-    """Rotary position embedding: turns pairs of each query and key head by an angle of the position.
+    """Rotary position embedding: rotates pairs of each query and key head by an angle of the position.
 
-    One CTA a token. Reads and writes the first ``rotary_dim`` of each head; reads a row of a cos/sin table.
+    One CTA per token. Reads and writes the first ``rotary_dim`` of each head; reads a row of a cos/sin table.
     """
 
     op = "rope"

@@ -1,8 +1,7 @@
-"""rmsnorm and layernorm, one CTA a row; and their gradients: that of the input, then that of the weights.
+"""rmsnorm and layernorm, one CTA per row, and their gradients; group_norm and its gradient.
 
-Sizes of the gradients follow PyTorch's layer_norm_kernel.cu (2.7 on), which also serves ``rms_norm`` where it is fused.
-
-group_norm and its gradient, cut as PyTorch's group_norm_kernel.cu does it: small kernels around two large ones.
+The gradients follow PyTorch's layer_norm_kernel.cu (2.7 on), which also serves ``rms_norm`` where it is fused;
+group_norm follows group_norm_kernel.cu: small kernels around two large ones.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _MOST_PARTS = 32768.0  # CTAs of such a grid
 
 
 class _Norm(MemoryKernel):
-    """What both norms share: a CTA reads its row, reduces it, scales it and writes it."""
+    """Both norms: a CTA reads its row, reduces it, scales it and writes it."""
 
     examples = ({"rows": 4096, "cols": 4096}, {"rows": 1, "cols": 8192, "residual": True})
     flops_per_element: ClassVar[float]
@@ -90,7 +89,7 @@ class LayerNorm(_Norm):
 
 
 class _NormBackward(MemoryKernel):
-    """What both share: a CTA a row for dx; a CTA for each 32 columns, down all rows, for the weights."""
+    """Both gradients: one CTA per row for dx; one CTA per 32 columns, down all rows, for the weights."""
 
     examples = ({"rows": 4096, "cols": 4096}, {"rows": 131072, "cols": 1024})
     vectors: ClassVar[float]  # gradients of ``cols`` weights; the forward pass kept as many fp32 numbers a row
@@ -115,7 +114,7 @@ class _NormBackward(MemoryKernel):
 
     @classmethod
     def _input(cls, gpu: Gpu, rows: Array, cols: Array, element_bytes: float) -> Work:
-        """dx: sums over the row first, then the row again, from L1 or L2."""
+        """dx: sums over the row, then the row again, from L1 or L2."""
         elements = rows * cols
         weight_bytes = cols * element_bytes
         smem_bytes, instructions = block_reduction(gpu, np.full_like(rows, _INPUT_THREADS), cls.vectors)
@@ -138,7 +137,7 @@ class _NormBackward(MemoryKernel):
 
     @classmethod
     def _weights(cls, gpu: Gpu, rows: Array, cols: Array, element_bytes: float, columns: Array, parts: Array) -> Work:
-        """Sums over all rows, single elements at a time: x and dy are read a second time."""
+        """Sums over all rows, element by element: x and dy are read a second time."""
         elements = rows * cols
         warps = np.where(parts > 1, 1.0, np.select([rows < 64, rows < 128, rows < 256], [1.0, 8.0, 16.0], 32.0))
         each = rows / parts  # of one CTA
@@ -224,7 +223,7 @@ class _GroupNorm(SpatialKernel):
 
 
 class GroupNorm(_GroupNorm):
-    """Group norm: a CTA a group of one image for the statistics, then an element-wise kernel over all."""
+    """Group norm: one CTA per group of an image for the statistics, then an element-wise kernel."""
 
     op = "group_norm"
 
@@ -241,7 +240,7 @@ class GroupNorm(_GroupNorm):
 
 
 class GroupNormBackward(_GroupNorm):
-    """Gradients of group norm: sums of each channel of each image, three numbers a group, dx, and the weights'."""
+    """Gradients of group norm: sums per channel and image, three values per group, dx, and the weights'."""
 
     op = "group_norm_backward"
 
@@ -268,7 +267,7 @@ class GroupNormBackward(_GroupNorm):
 
 
 def _team_sums(gpu: Gpu, teams: Array, elements: Array, reads: float, element_bytes: float, *, flops: float) -> Work:
-    """A CTA (a warp where there is little) adds up its neighbours, single elements at a time."""
+    """One CTA (or warp, for few elements) per sum, element by element."""
     each = elements / teams
     threads = np.where(each < _BLOCK_THREADS, _WARP_THREADS, _BLOCK_THREADS)
     smem_bytes, instructions = block_reduction(gpu, threads, 2.0)
@@ -287,7 +286,7 @@ def _team_sums(gpu: Gpu, teams: Array, elements: Array, reads: float, element_by
 
 
 def _a_channel(gpu: Gpu, channels: Array, numbers: float) -> Work:
-    """A scale and a shift for each channel of each image."""
+    """A scale and a shift per channel and image."""
     return vector_kernel(
         gpu,
         tasks=ceil_div(channels, _CHANNEL_THREADS),
@@ -297,7 +296,7 @@ def _a_channel(gpu: Gpu, channels: Array, numbers: float) -> Work:
 
 
 def _elementwise(gpu: Gpu, elements: Array, moved: float, tensors: float, converts: bool) -> Work:
-    """Over (images · channels) x pixels with a number or more broadcast over the pixels: every place is computed."""
+    """Over (images · channels) x pixels with values broadcast over the pixels: every offset is computed."""
     return vector_kernel(
         gpu,
         tasks=ceil_div(elements, _COPY_THREADS * _COPY_ELEMENTS),

@@ -1,8 +1,7 @@
-"""adamw and sgd: PyTorch's fused optimizers, one pass over all parameters (MultiTensorApply.cuh).
+"""adamw and sgd: PyTorch's fused optimizers, one pass over all parameters (MultiTensorApply.cuh); foreach: one op over
+lists of tensors, as unfused optimizers launch it (ForeachFunctors.cuh).
 
-foreach: one op over lists of tensors, as optimizers that are not fused launch it (ForeachFunctors.cuh).
-
-One launch takes a chunk of 65,536 elements of one tensor for each CTA, and as many tensors as its arguments hold.
+Each CTA takes a chunk of 65,536 elements of one tensor; a launch takes as many tensors as its arguments hold.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ LAUNCH_TENSORS = (110.0, 64.0, 48.0, 36.0)  # with 1, 2, 3 or 4 lists of them: p
 
 
 class MultiTensorKernel(MemoryKernel):
-    """A CTA a chunk of a tensor."""
+    """One CTA per chunk of a tensor."""
 
     family = "multi_tensor"
 
@@ -44,7 +43,7 @@ class MultiTensorKernel(MemoryKernel):
 
     @classmethod
     def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
-        """How many, how full the chunks are, and how the CTAs of a launch fall onto the SMs."""
+        """How many, how full the chunks are, and how the CTAs of a launch fill the SMs."""
         elements, tensors, pieces = calls["elements"], calls["tensors"], chunks_of(calls)
         in_launch = pieces / launches_of(tensors, pieces, LAUNCH_TENSORS[1])
         return {
@@ -81,7 +80,7 @@ def _update(
     xu_ops: float = 0.0,
     step_cycles: float = STEP_CYCLES,
 ) -> Work:
-    """For each parameter ``numbers`` numbers of its format move and ``states`` others, in loads and stores of four."""
+    """Each parameter moves ``numbers`` values of its dtype and ``states`` others, in loads and stores of four."""
     elements, tensors, own_bytes = calls["elements"], calls["tensors"], calls.dtype.act_bytes
     chunks = chunks_of(calls)
     update = vector_kernel(
@@ -103,13 +102,12 @@ def _update(
 
 
 def unaligned(calls: Calls) -> Array:
-    """1 where threads take numbers one by one: sizes that are no multiple of four."""
+    """1 where threads load single values: sizes that are no multiple of four."""
     return np.where(_apart(calls), 0.0, np.mod(_each(calls), VECTOR) > 0)
 
 
 def _line_grain(calls: Calls) -> Array:
-    """log2 of the bytes that starts of tensors are multiples of, up to a line of 128: an access that lies across lines
-    takes one more."""
+    """log2 of the alignment of tensors in bytes, up to a line of 128: an access across lines takes one more."""
     return np.where(_apart(calls), grain(np.full(calls.count, 128.0)), grain(_each(calls) * calls.dtype.act_bytes))
 
 
@@ -118,18 +116,17 @@ def _each(calls: Calls) -> Array:
 
 
 def _apart(calls: Calls) -> NDArray[np.bool_]:
-    """Tensors that have memory of their own, as a model's, whose chunks are told; equal ones lie end to end."""
+    """Separately allocated tensors, as a model's, whose chunks are given; equal ones are views of one buffer."""
     return ~np.isnan(calls["chunks"]) | (calls["tensors"] == 1)
 
 
 def again_bytes(calls: Calls, moved_bytes: Array, number_bytes: float) -> Array:
-    """What narrow accesses take of L2 beside the bytes that they move."""
+    """What narrow accesses take of L2 beyond the bytes that they move."""
     return moved_bytes * ((NARROW_AGAIN if number_bytes < ACCUMULATOR_BYTES else 0.0) + unaligned(calls))
 
 
 def walked(gpu: Gpu, work: Work, step_cycles: float = STEP_CYCLES) -> Work:
-    """With the time that CTAs take to walk their chunks. Launches follow one another: each has rounds of its own, and
-    SMs that have more of its CTAs than others."""
+    """With the time of CTAs to process their chunks. Launches are serial: each has its own waves and uneven SMs."""
     threads, registers = np.asarray(work.threads), np.asarray(work.registers_per_thread)
     resident = np.minimum(gpu.max_threads_per_sm // threads, gpu.registers_per_sm // (threads * registers))
     slots, tasks, launches = gpu.sm_count * resident, np.asarray(work.tasks), np.maximum(work.launches, 1.0)
@@ -206,7 +203,7 @@ class Sgd(MultiTensorKernel):
 
 @dataclass(frozen=True)
 class Function:
-    """What an element costs: numbers read and written, FLOPs and special functions in fp32."""
+    """Cost of an element: values read and written, FLOPs and special functions in fp32."""
 
     reads: float
     writes: float
@@ -232,7 +229,7 @@ FUNCTIONS: Mapping[str, Function] = {
 
 
 class Foreach(MultiTensorKernel):
-    """A function of lists of tensors, element by element (torch._foreach_add_, …), or the norm of each tensor."""
+    """A function of lists of tensors, element-wise (torch._foreach_add_, …), or the norm of each tensor."""
 
     op = "foreach"
     examples = (
@@ -269,7 +266,7 @@ class Foreach(MultiTensorKernel):
 
 
 def _joined(gpu: Gpu, tensors: Array, chunks: Array) -> Work:
-    """The norms of the tensors' chunks to one of each tensor: a CTA a tensor (lpnorm_cleanup)."""
+    """The norms of chunks to one norm per tensor: one CTA per tensor (lpnorm_cleanup)."""
     return vector_kernel(
         gpu,
         tasks=tensors,

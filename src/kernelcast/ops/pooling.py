@@ -1,4 +1,4 @@
-"""max_pool, avg_pool and adaptive_avg_pool with their gradients: PyTorch's own kernels, a thread an output."""
+"""max_pool, avg_pool and adaptive_avg_pool with their gradients: ATen's kernels, one thread per output."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _AXES = (("depth", "kernel_d"), ("height", "kernel_h"), ("width", "kernel_w"))
 
 
 def pooled(calls: Calls) -> list[Array]:
-    """Outputs along depth, height and width. An axis is padded by at most half of its window, as PyTorch asks."""
+    """Outputs along depth, height and width; padding is at most half of the window, as PyTorch requires."""
     outputs = []
     for axis, kernel in _AXES:
         padding = np.minimum(calls["padding"], np.floor(calls[kernel] / 2))
@@ -95,10 +95,10 @@ class _Pool(SpatialKernel):
     def _launched(
         cls, gpu: Gpu, calls: Calls, made: Sequence[Array], window: Array, moved_bytes: Array, volume_steps: Array
     ) -> Work:
-        """Threads that make so many elements along depth, height and width, each from ``window`` others.
+        """One thread per element along depth, height and width, each computed from ``window`` others.
 
-        In a long row of CTAs; in tiles of 32 x 8 where there is a depth; maxima channels last in CTAs of channels,
-        columns and rows, and their gradients a CTA of one image and channel.
+        A 1d grid of CTAs; tiles of 32 x 8 where there is a depth; maxima channels last in CTAs of channels, columns and
+        rows, and their gradients one CTA per image and channel.
         """
         depth, height, width = made
         planes = calls["batch"] * calls["channels"]
@@ -142,7 +142,7 @@ class _Forward(_Pool):
 
 
 class MaxPool(_Forward):
-    """Largest element of each window, with its place as int64 (max_pool2d_with_indices, max_pool3d_with_indices)."""
+    """Maximum of each window, with its index as int64 (max_pool2d_with_indices, max_pool3d_with_indices)."""
 
     op = "max_pool"
     index_bytes = INDEX_BYTES
@@ -155,7 +155,7 @@ class AvgPool(_Forward):
 
 
 class _Backward(_Pool):
-    """Threads of inputs, which look for the windows that they lie in; in 3d threads of outputs, which add to inputs."""
+    """One thread per input, which finds the windows that contain it; in 3d one per output, which adds to inputs."""
 
     backward = True
 
@@ -176,21 +176,21 @@ class _Backward(_Pool):
 
 
 class MaxPoolBackward(_Backward):
-    """Gradient of max_pool: an input takes the gradient of each window whose maximum it was; reads dy and places."""
+    """Gradient of max_pool: an input takes the gradient of each window whose maximum it was; reads dy and indices."""
 
     op = "max_pool_backward"
     index_bytes = INDEX_BYTES
 
 
 class AvgPoolBackward(_Backward):
-    """Gradient of avg_pool: an input takes its part of every window that it lies in."""
+    """Gradient of avg_pool: an input takes its share of every window that contains it."""
 
     op = "avg_pool_backward"
 
 
 def _last_grid(batch: Array, channels: Array, height: Array, width: Array) -> tuple[Array, Array, Array]:
-    """(CTAs, threads of one, pixels times channels of a thread) where channels lie innermost: threads along channels,
-    then columns, then rows."""
+    """(CTAs, threads per CTA, pixels times channels per thread) for channels last: threads along channels, then
+    columns, then rows."""
     wide = np.minimum(power_below(channels), 32.0)
     across = np.minimum(power_below(width), _LAST_THREADS / wide)
     down = np.minimum(power_below(height), _LAST_THREADS / wide / across)
@@ -219,10 +219,10 @@ class _Adaptive(SpatialKernel):
 
     @classmethod
     def _each(cls, gpu: Gpu, calls: Calls, made: str, met: Array, cycles: Number, before: float) -> Work:
-        """Elements of the axes ``made`` are computed from ``met`` of the other tensor each; both tensors move once.
+        """Elements of the axes ``made`` are computed from ``met`` elements of the other tensor; both tensors move once.
 
-        A CTA of 32 x 8 threads takes a channel of an image; channels last they are cut as maxima are. ``before``: steps
-        that a thread takes for its places.
+        A CTA of 32 x 8 threads takes a channel of an image; channels last as for maxima. ``before``: steps of a thread
+        for its indices.
         """
         planes = calls["batch"] * calls["channels"]
         inputs, outputs = calls["height"] * calls["width"], calls["out_height"] * calls["out_width"]
@@ -245,7 +245,7 @@ class _Adaptive(SpatialKernel):
 
     @classmethod
     def _windows(cls, calls: Calls, of: str, over: str) -> Array:
-        """Elements of axes ``over`` that one of axes ``of`` meets."""
+        """Elements of axes ``over`` that an element of axes ``of`` meets."""
         parts = [
             ceil_div(calls[f"{over}{axis}"], calls[f"{of}{axis}"])
             + (np.mod(calls[f"{over}{axis}"], calls[f"{of}{axis}"]) > 0)
@@ -255,7 +255,7 @@ class _Adaptive(SpatialKernel):
 
 
 class AdaptiveAvgPool(_Adaptive):
-    """Mean over windows that cut the input into so many (_adaptive_avg_pool2d); a single one is a ``reduce_sum``."""
+    """Mean over the windows of a given output size (_adaptive_avg_pool2d); a single window is a ``reduce_sum``."""
 
     op = "adaptive_avg_pool"
 
@@ -268,8 +268,8 @@ class AdaptiveAvgPool(_Adaptive):
 
 
 class AdaptiveAvgPoolBackward(_Adaptive):
-    """Gradient of adaptive_avg_pool: an input takes its part of every window that it lies in; or, where windows
-    overlap and channels lie first, every output adds to its inputs by atomics, after zeros."""
+    """Gradient of adaptive_avg_pool: an input takes its share of every window that contains it; or, where windows
+    overlap channels first, every output adds to its inputs by atomics, after zeros."""
 
     op = "adaptive_avg_pool_backward"
 

@@ -1,4 +1,4 @@
-"""quantize: activations to 8 or 4 bits, with a known scale or one of a token, the tensor or a block."""
+"""quantize: activations to 8 or 4 bits, with a static scale or one per token, tensor or block."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _BLOCK = 128.0  # elements that share a scale in fp8 and int8; nvfp4's 16 are on
 class Quantize(MemoryKernel):
     """Quantises activations from ``dtype`` to ``to``.
 
-    static: the scale is known, one pass. token: the CTA of a row finds its maximum first. block: a few lanes
-    find theirs by shuffles. tensor: one kernel finds the maximum of all, a second scales (vLLM's
-    dynamic_scaled_fp8_quant), so the input is read twice.
+    static: the scale is known, one pass. token: the CTA of a row finds its maximum first. block: a few lanes find
+    theirs by shuffles. tensor: one kernel finds the maximum, a second scales (vLLM's dynamic_scaled_fp8_quant), so the
+    input is read twice.
     """
 
     op = "quantize"
@@ -74,12 +74,12 @@ class Quantize(MemoryKernel):
 
 
 def quantised_rows(gpu: Gpu, dtype: DType, rows: Array, cols: Array) -> Work:
-    """Activations of 16 bits to the format that a narrow matrix product reads, a scale a row."""
+    """16-bit activations to the dtype of a narrow matrix product, one scale per row."""
     return _row_pass(gpu, rows, cols, cols * (2.0 + dtype.act_bytes), _ROUND_FLOPS + _AMAX_FLOPS, reduces=True)
 
 
 def _row_pass(gpu: Gpu, rows: Array, cols: Array, row_bytes: Array, flops: float, *, reduces: bool = False) -> Work:
-    """One kernel, one CTA a row: reads and writes ``row_bytes``, with ``flops`` an element; reduces where asked."""
+    """One kernel, one CTA per row: reads and writes ``row_bytes``, with ``flops`` per element."""
     threads = row_threads(gpu, cols)
     smem_bytes, reduce_instructions = block_reduction(gpu, threads)
     return vector_kernel(

@@ -1,17 +1,14 @@
 """recurrent and recurrent_backward: layers of LSTM, GRU and plain RNN over a sequence, as cuDNN runs them.
 
-A layer's input product is one matrix product over all time steps. What is left is a chain: step after step a product of
-the state with the recurrent weights, then the gates. How the chain runs is one of three algorithms, which PyTorch
-chooses by sizes and format (get_algo in aten/src/ATen/native/cudnn/RNN.cpp):
+The input product of a layer is one matrix product over all time steps. The rest is a chain of steps, each a product of
+the state with the recurrent weights, then the gates. PyTorch selects one of three algorithms by sizes and dtype
+(get_algo in aten/src/ATen/native/cudnn/RNN.cpp): standard (a product and a gate kernel for every step, layer and
+direction), persistent (one kernel keeps the recurrent weights in registers for all steps; fp16, one layer, one
+direction), small (one kernel per layer, whose CTAs keep all weights of a small state and take a part of the batch
+each).
 
-standard    a product and a kernel of its gates for every step of every layer and direction
-persistent  one kernel keeps the recurrent weights in registers for all steps (fp16, one layer, one direction)
-small       one kernel a layer, whose CTAs keep all weights of a small state and take a part of the batch each
-
-The time is the sum of what the kernels take, one after another: a program that launches them from Python seldom gets
-layers to overlap. Counts and kernels below were seen in profiles of cuDNN 9.19 on an H200.
-
-The kernels of a recurrent layer (``recurrent``): products over all steps, the steps themselves, gradients' sums.
+The time is the sum of the kernels: launched from Python, layers seldom overlap. Counts and kernels were seen in
+profiles of cuDNN 9.19 on an H200.
 """
 
 from __future__ import annotations
@@ -39,7 +36,7 @@ _MANY_STEPS = 256.0  # from there on twice the steps take twice the time
 
 
 class _Recurrent(Kernel):
-    """What both passes share."""
+    """Parameters of both passes."""
 
     family = "recurrent"
     timed_as_sum = True
@@ -87,8 +84,8 @@ class _Recurrent(Kernel):
 
 
 def algorithms(calls: Calls, forward: bool) -> NDArray[np.intp]:
-    """Which of ALGORITHMS each call runs; PyTorch's choice on a large GPU (98 SMs or more) where nobody says. In bf16
-    cuDNN has the standard one alone."""
+    """Index in ALGORITHMS for each call; by default PyTorch's choice on a large GPU (98 SMs or more). In bf16 cuDNN has
+    only the standard one."""
     said, cell = calls.choice("algorithm"), calls.choice("cell")
     if said is not None:
         return np.full(calls.count, ALGORITHMS.index(said))
@@ -130,7 +127,7 @@ class Recurrent(_Recurrent):
 
 
 class RecurrentBackward(_Recurrent):
-    """Gradients of recurrent with respect to its input, its weights and its first state."""
+    """Gradients of recurrent: input, weights and initial state."""
 
     op = "recurrent_backward"
     examples = (
@@ -194,7 +191,7 @@ _DEMANDS = (
 
 @dataclass(frozen=True)
 class RecurrentSizes:
-    """Of each call; arrays (calls,)."""
+    """Sizes of each call; arrays (calls,)."""
 
     rows: Array  # of the input product: sequences x steps
     batch: Array
@@ -235,7 +232,7 @@ class RecurrentSizes:
 
     @property
     def wavefront(self) -> NDArray[np.bool_]:
-        """Layers that run beside one another: both directions of a layer must end before the next begins."""
+        """Layers that overlap; both directions of a layer must end before the next begins."""
         return (self.layers > 1) & (self.directions == 1)
 
     @property
@@ -260,8 +257,7 @@ class RecurrentSizes:
 
 
 def _times(work: Work, count: Array, tile: bool = False) -> Work:
-    """``count`` such kernels one after another, none where it is 0: each task is done so many times over. ``tile``: it
-    is told which, so that a network learns of it."""
+    """``count`` such kernels one after another, none where it is 0. ``tile``: keep the tile as a feature."""
     on = np.asarray(count > 0, dtype=np.float64)
     more: dict[str, Any] = {name: np.asarray(getattr(work, name)) * count for name in _DEMANDS}
     return replace(
@@ -273,15 +269,15 @@ def _times(work: Work, count: Array, tile: bool = False) -> Work:
 
 
 def _pieces(sizes: RecurrentSizes) -> Array:
-    """Products that the input's of a layer is cut into: layers of one direction follow one another a quarter of the
-    steps apart, and what is left over is one more."""
+    """Products that a layer's input product is split into: layers of one direction follow each other a quarter of the
+    steps apart, and the remainder is one more."""
     quarter = np.floor(sizes.steps / _QUARTERS)
     rest = (np.mod(sizes.steps, _QUARTERS) > 0).astype(np.float64)
     return np.where(sizes.wavefront & (quarter > 0), _QUARTERS + rest, 1.0)
 
 
 def input_products(gpu: Gpu, dtype: DType, sizes: RecurrentSizes, stepped: NDArray[np.bool_]) -> Works:
-    """Of the first layer, and of those above."""
+    """Input products of the first layer, and of those above."""
     pieces = np.where(stepped, _pieces(sizes), 1.0)
     rows = ceil_div(sizes.rows, pieces)
     first = matmul_work(gpu, dtype, rows, sizes.gate_rows, sizes.input)
@@ -291,7 +287,7 @@ def input_products(gpu: Gpu, dtype: DType, sizes: RecurrentSizes, stepped: NDArr
 
 
 def input_gradients(gpu: Gpu, dtype: DType, sizes: RecurrentSizes, stepped: NDArray[np.bool_]) -> Works:
-    """Of the first layer at once; between layers of one direction a few steps at a time, as the layer below waits."""
+    """The first layer's at once; between layers of one direction a few steps at a time, since the layer below waits."""
     first = matmul_work(gpu, dtype, sizes.rows, sizes.input, sizes.gate_rows)
     waits = stepped & sizes.wavefront
     rows = np.where(waits, sizes.batch * np.minimum(_GRADIENT_STEPS, sizes.steps), sizes.rows)
@@ -301,7 +297,7 @@ def input_gradients(gpu: Gpu, dtype: DType, sizes: RecurrentSizes, stepped: NDAr
 
 
 def weight_gradients(gpu: Gpu, dtype: DType, sizes: RecurrentSizes) -> Works:
-    """Of the input's and the state's weights, summed over all steps."""
+    """Gradients of input and recurrent weights, summed over all steps."""
     first = matmul_work(gpu, dtype, sizes.gate_rows, sizes.input, sizes.rows, weights=False)
     later = matmul_work(gpu, dtype, sizes.gate_rows, sizes.later_input, sizes.rows, weights=False)
     state = matmul_work(gpu, dtype, sizes.gate_rows, sizes.out, sizes.rows, weights=False)
@@ -310,7 +306,7 @@ def weight_gradients(gpu: Gpu, dtype: DType, sizes: RecurrentSizes) -> Works:
 
 
 def bias_gradients(gpu: Gpu, dtype: DType, sizes: RecurrentSizes) -> Work:
-    """elementWise_bp2: a warp adds the rows of its columns up one after another, without atomics."""
+    """elementWise_bp2: a warp adds up the rows of its columns one after another, without atomics."""
     warps = ceil_div(sizes.gate_rows, gpu.warp_threads)
     work = vector_kernel(
         gpu,
@@ -326,8 +322,8 @@ def bias_gradients(gpu: Gpu, dtype: DType, sizes: RecurrentSizes) -> Work:
 
 
 def cleared_memory(gpu: Gpu, dtype: DType, sizes: RecurrentSizes, stepped: NDArray[np.bool_]) -> Works:
-    """PyTorch fills the gradients of weights and of both last states with zeros, and cuDNN adds to them. Products of
-    fp32 split k and add up too, in memory that the driver sets to 0 before every step."""
+    """PyTorch zeroes the gradients of weights and of both last states, and cuDNN adds to them. fp32 products use
+    split-K, in memory that is zeroed before every step."""
     gradients = fill_kernel(gpu, sizes.weights * dtype.out_bytes)
     narrow = dtype.act_bytes < ACCUMULATOR_BYTES
     steps = sizes.length * stepped * (not narrow)
@@ -345,7 +341,7 @@ def step_product(
     inner: Array,
     tile: bool = False,
 ) -> Work:
-    """A step's product of the state: weights come from L2, or from DRAM where they do not fit."""
+    """A step's product with the state: weights come from L2, or from DRAM where they do not fit."""
     product = matmul_work(gpu, dtype, sizes.batch, cols, inner, weights=False)
     weights = cols * inner * dtype.weight_bytes
     beside = np.where(sizes.wavefront, sizes.layers, 1.0)  # chains whose steps take turns
@@ -377,7 +373,7 @@ def aligned_rows(dtype: DType, *widths: Array) -> NDArray[np.bool_]:
 
 
 def step_gates(gpu: Gpu, dtype: DType, sizes: RecurrentSizes, runs: NDArray[np.bool_], moved: Array | float) -> Work:
-    """A step's gates. ``moved``: numbers read and written for an element of the state."""
+    """A step's gates. ``moved``: values read and written per element of the state."""
     elements = sizes.batch * sizes.hidden
     gates = vector_kernel(
         gpu,
@@ -398,8 +394,8 @@ def step_gates(gpu: Gpu, dtype: DType, sizes: RecurrentSizes, runs: NDArray[np.b
 def persistent_kernel(
     gpu: Gpu, dtype: DType, sizes: RecurrentSizes, runs: NDArray[np.bool_], kept: Array | float, backward: bool = False
 ) -> Work:
-    """All steps in one kernel, whose CTAs hold a part of the weights each; between two steps they wait for the new
-    state, which goes through L2."""
+    """All steps in one kernel, whose CTAs hold a part of the weights each; between steps they wait for the new state
+    through L2."""
     tiles = np.maximum(1.0, sizes.batch / _TILE)
     ctas = np.minimum(gpu.sm_count, ceil_div(sizes.recurrent_weights * dtype.weight_bytes, _KEPT_BYTES))
     step, tile = _TILE_CYCLES[backward]
@@ -414,7 +410,7 @@ def persistent_kernel(
 def small_kernel(
     gpu: Gpu, dtype: DType, sizes: RecurrentSizes, runs: NDArray[np.bool_], kept: Array | float, backward: bool = False
 ) -> Work:
-    """All steps of a chain in one kernel, whose CTAs have nothing to do with one another."""
+    """All steps of a chain in one kernel of independent CTAs."""
     wide = mma_runs(dtype, sizes, backward)
     threads = ceil_div(sizes.gate_rows, gpu.warp_threads) * gpu.warp_threads
     registers = np.minimum(255.0, gpu.registers_per_sm / threads) - _OTHER_REGISTERS
@@ -439,7 +435,7 @@ def mma_runs(dtype: DType, sizes: RecurrentSizes, backward: bool) -> NDArray[np.
 
 
 def _chain(gpu: Gpu, dtype: DType, sizes: RecurrentSizes, ctas: Array, rows: Array, kept: Array | float) -> Work:
-    """A kernel that walks all steps of a chain; ``rows``: sequences, padding included."""
+    """A kernel that runs all steps of a chain; ``rows``: sequences, padding included."""
     macs = rows * sizes.recurrent_weights * sizes.steps
     on_tensor = dtype.name == "fp16" and matmul_pipe(gpu, dtype.name) == "tensor"
     elements = sizes.rows * sizes.hidden

@@ -1,12 +1,8 @@
-"""reduce_sum and argmax, cut into CTAs as PyTorch's Reduce.cuh (setReduceConfig) does it; nll_loss; and cumsum.
+"""reduce_sum and argmax, as PyTorch's Reduce.cuh (setReduceConfig) launches them; nll_loss; cumsum; ctc_loss.
 
-Cross-entropy is log_softmax and nll_loss: the mean of one element of each row, negated.
-
-ctc_loss: connectionist temporal classification as PyTorch runs it (aten/src/ATen/native/cuda/LossCTC.cu).
-
-A CTA takes a few sequences and walks over the steps: each of 2 S + 1 states (targets with blanks between) adds up what
-the step before left in itself and its two neighbours, then all wait for one another. Backward walks the other way, and
-a kernel of its own turns both into the gradient of every class at every step.
+Cross-entropy is log_softmax and nll_loss. ctc_loss (LossCTC.cu): a CTA takes a few sequences and loops over the steps:
+each of 2 S + 1 states (targets with blanks between) adds up itself and two neighbours of the step before. Backward runs
+the other way, and a separate kernel computes the gradient of every class at every step.
 """
 
 from __future__ import annotations
@@ -43,8 +39,8 @@ _ONE_ROW_THREADS, _ONE_ROW_ELEMENTS = 128.0, 1920.0
 
 
 def _plan(gpu: Gpu, reduced: Array, outputs: Array, *, neighbours: bool) -> tuple[Array, Array, Array, Array]:
-    """(CTAs that share an output, all CTAs, threads of one, values of a thread). ``neighbours``: the numbers that are
-    added lie side by side; else the outputs do."""
+    """(CTAs per output, all CTAs, threads per CTA, values per thread). ``neighbours``: the reduced axis is contiguous;
+    else the outputs are."""
     if neighbours:
         vector = np.ones_like(reduced)
         wide, high = np.where(reduced >= _VECTOR_FROM, np.floor(reduced / _VECTOR), reduced), outputs
@@ -80,9 +76,9 @@ def reduction(
     launches: Number = 1.0,
     runs: NDArray[np.bool_] | bool = True,
 ) -> Work:
-    """``outputs`` numbers, each made of ``reduced``; CTAs that share an output pass parts through memory.
+    """``outputs`` values, each reduced from ``reduced``; CTAs that share an output pass partial sums through memory.
 
-    As it stands, column sums in the format of the input: how partial gradients and those of grouped heads are added up.
+    By default column sums in the dtype of the input, as for partial gradients and those of grouped heads.
     """
     ctas, tasks, threads, values = _plan(gpu, reduced, outputs, neighbours=neighbours)
     elements, warped = reduced * outputs, np.maximum(threads, gpu.warp_threads)
@@ -123,7 +119,7 @@ class ReduceSum(MemoryKernel):
 
 
 class Argmax(MemoryKernel):
-    """Place of the largest element of each row, as int64 (greedy sampling)."""
+    """Index of the largest element of each row, as int64 (greedy sampling)."""
 
     op = "argmax"
     examples = ({"rows": 64, "cols": 128256},)
@@ -146,10 +142,8 @@ class Argmax(MemoryKernel):
 
 
 class NllLoss(MemoryKernel):
-    """Negative log-likelihood: gathers the element of each row's class and averages.
-
-    PyTorch runs one CTA, whatever the number of rows (nll_loss_forward_reduce_cuda_kernel_2d).
-    """
+    """Negative log-likelihood: gathers the element of each row's class and averages. PyTorch runs one CTA, whatever the
+    number of rows (nll_loss_forward_reduce_cuda_kernel_2d)."""
 
     op = "nll_loss"
     examples = ({"rows": 4096, "cols": 128256},)
@@ -180,11 +174,8 @@ class NllLoss(MemoryKernel):
 
 
 class Cumsum(MemoryKernel):
-    """Cumulative sum along each row.
-
-    A row's threads take two elements each, add them up in shared memory level by level (Sklansky's scan), and go on to
-    the next piece of the row with its total.
-    """
+    """Cumulative sum along each row: threads take two elements each and add them up in shared memory level by level
+    (Sklansky's scan), one piece of the row after another."""
 
     op = "cumsum"
     examples = ({"rows": 4096, "cols": 4096}, {"rows": 1, "cols": 1048576})
@@ -226,7 +217,8 @@ _STEP_CYCLES = 1500.0
 
 
 class CtcLoss(Kernel):
-    """Loss of sequences of ``steps`` distributions over ``classes`` against ``targets`` labels each."""
+    """Connectionist temporal classification loss of ``steps`` distributions over ``classes`` against ``targets``
+    labels."""
 
     op = "ctc_loss"
     batch_parameter = "batch"

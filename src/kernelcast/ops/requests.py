@@ -1,4 +1,4 @@
-"""The requests of an attention call, or the sequences of linear attention: equal or ragged, how long, which heads."""
+"""The requests of an attention call, or the sequences of linear attention: equal or ragged, their lengths and heads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kernelcast.ops.work import Array
 
 @dataclass(frozen=True)
 class Requests:
-    """The requests of each call, ``copies`` of each entry; equal ones are one entry, ragged ones stand alone."""
+    """The requests of each call, ``copies`` of each entry; equal requests are one entry, ragged ones one each."""
 
     queries: Array
     keys: Array
@@ -25,7 +25,7 @@ class Requests:
 
     @classmethod
     def of(cls, calls: Calls) -> Requests:
-        """Linear attention has no kv_len: what is already in its state costs nothing, so keys are the queries."""
+        """Linear attention has no kv_len: its cached context costs nothing, so keys are the queries."""
         keyed = "kv" if "kv_len" in calls.numbers else "q"
         if "q_lens" not in calls.lists:
             return cls(calls["q_len"], calls[f"{keyed}_len"], calls["batch"], None, np.arange(calls.count))
@@ -55,7 +55,7 @@ class Requests:
 
 @dataclass(frozen=True)
 class Heads:
-    """Head counts and sizes, one entry a call. ``shared_where``: V is a part of K (MLA's latent)."""
+    """Head counts and dimensions, one entry per call. ``shared_where``: V is a part of K (MLA's latent)."""
 
     queries: Array
     kv: Array
@@ -66,7 +66,7 @@ class Heads:
 
     @property
     def kv_dim(self) -> Array:
-        """Numbers a KV head stores for a token."""
+        """Values that a KV head caches per token."""
         return self.qk_dim + np.where(self.shared_where, 0.0, self.v_dim)
 
 
@@ -88,7 +88,7 @@ def length_features(calls: Calls, heads: Heads) -> dict[str, Array]:
 
 
 def equal_heads(calls: Calls, most_packed: float = np.inf) -> Heads:
-    """Heads of a call whose keys and values have one size; as many KV heads as query heads where none are given."""
+    """Heads whose keys and values have the same dimension; kv_heads defaults to q_heads."""
     return Heads(
         queries=calls["q_heads"],
         kv=calls.given("kv_heads", calls["q_heads"]),
@@ -99,13 +99,13 @@ def equal_heads(calls: Calls, most_packed: float = np.inf) -> Heads:
 
 
 def head_conflicts(calls: Calls) -> Conflicts:
-    """Query heads share KV heads evenly."""
+    """q_heads is a multiple of kv_heads."""
     kv_heads = calls.given("kv_heads", calls["q_heads"])
     return not_multiple({**calls.numbers, "kv_heads": kv_heads}, "q_heads", "kv_heads")
 
 
 def length_conflicts(calls: Calls, op: str) -> Conflicts:
-    """Either batch, q_len, kv_len or q_lens and kv_lens, and queries that end where the keys end."""
+    """Either batch, q_len and kv_len, or q_lens and kv_lens."""
     every = np.ones(calls.count, dtype=bool)
     ragged = [name for name in ("q_lens", "kv_lens") if name in calls.lists]
     scalars = ("batch", "q_len", "kv_len")
@@ -133,7 +133,7 @@ def _late_queries(calls: Calls) -> Conflicts:
 
 
 class SequenceKernel(Kernel):
-    """A family over sequences that have a state, not keys: parameters, rules and hints of their lengths."""
+    """A family over sequences with a state instead of keys: parameters, rules and features of their lengths."""
 
     feature_sizes: ClassVar[tuple[str, ...]]  # other sizes that the learned efficiency is told
 

@@ -1,4 +1,4 @@
-"""interpolate and pad with their gradients: a thread an output pixel, which reads its neighbours of the input."""
+"""interpolate and pad with their gradients: one thread per output pixel."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ class _Interpolate(SpatialKernel):
 
 
 class Interpolate(_Interpolate):
-    """Images in another size (upsample_nearest2d, upsample_bilinear2d, upsample_bicubic2d).
+    """Images resized (upsample_nearest2d, upsample_bilinear2d, upsample_bicubic2d).
 
-    Bilinear and bicubic kernels give a thread an output pixel and go through all images and channels in it.
+    Bilinear and bicubic kernels give a thread an output pixel and loop over all images and channels.
     """
 
     op = "interpolate"
@@ -154,13 +154,13 @@ class _Pad(SpatialKernel):
 
     @classmethod
     def _sizes(cls, calls: Calls) -> tuple[Array, Array]:
-        """Elements of the small images and of the padded ones."""
+        """Elements of the inputs and of the padded images."""
         small, wide = calls["height"] * calls["width"], calls["out_height"] * calls["out_width"]
         return calls["images"] * small, calls["images"] * wide
 
 
 class Pad(_Pad):
-    """Images with a border. Constant: the whole is filled, then the image copied into it."""
+    """Padded images. Constant: the output is filled, then the image copied into it."""
 
     op = "pad"
 
@@ -187,12 +187,12 @@ class PadBackward(_Pad):
 
 
 def _copied(gpu: Gpu, elements: Array, element_bytes: float) -> Work:
-    """Of a part: every place is computed."""
+    """A strided copy: every offset is computed."""
     return each_output(gpu, elements, threads=_COPY_THREADS, a_thread=_COPY_ELEMENTS,
                        moved_bytes=2 * elements * element_bytes, instructions=_COPY_INSTRUCTIONS)  # fmt: skip
 
 
 def _moved(gpu: Gpu, outputs: Array, moved_bytes: Array, more: float = 0.0) -> Work:
-    """A thread an element of the padded image."""
+    """One thread per element of the padded image."""
     return each_output(gpu, outputs, threads=256.0, moved_bytes=moved_bytes, instructions=_BORDER_INSTRUCTIONS + more,
                        steps=2.0, step_cycles=_STEP_CYCLES)  # fmt: skip

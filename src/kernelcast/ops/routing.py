@@ -1,11 +1,10 @@
-"""How tokens fall on the experts of the busiest rank: dealt out evenly, by chance, or by a power law.
+"""Tokens per expert on the busiest rank: balanced, random, or a power law.
 
-Every rank of an expert-parallel layer waits for the one with the most rows, so that is the one to ask about. Dealt out
-evenly (``balanced``) all have the same. By chance (``random``) an expert's rows are binomial, and the busiest of 8
-ranks has 1.4 standard deviations more than the mean. By a power law (``skew``) rows of an expert have the density
-x^-skew between 1 and 0.8 tokens, as AIConfigurator's benchmark draws them (collector/helper.py: it puts the busiest
-rank first and measures that); where tokens are too few for a row an expert, between 0.01 and 2. A load balancer
-(EPLB) gives the hottest experts spare slots and places slots so that ranks get alike.
+Every rank of an expert-parallel layer waits for the busiest. With ``balanced`` routing all ranks have the same rows.
+With ``random`` routing an expert's rows are binomial, and the busiest of 8 ranks has 1.4 standard deviations more than
+the mean. With a power law (``skew``) rows of an expert have the density x^-skew between 1 and 0.8 tokens, as in
+AIConfigurator's benchmark (collector/helper.py: it measures the busiest rank); with fewer tokens than experts, between
+0.01 and 2. A load balancer (EPLB) gives the hottest experts redundant slots and places slots to balance the ranks.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _FEW = (0.01, 2.0)  # range of the draw where there are no more pairs than exper
 
 @dataclass(frozen=True)
 class Routing:
-    """Tokens of all ranks that choose ``topk`` of experts, ``experts`` of which lie on each of ``ep`` ranks."""
+    """Tokens of all ranks routed to ``topk`` of the experts, ``experts`` of them on each of ``ep`` ranks."""
 
     tokens: Array
     topk: Array
@@ -46,7 +45,7 @@ class Routing:
 
     @functools.cached_property
     def pairs(self) -> Array:
-        """Those of the busiest rank."""
+        """(token, expert) pairs of the busiest rank."""
         mean = self.mean_pairs
         spread = np.zeros_like(mean)  # standard deviation of a rank's pairs over their mean, squared
         if self.random:
@@ -80,7 +79,7 @@ class Routing:
         return np.where(self.skew > 0, np.maximum(skewed, 1.0), even)
 
     def active(self) -> Array:
-        """Its experts that get any token."""
+        """Active experts of the busiest rank."""
         if self.random:
             even = active_experts(self.tokens, self.experts * self.ep, self.topk) / self.ep
         else:
@@ -91,7 +90,7 @@ class Routing:
         return np.where(self.skew > 0, np.maximum(1.0, np.sum(np.minimum(load, 1.0), axis=0) * share), even)
 
     def _skewed(self) -> tuple[Array, Array]:
-        """(levels, calls) rows of an expert at each level, and how many experts a level stands for."""
+        """(levels, calls) rows of an expert at each level, and how many experts a level represents."""
         draw = self._draws
         if np.any(np.asarray(self.placed) > 0):
             mean = np.mean(draw, axis=0)
@@ -113,7 +112,7 @@ class Routing:
 
     @functools.cached_property
     def _largest(self) -> Array:
-        """Rows of the fullest slot, when the hottest experts have the spare ones."""
+        """Rows of the fullest slot, when the hottest experts have the redundant ones."""
         experts = self.experts * self.ep - self.spare
         mean = self.tokens * self.topk / experts
         load = self._draws / np.mean(self._draws, axis=0) * mean
@@ -144,10 +143,10 @@ class Routing:
 
 
 def busiest(spread: Array, ranks: Array) -> Array:
-    """The largest of ``ranks`` loads over their mean, whose variance over mean squared is ``spread``.
+    """The largest of ``ranks`` loads over their mean; ``spread``: their variance over the mean squared.
 
-    Loads are taken as gamma-distributed, which have a long tail where they vary much; their quantiles by Wilson and
-    Hilferty's cube (1931), the largest of n by Blom's (n - 0.375) / (n + 0.25).
+    Loads are taken as gamma-distributed, with quantiles by Wilson and Hilferty's cube (1931), the largest of n by
+    Blom's (n - 0.375) / (n + 0.25).
     """
     counts, inverse = np.unique(ranks, return_inverse=True)
     normal = NormalDist()
@@ -157,7 +156,7 @@ def busiest(spread: Array, ranks: Array) -> Array:
 
 
 def reached(groups: Array, topk: Array, experts: Array, routing: str | None) -> Array:
-    """Different groups of ``experts / groups`` experts that ``topk`` different experts lie in, on average."""
+    """How many groups of ``experts / groups`` experts contain any of a token's ``topk`` experts, on average."""
     if routing == "balanced":
         return np.minimum(topk, groups)
     others = experts - experts / groups
@@ -170,7 +169,7 @@ def reached(groups: Array, topk: Array, experts: Array, routing: str | None) -> 
 
 
 def balanced_blocks(pairs: Array, experts: Array, block_m: Array) -> Array:
-    """Blocks when pairs are dealt out evenly: some experts get floor(pairs / experts) rows, the rest one more."""
+    """Row blocks of balanced routing: some experts get floor(pairs / experts) rows, the rest one more."""
     few = np.floor(pairs / experts)
     more = np.ceil(pairs - few * experts)
     return more * np.ceil((few + 1) / block_m) + (experts - more) * np.ceil(few / block_m)

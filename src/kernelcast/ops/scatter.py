@@ -1,8 +1,6 @@
-"""What ops that go by an index share: distinct places, and the sort of an index before rows are added up.
+"""Indexing ops: gather_elements, scatter, scatter_add, index_add, index (advanced), index_put; PyTorch's kernels.
 
-Ops by an index: gather_elements, scatter, scatter_add, index_add, index (advanced), index_put; PyTorch's kernels.
-
-Indices are taken to be random: they name ``size`` places evenly, and come from DRAM like all else.
+Indices are taken to be uniformly random over ``size``, and are read from DRAM.
 """
 
 from __future__ import annotations
@@ -28,14 +26,14 @@ _ALONE_CYCLES = 4000.0  # 16 us for 8 passes over 2,048 ids
 
 
 class IndexedKernel(Kernel):
-    """An op whose places in memory an index tells; what is learned of one serves the others."""
+    """An op that accesses memory by an index; all are learned together."""
 
     family = "indexed"
     dtypes: ClassVar[tuple[str, ...]] = VECTOR_DTYPES
 
     @classmethod
     def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
-        """Sizes, and how often a place is named."""
+        """Sizes, and how often an index repeats."""
         features = super().shape_features(calls, gpu)
         if {"rows", "size"} <= calls.numbers.keys():
             features["log_repeats"] = np.log2(calls["rows"] / calls["size"])
@@ -43,18 +41,18 @@ class IndexedKernel(Kernel):
 
 
 def distinct(draws: Array, places: Array) -> Array:
-    """Different ones among ``draws`` random places: places · (1 − (1 − 1/places)^draws)."""
+    """Distinct values among ``draws`` random indices: places · (1 − (1 − 1/places)^draws)."""
     return -places * np.expm1(draws * np.log1p(-1 / np.maximum(places, 1.0 + 1e-9)))
 
 
 def missed(gpu: Gpu, named_bytes: Array, held_bytes: Array) -> Array:
-    """Of what is named at random among so many bytes, what L2 does not hold."""
+    """Bytes of random accesses that miss L2."""
     return named_bytes * np.clip(1 - gpu.l2_bytes / np.maximum(held_bytes, 1.0), 0.0, 1.0)
 
 
 def radix_sort(gpu: Gpu, items: Array, key_bytes: float, value_bytes: float, bits: Number, runs: Mask) -> Works:
-    """cub's onesweep of keys with values: a histogram of all digits, its scan, then a pass for each 8 bits; few of them
-    are sorted by one CTA."""
+    """cub's onesweep of keys with values: a histogram of all digits, its scan, then a pass per 8 bits; one CTA sorts
+    few items."""
     passes = np.broadcast_to(ceil_div(bits, _RADIX_BITS), items.shape)
     pair = key_bytes + value_bytes
     few = items * pair <= _ONE_CTA_BYTES
@@ -95,7 +93,7 @@ def radix_sort(gpu: Gpu, items: Array, key_bytes: float, value_bytes: float, bit
 
 
 def place_bits(places: Array) -> Array:
-    """Of the largest of so many places."""
+    """Bits of the largest index."""
     return np.maximum(1.0, np.ceil(np.log2(np.maximum(places, 2.0))))
 
 
@@ -120,7 +118,7 @@ AXES = ("rows", "cols")
 
 
 class _ByElement(IndexedKernel):
-    """Parameters of gather and scatter, which have an index for each element (or repeat one along the row)."""
+    """Parameters of gather and scatter: one index per element, or one per row."""
 
     examples = (
         {"rows": 100000, "cols": 64, "size": 10000, "expanded": True},
@@ -135,9 +133,9 @@ class _ByElement(IndexedKernel):
 
     @classmethod
     def _bytes(cls, calls: Calls) -> tuple[Array, Array, Array]:
-        """(of the elements and their indices, of the different sectors that they name, through L2 beyond these)
+        """(bytes of the elements and their indices, of the distinct sectors accessed, and of L2 traffic beyond these)
 
-        An index for each element: neighbours lie apart, and each takes a sector of its own.
+        With one index per element each access takes a whole sector.
         """
         elements, element_bytes = calls["rows"] * calls["cols"], calls.dtype.act_bytes
         whole = calls["expanded"] > 0
@@ -155,8 +153,7 @@ class _ByElement(IndexedKernel):
 
     @classmethod
     def _refetched(cls, calls: Calls, gpu: Gpu, touched: Array) -> Array:
-        """What is fetched from DRAM again because L2 could not keep it: a burst for each element that is named, or the
-        row."""
+        """Bytes read from DRAM again because L2 could not hold them: a burst per element, or the row."""
         elements, element_bytes = calls["rows"] * calls["cols"], calls.dtype.act_bytes
         if calls.choice("axis") == "cols":  # rows are gone through in order
             return np.zeros_like(elements)
@@ -166,7 +163,7 @@ class _ByElement(IndexedKernel):
 
 
 class GatherElements(_ByElement):
-    """Elements picked by an index each (``torch.gather``). One index for a whole row: rows are copied by vectors."""
+    """Elements selected by one index each (``torch.gather``). With one index per row, rows are copied by vectors."""
 
     op = "gather_elements"
 
@@ -183,7 +180,7 @@ class GatherElements(_ByElement):
 
 
 class Scatter(_ByElement):
-    """Elements put to where an index says (``scatter_`` of a tensor)."""
+    """Elements written to the positions of an index (``scatter_`` of a tensor)."""
 
     op = "scatter"
 
@@ -195,7 +192,7 @@ class Scatter(_ByElement):
 
 
 class ScatterAdd(_ByElement):
-    """Elements added to where an index says, by atomics in L2 (``scatter_add_``)."""
+    """Elements added at the positions of an index, by atomics in L2 (``scatter_add_``)."""
 
     op = "scatter_add"
 
@@ -215,7 +212,7 @@ def _one_by_one(
     a_thread: float = _SCATTER_ELEMENTS,
     cycles: Number = _SCATTER_CYCLES,
 ) -> Work:
-    """Elements of a thread one after another, each with its index."""
+    """A thread processes its elements one after another, each with its index."""
     work = vector_kernel(
         gpu,
         tasks=ceil_div(elements, _THREADS * a_thread),
@@ -230,7 +227,7 @@ def _one_by_one(
 
 
 def _row_copies(gpu: Gpu, calls: Calls, moved: Array, runs: Mask) -> Work:
-    """A CTA for each 4 KiB of a row, 16 bytes a thread."""
+    """One CTA per 4 KiB of a row, 16 bytes per thread."""
     row_bytes = calls["cols"] * calls.dtype.act_bytes
     pieces = ceil_div(row_bytes, _GATHER_THREADS * VECTOR_BYTES)
     threads = np.minimum(ceil_div(row_bytes, VECTOR_BYTES * gpu.warp_threads) * gpu.warp_threads, _GATHER_THREADS)
@@ -248,7 +245,7 @@ def _row_copies(gpu: Gpu, calls: Calls, moved: Array, runs: Mask) -> Work:
 
 
 class _ByRow(IndexedKernel):
-    """Parameters of ops whose index names whole rows."""
+    """Parameters of ops whose index selects whole rows."""
 
     examples = ({"rows": 100000, "cols": 64, "size": 10000}, {"rows": 4096, "cols": 1024, "size": 50000})
 
@@ -258,7 +255,7 @@ class _ByRow(IndexedKernel):
 
     @classmethod
     def _bytes(cls, calls: Calls) -> tuple[Array, Array, Array]:
-        """(of the rows, of the different rows that they name, of the index)"""
+        """(bytes of the rows, of the distinct rows, of the index)"""
         row_bytes = calls["cols"] * calls.dtype.act_bytes
         sectors = np.where(row_bytes < SECTOR_BYTES, SECTOR_BYTES, row_bytes)
         named = distinct(calls["rows"], calls["size"]) * sectors
@@ -267,7 +264,7 @@ class _ByRow(IndexedKernel):
 
 
 class Index(_ByRow):
-    """Rows picked by one index or several (``x[i]``, ``x[i, j]``)."""
+    """Rows selected by one index tensor or several (``x[i]``, ``x[i, j]``)."""
 
     op = "index"
 
@@ -287,7 +284,7 @@ class Index(_ByRow):
 
 
 class IndexAdd(_ByRow):
-    """Rows added to those that an index names, by atomics (``index_add_``; message passing of graph networks)."""
+    """Rows added to those of an index, by atomics (``index_add_``; message passing of graph networks)."""
 
     op = "index_add"
 
@@ -311,7 +308,7 @@ class IndexAdd(_ByRow):
 
 
 class IndexPut(_ByRow):
-    """Rows put to where an index says (``x[i] = y``), or added there after a sort (the gradient of x[i])."""
+    """Rows written to those of an index (``x[i] = y``), or added there after a sort (the gradient of x[i])."""
 
     op = "index_put"
 

@@ -1,4 +1,4 @@
-"""softmax, log_softmax and their gradients, as PyTorch runs them: short rows by a warp, long rows by a whole CTA."""
+"""softmax, log_softmax and their gradients, as PyTorch runs them: short rows by a warp, long rows by a CTA."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ROW_SMEM_BYTES = 49152.0 - 128.0  # a row that fits beside the reduction is rea
 
 @dataclass(frozen=True)
 class _RowPlan:
-    """How rows fall onto CTAs, forward and backward alike; all arrays (calls,)."""
+    """How rows map to CTAs, forward and backward alike; all arrays (calls,)."""
 
     by_warp: NDArray[np.bool_]  # a warp keeps a row in registers
     in_smem: NDArray[np.bool_]  # a CTA keeps it in shared memory
@@ -57,8 +57,8 @@ class _RowPlan:
 
 
 class _RowSoftmax(MemoryKernel):
-    """What softmax and its gradient share: a row by a warp in registers, or by a CTA that keeps it in shared memory;
-    a CTA whose row does not fit there reads it again."""
+    """softmax and its gradient: a warp keeps a row in registers, or a CTA in shared memory; a CTA whose row does not
+    fit reads it again."""
 
     warp_cols: ClassVar[float]  # of the widest row that a warp takes
     inputs: ClassVar[int]  # tensors read; one is written
@@ -74,7 +74,7 @@ class _RowSoftmax(MemoryKernel):
 
     @classmethod
     def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
-        """Which of PyTorch's kernels takes rows this long, and how many elements a lane of it works off in turn."""
+        """Which of PyTorch's kernels takes rows of this length, and elements per lane."""
         cols, element_bytes = calls["cols"], calls.dtype.act_bytes
         plan = _RowPlan.of(gpu, np.ones(1), cols, element_bytes, cls.warp_cols)
         vectors = np.mod(cols * element_bytes, VECTOR_BYTES) == 0
@@ -159,7 +159,7 @@ class LogSoftmaxBackward(_RowSoftmax):
 class SoftmaxBackward(LogSoftmaxBackward):
     """Gradient of softmax: dx = y · dy − y · sum(y · dy), over each row.
 
-    PyTorch first multiplies y by dy in a kernel of its own (softmax_backward_cuda_out), then reads that product and y:
+    PyTorch first multiplies y by dy in a separate kernel (softmax_backward_cuda_out), then reads that product and y:
     twice the bytes that y, dy and dx need.
     """
 

@@ -1,6 +1,5 @@
-"""sort along rows as PyTorch does it: within a CTA up to 4,096 elements, by cub's radix sort beyond; searchsorted;
-histogram.
-"""
+"""sort along rows (within a CTA up to 4,096 elements, by cub's radix sort beyond), searchsorted and histogram, as
+PyTorch runs them."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ _SEGMENT_CYCLES = 5.3  # an element and pass of a row, which one CTA goes throug
 
 
 class Sort(IndexedKernel):
-    """Each row in order, with the places as int64 (``sort``, ``argsort``)."""
+    """Each row sorted, with int64 indices (``sort``, ``argsort``)."""
 
     op = "sort"
     examples = ({"rows": 64, "cols": 1000}, {"rows": 1, "cols": 1000000, "keys": "int64"})
@@ -77,7 +76,7 @@ class Sort(IndexedKernel):
 
 
 def _copies(gpu: Gpu, elements: Array, key_bytes: float, launches: Array) -> Work:
-    """The row copied to where it is sorted, and its places counted up beside it."""
+    """The row copied to the sort's buffer, with its indices."""
     return vector_kernel(
         gpu,
         tasks=3 * ceil_div(elements, 512.0),
@@ -88,7 +87,7 @@ def _copies(gpu: Gpu, elements: Array, key_bytes: float, launches: Array) -> Wor
 
 
 def _network(gpu: Gpu, rows: Array, key_bytes: float, runs: Mask) -> Work:
-    """Half a warp a row of up to 32, in 15 levels."""
+    """Half a warp per row of up to 32, in 15 levels."""
     elements = rows * _NETWORK
     work = vector_kernel(
         gpu,
@@ -103,7 +102,7 @@ def _network(gpu: Gpu, rows: Array, key_bytes: float, runs: Mask) -> Work:
 
 
 def _in_cta(gpu: Gpu, rows: Array, cols: Array, key_bytes: float, runs: Mask) -> Work:
-    """A CTA a row, of a warp up to 1,024 elements; shorter rows are padded to the tile."""
+    """One CTA per row, of a warp up to 1,024 elements; shorter rows are padded to the tile."""
     tile = np.select([cols <= most for most in _TILES], list(_TILES), _SMALL)
     passes = 8 * key_bytes / _CTA_BITS
     pair = key_bytes + INDEX_BYTES
@@ -123,7 +122,7 @@ def _in_cta(gpu: Gpu, rows: Array, cols: Array, key_bytes: float, runs: Mask) ->
 
 
 def _segments(gpu: Gpu, rows: Array, cols: Array, key_bytes: float, runs: Mask) -> Work:
-    """cub's segmented sort: a kernel a pass, a CTA a row."""
+    """cub's segmented sort: one kernel per pass, one CTA per row."""
     passes = np.ceil(8 * key_bytes / _SEGMENT_BITS)
     pair = key_bytes + INDEX_BYTES
     work = vector_kernel(
@@ -141,7 +140,7 @@ def _segments(gpu: Gpu, rows: Array, cols: Array, key_bytes: float, runs: Mask) 
 
 
 class Searchsorted(IndexedKernel):
-    """The place of each element among sorted boundaries (``searchsorted``, ``bucketize``): a binary search a thread."""
+    """Index of each element among sorted boundaries (``searchsorted``, ``bucketize``): a binary search per thread."""
 
     op = "searchsorted"
     examples = ({"elements": 1000000, "boundaries": 100, "dtype": "fp32"},)
@@ -165,7 +164,7 @@ class Searchsorted(IndexedKernel):
 
 
 class Histogram(IndexedKernel):
-    """How many elements fall into each of ``bins`` between two numbers (``histc``, ``bincount``)."""
+    """Counts of elements in each of ``bins`` (``histc``, ``bincount``)."""
 
     op = "histogram"
     examples = ({"elements": 1000000, "bins": 128, "dtype": "fp32"},)

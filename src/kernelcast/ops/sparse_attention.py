@@ -1,15 +1,12 @@
-"""mqa_logits, index_topk, sparse_mla: what sparse attention adds to a layer: scores of all keys, a choice, attention.
+"""Sparse attention with an indexer: mqa_logits, index_topk, sparse_mla, and the whole dsa_layer.
 
-DeepSeek's lightning indexer (V3.2, GLM-5; V4 over compressed keys): a token's few dozen index heads multiply one key a
-token in fp8, negative scores become 0, and a weighted sum over the heads is the key's score. Each token attends to the
-keys of the ``topk`` best scores, gathered one by one.
+DeepSeek's lightning indexer (V3.2, GLM-5; V4 over compressed keys): a token's index heads multiply one key per token in
+fp8, negative scores become 0, and a weighted sum over the heads is the key's score. Each token attends to the ``topk``
+best keys, gathered one by one.
 
-dsa_layer: DeepSeek sparse attention (V3.2, GLM-5) as engines run the layer.
-
-The layer of latent attention, with an indexer that gives each token ``index_topk`` keys: a key a token and weights of
-its heads (columns beside the first product), its queries (columns beside the second), scores of all keys, a choice.
-Some layers take the choice of one before. Attention is over the chosen latents, weights absorbed; SGLang's prefill of
-a context no longer than the choice is that of expanded heads, without an indexer.
+dsa_layer is latent attention with such an indexer: its key and head weights are extra columns of the first product, its
+queries of the second. Some layers reuse the selection of an earlier one. SGLang's prefill of a context no longer than
+``index_topk`` attends to expanded heads, without an indexer.
 """
 
 from __future__ import annotations
@@ -60,7 +57,7 @@ _CHOSEN_BYTES = 4.0  # int32: the place of a key
 
 
 class SparsePart(OverCache):
-    """What the parts have in common: requests over a cache of which ``compress_ratio`` tokens make one key."""
+    """Parameters of the parts: requests over a cache with one key per ``compress_ratio`` tokens."""
 
     family = "sparse_attention"
     dtypes = ("fp16", "bf16", "fp8")
@@ -108,7 +105,7 @@ class MqaLogits(SparsePart):
 
 
 class IndexTopk(SparsePart):
-    """Choice of the best-scored keys of each new token; nothing runs where a token sees no more than ``topk``."""
+    """Top-k selection of keys for each new token; nothing runs where a token sees no more than ``topk``."""
 
     op = "index_topk"
     examples = ({"batch": 1, "q_len": 1024, "kv_len": 32768}, {"batch": 64, "q_len": 1, "kv_len": 65536})
@@ -125,7 +122,7 @@ class IndexTopk(SparsePart):
 
 
 class SparseMla(SparsePart):
-    """Attention of each new token to ``topk`` latents of its own choice, and to ``window`` of the last ones."""
+    """Attention of each new token to its ``topk`` selected latents, and to the last ``window`` tokens."""
 
     op = "sparse_mla"
     examples = (
@@ -158,8 +155,8 @@ class SparseMla(SparsePart):
 def scored(
     gpu: Gpu, requests: Requests, heads: Array, dim: Array, ratio: Number = 1.0, walk_cycles: Number = 0.0
 ) -> Work:
-    """Scores of all keys that tokens see: tiles of 128 rows by 256 keys, each a task; where ``walk_cycles`` is given,
-    one task goes through all keys of its rows, so many cycles a tile."""
+    """Scores of all keys that tokens see: tiles of 128 rows by 256 keys, each a task; with ``walk_cycles`` one task
+    loops over all keys of its rows, at so many cycles per tile."""
     dtype = find_dtype("fp8" if supports_dtype(gpu, "fp8") else sixteen_bits(gpu))
     tokens, keys = (requests.total(x) for x in (requests.queries, requests.keys))
     pairs = requests.total(seen_pairs(requests)) / ratio
@@ -191,7 +188,7 @@ def scored(
 
 
 def chosen_keys(gpu: Gpu, requests: Requests, topk: Array, ratio: Number = 1.0, causal: Array | None = None) -> Work:
-    """Top-k by radix selection, a CTA a token: its scores are counted by digit, then gathered."""
+    """Top-k by radix selection, one CTA per token: scores are counted by digit, then gathered."""
     tokens = requests.total(requests.queries)
     keys = np.maximum(1.0, requests.total(seen_pairs(requests, causal=causal)) / ratio / tokens)
     longest = requests.most(requests.keys) / ratio
@@ -212,8 +209,8 @@ def chosen_keys(gpu: Gpu, requests: Requests, topk: Array, ratio: Number = 1.0, 
 def attended(
     gpu: Gpu, view: Calls, requests: Requests, heads: Heads, topk: Number, ratio: Number = 1.0, window: Number = 0.0
 ) -> Works:
-    """Each token is a request of its own, over as many keys as it chose: of those that it sees, one in ``ratio``, at
-    most ``topk`` (0: all), and ``window`` beside them. Tokens share what they read in L2 alone."""
+    """Each token counts as a request over its selected keys: of the keys that it sees, one in ``ratio``, at most
+    ``topk`` (0: all), plus ``window``. Tokens share what they read only through L2."""
     each = requests.each
     ratio, window, topk = (each(np.broadcast_to(x, heads.queries.shape)) for x in (ratio, window, topk))
     chosen = seen_pairs(requests, topk * ratio, view["causal"]) / ratio + np.where(
@@ -235,7 +232,7 @@ _INDEX_KERNELS = 6.0  # norm, rotation, Hadamard transform and quantisation of q
 
 
 class DsaLayer(LatentLayer):
-    """The layer of DeepSeek sparse attention: latent attention over the keys that an indexer chooses."""
+    """Layer of DeepSeek sparse attention: latent attention over the keys that an indexer selects."""
 
     op = "dsa_layer"
     family = "sparse_attention"
@@ -297,7 +294,7 @@ class DsaLayer(LatentLayer):
 
 
 def _dense(calls: Calls) -> NDArray[np.bool_]:
-    """Where attention is that of expanded heads, over all keys."""
+    """Where attention is over all keys, with expanded heads."""
     path = calls.choice("path")
     if path != "auto":
         return np.full(calls.count, path == "dense")
@@ -307,8 +304,8 @@ def _dense(calls: Calls) -> NDArray[np.bool_]:
 
 
 def _indexed(gpu: Gpu, calls: Calls, requests: Requests) -> Works:
-    """In SGLang's prefill a token's row of scores is as long as the keys of all requests together: 8,192 tokens of 128
-    requests over 26 million keys take 109 ms on a B200, which is what DRAM takes for so many numbers."""
+    """In SGLang's prefill a token's row of scores spans the keys of all requests: 8,192 tokens of 128 requests over 26
+    million keys take 109 ms on a B200, which is DRAM's time for so many values."""
     prefills = requests.most(requests.queries) > _DECODED
     walk_cycles = np.where(prefills, WALK_CYCLES, 0.0)  # keys are gathered first
     scores = scored(gpu, requests, calls["index_heads"], calls["index_dim"], walk_cycles=walk_cycles)
@@ -322,7 +319,7 @@ def _indexed(gpu: Gpu, calls: Calls, requests: Requests) -> Works:
 
 
 def _attended(gpu: Gpu, calls: Calls, requests: Requests, dense: NDArray[np.bool_]) -> Works:
-    """FlashMLA widens the cache's 8 bits where keys are gathered."""
+    """FlashMLA converts the cache's 8 bits where keys are gathered."""
     view = attention_view(calls, gpu, narrow=calls.choice("backend") != FLASHMLA)
     works: Works = ()
     if not dense.all():

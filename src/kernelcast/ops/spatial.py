@@ -1,7 +1,4 @@
-"""What layers over images share: the layout of a feature map, and kernels that give a thread an output.
-
-Feature maps that move: channels_last (NCHW to NHWC or back), channel_cat, roll.
-"""
+"""Layers over images: memory formats, kernels with one thread per output; channels_last, channel_cat, roll."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ LAYOUTS = ("nchw", "nhwc")
 
 
 class SpatialKernel(Kernel):
-    """A layer over feature maps that bytes, the chain of loads in a thread, or too few CTAs limit."""
+    """A layer over feature maps, limited by bytes, by serial loads of a thread, or by too few CTAs."""
 
     family = "spatial"
     dtypes: ClassVar[tuple[str, ...]] = VECTOR_DTYPES
@@ -31,7 +28,7 @@ def layout() -> str:
 
 
 def last(calls: Calls) -> bool:
-    """Whether channels lie innermost."""
+    """Whether the memory format is channels last."""
     return bool(calls.choice("layout") == "nhwc")
 
 
@@ -55,7 +52,7 @@ def each_output(
     registers: float = 32.0,
     runs: Mask = True,
 ) -> Work:
-    """Threads that each make ``a_thread`` outputs, one after another; ``instructions`` are a thread's for one."""
+    """Threads that each compute ``a_thread`` outputs in turn; ``instructions`` are per output."""
     work = vector_kernel(
         gpu,
         tasks=ceil_div(outputs, threads * np.asarray(a_thread, dtype=np.float64)),
@@ -72,7 +69,7 @@ def each_output(
 
 
 def scattered_bytes(element_bytes: float, stride: Number) -> Array:
-    """What an SM fetches for an element whose neighbour in the warp lies ``stride`` elements on, beyond itself."""
+    """Bytes an SM fetches beyond an element whose neighbour in the warp is ``stride`` elements away."""
     return np.clip(element_bytes * np.asarray(stride, dtype=np.float64), element_bytes, SECTOR_BYTES) - element_bytes
 
 
@@ -84,7 +81,7 @@ _UNSHARED = 0.6  # of the sectors that elements read across, what L1 has not kep
 
 
 class ChannelsLast(SpatialKernel):
-    """Copy of a feature map into the other layout (``x.contiguous(memory_format=torch.channels_last)``)."""
+    """Copy of a feature map to the other memory format (``x.contiguous(memory_format=torch.channels_last)``)."""
 
     op = "channels_last"
     examples = (
@@ -114,7 +111,7 @@ class ChannelsLast(SpatialKernel):
 
 
 class ChannelCat(SpatialKernel):
-    """Feature maps of equal size joined along the channels (DenseNet, UNet): ``channels`` in all, from ``parts``."""
+    """Feature maps concatenated along the channels (DenseNet, UNet): ``channels`` in all, from ``parts``."""
 
     op = "channel_cat"
     examples = ({"batch": 32, "channels": 256, "spatial": 3136, "parts": 4},)
@@ -149,7 +146,7 @@ class ChannelCat(SpatialKernel):
 
 
 class Roll(SpatialKernel):
-    """Shift along one axis, what leaves at the end coming back at the start (Swin's windows): a kernel an axis."""
+    """Circular shift along one axis (Swin's windows): one kernel per axis."""
 
     op = "roll"
     examples = ({"outer": 32, "length": 56, "inner": 7168, "shift": 3},)

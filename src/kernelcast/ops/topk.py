@@ -1,7 +1,5 @@
-"""topk: the k largest elements of each row, by PyTorch's radix selection (TensorTopK.cu), then a sort of the k.
-
-top_k_top_p_sampling: one token a row, drawn from the likeliest of a row of probabilities, without sorting it.
-"""
+"""topk: the k largest elements of each row, by PyTorch's radix selection (TensorTopK.cu) and a sort; and
+top_k_top_p_sampling."""
 
 from __future__ import annotations
 
@@ -42,10 +40,10 @@ _LEVEL_CYCLES = 200.0  # of a level of the sorting network
 
 
 class Topk(IndexedKernel):
-    """The k largest elements of each row in order, with their places as int64.
+    """The k largest elements of each row, sorted, with int64 indices.
 
-    Long rows: a kernel for each 8 bits of the number finds the digit of the k-th element, reading all rows anew; short
-    ones: a CTA does it for its row, 2 bits at a time. A last read gathers what is larger.
+    Long rows: a kernel per 8 bits finds the digit of the k-th element, reading all rows anew; short rows: one CTA each,
+    2 bits at a time. A last pass gathers what is larger.
     """
 
     op = "topk"
@@ -103,12 +101,12 @@ def _pass(
 
 
 def _values(gpu: Gpu, rows: Array, cols: Array) -> Array:
-    """Elements of a thread, where CTAs share a row."""
+    """Elements per thread, where CTAs share a row."""
     return np.clip(ceil_div(rows * cols, gpu.sm_count * gpu.max_threads_per_sm), _LEAST_VALUES, _MOST_VALUES)
 
 
 def _joined(gpu: Gpu, rows: Array, cols: Array, runs: Mask) -> Work:
-    """Two kernels after each pass: the counts of a row's CTAs added up one after another, and what is within the k."""
+    """Two kernels after each pass: the counts of a row's CTAs added up, and the digit of the k-th element."""
     parts = ceil_div(cols, _THREADS * _values(gpu, rows, cols))
     work = vector_kernel(
         gpu,
@@ -123,7 +121,7 @@ def _joined(gpu: Gpu, rows: Array, cols: Array, runs: Mask) -> Work:
 
 
 def _alone(gpu: Gpu, rows: Array, cols: Array, element_bytes: float, found_bytes: Array, runs: Mask) -> Work:
-    """A CTA a row: a pass for each digit, then one for what is larger and one for what is equal."""
+    """One CTA per row: a pass per digit, then one for larger and one for equal elements."""
     passes = 8 * element_bytes / _WARP_BITS + 2
     elements = rows * cols
     threads = np.minimum(MAX_THREADS, ceil_div(cols, gpu.warp_threads) * gpu.warp_threads)
@@ -174,10 +172,10 @@ _TOKEN_BYTES = 4.0  # int32
 
 
 class TopKTopPSampling(MemoryKernel):
-    """One token a row, from probabilities, among the k likeliest, the likeliest of mass p, or both (FlashInfer).
+    """One token per row, sampled from probabilities among the top k, the top p, or both (FlashInfer).
 
     Rejection sampling: how many rounds a row takes depends on its probabilities. Those measured are the softmax of
-    normal numbers of spread 6, of which a few tokens have most of the mass, as language models have them.
+    normal numbers of standard deviation 6, where few tokens have most of the mass, as in language models.
     """
 
     op = "top_k_top_p_sampling"

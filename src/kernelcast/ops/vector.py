@@ -1,4 +1,4 @@
-"""What vector kernels share: rows on CTAs, reductions, and a kernel from the totals that it moves and computes."""
+"""Vector kernels: threads per row, reductions, and a kernel from the totals that it moves and computes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ACCUMULATOR_BYTES = 4.0  # vector kernels sum in fp32
 
 
 class MemoryKernel(Kernel):
-    """A family of vector kernels, which bytes most often limit; what is learned of one serves the others."""
+    """A family of mostly memory-bound vector kernels, learned together."""
 
     family = "memory"
     dtypes: ClassVar[tuple[str, ...]] = VECTOR_DTYPES
@@ -36,19 +36,16 @@ def row_threads(gpu: Gpu, cols: Array, elements: float = VECTOR_ELEMENTS, most: 
 
 
 def side_instructions(gpu: Gpu, vector_bytes: Number, converted: Number = 0.0) -> Array:
-    """Warp instructions beside loads, stores and math.
-
-    Two of index arithmetic for each 16-byte vector, and one for each element that changes format between the
-    16 bits in memory and the fp32 that the math runs in.
-    """
+    """Warp instructions beside loads, stores and math: two of index arithmetic per 16-byte vector, and one per element
+    that is converted between 16 bits and fp32."""
     return (2 * np.asarray(vector_bytes) / VECTOR_BYTES + converted) / gpu.warp_threads
 
 
 def block_reduction(gpu: Gpu, threads: Array, values: float = 1.0) -> tuple[Array, Array]:
-    """(shared-memory bytes, warp instructions) to reduce ``values`` numbers a thread over one CTA.
+    """(shared-memory bytes, warp instructions) to reduce ``values`` numbers per thread over one CTA (cub::BlockReduce).
 
-    Five shuffle-and-combine pairs inside each warp, as many in the warp that joins them (cub::BlockReduce);
-    each warp writes its part and reads the result, the joining warp reads all parts.
+    Five shuffle-and-combine pairs inside each warp, as many in the warp that joins them; each warp writes its partial
+    result and reads the total, the joining warp reads all.
     """
     warps = threads / gpu.warp_threads
     levels = np.log2(gpu.warp_threads)
@@ -74,12 +71,11 @@ def vector_kernel(
     launches: Number = 1.0,
     runs: Mask = True,
 ) -> Work:
-    """One kernel that shares its work evenly among ``tasks`` CTAs; every demand is that of the whole kernel.
+    """One kernel that splits its work evenly over ``tasks`` CTAs; every demand is the whole kernel's.
 
-    ``moved_bytes``: activations read and written once. ``streamed_bytes``: weights, which come from DRAM.
-    ``again_bytes``: what an SM gets from L2 beyond that, because it reads twice or in part. ``converted``: elements
-    that change between 16 bits and fp32. ``warp_instructions``: beside those that bytes and FLOPs imply. ``runs``: the
-    calls that launch this kernel at all.
+    ``moved_bytes``: activations read and written once. ``streamed_bytes``: weights, from DRAM. ``again_bytes``: further
+    L2 traffic, from reading twice or in part. ``converted``: elements converted between 16 bits and fp32.
+    ``warp_instructions``: beside those that bytes and FLOPs imply. ``runs``: the calls that launch this kernel.
     """
     on = np.asarray(runs, dtype=np.float64)
     tasks = tasks * on
@@ -108,7 +104,7 @@ def vector_kernel(
 
 
 def fill_kernel(gpu: Gpu, filled_bytes: Array, runs: Mask = True) -> Work:
-    """A tensor filled with zeros: 128 threads of 16 bytes a CTA."""
+    """A tensor filled with zeros: CTAs of 128 threads, 16 bytes each."""
     tasks = ceil_div(filled_bytes, 128.0 * VECTOR_BYTES)
     return vector_kernel(gpu, tasks=tasks, threads=128.0, moved_bytes=filled_bytes, runs=runs)
 
@@ -124,7 +120,7 @@ _CTAS_PER_CYCLE = 0.84
 
 
 def paced(work: Work, gpu: Gpu, cycles: Number = 0.0) -> Work:
-    """The same work, no faster than its steps follow each other (``cycles`` each) and than its CTAs are started."""
+    """The work, no faster than its serial steps (``cycles`` each) and the start of its CTAs allow."""
     resident = np.clip(np.floor(gpu.max_threads_per_sm / np.asarray(work.threads)), 1.0, gpu.max_ctas_per_sm)
     started = np.minimum(gpu.sm_count * resident, np.maximum(work.tasks, 1.0)) / _CTAS_PER_CYCLE  # cycles of a round
     steps = np.maximum(work.serial_steps, 1.0)

@@ -1,7 +1,7 @@
-"""Work: what one kernel asks of a GPU, before any clock is known.
+"""Work: the demand of one kernel on a GPU, before any clock is known.
 
-Arrays broadcast to (candidates, calls): axis 0 are the tile configurations the kernel's library may choose
-from, axis 1 the calls of a table. A call that launches several kernels in turn has a Work for each (``Works``).
+Arrays broadcast to (candidates, calls): axis 0 are the tile configurations that the kernel's library may select, axis 1
+the calls of a table. A call that launches several kernels has one Work for each (``Works``).
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Work:
         return replace(self, **masked)
 
     def demand(self, candidate: NDArray[np.intp]) -> Work:
-        """Of one candidate of each call, what its limits are made of."""
+        """The demand of one candidate of each call, as far as limits need it."""
         taken: dict[str, Any] = {name: chosen(getattr(self, name), candidate) for name in _DEMAND}
         return Work(**taken)
 
@@ -88,9 +88,9 @@ Works = tuple[Work, ...]
 
 
 def chosen(values: Number, candidate: NDArray[np.intp]) -> Number:
-    """What broadcasts to (candidates, calls), of one candidate of each call; one number for all may stay one.
+    """Values that broadcast to (candidates, calls), of one candidate of each call.
 
-    ``candidate`` may be (ranks, calls): then so is the answer, or it broadcasts to that.
+    ``candidate`` may be (ranks, calls): then so is the result, or it broadcasts to that.
     """
     if not isinstance(values, np.ndarray) or values.ndim < 2:
         return values
