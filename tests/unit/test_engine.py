@@ -23,10 +23,10 @@ from kernelcast.inference.workload import Speculation, Workload
 from kernelcast.results import Interval
 from kernelcast.schedule import KernelTime, joined
 from kernelcast.serving.load import Load
-from kernelcast.serving.metrics import Served
-from kernelcast.serving.service import Pool, Service, Settings, settings_of
-from kernelcast.serving.simulate import Fleet, Simulation, simulate
-from kernelcast.serving.step_times import Tables, padded, tables_for
+from kernelcast.serving.metrics import RequestTimes
+from kernelcast.serving.service import EnginePool, EngineSettings, Service, engine_settings
+from kernelcast.serving.simulate import Cluster, Simulation, simulate
+from kernelcast.serving.step_times import StepTimeTables, padded, step_time_tables
 from kernelcast.stacks import stack
 
 STACKS = ("vllm", "sglang", "trtllm")
@@ -49,11 +49,11 @@ def place(
 
 
 @cache
-def tables() -> Tables:
-    return tables_for()
+def tables() -> StepTimeTables:
+    return step_time_tables()
 
 
-def small(name: str, **given: object) -> Settings:
+def small(name: str, **given: object) -> EngineSettings:
     """A cache that a few requests fill."""
     usual = {
         "max_num_seqs": 8,
@@ -61,7 +61,7 @@ def small(name: str, **given: object) -> Settings:
         "kv_blocks": 4096 // _block(name),
         "chunked_prefill": True,
     }
-    return settings_of(place(name), {**usual, **given})
+    return engine_settings(place(name), {**usual, **given})
 
 
 def _block(name: str) -> int:
@@ -92,7 +92,7 @@ def loads(draw: st.DrawFn) -> Load:
     return asked(np.cumsum(gaps), inputs, outputs, shared, concurrency, follows=follows)
 
 
-class Watched(Fleet):
+class Watched(Cluster):
     """Looks at every cache after every stretch of steps."""
 
     def _note(self, start_s, end_s, steps, decoding, prompts, engine):  # type: ignore[no-untyped-def]
@@ -109,9 +109,9 @@ class Watched(Fleet):
 @given(loads(), st.sampled_from(STACKS), st.booleans(), st.sampled_from(["grow", "estimate", "reserve"]))
 def test_every_request_ends_once_and_every_block_comes_back(load: Load, name: str, ahead: bool, capacity: str) -> None:
     own = small(name, async_scheduling=ahead, capacity=capacity)
-    fleet = Watched(Service(Pool(place(name), own)), load, tables())
+    fleet = Watched(Service(EnginePool(place(name), own)), load, tables())
     fleet.run()
-    served = Served.of(fleet.requests, load)
+    served = RequestTimes.of(fleet.requests, load)
     assert fleet.done == len(load)
     assert served.done.all()
     assert (served.scheduled_s >= served.arrival_s).all()
@@ -138,7 +138,7 @@ def test_every_request_ends_once_and_every_block_comes_back(load: Load, name: st
 @given(loads(), st.sampled_from(STACKS))
 def test_tokens_out_are_tokens_asked(load: Load, name: str) -> None:
     """Every stretch decodes so many sequences for so many steps, every prompt gives one token: they add up."""
-    fleet = Fleet(Service(Pool(place(name), small(name))), load, tables())
+    fleet = Cluster(Service(EnginePool(place(name), small(name))), load, tables())
     fleet.run()
     decoded = sum(n * d for n, d in zip(fleet.notes.steps, fleet.notes.decoding, strict=True))
     again = sum(request.preempted for request in fleet.requests)
@@ -152,11 +152,11 @@ def test_tokens_out_are_tokens_asked(load: Load, name: str) -> None:
 @settings(max_examples=15, deadline=None)
 @given(loads(), st.sampled_from(STACKS), st.sampled_from(["round_robin", "least_loaded", "cache_aware"]))
 def test_replicas_and_handed_over_caches_lose_nothing(load: Load, name: str, router: str) -> None:
-    pool = Pool(place(name), small(name), 2)
-    for service in (Service(pool, router=router), Service(pool, Pool(place(name), small(name)), router)):
+    pool = EnginePool(place(name), small(name), 2)
+    for service in (Service(pool, router=router), Service(pool, EnginePool(place(name), small(name)), router)):
         fleet = Watched(service, load, tables())
         fleet.run()
-        assert Served.of(fleet.requests, load).done.all()
+        assert RequestTimes.of(fleet.requests, load).done.all()
         if service.prefill:  # engines that read prompts decode nothing, the others read nothing
             readers = range(len(fleet.reading))
             notes = zip(fleet.notes.engine, fleet.notes.decoding, fleet.notes.prompt_tokens, strict=True)
@@ -168,7 +168,7 @@ def test_replicas_and_handed_over_caches_lose_nothing(load: Load, name: str, rou
 @settings(max_examples=10, deadline=None)
 @given(loads())
 def test_the_same_seed_gives_the_same_rows(load: Load) -> None:
-    service = Service(Pool(place(), small("vllm")), speculation=Speculation(3, 0.6))
+    service = Service(EnginePool(place(), small("vllm")), speculation=Speculation(3, 0.6))
     first, second = (run(service, load, seed=5).served for _ in range(2))
     assert (first.last_token_s == second.last_token_s).all()
 
@@ -178,7 +178,7 @@ def test_ranks_in_lockstep_and_pipelines_serve_all() -> None:
     load = asked(np.sort(rng.uniform(0, 2, 60)), rng.integers(10, 800, 60), rng.integers(1, 100, 60))
     spread = place(dp=2, ep=2, model="qwen3-30b-a3b")
     for where in (place(pp=2), spread):
-        found = run(Service(Pool(where, settings_of(where))), load)
+        found = run(Service(EnginePool(where, engine_settings(where))), load)
         assert found.served.done.all()
 
 
@@ -187,7 +187,9 @@ def test_ranks_in_lockstep_and_pipelines_serve_all() -> None:
 def test_one_request_alone_is_what_infer_says(name: str, inputs: int, outputs: int) -> None:
     bare = replace(stack(name), request_s=0.0, front_s=0.0, token_s=0.0)
     where = replace(place(name), stack=bare)
-    found = run(Service(Pool(where, settings_of(where, {"chunked_prefill": True}))), asked([0.0], [inputs], [outputs]))
+    found = run(
+        Service(EnginePool(where, engine_settings(where, {"chunked_prefill": True}))), asked([0.0], [inputs], [outputs])
+    )
     alone = infer(where, Workload.equal(1, inputs, outputs))
     # Passes between those that are predicted are on a line: products of 3,000 rows lie between 2,976 and 3,008, and odd
     # remainders are forecast up to 1.8% faster than either.
@@ -200,7 +202,7 @@ def test_twice_the_gpus_are_not_slower() -> None:
     load = asked(np.sort(rng.uniform(0, 20, 400)), rng.integers(200, 2000, 400), rng.integers(50, 300, 400))
     one, two, cut = (
         run(Service(pool, router="least_loaded"), load).metrics
-        for pool in (Pool(place()), Pool(place(), replicas=2), Pool(place(tp=2)))
+        for pool in (EnginePool(place()), EnginePool(place(), replicas=2), EnginePool(place(tp=2)))
     )
     for key in ("mean_e2el_ms", "p90_e2el_ms", "mean_tpot_ms"):
         assert two[key] <= 1.001 * one[key]
@@ -218,7 +220,7 @@ def test_lines_between_predicted_passes_are_within_a_percent() -> None:
     """Against every sequence with its own lengths."""
     where = place()
     load = asked([0.0], [8000], [2000])
-    times = tables().of(Pool(where), load)
+    times = tables().of(EnginePool(where), load)
     gaps, launching = times.host_gaps_s
     rng, off = np.random.default_rng(1), []
     for _ in range(40):
@@ -247,10 +249,10 @@ def test_a_prefix_is_read_once() -> None:
     """100 prompts of one system prompt of 1,000 tokens and 24 of their own: all but the first read 24 and what does not
     fill a block (1,000 = 62 blocks of 16 and 8 tokens)."""
     load = asked(np.arange(100) / 2, 100 * [1024], 100 * [8], 100 * (((0, 1000),),))
-    found = run(Service(Pool(place())), load)
+    found = run(Service(EnginePool(place())), load)
     assert found.served.cached[0] == 0
     assert (found.served.cached[1:] == 992).all()
-    off = run(Service(Pool(place(), settings_of(place(), {"prefix_caching": False}))), load)
+    off = run(Service(EnginePool(place(), engine_settings(place(), {"prefix_caching": False}))), load)
     assert not off.served.cached.any()
     assert found.metrics["mean_ttft_ms"] < off.metrics["mean_ttft_ms"]
 
@@ -259,7 +261,7 @@ def test_a_chat_finds_its_own_answers_cached() -> None:
     """Each turn is the whole conversation: turn k has k x 100 asked and (k - 1) x 50 answered tokens before it."""
     inputs = [100, 250, 400]
     load = asked([0.0, 10.0, 20.0], inputs, 3 * [50], tuple(((7, n),) for n in inputs), follows=[-1, 0, 1])
-    cached = run(Service(Pool(place())), load).served.cached
+    cached = run(Service(EnginePool(place())), load).served.cached
     assert cached.tolist() == [0, (100 + 49) // 16 * 16, (250 + 49) // 16 * 16]
 
 
@@ -269,7 +271,7 @@ def test_a_full_cache_evicts_the_longest_unused_prefix() -> None:
     for prompts, hits in ((2, True), (3, False)):
         shared = tuple(((at % prompts, 1500),) for at in range(12))
         load = asked(np.arange(12) * 5.0, 12 * [1501], 12 * [2], shared)
-        cached = run(Service(Pool(place(), own)), load).served.cached[prompts:]
+        cached = run(Service(EnginePool(place(), own)), load).served.cached[prompts:]
         assert (cached > 0).all() if hits else (cached < 1200).all()
 
 
@@ -284,25 +286,25 @@ def test_who_comes_during_a_step_runs_in_the_one_after_the_next() -> None:
     both = []
     for ahead in (False, True):
         where = replace(place(), stack=replace(stack("vllm"), request_s=0.0, front_s=0.0, token_s=0.0))
-        own = settings_of(where, {"async_scheduling": ahead})
-        found = run(Service(Pool(where, own)), asked([0.0, 1.0], [64, 16], [400, 2]))
+        own = engine_settings(where, {"async_scheduling": ahead})
+        found = run(Service(EnginePool(where, own)), asked([0.0, 1.0], [64, 16], [400, 2]))
         both.append((found.served.ttft_s[1], found.served.tpot_s[0]))
     (soon, step), (later, _) = both
     assert later - soon == pytest.approx(step, rel=0.2)
 
 
 def test_what_no_engine_would_take_is_refused() -> None:
-    service = Service(Pool(place(), small("vllm")))
+    service = Service(EnginePool(place(), small("vllm")))
     with pytest.raises(KernelcastError, match="exceeds the KV cache of 4,096 tokens"):
         run(service, asked([0.0], [5000], [10]))
     with pytest.raises(KernelcastError, match="exceeds the context"):
-        run(Service(Pool(place())), asked([0.0], [140_000], [10]))
+        run(Service(EnginePool(place())), asked([0.0], [140_000], [10]))
     with pytest.raises(KernelcastError, match="does not cut prompts"):
-        run(Service(Pool(place("trtllm"))), asked([0.0], [9000], [10]))
+        run(Service(EnginePool(place("trtllm"))), asked([0.0], [9000], [10]))
     with pytest.raises(KernelcastError, match="has no scheduler"):
-        settings_of(place("torch"))
+        engine_settings(place("torch"))
     with pytest.raises(KernelcastError, match="leaves no memory"):
-        settings_of(place(model="llama-3.1-70b"))
+        engine_settings(place(model="llama-3.1-70b"))
 
 
 def test_an_interrupt_keeps_what_is_done() -> None:
@@ -311,7 +313,7 @@ def test_an_interrupt_keeps_what_is_done() -> None:
             raise KeyboardInterrupt
 
     found = simulate(
-        Service(Pool(place())), asked(np.arange(100) / 50, 100 * [100], 100 * [20]), tables=tables(), told=told
+        Service(EnginePool(place())), asked(np.arange(100) / 50, 100 * [100], 100 * [20]), tables=tables(), told=told
     )
     assert not found.complete
     assert 20 <= found.served.done.sum() < 100
@@ -319,16 +321,16 @@ def test_an_interrupt_keeps_what_is_done() -> None:
 
 
 def test_more_than_an_engine_can_hold_is_an_answer() -> None:
-    found = run(Service(Pool(place())), asked(np.arange(600) / 1000, 600 * [4000], 600 * [200]))
+    found = run(Service(EnginePool(place())), asked(np.arange(600) / 1000, 600 * [4000], 600 * [200]))
     assert found.saturated
     assert found.binding
-    calm = run(Service(Pool(place())), asked(np.arange(200) / 2, 200 * [400], 200 * [50]))
+    calm = run(Service(EnginePool(place())), asked(np.arange(200) / 2, 200 * [400], 200 * [50]))
     assert not calm.saturated
 
 
 def test_intervals_hold_the_likely_value() -> None:
     load = asked(np.arange(100) / 8, 100 * [800], 100 * [100])
-    found = simulate(Service(Pool(place())), load, tables=tables())
+    found = simulate(Service(EnginePool(place())), load, tables=tables())
     for key, value in found.metrics.items():
         assert found.low[key] <= value <= found.high[key]
     assert found.low["mean_tpot_ms"] < found.metrics["mean_tpot_ms"] < found.high["mean_tpot_ms"]
@@ -339,8 +341,8 @@ def test_a_scheduler_that_looks_every_thirty_steps_lets_requests_wait() -> None:
     waits = []
     for every in (1, 30):
         where = replace(place("sglang"), stack=replace(stack("sglang"), request_s=0.0, front_s=0.0, token_s=0.0))
-        own = settings_of(where, {"recv_interval": every})
+        own = engine_settings(where, {"recv_interval": every})
         load = asked([0.0, *(1 + np.arange(40) * 0.301)], 41 * [16], [3000, *(40 * [2])])
-        served = run(Service(Pool(where, own)), load).served
+        served = run(Service(EnginePool(where, own)), load).served
         waits.append(float(served.ttft_s[1:].mean() / served.tpot_s[0]))
     assert waits[1] - waits[0] == pytest.approx(14.5, abs=4)

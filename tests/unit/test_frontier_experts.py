@@ -13,7 +13,7 @@ from kernelcast.forecast.calls import Launch
 from kernelcast.inference.batch import Batch
 from kernelcast.inference.deployment import EXPECTED_SKEW, Deployment
 from kernelcast.inference.forward import forward
-from kernelcast.inference.layers import EXCHANGES
+from kernelcast.inference.layers import ALL2ALL_BACKENDS
 from kernelcast.stacks import stack
 
 HIDDEN = 7168  # of DeepSeek-V3: 256 experts, 8 a token, weights in fp8 by blocks
@@ -112,7 +112,7 @@ def test_a_rack_of_gb200_is_one_domain() -> None:
     assert told(within, "world", "nodes", "fabric") == 2 * [(16, None, None)]
 
 
-@pytest.mark.parametrize("exchange", [name for name in EXCHANGES if name != "nccl"])
+@pytest.mark.parametrize("exchange", [name for name in ALL2ALL_BACKENDS if name != "nccl"])
 def test_experts_that_are_cut_see_every_token(exchange: str) -> None:
     found = around(forward(place(exchange, ep=1), DECODE))
     assert told(found, "op", "bytes") == [(op, 8 * 3 * HIDDEN * 2) for op in ("all_gather", "reduce_scatter")]
@@ -120,7 +120,7 @@ def test_experts_that_are_cut_see_every_token(exchange: str) -> None:
 
 
 def test_nothing_is_exchanged_where_one_rank_has_every_token() -> None:
-    for exchange in EXCHANGES:
+    for exchange in ALL2ALL_BACKENDS:
         calls = forward(place(exchange, tp=8, dp=1), DECODE)
         sent = {call.op for call in calls if call.part == "communication"}
         assert sent == {"all_reduce", "all_gather"}  # of layers that are cut, and of the head

@@ -17,10 +17,10 @@ from kernelcast.inference.infer import Inference, faster_kernels, infer
 from kernelcast.inference.workload import Speculation, Workload
 from kernelcast.models.architecture import draft_of
 from kernelcast.serving.load import Load
-from kernelcast.serving.metrics import Notes, Served
-from kernelcast.serving.service import Pool, Service, settings_of
-from kernelcast.serving.simulate import Fleet, simulate
-from kernelcast.serving.step_times import Tables, tables_for
+from kernelcast.serving.metrics import RequestTimes, StepLog
+from kernelcast.serving.service import EnginePool, Service, engine_settings
+from kernelcast.serving.simulate import Cluster, simulate
+from kernelcast.serving.step_times import StepTimeTables, step_time_tables
 from kernelcast.stacks import stack
 
 # ---- kernels that others beat ----
@@ -61,25 +61,25 @@ def test_the_usual_kernels_have_none_that_beat_them_by_far() -> None:
 
 
 @cache
-def two_ranks() -> tuple[Deployment, Tables]:
+def two_ranks() -> tuple[Deployment, StepTimeTables]:
     engine = replace(stack("trtllm"), request_s=0.0, front_s=0.0, token_s=0.0)
-    return deployed("qwen3-30b-a3b", engine=engine, dp=2, ep=2), tables_for()
+    return deployed("qwen3-30b-a3b", engine=engine, dp=2, ep=2), step_time_tables()
 
 
-def ran(wait: int, load: Load) -> tuple[Served, Notes]:
+def ran(wait: int, load: Load) -> tuple[RequestTimes, StepLog]:
     """By a scheduler that does not work ahead: who comes during a step may run in the next."""
     place, tables = two_ranks()
-    own = settings_of(place, {"dp_wait": wait, "async_scheduling": False, "chunked_prefill": True})
-    fleet = Fleet(Service(Pool(place, own)), load, tables)
+    own = engine_settings(place, {"dp_wait": wait, "async_scheduling": False, "chunked_prefill": True})
+    fleet = Cluster(Service(EnginePool(place, own)), load, tables)
     fleet.run()
-    return Served.of(fleet.requests, load), fleet.notes
+    return RequestTimes.of(fleet.requests, load), fleet.notes
 
 
 ALONE = asked([0.0, 0.0, 1.0], [64, 64, 512], [400, 400, 10])  # one decodes on each rank; then a prompt comes
 BOTH = asked([0.0, 0.0, 1.0, 1.03], [64, 64, 512, 512], [400, 400, 10, 10])  # and one for the other rank
 
 
-def steps_between(notes: Notes, arrival_s: float) -> int:
+def steps_between(notes: StepLog, arrival_s: float) -> int:
     """Decode steps from the first that begins after an arrival to the one that reads its prompt."""
     stretches = zip(notes.start_s, notes.steps, notes.prompt_tokens, strict=True)
     later = [(steps, prompts) for start_s, steps, prompts in stretches if start_s >= arrival_s]
@@ -113,12 +113,12 @@ def test_prompts_of_both_ranks_are_read_in_one_step() -> None:
 def test_waiting_needs_other_ranks_and_a_number_of_steps() -> None:
     place = deployed()
     plain, held = (
-        simulate(Service(Pool(place, settings_of(place, {"dp_wait": wait}))), ALONE, intervals=False).served
+        simulate(Service(EnginePool(place, engine_settings(place, {"dp_wait": wait}))), ALONE, intervals=False).served
         for wait in (0, 30)
     )
     assert (plain.last_token_s == held.last_token_s).all()  # one rank waits for nobody
     with pytest.raises(KernelcastError, match="dp_wait must be 0 or more, not -1"):
-        settings_of(place, {"dp_wait": -1})
+        engine_settings(place, {"dp_wait": -1})
 
 
 # ---- guesses by the model's own layers ----
@@ -151,8 +151,8 @@ def test_own_layers_that_guess_well_are_worth_their_time_in_infer() -> None:
 
 
 def test_own_layers_that_guess_well_are_worth_their_time_under_load() -> None:
-    load, tables = asked(np.zeros(6), 6 * [512], 6 * [40], concurrency=3), tables_for()
-    pool = Pool(r1(), settings_of(r1(), {"max_num_seqs": 4}))
+    load, tables = asked(np.zeros(6), 6 * [512], 6 * [40], concurrency=3), step_time_tables()
+    pool = EnginePool(r1(), engine_settings(r1(), {"max_num_seqs": 4}))
     plain, free, own = (
         simulate(Service(pool, speculation=how), load, intervals=False, tables=tables).metrics["mean_tpot_ms"]
         for how in (None, guesses(0.7, own=False), guesses(0.7, own=True))
@@ -189,7 +189,7 @@ def test_an_engine_under_load_waits_for_it_too() -> None:
     load, waits = asked([0.0], [2048], [2]), []
     for eager in ((), (("moe", 1e-2),)):
         place = deployed("qwen3-30b-a3b", engine=replace(quiet(), graph_prompts=False, eager_ops=eager))
-        found = simulate(Service(Pool(place, settings_of(place, {"max_num_batched_tokens": 2048}))), load,
+        found = simulate(Service(EnginePool(place, engine_settings(place, {"max_num_batched_tokens": 2048}))), load,
                          intervals=False)  # fmt: skip
         waits.append(float(found.served.ttft_s[0]))
     assert waits[0] < 0.1 and waits[1] == pytest.approx(48 * 1e-2, rel=1e-3)

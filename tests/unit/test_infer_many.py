@@ -17,11 +17,11 @@ from kernelcast.errors import KernelcastError
 from kernelcast.forecast.calls import Launch
 from kernelcast.forecast.predict_table import Times
 from kernelcast.hardware import gpu
-from kernelcast.inference.batch import Batch, Batches
+from kernelcast.inference.batch import Batch, BatchColumns
 from kernelcast.inference.forward import Deployment, forward, forward_many
 from kernelcast.inference.infer import infer, infer_columns, infer_many
 from kernelcast.inference.pass_times import HOST_RANGE, OVERLAPS, PASS_SPREAD, visible_share
-from kernelcast.inference.workload import Speculation, Workload, step_weights, steps_of
+from kernelcast.inference.workload import Speculation, Workload, step_weights, workload_passes
 from kernelcast.models import model
 from kernelcast.results import NOTHING, Interval, support_of
 from kernelcast.schedule import KernelTime, joined, shares
@@ -237,7 +237,7 @@ def test_columns_are_the_numbers_of_each_inference() -> None:
 @pytest.mark.parametrize("chunk", [0, 1, 7, 100, 128, 256, 300, 2600])
 def test_chunks_of_equal_prompts_are_those_of_a_list(chunk: int) -> None:
     for asked in (Workload.equal(13, 200, 1, chunk=chunk), Workload.equal(3, 200, 1, cached=72, chunk=chunk)):
-        found, listed = steps_of(asked), asked.prefills()
+        found, listed = workload_passes(asked), asked.prefills()
         assert [found.batches.batch(int(row)) for row in found.order] == listed
         assert found.counts.sum() == len(listed)
         assert len(set(listed)) == len(found.batches)  # each different one once
@@ -250,7 +250,7 @@ def test_launches_of_many_batches_are_those_of_each() -> None:
         for engine in stack_ids():
             place = deployed(name, engine=stack(engine), dp=2, dtype="bf16")
             seen = []
-            for rows, launches, places in forward_many(place, Batches.of(batches)):
+            for rows, launches, places in forward_many(place, BatchColumns.of(batches)):
                 for at, row in enumerate(rows.tolist()):
                     own = [
                         (x.part, x.call.row(int(places[x.scales_with][at])), x.count, x.scales_with) for x in launches
@@ -267,7 +267,7 @@ def test_a_part_of_many_is_the_heaviest_of_each() -> None:
         Batch((1,), (3,)),
         Batch((4, 4, 4, 4), (1, 2, 3, 4)),
     ]
-    own, parts = Batches.of(batches).shared(2, 3)
+    own, parts = BatchColumns.of(batches).shared(2, 3)
     assert parts.tolist() == [3, 2, 1, 2]
     assert [own.batch(at) for at in range(4)] == [
         Batch((1, 1), (9, 9)), Batch((6,), (9,)), Batch((1,), (3,)), Batch((4,), (4,)),

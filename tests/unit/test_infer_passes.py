@@ -14,7 +14,7 @@ from kernelcast.inference.batch import Batch
 from kernelcast.inference.forward import forward
 from kernelcast.inference.infer import infer
 from kernelcast.inference.memory import cache_bytes, weight_bytes
-from kernelcast.inference.workload import Speculation, Workload, step_weights, steps_of
+from kernelcast.inference.workload import Speculation, Workload, step_weights, workload_passes
 
 # ---- prefill ----
 
@@ -90,7 +90,7 @@ def test_predicted_steps_stand_for_all_of_a_line() -> None:
     workload = Workload((10, 10), (100, 300))
     steps = np.array([step for step, _ in workload.decodes()])
     weights = step_weights(tuple(steps.tolist()))
-    assert steps_of(workload).counts.tolist() == [1.0, *weights]
+    assert workload_passes(workload).counts.tolist() == [1.0, *weights]
     assert len(steps) < 30
     for first, last in ((1, 99), (100, 299)):
         inside = (steps >= first) & (steps <= last)

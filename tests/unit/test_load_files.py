@@ -10,7 +10,7 @@ import pytest
 
 from kernelcast.errors import KernelcastError
 from kernelcast.inference.request_files import read_requests
-from kernelcast.serving.traces import LAYOUTS, read_trace
+from kernelcast.serving.traces import TRACE_FORMATS, read_trace
 
 
 def file(folder: Path, name: str, text: str) -> Path:
@@ -151,7 +151,7 @@ def test_a_layout_may_be_named(tmp_path: Path) -> None:
     assert "layout azure has columns ContextTokens, GeneratedTokens; not arrival_s" in said(path, "azure")
     with pytest.raises(KernelcastError, match=r"unknown layout of a trace 'azur' \(did you mean azure"):
         read_trace(path, "azur")
-    assert set(LAYOUTS) == {"kernelcast", "azure", "mooncake", "burstgpt", "vidur"}
+    assert set(TRACE_FORMATS) == {"kernelcast", "azure", "mooncake", "burstgpt", "vidur"}
 
 
 # ---- bad rows ----

@@ -22,7 +22,7 @@ from kernelcast.forecast.predict_table import predict_columns
 from kernelcast.inference.infer import Inference, infer
 from kernelcast.serving.bench import read_bench
 from kernelcast.serving.simulate import simulate
-from kernelcast.serving.step_times import tables_for
+from kernelcast.serving.step_times import step_time_tables
 
 H200 = kc.gpu("h200_sxm")
 RUN = {"model": "llama-3.1-8b", "stack": "vllm", "batch": 8, "input_len": 2048, "output_len": 64}
@@ -195,7 +195,7 @@ def test_a_benchmark_of_a_slower_server_is_learnt(tmp_path: Path, monkeypatch: p
     chip = kc.gpu("h100_sxm")
     truth = {f"gemm bf16 vllm, {part}": Scale(np.log(1.2)) for part in ("bytes", "tensor")}
     slow = Conditions(calibration=replace(nothing_yet(chip, DEFAULT), scales=truth))
-    served = simulate(service, bench.load, slow, tables=tables_for(slow), intervals=False)
+    served = simulate(service, bench.load, slow, tables=step_time_tables(slow), intervals=False)
     metrics = {name: served.metrics[name] for name in ("mean_ttft_ms", "mean_tpot_ms")}
     run = served_run(replace(bench, metrics=metrics), service, DEFAULT)
     shares = run.seen[1].shares

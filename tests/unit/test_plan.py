@@ -23,9 +23,9 @@ from kernelcast.search.plan.grid import Fallen, Grid, Place, Setting, layouts, p
 from kernelcast.search.plan.plan import Plan, plan
 from kernelcast.search.plan.trial import Trials, share_of
 from kernelcast.serving.load import Load
-from kernelcast.serving.service import settings_of
+from kernelcast.serving.service import engine_settings
 from kernelcast.serving.simulate import simulate
-from kernelcast.serving.step_times import tables_for
+from kernelcast.serving.step_times import step_time_tables
 from kernelcast.stacks import stack
 
 LLAMA = model("llama-3.1-8b")
@@ -63,7 +63,7 @@ def every(requests: Load, within: Grid) -> list[Setting]:
 @pytest.mark.parametrize(("rate", "ttft_ms", "tpot_ms"), [(6.0, 500, 40), (30.0, 300, 25)])
 def test_the_choice_is_the_cheapest_of_all(rate: float, ttft_ms: float, tpot_ms: float) -> None:
     found = asked(rate, ttft_ms, tpot_ms)
-    requests, wanted, tables = load(rate), goals(ttft_ms, tpot_ms), tables_for()
+    requests, wanted, tables = load(rate), goals(ttft_ms, tpot_ms), step_time_tables()
     meets = {}
     for setting in every(requests, grid()):
         run = simulate(setting.service(), requests, intervals=False, tables=tables)
@@ -231,7 +231,7 @@ def test_prices_of_ones_own(tmp_path: Path) -> None:
 def chosen(engine: str, name: str, dtype: str | None = None, cache: str | None = None, **cut: Any) -> Setting:
     found = model(name)
     place = Deployment(found, kc.gpu("h200_sxm"), stack(engine), Precision.of(found, dtype, cache), Layout(**cut), 1.2)
-    limits = settings_of(place, {"max_num_seqs": 128, "max_num_batched_tokens": 4096})
+    limits = engine_settings(place, {"max_num_seqs": 128, "max_num_batched_tokens": 4096})
     return Setting(Place(place, Price(1, "", ""), (limits,)), limits, 1)
 
 

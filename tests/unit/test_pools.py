@@ -20,22 +20,22 @@ from kernelcast.hardware import fabric
 from kernelcast.inference.batch import Batch
 from kernelcast.inference.disaggregated import (
     Disaggregated,
-    HandOver,
-    Workers,
-    handed_bytes,
-    infer_pools,
+    KvTransfer,
+    PhaseWorkers,
+    balanced,
+    infer_disaggregated,
+    kv_send,
+    kv_transfer_bytes,
     port_bytes,
-    send,
-    sent,
-    settled,
+    send_time,
     transfer_fabric,
 )
 from kernelcast.inference.forward import Deployment, forward
 from kernelcast.inference.infer import infer
 from kernelcast.inference.workload import Speculation, Workload
 from kernelcast.results import Interval
-from kernelcast.serving.service import Pool, Service, settings_of
-from kernelcast.serving.step_times import Reach, StepTimes, tables_for
+from kernelcast.serving.service import EnginePool, Service, engine_settings
+from kernelcast.serving.step_times import StepLimits, StepTimes, step_time_tables
 from kernelcast.stacks import stack
 
 LLAMA_TOKEN = 32 * 2 * 8 * 128 * 2  # layers, keys and values, heads, their width, bytes: 131,072
@@ -45,8 +45,8 @@ INPUT, OUTPUT = 1000, 100
 
 @cache
 def answer(prompts: int = 2, readers: int = 1, requests: int = 16, decoders: int = 1, tp: int = 1) -> Disaggregated:
-    pools = Workers(deployed(), prompts, readers), Workers(deployed(tp=tp), requests, decoders)
-    return infer_pools(*pools, INPUT, OUTPUT)
+    pools = PhaseWorkers(deployed(), prompts, readers), PhaseWorkers(deployed(tp=tp), requests, decoders)
+    return infer_disaggregated(*pools, INPUT, OUTPUT)
 
 
 # ---- bytes ----
@@ -67,7 +67,7 @@ def test_heads_are_handed_over_to_the_gpus_that_have_them(
     readers: dict[str, Any], decoders: dict[str, Any], whole: float, busiest: float
 ) -> None:
     prefill, decode = deployed(**readers), deployed(**decoders)
-    assert handed_bytes(decode, INPUT) == pytest.approx(whole * INPUT * LLAMA_TOKEN)
+    assert kv_transfer_bytes(decode, INPUT) == pytest.approx(whole * INPUT * LLAMA_TOKEN)
     assert port_bytes(prefill, decode, INPUT) == pytest.approx(busiest * INPUT * LLAMA_TOKEN)
 
 
@@ -86,7 +86,7 @@ def latent(**layout: Any) -> Deployment:
 def test_a_latent_goes_whole_to_every_gpu(
     readers: dict[str, Any], decoders: dict[str, Any], copies: int, busiest: float
 ) -> None:
-    assert handed_bytes(latent(**decoders), INPUT) == pytest.approx(copies * INPUT * V3_TOKEN)
+    assert kv_transfer_bytes(latent(**decoders), INPUT) == pytest.approx(copies * INPUT * V3_TOKEN)
     assert port_bytes(latent(**readers), latent(**decoders), INPUT) == pytest.approx(busiest * INPUT * V3_TOKEN)
 
 
@@ -100,8 +100,8 @@ def test_prompts_that_end_together_share_ports() -> None:
 
 
 def test_an_fp8_cache_is_half_and_a_window_is_all_that_a_layer_keeps() -> None:
-    assert handed_bytes(deployed(cache="fp8"), INPUT) == pytest.approx(INPUT * LLAMA_TOKEN / 2)
-    short, long = (handed_bytes(deployed("gpt-oss-120b"), tokens) for tokens in (1000, 2000))
+    assert kv_transfer_bytes(deployed(cache="fp8"), INPUT) == pytest.approx(INPUT * LLAMA_TOKEN / 2)
+    short, long = (kv_transfer_bytes(deployed("gpt-oss-120b"), tokens) for tokens in (1000, 2000))
     # Of 36 layers every second has a window of 128: 18 more thousand tokens, of 8 heads of 64, keys and values.
     assert long - short == pytest.approx(18 * 1000 * 2 * 8 * 64 * 2)
 
@@ -113,28 +113,28 @@ def test_a_hand_over_takes_no_less_than_its_bytes_and_the_latency_of_the_fabric(
     place, times = deployed(), Times(kc.gpu("h100_sxm"))
     for name in ("ib_ndr", "ib_hdr"):
         link = fabric(name)
-        large, small = send(2**30, name), send(1, name)
+        large, small = kv_send(2**30, name), kv_send(1, name)
         times.predict([large.call, small.call])
-        assert sent(large, times).low >= 2**30 / link.bytes_per_s
-        assert sent(large, times).value < 3 * 2**30 / link.bytes_per_s
-        assert sent(small, times).value >= link.latency_s
+        assert send_time(large, times).low >= 2**30 / link.bytes_per_s
+        assert send_time(large, times).value < 3 * 2**30 / link.bytes_per_s
+        assert send_time(small, times).value >= link.latency_s
     assert transfer_fabric(place, None) == "ib_ndr"
     assert transfer_fabric(place, "ib_hdr") == "ib_hdr"
     assert transfer_fabric(deployed(on="gb200"), None) is None  # NVLink reaches across the rack
 
 
 def test_what_is_more_than_a_piece_is_sent_in_several() -> None:
-    whole, half = send(2**33, "ib_ndr"), send(2**32, "ib_ndr")
+    whole, half = kv_send(2**33, "ib_ndr"), kv_send(2**32, "ib_ndr")
     assert (whole.count, half.count) == (2, 1)
     assert whole.call == half.call
     times = Times(kc.gpu("h100_sxm"))
     times.predict([whole.call])
-    assert sent(whole, times) == sent(half, times) * 2
+    assert send_time(whole, times) == send_time(half, times) * 2
 
 
 def test_a_slower_fabric_delays_the_first_token_alone() -> None:
-    pools = Workers(deployed(), 2), Workers(deployed(), 16)
-    fast, slow = (infer_pools(*pools, INPUT, OUTPUT, transfer=name) for name in ("ib_ndr", "ib_hdr"))
+    pools = PhaseWorkers(deployed(), 2), PhaseWorkers(deployed(), 16)
+    fast, slow = (infer_disaggregated(*pools, INPUT, OUTPUT, transfer=name) for name in ("ib_ndr", "ib_hdr"))
     later_s = slow.handover.span.value - fast.handover.span.value
     assert later_s > 0
     assert slow.ttft.value - fast.ttft.value == pytest.approx(later_s)
@@ -166,8 +166,8 @@ def test_the_first_token_has_prefill_hand_over_and_a_step(end: str) -> None:
 
 def test_prompts_of_an_early_step_wait_less() -> None:
     """Steps of 1,000 tokens read four prompts one by one: the last cache leaves alone."""
-    pools = Workers(deployed(), 4), Workers(deployed(), 16)
-    one_by_one, at_once = (infer_pools(*pools, INPUT, OUTPUT, chunk=chunk) for chunk in (INPUT, 0))
+    pools = PhaseWorkers(deployed(), 4), PhaseWorkers(deployed(), 16)
+    one_by_one, at_once = (infer_disaggregated(*pools, INPUT, OUTPUT, chunk=chunk) for chunk in (INPUT, 0))
     assert one_by_one.handover.port_bytes == pytest.approx(INPUT * LLAMA_TOKEN)
     assert at_once.handover.port_bytes == pytest.approx(4 * INPUT * LLAMA_TOKEN)
     assert one_by_one.mean_ttft_s < 0.8 * one_by_one.ttft.value
@@ -177,18 +177,18 @@ def test_prompts_of_an_early_step_wait_less() -> None:
 # ---- rates ----
 
 
-def told(prefill_s: float, sent_s: float, step_s: float, prefill: Workers, decode: Workers) -> Disaggregated:
+def told(prefill_s: float, sent_s: float, step_s: float, prefill: PhaseWorkers, decode: PhaseWorkers) -> Disaggregated:
     """An answer with times of our own, twice as long at the high end and half as long at the low one."""
-    found = infer_pools(prefill, decode, INPUT, OUTPUT)
+    found = infer_disaggregated(prefill, decode, INPUT, OUTPUT)
     span = {name: Interval(s, s / 2, 2 * s) for name, s in (("prefill", prefill_s), ("sent", sent_s), ("step", step_s))}
-    handed: HandOver = replace(found.handover, span=span["sent"], leaving=span["sent"], coming=span["sent"])
+    handed: KvTransfer = replace(found.handover, span=span["sent"], leaving=span["sent"], coming=span["sent"])
     decodes = replace(found.decodes, decode=span["step"] * 99)
     return replace(found, reads=replace(found.reads, prefill=span["prefill"]), decodes=decodes, handover=handed)
 
 
 def test_the_slower_pool_limits() -> None:
     """Two workers read 4 prompts in 0.5 s: 16 a second. Three hold 50 requests for 100 steps of 0.02 s: 75 a second."""
-    found = told(0.5, 0.01, 0.02, Workers(deployed(), 4, 2), Workers(deployed(), 50, 3))
+    found = told(0.5, 0.01, 0.02, PhaseWorkers(deployed(), 4, 2), PhaseWorkers(deployed(), 50, 3))
     assert found.rates["prefill"].value == pytest.approx(2 * 4 / 0.5)
     assert found.rates["decode"].value == pytest.approx(3 * 50 / (100 * 0.02))
     assert found.limited_by == "prefill"
@@ -206,7 +206,7 @@ def test_the_slower_pool_limits() -> None:
 
 
 def test_decode_or_ports_may_limit_too() -> None:
-    pools = Workers(deployed(), 4, 2), Workers(deployed(), 10)
+    pools = PhaseWorkers(deployed(), 4, 2), PhaseWorkers(deployed(), 10)
     assert told(0.1, 0.001, 0.02, *pools).limited_by == "decode"  # 80 a second are read, 5 decoded
     found = told(0.1, 4.0, 0.002, *pools)  # 8 caches leave in 4 s, and each takes 4 s to come
     assert found.limited_by == "handover"
@@ -225,7 +225,7 @@ def test_workers_add_up_and_balanced_pools_are_both_busy() -> None:
 
 def test_a_pipeline_has_a_batch_in_every_stage() -> None:
     """Two stages: twice the prompts in the time of a batch; requests that decode are dealt out to both."""
-    piped = infer_pools(Workers(deployed(pp=2), 2), Workers(deployed(pp=2), 16), INPUT, OUTPUT)
+    piped = infer_disaggregated(PhaseWorkers(deployed(pp=2), 2), PhaseWorkers(deployed(pp=2), 16), INPUT, OUTPUT)
     assert piped.rates["prefill"].value == pytest.approx(2 * 2 / piped.prefill.value)
     assert len(piped.decodes.workload.inputs) == 8
     assert piped.rates["decode"].value == pytest.approx(16 / (100 * piped.step.value))
@@ -236,19 +236,21 @@ def test_decode_workers_that_wait_for_prompts_hold_fewer() -> None:
     """Until what they hold is what comes in the time that a request stays."""
     crowded = answer(prompts=1, requests=256)
     assert crowded.limited_by == "prefill"
-    found = settled(crowded)
+    found = balanced(crowded)
     stays_s = found.step.value + found.decode.value
     assert found.pools.decode.batch == pytest.approx(found.rates["prefill"].value * stays_s, abs=1)
     assert found.pools.decode.batch < crowded.held_requests
     assert found.tpot.value < crowded.tpot.value
     enough = answer(readers=9)
-    assert settled(enough) is enough
+    assert balanced(enough) is enough
 
 
 def test_guessed_tokens_shorten_decode_alone() -> None:
     """Two of three guesses each step, all right: 3 tokens a step, so 33 steps for 99 tokens."""
-    pools = Workers(deployed(), 2), Workers(deployed(), 16)
-    found, plain = (infer_pools(*pools, INPUT, OUTPUT, speculation=guess) for guess in (Speculation(2, 1.0), None))
+    pools = PhaseWorkers(deployed(), 2), PhaseWorkers(deployed(), 16)
+    found, plain = (
+        infer_disaggregated(*pools, INPUT, OUTPUT, speculation=guess) for guess in (Speculation(2, 1.0), None)
+    )
     assert found.decodes.steps == 33
     assert found.prefill == plain.prefill
     assert found.rates["decode"].value == pytest.approx(16 / (34 * found.step.value))
@@ -278,18 +280,18 @@ def test_memory_of_both_pools() -> None:
 )
 def test_pools_that_do_not_go_together(prefill: Deployment, decode: Deployment, outputs: int, said: str) -> None:
     with pytest.raises(KernelcastError, match=said) as error:
-        infer_pools(Workers(prefill), Workers(decode), 100, outputs)
+        infer_disaggregated(PhaseWorkers(prefill), PhaseWorkers(decode), 100, outputs)
     assert "\n" not in str(error.value)
 
 
 def test_what_does_not_fit_names_its_pool() -> None:
-    small, large = Workers(deployed(), 1), Workers(deployed(), 100_000)
+    small, large = PhaseWorkers(deployed(), 1), PhaseWorkers(deployed(), 100_000)
     with pytest.raises(KernelcastError, match=r"the decode pool: llama-3\.1-8b on 1 x h100_sxm needs"):
-        infer_pools(small, large, INPUT, OUTPUT)
+        infer_disaggregated(small, large, INPUT, OUTPUT)
     with pytest.raises(KernelcastError, match="the prefill pool"):
-        infer_pools(Workers(deployed(), 400), small, INPUT, OUTPUT)  # 400 fit once, not twice
+        infer_disaggregated(PhaseWorkers(deployed(), 400), small, INPUT, OUTPUT)  # 400 fit once, not twice
     with pytest.raises(KernelcastError, match="batch of a pool must be 1 or more, not 0"):
-        Workers(deployed(), 0)
+        PhaseWorkers(deployed(), 0)
 
 
 def test_shares_add_up_to_both_phases_and_the_hand_over() -> None:
@@ -340,11 +342,11 @@ def test_what_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 def test_simulate_hands_over_what_the_busiest_port_takes() -> None:
     """From one rank of one GPU to eight GPUs, each of which wants the whole latent."""
     readers, decoders = latent(dp=8, ep=8), latent(tp=8)
-    service = Service(Pool(decoders, settings_of(decoders)), Pool(readers, settings_of(readers)))
+    service = Service(EnginePool(decoders, engine_settings(decoders)), EnginePool(readers, engine_settings(readers)))
     times = Times(readers.gpu)
-    one = send(8 * 4096 * V3_TOKEN, "ib_ndr")
+    one = kv_send(8 * 4096 * V3_TOKEN, "ib_ndr")
     times.predict([one.call])
-    assert tables_for().sent_s(service, 4096) == pytest.approx(sent(one, times).value)
+    assert step_time_tables().sent_s(service, 4096) == pytest.approx(send_time(one, times).value)
 
 
 def test_a_step_that_decodes_has_the_kernels_of_decode() -> None:
@@ -353,7 +355,7 @@ def test_a_step_that_decodes_has_the_kernels_of_decode() -> None:
     batch = Batch(64 * (1,), 64 * (1024,))
     modes = {dict(one.call.parameters)["mode"] for one in forward(place, batch) if one.op == "deepep_dispatch"}
     assert modes == {"low_latency"}
-    steps = StepTimes(place, Reach(512, 64, 2048, 64 * 2048))
+    steps = StepTimes(place, StepLimits(512, 64, 2048, 64 * 2048))
     static = infer(place, Workload.equal(8 * 64, 1024, 2, cached=1023, chunk=0))  # one step of eight such ranks
     assert static.steps == 1
     assert steps.decode(64, 64 * 1024) == pytest.approx(static.decode.value, rel=0.03)

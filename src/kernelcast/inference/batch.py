@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from kernelcast.errors import KernelcastError
 
-MOST_CHECKED = 8  # new tokens of a sequence that a step with drafted tokens checks
+MAX_DECODE_TOKENS = 8  # new tokens of a sequence that a step with drafted tokens checks
 _MOST_ABSORBED = 2  # new tokens of a prompt's beginning that latent attention takes as a decode
 
 Ints = NDArray[np.int64]
@@ -58,15 +58,15 @@ class Batch:
         return tuple(map(add, self.new, self.past))
 
     @property
-    def form(self) -> Form:
-        return Form(*_told(self.sequences, self.tokens, self.past_tokens, self.most_new, self.least_past))
+    def form(self) -> BatchTraits:
+        return BatchTraits(*_told(self.sequences, self.tokens, self.past_tokens, self.most_new, self.least_past))
 
-    def sizes(self, rows: int) -> Sizes:
+    def sizes(self, rows: int) -> LaunchSizes:
         """What its launches follow; ``rows`` of the head."""
         form, contexts = self.form, self.contexts
         new = {"batch": self.sequences, "q_len": self.new[0]} if form.even_new else {"q_lens": self.new}
         lengths = {**new, "kv_len": contexts[0]} if form.even else {"q_lens": self.new, "kv_lens": contexts}
-        return Sizes(form, self.tokens, rows, self.tokens, sum(contexts), lengths, new)
+        return LaunchSizes(form, self.tokens, rows, self.tokens, sum(contexts), lengths, new)
 
     def shared(self, parts: int) -> Batch:
         """The heaviest of so many parts, sequences dealt out in turn."""
@@ -78,7 +78,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Form:
+class BatchTraits:
     """What of a batch decides which kernels run, beside the deployment."""
 
     even_new: bool  # all sequences have as many new tokens
@@ -91,7 +91,7 @@ class Form:
 def _told(sequences: Any, tokens: Any, past_tokens: Any, most_new: Any, least_past: Any) -> tuple[Any, ...]:
     """The form of a batch, or columns of those of many."""
     even_new, after = tokens == sequences * most_new, least_past > 0
-    few = most_new <= MOST_CHECKED
+    few = most_new <= MAX_DECODE_TOKENS
     return (
         even_new,
         even_new & (past_tokens == sequences * least_past),
@@ -102,11 +102,11 @@ def _told(sequences: Any, tokens: Any, past_tokens: Any, most_new: Any, least_pa
 
 
 @dataclass(frozen=True)
-class Sizes:
+class LaunchSizes:
     """What the sizes of launches follow, of one batch (numbers) or of many of one form (columns). ``tokens`` and
     ``rows`` (of the head) have each different value once; the others an entry each different batch."""
 
-    form: Form
+    form: BatchTraits
     tokens: Any
     rows: Any
     batch_tokens: Any
@@ -116,7 +116,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Batches:
+class BatchColumns:
     """Many batches, one a row. Of an uneven one ``uneven`` has the lengths; of an even one it is None."""
 
     sequences: Ints
@@ -128,7 +128,7 @@ class Batches:
     uneven: NDArray[Any]
 
     @classmethod
-    def of(cls, batches: Sequence[Batch]) -> Batches:
+    def of(cls, batches: Sequence[Batch]) -> BatchColumns:
         numbers = [(b.sequences, b.tokens, b.past_tokens, b.most_new, b.least_past, b.head_rows) for b in batches]
         sequences, tokens, past, new, least, heads = np.array(numbers, dtype=np.int64).reshape(-1, 6).T
         found = cls(sequences, tokens, past, new, least, heads, objects(batches))
@@ -136,7 +136,7 @@ class Batches:
         return found
 
     @classmethod
-    def evenly(cls, sequences: Ints | int, new: Ints | int, past: Ints | int, head_rows: int = 1) -> Batches:
+    def evenly(cls, sequences: Ints | int, new: Ints | int, past: Ints | int, head_rows: int = 1) -> BatchColumns:
         """Of one size for all sequences of each; a number holds for all batches."""
         sequences, new, past = np.broadcast_arrays(sequences, new, past)
         rows = np.full(len(new), head_rows, dtype=np.int64)
@@ -144,7 +144,7 @@ class Batches:
         return cls(sequences, sequences * new, sequences * past, new, past, rows, none)
 
     @classmethod
-    def joined(cls, parts: Sequence[Batches]) -> Batches:
+    def joined(cls, parts: Sequence[BatchColumns]) -> BatchColumns:
         """One after another."""
         columns = {one.name: np.concatenate([getattr(part, one.name) for part in parts]) for one in fields(cls)}
         return cls(**columns)
@@ -152,8 +152,8 @@ class Batches:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def take(self, rows: Rows) -> Batches:
-        return Batches(**{one.name: getattr(self, one.name)[rows] for one in fields(self)})
+    def take(self, rows: Rows) -> BatchColumns:
+        return BatchColumns(**{one.name: getattr(self, one.name)[rows] for one in fields(self)})
 
     def batch(self, at: int) -> Batch:
         if self.uneven[at] is not None:
@@ -163,7 +163,7 @@ class Batches:
         new, past = (count * (int(column[at]),) for column in (self.most_new, self.least_past))
         return Batch(new, past, int(self.head_rows[at]))
 
-    def shared(self, ranks: int, micro_batches: int) -> tuple[Batches, Ints]:
+    def shared(self, ranks: int, micro_batches: int) -> tuple[BatchColumns, Ints]:
         """What one rank runs of each, and in how many parts that follow one another: the heaviest part of the heaviest
         rank."""
         parts = np.minimum(micro_batches, -(-self.sequences // ranks))
@@ -172,25 +172,25 @@ class Batches:
         found = self.evenly(-(-self.sequences // (ranks * parts)), self.most_new, self.least_past)
         columns = {one.name: getattr(found, one.name).copy() for one in fields(found)} | {"head_rows": self.head_rows}
         for at in np.flatnonzero(~self._told[1]):
-            own = Batches.of([self.uneven[at].shared(ranks * int(parts[at]))])
+            own = BatchColumns.of([self.uneven[at].shared(ranks * int(parts[at]))])
             for name, column in columns.items():
                 column[at] = getattr(own, name)[0]
-        return Batches(**columns), parts
+        return BatchColumns(**columns), parts
 
     @property
     def _told(self) -> tuple[NDArray[np.bool_], ...]:
         return _told(self.sequences, self.tokens, self.past_tokens, self.most_new, self.least_past)
 
-    def forms(self) -> list[tuple[Form, Rows]]:
+    def forms(self) -> list[tuple[BatchTraits, Rows]]:
         """The different forms, and the rows of each."""
         told = self._told
         codes = np.bitwise_or.reduce([column.astype(np.int64) << bit for bit, column in enumerate(told)])
         return [
-            (Form(*(bool(code >> bit & 1) for bit in range(len(told)))), np.flatnonzero(codes == code))
+            (BatchTraits(*(bool(code >> bit & 1) for bit in range(len(told)))), np.flatnonzero(codes == code))
             for code in np.unique(codes).tolist()
         ]
 
-    def sizes(self, form: Form, rows: Ints) -> tuple[Sizes, dict[str, Rows]]:
+    def sizes(self, form: BatchTraits, rows: Ints) -> tuple[LaunchSizes, dict[str, Rows]]:
         """Of batches of one form, with ``rows`` of the head each: what their launches follow, and where each batch has
         its own, by what that is (``Launch.scales_with``)."""
         tokens, tokens_at = np.unique(self.tokens, return_inverse=True)
@@ -208,7 +208,7 @@ class Batches:
             lengths = {"q_lens": objects([batch.new for batch in own.uneven])}
             lengths["kv_lens"] = objects([batch.contexts for batch in own.uneven])
         return (
-            Sizes(form, tokens, heads, own.tokens, own.tokens + own.past_tokens, lengths, new),
+            LaunchSizes(form, tokens, heads, own.tokens, own.tokens + own.past_tokens, lengths, new),
             {"tokens": tokens_at, "sequences": heads_at, "lengths": np.array(at, dtype=np.intp)},
         )
 

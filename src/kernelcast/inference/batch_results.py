@@ -12,9 +12,9 @@ from kernelcast.errors import KernelcastError
 from kernelcast.forecast.predict_table import CallTable, CallTableTimes, Times
 from kernelcast.inference.batch import Ints
 from kernelcast.inference.forward import Deployment
-from kernelcast.inference.memory import cache_bytes, does_not_fit, needed, read_weight_bytes
+from kernelcast.inference.memory import cache_bytes, does_not_fit, read_weight_bytes, workload_memory
 from kernelcast.inference.pass_times import PHASES, PassGroup, PassTime, PassTimes
-from kernelcast.inference.workload import Asked, Workload, images_of, steps_of, summed
+from kernelcast.inference.workload import RequestColumns, Workload, image_passes, sum_by_owner, workload_passes
 from kernelcast.machine.analyse import PIPELINES
 from kernelcast.ops.work import Array
 from kernelcast.results import MOST, SUPPORT
@@ -24,7 +24,7 @@ _BOUND = (*PIPELINES, "power", "host")
 _LEVELS = tuple(SUPPORT)
 
 
-class _Part:
+class _PartTimes:
     """One part in one phase: seconds by what binds and by what supports, and kernels, an entry a workload."""
 
     def __init__(self, count: int) -> None:
@@ -40,11 +40,11 @@ class _Part:
         return self.support_s.sum(axis=0)
 
 
-class Shares:
+class BreakdownColumns:
     """Of ``count`` workloads; ``laid``: passes, and the workload (by number) of each owner of theirs."""
 
     def __init__(self, count: int, laid: Iterable[tuple[PassTimes, Ints]]) -> None:
-        self.count, self.parts = count, dict[tuple[str, str], _Part]()
+        self.count, self.parts = count, dict[tuple[str, str], _PartTimes]()
         for passes, owners in laid:
             for phase in PHASES:  # in the order of appearance
                 self._add(phase, passes, owners)
@@ -62,11 +62,11 @@ class Shares:
             ("power limit", "power", "near", passes.power_s), ("host", "host", "seen", passes.host_s),
         ):  # fmt: skip
             if time_s.any():
-                each = summed(owner, weights * time_s, self.count)
+                each = sum_by_owner(owner, weights * time_s, self.count)
                 self._part(phase, name).add(_BOUND.index(bound), _LEVELS.index(support), each)
 
     def _kernels(self, phase: str, passes: PassTimes, group: PassGroup, owner: Ints, weights: Array) -> None:
-        each = summed(owner, weights, self.count)
+        each = sum_by_owner(owner, weights, self.count)
         for launch in group.launches:
             self._part(phase, passes.part(launch)).kernels += launch.count * each
         times = passes.times
@@ -79,10 +79,10 @@ class Shares:
                 rest, support = divmod(label, len(_LEVELS))
                 part, bound = divmod(rest, len(_BOUND))
                 own = np.where(labels == label, seconds, 0.0).sum(axis=0)
-                self._part(phase, parts[part]).add(bound, support, summed(owner, own[at] * weights, self.count))
+                self._part(phase, parts[part]).add(bound, support, sum_by_owner(owner, own[at] * weights, self.count))
 
-    def _part(self, phase: str, name: str) -> _Part:
-        return self.parts.setdefault((phase, name), _Part(self.count))
+    def _part(self, phase: str, name: str) -> _PartTimes:
+        return self.parts.setdefault((phase, name), _PartTimes(self.count))
 
     def of(self, at: int) -> tuple[Share, ...]:
         """Of one workload; adds up to its time."""
@@ -110,14 +110,14 @@ class Shares:
         return np.array(_LEVELS, dtype=object)[reached.argmax(axis=0)]
 
 
-class Answers:
+class BatchResults:
     """Ask (make it), gather calls, and lay the passes out once their times are known. Times are (3, workloads): time,
     low, high; of a workload that ``refused`` names they are NaN."""
 
     def __init__(self, deployment: Deployment, workloads: Sequence[Workload]) -> None:
         self.deployment, self.workloads = deployment, workloads
-        self.asked = Asked(workloads)
-        self.memory = needed(deployment, self.asked)
+        self.asked = RequestColumns(workloads)
+        self.memory = workload_memory(deployment, self.asked)
         self.refused: dict[int, KernelcastError] = dict(self._refusals())
         self.kept = np.array([at for at in range(len(workloads)) if at not in self.refused], dtype=np.int64)
         self.steps = np.zeros(len(workloads), dtype=np.int64)
@@ -139,7 +139,7 @@ class Answers:
 
     def gather(self, gathered: CallTable) -> None:
         """The passes of what is kept, and their calls."""
-        steps = [steps_of(self.workloads[at]) for at in self.kept.tolist()]
+        steps = [workload_passes(self.workloads[at]) for at in self.kept.tolist()]
         self.steps[self.kept] = [one.count for one in steps]
         self.order = dict(zip(self.kept.tolist(), (one.order for one in steps), strict=True))
         if not len(self.kept):
@@ -154,7 +154,7 @@ class Answers:
                     self.laid.append((PassTimes(draft, guessed, gathered, "draft model"), decoding))
             for tower, seeing in self.asked.towers():
                 read = np.array([at for at in seeing if at not in self.refused], dtype=np.int64)
-                images = [images_of(self.workloads[at], tower) for at in read.tolist()]
+                images = [image_passes(self.workloads[at], tower) for at in read.tolist()]
                 self.laid.append((PassTimes(tower, images, gathered, "images"), read))
         except KernelcastError as error:  # no kernel for a part of the model
             self.laid, self.refused = [], dict.fromkeys(range(len(self.workloads)), error) | self.refused
@@ -243,8 +243,8 @@ class Answers:
         return self.decode_bytes / busy_s / self.deployment.gpu.dram_bytes_per_s
 
     @cached_property
-    def shares(self) -> Shares:
-        return Shares(len(self.workloads), self.laid)
+    def shares(self) -> BreakdownColumns:
+        return BreakdownColumns(len(self.workloads), self.laid)
 
     # ---- of one workload ----
 

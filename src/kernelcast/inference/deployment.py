@@ -62,7 +62,7 @@ class Layout:
 
     def near(self, gpu: Gpu, world: int) -> bool:
         """Whether this many neighbours are of one node."""
-        return world <= self.gpus_per_node or one_domain(gpu)
+        return world <= self.gpus_per_node or nvlink_domain(gpu)
 
     def fabric(self, gpu: Gpu, world: int) -> str | None:
         """The link of a group of this many neighbours; None: the GPU's own."""
@@ -80,7 +80,7 @@ def check_counts(layout: Any, *names: str) -> None:
             fabric(link)
 
 
-def one_domain(gpu: Gpu) -> bool:
+def nvlink_domain(gpu: Gpu) -> bool:
     """NVLink reaches across trays (GB200 NVL72)."""
     return gpu.known_as.startswith("gb")
 

@@ -19,8 +19,8 @@ from kernelcast.errors import KernelcastError
 from kernelcast.forecast.calls import Call, Launch
 from kernelcast.forecast.conditions import DEFAULT, Conditions
 from kernelcast.forecast.predict_table import Times
-from kernelcast.inference.batch_results import Answers
-from kernelcast.inference.deployment import one_domain
+from kernelcast.inference.batch_results import BatchResults
+from kernelcast.inference.deployment import nvlink_domain
 from kernelcast.inference.forward import Deployment
 from kernelcast.inference.infer import Inference, infer_many
 from kernelcast.inference.memory import DoesNotFit, cache_bytes
@@ -31,7 +31,7 @@ from kernelcast.schedule import EvidenceSummary, KernelTime, Memory, Share, shar
 _PIECE_BYTES = 2**32  # more than that is sent in several
 
 
-def handed_bytes(decode: Deployment, tokens: int) -> float:
+def kv_transfer_bytes(decode: Deployment, tokens: int) -> float:
     """What the cache of a prompt of so many tokens fills on all GPUs of a rank that decodes it."""
     layout = decode.layout
     return float(cache_bytes(decode, tokens)) * layout.dp * layout.tp * layout.pp  # cache_bytes: mean over ranks
@@ -45,7 +45,7 @@ def ports(place: Deployment) -> int:
 def port_bytes(prefill: Deployment, decode: Deployment, tokens: int, leaving: int = 1, coming: int = 1) -> float:
     """Bytes through the busiest port where a rank sends the caches of ``leaving`` prompts at once and one gets
     ``coming`` of them."""
-    each = handed_bytes(decode, tokens)
+    each = kv_transfer_bytes(decode, tokens)
     return max(leaving * each / ports(prefill), coming * each / ports(decode))
 
 
@@ -53,17 +53,17 @@ def transfer_fabric(prefill: Deployment, named: str | None) -> str | None:
     """The link that caches take: the one that is named; NVLink where it reaches across a rack (None: the GPU's own);
     else what links nodes."""
     layout = prefill.layout
-    return named or (layout.link if one_domain(prefill.gpu) else layout.between_nodes)
+    return named or (layout.link if nvlink_domain(prefill.gpu) else layout.between_nodes)
 
 
-def send(sent_bytes: float, fabric: str | None) -> Launch:
+def kv_send(sent_bytes: float, fabric: str | None) -> Launch:
     """One GPU's part to one other, in pieces that go one after another."""
     pieces = max(1, math.ceil(sent_bytes / _PIECE_BYTES))
     words = {"dtype": "bf16", "fabric": fabric, "stack": "nccl"}
     return Launch("KV cache", Call.of("send_recv", {"bytes": max(1, math.ceil(sent_bytes / pieces)), **words}), pieces)
 
 
-def sent(launch: Launch, times: Times) -> Interval:
+def send_time(launch: Launch, times: Times) -> Interval:
     """How long it takes; ``times`` knows the call."""
     return times[launch.call].interval * launch.count
 
@@ -77,7 +77,7 @@ _ROUNDS = 12  # in which the requests that decode workers hold settle
 
 
 @dataclass(frozen=True)
-class Workers:
+class PhaseWorkers:
     """``count`` engines that are alike. ``batch``: prompts that one reads at a time, or requests that one holds while
     it decodes. A pipeline has as many batches under way as it has stages: each stage reads another batch of prompts,
     and those that decode are dealt out to the stages."""
@@ -101,11 +101,11 @@ class Workers:
 
 
 @dataclass(frozen=True)
-class Pools:
+class DisaggregatedDeployment:
     """What is asked: both pools, and the requests, which are all alike."""
 
-    prefill: Workers
-    decode: Workers
+    prefill: PhaseWorkers
+    decode: PhaseWorkers
     input_tokens: int
     output_tokens: int
     cached: int = 0  # of each prompt, that prefill workers have in their cache already
@@ -150,14 +150,14 @@ class Pools:
         """Of a GPU that reads: batches under way, and one whose caches are being handed over. Of one that decodes: all
         that it holds."""
         place, work = self.prefill.deployment, self.reading
-        one = Answers(place, [work.on(place)]).memory_of(0)
+        one = BatchResults(place, [work.on(place)]).memory_of(0)
         parts = {**one.parts, "cache": self.prefill.stages * one["cache"], HANDOVER: one["cache"]}
-        decode = Answers(self.decode.deployment, [self._held(self.decode.batch)]).memory_of(0)
+        decode = BatchResults(self.decode.deployment, [self._held(self.decode.batch)]).memory_of(0)
         return replace(one, parts=parts), decode
 
 
 @dataclass(frozen=True)
-class HandOver:
+class KvTransfer:
     """Of the caches of one batch. ``span``: until the last that leave together have come. ``leaving``, ``coming``: how
     long the ports of a prefill worker are busy with its batch, and those of a decode rank with one cache."""
 
@@ -175,10 +175,10 @@ class Disaggregated(HtmlRepr):
     """How both pools run. Rates are spans too: of requests a second, low and high ones. ``reads`` is one batch of
     prompts, ``decodes`` the requests of one step."""
 
-    pools: Pools
+    pools: DisaggregatedDeployment
     reads: Inference
     decodes: Inference
-    handover: HandOver
+    handover: KvTransfer
     prefill_memory: Memory
     decode_memory: Memory
 
@@ -306,15 +306,17 @@ class Disaggregated(HtmlRepr):
         return self.reads.predictor
 
 
-def infer_pools(prefill: Workers, decode: Workers, input_tokens: int, output_tokens: int, *, cached: int = 0,
-                chunk: int | None = None, speculation: Speculation | None = None, transfer: str | None = None,
-                conditions: Conditions = DEFAULT) -> Disaggregated:  # fmt: skip
+def infer_disaggregated(prefill: PhaseWorkers, decode: PhaseWorkers, input_tokens: int, output_tokens: int, *,
+                        cached: int = 0, chunk: int | None = None, speculation: Speculation | None = None,
+                        transfer: str | None = None, conditions: Conditions = DEFAULT) -> Disaggregated:  # fmt: skip
     """Forecast one disaggregated deployment."""
-    asked = Pools(prefill, decode, input_tokens, output_tokens, cached, chunk, speculation, transfer)
-    return infer_pools_many([asked], conditions)[0]
+    asked = DisaggregatedDeployment(prefill, decode, input_tokens, output_tokens, cached, chunk, speculation, transfer)
+    return infer_disaggregated_many([asked], conditions)[0]
 
 
-def infer_pools_many(asked: Sequence[Pools], conditions: Conditions = DEFAULT) -> list[Disaggregated]:
+def infer_disaggregated_many(
+    asked: Sequence[DisaggregatedDeployment], conditions: Conditions = DEFAULT
+) -> list[Disaggregated]:
     """Forecast many; a kernel call that several share is computed once."""
     memories = [_fitting(one) for one in asked]
     cases = [case for one in asked for case in ((one.prefill.deployment, one.reading),
@@ -326,7 +328,7 @@ def infer_pools_many(asked: Sequence[Pools], conditions: Conditions = DEFAULT) -
     ]
 
 
-def settled(found: Disaggregated, conditions: Conditions = DEFAULT) -> Disaggregated:
+def balanced(found: Disaggregated, conditions: Conditions = DEFAULT) -> Disaggregated:
     """With as many requests a decode worker as come: where prompts are read too slowly to fill its batch, it holds
     fewer, whose steps are shorter, and so fewer still, until both pools keep up with one another."""
     for _ in range(_ROUNDS):
@@ -334,11 +336,11 @@ def settled(found: Disaggregated, conditions: Conditions = DEFAULT) -> Disaggreg
         if held >= found.pools.decode.batch:
             break
         fewer = replace(found.pools, decode=replace(found.pools.decode, batch=held))
-        found = infer_pools_many([fewer], conditions)[0]
+        found = infer_disaggregated_many([fewer], conditions)[0]
     return found
 
 
-def _fitting(asked: Pools) -> tuple[Memory, Memory]:
+def _fitting(asked: DisaggregatedDeployment) -> tuple[Memory, Memory]:
     """Memory of both pools; refused where it does not suffice."""
     both = asked.memories
     for name, workers, memory in zip(_PHASES, (asked.prefill, asked.decode), both, strict=True):
@@ -354,19 +356,19 @@ def _fitting(asked: Pools) -> tuple[Memory, Memory]:
     return both
 
 
-def _handed_over(asked: Pools, reads: Inference) -> HandOver:
+def _handed_over(asked: DisaggregatedDeployment, reads: Inference) -> KvTransfer:
     """Caches of prompts that end in the same step leave together; earlier ones went while others were read."""
     prefill, decode = asked.prefill.deployment, asked.decode.deployment
     ends = reads.workload.first_tokens()
     together, ranks = ends.count(max(ends)), asked.decode.count * decode.layout.dp
     busiest = port_bytes(prefill, decode, asked.input_tokens, -(-together // prefill.layout.dp), -(-together // ranks))
-    each, fabric = handed_bytes(decode, asked.input_tokens), transfer_fabric(prefill, asked.transfer)
+    each, fabric = kv_transfer_bytes(decode, asked.input_tokens), transfer_fabric(prefill, asked.transfer)
     of_a_worker = -(-asked.prefill.batch // prefill.layout.dp) * each / ports(prefill)
-    sends = [send(size, fabric) for size in (busiest, of_a_worker, each / ports(decode))]
+    sends = [kv_send(size, fabric) for size in (busiest, of_a_worker, each / ports(decode))]
     reads.times.predict(one.call for one in sends)
-    span, leaving, coming = (sent(one, reads.times) for one in sends)
+    span, leaving, coming = (send_time(one, reads.times) for one in sends)
     ran = KernelTime.of(HANDOVER, sends[0], reads.times)
-    return HandOver(fabric, each, busiest, span, leaving, coming, ran)
+    return KvTransfer(fabric, each, busiest, span, leaving, coming, ran)
 
 
 def _wider(span: Interval) -> Interval:

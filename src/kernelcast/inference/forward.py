@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from kernelcast.forecast.calls import Launch
-from kernelcast.inference.batch import Batch, Batches, Rows
+from kernelcast.inference.batch import Batch, BatchColumns, Rows
 from kernelcast.inference.deployment import Deployment
-from kernelcast.inference.layers import Pass, dense, experts, mixed
+from kernelcast.inference.layers import PassContext, dense, experts, mixer_launches
 from kernelcast.models.layers import BlockResiduals, Experts, HyperConnections, Layer, LayerRun
 from kernelcast.models.vision import VisionEncoder
 
@@ -23,10 +23,10 @@ __all__ = ["Deployment", "forward", "forward_many", "head_rows"]
 def forward(deployment: Deployment, batch: Batch, *, in_order: bool = False) -> list[Launch]:
     """The calls of one pass on one GPU, all stages of a pipeline together; layers that are alike once with their count,
     or ``in_order`` one after another."""
-    return list(_calls(Pass(deployment, batch.sizes(head_rows(deployment, batch))), in_order))
+    return list(_calls(PassContext(deployment, batch.sizes(head_rows(deployment, batch))), in_order))
 
 
-def forward_many(deployment: Deployment, batches: Batches, by: str = ""
+def forward_many(deployment: Deployment, batches: BatchColumns, by: str = ""
                  ) -> Iterator[tuple[Rows, list[Launch], dict[str, Rows]]]:  # fmt: skip
     """``forward`` of many batches at once. They come by form, with which the kernels that run are the same: the batches
     (rows) of one form, their launches with a column in place of each size, and where each batch finds its entry in the
@@ -34,7 +34,7 @@ def forward_many(deployment: Deployment, batches: Batches, by: str = ""
     for form, rows in batches.forms():
         own = batches.take(rows)
         sizes, places = own.sizes(form, head_rows(deployment, own))
-        launches = _calls(Pass(deployment, sizes), in_order=False)
+        launches = _calls(PassContext(deployment, sizes), in_order=False)
         yield rows, [launch for launch in launches if by in ("", launch.scales_with)], places
 
 
@@ -47,7 +47,7 @@ def head_rows(deployment: Deployment, batch: Any) -> Any:
     return batch.sequences * batch.head_rows if deployment.stack.head_rows == "last" else batch.tokens
 
 
-def _calls(run: Pass, in_order: bool) -> Iterator[Launch]:
+def _calls(run: PassContext, in_order: bool) -> Iterator[Launch]:
     model, layout = run.model, run.layout
     yield from _embedded(run)
     runs = (LayerRun(1, layer) for layer in model.expand()) if in_order else model.distinct_layers
@@ -65,7 +65,7 @@ def _calls(run: Pass, in_order: bool) -> Iterator[Launch]:
         yield from run.small("head", "tanh", rows=run.sizes.rows, cols=model.hidden)
 
 
-def _embedded(run: Pass) -> Iterator[Launch]:
+def _embedded(run: PassContext) -> Iterator[Launch]:
     model, tokens = run.model, run.tokens
     if (
         model.vision_encoder is not None
@@ -86,10 +86,10 @@ def _embedded(run: Pass) -> Iterator[Launch]:
         yield run.product("projections", 1, tokens, model.hidden, 2 * model.hidden)
 
 
-def _layer(run: Pass, layer: Layer, count: int) -> Iterator[Launch]:
+def _layer(run: PassContext, layer: Layer, count: int) -> Iterator[Launch]:
     if layer.attention is not None:
         yield from _before(run, layer, count)
-        yield from mixed(run, layer.attention, count)
+        yield from mixer_launches(run, layer.attention, count)
         yield from run.joined(count)
         yield from _behind(run, layer, count)
     if layer.mlp is not None:
@@ -102,7 +102,7 @@ def _layer(run: Pass, layer: Layer, count: int) -> Iterator[Launch]:
         yield from _behind(run, layer, count)
 
 
-def _before(run: Pass, layer: Layer, count: int) -> Iterator[Launch]:
+def _before(run: PassContext, layer: Layer, count: int) -> Iterator[Launch]:
     """What a half of a layer reads: the residual's norm, or what stands in place of a plain residual."""
     residual, sizes = run.model.residual, {"rows": run.tokens, "cols": run.model.hidden}
     if isinstance(residual, HyperConnections):
@@ -115,7 +115,7 @@ def _before(run: Pass, layer: Layer, count: int) -> Iterator[Launch]:
     yield from run.norm(layer.norms.kind, count)
 
 
-def _behind(run: Pass, layer: Layer, count: int) -> Iterator[Launch]:
+def _behind(run: PassContext, layer: Layer, count: int) -> Iterator[Launch]:
     """A norm behind a half (Gemma), and what joins it with streams of the residual."""
     if layer.norms.behind:
         yield from run.small("norms", layer.norms.kind, count, rows=run.tokens, cols=run.model.hidden)
@@ -124,7 +124,7 @@ def _behind(run: Pass, layer: Layer, count: int) -> Iterator[Launch]:
         yield run.call("residual", "mhc_post", count, tokens=run.tokens, hidden=run.model.hidden, mult=residual.streams)
 
 
-def _projected(run: Pass, tower: VisionEncoder) -> Iterator[Launch]:
+def _projected(run: PassContext, tower: VisionEncoder) -> Iterator[Launch]:
     """Merged patches through two products, to tokens of the text part."""
     if run.model.head != "projector":
         return
@@ -135,7 +135,7 @@ def _projected(run: Pass, tower: VisionEncoder) -> Iterator[Launch]:
     yield run.product("head", 1, rows, tower.out_hidden, width)
 
 
-def _head(run: Pass) -> Iterator[Launch]:
+def _head(run: PassContext) -> Iterator[Launch]:
     rows, vocab, hidden, tp = run.sizes.rows, run.model.vocab, run.model.hidden, run.layout.tp
     if run.model.final_norm:
         fused = {"residual": True} if run.stack.fused_residual else {}

@@ -23,7 +23,7 @@ from kernelcast.forecast.conditions import DEFAULT, Conditions
 from kernelcast.forecast.learned import WEIGHTS, load
 from kernelcast.forecast.predict_table import CallTable, Times
 from kernelcast.hardware import Gpu
-from kernelcast.inference.batch_results import Answers
+from kernelcast.inference.batch_results import BatchResults
 from kernelcast.inference.forward import Deployment
 from kernelcast.inference.memory import largest_batch
 from kernelcast.inference.pass_times import POWER_LIMIT, PassTime, predict_calls
@@ -45,11 +45,11 @@ class Inference(HtmlRepr):
     decode: Interval
     steps: int  # of decode
     memory: Memory
-    answers: Answers = field(repr=False, compare=False)
+    answers: BatchResults = field(repr=False, compare=False)
     at: int = field(repr=False, compare=False)
 
     @classmethod
-    def of(cls, answers: Answers, at: int) -> Inference:
+    def of(cls, answers: BatchResults, at: int) -> Inference:
         prefill, decode = (_span(column, at) for column in (answers.prefill_s, answers.decode_s))
         memory, steps = answers.memory_of(at), int(answers.steps[at])
         return cls(answers.deployment, answers.workloads[at], prefill, decode, steps, memory, answers, at)
@@ -222,7 +222,7 @@ def infer_columns(cases: Cases, conditions: Conditions = DEFAULT) -> dict[str, N
     return columns
 
 
-def _columns(answers: Answers) -> dict[str, NDArray[Any]]:
+def _columns(answers: BatchResults) -> dict[str, NDArray[Any]]:
     times = {
         "ttft": answers.prefill_s, "prefill": answers.prefill_s, "decode": answers.decode_s, "total": answers.total_s,
         "tpot": answers.tpot_s, "step": answers.step_s,
@@ -244,16 +244,16 @@ def _columns(answers: Answers) -> dict[str, NDArray[Any]]:
     return found | {"fits": memory.fits}
 
 
-def _answered(cases: Cases, conditions: Conditions) -> Iterator[tuple[list[int], Answers]]:
+def _answered(cases: Cases, conditions: Conditions) -> Iterator[tuple[list[int], BatchResults]]:
     """The numbers of the cases of each deployment, and their answers."""
     for gpu, places in _by_gpu(cases):
-        chunk = _Chunk(Times(gpu, conditions))
+        chunk = _PendingResults(Times(gpu, conditions))
         for numbers in (place[at : at + _CASES] for place in places for at in range(0, len(place), _CASES)):
             deployment = cases[numbers[0]][0]
-            chunk.add(numbers, Answers(deployment, [cases[number][1].on(deployment) for number in numbers]))
+            chunk.add(numbers, BatchResults(deployment, [cases[number][1].on(deployment) for number in numbers]))
             if chunk.passes > _PASSES:
                 yield from chunk.laid()
-                chunk = _Chunk(chunk.times)
+                chunk = _PendingResults(chunk.times)
         yield from chunk.laid()
 
 
@@ -274,20 +274,20 @@ def _by_gpu(cases: Cases) -> list[tuple[Gpu, list[list[int]]]]:
 
 
 @dataclass
-class _Chunk:
+class _PendingResults:
     """Answers on one GPU under way: their calls are predicted in one table."""
 
     times: Times
     gathered: CallTable = field(default_factory=CallTable)
-    members: list[tuple[list[int], Answers]] = field(default_factory=list)
+    members: list[tuple[list[int], BatchResults]] = field(default_factory=list)
     passes: int = 0
 
-    def add(self, numbers: list[int], answers: Answers) -> None:
+    def add(self, numbers: list[int], answers: BatchResults) -> None:
         answers.gather(self.gathered)
         self.members.append((numbers, answers))
         self.passes += sum(len(passes.owner) for passes, _ in answers.laid)
 
-    def laid(self) -> Iterator[tuple[list[int], Answers]]:
+    def laid(self) -> Iterator[tuple[list[int], BatchResults]]:
         found = predict_calls(self.gathered, self.times)
         for numbers, answers in self.members:
             answers.lay(found, self.times)
@@ -301,7 +301,7 @@ _OP = "moe"
 
 
 @dataclass(frozen=True)
-class Faster:
+class FasterKernel:
     """A call of a phase, and the same in other words: what each takes, in seconds."""
 
     phase: str
@@ -323,7 +323,7 @@ class Faster:
                 "faster_s": self.other_s}  # fmt: skip
 
 
-def faster_kernels(found: Inference) -> list[Faster]:
+def faster_kernels(found: Inference) -> list[FasterKernel]:
     """At most one a phase: of the call of experts that takes longest."""
     told = []
     for phase, call in _calls(found):
@@ -337,7 +337,7 @@ def faster_kernels(found: Inference) -> list[Faster]:
         times_s = {other: found.times[other].interval.value for other in others}
         best, own_s = min(times_s, key=times_s.__getitem__), found.times[call].interval.value
         if own_s > _FAR * times_s[best]:
-            told.append(Faster(phase, call, own_s, best, times_s[best]))
+            told.append(FasterKernel(phase, call, own_s, best, times_s[best]))
     return told
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast.calls import Call, Launch
 from kernelcast.hardware import fabric_type
-from kernelcast.inference.batch import Sizes
+from kernelcast.inference.batch import LaunchSizes
 from kernelcast.inference.deployment import Deployment
 from kernelcast.models.layers import (
     BlockSparseAttention,
@@ -47,10 +47,10 @@ _PLAIN = ("add", "mul", "pointwise")  # PyTorch's own in every engine
 _FOLLOWS = {"attention": "lengths", "linear attention": "lengths", "head": "sequences", "sampling": "sequences"}
 
 
-class Pass:
+class PassContext:
     """One pass under way (or many of one form, with columns for sizes): the deployment's parts at hand."""
 
-    def __init__(self, deployment: Deployment, sizes: Sizes) -> None:
+    def __init__(self, deployment: Deployment, sizes: LaunchSizes) -> None:
         self.deployment = deployment
         self.model, self.gpu, self.stack = deployment.model, deployment.gpu, deployment.stack
         self.precision, self.layout = deployment.precision, deployment.layout
@@ -144,12 +144,12 @@ def _whole(number: Any) -> Any:
     return np.floor(number) if np.ndim(number) else int(number)
 
 
-def mixed(run: Pass, mixer: Mixer, count: int) -> Iterator[Launch]:
+def mixer_launches(run: PassContext, mixer: Mixer, count: int) -> Iterator[Launch]:
     """The kernels of ``count`` mixers of one kind."""
     yield from _LAUNCHES[type(mixer)](run, mixer, count)
 
 
-def _attention(run: Pass, mixer: SelfAttention, count: int) -> Iterator[Launch]:
+def _attention(run: PassContext, mixer: SelfAttention, count: int) -> Iterator[Launch]:
     tp, width = run.layout.tp, run.model.hidden
     heads, kv_heads, dim = mixer.q_heads // tp, max(1, mixer.kv_heads // tp), mixer.head_dim
     gate = heads * dim if mixer.output_gate else 0
@@ -175,7 +175,7 @@ def _attention(run: Pass, mixer: SelfAttention, count: int) -> Iterator[Launch]:
     yield run.product("projections", count, run.tokens, width, heads * dim)
 
 
-def _latent(run: Pass, mixer: LatentAttention, count: int) -> Iterator[Launch]:
+def _latent(run: PassContext, mixer: LatentAttention, count: int) -> Iterator[Launch]:
     heads = mixer.q_heads // run.layout.tp
     if mixer.output_gate:
         yield run.product("projections", count, run.tokens, heads * mixer.v_head_dim, run.model.hidden)
@@ -193,7 +193,7 @@ def _latent(run: Pass, mixer: LatentAttention, count: int) -> Iterator[Launch]:
                  index_topk=index.topk, indexer=not index.shared)  # fmt: skip
 
 
-def _latent_parts(run: Pass, mixer: LatentAttention, count: int) -> Iterator[Launch]:
+def _latent_parts(run: PassContext, mixer: LatentAttention, count: int) -> Iterator[Launch]:
     """Kernel by kernel, where no whole layer of the stack was measured."""
     width, tokens = run.model.hidden, run.tokens
     heads, latent = mixer.q_heads // run.layout.tp, mixer.kv_lora_rank
@@ -226,13 +226,13 @@ def _latent_parts(run: Pass, mixer: LatentAttention, count: int) -> Iterator[Lau
     yield run.product("projections", count, tokens, width, heads * mixer.v_head_dim)
 
 
-def _layer(run: Pass, op: str, count: int, **sizes: Any) -> Launch:
+def _layer(run: PassContext, op: str, count: int, **sizes: Any) -> Launch:
     """An attention layer as engines measure it, projections inside."""
     return run.call("attention", op, count, **run.sizes.lengths, **sizes, hidden=run.model.hidden,
                     page_size=run.page_size, kv_dtype=run.precision.cache, dtype=run.matrices)  # fmt: skip
 
 
-def _compressed(run: Pass, mixer: CompressedAttention, count: int) -> Iterator[Launch]:
+def _compressed(run: PassContext, mixer: CompressedAttention, count: int) -> Iterator[Launch]:
     tp, index = run.layout.tp, mixer.indexer
     chosen = {"index_heads": index.heads, "index_dim": index.head_dim, "index_topk": index.topk} if index else {}
     yield _layer(run, "compressed_layer", count, q_heads=mixer.q_heads // tp, q_rank=mixer.q_lora_rank,
@@ -240,14 +240,14 @@ def _compressed(run: Pass, mixer: CompressedAttention, count: int) -> Iterator[L
                  o_groups=mixer.o_groups // tp, window=mixer.window, compress_ratio=mixer.ratio, **chosen)  # fmt: skip
 
 
-def _block_sparse(run: Pass, mixer: BlockSparseAttention, count: int) -> Iterator[Launch]:
+def _block_sparse(run: PassContext, mixer: BlockSparseAttention, count: int) -> Iterator[Launch]:
     tp = run.layout.tp
     yield _layer(run, "block_sparse_layer", count, q_heads=mixer.q_heads // tp, kv_heads=max(1, mixer.kv_heads // tp),
                  head_dim=mixer.head_dim, index_heads=max(1, mixer.index_heads // tp), index_dim=mixer.index_dim,
                  block_size=mixer.block, topk_blocks=mixer.topk_blocks)  # fmt: skip
 
 
-def _gated_delta(run: Pass, mixer: LinearAttention, count: int) -> Iterator[Launch]:
+def _gated_delta(run: PassContext, mixer: LinearAttention, count: int) -> Iterator[Launch]:
     tp, sizes = run.layout.tp, run.sizes.new
     yield run.product("projections", count, run.tokens, mixer.in_width // tp, run.model.hidden)
     yield from run.small("linear attention", "causal_conv1d", count, **sizes, channels=mixer.conv_channels // tp,
@@ -260,7 +260,7 @@ def _gated_delta(run: Pass, mixer: LinearAttention, count: int) -> Iterator[Laun
     yield run.product("projections", count, run.tokens, run.model.hidden, mixer.value_width // tp)
 
 
-def _kda(run: Pass, mixer: Kda, count: int) -> Iterator[Launch]:
+def _kda(run: PassContext, mixer: Kda, count: int) -> Iterator[Launch]:
     """The first steps of the decay and of a low-rank gate are whole on every GPU."""
     tp, sizes, width = run.layout.tp, run.sizes.new, mixer.width // run.layout.tp
     ranks = [mixer.decay_rank, *([mixer.gate_rank] if mixer.gate_rank else [])]
@@ -276,7 +276,7 @@ def _kda(run: Pass, mixer: Kda, count: int) -> Iterator[Launch]:
     yield run.product("projections", count, run.tokens, run.model.hidden, width)
 
 
-def _mamba2(run: Pass, mixer: Mamba2, count: int) -> Iterator[Launch]:
+def _mamba2(run: PassContext, mixer: Mamba2, count: int) -> Iterator[Launch]:
     """Groups of keys and queries are cut too, or copied where there are fewer than GPUs."""
     tp, sizes = run.layout.tp, run.sizes.new
     heads, groups = mixer.heads // tp, max(1, mixer.groups // tp)
@@ -295,18 +295,18 @@ def _mamba2(run: Pass, mixer: Mamba2, count: int) -> Iterator[Launch]:
     yield run.product("projections", count, run.tokens, run.model.hidden, width)
 
 
-def _parallel(run: Pass, mixer: Parallel, count: int) -> Iterator[Launch]:
+def _parallel(run: PassContext, mixer: Parallel, count: int) -> Iterator[Launch]:
     yield from _attention(run, mixer.attention, count)
     yield from _mamba2(run, mixer.recurrent, count)
     yield from run.small("residual", "add", count, rows=run.tokens, cols=run.model.hidden)
 
 
-def _kernel(run: Pass) -> str:
+def _kernel(run: PassContext) -> str:
     """A few drafted tokens are checked by the kernel of decode."""
     return "recurrent" if run.form.checks else "auto"
 
 
-_LAUNCHES: Mapping[type, Callable[[Pass, Any, int], Iterator[Launch]]] = {
+_LAUNCHES: Mapping[type, Callable[[PassContext, Any, int], Iterator[Launch]]] = {
     SelfAttention: _attention,
     LatentAttention: _latent,
     CompressedAttention: _compressed,
@@ -318,23 +318,23 @@ _LAUNCHES: Mapping[type, Callable[[Pass, Any, int], Iterator[Launch]]] = {
 }
 
 
-There = tuple[list[Launch], list[Launch], str | None]
+DispatchCombine = tuple[list[Launch], list[Launch], str | None]
 """Launches before and after the experts, and the experts' kernel where the exchange decides it."""
 
 
-def exchanged(run: Pass, block: Experts, count: int) -> There:
+def dispatch_combine(run: PassContext, block: Experts, count: int) -> DispatchCombine:
     """Nothing where one rank has every token. Experts that are cut, not dealt out, see all tokens."""
     if run.layout.dp == 1:
         return [], [], None
-    return (_allgather if run.layout.ep == 1 else _EXCHANGES[run.stack.exchange])(run, block, count)
+    return (_allgather if run.layout.ep == 1 else _ALL2ALL[run.stack.exchange])(run, block, count)
 
 
-def _one_byte(run: Pass) -> bool:
+def _one_byte(run: PassContext) -> bool:
     """Whether tokens are sent in eight bits: as the experts take them."""
     return run.routed not in ("bf16", "fp16", "fp32", "tf32", "int4", "int8_wo", "mxfp4")
 
 
-def _nccl(run: Pass, block: Experts, count: int) -> There:
+def _nccl(run: PassContext, block: Experts, count: int) -> DispatchCombine:
     world = run.layout.tp * run.layout.dp
     pairs = run.tokens * min(block.topk, run.layout.ep) / run.layout.tp
     there, back = (
@@ -344,14 +344,14 @@ def _nccl(run: Pass, block: Experts, count: int) -> There:
     return [there], [back], None
 
 
-def _allgather(run: Pass, block: Experts, count: int) -> There:
+def _allgather(run: PassContext, block: Experts, count: int) -> DispatchCombine:
     world = run.layout.tp * run.layout.dp
     all_bytes = run.tokens * run.layout.dp * block.width(run.model.hidden) * run.precision.between_bytes
     there, back = (run.sent(op, count, all_bytes, world) for op in ("all_gather", "reduce_scatter"))
     return [there], [back], None
 
 
-def _deepep(run: Pass, block: Experts, count: int) -> There:
+def _deepep(run: PassContext, block: Experts, count: int) -> DispatchCombine:
     decodes = run.form.checks
     words = _words(run, block) | {"mode": "low_latency" if decodes else "normal"}
     world = run.layout.tp * run.layout.dp
@@ -366,7 +366,7 @@ def _deepep(run: Pass, block: Experts, count: int) -> There:
     return [there], [back], ("deepep_masked" if decodes else "deepep_contiguous") if blocks else None
 
 
-def _alltoall(run: Pass, block: Experts, count: int) -> There:
+def _alltoall(run: PassContext, block: Experts, count: int) -> DispatchCombine:
     if not run.layout.near(run.gpu, run.layout.tp * run.layout.dp):  # over NVLink alone
         return _nccl(run, block, count)
     words, sent = _words(run, block) | {"stack": "trtllm"}, "fp8" if _one_byte(run) else "bf16"
@@ -377,23 +377,23 @@ def _alltoall(run: Pass, block: Experts, count: int) -> There:
     return [first, there], [back], None
 
 
-def _words(run: Pass, block: Experts) -> dict[str, Any]:
+def _words(run: PassContext, block: Experts) -> dict[str, Any]:
     """GPUs that share a rank's tokens send a part each."""
     layout = run.layout
     return {"tokens": -(-run.tokens // layout.tp), "hidden": block.width(run.model.hidden), "topk": block.topk,
             "experts": block.experts, "world": layout.tp * layout.dp}  # fmt: skip
 
 
-_EXCHANGES: Mapping[str, Callable[[Pass, Experts, int], There]] = {
+_ALL2ALL: Mapping[str, Callable[[PassContext, Experts, int], DispatchCombine]] = {
     "nccl": _nccl,
     "allgather": _allgather,
     "deepep": _deepep,
     "alltoall": _alltoall,
 }
-EXCHANGES = tuple(_EXCHANGES)
+ALL2ALL_BACKENDS = tuple(_ALL2ALL)
 
 
-def dense(run: Pass, block: Dense, count: int, part: str) -> Iterator[Launch]:
+def dense(run: PassContext, block: Dense, count: int, part: str) -> Iterator[Launch]:
     inter, width = block.inter // run.layout.tp, run.model.hidden
     if not inter:
         raise KernelcastError(f"{run.layout.tp} GPUs cannot cut a block of width {block.inter}")
@@ -411,14 +411,14 @@ def dense(run: Pass, block: Dense, count: int, part: str) -> Iterator[Launch]:
     yield run.product(part, count, run.tokens, width, inter, run.blocks)
 
 
-def experts(run: Pass, block: Experts, count: int) -> Iterator[Launch]:
+def experts(run: PassContext, block: Experts, count: int) -> Iterator[Launch]:
     """Routed experts and the shared one; the sum over the GPUs that cut them is inside."""
     hidden, layout = run.model.hidden, run.layout
     width = block.width(hidden)
     yield run.call("router", "gemm", count, m=run.tokens, n=block.experts, k=hidden, dtype=run.precision.between)
     if block.latent:
         yield run.product("experts", count, run.tokens, width, hidden, run.blocks)
-    there, back, backend = exchanged(run, block, count)
+    there, back, backend = dispatch_combine(run, block, count)
     beside = "all" if run.deployment.overlap else ""
     yield from (replace(launch, overlaps=beside) for launch in there)
     kind = run.routed

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from kernelcast.errors import KernelcastError
 from kernelcast.inference.batch import Ints
 from kernelcast.inference.forward import Deployment
-from kernelcast.inference.workload import Asked, Workload
+from kernelcast.inference.workload import RequestColumns, Workload
 from kernelcast.models.layers import Experts
 from kernelcast.ops.dtypes import find_dtype
 from kernelcast.schedule import Memory
@@ -150,7 +150,7 @@ def does_not_fit(deployment: Deployment, workload: Workload, found: Memory) -> D
     )
 
 
-def needed(deployment: Deployment, asked: Asked) -> Memory:
+def workload_memory(deployment: Deployment, asked: RequestColumns) -> Memory:
     """Of many batches: columns, one entry a batch. Weights and cache of a draft model lie beside."""
 
     def held(place: Deployment) -> Memory:

@@ -22,9 +22,9 @@ from kernelcast.errors import KernelcastError
 from kernelcast.forecast.calibration import UNSCALED, Scale
 from kernelcast.forecast.calls import Launch
 from kernelcast.forecast.predict_table import CallTable, CallTableTimes, Times, refusal
-from kernelcast.inference.batch import Batch, Batches, Rows
+from kernelcast.inference.batch import Batch, BatchColumns, Rows
 from kernelcast.inference.forward import Deployment, forward, forward_many
-from kernelcast.inference.workload import Steps, summed
+from kernelcast.inference.workload import WorkloadPasses, sum_by_owner
 from kernelcast.machine.analyse import PIPELINES
 from kernelcast.ops.base import kernel_class
 from kernelcast.ops.work import Array
@@ -88,7 +88,7 @@ class PassKernels:
     ``predict`` gives ``kernels_s``, (3, passes): time, low, high; and what power limits add in a run that lasts:
     ``throttled_s`` by all of them, ``capped_s`` by a lower one than the board's alone."""
 
-    def __init__(self, deployment: Deployment, batches: Batches, calls: CallTable, by: str = "") -> None:
+    def __init__(self, deployment: Deployment, batches: BatchColumns, calls: CallTable, by: str = "") -> None:
         self.deployment, self.batches = deployment, batches
         self.groups = [
             PassGroup(rows, launches, entries, [calls.add(launch.call) for launch in launches])
@@ -192,7 +192,9 @@ def predict_calls(calls: CallTable, times: Times) -> CallTableTimes:
     return under_cap(calls, columns, times.gpu, times.conditions) if capped(times.gpu) else columns
 
 
-def kernel_tables(deployment: Deployment, passes: Sequence[tuple[str, Batches]], times: Times) -> list[PassKernels]:
+def kernel_tables(
+    deployment: Deployment, passes: Sequence[tuple[str, BatchColumns]], times: Times
+) -> list[PassKernels]:
     """Of several lists of passes, the kernels that follow ``by`` alone (see ``PassKernels``); refused where one is."""
     calls = CallTable()
     tables = [PassKernels(deployment, batches, calls, by) for by, batches in passes]
@@ -258,9 +260,11 @@ class PassTimes(PassKernels):
     """All passes of workloads on one deployment; ``owner``: the workload of each. ``label``: the part that all of it
     is, where it is not the model itself (a draft model, a vision tower), which the host launches together with it."""
 
-    def __init__(self, deployment: Deployment, steps: Sequence[Steps], calls: CallTable, label: str = "") -> None:
+    def __init__(
+        self, deployment: Deployment, steps: Sequence[WorkloadPasses], calls: CallTable, label: str = ""
+    ) -> None:
         layout = deployment.layout
-        batches, self.micro_batches = Batches.joined([each.batches for each in steps]).shared(
+        batches, self.micro_batches = BatchColumns.joined([each.batches for each in steps]).shared(
             layout.dp, layout.micro_batches
         )
         super().__init__(deployment, batches, calls)
@@ -281,7 +285,9 @@ class PassTimes(PassKernels):
         kernels = self.kernels_s * self.rounds
         # a service under a lower limit than the board's is at it before a batch begins
         segment = 2 * self.owner + self.decodes  # workload and phase
-        lasting = summed(segment, self.counts * kernels[0], 2 * self.count) >= WINDOW_S  # a clock is lowered by then
+        lasting = (
+            sum_by_owner(segment, self.counts * kernels[0], 2 * self.count) >= WINDOW_S
+        )  # a clock is lowered by then
         self.power_s = np.where(lasting[segment], self.throttled_s, self.capped_s) * self.rounds
         self.host_s = self._host_s(kernels[0] + self.power_s)
         whole = np.array([
@@ -304,7 +310,7 @@ class PassTimes(PassKernels):
     def phase_s(self, decode: bool) -> Array:
         """(3, workloads): the passes of one phase, one after another."""
         weights = self.counts * (self.decodes == decode)
-        return np.array([summed(self.owner, weights * end, self.count) for end in self.intervals_s])
+        return np.array([sum_by_owner(self.owner, weights * end, self.count) for end in self.intervals_s])
 
     def refused(self, at: int) -> KernelcastError | None:
         """Why a workload cannot be predicted."""

@@ -25,7 +25,7 @@ def numbers(cells: NDArray[Any]) -> NDArray[np.float64]:
     return np.fromiter(map(_number, cells), dtype=np.float64, count=len(cells))
 
 
-def whole(found: NDArray[np.float64], least: int) -> NDArray[np.bool_]:
+def whole_numbers(found: NDArray[np.float64], least: int) -> NDArray[np.bool_]:
     """Which are whole numbers from ``least`` on."""
     with np.errstate(invalid="ignore"):
         return (found >= least) & (found < 2**53) & (np.floor(found) == found)
@@ -38,7 +38,7 @@ def texts(cells: NDArray[Any]) -> list[str | None]:
     return [None if cell is None or cell == "" else str(cell) for cell in cells.tolist()]
 
 
-def shown(cell: Any) -> str:
+def cell_text(cell: Any) -> str:
     """As the file has it, not all of what is long."""
     if isinstance(cell, np.ndarray):
         cell = cell.tolist()
@@ -48,7 +48,7 @@ def shown(cell: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def place(path: Path, row: int) -> str:
+def line_of(path: Path, row: int) -> str:
     """'line 7' of a text file, its header counted; 'row 7' of a Parquet file."""
     if path.suffix.lower() == ".parquet":
         return f"row {row + 1}"
@@ -58,7 +58,7 @@ def place(path: Path, row: int) -> str:
     return f"row {row + 1}"
 
 
-def mended(path: Path, target: Path) -> int:
+def copy_valid_rows(path: Path, target: Path) -> int:
     """Copy a CSV or JSON lines file without the lines that are no rows; how many those are."""
     if path.suffix.lower() == ".jsonl":
         with target.open("w", encoding="utf-8") as file:
@@ -116,7 +116,7 @@ def _number(cell: Any) -> float:
 
 
 @dataclass(frozen=True)
-class Requests:
+class RequestFile:
     """One entry a request, in the file's order."""
 
     inputs: tuple[int, ...]
@@ -125,7 +125,7 @@ class Requests:
     arrivals_s: tuple[float, ...] = ()
 
 
-def read_requests(path: Path) -> Requests:
+def read_requests(path: Path) -> RequestFile:
     """CSV, JSONL or Parquet with input_tokens and output_tokens; cached_tokens and arrival_s where given.
 
     Unlike ``load.read_trace`` it takes one static batch: times are optional and in any order, tokens may be cached.
@@ -142,12 +142,12 @@ def read_requests(path: Path) -> Requests:
         raise KernelcastError(f"{path} has no request")
     cached = _token_counts(path, "cached_tokens", columns["cached_tokens"]) if "cached_tokens" in optional else ()
     arrivals = _seconds(path, "arrival_s", columns["arrival_s"]) if "arrival_s" in optional else ()
-    return Requests(inputs, outputs, cached, arrivals)
+    return RequestFile(inputs, outputs, cached, arrivals)
 
 
 def _token_counts(path: Path, name: str, cells: NDArray[Any]) -> tuple[int, ...]:
     found = numbers(cells)
-    _refuse_first(path, ~whole(found, 0), cells, f"{name} must be a whole number of tokens")
+    _refuse_first(path, ~whole_numbers(found, 0), cells, f"{name} must be a whole number of tokens")
     return tuple(found.astype(np.int64).tolist())
 
 
@@ -160,4 +160,4 @@ def _seconds(path: Path, name: str, cells: NDArray[Any]) -> tuple[float, ...]:
 def _refuse_first(path: Path, bad: NDArray[np.bool_], cells: NDArray[Any], rule: str) -> None:
     if bad.any():
         row = int(np.argmax(bad))
-        raise KernelcastError(f"{path}: row {row + 1}: {rule}, not {shown(cells[row])}")
+        raise KernelcastError(f"{path}: row {row + 1}: {rule}, not {cell_text(cells[row])}")

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.errors import KernelcastError
-from kernelcast.inference.batch import Batch, Batches, Ints, Rows
+from kernelcast.inference.batch import Batch, BatchColumns, Ints, Rows
 from kernelcast.inference.deployment import Layout, step_tokens
 from kernelcast.inference.forward import Deployment
 from kernelcast.models.architecture import Architecture, vision_encoders
@@ -46,7 +46,7 @@ class Speculation:
 
 
 @dataclass(frozen=True)
-class Images:
+class ImageBatch:
     """What a tower (or its layers of one kind) reads before prompts: so many sequences of so many patches."""
 
     tower: Deployment
@@ -54,7 +54,7 @@ class Images:
     patches: int
 
 
-class Request(NamedTuple):
+class RequestLengths(NamedTuple):
     """Tokens of one request: its prompt, its output, and (of the prompt) those in the cache already."""
 
     inputs: int
@@ -71,7 +71,7 @@ class Workload:
     cached: tuple[int, ...] = ()
     chunk: int | None = None  # tokens of a prefill step; 0: all at once; None: as the stack's scheduler takes them
     speculation: Speculation | None = None
-    images: tuple[Images, ...] = ()  # their tokens are among ``inputs``
+    images: tuple[ImageBatch, ...] = ()  # their tokens are among ``inputs``
 
     def __post_init__(self) -> None:
         if not self.inputs or len(self.inputs) != len(self.outputs):
@@ -98,9 +98,9 @@ class Workload:
         return self.cached or len(self.inputs) * (0,)
 
     @cached_property
-    def even(self) -> Request | None:
+    def even(self) -> RequestLengths | None:
         """One request, where all are alike."""
-        first = Request(self.inputs[0], self.outputs[0], self.past[0])
+        first = RequestLengths(self.inputs[0], self.outputs[0], self.past[0])
         columns = zip((self.inputs, self.outputs, self.past), first, strict=True)
         return first if all(column.count(value) == len(column) for column, value in columns) else None
 
@@ -180,7 +180,7 @@ def with_images(workload: Workload, place: Deployment, images: int, side: int) -
     assert place.model.vision is not None  # else there are no towers
     added = images * place.model.vision.tokens(side)
     each = -(-len(workload.inputs) * images // place.layout.tp)
-    read = tuple(Images(_alone(place, tower), count * each, patches) for tower, count, patches in towers)
+    read = tuple(ImageBatch(_alone(place, tower), count * each, patches) for tower, count, patches in towers)
     return replace(workload, inputs=tuple(tokens + added for tokens in workload.inputs), images=read)
 
 
@@ -190,12 +190,12 @@ def _alone(place: Deployment, tower: Architecture) -> Deployment:
     return replace(place, model=tower, precision=Precision(), layout=layout, redundant=0, overlap=False)
 
 
-def summed(owner: Ints, values: Array | Ints, count: int) -> Array:
+def sum_by_owner(owner: Ints, values: Array | Ints, count: int) -> Array:
     """The values of each of ``count`` owners, added up one after another: the same sum whoever else is there."""
     return np.bincount(owner, values, count).astype(np.float64, copy=False)
 
 
-class Asked:
+class RequestColumns:
     """``inputs``, ``outputs``, ``cached``, ``counts``: the different requests of each workload, one workload after
     another. ``batch``, ``chunk`` and ``checked`` have an entry a workload."""
 
@@ -217,7 +217,7 @@ class Asked:
 
     def total(self, values: Array | Ints) -> Array:
         """Of each workload: the sum over its requests."""
-        return summed(self.owner, self.counts * values, self.count)
+        return sum_by_owner(self.owner, self.counts * values, self.count)
 
     def most(self, values: Ints) -> Ints:
         """Of each workload: the most of its requests."""
@@ -244,62 +244,66 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Steps:
+class WorkloadPasses:
     """Passes of the prefill, each different one once, then those of decode steps. ``counts``: how many each stands for;
     ``order``: of the prefill's passes one after another, the row of each; ``count``: of decode steps."""
 
-    batches: Batches
+    batches: BatchColumns
     counts: Array
     decodes: NDArray[np.bool_]
     order: Rows
     count: int
 
-    def drafted(self, draft_tokens: int) -> Steps:
+    def drafted(self, draft_tokens: int) -> WorkloadPasses:
         """Of the draft model: its prefill, and one pass in the middle of the decode for all of its guesses."""
         prefills, decodes = np.flatnonzero(~self.decodes), np.flatnonzero(self.decodes)
         middle = self.batches.batch(int(decodes[len(decodes) // 2]))
-        one = Batches.of([Batch(len(middle.new) * (1,), middle.past)])
+        one = BatchColumns.of([Batch(len(middle.new) * (1,), middle.past)])
         return replace(
             self,
-            batches=Batches.joined([self.batches.take(prefills), one]),
+            batches=BatchColumns.joined([self.batches.take(prefills), one]),
             counts=np.append(self.counts[prefills], float(self.count * draft_tokens)),
             decodes=np.append(self.decodes[prefills], True),
         )
 
 
-def steps_of(workload: Workload) -> Steps:
+def workload_passes(workload: Workload) -> WorkloadPasses:
     if workload.even is None:
         prefills, order = _listed(workload.prefills())
         decodes = workload.decodes()
-        return _steps(prefills, order, tuple(step for step, _ in decodes), Batches.of([batch for _, batch in decodes]))
+        return _steps(
+            prefills, order, tuple(step for step, _ in decodes), BatchColumns.of([batch for _, batch in decodes])
+        )
     gained = workload.gained
     end = math.ceil((workload.even.outputs - 1) / gained)
     steps = sampled_steps(1, end) if end else ()
     return _even_steps(len(workload.inputs), workload.even, workload.chunk or 0, steps, gained, workload.checked)
 
 
-def images_of(workload: Workload, tower: Deployment) -> Steps:
+def image_passes(workload: Workload, tower: Deployment) -> WorkloadPasses:
     """What a tower reads of a workload: one pass, before any prompt."""
     (images,) = (one for one in workload.images if one.tower is tower)
     read = _evenly([(images.sequences, images.patches, 0)])
-    return Steps(read, np.ones(1), np.zeros(1, dtype=bool), np.zeros(1, dtype=np.intp), 0)
+    return WorkloadPasses(read, np.ones(1), np.zeros(1, dtype=bool), np.zeros(1, dtype=np.intp), 0)
 
 
-def _steps(prefills: Batches, order: Rows, steps: tuple[int, ...], decodes: Batches) -> Steps:
+def _steps(prefills: BatchColumns, order: Rows, steps: tuple[int, ...], decodes: BatchColumns) -> WorkloadPasses:
     counts = np.concatenate([np.bincount(order, minlength=len(prefills)), step_weights(steps)])
     phases = np.arange(len(counts)) >= len(prefills)
-    return Steps(Batches.joined([prefills, decodes]), counts, phases, order, steps[-1] if steps else 0)
+    return WorkloadPasses(BatchColumns.joined([prefills, decodes]), counts, phases, order, steps[-1] if steps else 0)
 
 
-def _listed(batches: Sequence[Batch]) -> tuple[Batches, Rows]:
+def _listed(batches: Sequence[Batch]) -> tuple[BatchColumns, Rows]:
     """The different ones, and the row of each."""
     known: dict[Batch, int] = {}
     order = [known.setdefault(batch, len(known)) for batch in batches]
-    return Batches.of(list(known)), np.array(order, dtype=np.intp)
+    return BatchColumns.of(list(known)), np.array(order, dtype=np.intp)
 
 
 @lru_cache(maxsize=4096)  # deployments are asked the same
-def _even_steps(batch: int, one: Request, chunk: int, steps: tuple[int, ...], gained: float, checked: int) -> Steps:
+def _even_steps(
+    batch: int, one: RequestLengths, chunk: int, steps: tuple[int, ...], gained: float, checked: int
+) -> WorkloadPasses:
     """Of requests that are all alike."""
     tokens = one.inputs - one.cached
     prefills, order = _chunks(batch, tokens, one.cached, min(chunk or batch * tokens, batch * tokens))
@@ -308,7 +312,7 @@ def _even_steps(batch: int, one: Request, chunk: int, steps: tuple[int, ...], ga
 
 
 @lru_cache(maxsize=4096)  # and outputs of several lengths of the same prompts
-def _chunks(batch: int, tokens: int, past: int, chunk: int) -> tuple[Batches, Rows]:
+def _chunks(batch: int, tokens: int, past: int, chunk: int) -> tuple[BatchColumns, Rows]:
     """Prompts of one size, end to end, cut every ``chunk`` tokens: passes that begin at the same place of a prompt and
     are as long are alike."""
     starts = np.arange(0, batch * tokens, chunk)
@@ -318,8 +322,8 @@ def _chunks(batch: int, tokens: int, past: int, chunk: int) -> tuple[Batches, Ro
     if (whole | (sizes <= tokens - starts % tokens)).all():  # each has whole prompts, or a part of one
         sequences = np.where(whole, sizes // tokens, 1)
         new = np.where(whole, tokens, sizes)
-        return Batches.evenly(sequences[first], new[first], past + (starts % tokens)[first]), order
-    return Batches.of([_chunk(int(starts[at]) % tokens, int(sizes[at]), tokens, past) for at in first]), order
+        return BatchColumns.evenly(sequences[first], new[first], past + (starts % tokens)[first]), order
+    return BatchColumns.of([_chunk(int(starts[at]) % tokens, int(sizes[at]), tokens, past) for at in first]), order
 
 
 def _chunk(start: int, size: int, tokens: int, past: int) -> Batch:
@@ -330,10 +334,10 @@ def _chunk(start: int, size: int, tokens: int, past: int) -> Batch:
     return Batch(new, (past + start, *((len(new) - 1) * (past,))))
 
 
-def _evenly(rows: Sequence[tuple[int, int, int]], head_rows: int = 1) -> Batches:
+def _evenly(rows: Sequence[tuple[int, int, int]], head_rows: int = 1) -> BatchColumns:
     """Of (sequences, new, past) of each."""
     sequences, new, past = np.array(rows, dtype=np.int64).reshape(-1, 3).T
-    return Batches.evenly(sequences, new, past, head_rows)
+    return BatchColumns.evenly(sequences, new, past, head_rows)
 
 
 @lru_cache(maxsize=1024)

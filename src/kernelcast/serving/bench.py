@@ -17,14 +17,22 @@ from numpy.typing import NDArray
 
 from kernelcast.errors import KernelcastError
 from kernelcast.files import ENDINGS, open_table
-from kernelcast.inference.request_files import numbers, place, shown
+from kernelcast.inference.request_files import cell_text, line_of, numbers
 from kernelcast.serving.inference_perf import is_report, read_report
 from kernelcast.serving.load import Load, arrivals, ramp, scaled_to, spread_total, vllm_draws
-from kernelcast.serving.metrics import Bench, Seconds, by_arrival, latencies_ms, server_words, summary_ms, throughput
+from kernelcast.serving.metrics import (
+    BenchResult,
+    Seconds,
+    by_arrival,
+    latencies_ms,
+    server_settings,
+    summary_ms,
+    throughput,
+)
 from kernelcast.serving.traces import read_trace
 
 
-def read_bench(path: Path, *, seed: int = 0) -> Bench:
+def read_bench(path: Path, *, seed: int = 0) -> BenchResult:
     """A file (or, of inference-perf, a folder) with results, whatever it comes from; the last run of several.
 
     ``seed``: of a load that has to be made again, since the file has no requests one by one.
@@ -37,7 +45,7 @@ def read_bench(path: Path, *, seed: int = 0) -> Bench:
         raise KernelcastError(f"{path} is not as its benchmark writes it: {type(error).__name__} {error}") from None
 
 
-def _read(path: Path, seed: int) -> Bench:
+def _read(path: Path, seed: int) -> BenchResult:
     if path.is_dir():
         return read_report(path, seed=seed)
     if not path.is_file():
@@ -76,7 +84,7 @@ def _runs(path: Path) -> tuple[Any, tuple[str, ...]]:
     return found[-1], (f"the file has {len(found)} runs; this is the last",)
 
 
-def read_served(path: Path) -> Bench:
+def read_served(path: Path) -> BenchResult:
     """A table with one row a request that was served: arrival_s, first_token_s, last_token_s, and its tokens."""
     wanted = ("arrival_s", "first_token_s", "last_token_s")
     with open_table(path) as source:
@@ -91,8 +99,8 @@ def read_served(path: Path) -> Bench:
         bad = ~((sent <= first) & (first <= last) & (last < np.inf))
     if bad.any():
         row = int(np.argmax(bad))
-        times = ", ".join(shown(cells[name][row]) for name in wanted)
-        raise KernelcastError(f"{path}: {place(path, row)}: {', '.join(wanted)} must follow one another, not {times}")
+        times = ", ".join(cell_text(cells[name][row]) for name in wanted)
+        raise KernelcastError(f"{path}: {line_of(path, row)}: {', '.join(wanted)} must follow one another, not {times}")
     trace = read_trace(path, "kernelcast", skip_bad=True)  # sorted; rows that are bad in themselves are told of
     if trace.skipped:
         raise KernelcastError(f"{path}: {trace.told()}")
@@ -100,7 +108,7 @@ def read_served(path: Path) -> Bench:
     load, ttft, e2el = trace.load(), (first - sent)[order], (last - sent)[order]
     metrics = latencies_ms(load.outputs, ttft, e2el)
     metrics |= throughput(load.inputs, load.outputs, max(float(last.max() - sent.min()), 1e-9))
-    return Bench(path, "requests", load, True, metrics, _meta_beside(path), ttft, e2el)
+    return BenchResult(path, "requests", load, True, metrics, _meta_beside(path), ttft, e2el)
 
 
 def _meta_beside(path: Path) -> dict[str, Any]:
@@ -115,7 +123,7 @@ def _meta_beside(path: Path) -> dict[str, Any]:
                 continue
             if isinstance(found, dict):
                 engine = found.get("engine_kwargs")
-                return server_words({**found, **(engine if isinstance(engine, dict) else {})})
+                return server_settings({**found, **(engine if isinstance(engine, dict) else {})})
     return {}
 
 
@@ -135,10 +143,10 @@ def result_kind(found: Mapping[str, Any]) -> str:
     return "vllm" if "request_throughput" in found and "completed" in found else ""
 
 
-def read_result(path: Path, found: Mapping[str, Any], *, seed: int = 0, notes: tuple[str, ...] = ()) -> Bench:
+def read_result(path: Path, found: Mapping[str, Any], *, seed: int = 0, notes: tuple[str, ...] = ()) -> BenchResult:
     """One run."""
     kind = result_kind(found)
-    server = server_words({**found, **_server_info(found)})
+    server = server_settings({**found, **_server_info(found)})
     measured = {_name(key): value for key in found if _is_metric(key) and (value := _number(found[key])) is not None}
     if "total_throughput" in measured:
         measured["total_token_throughput"] = measured.pop("total_throughput")
@@ -147,7 +155,7 @@ def read_result(path: Path, found: Mapping[str, Any], *, seed: int = 0, notes: t
         if _is_list(found, "latencies"):  # newer vLLM keeps them without --save-detailed
             ended = np.array(found["latencies"], dtype=np.float64)
             measured = summary_ms("e2el", ended[ended > 0]) | measured
-        return Bench(path, kind, load, False, measured, server, notes=(*notes, *more))
+        return BenchResult(path, kind, load, False, measured, server, notes=(*notes, *more))
     sent = _Sent(path, found, seed)
     good = sent.good()
     columns = {"inputs": sent.inputs, "outputs": sent.outputs, "ttft": sent.times("ttfts"), "e2el": sent.e2el()}
@@ -158,7 +166,7 @@ def read_result(path: Path, found: Mapping[str, Any], *, seed: int = 0, notes: t
     failed = int(np.count_nonzero(~good))
     left_out = (f"{failed} of {len(good)} requests failed and are left out",) if failed else ()
     computed = latencies_ms(load.outputs, ordered["ttft"], ordered["e2el"], itls)
-    return Bench(
+    return BenchResult(
         path, kind, load, sent.exact, {**computed, **measured}, server, ordered["ttft"], ordered["e2el"], itls,
         notes=(*notes, *sent.notes, *left_out),
     )  # fmt: skip

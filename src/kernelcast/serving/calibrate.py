@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from kernelcast.errors import KernelcastError
 from kernelcast.ops.work import Array
 from kernelcast.serving.load import Load
-from kernelcast.serving.metrics import Bench, Served, metrics
+from kernelcast.serving.metrics import BenchResult, RequestTimes, metrics
 from kernelcast.serving.replay import Rows, measured, named, stage_metrics
-from kernelcast.serving.service import TERMS, Service
-from kernelcast.serving.simulate import Fleet, check
-from kernelcast.serving.step_times import Tables
+from kernelcast.serving.service import OVERHEADS, Service
+from kernelcast.serving.simulate import Cluster, check
+from kernelcast.serving.step_times import StepTimeTables
 from kernelcast.stacks import Stack
 
 # How far servers lie from one another: seconds, or, of factors, in their logarithm
@@ -43,7 +43,7 @@ _HELD = 0.8  # of the figures, that the interval of a measured server holds
 
 
 @dataclass(frozen=True, eq=False)
-class Fit:
+class CalibrationRequests:
     """Which requests are fitted on: ``rows`` of the load, or the summary (of a stage) where they are not one by one."""
 
     name: str
@@ -52,12 +52,12 @@ class Fit:
 
 
 @dataclass(frozen=True, eq=False)
-class Fitted:
+class CalibratedServer:
     """A service with the terms that were found, and how it went. Errors are typical ones of latencies, as shares."""
 
     service: Service
     before: Stack
-    part: Fit
+    part: CalibrationRequests
     runs: int
     error_before: float
     error: float
@@ -68,11 +68,11 @@ class Fitted:
         return self.service.pool.deployment.stack
 
 
-def part_of(bench: Bench, asked: str | None) -> Fit:
+def calibration_requests(bench: BenchResult, asked: str | None) -> CalibrationRequests:
     """The requests that ``--calibrate-on`` names: a number of the first, ``stage:N``; None: all."""
     count = len(bench.load)
     if asked is None:
-        return Fit("all requests", np.ones(count, dtype=np.bool_), dict(bench.metrics))
+        return CalibrationRequests("all requests", np.ones(count, dtype=np.bool_), dict(bench.metrics))
     word, _, number = asked.rpartition(":")
     if word not in ("", "stage") or not number.isdigit():
         raise KernelcastError(
@@ -85,7 +85,7 @@ def part_of(bench: Bench, asked: str | None) -> Fit:
             told = f"stages {known[0]} to {known[-1]}" if known else "no stages"
             raise KernelcastError(f"--calibrate-on {asked}: {bench.path} has {told}")
         rows = np.asarray(bench.load.stages == at)
-        return Fit(f"stage {at}", rows, dict(stage_metrics(bench, known.index(at), rows)))
+        return CalibrationRequests(f"stage {at}", rows, dict(stage_metrics(bench, known.index(at), rows)))
     if not _one_by_one(bench):
         raise KernelcastError(
             f"--calibrate-on {asked}: {bench.path} does not have the latencies of requests one by one "
@@ -94,34 +94,34 @@ def part_of(bench: Bench, asked: str | None) -> Fit:
     if not 0 < at <= count:
         raise KernelcastError(f"--calibrate-on {asked}: {bench.path} has {count:,} requests")
     rows = np.arange(count) < at
-    return Fit(f"first {at:,} requests", rows, measured(bench, rows))
+    return CalibrationRequests(f"first {at:,} requests", rows, measured(bench, rows))
 
 
-def least_spread(bench: Bench) -> float:
+def least_spread(bench: BenchResult) -> float:
     """By how much, as a share, a simulation of the load is off in any case; a load that was made again, by more."""
     return _SPREADS[0] if _one_by_one(bench) else _SPREADS[_SUMMARY]
 
 
-def _one_by_one(bench: Bench) -> bool:
+def _one_by_one(bench: BenchResult) -> bool:
     """Whether each request that is simulated was measured."""
     return bench.exact and (bench.ttft_s is not None or bench.e2el_s is not None)
 
 
-def calibrate(bench: Bench, service: Service, part: Fit, tables: Tables, *, seed: int = 0,
-              told: Callable[[int, int], None] | None = None) -> Fitted:  # fmt: skip
+def calibrate(bench: BenchResult, service: Service, part: CalibrationRequests, tables: StepTimeTables, *, seed: int = 0,
+              told: Callable[[int, int], None] | None = None) -> CalibratedServer:  # fmt: skip
     """The service with the terms that answer ``part`` of the benchmark best."""
-    problem = _Problem(bench, service, part, tables, seed)
+    problem = _Objective(bench, service, part, tables, seed)
     at = problem.start
     before = problem.error(at)
     for _ in range(_TIMES):  # noise is what the fit before it left
         problem.weigh(at)
         at = _searched(problem, at, told)
     stack = replace(problem.service(at).pool.deployment.stack, spread=problem.spread(at))
-    return Fitted(_with(service, stack), problem.before, part, problem.runs, before, problem.error(at),
+    return CalibratedServer(_with(service, stack), problem.before, part, problem.runs, before, problem.error(at),
                   problem.one_by_one)  # fmt: skip
 
 
-def _searched(problem: _Problem, at: Array, told: Callable[[int, int], None] | None) -> Array:
+def _searched(problem: _Objective, at: Array, told: Callable[[int, int], None] | None) -> Array:
     """From ``at`` downhill until little is gained."""
     here, damping = problem.residuals(at), 1e-2
     cost = float(here @ here)
@@ -143,10 +143,12 @@ def _searched(problem: _Problem, at: Array, told: Callable[[int, int], None] | N
     return at
 
 
-class _Problem:
+class _Objective:
     """The errors of a service with any terms, in scales from where they began."""
 
-    def __init__(self, bench: Bench, service: Service, part: Fit, tables: Tables, seed: int) -> None:
+    def __init__(
+        self, bench: BenchResult, service: Service, part: CalibrationRequests, tables: StepTimeTables, seed: int
+    ) -> None:
         self.before = service.pool.deployment.stack
         self.one_by_one, self._least = _one_by_one(bench), least_spread(bench)
         self._base, self._tables, self._seed = service, tables, seed
@@ -164,12 +166,12 @@ class _Problem:
         self._summary = {key: value for key, value in found.items() if value}
         if not self._summary:
             raise KernelcastError(f"{bench.path} has no latencies to learn from: ttft, tpot or e2el")
-        self.start, self.runs = np.zeros(len(TERMS)), 0
+        self.start, self.runs = np.zeros(len(OVERHEADS)), 0
         self._noise = dict.fromkeys(("ttft", "tpot", "e2el"), _UNKNOWN)
 
     def service(self, at: Array, spread: float = 0.0) -> Service:
         values = {}
-        for name, u in zip(TERMS, at.tolist(), strict=True):
+        for name, u in zip(OVERHEADS, at.tolist(), strict=True):
             begun = getattr(self.before, name)
             values[name] = begun * float(np.exp(u * _SCALE[name])) if name.endswith("factor") else \
                 max(0.0, begun + u * _SCALE[name])  # fmt: skip
@@ -177,14 +179,16 @@ class _Problem:
 
     def within(self, at: Array) -> Array:
         """No time is negative."""
-        least = [-np.inf if name.endswith("factor") else -getattr(self.before, name) / _SCALE[name] for name in TERMS]
+        least = [
+            -np.inf if name.endswith("factor") else -getattr(self.before, name) / _SCALE[name] for name in OVERHEADS
+        ]
         return np.clip(at, np.maximum(least, -10.0), 20.0)
 
-    def _served(self, at: Array, variant: str = "likely", spread: float = 0.0) -> tuple[Fleet, Served]:
+    def _served(self, at: Array, variant: str = "likely", spread: float = 0.0) -> tuple[Cluster, RequestTimes]:
         self.runs += 1
-        fleet = Fleet(self.service(at, spread), self._load, self._tables, variant, self._seed)
+        fleet = Cluster(self.service(at, spread), self._load, self._tables, variant, self._seed)
         fleet.run()
-        return fleet, Served.of(fleet.requests, self._load)
+        return fleet, RequestTimes.of(fleet.requests, self._load)
 
     def weigh(self, at: Array) -> None:
         """How far requests lie from the run of these terms, but for what all have in common."""
@@ -208,14 +212,14 @@ class _Problem:
         """The usual one of means and percentiles."""
         return float(np.sqrt(np.mean(np.square(list(self._wholes(*self._served(at)).values())))))
 
-    def _wholes(self, fleet: Fleet, served: Served) -> dict[tuple[str, str], float]:
+    def _wholes(self, fleet: Cluster, served: RequestTimes) -> dict[tuple[str, str], float]:
         """Logarithms of predicted over measured means and percentiles."""
         found = metrics(served, fleet.notes, self._rows)
         told = {pair: f"{pair[0]}_{pair[1]}_ms" for pair in _FITTED}
         return {pair: float(np.log(found[key] / self._summary[key])) for pair, key in told.items()
                 if key in self._summary and key in found}  # fmt: skip
 
-    def _errors(self, served: Served) -> dict[str, Array]:
+    def _errors(self, served: RequestTimes) -> dict[str, Array]:
         """Logarithms of predicted over measured times, of each request."""
         found = _simulated(served)
         logs = {name: np.log(found[name][self._rows] / times) for name, times in self._times.items()}
@@ -243,7 +247,7 @@ class _Problem:
                 return spread
         return _SPREADS[-1]
 
-    def _tenths(self, fleet: Fleet | None, served: Served | None) -> Array:
+    def _tenths(self, fleet: Cluster | None, served: RequestTimes | None) -> Array:
         """Mean latencies of the requests, a tenth of them at a time; else the summary."""
         if not self.one_by_one:
             found = metrics(served, fleet.notes, self._rows) if served and fleet else self._summary
@@ -263,7 +267,7 @@ def _with(service: Service, stack: Stack) -> Service:
     return replace(service, pool=pool, prefill=prefill)
 
 
-def _needed(bench: Bench, rows: Rows) -> Rows:
+def _needed(bench: BenchResult, rows: Rows) -> Rows:
     """Requests that were under way beside those of the part, and all before: whoever came later changed nothing."""
     lasted = bench.e2el_s if bench.e2el_s is not None else bench.ttft_s
     assert lasted is not None
@@ -273,7 +277,7 @@ def _needed(bench: Bench, rows: Rows) -> Rows:
     return np.asarray(bench.load.arrivals_s <= end_s)
 
 
-def _times(bench: Bench, rows: Rows) -> dict[str, Array]:
+def _times(bench: BenchResult, rows: Rows) -> dict[str, Array]:
     found = {name: times[rows] for name, times in (("ttft", bench.ttft_s), ("e2el", bench.e2el_s)) if times is not None}
     if len(found) == 2:
         outputs = bench.load.outputs[rows]
@@ -282,7 +286,7 @@ def _times(bench: Bench, rows: Rows) -> dict[str, Array]:
     return {name: np.where(times > 0, times, np.nan) for name, times in found.items()}
 
 
-def _simulated(served: Served) -> dict[str, NDArray[np.float64]]:
+def _simulated(served: RequestTimes) -> dict[str, NDArray[np.float64]]:
     return {"ttft": served.ttft_s, "tpot": served.tpot_s, "e2el": served.e2el_s}
 
 

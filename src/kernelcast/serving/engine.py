@@ -10,31 +10,31 @@ from dataclasses import dataclass
 import numpy as np
 
 from kernelcast.ops.work import Array
-from kernelcast.serving.scheduler import Rank, Request, Step
-from kernelcast.serving.step_times import StepTimes, host_s
+from kernelcast.serving.scheduler import Request, Scheduler, SchedulerStep
+from kernelcast.serving.step_times import StepTimes, host_time
 
 _MOST_STEPS = 512  # that are taken together
 
 
 @dataclass
-class _Under:
+class _RunningSteps:
     """Steps under way: they end at ``start_s + ends_s``; ``count`` of them will be run."""
 
     start_s: float
     ends_s: list[float] | Array
     count: int
-    steps: list[Step | None]
+    steps: list[SchedulerStep | None]
 
 
 class Engine:
     """``next_s``: when the steps under way end, infinity where it is idle. ``noted`` is told of every stretch of steps:
     (start, end, steps, sequences that decode, prompt tokens, the engine)."""
 
-    def __init__(self, ranks: list[Rank], times: StepTimes, variant: str,
+    def __init__(self, ranks: list[Scheduler], times: StepTimes, variant: str,
                  noted: Callable[[float, float, int, int, int, Engine], None]) -> None:  # fmt: skip
         self.ranks, self.times, self.variant, self._noted = ranks, times, variant, noted
         self.next_s = math.inf
-        self._under: _Under | None = None
+        self._under: _RunningSteps | None = None
         # A scheduler that works ahead has the next step ready when one begins: who comes during a step is looked at
         # when it ends, and runs in the one after the next.
         self._ahead = ranks[0].settings.async_scheduling
@@ -43,7 +43,7 @@ class Engine:
         self._count = 0  # steps so far
         self._waited = 0  # steps that prompts were put off for, see Settings.dp_wait
         stack = times.deployment.stack
-        self._own_s = [host_s(variant, x, stack.spread) for x in (stack.step_s, stack.prefill_s, stack.sequence_s)]
+        self._own_s = [host_time(variant, x, stack.spread) for x in (stack.step_s, stack.prefill_s, stack.sequence_s)]
 
     @property
     def load(self) -> int:
@@ -123,7 +123,7 @@ class Engine:
             if ranks_held(self.ranks):
                 most = min(most, self.ranks[0].settings.dp_wait - self._waited)
             ends = self._decodes_s(most)
-        self._under = _Under(now_s, ends, len(ends), steps)
+        self._under = _RunningSteps(now_s, ends, len(ends), steps)
         self.next_s = now_s + float(ends[-1])
 
     def _hold(self) -> None:
@@ -137,7 +137,7 @@ class Engine:
         for rank in self.ranks:
             rank.held = hold
 
-    def _mixed_s(self, steps: list[Step | None]) -> float:
+    def _mixed_s(self, steps: list[SchedulerStep | None]) -> float:
         """The heaviest rank's step; all run as many tokens as it."""
         longest = 0.0
         for rank, step in zip(self.ranks, steps, strict=True):
@@ -171,6 +171,6 @@ class Engine:
         return np.cumsum(self.times.decodes(decoding, context, gained, count, self.variant) + own_s)
 
 
-def ranks_held(ranks: list[Rank]) -> bool:
+def ranks_held(ranks: list[Scheduler]) -> bool:
     """Whether prompts wait for other ranks."""
     return ranks[0].held

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from kernelcast.errors import KernelcastError
 from kernelcast.serving.load import Lengths, Load, Pieces, arrivals, shared_prefix, vllm_draws
-from kernelcast.serving.metrics import Bench, Seconds, by_arrival, latencies_ms, throughput
+from kernelcast.serving.metrics import BenchResult, Seconds, by_arrival, latencies_ms, throughput
 
 _SUMMARY, _REQUESTS = "summary_lifecycle_metrics.json", "per_request_lifecycle_metrics.json"
 _STAGE = re.compile(r"stage_(\d+)_lifecycle_metrics\.json")
@@ -39,7 +39,7 @@ def is_report(found: Any) -> bool:
     return isinstance(found, list) and bool(found) and isinstance(found[0], dict) and "start_time" in found[0]
 
 
-def read_report(path: Path, *, seed: int = 0) -> Bench:
+def read_report(path: Path, *, seed: int = 0) -> BenchResult:
     """A folder of reports, or one of them; a stage has its part of the list of requests that lies beside it."""
     folder = path if path.is_dir() else path.parent
     stages = _stages(folder)
@@ -59,13 +59,15 @@ def read_report(path: Path, *, seed: int = 0) -> Bench:
     picked = stages or {0: report}
     load = _made_again(path, [picked[key] for key in sorted(picked)], _config(folder), seed)
     notes = (f"no {_REQUESTS} beside it: the load is made again from the rates and mean lengths of its stages",)
-    return Bench(
+    return BenchResult(
         path, "inference-perf", load, False, _metrics(report), _server(folder),
         stages=tuple(_metrics(picked[key]) for key in sorted(picked)), notes=notes,
     )  # fmt: skip
 
 
-def _of_requests(path: Path, requests: Sequence[Any], folder: Path, stages: Mapping[int, Any], number: int) -> Bench:
+def _of_requests(
+    path: Path, requests: Sequence[Any], folder: Path, stages: Mapping[int, Any], number: int
+) -> BenchResult:
     rows = [row for row in requests if isinstance(row, dict) and "start_time" in row]
     if not rows:
         raise KernelcastError(f"{folder / _REQUESTS} has no request with a start_time")
@@ -92,7 +94,7 @@ def _of_requests(path: Path, requests: Sequence[Any], folder: Path, stages: Mapp
         notes.append(
             "what prompts share is found in their texts, with characters for tokens",
         )
-    return Bench(
+    return BenchResult(
         path, "inference-perf", load, True, {**computed, **told}, _server(folder), ttft, e2el, itls,
         tuple(_metrics(stages[key]) for key in sorted(stages)) if number < 0 else (), tuple(notes),
     )  # fmt: skip

@@ -13,25 +13,27 @@ from collections.abc import Sequence
 Pieces = Sequence[tuple[int, int]]
 
 
-class Node:
+class PrefixNode:
     """A piece of a stream behind those before it: tokens ``start`` to ``end`` of a prompt are in the cache."""
 
     __slots__ = ("above", "end", "freed", "holders", "start", "stream")
 
-    def __init__(self, above: Node | None, stream: int, start: int) -> None:
+    def __init__(self, above: PrefixNode | None, stream: int, start: int) -> None:
         self.above, self.stream, self.start, self.end = above, stream, start, start
         self.holders = 0
         self.freed = 0  # which of its entries in the queue of freed blocks is the valid one; 0: it is held
 
 
-class Blocks:
+class KvCacheBlocks:
     """``free``: blocks that nobody holds. Taking more than that is a mistake of the caller."""
 
     def __init__(self, count: int, size: int, caching: bool) -> None:
         self.count, self.size, self.caching = count, size, caching
         self.free = count
-        self._nodes: dict[tuple[Node | None, int], Node] = {}
-        self._queue: deque[tuple[int, Node | None, int]] = deque()  # freed: blocks, of a node (or nobody's), its entry
+        self._nodes: dict[tuple[PrefixNode | None, int], PrefixNode] = {}
+        self._queue: deque[tuple[int, PrefixNode | None, int]] = (
+            deque()
+        )  # freed: blocks, of a node (or nobody's), its entry
         self._unused = count  # that nobody ever held, which are taken first
         self._entries = 0
 
@@ -43,10 +45,10 @@ class Blocks:
         """Blocks that so many tokens fill."""
         return -(-tokens // self.size)
 
-    def found(self, pieces: Pieces, most: int) -> tuple[int, list[Node]]:
+    def found(self, pieces: Pieces, most: int) -> tuple[int, list[PrefixNode]]:
         """Tokens at the beginning of a prompt that are cached, in full blocks and at most ``most``; their nodes."""
         cached, start, path = 0, 0, []
-        above: Node | None = None
+        above: PrefixNode | None = None
         for stream, tokens in pieces if self.caching else ():
             node = self._nodes.get((above, stream))
             if node is None or node.end == start:
@@ -58,7 +60,7 @@ class Blocks:
             above, start = node, start + tokens
         return min(cached, most) // self.size * self.size, path
 
-    def hold(self, path: Sequence[Node]) -> None:
+    def hold(self, path: Sequence[PrefixNode]) -> None:
         """A request reads these nodes: they may not be taken."""
         for node in path:
             if not node.holders:
@@ -66,7 +68,7 @@ class Blocks:
                 node.freed = 0
             node.holders += 1
 
-    def unheld(self, path: Sequence[Node]) -> int:
+    def unheld(self, path: Sequence[PrefixNode]) -> int:
         """Free blocks that holding these would take."""
         return sum(self._size_of(node) for node in path if not node.holders)
 
@@ -92,7 +94,7 @@ class Blocks:
             else:
                 blocks -= self._evict(node, blocks)
 
-    def _evict(self, node: Node, blocks: int) -> int:
+    def _evict(self, node: PrefixNode, blocks: int) -> int:
         """The last blocks of a freed node; the whole of it leaves the tree."""
         have = self._size_of(node)
         taken = min(have, blocks)
@@ -104,18 +106,18 @@ class Blocks:
             node.end = (node.end // self.size - taken) * self.size
         return taken
 
-    def store(self, pieces: Pieces, path: list[Node], computed: int) -> int:
+    def store(self, pieces: Pieces, path: list[PrefixNode], computed: int) -> int:
         """A request has computed its prompt up to ``computed`` tokens: what others may share goes into the tree, held
         by it. Blocks that go from the request to the tree; ``path`` grows by the nodes."""
         moved, start = 0, 0
-        above: Node | None = None
+        above: PrefixNode | None = None
         for depth, (stream, tokens) in enumerate(pieces if self.caching else ()):
             end = min(start + tokens, computed)
             if end <= start:
                 break
             node = self._nodes.get((above, stream))
             if node is None:
-                node = self._nodes[above, stream] = Node(above, stream, start)
+                node = self._nodes[above, stream] = PrefixNode(above, stream, start)
             if depth >= len(path) or path[depth] is not node:
                 if depth < len(path):  # another came first with the same beginning: what is held stays
                     break
@@ -133,7 +135,7 @@ class Blocks:
             above, start = node, start + tokens
         return moved
 
-    def release(self, own: int, path: Sequence[Node]) -> None:
+    def release(self, own: int, path: Sequence[PrefixNode]) -> None:
         """A request ends (or is put back): ``own`` blocks that nobody shares, and its nodes, the deepest first."""
         self.free += own
         if not self.caching:
@@ -149,5 +151,5 @@ class Blocks:
                 node.freed = self._entries
                 self._queue.append((blocks, node, self._entries))
 
-    def _size_of(self, node: Node) -> int:
+    def _size_of(self, node: PrefixNode) -> int:
         return node.end // self.size - node.start // self.size

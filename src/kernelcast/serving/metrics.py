@@ -62,7 +62,7 @@ def throughput(inputs: NDArray[np.int64], outputs: NDArray[np.int64], duration_s
 
 
 @dataclass(frozen=True, eq=False)
-class Goals:
+class LatencyGoals:
     """Latencies that a request must keep to count as good, in seconds; None: any."""
 
     ttft_s: float | None = None
@@ -75,7 +75,7 @@ class Goals:
 
 
 @dataclass(frozen=True, eq=False)
-class Served:
+class RequestTimes:
     """One entry a request, in the load's order; NaN where an interrupt came first. Times count from the load's start;
     ``arrival_s`` is when a request was sent, which a closed loop decides."""
 
@@ -90,7 +90,7 @@ class Served:
     replica: NDArray[np.int64]
 
     @classmethod
-    def of(cls, requests: list[Request], load: Load) -> Served:
+    def of(cls, requests: list[Request], load: Load) -> RequestTimes:
         def seconds(name: str) -> Array:
             return np.array([getattr(request, name) for request in requests], dtype=np.float64)
 
@@ -120,7 +120,7 @@ class Served:
         with np.errstate(divide="ignore", invalid="ignore"):
             return (self.last_token_s - self.first_token_s) / np.where(self.outputs > 1, self.outputs - 1, np.nan)
 
-    def good(self, goals: Goals) -> NDArray[np.bool_]:
+    def good(self, goals: LatencyGoals) -> NDArray[np.bool_]:
         """Which requests keep every goal; a request of one token keeps any time per token."""
         kept = self.done.copy()
         for goal, value in ((goals.ttft_s, self.ttft_s), (goals.tpot_s, self.tpot_s), (goals.e2el_s, self.e2el_s)):
@@ -129,8 +129,8 @@ class Served:
         return kept
 
 
-def metrics(served: Served, notes: Notes, rows: NDArray[np.bool_] | None = None,
-            goals: Goals | None = None) -> dict[str, float]:  # fmt: skip
+def metrics(served: RequestTimes, notes: StepLog, rows: NDArray[np.bool_] | None = None,
+            goals: LatencyGoals | None = None) -> dict[str, float]:  # fmt: skip
     """By vLLM's names: throughput, and mean, median and percentiles of latencies; of some ``rows``, or all."""
     chosen = served.done if rows is None else served.done & rows
     if not chosen.any():
@@ -144,7 +144,7 @@ def metrics(served: Served, notes: Notes, rows: NDArray[np.bool_] | None = None,
     return found | _gaps_ms(served, notes, chosen, whole=rows is None)
 
 
-def _gaps_ms(served: Served, notes: Notes, chosen: NDArray[np.bool_], *, whole: bool) -> dict[str, float]:
+def _gaps_ms(served: RequestTimes, notes: StepLog, chosen: NDArray[np.bool_], *, whole: bool) -> dict[str, float]:
     """Gaps between tokens: their mean is that of the requests; percentiles are those of the steps, each counted once
     for every sequence that it decoded. Of a part of the load the steps while it ran stand for its own."""
     tokens = served.outputs[chosen] - 1
@@ -167,7 +167,7 @@ def _gaps_ms(served: Served, notes: Notes, chosen: NDArray[np.bool_], *, whole: 
 
 
 @dataclass
-class Notes:
+class StepLog:
     """What steps did, one entry a stretch of alike steps."""
 
     start_s: list[float] = field(default_factory=list)
@@ -217,7 +217,7 @@ _NAMES = {  # what servers and benchmarks call the same thing
 
 
 @dataclass(frozen=True, eq=False)
-class Bench:
+class BenchResult:
     """One run of a benchmark. Arrays of measured times have an entry for each request of the load, NaN for none."""
 
     path: Path
@@ -233,7 +233,7 @@ class Bench:
     notes: tuple[str, ...] = ()  # what a reader should know of the load
 
 
-def server_words(found: Mapping[str, Any]) -> dict[str, Any]:
+def server_settings(found: Mapping[str, Any]) -> dict[str, Any]:
     """What is known of a server, by one name each; numbers that are written as text are numbers."""
     said: dict[str, Any] = {}
     for word, names in _NAMES.items():

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from kernelcast.schedule import EvidenceSummary
 from kernelcast.serving.load import Load
-from kernelcast.serving.metrics import Bench, Notes, Served, latencies_ms, metrics, throughput
+from kernelcast.serving.metrics import BenchResult, RequestTimes, StepLog, latencies_ms, metrics, throughput
 from kernelcast.serving.service import Service
-from kernelcast.serving.simulate import Fleet, check
-from kernelcast.serving.step_times import Tables
+from kernelcast.serving.simulate import Cluster, check
+from kernelcast.serving.step_times import StepTimeTables
 
 Rows = NDArray[np.bool_]
 LATENCIES, ENDINGS = ("ttft", "tpot", "itl", "e2el"), ("mean", "p50", "p90", "p99")
@@ -23,7 +23,7 @@ VARIANTS = ("likely", "low", "high")
 
 
 @dataclass(frozen=True)
-class Figure:
+class MetricComparison:
     """One metric, by vLLM's name: what was measured and what is predicted, with its 80% interval where it has one."""
 
     name: str
@@ -45,37 +45,39 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Part:
+class ReplayPart:
     """Figures of some of the requests."""
 
     name: str
     requests: int
-    figures: tuple[Figure, ...]
+    figures: tuple[MetricComparison, ...]
 
-    def __getitem__(self, name: str) -> Figure:
+    def __getitem__(self, name: str) -> MetricComparison:
         return next(figure for figure in self.figures if figure.name == name)
 
 
 @dataclass(frozen=True, eq=False)
-class Runs:
+class SimulatedRuns:
     """One load simulated: as is likely, and at both ends of what every step may take where that was asked for."""
 
     load: Load
-    served: Mapping[str, Served]
-    notes: Mapping[str, Notes]
+    served: Mapping[str, RequestTimes]
+    notes: Mapping[str, StepLog]
     rests_on: EvidenceSummary
 
     @classmethod
-    def of(cls, service: Service, load: Load, tables: Tables, *, seed: int = 0, intervals: bool = True) -> Runs:
+    def of(
+        cls, service: Service, load: Load, tables: StepTimeTables, *, seed: int = 0, intervals: bool = True
+    ) -> SimulatedRuns:
         check(service, load)
         served, notes = {}, {}
         for variant in VARIANTS if intervals else VARIANTS[:1]:
-            fleet = Fleet(service, load, tables, variant, seed)
+            fleet = Cluster(service, load, tables, variant, seed)
             fleet.run()
-            served[variant], notes[variant] = Served.of(fleet.requests, load), fleet.notes
+            served[variant], notes[variant] = RequestTimes.of(fleet.requests, load), fleet.notes
         return cls(load, served, notes, fleet.deciding[0].times.rests_on)
 
-    def figures(self, measured: Mapping[str, float], rows: Rows | None = None) -> tuple[Figure, ...]:
+    def figures(self, measured: Mapping[str, float], rows: Rows | None = None) -> tuple[MetricComparison, ...]:
         """Of what was measured all that is predicted too."""
         found = {variant: metrics(self.served[variant], self.notes[variant], rows) for variant in self.served}
         figures = []
@@ -85,7 +87,7 @@ class Runs:
                 continue
             ends = [value for value in values if value is not None]
             low, high = (min(ends), max(ends)) if len(ends) == len(VARIANTS) else (None, None)
-            figures.append(Figure(key, told, ends[0], low, high))
+            figures.append(MetricComparison(key, told, ends[0], low, high))
         return tuple(figures)
 
 
@@ -98,26 +100,26 @@ def named(found: Mapping[str, float], key: str) -> float | None:
 class Replay:
     """A benchmark and its simulation. ``parts``: the stages of the load, or what else it is told apart by."""
 
-    bench: Bench
+    bench: BenchResult
     service: Service
-    runs: Runs
-    whole: Part
-    parts: tuple[Part, ...] = ()
+    runs: SimulatedRuns
+    whole: ReplayPart
+    parts: tuple[ReplayPart, ...] = ()
     assumed: tuple[str, ...] = ()
     stages: bool = False  # whether the parts are the load's own stages
 
 
-def replay(bench: Bench, service: Service, tables: Tables, *, seed: int = 0, intervals: bool = True,
+def replay(bench: BenchResult, service: Service, tables: StepTimeTables, *, seed: int = 0, intervals: bool = True,
            parts: Sequence[tuple[str, Rows]] = ()) -> Replay:  # fmt: skip
     """The benchmark's load on ``service``; ``parts``: names and requests, in place of the stages of the load."""
-    runs = Runs.of(service, bench.load, tables, seed=seed, intervals=intervals)
+    runs = SimulatedRuns.of(service, bench.load, tables, seed=seed, intervals=intervals)
     told = [(name, rows, measured(bench, rows)) for name, rows in parts] or _stages(bench)
-    found = tuple(Part(name, int(rows.sum()), runs.figures(values, rows)) for name, rows, values in told)
-    whole = Part("all requests", len(bench.load), runs.figures(bench.metrics))
+    found = tuple(ReplayPart(name, int(rows.sum()), runs.figures(values, rows)) for name, rows, values in told)
+    whole = ReplayPart("all requests", len(bench.load), runs.figures(bench.metrics))
     return Replay(bench, service, runs, whole, found, assumed(bench, service), stages=not parts)
 
 
-def _stages(bench: Bench) -> list[tuple[str, Rows, Mapping[str, float]]]:
+def _stages(bench: BenchResult) -> list[tuple[str, Rows, Mapping[str, float]]]:
     """Of a load that has them: as the file tells of each, or worked out of its requests."""
     if bench.load.stages is None or bench.load.stages.max() == 0:
         return []
@@ -128,11 +130,11 @@ def _stages(bench: Bench) -> list[tuple[str, Rows, Mapping[str, float]]]:
     return found
 
 
-def stage_metrics(bench: Bench, at: int, rows: Rows) -> Mapping[str, float]:
+def stage_metrics(bench: BenchResult, at: int, rows: Rows) -> Mapping[str, float]:
     return {**measured(bench, rows), **(bench.stages[at] if at < len(bench.stages) else {})}
 
 
-def measured(bench: Bench, rows: Rows) -> dict[str, float]:
+def measured(bench: BenchResult, rows: Rows) -> dict[str, float]:
     """Of some requests, where the file has them one by one."""
     load = bench.load.take(rows)
     ttft, e2el = (None if times is None else times[rows] for times in (bench.ttft_s, bench.e2el_s))
@@ -144,7 +146,7 @@ def measured(bench: Bench, rows: Rows) -> dict[str, float]:
     return found
 
 
-def assumed(bench: Bench, service: Service) -> tuple[str, ...]:
+def assumed(bench: BenchResult, service: Service) -> tuple[str, ...]:
     """What the file leaves open."""
     found = list(bench.notes)
     if not bench.exact:

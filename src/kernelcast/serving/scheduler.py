@@ -12,8 +12,8 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from kernelcast.serving.kv_cache import Blocks, Node, Pieces
-from kernelcast.serving.service import Settings
+from kernelcast.serving.kv_cache import KvCacheBlocks, Pieces, PrefixNode
+from kernelcast.serving.service import EngineSettings
 
 
 class Request:
@@ -29,7 +29,7 @@ class Request:
         self.steps = steps or outputs - 1  # decode steps that it takes after its first token
         self.context, self.left, self.written = inputs, inputs, 0
         self.blocks = self.shared = 0  # that it holds for itself, and of those in the prefix tree
-        self.path: list[Node] = []  # nodes of the prefix tree that it holds
+        self.path: list[PrefixNode] = []  # nodes of the prefix tree that it holds
         self.base = self.finish = (
             0  # while it decodes: context less the rank's step count; the step after which it ends
         )
@@ -50,7 +50,7 @@ _RETRACT_STEPS = 20  # after which the guess is looked at again
 
 
 @dataclass
-class Step:
+class SchedulerStep:
     """What one rank does next: prompts to read (tokens of each), or decode steps, ``most`` at a time."""
 
     chunks: list[tuple[Request, int]] = field(default_factory=list)
@@ -62,15 +62,15 @@ class Step:
         return sum(tokens for _, tokens in self.chunks)
 
 
-class Rank:
+class Scheduler:
     """``together``: prompts are read in the steps in which others decode; else before them, alone. ``gained``: tokens
     that a decode step writes to the cache for each sequence, on average."""
 
     def __init__(
-        self, settings: Settings, together: bool, caching: bool, drafted: int = 0, gained: float = 1.0
+        self, settings: EngineSettings, together: bool, caching: bool, drafted: int = 0, gained: float = 1.0
     ) -> None:
         self.settings, self.together, self.drafted, self.gained = settings, together, drafted, gained
-        self.blocks = Blocks(settings.kv_blocks, settings.block_size, caching and settings.prefix_caching)
+        self.blocks = KvCacheBlocks(settings.kv_blocks, settings.block_size, caching and settings.prefix_caching)
         self.waiting: deque[Request] = deque()
         self.reading: list[Request] = []
         self.running: dict[int, Request] = {}  # those that are read or decode, in the order of admission
@@ -87,7 +87,7 @@ class Rank:
         self._whole = settings.capacity == "reserve" or drafted > 0
         self.held = False  # no prompt is begun: other ranks have none to read yet
 
-    def schedule(self, now_s: float) -> Step | None:
+    def schedule(self, now_s: float) -> SchedulerStep | None:
         """The next step; None: nothing to do."""
         self.blocked = ""
         if self.together:
@@ -97,10 +97,10 @@ class Rank:
             self._put_back(self.reading[-1])
             chunks = self._prompts(self.settings.max_num_batched_tokens, now_s, self.settings.max_prefill_tokens)
         if chunks:
-            return Step(chunks, decodes=False)
+            return SchedulerStep(chunks, decodes=False)
         return self._decode() if self.decoding else None
 
-    def _mixed(self, now_s: float) -> Step | None:
+    def _mixed(self, now_s: float) -> SchedulerStep | None:
         crowded = self._make_room()
         budget = self.settings.max_num_batched_tokens - self.decoding * (1 + self.drafted)
         chunks = self._prompts(budget, now_s, budget, admit=not crowded)
@@ -108,17 +108,17 @@ class Rank:
             self._put_back(self.reading[-1])
             chunks = self._prompts(budget, now_s, budget, admit=False)
         if chunks:
-            return Step(chunks, decodes=self.decoding > 0)
+            return SchedulerStep(chunks, decodes=self.decoding > 0)
         return self._decode() if self.decoding else None
 
-    def _decode(self) -> Step:
+    def _decode(self) -> SchedulerStep:
         self._make_room()
         most = self._ends[0][0] - self.steps
         if not self._whole and self.blocks.free < most * self.decoding:
             most = self._steps_until_full(most)
         if self.waiting and self.settings.capacity == "estimate":
             most = min(most, _RETRACT_STEPS)
-        return Step(most=max(most, 1))
+        return SchedulerStep(most=max(most, 1))
 
     def _steps_until_full(self, most: int) -> int:
         """Steps that the free blocks last for, at most ``most``."""
@@ -273,7 +273,7 @@ class Rank:
         self._join(request)
         return request, 0
 
-    def advance(self, step: Step, count: int, now_s: float) -> list[Request]:
+    def advance(self, step: SchedulerStep, count: int, now_s: float) -> list[Request]:
         """``count`` such steps have run and ended at ``now_s``; who is done."""
         done = []
         if step.decodes and self.decoding:

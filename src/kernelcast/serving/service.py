@@ -23,7 +23,7 @@ POLICIES = ("fcfs", "lpm")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class EngineSettings:
     """One engine's. ``capacity``: how blocks are given to a request. grow: as it needs them, the last to come is put
     back when none is left; estimate: by what those that run are guessed to write yet; reserve: all it may need."""
 
@@ -57,12 +57,12 @@ class Settings:
         return self.kv_blocks * self.block_size
 
 
-def settings_of(deployment: Deployment, given: dict[str, Any] | None = None, context: int = 4096) -> Settings:
+def engine_settings(deployment: Deployment, given: dict[str, Any] | None = None, context: int = 4096) -> EngineSettings:
     """The stack's own defaults on this GPU, with what is ``given`` (None: not given) in their place. ``context``: of a
     usual request, which tells how much a token takes where layers have a window or a state."""
     asked = {name: value for name, value in (given or {}).items() if value is not None}
     usual = _defaults(deployment.stack, deployment.gpu)
-    found = Settings(**{**usual, **asked})
+    found = EngineSettings(**{**usual, **asked})
     if not found.kv_blocks:
         found = replace(found, kv_blocks=kv_blocks(deployment, found, context))
     if found.max_num_batched_tokens < found.max_num_seqs and "max_num_batched_tokens" in asked:
@@ -80,13 +80,13 @@ def _defaults(stack: Stack, gpu: Gpu) -> dict[str, Any]:
     if not raw:
         raise KernelcastError(f"{stack.name} has no scheduler: requests under load are served by vllm, sglang, trtllm")
     raw.setdefault("max_prefill_tokens", raw["max_num_batched_tokens"])
-    known = {field.name for field in fields(Settings)}
+    known = {field.name for field in fields(EngineSettings)}
     if extra := set(raw) - known:
         raise KernelcastError(f"{stack.id}.toml: [scheduler] has unknown {', '.join(sorted(extra))}")
     return raw
 
 
-def kv_blocks(deployment: Deployment, settings: Settings, context: int) -> int:
+def kv_blocks(deployment: Deployment, settings: EngineSettings, context: int) -> int:
     """Blocks of one rank: what weights, the largest step and the stack itself leave of the memory it fills."""
     tokens = max(settings.max_num_batched_tokens, 1)
     held = memory(deployment, {}, tokens, min(settings.max_num_seqs, tokens))
@@ -109,35 +109,35 @@ def kv_blocks(deployment: Deployment, settings: Settings, context: int) -> int:
     return math.floor(room / (each * settings.block_size))
 
 
-TERMS = ("request_s", "front_s", "token_s", "step_s", "sequence_s", "prompt_factor", "decode_factor")
-HOST_TERMS = TERMS[:5]
+OVERHEADS = ("request_s", "front_s", "token_s", "step_s", "sequence_s", "prompt_factor", "decode_factor")
+HOST_OVERHEADS = OVERHEADS[:5]
 SPREAD = "spread"  # how far its latencies lie from those of the fit
 _KIND = "kernelcast server"
 
 
-def write_terms(path: Path, stack: Stack, about: dict[str, Any]) -> None:
+def write_overheads(path: Path, stack: Stack, about: dict[str, Any]) -> None:
     """The terms of a stack; ``about``: what they were learnt from."""
     told = {"kind": _KIND, "stack": stack.id, "about": about,
-            "terms": {name: getattr(stack, name) for name in (*TERMS, SPREAD)}}  # fmt: skip
+            "terms": {name: getattr(stack, name) for name in (*OVERHEADS, SPREAD)}}  # fmt: skip
     with complete(path.resolve()) as part:
         part.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
 
 
-def without_terms(stack: Stack) -> Stack:
+def without_overheads(stack: Stack) -> Stack:
     """``stack`` as if its server had none of them: what tells two servers apart beyond their terms."""
-    none: dict[str, Any] = dict.fromkeys((*TERMS, SPREAD), 0.0)
+    none: dict[str, Any] = dict.fromkeys((*OVERHEADS, SPREAD), 0.0)
     return replace(stack, **none)
 
 
 def _fits(name: str, value: Any) -> bool:
     """Seconds are 0 or more, factors above 0, a spread is a share."""
-    if name not in (*TERMS, SPREAD) or isinstance(value, bool) or not isinstance(value, int | float):
+    if name not in (*OVERHEADS, SPREAD) or isinstance(value, bool) or not isinstance(value, int | float):
         return False
     above = value > 0 if name.endswith("factor") else value >= 0
     return above and value < (1.0 if name == SPREAD else math.inf)
 
 
-def read_terms(path: Path, stack: Stack, gpus: Collection[str]) -> Stack:
+def read_overheads(path: Path, stack: Stack, gpus: Collection[str]) -> Stack:
     """``stack`` with the terms of a file. What steps take over their forecast is of the GPU that was measured: where
     ``gpus`` (their labels) has another, only the times of the host are taken."""
     try:
@@ -155,10 +155,10 @@ def read_terms(path: Path, stack: Stack, gpus: Collection[str]) -> Stack:
     terms = found["terms"]
     for name, value in terms.items():
         if not _fits(name, value):
-            known = ", ".join((*TERMS, SPREAD))
+            known = ", ".join((*OVERHEADS, SPREAD))
             raise KernelcastError(f"{path}: {name} = {value!r} is none of {known} with a number that it can be")
     if set(gpus) != {found.get("about", {}).get("gpu")}:
-        terms = {name: value for name, value in terms.items() if name in HOST_TERMS}
+        terms = {name: value for name, value in terms.items() if name in HOST_OVERHEADS}
     return replace(stack, **terms)
 
 
@@ -166,16 +166,16 @@ ROUTERS = ("round_robin", "least_loaded", "cache_aware")
 
 
 @dataclass(frozen=True)
-class Pool:
+class EnginePool:
     """Engines that are alike. ``settings`` not given: those of the stack's launcher."""
 
     deployment: Deployment
-    settings: Settings = field(default=None)  # type: ignore[assignment]  # never None once it is made
+    settings: EngineSettings = field(default=None)  # type: ignore[assignment]  # never None once it is made
     replicas: int = 1
 
     def __post_init__(self) -> None:
         if self.settings is None:
-            object.__setattr__(self, "settings", settings_of(self.deployment))
+            object.__setattr__(self, "settings", engine_settings(self.deployment))
         if self.replicas < 1:
             raise KernelcastError(f"replicas must be 1 or more, not {self.replicas}")
 
@@ -188,8 +188,8 @@ class Pool:
 class Service:
     """What answers: one pool; or one that reads prompts and hands their caches over to another that decodes."""
 
-    pool: Pool
-    prefill: Pool | None = None  # disaggregated: reads prompts
+    pool: EnginePool
+    prefill: EnginePool | None = None  # disaggregated: reads prompts
     router: str = "round_robin"
     speculation: Speculation | None = None
     transfer: str | None = None  # the fabric that caches are handed over; None: see ``transfer_fabric``

@@ -18,10 +18,10 @@ from kernelcast.results import HtmlRepr
 from kernelcast.schedule import EvidenceSummary
 from kernelcast.serving.engine import Engine
 from kernelcast.serving.load import Load
-from kernelcast.serving.metrics import Goals, Notes, Served, metrics
-from kernelcast.serving.scheduler import Rank, Request
-from kernelcast.serving.service import Pool, Service
-from kernelcast.serving.step_times import Tables, host_s, tables_for
+from kernelcast.serving.metrics import LatencyGoals, RequestTimes, StepLog, metrics
+from kernelcast.serving.scheduler import Request, Scheduler
+from kernelcast.serving.service import EnginePool, Service
+from kernelcast.serving.step_times import StepTimeTables, host_time, step_time_tables
 
 _MATCH, _APART = (
     0.5,
@@ -29,12 +29,14 @@ _MATCH, _APART = (
 )  # cache-aware: the share of a prompt that must be cached, and requests that replicas may differ
 
 
-class Fleet:
+class Cluster:
     """One run of a service under a load. ``tables``: step times of each pool's deployment, shared by several runs."""
 
-    def __init__(self, service: Service, load: Load, tables: Tables, variant: str = "likely", seed: int = 0) -> None:
+    def __init__(
+        self, service: Service, load: Load, tables: StepTimeTables, variant: str = "likely", seed: int = 0
+    ) -> None:
         self.service, self.load, self.variant = service, load, variant
-        self.notes = Notes()
+        self.notes = StepLog()
         self._tables = tables
         guesses = service.speculation
         self._gained = guesses.tokens_per_step if guesses else 1.0
@@ -46,7 +48,7 @@ class Fleet:
         self._later: list[tuple[float, int, Request, bool]] = []  # when, which, and whether its cache is read already
         self.requests = _requests(load, guesses, seed)
         stack = (service.prefill or service.pool).deployment.stack
-        self._front_s = [host_s(variant, x, stack.spread) for x in (stack.request_s, stack.front_s, stack.token_s)]
+        self._front_s = [host_time(variant, x, stack.spread) for x in (stack.request_s, stack.front_s, stack.token_s)]
         # when the front end of each server has read all that came to it
         self._front_free_s = [0.0] * (service.prefill or service.pool).replicas
         self._limit = load.max_concurrency or len(load)
@@ -57,7 +59,7 @@ class Fleet:
         self._answered = bytearray(len(load))
         self._to_decode: dict[int, tuple[int, int]] = {}  # tokens and steps of requests that are being read elsewhere
 
-    def _engines(self, pool: Pool, guesses: Speculation | None, gained: float) -> list[Engine]:
+    def _engines(self, pool: EnginePool, guesses: Speculation | None, gained: float) -> list[Engine]:
         """A pipeline runs as many batches as it has stages, each with its part of the cache."""
         layout, settings = pool.deployment.layout, pool.settings
         stages = layout.pp
@@ -66,7 +68,7 @@ class Fleet:
         times, drafted = self._tables.of(pool, self.load, guesses), guesses.draft_tokens if guesses else 0
         together = pool.deployment.stack.mixed_steps
         return [
-            Engine([Rank(own, together, bool(self.load.shared), drafted, gained) for _ in range(layout.dp)], times,
+            Engine([Scheduler(own, together, bool(self.load.shared), drafted, gained) for _ in range(layout.dp)], times,
                    self.variant, self._note)
             for _ in range(pool.replicas * stages)
         ]  # fmt: skip
@@ -217,9 +219,9 @@ class Simulation(HtmlRepr):
 
     service: Service
     load: Load
-    served: Served
-    notes: Notes
-    goals: Goals
+    served: RequestTimes
+    notes: StepLog
+    goals: LatencyGoals
     metrics: Mapping[str, float]
     low: Mapping[str, float] = field(default_factory=dict)
     high: Mapping[str, float] = field(default_factory=dict)
@@ -263,33 +265,34 @@ _SLOWED = 3.0  # times that the last fifth waits longer than the first
 _OF_SERVICE = 0.25  # of the time that a request takes once it is scheduled
 
 
-_NONE = Goals()
+_NONE = LatencyGoals()
 Told = Callable[[str, int], None]  # which run, and how many requests of it are done
 
 
-def simulate(service: Service, load: Load, conditions: Conditions = DEFAULT, *, goals: Goals = _NONE, seed: int = 0,
-             intervals: bool = True, tables: Tables | None = None, told: Told | None = None) -> Simulation:  # fmt: skip
+def simulate(service: Service, load: Load, conditions: Conditions = DEFAULT, *, goals: LatencyGoals = _NONE,
+             seed: int = 0, intervals: bool = True, tables: StepTimeTables | None = None, told: Told | None = None
+             ) -> Simulation:  # fmt: skip
     """How ``service`` answers ``load``. ``intervals``: run it twice more, at both ends of what every step may take.
     An interrupt ends the run under way; what is done is kept, and the result says that it is not complete."""
     check(service, load)
-    tables = tables or tables_for(conditions)
-    fleet = Fleet(service, load, tables, "likely", seed)
+    tables = tables or step_time_tables(conditions)
+    fleet = Cluster(service, load, tables, "likely", seed)
     complete = _run(fleet, "likely", told)
-    served = Served.of(fleet.requests, load)
+    served = RequestTimes.of(fleet.requests, load)
     ends = {}
     for variant in ("low", "high") if intervals and complete else ():
-        other = Fleet(service, load, tables, variant, seed)
+        other = Cluster(service, load, tables, variant, seed)
         complete = complete and _run(other, variant, told)
         if not complete:
             break
-        ends[variant] = metrics(Served.of(other.requests, load), other.notes, None, goals)
+        ends[variant] = metrics(RequestTimes.of(other.requests, load), other.notes, None, goals)
     found = metrics(served, fleet.notes, None, goals)
     low, high = _ordered(found, ends) if len(ends) == 2 else ({}, {})
     return Simulation(service, load, served, fleet.notes, goals, found, low, high,
                       fleet.deciding[0].times.rests_on, fleet.deciding[0].times.predictor, complete)  # fmt: skip
 
 
-def _run(fleet: Fleet, variant: str, told: Told | None) -> bool:
+def _run(fleet: Cluster, variant: str, told: Told | None) -> bool:
     try:
         fleet.run((lambda done: told(variant, done)) if told else None)
     except KeyboardInterrupt:
@@ -310,7 +313,7 @@ def check(service: Service, load: Load) -> None:
         _check_pool(pool, load)
 
 
-def _check_pool(pool: Pool, load: Load) -> None:
+def _check_pool(pool: EnginePool, load: Load) -> None:
     model, settings = pool.deployment.model, pool.settings
     if model.kind == "encoder":
         raise KernelcastError(f"{model.name} is an encoder: it writes no tokens and is served without a queue of them")

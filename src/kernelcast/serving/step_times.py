@@ -24,8 +24,8 @@ import numpy as np
 from kernelcast.forecast.conditions import DEFAULT, Conditions
 from kernelcast.forecast.predict_table import Times
 from kernelcast.hardware import Gpu
-from kernelcast.inference.batch import Batch, Batches
-from kernelcast.inference.disaggregated import port_bytes, send, sent, transfer_fabric
+from kernelcast.inference.batch import Batch, BatchColumns
+from kernelcast.inference.disaggregated import kv_send, port_bytes, send_time, transfer_fabric
 from kernelcast.inference.forward import Deployment, forward
 from kernelcast.inference.pass_times import HOST_RANGE, PassKernels, kernel_tables, pass_deviation
 from kernelcast.inference.workload import Speculation
@@ -33,7 +33,7 @@ from kernelcast.models.layers import SelfAttention
 from kernelcast.ops.work import Array
 from kernelcast.schedule import EvidenceSummary, KernelTime
 from kernelcast.serving.load import Load
-from kernelcast.serving.service import Pool, Service, without_terms
+from kernelcast.serving.service import EnginePool, Service, without_overheads
 
 _STEPS = ((512, 8), (4096, 32), (8192, 64))  # tokens between predicted passes, up to so many
 _SEQUENCES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096)
@@ -46,7 +46,7 @@ _MIXED = ((1, 4, 16, 64, 128, 256, 512), (128, 512, 2048, 8192, 32768, 131072), 
 
 
 @dataclass(frozen=True)
-class Reach:
+class StepLimits:
     """The largest batch that tables must tell: of a step."""
 
     tokens: int
@@ -58,7 +58,7 @@ class Reach:
 class StepTimes:
     """Steps of one deployment: ``decode`` and ``mixed`` in seconds, at one end of the interval or between."""
 
-    def __init__(self, deployment: Deployment, reach: Reach, conditions: Conditions = DEFAULT,
+    def __init__(self, deployment: Deployment, reach: StepLimits, conditions: Conditions = DEFAULT,
                  times: Times | None = None, drafted: int = 0, draft: StepTimes | None = None) -> None:  # fmt: skip
         """``drafted``: guesses that a decode step checks beside its own token; ``draft``: steps of what makes them, one
         a guess, and one over every prompt."""
@@ -88,18 +88,18 @@ class StepTimes:
         decodes = np.array([(n, past) for n in self._sequences for past in contexts[n]]).T
         prompts = np.array([(n, past) for n in self._prompts for past in self._pasts]).T
         passes = [
-            ("tokens", Batches.evenly(1, tokens, 0)),
+            ("tokens", BatchColumns.evenly(1, tokens, 0)),
             (
                 "sequences",
-                Batches.evenly(sequences, checked, 64, checked),
+                BatchColumns.evenly(sequences, checked, 64, checked),
             ),
-            ("lengths", Batches.evenly(decodes[0], checked, decodes[1])),
-            ("lengths", Batches.evenly(1, *prompts)),
+            ("lengths", BatchColumns.evenly(decodes[0], checked, decodes[1])),
+            ("lengths", BatchColumns.evenly(1, *prompts)),
         ]
         if self._mixed_grid:
-            passes.append(("lengths", Batches.of(self._mixed_batches(self._mixed_grid, checked))))
+            passes.append(("lengths", BatchColumns.of(self._mixed_batches(self._mixed_grid, checked))))
         if self._decodes_apart():
-            passes.append(("tokens", Batches.evenly(tokens, 1, 64)))
+            passes.append(("tokens", BatchColumns.evenly(tokens, 1, 64)))
         tables = kernel_tables(self.deployment, passes, self._times)
         stack = self.deployment.stack
         kernels, launching_s = np.sum([table.launched(stack)[:, 0] for table in tables[:3]], axis=0).tolist()
@@ -264,7 +264,7 @@ class StepTimes:
         return EvidenceSummary.of(KernelTime.of("decode", launch, self._times) for launch in launches)
 
 
-def host_s(variant: str, time_s: float, spread: float = 0.0) -> float:
+def host_time(variant: str, time_s: float, spread: float = 0.0) -> float:
     """A host's time at one end of what machines need, or between; ``spread``: of a server that was measured."""
     low, high = (1 - spread, 1 + spread) if spread else HOST_RANGE
     return time_s * {"low": low, "likely": 1.0, "high": high}[variant]
@@ -358,23 +358,25 @@ def _between(grid: Sequence[Sequence[int]], table: Array, at: Sequence[float]) -
 _SENT_TOKENS = (1, 64, 512, 4096, 32768, 262144)  # handed over, that times are predicted for; lines between them
 
 
-class Tables:
+class StepTimeTables:
     """Step times by deployment, and how long caches take to be handed over: predicted once."""
 
     def __init__(self, times: Callable[[Deployment], Times]) -> None:
         self._times = times
-        self._known: list[tuple[Deployment, Reach, StepTimes]] = []
+        self._known: list[tuple[Deployment, StepLimits, StepTimes]] = []
         self._transfers: list[tuple[Service, tuple[list[int], list[float]]]] = []
 
-    def of(self, pool: Pool, load: Load, guesses: Speculation | None = None) -> StepTimes:
+    def of(self, pool: EnginePool, load: Load, guesses: Speculation | None = None) -> StepTimes:
         context = int((load.inputs + load.outputs).max())
         settings, drafted = pool.settings, guesses.draft_tokens if guesses else 0
         sequences = min(settings.max_num_seqs, settings.kv_tokens)
-        reach = Reach(settings.max_num_batched_tokens, sequences, context, max(settings.kv_tokens, context))
+        reach = StepLimits(settings.max_num_batched_tokens, sequences, context, max(settings.kv_tokens, context))
         draft = self._steps(guesses.draft, reach) if guesses and guesses.draft else None
         return self._steps(pool.deployment, reach, drafted, draft)
 
-    def _steps(self, place: Deployment, reach: Reach, drafted: int = 0, draft: StepTimes | None = None) -> StepTimes:
+    def _steps(
+        self, place: Deployment, reach: StepLimits, drafted: int = 0, draft: StepTimes | None = None
+    ) -> StepTimes:
         for known, reached, found in self._known:
             if found.drafted == drafted and found.draft is draft and _within(reach, reached):
                 if known is place:
@@ -387,7 +389,7 @@ class Tables:
 
     def sent_s(self, service: Service, tokens: int) -> float:
         """Seconds to hand the cache of so many tokens over; every GPU sends its part."""
-        known = next((sent for kept, sent in self._transfers if kept is service), None)
+        known = next((send_time for kept, send_time in self._transfers if kept is service), None)
         if known is None:
             known = self._predicted(service)
             self._transfers.append((service, known))
@@ -399,25 +401,25 @@ class Tables:
         place, most = service.prefill.deployment, service.prefill.settings.kv_tokens
         fabric = transfer_fabric(place, service.transfer)
         tokens = [*(n for n in _SENT_TOKENS if n < most), most]
-        sends = [send(port_bytes(place, service.pool.deployment, n), fabric) for n in tokens]
+        sends = [kv_send(port_bytes(place, service.pool.deployment, n), fabric) for n in tokens]
         times = self._times(place)
         times.predict(one.call for one in sends)
-        return tokens, [sent(one, times).value for one in sends]
+        return tokens, [send_time(one, times).value for one in sends]
 
 
 def _alike(one: Deployment, other: Deployment) -> bool:
     """All the same but what a server was measured to take."""
     same = all(getattr(one, name) is getattr(other, name) for name in ("model", "gpu", "precision", "layout"))
     alike = all(getattr(one, name) == getattr(other, name) for name in ("skew", "routing", "redundant", "overlap"))
-    return same and alike and without_terms(one.stack) == without_terms(other.stack)
+    return same and alike and without_overheads(one.stack) == without_overheads(other.stack)
 
 
-def _within(asked: Reach, known: Reach) -> bool:
+def _within(asked: StepLimits, known: StepLimits) -> bool:
     return (asked.tokens <= known.tokens and asked.sequences <= known.sequences and asked.context <= known.context
             and asked.cached <= known.cached)  # fmt: skip
 
 
-def tables_for(conditions: Conditions = DEFAULT) -> Tables:
+def step_time_tables(conditions: Conditions = DEFAULT) -> StepTimeTables:
     """Step times under these conditions, to share among simulations."""
     known: list[tuple[Gpu, Times]] = []  # a GPU is no key of a dictionary
 
@@ -428,4 +430,4 @@ def tables_for(conditions: Conditions = DEFAULT) -> Tables:
             known.append((place.gpu, found))
         return found
 
-    return Tables(times)
+    return StepTimeTables(times)

@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 
 from kernelcast.errors import KernelcastError, unknown
 from kernelcast.files import TableFile, open_table, quoted
-from kernelcast.inference.request_files import mended, numbers, place, shown, texts, whole
+from kernelcast.inference.request_files import cell_text, copy_valid_rows, line_of, numbers, texts, whole_numbers
 from kernelcast.serving.load import Load, Pieces
 
 ADVICE = "--skip-bad leaves such rows out"
 
 
 @dataclass(frozen=True)
-class Layout:
+class TraceFormat:
     """Names of the columns of a kind of trace; the first that a file has counts."""
 
     inputs: tuple[str, ...]
@@ -35,21 +35,21 @@ class Layout:
     block_tokens: int = 0
 
 
-LAYOUTS: Mapping[str, Layout] = {
-    "kernelcast": Layout(
+TRACE_FORMATS: Mapping[str, TraceFormat] = {
+    "kernelcast": TraceFormat(
         ("input_tokens", "input_toks", "prompt_tokens"),
         ("output_tokens", "output_toks", "completion_tokens"),
         ("arrival_s", "arrival_time_s"),
     ),
     # Azure Public Dataset, LLM inference traces of 2023 and 2024
-    "azure": Layout(("ContextTokens",), ("GeneratedTokens",), ("TIMESTAMP",), dates=True, from_first=True),
+    "azure": TraceFormat(("ContextTokens",), ("GeneratedTokens",), ("TIMESTAMP",), dates=True, from_first=True),
     # Mooncake's FAST'25 traces: milliseconds from the start; the same ids mean the same 512 tokens behind the same ones
-    "mooncake": Layout(
+    "mooncake": TraceFormat(
         ("input_length",), ("output_length",), ("timestamp",), unit_s=1e-3, blocks="hash_ids", block_tokens=512
     ),
     # BurstGPT: seconds from midnight of the first day; requests that failed have 0 response tokens
-    "burstgpt": Layout(("Request tokens",), ("Response tokens",), ("Timestamp",), from_first=True),
-    "vidur": Layout(("num_prefill_tokens",), ("num_decode_tokens",), ("arrived_at",)),
+    "burstgpt": TraceFormat(("Request tokens",), ("Response tokens",), ("Timestamp",), from_first=True),
+    "vidur": TraceFormat(("num_prefill_tokens",), ("num_decode_tokens",), ("arrived_at",)),
 }
 _TEXT = ("conversations", "messages", "prompt", "turns")  # ShareGPT, chats, vLLM's custom datasets
 
@@ -101,7 +101,7 @@ class _Flaw:
     cells: NDArray[Any] | None = None
 
     def of(self, row: int) -> str:
-        return self.reason if self.cells is None else f"{self.reason}, not {shown(self.cells[row])}"
+        return self.reason if self.cells is None else f"{self.reason}, not {cell_text(self.cells[row])}"
 
 
 def read_trace(path: Path, layout: str = "", *, skip_bad: bool = False, max_context: int = 0) -> Trace:
@@ -110,8 +110,8 @@ def read_trace(path: Path, layout: str = "", *, skip_bad: bool = False, max_cont
     A bad row is an error that names its line. With ``skip_bad`` it is left out and counted, and rows that are out of
     order are sorted. ``max_context``: prompt and answer together may have so many tokens (0: any number).
     """
-    if layout and layout not in LAYOUTS:
-        raise unknown("layout of a trace", layout, LAYOUTS)
+    if layout and layout not in TRACE_FORMATS:
+        raise unknown("layout of a trace", layout, TRACE_FORMATS)
     _refuse_text_json(path)
     with _opened(path, skip_bad) as (source, unreadable):
         name, form = _layout_of(path, source, layout)
@@ -151,7 +151,7 @@ def _opened(path: Path, skip_bad: bool) -> Iterator[tuple[TableFile, int]]:
             if not skip_bad or path.suffix.lower() not in (".csv", ".jsonl") or not path.is_file():
                 raise
             readable = Path(folder) / f"mended{path.suffix.lower()}"
-            left_out = mended(path, readable)
+            left_out = copy_valid_rows(path, readable)
             try:
                 source = stack.enter_context(open_table(readable))
             except KernelcastError:
@@ -159,14 +159,14 @@ def _opened(path: Path, skip_bad: bool) -> Iterator[tuple[TableFile, int]]:
         yield source, left_out
 
 
-def _layout_of(path: Path, source: TableFile, wanted: str) -> tuple[str, Layout]:
+def _layout_of(path: Path, source: TableFile, wanted: str) -> tuple[str, TraceFormat]:
     """The layout, with each of its columns as the file writes it; '' or none for those it lacks."""
     have = {name.lower(): name for name in source.types}
 
     def of_file(names: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(have[name.lower()] for name in names if name.lower() in have)
 
-    for name, layout in LAYOUTS.items():
+    for name, layout in TRACE_FORMATS.items():
         inputs, outputs = of_file(layout.inputs), of_file(layout.outputs)
         if wanted in ("", name) and inputs and outputs:
             blocks = have.get(layout.blocks, "")
@@ -174,7 +174,7 @@ def _layout_of(path: Path, source: TableFile, wanted: str) -> tuple[str, Layout]
             return name, found
     columns = ", ".join(source.types)
     if wanted:
-        needs = [" or ".join(names) for names in (LAYOUTS[wanted].inputs, LAYOUTS[wanted].outputs)]
+        needs = [" or ".join(names) for names in (TRACE_FORMATS[wanted].inputs, TRACE_FORMATS[wanted].outputs)]
         raise KernelcastError(
             f"{path}: a trace in the layout {wanted} has columns {needs[0]}, {needs[1]}; not {columns}"
         )
@@ -185,11 +185,11 @@ def _layout_of(path: Path, source: TableFile, wanted: str) -> tuple[str, Layout]
         )
     raise KernelcastError(
         f"{path}: a trace needs columns input_tokens and output_tokens, and arrival_s, or those of"
-        f" {', '.join(name for name in LAYOUTS if name != 'kernelcast')}; this has {columns}"
+        f" {', '.join(name for name in TRACE_FORMATS if name != 'kernelcast')}; this has {columns}"
     )
 
 
-def _columns(source: TableFile, layout: Layout) -> dict[str, NDArray[Any]]:
+def _columns(source: TableFile, layout: TraceFormat) -> dict[str, NDArray[Any]]:
     """Cells as they are, by what they mean; dates also as microseconds."""
     names = {"inputs": layout.inputs[0], "outputs": layout.outputs[0]}
     if layout.arrivals:
@@ -208,13 +208,13 @@ def _columns(source: TableFile, layout: Layout) -> dict[str, NDArray[Any]]:
     return found
 
 
-def _flaws(layout: Layout, columns: Mapping[str, NDArray[Any]], max_context: int) -> list[_Flaw]:
+def _flaws(layout: TraceFormat, columns: Mapping[str, NDArray[Any]], max_context: int) -> list[_Flaw]:
     """What is wrong with which rows; orders are looked at when the rest is good."""
     inputs, outputs = numbers(columns["inputs"]), numbers(columns["outputs"])
     rule = "must be a whole number of tokens from 1 on"
     flaws = [
-        _Flaw(f"{layout.inputs[0]} {rule}", ~whole(inputs, 1), columns["inputs"]),
-        _Flaw(f"{layout.outputs[0]} {rule}", ~whole(outputs, 1), columns["outputs"]),
+        _Flaw(f"{layout.inputs[0]} {rule}", ~whole_numbers(inputs, 1), columns["inputs"]),
+        _Flaw(f"{layout.outputs[0]} {rule}", ~whole_numbers(outputs, 1), columns["outputs"]),
     ]
     if "arrivals" in columns:
         times = numbers(columns["dates"] if layout.dates else columns["arrivals"])
@@ -240,13 +240,13 @@ def _flaws(layout: Layout, columns: Mapping[str, NDArray[Any]], max_context: int
     return flaws
 
 
-def _block_flaw(layout: Layout, cells: NDArray[Any], inputs: NDArray[np.float64]) -> _Flaw:
+def _block_flaw(layout: TraceFormat, cells: NDArray[Any], inputs: NDArray[np.float64]) -> _Flaw:
     """No list, or more blocks than the prompt has."""
     counts = np.array([np.nan if (blocks := _blocks(cell)) is None else len(blocks) for cell in cells])
     with np.errstate(invalid="ignore"):
         good = counts <= np.ceil(inputs / layout.block_tokens)
     reason = f"{layout.blocks} must be a list of ids, one a block of {layout.block_tokens} tokens"
-    return _Flaw(reason, ~good & whole(inputs, 1), cells)
+    return _Flaw(reason, ~good & whole_numbers(inputs, 1), cells)
 
 
 def _blocks(cell: Any) -> list[Any] | None:
@@ -267,7 +267,7 @@ def _prefix_flaw(columns: Mapping[str, NDArray[Any]], inputs: NDArray[np.float64
     named = np.array([name is not None for name in texts(columns["prefix_id"])])
     tokens = numbers(columns["prefix_tokens"])
     with np.errstate(invalid="ignore"):
-        good = whole(tokens, 1) & (tokens <= inputs)
+        good = whole_numbers(tokens, 1) & (tokens <= inputs)
     reason = "prefix_tokens must be a whole number from 1 on, within the prompt"
     return _Flaw(reason, named & ~good, columns["prefix_tokens"])
 
@@ -277,11 +277,11 @@ def _refuse_first(path: Path, flaws: list[_Flaw]) -> None:
     found = [(int(np.argmax(flaw.rows)), flaw) for flaw in flaws if flaw.rows.any()]
     if found:
         row, flaw = min(found, key=lambda pair: pair[0])
-        raise KernelcastError(f"{path}: {place(path, row)}: {flaw.of(row)}; {ADVICE}")
+        raise KernelcastError(f"{path}: {line_of(path, row)}: {flaw.of(row)}; {ADVICE}")
 
 
 def _built(
-    path: Path, name: str, layout: Layout, columns: Mapping[str, NDArray[Any]], good: NDArray[np.bool_],
+    path: Path, name: str, layout: TraceFormat, columns: Mapping[str, NDArray[Any]], good: NDArray[np.bool_],
     skipped: Mapping[str, int],
 ) -> Trace:  # fmt: skip
     inputs = numbers(columns["inputs"])[good].astype(np.int64)
@@ -339,8 +339,8 @@ def _by_arrival(trace: Trace, skip_bad: bool) -> Trace:
     if not skip_bad:
         row = int(np.argmax(back)) + 1
         raise KernelcastError(
-            f"{trace.path}: {place(trace.path, row)}: this request arrives {times[row - 1] - times[row]:g} s before the"
-            " one in front of it; --skip-bad sorts them"
+            f"{trace.path}: {line_of(trace.path, row)}: this request arrives {times[row - 1] - times[row]:g} s before"
+            " the one in front of it; --skip-bad sorts them"
         )
     order = np.argsort(times, kind="stable")
     return replace(

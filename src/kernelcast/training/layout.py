@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from kernelcast.errors import KernelcastError, unknown
 from kernelcast.forecast.calls import Call, Launch
 from kernelcast.hardware import Gpu
-from kernelcast.inference.deployment import BETWEEN_NODES, GPUS_PER_NODE, check_counts, one_domain
+from kernelcast.inference.deployment import BETWEEN_NODES, GPUS_PER_NODE, check_counts, nvlink_domain
 
 Schedule = Literal["gpipe", "1f1b", "interleaved"]
 SCHEDULES: tuple[str, ...] = get_args(Schedule)
@@ -99,7 +99,7 @@ class TrainingLayout:
         """Whether ``stage`` and the next one (the first, after the last) lie in different nodes."""
         node = self.tp * self.dp
         one, other = stage % self.pp, (stage + 1) % self.pp
-        return not one_domain(gpu) and one * node // self.gpus_per_node != other * node // self.gpus_per_node
+        return not nvlink_domain(gpu) and one * node // self.gpus_per_node != other * node // self.gpus_per_node
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Group:
         if self.world == 1 or size_bytes < 1:
             return
         inside = max(1, self.gpus_per_node // self.stride)
-        if one_domain(gpu) or self.world <= inside:
+        if nvlink_domain(gpu) or self.world <= inside:
             yield collective_launch(op, size_bytes, self.world, dtype, None)
             return
         if inside == 1 or self.world % inside or op == "all_to_all":

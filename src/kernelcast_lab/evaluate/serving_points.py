@@ -19,15 +19,15 @@ import numpy as np
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import gpu
 from kernelcast.inference.deployment import Deployment, Layout
-from kernelcast.inference.disaggregated import Disaggregated, Workers, infer_pools, settled
+from kernelcast.inference.disaggregated import Disaggregated, PhaseWorkers, balanced, infer_disaggregated
 from kernelcast.inference.workload import Speculation
 from kernelcast.models import model
 from kernelcast.models.architecture import draft_of
 from kernelcast.models.precision import Precision
 from kernelcast.serving.load import Load
-from kernelcast.serving.service import Pool, Service, settings_of
+from kernelcast.serving.service import EnginePool, Service, engine_settings
 from kernelcast.serving.simulate import Simulation, simulate
-from kernelcast.serving.step_times import Tables, tables_for
+from kernelcast.serving.step_times import StepTimeTables, step_time_tables
 from kernelcast.stacks import Stack, stack
 from kernelcast_lab.data.serving import ServingPoint, SplitPoint, left_out, serving_points, split_points
 from kernelcast_lab.evaluate.served import Compared, by_group
@@ -64,11 +64,11 @@ def figures(root: Path | None) -> dict[str, list[dict[str, Any]]]:
 
 
 def closed_loops(points: Iterable[ServingPoint], split: Iterable[SplitPoint] = (), stacks: Stacks = stack,
-                 tables: Tables | None = None) -> tuple[list[Compared], Counter[str]]:  # fmt: skip
+                 tables: StepTimeTables | None = None) -> tuple[list[Compared], Counter[str]]:  # fmt: skip
     """TTFT and TPOT of each point; why others are left out. ``held_out``: every second point, which the hosts' times in
     ``stacks/`` were not set on."""
     left: Counter[str] = Counter()
-    shared, found = tables or tables_for(), []
+    shared, found = tables or step_time_tables(), []
     known: dict[Any, Deployment] = {}
     asked: list[ServingPoint | SplitPoint] = [*points, *split]
     for at, point in enumerate(asked):
@@ -123,7 +123,7 @@ def _loop_service(point: ServingPoint | SplitPoint, stacks: Stacks, known: dict[
     return Service(pool, speculation=guesses_of(point, pool.deployment))
 
 
-def _loop_pool(point: ServingPoint, stacks: Stacks, known: dict[Any, Deployment], apart: bool = False) -> Pool:
+def _loop_pool(point: ServingPoint, stacks: Stacks, known: dict[Any, Deployment], apart: bool = False) -> EnginePool:
     """``apart``: it decodes alone."""
     key = (
         apart,
@@ -153,7 +153,7 @@ def _loop_pool(point: ServingPoint, stacks: Stacks, known: dict[Any, Deployment]
         limits |= {"max_num_batched_tokens": -(-tokens // 64) * 64, "dp_wait": _DP_WAIT}
     if not point.public and point.stack != "sglang":
         limits["max_num_batched_tokens"] = max(2048, point.input_tokens + point.concurrency)
-    return Pool(place, settings_of(place, limits, point.input_tokens + point.output_tokens // 2))
+    return EnginePool(place, engine_settings(place, limits, point.input_tokens + point.output_tokens // 2))
 
 
 # ---- Disaggregated deployments as static points, against AIConfigurator's measured closed loops. Each decode worker
@@ -189,8 +189,8 @@ def static_point(point: SplitPoint) -> Disaggregated:
     inputs, outputs = (max(2, round(share * n)) for n in (point.decode.input_tokens, point.decode.output_tokens))
     held = max(1, round(point.decode.concurrency / point.decode_workers))
     read = min(prefill.layout.dp * max(1, _READ // inputs), -(-point.decode.concurrency // point.prefill_workers))
-    pools = Workers(prefill, read, point.prefill_workers), Workers(decode, held, point.decode_workers)
-    return settled(infer_pools(*pools, inputs, outputs, speculation=guesses_of(point.decode, decode)))
+    pools = PhaseWorkers(prefill, read, point.prefill_workers), PhaseWorkers(decode, held, point.decode_workers)
+    return balanced(infer_disaggregated(*pools, inputs, outputs, speculation=guesses_of(point.decode, decode)))
 
 
 # ---- Where AIConfigurator's measured points were served: model, GPU, engine, formats and layout. What the table

@@ -20,13 +20,13 @@ from kernelcast.hardware import gpu
 from kernelcast.inference.deployment import Deployment, Layout
 from kernelcast.models import model
 from kernelcast.models.precision import Precision
-from kernelcast.serving.calibrate import calibrate, part_of
+from kernelcast.serving.calibrate import calibrate, calibration_requests
 from kernelcast.serving.load import Load, staged, vllm_draws
-from kernelcast.serving.metrics import Bench
-from kernelcast.serving.replay import Runs
-from kernelcast.serving.service import Pool, Service, settings_of
+from kernelcast.serving.metrics import BenchResult
+from kernelcast.serving.replay import SimulatedRuns
+from kernelcast.serving.service import EnginePool, Service, engine_settings
 from kernelcast.serving.simulate import Simulation, simulate
-from kernelcast.serving.step_times import tables_for
+from kernelcast.serving.step_times import step_time_tables
 from kernelcast.stacks import Stack, stack
 from kernelcast_lab.data.serving import Row
 from kernelcast_lab.data.shared import read_rows, root_path
@@ -76,11 +76,11 @@ def calibrated_runs(root: Path | str | None) -> list[Compared]:
     for name, stages in rows.items():
         if 1 not in stages:
             continue
-        load, service, tables = shared_prefix_load(stages[-1]), _vllm_service(stages[-1], stack), tables_for()
+        load, service, tables = shared_prefix_load(stages[-1]), _vllm_service(stages[-1], stack), step_time_tables()
         first = {f"{stat}_{'e2el' if of == 'e2e' else of}_ms": stages[0][f"measured_{of}_{stat}_ms"]
                  for of, stats in _STATS.items() for stat in stats if of != "itl"}  # fmt: skip
-        bench = Bench(Path(name), "inference-perf", load, False, {}, stages=(first, {}))
-        fitted = calibrate(bench, service, part_of(bench, "stage:0"), tables)
+        bench = BenchResult(Path(name), "inference-perf", load, False, {}, stages=(first, {}))
+        fitted = calibrate(bench, service, calibration_requests(bench, "stage:0"), tables)
         result = simulate(fitted.service, load, tables=tables)
         found += _run_compared(result, stages[1], 1, f"{stages[1]['model'].split('/')[-1]} ({name})")
     return found
@@ -92,7 +92,7 @@ def _vllm_service(row: Row, stacks: Stacks) -> Service:
     place = Deployment(known, gpu(row["gpu"]), stacks("vllm"), formats, Layout(int(row["tp"])))
     limits = {"max_num_seqs": row["max_num_seqs"], "max_num_batched_tokens": row["max_num_batched_tokens"],
               "kv_blocks": row["kv_blocks"], "block_size": row["block_tokens"]}  # fmt: skip
-    return Service(Pool(place, settings_of(place, {key: int(value) for key, value in limits.items()})))
+    return Service(EnginePool(place, engine_settings(place, {key: int(value) for key, value in limits.items()})))
 
 
 def shared_prefix_load(row: Row, seed: int = 0) -> Load:
@@ -135,15 +135,15 @@ def one_by_one(root: Path | str | None, stacks: Stacks = stack, calibrate_on: in
     place = replace(place, stack=replace(place.stack, request_s=0.0, front_s=0.0, token_s=0.0))
     limits = {word: engine[word] for word in ("max_num_seqs", "max_num_batched_tokens")}
     service, load, tables = (
-        Service(Pool(place, settings_of(place, limits))),
+        Service(EnginePool(place, engine_settings(place, limits))),
         Load(arrival, inputs, outputs),
-        tables_for(),
+        step_time_tables(),
     )
     measured = {"ttft": first - arrival, "tpot": (last - first) / (outputs - 1), "e2el": last - arrival}
     if calibrate_on:
-        bench = Bench(folder, "requests", load, True, {}, ttft_s=measured["ttft"], e2el_s=measured["e2el"])
-        service = calibrate(bench, service, part_of(bench, str(calibrate_on)), tables).service
-    runs = Runs.of(service, load, tables)
+        bench = BenchResult(folder, "requests", load, True, {}, ttft_s=measured["ttft"], e2el_s=measured["e2el"])
+        service = calibrate(bench, service, calibration_requests(bench, str(calibrate_on)), tables).service
+    runs = SimulatedRuns.of(service, load, tables)
     rest = np.arange(len(load)) >= calibrate_on
     told = {f"{stat}_{key}_ms": float(of(seconds[rest])) * 1e3 for key, seconds in measured.items()
             for stat, of in (("mean", np.mean), ("p90", lambda values: np.quantile(values, 0.9)))}  # fmt: skip

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from kernelcast.collect.calibrate.run_files import Input, Record
     from kernelcast.collect.calibrate.scales import Run
     from kernelcast.forecast.conditions import Conditions
-    from kernelcast.serving.metrics import Bench
+    from kernelcast.serving.metrics import BenchResult
 
 
-def measured_gpu(inputs: Iterable[Input], benches: Iterable[Bench], wanted: Gpu | None) -> Gpu | None:
+def measured_gpu(inputs: Iterable[Input], benches: Iterable[BenchResult], wanted: Gpu | None) -> Gpu | None:
     """The GPU that runs were measured on: the one that is asked for, or the only one that they name."""
     said = {str(record.words["gpu"]): one.path for one in inputs for record in one.records if "gpu" in record.words}
     said |= {str(bench.server["gpu"]): bench.path for bench in benches if isinstance(bench.server.get("gpu"), str)}
@@ -36,7 +36,7 @@ def measured_gpu(inputs: Iterable[Input], benches: Iterable[Bench], wanted: Gpu 
 
 
 def forecast(
-    inputs: Sequence[Input], benches: Sequence[Bench], chip: Gpu, conditions: Conditions, service: ServiceChoice,
+    inputs: Sequence[Input], benches: Sequence[BenchResult], chip: Gpu, conditions: Conditions, service: ServiceChoice,
     model: str | None, given: set[str],
 ) -> list[Run]:  # fmt: skip
     """Every run beside its forecast."""
@@ -65,7 +65,7 @@ def _batches(records: Sequence[Record], chip: Gpu, conditions: Conditions) -> li
 
 
 def _served(
-    bench: Bench, chip: Gpu, conditions: Conditions, service: ServiceChoice, model: str | None, given: set[str]
+    bench: BenchResult, chip: Gpu, conditions: Conditions, service: ServiceChoice, model: str | None, given: set[str]
 ) -> Run:
     from kernelcast.app.cli.replay import from_file
     from kernelcast.app.questions.service import chosen_service

@@ -17,11 +17,11 @@ from kernelcast.errors import KernelcastError
 from kernelcast.files import check_target
 
 if TYPE_CHECKING:
-    from kernelcast.serving.calibrate import Fit, Fitted
-    from kernelcast.serving.metrics import Bench
+    from kernelcast.serving.calibrate import CalibratedServer, CalibrationRequests
+    from kernelcast.serving.metrics import BenchResult
     from kernelcast.serving.replay import Replay
     from kernelcast.serving.service import Service
-    from kernelcast.serving.step_times import Tables
+    from kernelcast.serving.step_times import StepTimeTables
 
 _MAKE = "kernelcast simulate llama-3.1-8b --gpu h100_sxm --request-rate 8 --num-prompts 200 --requests-out served.csv"
 _NUMBERS = ("tp", "pp", "dp", "max_num_seqs", "max_num_batched_tokens")  # that a file may tell of its server
@@ -74,16 +74,16 @@ def replay_file(
     With --calibrate, what the server takes beyond forecasts is fitted to it; `simulate` takes the file by --server.
     """
     from kernelcast.serving.bench import read_bench
-    from kernelcast.serving.calibrate import part_of
+    from kernelcast.serving.calibrate import calibration_requests
     from kernelcast.serving.replay import replay
-    from kernelcast.serving.step_times import tables_for
+    from kernelcast.serving.step_times import step_time_tables
 
     fitting = calibrate or calibrate_on is not None
     _check_targets(bench, output, plot, fitting)
     found = read_bench(bench, seed=seed)
-    part = part_of(found, calibrate_on) if fitting else None
+    part = calibration_requests(found, calibrate_on) if fitting else None
     name, choice, taken = from_file(found, model, service, given_options(ctx))
-    place, tables = chosen_service(choice, name, found.load), tables_for(choice.conditions)
+    place, tables = chosen_service(choice, name, found.load), step_time_tables(choice.conditions)
     parts = _split(part) if part and calibrate_on and not calibrate_on.startswith("stage") else ()
     before = replay(found, place, tables, seed=seed, intervals=intervals, parts=parts)
     fitted, after = None, None
@@ -106,20 +106,22 @@ def given_options(ctx: typer.Context) -> set[str]:
     return {name for name in ctx.params if getattr(ctx.get_parameter_source(name), "name", "") != "DEFAULT"}
 
 
-def _split(part: Fit) -> tuple[tuple[str, Any], ...]:
+def _split(part: CalibrationRequests) -> tuple[tuple[str, Any], ...]:
     if part.rows.all():
         return ()
     return (f"{part.name}, which were fitted", part.rows), (f"the other {int((~part.rows).sum()):,}", ~part.rows)
 
 
-def _fitted(bench: Bench, service: Service, part: Fit, tables: Tables, seed: int) -> Fitted:
+def _fitted(
+    bench: BenchResult, service: Service, part: CalibrationRequests, tables: StepTimeTables, seed: int
+) -> CalibratedServer:
     from kernelcast.serving.calibrate import calibrate
 
     with progress_bar(transient=True) as task:
         return calibrate(bench, service, part, tables, seed=seed, told=task("fitting"))
 
 
-def from_file(bench: Bench, model: str | None, choice: ServiceChoice,
+def from_file(bench: BenchResult, model: str | None, choice: ServiceChoice,
               given: set[str]) -> tuple[str, ServiceChoice, list[str]]:  # fmt: skip
     """The model, and the options with what the file says in place of those that were not given; what was assumed."""
     server, told = bench.server, []
@@ -148,7 +150,7 @@ def from_file(bench: Bench, model: str | None, choice: ServiceChoice,
     return name, chosen, told
 
 
-def _stack(bench: Bench) -> tuple[str, bool]:
+def _stack(bench: BenchResult) -> tuple[str, bool]:
     """What served, and whether the file says it."""
     for word in (str(bench.server.get("backend", "")), bench.kind):
         for begins, name in _STACKS.items():
@@ -157,7 +159,7 @@ def _stack(bench: Bench) -> tuple[str, bool]:
     return "vllm", False
 
 
-def _model(bench: Bench) -> str:
+def _model(bench: BenchResult) -> str:
     """The model that the file names: as it stands, by its tokenizer, or by the last part of a path."""
     from kernelcast import models
 
@@ -172,11 +174,11 @@ def _model(bench: Bench) -> str:
     raise KernelcastError(f"{bench.path} {told}: give --model, as in --model llama-3.1-8b")
 
 
-def _tell(found: Replay, before: Replay | None, fitted: Fitted | None, output: Path | None, plot: Path | None,
+def _tell(found: Replay, before: Replay | None, fitted: CalibratedServer | None, output: Path | None, plot: Path | None,
           as_json: bool) -> None:  # fmt: skip
     from kernelcast.app.report.json import to_json
     from kernelcast.app.report.replay import fields, print_replay, write_plot
-    from kernelcast.serving.service import write_terms
+    from kernelcast.serving.service import write_overheads
 
     told = fields(found, before, fitted)
     if plot is not None:
@@ -184,7 +186,7 @@ def _tell(found: Replay, before: Replay | None, fitted: Fitted | None, output: P
     if fitted and output is not None:
         about = {name: told[name] for name in ("model", "gpu", "layout", "precision")} | told["calibration"]
         del about["terms"]  # which stand beside it
-        write_terms(output, fitted.stack, {**about, "bench": found.bench.path.name})
+        write_overheads(output, fitted.stack, {**about, "bench": found.bench.path.name})
     if as_json:
         typer.echo(to_json(told))
     else:

@@ -59,12 +59,12 @@ class ClusterChoice:
         """The model there, its experts chosen and reached as the options say."""
         from kernelcast.errors import unknown
         from kernelcast.inference.deployment import Deployment
-        from kernelcast.inference.layers import EXCHANGES
+        from kernelcast.inference.layers import ALL2ALL_BACKENDS
         from kernelcast.ops.base import kernel_class, parameters_of
 
         if self.exchange is not None:
-            if self.exchange not in EXCHANGES:
-                raise unknown("exchange", self.exchange, EXCHANGES)
+            if self.exchange not in ALL2ALL_BACKENDS:
+                raise unknown("exchange", self.exchange, ALL2ALL_BACKENDS)
             stack = replace(stack, exchange=self.exchange)
         if self.moe_backend is not None:
             known = parameters_of(kernel_class("moe"))["backend"].options

@@ -148,7 +148,7 @@ def chosen_grid(choice: SearchChoice) -> Grid:
     """What to search in."""
     from kernelcast.models.precision import CACHE, WEIGHTS
     from kernelcast.search.plan.grid import Grid
-    from kernelcast.serving.service import read_terms
+    from kernelcast.serving.service import read_overheads
     from kernelcast.stacks import stack
 
     if choice.disaggregated not in ("also", "only", "no"):
@@ -159,7 +159,7 @@ def chosen_grid(choice: SearchChoice) -> Grid:
         if not one.scheduler:
             raise KernelcastError(f"{one.name} has no scheduler: requests are served by vllm, sglang, trtllm")
     if choice.server is not None:
-        stacks = tuple(read_terms(choice.server, one, {chip.label for chip in asked}) for one in stacks)
+        stacks = tuple(read_overheads(choice.server, one, {chip.label for chip in asked}) for one in stacks)
     formats = tuple(_words(choice.dtype)) if choice.dtype else None
     for name in formats or ():
         if name not in WEIGHTS:

@@ -45,7 +45,7 @@ class PoolsQuestion(InferQuestion):
 
     def answer_apart(self) -> Disaggregated:
         """Both pools, forecast."""
-        from kernelcast.inference.disaggregated import Workers, infer_pools
+        from kernelcast.inference.disaggregated import PhaseWorkers, infer_disaggregated
 
         if not self.apart:
             raise KernelcastError("how many workers read prompts? give --prefill-workers, as in --prefill-workers 2")
@@ -57,11 +57,11 @@ class PoolsQuestion(InferQuestion):
         decode = self._deployed(model, chip)
         work = self._workload(decode)
         pools = (
-            Workers(self._reading(decode), _or_one(self.prefill_batch), _or_one(self.prefill_workers)),
-            Workers(decode, len(work.inputs), _or_one(self.decode_workers)),
+            PhaseWorkers(self._reading(decode), _or_one(self.prefill_batch), _or_one(self.prefill_workers)),
+            PhaseWorkers(decode, len(work.inputs), _or_one(self.decode_workers)),
         )
         conditions = chosen_conditions(None, "model", self.predictor, self.calibration, self.weights)
-        return infer_pools(
+        return infer_disaggregated(
             *pools, work.inputs[0], work.outputs[0], cached=self.cached or 0, chunk=self.chunk,
             speculation=work.speculation, transfer=self.transfer_fabric, conditions=conditions,
         )  # fmt: skip

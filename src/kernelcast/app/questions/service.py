@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from kernelcast.inference.workload import Speculation
     from kernelcast.models.architecture import Architecture
     from kernelcast.serving.load import Load
-    from kernelcast.serving.service import Pool, Service
+    from kernelcast.serving.service import EnginePool, Service
     from kernelcast.stacks import Stack
 
 _place = flags_under("Deployment")
@@ -151,12 +151,12 @@ def deployed(choice: ServiceChoice, model: str | Path | Architecture, tp: int) -
 
 
 def _stack(choice: ServiceChoice) -> Stack:
-    from kernelcast.serving.service import read_terms
+    from kernelcast.serving.service import read_overheads
     from kernelcast.stacks import stack
 
     found = stack(choice.stack)
     if choice.server is not None:
-        found = read_terms(choice.server, found, {chosen_gpu(choice.gpu, choice.set).label})
+        found = read_overheads(choice.server, found, {chosen_gpu(choice.gpu, choice.set).label})
     share = choice.gpu_memory_utilization
     if share is not None:
         if not 0 < share <= 1:
@@ -165,8 +165,8 @@ def _stack(choice: ServiceChoice) -> Stack:
     return found
 
 
-def _pool(choice: ServiceChoice, place: Deployment, context: int, replicas: int) -> Pool:
-    from kernelcast.serving.service import Pool, settings_of
+def _pool(choice: ServiceChoice, place: Deployment, context: int, replicas: int) -> EnginePool:
+    from kernelcast.serving.service import EnginePool, engine_settings
 
     given: dict[str, Any] = {
         "max_num_seqs": choice.max_num_seqs, "max_num_batched_tokens": choice.max_num_batched_tokens,
@@ -176,7 +176,7 @@ def _pool(choice: ServiceChoice, place: Deployment, context: int, replicas: int)
         "capacity": choice.capacity_policy, "recv_interval": choice.scheduler_recv_interval,
         "dp_wait": choice.attention_dp_timeout_iters,
     }  # fmt: skip
-    return Pool(place, settings_of(place, given, context), replicas)
+    return EnginePool(place, engine_settings(place, given, context), replicas)
 
 
 def _speculation(choice: ServiceChoice, place: Deployment) -> Speculation | None:

@@ -13,7 +13,7 @@ from kernelcast.app.questions.words import flag
 from kernelcast.errors import KernelcastError
 
 if TYPE_CHECKING:
-    from kernelcast.serving.metrics import Goals
+    from kernelcast.serving.metrics import LatencyGoals
     from kernelcast.serving.simulate import Simulation
 
 Told = Callable[[str, int, int], None]  # which run, how many requests of it are done, and of how many
@@ -46,9 +46,9 @@ class SimulateQuestion(LoadChoice, ServiceChoice):
                         told=heard)  # fmt: skip
 
 
-def parse_goals(pairs: Sequence[str]) -> Goals:
+def parse_goals(pairs: Sequence[str]) -> LatencyGoals:
     """``ttft:500`` and the like, milliseconds as vLLM takes them."""
-    from kernelcast.serving.metrics import Goals
+    from kernelcast.serving.metrics import LatencyGoals
 
     found = {}
     for pair in (word for text in pairs for word in text.split()):
@@ -60,4 +60,4 @@ def parse_goals(pairs: Sequence[str]) -> Goals:
         if not colon or name not in _GOALS or not value > 0:
             raise KernelcastError(f"--goodput takes NAME:MS of {', '.join(_GOALS)}, as in ttft:500, not {pair!r}")
         found[f"{name}_s"] = value / 1e3
-    return Goals(**found)
+    return LatencyGoals(**found)

@@ -8,8 +8,8 @@ from kernelcast.app.report.json import attributes, span_fields
 from kernelcast.app.report.run import breakdown_fields, breakdown_table, interval_text, sizes_text, times_table
 from kernelcast.app.report.text import evidence_lines, plain_table, show, support_text, title
 from kernelcast.app.report.units import binary_bytes_text, bytes_text, digits, joules_text, percent, time_text
-from kernelcast.inference.disaggregated import HANDOVER, Disaggregated, Workers
-from kernelcast.inference.infer import Faster, faster_kernels
+from kernelcast.inference.disaggregated import HANDOVER, Disaggregated, PhaseWorkers
+from kernelcast.inference.infer import FasterKernel, faster_kernels
 from kernelcast.results import Interval
 from kernelcast.schedule import Memory
 
@@ -61,7 +61,7 @@ def fields(found: Disaggregated) -> dict[str, Any]:
     }
 
 
-def _pool(workers: Workers, rate: Interval, busy: float, memory: Memory) -> dict[str, Any]:
+def _pool(workers: PhaseWorkers, rate: Interval, busy: float, memory: Memory) -> dict[str, Any]:
     place = workers.deployment
     return {
         "workers": workers.count,
@@ -81,12 +81,12 @@ def _rate_fields(rate: Interval, busy: float) -> dict[str, Any]:
     return {**span_fields("requests_per_s", rate), "busy_share": float(busy)}
 
 
-def _narrow(workers: Workers) -> tuple[str, ...]:
+def _narrow(workers: PhaseWorkers) -> tuple[str, ...]:
     place = workers.deployment
     return tuple(place.precision.weight_only(place.gpu))
 
 
-def _faster(found: Disaggregated) -> list[Faster]:
+def _faster(found: Disaggregated) -> list[FasterKernel]:
     """Of each pool, its own phase."""
     pairs = (("prefill", found.reads), ("decode", found.decodes))
     return [one for phase, run in pairs for one in faster_kernels(run) if one.phase == phase]

@@ -15,10 +15,10 @@ from kernelcast.app.report.simulate import head, place_fields
 from kernelcast.app.report.text import console, evidence_lines, plain_table, show
 from kernelcast.app.report.units import digits, percent, time_text
 from kernelcast.ops.work import Array
-from kernelcast.serving.calibrate import Fitted
-from kernelcast.serving.metrics import Bench, Served
-from kernelcast.serving.replay import ENDINGS, Figure, Part, Replay, named
-from kernelcast.serving.service import SPREAD, TERMS
+from kernelcast.serving.calibrate import CalibratedServer
+from kernelcast.serving.metrics import BenchResult, RequestTimes
+from kernelcast.serving.replay import ENDINGS, MetricComparison, Replay, ReplayPart, named
+from kernelcast.serving.service import OVERHEADS, SPREAD
 
 _NAMES = {"ttft": "to first token", "tpot": "per token", "itl": "between tokens", "e2el": "end to end",
           "request_throughput": "requests/s", "output_throughput": "tokens/s out", "total_token_throughput":
@@ -35,7 +35,7 @@ _TERMS = {
 _MEASURED, _BEFORE, _AFTER = "#1a202c", "#c05621", "#2b6cb0"
 
 
-def fields(found: Replay, before: Replay | None = None, fitted: Fitted | None = None) -> dict[str, Any]:
+def fields(found: Replay, before: Replay | None = None, fitted: CalibratedServer | None = None) -> dict[str, Any]:
     """Figures by vLLM's names, each measured and predicted; with what was fitted, where something was."""
     bench = found.bench
     told: dict[str, Any] = {
@@ -57,13 +57,13 @@ def fields(found: Replay, before: Replay | None = None, fitted: Fitted | None = 
             "simulations": fitted.runs,
             "error_before": fitted.error_before,
             "error": fitted.error,
-            "before": {name: getattr(fitted.before, name) for name in (*TERMS, SPREAD)},
-            "terms": {name: getattr(fitted.stack, name) for name in (*TERMS, SPREAD)},
+            "before": {name: getattr(fitted.before, name) for name in (*OVERHEADS, SPREAD)},
+            "terms": {name: getattr(fitted.stack, name) for name in (*OVERHEADS, SPREAD)},
         }
     return told
 
 
-def _part_fields(part: Part, before: Part | None) -> dict[str, Any]:
+def _part_fields(part: ReplayPart, before: ReplayPart | None) -> dict[str, Any]:
     figures = {}
     for figure in part.figures:
         told: dict[str, Any] = {"measured": figure.measured, "predicted": figure.predicted, "error": figure.error}
@@ -75,7 +75,7 @@ def _part_fields(part: Part, before: Part | None) -> dict[str, Any]:
     return {"name": part.name, "requests": part.requests, "figures": figures}
 
 
-def print_replay(found: Replay, before: Replay | None = None, fitted: Fitted | None = None) -> None:
+def print_replay(found: Replay, before: Replay | None = None, fitted: CalibratedServer | None = None) -> None:
     """What the benchmark was, predicted beside measured, what was fitted, and what was assumed."""
     bench, load = found.bench, found.bench.load
     show(head(found.service))
@@ -101,17 +101,17 @@ def _hung(line: str) -> str:
     return textwrap.fill(line, console().width, subsequent_indent=" " * 11)
 
 
-def _kind(bench: Bench) -> str:
+def _kind(bench: BenchResult) -> str:
     told = {"vllm": "vllm bench serve", "sglang": "SGLang bench_serving", "requests": "served requests"}
     return told.get(bench.kind, bench.kind)
 
 
-def _print_fitted(fitted: Fitted) -> None:
+def _print_fitted(fitted: CalibratedServer) -> None:
     how = "each request" if fitted.by_request else "the summary"
     show(f"calibrated on {fitted.part.name} ({how}): {percent(fitted.error_before)} off before, "
          f"{percent(fitted.error)} after", "")  # fmt: skip
     rows = [(_TERMS[name], *(_value(name, getattr(stack, name)) for stack in (fitted.before, fitted.stack)), name)
-            for name in TERMS]  # fmt: skip
+            for name in OVERHEADS]  # fmt: skip
     rows.append(("how far its steps may be off", "", f"{fitted.stack.spread:.1%}", SPREAD))
     show(plain_table("", "before", "fitted", "", right=("before", "fitted"), rows=rows), "")
 
@@ -122,13 +122,13 @@ def _value(name: str, value: float) -> str:
     return time_text(value) if value >= 1e-9 else "0"
 
 
-def _print_part(part: Part, before: Part | None) -> None:
+def _print_part(part: ReplayPart, before: ReplayPart | None) -> None:
     if part.name != "all requests":
         show(f"{part.name}:", "")
     show(_table(part, before), verdict(part), "")
 
 
-def verdict(part: Part) -> str:
+def verdict(part: ReplayPart) -> str:
     """In one line: how far off, and how many figures lie in their intervals."""
     if not part.figures:
         return "the file has no figure that is predicted"
@@ -138,7 +138,7 @@ def verdict(part: Part) -> str:
     return f"figures are off by {percent(typical)} (median){held}"
 
 
-def _table(part: Part, before: Part | None) -> Table:
+def _table(part: ReplayPart, before: ReplayPart | None) -> Table:
     earlier = ("before",) if before else ()
     columns = ("", "", "measured", *earlier, "predicted", "error", "80% interval", "")
     rows, last = [], ""
@@ -158,15 +158,15 @@ def _split(name: str) -> tuple[str, str]:
     return "", name
 
 
-def _text(figure: Figure, value: float) -> str:
+def _text(figure: MetricComparison, value: float) -> str:
     return time_text(value / 1e3) if figure.name.endswith("_ms") else digits(value)
 
 
-def _error(figure: Figure) -> str:
+def _error(figure: MetricComparison) -> str:
     return f"{figure.error:+.1%}"
 
 
-def _interval(figure: Figure) -> str:
+def _interval(figure: MetricComparison) -> str:
     if figure.low is None or figure.high is None:
         return ""
     if figure.name.endswith("_ms"):
@@ -176,12 +176,12 @@ def _interval(figure: Figure) -> str:
     return f"{digits(figure.low)} to {digits(figure.high)}"
 
 
-def _inside(figure: Figure) -> str:
+def _inside(figure: MetricComparison) -> str:
     """Of what was measured, where it is not as forecast."""
     return "outside" if figure.inside is False else ""
 
 
-def _print_stages(parts: tuple[Part, ...], fitted: Fitted | None) -> None:
+def _print_stages(parts: tuple[ReplayPart, ...], fitted: CalibratedServer | None) -> None:
     """Means and 90th percentiles of each stage, measured, and how far the forecast is off."""
     rows = []
     for part in parts:
@@ -218,8 +218,8 @@ def write_plot(found: Replay, path: Path, before: Replay | None = None) -> None:
         figure.tight_layout()
 
 
-def _draw_spread(axis: Any, name: str, bench: Bench, served: Mapping[str, Served],
-                 before: Mapping[str, Served] | None) -> None:  # fmt: skip
+def _draw_spread(axis: Any, name: str, bench: BenchResult, served: Mapping[str, RequestTimes],
+                 before: Mapping[str, RequestTimes] | None) -> None:  # fmt: skip
     told = _measured(bench).get(name)
     if told is not None:
         axis.plot(*_shares(told), color=_MEASURED, lw=2, label="measured")
@@ -235,7 +235,7 @@ def _draw_spread(axis: Any, name: str, bench: Bench, served: Mapping[str, Served
     axis.set_ylim(0, 101)
 
 
-def _draw_times(axis: Any, bench: Bench, served: Served, before: Served | None) -> None:
+def _draw_times(axis: Any, bench: BenchResult, served: RequestTimes, before: RequestTimes | None) -> None:
     axis.plot(bench.load.arrivals_s, bench.e2el_s, "o", ms=5, mfc="none", color=_MEASURED, label="measured")
     if before:
         axis.plot(before.arrival_s, before.e2el_s, ".", ms=3, color=_BEFORE, alpha=0.6, label="uncalibrated")
@@ -244,7 +244,7 @@ def _draw_times(axis: Any, bench: Bench, served: Served, before: Served | None) 
     axis.set_ylabel("end to end, s")
 
 
-def _measured(bench: Bench) -> dict[str, Array]:
+def _measured(bench: BenchResult) -> dict[str, Array]:
     """Milliseconds of each request, where the file has them."""
     found: dict[str, Array] = {}
     if bench.ttft_s is not None:
@@ -255,7 +255,7 @@ def _measured(bench: Bench) -> dict[str, Array]:
     return found
 
 
-def _times(served: Served, name: str) -> Array:
+def _times(served: RequestTimes, name: str) -> Array:
     return (served.ttft_s if name == "ttft" else served.tpot_s) * 1e3
 
 

@@ -15,7 +15,7 @@ from kernelcast.app.report.units import digits, percent, time_text
 from kernelcast.files import complete, quoted
 from kernelcast.results import SUPPORT, support_of
 from kernelcast.schedule import Event, Lane, Timeline
-from kernelcast.serving.service import Pool, Service
+from kernelcast.serving.service import EnginePool, Service
 from kernelcast.serving.simulate import Simulation
 
 _LATENCIES = {"ttft": "time to first token", "tpot": "time per output token", "itl": "between tokens",
@@ -54,7 +54,7 @@ def fields(found: Simulation) -> dict[str, Any]:
     return told
 
 
-def place_fields(pool: Pool) -> dict[str, Any]:
+def place_fields(pool: EnginePool) -> dict[str, Any]:
     """Where a pool runs and how it schedules."""
     place, settings = pool.deployment, pool.settings
     return {

@@ -27,7 +27,7 @@ from kernelcast.forecast import PREDICTORS
 from kernelcast.hardware import fabrics, gpu_ids
 from kernelcast.hardware.prices import KINDS as PRICE_KINDS
 from kernelcast.inference.deployment import ROUTINGS
-from kernelcast.inference.layers import EXCHANGES
+from kernelcast.inference.layers import ALL2ALL_BACKENDS
 from kernelcast.machine.analyse import PIPELINES
 from kernelcast.models import model_ids
 from kernelcast.models.precision import CACHE, WEIGHTS
@@ -70,7 +70,7 @@ _CHOICES: Mapping[str, tuple[str, Collection[str]]] = {
     "predictor": ("predictor", tuple(PREDICTORS)),
     "draft_model": ("model", ("mtp", *MODEL_IDS)),
     "routing": ("routing", ROUTINGS),
-    "exchange": ("exchange", EXCHANGES),
+    "exchange": ("exchange", ALL2ALL_BACKENDS),
     "moe_backend": ("kernel of experts", parameters_of(kernel_class("moe"))["backend"].options),
     "router": ("router", ROUTERS),
     "schedule_policy": ("policy", POLICIES),

@@ -21,10 +21,10 @@ from kernelcast.inference.infer import Inference
 from kernelcast.inference.pass_times import HOST_RANGE, PASS_SPREAD, PassTime
 from kernelcast.results import Interval
 from kernelcast.serving.calibrate import least_spread
-from kernelcast.serving.metrics import Bench, Served, metrics
-from kernelcast.serving.service import Pool, Service
-from kernelcast.serving.simulate import Fleet, check
-from kernelcast.serving.step_times import Tables
+from kernelcast.serving.metrics import BenchResult, RequestTimes, metrics
+from kernelcast.serving.service import EnginePool, Service
+from kernelcast.serving.simulate import Cluster, check
+from kernelcast.serving.step_times import StepTimeTables
 from kernelcast.training.step import STEP_SPREAD, Step
 
 Doubles = NDArray[np.float64]
@@ -231,7 +231,7 @@ class _Stretched(Times):
         return sum(share * self._factors.get(key, 1.0) for key, share in self._kinds.of(call).items())
 
 
-def served_run(bench: Bench, service: Service, conditions: Conditions, *, seed: int = 0) -> Run:
+def served_run(bench: BenchResult, service: Service, conditions: Conditions, *, seed: int = 0) -> Run:
     """The mean time to first token and per token; slopes from simulations to either side of the forecast."""
     measured = {key: bench.metrics[key] / 1e3 for key in _SEEN if bench.metrics.get(key, 0.0) > 0}
     if not measured:
@@ -278,16 +278,16 @@ def _mean_spans(times: Times, kinds: Kinds) -> dict[str, Interval]:
     return {key: Interval(1.0, float(low), float(high)) for key, (_, low, high) in means.items()}
 
 
-def _simulated(bench: Bench, service: Service, times: Times, seed: int) -> dict[str, float]:
+def _simulated(bench: BenchResult, service: Service, times: Times, seed: int) -> dict[str, float]:
     """Seconds by the names of vLLM's milliseconds."""
-    fleet = Fleet(service, bench.load, Tables(lambda place: times), "likely", seed)
+    fleet = Cluster(service, bench.load, StepTimeTables(lambda place: times), "likely", seed)
     fleet.run()
-    found = metrics(Served.of(fleet.requests, bench.load), fleet.notes)
+    found = metrics(RequestTimes.of(fleet.requests, bench.load), fleet.notes)
     return {key: found[key] / 1e3 for key in _SEEN if key in found}
 
 
 def _on_host(service: Service, factor: float) -> Service:
-    def pool(one: Pool) -> Pool:
+    def pool(one: EnginePool) -> EnginePool:
         place = one.deployment
         return replace(one, deployment=replace(place, stack=place.stack.with_host(factor)))
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kernelcast.forecast.predict_table import Times
-from kernelcast.inference.batch import Batches
+from kernelcast.inference.batch import BatchColumns
 from kernelcast.inference.forward import Deployment
 from kernelcast.inference.memory import cache_bytes, read_weight_bytes
 from kernelcast.inference.pass_times import kernel_tables
@@ -21,8 +21,8 @@ from kernelcast.ops.dtypes import find_dtype
 from kernelcast.search.goals import PERCENT, Goal
 from kernelcast.search.plan.grid import Place
 from kernelcast.serving.load import Load
-from kernelcast.serving.service import Settings
-from kernelcast.serving.step_times import host_s
+from kernelcast.serving.service import EngineSettings
+from kernelcast.serving.step_times import host_time
 
 _TOKENS = (1, 16, 64, 256, 1024, 2048, 4096, 8192, 16384)
 _SEQUENCES = (1, 16, 64, 256, 1024)
@@ -37,10 +37,10 @@ class CoarseSteps:
         self._stack = deployment.stack
         tokens, sequences, prompts = (np.array(grid) for grid in (_TOKENS, _SEQUENCES, _PROMPTS))
         passes = {
-            "tokens": ("tokens", Batches.evenly(1, tokens, 0)),
-            "sequences": ("sequences", Batches.evenly(sequences, 1, 64)),
-            "decodes": ("lengths", Batches.evenly(sequences, 1, max(1, context))),
-            "prompts": ("lengths", Batches.evenly(1, prompts, past)),
+            "tokens": ("tokens", BatchColumns.evenly(1, tokens, 0)),
+            "sequences": ("sequences", BatchColumns.evenly(sequences, 1, 64)),
+            "decodes": ("lengths", BatchColumns.evenly(sequences, 1, max(1, context))),
+            "prompts": ("lengths", BatchColumns.evenly(1, prompts, past)),
         }
         tables = kernel_tables(deployment, list(passes.values()), times)
         end = ("likely", "low", "high").index(variant)
@@ -147,17 +147,17 @@ def alone(steps: CoarseSteps, place: Place, demand: Demand, variant: str) -> Flo
     """By step times: one prompt in one go, then one token a step; no rate yet."""
     read_s = steps.mixed(0, max(1.0, demand.input_mean)) / _SURE
     stack = place.deployment.stack
-    return Floor(read_s, steps.decode(1) / _SURE, host_s(variant, stack.request_s), 0.0)
+    return Floor(read_s, steps.decode(1) / _SURE, host_time(variant, stack.request_s), 0.0)
 
 
-def batch_of(place: Place, limits: Settings, demand: Demand) -> int:
+def batch_of(place: Place, limits: EngineSettings, demand: Demand) -> int:
     """Requests that one scheduler holds at a time, at most."""
     stages = place.deployment.layout.pp
     held = limits.kv_tokens / stages / max(demand.context_mean, 1.0) * _SLACK  # lengths differ, and prefixes are shared
     return max(1, int(min(max(1, limits.max_num_seqs // stages), held)))
 
 
-def carried(steps: CoarseSteps, place: Place, limits: Settings, demand: Demand, goals: Sequence[Goal],
+def carried(steps: CoarseSteps, place: Place, limits: EngineSettings, demand: Demand, goals: Sequence[Goal],
             part: str = "") -> float:  # fmt: skip
     """Requests per second of one engine: the best even mix of decodes and prompts whose step keeps the goals of a time
     per token. ``part``: only reads prompts (``READ``), or only decodes (``WROTE``)."""
@@ -165,7 +165,7 @@ def carried(steps: CoarseSteps, place: Place, limits: Settings, demand: Demand, 
     schedulers = place.deployment.layout.pp * place.deployment.layout.dp
     stack = place.deployment.stack
     front = 1.0 / max(
-        1e-9, host_s("low", stack.front_s + stack.token_s * demand.input_mean)
+        1e-9, host_time("low", stack.front_s + stack.token_s * demand.input_mean)
     )  # its host reads them first
     if part == READ:
         return min(front, schedulers * room / steps.mixed(0, room) / demand.input_mean)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from kernelcast.inference.forward import Deployment
 from kernelcast.search.plan.grid import Setting
-from kernelcast.serving.service import Settings
+from kernelcast.serving.service import EngineSettings
 
 _QUANTISED_ONLINE = ("fp8",)  # formats that vLLM and SGLang make of a bf16 checkpoint themselves
 _NIXL = '{"kv_connector":"NixlConnector","kv_role":"kv_both"}'
@@ -60,7 +60,7 @@ def _given(pairs: Sequence[tuple[str, int]]) -> list[object]:
     return [word for flag, value in pairs if value > 1 for word in (flag, value)]
 
 
-def _vllm(place: Deployment, limits: Settings, name: str, task: str) -> list[str]:
+def _vllm(place: Deployment, limits: EngineSettings, name: str, task: str) -> list[str]:
     layout = place.layout
     words: list[object] = ["vllm", "serve", name, *_given([("--tensor-parallel-size", layout.tp),
              ("--pipeline-parallel-size", layout.pp), ("--data-parallel-size", layout.dp)])]  # fmt: skip
@@ -72,7 +72,7 @@ def _vllm(place: Deployment, limits: Settings, name: str, task: str) -> list[str
     return [_line(*words)]
 
 
-def _sglang(place: Deployment, limits: Settings, name: str, task: str) -> list[str]:
+def _sglang(place: Deployment, limits: EngineSettings, name: str, task: str) -> list[str]:
     layout = place.layout
     words: list[object] = ["python", "-m", "sglang.launch_server", "--model-path", name,
              *_given([("--tp", layout.tp * layout.dp), ("--pp", layout.pp), ("--dp", layout.dp)])]  # fmt: skip
@@ -85,7 +85,7 @@ def _sglang(place: Deployment, limits: Settings, name: str, task: str) -> list[s
     return [_line(*words)]
 
 
-def _trtllm(place: Deployment, limits: Settings, name: str, task: str) -> list[str]:
+def _trtllm(place: Deployment, limits: EngineSettings, name: str, task: str) -> list[str]:
     layout, file = place.layout, f"{task or 'engine'}.yaml"
     kept = ["enable_attention_dp: true"] if layout.dp > 1 else []
     kept += ["disable_overlap_scheduler: true"] if task == "prefill" else []
@@ -129,6 +129,6 @@ def _router(stack: str, setting: Setting) -> list[str]:
     return ["# and a proxy that sends each request to one that reads, then to one that decodes"]
 
 
-_MAKERS: dict[str, Callable[[Deployment, Settings, str, str], list[str]]] = {
+_MAKERS: dict[str, Callable[[Deployment, EngineSettings, str, str], list[str]]] = {
     "vllm": _vllm, "sglang": _sglang, "trtllm": _trtllm,
 }  # fmt: skip

@@ -15,7 +15,7 @@ from kernelcast.models.architecture import Architecture
 from kernelcast.models.precision import Precision
 from kernelcast.ops.dtypes import find_dtype
 from kernelcast.search.layouts import layouts as layouts_within
-from kernelcast.serving.service import Pool, Service, Settings, settings_of
+from kernelcast.serving.service import EnginePool, EngineSettings, Service, engine_settings
 from kernelcast.stacks import Stack
 
 SEQUENCES = (64, 256)  # beside the engine's own default
@@ -54,7 +54,7 @@ class Place:
 
     deployment: Deployment
     price: Price
-    limits: tuple[Settings, ...]
+    limits: tuple[EngineSettings, ...]
 
     @property
     def gpus(self) -> int:
@@ -65,7 +65,7 @@ class Place:
         return self.gpus * self.price.usd_per_hour
 
     @property
-    def widest(self) -> Settings:
+    def widest(self) -> EngineSettings:
         """Limits that hold all of its own: one table of step times serves them."""
         most = {name: max(getattr(limit, name) for limit in self.limits)
                 for name in ("max_num_seqs", "max_num_batched_tokens", "max_prefill_tokens", "kv_blocks")}  # fmt: skip
@@ -77,10 +77,10 @@ class Setting:
     """One service that may be the answer: engines that are alike, perhaps beside others that read prompts."""
 
     place: Place
-    limits: Settings
+    limits: EngineSettings
     replicas: int
     reader: Place | None = None
-    reader_limits: Settings | None = None
+    reader_limits: EngineSettings | None = None
     readers: int = 0
 
     @property
@@ -95,8 +95,8 @@ class Setting:
         """Or one of so many equal parts of it."""
         prefill = None
         if self.reader is not None and self.reader_limits is not None:
-            prefill = Pool(self.reader.deployment, self.reader_limits, self.readers // parts)
-        return Service(Pool(self.place.deployment, self.limits, self.replicas // parts), prefill)
+            prefill = EnginePool(self.reader.deployment, self.reader_limits, self.readers // parts)
+        return Service(EnginePool(self.place.deployment, self.limits, self.replicas // parts), prefill)
 
 
 @dataclass
@@ -160,10 +160,10 @@ def _limit_count(grid: Grid) -> int:
     return (len(seqs) if seqs else len(SEQUENCES) + 1) * (len(tokens) if tokens else len(TOKENS))
 
 
-def _limits(place: Deployment, grid: Grid, context: int) -> tuple[Settings, ...]:
+def _limits(place: Deployment, grid: Grid, context: int) -> tuple[EngineSettings, ...]:
     """Limits of a batch, the engine's own first; those that leave no cache, or that it refuses, are left out."""
     try:
-        usual = settings_of(place, {}, context)
+        usual = engine_settings(place, {}, context)
     except KernelcastError:
         usual = None
     seqs: Sequence[int] = grid.max_num_seqs or (*((usual.max_num_seqs,) if usual else ()), *SEQUENCES)
@@ -174,7 +174,7 @@ def _limits(place: Deployment, grid: Grid, context: int) -> tuple[Settings, ...]
     for most, step in itertools.product(dict.fromkeys(seqs), dict.fromkeys(tokens)):
         given = {"max_num_seqs": most, "max_num_batched_tokens": step}
         try:
-            found.append(settings_of(place, given, context))
+            found.append(engine_settings(place, given, context))
         except KernelcastError:
             continue
     return tuple(found)

@@ -19,7 +19,7 @@ from kernelcast.search.goals import Goal
 from kernelcast.search.plan.bounds import READ, WROTE, CoarseSteps, Demand, Floor, alone, carried, engines_for, physical
 from kernelcast.search.plan.grid import Fallen, Grid, Place, Setting, places
 from kernelcast.search.plan.trial import MARGIN, Trial, Trials
-from kernelcast.serving.service import Settings
+from kernelcast.serving.service import EngineSettings
 
 ALONE = "one request alone breaks a goal"
 TOO_SLOW = "cannot carry the load"
@@ -139,7 +139,7 @@ class Search:
         known.cost = self._cost(place, known.best_rate())
         return True
 
-    def _replicas(self, known: Known, limits: Settings) -> None:
+    def _replicas(self, known: Known, limits: EngineSettings) -> None:
         """The fewest replicas that meet the goals, if they cost less than the best so far."""
         place, at = known.place, known.place.limits.index(limits)
         allowed = self.grid.max_gpus // place.gpus
@@ -163,7 +163,7 @@ class Search:
         self.fallen.add(MET, most - found.setting.replicas + 1)
         self._offer(found)
 
-    def _fewest(self, place: Place, limits: Settings, least: int, most: int) -> Trial | None:
+    def _fewest(self, place: Place, limits: EngineSettings, least: int, most: int) -> Trial | None:
         """By doubling and halving with short runs; whole runs decide, one more replica at a time."""
         low, high = least - 1, least
         if self.best:
@@ -183,7 +183,7 @@ class Search:
                 break
         return None
 
-    def _may(self, place: Place, limits: Settings, replicas: int) -> bool:
+    def _may(self, place: Place, limits: EngineSettings, replicas: int) -> bool:
         return self._try(Setting(place, limits, replicas)).share <= MARGIN
 
     def _try(self, setting: Setting, *, whole: bool = False) -> Trial:

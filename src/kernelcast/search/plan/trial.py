@@ -15,12 +15,12 @@ from kernelcast.inference.forward import Deployment
 from kernelcast.search.goals import PERCENT, Goal, worst
 from kernelcast.search.plan.grid import Place, Setting
 from kernelcast.serving.load import Load
-from kernelcast.serving.metrics import Goals as NoGoals
-from kernelcast.serving.metrics import Served, metrics
+from kernelcast.serving.metrics import LatencyGoals as NoGoals
+from kernelcast.serving.metrics import RequestTimes, metrics
 from kernelcast.serving.scheduler import Request
-from kernelcast.serving.service import Pool
-from kernelcast.serving.simulate import Fleet, Simulation, check, simulate
-from kernelcast.serving.step_times import Tables
+from kernelcast.serving.service import EnginePool
+from kernelcast.serving.simulate import Cluster, Simulation, check, simulate
+from kernelcast.serving.step_times import StepTimeTables
 
 QUICK = 320  # requests of a short run, of each engine that it has
 _ENGINES = 4  # of a short run, that its requests are counted by
@@ -120,7 +120,7 @@ class _HopelessError(Exception):
 class _Watch:
     """Ends a run when more requests are late, by ``within`` times the limit, than a goal's percentile allows."""
 
-    def __init__(self, fleet: Fleet, goals: Sequence[Goal], within: float) -> None:
+    def __init__(self, fleet: Cluster, goals: Sequence[Goal], within: float) -> None:
         self.fleet, self.cut, count = fleet, False, len(fleet.requests)
         self._goals = []
         for goal in goals:
@@ -150,7 +150,7 @@ class Trials:
         self.load, self.goals, self.seed, self.variant = load, tuple(goals), seed, variant
         self.conditions = conditions
         self._times: list[tuple[Gpu, Times]] = []  # a GPU is no key of a dictionary
-        self.tables = Tables(self.calls)
+        self.tables = StepTimeTables(self.calls)
         self._seeded: set[int] = set()
         self.runs = 0
         self.points: list[Point] = []
@@ -169,7 +169,7 @@ class Trials:
     def _seed(self, place: Place) -> None:
         """Step times for all limits of a place at once, before the first run with some of them."""
         if id(place) not in self._seeded:
-            self.tables.of(Pool(place.deployment, place.widest), self.load)
+            self.tables.of(EnginePool(place.deployment, place.widest), self.load)
             self._seeded.add(id(place))
 
     def quick(self, setting: Setting, *, early: bool = True) -> Trial:
@@ -198,13 +198,13 @@ class Trials:
         self.runs += 1
         for place in filter(None, (setting.place, setting.reader)):
             self._seed(place)
-        fleet = Fleet(service, load, self.tables, self.variant, self.seed)
+        fleet = Cluster(service, load, self.tables, self.variant, self.seed)
         watch = _Watch(fleet, self.goals, within)
         try:
             fleet.run(watch.told if math.isfinite(within) else None)
         except _HopelessError:
             watch.cut = True
-        served = Served.of(fleet.requests, load)
+        served = RequestTimes.of(fleet.requests, load)
         found = Simulation(service, load, served, fleet.notes, NoGoals(), metrics(served, fleet.notes))
         trial = Trial(setting, found, self.goals, watch.cut)
         if keep and not watch.cut:
