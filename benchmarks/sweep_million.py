@@ -17,10 +17,10 @@ import tomllib
 from pathlib import Path
 
 from kernelcast.forecast.conditions import Conditions
-from kernelcast.search.sweep.engines import Lost, engine
+from kernelcast.search.sweep.engines import FailedChunk, sweep_engine
 from kernelcast.search.sweep.file import sweep_of
-from kernelcast.search.sweep.rows import Work, hourly
-from kernelcast.search.sweep.run import usual_chunk
+from kernelcast.search.sweep.rows import SweepJob, hourly_prices
+from kernelcast.search.sweep.run import default_chunk
 
 FILE = """model = ["llama-3.1-8b", "llama-3.1-70b", "qwen3-32b", "qwen3-30b-a3b", "mixtral-8x7b"]
 gpu = ["a100_sxm", "h100_sxm", "h200_sxm", "b200_sxm", "l40s"]
@@ -43,15 +43,15 @@ def main() -> None:
         given.file.write_text(FILE)
         return
     sweep = sweep_of(tomllib.loads(FILE))
-    work = Work(sweep, Conditions(), hourly(sweep.gpus))
-    chunks = list(work.space.chunks(usual_chunk(work.space.count)))
+    work = SweepJob(sweep, Conditions(), hourly_prices(sweep.gpus))
+    chunks = list(work.space.chunks(default_chunk(work.space.count)))
     if given.settings:
         wanted = max(1, round(given.settings / chunks[0].count))
         chunks = sorted(random.Random(0).sample(chunks, wanted), key=lambda chunk: chunk.number)
     settings, size, most, start = sum(chunk.count for chunk in chunks), 0, 0, time.perf_counter()
-    for chunk, rows in engine(given.engine, given.workers).run(work, chunks):
-        if isinstance(rows, Lost):
-            raise SystemExit(f"chunk {chunk.number} {rows.said}")
+    for chunk, rows in sweep_engine(given.engine, given.workers).run(work, chunks):
+        if isinstance(rows, FailedChunk):
+            raise SystemExit(f"chunk {chunk.number} {rows.why}")
         size += len(rows)
         most = max(most, memory_bytes())
     took = time.perf_counter() - start

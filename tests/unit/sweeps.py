@@ -9,7 +9,7 @@ from typing import Any
 
 from kernelcast.forecast.conditions import Conditions
 from kernelcast.search.sweep.file import sweep_of
-from kernelcast.search.sweep.rows import Work
+from kernelcast.search.sweep.rows import SweepJob
 
 # 2 places that cannot be (tp 3), some batches that do not fit; decoded in two steps, to be quick
 SMALL: dict[str, Any] = {
@@ -23,8 +23,8 @@ SMALL: dict[str, Any] = {
 }
 
 
-def work(asked: Mapping[str, Any] = SMALL, **changes: Any) -> Work:
-    return Work(sweep_of({**asked, **changes}), Conditions(predictor="generic"), {"h100_sxm": 4.0})
+def work(asked: Mapping[str, Any] = SMALL, **changes: Any) -> SweepJob:
+    return SweepJob(sweep_of({**asked, **changes}), Conditions(predictor="generic"), {"h100_sxm": 4.0})
 
 
 def digests(folder: Path) -> dict[str, str]:

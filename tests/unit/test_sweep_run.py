@@ -23,10 +23,10 @@ from kernelcast.inference.forward import Deployment
 from kernelcast.inference.infer import infer
 from kernelcast.inference.workload import Workload
 from kernelcast.models import model
-from kernelcast.search.sweep.engines import One, OnRay, Processes, _unheard
-from kernelcast.search.sweep.query import Wish, opened
-from kernelcast.search.sweep.rows import COLUMNS, Work
-from kernelcast.search.sweep.run import Folder, run_sweep, usual_chunk
+from kernelcast.search.sweep.engines import ProcessEngine, RayEngine, SerialEngine, starting_worker
+from kernelcast.search.sweep.query import Objective, open_sweep
+from kernelcast.search.sweep.rows import COLUMNS, SweepJob
+from kernelcast.search.sweep.run import SweepFolder, default_chunk, run_sweep
 from kernelcast.search.sweep.space import Chunk
 from kernelcast.stacks import stack
 
@@ -37,12 +37,12 @@ SIZE = 8  # settings of a chunk
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The rows as one process makes them."""
     folder = tmp_path_factory.mktemp("sweep") / "alone"
-    run_sweep(work(), folder, One(), chunk_settings=SIZE)
+    run_sweep(work(), folder, SerialEngine(), chunk_settings=SIZE)
     return folder
 
 
 def rows(folder: Path, query: str = "SELECT * FROM sweep ORDER BY setting") -> list[dict[str, Any]]:
-    with opened(folder) as found:
+    with open_sweep(folder) as found:
         return found.sql(query).fields()
 
 
@@ -78,7 +78,7 @@ def test_what_cannot_run_is_a_row_with_its_reason(alone: Path) -> None:
 
 
 def test_several_processes_write_the_same_bytes(alone: Path, tmp_path: Path) -> None:
-    run_sweep(work(), tmp_path / "many", Processes(2), chunk_settings=SIZE)
+    run_sweep(work(), tmp_path / "many", ProcessEngine(2), chunk_settings=SIZE)
     assert digests(tmp_path / "many") == digests(alone)
 
 
@@ -91,12 +91,12 @@ def test_a_worker_killed_midway_changes_nothing(alone: Path, tmp_path: Path) -> 
             one.kill()
             killed.append(one.pid)
 
-    run_sweep(work(), tmp_path / "killed", Processes(2), chunk_settings=SIZE, on_progress=kill)
+    run_sweep(work(), tmp_path / "killed", ProcessEngine(2), chunk_settings=SIZE, on_progress=kill)
     assert len(killed) == 2 and digests(tmp_path / "killed") == digests(alone)
 
 
 @dataclass(frozen=True)
-class Deadly(Work):
+class Deadly(SweepJob):
     """Dies of its second chunk."""
 
     def rows(self, chunk: Chunk) -> bytes:
@@ -109,16 +109,16 @@ def test_a_chunk_that_kills_its_workers_is_told_and_the_others_are_done(alone: P
     good = work()
     bad = Deadly(good.sweep, good.conditions, good.prices)
     with pytest.raises(kc.KernelcastError, match=r"settings 8 to 15 killed 3 workers \(signal SIGKILL.*"):
-        run_sweep(bad, tmp_path / "bad", Processes(2), chunk_settings=SIZE)
+        run_sweep(bad, tmp_path / "bad", ProcessEngine(2), chunk_settings=SIZE)
     assert digests(tmp_path / "bad").keys() == digests(alone).keys() - {"chunk-000001.parquet"}
-    outcome = run_sweep(good, tmp_path / "bad", One(), chunk_settings=SIZE)
+    outcome = run_sweep(good, tmp_path / "bad", SerialEngine(), chunk_settings=SIZE)
     assert outcome.settings - outcome.before == SIZE and digests(tmp_path / "bad") == digests(alone)
 
 
 def test_an_error_of_ours_is_no_death(tmp_path: Path) -> None:
     broken = replace(work(), prices=None)  # type: ignore[arg-type]
     with pytest.raises(AttributeError):
-        next(Processes(2).run(broken, list(broken.space.chunks(SIZE))[:1]))
+        next(ProcessEngine(2).run(broken, list(broken.space.chunks(SIZE))[:1]))
     assert not multiprocessing.active_children()
 
 
@@ -138,7 +138,7 @@ def cluster() -> Iterator[Any]:
 
 @pytest.mark.slow
 def test_a_ray_cluster_of_two_nodes_writes_the_same_bytes(alone: Path, cluster: Any, tmp_path: Path) -> None:
-    run_sweep(work(), tmp_path / "ray", OnRay(cluster.address), chunk_settings=SIZE)
+    run_sweep(work(), tmp_path / "ray", RayEngine(cluster.address), chunk_settings=SIZE)
     assert digests(tmp_path / "ray") == digests(alone)
     extra = cluster.add_node(num_cpus=1)
     left: list[int] = []
@@ -148,20 +148,20 @@ def test_a_ray_cluster_of_two_nodes_writes_the_same_bytes(alone: Path, cluster: 
             cluster.remove_node(extra, allow_graceful=False)
             left.append(done)
 
-    run_sweep(work(), tmp_path / "lost", OnRay(cluster.address), chunk_settings=SIZE, on_progress=lose)
+    run_sweep(work(), tmp_path / "lost", RayEngine(cluster.address), chunk_settings=SIZE, on_progress=lose)
     assert left and digests(tmp_path / "lost") == digests(alone)
 
 
 def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(kc.KernelcastError, match=r"pip install 'kernelcast\[ray\]'"):
-        run_sweep(work(), tmp_path / "ray", OnRay())
+        run_sweep(work(), tmp_path / "ray", RayEngine())
 
 
 def test_a_cluster_that_is_not_there(tmp_path: Path) -> None:
     pytest.importorskip("ray")
     with pytest.raises(kc.KernelcastError, match=r"no Ray cluster at 127\.0\.0\.1:6"):
-        run_sweep(work(), tmp_path / "ray", OnRay("127.0.0.1:6"))
+        run_sweep(work(), tmp_path / "ray", RayEngine("127.0.0.1:6"))
 
 
 class Stopped(Exception):  # noqa: N818  # no error: somebody had enough
@@ -177,7 +177,7 @@ def test_what_was_done_is_not_done_again(alone: Path, tmp_path: Path) -> None:
     befores: list[int] = []
     while not befores or befores[-1] < work().space.count:
         try:
-            befores.append(run_sweep(work(), folder, One(), chunk_settings=SIZE, on_progress=stop).before)
+            befores.append(run_sweep(work(), folder, SerialEngine(), chunk_settings=SIZE, on_progress=stop).before)
         except Stopped:
             befores.append(SIZE * len(digests(folder)))
     assert len(befores) > 3 and befores == sorted(befores) and digests(folder) == digests(alone)
@@ -185,7 +185,7 @@ def test_what_was_done_is_not_done_again(alone: Path, tmp_path: Path) -> None:
 
 def test_a_folder_of_another_sweep_is_refused(alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "kept"
-    run_sweep(work(), folder, One(), chunk_settings=64)
+    run_sweep(work(), folder, SerialEngine(), chunk_settings=64)
     was = digests(folder)
     said = {
         "batch = .*, now 7": work(batch=7),
@@ -195,17 +195,17 @@ def test_a_folder_of_another_sweep_is_refused(alone: Path, tmp_path: Path, monke
     }
     for pattern, other in said.items():
         with pytest.raises(kc.KernelcastError, match=pattern):
-            run_sweep(other, folder, One(), chunk_settings=64)
+            run_sweep(other, folder, SerialEngine(), chunk_settings=64)
     monkeypatch.setattr("kernelcast.search.sweep.run.__version__", "9.9")
     with pytest.raises(kc.KernelcastError, match=r"kernelcast .*, now 9\.9; .*--fresh"):
-        run_sweep(work(), folder, One(), chunk_settings=64)
+        run_sweep(work(), folder, SerialEngine(), chunk_settings=64)
     monkeypatch.undo()
-    monkeypatch.setattr("kernelcast.search.sweep.run.weights_of", lambda conditions: "ab12")
+    monkeypatch.setattr("kernelcast.search.sweep.run.weights_digest", lambda conditions: "ab12")
     with pytest.raises(kc.KernelcastError, match=r"weights .*, now ab12"):
-        run_sweep(work(), folder, One(), chunk_settings=64)
+        run_sweep(work(), folder, SerialEngine(), chunk_settings=64)
     monkeypatch.undo()
     assert digests(folder) == was
-    run_sweep(work(batch=7), folder, One(), chunk_settings=64, fresh=True)
+    run_sweep(work(batch=7), folder, SerialEngine(), chunk_settings=64, fresh=True)
     assert {row["batch"] for row in rows(folder)} == {7}
 
 
@@ -214,13 +214,16 @@ def test_folders_that_are_no_sweeps_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine" / "notes.txt").write_text("dear diary")
     for fresh in (False, True):
         with pytest.raises(kc.KernelcastError, match="not empty and no folder of a sweep"):
-            run_sweep(work(), tmp_path / "mine", One(), fresh=fresh)
+            run_sweep(work(), tmp_path / "mine", SerialEngine(), fresh=fresh)
     with pytest.raises(kc.KernelcastError, match="is a file"):
-        run_sweep(work(), tmp_path / "mine" / "notes.txt", One())
-    with pytest.raises(kc.KernelcastError, match=r"no folder of a sweep: it has no manifest\.json"), opened(tmp_path):
+        run_sweep(work(), tmp_path / "mine" / "notes.txt", SerialEngine())
+    with (
+        pytest.raises(kc.KernelcastError, match=r"no folder of a sweep: it has no manifest\.json"),
+        open_sweep(tmp_path),
+    ):
         pass
-    with Folder(tmp_path / "taken").held(), pytest.raises(kc.KernelcastError, match="another sweep is writing"):
-        run_sweep(work(), tmp_path / "taken", One())
+    with SweepFolder(tmp_path / "taken").locked(), pytest.raises(kc.KernelcastError, match="another sweep is writing"):
+        run_sweep(work(), tmp_path / "taken", SerialEngine())
 
 
 def test_leftovers_of_a_killed_writer_are_removed(alone: Path, tmp_path: Path) -> None:
@@ -228,7 +231,7 @@ def test_leftovers_of_a_killed_writer_are_removed(alone: Path, tmp_path: Path) -
     folder.mkdir()
     (folder / ".chunk-000003.99.part.parquet").write_bytes(b"half")
     (folder / ".manifest.99.part.json").write_text("{")
-    run_sweep(work(), folder, One(), chunk_settings=SIZE)
+    run_sweep(work(), folder, SerialEngine(), chunk_settings=SIZE)
     assert digests(folder) == digests(alone)
     assert not list(folder.glob(".*part*"))
     told = json.loads((folder / "manifest.json").read_text())
@@ -236,15 +239,15 @@ def test_leftovers_of_a_killed_writer_are_removed(alone: Path, tmp_path: Path) -
 
 
 def test_chunks_are_cut_by_the_number_of_settings_alone() -> None:
-    assert [usual_chunk(n) for n in (1, 256, 8192, 16_000, 64_000, 10**6)] == [256, 256, 256, 500, 2000, 2000]
+    assert [default_chunk(n) for n in (1, 256, 8192, 16_000, 64_000, 10**6)] == [256, 256, 256, 500, 2000, 2000]
 
 
 def test_the_best_and_those_that_no_other_beats(alone: Path) -> None:
     ran = [row for row in rows(alone) if row["tpot_s"] is not None]
-    with opened(alone) as found:
-        best = found.top(3, Wish.read("tokens_per_s_per_gpu")).fields()
-        worst = found.top(1, Wish.read("ttft_s:max"), "gpu = 'l40s'").fields()
-        front = found.front(Wish.read("tokens_per_s_per_gpu"), Wish.read("tpot_s")).fields()
+    with open_sweep(alone) as found:
+        best = found.top(3, Objective.read("tokens_per_s_per_gpu")).fields()
+        worst = found.top(1, Objective.read("ttft_s:max"), "gpu = 'l40s'").fields()
+        front = found.pareto(Objective.read("tokens_per_s_per_gpu"), Objective.read("tpot_s")).fields()
     everyone = sorted((row["tokens_per_s_per_gpu"] or 0 for row in rows(alone)), reverse=True)
     assert [row["tokens_per_s_per_gpu"] for row in best] == everyone[:3]
     assert worst[0]["ttft_s"] == max(row["ttft_s"] for row in rows(alone) if row["gpu"] == "l40s" and row["ttft_s"])
@@ -260,7 +263,7 @@ def test_the_best_and_those_that_no_other_beats(alone: Path) -> None:
 
 def test_a_worker_that_is_starting_does_not_hear_control_c() -> None:
     started = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(0.05,))
-    with _unheard():
+    with starting_worker():
         started.start()
     assert started.pid is not None
     os.kill(started.pid, signal.SIGINT)  # long before any line of its own was read

@@ -12,9 +12,9 @@ from sweeps import SMALL, work
 
 import kernelcast as kc
 from kernelcast.models import model
-from kernelcast.search.sweep.file import Values, legal_cuts, read_sweep, sweep_of
+from kernelcast.search.sweep.constraint import Constraint
+from kernelcast.search.sweep.file import SweepValues, legal_layouts, read_sweep, sweep_of
 from kernelcast.search.sweep.space import Space
-from kernelcast.search.sweep.where import Where
 from kernelcast.stacks import stack
 
 LEAST: dict[str, Any] = {"model": "llama-3.1-8b", "gpu": "h200_sxm"}
@@ -34,14 +34,14 @@ LEAST: dict[str, Any] = {"model": "llama-3.1-8b", "gpu": "h200_sxm"}
     ],
 )
 def test_numbers_are_listed_or_spread(given: object, listed: tuple[int, ...]) -> None:
-    assert Values.read("batch", given, 1, sampled=False).listed == listed
+    assert SweepValues.read("batch", given, 1, sampled=False).listed == listed
 
 
 def test_a_range_is_drawn_from_evenly_or_evenly_in_its_log() -> None:
     share = (np.arange(100_000) + 0.5) / 100_000
-    even = Values.read("batch", {"from": 1, "to": 10}, 1, sampled=True).drawn(share)
+    even = SweepValues.read("batch", {"from": 1, "to": 10}, 1, sampled=True).sample(share)
     assert np.bincount(even)[1:].tolist() == 10 * [10_000]
-    log = Values.read("batch", {"from": 1, "to": 1023, "scale": "log"}, 1, sampled=True).drawn(share)
+    log = SweepValues.read("batch", {"from": 1, "to": 1023, "scale": "log"}, 1, sampled=True).sample(share)
     assert log.min() == 1 and log.max() == 1023
     for low, high in itertools.pairwise(2**at for at in range(11)):  # each doubling has a tenth
         assert abs(np.mean((log >= low) & (log < high)) - 0.1) < 1e-3
@@ -64,10 +64,10 @@ def test_chunks_hold_every_setting_once(changes: dict[str, Any], size: int) -> N
     whole = space.between(0, space.size)
     chunks = list(space.chunks(size))
     parts = [space.between(chunk.start, chunk.stop) for chunk in chunks]
-    assert [len(part) for part in parts] == [chunk.count for chunk in chunks]
-    assert [chunk.first for chunk in chunks] == np.cumsum([0, *(len(p) for p in parts)])[:-1].tolist()
+    assert [len(part.deployments) for part in parts] == [chunk.count for chunk in chunks]
+    assert [chunk.first for chunk in chunks] == np.cumsum([0, *(chunk.count for chunk in chunks)])[:-1].tolist()
     assert all(chunk.count == size for chunk in chunks[:-1]) and sum(chunk.count for chunk in chunks) == space.count
-    assert np.array_equal(np.concatenate([part.places for part in parts]), whole.places)
+    assert np.array_equal(np.concatenate([part.deployments for part in parts]), whole.deployments)
     for name, column in whole.sizes.items():
         assert np.array_equal(np.concatenate([part.sizes[name] for part in parts]), column)
 
@@ -107,13 +107,13 @@ def test_a_million_settings_are_a_few_numbers() -> None:
 
 def test_layouts_that_a_model_allows() -> None:
     chip, engine = kc.gpu("h200_sxm"), stack("vllm")
-    dense = legal_cuts(model("llama-3.1-8b"), chip, engine, 8)
+    dense = legal_layouts(model("llama-3.1-8b"), chip, engine, 8)
     assert {cut[:2] for cut in dense} == {(t, p) for t in (1, 2, 4, 8) for p in (1, 2, 4, 8) if t * p <= 8}
     assert all(cut[2:4] == (1, 1) for cut in dense)  # no experts: no attention DP, no EP
-    experts = legal_cuts(model("qwen3-30b-a3b"), chip, engine, 4)
+    experts = legal_layouts(model("qwen3-30b-a3b"), chip, engine, 4)
     assert (2, 1, 2, 4, 1, 0) in experts and all(tp * pp * dp <= 4 for tp, pp, dp, *_ in experts)
     space = Space(sweep_of({**LEAST, "model": ["llama-3.1-8b", "qwen3-30b-a3b"], "layout": "all", "max_gpus": 4}))
-    assert space.place_count == len(legal_cuts(model("llama-3.1-8b"), chip, engine, 4)) + len(experts)
+    assert space.deployment_count == len(legal_layouts(model("llama-3.1-8b"), chip, engine, 4)) + len(experts)
 
 
 def test_constraints_are_read_not_run() -> None:
@@ -127,12 +127,12 @@ def test_constraints_are_read_not_run() -> None:
         "batch // 3 - 1 != -1": [0, 0, 1],
         "8 / (batch - 1) < 3": [0, 0, 1],  # 8 / 0 has no value
     }.items():
-        assert Where(text, words, ("batch",)).holds(columns).tolist() == [bool(x) for x in holds], text
+        assert Constraint(text, words, ("batch",)).holds(columns).tolist() == [bool(x) for x in holds], text
     for text in ("batch", "batch +", "__import__('os').system('true') == 0", "batch.real < 1", "batch ** 9 < 1",
                  "gpu < 'z'", "[x for x in (1,)] == batch", "batch == 'l40s'", "1 < 2", "batch[0] == 1", "gpu == batch",
                  "(lambda: 1)() == batch", "batch is 1", "batch in gpu"):  # fmt: skip
         with pytest.raises(kc.KernelcastError) as error:
-            Where(text, words, ("batch",))
+            Constraint(text, words, ("batch",))
         assert "\n" not in str(error.value) and "where" in str(error.value), text
 
 

@@ -15,7 +15,7 @@ from kernelcast.app.cli.options import Json
 from kernelcast.errors import KernelcastError
 
 if TYPE_CHECKING:
-    from kernelcast.search.sweep.query import Rows, Wish
+    from kernelcast.search.sweep.query import Objective, SweepTable
 
 Top = Annotated[int | None, typer.Option("--top", metavar="N", help="the best rows by --by")]
 By = Annotated[
@@ -42,42 +42,42 @@ class Best:
     """Which of the rows are wanted."""
 
     top: int | None
-    by: Wish | None
-    pareto: tuple[Wish, Wish] | None
+    by: Objective | None
+    pareto: tuple[Objective, Objective] | None
     where: str | None = None
 
-    def fields(self, rows: Rows) -> dict[str, Any]:
+    def fields(self, rows: SweepTable) -> dict[str, Any]:
         from kernelcast.app.report.sweep import answer_fields
 
         found = {}
         if self.top and self.by:
             found["top"] = answer_fields(rows.top(self.top, self.by, self.where))
         if self.pareto:
-            found["pareto"] = answer_fields(rows.front(*self.pareto, self.where))
+            found["pareto"] = answer_fields(rows.pareto(*self.pareto, self.where))
         return found
 
-    def show(self, rows: Rows) -> None:
+    def show(self, rows: SweepTable) -> None:
         from kernelcast.app.report.sweep import print_best
 
         if self.top and self.by:
             found = rows.top(self.top, self.by, self.where)
             print_best(found, f"best {len(found.rows)} by {self.by.column} ({self.by.better})", [self.by])
         if self.pareto:
-            found = rows.front(*self.pareto, self.where)
+            found = rows.pareto(*self.pareto, self.where)
             named = " against ".join(f"{wish.column} ({wish.better})" for wish in self.pareto)
             print_best(found, f"{len(found.rows)} that no other beats: {named}", self.pareto)
 
 
 def best_of(top: int | None, by: str | None, pareto: str | None, where: str | None = None) -> Best:
     """Refuses columns that are not, before any work."""
-    from kernelcast.search.sweep.query import Wish, wishes
+    from kernelcast.search.sweep.query import Objective, read_pareto
 
     if by is not None and top is None:
         raise KernelcastError(f"--by needs --top, as in --top 10 --by {by}")
     if top is not None and top < 1:
         raise KernelcastError(f"--top is a number of rows of 1 or more, not {top}")
-    chosen = Wish.read(by or _USUAL) if top is not None else None
-    return Best(top, chosen, wishes(pareto) if pareto is not None else None, where)
+    chosen = Objective.read(by or _USUAL) if top is not None else None
+    return Best(top, chosen, read_pareto(pareto) if pareto is not None else None, where)
 
 
 def query(
@@ -106,9 +106,9 @@ def query(
 
 def _tell(folder: Path, sql: str | None, best: Best, as_csv: bool, as_json: bool) -> None:
     from kernelcast.app.report.sweep import answer_fields, print_answer, write_csv
-    from kernelcast.search.sweep.query import opened
+    from kernelcast.search.sweep.query import open_sweep
 
-    with opened(folder) as rows:
+    with open_sweep(folder) as rows:
         if rows.finished < rows.chunks:
             print(f"kernelcast: {rows.finished:,} of {rows.chunks:,} chunks are finished so far", file=sys.stderr)
         if sql is None:

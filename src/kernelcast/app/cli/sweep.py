@@ -18,9 +18,9 @@ from kernelcast.app.questions.shared import chosen_conditions
 from kernelcast.errors import KernelcastError
 
 if TYPE_CHECKING:
-    from kernelcast.search.sweep.engines import Engine
-    from kernelcast.search.sweep.rows import Work
-    from kernelcast.search.sweep.run import Outcome
+    from kernelcast.search.sweep.engines import SweepEngine
+    from kernelcast.search.sweep.rows import SweepJob
+    from kernelcast.search.sweep.run import SweepOutcome
 
 
 def register(app: typer.Typer) -> None:
@@ -64,22 +64,22 @@ def sweep(
     as_json: Json = False,
 ) -> None:
     """Predict every setting that a file describes. Run again after a stop, it goes on where it was."""
-    from kernelcast.search.sweep.engines import engine as named_engine
+    from kernelcast.search.sweep.engines import sweep_engine
     from kernelcast.search.sweep.file import read_sweep
-    from kernelcast.search.sweep.rows import Work, hourly
+    from kernelcast.search.sweep.rows import SweepJob, hourly_prices
 
     best = best_of(top, by, pareto)
     if chunk_settings is not None and chunk_settings < 1:
         raise KernelcastError(f"--chunk-settings is a number of 1 or more, not {chunk_settings}")
-    chosen = named_engine(engine, workers, address)
+    chosen = sweep_engine(engine, workers, address)
     asked = read_sweep(file)
     conditions = chosen_conditions(None, "model", predictor, calibration, weights)
-    work = Work(asked, conditions, hourly(asked.gpus, prices, price or ()))
+    work = SweepJob(asked, conditions, hourly_prices(asked.gpus, prices, price or ()))
     found = _run(work, out or Path(f"{file.stem}.sweep"), chosen, chunk_settings, fresh)
     _tell(found, best, as_json)
 
 
-def _run(work: Work, folder: Path, engine: Engine, chunk_settings: int | None, fresh: bool) -> Outcome:
+def _run(work: SweepJob, folder: Path, engine: SweepEngine, chunk_settings: int | None, fresh: bool) -> SweepOutcome:
     from kernelcast.search.sweep.run import run_sweep
 
     with progress_bar(transient=True) as task:
@@ -97,11 +97,11 @@ def _run(work: Work, folder: Path, engine: Engine, chunk_settings: int | None, f
     raise KeyboardInterrupt
 
 
-def _tell(found: Outcome, best: Best, as_json: bool) -> None:
+def _tell(found: SweepOutcome, best: Best, as_json: bool) -> None:
     from kernelcast.app.report.sweep import outcome_fields, print_outcome
-    from kernelcast.search.sweep.query import opened
+    from kernelcast.search.sweep.query import open_sweep
 
-    with opened(found.folder) as rows:
+    with open_sweep(found.folder) as rows:
         statuses = rows.statuses()
         if as_json:
             typer.echo(json.dumps(outcome_fields(found, statuses) | best.fields(rows)))

@@ -13,9 +13,9 @@ from rich.text import Text
 from kernelcast.app.report.json import plain
 from kernelcast.app.report.text import dense_table, show
 from kernelcast.app.report.units import digits, time_text
-from kernelcast.search.sweep.file import CUTS, SIZES, WORDS
-from kernelcast.search.sweep.query import Answer, Wish
-from kernelcast.search.sweep.run import Outcome
+from kernelcast.search.sweep.file import LAYOUT, NAMES, SIZES
+from kernelcast.search.sweep.query import Objective, QueryResult
+from kernelcast.search.sweep.run import SweepOutcome
 
 _SHOWN = 50  # rows of a query that a terminal gets
 _WORD_WIDTH = 40  # of a cell of words
@@ -28,7 +28,7 @@ _SHORT = {
 _ALWAYS = ("tokens_per_s_per_gpu", "ttft_s", "tpot_s", "dollars_per_million_tokens")
 
 
-def outcome_fields(found: Outcome, statuses: Mapping[str, int]) -> dict[str, Any]:
+def outcome_fields(found: SweepOutcome, statuses: Mapping[str, int]) -> dict[str, Any]:
     return {
         "folder": str(found.folder),
         "settings": found.settings,
@@ -39,7 +39,7 @@ def outcome_fields(found: Outcome, statuses: Mapping[str, int]) -> dict[str, Any
     }
 
 
-def print_outcome(found: Outcome, statuses: Mapping[str, int]) -> None:
+def print_outcome(found: SweepOutcome, statuses: Mapping[str, int]) -> None:
     told = ", ".join(f"{count:,} {status}" for status, count in statuses.items() if count)
     rate = f"{time_text(found.seconds)}, {digits(found.settings_per_s)} settings/s"
     if found.before == found.settings:
@@ -49,20 +49,20 @@ def print_outcome(found: Outcome, statuses: Mapping[str, int]) -> None:
     show(f"{found.settings:,} settings: {told}; {rate}", f"rows in {found.folder}")
 
 
-def print_best(found: Answer, title: str, wishes: Sequence[Wish]) -> None:
+def print_best(found: QueryResult, title: str, wishes: Sequence[Objective]) -> None:
     """Rows that run: what they share in a line, what they differ in and what was asked for in columns."""
     rows = found.fields()
     if not rows:
         show("", f"{title}: no row")
         return
-    settings = ("setting", *WORDS, "gpus", *CUTS, "skew", *SIZES)
+    settings = ("setting", *NAMES, "gpus", *LAYOUT, "skew", *SIZES)
     differ = [name for name in settings if len({row[name] for row in rows}) > 1]
     shared = [f"{name} {_cell(name, rows[0][name])}" for name in settings
-              if name not in differ and rows[0][name] not in (None, False) and (name not in CUTS or rows[0][name] != 1)
-              and name not in ("setting", "cached", "skew")]  # fmt: skip
+              if name not in differ and rows[0][name] not in (None, False)
+              and (name not in LAYOUT or rows[0][name] != 1) and name not in ("setting", "cached", "skew")]  # fmt: skip
     asked = [wish.column for wish in wishes]
     columns = list(dict.fromkeys(["setting", *differ, *asked, *_ALWAYS, "bound_by", "support"]))
-    words = [name for name in columns if name in (*WORDS, "bound_by", "support")]
+    words = [name for name in columns if name in (*NAMES, "bound_by", "support")]
     table = dense_table(
         *(_SHORT.get(name, name.removesuffix("_s")) for name in columns),
         left=[_SHORT.get(name, name.removesuffix("_s")) for name in words],
@@ -86,7 +86,7 @@ def _cell(name: str, value: Any) -> str:
     return str(value)
 
 
-def print_answer(found: Answer) -> None:
+def print_answer(found: QueryResult) -> None:
     """Of a query: at most 50 rows."""
     rows = [["" if cell is None else _told(cell) for cell in row] for row in found.rows[:_SHOWN]]
     words = [
@@ -115,11 +115,11 @@ def _wide(table: Any) -> None:
         print(line.rstrip())
 
 
-def answer_fields(found: Answer) -> list[dict[str, Any]]:
+def answer_fields(found: QueryResult) -> list[dict[str, Any]]:
     return [plain(row) for row in found.fields()]
 
 
-def write_csv(found: Answer) -> None:
+def write_csv(found: QueryResult) -> None:
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(found.names)
     writer.writerows(found.rows)

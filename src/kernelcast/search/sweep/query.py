@@ -1,4 +1,4 @@
-"""Questions to a folder of rows, finished or not: SQL, the best rows, and those that no other beats in both of two."""
+"""Queries on the rows of a sweep, finished or not: SQL, the best rows, and the Pareto front of two columns."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernelcast.errors import KernelcastError, unknown
+from kernelcast.errors import KernelcastError, refuse_unknown
 from kernelcast.files import quoted, text
-from kernelcast.search.sweep.rows import COLUMNS, MAX, MIN, STATUSES
-from kernelcast.search.sweep.run import CHUNKS, Folder
+from kernelcast.search.sweep.rows import BETTER, COLUMNS, STATUSES
+from kernelcast.search.sweep.run import CHUNKS, SweepFolder
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -21,39 +21,41 @@ TABLE = "sweep"
 
 
 @dataclass(frozen=True)
-class Wish:
-    """A column, and which way is better."""
+class Objective:
+    """A column, and whether less (min) or more (max) of it is better."""
 
     column: str
     better: str
 
     @classmethod
-    def read(cls, text: str) -> Wish:
-        """'tpot_s', or 'batch:max' where the column does not tell by itself (or the other way is asked for)."""
+    def read(cls, text: str) -> Objective:
+        """'tpot_s', or 'batch:max' where the direction is not plain (or the other one is wanted)."""
         name, colon, better = text.strip().partition(":")
-        if name not in COLUMNS:
-            raise unknown("column", name, COLUMNS)
-        if colon and better not in (MIN, MAX):
+        refuse_unknown("column", [name], COLUMNS)
+        if colon and better not in ("min", "max"):
             raise KernelcastError(f"{text!r}: after the colon is min or max, as in {name}:min")
-        chosen = better or COLUMNS[name].better
-        if COLUMNS[name].type == "VARCHAR":
+        if COLUMNS[name] == "VARCHAR":
             raise KernelcastError(f"{name} holds words: take a column of numbers, such as tokens_per_s_per_gpu")
-        if chosen is None:
+        if not better and name not in BETTER:
             raise KernelcastError(f"is less or more {name} better? write {name}:min or {name}:max")
-        return cls(name, chosen)
+        return cls(name, better or BETTER[name])
 
     @property
-    def order(self) -> str:
-        return "DESC" if self.better == MAX else "ASC"
+    def ascending(self) -> str:
+        """An expression of which less is better."""
+        return f"{'-' if self.better == 'max' else ''}{quoted(self.column)}"
 
-    @property
-    def sign(self) -> str:
-        """That makes less better."""
-        return "-" if self.better == MAX else ""
+
+def read_pareto(given: str) -> tuple[Objective, Objective]:
+    """'tokens_per_s_per_gpu,tpot_s', each with :min or :max where that is not plain."""
+    objectives = [Objective.read(part) for part in given.split(",")]
+    if len(objectives) != 2 or objectives[0].column == objectives[1].column:
+        raise KernelcastError(f"--pareto takes two columns, as in tokens_per_s_per_gpu,tpot_s, not {given!r}")
+    return objectives[0], objectives[1]
 
 
 @dataclass(frozen=True)
-class Answer:
+class QueryResult:
     """Rows by the names of their columns."""
 
     names: tuple[str, ...]
@@ -63,87 +65,74 @@ class Answer:
         return [dict(zip(self.names, row, strict=True)) for row in self.rows]
 
 
-class Rows:
-    """The rows that are there when it is opened, as the table ``sweep``; nothing can be written. ``finished`` of
-    ``chunks`` are there."""
+class SweepTable:
+    """The rows that are there when it is opened, as the table ``sweep``; read-only. ``finished`` of ``chunks`` are
+    there."""
 
     def __init__(self, connection: DuckDBPyConnection, finished: int, chunks: int) -> None:
         self._connection, self.finished, self.chunks = connection, finished, chunks
 
-    def sql(self, query: str) -> Answer:
+    def sql(self, query: str) -> QueryResult:
         """One query, which may only read."""
         import duckdb
 
         with _plain_errors():
             statements = duckdb.extract_statements(query)
-        if len(statements) != 1 or statements[0].type not in (
-            duckdb.StatementType.SELECT,
-            duckdb.StatementType.EXPLAIN,
-        ):
+        allowed = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
+        if len(statements) != 1 or statements[0].type not in allowed:
             raise KernelcastError(
                 f'a query is one SELECT, as in "SELECT gpu, max(tokens_per_s) FROM {TABLE} GROUP BY gpu"'
             )
         with _plain_errors():
-            found = self._connection.execute(query)
-            names = tuple(column[0] for column in found.description or ())
-            return Answer(names, found.fetchall())
+            cursor = self._connection.execute(query)
+            return QueryResult(tuple(column[0] for column in cursor.description or ()), cursor.fetchall())
 
-    def top(self, count: int, by: Wish, where: str | None = None) -> Answer:
+    def top(self, count: int, by: Objective, where: str | None = None) -> QueryResult:
         """The best rows that run; of equal ones those of smaller numbers."""
         if count < 1:
             raise KernelcastError(f"--top is a number of rows of 1 or more, not {count}")
-        order = f"ORDER BY {quoted(by.column)} {by.order}, setting LIMIT {count}"
+        order = f"ORDER BY {quoted(by.column)} {'DESC' if by.better == 'max' else 'ASC'}, setting LIMIT {count}"
         return self.sql(f"SELECT * FROM {TABLE} WHERE {_running(where, by)} {order}")
 
-    def front(self, one: Wish, other: Wish, where: str | None = None) -> Answer:
-        """The rows that run and that no other row is better than in one and at least as good in the other, by the
-        first; of equal ones the first."""
-        x, y = (f"{wish.sign}{quoted(wish.column)}" for wish in (one, other))
+    def pareto(self, first: Objective, second: Objective, where: str | None = None) -> QueryResult:
+        """The Pareto front: rows that run and that no other row dominates, by the first; of equal ones the first."""
+        x, y = first.ascending, second.ascending
         before = "ORDER BY x, y, setting ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING"
-        pairs = f"SELECT setting, {x} AS x, {y} AS y FROM {TABLE} WHERE {_running(where, one, other)}"
+        pairs = f"SELECT setting, {x} AS x, {y} AS y FROM {TABLE} WHERE {_running(where, first, second)}"
         best = f"SELECT setting, y, min(y) OVER ({before}) AS best FROM ({pairs})"
         kept = f"SELECT setting FROM ({best}) WHERE best IS NULL OR y < best"
         return self.sql(f"SELECT * FROM {TABLE} WHERE setting IN ({kept}) ORDER BY {x}, {y}, setting")
 
     def statuses(self) -> dict[str, int]:
-        found = dict(self.sql(f"SELECT status, count(*) FROM {TABLE} GROUP BY status").rows)
-        return {status: found.get(status, 0) for status in STATUSES}
+        counts = dict(self.sql(f"SELECT status, count(*) FROM {TABLE} GROUP BY status").rows)
+        return {status: counts.get(status, 0) for status in STATUSES}
 
 
-def _running(where: str | None, *wishes: Wish) -> str:
-    given = [f"({where})"] if where else []
-    return " AND ".join(["status = 'ok'", *(f"{quoted(wish.column)} IS NOT NULL" for wish in wishes), *given])
-
-
-def wishes(given: str) -> tuple[Wish, Wish]:
-    """'tokens_per_s_per_gpu,tpot_s', each with :min or :max where that is not plain."""
-    found = [Wish.read(part) for part in given.split(",")]
-    if len(found) != 2 or found[0].column == found[1].column:
-        raise KernelcastError(f"--pareto takes two columns, as in tokens_per_s_per_gpu,tpot_s, not {given!r}")
-    return found[0], found[1]
+def _running(where: str | None, *objectives: Objective) -> str:
+    known = [f"{quoted(objective.column)} IS NOT NULL" for objective in objectives]
+    return " AND ".join(["status = 'ok'", *known, *([f"({where})"] if where else [])])
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Rows]:
+def open_sweep(path: Path) -> Iterator[SweepTable]:
     import duckdb
 
-    folder = Folder(path)
-    total = folder.manifest["chunks"]  # refuses what is no folder of a sweep
-    files = [str(path.resolve() / file.name) for file in sorted(path.glob(CHUNKS))]
+    total = SweepFolder(path).manifest["chunks"]  # refuses what is no folder of a sweep
+    root = path.resolve()
+    files = [str(root / file.name) for file in sorted(path.glob(CHUNKS))]
     if not files:
         raise KernelcastError(f"none of the {total:,} chunks of {path} is finished yet")
-    root = path.resolve()
     with duckdb.connect() as connection:
         names = ", ".join(map(quoted, COLUMNS))
         with _plain_errors():
-            connection.execute(f"CREATE VIEW {TABLE} AS SELECT {names} FROM read_parquet({_listed(files)})")
-            connection.execute(f"SET allowed_directories = {_listed([str(root)])}")
-            for setting in ("enable_external_access = false", "lock_configuration = true"):
-                connection.execute(f"SET {setting}")
-        yield Rows(connection, len(files), total)
+            connection.execute(f"CREATE VIEW {TABLE} AS SELECT {names} FROM read_parquet({_sql_list(files)})")
+            connection.execute(f"SET allowed_directories = {_sql_list([str(root)])}")
+            connection.execute("SET enable_external_access = false")
+            connection.execute("SET lock_configuration = true")
+        yield SweepTable(connection, len(files), total)
 
 
-def _listed(paths: Sequence[str]) -> str:
+def _sql_list(paths: Sequence[str]) -> str:
     return f"[{', '.join(map(text, paths))}]"
 
 
@@ -157,5 +146,5 @@ def _plain_errors() -> Iterator[None]:
     except duckdb.Error as error:
         lines = [line.strip() for line in str(error).splitlines()]
         end = next((at for at, line in enumerate(lines) if line.startswith("LINE ")), len(lines))
-        said = " ".join(line for line in lines[:end] if line)
-        raise KernelcastError(re.sub(r"^[A-Z][\w ]* Error: ", "", said)[:300].rstrip()) from None
+        message = " ".join(line for line in lines[:end] if line)
+        raise KernelcastError(re.sub(r"^[A-Z][\w ]* Error: ", "", message)[:300].rstrip()) from None

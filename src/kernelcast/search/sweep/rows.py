@@ -1,4 +1,5 @@
-"""The columns of a sweep's rows: what each holds, as DuckDB types it, and which way is better."""
+"""The rows of a sweep: their columns, and a chunk of settings in, its rows as a Parquet file out. What cannot run is a
+row with its reason."""
 
 from __future__ import annotations
 
@@ -24,159 +25,53 @@ from kernelcast.inference.forward import Deployment
 from kernelcast.inference.infer import infer_columns
 from kernelcast.inference.workload import Workload
 from kernelcast.models.precision import Precision
-from kernelcast.search.sweep.file import CUTS, OWN, SIZES, WORDS, Cut, Integers, Sweep, layout_of
-from kernelcast.search.sweep.space import Block, Chunk, Space
+from kernelcast.search.sweep.file import LAYOUT, NAMES, OWN, SIZES, Sweep, layout_of
+from kernelcast.search.sweep.space import Chunk, SettingBlock, Space
 
-MIN, MAX = "min", "max"
-
-
-@dataclass(frozen=True)
-class Column:
-    """``better``: min or max; None: neither without a word."""
-
-    type: str
-    better: str | None = None
-
-
-STATUSES = ("ok", "does not fit", "illegal", "refused")
-
-_SECONDS = {
-    f"{name}_s{end}": Column("DOUBLE", MIN) for name in ("ttft", "tpot", "total") for end in ("", "_low", "_high")
-}
-# of a setting first, then of its answer; energy joins the last line
-COLUMNS: Mapping[str, Column] = {
-    "setting": Column("BIGINT"),
-    **{name: Column("VARCHAR") for name in WORDS},
-    **{name: Column("BOOLEAN" if name == "sequence_parallel" else "INTEGER") for name in CUTS},
-    "gpus": Column("INTEGER", MIN),
-    "skew": Column("DOUBLE"),
-    **{name: Column("INTEGER") for name in SIZES},
-    "status": Column("VARCHAR"),
-    "reason": Column("VARCHAR"),
-    "precision": Column("VARCHAR"),
-    **_SECONDS,
-    "tokens_per_s": Column("DOUBLE", MAX),
-    "tokens_per_s_per_gpu": Column("DOUBLE", MAX),
-    "requests_per_s": Column("DOUBLE", MAX),
-    "memory_bytes": Column("DOUBLE", MIN),
-    "available_bytes": Column("DOUBLE", MAX),
-    "fits": Column("BOOLEAN"),
-    "bound_by": Column("VARCHAR"),
-    "support": Column("VARCHAR"),
-    "usd_per_hour": Column("DOUBLE", MIN),
-    "dollars_per_million_tokens": Column("DOUBLE", MIN),
+Columns = dict[str, NDArray[Any]]
+STATUSES = OK, NO_ROOM, ILLEGAL, REFUSED = ("ok", "does not fit", "illegal", "refused")
+_ENDS = ("", "_low", "_high")
+_SECONDS = tuple(f"{name}_s{end}" for name in ("ttft", "tpot", "total") for end in _ENDS)
+_TEXTS = ("status", "reason", "precision", "bound_by", "support")
+_INFERRED = (*_SECONDS, "tokens_per_s", "memory_bytes", "available_bytes", "fits", "bound_by", "support")
+# columns of a setting first, then of its forecast; as DuckDB types them
+COLUMNS: Mapping[str, str] = {
+    "setting": "BIGINT", **dict.fromkeys(NAMES, "VARCHAR"), **dict.fromkeys(LAYOUT, "INTEGER"),
+    "sequence_parallel": "BOOLEAN", "gpus": "INTEGER", "skew": "DOUBLE", **dict.fromkeys(SIZES, "INTEGER"),
+    "status": "VARCHAR", "reason": "VARCHAR", "precision": "VARCHAR", **dict.fromkeys(_SECONDS, "DOUBLE"),
+    "tokens_per_s": "DOUBLE", "tokens_per_s_per_gpu": "DOUBLE", "requests_per_s": "DOUBLE", "memory_bytes": "DOUBLE",
+    "available_bytes": "DOUBLE", "fits": "BOOLEAN", "bound_by": "VARCHAR", "support": "VARCHAR",
+    "usd_per_hour": "DOUBLE", "dollars_per_million_tokens": "DOUBLE",
+}  # fmt: skip
+# which direction is better, where that is plain
+BETTER: Mapping[str, str] = {
+    **dict.fromkeys((*_SECONDS, "gpus", "memory_bytes", "usd_per_hour", "dollars_per_million_tokens"), "min"),
+    **dict.fromkeys(("tokens_per_s", "tokens_per_s_per_gpu", "requests_per_s", "available_bytes"), "max"),
 }
 
 
-def weights_of(conditions: Conditions) -> str:
-    """A digest of all fitted weights that answer."""
-    folder = getattr(conditions.predictor, "folder", WEIGHTS)
-    return _digest_of(folder)
+def weights_digest(conditions: Conditions) -> str:
+    """Of all fitted weights that answer."""
+    return _folder_digest(getattr(conditions.predictor, "folder", WEIGHTS))
 
 
 @functools.cache
-def _digest_of(weights: Path) -> str:
-    found = hashlib.sha256()
-    for path in sorted(weights.glob("*.safetensors")):
-        found.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
-    return found.hexdigest()[:32]
+def _folder_digest(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.safetensors")):
+        digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()[:32]
 
 
-def hourly(gpus: Sequence[Gpu], path: Path | None = None, given: Sequence[str] = ()) -> dict[str, float]:
-    """USD per GPU-hour by id, of those that have a price; a what-if or a file of one's own has that of its name."""
-    known = read_prices(path, given)
-    return {one.id: float(known[one.id].usd_per_hour) for one in gpus if one.id in known}
-
-
-Columns = dict[str, NDArray[Any]]
-OK, NO_ROOM, ILLEGAL, REFUSED = "ok", "does not fit", "illegal", "refused"
-_NUMBERS = ("tokens_per_s", "memory_bytes", "available_bytes", "fits",
-            *(f"{name}_s{end}" for name in ("ttft", "tpot", "total") for end in ("", "_low", "_high")))  # fmt: skip
-_TEXTS = ("status", "reason", "precision", "bound_by", "support")
-
-
-def answers(space: Space, block: Block, prices: Mapping[str, float], conditions: Conditions) -> Columns:
-    """Every setting's own columns, and what is predicted of it."""
-    asked = space.columns(block)
-    unique, which = np.unique(block.places, return_inverse=True)
-    models, *middle, layouts = space.codes(unique)
-    cuts = space.cuts(models, layouts)
-    codes = np.stack([models, *middle], axis=1)
-    places = [
-        _place(space.sweep, *code, cut=tuple(cut)) for code, cut in zip(codes.tolist(), cuts.tolist(), strict=True)
-    ]
-    found = _inferred(places, which, block.sizes, conditions)
-    found["requests_per_s"] = asked["batch"] / found["total_s"]
-    found["tokens_per_s_per_gpu"] = found["tokens_per_s"] / asked["gpus"]
-    hourly = np.array([prices.get(name, np.nan) for name in asked["gpu"]])
-    found["usd_per_hour"] = hourly * asked["gpus"]
-    found["dollars_per_million_tokens"] = found["usd_per_hour"] / 3600.0 / found["tokens_per_s"] * 1e6
-    for end in ("", "_low", "_high"):  # of one token there is none after the first
-        found[f"tpot_s{end}"][asked["output_len"] == 1] = np.nan
-    chunk = asked["chunk"].astype(np.float64)
-    return asked | {"chunk": np.where(chunk < 0, np.nan, chunk)} | found
+def hourly_prices(gpus: Sequence[Gpu], path: Path | None = None, given: Sequence[str] = ()) -> dict[str, float]:
+    """USD per GPU-hour by id, of those that have a price; a what-if or a file of the user's has that of its name."""
+    prices = read_prices(path, given)
+    return {gpu.id: float(prices[gpu.id].usd_per_hour) for gpu in gpus if gpu.id in prices}
 
 
 @dataclass(frozen=True)
-class Illegal:
-    """A place that cannot be, and why."""
-
-    reason: str
-
-
-def _place(
-    sweep: Sweep, model: int, gpu: int, stack: int, dtype: int, kv_dtype: int, skew: int, *, cut: Cut
-) -> Deployment | Illegal:
-    formats = [None if word == OWN else word for word in (sweep.dtypes[dtype], sweep.kv_dtypes[kv_dtype])]
-    architecture = sweep.models[model]
-    try:
-        return Deployment(
-            architecture, sweep.gpus[gpu], sweep.stacks[stack], Precision.of(architecture, *formats), layout_of(cut),
-            sweep.skews[skew],
-        )  # fmt: skip
-    except KernelcastError as error:
-        return Illegal(str(error))
-
-
-def _inferred(
-    places: Sequence[Deployment | Illegal], which: Integers, sizes: Mapping[str, Integers], conditions: Conditions
-) -> Columns:
-    """Of each setting: the place ``places[which]``, a batch of ``sizes``."""
-    found: Columns = {name: np.full(len(which), np.nan) for name in _NUMBERS}
-    found |= {name: np.full(len(which), None, dtype=object) for name in _TEXTS}
-    asked, batch_of = np.unique(np.stack([sizes[name] for name in SIZES], axis=1), axis=0, return_inverse=True)
-    batches = [_batch(*row) for row in asked.tolist()]  # many places are asked the same
-    cases: list[tuple[Deployment, Workload]] = []
-    rows: list[int] = []
-    for row, (at, of) in enumerate(zip(which.tolist(), batch_of.tolist(), strict=True)):
-        place, batch = places[at], batches[of]
-        if isinstance(place, Illegal) or isinstance(batch, Illegal):
-            found["status"][row] = ILLEGAL
-            found["reason"][row] = place.reason if isinstance(place, Illegal) else batch.reason
-            continue
-        found["precision"][row] = place.precision.label
-        cases.append((place, batch))
-        rows.append(row)
-    if cases:
-        told = infer_columns(cases, conditions)
-        for name in (*_NUMBERS, "bound_by", "support"):
-            found[name][rows] = told[name]
-        found["reason"][rows] = told["refused"]
-        answered = np.array([why is None for why in told["refused"]])
-        found["status"][rows] = np.where(answered, OK, np.where(told["fits"], REFUSED, NO_ROOM))
-    return found
-
-
-def _batch(batch: int, inputs: int, outputs: int, cached: int, chunk: int) -> Workload | Illegal:
-    try:
-        return Workload.equal(batch, inputs, outputs, cached, None if chunk < 0 else chunk)
-    except KernelcastError as error:
-        return Illegal(str(error))
-
-
-@dataclass(frozen=True)
-class Work:
-    """``prices``: USD per GPU-hour by GPU id; unknown stays unknown."""
+class SweepJob:
+    """What every worker holds. ``prices``: USD per GPU-hour by GPU id; unknown stays unknown."""
 
     sweep: Sweep
     conditions: Conditions
@@ -187,14 +82,82 @@ class Work:
         return Space(self.sweep)
 
     def __getstate__(self) -> dict[str, object]:
-        """To another process, which numbers the settings itself."""
+        """For another process, which numbers the settings itself."""
         return {name: value for name, value in self.__dict__.items() if name != "space"}
 
     def rows(self, chunk: Chunk) -> bytes:
-        """The chunk's rows: the same bytes whoever works them out."""
-        columns = answers(self.space, self.space.between(chunk.start, chunk.stop), self.prices, self.conditions)
+        """The chunk's rows: the same bytes whoever computes them."""
+        columns = self._columns(self.space.between(chunk.start, chunk.stop))
         columns["setting"] = np.arange(chunk.first, chunk.first + chunk.count)
         return parquet({name: columns[name] for name in COLUMNS})
+
+    def _columns(self, block: SettingBlock) -> Columns:
+        """Of every setting: its parameters, and its forecast."""
+        space = self.space
+        setting = space.columns(block)
+        unique, which = np.unique(block.deployments, return_inverse=True)
+        models, *middle, layouts = space.codes(unique)
+        values = space.layout_values(models, layouts)
+        codes = np.stack([models, *middle], axis=1)
+        deployments = [self._deployment(*code) for code in zip(*codes.T.tolist(), values.tolist(), strict=True)]
+        batches, batch_of = np.unique(np.stack([block.sizes[name] for name in SIZES], axis=1), axis=0,
+                                      return_inverse=True)  # many deployments have the same  # fmt: skip
+        workloads = [_workload(*sizes) for sizes in batches.tolist()]
+        cases = [(deployments[at], workloads[of]) for at, of in zip(which.tolist(), batch_of.tolist(), strict=True)]
+        columns = _inferred(cases, self.conditions)
+        columns["requests_per_s"] = setting["batch"] / columns["total_s"]
+        columns["tokens_per_s_per_gpu"] = columns["tokens_per_s"] / setting["gpus"]
+        hourly = np.array([self.prices.get(name, np.nan) for name in setting["gpu"]])
+        columns["usd_per_hour"] = hourly * setting["gpus"]
+        columns["dollars_per_million_tokens"] = columns["usd_per_hour"] / 3600.0 / columns["tokens_per_s"] * 1e6
+        for end in _ENDS:  # of one token there is none after the first
+            columns[f"tpot_s{end}"][setting["output_len"] == 1] = np.nan
+        chunk = setting["chunk"].astype(np.float64)
+        return setting | {"chunk": np.where(chunk < 0, np.nan, chunk)} | columns
+
+    def _deployment(
+        self, model: int, gpu: int, stack: int, dtype: int, kv_dtype: int, skew: int, layout: list[int]
+    ) -> Deployment | str:
+        """Or why it cannot be."""
+        sweep = self.sweep
+        formats = [None if name == OWN else name for name in (sweep.dtypes[dtype], sweep.kv_dtypes[kv_dtype])]
+        try:
+            precision = Precision.of(sweep.models[model], *formats)
+            return Deployment(sweep.models[model], sweep.gpus[gpu], sweep.stacks[stack], precision,
+                              layout_of(tuple(layout)), sweep.skews[skew])  # fmt: skip
+        except KernelcastError as error:
+            return str(error)
+
+
+def _workload(batch: int, inputs: int, outputs: int, cached: int, chunk: int) -> Workload | str:
+    """Or why it cannot be."""
+    try:
+        return Workload.equal(batch, inputs, outputs, cached, None if chunk < 0 else chunk)
+    except KernelcastError as error:
+        return str(error)
+
+
+def _inferred(cases: Sequence[tuple[Deployment | str, Workload | str]], conditions: Conditions) -> Columns:
+    columns: Columns = {name: np.full(len(cases), np.nan) for name in _INFERRED}
+    columns |= {name: np.full(len(cases), None, dtype=object) for name in _TEXTS}
+    legal: list[tuple[Deployment, Workload]] = []
+    rows: list[int] = []
+    for row, (deployment, workload) in enumerate(cases):
+        if isinstance(deployment, str) or isinstance(workload, str):
+            columns["status"][row] = ILLEGAL
+            columns["reason"][row] = deployment if isinstance(deployment, str) else workload
+            continue
+        columns["precision"][row] = deployment.precision.label
+        legal.append((deployment, workload))
+        rows.append(row)
+    if legal:
+        forecasts = infer_columns(legal, conditions)
+        for name in _INFERRED:
+            columns[name][rows] = forecasts[name]
+        columns["reason"][rows] = forecasts["refused"]
+        answered = np.array([why is None for why in forecasts["refused"]])
+        columns["status"][rows] = np.where(answered, OK, np.where(forecasts["fits"], REFUSED, NO_ROOM))
+    return columns
 
 
 def parquet(columns: Columns) -> bytes:
@@ -203,7 +166,7 @@ def parquet(columns: Columns) -> bytes:
 
     cells: dict[str, NDArray[np.float64]] = {}
     select = [
-        f"CAST({encoded(column, cells)} AS {COLUMNS[name].type}) AS {quoted(name)}" for name, column in columns.items()
+        f"CAST({encoded(column, cells)} AS {COLUMNS[name]}) AS {quoted(name)}" for name, column in columns.items()
     ]
     with TemporaryDirectory(prefix="kernelcast-") as folder, duckdb.connect() as connection:
         path = Path(folder) / "rows.parquet"

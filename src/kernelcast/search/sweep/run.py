@@ -1,52 +1,53 @@
-"""A sweep from its file to its folder: chunks that are missing are worked off, and what is finished stays."""
+"""A sweep into its folder: chunks that are missing are worked off, and what is finished stays."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import math
 import pickle
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from kernelcast._version import __version__
 from kernelcast.errors import KernelcastError
 from kernelcast.files import complete
-from kernelcast.search.sweep.engines import Engine, Lost
-from kernelcast.search.sweep.rows import Work, weights_of
+from kernelcast.search.sweep.engines import FailedChunk, SweepEngine
+from kernelcast.search.sweep.rows import SweepJob, weights_digest
 from kernelcast.search.sweep.space import Chunk
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 CHUNKS = "chunk-*.parquet"
 _NAME = re.compile(r"chunk-(\d+)\.parquet")
-_LEFT = (".*.part.parquet", ".*.part.json")  # of writers that were killed
+_LEFTOVERS = (".*.part.parquet", ".*.part.json")  # of writers that were killed
 _LOCK = ".lock"
+CHUNK_SETTINGS = 2000  # of a large sweep: a second or so of one core
+_LEAST, _PARTS = 256, 32  # of a small one, that several workers have something to do
 
 
-def rests_on(work: Work, chunk_settings: int) -> dict[str, Any]:
-    """All that decides the rows, by names that an error can tell."""
-    sweep, conditions = work.sweep, work.conditions
-    parts = [
-        *(("model", one.name, one) for one in sweep.models),
-        *(("gpu", one.id, one) for one in sweep.gpus),
-        *(("stack", one.id, one) for one in sweep.stacks),
-    ]
+def basis_of(job: SweepJob, chunk_settings: int) -> dict[str, Any]:
+    """All that decides the rows, by names that an error can show."""
+    sweep, conditions = job.sweep, job.conditions
+    digests = {f"model {each.name}": _sha(repr(each).encode()) for each in sweep.models}
+    digests |= {f"gpu {each.id}": _sha(repr(each).encode()) for each in sweep.gpus}
+    digests |= {f"stack {each.id}": _sha(repr(each).encode()) for each in sweep.stacks}
     return {
         "format": FORMAT,
         "kernelcast": __version__,
-        "weights": weights_of(conditions),
+        "weights": weights_digest(conditions),
         "predictor": conditions.loaded_predictor.name,
         "calibration": _sha(pickle.dumps(conditions.calibration)) if conditions.calibration else None,
-        "asked": json.loads(json.dumps(dict(sweep.asked), default=str)),
-        "digests": {f"{kind} {name}": _sha(repr(one).encode()) for kind, name, one in parts},
-        "prices": dict(sorted(work.prices.items())),
+        "asked": json.loads(json.dumps(dict(sweep.given), default=str)),
+        "digests": digests,
+        "prices": dict(sorted(job.prices.items())),
         "chunk_settings": chunk_settings,
     }
 
@@ -55,8 +56,9 @@ def _sha(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
 
-class Folder:
-    """Where a sweep's rows are."""
+class SweepFolder:
+    """Where a sweep's rows are: a manifest of what they rest on, and one Parquet file per finished chunk. A file is
+    complete or not there, so that a sweep killed at any instant goes on with the missing chunks."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -64,20 +66,20 @@ class Folder:
     @property
     def manifest(self) -> dict[str, Any]:
         try:
-            found = json.loads((self.path / MANIFEST).read_text(encoding="utf-8"))
+            manifest = json.loads((self.path / MANIFEST).read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise KernelcastError(f"{self.path} is no folder of a sweep: it has no {MANIFEST}") from None
         except (OSError, ValueError) as error:
             raise KernelcastError(f"{self.path / MANIFEST} is not readable: {error}") from None
-        if not isinstance(found, dict) or "rests_on" not in found:
+        if not isinstance(manifest, dict) or "rests_on" not in manifest:
             raise KernelcastError(f"{self.path / MANIFEST} is no manifest of a sweep")
-        return found
+        return manifest
 
     @property
     def begun(self) -> bool:
         return (self.path / MANIFEST).exists()
 
-    def done(self) -> set[int]:
+    def finished(self) -> set[int]:
         """Numbers of the chunks that are finished."""
         names = (_NAME.fullmatch(path.name) for path in self.path.glob(CHUNKS))
         return {int(name[1]) for name in names if name}
@@ -87,23 +89,20 @@ class Folder:
             part.write_bytes(rows)
 
     def begin(self, basis: Mapping[str, Any], settings: int, chunks: int) -> None:
-        """A new sweep, or the same one that goes on; another one's folder is refused."""
-        if self.begun:
-            self._check(basis)
-        else:
-            text = json.dumps({"rests_on": basis, "settings": settings, "chunks": chunks}, indent=1)
+        """A new sweep, or the same one that goes on; the folder of another sweep is refused."""
+        if not self.begun:
+            manifest = json.dumps({"rests_on": basis, "settings": settings, "chunks": chunks}, indent=1)
             with complete(self.path / MANIFEST) as part:
-                part.write_text(text + "\n", encoding="utf-8")
-
-    def _check(self, basis: Mapping[str, Any]) -> None:
-        was = self.manifest["rests_on"]
-        changed = next((name for name in basis if basis[name] != was.get(name)), None)
-        if changed is None:
+                part.write_text(manifest + "\n", encoding="utf-8")
             return
-        raise KernelcastError(
-            f"{self.path} was begun with {_difference(changed, was.get(changed), basis[changed])}; its rows would not "
-            f"match: give --fresh to start anew in it ({len(self.done())} finished chunks are lost), or another -o"
-        )
+        before = self.manifest["rests_on"]
+        changed = next((name for name in basis if basis[name] != before.get(name)), None)
+        if changed is not None:
+            raise KernelcastError(
+                f"{self.path} was begun with {_difference(changed, before.get(changed), basis[changed])}; its rows "
+                "would not match: give --fresh to start anew in it "
+                f"({len(self.finished())} finished chunks are lost), or another -o"
+            )
 
     def clear(self) -> None:
         """Chunks first: a manifest without them is a sweep that has just begun."""
@@ -111,7 +110,7 @@ class Folder:
             path.unlink(missing_ok=True)
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Made where it is missing, and for one sweep at a time; leftovers of killed ones are removed."""
         if self.path.exists() and not self.path.is_dir():
             raise KernelcastError(f"{self.path} is a file; a sweep writes to a folder")
@@ -120,34 +119,31 @@ class Folder:
             raise KernelcastError(f"{self.path} is not empty and no folder of a sweep: give another -o")
         self.path.mkdir(parents=True, exist_ok=True)
         with (self.path / _LOCK).open("w") as lock:
-            _take(lock, self.path)
-            for pattern in _LEFT:
-                for path in self.path.glob(pattern):
-                    path.unlink(missing_ok=True)
+            with contextlib.suppress(ImportError):  # not on Windows
+                import fcntl
+
+                try:  # the system releases it when the process ends, however it ends
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError:
+                    raise KernelcastError(
+                        f"another sweep is writing to {self.path}: wait for it, or give another -o"
+                    ) from None
+            for path in itertools.chain.from_iterable(map(self.path.glob, _LEFTOVERS)):
+                path.unlink(missing_ok=True)
             yield
 
 
-def _take(lock: Any, path: Path) -> None:
-    """The system lets go of it when the process ends, however it ends."""
-    with contextlib.suppress(ImportError):  # not on Windows
-        import fcntl
-
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise KernelcastError(f"another sweep is writing to {path}: wait for it, or give another -o") from None
-
-
-def _difference(name: str, was: Any, now: Any) -> str:
-    """'batch = [1, 2] (now [1, 4])'."""
-    if isinstance(was, Mapping) and isinstance(now, Mapping):
-        key = next(key for key in sorted({*was, *now}) if was.get(key) != now.get(key))
+def _difference(name: str, before: Any, now: Any) -> str:
+    """'batch = [1, 2], now [1, 4]'."""
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        key = next(key for key in sorted({*before, *now}) if before.get(key) != now.get(key))
         if name == "digests":
             return f"other numbers of {key}"
-        what = f"price {key}" if name == "prices" else key
-        return f"{what} = {_short(was.get(key))}, now {_short(now.get(key))}"
-    names = {"kernelcast": "kernelcast", "chunk_settings": "chunks of settings:", "weights": "weights"}
-    return f"{names.get(name, name)} {_short(was)}, now {_short(now)}"
+        label = f"price {key} =" if name == "prices" else f"{key} ="
+        before, now = before.get(key), now.get(key)
+    else:
+        label = "chunks of settings:" if name == "chunk_settings" else name
+    return f"{label} {_short(before)}, now {_short(now)}"
 
 
 def _short(value: Any) -> str:
@@ -155,19 +151,9 @@ def _short(value: Any) -> str:
     return shown if len(shown) <= 60 else shown[:57] + "…"
 
 
-CHUNK_SETTINGS = 2000  # of a large sweep: a second or so of one core
-_LEAST, _PARTS = 256, 32  # of a small one, that several workers have something to do
-
-
-class OnSettings(Protocol):
-    """Hears how many settings of how many are done, and how many of them before this run."""
-
-    def __call__(self, done: int, total: int, before: int) -> None: ...
-
-
 @dataclass(frozen=True)
-class Outcome:
-    """What a run did. ``settings``: of the whole sweep; ``before``: of these, finished when it began."""
+class SweepOutcome:
+    """``settings``: of the whole sweep; ``before``: of these, finished when this run began."""
 
     folder: Path
     settings: int
@@ -180,62 +166,43 @@ class Outcome:
 
 
 def run_sweep(
-    work: Work, path: Path, engine: Engine, *, chunk_settings: int | None = None, fresh: bool = False,
-    on_progress: OnSettings | None = None,
-) -> Outcome:  # fmt: skip
-    """Refuses a sweep without settings, and a folder that holds another sweep."""
-    start, folder = time.perf_counter(), Folder(path)
-    settings = work.space.count
+    job: SweepJob, path: Path, engine: SweepEngine, *, chunk_settings: int | None = None, fresh: bool = False,
+    on_progress: Callable[[int, int, int], None] = lambda done, total, before: None,
+) -> SweepOutcome:  # fmt: skip
+    """Works off the chunks that are missing. Refuses a sweep without settings, and a folder that holds another sweep.
+    ``on_progress`` gets the settings that are done, all of them, and those that were done before this run."""
+    start, folder = time.perf_counter(), SweepFolder(path)
+    settings = job.space.count
     if not settings:
-        raise KernelcastError(f"no setting keeps where = {list(work.sweep.where)}")
-    size = chunk_settings or usual_chunk(settings)
-    chunks = list(work.space.chunks(size))
-    with folder.held():
+        raise KernelcastError(f"no setting keeps where = {list(job.sweep.where)}")
+    size = chunk_settings or default_chunk(settings)
+    chunks = list(job.space.chunks(size))
+    failed: dict[Chunk, FailedChunk] = {}
+    with folder.locked():
         if fresh:
             folder.clear()
-        folder.begin(rests_on(work, size), settings, len(chunks))
-        done = folder.done()
-        missing = [chunk for chunk in chunks if chunk.number not in done]
-        before = settings - sum(chunk.count for chunk in missing)
-        lost = _worked_off(work, missing, engine, folder, before, settings, on_progress)
-    if lost:
-        raise KernelcastError(_lost_text(lost, path))
-    return Outcome(path, settings, before, time.perf_counter() - start)
-
-
-def usual_chunk(settings: int) -> int:
-    """By the number of settings alone, so that every engine cuts alike."""
-    return min(CHUNK_SETTINGS, max(_LEAST, math.ceil(settings / _PARTS)))
-
-
-def _worked_off(
-    work: Work,
-    missing: list[Chunk],
-    engine: Engine,
-    folder: Folder,
-    done: int,
-    settings: int,
-    on_progress: OnSettings | None,
-) -> dict[Chunk, Lost]:
-    lost: dict[Chunk, Lost] = {}
-    before = done
-    if on_progress:
+        folder.begin(basis_of(job, size), settings, len(chunks))
+        finished = folder.finished()
+        missing = [chunk for chunk in chunks if chunk.number not in finished]
+        before = done = settings - sum(chunk.count for chunk in missing)
         on_progress(done, settings, before)
-    for chunk, rows in engine.run(work, missing) if missing else ():
-        if isinstance(rows, Lost):
-            lost[chunk] = rows
-            continue
-        folder.write(chunk.number, rows)
-        done += chunk.count
-        if on_progress:
+        for chunk, rows in engine.run(job, missing) if missing else ():
+            if isinstance(rows, FailedChunk):
+                failed[chunk] = rows
+                continue
+            folder.write(chunk.number, rows)
+            done += chunk.count
             on_progress(done, settings, before)
-    return lost
+    if failed:
+        chunk, failure = next(iter(failed.items()))
+        others = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
+        raise KernelcastError(
+            f"settings {chunk.first:,} to {chunk.first + chunk.count - 1:,}{others} {failure.why}; all other rows are "
+            f"in {path}, and the same command tries these again (--workers 1 takes the least memory)"
+        )
+    return SweepOutcome(path, settings, before, time.perf_counter() - start)
 
 
-def _lost_text(lost: dict[Chunk, Lost], path: Path) -> str:
-    chunk, why = next(iter(lost.items()))
-    others = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
-    return (
-        f"settings {chunk.first:,} to {chunk.first + chunk.count - 1:,}{others} {why.said}; all other rows are in "
-        f"{path}, and the same command tries these again (--workers 1 takes the least memory)"
-    )
+def default_chunk(settings: int) -> int:
+    """By the number of settings alone, so that every engine has the same chunks."""
+    return min(CHUNK_SETTINGS, max(_LEAST, math.ceil(settings / _PARTS)))
