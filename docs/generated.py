@@ -197,7 +197,7 @@ def stacks() -> str:
     sources = [f"- {one.name}, {key}: {_linked(text)}" for one in found for key, text in one.sources]
     return "\n".join([
         f"# Stacks\n\n{MADE}\nThe software that serves a model (`--stack`), as data: one TOML file each. Which "
-        "kernel each runs on which GPU: [which kernel runs](../which-kernel.md), and `kernelcast evidence --runs`.\n",
+        "kernel each runs on which GPU: [kernel selection](../which-kernel.md), and `kernelcast evidence --runs`.\n",
         table(("what the file says", *names), rows),
         "\n## Schedulers\n\nDefaults of [`kernelcast simulate`](../simulate.md); every one has an option.\n",
         table(("default", *names), limits),

@@ -10,15 +10,15 @@ from pathlib import Path
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def test_the_picture_of_the_way_through_is_that_of_the_imports() -> None:
-    made = runpy.run_path(str(DOCS / "way_through.py"))
-    assert (DOCS / "architecture.md").read_text() == made["page"](), "run: python docs/way_through.py"
+def test_the_diagram_of_architecture_is_that_of_the_imports() -> None:
+    made = runpy.run_path(str(DOCS / "import_graph.py"))
+    assert (DOCS / "architecture.md").read_text() == made["page"](), "run: python docs/import_graph.py"
 
 
-def test_every_room_is_told_of() -> None:
-    rooms = runpy.run_path(str(DOCS / "way_through.py"))["rooms"]()
+def test_every_package_is_described() -> None:
+    packages = runpy.run_path(str(DOCS / "import_graph.py"))["packages"]()
     page = (DOCS / "architecture.md").read_text()
-    for name in rooms:
+    for name in packages:
         short = name.removeprefix("kernelcast.")
         assert f"`{short}/`" in page or f"`{short}.py`" in page or short == "toml_folder", short
 

@@ -1,7 +1,7 @@
-"""Draws the way through the code from its imports: `python docs/way_through.py` rewrites architecture.md's picture.
+"""Draws the import graph: `python docs/import_graph.py` rewrites the diagram of architecture.md.
 
-A box is a folder or a file of src/kernelcast; an arrow goes from what is imported to who imports it. Arrows that follow
-from others are left out. A test compares the page with the imports as they are.
+A node is a package or a module of src/kernelcast; an edge goes from the imported to the importing one, transitive edges
+are left out. A test compares the page with the imports.
 """
 
 from __future__ import annotations
@@ -12,32 +12,32 @@ from pathlib import Path
 import grimp
 
 PAGE = Path(__file__).with_name("architecture.md")
-BEGIN, END = "<!-- way through: made by docs/way_through.py -->", "<!-- end of the way through -->"
-_NO_ROOM = ("_start", "_version", "__main__", "errors")  # everything imports errors
+BEGIN, END = "<!-- import graph: made by docs/import_graph.py -->", "<!-- end of the import graph -->"
+_LEFT_OUT = ("_start", "_version", "__main__", "errors")  # everything imports errors
 
 
-def rooms() -> dict[str, set[str]]:
-    """Each room with the rooms that it imports."""
+def packages() -> dict[str, set[str]]:
+    """Each package with the packages that it imports."""
     graph = grimp.build_graph("kernelcast", cache_dir=None)
-    names = sorted(name for name in graph.find_children("kernelcast") if name.split(".")[-1] not in _NO_ROOM)
-    found: dict[str, set[str]] = {name: set() for name in names}
-    for one, other in itertools.permutations(names, 2):
-        if graph.direct_import_exists(importer=one, imported=other, as_packages=True):
-            found[one].add(other)
-    return found
+    names = sorted(name for name in graph.find_children("kernelcast") if name.split(".")[-1] not in _LEFT_OUT)
+    imports: dict[str, set[str]] = {name: set() for name in names}
+    for importer, imported in itertools.permutations(names, 2):
+        if graph.direct_import_exists(importer=importer, imported=imported, as_packages=True):
+            imports[importer].add(imported)
+    return imports
 
 
 def reduced(imports: dict[str, set[str]]) -> dict[str, set[str]]:
-    """Without the arrows that others imply."""
+    """Without transitive edges."""
 
     def reach(name: str) -> set[str]:
         return imports[name].union(*(reach(other) for other in imports[name]))
 
-    return {name: own - set().union(*(reach(other) for other in own)) for name, own in imports.items()}
+    return {name: direct - set().union(*(reach(other) for other in direct)) for name, direct in imports.items()}
 
 
 def picture() -> str:
-    imports = rooms()
+    imports = packages()
     arrows = reduced(imports)
 
     def level(name: str) -> int:
