@@ -12,7 +12,7 @@ from kernelcast.hardware import gpu
 from kernelcast.ops import kernel
 from kernelcast.ops.base import columns_of
 from kernelcast.ops.conv2d import ALGORITHMS, Conv2d
-from kernelcast.ops.conv_work import STEP_CYCLES, Sizes, axes_of, depthwise_in_pytorch
+from kernelcast.ops.conv_work import STEP_CYCLES, ConvSizes, axes_of, depthwise_in_pytorch
 from kernelcast.ops.work import Work, Works
 
 H200 = gpu("h200_sxm")
@@ -239,7 +239,7 @@ def test_rows_that_are_no_whole_vectors_take_older_kernels_or_are_turned() -> No
 
 def _own(**values: Any) -> bool:
     columns = columns_of([Conv2d(**{**DEPTHWISE, "layout": "nchw", **values})])
-    return bool(depthwise_in_pytorch(columns, Sizes.of(columns))[0])
+    return bool(depthwise_in_pytorch(columns, ConvSizes.of(columns))[0])
 
 
 def test_which_depthwise_kernels_are_pytorchs() -> None:

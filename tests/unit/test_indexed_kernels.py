@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from demand import of, one, whole, works
 
-from kernelcast.ops.scatter import distinct, place_bits
+from kernelcast.ops.scatter import distinct, index_bits
 
 
 def test_distinct_places_of_random_draws() -> None:
@@ -16,7 +16,7 @@ def test_distinct_places_of_random_draws() -> None:
     assert distinct(np.array([1500.0]), np.array([1000.0]))[0] == pytest.approx(np.mean(drawn), rel=0.01)
     assert distinct(np.array([1.0, 1e9]), np.array([7.0, 7.0])) == pytest.approx([1.0, 7.0])
     assert distinct(np.array([5.0]), np.array([1.0]))[0] == pytest.approx(1.0)
-    assert place_bits(np.array([1.0, 256.0, 257.0])).tolist() == [1, 8, 9]
+    assert index_bits(np.array([1.0, 256.0, 257.0])).tolist() == [1, 8, 9]
 
 
 def test_an_embedding_bag_is_walked_row_by_row() -> None:

@@ -12,7 +12,7 @@ import kernelcast as kc
 from kernelcast.ops.base import Kernel, columns_of
 from kernelcast.ops.expert_exchange import row_bytes
 from kernelcast.ops.moe import Moe
-from kernelcast.ops.routing import Routing, busiest, reached
+from kernelcast.ops.routing import ExpertRouting, busiest, groups_reached
 from kernelcast.ops.work import Array, Work
 
 V3 = {"hidden": 7168, "topk": 8, "experts": 256}
@@ -30,9 +30,9 @@ def one(value: Array | float) -> float:
     return float(np.ravel(value)[0])
 
 
-def routing(tokens: int, ep: int = 1, skew: float = 0.0, *, random: bool = False, **more: float) -> Routing:
+def routing(tokens: int, ep: int = 1, skew: float = 0.0, *, random: bool = False, **more: float) -> ExpertRouting:
     slots = 256 + more.get("spare", 0.0)
-    return Routing(number(tokens), number(8), number(slots / ep), number(ep), number(skew), random, **more)
+    return ExpertRouting(number(tokens), number(8), number(slots / ep), number(ep), number(skew), random, **more)
 
 
 # ---- where tokens go ----
@@ -41,11 +41,11 @@ def routing(tokens: int, ep: int = 1, skew: float = 0.0, *, random: bool = False
 def test_ranks_that_a_token_reaches() -> None:
     # 8 of 256 experts miss a given rank of 32 with C(224, 8) / C(256, 8) = 0.338: 8 x 0.662 = 5.29 ranks
     missed = comb(224, 8) / comb(256, 8)
-    assert one(reached(number(8), number(8), number(256), "random")) == pytest.approx(8 * (1 - missed))
+    assert one(groups_reached(number(8), number(8), number(256), "random")) == pytest.approx(8 * (1 - missed))
     assert 8 * (1 - missed) == pytest.approx(5.29, abs=0.01)
-    assert one(reached(number(8), number(8), number(256), "balanced")) == 8
-    assert one(reached(number(64), number(8), number(256), "balanced")) == 8  # no more than it has experts
-    assert one(reached(number(8), number(1), number(256), "random")) == pytest.approx(1)
+    assert one(groups_reached(number(8), number(8), number(256), "balanced")) == 8
+    assert one(groups_reached(number(64), number(8), number(256), "balanced")) == 8  # no more than it has experts
+    assert one(groups_reached(number(8), number(1), number(256), "random")) == pytest.approx(1)
 
 
 def test_dispatch_within_a_node_sends_a_row_to_each_other_rank() -> None:
@@ -150,7 +150,7 @@ def test_chance_loads_the_busiest_of_eight_ranks_a_little_more() -> None:
 
 
 def test_no_pair_is_lost_where_an_expert_has_every_token() -> None:
-    found = Routing(number(4096), number(2), number(8), number(1), number(1.2), random=False)
+    found = ExpertRouting(number(4096), number(2), number(8), number(1), number(1.2), random=False)
     load, share = found._skewed()
     assert one(np.sum(load, axis=0) * share) == pytest.approx(2 * 4096)
     assert float(load.max()) <= 4096 + 1e-9

@@ -31,13 +31,13 @@ from kernelcast.ops.base import (
 from kernelcast.ops.flash import BACKENDS, flash_works, kv_cache_bytes
 from kernelcast.ops.kernel_selection import stack_backend
 from kernelcast.ops.movement import token_move
-from kernelcast.ops.requests import Heads, Requests, equal_heads, head_conflicts, length_conflicts, length_features
+from kernelcast.ops.requests import Heads, RequestBatch, equal_heads, head_conflicts, length_conflicts, length_features
 from kernelcast.ops.work import Array, Works
 from kernelcast.stacks import Stack, runner
 
-_XQA_GROUP = 32.0  # the widest that TensorRT-LLM's own decode kernel shares KV among; above, its older one does not
-_DRAFTED = 8  # new tokens of a request that a decode kernel takes: one, or one and drafted ones to check
-_USUAL_PAGE = 16  # tokens, where no stack says
+_XQA_GROUP = 32.0  # widest group that TensorRT-LLM's XQA decode kernel packs; its older kernel does not
+_DRAFTED = 8  # new tokens per request of a decode, draft tokens included
+_DEFAULT_PAGE = 16  # tokens, where the stack has no default
 # The attention layer of a serving engine also writes new keys and values to the cache; TensorRT-LLM's rotates Q and K
 # in the same pass.
 _MOVED_BY_ENGINE = {"vllm": "kv", "sglang": "kv", "trtllm": "q+kv"}
@@ -63,7 +63,7 @@ class OverCache(Kernel):
 
     @classmethod
     def configuration(cls, calls: Calls) -> ConfigurationColumns:
-        requests, pages = Requests.of(calls), calls["page_size"]
+        requests, pages = RequestBatch.of(calls), calls["page_size"]
         decodes = (requests.queries <= _DRAFTED) & (requests.keys > requests.queries)
         most, least = (each(decodes.astype(np.float64)) for each in (requests.most, requests.least))
         return {
@@ -92,22 +92,22 @@ class OverCache(Kernel):
     @classmethod
     def with_choices(cls, calls: Calls, configuration: Configuration) -> Calls:
         said, pages = super().with_choices(calls, configuration), calls["page_size"]
-        usual = getattr(runner(configuration.get("stack")), "page_size", 0) or _USUAL_PAGE
+        usual = getattr(runner(configuration.get("stack")), "page_size", 0) or _DEFAULT_PAGE
         paged = np.where(pages > 0, pages, usual) if configuration.get("paged") == "yes" else np.zeros(calls.count)
         said = replace(said, numbers={**said.numbers, "page_size": paged})
         return (
-            cls._evened(said)
+            cls._with_equal_lengths(said)
             if configuration.get("lengths") == "equal" and configuration.get("phase") == "decode"
             else said
         )
 
     @classmethod
-    def _evened(cls, calls: Calls) -> Calls:
+    def _with_equal_lengths(cls, calls: Calls) -> Calls:
         """A ragged decode batch as the equal one that reads as many keys, for evidence of equal lengths only. Prefill
         is quadratic in its lengths and stays as it is."""
         if "q_lens" not in calls.lists:
             return calls
-        requests = Requests.of(calls)
+        requests = RequestBatch.of(calls)
         means = {name: requests.total(x) / requests.count
                  for name, x in (("q_len", requests.queries), ("kv_len", requests.keys))}  # fmt: skip
         lists = {name: values for name, values in calls.lists.items() if name not in ("q_lens", "kv_lens")}
@@ -116,7 +116,7 @@ class OverCache(Kernel):
     @classmethod
     def sizes(cls, calls: Calls) -> Mapping[str, Array]:
         """Means for a ragged batch; ``past``: cached tokens that are not new."""
-        requests = Requests.of(calls)
+        requests = RequestBatch.of(calls)
         queries, keys = (requests.total(x) / requests.count for x in (requests.queries, requests.keys))
         lengths = {"batch": requests.count, "q_len": queries, "kv_len": keys, "past": keys - queries}
         return {**super().sizes(calls), "page_size": np.full(calls.count, np.nan), **lengths}
@@ -131,10 +131,10 @@ class OverCache(Kernel):
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
-        return flash_works(gpu, calls, Requests.of(calls), cls.heads(calls))
+        return flash_works(gpu, calls, RequestBatch.of(calls), cls.heads(calls))
 
 
-def _lengths(requests: Requests) -> NDArray[Any]:
+def _lengths(requests: RequestBatch) -> NDArray[Any]:
     """ "equal" where all lengths of a list are the same."""
     same = [requests.most(x) == requests.least(x) for x in (requests.queries, requests.keys)]
     return np.where(same[0] & same[1], "equal", "ragged").astype(object)
@@ -192,7 +192,7 @@ class Attention(OverCache):
         if moved is None:
             return attended
         act_bytes, kv_bytes = calls.dtype.act_bytes, kv_cache_bytes(calls)
-        requests, heads = Requests.of(calls), cls.heads(calls)
+        requests, heads = RequestBatch.of(calls), cls.heads(calls)
         elements = (2 * heads.kv + (heads.queries if moved == "q+kv" else 0.0)) * heads.qk_dim
         move = token_move(gpu, requests.total(requests.queries), elements, act_bytes, kv_bytes)
         kernels = 2.0 + (act_bytes != kv_bytes) + (act_bytes < 2)
@@ -225,7 +225,7 @@ class Mla(OverCache):
     @classmethod
     def heads(cls, calls: Calls) -> Heads:
         """Latent heads where weights are absorbed, expanded heads elsewhere."""
-        requests, how = Requests.of(calls), calls.choice("absorbed")
+        requests, how = RequestBatch.of(calls), calls.choice("absorbed")
         short = requests.most(requests.queries) <= 2
         latent = short if how == "auto" else np.full(calls.count, how == "yes")
         return Heads(

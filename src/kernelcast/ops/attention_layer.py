@@ -9,7 +9,7 @@ space and its result out of it; else keys and values of all heads are expanded f
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,19 +23,19 @@ from kernelcast.ops.flash import BACKENDS, flash_works, visible_pairs
 from kernelcast.ops.gemm import QUANTISING_KERNELS, matmul_work
 from kernelcast.ops.kernel_selection import default_backend
 from kernelcast.ops.quantize import quantised_rows
-from kernelcast.ops.requests import Heads, Requests
+from kernelcast.ops.requests import Heads, RequestBatch
 from kernelcast.ops.vector import vector_kernel
 from kernelcast.ops.work import Array, Number, Work, Works
 
 FLASHMLA = "flashmla"
 MSA = "msa"  # MiniMax's kernels for blocks of keys, of CUTLASS, on Blackwell
 LAYER_BACKENDS = (*BACKENDS, FLASHMLA, MSA)
-# Bytes of a number that a norm or a rotation takes: read and written once; or by PyTorch's own kernels, one a step, in
+# Bytes per value of a norm or RoPE: read and written once; or by a chain of PyTorch kernels, one per step, in
 # fp32 (square, mean, root, products with sine and cosine, halves put together). vLLM's layer on B200 with and without
-# fusing tells: 54 us of small kernels, and of 32,768 tokens 21 ns a token for norms of 2,048 numbers and 0.85 ns a head
+# fusing shows: 54 us of small kernels, and at 32,768 tokens 21 ns per token for norms of 2,048 values and 0.85 per head
 # for a rotation of 64, at DRAM's 7.2 TB/s.
 _FUSED_BYTES, _CHAIN_NORM_BYTES, _CHAIN_ROPE_BYTES = 4.0, 75.0, 95.0
-_CHAIN_KERNELS = 24.0  # beyond the fused ones
+_CHAIN_KERNELS = 24.0  # beyond the fused kernels
 _STEP_BYTES = 8.0  # of a number in fp32, read and written
 _ROW_THREADS = 256.0
 
@@ -64,7 +64,7 @@ class AttentionLayer(OverCache):
 
     @classmethod
     def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
-        requests = Requests.of(calls)
+        requests = RequestBatch.of(calls)
         tokens, keys = (requests.total(x) for x in (requests.queries, requests.keys))
         return {
             "log_tokens": np.log2(tokens),
@@ -77,11 +77,6 @@ class AttentionLayer(OverCache):
             "fused": calls["fused"],
             "attended": np.log2(cls.attended_flops(calls) / (tokens * cls.projected_flops(calls)) + 1e-3),
         }
-
-
-def told(configuration: ConfigurationColumns, **by_call: NDArray[np.bool_]) -> dict[str, Any]:
-    """A configuration, and what numbers say by call: yes or no."""
-    return {**configuration, **{name: labels(where) for name, where in by_call.items()}}
 
 
 def sixteen_bits(gpu: Gpu, calls: Calls | None = None) -> str:
@@ -118,7 +113,7 @@ def attention_view(calls: Calls, gpu: Gpu, *, narrow: bool = True) -> Calls:
 def projection(gpu: Gpu, calls: Calls, tokens: Array, n: Array, k: Array) -> Works:
     """A linear layer of the engine; a narrow dtype quantises its input first."""
     dtype = calls.dtype
-    product = untold(matmul_work(gpu, dtype, tokens, n, k))
+    product = without_tile(matmul_work(gpu, dtype, tokens, n, k))
     if dtype.act_bytes >= 2:
         return (product,)
     kernels = QUANTISING_KERNELS.get(calls.choice("stack") or "", 1.0)
@@ -127,10 +122,10 @@ def projection(gpu: Gpu, calls: Calls, tokens: Array, n: Array, k: Array) -> Wor
 
 def by_head(gpu: Gpu, calls: Calls, tokens: Array, heads: Array, n: Array, k: Array) -> Work:
     """A batched product of heads (or groups) with weights that engines keep in 16 bits."""
-    return untold(matmul_work(gpu, find_dtype(sixteen_bits(gpu, calls)), tokens, n, k, batch=heads))
+    return without_tile(matmul_work(gpu, find_dtype(sixteen_bits(gpu, calls)), tokens, n, k, batch=heads))
 
 
-def untold(work: Work) -> Work:
+def without_tile(work: Work) -> Work:
     """Without its tile as a feature: a layer has too many products to describe each."""
     return replace(work, tile={})
 
@@ -140,7 +135,7 @@ def only(works: Works, on: NDArray[np.bool_]) -> Works:
     return works if on.all() else tuple(work.where(on) for work in works if on.any())
 
 
-def around(
+def small_kernels(
     gpu: Gpu,
     calls: Calls,
     tokens: Array,
@@ -174,7 +169,7 @@ def around(
     return replace(work, refetched_bytes=again * missing)
 
 
-def seen_pairs(requests: Requests, most: Array | float = 0.0, causal: Array | None = None) -> Array:
+def seen_pairs(requests: RequestBatch, most: Array | float = 0.0, causal: Array | None = None) -> Array:
     """Query-key pairs of each request, at most ``most`` keys per query (0: all), under the causal mask unless
     ``causal`` is 0."""
     queries, keys = requests.queries, requests.keys
@@ -228,11 +223,11 @@ class MlaLayer(LatentLayer):
 
     @classmethod
     def configuration(cls, calls: Calls) -> ConfigurationColumns:
-        return told(super().configuration(calls), absorbed=_latent(calls))
+        return {**super().configuration(calls), "absorbed": labels(_latent(calls))}
 
     @classmethod
     def attended_flops(cls, calls: Calls) -> Array:
-        requests, latent = Requests.of(calls), _latent(calls)
+        requests, latent = RequestBatch.of(calls), _latent(calls)
         wide = np.where(latent, 2 * calls["kv_rank"], calls["nope_dim"] + calls["v_dim"]) + calls["rope_dim"]
         return 2 * calls["q_heads"] * wide * requests.total(seen_pairs(requests))
 
@@ -242,7 +237,7 @@ class MlaLayer(LatentLayer):
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
-        requests, latent = Requests.of(calls), _latent(calls)
+        requests, latent = RequestBatch.of(calls), _latent(calls)
         view = attention_view(calls, gpu)
         attended: Works = ()
         for on, heads in ((latent, latent_heads(calls)), (~latent, expanded_heads(calls))):
@@ -250,10 +245,10 @@ class MlaLayer(LatentLayer):
                 attended += only(flash_works(gpu, view, requests, heads), on)
         tokens, keys = (requests.total(x) for x in (requests.queries, requests.keys))
         return (
-            *queried(gpu, calls, tokens),
-            *only(expanded(gpu, calls, keys), ~latent),
-            *only(absorbed(gpu, calls, tokens), latent),
-            small(gpu, calls, tokens),
+            *query_projections(gpu, calls, tokens),
+            *only(expanded_keys(gpu, calls, keys), ~latent),
+            *only(absorbed_products(gpu, calls, tokens), latent),
+            latent_small_kernels(gpu, calls, tokens),
             *attended,
             *projection(gpu, calls, tokens, calls["hidden"], calls["q_heads"] * calls["v_dim"]),
         )
@@ -261,7 +256,7 @@ class MlaLayer(LatentLayer):
 
 def _latent(calls: Calls) -> NDArray[np.bool_]:
     """Where weights are absorbed."""
-    requests, how = Requests.of(calls), calls.choice("absorbed")
+    requests, how = RequestBatch.of(calls), calls.choice("absorbed")
     if how == "auto":
         return requests.most(requests.queries) <= _ABSORBED_QUERIES
     return np.full(calls.count, how == "yes")
@@ -284,7 +279,9 @@ def expanded_heads(calls: Calls) -> Heads:
     return Heads(queries=heads, kv=heads, qk_dim=calls["nope_dim"] + calls["rope_dim"], v_dim=calls["v_dim"])
 
 
-def queried(gpu: Gpu, calls: Calls, tokens: Array, beside: Array | float = 0.0, more: Array | float = 0.0) -> Works:
+def query_projections(
+    gpu: Gpu, calls: Calls, tokens: Array, beside: Array | float = 0.0, more: Array | float = 0.0
+) -> Works:
     """One product down to the latents and one up to the queries. ``beside``, ``more``: columns that an indexer adds to
     the first and to the second."""
     rank, hidden = calls["q_rank"], calls["hidden"]
@@ -296,12 +293,12 @@ def queried(gpu: Gpu, calls: Calls, tokens: Array, beside: Array | float = 0.0, 
     )
 
 
-def expanded(gpu: Gpu, calls: Calls, keys: Array) -> Works:
+def expanded_keys(gpu: Gpu, calls: Calls, keys: Array) -> Works:
     """Keys and values of all heads from the latents, cached tokens included."""
     return projection(gpu, calls, keys, calls["q_heads"] * (calls["nope_dim"] + calls["v_dim"]), calls["kv_rank"])
 
 
-def absorbed(gpu: Gpu, calls: Calls, tokens: Array) -> Works:
+def absorbed_products(gpu: Gpu, calls: Calls, tokens: Array) -> Works:
     """Each head's query into the latent space, and its result out of it."""
     heads, rank = calls["q_heads"], calls["kv_rank"]
     return (
@@ -310,12 +307,12 @@ def absorbed(gpu: Gpu, calls: Calls, tokens: Array) -> Works:
     )
 
 
-def small(
+def latent_small_kernels(
     gpu: Gpu, calls: Calls, tokens: Array, kernels: Array | float = _SMALL_KERNELS, **more: Array | float
 ) -> Work:
     """Norms of the latents, RoPE of queries and key, the cache write."""
     rope = calls["rope_dim"]
-    return around(
+    return small_kernels(
         gpu,
         calls,
         tokens,

@@ -334,7 +334,7 @@ def twos(sizes: Array, most: int) -> Array:
     return _TWOS[whole & -whole]
 
 
-_TWOS = np.full(257, np.nan)  # log2 of the powers of two that alignment asks for
+_TWOS = np.full(257, np.nan)  # log2 of the powers of two
 _TWOS[2 ** np.arange(9)] = np.arange(9)
 REGISTRY: dict[str, type[Kernel]] = {}
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
 from kernelcast.ops.base import Calls, choice, flag, size
-from kernelcast.ops.spatial import SpatialKernel, last, layout, width_of
+from kernelcast.ops.spatial import SpatialKernel, channels_last, layout
 from kernelcast.ops.vector import ACCUMULATOR_BYTES, VECTOR_DTYPES, paced, power_below, vector_kernel
 from kernelcast.ops.work import Array, Number, Work, Works, ceil_div
 
@@ -22,22 +22,22 @@ _TILE_CHANNELS = 32.0  # OPTIMAL_TILE_W: channels of a CTA, channels last
 _THREAD_ROWS, _ROWS_AT_ONCE = 16.0, 4.0  # ELEMENTS_PER_THREAD, ELEMENTS_PER_ITER
 _MOST_ROW_CTAS = 128.0  # MAX_H_BLOCK
 _TRANSFORM_CTAS = 256.0 * 1024.0  # most of the normalising kernel, all channels
-# A thread waits for each element before it asks for the next: on our H200 342 us for 800 steps of the statistics,
+# A thread waits for each element before it loads the next: on an H200 342 us for 800 steps of the statistics,
 # 727 us for 1,600 of the gradient, 14 us for 32 of an instance norm.
 _STEP_CYCLES = 850.0
 _REDUCE_CYCLES = 4500.0  # the threads of a CTA join their sums
-_LAST_STEP_CYCLES = 800.0  # channels last: of four elements, asked for together
+_LAST_STEP_CYCLES = 800.0  # channels last: of four elements, loaded together
 _WELFORD_INSTRUCTIONS = 94.0  # channels last, of a thread for an element: a division, three bounds, five sums
 _SUM_INSTRUCTIONS = 44.0
 _APPLY_INSTRUCTIONS = 18.0  # a tensor
-# Of cuDNN's kernels, which our H200 ran: 833 us for 3,136 steps of 64 channels in fp32, 604 for 784 of the gradient;
+# Of cuDNN's kernels on an H200: 833 us for 3,136 steps of 64 channels in fp32, 604 for 784 of the gradient;
 # half as long a step where channels stay in registers; 243 us for 982 steps where CTAs share channels last.
 _MOST_KEPT_BYTES = 40960.0  # of a channel that 512 threads keep
-_MOST_PAIRED = 57344.0  # elements of one that they keep as pairs of fp16
+_MOST_PAIRED = 57344.0  # elements of a channel that they keep as pairs of fp16
 _KEPT_CYCLES, _KEPT_BACK_CYCLES, _PAIRED_CYCLES, _KEPT_TASK_CYCLES = 700.0, 1500.0, 250.0, 2000.0
 _AGAIN_CYCLES, _AGAIN_BACK_CYCLES, _AGAIN_INSTRUCTIONS = 500.0, 1500.0, 90.0
 _SHARED_CYCLES, _SHARED_BACK_CYCLES, _SHARED_TASK_CYCLES = 520.0, 1250.0, 8000.0
-_IMAGE_CTAS, _IMAGE_ELEMENTS = 13.0, 8192.0  # of one image without statistics, channels last; elements of each
+_IMAGE_CTAS, _IMAGE_ELEMENTS = 13.0, 8192.0  # CTAs per image without statistics, channels last; elements of each
 
 
 class _BatchNorm(SpatialKernel):
@@ -83,10 +83,10 @@ class BatchNorm(_BatchNorm):
         trains = calls["training"] > 0
         shape = _Shape(calls)
         if by_cudnn(calls):
-            return _library(gpu, calls, shape, trains, 2.0)
-        # kept statistics are moved on, or read: σ is inverted in a kernel of its own, beside a copy
+            return _cudnn(gpu, calls, shape, trains, 2.0)
+        # running statistics are updated, or read: a kernel inverts σ, beside a copy
         small = _small(gpu, shape, np.where(trains, 1.0, 2.0))
-        rows = _rows_lie_together(calls)
+        rows = _contiguous_rows(calls)
         return (
             _channel_pass(gpu, shape, 1, 0).where(trains & ~rows),
             _row_sums(gpu, shape, 1.0).where(trains & rows),
@@ -109,8 +109,8 @@ class BatchNormBackward(_BatchNorm):
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
         shape = _Shape(calls)
         if by_cudnn(calls):
-            return _library(gpu, calls, shape, np.ones(calls.count, dtype=bool), 3.0)
-        rows = _rows_lie_together(calls)
+            return _cudnn(gpu, calls, shape, np.ones(calls.count, dtype=bool), 3.0)
+        rows = _contiguous_rows(calls)
         return (
             _channel_pass(gpu, shape, 2, 1).where(~rows),
             _row_sums(gpu, shape, 2.0).where(rows),
@@ -118,9 +118,9 @@ class BatchNormBackward(_BatchNorm):
         )
 
 
-def _rows_lie_together(calls: Calls) -> NDArray[np.bool_]:
+def _contiguous_rows(calls: Calls) -> NDArray[np.bool_]:
     """Channels last; or a single pixel, where both memory formats are the same."""
-    return (calls["spatial"] == 1) | last(calls)
+    return (calls["spatial"] == 1) | channels_last(calls)
 
 
 def by_cudnn(calls: Calls) -> bool:
@@ -129,12 +129,12 @@ def by_cudnn(calls: Calls) -> bool:
     return bool(weights == "fp32" and calls.choice("dtype") != "bf16")
 
 
-def _library(gpu: Gpu, calls: Calls, shape: _Shape, trains: NDArray[np.bool_], tensors: float) -> Works:
+def _cudnn(gpu: Gpu, calls: Calls, shape: _Shape, trains: NDArray[np.bool_], tensors: float) -> Works:
     """cuDNN's kernels: one that normalises; one CTA per channel that keeps it in registers, or reads it again; channels
     last, resident CTAs share all rows. ``tensors``: 2 forward, 3 backward."""
     forward = tensors == 2
     kept, paired = _kept(shape)
-    if last(calls):
+    if channels_last(calls):
         wide = shape.batch * np.minimum(_IMAGE_CTAS, ceil_div(shape.elements / shape.batch, _IMAGE_ELEMENTS))
         most = np.maximum(1.0, np.floor(shape.elements / (_MOST_THREADS * 4)))
         shared = np.minimum(gpu.sm_count * 2.0, most)
@@ -191,7 +191,7 @@ class _Shape:
 
     def __init__(self, calls: Calls) -> None:
         self.batch, self.channels, self.spatial = calls["batch"], calls["channels"], calls["spatial"]
-        self.element_bytes = width_of(calls)
+        self.element_bytes = calls.dtype.act_bytes
         self.elements = self.batch * self.channels * self.spatial
         self.rows = self.batch * self.spatial
 

@@ -12,19 +12,19 @@ import numpy as np
 
 from kernelcast.hardware import Gpu
 from kernelcast.ops.base import Calls, choice, size
-from kernelcast.ops.linear_attention import LinearKernel, one_by_one
-from kernelcast.ops.requests import Requests
+from kernelcast.ops.linear_attention import LinearKernel, recurrent_mask
+from kernelcast.ops.requests import RequestBatch
 from kernelcast.ops.vector import ACCUMULATOR_BYTES, VECTOR_BYTES, VECTOR_DTYPES, vector_kernel
 from kernelcast.ops.work import Array, Number, Work, Works, ceil_div
 
 CONV_BACKENDS = ("triton", "cuda")
 _THREADS = 128.0  # of a CTA
 # Instructions an element beside multiplications, and cycles: round numbers read off AIConfigurator's rows.
-# Triton walks tokens one by one: its loads are two bytes wide, with masks and addresses for each.
+# Triton loops over tokens: its loads are two bytes wide, with masks and addresses for each.
 _TRITON_TOKENS, _TRITON_CHANNELS = 8.0, 256.0  # of a CTA (vLLM and SGLang, causal_conv1d)
 _TRITON_INSTRUCTIONS = 30.0
-# CUDA's threads load 16 bytes each and pass their last ones on, then do the next 1,024 tokens (causal_conv1d_fwd.cu).
-# Where lengths are no multiple of a vector they load one by one.
+# CUDA's threads load 16 bytes each and pass the last on, then load the next 1,024 tokens (causal_conv1d_fwd.cu).
+# Lengths that are no multiple of a vector are loaded element by element.
 _CUDA_INSTRUCTIONS = 4.0
 _CUDA_TASK_CYCLES, _LOOSE_TASK_CYCLES, _CUDA_ROUND_CYCLES = 3000.0, 4000.0, 5000.0
 
@@ -59,7 +59,7 @@ class CausalConv1d(LinearKernel):
 class _Sizes:
     """The sequences of each call; arrays (calls,) but for those of ``requests``."""
 
-    requests: Requests
+    requests: RequestBatch
     stepped: Array  # 1 for each sequence whose tokens are added to a state
     channels: Array
     width: Array
@@ -68,10 +68,10 @@ class _Sizes:
 
     @classmethod
     def of(cls, calls: Calls) -> _Sizes:
-        requests = Requests.of(calls)
+        requests = RequestBatch.of(calls)
         return cls(
             requests=requests,
-            stepped=one_by_one(calls, requests),
+            stepped=recurrent_mask(calls, requests),
             channels=calls["channels"],
             width=calls["width"],
             parts=calls["parts"],
@@ -88,7 +88,7 @@ def _by_token(gpu: Gpu, sizes: _Sizes) -> Work:
     queries = sizes.requests.queries
     pieces = np.where(sizes.stepped > 0, 1.0, ceil_div(queries, _TRITON_TOKENS))
     all_pieces = sizes.requests.total(pieces)
-    # a piece reads the width - 1 tokens before it again, the first one from the state, which a decode shifts too
+    # a piece reads the width - 1 tokens before it again, the first piece from the state, which a decode shifts too
     halo_bytes = (all_pieces - sizes.requests.count) * sizes.channels * (sizes.width - 1) * sizes.element_bytes
     weights = (all_pieces - 1) * sizes.channels * sizes.width * sizes.element_bytes
     handled = sizes.requests.total(queries) + sizes.requests.total(sizes.stepped) * (sizes.width - 1)

@@ -17,7 +17,7 @@ from kernelcast.ops.base import Calls, Configuration, ConfigurationColumns, Kern
 from kernelcast.ops.vector import VECTOR_BYTES, side_instructions
 from kernelcast.ops.work import Array, Number, Work, Works, ceil_div
 
-# The number of an algorithm is its place here:
+# The number of an algorithm is its index here:
 # 0 ring: chunks go round (NCCL).
 # 1 tree: log2(world) steps (NCCL: double binary tree for all-reduce, PAT for gather and scatter).
 # 2 one_shot: every GPU reads from all others at once (custom all-reduce of vLLM, SGLang, TensorRT-LLM).
@@ -29,7 +29,7 @@ ALGORITHMS = ("ring", "tree", "one_shot", "two_shot", "in_switch", "by_node")
 _NODE_GPUS = 8.0  # of HGX, DGX and most servers: one port each
 _NETWORKS = ("ib",)  # how links between nodes are called
 
-_OWN = "own"  # the GPU's own link, in the words of evidence
+_OWN = "own"  # the GPU's link, in configurations
 _THREADS = 512.0
 _NCCL_CTAS = 32.0  # channels; NCCL 2.2x uses 16 to 32 within a node
 _DIRECT_CTAS = 36.0  # vLLM custom_all_reduce.cuh: more contend for the link
@@ -41,7 +41,7 @@ _DTYPES = ("fp32", "fp16", "bf16", "fp8", "int8")
 
 
 @dataclass(frozen=True)
-class Plan:
+class Algorithm:
     """One algorithm: bytes that each GPU sends, passes through its SMs and adds."""
 
     algorithm: str
@@ -58,7 +58,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Message:
+class CollectiveMessage:
     """Message size and world of the calls, and how far direct access reaches."""
 
     bytes: Array
@@ -68,7 +68,7 @@ class Message:
     between: bool = False  # nodes: the link is a network's
 
     @classmethod
-    def of(cls, calls: Calls, gpu: Gpu) -> Message:
+    def of(cls, calls: Calls, gpu: Gpu) -> CollectiveMessage:
         link = fabric_type(calls.choice("fabric") or gpu.link_kind)
         world = calls["world"]
         reach = next((far for prefix, far in _REACH.items() if link.startswith(prefix)), 1.0)
@@ -121,18 +121,18 @@ class _Collective(Kernel):
         return {**configuration, "fabric": _OWN if native else named}
 
     @classmethod
-    def plans(cls, message: Message) -> list[Plan]:
+    def algorithms(cls, message: CollectiveMessage) -> list[Algorithm]:
         """The algorithms; the first is always possible."""
         raise TypeError(f"{cls.__name__} defines no plans")
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
-        message = Message.of(calls, gpu)
-        plans = cls.plans(message)
-        possible = np.stack([np.broadcast_to(p.possible, calls.count) for p in plans])
+        message = CollectiveMessage.of(calls, gpu)
+        algorithms = cls.algorithms(message)
+        possible = np.stack([np.broadcast_to(p.possible, calls.count) for p in algorithms])
 
         def rows(name: str) -> Array:
-            table = np.stack([np.broadcast_to(getattr(p, name), calls.count) for p in plans])
+            table = np.stack([np.broadcast_to(getattr(p, name), calls.count) for p in algorithms])
             return np.where(possible, table, table[0])
 
         tasks, sm_bytes, steps = rows("ctas"), rows("sm_bytes"), rows("link_steps")
@@ -172,7 +172,7 @@ class AllReduce(_Collective):
     wholes = 2.0
 
     @classmethod
-    def plans(cls, message: Message) -> list[Plan]:
+    def algorithms(cls, message: CollectiveMessage) -> list[Algorithm]:
         m, part, once = message, message.bytes / message.world, message.others * message.bytes
         nccl, shots = _ctas(m.bytes, _NCCL_CTAS), _ctas(m.bytes, _DIRECT_CTAS)
         # A GPU inside a tree sends its half up, and down to two children; two trees swap leaves and insides.
@@ -181,14 +181,14 @@ class AllReduce(_Collective):
         nodes = np.maximum(1.0, m.world / _NODE_GPUS)
         crossing = 2 * (nodes - 1) / nodes * m.bytes / _NODE_GPUS  # of one GPU, over its port
         steps = 2 * np.ceil(np.log2(np.maximum(nodes, 2.0)))
-        by_node = Plan("by_node", crossing, steps, 4 * once + 2 * m.bytes, once, nccl, m.world > _NODE_GPUS)
+        by_node = Algorithm("by_node", crossing, steps, 4 * once + 2 * m.bytes, once, nccl, m.world > _NODE_GPUS)
         return [
-            Plan("ring", 2 * once, 2 * (m.world - 1), 4 * once + 2 * m.bytes, once, nccl),
+            Algorithm("ring", 2 * once, 2 * (m.world - 1), 4 * once + 2 * m.bytes, once, nccl),
             *([by_node] if m.between else []),
-            Plan("tree", tree, 2 * m.levels, 2 * tree + 2 * m.bytes, m.bytes, nccl),
-            Plan("one_shot", all_others, 1.0, all_others + 2 * m.bytes, all_others, shots, m.direct),
-            Plan("two_shot", 2 * once, 2.0, 2 * (once + m.bytes), once, _ctas(part, _DIRECT_CTAS), m.direct),
-            Plan("in_switch", m.bytes + part, 2.0, 2 * part, 0.0, nccl, m.switch),
+            Algorithm("tree", tree, 2 * m.levels, 2 * tree + 2 * m.bytes, m.bytes, nccl),
+            Algorithm("one_shot", all_others, 1.0, all_others + 2 * m.bytes, all_others, shots, m.direct),
+            Algorithm("two_shot", 2 * once, 2.0, 2 * (once + m.bytes), once, _ctas(part, _DIRECT_CTAS), m.direct),
+            Algorithm("in_switch", m.bytes + part, 2.0, 2 * part, 0.0, nccl, m.switch),
         ]
 
 
@@ -200,16 +200,16 @@ class ReduceScatter(_Collective):
     adds: ClassVar[float] = 1.0
 
     @classmethod
-    def plans(cls, message: Message) -> list[Plan]:
+    def algorithms(cls, message: CollectiveMessage) -> list[Algorithm]:
         """(world − 1) / world of the message is sent once."""
         m, sent = message, message.others * message.bytes
         kept = m.bytes + m.bytes / m.world
         staged = 2 * sent + kept  # NCCL copies through buffers: received and sent, beside the tensors themselves
         nccl, shots = _ctas(m.bytes, _NCCL_CTAS), _ctas(m.bytes / m.world, _DIRECT_CTAS)
         return [
-            Plan("ring", sent, m.world - 1, staged, cls.adds * sent, nccl),
-            Plan("tree", sent, m.levels, staged, cls.adds * sent, nccl),
-            Plan("one_shot", sent, 1.0, sent + kept, cls.adds * sent, shots, m.direct),
+            Algorithm("ring", sent, m.world - 1, staged, cls.adds * sent, nccl),
+            Algorithm("tree", sent, m.levels, staged, cls.adds * sent, nccl),
+            Algorithm("one_shot", sent, 1.0, sent + kept, cls.adds * sent, shots, m.direct),
         ]
 
 
@@ -227,11 +227,11 @@ class AllToAll(_Collective):
     wholes = 2.0
 
     @classmethod
-    def plans(cls, message: Message) -> list[Plan]:
+    def algorithms(cls, message: CollectiveMessage) -> list[Algorithm]:
         sent = message.others * message.bytes
         # NCCL sends to all peers at once: no message waits for another.
         staged = 2 * sent + 2 * message.bytes
-        return [Plan("one_shot", sent, 1.0, staged, 0.0, _ctas(message.bytes, _NCCL_CTAS))]
+        return [Algorithm("one_shot", sent, 1.0, staged, 0.0, _ctas(message.bytes, _NCCL_CTAS))]
 
 
 class SendRecv(_Collective):
@@ -243,6 +243,6 @@ class SendRecv(_Collective):
     world: int = size("GPUs that take part", default=2, low=2, high=8192)
 
     @classmethod
-    def plans(cls, message: Message) -> list[Plan]:
+    def algorithms(cls, message: CollectiveMessage) -> list[Algorithm]:
         moved = message.bytes
-        return [Plan("one_shot", moved, 1.0, 2 * moved, 0.0, _ctas(moved, _NCCL_CTAS))]
+        return [Algorithm("one_shot", moved, 1.0, 2 * moved, 0.0, _ctas(moved, _NCCL_CTAS))]

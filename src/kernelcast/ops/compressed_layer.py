@@ -19,16 +19,16 @@ from kernelcast.hardware import Gpu
 from kernelcast.ops.attention_layer import (
     MSA,
     AttentionLayer,
-    around,
     attention_view,
     by_head,
     only,
     projection,
     seen_pairs,
+    small_kernels,
 )
 from kernelcast.ops.base import Calls, ConfigurationColumns, Conflicts, size
-from kernelcast.ops.requests import Heads, Requests, head_conflicts
-from kernelcast.ops.sparse_attention import SCORE_BYTES, attended, chosen_keys, scored
+from kernelcast.ops.requests import Heads, RequestBatch, head_conflicts
+from kernelcast.ops.sparse_attention import SCORE_BYTES, gathered_attention, key_scores, topk_keys
 from kernelcast.ops.work import Array, Work, Works
 
 _DECODED = 2.0  # new tokens of a request, at most, that are a decode
@@ -82,7 +82,7 @@ class CompressedLayer(AttentionLayer):
 
     @classmethod
     def attended_flops(cls, calls: Calls) -> Array:
-        requests, ratio = Requests.of(calls), calls["compress_ratio"]
+        requests, ratio = RequestBatch.of(calls), calls["compress_ratio"]
         pairs = requests.total(seen_pairs(requests)) / np.maximum(ratio, 1.0)
         chosen = requests.total(seen_pairs(requests, requests.each(_most(calls) * ratio))) / np.maximum(ratio, 1.0)
         last = requests.total(seen_pairs(requests, requests.each(calls["window"])))
@@ -96,12 +96,12 @@ class CompressedLayer(AttentionLayer):
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
-        requests, chooses, ratio = Requests.of(calls), _chooses(calls), calls["compress_ratio"]
+        requests, chooses, ratio = RequestBatch.of(calls), _chooses(calls), calls["compress_ratio"]
         tokens, heads, dim = requests.total(requests.queries), calls["q_heads"], calls["head_dim"]
         groups, view = _groups(calls), attention_view(calls, gpu, narrow=False)
         index = (
-            scored(gpu, requests, calls["index_heads"], calls["index_dim"], np.maximum(ratio, 1.0)),
-            chosen_keys(gpu, requests, calls["index_topk"], np.maximum(ratio, 1.0)),
+            key_scores(gpu, requests, calls["index_heads"], calls["index_dim"], np.maximum(ratio, 1.0)),
+            topk_keys(gpu, requests, calls["index_topk"], np.maximum(ratio, 1.0)),
         )
         most = np.where(ratio > 0, _most(calls), 1.0)  # none: a key beside the window
         return (
@@ -109,7 +109,7 @@ class CompressedLayer(AttentionLayer):
             *projection(gpu, calls, tokens, _up(calls), calls["q_rank"]),
             _small(gpu, calls, tokens),
             *only(index, chooses),
-            *attended(gpu, view, requests, cls.heads(calls), most, np.maximum(ratio, 1.0), calls["window"]),
+            *gathered_attention(gpu, view, requests, cls.heads(calls), most, np.maximum(ratio, 1.0), calls["window"]),
             by_head(gpu, calls, tokens, groups, calls["o_rank"], heads * dim / groups),
             *projection(gpu, calls, tokens, calls["hidden"], groups * calls["o_rank"]),
         )
@@ -147,7 +147,7 @@ def _up(calls: Calls) -> Array:
 def _small(gpu: Gpu, calls: Calls, tokens: Array) -> Work:
     chooses, heads, rope = _chooses(calls), calls["q_heads"], calls["rope_dim"]
     index_bytes = chooses * calls["index_heads"] * calls["index_dim"] * 5.0  # in 16 bits, rotated and out in 8
-    return around(
+    return small_kernels(
         gpu,
         calls,
         tokens,
@@ -193,7 +193,7 @@ class BlockSparseLayer(AttentionLayer):
 
     @classmethod
     def attended_flops(cls, calls: Calls) -> Array:
-        requests = Requests.of(calls)
+        requests = RequestBatch.of(calls)
         most = requests.each(calls["topk_blocks"] * calls["block_size"])
         pairs, chosen = (requests.total(seen_pairs(requests, x)) for x in (0.0, most))
         indexed = _index_heads(calls) * calls["index_dim"] * pairs
@@ -205,15 +205,15 @@ class BlockSparseLayer(AttentionLayer):
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
-        requests, block = Requests.of(calls), calls["block_size"]
+        requests, block = RequestBatch.of(calls), calls["block_size"]
         tokens, heads, dim = requests.total(requests.queries), calls["q_heads"], calls["head_dim"]
         rotated = heads + calls["kv_heads"] + _index_heads(calls) + 1
         kept = 2 * calls["kv_heads"] * dim + calls["index_dim"]
         return (
             *projection(gpu, calls, tokens, _joint(calls), calls["hidden"]),
-            around(gpu, calls, tokens, normed=rotated * dim, rotated=rotated * dim / 2, kept=kept, kernels=1.0),
+            small_kernels(gpu, calls, tokens, normed=rotated * dim, rotated=rotated * dim / 2, kept=kept, kernels=1.0),
             _scored_blocks(gpu, calls, requests),
-            chosen_keys(gpu, requests, calls["topk_blocks"], block),
+            topk_keys(gpu, requests, calls["topk_blocks"], block),
             *_attended_blocks(gpu, calls, requests, cls.heads(calls)),
             *projection(gpu, calls, tokens, calls["hidden"], heads * dim),
         )
@@ -229,20 +229,20 @@ def _joint(calls: Calls) -> Array:
     return (calls["q_heads"] + 2 * calls["kv_heads"]) * calls["head_dim"] + index
 
 
-def _scored_blocks(gpu: Gpu, calls: Calls, requests: Requests) -> Work:
+def _scored_blocks(gpu: Gpu, calls: Calls, requests: RequestBatch) -> Work:
     """Scores of all keys; only the best of each block is written. In SGLang's prefill one CTA loops over all keys."""
     walked = (requests.most(requests.queries) > _DECODED) & (calls.choice("stack") == "sglang")
     walk_cycles = np.where(walked, _WALK_CYCLES, 0.0)
-    work = scored(gpu, requests, _index_heads(calls), calls["index_dim"], walk_cycles=walk_cycles)
+    work = key_scores(gpu, requests, _index_heads(calls), calls["index_dim"], walk_cycles=walk_cycles)
     written = requests.total(seen_pairs(requests)) * SCORE_BYTES
     kept = np.asarray(work.activation_bytes) - written * (1 - 1 / calls["block_size"])
     return replace(work, activation_bytes=np.maximum(kept, 0.0))
 
 
-def _attended_blocks(gpu: Gpu, calls: Calls, requests: Requests, heads: Heads) -> Works:
+def _attended_blocks(gpu: Gpu, calls: Calls, requests: RequestBatch, heads: Heads) -> Works:
     """MiniMax's kernel reads a block of keys once for as many prefill tokens as a tile has rows, and adds up each
     token's partial results."""
-    work, *after = attended(
+    work, *after = gathered_attention(
         gpu, attention_view(calls, gpu), requests, heads, calls["topk_blocks"] * calls["block_size"]
     )
     if calls.choice("backend") != MSA:

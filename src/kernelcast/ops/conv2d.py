@@ -29,28 +29,28 @@ from kernelcast.ops.conv_work import (
     FORWARD,
     OF_FILTERS,
     OF_INPUT,
+    ConvProduct,
+    ConvSizes,
     Direct,
     Image,
-    Product,
-    Sizes,
-    around,
-    as_it_lies,
     columns_by_axis,
-    converted,
     depthwise_in_pytorch,
     direct_work,
+    layout_kernels,
     product_work,
+    transposed,
+    untransposed,
 )
 from kernelcast.ops.gemm import product_features
 from kernelcast.ops.vector import ACCUMULATOR_BYTES, VECTOR_BYTES
 from kernelcast.ops.work import Array, Work, Works
 from kernelcast.stacks import runner
 
-# The number of an algorithm is its place here:
+# The number of an algorithm is its index here:
 # 0 implicit_gemm: tiles gather the patches from L2.
 # 1 winograd: F(4x4, 3x3) needs 36 products a channel for 16 outputs, not 144 (Lavin and Gray,
 #   arXiv 1509.09308). cuDNN and MIOpen use it for 3x3 filters in fp32,
-#   which PyTorch asks for only where it may try all (torch.backends.cudnn.benchmark).
+#   which PyTorch selects only with torch.backends.cudnn.benchmark.
 # 2 direct: a thread an output pixel, for depthwise filters.
 ALGORITHMS = ("implicit_gemm", "winograd", "direct")
 LAYOUTS = ("nhwc", "nchw")
@@ -61,11 +61,11 @@ _PACKED_CHANNELS = 64.0  # of the groups that share a tile
 
 
 @dataclass(frozen=True)
-class Plan:
+class ConvPlan:
     """What one of the three passes multiplies and moves."""
 
-    product: Product
-    winograd: Product
+    product: ConvProduct
+    winograd: ConvProduct
     direct: Direct
     images: tuple[Image, ...]  # its tensors, the result last
     streamed_bytes: Array  # filters that are read
@@ -152,11 +152,11 @@ class Conv2d(Kernel):
         return broken
 
     @classmethod
-    def plan(cls, calls: Calls, sizes: Sizes) -> Plan:
+    def plan(cls, calls: Calls, sizes: ConvSizes) -> ConvPlan:
         dtype, (packed, count, rounds) = calls.dtype, _packed(sizes)
         m, images = _by_image(calls, sizes, sizes.m)
-        return Plan(
-            product=Product(
+        return ConvPlan(
+            product=ConvProduct(
                 m,
                 packed * sizes.n,
                 packed * sizes.channels,
@@ -175,18 +175,18 @@ class Conv2d(Kernel):
     @classmethod
     def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
         """Of the parameters and of the implicit GEMM: cuDNN selects kernels by both."""
-        sizes = Sizes.of(calls)
+        sizes = ConvSizes.of(calls)
         made = cls.plan(calls, sizes).product
         product = product_features(gpu, made.m, made.columns, made.k, made.count)
         features = super().shape_features(calls, gpu) | {"log_stride": np.log2(calls["stride"])}
         features |= {f"product_{name}": hint for name, hint in product.items()}
-        return features | _choosing(calls, sizes, gpu)
+        return features | _selection_features(calls, sizes, gpu)
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
         """Tiles of the GEMM; Winograd for 3x3 filters in fp32; vector units for depthwise filters; and kernels that
         transpose or pad the tensors."""
-        sizes = Sizes.of(calls)
+        sizes = ConvSizes.of(calls)
         plan = cls.plan(calls, sizes)
         work = product_work(gpu, calls.dtype, plan.product)
         if calls.dtype.math == "fp32" and calls.choice("stack") != "torch" and sizes.winograd.any():
@@ -203,7 +203,11 @@ class Conv2d(Kernel):
             activation_bytes=plan.activation_bytes,
             launches=work.launches * rounds,
         )
-        return (*around(calls, sizes, gpu, plan.images[:-1]), work, *around(calls, sizes, gpu, plan.images[-1:]))
+        return (
+            *layout_kernels(calls, sizes, gpu, plan.images[:-1]),
+            work,
+            *layout_kernels(calls, sizes, gpu, plan.images[-1:]),
+        )
 
 
 class Conv2dDgrad(Conv2d):
@@ -217,7 +221,7 @@ class Conv2dDgrad(Conv2d):
     op = "conv2d_dgrad"
 
     @classmethod
-    def plan(cls, calls: Calls, sizes: Sizes) -> Plan:
+    def plan(cls, calls: Calls, sizes: ConvSizes) -> ConvPlan:
         dtype, (packed, count, rounds) = calls.dtype, _packed(sizes)
         classes, pixels = np.ones(calls.count), calls["batch"]
         for axis in sizes.axes:
@@ -225,8 +229,8 @@ class Conv2dDgrad(Conv2d):
             pixels = pixels * np.ceil(axis.length / axis.stride)  # of a class
         taps, count = sizes.taps * rounds / classes, count * classes
         m, images = _by_image(calls, sizes, pixels)
-        return Plan(
-            product=Product(
+        return ConvPlan(
+            product=ConvProduct(
                 m,
                 packed * sizes.channels,
                 packed * sizes.n,
@@ -255,14 +259,14 @@ class Conv2dWgrad(Conv2d):
     op = "conv2d_wgrad"
 
     @classmethod
-    def plan(cls, calls: Calls, sizes: Sizes) -> Plan:
+    def plan(cls, calls: Calls, sizes: ConvSizes) -> ConvPlan:
         dtype, (packed, count, rounds) = calls.dtype, _packed(sizes)
         pixels, images = _by_image(calls, sizes, sizes.m)
         read = sizes.output_elements + sizes.input_elements
         # sums of each image, which another kernel adds up (reduce_wgrad_nchw_helper)
         partial = np.where(images > 1, 2 * images * sizes.filter_elements * ACCUMULATOR_BYTES, 0.0)
-        return Plan(
-            product=Product(
+        return ConvPlan(
+            product=ConvProduct(
                 packed * sizes.n, packed * sizes.channels, pixels, rounds, count * images, tap_columns=sizes.taps,
                 splits=True, packed=packed, pixels_inner=True, narrow=_narrow(calls, sizes),
             ),
@@ -274,7 +278,7 @@ class Conv2dWgrad(Conv2d):
         )  # fmt: skip
 
 
-def _packed(sizes: Sizes) -> tuple[Array, Array, Array]:
+def _packed(sizes: ConvSizes) -> tuple[Array, Array, Array]:
     """Groups that share a tile, how many such products there are, and how many run one after another (a loop over
     groups counts as a longer k)."""
     most = np.floor(_PACKED_CHANNELS / np.maximum(sizes.n, sizes.channels))
@@ -283,38 +287,38 @@ def _packed(sizes: Sizes) -> tuple[Array, Array, Array]:
     return packed, np.where(sizes.looped, 1.0, products), np.where(sizes.looped, products, 1.0)
 
 
-def _by_image(calls: Calls, sizes: Sizes, pixels: Array) -> tuple[Array, Array]:
+def _by_image(calls: Calls, sizes: ConvSizes, pixels: Array) -> tuple[Array, Array]:
     """(pixels per product, products): one product per image where channels-first images are multiplied without a
     transpose."""
-    images = np.where(as_it_lies(calls, sizes) & (sizes.m > sizes.batch), sizes.batch, 1.0)
+    images = np.where(untransposed(calls, sizes) & (sizes.m > sizes.batch), sizes.batch, 1.0)
     return pixels / images, images
 
 
-def _narrow(calls: Calls, sizes: Sizes) -> NDArray[np.bool_]:
+def _narrow(calls: Calls, sizes: ConvSizes) -> NDArray[np.bool_]:
     """Untransposed images whose rows of pixels are no multiple of 16 bytes."""
     row_bytes = sizes.m / sizes.batch * calls.dtype.act_bytes
-    return as_it_lies(calls, sizes) & (sizes.m > sizes.batch) & (np.mod(row_bytes, VECTOR_BYTES) > 0)
+    return untransposed(calls, sizes) & (sizes.m > sizes.batch) & (np.mod(row_bytes, VECTOR_BYTES) > 0)
 
 
-def _winograd_product(m: Array, n: Array, k: Array, splits: bool = False) -> Product:
+def _winograd_product(m: Array, n: Array, k: Array, splits: bool = False) -> ConvProduct:
     """36 products of tiles, channels and filters. The transforms are not counted."""
     ones = np.ones_like(m)
-    return Product(m, n, k, ones, _WINOGRAD_PRODUCTS * ones, splits=splits)
+    return ConvProduct(m, n, k, ones, _WINOGRAD_PRODUCTS * ones, splits=splits)
 
 
-def _input(sizes: Sizes) -> Image:
+def _input(sizes: ConvSizes) -> Image:
     return Image(sizes.batch, sizes.input_pixels / sizes.batch, sizes.channels * sizes.groups)
 
 
-def _output(sizes: Sizes) -> Image:
+def _output(sizes: ConvSizes) -> Image:
     return Image(sizes.batch, sizes.m / sizes.batch, sizes.n * sizes.groups)
 
 
-def _filters(sizes: Sizes) -> Image:
+def _filters(sizes: ConvSizes) -> Image:
     return Image(sizes.n * sizes.groups, sizes.taps, sizes.channels, is_filter=True)
 
 
-def _choosing(calls: Calls, sizes: Sizes, gpu: Gpu) -> dict[str, Array]:
+def _selection_features(calls: Calls, sizes: ConvSizes, gpu: Gpu) -> dict[str, Array]:
     """What cuDNN and PyTorch select kernels by beside sizes: vector alignment, taps, groups, axes."""
     frames, rows, columns = sizes.axes
     inputs, outputs = sizes.channels * sizes.groups, sizes.n * sizes.groups
@@ -325,7 +329,7 @@ def _choosing(calls: Calls, sizes: Sizes, gpu: Gpu) -> dict[str, Array]:
     }  # fmt: skip
     facts = {
         "pointwise": sizes.pointwise, "depthwise": sizes.depthwise, "own": depthwise_in_pytorch(calls, sizes),
-        "converted": converted(calls, sizes, gpu), "looped": sizes.looped, "ordinary": sizes.ordinary,
+        "converted": transposed(calls, sizes, gpu), "looped": sizes.looped, "ordinary": sizes.ordinary,
         "one_row": rows.length * rows.kernel == 1,
         "dilated": rows.dilation * columns.dilation > 1, "first_layer": inputs <= 4, "narrow": _narrow(calls, sizes),
         "whole_vectors": (inputs % 8 == 0) & (outputs % 8 == 0), "unpadded": columns.padding == 0,

@@ -85,7 +85,7 @@ def columns_by_axis(calls: Calls) -> tuple[Axis, Axis, Axis]:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class ConvSizes:
     """A convolution as ``groups`` products of m x k by k x n; all arrays (calls,)."""
 
     axes: tuple[Axis, Axis, Axis]
@@ -101,7 +101,7 @@ class Sizes:
     winograd: NDArray[np.bool_]  # the filter allows it
 
     @classmethod
-    def of(cls, calls: Calls) -> Sizes:
+    def of(cls, calls: Calls) -> ConvSizes:
         axes = columns_by_axis(calls)
         frames, rows, columns = axes
         groups, batch = calls["groups"], calls["batch"]
@@ -175,7 +175,7 @@ class Sizes:
         return self.whole / (self.channels * self.groups)
 
 
-def as_it_lies(calls: Calls, sizes: Sizes) -> NDArray[np.bool_]:
+def untransposed(calls: Calls, sizes: ConvSizes) -> NDArray[np.bool_]:
     """Channels-first images that are multiplied without a transpose: pointwise filters, rows of a multiple of 4 bytes
     (of odd ones half the measured calls were transposed)."""
     row_bytes = sizes.m / sizes.batch * calls.dtype.act_bytes
@@ -183,7 +183,7 @@ def as_it_lies(calls: Calls, sizes: Sizes) -> NDArray[np.bool_]:
     return sizes.pointwise & whole & (calls.choice("layout") == "nchw")
 
 
-def depthwise_in_pytorch(calls: Calls, sizes: Sizes) -> NDArray[np.bool_]:
+def depthwise_in_pytorch(calls: Calls, sizes: ConvSizes) -> NDArray[np.bool_]:
     """Whether ATen's depthwise kernels run rather than cuDNN's: channels first, except fp16 sizes where cuDNN is faster
     (``ConvParams::use_cudnn_depthwise`` in Convolution.cpp)."""
     if calls.choice("layout") != "nchw":
@@ -223,7 +223,7 @@ _MIN_STEPS_PER_SPLIT = 4.0
 
 
 @dataclass(frozen=True)
-class Product:
+class ConvProduct:
     """``count`` products of m x (taps · inner) by (taps · inner) x n; ``tap_columns``: n repeats for so many taps.
 
     All arrays (calls,). A tile never spans two taps, whose pixels are elsewhere in memory.
@@ -236,7 +236,7 @@ class Product:
     count: Array
     tap_columns: Array | float = 1.0
     splits: bool = False  # k may be shared among CTAs
-    packed: Array | float = 1.0  # groups that lie beside one another in a product, which is zero between them
+    packed: Array | float = 1.0  # groups packed into a block-diagonal product
     narrow: NDArray[np.bool_] | bool = False  # rows in memory are no whole vectors: kernels without TMA and wgmma
     pixels_inner: bool = False  # k runs over pixels, so that channels, not k, are neighbours in memory
 
@@ -249,7 +249,7 @@ class Product:
         return self.n * self.tap_columns
 
 
-def product_work(gpu: Gpu, dtype: DType, product: Product) -> Work:
+def product_work(gpu: Gpu, dtype: DType, product: ConvProduct) -> Work:
     """Tiles of C on persistent CTAs; bytes in DRAM are left to the caller."""
     pipe = matmul_pipe(gpu, dtype.name)
     hopper = pipe == "tensor" and gpu.instruction_path == WGMMA
@@ -271,8 +271,8 @@ def product_work(gpu: Gpu, dtype: DType, product: Product) -> Work:
 
 
 def _work(
-    gpu: Gpu, dtype: DType, product: Product, unit: MatrixUnit, pipe: str, tile_m: Array, tile_n: Array, threads: Array,
-    tile_k: Array, steps: Array, tasks: Array, split: Number,
+    gpu: Gpu, dtype: DType, product: ConvProduct, unit: MatrixUnit, pipe: str, tile_m: Array, tile_n: Array,
+    threads: Array, tile_k: Array, steps: Array, tasks: Array, split: Number,
 ) -> Work:  # fmt: skip
     macs = tile_m * tile_n * steps * tile_k
     slower = np.where(product.narrow, _OLDER, 1.0) if gpu.instruction_path == WGMMA else 1.0
@@ -303,13 +303,13 @@ def _work(
     )
 
 
-def _tile_k(dtype: DType, product: Product) -> Array:
+def _tile_k(dtype: DType, product: ConvProduct) -> Array:
     """Elements of a k-step: a swizzle row, or less where a tap has fewer channels."""
     bytes_of_tap = np.maximum(_LEAST_K_BYTES, 2 ** np.ceil(np.log2(product.inner * dtype.act_bytes)))
     return np.minimum(_TILE_K_BYTES, bytes_of_tap) / dtype.act_bytes
 
 
-def _columns(dtype: DType, product: Product, tile_n: Array) -> Array:
+def _columns(dtype: DType, product: ConvProduct, tile_n: Array) -> Array:
     """Tiles along n: those of a tap, then of the next; taps of few channels share a tile."""
     grain = _ALIGNED_BYTES / dtype.act_bytes
     together = ceil_div(product.tap_columns * ceil_div(product.n, grain) * grain, tile_n)
@@ -318,7 +318,7 @@ def _columns(dtype: DType, product: Product, tile_n: Array) -> Array:
 
 VECTOR_BYTES = 16.0  # channels of a pixel that one load takes
 _SQUARE = 32.0  # pixels and channels that are turned at once: few of either fill a part of it
-_EMPTY = 0.8  # of an element's instructions, for a place of a square that holds none: 2.4 million of 3x3 in 12 us
+_EMPTY = 0.8  # of an element's instructions, for padding in a square: 2.4 million of 3x3 in 12 us
 _TURN_INSTRUCTIONS = 40.0  # of a thread an element: 6.4 million in 11 us beside the start
 _PAD_INSTRUCTIONS = 24.0  # 12.8 million in 13 us
 _THREADS, _ELEMENTS = 256.0, 1024.0  # of a CTA
@@ -334,25 +334,25 @@ class Image:
     is_filter: bool = False
 
 
-def converted(calls: Calls, sizes: Sizes, gpu: Gpu) -> NDArray[np.bool_]:
+def transposed(calls: Calls, sizes: ConvSizes, gpu: Gpu) -> NDArray[np.bool_]:
     """Calls whose tensors are transposed: channels first, on tensor cores, and not pointwise."""
     if calls.choice("layout") != "nchw" or matmul_pipe(gpu, calls.dtype.name) != "tensor":
         return np.zeros(calls.count, dtype=bool)
-    return ~as_it_lies(calls, sizes) & ~sizes.depthwise
+    return ~untransposed(calls, sizes) & ~sizes.depthwise
 
 
-def around(calls: Calls, sizes: Sizes, gpu: Gpu, images: Sequence[Image]) -> tuple[Work, ...]:
+def layout_kernels(calls: Calls, sizes: ConvSizes, gpu: Gpu, images: Sequence[Image]) -> tuple[Work, ...]:
     """A kernel for each tensor that is transposed or padded, in order."""
     if matmul_pipe(gpu, calls.dtype.name) != "tensor":
         return ()
-    turned = converted(calls, sizes, gpu)
+    turned = transposed(calls, sizes, gpu)
     last = calls.choice("layout") != "nchw"
     works = []
     for image in images:
         grain = VECTOR_BYTES / calls.dtype.act_bytes
         padded = ceil_div(image.channels, grain) * grain
         short = (padded > image.channels) & (sizes.groups == 1) & last
-        transposes = turned & ~(image.is_filter & (sizes.taps == 1))  # a filter of one tap lies both ways at once
+        transposes = turned & ~(image.is_filter & (sizes.taps == 1))  # a filter of one tap has both formats
         if not (transposes | short).any():
             continue
         squares = ceil_div(image.channels, _SQUARE) * ceil_div(image.pixels, _SQUARE)
@@ -379,8 +379,8 @@ Instructions = Mapping[str, tuple[float, float]]
 FORWARD: Instructions = {"pytorch": (110.0, 14.5), "nhwc": (0.0, 4.0), "nchw": (10.0, 6.5)}
 OF_INPUT: Instructions = {"pytorch": (150.0, 20.0), "nhwc": (0.0, 8.5), "nchw": (10.0, 6.5)}
 OF_FILTERS: Instructions = {"pytorch": (0.0, 36.0), "nhwc": (0.0, 3.5), "nchw": (10.0, 13.0)}
-_GENERAL = 60.0  # a tap of a filter that cuDNN has no kernel of its own for (conv2d_grouped_direct_kernel): 37 to 135
-_APART = 1.5  # of a tap's instructions, where outputs lie two pixels apart and share less
+_GENERAL = 60.0  # a tap of a filter without a specialised cuDNN kernel (conv2d_grouped_direct_kernel): 37 to 135
+_APART = 1.5  # of a tap's instructions, with a stride, where outputs share less
 # PyTorch's gradient of depthwise filters: a CTA an element of a filter, a warp an image, a lane a pixel.
 _IMAGE_INSTRUCTIONS = 100.0  # of a warp, to begin an image
 _PIXEL_CYCLES = 290.0  # of a warp, for the next 32 pixels, where few CTAs leave nothing else to do
@@ -396,7 +396,7 @@ class Direct:
     instructions: Instructions
 
 
-def direct_work(calls: Calls, sizes: Sizes, gpu: Gpu, direct: Direct, moved_bytes: Array) -> Work:
+def direct_work(calls: Calls, sizes: ConvSizes, gpu: Gpu, direct: Direct, moved_bytes: Array) -> Work:
     """One thread per output; neighbours share what they read through L1."""
     in_pytorch, layout = depthwise_in_pytorch(calls, sizes), calls.choice("layout") or "nhwc"
     (own_base, own_tap), (base, tap) = direct.instructions["pytorch"], direct.instructions[layout]
@@ -417,7 +417,7 @@ def direct_work(calls: Calls, sizes: Sizes, gpu: Gpu, direct: Direct, moved_byte
     return replace(work, tile={"tile_m": _THREADS, "tile_n": 1.0, "tile_k": 1.0, "split_k": 1.0, "algorithm": 2.0})
 
 
-def _by_filter(gpu: Gpu, sizes: Sizes, work: Work, in_pytorch: NDArray[np.bool_]) -> Work:
+def _by_filter(gpu: Gpu, sizes: ConvSizes, work: Work, in_pytorch: NDArray[np.bool_]) -> Work:
     """ATen's gradient of depthwise filters: one CTA per filter element, with idle lanes for small images."""
     tasks, rows = sizes.filter_elements, ceil_div(sizes.m / sizes.batch, gpu.warp_threads)  # of 32 pixels
     each = np.asarray(work.tasks) / tasks  # from one of the general CTAs to one of these

@@ -21,7 +21,7 @@ class DType:
 
 # Scales count: fp8_block has an fp32 scale per 128 activations (and per 128x128 weights, negligible);
 # nvfp4 an fp8 scale per 16 elements; int4 weight-only an fp16 scale per group of 128. int8_wo: weights alone have 8
-# bits (integers, or fp8 on a GPU without its arithmetic, as Marlin runs it), one scale a column. mxfp4 (OCP's
+# bits (integers, or fp8 on a GPU without its arithmetic, as Marlin runs it), one scale per column. mxfp4 (OCP's
 # microscaling formats): 4-bit floats with one exponent for 32, beside 16-bit activations or (mxfp4_fp8) 8-bit ones with
 # an exponent for 32 too.
 _ALL = (

@@ -21,13 +21,13 @@ from kernelcast.ops.vector import VECTOR_BYTES, VECTOR_DTYPES, MemoryKernel, row
 from kernelcast.ops.work import Array, Work, Works, ceil_div
 
 _THREADS = 128.0  # PyTorch's kernels: 4 warps, a 16-byte vector a thread where they are vectorised (thread_constants.h)
-# Instructions of a thread for an element, where every place is computed: a division by multiplying for each axis of
-# each tensor (OffsetCalculator), and loads and stores of single elements. Our H200 runs 33.5e12 instructions/s;
+# Instructions of a thread per element, where every offset is computed: a division by multiplying for each axis of
+# each tensor (OffsetCalculator), and loads and stores of single elements. An H200 runs 33.5e12 instructions/s;
 # products of two tensors make 0.40e12 elements/s over two axes, 0.33e12 over three, 0.25e12 over four: 84, 100 and 130.
 _OFFSET_INSTRUCTIONS = 42.0
 _AXIS_INSTRUCTIONS = 6.5  # of a tensor
 _OFFSET_ELEMENTS = 4.0  # a thread
-# A cast of contiguous tensors (unrolled_elementwise_kernel) asks for the format of every element: 0.34e12 elements/s.
+# A cast of contiguous tensors (unrolled_elementwise_kernel) checks the dtype of every element: 0.34e12 elements/s.
 _CAST_INSTRUCTIONS = 98.0
 ACCESS = ("vector", "strided", "cast")
 
@@ -82,7 +82,7 @@ class Elementwise(MemoryKernel):
         return (elementwise_work(calls, gpu, cls.cost, row_ctas=cls.row_ctas),)
 
 
-class Gated(Elementwise):
+class GatedActivation(Elementwise):
     """vLLM's act_and_mul_kernel: one CTA per row; the input is 2·cols wide, gate and value side by side."""
 
     examples = ({"rows": 4096, "cols": 14336}, {"rows": 1, "cols": 14336})
@@ -169,7 +169,7 @@ _GATED = {
         "Gated activation with tanh's approximation of GELU (Gemma): gelu_tanh(gate) · value.",
     ),
 }
-for _base, _ops in ((Elementwise, _VECTORISED), (Gated, _GATED)):
+for _base, _ops in ((Elementwise, _VECTORISED), (GatedActivation, _GATED)):
     for _op, (_cost, _help) in _ops.items():
         _name = _op.title().replace("_", "")
         globals()[_name] = type(_name, (_base,), {"__doc__": _help, "__module__": __name__, "op": _op, "cost": _cost})

@@ -23,11 +23,11 @@ from kernelcast.ops.work import Array, Work, Works, ceil_div
 _CHUNK = 32.0  # columns of a warp, a thread each
 _CTA_WARPS = 8.0
 _CTAS = 1024.0  # of the grid, whatever the bags
-# Of a row of a bag, whose loads overlap with the next, and of a bag before; our H200 takes 14 us for bags of 100.
+# Of a row of a bag, whose loads overlap with the next, and of a bag before; an H200 takes 14 us for bags of 100.
 _LOOKUP_CYCLES, _BAG_ROWS = 300.0, 4.0
 _BAG_INSTRUCTIONS, _ROW_INSTRUCTIONS = 330.0, 14.0  # of a warp: 64-bit divisions of a chunk; of a row
 _SEGMENT_ROWS = 10.0  # NROWS_PER_THREAD: gradients of one row that a thread adds up
-_SMALL_KERNELS = 8.0  # places counted up; runs of equal indices: found, counted, their parts' offsets and sums
+_SMALL_KERNELS = 8.0  # positions; runs of equal indices: found, counted, their offsets and sums
 _WAIT_CYCLES = 600.0  # of a load that the next waits for
 
 
@@ -97,7 +97,7 @@ class EmbeddingBagBackward(_EmbeddingBag):
         element_bytes = calls.dtype.weight_bytes
         looked = bags * pooling
         met = np.minimum(distinct(looked, vocab), looked)
-        # launched for the most parts that there could be: a whole one for each ten rows, and a rest of each place
+        # launched for the upper bound of parts: one per ten rows, and a remainder per distinct row
         most = np.minimum(looked, vocab)
         parts = met * ceil_div(looked, met * _SEGMENT_ROWS)
         small = vector_kernel(

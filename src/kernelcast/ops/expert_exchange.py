@@ -22,7 +22,7 @@ import numpy as np
 from kernelcast.hardware import Gpu, fabric, fabric_type, fabrics
 from kernelcast.ops.base import Calls, Configuration, Conflicts, Kernel, choice, conflict, size
 from kernelcast.ops.dtypes import DTYPES
-from kernelcast.ops.routing import ROUTINGS, reached
+from kernelcast.ops.routing import ROUTINGS, groups_reached
 from kernelcast.ops.vector import side_instructions
 from kernelcast.ops.work import Array, Work, Works, ceil_div
 
@@ -56,10 +56,10 @@ class Exchange(Kernel):
 
 
 @dataclass(frozen=True)
-class Sent:
+class RowsSent:
     """Rows that leave one GPU per token, and the bytes of a row."""
 
-    rows: Array  # of a token, its own GPU's share included
+    rows: Array  # of a token, the local GPU's included
     near: Array  # of them over NVLink
     far: Array  # over the network between nodes
     row_bytes: Array
@@ -79,14 +79,14 @@ def row_bytes(calls: Calls) -> Array:
     return calls["hidden"] * calls.dtype.act_bytes + _ROW_HEAD_BYTES
 
 
-def sixteen_bits(name: str) -> float:
+def unquantised_bytes(name: str) -> float:
     """Bytes of an element before quantisation."""
     return max(2.0, DTYPES[name].act_bytes)
 
 
 KERNELS = ("one_sided", "two_sided")
 _THREADS = 256.0
-_ALLTOALL_MEETING_CYCLES = 18e3  # ranks wait for one another's flags: as of DeepEP's low-latency kernels
+_ALLTOALL_MEETING_CYCLES = 18e3  # ranks wait for each other's flags, as in DeepEP's low-latency kernels
 _ROUND_CYCLES = 1800.0  # a load and a sum over the CTA before it, a token a thread (GB200: 7 ns a token)
 _INDEX_BYTES = 8.0  # of an expert that a token chose: its number and its weight
 
@@ -106,10 +106,10 @@ class _AllToAll(Exchange):
     kernel: str = choice("one_sided: the sender moves rows; two_sided: both sides", KERNELS, default="two_sided")
 
     @classmethod
-    def sent(cls, calls: Calls) -> Sent:
+    def sent(cls, calls: Calls) -> RowsSent:
         world = calls["world"]
-        ranks = reached(world, calls["topk"], calls["experts"], calls.choice("routing"))
-        return Sent(ranks, ranks * (world - 1) / world, np.zeros(calls.count), row_bytes(calls))
+        ranks = groups_reached(world, calls["topk"], calls["experts"], calls.choice("routing"))
+        return RowsSent(ranks, ranks * (world - 1) / world, np.zeros(calls.count), row_bytes(calls))
 
     @classmethod
     def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
@@ -120,7 +120,7 @@ class _AllToAll(Exchange):
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
         sent, tokens = cls.sent(calls), calls["tokens"]
-        own_bytes = calls["hidden"] * sixteen_bits(calls.dtype.name)
+        own_bytes = calls["hidden"] * unquantised_bytes(calls.dtype.name)
         moved = tokens * (cls.reads * sent.rows * sent.row_bytes + cls.writes * own_bytes)
         tasks = np.ceil(tokens * sent.rows)
         work = Work(
@@ -147,7 +147,7 @@ class AllToAllPrepare(_AllToAll):
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
         index_bytes = calls["tokens"] * calls["topk"] * _INDEX_BYTES
-        tasks = calls["world"]  # a CTA a rank, which goes through all tokens for its own
+        tasks = calls["world"]  # one CTA per rank, which scans all tokens
         work = Work(
             tasks=tasks,
             l2_bytes=2 * index_bytes,
@@ -182,11 +182,11 @@ MODES = ("normal", "low_latency")
 _SMS = 24  # of the normal kernels, as deployed and as public campaigns measure at most
 _MOST_SMS = 256
 _NORMAL_THREADS, _LOW_LATENCY_THREADS = 768.0, 1024.0
-# A channel, a pair of SMs, takes its tokens one after another: look for a free slot at each peer, copy, announce; what
+# A channel, a pair of SMs, sends its tokens serially: find a free slot at each peer, copy, signal; what
 # comes back is added up in rounds of one load from every peer, which wait for memory. Slopes of public campaigns on
 # H100, H200 and B200 with 4 to 24 SMs: 150 to 220 ns a token, 20 to 60 ns a rank; 55 to 95 ns a KiB that is added up.
 _TOKEN_CYCLES, _RANK_CYCLES, _ADD_CYCLES_PER_BYTE = 330.0, 60.0, 0.15
-# Ranks meet before and after: fences over the whole system, and flags that everyone waits for. What one token takes on
+# Ranks synchronise before and after: system-wide fences, and flags that all wait for. One token takes on
 # H100 and H200 beside launches: 18 us out and 38 us back by the normal kernels, 9 us by the others.
 _MEETING_CYCLES = {"normal": 36e3, "low_latency": 18e3}
 _NORMAL_MESSAGES = 4.0  # dependent: a barrier, the counts, the rows, the flag that they came
@@ -204,7 +204,7 @@ class _DeepEp(Exchange):
     trailing_parameters = ("routing",)
     reads: ClassVar[float]  # bytes that an SM moves for a row that is sent, over the row: here and at the peer
     writes: ClassVar[float]  # and for a token, over its 16-bit form
-    starts: ClassVar[float]  # a token waits for its turn
+    starts: ClassVar[float]  # tokens are sent serially
     meetings: ClassVar[float]  # of ranks, by the normal kernels
 
     nodes: int = size("nodes of the GPUs, with NVLink inside a node", default=1, high=8192)
@@ -247,7 +247,7 @@ class _DeepEp(Exchange):
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
         sent, tokens, link = _sent(calls), calls["tokens"], calls.choice("fabric") or ""
         normal = calls.choice("mode") == "normal"
-        own_bytes = calls["hidden"] * sixteen_bits(calls.dtype.name)
+        own_bytes = calls["hidden"] * unquantised_bytes(calls.dtype.name)
         moved = tokens * (cls.reads * sent.rows * sent.row_bytes + cls.writes * own_bytes)
         # the normal kernels' SMs come in pairs; the others take all there are
         sms = np.minimum(calls["sms"], gpu.sm_count) if normal else np.full(calls.count, float(gpu.sm_count))
@@ -265,30 +265,30 @@ class _DeepEp(Exchange):
             registers_per_thread=64.0,
             serial_steps=np.maximum(rounds, 1.0),
             task_cycles=_MEETING_CYCLES[calls.choice("mode")] * (cls.meetings if normal else 1.0) + rounds * waits,
-            launches=2.0 if normal else 1.0,  # ranks tell one another what comes before it does
+            launches=2.0 if normal else 1.0,  # ranks exchange counts first
             tile={"sms": sms},
         )
         return (work,)
 
 
-def _sent(calls: Calls) -> Sent:
+def _sent(calls: Calls) -> RowsSent:
     """Rows per token. Normal: one per rank, once over the network per node. Low latency: one per expert."""
     world, nodes, topk = calls["world"], calls["nodes"], calls["topk"]
     a_node = world / nodes
     if calls.choice("mode") == "low_latency":
-        return Sent(topk, topk * (a_node - 1) / world, topk * (world - a_node) / world, row_bytes(calls))
+        return RowsSent(topk, topk * (a_node - 1) / world, topk * (world - a_node) / world, row_bytes(calls))
     allowed = np.minimum(calls.given("node_limit", nodes), nodes)
     experts = np.maximum(calls["experts"] * allowed / nodes, topk)  # that may be chosen from
     routing = calls.choice("routing")
-    ranks, places = (reached(groups, topk, experts, routing) for groups in (allowed * a_node, allowed))
-    return Sent(ranks, ranks * (a_node - 1) / a_node, places * (nodes - 1) / nodes, row_bytes(calls))
+    ranks, places = (groups_reached(groups, topk, experts, routing) for groups in (allowed * a_node, allowed))
+    return RowsSent(ranks, ranks * (a_node - 1) / a_node, places * (nodes - 1) / nodes, row_bytes(calls))
 
 
 class DeepEpDispatch(_DeepEp):
     """Tokens of every rank to the ranks of their experts. ``dtype``: as sent; fp8_block sends its scales too."""
 
     op = "deepep_dispatch"
-    # A row is read and stored at the peer, then read there and stored in its place; narrowed by a kernel before.
+    # A row is read and stored at the peer, then read there and stored in its slot; a kernel quantises it before.
     reads, writes, starts, meetings = 4.0, 0.0, 1.0, 1.0
 
     dtype: str = choice("dtype that is sent", tuple(DTYPES), default="fp8_block")

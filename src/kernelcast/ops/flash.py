@@ -18,12 +18,12 @@ from kernelcast.hardware.gpu import TCGEN05
 from kernelcast.ops.base import Calls
 from kernelcast.ops.dtypes import DType, find_dtype, matmul_pipe
 from kernelcast.ops.kernel_selection import default_backend
-from kernelcast.ops.requests import Heads, Requests
+from kernelcast.ops.requests import Heads, RequestBatch
 from kernelcast.ops.work import Array, Work, Works, ceil_div
 
 MIN_CHUNK_TOKENS = 256.0  # shorter splits cost more in merging than they win
 # fill: split while SMs are left over. load: split a request that is longer than an SM's share. rounded: the same, in
-# chunks of whole sizes. never: one task walks all keys of its queries, however many they are.
+# chunks of whole sizes. never: one task loops over all keys of its queries.
 Splitting = Literal["fill", "load", "rounded", "never"]
 
 
@@ -41,13 +41,13 @@ class Backend:
     step_cycles: float  # load, multiply, softmax, multiply, as far as the next step's does not hide it
     least_chunk: float = MIN_CHUNK_TOKENS
     registers: float = 168.0  # a thread
-    packs_mixed: bool = False  # heads share a tile in all requests where one has few queries, else only where all have
+    packs_mixed: bool = False  # heads share a tile if any request has few queries, else only if all have
 
 
 # FlashInfer: scheduler.cuh picks 16, 64 or 128 packed rows and splits for two CTAs an SM. FlashAttention 2:
 # flash_fwd_launch_template.h; num_splits_heuristic fills the SMs once. FlashAttention 3: tile_size.h, and the dynamic
 # splits of flash_prepare_scheduler.cu; heuristics.h, should_pack_gqa: requests of unequal lengths are packed, whatever
-# they are. cuDNN, TensorRT-LLM and FA4 on Blackwell: two tiles of 128 rows in flight. Triton: the serving engines' own
+# they are. cuDNN, TensorRT-LLM and FA4 on Blackwell: two tiles of 128 rows in flight. Triton: the serving engines'
 # kernels.
 BACKENDS = {
     "fa2": Backend((64, 128), 1, 1, "fill", 128, 32, 1, 1500),
@@ -66,9 +66,9 @@ EFFICIENT = Backend((64,), 0, 1, "never", 128, 32, 1, 5500)  # 32 queries where 
 # FlashAttention 2 with dropout (flash_fwd_launch_template.h): other tiles, and keys are never split.
 FA2_DROPOUT = Backend((128,), 0, 1, "never", 128, 32, 1, 1500, registers=255)
 
-# FlashInfer's own kernels that go by the name of a library (0.5.3, attention/scheduler.cuh). PrefillSM90Plan: tiles of
-# 128 queries of one head (192 of small ones), no keys shared by a group and none split, the longest first to the least
-# loaded of one CTA an SM: chunks and decodes of a batch are one schedule. MLAPlan: 64 rows of all heads a CTA, two CTAs
+# FlashInfer's kernels under the name of another library (0.5.3, attention/scheduler.cuh). PrefillSM90Plan: tiles of
+# 128 queries of one head (192 of small heads), no packed groups and no split keys, the longest first to the least
+# loaded of one CTA per SM: prefill and decode of a batch are one schedule. MLAPlan: 64 rows of all heads, two CTAs
 # side by side where a request has more, in chunks of an SM's share rounded up to 256 tokens.
 FLASHINFER_FA3 = Backend((128,), 0, 1, "never", 384, 64, 2, 600)
 FLASHINFER_MLA = {
@@ -96,9 +96,9 @@ TASK_CYCLES = 4000.0
 # FlashInfer's fast_dequant_f8f16x4: four numbers of an 8-bit cache become 16 bits in ten instructions (a permutation, a
 # shift, masks, two products), in every warp that multiplies by them.
 CONVERT_INSTRUCTIONS = 2.5
-OFFSET_BYTES = 4.0  # int32: where a token of a page lies
+OFFSET_BYTES = 4.0  # int32: offset of a token in its block
 _MLA_CHUNKS = ((8.0, 32.0), (16.0, 64.0), (32.0, 128.0), (64.0, 192.0))  # shares up to which a chunk is so long
-_MLA_GRAIN = 256.0  # tokens, of longer ones
+_MLA_GRAIN = 256.0  # tokens, of longer chunks
 
 
 def floor_sum(count: Array, divisor: Array, step: Array, start: Array) -> Array:
@@ -160,7 +160,7 @@ def kv_cache_bytes(calls: Calls) -> float:
     return find_dtype(calls.choice("kv_dtype") or calls.choice("dtype")).act_bytes
 
 
-def flash_works(gpu: Gpu, calls: Calls, requests: Requests, heads: Heads) -> Works:
+def flash_works(gpu: Gpu, calls: Calls, requests: RequestBatch, heads: Heads) -> Works:
     """The attention kernel, and the merge of split keys where there is one."""
     dtype, kv_bytes, causal = calls.dtype, kv_cache_bytes(calls), calls["causal"]
     window = calls.given("window", 0.0) if "window" in calls.numbers else np.zeros(calls.count)
@@ -239,7 +239,7 @@ def _plan(
     gpu: Gpu,
     name: str,
     backend: Backend,
-    requests: Requests,
+    requests: RequestBatch,
     heads: Heads,
     causal: Array,
     window: Array,
@@ -316,7 +316,7 @@ def _kv_tile(
 
 
 def _walks(
-    requests: Requests, group: Array, tile_q: Array, tile_kv: Array, causal: Array, window: Array
+    requests: RequestBatch, group: Array, tile_q: Array, tile_kv: Array, causal: Array, window: Array
 ) -> tuple[Array, Array]:
     """KV tiles of a request's longest task (all, or those of a window) and of its first (the fewest under a causal
     mask)."""
@@ -330,7 +330,7 @@ def _walks(
 
 def _chunk(
     backend: Backend,
-    requests: Requests,
+    requests: RequestBatch,
     tiles: Array,
     walk: Array,
     lanes: Array,
@@ -352,7 +352,9 @@ def _chunk(
     return np.minimum(most, np.maximum(1.0, np.ceil(chunk / tile_kv)))
 
 
-def _filling_chunk(requests: Requests, tiles: Array, walk: Array, lanes: Array, slots: float, least: Array) -> Array:
+def _filling_chunk(
+    requests: RequestBatch, tiles: Array, walk: Array, lanes: Array, slots: float, least: Array
+) -> Array:
     """The smallest chunk of KV tiles with which tasks still fit ``slots`` CTAs, by bisection."""
     high = requests.most(walk)
     low = np.minimum(least, high)

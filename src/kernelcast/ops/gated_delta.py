@@ -76,7 +76,7 @@ _SOLVED_ROWS = 14.0 / 16.0  # of a chunk's rows, that wait
 _ROW_CYCLES = 400.0
 # Load w, multiply with the state, subtract, load k, multiply, add: two products that wait for each other.
 _CHUNK_CYCLES = 2500.0
-# FlashInfer's kernel does a chunk's every product in turn, the inverse among them. Its set-up loads and lays out the
+# FlashInfer's kernel does all products of a chunk serially, the inverse included. Its set-up loads and arranges the
 # state. Two kernels, two generations: CUTLASS for Hopper, CuTe DSL for Blackwell (flashinfer pull 3001).
 _FUSED_CYCLES = {WGMMA: (6000.0, 12000.0), TCGEN05: (5000.0, 28000.0)}  # a chunk, a task
 _FUSED_THREADS = 512.0

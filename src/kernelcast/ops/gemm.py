@@ -148,16 +148,16 @@ class Bmm(Kernel):
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
-        m, n = _upright(calls)
+        m, n = _cublas_shape(calls)
         return (matmul_work(gpu, calls.dtype, m, n, calls["k"], batch=calls["batch"], weights=False),)
 
     @classmethod
     def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
-        m, n = _upright(calls)
+        m, n = _cublas_shape(calls)
         return _layout_features(gpu, calls, m, n, calls["batch"], "nn")
 
 
-def _upright(calls: Calls) -> tuple[Array, Array]:
+def _cublas_shape(calls: Calls) -> tuple[Array, Array]:
     """Rows and columns as cuBLAS runs them: matrix times vector runs as vector times the transposed matrix (51 calls on
     an H200: error 12% so, 159% otherwise)."""
     m, n = calls["m"], calls["n"]
@@ -211,7 +211,7 @@ def matmul_work(
 
 
 @dataclass(frozen=True, eq=False)
-class Tiles:
+class GemmTiles:
     """What all calls share: (tiles, 1) each, of one k-step; for the CTA (candidates, 1)."""
 
     m: Array
@@ -230,11 +230,11 @@ class Tiles:
 
 
 @functools.cache
-def _tiles(unit: MatrixUnit, dtype: DType, pipe: str, smem_bytes_per_cta: float) -> Tiles:
+def _tiles(unit: MatrixUnit, dtype: DType, pipe: str, smem_bytes_per_cta: float) -> GemmTiles:
     m, n, threads = (axis([tile[at] for tile in unit.tiles]) for at in range(3))
     k = float(2 ** round(math.log2(_TILE_K_BYTES / dtype.act_bytes))) if pipe == "tensor" else 16.0
     a_bytes, b_bytes = m * k * dtype.act_bytes, n * k * dtype.weight_bytes
-    return Tiles(
+    return GemmTiles(
         m=m,
         n=n,
         k=k,
@@ -264,13 +264,13 @@ def product_features(gpu: Gpu, m: Array, n: Array, k: Array, batch: Array) -> di
     tiles = batch * ceil_div(m, tile_m) * ceil_div(n, tile_n)
     share = tiles / gpu.sm_count
     fill = batch * m * n / (tile_m * tile_n * np.ceil(share) * gpu.sm_count)
-    parts = _beyond(sizes[:2, None] / _STEPS).reshape(-1, len(m))  # of a step that are left over
+    parts = _fraction(sizes[:2, None] / _STEPS).reshape(-1, len(m))  # of a step that are left over
     logs, waves = np.log2(sizes), np.minimum(share, 8.0)
-    rows = (*logs, np.log2(batch), *grain(sizes), *parts, _beyond(k / 64), *fill, *waves)
+    rows = (*logs, np.log2(batch), *grain(sizes), *parts, _fraction(k / 64), *fill, *waves)
     return dict(zip(_PRODUCT_FEATURES, rows, strict=True))
 
 
-def _beyond(sizes: Array) -> Array:
+def _fraction(sizes: Array) -> Array:
     """The fractional part."""
     return sizes - np.floor(sizes)
 
@@ -318,7 +318,7 @@ def dequantise_flops(dtype: DType, tile_m: Array, tile_n: Array, k: Array) -> Nu
 
 
 def _refetched(
-    gpu: Gpu, dtype: DType, m: Array, n: Array, k: Array, tile: Tiles, rows: Array, columns: Array
+    gpu: Gpu, dtype: DType, m: Array, n: Array, k: Array, tile: GemmTiles, rows: Array, columns: Array
 ) -> Number:
     """Operand bytes read from DRAM more than once: what the tiles of a wave share is read once per wave.
 

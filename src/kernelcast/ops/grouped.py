@@ -69,7 +69,7 @@ def random_blocks(tokens: Array, experts: Array, topk: Array, block_m: Array) ->
 
 
 @dataclass(frozen=True, kw_only=True)
-class Blocks:
+class TritonBlocks:
     """A Triton config for each call, or per candidate and call."""
 
     dtype: DType
@@ -78,7 +78,7 @@ class Blocks:
     block_k: Array
     warps: Array
     stages: Array
-    wide: Number = 1.0  # where the matrix instruction is the generation's own, 0 where it is mma.sync
+    wide: Number = 1.0  # 1: wgmma or tcgen05, 0: mma.sync
 
     @property
     def stage_bytes(self) -> Array:
@@ -90,7 +90,7 @@ class Blocks:
 
 
 def grouped_gemm(
-    gpu: Gpu, tile: Blocks, n: Array, k: Array, *, blocks: Array, active: Array, rows: Array, pairs: Array
+    gpu: Gpu, tile: TritonBlocks, n: Array, k: Array, *, blocks: Array, active: Array, rows: Array, pairs: Array
 ) -> Work:
     """One product per expert in one launch: its rows by its k x n weights.
 
@@ -165,10 +165,10 @@ class GroupedMm(Kernel):
         return _addresses(gpu, calls), product
 
 
-def _tile(calls: Calls, m: Array, n: Array) -> Blocks:
+def _tile(calls: Calls, m: Array, n: Array) -> TritonBlocks:
     small = (m <= _SMALL_SIDE) | (n <= _SMALL_SIDE)
     block_m, block_n, block_k = (np.where(small, a, b) for a, b in zip(_SMALL, _LARGE, strict=True))
-    return Blocks(dtype=calls.dtype, block_m=block_m, block_n=block_n, block_k=block_k,
+    return TritonBlocks(dtype=calls.dtype, block_m=block_m, block_n=block_n, block_k=block_k,
                   warps=np.full_like(block_m, 12.0), stages=np.full_like(block_m, 4.0))  # fmt: skip
 
 

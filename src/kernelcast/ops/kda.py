@@ -81,7 +81,7 @@ FLASH_CHUNK = 16.0  # tokens (fwd_launch.cu)
 # Cycles are round numbers read off AIConfigurator's linear_attention rows (H200, B200), for all GPUs alike.
 _FLASH_CYCLES = 2000.0  # a chunk of the recurrence: four products that wait for each other
 _FLASH_SET_UP_CYCLES = 16000.0  # of its CTA: the state in and out, from fp32 and back, through shared memory
-_FLASH_REGISTERS = 255.0  # of its threads: one CTA an SM is what times of many heads look like
+_FLASH_REGISTERS = 255.0  # per thread: times of many heads suggest one CTA per SM
 _FLASH_STAGES = 3.0  # of inputs in shared memory
 _SUB_BLOCK = 16.0  # tokens whose decays are taken relative to their first (chunk_intra.py)
 

@@ -32,7 +32,7 @@ class SelectedKernel:
     family: str | None
     backend: str | None
     path: str  # instruction path
-    path_inherited: bool  # by a rule: nobody knows the path of the GPU's compute capability
+    path_inherited: bool  # by a rule: the path of the compute capability is not known
     how: str  # of BASIS
     tiles: str | None  # what gives its tiles, in ops/
     sources: tuple[str, ...]

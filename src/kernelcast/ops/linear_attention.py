@@ -18,7 +18,7 @@ from kernelcast.ops.base import Calls, Configuration, ConfigurationColumns, choi
 from kernelcast.ops.dtypes import find_dtype
 from kernelcast.ops.gemm import TASK_CYCLES
 from kernelcast.ops.kernel_selection import kernel_choice
-from kernelcast.ops.requests import Requests, SequenceKernel
+from kernelcast.ops.requests import RequestBatch, SequenceKernel
 from kernelcast.ops.vector import ACCUMULATOR_BYTES, vector_kernel
 from kernelcast.ops.work import Array, Number, Work, ceil_div
 
@@ -36,15 +36,15 @@ class LinearKernel(SequenceKernel):
     family = "linear_attention"
     batch_parameter = "batch"
     trailing_parameters = ("kernel",)
-    decodes_by: ClassVar[str | None] = "triton"  # the one backend of token by token; None: the call's own
+    decodes_by: ClassVar[str | None] = "triton"  # the backend of recurrent kernels; None: the call's
 
     kernel: str = choice("auto: recurrent where q_len is 1", KERNELS, default="auto")
 
     @classmethod
     def configuration(cls, calls: Calls) -> ConfigurationColumns:
         """A batch with a prompt in it is a prefill."""
-        requests = Requests.of(calls)
-        stepped = requests.least(one_by_one(calls, requests)) == 1
+        requests = RequestBatch.of(calls)
+        stepped = requests.least(recurrent_mask(calls, requests)) == 1
         configuration: dict[str, str | NDArray[Any] | None] = {
             **calls.choices,
             "kernel": np.where(stepped, "recurrent", "chunked").astype(object),
@@ -64,16 +64,16 @@ class LinearKernel(SequenceKernel):
     @classmethod
     def sizes(cls, calls: Calls) -> Mapping[str, Array]:
         """Means for a ragged batch. Flags are left out: physics accounts for them."""
-        requests = Requests.of(calls)
+        requests = RequestBatch.of(calls)
         numbers = {p.name: calls[p.name] for p in cls.parameters.values() if p.type == "size"}
         lengths = {"batch": requests.count, "q_len": requests.total(requests.queries) / requests.count}
         return {**numbers, **lengths}
 
     @classmethod
     def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
-        requests = Requests.of(calls)
+        requests = RequestBatch.of(calls)
         flags = {p.name: calls[p.name] for p in cls.parameters.values() if p.type == "flag"}
-        stepped = requests.total(one_by_one(calls, requests)) / requests.count
+        stepped = requests.total(recurrent_mask(calls, requests)) / requests.count
         return {**super().shape_features(calls, gpu), "one_by_one": stepped, **flags}
 
     @classmethod
@@ -83,7 +83,7 @@ class LinearKernel(SequenceKernel):
         return str(calls.choice("backend") or (choice and choice.backend) or "triton")
 
 
-def one_by_one(calls: Calls, requests: Requests) -> Array:
+def recurrent_mask(calls: Calls, requests: RequestBatch) -> Array:
     """1 for each sequence that is processed token by token."""
     how = calls.choice("kernel")
     if how == "auto":
@@ -91,7 +91,7 @@ def one_by_one(calls: Calls, requests: Requests) -> Array:
     return np.full(requests.queries.shape, float(how == "recurrent"))
 
 
-def _lengths(requests: Requests) -> NDArray[Any]:
+def _lengths(requests: RequestBatch) -> NDArray[Any]:
     same = requests.most(requests.queries) == requests.least(requests.queries)
     return np.where(same, "equal", "ragged").astype(object)
 
@@ -124,8 +124,8 @@ class StateSizes:
     def of(
         cls, calls: Calls, keys: Array, values: Array, k: Array, v: Array, chunk: Array, stateless: Number = 0.0
     ) -> StateSizes:
-        requests = Requests.of(calls)
-        queries, alone = requests.queries, one_by_one(calls, requests)
+        requests = RequestBatch.of(calls)
+        queries, alone = requests.queries, recurrent_mask(calls, requests)
         chunks = (1 - alone) * ceil_div(queries, requests.each(chunk))
         return cls(
             tokens=requests.total(queries * (1 - alone)),

@@ -38,7 +38,7 @@ from kernelcast.ops.dtypes import find_dtype, matmul_pipe, supports_dtype
 from kernelcast.ops.flash import flash_works, kv_steps, visible_pairs
 from kernelcast.ops.kernel_selection import default_backend
 from kernelcast.ops.reduce import reduction
-from kernelcast.ops.requests import Requests, equal_heads, head_conflicts, length_conflicts, length_features
+from kernelcast.ops.requests import RequestBatch, equal_heads, head_conflicts, length_conflicts, length_features
 from kernelcast.ops.vector import ACCUMULATOR_BYTES, vector_kernel
 from kernelcast.ops.work import Array, Work, Works, ceil_div
 
@@ -79,7 +79,7 @@ _BACKWARD = {
     False: (_Kernel(32, 64, 64, 232, 53504, 25000), _Kernel(64, 64, 64, 232, 53504, 27500),
             _Kernel(128, 128, 64, 224, 121344, 66000), _Kernel(256, 128, 64, 230, 121344, 143000)),
 }  # fmt: skip
-# Instructions of a score: of its own, and for each number of a head. fp32 is split into high and low parts.
+# Instructions per score: a constant, and per head dimension. fp32 is split into high and low parts.
 _FORWARD_INSTRUCTIONS = {True: (22.0, 0.42), False: (100.0, 1.4)}
 _BACKWARD_INSTRUCTIONS = {True: (75.0, 1.3), False: (400.0, 1.8)}
 
@@ -205,7 +205,7 @@ BIASES = {
 }  # fmt: skip
 # Philox 4x32-10: four random numbers from ten rounds of two wide products (two instructions each), four XORs and two
 # sums; and for each number a conversion, a comparison and a product. The memory-efficient kernels go over the scores
-# again for them, the backward one computing where in the sequence each stands.
+# again for them, the backward one computing their offsets.
 _PHILOX = 10 * 10 / 4
 PHILOX_INSTRUCTIONS = {"cudnn": _PHILOX, "fa2": _PHILOX + 3, "efficient": _PHILOX + 20}
 PHILOX_BACKWARD_INSTRUCTIONS = {**PHILOX_INSTRUCTIONS, "efficient": _PHILOX + 60}
@@ -285,7 +285,7 @@ class MaskedAttention(_Masked):
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
         plain = _plain(gpu, calls)
-        attended, *merge = flash_works(gpu, plain, Requests.of(calls), equal_heads(plain))
+        attended, *merge = flash_works(gpu, plain, RequestBatch.of(calls), equal_heads(plain))
         if _backend(calls) == "efficient":
             attended = efficient_forward(gpu, calls, attended)
         return with_scores(_read_unpadded(attended, calls), calls, gpu), *merge

@@ -28,17 +28,17 @@ from kernelcast.ops.base import (
     size,
 )
 from kernelcast.ops.dtypes import DType
-from kernelcast.ops.grouped import Blocks, GroupedKernel, grouped_gemm
+from kernelcast.ops.grouped import GroupedKernel, TritonBlocks, grouped_gemm
 from kernelcast.ops.kernel_selection import stack_backend
 from kernelcast.ops.quantize import quantised_rows
-from kernelcast.ops.routing import ROUTINGS, Routing
+from kernelcast.ops.routing import ROUTINGS, ExpertRouting
 from kernelcast.ops.work import Array, Number, Work, Works, axis, ceil_div
 
 # (block_m, block_n, warps): the default rules and the tuned files of vLLM and SGLang draw from these.
 BLOCKS = ((16, 32, 4), (16, 128, 4), (32, 128, 4), (64, 64, 4), (64, 128, 4), (128, 128, 8), (128, 256, 8))
 _MILD = 1.01  # the least skew that public campaigns measured
 # Experts behind an exchange, which brings each rank the tokens that have an expert there (wide expert parallelism):
-# DeepGEMM on rows that are sorted first (SGLang's prefill) or lie in a slab an expert (its decode), TensorRT-LLM's
+# DeepGEMM on sorted rows (SGLang's prefill) or on a buffer per expert (its decode), TensorRT-LLM's
 # CUTLASS.
 SENT = ("deepep_contiguous", "deepep_masked", "wideep_cutlass")
 _BACKENDS = ("triton", "cutlass", "trtllm", "deepgemm", "marlin", *SENT)
@@ -46,7 +46,7 @@ _BACKENDS = ("triton", "cutlass", "trtllm", "deepgemm", "marlin", *SENT)
 
 _FULL_ROWS = 16.0  # of each expert, from which on skew was measured to be slower, seldom faster
 MEASURED_SKEWS = (1.01, 1.2)
-_CHANCE = 1e-9  # more uneven than rows dealt out, less than the mildest skew
+_CHANCE = 1e-9  # more uneven than balanced routing, less than the mildest skew
 
 
 class Moe(GroupedKernel):
@@ -91,7 +91,7 @@ class Moe(GroupedKernel):
     def sizes(cls, calls: Calls) -> Mapping[str, Array]:
         """Random routing counts as the skew that stands in for it."""
         sizes = super().sizes(calls)
-        return {**sizes, "skew": _alike(calls)} if calls.choice("routing") == "random" else sizes
+        return {**sizes, "skew": _similar_skew(calls)} if calls.choice("routing") == "random" else sizes
 
     @classmethod
     def with_choices(cls, calls: Calls, configuration: Configuration) -> Calls:
@@ -99,7 +99,7 @@ class Moe(GroupedKernel):
         chosen = super().with_choices(calls, configuration)
         if calls.choice("routing") != "random" or chosen.choice("routing") == "random":
             return chosen
-        return replace(chosen, numbers={**chosen.numbers, "skew": _alike(calls)})
+        return replace(chosen, numbers={**chosen.numbers, "skew": _similar_skew(calls)})
 
     @classmethod
     def conflicts(cls, calls: Calls) -> Conflicts:
@@ -171,7 +171,7 @@ class Moe(GroupedKernel):
         return _route(layer), inputs, first, _activation(layer, up), hidden, second, _add_up(layer)
 
 
-def _alike(calls: Calls) -> Array:
+def _similar_skew(calls: Calls) -> Array:
     """The measured skew most similar to random routing. On one rank the mildest power law, whose rows also end within a
     block (public campaigns: 6 to 11% slower than balanced at 128 to 512 rows per expert, half of what padding alone
     makes). On several ranks none: the busiest has little more than its share."""
@@ -179,11 +179,11 @@ def _alike(calls: Calls) -> Array:
     return np.where(calls["skew"] > 0, calls["skew"], alone)
 
 
-def _tile(calls: Calls) -> Blocks:
+def _tile(calls: Calls) -> TritonBlocks:
     """The given config, else the candidates; DeepGEMM pads sorted rows to 128."""
     sorted_rows = calls.choice("backend") == "deepep_contiguous"
     block_m, block_n, warps = (axis([b[i] for b in BLOCKS if b[0] >= 128 or not sorted_rows]) for i in range(3))
-    return Blocks(
+    return TritonBlocks(
         dtype=calls.dtype,
         block_m=calls.given("block_m", block_m),
         block_n=calls.given("block_n", block_n),
@@ -194,7 +194,7 @@ def _tile(calls: Calls) -> Blocks:
 
 
 @dataclass(frozen=True)
-class _Layer(Routing):
+class _Layer(ExpertRouting):
     """What the busiest rank holds and receives."""
 
     hidden: Array = field(kw_only=True)

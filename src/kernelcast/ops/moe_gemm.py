@@ -21,8 +21,8 @@ from kernelcast.hardware.gpu import WIDE
 from kernelcast.ops.base import Calls, flag, size
 from kernelcast.ops.grouped import (
     TRITON_CONFIG,
-    Blocks,
     GroupedKernel,
+    TritonBlocks,
     active_experts,
     grouped_gemm,
     random_blocks,
@@ -91,7 +91,7 @@ class MoeGemm(GroupedKernel):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Config(Blocks):
+class _Config(TritonBlocks):
     """What follows from a Triton config on a GPU."""
 
     group_m: Array

@@ -30,7 +30,7 @@ _OFFSET_INSTRUCTIONS = 12.0  # of a thread for an element: a division by multipl
 _GATHER_THREADS = 256.0  # PyTorch's vectorised gather: at most 256 threads of 16 bytes, so 4 KiB of a row a CTA
 _KV_DTYPES = (*VECTOR_DTYPES, "fp8", "int8", "nvfp4")
 _TOKEN_THREADS = 512.0  # at most, of reshape_and_cache_flash
-_UNSORTED_TOKENS = 3072.0  # up to this one kernel goes through the tokens in order (Embedding.cu)
+_UNSORTED_TOKENS = 3072.0  # up to this, one kernel processes the tokens in order (Embedding.cu)
 _UNSORTED_COLS = 32.0  # columns of a CTA there, one warp for each of 32 tokens
 _SEGMENT_TOKENS = 10.0  # NROWS_PER_THREAD: gradients of one token that a thread adds up
 _RADIX_BITS = 8.0  # of one pass of cub's radix sort
@@ -220,7 +220,7 @@ def _unsorted(
 def _sort(gpu: Gpu, tokens: Array, vocab: Array, runs: NDArray[np.bool_]) -> Work:
     """Radix sort of the ids with their positions, and the small kernels that find runs of equal ids."""
     passes = np.maximum(1.0, ceil_div(np.log2(np.maximum(vocab, 2.0)), _RADIX_BITS))
-    moved = tokens * INDEX_BYTES * (4 * passes + _SEGMENT_KERNELS)  # id and place, read and written
+    moved = tokens * INDEX_BYTES * (4 * passes + _SEGMENT_KERNELS)  # id and position, read and written
     return vector_kernel(
         gpu,
         tasks=ceil_div(tokens, MAX_THREADS) * (passes + _SEGMENT_KERNELS),
@@ -245,14 +245,14 @@ def _rows(gpu: Gpu, tokens: Array, hidden: Array, moved_bytes: Array, runs: NDAr
         flops=tokens * hidden,
         converted=tokens * hidden,
         warp_instructions=4 * tokens * padded / gpu.warp_threads,  # loads, stores, and whose run this is
-        steps=3.0,  # run, place, element
+        steps=3.0,  # run, position, element
         runs=runs,
     )
 
 
 _MAX_THREADS = 512.0
 # Of a thread for each pair, beside the vector loads that the bytes imply: the pair, its cosine and its sine
-# come one element at a time, and the head and the place in it are a division (vLLM pos_encoding_kernels.cu).
+# come one element at a time, and the head and the offset in it are a division (vLLM pos_encoding_kernels.cu).
 _INSTRUCTIONS_PER_PAIR = 12.0
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from kernelcast.hardware import Gpu
 from kernelcast.ops.base import Calls, Conflicts, conflict, flag, size
 from kernelcast.ops.reduce import reduction
-from kernelcast.ops.spatial import SpatialKernel, width_of
+from kernelcast.ops.spatial import SpatialKernel
 from kernelcast.ops.vector import (
     ACCUMULATOR_BYTES,
     VECTOR_ELEMENTS,
@@ -57,7 +57,7 @@ class _Norm(MemoryKernel):
             threads=threads,
             # x is read and y written; the residual is read and the sum written over it (vLLM fused_add_rms_norm).
             moved_bytes=rows * (2 + 2 * residual) * cols * element_bytes,
-            # L1 keeps the weights between the rows of one SM, so they cross from L2 once an SM.
+            # L1 keeps the weights between the rows of one SM, so they are read from L2 once per SM.
             again_bytes=weight_bytes * (np.minimum(rows, gpu.sm_count) - 1),
             streamed_bytes=weight_bytes,
             flops=rows * (cls.flops_per_element + residual) * cols,
@@ -179,15 +179,15 @@ class LayerNormBackward(_NormBackward):
 
 
 _BLOCK_THREADS = 512.0  # kCUDABlockReduceNumThreads, of a CTA that reduces at least so many numbers
-_WARP_THREADS = 32.0  # of one that reduces fewer
+_WARP_THREADS = 32.0  # of a CTA that reduces fewer
 _CHANNEL_THREADS = 256.0  # kCUDANumThreads, a number a channel
 _FEW_IMAGES = 128.0  # kReduceTileSize: up to so many, a thread sums the weights' gradients over the images
 _TILE = 32.0
-# A thread waits for each element before the next: on our H200 33 us for 80 steps of the statistics.
+# A thread waits for each element before the next: on an H200 33 us for 80 steps of the statistics.
 _STEP_CYCLES = 820.0
 _REDUCE_CYCLES = 4000.0  # the threads of a CTA join their sums
 _COPY_THREADS, _COPY_ELEMENTS = 128.0, 4.0
-_OFFSET_INSTRUCTIONS = 20.0  # of a thread for an element and tensor: its place, over two axes
+_OFFSET_INSTRUCTIONS = 20.0  # of a thread per element and tensor: its offset, over two axes
 
 
 class _GroupNorm(SpatialKernel):
@@ -230,7 +230,7 @@ class GroupNorm(_GroupNorm):
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
         batch, channels, spatial, groups = (calls[name] for name in ("batch", "channels", "spatial", "groups"))
-        elements, element_bytes = batch * channels * spatial, width_of(calls)
+        elements, element_bytes = batch * channels * spatial, calls.dtype.act_bytes
         moments = _team_sums(gpu, batch * groups, elements, 1.0, element_bytes, flops=7.0)
         return (
             replace(moments, xu_ops=elements / (batch * groups)),  # Welford's division
@@ -247,7 +247,7 @@ class GroupNormBackward(_GroupNorm):
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
         batch, channels, spatial, groups = (calls[name] for name in ("batch", "channels", "spatial", "groups"))
-        elements, element_bytes = batch * channels * spatial, width_of(calls)
+        elements, element_bytes = batch * channels * spatial, calls.dtype.act_bytes
         many = batch > _FEW_IMAGES
         down = np.where(many, ceil_div(batch, _TILE), batch)
         weights = vector_kernel(

@@ -21,12 +21,12 @@ from kernelcast.ops.work import Array, Number, Work, Works, ceil_div
 CHUNK = 65536.0  # kChunkSize: elements of a CTA
 THREADS = 512.0  # kBlockSize
 VECTOR = 4.0  # kILP: elements of one load
-# What the 4 KB of arguments of one launch name (depth_to_max_blocks, depth_to_max_tensors): so few CTAs that some SMs
+# What the 4 KB of arguments of a launch describe (depth_to_max_blocks, depth_to_max_tensors): so few CTAs that some SMs
 # have three and others two. PyTorch 2.11 with CUDA 13 launches 387 times for 8.1e9 parameters: 320 chunks each.
 LAUNCH_CHUNKS = 320.0
 # A CTA walks its chunk in steps of 2,048 elements: loads, arithmetic, stores, and only then the next loads.
 STEP_CYCLES, _ADAM_STEP_CYCLES = 1000.0, 2000.0
-# Threads ask for four numbers at a time: of 16 bits only 8 bytes. However many CTAs run, our H200 moves 1.8 to 2.4 TB/s
+# Threads load four values at a time: of 16 bits only 8 bytes. However many CTAs run, an H200 moves 1.8 to 2.4 TB/s
 # of them, and 3.8 of fp32: as if L2 gave them three times.
 NARROW_AGAIN = 2.0
 LAUNCH_TENSORS = (110.0, 64.0, 48.0, 36.0)  # with 1, 2, 3 or 4 lists of them: parameters, gradients, states
@@ -98,7 +98,7 @@ def _update(
         steps=ceil_div(np.minimum(elements / tensors, CHUNK), THREADS * VECTOR),
         launches=launches_of(tensors, chunks, launch_tensors),
     )
-    return walked(gpu, update, step_cycles)
+    return chunk_loop(gpu, update, step_cycles)
 
 
 def unaligned(calls: Calls) -> Array:
@@ -125,7 +125,7 @@ def again_bytes(calls: Calls, moved_bytes: Array, number_bytes: float) -> Array:
     return moved_bytes * ((NARROW_AGAIN if number_bytes < ACCUMULATOR_BYTES else 0.0) + unaligned(calls))
 
 
-def walked(gpu: Gpu, work: Work, step_cycles: float = STEP_CYCLES) -> Work:
+def chunk_loop(gpu: Gpu, work: Work, step_cycles: float = STEP_CYCLES) -> Work:
     """With the time of CTAs to process their chunks. Launches are serial: each has its own waves and uneven SMs."""
     threads, registers = np.asarray(work.threads), np.asarray(work.registers_per_thread)
     resident = np.minimum(gpu.max_threads_per_sm // threads, gpu.registers_per_sm // (threads * registers))
@@ -261,7 +261,7 @@ class Foreach(MultiTensorKernel):
             steps=ceil_div(np.minimum(elements / tensors, CHUNK), THREADS * VECTOR),
             launches=launches_of(tensors, chunks, LAUNCH_TENSORS[lists - 1]),
         )
-        work = walked(gpu, work, cost.step_cycles)
+        work = chunk_loop(gpu, work, cost.step_cycles)
         return (work,) if calls.choice("function") != "norm" else (work, _joined(gpu, tensors, chunks))
 
 

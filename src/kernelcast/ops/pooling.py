@@ -9,7 +9,7 @@ import numpy as np
 
 from kernelcast.hardware import Gpu
 from kernelcast.ops.base import Calls, Conflicts, conflict, size
-from kernelcast.ops.spatial import SpatialKernel, last, layout, width_of
+from kernelcast.ops.spatial import SpatialKernel, channels_last, layout
 from kernelcast.ops.vector import INDEX_BYTES, fill_kernel, paced, power_below, vector_kernel
 from kernelcast.ops.work import Array, Number, Work, Works, ceil_div
 
@@ -18,22 +18,22 @@ _AVERAGE_THREADS = 1024.0
 _VOLUME_TILE = (32.0, 8.0)  # columns and rows of a CTA of the 3d kernels
 _LAST_THREADS, _LAST_CHANNELS, _LAST_PIXELS = 1024.0, 4.0, 2.0  # channels last: of a CTA; of a thread, an axis
 # Instructions of a thread for what it makes, at the eight tenths of the peak that kernels issue: the divisions that
-# give its image, channel, row and column, and then those of an element of its window. From our H200's times: 290 + 25
-# of a maximum, 320 + 13 of a mean, 640 + 17 where channels lie last; 310 + 16 and 520 + 57 (500 + 80) of gradients.
+# give its image, channel, row and column, and then those of an element of its window. From H200 times: 290 + 25
+# of a maximum, 320 + 13 of a mean, 640 + 17 channels last; 310 + 16 and 520 + 57 (500 + 80) of gradients.
 _INSTRUCTIONS = {
     ("max", False, False): (230.0, 20.0), ("avg", False, False): (255.0, 10.5), ("avg", False, True): (510.0, 13.5),
     ("max", True, False): (245.0, 13.0), ("avg", True, False): (415.0, 46.0), ("avg", True, True): (400.0, 64.0),
 }  # fmt: skip
 # Cycles of a step, where each waits for the one before: of an element of a window in a 3d kernel; of one and a channel
-# with channels last, whose maxima lie in shared memory; of a part of a gradient that is added by an atomic.
+# with channels last, whose maxima are in shared memory; of a part of a gradient that is added by an atomic.
 _VOLUME_CYCLES, _LAST_CYCLES, _LAST_BACK_CYCLES, _ATOMIC_CYCLES = 450.0, 550.0, 1200.0, 1200.0
 _WINDOW_CYCLES = 330.0  # of an element of a window, where there are too few CTAs to hide it
-_MEAN_CYCLES, _MEAN_BEFORE = 75.0, 40.0  # of an element of an adaptive window, whose loads overlap; of the places
+_MEAN_CYCLES, _MEAN_BEFORE = 75.0, 40.0  # of an element of an adaptive window, whose loads overlap; of the indices
 _REDUCED_CYCLES, _SWAPPED_CYCLES = 150.0, 700.0  # of an atomic of 32 bits, and of 16, which swaps a word of two
 _AXES = (("depth", "kernel_d"), ("height", "kernel_h"), ("width", "kernel_w"))
 
 
-def pooled(calls: Calls) -> list[Array]:
+def output_sizes(calls: Calls) -> list[Array]:
     """Outputs along depth, height and width; padding is at most half of the window, as PyTorch requires."""
     outputs = []
     for axis, kernel in _AXES:
@@ -68,7 +68,7 @@ class _Pool(SpatialKernel):
 
     @classmethod
     def conflicts(cls, calls: Calls) -> Conflicts:
-        empty = np.min(pooled(calls), axis=0) < 1
+        empty = np.min(output_sizes(calls), axis=0) < 1
         text = "a window of {kernel_h:.0f} x {kernel_w:.0f} does not fit {height:.0f} x {width:.0f}"
         return conflict(empty, text, calls.numbers)
 
@@ -77,7 +77,7 @@ class _Pool(SpatialKernel):
         window = calls["kernel_h"] * calls["kernel_w"] * calls["kernel_d"]
         return {
             **super().shape_features(calls, gpu),
-            "log_outputs": np.log2(calls["batch"] * calls["channels"] * np.prod(pooled(calls), axis=0)),
+            "log_outputs": np.log2(calls["batch"] * calls["channels"] * np.prod(output_sizes(calls), axis=0)),
             "log_window": np.log2(window),
             "overlap": np.log2(calls["kernel_w"] / calls["stride"]),
             "volume": (calls["depth"] * calls["kernel_d"] > 1).astype(np.float64),
@@ -89,7 +89,7 @@ class _Pool(SpatialKernel):
         planes = calls["batch"] * calls["channels"]
         inputs = planes * calls["depth"] * calls["height"] * calls["width"]
         window = calls["kernel_d"] * calls["kernel_h"] * calls["kernel_w"]
-        return inputs, planes * np.prod(pooled(calls), axis=0), window
+        return inputs, planes * np.prod(output_sizes(calls), axis=0), window
 
     @classmethod
     def _launched(
@@ -104,7 +104,7 @@ class _Pool(SpatialKernel):
         planes = calls["batch"] * calls["channels"]
         elements = planes * depth * height * width
         mode, back = ("max" if cls.index_bytes else "avg"), cls.backward
-        last_maximum = last(calls) and mode == "max"
+        last_maximum = channels_last(calls) and mode == "max"
         volume = calls["depth"] * calls["kernel_d"] > 1
         one_by_one = _THREADS if mode == "max" else _AVERAGE_THREADS
         tasks, threads = ceil_div(elements, one_by_one), np.full_like(elements, one_by_one)
@@ -112,12 +112,12 @@ class _Pool(SpatialKernel):
         if last_maximum:
             tasks, threads, pixels = _last_grid(calls["batch"], calls["channels"], height, width)
             steps = pixels * window
-            # the first window's places and gradients come from memory, those of the next are there
+            # the first window's indices and gradients come from memory, the next window's are cached
             cycles = _LAST_CYCLES + back * (_LAST_BACK_CYCLES - _LAST_CYCLES) / window
         elif mode == "max" and back:
             tasks = planes * ceil_div(height * width, _THREADS)
         tiles = planes * depth * ceil_div(width, _VOLUME_TILE[0]) * ceil_div(height, _VOLUME_TILE[1])
-        of_place, of_window = _INSTRUCTIONS[mode, back, last(calls) and mode == "avg"]
+        of_place, of_window = _INSTRUCTIONS[mode, back, channels_last(calls) and mode == "avg"]
         instructions = np.where(volume | last_maximum, 20.0 + 4 * window, of_place + of_window * window)
         work = vector_kernel(
             gpu,
@@ -135,10 +135,10 @@ class _Forward(_Pool):
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
         inputs, outputs, window = cls._sizes(calls)
-        element_bytes = width_of(calls)
+        element_bytes = calls.dtype.act_bytes
         # windows that leave gaps do not read all
         moved = np.minimum(inputs, outputs * window) * element_bytes + outputs * (element_bytes + cls.index_bytes)
-        return (cls._launched(gpu, calls, pooled(calls), window, moved, window + 4),)
+        return (cls._launched(gpu, calls, output_sizes(calls), window, moved, window + 4),)
 
 
 class MaxPool(_Forward):
@@ -162,15 +162,15 @@ class _Backward(_Pool):
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
         inputs, outputs, window = cls._sizes(calls)
-        element_bytes = width_of(calls)
-        shared = np.maximum(1.0, window * outputs / inputs)  # windows that an input lies in
+        element_bytes = calls.dtype.act_bytes
+        shared = np.maximum(1.0, window * outputs / inputs)  # windows that contain an input
         volume = calls["depth"] * calls["kernel_d"] > 1
         axes = (calls[axis] for axis, _ in _AXES)
-        made = [np.where(volume, out, size) for out, size in zip(pooled(calls), axes, strict=True)]
+        made = [np.where(volume, out, size) for out, size in zip(output_sizes(calls), axes, strict=True)]
         moved = inputs * element_bytes + outputs * (element_bytes + cls.index_bytes)
         added = (
             4.0 * np.maximum(1.0, shared / 3) if cls.index_bytes else window
-        )  # one place of a maximum, all of a mean
+        )  # one element of a maximum, all of a mean
         work = cls._launched(gpu, calls, made, shared, moved, added)
         return (fill_kernel(gpu, inputs * element_bytes, volume | (cls.index_bytes > 0)), work)
 
@@ -227,7 +227,7 @@ class _Adaptive(SpatialKernel):
         planes = calls["batch"] * calls["channels"]
         inputs, outputs = calls["height"] * calls["width"], calls["out_height"] * calls["out_width"]
         height, width = calls[f"{made}height"], calls[f"{made}width"]
-        if last(calls):
+        if channels_last(calls):
             tasks, threads, pixels = _last_grid(calls["batch"], calls["channels"], height, width)
         else:
             tasks, threads = planes, np.full_like(planes, _THREADS)
@@ -236,7 +236,7 @@ class _Adaptive(SpatialKernel):
             gpu,
             tasks=tasks,
             threads=threads,
-            moved_bytes=planes * (inputs + outputs) * width_of(calls),
+            moved_bytes=planes * (inputs + outputs) * calls.dtype.act_bytes,
             flops=met * planes * height * width,
             warp_instructions=(20 + 2 * met) * planes * height * width / gpu.warp_threads,
             steps=before + pixels * met,
@@ -262,7 +262,7 @@ class AdaptiveAvgPool(_Adaptive):
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
         met = cls._windows(calls, "out_", "")
-        if last(calls):
+        if channels_last(calls):
             return (cls._each(gpu, calls, "out_", met, _LAST_CYCLES, 0.0),)
         return (cls._each(gpu, calls, "out_", met, _MEAN_CYCLES, _MEAN_BEFORE),)
 
@@ -278,10 +278,10 @@ class AdaptiveAvgPoolBackward(_Adaptive):
         over = [np.mod(calls[axis], calls[f"out_{axis}"]) > 0 for axis in ("height", "width")]
         met = (1 + 0.5 * over[0]) * (1 + 0.5 * over[1])  # windows of an input: of uneven ones some overlap
         taken = cls._each(gpu, calls, "", met, _LAST_CYCLES, 1.0)
-        if last(calls):
+        if channels_last(calls):
             return (taken,)
         uneven = over[0] | over[1]
-        element_bytes = width_of(calls)
+        element_bytes = calls.dtype.act_bytes
         cycles = _REDUCED_CYCLES if element_bytes == 4 else _SWAPPED_CYCLES
         added = cls._each(gpu, calls, "out_", cls._windows(calls, "out_", ""), cycles, 4.0)
         filled = calls["batch"] * calls["channels"] * calls["height"] * calls["width"] * element_bytes

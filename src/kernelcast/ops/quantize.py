@@ -16,7 +16,7 @@ _BLOCK_FORMATS = ("fp8_block", "nvfp4")  # their scales are part of the format
 _SCALE_BYTES = 4.0  # fp32
 _AMAX_FLOPS = 1.0  # a maximum; the absolute value is a modifier of its operand
 _ROUND_FLOPS = 3.0  # scale, and clamp from both sides
-_BLOCK = 128.0  # elements that share a scale in fp8 and int8; nvfp4's 16 are one thread's own
+_BLOCK = 128.0  # elements that share a scale in fp8 and int8; nvfp4's 16 are in one thread
 
 
 class Quantize(MemoryKernel):

@@ -344,7 +344,7 @@ def step_product(
     """A step's product with the state: weights come from L2, or from DRAM where they do not fit."""
     product = matmul_work(gpu, dtype, sizes.batch, cols, inner, weights=False)
     weights = cols * inner * dtype.weight_bytes
-    beside = np.where(sizes.wavefront, sizes.layers, 1.0)  # chains whose steps take turns
+    beside = np.where(sizes.wavefront, sizes.layers, 1.0)  # chains whose steps interleave
     lost = np.clip(beside * weights / gpu.l2_bytes - 1, 0, 1) * weights
     aligned = aligned_rows(dtype, cols, inner)
     whole = ceil_div(inner, product.tile["tile_k"])  # only products of aligned 16 bits were seen to split k
@@ -361,7 +361,7 @@ def step_product(
         task_cycles=np.zeros_like(sizes.rows),
     )
     steps = _times(step, sizes.length * runs, tile)
-    # at a time no more than the weights that take turns and one step's numbers are within reach
+    # only the interleaved weights and one step's values are live at a time
     return replace(
         steps, streamed_bytes=beside * weights * runs, activation_bytes=np.where(runs, step.activation_bytes, 0.0)
     )
@@ -384,7 +384,7 @@ def step_gates(gpu: Gpu, dtype: DType, sizes: RecurrentSizes, runs: NDArray[np.b
         xu_ops=elements * 2 * sizes.special,
         converted=elements * moved if dtype.act_bytes < ACCUMULATOR_BYTES else 0.0,
     )
-    # a step's own numbers stay in L2; what the input's product left, and what is kept, may not
+    # a step's values stay in L2; outputs of the input product, and what is saved, may not
     sequence = elements * (moved - sizes.gates - 2) * dtype.act_bytes
     lost = sequence * np.clip(sequence * sizes.steps / gpu.l2_bytes - 1, 0, 1)
     steps = _times(replace(gates, refetched_bytes=lost), sizes.length * runs)

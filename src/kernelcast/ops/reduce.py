@@ -136,7 +136,7 @@ class Argmax(MemoryKernel):
             calls.dtype.act_bytes,
             neighbours=True,
             output_bytes=INDEX_BYTES,
-            flops=3.0,  # compare; select the value and its place
+            flops=3.0,  # compare; select the value and its index
         )
         return (work,)
 

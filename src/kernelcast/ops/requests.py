@@ -14,7 +14,7 @@ from kernelcast.ops.work import Array
 
 
 @dataclass(frozen=True)
-class Requests:
+class RequestBatch:
     """The requests of each call, ``copies`` of each entry; equal requests are one entry, ragged ones one each."""
 
     queries: Array
@@ -24,7 +24,7 @@ class Requests:
     call: NDArray[np.int64]  # call of each entry
 
     @classmethod
-    def of(cls, calls: Calls) -> Requests:
+    def of(cls, calls: Calls) -> RequestBatch:
         """Linear attention has no kv_len: its cached context costs nothing, so keys are the queries."""
         keyed = "kv" if "kv_len" in calls.numbers else "q"
         if "q_lens" not in calls.lists:
@@ -72,7 +72,7 @@ class Heads:
 
 def length_features(calls: Calls, heads: Heads) -> dict[str, Array]:
     """Shape of a batch, equal or ragged: how many, how long, how unequal."""
-    requests = Requests.of(calls)
+    requests = RequestBatch.of(calls)
     mean_keys = requests.total(requests.keys) / requests.count
     return {
         "log_requests": np.log2(requests.count),
@@ -125,7 +125,7 @@ def length_conflicts(calls: Calls, op: str) -> Conflicts:
 
 def _late_queries(calls: Calls) -> Conflicts:
     """Under a causal mask a request has at least as many keys as queries."""
-    requests = Requests.of(calls)
+    requests = RequestBatch.of(calls)
     short = requests.each(calls["causal"]) * (requests.queries - requests.keys) > 0
     text = "causal attention of {queries:g} queries over {keys:g} keys: give kv_len >= q_len"
     broken = conflict(short, text, {"queries": requests.queries, "keys": requests.keys})
@@ -135,7 +135,7 @@ def _late_queries(calls: Calls) -> Conflicts:
 class SequenceKernel(Kernel):
     """A family over sequences with a state instead of keys: parameters, rules and features of their lengths."""
 
-    feature_sizes: ClassVar[tuple[str, ...]]  # other sizes that the learned efficiency is told
+    feature_sizes: ClassVar[tuple[str, ...]]  # further sizes that are features
 
     batch: int | None = size("sequences", default=None)
     q_len: int | None = size("new tokens per sequence", default=None)
@@ -149,7 +149,7 @@ class SequenceKernel(Kernel):
 
     @classmethod
     def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
-        requests = Requests.of(calls)
+        requests = RequestBatch.of(calls)
         mean = requests.total(requests.queries) / requests.count
         return {
             "log_requests": np.log2(requests.count),

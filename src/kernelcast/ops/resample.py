@@ -6,25 +6,25 @@ import numpy as np
 
 from kernelcast.hardware import Gpu
 from kernelcast.ops.base import Calls, choice, size
-from kernelcast.ops.spatial import SpatialKernel, each_output, last, layout, width_of
+from kernelcast.ops.spatial import SpatialKernel, channels_last, each_output, layout
 from kernelcast.ops.vector import fill_kernel
 from kernelcast.ops.work import Array, Work, Works
 
 MODES = ("nearest", "bilinear", "bicubic")
 _NEIGHBOURS = {"nearest": 1.0, "bilinear": 4.0, "bicubic": 16.0}  # inputs of an output
 _FLOPS = {"nearest": 0.0, "bilinear": 7.0, "bicubic": 60.0}
-# Of a thread for an output: the divisions that give its image, channel, row and column; more where channels lie last.
+# Of a thread for an output: the divisions that give its image, channel, row and column; more with channels last.
 _PLACE_INSTRUCTIONS = {"nchw": 47.0, "nhwc": 136.0}
-_NEIGHBOUR_INSTRUCTIONS, _LOOP_INSTRUCTIONS = 20.0, 4.0  # of an input; where its place is known from the last image
+_NEIGHBOUR_INSTRUCTIONS, _LOOP_INSTRUCTIONS = 20.0, 4.0  # per input; where its offset is known from the last image
 _ATOMIC_INSTRUCTIONS = {"nchw": 110.0, "nhwc": 30.0}  # rows of a map are added to in the same words of 32 bits
 _THREADS = 1024.0
 _STEP_CYCLES = 40.0
 # Of an image and channel, in a thread that goes through all of them (2,048: 852 us bilinear, 1,338 us bicubic, 11 ms
-# where its neighbours in the warp lie a row of channels apart, 50 ms adding sixteen to words that others add to).
+# where its neighbours in the warp are a row of channels apart, 50 ms adding sixteen to words that others add to).
 _LOOP_CYCLES = {"bilinear": 820.0, "bicubic": 1290.0}
 _SCATTERED_CYCLES, _ADDING_CYCLES = 10900.0, 48000.0
 _GATHERED_CYCLES = 330.0  # of an output of an image that a thread adds up
-_CONTENTION = 1.5  # of our H200's times for scales of 2, 4 and 8, in 16 bits
+_CONTENTION = 1.5  # of H200 times for scales of 2, 4 and 8, in 16 bits
 PADS = ("constant", "reflect", "replicate")
 _COPY_THREADS, _COPY_ELEMENTS = 128.0, 4.0
 _COPY_INSTRUCTIONS = 60.0
@@ -77,10 +77,10 @@ class Interpolate(_Interpolate):
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
         planes, inputs, outputs = cls._pixels(calls)
-        mode, element_bytes = calls.choice("mode"), width_of(calls)
-        through = mode == "bicubic" or (mode == "bilinear" and not last(calls))
+        mode, element_bytes = calls.choice("mode"), calls.dtype.act_bytes
+        through = mode == "bicubic" or (mode == "bilinear" and not channels_last(calls))
         loops = planes if through else np.ones_like(planes)  # of a thread
-        cycles = (_SCATTERED_CYCLES if last(calls) else _LOOP_CYCLES[mode]) if through else _STEP_CYCLES
+        cycles = (_SCATTERED_CYCLES if channels_last(calls) else _LOOP_CYCLES[mode]) if through else _STEP_CYCLES
         neighbours = _NEIGHBOURS[mode]
         work = each_output(
             gpu,
@@ -105,21 +105,21 @@ class InterpolateBackward(_Interpolate):
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
         planes, inputs, outputs = cls._pixels(calls)
-        mode, element_bytes = calls.choice("mode"), width_of(calls)
+        mode, element_bytes = calls.choice("mode"), calls.dtype.act_bytes
         moved = planes * (inputs + outputs) * element_bytes
         offsets = _PLACE_INSTRUCTIONS[calls.choice("layout")]
         if mode == "nearest":
             met = np.maximum(1.0, outputs / inputs)
-            # a thread goes through all images, where channels lie first
-            loops = calls["batch"] if not last(calls) else np.ones_like(planes)
-            instructions = (2 * offsets + _NEIGHBOUR_INSTRUCTIONS * met) if last(calls) else 12 * met
+            # channels first, a thread loops over all images
+            loops = calls["batch"] if not channels_last(calls) else np.ones_like(planes)
+            instructions = (2 * offsets + _NEIGHBOUR_INSTRUCTIONS * met) if channels_last(calls) else 12 * met
             work = each_output(gpu, planes * inputs, threads=_THREADS / 2, a_thread=loops, moved_bytes=moved,
                                instructions=instructions, flops=met, steps=loops * met,
-                               step_cycles=_STEP_CYCLES if last(calls) else _GATHERED_CYCLES)  # fmt: skip
+                               step_cycles=_STEP_CYCLES if channels_last(calls) else _GATHERED_CYCLES)  # fmt: skip
             return (work,)
         adds = _NEIGHBOURS[mode]
         atomic = _ATOMIC_INSTRUCTIONS[calls.choice("layout")] * np.full_like(planes, 0.7 if element_bytes == 4 else 1.0)
-        if element_bytes < 4 and not last(calls):  # lanes of a warp add to the same words, one after another
+        if element_bytes < 4 and not channels_last(calls):  # lanes of a warp add to the same words, one after another
             atomic *= np.maximum(1.0, calls["out_width"] / calls["width"] / 2) ** _CONTENTION
         loops = planes if mode == "bicubic" else np.ones_like(planes)
         work = each_output(
@@ -166,7 +166,7 @@ class Pad(_Pad):
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
-        (inputs, outputs), element_bytes = cls._sizes(calls), width_of(calls)
+        (inputs, outputs), element_bytes = cls._sizes(calls), calls.dtype.act_bytes
         if calls.choice("mode") == "constant":
             return (fill_kernel(gpu, outputs * element_bytes), _copied(gpu, inputs, element_bytes))
         return (_moved(gpu, outputs, (inputs + outputs) * element_bytes),)
@@ -179,7 +179,7 @@ class PadBackward(_Pad):
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
-        (inputs, outputs), element_bytes = cls._sizes(calls), width_of(calls)
+        (inputs, outputs), element_bytes = cls._sizes(calls), calls.dtype.act_bytes
         if calls.choice("mode") == "constant":
             return (_copied(gpu, inputs, element_bytes),)
         added = _moved(gpu, outputs, (2 * inputs + outputs) * element_bytes, _BORDER_ATOMIC_INSTRUCTIONS)

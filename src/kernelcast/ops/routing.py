@@ -21,12 +21,12 @@ from kernelcast.ops.work import Array, Number, axis
 ROUTINGS = ("balanced", "random")
 _QUANTILES = 32  # experts of a skewed layer are stood for by this many load levels
 _LARGEST_SHARE = 0.8  # of the tokens, that one expert can draw
-_CUTS = 2.0 ** np.arange(0.0, 6.5, 0.5)  # of the mean rows of an expert, that a slot may get
+_LIMITS = 2.0 ** np.arange(0.0, 6.5, 0.5)  # of the mean rows of an expert, that a slot may get
 _FEW = (0.01, 2.0)  # range of the draw where there are no more pairs than experts
 
 
 @dataclass(frozen=True)
-class Routing:
+class ExpertRouting:
     """Tokens of all ranks routed to ``topk`` of the experts, ``experts`` of them on each of ``ep`` ranks."""
 
     tokens: Array
@@ -34,8 +34,8 @@ class Routing:
     experts: Array  # of one rank
     ep: Array
     skew: Array
-    random: bool  # where there is no skew: experts are drawn by chance, not dealt out
-    spare: Number = 0.0  # slots of all ranks beyond the model's experts; ``experts`` counts slots
+    random: bool  # without skew: random instead of balanced routing
+    spare: Number = 0.0  # redundant slots of all ranks; ``experts`` counts slots
     placed: Number = 0.0  # 1 where slots are placed by load
 
     @property
@@ -60,7 +60,7 @@ class Routing:
     @property
     def received(self) -> Array:
         """Tokens with any expert on the busiest rank."""
-        ranks = reached(self.ep, self.topk, self.experts * self.ep, None if self.random else "balanced")
+        ranks = groups_reached(self.ep, self.topk, self.experts * self.ep, None if self.random else "balanced")
         return np.minimum(self.tokens * ranks / self.ep * self.pairs / self.mean_pairs, self.tokens)
 
     def blocks(self, block_m: Array) -> Array:
@@ -117,7 +117,7 @@ class Routing:
         mean = self.tokens * self.topk / experts
         load = self._draws / np.mean(self._draws, axis=0) * mean
         largest = np.minimum(mean * busiest(self._spread() * (1 - 1 / experts), experts), self.tokens)
-        for limit in _CUTS:  # the least cut that the spare slots are enough for
+        for limit in _LIMITS:  # the smallest limit that the redundant slots allow
             slots = np.sum(np.maximum(np.ceil(load / (limit * mean)) - 1, 0.0), axis=0) * experts / _QUANTILES
             largest = np.where(slots <= self.spare, np.minimum(largest, limit * mean), largest)
         return largest
@@ -155,7 +155,7 @@ def busiest(spread: Array, ranks: Array) -> Array:
     return np.maximum(1.0, np.where(ranks > 1, np.maximum(cube, 0.0) ** 3, 1.0))
 
 
-def reached(groups: Array, topk: Array, experts: Array, routing: str | None) -> Array:
+def groups_reached(groups: Array, topk: Array, experts: Array, routing: str | None) -> Array:
     """How many groups of ``experts / groups`` experts contain any of a token's ``topk`` experts, on average."""
     if routing == "balanced":
         return np.minimum(topk, groups)

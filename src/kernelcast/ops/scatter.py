@@ -17,7 +17,7 @@ from kernelcast.ops.work import Array, Number, Work, Works, ceil_div
 
 _RADIX_BITS = 8.0  # of one pass of cub's radix sort
 _SORT_THREADS, _SORT_ITEMS = 384.0, 12.0  # of a CTA, and of a thread of it, in a pass (onesweep)
-# A pass over 1e7 floats with their places takes 105 us on our H200, over 1e6 17 us, over 65,536 ids 6 us: a warp finds
+# A pass over 1e7 floats with their indices takes 105 us on an H200, over 1e6 17 us, over 65,536 ids 6 us: a warp finds
 # equal digits by eight ballots, and a CTA waits for the counts of those before it.
 _RANK_INSTRUCTIONS, _RANK_CYCLES = 225.0, 20000.0
 _COUNT_INSTRUCTIONS = 20.0  # an element and digit
@@ -92,7 +92,7 @@ def radix_sort(gpu: Gpu, items: Array, key_bytes: float, value_bytes: float, bit
     return tuple(works)
 
 
-def place_bits(places: Array) -> Array:
+def index_bits(places: Array) -> Array:
     """Bits of the largest index."""
     return np.maximum(1.0, np.ceil(np.log2(np.maximum(places, 2.0))))
 
@@ -102,15 +102,15 @@ INDEX_PAIR_BYTES = 2 * INDEX_BYTES  # an index and where it stood
 
 _THREADS = 128.0
 _BURST_BYTES = 64.0  # the least that DRAM hands out
-# Elements of a thread, one after another, each its index and then its place: cycles of both. Our H200 takes 9 us for
-# one CTA and 196 us for the 30 rounds of 64e6 elements that are scattered, 207 for as many that are put by an index.
+# Elements of a thread, serially, each its index and then its value: cycles of both. An H200 takes 9 us for
+# one CTA and 196 us for the 30 rounds of 64e6 elements scattered, 207 for as many of index_put.
 _SCATTER_ELEMENTS, _SCATTER_CYCLES = 8.0, 1500.0  # _scatter_gather_elementwise_kernel<128, 8>
 _INDEX_ELEMENTS, _INDEX_CYCLES = 4.0, 2200.0  # index_elementwise_kernel<128, 4>
 _MORE_CYCLES = 1300.0  # for each index more
-_OFFSET_INSTRUCTIONS = 45.0  # of a thread for an element: its place in each tensor, the index checked and applied
+_OFFSET_INSTRUCTIONS = 45.0  # of a thread per element: its offset in each tensor, the index checked and applied
 _ADD_INSTRUCTIONS = 200.0  # of index_add, with 64-bit divisions: 483 us for 64e6 elements
-_CHECKS = 11.0  # kernels that find the least and the largest index, check them, and count places up
-_MEAN_STEPS = 4.0  # waits of a warp, of those of one place together
+_CHECKS = 11.0  # kernels that find the least and the largest index, check them, and enumerate positions
+_MEAN_STEPS = 4.0  # waits of a warp, for rows of the same index
 _REPEAT_CYCLES = 800.0  # of a row that is added to the one before
 _GATHER_THREADS = 256.0  # vectorized_gather_kernel: 16 bytes a thread, a CTA for a piece of a row
 _ADD_THREADS, _ADD_CTAS_PER_SM = 128.0, 8.0  # indexFuncLargeIndex
@@ -174,7 +174,7 @@ class GatherElements(_ByElement):
         whole &= calls.choice("axis") == "rows"
         elements = calls["rows"] * calls["cols"]
         lost = cls._refetched(calls, gpu, touched)
-        one_by_one = _one_by_one(gpu, elements, given + touched, again, ~whole)
+        one_by_one = _element_kernel(gpu, elements, given + touched, again, ~whole)
         by_row = _row_copies(gpu, calls, given + touched, whole)
         return (replace(one_by_one, refetched_bytes=lost * ~whole), replace(by_row, refetched_bytes=lost * whole))
 
@@ -187,7 +187,7 @@ class Scatter(_ByElement):
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
         given, touched, again = cls._bytes(calls)
-        work = _one_by_one(gpu, calls["rows"] * calls["cols"], given + touched, again, True)
+        work = _element_kernel(gpu, calls["rows"] * calls["cols"], given + touched, again, True)
         return (replace(work, refetched_bytes=2 * cls._refetched(calls, gpu, touched)),)  # in, and out again
 
 
@@ -199,11 +199,11 @@ class ScatterAdd(_ByElement):
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
         given, touched, again = cls._bytes(calls)
-        work = _one_by_one(gpu, calls["rows"] * calls["cols"], given + 2 * touched, again, True)
+        work = _element_kernel(gpu, calls["rows"] * calls["cols"], given + 2 * touched, again, True)
         return (replace(work, refetched_bytes=2 * cls._refetched(calls, gpu, touched)),)
 
 
-def _one_by_one(
+def _element_kernel(
     gpu: Gpu,
     elements: Array,
     moved: Array,
@@ -278,7 +278,7 @@ class Index(_ByRow):
         elements = calls["rows"] * calls["cols"]
         cycles = _INDEX_CYCLES + _MORE_CYCLES * (calls["indices"] - 1)
         lost = np.maximum(0.0, missed(gpu, whole, calls["size"] * calls["cols"] * calls.dtype.act_bytes) - touched)
-        one_by_one = _one_by_one(gpu, elements, moved, 0.0, ~vectors, _INDEX_ELEMENTS, cycles)
+        one_by_one = _element_kernel(gpu, elements, moved, 0.0, ~vectors, _INDEX_ELEMENTS, cycles)
         by_row = _row_copies(gpu, calls, moved, vectors)
         return (replace(one_by_one, refetched_bytes=lost * ~vectors), replace(by_row, refetched_bytes=lost * vectors))
 
@@ -318,7 +318,7 @@ class IndexPut(_ByRow):
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
         whole, touched, index_bytes = cls._bytes(calls)
         elements, adds = calls["rows"] * calls["cols"], calls["accumulate"] > 0
-        put = _one_by_one(gpu, elements, whole + touched + index_bytes, 0.0, ~adds, _INDEX_ELEMENTS, _INDEX_CYCLES)
+        put = _element_kernel(gpu, elements, whole + touched + index_bytes, 0.0, ~adds, _INDEX_ELEMENTS, _INDEX_CYCLES)
         small = vector_kernel(
             gpu,
             tasks=_CHECKS * ceil_div(calls["rows"], 512.0),
@@ -335,9 +335,9 @@ class IndexPut(_ByRow):
             moved_bytes=whole + 2 * touched + 2 * index_bytes,
             flops=elements,
             warp_instructions=20 * warps + 8 * elements / gpu.warp_threads,
-            steps=3.0 + np.maximum(1.0, calls["rows"] / calls["size"]),  # rows of one place follow each other
+            steps=3.0 + np.maximum(1.0, calls["rows"] / calls["size"]),  # rows with the same index are serial
             runs=adds,
         )
         added = replace(paced(added, gpu, _REPEAT_CYCLES), mean_steps=_MEAN_STEPS)  # others find that they are repeats
-        sort = radix_sort(gpu, calls["rows"], INDEX_BYTES, INDEX_BYTES, place_bits(calls["size"]), adds)
+        sort = radix_sort(gpu, calls["rows"], INDEX_BYTES, INDEX_BYTES, index_bits(calls["size"]), adds)
         return (put, small, *sort, added)

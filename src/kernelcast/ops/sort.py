@@ -18,17 +18,17 @@ _KEY_BYTES = {"int64": 8.0, "int32": 4.0}
 _SMALL = 4096.0  # longest row that a CTA sorts (should_use_small_sort)
 _NETWORK = 32.0  # longest row that half a warp sorts, by a bitonic network
 _TILES = (128.0, 1024.0, 2048.0, 4096.0)  # elements that a CTA's sort is made for
-_ONE_BY_ONE = 1e6  # rows as long as this are sorted one after another
+_SERIAL = 1e6  # rows as long as this are sorted serially
 _FEW_ROWS = 128.0  # fewer long rows are sorted together by value, then by row
 _COPY_BYTES_THREADS = 128.0
-# A CTA's sort takes 4 bits in a pass: ranks by digit, exchange. Our H200 takes 16 us for 8 passes over 1,024 elements,
+# A CTA's sort takes 4 bits in a pass: ranks by digit, exchange. An H200 takes 16 us for 8 passes over 1,024 elements,
 # 26 for 16, and 116 us for 4,096 rows of as many.
 _CTA_BITS = 4.0
 _PASS_INSTRUCTIONS = 78.0  # of a thread for an element
 _PASS_CYCLES, _TILE_CYCLES = 1000.0, 3.0  # and for each element of the tile up to 1,024
 _NETWORK_INSTRUCTIONS, _NETWORK_CYCLES = 790.0, 400.0  # of an element, all levels; of a level
 _SEGMENT_BITS, _SEGMENT_THREADS = 7.0, 384.0
-_SEGMENT_CYCLES = 5.3  # an element and pass of a row, which one CTA goes through: 345 us for 128,256
+_SEGMENT_CYCLES = 5.3  # per element and pass of a row in one CTA: 345 us for 128,256
 
 
 class Sort(IndexedKernel):
@@ -59,7 +59,7 @@ class Sort(IndexedKernel):
         key_bytes = _KEY_BYTES[keys] if keys else calls.dtype.act_bytes
         elements, bits = rows * cols, 8 * key_bytes
         small = cols <= _SMALL
-        alone = ~small & ((rows == 1) | (cols >= _ONE_BY_ONE))
+        alone = ~small & ((rows == 1) | (cols >= _SERIAL))
         together = ~small & ~alone & (rows < _FEW_ROWS)
         segmented = ~small & ~alone & ~together
         places = _copies(gpu, elements, key_bytes, np.where(rows > 1, 3.0, 2.0))

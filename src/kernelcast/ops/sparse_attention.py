@@ -22,24 +22,23 @@ from kernelcast.ops.attention_layer import (
     FLASHMLA,
     LAYER_BACKENDS,
     LatentLayer,
-    absorbed,
+    absorbed_products,
     attention_view,
-    expanded,
     expanded_heads,
+    expanded_keys,
     latent_heads,
+    latent_small_kernels,
     only,
     projection,
-    queried,
+    query_projections,
     seen_pairs,
     sixteen_bits,
-    small,
-    told,
-    untold,
+    without_tile,
 )
-from kernelcast.ops.base import Calls, ConfigurationColumns, choice, flag, size
+from kernelcast.ops.base import Calls, ConfigurationColumns, choice, flag, labels, size
 from kernelcast.ops.dtypes import find_dtype, supports_dtype
 from kernelcast.ops.flash import flash_works
-from kernelcast.ops.requests import Heads, Requests
+from kernelcast.ops.requests import Heads, RequestBatch
 from kernelcast.ops.vector import MAX_THREADS, paced, vector_kernel
 from kernelcast.ops.work import Array, Number, Work, Works, ceil_div
 
@@ -49,11 +48,11 @@ _KEY_SCALE_BYTES = 4.0  # fp32, of each key
 SCORE_BYTES = 4.0  # fp32
 _SCORE_FLOPS = 2.0  # of each head: at least 0, times its weight, added
 _TASK_CYCLES = 1500.0  # of a tile: keys from L2, a product of one step, the sum over heads
-WALK_CYCLES = 2000.0  # of such a tile in a walk of DeepGEMM's kernel for keys that lie together: 4 ns a key on an H200
+WALK_CYCLES = 2000.0  # of such a tile in DeepGEMM's kernel for contiguous keys: 4 ns per key on an H200
 _SCAN_CYCLES = 300.0  # of a CTA's pass over 4,096 scores: loads, atomics in shared memory
 _SCAN_VALUES = 4.0  # scores of a thread in a pass
 _SCAN_INSTRUCTIONS = 12.0  # of a thread for a score: a digit, a count, and once more when it is gathered
-_CHOSEN_BYTES = 4.0  # int32: the place of a key
+_CHOSEN_BYTES = 4.0  # int32: the index of a key
 
 
 class SparsePart(OverCache):
@@ -70,7 +69,7 @@ class SparsePart(OverCache):
 
     @classmethod
     def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
-        requests = Requests.of(calls)
+        requests = RequestBatch.of(calls)
         tokens, keys = (requests.total(x) for x in (requests.queries, requests.keys))
         return {
             "log_tokens": np.log2(tokens),
@@ -101,7 +100,7 @@ class MqaLogits(SparsePart):
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
         ratio, shape = calls["compress_ratio"], (calls["index_heads"], calls["index_dim"])
         walk_cycles = np.where(calls["page_size"] == 0, WALK_CYCLES, 0.0)  # pages are split among SMs
-        return (scored(gpu, Requests.of(calls), *shape, ratio, walk_cycles),)
+        return (key_scores(gpu, RequestBatch.of(calls), *shape, ratio, walk_cycles),)
 
 
 class IndexTopk(SparsePart):
@@ -118,7 +117,7 @@ class IndexTopk(SparsePart):
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
-        return (chosen_keys(gpu, Requests.of(calls), calls["topk"], calls["compress_ratio"], calls["causal"]),)
+        return (topk_keys(gpu, RequestBatch.of(calls), calls["topk"], calls["compress_ratio"], calls["causal"]),)
 
 
 class SparseMla(SparsePart):
@@ -147,13 +146,13 @@ class SparseMla(SparsePart):
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
-        requests, heads = Requests.of(calls), cls.heads(calls)
+        requests, heads = RequestBatch.of(calls), cls.heads(calls)
         view = attention_view(calls, gpu, narrow=False)
-        return attended(gpu, view, requests, heads, calls["topk"], calls["compress_ratio"], calls["window"])
+        return gathered_attention(gpu, view, requests, heads, calls["topk"], calls["compress_ratio"], calls["window"])
 
 
-def scored(
-    gpu: Gpu, requests: Requests, heads: Array, dim: Array, ratio: Number = 1.0, walk_cycles: Number = 0.0
+def key_scores(
+    gpu: Gpu, requests: RequestBatch, heads: Array, dim: Array, ratio: Number = 1.0, walk_cycles: Number = 0.0
 ) -> Work:
     """Scores of all keys that tokens see: tiles of 128 rows by 256 keys, each a task; with ``walk_cycles`` one task
     loops over all keys of its rows, at so many cycles per tile."""
@@ -187,7 +186,7 @@ def scored(
     )
 
 
-def chosen_keys(gpu: Gpu, requests: Requests, topk: Array, ratio: Number = 1.0, causal: Array | None = None) -> Work:
+def topk_keys(gpu: Gpu, requests: RequestBatch, topk: Array, ratio: Number = 1.0, causal: Array | None = None) -> Work:
     """Top-k by radix selection, one CTA per token: scores are counted by digit, then gathered."""
     tokens = requests.total(requests.queries)
     keys = np.maximum(1.0, requests.total(seen_pairs(requests, causal=causal)) / ratio / tokens)
@@ -206,8 +205,8 @@ def chosen_keys(gpu: Gpu, requests: Requests, topk: Array, ratio: Number = 1.0, 
     return paced(work, gpu, _SCAN_CYCLES)
 
 
-def attended(
-    gpu: Gpu, view: Calls, requests: Requests, heads: Heads, topk: Number, ratio: Number = 1.0, window: Number = 0.0
+def gathered_attention(
+    gpu: Gpu, view: Calls, requests: RequestBatch, heads: Heads, topk: Number, ratio: Number = 1.0, window: Number = 0.0
 ) -> Works:
     """Each token counts as a request over its selected keys: of the keys that it sees, one in ``ratio``, at most
     ``topk`` (0: all), plus ``window``. Tokens share what they read only through L2."""
@@ -217,7 +216,7 @@ def attended(
         window > 0, seen_pairs(requests, window, view["causal"]), 0.0
     )
     keys = np.maximum(1.0, np.ceil(chosen / requests.queries))
-    alone = Requests(np.ones_like(keys), keys, requests.copies * requests.queries, requests.starts, requests.call)
+    alone = RequestBatch(np.ones_like(keys), keys, requests.copies * requests.queries, requests.starts, requests.call)
     work, *after = flash_works(gpu, view, alone, heads)
     cached = requests.total(requests.keys / ratio + np.minimum(window + requests.queries, requests.keys) * (window > 0))
     token_bytes = heads.kv * heads.kv_dim * find_dtype(view.choice("kv_dtype") or view.choice("dtype")).act_bytes
@@ -227,7 +226,7 @@ def attended(
 _DENSE_STACK = "sglang"  # nsa_backend.py: multi-head attention where no request is longer than the choice
 _JOINT_STACK = "sglang"
 _DECODED = 2.0  # new tokens of a request, at most, that are a decode
-_SMALL_KERNELS = 5.0  # as mla_layer's, and the places of the chosen keys
+_SMALL_KERNELS = 5.0  # as mla_layer's, and the indices of the selected keys
 _INDEX_KERNELS = 6.0  # norm, rotation, Hadamard transform and quantisation of queries and key, its cache
 
 
@@ -253,12 +252,12 @@ class DsaLayer(LatentLayer):
 
     @classmethod
     def configuration(cls, calls: Calls) -> ConfigurationColumns:
-        path = np.where(_dense(calls), "dense", "sparse").astype(object)
-        return {**told(super().configuration(calls), indexer=calls["indexer"] > 0), "path": path}
+        path = labels(_dense(calls), "dense", "sparse")
+        return {**super().configuration(calls), "indexer": labels(calls["indexer"] > 0), "path": path}
 
     @classmethod
     def attended_flops(cls, calls: Calls) -> Array:
-        requests, dense = Requests.of(calls), _dense(calls)
+        requests, dense = RequestBatch.of(calls), _dense(calls)
         chosen = requests.total(seen_pairs(requests, requests.each(calls["index_topk"])))
         pairs = requests.total(seen_pairs(requests))
         latent = 2 * calls["kv_rank"] + calls["rope_dim"]
@@ -277,16 +276,16 @@ class DsaLayer(LatentLayer):
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
-        requests, dense = Requests.of(calls), _dense(calls)
+        requests, dense = RequestBatch.of(calls), _dense(calls)
         tokens, keys = (requests.total(x) for x in (requests.queries, requests.keys))
         on, index = calls["indexer"], calls["index_heads"] * calls["index_dim"]
         beside = on * (calls["index_dim"] + calls["index_heads"])
         index_bytes = on * (index + calls["index_dim"]) * 5.0  # in 16 bits, rotated and out in 8
         return (
-            *queried(gpu, calls, tokens, beside, on * index * ~dense),
-            *only(expanded(gpu, calls, keys), dense),
-            *only(absorbed(gpu, calls, tokens), ~dense),
-            small(gpu, calls, tokens, _SMALL_KERNELS + on * _INDEX_KERNELS, moved_bytes=index_bytes),
+            *query_projections(gpu, calls, tokens, beside, on * index * ~dense),
+            *only(expanded_keys(gpu, calls, keys), dense),
+            *only(absorbed_products(gpu, calls, tokens), ~dense),
+            latent_small_kernels(gpu, calls, tokens, _SMALL_KERNELS + on * _INDEX_KERNELS, moved_bytes=index_bytes),
             *only(_indexed(gpu, calls, requests), ~dense & (on > 0)),
             *_attended(gpu, calls, requests, dense),
             *projection(gpu, calls, tokens, calls["hidden"], calls["q_heads"] * calls["v_dim"]),
@@ -298,33 +297,33 @@ def _dense(calls: Calls) -> NDArray[np.bool_]:
     path = calls.choice("path")
     if path != "auto":
         return np.full(calls.count, path == "dense")
-    requests = Requests.of(calls)
+    requests = RequestBatch.of(calls)
     short = requests.most(requests.keys) <= calls["index_topk"]
     return short & (requests.most(requests.queries) > _DECODED) & (calls.choice("stack") == _DENSE_STACK)
 
 
-def _indexed(gpu: Gpu, calls: Calls, requests: Requests) -> Works:
+def _indexed(gpu: Gpu, calls: Calls, requests: RequestBatch) -> Works:
     """In SGLang's prefill a token's row of scores spans the keys of all requests: 8,192 tokens of 128 requests over 26
     million keys take 109 ms on a B200, which is DRAM's time for so many values."""
     prefills = requests.most(requests.queries) > _DECODED
     walk_cycles = np.where(prefills, WALK_CYCLES, 0.0)  # keys are gathered first
-    scores = scored(gpu, requests, calls["index_heads"], calls["index_dim"], walk_cycles=walk_cycles)
+    scores = key_scores(gpu, requests, calls["index_heads"], calls["index_dim"], walk_cycles=walk_cycles)
     joint = prefills & (calls.choice("stack") == _JOINT_STACK)
     tokens, keys = (requests.total(x) for x in (requests.queries, requests.keys))
     others = keys - requests.total(seen_pairs(requests)) / tokens
     return (
         replace(scores, refetched_bytes=joint * tokens * others * SCORE_BYTES),
-        chosen_keys(gpu, requests, calls["index_topk"]),
+        topk_keys(gpu, requests, calls["index_topk"]),
     )
 
 
-def _attended(gpu: Gpu, calls: Calls, requests: Requests, dense: NDArray[np.bool_]) -> Works:
+def _attended(gpu: Gpu, calls: Calls, requests: RequestBatch, dense: NDArray[np.bool_]) -> Works:
     """FlashMLA converts the cache's 8 bits where keys are gathered."""
     view = attention_view(calls, gpu, narrow=calls.choice("backend") != FLASHMLA)
     works: Works = ()
     if not dense.all():
-        works += only(attended(gpu, view, requests, latent_heads(calls), calls["index_topk"]), ~dense)
+        works += only(gathered_attention(gpu, view, requests, latent_heads(calls), calls["index_topk"]), ~dense)
     if dense.any():
         whole = flash_works(gpu, view, requests, expanded_heads(calls))
-        works += only(tuple(map(untold, whole)), dense)
+        works += only(tuple(map(without_tile, whole)), dense)
     return works

@@ -27,14 +27,9 @@ def layout() -> str:
     return parameter
 
 
-def last(calls: Calls) -> bool:
+def channels_last(calls: Calls) -> bool:
     """Whether the memory format is channels last."""
     return bool(calls.choice("layout") == "nhwc")
-
-
-def width_of(calls: Calls) -> float:
-    """Bytes of an element."""
-    return calls.dtype.act_bytes
 
 
 def each_output(
@@ -74,7 +69,7 @@ def scattered_bytes(element_bytes: float, stride: Number) -> Array:
 
 
 _COPY_THREADS, _COPY_ELEMENTS = 128.0, 4.0  # elementwise_kernel<128, 4>
-_COPY_INSTRUCTIONS = 72.0  # of a thread for an element: its place in both tensors, over three axes
+_COPY_INSTRUCTIONS = 72.0  # of a thread per element: its offset in both tensors, over three axes
 _ROLL_THREADS, _ROLL_INSTRUCTIONS = 512.0, 130.0  # roll_cuda_kernel: three 64-bit divisions
 _CAT_THREADS = 256.0
 _UNSHARED = 0.6  # of the sectors that elements read across, what L1 has not kept from the neighbours' reads
@@ -96,7 +91,7 @@ class ChannelsLast(SpatialKernel):
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
-        elements, element_bytes = calls["batch"] * calls["channels"] * calls["spatial"], width_of(calls)
+        elements, element_bytes = calls["batch"] * calls["channels"] * calls["spatial"], calls.dtype.act_bytes
         apart = calls["spatial"] if calls.choice("to") == "nhwc" else calls["channels"]  # neighbours, in the source
         work = each_output(
             gpu,
@@ -127,13 +122,13 @@ class ChannelCat(SpatialKernel):
         chunk = calls["channels"] / calls["parts"] * (1.0 if calls.choice("layout") == "nhwc" else calls["spatial"])
         return {
             **super().shape_features(calls, gpu),
-            "log_chunk": np.log2(chunk * width_of(calls)),
+            "log_chunk": np.log2(chunk * calls.dtype.act_bytes),
             "grain_chunk": grain(chunk),
         }
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
-        elements, element_bytes = calls["batch"] * calls["channels"] * calls["spatial"], width_of(calls)
+        elements, element_bytes = calls["batch"] * calls["channels"] * calls["spatial"], calls.dtype.act_bytes
         work = each_output(
             gpu,
             elements,
@@ -164,6 +159,6 @@ class Roll(SpatialKernel):
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
         elements = calls["outer"] * calls["length"] * calls["inner"]
-        work = each_output(gpu, elements, threads=_ROLL_THREADS, moved_bytes=2 * elements * width_of(calls),
+        work = each_output(gpu, elements, threads=_ROLL_THREADS, moved_bytes=2 * elements * calls.dtype.act_bytes,
                            instructions=_ROLL_INSTRUCTIONS)  # fmt: skip
         return (work,)

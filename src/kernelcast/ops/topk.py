@@ -30,7 +30,7 @@ _THREADS = 256.0  # of a CTA that shares a row
 _LEAST_VALUES, _MOST_VALUES = 4.0, 64.0  # a thread, there
 _DIGIT_FLOPS = 4.0  # an element a pass: to a sortable integer, mask, digit, compare
 _SORT_FLOPS = 2.0  # compare and exchange
-_PART_CYCLES = 34.0  # of a CTA's counts, added to those before: 17 us for 977 on our H200
+_PART_CYCLES = 34.0  # of a CTA's counts, added to those before: 17 us for 977 on an H200
 _COUNTS_CYCLES = 2500.0  # of a row's 256 counts
 _SEARCH_CYCLES = 700.0  # of a CTA's pass over as many elements as it has threads
 _COUNT_INSTRUCTIONS = 30.0  # of a thread for an element: a single load, an atomic in shared memory
@@ -91,7 +91,7 @@ def _pass(
         threads=_THREADS,
         moved_bytes=elements * element_bytes + written_bytes,
         flops=_DIGIT_FLOPS * elements,
-        smem_bytes=elements * 4,  # a count in the histogram, or a place in the prefix sum
+        smem_bytes=elements * 4,  # a count in the histogram, or a position in the prefix sum
         warp_instructions=instructions * elements / gpu.warp_threads,
         launches=launches,
         smem_bytes_per_cta=256 * 4.0,
@@ -151,7 +151,7 @@ def _sort(gpu: Gpu, rows: Array, k: Array, found_bytes: Array) -> Work:
         threads=np.clip(padded / 2, gpu.warp_threads, MAX_THREADS),
         moved_bytes=2 * found_bytes,  # in place
         flops=_SORT_FLOPS * pairs,
-        smem_bytes=pairs * 2 * 2 * (4 + INDEX_BYTES),  # two keys with their places, read and written
+        smem_bytes=pairs * 2 * 2 * (4 + INDEX_BYTES),  # two keys with their indices, read and written
         smem_bytes_per_cta=np.minimum(padded * (4 + INDEX_BYTES), gpu.smem_bytes_per_cta),
         steps=levels,
         runs=k > 1,

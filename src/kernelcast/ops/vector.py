@@ -114,7 +114,7 @@ def power_below(count: Number) -> Array:
     return 2 ** np.floor(np.log2(np.maximum(count, 1.0)))
 
 
-# CTAs that the whole GPU starts in a cycle. On our H200 a million CTAs of a warp take 602 us (rows gathered by
+# CTAs that the whole GPU starts in a cycle. On an H200 a million CTAs of a warp take 602 us (rows gathered by
 # vectors), 65,536 of two warps 41 us (batch norm of 7 x 7 maps): 1.6e9 a second.
 _CTAS_PER_CYCLE = 0.84
 

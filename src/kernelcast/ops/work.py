@@ -25,7 +25,7 @@ Schedule = Literal["waves", "longest_first"]
 class Work:
     """One kernel launch (or ``launches`` alike) as tasks with demand on each pipeline."""
 
-    # the tasks: what one CTA works off as a unit
+    # the tasks: the unit of work of a CTA
     tasks: Number
     schedule: Schedule = "waves"
     longest: Number = 1.0  # longest task over the mean task
@@ -44,10 +44,10 @@ class Work:
     # demand of the whole kernel on what all SMs share
     streamed_bytes: Number = 0.0  # weights, KV cache: come from DRAM unless the same call just ran
     activation_bytes: Number = 0.0  # made or used by the neighbour kernels: may stay in L2
-    refetched_bytes: Number = 0.0  # expected beyond the compulsory ones, when L2 cannot hold what is reused
+    refetched_bytes: Number = 0.0  # beyond the compulsory bytes, when L2 cannot hold what is reused
     link_bytes: Number = 0.0  # sent by each GPU
     link_steps: Number = 0.0  # dependent messages
-    link: str = ""  # fabric, "" = the GPU's own
+    link: str = ""  # fabric, "" = the GPU's
     # the CTA, for occupancy
     threads: Number = 128.0
     registers_per_thread: Number = 64.0

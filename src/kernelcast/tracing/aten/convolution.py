@@ -9,7 +9,7 @@ from typing import Any
 from kernelcast.forecast.calls import Launch
 from kernelcast.ops import kernel
 from kernelcast.ops.base import columns_of
-from kernelcast.ops.conv_work import Sizes, depthwise_in_pytorch
+from kernelcast.ops.conv_work import ConvSizes, depthwise_in_pytorch
 from kernelcast.tracing.aten.table import (
     Settings,
     cost,
@@ -96,7 +96,7 @@ def _adds_bias(call: dict[str, Any]) -> bool:
     if call["groups"] == 1:
         return False
     columns = columns_of([kernel("conv2d", **call)])
-    return bool(depthwise_in_pytorch(columns, Sizes.of(columns))[0])
+    return bool(depthwise_in_pytorch(columns, ConvSizes.of(columns))[0])
 
 
 @rule("convolution", "cudnn_convolution", "_convolution", "convolution_overrideable")
