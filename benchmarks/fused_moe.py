@@ -14,7 +14,7 @@ import torch
 
 import swift_moe
 from kernelcast.collect.device import identified
-from kernelcast.collect.fused_moe import Bench, Measurer
+from kernelcast.collect.fused_moe import ConfigBench, Measurer
 from kernelcast.tune.configs import Config, MoeProblem, sglang_default, swift_default, vllm_default
 from kernelcast.tune.tune import tune
 from kernelcast_lab.collect.moe_configs import TESTED
@@ -75,7 +75,7 @@ def main() -> None:
         tuned = tune(problem, chip, measurer).config
         runs = (("plain", vllm_default(tokens, experts)), ("plain", sglang_default(tokens, experts)), ("plain", tuned),
                 ("swift", swift_default(tokens, experts, topk)))  # fmt: skip
-        bench = Bench(problem)
+        bench = ConfigBench(problem)
         times = [swift_moe.layer_s(bench, config, kernel)[0] * 1e6 for kernel, config in runs]
         print(f"{tokens:6}", *(f"{t:7.1f}" for t in times), f"{times[0] / times[3]:15.2f}", f" {tuned}")
 

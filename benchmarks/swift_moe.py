@@ -24,7 +24,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernelcast.collect import fused_moe
-from kernelcast.collect.fused_moe import Bench, Sorted, tile_of
+from kernelcast.collect.fused_moe import ConfigBench, SortedPairs, tile_of
 from kernelcast.collect.timing import captured, replayed_s, stream
 from kernelcast.tune.configs import Config
 
@@ -76,7 +76,7 @@ def _swift_gemm(  # type: ignore[no-untyped-def]
 
 
 def grouped_gemm(
-    kernel: str, a: Tensor, b: Tensor, c: Tensor, rows: Sorted, topk: int, config: Config, gated: bool = False
+    kernel: str, a: Tensor, b: Tensor, c: Tensor, rows: SortedPairs, topk: int, config: Config, gated: bool = False
 ) -> Any:
     """c[pair] = a[pair // topk] b[its expert]^T; b [experts, n, k], all contiguous. ``kernel``: plain or swift.
 
@@ -177,7 +177,7 @@ def reference(x: Tensor, w13: Tensor, w2: Tensor, expert_of_pair: Tensor, share:
     return out
 
 
-def layer_s(bench: Bench, c: Config, kernel: str = "plain", replays: int = 12) -> tuple[float, float, float]:
+def layer_s(bench: ConfigBench, c: Config, kernel: str = "plain", replays: int = 12) -> tuple[float, float, float]:
     """Median, least and most seconds of the whole layer, sorting to sum, in a CUDA graph."""
     buffers = Buffers.of(bench.x, bench.topk, bench.shape.inter)
 

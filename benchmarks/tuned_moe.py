@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from kernelcast.collect.device import identified
-from kernelcast.collect.fused_moe import Bench, Measurer
+from kernelcast.collect.fused_moe import ConfigBench, Measurer
 from kernelcast.hardware import Gpu
 from kernelcast.tune.configs import Config
 from kernelcast.tune.tune import TOP, TuneResult, tune
@@ -51,7 +51,7 @@ def judged(sweep: Sweep, chip: Gpu, measurer: Measurer, top: int) -> Judged:
     swept = swept_times(sweep)
     best = sorted(swept, key=lambda config: swept[config])[:BEST]
     chosen = list(dict.fromkeys([tuned.config, *best, *tuned.defaults.values()]))
-    bench, draw = Bench(problem), random.Random(0)
+    bench, draw = ConfigBench(problem), random.Random(0)
     samples: dict[Config, list[float]] = {config: [] for config in chosen}
     for _ in range(ROUNDS):
         draw.shuffle(chosen)

@@ -11,7 +11,7 @@ import pytest
 
 import kernelcast as kc
 from kernelcast.collect.calibrate import calibrate
-from kernelcast.collect.calibrate.fit import Fit, choose, fit, penalty, spread_out
+from kernelcast.collect.calibrate.fit import ProcessFit, fit, most_likely_scales, penalty, spread_out
 from kernelcast.forecast.calibration import Calibration, FamilyCalibration, load_calibration
 from kernelcast.forecast.features import GPU_FEATURES
 from kernelcast.forecast.predict import CHUNK_CALLS
@@ -99,12 +99,12 @@ def corrected(family: FamilyCalibration, x: float, words: dict[str, str]) -> tup
     return tuple(float(one[0]) for one in found)  # type: ignore[return-value]
 
 
-def fitted(rows: CallPoints, error: Any, known: Prior, setting: PriorScales | None = None) -> Fit:
+def fitted(rows: CallPoints, error: Any, known: Prior, setting: PriorScales | None = None) -> ProcessFit:
     errors = np.asarray(error, dtype=np.float64)
     return fit(known, rows, errors, setting or PriorScales(), np.arange(len(errors)))
 
 
-def said(known: Prior, rows: CallPoints, found: Fit, asked: CallPoints) -> Any:
+def said(known: Prior, rows: CallPoints, found: ProcessFit, asked: CallPoints) -> Any:
     """What the fit says of other calls, in units of the width."""
     return known.covariance(asked, rows) @ found.weights
 
@@ -311,7 +311,7 @@ def test_a_setting_is_less_likely_the_farther_it_is_from_what_was_learned() -> N
     assert penalty(PriorScales(smooth=np.e)) == pytest.approx(0.5)
     assert penalty(PriorScales(biases=0.05)) > penalty(PriorScales(biases=0.3)) > 0
     # one call of a usual error says nothing against it
-    assert choose(prior(), placed([0.0]), np.array([1.2])) == PriorScales()
+    assert most_likely_scales(prior(), placed([0.0]), np.array([1.2])) == PriorScales()
 
 
 def test_the_setting_follows_the_errors() -> None:
@@ -319,13 +319,13 @@ def test_the_setting_follows_the_errors() -> None:
     rows = placed(rng.standard_normal((250, 2)), (BF16, FP8), rng.integers(0, 2, 250))
     known = prior(2, biases=(0.1, 0.1, 0.1, 0.1), smooth=(0.2, 0.1, 0.1))
     noise = np.sqrt(0.1) * rng.standard_normal(250)
-    noisy = choose(known, rows, noise)
+    noisy = most_likely_scales(known, rows, noise)
     assert noisy.smooth == 0.05 and noisy.biases <= 0.3 and noisy.noise == 1.0
     covariance = known.covariance(rows, rows) + 1e-9 * np.eye(250)
     smooth = np.linalg.cholesky(covariance) @ rng.standard_normal(250)
-    learned, large = (choose(known, rows, factor * smooth + noise) for factor in (1.0, 2.5))
+    learned, large = (most_likely_scales(known, rows, factor * smooth + noise) for factor in (1.0, 2.5))
     assert noisy.smooth < learned.smooth < large.smooth
-    biased = choose(known, rows, np.full(250, 2.0) + 0.03 * rng.standard_normal(250))
+    biased = most_likely_scales(known, rows, np.full(250, 2.0) + 0.03 * rng.standard_normal(250))
     assert biased.biases == 4.0 and biased.noise <= 0.3
 
 

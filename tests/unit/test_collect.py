@@ -14,8 +14,8 @@ import pytest
 import kernelcast as kc
 from kernelcast.collect.calibrate import calibrate, next_calls
 from kernelcast.collect.calibrate.fit import farthest_first, prior_of
-from kernelcast.collect.calibrate.residuals import asked
-from kernelcast.collect.choose import LONGEST_S, PlannedCall, choose, most_telling
+from kernelcast.collect.calibrate.residuals import predictions
+from kernelcast.collect.choose import LONGEST_S, PlannedCall, choose, most_informative
 from kernelcast.collect.families import FAMILIES, SHARES
 from kernelcast.collect.schema import note_of
 from kernelcast.collect.session import DeviceLostError, Session, read_lines
@@ -132,7 +132,7 @@ def left_by(
 ) -> float:
     """The error in % that is expected of the candidates once ``chosen`` were measured too, by one inverse."""
     base, taken, sizes = kc.Conditions(), {p.key for p in chosen}, []
-    for name, (rows, at) in asked(columns_of(candidates), H200, base.loaded_predictor, base).items():
+    for name, (rows, at) in predictions(columns_of(candidates), H200, base.loaded_predictor, base).items():
         family = known.families.get(name) if known else None
         prior = family.prior if family else prior_of(rows, base.loaded_predictor)
         setting = family.setting if family else PriorScales()
@@ -151,7 +151,7 @@ def left_by(
 
 
 def test_the_most_telling_calls_leave_less_error_than_random_ones(candidates: list[PlannedCall]) -> None:
-    chosen, told = most_telling(candidates, H200, 40)
+    chosen, told = most_informative(candidates, H200, 40)
     assert len(chosen) == 40 == len({p.key for p in chosen}) and told.rows.tolist() == [
         candidates.index(p) for p in chosen
     ]
@@ -164,10 +164,10 @@ def test_the_most_telling_calls_leave_less_error_than_random_ones(candidates: li
 
 
 def test_any_prefix_of_the_most_telling_calls_is_the_choice_of_so_many(candidates: list[PlannedCall]) -> None:
-    many, _ = most_telling(candidates, H200, 40)
+    many, _ = most_informative(candidates, H200, 40)
     left = []
     for count in (1, 5, 20, 40):
-        few, told = most_telling(candidates, H200, count)
+        few, told = most_informative(candidates, H200, count)
         assert few == many[:count]
         left.append(told.after)
     assert left == sorted(left, reverse=True) and len(set(left)) == 4
@@ -176,16 +176,16 @@ def test_any_prefix_of_the_most_telling_calls_is_the_choice_of_so_many(candidate
 
 
 def test_asking_for_more_than_there_are_gives_each_once(candidates: list[PlannedCall]) -> None:
-    chosen, _ = most_telling(candidates[:15], H200, 100)
+    chosen, _ = most_informative(candidates[:15], H200, 100)
     assert sorted(p.key for p in chosen) == sorted(p.key for p in candidates[:15])
     with pytest.raises(KernelcastError, match="no call to choose from"):
         next_calls({"op": np.array([], dtype=object)}, 5, H200)
 
 
 def test_what_a_calibration_knows_is_not_asked_again(candidates: list[PlannedCall]) -> None:
-    plain, before = most_telling(candidates, H200, 20)
+    plain, before = most_informative(candidates, H200, 20)
     known = calibrated(plain)
-    again, after = most_telling(candidates, H200, 40, known)
+    again, after = most_informative(candidates, H200, 40, known)
     assert after.after < after.before < before.before
     # a plain sum weighs all calls of a calibration alike, which it does not itself
     assert left_by((), candidates, known) == pytest.approx(after.before, rel=0.01)
@@ -198,7 +198,7 @@ def test_what_a_calibration_knows_is_not_asked_again(candidates: list[PlannedCal
 def test_a_calibration_of_one_family_leaves_the_choice_to_the_others(candidates: list[PlannedCall]) -> None:
     gemms = [p for p in candidates if p.family == "gemm"]
     share = [
-        np.mean([p.family == "norm" for p in most_telling(candidates, H200, 30, known)[0]])
+        np.mean([p.family == "norm" for p in most_informative(candidates, H200, 30, known)[0]])
         for known in (None, calibrated(gemms[:200]))
     ]
     assert share[1] > share[0]
@@ -206,7 +206,7 @@ def test_a_calibration_of_one_family_leaves_the_choice_to_the_others(candidates:
 
 def test_a_calibration_of_another_gpu_chooses_nothing(candidates: list[PlannedCall]) -> None:
     with pytest.raises(KernelcastError, match="made on h200_sxm, not on h100_sxm"):
-        most_telling(candidates, kc.gpu("h100_sxm"), 5, calibrated(candidates[:20]))
+        most_informative(candidates, kc.gpu("h100_sxm"), 5, calibrated(candidates[:20]))
 
 
 def test_a_budget_stops_in_time_and_the_next_run_goes_on(tmp_path: Path) -> None:
@@ -329,10 +329,14 @@ def test_calls_of_a_table_can_be_measured_again(tmp_path: Path) -> None:
 
 def test_what_a_call_reads_keeps_its_random_numbers() -> None:
     torch = pytest.importorskip("torch")
-    from kernelcast.collect.pool import Pool, specs
+    from kernelcast.collect.pool import TensorPool, specs
 
-    pool = Pool(2**16, l2_bytes=2**10, device="cpu")
-    tensors = (*specs("fp32", (8, 16)), *specs("fp32", (8, 16), use="written"), *specs("fp32", (8, 16), use="changed"))
+    pool = TensorPool(2**16, l2_bytes=2**10, device="cpu")
+    tensors = (
+        *specs("fp32", (8, 16)),
+        *specs("fp32", (8, 16), use="written"),
+        *specs("fp32", (8, 16), use="changed"),
+    )
     read, written, changed = pool.sets(*tensors)[0]
     kept, begun = read.clone(), changed.clone()
     written.fill_(float("nan"))

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from kernelcast.collect.choose import choose  # noqa: E402
 from kernelcast.collect.families.indexed import TABLE as INDEXED  # noqa: E402
 from kernelcast.collect.families.vision import TABLE as VISION  # noqa: E402
-from kernelcast.collect.pool import Pool  # noqa: E402
+from kernelcast.collect.pool import TensorPool  # noqa: E402
 from kernelcast.collect.runners import indexed, vision  # noqa: E402
 from kernelcast.hardware import gpu  # noqa: E402
 from kernelcast.ops import REGISTRY, kernel  # noqa: E402
@@ -59,7 +59,7 @@ SHAPES = {  # of what a launch gives back
 @pytest.mark.parametrize("op", sorted(RUNNERS))
 def test_every_runner_launches(op: str) -> None:
     call = kernel(op, **{**SMALL[op.removesuffix("_backward")], "stack": "torch"})
-    pool = Pool(2**20, l2_bytes=2**14, device="cpu")
+    pool = TensorPool(2**20, l2_bytes=2**14, device="cpu")
     recipe = RUNNERS[op](call)
     for tensors in pool.sets(*recipe.tensors)[:2]:
         launch = recipe.launch(*tensors)
@@ -83,6 +83,6 @@ def test_every_op_of_both_families_has_a_runner_and_is_drawn() -> None:
 def test_a_channels_last_map_is_given_as_one() -> None:
     call = kernel("max_pool", **SMALL["max_pool"], stack="torch")
     recipe = RUNNERS["max_pool"](call)
-    (x,) = Pool(2**20, l2_bytes=2**14, device="cpu").sets(*recipe.tensors)[0]
+    (x,) = TensorPool(2**20, l2_bytes=2**14, device="cpu").sets(*recipe.tensors)[0]
     found: Any = recipe.launch(x)()
     assert found.is_contiguous(memory_format=torch.channels_last)

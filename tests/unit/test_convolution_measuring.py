@@ -54,10 +54,10 @@ def test_families_have_what_they_are_named_for() -> None:
 )  # fmt: skip
 def test_pytorch_runs_the_call_in_its_layout(layout: str, more: dict[str, Any]) -> None:
     torch = pytest.importorskip("torch")
-    from kernelcast.collect.pool import Pool
+    from kernelcast.collect.pool import TensorPool
     from kernelcast.collect.runners.vision import RUNNERS
 
-    pool = Pool(2**20, 1, device="cpu")
+    pool = TensorPool(2**20, 1, device="cpu")
     for op in ("conv2d", "conv2d_dgrad", "conv2d_wgrad"):
         recipe = RUNNERS[op]
         call: Any = kernel(op, **{**SMALL, "layout": layout, **more})

@@ -17,7 +17,7 @@ from kernelcast.training.step import host_counts, launch_costs, run_step
 
 torch = pytest.importorskip("torch")
 from kernelcast.collect.host import (  # noqa: E402
-    Timed,
+    ProgramTimes,
     fitted,
     programs,
     timed_programs,
@@ -82,14 +82,14 @@ def test_a_slower_host_is_in_the_interval_and_in_the_margin() -> None:
     assert graph.margin == 0 and graph.high_s < 1.4 * graph.time_s
 
 
-def _programs(planted: dict[str, float], seed: int, count: int = 40) -> list[Timed]:
+def _programs(planted: dict[str, float], seed: int, count: int = 40) -> list[ProgramTimes]:
     """Random programs on a host that takes so many times what the usual one does."""
     usual, rng = host("server"), np.random.default_rng(seed)
     found = []
     for at in range(count):
         counts = {name: float(rng.integers(0, 400)) for name in COSTS} | {"step_s": 1.0}
         seconds = sum(getattr(usual, name) * planted[name] * counts[name] for name in COSTS)
-        found.append(Timed(str(at), tuple(seconds * rng.normal(1, 0.03, 9)), counts))
+        found.append(ProgramTimes(str(at), tuple(seconds * rng.normal(1, 0.03, 9)), counts))
     return found
 
 
@@ -115,8 +115,8 @@ def test_a_fit_follows_other_proportions() -> None:
 def test_costs_never_fall_below_nothing() -> None:
     """Programs that views make faster cannot be; the rest is fitted as well as it may be."""
     counts = dict.fromkeys(COSTS, 0.0) | {"step_s": 1.0, "launch_s": 100.0}
-    fast = Timed("many views", (1e-3,), counts | {"view_s": 1000.0})
-    slow = Timed("no view", (3e-3,), counts)
+    fast = ProgramTimes("many views", (1e-3,), counts | {"view_s": 1000.0})
+    slow = ProgramTimes("no view", (3e-3,), counts)
     found = fitted([fast, slow], GAPS)
     assert 0 < found.view_s < host("server").view_s / 5
     assert all(getattr(found, name) > 0 for name in COSTS)

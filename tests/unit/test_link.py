@@ -7,28 +7,32 @@ from pathlib import Path
 import pytest
 
 import kernelcast as kc
-from kernelcast.collect.link import SUSTAINED, Link, Timed, fitted, measure, worlds, write_link
+from kernelcast.collect.link import SUSTAINED, CollectiveTime, Link, fitted, measure, worlds, write_link
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import fabric, fabric_type, gpu, load_gpu
 
 LATENCY_S, START_S, RATE = 1.5e-6, 6e-6, 300e9
 
 
-def taken(op: str, size: int, world: int, rate: float = RATE) -> Timed:
+def taken(op: str, size: int, world: int, rate: float = RATE) -> CollectiveTime:
     """A start, messages in turn, and bytes over a rate."""
-    one = Timed(op, size, world, 0.0)
-    return Timed(op, size, world, START_S + LATENCY_S * one.steps + one.sent_bytes / rate)
+    one = CollectiveTime(op, size, world, 0.0)
+    return CollectiveTime(op, size, world, START_S + LATENCY_S * one.steps + one.sent_bytes / rate)
 
 
-def campaign(*counts: int, rates: dict[int, float] | None = None) -> list[Timed]:
+def campaign(*counts: int, rates: dict[int, float] | None = None) -> list[CollectiveTime]:
     ops = ("all_reduce", "all_gather", "send_recv")
     return [taken(op, size, world, (rates or {}).get(world, RATE))
             for world in counts for op in ops for size in (1, 2**20, 2**30)]  # fmt: skip
 
 
 def test_what_a_gpu_sends_and_waits_for() -> None:
-    assert [Timed(op, 800, 8, 1.0).steps for op in ("all_reduce", "all_gather", "send_recv")] == [14, 7, 1]
-    assert [Timed(op, 800, 8, 1.0).sent_bytes for op in ("all_reduce", "all_gather", "send_recv")] == [1400, 700, 800]
+    assert [CollectiveTime(op, 800, 8, 1.0).steps for op in ("all_reduce", "all_gather", "send_recv")] == [14, 7, 1]
+    assert [CollectiveTime(op, 800, 8, 1.0).sent_bytes for op in ("all_reduce", "all_gather", "send_recv")] == [
+        1400,
+        700,
+        800,
+    ]
     assert [worlds(n) for n in (2, 3, 8, 6)] == [[2], [2, 3], [2, 4, 8], [2, 4, 6]]
 
 
@@ -42,9 +46,11 @@ def test_latency_is_the_slope_over_messages_and_rates_are_the_best_of_each_numbe
 
 
 def test_noise_leaves_a_latency_that_can_be() -> None:
-    flat = [Timed("all_reduce", 1, world, 10e-6 - world * 1e-8) for world in (2, 4)]  # more messages, less time
+    flat = [
+        CollectiveTime("all_reduce", 1, world, 10e-6 - world * 1e-8) for world in (2, 4)
+    ]  # more messages, less time
     assert 0 < Link.of(flat).latency_s <= 10e-6 / 6
-    steep = [Timed("all_reduce", 1, 2, 1e-6), Timed("all_reduce", 1, 4, 60e-6)]
+    steep = [CollectiveTime("all_reduce", 1, 2, 1e-6), CollectiveTime("all_reduce", 1, 4, 60e-6)]
     assert Link.of(steep).latency_s <= 1e-6 / 2
 
 

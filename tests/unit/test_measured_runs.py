@@ -12,9 +12,9 @@ import pytest
 
 import kernelcast as kc
 from kernelcast.app.questions.service import ServiceChoice, chosen_service
-from kernelcast.collect.calibrate.run_files import batch_of, read_input
-from kernelcast.collect.calibrate.runs import PASS_NOISE, batch_run, served_run
-from kernelcast.collect.calibrate.scales import nothing_yet, prior_sds, with_runs
+from kernelcast.collect.calibrate.run_files import read_input, static_batch
+from kernelcast.collect.calibrate.runs import PASS_NOISE, batch_run, benchmark_run
+from kernelcast.collect.calibrate.scales import calibrate_runs, empty_calibration, prior_sds
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast.calibration import Calibration, Scale, host_key, load_calibration
 from kernelcast.forecast.conditions import DEFAULT, Conditions
@@ -35,11 +35,11 @@ def written(path: Path, content: Any) -> Path:
 
 def inferred(tmp_path: Path, conditions: Conditions = DEFAULT, **words: Any) -> Inference:
     found = read_input(written(tmp_path / "one.json", {**RUN, "ttft_s": 1.0, **words}))
-    return infer(*batch_of(found.records[0], H200), conditions)
+    return infer(*static_batch(found.records[0], H200), conditions)
 
 
 def scaled(**scales: Scale) -> Conditions:
-    calibration = nothing_yet(H200, DEFAULT)
+    calibration = empty_calibration(H200, DEFAULT)
     return Conditions(
         calibration=replace(calibration, scales={name.replace("_", " "): s for name, s in scales.items()})
     )
@@ -72,7 +72,7 @@ def test_each_phase_sees_its_own_kernels(tmp_path: Path) -> None:
 def test_a_prefill_moves_no_decode_attention(tmp_path: Path) -> None:
     found = inferred(tmp_path)
     run = batch_run("one", found, {"ttft_s": 1.3 * found.ttft_s})
-    calibration, seen = with_runs(nothing_yet(H200, DEFAULT), [run])
+    calibration, seen = calibrate_runs(empty_calibration(H200, DEFAULT), [run])
     assert "attention bf16 prefill vllm" in calibration.scales
     assert "attention bf16 decode vllm" not in calibration.scales
     assert {"attention decode", "moe", "collective"} <= set(seen.unseen) and "gemm" not in seen.unseen
@@ -84,7 +84,7 @@ def test_a_calibrated_forecast_is_what_the_solve_said(tmp_path: Path) -> None:
     """Scales that runs were solved with are those that predictions apply: same times, both ways."""
     found = inferred(tmp_path)
     run = batch_run("one", found, {"ttft_s": 1.2 * found.ttft_s, "tpot_s": 1.1 * found.tpot.value})
-    calibration, seen = with_runs(nothing_yet(H200, DEFAULT), [run])
+    calibration, seen = calibrate_runs(empty_calibration(H200, DEFAULT), [run])
     after = inferred(tmp_path, Conditions(calibration=calibration))
     told = {line.what: line.measured_s * (1 + line.error_after) for line in seen.lines}
     assert after.ttft_s == pytest.approx(told["ttft_s"], rel=2e-3)  # but for calls that a bound holds
@@ -97,8 +97,8 @@ def test_what_watts_bind_is_as_long_however_fast_its_kernels_are(tmp_path: Path)
     place, workload = replace(there.deployment, gpu=kc.gpu("l20")), there.workload
     before = infer(place, workload)
     assert sum(share.time_s for share in before.shares if share.part == "power limit") > 0.05 * before.ttft_s
-    calibration, seen = with_runs(
-        nothing_yet(place.gpu, DEFAULT), [batch_run("one", before, {"ttft_s": 0.9 * before.ttft_s})]
+    calibration, seen = calibrate_runs(
+        empty_calibration(place.gpu, DEFAULT), [batch_run("one", before, {"ttft_s": 0.9 * before.ttft_s})]
     )
     scale = calibration.scales["gemm bf16 vllm, tensor"]
     assert abs(scale.log_scale) < 0.01 and scale.reach > 0.95
@@ -113,7 +113,7 @@ def test_runs_make_a_forecast_surer_on_a_gpu_that_was_not_measured(tmp_path: Pat
     place, workload = replace(there.deployment, gpu=kc.gpu("rtx_pro_6000_server")), there.workload
     before = infer(place, workload)
     run = batch_run("one", before, {"ttft_s": 0.9 * before.ttft_s, "tpot_s": 0.9 * before.tpot.value})
-    calibration, _ = with_runs(nothing_yet(place.gpu, DEFAULT), [run])
+    calibration, _ = calibrate_runs(empty_calibration(place.gpu, DEFAULT), [run])
     after = infer(place, workload, Conditions(calibration=calibration))
     for one, narrower in (("prefill", 0.6), ("decode", 0.8)):
         spans = [getattr(found, one) for found in (before, after)]
@@ -142,7 +142,7 @@ def test_a_product_has_a_part_of_each_limit_without_a_jump() -> None:
              "k": np.full(len(sizes), 4096.0), "dtype": np.full(len(sizes), "bf16", dtype=object),
              "stack": np.full(len(sizes), "vllm", dtype=object)}  # fmt: skip
     scales = {"gemm bf16 vllm, tensor": Scale(np.log(1.4)), "gemm bf16 vllm, bytes": Scale(np.log(1.1))}
-    conditions = Conditions(calibration=replace(nothing_yet(H200, DEFAULT), scales=scales))
+    conditions = Conditions(calibration=replace(empty_calibration(H200, DEFAULT), scales=scales))
     before, after = (predict_columns(table, H200, c)[0]["predicted_us"] for c in (DEFAULT, conditions))
     ratio = after / before
     assert ratio[0] == pytest.approx(1.1, abs=0.005) and ratio[-1] == pytest.approx(1.4, abs=0.04)
@@ -154,7 +154,7 @@ def test_the_interval_keeps_what_single_calls_are_off_by() -> None:
     call = kc.Gemm(m=4096, n=4096, k=4096, dtype="bf16", stack="vllm")
     for name, narrower in (("h200_sxm", 0.999), ("rtx_pro_6000_server", 0.6)):
         chip = kc.gpu(name)
-        calibration = nothing_yet(chip, DEFAULT)
+        calibration = empty_calibration(chip, DEFAULT)
         scales = {f"gemm bf16 vllm, {part}": Scale(0.0, 0.01, 0.3, 0.5, 3) for part in ("tensor", "bytes")}
         after = kc.predict(call, chip, Conditions(calibration=replace(calibration, scales=scales)))
         before = kc.predict(call, chip)
@@ -167,7 +167,7 @@ def test_the_interval_keeps_what_single_calls_are_off_by() -> None:
 def test_a_bound_holds() -> None:
     call = kc.Gemm(m=8192, n=8192, k=8192, dtype="bf16", stack="vllm")
     scales = {"gemm bf16 vllm, tensor": Scale(np.log(0.1)), "gemm bf16 vllm, bytes": Scale(np.log(0.1))}
-    found = kc.predict(call, H200, Conditions(calibration=replace(nothing_yet(H200, DEFAULT), scales=scales)))
+    found = kc.predict(call, H200, Conditions(calibration=replace(empty_calibration(H200, DEFAULT), scales=scales)))
     assert found.time_s == found.bound_s
 
 
@@ -194,14 +194,14 @@ def test_a_benchmark_of_a_slower_server_is_learnt(tmp_path: Path, monkeypatch: p
     service = chosen_service(ServiceChoice(gpu="h100_sxm"), "llama-3.1-8b", bench.load)
     chip = kc.gpu("h100_sxm")
     truth = {f"gemm bf16 vllm, {part}": Scale(np.log(1.2)) for part in ("bytes", "tensor")}
-    slow = Conditions(calibration=replace(nothing_yet(chip, DEFAULT), scales=truth))
+    slow = Conditions(calibration=replace(empty_calibration(chip, DEFAULT), scales=truth))
     served = simulate(service, bench.load, slow, tables=step_time_tables(slow), intervals=False)
     metrics = {name: served.metrics[name] for name in ("mean_ttft_ms", "mean_tpot_ms")}
-    run = served_run(replace(bench, metrics=metrics), service, DEFAULT)
+    run = benchmark_run(replace(bench, metrics=metrics), service, DEFAULT)
     shares = run.seen[1].shares
     assert run.seen[1].what == "mean_tpot_s" and run.seen[1].error < -0.1
     assert shares["gemm bf16 vllm, bytes"] > 0.5 > shares["attention bf16 decode vllm"] > 0
-    calibration, seen = with_runs(nothing_yet(chip, DEFAULT), [run])
+    calibration, seen = calibrate_runs(empty_calibration(chip, DEFAULT), [run])
     assert calibration.scales["gemm bf16 vllm, bytes"].log_scale > 0.03
     assert all(abs(line.error_after) < 0.6 * abs(line.error_before) for line in seen.lines)
 
@@ -212,7 +212,7 @@ def test_a_benchmark_of_a_slower_server_is_learnt(tmp_path: Path, monkeypatch: p
 def test_a_file_keeps_scales_and_an_old_one_has_none(tmp_path: Path) -> None:
     path = tmp_path / "cal"
     scales = {"gemm bf16 vllm, tensor": Scale(0.1, 0.02, 0.1, 0.4, 2), "host vllm": Scale(0.3, 0.2, 0.4, 0.1, 2)}
-    made = replace(nothing_yet(H200, DEFAULT), scales=scales)
+    made = replace(empty_calibration(H200, DEFAULT), scales=scales)
     made.save(path)
     assert load_calibration(path).scales == scales
     raw = path.read_bytes()
@@ -255,11 +255,11 @@ def test_lists_of_lengths_are_a_ragged_batch(tmp_path: Path) -> None:
     words = {**RUN, "input_len": [100, 200, 300], "ttft_s": 1.0, "draft_tokens": 2}
     del words["batch"]
     record = read_input(written(tmp_path / "a.json", words)).records[0]
-    _, workload = batch_of(record, H200)
+    _, workload = static_batch(record, H200)
     assert workload.inputs == (100, 200, 300) and workload.outputs == (64, 64, 64)
     assert workload.speculation is not None and workload.speculation.draft_tokens == 2
     with pytest.raises(KernelcastError, match="must be as many"):
-        batch_of(replace(record, words={**record.words, "batch": 2}), H200)
+        static_batch(replace(record, words={**record.words, "batch": 2}), H200)
 
 
 @pytest.mark.parametrize(
@@ -295,7 +295,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         read_input(tmp_path / "none.json")
     found = inferred(tmp_path)
     with pytest.raises(KernelcastError, match="two runs are called 'x'"):
-        with_runs(nothing_yet(H200, DEFAULT), 2 * [batch_run("x", found, {"ttft_s": 1.0})])
+        calibrate_runs(empty_calibration(H200, DEFAULT), 2 * [batch_run("x", found, {"ttft_s": 1.0})])
 
 
 def test_priors_are_the_forecasts_own_intervals(tmp_path: Path) -> None:
@@ -315,7 +315,7 @@ def test_models_left_out_are_forecast_better() -> None:
     """Decode steps of six models on an H200, replayed as graphs: each model with what the other five say."""
     pytest.importorskip("transformers")
     from kernelcast.collect.calibrate.runs import step_run
-    from kernelcast.collect.calibrate.scales import left_out
+    from kernelcast.collect.calibrate.scales import cross_validated
     from kernelcast.training.step import STEP
     from kernelcast_lab.evaluate.traced import MEASURED, chosen_cases, evaluate
 
@@ -325,5 +325,5 @@ def test_models_left_out_are_forecast_better() -> None:
     walls = [step_run(f.case.case.id, f.step, {"time_s": f.case.wall_ms / 1e3}) for f in found]
     assert [run.seen[0].error for run in walls] == pytest.approx([f.wall_error for f in found])
     seen = [replace(run.seen[0], run=f.case.case.model) for run, f in zip(runs, found, strict=True)]
-    before, after = (np.mean(np.abs(x)) for x in ([one.error for one in seen], left_out(seen, prior_sds(runs))))
+    before, after = (np.mean(np.abs(x)) for x in ([one.error for one in seen], cross_validated(seen, prior_sds(runs))))
     assert len(seen) == 21 and after < 0.6 * before and after < 0.035  # 5.7% before, 2.6% after

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from kernelcast.collect.power_meter import Idle, Nvml, State, measured, summary
+from kernelcast.collect.power_meter import GpuState, Idle, Nvml, measured, summary
 from kernelcast.collect.session import Session, read_lines
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import gpu
 
 power = pytest.importorskip("kernelcast_lab.collect.power", reason="needs torch")
 
-STATE = State(490.0, 1980, 3201, 40, 4)
+STATE = GpuState(490.0, 1980, 3201, 40, 4)
 
 
 class Meter:
@@ -28,7 +28,7 @@ class Meter:
     def energy_j(self) -> float:
         return 7.0 + 500 * 0.02 * int((time.perf_counter() - self.start) / 0.02)
 
-    def state(self) -> State:
+    def state(self) -> GpuState:
         return STATE
 
 

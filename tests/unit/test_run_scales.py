@@ -5,18 +5,28 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kernelcast.collect.calibrate.scales import Pieces, Seen, Slopes, Solved, left_out, scales_of, solve
+from kernelcast.collect.calibrate.scales import (
+    MeasuredTime,
+    Pieces,
+    ScaleFit,
+    Slopes,
+    cross_validated,
+    scales_of,
+    solve,
+)
 
 SURE = 1e-4  # of noise: measured as good as exactly
 PRIORS = {"a": 0.3, "b": 0.3}
 
 
-def run(name: str, measured_s: float, noise: float = SURE, rest: float = 0.0, **seconds: float) -> Seen:
+def run(name: str, measured_s: float, noise: float = SURE, rest: float = 0.0, **seconds: float) -> MeasuredTime:
     """A run whose forecast is these seconds by kind, one after another."""
-    return Seen(name, "time_s", measured_s, Pieces(tuple(seconds), (np.array([[*seconds.values(), rest]]),)), noise)
+    return MeasuredTime(
+        name, "time_s", measured_s, Pieces(tuple(seconds), (np.array([[*seconds.values(), rest]]),)), noise
+    )
 
 
-def found(solved: Solved, key: str) -> tuple[float, float]:
+def found(solved: ScaleFit, key: str) -> tuple[float, float]:
     at = solved.keys.index(key)
     return float(solved.log_scales[at]), float(solved.sds[at])
 
@@ -68,7 +78,7 @@ def test_more_runs_are_surer_and_none_is_surer_than_its_noise() -> None:
 def test_a_gpu_that_waits_for_its_host_says_nothing_of_kernels() -> None:
     """Kernels of 1 s beside 2 s of launches: the longer counts, and only it is seen."""
     forecast = Pieces(("a", "host"), (np.array([[1.0, 0.0, 0.0], [0.0, 2.0, 0.0]]),))
-    seen = Seen("one", "time_s", 2.4, forecast, 0.01)
+    seen = MeasuredTime("one", "time_s", 2.4, forecast, 0.01)
     solved = solve([seen], {"a": 0.3, "host": 0.4})
     assert list(found(solved, "a")) == pytest.approx([0.0, 0.3])
     assert found(solved, "host")[0] == pytest.approx(np.log(1.2), rel=0.01)
@@ -79,14 +89,14 @@ def test_a_gpu_that_waits_for_its_host_says_nothing_of_kernels() -> None:
 
 def test_slopes_of_a_queue_are_steeper() -> None:
     """A load whose latency goes with the third power of its steps: 1.1³ is what 1.1 times as long steps give."""
-    seen = Seen("one", "ttft_s", 1.1**3, Slopes(("a",), 1.0, np.array([3.0])), SURE)
+    seen = MeasuredTime("one", "ttft_s", 1.1**3, Slopes(("a",), 1.0, np.array([3.0])), SURE)
     assert np.exp(solve([seen], {"a": 0.3}).log_scales[0]) == pytest.approx(1.1, rel=1e-4)
 
 
 def test_runs_are_scored_by_the_others() -> None:
     runs = [run("x", 1.2, 0.01, a=1.0), run("y", 1.2, 0.01, a=1.0), run("z", 1.0, 0.01, b=1.0)]
-    after = left_out(runs, PRIORS)
+    after = cross_validated(runs, PRIORS)
     assert after[:2] == pytest.approx([0.0, 0.0], abs=0.002) and after[2] == pytest.approx(0.0)
     assert runs[0].error == pytest.approx(1 / 1.2 - 1)
     twice = [run("x", 1.2, 0.01, a=1.0), run("x", 1.2, 0.01, a=1.0)]  # two numbers of one run go together
-    assert left_out(twice, PRIORS) == pytest.approx([1 / 1.2 - 1] * 2)
+    assert cross_validated(twice, PRIORS) == pytest.approx([1 / 1.2 - 1] * 2)

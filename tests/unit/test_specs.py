@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 
 import kernelcast as kc
-from kernelcast.collect.power_meter import Board
-from kernelcast.collect.specs_draft import Long, Measured, Properties, base_of, begun, write
-from kernelcast.collect.specs_file import as_in_campaigns, finished, reference
+from kernelcast.collect.power_meter import BoardLimits
+from kernelcast.collect.specs_draft import GpuProperties, Microbenchmarks, SustainedRun, base_of, start_draft, write
+from kernelcast.collect.specs_file import campaign_ratio, complete_draft, reference_gpu
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import gpu, gpu_ids, load_gpu, origin_of, root_of
 from kernelcast.hardware.gpu import path_of
 from kernelcast.hardware.load import contradictions
 
-BOARD = Board(sm_mhz=1980, memory_mhz=3201, memory_bits=6144, pcie_generation=5, pcie_lanes=16, nvlinks=18,
+BOARD = BoardLimits(sm_mhz=1980, memory_mhz=3201, memory_bits=6144, pcie_generation=5, pcie_lanes=16, nvlinks=18,
               power_limit_w=700)  # fmt: skip
-H200 = Properties(
+H200 = GpuProperties(
     name="NVIDIA H200", capability="9.0", sm_count=132, l2_bytes=62914560, smem_bytes_per_sm=233472,
     smem_bytes_per_cta=232448, registers_per_sm=65536, max_threads_per_sm=2048, dram_bytes=150108000000, board=BOARD,
     software="driver 580, PyTorch 2.11",
@@ -30,11 +30,12 @@ PEAK = 132 * 1.83e9 * 4096  # of bf16
 SHAPE = "8192 x 8192 x 8192"
 
 
-def seen(**own: Any) -> Measured:
+def seen(**own: Any) -> Microbenchmarks:
     """As the H200 of reference.toml."""
     bursts = {"bf16": 0.83 * PEAK, "fp16": 0.80 * PEAK, "tf32": 0.42 * PEAK, "fp8": 2 * 0.791 * PEAK, "int8": PEAK}
-    plain = Measured(
-        bursts=bursts, shapes=dict.fromkeys(bursts, SHAPE), longs={"bf16": Long(0.69 * PEAK, 698.0, 1500.0, True)},
+    plain = Microbenchmarks(
+        bursts=bursts, shapes=dict.fromkeys(bursts, SHAPE),
+        longs={"bf16": SustainedRun(0.69 * PEAK, 698.0, 1500.0, True)},
         dram_read=4.4e12, dram_copy=4.2e12, dram_decode=0.897 * 4.8e12, l2_read={0.14: 11.39e12, 0.5: 9e12},
         smem=0.9 * 33.4e12, exponentials=0.95 * 4.18e12, fma=0.95 * 66.9e12, launch_floor_s=0.7e-6, gap_s=0.9e-6,
         smallest_gemm_s=2.04e-6, skipped={"nvfp4": "its tensor cores have no such format"},
@@ -42,8 +43,8 @@ def seen(**own: Any) -> Measured:
     return dataclasses.replace(plain, **own)
 
 
-def made(told: Properties, found: Measured, path: Path) -> kc.Gpu:
-    return write(finished(begun(told, path), told, found))
+def made(told: GpuProperties, found: Microbenchmarks, path: Path) -> kc.Gpu:
+    return write(complete_draft(start_draft(told, path), told, found))
 
 
 # ---- the file of a catalogued GPU ----
@@ -56,7 +57,7 @@ def test_a_catalogued_gpu_gets_a_file_of_what_was_measured_each_number_with_how(
     assert found.sustained_tensor_fractions["fp8"] == pytest.approx(known.sustained_tensor_fractions["fp8"], rel=1e-4)
     assert found.sustained_tensor_fractions["fp16"] == pytest.approx(0.80 * 0.88 / 0.83, rel=1e-4)  # as bf16
     assert found.sustained_tensor_fractions["int8"] == pytest.approx(0.5, rel=1e-4)  # no campaign has it
-    assert found.long_tensor_fraction == pytest.approx(0.69 * as_in_campaigns("long_tensor_fraction")[0], rel=1e-4)
+    assert found.long_tensor_fraction == pytest.approx(0.69 * campaign_ratio("long_tensor_fraction")[0], rel=1e-4)
     assert found.sustained_dram_fraction == pytest.approx(0.87, rel=1e-4)
     assert found.l2_bytes_per_clk == 6144  # 11.39 TB/s is 93.6% of it, as on the reference
     assert (found.launch_floor_s, found.sustained_launch_s) == pytest.approx((0.7e-6, 2.6e-6), rel=1e-4)
@@ -118,11 +119,11 @@ def test_a_lower_power_limit_and_clock_are_told_and_stay_consistent(tmp_path: Pa
 
 
 def test_rates_above_the_published_peak_move_the_tensor_clock_then_the_rate(tmp_path: Path) -> None:
-    factor = as_in_campaigns("sustained_tensor_fraction")[0]
+    factor = campaign_ratio("sustained_tensor_fraction")[0]
     bursts = {"bf16": 0.8 * PEAK, "fp8": 2.04 * PEAK}
     found = made(H200, seen(bursts=bursts, shapes=dict.fromkeys(bursts, SHAPE)), tmp_path / "a.toml")
     assert found.tensor_clock_hz == pytest.approx(1.02 * 1.83e9, rel=1e-3)
-    fp8 = min(1.0, as_in_campaigns("sustained_tensor_fractions.fp8")[0])
+    fp8 = min(1.0, campaign_ratio("sustained_tensor_fractions.fp8")[0])
     assert found.sustained_tensor_fractions["fp8"] == pytest.approx(fp8, abs=2e-4)
     assert found.sustained_tensor_fraction == pytest.approx(factor * 0.8 / 1.02, rel=1e-3)
     bursts = {"bf16": 0.8 * PEAK, "fp8": 2.4 * PEAK}  # 1.2 of the peak, and the boost clock is 1.082 times
@@ -136,7 +137,7 @@ def test_rates_above_the_published_peak_move_the_tensor_clock_then_the_rate(tmp_
 
 
 def test_what_could_not_be_measured_leaves_the_base(tmp_path: Path) -> None:
-    found = made(H200, Measured(skipped={"bf16": "no"}), tmp_path / "bare.toml")
+    found = made(H200, Microbenchmarks(skipped={"bf16": "no"}), tmp_path / "bare.toml")
     known = gpu("h200_sxm")
     assert found.sustained_tensor_fraction == known.sustained_tensor_fraction
     assert found.launch_floor_s == known.launch_floor_s
@@ -184,23 +185,23 @@ def test_a_new_capability_inherits_by_instruction_path_and_measured_rates_decide
 
 def test_names_that_would_mislead_are_refused(tmp_path: Path) -> None:
     with pytest.raises(KernelcastError, match=r"h200_sxm is a GPU of the catalogue.*my_h200_sxm\.toml"):
-        begun(H200, tmp_path / "h200_sxm.toml")
+        start_draft(H200, tmp_path / "h200_sxm.toml")
 
 
 def test_a_driver_that_gives_another_name_can_be_helped(tmp_path: Path) -> None:
     told = dataclasses.replace(H200, name="GRID H200-141C")
-    assert begun(told, tmp_path / "mine.toml").base == "_sm90"
-    assert begun(told, tmp_path / "mine.toml", "h200_sxm").words["unit_of"] == "h200_sxm"
+    assert start_draft(told, tmp_path / "mine.toml").base == "_sm90"
+    assert start_draft(told, tmp_path / "mine.toml", "h200_sxm").words["unit_of"] == "h200_sxm"
 
 
 def test_the_reference_is_a_gpu_of_the_catalogue_and_its_ratios_are_near_one() -> None:
-    known = gpu(reference()["gpu"])
+    known = gpu(reference_gpu()["gpu"])
     for name in ("sustained_tensor_fraction", "sustained_dram_fraction", "sustained_launch_s"):
-        factor, told = as_in_campaigns(name)
-        assert factor == pytest.approx(known.number(name) / reference()[name])
+        factor, told = campaign_ratio(name)
+        assert factor == pytest.approx(known.number(name) / reference_gpu()[name])
         assert 0.75 < factor < 1.35 and f"times {factor:.3f}" in told
-    assert as_in_campaigns("sustained_tensor_fractions.nvfp4") == (1.0, "")  # not measured both ways
-    assert as_in_campaigns("sustained_tensor_fractions.tf32") == as_in_campaigns("sustained_tensor_fraction")
+    assert campaign_ratio("sustained_tensor_fractions.nvfp4") == (1.0, "")  # not measured both ways
+    assert campaign_ratio("sustained_tensor_fractions.tf32") == campaign_ratio("sustained_tensor_fraction")
 
 
 # ---- a file that contradicts itself ----

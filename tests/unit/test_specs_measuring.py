@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from kernelcast.collect import specs
-from kernelcast.collect.power_meter import State
+from kernelcast.collect.power_meter import GpuState
 from kernelcast.collect.specs import FORMATS, SHAPES, Product
-from kernelcast.collect.specs_draft import Measured
+from kernelcast.collect.specs_draft import Microbenchmarks
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import gpu
 
@@ -67,7 +67,7 @@ def test_the_best_shape_counts(on_host: None, monkeypatch: pytest.MonkeyPatch) -
     shares = iter((0.7, 0.9, 0.8, 0.6))
     monkeypatch.setitem(FORMATS, "bf16", product)
     monkeypatch.setattr(specs, "burst_s", lambda launch, guess_s: guess_s / next(shares))
-    found = Measured()
+    found = Microbenchmarks()
     specs._bursts("bf16", PEAK, found)
     assert found.bursts["bf16"] == pytest.approx(0.9 * PEAK)
     assert found.shapes["bf16"] == "4096 x 14336 x 4096"
@@ -76,8 +76,8 @@ def test_the_best_shape_counts(on_host: None, monkeypatch: pytest.MonkeyPatch) -
 
 def test_what_lasts_is_told_with_its_watts_and_clock(on_host: None, monkeypatch: pytest.MonkeyPatch) -> None:
     class Meter:
-        def state(self) -> State:
-            return State(690.0, 1500, 3201, 60, 4)
+        def state(self) -> GpuState:
+            return GpuState(690.0, 1500, 3201, 60, 4)
 
     told = {"seconds_per_call": 2 * 8192**3 / 700e12, "power_w": 695.0, "sm_mhz": 1500.0, "reasons": 4}
     one = torch.ones(1, 1)
@@ -85,17 +85,17 @@ def test_what_lasts_is_told_with_its_watts_and_clock(on_host: None, monkeypatch:
     monkeypatch.setattr(specs, "_meter", Meter)
     monkeypatch.setattr(specs, "captured", lambda launches: type("Graph", (), {"replay": lambda self: None})())
     monkeypatch.setattr(specs, "measured_power", lambda load, meter, warm_s, window_s: told)
-    found = Measured(bursts={"bf16": 850e12}, shapes={"bf16": "8192 x 8192 x 8192"})
+    found = Microbenchmarks(bursts={"bf16": 850e12}, shapes={"bf16": "8192 x 8192 x 8192"})
     specs._long("bf16", PEAK, found)
     long = found.longs["bf16"]
     assert long.flops_per_s == pytest.approx(700e12)
     assert (long.power_w, long.sm_mhz, long.by_power) == (695.0, 1500.0, True)
     with pytest.raises(KernelcastError, match="no burst of it ran"):
-        specs._long("fp8", PEAK, Measured())
+        specs._long("fp8", PEAK, Microbenchmarks())
 
 
 def test_what_cannot_run_is_noted_and_the_rest_is_measured(on_host: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    def parts(chip: Any, found: Measured) -> Any:
+    def parts(chip: Any, found: Microbenchmarks) -> Any:
         def fails() -> None:
             raise RuntimeError("no kernel image\nis available")
 
@@ -122,7 +122,7 @@ def test_what_cannot_run_is_noted_and_the_rest_is_measured(on_host: None, monkey
 
 
 def test_formats_that_the_gpu_lacks_are_not_tried() -> None:
-    found = Measured()
+    found = Microbenchmarks()
     names = [name for name, _ in specs._products(gpu("a100_sxm"), found)]
     assert names == ["bf16", "bf16, long", "fp16", "tf32", "int8"]
     assert set(found.skipped) == {"fp8", "fp8_block", "nvfp4"}

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelcast.collect.calibrate import Telling, next_calls
+from kernelcast.collect.calibrate import Selection, next_calls
 from kernelcast.collect.families import FAMILIES, SHARES
 from kernelcast.collect.sampling import Draw
 from kernelcast.errors import KernelcastError, unknown
@@ -77,9 +77,9 @@ def choose(
     return ordered[:calls] + again
 
 
-def most_telling(
+def most_informative(
     candidates: Sequence[PlannedCall], target: Gpu, count: int, calibration: Calibration | None = None
-) -> tuple[list[PlannedCall], Telling]:
+) -> tuple[list[PlannedCall], Selection]:
     """The ``count`` candidates that tell most of all of them, the most telling first, after what a calibration knows
     already; and the error that is expected before and after they are measured."""
     names = list(dict.fromkeys(name for planned in candidates for name in planned.parameters))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from kernelcast.collect.choose import PlannedCall
-from kernelcast.collect.pool import Pool
+from kernelcast.collect.pool import TensorPool
 from kernelcast.collect.runners import Prepared, prepared
 from kernelcast.collect.session import DeviceLostError
 from kernelcast.collect.timing import Launched, Timing, profiled, stream, timed
@@ -41,7 +41,7 @@ class CudaDevice:
     def __init__(self, target: Gpu, *, profile: bool = True) -> None:
         properties = torch.cuda.get_device_properties(0)
         free, _ = torch.cuda.mem_get_info()
-        self._pool = Pool(max(_SMALLEST_POOL, int(free * _POOL_SHARE)), properties.L2_cache_size)
+        self._pool = TensorPool(max(_SMALLEST_POOL, int(free * _POOL_SHARE)), properties.L2_cache_size)
         self._target = target
         self._profile = profile
 

@@ -40,7 +40,7 @@ def _count(expert_of_pair, counts, pairs, CHUNK: tl.constexpr):  # type: ignore[
 
 
 @triton.jit(do_not_specialize=["pairs", "block_m"])
-def _place(  # type: ignore[no-untyped-def]
+def _sort(  # type: ignore[no-untyped-def]
     expert_of_pair, counts, pair_of_row, expert_of_block, padded_rows, pairs, experts, block_m,
     CHUNK: tl.constexpr, EXPERTS: tl.constexpr,
 ):  # fmt: skip
@@ -68,7 +68,7 @@ def _place(  # type: ignore[no-untyped-def]
 
 
 @dataclass(frozen=True)
-class Sorted:
+class SortedPairs:
     """Pairs by expert. The host does not know how many rows there are (``padded_rows`` is on the GPU), so grids are
     made for the most there can be, and programs past the end leave at once: engines do the same."""
 
@@ -82,7 +82,7 @@ class Sorted:
         return self.expert_of_block.numel()
 
 
-def sort_pairs(expert_of_pair: Tensor, experts: int, block_m: int) -> Sorted:
+def sort_pairs(expert_of_pair: Tensor, experts: int, block_m: int) -> SortedPairs:
     """``expert_of_pair``: [tokens * topk] int32."""
     pairs, device = expert_of_pair.numel(), expert_of_pair.device
     most = min(pairs * block_m, pairs + experts * (block_m - 1))
@@ -92,11 +92,11 @@ def sort_pairs(expert_of_pair: Tensor, experts: int, block_m: int) -> Sorted:
     rows, owners = torch.empty(blocks * block_m, **whole), torch.empty(blocks, **whole)
     padded_rows = torch.empty(1, **whole)
     _count[(experts,)](expert_of_pair, counts, pairs, CHUNK=_CHUNK)
-    _place[(experts,)](
+    _sort[(experts,)](
         expert_of_pair, counts, rows, owners, padded_rows, pairs, experts, block_m, CHUNK=_CHUNK,
         EXPERTS=triton.next_power_of_2(experts),
     )  # fmt: skip
-    return Sorted(rows, owners, padded_rows, pairs)
+    return SortedPairs(rows, owners, padded_rows, pairs)
 
 
 @triton.jit
@@ -135,14 +135,14 @@ def _plain_gemm(  # type: ignore[no-untyped-def]
     tl.store(out, total.to(c.dtype.element_ty), mask=real[:, None] & (columns_out[None, :] < n))
 
 
-def grouped_gemm(a: Tensor, b: Tensor, c: Tensor, rows: Sorted, topk: int, config: Config) -> Any:
+def grouped_gemm(a: Tensor, b: Tensor, c: Tensor, rows: SortedPairs, topk: int, config: Config) -> Any:
     """c[pair] = a[pair // topk] b[its expert]^T; b [experts, n, k], all contiguous."""
     _, n, k = b.shape
     grid = (rows.row_blocks * triton.cdiv(n, config.block_n),)
     return _plain_gemm[grid](a, b, c, *launch_arguments(rows, n, k, topk, config), **block_sizes(config))
 
 
-def launch_arguments(rows: Sorted, n: int, k: int, topk: int, config: Config) -> tuple[Any, ...]:
+def launch_arguments(rows: SortedPairs, n: int, k: int, topk: int, config: Config) -> tuple[Any, ...]:
     return (rows.pair_of_row, rows.expert_of_block, rows.padded_rows, rows.pairs, rows.row_blocks, n, k, topk,
             config.group_m)  # fmt: skip
 
@@ -152,7 +152,7 @@ def block_sizes(config: Config) -> dict[str, int]:
             "num_stages": config.stages}  # fmt: skip
 
 
-class Bench:
+class ConfigBench:
     """Tensors of one problem on the GPU, and its launches with any config."""
 
     def __init__(self, problem: Problem, seed: int = 1000) -> None:
@@ -164,7 +164,7 @@ class Bench:
         self.shape, self.topk = as_moe, as_moe.topk
         self.rounds = as_moe.experts if self.dense else 4 if as_moe.tokens <= 16 else 2 if as_moe.tokens <= 256 else 1
         self.tensor_options: dict[str, Any] = {"dtype": _TORCH_DTYPES[problem.dtype], "device": "cuda"}
-        self.sorted: dict[tuple[int, int], Sorted] = {}
+        self.sorted: dict[tuple[int, int], SortedPairs] = {}
         self._compiled: set[Config] = set()
         self._make_tensors(seed)
 
@@ -199,7 +199,7 @@ class Bench:
         """Row blocks, by routing."""
         return [int(self.rows(turn, block_m).padded_rows) // block_m for turn in range(self.rounds)]
 
-    def rows(self, turn: int, block_m: int) -> Sorted:
+    def rows(self, turn: int, block_m: int) -> SortedPairs:
         if (turn, block_m) not in self.sorted:
             experts = 1 if self.dense else self.shape.experts
             made = sort_pairs(self.chosen[turn], experts, block_m)
@@ -268,12 +268,12 @@ class Measurer:
 
     def __init__(self) -> None:
         self._checked: dict[tuple[int, ...], bool] = {}
-        self._bench: Bench | None = None
+        self._bench: ConfigBench | None = None
 
     def __call__(self, problem: Problem, configs: Sequence[Config]) -> list[float]:
         if self._bench is None or self._bench.problem != problem:
             self._bench = None  # its memory first
-            self._bench = Bench(problem)
+            self._bench = ConfigBench(problem)
         good = [c for c in configs if self._runs(c, problem.dtype)]
         samples = dict(zip(good, self._bench.samples(good, _PASSES), strict=True))
         return [statistics.median(map(sum, samples[c])) if c in samples else math.inf for c in configs]

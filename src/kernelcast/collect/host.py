@@ -41,7 +41,7 @@ _KERNELS = 300  # of a graph, and behind one another in a stream
 
 
 @dataclass(frozen=True)
-class Timed:
+class ProgramTimes:
     """A program as it ran: seconds of its steps, and how often it has each of the host's costs."""
 
     name: str
@@ -73,7 +73,7 @@ def timed_programs(
     say: Callable[[int, int], None] = lambda done, total: None,
     rounds: int = _ROUNDS,
     repeats: int = _REPEATS,
-) -> list[Timed]:
+) -> list[ProgramTimes]:
     """Each program on the device, in inference and in training."""
     with device:
         made = [(f"{name}, {mode}", model, inputs, mode) for name, model, inputs in programs() for mode in MODES]
@@ -83,12 +83,12 @@ def timed_programs(
             say(done * len(made) + at, rounds * len(made))
             taken[name] += _seconds(model, inputs, mode, device, repeats)
     return [
-        Timed(name, taken[name], counts_of(trace(model, inputs, mode, optimizer="adamw"), target))  # type: ignore[arg-type]
+        ProgramTimes(name, taken[name], counts_of(trace(model, inputs, mode, optimizer="adamw"), target))  # type: ignore[arg-type]
         for name, model, inputs, mode in made
     ]
 
 
-def fitted(timed: Sequence[Timed], gaps: Mapping[str, float]) -> Host:
+def fitted(timed: Sequence[ProgramTimes], gaps: Mapping[str, float]) -> Host:
     """The costs that explain the programs best: least squares of relative errors, with a weak pull to the proportions
     of the host that ships; and how far single steps and programs lie from them."""
     usual = host("server")

@@ -32,7 +32,7 @@ Say = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
-class Timed:
+class CollectiveTime:
     """One collective: ``bytes`` as the ops of that name count them."""
 
     op: str
@@ -60,13 +60,13 @@ class Link:
     rates: dict[int, float]
 
     @classmethod
-    def of(cls, timed: Sequence[Timed]) -> Link:
+    def of(cls, timed: Sequence[CollectiveTime]) -> Link:
         """The shortest times are a start and so many messages in turn: the messages are their slope. The rates are the
         bytes that a GPU sends over the time, of the collective and the size where that is most."""
         rates: dict[int, float] = {}
         for one in timed:
             rates[one.world] = max(rates.get(one.world, 0.0), one.sent_bytes / one.seconds)
-        least: dict[tuple[str, int], Timed] = {}
+        least: dict[tuple[str, int], CollectiveTime] = {}
         for one in sorted(timed, key=lambda one: one.bytes):
             least.setdefault((one.op, one.world), one)
         steps = np.array([one.steps for one in least.values()], dtype=float)
@@ -77,7 +77,7 @@ class Link:
         return cls(min(max(slope, min(few, most)), most), dict(sorted(rates.items())))
 
 
-def fitted(timed: Sequence[Timed], like: str, about: str) -> Fabric:
+def fitted(timed: Sequence[CollectiveTime], like: str, about: str) -> Fabric:
     """The fabric that forecasts of these collectives need. ``like``: the catalogued kind that the link is."""
     found = Link.of(timed)
     best = max(found.rates.values())
@@ -113,15 +113,17 @@ def worlds(count: int) -> list[int]:
 
 def measure(
     count: int, backend: str, say: Say = lambda done, total, note: None, sizes: Sequence[int] = SIZES
-) -> list[Timed]:
+) -> list[CollectiveTime]:
     """Times of collectives over 2 to ``count`` processes. ``backend``: nccl over GPUs; gloo over the host's memory."""
     groups = worlds(count)
-    found: list[Timed] = []
+    found: list[CollectiveTime] = []
     for at, world in enumerate(groups):
         say(at, len(groups), f"{world} GPUs")
         with tempfile.TemporaryDirectory() as folder:
             spawn(_rank, args=(world, backend, folder, tuple(sizes)), nprocs=world)
-            found += [Timed(**row) for row in json.loads((Path(folder) / "times.json").read_text(encoding="utf-8"))]
+            found += [
+                CollectiveTime(**row) for row in json.loads((Path(folder) / "times.json").read_text(encoding="utf-8"))
+            ]
     say(len(groups), len(groups), "")
     return found
 
@@ -139,7 +141,7 @@ def _rank(rank: int, world: int, backend: str, folder: str, sizes: Sequence[int]
             for size in sizes:
                 run = _collective(op, size, rank, world, device)
                 taken = _seconds(run, device)
-                rows.append(asdict(Timed(op, size, world, taken)))
+                rows.append(asdict(CollectiveTime(op, size, world, taken)))
         if rank == 0:
             (Path(folder) / "times.json").write_text(json.dumps(rows))
         dist.barrier()

@@ -40,7 +40,7 @@ Use = Literal["read", "written", "changed"]  # changed: read and written over
 
 
 @dataclass(frozen=True)
-class Spec:
+class TensorSpec:
     """A tensor that a call needs."""
 
     shape: tuple[int, ...]
@@ -52,7 +52,7 @@ class Spec:
         return math.ceil(math.prod(self.shape) * self.dtype.itemsize / _ALIGN) * _ALIGN
 
 
-class Pool:
+class TensorPool:
     """Random numbers of each format, ``bytes`` of each, made when first asked for."""
 
     def __init__(self, bytes: int, l2_bytes: int, seed: int = 0, device: str = "cuda") -> None:
@@ -64,7 +64,7 @@ class Pool:
         self._scratch: dict[torch.dtype, Tensor] = {}
         self.warm = False
 
-    def sets(self, *specs: Spec) -> list[tuple[Tensor, ...]]:
+    def sets(self, *specs: TensorSpec) -> list[tuple[Tensor, ...]]:
         """Sets of tensors of these shapes that do not overlap."""
         footprint = sum(spec.bytes for spec in specs)
         wanted = 1 if self.warm else min(MOST_SETS, max(2, math.ceil(_TIMES_L2 * self._l2_bytes / footprint)))
@@ -86,7 +86,7 @@ class Pool:
             found.append(tuple(members))
         return found
 
-    def _view(self, spec: Spec, place: slice) -> Tensor:
+    def _view(self, spec: TensorSpec, place: slice) -> Tensor:
         """The memory at ``place``: random numbers, or the same place of the memory for results."""
         dtype = spec.dtype
         if dtype not in self._data:
@@ -108,6 +108,6 @@ class Pool:
         return data
 
 
-def specs(dtype: str, *shapes: Sequence[int], use: Use = "read") -> tuple[Spec, ...]:
+def specs(dtype: str, *shapes: Sequence[int], use: Use = "read") -> tuple[TensorSpec, ...]:
     """Tensors of one format."""
-    return tuple(Spec(tuple(int(n) for n in shape), DTYPES[dtype], use) for shape in shapes)
+    return tuple(TensorSpec(tuple(int(n) for n in shape), DTYPES[dtype], use) for shape in shapes)

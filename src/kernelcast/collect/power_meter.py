@@ -26,7 +26,7 @@ _MOST_SERIES = 64
 
 
 @dataclass(frozen=True)
-class State:
+class GpuState:
     """Beside energy. ``reasons``: NVML's bits of why the clock is not higher (4: power, 0x20 and 0x40: heat)."""
 
     power_w: float | None
@@ -37,7 +37,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Board:
+class BoardLimits:
     """What a board is built for: highest clocks, memory bus, links that are up; None where the driver does not say."""
 
     sm_mhz: float | None = None
@@ -54,7 +54,7 @@ class Meter(Protocol):
 
     def energy_j(self) -> float | None: ...
 
-    def state(self) -> State: ...
+    def state(self) -> GpuState: ...
 
 
 class Load(Protocol):
@@ -87,7 +87,7 @@ class Readings:
     meter: Meter
     clock: Callable[[], float] = time.perf_counter
     energy: list[tuple[float, float]] = field(default_factory=list)
-    states: list[tuple[float, State]] = field(default_factory=list)
+    states: list[tuple[float, GpuState]] = field(default_factory=list)
     _stop: threading.Event = field(default_factory=threading.Event)
 
     def __enter__(self) -> Readings:
@@ -136,7 +136,7 @@ def measured(
 
 
 def summary(
-    energy: Sequence[tuple[float, float]], states: Sequence[tuple[float, State]], start: float, stop: float
+    energy: Sequence[tuple[float, float]], states: Sequence[tuple[float, GpuState]], start: float, stop: float
 ) -> dict[str, Any]:
     """Watts between the first and last change of the counter inside of the window; medians of the rest."""
     inside = [state for at, state in states if start <= at <= stop]
@@ -195,9 +195,9 @@ class Nvml:
         """Joules since the driver was loaded; None before Volta."""
         return _times(self._read("TotalEnergyConsumption"), 1e-3)
 
-    def board(self) -> Board:
+    def board(self) -> BoardLimits:
         links = [self._read("NvLinkState", link) for link in range(self._nvml.NVML_NVLINK_MAX_LINKS)]
-        return Board(
+        return BoardLimits(
             sm_mhz=self._read("MaxClockInfo", self._nvml.NVML_CLOCK_SM),
             memory_mhz=self._read("MaxClockInfo", self._nvml.NVML_CLOCK_MEM),
             memory_bits=self._read("MemoryBusWidth"),
@@ -207,8 +207,8 @@ class Nvml:
             power_limit_w=_times(self._read("EnforcedPowerLimit"), 1e-3),
         )
 
-    def state(self) -> State:
-        return State(
+    def state(self) -> GpuState:
+        return GpuState(
             power_w=_times(self._instant_mw() or self._read("PowerUsage"), 1e-3),
             sm_mhz=self._read("ClockInfo", self._nvml.NVML_CLOCK_SM),
             memory_mhz=self._read("ClockInfo", self._nvml.NVML_CLOCK_MEM),

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernelcast.collect.power_meter import Board, Nvml
+from kernelcast.collect.power_meter import BoardLimits, Nvml
 from kernelcast.collect.power_meter import measured as measured_power
-from kernelcast.collect.specs_draft import Long, Measured, Properties
+from kernelcast.collect.specs_draft import GpuProperties, Microbenchmarks, SustainedRun
 from kernelcast.collect.timing import Replays, captured, replayed_s, stream, timed
 from kernelcast.errors import KernelcastError
 from kernelcast.hardware import Gpu
@@ -37,14 +37,14 @@ _OFF = 0.01  # of sums and fixed points
 Say = Callable[[int, int, str], None]
 
 
-def properties() -> Properties:
+def properties() -> GpuProperties:
     from kernelcast.collect.device import facts
 
     told: Any = torch.cuda.get_device_properties(0)
     known = facts()
     software = f"driver {known.get('driver_version', 'unknown')}, PyTorch {known['torch']}, CUDA {known['cuda']}"
     meter = _meter()
-    return Properties(
+    return GpuProperties(
         name=told.name,
         capability=f"{told.major}.{told.minor}",
         sm_count=told.multi_processor_count,
@@ -54,7 +54,7 @@ def properties() -> Properties:
         registers_per_sm=told.regs_per_multiprocessor,
         max_threads_per_sm=told.max_threads_per_multi_processor,
         dram_bytes=told.total_memory,
-        board=meter.board() if meter else Board(),
+        board=meter.board() if meter else BoardLimits(),
         software=f"{software}, Triton {known['triton']}",
     )
 
@@ -67,9 +67,9 @@ def _meter() -> Nvml | None:
         return None
 
 
-def measure(chip: Gpu, say: Say = lambda done, total, note: None) -> Measured:
+def measure(chip: Gpu, say: Say = lambda done, total, note: None) -> Microbenchmarks:
     """``chip``: about what the GPU is, so that sizes fit it. What cannot run is noted, and all else is measured."""
-    found = Measured()
+    found = Microbenchmarks()
     parts = [*_products(chip, found), *_others(chip, found)]
     with torch.cuda.stream(stream()):
         for at, (name, part) in enumerate(parts):
@@ -91,7 +91,7 @@ def _alive(name: str, error: Exception) -> None:
         raise KernelcastError(f"the GPU is lost after measuring {name}: {' '.join(str(error).split())[:160]}") from None
 
 
-def _products(chip: Gpu, found: Measured) -> Iterator[tuple[str, Callable[[], None]]]:
+def _products(chip: Gpu, found: Microbenchmarks) -> Iterator[tuple[str, Callable[[], None]]]:
     for dtype in FORMATS:
         peak = chip.tensor_flops_per_s("fp8" if dtype == "fp8_block" else dtype)
         if not peak:
@@ -102,7 +102,7 @@ def _products(chip: Gpu, found: Measured) -> Iterator[tuple[str, Callable[[], No
             yield f"{dtype}, long", partial(_long, dtype, peak, found)
 
 
-def _bursts(dtype: str, peak: float, found: Measured) -> None:
+def _bursts(dtype: str, peak: float, found: Microbenchmarks) -> None:
     """The best of several large shapes."""
     best, failed = 0.0, ""
     for m, n, k in fitting(peak):
@@ -150,7 +150,7 @@ def burst_s(launch: Callable[[], object], guess_s: float) -> float:
     return statistics.median(samples) / count
 
 
-def _long(dtype: str, peak: float, found: Measured) -> None:
+def _long(dtype: str, peak: float, found: Microbenchmarks) -> None:
     """The shape that was best in bursts, for seconds."""
     if dtype not in found.bursts:
         raise KernelcastError(found.skipped.get(dtype, "no burst of it ran"))
@@ -167,10 +167,10 @@ def _long(dtype: str, peak: float, found: Measured) -> None:
     told = measured_power(Replays(graph.replay, count, count * guess_s), meter, warm_s=LONG_S, window_s=LONG_S)
     reasons = int(told.get("reasons") or 0)
     rate = flops / told["seconds_per_call"]
-    found.longs[dtype] = Long(rate, float(told["power_w"]), told.get("sm_mhz"), bool(reasons & 0x4))
+    found.longs[dtype] = SustainedRun(rate, float(told["power_w"]), told.get("sm_mhz"), bool(reasons & 0x4))
 
 
-def _others(chip: Gpu, found: Measured) -> Iterator[tuple[str, Callable[[], None]]]:
+def _others(chip: Gpu, found: Microbenchmarks) -> Iterator[tuple[str, Callable[[], None]]]:
     yield "DRAM", partial(_dram, chip, found)
     yield "DRAM by products", partial(_decode, chip, found)
     yield "L2", partial(_l2, chip, found)
@@ -181,7 +181,7 @@ def _others(chip: Gpu, found: Measured) -> Iterator[tuple[str, Callable[[], None
     yield "smallest products", partial(_smallest, chip, found)
 
 
-def _dram(chip: Gpu, found: Measured) -> None:
+def _dram(chip: Gpu, found: Microbenchmarks) -> None:
     from kernelcast.collect import specs_kernels
 
     free, _ = torch.cuda.mem_get_info()
@@ -200,7 +200,7 @@ def _dram(chip: Gpu, found: Measured) -> None:
         raise KernelcastError("a copy differs from its source")
 
 
-def _decode(chip: Gpu, found: Measured) -> None:
+def _decode(chip: Gpu, found: Microbenchmarks) -> None:
     """Products with few rows, weights far larger than L2."""
     rates, dtype = [], _sixteen(chip)
     for m, n, k in _DECODE:
@@ -213,7 +213,7 @@ def _decode(chip: Gpu, found: Measured) -> None:
     found.dram_decode = max(rates)
 
 
-def _l2(chip: Gpu, found: Measured) -> None:
+def _l2(chip: Gpu, found: Microbenchmarks) -> None:
     """A part of L2 that is read again and again, past L1."""
     from kernelcast.collect import specs_kernels
 
@@ -231,7 +231,7 @@ def _l2(chip: Gpu, found: Measured) -> None:
         found.l2_read[x.nbytes / chip.l2_bytes] = rounds * x.nbytes / seconds
 
 
-def _arithmetic(chip: Gpu, found: Measured, what: str) -> None:
+def _arithmetic(chip: Gpu, found: Microbenchmarks, what: str) -> None:
     from kernelcast.collect import specs_kernels
 
     x = torch.rand(chip.sm_count * 16 * 1024, device="cuda")
@@ -249,7 +249,7 @@ def _arithmetic(chip: Gpu, found: Measured, what: str) -> None:
         found.fma = 2 * rate
 
 
-def _shared(chip: Gpu, found: Measured) -> None:
+def _shared(chip: Gpu, found: Microbenchmarks) -> None:
     from kernelcast.collect import specs_kernels
 
     rounds = 256
@@ -259,7 +259,7 @@ def _shared(chip: Gpu, found: Measured) -> None:
     _near("sums of shared memory", float(run.out.mean()), run.expected(rounds))
 
 
-def _launches(found: Measured) -> None:
+def _launches(found: Microbenchmarks) -> None:
     """The shortest kernel in a graph; and what a kernel takes beside its work: twice the time of one minus that of
     another with twice the work."""
     from kernelcast.collect import specs_kernels
@@ -273,7 +273,7 @@ def _launches(found: Measured) -> None:
     found.gap_s = max(0.0, 2 * once - twice)
 
 
-def _smallest(chip: Gpu, found: Measured) -> None:
+def _smallest(chip: Gpu, found: Microbenchmarks) -> None:
     times, dtype = [], _sixteen(chip)
     for m, n, k in _SMALL:
         a, b = (torch.randn(rows, k, device="cuda", dtype=dtype) for rows in (m, n))

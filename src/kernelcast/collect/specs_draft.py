@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from kernelcast.collect.power_meter import Board
+from kernelcast.collect.power_meter import BoardLimits
 from kernelcast.errors import KernelcastError
 from kernelcast.files import complete
 from kernelcast.hardware import Gpu, fabrics, gpu, gpu_ids, load_gpu, parse_gpu
@@ -24,7 +24,7 @@ _NVLINK = {7: ("nvlink2", 25e9), 8: ("nvlink3", 25e9), 9: ("nvlink4", 25e9)}  # 
 
 
 @dataclass(frozen=True)
-class Draft:
+class GpuDraft:
     """A GPU file in the making. ``numbers``: by field (``table.dtype`` of a table), with the text of the source."""
 
     path: Path
@@ -33,11 +33,11 @@ class Draft:
     numbers: Mapping[str, tuple[float, str]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
-    def given(self, source: str, **numbers: float | None) -> Draft:
+    def given(self, source: str, **numbers: float | None) -> GpuDraft:
         """With more numbers; None is left out."""
         return self.put({name: value for name, value in numbers.items() if value is not None}, source)
 
-    def put(self, numbers: Mapping[str, float], source: str) -> Draft:
+    def put(self, numbers: Mapping[str, float], source: str) -> GpuDraft:
         return replace(self, numbers={**self.numbers, **{name: (value, source) for name, value in numbers.items()}})
 
     @property
@@ -81,7 +81,7 @@ def _digits(name: str, value: float) -> str:
     return str(int(value)) if name in INTEGERS else repr(float(f"{value:.5g}"))
 
 
-def write(made: Draft) -> Gpu:
+def write(made: GpuDraft) -> Gpu:
     """The file, whole or none, after it was read back."""
     made.gpu  # noqa: B018  refused before anything is written
     made.path.parent.mkdir(parents=True, exist_ok=True)
@@ -90,7 +90,7 @@ def write(made: Draft) -> Gpu:
     return load_gpu(made.path)
 
 
-def begun(told: Properties, path: Path, named: str | None = None) -> Draft:
+def start_draft(told: GpuProperties, path: Path, named: str | None = None) -> GpuDraft:
     """What CUDA and the driver say: enough to know which sizes to measure. ``named``: what it is in the catalogue,
     where the driver's name does not tell."""
     if path.stem in gpu_ids():
@@ -110,9 +110,9 @@ def _catalogued(name: str) -> Gpu | None:
         return None
 
 
-def _unit(told: Properties, known: Gpu, path: Path) -> Draft:
+def _unit(told: GpuProperties, known: Gpu, path: Path) -> GpuDraft:
     """Of a catalogued GPU only what differs."""
-    made = Draft(path, known.known_as, {"name": f"{told.name}, measured", "unit_of": known.known_as})
+    made = GpuDraft(path, known.known_as, {"name": f"{told.name}, measured", "unit_of": known.known_as})
     board = told.board
     said = {
         "sm_count": told.sm_count,
@@ -141,13 +141,13 @@ def capability_of(base: str) -> str:
     return f"{digits[:-1]}.{digits[-1]}"
 
 
-def _new(told: Properties, path: Path) -> Draft:
+def _new(told: GpuProperties, path: Path) -> GpuDraft:
     """Of a GPU that the catalogue does not know all that a file needs."""
     if not told.capability.replace(".", "").isdigit():
         raise KernelcastError(f"{told.name}: --specs measures NVIDIA GPUs, which have a compute capability")
     base, nearest = base_of(told.capability)
     board = told.board
-    made = Draft(path, base, {"name": told.name, "compute_capability": told.capability})
+    made = GpuDraft(path, base, {"name": told.name, "compute_capability": told.capability})
     if nearest != told.capability:
         runs = path_of(told.capability)[0]
         made = replace(made, notes=(
@@ -177,7 +177,7 @@ def _new(told: Properties, path: Path) -> Draft:
     return _linked(made, told, by_driver)
 
 
-def _linked(made: Draft, told: Properties, by_driver: str) -> Draft:
+def _linked(made: GpuDraft, told: GpuProperties, by_driver: str) -> GpuDraft:
     board, major = told.board, int(told.capability.partition(".")[0])
     generation = min(max(board.pcie_generation or 4, min(_PCIE_LANE)), max(_PCIE_LANE))
     lanes = board.pcie_lanes or 16
@@ -190,7 +190,7 @@ def _linked(made: Draft, told: Properties, by_driver: str) -> Draft:
 
 
 @dataclass(frozen=True)
-class Properties:
+class GpuProperties:
     """What CUDA and the driver say of the GPU."""
 
     name: str
@@ -202,12 +202,12 @@ class Properties:
     registers_per_sm: int
     max_threads_per_sm: int
     dram_bytes: int
-    board: Board
+    board: BoardLimits
     software: str  # of driver and libraries
 
 
 @dataclass(frozen=True)
-class Long:
+class SustainedRun:
     """A product that was repeated for seconds."""
 
     flops_per_s: float
@@ -217,12 +217,12 @@ class Long:
 
 
 @dataclass
-class Measured:
+class Microbenchmarks:
     """What was seen; None or absent: it was not, and ``skipped`` says why."""
 
     bursts: dict[str, float] = field(default_factory=dict)  # FLOP/s of the best shape, by format
     shapes: dict[str, str] = field(default_factory=dict)
-    longs: dict[str, Long] = field(default_factory=dict)
+    longs: dict[str, SustainedRun] = field(default_factory=dict)
     dram_read: float | None = None  # bytes/s
     dram_copy: float | None = None
     dram_decode: float | None = None  # by products with few rows, best shape

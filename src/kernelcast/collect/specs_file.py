@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kernelcast.collect.specs_draft import CLOSE, Draft, Measured, Properties
+from kernelcast.collect.specs_draft import CLOSE, GpuDraft, GpuProperties, Microbenchmarks
 from kernelcast.hardware import Gpu, gpu
 
 _ROOM = 1.0001  # a peak above what was measured
@@ -24,33 +24,33 @@ _LEAST = 0.5  # of a 16-bit peak: below it the base's rate a clock is taken to b
 _HALVED = ("bf16", "fp16", "tf32", "fp8")  # what GeForce cards run at half the rate
 
 
-def finished(begun: Draft, told: Properties, found: Measured) -> Draft:
+def complete_draft(begun: GpuDraft, told: GpuProperties, found: Microbenchmarks) -> GpuDraft:
     """The file: what was measured as shares of peaks, and peaks that can hold it."""
     made = begun
-    for part in (_tensor, _dram, _l2, _vector, _started):
+    for part in (_tensor, _dram, _l2, _vector, _launch):
         made = part(made, told, found)
-    return replace(made, notes=(*_told(made.gpu, told, found), *made.notes))
+    return replace(made, notes=(*_notes(made.gpu, told, found), *made.notes))
 
 
 @functools.cache
-def reference() -> dict[str, Any]:
+def reference_gpu() -> dict[str, Any]:
     """What microbenchmarks saw of a GPU that campaigns measured too."""
     return tomllib.loads((Path(__file__).parent / "reference.toml").read_text(encoding="utf-8"))
 
 
-def as_in_campaigns(name: str) -> tuple[float, str]:
+def campaign_ratio(name: str) -> tuple[float, str]:
     """What to multiply a measured number with, and how to say so: 1 where the reference was not measured both ways.
     Formats of cuBLAS that campaigns lack, and runs that last, go with 16 bits."""
     table, _, dtype = name.partition(".")
-    seen = reference()[table].get(dtype) if dtype else reference()[name]
-    known = gpu(reference()["gpu"]).number(name)
+    seen = reference_gpu()[table].get(dtype) if dtype else reference_gpu()[name]
+    known = gpu(reference_gpu()["gpu"]).number(name)
     if seen is None or known is None:
         like_bf16 = dtype in ("fp16", "tf32") or name == "long_tensor_fraction"
-        return as_in_campaigns("sustained_tensor_fraction") if like_bf16 else (1.0, "")
-    return known / seen, f"; times {known / seen:.3f}: {reference()['gpu']} has {known:g} in campaigns, {seen:g} so"
+        return campaign_ratio("sustained_tensor_fraction") if like_bf16 else (1.0, "")
+    return known / seen, f"; times {known / seen:.3f}: {reference_gpu()['gpu']} has {known:g} in campaigns, {seen:g} so"
 
 
-def _tensor(made: Draft, told: Properties, found: Measured) -> Draft:
+def _tensor(made: GpuDraft, told: GpuProperties, found: Microbenchmarks) -> GpuDraft:
     if not found.bursts:
         return made
     made = _with_peaks(made, told, found)
@@ -64,14 +64,14 @@ def _tensor(made: Draft, told: Properties, found: Measured) -> Draft:
     }
     sixteen = "bf16" if "bf16" in shares else "fp16"
     if sixteen in shares:
-        factor, told_as = as_in_campaigns("sustained_tensor_fraction")
+        factor, told_as = campaign_ratio("sustained_tensor_fraction")
         share = min(1.0, shares[sixteen] * factor)
         lower = share if (chip.long_tensor_fraction or 0.0) > share else None  # than the base's of runs that last
         made = made.given(how[sixteen] + told_as, sustained_tensor_fraction=share, long_tensor_fraction=lower)
     for dtype, share in shares.items():
         if dtype != sixteen:
             name = f"sustained_tensor_fractions.{dtype}"
-            factor, told_as = as_in_campaigns(name)
+            factor, told_as = campaign_ratio(name)
             made = made.put({name: min(1.0, share * factor)}, how[dtype] + told_as)
     long = found.longs.get(sixteen)
     if long is None or sixteen not in shares:
@@ -79,7 +79,7 @@ def _tensor(made: Draft, told: Properties, found: Measured) -> Draft:
     lasting = min(long.flops_per_s, found.bursts[sixteen])  # noise must not put it above
     held = f"measured {long.flops_per_s / 1e12:.4g} TFLOP/s over 1.5 s after 1.5 s of the same, {sixteen}, at "
     held += f"{long.power_w:.0f} W" + (f" and {long.sm_mhz:.0f} MHz" if long.sm_mhz else "") + f" ({told.software})"
-    factor, told_as = as_in_campaigns("long_tensor_fraction")
+    factor, told_as = campaign_ratio("long_tensor_fraction")
     most = made.gpu.sustained_tensor_fraction or 1.0
     made = made.given(held + told_as, long_tensor_fraction=min(most, factor * lasting / _peak(chip, sixteen)))
     clock = min(long.sm_mhz * 1e6, chip.clock_boost_hz) if long.sm_mhz else None
@@ -93,7 +93,7 @@ def _peak(chip: Gpu, dtype: str) -> float:
     return chip.tensor_flops_per_s("fp8" if dtype == "fp8_block" else dtype)
 
 
-def _with_peaks(made: Draft, told: Properties, found: Measured) -> Draft:
+def _with_peaks(made: GpuDraft, told: GpuProperties, found: Microbenchmarks) -> GpuDraft:
     """Peaks that no burst is above. A catalogued GPU's tensor clock moves first, up to the boost clock: published peaks
     are at a lower one. A rate a clock moves where that is not enough."""
     chip = made.gpu
@@ -123,7 +123,7 @@ def _with_peaks(made: Draft, told: Properties, found: Measured) -> Draft:
     return made
 
 
-def _dram(made: Draft, told: Properties, found: Measured) -> Draft:
+def _dram(made: GpuDraft, told: GpuProperties, found: Microbenchmarks) -> GpuDraft:
     rates = {"read": found.dram_read, "copy": found.dram_copy, "products with few rows": found.dram_decode}
     seen = {name: rate for name, rate in rates.items() if rate}
     if not seen:
@@ -140,29 +140,29 @@ def _dram(made: Draft, told: Properties, found: Measured) -> Draft:
         made = made.given(f"{how}; above the peak that was told", dram_bytes_per_s=peak)
     if found.dram_decode is None:
         return made
-    factor, told_as = as_in_campaigns("sustained_dram_fraction")
+    factor, told_as = campaign_ratio("sustained_dram_fraction")
     share = min(1.0, factor * found.dram_decode / peak)
     return made.given(f"{how}; the last, as a share of the peak{told_as}", sustained_dram_fraction=share)
 
 
-def _l2(made: Draft, told: Properties, found: Measured) -> Draft:
+def _l2(made: GpuDraft, told: GpuProperties, found: Microbenchmarks) -> GpuDraft:
     if not found.l2_read:
         return made
     chip = made.gpu
     at, rate = min(found.l2_read.items())
     each = ", ".join(f"{share:.0%}: {one / 1e12:.4g}" for share, one in found.l2_read.items())
     how = f"measured in TB/s, reading a share of L2 again and again, past L1: {each} ({told.software})"
-    per_clk, usual = rate / chip.clock_boost_hz, float(reference()["l2_share"])
+    per_clk, usual = rate / chip.clock_boost_hz, float(reference_gpu()["l2_share"])
     peak = per_clk / usual
     if not made.unit:
         peak = max(per_clk * _ROOM, min(made.numbers["l2_bytes_per_clk"][0], peak))
     elif abs(peak / chip.l2_bytes_per_clk - 1) <= CLOSE:
         return made
-    taken = f"taken to be {usual:.1%} of the peak, as it is of {reference()['gpu']}, and ports hold no more"
+    taken = f"taken to be {usual:.1%} of the peak, as it is of {reference_gpu()['gpu']}, and ports hold no more"
     return made.given(f"{how}; that of {at:.0%} {taken}", l2_bytes_per_clk=peak)
 
 
-def _vector(made: Draft, told: Properties, found: Measured) -> Draft:
+def _vector(made: GpuDraft, told: GpuProperties, found: Microbenchmarks) -> GpuDraft:
     """Rates a clock of what is no tensor core: doubled where measurements are above the base's, halved on a capability
     of no base where they are below half."""
     chip = made.gpu
@@ -182,9 +182,9 @@ def _vector(made: Draft, told: Properties, found: Measured) -> Draft:
     return made
 
 
-def _started(made: Draft, told: Properties, found: Measured) -> Draft:
+def _launch(made: GpuDraft, told: GpuProperties, found: Microbenchmarks) -> GpuDraft:
     """The floor bounds what any kernel takes, so it stays as it was seen."""
-    factor, told_as = as_in_campaigns("sustained_launch_s")
+    factor, told_as = campaign_ratio("sustained_launch_s")
     floor, least = found.launch_floor_s, found.smallest_gemm_s and found.smallest_gemm_s * factor
     if least:
         floor = min(floor or made.gpu.launch_floor_s, least)
@@ -199,7 +199,7 @@ def _started(made: Draft, told: Properties, found: Measured) -> Draft:
     )
 
 
-def _told(chip: Gpu, told: Properties, found: Measured) -> Iterator[str]:
+def _notes(chip: Gpu, told: GpuProperties, found: Microbenchmarks) -> Iterator[str]:
     """What was seen and is no number of a GPU file, for who reads it."""
     yield f"Measured on {told.name} by `kernelcast collect --specs`; {told.software}."
     clocks = chip.sm_count * chip.clock_boost_hz

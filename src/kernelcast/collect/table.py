@@ -20,7 +20,7 @@ from kernelcast.ops import kernel, kernel_class, parameters_of
 # the median. launches: in one replay.
 # kernels: GPU kernels of the call; kernels_us: what they take, one by one, copies and fills too. The rest describes the
 # longest of them.
-SEEN = {
+RESULT_COLUMNS = {
     "family": "VARCHAR", "warm": "BOOLEAN", "status": "VARCHAR", "error": "VARCHAR", "spread": "FLOAT",
     "replays": "INTEGER",
     "launches": "INTEGER", "at_s": "FLOAT", "kernels": "INTEGER", "kernels_us": "FLOAT",
@@ -32,7 +32,7 @@ SEEN = {
 def write_table(records: Iterable[Mapping[str, Any]], path: Path, target: Gpu, facts: Mapping[str, Any]) -> int:
     """A complete file or none; the number of rows."""
     rows = [_row(record, target, facts) for record in records]
-    return write_rows(rows, columns_of({row["op"] for row in rows}) | SEEN, path, facts, by="op, dtype")
+    return write_rows(rows, columns_of({row["op"] for row in rows}) | RESULT_COLUMNS, path, facts, by="op, dtype")
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
@@ -65,7 +65,7 @@ def _record(row: Mapping[str, Any]) -> dict[str, Any]:
     lists = {name: json.loads(value) for name, value in given.items() if parameters[name].type == "lengths"}
     call = kernel(row["op"], **{**given, **lists})
     planned = PlannedCall(row["family"], call, warm=row.get("warm", False))
-    kept = ("latency_us", "rotation", "kernel_source", *SEEN)
+    kept = ("latency_us", "rotation", "kernel_source", *RESULT_COLUMNS)
     return {"key": planned.key, "call": planned.parameters, **{name: row[name] for name in kept if name in row}}
 
 
@@ -75,7 +75,7 @@ def _row(record: Mapping[str, Any], target: Gpu, facts: Mapping[str, Any]) -> di
             for name, value in record["call"].items()}  # fmt: skip
     stack = call.get("stack")
     version = str(facts.get(stack or "triton", ""))
-    seen = {name: record[name] for name in SEEN if name in record}
+    seen = {name: record[name] for name in RESULT_COLUMNS if name in record}
     return {
         **call,
         "gpu": target.known_as,

@@ -83,7 +83,7 @@ def tasks(chip: Gpu, train_shapes: int = 140, a_shape: int = 120, seed: int = 0)
 
 def collect(chip: Gpu, out: Path, about: dict[str, Any], budget_s: float | None, say: Say) -> int:
     """Sweep, keep each shape as it is done, pack all at the end; how many shapes are in the file."""
-    from kernelcast.collect.fused_moe import Bench
+    from kernelcast.collect.fused_moe import ConfigBench
 
     lines = out.with_suffix(".progress.jsonl")
     records = [json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()] if lines.exists() else []
@@ -98,7 +98,7 @@ def collect(chip: Gpu, out: Path, about: dict[str, Any], budget_s: float | None,
             if time.monotonic() > until:
                 say("time is up: run the same command again to go on")
                 break
-            made = sweep(Bench(task.problem), task, [c for c in task.configs if variant(c) in good])
+            made = sweep(ConfigBench(task.problem), task, [c for c in task.configs if variant(c) in good])
             for record in made:
                 log.write(json.dumps(record) + "\n")
             records += made

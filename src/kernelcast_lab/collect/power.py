@@ -23,7 +23,7 @@ from kernelcast.app.cli.collect_machine import needs_cuda
 from kernelcast.app.cli.progress import progress_bar
 from kernelcast.collect.choose import PlannedCall, choose
 from kernelcast.collect.device import facts, identified
-from kernelcast.collect.pool import Pool
+from kernelcast.collect.pool import TensorPool
 from kernelcast.collect.power_meter import Idle, Meter, Nvml, measured
 from kernelcast.collect.runners import prepared
 from kernelcast.collect.schema import columns_of, write_rows
@@ -203,7 +203,7 @@ class PowerDevice:
         self._meter = meter or Nvml(str(getattr(properties, "uuid", "")) or None)
         self._l2_bytes = properties.L2_cache_size
         self._target = target
-        self._pools: dict[bool, Pool] = {}
+        self._pools: dict[bool, TensorPool] = {}
 
     def measure(self, job: Job) -> dict[str, Any]:
         if not job.parameters:
@@ -238,13 +238,13 @@ class PowerDevice:
     def describe(self, batch: Sequence[Job]) -> list[dict[str, Any]]:
         return []  # not profiled
 
-    def _pool(self, zeros: bool) -> Pool:
+    def _pool(self, zeros: bool) -> TensorPool:
         if zeros not in self._pools:
-            self._pools[zeros] = (_Zeros if zeros else Pool)(_POOL_BYTES[zeros], self._l2_bytes)
+            self._pools[zeros] = (_Zeros if zeros else TensorPool)(_POOL_BYTES[zeros], self._l2_bytes)
         return self._pools[zeros]
 
 
-class _Zeros(Pool):
+class _Zeros(TensorPool):
     def _random(self, dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(self._bytes // dtype.itemsize, dtype=dtype, device=self._device)
 

@@ -14,7 +14,6 @@ from kernelcast.errors import KernelcastError
 from kernelcast.hardware import gpu
 from kernelcast_lab.data.checkout import Part, parts, relation
 from kernelcast_lab.data.mapping import OpMap, TableMap
-from kernelcast_lab.data.shared import read_rows
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -123,6 +122,8 @@ class ModelCase:
 
 def model_cases(folder: Path | str | None) -> list[ModelCase]:
     """Every row with a measured time."""
+    from kernelcast_lab.data.shared import read_rows  # which imports this module
+
     return [_case(row) for row in read_rows(folder, "neusight/e2e") if row["measured_ms"]]
 
 

@@ -20,8 +20,8 @@ from kernelcast.errors import KernelcastError
 from kernelcast.files import check_target
 
 if TYPE_CHECKING:
-    from kernelcast.collect.calibrate.run_files import Input
-    from kernelcast.collect.calibrate.scales import RunsSeen
+    from kernelcast.collect.calibrate.run_files import CalibrationInput
+    from kernelcast.collect.calibrate.scales import RunErrors
     from kernelcast.forecast import Calibration
     from kernelcast.forecast.conditions import Conditions
     from kernelcast.forecast.table import BadRows
@@ -100,12 +100,12 @@ def calibrate_file(
 
 
 def _made(
-    inputs: list[Input], service: ServiceChoice, model: str | None, given: set[str], conditions: Conditions,
+    inputs: list[CalibrationInput], service: ServiceChoice, model: str | None, given: set[str], conditions: Conditions,
     skip_bad: bool,
-) -> tuple[Calibration, BadRows | None, RunsSeen | None]:  # fmt: skip
+) -> tuple[Calibration, BadRows | None, RunErrors | None]:  # fmt: skip
     """Single calls first; runs scale what these leave."""
     from kernelcast.app.cli.calibrate_runs import forecast, measured_gpu
-    from kernelcast.collect.calibrate.scales import nothing_yet, with_runs
+    from kernelcast.collect.calibrate.scales import calibrate_runs, empty_calibration
     from kernelcast.serving.bench import read_bench
 
     tables = [one.path for one in inputs if one.kind == "calls"]
@@ -120,11 +120,11 @@ def _made(
         if found is None:
             raise KernelcastError("which GPU was measured? give it with --gpu, or as 'gpu' of a run")
         chip = chosen_gpu(found.gpu, None)
-    before = found or nothing_yet(chip, conditions)
+    before = found or empty_calibration(chip, conditions)
     # in a run L2 is as a model leaves it, however single calls were measured
     as_run = replace(chosen_conditions(None, "model", service.predictor, None, service.weights), calibration=found)
     runs = forecast(inputs, benches, chip, as_run, service, model, given)
-    scaled, seen = with_runs(before, runs)
+    scaled, seen = calibrate_runs(before, runs)
     return scaled, bad, seen
 
 

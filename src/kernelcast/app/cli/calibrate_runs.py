@@ -16,13 +16,13 @@ from kernelcast.hardware import Gpu, gpu
 
 if TYPE_CHECKING:
     from kernelcast.app.questions.service import ServiceChoice
-    from kernelcast.collect.calibrate.run_files import Input, Record
-    from kernelcast.collect.calibrate.scales import Run
+    from kernelcast.collect.calibrate.run_files import CalibrationInput, RunRecord
+    from kernelcast.collect.calibrate.scales import MeasuredRun
     from kernelcast.forecast.conditions import Conditions
     from kernelcast.serving.metrics import BenchResult
 
 
-def measured_gpu(inputs: Iterable[Input], benches: Iterable[BenchResult], wanted: Gpu | None) -> Gpu | None:
+def measured_gpu(inputs: Iterable[CalibrationInput], benches: Iterable[BenchResult], wanted: Gpu | None) -> Gpu | None:
     """The GPU that runs were measured on: the one that is asked for, or the only one that they name."""
     said = {str(record.words["gpu"]): one.path for one in inputs for record in one.records if "gpu" in record.words}
     said |= {str(bench.server["gpu"]): bench.path for bench in benches if isinstance(bench.server.get("gpu"), str)}
@@ -36,9 +36,9 @@ def measured_gpu(inputs: Iterable[Input], benches: Iterable[BenchResult], wanted
 
 
 def forecast(
-    inputs: Sequence[Input], benches: Sequence[BenchResult], chip: Gpu, conditions: Conditions, service: ServiceChoice,
-    model: str | None, given: set[str],
-) -> list[Run]:  # fmt: skip
+    inputs: Sequence[CalibrationInput], benches: Sequence[BenchResult], chip: Gpu, conditions: Conditions,
+    service: ServiceChoice, model: str | None, given: set[str],
+) -> list[MeasuredRun]:  # fmt: skip
     """Every run beside its forecast."""
     records = [record for one in inputs for record in one.records]
     steps = [record for record in records if record.kind == "step"]
@@ -49,15 +49,15 @@ def forecast(
     ]
 
 
-def _batches(records: Sequence[Record], chip: Gpu, conditions: Conditions) -> list[Run]:
-    from kernelcast.collect.calibrate.run_files import batch_of
+def _batches(records: Sequence[RunRecord], chip: Gpu, conditions: Conditions) -> list[MeasuredRun]:
+    from kernelcast.collect.calibrate.run_files import static_batch
     from kernelcast.collect.calibrate.runs import batch_run
     from kernelcast.inference.infer import infer
 
     found = []
     for record in records:
         try:
-            inferred = infer(*batch_of(record, chip), conditions)
+            inferred = infer(*static_batch(record, chip), conditions)
         except KernelcastError as error:
             raise KernelcastError(f"{record.name}: {str(error).removeprefix(f'{record.name}: ')}") from None
         found.append(batch_run(record.name, inferred, record.measured))
@@ -66,17 +66,17 @@ def _batches(records: Sequence[Record], chip: Gpu, conditions: Conditions) -> li
 
 def _served(
     bench: BenchResult, chip: Gpu, conditions: Conditions, service: ServiceChoice, model: str | None, given: set[str]
-) -> Run:
+) -> MeasuredRun:
     from kernelcast.app.cli.replay import from_file
     from kernelcast.app.questions.service import chosen_service
-    from kernelcast.collect.calibrate.runs import served_run
+    from kernelcast.collect.calibrate.runs import benchmark_run
 
     name, choice, _ = from_file(bench, model, replace(service, gpu=chip.id), given | {"gpu"})
     place = chosen_service(replace(choice, gpu=service.gpu or chip.id), name, bench.load)
-    return served_run(bench, place, conditions)
+    return benchmark_run(bench, place, conditions)
 
 
-def _steps(records: Sequence[Record], chip: Gpu, conditions: Conditions) -> list[Run]:
+def _steps(records: Sequence[RunRecord], chip: Gpu, conditions: Conditions) -> list[MeasuredRun]:
     if importlib.util.find_spec("torch") is None:
         raise KernelcastError("a step of a PyTorch model is traced: pip install 'kernelcast[torch]' (no GPU)")
     with progress_bar(transient=True) as task, TemporaryDirectory() as folder:
@@ -90,7 +90,7 @@ def _steps(records: Sequence[Record], chip: Gpu, conditions: Conditions) -> list
         return found
 
 
-def _step(record: Record, chip: Gpu, conditions: Conditions, folder: Path) -> Run:
+def _step(record: RunRecord, chip: Gpu, conditions: Conditions, folder: Path) -> MeasuredRun:
     from kernelcast.app.cli.trace import traced
     from kernelcast.collect.calibrate.runs import step_run
     from kernelcast.tracing.build import Asked

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from kernelcast.app.report.text import plain_table, show
 from kernelcast.app.report.units import time_text
-from kernelcast.collect.calibrate.scales import LEAST_RUNS, RunsSeen
+from kernelcast.collect.calibrate.scales import LEAST_RUNS, RunErrors
 
 if TYPE_CHECKING:
     from kernelcast.forecast import Calibration
@@ -20,7 +20,7 @@ _SHOWN = 0.01  # of the runs' time, from which a kind has a line of its own
 _SURE = 1.2816  # standard deviations that 80% lie between
 
 
-def fields(found: Calibration, seen: RunsSeen | None, bad_rows: int) -> dict[str, Any]:
+def fields(found: Calibration, seen: RunErrors | None, bad_rows: int) -> dict[str, Any]:
     told = ("rows", "error_before", "error_after", "expected_before", "expected_after")
     families = {
         name: {**{key: getattr(family, key) for key in told}, "formats": _formats(family)}
@@ -37,7 +37,7 @@ def fields(found: Calibration, seen: RunsSeen | None, bad_rows: int) -> dict[str
     }  # fmt: skip
 
 
-def print_calibration(found: Calibration, seen: RunsSeen | None) -> None:
+def print_calibration(found: Calibration, seen: RunErrors | None) -> None:
     if found.families:
         show(f"{found.gpu}, {found.predictor}: mean error of calls that the correction did not see\n", _calls(found))
     if seen is None:
@@ -75,7 +75,7 @@ def _formats(family: FamilyCalibration) -> dict[str, dict[str, Any]]:
     }
 
 
-def _runs(seen: RunsSeen) -> Table:
+def _runs(seen: RunErrors) -> Table:
     numbers = ("measured", "error before", "error after")
     table = plain_table("run", "of", *numbers, right=numbers)
     for line in seen.lines:

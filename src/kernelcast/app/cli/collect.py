@@ -99,7 +99,7 @@ def collect(
     known = load_calibration(next_of) if next_of else None
 
     def planned_calls(target: Gpu) -> list[PlannedCall]:
-        from kernelcast.collect.choose import choose, most_telling
+        from kernelcast.collect.choose import choose, most_informative
         from kernelcast.collect.table import calls_again
 
         if again:
@@ -107,7 +107,7 @@ def collect(
         chosen = partial(choose, target, only=family or (), without=without or (), seed=seed)
         if not for_calibration:
             return chosen(calls, warm_share=warm)
-        planned, told = most_telling(chosen(_CHOICE * calls), target, calls, known)
+        planned, told = most_informative(chosen(_CHOICE * calls), target, calls, known)
         typer.echo(
             f"kernelcast: {target.id}: forecasts of such calls are expected to be off by {told.before:.1f}%, and by"
             f" {told.after:.1f}% once these {len(planned):,} are measured", err=True,

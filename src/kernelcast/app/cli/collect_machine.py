@@ -41,13 +41,13 @@ def measure_machine(
 def _measure_specs(out: Path, gpu: str | None, as_json: bool) -> None:
     from kernelcast.app.report.json import gpu_fields, to_json
     from kernelcast.collect.specs import measure, properties
-    from kernelcast.collect.specs_draft import begun, write
-    from kernelcast.collect.specs_file import finished
+    from kernelcast.collect.specs_draft import start_draft, write
+    from kernelcast.collect.specs_file import complete_draft
 
     told = properties()
-    begin = begun(told, out, gpu)  # a name or a GPU that will not do is refused before the minute
+    begin = start_draft(told, out, gpu)  # a name or a GPU that will not do is refused before the minute
     with progress_bar() as start:
-        made = finished(begin, told, measure(begin.gpu, start("specs")))
+        made = complete_draft(begin, told, measure(begin.gpu, start("specs")))
     chip = write(made)
     if as_json:
         typer.echo(to_json({"file": str(out), "notes": made.notes, "gpu": gpu_fields(chip)}))

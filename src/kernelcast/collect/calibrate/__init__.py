@@ -2,6 +2,6 @@
 
 from kernelcast.collect.calibrate.fit import LEAST_ROWS, calibrate
 from kernelcast.collect.calibrate.residuals import read_measured
-from kernelcast.collect.calibrate.selection import Telling, next_calls
+from kernelcast.collect.calibrate.selection import Selection, next_calls
 
-__all__ = ["LEAST_ROWS", "Telling", "calibrate", "next_calls", "read_measured"]
+__all__ = ["LEAST_ROWS", "Selection", "calibrate", "next_calls", "read_measured"]

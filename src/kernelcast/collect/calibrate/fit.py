@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast._version import __version__
-from kernelcast.collect.calibrate.residuals import Columns, Residuals, errors, one_gpu, select, shapes
+from kernelcast.collect.calibrate.residuals import Columns, Residuals, measured_gpu, residuals, select, shapes
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast import Calibration, Predictor
 from kernelcast.forecast.calibration import FamilyCalibration
@@ -38,12 +38,12 @@ def calibrate(
     """
     if conditions.calibration is not None:
         raise KernelcastError("a calibration is made of a predictor without one")
-    chip = one_gpu(columns, gpu(target) if target is not None else None)
+    chip = measured_gpu(columns, gpu(target) if target is not None else None)
     if chip.changes:
         raise KernelcastError(f"{chip.label} was not measured: calibrate the GPU as it is")
     base = conditions.loaded_predictor
     bad = BadRows()
-    found = errors(columns, chip, base, conditions, bad)
+    found = residuals(columns, chip, base, conditions, bad)
     if bad.found and not skip_bad:
         raise KernelcastError(bad.text())
     count = sum(map(len, found.values()))
@@ -59,7 +59,7 @@ def _family(rows: Residuals, base: Predictor) -> FamilyCalibration:
     prior = prior_of(rows, base)
     placed = rows.placed(prior)
     error = rows.target / rows.width
-    setting = choose(prior, placed, error)
+    setting = most_likely_scales(prior, placed, error)
     made = fit(prior, placed, error, setting, shapes(rows) % _FOLDS)
     after = (error - made.left_out) * rows.width
     form, kind = (np.array([words[at] for words in rows.shared])[rows.code] for at in (0, 2))
@@ -160,7 +160,7 @@ def penalty(setting: PriorScales) -> float:
     return float(sum(0.5 * (np.log(value) / width) ** 2 for value, width in zip(values, widths, strict=True)))
 
 
-def choose(prior: Prior, rows: CallPoints, error: Doubles) -> PriorScales:
+def most_likely_scales(prior: Prior, rows: CallPoints, error: Doubles) -> PriorScales:
     """The setting under which the errors are most likely. Lengths share what costs most, the covariances."""
     if len(rows) > _SEARCH_ROWS:
         picked = np.sort(np.random.default_rng(0).choice(len(rows), _SEARCH_ROWS, replace=False))
@@ -173,13 +173,15 @@ def choose(prior: Prior, rows: CallPoints, error: Doubles) -> PriorScales:
         smooth = prior.covariance(rows, rows, PriorScales(0.0, 1.0, 1.0, length))
         for setting in (one for one in _SETTINGS if one.length == length):
             noise = prior.noise * setting.noise / weight + _JITTER
-            score = _unlikely(setting.biases * shared + setting.smooth * smooth, noise, error) + penalty(setting)
+            score = _negative_log_likelihood(setting.biases * shared + setting.smooth * smooth, noise, error) + penalty(
+                setting
+            )
             if score < best:
                 best, found = score, setting
     return found
 
 
-def _unlikely(covariance: Doubles, noise: Doubles, error: Doubles) -> float:
+def _negative_log_likelihood(covariance: Doubles, noise: Doubles, error: Doubles) -> float:
     """Minus the log of the likelihood of errors under this covariance and noise, less a constant."""
     covariance = covariance.copy()
     covariance[np.diag_indices_from(covariance)] += noise
@@ -196,7 +198,7 @@ def _weights(left: Doubles, spread: float) -> Doubles:
 
 
 @dataclass(frozen=True, eq=False)
-class Fit:
+class ProcessFit:
     """What the measured errors say, and what each is off by where its group was left out."""
 
     weights: Doubles  # (rows,)
@@ -206,7 +208,7 @@ class Fit:
     spread: Doubles  # (rows,) its standard deviation, as the process has it
 
 
-def fit(prior: Prior, rows: CallPoints, error: Doubles, setting: PriorScales, group: NDArray[np.intp]) -> Fit:
+def fit(prior: Prior, rows: CallPoints, error: Doubles, setting: PriorScales, group: NDArray[np.intp]) -> ProcessFit:
     """Condition the prior on the errors. ``group``: calls that are left out together, with which each is scored."""
     covariance = prior.covariance(rows, rows, setting)
     noise = np.full(len(rows), prior.noise * setting.noise + _JITTER)
@@ -225,7 +227,7 @@ def fit(prior: Prior, rows: CallPoints, error: Doubles, setting: PriorScales, gr
         spread[at] = np.sqrt(np.maximum(np.diag(among) - noise[at] / weight[at] + noise[at], 1e-9))
     few = spread_out(rows.position, _FEW_POINTS)
     small = covariance[np.ix_(few, few)] + np.diag((noise / weight)[few])
-    return Fit(solved, few, np.linalg.inv(np.linalg.cholesky(small)), left, spread)
+    return ProcessFit(solved, few, np.linalg.inv(np.linalg.cholesky(small)), left, spread)
 
 
 def spread_out(place: Doubles, count: int) -> NDArray[np.intp]:

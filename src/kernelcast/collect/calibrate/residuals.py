@@ -77,7 +77,7 @@ def read_measured(path: Path) -> dict[str, NDArray[Any]]:
         return source.columns("latency_us", "rotation", "input_rotation")
 
 
-def one_gpu(columns: Columns, wanted: Gpu | None) -> Gpu:
+def measured_gpu(columns: Columns, wanted: Gpu | None) -> Gpu:
     """The GPU that was measured: the one that is asked for, or the only one in the table."""
     if "gpu" not in columns:
         if wanted is None:
@@ -89,7 +89,7 @@ def one_gpu(columns: Columns, wanted: Gpu | None) -> Gpu:
     if len(found) > 1:
         raise KernelcastError(f"measurements of {len(found)} GPUs ({', '.join(found)}): a calibration is of one")
     if not found:
-        return one_gpu({}, wanted)
+        return measured_gpu({}, wanted)
     if wanted is not None and found[0] != wanted.known_as:
         raise KernelcastError(f"the table was measured on {found[0]}, not on {wanted.id}")
     return wanted or gpu(found[0])
@@ -111,25 +111,27 @@ def _number(cell: Any) -> float:
         return np.nan
 
 
-def errors(columns: Columns, chip: Gpu, base: Predictor, conditions: Conditions, bad: BadRows) -> dict[str, Residuals]:
+def residuals(
+    columns: Columns, chip: Gpu, base: Predictor, conditions: Conditions, bad: BadRows
+) -> dict[str, Residuals]:
     """What ``base`` says of every good row, by family."""
     latency = latencies_us(columns, bad) * 1e-6
     add_too_fast(dict(columns), latency * 1e6, chip, bad)
     dropped = np.zeros(len(latency), dtype=bool)
     dropped[list(bad.found)] = True
     parts: dict[str, list[Residuals]] = {}
-    for at, part in _said(columns, chip, base, conditions, bad, latency):
+    for at, part in _estimates(columns, chip, base, conditions, bad, latency):
         parts.setdefault(part.family, []).append(select(part, ~dropped[at]))
     joined = {family: _ordered(_joined(found)) for family, found in sorted(parts.items())}
     return {family: found for family, found in joined.items() if len(found)}
 
 
-def asked(
+def predictions(
     columns: Columns, chip: Gpu, base: Predictor, conditions: Conditions
 ) -> dict[str, tuple[Residuals, NDArray[np.intp]]]:
     """The same of calls that nobody measured yet, with their rows; bad rows are left out."""
     parts: dict[str, list[tuple[Rows, Residuals]]] = {}
-    for at, part in _said(columns, chip, base, conditions, BadRows(), None):
+    for at, part in _estimates(columns, chip, base, conditions, BadRows(), None):
         parts.setdefault(part.family, []).append((at, part))
     return {
         family: (_joined([part for _, part in found]), np.concatenate([at for at, _ in found]))
@@ -137,14 +139,14 @@ def asked(
     }
 
 
-def _said(
+def _estimates(
     columns: Columns, chip: Gpu, base: Predictor, conditions: Conditions, bad: BadRows,
     latency: NDArray[np.float64] | None,
 ) -> Iterator[tuple[Rows, Residuals]]:  # fmt: skip
     """What ``base`` says of rows that share their words, and which they are. Without times as if it were right."""
     rotations = rotations_of(columns, conditions)
     for kernel, place, rows, calls in grouped(columns, chip, bad):
-        for at, question in questions(kernel, rows, calls, place, rotations, base):
+        for at, question in predictor_inputs(kernel, rows, calls, place, rotations, base):
             said, found = base.estimate(question), question.features
             yield (
                 at,
@@ -164,7 +166,7 @@ def _said(
             )
 
 
-def questions(
+def predictor_inputs(
     kernel: type[Kernel], rows: Rows, calls: Calls, place: Gpu, rotations: Rotation, base: Predictor
 ) -> Iterator[tuple[Rows, PredictorInput]]:
     """What ``base`` is asked, kind by kind as it answers, and the rows of the table."""

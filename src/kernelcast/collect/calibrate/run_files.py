@@ -43,7 +43,7 @@ _SERVED = ("arrival_s", "first_token_s", "last_token_s")
 
 
 @dataclass(frozen=True)
-class Record:
+class RunRecord:
     """One run as it was written down. ``config``: the model's own, where the file has it."""
 
     kind: Literal["batch", "step"]
@@ -54,24 +54,24 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Input:
+class CalibrationInput:
     """What a file is. ``left_out``: what of it no forecast is made for, in words."""
 
     path: Path
     kind: Literal["calls", "bench", "runs"]
-    records: tuple[Record, ...] = ()
+    records: tuple[RunRecord, ...] = ()
     left_out: tuple[str, ...] = ()
 
 
-def read_input(path: Path) -> Input:
+def read_input(path: Path) -> CalibrationInput:
     if path.is_dir():
-        return Input(path, "bench")
+        return CalibrationInput(path, "bench")
     if not path.is_file():
         raise KernelcastError(f"no file {path}")
     if path.suffix.lower() in (".csv", ".parquet"):
         with open_table(path) as source:
             served = all(name in source.types for name in _SERVED)
-        return Input(path, "bench" if served else "calls")
+        return CalibrationInput(path, "bench" if served else "calls")
     found = _content(path)
     first = found[0] if isinstance(found, list) and found else found
     if not isinstance(first, dict):
@@ -79,13 +79,13 @@ def read_input(path: Path) -> Input:
             f"{path}: a run is an object of JSON with its words, as in {{'model': 'llama-3.1-8b', …}}"
         )
     if "op" in first and path.suffix.lower() in ENDINGS:
-        return Input(path, "calls")
+        return CalibrationInput(path, "calls")
     if is_report(found) or result_kind(first) or all(name in first for name in _SERVED):
-        return Input(path, "bench")
+        return CalibrationInput(path, "bench")
     if "cases" in first:
         return _measured_models(path, first)
     runs = found if isinstance(found, list) else [found]
-    return Input(path, "runs", tuple(_record(path, at, one) for at, one in enumerate(runs, 1)))
+    return CalibrationInput(path, "runs", tuple(_record(path, at, one) for at, one in enumerate(runs, 1)))
 
 
 def _content(path: Path) -> Any:
@@ -112,7 +112,7 @@ def _refuse(path: Path, said: str) -> Any:
 # ---- runs as a person writes them down ----
 
 
-def _record(path: Path, at: int, found: Any) -> Record:
+def _record(path: Path, at: int, found: Any) -> RunRecord:
     place = f"{path}: run {at}"
     if not isinstance(found, dict):
         raise KernelcastError(f"{place} must be an object with its words, not {found!r}")
@@ -137,7 +137,7 @@ def _record(path: Path, at: int, found: Any) -> Record:
     if len(measured) > 1:  # what the others add up to
         measured.pop("total_s", None)
     name = str(found.get("name") or f"{path.name}:{at} {found['model']}")
-    return Record(kind, name, {key: found[key] for key in words if key in found}, measured)
+    return RunRecord(kind, name, {key: found[key] for key in words if key in found}, measured)
 
 
 def _fits(value: Any, what: str) -> bool:
@@ -152,7 +152,7 @@ def _fits(value: Any, what: str) -> bool:
     return isinstance(value, int) and value >= 0
 
 
-def batch_of(record: Record, chip: Gpu) -> tuple[Deployment, Workload]:
+def static_batch(record: RunRecord, chip: Gpu) -> tuple[Deployment, Workload]:
     """What a run's words say, as `kernelcast infer` takes them; what they leave out is as there."""
     words = record.words
     layout = Layout(words.get("tp", 1), words.get("pp", 1), words.get("dp", 1), words.get("ep", 1),
@@ -188,7 +188,7 @@ def _lengths(words: Mapping[str, Any], place: Deployment) -> tuple[tuple[int, ..
 # ---- whole models, as `kernelcast collect-models` keeps them ----
 
 
-def _measured_models(path: Path, found: Mapping[str, Any]) -> Input:
+def _measured_models(path: Path, found: Mapping[str, Any]) -> CalibrationInput:
     try:
         if str(found.get("format", "")).startswith(_MODEL_CASES):
             records = list(_model_cases(found))
@@ -200,20 +200,20 @@ def _measured_models(path: Path, found: Mapping[str, Any]) -> Input:
         raise KernelcastError(f"{path}: not a file of measured models ({type(error).__name__} {error})") from None
     if not records:
         raise KernelcastError(f"{path} has no measured model that can be traced here")
-    return Input(path, "runs", tuple(records), left)
+    return CalibrationInput(path, "runs", tuple(records), left)
 
 
-def _zoo_cases(path: Path, found: Mapping[str, Any]) -> Iterator[Record]:
+def _zoo_cases(path: Path, found: Mapping[str, Any]) -> Iterator[RunRecord]:
     """Each model is a function of a file beside the measurements."""
     for line in found["cases"]:
         case = line["case"]
         words = {"model": str(path.parent / case["build"]), "gpu": found["environment"]["gpu"], "mode": case["mode"],
                  "batch": case["batch"], "dtype": case["dtype"], "optimizer": case["optimizer"]}  # fmt: skip
         name = f"{case['build'].partition(':')[2]}/{case['mode']}/{case['dtype']}/{case['batch']}x{case['seq']}"
-        yield Record("step", name, words | {"seq": max(1, case["seq"])}, {"kernel_time_s": line["kernel_ms"] / 1e3})
+        yield RunRecord("step", name, words | {"seq": max(1, case["seq"])}, {"kernel_time_s": line["kernel_ms"] / 1e3})
 
 
-def _model_cases(found: Mapping[str, Any]) -> Iterator[Record]:
+def _model_cases(found: Mapping[str, Any]) -> Iterator[RunRecord]:
     for line in found["cases"]:
         case, profile = line["case"], line["measured"]["profile"]
         if case["mode"] == "decode":
@@ -225,4 +225,4 @@ def _model_cases(found: Mapping[str, Any]) -> Iterator[Record]:
                  "mode": "training" if training else "inference", "seq": case["seq"], "dtype": case["dtype"],
                  "graph": case["launch"] == "graph", "cache": False, "precision": "pure"}  # fmt: skip
         name = f"{case['model']}/{case['mode']}/{case['dtype']}/{case['batch']}x{case['seq']}"
-        yield Record("step", name, words, {"kernel_time_s": profile["kernel_sum_ms"] / 1e3}, config)
+        yield RunRecord("step", name, words, {"kernel_time_s": profile["kernel_sum_ms"] / 1e3}, config)

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelcast.collect.calibrate.residuals import questions
-from kernelcast.collect.calibrate.scales import Pieces, Run, Seen, Slopes, sd_of, summed
+from kernelcast.collect.calibrate.residuals import predictor_inputs
+from kernelcast.collect.calibrate.scales import MeasuredRun, MeasuredTime, Pieces, Slopes, sd_of, summed
 from kernelcast.energy.power import throttled_s
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast.calibration import host_key, scale_keys
@@ -42,7 +42,7 @@ PASS_NOISE = sd_of(1 - PASS_SPREAD[0], 1 + PASS_SPREAD[1])
 STEP_NOISE = sd_of(1 - STEP_SPREAD[0], 1 + STEP_SPREAD[1])
 
 
-class Kinds:
+class ScaleShares:
     """Of which kinds calls on one GPU are: shares by key, which add up to 1."""
 
     def __init__(self, times: Times) -> None:
@@ -56,7 +56,7 @@ class Kinds:
         conditions, columns, bad = self._times.conditions, columns_of(new), BadRows()
         base, rotations = conditions.loaded_predictor, rotations_of(columns, conditions)
         for kernel, place, rows, calls_ in grouped(columns, self._times.gpu, bad):
-            for at, question in questions(kernel, rows, calls_, place, rotations, base):
+            for at, question in predictor_inputs(kernel, rows, calls_, place, rotations, base):
                 shares = scale_keys(kernel.family, question.match.configuration or question.choices, question.best)
                 for number, row in enumerate(at):
                     self._known[new[row]] = {key: float(share[number]) for key, share in shares.items()}
@@ -70,7 +70,7 @@ class Kinds:
         longer_s = throttled_s(call, each_s, self._times)
         if not longer_s > 0:
             return []
-        return [_times(self.of(call), each_s * count), {REST: (each_s + longer_s) * count}]
+        return [_multiplied(self.of(call), each_s * count), {REST: (each_s + longer_s) * count}]
 
 
 def pieces(groups: Sequence[Sequence[Seconds]]) -> Pieces:
@@ -83,30 +83,30 @@ def pieces(groups: Sequence[Sequence[Seconds]]) -> Pieces:
 # ---- a static batch ----
 
 
-def batch_run(name: str, found: Inference, measured: Mapping[str, float]) -> Run:
+def batch_run(name: str, found: Inference, measured: Mapping[str, float]) -> MeasuredRun:
     """``measured``: seconds by the names of ``PHASES``."""
-    kinds = Kinds(found.times)
+    kinds = ScaleShares(found.times)
     kinds.learn(launch.call for one in found.passes for launch in one.launches)
     seen, spans = [], dict[int, list[tuple[str, Interval]]]()
     for what, time_s in measured.items():
         passes = [one for one in found.passes if one.phase in PHASES[what] and one.count]
         per = max(found.workload.outputs) - 1 if what == "tpot_s" else 1
         groups = [
-            [_times(seconds, one.count / per) for seconds in group]
+            [_multiplied(seconds, one.count / per) for seconds in group]
             for one in passes
             for group in _groups(one, found, kinds)
         ]
-        seen.append(Seen(name, what, time_s, pieces(groups), PASS_NOISE))
-        spans |= {id(one): [(key, span * one.count) for key, span in _spans(one, kinds)] for one in passes}
+        seen.append(MeasuredTime(name, what, time_s, pieces(groups), PASS_NOISE))
+        spans |= {id(one): [(key, span * one.count) for key, span in _intervals(one, kinds)] for one in passes}
     every = (pair for one in spans.values() for pair in one if pair[0] != REST)
-    return Run(name, tuple(seen), summed(every))
+    return MeasuredRun(name, tuple(seen), summed(every))
 
 
-def _times(seconds: Seconds, count: float) -> Seconds:
+def _multiplied(seconds: Seconds, count: float) -> Seconds:
     return {key: time_s * count for key, time_s in seconds.items()}
 
 
-def _spans(one: PassTime, kinds: Kinds) -> Iterator[tuple[str, Interval]]:
+def _intervals(one: PassTime, kinds: ScaleShares) -> Iterator[tuple[str, Interval]]:
     """The kernels of a pass by kind, and what is beside them, which comes last."""
     launches = one.launches
     for launch, ran in zip(launches, one.kernels, strict=False):
@@ -115,11 +115,11 @@ def _spans(one: PassTime, kinds: Kinds) -> Iterator[tuple[str, Interval]]:
         yield host_key(one.deployment.stack.id) if ran.bound_by == "host" else REST, ran.interval
 
 
-def _groups(one: PassTime, found: Inference, kinds: Kinds) -> list[list[Seconds]]:
+def _groups(one: PassTime, found: Inference, kinds: ScaleShares) -> list[list[Seconds]]:
     """A pass as long as its kernels and what the host adds; or, where the GPU waits, as all that the host launches. A
     kernel that watts bind is as long as they make it, or as it is itself."""
     stack, decodes = one.deployment.stack, one.phase == "decode"
-    gpu = {key: span.value for key, span in summed(_spans(one, kinds)).items()}
+    gpu = {key: span.value for key, span in summed(_intervals(one, kinds)).items()}
     host, groups = host_key(stack.id), []
     if gpu.pop(REST, 0.0):
         for launch, ran in zip(one.launches, one.kernels, strict=False):
@@ -136,15 +136,15 @@ def _groups(one: PassTime, found: Inference, kinds: Kinds) -> list[list[Seconds]
 # ---- a traced step ----
 
 
-def step_run(name: str, step: Step, measured: Mapping[str, float]) -> Run:
+def step_run(name: str, step: Step, measured: Mapping[str, float]) -> MeasuredRun:
     """``measured``: seconds by the names of ``STEP_TIMES``."""
-    kinds = Kinds(step.times)
+    kinds = ScaleShares(step.times)
     kinds.learn(launch.call for op in step.kernels for launch in op.launched)
     keys, seconds, limited = _by_kernel(step, kinds)
     host, seen = host_key(step.host.id), []
     for what, time_s in measured.items():
         forecast = _wall(step, keys, seconds, host) if what == "time_s" else _kernels(keys, seconds, limited)
-        one = Seen(name, what, time_s, forecast, STEP_NOISE)
+        one = MeasuredTime(name, what, time_s, forecast, STEP_NOISE)
         waits = one.shares.get(host, 0.0)  # for a host, which is another from model to model and from hour to hour
         seen.append(replace(one, noise=STEP_NOISE * (1 - waits) + _host_sd(step) * waits))
     spans = [
@@ -156,14 +156,14 @@ def step_run(name: str, step: Step, measured: Mapping[str, float]) -> Run:
     if "time_s" in measured and not step.graph:
         launched = float(step.launched_s[-1])
         spans.append((host, Interval(launched, launched * (1 - step.host.faster), launched * (1 + step.host.slower))))
-    return Run(name, tuple(seen), summed(spans))
+    return MeasuredRun(name, tuple(seen), summed(spans))
 
 
 def _host_sd(step: Step) -> float:
     return sd_of(1 - step.host.faster, 1 + step.host.slower)
 
 
-def _by_kernel(step: Step, kinds: Kinds) -> tuple[tuple[str, ...], Doubles, list[list[Seconds]]]:
+def _by_kernel(step: Step, kinds: ScaleShares) -> tuple[tuple[str, ...], Doubles, list[list[Seconds]]]:
     """Seconds of each op of the queue, by kind; and the launches that watts bind, apart."""
     keys = tuple(sorted({key for op in step.kernels for launch in op.launched for key in kinds.of(launch.call)}))
     place = {key: at for at, key in enumerate(keys)}
@@ -212,7 +212,7 @@ class _Kept(Times):
 class _Stretched(Times):
     """What was predicted, with kinds of kernels so many times as long."""
 
-    def __init__(self, base: Times, kinds: Kinds, scales: Mapping[str, float]) -> None:
+    def __init__(self, base: Times, kinds: ScaleShares, scales: Mapping[str, float]) -> None:
         super().__init__(base.gpu, base.conditions)
         self._base, self._kinds, self._factors = base, kinds, {key: float(np.exp(x)) for key, x in scales.items()}
 
@@ -231,7 +231,7 @@ class _Stretched(Times):
         return sum(share * self._factors.get(key, 1.0) for key, share in self._kinds.of(call).items())
 
 
-def served_run(bench: BenchResult, service: Service, conditions: Conditions, *, seed: int = 0) -> Run:
+def benchmark_run(bench: BenchResult, service: Service, conditions: Conditions, *, seed: int = 0) -> MeasuredRun:
     """The mean time to first token and per token; slopes from simulations to either side of the forecast."""
     measured = {key: bench.metrics[key] / 1e3 for key in _SEEN if bench.metrics.get(key, 0.0) > 0}
     if not measured:
@@ -239,7 +239,7 @@ def served_run(bench: BenchResult, service: Service, conditions: Conditions, *, 
     check(service, bench.load)
     base = _Kept(service.pool.deployment.gpu, conditions)
     likely = _simulated(bench, service, base, seed)
-    kinds = Kinds(base)
+    kinds = ScaleShares(base)
     kinds.learn(base.calls)
     host = host_key(service.pool.deployment.stack.id)
     keys = (*sorted({key for call in base.calls for key in kinds.of(call)}), host)
@@ -260,13 +260,13 @@ def served_run(bench: BenchResult, service: Service, conditions: Conditions, *, 
         # a queue makes more of what steps are off by, and so of what they are off beyond their kernels
         noise = float(np.hypot(PASS_NOISE * np.abs(along).sum(), sd_of(1 - least, 1 + least)))
         name = what.removesuffix("_ms") + "_s"
-        seen.append(Seen(str(bench.path), name, time_s, Slopes(keys, likely[what], along), noise))
-    mean = {**_mean_spans(base, kinds), host: Interval(1.0, *HOST_RANGE)}
+        seen.append(MeasuredTime(str(bench.path), name, time_s, Slopes(keys, likely[what], along), noise))
+    mean = {**_mean_intervals(base, kinds), host: Interval(1.0, *HOST_RANGE)}
     weights = {key: sum(abs(one.shares[key]) * one.measured_s for one in seen) for key in keys}
-    return Run(str(bench.path), tuple(seen), {key: mean[key] * weights[key] for key in keys if weights[key]})
+    return MeasuredRun(str(bench.path), tuple(seen), {key: mean[key] * weights[key] for key in keys if weights[key]})
 
 
-def _mean_spans(times: Times, kinds: Kinds) -> dict[str, Interval]:
+def _mean_intervals(times: Times, kinds: ScaleShares) -> dict[str, Interval]:
     """Of each kind, the interval of its mean call, as factors of the time: tables of passes have calls of all sizes,
     and the longest are not those that run most."""
     found: dict[str, list[tuple[float, float, float]]] = {}

@@ -75,7 +75,7 @@ class Slopes:
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class MeasuredTime:
     """One measured number of a run beside its forecast. ``noise``: standard deviation of the log."""
 
     run: str
@@ -105,15 +105,15 @@ def sd_of(low: float, high: float) -> float:
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class MeasuredRun:
     """A run with what was measured of it; ``spans``: seconds by kind, with the interval of its forecast."""
 
     name: str
-    seen: tuple[Seen, ...]
+    seen: tuple[MeasuredTime, ...]
     spans: Mapping[str, Interval]
 
 
-def prior_sds(runs: Iterable[Run]) -> dict[str, float]:
+def prior_sds(runs: Iterable[MeasuredRun]) -> dict[str, float]:
     """Of the log of each scale: as far as the forecasts of the runs say that they may be off."""
     found = summed((key, span) for run in runs for key, span in run.spans.items())
     return {key: max(sd_of(span.low, span.high), _LEAST_SD) for key, span in sorted(found.items())}
@@ -127,7 +127,7 @@ def summed(parts: Iterable[tuple[str, Interval]]) -> dict[str, Interval]:
 
 
 @dataclass(frozen=True, eq=False)
-class Solved:
+class ScaleFit:
     """The logs of scales by key, and their covariance. ``contradiction``: how many times its noise the runs lie from
     one another and from what the priors allow; 1 where they agree."""
 
@@ -145,7 +145,7 @@ class Solved:
         return np.sqrt(np.diag(self.covariance))
 
 
-def solve(seen: Sequence[Seen], prior_sds: Mapping[str, float]) -> Solved:
+def solve(seen: Sequence[MeasuredTime], prior_sds: Mapping[str, float]) -> ScaleFit:
     """The most likely scales of all keys that have a prior."""
     problem = _Problem(seen, prior_sds)
     at = np.zeros(len(problem.keys))
@@ -166,13 +166,13 @@ def solve(seen: Sequence[Seen], prior_sds: Mapping[str, float]) -> Solved:
     # it for, and runs say less.
     contradiction = float(np.sqrt(max(1.0, cost / max(1, len(seen)))))
     covariance = np.asarray(np.linalg.inv(problem.curvature(slopes, contradiction)), dtype=np.float64)
-    return Solved(problem.keys, at, covariance, contradiction)
+    return ScaleFit(problem.keys, at, covariance, contradiction)
 
 
 class _Problem:
     """Residuals of all runs in the keys of the priors."""
 
-    def __init__(self, seen: Sequence[Seen], prior_sds: Mapping[str, float]) -> None:
+    def __init__(self, seen: Sequence[MeasuredTime], prior_sds: Mapping[str, float]) -> None:
         self.keys, self.seen = tuple(prior_sds), seen
         self.sd = np.array(list(prior_sds.values()))
         self.noise = np.array([one.noise for one in seen])
@@ -195,7 +195,7 @@ class _Problem:
         return np.asarray(weighed.T @ weighed + np.diag(self.sd**-2.0))
 
 
-def left_out(seen: Sequence[Seen], prior_sds: Mapping[str, float]) -> list[float]:
+def cross_validated(seen: Sequence[MeasuredTime], prior_sds: Mapping[str, float]) -> list[float]:
     """Error of each number (predicted over measured, less 1) with the scales that the other runs give."""
     found = []
     others: dict[str, dict[str, float]] = {}
@@ -206,7 +206,7 @@ def left_out(seen: Sequence[Seen], prior_sds: Mapping[str, float]) -> list[float
     return found
 
 
-def scales_of(solved: Solved, seen: Sequence[Seen], prior_sds: Mapping[str, float]) -> dict[str, Scale]:
+def scales_of(solved: ScaleFit, seen: Sequence[MeasuredTime], prior_sds: Mapping[str, float]) -> dict[str, Scale]:
     """The scales of what had a share in some run; what none saw is not scaled."""
     found = {}
     for key, log_scale, sd in zip(solved.keys, solved.log_scales, solved.sds, strict=True):
@@ -226,7 +226,7 @@ _PHASES = ("prefill", "decode", "mixed")
 
 
 @dataclass(frozen=True)
-class Line:
+class RunError:
     """One measured number of a run; errors are predicted over measured, less 1."""
 
     run: str
@@ -237,11 +237,11 @@ class Line:
 
 
 @dataclass(frozen=True)
-class RunsSeen:
+class RunErrors:
     """What runs were made of. ``by_others``: the errors after are with the scales that the other runs give.
     ``contradiction``: how many times as far as their noise allows runs lie from one another."""
 
-    lines: tuple[Line, ...]
+    lines: tuple[RunError, ...]
     by_others: bool
     contradiction: float
     unseen: tuple[str, ...]
@@ -251,14 +251,14 @@ class RunsSeen:
         return len({line.run for line in self.lines})
 
 
-def nothing_yet(chip: Gpu, conditions: Conditions) -> Calibration:
+def empty_calibration(chip: Gpu, conditions: Conditions) -> Calibration:
     """A calibration before anything was measured."""
     if chip.changes:
         raise KernelcastError(f"{chip.label} was not measured: calibrate the GPU as it is")
     return Calibration(gpu=chip.id, predictor=conditions.loaded_predictor.name, kernelcast=__version__, families={})
 
 
-def with_runs(calibration: Calibration, runs: Sequence[Run]) -> tuple[Calibration, RunsSeen]:
+def calibrate_runs(calibration: Calibration, runs: Sequence[MeasuredRun]) -> tuple[Calibration, RunErrors]:
     """``runs``: forecast with this calibration, so that they scale what single calls left."""
     seen = [one for run in runs for one in run.seen]
     names = [run.name for run in runs]
@@ -267,15 +267,17 @@ def with_runs(calibration: Calibration, runs: Sequence[Run]) -> tuple[Calibratio
     priors = prior_sds(runs)
     solved = solve(seen, priors)
     by_others = len(runs) >= LEAST_RUNS
-    after = left_out(seen, priors) if by_others else [one.error_with(solved.by_key) for one in seen]
+    after = cross_validated(seen, priors) if by_others else [one.error_with(solved.by_key) for one in seen]
     lines = tuple(
-        Line(one.run, one.what, one.measured_s, one.error, error) for one, error in zip(seen, after, strict=True)
+        RunError(one.run, one.what, one.measured_s, one.error, error) for one, error in zip(seen, after, strict=True)
     )
     scales = scales_of(solved, seen, priors)
-    return replace(calibration, scales=scales), RunsSeen(lines, by_others, solved.contradiction, tuple(_unseen(scales)))
+    return replace(calibration, scales=scales), RunErrors(
+        lines, by_others, solved.contradiction, tuple(_not_measured(scales))
+    )
 
 
-def _unseen(keys: Collection[str]) -> list[str]:
+def _not_measured(keys: Collection[str]) -> list[str]:
     """Families of the weights, and phases of theirs, that had no share in any run."""
     found = []
     for family in sorted(path.stem for path in WEIGHTS.glob("*.safetensors")):

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.collect.calibrate.fit import prior_of
-from kernelcast.collect.calibrate.residuals import Columns, Residuals, asked
+from kernelcast.collect.calibrate.residuals import Columns, Residuals, predictions
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast import Calibration
 from kernelcast.forecast.calibration import FamilyCalibration
@@ -26,7 +26,7 @@ _MEAN = np.sqrt(2 / np.pi)
 
 
 @dataclass(frozen=True)
-class Telling:
+class Selection:
     """Rows of the candidates, the most telling first, and the mean error in % that is expected of all of them: before
     any is measured, and after all of these were."""
 
@@ -41,12 +41,12 @@ def next_calls(
     target: Gpu,
     conditions: Conditions = DEFAULT,
     calibration: Calibration | None = None,
-) -> Telling:
+) -> Selection:
     """``count`` of the candidate calls (columns as in any table), after what a calibration knows already."""
     if calibration is not None:
         calibration.check_gpu(target.known_as)
     base = conditions.loaded_predictor
-    found = asked(candidates, target, base, conditions)
+    found = predictions(candidates, target, base, conditions)
     if not found:
         raise KernelcastError("no call to choose from")
     parts = []
@@ -66,7 +66,7 @@ def next_calls(
     order = np.array([parts[family].at[row] for family, row in picked], dtype=np.intp)
     total = sum(len(part.reference) for part in parts)
     before, after = (100 * sum(np.sum(part.errors[side]) for part in parts) / total for side in (0, 1))
-    return Telling(order, float(before), float(after))
+    return Selection(order, float(before), float(after))
 
 
 class _Candidates:
@@ -84,7 +84,7 @@ class _Candidates:
         self.at, self.keep = at, keep
         rng = np.random.default_rng(1)
         self.reference = keep if len(keep) <= _REFERENCE else np.sort(rng.choice(keep, _REFERENCE, replace=False))
-        placed, points = _beside(rows, prior, known)
+        placed, points = _with_calibrated(rows, prior, known)
         pool, reference = placed.select(keep), placed.select(self.reference)
         self.noise = prior.noise * setting.noise
         self.among = prior.covariance(pool, pool, setting)
@@ -129,7 +129,9 @@ class _Candidates:
         return int(self.keep[row])
 
 
-def _beside(rows: Residuals, prior: Prior, known: FamilyCalibration | None) -> tuple[CallPoints, CallPoints | None]:
+def _with_calibrated(
+    rows: Residuals, prior: Prior, known: FamilyCalibration | None
+) -> tuple[CallPoints, CallPoints | None]:
     """The candidates, and the calls that a calibration knows, numbered by the same words."""
     if known is None:
         return rows.placed(prior), None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kernelcast.collect.pool import MOST_SETS, Pool, Spec
+from kernelcast.collect.pool import MOST_SETS, TensorPool, TensorSpec
 from kernelcast.errors import KernelcastError
 from kernelcast.ops import Kernel
 
@@ -18,7 +18,7 @@ class Recipe:
     """The tensors that a call needs, and how a set of them becomes a launch. ``source``: the library, as tables name
     it. ``most_sets``: where each keeps memory of its own."""
 
-    tensors: Sequence[Spec]
+    tensors: Sequence[TensorSpec]
     launch: Callable[..., Launch]
     source: str
     most_sets: int = MOST_SETS
@@ -39,7 +39,7 @@ class NotMeasurableError(KernelcastError):
     """No runner here launches this call."""
 
 
-def prepared(call: Kernel, pool: Pool) -> Prepared:
+def prepared(call: Kernel, pool: TensorPool) -> Prepared:
     """The launches of a call; its op, library and backend decide who launches it."""
     from kernelcast.collect.runners import flashinfer, indexed, memory, products, recurrent, triton, vision
 

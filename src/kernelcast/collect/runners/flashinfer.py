@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernelcast.collect.pool import DTYPES, Spec, specs
+from kernelcast.collect.pool import DTYPES, TensorSpec, specs
 from kernelcast.collect.runners import Launch, NotMeasurableError, Recipe, Runner
 
 _WORKSPACE_BYTES = 512 * 2**20
@@ -41,7 +41,7 @@ def _wrapper(name: str, *more: Any, **other: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Batch:
+class PagedBatch:
     """The requests of a call: new tokens and tokens attended to, and the pages that hold these."""
 
     queries: tuple[int, ...]
@@ -49,7 +49,7 @@ class Batch:
     page_size: int
 
     @classmethod
-    def of(cls, call: Any) -> Batch:
+    def of(cls, call: Any) -> PagedBatch:
         if call.q_lens is not None:
             return cls(tuple(call.q_lens), tuple(call.kv_lens), call.page_size or 0)
         return cls((call.q_len,) * call.batch, (call.kv_len,) * call.batch, call.page_size or 0)
@@ -84,14 +84,14 @@ def _anywhere(pages: int) -> Tensor:
 
 
 def attention(call: Any) -> Recipe:
-    batch = Batch.of(call)
+    batch = PagedBatch.of(call)
     if not batch.page_size:
         heads = call.kv_heads or call.q_heads
         return _ragged(call, batch, heads, call.head_dim, call.head_dim)
     return _decode(call, batch) if batch.decodes and call.backend == "flashinfer" else _paged(call, batch)
 
 
-def _ragged(call: Any, batch: Batch, kv_heads: int, qk_dim: int, v_dim: int) -> Recipe:
+def _ragged(call: Any, batch: PagedBatch, kv_heads: int, qk_dim: int, v_dim: int) -> Recipe:
     """Prefill over keys and values that lie end to end."""
     name = _CALLED[call.backend]
     wrapper = _wrapper("BatchPrefillWithRaggedKVCacheWrapper", "NHD", backend=name)
@@ -105,7 +105,7 @@ def _ragged(call: Any, batch: Batch, kv_heads: int, qk_dim: int, v_dim: int) -> 
     return Recipe((*read, *written), lambda q, k, v, out: partial(wrapper.run, q, k, v, out=out), f"flashinfer_{name}")
 
 
-def _paged_tensors(call: Any, batch: Batch) -> tuple[Spec, ...]:
+def _paged_tensors(call: Any, batch: PagedBatch) -> tuple[TensorSpec, ...]:
     """Queries, the cache of all pages, and results."""
     kv_heads, queries = call.kv_heads or call.q_heads, (sum(batch.queries), call.q_heads, call.head_dim)
     cached = (sum(batch.pages), 2, batch.page_size, kv_heads, call.head_dim)
@@ -116,7 +116,7 @@ def _paged_tensors(call: Any, batch: Batch) -> tuple[Spec, ...]:
     )
 
 
-def _paged(call: Any, batch: Batch) -> Recipe:
+def _paged(call: Any, batch: PagedBatch) -> Recipe:
     """Prefill over a paged cache: chunks of prompts, with or without a past, beside requests that decode."""
     name = _CALLED[call.backend]
     wrapper = _wrapper("BatchPrefillWithPagedKVCacheWrapper", "NHD", backend=name)
@@ -129,7 +129,7 @@ def _paged(call: Any, batch: Batch) -> Recipe:
     return Recipe(tensors, lambda q, kv, out: partial(wrapper.run, q, kv, out=out), f"flashinfer_paged_{name}")
 
 
-def _decode(call: Any, batch: Batch) -> Recipe:
+def _decode(call: Any, batch: PagedBatch) -> Recipe:
     wrapper = _wrapper("BatchDecodeWithPagedKVCacheWrapper", "NHD", use_tensor_cores=True)
     wrapper.plan(
         _integers(starts(batch.pages)), _anywhere(sum(batch.pages)), _integers(batch.last_page), call.q_heads,
@@ -142,13 +142,13 @@ def _decode(call: Any, batch: Batch) -> Recipe:
 
 def mla(call: Any) -> Recipe:
     """Over the latent in pages where weights are absorbed, else prefill of expanded heads."""
-    batch = Batch.of(call)
+    batch = PagedBatch.of(call)
     if batch.page_size:
         return _latent(call, batch)
     return _ragged(call, batch, call.q_heads, call.nope_dim + call.rope_dim, call.v_dim)
 
 
-def _latent(call: Any, batch: Batch) -> Recipe:
+def _latent(call: Any, batch: PagedBatch) -> Recipe:
     name = _CALLED[call.backend]
     wrapper = _wrapper("BatchMLAPagedAttentionWrapper", backend=name)
     wrapper.plan(

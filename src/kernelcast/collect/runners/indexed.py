@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernelcast.collect.pool import MOST_SETS, Spec, specs
+from kernelcast.collect.pool import MOST_SETS, TensorSpec, specs
 from kernelcast.collect.runners import Launch, Recipe, Runner
 
 _FEW_SETS = 64  # of calls that launch ten kernels and more: a graph of thousands takes longer to make than to run
@@ -26,7 +26,9 @@ def _index(places: int, *shape: int) -> Tensor:
     return torch.randint(places, shape, device=_device())
 
 
-def _recipe(tensors: Sequence[Spec], launch: Callable[..., Launch], indices: int, most: int = MOST_SETS) -> Recipe:
+def _recipe(
+    tensors: Sequence[TensorSpec], launch: Callable[..., Launch], indices: int, most: int = MOST_SETS
+) -> Recipe:
     """``indices``: int64 numbers that each set makes for itself."""
     bytes_of_a_set = 8 * indices + sum(spec.bytes for spec in tensors)
     sets = max(2, min(most, math.ceil(_ROTATED_BYTES / bytes_of_a_set)))
@@ -126,7 +128,10 @@ def _rows_into(call: Any, launch: Callable[..., Launch]) -> Recipe:
     target = specs(call.dtype, (call.size, call.cols), use="changed")
     many = call.op == "index_put" and call.accumulate
     return _recipe(
-        (*target, *specs(call.dtype, (call.rows, call.cols))), launch, call.rows, _FEW_SETS if many else MOST_SETS
+        (*target, *specs(call.dtype, (call.rows, call.cols))),
+        launch,
+        call.rows,
+        _FEW_SETS if many else MOST_SETS,
     )
 
 

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernelcast.collect.pool import DTYPES, Spec, Use, specs
+from kernelcast.collect.pool import DTYPES, TensorSpec, Use, specs
 from kernelcast.collect.runners import Launch, Recipe, Runner
 
 aten = torch.ops.aten
 _READ: tuple[Use, ...] = ("read",)
 
 
-def _aten(tensors: Sequence[Spec], launch: Callable[..., Launch]) -> Recipe:
+def _aten(tensors: Sequence[TensorSpec], launch: Callable[..., Launch]) -> Recipe:
     return Recipe(tensors, launch, "aten")
 
 

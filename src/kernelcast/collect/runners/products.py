@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from kernelcast.collect.pool import Spec, specs
+from kernelcast.collect.pool import TensorSpec, specs
 from kernelcast.collect.runners import Launch, NotMeasurableError, Recipe, Runner
 
 _BACKENDS = {"fa2": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
@@ -56,7 +56,7 @@ def bmm(call: Any) -> Recipe:
     return Recipe((*factors, *product), lambda a, b, c: partial(torch.bmm, a, b, out=c), "cublas")
 
 
-def _queries_keys_values(call: Any) -> tuple[Spec, ...]:
+def _queries_keys_values(call: Any) -> tuple[TensorSpec, ...]:
     """[batch, length, heads, size] in memory, as a projection leaves them."""
     if call.backend not in _BACKENDS:
         raise NotMeasurableError(f"PyTorch has no attention backend {call.backend}; it has {', '.join(_BACKENDS)}")
@@ -238,7 +238,10 @@ def adamw(call: Any) -> Recipe:
 
     states = specs(call.state_dtype or call.dtype, shape, shape, use="changed")
     return Recipe(
-        (*specs(call.dtype, shape, use="changed"), *specs(call.dtype, shape), *states), launch, "aten", most_sets=64
+        (*specs(call.dtype, shape, use="changed"), *specs(call.dtype, shape), *states),
+        launch,
+        "aten",
+        most_sets=64,
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernelcast.collect.pool import Spec, specs
+from kernelcast.collect.pool import TensorSpec, specs
 from kernelcast.collect.runners import Launch, Recipe, Runner
 
 _MODES = {"rnn": 1, "lstm": 2, "gru": 3}  # of cudnnRNNMode_t; rnn: tanh
@@ -17,7 +17,7 @@ _GATES = {"rnn": 1, "lstm": 4, "gru": 3}
 _MOST_SETS = 1  # hundreds of kernels, which take their weights from L2 after the first step
 
 
-def _weights(call: Any) -> tuple[Spec, ...]:
+def _weights(call: Any) -> tuple[TensorSpec, ...]:
     """As nn.LSTM keeps them: for each layer and direction two matrices, two biases, and the projection."""
     rows, out = _GATES[call.cell] * call.hidden, call.projection or call.hidden
     directions = 1 + call.bidirectional

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernelcast.collect.pool import Spec, specs
+from kernelcast.collect.pool import TensorSpec, specs
 from kernelcast.collect.runners import NotMeasurableError, Recipe, Runner
 from kernelcast.ops.grouped import TRITON_CONFIG
 
@@ -59,7 +59,7 @@ def _moe_gemm(  # type: ignore[no-untyped-def]
 
 
 @dataclass(frozen=True)
-class Routing:
+class PairRouting:
     """Pairs sorted by expert, each expert's padded to whole blocks."""
 
     pair_of_row: Tensor
@@ -69,7 +69,7 @@ class Routing:
     block_m: int
 
     @classmethod
-    def of(cls, expert_of_pair: Tensor, experts: int, topk: int, block_m: int) -> Routing:
+    def of(cls, expert_of_pair: Tensor, experts: int, topk: int, block_m: int) -> PairRouting:
         pairs = expert_of_pair.numel()
         order = torch.argsort(expert_of_pair, stable=True)
         load = torch.bincount(expert_of_pair, minlength=experts)
@@ -86,7 +86,7 @@ class Routing:
 
 
 def moe_gemm(
-    a: Tensor, b: Tensor, c: Tensor, routing: Routing, *, block_n: int, block_k: int, group_m: int, warps: int,
+    a: Tensor, b: Tensor, c: Tensor, routing: PairRouting, *, block_n: int, block_k: int, group_m: int, warps: int,
     stages: int,
 ) -> Any:  # fmt: skip
     """a [tokens, k], b [experts, n, k], c [pairs, n], all contiguous."""
@@ -135,9 +135,9 @@ def grouped(call: Any) -> Recipe:
         raise NotMeasurableError(f"moe_gemm is measured with its block sizes given; missing {', '.join(missing)}")
     pairs = call.tokens * call.topk
     experts = torch.arange(pairs, device="cuda") % call.experts  # every expert gets the same, or one more
-    routing = Routing.of(experts, call.experts, call.topk, blocks.pop("block_m"))
+    routing = PairRouting.of(experts, call.experts, call.topk, blocks.pop("block_m"))
     narrow = specs(call.dtype, (call.tokens, call.k), (call.experts, call.n, call.k))
-    out = Spec((pairs, call.n), torch.bfloat16, "written")
+    out = TensorSpec((pairs, call.n), torch.bfloat16, "written")
     return Recipe((*narrow, out), lambda a, b, c: partial(moe_gemm, a, b, c, routing, **blocks), "kernelcast_moe")
 
 

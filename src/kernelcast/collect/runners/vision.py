@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernelcast.collect.pool import DTYPES, MOST_SETS, Spec, specs
+from kernelcast.collect.pool import DTYPES, MOST_SETS, TensorSpec, specs
 from kernelcast.collect.runners import Launch, NotMeasurableError, Recipe, Runner
 from kernelcast.ops.conv_work import axes_of
 
@@ -23,7 +23,7 @@ def _in_memory(call: Any, first: int, channels: int, sides: list[int]) -> tuple[
     return (first, channels, *sides) if call.layout == "nchw" else (first, *sides, channels)
 
 
-def _tensors(call: Any) -> tuple[Spec, ...]:
+def _tensors(call: Any) -> tuple[TensorSpec, ...]:
     """Input, filters and output in memory. The rows of depth are an axis only where a call has them."""
     if call.dtype not in DTYPES or call.dtype == "fp8":
         raise NotMeasurableError(f"PyTorch has no convolution in {call.dtype}")
@@ -78,7 +78,7 @@ Layer = Callable[[Tensor], Tensor]
 _GRADIENT_SETS = 96  # each runs its forward first, and autograd's engine at every launch
 
 
-def _aten(tensors: Sequence[Spec], launch: Callable[..., Launch]) -> Recipe:
+def _aten(tensors: Sequence[TensorSpec], launch: Callable[..., Launch]) -> Recipe:
     return Recipe(tensors, launch, "aten")
 
 
