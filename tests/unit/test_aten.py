@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from kernelcast.ops import REGISTRY, kernel
-from kernelcast.tracing.aten import Settings, cost, known_ops
+from kernelcast.tracing.aten import OpSettings, known_ops, op_launches
 from kernelcast.tracing.aten.elementwise import access, coalesced
 from kernelcast.tracing.traced import Op, Tensor
 
-HOPPER = Settings(capability="9.0")
+HOPPER = OpSettings(capability="9.0")
 
 
 def dense(*shape: int, dtype: str = "bf16", storage: int = 1) -> Tensor:
@@ -27,11 +27,11 @@ def op(name: str, *arguments: Any, out: Tensor | tuple[Tensor, ...] = (), **opti
     return Op(name, arguments, options, outputs, "kernel", "forward", "")
 
 
-def calls(found: Op, settings: Settings = HOPPER) -> list[dict[str, Any]]:
-    return [call.arguments for call in cost(found, settings).launches]
+def calls(found: Op, settings: OpSettings = HOPPER) -> list[dict[str, Any]]:
+    return [call.arguments for call in op_launches(found, settings).launches]
 
 
-def one(found: Op, settings: Settings = HOPPER) -> dict[str, Any]:
+def one(found: Op, settings: OpSettings = HOPPER) -> dict[str, Any]:
     (only,) = calls(found, settings)
     return only
 
@@ -59,7 +59,7 @@ def test_a_batch_that_shares_an_operand_is_one_product() -> None:
 def test_tf32_only_where_it_is_on() -> None:
     product = op("mm", dense(8, 8, dtype="fp32"), dense(8, 8, dtype="fp32"), out=dense(8, 8, dtype="fp32"))
     assert one(product)["dtype"] == "fp32"
-    assert one(product, Settings(tf32=True))["dtype"] == "tf32"
+    assert one(product, OpSettings(tf32=True))["dtype"] == "tf32"
 
 
 @pytest.mark.parametrize(("capability", "dtype", "backend"), [
@@ -68,7 +68,7 @@ def test_tf32_only_where_it_is_on() -> None:
 def test_attention_by_the_library_of_the_gpu(capability: str, dtype: str, backend: str) -> None:
     q, k = dense(2, 32, 100, 64, dtype=dtype), dense(2, 8, 100, 64, dtype=dtype)
     found = one(op("_scaled_dot_product_cudnn_attention", q, k, k, None, False, 0.0, True, False, out=q),
-                Settings(capability=capability))  # fmt: skip
+                OpSettings(capability=capability))  # fmt: skip
     assert found["backend"] == backend
     assert (found["q_heads"], found["kv_heads"], found["kv_len"], found["causal"]) == (32, 8, 100, True)
 
@@ -185,7 +185,7 @@ def test_convolutions_with_their_gradients() -> None:
 
 
 def test_an_unknown_op_costs_what_it_moves_and_says_so() -> None:
-    found = cost(op("my_op", dense(1000, storage=1), dense(1000, storage=2), out=dense(1000, storage=3)), HOPPER)
+    found = op_launches(op("my_op", dense(1000, storage=1), dense(1000, storage=2), out=dense(1000, storage=3)), HOPPER)
     assert found.by_bytes
     (call,) = found.launches
     assert call.arguments["reads"] == 2.0
@@ -201,7 +201,7 @@ def test_every_rule_names_a_kernel_that_exists() -> None:
         ):
             continue
         try:
-            found = cost(op(name, out, out, out=out), HOPPER)
+            found = op_launches(op(name, out, out, out=out), HOPPER)
         except (TypeError, ValueError, IndexError, StopIteration, AttributeError):
             continue  # takes other arguments; tested above
         for call in found.launches:

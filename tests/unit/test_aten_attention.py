@@ -10,10 +10,10 @@ from test_aten import calls, dense, one, op
 from torch.nn.functional import scaled_dot_product_attention
 
 from kernelcast.tracing import trace
-from kernelcast.tracing.aten import Settings
+from kernelcast.tracing.aten import OpSettings
 from kernelcast.tracing.traced import Tensor
 
-A100, H100, L40S, V100 = (Settings(capability=x) for x in ("8.0", "9.0", "8.9", "7.0"))
+A100, H100, L40S, V100 = (OpSettings(capability=x) for x in ("8.0", "9.0", "8.9", "7.0"))
 
 
 def sdpa(q: Tensor, k: Tensor, bias: Tensor | None = None, dropout: float = 0.0, causal: bool = False) -> Any:
@@ -27,12 +27,12 @@ def sdpa(q: Tensor, k: Tensor, bias: Tensor | None = None, dropout: float = 0.0,
     (A100, "bf16", 64, True, "masked_attention", "efficient"),
     (H100, "fp32", 64, False, "masked_attention", "efficient"),
     (H100, "bf16", 256, False, "attention", "cudnn"),
-    (Settings(capability="10.0"), "bf16", 256, False, "attention", "fa2"),
+    (OpSettings(capability="10.0"), "bf16", 256, False, "attention", "fa2"),
     (H100, "bf16", 512, False, "masked_attention", "efficient"),
     (V100, "fp16", 64, False, "masked_attention", "efficient"),
 ])  # fmt: skip
 def test_the_first_library_whose_checks_pass(
-    settings: Settings, dtype: str, size: int, masked: bool, kernel: str, backend: str
+    settings: OpSettings, dtype: str, size: int, masked: bool, kernel: str, backend: str
 ) -> None:
     q = dense(2, 16, 128, size, dtype=dtype)
     found = one(sdpa(q, q, dense(1, 16, 128, 128, dtype=dtype) if masked else None), settings)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kernelcast.ops import kernel
-from kernelcast.tracing.aten import Settings, cost
+from kernelcast.tracing.aten import OpSettings, op_launches
 from kernelcast.tracing.traced import Op, Tensor
 
 
@@ -26,7 +26,7 @@ def last(batch: int, channels: int, height: int, width: int) -> Tensor:
 
 def calls(name: str, *arguments: Any, out: Tensor | tuple[Tensor, ...] = ()) -> list[dict[str, Any]]:
     outputs = (out,) if isinstance(out, Tensor) else out
-    found = cost(Op(name, arguments, {}, outputs, "kernel", "forward", ""), Settings())
+    found = op_launches(Op(name, arguments, {}, outputs, "kernel", "forward", ""), OpSettings())
     assert not found.by_bytes
     for call in found.launches:
         kernel(**call.arguments)  # its parameters are right

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from demand import of, works
 
-from kernelcast.tracing.aten import Settings, cost
+from kernelcast.tracing.aten import OpSettings, op_launches
 from kernelcast.tracing.traced import Op, Tensor
 
 
@@ -20,7 +20,7 @@ def dense(*shape: int, dtype: str = "fp32") -> Tensor:
 
 
 def launched(name: str, *arguments: Any, out: tuple[Tensor, ...]) -> list[dict[str, Any]]:
-    found = cost(Op(name, arguments, {}, out, "kernel", "forward", ""), Settings())
+    found = op_launches(Op(name, arguments, {}, out, "kernel", "forward", ""), OpSettings())
     assert not found.by_bytes
     return [{**launch.call.arguments, "count": launch.count} for launch in found.launches]
 

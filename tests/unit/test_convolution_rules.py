@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from kernelcast.ops import kernel
-from kernelcast.tracing.aten import Settings, cost
-from kernelcast.tracing.aten.convolution import channels_last
+from kernelcast.tracing.aten import OpSettings, op_launches
+from kernelcast.tracing.aten.products import channels_last
 from kernelcast.tracing.traced import Op, Tensor
 
-HOPPER = Settings(capability="9.0")
+HOPPER = OpSettings(capability="9.0")
 
 
 def first(*shape: int, dtype: str = "bf16") -> Tensor:
@@ -35,7 +35,7 @@ def convolved(*given: Tensor, **how: Any) -> list[dict[str, Any]]:
     axes = len(x.shape) - 2
     ways = [how.get(name, (usual,) * axes) for name, usual in (("stride", 1), ("padding", 0), ("dilation", 1))]
     arguments = (x, weight, bias, *ways, how.get("transposed", False), (0,) * axes, how.get("groups", 1))
-    found = cost(Op("convolution", arguments, {}, (out,), "kernel", "forward", ""), how.get("settings", HOPPER))
+    found = op_launches(Op("convolution", arguments, {}, (out,), "kernel", "forward", ""), how.get("settings", HOPPER))
     for one in found.launches:
         kernel(one.op, **{name: value for name, value in one.arguments.items() if name != "op"})  # a call that exists
     return [one.arguments for one in found.launches]
@@ -86,11 +86,11 @@ def test_a_permuted_sequence_is_copied_and_stays_channels_first() -> None:
     ("settings", "kind"),
     [
         (HOPPER, ("tf32", None)),
-        (Settings(capability="9.0", tf32_convolutions=False), ("fp32", "off")),
-        (Settings(capability="7.0"), ("fp32", "off")),
+        (OpSettings(capability="9.0", tf32_convolutions=False), ("fp32", "off")),
+        (OpSettings(capability="7.0"), ("fp32", "off")),
     ],
 )
-def test_fp32_runs_as_tf32_unless_it_is_off(settings: Settings, kind: tuple[str, str | None]) -> None:
+def test_fp32_runs_as_tf32_unless_it_is_off(settings: OpSettings, kind: tuple[str, str | None]) -> None:
     x, weight, out = (first(*s, dtype="fp32") for s in ((2, 64, 8, 8), (64, 64, 1, 1), (2, 64, 8, 8)))
     (call,) = convolved(x, weight, out, settings=settings)
     assert (call["dtype"], call.get("tf32")) == kind
@@ -121,7 +121,9 @@ def test_transposed_is_the_gradient_of_its_input() -> None:
 def test_gradients_have_the_layout_of_what_they_came_from() -> None:
     x, weight, grad = last(2, 16, 32, 32), last(64, 16, 3, 3), first(2, 64, 32, 32)
     arguments = (grad, x, weight, (64,), (1, 1), (1, 1), (1, 1), False, (0, 0), 1, (True, True, True))
-    found = cost(Op("convolution_backward", arguments, {}, (x, weight, first(64)), "kernel", "backward", ""), HOPPER)
+    found = op_launches(
+        Op("convolution_backward", arguments, {}, (x, weight, first(64)), "kernel", "backward", ""), HOPPER
+    )
     copied, dgrad, wgrad, bias = (one.arguments for one in found.launches)
     assert copied["op"] == "transpose"  # the gradient comes channels first
     assert (dgrad["op"], wgrad["op"], dgrad["layout"], wgrad["layout"]) == ("conv2d_dgrad", "conv2d_wgrad", "nhwc",

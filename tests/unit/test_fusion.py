@@ -11,7 +11,7 @@ from torch import nn
 from kernelcast.forecast.conditions import Conditions
 from kernelcast.hardware import gpu
 from kernelcast.tracing import trace
-from kernelcast.tracing.aten.flops import op_flops
+from kernelcast.tracing.aten.table import op_flops
 from kernelcast.tracing.fusion import FUSED, boundary_bytes, fuse
 from kernelcast.tracing.traced import Op, Trace
 from kernelcast.training.step import run_step

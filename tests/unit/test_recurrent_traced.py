@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence  # noqa
 import kernelcast as kc  # noqa: E402
 from kernelcast.errors import KernelcastError  # noqa: E402
 from kernelcast.tracing import trace  # noqa: E402
-from kernelcast.tracing.aten import Settings, cost  # noqa: E402
+from kernelcast.tracing.aten import OpSettings, op_launches  # noqa: E402
 from kernelcast.tracing.traced import Op, Trace  # noqa: E402
 from kernelcast.training import run_step  # noqa: E402
 
@@ -39,7 +39,9 @@ def only(found: Trace, name: str) -> Op:
 
 
 def launched(op: Op, **settings: Any) -> list[dict[str, Any]]:
-    return [{**launch.call.arguments, "count": launch.count} for launch in cost(op, Settings(**settings)).launches]
+    return [
+        {**launch.call.arguments, "count": launch.count} for launch in op_launches(op, OpSettings(**settings)).launches
+    ]
 
 
 @pytest.mark.parametrize(("kind", "how", "cell"), [

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from kernelcast.errors import KernelcastError
 from kernelcast.tracing import trace
-from kernelcast.tracing.aten.flops import op_flops
+from kernelcast.tracing.aten.table import op_flops
 from kernelcast.tracing.cuda_like import gpu_present
 from kernelcast.tracing.traced import Trace
 

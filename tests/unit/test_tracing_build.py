@@ -12,7 +12,7 @@ import torch
 from kernelcast.app.cli import main
 from kernelcast.errors import KernelcastError
 from kernelcast.tracing import trace
-from kernelcast.tracing.build import Asked, Built, build
+from kernelcast.tracing.build import BuiltModel, TraceRequest, build
 from kernelcast.tracing.traced import Trace
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 99}
@@ -50,7 +50,7 @@ def config(folder: Path, raw: dict[str, Any]) -> str:
     return str(path)
 
 
-def run(built: Built, mode: Any) -> Trace:
+def run(built: BuiltModel, mode: Any) -> Trace:
     return trace(built.model, built.inputs, mode, precision=built.precision, loss=built.loss, name=built.name)
 
 
@@ -87,7 +87,7 @@ def test_a_config_is_built_by_its_architecture(
 ) -> None:
     given = {**raw, "architectures": [architecture]} if architecture else raw
     sound = raw["model_type"] in ("wav2vec2", "hubert")
-    built = build(Asked(config(tmp_path, given), batch=2, seq=4000 if sound else 8, mode=mode))
+    built = build(TraceRequest(config(tmp_path, given), batch=2, seq=4000 if sound else 8, mode=mode))
     assert built.told["class"] == (name or architecture)
     assert built.told["inputs"].items() >= ({"input_values": [2, 4000]} if sound else inputs).items()
     found = run(built, mode)
@@ -100,7 +100,7 @@ def test_a_config_is_built_by_its_architecture(
 @pytest.mark.parametrize("mode", ["inference", "training"])
 def test_detr_traces_with_its_masks_and_its_checks_of_finite_numbers(tmp_path: Path, mode: Any) -> None:
     raw = {**DETR, "architectures": ["DetrForObjectDetection"]}
-    built = build(Asked(config(tmp_path, raw), mode=mode, image=64))
+    built = build(TraceRequest(config(tmp_path, raw), mode=mode, image=64))
     assert built.told["inputs"] == {"pixel_values": [1, 3, 64, 64]}
     assert len(run(built, mode).ops) > 100
 
@@ -112,7 +112,7 @@ def test_without_timm_transformers_own_resnet_stands_in(tmp_path: Path, monkeypa
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "timm" else plain(name))
     raw = {**DETR, "architectures": ["DetrModel"], "use_timm_backbone": True, "backbone": "resnet18"}
     del raw["backbone_config"]
-    built = build(Asked(config(tmp_path, raw), image=64))
+    built = build(TraceRequest(config(tmp_path, raw), image=64))
     assert built.told["notes"] == ["timm is not installed: transformers' own ResNet stands in for its resnet18"]
 
 
@@ -120,7 +120,7 @@ def test_cache_and_logits_are_as_asked_and_told(tmp_path: Path) -> None:
     path = config(tmp_path, {**SMALL, "model_type": "llama", "architectures": ["LlamaForCausalLM"]})
 
     def last(**asked: Any) -> tuple[dict[str, Any], tuple[int, ...], int]:
-        built = build(Asked(path, seq=8, **asked))
+        built = build(TraceRequest(path, seq=8, **asked))
         found = run(built, asked.get("mode", "inference"))
         head = next(op for op in found.ops if op.module == "lm_head" and op.kind == "kernel")
         kept = sum(op.name == "cat" and op.module.endswith("self_attn") for op in found.ops)
@@ -137,7 +137,7 @@ def test_cache_and_logits_are_as_asked_and_told(tmp_path: Path) -> None:
     bert = tmp_path / "bert"
     bert.mkdir()
     with pytest.raises(KernelcastError, match="--logits last: BertForMaskedLM gives all, or none"):
-        build(Asked(config(bert, {**SMALL, "model_type": "bert"}), logits="last"))
+        build(TraceRequest(config(bert, {**SMALL, "model_type": "bert"}), logits="last"))
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_a_config_is_traced_in_its_own_format_unless_asked(
     tmp_path: Path, said: str | None, asked: str | None, mode: str, format_: str, why: str, precision: str
 ) -> None:
     raw = {**SMALL, "model_type": "llama", **({"torch_dtype": said} if said else {})}
-    built = build(Asked(config(tmp_path, raw), seq=8, dtype=asked, mode=mode))
+    built = build(TraceRequest(config(tmp_path, raw), seq=8, dtype=asked, mode=mode))
     assert (built.told["dtype"], built.told["dtype_why"], built.precision) == (format_, why, precision)
     assert {str(x.dtype)[6:] for x in built.model.parameters()} == {{"bf16": "bfloat16", "fp16": "float16"}.get(
         format_, "float32")}  # fmt: skip
@@ -162,8 +162,8 @@ def test_a_config_is_traced_in_its_own_format_unless_asked(
 def test_a_sequence_longer_than_the_model_is_refused_and_left_out_is_its_longest(tmp_path: Path) -> None:
     path = config(tmp_path, {**SMALL, "model_type": "bert", "max_position_embeddings": 64})
     with pytest.raises(KernelcastError, match="--seq 65 exceeds the 64 positions"):
-        build(Asked(path, seq=65))
-    assert build(Asked(path)).told["inputs"]["input_ids"] == [1, 64]
+        build(TraceRequest(path, seq=65))
+    assert build(TraceRequest(path)).told["inputs"]["input_ids"] == [1, 64]
 
 
 # ---- files ----
@@ -179,12 +179,12 @@ def file(folder: Path, text: str) -> str:
 
 def test_a_model_of_ones_own_keeps_its_format_unless_asked(tmp_path: Path) -> None:
     path = file(tmp_path, "def build(batch):\n    return nn.Linear(4, 4).half(), torch.randn(batch, 4).half()\n")
-    own, asked = build(Asked(path, mode="training")), build(Asked(path, dtype="bf16"))
+    own, asked = build(TraceRequest(path, mode="training")), build(TraceRequest(path, dtype="bf16"))
     assert own.told["dtype_why"] == "in the model's own fp16"
     assert own.precision == "pure"
     assert asked.told["dtype_why"] == "converted to bf16"
     assert asked.inputs.dtype == asked.model.weight.dtype == torch.bfloat16
-    wide = build(Asked(path, mode="training", precision="autocast"))
+    wide = build(TraceRequest(path, mode="training", precision="autocast"))
     assert wide.model.weight.dtype == wide.inputs.dtype == torch.float32
 
 
@@ -209,7 +209,7 @@ def test_a_model_of_ones_own_keeps_its_format_unless_asked(tmp_path: Path) -> No
     ],
 )
 def test_what_people_do_to_a_model_first(tmp_path: Path, text: str, conv: bool) -> None:
-    found = run(build(Asked(file(tmp_path, text))), "inference")
+    found = run(build(TraceRequest(file(tmp_path, text))), "inference")
     assert found.kernels
     if conv:
         outs = [
@@ -225,7 +225,7 @@ def test_torchvisions_models_import_and_trace(tmp_path: Path) -> None:
     text = (
         "import torchvision\ndef build():\n    return torchvision.models.regnet_y_400mf(), torch.randn(1, 3, 64, 64)\n"
     )
-    built = build(Asked(file(tmp_path, text)))
+    built = build(TraceRequest(file(tmp_path, text)))
     assert built.told["class"] == "RegNet"
     assert sum(op.name == "convolution" for op in run(built, "inference").ops) > 50
 
@@ -251,7 +251,7 @@ def test_torchvisions_models_import_and_trace(tmp_path: Path) -> None:
 def test_what_is_wrong_in_a_file_is_said_with_its_line(tmp_path: Path, text: str, line: int | None, error: str) -> None:
     path = file(tmp_path, text)
     with pytest.raises(KernelcastError, match=error) as caught:
-        run(build(Asked(path)), "inference")
+        run(build(TraceRequest(path)), "inference")
     if line:
         assert str(caught.value).startswith(f"{path.removesuffix(':build')}:{line}: ")
     assert "\n" not in str(caught.value)

@@ -13,7 +13,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from kernelcast.tracing import trace
-from kernelcast.tracing.python_calls import PythonCalls
+from kernelcast.tracing.frames import PythonCalls
 from kernelcast.tracing.traced import PHASES
 
 

@@ -29,7 +29,7 @@ from kernelcast.ops.work import Array
 from kernelcast.schedule import host
 from kernelcast.schedule.timeline import COSTS, Host
 from kernelcast.tracing import MODES, trace
-from kernelcast.tracing.aten import Settings, cost
+from kernelcast.tracing.aten import OpSettings, op_launches
 from kernelcast.tracing.traced import Trace
 from kernelcast.training.step import host_counts, predicted
 
@@ -56,8 +56,8 @@ class ProgramTimes:
 def counts_of(found: Trace, target: Gpu) -> dict[str, float]:
     """How often a step has each of ``COSTS``; kernels as the rules of ATen ops say."""
     times = Times(target, Conditions(predictor="generic"))
-    settings = Settings(capability=target.compute_capability, l2_bytes=target.l2_bytes)
-    ran = predicted(found.ops, times, lambda op: cost(op, settings))
+    settings = OpSettings(capability=target.compute_capability, l2_bytes=target.l2_bytes)
+    ran = predicted(found.ops, times, lambda op: op_launches(op, settings))
     counts = {name: float(np.sum(count)) for name, count in host_counts(found).items()}
     return counts | {"launch_s": float(sum(one.launches for one in ran if one))}
 

@@ -19,7 +19,7 @@ from kernelcast.diagnose.measured import MeasuredCall, MeasuredKernel, Profile
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast.calls import Launch
 from kernelcast.hardware import Gpu
-from kernelcast.tracing.aten import Settings, cost, known_ops
+from kernelcast.tracing.aten import OpSettings, known_ops, op_launches
 from kernelcast.tracing.aten.outputs import outputs_of
 from kernelcast.tracing.aten.table import pointwise
 from kernelcast.tracing.traced import Op, Tensor
@@ -199,14 +199,14 @@ def _kernel_calls(launched: _LaunchedOp, gpu: Gpu) -> tuple[tuple[Launch, ...], 
     if arg(launched.op, "Input Dims") is None:
         return (), NO_SHAPES
     tf32 = any(parse_kernel_name(name).dtype == "tf32" for name in names)
-    settings = Settings(tf32=tf32, capability=gpu.compute_capability)
+    settings = OpSettings(tf32=tf32, capability=gpu.compute_capability)
     if str(launched.op["name"]).startswith("triton_"):
         return _fused(launched.op)
     op = op_of(launched.op, names)
     if op is None:
         return (), f"cannot tell the arguments of {launched.op['name']}"
     try:
-        costed = cost(_as_launched(op), settings)
+        costed = op_launches(_as_launched(op), settings)
     except (AttributeError, AssertionError, IndexError, KeyError, TypeError, ValueError):
         return (), f"cannot tell the arguments of {launched.op['name']}"
     if costed.by_bytes:

@@ -1,8 +1,7 @@
 """Trace any PyTorch model into ``networks.traced.Trace``: needs torch, but no GPU. Only this package imports it."""
 
-from kernelcast.tracing.libraries import make_torchvision_importable
-from kernelcast.tracing.precision import OPTIMIZERS
-from kernelcast.tracing.run import MODES, trace
+from kernelcast.tracing.hub import make_torchvision_importable
+from kernelcast.tracing.run import MODES, OPTIMIZERS, trace
 
 make_torchvision_importable()
 

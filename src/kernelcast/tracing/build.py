@@ -17,19 +17,18 @@ from torch.utils._pytree import tree_map
 
 from kernelcast.errors import KernelcastError
 from kernelcast.models.catalogue import config as config_of
-from kernelcast.tracing.building import building, held, hold_buffers
 from kernelcast.tracing.cuda_like import gpu_present
-from kernelcast.tracing.hub import model_of, own_format
-from kernelcast.tracing.hub_inputs import Inputs
-from kernelcast.tracing.precision import DTYPES, PRECISIONS
-from kernelcast.tracing.values import Values
-from kernelcast.tracing.where import line_of
+from kernelcast.tracing.frames import line_of
+from kernelcast.tracing.hub import ModelInputs, model_of, own_format
+from kernelcast.tracing.meta_model import building, fill_buffers, with_values
+from kernelcast.tracing.run import DTYPES, PRECISIONS
+from kernelcast.tracing.values import KnownValues
 
 _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
 
 
 @dataclass(frozen=True)
-class Asked:
+class TraceRequest:
     """What is to be traced, and its sizes. None: what the model itself says, or what is usual for its kind."""
 
     what: str
@@ -55,7 +54,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Built:
+class BuiltModel:
     """A model on meta tensors with its inputs; ``loss`` where the function gave one. ``told``: what was chosen."""
 
     name: str
@@ -67,7 +66,7 @@ class Built:
     told: dict[str, Any] = field(default_factory=dict)
 
 
-def build(asked: Asked) -> Built:
+def build(asked: TraceRequest) -> BuiltModel:
     """The model that ``asked.what`` names."""
     path, colon, function = asked.what.rpartition(":")
     if colon and path.endswith(".py"):
@@ -80,7 +79,7 @@ def build(asked: Asked) -> Built:
 # ---- a function of a person's own ----
 
 
-def _from_file(path: Path, function: str, asked: Asked) -> Built:
+def _from_file(path: Path, function: str, asked: TraceRequest) -> BuiltModel:
     if not path.exists():
         raise KernelcastError(f"{path}: no such file")
     found = getattr(_imported(path), function, None)
@@ -123,7 +122,7 @@ def _imported(path: Path) -> Any:
     return module
 
 
-def _checked(name: str, made: Any, asked: Asked, explicit: bool, values: Values) -> Built:
+def _checked(name: str, made: Any, asked: TraceRequest, explicit: bool, values: KnownValues) -> BuiltModel:
     """A model with its inputs, in the format that is asked for (unless the function took care of it)."""
     parts = made if isinstance(made, tuple) else (made,)
     model, notes = parts[0], []
@@ -132,12 +131,12 @@ def _checked(name: str, made: Any, asked: Asked, explicit: bool, values: Values)
     if len(parts) == 1:
         if not hasattr(getattr(model, "config", None), "model_type"):
             raise KernelcastError(f"{name} gives a model without inputs; let it give (model, inputs)")
-        make = Inputs(model, asked)
+        make = ModelInputs(model, asked)
         inputs: Any = make.build()
         notes = make.notes
     else:
-        inputs = tree_map(lambda x: held(x, values), parts[1])
-    hold_buffers(model, values)
+        inputs = tree_map(lambda x: with_values(x, values), parts[1])
+    fill_buffers(model, values)
     if not isinstance(inputs, (torch.Tensor, tuple, list, Mapping)):
         raise KernelcastError(
             f"inputs must be a tensor, a list of arguments or a dictionary, not {type(inputs).__name__}"
@@ -155,7 +154,7 @@ def _checked(name: str, made: Any, asked: Asked, explicit: bool, values: Values)
     why = f"converted to {own}" if convert and not explicit else f"in the model's own {own}"
     dtype = (asked.dtype or "bf16") if precision == "autocast" else asked.dtype or own
     told = _told(model, inputs, own, why, precision, notes) | {"trains": asked.mode == "training"}
-    return Built(name, model, inputs, parts[2] if len(parts) > 2 else None, precision, dtype, told)
+    return BuiltModel(name, model, inputs, parts[2] if len(parts) > 2 else None, precision, dtype, told)
 
 
 def _initialise(model: nn.Module, inputs: Any, name: str) -> None:
@@ -178,7 +177,7 @@ def _initialise(model: nn.Module, inputs: Any, name: str) -> None:
 # ---- Hugging Face ----
 
 
-def _from_config(asked: Asked) -> Built:
+def _from_config(asked: TraceRequest) -> BuiltModel:
     """Hugging Face's own model of a config.json, or of a bundled one."""
     name, raw = config_of(asked.what)
     own = own_format(raw)
@@ -187,7 +186,7 @@ def _from_config(asked: Asked) -> Built:
     precision = asked.precision or ("mixed" if narrow else "pure")
     format_ = torch.float32 if precision == "autocast" else DTYPES[usual]
     model, notes = model_of(raw, asked, format_)
-    make = Inputs(model, asked)
+    make = ModelInputs(model, asked)
     inputs = make.build()
     why = "as asked" if asked.dtype else "as the config says" if own else "where the config says nothing"
     if precision == "autocast":
@@ -195,13 +194,13 @@ def _from_config(asked: Asked) -> Built:
     make.notes.extend(notes)
     told = _told(model, inputs, _NAMES[format_], f"{_NAMES[format_]} {why}", precision, make.notes)
     told["trains"] = asked.mode == "training"
-    return Built(name, model, inputs, None, precision, usual, told)
+    return BuiltModel(name, model, inputs, None, precision, usual, told)
 
 
 # ---- what is said of it ----
 
 
-def _weights_format(asked: Asked, else_: str) -> torch.dtype:
+def _weights_format(asked: TraceRequest, else_: str) -> torch.dtype:
     return torch.float32 if asked.precision == "autocast" else DTYPES[asked.dtype or else_]
 
 

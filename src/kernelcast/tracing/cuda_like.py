@@ -19,10 +19,8 @@ from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from kernelcast.errors import KernelcastError
-from kernelcast.tracing import recurrent
-from kernelcast.tracing.attention import attention_in_parts, fused_attention
-from kernelcast.tracing.encoder import ENCODER, FAST_PATH
-from kernelcast.tracing.values import Values
+from kernelcast.tracing.cuda_ops import CUDA_OPS, FAST_PATH, META_KERNELS, attention_in_parts, fused_attention
+from kernelcast.tracing.values import KnownValues
 
 _META = torch.device("meta")
 
@@ -65,10 +63,10 @@ def channels_last_out(out: torch.Tensor, given: torch.Tensor, weight: torch.Tens
     return out
 
 
-class CudaLike(TorchFunctionMode):
+class CudaFunctionMode(TorchFunctionMode):
     """What PyTorch's Python functions do with tensors on a GPU: autocast, and tensors sent there."""
 
-    def __init__(self, values: Values, listed: Callable[..., Any]) -> None:
+    def __init__(self, values: KnownValues, listed: Callable[..., Any]) -> None:
         super().__init__()
         self._values, self._listed = values, listed
         self._narrowed = WeakTensorKeyDictionary()
@@ -185,18 +183,18 @@ def _device_here(value: Any) -> Any:
     return _META if named.partition(":")[0] == "cuda" else value
 
 
-# Ops that PyTorch takes apart unless a GPU is there; told to the dispatcher, so that calls from anywhere get here.
-INSTEAD: dict[str, dict[str, Callable[..., Any]]] = {
-    "fused": {"dropout": _dropout, "scaled_dot_product_attention": fused_attention, **ENCODER, **recurrent.INSTEAD},
-    "math": {"dropout": _dropout, "scaled_dot_product_attention": attention_in_parts, **ENCODER, **recurrent.INSTEAD},
+# Ops that PyTorch decomposes unless a GPU is there; registered with the dispatcher, so that all calls get here.
+CUDA_KERNELS: dict[str, dict[str, Callable[..., Any]]] = {
+    name: {"dropout": _dropout, "scaled_dot_product_attention": attention, **CUDA_OPS}
+    for name, attention in (("fused", fused_attention), ("math", attention_in_parts))
 }
 
 
 @contextlib.contextmanager
 def _dispatched(attention: str) -> Iterator[None]:
     library = torch.library.Library("aten", "IMPL")
-    table = [(*entry, "AutogradMeta") for entry in INSTEAD[attention].items()]
-    table += [(*entry, "Meta") for entry in recurrent.SIZED.items()]
+    table = [(*entry, "AutogradMeta") for entry in CUDA_KERNELS[attention].items()]
+    table += [(*entry, "Meta") for entry in META_KERNELS.items()]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # "Overriding a previously registered kernel", which is what we mean
         for name, function, key in table:
@@ -249,5 +247,5 @@ def gpu_present(attention: str = "fused", captured: bool = False) -> Iterator[No
 
 def check_attention(name: str) -> None:
     """fused: one kernel; math: products, softmax and masks one after another, as SDPA's last resort."""
-    if name not in INSTEAD:
-        raise KernelcastError(f"attention must be one of {', '.join(INSTEAD)}, not {name!r}")
+    if name not in CUDA_KERNELS:
+        raise KernelcastError(f"attention must be one of {', '.join(CUDA_KERNELS)}, not {name!r}")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from kernelcast.forecast.calls import Launch
 from kernelcast.tracing.aten.elementwise import cost_of, kernel_name
-from kernelcast.tracing.aten.table import Settings, number_format, pointwise, rule
+from kernelcast.tracing.aten.table import OpSettings, number_format, pointwise, rule
 from kernelcast.tracing.traced import Op, Tensor, Trace
 
 FUSED = "fused"
@@ -161,7 +161,7 @@ def _joined(group: _Group, at: int, readers: dict[int, set[int]]) -> Op:
 
 
 @rule(FUSED)
-def _fused(op: Op, settings: Settings) -> Iterator[Launch]:
+def _fused(op: Op, settings: OpSettings) -> Iterator[Launch]:
     """One kernel over the group's elements, by its boundary bytes. Triton code knows where each element lies."""
     largest = max((*op.inputs, *op.outputs), key=lambda x: x.bytes)
     elements, flops, xu_ops, cols = (op.options.get(name, 0) for name in ("elements", "flops", "xu_ops", "cols"))

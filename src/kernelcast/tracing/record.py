@@ -13,11 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from kernelcast.errors import KernelcastError
-from kernelcast.tracing.cuda_like import INSTEAD, channels_last_out, on_meta
-from kernelcast.tracing.python_calls import PythonCalls
+from kernelcast.tracing.cuda_like import CUDA_KERNELS, channels_last_out, on_meta
+from kernelcast.tracing.frames import PythonCalls, line_here
 from kernelcast.tracing.traced import Kind, Op, Phase, Tensor
-from kernelcast.tracing.values import Values, tensors_of
-from kernelcast.tracing.where import line_here
+from kernelcast.tracing.values import KnownValues, tensors_of
 
 _DTYPES = {
     torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16",
@@ -57,7 +56,7 @@ class Recorder(TorchDispatchMode):
         self.module_calls: dict[str, int] = {}
         self.lives: list[tuple[int, int, int]] = []  # (ops so far, storage, bytes; below 0 when it is given back)
         self._numbers: dict[int, tuple[int, Any]] = {}  # of storages, by their address while they live
-        self.values = Values()
+        self.values = KnownValues()
         self._count = 0
         self._made: list[tuple[int, str]] = []  # autograd's numbers as the forward pass goes on, and the module then
 
@@ -126,7 +125,7 @@ class Recorder(TorchDispatchMode):
         """Under inference_mode ops arrive whole that are taken apart above autograd otherwise."""
         if not torch.is_inference_mode_enabled():
             return NotImplemented
-        ways = INSTEAD[self._attention]
+        ways = CUDA_KERNELS[self._attention]
         instead = ways.get(name) or ways.get(f"{name}.{func._overloadname}")
         if instead is None and not func._can_decompose():
             return NotImplemented

@@ -40,7 +40,7 @@ class _Known:
     assumed: bool  # of an input that holds nothing: it answers yes and no, but does not tell sizes
 
 
-class Values:
+class KnownValues:
     """Real memory by meta memory."""
 
     def __init__(self) -> None:

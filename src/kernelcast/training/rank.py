@@ -12,7 +12,7 @@ from kernelcast.forecast.predict_table import Times
 from kernelcast.hardware import Gpu
 from kernelcast.ops.work import Array
 from kernelcast.schedule import Host, Memory
-from kernelcast.tracing.aten import Costed, Settings
+from kernelcast.tracing.aten import OpLaunches, OpSettings
 from kernelcast.tracing.traced import Op, Tensor, Trace
 from kernelcast.training.data_parallel import Message, Sender, Weight
 from kernelcast.training.expert_parallel import deal_experts
@@ -33,7 +33,7 @@ class Rank:
     ) -> None:  # fmt: skip
         self.trace, self.layout, self.times, self.machine, self.graph = trace, layout, times, machine, graph
         self.gpu: Gpu = times.gpu
-        self.settings = Settings(tf32=tf32, capability=self.gpu.compute_capability, l2_bytes=self.gpu.l2_bytes)
+        self.settings = OpSettings(tf32=tf32, capability=self.gpu.compute_capability, l2_bytes=self.gpu.l2_bytes)
         dealt = deal_experts(trace, layout.ep)
         self.cut = cut_tensors(dealt, layout.tp, layout.sequence_parallel, roles)
         self.depth = Depth(self.cut)
@@ -51,10 +51,12 @@ class Rank:
 
     # ---- kernels ----
 
-    def _costs(self, op: Op) -> Costed:
+    def _costs(self, op: Op) -> OpLaunches:
         if is_collective(op):
             x = op.arguments[0]
-            return Costed(tuple(self.layout.group(op.options["group"]).launches(op.name, x.bytes, x.dtype, self.gpu)))
+            return OpLaunches(
+                tuple(self.layout.group(op.options["group"]).launches(op.name, x.bytes, x.dtype, self.gpu))
+            )
         return cost_in_pieces(op, self.settings, self.gpu)
 
     def launches_s(self, launches: Iterable[Launch]) -> float:

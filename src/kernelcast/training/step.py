@@ -34,8 +34,8 @@ from kernelcast.schedule import (
     shares,
 )
 from kernelcast.schedule.timeline import stream_ends
-from kernelcast.tracing.aten import Costed, Settings, cost
-from kernelcast.tracing.aten.flops import op_flops
+from kernelcast.tracing.aten import OpLaunches, OpSettings, op_launches
+from kernelcast.tracing.aten.table import op_flops
 from kernelcast.tracing.fusion import FUSED
 from kernelcast.tracing.traced import PHASES, Op, Trace
 from kernelcast.training.memory import check_fits, step_memory
@@ -50,30 +50,30 @@ class OpRan(KernelTime):
     launched: tuple[Launch, ...] = field(kw_only=True, default=(), repr=False)
 
 
-def cost_in_pieces(op: Op, settings: Settings, gpu: Gpu) -> Costed:
+def cost_in_pieces(op: Op, settings: OpSettings, gpu: Gpu) -> OpLaunches:
     """What an op launches; an optimizer's pass over lists of which no GPU could hold what moves is timed in pieces:
     whether the step fits is another question, answered apart."""
     size = sum(x.bytes for x in op.inputs) if op.phase == "optimizer" else 0
     pieces = math.ceil(size / (gpu.dram_bytes / 2))
     if pieces <= 1:
-        return cost(op, settings)
+        return op_launches(op, settings)
     cuts = [tuple(x[i::pieces] if isinstance(x, (tuple, list)) else x for x in op.arguments) for i in range(pieces)]
     found = [
-        cost(replace(op, arguments=cut, outputs=op.outputs[i::pieces]), settings)
+        op_launches(replace(op, arguments=cut, outputs=op.outputs[i::pieces]), settings)
         for i, cut in enumerate(cuts)
         if cut[0]
     ]
-    return Costed(tuple(launch for one in found for launch in one.launches), any(one.by_bytes for one in found))
+    return OpLaunches(tuple(launch for one in found for launch in one.launches), any(one.by_bytes for one in found))
 
 
-def predicted(ops: Iterable[Op], times: Times, costs: Callable[[Op], Costed]) -> list[OpRan | None]:
+def predicted(ops: Iterable[Op], times: Times, costs: Callable[[Op], OpLaunches]) -> list[OpRan | None]:
     """The kernels of each op; None where it launches none. ``costs``: what an op launches."""
     costed = [(op, costs(op) if op.kind == "kernel" else None) for op in ops]
     times.predict(launch.call for _, found in costed if found for launch in found.launches)
     return [_ran(op, found, times) if found else None for op, found in costed]
 
 
-def _ran(op: Op, costed: Costed, times: Times) -> OpRan:
+def _ran(op: Op, costed: OpLaunches, times: Times) -> OpRan:
     """What binds and supports the longest call of an op is told for the whole. A step that runs again and again keeps
     the GPU at its power limit."""
     span, longest = NOTHING, KernelTime(op.phase, "other", Interval.exact(-1.0), 0.0, "launch", "seen")
@@ -366,7 +366,7 @@ def run_step(
         check_fits(trace, gpu)
     machine = machine_of(on, conditions)
     times = times or Times(gpu, conditions)
-    settings = Settings(tf32=tf32, capability=gpu.compute_capability, l2_bytes=gpu.l2_bytes)
+    settings = OpSettings(tf32=tf32, capability=gpu.compute_capability, l2_bytes=gpu.l2_bytes)
     found = list(enumerate(predicted(trace.ops, times, lambda op: cost_in_pieces(op, settings, gpu))))
     queue = Queue.of(found, launch_costs(trace, machine), machine, graph)
     ends = stream_ends(queue.launched_s, queue.busy_s)

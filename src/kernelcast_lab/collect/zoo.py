@@ -16,7 +16,7 @@ import torch
 
 from kernelcast.errors import KernelcastError
 from kernelcast.files import complete
-from kernelcast.tracing.precision import DTYPES, OPTIMIZERS
+from kernelcast.tracing.run import DTYPES, OPTIMIZERS
 from kernelcast_lab.collect.run import WARM_UPS, environment, time_steps, trace_events
 from kernelcast_lab.collect.steps import Step
 from kernelcast_lab.collect.store import Record, one_line

@@ -164,9 +164,9 @@ def _with_own(cases: Sequence[Replayed]) -> list[Replayed]:
 def trace_case(folder: Path, case: Case) -> Any:
     """The case on meta tensors."""
     from kernelcast.tracing import trace
-    from kernelcast.tracing.build import Asked, build
+    from kernelcast.tracing.build import TraceRequest, build
 
-    asked = Asked(f"{folder / case.file}:{case.function}", case.batch, max(1, case.seq), case.dtype, case.mode)
+    asked = TraceRequest(f"{folder / case.file}:{case.function}", case.batch, max(1, case.seq), case.dtype, case.mode)
     built = build(asked)
     return trace(
         built.model, built.inputs, case.mode, loss=built.loss, optimizer=case.optimizer, name=case.id  # type: ignore[arg-type]

@@ -93,7 +93,7 @@ def _steps(records: Sequence[RunRecord], chip: Gpu, conditions: Conditions) -> l
 def _step(record: RunRecord, chip: Gpu, conditions: Conditions, folder: Path) -> MeasuredRun:
     from kernelcast.app.cli.trace import traced
     from kernelcast.collect.calibrate.runs import step_run
-    from kernelcast.tracing.build import Asked
+    from kernelcast.tracing.build import TraceRequest
     from kernelcast.tracing.fusion import fuse
     from kernelcast.training.step import STEP, run_step
 
@@ -104,7 +104,7 @@ def _step(record: RunRecord, chip: Gpu, conditions: Conditions, folder: Path) ->
         path.write_text(json.dumps(record.config), encoding="utf-8")
         what = str(path)
     names = ("batch", "seq", "dtype", "mode", "checkpointing", "precision", "cache", "logits")
-    asked = Asked(what, **{name: words[name] for name in names if name in words}, image=words.get("image_size"))
+    asked = TraceRequest(what, **{name: words[name] for name in names if name in words}, image=words.get("image_size"))
     graph = words.get("graph", False)
     trace = traced(
         asked, words.get("optimizer", "adamw"), words.get("accumulate", 1), words.get("attention", "fused"), graph

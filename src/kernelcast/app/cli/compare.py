@@ -84,15 +84,15 @@ def _training(
     from kernelcast.hardware.prices import read_prices
     from kernelcast.search.compare.candidates import chosen_gpus
     from kernelcast.search.compare.training import compare_training
-    from kernelcast.tracing.build import Asked
+    from kernelcast.tracing.build import TraceRequest
     from kernelcast.training.layout import TrainingLayout
     from kernelcast.training.step import STEP
 
     chosen_gpus(words["gpus"], gpus.what_if or ())
     read_prices(gpus.prices, gpus.price or (), gpus.price_kind)
     layout = TrainingLayout(**trained.cut)  # type: ignore[arg-type]
-    wanted = Asked(model, batch, trained.seq, trained.dtype, "training", trained.checkpointing, trained.precision, None,
-                   None, trained.image_size)  # fmt: skip
+    wanted = TraceRequest(model, batch, trained.seq, trained.dtype, "training", trained.checkpointing,
+                          trained.precision, None, None, trained.image_size)  # fmt: skip
     step = traced(wanted, trained.optimizer, trained.accumulate, trained.attention, trained.graph)
     found = compare_training(
         step, **words, layout=None if layout == TrainingLayout() else layout, tokens=trained.tokens,

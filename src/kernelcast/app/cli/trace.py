@@ -31,7 +31,7 @@ from kernelcast.errors import KernelcastError
 if TYPE_CHECKING:
     from kernelcast.forecast.conditions import Conditions
     from kernelcast.hardware import Gpu
-    from kernelcast.tracing.build import Asked
+    from kernelcast.tracing.build import TraceRequest
     from kernelcast.tracing.traced import Trace
     from kernelcast.training.layout import TrainingLayout
     from kernelcast.training.tensor_parallel import Roles
@@ -123,13 +123,13 @@ def trace(
     if importlib.util.find_spec("torch") is None:
         raise KernelcastError("tracing needs PyTorch (no GPU): pip install 'kernelcast[torch]'")
     chip = chosen_gpu(gpu, changes, power_cap)
-    from kernelcast.tracing.build import Asked
+    from kernelcast.tracing.build import TraceRequest
     from kernelcast.training.layout import TrainingLayout
     from kernelcast.training.step import STEP
 
     asked = chosen_conditions(None, "model", predictor, calibration, weights)
     conditions = replace(asked, input_rotation=STEP.input_rotation)
-    wanted = Asked(what, batch, seq, dtype, mode, checkpointing, precision, cache, logits, image_size)
+    wanted = TraceRequest(what, batch, seq, dtype, mode, checkpointing, precision, cache, logits, image_size)
     found = traced(wanted, optimizer, accumulate, attention, graph)
     layout = TrainingLayout(dp, tp, pp, ep, zero, sequence_parallel, micro_batches, schedule, virtual_stages)  # type: ignore[arg-type]
     many = layout != TrainingLayout()
@@ -142,7 +142,7 @@ def trace(
         _on_one(found, chip, conditions, how, compile_, timeline, as_json)
 
 
-def traced(asked: Asked, optimizer: str, accumulate: int, attention: str, graph: bool) -> Trace:
+def traced(asked: TraceRequest, optimizer: str, accumulate: int, attention: str, graph: bool) -> Trace:
     """The step of a model that is built as asked."""
     from kernelcast.tracing import trace as run
     from kernelcast.tracing.build import build

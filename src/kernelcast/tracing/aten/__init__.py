@@ -2,17 +2,14 @@
 
 from kernelcast.tracing.aten import (  # noqa: F401  each fills the table
     attention,
-    convolution,
     elementwise,
     indexing,
-    matrix,
-    movement,
     optimizer,
+    products,
     recurrent,
     rows,
     spatial,
-    transforms,
 )
-from kernelcast.tracing.aten.table import Costed, Settings, cost, known_ops
+from kernelcast.tracing.aten.table import OpLaunches, OpSettings, known_ops, op_launches
 
-__all__ = ["Costed", "Settings", "cost", "known_ops"]
+__all__ = ["OpLaunches", "OpSettings", "known_ops", "op_launches"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernelcast.forecast.calls import Launch
-from kernelcast.tracing.aten.table import Settings, launch, number_format, pointwise, rule
+from kernelcast.tracing.aten.table import OpSettings, launch, number_format, pointwise, rule
 from kernelcast.tracing.traced import Op, Tensor
 
 # where bias, dropout and is_causal are among the arguments, by place and by name; None: the op has none
@@ -120,7 +120,7 @@ class _Attention:
 
 
 @rule(*_FORWARD)
-def _forward(op: Op, settings: Settings) -> Iterator[Launch]:
+def _forward(op: Op, settings: OpSettings) -> Iterator[Launch]:
     asked = _Attention.of(op)
     backend = asked.backend(settings.capability)
     if backend == "math":
@@ -132,7 +132,7 @@ def _forward(op: Op, settings: Settings) -> Iterator[Launch]:
 
 
 @rule(*_BACKWARD)
-def _backward(op: Op, settings: Settings) -> Iterator[Launch]:
+def _backward(op: Op, settings: OpSettings) -> Iterator[Launch]:
     """grad_out, query, key, ...; gradients of each."""
     asked = _Attention.of(op)
     backend = asked.backend(settings.capability)
@@ -164,7 +164,7 @@ def _padding(asked: _Attention) -> Iterator[Launch]:
                     tensors=1, access="strided", axes=2)  # fmt: skip
 
 
-def _products(asked: _Attention, settings: Settings) -> Callable[[int, int, int], Launch]:
+def _products(asked: _Attention, settings: OpSettings) -> Callable[[int, int, int], Launch]:
     """A product over all heads, by its m, n and k; 16 bits are multiplied as fp32."""
     batch, heads = asked.query.shape[:2]
     dtype = "tf32" if settings.tf32 else "fp32"
@@ -188,7 +188,7 @@ def _scores(asked: _Attention, read: float, written: float) -> Launch:
                      written_bytes=written * pairs)  # fmt: skip
 
 
-def _parts(asked: _Attention, settings: Settings) -> Iterator[Launch]:
+def _parts(asked: _Attention, settings: OpSettings) -> Iterator[Launch]:
     """_scaled_dot_product_attention_math."""
     product = _products(asked, settings)
     (_, _, length, size), keys = asked.query.shape, asked.key.shape[2]
@@ -208,7 +208,7 @@ def _parts(asked: _Attention, settings: Settings) -> Iterator[Launch]:
     yield from _cast(asked.query, back=True)
 
 
-def _parts_backward(asked: _Attention, settings: Settings) -> Iterator[Launch]:
+def _parts_backward(asked: _Attention, settings: OpSettings) -> Iterator[Launch]:
     """The same, through autograd: two products for each of the forward's."""
     product = _products(asked, settings)
     (_, _, length, size), keys, width = asked.query.shape, asked.key.shape[2], asked.value.shape[3]
@@ -238,6 +238,6 @@ def _safe(rows: int, cols: int, dtype: str) -> Iterator[Launch]:
 
 
 @rule("_safe_softmax")
-def _safe_softmax(op: Op, settings: Settings) -> Iterator[Launch]:
+def _safe_softmax(op: Op, settings: OpSettings) -> Iterator[Launch]:
     x = op.inputs[0]
     yield from _safe(x.rows, x.cols, number_format(x))

@@ -9,7 +9,7 @@ from kernelcast.forecast.calls import Launch
 from kernelcast.ops import REGISTRY
 from kernelcast.ops.elementwise import Cost, Elementwise
 from kernelcast.tracing.aten.table import (
-    Settings,
+    OpSettings,
     launch,
     number_format,
     over,
@@ -152,7 +152,7 @@ def turned(part: str, inputs: Sequence[Tensor], out: Tensor) -> Launch | None:
 
 
 @rule(*_NAMES, "pow", "pow_", "sgn_")
-def _elementwise(op: Op, settings: Settings) -> Iterator[Launch]:
+def _elementwise(op: Op, settings: OpSettings) -> Iterator[Launch]:
     """One kernel, by its name where it runs vectorised, else by what it moves."""
     name = kernel_name(op)
     assert name is not None
@@ -179,8 +179,86 @@ def _elementwise(op: Op, settings: Settings) -> Iterator[Launch]:
 
 
 @rule("mse_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "smooth_l1_loss", "l1_loss")
-def _elementwise_loss(op: Op, settings: Settings) -> Iterator[Launch]:
+def _elementwise_loss(op: Op, settings: OpSettings) -> Iterator[Launch]:
     """The difference of each element, and their mean."""
     x = op.inputs[0]
     yield over("loss", x, read_bytes=total_bytes(op.inputs), written_bytes=x.bytes, flops=4.0)
     yield launch("loss", "reduce_sum", rows=1, cols=x.elements, axis="cols", dtype=number_format(x))
+
+
+# ---- Copies, casts and joins: ops that move numbers and compute nothing
+
+
+def copied(source: Tensor, out: Tensor, part: str = "copy") -> Launch:
+    """A copy: dense and alike, cast to another format, turned, or of parts."""
+    way = access([source], out)
+    if way == "vector" and number_format(source) == number_format(out):
+        return vectorised(part, "copy", out)
+    if way == "cast" and {source.dtype, out.dtype} <= {"fp32", "bf16", "fp16"}:
+        return vectorised(part, "copy", out, source.dtype, to=out.dtype)
+    across = turned(part, [source], out) if way == "strided" else None
+    if across is not None:
+        return across
+    return over(part, out, read_bytes=source.bytes, written_bytes=out.bytes, tensors=1, flops=0.0, cols=out.cols,
+                access=None if way == "vector" else way, axes=axes_of([out, source], out.shape))  # fmt: skip
+
+
+@rule("_to_copy", "clone", "contiguous", "copy", "_copy_from", "repeat", "flip", "rot90", "as_strided_copy",
+      "view_copy", "lift_fresh_copy", "channel_shuffle", "pixel_shuffle", "pixel_unshuffle",
+      "expand_copy", "permute_copy")  # fmt: skip
+def _copy(op: Op, settings: OpSettings) -> Iterator[Launch]:
+    yield copied(op.inputs[0], op.outputs[0])
+
+
+@rule("slice_backward", "select_backward", "diagonal_backward")
+def _part(op: Op, settings: OpSettings) -> Iterator[Launch]:
+    yield from filled(op.inputs[0], op.outputs[0])
+
+
+def filled(source: Tensor, out: Tensor) -> Iterator[Launch]:
+    """The whole is filled, then the part is copied into it."""
+    yield vectorised("copy", "fill", out)
+    inner = out.stride[len(out.stride) - len(source.shape) :]  # of the part that it goes to
+    yield copied(source, Tensor(source.shape, inner, out.dtype))
+
+
+@rule("copy_")
+def _copy_into(op: Op, settings: OpSettings) -> Iterator[Launch]:
+    target, source = op.arguments[:2]
+    yield copied(source, target)
+
+
+def in_order(*tensors: Tensor, part: str = "copy") -> Iterator[Launch]:
+    """Copies of those that do not lie in the order of their axes, which kernels over rows make for themselves."""
+    for x in tensors:
+        if not is_contiguous(x):
+            steps = [math.prod(x.shape[axis + 1 :]) for axis in range(len(x.shape))]
+            yield copied(x, Tensor(x.shape, tuple(steps), x.dtype), part)
+
+
+def is_contiguous(x: Tensor) -> bool:
+    steps = [(step, math.prod(x.shape[axis + 1 :])) for axis, step in enumerate(x.stride) if x.shape[axis] != 1]
+    return x.elements <= 1 or all(step == wanted for step, wanted in steps)
+
+
+def layout_of(x: Tensor) -> str:
+    """nhwc where the channels lie innermost."""
+    mapped = len(x.shape) >= 4 and x.shape[1] > 1 and math.prod(x.shape[2:]) > 1
+    return "nhwc" if mapped and x.stride[1] == 1 else "nchw"
+
+
+@rule("cat", "stack", "_cat", "concat")
+def _cat(op: Op, settings: OpSettings) -> Iterator[Launch]:
+    """A vectorised copy of all parts; feature maps by their channels; where a part has gaps (half of each head), an
+    element at a time."""
+    out = op.outputs[0]
+    if any(not x.dense for x in op.inputs if x.elements):
+        yield over("copy", out, read_bytes=out.bytes, written_bytes=out.bytes, tensors=2, access="strided", axes=4,
+                   flops=0.0, cols=out.cols)  # fmt: skip
+    elif op.name in ("cat", "_cat", "concat") and len(out.shape) >= 4 and op.argument(1, "dim", 0) == 1:
+        batch, channels = out.shape[:2]
+        yield launch("copy", "channel_cat", batch=max(1, batch), channels=max(1, channels),
+                     spatial=max(1, out.elements // max(1, batch * channels)), parts=max(1, len(op.inputs)),
+                     layout=layout_of(out), dtype=number_format(out))  # fmt: skip
+    else:
+        yield vectorised("copy", "cat", out)

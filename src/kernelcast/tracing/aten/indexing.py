@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from kernelcast.forecast.calls import Launch
-from kernelcast.tracing.aten.movement import copied
-from kernelcast.tracing.aten.table import Settings, launch, number_format, over, rule
+from kernelcast.tracing.aten.elementwise import copied
+from kernelcast.tracing.aten.table import OpSettings, launch, number_format, over, rule
 from kernelcast.tracing.traced import Op, Tensor
 
 _NARROW_BYTES = 2048  # rows below are copied by CTAs that have less to do than it takes to start them
@@ -16,7 +16,7 @@ _UNSORTED_TOKENS = 3072  # up to this one kernel adds up the gradient of a table
 
 
 @rule("embedding")
-def _embedding(op: Op, settings: Settings) -> Iterator[Launch]:
+def _embedding(op: Op, settings: OpSettings) -> Iterator[Launch]:
     """Tables of language models; narrow ones, of recommendation models, are rows picked as any others."""
     table, ids = op.arguments[:2]
     if table.cols * table.item_bytes < _NARROW_BYTES:
@@ -27,7 +27,7 @@ def _embedding(op: Op, settings: Settings) -> Iterator[Launch]:
 
 
 @rule("embedding_dense_backward")
-def _embedding_backward(op: Op, settings: Settings) -> Iterator[Launch]:
+def _embedding_backward(op: Op, settings: OpSettings) -> Iterator[Launch]:
     """The kernels are those of bags of one, which were measured for narrow tables."""
     grad, ids, vocab = op.arguments[:3]
     if grad.cols * grad.item_bytes < _NARROW_BYTES and ids.elements > _UNSORTED_TOKENS:
@@ -39,13 +39,13 @@ def _embedding_backward(op: Op, settings: Settings) -> Iterator[Launch]:
 
 
 @rule("_embedding_bag", "_embedding_bag_forward_only", "embedding_bag")
-def _embedding_bag(op: Op, settings: Settings) -> Iterator[Launch]:
+def _embedding_bag(op: Op, settings: OpSettings) -> Iterator[Launch]:
     table, ids = op.arguments[:2]
     yield _bags("embedding_bag", op, op.outputs[0], ids, table.rows, 4)
 
 
 @rule("_embedding_bag_backward", "_embedding_bag_dense_backward", "_embedding_bag_sparse_backward")
-def _embedding_bag_backward(op: Op, settings: Settings) -> Iterator[Launch]:
+def _embedding_bag_backward(op: Op, settings: OpSettings) -> Iterator[Launch]:
     """Dense: the whole table. Sparse: the gradient of its bag for each row that was looked up."""
     grad, ids = op.arguments[:2]
     place = next(at for at, value in enumerate(op.arguments) if type(value) is int)
@@ -65,7 +65,7 @@ def _bags(kernel: str, op: Op, bags: Tensor, ids: Tensor, vocab: int, place: int
 
 
 @rule("index_select", "take")
-def _index_select(op: Op, settings: Settings) -> Iterator[Launch]:
+def _index_select(op: Op, settings: OpSettings) -> Iterator[Launch]:
     """Rows of the axes after the one that is selected from; single elements of all where none is."""
     source, out = op.arguments[0], op.outputs[0]
     cols, places = 1, source.elements
@@ -89,14 +89,14 @@ def _named(x: Tensor, indices: Any, moved: Tensor) -> tuple[int, int, int, int]:
 
 
 @rule("index", "_unsafe_index")
-def _index(op: Op, settings: Settings) -> Iterator[Launch]:
+def _index(op: Op, settings: OpSettings) -> Iterator[Launch]:
     source, indices = op.arguments[:2]
     rows, cols, places, count = _named(source, indices, op.outputs[0])
     yield _picked("index", source, rows, cols, places, indices=max(1, min(8, count)))
 
 
 @rule("index_put", "_index_put_impl", "_unsafe_index_put")
-def _index_put(op: Op, settings: Settings) -> Iterator[Launch]:
+def _index_put(op: Op, settings: OpSettings) -> Iterator[Launch]:
     """Into a copy of the whole without the underscore; equal places are added up after a sort."""
     target, indices, values = op.arguments[:3]
     if not op.in_place:
@@ -108,7 +108,7 @@ def _index_put(op: Op, settings: Settings) -> Iterator[Launch]:
 
 
 @rule("index_add", "index_copy")
-def _index_add(op: Op, settings: Settings) -> Iterator[Launch]:
+def _index_add(op: Op, settings: OpSettings) -> Iterator[Launch]:
     target, axis, _, source = op.arguments[:4]
     if not op.in_place:
         yield copied(target, op.outputs[0], "lookup")
@@ -132,13 +132,13 @@ def _element_index(x: Tensor, axis: int, index: Tensor) -> dict[str, Any]:
 
 
 @rule("gather")
-def _gather(op: Op, settings: Settings) -> Iterator[Launch]:
+def _gather(op: Op, settings: OpSettings) -> Iterator[Launch]:
     x, axis, index = op.arguments[:3]
     yield launch("lookup", "gather_elements", **_element_index(x, axis, index), dtype=number_format(x))
 
 
 @rule("scatter", "scatter_add", "scatter_reduce", "scatter_value")
-def _scatter(op: Op, settings: Settings) -> Iterator[Launch]:
+def _scatter(op: Op, settings: OpSettings) -> Iterator[Launch]:
     """Without the underscore into a copy of the whole; a mean counts what it adds."""
     target, axis, index = op.arguments[:3]
     if not op.in_place:
@@ -150,7 +150,7 @@ def _scatter(op: Op, settings: Settings) -> Iterator[Launch]:
 
 
 @rule("masked_select", "masked_scatter", "slice_scatter", "select_scatter", "index_fill", "nonzero", "nonzero_static")
-def _one_by_one(op: Op, settings: Settings) -> Iterator[Launch]:
+def _one_by_one(op: Op, settings: OpSettings) -> Iterator[Launch]:
     """Elements to their places; what is changed without the underscore is copied whole before."""
     target = op.arguments[0]
     given = [x for x in op.inputs[1:] if x.dtype == target.dtype]
@@ -168,7 +168,7 @@ def _along(x: Tensor, axis: int) -> tuple[int, int]:
 
 
 @rule("topk", "kthvalue", "median")
-def _topk(op: Op, settings: Settings) -> Iterator[Launch]:
+def _topk(op: Op, settings: OpSettings) -> Iterator[Launch]:
     x = op.arguments[0]
     k = op.argument(1, "k", 1) if op.name == "topk" else 1  # one is selected as many are
     rows, cols = _along(x, op.argument(1 if op.name == "median" else 2, "dim", -1))
@@ -176,7 +176,7 @@ def _topk(op: Op, settings: Settings) -> Iterator[Launch]:
 
 
 @rule("sort", "argsort", "_unique2", "unique_consecutive", "msort")
-def _sort(op: Op, settings: Settings) -> Iterator[Launch]:
+def _sort(op: Op, settings: OpSettings) -> Iterator[Launch]:
     x = op.inputs[0]
     axis = next((a for a in (*op.arguments[1:], op.options.get("dim")) if type(a) is int), -1)
     rows, cols = _along(x, axis)
@@ -187,7 +187,7 @@ def _sort(op: Op, settings: Settings) -> Iterator[Launch]:
 
 
 @rule("searchsorted", "bucketize")
-def _searchsorted(op: Op, settings: Settings) -> Iterator[Launch]:
+def _searchsorted(op: Op, settings: OpSettings) -> Iterator[Launch]:
     values, edges = op.arguments[:2] if op.name == "bucketize" else op.arguments[1::-1]
     elements = values.elements if isinstance(values, Tensor) else 1
     yield launch("lookup", "searchsorted", elements=max(1, elements), boundaries=max(1, edges.cols),
@@ -195,6 +195,6 @@ def _searchsorted(op: Op, settings: Settings) -> Iterator[Launch]:
 
 
 @rule("histc", "bincount", "_histogramdd_bin_edges")
-def _histogram(op: Op, settings: Settings) -> Iterator[Launch]:
+def _histogram(op: Op, settings: OpSettings) -> Iterator[Launch]:
     yield launch("reduction", "histogram", elements=max(1, op.inputs[0].elements),
                  bins=max(1, op.outputs[0].elements), dtype="fp32")  # fmt: skip

@@ -7,20 +7,20 @@ from collections.abc import Iterator
 from typing import Any
 
 from kernelcast.forecast.calls import Launch
-from kernelcast.tracing.aten.table import Settings, launch, number_format, pointwise, rule
+from kernelcast.tracing.aten.table import OpSettings, launch, number_format, pointwise, rule
 from kernelcast.tracing.traced import Op, Tensor
 
 _CHUNK = 65536  # elements of a CTA of the multi-tensor kernels
 
 
 @rule("_fused_adamw_", "_fused_adam_")
-def _adam(op: Op, settings: Settings) -> Iterator[Launch]:
+def _adam(op: Op, settings: OpSettings) -> Iterator[Launch]:
     weights, _, moments = op.arguments[:3]
     yield launch("optimizer", "adamw", **_lists(weights), state_dtype=number_format(moments[0]))
 
 
 @rule("_fused_sgd_", "_fused_adagrad_")
-def _sgd(op: Op, settings: Settings) -> Iterator[Launch]:
+def _sgd(op: Op, settings: OpSettings) -> Iterator[Launch]:
     weights, _, buffers = op.arguments[:3]
     yield launch("optimizer", "sgd", **_lists(weights), momentum=bool(buffers))
 
@@ -47,7 +47,7 @@ _TWO_LISTS = {
 }  # fmt: skip
 
 
-def _multi_tensor(op: Op, settings: Settings) -> Iterator[Launch]:
+def _multi_tensor(op: Op, settings: OpSettings) -> Iterator[Launch]:
     """A list of tensors in one pass where all have one format and lie alike; else a kernel for each tensor."""
     lists = [a for a in (*op.arguments, *op.options.values()) if isinstance(a, (tuple, list)) and a
              and all(isinstance(x, Tensor) for x in a)]  # fmt: skip
@@ -82,7 +82,7 @@ rule(*(f"_foreach_{name}" for name in _FOREACH), "_foreach_lerp_scalar")(_multi_
 
 
 @rule("_amp_foreach_non_finite_check_and_unscale_")
-def _unscale(op: Op, settings: Settings) -> Iterator[Launch]:
+def _unscale(op: Op, settings: OpSettings) -> Iterator[Launch]:
     """GradScaler: every gradient is looked at and divided by the scale."""
     if any(x.elements for x in op.arguments[0]):
         yield launch("optimizer", "foreach", function="scale", **_lists(op.arguments[0]))

@@ -7,7 +7,7 @@ from typing import Any
 
 from kernelcast.forecast.calls import Launch
 from kernelcast.tracing.aten.table import (
-    Settings,
+    OpSettings,
     launch,
     number_format,
     over,
@@ -22,7 +22,7 @@ _PART = "recurrence"
 _CELLS = {0: "rnn", 1: "rnn", 2: "lstm", 3: "gru"}  # cudnnRNNMode_t
 
 
-def _format(x: Tensor, settings: Settings) -> str:
+def _format(x: Tensor, settings: OpSettings) -> str:
     """torch.backends.cudnn.allow_tf32 is on unless somebody turns it off, and tensor cores have tf32 from Ampere on."""
     tf32 = settings.capability[0].isdigit() and float(settings.capability) >= 8.0
     if x.dtype in ("bf16", "fp16"):
@@ -74,7 +74,7 @@ def _flattened(weights: tuple[Tensor, ...]) -> Iterator[Launch]:
 
 
 @rule("_cudnn_rnn")
-def _forward(op: Op, settings: Settings) -> Iterator[Launch]:
+def _forward(op: Op, settings: OpSettings) -> Iterator[Launch]:
     x, weights, how = op.arguments[0], op.arguments[1], tuple(op.arguments[6:15])
     yield from _steps_first(x, how)
     yield from _flattened(weights)
@@ -83,7 +83,7 @@ def _forward(op: Op, settings: Settings) -> Iterator[Launch]:
 
 
 @rule("_cudnn_rnn_backward")
-def _backward(op: Op, settings: Settings) -> Iterator[Launch]:
+def _backward(op: Op, settings: OpSettings) -> Iterator[Launch]:
     """The input is laid out anew for its own gradient and for the weights'."""
     x, gradient, how = op.arguments[0], op.arguments[7], tuple(op.arguments[10:19])
     for tensor in (x, x, gradient):
@@ -94,7 +94,7 @@ def _backward(op: Op, settings: Settings) -> Iterator[Launch]:
 
 
 @rule("_ctc_loss", "_ctc_loss_backward")
-def _ctc(op: Op, settings: Settings) -> Iterator[Launch]:
+def _ctc(op: Op, settings: OpSettings) -> Iterator[Launch]:
     backward = op.name.endswith("backward")
     chances, alpha = (op.arguments[1], op.arguments[6]) if backward else (op.arguments[0], op.outputs[1])
     steps, batch, classes = chances.shape
@@ -103,13 +103,13 @@ def _ctc(op: Op, settings: Settings) -> Iterator[Launch]:
 
 
 @rule("_thnn_fused_lstm_cell", "_thnn_fused_gru_cell")
-def _cell(op: Op, settings: Settings) -> Iterator[Launch]:
+def _cell(op: Op, settings: OpSettings) -> Iterator[Launch]:
     """A thread an element of the state: gates of both products in, the state out, and what backward needs."""
     yield _gates(op, op.outputs[0], op.outputs)
 
 
 @rule("_thnn_fused_lstm_cell_backward_impl")
-def _lstm_cell_backward(op: Op, settings: Settings) -> Iterator[Launch]:
+def _lstm_cell_backward(op: Op, settings: OpSettings) -> Iterator[Launch]:
     """Gates, then the sum of the biases' gradient, which both share."""
     yield _gates(op, op.outputs[1], op.outputs[:2])
     if op.argument(5, "has_bias"):
@@ -117,7 +117,7 @@ def _lstm_cell_backward(op: Op, settings: Settings) -> Iterator[Launch]:
 
 
 @rule("_thnn_fused_gru_cell_backward")
-def _gru_cell_backward(op: Op, settings: Settings) -> Iterator[Launch]:
+def _gru_cell_backward(op: Op, settings: OpSettings) -> Iterator[Launch]:
     yield _gates(op, op.outputs[2], op.outputs[:3])
     for gates in op.outputs[:2] if op.argument(2, "has_bias") else ():
         yield vectorised("reduction", "reduce_sum", gates, axis="rows")

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from kernelcast.forecast.calls import Launch
-from kernelcast.tracing.aten.movement import in_order
-from kernelcast.tracing.aten.table import Settings, launch, number_format, over, pointwise, rule, vectorised
+from kernelcast.tracing.aten.elementwise import in_order
+from kernelcast.tracing.aten.table import OpSettings, launch, number_format, over, pointwise, rule, vectorised
 from kernelcast.tracing.traced import Op, Tensor
 
 
@@ -24,7 +24,7 @@ _NORMS = {
 
 
 @rule(*_NORMS)
-def _norm(op: Op, settings: Settings) -> Iterator[Launch]:
+def _norm(op: Op, settings: OpSettings) -> Iterator[Launch]:
     kernel, at = _NORMS[op.name]
     x, shape = op.arguments[at : at + 2]
     yield from in_order(*op.arguments[: at + 1])  # in the backward pass the gradient, then the input
@@ -48,7 +48,7 @@ _ALONG_AN_AXIS = {
 
 
 @rule(*_ALONG_AN_AXIS)
-def _one_axis(op: Op, settings: Settings) -> Iterator[Launch]:
+def _one_axis(op: Op, settings: OpSettings) -> Iterator[Launch]:
     part, kernel, at = _ALONG_AN_AXIS[op.name]
     x, axis = op.arguments[0], op.arguments[at]
     if part == "softmax":
@@ -57,13 +57,13 @@ def _one_axis(op: Op, settings: Settings) -> Iterator[Launch]:
 
 
 @rule("nll_loss_forward", "nll_loss2d_forward")
-def _loss(op: Op, settings: Settings) -> Iterator[Launch]:
+def _loss(op: Op, settings: OpSettings) -> Iterator[Launch]:
     x = op.arguments[0]
     yield _by_rows("loss", "nll_loss", x, x.rows, x.cols)
 
 
 @rule("nll_loss_backward", "nll_loss2d_backward")
-def _loss_backward(op: Op, settings: Settings) -> Iterator[Launch]:
+def _loss_backward(op: Op, settings: OpSettings) -> Iterator[Launch]:
     """Zeros everywhere, then one number a row."""
     x = op.outputs[0]
     yield vectorised("loss", "fill", x)
@@ -76,7 +76,7 @@ REDUCTIONS = ("sum", "mean", "amax", "amin", "prod", "any", "all", "linalg_vecto
 
 
 @rule(*REDUCTIONS)
-def _reduce(op: Op, settings: Settings) -> Iterator[Launch]:
+def _reduce(op: Op, settings: OpSettings) -> Iterator[Launch]:
     """One number for each group of the input; the groups lie side by side in memory, or across it."""
     x = op.inputs[0]
     if op.name in ("max", "min") and len(op.inputs) > 1:
@@ -101,7 +101,7 @@ def reduced_axes(op: Op, x: Tensor) -> set[int]:
 
 
 @rule("argmax", "argmin")
-def _argmax(op: Op, settings: Settings) -> Iterator[Launch]:
+def _argmax(op: Op, settings: OpSettings) -> Iterator[Launch]:
     x = op.inputs[0]
     rows = max(1, op.outputs[0].elements)
     yield _by_rows("reduction", "argmax", x, rows, max(1, x.elements // rows))

@@ -7,8 +7,17 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kernelcast.forecast.calls import Launch
-from kernelcast.tracing.aten.movement import copied, filled, in_order, layout_of
-from kernelcast.tracing.aten.table import Settings, launch, number_format, pointwise, rule, total_bytes
+from kernelcast.tracing.aten.elementwise import copied, filled, in_order, layout_of
+from kernelcast.tracing.aten.table import (
+    OpSettings,
+    launch,
+    matrix_format,
+    number_format,
+    over,
+    pointwise,
+    rule,
+    total_bytes,
+)
 from kernelcast.tracing.traced import Op, Tensor
 
 _FROZEN = ("_native_batch_norm_legit_no_training", "_batch_norm_no_update")
@@ -24,7 +33,7 @@ def _planes(x: Tensor) -> dict[str, int]:
 
 @rule("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional", "cudnn_batch_norm",
       "miopen_batch_norm", "_batch_norm_with_update", "_batch_norm_with_update_functional", *_FROZEN)  # fmt: skip
-def _batch_norm(op: Op, settings: Settings) -> Iterator[Launch]:
+def _batch_norm(op: Op, settings: OpSettings) -> Iterator[Launch]:
     x, weight = op.arguments[:2]
     trains = op.name not in _FROZEN
     if op.name in ("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "miopen_batch_norm"):
@@ -33,7 +42,7 @@ def _batch_norm(op: Op, settings: Settings) -> Iterator[Launch]:
 
 
 @rule("native_batch_norm_backward", "batch_norm_backward", *_INPUT_FIRST)
-def _batch_norm_backward(op: Op, settings: Settings) -> Iterator[Launch]:
+def _batch_norm_backward(op: Op, settings: OpSettings) -> Iterator[Launch]:
     x, weight = op.arguments[0 if op.name in _INPUT_FIRST else 1], op.arguments[2]
     trains = next((flag for flag in op.arguments if isinstance(flag, bool)), True)
     yield _normed("batch_norm_backward", x, weight, trains)
@@ -46,7 +55,7 @@ def _normed(kernel: str, x: Tensor, weight: Tensor | None, trains: bool) -> Laun
 
 
 @rule("native_group_norm", "native_group_norm_backward")
-def _group_norm(op: Op, settings: Settings) -> Iterator[Launch]:
+def _group_norm(op: Op, settings: OpSettings) -> Iterator[Launch]:
     """Statistics of each group of channels in each image; images, channels, pixels and groups are given."""
     x = op.arguments[1 if op.name.endswith("backward") else 0]
     batch, channels, spatial, groups = [a for a in op.arguments if type(a) is int][:4]
@@ -78,7 +87,7 @@ def _images(x: Tensor, axes: int) -> dict[str, int]:
 
 
 @rule("max_pool2d_with_indices", "max_pool3d_with_indices", "max_pool2d", "avg_pool2d", "avg_pool3d")
-def _pool(op: Op, settings: Settings) -> Iterator[Launch]:
+def _pool(op: Op, settings: OpSettings) -> Iterator[Launch]:
     x, kernel = op.arguments[:2]
     stride, padding = op.argument(2, "stride"), op.argument(3, "padding")
     yield launch("pooling", op.name[:8], **_windows(x, 2 + ("3d" in op.name), kernel, stride, padding))
@@ -86,7 +95,7 @@ def _pool(op: Op, settings: Settings) -> Iterator[Launch]:
 
 @rule("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward", "avg_pool2d_backward",
       "avg_pool3d_backward")  # fmt: skip
-def _pool_backward(op: Op, settings: Settings) -> Iterator[Launch]:
+def _pool_backward(op: Op, settings: OpSettings) -> Iterator[Launch]:
     _, x, kernel, stride, padding = op.arguments[:5]
     yield launch("pooling", f"{op.name[:8]}_backward", **_windows(x, 2 + ("3d" in op.name), kernel, stride, padding))
 
@@ -94,7 +103,7 @@ def _pool_backward(op: Op, settings: Settings) -> Iterator[Launch]:
 @rule("_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "adaptive_max_pool2d", "adaptive_max_pool3d",
       "_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward", "adaptive_max_pool2d_backward",
       "adaptive_max_pool3d_backward")  # fmt: skip
-def _adaptive(op: Op, settings: Settings) -> Iterator[Launch]:
+def _adaptive(op: Op, settings: OpSettings) -> Iterator[Launch]:
     """Of the maximum as of the mean."""
     backward = op.name.endswith("backward")
     x, y = (op.arguments[1], op.arguments[0]) if backward else (op.arguments[0], op.outputs[0])
@@ -124,7 +133,7 @@ _OTHERS = [f"{kind}{way}" for kind in (
 
 
 @rule(*_UPSAMPLES, *_OTHERS)
-def _interpolate(op: Op, settings: Settings) -> Iterator[Launch]:
+def _interpolate(op: Op, settings: OpSettings) -> Iterator[Launch]:
     """The input is the small image, or, downwards, the large one."""
     backward = op.name.endswith("backward")
     x, y = (op.outputs[0], op.arguments[0]) if backward else (op.arguments[0], op.outputs[0])
@@ -136,7 +145,7 @@ def _interpolate(op: Op, settings: Settings) -> Iterator[Launch]:
 
 @rule(*(f"{kind}_pad{axes}d{way}" for kind in ("reflection", "replication") for axes in (1, 2, 3)
         for way in ("", "_backward")))  # fmt: skip
-def _mirrored(op: Op, settings: Settings) -> Iterator[Launch]:
+def _mirrored(op: Op, settings: OpSettings) -> Iterator[Launch]:
     backward = op.name.endswith("backward")
     x, y = (op.arguments[1], op.arguments[0]) if backward else (op.arguments[0], op.outputs[0])
     axes = int(op.name.partition("_pad")[2][0])
@@ -147,7 +156,7 @@ def _mirrored(op: Op, settings: Settings) -> Iterator[Launch]:
 
 
 @rule("constant_pad_nd")
-def _constant_pad(op: Op, settings: Settings) -> Iterator[Launch]:
+def _constant_pad(op: Op, settings: OpSettings) -> Iterator[Launch]:
     """The whole is filled, then the input copied into it. Borders that are taken away: a copy of what is left."""
     x, y = op.arguments[0], op.outputs[0]
     if all(border <= 0 for border in op.arguments[1]):
@@ -157,7 +166,7 @@ def _constant_pad(op: Op, settings: Settings) -> Iterator[Launch]:
 
 
 @rule("roll")
-def _roll(op: Op, settings: Settings) -> Iterator[Launch]:
+def _roll(op: Op, settings: OpSettings) -> Iterator[Launch]:
     """A kernel for each axis that is shifted; all of it as one axis where none is named."""
     x = op.arguments[0]
     shifts, named = op.argument(1, "shifts"), op.argument(2, "dims", ())
@@ -173,8 +182,120 @@ def _roll(op: Op, settings: Settings) -> Iterator[Launch]:
 
 
 @rule("im2col", "col2im")
-def _columns(op: Op, settings: Settings) -> Iterator[Launch]:
+def _columns(op: Op, settings: OpSettings) -> Iterator[Launch]:
     """A thread an output that reads its window; neighbours share it through L1."""
     x = max((*op.inputs, *op.outputs), key=lambda t: t.elements)
     yield pointwise("pooling", max(t.elements for t in op.outputs), number_format(x), flops=4.0, access="strided",
                     read_bytes=total_bytes(op.inputs), written_bytes=total_bytes(op.outputs))  # fmt: skip
+
+
+# ---- Fourier transforms (cuFFT) and sampling at points of a grid: what audio and vision models do beside products
+
+# A kernel of cuFFT transforms rows that fit in shared memory; longer ones are cut into two factors, and so on.
+_ROW = 8192
+# cuFFT has radices up to 127: a row with a larger prime factor is a convolution of twice its length, padded to a power
+# of two, with two transforms and products around them (Bluestein).
+_LARGEST_RADIX = 127
+_BLUESTEIN = 8.0  # kernels' worth of bytes against one
+
+
+def _passes(length: int) -> float:
+    """Times that a transform of this length reads and writes its rows."""
+    rest = length
+    for prime in range(2, _LARGEST_RADIX + 1):
+        while rest % prime == 0:
+            rest //= prime
+    passes = max(1, math.ceil(math.log(max(2, length)) / math.log(_ROW) - 1e-9))
+    return passes * (_BLUESTEIN if rest > 1 else 1.0)
+
+
+def _transformed(x: Tensor, out: Tensor, dims: Sequence[int]) -> Iterator[Launch]:
+    """A pass or more an axis: the first reads the input, all write numbers of the output's format."""
+    shape = x.shape if x.elements >= out.elements else out.shape
+    read = x
+    for axis in reversed(list(dims)):
+        for _ in range(round(_passes(shape[axis]))):
+            flops = 5 * math.log2(max(2, shape[axis]))  # 5 n log2 n, the usual count
+            yield over("transform", out, read_bytes=read.bytes, written_bytes=out.bytes, tensors=1, flops=flops,
+                       access=None if axis % len(shape) == len(shape) - 1 else "strided", axes=2)  # fmt: skip
+            read = out
+
+
+@rule("_fft_r2c", "_fft_c2c", "_fft_c2r")
+def _fft(op: Op, settings: OpSettings) -> Iterator[Launch]:
+    x, out, dims = op.arguments[0], op.outputs[0], op.arguments[1]
+    if op.name == "_fft_c2r":  # cuFFT writes over what it reads: PyTorch copies it first
+        yield over("transform", x, read_bytes=x.bytes, written_bytes=x.bytes, tensors=1)
+    yield from _transformed(x, out, dims)
+    if op.argument(2, "normalization"):
+        yield over("transform", out, read_bytes=out.bytes, written_bytes=out.bytes, tensors=1)
+
+
+@rule("unfold_backward")
+def _overlapped(op: Op, settings: OpSettings) -> Iterator[Launch]:
+    """Frames added up where they overlap, as istft and the gradient of stft do: into zeros, a thread a number."""
+    frames, out = op.arguments[0], op.outputs[0]
+    yield launch("transform", "fill", rows=out.rows, cols=out.cols, dtype=number_format(out))
+    yield over("transform", out, read_bytes=frames.bytes, written_bytes=out.bytes, tensors=1, access="strided", axes=3,
+               flops=2.0)  # fmt: skip
+
+
+@rule("grid_sampler_2d", "grid_sampler_3d")
+def _sample(op: Op, settings: OpSettings) -> Iterator[Launch]:
+    """A thread a point, which walks over the channels and mixes four or eight neighbours of each."""
+    x, grid = op.arguments[:2]
+    out = op.outputs[0]
+    yield over("sampling", out, read_bytes=_touched(x, out) + grid.bytes, written_bytes=out.bytes, tensors=2,
+               access="strided", axes=3, flops=12.0)  # fmt: skip
+
+
+@rule("grid_sampler_2d_backward", "grid_sampler_3d_backward")
+def _sample_backward(op: Op, settings: OpSettings) -> Iterator[Launch]:
+    """The input's gradient starts at zero and is added to by atomics, four or eight for a number of the output's."""
+    gradient, x, grid = op.arguments[:3]
+    wanted = op.argument(6, "output_mask", (True, True))
+    added = 0
+    if wanted[0]:
+        yield launch("sampling", "fill", rows=max(1, x.elements // x.cols), cols=x.cols, dtype="fp32")
+        added = 4 * gradient.elements * max(4, x.item_bytes)
+    read = gradient.bytes + _touched(x, gradient) + grid.bytes
+    yield over("sampling", gradient, read_bytes=read, written_bytes=added + grid.bytes * bool(wanted[1]), tensors=3,
+               access="strided", axes=3, flops=24.0)  # fmt: skip
+
+
+def _touched(x: Tensor, out: Tensor) -> int:
+    """Bytes of the input that points reach: no more than four neighbours of each."""
+    return min(x.bytes, 4 * out.elements * x.item_bytes)
+
+
+@rule("affine_grid_generator")
+def _affine_grid(op: Op, settings: OpSettings) -> Iterator[Launch]:
+    """A grid of places of its own, filled axis by axis, then a batch of small products."""
+    theta, out = op.arguments[0], op.outputs[0]
+    points = max(1, out.elements // max(1, theta.shape[0] * theta.shape[1]))
+    yield pointwise("sampling", out.elements, "fp32", read_bytes=0, written_bytes=out.bytes, access="strided", count=5)
+    yield launch("sampling", "bmm", batch=theta.shape[0], m=points, n=theta.shape[1], k=theta.shape[2], dtype="fp32")
+
+
+@rule("_weight_norm_interface", "_weight_norm_interface_backward")
+def _weight_norm(op: Op, settings: OpSettings) -> Iterator[Launch]:
+    """A CTA a filter: its norm first, then the weights again, scaled; backward has the gradient beside them."""
+    weights = op.outputs[0]
+    read = 2 * sum(x.bytes for x in op.inputs if x.elements == weights.elements)
+    yield over("norm", weights, read_bytes=read, written_bytes=total_bytes(op.outputs), tensors=len(op.inputs))
+
+
+@rule("_euclidean_dist")
+def _distances(op: Op, settings: OpSettings) -> Iterator[Launch]:
+    """Of all pairs by a product: squares of both sides beside their numbers, then a clamp and a root."""
+    one, other = op.arguments[:2]
+    out = op.outputs[0]
+    for x in (one, other):
+        yield over("distance", x, read_bytes=x.bytes, written_bytes=x.bytes, tensors=1)
+        yield launch("distance", "reduce_sum", rows=x.rows, cols=x.cols, axis="cols", dtype=number_format(x))
+        yield over("distance", x, read_bytes=x.bytes, written_bytes=x.bytes, tensors=2, access="strided", axes=2)
+    rows, cols = one.shape[-2], other.shape[-2]
+    yield launch("distance", "bmm", batch=max(1, out.elements // (rows * cols)), m=rows, n=cols, k=one.cols + 2,
+                 dtype=matrix_format(one, settings))  # fmt: skip
+    for _ in ("clamp_min_", "sqrt_"):
+        yield over("distance", out, read_bytes=out.bytes, written_bytes=out.bytes, tensors=1)

@@ -16,7 +16,7 @@ _NARROW, _WIDTH = 256, 1024  # columns below which few vector kernels were measu
 
 
 @dataclass(frozen=True)
-class Settings:
+class OpSettings:
     """What decides which kernel an op launches, beside its tensors."""
 
     tf32: bool = False  # fp32 products on tensor cores (torch.set_float32_matmul_precision("high"))
@@ -32,14 +32,14 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Costed:
+class OpLaunches:
     """The kernel calls of an op. ``by_bytes``: it is in no rule, so that it counts as what it moves."""
 
     launches: tuple[Launch, ...]
     by_bytes: bool = False
 
 
-Rule = Callable[[Op, Settings], Iterable[Launch]]
+Rule = Callable[[Op, OpSettings], Iterable[Launch]]
 _RULES: dict[str, Rule] = {}
 
 
@@ -60,12 +60,12 @@ def known_ops() -> list[str]:
     return sorted(_RULES)
 
 
-def cost(op: Op, settings: Settings) -> Costed:
+def op_launches(op: Op, settings: OpSettings) -> OpLaunches:
     """What ``op`` launches."""
     found = _RULES.get(op.name) or _RULES.get(op.name.rstrip("_"))
     if found is not None:
-        return Costed(tuple(found(op, settings)))
-    return Costed((by_bytes(op),), by_bytes=True)
+        return OpLaunches(tuple(found(op, settings)))
+    return OpLaunches((by_bytes(op),), by_bytes=True)
 
 
 def launch(part: str, op: str, count: float = 1, **given: Any) -> Launch:
@@ -93,7 +93,7 @@ def number_format(tensor: Tensor) -> str:
     return "fp32" if tensor.item_bytes >= 4 else "bf16"
 
 
-def matrix_format(tensor: Tensor, settings: Settings) -> str:
+def matrix_format(tensor: Tensor, settings: OpSettings) -> str:
     if tensor.dtype == "fp32":
         return "tf32" if settings.tf32 else "fp32"
     return tensor.dtype if tensor.dtype in ("bf16", "fp16", "fp8", "int8") else "fp32"
@@ -148,3 +148,49 @@ def by_bytes(op: Op) -> Launch:
     largest = max((*op.inputs, *outputs), key=lambda x: x.elements)
     read, written = total_bytes(inputs), total_bytes(outputs)
     return over("other", largest, read_bytes=read, written_bytes=written, tensors=len(inputs))
+
+
+# ---- FLOPs of the ops that torch's own counter counts (torch.utils.flop_counter), by the same rules
+
+# products, and where their first operand is among the arguments
+_PRODUCTS = {"mm": 0, "bmm": 0, "_scaled_mm": 0, "_grouped_mm": 0, "addmm": 1, "baddbmm": 1}
+
+
+def op_flops(op: Op) -> int:
+    """0 for an op that is no product, convolution or attention."""
+    if op.name in _PRODUCTS:
+        a, b = op.arguments[_PRODUCTS[op.name] :][:2]
+        return 2 * math.prod(a.shape) * int(b.shape[-1])
+    if op.name in ("convolution", "_convolution", "cudnn_convolution"):
+        x, weight = (t.shape for t in op.arguments[:2])
+        return _convolution(x, weight, op.outputs[0].shape, op.argument(6, "transposed"))
+    if op.name == "convolution_backward":
+        return _convolution_backward(op)
+    return _attention(op) if op.name.startswith("_scaled_dot_product") else 0
+
+
+def _convolution(x: Any, weight: Any, out: Any, transposed: bool) -> int:
+    spatial = x[2:] if transposed else out[2:]
+    return int(2 * x[0] * math.prod(spatial) * math.prod(weight))
+
+
+def _convolution_backward(op: Op) -> int:
+    grad, x, weight = (t.shape for t in op.arguments[:3])
+    transposed, wanted = op.arguments[7], op.arguments[10]
+    total = 0
+    if wanted[0]:  # the gradient convolved with the weights, the other way round
+        total += _convolution(grad, weight, x, not transposed)
+    if wanted[1]:  # input and gradient convolved, over the batch; the counter knows no groups here
+        over, by = (grad, x) if transposed else (x, grad)
+        total += int(2 * over[1] * math.prod(weight[2:]) * math.prod(by))
+    return total
+
+
+def _attention(op: Op) -> int:
+    """Two products forward, five backward; masks are not subtracted."""
+    backward = op.name.endswith("backward")
+    query, key, value = op.arguments[1:4] if backward else op.arguments[:3]
+    batch, heads, queries, size = query.shape
+    pairs = batch * heads * queries * key.shape[2]
+    width = value.shape[3]
+    return 2 * pairs * (3 * size + 2 * width) if backward else 2 * pairs * (size + width)

@@ -1,7 +1,8 @@
-"""Convolutions."""
+"""Products of matrices: mm and its kin, with cuBLAS's word for how the operands lie."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,14 +12,105 @@ from kernelcast.ops import kernel
 from kernelcast.ops.base import columns_of
 from kernelcast.ops.conv_work import ConvSizes, depthwise_in_pytorch
 from kernelcast.tracing.aten.table import (
-    Settings,
-    cost,
+    OpSettings,
     launch,
     matrix_format,
     number_format,
+    op_launches,
+    over,
     rule,
 )
 from kernelcast.tracing.traced import Op, Tensor
+
+_THIN = 32  # numbers of the inner axis, up to which a product with a vector is asked as a sum
+
+
+def _column_major(matrix: Tensor) -> bool:
+    """Transposed in memory: neighbours in a column lie side by side."""
+    return matrix.stride[-2] == 1 and matrix.stride[-1] != 1
+
+
+def layout(a: Tensor, b: Tensor) -> str:
+    """tn: both run along the inner axis (a Linear's forward); nt: both across it (its weight gradient); else nn."""
+    if _column_major(b):
+        return "tn"
+    return "nt" if _column_major(a) else "nn"
+
+
+def _product(a: Tensor, b: Tensor, settings: OpSettings, kernel: str = "gemm", **sizes: int) -> Launch:
+    (m, k), n = a.shape[-2:], b.shape[-1]
+    sizes = {"m": m, "n": n, "k": k, **sizes}
+    return launch("matmul", kernel, **sizes, layout=layout(a, b), dtype=matrix_format(a, settings))
+
+
+@rule("mm", "_scaled_mm")
+def _mm(op: Op, settings: OpSettings) -> Iterator[Launch]:
+    yield _product(op.arguments[0], op.arguments[1], settings)
+
+
+@rule("addmm", "addmm_", "_addmm_activation")
+def _addmm(op: Op, settings: OpSettings) -> Iterator[Launch]:
+    """The bias is added as the product is written; one that is no vector is copied to the output first."""
+    bias, a, b = op.arguments[:3]
+    yield _product(a, b, settings)
+    if len(bias.shape) == 2 and min(bias.shape) > 1 and not op.in_place:
+        yield over("copy", bias, read_bytes=bias.bytes, written_bytes=bias.bytes)
+
+
+@rule("bmm", "baddbmm")
+def _bmm(op: Op, settings: OpSettings) -> Iterator[Launch]:
+    """An operand that is the same for the whole batch (expanded: no step from one to the next) makes it one product."""
+    a, b = op.arguments[-2:] if op.name == "bmm" else op.arguments[1:3]
+    (batch, m, k), n = a.shape, b.shape[-1]
+    if min(m, n) == 1 and k <= _THIN:  # a loop over time: no tiles, a sum of few numbers for each output
+        yield launch("matmul", "reduce_sum", rows=max(1, batch * m * n), cols=k, axis="cols", dtype=number_format(a))
+    elif k == 1:  # each number of a column with each of a row
+        out = op.outputs[0]
+        yield over("matmul", out, read_bytes=a.bytes + b.bytes, written_bytes=out.bytes, tensors=2, access="strided")
+    elif batch > 1 and (a.stride[0] == 0) != (b.stride[0] == 0):
+        yield _product(a, b, settings, **({"n": batch * n} if a.stride[0] == 0 else {"m": batch * m}))
+    else:
+        yield _product(a, b, settings, "bmm", batch=batch)
+
+
+@rule("mv", "addmv")
+def _mv(op: Op, settings: OpSettings) -> Iterator[Launch]:
+    a = next(x for x in op.inputs if len(x.shape) == 2)
+    yield launch("matmul", "gemm", m=1, n=a.shape[0], k=a.shape[1], dtype=matrix_format(a, settings))
+
+
+@rule("dot", "vdot")
+def _dot(op: Op, settings: OpSettings) -> Iterator[Launch]:
+    x = op.inputs[0]
+    yield launch("reduction", "reduce_sum", rows=1, cols=x.elements, axis="cols", dtype=number_format(x))
+
+
+@rule("_grouped_mm", "_scaled_grouped_mm")
+def _grouped(op: Op, settings: OpSettings) -> Iterator[Launch]:
+    """One product for each group of rows (experts), in one launch; or for each group of the inner axis (gradients)."""
+    a, b = op.arguments[:2]
+    dtype = matrix_format(a, settings)
+    own = op.name == "_grouped_mm" and dtype in ("bf16", "fp16")
+    if len(a.shape) == 2 and len(b.shape) == 3:  # rows dealt out to experts
+        sizes = {"k": a.shape[1], "n": b.shape[2], "dtype": dtype}
+        if own:
+            yield launch("experts", "grouped_mm", rows=a.shape[0], groups=b.shape[0], **sizes, layout=layout(a, b))
+        else:
+            yield launch("experts", "moe_gemm", tokens=a.shape[0], experts=b.shape[0], topk=1, **sizes)
+        return
+    groups = op.outputs[0].shape[0] if len(op.outputs[0].shape) == 3 else b.shape[0]
+    if len(a.shape) == 2:  # weight gradients: (k, rows) x (rows, n), rows cut by expert
+        if own:
+            yield launch("experts", "grouped_mm", rows=a.shape[1], groups=groups, k=a.shape[0], n=b.shape[-1],
+                         layout="nt", dtype=dtype)  # fmt: skip
+            return
+        each = max(1, math.ceil(a.shape[1] / groups))
+        yield launch("experts", "bmm", batch=groups, m=a.shape[0], n=b.shape[-1], k=each, layout="nt", dtype=dtype)
+        return
+    yield launch("experts", "bmm", batch=groups, m=a.shape[1], n=b.shape[-1], k=a.shape[2], dtype=dtype)
+
+
+# ---- Convolutions
 
 _PART = "convolution"
 
@@ -67,7 +159,7 @@ def _laid(x: Tensor, last: bool) -> Tensor:
     return Tensor(x.shape, tuple(steps), x.dtype, x.storage)
 
 
-def _put_right(x: Tensor, last: bool, settings: Settings) -> Iterator[Launch]:
+def _put_right(x: Tensor, last: bool, settings: OpSettings) -> Iterator[Launch]:
     """The copy of a tensor that lies otherwise than cuDNN is told (``contiguous(memory_format)``)."""
     wanted = _laid(x, last)
     same = all(a == b or size == 1 for a, b, size in zip(x.stride, wanted.stride, x.shape, strict=True))
@@ -75,14 +167,14 @@ def _put_right(x: Tensor, last: bool, settings: Settings) -> Iterator[Launch]:
         yield from _as_op("clone", (x,), wanted, settings)
 
 
-def _as_op(name: str, inputs: Sequence[Any], out: Tensor, settings: Settings) -> Iterator[Launch]:
+def _as_op(name: str, inputs: Sequence[Any], out: Tensor, settings: OpSettings) -> Iterator[Launch]:
     """What another op of ATen would launch, which a convolution calls inside."""
-    found = cost(Op(name, tuple(inputs), {}, (out,), "kernel", "forward", ""), settings)
+    found = op_launches(Op(name, tuple(inputs), {}, (out,), "kernel", "forward", ""), settings)
     for one in found.launches:
         yield replace(one, part=_PART)
 
 
-def _kind(x: Tensor, settings: Settings) -> dict[str, str]:
+def _kind(x: Tensor, settings: OpSettings) -> dict[str, str]:
     """fp32 runs as TF32 unless ``torch.backends.cudnn.allow_tf32`` is off, where the GPU has it."""
     if x.dtype != "fp32":
         return {"dtype": matrix_format(x, settings)}
@@ -100,7 +192,7 @@ def _adds_bias(call: dict[str, Any]) -> bool:
 
 
 @rule("convolution", "cudnn_convolution", "_convolution", "convolution_overrideable")
-def _forward(op: Op, settings: Settings) -> Iterator[Launch]:
+def _forward(op: Op, settings: OpSettings) -> Iterator[Launch]:
     x, weight, bias, stride, padding, dilation, transposed = op.arguments[:7]
     groups, out = op.argument(8, "groups", 1), op.outputs[0]
     last = channels_last(x) or channels_last(weight)
@@ -119,7 +211,7 @@ def _forward(op: Op, settings: Settings) -> Iterator[Launch]:
 
 
 @rule("convolution_backward")
-def _backward(op: Op, settings: Settings) -> Iterator[Launch]:
+def _backward(op: Op, settings: OpSettings) -> Iterator[Launch]:
     """Gradients of the input, of the weight, and of the bias, as asked for."""
     grad, x, weight, _, stride, padding, dilation, transposed, _, groups, wanted = op.arguments[:11]
     last = channels_last(x) or channels_last(weight)
