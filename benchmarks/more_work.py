@@ -16,7 +16,7 @@ from collections import Counter
 import numpy as np
 
 import kernelcast as kc
-from kernelcast.forecast.predict_table import predict_columns
+from kernelcast.forecast.predict_table import forecast_table, predict_columns
 from kernelcast.ops import REGISTRY
 from laws import Columns, table_of
 
@@ -46,8 +46,8 @@ def main() -> None:
     columns = {name: column[chosen] for name, column in every.items()}
     tried, faster, unexplained = Counter[str](), Counter[str](), Counter[str]()
     for place in GPUS:
-        matches = np.full(len(columns["op"]), None, dtype=object)
-        once, _ = predict_columns(columns, kc.gpu(place), matches=matches)
+        forecast = forecast_table(columns, kc.gpu(place))
+        once = forecast.output()
         twice, _ = predict_columns(doubled(columns), kc.gpu(place))
         ratio = twice["predicted_us"] / once["predicted_us"]
         for row, op in enumerate(columns["op"]):
@@ -55,7 +55,7 @@ def main() -> None:
                 tried[op] += 1
             if ratio[row] < FASTER:
                 size = columns[REGISTRY[op].batch_parameter][row]
-                entry = matches[row].entry
+                entry = forecast.match[row].entry
                 powers = [str(2 ** (int(np.log2(size)) + step)) for step in (-1, 0, 1)]
                 share = max(entry.faster_doubled.get(power, 0.0) for power in powers) if entry else 0.0
                 faster[op] += 1

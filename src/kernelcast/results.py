@@ -54,10 +54,12 @@ def independent(intervals: Iterable[Interval]) -> Interval:
 
 Support = Literal["seen", "near", "extrapolated"]
 SUPPORT: dict[str, str] = {
-    "seen": "calls of this kind were measured on this GPU",
-    "near": "one step from measured calls: a word, the GPU, or the range",
+    "seen": "calls of this configuration were measured on this GPU",
+    "near": "one step from measured calls: a choice, the GPU, or the range",
     "extrapolated": "farther from measured calls: physics carries most of it",
 }
+LEVELS = tuple(SUPPORT)  # columns hold their index
+SEEN, NEAR, EXTRAPOLATED = range(len(LEVELS))
 MOST = 0.9  # of the time, that a level must reach to be told for the whole
 
 

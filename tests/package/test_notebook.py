@@ -130,7 +130,7 @@ def test_text_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_nobody_can_show_is_said() -> None:
-    with pytest.raises(TypeError, match="nobody knows how to show a Shown"):
+    with pytest.raises(TypeError, match="nobody knows how to show a HtmlRepr"):
         HtmlRepr()._repr_html_()
 
 

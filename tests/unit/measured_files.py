@@ -74,4 +74,4 @@ def rows_of(found: lab.Measurements) -> list[dict[str, Any]]:
 
 def no_bad_row(found: lab.Measurements) -> None:
     _, bad = predict_columns(found.columns, None)
-    assert not bad.found, bad.text()
+    assert not bad.messages, bad.text()

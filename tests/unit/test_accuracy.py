@@ -54,7 +54,7 @@ def test_new_shapes(table: str, where: str | None, sample: int | None, most: flo
     test = sampled(np.flatnonzero(shape_fold(rows) == TEST_FOLD), 20_000, seed=0)
     held = {name: column[test] for name, column in rows.items()}
     found, bad = predict_columns(held, None)
-    assert not bad.found
+    assert not bad.messages
     error = np.abs(found["predicted_us"] / held["latency_us"] - 1) * 100
     inside = (held["latency_us"] >= found["low_us"]) & (held["latency_us"] <= found["high_us"])
     assert float(np.mean(error)) <= most

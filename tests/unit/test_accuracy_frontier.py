@@ -48,7 +48,7 @@ def test_new_shapes(table: str, gpus: tuple[str, ...] | None, sample: int | None
     test = shape_fold(rows) == TEST_FOLD
     held = {name: column[test] for name, column in rows.items()}
     found, bad = predict_columns(held, None)
-    assert not bad.found
+    assert not bad.messages
     errors = ErrorSummary.of(held["latency_us"], *(found[name] for name in ("predicted_us", "low_us", "high_us")))
     assert errors.rows > 500
     assert errors.mean <= most

@@ -16,6 +16,7 @@ from kernelcast.forecast.network import Encoder, Layers
 from kernelcast.forecast.predictor import Predictor, PredictorInput
 from kernelcast.machine.analyse import PIPELINES, analyse
 from kernelcast.ops.base import columns_of, kernel_class
+from kernelcast.results import EXTRAPOLATED
 from kernelcast_lab.baselines import Neusight, Pipeweave, Roofline, neusight, pipeweave
 from kernelcast_lab.baselines.family_net import FamilyNet, NetBaseline
 
@@ -56,7 +57,7 @@ def test_roofline_of_gemms_is_flops_over_peak_or_bytes_over_bandwidth() -> None:
     assert found.time_s[1] == pytest.approx((4096 * 4096 + 2 * 4096) * 2 / H100_DRAM)
     for other in (found.low_s, found.high_s, found.ceiling_s):
         assert np.array_equal(other, found.time_s)
-    assert list(found.support) == ["extrapolated"] * 2
+    assert list(found.support) == [EXTRAPOLATED] * 2
 
 
 def test_roofline_has_no_launch_floor_and_is_not_raised_to_the_bound() -> None:

@@ -479,7 +479,7 @@ def test_another_gpu_is_refused(calibration: Calibration) -> None:
         kc.predict_table(table(3), "a100_sxm", conditions)
     mixed = {**table(2), "gpu": np.array([GPU, "a100_sxm"], dtype=object)}
     _, bad = predict_columns(mixed, None, conditions)
-    assert list(bad.found) == [1]
+    assert list(bad.messages) == [1]
 
 
 def test_another_predictor_is_refused_and_other_weights_warn(calibration: Calibration) -> None:
@@ -504,7 +504,7 @@ def test_bad_measurements_are_named() -> None:
     ):
         calibrate(columns, GPU)
     found, bad = calibrate(columns, GPU, skip_bad=True)
-    assert found.rows == 17 and len(bad.found) == 3
+    assert found.rows == 17 and len(bad.messages) == 3
     with pytest.raises(kc.KernelcastError, match=r"2 GPUs \(a100_sxm, h200_sxm\)"):
         calibrate({**measured(20), "gpu": np.array([GPU, "a100_sxm"] * 10, dtype=object)})
     with pytest.raises(kc.KernelcastError, match="measured on h200_sxm, not on l40s"):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import kernelcast as kc
-from kernelcast.energy import Activity, PowerModel, activity, power_model, run_operating_point, settled
+from kernelcast.energy import Activity, PowerModel, activity, power_model, run_operating_point, sustained
 from kernelcast.energy.model import FOLDER, coefficients, measured_ids
 from kernelcast.energy.power import energy_of, lasting, longer_s, throttled_s, with_cap
 from kernelcast.errors import KernelcastError
@@ -40,29 +40,29 @@ def one(tensor_s: float, dram_s: float, filled: float = 1.0) -> Activity:
 
 def test_joules_are_watts_by_what_each_pipeline_does() -> None:
     # 1 s: 100 at rest + 50 x half of the SMs + 400 x 0.8 s of tensor cores + 300 x 0.2 s of DRAM
-    found = settled(made(), one(0.8, 0.2, filled=0.5), np.array([1.0]))
+    found = sustained(made(), one(0.8, 0.2, filled=0.5), np.array([1.0]))
     assert found.energy_j[0] == pytest.approx(100 + 25 + 320 + 60)
     assert found.clock[0] == 1 and not found.limited[0]
 
 
 def test_a_limit_lowers_the_clock_and_slows_what_follows_it() -> None:
     model = made(limit_w=300.0, board_w=300.0)
-    bound_by_tensor = settled(model, one(1.0, 0.0), np.array([1.0]))
+    bound_by_tensor = sustained(model, one(1.0, 0.0), np.array([1.0]))
     clock = bound_by_tensor.clock[0]
     # time 1/c; joules 100/c + c² (50/c + 400) = 300 W x 1/c, so that 100 + 50 c² + 400 c³ = 300
     assert 100 + 50 * clock**2 + 400 * clock**3 == pytest.approx(300, rel=1e-3)
     assert bound_by_tensor.time_s[0] == pytest.approx(1 / clock, rel=1e-3)
     assert bound_by_tensor.power_w[0] <= 300.01
-    mostly_waiting = settled(made(limit_w=440.0, board_w=440.0), one(0.1, 1.0), np.array([1.0]))
+    mostly_waiting = sustained(made(limit_w=440.0, board_w=440.0), one(0.1, 1.0), np.array([1.0]))
     assert mostly_waiting.limited[0] and mostly_waiting.time_s[0] < 1.01
 
 
 def test_times_were_measured_in_bursts() -> None:
     """A call that drew its burst limit when it was timed would be faster at the full clock, and is slower for long."""
-    free = settled(made(limit_w=300.0, board_w=300.0), one(1.0, 0.0), np.ones(1))
-    burst = settled(made(limit_w=300.0, board_w=300.0, burst_w=400.0), one(1.0, 0.0), np.ones(1))
+    free = sustained(made(limit_w=300.0, board_w=300.0), one(1.0, 0.0), np.ones(1))
+    burst = sustained(made(limit_w=300.0, board_w=300.0, burst_w=400.0), one(1.0, 0.0), np.ones(1))
     assert burst.time_s[0] < free.time_s[0]  # of the slowing, a part was in the measured time already
-    long = settled(made(limit_w=300.0, board_w=300.0, burst_w=400.0, burst_s=1e-9), one(1.0, 0.0), np.ones(1))
+    long = sustained(made(limit_w=300.0, board_w=300.0, burst_w=400.0, burst_s=1e-9), one(1.0, 0.0), np.ones(1))
     assert long.time_s[0] == pytest.approx(1.0, rel=2e-3)  # measured at the clock that the limit leaves
 
 
@@ -79,9 +79,9 @@ def test_a_lower_cap_is_never_faster_and_slows_products_more_than_copies(cap: in
                "cols": [None, 8192], "dtype": ["bf16", "bf16"], "stack": ["torch", "torch"]}  # fmt: skip
     table = {name: np.array(values, dtype=object) for name, values in columns.items()}
     seconds = np.array([1.45e-3, 0.75e-3])
-    before = settled(power_model(H200), activity(table, H200, DEFAULT), seconds)  # type: ignore[arg-type]
+    before = sustained(power_model(H200), activity(table, H200, DEFAULT), seconds)  # type: ignore[arg-type]
     lower = H200.replace(power_w=cap)
-    after = settled(power_model(lower), activity(table, lower, DEFAULT), seconds)  # type: ignore[arg-type]
+    after = sustained(power_model(lower), activity(table, lower, DEFAULT), seconds)  # type: ignore[arg-type]
     slower = after.time_s / before.time_s
     assert np.all(slower >= 1 - 1e-6) and slower[0] > slower[1]
     assert np.all(after.power_w <= cap) and np.all(after.energy_j <= before.energy_j * 1.001)

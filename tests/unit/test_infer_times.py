@@ -12,7 +12,7 @@ import kernelcast as kc
 from kernelcast.app.report import infer as report
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast import predict_table as memo
-from kernelcast.forecast.predict_table import predict_columns
+from kernelcast.forecast.predict_table import forecast_table
 from kernelcast.inference.batch import Batch
 from kernelcast.inference.forward import forward
 from kernelcast.inference.infer import infer, infer_many
@@ -214,13 +214,13 @@ def test_many_at_once_are_as_one_by_one() -> None:
 
 def test_shared_calls_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    real = predict_columns
+    real = forecast_table
 
-    def counted(columns: Any, *more: Any) -> Any:
+    def counted(columns: Any, *more: Any, **options: Any) -> Any:
         asked.append(len(columns["op"]))
-        return real(columns, *more)
+        return real(columns, *more, **options)
 
-    monkeypatch.setattr(memo, "predict_columns", counted)
+    monkeypatch.setattr(memo, "forecast_table", counted)
     one = (deployed(), Workload.equal(1, 100, 10))
     (alone,) = infer_many([one])
     rows = asked.pop()

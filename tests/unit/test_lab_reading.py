@@ -170,7 +170,7 @@ def test_messages_of_the_table_reader_have_rules() -> None:
     }
     columns = {name: np.array(cells, dtype=object) for name, cells in calls.items()}
     _, bad = predict_columns(columns, None)
-    assert {row: rule_of(message) for row, message in bad.found.items()} == {
+    assert {row: rule_of(message) for row, message in bad.messages.items()} == {
         0: "not_on_gpu", 1: "out_of_range", 2: "too_large", 3: "conflict", 4: "missing_parameter", 5: "unknown_dtype",
     }  # fmt: skip
 

@@ -11,10 +11,11 @@ from kernelcast.diagnose.measured import LaunchGrid
 from kernelcast.forecast.calls import Call, Launch, columns_of
 from kernelcast.forecast.conditions import Conditions
 from kernelcast.forecast.predict import Predictions
-from kernelcast.forecast.predict_table import answered
+from kernelcast.forecast.predict_table import predict_rows
 from kernelcast.forecast.table import BadRows
 from kernelcast.hardware import Gpu
 from kernelcast.machine.analyse import PIPELINES
+from kernelcast.results import LEVELS
 
 # of the tensor cores' formats, the wider first
 WIDTH_BITS = {"fp64": 64, "fp32": 32, "tf32": 32, "bf16": 16, "fp16": 16, "fp8": 8, "fp8_block": 8, "int8": 8,
@@ -68,7 +69,7 @@ class CallForecast:
             dram_bytes=sum(float(work.dram_bytes[row]) for work in works),
             refetched_bytes=sum(float(work.refetched_bytes[row]) for work in works),
             limits_us={name: float(limit) * 1e6 for name, limit in limits_s if limit > 0},
-            support=str(predictions.support[row]),
+            support=LEVELS[predictions.support[row]],
             tile={name: float(side[row]) for name, side in main.tile.items()},
             tasks=float(main.tasks[row]),
             padding=float(main.padding[row]),
@@ -90,10 +91,10 @@ class CallForecasts:
     def __init__(self, calls: Iterable[Call], gpu: Gpu, conditions: Conditions) -> None:
         distinct, bad = list(dict.fromkeys(calls)), BadRows()
         self._forecasts: dict[Call, CallForecast | str] = {}
-        for rows, positions, predictions in answered(columns_of(distinct), gpu, conditions, bad, details=True):
+        for rows, positions, predictions in predict_rows(columns_of(distinct), gpu, conditions, bad, details=True):
             for row, position in zip(rows, positions, strict=True):
                 self._forecasts[distinct[row]] = CallForecast.at(predictions, position)
-        self._forecasts |= {distinct[row]: text for row, text in bad.found.items()}
+        self._forecasts |= {distinct[row]: text for row, text in bad.messages.items()}
 
     def of(self, launches: Iterable[Launch]) -> CallForecast | str | None:
         """Of launches in sequence; a text where one of them cannot run, None where there is none."""

@@ -123,7 +123,7 @@ def _refuse_too_fast(profile: Profile, gpu: Gpu, path: Path) -> None:
     bad = BadRows()
     times_us = np.array([measured.time_us for measured in profile.calls])
     add_too_fast(columns_of([measured.calls[0].call for measured in profile.calls]), times_us, gpu, bad)
-    if bad.found:
+    if bad.messages:
         raise KernelcastError(f"{path}: {bad.text()}")
 
 
@@ -147,7 +147,7 @@ def table_profile(columns: Columns, path: Path) -> Profile:
             bad.add([row], f"{time} must be a time above 0, not {columns[time][row]!r}")
         else:
             calls.append(_call(cells, time))
-    if bad.found:
+    if bad.messages:
         raise KernelcastError(f"{path}: {bad.text()}")
     if not calls:
         raise KernelcastError(f"{path}: no row has a measured time in {time!r}")

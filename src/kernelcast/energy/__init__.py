@@ -1,15 +1,6 @@
-"""Joules: what calls draw, by the work of each pipeline; and what a power limit costs in time."""
+"""Joules: the power model of a GPU, what calls and runs draw, and what a power limit costs in time."""
 
-from kernelcast.energy.activity import Activity, activity
-from kernelcast.energy.model import OperatingPoint, PowerModel, held_longer, power_model, run_operating_point, settled
+from kernelcast.energy.model import Activity, OperatingPoint, PowerModel, power_model, run_operating_point, sustained
+from kernelcast.energy.power import activity
 
-__all__ = [
-    "Activity",
-    "OperatingPoint",
-    "PowerModel",
-    "activity",
-    "held_longer",
-    "power_model",
-    "run_operating_point",
-    "settled",
-]
+__all__ = ["Activity", "OperatingPoint", "PowerModel", "activity", "power_model", "run_operating_point", "sustained"]

@@ -16,15 +16,15 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelcast.energy.activity import Activity
 from kernelcast.hardware import Gpu, gpu, root_of
 from kernelcast.machine.analyse import PIPELINES, overlapped
 from kernelcast.ops.work import Array
@@ -118,10 +118,10 @@ def power_model(chip: Gpu) -> PowerModel | None:
     known = measured_ids()
     kin = [name for name in known if gpu(name).compute_capability == chip.compute_capability]
     name = origin.id if origin.id in known else (kin or known)[0]
-    return made(coefficients(name), gpu(name), origin, chip)
+    return power_model_from(coefficients(name), gpu(name), origin, chip)
 
 
-def made(found: Coefficients, reference: Gpu, origin: Gpu, chip: Gpu) -> PowerModel:
+def power_model_from(found: Coefficients, reference: Gpu, origin: Gpu, chip: Gpu) -> PowerModel:
     """What was measured on ``reference``, for a ``chip`` that is ``origin`` or a what-if of it."""
     own = origin.id == reference.id
     scale = 1.0 if own else origin.power_w / reference.power_w
@@ -163,6 +163,26 @@ _MEMORY = np.array([name in MEMORY for name in PIPELINES])
 
 
 @dataclass(frozen=True)
+class Activity:
+    """What many calls on one GPU keep busy: seconds that each pipeline works at its full rate, and what power follows
+    beside. Arrays are (calls,) but ``busy_s``."""
+
+    busy_s: Array  # (pipelines, calls)
+    filled: Array  # share of the SMs that have tasks
+    launches: Array
+    dtype: NDArray[Any]
+
+    @classmethod
+    def joined(cls, parts: Sequence[Activity]) -> Activity:
+        arrays = ("filled", "launches", "dtype")
+        busy_s = np.concatenate([part.busy_s for part in parts], axis=1)
+        return cls(busy_s, *(np.concatenate([getattr(part, name) for part in parts]) for name in arrays))
+
+    def take(self, rows: NDArray[Any] | Sequence[int]) -> Activity:
+        return Activity(self.busy_s[:, rows], self.filled[rows], self.launches[rows], self.dtype[rows])
+
+
+@dataclass(frozen=True)
 class OperatingPoint:
     """Calls, or a run of them, in a run that lasts."""
 
@@ -177,7 +197,7 @@ class OperatingPoint:
 
 
 @dataclass(frozen=True)
-class _Draw:
+class _PowerDraw:
     """Joules of calls as a function of the clock and of their time."""
 
     model: PowerModel
@@ -188,7 +208,7 @@ class _Draw:
     start_s: Array
 
     @classmethod
-    def of(cls, model: PowerModel, calls: Activity) -> _Draw:
+    def of(cls, model: PowerModel, calls: Activity) -> _PowerDraw:
         watts = np.zeros((len(PIPELINES), calls.filled.size))
         for dtype in dict.fromkeys(calls.dtype.tolist()):
             watts[:, calls.dtype == dtype] = model.watts(dtype)[:, None]
@@ -243,9 +263,9 @@ def clock_under(drawn: Callable[[Array], tuple[Array, Array]], limit_w: float, s
     return np.where(free, 1.0, low)
 
 
-def settled(model: PowerModel, calls: Activity, time_s: Array) -> OperatingPoint:
+def sustained(model: PowerModel, calls: Activity, time_s: Array) -> OperatingPoint:
     """Each call by itself, again and again."""
-    draw = _Draw.of(model, calls)
+    draw = _PowerDraw.of(model, calls)
     full_s = draw.full_time(time_s)
 
     def drawn(clock: Array) -> tuple[Array, Array]:
@@ -260,17 +280,17 @@ def settled(model: PowerModel, calls: Activity, time_s: Array) -> OperatingPoint
     return OperatingPoint(clock, np.where(limited, np.maximum(held_s, time_s), time_s), joules, limited)
 
 
-def held_longer(model: PowerModel, calls: Activity, time_s: Array) -> Array:
+def slowdown(model: PowerModel, calls: Activity, time_s: Array) -> Array:
     """How many times as long calls take in a run under the limit as in one under the board's own."""
-    board = settled(replace(model, limit_w=model.board_w), calls, time_s)
-    return np.asarray(np.maximum(1.0, settled(model, calls, time_s).time_s / board.time_s))
+    board = sustained(replace(model, limit_w=model.board_w), calls, time_s)
+    return np.asarray(np.maximum(1.0, sustained(model, calls, time_s).time_s / board.time_s))
 
 
 def run_operating_point(
     model: PowerModel, calls: Activity, time_s: Array, counts: Array, waits_s: float = 0.0
 ) -> OperatingPoint:
     """Calls one after another, so many times each, and waiting between: one clock for all."""
-    draw = _Draw.of(model, calls)
+    draw = _PowerDraw.of(model, calls)
     full_s = draw.full_time(time_s)
 
     def drawn(clock: Array) -> tuple[Array, Array]:

@@ -1,9 +1,12 @@
-"""Power laid out in time: what the GPU's limit costs, and the joules of a run.
+"""Power of calls and runs: what pipelines do, what the GPU's power limit costs in time, and the joules of a run.
+
+Limits bound time; power follows what is done. Padding multiplies zeros, which draws little, so that only useful FLOPs
+count; DRAM moves what is expected, not only the least; SMs without a task are dark.
 
 Matrix products in 16 bits, one after another, do no more FLOPs than the watts of the board pay for
 (``tensor_flops_per_j``, measured on whole models, some with rests between steps). A clock is lowered within a fraction
 of a second: a short run ends before it is. Under a lower limit than the board's (``power_w`` changed) each call takes
-as much longer as the power model says (``energy``).
+as much longer as the power model says.
 """
 
 from __future__ import annotations
@@ -15,22 +18,94 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
+from numpy.typing import NDArray
 
-from kernelcast.energy import Activity, held_longer, power_model, run_operating_point, settled
-from kernelcast.energy.activity import activity, activity_of
+from kernelcast.energy.model import Activity, power_model, run_operating_point, slowdown, sustained
 from kernelcast.errors import KernelcastError
-from kernelcast.forecast.calls import Call
+from kernelcast.forecast.calls import Call, columns_of
 from kernelcast.forecast.conditions import Conditions
-from kernelcast.forecast.predict import Prediction
-from kernelcast.forecast.predict_table import CallTable, CallTableTimes, Times
+from kernelcast.forecast.predict import Prediction, by_configuration
+from kernelcast.forecast.predict_table import CallTable, TableForecast, Times, rotations_of
+from kernelcast.forecast.predictor import ByTime
+from kernelcast.forecast.table import BadRows, grouped
 from kernelcast.hardware import Gpu, root_of
+from kernelcast.machine.analyse import PIPELINES, Analysis, analyse
+from kernelcast.machine.limits import Rotation
+from kernelcast.ops.base import Calls, Kernel, kernel_class
+from kernelcast.ops.base import columns_of as kernel_columns
 from kernelcast.results import Interval
 
 WINDOW_S = 0.25  # shorter runs end before a GPU lowers its clock
 _SIXTEEN_BITS = ("bf16", "fp16", "int4", "int8_wo", "mxfp4")  # multiplied in 16 bits
-# What was worked out of the calls of each Times: their activity, and how much longer they take under a lower limit.
+_TENSOR, _DRAM = PIPELINES.index("tensor"), PIPELINES.index("dram")
+# Of the calls of each Times: their activity, and how many times as long they take under a lower limit.
 _ACTIVITY: WeakKeyDictionary[Times, dict[Call, Activity]] = WeakKeyDictionary()
-_LOWER: WeakKeyDictionary[Times, dict[Call, float]] = WeakKeyDictionary()
+_SLOWDOWN: WeakKeyDictionary[Times, dict[Call, float]] = WeakKeyDictionary()
+
+
+def activity(columns: Mapping[str, NDArray[Any]], gpu: Gpu, conditions: Conditions) -> Activity:
+    """Of the calls of a table, all of which must be good."""
+    rotations, bad = rotations_of(columns, conditions), BadRows()
+    parts, order = [], []
+    for kernel, on, rows, calls in grouped(columns, gpu, bad):
+        for members, match in by_configuration(kernel, calls, on, conditions.loaded_predictor):
+            some = np.arange(calls.count) if members is None else members
+            chosen = kernel.with_choices(calls if members is None else calls.take(members), match.configuration)
+            works = _analysed(kernel, chosen, on, rotations.part(rows).part(some))
+            parts.append(_activity(works, on, np.full(len(some), calls.choices["dtype"], dtype=object)))
+            order.append(rows[some])
+    if bad.messages:
+        raise KernelcastError(bad.text())
+    return Activity.joined(parts).take(np.argsort(np.concatenate(order)))
+
+
+def _analysed(kernel: type[Kernel], calls: Calls, gpu: Gpu, rotations: Rotation) -> list[Analysis]:
+    works = kernel.work(calls, gpu)
+    return [
+        analyse(work, gpu, rotations=rotation, score=ByTime(gpu))[0]
+        for work, rotation in zip(works, rotations.of_each(works), strict=True)
+    ]
+
+
+def _activity(works: Sequence[Analysis], gpu: Gpu, dtype: NDArray[Any]) -> Activity:
+    """Of the kernels that each call launches in sequence."""
+    busy = np.sum([work.limits for work in works], axis=0)
+    done, useful = (np.sum([getattr(work, name) for work in works], axis=0) for name in ("flops", "useful_flops"))
+    busy[_TENSOR] *= np.where(done > 0, np.minimum(1.0, useful / np.maximum(done, 1.0)), 1.0)
+    moved = np.sum([work.dram_bytes + work.refetched_bytes for work in works], axis=0)
+    busy[_DRAM] = moved / gpu.dram_bytes_per_s
+    launches = np.sum([work.launches for work in works], axis=0)
+    tasks = np.sum([np.minimum(work.tasks, gpu.sm_count) * work.launches for work in works], axis=0)
+    return Activity(busy, tasks / (np.maximum(launches, 1.0) * gpu.sm_count), launches, dtype)
+
+
+def activities(calls: Sequence[Call], times: Times) -> Activity:
+    """What calls keep busy, each analysed once."""
+    known = _ACTIVITY.setdefault(times, {})
+    new = [call for call in dict.fromkeys(calls) if call not in known]
+    if new:
+        found = activity(columns_of(new), times.gpu, times.conditions)
+        known |= {call: found.take([row]) for row, call in enumerate(new)}
+    return Activity.joined([known[call] for call in calls])
+
+
+def _predicted_activity(prediction: Prediction, conditions: Conditions) -> Activity:
+    """The analysis that the prediction kept, where it is of the configuration that was asked for."""
+    kernel, columns, row = kernel_class(prediction.op), prediction.columns, [prediction.row]
+    calls = kernel_columns([kernel(**prediction.parameters)])
+    chosen = kernel.with_choices(calls, prediction.match.configuration)
+    dtype = np.array([calls.choices["dtype"]], dtype=object)
+    kept = columns.calls
+    if kept is None or conditions.without or not _same(kept.take(np.array(row)), chosen):
+        return _activity(_analysed(kernel, chosen, prediction.on, conditions.rotations), prediction.on, dtype)
+    every = np.full(kept.count, dtype[0], dtype=object)
+    return _activity(columns.works, prediction.on, every).take(row)
+
+
+def _same(one: Calls, other: Calls) -> bool:
+    if one.choices != other.choices or one.lists or other.lists:
+        return False
+    return all(np.array_equal(column, other[name], equal_nan=True) for name, column in one.numbers.items())
 
 
 def capped(gpu: Gpu) -> bool:
@@ -70,60 +145,43 @@ def product_flops(call: Call) -> Any:
 
 def throttled_s(call: Call, time_s: float, times: Times) -> float:
     """How much longer a call takes in a run that keeps the GPU at its power limit."""
-    return float(longer_s(call, time_s, times.gpu, _held(call, time_s, times)))
+    return float(longer_s(call, time_s, times.gpu, _slowdown(call, time_s, times)))
 
 
 def held_s(call: Call, time_s: float, times: Times) -> float:
     """The same of a short run: only what a limit below the board's adds, which holds from the start."""
-    return time_s * (_held(call, time_s, times) - 1)
+    return time_s * (_slowdown(call, time_s, times) - 1)
 
 
-def longer_s(call: Call, time_s: Any, gpu: Gpu, held: Any = 1.0) -> Any:
-    """The same, columns in and out: what the board's own limit adds, and all of it ``held`` times as long under a lower
-    one."""
+def longer_s(call: Call, time_s: Any, gpu: Gpu, slowdown: Any = 1.0) -> Any:
+    """The same, columns in and out: what the board's limit adds, and all of it ``slowdown`` times as long under a lower
+    limit."""
     limited = 0.0
     if gpu.tensor_flops_per_j:
-        limited = np.maximum(0.0, product_flops(call) / (gpu.tensor_flops_per_j * _board(gpu).power_w) - time_s)
-    return (time_s + limited) * held - time_s
+        board = root_of(gpu) if capped(gpu) else gpu
+        limited = np.maximum(0.0, product_flops(call) / (gpu.tensor_flops_per_j * board.power_w) - time_s)
+    return (time_s + limited) * slowdown - time_s
 
 
-def under_cap(calls: CallTable, found: CallTableTimes, gpu: Gpu, conditions: Conditions) -> CallTableTimes:
-    """Gathered calls with what a limit below the board's makes of each."""
-    model = power_model(gpu)
-    if model is None or not calls.count:
-        return found
-    good = np.flatnonzero(~np.isnan(found.times_s[0]))
+def under_cap(calls: CallTable, forecast: TableForecast, gpu: Gpu, conditions: Conditions) -> TableForecast:
+    """The forecast with what a limit below the board's makes of each call."""
+    model, good = power_model(gpu), np.flatnonzero(~np.isnan(forecast.times_s[0]))
+    if model is None or not len(good):
+        return forecast
     columns = {name: values[good] for name, values in calls.columns().items()}
-    held = np.ones(calls.count)
-    held[good] = held_longer(model, activity(columns, gpu, conditions), found.times_s[0, good])
-    return replace(found, held=held)
+    slower = np.ones(calls.count)
+    slower[good] = slowdown(model, activity(columns, gpu, conditions), forecast.times_s[0, good])
+    return replace(forecast, slowdown=slower)
 
 
-def _held(call: Call, time_s: float, times: Times) -> float:
-    if not capped(times.gpu):
+def _slowdown(call: Call, time_s: float, times: Times) -> float:
+    model = power_model(times.gpu) if capped(times.gpu) else None
+    if model is None:
         return 1.0
-    known = _LOWER.setdefault(times, {})
+    known = _SLOWDOWN.setdefault(times, {})
     if call not in known:
-        model = power_model(times.gpu)
-        if model is None:
-            return 1.0
-        known[call] = float(held_longer(model, activities([call], times), np.array([time_s]))[0])
+        known[call] = float(slowdown(model, activities([call], times), np.array([time_s]))[0])
     return known[call]
-
-
-def _board(gpu: Gpu) -> Gpu:
-    """Without a limit lower than the board's."""
-    return root_of(gpu) if capped(gpu) else gpu
-
-
-def activities(calls: Sequence[Call], times: Times) -> Activity:
-    """What calls keep busy, each worked out once."""
-    known = _ACTIVITY.setdefault(times, {})
-    new = [call for call in dict.fromkeys(calls) if call not in known]
-    if new:
-        found = activity_of(new, times.gpu, times.conditions)
-        known |= {call: found.take([at]) for at, call in enumerate(new)}
-    return Activity.joined([known[call] for call in calls])
 
 
 @dataclass(frozen=True)
@@ -146,20 +204,18 @@ class Energy:
 def energy_of(
     launched: Mapping[Call, tuple[float, float]], times: Times, waits_s: float, run: Interval
 ) -> Energy | None:
-    """Calls, each so many times and so many seconds each time, on one GPU that waits so long between; None where nobody
-    knows what the GPU draws. ``run``: what all of it takes, in which no more is drawn than the limit allows."""
+    """Calls, each so many times and so many seconds each time, on one GPU that waits so long between; None where the
+    GPU has no power model. ``run``: what all of it takes, in which no more is drawn than the limit allows."""
     model = power_model(times.gpu)
     if model is None or not launched:
         return None
     calls = list(launched)
     counts, seconds = np.array([launched[call] for call in calls]).T
-    found = run_operating_point(model, activities(calls, times), seconds, counts, max(0.0, waits_s))
-    joules = min(float(found.energy_j[0]), times.gpu.power_w * run.value)
-    spread = run.low / run.value, run.high / run.value
-    low, high = model.interval(joules, spread)
-    return Energy(
-        Interval(joules, low, high), joules / run.value, times.gpu.power_w, model.support, float(found.clock[0])
-    )
+    point = run_operating_point(model, activities(calls, times), seconds, counts, max(0.0, waits_s))
+    joules = min(float(point.energy_j[0]), times.gpu.power_w * run.value)
+    low, high = model.interval(joules, (run.low / run.value, run.high / run.value))
+    interval, limit_w = Interval(joules, low, high), times.gpu.power_w
+    return Energy(interval, joules / run.value, limit_w, model.support, float(point.clock[0]))
 
 
 def lasting(found: Prediction, gpu: Gpu, conditions: Conditions) -> tuple[Prediction, Energy | None]:
@@ -167,25 +223,23 @@ def lasting(found: Prediction, gpu: Gpu, conditions: Conditions) -> tuple[Predic
     model = power_model(gpu)
     if model is None:
         return found, None
-    call = Call.of(found.op, found.parameters)
-    busy, time_s = activity_of([call], gpu, conditions), np.array([found.time_s])
-    held = settled(model, busy, time_s)
-    joules, seconds, clock = (float(values[0]) for values in (held.energy_j, held.time_s, held.clock))
-    spread = found.low_s / found.time_s, found.high_s / found.time_s
-    low, high = model.interval(joules, spread)
-    drawn = Energy(Interval(joules, low, high), joules / seconds, gpu.power_w, model.support, clock)
+    calls, time_s = _predicted_activity(found, conditions), np.array([found.time_s])
+    point = sustained(model, calls, time_s)
+    joules, seconds, clock = (float(values[0]) for values in (point.energy_j, point.time_s, point.clock))
+    low, high = model.interval(joules, (found.low_s / found.time_s, found.high_s / found.time_s))
+    energy = Energy(Interval(joules, low, high), joules / seconds, gpu.power_w, model.support, clock)
     if not capped(gpu):
-        return found, drawn
-    longer = float(held_longer(model, busy, time_s)[0])
+        return found, energy
+    longer = float(slowdown(model, calls, time_s)[0])
     slower = {name: getattr(found, name) * longer for name in ("time_s", "low_s", "high_s", "ceiling_s")}
-    return replace(found, **slower, efficiency=found.efficiency / longer), drawn
+    return replace(found, **slower, efficiency=found.efficiency / longer), energy
 
 
 def total(parts: Iterable[Energy | None], times: float = 1.0) -> Interval | None:
-    """Joules of parts of one run, as wrong together; None where one is unknown."""
-    found = None
+    """Joules of parts of one run, whose errors have one cause; None where one is unknown."""
+    sum_j = None
     for part in parts:
         if part is None:
             return None
-        found = part.joules * times if found is None else found + part.joules * times
-    return found
+        sum_j = part.joules * times if sum_j is None else sum_j + part.joules * times
+    return sum_j

@@ -27,6 +27,7 @@ from kernelcast.forecast.prior import Codes, Doubles, Prior, PriorScales, matern
 from kernelcast.hardware import Gpu
 from kernelcast.machine.analyse import PIPELINES, Analysis, Score, summed
 from kernelcast.ops.base import Configuration, Kernel
+from kernelcast.results import SEEN
 
 _TOLD = ("dtype", "kv_dtype", "phase", "stack")  # words that make it another kernel to whoever sees only whole runs
 _OF_ERROR = 1.606  # the reach of an 80% interval over the mean error, of normal errors
@@ -379,6 +380,6 @@ class Calibrated:
             time_s=time,
             low_s=time * np.exp(-low * spread),
             high_s=time * np.exp(high * spread),
-            support=np.where(left <= _SEEN * most, "seen", before.support).astype(object),
+            support=np.where(left <= _SEEN * most, SEEN, before.support),
             predictor=before.predictor and f"{before.predictor}+calibrated",
         ).clipped(question.bound_s)

@@ -22,13 +22,13 @@ from kernelcast.errors import KernelcastError
 from kernelcast.forecast.evidence import Evidence, EvidenceMatch, beyond, range_steps, without_evidence
 from kernelcast.forecast.features import GPU_FEATURES, KEEP, LIMIT_SHARES, aligned, gpu_features
 from kernelcast.forecast.network import Encoder, Floats, Layers, read_tensors
-from kernelcast.forecast.predictor import Estimate, Generic, PredictorInput, by_time, sustained_shares
+from kernelcast.forecast.predictor import ByTime, Estimate, Generic, PredictorInput, sustained_shares
 from kernelcast.forecast.prior import Prior
 from kernelcast.hardware import Gpu, gpu
 from kernelcast.hardware.gpu import FMA, MFMA, MMA_SYNC, TCGEN05, WGMMA
 from kernelcast.machine.analyse import PIPELINES, Score, lazy
 from kernelcast.ops.base import Configuration, Kernel
-from kernelcast.results import SUPPORT
+from kernelcast.results import EXTRAPOLATED, LEVELS
 
 # How far kernels of one path are from those of another: each is written anew for the next one. AMD's are their own.
 _PATH_PLACES = {FMA: -1.0, MMA_SYNC: 0.0, WGMMA: 1.0, TCGEN05: 2.0, MFMA: -4.0}
@@ -118,7 +118,6 @@ def shares(known: Sequence[Gpu], target: Gpu, likeness: float) -> NDArray[np.flo
 WEIGHTS = Path(__file__).parent / "weights"
 FORMAT = 1
 GENERIC = Generic()  # answers for families without weights
-LEVELS = np.array(list(SUPPORT), dtype=object)  # of support, by how many steps away
 
 
 @dataclass(frozen=True)
@@ -169,7 +168,7 @@ class FamilyWeights:
             low_s=time * np.exp(-low),
             high_s=time * np.exp(high),
             ceiling_s=scale * np.exp(fast),
-            support=LEVELS[np.minimum(steps + len(match.substituted), 2)],
+            support=np.minimum(steps + len(match.substituted), EXTRAPOLATED),
         ).clipped(question.bound_s)
 
     def matches(self, kernel: type[Kernel], words: Configuration, target: Gpu) -> tuple[EvidenceMatch, ...]:
@@ -278,7 +277,7 @@ class FamilyWeights:
 
     @lazy
     def _spreads(self) -> NDArray[np.float64]:
-        told = [self.spreads.get(str(level), Spread()) for level in LEVELS]
+        told = [self.spreads.get(level, Spread()) for level in LEVELS]
         return np.array([[s.keep for s in told], [s.low for s in told], [s.high for s in told]])
 
 
@@ -311,7 +310,7 @@ class Learned:
     nameless: bool = False  # by ratios alone, whatever GPU it is
 
     def score(self, target: Gpu) -> Score:
-        return by_time(target)
+        return ByTime(target)
 
     @property
     def name(self) -> str:

@@ -1,12 +1,14 @@
-"""Tables of kernel calls: columns in, columns out, row order kept, every distinct call predicted once."""
+"""Tables of kernel calls: columns in, columns out, row order kept, every distinct call predicted once.
+
+Inside, times are seconds and names are integer codes; microseconds and text are made for output alone.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,17 +23,16 @@ from kernelcast.forecast.table import BadRows, Rows, as_columns, different, grou
 from kernelcast.hardware import Gpu, gpu
 from kernelcast.machine.analyse import PIPELINES
 from kernelcast.machine.limits import Rotation
-from kernelcast.ops.base import Kernel
+from kernelcast.ops.base import Calls, Kernel
 from kernelcast.ops.work import Array
-from kernelcast.results import SUPPORT, Interval
+from kernelcast.results import LEVELS, Interval
 
 OUTPUT = (
     "predicted_us", "low_us", "high_us", "ceiling_us", "bound_us", "bound_by", "support",
     "evidence_calls", "evidence_error", "answered_as",
 )  # fmt: skip
-_PIPELINES = np.array(PIPELINES, dtype=object)
+_DRAM = PIPELINES.index("dram")
 _AHEAD = 8  # groups that are begun while an earlier one is waited for
-_NUMBERS = ("evidence_calls", "evidence_error")
 
 
 def predict_table(
@@ -41,10 +42,10 @@ def predict_table(
     *,
     skip_bad: bool = False,
 ) -> dict[str, Any]:
-    """Add predicted_us, low_us, high_us, ceiling_us, bound_us, bound_by, support and what it rests on to a table.
+    """Add predicted_us, low_us, high_us, ceiling_us, bound_us, bound_by, support and the evidence to a table.
 
-    evidence_calls: calls of this kind that were measured; evidence_error: mean error on those that no fit saw, as a
-    share; answered_as: the words that were filled in or changed, empty where the call was answered as it was asked.
+    evidence_calls: measured calls of this configuration; evidence_error: mean error on those that no fit saw, as a
+    share; answered_as: the choices that were filled in or substituted, empty where the call was answered as asked.
 
     ``table``: columns by name (lists or arrays; a pandas or Polars frame or an Arrow table will do): ``op``, the
     op's parameters, ``dtype``, and, unless ``target`` is given, ``gpu``. An empty cell means not given. A bad
@@ -52,147 +53,167 @@ def predict_table(
     """
     columns = as_columns(table)
     output, bad = predict_columns(columns, target, conditions)
-    if bad.found and not skip_bad:
+    if bad.messages and not skip_bad:
         raise KernelcastError(bad.text())
     return {**columns, **output}
 
 
 def predict_columns(
-    columns: Mapping[str, NDArray[Any]],
-    target: Gpu | str | None,
-    conditions: Conditions = DEFAULT,
-    matches: NDArray[Any] | None = None,
-    launches: NDArray[Any] | None = None,
+    columns: Mapping[str, NDArray[Any]], target: Gpu | str | None, conditions: Conditions = DEFAULT
 ) -> tuple[dict[str, NDArray[Any]], BadRows]:
-    """The output columns and what was wrong; bad rows have NaN and None. ``matches`` (what each row rests
-    on) and ``launches`` (kernels that it launches), where given, are filled in."""
-    if "op" not in columns:
-        raise KernelcastError(f"the table needs a column 'op'; it has {', '.join(columns) or 'no columns'}")
-    chip = gpu(target) if target is not None else None
-    if chip is None and "gpu" not in columns:
-        raise KernelcastError("which GPU? give one, or a column 'gpu'")
-    if chip is not None:
-        conditions.check_gpu(chip)
-    count = len(columns["op"])
-    output: dict[str, NDArray[Any]] = {
-        name: np.full(count, np.nan) if name.endswith("_us") or name in _NUMBERS else np.full(count, None, dtype=object)
-        for name in OUTPUT
-    }
-    bad = BadRows()
-    for rows, at, found in answered(columns, chip, conditions, bad):
-        for name in (name for name in OUTPUT if name.endswith("_us")):
-            values = getattr(found, name.replace("predicted_us", "time_us").replace("_us", "_s"))
-            output[name][rows] = (values * 1e6)[at]
-        output["bound_by"][rows] = _PIPELINES[np.argmax(found.limits_s, axis=0)][at]
-        output["support"][rows] = found.support[at]
-        for name, told in _evidence(found.match).items():
-            output[name][rows] = told[at] if len(told) > 1 else told
-        if matches is not None:
-            matches[rows] = found.match[at]
-        if launches is not None:
-            launches[rows] = found.launches[at]
-    return output, bad
-
-
-def _evidence(matches: NDArray[Any]) -> dict[str, NDArray[Any]]:
-    """What the calls rest on, by column; a group has few different matches. One entry: the same for all."""
-    given = matches.tolist()
-    code = {match: number for number, match in enumerate(dict.fromkeys(given))}
-    entries = [match.entry for match in code]
-    errors = [None if entry is None else entry.error for entry in entries]
-    which = np.fromiter(map(code.__getitem__, given), dtype=np.intp, count=len(given)) if len(code) > 1 else [0]
-    return {
-        "answered_as": np.array([match.text for match in code], dtype=object)[which],
-        "evidence_calls": np.array([entry.calls if entry else 0.0 for entry in entries])[which],
-        "evidence_error": np.array([np.nan if error is None else error for error in errors])[which],
-    }
-
-
-def answered(
-    columns: Mapping[str, NDArray[Any]], chip: Gpu | None, conditions: Conditions, bad: BadRows, details: bool = False
-) -> Iterator[tuple[Rows, Rows, Predictions]]:
-    """Good rows in groups, their places in the group's predictions, and these. What is wrong goes to ``bad``."""
-    begun: deque[Group] = deque()
-    with ThreadPoolExecutor(THREADS) as pool:  # groups run side by side; no thread starts before it has work
-        for group in _groups(columns, chip, conditions, bad, details, pool):
-            begun.append(group)
-            if len(begun) > _AHEAD:
-                yield from _good(begun.popleft(), bad)
-        while begun:
-            yield from _good(begun.popleft(), bad)
+    """The output columns and what was wrong; bad rows have NaN and None."""
+    forecast = forecast_table(columns, target, conditions)
+    return forecast.output(), forecast.errors
 
 
 @dataclass(frozen=True)
-class Group:
-    """Rows of one op, GPU and choices: ``wait`` for their predictions, with each row's place among them."""
+class TableForecast:
+    """Forecasts of a table's rows, in seconds; rows in ``errors`` are NaN."""
 
-    kernel: type[Kernel]
-    place: Gpu
-    rows: Rows
-    wait: Callable[[], Iterable[tuple[Rows, Rows, Predictions]]]
+    times_s: Array  # (3, rows): time, low, high
+    ceiling_s: Array
+    bound_s: Array
+    bound_by: NDArray[np.int8]  # index in PIPELINES
+    support: NDArray[np.int8]  # index in LEVELS
+    match: NDArray[Any]  # the evidence of each row
+    launches: Array  # kernels of a call, one after another
+    errors: BadRows
+    slowdown: Array | None = None  # how many times as long each takes under a lower power limit, where there is one
+
+    @property
+    def dram_s(self) -> Array:
+        """That a call's bytes keep DRAM busy, where these bind it."""
+        return np.where(self.bound_by == _DRAM, self.bound_s, 0.0)
+
+    def output(self) -> dict[str, NDArray[Any]]:
+        """Microseconds and text, by column of OUTPUT."""
+        bad = list(self.errors.messages)
+        seconds = (*self.times_s, self.ceiling_s, self.bound_s)
+        columns: dict[str, NDArray[Any]] = {
+            name: column * 1e6 for name, column in zip(OUTPUT[: len(seconds)], seconds, strict=True)
+        }
+        for name, codes, names in (("bound_by", self.bound_by, PIPELINES), ("support", self.support, LEVELS)):
+            columns[name] = np.array(names, dtype=object)[codes]
+            columns[name][bad] = None
+        return columns | self._evidence()
+
+    def _evidence(self) -> dict[str, NDArray[Any]]:
+        """A table has few different matches."""
+        rows = self.match.tolist()
+        code = {match: number for number, match in enumerate(dict.fromkeys(rows))}
+        which = np.fromiter(map(code.__getitem__, rows), dtype=np.intp, count=len(rows))
+        known = [(None, np.nan, np.nan) if match is None else _evidence_cells(match) for match in code]
+        texts, calls, errors = zip(*known, strict=True) if known else ((), (), ())
+        return {
+            "evidence_calls": np.array(calls, dtype=np.float64)[which],
+            "evidence_error": np.array(errors, dtype=np.float64)[which],
+            "answered_as": np.array(texts, dtype=object)[which],
+        }
 
 
-def _groups(
-    columns: Mapping[str, NDArray[Any]], chip: Gpu | None, conditions: Conditions, bad: BadRows, details: bool,
-    pool: Executor,
-) -> Iterator[Group]:  # fmt: skip
-    rotations = rotations_of(columns, conditions)
-    for kernel, place, rows, calls in grouped(columns, chip, bad):
-        own = rotations.part(rows)
-        if details:
-            kinds = predict_by_configuration(kernel, calls, place, conditions, own)
-            yield Group(kernel, place, rows, partial(_by_configuration, rows, kinds))
-            continue
-        first, alike = different(calls, (own.weights, own.inputs))
-        if first is not None:
-            calls, own = calls.take(first), own.part(first)
-        begun = begin_calls(kernel, calls, place, conditions, own, pool)
-        yield Group(kernel, place, rows, partial(_together, rows, alike, begun))
+def _evidence_cells(match: EvidenceMatch) -> tuple[str, float, float]:
+    entry = match.entry
+    error = None if entry is None else entry.error
+    return match.text, entry.calls if entry else 0.0, np.nan if error is None else error
 
 
-def _by_configuration(
-    rows: Rows, kinds: Iterable[tuple[Rows, Predictions]]
+def forecast_table(
+    columns: Mapping[str, NDArray[Any]],
+    target: Gpu | str | None,
+    conditions: Conditions = DEFAULT,
+    *,
+    distinct: bool = False,
+) -> TableForecast:
+    """``distinct``: no call is in the table twice."""
+    if "op" not in columns:
+        raise KernelcastError(f"the table needs a column 'op'; it has {', '.join(columns) or 'no columns'}")
+    on = gpu(target) if target is not None else None
+    if on is None and "gpu" not in columns:
+        raise KernelcastError("which GPU? give one, or a column 'gpu'")
+    if on is not None:
+        conditions.check_gpu(on)
+    count, bad = len(columns["op"]), BadRows()
+    seconds, launches = np.full((5, count), np.nan), np.ones(count)
+    codes, match = np.zeros((2, count), dtype=np.int8), np.full(count, None, dtype=object)
+    for rows, at, found in predict_rows(columns, on, conditions, bad, distinct=distinct):
+        each = (found.time_s, found.low_s, found.high_s, found.ceiling_s, found.bound_s)
+        for column, values in zip(seconds, each, strict=True):
+            column[rows] = values[at]
+        codes[0, rows], codes[1, rows] = found.bound_by[at], found.support[at]
+        match[rows], launches[rows] = found.match[at], found.launches[at]
+    return TableForecast(seconds[:3], seconds[3], seconds[4], codes[0], codes[1], match, launches, bad)
+
+
+def predict_rows(
+    columns: Mapping[str, NDArray[Any]],
+    gpu: Gpu | None,
+    conditions: Conditions,
+    bad: BadRows,
+    *,
+    distinct: bool = False,
+    details: bool = False,
 ) -> Iterator[tuple[Rows, Rows, Predictions]]:
-    for members, found in kinds:
+    """Good rows in groups, their positions in the group's predictions, and these. Errors go to ``bad``.
+
+    ``details``: with the works, by configuration."""
+    rotations = rotations_of(columns, conditions)
+    begun: deque[tuple[str, Gpu, Rows, Callable[[], Iterable[tuple[Rows, Rows, Predictions]]]]] = deque()
+
+    def begin(kernel: type[Kernel], on: Gpu, rows: Rows, calls: Calls) -> None:
+        each = rotations.part(rows)
+        if details:
+            parts = predict_by_configuration(kernel, calls, on, conditions, each)
+            begun.append((kernel.op, on, rows, lambda: _positions(rows, parts)))
+            return
+        first, alike = (None, np.arange(calls.count)) if distinct else different(calls, (each.weights, each.inputs))
+        if first is not None:
+            calls, each = calls.take(first), each.part(first)
+        wait = begin_calls(kernel, calls, on, conditions, each, pool)
+        begun.append((kernel.op, on, rows, lambda: [(rows, alike, wait())]))
+
+    with ThreadPoolExecutor(THREADS) as pool:  # groups run side by side; no thread starts before it has work
+        for group in grouped(columns, gpu, bad):
+            begin(*group)
+            if len(begun) > _AHEAD:
+                yield from _fitting(*begun.popleft(), bad)
+        while begun:
+            yield from _fitting(*begun.popleft(), bad)
+
+
+def _positions(rows: Rows, parts: Iterable[tuple[Rows, Predictions]]) -> Iterator[tuple[Rows, Rows, Predictions]]:
+    for members, found in parts:
         yield rows[members], np.arange(len(members)), found
 
 
-def _together(rows: Rows, alike: Rows, begun: Callable[[], Predictions]) -> Iterator[tuple[Rows, Rows, Predictions]]:
-    yield rows, alike, begun()
-
-
-def _good(group: Group, bad: BadRows) -> Iterator[tuple[Rows, Rows, Predictions]]:
-    """What the GPU's memory holds."""
+def _fitting(
+    op: str, gpu: Gpu, group: Rows, parts: Callable[[], Iterable[tuple[Rows, Rows, Predictions]]], bad: BadRows
+) -> Iterator[tuple[Rows, Rows, Predictions]]:
+    """The rows that fit in the GPU's memory."""
     try:
-        parts = list(group.wait())
-    except KernelcastError as error:  # the whole group asks for what the GPU lacks
-        bad.add(group.rows, str(error))
+        known = list(parts())
+    except KernelcastError as error:  # the whole group needs what the GPU lacks
+        bad.add(group, str(error))
         return
-    for rows, at, found in parts:
-        large = found.too_large(group.place)
+    for rows, at, found in known:
+        large = found.too_large(gpu)
         if large.any():
             too = large[at]
             for row, footprint in zip(rows[too], found.footprint_bytes[at[too]], strict=True):
-                bad.add([row], too_large_text(group.kernel.op, float(footprint), group.place))
+                bad.add([row], too_large_text(op, float(footprint), gpu))
             rows, at = rows[~too], at[~too]
         yield rows, at, found
 
 
 def rotations_of(columns: Mapping[str, NDArray[Any]], conditions: Conditions = DEFAULT) -> Rotation:
-    """Columns of their own may say what the conditions say for all; an empty cell leaves it to them."""
+    """Columns may say what the conditions say for all; an empty cell leaves it to them."""
 
-    def told(name: str) -> NDArray[np.float64] | float:
+    def column(name: str) -> NDArray[np.float64] | float:
         if name not in columns:
             return float(getattr(conditions, name))
         values = numbers_in(columns[name], missing(columns[name]), flag=False)
         return np.where(values >= 1, values, getattr(conditions, name))
 
-    return Rotation(*map(told, ROTATIONS))
-
-
-_BOUND = {name: code for code, name in enumerate(PIPELINES)}
-_SUPPORT = {name: code for code, name in enumerate(SUPPORT)}
-_TIMES = ("predicted_us", "low_us", "high_us")
+    return Rotation(*map(column, ROTATIONS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,13 +223,13 @@ class CallTime:
     interval: Interval
     bound_by: str
     support: str
-    match: EvidenceMatch  # what it rests on
+    match: EvidenceMatch  # its evidence
     launches: float  # kernels, one after another
     dram_s: float  # that its bytes keep DRAM busy, where these bind it
 
 
 class Times:
-    """What was predicted so far on one GPU; asking again costs nothing."""
+    """What was predicted so far on one GPU; a call is predicted once."""
 
     def __init__(self, gpu: Gpu, conditions: Conditions = DEFAULT) -> None:
         self.gpu, self.conditions = gpu, conditions
@@ -220,17 +241,17 @@ class Times:
         new = list(dict.fromkeys(call for call in calls if call not in self._known))
         if not new:
             return
-        matches, launches = np.full(len(new), None, dtype=object), np.ones(len(new))
-        found, bad = predict_columns(columns_of(new), self.gpu, self.conditions, matches, launches)
-        if bad.found:
-            first = min(bad.found)
-            raise KernelcastError(refusal(bad.found[first], new[first]))
-        seconds = (found[name] * 1e-6 for name in _TIMES)
-        others = found["bound_by"], found["support"], matches, launches.tolist(), _dram_s(found).tolist()
-        for call, *span, bound_by, support, match, kernels, dram_s in zip(new, *seconds, *others, strict=True):
-            self._known[call] = CallTime(Interval(*span), bound_by, support, match, kernels, dram_s)
+        forecast = forecast_table(columns_of(new), self.gpu, self.conditions, distinct=True)
+        if forecast.errors.messages:
+            first = min(forecast.errors.messages)
+            raise KernelcastError(refusal(forecast.errors.messages[first], new[first]))
+        columns = (forecast.bound_by, forecast.support, forecast.match, forecast.launches, forecast.dram_s)
+        rows = zip(new, forecast.times_s.T.tolist(), *(column.tolist() for column in columns), strict=True)
+        for call, times, bound_by, support, match, launches, dram_s in rows:
+            interval = Interval(*times)
+            self._known[call] = CallTime(interval, PIPELINES[bound_by], LEVELS[support], match, launches, dram_s)
 
-    def columns(self, calls: CallTable) -> CallTableTimes:
+    def columns(self, calls: CallTable) -> TableForecast:
         """Calls that are columns, of which nothing is kept."""
         return calls.predict(self.gpu, self.conditions)
 
@@ -243,25 +264,8 @@ class Times:
         return self._known[call]
 
 
-def _dram_s(found: dict[str, NDArray[Any]]) -> Array:
-    return np.where(found["bound_by"] == "dram", found["bound_us"].astype(float) * 1e-6, 0.0)
-
-
 def refusal(why: str, call: Call) -> str:
     return f"{why} (asked for by {call})"
-
-
-@dataclass(frozen=True)
-class CallTableTimes:
-    """Predicted calls, one a row; of one that cannot be times are NaN and ``refused`` says why."""
-
-    times_s: Array  # (3, rows): time, low, high
-    bound_by: NDArray[np.int8]  # numbers of PIPELINES
-    support: NDArray[np.int8]  # of the levels of SUPPORT
-    match: NDArray[Any]
-    refused: dict[int, str]
-    dram_s: Array  # that a call's bytes keep DRAM busy, where these bind it
-    held: Array | None = None  # how many times as long each takes under a lower power limit, where one was asked for
 
 
 @dataclass
@@ -299,21 +303,9 @@ class CallTable:
             found[at] = row
         return found
 
-    def predict(self, gpu: Gpu, conditions: Conditions = DEFAULT) -> CallTableTimes:
+    def predict(self, gpu: Gpu, conditions: Conditions = DEFAULT) -> TableForecast:
         """Every row, in one table."""
-        if not self.count:
-            none = np.empty(0, dtype=np.int8)
-            return CallTableTimes(np.empty((3, 0)), none, none, np.empty(0, dtype=object), {}, np.empty(0))
-        matches = np.full(self.count, None, dtype=object)
-        found, bad = predict_columns(self.columns(), gpu, conditions, matches)
-        return CallTableTimes(
-            np.array([found[name] * 1e-6 for name in _TIMES]),
-            np.array([_BOUND.get(word, 0) for word in found["bound_by"]], dtype=np.int8),
-            np.array([_SUPPORT.get(word, 0) for word in found["support"]], dtype=np.int8),
-            matches,
-            bad.found,
-            _dram_s(found),
-        )
+        return forecast_table(self.columns(), gpu, conditions, distinct=True)
 
     def calls(self) -> list[Call]:
         """One a row."""

@@ -21,6 +21,7 @@ from kernelcast.machine.analyse import PIPELINES, Analysis, Candidates, Score, l
 from kernelcast.machine.limits import NOTHING
 from kernelcast.ops.base import Calls, Configuration, Kernel
 from kernelcast.ops.work import Array, Number
+from kernelcast.results import EXTRAPOLATED
 
 if TYPE_CHECKING:
     from kernelcast.forecast.features import Features
@@ -77,7 +78,7 @@ class Estimate:
     low_s: Array
     high_s: Array
     ceiling_s: Array
-    support: NDArray[Any]  # seen | near | extrapolated
+    support: NDArray[Any]  # index in LEVELS
     predictor: str = ""  # who answered, where it is not the one that was asked
 
     def clipped(self, bound_s: Array) -> Self:
@@ -138,7 +139,7 @@ class Generic:
     keep: int = 1
 
     def score(self, target: Gpu) -> Score:
-        return by_time(target)
+        return ByTime(target)
 
     def what_if_spread(self, family: str) -> tuple[float, float]:
         return 0.0, 0.0
@@ -155,7 +156,7 @@ class Generic:
             best = work.limits / shares
             best[_LAUNCH] = 0.0
             ceiling = ceiling + _floor(work.limits[_LAUNCH], work.launches, target) + np.max(best, axis=0)
-        nothing_fitted = np.full(question.calls.count, "extrapolated", dtype=object)
+        nothing_fitted = np.full(question.calls.count, EXTRAPOLATED)
         return Estimate(time, time * LOW, time * HIGH, ceiling, nothing_fitted).clipped(question.bound_s)
 
 
@@ -173,11 +174,6 @@ def ranked_times(work: Analysis, target: Gpu) -> Array | None:
     """(ranks, calls): of this candidate and those beside it, where seconds are what they were ranked by."""
     ranked = work.ranked
     return ranked.score if ranked and isinstance(ranked.by, ByTime) and ranked.by.target is target else None
-
-
-def by_time(target: Gpu) -> Score:
-    """Candidates ranked by seconds."""
-    return ByTime(target)
 
 
 @dataclass(frozen=True, eq=False)

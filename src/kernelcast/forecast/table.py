@@ -27,23 +27,23 @@ Rows = NDArray[np.intp]
 class BadRows:
     """What is wrong with which rows; rows count from 1, without the header."""
 
-    found: dict[int, str] = field(default_factory=dict)
+    messages: dict[int, str] = field(default_factory=dict)
 
     def add(self, rows: Iterable[int], message: str) -> None:
         for row in rows:
-            self.found.setdefault(int(row), message)
+            self.messages.setdefault(int(row), message)
 
     def text(self, limit: int = 5) -> str:
         """'3 bad rows: row 2: …; row 7: …' with rows of one message joined."""
         by_message: dict[str, list[int]] = {}
-        for row, message in sorted(self.found.items()):
+        for row, message in sorted(self.messages.items()):
             by_message.setdefault(message, []).append(row + 1)
         parts = []
         for message, rows in list(by_message.items())[:limit]:
             shown = ", ".join(map(str, rows[:5])) + (f" and {len(rows) - 5} more" if len(rows) > 5 else "")
             parts.append(f"row{'s' if len(rows) > 1 else ''} {shown}: {message}")
         more = f"; and {len(by_message) - limit} other problems" if len(by_message) > limit else ""
-        return f"{len(self.found)} bad row{'s' if len(self.found) > 1 else ''}: {'; '.join(parts)}{more}"
+        return f"{len(self.messages)} bad row{'s' if len(self.messages) > 1 else ''}: {'; '.join(parts)}{more}"
 
 
 def as_columns(table: Mapping[str, Any]) -> dict[str, NDArray[Any]]:

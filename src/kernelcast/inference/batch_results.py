@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.errors import KernelcastError
-from kernelcast.forecast.predict_table import CallTable, CallTableTimes, Times
+from kernelcast.forecast.predict_table import CallTable, TableForecast, Times
 from kernelcast.inference.batch import Ints
 from kernelcast.inference.forward import Deployment
 from kernelcast.inference.memory import cache_bytes, does_not_fit, read_weight_bytes, workload_memory
@@ -159,7 +159,7 @@ class BatchResults:
         except KernelcastError as error:  # no kernel for a part of the model
             self.laid, self.refused = [], dict.fromkeys(range(len(self.workloads)), error) | self.refused
 
-    def lay(self, found: CallTableTimes, times: Times) -> None:
+    def lay(self, found: TableForecast, times: Times) -> None:
         self.times = times
         for passes, owners in self.laid:
             passes.predict(found, times.conditions.host_scale(passes.deployment.stack.id))

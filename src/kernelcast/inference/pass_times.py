@@ -21,7 +21,7 @@ from kernelcast.energy.power import WINDOW_S, capped, longer_s, under_cap
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast.calibration import UNSCALED, Scale
 from kernelcast.forecast.calls import Launch
-from kernelcast.forecast.predict_table import CallTable, CallTableTimes, Times, refusal
+from kernelcast.forecast.predict_table import CallTable, TableForecast, Times, refusal
 from kernelcast.inference.batch import Batch, BatchColumns, Rows
 from kernelcast.inference.forward import Deployment, forward, forward_many
 from kernelcast.inference.workload import WorkloadPasses, sum_by_owner
@@ -95,7 +95,7 @@ class PassKernels:
             for rows, launches, entries in forward_many(deployment, batches, by)
         ]
 
-    def predict(self, times: CallTableTimes) -> None:
+    def predict(self, times: TableForecast) -> None:
         """Once the times of all calls are known."""
         self.times, count = times, len(self.batches)
         self.kernels_s, self.throttled_s, self.capped_s = np.zeros((3, count)), np.zeros(count), np.zeros(count)
@@ -117,8 +117,8 @@ class PassKernels:
                 of_network = seconds[:, [family == name for family in families]].sum(axis=1)
                 networks[name] = networks.get(name, 0.0) + of_network[:, entry]
             self.throttled_s[group.rows] += self._throttled(launches, calls)[entry]
-            if self.times.held is not None:
-                longer = self.times.times_s[0, calls] * (self.times.held[calls] - 1)
+            if self.times.slowdown is not None:
+                longer = self.times.times_s[0, calls] * (self.times.slowdown[calls] - 1)
                 self.capped_s[group.rows] += (counts @ longer)[entry]
         time, low, high = np.array(list(networks.values())).transpose(1, 0, 2)
         below, above = (np.sqrt((end**2).sum(axis=0)) for end in (time - low, high - time))
@@ -154,7 +154,7 @@ class PassKernels:
             self.visible[overlap][group.rows] = visible_share(overlap, hiding, beside, dram, tokens)
 
     def _throttled(self, launches: Sequence[Launch], calls: Rows) -> Array:
-        gpu, longer, held = self.deployment.gpu, np.zeros(calls.shape[1]), self.times.held
+        gpu, longer, held = self.deployment.gpu, np.zeros(calls.shape[1]), self.times.slowdown
         if gpu.tensor_flops_per_j or held is not None:
             for launch, rows in zip(launches, calls, strict=True):
                 share = 1.0 if held is None else held[rows]
@@ -186,7 +186,7 @@ class PassKernels:
         return None
 
 
-def predict_calls(calls: CallTable, times: Times) -> CallTableTimes:
+def predict_calls(calls: CallTable, times: Times) -> TableForecast:
     """All calls in one table, under a power limit where the GPU has a lower one than its board."""
     columns = times.columns(calls)
     return under_cap(calls, columns, times.gpu, times.conditions) if capped(times.gpu) else columns
@@ -278,7 +278,7 @@ class PassTimes(PassKernels):
         parts = self.micro_batches
         self.rounds = np.where(self.decodes, np.maximum(parts, layout.pp), parts + layout.pp - 1) / layout.pp
 
-    def predict(self, times: CallTableTimes, host: Scale = UNSCALED) -> None:
+    def predict(self, times: TableForecast, host: Scale = UNSCALED) -> None:
         """``intervals_s``: time, low, high of each pass. ``host``: what measured runs say of the host."""
         super().predict(times)
         self.stack, self.host_range = self.deployment.stack.with_host(host.factor), [x**host.reach for x in HOST_RANGE]

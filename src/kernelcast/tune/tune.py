@@ -21,7 +21,7 @@ from kernelcast.forecast.predict import predict_calls
 from kernelcast.hardware import Gpu
 from kernelcast.ops.base import Calls
 from kernelcast.ops.moe_gemm import MoeGemm
-from kernelcast.results import SUPPORT
+from kernelcast.results import LEVELS
 from kernelcast.tune.configs import DEFAULTS, Config, MoeProblem, Problem, fits, space
 
 # Seconds of each config on the GPU at hand, infinity where it does not run.
@@ -78,15 +78,15 @@ def predict_configs(
     """(seconds, ceiling in seconds) of all GEMMs of the problem with each config, and how well that is supported."""
     table = np.array([astuple(config) for config in configs], dtype=np.float64)
     time, ceiling = np.zeros(len(configs)), np.zeros(len(configs))
-    supports: set[str] = set()
+    support = 0
     for product in problem.products:
         numbers = {name: np.full(len(configs), float(value)) for name, value in product.items()}
         numbers |= {name: table[:, at] for at, name in enumerate(_NAMES)}
         calls = Calls(len(configs), numbers, {"dtype": problem.dtype, "stack": None})
         forecast = predict_calls(MoeGemm, calls, gpu, conditions)
         time, ceiling = time + forecast.time_s, ceiling + forecast.ceiling_s
-        supports |= set(forecast.support.tolist())
-    return time, ceiling, max(supports, key=list(SUPPORT).index)
+        support = max(support, int(forecast.support.max()))
+    return time, ceiling, LEVELS[support]
 
 
 def rank_configs(

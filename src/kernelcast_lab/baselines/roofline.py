@@ -16,6 +16,7 @@ from kernelcast.machine.analyse import PIPELINES, Analysis, Score, by_pipelines
 from kernelcast.ops.base import Configuration, Kernel
 from kernelcast.ops.dtypes import find_dtype
 from kernelcast.ops.work import Array
+from kernelcast.results import EXTRAPOLATED
 
 TENSOR, FMA, LINK = (PIPELINES.index(name) for name in ("tensor", "fma", "link"))
 
@@ -83,4 +84,4 @@ def plain_estimate(time_s: Array, question: PredictorInput) -> Estimate:
     """A time and nothing else: not raised to the machine's bound, which would help a baseline."""
     count = question.calls.count
     time = np.broadcast_to(np.where(time_s > 0, time_s, question.gpu.launch_floor_s), (count,))
-    return Estimate(time, time, time, time, np.full(count, "extrapolated", dtype=object))
+    return Estimate(time, time, time, time, np.full(count, EXTRAPOLATED))

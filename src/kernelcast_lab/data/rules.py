@@ -74,8 +74,8 @@ def checked(columns: Columns) -> tuple[Columns, dict[str, int]]:
     """The rows that the table reader takes and that physics allows; the others counted by rule."""
     results, bad = predict_columns(columns, None, _WARM)
     keep = np.ones(len(columns["op"]), dtype=bool)
-    keep[list(bad.found)] = False
-    counts = Counter(rule_of(message) for message in bad.found.values())
+    keep[list(bad.messages)] = False
+    counts = Counter(rule_of(message) for message in bad.messages.values())
     too_fast = keep & (columns["latency_us"] < FACTOR * results["bound_us"])
     if too_fast.any():
         counts["faster_than_physics"] = int(too_fast.sum())

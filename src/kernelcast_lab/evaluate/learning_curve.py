@@ -151,7 +151,7 @@ def _calibrated(base: Fitted, columns: Columns, drawn: NDArray[np.intp], gpu: st
 
 def _point(held: Columns, conditions: Conditions, told: Mapping[str, Any]) -> CurvePoint:
     results, bad = predict_columns(held, told["gpu"], conditions)
-    if bad.found:
+    if bad.messages:
         raise KernelcastError(bad.text())
     return CurvePoint.of(held["latency_us"], *(results[name] for name in ("predicted_us", "low_us", "high_us")), **told)
 

@@ -22,7 +22,7 @@ from kernelcast.forecast.evidence import EvidenceMatch
 from kernelcast.forecast.features import KEEP
 from kernelcast.forecast.learned import FamilyWeights, Learned
 from kernelcast.forecast.predict_table import predict_columns
-from kernelcast.forecast.predictor import Estimate, Generic, Predictor, PredictorInput, by_time
+from kernelcast.forecast.predictor import ByTime, Estimate, Generic, Predictor, PredictorInput
 from kernelcast.hardware import Gpu
 from kernelcast.machine.analyse import Score as Ranking
 from kernelcast.ops.base import Configuration, Kernel
@@ -85,7 +85,7 @@ class Fitted:
     keep: int = KEEP
 
     def score(self, target: Gpu) -> Ranking:
-        return by_time(target)
+        return ByTime(target)
 
     def what_if_spread(self, family: str) -> tuple[float, float]:
         return 0.0, 0.0
@@ -198,7 +198,7 @@ def _scored(job: Job, asked: Evaluation) -> Scored:
         at = sampled(np.flatnonzero(rows), asked.test_rows, asked.seed)
         test = {column: values[at] for column, values in job.columns.items()}
         results, bad = predict_columns(test, None, Conditions(predictor=predictor))
-        if bad.found:
+        if bad.messages:
             raise KernelcastError(bad.text())
         if job.predictor == "learned":
             label = f"{job.split.name}: {job.split.label}, {task}"

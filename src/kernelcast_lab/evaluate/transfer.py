@@ -250,8 +250,8 @@ class _Place:
                     continue  # one draw of many tells enough; with fewer calls than that it would be the same again
                 rows = np.sort(np.concatenate([rows[:count] for rows in order.values()]))
                 calibration, bad = calibrate(self._calls(rows), measured, plain, skip_bad=True)
-                if bad.found:
-                    say(f"{self.name}, {count} calls: {len(bad.found)} left out: {bad.text()}")
+                if bad.messages:
+                    say(f"{self.name}, {count} calls: {len(bad.messages)} left out: {bad.text()}")
                 conditions = Conditions(predictor=base, calibration=calibration)
                 how = {"knows": CALLS, "calls": count, "drawn": drawn, "draw": draw}
                 yield from self._scored(measured, conditions, {**told, **how})
@@ -278,7 +278,7 @@ class _Place:
     def _scored(self, chip: Gpu, conditions: Conditions, told: Mapping[str, Any]) -> Iterator[TransferPoint]:
         calls = self._calls(np.concatenate(list(self.tests.values())))
         results, bad = predict_columns(calls, chip, conditions)
-        if bad.found:
+        if bad.messages:
             raise KernelcastError(f"{self.name}: {bad.text()}")
         times = [calls["latency_us"], *(results[name] for name in ("predicted_us", "low_us", "high_us"))]
         start = 0

@@ -85,7 +85,7 @@ def _given(column: NDArray[Any]) -> bool:
 def _asked(test: Columns, words: Sequence[str], conditions: Conditions) -> Columns:
     asked = {name: column for name, column in test.items() if name not in (*words, *_NOT_ASKED)}
     found, bad = predict_columns(asked, None, conditions)
-    if bad.found:
+    if bad.messages:
         raise KernelcastError(bad.text())
     return found
 

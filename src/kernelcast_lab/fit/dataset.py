@@ -87,7 +87,7 @@ def questions(columns: Columns, family: str, answering: Predictor) -> Iterator[t
                 predictor_input(kernel, calls.part(start, start + _CHUNK_CALLS), place, rotations.part(at), answering),
                 at,
             )
-    if bad.found:
+    if bad.messages:
         raise KernelcastError(bad.text())
 
 

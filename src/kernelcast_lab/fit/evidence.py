@@ -124,7 +124,7 @@ def _kinds(columns: Columns, family: str) -> list[_Kind]:
             if len(at) > kind.most:
                 kind.heard, kind.most = dict(calls.choices), len(at)
             kind.rows.append(at)
-    if bad.found:
+    if bad.messages:
         raise KernelcastError(bad.text())
     return [found[key] for key in sorted(found)]
 

@@ -86,7 +86,7 @@ def read_power(path: Path) -> Rows:
     chip = gpu(str(name))
     asked = {name: values for name, values in columns.items() if name not in _NOT_CALLS}
     found, bad = predict_columns(asked, chip)
-    if bad.found:
+    if bad.messages:
         raise KernelcastError(bad.text())
     clock = np.minimum(1.0, columns["sm_mhz"] * 1e6 / chip.clock_boost_hz)
     forecast_s, low_s, high_s = (found[name] * 1e-6 for name in ("predicted_us", "low_us", "high_us"))

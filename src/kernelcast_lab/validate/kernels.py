@@ -53,7 +53,7 @@ def _table(path: Path, conditions: Conditions, seen: bool) -> list[Line]:
     keep = np.ones(len(columns["op"]), dtype=bool) if seen else shape_fold(columns) == TEST_FOLD
     columns = {name: column[keep] for name, column in columns.items()}
     found, bad = predict_columns(columns, None, conditions)
-    if bad.found:
+    if bad.messages:
         raise KernelcastError(f"{path}: {bad.text()}")
     again = path.with_name(f"{path.stem}{AGAIN}.parquet")
     noise = repeated(path, again) if again.exists() else {}

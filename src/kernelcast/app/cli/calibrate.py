@@ -88,10 +88,10 @@ def calibrate_file(
     found, bad, seen = _made(inputs, service, model, given_options(ctx), conditions, skip_bad)
     found.save(output)
     left_out = [f"{one.path}: {what}" for one in inputs for what in one.left_out]
-    for said in ([bad.text()] if bad is not None and bad.found else []) + [f"left out: {text}" for text in left_out]:
+    for said in ([bad.text()] if bad is not None and bad.messages else []) + [f"left out: {text}" for text in left_out]:
         print("kernelcast: warning:", said, file=sys.stderr)
     if json:
-        print(to_json({**fields(found, seen, len(bad.found) if bad else 0), "output": str(output)}))
+        print(to_json({**fields(found, seen, len(bad.messages) if bad else 0), "output": str(output)}))
         return
     print_calibration(found, seen)
     parts = [f"{found.rows:,} measured calls"] if found.families else []

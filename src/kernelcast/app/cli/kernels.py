@@ -73,7 +73,7 @@ def predict_file(
         results, bad = predict_columns(columns, chip, conditions)
         if chip is not None and "gpu" in source.types:  # what was answered, not what the table had
             results["gpu"] = np.full(source.count, chip.id, dtype=object)
-        if bad.found and not skip_bad:
+        if bad.messages and not skip_bad:
             raise KernelcastError(f"{table}: {bad.text()} (--skip-bad leaves their results empty)")
         if output is not None:
             source.write(results, output)
@@ -103,13 +103,13 @@ def _show(source: TableFile, columns: dict[str, Any], results: dict[str, Any], j
 
 def _tell(source: TableFile, output: Path | None, bad: BadRows, seconds: float, json: bool) -> None:
     """A warning for bad rows, and the summary."""
-    if bad.found:
+    if bad.messages:
         print("kernelcast: warning:", bad.text(), file=sys.stderr)
     if json and output is not None:
         summary = {
             "rows": source.count,
-            "bad_rows": len(bad.found),
-            "problems": [{"row": row + 1, "message": text} for row, text in sorted(bad.found.items())[:100]],
+            "bad_rows": len(bad.messages),
+            "problems": [{"row": row + 1, "message": text} for row, text in sorted(bad.messages.items())[:100]],
             "seconds": seconds,
             "rows_per_s": source.count / seconds,
             "output": str(output),
@@ -118,4 +118,4 @@ def _tell(source: TableFile, output: Path | None, bad: BadRows, seconds: float, 
         return
     place = f" -> {output}" if output is not None else ""
     rate = f"{seconds:.2f} s, {source.count / seconds:,.0f} rows/s"
-    print(f"kernelcast: {source.count:,} rows, {len(bad.found):,} bad, {rate}{place}", file=sys.stderr)
+    print(f"kernelcast: {source.count:,} rows, {len(bad.messages):,} bad, {rate}{place}", file=sys.stderr)

@@ -44,7 +44,7 @@ def calibrate(
     base = conditions.loaded_predictor
     bad = BadRows()
     found = residuals(columns, chip, base, conditions, bad)
-    if bad.found and not skip_bad:
+    if bad.messages and not skip_bad:
         raise KernelcastError(bad.text())
     count = sum(map(len, found.values()))
     if count < LEAST_ROWS:

@@ -118,7 +118,7 @@ def residuals(
     latency = latencies_us(columns, bad) * 1e-6
     add_too_fast(dict(columns), latency * 1e6, chip, bad)
     dropped = np.zeros(len(latency), dtype=bool)
-    dropped[list(bad.found)] = True
+    dropped[list(bad.messages)] = True
     parts: dict[str, list[Residuals]] = {}
     for at, part in _estimates(columns, chip, base, conditions, bad, latency):
         parts.setdefault(part.family, []).append(select(part, ~dropped[at]))

@@ -15,7 +15,7 @@ from kernelcast.errors import KernelcastError
 from kernelcast.forecast.calibration import host_key, scale_keys
 from kernelcast.forecast.calls import Call, columns_of
 from kernelcast.forecast.conditions import Conditions
-from kernelcast.forecast.predict_table import CallTable, CallTableTimes, CallTime, Times, rotations_of
+from kernelcast.forecast.predict_table import CallTable, CallTime, TableForecast, Times, rotations_of
 from kernelcast.forecast.table import BadRows, grouped
 from kernelcast.inference.infer import Inference
 from kernelcast.inference.pass_times import HOST_RANGE, PASS_SPREAD, PassTime
@@ -204,7 +204,7 @@ _APART = 0.1  # of a log scale, to either side: a run jumps where a request just
 class _Kept(Times):
     """What was predicted, every call of it kept."""
 
-    def columns(self, calls: CallTable) -> CallTableTimes:
+    def columns(self, calls: CallTable) -> TableForecast:
         self.predict(calls.calls())
         return super().columns(calls)
 
@@ -223,7 +223,7 @@ class _Stretched(Times):
         found = self._base[call]
         return replace(found, interval=found.interval * self._factor(call))
 
-    def columns(self, calls: CallTable) -> CallTableTimes:
+    def columns(self, calls: CallTable) -> TableForecast:
         found = super().columns(calls)
         return replace(found, times_s=found.times_s * np.array([self._factor(call) for call in calls.calls()]))
 
