@@ -181,8 +181,8 @@ class PassKernels:
         """Why the first of these passes that cannot be predicted cannot."""
         for row in rows:
             for launch, entry, call in self.launches(row):
-                if call in self.times.refused:
-                    return KernelcastError(refusal(self.times.refused[call], launch.call.row(entry)))
+                if call in self.times.errors.messages:
+                    return KernelcastError(refusal(self.times.errors.messages[call], launch.call.row(entry)))
         return None
 
 
@@ -201,7 +201,7 @@ def kernel_tables(
     columns = predict_calls(calls, times)
     for table in tables:
         table.predict(columns)
-        if columns.refused and (error := table.refusal(np.flatnonzero(np.isnan(table.kernels_s[0])).tolist())):
+        if columns.errors.messages and (error := table.refusal(np.flatnonzero(np.isnan(table.kernels_s[0])).tolist())):
             raise error
     return tables
 

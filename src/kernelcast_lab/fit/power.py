@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from kernelcast.collect.schema import columns_of, connect
-from kernelcast.energy import Activity, activity, settled
-from kernelcast.energy.model import Coefficients, made, rates
+from kernelcast.energy import Activity, activity, sustained
+from kernelcast.energy.model import Coefficients, power_model_from, rates
 from kernelcast.errors import KernelcastError
 from kernelcast.files import text
 from kernelcast.forecast.conditions import DEFAULT
@@ -134,7 +134,7 @@ def fitted(rows: Rows) -> Coefficients:
 
 def forecast(found: Coefficients, rows: Rows) -> tuple[Array, Array]:
     """Joules and watts, from forecast times."""
-    result = settled(made(found, rows.chip, rows.chip, rows.chip), rows.calls, rows.forecast_s)
+    result = sustained(power_model_from(found, rows.chip, rows.chip, rows.chip), rows.calls, rows.forecast_s)
     return result.time_s * result.power_w, result.power_w
 
 
@@ -174,7 +174,7 @@ def inside_of_others(rows: Rows, joules: Array, watts: Array, seed: int = 0) -> 
 
 def inside(found: Coefficients, rows: Rows, joules: Array) -> float:
     """Share of the measured joules that lie in the intervals around these."""
-    model = made(found, rows.chip, rows.chip, rows.chip)
+    model = power_model_from(found, rows.chip, rows.chip, rows.chip)
     times = zip(rows.low_s / rows.forecast_s, rows.high_s / rows.forecast_s, strict=True)
     spans = np.array([model.interval(1.0, spread) for spread in times]) * joules[:, None]
     return float(np.mean((spans[:, 0] <= rows.joules) & (rows.joules <= spans[:, 1])))
