@@ -36,14 +36,14 @@ def flags(called: str, command: Any) -> Iterator[str]:
             f"{limit}={getattr(param, limit)}" for limit in ("min", "max") if getattr(param, limit, None) is not None
         ]
         yield f"flag {called} {names} {' '.join(about)}"
-    context = typer.Context(command)  # type: ignore[arg-type]
+    context = typer.Context(command)
     for name in command.list_commands(context) if hasattr(command, "list_commands") else ():
         yield from flags(f"{called} {name}", command.get_command(context, name))
 
 
 def main() -> int:
     room = "kernelcast.app.cli" if find_spec("kernelcast.app") else "kernelcast.cli"  # where 0.2.0 and earlier have it
-    metadata.entry_points = lambda **_: ()  # type: ignore[assignment]  # the lab's commands are registered below
+    metadata.entry_points = lambda **_: ()  # type: ignore[assignment]  # the lab registers below
     app = import_module(f"{room}.app").build()
     lab = import_module("kernelcast_lab.cli")
     for module in pkgutil.iter_modules(lab.__path__, "kernelcast_lab.cli."):

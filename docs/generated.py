@@ -8,7 +8,8 @@ from typing import Any
 
 import kernelcast
 from kernelcast.app.questions.evidence import all_entries
-from kernelcast.app.report.json import derived_peaks, doc_text, op_fields, summed_evidence
+from kernelcast.app.report.kernel import doc_text
+from kernelcast.app.report.lists import derived_peaks, op_fields, summed_evidence
 from kernelcast.hardware import fabrics, gpu, gpu_ids
 from kernelcast.models import model, model_ids
 from kernelcast.ops import REGISTRY
@@ -89,7 +90,7 @@ def _fabrics() -> dict[str, Any]:
 def _gpu_rows(chip: Any) -> tuple[list[tuple[Cell, ...]], dict[str, int]]:
     """Fields that the GPU has, each with the number of its source; and the sources."""
     from kernelcast.app.report.lists import _flat_fields
-    from kernelcast.app.report.units import field_text
+    from kernelcast.app.report.text import field_text
 
     rows: list[tuple[Cell, ...]] = []
     notes: dict[str, int] = {}

@@ -223,7 +223,7 @@ def test_kernel_without_an_op_lists_them(run: Run) -> None:
         ([*GEMM, "extra"], ["extra"]),
         ([*GEMM, "--stack"], ["--stack", "requires an argument"]),
         (["kernel", "attention", "--q-lens", "a,b", "--q-heads", "8", "--head-dim", "64", "--gpu", "h100_sxm"],
-         ["q_lens must be a list such as 128,64", "'a,b'"]),
+         ["--q-lens must be a list such as 128,64", "'a,b'"]),
     ],
 )  # fmt: skip
 def test_kernel_refuses_in_one_line(run: Run, arguments: list[str], said: list[str]) -> None:

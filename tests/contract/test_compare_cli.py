@@ -63,10 +63,10 @@ def test_reserved_is_another_price_and_unknown_stays_unknown(run: Run) -> None:
         (("--gpus", "h100_sxm", "--what-if", "drm*2"), "unknown GPU field 'drm'"),
         (("--gpus", "h100_sxm", "--what-if", "dram_bytes_per_s+2"), "--what-if takes FIELD=NUMBER or FIELD*FACTOR"),
         (("--gpus", "a2,t4", "--max-gpus", "1", "--formats", "fp16"), "fits on no GPU of 2 within --max-gpus 1"),
-        (("--gpus", "h100_sxm", "--zero", "3"), "--zero is of --training"),
+        (("--gpus", "h100_sxm", "--zero", "3"), "these are of --training: leave out --zero"),
         (("--gpus", "h100_sxm", "--ttft", "soon"), "--ttft takes a time above 0"),
         (("--gpus", "h100_sxm", "--prices", "/nowhere.toml"), "no file /nowhere.toml"),
-        (("--training", "--gpus", "h100_sxm", "--rate", "3"), "--rate is of a served model"),
+        (("--training", "--gpus", "h100_sxm", "--rate", "3"), "--training does not serve: leave out --rate"),
     ],
 )
 def test_what_is_refused(run: Run, arguments: tuple[str, ...], said: str) -> None:

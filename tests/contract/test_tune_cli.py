@@ -54,7 +54,7 @@ def test_a_gemm_has_no_default_to_compare_with(run: Run) -> None:
         ("tune moe llama-3.1-8b --gpu h200_sxm", "has no experts"),
         ("tune moe --gpu h200_sxm --hidden 64", "--inter, --experts, --topk missing"),
         ("tune moe qwen3-30b-a3b --hidden 64 --gpu h200_sxm", "leave out --hidden"),
-        ("tune moe qwen3-30b-a3b --tp 7 --gpu h200_sxm", "7 equal parts"),
+        ("tune moe qwen3-30b-a3b --tp 7 --gpu h200_sxm", "sharded over 7 GPUs"),
         ("tune moe qwen3-30b-a3b --tokens 1,x --gpu h200_sxm", "--tokens takes counts"),
         ("tune moe qwen3-30b-a3b --stack trtllm --gpu h200_sxm", "trtllm"),
         ("tune moe qwen3-30b-a3b --dtype int4 --gpu h200_sxm", "int4"),

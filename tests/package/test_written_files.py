@@ -16,7 +16,7 @@ import typer
 
 import kernelcast as kc
 from kernelcast.app.cli import app
-from kernelcast.app.cli.targets import check_targets, is_written
+from kernelcast.app.cli.commands import check_targets, is_written
 from kernelcast.errors import KernelcastError
 from kernelcast.files import check_folder, check_writable, complete
 
@@ -58,7 +58,7 @@ def test_every_option_that_takes_a_file_is_known_to_be_read_or_written() -> None
             if any(word in str(param.metavar) for word in ("FILE", "DIR")) and param.opts[0].startswith("-"):
                 reads = READ & set(param.opts) or (param.opts[0] == "--trace" and param.metavar == "FILE")
                 assert bool(reads) != is_written(param), f"{command.name} {param.opts}"
-    asked = {(command.name, param.opts[0]) for command, param in WRITING}
+    asked = {(command.name, flag) for command, param in WRITING for flag in param.opts}
     assert {
         ("infer", "--trace"), ("infer", "--plot"), ("simulate", "--requests-out"), ("simulate", "--timeline"),
         ("simulate", "--plot"), ("compare", "--plot"), ("plan", "--plot"), ("diagnose", "--plot"), ("replay", "--plot"),

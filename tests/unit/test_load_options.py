@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from kernelcast.app.cli.option_groups import takes
-from kernelcast.app.questions.load import LoadChoice, chosen_load, parse_stages
+from kernelcast.app.cli.commands import add_command
+from kernelcast.app.questions.load import LoadParameters, build_load, parse_stages
+from kernelcast.app.questions.parameters import argument
+from kernelcast.app.questions.shared import Json
 from kernelcast.errors import KernelcastError, KernelcastWarning
 from kernelcast.serving.load import arrivals, vllm_draws
 
+Model = Annotated[str, argument("MODEL", "a name")]
+
 
 def of(**words: Any) -> Any:
-    return chosen_load(LoadChoice(**words))
+    return build_load(LoadParameters(**words))
 
 
 @pytest.fixture
@@ -88,27 +92,27 @@ def test_a_trace_without_times_takes_a_rate(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ({}, "which load\\? give --trace FILE, or --request-rate"),
-        ({"request_rate": 1.0, "limit": 5}, "there is no --trace that they are of: leave out --limit"),
-        ({"request_rate": 1.0, "rate_scale": 2.0, "skip_bad": True}, "leave out --skip-bad, --rate-scale"),
+        ({}, "which load\\? give `trace`, or `request_rate`"),
+        ({"request_rate": 1.0, "limit": 5}, "there is no `trace`: leave out `limit`"),
+        ({"request_rate": 1.0, "rate_scale": 2.0, "skip_bad": True}, "leave out `skip_bad`, `rate_scale`"),
         ({"request_rate": 0.0}, "above 0 requests/s"),
-        ({"request_rate": 1.0, "num_prompts": 0}, "--num-prompts is 1 or more, not 0"),
-        ({"request_rate": 1.0, "max_concurrency": 0}, "--max-concurrency is 1 or more, not 0"),
-        ({"request_rate": 1.0, "seed": -1}, "--seed is a whole number"),
+        ({"request_rate": 1.0, "num_prompts": 0}, "`num_prompts` must be 1 or more, not 0"),
+        ({"request_rate": 1.0, "max_concurrency": 0}, "`max_concurrency` must be 1 or more, not 0"),
+        ({"request_rate": 1.0, "seed": -1}, "`seed` must be a whole number"),
         ({"request_rate": 1.0, "input_len": 0}, "from 1 on, not 0"),
-        ({"request_rate": 1.0, "arrivals": "constant", "burstiness": 2.0}, "--burstiness is of gamma arrivals"),
+        ({"request_rate": 1.0, "arrivals": "constant", "burstiness": 2.0}, "`burstiness` is of gamma arrivals"),
         ({"request_rate": 1.0, "arrivals": "odd"}, "unknown kind of arrivals 'odd'"),
-        ({"request_rate": 1.0, "pause_s": 0.0}, "of --arrivals bursty: leave out --pause-s"),
-        ({"stages": "1x5", "request_rate": 1.0}, "--stages say the rates: leave out --request-rate"),
-        ({"stages": "1x5", "num_prompts": 5}, "--stages say how many requests there are: leave out --num-prompts"),
+        ({"request_rate": 1.0, "pause_s": 0.0}, "`arrivals` bursty takes them: leave out `pause_s`"),
+        ({"stages": "1x5", "request_rate": 1.0}, "`stages` gives the rates: leave out `request_rate`"),
+        ({"stages": "1x5", "num_prompts": 5}, "`stages` gives the number of requests: leave out `num_prompts`"),
         ({"stages": "5/600"}, "RATExSECONDS, as in 5x600,10x600, not '5/600'"),
-        ({"ramp_up_strategy": "linear"}, "a ramp needs --ramp-up-strategy, --ramp-up-start-rps and"),
-        ({"ramp_up_start_rps": 1.0, "request_rate": 1.0}, "leave out --request-rate"),
-        ({"request_rate": 1.0, "random_range_ratio": 0.5, "lengths": "normal"}, "leave out --random-range-ratio"),
-        ({"request_rate": 1.0, "input_len_std": 5.0, "lengths": "fixed"}, "leave out --input-len-std"),
+        ({"ramp_up_strategy": "linear"}, "a ramp needs `ramp_up_strategy`, `ramp_up_start_rps` and"),
+        ({"ramp_up_start_rps": 1.0, "request_rate": 1.0}, "leave out `request_rate`"),
+        ({"request_rate": 1.0, "random_range_ratio": 0.5, "lengths": "normal"}, "leave out `random_range_ratio`"),
+        ({"request_rate": 1.0, "input_len_std": 5.0, "lengths": "fixed"}, "leave out `input_len_std`"),
         ({"request_rate": 1.0, "lengths": "long"}, "unknown distribution of lengths 'long'"),
-        ({"request_rate": 1.0, "num_prefixes": 2, "input_len": 5}, "leave out --input-len"),
-        ({"request_rate": 1.0, "num_groups": 2, "random_prefix_len": 5}, "leave out --random-prefix-len"),
+        ({"request_rate": 1.0, "num_prefixes": 2, "input_len": 5}, "leave out `input_len`"),
+        ({"request_rate": 1.0, "num_groups": 2, "random_prefix_len": 5}, "leave out `random_prefix_len`"),
     ],
 )
 def test_what_does_not_go_together_is_one_line(words: dict[str, Any], said: str) -> None:
@@ -118,11 +122,11 @@ def test_what_does_not_go_together_is_one_line(words: dict[str, Any], said: str)
 
 def test_a_trace_says_sizes_and_times_itself(trace: Path) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"input_len": 5, "num_groups": 2}, "every request with its sizes: leave out --input-len, --num-groups"),
-        ({"num_prompts": 5, "skip_bad": True}, "leave out --num-prompts"),
-        ({"request_rate": 5.0, "skip_bad": True}, "leave out --request-rate"),
+        ({"input_len": 5, "num_groups": 2}, "every request with its sizes: leave out `input_len`, `num_groups`"),
+        ({"num_prompts": 5, "skip_bad": True}, "leave out `num_prompts`"),
+        ({"request_rate": 5.0, "skip_bad": True}, "leave out `request_rate`"),
         ({"rate_scale": 0.0, "skip_bad": True}, "scaled by a number above 0, not 0"),
-        ({"limit": 0}, "--limit is 1 or more"),
+        ({"limit": 0}, "`limit` must be 1 or more"),
         ({}, "line 4: input_tokens must be"),
         ({"trace_format": "excel"}, "unknown layout of a trace 'excel'"),
     ]
@@ -132,10 +136,10 @@ def test_a_trace_says_sizes_and_times_itself(trace: Path) -> None:
 
 
 def test_what_is_too_long_for_the_model_is_refused_or_skipped(trace: Path) -> None:
-    choice = LoadChoice(request_rate=1.0, input_len=90, output_len=20)
+    choice = LoadParameters(request_rate=1.0, input_len=90, output_len=20)
     with pytest.raises(KernelcastError, match="have 110 tokens together, and the model takes 100"):
-        chosen_load(choice, max_context=100)
-    assert len(chosen_load(LoadChoice(trace=trace, skip_bad=True), max_context=25)) == 2
+        build_load(choice, max_context=100)
+    assert len(build_load(LoadParameters(trace=trace, skip_bad=True), max_context=25)) == 2
 
 
 def test_stages_are_parsed() -> None:
@@ -146,14 +150,13 @@ def test_a_command_takes_all_of_them() -> None:
     app = typer.Typer()
     seen: list[Any] = []
 
-    @app.command()
-    @takes(load=LoadChoice)
-    def simulate(model: str, load: LoadChoice, as_json: bool = False) -> None:
+    def simulate(model: Model, load: LoadParameters, json: Json = False) -> None:
         """A command."""
-        seen.append((model, load, as_json))
+        seen.append((model, load, json))
 
+    add_command(app, simulate)
     runner = CliRunner()
-    result = runner.invoke(app, ["m", "--request-rate", "4", "--gsp-num-groups", "3", "--skip-bad", "--as-json"])
+    result = runner.invoke(app, ["m", "--request-rate", "4", "--gsp-num-groups", "3", "--skip-bad", "--json"])
     assert result.exit_code == 0, result.output
-    assert seen == [("m", LoadChoice(request_rate=4.0, num_groups=3, skip_bad=True), True)]
+    assert seen == [("m", LoadParameters(request_rate=4.0, num_groups=3, skip_bad=True), True)]
     assert "--ramp-up-strategy" in runner.invoke(app, ["--help"], env={"COLUMNS": "200"}).output

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import kernelcast as kc
-from kernelcast.app.questions.service import ServiceChoice, chosen_service
+from kernelcast.app.questions.simulate import ServiceParameters
 from kernelcast.collect.calibrate.run_files import read_input, static_batch
 from kernelcast.collect.calibrate.runs import PASS_NOISE, batch_run, benchmark_run
 from kernelcast.collect.calibrate.scales import calibrate_runs, empty_calibration, prior_sds
@@ -191,7 +191,7 @@ def test_a_benchmark_of_a_slower_server_is_learnt(tmp_path: Path, monkeypatch: p
            "--requests-out", "plain.csv", "--no-intervals"]  # fmt: skip
     assert main(predictor_input) == 0
     bench = read_bench(Path("plain.csv"))
-    service = chosen_service(ServiceChoice(gpu="h100_sxm"), "llama-3.1-8b", bench.load)
+    service = ServiceParameters(gpu="h100_sxm").service("llama-3.1-8b", bench.load)
     chip = kc.gpu("h100_sxm")
     truth = {f"gemm bf16 vllm, {part}": Scale(np.log(1.2)) for part in ("bytes", "tensor")}
     slow = Conditions(calibration=replace(empty_calibration(chip, DEFAULT), scales=truth))

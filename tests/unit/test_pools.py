@@ -12,8 +12,8 @@ import pytest
 from deployments import deployed
 
 import kernelcast as kc
+from kernelcast.app.report.infer import fields, print_inference
 from kernelcast.app.report.json import to_json
-from kernelcast.app.report.pools import fields, print_pools
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast.predict_table import Times
 from kernelcast.hardware import fabric
@@ -329,7 +329,7 @@ def test_what_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     )
     assert keys["handover"]["bytes_per_request"] == pytest.approx(INPUT * LLAMA_TOKEN)
     assert {line["phase"] for line in keys["breakdown"]} == {"prefill", "handover", "decode"}
-    print_pools(found)
+    print_inference(found)
     text = capsys.readouterr().out
     assert "time to first token" in text
     assert f"limited    by the {found.limited_by} workers" in text

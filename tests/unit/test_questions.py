@@ -10,29 +10,38 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 import kernelcast as kc
-from kernelcast.app.questions import (
-    CompareQuestion,
-    InferQuestion,
-    KernelQuestion,
-    PlanQuestion,
-    PoolsQuestion,
-    SimulateQuestion,
-    as_command,
-    as_python,
-    stub,
-    words_of,
-)
-from kernelcast.app.questions.words import Flag
+from kernelcast.app.cli.app import build
+from kernelcast.app.cli.commands import with_flags
+from kernelcast.app.questions import source
+from kernelcast.app.questions.calibrate import CalibrateQuestion
+from kernelcast.app.questions.compare import CompareQuestion, CompareTrainingQuestion
+from kernelcast.app.questions.evidence import EvidenceQuestion
+from kernelcast.app.questions.infer import InferQuestion
+from kernelcast.app.questions.kernel import KernelQuestion, KernelsQuestion
+from kernelcast.app.questions.measure import CollectQuestion, DiagnoseQuestion, TuneGemmQuestion, TuneMoeQuestion
+from kernelcast.app.questions.parameters import command_parameters
+from kernelcast.app.questions.plan import PlanQuestion
+from kernelcast.app.questions.replay import ReplayQuestion
+from kernelcast.app.questions.simulate import SimulateQuestion
+from kernelcast.app.questions.source import as_command, as_python
+from kernelcast.app.questions.sweep import QueryQuestion, SweepQuestion
+from kernelcast.app.questions.trace import TraceQuestion
+from kernelcast.inference.disaggregated import Disaggregated
 
 Run = Callable[..., tuple[int, str, str]]
-QUESTIONS = (CompareQuestion, InferQuestion, PlanQuestion, PoolsQuestion, SimulateQuestion)
+QUESTIONS = (
+    CalibrateQuestion, CollectQuestion, CompareQuestion, CompareTrainingQuestion, DiagnoseQuestion, EvidenceQuestion,
+    InferQuestion, KernelQuestion, KernelsQuestion, PlanQuestion, QueryQuestion, ReplayQuestion, SimulateQuestion,
+    SweepQuestion, TraceQuestion, TuneGemmQuestion, TuneMoeQuestion,
+)  # fmt: skip
 
 SOME = [
     InferQuestion(model="llama-3.1-8b", gpu="h200_sxm", batch=8, tp=2, set=["dram_bytes_per_s*2"], power_cap=500.0),
     InferQuestion(model="deepseek-v3", gpu="h200_sxm", dp=8, ep=8, stack="sglang", two_batch_overlap=True),
-    PoolsQuestion(model="llama-3.1-8b", gpu="h100_sxm", batch=32, prefill_workers=2, prefill_tp=2, prefill_batch=4),
+    InferQuestion(model="llama-3.1-8b", gpu="h100_sxm", batch=32, prefill_workers=2, prefill_tp=2, prefill_batch=4),
     SimulateQuestion(model="llama-3.2-1b", gpu="l40s", request_rate=4.0, num_prompts=20, enable_prefix_caching=False,
                      goodput=["ttft:500", "tpot:30"], intervals=False),
     CompareQuestion(model="llama-3.2-1b", gpus="h100_sxm,l40s", batch=4, what_if=["dram_bytes_per_s*1.5"]),
@@ -49,11 +58,11 @@ SOME = [
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
-def test_a_word_is_called_as_one_of_its_flags(question: Any) -> None:
-    for word in words_of(question):
-        flags = {name.split("/")[0].removeprefix("--").replace("-", "_") for name in word.flag.names}
-        assert not flags or word.name in flags, word.name
-        assert word.flag.help and isinstance(word.flag, Flag)
+def test_a_parameter_is_called_as_one_of_its_flags(question: Any) -> None:
+    for parameter in command_parameters(question):
+        flags = {name.split("/")[0].removeprefix("--").replace("-", "_") for name in parameter.flags}
+        assert not flags or parameter.name in flags, parameter.name
+        assert parameter.help
 
 
 @pytest.mark.parametrize("question", SOME, ids=lambda one: one.command)
@@ -62,7 +71,7 @@ def test_a_command_asks_the_same(question: Any, run: Run) -> None:
     assert command[:2] == ["kernelcast", question.command]
     code, out, err = run(*command[1:], "--json")
     assert (code, err) == (0, "")
-    assert _figure(question, _answer(question)) == pytest.approx(_told_figure(question, json.loads(out)), rel=1e-12)
+    assert _figure(question, question.answer()) == pytest.approx(_told_figure(question, json.loads(out)), rel=1e-12)
 
 
 @pytest.mark.parametrize("question", SOME, ids=lambda one: one.command)
@@ -70,11 +79,7 @@ def test_python_asks_the_same(question: Any) -> None:
     names: dict[str, Any] = {}
     exec(as_python(question), names)
     found = (names["found"], None) if question.command == "kernel" else names["found"]
-    assert _figure(question, found) == pytest.approx(_figure(question, _answer(question)), rel=1e-12)
-
-
-def _answer(question: Any) -> Any:
-    return question.answer_apart() if isinstance(question, PoolsQuestion) else question.answer()
+    assert _figure(question, found) == pytest.approx(_figure(question, question.answer()), rel=1e-12)
 
 
 def _figure(question: Any, found: Any) -> float:
@@ -109,17 +114,17 @@ def test_what_is_usual_is_left_out() -> None:
 
 
 def test_types_for_editors_are_those_of_the_questions() -> None:
-    assert stub.FILE.read_text() == stub.text(), "run: python -m kernelcast.app.questions.stub"
+    assert source.STUB.read_text() == source.stub(), "run: python -m kernelcast.app.questions.source"
 
 
 def test_functions_say_what_they_take() -> None:
     words = inspect.signature(kc.infer).parameters
     assert list(words)[:2] == ["model", "gpu"] and words["stack"].default == "vllm"
-    assert "tokens of each prompt" in str(kc.infer.__doc__)
+    assert "prompt tokens of each request" in str(kc.infer.__doc__)
     with pytest.raises(TypeError, match="unexpected keyword"):
-        kc.infer("llama-3.1-8b", "h200_sxm", batches=4)  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match="2 words without their names, not 3"):
-        kc.infer("llama-3.1-8b", "h200_sxm", 4)  # type: ignore[call-arg, arg-type]
+        kc.infer("llama-3.1-8b", "h200_sxm", batches=4)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="2 positional arguments, not 3"):
+        kc.infer("llama-3.1-8b", "h200_sxm", 4)  # type: ignore[call-overload]
     with pytest.raises(kc.KernelcastError, match="which GPU"):
         kc.infer("llama-3.1-8b")
 
@@ -141,16 +146,37 @@ def test_a_file_of_requests_stands_alone(tmp_path: Path) -> None:
     path = tmp_path / "requests.csv"
     path.write_text("input_tokens,output_tokens\n128,4\n256,8\n")
     assert kc.infer("llama-3.2-1b", "l40s", requests=path).output_tokens == 12
-    with pytest.raises(kc.KernelcastError, match="leave out --batch"):
+    with pytest.raises(kc.KernelcastError, match="leave out `batch`"):
         kc.infer("llama-3.2-1b", "l40s", requests=path, batch=2)
 
 
-def test_words_of_pools_belong_together() -> None:
-    with pytest.raises(kc.KernelcastError, match="--prefill-tp needs --prefill-workers"):
-        _ = PoolsQuestion(model="llama-3.1-8b", gpu="h100_sxm", prefill_tp=2).apart
-    with pytest.raises(kc.KernelcastError, match="how many workers read prompts"):
-        kc.infer_pools("llama-3.1-8b", "h100_sxm")
-    with pytest.raises(kc.KernelcastError, match="--images is of one batch"):
+def test_prefill_workers_give_the_disaggregated_answer() -> None:
+    question = InferQuestion(model="llama-3.1-8b", gpu="h100_sxm", batch=8, prefill_workers=2)
+    result = question.answer()
+    assert isinstance(result, Disaggregated) and result.pools.prefill.count == 2
+    both = kc.infer("llama-3.1-8b", "h100_sxm", batch=8, prefill_workers=2), kc.infer_pools(
+        "llama-3.1-8b", "h100_sxm", batch=8, prefill_workers=2)  # fmt: skip
+    assert both[0].total == both[1].total == result.total
+
+
+def test_parameters_of_prefill_workers_belong_together() -> None:
+    with pytest.raises(kc.KernelcastError, match="`prefill_tp` needs `prefill_workers`"):
+        kc.infer("llama-3.1-8b", "h100_sxm", prefill_tp=2)  # type: ignore[call-overload]
+    with pytest.raises(kc.KernelcastError, match="how many prefill workers"):
+        kc.infer_pools("llama-3.1-8b", "h100_sxm")  # type: ignore[call-arg]
+    with pytest.raises(kc.KernelcastError, match="leave out `images`"):
         kc.infer_pools("qwen3-vl-8b", "h100_sxm", prefill_workers=1, images=1)
     with pytest.raises(kc.KernelcastError, match="count of a pool must be 1 or more, not 0"):
         kc.infer_pools("llama-3.1-8b", "h100_sxm", prefill_workers=0)
+
+
+def test_the_command_line_shows_flags_for_parameters(run: Run) -> None:
+    code, _, err = run("infer", "llama-3.1-8b", "--gpu", "h100_sxm", "--prefill-tp", "2")
+    assert code == 2 and "--prefill-tp needs --prefill-workers" in err and "`" not in err
+    assert with_flags("max_num_seqs and `trace`, not a_file.csv or 'max_num_seqs'", _params("simulate")) == (
+        "--max-num-seqs and --trace, not a_file.csv or 'max_num_seqs'"
+    )
+
+
+def _params(command: str) -> Any:
+    return typer.main.get_command(build(command)).commands[command].params  # type: ignore[attr-defined]

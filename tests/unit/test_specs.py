@@ -248,8 +248,8 @@ def test_shares_by_format_are_numbers_like_others() -> None:
     assert changed.changes == {"sustained_tensor_fractions.fp8": 0.5}
     with pytest.raises(KernelcastError, match="at most 1"):
         known.replace(**{"sustained_tensor_fractions.fp8": 1.5})
-    from kernelcast.app.report.json import gpu_fields
-    from kernelcast.app.report.units import field_text
+    from kernelcast.app.report.lists import gpu_fields
+    from kernelcast.app.report.text import field_text
 
     fields = gpu_fields(known)
     assert set(fields["sustained_tensor_fractions"]) >= {"fp8"} and "unit_of" in fields

@@ -216,6 +216,6 @@ def test_a_config_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_without_torch_it_says_what_to_install(file: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    monkeypatch.setattr("kernelcast.app.cli.trace.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("kernelcast.app.questions.trace.importlib.util.find_spec", lambda name: None)
     assert main(["trace", f"{file}:build", "--gpu", "h200_sxm"]) == 2
     assert "tracing needs PyTorch (no GPU): pip install 'kernelcast[torch]'" in capsys.readouterr().err

@@ -10,7 +10,7 @@ import pytest
 from small_traces import experts, mlp
 
 import kernelcast as kc
-from kernelcast.app.report.scale import answer_rows, fields, memory_rows, part_rows
+from kernelcast.app.report.trace import answer_rows, fields, memory_rows, part_rows
 from kernelcast.hardware import Gpu
 from kernelcast.schedule.timeline import host
 from kernelcast.training.layout import TrainingLayout

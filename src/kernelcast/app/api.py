@@ -1,57 +1,63 @@
-"""What is asked from Python: each function takes the words of its command.
+"""Commands as Python functions: each takes the parameters of its command.
 
-``api.pyi`` beside this file has their types, made from the questions: ``python -m kernelcast.app.questions.stub``.
+``api.pyi`` beside this file has their types, made from the questions: ``python -m kernelcast.app.questions.source``.
 """
 
 from __future__ import annotations
 
 import inspect
-from operator import methodcaller
 from typing import Any
 
-from kernelcast.app.questions import (
-    CompareQuestion,
-    InferQuestion,
-    PlanQuestion,
-    PoolsQuestion,
-    SimulateQuestion,
-    words_of,
-)
+from kernelcast.app.questions.compare import CompareQuestion
 from kernelcast.app.questions.evidence import evidence
+from kernelcast.app.questions.infer import InferQuestion
+from kernelcast.app.questions.parameters import POSITIONAL, command_parameters
+from kernelcast.app.questions.plan import PlanQuestion
+from kernelcast.app.questions.simulate import SimulateQuestion
+from kernelcast.errors import KernelcastError
 
 __all__ = ["compare", "evidence", "infer", "infer_pools", "plan", "simulate"]
 
 
-def _asked(question: type[Any], help: str, name: str = "", answer: Any = methodcaller("answer")) -> Any:
-    """A function that asks ``question``: ``model`` and ``gpu`` may stand alone."""
-    words = {word.name: word for word in words_of(question)}
-    alone = [name for name in ("model", "gpu", "gpus") if name in words]
+def _function(question: type[Any], help: str) -> Any:
+    """A function that answers ``question``."""
+    parameters = {parameter.name: parameter for parameter in command_parameters(question)}
+    positional = [name for name in POSITIONAL if name in parameters]
 
-    def ask(*values: Any, **given: Any) -> Any:
-        if len(values) > len(alone):
-            raise TypeError(f"{question.command}() takes {len(alone)} words without their names, not {len(values)}")
-        return answer(question(**dict(zip(alone, values, strict=False)), **given))
+    def answer(*values: Any, **given: Any) -> Any:
+        if len(values) > len(positional):
+            raise TypeError(f"{question.command}() takes {len(positional)} positional arguments, not {len(values)}")
+        return question(**dict(zip(positional, values, strict=False)), **given).answer()
 
-    place, keyword = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
-    ask.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    ordered = [*positional, *(name for name in parameters if name not in positional)]
+    answer.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [
             inspect.Parameter(
                 name,
-                place if name in alone else keyword,
-                default=inspect.Parameter.empty if word.required else word.default,
+                inspect.Parameter.POSITIONAL_OR_KEYWORD if name in positional else inspect.Parameter.KEYWORD_ONLY,
+                default=inspect.Parameter.empty if parameters[name].required else parameters[name].default,
             )
-            for name, word in sorted(words.items(), key=lambda item: alone.index(item[0]) if item[0] in alone else 9)
+            for name in ordered
         ]
     )
-    ask.__name__ = ask.__qualname__ = name or question.command
-    lines = [f"{name}: {word.flag.help}" for name, word in words.items()]
-    ask.__doc__ = "\n".join([help, "", *lines])
-    return ask
+    answer.__name__ = answer.__qualname__ = question.command
+    answer.__doc__ = "\n".join([help, "", *(f"{name}: {parameters[name].help}" for name in ordered)])
+    return answer
 
 
-infer = _asked(InferQuestion, "How fast a language model runs: one static batch.")
-infer_pools = _asked(PoolsQuestion, "Workers that read prompts and others that decode, as a static point.",
-                     "infer_pools", methodcaller("answer_apart"))  # fmt: skip
-simulate = _asked(SimulateQuestion, "What users of a served model feel under load.")
-compare = _asked(CompareQuestion, "Every GPU at its best way to serve a model, in order.")
-plan = _asked(PlanQuestion, "The cheapest GPUs, and how to run a model on them, that keep latency goals under a load.")
+infer = _function(InferQuestion, "How fast a language model runs: one static batch, or prefill and decode workers.")
+simulate = _function(SimulateQuestion, "What users of a served model see under load.")
+compare = _function(CompareQuestion, "Every GPU at its best way to serve a model, in order.")
+plan = _function(
+    PlanQuestion, "The cheapest GPUs, and how to run a model on them, that keep latency goals under a load."
+)
+
+
+def infer_pools(*values: Any, prefill_workers: int | None = None, **given: Any) -> Any:
+    """``infer`` with prefill workers, which are required."""
+    if prefill_workers is None:
+        raise KernelcastError("how many prefill workers? give `prefill_workers`, such as 2")
+    return infer(*values, prefill_workers=prefill_workers, **given)
+
+
+infer_pools.__signature__ = inspect.signature(infer)  # type: ignore[attr-defined]

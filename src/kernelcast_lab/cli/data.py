@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kernelcast.app.cli.commands import Command, CommandGroup, with_examples
-from kernelcast.app.cli.options import Json
+from kernelcast.app.cli.commands import Command, CommandGroup, Json, with_examples
 from kernelcast.app.report import json as as_json
 from kernelcast.errors import KernelcastError, refuse_unknown
 from kernelcast_lab.cli.fit import Families, Folders, with_tables

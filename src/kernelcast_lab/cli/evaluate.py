@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kernelcast.app.cli.commands import Command, CommandGroup, with_examples
-from kernelcast.app.cli.options import Json, PredictorName, WeightsFolder
-from kernelcast.app.questions.shared import chosen_conditions
+from kernelcast.app.cli.commands import Command, CommandGroup, Json, PredictorName, WeightsFolder, with_examples
+from kernelcast.app.questions.shared import resolve_conditions
 from kernelcast.app.report import json as as_json
 from kernelcast.errors import KernelcastError, refuse_unknown
 from kernelcast_lab.cli.fit import MAKE, Families, Folders, Out, Seed, needs_torch, with_tables
@@ -219,7 +218,7 @@ def words(
 
     refuse_unknown("family", family, FAMILIES)
     folders = with_tables(data)
-    conditions = chosen_conditions(None, "model", weights=weights)
+    conditions = resolve_conditions(None, "model", weights=weights)
     lines = []
     for name in family or FAMILIES:
         columns = fitting_columns(folders, name, recipe(name).data)
@@ -242,7 +241,7 @@ def traced(
     needs_torch()
     from kernelcast_lab.evaluate.traced import MEASURED, chosen_cases, figures
 
-    chosen = chosen_conditions(None, "model", predictor, weights=weights).predictor
+    chosen = resolve_conditions(None, "model", predictor, weights=weights).predictor
     shown = ("case", "kernels_ms", "kernels_error", "wall_ms", "wall_error", "launch_bound", "told")
     _tell(figures(chosen_cases(measured or MEASURED, only or ()), chosen), json, {"cases": shown})
 
@@ -269,7 +268,7 @@ def neusight(
     from kernelcast_lab.data.neusight import model_cases
     from kernelcast_lab.evaluate.neusight import figures
 
-    chosen = chosen_conditions(None, "model", predictor, weights=weights).predictor
+    chosen = resolve_conditions(None, "model", predictor, weights=weights).predictor
     _tell(figures(model_cases(data), chosen), json)
 
 
@@ -289,7 +288,7 @@ def tuning(
     """
     from kernelcast_lab.evaluate.tuning import SWEEPS, chosen_sweeps, figures
 
-    conditions = chosen_conditions(None, "model", predictor)
+    conditions = resolve_conditions(None, "model", predictor)
     found = figures(*chosen_sweeps(sweeps or SWEEPS, only or ()), top, more, conditions)
     shown = ("kernel", "shape", "spearman", "tuned", "tuned_us", "regret_finals", "over_vllm", "over_sglang")
     _tell(found, json, {"shapes": shown, "kernels": ()})
@@ -417,7 +416,7 @@ def _make_pieces(
     refuse_unknown("family", family or (), transfers.COLUMNS)
     names = [name if name in GENERATIONS else find_gpu(name).id for name in left_out or transfers.LEFT_OUT]
     if settings.weights is not None:
-        chosen_conditions(None, "model", weights=settings.weights)  # refuses a folder that has none
+        resolve_conditions(None, "model", weights=settings.weights)  # refuses a folder that has none
     read = functools.partial(fitting_columns, with_tables(data))
     transfers.transfer(read, family or list(transfers.COLUMNS), names, settings, folder, _say)
 
@@ -449,7 +448,7 @@ def _tell(found: Figures, json: bool = False, shown: Mapping[str, Sequence[str]]
 
 
 def _cell(value: Any) -> str:
-    from kernelcast.app.report.units import digits
+    from kernelcast.app.report.text import digits
 
     if isinstance(value, bool):
         return "yes" if value else ""

@@ -12,9 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kernelcast.app.cli.commands import Command, with_examples
-from kernelcast.app.cli.options import Json
-from kernelcast.app.cli.progress import progress_bar
+from kernelcast.app.cli.commands import Command, Json, progress_bar, with_examples
 from kernelcast.errors import KernelcastError, refuse_unknown
 
 Folders = Annotated[

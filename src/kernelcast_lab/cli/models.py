@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 
 from kernelcast.app.cli.collect import parse_time
-from kernelcast.app.cli.commands import Command, with_examples
-from kernelcast.app.cli.options import Json
+from kernelcast.app.cli.commands import Command, Json, with_examples
 from kernelcast.app.report.json import to_json
 from kernelcast.errors import KernelcastError
 

@@ -11,9 +11,7 @@ from typing import Annotated
 
 import typer
 
-from kernelcast.app.cli.commands import Command, with_examples
-from kernelcast.app.cli.options import Json
-from kernelcast.app.cli.progress import progress_bar
+from kernelcast.app.cli.commands import Command, Json, progress_bar, with_examples
 from kernelcast.app.report.text import plain_table, show
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast.conditions import Conditions

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 import typer
 
-from kernelcast.app.cli.collect_machine import needs_cuda
-from kernelcast.app.cli.progress import progress_bar
+from kernelcast.app.cli.collect import needs_cuda
+from kernelcast.app.cli.commands import progress_bar
 from kernelcast.collect.choose import PlannedCall, choose
 from kernelcast.collect.device import facts, identified
 from kernelcast.collect.pool import TensorPool

@@ -8,25 +8,40 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from kernelcast import plugins
 from kernelcast._version import __version__
 from kernelcast.app.cli.commands import CommandGroup, with_examples
-from kernelcast.app.cli.completion import asked_line, completing
-from kernelcast.app.cli.errors import UsageError, usage_text
-from kernelcast.errors import KernelcastError
+from kernelcast.errors import KernelcastError, unknown
 
-# Modules of this folder; each has register(app). One that is asked for is imported, the others are not.
+# Modules of this folder; each has register(app). Only that of the command that runs is imported.
 COMMANDS: tuple[str | ModuleType, ...] = (
-    "calibrate", "collect", "compare", "diagnose", "evidence", "infer", "kernel", "kernels", "lists", "plan", "query",
-    "replay", "simulate", "sweep", "trace", "tune", "web",
+    "calibrate", "collect", "compare", "diagnose", "infer", "kernel", "kernels", "lists", "plan", "replay", "simulate",
+    "sweep", "trace", "tune", "web",
 )  # fmt: skip
-BROUGHT_BY = {"gpu": "lists", "gpus": "lists", "models": "infer", "ops": "lists"}  # where the names differ
+# the module of a command, where the names differ
+MODULES = {**dict.fromkeys(("evidence", "gpu", "gpus", "models", "ops"), "lists"), "query": "sweep"}
 LAB = ("collect-models", "data", "evaluate", "fit", "validate")
 INTERRUPTED, BROKEN_PIPE = 130, 141  # 128 + the signal, as shells count
+_COMPLETING = "_KERNELCAST_COMPLETE"  # set by a shell that completes a line
+_LINES = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")  # the line so far: of bash, of the others
+# Typer carries its own copy of Click since 0.2x and used the package before; its base is reached either way.
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+
+def completing() -> bool:
+    """Whether a shell completes a line, and nobody runs a command."""
+    return bool(os.environ.get(_COMPLETING))
+
+
+def completed_line() -> Sequence[str]:
+    """The finished words of the line that a shell completes, without the program's name."""
+    line = next((os.environ[name] for name in _LINES if name in os.environ), "")
+    words = line.split()
+    return words[1:] if line.endswith((" ", "\n", "\t")) else words[1:-1]
 
 
 def _version(wanted: bool) -> None:
@@ -43,7 +58,7 @@ def _root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the versions and stop.")
     ] = False,
 ) -> None:
-    """Forecast how long GPU work takes, which part of the chip limits it, and how far that is from the best."""
+    """Forecast how long GPU work takes, which part of the GPU limits it, and how far that is from the best."""
     if ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help())
 
@@ -55,8 +70,8 @@ def build(only: str | None = None) -> typer.Typer:
     group.elsewhere = dict.fromkeys(LAB, "kernelcast-lab")
     app = typer.Typer(cls=group, invoke_without_command=True)
     app.callback()(_root)
-    for one in COMMANDS if only is None else (only,):
-        module = one if isinstance(one, ModuleType) else import_module(f"kernelcast.app.cli.{one}")
+    for name in COMMANDS if only is None else (only,):
+        module = name if isinstance(name, ModuleType) else import_module(f"kernelcast.app.cli.{name}")
         module.register(app)
     for added in sorted(plugins.entry_points(plugins.COMMANDS), key=lambda point: point.name) if only is None else ():
         added.load()(app)
@@ -64,8 +79,8 @@ def build(only: str | None = None) -> typer.Typer:
 
 
 def module_of(words: Sequence[str]) -> str | None:
-    """The module of the command that ``words`` begin with; None: it is none of ours, or all are asked for."""
-    name = BROUGHT_BY.get(words[0], words[0]) if words else ""
+    """The module of the command that ``words`` begin with; None: none of ours, or all are needed."""
+    name = MODULES.get(words[0], words[0]) if words else ""
     return name if name in COMMANDS else None
 
 
@@ -76,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        only = module_of(asked_line() if completing() else arguments)
+        only = module_of(completed_line() if completing() else arguments)
         code = typer.main.get_command(build(only)).main(arguments, prog_name="kernelcast", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
@@ -113,3 +128,25 @@ def _discard_output() -> None:
     """Nobody reads: keep the interpreter's last flush from complaining."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def usage_text(error: Any) -> str:
+    """What is wrong, what is known, and where help is."""
+    context = getattr(error, "ctx", None)
+    more = f"; see {context.command_path} --help" if context else ""
+    name = type(error).__name__
+    if name == "NoSuchOption":
+        return f"{unknown('option', error.option_name, option_names(context))}"
+    if name == "MissingParameter" and error.param is not None:
+        options = [name for name in error.param.opts if name.startswith("-")]
+        return f"missing {options[0] if options else error.param.metavar or error.param.name}{more}"
+    message = " ".join(error.format_message().split()).rstrip(".")
+    return f"{message[:1].lower()}{message[1:]}{more}"
+
+
+def option_names(context: Any) -> list[str]:
+    """The long options of the command that was running."""
+    if context is None:
+        return []
+    names = [name for p in context.command.get_params(context) for name in (*p.opts, *p.secondary_opts)]
+    return [name for name in names if name.startswith("--")]

@@ -1,21 +1,34 @@
-"""Command and group classes: lenient about spelling, strict about names."""
+"""Commands from questions: parameters become options, errors name their flags, files to write are checked first."""
 
 from __future__ import annotations
 
+import inspect
+import json as json_module
+import re
 import sys
 import warnings
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Protocol, TypeVar, get_type_hints
 
+import typer
 from typer.core import TyperCommand, TyperGroup
 
 from kernelcast import _start
-from kernelcast.app.cli.completion import offer_names
-from kernelcast.app.cli.targets import check_targets
+from kernelcast.app.questions import shared
+from kernelcast.app.questions.parameters import CommandParameter, bound, command_parameters
 from kernelcast.errors import KernelcastError, KernelcastWarning, unknown
 
 AnyCommand = TypeVar("AnyCommand", bound="Examples")
 _TRUE, _FALSE = ("true", "yes", "1", "on"), ("false", "no", "0", "off")
+_WRITTEN = ("-o", "--output", "--out", "--plot", "--timeline", "--requests-out")
+_TIMELINE = ("--trace", "FILE.json")  # other commands read a --trace, of requests
+_FOLDER = "DIR"  # what help calls a folder
+_MAKES_FOLDERS = ("collect", "collect-models")  # commands that make the folder that their file goes to
+# what errors call a parameter: `name`, or a name with an underscore
+_NAME = re.compile(r"`([a-z]\w*)`|(?<![\w./'\"=-])([a-z]+(?:_[a-z0-9]+)+)(?![\w./'\"=(-])")
 
 
 class Examples:
@@ -35,9 +48,13 @@ class Examples:
 class Command(Examples, TyperCommand):
     """Takes --kv_heads for --kv-heads, and --causal true for --causal."""
 
+    values: ClassVar[Mapping[str, Callable[[], Iterable[str]]]] = {}  # that a shell may complete, by parameter
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if ctx.resilient_parsing:  # a shell asks how the line may go on
-            offer_names(self.params)
+        if ctx.resilient_parsing:  # a shell completes a line
+            from kernelcast.app.cli.completion import offer_names
+
+            offer_names(self.params, self.values)
         switches = {p.opts[0]: p.secondary_opts[0] for p in self.params if p.opts and p.secondary_opts}
         return super().parse_args(ctx, tidy(args, switches))
 
@@ -48,17 +65,20 @@ class Command(Examples, TyperCommand):
             warnings.simplefilter("always", KernelcastWarning)
             usual = warnings.showwarning
             warnings.showwarning = lambda message, category, *where, **more: (
-                print("kernelcast: warning:", message, file=sys.stderr)
+                print("kernelcast: warning:", with_flags(str(message), self.params), file=sys.stderr)
                 if issubclass(category, KernelcastWarning)
                 else usual(message, category, *where, **more)
             )
-            return super().invoke(ctx)
+            try:
+                return super().invoke(ctx)
+            except KernelcastError as error:
+                raise KernelcastError(with_flags(str(error), self.params)) from error
 
 
 class CommandGroup(Examples, TyperGroup):
     """Says 'unknown command' with the nearest names."""
 
-    kind = "command"
+    noun = "command"
     elsewhere: Mapping[str, str] = {}  # commands that other distributions bring
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -68,13 +88,24 @@ class CommandGroup(Examples, TyperGroup):
         if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
             if args[0] in self.elsewhere:
                 raise KernelcastError(f"{args[0]} is a command of {self.elsewhere[args[0]]}, which is not installed")
-            raise unknown(self.kind, args[0], self.list_commands(ctx))
+            raise unknown(self.noun, args[0], self.list_commands(ctx))
         return super().resolve_command(ctx, args)
 
 
-def with_examples(base: type[AnyCommand], *lines: str) -> type[AnyCommand]:
+def with_examples(base: type[AnyCommand], *lines: str, **attributes: Any) -> type[AnyCommand]:
     """``base`` for a command with these examples."""
-    return type(base.__name__, (base,), {"examples": lines})
+    return type(base.__name__, (base,), {"examples": lines, **attributes})
+
+
+def with_flags(message: str, params: Iterable[Any]) -> str:
+    """A library's message with the command's flags in place of its parameters' names."""
+    flags = {param.name: next((name for name in param.opts if name.startswith("--")), param.metavar or param.name)
+             for param in params}  # fmt: skip
+
+    def flag(match: re.Match[str]) -> str:
+        return str(flags.get(match[1] or match[2], match[0]))
+
+    return _NAME.sub(flag, message)
 
 
 def tidy(args: list[str], switches: dict[str, str]) -> list[str]:
@@ -93,3 +124,133 @@ def tidy(args: list[str], switches: dict[str, str]) -> list[str]:
             arg = name if arg.lower() in _TRUE else switches[name]
         result.append(arg)
     return result
+
+
+# ---- a command from the dataclasses that it takes ----
+def add_command(app: typer.Typer, run: Callable[..., None], *examples: str, name: str | None = None) -> None:
+    """``run`` as a command. Of its parameters a dataclass stands for its fields; others are annotated as such fields
+    are, or a ``typer.Context``."""
+    hints = get_type_hints(run, include_extras=True)
+    groups: dict[str, tuple[Any, list[str]]] = {}
+    typed: list[inspect.Parameter] = []
+    values: dict[str, Any] = {}
+    for given in inspect.signature(run).parameters.values():
+        hint = hints[given.name]
+        if hint is typer.Context:
+            typed.append(given.replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY))
+            continue
+        found = command_parameters(hint) if is_dataclass(hint) else (bound(given.name, hint, given.default),)
+        if is_dataclass(hint):
+            groups[given.name] = (hint, [parameter.name for parameter in found])
+        typed += [typer_parameter(parameter) for parameter in found]
+        values |= {parameter.name: parameter.values for parameter in found if parameter.values}
+
+    def command(**given: Any) -> None:
+        questions = {at: cls(**{name: given.pop(name) for name in names}) for at, (cls, names) in groups.items()}
+        run(**given, **questions)
+
+    command.__doc__ = run.__doc__
+    command.__signature__ = inspect.Signature(typed)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in typed}
+    app.command(name or run.__name__, cls=with_examples(Command, *examples, values=values))(command)
+
+
+def typer_parameter(parameter: CommandParameter) -> inspect.Parameter:
+    default = inspect.Parameter.empty if parameter.required or parameter.default is inspect.Parameter.empty else (
+        parameter.default)  # fmt: skip
+    return inspect.Parameter(parameter.name, inspect.Parameter.KEYWORD_ONLY, default=default,
+                             annotation=Annotated[parameter.type, typer_info(parameter)])  # fmt: skip
+
+
+def typer_info(parameter: CommandParameter) -> Any:
+    """A parameter as Typer takes it."""
+    if not parameter.flags:
+        return typer.Argument(metavar=parameter.metavar, help=parameter.help)
+    return typer.Option(*parameter.flags, help=parameter.help, metavar=parameter.metavar,
+                        rich_help_panel=parameter.panel, min=parameter.minimum, max=parameter.maximum)  # fmt: skip
+
+
+def typed(name: str, annotation: Any) -> Any:
+    """The same of one annotated type, for commands with signatures of their own."""
+    return typer_info(bound(name, annotation, None))
+
+
+Json = Annotated[bool, typed("json", shared.Json)]
+PredictorName = Annotated[str, typed("predictor", shared.PredictorName)]
+WeightsFolder = Annotated[Path | None, typed("weights", shared.WeightsFolder)]
+
+
+def given_options(ctx: typer.Context) -> set[str]:
+    """Options that were given, not left to their defaults."""
+    return {name for name in ctx.params if getattr(ctx.get_parameter_source(name), "name", "") != "DEFAULT"}
+
+
+def print_result(result: Any, json: bool, fields: Callable[..., Any], show: Callable[..., None], *more: Any) -> None:
+    """A result as JSON, or as text; ``more``: what both functions take beside it."""
+    if json:
+        typer.echo(json_module.dumps(fields(result, *more)))
+    else:
+        show(result, *more)
+
+
+# ---- files that a command writes: refused before the work, not after it ----
+def check_targets(command: str, params: Iterable[Any], given: Mapping[str, Any]) -> None:
+    """Refuse what a command could not write; ``given``: what its options are, by their names."""
+    from kernelcast.files import check_folder, check_writable
+
+    for param in params:
+        target = given.get(param.name)
+        if not isinstance(target, Path) or not is_written(param):
+            continue
+        if param.metavar == _FOLDER:
+            check_folder(target)
+            continue
+        if command in _MAKES_FOLDERS:
+            check_folder(target.parent)
+        if command not in _MAKES_FOLDERS or target.parent.is_dir():
+            check_writable(target)
+        if "--plot" in param.opts:
+            from kernelcast.app.report.plot import check_picture
+
+            check_picture(target)
+
+
+def is_written(param: Any) -> bool:
+    flag, metavar = _TIMELINE
+    return any(name in _WRITTEN or (name == flag and param.metavar == metavar) for name in param.opts)
+
+
+# ---- a progress bar on stderr, for commands that take their time ----
+class ProgressReport(Protocol):
+    """Reports how far a task is; ``extra``: a few words beside its name."""
+
+    def __call__(self, done: int, total: int, extra: str = "") -> None: ...
+
+
+def _silent(done: int, total: int, extra: str = "") -> None:
+    """Reports nothing."""
+
+
+@contextmanager
+def progress_bar(*, transient: bool = False) -> Iterator[Callable[[str], ProgressReport]]:
+    """A function that starts a task by its name. Shown of each, from its first report on: the name, how much of how
+    much is done, the time left. ``transient``: nothing stays on the screen at the end."""
+    if transient and not sys.stderr.isatty():  # nobody looks, and Rich would leave an empty line
+        yield lambda name: _silent
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), refresh_per_second=2, transient=transient) as progress:
+
+        def start(name: str) -> ProgressReport:
+            task = progress.add_task(name, total=None, visible=False)
+
+            def report(done: int, total: int, extra: str = "") -> None:
+                description = f"{name} {extra}".rstrip()
+                progress.update(task, completed=done, total=total, description=description, visible=True)
+
+            return report
+
+        yield start

@@ -4,38 +4,31 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
 
 import typer
 
-from kernelcast.app.cli import options as typed
-from kernelcast.app.cli.commands import Command, CommandGroup, with_examples
-from kernelcast.app.questions.kernel import KernelQuestion, typed_parameters
-from kernelcast.app.report import json as as_json
+from kernelcast.app.cli.commands import Command, CommandGroup, typer_parameter, with_examples
+from kernelcast.app.questions import shared
+from kernelcast.app.questions.kernel import KernelQuestion, op_options
+from kernelcast.app.questions.parameters import CommandParameter, bound, command_parameters
+from kernelcast.app.report.json import energy_fields, to_json
+from kernelcast.app.report.kernel import doc_text, prediction_fields, print_prediction
 from kernelcast.errors import KernelcastError
 from kernelcast.ops import REGISTRY, Kernel, parameters_of
 from kernelcast.ops.base import Parameter
 
 EXAMPLE_GPU = "h200_sxm"
 EXAMPLE_WIDTH = 70
-_SHARED: dict[str, tuple[Any, Any]] = {
-    "gpu": (typed.GpuName, None),
-    "set": (typed.Changes, None),
-    "power_cap": (typed.PowerCap, None),
-    "without": (typed.Without, None),
-    "cache": (typed.Cache, "model"),
-    "predictor": (typed.PredictorName, "learned"),
-    "calibration": (typed.CalibrationFile, None),
-    "weights": (typed.WeightsFolder, None),
-    "json": (typed.Json, False),
-}
+_OF_THE_OP = ("op", "parameters")
 
 
 class OpGroup(CommandGroup):
     """Its commands are the registry; only the one that is asked for is made."""
 
-    kind = "op"
+    noun = "op"
 
     def list_commands(self, ctx: Any) -> list[str]:
         return sorted(REGISTRY)
@@ -58,32 +51,27 @@ def _kernel(ctx: typer.Context) -> None:
 
 
 def op_command(cls: type[Kernel]) -> Any:
-    """The Typer command of one op."""
+    """The Typer command of one op: an option for each of its parameters, and those of every kernel call."""
+    around = [one for one in command_parameters(KernelQuestion) if one.name not in _OF_THE_OP]
+    around.append(bound("json", shared.Json, False))
+    taken = {one.name for one in around}
+    parameters = [*(_option(spec) for spec in parameters_of(cls).values() if spec.name not in taken), *around]
+
+    def run(**given: Any) -> None:
+        _run(cls, {name: given.pop(name) for name in [*given] if name not in taken}, given)
+
+    typed = [typer_parameter(parameter) for parameter in parameters]
+    run.__signature__ = inspect.Signature(typed)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in typed}
+    values = {one.name: one.values for one in parameters if one.values}
+    command = with_examples(Command, *example_lines(cls), values=values)
     app = typer.Typer(add_completion=False)
-    text = _escaped(as_json.doc_text(cls))
-    app.command(cls.op, cls=with_examples(Command, *example_lines(cls)), help=text)(_function(cls))
+    app.command(cls.op, cls=command, help=_escaped(doc_text(cls)))(run)
     return typer.main.get_command(app)
 
 
-def _function(cls: type[Kernel]) -> Callable[..., None]:
-    """A function with an argument for each parameter, which is what Typer reads options from."""
-
-    def run(**given: Any) -> None:
-        around = {name: given.pop(name) for name in _SHARED}
-        _run(cls, given, around)
-
-    options = {spec.name: (_option(spec), None) for spec in parameters_of(cls).values()}
-    both = {**options, **_SHARED}
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [inspect.Parameter(name, keyword, default=d, annotation=a) for name, (a, d) in both.items()]
-    )
-    run.__annotations__ = {name: annotation for name, (annotation, _) in both.items()}
-    return run
-
-
-def _option(spec: Parameter) -> Any:
-    """Text, except for switches: the parameter itself checks it, with the same words as in Python and tables."""
+def _option(spec: Parameter) -> CommandParameter:
+    """Text, except for switches: the parameter itself checks it, as in Python and tables."""
     text = _escaped(spec.help.replace("``", ""))
     if spec.type == "choice":
         text += f": {', '.join(spec.options)}"
@@ -93,34 +81,33 @@ def _option(spec: Parameter) -> Any:
         text += f" (default {str(spec.default).lower() if spec.type == 'flag' else spec.default})"
     name = spec.name.replace("_", "-")
     if spec.type == "flag":
-        return Annotated[bool | None, typer.Option(f"--{name}/--no-{name}", help=text, show_default=False)]
+        return CommandParameter(text, (f"--{name}/--no-{name}",), type=bool | None, name=spec.name, default=None)
     metavar = {"size": "INT", "real": "NUMBER", "lengths": "INT,INT,…"}.get(spec.type, name.upper())
-    return Annotated[str | None, typer.Option(f"--{name}", metavar=metavar, help=text)]
+    values = partial(tuple, spec.options) if spec.type == "choice" else None
+    return CommandParameter(text, (f"--{name}",), metavar, type=str | None, name=spec.name, default=None, values=values)
 
 
-def _run(cls: type[Kernel], given: Mapping[str, Any], around: Mapping[str, Any]) -> None:
+def _run(cls: type[Kernel], given: Mapping[str, Any], around: dict[str, Any]) -> None:
+    json = around.pop("json")
     specs = parameters_of(cls)
-    missing = [f"--{name.replace('_', '-')}" for name, spec in specs.items() if spec.required and given[name] is None]
-    missing += ["--gpu"] if around["gpu"] is None else []
+    missing = [f"`{name}`" for name, spec in specs.items() if spec.required and given.get(name) is None]
+    missing += ["`gpu`"] if around["gpu"] is None else []
     if missing:
         raise KernelcastError(f"{cls.op} needs {', '.join(missing)}; see kernelcast kernel {cls.op} --help")
     values = {name: parse_value(specs[name], text) for name, text in given.items() if text is not None}
-    asked = {name: value for name, value in around.items() if name != "json"}
-    question = KernelQuestion(op=cls.op, parameters=values, **asked)
-    chip, conditions = question.chip, question.conditions
-    found, drawn = question.answer()
-    if around["json"]:
-        print(as_json.to_json(as_json.prediction_fields(found, chip, conditions) | as_json.energy_fields(drawn)))
-        return
-    from kernelcast.app.report.text import print_prediction
-
-    print_prediction(found, chip, conditions, drawn)
+    question = KernelQuestion(op=cls.op, parameters=values, **around)
+    gpu, conditions = question.resolved_gpu, question.conditions
+    prediction, energy = question.answer()
+    if json:
+        print(to_json(prediction_fields(prediction, gpu, conditions) | energy_fields(energy)))
+    else:
+        print_prediction(prediction, gpu, conditions, energy)
 
 
 def parse_value(spec: Parameter, text: Any) -> Any:
-    """What was typed, in the kind that the parameter checks."""
+    """What was typed, in the type that the parameter checks."""
     if spec.type in ("size", "real"):
-        return typed.parse_number(text)
+        return parse_number(text)
     if spec.type == "lengths":
         try:
             return json.loads(text if text.lstrip().startswith("[") else f"[{text}]")
@@ -129,9 +116,19 @@ def parse_value(spec: Parameter, text: Any) -> Any:
     return text
 
 
+def parse_number(text: str) -> Any:
+    """An int, a float, or the text itself when it is neither."""
+    for number in (int, float):
+        try:
+            return number(text)
+        except ValueError:
+            continue
+    return text
+
+
 def example_lines(cls: type[Kernel]) -> list[str]:
     """The op's own examples as commands; long ones go on after a backslash."""
-    return [_folded(typed_parameters(example), cls.op) for example in cls.examples]
+    return [_folded(op_options(example), cls.op) for example in cls.examples]
 
 
 def _folded(options: list[str], op: str) -> str:

@@ -1,4 +1,4 @@
-"""``kernelcast gpus``, ``kernelcast gpu ID`` and ``kernelcast ops``: what can be asked about."""
+"""gpus, gpu, ops, models and evidence: what is in the catalogues, and what was measured."""
 
 from __future__ import annotations
 
@@ -7,60 +7,103 @@ from typing import Annotated
 
 import typer
 
-from kernelcast.app.cli.commands import Command, with_examples
-from kernelcast.app.cli.options import Changes, Json
-from kernelcast.app.questions.shared import chosen_gpu
-from kernelcast.app.report import json as as_json
-from kernelcast.hardware import Gpu, gpu, gpu_ids
+from kernelcast.app.cli.commands import add_command
+from kernelcast.app.questions.evidence import EvidenceQuestion, all_entries
+from kernelcast.app.questions.parameters import argument
+from kernelcast.app.questions.shared import Changes, Json, gpu_names, resolve_gpu
+from kernelcast.app.report.json import print_json, to_json
+from kernelcast.forecast.learned import WEIGHTS
+from kernelcast.hardware import Gpu, gpu_ids
+from kernelcast.hardware import gpu as find_gpu
 from kernelcast.ops import REGISTRY
+
+GpuId = Annotated[str, argument("ID", "an id or name from `kernelcast gpus`, or a TOML file", values=gpu_names)]
 
 
 def register(app: typer.Typer) -> None:
-    app.command("gpus", cls=with_examples(Command, "kernelcast gpus --json"))(list_gpus)
-    examples = ("kernelcast gpu h200_sxm", "kernelcast gpu h200_sxm --set dram_bytes_per_s=7e12")
-    app.command("gpu", cls=with_examples(Command, *examples))(show_gpu)
-    app.command("ops", cls=with_examples(Command, "kernelcast ops --json"))(list_ops)
+    add_command(app, gpus, "kernelcast gpus --json")
+    add_command(app, gpu, "kernelcast gpu h200_sxm", "kernelcast gpu h200_sxm --set dram_bytes_per_s=7e12")
+    add_command(app, ops, "kernelcast ops --json")
+    add_command(app, models, "kernelcast models --json")
+    add_command(
+        app, evidence,
+        "kernelcast evidence",
+        "kernelcast evidence --op attention --gpu b200_sxm --stack vllm",
+        "kernelcast evidence --by gpu --json",
+        "kernelcast evidence --runs --gpu rtx_5090 --stack vllm",
+    )  # fmt: skip
 
 
-def list_gpus(json: Json = False) -> None:
+def gpus(json: Json = False) -> None:
     """List the GPUs of the catalogue."""
-    chips = sorted(map(gpu, gpu_ids()), key=_age)
+    from kernelcast.app.report.lists import gpu_summary, print_gpus
+
+    found = sorted(map(find_gpu, gpu_ids()), key=_age)
     if json:
-        print(as_json.to_json([as_json.gpu_summary(chip) for chip in chips]))
-        return
-    from kernelcast.app.report.lists import print_gpus
-
-    print_gpus(chips)
+        print(to_json([gpu_summary(gpu) for gpu in found]))
+    else:
+        print_gpus(found)
 
 
-def show_gpu(
-    gpu_id: Annotated[str, typer.Argument(metavar="ID", help="An id or name from `kernelcast gpus`, or a TOML file.")],
-    changes: Changes = None,
-    json: Json = False,
-) -> None:
+def gpu(id: GpuId, set: Changes = None, json: Json = False) -> None:
     """Show one GPU: every number, where it is from, and the peaks that follow."""
-    chip = chosen_gpu(gpu_id, changes)
+    from kernelcast.app.report.lists import gpu_fields, print_gpu
+
+    found = resolve_gpu(id, set)
     if json:
-        print(as_json.to_json(as_json.gpu_fields(chip)))
-        return
-    from kernelcast.app.report.lists import print_gpu
-
-    print_gpu(chip)
+        print(to_json(gpu_fields(found)))
+    else:
+        print_gpu(found)
 
 
-def list_ops(json: Json = False) -> None:
+def ops(json: Json = False) -> None:
     """List the ops and their parameters."""
+    from kernelcast.app.report.lists import op_fields, print_ops
+
     kernels = [REGISTRY[op] for op in sorted(REGISTRY)]
     if json:
-        print(as_json.to_json([as_json.op_fields(kernel) for kernel in kernels]))
-        return
-    from kernelcast.app.report.lists import print_ops
-
-    print_ops(kernels)
+        print(to_json([op_fields(kernel) for kernel in kernels]))
+    else:
+        print_ops(kernels)
 
 
-def _age(chip: Gpu) -> tuple[str, float, str]:
+def models(json: Json = False) -> None:
+    """List the bundled models."""
+    from kernelcast.app.report.lists import model_fields, print_models
+    from kernelcast.models import model, model_ids
+
+    found = {name: model(name) for name in model_ids()}
+    if json:
+        print_json({name: model_fields(architecture) for name, architecture in found.items()})
+    else:
+        print_models(found)
+
+
+def evidence(question: EvidenceQuestion, json: Json = False) -> None:
+    """What was measured, by configuration, and how far off forecasts of it are.
+
+    A configuration is an op on a GPU with its stack, backend, number formats, prefill or decode, … For each: how many
+    calls, the ranges of their numbers, and on calls that no fit saw the error and the share in the interval.
+    """
+    from kernelcast.app.report import lists
+
+    entries = question.answer()
+    if question.runs:
+        measured = all_entries(question.weights or WEIGHTS)
+        names: list[str | None] = [*question.gpu] or [None]
+        lines = [line for name in names for line in lists.runs_fields(name, question.stack, question.op, measured)]
+        if json:
+            print(to_json({"runs": lines}))
+        else:
+            lists.print_runs(lines)
+    elif json:
+        print(to_json(lists.evidence_fields(entries, question.by or "kind")))
+    else:
+        lists.print_evidence(entries, question.group(entries))
+
+
+def _age(gpu: Gpu) -> tuple[str, float, str]:
     """Oldest architecture first: vendors number their capabilities in order (8.9 < 9.0; gfx90a < gfx942)."""
-    digits = re.sub(r"^[a-z]+", "", chip.compute_capability)
-    number = float(digits) if digits == chip.compute_capability else float(int(digits, 16))
-    return chip.vendor, number, chip.id
+    digits = re.sub(r"^[a-z]+", "", gpu.compute_capability)
+    number = float(digits) if digits == gpu.compute_capability else float(int(digits, 16))
+    return gpu.vendor, number, gpu.id

@@ -1,110 +1,136 @@
-"""sweep: very many settings of models on GPUs, into a folder of rows."""
+"""sweep: very many settings of models on GPUs, into a folder of rows; query: rows by SQL, and the best of them."""
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from kernelcast.app.cli.commands import Command, with_examples
-from kernelcast.app.cli.options import CalibrationFile, Json, PredictorName, WeightsFolder
-from kernelcast.app.cli.progress import progress_bar
-from kernelcast.app.cli.query import Best, By, Pareto, Top, best_of
-from kernelcast.app.questions.shared import chosen_conditions
+from kernelcast.app.cli.commands import add_command, progress_bar
+from kernelcast.app.questions.shared import Json
+from kernelcast.app.questions.sweep import QueryQuestion, RankingParameters, SweepQuestion
+from kernelcast.app.report.json import print_json
 from kernelcast.errors import KernelcastError
 
 if TYPE_CHECKING:
     from kernelcast.search.sweep.engines import SweepEngine
+    from kernelcast.search.sweep.query import SweepTable
     from kernelcast.search.sweep.rows import SweepJob
     from kernelcast.search.sweep.run import SweepOutcome
 
 
 def register(app: typer.Typer) -> None:
-    examples = (
+    add_command(
+        app, sweep,
         'echo \'model = "llama-3.1-8b"\n  gpu = ["h100_sxm", "l40s"]\n  batch = { from = 1, to = 64, factor = 4 }\n'
         '  where = ["batch * input_len <= 32768"]\' > small.toml',
         "kernelcast sweep small.toml --engine one --top 3 --by dollars_per_million_tokens",
         'kernelcast query small.sweep "SELECT gpu, max(tokens_per_s) FROM sweep GROUP BY gpu"',
-    )
-    app.command("sweep", cls=with_examples(Command, *examples))(sweep)
+    )  # fmt: skip
+    add_command(
+        app, query,
+        'kernelcast query chat.sweep "SELECT gpu, min(dollars_per_million_tokens) FROM sweep GROUP BY gpu"',
+        "kernelcast query chat.sweep --pareto tokens_per_s_per_gpu,tpot_s --where \"model = 'llama-3.1-8b'\"",
+    )  # fmt: skip
 
 
-def sweep(
-    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="models, GPUs, layouts, sizes, formats, stacks")],
-    out: Annotated[
-        Path | None, typer.Option("-o", "--out", metavar="DIR", help="of the rows; default: FILE.sweep")
-    ] = None,
-    engine: Annotated[
-        str, typer.Option("--engine", metavar="processes|ray|one", help="who works: the rows are the same")
-    ] = "processes",
-    workers: Annotated[int | None, typer.Option("--workers", help="processes; default: one a core")] = None,
-    address: Annotated[
-        str | None, typer.Option("--address", metavar="HOST:PORT", help="of a Ray cluster; default: a local one")
-    ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="throw away the rows of another sweep in the folder")] = False,
-    chunk_settings: Annotated[
-        int | None, typer.Option("--chunk-settings", help="settings a file of rows; default: by their number")
-    ] = None,
-    top: Top = None,
-    by: By = None,
-    pareto: Pareto = None,
-    prices: Annotated[
-        Path | None, typer.Option("--prices", metavar="FILE.toml", help="USD per GPU-hour; default: those that ship")
-    ] = None,
-    price: Annotated[
-        list[str] | None, typer.Option("--price", metavar="GPU=USD", help="one price per GPU-hour; may be repeated")
-    ] = None,
-    predictor: PredictorName = "learned",
-    calibration: CalibrationFile = None,
-    weights: WeightsFolder = None,
-    as_json: Json = False,
-) -> None:
-    """Predict every setting that a file describes. Run again after a stop, it goes on where it was."""
+def sweep(question: SweepQuestion, json: Json = False) -> None:
+    """Predict every setting that a file describes. Run again after a stop, it continues there."""
+    from kernelcast.app.report.sweep import outcome_fields, print_outcome
     from kernelcast.search.sweep.engines import sweep_engine
     from kernelcast.search.sweep.file import read_sweep
+    from kernelcast.search.sweep.query import open_sweep
     from kernelcast.search.sweep.rows import SweepJob, hourly_prices
 
-    best = best_of(top, by, pareto)
-    if chunk_settings is not None and chunk_settings < 1:
-        raise KernelcastError(f"--chunk-settings is a number of 1 or more, not {chunk_settings}")
-    chosen = sweep_engine(engine, workers, address)
-    asked = read_sweep(file)
-    conditions = chosen_conditions(None, "model", predictor, calibration, weights)
-    work = SweepJob(asked, conditions, hourly_prices(asked.gpus, prices, price or ()))
-    found = _run(work, out or Path(f"{file.stem}.sweep"), chosen, chunk_settings, fresh)
-    _tell(found, best, as_json)
+    question.objectives()
+    if question.chunk_settings is not None and question.chunk_settings < 1:
+        raise KernelcastError(f"`chunk_settings` must be 1 or more, not {question.chunk_settings}")
+    engine = sweep_engine(question.engine, question.workers, question.address)
+    settings = read_sweep(question.file)
+    work = SweepJob(settings, question.conditions, hourly_prices(settings.gpus, question.prices, question.price or ()))
+    outcome = _run(work, question.out or Path(f"{question.file.stem}.sweep"), engine, question)
+    with open_sweep(outcome.folder) as rows:
+        statuses = rows.statuses()
+        if json:
+            print_json(outcome_fields(outcome, statuses) | best_fields(question, rows))
+        else:
+            print_outcome(outcome, statuses)
+            print_best_rows(question, rows)
 
 
-def _run(work: SweepJob, folder: Path, engine: SweepEngine, chunk_settings: int | None, fresh: bool) -> SweepOutcome:
+def _run(work: SweepJob, folder: Path, engine: SweepEngine, question: SweepQuestion) -> SweepOutcome:
     from kernelcast.search.sweep.run import run_sweep
 
     with progress_bar(transient=True) as task:
         bar, start = task("settings"), time.monotonic()
 
-        def told(done: int, total: int, before: int) -> None:
+        def report(done: int, total: int, before: int) -> None:
             rate = (done - before) / max(time.monotonic() - start, 1e-9)
             bar(done, total, f"{rate:,.0f}/s" if done > before else "")
 
         try:
-            return run_sweep(work, folder, engine, chunk_settings=chunk_settings, fresh=fresh, on_progress=told)
+            return run_sweep(work, folder, engine, chunk_settings=question.chunk_settings, fresh=question.fresh,
+                             on_progress=report)  # fmt: skip
         except KeyboardInterrupt:
             stopped = folder
-    print(f"kernelcast: stopped; what is finished is in {stopped}, and the same command goes on there", file=sys.stderr)
+    print(f"kernelcast: stopped; what is finished is in {stopped}, and the same command continues", file=sys.stderr)
     raise KeyboardInterrupt
 
 
-def _tell(found: SweepOutcome, best: Best, as_json: bool) -> None:
-    from kernelcast.app.report.sweep import outcome_fields, print_outcome
+def query(question: QueryQuestion, json: Json = False) -> None:
+    """Query the rows of a sweep: SQL (DuckDB's) on the table sweep, which nothing can change; or the best of them."""
+    from kernelcast.app.report.sweep import answer_fields, print_answer, write_csv
     from kernelcast.search.sweep.query import open_sweep
 
-    with open_sweep(found.folder) as rows:
-        statuses = rows.statuses()
-        if as_json:
-            typer.echo(json.dumps(outcome_fields(found, statuses) | best.fields(rows)))
-        else:
-            print_outcome(found, statuses)
-            best.show(rows)
+    ranked_by, front = question.objectives()
+    ranked = ranked_by is not None or front is not None
+    if (question.sql is None) != ranked:
+        raise KernelcastError("what to query? give one SELECT, or `top` N `by` COLUMN, or `pareto` X,Y")
+    if question.where and question.sql:
+        raise KernelcastError("`where` belongs to `top` and `pareto`; a SELECT has a WHERE of its own")
+    if question.csv and (json or ranked):
+        raise KernelcastError("`csv` is of a SELECT, and without `json`")
+    with open_sweep(question.folder) as rows:
+        if rows.finished < rows.chunks:
+            print(f"kernelcast: {rows.finished:,} of {rows.chunks:,} chunks are finished so far", file=sys.stderr)
+        if question.sql is None:
+            if json:
+                print_json(best_fields(question, rows, question.where))
+            else:
+                print_best_rows(question, rows, question.where)
+            return
+        result = rows.sql(question.sql)
+    if json:
+        print_json(answer_fields(result), default=str)
+    elif question.csv:
+        write_csv(result)
+    else:
+        print_answer(result)
+
+
+def best_fields(ranking: RankingParameters, rows: SweepTable, where: str | None = None) -> dict[str, Any]:
+    from kernelcast.app.report.sweep import answer_fields
+
+    ranked_by, front = ranking.objectives()
+    fields = {}
+    if ranking.top and ranked_by:
+        fields["top"] = answer_fields(rows.top(ranking.top, ranked_by, where))
+    if front:
+        fields["pareto"] = answer_fields(rows.pareto(*front, where))
+    return fields
+
+
+def print_best_rows(ranking: RankingParameters, rows: SweepTable, where: str | None = None) -> None:
+    from kernelcast.app.report.sweep import print_best
+
+    ranked_by, front = ranking.objectives()
+    if ranking.top and ranked_by:
+        found = rows.top(ranking.top, ranked_by, where)
+        print_best(found, f"best {len(found.rows)} by {ranked_by.column} ({ranked_by.better})", [ranked_by])
+    if front:
+        found = rows.pareto(*front, where)
+        named = " against ".join(f"{objective.column} ({objective.better})" for objective in front)
+        print_best(found, f"{len(found.rows)} on the Pareto front: {named}", front)

@@ -1,4 +1,4 @@
-"""``kernelcast web``: the page and its API, on this machine."""
+"""web: the page and its API, on this machine."""
 
 from __future__ import annotations
 
@@ -8,32 +8,30 @@ from typing import Annotated
 
 import typer
 
-from kernelcast.app.cli.commands import Command, with_examples
+from kernelcast.app.cli.commands import add_command
+from kernelcast.app.questions.parameters import option
 from kernelcast.errors import KernelcastError
 
 PORT = 8321
 _NEEDED = ("fastapi", "uvicorn")
 
+Host = Annotated[str, option(help="address to listen at; others than this one let other machines in")]
+Port = Annotated[int, option(minimum=0, maximum=65535, help="0: any that is free")]
+Workers = Annotated[int | None, option(minimum=1, maximum=64, help="worker processes; default: one a core, 2 to 8")]
+AllowedHosts = Annotated[
+    list[str] | None, option(metavar="NAME", help="a host name that browsers may use; may be repeated")
+]
+Open = Annotated[bool, option(help="show the page in a browser")]
+
 
 def register(app: typer.Typer) -> None:
-    examples = ("kernelcast web", "kernelcast web --port 9000 --open")
-    app.command("web", cls=with_examples(Command, *examples))(web)
+    add_command(app, web, "kernelcast web", "kernelcast web --port 9000 --open")
 
 
 def web(
-    host: Annotated[str, typer.Option("--host", help="address to listen at; others than this one let others ask")] = (
-        "127.0.0.1"
-    ),
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: any that is free")] = PORT,
-    workers: Annotated[
-        int | None, typer.Option("--workers", min=1, max=64, help="processes that answer; default: one a core, 2 to 8")
-    ] = None,
-    allow_host: Annotated[
-        list[str] | None,
-        typer.Option("--allow-host", metavar="NAME", help="a name that browsers may ask it by; may be repeated"),
-    ] = None,
-    opened: Annotated[bool, typer.Option("--open", help="show the page in a browser")] = False,
-) -> None:
+    host: Host = "127.0.0.1", port: Port = PORT, workers: Workers = None, allow_host: AllowedHosts = None,
+    open: Open = False,
+) -> None:  # fmt: skip
     """Serve the page and its API on this machine, until Ctrl-C."""
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
@@ -42,4 +40,4 @@ def web(
     from kernelcast.app.web.serve import serve
 
     limits = Limits()
-    serve(host, port, limits if workers is None else replace(limits, workers=workers), allow_host or (), opened=opened)
+    serve(host, port, limits if workers is None else replace(limits, workers=workers), allow_host or (), opened=open)

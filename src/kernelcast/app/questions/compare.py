@@ -2,69 +2,71 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from kernelcast.app.questions.shared import CalibrationFile, ModelName, PredictorName, WeightsFolder, chosen_conditions
-from kernelcast.app.questions.words import flag, flag_of, flags_under
+from kernelcast.app.questions.parameters import Question, option
+from kernelcast.app.questions.shared import (
+    InputLen,
+    KvFormat,
+    ModelName,
+    OutputLen,
+    PredictorParameters,
+    Price,
+    PriceKind,
+    PricesFile,
+    gpu_names,
+    stack_names,
+    weight_formats,
+)
+from kernelcast.app.questions.trace import NEEDS_TORCH, StepParameters, step_conditions
 from kernelcast.errors import KernelcastError
-from kernelcast.forecast.conditions import Conditions
 
 if TYPE_CHECKING:
     from kernelcast.search.compare.compare import Comparison, ServingForecast
     from kernelcast.search.compare.sensitivity import Gain
+    from kernelcast.search.compare.training import TrainingComparison
 
 Gains = list[tuple["ServingForecast", "tuple[Gain, ...]"]]
 
-_FIRST = 3  # GPUs that ``sensitivity`` looks at
-_gpus = flags_under("GPUs and prices")
-_served = flags_under("What is served")
-_trained = flags_under("What is trained (with --training; words as in `kernelcast trace`)")
+_FIRST = 3  # GPUs of the sensitivity analysis
+_limit = partial(option, metavar="TIME")
 
 
 @dataclass(frozen=True)
-class GpuChoice:
+class GpusAndPrices(PredictorParameters):
     """Which GPUs, at which prices."""
+
+    panel: ClassVar[str | None] = "GPUs and prices"
 
     gpus: Annotated[
         str | Sequence[str] | None,
-        _gpus("--gpus", "--gpu", metavar="ID,..", help="GPUs to compare, or all (required)", typed=str | None),
-    ] = None
-    max_gpus: Annotated[int, _gpus("--max-gpus", help="GPUs at most, of one kind")] = 8
+        option("", "--gpu", metavar="ID,..", help="GPUs to compare, or all (required)", type=str | None,
+               values=partial(gpu_names, "all")),
+    ] = None  # fmt: skip
+    max_gpus: Annotated[int, option(help="GPUs at most, of one model")] = 8
     what_if: Annotated[
         list[str] | None,
-        _gpus("--what-if", metavar="FIELD*FACTOR", help="a variant of every GPU, or FIELD=VALUE; may be repeated"),
+        option(metavar="FIELD*FACTOR", help="a variant of every GPU, or FIELD=VALUE; may be repeated"),
     ] = None
     by: Annotated[
         str | None,
-        _gpus("--by", metavar="WHAT", help="dollars, latency, throughput or joules; default: dollars, then (without a "
-              "price) throughput a GPU"),
+        option(metavar="WHAT", help="dollars, latency, throughput or joules; default: dollars, then (without a price) "
+               "throughput a GPU"),
     ] = None  # fmt: skip
-    prices: Annotated[
-        Path | None, _gpus("--prices", metavar="FILE", help="TOML with usd_per_hour, date and source of each GPU")
-    ] = None
-    price: Annotated[
-        list[str] | None, _gpus("--price", metavar="GPU=USD", help="one price per GPU-hour; may be repeated")
-    ] = None
-    price_kind: Annotated[
-        str, _gpus("--price-kind", metavar="on_demand|reserved", help="which price of a file that has both")
-    ] = "on_demand"
-    predictor: PredictorName = "learned"
-    calibration: CalibrationFile = None
-    weights: WeightsFolder = None
+    prices: PricesFile = None
+    price: Price = None
+    price_kind: PriceKind = "on_demand"
 
     @property
-    def conditions(self) -> Conditions:
-        return chosen_conditions(None, "model", self.predictor, self.calibration, self.weights)
-
-    @property
-    def compared(self) -> dict[str, Any]:
-        """As ``advise.compare`` takes them."""
+    def gpu_arguments(self) -> dict[str, Any]:
+        """As ``search.compare`` takes them."""
         names = "all" if self.gpus is None else self.gpus
         if isinstance(names, str) and not names.replace(",", "").strip():
-            raise KernelcastError(f"--gpus is a list with commas, as in h100_sxm,h200_sxm, or all, not {self.gpus!r}")
+            raise KernelcastError(f"`gpus` is a list with commas, as in h100_sxm,h200_sxm, or all, not {self.gpus!r}")
         return {
             "gpus": names, "max_gpus": self.max_gpus, "what_if": self.what_if or (),
             "by": self.by, "prices": self.prices, "price": self.price or (), "price_kind": self.price_kind,
@@ -72,89 +74,95 @@ class GpuChoice:
 
 
 @dataclass(frozen=True)
-class ServedChoice:
-    """A model that answers requests."""
+class ServedModel(Question):
+    """A model that serves requests."""
 
-    rate: Annotated[float | None, _served("--rate", "--request-rate", help="requests a second to carry")] = None
-    input_len: Annotated[int | None, _served("--input-len", help="tokens of each prompt (1024)")] = None
-    output_len: Annotated[int | None, _served("--output-len", help="tokens of each answer (128)")] = None
-    ttft: Annotated[str | None, _served("--ttft", metavar="TIME", help="limit of the mean time to first token")] = None
-    tpot: Annotated[str | None, _served("--tpot", metavar="TIME", help="of the mean time per output token")] = None
-    e2el: Annotated[str | None, _served("--e2el", metavar="TIME", help="of the mean time end to end")] = None
-    stack: Annotated[str | None, _served("--stack", metavar="NAME", help="vllm (or sglang, trtllm, torch)")] = None
-    formats: Annotated[
-        str | None, _served("--formats", metavar="FORMAT,..", help="of weights, or all; default: the checkpoint's")
-    ] = None
-    kv_dtype: Annotated[str | None, _served("--kv-dtype", metavar="FORMAT", help="of the KV cache")] = None
-    thorough: Annotated[bool, _served("--thorough", help="forecast every layout, not only those that promise most")] = (
-        False
+    panel: ClassVar[str | None] = "Serving"
+
+    rate: Annotated[float | None, option("", "--request-rate", help="requests per second to sustain")] = None
+    input_len: InputLen = None
+    output_len: OutputLen = None
+    ttft: Annotated[str | None, _limit(help="limit of the mean time to first token")] = None
+    tpot: Annotated[str | None, _limit(help="limit of the mean time per output token")] = None
+    e2el: Annotated[str | None, _limit(help="limit of the mean end-to-end latency")] = None
+    stack: Annotated[str | None, option(metavar="NAME", help="vllm (or sglang, trtllm, torch)", values=stack_names)] = (
+        None
     )
-    sensitivity: Annotated[
-        bool, _served("--sensitivity", help="what one per cent more of each spec buys, of the first three GPUs")
-    ] = False
+    formats: Annotated[
+        str | None,
+        option(metavar="FORMAT,..", help="formats of weights, or all; default: the checkpoint's",
+               values=partial(weight_formats, "all")),
+    ] = None  # fmt: skip
+    kv_dtype: KvFormat = None
+    thorough: Annotated[bool, option(help="forecast every layout, not only the most promising")] = False
+    sensitivity: Annotated[bool, option(help="what 1% more of each spec buys, of the first three GPUs")] = False
 
     @property
-    def served(self) -> dict[str, Any]:
-        """As ``advise.compare`` takes them."""
-        return {one.name: getattr(self, one.name) for one in fields(ServedChoice) if one.name != "sensitivity"}
+    def served_arguments(self) -> dict[str, Any]:
+        """As ``search.compare`` takes them."""
+        given = {field.name: getattr(self, field.name) for field in fields(ServedModel) if field.name != "sensitivity"}
+        return {name: value for name, value in given.items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareQuestion(ServedChoice, GpuChoice):
+class CompareQuestion(ServedModel, GpusAndPrices):
     """Every GPU at its best way to serve a model."""
 
     command: ClassVar[str] = "compare"
 
     model: ModelName
-    batch: Annotated[int | None, flag("--batch", help="requests of one static batch")] = None
+    batch: Annotated[int | None, option(help="requests of one static batch")] = None
 
     def answer(self) -> Comparison:
         """The GPUs, in order."""
         from kernelcast.search.compare.compare import compare
 
-        served = {name: value for name, value in self.served.items() if value is not None}
-        return compare(self.model, **self.compared, **served, batch=self.batch, conditions=self.conditions)
+        return compare(self.model, **self.gpu_arguments, **self.served_arguments, batch=self.batch,
+                       conditions=self.conditions)  # fmt: skip
 
-    def gains(self, found: Comparison) -> Gains:
+    def gains(self, comparison: Comparison) -> Gains:
         """With ``sensitivity``: what one per cent more of each spec buys, of the first few real GPUs."""
         from kernelcast.search.compare.sensitivity import sensitivity
 
-        real = [one for one in found.fitting if not one.deployment.gpu.changes]
+        real = [served for served in comparison.fitting if not served.deployment.gpu.changes]
         first = real[:_FIRST] if self.sensitivity else []
         return list(zip(first, sensitivity(first), strict=True)) if first else []
 
 
 @dataclass(frozen=True)
-class TrainedChoice:
+class TrainedModel(StepParameters):
     """A model that is trained."""
 
-    seq: Annotated[int | None, _trained("--seq", help="tokens of each sample (512)")] = None
-    dtype: Annotated[str | None, _trained("--dtype", metavar="FORMAT", help="bf16, fp16, fp32 or tf32")] = None
-    precision: Annotated[str | None, _trained("--precision", metavar="NAME", help="pure, mixed or autocast")] = None
-    image_size: Annotated[int | None, _trained("--image-size", help="pixels of an image's side")] = None
-    optimizer: Annotated[str, _trained("--optimizer", metavar="NAME", help="adamw, adam, sgd, .., none")] = "adamw"
-    accumulate: Annotated[int, _trained("--accumulate", help="passes before the optimizer steps")] = 1
-    attention: Annotated[str, _trained("--attention", metavar="KIND", help="fused or math")] = "fused"
-    checkpointing: Annotated[bool, _trained("--checkpointing", help="recompute activations")] = False
-    graph: Annotated[bool, _trained("--graph", help="kernels replay from a CUDA graph")] = False
-    host: Annotated[str, _trained("--host", metavar="NAME", help="whose time to launch kernels")] = "server"
-    dp: Annotated[int, _trained("--dp", help="data-parallel ranks; --batch is that of each")] = 1
-    tp: Annotated[int, _trained("--tp", help="GPUs that cut every layer")] = 1
-    pp: Annotated[int, _trained("--pp", help="pipeline stages")] = 1
-    ep: Annotated[int, _trained("--ep", help="data-parallel ranks that experts are dealt out to")] = 1
-    zero: Annotated[int, _trained("--zero", help="1: optimizer states, 2: gradients, 3: parameters dealt out")] = 0
-    micro_batches: Annotated[int, _trained("--micro-batches", help="passes of --batch before the step")] = 1
-    tokens: Annotated[float | None, _trained("--tokens", help="of the whole training (1e12)")] = None
-    samples: Annotated[float | None, _trained("--samples", help="of the whole training: an epoch's, say")] = None
+    panel: ClassVar[str | None] = "Training step"
 
-    @property
-    def cut(self) -> dict[str, int]:
-        return {name: getattr(self, name) for name in ("dp", "tp", "pp", "ep", "zero", "micro_batches")}
+    tokens: Annotated[float | None, option(help="tokens of the whole training (1e12)")] = None
+    samples: Annotated[float | None, option(help="samples of the whole training, such as an epoch's")] = None
 
 
-def refuse_others(choice: ServedChoice | TrainedChoice, what: str) -> None:
-    """Refuse options of the other half."""
-    kind: type = type(choice)
-    given = [flag_of(kind, one.name) for one in fields(choice) if getattr(choice, one.name) != one.default]
-    if given:
-        raise KernelcastError(f"{', '.join(given)} {what}")
+@dataclass(frozen=True, kw_only=True)
+class CompareTrainingQuestion(TrainedModel, GpusAndPrices):
+    """Every GPU at its best way to train a model."""
+
+    command: ClassVar[str] = "compare"
+
+    model: ModelName
+    batch: Annotated[int, option(help="samples of a step")] = 1
+
+    def answer(self) -> TrainingComparison:
+        """The GPUs, in order; what is wrong is refused before the model is traced."""
+        if importlib.util.find_spec("torch") is None:
+            raise KernelcastError(NEEDS_TORCH)
+        arguments = self.gpu_arguments
+        from kernelcast.hardware.prices import read_prices
+        from kernelcast.search.compare.candidates import chosen_gpus
+        from kernelcast.search.compare.training import compare_training
+        from kernelcast.training.layout import TrainingLayout
+
+        chosen_gpus(arguments["gpus"], self.what_if or ())
+        read_prices(self.prices, self.price or (), self.price_kind)
+        layout = TrainingLayout(**self.parallel_sizes)
+        return compare_training(
+            self.traced(self.model, self.batch, "training"), **arguments,
+            layout=None if layout == TrainingLayout() else layout, tokens=self.tokens, samples=self.samples,
+            conditions=step_conditions(self.conditions), how=self.launching,
+        )  # fmt: skip

@@ -4,13 +4,54 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, ClassVar
 
+from kernelcast.app.questions.parameters import Question, option
+from kernelcast.app.questions.shared import WeightsFolder, gpu_names, op_names, stack_names
 from kernelcast.errors import KernelcastError, refuse_unknown
 from kernelcast.forecast.evidence import MeasuredConfiguration
 from kernelcast.forecast.learned import WEIGHTS, load
 from kernelcast.hardware import gpu as named_gpu
 from kernelcast.ops import REGISTRY
+
+GROUPS = ("kind", "op", "gpu", "stack")
+_MOST_LINES = 40
+
+
+@dataclass(frozen=True)
+class EvidenceQuestion(Question):
+    """Configurations that were measured: of these ops, on these GPUs, by these stacks (none: all)."""
+
+    command: ClassVar[str] = "evidence"
+
+    op: Annotated[list[str], option(help="only this op; may be repeated", values=op_names)] = field(
+        default_factory=list
+    )
+    gpu: Annotated[list[str], option(metavar="ID", help="only this GPU; may be repeated", values=gpu_names)] = field(
+        default_factory=list
+    )
+    stack: Annotated[list[str], option(help="only this stack; may be repeated", values=stack_names)] = field(
+        default_factory=list
+    )
+    where: Annotated[
+        list[str],
+        option(metavar="NAME=VALUE", help="only configurations with this value (dtype=fp8); may be repeated"),
+    ] = field(default_factory=list)
+    by: Annotated[str | None, option(metavar="|".join(GROUPS), help="a line for each; default: as fits")] = None
+    runs: Annotated[bool, option(help="instead: which kernel runs, by stack, op and format, and what was measured")] = (
+        False
+    )
+    weights: WeightsFolder = None
+
+    def answer(self) -> list[MeasuredConfiguration]:
+        refuse_unknown("`by`", [self.by] if self.by else [], GROUPS)
+        return evidence(self.op, self.gpu, self.stack, self.where, self.weights)
+
+    def group(self, entries: Sequence[MeasuredConfiguration]) -> str:
+        """What a line of the table stands for."""
+        return self.by or ("kind" if len(entries) <= _MOST_LINES else "op" if not self.op else "gpu")
 
 
 def evidence(
@@ -20,11 +61,11 @@ def evidence(
     where: str | Sequence[str] = (),
     weights: Path | None = None,
 ) -> list[MeasuredConfiguration]:
-    """Kinds of calls that were measured: of these ops, on these GPUs, by these stacks (none: all), with these words
-    (``dtype=fp8``). Each entry has its words, how many calls, the error on those that no fit saw, and ``told()``."""
+    """Configurations that were measured: of these ops, on these GPUs, by these stacks (none: all), with these values
+    (``dtype=fp8``). Each entry has its configuration, how many calls, the held-out error, and ``told()``."""
     ops, gpus, stacks, pairs = (_list(given) for given in (op, gpu, stack, where))
     refuse_unknown("op", ops, REGISTRY)
-    places = [named_gpu(name).id for name in gpus]
+    gpu_ids = [named_gpu(name).id for name in gpus]
     entries = all_entries(weights or WEIGHTS)
     refuse_unknown("stack", stacks, sorted({str(entry.configuration["stack"]) for entry in entries}))
     words = [_pair(text, entries) for text in pairs]
@@ -32,7 +73,7 @@ def evidence(
         entry
         for entry in entries
         if (not ops or entry.op in ops)
-        and (not places or entry.gpu in places)
+        and (not gpu_ids or entry.gpu in gpu_ids)
         and (not stacks or str(entry.configuration["stack"]) in stacks)
         and all(str(entry.configuration.get(name)) == value for name, value in words)
     ]
@@ -40,13 +81,13 @@ def evidence(
 
 @functools.lru_cache(maxsize=4)
 def all_entries(folder: Path = WEIGHTS) -> tuple[MeasuredConfiguration, ...]:
-    """All kinds of all families, by op, GPU and words."""
+    """All configurations of all families, by op and GPU."""
     loaded = [load(folder, path.stem) for path in sorted(folder.glob("*.safetensors"))]
-    found = [entry for weights in loaded if weights for entry in weights.evidence.entries]
-    if not found:
+    entries = [entry for weights in loaded if weights for entry in weights.evidence.entries]
+    if not entries:
         raise KernelcastError(f"no evidence in {folder}: no FAMILY.safetensors, as `kernelcast fit -o DIR` writes")
     return tuple(
-        sorted(found, key=lambda entry: (entry.op, entry.gpu, str(sorted(map(str, entry.configuration.items())))))
+        sorted(entries, key=lambda entry: (entry.op, entry.gpu, str(sorted(map(str, entry.configuration.items())))))
     )
 
 
@@ -57,6 +98,6 @@ def _list(given: str | Sequence[str]) -> list[str]:
 def _pair(text: str, entries: Sequence[MeasuredConfiguration]) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals:
-        raise KernelcastError(f"--where {text!r}: give WORD=VALUE, as dtype=fp8")
-    refuse_unknown("word", [name], sorted({known for entry in entries for known in entry.configuration}))
+        raise KernelcastError(f"`where` {text!r}: give NAME=VALUE, as dtype=fp8")
+    refuse_unknown("name", [name], sorted({known for entry in entries for known in entry.configuration}))
     return name, value

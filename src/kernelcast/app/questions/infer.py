@@ -1,127 +1,172 @@
-"""How fast a language model runs, what takes the time, and whether it fits: one static batch."""
+"""How fast a language model runs: one static batch, aggregated or as disaggregated prefill and decode workers."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from kernelcast.app.questions.cluster import ClusterChoice
-from kernelcast.app.questions.drafts import DraftModel, speculation
+from kernelcast.app.questions.deployment import ClusterParameters, speculation
+from kernelcast.app.questions.parameters import Question, option
 from kernelcast.app.questions.shared import (
-    CalibrationFile,
+    Acceptance,
     Changes,
+    Dp,
+    DraftModel,
+    DraftTokens,
+    Ep,
     GpuName,
+    InputLen,
+    KvFormat,
+    MicroBatches,
     ModelName,
+    OutputLen,
     PowerCap,
     Pp,
-    PredictorName,
+    PredictorParameters,
     SequenceParallel,
+    StackName,
     Tp,
-    WeightsFolder,
-    chosen_conditions,
-    chosen_gpu,
-    chosen_model,
+    TransferFabric,
+    WeightsFormat,
+    resolve_gpu,
+    resolve_model,
 )
-from kernelcast.app.questions.words import flag
 from kernelcast.errors import KernelcastError
 
 if TYPE_CHECKING:
     from kernelcast.hardware import Gpu
     from kernelcast.inference.deployment import Deployment
+    from kernelcast.inference.disaggregated import Disaggregated
     from kernelcast.inference.infer import Inference
     from kernelcast.inference.workload import Speculation, Workload
     from kernelcast.models.architecture import Architecture
 
-_USUAL = {"batch": 1, "input_len": 1024, "output_len": 128, "cached": 0}
+_SIZES = ("batch", "input_len", "output_len", "cached")
+
+
+@dataclass(frozen=True)
+class PrefillWorkers(Question):
+    """Disaggregated serving: the workers that only prefill; None: not given."""
+
+    panel: ClassVar[str | None] = "Disaggregated serving"
+
+    prefill_workers: Annotated[int | None, option(help="prefill workers; --tp, --batch … are the decode workers'")] = (
+        None
+    )
+    decode_workers: Annotated[int | None, option(help="decode workers", unless_given=1)] = None
+    prefill_tp: Annotated[int | None, option(help="tensor parallel size of a prefill worker", unless_given=1)] = None
+    prefill_pp: Annotated[int | None, option(help="pipeline parallel size of a prefill worker", unless_given=1)] = None
+    prefill_dp: Annotated[int | None, option(help="attention data parallel size of one", unless_given=1)] = None
+    prefill_ep: Annotated[int | None, option(help="expert parallel size of one", unless_given=1)] = None
+    prefill_batch: Annotated[int | None, option(help="prompts that one prefills together", unless_given=1)] = None
+    transfer_fabric: TransferFabric = None
+
+
+DISAGGREGATED = tuple(member.name for member in fields(PrefillWorkers))
 
 
 @dataclass(frozen=True, kw_only=True)
-class InferQuestion(ClusterChoice):
+class InferQuestion(PrefillWorkers, ClusterParameters, PredictorParameters):
     """One static batch of requests; None: not given."""
 
     command: ClassVar[str] = "infer"
 
     model: ModelName
     gpu: GpuName = None
-    stack: Annotated[str, flag("--stack", metavar="NAME", help="vllm, sglang, trtllm, torch")] = "vllm"
-    batch: Annotated[int | None, flag("--batch", help="requests that start together (1)")] = None
-    input_len: Annotated[int | None, flag("--input-len", help="tokens of each prompt (1024)")] = None
-    output_len: Annotated[int | None, flag("--output-len", help="tokens of each answer (128)")] = None
+    stack: StackName = "vllm"
+    batch: Annotated[int | None, option(help="requests of the batch", unless_given=1)] = None
+    input_len: InputLen = None
+    output_len: OutputLen = None
     requests: Annotated[
-        Path | None, flag("--requests", metavar="FILE", help="CSV, JSONL or Parquet with input_tokens, output_tokens")
+        Path | None, option(metavar="FILE", help="CSV, JSONL or Parquet with input_tokens, output_tokens")
     ] = None
-    cached: Annotated[int | None, flag("--cached", help="tokens of each prompt that the cache has already (0)")] = None
+    cached: Annotated[int | None, option(help="tokens of each prompt in the prefix cache (0)")] = None
     chunk: Annotated[
-        int | None, flag("--chunk", help="prefill in steps of so many tokens; 0: at once; default: the stack's")
+        int | None, option(help="tokens a step of chunked prefill; 0: not chunked; default: the stack's")
     ] = None
-    dtype: Annotated[
-        str | None, flag("--dtype", metavar="FORMAT", help="of weights; default: as the checkpoint is")
-    ] = None
-    kv_dtype: Annotated[str | None, flag("--kv-dtype", metavar="FORMAT", help="of the KV cache")] = None
+    dtype: WeightsFormat = None
+    kv_dtype: KvFormat = None
     tp: Tp = 1
     pp: Pp = 1
-    ep: Annotated[int, flag("--ep", help="parts that experts are dealt out to")] = 1
-    dp: Annotated[int, flag("--dp", help="attention-DP ranks that share the experts")] = 1
-    images: Annotated[int, flag("--images", low=0, help="that each prompt has, beside its tokens (0)")] = 0
-    image_size: Annotated[int, flag("--image-size", low=1, help="pixels of a side of each (1024)")] = 1024
-    micro_batches: Annotated[int, flag("--micro-batches", help="parts of the batch in a pipeline")] = 1
+    ep: Ep = 1
+    dp: Dp = 1
+    images: Annotated[int, option(help="images of each prompt, beside its tokens (0)", minimum=0)] = 0
+    image_size: Annotated[int, option(help="pixels of an image's side (1024)", minimum=1)] = 1024
+    micro_batches: MicroBatches = 1
     sequence_parallel: SequenceParallel = False
-    draft_tokens: Annotated[int, flag("--draft-tokens", help="speculative decoding: guesses a step")] = 0
-    acceptance: Annotated[float, flag("--acceptance", help="probability that a guess is right")] = 0.7
+    draft_tokens: DraftTokens = 0
+    acceptance: Acceptance = 0.7
     draft_model: DraftModel = None
     set: Changes = None
     power_cap: PowerCap = None
-    predictor: PredictorName = "learned"
-    calibration: CalibrationFile = None
-    weights: WeightsFolder = None
 
-    def answer(self) -> Inference:
-        """The batch, forecast."""
+    @property
+    def disaggregated(self) -> bool:
+        given = self.given(*DISAGGREGATED)
+        if given and self.prefill_workers is None:
+            raise KernelcastError(f"{given[0]} needs `prefill_workers`, such as 2")
+        return bool(given)
+
+    def answer(self) -> Inference | Disaggregated:
+        """The batch, forecast; with ``prefill_workers``, both pools of workers."""
         from kernelcast.inference.infer import infer
         from kernelcast.inference.workload import with_images
 
-        chip = chosen_gpu(self.gpu, self.set, self.power_cap)
-        place = self._deployed(chosen_model(self.model), chip)
-        workload = self._workload(place)
+        if self.disaggregated:
+            return self._answer_disaggregated()
+        deployment = self._deployment(resolve_model(self.model), resolve_gpu(self.gpu, self.set, self.power_cap))
+        workload = self._workload(deployment)
         if self.images:
-            workload = with_images(workload, place, self.images, self.image_size)
-        conditions = chosen_conditions(None, "model", self.predictor, self.calibration, self.weights)
-        return infer(place, workload, conditions)
+            workload = with_images(workload, deployment, self.images, self.image_size)
+        return infer(deployment, workload, self.conditions)
 
-    def _deployed(self, model: Architecture, chip: Gpu) -> Deployment:
+    def _answer_disaggregated(self) -> Disaggregated:
+        from kernelcast.inference.disaggregated import PhaseWorkers, infer_disaggregated
+
+        self.refuse(("requests", "images"), "`prefill_workers` serve equal requests without images")
+        decode = self._deployment(resolve_model(self.model), resolve_gpu(self.gpu, self.set, self.power_cap))
+        work = self._workload(decode)
+        sizes: dict[str, Any] = {name: self.value(f"prefill_{name}") for name in ("tp", "pp", "dp", "ep")}
+        prefill = replace(self, **sizes)._deployment(decode.model, decode.gpu)
+        return infer_disaggregated(
+            PhaseWorkers(prefill, self.value("prefill_batch"), self.value("prefill_workers")),
+            PhaseWorkers(decode, len(work.inputs), self.value("decode_workers")),
+            work.inputs[0], work.outputs[0], cached=self.cached or 0, chunk=self.chunk,
+            speculation=work.speculation, transfer=self.transfer_fabric, conditions=self.conditions,
+        )  # fmt: skip
+
+    def _deployment(self, model: Architecture, gpu: Gpu) -> Deployment:
         from kernelcast.models.precision import Precision
         from kernelcast.stacks import stack
 
         layout = self.layout(self.tp, self.pp, self.dp, self.ep, sequence_parallel=self.sequence_parallel,
                              micro_batches=self.micro_batches)  # fmt: skip
-        return self.place(model, chip, stack(self.stack), Precision.of(model, self.dtype, self.kv_dtype), layout)
+        return self.deployment(model, gpu, stack(self.stack), Precision.of(model, self.dtype, self.kv_dtype), layout)
 
-    def _workload(self, place: Deployment) -> Workload:
+    def _workload(self, deployment: Deployment) -> Workload:
         from kernelcast.inference.workload import Workload
 
-        def deployed(draft: Architecture) -> Deployment:
-            return self._deployed(draft, place.gpu)
+        def deploy(draft: Architecture) -> Deployment:
+            return self._deployment(draft, deployment.gpu)
 
-        guesses = speculation(self.draft_tokens, self.acceptance, self.draft_model, place, deployed)
+        draft = speculation(self.draft_tokens, self.acceptance, self.draft_model, deployment, deploy)
         if self.requests is not None:
-            return self._listed(self.requests, guesses)
-        usual = _USUAL | ({"output_len": 1} if place.model.kind == "encoder" else {})  # it writes none: one pass
-        given = {name: value if (own := getattr(self, name)) is None else own for name, value in usual.items()}
-        return Workload.equal(given["batch"], given["input_len"], given["output_len"], given["cached"], self.chunk,
-                              guesses)  # fmt: skip
+            return self._requests(self.requests, draft)
+        encoder = deployment.model.kind == "encoder"  # one pass without output
+        output_len = 1 if encoder and self.output_len is None else self.value("output_len")
+        return Workload.equal(self.value("batch"), self.value("input_len"), output_len, self.cached or 0, self.chunk,
+                              draft)  # fmt: skip
 
-    def _listed(self, path: Path, guesses: Speculation | None) -> Workload:
+    def _requests(self, path: Path, draft: Speculation | None) -> Workload:
         from kernelcast.inference.request_files import read_requests
         from kernelcast.inference.workload import Workload
 
-        given = [f"--{name.replace('_', '-')}" for name in _USUAL if getattr(self, name) is not None]
-        if given:
-            raise KernelcastError(f"--requests lists every request with its sizes; leave out {', '.join(given)}")
+        self.refuse(_SIZES, "`requests` lists every request with its sizes")
         listed = read_requests(path)
         if len(set(listed.arrivals_s)) > 1:
             raise KernelcastError(
                 f"{path} says when requests arrive (arrival_s), and infer runs one batch that starts together: "
                 f"give it to `kernelcast simulate --trace`, or leave the column out"
             )
-        return Workload(listed.inputs, listed.outputs, listed.cached, self.chunk, guesses)
+        return Workload(listed.inputs, listed.outputs, listed.cached, self.chunk, draft)

@@ -1,4 +1,4 @@
-"""One kernel call: its time, what limits it, and what the best kernel would reach."""
+"""Kernel calls: one, or those of a table; their times, what limits them, and what the best kernel would reach."""
 
 from __future__ import annotations
 
@@ -6,21 +6,23 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+from kernelcast.app.questions.parameters import argument, option
 from kernelcast.app.questions.shared import (
     Cache,
-    CalibrationFile,
     Changes,
     GpuName,
     PowerCap,
-    PredictorName,
-    WeightsFolder,
+    PredictorParameters,
+    SkipBad,
     Without,
-    chosen_conditions,
-    chosen_gpu,
+    gpu_names,
+    op_names,
+    resolve_conditions,
+    resolve_gpu,
 )
-from kernelcast.app.questions.words import flag
 from kernelcast.energy.power import lasting
 from kernelcast.forecast.conditions import Conditions
 from kernelcast.forecast.predict import Prediction, predict
@@ -31,40 +33,59 @@ if TYPE_CHECKING:
     from kernelcast.energy.power import Energy
 
 
-@dataclass(frozen=True, kw_only=True)
-class KernelQuestion:
-    """A call on a GPU, and what holds around it."""
+@dataclass(frozen=True)
+class CallConditions(PredictorParameters):
+    """The conditions of a kernel call."""
 
-    command: ClassVar[str] = "kernel"
-
-    op: Annotated[str, flag(metavar="OP", help="an op of `kernelcast ops`")]
-    parameters: Annotated[Mapping[str, Any], flag(metavar="PARAMETERS", help="of the op")] = field(default_factory=dict)
-    gpu: GpuName = None
     set: Changes = None
-    power_cap: PowerCap = None
     without: Without = None
     cache: Cache = "model"
-    predictor: PredictorName = "learned"
-    calibration: CalibrationFile = None
-    weights: WeightsFolder = None
-
-    @cached_property
-    def chip(self) -> Gpu:
-        return chosen_gpu(self.gpu, self.set, self.power_cap)
 
     @cached_property
     def conditions(self) -> Conditions:
         """Made once: a calibration of other weights warns when it is read."""
-        return chosen_conditions(self.without, self.cache, self.predictor, self.calibration, self.weights)
+        return resolve_conditions(self.without, self.cache, self.predictor, self.calibration, self.weights)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelQuestion(CallConditions):
+    """A kernel call on a GPU."""
+
+    command: ClassVar[str] = "kernel"
+
+    op: Annotated[str, argument("OP", "an op of `kernelcast ops`", values=op_names)]
+    parameters: Annotated[Mapping[str, Any], argument("PARAMETERS", "of the op")] = field(default_factory=dict)
+    gpu: GpuName = None
+    power_cap: PowerCap = None
+
+    @cached_property
+    def resolved_gpu(self) -> Gpu:
+        return resolve_gpu(self.gpu, self.set, self.power_cap)
 
     def answer(self) -> tuple[Prediction, Energy | None]:
-        """The call's time, and what it draws where that is known."""
-        chip, conditions = self.chip, self.conditions
-        return lasting(predict(kernel(self.op, **self.parameters), chip, conditions), chip, conditions)
+        """The call's time, and its energy where the GPU's power is known."""
+        gpu, conditions = self.resolved_gpu, self.conditions
+        return lasting(predict(kernel(self.op, **self.parameters), gpu, conditions), gpu, conditions)
 
 
-def typed_parameters(parameters: Mapping[str, Any]) -> list[str]:
-    """Parameters of an op as they are typed."""
+@dataclass(frozen=True, kw_only=True)
+class KernelsQuestion(CallConditions):
+    """Every call of a table."""
+
+    command: ClassVar[str] = "kernels"
+
+    table: Annotated[Path, argument("TABLE", "a .csv, .parquet or .jsonl file with a column op and its parameters")]
+    gpu: Annotated[
+        str | None, option(metavar="ID", help="GPU of every row; default: the table's gpu column", values=gpu_names)
+    ] = None
+    output: Annotated[
+        Path | None, option("-o", metavar="FILE", help="where to write the table with the results (same endings)")
+    ] = None
+    skip_bad: SkipBad = False
+
+
+def op_options(parameters: Mapping[str, Any]) -> list[str]:
+    """Parameters of an op as options."""
     options = []
     for name, value in parameters.items():
         option = name.replace("_", "-")

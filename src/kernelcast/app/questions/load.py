@@ -1,13 +1,13 @@
-"""Words that say what is asked of a server, named as in `vllm bench serve`, and the load that they make."""
+"""The load of a server, with the parameters of `vllm bench serve`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from kernelcast.app.questions.words import flag_of, flags_under
+from kernelcast.app.questions.parameters import Question, option
+from kernelcast.app.questions.shared import InputLen, OutputLen, Seed
 from kernelcast.errors import KernelcastError, warn
 
 if TYPE_CHECKING:
@@ -16,94 +16,75 @@ if TYPE_CHECKING:
 
     from kernelcast.serving.load import Lengths, Load, Prompts
 
-_option = flags_under("Load")
+Integer = int | None
+Real = float | None
+Text = str | None
 
 
 @dataclass(frozen=True)
-class LoadChoice:
-    """The words as they were given; None: not given."""
+class LoadParameters(Question):
+    """Requests and when they arrive; None: not given."""
 
-    request_rate: Annotated[
-        float | None, _option("--request-rate", help="requests per second; inf, as in vLLM: all at once")
-    ] = None
-    num_prompts: Annotated[int | None, _option("--num-prompts", help="requests (1000)")] = None
-    input_len: Annotated[int | None, _option("--input-len", "--random-input-len", help="of a prompt (1024)")] = None
-    output_len: Annotated[int | None, _option("--output-len", "--random-output-len", help="of an answer (128)")] = None
-    max_concurrency: Annotated[
-        int | None, _option("--max-concurrency", help="requests under way at a time; more wait at the client")
-    ] = None
-    seed: Annotated[int, _option("--seed", help="of all that is random")] = 0
-    arrivals: Annotated[
-        str | None, _option("--arrivals", metavar="KIND", help="poisson, gamma, constant, bursty (on and off)")
-    ] = None
-    burstiness: Annotated[
-        float | None, _option("--burstiness", help="shape of gamma arrivals: 1 Poisson, less in bursts, more even")
-    ] = None
-    burst_s: Annotated[float | None, _option("--burst-s", help="seconds that a burst lasts (10)")] = None
-    pause_s: Annotated[float | None, _option("--pause-s", help="seconds between bursts (10)")] = None
-    ramp_up_strategy: Annotated[
-        str | None, _option("--ramp-up-strategy", metavar="KIND", help="linear, exponential: from one rate to another")
-    ] = None
-    ramp_up_start_rps: Annotated[float | None, _option("--ramp-up-start-rps", help="rate at the start")] = None
-    ramp_up_end_rps: Annotated[float | None, _option("--ramp-up-end-rps", help="rate at the end")] = None
-    stages: Annotated[
-        str | None, _option("--stages", metavar="RATExSECONDS,..", help="rates one after another, as in 5x600,10x600")
-    ] = None
-    random_range_ratio: Annotated[
-        float | None, _option("--random-range-ratio", help="lengths even within 1 -/+ this of the mean")
-    ] = None
+    panel: ClassVar[str | None] = "Load"
+
+    request_rate: Annotated[Real, option(help="requests per second; inf, as in vLLM: all at once")] = None
+    num_prompts: Annotated[Integer, option(help="number of requests", unless_given=1000)] = None
+    input_len: InputLen = None
+    output_len: OutputLen = None
+    max_concurrency: Annotated[Integer, option(help="concurrent requests at most; others wait at the client")] = None
+    seed: Seed = 0
+    arrivals: Annotated[Text, option(metavar="PROCESS", help="poisson, gamma, constant, bursty (on and off)")] = None
+    burstiness: Annotated[Real, option(help="shape of gamma arrivals: 1 Poisson, below in bursts, above more even")] = (
+        None
+    )
+    burst_s: Annotated[Real, option(help="seconds of a burst", unless_given=10.0)] = None
+    pause_s: Annotated[Real, option(help="seconds between bursts", unless_given=10.0)] = None
+    ramp_up_strategy: Annotated[Text, option(metavar="NAME", help="linear, exponential: from one rate to another")] = (
+        None
+    )
+    ramp_up_start_rps: Annotated[Real, option(help="rate at the start")] = None
+    ramp_up_end_rps: Annotated[Real, option(help="rate at the end")] = None
+    stages: Annotated[Text, option(metavar="RATExSECONDS,..", help="successive rates, as in 5x600,10x600")] = None
+    random_range_ratio: Annotated[Real, option(help="lengths uniform within 1 -/+ this of the mean")] = None
     lengths: Annotated[
-        str | None, _option("--lengths", metavar="KIND", help="fixed, uniform, normal, lognormal around the mean")
+        Text, option(metavar="DISTRIBUTION", help="fixed, uniform, normal, lognormal around the mean")
     ] = None
-    input_len_std: Annotated[float | None, _option("--input-len-std", help="of normal, lognormal prompts")] = None
-    output_len_std: Annotated[float | None, _option("--output-len-std", help="of normal, lognormal answers")] = None
-    random_prefix_len: Annotated[
-        int | None, _option("--random-prefix-len", help="tokens that all prompts begin with, on top of their length")
-    ] = None
+    input_len_std: Annotated[Real, option(help="standard deviation of normal, lognormal prompt lengths")] = None
+    output_len_std: Annotated[Real, option(help="standard deviation of normal, lognormal output lengths")] = None
+    random_prefix_len: Annotated[Integer, option(help="prefix tokens that all prompts share, beyond --input-len")] = (
+        None
+    )
     num_prefixes: Annotated[
-        int | None,
-        _option("--prefix-repetition-num-prefixes", "--num-prefixes", help="prefixes that prompts take turns with"),
+        Integer, option("--prefix-repetition-num-prefixes", "", help="prefixes that prompts share", unless_given=10)
     ] = None
     prefix_len: Annotated[
-        int | None, _option("--prefix-repetition-prefix-len", "--prefix-len", help="tokens of each of them (256)")
+        Integer, option("--prefix-repetition-prefix-len", "", help="tokens of such a prefix", unless_given=256)
     ] = None
     suffix_len: Annotated[
-        int | None, _option("--prefix-repetition-suffix-len", "--suffix-len", help="tokens behind them (256)")
+        Integer, option("--prefix-repetition-suffix-len", "", help="tokens after the prefix", unless_given=256)
     ] = None
     num_groups: Annotated[
-        int | None, _option("--num-groups", "--gsp-num-groups", help="system prompts, each of a group of users")
+        Integer, option("", "--gsp-num-groups", help="system prompts, one a group of users", unless_given=64)
     ] = None
     prompts_per_group: Annotated[
-        int | None, _option("--prompts-per-group", "--gsp-prompts-per-group", help="users of a group (16)")
+        Integer, option("", "--gsp-prompts-per-group", help="users of a group", unless_given=16)
     ] = None
     system_prompt_len: Annotated[
-        int | None, _option("--system-prompt-len", "--gsp-system-prompt-len", help="tokens of it (2048)")
+        Integer, option("", "--gsp-system-prompt-len", help="tokens of a system prompt", unless_given=2048)
     ] = None
     question_len: Annotated[
-        int | None, _option("--question-len", "--gsp-question-len", help="tokens that a user asks (128)")
+        Integer, option("", "--gsp-question-len", help="tokens of a user's question", unless_given=128)
     ] = None
-    multi_turn: Annotated[bool, _option("--multi-turn", help="users of groups go on with their conversations")] = False
+    multi_turn: Annotated[bool, option(help="users of groups continue their conversations")] = False
     trace: Annotated[
-        Path | None,
-        _option("--trace", metavar="FILE", help="CSV, JSONL, Parquet: arrival_s, input_tokens, output_tokens"),
+        Path | None, option(metavar="FILE", help="CSV, JSONL, Parquet: arrival_s, input_tokens, output_tokens")
     ] = None
     trace_format: Annotated[
-        str | None,
-        _option(
-            "--trace-format", metavar="NAME", help="kernelcast, azure, mooncake, burstgpt, vidur; else by its columns"
-        ),
+        Text, option(metavar="NAME", help="kernelcast, azure, mooncake, burstgpt, vidur; default: by its columns")
     ] = None
-    skip_bad: Annotated[bool, _option("--skip-bad", help="leave bad rows of the trace out, and sort it")] = False
-    rate_scale: Annotated[float | None, _option("--rate-scale", help="send the trace so many times as fast")] = None
-    limit: Annotated[int | None, _option("--limit", help="only the first so many requests of the trace")] = None
-
-    def given(self, *names: str) -> list[str]:
-        """Which of these options were given, by their flags."""
-        return [
-            flag_of(LoadChoice, name)
-            for name in names
-            if getattr(self, name) is not None and getattr(self, name) is not False
-        ]
+    skip_bad: Annotated[bool, option(help="leave bad rows of the trace out, and sort it")] = False
+    rate_scale: Annotated[Real, option(help="multiply the trace's request rate by this")] = None
+    limit: Annotated[Integer, option(help="only the first so many requests of the trace")] = None
 
 
 _TIMES = (
@@ -118,84 +99,81 @@ _SIZES = ("input_len", "output_len", "random_prefix_len", *_SPREAD, *_REPEATED, 
 _OF_TRACE = ("trace_format", "skip_bad", "rate_scale", "limit")
 
 
-def chosen_load(choice: LoadChoice, max_context: int = 0) -> Load:
-    """The load that the options ask for; ``max_context``: tokens that a prompt and its answer may have (0: any)."""
+def build_load(parameters: LoadParameters, max_context: int = 0) -> Load:
+    """The load of the parameters; ``max_context``: tokens of a prompt and its output at most (0: any)."""
     for name in ("num_prompts", "max_concurrency", "limit"):
-        value = getattr(choice, name)
+        value = getattr(parameters, name)
         if value is not None and value < 1:
-            raise KernelcastError(f"{flag_of(LoadChoice, name)} is 1 or more, not {value}")
-    if not 0 <= choice.seed < 2**32:
-        raise KernelcastError(f"--seed is a whole number from 0 to {2**32 - 1}, not {choice.seed}")
-    load = _generated(choice) if choice.trace is None else _of_trace(choice, choice.trace, max_context)
+            raise KernelcastError(f"`{name}` must be 1 or more, not {value}")
+    if not 0 <= parameters.seed < 2**32:
+        raise KernelcastError(f"`seed` must be a whole number from 0 to {2**32 - 1}, not {parameters.seed}")
+    load = _generated(parameters) if parameters.trace is None else _of_trace(parameters, parameters.trace, max_context)
     if max_context and load.longest > max_context:
         raise KernelcastError(
-            f"a prompt and its answer have {load.longest} tokens together, and the model takes {max_context}"
+            f"a prompt and its output have {load.longest} tokens together, and the model takes {max_context}"
         )
     return load
 
 
-def _of_trace(choice: LoadChoice, path: Path, max_context: int) -> Load:
+def _of_trace(parameters: LoadParameters, path: Path, max_context: int) -> Load:
     from kernelcast.serving.traces import read_trace
 
-    _refuse(choice.given(*_SIZES), "--trace lists every request with its sizes")
-    trace = read_trace(path, choice.trace_format or "", skip_bad=choice.skip_bad, max_context=max_context)
-    if told := trace.told():
-        warn(f"{path}: {told}")
-    concurrency = choice.max_concurrency or 0
-    if trace.arrivals_s is None and choice.given(*_TIMES):
-        _refuse(choice.given("rate_scale"), f"{path} has no times to scale")
-        times, _ = _times(choice, choice.num_prompts or choice.limit or len(trace.inputs))
+    parameters.refuse(_SIZES, "`trace` lists every request with its sizes")
+    trace = read_trace(path, parameters.trace_format or "", skip_bad=parameters.skip_bad, max_context=max_context)
+    if problems := trace.told():
+        warn(f"{path}: {problems}")
+    concurrency = parameters.max_concurrency or 0
+    if trace.arrivals_s is None and parameters.given(*_TIMES):
+        parameters.refuse(("rate_scale",), f"{path} has no times to scale")
+        times, _ = _times(parameters, parameters.num_prompts or parameters.limit or len(trace.inputs))
         return trace.load_at(times, concurrency)
-    _refuse(choice.given("num_prompts", *_TIMES), "--trace says when requests come (--rate-scale, --limit change it)")
+    parameters.refuse(("num_prompts", *_TIMES), "`trace` says when requests arrive (`rate_scale`, `limit` change it)")
     load = trace.load(concurrency)
-    return load.take(slice(choice.limit)).faster(1.0 if choice.rate_scale is None else choice.rate_scale)
+    return load.take(slice(parameters.limit)).faster(1.0 if parameters.rate_scale is None else parameters.rate_scale)
 
 
-def _generated(choice: LoadChoice) -> Load:
+def _generated(parameters: LoadParameters) -> Load:
     from kernelcast.serving.load import Load
 
-    _refuse(choice.given(*_OF_TRACE), "there is no --trace that they are of")
-    if not choice.given("num_prompts", "max_concurrency", *_TIMES):
-        raise KernelcastError(
-            "which load? give --trace FILE, or --request-rate, as in --request-rate 4 --num-prompts 200"
-        )
-    count = 1000 if choice.num_prompts is None else choice.num_prompts
-    if choice.stages is None:
-        prompts = _prompts(choice, count)
-        times, stages = _times(choice, len(prompts.inputs))
+    parameters.refuse(_OF_TRACE, "there is no `trace`")
+    if not parameters.given("num_prompts", "max_concurrency", *_TIMES):
+        raise KernelcastError("which load? give `trace`, or `request_rate` and `num_prompts`, such as 4 and 200")
+    if parameters.stages is None:
+        prompts = _prompts(parameters, parameters.value("num_prompts"))
+        times, stages = _times(parameters, len(prompts.inputs))
     else:
-        _refuse(choice.given("num_prompts"), "--stages say how many requests there are")
-        times, stages = _times(choice, 0)
-        prompts = _prompts(choice, len(times))
+        parameters.refuse(("num_prompts",), "`stages` gives the number of requests")
+        times, stages = _times(parameters, 0)
+        prompts = _prompts(parameters, len(times))
         times, stages = times[: len(prompts.inputs)], None if stages is None else stages[: len(prompts.inputs)]
-    return Load(times, prompts.inputs, prompts.outputs, prompts.shared, choice.max_concurrency or 0, stages=stages)
+    return Load(times, prompts.inputs, prompts.outputs, prompts.shared, parameters.max_concurrency or 0, stages=stages)
 
 
-def _times(choice: LoadChoice, count: int) -> tuple[NDArray[np.float64], NDArray[np.int64] | None]:
-    """When requests come, and of which stage each is."""
+def _times(parameters: LoadParameters, count: int) -> tuple[NDArray[np.float64], NDArray[np.int64] | None]:
+    """When requests arrive, and of which stage each is."""
     from kernelcast.serving.load import arrivals, ramp, staged, vllm_draws
 
-    draws = vllm_draws(choice.seed)
-    shape = 1.0 if choice.burstiness is None else choice.burstiness
-    kind = choice.arrivals or ("poisson" if shape == 1 else "gamma")
-    if choice.burstiness is not None and kind not in ("gamma", "poisson"):
-        raise KernelcastError(f"--burstiness is of gamma arrivals, not of {kind}")
-    if kind != "bursty":
-        _refuse(choice.given("burst_s", "pause_s"), "they are of --arrivals bursty")
-    if choice.stages is not None:
-        _refuse(choice.given("request_rate", *_RAMP), "--stages say the rates")
-        return staged(parse_stages(choice.stages), draws, kind, shape)
-    if choice.given(*_RAMP):
-        _refuse(choice.given("request_rate"), "--ramp-up-start-rps and --ramp-up-end-rps say the rates")
-        if len(choice.given(*_RAMP)) < len(_RAMP) or kind not in ("poisson", "gamma"):
+    draws = vllm_draws(parameters.seed)
+    shape = 1.0 if parameters.burstiness is None else parameters.burstiness
+    process = parameters.arrivals or ("poisson" if shape == 1 else "gamma")
+    if parameters.burstiness is not None and process not in ("gamma", "poisson"):
+        raise KernelcastError(f"`burstiness` is of gamma arrivals, not of {process}")
+    if process != "bursty":
+        parameters.refuse(("burst_s", "pause_s"), "only `arrivals` bursty takes them")
+    if parameters.stages is not None:
+        parameters.refuse(("request_rate", *_RAMP), "`stages` gives the rates")
+        return staged(parse_stages(parameters.stages), draws, process, shape)
+    if ramp_up := parameters.given(*_RAMP):
+        parameters.refuse(("request_rate",), "`ramp_up_start_rps` and `ramp_up_end_rps` give the rates")
+        if len(ramp_up) < len(_RAMP) or process not in ("poisson", "gamma"):
             raise KernelcastError(
-                "a ramp needs --ramp-up-strategy, --ramp-up-start-rps and --ramp-up-end-rps, and no other --arrivals"
+                "a ramp needs `ramp_up_strategy`, `ramp_up_start_rps` and `ramp_up_end_rps`, and no other `arrivals`"
             )
-        start, end = choice.ramp_up_start_rps or 0.0, choice.ramp_up_end_rps or 0.0
-        return ramp(count, start, end, draws, choice.ramp_up_strategy or "", shape), None
-    rate = float("inf") if choice.request_rate is None else choice.request_rate
-    on_s, off_s = (10.0 if value is None else value for value in (choice.burst_s, choice.pause_s))
-    return arrivals(count, rate, draws, kind, burstiness=shape, on_s=on_s, off_s=off_s), None
+        start, end = parameters.ramp_up_start_rps or 0.0, parameters.ramp_up_end_rps or 0.0
+        return ramp(count, start, end, draws, parameters.ramp_up_strategy or "", shape), None
+    rate = float("inf") if parameters.request_rate is None else parameters.request_rate
+    on_s, off_s = parameters.value("burst_s"), parameters.value("pause_s")
+    return arrivals(count, rate, draws, process, burstiness=shape, on_s=on_s, off_s=off_s), None
 
 
 def parse_stages(text: str) -> list[tuple[float, float]]:
@@ -208,49 +186,41 @@ def parse_stages(text: str) -> list[tuple[float, float]]:
         except ValueError:
             cross = ""
         if not cross:
-            raise KernelcastError(f"--stages are RATExSECONDS, as in 5x600,10x600, not {part.strip()!r}")
+            raise KernelcastError(f"`stages` are RATExSECONDS, as in 5x600,10x600, not {part.strip()!r}")
     return stages
 
 
-def _prompts(choice: LoadChoice, count: int) -> Prompts:
-    """How long prompts and answers are, and what prompts share."""
+def _prompts(parameters: LoadParameters, count: int) -> Prompts:
+    """The lengths of prompts and outputs, and the prefixes that prompts share."""
     import numpy as np
 
     from kernelcast.serving.load import random_prompts, repeated_prefixes, shared_prefix
 
-    draws = np.random.default_rng(choice.seed)
-    outputs = _lengths(choice, 128 if choice.output_len is None else choice.output_len, choice.output_len_std)
-    if repeated := choice.given(*_REPEATED):
-        _refuse(choice.given("input_len", "random_prefix_len", "input_len_std", *_GROUPS), f"{repeated[0]} says them")
-        prefixes, prefix, suffix = _or(choice, num_prefixes=10, prefix_len=256, suffix_len=256)
+    draws = np.random.default_rng(parameters.seed)
+    outputs = _lengths(parameters, parameters.value("output_len"), parameters.output_len_std)
+    if repeated := parameters.given(*_REPEATED):
+        parameters.refuse(
+            ("input_len", "random_prefix_len", "input_len_std", *_GROUPS), f"{repeated[0]} gives the lengths"
+        )
+        prefixes, prefix, suffix = map(parameters.value, _REPEATED)
         return repeated_prefixes(count, prefix, suffix, prefixes, outputs, draws)
-    if choice.given(*_GROUPS):
-        _refuse(choice.given("input_len", "random_prefix_len"), "--question-len and --system-prompt-len say them")
-        words = {"num_groups": 64, "prompts_per_group": 16, "system_prompt_len": 2048, "question_len": 128}
-        groups, users, system, question = _or(choice, **words)
-        asked = _lengths(choice, question, choice.input_len_std)
-        return shared_prefix(count, groups, users, system, asked, outputs, draws, multi_turn=choice.multi_turn)
-    inputs: Lengths = _lengths(choice, 1024 if choice.input_len is None else choice.input_len, choice.input_len_std)
-    return random_prompts(count, inputs, outputs, draws, choice.random_prefix_len or 0)
+    if parameters.given(*_GROUPS):
+        parameters.refuse(("input_len", "random_prefix_len"), "`question_len` and `system_prompt_len` give the lengths")
+        groups, users, system, question = map(parameters.value, _GROUPS[:4])
+        questions = _lengths(parameters, question, parameters.input_len_std)
+        return shared_prefix(count, groups, users, system, questions, outputs, draws, multi_turn=parameters.multi_turn)
+    inputs = _lengths(parameters, parameters.value("input_len"), parameters.input_len_std)
+    return random_prompts(count, inputs, outputs, draws, parameters.random_prefix_len or 0)
 
 
-def _lengths(choice: LoadChoice, mean: int, std: float | None) -> Lengths:
+def _lengths(parameters: LoadParameters, mean: int, std: float | None) -> Lengths:
     from kernelcast.serving.load import Lengths
 
-    stds = choice.given("input_len_std", "output_len_std")
-    kind = choice.lengths or ("uniform" if choice.random_range_ratio else "lognormal" if stds else "fixed")
-    if kind != "uniform":
-        _refuse(choice.given("random_range_ratio"), "it is of uniform lengths")
-    if kind not in ("normal", "lognormal"):
-        _refuse(stds, "they are of --lengths normal or lognormal")
-    return Lengths(mean, kind, ratio=choice.random_range_ratio or 0.0, std=std or 0.0)
-
-
-def _or(choice: LoadChoice, **usual: int) -> Iterable[int]:
-    """Options, or what is usual."""
-    return [value if (given := getattr(choice, name)) is None else given for name, value in usual.items()]
-
-
-def _refuse(given: list[str], because: str) -> None:
-    if given:
-        raise KernelcastError(f"{because}: leave out {', '.join(given)}")
+    stds = parameters.given("input_len_std", "output_len_std")
+    default = "uniform" if parameters.random_range_ratio else "lognormal" if stds else "fixed"
+    distribution = parameters.lengths or default
+    if distribution != "uniform":
+        parameters.refuse(("random_range_ratio",), "only uniform `lengths` take it")
+    if distribution not in ("normal", "lognormal"):
+        parameters.refuse(("input_len_std", "output_len_std"), "only `lengths` normal or lognormal take them")
+    return Lengths(mean, distribution, ratio=parameters.random_range_ratio or 0.0, std=std or 0.0)

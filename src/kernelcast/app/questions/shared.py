@@ -1,13 +1,16 @@
-"""Words that several questions share, and what they mean."""
+"""Parameters that several questions share, and the model, GPU and conditions that they name."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from kernelcast.app.questions.words import flag
+from kernelcast.app.questions.parameters import Question, argument, option
 from kernelcast.errors import KernelcastError, unknown
 from kernelcast.forecast import PREDICTORS, Calibration, learned_from
 from kernelcast.forecast.conditions import Conditions
@@ -19,75 +22,135 @@ if TYPE_CHECKING:
 
 # How many sets of weights, and of activations, pass between two uses of one
 ROTATIONS = {"model": (math.inf, 1.0), "cold": (math.inf, math.inf), "warm": (1.0, 1.0)}
+INPUT_LEN, OUTPUT_LEN = 1024, 128  # as in `vllm bench serve`
+
+
+def _names(module: str, attribute: str, *more: str) -> Iterable[str]:
+    """Names of a catalogue, imported when they are asked for."""
+    found = getattr(import_module(f"kernelcast.{module}"), attribute)
+    return (*(found() if callable(found) else found), *more)
+
+
+gpu_names = partial(_names, "hardware", "gpu_ids")
+model_names = partial(_names, "models.catalogue", "model_ids")
+stack_names = partial(_names, "stacks", "stack_ids")
+fabric_names = partial(_names, "hardware", "fabrics")
+host_names = partial(_names, "schedule.timeline", "host_ids")
+weight_formats = partial(_names, "models.precision", "WEIGHTS")
+op_names = partial(_names, "ops", "REGISTRY")
 
 ModelName = Annotated[
     Any,
-    flag(metavar="MODEL", help="a name of `kernelcast models`, or a config.json", typed=str,
-         python="str | Path | Architecture"),
+    argument("MODEL", "a name of `kernelcast models`, or a config.json", type=str, values=model_names,
+             annotation="str | Path | Architecture"),
 ]  # fmt: skip
 GpuName = Annotated[
     str | Path | Gpu | None,
-    flag("--gpu", metavar="ID", help="GPU: an id or name from `kernelcast gpus`, or a TOML file (required)",
-         typed=str | None),
+    option(metavar="ID", help="GPU: an id or name from `kernelcast gpus`, or a TOML file (required)",
+           type=str | None, values=gpu_names),
 ]  # fmt: skip
 Changes = Annotated[
     Sequence[str] | None,
-    flag("--set", metavar="FIELD=VALUE", help="what if: a GPU's field, or FIELD*FACTOR; may be repeated",
-         typed=list[str] | None),
+    option(metavar="FIELD=VALUE", help="what if: a GPU's field, or FIELD*FACTOR; may be repeated",
+           type=list[str] | None),
 ]  # fmt: skip
 Without = Annotated[
     Sequence[str] | None,
-    flag("--without", metavar="LIMIT", help=f"leave a limit out: {', '.join(PIPELINES)}; may be repeated",
-         typed=list[str] | None),
+    option(metavar="LIMIT", help=f"leave a limit out: {', '.join(PIPELINES)}; may be repeated",
+           type=list[str] | None),
 ]  # fmt: skip
 Cache = Annotated[
     str,
-    flag(
-        "--cache",
-        metavar="model|cold|warm",
-        help="model: weights from DRAM, activations as the kernel before left them; cold: all from DRAM; warm: L2 "
-        "holds what the same call left",
-    ),
-]
+    option(metavar="model|cold|warm", help="model: weights from DRAM, activations as the kernel before left them; "
+           "cold: all from DRAM; warm: L2 holds what the same call left"),
+]  # fmt: skip
 PredictorName = Annotated[
-    str, flag("--predictor", metavar="NAME", help=f"what turns limits into times: {', '.join(PREDICTORS)}")
+    str,
+    option(metavar="NAME", help=f"what turns limits into times: {', '.join(PREDICTORS)}", values=lambda: PREDICTORS),
 ]
 CalibrationFile = Annotated[
     Path | Calibration | None,
-    flag("--calibration", metavar="FILE", help="measurements of this GPU, from `kernelcast calibrate`",
-         typed=Path | None),
-]  # fmt: skip
+    option(metavar="FILE", help="measurements of this GPU, from `kernelcast calibrate`", type=Path | None),
+]
 WeightsFolder = Annotated[
     Path | None,
-    flag(
-        "--weights",
-        metavar="DIR",
-        help="fitted weights, from `kernelcast fit`, instead of those that ship; what it lacks rests on physics alone",
-    ),
+    option(metavar="DIR", help="fitted weights, from `kernelcast fit`, instead of those that ship; what it lacks rests "
+           "on physics alone"),
+]  # fmt: skip
+PowerCap = Annotated[float | None, option(metavar="WATTS", help="power limit of each GPU, below the board's")]
+StackName = Annotated[str, option(metavar="NAME", help="vllm, sglang, trtllm, torch", values=stack_names)]
+InputLen = Annotated[
+    int | None, option("", "--random-input-len", help="prompt tokens of each request", unless_given=INPUT_LEN)
 ]
-PowerCap = Annotated[
-    float | None, flag("--power-cap", metavar="WATTS", help="a lower power limit than the board's, a GPU")
+OutputLen = Annotated[
+    int | None, option("", "--random-output-len", help="output tokens of each request", unless_given=OUTPUT_LEN)
 ]
-Tp = Annotated[int, flag("--tp", help="GPUs that cut every layer")]
-Pp = Annotated[int, flag("--pp", help="pipeline stages")]
-SequenceParallel = Annotated[bool, flag("--sequence-parallel", help="keep activations between cut layers in parts")]
-Seed = Annotated[int, flag("--seed", help="of all that is random")]
+WeightsFormat = Annotated[
+    str | None,
+    option(metavar="FORMAT", help="number format of weights; default: the checkpoint's", values=weight_formats),
+]
+KvFormat = Annotated[str | None, option("", "--kv-cache-dtype", metavar="FORMAT", help="number format of the KV cache")]
+Tp = Annotated[int, option("", "--tensor-parallel-size", help="tensor parallel size")]
+Pp = Annotated[int, option("", "--pipeline-parallel-size", help="pipeline parallel size")]
+Ep = Annotated[int, option(help="expert parallel size")]
+Dp = Annotated[int, option(help="attention data parallel size (ranks that share the experts)")]
+MicroBatches = Annotated[int, option(help="micro-batches of a pipeline")]
+SequenceParallel = Annotated[bool, option(help="sequence parallel: shard activations between tensor parallel layers")]
+DraftTokens = Annotated[int, option(help="speculative decoding: draft tokens a step")]
+Acceptance = Annotated[float, option(help="probability that a draft token is accepted")]
+DraftModel = Annotated[
+    str | None,
+    option(metavar="MODEL", help="draft model; mtp: the model's multi-token prediction layers",
+           values=partial(_names, "models.catalogue", "model_ids", "mtp")),
+]  # fmt: skip
+TransferFabric = Annotated[
+    str | None,
+    option(metavar="ID", help="link that KV caches are transferred over; default: the link between nodes",
+           values=fabric_names),
+]  # fmt: skip
+ServerFile = Annotated[
+    Path | None, option(metavar="FILE", help="overheads of a server, fitted by `kernelcast replay --calibrate`")
+]
+PricesFile = Annotated[Path | None, option(metavar="FILE", help="TOML with usd_per_hour, date and source of each GPU")]
+Price = Annotated[list[str] | None, option(metavar="GPU=USD", help="one price per GPU-hour; may be repeated")]
+PriceKind = Annotated[str, option(metavar="on_demand|reserved", help="which price of a file that has both")]
+Intervals = Annotated[bool, option("--intervals/--no-intervals", help="simulate both ends of the interval too")]
+Seed = Annotated[int, option(help="random seed")]
+SkipBad = Annotated[bool, option(help="leave bad rows out instead of stopping")]
+# how a command answers
+Json = Annotated[bool, option(help="print JSON")]
+Plot = Annotated[Path | None, option(metavar="FILE.png", help="write a plot")]
+TimelineFile = Annotated[Path | None, option(metavar="FILE.json", help="write a timeline of one step, for Perfetto")]
 
 
-def chosen_model(name: str | Path | Architecture) -> Architecture:
-    """The model that is named."""
+@dataclass(frozen=True)
+class PredictorParameters(Question):
+    """What forecasts a kernel call."""
+
+    predictor: PredictorName = "learned"
+    calibration: CalibrationFile = None
+    weights: WeightsFolder = None
+
+    @cached_property
+    def conditions(self) -> Conditions:
+        """Made once: a calibration of other weights warns when it is read."""
+        return resolve_conditions(None, "model", self.predictor, self.calibration, self.weights)
+
+
+def resolve_model(name: str | Path | Architecture) -> Architecture:
+    """The model of a name."""
     from kernelcast import models
     from kernelcast.models.architecture import Architecture
 
     return name if isinstance(name, Architecture) else models.model(name)
 
 
-def chosen_gpu(
+def resolve_gpu(
     name: str | Path | Gpu | None, changes: Sequence[str] | None = None, power_cap: float | None = None
 ) -> Gpu:
-    """The GPU that is named, with its changes."""
+    """The GPU of a name, with its changes."""
     if name is None:
-        raise KernelcastError("which GPU? give --gpu, as in --gpu h200_sxm")
+        raise KernelcastError("which GPU? give `gpu`, as in h200_sxm")
     found = changed(gpu(name), changes or ())
     if power_cap is None:
         return found
@@ -96,17 +159,17 @@ def chosen_gpu(
     return with_cap(found, power_cap)
 
 
-def chosen_conditions(
+def resolve_conditions(
     without: Sequence[str] | None = None,
     cache: str = "model",
     predictor: str = "learned",
     calibration: Path | Calibration | None = None,
     weights: Path | None = None,
 ) -> Conditions:
-    """What holds around a call."""
+    """The conditions of a kernel call."""
     names = [name for text in without or () for name in text.split(",")]
     if weights is not None and (predictor != "learned" or names):
-        raise KernelcastError("--weights are those of the predictor learned: leave out --predictor and --without")
+        raise KernelcastError("`weights` are those of the predictor learned: leave out `predictor` and `without`")
     if cache not in ROTATIONS:
         raise unknown("cache", cache, ROTATIONS)
     return Conditions(

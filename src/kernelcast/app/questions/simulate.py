@@ -1,56 +1,225 @@
-"""What users of a served model feel under load."""
+"""A served model under load: its deployment, engine and replicas, and what its users see."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from kernelcast.app.questions.load import LoadChoice, chosen_load
-from kernelcast.app.questions.service import ServiceChoice, chosen_service
-from kernelcast.app.questions.shared import ModelName, chosen_model
-from kernelcast.app.questions.words import flag
+from kernelcast.app.questions.deployment import ClusterParameters, speculation
+from kernelcast.app.questions.load import LoadParameters, build_load
+from kernelcast.app.questions.parameters import Question, option
+from kernelcast.app.questions.shared import (
+    Acceptance,
+    Changes,
+    Dp,
+    DraftModel,
+    DraftTokens,
+    Ep,
+    GpuName,
+    Intervals,
+    KvFormat,
+    ModelName,
+    Pp,
+    PredictorParameters,
+    ServerFile,
+    StackName,
+    Tp,
+    TransferFabric,
+    WeightsFormat,
+    resolve_gpu,
+    resolve_model,
+)
 from kernelcast.errors import KernelcastError
 
 if TYPE_CHECKING:
+    from kernelcast.inference.deployment import Deployment
+    from kernelcast.inference.workload import Speculation
+    from kernelcast.models.architecture import Architecture
+    from kernelcast.serving.load import Load
     from kernelcast.serving.metrics import LatencyGoals
+    from kernelcast.serving.service import EnginePool, Service
     from kernelcast.serving.simulate import Simulation
+    from kernelcast.stacks import Stack
 
-Told = Callable[[str, int, int], None]  # which run, how many requests of it are done, and of how many
+Report = Callable[[str, int, int], None]  # which run, how many requests of it are done, and of how many
 _GOALS = ("ttft", "tpot", "e2el")
 
 
+@dataclass(frozen=True)
+class DeploymentParameters(ClusterParameters, PredictorParameters):
+    """A model on GPUs; None: not given."""
+
+    panel: ClassVar[str | None] = "Deployment"
+
+    gpu: GpuName = None
+    stack: StackName = "vllm"
+    dtype: WeightsFormat = None
+    kv_dtype: KvFormat = None
+    tp: Tp = 1
+    pp: Pp = 1
+    dp: Dp = 1
+    ep: Ep = 1
+    set: Changes = None
+    server: ServerFile = None
+
+
+@dataclass(frozen=True)
+class EngineParameters(Question):
+    """How an engine schedules, by the engines' names of these parameters; None: the engine's default."""
+
+    panel: ClassVar[str | None] = "Engine"
+
+    max_num_seqs: Annotated[
+        int | None, option("", "--max-running-requests", "--max-batch-size", help="sequences of a step at most")
+    ] = None
+    max_num_batched_tokens: Annotated[
+        int | None, option("", "--chunked-prefill-size", "--max-num-tokens", help="tokens of a step at most")
+    ] = None
+    num_gpu_blocks_override: Annotated[
+        int | None, option(help="KV cache blocks; default: what fits in the memory that is left")
+    ] = None
+    block_size: Annotated[int | None, option("", "--page-size", help="tokens of a KV cache block")] = None
+    gpu_memory_utilization: Annotated[
+        float | None, option("", "--mem-fraction-static", help="share of GPU memory that the engine uses")
+    ] = None
+    enable_prefix_caching: Annotated[
+        bool | None, option("--enable-prefix-caching/--no-enable-prefix-caching", help="reuse KV cache of prefixes")
+    ] = None
+    enable_chunked_prefill: Annotated[
+        bool | None, option("--enable-chunked-prefill/--no-enable-chunked-prefill", help="chunked prefill")
+    ] = None
+    async_scheduling: Annotated[
+        bool | None, option("--async-scheduling/--no-async-scheduling", help="schedule a step while another runs")
+    ] = None
+    schedule_policy: Annotated[
+        str | None, option(metavar="NAME", help="order of waiting requests: fcfs, lpm (longest cached prefix)")
+    ] = None
+    capacity_policy: Annotated[
+        str | None,
+        option(
+            metavar="NAME", help="allocation of KV cache blocks: grow (vLLM), estimate (SGLang), reserve (TensorRT)"
+        ),
+    ] = None
+    scheduler_recv_interval: Annotated[int | None, option(help="steps between polls for new requests (1)")] = None
+    attention_dp_timeout_iters: Annotated[
+        int | None, option(help="steps that data parallel ranks wait to prefill together (0)")
+    ] = None
+    draft_tokens: DraftTokens = 0
+    acceptance: Acceptance = 0.7
+    draft_model: DraftModel = None
+
+
+@dataclass(frozen=True)
+class ReplicaParameters(Question):
+    """Engines behind a router."""
+
+    panel: ClassVar[str | None] = "Replicas"
+
+    replicas: Annotated[int, option(help="engines behind a router")] = 1
+    router: Annotated[str, option(metavar="NAME", help="round_robin, least_loaded, cache_aware")] = "round_robin"
+    prefill_replicas: Annotated[int, option(help="prefill replicas (disaggregated serving); 0: aggregated")] = 0
+    prefill_tp: Annotated[int | None, option(help="tensor parallel size of a prefill replica; default: --tp")] = None
+    transfer_fabric: TransferFabric = None
+
+
+@dataclass(frozen=True)
+class ServiceParameters(ReplicaParameters, EngineParameters, DeploymentParameters):
+    """Engines that serve a model."""
+
+    def service(self, model: str | Path | Architecture, load: Load) -> Service:
+        """The service; its KV cache is sized for requests like the load's."""
+        from kernelcast.serving.service import Service
+
+        deployment = self._deployment(model, self.tp)
+        context = int((load.inputs + load.outputs / 2).mean())
+        prefill = None
+        if self.prefill_replicas:
+            same = self.prefill_tp in (None, self.tp)
+            other = deployment if same else self._deployment(model, int(self.prefill_tp or 1))
+            prefill = self._pool(other, context, self.prefill_replicas)
+        elif self.given("prefill_tp", "transfer_fabric"):
+            raise KernelcastError("`prefill_tp` and `transfer_fabric` need `prefill_replicas`, such as 1")
+        pool = self._pool(deployment, context, self.replicas)
+        return Service(pool, prefill, self.router, self._speculation(deployment), self.transfer_fabric)
+
+    def _deployment(self, model: str | Path | Architecture, tp: int) -> Deployment:
+        from kernelcast.models.precision import Precision
+
+        gpu = resolve_gpu(self.gpu, self.set)
+        if self.two_batch_overlap:
+            raise KernelcastError("two-batch overlap is forecast of static batches alone: see `kernelcast infer`")
+        architecture = resolve_model(model)
+        formats = Precision.of(architecture, self.dtype, self.kv_dtype)
+        return self.deployment(architecture, gpu, self._stack(), formats, self.layout(tp, self.pp, self.dp, self.ep))
+
+    def _stack(self) -> Stack:
+        from kernelcast.serving.service import read_overheads
+        from kernelcast.stacks import stack
+
+        found = stack(self.stack)
+        if self.server is not None:
+            found = read_overheads(self.server, found, {resolve_gpu(self.gpu, self.set).label})
+        share = self.gpu_memory_utilization
+        if share is not None:
+            if not 0 < share <= 1:
+                raise KernelcastError(f"`gpu_memory_utilization` must lie in (0, 1], not at {share:g}")
+            found = replace(found, used_share=share)
+        return found
+
+    def _pool(self, deployment: Deployment, context: int, replicas: int) -> EnginePool:
+        from kernelcast.serving.service import EnginePool, engine_settings
+
+        given: dict[str, Any] = {
+            "max_num_seqs": self.max_num_seqs, "max_num_batched_tokens": self.max_num_batched_tokens,
+            "kv_blocks": self.num_gpu_blocks_override, "block_size": self.block_size,
+            "prefix_caching": self.enable_prefix_caching, "chunked_prefill": self.enable_chunked_prefill,
+            "async_scheduling": self.async_scheduling, "policy": self.schedule_policy,
+            "capacity": self.capacity_policy, "recv_interval": self.scheduler_recv_interval,
+            "dp_wait": self.attention_dp_timeout_iters,
+        }  # fmt: skip
+        return EnginePool(deployment, engine_settings(deployment, given, context), replicas)
+
+    def _speculation(self, deployment: Deployment) -> Speculation | None:
+        from kernelcast.models.precision import Precision
+
+        def deploy(draft: Architecture) -> Deployment:
+            return replace(deployment, model=draft, precision=Precision.of(draft, self.dtype, self.kv_dtype))
+
+        return speculation(self.draft_tokens, self.acceptance, self.draft_model, deployment, deploy)
+
+
 @dataclass(frozen=True, kw_only=True)
-class SimulateQuestion(LoadChoice, ServiceChoice):
-    """A service and a load; None: not given."""
+class SimulateQuestion(LoadParameters, ServiceParameters):
+    """A service under a load; None: not given."""
 
     command: ClassVar[str] = "simulate"
 
     model: ModelName
     goodput: Annotated[
         Sequence[str] | None,
-        flag("--goodput", metavar="NAME:MS", help="a goal: ttft, tpot or e2el in ms; may be repeated",
-             typed=list[str] | None),
-    ] = None  # fmt: skip
-    intervals: Annotated[bool, flag("--intervals/--no-intervals", help="run both ends of the doubt too")] = True
+        option(metavar="NAME:MS", help="a goal: ttft, tpot or e2el in ms; may be repeated", type=list[str] | None),
+    ] = None
+    intervals: Intervals = True
 
-    def answer(self, told: Told | None = None) -> Simulation:
-        """The load, answered. ``told`` hears which run is under way, how many of its requests are done, of how many."""
+    def answer(self, report: Report | None = None) -> Simulation:
+        """The simulation. ``report`` is told which run is under way, how many of its requests are done, of how many."""
         from kernelcast.serving.simulate import simulate
 
-        goals, model = parse_goals(self.goodput or ()), chosen_model(self.model)
-        load = chosen_load(self, model.max_context)
-        service = chosen_service(self, model, load)
-        heard = None if told is None else lambda run, done: told(run, done, len(load))
+        goals, model = parse_goals(self.goodput or ()), resolve_model(self.model)
+        load = build_load(self, model.max_context)
+        service = self.service(model, load)
+        progress = None if report is None else lambda run, done: report(run, done, len(load))
         return simulate(service, load, self.conditions, goals=goals, seed=self.seed, intervals=self.intervals,
-                        told=heard)  # fmt: skip
+                        told=progress)  # fmt: skip
 
 
 def parse_goals(pairs: Sequence[str]) -> LatencyGoals:
     """``ttft:500`` and the like, milliseconds as vLLM takes them."""
     from kernelcast.serving.metrics import LatencyGoals
 
-    found = {}
+    goals = {}
     for pair in (word for text in pairs for word in text.split()):
         name, colon, text = pair.partition(":")
         try:
@@ -58,6 +227,6 @@ def parse_goals(pairs: Sequence[str]) -> LatencyGoals:
         except ValueError:
             colon = ""
         if not colon or name not in _GOALS or not value > 0:
-            raise KernelcastError(f"--goodput takes NAME:MS of {', '.join(_GOALS)}, as in ttft:500, not {pair!r}")
-        found[f"{name}_s"] = value / 1e3
-    return LatencyGoals(**found)
+            raise KernelcastError(f"`goodput` takes NAME:MS of {', '.join(_GOALS)}, as in ttft:500, not {pair!r}")
+        goals[f"{name}_s"] = value / 1e3
+    return LatencyGoals(**goals)

@@ -9,10 +9,9 @@ from rich.text import Text
 
 from kernelcast.app.report.compare import NAME_WIDTH, SHORT, energy, gpu_text, money, price_fields, price_lines, spans
 from kernelcast.app.report.json import attributes, plain
-from kernelcast.app.report.picture import picture
-from kernelcast.app.report.text import cut, dense_table, show
+from kernelcast.app.report.plot import picture
+from kernelcast.app.report.text import binary_bytes_text, cut, dense_table, digits, show, time_text
 from kernelcast.app.report.trace import built_lines
-from kernelcast.app.report.units import binary_bytes_text, digits, time_text
 from kernelcast.results import SUPPORT
 from kernelcast.search.compare.training import TrainingComparison, TrainingRow
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from html import escape
+from importlib import import_module
 from itertools import groupby, pairwise
 from typing import Any
 
@@ -15,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kernelcast.app.report.text import COMMAND, taken
+from kernelcast.models import hub_name
 
 _STYLE = (
     ".kernelcast{font-size:13px;line-height:1.45;max-width:64em;overflow-x:auto}"
@@ -37,10 +39,12 @@ _LABEL = re.compile(r"([A-Za-z\[][\w\].]*(?: \w+)?) {2,}(\S.*)|(throughput) (.*)
 
 def html_of(found: Any) -> str:
     """What a notebook shows of a result."""
-    for kind in type(found).__mro__:
-        if kind.__name__ in _SHOWN:
+    for cls in type(found).__mro__:
+        if cls.__name__ in _SHOWN:
+            name, more = _SHOWN[cls.__name__]
+            module, function = name.split(".")
             with taken() as parts:
-                _SHOWN[kind.__name__](found)
+                getattr(import_module(f"kernelcast.app.report.{module}"), function)(found, *more(found))
             return f'<div class="kernelcast"><style>{_STYLE}</style>{_blocks(parts)}</div>'
     raise TypeError(f"nobody knows how to show a {type(found).__name__} as HTML")
 
@@ -122,75 +126,17 @@ def _inline(part: Any) -> str:
     return re.sub(r"[ \t]+", " ", "".join(found).strip())
 
 
-def _prediction(found: Any) -> None:
-    from kernelcast.app.report.text import show_prediction
-
-    show_prediction(found)
-
-
-def _inference(found: Any) -> None:
-    from kernelcast.app.report.infer import print_inference
-
-    print_inference(found)
-
-
-def _pools(found: Any) -> None:
-    from kernelcast.app.report.pools import print_pools
-
-    print_pools(found)
-
-
-def _simulation(found: Any) -> None:
-    from kernelcast.app.report.simulate import print_simulation
-
-    print_simulation(found)
-
-
-def _comparison(found: Any) -> None:
-    from kernelcast.app.report.compare import print_comparison
-
-    print_comparison(found, (), "")
-
-
-def _training(found: Any) -> None:
-    from kernelcast.app.report.compare_training import print_training
-
-    print_training(found, "")
-
-
-def _plan(found: Any) -> None:
-    from kernelcast.app.report.plan import print_plan
-    from kernelcast.models import hub_name
-
-    print_plan(found, hub_name(found.model.name), [])
-
-
-def _step(found: Any) -> None:
-    from kernelcast.app.report.trace import print_step
-
-    print_step(found)
-
-
-def _scaled(found: Any) -> None:
-    from kernelcast.app.report.scale import print_scaled
-
-    print_scaled(found)
-
-
-def _diagnosis(found: Any) -> None:
-    from kernelcast.app.report.diagnose import print_diagnosis
-
-    print_diagnosis(found, found.profile.source, 20)
-
-
-def _gpu(found: Any) -> None:
-    from kernelcast.app.report.lists import print_gpu
-
-    print_gpu(found)
-
-
-_SHOWN: dict[str, Callable[[Any], None]] = {
-    "Prediction": _prediction, "Inference": _inference, "Simulation": _simulation, "Comparison": _comparison,
-    "TrainingComparison": _training, "Plan": _plan, "Step": _step, "ScaledStep": _scaled, "Diagnosis": _diagnosis,
-    "Disaggregated": _pools, "Gpu": _gpu,
-}  # fmt: skip
+# the functions that show a result in a terminal, by its class, and what they take beside it
+_SHOWN: dict[str, tuple[str, Callable[[Any], tuple[Any, ...]]]] = {
+    "Prediction": ("kernel.show_prediction", lambda found: ()),
+    "Inference": ("infer.print_inference", lambda found: ()),
+    "Disaggregated": ("infer.print_inference", lambda found: ()),
+    "Simulation": ("simulate.print_simulation", lambda found: ()),
+    "Comparison": ("compare.print_comparison", lambda found: ((), "")),
+    "TrainingComparison": ("compare_training.print_training", lambda found: ("",)),
+    "Plan": ("plan.print_plan", lambda found: (hub_name(found.model.name), [])),
+    "Step": ("trace.print_step", lambda found: ()),
+    "ScaledStep": ("trace.print_step", lambda found: ()),
+    "Diagnosis": ("diagnose.print_diagnosis", lambda found: (found.profile.source, 20)),
+    "Gpu": ("lists.print_gpu", lambda found: ()),
+}

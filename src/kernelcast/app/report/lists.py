@@ -3,20 +3,39 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from kernelcast.app.report.json import derived_peaks, first_paragraph
-from kernelcast.app.report.text import WIDTH, changes_text, console, cut, dense_table, plain_table, show
-from kernelcast.app.report.units import field_text
-from kernelcast.hardware import Gpu
+from kernelcast.app.report.json import attributes
+from kernelcast.app.report.kernel import changes_text, doc_text
+from kernelcast.app.report.text import (
+    WIDTH,
+    console,
+    cut,
+    dense_table,
+    digits,
+    field_text,
+    percent,
+    plain_table,
+    show,
+)
+from kernelcast.forecast.evidence import MeasuredConfiguration
+from kernelcast.hardware import Gpu, gpu
+from kernelcast.models.architecture import Architecture
 from kernelcast.ops import Kernel, parameters_of
+from kernelcast.ops.kernel_selection import kernel_choice_rows
 
 _HIDDEN = ("origin", "id", "name", "aliases", "sources", "changes")
+_IN_FULL = 6  # kinds whose ranges are told too
+_LINE_WORDS = 44
+_ORDER = ("stack", "backend", "dtype", "kv_dtype", "phase", "mask", "paged")  # of the words, the others after
+_USUAL = (None, "no", "equal", "chosen", "own", "dense", "vector", "tn")  # words that go without saying
+_OP_WIDTH = 20
 _NAME_WIDTH = 19  # what 100 columns leave
 
 
@@ -94,3 +113,204 @@ def print_ops(kernels: Iterable[type[Kernel]]) -> None:
         words = [spec.name if spec.required else f"[{spec.name}]" for spec in specs]
         table.add_row(Text(kernel.op, "bold cyan"), ", ".join(words), first_paragraph(kernel))
     show(table, "\n[…]: optional. All take dtype and stack. More: kernelcast kernel OP --help")
+
+
+def gpu_fields(chip: Gpu) -> dict[str, Any]:
+    """Every field of a GPU, what follows from them, and the sources."""
+    fields = {spec.name: getattr(chip, spec.name) for spec in dataclasses.fields(chip)}
+    sources, changes, _ = (fields.pop(name) for name in ("sources", "changes", "origin"))
+    return {**fields, "derived": derived_peaks(chip), "changes": changes, "sources": sources}
+
+
+def derived_peaks(chip: Gpu) -> dict[str, Any]:
+    """Peaks of the whole chip, per second."""
+    return {
+        "tensor_flops_per_s": {d: chip.tensor_flops_per_s(d) for d in chip.tensor_flops_per_clk_sm},
+        "fma_flops_per_s": {d: chip.fma_flops_per_s(d) for d in chip.fma_flops_per_clk_sm},
+        "xu_ops_per_s": chip.xu_ops_per_s,
+        "issue_warps_per_s": chip.issue_warps_per_s,
+        "smem_bytes_per_s": chip.smem_bytes_per_s,
+        "l2_bytes_per_s": chip.l2_bytes_per_s,
+    }
+
+
+def gpu_summary(chip: Gpu) -> dict[str, Any]:
+    """One line of the catalogue."""
+    return {
+        **attributes(chip, "id", "name", "vendor", "architecture", "sm_count", "dram_bytes", "dram_bytes_per_s"),
+        "tensor_flops_per_s": derived_peaks(chip)["tensor_flops_per_s"],
+        **attributes(chip, "link_kind", "link_bytes_per_s", "power_w", "aliases"),
+    }
+
+
+def op_fields(kernel: type[Kernel]) -> dict[str, Any]:
+    """An op as the registry describes it."""
+    return {
+        "op": kernel.op,
+        "help": first_paragraph(kernel),
+        "parameters": [
+            {
+                "name": spec.name,
+                "kind": spec.type,
+                "help": spec.help,
+                "required": spec.required,
+                **({} if spec.required else {"default": spec.default}),
+                **({"low": spec.low, "high": spec.high} if spec.type in ("size", "real", "lengths") else {}),
+                **({"options": spec.options} if spec.type == "choice" else {}),
+            }
+            for spec in parameters_of(kernel).values()
+        ],
+        "examples": [dict(example) for example in kernel.examples],
+    }
+
+
+def first_paragraph(kernel: type[Kernel]) -> str:
+    """What an op is, in one line."""
+    return " ".join(doc_text(kernel).split("\n\n")[0].split())
+
+
+def evidence_fields(entries: Sequence[MeasuredConfiguration], by: str) -> dict[str, Any]:
+    """Measured kinds, one by one or summed by op, GPU or stack."""
+    lines = [entry.to_dict() for entry in entries] if by == "kind" else summed_evidence(entries, by)
+    return {"kinds": len(entries), "calls": sum(entry.calls for entry in entries), "by": by, "evidence": lines}
+
+
+def summed_evidence(entries: Sequence[MeasuredConfiguration], by: str) -> list[dict[str, Any]]:
+    """A line for each op, GPU or stack: kinds and calls, mean and worst error of the kinds on calls left out."""
+    groups: dict[str, list[MeasuredConfiguration]] = {}
+    for entry in entries:
+        groups.setdefault(str(entry.configuration["stack"]) if by == "stack" else getattr(entry, by), []).append(entry)
+    lines = []
+    for name, members in sorted(groups.items()):
+        tested = [(entry.error, entry.inside or 0.0, entry.tested) for entry in members if entry.error is not None]
+        rows = sum(count for *_, count in tested)
+        lines.append(
+            {
+                by: name,
+                "kinds": len(members),
+                "calls": sum(entry.calls for entry in members),
+                "error": sum(error * count for error, _, count in tested) / rows if rows else None,
+                "worst_error": max((error for error, *_ in tested), default=None),
+                "inside": sum(inside * count for _, inside, count in tested) / rows if rows else None,
+                "ops": sorted({entry.op for entry in members}),
+                "gpus": sorted({entry.gpu for entry in members}),
+                "stacks": sorted({str(entry.configuration["stack"]) for entry in members}),
+            }
+        )
+    return lines
+
+
+def print_evidence(entries: Sequence[MeasuredConfiguration], by: str) -> None:
+    """A line a kind, or summed by op, GPU or stack."""
+    calls = sum(entry.calls for entry in entries)
+    show(f"{len(entries):,} kinds of calls, {calls:,} measured", "")
+    if by == "kind":
+        heads = ("op", "GPU", "kind", "calls", "off", "inside")
+        show(dense_table(*heads, left=heads[:3], rows=map(_kind, entries)))
+        if len(entries) <= _IN_FULL:
+            show("", *(f"{entry.op} {entry.gpu} {_words(entry)}: {_ranges(entry)}" for entry in entries))
+    else:
+        names = (by, "kinds", "calls", "off", "worst", "inside", "measured on" if by != "gpu" else "ops")
+        rows = [_summed(line, by) for line in summed_evidence(entries, by)]
+        show(dense_table(*names, left=(by, names[-1]), rows=rows))
+    show("\noff: mean error on calls of shapes that no fit saw, worst: of a kind; inside: share in the 80% interval")
+
+
+def _words(entry: MeasuredConfiguration) -> str:
+    order = [*_ORDER, *(name for name in entry.configuration if name not in _ORDER)]
+    told = {name: entry.configuration.get(name) for name in order}
+    told["paged"] = "paged" if told["paged"] == "yes" else None
+    told["kv_dtype"] = f"kv {told['kv_dtype']}" if told["kv_dtype"] not in (None, told["dtype"]) else None
+    return " ".join(str(word) for word in told.values() if word not in _USUAL)
+
+
+def _ranges(entry: MeasuredConfiguration) -> str:
+    """'m 1 to 65,536, n 128 to 8,192, k 4,096'."""
+    told = []
+    for name, (low, high) in entry.ranges.items():
+        low_text, high_text = (f"{value:,.0f}" if value == int(value) else digits(value) for value in (low, high))
+        told.append(f"{name} {low_text}" + (f" to {high_text}" if high > low else ""))
+    return ", ".join(told)
+
+
+def _kind(entry: MeasuredConfiguration) -> tuple[str, ...]:
+    words = cut(_words(entry), _LINE_WORDS)
+    return entry.op, entry.gpu, words, f"{entry.calls:,}", *_scores(entry.error, entry.inside)
+
+
+def _summed(line: dict[str, Any], by: str) -> tuple[str, ...]:
+    names = line["ops" if by == "gpu" else "gpus"]
+    of_which = f"{len(names)} {'ops' if by == 'gpu' else 'GPUs'}" if len(names) > 2 else ", ".join(names)
+    worst = percent(line["worst_error"]) if line["worst_error"] is not None else "—"
+    error, inside = _scores(line["error"], line["inside"])
+    return str(line[by]), f"{line['kinds']:,}", f"{line['calls']:,}", error, worst, inside, of_which
+
+
+def _scores(error: float | None, inside: float | None) -> tuple[str, str]:
+    return ("—" if error is None else percent(error)), ("—" if inside is None else percent(inside))
+
+
+def runs_fields(
+    place: str | None, stacks: Sequence[str], ops: Sequence[str], entries: Sequence[MeasuredConfiguration]
+) -> list[dict[str, Any]]:
+    """The entries that hold on a GPU (None: all of the file), each with the calls measured there by backend."""
+    chip = gpu(place) if place else None
+    lines = kernel_choice_rows(chip, stacks, ops)
+    return [{**line, "gpu": chip.id, "measured": measured(line, chip.id, entries)} if chip else line for line in lines]
+
+
+def measured(line: Mapping[str, Any], place: str, entries: Sequence[MeasuredConfiguration]) -> dict[str, int]:
+    """Calls on this GPU by backend, of the stack, op and formats of an entry; the most first."""
+    found: Counter[str] = Counter()
+    for entry in entries:
+        same = entry.op == line["op"] and entry.gpu == place and entry.configuration.get("backend")
+        if same and all(line[name] in ("*", entry.configuration.get(name)) for name in ("stack", "dtype", "kv_dtype")):
+            found[str(entry.configuration["backend"])] += entry.calls
+    return dict(found.most_common())
+
+
+def print_runs(lines: Sequence[Mapping[str, Any]]) -> None:
+    """A table a GPU, or of the whole file, a line an entry; then the sources."""
+    sources = list(dict.fromkeys(source for line in lines for source in line["sources"]))
+    places = dict.fromkeys(line.get("gpu") for line in lines)
+    for place in places:
+        chip = gpu(place) if place else None
+        if chip:
+            told = "inherited" if chip.path_inherited else f"compute capability {chip.compute_capability}"
+            show(f"{chip.name} ({chip.id}): {chip.instruction_path}, {told}", "")
+        heads = ("stack", "op", "format", "kernel", "backend", *(("how", "measured") if chip else ("on",)), "from")
+        rows = [_line(line, sources) for line in lines if line.get("gpu") == place]
+        show(dense_table(*heads, left=heads, rows=rows), "")
+    show(*(f"[{at}] {source}" for at, source in enumerate(sources, start=1)))
+
+
+def _line(line: Mapping[str, Any], sources: Sequence[str]) -> tuple[str, ...]:
+    named = {name: "any" if line[name] == "*" else str(line[name]) for name in ("stack", "dtype", "on")}
+    kv = "" if line["kv_dtype"] == "*" else f", kv {line['kv_dtype']}"
+    cells = (named["stack"], cut(line["op"], _OP_WIDTH), named["dtype"] + kv, line["family"], line["backend"] or "—")
+    where = (line["how"], _backends(line["measured"])) if "gpu" in line else (named["on"],)
+    return *cells, *where, ",".join(str(sources.index(source) + 1) for source in line["sources"])
+
+
+def _backends(calls: Mapping[str, int]) -> str:
+    """'trtllm +2': the one with the most calls, and how many others there are."""
+    first = next(iter(calls), "—")
+    return f"{first} +{len(calls) - 1}" if len(calls) > 1 else first
+
+
+def model_fields(model: Architecture) -> dict[str, Any]:
+    """One line of the bundled models."""
+    return {
+        "parameters": model.parameters.total, "active_parameters": model.active_parameters.total,
+        "layers": model.layer_count, **attributes(model, "hidden", "vocab", "max_context"),
+    }  # fmt: skip
+
+
+def print_models(models: Mapping[str, Architecture]) -> None:
+    numbers = ("weights", "active", "layers", "hidden", "context")
+    rows = [
+        (name, f"{model.parameters.total / 1e9:.2f} B", f"{model.active_parameters.total / 1e9:.2f} B",
+         str(model.layer_count), f"{model.hidden:,}", f"{model.max_context:,}")
+        for name, model in models.items()
+    ]  # fmt: skip
+    show(plain_table("model", *numbers, right=numbers, rows=rows))

@@ -11,10 +11,19 @@ import numpy as np
 from rich.text import Text
 
 from kernelcast.app.report.json import attributes, plain
-from kernelcast.app.report.picture import picture, plain_numbers
-from kernelcast.app.report.run import interval_text
-from kernelcast.app.report.text import cut, dense_table, evidence_lines, plain_table, show, show_command
-from kernelcast.app.report.units import digits, percent, time_text
+from kernelcast.app.report.plot import picture, plain_numbers
+from kernelcast.app.report.text import (
+    cut,
+    dense_table,
+    digits,
+    evidence_lines,
+    interval_text,
+    percent,
+    plain_table,
+    show,
+    show_command,
+    time_text,
+)
 from kernelcast.search.goals import Goal
 from kernelcast.search.plan.commands import commands
 from kernelcast.search.plan.grid import Place, Setting

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from kernelcast.app.report.picture import picture
+from kernelcast.app.report.plot import picture
 from kernelcast.app.report.simulate import head, place_fields
-from kernelcast.app.report.text import console, evidence_lines, plain_table, show
-from kernelcast.app.report.units import digits, percent, time_text
+from kernelcast.app.report.text import console, digits, evidence_lines, percent, plain_table, show, time_text
 from kernelcast.ops.work import Array
 from kernelcast.serving.calibrate import CalibratedServer
 from kernelcast.serving.metrics import BenchResult, RequestTimes

@@ -8,10 +8,17 @@ from typing import Any
 import numpy as np
 
 from kernelcast.app.report.json import attributes
-from kernelcast.app.report.picture import picture
-from kernelcast.app.report.run import times_table
-from kernelcast.app.report.text import evidence_lines, show, support_text, title
-from kernelcast.app.report.units import digits, percent, time_text
+from kernelcast.app.report.plot import picture
+from kernelcast.app.report.text import (
+    digits,
+    evidence_lines,
+    percent,
+    show,
+    support_text,
+    time_text,
+    times_table,
+    title,
+)
 from kernelcast.files import complete, quoted
 from kernelcast.results import SUPPORT, support_of
 from kernelcast.schedule import Event, Lane, Timeline

@@ -11,8 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from kernelcast.app.report.json import plain
-from kernelcast.app.report.text import dense_table, show
-from kernelcast.app.report.units import digits, time_text
+from kernelcast.app.report.text import dense_table, digits, show, time_text
 from kernelcast.search.sweep.file import LAYOUT, NAMES, SIZES
 from kernelcast.search.sweep.query import Objective, QueryResult
 from kernelcast.search.sweep.run import SweepOutcome

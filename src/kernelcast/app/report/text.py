@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import shutil
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -11,41 +11,20 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
-from kernelcast._version import __version__
-from kernelcast.app.report.json import cache_word, calibration_fields
-from kernelcast.app.report.units import (
-    bar,
-    bytes_text,
-    digits,
-    joules_text,
-    micros,
-    percent,
-    rate_text,
-    time_text,
-    value_text,
-)
-from kernelcast.energy.power import Energy
-from kernelcast.forecast.conditions import DEFAULT, Conditions
-from kernelcast.forecast.evidence import EvidenceMatch
-from kernelcast.forecast.predict import LaunchedKernel, Prediction
-from kernelcast.forecast.table import plain
-from kernelcast.hardware import Gpu
-from kernelcast.ops import REGISTRY, parameters_of
 from kernelcast.results import SUPPORT, Interval
-from kernelcast.schedule import EvidenceSummary
+from kernelcast.schedule import EvidenceSummary, Share
 
 WIDTH = 100
 COMMAND = "command"  # style of a line to copy; a terminal shows it plainly
-CALL_WIDTH = 42  # of a row of a table of calls: what 100 columns leave
-CACHE = {
-    "model": "weights come from DRAM, activations from the kernel before, as in a model of many layers",
-    "cold": "weights and activations come from DRAM",
-    "warm": "the same call just ran, and L2 kept what it could",
-}
 
+
+_DECIMAL = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
+_BINARY = ((2**40, "Ti"), (2**30, "Gi"), (2**20, "Mi"), (2**10, "Ki"), (1, ""))
+_JOULES = ((1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ"), (1.0, "J"), (1e-3, "mJ"), (1e-6, "µJ"))
+_TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 
 _taken: ContextVar[list[RenderableType] | None] = ContextVar("taken", default=None)
 
@@ -119,25 +98,19 @@ def title(name: str, how: str, place: str, more: str = "") -> Text:
     return Text.assemble((name, "bold cyan"), how, ("  on  ", "dim"), (place, "bold"), more)
 
 
-def changes_text(chip: Gpu) -> Text:
-    """What a GPU of the catalogue was changed in, as a line of its own; nothing where it was not."""
-    changed = ", ".join(f"{name}={value:g}" for name, value in chip.changes.items())
-    return Text(f"\nwhat if: {changed}" if changed else "", "yellow")
+def parallel_sizes(layout: Any, gap: str = " ") -> list[str]:
+    """'tp 2', 'pp 4': the parallel sizes above 1."""
+    return [f"{name}{gap}{getattr(layout, name)}" for name in ("tp", "pp", "dp", "ep") if getattr(layout, name) > 1]
+
+
+def time_rows(rows: Iterable[tuple[str, Interval, str]]) -> list[tuple[str, str, str, str]]:
+    """Rows of a ``times_table`` from names, intervals and notes."""
+    return [(name, time_text(time.value), interval_text(time.low, time.high), note) for name, time, note in rows]
 
 
 def support_text(level: str, predictor: str) -> str:
     """The last line of an answer: what it rests on."""
     return f"support    {level} ({SUPPORT[level]}), {predictor}"
-
-
-def evidence_text(match: EvidenceMatch) -> str:
-    """'12,480 calls of this kind on b200_sxm; 3.1% off on those left out'."""
-    entry = match.entry
-    if entry is None:
-        return "no measured call of this kind"
-    off = f"; {100 * entry.error:.1f}% off on those left out" if entry.error is not None else ""
-    kind = "this kind" if not match.substituted else "the nearest kind"
-    return f"{entry.calls:,} calls of {kind} on {entry.gpu}{off}"
 
 
 def evidence_lines(found: EvidenceSummary) -> list[str]:
@@ -151,50 +124,6 @@ def cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
-def print_prediction(found: Prediction, chip: Gpu, conditions: Conditions, drawn: Energy | None = None) -> None:
-    """One call: the answer first, then what limits it, how its tasks fall, and what the answer rests on."""
-    show(title(found.op, f"  {_given(found)}", chip.name, f" ({chip.id})") + changes_text(chip), "")
-    show(_answer(found, conditions, drawn), "", _pipelines(found), "", _kernels(found.kernels), "")
-    show(_rests_on(found, chip, conditions))
-
-
-def show_prediction(found: Prediction) -> None:
-    """The same of a prediction alone, which does not know what it was asked under."""
-    show(title(found.op, f"  {_given(found)}", found.gpu))
-    show(_answer(found, DEFAULT, None), _pipelines(found), _rests_on(found))
-
-
-def _given(found: Prediction) -> str:
-    return "  ".join(f"{name}={value_text(value)}" for name, value in found.parameters.items())
-
-
-def _answer(found: Prediction, conditions: Conditions, drawn: Energy | None) -> Table:
-    grid = Table.grid(Column(style="bold"), Column(justify="right", no_wrap=True), Column(style="dim"), padding=(0, 2))
-    interval = f"interval {time_text(found.low_s)} – {time_text(found.high_s)}"
-    grid.add_row("  predicted", Text(time_text(found.time_s), "bold green"), interval)
-    grid.add_row("  ceiling", time_text(found.ceiling_s), "what the best kernels of this kind reach")
-    binds = "binds, of the limits that are kept" if conditions.without else "binds: no kernel can be faster"
-    grid.add_row("  bound", time_text(found.bound_s), f"{found.bound_by} {binds}")
-    grid.add_row("  efficiency", percent(found.efficiency), "bound / predicted")
-    dram_bytes = sum(phase.dram_bytes for phase in found.kernels)
-    if dram_bytes > 0:
-        rate = rate_text(dram_bytes / found.time_s, "B/s")
-        grid.add_row("  DRAM", rate, f"{bytes_text(dram_bytes)} in the predicted time")
-    if drawn is not None:
-        low, high = (joules_text(value) for value in (drawn.joules.low, drawn.joules.high))
-        each = time_text(drawn.joules.value / drawn.power_w)
-        told = f"interval {low} – {high}, repeated for seconds: {each} a call then"
-        grid.add_row("  energy", joules_text(drawn.joules.value), told)
-        grid.add_row("  power", f"{drawn.power_w:,.0f} W", _power_text(drawn))
-    return grid
-
-
-def _power_text(drawn: Energy) -> str:
-    limit = f"of {drawn.limit_w:,.0f} W"
-    clock = f", which leaves {percent(drawn.clock)} of the clock" if drawn.clock < 1 else ""
-    return f"{limit}{clock}; power model {drawn.support}"
-
-
 def energy_line(energy: Interval | None, gpus: int, seconds: float, tokens: float, support: str | None) -> list[str]:
     """Joules of a run; no line where nobody knows them."""
     if energy is None:
@@ -205,131 +134,122 @@ def energy_line(energy: Interval | None, gpus: int, seconds: float, tokens: floa
     return [f"energy     {joules_text(energy.value)} ({low} to {high}), {watts}{each}; power model {support}"]
 
 
-def _pipelines(found: Prediction) -> Table:
-    numbers = ("limit µs", "busiest SM µs", "of bound")
-    table = plain_table("pipeline", *numbers, "", right=numbers)
-    busiest = busiest_limits(found.kernels)
-    for name, limit_s in sorted(found.limits.items(), key=lambda item: -item[1]):
-        share = limit_s / found.bound_s if found.bound_s else 0.0
-        style = "bold" if name == found.bound_by else ""
-        cells = (name, micros(limit_s), micros(busiest.get(name, limit_s)), percent(share))
-        table.add_row(*(Text(cell, style) for cell in cells), Text(bar(share), "green" if style else "blue"))
+def interval_text(low_s: float, high_s: float) -> str:
+    return f"{time_text(low_s)} to {time_text(high_s)}"
+
+
+def times_table(rows: Iterable[Sequence[str]]) -> Table:
+    """Rows of a name, its time, the interval around it, and a note."""
+    return plain_table("", "time", "80% interval", "", right=("time",), rows=rows)
+
+
+def breakdown_table(found: Iterable[Share], totals_s: Mapping[str, float], chars: tuple[int, int]) -> Table:
+    """A row a part, the longest first: its time in each phase, and its share of ``totals_s`` as a bar and a number,
+    which are ``chars`` wide."""
+    parts: dict[str, dict[str, Share]] = {}
+    for share in found:
+        parts.setdefault(share.part, {})[share.phase] = share
+    heads = [word for phase in totals_s for word in (phase, "")]
+    table = plain_table("part", *heads, "bound by", right=tuple(totals_s))
+    wide, narrow = chars
+    for part, own in sorted(parts.items(), key=lambda item: -sum(share.time_s for share in item[1].values())):
+        cells = [part]
+        for phase, total_s in totals_s.items():
+            if phase not in own:
+                cells += ["", ""]
+                continue
+            portion = own[phase].time_s / total_s if total_s else 0.0
+            cells += [time_text(own[phase].time_s), f"{bar(portion, wide):{wide}} {portion:{narrow}.0%}"]
+        table.add_row(*cells, " / ".join(dict.fromkeys(share.bound_by for share in own.values())))
     return table
 
 
-def busiest_limits(phases: Sequence[LaunchedKernel]) -> dict[str, float]:
-    """What the busiest SM needs on each pipeline, the phases added up."""
-    total: dict[str, float] = {}
-    for phase in phases:
-        for name, limit_s in phase.busiest_sm.items():
-            total[name] = total.get(name, 0.0) + limit_s
-    return total
+def sizes_text(sizes: Iterable[tuple[str, float]]) -> str:
+    return ", ".join(f"{name} {binary_bytes_text(size)}" for name, size in sizes)
 
 
-def _kernels(phases: Sequence[LaunchedKernel]) -> Table:
-    """How the tasks of each kernel fall onto the SMs: a line a kernel, or a column where that is too wide."""
-    rows = [_phase_cells(index, phase) for index, phase in enumerate(phases, start=1)]
-    again = any(phase.launches != 1 for phase in phases)
-    names = [name for name in (rows[0] if rows else ()) if name != "launches" or again]
-    if console().width < WIDTH:
-        heads = [row[" #"] for row in rows]
-        lines = ((name, *(row[name] for row in rows)) for name in names[1:])
-        table = plain_table("kernel", *heads, right=heads, rows=lines)
-        for column in table.columns[1:]:
-            column.no_wrap = False
-        return table
-    numbers = [name for name in names if name not in (" #", "tile", "by")]
-    table = plain_table(*names, right=numbers, rows=([row[name] for name in names] for row in rows))
-    table.padding = (0, 1, 0, 0)
-    return table
+# ---- numbers ----
+def digits(value: float, most: int = 4) -> str:
+    """About four digits, never an exponent."""
+    if value == 0:
+        return "0"
+    decimals = max(0, most - 1 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{min(decimals, 6)}f}"
 
 
-def _phase_cells(index: int, phase: LaunchedKernel) -> dict[str, str]:
-    by = max(phase.limits, key=lambda name: phase.limits[name], default="")
-    return {
-        " #": f" {index}",
-        "tile": tile_text(phase.tile),
-        "bound µs": micros(phase.limits.get(by, 0.0)),
-        "by": by,
-        "tasks": f"{phase.tasks:,.0f}",
-        "CTAs/SM": short_count(phase.ctas_per_sm),
-        "waves": digits(phase.waves, 3),
-        "tail": percent(phase.tail),
-        "padding": percent(phase.padding),
-        "DRAM": bytes_text(phase.dram_bytes),
-        "in L2": percent(phase.l2_resident),
-        "launches": f"{phase.launches:,.0f}",
-    }
+def short(value: float) -> str:
+    """As ``digits``, without zeros at the end: for specifications."""
+    text = digits(value)
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def short_count(value: float) -> str:
-    return f"{value:,.0f}" if value == int(value) else digits(value, 3)
+def time_text(seconds: float) -> str:
+    unit, word = next(((u, w) for u, w in _TIMES if seconds >= u), _TIMES[-1])
+    return f"{digits(seconds / unit)} {word}"
 
 
-def tile_text(tile: Mapping[str, float]) -> str:
-    """'128×256×64, split_k 2': sizes joined, then the rest by name."""
-    lengths = ("tile_", "block_")
-    sizes = [short_count(value) for name, value in tile.items() if name.startswith(lengths)]
-    rest = [f"{name} {short_count(value)}" for name, value in tile.items() if not name.startswith(lengths)]
-    return ", ".join((["×".join(sizes)] if sizes else []) + rest) or "—"
+def micros(seconds: float) -> str:
+    return digits(seconds * 1e6)
 
 
-def _rests_on(found: Prediction, chip: Gpu | None = None, conditions: Conditions | None = None) -> Table:
-    """What is not known is left out."""
-    grid = Table.grid(Column(style="bold"), Column(), padding=(0, 2))
-    grid.add_row("  support", f"{found.support} ({SUPPORT[found.support]})")
-    grid.add_row("  runs", found.runs.text)
-    grid.add_row("  rests on", evidence_text(found.match))
-    if chip is not None and chip.unit_of:
-        grid.add_row(
-            "  unit", f"of {chip.unit_of}: its forecast, times what physics says of the numbers that were measured"
-        )
-    if found.match.text:
-        grid.add_row("  answered as", found.match.text)
-    grid.add_row("  predictor", f"{found.predictor}, kernelcast {__version__}")
-    if chip is not None and conditions is not None:
-        _asked_under(grid, found, chip, conditions)
-    return grid
+def rate_text(value: float, unit: str) -> str:
+    """'3.35 TB/s'"""
+    scale, prefix = next(((s, p) for s, p in _DECIMAL if abs(value) >= s), _DECIMAL[-1])
+    return f"{short(value / scale)} {prefix}{unit}"
 
 
-def _asked_under(grid: Table, found: Prediction, chip: Gpu, conditions: Conditions) -> None:
-    cache = cache_word(conditions)
-    told = calibration_fields(conditions.calibration, found.op)
-    if told is not None:
-        errors = f", error {told['error_before']:.1f}% -> {told['error_after']:.1f}%" if told["rows"] else ""
-        scales = "; by whole runs: " + ", ".join(f"{key} x {factor:.3f}" for key, factor in told["scales"].items())
-        calls = f"by {told['rows']:,} measured calls of this family{errors}"
-        grid.add_row("  calibrated", calls + (scales if told["scales"] else ""))
-    grid.add_row("  cache", f"{cache} ({CACHE[cache]})")
-    if conditions.without:
-        grid.add_row("  left out", Text(", ".join(conditions.without), "yellow"))
-    if chip.changes:
-        capped = f"under a limit of {chip.power_w:,.0f} W" if set(chip.changes) == {"power_w"} else None
-        grid.add_row("  GPU", Text(capped or "changed with --set: not a product that exists", "yellow"))
+def joules_text(value: float) -> str:
+    """'3.70 kJ', '0.55 J', '820 µJ'."""
+    unit, word = next(((u, w) for u, w in _JOULES if value >= u), _JOULES[-1])
+    return f"{digits(value / unit, 3)} {word}"
 
 
-def print_calls(columns: Mapping[str, Any], results: Mapping[str, Any], most: int) -> None:
-    """The first rows of a table of calls with their results, one line a row."""
-    count = len(columns["op"])
-    rows = []
-    for index in range(min(count, most)):
-        times = [plain(results[f"{name}_us"][index]) for name in ("predicted", "low", "high", "ceiling", "bound")]
-        told = ["—" if time_us is None else digits(time_us) for time_us in times]
-        call = cut(call_text(columns, index), CALL_WIDTH)
-        rows.append((str(index + 1), call, *told, results["bound_by"][index] or "—"))
-    heads = ("row", "call", "time µs", "low", "high", "ceiling", "bound", "by")
-    supports = Counter(word or "none" for word in results["support"])
-    note = "support: " + ", ".join(f"{number:,} {word}" for word, number in supports.most_common())
-    show(dense_table(*heads, left=("call", "by"), rows=rows), "")
-    show(f"the first {most} of {count:,} rows; -o FILE writes all. {note}" if count > most else note)
+def bytes_text(value: float) -> str:
+    return rate_text(value, "B")
 
 
-def call_text(columns: Mapping[str, Any], index: int) -> str:
-    """'gemm m=4096 n=4096 k=4096 bf16': what a row gives of its op's parameters."""
-    op = str(columns["op"][index])
-    words = [op]
-    for name in parameters_of(REGISTRY[op]) if op in REGISTRY else ():
-        value = plain(columns[name][index]) if name in columns else None
-        if value is not None:
-            words.append(value_text(value) if name in ("dtype", "stack") else f"{name}={value_text(value)}")
-    return " ".join(words)
+def binary_bytes_text(value: float) -> str:
+    """'50 MiB': for capacities, which are powers of two."""
+    scale, prefix = next(((s, p) for s, p in _BINARY if value >= s), _BINARY[-1])
+    return f"{short(value / scale)} {prefix}B"
+
+
+def percent(share: float) -> str:
+    return f"{share:.1%}" if 0 < share < 0.995 else f"{share:.0%}"
+
+
+def bar(share: float, width: int = 20) -> str:
+    """A bar of eighths of a block."""
+    eighths = round(min(max(share, 0.0), 1.0) * width * 8)
+    return "█" * (eighths // 8) + ("▏▎▍▌▋▊▉"[eighths % 8 - 1] if eighths % 8 else "")
+
+
+def field_text(name: str, value: Any) -> str:
+    """A GPU's field with the unit that its name says."""
+    if value is None:
+        return "—"
+    if isinstance(value, str | Sequence):
+        return value if isinstance(value, str) else ", ".join(map(str, value)) or "—"
+    if name.endswith(("_per_clk_sm", "_per_clk")):
+        return f"{short(value)} {name.split('_per_clk')[0].split('_')[-1]}/clk"
+    for ending, unit in (("flops_per_s", "FLOP/s"), ("bytes_per_s", "B/s"), ("_per_s", "/s"), ("_hz", "Hz")):
+        if name.split(".")[0].endswith(ending):
+            return rate_text(value, unit)
+    if "bytes" in name:
+        return binary_bytes_text(value)
+    if name.endswith(("_fraction", "_fractions")):
+        return percent(value)
+    for ending, unit in (("_w", " W"), ("_usd", " USD")):
+        if name.endswith(ending):
+            return f"{short(value)}{unit}"
+    return time_text(value) if name.endswith("_s") else f"{value:,}"
+
+
+def value_text(value: Any) -> str:
+    """A parameter's value; a long list is cut."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list | tuple):
+        shown = ", ".join(map(str, value[:6]))
+        return f"[{shown}]" if len(value) <= 6 else f"[{shown}, … {len(value) - 6} more]"
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,28 +1,69 @@
-"""A traced step as text, as JSON and as a timeline."""
+"""A step of a traced model, on one GPU or many, as text and as JSON."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from kernelcast.app.report.json import run_energy_fields
-from kernelcast.app.report.run import breakdown_fields, breakdown_table, interval_text, sizes_text, times_table
-from kernelcast.app.report.text import energy_line, evidence_lines, show, support_text, title
-from kernelcast.app.report.units import binary_bytes_text, digits, percent, time_text
+from kernelcast.app.report.json import attributes, breakdown_fields, run_energy_fields
+from kernelcast.app.report.text import (
+    binary_bytes_text,
+    breakdown_table,
+    digits,
+    energy_line,
+    evidence_lines,
+    interval_text,
+    percent,
+    plain_table,
+    show,
+    sizes_text,
+    support_text,
+    time_text,
+    times_table,
+    title,
+)
+from kernelcast.schedule import Memory
 from kernelcast.tracing.traced import PHASES
-from kernelcast.training.step import Step
+from kernelcast.training.scale import PARTS, ScaledStep
+from kernelcast.training.step import LAUNCH_BOUND, Step
+
+Row = tuple[str, ...]
 
 
-def fields(step: Step) -> dict[str, Any]:
+def fields(step: Step | ScaledStep) -> dict[str, Any]:
     """The contract's keys: times, what binds, memory, breakdown."""
+    values = _scaled_fields(step) if isinstance(step, ScaledStep) else _one_gpu_fields(step)
+    return values | {
+        "model": step.trace.name,
+        "gpu": step.gpu.label,
+        **({"built": step.trace.built} if step.trace.built else {}),
+        "time_s": float(step.time_s),
+        "time_s_low": float(step.low_s),
+        "time_s_high": float(step.high_s),
+        "mfu": step.mfu,
+        "flops": step.flops,
+        "memory_bytes": step.memory.used_bytes,
+        "breakdown": breakdown_fields(step.shares),
+        "support": step.support,
+        "evidence": step.rests_on.to_dict(),
+        "predictor": step.predictor,
+    }
+
+
+def print_step(step: Step | ScaledStep) -> None:
+    """The answer first, then where the time goes, then memory, then what it rests on."""
+    if isinstance(step, ScaledStep):
+        _print_scaled(step)
+    else:
+        _print_one_gpu(step)
+    show(support_text(step.support, step.predictor), *evidence_lines(step.rests_on))
+
+
+def _one_gpu_fields(step: Step) -> dict[str, Any]:
     trace = step.trace
     return {
-        "model": trace.name,
         "mode": trace.mode,
-        "gpu": step.gpu.label,
-        "time_s": step.time_s,
-        "time_s_low": step.low_s,
-        "time_s_high": step.high_s,
         "kernel_time_s": step.kernel_time_s,
         **{f"{phase}_s": step.phase_s(phase) for phase in PHASES},
         **{f"{phase}_kernel_s": step.phase_kernel_s(phase) for phase in PHASES},
@@ -33,31 +74,22 @@ def fields(step: Step) -> dict[str, Any]:
         "launch_margin_high": step.margins[1],
         "kernels": round(sum(kernel.launches for kernel in step.kernels)),
         "ops": len(trace.ops),
-        "flops": step.flops,
-        "mfu": step.mfu,
-        **({"built": trace.built} if trace.built else {}),
         **({"notes": list(trace.notes)} if trace.notes else {}),
         "parameters": trace.parameters,
         "tokens": trace.tokens,
         "tokens_per_s": trace.tokens / step.time_s,
         "samples_per_s": trace.samples / step.time_s,
         **run_energy_fields(step.energy, [step.drawn], step.time_s, 1, trace.tokens),
-        "memory_bytes": step.memory.used_bytes,
         "fits": step.memory.fits,
         "memory": step.memory.fields("gpu_bytes"),
         "coverage": step.coverage,
         "costed_by_bytes": step.by_bytes,
-        "breakdown": breakdown_fields(step.shares),
         "host": step.host.id,
         "compiled": step.compiled,
-        "support": step.support,
-        "evidence": step.rests_on.to_dict(),
-        "predictor": step.predictor,
     }
 
 
-def print_step(step: Step) -> None:
-    """The answer first, then where the time goes, then memory, then what it rests on."""
+def _print_one_gpu(step: Step) -> None:
     trace = step.trace
     how = ", ".join(word for word, on in (("CUDA graph", step.graph), ("compiled", step.compiled)) if on) or "eager"
     show(title(trace.name, f"  {trace.mode}", step.gpu.name, f"  {how}"))
@@ -74,7 +106,6 @@ def print_step(step: Step) -> None:
         share = percent(1 - step.coverage)
         show(f"by bytes   {share} of the kernel time is of ops that have no model of their own: {', '.join(worst)}")
     show(*energy_line(step.energy, 1, step.time_s, trace.tokens, step.drawn.support if step.drawn else None))
-    show(support_text(step.support, step.predictor), *evidence_lines(step.rests_on))
 
 
 def _launching(step: Step) -> list[str]:
@@ -126,3 +157,115 @@ def _memory(step: Step) -> str:
         return f"memory     {whole} of {has} at the peak: {used}"
     over = binary_bytes_text(memory.missing_bytes)
     return f"memory     {whole}, which exceeds the {has} of {step.gpu.id} by {over}: {used}"
+
+
+# ---- on many GPUs ----
+def _scaled_fields(found: ScaledStep) -> dict[str, Any]:
+    layout, parts = found.layout, found.parts_s
+    return {
+        "gpus": layout.gpus,
+        "plan": attributes(layout, "dp", "tp", "pp", "ep", "zero", "sequence_parallel", "micro_batches")
+        | {"schedule": layout.schedule if layout.pp > 1 else None}
+        | attributes(layout, "virtual_stages", "bucket_bytes", "overlap", "gpus_per_node", "between_nodes"),
+        "mode": "training",
+        "kernel_time_s": parts["kernels"] + parts["optimizer"],
+        **{f"{phase}_s": _kernel_s(found, phase) for phase in PHASES},  # of kernels, a GPU
+        "launch_bound": bool(parts["host"] > LAUNCH_BOUND * found.time_s),
+        **attributes(found, "tokens", "samples", "tokens_per_s", "tokens_per_s_per_gpu", "samples_per_s"),
+        "exposed_communication_s": found.exposed_s,
+        "overlapped_communication_s": found.overlapped_s,
+        "bubble_share": found.bubble_share,
+        "data_parallel_sent_bytes": found.sent_bytes,
+        "parts_s": found.parts_s,
+        "memory": memory_fields(found.memory),
+        "fits": found.fits,
+        **({"uncut": uncut_fields(found)} if found.cut.uncut else {}),
+        "stages": [
+            {"stage": s.index, "layers": s.layers, "micro_batches_in_flight": s.in_flight, "parts_s": s.parts_s,
+             "memory": memory_fields(s.memory)}
+            for s in found.stages
+        ],
+    }  # fmt: skip
+
+
+def uncut_fields(found: ScaledStep) -> list[dict[str, Any]]:
+    """What tensor parallelism leaves whole on every rank: modules, with their share of parameters and kernel time."""
+    time_s: dict[str, float] = {}
+    for kernel in found.kernels:
+        name = re.sub(r"(?<=\.)\d+(?=\.|$)", "*", kernel.op.module)
+        time_s[name] = time_s.get(name, 0.0) + kernel.time_s
+    whole_s = sum(time_s.values()) or 1.0
+    return [
+        {"module": name, "parameters": size, "share_of_parameters": size / max(1, found.trace.parameters),
+         "share_of_kernel_time": time_s.get(name, 0.0) / whole_s}
+        for name, size in found.cut.uncut
+    ]  # fmt: skip
+
+
+def _unsharded_text(found: ScaledStep) -> list[str]:
+    rows = uncut_fields(found)
+    modules = ", ".join(
+        f"{row['module']} ({percent(row['share_of_parameters'])} of the parameters, "
+        f"{percent(row['share_of_kernel_time'])} of the kernel time)" for row in rows[:6]
+    )  # fmt: skip
+    more = f", and {len(rows) - 6} more" if len(rows) > 6 else ""
+    return [f"replicated every GPU has all of {modules}{more}; --tp-plan shards them"] if rows else []
+
+
+def _kernel_s(found: ScaledStep, phase: str) -> float:
+    """Seconds of kernels of a phase, the mean of the GPUs: every micro-batch, a stage's part of the depth."""
+    if phase == "optimizer":
+        return float(found.parts_s["optimizer"])
+    pass_s = sum(share.time_s for share in found.shares if share.phase == phase)
+    return float(pass_s * found.layout.micro_batches / found.layout.pp)
+
+
+def memory_fields(memory: Memory) -> dict[str, Any]:
+    return memory.fields("used_bytes", "gpu_bytes", "missing_bytes") | {"fits": memory.fits}
+
+
+def answer_rows(found: ScaledStep) -> list[Row]:
+    """What was asked: name, value, note."""
+    layout, memory = found.layout, found.memory
+    room = "fits" if found.fits else f"misses by {binary_bytes_text(memory.missing_bytes)}"
+    tokens = ("tokens/s", digits(found.tokens_per_s), f"{digits(found.tokens_per_s_per_gpu)} a GPU")
+    return [
+        ("step", time_text(found.time_s), interval_text(found.low_s, found.high_s)),
+        ("samples/s", digits(found.samples_per_s), f"{found.samples:,} a step"),
+        *([tokens] if found.tokens else []),
+        ("MFU", percent(found.mfu), f"{layout.gpus} GPUs: {layout.told}"),
+        ("memory a GPU", binary_bytes_text(memory.used_bytes), f"{room} in {binary_bytes_text(memory.gpu_bytes)}"),
+    ]
+
+
+def _print_scaled(found: ScaledStep) -> None:
+    layout, trace = found.layout, found.trace
+    show(title(trace.name, "  training", f"{layout.gpus} x {found.gpu.name}", f"  {layout.told}"))
+    show(*built_lines(trace.built), *trace.notes)
+    size = f"{found.tokens:,} tokens" if found.tokens else f"{found.samples:,} samples"
+    show(f"{size} a step in {layout.micro_batches} x {layout.dp} passes, {digits(trace.parameters)} parameters", "")
+    answer = plain_table("", "", "", right=("",), rows=answer_rows(found))
+    parts = plain_table("part", "time", "share", "", right=("time", "share"), rows=part_rows(found))
+    heads = ("layers", "in flight", "parameters", "gradients", "optimizer", "activations", "memory")
+    memory = plain_table("stage", *heads, right=heads, rows=memory_rows(found))
+    show(answer, "", parts, "", memory, "", *_unsharded_text(found))
+
+
+def part_rows(found: ScaledStep) -> list[Row]:
+    """Where the time goes: part, time, share, what it is. Adds up to the step."""
+    parts = found.parts_s
+    return [
+        (name, time_text(parts[name]), percent(parts[name] / found.time_s), PARTS[name])
+        for name in PARTS
+        if parts[name] > 0
+    ]
+
+
+def memory_rows(found: ScaledStep) -> list[Row]:
+    """Each stage: layers, micro-batches in flight, and its memory by part."""
+    parts = ("parameter", "gradient", "optimizer", "activation")
+    rows = []
+    for s in found.stages:
+        sizes = (*(s.memory[part] for part in parts), s.memory.used_bytes)
+        rows.append((str(s.index), str(s.layers), str(s.in_flight), *map(binary_bytes_text, sizes)))
+    return rows

@@ -7,8 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from kernelcast.app.report.json import attributes
-from kernelcast.app.report.text import plain_table, show
-from kernelcast.app.report.units import time_text
+from kernelcast.app.report.text import plain_table, show, time_text
 from kernelcast.hardware import Gpu
 from kernelcast.tune.configs import GemmProblem
 from kernelcast.tune.tune import TuneResult

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, create_model
 
-from kernelcast.app.questions import Word
+from kernelcast.app.questions.parameters import CommandParameter
 from kernelcast.app.web.parameters import QUESTIONS, TEXT_CHARS, type_of, web_parameters
 from kernelcast.errors import KernelcastError
 from kernelcast.ops import REGISTRY, parameters_of
@@ -88,8 +88,8 @@ def _typed(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _field(parameter: Word, command: str) -> tuple[Any, Any]:
-    annotation, about = type_of(parameter, command), parameter.flag.help
+def _field(parameter: CommandParameter, command: str) -> tuple[Any, Any]:
+    annotation, about = type_of(parameter, command), parameter.help
     if parameter.required or (parameter.name in _REQUIRED and command != "plan"):
         return annotation, Field(description=about)
     return annotation | None, Field(parameter.default, description=about)

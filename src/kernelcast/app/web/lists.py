@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kernelcast._version import __version__
-from kernelcast.app.questions import KernelQuestion
 from kernelcast.app.questions.evidence import all_entries
 from kernelcast.app.questions.evidence import evidence as select_evidence
-from kernelcast.app.report import json as as_json
+from kernelcast.app.questions.kernel import KernelQuestion
+from kernelcast.app.report import lists as report
 from kernelcast.app.web.parameters import QUESTIONS, parameter_fields, web_parameters
 from kernelcast.forecast import PREDICTORS
 from kernelcast.forecast.evidence import MeasuredConfiguration
@@ -51,7 +51,7 @@ def gpus() -> dict[str, Any]:
     ordered = sorted(map(gpu, gpu_ids()), key=_age)
     return {
         "gpus": [
-            {**as_json.gpu_summary(item), "measured": item.id in measured,
+            {**report.gpu_summary(item), "measured": item.id in measured,
              "usd_per_hour": prices[item.id].usd_per_hour if item.id in prices else None}
             for item in ordered
         ]
@@ -59,7 +59,7 @@ def gpus() -> dict[str, Any]:
 
 
 def gpu_details(gpu_id: str) -> dict[str, Any]:
-    return as_json.gpu_fields(gpu(gpu_id))
+    return report.gpu_fields(gpu(gpu_id))
 
 
 def models() -> dict[str, Any]:
@@ -75,7 +75,7 @@ def models() -> dict[str, Any]:
 
 
 def ops() -> dict[str, Any]:
-    return {"ops": [as_json.op_fields(REGISTRY[op]) for op in sorted(REGISTRY)]}
+    return {"ops": [report.op_fields(REGISTRY[op]) for op in sorted(REGISTRY)]}
 
 
 def stacks() -> dict[str, Any]:
@@ -93,7 +93,7 @@ def parameters() -> dict[str, Any]:
 
 def evidence(by: str = "kind", **only: Any) -> dict[str, Any]:
     """As `kernelcast evidence --json` has it; ``only``: of these op, gpu, stack."""
-    return as_json.evidence_fields(select_evidence(**only), by)
+    return report.evidence_fields(select_evidence(**only), by)
 
 
 def grid() -> dict[str, Any]:
@@ -112,7 +112,7 @@ def grid() -> dict[str, Any]:
 
 
 def _summed(members: list[MeasuredConfiguration]) -> dict[str, Any]:
-    line = as_json.summed_evidence(members, "op")[0]
+    line = report.summed_evidence(members, "op")[0]
     tested = sum(entry.tested for entry in members if entry.error is not None)  # the weight of a cell in a mean
     return {name: line[name] for name in ("kinds", "calls", "error", "inside")} | {"tested": tested}
 

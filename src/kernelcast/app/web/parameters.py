@@ -10,18 +10,14 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, Strict, StringConstraints, WithJsonSchema
 
-from kernelcast.app.questions import (
-    CompareQuestion,
-    InferQuestion,
-    KernelQuestion,
-    PlanQuestion,
-    SimulateQuestion,
-    Word,
-    words_of,
-)
+from kernelcast.app.questions.compare import CompareQuestion
+from kernelcast.app.questions.infer import DISAGGREGATED, InferQuestion
+from kernelcast.app.questions.kernel import KernelQuestion
 from kernelcast.app.questions.load import parse_stages
+from kernelcast.app.questions.parameters import CommandParameter, command_parameters, union_members
+from kernelcast.app.questions.plan import PlanQuestion
 from kernelcast.app.questions.shared import ROTATIONS
-from kernelcast.app.questions.words import options_of
+from kernelcast.app.questions.simulate import SimulateQuestion
 from kernelcast.errors import KernelcastError, unknown
 from kernelcast.forecast import PREDICTORS
 from kernelcast.hardware import fabrics, gpu_ids
@@ -43,7 +39,10 @@ QUESTIONS: Mapping[str, Any] = {
     question.command: question
     for question in (KernelQuestion, InferQuestion, SimulateQuestion, CompareQuestion, PlanQuestion)
 }
-_OF_TRACE = ("trace_format", "skip_bad", "rate_scale", "limit")  # of a file that is not read here
+_LEFT_OUT = {
+    "infer": DISAGGREGATED,
+    **dict.fromkeys(("simulate", "plan"), ("trace_format", "skip_bad", "rate_scale", "limit")),  # of a file
+}
 TEXT_CHARS = 200
 LIST_ITEMS = 64
 MAX_REQUESTS = 100_000  # of a load
@@ -79,8 +78,8 @@ _CHOICES: Mapping[str, tuple[str, Collection[str]]] = {
     "ramp_up_strategy": ("ramp-up strategy", RAMPS),
     "lengths": ("distribution of lengths", LENGTHS),
     "price_kind": ("kind of price", PRICE_KINDS),
-    "by": ("--by", BY),
-    "disaggregated": ("--disaggregated", ("also", "only", "no")),
+    "by": ("`by`", BY),
+    "disaggregated": ("`disaggregated`", ("also", "only", "no")),
     "cache": ("cache", tuple(ROTATIONS)),
     "without": ("limit", PIPELINES),
     "gpus": ("gpu", (*GPU_IDS, "all")),
@@ -167,7 +166,7 @@ def _stages(value: str) -> str:
     """RATExSECONDS,..: no more requests than ``num_prompts`` may have."""
     expected = sum(max(0.0, rate) * max(0.0, seconds) for rate, seconds in parse_stages(value))
     if not expected <= MAX_REQUESTS:
-        raise KernelcastError(f"--stages {value!r} are more than {MAX_REQUESTS:,} requests")
+        raise KernelcastError(f"`stages` {value!r} are more than {MAX_REQUESTS:,} requests")
     return value
 
 
@@ -184,16 +183,17 @@ _TIME: Any = Annotated[
 _TEXTS: Mapping[str, Any] = {"price": text(_price), "stages": text(_stages)}
 
 
-def web_parameters(command: str) -> list[Word]:
+def web_parameters(command: str) -> list[CommandParameter]:
     """The parameters of a question that may be given over the network: none that names a file."""
-    return [word for word in words_of(QUESTIONS[command]) if not word.of_file and word.name not in _OF_TRACE]
+    left_out = _LEFT_OUT.get(command, ())
+    return [one for one in command_parameters(QUESTIONS[command]) if not one.is_file and one.name not in left_out]
 
 
-def _types(parameter: Word) -> list[Any]:
-    return [option for option in options_of(parameter.kind) if option is not type(None)]
+def _types(parameter: CommandParameter) -> list[Any]:
+    return [option for option in union_members(parameter.type) if option is not type(None)]
 
 
-def parameter_fields(parameter: Word) -> dict[str, Any]:
+def parameter_fields(parameter: CommandParameter) -> dict[str, Any]:
     """A parameter as JSON: what a form needs to ask for it."""
     types = _types(parameter)
     names = [str(option) if option == list[str] else getattr(option, "__name__", str(option)) for option in types]
@@ -201,8 +201,8 @@ def parameter_fields(parameter: Word) -> dict[str, Any]:
     _, choices = _CHOICES.get(parameter.name, ("", None))
     low, high = _range(parameter.name, types)
     return {"name": parameter.name, "flag": parameter.option or None, "type": " or ".join(names), "default": default,
-            "help": parameter.flag.help, "panel": parameter.flag.panel, "choices": choices and list(choices),
-            "minimum": low, "maximum": high}  # fmt: skip
+            "help": parameter.help, "panel": parameter.panel, "choices": choices and list(choices),
+            "minimum": low, "maximum": high, "unless_given": parameter.unless_given}  # fmt: skip
 
 
 def _range(name: str, types: list[Any]) -> tuple[float | None, float | None]:
@@ -212,7 +212,7 @@ def _range(name: str, types: list[Any]) -> tuple[float | None, float | None]:
 
 
 @functools.cache
-def type_of(parameter: Word, command: str) -> Any:
+def type_of(parameter: CommandParameter, command: str) -> Any:
     """What pydantic reads a parameter by."""
     name, types = parameter.name, _types(parameter)
     if name in (_PLAN_COMMAS if command == "plan" else _WITH_COMMAS):
@@ -222,7 +222,7 @@ def type_of(parameter: Word, command: str) -> Any:
         return Annotated[list[item], Field(max_length=LIST_ITEMS)]
     low, high = _range(name, types)
     number = Field(ge=low, le=high, allow_inf_nan=False) if float in types else Field(ge=low, le=high)
-    if str in types and parameter.flag.metavar == "TIME":
+    if str in types and parameter.metavar == "TIME":
         return _TIME
     if name in _CHOICES and str in types:
         return choice(*_CHOICES[name])

@@ -11,16 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kernelcast.app.questions import (
-    CompareQuestion,
-    InferQuestion,
-    KernelQuestion,
-    PlanQuestion,
-    SimulateQuestion,
-    as_command,
-    as_python,
-)
-from kernelcast.app.report import json as as_json
+from kernelcast.app.questions.compare import CompareQuestion
+from kernelcast.app.questions.infer import InferQuestion
+from kernelcast.app.questions.kernel import KernelQuestion
+from kernelcast.app.questions.plan import PlanQuestion
+from kernelcast.app.questions.simulate import SimulateQuestion
+from kernelcast.app.questions.source import as_command, as_python
+from kernelcast.app.report.json import energy_fields
+from kernelcast.app.report.kernel import prediction_fields
 from kernelcast.app.web import lists
 from kernelcast.errors import KernelcastError, unknown
 from kernelcast.ops import kernel, kernel_class, parameters_of
@@ -54,7 +52,7 @@ def _kernel(arguments: Arguments, _: bytes, __: Limits) -> Any:
     parameters = {name: getattr(call, name) for name in given if getattr(call, name) != specs[name].default}
     question = KernelQuestion(**{**arguments, "parameters": parameters})
     prediction, energy = question.answer()
-    fields = as_json.prediction_fields(prediction, question.chip, question.conditions) | as_json.energy_fields(energy)
+    fields = prediction_fields(prediction, question.resolved_gpu, question.conditions) | energy_fields(energy)
     return _envelope(question, fields)
 
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from kernelcast.app.report.text import plain_table, show
-from kernelcast.app.report.units import time_text
+from kernelcast.app.report.text import plain_table, show, time_text
 from kernelcast.collect.calibrate.scales import LEAST_RUNS, RunErrors
 
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +10,9 @@ from typing import Any
 
 from kernelcast.errors import KernelcastError
 from kernelcast.files import complete
+from kernelcast.schedule import Timeline
+
+_MOST_EVENTS = 200_000  # of a lane: more than a viewer shows
 
 
 def matplotlib_plots() -> Any:
@@ -67,3 +71,21 @@ def plain_numbers(axis: Any) -> None:
     axis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 3.0, 5.0, 7.0)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
+
+
+def write_timeline(found: Timeline, path: Path) -> None:
+    """A process a place, a row a lane; microseconds."""
+    places = list(dict.fromkeys(lane.process for lane in found.lanes))
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}} for pid, name in enumerate(places)
+    ]
+    for tid, lane in enumerate(found.lanes):
+        at = {"pid": places.index(lane.process), "tid": tid}
+        events.append({"ph": "M", **at, "name": "thread_name", "args": {"name": lane.name}})
+        events += [
+            {"ph": "X", **at, "name": one.name, "cat": one.part, "ts": round(one.start_s * 1e6, 3),
+             "dur": round(one.time_s * 1e6, 3), "args": dict(one.details)}
+            for one in lane.events[:_MOST_EVENTS]
+        ]  # fmt: skip
+    with complete(path) as part:
+        part.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")

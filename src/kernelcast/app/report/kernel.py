@@ -1,0 +1,274 @@
+"""A kernel call, as text and as JSON; the first calls of a table as text."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.table import Column, Table
+from rich.text import Text
+
+from kernelcast._version import __version__
+from kernelcast.app.report.json import attributes
+from kernelcast.app.report.text import (
+    WIDTH,
+    bar,
+    bytes_text,
+    console,
+    cut,
+    dense_table,
+    digits,
+    joules_text,
+    micros,
+    percent,
+    plain_table,
+    rate_text,
+    show,
+    time_text,
+    title,
+    value_text,
+)
+from kernelcast.energy.power import Energy
+from kernelcast.forecast.conditions import DEFAULT, Conditions
+from kernelcast.forecast.evidence import EvidenceMatch
+from kernelcast.forecast.predict import LaunchedKernel, Prediction
+from kernelcast.forecast.table import plain
+from kernelcast.hardware import Gpu
+from kernelcast.ops import REGISTRY, Kernel, kernel_class, parameters_of
+from kernelcast.results import SUPPORT
+
+CALL_WIDTH = 42  # of a row of a table of calls: what 100 columns leave
+CACHE = {
+    "model": "weights come from DRAM, activations from the kernel before, as in a model of many layers",
+    "cold": "weights and activations come from DRAM",
+    "warm": "the same call just ran, and L2 kept what it could",
+}
+
+
+def print_prediction(found: Prediction, chip: Gpu, conditions: Conditions, drawn: Energy | None = None) -> None:
+    """One call: the answer first, then what limits it, how its tasks fall, and what the answer rests on."""
+    show(title(found.op, f"  {_given(found)}", chip.name, f" ({chip.id})") + changes_text(chip), "")
+    show(_answer(found, conditions, drawn), "", _pipelines(found), "", _kernels(found.kernels), "")
+    show(_rests_on(found, chip, conditions))
+
+
+def show_prediction(found: Prediction) -> None:
+    """The same of a prediction alone, which does not know what it was asked under."""
+    show(title(found.op, f"  {_given(found)}", found.gpu))
+    show(_answer(found, DEFAULT, None), _pipelines(found), _rests_on(found))
+
+
+def _given(found: Prediction) -> str:
+    return "  ".join(f"{name}={value_text(value)}" for name, value in found.parameters.items())
+
+
+def _answer(found: Prediction, conditions: Conditions, drawn: Energy | None) -> Table:
+    grid = Table.grid(Column(style="bold"), Column(justify="right", no_wrap=True), Column(style="dim"), padding=(0, 2))
+    interval = f"interval {time_text(found.low_s)} – {time_text(found.high_s)}"
+    grid.add_row("  predicted", Text(time_text(found.time_s), "bold green"), interval)
+    grid.add_row("  ceiling", time_text(found.ceiling_s), "what the best kernels of this kind reach")
+    binds = "binds, of the limits that are kept" if conditions.without else "binds: no kernel can be faster"
+    grid.add_row("  bound", time_text(found.bound_s), f"{found.bound_by} {binds}")
+    grid.add_row("  efficiency", percent(found.efficiency), "bound / predicted")
+    dram_bytes = sum(phase.dram_bytes for phase in found.kernels)
+    if dram_bytes > 0:
+        rate = rate_text(dram_bytes / found.time_s, "B/s")
+        grid.add_row("  DRAM", rate, f"{bytes_text(dram_bytes)} in the predicted time")
+    if drawn is not None:
+        low, high = (joules_text(value) for value in (drawn.joules.low, drawn.joules.high))
+        each = time_text(drawn.joules.value / drawn.power_w)
+        told = f"interval {low} – {high}, repeated for seconds: {each} a call then"
+        grid.add_row("  energy", joules_text(drawn.joules.value), told)
+        grid.add_row("  power", f"{drawn.power_w:,.0f} W", _power_text(drawn))
+    return grid
+
+
+def _power_text(drawn: Energy) -> str:
+    limit = f"of {drawn.limit_w:,.0f} W"
+    clock = f", which leaves {percent(drawn.clock)} of the clock" if drawn.clock < 1 else ""
+    return f"{limit}{clock}; power model {drawn.support}"
+
+
+def _pipelines(found: Prediction) -> Table:
+    numbers = ("limit µs", "busiest SM µs", "of bound")
+    table = plain_table("pipeline", *numbers, "", right=numbers)
+    busiest = busiest_limits(found.kernels)
+    for name, limit_s in sorted(found.limits.items(), key=lambda item: -item[1]):
+        share = limit_s / found.bound_s if found.bound_s else 0.0
+        style = "bold" if name == found.bound_by else ""
+        cells = (name, micros(limit_s), micros(busiest.get(name, limit_s)), percent(share))
+        table.add_row(*(Text(cell, style) for cell in cells), Text(bar(share), "green" if style else "blue"))
+    return table
+
+
+def busiest_limits(phases: Sequence[LaunchedKernel]) -> dict[str, float]:
+    """What the busiest SM needs on each pipeline, the phases added up."""
+    total: dict[str, float] = {}
+    for phase in phases:
+        for name, limit_s in phase.busiest_sm.items():
+            total[name] = total.get(name, 0.0) + limit_s
+    return total
+
+
+def _kernels(phases: Sequence[LaunchedKernel]) -> Table:
+    """How the tasks of each kernel fall onto the SMs: a line a kernel, or a column where that is too wide."""
+    rows = [_phase_cells(index, phase) for index, phase in enumerate(phases, start=1)]
+    again = any(phase.launches != 1 for phase in phases)
+    names = [name for name in (rows[0] if rows else ()) if name != "launches" or again]
+    if console().width < WIDTH:
+        heads = [row[" #"] for row in rows]
+        lines = ((name, *(row[name] for row in rows)) for name in names[1:])
+        table = plain_table("kernel", *heads, right=heads, rows=lines)
+        for column in table.columns[1:]:
+            column.no_wrap = False
+        return table
+    numbers = [name for name in names if name not in (" #", "tile", "by")]
+    table = plain_table(*names, right=numbers, rows=([row[name] for name in names] for row in rows))
+    table.padding = (0, 1, 0, 0)
+    return table
+
+
+def _phase_cells(index: int, phase: LaunchedKernel) -> dict[str, str]:
+    by = max(phase.limits, key=lambda name: phase.limits[name], default="")
+    return {
+        " #": f" {index}",
+        "tile": tile_text(phase.tile),
+        "bound µs": micros(phase.limits.get(by, 0.0)),
+        "by": by,
+        "tasks": f"{phase.tasks:,.0f}",
+        "CTAs/SM": short_count(phase.ctas_per_sm),
+        "waves": digits(phase.waves, 3),
+        "tail": percent(phase.tail),
+        "padding": percent(phase.padding),
+        "DRAM": bytes_text(phase.dram_bytes),
+        "in L2": percent(phase.l2_resident),
+        "launches": f"{phase.launches:,.0f}",
+    }
+
+
+def short_count(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) else digits(value, 3)
+
+
+def tile_text(tile: Mapping[str, float]) -> str:
+    """'128×256×64, split_k 2': sizes joined, then the rest by name."""
+    lengths = ("tile_", "block_")
+    sizes = [short_count(value) for name, value in tile.items() if name.startswith(lengths)]
+    rest = [f"{name} {short_count(value)}" for name, value in tile.items() if not name.startswith(lengths)]
+    return ", ".join((["×".join(sizes)] if sizes else []) + rest) or "—"
+
+
+def _rests_on(found: Prediction, chip: Gpu | None = None, conditions: Conditions | None = None) -> Table:
+    """What is not known is left out."""
+    grid = Table.grid(Column(style="bold"), Column(), padding=(0, 2))
+    grid.add_row("  support", f"{found.support} ({SUPPORT[found.support]})")
+    grid.add_row("  runs", found.runs.text)
+    grid.add_row("  rests on", evidence_text(found.match))
+    if chip is not None and chip.unit_of:
+        grid.add_row(
+            "  unit", f"of {chip.unit_of}: its forecast, times what physics says of the numbers that were measured"
+        )
+    if found.match.text:
+        grid.add_row("  answered as", found.match.text)
+    grid.add_row("  predictor", f"{found.predictor}, kernelcast {__version__}")
+    if chip is not None and conditions is not None:
+        _asked_under(grid, found, chip, conditions)
+    return grid
+
+
+def _asked_under(grid: Table, found: Prediction, chip: Gpu, conditions: Conditions) -> None:
+    cache = cache_word(conditions)
+    told = calibration_fields(conditions.calibration, found.op)
+    if told is not None:
+        errors = f", error {told['error_before']:.1f}% -> {told['error_after']:.1f}%" if told["rows"] else ""
+        scales = "; by whole runs: " + ", ".join(f"{key} x {factor:.3f}" for key, factor in told["scales"].items())
+        calls = f"by {told['rows']:,} measured calls of this family{errors}"
+        grid.add_row("  calibrated", calls + (scales if told["scales"] else ""))
+    grid.add_row("  cache", f"{cache} ({CACHE[cache]})")
+    if conditions.without:
+        grid.add_row("  left out", Text(", ".join(conditions.without), "yellow"))
+    if chip.changes:
+        capped = f"under a limit of {chip.power_w:,.0f} W" if set(chip.changes) == {"power_w"} else None
+        grid.add_row("  GPU", Text(capped or "changed with --set: not a product that exists", "yellow"))
+
+
+def print_calls(columns: Mapping[str, Any], results: Mapping[str, Any], most: int) -> None:
+    """The first rows of a table of calls with their results, one line a row."""
+    count = len(columns["op"])
+    rows = []
+    for index in range(min(count, most)):
+        times = [plain(results[f"{name}_us"][index]) for name in ("predicted", "low", "high", "ceiling", "bound")]
+        told = ["—" if time_us is None else digits(time_us) for time_us in times]
+        call = cut(call_text(columns, index), CALL_WIDTH)
+        rows.append((str(index + 1), call, *told, results["bound_by"][index] or "—"))
+    heads = ("row", "call", "time µs", "low", "high", "ceiling", "bound", "by")
+    supports = Counter(word or "none" for word in results["support"])
+    note = "support: " + ", ".join(f"{number:,} {word}" for word, number in supports.most_common())
+    show(dense_table(*heads, left=("call", "by"), rows=rows), "")
+    show(f"the first {most} of {count:,} rows; -o FILE writes all. {note}" if count > most else note)
+
+
+def call_text(columns: Mapping[str, Any], index: int) -> str:
+    """'gemm m=4096 n=4096 k=4096 bf16': what a row gives of its op's parameters."""
+    op = str(columns["op"][index])
+    words = [op]
+    for name in parameters_of(REGISTRY[op]) if op in REGISTRY else ():
+        value = plain(columns[name][index]) if name in columns else None
+        if value is not None:
+            words.append(value_text(value) if name in ("dtype", "stack") else f"{name}={value_text(value)}")
+    return " ".join(words)
+
+
+def evidence_text(match: EvidenceMatch) -> str:
+    """'12,480 calls of this kind on b200_sxm; 3.1% off on those left out'."""
+    entry = match.entry
+    if entry is None:
+        return "no measured call of this kind"
+    off = f"; {100 * entry.error:.1f}% off on those left out" if entry.error is not None else ""
+    kind = "this kind" if not match.substituted else "the nearest kind"
+    return f"{entry.calls:,} calls of {kind} on {entry.gpu}{off}"
+
+
+def changes_text(chip: Gpu) -> Text:
+    """What a GPU of the catalogue was changed in, as a line of its own; nothing where it was not."""
+    changed = ", ".join(f"{name}={value:g}" for name, value in chip.changes.items())
+    return Text(f"\nwhat if: {changed}" if changed else "", "yellow")
+
+
+def prediction_fields(found: Prediction, chip: Gpu, conditions: Conditions) -> dict[str, Any]:
+    """A prediction, and what it was asked under."""
+    return {
+        **found.to_dict(),
+        "gpu_id": chip.id,
+        "gpu_unit_of": chip.unit_of,
+        "gpu_changes": dict(chip.changes),
+        "cache": cache_word(conditions),
+        "without": list(conditions.without),
+        "calibration": calibration_fields(conditions.calibration, found.op),
+    }
+
+
+def calibration_fields(calibration: Any, op: str) -> dict[str, Any] | None:
+    """What a calibration rests on, for the family of this op; None without one."""
+    if calibration is None:
+        return None
+    name = kernel_class(op).family
+    family = calibration.families.get(name)
+    told = attributes(family, "rows", "error_before", "error_after") if family else {"rows": 0}
+    scales = {key: scale.factor for key, scale in calibration.scales.items() if key.startswith(f"{name} ")}
+    return {"gpu": calibration.gpu, "predictor": calibration.predictor, **told, "scales": scales}
+
+
+def cache_word(conditions: Conditions) -> str:
+    if not math.isinf(conditions.rotation):
+        return "warm"
+    return "cold" if math.isinf(conditions.input_rotation) else "model"
+
+
+def doc_text(kernel: type[Kernel]) -> str:
+    """An op's docstring as plain text. A dataclass without one has its signature there, which is no help."""
+    text = inspect.cleandoc(kernel.__doc__ or "").replace("``", "")
+    return kernel.op if not text or text.startswith(f"{kernel.__name__}(") else text
