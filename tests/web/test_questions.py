@@ -126,21 +126,21 @@ def test_over_time_follows_the_load(ask: Any) -> None:
 
 
 def test_the_same_question_is_answered_from_memory(client: TestClient) -> None:
-    pool = client.app.state.desk.pool  # type: ignore[attr-defined]
+    pool = client.app.state.service.pool  # type: ignore[attr-defined]
     asked = []
-    ask = pool.ask
+    ask = pool.run
 
     async def counted(*words: Any) -> Any:
         asked.append(words)
         return await ask(*words)
 
-    pool.ask = counted
+    pool.run = counted
     try:
         words = {"op": "gemm", "gpu": "h20", "parameters": {"m": 33, "n": 77, "k": 55}}
         first, second = (client.post("/api/v1/kernel", json=words) for _ in range(2))
         client.post("/api/v1/kernel", json={**words, "cache": "model"})  # the same, with what is usual said
     finally:
-        pool.ask = ask
+        pool.run = ask
     assert first.content == second.content and len(asked) == 1
 
 

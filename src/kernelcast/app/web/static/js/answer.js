@@ -1,180 +1,178 @@
 /* Pieces of an answer that pages share.
 
-   figure({name, value, text, label, note, low, high, lowText, highText})
-                            A headline number: data-figure=name, data-value=value, its text the command line's, and the 80%
-                            interval drawn from zero where low and high are given.
-   figures(…)               Such figures in a row.
-   card(title, ...children) A section with an h2; card.wide spans both columns: card(title, {wide: true}, …).
-   table({caption, columns, rows, id})   columns: ["part", {label: "prefill", number: true}]; cells: text, number or node.
-                            Scrolls inside its own box. hideCaption keeps the caption for readers alone.
-   facts([[name, value], …])             Names and values in two columns; null values are left out.
-   support(level)           A badge with the level and, on the side, what it means; SUPPORT has the meanings.
-   level(name)              The level in a cell of a table.
-   restsOn(evidence, {support, predictor})   Evidence of a whole (infer, simulate, …): calls, error, shares, kinds.
-   answeredAs(pairs)        "backend fa3 for fa2, paged yes" of {word: {asked, answered}}.
-   note(kind, …children)    A remark: kind "plain", "good", "warn". */
+   figures(answer, [[key, label, format, note, unit], …])
+                            Headline numbers in a row: data-figure=key, data-value=its value, the command line's text, and the
+                            80% interval drawn from zero where the answer has key_low and key_high; null is skipped.
+   value(answer, key, format)            Such a number alone, without a label.
+   card(title, {id, wide}, ...children)  A section with an h2; wide spans both columns.
+   table(caption, columns, rows, {id, row, first, more})
+                            columns: ["part", number("share")]; cells: text or node. Scrolls inside its own box; the caption is
+                            for readers alone. row(at): properties of a row. first: rows beyond are hidden until a button (its id
+                            is the table's and "-all") shows them; more: a sentence beside it.
+   folded(title, ...children)            A disclosure.
+   facts([[name, value], …])             Names and values in two columns; null and "" are left out.
+   titleLine(...parts), faint(text)      What was forecast, in one line.
+   layoutParts(layout)                   ["tp 4", "ep 4"]; gpusText({gpus, gpu}) "4 x NVIDIA H200".
+   support(level), badge(level), level(name)   How well an answer is supported: a sentence, a badge, in a table.
+   evidenceCard(answer)                  Measured calls that the answer rests on: calls, error, shares, configurations.
+   answeredAs(pairs)                     "backend fa3 for fa2, paged yes" of {parameter: {asked, answered}}.
+   note(style, …children)                A remark: style "plain", "good", "warn". */
 
 import { intervalBar } from "./charts.js";
 import { h } from "./dom.js";
 import { countText, oneDecimalPercent, wholePercent } from "./units.js";
 
+export const DASH = "—";
 export const SUPPORT = {
-  seen: "calls of this kind were measured on this GPU",
-  near: "one step from measured calls: a word, the GPU, or the range",
+  seen: "calls of this configuration were measured on this GPU",
+  near: "one step from measured calls: a parameter, the GPU, or the range",
   extrapolated: "farther from measured calls: physics carries most of it",
 };
 
+export const has = (value) => value !== null && value !== undefined;
+export const sum = (values) => values.reduce((total, value) => total + value, 0);
+export const faint = (...text) => h("span.faint", text);
+export const titleLine = (...parts) => h("p#title-line.title-line", parts);
+export const layoutParts = (layout, between = " ") =>
+  ["tp", "pp", "dp", "ep"].filter((name) => layout[name] > 1).map((name) => `${name}${between}${layout[name]}`);
+export const gpusText = ({ gpus, gpu }) => (gpus > 1 ? `${gpus} x ${gpu}` : gpu);
+
 /** Number and unit, the unit smaller; the text stays as it is. */
-export function quantity(text) {
+function quantity(text) {
   const at = text.indexOf(" ");
   return at < 0 ? [text] : [text.slice(0, at), h("span.unit", text.slice(at))];
 }
 
-export function figure({ name, value, text, label, note, low, high, lowText, highText }) {
-  const told =
-    low === undefined || low === null
-      ? null
-      : [
-          intervalBar({ low, value, high, label: `${label}: 80% interval ${lowText} to ${highText}` }),
-          h("p.interval-text", `${lowText} to ${highText}`),
-        ];
+export const value = (answer, key, format, unit = "") =>
+  h(
+    "p.figure-value",
+    { dataset: { figure: key, value: answer[key] ?? "" } },
+    quantity(`${format(answer[key])}${unit && ` ${unit}`}`),
+  );
+
+function figure(answer, [key, label, format, note, unit]) {
+  const [low, high] = [answer[`${key}_low`], answer[`${key}_high`]];
+  const text = has(low) && `${format(low)} to ${format(high)}`;
   return h(
     "div.figure",
     h("p.figure-label", label),
-    h("p.figure-value", { dataset: { figure: name, value: value ?? "" } }, quantity(text)),
-    told,
+    value(answer, key, format, unit),
+    text && [
+      intervalBar({ low, value: answer[key], high, label: `${label}: 80% interval ${text}` }),
+      h("p.interval-text", text),
+    ],
     note ? h("p.figure-note", note) : null,
   );
 }
 
-export const figures = (...children) => h("div.figures", children);
+export const figures = (answer, list) =>
+  h(
+    "div.figures",
+    list.filter(Boolean).map((entry) => figure(answer, entry)),
+  );
 
-export function card(title, ...children) {
-  const options =
-    children[0] && typeof children[0] === "object" && !(children[0] instanceof Node) && !Array.isArray(children[0])
-      ? children.shift()
-      : {};
-  return h("section", { class: options.wide ? "card wide" : "card", id: options.id }, h("h2", title), children);
-}
+export const card = (title, { id, wide }, ...children) =>
+  h("section", { class: wide ? "card wide" : "card", id }, h("h2", title), children);
 
-export function table({ caption, columns, rows, id, hideCaption = false }) {
-  const heads = columns.map((one) => (typeof one === "string" ? { label: one } : one));
-  const cell = (value, at) =>
-    h(
-      at === 0 ? "th" : "td",
-      { scope: at === 0 ? "row" : null, class: heads[at]?.number ? "number" : null },
-      value ?? "",
-    );
-  return h(
+export const number = (label) => ({ label, number: true });
+export const labelOf = (column) => column.label ?? column;
+
+export function table(caption, columns, rows, { id, row = () => ({}), first = Infinity, more = "" } = {}) {
+  const align = (column) => (column.number ? "number" : null);
+  const cell = (content, at) =>
+    h(at ? "td" : "th", { scope: at ? null : "row", class: align(columns[at]) }, content ?? "");
+  const heads = columns.map((column) => h("th", { scope: "col", class: align(column) }, labelOf(column)));
+  const lines = rows.map((cells, at) => h("tr", { hidden: at >= first, ...row(at) }, cells.map(cell)));
+  const scroll = h(
     "div.scroll",
     { tabindex: "0", role: "region", "aria-label": caption },
-    h(
-      "table",
-      { id },
-      h("caption", { class: hideCaption ? "unseen" : null }, caption),
-      h(
-        "thead",
-        h(
-          "tr",
-          heads.map((one) => h("th", { scope: "col", class: one.number ? "number" : null }, one.label)),
-        ),
-      ),
-      h(
-        "tbody",
-        rows.map((row) => h("tr", row.map(cell))),
-      ),
-    ),
+    h("table", { id }, h("caption.unseen", caption), h("thead", h("tr", heads)), h("tbody", lines)),
   );
+  if (rows.length <= first) return scroll;
+  const show = h("button.quiet", { type: "button", id: `${id}-all` }, `Show ${countText(rows.length - first)} more`);
+  const rest = h("div.more", show, more ? h("p.help", more) : null);
+  show.addEventListener("click", () => {
+    for (const line of lines) line.hidden = false;
+    rest.remove();
+    scroll.focus();
+  });
+  return [scroll, rest];
 }
+
+export const folded = (title, ...children) => h("details", h("summary", title), children);
 
 export const facts = (pairs) =>
   h(
     "dl.facts",
     pairs
-      .filter(([, value]) => value !== null && value !== undefined && value !== "")
-      .map(([name, value]) => h("div", h("dt", name), h("dd", value))),
+      .filter(([, content]) => has(content) && content !== "")
+      .map(([name, content]) => h("div", h("dt", name), h("dd", content))),
   );
 
-export const badge = (level) => h("span", { class: `badge badge-${level}`, title: SUPPORT[level] }, level);
+export const badge = (name) => h("span", { class: `badge badge-${name}`, title: SUPPORT[name] }, name);
+export const level = (name, text = name) => h("span", { class: `level level-${name}`, title: SUPPORT[name] }, text);
+export const support = (name) => h("p.support", badge(name), " ", h("span", SUPPORT[name] ?? ""));
+export const note = (style, ...children) => h("p", { class: `note note-${style}` }, children);
 
-/** The level in a table: a dot and the word. */
-export const level = (name) => h("span", { class: `level level-${name}`, title: SUPPORT[name] }, name);
-
-export const support = (level) => h("p.support", badge(level), " ", h("span", SUPPORT[level] ?? ""));
-
-export const note = (kind, ...children) => h("p", { class: `note note-${kind}` }, children);
-
-export function answeredAs(pairs) {
-  return Object.entries(pairs ?? {})
-    .map(
-      ([word, { asked, answered }]) =>
-        `${word} ${answered ?? "not given"}${asked === null || asked === undefined ? "" : ` for ${asked}`}`,
-    )
-    .join(", ");
-}
-
-const wordsOf = (kind) =>
-  Object.entries(kind.words ?? {})
-    .filter(([, value]) => value !== null)
-    .map(([name, value]) => `${name} ${value}`)
+export const answeredAs = (pairs) =>
+  Object.entries(pairs ?? {})
+    .map(([name, { asked, answered }]) => `${name} ${answered ?? "not given"}${has(asked) ? ` for ${asked}` : ""}`)
     .join(", ");
 
-function kindsTable(kinds) {
-  const rows = kinds.map((kind) => [
-    `${kind.op ?? "not measured"}`,
-    wholePercent(kind.share),
-    kind.gpu ?? "—",
-    wordsOf(kind),
-    countText(kind.calls),
-    oneDecimalPercent(kind.error),
-    oneDecimalPercent(kind.inside),
-    answeredAs(kind.answered_as),
-  ]);
-  const columns = [
-    "op",
-    { label: "of the time", number: true },
-    "measured on",
-    "kind",
-    { label: "calls", number: true },
-    { label: "error", number: true },
-    { label: "in interval", number: true },
-    "answered as",
-  ];
-  return table({ caption: "Kinds of measured calls that the answer rests on", columns, rows, hideCaption: true });
-}
-
-export function restsOn(evidence, { support: level, predictor }) {
-  if (!evidence) return null;
-  const shares = Object.entries(evidence.support ?? {})
-    .map(([name, share]) => `${wholePercent(share)} ${name}`)
+const configurationText = (words) =>
+  Object.entries(words ?? {})
+    .filter(([, content]) => content !== null)
+    .map(([name, content]) => `${name} ${content}`)
     .join(", ");
-  const kinds = evidence.kinds ?? [];
-  const changed = kinds.filter((kind) => kind.op && Object.keys(kind.answered_as ?? {}).length);
-  return [
-    support(level),
+
+const COLUMNS = [
+  "op",
+  number("of the time"),
+  "measured on",
+  "configuration",
+  number("calls"),
+  number("error"),
+  number("in interval"),
+  "answered as",
+];
+
+const configurations = (list) =>
+  table(
+    "Configurations of measured calls that the answer rests on",
+    COLUMNS,
+    list.map((entry) => [
+      entry.op ?? "not measured",
+      wholePercent(entry.share),
+      entry.gpu ?? DASH,
+      configurationText(entry.words),
+      countText(entry.calls),
+      oneDecimalPercent(entry.error),
+      oneDecimalPercent(entry.inside),
+      answeredAs(entry.answered_as),
+    ]),
+  );
+
+export function evidenceCard({ evidence, support: name, predictor }) {
+  const list = evidence?.kinds ?? [];
+  const changed = list.filter((entry) => entry.op && Object.keys(entry.answered_as ?? {}).length);
+  const shares = Object.entries(evidence?.support ?? {}).map(([own, share]) => `${wholePercent(share)} ${own}`);
+  const substitution = (entry) =>
+    h(
+      "li",
+      h("b", entry.op),
+      ` as ${answeredAs(entry.answered_as)} `,
+      faint(`(${oneDecimalPercent(entry.share)} of the time)`),
+    );
+  const shown = evidence && [
+    support(name),
     facts([
       ["measured calls", countText(evidence.calls)],
-      ["error on calls left out", oneDecimalPercent(evidence.error)],
-      ["of the kernels' time", shares],
+      ["held-out error", oneDecimalPercent(evidence.error)],
+      ["of the kernels' time", shares.join(", ")],
       ["predictor", predictor],
     ]),
-    changed.length
-      ? h(
-          "div#answered-as",
-          h("h3", "Answered in other words"),
-          h(
-            "ul.plain",
-            changed.map((kind) =>
-              h(
-                "li",
-                h("b", kind.op),
-                ` as ${answeredAs(kind.answered_as)} `,
-                h("span.faint", `(${oneDecimalPercent(kind.share)} of the time)`),
-              ),
-            ),
-          ),
-        )
-      : null,
-    kinds.length ? h("details", h("summary", `Kinds, by time (${kinds.length})`), kindsTable(kinds)) : null,
+    changed.length ? h("div#answered-as", h("h3", "Substitutions"), h("ul.plain", changed.map(substitution))) : null,
+    list.length ? folded(`Configurations, by time (${list.length})`, configurations(list)) : null,
   ];
+  return card("Evidence", { wide: true, id: "evidence" }, shown);
 }

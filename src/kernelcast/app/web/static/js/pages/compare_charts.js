@@ -1,38 +1,28 @@
 /* A comparison drawn: latency against cost with its front, and bars of cost and energy. */
 
-import { card, facts } from "../answer.js";
-import { rankBars } from "../bars.js";
+import { card, facts, number } from "../answer.js";
+import { rankBars } from "../charts.js";
 import { fill, h } from "../dom.js";
-import { best, frontier, tickTime } from "../points.js";
-import { countText, digits, joulesText, timeText } from "../units.js";
-import { isVariant, megajoules, money, some, wayText } from "./compare_rows.js";
+import { paretoFront, scatter, tickTime } from "../plots.js";
+import { countText, digits, timeText } from "../units.js";
+import { isVariant, megajoules, money, some, replicasText } from "./compare_rows.js";
 
 const MOST_BARS = 16;
 
 const FORMATS = {
-  usd_per_million_tokens: {
-    label: "USD per million tokens",
-    text: (value) => `${money(value)} USD`,
-    tick: (value) => money(value),
-    more: false,
-  },
+  usd_per_million_tokens: { label: "USD per million tokens", unit: "USD", tick: money, more: false },
   tokens_per_s_per_gpu: {
     label: "tokens/s a GPU",
-    text: (value) => `${digits(value, 3)} tokens/s a GPU`,
+    unit: "tokens/s a GPU",
     tick: (value) => digits(value, 3),
     more: true,
   },
-  joules_per_million_tokens: {
-    label: "MJ per million tokens",
-    text: (value) => `${megajoules(value)} MJ`,
-    tick: (value) => megajoules(value),
-    more: false,
-  },
+  joules_per_million_tokens: { label: "MJ per million tokens", unit: "MJ", tick: megajoules, more: false },
 };
 
 function rowLine(row, name) {
   return facts([
-    ["GPU", `${row.gpus} x ${name(row)}, ${wayText(row)}, ${row.precision}, batch ${countText(row.batch)}`],
+    ["GPU", `${row.gpus} x ${name(row)}, ${replicasText(row)}, ${row.precision}, batch ${countText(row.batch)}`],
     ["first token", timeText(row.ttft_s)],
     [
       "per output token",
@@ -65,7 +55,7 @@ export function tradeOff(answer, options) {
   };
   function draw() {
     const [axis, other] = [form.controls.axis.get(), form.controls.against.get()];
-    const told = FORMATS[other];
+    const format = FORMATS[other];
     const points = rows.map((row) => ({
       row,
       x: row[axis],
@@ -74,47 +64,47 @@ export function tradeOff(answer, options) {
       label: name(row),
       series: isVariant(row) ? 1 : 0,
       shape: row.meets ? null : "cross",
-      text: `${timeText(row[axis])}, ${told.text(row[other])}${row.meets ? "" : `, misses: ${row.why}`}`,
+      text: `${timeText(row[axis])}, ${format.tick(row[other])} ${format.unit}${row.meets ? "" : `, misses: ${row.why}`}`,
     }));
-    const left = points.filter((point) => !(point.x > 0 && point.y > 0));
-    const front = best(
+    const undrawn = points.filter((point) => !(point.x > 0 && point.y > 0));
+    const front = paretoFront(
       points.filter((point) => point.row.meets && !isVariant(point.row)),
-      told.more,
+      format.more,
     ); // what-ifs are not for sale
     const what = axes.find((one) => one.value === axis).label;
     fill(
       holder,
-      frontier({
-        title: `Latency ${what} against ${told.label}`,
+      scatter({
+        title: `Latency ${what} against ${format.label}`,
         hideTitle: true,
         points,
-        front: front.map(({ x, y }) => [x, y]),
+        front,
         onShow,
         desc: `None beats these in both: ${front.map((point) => `${point.name} (${point.text})`).join("; ")}`,
         xLabel: `${what} (less is better)`,
-        yLabel: `${told.label} (${told.more ? "more" : "less"} is better)`,
+        yLabel: `${format.label} (${format.more ? "more" : "less"} is better)`,
         formatX: tickTime,
-        formatY: told.tick,
+        formatY: format.tick,
         legend: variants.length
           ? [
               { name: "GPU", series: 0 },
               { name: "what-if", series: 1 },
             ]
           : null,
-        table: {
-          columns: ["GPU", { label: what, number: true }, { label: told.label, number: true }, "front"],
-          rows: points.map((point) => [
+        table: [
+          ["GPU", number(what), number(format.label), "front"],
+          points.map((point) => [
             point.name,
             timeText(point.x),
-            told.tick(point.y),
+            format.tick(point.y),
             front.includes(point) ? "yes" : "",
           ]),
-        },
+        ],
       }),
-      left.length
+      undrawn.length
         ? h(
             "p.help",
-            `Not drawn, for want of a ${other === "usd_per_million_tokens" ? "price" : "figure"}: ${some(left.map((one) => one.name))}`,
+            `Not drawn, for want of a ${other === "usd_per_million_tokens" ? "price" : "figure"}: ${some(undrawn.map((one) => one.name))}`,
           )
         : null,
     );
@@ -143,49 +133,28 @@ export function tradeOff(answer, options) {
 }
 
 export function costBars(answer, { name }) {
-  const rows = answer.rows.filter((row) => row.fits);
-  const priced = rows.filter((row) => row.usd_per_million_tokens !== null);
-  const powered = rows.filter((row) => row.joules_per_million_tokens !== null);
-  const rest = (list) => (list.length > MOST_BARS ? `; the least ${MOST_BARS} of ${countText(list.length)}` : "");
-  const bar = (row, more) => ({ name: name(row), series: isVariant(row) ? 1 : 0, faint: !row.meets, ...more });
+  const bars = (id, title, key, unit, text) => {
+    const rows = answer.rows.filter((row) => row.fits && row[key] !== null).sort((a, b) => a[key] - b[key]);
+    if (!rows.length) return null;
+    const rest = rows.length > MOST_BARS ? `; the least ${MOST_BARS} of ${countText(rows.length)}` : "";
+    const bar = (row) => ({
+      name: name(row),
+      series: isVariant(row) ? 1 : 0,
+      faint: !row.meets,
+      value: row[key],
+      low: row[`${key}_low`],
+      high: row[`${key}_high`],
+      text: text(row[key]),
+    });
+    return card(
+      title,
+      { id },
+      rankBars({ title: `${unit} per million tokens`, hideTitle: true, rows: rows.slice(0, MOST_BARS).map(bar) }),
+      h("p.help", `${unit}${id === "energy" ? "; the whisker is the 80% interval" : ""}${rest}`),
+    );
+  };
   return [
-    priced.length
-      ? card(
-          "Cost of a million tokens",
-          { id: "cost" },
-          rankBars({
-            title: "USD per million tokens",
-            hideTitle: true,
-            rows: [...priced]
-              .sort((a, b) => a.usd_per_million_tokens - b.usd_per_million_tokens)
-              .slice(0, MOST_BARS)
-              .map((row) => bar(row, { value: row.usd_per_million_tokens, text: money(row.usd_per_million_tokens) })),
-          }),
-          h("p.help", `USD${rest(priced)}`),
-        )
-      : null,
-    powered.length
-      ? card(
-          "Energy of a million tokens",
-          { id: "energy" },
-          rankBars({
-            title: "MJ per million tokens",
-            hideTitle: true,
-            rows: [...powered]
-              .sort((a, b) => a.joules_per_million_tokens - b.joules_per_million_tokens)
-              .slice(0, MOST_BARS)
-              .map((row) =>
-                bar(row, {
-                  value: row.joules_per_million_tokens,
-                  low: row.joules_per_million_tokens_low,
-                  high: row.joules_per_million_tokens_high,
-                  text: megajoules(row.joules_per_million_tokens),
-                  title: `${name(row)}: ${joulesText(row.joules_per_million_tokens)}, ${joulesText(row.joules_per_million_tokens_low)} to ${joulesText(row.joules_per_million_tokens_high)}`,
-                }),
-              ),
-          }),
-          h("p.help", `MJ; the whisker is the 80% interval${rest(powered)}`),
-        )
-      : null,
+    bars("cost", "Cost of a million tokens", "usd_per_million_tokens", "USD", money),
+    bars("energy", "Energy of a million tokens", "joules_per_million_tokens", "MJ", megajoules),
   ];
 }

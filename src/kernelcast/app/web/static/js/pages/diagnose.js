@@ -1,4 +1,4 @@
-/* Diagnose: where a measured run loses time, and what to try. A file is read in memory and not kept; the words are those of
+/* Diagnose: where a measured run loses time, and what to try. A file is read in memory and not kept; the parameters are those of
    `kernelcast diagnose`. */
 
 import { get } from "../api.js";
@@ -67,7 +67,7 @@ function dropZone(most, onFile) {
 
 async function groupsOf() {
   const [gpuList, formatLists] = await Promise.all([gpus(), formats()]);
-  const own = { value: "", label: "the one that the file names", hint: "a table of calls needs a GPU" };
+  const own = { value: "", label: "the GPU that the file names", hint: "a table of calls needs a GPU" };
   const dtypes = formatLists.weights.filter((one) => !one.includes("_") && !one.startsWith("mx"));
   return {
     gpuList,
@@ -87,9 +87,9 @@ async function groupsOf() {
             name: "dtype",
             kind: "select",
             label: "Format",
-            none: "what most of it is in",
+            none: "the most used",
             options: dtypes,
-            help: "that products should be in",
+            help: "of the matrix products",
           },
         ],
       },
@@ -117,7 +117,7 @@ export async function mount(root, search) {
 
   function question(values) {
     if (wrong) return wrong;
-    if (!file) return "Choose a measured run: its kernels come back in order of what could be won.";
+    if (!file) return "Choose a measured run: its kernels come back in order of the time that could be saved.";
     if (!bytes) return "Reading the file…";
     const query = new URLSearchParams({ filename: file.name });
     for (const name of ["gpu", "dtype"]) if (values[name]) query.set(name, values[name]);

@@ -1,11 +1,10 @@
 /* A diagnosis drawn: the calls on the GPU's roofline, and what each reason explains. */
 
-import { card, facts } from "../answer.js";
+import { card, DASH, facts, has, number } from "../answer.js";
 import { get } from "../api.js";
-import { rankBars } from "../bars.js";
+import { rankBars, swatch } from "../charts.js";
 import { fill, h } from "../dom.js";
-import { dots } from "../points.js";
-import { roofline } from "../roofline.js";
+import { dots, roofline, roofsOf } from "../plots.js";
 import { digits, percent, rateText, timeText } from "../units.js";
 
 const MOST_POINTS = 60;
@@ -18,17 +17,16 @@ const SIZES = [
   ["batch", "in_channels", "height", "width"],
 ];
 export const us = (value) => (value > 0 ? timeText(value * 1e-6) : "0");
-export const DASH = "—";
 
-/** 'gemm 2048x4096x14336 bf16', as the command line says it. */
-export function labelOf(row) {
+/** 'gemm 2048x4096x14336 bf16', as the command line prints it. */
+export function callText(row) {
   const { op, parameters: given } = row;
   if (!op) return row.name;
   const at = (name) => given[name] ?? "…";
   if (op === "attention" || op === "attention_backward")
     return `${op} ${at("batch")}x${at("q_len")}:${at("kv_len")} ${given.dtype ?? "bf16"}`;
   const name = op === "pointwise" ? row.name.replace(/^aten::/, "") : op;
-  const sizes = SIZES.find((names) => names.every((one) => given[one] !== null && given[one] !== undefined)) ?? [];
+  const sizes = SIZES.find((names) => names.every((one) => has(given[one]))) ?? [];
   return [name, sizes.map((one) => given[one]).join("x"), given.dtype ?? ""].filter(Boolean).join(" ");
 }
 
@@ -38,15 +36,15 @@ export function reasons(rows) {
   for (const row of rows) {
     const main = row.reasons[0];
     if (!main) continue;
-    const own = totals.get(main.name) ?? { us: 0, places: [] };
-    totals.set(main.name, { us: own.us + main.explained_us * row.count, places: [...own.places, row.rank] });
+    const own = totals.get(main.name) ?? { us: 0, ranks: [] };
+    totals.set(main.name, { us: own.us + main.explained_us * row.count, ranks: [...own.ranks, row.rank] });
   }
   const found = [...totals].sort((a, b) => b[1].us - a[1].us);
   if (!found.length) return null;
-  const places = (list) =>
+  const ranks = (list) =>
     `${list
       .slice(0, 4)
-      .map((place) => `#${place}`)
+      .map((rank) => `#${rank}`)
       .join(" ")}${list.length > 4 ? " …" : ""}`;
   return card(
     "Why, in all",
@@ -55,11 +53,11 @@ export function reasons(rows) {
       title: "Time that each reason explains",
       hideTitle: true,
       rows: found.map(([name, own]) => ({
-        name: `${name}  ${places(own.places)}`,
+        name: `${name}  ${ranks(own.ranks)}`,
         value: own.us,
-        text: own.us > 0 ? us(own.us) : "none of it to win",
+        text: own.us > 0 ? us(own.us) : "nothing to save",
         series: 6,
-        title: `${name}: ${us(own.us)} at ${places(own.places)}`,
+        title: `${name}: ${us(own.us)} at ${ranks(own.ranks)}`,
       })),
     }),
   );
@@ -85,7 +83,7 @@ export function onRoofline(answer, peaks) {
       row,
       x: row.flops / row.moved_bytes,
       y: row.flops / (row.measured_us * 1e-6),
-      name: `#${row.rank} ${labelOf(row)}`,
+      name: `#${row.rank} ${callText(row)}`,
       label: at < 8 ? `#${row.rank}` : "",
       size: 3.5 + 13 * Math.sqrt(row.share),
       series: row.could_win_us > 0.1 * row.total_us ? 6 : 0,
@@ -104,10 +102,7 @@ export function onRoofline(answer, peaks) {
     for (const line of document.querySelectorAll("#ranking tbody tr"))
       line.classList.toggle("shown-row", Number(line.dataset.rank) === row.rank);
   };
-  const roofs = [
-    peaks.tensor ? { name: `tensor ${peaks.dtype}`, value: peaks.tensor, strong: true } : null,
-    peaks.vector ? { name: "vector fp32", value: peaks.vector, strong: !peaks.tensor } : null,
-  ].filter(Boolean);
+  const roofs = roofsOf(peaks);
   const [win, near] = [points.filter((one) => one.series === 6), points.filter((one) => one.series === 0)];
   return card(
     "On the roofline",
@@ -124,20 +119,15 @@ export function onRoofline(answer, peaks) {
         .map((point) => `${point.name}: ${point.text}`)
         .join("; "),
       dots: (plot, own) => dots(plot, own, { onShow }),
-      table: {
-        columns: [
-          "call",
-          { label: "share", number: true },
-          { label: "FLOP per byte", number: true },
-          { label: "FLOP/s", number: true },
-        ],
-        rows: points.map(({ row, name, x, y }) => [name, percent(row.share), digits(x), rateText(y, "FLOP/s")]),
-      },
+      table: [
+        ["call", ...["share", "FLOP per byte", "FLOP/s"].map(number)],
+        points.map(({ row, name, x, y }) => [name, percent(row.share), digits(x), rateText(y, "FLOP/s")]),
+      ],
     }),
     h(
       "p.legend",
-      h("span", h("span.swatch.s6", { "aria-hidden": "true" }), `more than a tenth could be won (${win.length})`),
-      h("span", h("span.swatch.s0", { "aria-hidden": "true" }), `less (${near.length})`),
+      h("span", swatch(6), `more than a tenth could be saved (${win.length})`),
+      h("span", swatch(0), `less (${near.length})`),
       h("span.faint", "size: share of the time"),
     ),
     shown,

@@ -1,7 +1,7 @@
-/* Evidence: what was measured and how far off forecasts are on calls that no fit saw. A heat map of ops by GPUs (colour: mean
-   error), filtered by stack; a cell opens the kinds below it. As `kernelcast evidence` has it. */
+/* Evidence: what was measured, and the error of forecasts on held-out calls. A heat map of ops by GPUs (colour: mean error),
+   filtered by stack; a cell opens its configurations below. As `kernelcast evidence` has it. */
 
-import { card, facts, figure, figures } from "../answer.js";
+import { card, facts, figures } from "../answer.js";
 import { get, Problem } from "../api.js";
 import { control } from "../controls.js";
 import { announce, fill, h } from "../dom.js";
@@ -9,7 +9,7 @@ import { page, problemBox } from "../live.js";
 import { sharing } from "../share.js";
 import { fromQuery, remember } from "../state.js";
 import { countText } from "../units.js";
-import { elsewhere, kindsCard } from "./evidence_kinds.js";
+import { elsewhere, configurationsCard } from "./evidence_kinds.js";
 import { grouped, heatMap, legend, listed, MEASURES, ordered, ORDERS, share, summed } from "./evidence_map.js";
 
 const fieldsOf = (grid) => [
@@ -18,7 +18,7 @@ const fieldsOf = (grid) => [
     kind: "select",
     label: "Stack",
     none: "all",
-    options: grid.stacks.map((value) => ({ value, label: value === "None" ? "not told" : value })),
+    options: grid.stacks.map((value) => ({ value, label: value === "None" ? "not given" : value })),
     help: "",
   },
   { name: "op", kind: "text", label: "Ops", placeholder: "all; type to narrow", help: "" },
@@ -39,47 +39,23 @@ function filtered(grid, { stack, op, order }) {
 }
 
 const totalsOf = ({ all, cells, ops, places }) =>
-  figures(
-    figure({
-      name: "calls",
-      label: "Measured calls",
-      value: all.calls,
-      text: countText(all.calls),
-      note: `of ${countText(all.kinds)} kinds`,
-    }),
-    figure({
-      name: "error",
-      label: "Mean error",
-      value: all.error,
-      text: share(all.error),
-      note: "on calls that no fit saw",
-    }),
-    figure({
-      name: "inside",
-      label: "In the 80% interval",
-      value: all.inside,
-      text: share(all.inside),
-      note: `${countText(all.tested)} calls tested`,
-    }),
-    figure({
-      name: "cells",
-      label: "Ops on GPUs",
-      value: cells.size,
-      text: countText(cells.size),
-      note: `${countText(ops.length)} ops, ${countText(places.length)} GPUs`,
-    }),
-  );
+  figures({ ...all, cells: cells.size }, [
+    ["calls", "Measured calls", countText, `of ${countText(all.kinds)} configurations`],
+    ["error", "Mean error", share, "on held-out calls"],
+    ["inside", "In the 80% interval", share, `${countText(all.tested)} calls tested`],
+    ["cells", "Ops on GPUs", countText, `${countText(ops.length)} ops, ${countText(places.length)} GPUs`],
+  ]);
 
 const reading = () =>
   card(
     "How to read it",
     { id: "reading" },
     facts([
-      ["off, error", "mean of |forecast / measured - 1| over calls of shapes that were kept out of every fit"],
+      ["error", "mean of |forecast / measured - 1| over calls of shapes that were held out of every fit"],
       ["inside", "share of those calls inside the 80% interval: near 80% is right"],
       [
-        "kind",
-        "a joint choice of op, GPU, stack, backend, formats, phase and paging; forecasts of a kind that is not here say near or extrapolated",
+        "configuration",
+        "a joint choice of op, GPU, stack, backend, formats, phase and paging; forecasts of a configuration that is not here say near or extrapolated",
       ],
     ]),
   );
@@ -104,7 +80,7 @@ export async function mount(root, search) {
     const { measure } = values();
     shown = filtered(grid, values());
     fill(totals, shown.all ? totalsOf(shown) : null);
-    fill(told, "Point at a cell, or walk with the arrow keys; press it for the kinds below.");
+    fill(told, "Point at a cell, or walk with the arrow keys; press it for its configurations.");
     fill(
       map,
       shown.all
@@ -134,8 +110,8 @@ export async function mount(root, search) {
     try {
       const found = await get(`evidence?${query}`);
       if (chosen !== own) return undefined;
-      fill(kinds, kindsCard(own, found));
-      announce(`${countText(found.kinds)} kinds of ${own.op} on ${own.gpu}`);
+      fill(kinds, configurationsCard(own, found));
+      announce(`${countText(found.kinds)} configurations of ${own.op} on ${own.gpu}`);
     } catch (problem) {
       if (chosen === own) fill(kinds, problem instanceof Problem ? problemBox(problem, () => open()) : null);
     }
@@ -186,10 +162,7 @@ export async function mount(root, search) {
   );
   fill(
     root,
-    ...page(
-      { title: "Evidence", lead: "What was measured, and how far off forecasts are on calls that no fit saw." },
-      column,
-    ),
+    ...page({ title: "Evidence", lead: "What was measured, and the error of forecasts on held-out calls." }, column),
     h("p#status.status", { role: "status", "aria-live": "polite" }),
   );
   restore(search, true);

@@ -1,24 +1,24 @@
-/* The kinds below a cell of Evidence, and the same question for the command line and for Python. */
+/* The configurations behind a cell of Evidence, and the same for the command line and for Python. */
 
-import { card, table } from "../answer.js";
+import { card, number, table } from "../answer.js";
 import { h } from "../dom.js";
 import { countText, digits } from "../units.js";
 import { share } from "./evidence_map.js";
 
-const UNSAID = [null, undefined, "no", "equal", "chosen", "own", "dense", "vector", "tn"]; // words that go without saying
-const FIRST_WORDS = ["stack", "backend", "dtype", "kv_dtype", "phase", "mask", "paged"];
+const HIDDEN = [null, undefined, "no", "equal", "chosen", "own", "dense", "vector", "tn"]; // values that need not be shown
+const FIRST = ["stack", "backend", "dtype", "kv_dtype", "phase", "mask", "paged"];
 
 /** 'vllm fa3 bf16 decode causal paged', as the command line has it. */
-function wordsText({ words }) {
-  const order = [...FIRST_WORDS, ...Object.keys(words).filter((name) => !FIRST_WORDS.includes(name))];
-  const told = (name) => {
+function configurationText({ words }) {
+  const order = [...FIRST, ...Object.keys(words).filter((name) => !FIRST.includes(name))];
+  const shown = (name) => {
     if (name === "paged") return words.paged === "yes" ? "paged" : null;
     if (name === "kv_dtype") return words.kv_dtype && words.kv_dtype !== words.dtype ? `kv ${words.kv_dtype}` : null;
     return words[name];
   };
   return order
-    .map(told)
-    .filter((word) => !UNSAID.includes(word))
+    .map(shown)
+    .filter((value) => !HIDDEN.includes(value))
     .join(" ");
 }
 
@@ -27,56 +27,46 @@ const rangeText = ([low, high]) => {
   return high > low ? `${one(low)} to ${one(high)}` : one(low);
 };
 
-export function kindsCard({ op, gpu }, found) {
-  const rows = found.evidence.map((kind) => [
-    wordsText(kind) || op,
-    countText(kind.calls),
-    share(kind.error),
-    share(kind.inside),
-    countText(kind.tested),
+export function configurationsCard({ op, gpu }, found) {
+  const rows = found.evidence.map((entry) => [
+    configurationText(entry) || op,
+    countText(entry.calls),
+    share(entry.error),
+    share(entry.inside),
+    countText(entry.tested),
     h(
       "span.wraps",
-      Object.entries(kind.ranges ?? {})
+      Object.entries(entry.ranges ?? {})
         .map(([name, range]) => `${name} ${rangeText(range)}`)
         .join(", "),
     ),
-    (kind.sources ?? []).join(", "),
+    (entry.sources ?? []).join(", "),
   ]);
-  const number = (label) => ({ label, number: true });
   return card(
     `${op} on ${gpu}`,
     { wide: true, id: "kinds-card" },
     h("p#kinds-told", `${countText(found.kinds)} kinds of calls, ${countText(found.calls)} measured`),
-    table({
-      caption: `Kinds of ${op} on ${gpu}`,
-      hideCaption: true,
-      id: "kinds",
-      columns: [
-        "kind",
-        number("calls"),
-        number("off"),
-        number("inside"),
-        number("tested"),
-        "measured between",
-        "source",
-      ],
+    table(
+      `Configurations of ${op} on ${gpu}`,
+      ["configuration", ...["calls", "error", "inside", "tested"].map(number), "measured between", "source"],
       rows,
-    }),
-    h("p.help", "off: mean error on calls of shapes that no fit saw; inside: share of them in the 80% interval."),
+      { id: "kinds" },
+    ),
+    h("p.help", "error: mean error on held-out shapes; inside: share of held-out calls in the 80% interval."),
   );
 }
 
-/** The same for the command line and for Python: the kinds of the chosen cell, else a line for each op. */
+/** The same for the command line and for Python: the configurations of the chosen cell, else a line for each op. */
 export function elsewhere({ stack, op: typed }, chosen, ops) {
   const op = chosen?.op ?? (ops.includes(typed) && ops.length === 1 ? typed : null);
-  const words = [
+  const filters = [
     ["op", op],
     ["gpu", chosen?.gpu],
     ["stack", stack],
   ].filter(([, value]) => value);
-  const flags = words.map(([name, value]) => ` --${name} ${value}`).join("");
+  const flags = filters.map(([name, value]) => ` --${name} ${value}`).join("");
   return {
     command: `kernelcast evidence${flags}${chosen ? "" : " --by op"}`,
-    python: `import kernelcast as kc\n\nfound = kc.evidence(${words.map(([name, value]) => `${name}='${value}'`).join(", ")})\n`,
+    python: `import kernelcast as kc\n\nevidence = kc.evidence(${filters.map(([name, value]) => `${name}='${value}'`).join(", ")})\n`,
   };
 }

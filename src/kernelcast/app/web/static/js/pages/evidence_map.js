@@ -1,10 +1,10 @@
-/* The heat map of Evidence: ops by GPUs, a colour for how far off forecasts are; walked through with the arrows.
+/* The heat map of Evidence: ops by GPUs, a colour for the error of forecasts; walked through with the arrows.
 
-   MEASURES, ORDERS                                   what may be shown, and in which order ops stand
+   MEASURES, ORDERS                                   what may be shown, and in which order
    summed(cells), grouped(cells, names)               cells of the server's grid as one: means weigh by the calls that were tested
    legend(measure), heatMap({ops, places, cells, measure, chosen, onPick, onShow}), listed(cells, ops, places), ordered(ops, cells, order) */
 
-import { table } from "../answer.js";
+import { DASH, folded, has, number, sum, table } from "../answer.js";
 import { h } from "../dom.js";
 import { countText, digits, fixed, percent } from "../units.js";
 
@@ -21,18 +21,17 @@ export const ORDERS = [
   { value: "name", label: "by name" },
 ];
 const MOVES = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowDown: [1, 0], ArrowUp: [-1, 0] };
-const none = "—";
-export const share = (value) => (value === null || value === undefined ? none : percent(value));
+export const share = (value) => (has(value) ? percent(value) : DASH);
 
 /** Cells of one op on one GPU, whatever the stack, as one: means weigh by the calls that were tested. */
 export function summed(cells) {
   const tested = cells.filter((cell) => cell.error !== null);
-  const weight = tested.reduce((total, cell) => total + cell.tested, 0);
-  const mean = (name) => (weight ? tested.reduce((total, cell) => total + cell[name] * cell.tested, 0) / weight : null);
-  const sum = (name) => cells.reduce((total, cell) => total + cell[name], 0);
+  const weight = sum(tested.map((cell) => cell.tested));
+  const mean = (name) => (weight ? sum(tested.map((cell) => cell[name] * cell.tested)) / weight : null);
+  const total = (name) => sum(cells.map((cell) => cell[name]));
   return {
-    kinds: sum("kinds"),
-    calls: sum("calls"),
+    kinds: total("kinds"),
+    calls: total("calls"),
     tested: weight,
     error: mean("error"),
     inside: mean("inside"),
@@ -62,15 +61,15 @@ const legends = {
   calls: ["1", "7", "50", "320", "2,200", "15,000", "100,000", "700,000 and more"],
 };
 const legendHead = {
-  error: "Mean error, %, on calls of shapes that no fit saw",
-  inside: "Share, %, of calls that no fit saw inside the 80% interval",
+  error: "Mean error, %, on held-out shapes",
+  inside: "Share, %, of held-out calls inside the 80% interval",
   calls: "Measured calls, from",
 };
 const textOf = (cell, measure) =>
   measure === "calls"
     ? compact(cell.calls)
     : cell[measure] === null
-      ? none
+      ? DASH
       : measure === "inside" || cell.error >= 0.0995
         ? fixed(cell[measure] * 100, 0)
         : fixed(cell.error * 100, 1);
@@ -102,7 +101,7 @@ export function heatMap({ ops, places, cells, measure, chosen, onPick, onShow })
       places.map((gpu, column) => {
         const cell = cellOf(op, gpu);
         if (!cell) return h("td.e-none");
-        const told = `${op} on ${gpu}: off ${share(cell.error)}, inside ${share(cell.inside)}, ${countText(cell.calls)} calls of ${countText(cell.kinds)} kinds`;
+        const label = `${op} on ${gpu}: error ${share(cell.error)}, inside ${share(cell.inside)}, ${countText(cell.calls)} calls of ${countText(cell.kinds)} configurations`;
         const picked = chosen?.op === op && chosen?.gpu === gpu;
         const button = h(
           "button",
@@ -110,8 +109,8 @@ export function heatMap({ ops, places, cells, measure, chosen, onPick, onShow })
             type: "button",
             class: `cell e${stepOf(cell, measure)}`,
             tabindex: "-1",
-            title: told,
-            "aria-label": told,
+            title: label,
+            "aria-label": label,
             "aria-pressed": String(picked),
             dataset: { op, gpu, error: cell.error ?? "", calls: cell.calls, inside: cell.inside ?? "" },
           },
@@ -119,14 +118,14 @@ export function heatMap({ ops, places, cells, measure, chosen, onPick, onShow })
         );
         buttons.push({ button, row, column });
         button.addEventListener("click", () => onPick({ op, gpu }));
-        for (const event of ["focus", "pointerenter"]) button.addEventListener(event, () => onShow(told));
+        for (const event of ["focus", "pointerenter"]) button.addEventListener(event, () => onShow(label));
         return h("td", button);
       }),
     ),
   );
   const first = buttons.find(({ button }) => button.getAttribute("aria-pressed") === "true") ?? buttons[0];
   first?.button.setAttribute("tabindex", "0");
-  const made = h(
+  const grid = h(
     "table#grid.evidence",
     h("caption.unseen", "Ops by GPUs; arrow keys walk through what was measured, Enter opens it"),
     h(
@@ -139,7 +138,7 @@ export function heatMap({ ops, places, cells, measure, chosen, onPick, onShow })
     ),
     h("tbody", body),
   );
-  made.addEventListener("keydown", (event) => {
+  grid.addEventListener("keydown", (event) => {
     const at = buttons.findIndex(({ button }) => button === document.activeElement);
     const move = MOVES[event.key];
     if (at < 0 || !move) return;
@@ -150,7 +149,7 @@ export function heatMap({ ops, places, cells, measure, chosen, onPick, onShow })
     next.button.setAttribute("tabindex", "0");
     next.button.focus();
   });
-  return h("div.scroll.heat-box", made);
+  return h("div.scroll.heat-box", grid);
 }
 
 /** The next measured cell that way: in the same row or column where there is one. */
@@ -171,16 +170,13 @@ export function listed(cells, ops, places) {
   const rows = [];
   for (const op of ops)
     for (const gpu of places) if (cells.has(`${gpu}\n${op}`)) rows.push([op, gpu, cells.get(`${gpu}\n${op}`)]);
-  const number = (label) => ({ label, number: true });
   return h(
     "details#as-table",
     h("summary", `The same as a table (${countText(rows.length)} rows)`),
-    table({
-      caption: "Ops and GPUs that were measured",
-      hideCaption: true,
-      id: "cells",
-      columns: ["op", "GPU", number("kinds"), number("calls"), number("off"), number("inside"), "stacks"],
-      rows: rows.map(([op, gpu, cell]) => [
+    table(
+      "Ops and GPUs that were measured",
+      ["op", "GPU", ...["configurations", "calls", "error", "inside"].map(number), "stacks"],
+      rows.map(([op, gpu, cell]) => [
         op,
         gpu,
         countText(cell.kinds),
@@ -189,7 +185,8 @@ export function listed(cells, ops, places) {
         share(cell.inside),
         cell.stacks.join(", "),
       ]),
-    }),
+      { id: "cells" },
+    ),
   );
 }
 

@@ -1,10 +1,10 @@
 /* What one call takes: figures, limits, roofline, waves on the SMs, what would bind next, evidence. */
 
-import { answeredAs, card, facts, figure, figures, note, support } from "../answer.js";
+import { answeredAs, card, facts, faint, figures, has, note, number, sum, support, titleLine } from "../answer.js";
 import { ask, Problem, STALE } from "../api.js";
 import { limitBars } from "../charts.js";
 import { fill, h } from "../dom.js";
-import { roofline } from "../roofline.js";
+import { roofline, roofsOf } from "../plots.js";
 import {
   bytesText,
   countText,
@@ -21,25 +21,21 @@ import {
 } from "../units.js";
 import { wavesOf } from "./kernel_waves.js";
 
-const sum = (values) => values.reduce((total, value) => total + value, 0);
 const dramBytes = (answer) => sum(answer.phases.map((phase) => phase.dram_bytes ?? 0));
 const flops = (answer) => sum(answer.phases.map((phase) => phase.useful_flops ?? 0));
 
-function titleLine(answer) {
-  const given = Object.entries(answer.parameters)
-    .map(([name, value]) => `${name}=${valueText(value)}`)
-    .join("  ");
-  const changes = Object.entries(answer.gpu_changes ?? {})
-    .map(([name, value]) => `${name}=${digits(value)}`)
-    .join(", ");
+const pairs = (values, between, text) =>
+  Object.entries(values ?? {}).map(([name, value]) => `${name}${between}${text(value)}`);
+
+function title(answer) {
+  const changes = pairs(answer.gpu_changes, "=", digits).join(", ");
   return [
-    h(
-      "p#title-line.title-line",
+    titleLine(
       h("b", answer.op),
-      h("span", given),
-      h("span.faint", "on"),
+      h("span", pairs(answer.parameters, "=", valueText).join("  ")),
+      faint("on"),
       h("b", answer.gpu),
-      h("span.faint", answer.gpu_id),
+      faint(answer.gpu_id),
     ),
     changes ? h("p.note.note-warn.wide", `What if: ${changes}. Not a product that exists.`) : null,
   ];
@@ -47,39 +43,12 @@ function titleLine(answer) {
 
 function headline(answer) {
   const kept = answer.without?.length ? "binds, of the limits that are kept" : "binds: no kernel can be faster";
-  return figures(
-    figure({
-      name: "time_s",
-      label: "Predicted",
-      value: answer.time_s,
-      text: timeText(answer.time_s),
-      low: answer.low_s,
-      high: answer.high_s,
-      lowText: timeText(answer.low_s),
-      highText: timeText(answer.high_s),
-    }),
-    figure({
-      name: "ceiling_s",
-      label: "Ceiling",
-      value: answer.ceiling_s,
-      text: timeText(answer.ceiling_s),
-      note: "what the best kernels of this kind reach",
-    }),
-    figure({
-      name: "bound_s",
-      label: "Bound",
-      value: answer.bound_s,
-      text: timeText(answer.bound_s),
-      note: `${answer.bound_by} ${kept}`,
-    }),
-    figure({
-      name: "efficiency",
-      label: "Efficiency",
-      value: answer.efficiency,
-      text: percent(answer.efficiency),
-      note: "bound / predicted",
-    }),
-  );
+  return figures({ ...answer, time_s_low: answer.low_s, time_s_high: answer.high_s }, [
+    ["time_s", "Predicted", timeText],
+    ["ceiling_s", "Ceiling", timeText, "what the best kernels of this op reach"],
+    ["bound_s", "Bound", timeText, `${answer.bound_by} ${kept}`],
+    ["efficiency", "Efficiency", percent, "bound / predicted"],
+  ]);
 }
 
 function limits(answer) {
@@ -96,20 +65,15 @@ function limits(answer) {
       strong: name === answer.bound_by,
       title: `${name}: ${timeText(limit)}, busiest SM ${timeText(busiest[name] ?? limit)}, ${percent(limit / answer.bound_s)} of the bound`,
     }));
-  const table = {
-    columns: [
-      "pipeline",
-      { label: "limit µs", number: true },
-      { label: "busiest SM µs", number: true },
-      { label: "of bound", number: true },
-    ],
-    rows: rows.map((row) => [
+  const table = [
+    ["pipeline", number("limit µs"), number("busiest SM µs"), number("of bound")],
+    rows.map((row) => [
       row.name,
       micros(row.value),
       micros(row.more),
       percent(answer.bound_s ? row.value / answer.bound_s : 0),
     ]),
-  };
+  ];
   return card(
     "Limits",
     { id: "limits" },
@@ -163,7 +127,7 @@ function peaksOf(answer, gpu) {
 
 function onRoofline(answer, peaks) {
   const [work, bytes] = [flops(answer), dramBytes(answer)];
-  if (!(work > 0)) return note("plain", "This call does no arithmetic, so it has no place on a roofline.");
+  if (!(work > 0)) return note("plain", "This call does no arithmetic, so it is not on a roofline.");
   if (!(bytes > 0))
     return note(
       "plain",
@@ -171,19 +135,16 @@ function onRoofline(answer, peaks) {
     );
   const intensity = work / bytes;
   const tensor = peaks.tensor && answer.limits.tensor > 0;
-  const roofs = [
-    peaks.tensor ? { name: `tensor ${peaks.dtype}`, value: peaks.tensor, strong: tensor } : null,
-    peaks.vector > 0 ? { name: "vector fp32", value: peaks.vector, strong: !tensor } : null,
-  ].filter(Boolean);
+  const roofs = roofsOf(peaks, Boolean(tensor));
   const points = [
     { name: "predicted", x: intensity, y: work / answer.time_s, low: work / answer.high_s, high: work / answer.low_s },
     { name: "ceiling", x: intensity, y: work / answer.ceiling_s, hollow: true },
   ].reverse(); // the prediction on top
-  const told = `${digits(intensity)} FLOP per byte; ${rateText(work / answer.time_s, "FLOP/s")} predicted, ${rateText(work / answer.ceiling_s, "FLOP/s")} at the ceiling`;
+  const desc = `${digits(intensity)} FLOP per byte; ${rateText(work / answer.time_s, "FLOP/s")} predicted, ${rateText(work / answer.ceiling_s, "FLOP/s")} at the ceiling`;
   return [
     roofline({
       title: "The call on the GPU's roofline",
-      desc: told,
+      desc,
       roofs,
       points,
       hideTitle: true,
@@ -191,77 +152,69 @@ function onRoofline(answer, peaks) {
         { name: "DRAM", value: peaks.dram, strong: true },
         peaks.l2 > 0 ? { name: "L2", value: peaks.l2 } : null,
       ].filter(Boolean),
-      table: {
-        columns: ["what", { label: "value", number: true }],
-        rows: [
+      table: [
+        ["what", number("value")],
+        [
           ["FLOP per byte of DRAM traffic", digits(intensity)],
           ["predicted", rateText(work / answer.time_s, "FLOP/s")],
           ["ceiling", rateText(work / answer.ceiling_s, "FLOP/s")],
           ...roofs.map((one) => [one.name, rateText(one.value, "FLOP/s")]),
           ["DRAM", rateText(peaks.dram, "B/s")],
         ],
-      },
+      ],
     }),
   ];
 }
 
 function moved(answer) {
   const bytes = dramBytes(answer);
-  const drawn = answer.energy_j !== null && answer.energy_j !== undefined;
+  const traffic = `${rateText(bytes / answer.time_s, "B/s")}, ${bytesText(bytes)} in the predicted time`;
+  const clock = answer.clock_share < 1 ? `, which leaves ${percent(answer.clock_share)} of the clock` : "";
+  const energy = has(answer.energy_j)
+    ? [
+        [
+          "energy",
+          `${joulesText(answer.energy_j)} (${joulesText(answer.energy_j_low)} to ${joulesText(answer.energy_j_high)})`,
+        ],
+        ["power", wattsText(answer.power_w) + clock],
+        ["repeated for seconds", `${timeText(answer.sustained_s)} a call`],
+      ]
+    : [];
   return facts([
     ["useful work", flops(answer) > 0 ? rateText(flops(answer), "FLOP") : null],
-    [
-      "DRAM",
-      bytes > 0
-        ? `${rateText(bytes / answer.time_s, "B/s")}, ${bytesText(bytes)} in the predicted time`
-        : "nothing moved",
-    ],
-    [
-      "energy",
-      drawn
-        ? `${joulesText(answer.energy_j)} (${joulesText(answer.energy_j_low)} to ${joulesText(answer.energy_j_high)})`
-        : null,
-    ],
-    [
-      "power",
-      drawn
-        ? `${wattsText(answer.power_w)}${answer.clock_share < 1 ? `, which leaves ${percent(answer.clock_share)} of the clock` : ""}`
-        : null,
-    ],
-    ["repeated for seconds", drawn ? `${timeText(answer.sustained_s)} a call` : null],
+    ["DRAM", bytes > 0 ? traffic : "nothing moved"],
+    ...energy,
   ]);
 }
 
-function rests(answer) {
+function evidence(answer) {
   const found = answer.evidence;
-  const kind = Object.values(answer.answered_as ?? {}).some((pair) => pair.asked !== null)
-    ? "the nearest kind"
-    : "this kind";
-  const ran = answer.runs ?? {};
+  const substituted = Object.values(answer.answered_as ?? {}).some((pair) => pair.asked !== null);
+  const configuration = substituted ? "the nearest configuration" : "this configuration";
+  const ranges = Object.entries(found?.ranges ?? {});
+  const runs = answer.runs ?? {};
   return card(
-    "What this rests on",
+    "Evidence",
     { wide: true, id: "evidence" },
     support(answer.support),
     facts([
       [
         "measured calls",
-        found ? `${countText(found.calls)} of ${kind} on ${found.gpu}` : "no measured call of this kind",
+        found
+          ? `${countText(found.calls)} of ${configuration} on ${found.gpu}`
+          : "no measured call of this configuration",
       ],
-      ["error on calls left out", found ? oneDecimalPercent(found.error) : null],
-      ["inside their interval", found ? oneDecimalPercent(found.inside) : null],
+      ["held-out error", found && oneDecimalPercent(found.error)],
+      ["inside the interval", found && oneDecimalPercent(found.inside)],
       [
         "measured ranges",
-        found
-          ? Object.entries(found.ranges ?? {})
-              .map(([name, [low, high]]) => `${name} ${countText(low)} to ${countText(high)}`)
-              .join(", ")
-          : null,
+        ranges.map(([name, [low, high]]) => `${name} ${countText(low)} to ${countText(high)}`).join(", "),
       ],
       ["answered as", answeredAs(answer.answered_as)],
-      ["runs", ran.family ? `${ran.family} by ${ran.path}` : null],
+      ["runs", runs.family ? `${runs.family} by ${runs.path}` : null],
       ["predictor", answer.predictor],
       ["cache", answer.cache],
-      ["left out", (answer.without ?? []).join(", ")],
+      ["without limits", (answer.without ?? []).join(", ")],
     ]),
   );
 }
@@ -297,7 +250,7 @@ export async function fillNext(place, answer, question) {
 export function answerOf(answer, gpu) {
   const peaks = peaksOf(answer, gpu);
   return [
-    titleLine(answer),
+    title(answer),
     headline(answer),
     limits(answer),
     card("On the roofline", { id: "roofline" }, onRoofline(answer, peaks)),
@@ -311,6 +264,6 @@ export function answerOf(answer, gpu) {
     ),
     card("What binds next", { id: "next-card" }, h("div#next", h("p.faint", "Asking…"))),
     card("Work, traffic and energy", { id: "traffic" }, moved(answer)),
-    rests(answer),
+    evidence(answer),
   ];
 }

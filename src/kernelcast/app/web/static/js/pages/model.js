@@ -182,7 +182,7 @@ export async function mount(root, search) {
         answerOf(answer, {
           changes: values.set,
           stack: optionOf(form, "stack", answer.stack)?.label,
-          reads: modelOf(form, answer.model)?.kind === "encoder",
+          encoder: modelOf(form, answer.model)?.kind === "encoder",
         }),
       ),
     problem: (problem, results) => fill(results, tooLarge(problem.detail)),

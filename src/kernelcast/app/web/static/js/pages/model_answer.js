@@ -1,7 +1,24 @@
 /* What a batch takes: figures, where the time goes, memory, energy, evidence, notes. */
 
-import { badge, card, facts, figure, figures, level, note, quantity, restsOn, table } from "../answer.js";
-import { seriesOf, stackedBars } from "../charts.js";
+import {
+  badge,
+  card,
+  evidenceCard,
+  facts,
+  faint,
+  figures,
+  gpusText,
+  has,
+  layoutParts,
+  level,
+  note,
+  number,
+  sum,
+  table,
+  titleLine,
+  value,
+} from "../answer.js";
+import { seriesOf, stackedBars, swatch } from "../charts.js";
 import { h } from "../dom.js";
 import {
   binaryBytesText,
@@ -14,76 +31,32 @@ import {
   wholePercent,
 } from "../units.js";
 
-const span = (answer, name) => ({
-  value: answer[name],
-  low: answer[`${name}_low`],
-  high: answer[`${name}_high`],
-  text: timeText(answer[name]),
-  lowText: timeText(answer[`${name}_low`]),
-  highText: timeText(answer[`${name}_high`]),
-});
-
-const sum = (values) => values.reduce((total, value) => total + value, 0);
-
-function titleLine(answer, stack) {
-  const cuts = ["tp", "pp", "dp", "ep"]
-    .filter((name) => answer.layout[name] > 1)
-    .map((name) => `${name} ${answer.layout[name]}`);
-  const place = answer.gpus > 1 ? `${answer.gpus} x ${answer.gpu}` : answer.gpu;
+function title(answer, stack) {
   const requests = `${countText(answer.requests)} request${answer.requests > 1 ? "s" : ""}`;
-  return h(
-    "p#title-line.title-line",
+  return titleLine(
     h("b", answer.model),
     answer.precision,
-    h("span.faint", "on"),
-    h("b", place),
-    [stack ?? answer.stack, ...cuts].join(", "),
-    h("span.faint", `${requests}, ${countText(answer.input_tokens)} tokens in, ${countText(answer.output_tokens)} out`),
+    faint("on"),
+    h("b", gpusText(answer)),
+    [stack ?? answer.stack, ...layoutParts(answer.layout)].join(", "),
+    faint(`${requests}, ${countText(answer.input_tokens)} tokens in, ${countText(answer.output_tokens)} out`),
   );
 }
 
-function headline(answer, reads) {
+function headline(answer, encoder) {
   const into = `${digits(answer.input_tokens / answer.prefill_s)} tokens/s in`;
+  if (encoder) return figures(answer, [["ttft_s", "One pass", timeText, `${into}, MFU ${percent(answer.mfu)}`]]);
   const first = answer.requests > 1 ? `of the whole batch, ${timeText(answer.mean_ttft_s)} on average; ${into}` : into;
-  const writes = answer.decode_steps > 0;
+  const decodes = answer.decode_steps > 0;
   const rate = (seconds) => (answer.tokens_per_s * answer.total_s) / seconds;
-  if (reads)
-    return figures(
-      figure({
-        name: "ttft_s",
-        label: "One pass",
-        ...span(answer, "ttft_s"),
-        note: `${into}, MFU ${percent(answer.mfu)}`,
-      }),
-    );
-  return figures(
-    figure({ name: "ttft_s", label: "Time to first token", ...span(answer, "ttft_s"), note: first }),
-    writes
-      ? figure({
-          name: "tpot_s",
-          label: "Time per output token",
-          ...span(answer, "tpot_s"),
-          note: `${digits(1 / answer.tpot_s)} tokens/s a request`,
-        })
-      : null,
-    figure({
-      name: "total_s",
-      label: "Total",
-      ...span(answer, "total_s"),
-      note: writes ? `${countText(answer.decode_steps)} decode steps` : "one pass",
-    }),
-    figure({
-      name: "tokens_per_s",
-      label: "Output rate",
-      value: answer.tokens_per_s,
-      text: `${digits(answer.tokens_per_s)} tokens/s`,
-      low: rate(answer.total_s_high),
-      high: rate(answer.total_s_low),
-      lowText: digits(rate(answer.total_s_high)),
-      highText: digits(rate(answer.total_s_low)),
-      note: answer.gpus > 1 ? `${digits(answer.tokens_per_s_per_gpu)} a GPU` : `MFU ${percent(answer.mfu)}`,
-    }),
-  );
+  const ends = { tokens_per_s_low: rate(answer.total_s_high), tokens_per_s_high: rate(answer.total_s_low) };
+  const share = answer.gpus > 1 ? `${digits(answer.tokens_per_s_per_gpu)} a GPU` : `MFU ${percent(answer.mfu)}`;
+  return figures({ ...answer, ...ends }, [
+    ["ttft_s", "Time to first token", timeText, first],
+    decodes ? ["tpot_s", "Time per output token", timeText, `${digits(1 / answer.tpot_s)} tokens/s a request`] : null,
+    ["total_s", "Total", timeText, decodes ? `${countText(answer.decode_steps)} decode steps` : "one pass"],
+    ["tokens_per_s", "Output rate", digits, share, "tokens/s"],
+  ]);
 }
 
 /** Parts with their line of each phase, those that take longest first. */
@@ -113,9 +86,8 @@ function breakdown(answer) {
         text: `${timeText(own[phase].time_s)}, ${wholePercent(own[phase].time_s / totals[phase])}, bound by ${own[phase].bound_by}`,
       })),
   }));
-  const swatch = (part) => h("span", h("span", { class: `swatch s${series(part)}`, "aria-hidden": "true" }), part);
   const cells = parts.map(([part, own]) => [
-    swatch(part),
+    h("span", swatch(series(part)), part),
     ...phases.flatMap((phase) =>
       own[phase]
         ? [timeText(own[phase].time_s), wholePercent(own[phase].time_s / totals[phase]), own[phase].bound_by]
@@ -123,11 +95,7 @@ function breakdown(answer) {
     ),
     level(worst(Object.values(own).map((one) => one.support))),
   ]);
-  const columns = [
-    "part",
-    ...phases.flatMap((phase) => [{ label: phase, number: true }, { label: "share", number: true }, "bound by"]),
-    "support",
-  ];
+  const columns = ["part", ...phases.flatMap((phase) => [number(phase), number("share"), "bound by"]), "support"];
   const desc = rows
     .map((row) => `${row.label}: ${row.parts.map((part) => `${part.name} ${part.text}`).join("; ")}`)
     .join(". ");
@@ -135,13 +103,7 @@ function breakdown(answer) {
     "Where the time goes",
     { wide: true, id: "breakdown" },
     stackedBars({ title: "Time of each part, by phase", desc, rows, hideTitle: true }),
-    table({
-      caption: "Time, share and bound of each part",
-      columns,
-      rows: cells,
-      id: "breakdown-table",
-      hideCaption: true,
-    }),
+    table("Time, share and bound of each part", columns, cells, { id: "breakdown-table" }),
   );
 }
 
@@ -151,7 +113,7 @@ function memoryBar(parts, available, label, text) {
   const needed = sum(parts.map(([, value]) => value));
   const mark = needed > available ? { value: available, text: "the memory ends here" } : null;
   const total = Math.max(available, needed);
-  const desc = parts.map(([name, , told]) => `${name} ${told}`).join(", ");
+  const desc = parts.map(([name, , text]) => `${name} ${text}`).join(", ");
   return stackedBars({
     title: "Memory of one GPU",
     desc,
@@ -163,10 +125,10 @@ function memoryBar(parts, available, label, text) {
         text,
         total,
         mark,
-        parts: parts.map(([name, value, told], at) => ({ name, value, series: at, text: told })),
+        parts: parts.map(([name, value, text], at) => ({ name, value, series: at, text: text })),
       },
     ],
-    legend: parts.map(([name, , told], at) => ({ name, series: at, text: told })),
+    legend: parts.map(([name, , text], at) => ({ name, series: at, text: text })),
   });
 }
 
@@ -178,15 +140,10 @@ function memory(answer) {
     ["activations", own.activation_bytes],
     ["stack", own.stack_bytes],
   ].map(([name, value]) => [name, value, binaryBytesText(value)]);
-  const told = h(
-    "p.figure-value",
-    { dataset: { figure: "memory_bytes", value: answer.memory_bytes } },
-    quantity(binaryBytesText(answer.memory_bytes)),
-  );
   return card(
     "Memory of a GPU",
     { id: "memory" },
-    told,
+    value(answer, "memory_bytes", binaryBytesText),
     memoryBar(
       parts,
       own.available_bytes,
@@ -219,34 +176,20 @@ export function tooLarge(detail) {
 }
 
 function energy(answer) {
-  if (answer.energy_j === null || answer.energy_j === undefined) {
-    return card(
-      "Energy and use",
-      { id: "energy" },
-      facts(use(answer)),
-      note("plain", "Nobody measured what this GPU draws."),
-    );
-  }
-  const told = h(
-    "p.figure-value",
-    { dataset: { figure: "energy_j", value: answer.energy_j } },
-    quantity(joulesText(answer.energy_j)),
-  );
-  return card(
-    "Energy and use",
-    { id: "energy" },
-    told,
-    h("p.figure-note", `${joulesText(answer.energy_j_low)} to ${joulesText(answer.energy_j_high)}`),
-    facts([
-      ["power", `${wattsText(answer.power_w)}${answer.gpus > 1 ? " a GPU" : ""}`],
-      [
-        "a million tokens",
-        answer.joules_per_million_tokens === null ? null : joulesText(answer.joules_per_million_tokens),
-      ],
-      ["power model", badge(answer.energy_support)],
-      ...use(answer),
-    ]),
-  );
+  const joules = answer.joules_per_million_tokens;
+  const drawn = has(answer.energy_j)
+    ? [
+        value(answer, "energy_j", joulesText),
+        h("p.figure-note", `${joulesText(answer.energy_j_low)} to ${joulesText(answer.energy_j_high)}`),
+        facts([
+          ["power", `${wattsText(answer.power_w)}${answer.gpus > 1 ? " a GPU" : ""}`],
+          ["a million tokens", joules === null ? null : joulesText(joules)],
+          ["power model", badge(answer.energy_support)],
+          ...use(answer),
+        ]),
+      ]
+    : [facts(use(answer)), note("plain", "The power of this GPU was not measured.")];
+  return card("Energy and use", { id: "energy" }, drawn);
 }
 
 const use = (answer) => [
@@ -255,10 +198,10 @@ const use = (answer) => [
   ["requests", `${digits(answer.requests_per_s)} /s`],
 ];
 
-const runs = (words) => `${words.stack}'s ${words.backend} in ${words.dtype}`;
+const runs = ({ stack, backend, dtype }) => `${stack}'s ${backend} in ${dtype}`;
 
 function notes(answer) {
-  const told = [
+  const list = [
     ...(answer.faster_kernels ?? []).map((one) =>
       note(
         "good",
@@ -270,7 +213,7 @@ function notes(answer) {
       ? note(
           "plain",
           h("b", "Weights: "),
-          `${answer.weight_only.join(", ")} as weights alone: the GPU has no such arithmetic`,
+          `${answer.weight_only.join(", ")} for weights only: the GPU has no such arithmetic`,
         )
       : null,
     answer.unread?.length
@@ -281,17 +224,17 @@ function notes(answer) {
         )
       : null,
   ].filter(Boolean);
-  return told.length ? card("Notes", { wide: true, id: "notes" }, told) : null;
+  return list.length ? card("Notes", { wide: true, id: "notes" }, list) : null;
 }
 
-/** reads: an encoder, which writes no tokens. */
-export const answerOf = (answer, { stack, reads, changes }) => [
-  titleLine(answer, stack),
+/** encoder: generates no tokens. */
+export const answerOf = (answer, { stack, encoder, changes }) => [
+  title(answer, stack),
   changes ? h("p#what-if.note.note-warn.wide", `What if: ${changes.join(", ")}. Not a product that exists.`) : null,
-  headline(answer, reads),
+  headline(answer, encoder),
   breakdown(answer),
   memory(answer),
   energy(answer),
   notes(answer),
-  card("What this rests on", { wide: true, id: "evidence" }, restsOn(answer.evidence, answer)),
+  evidenceCard(answer),
 ];

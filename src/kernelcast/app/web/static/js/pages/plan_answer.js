@@ -1,29 +1,37 @@
 /* A plan: the cheapest choice and how surely it keeps the goals, how to start it, where it breaks, what else there is. */
 
-import { card, facts, figure, figures, note, restsOn, SUPPORT, table } from "../answer.js";
+import {
+  card,
+  evidenceCard,
+  facts,
+  faint,
+  figures,
+  folded,
+  layoutParts,
+  note,
+  number,
+  SUPPORT,
+  table,
+  titleLine,
+} from "../answer.js";
 import { h } from "../dom.js";
-import { best, frontier, tickTime } from "../points.js";
+import { paretoFront, scatter, tickTime } from "../plots.js";
 import { copyButton } from "../share.js";
-import { breakable } from "./serve_answer.js";
-import { countText, digits, fixed, percent, short, timeText } from "../units.js";
+import { breakable, ms } from "./serve_answer.js";
+import { countText, digits, fixed, percent, short } from "../units.js";
 
-const ms = (value) => timeText(value / 1e3);
 const goalName = (key) => {
-  const [, place, metric] = /^(\w+?)_(\w+)_ms$/.exec(key);
-  return `${metric.toUpperCase()} ${place}`;
+  const [, statistic, metric] = /^(\w+?)_(\w+)_ms$/.exec(key);
+  return `${metric.toUpperCase()} ${statistic}`;
 };
-const cutText = (layout) =>
-  ["tp", "pp", "dp", "ep"]
-    .filter((name) => layout[name] > 1)
-    .map((name) => `${name} ${layout[name]}`)
-    .join(" ") || "tp 1";
+const layoutText = (layout) => layoutParts(layout).join(" ") || "tp 1";
 const gpusText = (trial) => `${trial.gpus} x ${trial.gpu}`;
 const usd = (value) => fixed(value, 2);
 
 function engineText(trial, stack) {
-  const decode = `${trial.replicas} x ${cutText(trial.layout)}`;
+  const decode = `${trial.replicas} x ${layoutText(trial.layout)}`;
   const what = trial.prefill
-    ? `${trial.prefill.replicas} x ${cutText(trial.prefill.layout)} read, ${decode} decode`
+    ? `${trial.prefill.replicas} x ${layoutText(trial.prefill.layout)} prefill, ${decode} decode`
     : decode;
   return `${stack(trial.stack)} ${trial.precision}, ${what}`;
 }
@@ -38,7 +46,7 @@ function loadText({
   output_tokens: out,
 }) {
   const come = clients
-    ? `${countText(clients)} requests under way`
+    ? `${countText(clients)} concurrent requests`
     : rate === null || !Number.isFinite(rate)
       ? "requests all at once"
       : `${digits(rate, 3)} requests/s`;
@@ -48,35 +56,14 @@ function loadText({
 function headline(answer, stack) {
   const choice = answer.choice;
   if (!choice) return null;
-  return figures(
-    figure({
-      name: "choice_gpu",
-      label: "Cheapest",
-      value: choice.gpu,
-      text: gpusText(choice).replaceAll(" ", "\u00a0"),
-      note: engineText(choice, stack),
-    }),
-    figure({
-      name: "usd_per_hour",
-      label: "Cost",
-      value: choice.usd_per_hour,
-      text: `${usd(choice.usd_per_hour)} USD/h`,
-      note: `${usd(choice.price.usd_per_hour)} a GPU-hour, ${choice.price.date}`,
-    }),
-    figure({
-      name: "usd_per_million_output_tokens",
-      label: "A million tokens out",
-      value: choice.usd_per_million_output_tokens,
-      text: `${digits(choice.usd_per_million_output_tokens, 3)} USD`,
-    }),
-    figure({
-      name: "share_of_goal",
-      label: "Nearest to its goal",
-      value: choice.share_of_goal,
-      text: percent(choice.share_of_goal),
-      note: goalName(choice.nearest_goal),
-    }),
-  );
+  const name = gpusText(choice).replaceAll(" ", "\u00a0");
+  const tokens = (value) => digits(value, 3);
+  return figures({ ...choice, choice_gpu: choice.gpu }, [
+    ["choice_gpu", "Cheapest", () => name, engineText(choice, stack)],
+    ["usd_per_hour", "Cost", usd, `${usd(choice.price.usd_per_hour)} a GPU-hour, ${choice.price.date}`, "USD/h"],
+    ["usd_per_million_output_tokens", "A million output tokens", tokens, null, "USD"],
+    ["share_of_goal", "Nearest to its goal", percent, goalName(choice.nearest_goal)],
+  ]);
 }
 
 function goals(answer) {
@@ -84,23 +71,14 @@ function goals(answer) {
   if (!choice) return null;
   const rows = answer.goals.map(({ key, limit_ms: limit }) => {
     const own = choice.metrics;
-    const told = own[`${key}_low`] === undefined ? "" : `${ms(own[`${key}_low`])} to ${ms(own[`${key}_high`])}`;
-    return [goalName(key), ms(limit), h("span", { dataset: { figure: key, value: own[key] } }, ms(own[key])), told];
+    const interval = own[`${key}_low`] === undefined ? "" : `${ms(own[`${key}_low`])} to ${ms(own[`${key}_high`])}`;
+    return [goalName(key), ms(limit), h("span", { dataset: { figure: key, value: own[key] } }, ms(own[key])), interval];
   });
   return card(
     "Goals",
     { id: "goals" },
-    table({
-      caption: "Goals and what is forecast",
-      hideCaption: true,
+    table("Goals and what is forecast", ["goal", ...["limit", "time", "80% interval"].map(number)], rows, {
       id: "goals-table",
-      columns: [
-        "goal",
-        { label: "limit", number: true },
-        { label: "time", number: true },
-        { label: "80% interval", number: true },
-      ],
-      rows,
     }),
     facts([
       [breakable("max_num_seqs"), countText(choice.max_num_seqs)],
@@ -184,10 +162,10 @@ function front(answer, stack) {
       size: isChoice(trial, choice) ? 7 : 5,
       text: `${usd(trial.usd_per_hour)} USD/h, ${ms(trial.metrics[key])}, ${word(trial)}`,
     }));
-    return frontier({
+    return scatter({
       title: `${goalName(key)} against cost`,
       points,
-      front: best(points).map(({ x, y }) => [x, y]),
+      front: paretoFront(points),
       lines: [{ name: `goal ${ms(limit)}`, value: limit }],
       desc: points.map((point) => `${point.name}: ${point.text}`).join("; "),
       xLabel: "USD per hour",
@@ -196,25 +174,13 @@ function front(answer, stack) {
       formatY: (value) => tickTime(value / 1e3),
     });
   });
-  const made = table({
-    caption: "Settings that no other beats in cost and latency",
-    hideCaption: true,
-    id: "front",
-    columns: [
-      { label: "USD/h", number: true },
-      "GPUs",
-      "engine",
-      ...asked.map(({ key }) => ({ label: goalName(key), number: true })),
-      { label: "of goal", number: true },
-      "meets",
-    ],
-    rows,
+  const columns = [number("USD/h"), "GPUs", "engine", ...asked.map(({ key }) => number(goalName(key)))];
+  const row = (at) => ({
+    class: isChoice(answer.front[at], choice) ? "strong" : answer.front[at].meets ? null : "missed",
   });
-  [...made.querySelectorAll("tbody tr")].forEach((line, at) => {
-    if (isChoice(answer.front[at], choice)) line.classList.add("strong");
-    if (!answer.front[at].meets) line.classList.add("missed");
-  });
-  return card("Cost against latency", { wide: true, id: "front-card" }, h("div.panels.panels-2", charts), made);
+  const caption = "Settings on the Pareto front of cost and latency";
+  const listed = table(caption, [...columns, number("of goal"), "meets"], rows, { id: "front", row });
+  return card("Cost against latency", { wide: true, id: "front-card" }, h("div.panels.panels-2", charts), listed);
 }
 
 function searched(answer) {
@@ -232,26 +198,23 @@ function searched(answer) {
       `${countText(found.settings)} settings, ${countText(found.simulations)} simulations, ${fixed(found.seconds, 0)} s: ${fell}.`,
     ),
     answer.without_price.length ? h("p", `No price, left out: ${answer.without_price.join(", ")}.`) : null,
-    h(
-      "details",
-      h("summary", `Prices with their sources (${prices.length})`),
-      table({
-        caption: "Prices",
-        hideCaption: true,
-        columns: ["GPU", { label: "USD/h", number: true }, "date", "source"],
-        rows: prices.map(([gpu, price]) => [gpu, usd(price.usd_per_hour), price.date ?? "", price.source ?? ""]),
-      }),
+    folded(
+      `Prices with their sources (${prices.length})`,
+      table(
+        "Prices",
+        ["GPU", number("USD/h"), "date", "source"],
+        prices.map(([gpu, price]) => [gpu, usd(price.usd_per_hour), price.date ?? "", price.source ?? ""]),
+      ),
     ),
   );
 }
 
 export function planned(answer, stack) {
   return [
-    h(
-      "p#title-line.title-line",
+    titleLine(
       h("b", answer.model),
-      h("span.faint", loadText(answer.load)),
-      h("span.faint", answer.goals.map(({ key, limit_ms: limit }) => `${goalName(key)} ${ms(limit)}`).join(", ")),
+      faint(loadText(answer.load)),
+      faint(answer.goals.map(({ key, limit_ms: limit }) => `${goalName(key)} ${ms(limit)}`).join(", ")),
     ),
     h(
       "p#verdict",
@@ -265,13 +228,7 @@ export function planned(answer, stack) {
     start(answer),
     front(answer, stack),
     searched(answer),
-    answer.evidence
-      ? card(
-          "What this rests on",
-          { wide: true, id: "evidence" },
-          restsOn(answer.evidence, { support: supportOf(answer.evidence.support), predictor: null }),
-        )
-      : null,
+    answer.evidence ? evidenceCard({ evidence: answer.evidence, support: supportOf(answer.evidence.support) }) : null,
   ];
 }
 

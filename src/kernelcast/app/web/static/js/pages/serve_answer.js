@@ -1,20 +1,34 @@
 /* A service under load: whether it holds, what users feel, how much it carries, how it went over time. */
 
-import { card, facts, figure, figures, note, restsOn, table } from "../answer.js";
-import { rankBars } from "../bars.js";
+import {
+  card,
+  evidenceCard,
+  facts,
+  faint,
+  figures,
+  folded,
+  gpusText,
+  has,
+  layoutParts,
+  note,
+  number,
+  table,
+  titleLine,
+} from "../answer.js";
+import { rankBars } from "../charts.js";
 import { h } from "../dom.js";
 import { lineChart } from "../plots.js";
 import { countText, digits, percent, short, timeText } from "../units.js";
 
-export const LATENCIES = {
+const LATENCIES = {
   ttft: "Time to first token",
   tpot: "Time per output token",
   itl: "Between tokens",
   e2el: "End to end",
 };
-const PLACES = ["mean", "p50", "p90", "p99"];
-const ms = (value) => timeText(value / 1e3);
-const has = (value) => value !== null && value !== undefined;
+const STATISTICS = ["mean", "p50", "p90", "p99"];
+export const ms = (value) => timeText(value / 1e3);
+const rate = (value) => digits(value, 3);
 
 export const simulatedLine = (answer) =>
   [
@@ -26,96 +40,49 @@ export const simulatedLine = (answer) =>
     .filter(Boolean)
     .join(" · ");
 
-function titleLine(answer, stack) {
-  const cuts = ["tp", "pp", "dp", "ep"]
-    .filter((name) => answer.layout[name] > 1)
-    .map((name) => `${name} ${answer.layout[name]}`);
+function title(answer, stack) {
   const copies = answer.prefill
-    ? [`${answer.prefill.replicas} to read prompts, ${answer.replicas} to decode`]
+    ? [`${answer.prefill.replicas} prefill, ${answer.replicas} decode replicas`]
     : answer.replicas > 1
       ? [`${answer.replicas} replicas`]
       : [];
-  const place = answer.gpus > 1 ? `${answer.gpus} x ${answer.gpu}` : answer.gpu;
   const each = (total) => countText(total / answer.completed);
-  return h(
-    "p#title-line.title-line",
+  const tokens = `; ${each(answer.total_input_tokens)} tokens in, ${each(answer.total_output_tokens)} out on average`;
+  return titleLine(
     h("b", answer.model),
     answer.precision,
-    h("span.faint", "on"),
-    h("b", place),
-    [stack(answer.stack), ...cuts, ...copies].join(", "),
-    h(
-      "span.faint",
-      `${countText(answer.num_prompts)} requests${answer.completed ? `; ${each(answer.total_input_tokens)} tokens in, ${each(answer.total_output_tokens)} out on average` : ""}`,
-    ),
+    faint("on"),
+    h("b", gpusText(answer)),
+    [stack(answer.stack), ...layoutParts(answer.layout), ...copies].join(", "),
+    faint(`${countText(answer.num_prompts)} requests${answer.completed ? tokens : ""}`),
   );
 }
 
-const spanOf = (answer, key, text) => ({
-  value: answer[key],
-  text: text(answer[key]),
-  low: answer[`${key}_low`],
-  high: answer[`${key}_high`],
-  lowText: text(answer[`${key}_low`]),
-  highText: text(answer[`${key}_high`]),
-});
-const rateOf = (answer, key, unit) => ({
-  ...spanOf(answer, key, (value) => digits(value, 3)),
-  text: `${digits(answer[key], 3)} ${unit}`,
-});
-
 function headline(answer) {
-  const goals = has(answer.request_goodput);
-  return figures(
-    has(answer.p99_ttft_ms)
-      ? figure({
-          name: "p99_ttft_ms",
-          label: "First token, p99",
-          ...spanOf(answer, "p99_ttft_ms", ms),
-          note: `mean ${ms(answer.mean_ttft_ms)}`,
-        })
-      : null,
-    has(answer.p99_tpot_ms)
-      ? figure({
-          name: "p99_tpot_ms",
-          label: "Per output token, p99",
-          ...spanOf(answer, "p99_tpot_ms", ms),
-          note: `mean ${ms(answer.mean_tpot_ms)}`,
-        })
-      : null,
-    figure({
-      name: "request_throughput",
-      label: "Requests done",
-      ...rateOf(answer, "request_throughput", "/s"),
-      note: `in ${timeText(answer.duration)}`,
-    }),
-    goals
-      ? figure({
-          name: "request_goodput",
-          label: "Within goals",
-          ...rateOf(answer, "request_goodput", "/s"),
-          note: `${percent(answer.request_goodput / answer.request_throughput)} of the requests`,
-        })
-      : null,
-    figure({
-      name: "output_throughput",
-      label: "Output rate",
-      ...rateOf(answer, "output_throughput", "tokens/s"),
-      note: answer.gpus > 1 ? `${digits(answer.output_throughput / answer.gpus, 3)} a GPU` : null,
-    }),
-  );
+  const { request_goodput: goodput, request_throughput: done, gpus } = answer;
+  const p99 = (name, label) =>
+    has(answer[`p99_${name}_ms`]) ? [`p99_${name}_ms`, label, ms, `mean ${ms(answer[`mean_${name}_ms`])}`] : null;
+  const within = () => `${percent(goodput / done)} of the requests`;
+  const share = gpus > 1 ? `${rate(answer.output_throughput / gpus)} a GPU` : null;
+  return figures(answer, [
+    p99("ttft", "First token, p99"),
+    p99("tpot", "Per output token, p99"),
+    ["request_throughput", "Throughput", rate, `in ${timeText(answer.duration)}`, "requests/s"],
+    has(goodput) ? ["request_goodput", "Goodput", rate, within(), "requests/s"] : null,
+    ["output_throughput", "Output rate", rate, share, "tokens/s"],
+  ]);
 }
 
 function latencies(answer) {
   const known = Object.keys(LATENCIES).filter((name) => has(answer[`mean_${name}_ms`]));
-  if (!known.length) return card("Latency", { wide: true, id: "latency" }, note("warn", "No request was done."));
+  if (!known.length) return card("Latency", { wide: true, id: "latency" }, note("warn", "No request was completed."));
   const bars = known.map((name, at) =>
     rankBars({
       title: LATENCIES[name],
-      rows: PLACES.map((place) => {
-        const key = `${place}_${name}_ms`;
+      rows: STATISTICS.map((statistic) => {
+        const key = `${statistic}_${name}_ms`;
         return {
-          name: place,
+          name: statistic,
           value: answer[key],
           low: answer[`${key}_low`],
           high: answer[`${key}_high`],
@@ -131,43 +98,39 @@ function latencies(answer) {
       ? h("span.cell-interval", ` ${ms(answer[`${key}_low`])} to ${ms(answer[`${key}_high`])}`)
       : null,
   ];
-  const rows = known.map((name) => [LATENCIES[name], ...PLACES.map((place) => cell(`${place}_${name}_ms`))]);
+  const rows = known.map((name) => [
+    LATENCIES[name],
+    ...STATISTICS.map((statistic) => cell(`${statistic}_${name}_ms`)),
+  ]);
   return card(
     "Latency",
     { wide: true, id: "latency" },
     h("div.panels.panels-2", bars),
     h("p.help", "Whiskers, and the small figures of the table: the 80% interval."),
-    table({
-      caption: "Latencies with their 80% intervals",
-      hideCaption: true,
-      id: "percentiles",
-      columns: ["latency", ...PLACES.map((label) => ({ label, number: true }))],
-      rows,
-    }),
+    table("Latencies with their 80% intervals", ["latency", ...STATISTICS.map(number)], rows, { id: "percentiles" }),
   );
 }
 
-/** A word with underscores, which may be broken after each. */
-export const breakable = (word) => word.split(/(?<=_)/).flatMap((part) => [part, h("wbr")]);
+/** A name with underscores, which may be broken after each. */
+export const breakable = (name) => name.split(/(?<=_)/).flatMap((part) => [part, h("wbr")]);
 
-/** A dozen moments, for the table beside a chart of hundreds. */
-function moments({ time_s: time }, most = 12) {
+/** A dozen times, for the table beside a chart of hundreds. */
+function someTimes({ time_s: time }, most = 12) {
   const every = Math.max(1, Math.ceil(time.length / most));
   return time.map((_, at) => at).filter((at) => at % every === 0);
 }
 
-function overTime(told) {
-  if (!told?.time_s?.length) return null;
-  const x = told.time_s;
+function overTime(series) {
+  if (!series?.time_s?.length) return null;
+  const x = series.time_s;
   const seconds = (value) => `${digits(value, 3)} s`;
   const peak = (values) => Math.max(...values);
-  const rows = moments(told).map((at) => [
+  const rows = someTimes(series).map((at) => [
     seconds(x[at]),
-    countText(told.running[at]),
-    countText(told.waiting[at]),
-    percent(told.kv_share[at]),
+    countText(series.running[at]),
+    countText(series.waiting[at]),
+    percent(series.kv_share[at]),
   ]);
-  const number = (label) => ({ label, number: true });
   return [
     card(
       "Requests over time",
@@ -176,15 +139,14 @@ function overTime(told) {
         title: "Requests that decode and that wait",
         hideTitle: true,
         x,
-        steps: true,
         xLabel: "seconds",
         yLabel: "requests",
         formatX: short,
         formatY: (value) => countText(value),
-        desc: `At most ${countText(peak(told.running))} decode and ${countText(peak(told.waiting))} wait.`,
+        desc: `At most ${countText(peak(series.running))} decode and ${countText(peak(series.waiting))} wait.`,
         series: [
-          { name: "decoding", y: told.running, series: 0 },
-          { name: "waiting", y: told.waiting, series: 6 },
+          { name: "decoding", y: series.running, series: 0 },
+          { name: "waiting", y: series.waiting, series: 6 },
         ],
       }),
     ),
@@ -195,25 +157,18 @@ function overTime(told) {
         title: "Share of the KV cache in use",
         hideTitle: true,
         x,
-        steps: true,
         area: true,
         xLabel: "seconds",
         yLabel: "of the KV cache",
         formatX: short,
         formatY: (value) => percent(value),
-        high: Math.min(1, Math.max(peak(told.kv_share) * 1.15, 0.02)),
-        desc: `At most ${percent(peak(told.kv_share))}, mean over engines.`,
-        series: [{ name: "KV cache in use", y: told.kv_share, series: 2 }],
+        high: Math.min(1, Math.max(peak(series.kv_share) * 1.15, 0.02)),
+        desc: `At most ${percent(peak(series.kv_share))}, mean over engines.`,
+        series: [{ name: "KV cache in use", y: series.kv_share, series: 2 }],
       }),
-      h(
-        "details.numbers",
-        h("summary", "Numbers of both charts"),
-        table({
-          caption: "Requests and KV cache over time",
-          hideCaption: true,
-          columns: [number("time"), number("decoding"), number("waiting"), number("KV cache")],
-          rows,
-        }),
+      folded(
+        "Numbers of both charts",
+        table("Requests and KV cache over time", ["time", "decoding", "waiting", "KV cache"].map(number), rows),
       ),
     ),
   ];
@@ -234,13 +189,13 @@ function engine(answer) {
         "KV cache of an engine",
         `${countText(answer.kv_cache_tokens)} tokens, at most ${percent(answer.max_kv_cache_usage)} in use`,
       ],
-      ["engines run", `${percent(answer.engine_busy)} of the time`],
-      ["requests put back", countText(answer.preemptions)],
-      ["found in the prefix cache", percent(answer.prefix_cache_hit_rate)],
+      ["engines busy", `${percent(answer.engine_busy)} of the time`],
+      ["preemptions", countText(answer.preemptions)],
+      ["prefix cache hit rate", percent(answer.prefix_cache_hit_rate)],
       ["waited for", waited || null],
       [breakable("max_num_seqs"), countText(own.max_num_seqs)],
       [breakable("max_num_batched_tokens"), countText(own.max_num_batched_tokens)],
-      ["blocks of the KV cache", `${countText(own.kv_blocks)} of ${countText(own.block_size)} tokens`],
+      ["KV cache blocks", `${countText(own.kv_blocks)} of ${countText(own.block_size)} tokens`],
       ["chunked prefill", yes(own.chunked_prefill)],
       ["prefix caching", yes(own.prefix_caching)],
       ["async scheduling", yes(own.async_scheduling)],
@@ -250,9 +205,9 @@ function engine(answer) {
   );
 }
 
-export function simulated({ answer, over_time: told }, stack) {
+export function simulated({ answer, over_time: series }, stack) {
   return [
-    titleLine(answer, stack),
+    title(answer, stack),
     h(
       "p#verdict",
       {
@@ -264,8 +219,8 @@ export function simulated({ answer, over_time: told }, stack) {
     ),
     headline(answer),
     latencies(answer),
-    overTime(told),
+    overTime(series),
     engine(answer),
-    card("What this rests on", { wide: true, id: "evidence" }, restsOn(answer.evidence, answer)),
+    evidenceCard(answer),
   ];
 }
