@@ -14,15 +14,19 @@
        "check"     yes or no
        "text"      text;  "lines": text in parts, split at spaces and commas, the value is a list
        "list"      what-ifs on a GPU's numbers   options [{value: "dram_bytes_per_s", label: "DRAM bandwidth"}]; see whatif.js
-   form(groups, onChange) -> {element, fields, controls, values(), set(values), regroup(id, fields)}
+   form(groups, onChange) -> {element, fields, controls, values(), set(values), regroup(id, fields), option(name, value), given(skip)}
        groups: [{id, legend, fields, columns, fold, open, extra}]: fold makes a group a disclosure, columns lays small fields side
        by side, extra is a node above them. regroup puts other fields into a group (an op's own parameters).
+       option: the option of a field with this value. given: values that differ from their defaults or whose field is
+       always: true, without those that skip(field, value) names.
        A field whose control you build yourself: {name, kind, …, build: (field, onChange) => control}. */
 
 import { combobox } from "./combobox.js";
 import { fill, h } from "./dom.js";
 import { known, wrapped } from "./fields.js";
+import { ON_OFF } from "./lists.js";
 import { number, slider } from "./numbers.js";
+import { same } from "./state.js";
 import { whatIf } from "./whatif.js";
 
 function select(field, onChange) {
@@ -195,6 +199,7 @@ export function form(groups, onChange) {
   const bodies = new Map();
   const inGroup = new Map(groups.map((group) => [group, group.fields]));
   const fieldsNow = () => [...inGroup.values()].flat();
+  const values = () => Object.fromEntries(Object.values(controls).map((one) => [one.name, one.get()]));
 
   function put(group) {
     fill(
@@ -231,7 +236,21 @@ export function form(groups, onChange) {
       inGroup.set(group, fields);
       put(group);
     },
-    values: () => Object.fromEntries(Object.values(controls).map((one) => [one.name, one.get()])),
+    values,
+    option: (name, value) =>
+      fieldsNow()
+        .find((one) => one.name === name)
+        ?.options.find((one) => one.value === value),
+    given(skip = () => false) {
+      const now = values();
+      const kept = fieldsNow().filter((field) => {
+        const value = now[field.name];
+        const usual = field.default ?? (field.kind === "check" ? false : null);
+        return value !== null && !field.unshared && !skip(field) && (field.always || !same(value, usual));
+      });
+      const typed = (field) => (field.options === ON_OFF ? now[field.name] === "true" : now[field.name]);
+      return Object.fromEntries(kept.map((field) => [field.name, typed(field)]));
+    },
     set(values) {
       for (const field of fieldsNow()) controls[field.name].set(values[field.name] ?? field.default ?? null);
     },

@@ -1,8 +1,10 @@
-/* Options for controls from the server's lists, and the help of its words.
+/* Fields of forms: options from the server's catalogues; type, default, range, choices and help from its parameters.
 
-   models(), gpus(), stacks(), formats()      promises of options for controls.js
-   words("infer")                              a promise of name => {help, default, flag}
-   described(field, words)                     the field with the word's help where it has none of its own */
+   models(), gpus(), stacks()      promises of options for controls.js
+   questionFields("infer")         a promise of (name, label, more) => the field of a parameter; more overrides what follows
+                                   from the parameter. none: what "not given" means.
+   modelField(…), gpuField(…), lengthFields(…), formatFields(…), priceFields(…)   fields that several pages have
+   fitContext(form, values, changed)   the input's range by the model's context, and the model's hint */
 
 import { get } from "./api.js";
 import { billions, binaryBytesText, countText, rateText } from "./units.js";
@@ -42,44 +44,91 @@ export async function gpus() {
     );
 }
 
-const USUAL = ["vllm", "sglang", "trtllm", "torch"]; // the order that people look for; others follow
+const ORDER = ["vllm", "sglang", "trtllm", "torch"]; // the order that people look for; others follow
 
 export async function stacks() {
-  const place = (stack) => (USUAL.includes(stack.id) ? USUAL.indexOf(stack.id) : USUAL.length);
-  const found = [...(await get("stacks")).stacks].sort((a, b) => place(a) - place(b));
+  const rank = (stack) => (ORDER.includes(stack.id) ? ORDER.indexOf(stack.id) : ORDER.length);
+  const found = [...(await get("stacks")).stacks].sort((a, b) => rank(a) - rank(b));
   return found.map((stack) => ({ value: stack.id, label: stack.name, stack }));
 }
 
-export async function formats() {
-  const { weight_formats: weights, cache_formats: caches, fabrics } = await get("stacks");
-  return { weights, caches, fabrics };
-}
-
-export async function words(command) {
-  const found = new Map((await get("words"))[command]?.map((word) => [word.name, word]) ?? []);
-  return (name) => found.get(name);
-}
-
-/** Formats of weights and of the KV cache, as every page that has them asks for them. */
-export const formatFields = ({ weights, caches }) => [
-  { name: "dtype", kind: "select", label: "Weights", none: "checkpoint's", options: weights, compact: true },
-  { name: "kv_dtype", kind: "select", label: "KV cache", none: "as usual", options: caches, compact: true },
+export const ON_OFF = [
+  { value: "true", label: "on" },
+  { value: "false", label: "off" },
 ];
 
-/** Which prices, and one's own. */
-export const priceFields = [
-  {
-    name: "price_kind",
-    kind: "select",
-    label: "Prices",
+function typeOf({ type = "", choices, default: usual }) {
+  if (type.startsWith("list")) return { kind: choices ? "many" : "lines" };
+  if (choices) return { kind: "select" };
+  if (type === "bool") return usual === null ? { kind: "select", options: ON_OFF } : { kind: "check" };
+  return { kind: type.includes("int") || type.includes("float") ? "number" : "text" };
+}
+
+export async function questionFields(command) {
+  const known = new Map((await get("parameters"))[command].map((parameter) => [parameter.name, parameter]));
+  return (name, label, more = {}) => {
+    const parameter = known.get(name) ?? {};
+    const field = {
+      name,
+      label,
+      ...typeOf(parameter),
+      help: parameter.help ?? "",
+      default: parameter.default ?? parameter.unless_given ?? null,
+      low: parameter.minimum,
+      step: parameter.type?.includes("float") ? "any" : 1,
+      compact: true,
+      ...(parameter.choices ? { options: parameter.choices } : {}),
+      ...more,
+    };
+    if (field.kind === "text" && !more.default)
+      Object.assign(field, { placeholder: field.default, default: null, ...more });
+    return field;
+  };
+}
+
+const searched = (name, label, options, usual) => ({
+  name,
+  label,
+  options,
+  kind: "combobox",
+  default: options.some((one) => one.value === usual) ? usual : options[0]?.value,
+  always: true,
+  help: "",
+});
+export const modelField = (options) => searched("model", "Model", options, "llama-3.1-8b");
+export const gpuField = (options) => searched("gpu", "GPU", options, "h200_sxm");
+
+const LONGEST = 131072; // of a slider; the box takes any length
+export const slider = (high) => ({ kind: "slider", low: 1, high, log: true });
+export const lengthFields = (field, more = {}) => [
+  field("input_len", "Input length", { ...slider(LONGEST), ...more }),
+  field("output_len", "Output length", { ...slider(16384), ...more }),
+];
+export const formatFields = (field) => [
+  field("dtype", "Weights", { none: "checkpoint's" }),
+  field("kv_dtype", "KV cache", { none: "default" }),
+];
+export const priceFields = (field) => [
+  field("price_kind", "Prices", {
     options: [
       { value: "on_demand", label: "on demand" },
       { value: "reserved", label: "reserved" },
     ],
-    default: "on_demand",
-    compact: true,
-  },
-  { name: "price", kind: "lines", label: "Own prices", placeholder: "h200_sxm=3.5", compact: true },
+  }),
+  field("price", "Prices of yours", { placeholder: "h200_sxm=3.5" }),
 ];
 
-export const described = (field, word) => ({ ...field, help: field.help ?? word(field.name)?.help ?? "" });
+/** Returns the chosen model of the list. */
+export function fitContext(form, values, changed) {
+  const option = form.option("model", values.model);
+  const model = values.config ? null : option?.model; // of a config.json the server knows the context
+  const context = Math.max(2, Math.min(model?.max_context ?? LONGEST, 2 ** 20));
+  form.controls.model.setHelp(option?.hint ?? "");
+  form.controls.gpu?.setHelp(form.option("gpu", values.gpu)?.hint ?? "");
+  form.controls.input_len.setRange(1, context);
+  if ((changed === "model" || changed === null) && values.input_len > context) {
+    const output = model?.kind === "encoder" ? 0 : (values.output_len ?? 0);
+    form.controls.input_len.set(Math.max(1, context - output));
+  }
+  return model;
+}

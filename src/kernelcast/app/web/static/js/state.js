@@ -20,7 +20,7 @@ const CARRIED = ["model", "gpu"];
 const last = new Map();
 let written = 0;
 
-const same = (a, b) => JSON.stringify(a ?? null) === JSON.stringify(b ?? null);
+export const same = (a, b) => JSON.stringify(a ?? null) === JSON.stringify(b ?? null);
 
 function read(field, texts) {
   if (LISTS.includes(field.kind)) return texts;

@@ -3,7 +3,7 @@
 
 import { get } from "../api.js";
 import { announce, fill, h } from "../dom.js";
-import { formats, gpus } from "../lists.js";
+import { gpus } from "../lists.js";
 import { runPage } from "../runs.js";
 import { binaryBytesText } from "../units.js";
 import { diagnosed, diagnosedLine } from "./diagnose_answer.js";
@@ -66,9 +66,9 @@ function dropZone(most, onFile) {
 }
 
 async function groupsOf() {
-  const [gpuList, formatLists] = await Promise.all([gpus(), formats()]);
+  const [gpuList, { weight_formats: formats }] = await Promise.all([gpus(), get("stacks")]);
   const own = { value: "", label: "the GPU that the file names", hint: "a table of calls needs a GPU" };
-  const dtypes = formatLists.weights.filter((one) => !one.includes("_") && !one.startsWith("mx"));
+  const dtypes = formats.filter((one) => !one.includes("_") && !one.startsWith("mx"));
   return {
     gpuList,
     groups: [

@@ -2,19 +2,18 @@
 
 import { get } from "../api.js";
 import { fill, h } from "../dom.js";
-import { described, gpus, words } from "../lists.js";
+import { gpuField, gpus, questionFields } from "../lists.js";
 import { livePage } from "../live.js";
+import { same } from "../state.js";
 import { percent, timeText, valueText } from "../units.js";
 import { answerOf, fillNext } from "./kernel_answer.js";
 
-const LIMITS = ["tensor", "fma", "xu", "smem", "l2", "dram", "issue", "link", "launch"];
 const CACHE = {
   model: "Weights come from DRAM, activations from the kernel before, as in a model of many layers.",
   cold: "Weights and activations come from DRAM.",
   warm: "The same call just ran, and L2 kept what it could.",
 };
 const FIRST = "gemm";
-const same = (a, b) => JSON.stringify(a ?? null) === JSON.stringify(b ?? null);
 
 /** Far enough to play with: sixteen times the example. */
 function farEnd(parameter, example) {
@@ -96,30 +95,13 @@ function put(form, op, example) {
 }
 
 async function groupsOf(ops, holder) {
-  const [gpuList, word, about] = await Promise.all([gpus(), words("kernel"), get("about")]);
+  const [gpuList, field] = await Promise.all([gpus(), questionFields("kernel")]);
   const opList = ops.map((op) => ({ value: op.op, label: op.op, hint: op.help }));
-  const first = (list, name) => (list.some((one) => one.value === name) ? name : list[0]?.value);
-  const groups = [
+  return [
     {
       fields: [
-        {
-          name: "op",
-          kind: "combobox",
-          label: "Op",
-          options: opList,
-          default: first(opList, FIRST),
-          always: true,
-          help: "",
-        },
-        {
-          name: "gpu",
-          kind: "combobox",
-          label: "GPU",
-          options: gpuList,
-          default: first(gpuList, "h200_sxm"),
-          always: true,
-          help: "",
-        },
+        { name: "op", kind: "combobox", label: "Op", options: opList, default: FIRST, always: true, help: "" },
+        gpuField(gpuList),
       ],
     },
     { id: "sizes", legend: "Call", fields: [], extra: holder },
@@ -128,8 +110,8 @@ async function groupsOf(ops, holder) {
     {
       legend: "Conditions",
       fields: [
-        { name: "cache", kind: "segment", label: "Cache", options: ["model", "cold", "warm"], default: "model" },
-        { name: "set", kind: "list", label: "What if", help: "" },
+        field("cache", "Cache", { kind: "segment", compact: false }),
+        field("set", "What if", { kind: "list", help: "", compact: false }),
       ],
     },
     {
@@ -137,20 +119,12 @@ async function groupsOf(ops, holder) {
       fold: true,
       columns: 2,
       fields: [
-        { name: "power_cap", kind: "number", label: "Power cap, W", low: 1, placeholder: "the board's", compact: true },
-        {
-          name: "predictor",
-          kind: "select",
-          label: "Predictor",
-          options: about.predictors,
-          default: "learned",
-          compact: true,
-        },
-        { name: "without", kind: "many", label: "Leave limits out", options: LIMITS, className: "full" },
+        field("power_cap", "Power cap, W", { low: 1, placeholder: "the board's" }),
+        field("predictor", "Predictor"),
+        field("without", "Leave limits out", { className: "full", compact: false }),
       ],
     },
   ];
-  return groups.map((group) => ({ ...group, fields: group.fields.map((field) => described(field, word)) }));
 }
 
 /** Numbers of a ragged batch come from a text box. */
@@ -159,14 +133,14 @@ const typed = (field, value) => (field.parameter?.kind === "lengths" ? value.map
 function body(values, form) {
   if (!values.op) return "Choose an op.";
   if (!values.gpu) return "Choose a GPU.";
-  const asked = { op: values.op, gpu: values.gpu, parameters: {} };
+  const body = { op: values.op, gpu: values.gpu, parameters: {} };
   for (const field of form.fields) {
     const value = values[field.name];
     if (value === null || ["op", "gpu"].includes(field.name) || same(value, field.default)) continue;
-    if (field.parameter) asked.parameters[field.name] = typed(field, value);
-    else asked[field.name] = value;
+    if (field.parameter) body.parameters[field.name] = typed(field, value);
+    else body[field.name] = value;
   }
-  return asked;
+  return body;
 }
 
 export async function mount(root, search) {
@@ -206,7 +180,7 @@ export async function mount(root, search) {
     const now = form.values();
     const op = named.get(now.op);
     form.controls.op.setHelp(op?.help ?? "");
-    form.controls.gpu.setHelp(groups[0].fields[1].options.find((one) => one.value === now.gpu)?.hint ?? "");
+    form.controls.gpu.setHelp(form.option("gpu", now.gpu)?.hint ?? "");
     form.controls.cache.setHelp(CACHE[now.cache] ?? "");
     [...holder.children].forEach((button, at) => {
       const example = op?.examples[at] ?? {};
@@ -226,7 +200,7 @@ export async function mount(root, search) {
     body,
     path: "kernel",
     title: "Kernel",
-    lead: "How long one call takes, which part of the chip limits it, and how far it is from the best.",
+    lead: "How long one call takes, which part of the GPU limits it, and how far it is from the best.",
     summary: (answer) =>
       `${timeText(answer.time_s)} · ${answer.bound_by} binds at ${timeText(answer.bound_s)} · efficiency ${percent(answer.efficiency)}`,
     async show(answer, { results, values, form }) {

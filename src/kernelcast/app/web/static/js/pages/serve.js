@@ -1,14 +1,12 @@
-/* Serve: a model under load (words of `kernelcast simulate`), or the cheapest service that keeps goals (`kernelcast plan`).
+/* Serve: a model under load (parameters of `kernelcast simulate`), or the cheapest service that keeps goals (`kernelcast plan`).
    Both share the model and the load; `section` says which is asked. */
 
 import { fill } from "../dom.js";
+import { fitContext } from "../lists.js";
 import { runPage } from "../runs.js";
 import { planned, plannedLine } from "./plan_answer.js";
 import { simulated, simulatedLine } from "./serve_answer.js";
-import { fieldsOf, GROUPS, isGoal, PLAN_START, YES_NO } from "./serve_fields.js";
-
-const optionOf = (form, field, value) =>
-  form.fields.find((one) => one.name === field)?.options.find((one) => one.value === value);
+import { fieldsOf, GROUPS, isGoal, PLAN_START } from "./serve_fields.js";
 
 /** The fields of a section; what both have keeps its value, and each its own until it is turned to again. */
 function arranger(sections) {
@@ -29,15 +27,9 @@ function arranger(sections) {
 }
 
 function prepare(form, values, changed) {
-  const model = optionOf(form, "model", values.model);
-  form.controls.model.setHelp(model?.hint ?? "");
-  form.controls.gpu?.setHelp(optionOf(form, "gpu", values.gpu)?.hint ?? "");
+  fitContext(form, values, changed);
   form.controls.request_rate.element.hidden = values.arrive !== "rate";
   form.controls.max_concurrency.element.hidden = values.arrive !== "clients";
-  const context = Math.max(2, Math.min(model?.model?.max_context ?? 131072, 2 ** 20));
-  form.controls.input_len.setRange(1, context);
-  if ((changed === "model" || changed === null) && values.input_len > context)
-    form.controls.input_len.set(Math.max(1, context - (values.output_len ?? 0)));
 }
 
 const otherLoad = (values, name) =>
@@ -50,19 +42,10 @@ const address = (values) =>
 function question(values, form) {
   if (!values.model) return "Choose a model.";
   if (values.section === "simulate" && !values.gpu) return "Choose a GPU.";
-  if (values.arrive === "rate" && !(values.request_rate > 0)) return "How many requests a second come?";
-  const asked = {};
-  for (const field of form.fields) {
-    const value = values[field.name];
-    if (field.name === "section" || value === null || otherLoad(values, field.name)) continue;
-    if (field.kind === "check") {
-      if (value !== Boolean(field.default)) asked[field.name] = value;
-    } else if (field.always || JSON.stringify(value) !== JSON.stringify(field.default)) {
-      asked[field.name] = field.options === YES_NO ? value === "true" : value;
-    }
-  }
-  if (values.section === "plan" && !Object.keys(asked).some(isGoal)) return "Give at least one goal.";
-  return { path: values.section, body: asked };
+  if (values.arrive === "rate" && !(values.request_rate > 0)) return "Give a request rate.";
+  const body = form.given(({ name }) => name === "section" || otherLoad(values, name));
+  if (values.section === "plan" && !Object.keys(body).some(isGoal)) return "Give at least one goal.";
+  return { path: values.section, body };
 }
 
 export async function mount(root, search) {
@@ -79,7 +62,7 @@ export async function mount(root, search) {
     question,
     address,
     title: "Serve",
-    lead: "A served model under load: what its users feel, or the cheapest way to keep them content.",
+    lead: "A served model under load: its latencies and throughput, or the cheapest deployment that meets latency goals.",
     button: (values) => (values.section === "plan" ? "Plan" : "Simulate"),
     hint: (values) =>
       values.section === "plan"
@@ -99,7 +82,7 @@ export async function mount(root, search) {
     },
     summary: (answer) => ("choice" in answer ? plannedLine(answer) : simulatedLine(answer)),
     show(envelope, { results, form }) {
-      const stacked = (id) => optionOf(form, "stack", id)?.label ?? id;
+      const stacked = (id) => form.option("stack", id)?.label ?? id;
       fill(results, "choice" in envelope.answer ? planned(envelope.answer, stacked) : simulated(envelope, stacked));
     },
   });
