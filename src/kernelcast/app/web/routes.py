@@ -153,20 +153,20 @@ def add_lists(router: APIRouter, service: GetService, limits: Limits) -> None:
     """GET /about, /gpus, /models, /ops, /stacks, /parameters, /evidence."""
     errors = documented(422, 429, 503, 504)
 
-    def add(name: str, summary: str, path: str = "", *, documented: bool = True) -> None:
+    def add(name: str, summary: str, path: str = "", *, in_schema: bool = True) -> None:
         async def catalogue() -> Response:
             return await service().answer(name, {}, lists=True)
 
         responses: dict[int | str, Any] = {200: {"model": dict[str, Any], "description": summary}, **errors}
         router.add_api_route(path or f"/{name}", catalogue, methods=["GET"], name=name, summary=summary,
-                             response_class=Response, responses=responses, include_in_schema=documented)  # fmt: skip
+                             response_class=Response, responses=responses, include_in_schema=in_schema)  # fmt: skip
 
     add("gpus", "The GPUs of the catalogue")
     add("models", "The bundled models")
     add("ops", "The ops and their parameters")
     add("stacks", "Stacks, fabrics and number formats")
     add("parameters", "The parameters of every question")
-    add("parameters", "The same", "/words", documented=False)  # its name in earlier releases
+    add("parameters", "The same", "/words", in_schema=False)  # its name in earlier releases
     add("grid", "Evidence by GPU, op and stack", "/evidence/grid")
 
     shape = {"model": dict[str, Any]}
