@@ -56,7 +56,7 @@ async function groupsOf() {
         field("power_cap", "Power cap, W", { low: 1, placeholder: "the board's" }),
         field("predictor", "Predictor"),
         field("chunk", "Prefill chunk", { placeholder: "the stack's" }),
-        field("cached", "Cached tokens"),
+        field("cached", "Cached tokens", { placeholder: "0" }),
         field("draft_tokens", "Draft tokens"),
         field("acceptance", "Acceptance", { high: 1, step: 0.05 }),
         field("routing", "Routing"),
