@@ -119,8 +119,8 @@ export const answeredAs = (pairs) =>
     .map(([name, { asked, answered }]) => `${name} ${answered ?? "not given"}${has(asked) ? ` for ${asked}` : ""}`)
     .join(", ");
 
-const configurationText = (words) =>
-  Object.entries(words ?? {})
+const configurationText = (configuration) =>
+  Object.entries(configuration ?? {})
     .filter(([, content]) => content !== null)
     .map(([name, content]) => `${name} ${content}`)
     .join(", ");
@@ -155,7 +155,7 @@ const configurations = (list) =>
 export function evidenceCard({ evidence, support: name, predictor }) {
   const list = evidence?.kinds ?? [];
   const changed = list.filter((entry) => entry.op && Object.keys(entry.answered_as ?? {}).length);
-  const shares = Object.entries(evidence?.support ?? {}).map(([own, share]) => `${wholePercent(share)} ${own}`);
+  const shares = Object.entries(evidence?.support ?? {}).map(([level, share]) => `${wholePercent(share)} ${level}`);
   const substitution = (entry) =>
     h(
       "li",

@@ -47,9 +47,9 @@ const kept = new Map();
 
 export function get(path) {
   if (!kept.has(path)) {
-    const asked = answered(path, { headers: { Accept: "application/json" } });
-    kept.set(path, asked);
-    asked.catch(() => kept.delete(path)); // asked again next time
+    const request = answered(path, { headers: { Accept: "application/json" } });
+    kept.set(path, request);
+    request.catch(() => kept.delete(path)); // asked again next time
   }
   return kept.get(path);
 }

@@ -23,7 +23,7 @@ let current = { name: null, page: null };
 
 const nameOf = (path) => {
   const name = path.split("/")[1] || "model";
-  return PAGES.some(([own]) => own === name) ? name : null;
+  return PAGES.some(([page]) => page === name) ? name : null;
 };
 
 function navigation() {
@@ -78,7 +78,7 @@ async function go() {
       h(
         "p",
         "Pages: ",
-        PAGES.map(([own]) => `/${own} `),
+        PAGES.map(([page]) => `/${page} `),
       ),
     );
     return;
@@ -94,17 +94,17 @@ async function go() {
     const problem =
       error instanceof Problem ? error : new Problem(0, "No answer", `This page could not be loaded: ${error.message}`);
     current = { name: null, page: null };
-    fill(main, h("div.page-head", h("h1", PAGES.find(([own]) => own === name)[1])), problemBox(problem, go));
+    fill(main, h("div.page-head", h("h1", PAGES.find(([page]) => page === name)[1])), problemBox(problem, go));
   }
 }
 
 async function about() {
   try {
-    const found = await get("about");
+    const info = await get("about");
     fill(
       document.getElementById("about"),
-      `kernelcast ${found.version}, weights ${found.weights}: ${countText(found.gpus)} GPUs, ` +
-        `${countText(found.models)} models, ${countText(found.ops)} ops, ${countText(found.calls_measured)} measured calls. ` +
+      `kernelcast ${info.version}, weights ${info.weights}: ${countText(info.gpus)} GPUs, ` +
+        `${countText(info.models)} models, ${countText(info.ops)} ops, ${countText(info.calls_measured)} measured calls. ` +
         "Every figure is the command line's; intervals hold 80%.",
     );
   } catch {

@@ -61,7 +61,7 @@ export const text = (content, x, y, { anchor = null, middle = false, class: name
 
 export const swatch = (series) => h("span", { class: `swatch s${series}`, "aria-hidden": "true" });
 
-export const legend = (entries) =>
+const legend = (entries) =>
   h(
     "ul.legend",
     entries.map(({ name, series, text: more }) =>
@@ -115,7 +115,7 @@ export function stackedBars({ rows, rest, ...options }) {
 
 export function intervalBar({ low, value, high, label }) {
   const most = Math.max(high, value) * 1.04 || 1;
-  const at = (one) => `${(100 * one) / most}%`;
+  const at = (entry) => `${(100 * entry) / most}%`;
   return s(
     "svg.interval",
     { role: "img", "aria-label": label, width: "100%", height: 12 },

@@ -11,13 +11,13 @@ import { fill, h, uid } from "./dom.js";
 const MOST_SHOWN = 250;
 
 function matches(options, text) {
-  const words = text.toLowerCase().split(/\s+/).filter(Boolean);
-  if (!words.length) return options;
-  const whole = words.join(" ");
+  const terms = text.toLowerCase().split(/\s+/).filter(Boolean);
+  if (!terms.length) return options;
+  const whole = terms.join(" ");
   const scored = [];
   for (const option of options) {
-    const own = `${option.value} ${option.label} ${option.search ?? ""}`.toLowerCase();
-    if (!words.every((word) => own.includes(word))) continue;
+    const searchable = `${option.value} ${option.label} ${option.search ?? ""}`.toLowerCase();
+    if (!terms.every((term) => searchable.includes(term))) continue;
     const exact = [option.value, option.label].some((name) => String(name).toLowerCase() === whole);
     const starts = [option.value, option.label].some((name) => String(name).toLowerCase().startsWith(whole));
     scored.push([exact ? 0 : starts ? 1 : 2, option]);
@@ -57,7 +57,7 @@ export function combobox({
   const list = h("div.options", { id: listId, role: "listbox", "aria-label": label, hidden: true });
   const element = h("div.combobox", input, list);
 
-  const option = () => options.find((one) => one.value === value);
+  const option = () => options.find((option) => option.value === value);
   const isOpen = () => !list.hidden;
 
   function reflect() {
@@ -77,24 +77,24 @@ export function combobox({
     }
   }
 
-  function line(one, index) {
+  function line(entry, index) {
     const node = h(
       "div",
-      { role: "option", id: `${listId}-${index}`, "aria-selected": "false", dataset: { value: one.value } },
-      h("span.option-name", one.label),
-      one.hint ? h("span.option-hint", one.hint) : null,
+      { role: "option", id: `${listId}-${index}`, "aria-selected": "false", dataset: { value: entry.value } },
+      h("span.option-name", entry.label),
+      entry.hint ? h("span.option-hint", entry.hint) : null,
     );
     node.addEventListener("pointerdown", (event) => event.preventDefault()); // the box keeps the focus
-    node.addEventListener("click", () => take(one));
-    return { node, one };
+    node.addEventListener("click", () => take(entry));
+    return { node, option: entry };
   }
 
   function open(text) {
-    const found = matches(options, text).slice(0, MOST_SHOWN);
-    shown = found.map(line);
+    const matching = matches(options, text).slice(0, MOST_SHOWN);
+    shown = matching.map(line);
     const groups = new Map();
     for (const each of shown) {
-      const name = text ? "" : (each.one.group ?? "");
+      const name = text ? "" : (each.option.group ?? "");
       groups.set(name, [...(groups.get(name) ?? []), each.node]);
     }
     const nodes = [...groups].map(([name, members]) =>
@@ -119,7 +119,7 @@ export function combobox({
     );
     list.hidden = false;
     input.setAttribute("aria-expanded", "true");
-    mark(text ? (shown.length ? 0 : -1) : shown.findIndex(({ one }) => one.value === value));
+    mark(text ? (shown.length ? 0 : -1) : shown.findIndex(({ option: entry }) => entry.value === value));
   }
 
   function close() {
@@ -129,10 +129,10 @@ export function combobox({
     active = -1;
   }
 
-  function take(one) {
+  function take(entry) {
     close();
     const before = value;
-    value = one.value;
+    value = entry.value;
     reflect();
     if (clearOnPick || before !== value) onPick(value);
     if (clearOnPick) value = null;
@@ -141,7 +141,9 @@ export function combobox({
   function leave() {
     if (isOpen()) close();
     const text = input.value.trim().toLowerCase();
-    const exact = options.find((one) => [one.value, one.label].some((name) => String(name).toLowerCase() === text));
+    const exact = options.find((option) =>
+      [option.value, option.label].some((name) => String(name).toLowerCase() === text),
+    );
     if (text && exact && exact.value !== value) take(exact);
     else reflect();
   }
@@ -159,7 +161,7 @@ export function combobox({
     }
     if (event.key === "Enter") {
       event.preventDefault();
-      if (isOpen() && shown[active]) take(shown[active].one);
+      if (isOpen() && shown[active]) take(shown[active].option);
       else if (!isOpen()) leave();
     } else if (event.key === "Escape" && isOpen()) {
       event.preventDefault();

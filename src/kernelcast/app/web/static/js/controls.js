@@ -23,7 +23,7 @@
 
 import { combobox } from "./combobox.js";
 import { fill, h } from "./dom.js";
-import { known, wrapped } from "./fields.js";
+import { asOptions, wrapped } from "./fields.js";
 import { ON_OFF } from "./lists.js";
 import { number, slider } from "./numbers.js";
 import { same } from "./state.js";
@@ -36,9 +36,11 @@ function select(field, onChange) {
     fill(
       input,
       field.none === undefined ? null : h("option", { value: "" }, field.none),
-      known(options).map((one) => h("option", { value: one.value }, one.label)),
+      asOptions(options).map((entry) => h("option", { value: entry.value }, entry.label)),
     );
-    input.value = [...input.options].some((one) => one.value === before) ? before : (input.options[0]?.value ?? "");
+    input.value = [...input.options].some((option) => option.value === before)
+      ? before
+      : (input.options[0]?.value ?? "");
   }
   setOptions(field.options);
   input.addEventListener("change", () => onChange(field.name));
@@ -50,7 +52,7 @@ function select(field, onChange) {
     get: () => input.value || null,
     set(value) {
       const text = value ?? "";
-      if (text && ![...input.options].some((one) => one.value === text))
+      if (text && ![...input.options].some((option) => option.value === text))
         input.append(h("option", { value: text }, text));
       input.value = text;
     },
@@ -63,11 +65,11 @@ function segment(field, onChange) {
   function setOptions(options) {
     fill(
       body,
-      known(options).map((one) => {
-        const id = `${field.name}-${one.value}`;
-        const input = h("input", { type: "radio", id, name: field.name, value: one.value });
+      asOptions(options).map((entry) => {
+        const id = `${field.name}-${entry.value}`;
+        const input = h("input", { type: "radio", id, name: field.name, value: entry.value });
         input.addEventListener("change", () => onChange(field.name));
-        return [input, h("label", { for: id }, one.label)];
+        return [input, h("label", { for: id }, entry.label)];
       }),
     );
   }
@@ -77,9 +79,9 @@ function segment(field, onChange) {
     element,
     setHelp,
     setOptions,
-    get: () => radios().find((one) => one.checked)?.value ?? null,
+    get: () => radios().find((entry) => entry.checked)?.value ?? null,
     set(value) {
-      for (const one of radios()) one.checked = one.value === (value ?? field.default);
+      for (const radio of radios()) radio.checked = radio.value === (value ?? field.default);
     },
   };
 }
@@ -97,7 +99,7 @@ function check(field, onChange) {
   const element = h("div.field.field-check", { title: field.compact ? field.help : null }, input, label, help);
   return {
     element,
-    setHelp: (words) => fill(help, words ?? ""),
+    setHelp: (text) => fill(help, text ?? ""),
     get: () => input.checked,
     set: (value) => (input.checked = Boolean(value)),
   };
@@ -129,17 +131,17 @@ function searched(field, onChange) {
   const box = combobox({
     id: field.name,
     label: field.label ?? field.name,
-    options: known(field.options),
+    options: asOptions(field.options),
     describedBy: `${field.name}-help`,
     placeholder: field.placeholder,
     onPick: () => onChange(field.name),
   });
-  return { ...box, ...wrapped(field, box.element), setOptions: (options) => box.setOptions(known(options)) };
+  return { ...box, ...wrapped(field, box.element), setOptions: (options) => box.setOptions(asOptions(options)) };
 }
 
 function many(field, onChange) {
   let picked = [];
-  let options = known(field.options);
+  let options = asOptions(field.options);
   const chips = h("ul.chips", { "aria-label": `${field.label ?? field.name}: chosen` });
   const box = combobox({
     id: field.name,
@@ -155,11 +157,11 @@ function many(field, onChange) {
     fill(
       chips,
       picked.map((value) => {
-        const name = options.find((one) => one.value === value)?.label ?? value;
+        const name = options.find((option) => option.value === value)?.label ?? value;
         const drop = h("button", { type: "button", "aria-label": `Remove ${name}`, dataset: { value } }, "×");
         drop.addEventListener("click", () => {
           put(
-            picked.filter((one) => one !== value),
+            picked.filter((entry) => entry !== value),
             true,
           );
           box.input.focus();
@@ -174,7 +176,7 @@ function many(field, onChange) {
     get: () => (picked.length ? picked : null),
     set: (value) => put(value ?? [], false),
     setOptions(next) {
-      options = known(next);
+      options = asOptions(next);
       box.setOptions(options);
       put(picked, false);
     },
@@ -189,9 +191,9 @@ function changes(field, onChange) {
 const KINDS = { combobox: searched, many, select, segment, number, slider, check, text, lines: text, list: changes };
 
 export function control(field, onChange) {
-  const made = (field.build ?? KINDS[field.kind])(field, onChange);
-  made.set(field.default ?? null);
-  return { name: field.name, ...made };
+  const built = (field.build ?? KINDS[field.kind])(field, onChange);
+  built.set(field.default ?? null);
+  return { name: field.name, ...built };
 }
 
 export function form(groups, onChange) {
@@ -199,7 +201,7 @@ export function form(groups, onChange) {
   const bodies = new Map();
   const inGroup = new Map(groups.map((group) => [group, group.fields]));
   const fieldsNow = () => [...inGroup.values()].flat();
-  const values = () => Object.fromEntries(Object.values(controls).map((one) => [one.name, one.get()]));
+  const values = () => Object.fromEntries(Object.values(controls).map((control) => [control.name, control.get()]));
 
   function put(group) {
     fill(
@@ -231,7 +233,7 @@ export function form(groups, onChange) {
       return fieldsNow();
     },
     regroup(id, fields) {
-      const group = groups.find((one) => one.id === id);
+      const group = groups.find((group) => group.id === id);
       for (const field of inGroup.get(group)) delete controls[field.name];
       inGroup.set(group, fields);
       put(group);
@@ -239,8 +241,8 @@ export function form(groups, onChange) {
     values,
     option: (name, value) =>
       fieldsNow()
-        .find((one) => one.name === name)
-        ?.options.find((one) => one.value === value),
+        .find((entry) => entry.name === name)
+        ?.options.find((option) => option.value === value),
     given(skip = () => false) {
       const now = values();
       const kept = fieldsNow().filter((field) => {

@@ -1,12 +1,12 @@
 /* The frame of a control: its label, its help, and the options it is given.
 
    wrapped(field, body, {group})  -> {element, setHelp(text)}    group: a fieldset with a legend rather than a label
-   known(options)                 -> [{value, label, …}] of texts or of such objects */
+   asOptions(options)             -> [{value, label, …}] of texts or of such objects */
 
 import { fill, h } from "./dom.js";
 
-const asOption = (one) => (typeof one === "object" ? one : { value: one, label: String(one) });
-export const known = (options) => (options ?? []).map(asOption);
+const asOption = (entry) => (typeof entry === "object" ? entry : { value: entry, label: String(entry) });
+export const asOptions = (options) => (options ?? []).map(asOption);
 
 export function wrapped(field, body, { group = false } = {}) {
   const helpId = `${field.name}-help`;

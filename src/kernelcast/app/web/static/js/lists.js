@@ -15,8 +15,8 @@ const size = (model) =>
     : billions(model.parameters);
 
 export async function models() {
-  const found = (await get("models")).models;
-  return found.map((model) => ({
+  const list = (await get("models")).models;
+  return list.map((model) => ({
     value: model.name,
     label: model.name,
     hint: `${size(model)} · context ${countText(model.max_context)}`,
@@ -25,9 +25,9 @@ export async function models() {
 }
 
 export async function gpus() {
-  const found = (await get("gpus")).gpus;
+  const list = (await get("gpus")).gpus;
   const vendors = { nvidia: "NVIDIA", amd: "AMD" };
-  return found
+  return list
     .map((gpu) => ({
       value: gpu.id,
       label: gpu.name,
@@ -48,8 +48,8 @@ const ORDER = ["vllm", "sglang", "trtllm", "torch"]; // the order that people lo
 
 export async function stacks() {
   const rank = (stack) => (ORDER.includes(stack.id) ? ORDER.indexOf(stack.id) : ORDER.length);
-  const found = [...(await get("stacks")).stacks].sort((a, b) => rank(a) - rank(b));
-  return found.map((stack) => ({ value: stack.id, label: stack.name, stack }));
+  const list = [...(await get("stacks")).stacks].sort((a, b) => rank(a) - rank(b));
+  return list.map((stack) => ({ value: stack.id, label: stack.name, stack }));
 }
 
 export const ON_OFF = [
@@ -65,9 +65,9 @@ function typeOf({ type = "", choices, default: usual }) {
 }
 
 export async function questionFields(command) {
-  const known = new Map((await get("parameters"))[command].map((parameter) => [parameter.name, parameter]));
+  const parameters = new Map((await get("parameters"))[command].map((parameter) => [parameter.name, parameter]));
   return (name, label, more = {}) => {
-    const parameter = known.get(name) ?? {};
+    const parameter = parameters.get(name) ?? {};
     const field = {
       name,
       label,
@@ -91,7 +91,7 @@ const searched = (name, label, options, usual) => ({
   label,
   options,
   kind: "combobox",
-  default: options.some((one) => one.value === usual) ? usual : options[0]?.value,
+  default: options.some((option) => option.value === usual) ? usual : options[0]?.value,
   always: true,
   help: "",
 });

@@ -89,12 +89,12 @@ export function livePage(options) {
 
   async function question() {
     const values = form.values();
-    const asked = body(values, form);
-    if (typeof asked === "string") {
+    const request = body(values, form);
+    if (typeof request === "string") {
       stop(options.slot ?? title);
       settled();
       fill(results);
-      fill(trouble, h("p.empty", asked));
+      fill(trouble, h("p.empty", request));
       share.set(null);
       return;
     }
@@ -102,7 +102,7 @@ export function livePage(options) {
     clearTimeout(dim);
     dim = setTimeout(() => column.classList.add("stale"), DIM_MS);
     try {
-      const envelope = await ask(typeof path === "function" ? path(values) : path, asked, options.slot ?? title);
+      const envelope = await ask(typeof path === "function" ? path(values) : path, request, options.slot ?? title);
       if (column.isConnected) await answered(envelope, values);
     } catch (error) {
       if (error === STALE || !column.isConnected) return;

@@ -34,11 +34,11 @@ export function number(field, onChange) {
 }
 
 /** Whole numbers that people choose: powers of two and the halves between. */
-export function stops(low, high) {
-  const found = [];
-  for (let power = 1; power <= high * 2; power *= 2) found.push(power, power * 1.5);
-  const inside = found.filter((one) => one > low && one < high && Number.isInteger(one));
-  return [low, ...inside, high].filter((one, at, all) => at === 0 || one !== all[at - 1]);
+function stops(low, high) {
+  const sizes = [];
+  for (let power = 1; power <= high * 2; power *= 2) sizes.push(power, power * 1.5);
+  const inside = sizes.filter((entry) => entry > low && entry < high && Number.isInteger(entry));
+  return [low, ...inside, high].filter((entry, at, all) => at === 0 || entry !== all[at - 1]);
 }
 
 export function slider(field, onChange) {
@@ -48,15 +48,15 @@ export function slider(field, onChange) {
     id: `${field.name}-slider`,
     "aria-label": `${field.label ?? field.name}, slider`,
   });
-  let places = null;
+  let steps = null;
   let ends = [field.low, field.high];
 
   function setRange(low, high) {
     ends = [low, high];
-    places = field.log ? stops(low, high) : null;
+    steps = field.log ? stops(low, high) : null;
     Object.assign(
       range,
-      places ? { min: 0, max: places.length - 1, step: 1 } : { min: low, max: high, step: field.step ?? 1 },
+      steps ? { min: 0, max: steps.length - 1, step: 1 } : { min: low, max: high, step: field.step ?? 1 },
     );
     input.max = high;
     input.style.width = `${Math.max(6, String(high).length) + 4}ch`;
@@ -65,9 +65,9 @@ export function slider(field, onChange) {
 
   function follow() {
     const value = Math.min(ends[1], Math.max(ends[0], numberOf(input) ?? field.default ?? ends[0]));
-    range.value = places
-      ? places.reduce(
-          (best, one, at) => (Math.abs(Math.log(one / value)) < Math.abs(Math.log(places[best] / value)) ? at : best),
+    range.value = steps
+      ? steps.reduce(
+          (best, step, at) => (Math.abs(Math.log(step / value)) < Math.abs(Math.log(steps[best] / value)) ? at : best),
           0,
         )
       : value;
@@ -77,11 +77,11 @@ export function slider(field, onChange) {
   function told() {
     const share = (range.value - range.min) / (range.max - range.min || 1);
     range.style.setProperty("--done", `${100 * share}%`);
-    range.setAttribute("aria-valuetext", String(places ? places[range.value] : range.value));
+    range.setAttribute("aria-valuetext", String(steps ? steps[range.value] : range.value));
   }
 
   range.addEventListener("input", () => {
-    writeNumber(input, places ? places[range.value] : Number(range.value));
+    writeNumber(input, steps ? steps[range.value] : Number(range.value));
     told();
     onChange(field.name);
   });

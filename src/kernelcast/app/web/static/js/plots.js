@@ -32,7 +32,7 @@ export const tickTime = (seconds) =>
 function niceStep(width, count) {
   const raw = width / Math.max(count, 1);
   const power = 10 ** Math.floor(Math.log10(raw));
-  return power * [1, 2, 2.5, 5, 10].find((one) => one * power >= raw);
+  return power * [1, 2, 2.5, 5, 10].find((entry) => entry * power >= raw);
 }
 
 function ticksOf({ low, high, log, ticks }, count) {
@@ -49,8 +49,8 @@ function ticksOf({ low, high, log, ticks }, count) {
   for (let power = from; power <= to; power += every) decades.push(10 ** power);
   if (decades.length > 2) return decades;
   const fine = [];
-  for (let power = from - 1; power <= to; power += 1) fine.push(...[1, 2, 5].map((one) => one * 10 ** power));
-  return fine.filter((one) => one >= low * 0.999 && one <= high * 1.001);
+  for (let power = from - 1; power <= to; power += 1) fine.push(...[1, 2, 5].map((entry) => entry * 10 ** power));
+  return fine.filter((entry) => entry >= low * 0.999 && entry <= high * 1.001);
 }
 
 const scale =
@@ -60,7 +60,7 @@ const scale =
     return from + (to - from) * share;
   };
 
-export function axes({ width, height, x, y, left = 56, bottom = 38, top = 10, right = 12 }) {
+function axes({ width, height, x, y, left = 56, bottom = 38, top = 10, right = 12 }) {
   const at = { x: scale(x, left, width - right), y: scale(y, height - bottom, top) };
   const format = (axis, value) => (axis.format ?? short)(value);
   const middle = (top + height - bottom) / 2;
@@ -93,7 +93,7 @@ const between = (low, high, factor) => (width) => Math.min(high, Math.max(low, w
 
 export function lineChart({ x, series, xLabel, yLabel, formatX, formatY, area = false, high, ...options }) {
   const ends = { low: Math.min(...finite(x), 0), high: Math.max(...finite(x), 1e-9) };
-  const top = high ?? Math.max(...finite(series.flatMap((one) => one.y)), 0) * 1.06;
+  const top = high ?? Math.max(...finite(series.flatMap((line) => line.y)), 0) * 1.06;
   const draw = (width, height) => {
     const plot = axes({
       width,
@@ -101,14 +101,14 @@ export function lineChart({ x, series, xLabel, yLabel, formatX, formatY, area = 
       x: { ...ends, label: xLabel, format: formatX },
       y: { low: 0, high: top || 1, label: yLabel, format: formatY },
     });
-    const lines = series.map((one) => {
-      const points = x.map((value, at) => [plot.x(value), plot.y(one.y[at])]).filter(([, y]) => Number.isFinite(y));
+    const lines = series.map((line) => {
+      const points = x.map((value, at) => [plot.x(value), plot.y(line.y[at])]).filter(([, y]) => Number.isFinite(y));
       const steps = points.flatMap((point, at) => (at ? [[point[0], points[at - 1][1]], point] : [point]));
       const closed = () => `${path(steps)}L${steps.at(-1)[0]} ${plot.box.bottom}L${steps[0][0]} ${plot.box.bottom}Z`;
       return s(
         "g",
-        { class: `line s${one.series}` },
-        s("title", one.name),
+        { class: `line s${line.series}` },
+        s("title", line.name),
         area && steps.length ? s("path.area", { d: closed() }) : null,
         s("path.curve", { d: path(steps) }),
       );
@@ -194,8 +194,8 @@ export function scatter({ points, xLabel, yLabel, formatX, formatY, front = [], 
   const usable = positive(points).sort((a, b) => a.x - b.x);
   const draw = (width, height) => {
     if (!usable.length) return text("No points to draw.", 0, 20);
-    const xs = usable.map((one) => one.x);
-    const ys = [...usable.map((one) => one.y), ...lines.map((line) => line.value)];
+    const xs = usable.map((entry) => entry.x);
+    const ys = [...usable.map((entry) => entry.y), ...lines.map((line) => line.value)];
     const plot = axes({
       width,
       height,
@@ -232,28 +232,28 @@ export const roofsOf = ({ dtype, tensor, vector }, strong = Boolean(tensor)) =>
     vector > 0 ? { name: "vector fp32", value: vector, strong: !strong } : null,
   ].filter(Boolean);
 
-function call(plot, one) {
-  const [px, py] = [plot.x(one.x), plot.y(one.y)];
+function call(plot, entry) {
+  const [px, py] = [plot.x(entry.x), plot.y(entry.y)];
   return s(
     "g",
-    { class: one.hollow ? "call hollow" : "call" },
-    s("title", `${one.name}: ${digits(one.x)} FLOP per byte, ${rateText(one.y, "FLOP/s")}`),
-    one.low && one.high ? s("line", { x1: px, x2: px, y1: plot.y(one.low), y2: plot.y(one.high) }) : null,
-    s("circle", { cx: px, cy: py, r: one.hollow ? 4.5 : 5.5 }),
+    { class: entry.hollow ? "call hollow" : "call" },
+    s("title", `${entry.name}: ${digits(entry.x)} FLOP per byte, ${rateText(entry.y, "FLOP/s")}`),
+    entry.low && entry.high ? s("line", { x1: px, x2: px, y1: plot.y(entry.low), y2: plot.y(entry.high) }) : null,
+    s("circle", { cx: px, cy: py, r: entry.hollow ? 4.5 : 5.5 }),
   );
 }
 
 export function roofline({ roofs, slopes, points, dots: drawDots, ...options }) {
-  const strongest = (list) => (list.find((one) => one.strong) ?? list[0]).value;
+  const strongest = (list) => (list.find((entry) => entry.strong) ?? list[0]).value;
   const [peak, slope] = [strongest(roofs), strongest(slopes)];
   const ridge = peak / slope;
-  const top = Math.max(...roofs.map((one) => one.value));
-  const steepest = Math.max(...slopes.map((one) => one.value));
-  const xs = points.map((one) => one.x);
-  const ys = points.flatMap((one) => [one.y, one.low ?? one.y, one.high ?? one.y]);
-  const x = { log: true, low: Math.min(ridge / 300, ...xs.map((one) => one / 4)) };
-  x.high = Math.max(ridge * 30, ...xs.map((one) => one * 4));
-  const y = { log: true, low: Math.min(slope * x.low * 4, peak / 3000, ...ys.map((one) => one / 3)), high: top * 2.2 };
+  const top = Math.max(...roofs.map((roof) => roof.value));
+  const steepest = Math.max(...slopes.map((slope) => slope.value));
+  const xs = points.map((point) => point.x);
+  const ys = points.flatMap((point) => [point.y, point.low ?? point.y, point.high ?? point.y]);
+  const x = { log: true, low: Math.min(ridge / 300, ...xs.map((x) => x / 4)) };
+  x.high = Math.max(ridge * 30, ...xs.map((x) => x * 4));
+  const y = { log: true, low: Math.min(slope * x.low * 4, peak / 3000, ...ys.map((y) => y / 3)), high: top * 2.2 };
   const draw = (width, height) => {
     const plot = axes({
       width,
@@ -264,25 +264,25 @@ export function roofline({ roofs, slopes, points, dots: drawDots, ...options }) 
     });
     const { left, right, top: ceiling, bottom } = plot.box;
     const inside = (a, b) => [Math.max(left, Math.min(right, a)), Math.max(ceiling, Math.min(bottom, b))];
-    const roof = (one, ends, label) =>
-      s("g", { class: one.strong ? "roof strong" : "roof" }, s("path", { d: path(ends) }), label);
-    const rising = slopes.map((one) => {
-      const range = [Math.max(x.low, y.low / one.value), Math.min(x.high, top / one.value)];
-      const ends = range.map((value) => inside(plot.x(value), plot.y(value * one.value)));
+    const roof = (entry, ends, label) =>
+      s("g", { class: entry.strong ? "roof strong" : "roof" }, s("path", { d: path(ends) }), label);
+    const rising = slopes.map((slope) => {
+      const range = [Math.max(x.low, y.low / slope.value), Math.min(x.high, top / slope.value)];
+      const ends = range.map((value) => inside(plot.x(value), plot.y(value * slope.value)));
       const [[x1, y1], [x2, y2]] = ends;
       const angle = (Math.atan2(y2 - y1, x2 - x1) * 180) / Math.PI;
-      const aside = one.strong ? 13 : -6; // under its line or over it, so that two slopes keep their names apart
+      const aside = slope.strong ? 13 : -6; // under its line or over it, so that two slopes keep their names apart
       const [along, down] = [x1 + (x2 - x1) * 0.06, y1 + (y2 - y1) * 0.06 + aside];
       const transform = `translate(${along} ${down}) rotate(${angle})`;
-      return roof(one, ends, s("text.halo", { transform }, `${one.name} ${rateText(one.value, "B/s")}`));
+      return roof(slope, ends, s("text.halo", { transform }, `${slope.name} ${rateText(slope.value, "B/s")}`));
     });
-    const flat = roofs.map((one) => {
-      const [from, level] = [plot.x(Math.max(x.low, one.value / steepest)), plot.y(one.value)];
-      const label = `${one.name} ${rateText(one.value, "FLOP/s")}`;
+    const flat = roofs.map((entry) => {
+      const [from, level] = [plot.x(Math.max(x.low, entry.value / steepest)), plot.y(entry.value)];
+      const label = `${entry.name} ${rateText(entry.value, "FLOP/s")}`;
       const ends = [from, right].map((end) => [end, level]);
-      return roof(one, ends, text(label, right, level - 5, { anchor: "end", class: "halo" }));
+      return roof(entry, ends, text(label, right, level - 5, { anchor: "end", class: "halo" }));
     });
-    const marks = drawDots ? drawDots(plot, points) : points.map((one) => call(plot, one));
+    const marks = drawDots ? drawDots(plot, points) : points.map((point) => call(plot, point));
     return [plot.nodes, rising, flat, marks];
   };
   const legend = drawDots ? null : points.map(({ name, hollow }) => ({ name, series: hollow ? "hollow" : "call" }));

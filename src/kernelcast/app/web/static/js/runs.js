@@ -57,8 +57,8 @@ function waiting(onStop) {
   let timer = null;
   return {
     element,
-    begin(started, words) {
-      const tell = () => fill(seconds, `${words}… ${fixed(Math.floor((performance.now() - started) / 1000), 0)} s`);
+    begin(started, text) {
+      const tell = () => fill(seconds, `${text}… ${fixed(Math.floor((performance.now() - started) / 1000), 0)} s`);
       clearInterval(timer);
       timer = setInterval(tell, 1000);
       tell();
@@ -81,7 +81,7 @@ export function runPage(options) {
   const form = build(groups, changed);
   const run = h("button#ask.primary", { type: "button" });
   const bar = waiting(() => halt("Stopped."));
-  const place = h("div.column");
+  const column = h("div.column");
   const status = h("p#status.status", { role: "status", "aria-live": "polite" });
   let under = null; // {started, pane, dim}
   let again = false;
@@ -101,19 +101,22 @@ export function runPage(options) {
     const pane = paneOf(values);
     fill(run, under ? "Stop" : buttonText(values));
     run.classList.toggle("quiet", Boolean(under));
-    if (place.lastElementChild !== pane.element) fill(place, bar.element, pane.element);
-    const asked = question(values, form);
-    const other = pane.asked !== null && (typeof asked === "string" || keyOf(asked) !== pane.asked);
+    if (column.lastElementChild !== pane.element) fill(column, bar.element, pane.element);
+    const request = question(values, form);
+    const other = pane.asked !== null && (typeof request === "string" || keyOf(request) !== pane.asked);
     pane.element.classList.toggle("stale", other || (under?.pane === pane && under.dimmed));
     if (pane.asked === null && !under && !pane.trouble.hasChildNodes()) {
       fill(
         pane.results,
-        h("p.empty", typeof asked === "string" ? asked : (options.hint?.(values) ?? `Press “${buttonText(values)}”.`)),
+        h(
+          "p.empty",
+          typeof request === "string" ? request : (options.hint?.(values) ?? `Press “${buttonText(values)}”.`),
+        ),
       );
     }
   }
 
-  const keyOf = (asked) => JSON.stringify([asked.path, asked.body ?? asked.key]);
+  const keyOf = (request) => JSON.stringify([request.path, request.body ?? request.key]);
 
   function settled() {
     if (under) clearTimeout(under.dim);
@@ -122,13 +125,13 @@ export function runPage(options) {
     bar.end();
   }
 
-  function halt(words) {
+  function halt(text) {
     if (!under) return;
     again = false;
     stop(slot);
     settled();
     reflect();
-    announce(words);
+    announce(text);
   }
 
   function failed(pane, problem) {
@@ -141,15 +144,15 @@ export function runPage(options) {
 
   async function begin() {
     const values = form.values();
-    const asked = question(values, form);
-    if (typeof asked === "string") return wanting(paneOf(values), asked);
+    const request = question(values, form);
+    if (typeof request === "string") return wanting(paneOf(values), request);
     settled();
     const pane = paneOf(values);
-    const own = { started: performance.now(), pane, dimmed: false };
-    under = own;
-    own.dim = setTimeout(() => {
-      own.dimmed = true;
-      bar.begin(own.started, buttonText(values).replace(/…$/, ""));
+    const current = { started: performance.now(), pane, dimmed: false };
+    under = current;
+    current.dim = setTimeout(() => {
+      current.dimmed = true;
+      bar.begin(current.started, buttonText(values).replace(/…$/, ""));
       reflect();
     }, DIM_MS);
     pane.element.setAttribute("aria-busy", "true");
@@ -158,10 +161,12 @@ export function runPage(options) {
       fill(pane.results, h("p.empty", "Asking…"));
     }
     try {
-      const envelope = await (asked.bytes ? send(asked.path, asked.bytes, slot) : ask(asked.path, asked.body, slot));
-      if (!place.isConnected || under !== own) return undefined;
+      const envelope = await (request.bytes
+        ? send(request.path, request.bytes, slot)
+        : ask(request.path, request.body, slot));
+      if (!column.isConnected || under !== current) return undefined;
       settled();
-      pane.asked = keyOf(asked);
+      pane.asked = keyOf(request);
       answered.add(pane.asked);
       fill(pane.trouble);
       pane.share.set(envelope);
@@ -169,7 +174,7 @@ export function runPage(options) {
       await show(envelope, { values, results: pane.results, form });
       announce(summary(envelope.answer));
     } catch (error) {
-      if (error === STALE || !place.isConnected || (under && under !== own)) return undefined;
+      if (error === STALE || !column.isConnected || (under && under !== current)) return undefined;
       settled();
       failed(
         pane,
@@ -188,19 +193,19 @@ export function runPage(options) {
   }
 
   /** Something is missing in the question: said in place of an answer. */
-  function wanting(pane, words) {
+  function wanting(pane, text) {
     pane.asked = null;
     fill(pane.trouble);
-    fill(pane.results, h("p.empty", words));
+    fill(pane.results, h("p.empty", text));
     pane.share.set(null);
-    announce(words);
+    announce(text);
     reflect();
   }
 
   const soon = debounced(() => {
     const values = form.values();
-    const asked = question(values, form);
-    if (typeof asked !== "string" && paneOf(values).asked === keyOf(asked) && !under) return;
+    const request = question(values, form);
+    if (typeof request !== "string" && paneOf(values).asked === keyOf(request) && !under) return;
     if (under && performance.now() - under.started < YOUNG_MS) again = true;
     else begin();
   }, PAUSE_MS);
@@ -234,15 +239,15 @@ export function runPage(options) {
     unfold();
     if (first) remember(addressOf(form.values()), form.fields, true);
     const values = form.values();
-    const asked = question(values, form);
+    const request = question(values, form);
     reflect();
     const pane = paneOf(values);
-    if (typeof asked === "string") return;
-    if (pane.asked === keyOf(asked)) {
+    if (typeof request === "string") return;
+    if (pane.asked === keyOf(request)) {
       if (options.redraw) show(pane.told, { values, results: pane.results, form });
       return;
     }
-    if (first ? (options.opens?.(values) ?? true) : isLive(null) || answered.has(keyOf(asked))) begin();
+    if (first ? (options.opens?.(values) ?? true) : isLive(null) || answered.has(keyOf(request))) begin();
   }
 
   function leave() {
@@ -253,7 +258,7 @@ export function runPage(options) {
   if (!root.isConnected) return { restore() {}, leave() {}, ask() {}, form };
   if (file) form.element.prepend(file);
   form.element.append(h("div.run", run));
-  fill(root, ...page({ title, lead }, h("div", { class: wide ? "stacked" : "split" }, form.element, place), status));
+  fill(root, ...page({ title, lead }, h("div", { class: wide ? "stacked" : "split" }, form.element, column), status));
   restore(options.search, true);
   return { restore, leave, ask: begin, changed, form };
 }

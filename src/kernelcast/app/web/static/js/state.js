@@ -34,21 +34,21 @@ function read(field, texts) {
 
 export function fromQuery(search, fields) {
   const query = new URLSearchParams(search);
-  const found = {};
+  const values = {};
   for (const field of fields) {
     if (!query.has(field.name)) continue;
     const value = read(field, query.getAll(field.name));
-    if (value !== undefined) found[field.name] = value;
+    if (value !== undefined) values[field.name] = value;
   }
-  return found;
+  return values;
 }
 
-export function toQuery(values, fields) {
+function toQuery(values, fields) {
   const query = new URLSearchParams();
   for (const field of fields) {
     const value = values[field.name] ?? null;
     if (value === null || field.unshared || (same(value, field.default) && !field.always)) continue;
-    for (const one of Array.isArray(value) ? value : [value]) query.append(field.name, String(one));
+    for (const item of Array.isArray(value) ? value : [value]) query.append(field.name, String(item));
   }
   const text = query.toString();
   return text ? `?${text}` : "";
@@ -83,7 +83,7 @@ export const forget = () => write.cancel();
 export function lastQuery(name) {
   if (last.has(name)) return last.get(name);
   const query = new URLSearchParams();
-  for (const word of CARRIED) if (last.has(`.${word}`)) query.set(word, last.get(`.${word}`));
+  for (const parameter of CARRIED) if (last.has(`.${parameter}`)) query.set(parameter, last.get(`.${parameter}`));
   const text = query.toString();
   return text ? `?${text}` : "";
 }

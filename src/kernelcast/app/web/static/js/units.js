@@ -69,8 +69,8 @@ const scaled = (value, scales) => scales.find(([unit]) => value >= unit) ?? scal
 
 export function timeText(seconds) {
   if (!known(seconds)) return NOTHING;
-  const [unit, word] = scaled(seconds, TIMES);
-  return `${digits(seconds / unit)} ${word}`;
+  const [unit, symbol] = scaled(seconds, TIMES);
+  return `${digits(seconds / unit)} ${symbol}`;
 }
 
 export const micros = (seconds) => digits(seconds * 1e6);
@@ -83,8 +83,8 @@ export function rateText(value, unit) {
 
 export function joulesText(value) {
   if (!known(value)) return NOTHING;
-  const [unit, word] = scaled(value, JOULES);
-  return `${digits(value / unit, 3)} ${word}`;
+  const [unit, symbol] = scaled(value, JOULES);
+  return `${digits(value / unit, 3)} ${symbol}`;
 }
 
 export const bytesText = (value) => rateText(value, "B");

@@ -3,7 +3,7 @@
 
 import { fill, h, uid } from "./dom.js";
 
-export const FIELDS = [
+const FIELDS = [
   { value: "dram_bytes_per_s", label: "DRAM bandwidth" },
   { value: "tensor_flops_per_clk_sm", label: "Tensor rate, all formats" },
   { value: "sm_count", label: "SMs" },
@@ -21,8 +21,8 @@ export const FIELDS = [
 ];
 
 const parse = (text) => {
-  const found = /^\s*([a-z0-9_.]+)\s*([=*])\s*(\S*)\s*$/i.exec(text);
-  return found ? { field: found[1], sign: found[2], number: found[3] } : { field: text.trim(), sign: "*", number: "" };
+  const match = /^\s*([a-z0-9_.]+)\s*([=*])\s*(\S*)\s*$/i.exec(text);
+  return match ? { field: match[1], sign: match[2], number: match[3] } : { field: text.trim(), sign: "*", number: "" };
 };
 
 export function whatIf(field, onChange) {
@@ -32,7 +32,7 @@ export function whatIf(field, onChange) {
   const add = h("button.quiet", { type: "button", id: `${field.name}-add` }, "Add a change");
   add.addEventListener("click", () => {
     const used = rows.map((row) => row.field);
-    const next = options.find((one) => !used.includes(one.value)) ?? options[0];
+    const next = options.find((option) => !used.includes(option.value)) ?? options[0];
     rows.push({ field: next.value, sign: "*", number: "1.5" });
     draw();
     body.lastElementChild?.querySelector("select").focus();
@@ -40,13 +40,13 @@ export function whatIf(field, onChange) {
   });
 
   function line(row, at) {
-    const listed = options.some((one) => one.value === row.field)
+    const listed = options.some((option) => option.value === row.field)
       ? options
       : [{ value: row.field, label: row.field }, ...options];
     const what = h(
       "select",
       { "aria-label": `Change ${at + 1}: field` },
-      listed.map((one) => h("option", { value: one.value }, one.label)),
+      listed.map((entry) => h("option", { value: entry.value }, entry.label)),
     );
     const sign = h(
       "select.sign",
@@ -67,7 +67,7 @@ export function whatIf(field, onChange) {
     sign.addEventListener("change", () => changed(() => (row.sign = sign.value)));
     amount.addEventListener("input", () => changed(() => (row.number = amount.value.trim())));
     drop.addEventListener("click", () => {
-      rows = rows.filter((one) => one !== row);
+      rows = rows.filter((entry) => entry !== row);
       draw();
       add.focus();
       onChange();
@@ -85,8 +85,8 @@ export function whatIf(field, onChange) {
   return {
     element: h("div", body, add),
     get() {
-      const said = rows.filter((row) => row.number !== "").map((row) => `${row.field}${row.sign}${row.number}`);
-      return said.length ? said : null;
+      const changes = rows.filter((row) => row.number !== "").map((row) => `${row.field}${row.sign}${row.number}`);
+      return changes.length ? changes : null;
     },
     set(value) {
       rows = (value ?? []).map(parse);

@@ -32,7 +32,7 @@ const BY = [
 
 function presets(list, put) {
   const sets = [
-    ["measured", "Measured", list.filter((one) => one.gpu.measured).map((one) => one.value)],
+    ["measured", "Measured", list.filter((entry) => entry.gpu.measured).map((entry) => entry.value)],
     ["all", "All", ["all"]],
     ["none", "None", []],
   ];
@@ -216,7 +216,7 @@ export async function mount(root, search) {
       };
       const stack = form.option("stack", answer.stack)?.label;
       const gpuNames = new Map(
-        form.fields.find((one) => one.name === "gpus").options.map((one) => [one.value, one.label]),
+        form.fields.find((field) => field.name === "gpus").options.map((option) => [option.value, option.label]),
       );
       fill(
         results,

@@ -141,25 +141,25 @@ function sensitivity(answer, { put }) {
   }
   const gains = answer.sensitivity;
   const specs = Object.keys(
-    gains.find((one) => Object.keys(one.percent_per_percent).length)?.percent_per_percent ?? {},
+    gains.find((gain) => Object.keys(gain.percent_per_percent).length)?.percent_per_percent ?? {},
   );
-  const series = seriesOf(gains.map((one) => one.gpu));
+  const series = seriesOf(gains.map((gain) => gain.gpu));
   const text = (value) => (value === undefined ? DASH : `${value < 0 ? "" : "+"}${fixed(value, 2)}%`);
   return card(
     `1% more of it buys ${gains[0]?.of ?? ""}`,
     { wide: true, id: "sensitivity-card" },
     h(
       "div.panels",
-      gains.map((one) =>
+      gains.map((gain) =>
         rankBars({
-          title: one.gpu,
+          title: gain.gpu,
           rows: specs
             .slice(0, 6)
             .map((spec) => ({
               name: spec,
-              value: Math.max(0, one.percent_per_percent[spec] ?? 0),
-              series: series(one.gpu),
-              text: text(one.percent_per_percent[spec]),
+              value: Math.max(0, gain.percent_per_percent[spec] ?? 0),
+              series: series(gain.gpu),
+              text: text(gain.percent_per_percent[spec]),
             })),
         }),
       ),
@@ -168,8 +168,8 @@ function sensitivity(answer, { put }) {
       `All ${specs.length} specs`,
       table(
         "What one per cent more buys",
-        ["spec", ...gains.map((one) => number(one.gpu))],
-        specs.map((spec) => [spec, ...gains.map((one) => text(one.percent_per_percent[spec]))]),
+        ["spec", ...gains.map((gain) => number(gain.gpu))],
+        specs.map((spec) => [spec, ...gains.map((gain) => text(gain.percent_per_percent[spec]))]),
         { id: "sensitivity-table" },
       ),
     ),
@@ -212,14 +212,14 @@ function prices(answer) {
 }
 
 function sure(answer) {
-  const found = Object.keys(SUPPORT).filter((name) => answer.rows.some((row) => row.support === name));
-  return found.length
+  const levels = Object.keys(SUPPORT).filter((name) => answer.rows.some((row) => row.support === name));
+  return levels.length
     ? card(
         "Support",
         { wide: true, id: "sure" },
         h(
           "ul.plain",
-          found.map((name) => h("li", level(name), ` ${SUPPORT[name]}`)),
+          levels.map((name) => h("li", level(name), ` ${SUPPORT[name]}`)),
           h("li.faint", `${countText(answer.forecasts)} forecasts; intervals hold 80%.`),
         ),
       )

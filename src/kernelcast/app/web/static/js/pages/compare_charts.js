@@ -71,7 +71,7 @@ export function tradeOff(answer, options) {
       points.filter((point) => point.row.meets && !isVariant(point.row)),
       format.more,
     ); // what-ifs are not for sale
-    const what = axes.find((one) => one.value === axis).label;
+    const what = axes.find((choice) => choice.value === axis).label;
     fill(
       holder,
       scatter({
@@ -104,7 +104,7 @@ export function tradeOff(answer, options) {
       undrawn.length
         ? h(
             "p.help",
-            `Not drawn, for want of a ${other === "usd_per_million_tokens" ? "price" : "figure"}: ${some(undrawn.map((one) => one.name))}`,
+            `Not drawn, for want of a ${other === "usd_per_million_tokens" ? "price" : "figure"}: ${some(undrawn.map((entry) => entry.name))}`,
           )
         : null,
     );
@@ -113,7 +113,7 @@ export function tradeOff(answer, options) {
     const select = h(
       "select",
       { id, name: id },
-      list.map((one) => h("option", { value: one.value }, one.label)),
+      list.map((entry) => h("option", { value: entry.value }, entry.label)),
     );
     select.value = form.controls[id].get();
     select.addEventListener("change", () => {

@@ -51,13 +51,13 @@ export function bestLine(answer) {
   if (!first) return "No GPU here runs this model";
   if (!first.meets) return `none does all that is asked; ${first.name} is nearest: ${first.why}`;
   const by = byOf(answer);
-  const word = by || first.usd_per_million_tokens !== null ? BEST[by ?? "dollars"] : "most a GPU";
+  const best = by || first.usd_per_million_tokens !== null ? BEST[by ?? "dollars"] : "most a GPU";
   const nearer = real.find((row) => row.meets && row.support !== "extrapolated");
   const also =
     first.support === "extrapolated" && nearer
-      ? `; ${word} that is near measured calls: ${rowText(answer, nearer)}`
+      ? `; ${best} that is near measured calls: ${rowText(answer, nearer)}`
       : "";
-  return `${word}: ${rowText(answer, first)}${also}`;
+  return `${best}: ${rowText(answer, first)}${also}`;
 }
 
 /** A few names, and how many more. */

@@ -4,7 +4,7 @@
 
 import { fill, h } from "../dom.js";
 
-export const SPECS = [
+const SPECS = [
   ["dram_bytes_per_s", "DRAM bandwidth"],
   ["tensor_flops_per_clk_sm", "Tensor peak"],
   ["l2_bytes", "L2 capacity"],
@@ -15,34 +15,34 @@ const LABELS = new Map(SPECS);
 const [LEAST, MOST, STEP] = [0.5, 3, 0.05];
 
 /** 'DRAM bandwidth × 1.5, L2 capacity × 2' of the command line's words. */
-export const changesText = (words) =>
-  words
+export const changesText = (changes) =>
+  changes
     .split(/,\s*/)
-    .map((one) => {
-      const [, name, sign, number] = /^([^*=]+)([*=])(.*)$/.exec(one) ?? [null, one, "", ""];
+    .map((entry) => {
+      const [, name, sign, number] = /^([^*=]+)([*=])(.*)$/.exec(entry) ?? [null, entry, "", ""];
       return `${LABELS.get(name) ?? name} ${sign === "*" ? "×" : sign} ${number}`.trim();
     })
     .join(", ");
 
-const factorsOf = (words) => {
-  const found = new Map();
-  for (const part of words.split(",")) {
+const factorsOf = (changes) => {
+  const factors = new Map();
+  for (const part of changes.split(",")) {
     const [name, factor] = part.split("*");
     if (!LABELS.has(name) || !(Number(factor) >= LEAST && Number(factor) <= MOST)) return null;
-    found.set(name, Number(factor));
+    factors.set(name, Number(factor));
   }
-  return found;
+  return factors;
 };
 
 function sliderOf([name, label], onChange) {
   const input = h("input", { type: "range", id: name, name, min: LEAST, max: MOST, step: STEP, value: 1 });
-  const told = h("output", { for: name, id: `${name}-told` });
+  const output = h("output", { for: name, id: `${name}-told` });
   const reflect = () => {
     const factor = Number(input.value);
-    fill(told, `× ${factor}`);
+    fill(output, `× ${factor}`);
     input.setAttribute("aria-valuetext", `times ${factor}`);
     input.style.setProperty("--done", `${(100 * (factor - LEAST)) / (MOST - LEAST)}%`);
-    told.classList.toggle("moved", factor !== 1);
+    output.classList.toggle("moved", factor !== 1);
   };
   input.addEventListener("input", () => {
     reflect();
@@ -51,7 +51,7 @@ function sliderOf([name, label], onChange) {
   reflect();
   return {
     name,
-    element: h("div.factor", h("label", { for: name }, label), input, told),
+    element: h("div.factor", h("label", { for: name }, label), input, output),
     get: () => Number(input.value),
     set(value) {
       input.value = value;
@@ -72,24 +72,24 @@ export function whatIfSliders(field, onChange) {
   const reset = h("button#what_if-reset.quiet", { type: "button" }, "Reset");
   const current = () =>
     sliders
-      .filter((one) => one.get() !== 1)
-      .map((one) => `${one.name}*${one.get()}`)
+      .filter((slider) => slider.get() !== 1)
+      .map((slider) => `${slider.name}*${slider.get()}`)
       .join(",");
-  const level = () => sliders.forEach((one) => one.set(1));
+  const level = () => sliders.forEach((slider) => slider.set(1));
 
   function reflect() {
     keep.disabled = !current() || kept.includes(current());
     reset.disabled = !current() && !kept.length;
     fill(
       chips,
-      kept.map((words) => {
-        const drop = h("button", { type: "button", "aria-label": `Remove ${changesText(words)}` }, "×");
+      kept.map((changes) => {
+        const drop = h("button", { type: "button", "aria-label": `Remove ${changesText(changes)}` }, "×");
         drop.addEventListener("click", () => {
-          kept = kept.filter((one) => one !== words);
+          kept = kept.filter((entry) => entry !== changes);
           tell();
           keep.focus();
         });
-        return h("li", changesText(words), drop);
+        return h("li", changesText(changes), drop);
       }),
     );
   }
@@ -110,13 +110,13 @@ export function whatIfSliders(field, onChange) {
     { id: field.name, "aria-describedby": `${field.name}-help` },
     h("legend", field.label),
     chips,
-    sliders.map((one) => one.element),
+    sliders.map((slider) => slider.element),
     h("div.buttons", keep, reset),
     help,
   );
   return {
     element,
-    setHelp: (words) => fill(help, words ?? ""),
+    setHelp: (text) => fill(help, text ?? ""),
     get() {
       const all = [...new Set([...kept, current()].filter(Boolean))];
       return all.length ? all : null;
@@ -127,7 +127,7 @@ export function whatIfSliders(field, onChange) {
       const last = all.length ? factorsOf(all.at(-1)) : null;
       if (last) {
         all.pop();
-        for (const one of sliders) one.set(last.get(one.name) ?? 1);
+        for (const slider of sliders) slider.set(last.get(slider.name) ?? 1);
       }
       kept = all;
       reflect();

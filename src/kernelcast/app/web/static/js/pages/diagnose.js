@@ -18,11 +18,11 @@ function dropZone(most, onFile) {
     accept: ENDINGS.join(","),
     "aria-describedby": "file-help",
   });
-  const told = h("span#file-told.drop-told", "Drop a file here, or choose one");
+  const label = h("span#file-told.drop-told", "Drop a file here, or choose one");
   const zone = h(
     "label#drop.drop",
     { for: "file" },
-    told,
+    label,
     h(
       "span.drop-kinds",
       "torch.profiler trace (.json, .json.gz) · Nsight Compute CSV · table of calls with measured_us",
@@ -36,7 +36,7 @@ function dropZone(most, onFile) {
   function take(file) {
     if (!file) return;
     const large = file.size > most;
-    fill(told, h("b", file.name), ` ${binaryBytesText(file.size)}`);
+    fill(label, h("b", file.name), ` ${binaryBytesText(file.size)}`);
     zone.classList.toggle("refused", large);
     if (large) {
       announce("This file is too large");
@@ -67,8 +67,8 @@ function dropZone(most, onFile) {
 
 async function groupsOf() {
   const [gpuList, { weight_formats: formats }] = await Promise.all([gpus(), get("stacks")]);
-  const own = { value: "", label: "the GPU that the file names", hint: "a table of calls needs a GPU" };
-  const dtypes = formats.filter((one) => !one.includes("_") && !one.startsWith("mx"));
+  const automatic = { value: "", label: "the GPU that the file names", hint: "a table of calls needs a GPU" };
+  const dtypes = formats.filter((format) => !format.includes("_") && !format.startsWith("mx"));
   return {
     gpuList,
     groups: [
@@ -79,7 +79,7 @@ async function groupsOf() {
             name: "gpu",
             kind: "combobox",
             label: "GPU",
-            options: [own, ...gpuList],
+            options: [automatic, ...gpuList],
             default: "",
             help: "that it ran on",
           },
@@ -102,12 +102,12 @@ export async function mount(root, search) {
   let [file, bytes, wrong, count] = [null, null, null, 0];
   let page = null;
   const zone = dropZone(about.limits.upload_bytes, async (next, problem) => {
-    const own = (count += 1);
+    const turn = (count += 1);
     [file, wrong, bytes] = [next, problem, null];
     page.changed("file");
     if (!next) return page.ask();
     const read = await next.arrayBuffer();
-    if (own !== count) return undefined;
+    if (turn !== count) return undefined;
     bytes = read;
     page.changed("file");
     return page.ask();

@@ -60,23 +60,23 @@ function kernelsTable(rows) {
       },
     }),
   });
-  const made = [listed].flat()[0];
-  made.querySelectorAll("tbody tr").forEach((line, at) =>
+  const element = [listed].flat()[0];
+  element.querySelectorAll("tbody tr").forEach((line, at) =>
     [...line.children].forEach((cell, column) => {
       cell.dataset.label = column === 1 ? `#${rows[at].rank}` : labelOf(COLUMNS[column]); // on a phone
       cell.classList.toggle("nothing", cell.textContent === DASH);
     }),
   );
-  Object.assign(made.querySelector("tbody tr").children[7].dataset, {
+  Object.assign(element.querySelector("tbody tr").children[7].dataset, {
     figure: "first_could_win_us",
     value: rows[0].could_win_us,
   });
-  rolesOf(made);
+  rolesOf(element);
   return listed;
 }
 
 /** On a phone rows are shown as cards, where browsers forget that they are rows. */
-function rolesOf(made) {
+function rolesOf(element) {
   const roles = {
     table: "table",
     thead: "rowgroup",
@@ -87,7 +87,7 @@ function rolesOf(made) {
     "tbody th": "rowheader",
   };
   for (const [what, role] of Object.entries(roles))
-    for (const node of made.querySelectorAll(what)) node.setAttribute("role", role);
+    for (const node of element.querySelectorAll(what)) node.setAttribute("role", role);
 }
 
 function unmatched(rows) {
@@ -107,7 +107,7 @@ function unmatched(rows) {
           countText(row.count),
           percent(row.share),
           digits(row.measured_us),
-          h("span.wraps", [row.why, ...row.reasons.map((one) => `${one.name}: ${one.detail}`)].join("; ")),
+          h("span.wraps", [row.why, ...row.reasons.map((reason) => `${reason.name}: ${reason.detail}`)].join("; ")),
         ]),
       { id: "unmatched-table" },
     ),

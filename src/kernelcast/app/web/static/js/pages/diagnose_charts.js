@@ -26,8 +26,8 @@ export function callText(row) {
   if (op === "attention" || op === "attention_backward")
     return `${op} ${at("batch")}x${at("q_len")}:${at("kv_len")} ${given.dtype ?? "bf16"}`;
   const name = op === "pointwise" ? row.name.replace(/^aten::/, "") : op;
-  const sizes = SIZES.find((names) => names.every((one) => has(given[one]))) ?? [];
-  return [name, sizes.map((one) => given[one]).join("x"), given.dtype ?? ""].filter(Boolean).join(" ");
+  const sizes = SIZES.find((names) => names.every((name) => has(given[name]))) ?? [];
+  return [name, sizes.map((size) => given[size]).join("x"), given.dtype ?? ""].filter(Boolean).join(" ");
 }
 
 /** What each reason explains, in all. */
@@ -36,11 +36,11 @@ export function reasons(rows) {
   for (const row of rows) {
     const main = row.reasons[0];
     if (!main) continue;
-    const own = totals.get(main.name) ?? { us: 0, ranks: [] };
-    totals.set(main.name, { us: own.us + main.explained_us * row.count, ranks: [...own.ranks, row.rank] });
+    const total = totals.get(main.name) ?? { us: 0, ranks: [] };
+    totals.set(main.name, { us: total.us + main.explained_us * row.count, ranks: [...total.ranks, row.rank] });
   }
-  const found = [...totals].sort((a, b) => b[1].us - a[1].us);
-  if (!found.length) return null;
+  const sorted = [...totals].sort((a, b) => b[1].us - a[1].us);
+  if (!sorted.length) return null;
   const ranks = (list) =>
     `${list
       .slice(0, 4)
@@ -52,21 +52,21 @@ export function reasons(rows) {
     rankBars({
       title: "Time that each reason explains",
       hideTitle: true,
-      rows: found.map(([name, own]) => ({
-        name: `${name}  ${ranks(own.ranks)}`,
-        value: own.us,
-        text: own.us > 0 ? us(own.us) : "nothing to save",
+      rows: sorted.map(([name, total]) => ({
+        name: `${name}  ${ranks(total.ranks)}`,
+        value: total.us,
+        text: total.us > 0 ? us(total.us) : "nothing to save",
         series: 6,
-        title: `${name}: ${us(own.us)} at ${ranks(own.ranks)}`,
+        title: `${name}: ${us(total.us)} at ${ranks(total.ranks)}`,
       })),
     }),
   );
 }
 
 export async function peaksOf(answer, gpuList) {
-  const known = gpuList.find((one) => [one.label, one.value, ...(one.gpu.aliases ?? [])].includes(answer.gpu));
-  if (!known) return null;
-  const gpu = await get(`gpus/${known.value}`);
+  const option = gpuList.find((entry) => [entry.label, entry.value, ...(entry.gpu.aliases ?? [])].includes(answer.gpu));
+  if (!option) return null;
+  const gpu = await get(`gpus/${option.value}`);
   const tensor = gpu.derived.tensor_flops_per_s ?? {};
   const dtype = answer.run_dtype in tensor ? answer.run_dtype : "fp16" in tensor ? "fp16" : null;
   return { dtype, tensor: tensor[dtype], vector: gpu.derived.fma_flops_per_s?.fp32, dram: gpu.dram_bytes_per_s };
@@ -103,7 +103,7 @@ export function onRoofline(answer, peaks) {
       line.classList.toggle("shown-row", Number(line.dataset.rank) === row.rank);
   };
   const roofs = roofsOf(peaks);
-  const [win, near] = [points.filter((one) => one.series === 6), points.filter((one) => one.series === 0)];
+  const [win, near] = [points.filter((point) => point.series === 6), points.filter((point) => point.series === 0)];
   return card(
     "On the roofline",
     { id: "roofline" },
@@ -118,7 +118,7 @@ export function onRoofline(answer, peaks) {
         .slice(0, 12)
         .map((point) => `${point.name}: ${point.text}`)
         .join("; "),
-      dots: (plot, own) => dots(plot, own, { onShow }),
+      dots: (plot, drawn) => dots(plot, drawn, { onShow }),
       table: [
         ["call", ...["share", "FLOP per byte", "FLOP/s"].map(number)],
         points.map(({ row, name, x, y }) => [name, percent(row.share), digits(x), rateText(y, "FLOP/s")]),

@@ -33,17 +33,17 @@ function filtered(grid, { stack, op, order }) {
   const kept = grid.cells.filter((cell) => (!stack || cell.stack === stack) && (!typed || cell.op.includes(typed)));
   const cells = grouped(kept, ["gpu", "op"]);
   const ops = ordered([...new Set(kept.map((cell) => cell.op))], cells, order);
-  const spread = (gpu) => ops.filter((one) => cells.has(`${gpu}\n${one}`)).length;
-  const places = [...new Set(kept.map((cell) => cell.gpu))].sort((a, b) => spread(b) - spread(a) || a.localeCompare(b));
-  return { cells, ops, places, all: kept.length ? summed(kept) : null };
+  const spread = (gpu) => ops.filter((op) => cells.has(`${gpu}\n${op}`)).length;
+  const gpus = [...new Set(kept.map((cell) => cell.gpu))].sort((a, b) => spread(b) - spread(a) || a.localeCompare(b));
+  return { cells, ops, gpus, all: kept.length ? summed(kept) : null };
 }
 
-const totalsOf = ({ all, cells, ops, places }) =>
+const totalsOf = ({ all, cells, ops, gpus }) =>
   figures({ ...all, cells: cells.size }, [
     ["calls", "Measured calls", countText, `of ${countText(all.kinds)} configurations`],
     ["error", "Mean error", share, "on held-out calls"],
     ["inside", "In the 80% interval", share, `${countText(all.tested)} calls tested`],
-    ["cells", "Ops on GPUs", countText, `${countText(ops.length)} ops, ${countText(places.length)} GPUs`],
+    ["cells", "Ops on GPUs", countText, `${countText(ops.length)} ops, ${countText(gpus.length)} GPUs`],
   ]);
 
 const reading = () =>
@@ -65,13 +65,13 @@ export async function mount(root, search) {
   const fields = fieldsOf(grid);
   const addressed = [...fields, CELL];
   const controls = Object.fromEntries(fields.map((field) => [field.name, control(field, changed)]));
-  const [totals, map, kinds, told] = [h("div"), h("div#map"), h("div#below", { tabindex: "-1" }), h("p#told.told")];
+  const [totals, map, kinds, hint] = [h("div"), h("div#map"), h("div#below", { tabindex: "-1" }), h("p#told.told")];
   const sharer = sharing();
   let chosen = null;
   let shown = null; // what filtered() left
   const isChosen = ({ op, gpu }) => chosen?.op === op && chosen?.gpu === gpu;
   const values = () => ({
-    ...Object.fromEntries(Object.values(controls).map((one) => [one.name, one.get()])),
+    ...Object.fromEntries(Object.values(controls).map((control) => [control.name, control.get()])),
     cell: chosen ? `${chosen.op} ${chosen.gpu}` : null,
   });
   const tellElsewhere = () => sharer.set(elsewhere(values(), chosen, shown.ops));
@@ -80,15 +80,15 @@ export async function mount(root, search) {
     const { measure } = values();
     shown = filtered(grid, values());
     fill(totals, shown.all ? totalsOf(shown) : null);
-    fill(told, "Point at a cell, or walk with the arrow keys; press it for its configurations.");
+    fill(hint, "Point at a cell, or walk with the arrow keys; press it for its configurations.");
     fill(
       map,
       shown.all
         ? [
             legend(measure),
-            told,
-            heatMap({ ...shown, measure, chosen, onPick: pick, onShow: (text) => fill(told, text) }),
-            listed(shown.cells, shown.ops, shown.places),
+            hint,
+            heatMap({ ...shown, measure, chosen, onPick: pick, onShow: (text) => fill(hint, text) }),
+            listed(shown.cells, shown.ops, shown.gpus),
           ]
         : h("p.empty", "Nothing was measured by this choice."),
     );
@@ -104,16 +104,16 @@ export async function mount(root, search) {
     for (const button of map.querySelectorAll("button.cell"))
       button.setAttribute("aria-pressed", String(isChosen(button.dataset)));
     if (!chosen) return fill(kinds);
-    const own = chosen;
+    const cell = chosen;
     const stack = controls.stack.get();
-    const query = new URLSearchParams({ by: "kind", op: own.op, gpu: own.gpu, ...(stack ? { stack } : {}) });
+    const query = new URLSearchParams({ by: "kind", op: cell.op, gpu: cell.gpu, ...(stack ? { stack } : {}) });
     try {
-      const found = await get(`evidence?${query}`);
-      if (chosen !== own) return undefined;
-      fill(kinds, configurationsCard(own, found));
-      announce(`${countText(found.kinds)} configurations of ${own.op} on ${own.gpu}`);
+      const evidence = await get(`evidence?${query}`);
+      if (chosen !== cell) return undefined;
+      fill(kinds, configurationsCard(cell, evidence));
+      announce(`${countText(evidence.kinds)} configurations of ${cell.op} on ${cell.gpu}`);
     } catch (problem) {
-      if (chosen === own) fill(kinds, problem instanceof Problem ? problemBox(problem, () => open()) : null);
+      if (chosen === cell) fill(kinds, problem instanceof Problem ? problemBox(problem, () => open()) : null);
     }
     if (!move) return undefined;
     kinds.scrollIntoView({ block: "nearest" });
@@ -134,9 +134,9 @@ export async function mount(root, search) {
   }
 
   function restore(text, first = false) {
-    const asked = fromQuery(text, addressed);
-    for (const field of fields) controls[field.name].set(asked[field.name] ?? field.default ?? null);
-    const [op, gpu] = (asked.cell ?? "").split(" ");
+    const given = fromQuery(text, addressed);
+    for (const field of fields) controls[field.name].set(given[field.name] ?? field.default ?? null);
+    const [op, gpu] = (given.cell ?? "").split(" ");
     chosen = op && gpu ? { op, gpu } : null;
     if (first) remember(values(), addressed, true);
     draw();
@@ -146,7 +146,7 @@ export async function mount(root, search) {
   const form = h(
     "form.controls.bar",
     { "aria-label": "Filter" },
-    Object.values(controls).map((one) => one.element),
+    Object.values(controls).map((control) => control.element),
   );
   form.addEventListener("submit", (event) => event.preventDefault());
   if (!root.isConnected) return { restore() {} };

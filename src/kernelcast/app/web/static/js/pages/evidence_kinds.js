@@ -9,12 +9,15 @@ const HIDDEN = [null, undefined, "no", "equal", "chosen", "own", "dense", "vecto
 const FIRST = ["stack", "backend", "dtype", "kv_dtype", "phase", "mask", "paged"];
 
 /** 'vllm fa3 bf16 decode causal paged', as the command line has it. */
-function configurationText({ words }) {
-  const order = [...FIRST, ...Object.keys(words).filter((name) => !FIRST.includes(name))];
+function configurationText({ words: configuration }) {
+  const order = [...FIRST, ...Object.keys(configuration).filter((name) => !FIRST.includes(name))];
   const shown = (name) => {
-    if (name === "paged") return words.paged === "yes" ? "paged" : null;
-    if (name === "kv_dtype") return words.kv_dtype && words.kv_dtype !== words.dtype ? `kv ${words.kv_dtype}` : null;
-    return words[name];
+    if (name === "paged") return configuration.paged === "yes" ? "paged" : null;
+    if (name === "kv_dtype")
+      return configuration.kv_dtype && configuration.kv_dtype !== configuration.dtype
+        ? `kv ${configuration.kv_dtype}`
+        : null;
+    return configuration[name];
   };
   return order
     .map(shown)
@@ -23,12 +26,12 @@ function configurationText({ words }) {
 }
 
 const rangeText = ([low, high]) => {
-  const one = (value) => (Number.isInteger(value) ? countText(value) : digits(value));
-  return high > low ? `${one(low)} to ${one(high)}` : one(low);
+  const text = (value) => (Number.isInteger(value) ? countText(value) : digits(value));
+  return high > low ? `${text(low)} to ${text(high)}` : text(low);
 };
 
-export function configurationsCard({ op, gpu }, found) {
-  const rows = found.evidence.map((entry) => [
+export function configurationsCard({ op, gpu }, evidence) {
+  const rows = evidence.evidence.map((entry) => [
     configurationText(entry) || op,
     countText(entry.calls),
     share(entry.error),
@@ -45,7 +48,7 @@ export function configurationsCard({ op, gpu }, found) {
   return card(
     `${op} on ${gpu}`,
     { wide: true, id: "kinds-card" },
-    h("p#kinds-told", `${countText(found.kinds)} kinds of calls, ${countText(found.calls)} measured`),
+    h("p#kinds-told", `${countText(evidence.kinds)} kinds of calls, ${countText(evidence.calls)} measured`),
     table(
       `Configurations of ${op} on ${gpu}`,
       ["configuration", ...["calls", "error", "inside", "tested"].map(number), "measured between", "source"],

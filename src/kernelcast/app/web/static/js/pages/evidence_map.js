@@ -2,9 +2,9 @@
 
    MEASURES, ORDERS                                   what may be shown, and in which order
    summed(cells), grouped(cells, names)               cells of the server's grid as one: means weigh by the calls that were tested
-   legend(measure), heatMap({ops, places, cells, measure, chosen, onPick, onShow}), listed(cells, ops, places), ordered(ops, cells, order) */
+   legend(measure), heatMap({ops, gpus, cells, measure, chosen, onPick, onShow}), listed(cells, ops, gpus), ordered(ops, cells, order) */
 
-import { DASH, folded, has, number, sum, table } from "../answer.js";
+import { DASH, has, number, sum, table } from "../answer.js";
 import { h } from "../dom.js";
 import { countText, digits, fixed, percent } from "../units.js";
 
@@ -40,12 +40,12 @@ export function summed(cells) {
 }
 
 export function grouped(cells, names) {
-  const found = new Map();
+  const groups = new Map();
   for (const cell of cells) {
     const key = names.map((name) => cell[name]).join("\n");
-    found.set(key, [...(found.get(key) ?? []), cell]);
+    groups.set(key, [...(groups.get(key) ?? []), cell]);
   }
-  return new Map([...found].map(([key, own]) => [key, summed(own)]));
+  return new Map([...groups].map(([key, members]) => [key, summed(members)]));
 }
 
 function stepOf(cell, measure) {
@@ -91,14 +91,14 @@ export function legend(measure) {
 }
 
 /** The heat map: a grid that one walks through with the arrows; only what was measured can be opened. */
-export function heatMap({ ops, places, cells, measure, chosen, onPick, onShow }) {
+export function heatMap({ ops, gpus, cells, measure, chosen, onPick, onShow }) {
   const cellOf = (op, gpu) => cells.get(`${gpu}\n${op}`);
   const buttons = [];
   const body = ops.map((op, row) =>
     h(
       "tr",
       h("th", { scope: "row" }, op),
-      places.map((gpu, column) => {
+      gpus.map((gpu, column) => {
         const cell = cellOf(op, gpu);
         if (!cell) return h("td.e-none");
         const label = `${op} on ${gpu}: error ${share(cell.error)}, inside ${share(cell.inside)}, ${countText(cell.calls)} calls of ${countText(cell.kinds)} configurations`;
@@ -133,7 +133,7 @@ export function heatMap({ ops, places, cells, measure, chosen, onPick, onShow })
       h(
         "tr",
         h("td"),
-        places.map((gpu) => h("th", { scope: "col" }, h("span", gpu))),
+        gpus.map((gpu) => h("th", { scope: "col" }, h("span", gpu))),
       ),
     ),
     h("tbody", body),
@@ -154,22 +154,23 @@ export function heatMap({ ops, places, cells, measure, chosen, onPick, onShow })
 
 /** The next measured cell that way: in the same row or column where there is one. */
 function nearest(buttons, from, [down, right]) {
-  const ahead = buttons.filter((one) =>
+  const ahead = buttons.filter((button) =>
     down
-      ? Math.sign(one.row - from.row) === down
-      : one.row === from.row && Math.sign(one.column - from.column) === right,
+      ? Math.sign(button.row - from.row) === down
+      : button.row === from.row && Math.sign(button.column - from.column) === right,
   );
-  const distance = (one) =>
+  const distance = (entry) =>
     down
-      ? Math.abs(one.row - from.row) * (one.column === from.column ? 0.001 : 1) + Math.abs(one.column - from.column)
-      : Math.abs(one.column - from.column);
+      ? Math.abs(entry.row - from.row) * (entry.column === from.column ? 0.001 : 1) +
+        Math.abs(entry.column - from.column)
+      : Math.abs(entry.column - from.column);
   return ahead.sort((a, b) => distance(a) - distance(b))[0];
 }
 
-export function listed(cells, ops, places) {
+export function listed(cells, ops, gpus) {
   const rows = [];
   for (const op of ops)
-    for (const gpu of places) if (cells.has(`${gpu}\n${op}`)) rows.push([op, gpu, cells.get(`${gpu}\n${op}`)]);
+    for (const gpu of gpus) if (cells.has(`${gpu}\n${op}`)) rows.push([op, gpu, cells.get(`${gpu}\n${op}`)]);
   return h(
     "details#as-table",
     h("summary", `The same as a table (${countText(rows.length)} rows)`),
@@ -191,12 +192,13 @@ export function listed(cells, ops, places) {
 }
 
 export function ordered(ops, cells, order) {
-  const own = new Map(
+  const cellsOf = new Map(
     ops.map((op) => [op, [...cells].filter(([key]) => key.endsWith(`\n${op}`)).map(([, cell]) => cell)]),
   );
-  const shown = ops.filter((op) => own.get(op).length);
-  const worst = (op) => summed(own.get(op)).error ?? -1;
+  const shown = ops.filter((op) => cellsOf.get(op).length);
+  const worst = (op) => summed(cellsOf.get(op)).error ?? -1;
   if (order === "error") return shown.sort((a, b) => worst(b) - worst(a));
-  if (order === "spread") return shown.sort((a, b) => own.get(b).length - own.get(a).length || a.localeCompare(b));
+  if (order === "spread")
+    return shown.sort((a, b) => cellsOf.get(b).length - cellsOf.get(a).length || a.localeCompare(b));
   return shown.sort();
 }

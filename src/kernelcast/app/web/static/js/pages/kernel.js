@@ -90,7 +90,7 @@ function presets(op, holder, form, onPick) {
 }
 
 function put(form, op, example) {
-  for (const field of form.fields.filter((one) => one.parameter))
+  for (const field of form.fields.filter((field) => field.parameter))
     form.controls[field.name].set(example[field.name] ?? field.default);
 }
 
@@ -169,7 +169,7 @@ export async function mount(root, search) {
   function arrange(form, query) {
     const given = new URLSearchParams(query);
     const op = regroup(form, given.get("op") ?? groups[0].fields[0].default);
-    return op && !op.parameters.some((one) => given.has(one.name)) ? { ...op.examples[0] } : {};
+    return op && !op.parameters.some((parameter) => given.has(parameter.name)) ? { ...op.examples[0] } : {};
   }
 
   function prepare(form, values, changed) {
@@ -185,7 +185,7 @@ export async function mount(root, search) {
     [...holder.children].forEach((button, at) => {
       const example = op?.examples[at] ?? {};
       const pressed = form.fields
-        .filter((one) => one.parameter)
+        .filter((field) => field.parameter)
         .every((field) => same(now[field.name], example[field.name] ?? field.default));
       button.setAttribute("aria-pressed", String(pressed));
     });

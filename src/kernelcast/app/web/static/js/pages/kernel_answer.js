@@ -101,15 +101,15 @@ function limits(answer) {
 /** Peaks of the GPU as the question changed it. */
 function peaksOf(answer, gpu) {
   const changes = answer.gpu_changes ?? {};
-  const now = (name, own) => (changes[name] ?? own) / own;
+  const now = (name, original) => (changes[name] ?? original) / original;
   const tensor = gpu.derived.tensor_flops_per_s;
-  const asked = answer.parameters.dtype;
+  const given = answer.parameters.dtype;
   const dtype = [
-    asked,
-    { fp8_block: "fp8", mxfp4_fp8: "fp8", mxfp4: "nvfp4", fp32: "tf32" }[asked],
+    given,
+    { fp8_block: "fp8", mxfp4_fp8: "fp8", mxfp4: "nvfp4", fp32: "tf32" }[given],
     "bf16",
     "fp16",
-  ].find((one) => one && tensor[one] > 0);
+  ].find((entry) => entry && tensor[entry] > 0);
   const whole = now("sm_count", gpu.sm_count);
   const format = dtype ? now(`tensor_flops_per_clk_sm.${dtype}`, gpu.tensor_flops_per_clk_sm[dtype]) : 1;
   return {
@@ -158,7 +158,7 @@ function onRoofline(answer, peaks) {
           ["FLOP per byte of DRAM traffic", digits(intensity)],
           ["predicted", rateText(work / answer.time_s, "FLOP/s")],
           ["ceiling", rateText(work / answer.ceiling_s, "FLOP/s")],
-          ...roofs.map((one) => [one.name, rateText(one.value, "FLOP/s")]),
+          ...roofs.map((roof) => [roof.name, rateText(roof.value, "FLOP/s")]),
           ["DRAM", rateText(peaks.dram, "B/s")],
         ],
       ],
@@ -188,10 +188,10 @@ function moved(answer) {
 }
 
 function evidence(answer) {
-  const found = answer.evidence;
+  const measured = answer.evidence;
   const substituted = Object.values(answer.answered_as ?? {}).some((pair) => pair.asked !== null);
   const configuration = substituted ? "the nearest configuration" : "this configuration";
-  const ranges = Object.entries(found?.ranges ?? {});
+  const ranges = Object.entries(measured?.ranges ?? {});
   const runs = answer.runs ?? {};
   return card(
     "Evidence",
@@ -200,12 +200,12 @@ function evidence(answer) {
     facts([
       [
         "measured calls",
-        found
-          ? `${countText(found.calls)} of ${configuration} on ${found.gpu}`
+        measured
+          ? `${countText(measured.calls)} of ${configuration} on ${measured.gpu}`
           : "no measured call of this configuration",
       ],
-      ["held-out error", found && oneDecimalPercent(found.error)],
-      ["inside the interval", found && oneDecimalPercent(found.inside)],
+      ["held-out error", measured && oneDecimalPercent(measured.error)],
+      ["inside the interval", measured && oneDecimalPercent(measured.inside)],
       [
         "measured ranges",
         ranges.map(([name, [low, high]]) => `${name} ${countText(low)} to ${countText(high)}`).join(", "),
@@ -220,14 +220,14 @@ function evidence(answer) {
 }
 
 /** Ask again without the limit that binds: what a better part would buy, and what binds then. */
-export async function fillNext(place, answer, question) {
-  if (!place) return;
+export async function fillNext(element, answer, question) {
+  if (!element) return;
   const without = [...(question.without ?? []), answer.bound_by];
   try {
     const next = (await ask("kernel", { ...question, without }, "kernel-next")).answer;
     const gain = answer.time_s / next.time_s;
     fill(
-      place,
+      element,
       h(
         "p",
         "Were ",
@@ -243,7 +243,7 @@ export async function fillNext(place, answer, question) {
       h("p.figure-note", `Interval ${timeText(next.low_s)} to ${timeText(next.high_s)}, ${next.support}.`),
     );
   } catch (error) {
-    if (error !== STALE) fill(place, h("p.faint", error instanceof Problem ? error.detail : "Not known."));
+    if (error !== STALE) fill(element, h("p.faint", error instanceof Problem ? error.detail : "Not known."));
   }
 }
 

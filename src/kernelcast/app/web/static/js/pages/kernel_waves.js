@@ -8,7 +8,7 @@ import { bytesText, countText, digits, percent, shortCount, tileText, timeText }
 const SHOWN = 12; // waves drawn one by one; of more, the first and the last
 
 /** Waves, and what the last one leaves to each SM. Slots follow from waves, which the answer has: tasks = waves × slots. */
-export function fall(phase, sms) {
+function fall(phase, sms) {
   const tasks = Math.max(0, Math.round(phase.tasks));
   const slots = Math.max(1, Math.round(phase.waves > 0 ? phase.tasks / phase.waves : sms * (phase.ctas_per_sm || 1)));
   const count = Math.max(1, Math.ceil(tasks / slots - 1e-9));
@@ -20,22 +20,22 @@ export function fall(phase, sms) {
   return { tasks, slots, count, last, busy, each, most, fuller, idle: sms - busy };
 }
 
-function steps(found, width, y, high) {
-  const places =
-    found.count <= SHOWN
-      ? Array.from({ length: found.count }, (_, at) => at + 1)
-      : [1, 2, 3, 4, null, ...Array.from({ length: 4 }, (_, at) => found.count - 3 + at)];
-  const wide = Math.min(44, width / places.length);
-  return places.map((wave, at) => {
+function steps(waves, width, y, high) {
+  const shown =
+    waves.count <= SHOWN
+      ? Array.from({ length: waves.count }, (_, at) => at + 1)
+      : [1, 2, 3, 4, null, ...Array.from({ length: 4 }, (_, at) => waves.count - 3 + at)];
+  const wide = Math.min(44, width / shown.length);
+  return shown.map((wave, at) => {
     const x = at * wide;
     if (wave === null) return s("text", { x: x + wide / 2, y: y + high / 2, "text-anchor": "middle" }, "…");
-    const share = wave === found.count ? found.last / found.slots : 1;
+    const share = wave === waves.count ? waves.last / waves.slots : 1;
     return s(
       "g",
-      { class: wave === found.count ? "s1" : "s0" },
+      { class: wave === waves.count ? "s1" : "s0" },
       s(
         "title",
-        `Wave ${countText(wave)}: ${countText(wave === found.count ? found.last : found.slots)} of ${countText(found.slots)} places`,
+        `Wave ${countText(wave)}: ${countText(wave === waves.count ? waves.last : waves.slots)} of ${countText(waves.slots)} slots`,
       ),
       s("rect.sm-idle", { x: x + 0.5, y: y + 0.5, width: wide - 4, height: high - 1 }),
       s("rect.sm", { x, y: y + high * (1 - share), width: wide - 3, height: high * share }),
@@ -44,16 +44,16 @@ function steps(found, width, y, high) {
   });
 }
 
-function grid(found, sms, width, y) {
+function grid(waves, sms, width, y) {
   const columns = Math.max(8, Math.min(Math.floor(width / 13), Math.ceil(Math.sqrt(sms * 3.6))));
   const cell = Math.min(16, width / columns);
   return {
     height: Math.ceil(sms / columns) * cell,
     nodes: Array.from({ length: sms }, (_, at) => {
       const [x, top] = [(at % columns) * cell, y + Math.floor(at / columns) * cell];
-      const own = at < found.fuller ? found.most : found.most - 1;
+      const tasks = at < waves.fuller ? waves.most : waves.most - 1;
       const side = cell - 2.5;
-      if (own <= 0)
+      if (tasks <= 0)
         return s(
           "rect.sm-idle",
           { x: x + 0.5, y: top + 0.5, width: side - 1, height: side - 1, rx: 1.5 },
@@ -61,41 +61,48 @@ function grid(found, sms, width, y) {
         );
       return s(
         "rect.sm",
-        { x, y: top, width: side, height: side, rx: 1.5, "fill-opacity": 0.35 + 0.65 * Math.min(1, own / found.each) },
-        s("title", `SM ${at}: ${own} of ${shortCount(found.each)}`),
+        {
+          x,
+          y: top,
+          width: side,
+          height: side,
+          rx: 1.5,
+          "fill-opacity": 0.35 + 0.65 * Math.min(1, tasks / waves.each),
+        },
+        s("title", `SM ${at}: ${tasks} of ${shortCount(waves.each)}`),
       );
     }),
   };
 }
 
 export function wavesOf(phase, at, phases, sms) {
-  const found = fall(phase, sms);
-  const high = found.count === 1 ? -20 : 34; // one wave has no steps to show
-  const full = found.last === found.slots ? found.count : found.count - 1;
-  const told =
-    found.count === 1
-      ? `One wave: ${countText(found.busy)} of ${countText(sms)} SMs work${found.idle ? `, ${countText(found.idle)} idle` : ""}.`
-      : `${countText(found.count)} waves: ${countText(full)} full${full < found.count ? `; the last has work for ${countText(found.busy)} of ${countText(sms)} SMs${found.idle ? `, ${countText(found.idle)} idle` : ""}` : ""}.`;
+  const waves = fall(phase, sms);
+  const high = waves.count === 1 ? -20 : 34; // one wave has no steps to show
+  const full = waves.last === waves.slots ? waves.count : waves.count - 1;
+  const summary =
+    waves.count === 1
+      ? `One wave: ${countText(waves.busy)} of ${countText(sms)} SMs work${waves.idle ? `, ${countText(waves.idle)} idle` : ""}.`
+      : `${countText(waves.count)} waves: ${countText(full)} full${full < waves.count ? `; the last has work for ${countText(waves.busy)} of ${countText(sms)} SMs${waves.idle ? `, ${countText(waves.idle)} idle` : ""}` : ""}.`;
   const by = Object.entries(phase.limits).sort(([, a], [, b]) => b - a)[0];
   const picture = chart({
     title: `Waves of kernel ${at + 1}`,
-    desc: told,
+    desc: summary,
     hideTitle: true,
-    height: (width) => high + 44 + grid(found, sms, width, 0).height + 4,
+    height: (width) => high + 44 + grid(waves, sms, width, 0).height + 4,
     draw: (width) => [
-      found.count === 1 ? null : steps(found, Math.min(width, 520), 0, high),
+      waves.count === 1 ? null : steps(waves, Math.min(width, 520), 0, high),
       s(
         "text.bar-text",
         { x: 0, y: high + 34 },
-        found.count === 1 ? "the SMs in this wave" : "the SMs in the last wave",
+        waves.count === 1 ? "the SMs in this wave" : "the SMs in the last wave",
       ),
-      s("g.s1", grid(found, sms, width, high + 42).nodes),
+      s("g.s1", grid(waves, sms, width, high + 42).nodes),
     ],
   });
   return h(
     "div.kernel",
     phases > 1 ? h("h3", `Kernel ${at + 1} of ${phases}`) : null,
-    h("p.figure-note", told),
+    h("p.figure-note", summary),
     picture,
     facts([
       ["tile", tileText(phase.tile)],

@@ -64,7 +64,8 @@ function partsOf(breakdown) {
   const parts = new Map();
   for (const line of breakdown) parts.set(line.part, { ...parts.get(line.part), [line.phase]: line });
   return [...parts].sort(
-    ([, a], [, b]) => sum(Object.values(b).map((one) => one.time_s)) - sum(Object.values(a).map((one) => one.time_s)),
+    ([, a], [, b]) =>
+      sum(Object.values(b).map((entry) => entry.time_s)) - sum(Object.values(a).map((entry) => entry.time_s)),
   );
 }
 
@@ -72,28 +73,34 @@ function breakdown(answer) {
   const parts = partsOf(answer.breakdown);
   const series = seriesOf(parts.map(([part]) => part));
   const totals = { prefill: answer.prefill_s, decode: answer.decode_s };
-  const phases = Object.keys(totals).filter((phase) => parts.some(([, own]) => own[phase]) && totals[phase] > 0);
+  const phases = Object.keys(totals).filter(
+    (phase) => parts.some(([, byPhase]) => byPhase[phase]) && totals[phase] > 0,
+  );
   const rows = phases.map((phase) => ({
     label: phase,
     text: timeText(totals[phase]),
     total: totals[phase],
     parts: parts
-      .filter(([, own]) => own[phase])
-      .map(([part, own]) => ({
+      .filter(([, byPhase]) => byPhase[phase])
+      .map(([part, byPhase]) => ({
         name: part,
-        value: own[phase].time_s,
+        value: byPhase[phase].time_s,
         series: series(part),
-        text: `${timeText(own[phase].time_s)}, ${wholePercent(own[phase].time_s / totals[phase])}, bound by ${own[phase].bound_by}`,
+        text: `${timeText(byPhase[phase].time_s)}, ${wholePercent(byPhase[phase].time_s / totals[phase])}, bound by ${byPhase[phase].bound_by}`,
       })),
   }));
-  const cells = parts.map(([part, own]) => [
+  const cells = parts.map(([part, byPhase]) => [
     h("span", swatch(series(part)), part),
     ...phases.flatMap((phase) =>
-      own[phase]
-        ? [timeText(own[phase].time_s), wholePercent(own[phase].time_s / totals[phase]), own[phase].bound_by]
+      byPhase[phase]
+        ? [
+            timeText(byPhase[phase].time_s),
+            wholePercent(byPhase[phase].time_s / totals[phase]),
+            byPhase[phase].bound_by,
+          ]
         : ["", "", ""],
     ),
-    level(worst(Object.values(own).map((one) => one.support))),
+    level(worst(Object.values(byPhase).map((entry) => entry.support))),
   ]);
   const columns = ["part", ...phases.flatMap((phase) => [number(phase), number("share"), "bound by"]), "support"];
   const desc = rows
@@ -107,7 +114,7 @@ function breakdown(answer) {
   );
 }
 
-const worst = (levels) => ["extrapolated", "near", "seen"].find((one) => levels.includes(one)) ?? "seen";
+const worst = (levels) => ["extrapolated", "near", "seen"].find((entry) => levels.includes(entry)) ?? "seen";
 
 function memoryBar(parts, available, label, text) {
   const needed = sum(parts.map(([, value]) => value));
@@ -133,12 +140,12 @@ function memoryBar(parts, available, label, text) {
 }
 
 function memory(answer) {
-  const own = answer.memory;
+  const bytes = answer.memory;
   const parts = [
-    ["weights", own.weights_bytes],
-    ["KV cache", own.cache_bytes],
-    ["activations", own.activation_bytes],
-    ["stack", own.stack_bytes],
+    ["weights", bytes.weights_bytes],
+    ["KV cache", bytes.cache_bytes],
+    ["activations", bytes.activation_bytes],
+    ["stack", bytes.stack_bytes],
   ].map(([name, value]) => [name, value, binaryBytesText(value)]);
   return card(
     "Memory of a GPU",
@@ -146,20 +153,20 @@ function memory(answer) {
     value(answer, "memory_bytes", binaryBytesText),
     memoryBar(
       parts,
-      own.available_bytes,
-      `of ${binaryBytesText(own.available_bytes)} that the stack fills`,
-      percent(answer.memory_bytes / own.available_bytes),
+      bytes.available_bytes,
+      `of ${binaryBytesText(bytes.available_bytes)} that the stack fills`,
+      percent(answer.memory_bytes / bytes.available_bytes),
     ),
-    facts([["memory of the GPU", binaryBytesText(own.gpu_bytes)]]),
+    facts([["memory of the GPU", binaryBytesText(bytes.gpu_bytes)]]),
   );
 }
 
 /** A model that does not fit: the error's own numbers as a bar; nothing where the error is another one. */
 export function tooLarge(detail) {
-  const found = /needs ([\d.,]+) GiB a GPU \(([^)]*)\), .* more than the ([\d.,]+)/.exec(detail);
-  if (!found) return null;
+  const match = /needs ([\d.,]+) GiB a GPU \(([^)]*)\), .* more than the ([\d.,]+)/.exec(detail);
+  if (!match) return null;
   const number = (text) => Number(text.replaceAll(",", ""));
-  const parts = found[2]
+  const parts = match[2]
     .split(/, (?=\D)/)
     .map((text) => /^(.*) ([\d.,]+)$/.exec(text))
     .filter(Boolean)
@@ -167,10 +174,10 @@ export function tooLarge(detail) {
   return card(
     "Memory of a GPU",
     { id: "memory", wide: true },
-    memoryBar(parts, number(found[3]), `${found[1]} GiB needed`, `${found[3]} GiB there`),
+    memoryBar(parts, number(match[3]), `${match[1]} GiB needed`, `${match[3]} GiB there`),
     note(
       "warn",
-      `The red line is where the memory ends: it needs ${digits(number(found[1]) / number(found[3]), 3)} times the memory that the stack fills.`,
+      `The red line is where the memory ends: it needs ${digits(number(match[1]) / number(match[3]), 3)} times the memory that the stack fills.`,
     ),
   );
 }
@@ -202,11 +209,11 @@ const runs = ({ stack, backend, dtype }) => `${stack}'s ${backend} in ${dtype}`;
 
 function notes(answer) {
   const list = [
-    ...(answer.faster_kernels ?? []).map((one) =>
+    ...(answer.faster_kernels ?? []).map((entry) =>
       note(
         "good",
         h("b", "Faster: "),
-        `${one.phase}: experts take ${countText(one.time_s * 1e6)} µs a layer as ${runs(one.runs)}, which runs here; ${runs(one.faster)} would take ${countText(one.faster_s * 1e6)}`,
+        `${entry.phase}: experts take ${countText(entry.time_s * 1e6)} µs a layer as ${runs(entry.runs)}, which runs here; ${runs(entry.faster)} would take ${countText(entry.faster_s * 1e6)}`,
       ),
     ),
     answer.weight_only?.length

@@ -19,11 +19,11 @@ export function configFile(field, onChange) {
   const drop = h("button#config-drop.quiet", { type: "button", hidden: true }, "Back to the list");
   const help = h("p#config-help.help");
 
-  function put(next, told = next ? USED : "") {
+  function put(next, text = next ? USED : "") {
     value = next;
     drop.hidden = !next;
     fill(label, next ? `${next.name} (config.json)` : "Use a config.json…");
-    fill(help, told);
+    fill(help, text);
   }
 
   async function read(file) {

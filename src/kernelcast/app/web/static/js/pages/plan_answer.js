@@ -70,9 +70,15 @@ function goals(answer) {
   const choice = answer.choice;
   if (!choice) return null;
   const rows = answer.goals.map(({ key, limit_ms: limit }) => {
-    const own = choice.metrics;
-    const interval = own[`${key}_low`] === undefined ? "" : `${ms(own[`${key}_low`])} to ${ms(own[`${key}_high`])}`;
-    return [goalName(key), ms(limit), h("span", { dataset: { figure: key, value: own[key] } }, ms(own[key])), interval];
+    const metrics = choice.metrics;
+    const interval =
+      metrics[`${key}_low`] === undefined ? "" : `${ms(metrics[`${key}_low`])} to ${ms(metrics[`${key}_high`])}`;
+    return [
+      goalName(key),
+      ms(limit),
+      h("span", { dataset: { figure: key, value: metrics[key] } }, ms(metrics[key])),
+      interval,
+    ];
   });
   return card(
     "Goals",
@@ -140,18 +146,18 @@ const isChoice = (trial, choice) =>
 
 function front(answer, stack) {
   if (!answer.front.length) return null;
-  const { goals: asked, choice } = answer;
-  const word = (trial) =>
+  const { goals: goals, choice } = answer;
+  const verdict = (trial) =>
     isChoice(trial, choice) ? "the choice" : trial.meets_at_slow_end ? "surely" : trial.meets ? "likely" : "misses";
   const rows = answer.front.map((trial) => [
     usd(trial.usd_per_hour),
     gpusText(trial),
     engineText(trial, stack),
-    ...asked.map(({ key }) => ms(trial.metrics[key])),
+    ...goals.map(({ key }) => ms(trial.metrics[key])),
     percent(trial.share_of_goal),
-    word(trial),
+    verdict(trial),
   ]);
-  const charts = asked.slice(0, 2).map(({ key, limit_ms: limit }) => {
+  const charts = goals.slice(0, 2).map(({ key, limit_ms: limit }) => {
     const points = answer.front.map((trial) => ({
       x: trial.usd_per_hour,
       y: trial.metrics[key],
@@ -160,7 +166,7 @@ function front(answer, stack) {
       series: isChoice(trial, choice) ? 1 : 0,
       shape: trial.meets ? null : "cross",
       size: isChoice(trial, choice) ? 7 : 5,
-      text: `${usd(trial.usd_per_hour)} USD/h, ${ms(trial.metrics[key])}, ${word(trial)}`,
+      text: `${usd(trial.usd_per_hour)} USD/h, ${ms(trial.metrics[key])}, ${verdict(trial)}`,
     }));
     return scatter({
       title: `${goalName(key)} against cost`,
@@ -174,7 +180,7 @@ function front(answer, stack) {
       formatY: (value) => tickTime(value / 1e3),
     });
   });
-  const columns = [number("USD/h"), "GPUs", "engine", ...asked.map(({ key }) => number(goalName(key)))];
+  const columns = [number("USD/h"), "GPUs", "engine", ...goals.map(({ key }) => number(goalName(key)))];
   const row = (at) => ({
     class: isChoice(answer.front[at], choice) ? "strong" : answer.front[at].meets ? null : "missed",
   });
@@ -184,8 +190,8 @@ function front(answer, stack) {
 }
 
 function searched(answer) {
-  const found = answer.searched;
-  const fell = Object.entries(found.fell_out)
+  const search = answer.searched;
+  const fell = Object.entries(search.fell_out)
     .sort((a, b) => b[1] - a[1])
     .map(([why, count]) => `${countText(count)} ${why}`)
     .join("; ");
@@ -195,7 +201,7 @@ function searched(answer) {
     { wide: true, id: "searched" },
     h(
       "p",
-      `${countText(found.settings)} settings, ${countText(found.simulations)} simulations, ${fixed(found.seconds, 0)} s: ${fell}.`,
+      `${countText(search.settings)} settings, ${countText(search.simulations)} simulations, ${fixed(search.seconds, 0)} s: ${fell}.`,
     ),
     answer.without_price.length ? h("p", `No price, left out: ${answer.without_price.join(", ")}.`) : null,
     folded(

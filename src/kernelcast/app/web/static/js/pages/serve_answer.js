@@ -74,9 +74,9 @@ function headline(answer) {
 }
 
 function latencies(answer) {
-  const known = Object.keys(LATENCIES).filter((name) => has(answer[`mean_${name}_ms`]));
-  if (!known.length) return card("Latency", { wide: true, id: "latency" }, note("warn", "No request was completed."));
-  const bars = known.map((name, at) =>
+  const metrics = Object.keys(LATENCIES).filter((name) => has(answer[`mean_${name}_ms`]));
+  if (!metrics.length) return card("Latency", { wide: true, id: "latency" }, note("warn", "No request was completed."));
+  const bars = metrics.map((name, at) =>
     rankBars({
       title: LATENCIES[name],
       rows: STATISTICS.map((statistic) => {
@@ -98,7 +98,7 @@ function latencies(answer) {
       ? h("span.cell-interval", ` ${ms(answer[`${key}_low`])} to ${ms(answer[`${key}_high`])}`)
       : null,
   ];
-  const rows = known.map((name) => [
+  const rows = metrics.map((name) => [
     LATENCIES[name],
     ...STATISTICS.map((statistic) => cell(`${statistic}_${name}_ms`)),
   ]);
@@ -175,7 +175,7 @@ function overTime(series) {
 }
 
 function engine(answer) {
-  const own = answer.settings;
+  const settings = answer.settings;
   const waited = Object.entries(answer.waited_for ?? {})
     .filter(([, seconds]) => seconds > 0)
     .map(([what, seconds]) => `${what} ${timeText(seconds)}`)
@@ -193,13 +193,13 @@ function engine(answer) {
       ["preemptions", countText(answer.preemptions)],
       ["prefix cache hit rate", percent(answer.prefix_cache_hit_rate)],
       ["waited for", waited || null],
-      [breakable("max_num_seqs"), countText(own.max_num_seqs)],
-      [breakable("max_num_batched_tokens"), countText(own.max_num_batched_tokens)],
-      ["KV cache blocks", `${countText(own.kv_blocks)} of ${countText(own.block_size)} tokens`],
-      ["chunked prefill", yes(own.chunked_prefill)],
-      ["prefix caching", yes(own.prefix_caching)],
-      ["async scheduling", yes(own.async_scheduling)],
-      ["policy", `${own.policy}, ${own.capacity}`],
+      [breakable("max_num_seqs"), countText(settings.max_num_seqs)],
+      [breakable("max_num_batched_tokens"), countText(settings.max_num_batched_tokens)],
+      ["KV cache blocks", `${countText(settings.kv_blocks)} of ${countText(settings.block_size)} tokens`],
+      ["chunked prefill", yes(settings.chunked_prefill)],
+      ["prefix caching", yes(settings.prefix_caching)],
+      ["async scheduling", yes(settings.async_scheduling)],
+      ["policy", `${settings.policy}, ${settings.capacity}`],
       ["router", answer.replicas > 1 ? answer.router : null],
     ]),
   );

@@ -122,7 +122,7 @@ export async function fieldsOf() {
     questionFields("simulate"),
     questionFields("plan"),
   ]);
-  const schedulers = stackList.filter((one) => one.stack.schedules);
+  const schedulers = stackList.filter((entry) => entry.stack.schedules);
   const sections = [
     { value: "simulate", label: "Simulate a service" },
     { value: "plan", label: "Plan a service" },
