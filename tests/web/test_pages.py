@@ -1,4 +1,4 @@
-"""The page and its files: from memory, with tags and headers that keep browsers safe."""
+"""The page and its files, with tags and headers that keep browsers safe."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
-from starlette.requests import Request
 
-from kernelcast.app.web.app import PAGES, StaticPages
+from kernelcast.app.web.app import PAGES, PageFiles
 from web.conftest import problem_of
 
 
@@ -44,21 +43,15 @@ def test_no_file_but_those_of_the_folder(client: TestClient, path: str) -> None:
     problem_of(response)
 
 
-def _asked(**headers: str) -> Request:
-    given = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-    return Request({"type": "http", "method": "GET", "headers": given, "path": "/"})
-
-
 def test_files_are_sent_as_they_are_now(tmp_path: Path) -> None:
     (tmp_path / "js").mkdir()
     (tmp_path / "js" / "a.js").write_text("let a = 1;")
-    pages = StaticPages(tmp_path)
-    first = pages.respond(_asked(), "js/a.js")
-    assert first.body == b"let a = 1;" and first.headers["content-type"] == "text/javascript; charset=utf-8"
-    assert pages.respond(_asked(if_none_match=first.headers["etag"]), "js/a.js").status_code == 304
+    files = TestClient(PageFiles(directory=tmp_path))
+    first = files.get("/js/a.js")
+    assert first.text == "let a = 1;" and first.headers["content-type"] == "text/javascript; charset=utf-8"
+    assert first.headers["cache-control"] == "no-cache"
+    assert files.get("/js/a.js", headers={"If-None-Match": first.headers["etag"]}).status_code == 304
     (tmp_path / "js" / "a.js").write_text("let a = 22;")
-    assert pages.respond(_asked(), "js/a.js").body == b"let a = 22;"
+    assert files.get("/js/a.js", headers={"If-None-Match": first.headers["etag"]}).text == "let a = 22;"
     (tmp_path / "b.css").write_text("p{}")  # a file that is new
-    assert pages.respond(_asked(), "b.css").status_code == 200
-    assert b"not installed" in pages.respond(_asked(), "index.html").body  # there is none
-    assert pages.respond(_asked(), "../b.css").status_code == 404
+    assert files.get("/b.css").status_code == 200
