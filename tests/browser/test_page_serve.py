@@ -72,7 +72,7 @@ def test_the_button_asks_and_the_address_follows(visit: Visit, run: Run) -> None
     out = same_as_printed(visit, run, shown.text_content() or "")
     done, kept = re.findall(r"([\d.,]+) requests/s, ([\d.,]+) within goals", out)[0]
     assert kept != done  # some requests miss the second goal
-    expect(visit.figure("request_goodput")).to_have_text(f"{kept} /s")
+    expect(visit.figure("request_goodput")).to_have_text(f"{kept} requests/s")
     visit.query_has("max_concurrency=4", "goodput=ttft%3A500", "goodput=tpot%3A5.7", "gpu=h200_sxm")
     visit.page.reload()
     expect(visit.find("#max_concurrency")).to_have_value("4")

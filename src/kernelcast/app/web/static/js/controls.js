@@ -1,10 +1,10 @@
 /* Labelled controls, all usable by keyboard, all alike to the page:
 
    control(field, onChange) -> {name, element, get(), set(value), setOptions?(options), setRange?(low, high), setHelp(text)}
-       field: {name, kind, label, help, default, options, low, high, step, placeholder, compact, …}
+       field: {name, control, label, help, default, options, low, high, step, placeholder, compact, …}
        name is the word's name: the id and the name of the input. A value of null means: not given.
        compact hides the help from sight (readers and a hover still have it).
-   kinds
+   control
        "combobox"  one of many, searched        options [{value, label, hint, group, search}]
        "many"      several of many, as chips     the same options; the value is a list
        "select"    one of a few                  options ["fp8"] or [{value, label}]; none: text of what "not given" means
@@ -19,7 +19,7 @@
        by side, extra is a node above them. regroup puts other fields into a group (an op's own parameters).
        option: the option of a field with this value. given: values that differ from their defaults or whose field is
        always: true, without those that skip(field, value) names.
-       A field whose control you build yourself: {name, kind, …, build: (field, onChange) => control}. */
+       A field whose control you build yourself: {name, control, …, build: (field, onChange) => control}. */
 
 import { combobox } from "./combobox.js";
 import { fill, h } from "./dom.js";
@@ -118,7 +118,7 @@ function text(field, onChange) {
   input.addEventListener("input", () => onChange(field.name));
   const { element, setHelp } = wrapped(field, input);
   const parts = () => input.value.split(/[\s,]+/).filter(Boolean);
-  const many = field.kind === "lines";
+  const many = field.control === "lines";
   return {
     element,
     setHelp,
@@ -188,10 +188,10 @@ function changes(field, onChange) {
   return { ...list, ...wrapped(field, list.element, { group: true }) };
 }
 
-const KINDS = { combobox: searched, many, select, segment, number, slider, check, text, lines: text, list: changes };
+const CONTROLS = { combobox: searched, many, select, segment, number, slider, check, text, lines: text, list: changes };
 
 export function control(field, onChange) {
-  const built = (field.build ?? KINDS[field.kind])(field, onChange);
+  const built = (field.build ?? CONTROLS[field.control])(field, onChange);
   built.set(field.default ?? null);
   return { name: field.name, ...built };
 }
@@ -247,7 +247,7 @@ export function form(groups, onChange) {
       const now = values();
       const kept = fieldsNow().filter((field) => {
         const value = now[field.name];
-        const usual = field.default ?? (field.kind === "check" ? false : null);
+        const usual = field.default ?? (field.control === "check" ? false : null);
         return value !== null && !field.unshared && !skip(field) && (field.always || !same(value, usual));
       });
       const typed = (field) => (field.options === ON_OFF ? now[field.name] === "true" : now[field.name]);

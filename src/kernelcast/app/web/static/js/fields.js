@@ -17,7 +17,7 @@ export function wrapped(field, body, { group = false } = {}) {
   const element = h(
     group ? "fieldset" : "div",
     {
-      class: `field field-${field.kind} ${field.className ?? ""}`,
+      class: `field field-${field.control} ${field.className ?? ""}`,
       title: field.compact ? field.help : null,
       id: group ? field.name : null,
       "aria-describedby": group ? helpId : null,

@@ -58,10 +58,10 @@ export const ON_OFF = [
 ];
 
 function typeOf({ type = "", choices, default: usual }) {
-  if (type.startsWith("list")) return { kind: choices ? "many" : "lines" };
-  if (choices) return { kind: "select" };
-  if (type === "bool") return usual === null ? { kind: "select", options: ON_OFF } : { kind: "check" };
-  return { kind: type.includes("int") || type.includes("float") ? "number" : "text" };
+  if (type.startsWith("list")) return { control: choices ? "many" : "lines" };
+  if (choices) return { control: "select" };
+  if (type === "bool") return usual === null ? { control: "select", options: ON_OFF } : { control: "check" };
+  return { control: type.includes("int") || type.includes("float") ? "number" : "text" };
 }
 
 export async function questionFields(command) {
@@ -80,7 +80,7 @@ export async function questionFields(command) {
       ...(parameter.choices ? { options: parameter.choices } : {}),
       ...more,
     };
-    if (field.kind === "text" && !more.default)
+    if (field.control === "text" && !more.default)
       Object.assign(field, { placeholder: field.default, default: null, ...more });
     return field;
   };
@@ -90,7 +90,7 @@ const searched = (name, label, options, usual) => ({
   name,
   label,
   options,
-  kind: "combobox",
+  control: "combobox",
   default: options.some((option) => option.value === usual) ? usual : options[0]?.value,
   always: true,
   help: "",
@@ -99,7 +99,7 @@ export const modelField = (options) => searched("model", "Model", options, "llam
 export const gpuField = (options) => searched("gpu", "GPU", options, "h200_sxm");
 
 const LONGEST = 131072; // of a slider; the box takes any length
-export const slider = (high) => ({ kind: "slider", low: 1, high, log: true });
+export const slider = (high) => ({ control: "slider", low: 1, high, log: true });
 export const lengthFields = (field, more = {}) => [
   field("input_len", "Input length", { ...slider(LONGEST), ...more }),
   field("output_len", "Output length", { ...slider(16384), ...more }),

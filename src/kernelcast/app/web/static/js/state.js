@@ -1,13 +1,13 @@
 /* A page's state and its URL: every view has an address to share, and back and forward walk through views.
 
-   fromQuery(search, fields)      {name: value} of what the query string says, read by each field's kind.
+   fromQuery(search, fields)      {name: value} of what the query string says, read by each field's control.
    toQuery(values, fields)        "?model=…&batch=8": what is not null and not the field's default; lists repeat the name.
    remember(values, fields)       Writes the address once changes have settled; a view of its own after a pause.
    flush()                        Writes what is pending now (before a link is copied or followed).
    forget()                       Drops what is pending (back and forward brought another view).
    lastQuery(page)                The page's last query, for the links of the navigation; carried() = model and gpu.
 
-   A field is {name, kind, default}; kinds "number" and "slider" are numbers, "check" a boolean, "list", "lines"
+   A field is {name, control, default}; controls "number" and "slider" are numbers, "check" a boolean, "list", "lines"
    and "many" lists of strings, the rest text. A value of null means: not given.
    unshared: true keeps a field out of the address. */
 
@@ -23,13 +23,13 @@ let written = 0;
 export const same = (a, b) => JSON.stringify(a ?? null) === JSON.stringify(b ?? null);
 
 function read(field, texts) {
-  if (LISTS.includes(field.kind)) return texts;
+  if (LISTS.includes(field.control)) return texts;
   const text = texts.at(-1);
-  if (field.kind === "number" || field.kind === "slider") {
+  if (field.control === "number" || field.control === "slider") {
     const value = Number(text);
     return text.trim() === "" || !Number.isFinite(value) ? undefined : value;
   }
-  return field.kind === "check" ? text === "true" || text === "1" : text;
+  return field.control === "check" ? text === "true" || text === "1" : text;
 }
 
 export function fromQuery(search, fields) {

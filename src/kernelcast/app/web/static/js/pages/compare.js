@@ -62,7 +62,7 @@ async function groupsOf(put) {
       extra: presets(gpuList, put),
       fields: [
         field("gpus", "Compared", {
-          kind: "many",
+          control: "many",
           options: several,
           default: FIRST,
           placeholder: "Add a GPU…",
@@ -77,7 +77,7 @@ async function groupsOf(put) {
       fields: [
         {
           name: "load",
-          kind: "segment",
+          control: "segment",
           label: "Load",
           options: LOADS,
           default: "most",
@@ -105,13 +105,13 @@ async function groupsOf(put) {
       fields: [
         field("by", "Order by", { none: "dollars, then rate", options: BY }),
         field("stack", "Stack", { options: stackList }),
-        field("formats", "Weights", { kind: "many", placeholder: "the checkpoint's" }),
+        field("formats", "Weights", { control: "many", placeholder: "the checkpoint's" }),
         field("kv_dtype", "KV cache", { none: "default" }),
       ],
     },
     {
       legend: "What if",
-      fields: [field("what_if", "One more variant of every GPU", { build: whatIfSliders, kind: "list", help: "" })],
+      fields: [field("what_if", "One more variant of every GPU", { build: whatIfSliders, control: "list", help: "" })],
     },
     {
       legend: "Prices and more",
@@ -137,7 +137,7 @@ function view(name, first) {
     set: (next) => (value = next ?? first),
     setHelp() {},
   });
-  return { name, kind: "text", default: first, view: true, build };
+  return { name, control: "text", default: first, view: true, build };
 }
 
 const AXES = [

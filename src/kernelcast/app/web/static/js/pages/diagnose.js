@@ -77,7 +77,7 @@ async function groupsOf() {
         fields: [
           {
             name: "gpu",
-            kind: "combobox",
+            control: "combobox",
             label: "GPU",
             options: [automatic, ...gpuList],
             default: "",
@@ -85,7 +85,7 @@ async function groupsOf() {
           },
           {
             name: "dtype",
-            kind: "select",
+            control: "select",
             label: "Format",
             none: "the most used",
             options: dtypes,

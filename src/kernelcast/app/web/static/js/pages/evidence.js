@@ -9,23 +9,23 @@ import { page, problemBox } from "../live.js";
 import { sharing } from "../share.js";
 import { fromQuery, remember } from "../state.js";
 import { countText } from "../units.js";
-import { elsewhere, configurationsCard } from "./evidence_kinds.js";
+import { elsewhere, configurationsCard } from "./evidence_configurations.js";
 import { grouped, heatMap, legend, listed, MEASURES, ordered, ORDERS, share, summed } from "./evidence_map.js";
 
 const fieldsOf = (grid) => [
   {
     name: "stack",
-    kind: "select",
+    control: "select",
     label: "Stack",
     none: "all",
     options: grid.stacks.map((value) => ({ value, label: value === "None" ? "not given" : value })),
     help: "",
   },
-  { name: "op", kind: "text", label: "Ops", placeholder: "all; type to narrow", help: "" },
-  { name: "measure", kind: "segment", label: "Colour", options: MEASURES, default: "error", help: "" },
-  { name: "order", kind: "select", label: "Order", options: ORDERS, default: "spread", help: "" },
+  { name: "op", control: "text", label: "Ops", placeholder: "all; type to narrow", help: "" },
+  { name: "measure", control: "segment", label: "Colour", options: MEASURES, default: "error", help: "" },
+  { name: "order", control: "select", label: "Order", options: ORDERS, default: "spread", help: "" },
 ];
-const CELL = { name: "cell", kind: "text" }; // "gemm h200_sxm": the cell that is open
+const CELL = { name: "cell", control: "text" }; // "gemm h200_sxm": the cell that is open
 
 /** What is left of the grid by the filters: cells by GPU and op, ops and GPUs in order, all of it as one. */
 function filtered(grid, { stack, op, order }) {

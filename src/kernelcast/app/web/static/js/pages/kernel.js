@@ -29,18 +29,19 @@ function fieldOf(parameter, example) {
     default: parameter.default ?? null,
     parameter,
   };
-  if (parameter.kind === "flag") return { ...shared, kind: "check", default: Boolean(parameter.default) };
+  if (parameter.kind === "flag") return { ...shared, control: "check", default: Boolean(parameter.default) };
   if (parameter.kind === "choice") {
     const none = parameter.default === null || parameter.default === undefined ? { none: "not given" } : {};
-    return { ...shared, kind: "select", options: parameter.options, ...none, compact: true };
+    return { ...shared, control: "select", options: parameter.options, ...none, compact: true };
   }
-  if (parameter.kind === "lengths") return { ...shared, kind: "lines", placeholder: "1024 512 64", className: "full" };
+  if (parameter.kind === "lengths")
+    return { ...shared, control: "lines", placeholder: "1024 512 64", className: "full" };
   if (parameter.kind === "real")
-    return { ...shared, kind: "number", low: parameter.low, high: parameter.high, step: "any" };
+    return { ...shared, control: "number", low: parameter.low, high: parameter.high, step: "any" };
   if (example === undefined && !parameter.required)
     return {
       ...shared,
-      kind: "number",
+      control: "number",
       low: parameter.low,
       high: parameter.high,
       placeholder: "not given",
@@ -48,7 +49,7 @@ function fieldOf(parameter, example) {
     };
   return {
     ...shared,
-    kind: "slider",
+    control: "slider",
     log: true,
     low: Math.max(parameter.low ?? 1, 1),
     high: farEnd(parameter, example),
@@ -62,7 +63,7 @@ function arranged(op) {
   for (const example of op.examples)
     for (const [name, value] of Object.entries(example)) if (!used.has(name)) used.set(name, value);
   const fields = op.parameters.map((parameter) => fieldOf(parameter, used.get(parameter.name)));
-  const sizes = fields.filter((field) => field.kind === "slider");
+  const sizes = fields.filter((field) => field.control === "slider");
   const formats = fields.filter((field) => ["dtype", "kv_dtype", "stack"].includes(field.name));
   const rest = fields.filter((field) => !sizes.includes(field) && !formats.includes(field));
   return { sizes, formats, rest };
@@ -100,7 +101,7 @@ async function groupsOf(ops, holder) {
   return [
     {
       fields: [
-        { name: "op", kind: "combobox", label: "Op", options: opList, default: FIRST, always: true, help: "" },
+        { name: "op", control: "combobox", label: "Op", options: opList, default: FIRST, always: true, help: "" },
         gpuField(gpuList),
       ],
     },
@@ -110,8 +111,8 @@ async function groupsOf(ops, holder) {
     {
       legend: "Conditions",
       fields: [
-        field("cache", "Cache", { kind: "segment", compact: false }),
-        field("set", "What if", { kind: "list", help: "", compact: false }),
+        field("cache", "Cache", { control: "segment", compact: false }),
+        field("set", "What if", { control: "list", help: "", compact: false }),
       ],
     },
     {

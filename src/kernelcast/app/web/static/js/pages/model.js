@@ -29,9 +29,9 @@ async function groupsOf() {
     {
       fields: [
         modelField(modelList),
-        { name: "config", kind: "file", build: configFile, unshared: true },
+        { name: "config", control: "file", build: configFile, unshared: true },
         gpuField(gpuList),
-        field("stack", "Stack", { kind: stackList.length > 4 ? "select" : "segment", options: stackList }),
+        field("stack", "Stack", { control: stackList.length > 4 ? "select" : "segment", options: stackList }),
       ],
     },
     {
@@ -52,7 +52,7 @@ async function groupsOf() {
       fold: true,
       columns: 2,
       fields: [
-        field("set", "What if", { kind: "list" }),
+        field("set", "What if", { control: "list" }),
         field("power_cap", "Power cap, W", { low: 1, placeholder: "the board's" }),
         field("predictor", "Predictor"),
         field("chunk", "Prefill chunk", { placeholder: "the stack's" }),

@@ -24,7 +24,7 @@ const LOADS = [
 /** Requests that arrive at a rate, or a number of concurrent requests. */
 const loadGroups = (field) => ({
   load: [
-    { name: "arrive", kind: "segment", label: "Load", options: LOADS, default: "rate", compact: true, help: "" },
+    { name: "arrive", control: "segment", label: "Load", options: LOADS, default: "rate", compact: true, help: "" },
     field("request_rate", "Requests a second", { low: 0.001, default: 8, always: true }),
     field("max_concurrency", "Concurrent requests", { ...slider(1024), default: 32, always: true }),
     ...lengthFields(field),
@@ -43,7 +43,7 @@ const loadGroups = (field) => ({
 
 const simulateGroups = (field, gpuList, stackList) => ({
   ...loadGroups(field),
-  where: [gpuField(gpuList), field("stack", "Stack", { kind: "segment", options: stackList })],
+  where: [gpuField(gpuList), field("stack", "Stack", { control: "segment", options: stackList })],
   layout: ["tp", "pp", "dp", "ep"].map((name) => field(name, name.toUpperCase())),
   copies: [
     field("replicas", "Replicas"),
@@ -73,13 +73,13 @@ const planGroups = (field, gpuList, stackList) => ({
   ...loadGroups(field),
   where: [
     field("gpus", "GPUs to choose from", {
-      kind: "many",
+      control: "many",
       options: gpuList,
       placeholder: "all with a price",
       help: "none chosen: all with a price (minutes)",
       compact: false,
     }),
-    field("stack", "Stack", { kind: "segment", options: stackList }),
+    field("stack", "Stack", { control: "segment", options: stackList }),
   ],
   layout: [],
   copies: [],
@@ -129,7 +129,7 @@ export async function fieldsOf() {
   ];
   return {
     first: [
-      { name: "section", kind: "segment", label: "Question", options: sections, default: "simulate", compact: true },
+      { name: "section", control: "segment", label: "Question", options: sections, default: "simulate", compact: true },
       modelField(modelList),
     ],
     simulate: simulateGroups(simulate, gpuList, schedulers),
