@@ -195,7 +195,7 @@ def test_what_takes_too_long_is_stopped_and_the_next_is_answered() -> None:
         limits = replace(LIMITS, workers=2, heavy_waiting=1, seconds={**LIMITS.seconds, "simulate": 1.0})
         async with WorkerPool(limits) as pool:
             assert (await pool.run("kernel", KERNEL)).status == 200
-            running = {worker.process.pid for worker in pool._all}
+            running = {worker.process.pid for worker in pool.workers}
             first = asyncio.create_task(pool.run("simulate", LONG))
             await asyncio.sleep(0.2)
             waits = asyncio.create_task(pool.run("simulate", {**LONG, "seed": 2}))
@@ -211,7 +211,7 @@ def test_what_takes_too_long_is_stopped_and_the_next_is_answered() -> None:
             assert pool.replaced == 2
             assert (await pool.run("kernel", KERNEL)).status == 200
             assert (await pool.run("infer", {"model": "llama-3.1-8b", "gpu": "h100_sxm"})).status == 200
-            gone = running - {worker.process.pid for worker in pool._all}
+            gone = running - {worker.process.pid for worker in pool.workers}
             assert gone and not any(_runs(pid) for pid in gone)
 
     asyncio.run(tried())
@@ -229,13 +229,13 @@ def test_a_worker_that_ends_is_replaced() -> None:
     async def tried() -> None:
         async with WorkerPool(replace(LIMITS, workers=1)) as pool:
             assert (await pool.run("kernel", KERNEL)).status == 200
-            (worker,) = pool._all
+            (worker,) = pool.workers
             worker.process.kill()  # as the system does where memory ends
             await worker.process.wait()
             assert (await pool.run("kernel", KERNEL)).status == 200 and pool.replaced == 1
             asked = asyncio.create_task(pool.run("simulate", LONG))
             await asyncio.sleep(0.3)
-            (worker,) = pool._all
+            (worker,) = pool.workers
             worker.process.kill()  # in the middle of an answer
             with pytest.raises(Problem) as error:
                 await asked

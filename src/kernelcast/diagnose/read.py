@@ -92,7 +92,7 @@ def _read(
 def _named_gpu(path: Path, name: str, max_bytes: int | None) -> Gpu:
     """The GPU that a file names; content that was sent (``max_bytes``) may not name a GPU's file."""
     if not name:
-        raise KernelcastError(f"which GPU? {path} does not say; give --gpu, as in --gpu h200_sxm")
+        raise KernelcastError(f"which GPU? {path} does not say; give `gpu`, as in h200_sxm")
     if max_bytes is not None and name.endswith(_GPU_FILE):
         raise unknown("gpu", name, hardware.gpu_ids())
     return hardware.gpu(name)

@@ -157,13 +157,13 @@ def few_warps(call: CallMetrics) -> Reason | None:
     return Reason(
         "low occupancy",
         min(call.gap_us, call.measured_us * (1 - held / OCCUPANCY_SHARE)),
-        f"an SM holds {held:.0%} of its warps: too few to hide the way to memory",
+        f"an SM holds {held:.0%} of its warps: too few to hide the latency of memory",
         "fewer registers or less shared memory a CTA (launch bounds, smaller tiles), more CTAs",
     )
 
 
 def memory_bound(call: CallMetrics) -> Reason | None:
-    """DRAM runs near its peak: nothing to win in the kernel, only fewer bytes help."""
+    """DRAM runs near its peak: nothing to save in the kernel, only fewer bytes help."""
     if call.dram_share < PEAK_SHARE:
         return None
     if call.dram_share > IMPOSSIBLE_SHARE:
@@ -171,7 +171,7 @@ def memory_bound(call: CallMetrics) -> Reason | None:
             "in L2",
             0.0,
             f"{call.dram_bytes / 1e6:,.1f} MB in less time than DRAM takes: they were in L2, or it ran on another GPU",
-            "ask again with --cache warm, or with --gpu as it was measured",
+            "forecast it with a warm cache, or for the GPU that it was measured on",
         )
     how = "larger batches over the same weights" if call.is_matrix else "fuse it with its neighbours"
     return Reason(
@@ -194,7 +194,7 @@ def compute_bound(call: CallMetrics) -> Reason | None:
             0.0,
             f"{limit_us / call.measured_us:.1f} times the peak of the tensor cores: it ran on another GPU, or in "
             "another format or shape than the profile says",
-            "give --gpu as it was measured",
+            "forecast it for the GPU that it was measured on",
         )
     return Reason(
         "compute-bound",

@@ -63,7 +63,7 @@ class WorkerPool:
 
     limits: Limits
     _idle: asyncio.Queue[_Worker] = field(default_factory=asyncio.Queue)
-    _all: set[_Worker] = field(default_factory=set)
+    workers: set[_Worker] = field(default_factory=set)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _closed: bool = False
     replaced: int = 0  # workers that were killed or ended
@@ -81,9 +81,9 @@ class WorkerPool:
         self._closed = True
         for task in tuple(self._tasks):
             task.cancel()
-        for worker in tuple(self._all):
+        for worker in tuple(self.workers):
             worker.kill()
-        for worker in tuple(self._all):
+        for worker in tuple(self.workers):
             await self._ended(worker)
 
     async def run(self, task: str, arguments: Mapping[str, Any], payload: bytes = b"") -> WorkerReply:
@@ -158,7 +158,7 @@ class WorkerPool:
                 env={**os.environ, **_ENVIRONMENT}, start_new_session=True,  # Ctrl-C is for the server alone
             )  # fmt: skip
             worker = _Worker(process)
-            self._all.add(worker)
+            self.workers.add(worker)
             try:
                 await worker.call({name: getattr(self.limits, name) for name in
                                    ("worker_bytes", "worker_keep_bytes", "unpacked_bytes")})  # fmt: skip
@@ -178,4 +178,4 @@ class WorkerPool:
         await worker.process.wait()
         if worker.process.stdin is not None:
             worker.process.stdin.close()
-        self._all.discard(worker)
+        self.workers.discard(worker)
