@@ -95,8 +95,8 @@ def loads(draw: st.DrawFn) -> Load:
 class Watched(Cluster):
     """Looks at every cache after every stretch of steps."""
 
-    def _note(self, start_s, end_s, steps, decoding, prompts, engine):  # type: ignore[no-untyped-def]
-        super()._note(start_s, end_s, steps, decoding, prompts, engine)
+    def _log_steps(self, start_s, end_s, steps, decoding, prompts, engine):  # type: ignore[no-untyped-def]
+        super()._log_steps(start_s, end_s, steps, decoding, prompts, engine)
         assert end_s >= start_s
         for rank in engine.ranks:
             assert 0 <= rank.blocks.free <= rank.blocks.count
@@ -120,7 +120,7 @@ def test_every_request_ends_once_and_every_block_comes_back(load: Load, name: st
     assert (served.arrival_s >= load.arrivals_s).all()
     one = load.outputs == 1
     assert (served.last_token_s[one] == served.first_token_s[one]).all()
-    for engine in fleet.deciding:
+    for engine in fleet.decode_engines:
         for rank in engine.ranks:
             assert rank.blocks.free == rank.blocks.count
             assert not rank.running
@@ -158,7 +158,7 @@ def test_replicas_and_handed_over_caches_lose_nothing(load: Load, name: str, rou
         fleet.run()
         assert RequestTimes.of(fleet.requests, load).done.all()
         if service.prefill:  # engines that read prompts decode nothing, the others read nothing
-            readers = range(len(fleet.reading))
+            readers = range(len(fleet.prefill_engines))
             notes = zip(fleet.notes.engine, fleet.notes.decoding, fleet.notes.prompt_tokens, strict=True)
             again = any(request.preempted for request in fleet.requests)
             assert all(decoding == 0 if at in readers else prompts == 0 or again for at, decoding, prompts in notes)
@@ -313,7 +313,10 @@ def test_an_interrupt_keeps_what_is_done() -> None:
             raise KeyboardInterrupt
 
     found = simulate(
-        Service(EnginePool(place())), asked(np.arange(100) / 50, 100 * [100], 100 * [20]), tables=tables(), told=told
+        Service(EnginePool(place())),
+        asked(np.arange(100) / 50, 100 * [100], 100 * [20]),
+        tables=tables(),
+        progress=told,
     )
     assert not found.complete
     assert 20 <= found.served.done.sum() < 100

@@ -42,7 +42,7 @@ def test_a_kernel_that_others_beat_by_far_is_used_and_told() -> None:
     assert other["dtype"] in ("fp8", "fp8_block", "int8")  # as wide
     sizes = ("tokens", "hidden", "inter", "experts", "topk", "tp", "ep", "skew")
     assert all(other[name] == dict(decode.call.parameters)[name] for name in sizes)
-    runs, faster = decode.told()["runs"], decode.told()["faster"]
+    runs, faster = decode.as_dict()["runs"], decode.as_dict()["faster"]
     assert runs == {"stack": "vllm", "backend": "cutlass", "dtype": "fp8"} and faster != runs
     assert "experts take" in decode.text and f"{decode.other_s * 1e6:,.0f}" in decode.text
     # it is what runs: the pass has its time, in each of 48 layers

@@ -106,7 +106,7 @@ def laid(phase: str, place: Deployment, passes: list[tuple[float, Batch]], times
     layout, engine, found = place.layout, place.stack, []
     for count, batch in passes:
         parts = min(layout.micro_batches, math.ceil(batch.sequences / layout.dp))
-        mine = batch.shared(layout.dp * parts)
+        mine = batch.heaviest_part(layout.dp * parts)
         rounds = (max(parts, layout.pp) if phase == "decode" else parts + layout.pp - 1) / layout.pp
         launches = forward(place, mine)
         times.predict(launch.call for launch in launches)
@@ -267,7 +267,7 @@ def test_a_part_of_many_is_the_heaviest_of_each() -> None:
         Batch((1,), (3,)),
         Batch((4, 4, 4, 4), (1, 2, 3, 4)),
     ]
-    own, parts = BatchColumns.of(batches).shared(2, 3)
+    own, parts = BatchColumns.of(batches).heaviest_part(2, 3)
     assert parts.tolist() == [3, 2, 1, 2]
     assert [own.batch(at) for at in range(4)] == [
         Batch((1, 1), (9, 9)), Batch((6,), (9,)), Batch((1,), (3,)), Batch((4,), (4,)),

@@ -346,7 +346,7 @@ def test_simulate_hands_over_what_the_busiest_port_takes() -> None:
     times = Times(readers.gpu)
     one = kv_send(8 * 4096 * V3_TOKEN, "ib_ndr")
     times.predict([one.call])
-    assert step_time_tables().sent_s(service, 4096) == pytest.approx(send_time(one, times).value)
+    assert step_time_tables().transfer_s(service, 4096) == pytest.approx(send_time(one, times).value)
 
 
 def test_a_step_that_decodes_has_the_kernels_of_decode() -> None:

@@ -58,17 +58,17 @@ class Batch:
         return tuple(map(add, self.new, self.past))
 
     @property
-    def form(self) -> BatchTraits:
-        return BatchTraits(*_told(self.sequences, self.tokens, self.past_tokens, self.most_new, self.least_past))
+    def traits(self) -> BatchTraits:
+        return BatchTraits(*_traits(self.sequences, self.tokens, self.past_tokens, self.most_new, self.least_past))
 
     def sizes(self, rows: int) -> LaunchSizes:
         """What its launches follow; ``rows`` of the head."""
-        form, contexts = self.form, self.contexts
-        new = {"batch": self.sequences, "q_len": self.new[0]} if form.even_new else {"q_lens": self.new}
-        lengths = {**new, "kv_len": contexts[0]} if form.even else {"q_lens": self.new, "kv_lens": contexts}
-        return LaunchSizes(form, self.tokens, rows, self.tokens, sum(contexts), lengths, new)
+        traits, contexts = self.traits, self.contexts
+        new = {"batch": self.sequences, "q_len": self.new[0]} if traits.uniform_new else {"q_lens": self.new}
+        lengths = {**new, "kv_len": contexts[0]} if traits.uniform else {"q_lens": self.new, "kv_lens": contexts}
+        return LaunchSizes(traits, self.tokens, rows, self.tokens, sum(contexts), lengths, new)
 
-    def shared(self, parts: int) -> Batch:
+    def heaviest_part(self, parts: int) -> Batch:
         """The heaviest of so many parts, sequences dealt out in turn."""
         if parts == 1:
             return self
@@ -81,20 +81,20 @@ class Batch:
 class BatchTraits:
     """What of a batch decides which kernels run, beside the deployment."""
 
-    even_new: bool  # all sequences have as many new tokens
-    even: bool  # and as long a past: attention takes one size for all, else a list
-    cached: bool  # some sequence has a past
+    uniform_new: bool  # all sequences have as many new tokens
+    uniform: bool  # and as long a past: attention takes one size for all, else a list
+    has_past: bool  # some sequence has a past
     absorbed: bool  # so few new tokens that latent attention reads the latent itself
-    checks: bool  # so few, after a past, that a step of decode is meant
+    decodes: bool  # so few, after a past, that a step of decode is meant
 
 
-def _told(sequences: Any, tokens: Any, past_tokens: Any, most_new: Any, least_past: Any) -> tuple[Any, ...]:
-    """The form of a batch, or columns of those of many."""
-    even_new, after = tokens == sequences * most_new, least_past > 0
+def _traits(sequences: Any, tokens: Any, past_tokens: Any, most_new: Any, least_past: Any) -> tuple[Any, ...]:
+    """The traits of a batch, or columns of those of many."""
+    uniform_new, after = tokens == sequences * most_new, least_past > 0
     few = most_new <= MAX_DECODE_TOKENS
     return (
-        even_new,
-        even_new & (past_tokens == sequences * least_past),
+        uniform_new,
+        uniform_new & (past_tokens == sequences * least_past),
         past_tokens > 0,
         (few & after) | (most_new <= _MOST_ABSORBED),
         few & after,
@@ -103,10 +103,10 @@ def _told(sequences: Any, tokens: Any, past_tokens: Any, most_new: Any, least_pa
 
 @dataclass(frozen=True)
 class LaunchSizes:
-    """What the sizes of launches follow, of one batch (numbers) or of many of one form (columns). ``tokens`` and
+    """What the sizes of launches follow, of one batch (numbers) or of many of one traits (columns). ``tokens`` and
     ``rows`` (of the head) have each different value once; the others an entry each different batch."""
 
-    form: BatchTraits
+    traits: BatchTraits
     tokens: Any
     rows: Any
     batch_tokens: Any
@@ -117,7 +117,7 @@ class LaunchSizes:
 
 @dataclass(frozen=True)
 class BatchColumns:
-    """Many batches, one a row. Of an uneven one ``uneven`` has the lengths; of an even one it is None."""
+    """Many batches, one a row. Of an ragged one ``ragged`` has the lengths; of an even one it is None."""
 
     sequences: Ints
     tokens: Ints
@@ -125,18 +125,18 @@ class BatchColumns:
     most_new: Ints
     least_past: Ints
     head_rows: Ints
-    uneven: NDArray[Any]
+    ragged: NDArray[Any]
 
     @classmethod
     def of(cls, batches: Sequence[Batch]) -> BatchColumns:
         numbers = [(b.sequences, b.tokens, b.past_tokens, b.most_new, b.least_past, b.head_rows) for b in batches]
         sequences, tokens, past, new, least, heads = np.array(numbers, dtype=np.int64).reshape(-1, 6).T
-        found = cls(sequences, tokens, past, new, least, heads, objects(batches))
-        found.uneven[found._told[1]] = None
-        return found
+        columns = cls(sequences, tokens, past, new, least, heads, objects(batches))
+        columns.ragged[columns._traits[1]] = None
+        return columns
 
     @classmethod
-    def evenly(cls, sequences: Ints | int, new: Ints | int, past: Ints | int, head_rows: int = 1) -> BatchColumns:
+    def uniform(cls, sequences: Ints | int, new: Ints | int, past: Ints | int, head_rows: int = 1) -> BatchColumns:
         """Of one size for all sequences of each; a number holds for all batches."""
         sequences, new, past = np.broadcast_arrays(sequences, new, past)
         rows = np.full(len(new), head_rows, dtype=np.int64)
@@ -144,78 +144,82 @@ class BatchColumns:
         return cls(sequences, sequences * new, sequences * past, new, past, rows, none)
 
     @classmethod
-    def joined(cls, parts: Sequence[BatchColumns]) -> BatchColumns:
+    def concatenate(cls, parts: Sequence[BatchColumns]) -> BatchColumns:
         """One after another."""
-        columns = {one.name: np.concatenate([getattr(part, one.name) for part in parts]) for one in fields(cls)}
+        columns = {
+            column.name: np.concatenate([getattr(part, column.name) for part in parts]) for column in fields(cls)
+        }
         return cls(**columns)
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def take(self, rows: Rows) -> BatchColumns:
-        return BatchColumns(**{one.name: getattr(self, one.name)[rows] for one in fields(self)})
+        return BatchColumns(**{column.name: getattr(self, column.name)[rows] for column in fields(self)})
 
     def batch(self, at: int) -> Batch:
-        if self.uneven[at] is not None:
-            found: Batch = self.uneven[at]
-            return found
+        if self.ragged[at] is not None:
+            batch: Batch = self.ragged[at]
+            return batch
         count = int(self.sequences[at])
         new, past = (count * (int(column[at]),) for column in (self.most_new, self.least_past))
         return Batch(new, past, int(self.head_rows[at]))
 
-    def shared(self, ranks: int, micro_batches: int) -> tuple[BatchColumns, Ints]:
+    def heaviest_part(self, ranks: int, micro_batches: int) -> tuple[BatchColumns, Ints]:
         """What one rank runs of each, and in how many parts that follow one another: the heaviest part of the heaviest
         rank."""
         parts = np.minimum(micro_batches, -(-self.sequences // ranks))
         if ranks == micro_batches == 1:
             return self, parts
-        found = self.evenly(-(-self.sequences // (ranks * parts)), self.most_new, self.least_past)
-        columns = {one.name: getattr(found, one.name).copy() for one in fields(found)} | {"head_rows": self.head_rows}
-        for at in np.flatnonzero(~self._told[1]):
-            own = BatchColumns.of([self.uneven[at].shared(ranks * int(parts[at]))])
+        uniform = self.uniform(-(-self.sequences // (ranks * parts)), self.most_new, self.least_past)
+        columns = {field.name: getattr(uniform, field.name).copy() for field in fields(uniform)} | {
+            "head_rows": self.head_rows
+        }
+        for at in np.flatnonzero(~self._traits[1]):
+            part = BatchColumns.of([self.ragged[at].heaviest_part(ranks * int(parts[at]))])
             for name, column in columns.items():
-                column[at] = getattr(own, name)[0]
+                column[at] = getattr(part, name)[0]
         return BatchColumns(**columns), parts
 
     @property
-    def _told(self) -> tuple[NDArray[np.bool_], ...]:
-        return _told(self.sequences, self.tokens, self.past_tokens, self.most_new, self.least_past)
+    def _traits(self) -> tuple[NDArray[np.bool_], ...]:
+        return _traits(self.sequences, self.tokens, self.past_tokens, self.most_new, self.least_past)
 
-    def forms(self) -> list[tuple[BatchTraits, Rows]]:
+    def by_traits(self) -> list[tuple[BatchTraits, Rows]]:
         """The different forms, and the rows of each."""
-        told = self._told
-        codes = np.bitwise_or.reduce([column.astype(np.int64) << bit for bit, column in enumerate(told)])
+        traits = self._traits
+        codes = np.bitwise_or.reduce([column.astype(np.int64) << bit for bit, column in enumerate(traits)])
         return [
-            (BatchTraits(*(bool(code >> bit & 1) for bit in range(len(told)))), np.flatnonzero(codes == code))
+            (BatchTraits(*(bool(code >> bit & 1) for bit in range(len(traits)))), np.flatnonzero(codes == code))
             for code in np.unique(codes).tolist()
         ]
 
-    def sizes(self, form: BatchTraits, rows: Ints) -> tuple[LaunchSizes, dict[str, Rows]]:
-        """Of batches of one form, with ``rows`` of the head each: what their launches follow, and where each batch has
-        its own, by what that is (``Launch.scales_with``)."""
+    def sizes(self, traits: BatchTraits, rows: Ints) -> tuple[LaunchSizes, dict[str, Rows]]:
+        """Of batches of the same traits, with ``rows`` of the head each: what their launches scale with, and the entry
+        of each batch (by ``Launch.scales_with``)."""
         tokens, tokens_at = np.unique(self.tokens, return_inverse=True)
         heads, heads_at = np.unique(rows, return_inverse=True)
         known: dict[Any, int] = {}
         keys = zip(self.sequences.tolist(), self.most_new.tolist(), self.least_past.tolist(), strict=True)
-        at = [known.setdefault(key, len(known)) for key in (keys if form.even else self.uneven.tolist())]
-        own = self.take(np.unique(at, return_index=True)[1])
-        new: dict[str, Any] = {"batch": own.sequences, "q_len": own.most_new}
-        if not form.even_new:
-            new = {"q_lens": objects([batch.new for batch in own.uneven])}
-        if form.even:
-            lengths = {**new, "kv_len": own.most_new + own.least_past}
+        at = [known.setdefault(key, len(known)) for key in (keys if traits.uniform else self.ragged.tolist())]
+        distinct = self.take(np.unique(at, return_index=True)[1])
+        new: dict[str, Any] = {"batch": distinct.sequences, "q_len": distinct.most_new}
+        if not traits.uniform_new:
+            new = {"q_lens": objects([batch.new for batch in distinct.ragged])}
+        if traits.uniform:
+            lengths = {**new, "kv_len": distinct.most_new + distinct.least_past}
         else:
-            lengths = {"q_lens": objects([batch.new for batch in own.uneven])}
-            lengths["kv_lens"] = objects([batch.contexts for batch in own.uneven])
+            lengths = {"q_lens": objects([batch.new for batch in distinct.ragged])}
+            lengths["kv_lens"] = objects([batch.contexts for batch in distinct.ragged])
         return (
-            LaunchSizes(form, tokens, heads, own.tokens, own.tokens + own.past_tokens, lengths, new),
+            LaunchSizes(traits, tokens, heads, distinct.tokens, distinct.tokens + distinct.past_tokens, lengths, new),
             {"tokens": tokens_at, "sequences": heads_at, "lengths": np.array(at, dtype=np.intp)},
         )
 
 
 def objects(items: Sequence[Any]) -> NDArray[Any]:
     """A column of whatever these are; tuples stay tuples."""
-    found = np.empty(len(items), dtype=object)
+    column = np.empty(len(items), dtype=object)
     for at, item in enumerate(items):
-        found[at] = item
-    return found
+        column[at] = item
+    return column

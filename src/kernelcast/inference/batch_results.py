@@ -43,9 +43,9 @@ class _PartTimes:
 class BreakdownColumns:
     """Of ``count`` workloads; ``laid``: passes, and the workload (by number) of each owner of theirs."""
 
-    def __init__(self, count: int, laid: Iterable[tuple[PassTimes, Ints]]) -> None:
+    def __init__(self, count: int, members: Iterable[tuple[PassTimes, Ints]]) -> None:
         self.count, self.parts = count, dict[tuple[str, str], _PartTimes]()
-        for passes, owners in laid:
+        for passes, owners in members:
             for phase in PHASES:  # in the order of appearance
                 self._add(phase, passes, owners)
 
@@ -56,8 +56,8 @@ class BreakdownColumns:
         owner = owners[passes.owner]
         for group in passes.groups:
             if weights[group.rows].any():
-                own = (weights * passes.rounds)[group.rows]
-                self._kernels(phase, passes, group, owner[group.rows], own)
+                kernel_weights = (weights * passes.rounds)[group.rows]
+                self._kernels(phase, passes, group, owner[group.rows], kernel_weights)
         for name, bound, support, time_s in (
             ("power limit", "power", "near", passes.power_s), ("host", "host", "seen", passes.host_s),
         ):  # fmt: skip
@@ -78,8 +78,10 @@ class BreakdownColumns:
             for label in np.unique(labels).tolist():
                 rest, support = divmod(label, len(_LEVELS))
                 part, bound = divmod(rest, len(_BOUND))
-                own = np.where(labels == label, seconds, 0.0).sum(axis=0)
-                self._part(phase, parts[part]).add(bound, support, sum_by_owner(owner, own[at] * weights, self.count))
+                labelled = np.where(labels == label, seconds, 0.0).sum(axis=0)
+                self._part(phase, parts[part]).add(
+                    bound, support, sum_by_owner(owner, labelled[at] * weights, self.count)
+                )
 
     def _part(self, phase: str, name: str) -> _PartTimes:
         return self.parts.setdefault((phase, name), _PartTimes(self.count))
@@ -116,18 +118,21 @@ class BatchResults:
 
     def __init__(self, deployment: Deployment, workloads: Sequence[Workload]) -> None:
         self.deployment, self.workloads = deployment, workloads
-        self.asked = RequestColumns(workloads)
-        self.memory = workload_memory(deployment, self.asked)
+        self.requests = RequestColumns(workloads)
+        self.memory = workload_memory(deployment, self.requests)
         self.refused: dict[int, KernelcastError] = dict(self._refusals())
-        self.kept = np.array([at for at in range(len(workloads)) if at not in self.refused], dtype=np.int64)
+        self.accepted = np.array([at for at in range(len(workloads)) if at not in self.refused], dtype=np.int64)
         self.steps = np.zeros(len(workloads), dtype=np.int64)
-        self.laid: list[tuple[PassTimes, Ints]] = []  # passes, and the workload of each owner; the model's own first
+        self.passes: list[tuple[PassTimes, Ints]] = []  # passes, and the workload of each owner; the model's own first
         self.times: Times | None = None
 
     def _refusals(self) -> Iterator[tuple[int, KernelcastError]]:
-        model, asked = self.deployment.model, self.asked
+        model, requests = self.deployment.model, self.requests
         encoder, fits = model.kind == "encoder", self.memory.fits
-        outputs, longest = asked.most(asked.outputs), asked.most(asked.inputs + (0 if encoder else asked.outputs))
+        outputs, longest = (
+            requests.most(requests.outputs),
+            requests.most(requests.inputs + (0 if encoder else requests.outputs)),
+        )
         for at in np.flatnonzero(~fits | (encoder & (outputs > 1)) | (longest > model.max_context)).tolist():
             if not fits[at]:
                 yield at, does_not_fit(self.deployment, self.workloads[at], self.memory_of(at))
@@ -137,32 +142,34 @@ class BatchResults:
                 why = f"{model.name} is an encoder: it writes no tokens; give --output-len 1"
             yield at, KernelcastError(why)
 
-    def gather(self, gathered: CallTable) -> None:
-        """The passes of what is kept, and their calls."""
-        steps = [workload_passes(self.workloads[at]) for at in self.kept.tolist()]
-        self.steps[self.kept] = [one.count for one in steps]
-        self.order = dict(zip(self.kept.tolist(), (one.order for one in steps), strict=True))
-        if not len(self.kept):
+    def gather(self, calls: CallTable) -> None:
+        """The passes of what is accepted, and their calls."""
+        steps = [workload_passes(self.workloads[at]) for at in self.accepted.tolist()]
+        self.steps[self.accepted] = [each.count for each in steps]
+        self.order = dict(zip(self.accepted.tolist(), (each.order for each in steps), strict=True))
+        if not len(self.accepted):
             return
         try:
-            self.laid.append((PassTimes(self.deployment, steps, gathered), self.kept))
-            own = dict(zip(self.kept.tolist(), steps, strict=True))
-            for draft, members in self.asked.drafts():
+            self.passes.append((PassTimes(self.deployment, steps, calls), self.accepted))
+            by_workload = dict(zip(self.accepted.tolist(), steps, strict=True))
+            for draft, members in self.requests.drafts():
                 decoding = np.array([at for at in members.tolist() if self.steps[at]], dtype=np.int64)
                 if len(decoding):
-                    guessed = [own[at].drafted(int(self.asked.checked[at]) - 1) for at in decoding.tolist()]
-                    self.laid.append((PassTimes(draft, guessed, gathered, "draft model"), decoding))
-            for tower, seeing in self.asked.towers():
+                    guessed = [
+                        by_workload[at].drafted(int(self.requests.verified_tokens[at]) - 1) for at in decoding.tolist()
+                    ]
+                    self.passes.append((PassTimes(draft, guessed, calls, "draft model"), decoding))
+            for tower, seeing in self.requests.towers():
                 read = np.array([at for at in seeing if at not in self.refused], dtype=np.int64)
                 images = [image_passes(self.workloads[at], tower) for at in read.tolist()]
-                self.laid.append((PassTimes(tower, images, gathered, "images"), read))
+                self.passes.append((PassTimes(tower, images, calls, "images"), read))
         except KernelcastError as error:  # no kernel for a part of the model
-            self.laid, self.refused = [], dict.fromkeys(range(len(self.workloads)), error) | self.refused
+            self.passes, self.refused = [], dict.fromkeys(range(len(self.workloads)), error) | self.refused
 
-    def lay(self, found: TableForecast, times: Times) -> None:
+    def predict(self, columns: TableForecast, times: Times) -> None:
         self.times = times
-        for passes, owners in self.laid:
-            passes.predict(found, times.conditions.host_scale(passes.deployment.stack.id))
+        for passes, owners in self.passes:
+            passes.predict(columns, times.conditions.host_scale(passes.deployment.stack.id))
             for at in np.flatnonzero(np.isnan(passes.phase_s(False)[0] + passes.phase_s(True)[0])).tolist():
                 if error := passes.refused(at):
                     self.refused.setdefault(int(owners[at]), error)
@@ -182,11 +189,11 @@ class BatchResults:
         return self._phase_s(True)
 
     def _phase_s(self, decode: bool) -> Array:
-        found = np.zeros((3, len(self.workloads)))
-        for passes, owners in self.laid:
-            found[:, owners] += passes.phase_s(decode)
-        found[:, ~self.answered] = np.nan
-        return found
+        seconds = np.zeros((3, len(self.workloads)))
+        for passes, owners in self.passes:
+            seconds[:, owners] += passes.phase_s(decode)
+        seconds[:, ~self.answered] = np.nan
+        return seconds
 
     @cached_property
     def total_s(self) -> Array:
@@ -200,11 +207,11 @@ class BatchResults:
     @cached_property
     def tpot_s(self) -> Array:
         """Mean time of an output token after the first."""
-        return self.decode_s / np.maximum(self.asked.most(self.asked.outputs) - 1, 1)
+        return self.decode_s / np.maximum(self.requests.most(self.requests.outputs) - 1, 1)
 
     @cached_property
     def output_tokens(self) -> Array:
-        return self.asked.total(self.asked.outputs)
+        return self.requests.total(self.requests.outputs)
 
     @cached_property
     def tokens_per_s(self) -> Array:
@@ -213,10 +220,10 @@ class BatchResults:
     @cached_property
     def flops(self) -> Array:
         """2 for each weight that a token passes; attention's products left out, as MFU is mostly told."""
-        model, asked = self.deployment.model, self.asked
+        model, requests = self.deployment.model, self.requests
         active = model.active_parameters
         per_token = 2.0 * (active.attention + active.mlp + active.experts)
-        tokens = asked.total(asked.inputs - asked.cached + asked.outputs - 1)
+        tokens = requests.total(requests.inputs - requests.cached + requests.outputs - 1)
         return per_token * tokens + 2.0 * model.hidden * model.vocab * self.output_tokens
 
     @cached_property
@@ -229,12 +236,12 @@ class BatchResults:
     def decode_bytes(self) -> Array:
         """Weights and cache that one GPU reads in all decode steps. Every step reads the weights that its tokens use; a
         request's cache is read while it decodes."""
-        asked, steps = self.asked, np.maximum(self.steps, 1)
-        per_token = self.steps / np.maximum(asked.most(asked.outputs) - 1, 1)
-        taking_part = (asked.outputs - 1) * per_token[asked.owner]  # steps of each request
-        cache = asked.total(taking_part * cache_bytes(self.deployment, asked.inputs + asked.outputs // 2))
-        tokens = asked.total(taking_part) / steps  # in a mean step
-        return self.steps * read_weight_bytes(self.deployment, tokens * asked.checked) + cache
+        requests, steps = self.requests, np.maximum(self.steps, 1)
+        per_token = self.steps / np.maximum(requests.most(requests.outputs) - 1, 1)
+        taking_part = (requests.outputs - 1) * per_token[requests.owner]  # steps of each request
+        cache = requests.total(taking_part * cache_bytes(self.deployment, requests.inputs + requests.outputs // 2))
+        tokens = requests.total(taking_part) / steps  # in a mean step
+        return self.steps * read_weight_bytes(self.deployment, tokens * requests.verified_tokens) + cache
 
     @cached_property
     def bandwidth_use(self) -> Array:
@@ -244,7 +251,7 @@ class BatchResults:
 
     @cached_property
     def shares(self) -> BreakdownColumns:
-        return BreakdownColumns(len(self.workloads), self.laid)
+        return BreakdownColumns(len(self.workloads), self.passes)
 
     # ---- of one workload ----
 
@@ -254,16 +261,16 @@ class BatchResults:
 
     def passes_of(self, at: int) -> tuple[PassTime, ...]:
         """The prefill's, then decode's, then those of the draft model."""
-        found: list[PassTime] = []
-        for passes, owners in self.laid:
-            for own in np.flatnonzero(owners == at).tolist():
-                found += passes.of(own)
-        return tuple(found)
+        known: list[PassTime] = []
+        for passes, owners in self.passes:
+            for member in np.flatnonzero(owners == at).tolist():
+                known += passes.of(member)
+        return tuple(known)
 
     def mean_ttft_s(self, at: int) -> float:
         """Over requests: one whose prompt is read in an early pass need not wait for the others."""
-        (passes, owners), *drafts = self.laid
+        (passes, owners), *drafts = self.passes
         start = passes.starts[np.searchsorted(owners, at)]
         ends = np.cumsum(passes.intervals_s[0, start + self.order[at]])
-        drafted = sum(float(one.phase_s(False)[0, owners == at].sum()) for one, owners in drafts)
+        drafted = sum(float(draft.phase_s(False)[0, owners == at].sum()) for draft, owners in drafts)
         return float(ends[self.workloads[at].first_tokens()].mean()) + drafted  # the draft model reads prompts too

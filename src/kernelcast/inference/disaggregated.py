@@ -37,9 +37,9 @@ def kv_transfer_bytes(decode: Deployment, tokens: int) -> float:
     return float(cache_bytes(decode, tokens)) * layout.dp * layout.tp * layout.pp  # cache_bytes: mean over ranks
 
 
-def ports(place: Deployment) -> int:
+def ports(deployment: Deployment) -> int:
     """GPUs of one rank, each of which has its part of a request's cache."""
-    return place.layout.tp * place.layout.pp
+    return deployment.layout.tp * deployment.layout.pp
 
 
 def port_bytes(prefill: Deployment, decode: Deployment, tokens: int, leaving: int = 1, coming: int = 1) -> float:
@@ -59,8 +59,10 @@ def transfer_fabric(prefill: Deployment, named: str | None) -> str | None:
 def kv_send(sent_bytes: float, fabric: str | None) -> Launch:
     """One GPU's part to one other, in pieces that go one after another."""
     pieces = max(1, math.ceil(sent_bytes / _PIECE_BYTES))
-    words = {"dtype": "bf16", "fabric": fabric, "stack": "nccl"}
-    return Launch("KV cache", Call.of("send_recv", {"bytes": max(1, math.ceil(sent_bytes / pieces)), **words}), pieces)
+    parameters = {"dtype": "bf16", "fabric": fabric, "stack": "nccl"}
+    return Launch(
+        "KV cache", Call.of("send_recv", {"bytes": max(1, math.ceil(sent_bytes / pieces)), **parameters}), pieces
+    )
 
 
 def send_time(launch: Launch, times: Times) -> Interval:
@@ -121,7 +123,7 @@ class DisaggregatedDeployment:
             )
         if ends[0].model.name != ends[1].model.name:
             raise KernelcastError(f"both pools serve one model, not {ends[0].model.name} and {ends[1].model.name}")
-        caches = [place.precision.cache or place.precision.between for place in ends]
+        caches = [deployment.precision.cache or deployment.precision.between for deployment in ends]
         if caches[0] != caches[1]:
             raise KernelcastError(f"both pools keep their KV cache in one format, not in {caches[0]} and {caches[1]}")
         if self.output_tokens < 2:
@@ -149,11 +151,11 @@ class DisaggregatedDeployment:
     def memories(self) -> tuple[Memory, Memory]:
         """Of a GPU that reads: batches under way, and one whose caches are being handed over. Of one that decodes: all
         that it holds."""
-        place, work = self.prefill.deployment, self.reading
-        one = BatchResults(place, [work.on(place)]).memory_of(0)
-        parts = {**one.parts, "cache": self.prefill.stages * one["cache"], HANDOVER: one["cache"]}
+        deployment, work = self.prefill.deployment, self.reading
+        prefill = BatchResults(deployment, [work.on(deployment)]).memory_of(0)
+        parts = {**prefill.parts, "cache": self.prefill.stages * prefill["cache"], HANDOVER: prefill["cache"]}
         decode = BatchResults(self.decode.deployment, [self._held(self.decode.batch)]).memory_of(0)
-        return replace(one, parts=parts), decode
+        return replace(prefill, parts=parts), decode
 
 
 @dataclass(frozen=True)
@@ -282,9 +284,9 @@ class Disaggregated(HtmlRepr):
     @cached_property
     def rests_on(self) -> EvidenceSummary:
         """The measured kinds behind both phases and the hand-over."""
-        ran = [part * one.count for phase, found in zip(_PHASES, (self.reads, self.decodes), strict=True)
-               for one in found.passes if one.phase == phase for part in one.kernels]  # fmt: skip
-        return EvidenceSummary.of([*ran, self.handover.ran])
+        kernels = [part * each.count for phase, inference in zip(_PHASES, (self.reads, self.decodes), strict=True)
+               for each in inference.passes if each.phase == phase for part in each.kernels]  # fmt: skip
+        return EvidenceSummary.of([*kernels, self.handover.ran])
 
     @cached_property
     def request_energy(self) -> Interval | None:
@@ -321,23 +323,23 @@ def infer_disaggregated_many(
     memories = [_fitting(one) for one in asked]
     cases = [case for one in asked for case in ((one.prefill.deployment, one.reading),
                                                 (one.decode.deployment, one.decoding))]  # fmt: skip
-    found = infer_many(cases, conditions)
-    pairs = zip(asked, found[::2], found[1::2], memories, strict=True)
+    inferences = infer_many(cases, conditions)
+    pairs = zip(asked, inferences[::2], inferences[1::2], memories, strict=True)
     return [
         Disaggregated(one, reads, decodes, _handed_over(one, reads), *memory) for one, reads, decodes, memory in pairs
     ]
 
 
-def balanced(found: Disaggregated, conditions: Conditions = DEFAULT) -> Disaggregated:
+def balanced(forecast: Disaggregated, conditions: Conditions = DEFAULT) -> Disaggregated:
     """With as many requests a decode worker as come: where prompts are read too slowly to fill its batch, it holds
     fewer, whose steps are shorter, and so fewer still, until both pools keep up with one another."""
     for _ in range(_ROUNDS):
-        held = max(1, round(found.held_requests))
-        if held >= found.pools.decode.batch:
+        held = max(1, round(forecast.held_requests))
+        if held >= forecast.pools.decode.batch:
             break
-        fewer = replace(found.pools, decode=replace(found.pools.decode, batch=held))
-        found = infer_disaggregated_many([fewer], conditions)[0]
-    return found
+        fewer = replace(forecast.pools, decode=replace(forecast.pools.decode, batch=held))
+        forecast = infer_disaggregated_many([fewer], conditions)[0]
+    return forecast
 
 
 def _fitting(asked: DisaggregatedDeployment) -> tuple[Memory, Memory]:
@@ -345,12 +347,12 @@ def _fitting(asked: DisaggregatedDeployment) -> tuple[Memory, Memory]:
     both = asked.memories
     for name, workers, memory in zip(_PHASES, (asked.prefill, asked.decode), both, strict=True):
         if not memory.fits:
-            place, gib = workers.deployment, 2**30
+            deployment, gib = workers.deployment, 2**30
             parts = ", ".join(f"{part} {size / gib:.1f}" for part, size in memory.parts.items())
             raise DoesNotFit(
-                f"the {name} pool: {place.model.name} on {place.layout.gpus} x {place.gpu.id} needs "
+                f"the {name} pool: {deployment.model.name} on {deployment.layout.gpus} x {deployment.gpu.id} needs "
                 f"{memory.used_bytes / gib:.1f} GiB a GPU ({parts}), {memory.missing_bytes / gib:.1f} GiB more than "
-                f"{place.stack.name} fills; take a smaller batch, more GPUs a worker, or a smaller format",
+                f"{deployment.stack.name} fills; take a smaller batch, more GPUs a worker, or a smaller format",
                 memory,
             )
     return both
@@ -365,10 +367,10 @@ def _handed_over(asked: DisaggregatedDeployment, reads: Inference) -> KvTransfer
     each, fabric = kv_transfer_bytes(decode, asked.input_tokens), transfer_fabric(prefill, asked.transfer)
     of_a_worker = -(-asked.prefill.batch // prefill.layout.dp) * each / ports(prefill)
     sends = [kv_send(size, fabric) for size in (busiest, of_a_worker, each / ports(decode))]
-    reads.times.predict(one.call for one in sends)
-    span, leaving, coming = (send_time(one, reads.times) for one in sends)
-    ran = KernelTime.of(HANDOVER, sends[0], reads.times)
-    return KvTransfer(fabric, each, busiest, span, leaving, coming, ran)
+    reads.times.predict(launch.call for launch in sends)
+    span, leaving, coming = (send_time(launch, reads.times) for launch in sends)
+    kernel = KernelTime.of(HANDOVER, sends[0], reads.times)
+    return KvTransfer(fabric, each, busiest, span, leaving, coming, kernel)
 
 
 def _wider(span: Interval) -> Interval:

@@ -36,7 +36,7 @@ from kernelcast.schedule import EvidenceSummary, Memory, Share, Timeline
 
 @dataclass(frozen=True)
 class Inference(HtmlRepr):
-    """How a batch runs: one entry of the answers of its deployment. Every second of ``total`` is in one of
+    """How a batch runs: one entry of the results of its deployment. Every second of ``total`` is in one of
     ``shares``."""
 
     deployment: Deployment
@@ -45,23 +45,23 @@ class Inference(HtmlRepr):
     decode: Interval
     steps: int  # of decode
     memory: Memory
-    answers: BatchResults = field(repr=False, compare=False)
+    results: BatchResults = field(repr=False, compare=False)
     at: int = field(repr=False, compare=False)
 
     @classmethod
-    def of(cls, answers: BatchResults, at: int) -> Inference:
-        prefill, decode = (_span(column, at) for column in (answers.prefill_s, answers.decode_s))
-        memory, steps = answers.memory_of(at), int(answers.steps[at])
-        return cls(answers.deployment, answers.workloads[at], prefill, decode, steps, memory, answers, at)
+    def of(cls, results: BatchResults, at: int) -> Inference:
+        prefill, decode = (_interval(column, at) for column in (results.prefill_s, results.decode_s))
+        memory, steps = results.memory_of(at), int(results.steps[at])
+        return cls(results.deployment, results.workloads[at], prefill, decode, steps, memory, results, at)
 
     @cached_property
     def passes(self) -> tuple[PassTime, ...]:
         """Each different pass once, with how many it stands for."""
-        return self.answers.passes_of(self.at)
+        return self.results.passes_of(self.at)
 
     @cached_property
     def shares(self) -> tuple[Share, ...]:
-        return self.answers.shares.of(self.at)
+        return self.results.shares.of(self.at)
 
     @cached_property
     def rests_on(self) -> EvidenceSummary:
@@ -74,8 +74,8 @@ class Inference(HtmlRepr):
 
     @property
     def times(self) -> Times:
-        assert self.answers.times is not None  # laid out
-        return self.answers.times
+        assert self.results.times is not None  # laid out
+        return self.results.times
 
     @property
     def predictor(self) -> str:
@@ -90,17 +90,17 @@ class Inference(HtmlRepr):
     def energies(self) -> dict[str, Energy | None]:
         """Of the mean GPU, by phase."""
         learn_activities([self])
-        return {phase: self._drawn(phase) for phase in dict.fromkeys(one.phase for one in self.passes)}
+        return {phase: self._phase_energy(phase) for phase in dict.fromkeys(each.phase for each in self.passes)}
 
-    def _drawn(self, phase: str) -> Energy | None:
+    def _phase_energy(self, phase: str) -> Energy | None:
         stages, launched, waits_s = self.deployment.layout.pp, dict[Call, tuple[float, float]](), 0.0
-        for one in (one for one in self.passes if one.phase == phase and one.count):
-            share = one.count * one.micro_batches / stages  # a stage has its part of the layers of every micro-batch
-            limited_s = sum(ran.time_s for ran in one.kernels if ran.part == POWER_LIMIT)
-            waits_s += one.count * (one.interval.value - limited_s)
-            for launch, ran in zip(one.launches, one.kernels, strict=False):  # what is beside kernels comes last
+        for each in (each for each in self.passes if each.phase == phase and each.count):
+            share = each.count * each.micro_batches / stages  # a stage has its part of the layers of every micro-batch
+            limited_s = sum(kernel.time_s for kernel in each.kernels if kernel.part == POWER_LIMIT)
+            waits_s += each.count * (each.interval.value - limited_s)
+            for launch, kernel in zip(each.launches, each.kernels, strict=False):  # what is beside kernels comes last
                 count, _ = launched.get(launch.call, (0.0, 0.0))
-                launched[launch.call] = count + launch.count * share, ran.time_s / ran.launches
+                launched[launch.call] = count + launch.count * share, kernel.time_s / kernel.launches
         waits_s -= sum(count * seconds for count, seconds in launched.values())
         return energy_of(launched, self.times, waits_s, self.prefill if phase == "prefill" else self.decode)
 
@@ -110,7 +110,7 @@ class Inference(HtmlRepr):
 
     def timeline(self) -> Timeline:
         """One decode step, in the middle; the prefill where nothing is decoded."""
-        decodes = [one for one in self.passes if one.phase == "decode" and one.deployment is self.deployment]
+        decodes = [each for each in self.passes if each.phase == "decode" and each.deployment is self.deployment]
         return (decodes[len(decodes) // 2] if decodes else self.passes[0]).timeline()
 
     @property
@@ -124,19 +124,19 @@ class Inference(HtmlRepr):
 
     @cached_property
     def mean_ttft_s(self) -> float:
-        return self.answers.mean_ttft_s(self.at)
+        return self.results.mean_ttft_s(self.at)
 
     @property
     def step(self) -> Interval:
-        return _span(self.answers.step_s, self.at)
+        return _interval(self.results.step_s, self.at)
 
     @property
     def tpot(self) -> Interval:
-        return _span(self.answers.tpot_s, self.at)
+        return _interval(self.results.tpot_s, self.at)
 
     @property
     def output_tokens(self) -> int:
-        return int(self.answers.output_tokens[self.at])
+        return int(self.results.output_tokens[self.at])
 
     @property
     def told_tokens(self) -> int:
@@ -145,32 +145,35 @@ class Inference(HtmlRepr):
 
     @property
     def tokens_per_s(self) -> float:
-        return float(self.answers.tokens_per_s[self.at])
+        return float(self.results.tokens_per_s[self.at])
 
     @property
     def flops(self) -> float:
-        return float(self.answers.flops[self.at])
+        return float(self.results.flops[self.at])
 
     @property
     def decode_bytes(self) -> float:
-        return float(self.answers.decode_bytes[self.at])
+        return float(self.results.decode_bytes[self.at])
 
     @property
     def mfu(self) -> float:
-        return float(self.answers.mfu[self.at])
+        return float(self.results.mfu[self.at])
 
     @property
     def bandwidth_use(self) -> float:
-        return float(self.answers.bandwidth_use[self.at])
+        return float(self.results.bandwidth_use[self.at])
 
 
-def learn_activities(found: Sequence[Inference]) -> None:
+def learn_activities(inferences: Sequence[Inference]) -> None:
     """What kernels of several batches on one GPU keep busy, all at once: batch by batch it takes longer."""
-    if found and power_model(found[0].deployment.gpu) is not None:
-        activities([launch.call for one in found for each in one.passes for launch in each.launches], found[0].times)
+    if inferences and power_model(inferences[0].deployment.gpu) is not None:
+        activities(
+            [launch.call for inference in inferences for each in inference.passes for launch in each.launches],
+            inferences[0].times,
+        )
 
 
-def _span(column: Array, at: int) -> Interval:
+def _interval(column: Array, at: int) -> Interval:
     return Interval(*column[:, at].tolist())
 
 
@@ -190,19 +193,19 @@ def infer_many(
 ) -> list[Inference]:
     """Predict many batches; a kernel call that several share is computed once. ``skip`` is told of each case that is
     refused (it does not fit, say); without it the first refusal ends all."""
-    found: dict[int, Inference] = {}
+    inferences: dict[int, Inference] = {}
     refused: dict[int, KernelcastError] = {}
-    for numbers, answers in _answered(cases, conditions):
+    for numbers, results in _predicted(cases, conditions):
         for at, number in enumerate(numbers):
-            if at in answers.refused:
-                refused[number] = answers.refused[at]
+            if at in results.refused:
+                refused[number] = results.refused[at]
             else:
-                found[number] = Inference.of(answers, at)
+                inferences[number] = Inference.of(results, at)
         if refused and skip is None:
             raise refused[min(refused)]
     for number in sorted(refused):
         skip(number, refused[number])  # type: ignore[misc]  # it was raised otherwise
-    return [found[number] for number in sorted(found)]
+    return [inferences[number] for number in sorted(inferences)]
 
 
 def infer_columns(cases: Cases, conditions: Conditions = DEFAULT) -> dict[str, NDArray[Any]]:
@@ -214,47 +217,47 @@ def infer_columns(cases: Cases, conditions: Conditions = DEFAULT) -> dict[str, N
     times and what follows from them are NaN, bound_by and support None.
     """
     columns: dict[str, NDArray[Any]] = {}
-    for numbers, answers in _answered(cases, conditions):
-        for name, values in _columns(answers).items():
+    for numbers, results in _predicted(cases, conditions):
+        for name, values in _columns(results).items():
             if name not in columns:
                 columns[name] = np.empty(len(cases), dtype=values.dtype)
             columns[name][numbers] = values
     return columns
 
 
-def _columns(answers: BatchResults) -> dict[str, NDArray[Any]]:
+def _columns(results: BatchResults) -> dict[str, NDArray[Any]]:
     times = {
-        "ttft": answers.prefill_s, "prefill": answers.prefill_s, "decode": answers.decode_s, "total": answers.total_s,
-        "tpot": answers.tpot_s, "step": answers.step_s,
+        "ttft": results.prefill_s, "prefill": results.prefill_s, "decode": results.decode_s, "total": results.total_s,
+        "tpot": results.tpot_s, "step": results.step_s,
     }  # fmt: skip
-    found = {
+    columns = {
         f"{name}_s{end}": column[at] for name, column in times.items() for at, end in enumerate(("", "_low", "_high"))
     }
     for name in ("tokens_per_s", "steps", "output_tokens", "flops", "mfu", "bandwidth_use"):
-        found[name] = getattr(answers, name)
-    count, memory = len(answers.workloads), answers.memory
-    found |= {"memory_bytes": memory.used_bytes, "available_bytes": np.full(count, memory.available_bytes)}
-    words = {"bound_by": answers.shares.bound_by, "support": answers.shares.support} if answers.laid else {}
+        columns[name] = getattr(results, name)
+    count, memory = len(results.workloads), results.memory
+    columns |= {"memory_bytes": memory.used_bytes, "available_bytes": np.full(count, memory.available_bytes)}
+    words = {"bound_by": results.shares.bound_by, "support": results.shares.support} if results.passes else {}
     for name in ("bound_by", "support"):
-        found[name] = np.full(count, None, dtype=object)
-        found[name][answers.answered] = words[name][answers.answered] if words else None
-    found["refused"] = np.full(count, None, dtype=object)
-    for at, error in answers.refused.items():
-        found["refused"][at] = str(error)
-    return found | {"fits": memory.fits}
+        columns[name] = np.full(count, None, dtype=object)
+        columns[name][results.answered] = words[name][results.answered] if words else None
+    columns["refused"] = np.full(count, None, dtype=object)
+    for at, error in results.refused.items():
+        columns["refused"][at] = str(error)
+    return columns | {"fits": memory.fits}
 
 
-def _answered(cases: Cases, conditions: Conditions) -> Iterator[tuple[list[int], BatchResults]]:
-    """The numbers of the cases of each deployment, and their answers."""
+def _predicted(cases: Cases, conditions: Conditions) -> Iterator[tuple[list[int], BatchResults]]:
+    """The numbers of the cases of each deployment, and their results."""
     for gpu, places in _by_gpu(cases):
         chunk = _PendingResults(Times(gpu, conditions))
-        for numbers in (place[at : at + _CASES] for place in places for at in range(0, len(place), _CASES)):
+        for numbers in (members[at : at + _CASES] for members in places for at in range(0, len(members), _CASES)):
             deployment = cases[numbers[0]][0]
             chunk.add(numbers, BatchResults(deployment, [cases[number][1].on(deployment) for number in numbers]))
             if chunk.passes > _PASSES:
-                yield from chunk.laid()
+                yield from chunk.finish()
                 chunk = _PendingResults(chunk.times)
-        yield from chunk.laid()
+        yield from chunk.finish()
 
 
 def _by_gpu(cases: Cases) -> list[tuple[Gpu, list[list[int]]]]:
@@ -262,15 +265,15 @@ def _by_gpu(cases: Cases) -> list[tuple[Gpu, list[list[int]]]]:
     places: dict[int, list[int]] = {}
     for number, (deployment, _) in enumerate(cases):
         places.setdefault(id(deployment), []).append(number)
-    found: list[tuple[Gpu, list[list[int]]]] = []
+    groups: list[tuple[Gpu, list[list[int]]]] = []
     for numbers in places.values():
         gpu = cases[numbers[0]][0].gpu
-        same = next((members for known, members in found if known is gpu or known == gpu), None)
+        same = next((members for known, members in groups if known is gpu or known == gpu), None)
         if same is None:
-            found.append((gpu, [numbers]))
+            groups.append((gpu, [numbers]))
         else:
             same.append(numbers)
-    return found
+    return groups
 
 
 @dataclass
@@ -278,20 +281,20 @@ class _PendingResults:
     """Answers on one GPU under way: their calls are predicted in one table."""
 
     times: Times
-    gathered: CallTable = field(default_factory=CallTable)
+    calls: CallTable = field(default_factory=CallTable)
     members: list[tuple[list[int], BatchResults]] = field(default_factory=list)
     passes: int = 0
 
-    def add(self, numbers: list[int], answers: BatchResults) -> None:
-        answers.gather(self.gathered)
-        self.members.append((numbers, answers))
-        self.passes += sum(len(passes.owner) for passes, _ in answers.laid)
+    def add(self, numbers: list[int], results: BatchResults) -> None:
+        results.gather(self.calls)
+        self.members.append((numbers, results))
+        self.passes += sum(len(passes.owner) for passes, _ in results.passes)
 
-    def laid(self) -> Iterator[tuple[list[int], BatchResults]]:
-        found = predict_calls(self.gathered, self.times)
-        for numbers, answers in self.members:
-            answers.lay(found, self.times)
-            yield numbers, answers
+    def finish(self) -> Iterator[tuple[list[int], BatchResults]]:
+        columns = predict_calls(self.calls, self.times)
+        for numbers, results in self.members:
+            results.predict(columns, self.times)
+            yield numbers, results
 
 
 _FAR = 2.0  # times as long
@@ -312,39 +315,39 @@ class FasterKernel:
 
     @property
     def text(self) -> str:
-        own, other = (_words(call) for call in (self.call, self.other))
+        current, other = (_kernel_text(call) for call in (self.call, self.other))
         took, would = (f"{time_s * 1e6:,.0f}" for time_s in (self.time_s, self.other_s))
-        return f"{self.phase}: experts take {took} µs a layer as {own}, which runs here; {other} would take {would}"
+        return f"{self.phase}: experts take {took} µs a layer as {current}, which runs here; {other} would take {would}"
 
-    def told(self) -> dict[str, object]:
+    def as_dict(self) -> dict[str, object]:
         names = ("stack", "backend", "dtype")
-        own, other = ({name: dict(call.parameters).get(name) for name in names} for call in (self.call, self.other))
-        return {"phase": self.phase, "op": _OP, "runs": own, "time_s": self.time_s, "faster": other,
+        current, other = ({name: dict(call.parameters).get(name) for name in names} for call in (self.call, self.other))
+        return {"phase": self.phase, "op": _OP, "runs": current, "time_s": self.time_s, "faster": other,
                 "faster_s": self.other_s}  # fmt: skip
 
 
-def faster_kernels(found: Inference) -> list[FasterKernel]:
+def faster_kernels(inference: Inference) -> list[FasterKernel]:
     """At most one a phase: of the call of experts that takes longest."""
-    told = []
-    for phase, call in _calls(found):
-        others = [call.replace(**words) for words in _measured(found.deployment.gpu.known_as, call)]
+    faster = []
+    for phase, call in _calls(inference):
+        others = [call.replace(**choices) for choices in _measured(inference.deployment.gpu.known_as, call)]
         if not others:
             continue
         try:
-            found.times.predict([call, *others])
+            inference.times.predict([call, *others])
         except KernelcastError:  # one of them is refused: it could not be had
             continue
-        times_s = {other: found.times[other].interval.value for other in others}
-        best, own_s = min(times_s, key=times_s.__getitem__), found.times[call].interval.value
+        times_s = {other: inference.times[other].interval.value for other in others}
+        best, own_s = min(times_s, key=times_s.__getitem__), inference.times[call].interval.value
         if own_s > _FAR * times_s[best]:
-            told.append(FasterKernel(phase, call, own_s, best, times_s[best]))
-    return told
+            faster.append(FasterKernel(phase, call, own_s, best, times_s[best]))
+    return faster
 
 
-def _calls(found: Inference) -> Iterator[tuple[str, Call]]:
+def _calls(inference: Inference) -> Iterator[tuple[str, Call]]:
     """A middling pass of each phase stands for all."""
     for phase in ("prefill", "decode"):
-        passes = [one for one in found.passes if one.phase == phase]
+        passes = [each for each in inference.passes if each.phase == phase]
         if passes:
             calls = [x.call for x in passes[len(passes) // 2].launches if x.op == _OP]
             yield from ((phase, call) for call in calls[:1])
@@ -352,18 +355,18 @@ def _calls(found: Inference) -> Iterator[tuple[str, Call]]:
 
 def _measured(gpu: str, call: Call) -> list[dict[str, str | None]]:
     """Stack, backend and format of every measured kind of experts on this GPU in numbers as wide."""
-    weights, own = load(WEIGHTS, _OP), str(dict(call.parameters)["dtype"])
+    weights, dtype = load(WEIGHTS, _OP), str(dict(call.parameters)["dtype"])
     if weights is None or weights.evidence is None:
         return []
-    wide = next((group for group in _AS_WIDE if own in group), (own,))
+    wide = next((group for group in _AS_WIDE if dtype in group), (dtype,))
     kinds = {
         (entry.configuration["stack"], entry.configuration["backend"], entry.configuration["dtype"])
         for entry in weights.evidence.by_op.get(_OP, ())
         if entry.gpu == gpu and entry.configuration["dtype"] in wide and entry.configuration["backend"] not in SENT
     }
-    return [dict(zip(("stack", "backend", "dtype"), kind, strict=True)) for kind in sorted(kinds, key=str)]
+    return [dict(zip(("stack", "backend", "dtype"), choices, strict=True)) for choices in sorted(kinds, key=str)]
 
 
-def _words(call: Call) -> str:
+def _kernel_text(call: Call) -> str:
     given = dict(call.parameters)
     return f"{given['stack']}'s {given['backend']} in {given['dtype']}"

@@ -65,12 +65,12 @@ def _routed_weights(deployment: Deployment, spare: int) -> int:
     return sum(n * (b.experts + spare) * b.expert_weights(model.hidden) for n, b in blocks if isinstance(b, Experts))
 
 
-def _number_bytes(deployment: Deployment, kind: str) -> float:
+def _number_bytes(deployment: Deployment, dtype: str) -> float:
     """Of one weight with its share of a scale: as the checkpoint groups them where it is used as it is stored."""
     stored = deployment.model.quantization
-    if stored and deployment.precision.stored and stored.four_bit_bytes and kind in ("int4", "mxfp4"):
+    if stored and deployment.precision.stored and stored.four_bit_bytes and dtype in ("int4", "mxfp4"):
         return stored.four_bit_bytes
-    return find_dtype(kind).weight_bytes
+    return find_dtype(dtype).weight_bytes
 
 
 def read_weight_bytes(deployment: Deployment, tokens: Any) -> Any:
@@ -130,13 +130,13 @@ class DoesNotFit(KernelcastError):  # noqa: N818  # it says what is wrong
         self.memory = memory
 
 
-def does_not_fit(deployment: Deployment, workload: Workload, found: Memory) -> DoesNotFit:
+def does_not_fit(deployment: Deployment, workload: Workload, memory: Memory) -> DoesNotFit:
     """By how much a batch does not, and what would."""
     gib = 2**30
-    need = f"{found.used_bytes / gib:.1f} GiB a GPU (weights {found['weights'] / gib:.1f}, KV cache " \
-           f"{found['cache'] / gib:.1f}, activations {found['activation'] / gib:.1f}, " \
-           f"{deployment.stack.name} {found['stack'] / gib:.1f})"  # fmt: skip
-    if found["weights"] + found["stack"] >= found.available_bytes:
+    need = f"{memory.used_bytes / gib:.1f} GiB a GPU (weights {memory['weights'] / gib:.1f}, KV cache " \
+           f"{memory['cache'] / gib:.1f}, activations {memory['activation'] / gib:.1f}, " \
+           f"{deployment.stack.name} {memory['stack'] / gib:.1f})"  # fmt: skip
+    if memory["weights"] + memory["stack"] >= memory.available_bytes:
         advice = "its weights alone are too large: cut it over more GPUs (--tp, --pp) or take a smaller format"
     elif most := largest_batch(deployment, workload):
         advice = f"the largest batch of this kind is {most}"
@@ -144,32 +144,32 @@ def does_not_fit(deployment: Deployment, workload: Workload, found: Memory) -> D
         advice = "take fewer or shorter requests, more GPUs, or an fp8 KV cache"
     return DoesNotFit(
         f"{deployment.model.name} on {deployment.layout.gpus} x {deployment.gpu.id} needs {need}, "
-        f"{found.missing_bytes / gib:.1f} GiB more than the {found.available_bytes / gib:.1f} that "
+        f"{memory.missing_bytes / gib:.1f} GiB more than the {memory.available_bytes / gib:.1f} that "
         f"{deployment.stack.name} fills; {advice}",
-        found,
+        memory,
     )
 
 
 def workload_memory(deployment: Deployment, asked: RequestColumns) -> Memory:
     """Of many batches: columns, one entry a batch. Weights and cache of a draft model lie beside."""
 
-    def held(place: Deployment) -> Memory:
-        cache = asked.total(cache_bytes(place, asked.inputs + asked.outputs))
-        return _held(place, cache, asked.total(asked.inputs - asked.cached), asked.chunk, asked.batch)
+    def held(deployment: Deployment) -> Memory:
+        cache = asked.total(cache_bytes(deployment, asked.inputs + asked.outputs))
+        return _held(deployment, cache, asked.total(asked.inputs - asked.cached), asked.chunk, asked.batch)
 
-    found = held(deployment)
-    parts = {name: np.broadcast_to(size, asked.count).copy() for name, size in found.parts.items()}
+    memory = held(deployment)
+    parts = {name: np.broadcast_to(size, asked.count).copy() for name, size in memory.parts.items()}
     for draft, members in asked.drafts():
         beside = held(draft)
         for name in ("weights", "cache"):
             parts[name][members] += np.broadcast_to(beside[name], asked.count)[members]
-    return replace(found, parts=parts)
+    return replace(memory, parts=parts)
 
 
 def _held(deployment: Deployment, cache: Any, new_tokens: Any, chunk: Any, batch: Any) -> Memory:
-    cut = deployment.layout.dp * deployment.layout.micro_batches
+    parts = deployment.layout.dp * deployment.layout.micro_batches
     tokens = np.where(chunk, np.minimum(new_tokens, chunk), new_tokens)
-    return _filled(deployment, cache, -(-tokens // cut), -(-batch // cut))
+    return _filled(deployment, cache, -(-tokens // parts), -(-batch // parts))
 
 
 def largest_batch(deployment: Deployment, workload: Workload) -> int:

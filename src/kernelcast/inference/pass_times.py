@@ -264,7 +264,7 @@ class PassTimes(PassKernels):
         self, deployment: Deployment, steps: Sequence[WorkloadPasses], calls: CallTable, label: str = ""
     ) -> None:
         layout = deployment.layout
-        batches, self.micro_batches = BatchColumns.joined([each.batches for each in steps]).shared(
+        batches, self.micro_batches = BatchColumns.concatenate([each.batches for each in steps]).heaviest_part(
             layout.dp, layout.micro_batches
         )
         super().__init__(deployment, batches, calls)

@@ -25,10 +25,10 @@ def numbers(cells: NDArray[Any]) -> NDArray[np.float64]:
     return np.fromiter(map(_number, cells), dtype=np.float64, count=len(cells))
 
 
-def whole_numbers(found: NDArray[np.float64], least: int) -> NDArray[np.bool_]:
+def whole_numbers(values: NDArray[np.float64], least: int) -> NDArray[np.bool_]:
     """Which are whole numbers from ``least`` on."""
     with np.errstate(invalid="ignore"):
-        return (found >= least) & (found < 2**53) & (np.floor(found) == found)
+        return (values >= least) & (values < 2**53) & (np.floor(values) == values)
 
 
 def texts(cells: NDArray[Any]) -> list[str | None]:
@@ -146,15 +146,15 @@ def read_requests(path: Path) -> RequestFile:
 
 
 def _token_counts(path: Path, name: str, cells: NDArray[Any]) -> tuple[int, ...]:
-    found = numbers(cells)
-    _refuse_first(path, ~whole_numbers(found, 0), cells, f"{name} must be a whole number of tokens")
-    return tuple(found.astype(np.int64).tolist())
+    counts = numbers(cells)
+    _refuse_first(path, ~whole_numbers(counts, 0), cells, f"{name} must be a whole number of tokens")
+    return tuple(counts.astype(np.int64).tolist())
 
 
 def _seconds(path: Path, name: str, cells: NDArray[Any]) -> tuple[float, ...]:
-    found = numbers(cells)
-    _refuse_first(path, ~((found >= 0) & (found < np.inf)), cells, f"{name} must be a number of seconds")
-    return tuple(found.tolist())
+    seconds = numbers(cells)
+    _refuse_first(path, ~((seconds >= 0) & (seconds < np.inf)), cells, f"{name} must be a number of seconds")
+    return tuple(seconds.tolist())
 
 
 def _refuse_first(path: Path, bad: NDArray[np.bool_], cells: NDArray[Any], rule: str) -> None:

@@ -98,19 +98,19 @@ class Workload:
         return self.cached or len(self.inputs) * (0,)
 
     @cached_property
-    def even(self) -> RequestLengths | None:
+    def uniform_request(self) -> RequestLengths | None:
         """One request, where all are alike."""
         first = RequestLengths(self.inputs[0], self.outputs[0], self.past[0])
         columns = zip((self.inputs, self.outputs, self.past), first, strict=True)
         return first if all(column.count(value) == len(column) for column, value in columns) else None
 
     @property
-    def gained(self) -> float:
+    def tokens_per_step(self) -> float:
         """Tokens that a decode step gives a request."""
         return self.speculation.tokens_per_step if self.speculation else 1.0
 
     @property
-    def checked(self) -> int:
+    def verified_tokens(self) -> int:
         """Tokens of a request that go through a decode step: one, and those guessed."""
         return 1 + (self.speculation.draft_tokens if self.speculation else 0)
 
@@ -131,7 +131,7 @@ class Workload:
         new = [n - c for n, c in zip(self.inputs, self.past, strict=True)]
         if not self.chunk or sum(new) <= self.chunk:
             return [Batch(tuple(new), self.past)]
-        found: list[Batch] = []
+        passes: list[Batch] = []
         taken: list[tuple[int, int]] = []
         room = self.chunk
         for tokens, past in zip(new, self.past, strict=True):
@@ -140,22 +140,22 @@ class Workload:
                 taken.append((part, past))
                 tokens, past, room = tokens - part, past + part, room - part
                 if not room:
-                    found.append(_batch(taken))
+                    passes.append(_batch(taken))
                     taken, room = [], self.chunk
-        return [*found, _batch(taken)] if taken else found
+        return [*passes, _batch(taken)] if taken else passes
 
     def decodes(self) -> list[tuple[int, Batch]]:
         """(step, pass) of decode steps to predict: the ends of every stretch with the same requests, some between."""
-        gained, checked = self.gained, self.checked
+        gained, checked = self.tokens_per_step, self.verified_tokens
         ends = [math.ceil((n - 1) / gained) for n in self.outputs]  # steps that each request takes part in
-        found, start = [], 1
+        passes, start = [], 1
         for end in sorted({e for e in ends if e}):
             alive = [i for i, e in enumerate(ends) if e >= end]
             for step in sampled_steps(start, end):
                 past = tuple(self.inputs[i] + int((step - 1) * gained) for i in alive)
-                found.append((step, Batch(len(alive) * (checked,), past, head_rows=checked)))
+                passes.append((step, Batch(len(alive) * (checked,), past, head_rows=checked)))
             start = end + 1
-        return found
+        return passes
 
 
 def sampled_steps(start: int, end: int) -> tuple[int, ...]:
@@ -173,21 +173,21 @@ def _batch(taken: list[tuple[int, int]]) -> Batch:
     return Batch(tuple(new for new, _ in taken), tuple(past for _, past in taken))
 
 
-def with_images(workload: Workload, place: Deployment, images: int, side: int) -> Workload:
+def with_images(workload: Workload, deployment: Deployment, images: int, side: int) -> Workload:
     """The workload with so many images of so many pixels a side before each prompt. Towers run in 16 bits, whole on
     each GPU that cuts the layers: images are dealt out to them (vLLM's --mm-encoder-tp-mode data)."""
-    towers = vision_encoders(place.model, side)
-    assert place.model.vision is not None  # else there are no towers
-    added = images * place.model.vision.tokens(side)
-    each = -(-len(workload.inputs) * images // place.layout.tp)
-    read = tuple(ImageBatch(_alone(place, tower), count * each, patches) for tower, count, patches in towers)
+    towers = vision_encoders(deployment.model, side)
+    assert deployment.model.vision is not None  # else there are no towers
+    added = images * deployment.model.vision.tokens(side)
+    each = -(-len(workload.inputs) * images // deployment.layout.tp)
+    read = tuple(ImageBatch(_alone(deployment, tower), count * each, patches) for tower, count, patches in towers)
     return replace(workload, inputs=tuple(tokens + added for tokens in workload.inputs), images=read)
 
 
-def _alone(place: Deployment, tower: Architecture) -> Deployment:
+def _alone(deployment: Deployment, tower: Architecture) -> Deployment:
     """A tower has no experts to deal out."""
-    layout = Layout(dp=place.layout.dp)
-    return replace(place, model=tower, precision=Precision(), layout=layout, redundant=0, overlap=False)
+    layout = Layout(dp=deployment.layout.dp)
+    return replace(deployment, model=tower, precision=Precision(), layout=layout, redundant=0, overlap=False)
 
 
 def sum_by_owner(owner: Ints, values: Array | Ints, count: int) -> Array:
@@ -202,18 +202,18 @@ class RequestColumns:
     def __init__(self, workloads: Sequence[Workload]) -> None:
         self.workloads, self.count = workloads, len(workloads)
         rows: list[tuple[int, int, int, int, int]] = []
-        for at, one in enumerate(workloads):
-            if one.even is not None:
-                rows.append((at, *one.even, len(one.inputs)))
+        for at, workload in enumerate(workloads):
+            if workload.uniform_request is not None:
+                rows.append((at, *workload.uniform_request, len(workload.inputs)))
             else:
-                kinds = Counter(zip(one.inputs, one.outputs, one.past, strict=True))
+                kinds = Counter(zip(workload.inputs, workload.outputs, workload.past, strict=True))
                 rows += [(at, *request, count) for request, count in kinds.items()]
         self.owner, self.inputs, self.outputs, self.cached, self.counts = (
             np.array(rows, dtype=np.int64).reshape(-1, 5).T
         )
-        self.batch: Ints = np.array([len(one.inputs) for one in workloads], dtype=np.int64)
-        self.chunk: Ints = np.array([one.chunk or 0 for one in workloads], dtype=np.int64)
-        self.checked: Ints = np.array([one.checked for one in workloads], dtype=np.int64)
+        self.batch: Ints = np.array([len(workload.inputs) for workload in workloads], dtype=np.int64)
+        self.chunk: Ints = np.array([workload.chunk or 0 for workload in workloads], dtype=np.int64)
+        self.verified_tokens: Ints = np.array([workload.verified_tokens for workload in workloads], dtype=np.int64)
 
     def total(self, values: Array | Ints) -> Array:
         """Of each workload: the sum over its requests."""
@@ -221,23 +221,23 @@ class RequestColumns:
 
     def most(self, values: Ints) -> Ints:
         """Of each workload: the most of its requests."""
-        found: Ints = np.maximum.reduceat(values, np.searchsorted(self.owner, np.arange(self.count)))
-        return found
+        largest: Ints = np.maximum.reduceat(values, np.searchsorted(self.owner, np.arange(self.count)))
+        return largest
 
     def towers(self) -> Iterator[tuple[Deployment, list[int]]]:
         """What reads images, and the workloads that have some."""
-        found: dict[int, tuple[Deployment, list[int]]] = {}
-        for at, one in enumerate(self.workloads):
-            for images in one.images:
-                found.setdefault(id(images.tower), (images.tower, []))[1].append(at)
-        yield from found.values()
+        members: dict[int, tuple[Deployment, list[int]]] = {}
+        for at, workload in enumerate(self.workloads):
+            for images in workload.images:
+                members.setdefault(id(images.tower), (images.tower, []))[1].append(at)
+        yield from members.values()
 
     def drafts(self) -> Iterator[tuple[Deployment, Ints]]:
         """The different models that guess, and the workloads of each."""
         found: dict[int, tuple[Deployment, list[int]]] = {}
-        for at, one in enumerate(self.workloads):
-            if one.speculation is not None and one.speculation.draft is not None:
-                draft = one.speculation.draft
+        for at, workload in enumerate(self.workloads):
+            if workload.speculation is not None and workload.speculation.draft is not None:
+                draft = workload.speculation.draft
                 found.setdefault(id(draft), (draft, []))[1].append(at)
         for draft, members in found.values():
             yield draft, np.array(members)
@@ -258,31 +258,33 @@ class WorkloadPasses:
         """Of the draft model: its prefill, and one pass in the middle of the decode for all of its guesses."""
         prefills, decodes = np.flatnonzero(~self.decodes), np.flatnonzero(self.decodes)
         middle = self.batches.batch(int(decodes[len(decodes) // 2]))
-        one = BatchColumns.of([Batch(len(middle.new) * (1,), middle.past)])
+        draft = BatchColumns.of([Batch(len(middle.new) * (1,), middle.past)])
         return replace(
             self,
-            batches=BatchColumns.joined([self.batches.take(prefills), one]),
+            batches=BatchColumns.concatenate([self.batches.take(prefills), draft]),
             counts=np.append(self.counts[prefills], float(self.count * draft_tokens)),
             decodes=np.append(self.decodes[prefills], True),
         )
 
 
 def workload_passes(workload: Workload) -> WorkloadPasses:
-    if workload.even is None:
+    if workload.uniform_request is None:
         prefills, order = _listed(workload.prefills())
         decodes = workload.decodes()
         return _steps(
             prefills, order, tuple(step for step, _ in decodes), BatchColumns.of([batch for _, batch in decodes])
         )
-    gained = workload.gained
-    end = math.ceil((workload.even.outputs - 1) / gained)
+    gained = workload.tokens_per_step
+    end = math.ceil((workload.uniform_request.outputs - 1) / gained)
     steps = sampled_steps(1, end) if end else ()
-    return _even_steps(len(workload.inputs), workload.even, workload.chunk or 0, steps, gained, workload.checked)
+    return _even_steps(
+        len(workload.inputs), workload.uniform_request, workload.chunk or 0, steps, gained, workload.verified_tokens
+    )
 
 
 def image_passes(workload: Workload, tower: Deployment) -> WorkloadPasses:
     """What a tower reads of a workload: one pass, before any prompt."""
-    (images,) = (one for one in workload.images if one.tower is tower)
+    (images,) = (each for each in workload.images if each.tower is tower)
     read = _evenly([(images.sequences, images.patches, 0)])
     return WorkloadPasses(read, np.ones(1), np.zeros(1, dtype=bool), np.zeros(1, dtype=np.intp), 0)
 
@@ -290,7 +292,9 @@ def image_passes(workload: Workload, tower: Deployment) -> WorkloadPasses:
 def _steps(prefills: BatchColumns, order: Rows, steps: tuple[int, ...], decodes: BatchColumns) -> WorkloadPasses:
     counts = np.concatenate([np.bincount(order, minlength=len(prefills)), step_weights(steps)])
     phases = np.arange(len(counts)) >= len(prefills)
-    return WorkloadPasses(BatchColumns.joined([prefills, decodes]), counts, phases, order, steps[-1] if steps else 0)
+    return WorkloadPasses(
+        BatchColumns.concatenate([prefills, decodes]), counts, phases, order, steps[-1] if steps else 0
+    )
 
 
 def _listed(batches: Sequence[Batch]) -> tuple[BatchColumns, Rows]:
@@ -302,12 +306,12 @@ def _listed(batches: Sequence[Batch]) -> tuple[BatchColumns, Rows]:
 
 @lru_cache(maxsize=4096)  # deployments are asked the same
 def _even_steps(
-    batch: int, one: RequestLengths, chunk: int, steps: tuple[int, ...], gained: float, checked: int
+    batch: int, request: RequestLengths, chunk: int, steps: tuple[int, ...], gained: float, checked: int
 ) -> WorkloadPasses:
     """Of requests that are all alike."""
-    tokens = one.inputs - one.cached
-    prefills, order = _chunks(batch, tokens, one.cached, min(chunk or batch * tokens, batch * tokens))
-    decodes = [(batch, checked, one.inputs + int((step - 1) * gained)) for step in steps]
+    tokens = request.inputs - request.cached
+    prefills, order = _chunks(batch, tokens, request.cached, min(chunk or batch * tokens, batch * tokens))
+    decodes = [(batch, checked, request.inputs + int((step - 1) * gained)) for step in steps]
     return _steps(prefills, order, steps, _evenly(decodes, checked))
 
 
@@ -322,7 +326,7 @@ def _chunks(batch: int, tokens: int, past: int, chunk: int) -> tuple[BatchColumn
     if (whole | (sizes <= tokens - starts % tokens)).all():  # each has whole prompts, or a part of one
         sequences = np.where(whole, sizes // tokens, 1)
         new = np.where(whole, tokens, sizes)
-        return BatchColumns.evenly(sequences[first], new[first], past + (starts % tokens)[first]), order
+        return BatchColumns.uniform(sequences[first], new[first], past + (starts % tokens)[first]), order
     return BatchColumns.of([_chunk(int(starts[at]) % tokens, int(sizes[at]), tokens, past) for at in first]), order
 
 
@@ -337,7 +341,7 @@ def _chunk(start: int, size: int, tokens: int, past: int) -> Batch:
 def _evenly(rows: Sequence[tuple[int, int, int]], head_rows: int = 1) -> BatchColumns:
     """Of (sequences, new, past) of each."""
     sequences, new, past = np.array(rows, dtype=np.int64).reshape(-1, 3).T
-    return BatchColumns.evenly(sequences, new, past, head_rows)
+    return BatchColumns.uniform(sequences, new, past, head_rows)
 
 
 @lru_cache(maxsize=1024)

@@ -52,11 +52,11 @@ def _read(path: Path, seed: int) -> BenchResult:
         raise KernelcastError(f"no file {path}")
     if path.suffix.lower() in (".csv", ".parquet"):
         return read_served(path)
-    found, notes = _runs(path)
-    if is_report(found):
+    result, notes = _runs(path)
+    if is_report(result):
         return read_report(path, seed=seed)
-    if isinstance(found, dict) and result_kind(found):
-        return read_result(path, found, seed=seed, notes=notes)
+    if isinstance(result, dict) and result_kind(result):
+        return read_result(path, result, seed=seed, notes=notes)
     if path.suffix.lower() in ENDINGS:
         return read_served(path)
     raise KernelcastError(
@@ -76,12 +76,12 @@ def _runs(path: Path) -> tuple[Any, tuple[str, ...]]:
     except json.JSONDecodeError as error:
         said = f"line {error.lineno}: {error.msg}" if text.strip() else "it is empty"
     try:
-        found = [json.loads(line) for line in text.splitlines() if line.strip()]
+        runs = [json.loads(line) for line in text.splitlines() if line.strip()]
     except json.JSONDecodeError:
-        found = []
-    if not found:
+        runs = []
+    if not runs:
         raise KernelcastError(f"{path} is not JSON: {said}")
-    return found[-1], (f"the file has {len(found)} runs; this is the last",)
+    return runs[-1], (f"the file has {len(runs)} runs; this is the last",)
 
 
 def read_served(path: Path) -> BenchResult:
@@ -118,12 +118,12 @@ def _meta_beside(path: Path) -> dict[str, Any]:
         beside = path.with_name(name) if name else path
         if name and beside.is_file():
             try:
-                found = json.loads(beside.read_text(encoding="utf-8"))
+                meta = json.loads(beside.read_text(encoding="utf-8"))
             except (json.JSONDecodeError, UnicodeDecodeError):
                 continue
-            if isinstance(found, dict):
-                engine = found.get("engine_kwargs")
-                return server_settings({**found, **(engine if isinstance(engine, dict) else {})})
+            if isinstance(meta, dict):
+                engine = meta.get("engine_kwargs")
+                return server_settings({**meta, **(engine if isinstance(engine, dict) else {})})
     return {}
 
 
@@ -136,27 +136,27 @@ _TOTALS = (
 _LONG_RUN = "the file has no requests one by one (vLLM: --save-detailed; SGLang: --output-details): made again"
 
 
-def result_kind(found: Mapping[str, Any]) -> str:
+def result_kind(result: Mapping[str, Any]) -> str:
     """vllm, sglang, or '' for something else."""
-    if "mean_e2e_latency_ms" in found or "sharegpt_output_len" in found:
+    if "mean_e2e_latency_ms" in result or "sharegpt_output_len" in result:
         return "sglang"
-    return "vllm" if "request_throughput" in found and "completed" in found else ""
+    return "vllm" if "request_throughput" in result and "completed" in result else ""
 
 
-def read_result(path: Path, found: Mapping[str, Any], *, seed: int = 0, notes: tuple[str, ...] = ()) -> BenchResult:
+def read_result(path: Path, result: Mapping[str, Any], *, seed: int = 0, notes: tuple[str, ...] = ()) -> BenchResult:
     """One run."""
-    kind = result_kind(found)
-    server = server_settings({**found, **_server_info(found)})
-    measured = {_name(key): value for key in found if _is_metric(key) and (value := _number(found[key])) is not None}
+    benchmark = result_kind(result)
+    server = server_settings({**result, **_server_info(result)})
+    measured = {_name(key): value for key in result if _is_metric(key) and (value := _number(result[key])) is not None}
     if "total_throughput" in measured:
         measured["total_token_throughput"] = measured.pop("total_throughput")
-    if not _is_list(found, "input_lens") or not _is_list(found, "output_lens"):
-        load, more = _made_again(path, found, seed)
-        if _is_list(found, "latencies"):  # newer vLLM keeps them without --save-detailed
-            ended = np.array(found["latencies"], dtype=np.float64)
+    if not _is_list(result, "input_lens") or not _is_list(result, "output_lens"):
+        load, more = _made_again(path, result, seed)
+        if _is_list(result, "latencies"):  # newer vLLM keeps them without --save-detailed
+            ended = np.array(result["latencies"], dtype=np.float64)
             measured = summary_ms("e2el", ended[ended > 0]) | measured
-        return BenchResult(path, kind, load, False, measured, server, notes=(*notes, *more))
-    sent = _Sent(path, found, seed)
+        return BenchResult(path, benchmark, load, False, measured, server, notes=(*notes, *more))
+    sent = _Sent(path, result, seed)
     good = sent.good()
     columns = {"inputs": sent.inputs, "outputs": sent.outputs, "ttft": sent.times("ttfts"), "e2el": sent.e2el()}
     kept = {name: None if column is None else column[good] for name, column in columns.items()}
@@ -167,7 +167,7 @@ def read_result(path: Path, found: Mapping[str, Any], *, seed: int = 0, notes: t
     left_out = (f"{failed} of {len(good)} requests failed and are left out",) if failed else ()
     computed = latencies_ms(load.outputs, ordered["ttft"], ordered["e2el"], itls)
     return BenchResult(
-        path, kind, load, sent.exact, {**computed, **measured}, server, ordered["ttft"], ordered["e2el"], itls,
+        path, benchmark, load, sent.exact, {**computed, **measured}, server, ordered["ttft"], ordered["e2el"], itls,
         notes=(*notes, *sent.notes, *left_out),
     )  # fmt: skip
 
@@ -175,14 +175,14 @@ def read_result(path: Path, found: Mapping[str, Any], *, seed: int = 0, notes: t
 class _Sent:
     """Requests one by one, as the file has them."""
 
-    def __init__(self, path: Path, found: Mapping[str, Any], seed: int) -> None:
-        self.path, self.found = path, found
+    def __init__(self, path: Path, result: Mapping[str, Any], seed: int) -> None:
+        self.path, self.found = path, result
         self.inputs = self._tokens("input_lens")
         self.outputs = self._tokens("output_lens")
-        self.itls: list[Any] = found["itls"] if _is_list(found, "itls") else []
+        self.itls: list[Any] = result["itls"] if _is_list(result, "itls") else []
         if self.itls and len(self.itls) != len(self.inputs):
             raise KernelcastError(f"{path}: itls has {len(self.itls)} entries for {len(self.inputs)} requests")
-        self.concurrency = _concurrency(found)
+        self.concurrency = _concurrency(result)
         self.exact = True
         self.notes: tuple[str, ...] = ()
         self.arrivals_s = self._arrivals(seed)
@@ -247,40 +247,40 @@ class _Sent:
         return started - started.min()
 
 
-def _made_again(path: Path, found: Mapping[str, Any], seed: int) -> tuple[Load, tuple[str, ...]]:
+def _made_again(path: Path, result: Mapping[str, Any], seed: int) -> tuple[Load, tuple[str, ...]]:
     """A load with the rate, the number and the mean lengths that the file tells of."""
-    done = _count(found, "completed") or _count(found, "num_prompts")
-    totals = [_count(found, name) for name in ("total_input_tokens", "total_output_tokens")]
+    done = _count(result, "completed") or _count(result, "num_prompts")
+    totals = [_count(result, name) for name in ("total_input_tokens", "total_output_tokens")]
     if not done or not all(totals):
         raise KernelcastError(f"{path} says too little of its load: completed, total_input_tokens, total_output_tokens")
     lengths = [
-        _lengths(found, name, total, done, seed) for name, total in zip(("input", "output"), totals, strict=True)
+        _lengths(result, name, total, done, seed) for name, total in zip(("input", "output"), totals, strict=True)
     ]
-    load = Load(_rated(path, found, done, seed), lengths[0], lengths[1], max_concurrency=_concurrency(found))
+    load = Load(_rated(path, result, done, seed), lengths[0], lengths[1], max_concurrency=_concurrency(result))
     return load, (f"{_LONG_RUN} from its rate and mean lengths",)
 
 
-def _lengths(found: Mapping[str, Any], side: str, total: int, count: int, seed: int) -> NDArray[np.int64]:
+def _lengths(result: Mapping[str, Any], side: str, total: int, count: int, seed: int) -> NDArray[np.int64]:
     """All alike, or spread as SGLang's random dataset spreads them: evenly from a share of the length to the length."""
-    longest, ratio = _number(found.get(f"random_{side}_len")), _number(found.get("random_range_ratio"))
-    random = str(found.get("dataset_name", "")).startswith("random")
-    if result_kind(found) == "sglang" and random and longest is not None and ratio is not None and ratio < 1:
+    longest, ratio = _number(result.get(f"random_{side}_len")), _number(result.get("random_range_ratio"))
+    random = str(result.get("dataset_name", "")).startswith("random")
+    if result_kind(result) == "sglang" and random and longest is not None and ratio is not None and ratio < 1:
         low = max(int(longest * ratio), 1)
         draws = np.random.default_rng([seed, side == "output"])
         return scaled_to(draws.integers(low, max(int(longest), low) + 1, size=count), total)
     return spread_total(total, count)
 
 
-def _rated(path: Path, found: Mapping[str, Any], count: int, seed: int) -> Seconds:
-    shape = _number(found.get("burstiness")) or 1.0
-    if found.get("ramp_up_strategy"):
-        start, end = (float(found.get(f"ramp_up_{at}_rps") or 0) for at in ("start", "end"))
-        return ramp(count, start, end, vllm_draws(seed), str(found["ramp_up_strategy"]), shape)
-    return arrivals(count, _rate(path, found), vllm_draws(seed), "gamma", burstiness=shape)
+def _rated(path: Path, result: Mapping[str, Any], count: int, seed: int) -> Seconds:
+    shape = _number(result.get("burstiness")) or 1.0
+    if result.get("ramp_up_strategy"):
+        start, end = (float(result.get(f"ramp_up_{at}_rps") or 0) for at in ("start", "end"))
+        return ramp(count, start, end, vllm_draws(seed), str(result["ramp_up_strategy"]), shape)
+    return arrivals(count, _rate(path, result), vllm_draws(seed), "gamma", burstiness=shape)
 
 
-def _rate(path: Path, found: Mapping[str, Any]) -> float:
-    said = found.get("request_rate", "inf")
+def _rate(path: Path, result: Mapping[str, Any]) -> float:
+    said = result.get("request_rate", "inf")
     if said == "trace":
         raise KernelcastError(f"{path}: requests were sent at the times of a trace, which the file does not have")
     try:
@@ -292,17 +292,17 @@ def _rate(path: Path, found: Mapping[str, Any]) -> float:
     return rate
 
 
-def _concurrency(found: Mapping[str, Any]) -> int:
-    return _count(found, "max_concurrency")
+def _concurrency(result: Mapping[str, Any]) -> int:
+    return _count(result, "max_concurrency")
 
 
-def _count(found: Mapping[str, Any], name: str) -> int:
-    return int(_number(found.get(name)) or 0)
+def _count(result: Mapping[str, Any], name: str) -> int:
+    return int(_number(result.get(name)) or 0)
 
 
-def _server_info(found: Mapping[str, Any]) -> dict[str, Any]:
+def _server_info(result: Mapping[str, Any]) -> dict[str, Any]:
     """SGLang's newer files have what /get_server_info says."""
-    info = found.get("server_info")
+    info = result.get("server_info")
     return dict(info) if isinstance(info, dict) else {}
 
 
@@ -319,5 +319,5 @@ def _number(value: Any) -> float | None:
     return float(value) if is_number else None
 
 
-def _is_list(found: Mapping[str, Any], name: str) -> bool:
-    return isinstance(found.get(name), list) and len(found[name]) > 0
+def _is_list(result: Mapping[str, Any], name: str) -> bool:
+    return isinstance(result.get(name), list) and len(result[name]) > 0

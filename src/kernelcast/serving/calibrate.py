@@ -82,8 +82,8 @@ def calibration_requests(bench: BenchResult, asked: str | None) -> CalibrationRe
     if word == "stage":
         known = [] if bench.load.stages is None else np.unique(bench.load.stages).tolist()
         if at not in known:
-            told = f"stages {known[0]} to {known[-1]}" if known else "no stages"
-            raise KernelcastError(f"--calibrate-on {asked}: {bench.path} has {told}")
+            stages = f"stages {known[0]} to {known[-1]}" if known else "no stages"
+            raise KernelcastError(f"--calibrate-on {asked}: {bench.path} has {stages}")
         rows = np.asarray(bench.load.stages == at)
         return CalibrationRequests(f"stage {at}", rows, dict(stage_metrics(bench, known.index(at), rows)))
     if not _one_by_one(bench):
@@ -108,33 +108,33 @@ def _one_by_one(bench: BenchResult) -> bool:
 
 
 def calibrate(bench: BenchResult, service: Service, part: CalibrationRequests, tables: StepTimeTables, *, seed: int = 0,
-              told: Callable[[int, int], None] | None = None) -> CalibratedServer:  # fmt: skip
+              progress: Callable[[int, int], None] | None = None) -> CalibratedServer:  # fmt: skip
     """The service with the terms that answer ``part`` of the benchmark best."""
     problem = _Objective(bench, service, part, tables, seed)
     at = problem.start
     before = problem.error(at)
     for _ in range(_TIMES):  # noise is what the fit before it left
         problem.weigh(at)
-        at = _searched(problem, at, told)
+        at = _searched(problem, at, progress)
     stack = replace(problem.service(at).pool.deployment.stack, spread=problem.spread(at))
     return CalibratedServer(_with(service, stack), problem.before, part, problem.runs, before, problem.error(at),
                   problem.one_by_one)  # fmt: skip
 
 
-def _searched(problem: _Objective, at: Array, told: Callable[[int, int], None] | None) -> Array:
+def _searched(problem: _Objective, at: Array, progress: Callable[[int, int], None] | None) -> Array:
     """From ``at`` downhill until little is gained."""
     here, damping = problem.residuals(at), 1e-2
     cost = float(here @ here)
     for count in range(_ROUNDS):
-        if told:
-            told(count, _ROUNDS)
+        if progress:
+            progress(count, _ROUNDS)
         slopes, last = problem.slopes(at), cost
         for _ in range(_TRIES):
             step = np.linalg.solve(slopes.T @ slopes + damping * np.diag((slopes**2).sum(0)), -slopes.T @ here)
             tried = problem.within(at + step)
-            found = problem.residuals(tried)
-            if float(found @ found) < cost:
-                at, here, cost = tried, found, float(found @ found)
+            residuals = problem.residuals(tried)
+            if float(residuals @ residuals) < cost:
+                at, here, cost = tried, residuals, float(residuals @ residuals)
                 damping /= 5
                 break
             damping *= 5
@@ -161,9 +161,9 @@ class _Objective:
         summary = measured(bench, rows) if self.one_by_one else part.summary
         # Of a load that was made again lengths are means: the tails of what was measured are those of others.
         endings = _NOISE if bench.exact else ("mean", "p50")
-        found = {f"{ending}_{name}_ms": named(summary, f"{ending}_{name}_ms") for ending, name in _FITTED
+        measured_ms = {f"{ending}_{name}_ms": named(summary, f"{ending}_{name}_ms") for ending, name in _FITTED
                  if ending in endings}  # fmt: skip
-        self._summary = {key: value for key, value in found.items() if value}
+        self._summary = {key: value for key, value in measured_ms.items() if value}
         if not self._summary:
             raise KernelcastError(f"{bench.path} has no latencies to learn from: ttft, tpot or e2el")
         self.start, self.runs = np.zeros(len(OVERHEADS)), 0
@@ -186,9 +186,9 @@ class _Objective:
 
     def _served(self, at: Array, variant: str = "likely", spread: float = 0.0) -> tuple[Cluster, RequestTimes]:
         self.runs += 1
-        fleet = Cluster(self.service(at, spread), self._load, self._tables, variant, self._seed)
-        fleet.run()
-        return fleet, RequestTimes.of(fleet.requests, self._load)
+        cluster = Cluster(self.service(at, spread), self._load, self._tables, variant, self._seed)
+        cluster.run()
+        return cluster, RequestTimes.of(cluster.requests, self._load)
 
     def weigh(self, at: Array) -> None:
         """How far requests lie from the run of these terms, but for what all have in common."""
@@ -197,10 +197,10 @@ class _Objective:
             self._noise |= {name: 1.48 * float(np.median(np.abs(e - np.median(e)))) for name, e in errors.items()}
 
     def residuals(self, at: Array) -> Array:
-        fleet, served = self._served(at)
+        cluster, served = self._served(at)
         count = int(self._rows.sum())
         whole = [log / np.hypot(_EXACT, self._noise[name] * np.sqrt(_NOISE[ending] / count))
-                 for (ending, name), log in self._wholes(fleet, served).items()]  # fmt: skip
+                 for (ending, name), log in self._wholes(cluster, served).items()]  # fmt: skip
         parts = [np.array(whole), at]
         if self.one_by_one:
             for name, errors in self._errors(served).items():
@@ -212,17 +212,17 @@ class _Objective:
         """The usual one of means and percentiles."""
         return float(np.sqrt(np.mean(np.square(list(self._wholes(*self._served(at)).values())))))
 
-    def _wholes(self, fleet: Cluster, served: RequestTimes) -> dict[tuple[str, str], float]:
+    def _wholes(self, cluster: Cluster, served: RequestTimes) -> dict[tuple[str, str], float]:
         """Logarithms of predicted over measured means and percentiles."""
-        found = metrics(served, fleet.notes, self._rows)
-        told = {pair: f"{pair[0]}_{pair[1]}_ms" for pair in _FITTED}
-        return {pair: float(np.log(found[key] / self._summary[key])) for pair, key in told.items()
-                if key in self._summary and key in found}  # fmt: skip
+        simulated = metrics(served, cluster.notes, self._rows)
+        keys = {pair: f"{pair[0]}_{pair[1]}_ms" for pair in _FITTED}
+        return {pair: float(np.log(simulated[key] / self._summary[key])) for pair, key in keys.items()
+                if key in self._summary and key in simulated}  # fmt: skip
 
     def _errors(self, served: RequestTimes) -> dict[str, Array]:
         """Logarithms of predicted over measured times, of each request."""
-        found = _simulated(served)
-        logs = {name: np.log(found[name][self._rows] / times) for name, times in self._times.items()}
+        simulated = _simulated(served)
+        logs = {name: np.log(simulated[name][self._rows] / times) for name, times in self._times.items()}
         return {name: errors[np.isfinite(errors)] for name, errors in logs.items() if np.isfinite(errors).any()}
 
     def slopes(self, at: Array) -> Array:
@@ -241,16 +241,16 @@ class _Objective:
         at a time."""
         for spread in (spread for spread in _SPREADS if spread >= self._least):
             ends = [self._tenths(*self._served(at, variant, spread)) for variant in ("low", "likely", "high")]
-            told = self._tenths(None, None)
-            inside = (np.min(ends, axis=0) <= told) & (told <= np.max(ends, axis=0))
+            known = self._tenths(None, None)
+            inside = (np.min(ends, axis=0) <= known) & (known <= np.max(ends, axis=0))
             if np.mean(inside) >= _HELD:
                 return spread
         return _SPREADS[-1]
 
-    def _tenths(self, fleet: Cluster | None, served: RequestTimes | None) -> Array:
+    def _tenths(self, cluster: Cluster | None, served: RequestTimes | None) -> Array:
         """Mean latencies of the requests, a tenth of them at a time; else the summary."""
         if not self.one_by_one:
-            found = metrics(served, fleet.notes, self._rows) if served and fleet else self._summary
+            found = metrics(served, cluster.notes, self._rows) if served and cluster else self._summary
             return np.array([found[key] for key in self._summary])
         times = {name: values[self._rows] for name, values in _simulated(served).items()} if served else self._times
         count = max(1, min(10, int(self._rows.sum()) // 5))
@@ -259,11 +259,11 @@ class _Objective:
 
 def _with(service: Service, stack: Stack) -> Service:
     """The same with another stack; pools that share a deployment still do."""
-    place = replace(service.pool.deployment, stack=stack)
-    pool, prefill = replace(service.pool, deployment=place), service.prefill
+    deployment = replace(service.pool.deployment, stack=stack)
+    pool, prefill = replace(service.pool, deployment=deployment), service.prefill
     if prefill is not None:
         same = prefill.deployment is service.pool.deployment
-        prefill = replace(prefill, deployment=place if same else replace(prefill.deployment, stack=stack))
+        prefill = replace(prefill, deployment=deployment if same else replace(prefill.deployment, stack=stack))
     return replace(service, pool=pool, prefill=prefill)
 
 
@@ -278,12 +278,14 @@ def _needed(bench: BenchResult, rows: Rows) -> Rows:
 
 
 def _times(bench: BenchResult, rows: Rows) -> dict[str, Array]:
-    found = {name: times[rows] for name, times in (("ttft", bench.ttft_s), ("e2el", bench.e2el_s)) if times is not None}
-    if len(found) == 2:
+    seconds = {
+        name: times[rows] for name, times in (("ttft", bench.ttft_s), ("e2el", bench.e2el_s)) if times is not None
+    }
+    if len(seconds) == 2:
         outputs = bench.load.outputs[rows]
         tokens = np.where(outputs > 1, outputs - 1, np.nan)
-        found["tpot"] = (found["e2el"] - found["ttft"]) / tokens
-    return {name: np.where(times > 0, times, np.nan) for name, times in found.items()}
+        seconds["tpot"] = (seconds["e2el"] - seconds["ttft"]) / tokens
+    return {name: np.where(times > 0, times, np.nan) for name, times in seconds.items()}
 
 
 def _simulated(served: RequestTimes) -> dict[str, NDArray[np.float64]]:

@@ -1,4 +1,4 @@
-"""One engine: its ranks step together, each step as long as the busiest rank's."""
+"""One engine: its ranks step mixed_steps, each step as long as the busiest rank's."""
 
 from __future__ import annotations
 
@@ -27,40 +27,42 @@ class _RunningSteps:
 
 
 class Engine:
-    """``next_s``: when the steps under way end, infinity where it is idle. ``noted`` is told of every stretch of steps:
-    (start, end, steps, sequences that decode, prompt tokens, the engine)."""
+    """``next_s``: when the running steps end, infinity where it is idle. ``log`` is called after alike steps with
+    (start, end, steps, decoding sequences, prompt tokens, the engine)."""
 
     def __init__(self, ranks: list[Scheduler], times: StepTimes, variant: str,
-                 noted: Callable[[float, float, int, int, int, Engine], None]) -> None:  # fmt: skip
-        self.ranks, self.times, self.variant, self._noted = ranks, times, variant, noted
+                 log: Callable[[float, float, int, int, int, Engine], None]) -> None:  # fmt: skip
+        self.ranks, self.times, self.variant, self._log = ranks, times, variant, log
         self.next_s = math.inf
         self._under: _RunningSteps | None = None
         # A scheduler that works ahead has the next step ready when one begins: who comes during a step is looked at
         # when it ends, and runs in the one after the next.
         self._ahead = ranks[0].settings.async_scheduling
         self._every = ranks[0].settings.recv_interval
-        self._come: deque[tuple[float, Request]] = deque()
+        self._arrived: deque[tuple[float, Request]] = deque()
         self._count = 0  # steps so far
         self._waited = 0  # steps that prompts were put off for, see Settings.dp_wait
         stack = times.deployment.stack
-        self._own_s = [host_time(variant, x, stack.spread) for x in (stack.step_s, stack.prefill_s, stack.sequence_s)]
+        self._host_times_s = [
+            host_time(variant, x, stack.spread) for x in (stack.step_s, stack.prefill_s, stack.sequence_s)
+        ]
 
     @property
     def load(self) -> int:
-        return sum(rank.load for rank in self.ranks) + len(self._come)
+        return sum(rank.load for rank in self.ranks) + len(self._arrived)
 
     def submit(self, request: Request, now_s: float) -> None:
         """It is looked at when the step under way ends (or, of a scheduler that works ahead, the one after it)."""
         under = self._under
         if under is None:
-            self._deal(request)
+            self._assign(request)
             self._begin(now_s)
             return
         full = self._full
         if self._ahead or self._every > 1:
-            self._come.append((now_s, request))
+            self._arrived.append((now_s, request))
         else:
-            self._deal(request)
+            self._assign(request)
         if under.count > 1 and not full:
             run = int(np.searchsorted(under.ends_s, now_s - under.start_s)) + (2 if self._ahead else 1)
             run += -(self._count + run) % self._every
@@ -68,7 +70,7 @@ class Engine:
                 under.count = run
                 self.next_s = under.start_s + float(under.ends_s[run - 1])
 
-    def _deal(self, request: Request) -> None:
+    def _assign(self, request: Request) -> None:
         """To the rank with the fewest requests."""
         rank = self.ranks[0] if len(self.ranks) == 1 else min(self.ranks, key=lambda rank: rank.load)
         rank.waiting.append(request)
@@ -86,7 +88,7 @@ class Engine:
         decoding = sum(rank.decoding for rank, step in zip(self.ranks, under.steps, strict=True)
                        if step and step.decodes)  # fmt: skip
         prompts = sum(step.prompt_tokens for step in under.steps if step and step.chunks)
-        self._noted(under.start_s, now_s, under.count, decoding, prompts, self)
+        self._log(under.start_s, now_s, under.count, decoding, prompts, self)
         for rank, step in zip(self.ranks, under.steps, strict=True):
             if step:
                 done += rank.advance(step, under.count, now_s)
@@ -96,17 +98,17 @@ class Engine:
         begun_s = now_s
         if self._ahead:
             begun_s = under.start_s + float(under.ends_s[under.count - 2]) if under.count > 1 else under.start_s
-        while self._come and self._come[0][0] <= begun_s and not self._count % self._every:
-            self._deal(self._come.popleft()[1])
+        while self._arrived and self._arrived[0][0] <= begun_s and not self._count % self._every:
+            self._assign(self._arrived.popleft()[1])
         self._begin(now_s)
         return done
 
     def _begin(self, now_s: float) -> None:
         self._hold()
         steps = [rank.schedule(now_s) for rank in self.ranks]
-        if not any(steps) and self._come:  # nothing runs: no reason to wait
-            while self._come:
-                self._deal(self._come.popleft()[1])
+        if not any(steps) and self._arrived:  # nothing runs: no reason to wait
+            while self._arrived:
+                self._assign(self._arrived.popleft()[1])
             steps = [rank.schedule(now_s) for rank in self.ranks]
         if not any(steps):
             self.next_s = math.inf
@@ -118,7 +120,7 @@ class Engine:
             ends: list[float] | Array = [self._mixed_s(steps)]
         else:
             most = min(step.most for step in steps if step)
-            if self._come and not self._full:
+            if self._arrived and not self._full:
                 most = min(most, self._every - self._count % self._every)
             if ranks_held(self.ranks):
                 most = min(most, self.ranks[0].settings.dp_wait - self._waited)
@@ -131,8 +133,8 @@ class Engine:
         most = self.ranks[0].settings.dp_wait
         if not most or len(self.ranks) == 1:
             return
-        ready = [bool(rank.waiting or rank.reading) for rank in self.ranks]
-        under_way = any(rank.reading for rank in self.ranks) or not any(rank.decoding for rank in self.ranks)
+        ready = [bool(rank.waiting or rank.prefilling) for rank in self.ranks]
+        under_way = any(rank.prefilling for rank in self.ranks) or not any(rank.decoding for rank in self.ranks)
         hold = any(ready) and not all(ready) and not under_way and self._waited < most
         for rank in self.ranks:
             rank.held = hold
@@ -149,15 +151,15 @@ class Engine:
                 continue
             tokens = pairs = rows = 0
             for request, part in step.chunks:
-                past = request.context - request.left
-                tokens, pairs, rows = tokens + part, pairs + part * past, rows + (request.left == part)
+                past = request.context - request.remaining
+                tokens, pairs, rows = tokens + part, pairs + part * past, rows + (request.remaining == part)
             mixed_s = self.times.mixed(decoding, context, tokens, pairs / tokens, rows + decoding, self.variant)
             longest = max(longest, mixed_s + self._host(decoding, len(step.chunks)))
         return longest
 
     def _host(self, decoding: int, reading: int = 0) -> float:
         """What the GPU waits for the host in a step."""
-        step_s, prefill_s, sequence_s = self._own_s
+        step_s, prefill_s, sequence_s = self._host_times_s
         return (step_s if decoding else prefill_s) + (decoding + reading) * sequence_s
 
     def _decodes_s(self, most: int) -> list[float] | Array:
@@ -167,8 +169,8 @@ class Engine:
         own_s = self._host(decoding)
         if most == 1:
             return [self.times.decode(decoding, context, self.variant) + own_s]
-        count, gained = min(most, _MOST_STEPS), self.ranks[0].gained
-        return np.cumsum(self.times.decodes(decoding, context, gained, count, self.variant) + own_s)
+        count, tokens_per_step = min(most, _MOST_STEPS), self.ranks[0].tokens_per_step
+        return np.cumsum(self.times.decodes(decoding, context, tokens_per_step, count, self.variant) + own_s)
 
 
 def ranks_held(ranks: list[Scheduler]) -> bool:

@@ -32,11 +32,11 @@ _RATES = {
 _KEYS = re.compile(r"mean|median|p\d+(\.\d+)?")
 
 
-def is_report(found: Any) -> bool:
+def is_report(report: Any) -> bool:
     """Of a run or a stage, or the list of requests."""
-    if isinstance(found, dict):
-        return isinstance(found.get("successes"), dict)
-    return isinstance(found, list) and bool(found) and isinstance(found[0], dict) and "start_time" in found[0]
+    if isinstance(report, dict):
+        return isinstance(report.get("successes"), dict)
+    return isinstance(report, list) and bool(report) and isinstance(report[0], dict) and "start_time" in report[0]
 
 
 def read_report(path: Path, *, seed: int = 0) -> BenchResult:
@@ -73,12 +73,12 @@ def _of_requests(
         raise KernelcastError(f"{folder / _REQUESTS} has no request with a start_time")
     rows.sort(key=lambda row: float(row["start_time"]))
     stage_of = _stage_of(len(rows), stages)
-    told = _metrics(_json(folder / _SUMMARY)) if (folder / _SUMMARY).is_file() else {}
+    reported = _metrics(_json(folder / _SUMMARY)) if (folder / _SUMMARY).is_file() else {}
     if number >= 0:
         if stage_of is None:
             raise KernelcastError(f"{path}: which requests of {_REQUESTS} are of this stage is not known")
         rows = [row for row, stage in zip(rows, stage_of, strict=True) if stage == number]
-        stage_of, told = None, _metrics(stages[number])
+        stage_of, reported = None, _metrics(stages[number])
     good = [row for row in rows if not row.get("error") and _tokens(row, "input") and _tokens(row, "output")]
     if not good:
         raise KernelcastError(f"{folder / _REQUESTS}: none of its {len(rows)} requests was answered")
@@ -95,7 +95,7 @@ def _of_requests(
             "what prompts share is found in their texts, with characters for tokens",
         )
     return BenchResult(
-        path, "inference-perf", load, True, {**computed, **told}, _server(folder), ttft, e2el, itls,
+        path, "inference-perf", load, True, {**computed, **reported}, _server(folder), ttft, e2el, itls,
         tuple(_metrics(stages[key]) for key in sorted(stages)) if number < 0 else (), tuple(notes),
     )  # fmt: skip
 
@@ -115,10 +115,10 @@ def _served(
         "ttft": first - starts,
         "e2el": ends - starts,
     }
-    order, found, itls = by_arrival(starts, columns, [np.diff(times) for times in tokens])
-    shared = _shared([rows[at] for at in order], found["inputs"])
-    load = Load(starts[order] - starts.min(), found["inputs"], found["outputs"], shared, stages=stages)
-    return load, found["ttft"], found["e2el"], itls, max(float(ends.max() - starts.min()), 1e-9)
+    order, ordered, itls = by_arrival(starts, columns, [np.diff(times) for times in tokens])
+    shared = _shared([rows[at] for at in order], ordered["inputs"])
+    load = Load(starts[order] - starts.min(), ordered["inputs"], ordered["outputs"], shared, stages=stages)
+    return load, ordered["ttft"], ordered["e2el"], itls, max(float(ends.max() - starts.min()), 1e-9)
 
 
 def _shared(rows: Sequence[Mapping[str, Any]], inputs: NDArray[np.int64]) -> tuple[Pieces, ...]:
@@ -158,8 +158,8 @@ def _token_times(row: Mapping[str, Any]) -> Seconds:
 
 
 def _stages(folder: Path) -> dict[int, Any]:
-    found = {int(hit.group(1)): _json(file) for file in folder.iterdir() if (hit := _STAGE.fullmatch(file.name))}
-    return dict(sorted(found.items()))
+    stages = {int(hit.group(1)): _json(file) for file in folder.iterdir() if (hit := _STAGE.fullmatch(file.name))}
+    return dict(sorted(stages.items()))
 
 
 def _stage_of(count: int, stages: Mapping[int, Any]) -> NDArray[np.int64] | None:
@@ -181,8 +181,8 @@ def _made_again(path: Path, reports: Sequence[Any], config: Mapping[str, str], s
         rate = float(said.get("requested_rate") or (count / seconds if seconds else 0))
         if not count or not rate > 0:
             raise KernelcastError(f"{path} says too little of its load: load_summary needs count and requested_rate")
-        kind = "constant" if config.get("load_type") == "constant" else "poisson"
-        times.append(start_s + arrivals(count, rate, vllm_draws(seed + len(times)), kind))
+        process = "constant" if config.get("load_type") == "constant" else "poisson"
+        times.append(start_s + arrivals(count, rate, vllm_draws(seed + len(times)), process))
         counts.append(count)
         rates.append((_mean(path, done, "prompt_len"), _mean(path, done, "output_len")))
         start_s += count / rate
@@ -208,18 +208,18 @@ def _mean(path: Path, done: Mapping[str, Any], name: str) -> int:
 def _metrics(report: Any) -> dict[str, float]:
     """By vLLM's names, in milliseconds."""
     done = report.get("successes") or {}
-    found = {}
+    metrics = {}
     for theirs, ours in _LATENCIES.items():
         for key, value in ((done.get("latency") or {}).get(theirs) or {}).items():
             if _KEYS.fullmatch(key) and isinstance(value, int | float):
-                found[f"{key}_{ours}_ms"] = float(value) * 1e3
+                metrics[f"{key}_{ours}_ms"] = float(value) * 1e3
     rates = done.get("throughput") or {}
-    found |= {
+    metrics |= {
         ours: float(rates[theirs]) for theirs, ours in _RATES.items() if isinstance(rates.get(theirs), int | float)
     }
     counts = {"completed": done.get("count"), "failed": (report.get("failures") or {}).get("count"),
               "duration": report.get("benchmark_time_seconds")}  # fmt: skip
-    return found | {name: float(value) for name, value in counts.items() if isinstance(value, int | float)}
+    return metrics | {name: float(value) for name, value in counts.items() if isinstance(value, int | float)}
 
 
 def _config(folder: Path) -> dict[str, str]:
@@ -232,13 +232,13 @@ def _config(folder: Path) -> dict[str, str]:
         "users": r"num_prompts_per_group|num_users_per_system_prompt",
         "system_prompt_len": r"system_prompt_len",
     }
-    found = {}
+    config = {}
     for word, names in wanted.items():
         if hit := re.search(rf"^\s*(?:{names}):\s*['\"]?([^\s'\"#]+)", text, re.MULTILINE):
-            found[word] = hit.group(1)
+            config[word] = hit.group(1)
     if hit := re.search(r"^load:\s*\n(?:\s+.*\n)*?\s+type:\s*(\w+)", text, re.MULTILINE):
-        found["load_type"] = hit.group(1).lower()
-    return found
+        config["load_type"] = hit.group(1).lower()
+    return config
 
 
 def _has_groups(config: Mapping[str, str]) -> bool:
@@ -288,12 +288,12 @@ def shared_by_text(prompts: Sequence[str], inputs: NDArray[np.int64]) -> tuple[P
     return tuple(map(tuple, pieces)) if any(pieces) else ()
 
 
-def _alike(one: str, other: str) -> int:
+def _alike(first: str, other: str) -> int:
     """Characters that two texts begin with together."""
-    low, high = 0, min(len(one), len(other))
+    low, high = 0, min(len(first), len(other))
     while low < high:
         middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
+        if first[low:middle] == other[low:middle]:
             low = middle
         else:
             high = middle - 1

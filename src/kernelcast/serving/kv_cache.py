@@ -41,11 +41,11 @@ class KvCacheBlocks:
     def used(self) -> int:
         return self.count - self.free
 
-    def of(self, tokens: int) -> int:
+    def needed_for(self, tokens: int) -> int:
         """Blocks that so many tokens fill."""
         return -(-tokens // self.size)
 
-    def found(self, pieces: Pieces, most: int) -> tuple[int, list[PrefixNode]]:
+    def cached_prefix(self, pieces: Pieces, most: int) -> tuple[int, list[PrefixNode]]:
         """Tokens at the beginning of a prompt that are cached, in full blocks and at most ``most``; their nodes."""
         cached, start, path = 0, 0, []
         above: PrefixNode | None = None
@@ -135,13 +135,13 @@ class KvCacheBlocks:
             above, start = node, start + tokens
         return moved
 
-    def release(self, own: int, path: Sequence[PrefixNode]) -> None:
+    def release(self, private: int, path: Sequence[PrefixNode]) -> None:
         """A request ends (or is put back): ``own`` blocks that nobody shares, and its nodes, the deepest first."""
-        self.free += own
+        self.free += private
         if not self.caching:
             return
-        if own:
-            self._queue.append((own, None, 0))
+        if private:
+            self._queue.append((private, None, 0))
         for node in reversed(path):
             node.holders -= 1
             if not node.holders:

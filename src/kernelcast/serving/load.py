@@ -135,14 +135,14 @@ class Load:
 
 def _renumbered(follows: NDArray[np.int64], kept: NDArray[np.int64]) -> NDArray[np.int64]:
     """Whom the kept ones follow, counted among themselves; who followed one that is gone follows none."""
-    place = np.full(len(follows) + 1, -1)
-    place[kept] = np.arange(len(kept))
-    return place[follows[kept]]
+    index = np.full(len(follows) + 1, -1)
+    index[kept] = np.arange(len(kept))
+    return index[follows[kept]]
 
 
-def _array(values: ArrayLike, kind: type[np.generic]) -> NDArray[Any]:
+def _array(values: ArrayLike, dtype: type[np.generic]) -> NDArray[Any]:
     """Of its own, and locked: a load is a value."""
-    array = np.array(values, dtype=kind)
+    array = np.array(values, dtype=dtype)
     array.setflags(write=False)
     return array
 
@@ -320,11 +320,11 @@ class Lengths:
             low = max(math.floor(self.mean * (1 - self.ratio)), 1)
             return draws.integers(low, math.ceil(self.mean * (1 + self.ratio)) + 1, size=count)
         if self.kind == "normal":
-            found = draws.normal(self.mean, self.std, count)
+            lengths = draws.normal(self.mean, self.std, count)
         else:
             variance = math.log1p((self.std / self.mean) ** 2)
-            found = draws.lognormal(math.log(self.mean) - variance / 2, math.sqrt(variance), count)
-        return np.clip(np.rint(found), self.low, self.high or None).astype(np.int64)
+            lengths = draws.lognormal(math.log(self.mean) - variance / 2, math.sqrt(variance), count)
+        return np.clip(np.rint(lengths), self.low, self.high or None).astype(np.int64)
 
 
 def empirical(count: int, inputs: ArrayLike, outputs: ArrayLike, draws: np.random.Generator) -> tuple[Tokens, Tokens]:
@@ -351,9 +351,9 @@ def random_prompts(
     """As vLLM's random dataset: all begin with the same ``prefix_len`` tokens, which come on top of the length."""
     if prefix_len < 0:
         raise KernelcastError(f"a prefix has 0 tokens or more, not {prefix_len}")
-    own = inputs.draw(count, draws)
+    lengths = inputs.draw(count, draws)
     answers = outputs.draw(count, draws)
-    return Prompts(own + prefix_len, answers, (((0, prefix_len),),) * count if prefix_len else ())
+    return Prompts(lengths + prefix_len, answers, (((0, prefix_len),),) * count if prefix_len else ())
 
 
 def repeated_prefixes(
@@ -391,12 +391,13 @@ def shared_prefix(
     asked, answered = questions.draw(users, draws), outputs.draw(users, draws)
     user = np.arange(count) % users
     before = np.arange(count) // users * (asked + answered)[user] if multi_turn else np.zeros(count, dtype=np.int64)
-    own = before + asked[user]
+    lengths = before + asked[user]
     system = [((g, system_prompt_len),) if system_prompt_len else () for g in range(groups)]
     shared = tuple(
-        (*system[group[who]], (groups + who, tokens)) for who, tokens in zip(user.tolist(), own.tolist(), strict=True)
+        (*system[group[who]], (groups + who, tokens))
+        for who, tokens in zip(user.tolist(), lengths.tolist(), strict=True)
     )
-    return Prompts(system_prompt_len + own, answered[user], shared)
+    return Prompts(system_prompt_len + lengths, answered[user], shared)
 
 
 def spread_total(total: int, count: int) -> Tokens:

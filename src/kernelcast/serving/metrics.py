@@ -24,9 +24,9 @@ def summary_ms(name: str, values_s: NDArray[np.float64]) -> dict[str, float]:
     values = values_s[np.isfinite(values_s)] * 1e3
     if not len(values):
         return {}
-    found = {f"mean_{name}_ms": values.mean(), f"median_{name}_ms": np.median(values), f"std_{name}_ms": values.std()}
-    found |= {f"p{p}_{name}_ms": at for p, at in zip(PERCENTILES, np.percentile(values, PERCENTILES), strict=True)}
-    return {key: float(value) for key, value in found.items()}
+    summary = {f"mean_{name}_ms": values.mean(), f"median_{name}_ms": np.median(values), f"std_{name}_ms": values.std()}
+    summary |= {f"p{p}_{name}_ms": at for p, at in zip(PERCENTILES, np.percentile(values, PERCENTILES), strict=True)}
+    return {key: float(value) for key, value in summary.items()}
 
 
 def latencies_ms(
@@ -36,15 +36,15 @@ def latencies_ms(
     itls: Sequence[NDArray[np.float64]] = (),
 ) -> dict[str, float]:
     """Of all requests: time to first token, time per output token behind it, gaps between tokens, end to end."""
-    found: dict[str, float] = {}
+    latencies: dict[str, float] = {}
     if ttft_s is not None:
-        found |= summary_ms("ttft", ttft_s)
+        latencies |= summary_ms("ttft", ttft_s)
     if ttft_s is not None and e2el_s is not None:
         several = outputs > 1
-        found |= summary_ms("tpot", (e2el_s - ttft_s)[several] / (outputs[several] - 1))
+        latencies |= summary_ms("tpot", (e2el_s - ttft_s)[several] / (outputs[several] - 1))
     if len(itls):
-        found |= summary_ms("itl", np.concatenate([np.asarray(gaps, dtype=np.float64) for gaps in itls]))
-    return found | (summary_ms("e2el", e2el_s) if e2el_s is not None else {})
+        latencies |= summary_ms("itl", np.concatenate([np.asarray(gaps, dtype=np.float64) for gaps in itls]))
+    return latencies | (summary_ms("e2el", e2el_s) if e2el_s is not None else {})
 
 
 def throughput(inputs: NDArray[np.int64], outputs: NDArray[np.int64], duration_s: float) -> dict[str, float]:
@@ -137,11 +137,11 @@ def metrics(served: RequestTimes, notes: StepLog, rows: NDArray[np.bool_] | None
         return {"completed": 0.0}
     outputs = served.outputs[chosen]
     duration_s = float(served.last_token_s[chosen].max() - served.arrival_s[chosen].min())
-    found = throughput(served.inputs[chosen], outputs, max(duration_s, 1e-9))
+    values = throughput(served.inputs[chosen], outputs, max(duration_s, 1e-9))
     if goals and goals.given:
-        found["request_goodput"] = float((served.good(goals) & chosen).sum()) / max(duration_s, 1e-9)
-    found |= latencies_ms(outputs, served.ttft_s[chosen], served.e2el_s[chosen])
-    return found | _gaps_ms(served, notes, chosen, whole=rows is None)
+        values["request_goodput"] = float((served.good(goals) & chosen).sum()) / max(duration_s, 1e-9)
+    values |= latencies_ms(outputs, served.ttft_s[chosen], served.e2el_s[chosen])
+    return values | _gaps_ms(served, notes, chosen, whole=rows is None)
 
 
 def _gaps_ms(served: RequestTimes, notes: StepLog, chosen: NDArray[np.bool_], *, whole: bool) -> dict[str, float]:
@@ -233,11 +233,11 @@ class BenchResult:
     notes: tuple[str, ...] = ()  # what a reader should know of the load
 
 
-def server_settings(found: Mapping[str, Any]) -> dict[str, Any]:
+def server_settings(source: Mapping[str, Any]) -> dict[str, Any]:
     """What is known of a server, by one name each; numbers that are written as text are numbers."""
     said: dict[str, Any] = {}
     for word, names in _NAMES.items():
-        value = next((found[name] for name in names if found.get(name) not in (None, "")), None)
+        value = next((source[name] for name in names if source.get(name) not in (None, "")), None)
         if isinstance(value, str) and value.strip().isdigit():
             value = int(value)
         if isinstance(value, str | int | float):
@@ -250,5 +250,5 @@ def by_arrival(
 ) -> tuple[NDArray[np.int64], dict[str, Any], tuple[Seconds, ...]]:
     """Everything in order of arrival, which a load is."""
     order = np.argsort(arrivals_s, kind="stable")
-    found = {name: None if column is None else column[order] for name, column in columns.items()}
-    return order, found, tuple(np.asarray(itls[row], dtype=np.float64) for row in order) if len(itls) else ()
+    ordered = {name: None if column is None else column[order] for name, column in columns.items()}
+    return order, ordered, tuple(np.asarray(itls[row], dtype=np.float64) for row in order) if len(itls) else ()

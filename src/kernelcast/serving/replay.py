@@ -72,17 +72,17 @@ class SimulatedRuns:
         check(service, load)
         served, notes = {}, {}
         for variant in VARIANTS if intervals else VARIANTS[:1]:
-            fleet = Cluster(service, load, tables, variant, seed)
-            fleet.run()
-            served[variant], notes[variant] = RequestTimes.of(fleet.requests, load), fleet.notes
-        return cls(load, served, notes, fleet.deciding[0].times.rests_on)
+            cluster = Cluster(service, load, tables, variant, seed)
+            cluster.run()
+            served[variant], notes[variant] = RequestTimes.of(cluster.requests, load), cluster.notes
+        return cls(load, served, notes, cluster.decode_engines[0].times.rests_on)
 
     def figures(self, measured: Mapping[str, float], rows: Rows | None = None) -> tuple[MetricComparison, ...]:
         """Of what was measured all that is predicted too."""
-        found = {variant: metrics(self.served[variant], self.notes[variant], rows) for variant in self.served}
+        simulated = {variant: metrics(self.served[variant], self.notes[variant], rows) for variant in self.served}
         figures = []
         for key in KEYS:
-            told, values = named(measured, key), [named(found[variant], key) for variant in found]
+            told, values = named(measured, key), [named(simulated[variant], key) for variant in simulated]
             if not told or None in values or not told > 0:
                 continue
             ends = [value for value in values if value is not None]
@@ -91,9 +91,9 @@ class SimulatedRuns:
         return tuple(figures)
 
 
-def named(found: Mapping[str, float], key: str) -> float | None:
+def named(metrics: Mapping[str, float], key: str) -> float | None:
     """Some call the 50th percentile the median."""
-    return found.get(key, found.get(key.replace("p50", "median")))
+    return metrics.get(key, metrics.get(key.replace("p50", "median")))
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,21 +113,23 @@ def replay(bench: BenchResult, service: Service, tables: StepTimeTables, *, seed
            parts: Sequence[tuple[str, Rows]] = ()) -> Replay:  # fmt: skip
     """The benchmark's load on ``service``; ``parts``: names and requests, in place of the stages of the load."""
     runs = SimulatedRuns.of(service, bench.load, tables, seed=seed, intervals=intervals)
-    told = [(name, rows, measured(bench, rows)) for name, rows in parts] or _stages(bench)
-    found = tuple(ReplayPart(name, int(rows.sum()), runs.figures(values, rows)) for name, rows, values in told)
+    measured_parts = [(name, rows, measured(bench, rows)) for name, rows in parts] or _stages(bench)
+    compared = tuple(
+        ReplayPart(name, int(rows.sum()), runs.figures(values, rows)) for name, rows, values in measured_parts
+    )
     whole = ReplayPart("all requests", len(bench.load), runs.figures(bench.metrics))
-    return Replay(bench, service, runs, whole, found, assumed(bench, service), stages=not parts)
+    return Replay(bench, service, runs, whole, compared, assumed(bench, service), stages=not parts)
 
 
 def _stages(bench: BenchResult) -> list[tuple[str, Rows, Mapping[str, float]]]:
     """Of a load that has them: as the file tells of each, or worked out of its requests."""
     if bench.load.stages is None or bench.load.stages.max() == 0:
         return []
-    found = []
+    stages = []
     for at, number in enumerate(np.unique(bench.load.stages).tolist()):
         rows = bench.load.stages == number
-        found.append((f"stage {number}", rows, stage_metrics(bench, at, rows)))
-    return found
+        stages.append((f"stage {number}", rows, stage_metrics(bench, at, rows)))
+    return stages
 
 
 def stage_metrics(bench: BenchResult, at: int, rows: Rows) -> Mapping[str, float]:
@@ -139,18 +141,18 @@ def measured(bench: BenchResult, rows: Rows) -> dict[str, float]:
     load = bench.load.take(rows)
     ttft, e2el = (None if times is None else times[rows] for times in (bench.ttft_s, bench.e2el_s))
     itls = [gaps for gaps, chosen in zip(bench.itls, rows, strict=True) if chosen] if bench.itls else []
-    found = latencies_ms(load.outputs, ttft, e2el, itls)
+    values = latencies_ms(load.outputs, ttft, e2el, itls)
     if e2el is not None and not load.max_concurrency:  # of a closed loop it is not known when each was sent
         lasted = float(np.nanmax(load.arrivals_s + e2el) - load.arrivals_s[0])
-        found |= throughput(load.inputs, load.outputs, max(lasted, 1e-9))
-    return found
+        values |= throughput(load.inputs, load.outputs, max(lasted, 1e-9))
+    return values
 
 
 def assumed(bench: BenchResult, service: Service) -> tuple[str, ...]:
     """What the file leaves open."""
-    found = list(bench.notes)
+    notes = list(bench.notes)
     if not bench.exact:
-        found.append("requests are not those that were sent: whole distributions are compared, not request by request")
+        notes.append("requests are not those that were sent: whole distributions are compared, not request by request")
     if not bench.load.shared and service.pool.settings.prefix_caching:
-        found.append("the file does not say what prompts share: nothing, it is assumed")
-    return tuple(found)
+        notes.append("the file does not say what prompts share: nothing, it is assumed")
+    return tuple(notes)

@@ -20,14 +20,32 @@ class Request:
     """``context``: tokens that must be in the cache before the next one is sampled; ``left``: of them, not computed."""
 
     __slots__ = (
-        "arrival_s", "at", "base", "blocks", "cached", "context", "finish", "first_s", "inputs", "last_s", "left",
-        "outputs", "path", "pieces", "preempted", "replica", "scheduled_s", "shared", "steps", "written",
+        "arrival_s",
+        "at",
+        "base",
+        "blocks",
+        "cached",
+        "context",
+        "finish",
+        "first_s",
+        "generated",
+        "inputs",
+        "last_s",
+        "outputs",
+        "path",
+        "pieces",
+        "preempted",
+        "remaining",
+        "replica",
+        "scheduled_s",
+        "shared",
+        "steps",
     )  # fmt: skip
 
     def __init__(self, at: int, arrival_s: float, inputs: int, outputs: int, pieces: Pieces = (), steps: int = 0):
         self.at, self.arrival_s, self.inputs, self.outputs, self.pieces = at, arrival_s, inputs, outputs, pieces
         self.steps = steps or outputs - 1  # decode steps that it takes after its first token
-        self.context, self.left, self.written = inputs, inputs, 0
+        self.context, self.remaining, self.generated = inputs, inputs, 0
         self.blocks = self.shared = 0  # that it holds for itself, and of those in the prefix tree
         self.path: list[PrefixNode] = []  # nodes of the prefix tree that it holds
         self.base = self.finish = (
@@ -63,16 +81,21 @@ class SchedulerStep:
 
 
 class Scheduler:
-    """``together``: prompts are read in the steps in which others decode; else before them, alone. ``gained``: tokens
-    that a decode step writes to the cache for each sequence, on average."""
+    """``mixed_steps``: prompts are prefilled in the steps in which others decode; else before them, alone.
+    ``tokens_per_step``: that a decode step adds to the cache of each sequence, on average."""
 
     def __init__(
-        self, settings: EngineSettings, together: bool, caching: bool, drafted: int = 0, gained: float = 1.0
+        self, settings: EngineSettings, mixed_steps: bool, caching: bool, drafted: int = 0, tokens_per_step: float = 1.0
     ) -> None:
-        self.settings, self.together, self.drafted, self.gained = settings, together, drafted, gained
+        self.settings, self.mixed_steps, self.drafted, self.tokens_per_step = (
+            settings,
+            mixed_steps,
+            drafted,
+            tokens_per_step,
+        )
         self.blocks = KvCacheBlocks(settings.kv_blocks, settings.block_size, caching and settings.prefix_caching)
         self.waiting: deque[Request] = deque()
-        self.reading: list[Request] = []
+        self.prefilling: list[Request] = []
         self.running: dict[int, Request] = {}  # those that are read or decode, in the order of admission
         self.decoding = 0
         self.context_sum = 0.0  # tokens in the cache of those that decode
@@ -83,38 +106,38 @@ class Scheduler:
         self._to_write = 0  # sum over those that decode of the step they end after
         self._ratio = _RATIO
         # Blocks of all that a request may write are taken at once where nobody is put back, and where steps write
-        # several tokens (guesses are checked).
-        self._whole = settings.capacity == "reserve" or drafted > 0
+        # several tokens (speculation are checked).
+        self._reserve_all = settings.capacity == "reserve" or drafted > 0
         self.held = False  # no prompt is begun: other ranks have none to read yet
 
     def schedule(self, now_s: float) -> SchedulerStep | None:
         """The next step; None: nothing to do."""
         self.blocked = ""
-        if self.together:
+        if self.mixed_steps:
             return self._mixed(now_s)
         chunks = self._prompts(self.settings.max_num_batched_tokens, now_s, self.settings.max_prefill_tokens)
-        while not chunks and not self.decoding and len(self.reading) > 1:
-            self._put_back(self.reading[-1])
+        while not chunks and not self.decoding and len(self.prefilling) > 1:
+            self._preempt(self.prefilling[-1])
             chunks = self._prompts(self.settings.max_num_batched_tokens, now_s, self.settings.max_prefill_tokens)
         if chunks:
             return SchedulerStep(chunks, decodes=False)
         return self._decode() if self.decoding else None
 
     def _mixed(self, now_s: float) -> SchedulerStep | None:
-        crowded = self._make_room()
+        crowded = self._preempt_for_room()
         budget = self.settings.max_num_batched_tokens - self.decoding * (1 + self.drafted)
         chunks = self._prompts(budget, now_s, budget, admit=not crowded)
-        while not chunks and not self.decoding and len(self.reading) > 1:  # half-read prompts hold all blocks
-            self._put_back(self.reading[-1])
+        while not chunks and not self.decoding and len(self.prefilling) > 1:  # half-read prompts hold all blocks
+            self._preempt(self.prefilling[-1])
             chunks = self._prompts(budget, now_s, budget, admit=False)
         if chunks:
             return SchedulerStep(chunks, decodes=self.decoding > 0)
         return self._decode() if self.decoding else None
 
     def _decode(self) -> SchedulerStep:
-        self._make_room()
+        self._preempt_for_room()
         most = self._ends[0][0] - self.steps
-        if not self._whole and self.blocks.free < most * self.decoding:
+        if not self._reserve_all and self.blocks.free < most * self.decoding:
             most = self._steps_until_full(most)
         if self.waiting and self.settings.capacity == "estimate":
             most = min(most, _RETRACT_STEPS)
@@ -135,31 +158,31 @@ class Scheduler:
 
     def _needed(self, steps: int) -> int:
         """Blocks that the next so many decode steps take."""
-        if self._whole:
+        if self._reserve_all:
             return 0
         size = self.settings.block_size
         rounds, rest = divmod(steps, size)
         return rounds * self.decoding + sum(self._filling[(self.steps + i) % size] for i in range(rest))
 
-    def _make_room(self) -> bool:
+    def _preempt_for_room(self) -> bool:
         """Put the last to come back until the next step's blocks are free; whether any had to go."""
         crowded = False
         while self.decoding and self.blocks.free < self._needed(1):
-            self._put_back(self.running[next(reversed(self.running))])
+            self._preempt(self.running[next(reversed(self.running))])
             crowded = True
         return crowded
 
-    def _put_back(self, request: Request) -> None:
+    def _preempt(self, request: Request) -> None:
         """Its cache is dropped; it will be computed again, with what it has written."""
         del self.running[request.at]
-        if request.left:
-            self.reading.remove(request)
+        if request.remaining:
+            self.prefilling.remove(request)
         else:
-            self._leave(request)
+            self._stop_decoding(request)
             request.steps = request.finish - self.steps
-            request.written = request.outputs - request.steps
+            request.generated = request.outputs - request.steps
         self._release(request)
-        request.context = request.left = request.inputs + request.written
+        request.context = request.remaining = request.inputs + request.generated
         request.preempted += 1
         self.waiting.appendleft(request)
         if self.settings.capacity == "estimate":
@@ -168,9 +191,9 @@ class Scheduler:
     def _prompts(self, budget: int, now_s: float, in_all: int, *, admit: bool = True) -> list[tuple[Request, int]]:
         """Prompts to read in this step: what is under way first, then the waiting, as long as all limits hold."""
         chunks = []
-        kept = self._needed(1) if self.together else 0  # blocks of the decodes beside them
-        for request in self.reading:
-            tokens = self._fitting(request, min(request.left, budget), kept)
+        kept = self._needed(1) if self.mixed_steps else 0  # blocks of the decodes beside them
+        for request in self.prefilling:
+            tokens = self._fitting(request, min(request.remaining, budget), kept)
             if tokens:
                 chunks.append((request, tokens))
                 budget, in_all = budget - tokens, in_all - tokens
@@ -196,7 +219,7 @@ class Scheduler:
         """So many tokens of a prompt under way, or fewer where blocks are short: taken."""
         if tokens <= 0:
             return 0
-        done = request.context - request.left
+        done = request.context - request.remaining
         need = self._more_blocks(request, done + tokens)
         if need > self.blocks.free - kept:
             spare = max(0, self.blocks.free - kept) * self.settings.block_size
@@ -209,9 +232,9 @@ class Scheduler:
         return tokens
 
     def _more_blocks(self, request: Request, tokens: int) -> int:
-        if self._whole:
+        if self._reserve_all:
             tokens = request.total
-        return max(0, self.blocks.of(tokens) - request.shared - request.blocks)
+        return max(0, self.blocks.needed_for(tokens) - request.shared - request.blocks)
 
     def _take(self, request: Request, blocks: int) -> None:
         self.blocks.take(blocks)
@@ -220,7 +243,9 @@ class Scheduler:
     def _next(self) -> Request:
         if self.settings.policy == "lpm" and self.blocks.caching and len(self.waiting) > 1:
             looked = range(min(len(self.waiting), _LOOKED_AT))
-            best = max(looked, key=lambda i: (self.blocks.found(self.waiting[i].pieces, self.waiting[i].inputs)[0], -i))
+            best = max(
+                looked, key=lambda i: (self.blocks.cached_prefix(self.waiting[i].pieces, self.waiting[i].inputs)[0], -i)
+            )
             if best:
                 chosen = self.waiting[best]
                 del self.waiting[best]
@@ -230,10 +255,13 @@ class Scheduler:
     def _admitted(self, budget: int, kept: int) -> tuple[Request, int] | None:
         """The next of the waiting, with so many tokens of its prompt; None where a limit keeps it out."""
         request = self._next()
-        if not request.left:  # its cache comes from elsewhere
-            return self._handed_over(request, kept)
-        cached, path = self.blocks.found(request.pieces, request.context - 1)
-        if not self.running and self.blocks.unheld(path) + self.blocks.of(request.total - cached) > self.blocks.free:
+        if not request.remaining:  # its cache comes from elsewhere
+            return self._admit_transferred(request, kept)
+        cached, path = self.blocks.cached_prefix(request.pieces, request.context - 1)
+        if (
+            not self.running
+            and self.blocks.unheld(path) + self.blocks.needed_for(request.total - cached) > self.blocks.free
+        ):
             cached, path = 0, []  # what is cached of a longer prompt would leave no room for this one
         left = request.context - cached
         if not self.settings.chunked_prefill and left > budget:
@@ -241,17 +269,19 @@ class Scheduler:
             return None
         tokens = min(left, budget)
         free = self.blocks.free - kept - self.blocks.unheld(path)
-        own = self.blocks.of(request.total if self._whole else cached + tokens) - cached // self.blocks.size
-        if own > free or not self._estimated(request, left, free):
+        need = (
+            self.blocks.needed_for(request.total if self._reserve_all else cached + tokens) - cached // self.blocks.size
+        )
+        if need > free or not self._estimated(request, left, free):
             self.blocked = "KV cache"
             return None
         self.waiting.popleft()
         self.blocks.hold(path)
-        request.path, request.left, request.shared = list(path), left, cached // self.blocks.size
+        request.path, request.remaining, request.shared = list(path), left, cached // self.blocks.size
         request.cached = max(request.cached, cached)
-        self._take(request, own)
+        self._take(request, need)
         self.running[request.at] = request
-        self.reading.append(request)
+        self.prefilling.append(request)
         return request, tokens
 
     def _estimated(self, request: Request, left: int, free: int) -> bool:
@@ -262,15 +292,15 @@ class Scheduler:
         others = (self._to_write - self.steps * self.decoding) * ratio
         return left + min(request.outputs, _CLIPPED) + others < free * self.settings.block_size
 
-    def _handed_over(self, request: Request, kept: int) -> tuple[Request, int] | None:
-        need = self.blocks.of(request.total if self._whole else request.context)
+    def _admit_transferred(self, request: Request, kept: int) -> tuple[Request, int] | None:
+        need = self.blocks.needed_for(request.total if self._reserve_all else request.context)
         if need > self.blocks.free - kept:
             self.blocked = "KV cache"
             return None
         self.waiting.popleft()
         self._take(request, need)
         self.running[request.at] = request
-        self._join(request)
+        self._start_decoding(request)
         return request, 0
 
     def advance(self, step: SchedulerStep, count: int, now_s: float) -> list[Request]:
@@ -280,40 +310,40 @@ class Scheduler:
             need = self._needed(count)
             self.blocks.take(need)
             self.steps += count
-            self.context_sum += count * self.decoding * self.gained
+            self.context_sum += count * self.decoding * self.tokens_per_step
             self._ratio -= count * (_RATIO - _LEAST_RATIO) / _RATIO_STEPS
             while self._ends and self._ends[0][0] <= self.steps:
                 _, _, request = heapq.heappop(self._ends)
-                if self.running.get(request.at) is request and not request.left and request.finish <= self.steps:
-                    self._leave(request)
+                if self.running.get(request.at) is request and not request.remaining and request.finish <= self.steps:
+                    self._stop_decoding(request)
                     self._end(request, now_s)
                     done.append(request)
         for request, tokens in step.chunks:
-            request.left -= tokens
-            computed = request.context - request.left
+            request.remaining -= tokens
+            computed = request.context - request.remaining
             if request.pieces:
                 self._store(request, request.pieces, computed)
-            if request.left:
+            if request.remaining:
                 continue
-            self.reading.remove(request)
-            if request.written:  # it was put back: reading its own words gave the next one
+            self.prefilling.remove(request)
+            if request.generated:  # it was put back: reading its own words gave the next one
                 request.steps -= 1
             else:
                 request.first_s = now_s
-            request.written += 1
+            request.generated += 1
             if request.steps:
-                self._join(request)
+                self._start_decoding(request)
             else:
                 self._end(request, now_s)
                 done.append(request)
         return done
 
-    def _join(self, request: Request) -> None:
+    def _start_decoding(self, request: Request) -> None:
         """It decodes from the next step on."""
         size = self.settings.block_size
         request.base = request.context - self.steps
         request.finish = self.steps + request.steps
-        if not self._whole:
+        if not self._reserve_all:
             self._filling[-request.base % size] += 1
         self.decoding += 1
         self.context_sum += request.context
@@ -325,15 +355,15 @@ class Scheduler:
         moved = self.blocks.store(pieces, request.path, computed)
         request.blocks, request.shared = request.blocks - moved, request.shared + moved
 
-    def _leave(self, request: Request) -> None:
+    def _stop_decoding(self, request: Request) -> None:
         """It decodes no more; the blocks that it took step by step are its own."""
         size = self.settings.block_size
         context = request.base + self.steps
-        if not self._whole:
+        if not self._reserve_all:
             self._filling[-request.base % size] -= 1
-            request.blocks += self.blocks.of(context) - self.blocks.of(request.context)
+            request.blocks += self.blocks.needed_for(context) - self.blocks.needed_for(request.context)
         self.decoding -= 1
-        self.context_sum -= request.context + (self.steps - request.finish + request.steps) * self.gained
+        self.context_sum -= request.context + (self.steps - request.finish + request.steps) * self.tokens_per_step
         self._to_write -= request.finish
 
     def _end(self, request: Request, now_s: float) -> None:

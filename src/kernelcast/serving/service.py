@@ -62,17 +62,17 @@ def engine_settings(deployment: Deployment, given: dict[str, Any] | None = None,
     usual request, which tells how much a token takes where layers have a window or a state."""
     asked = {name: value for name, value in (given or {}).items() if value is not None}
     usual = _defaults(deployment.stack, deployment.gpu)
-    found = EngineSettings(**{**usual, **asked})
-    if not found.kv_blocks:
-        found = replace(found, kv_blocks=kv_blocks(deployment, found, context))
-    if found.max_num_batched_tokens < found.max_num_seqs and "max_num_batched_tokens" in asked:
+    settings = EngineSettings(**{**usual, **asked})
+    if not settings.kv_blocks:
+        settings = replace(settings, kv_blocks=kv_blocks(deployment, settings, context))
+    if settings.max_num_batched_tokens < settings.max_num_seqs and "max_num_batched_tokens" in asked:
         if "max_num_seqs" in asked:
             raise KernelcastError(
-                f"max_num_batched_tokens {found.max_num_batched_tokens} is less than max_num_seqs "
-                f"{found.max_num_seqs}: a step could not decode them all"
+                f"max_num_batched_tokens {settings.max_num_batched_tokens} is less than max_num_seqs "
+                f"{settings.max_num_seqs}: a step could not decode them all"
             )
-        found = replace(found, max_num_seqs=found.max_num_batched_tokens)
-    return found
+        settings = replace(settings, max_num_seqs=settings.max_num_batched_tokens)
+    return settings
 
 
 def _defaults(stack: Stack, gpu: Gpu) -> dict[str, Any]:
@@ -117,10 +117,10 @@ _KIND = "kernelcast server"
 
 def write_overheads(path: Path, stack: Stack, about: dict[str, Any]) -> None:
     """The terms of a stack; ``about``: what they were learnt from."""
-    told = {"kind": _KIND, "stack": stack.id, "about": about,
+    content = {"kind": _KIND, "stack": stack.id, "about": about,
             "terms": {name: getattr(stack, name) for name in (*OVERHEADS, SPREAD)}}  # fmt: skip
     with complete(path.resolve()) as part:
-        part.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+        part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def without_overheads(stack: Stack) -> Stack:
@@ -141,25 +141,25 @@ def read_overheads(path: Path, stack: Stack, gpus: Collection[str]) -> Stack:
     """``stack`` with the terms of a file. What steps take over their forecast is of the GPU that was measured: where
     ``gpus`` (their labels) has another, only the times of the host are taken."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise KernelcastError(
             f"no file {path}; `kernelcast replay BENCH.json --calibrate -o FILE` writes one"
         ) from None
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise KernelcastError(f"{path} is not JSON: {error}") from None
-    if not isinstance(found, dict) or found.get("kind") != _KIND or not isinstance(found.get("terms"), dict):
+    if not isinstance(content, dict) or content.get("kind") != _KIND or not isinstance(content.get("terms"), dict):
         raise KernelcastError(f"{path} is no file of `kernelcast replay --calibrate`: its kind is not {_KIND!r}")
-    if found.get("stack") != stack.id:
-        raise KernelcastError(f"{path} tells of a server of {found.get('stack')}, not of {stack.id}: give --stack")
-    terms = found["terms"]
-    for name, value in terms.items():
+    if content.get("stack") != stack.id:
+        raise KernelcastError(f"{path} tells of a server of {content.get('stack')}, not of {stack.id}: give --stack")
+    overheads = content["terms"]
+    for name, value in overheads.items():
         if not _fits(name, value):
             known = ", ".join((*OVERHEADS, SPREAD))
             raise KernelcastError(f"{path}: {name} = {value!r} is none of {known} with a number that it can be")
-    if set(gpus) != {found.get("about", {}).get("gpu")}:
-        terms = {name: value for name, value in terms.items() if name in HOST_OVERHEADS}
-    return replace(stack, **terms)
+    if set(gpus) != {content.get("about", {}).get("gpu")}:
+        overheads = {name: value for name, value in overheads.items() if name in HOST_OVERHEADS}
+    return replace(stack, **overheads)
 
 
 ROUTERS = ("round_robin", "least_loaded", "cache_aware")

@@ -38,42 +38,47 @@ class Cluster:
         self.service, self.load, self.variant = service, load, variant
         self.notes = StepLog()
         self._tables = tables
-        guesses = service.speculation
-        self._gained = guesses.tokens_per_step if guesses else 1.0
-        self.deciding = self._engines(service.pool, guesses, self._gained)
-        self.reading = self._engines(service.prefill, None, 1.0) if service.prefill else self.deciding
-        self._every = self.deciding if service.prefill is None else [*self.reading, *self.deciding]
+        speculation = service.speculation
+        self._gained = speculation.tokens_per_step if speculation else 1.0
+        self.decode_engines = self._engines(service.pool, speculation, self._gained)
+        self.prefill_engines = self._engines(service.prefill, None, 1.0) if service.prefill else self.decode_engines
+        self._every = self.decode_engines if service.prefill is None else [*self.prefill_engines, *self.decode_engines]
         self._number = {id(engine): at for at, engine in enumerate(self._every)}
-        self._turn = 0
-        self._later: list[tuple[float, int, Request, bool]] = []  # when, which, and whether its cache is read already
-        self.requests = _requests(load, guesses, seed)
+        self._next_replica = 0
+        self._arriving: list[
+            tuple[float, int, Request, bool]
+        ] = []  # when, which, and whether its cache is read already
+        self.requests = _requests(load, speculation, seed)
         stack = (service.prefill or service.pool).deployment.stack
         self._front_s = [host_time(variant, x, stack.spread) for x in (stack.request_s, stack.front_s, stack.token_s)]
         # when the front end of each server has read all that came to it
         self._front_free_s = [0.0] * (service.prefill or service.pool).replicas
         self._limit = load.max_concurrency or len(load)
-        self._sent = self.done = self._under_way = 0
+        self._sent = self.done = self._in_flight = 0
         self._order = 0  # of events at the same moment
         self._freed_s = 0.0  # when the last request ended: who waits at the client is sent then
         self._held: dict[int, list[int]] = {}  # requests that wait for the answer to another, by that one
         self._answered = bytearray(len(load))
         self._to_decode: dict[int, tuple[int, int]] = {}  # tokens and steps of requests that are being read elsewhere
 
-    def _engines(self, pool: EnginePool, guesses: Speculation | None, gained: float) -> list[Engine]:
+    def _engines(self, pool: EnginePool, speculation: Speculation | None, tokens_per_step: float) -> list[Engine]:
         """A pipeline runs as many batches as it has stages, each with its part of the cache."""
         layout, settings = pool.deployment.layout, pool.settings
         stages = layout.pp
-        own = replace(settings, kv_blocks=max(1, settings.kv_blocks // stages),
+        per_stage = replace(settings, kv_blocks=max(1, settings.kv_blocks // stages),
                       max_num_seqs=max(1, settings.max_num_seqs // stages))  # fmt: skip
-        times, drafted = self._tables.of(pool, self.load, guesses), guesses.draft_tokens if guesses else 0
-        together = pool.deployment.stack.mixed_steps
-        return [
-            Engine([Scheduler(own, together, bool(self.load.shared), drafted, gained) for _ in range(layout.dp)], times,
-                   self.variant, self._note)
-            for _ in range(pool.replicas * stages)
-        ]  # fmt: skip
+        times, drafted = self._tables.of(pool, self.load, speculation), speculation.draft_tokens if speculation else 0
+        mixed_steps = pool.deployment.stack.mixed_steps
 
-    def _note(self, start_s: float, end_s: float, steps: int, decoding: int, prompts: int, engine: Engine) -> None:
+        def scheduler() -> Scheduler:
+            return Scheduler(per_stage, mixed_steps, bool(self.load.shared), drafted, tokens_per_step)
+
+        return [
+            Engine([scheduler() for _ in range(layout.dp)], times, self.variant, self._log_steps)
+            for _ in range(pool.replicas * stages)
+        ]
+
+    def _log_steps(self, start_s: float, end_s: float, steps: int, decoding: int, prompts: int, engine: Engine) -> None:
         notes, ranks = self.notes, engine.ranks
         notes.start_s.append(start_s)
         notes.end_s.append(end_s)
@@ -89,23 +94,23 @@ class Cluster:
                 if rank.blocked:
                     notes.blocked_s[rank.blocked] = notes.blocked_s.get(rank.blocked, 0.0) + end_s - start_s
 
-    def run(self, told: Callable[[int], None] | None = None) -> None:
+    def run(self, progress: Callable[[int], None] | None = None) -> None:
         """Until every request is done. An interrupt leaves ``done`` and the requests as far as they came."""
         arrivals, count = self.load.arrivals_s.tolist(), len(self.load)
         while self.done < count:
             engine = min(self._every, key=_next)
-            ready_s = self._later[0][0] if self._later else math.inf
-            if self._sent < count and self._under_way < self._limit:
+            ready_s = self._arriving[0][0] if self._arriving else math.inf
+            if self._sent < count and self._in_flight < self._limit:
                 sent_s = max(arrivals[self._sent], self._freed_s)
                 if sent_s <= ready_s and sent_s <= engine.next_s:
                     self._due(self._sent, sent_s)
                     self._sent += 1
                     continue
             if ready_s <= engine.next_s:
-                now_s, _, request, read = heapq.heappop(self._later)
+                now_s, _, request, read = heapq.heappop(self._arriving)
                 self._route(request, now_s, read)
             else:
-                self._step(engine, told)
+                self._step(engine, progress)
 
     def _due(self, at: int, now_s: float) -> None:
         """A request's time has come; one that answers to another waits for it."""
@@ -114,7 +119,7 @@ class Cluster:
             self._held.setdefault(before, []).append(at)
         else:
             self._send(at, now_s)
-        self._under_way += 1
+        self._in_flight += 1
 
     def _send(self, at: int, now_s: float) -> None:
         """It leaves its client, and comes to a router once the front end has read it."""
@@ -127,18 +132,18 @@ class Cluster:
 
     def _push(self, when_s: float, request: Request, *, read: bool) -> None:
         self._order += 1
-        heapq.heappush(self._later, (when_s, self._order, request, read))
+        heapq.heappush(self._arriving, (when_s, self._order, request, read))
 
     def _ended(self, request: Request, now_s: float) -> None:
         self.done += 1
-        self._under_way -= 1
+        self._in_flight -= 1
         self._freed_s = now_s
         self._answered[request.at] = 1
         for at in self._held.pop(request.at, ()):
             self._send(at, now_s)
 
     def _route(self, request: Request, now_s: float, read: bool) -> None:
-        engines = self.deciding if read else self.reading
+        engines = self.decode_engines if read else self.prefill_engines
         chosen = engines[0]
         if len(engines) > 1:
             chosen = self._chosen(engines, request)
@@ -150,8 +155,8 @@ class Cluster:
 
     def _chosen(self, engines: Sequence[Engine], request: Request) -> Engine:
         if self.service.router == "round_robin":
-            self._turn += 1
-            return engines[self._turn % len(engines)]
+            self._next_replica += 1
+            return engines[self._next_replica % len(engines)]
         least = min(engines, key=lambda engine: engine.load)
         if self.service.router == "least_loaded" or not request.pieces:
             return least
@@ -159,26 +164,26 @@ class Cluster:
         near = best.load - least.load <= _APART
         return best if near and _cached(best, request) >= _MATCH * request.inputs else least
 
-    def _step(self, engine: Engine, told: Callable[[int], None] | None) -> None:
+    def _step(self, engine: Engine, progress: Callable[[int], None] | None) -> None:
         now_s = engine.next_s
         ended = engine.run()
-        if self.service.prefill and engine in self.reading:
+        if self.service.prefill and engine in self.prefill_engines:
             for request in ended:
-                self._hand_over(request, now_s)
+                self._transfer(request, now_s)
             return
         for request in ended:
             self._ended(request, now_s)
-        if told and ended:
-            told(self.done)
+        if progress and ended:
+            progress(self.done)
 
-    def _hand_over(self, request: Request, now_s: float) -> None:
+    def _transfer(self, request: Request, now_s: float) -> None:
         """Its cache goes to an engine that decodes; a request of one token is done."""
         request.outputs, request.steps = self._to_decode.pop(request.at)
         if request.outputs == 1:
             self._ended(request, now_s)
             return
-        request.context, request.left, request.pieces = request.inputs, 0, ()
-        sent_s = self._tables.sent_s(self.service, request.inputs)
+        request.context, request.remaining, request.pieces = request.inputs, 0, ()
+        sent_s = self._tables.transfer_s(self.service, request.inputs)
         self._push(now_s + sent_s, request, read=True)
 
 
@@ -187,21 +192,21 @@ def _next(engine: Engine) -> float:
 
 
 def _cached(engine: Engine, request: Request) -> int:
-    return max(rank.blocks.found(request.pieces, request.inputs)[0] for rank in engine.ranks)
+    return max(rank.blocks.cached_prefix(request.pieces, request.inputs)[0] for rank in engine.ranks)
 
 
-def _requests(load: Load, guesses: Speculation | None, seed: int) -> list[Request]:
+def _requests(load: Load, speculation: Speculation | None, seed: int) -> list[Request]:
     pieces = load.shared or len(load) * ((),)
     outputs = load.outputs
-    steps = _steps(load.outputs, guesses, seed) if guesses else np.zeros(len(load), dtype=np.int64)
+    steps = _steps(load.outputs, speculation, seed) if speculation else np.zeros(len(load), dtype=np.int64)
     given = zip(load.arrivals_s.tolist(), load.inputs.tolist(), outputs.tolist(), pieces, steps.tolist(), strict=True)
     return [Request(at, *values) for at, values in enumerate(given)]
 
 
-def _steps(outputs: NDArray[np.int64], guesses: Speculation, seed: int) -> NDArray[np.int64]:
+def _steps(outputs: NDArray[np.int64], speculation: Speculation, seed: int) -> NDArray[np.int64]:
     """Decode steps of each request where a step gives 1 to k + 1 tokens: a renewal process, whose count after n tokens
     is nearly normal with mean n / m and variance n v / m^3 (m, v: mean and variance of a step's tokens)."""
-    k, a = guesses.draft_tokens, guesses.acceptance
+    k, a = speculation.draft_tokens, speculation.acceptance
     given = np.arange(1, k + 2)
     chance = np.where(given <= k, a ** (given - 1) * (1 - a), a**k)
     mean = float((given * chance).sum())
@@ -260,41 +265,42 @@ class Simulation(HtmlRepr):
         return late > _SLOWED * early and late > float(np.median(served.e2el_s - waits)) * _OF_SERVICE
 
 
-_FEW = 50  # requests from which a trend can be told
+_FEW = 50  # requests from which a trend can be progress
 _SLOWED = 3.0  # times that the last fifth waits longer than the first
 _OF_SERVICE = 0.25  # of the time that a request takes once it is scheduled
 
 
 _NONE = LatencyGoals()
-Told = Callable[[str, int], None]  # which run, and how many requests of it are done
+Progress = Callable[[str, int], None]  # which run, and how many requests of it are done
 
 
 def simulate(service: Service, load: Load, conditions: Conditions = DEFAULT, *, goals: LatencyGoals = _NONE,
-             seed: int = 0, intervals: bool = True, tables: StepTimeTables | None = None, told: Told | None = None
-             ) -> Simulation:  # fmt: skip
+             seed: int = 0, intervals: bool = True, tables: StepTimeTables | None = None,
+             progress: Progress | None = None) -> Simulation:  # fmt: skip
     """How ``service`` answers ``load``. ``intervals``: run it twice more, at both ends of what every step may take.
     An interrupt ends the run under way; what is done is kept, and the result says that it is not complete."""
     check(service, load)
     tables = tables or step_time_tables(conditions)
-    fleet = Cluster(service, load, tables, "likely", seed)
-    complete = _run(fleet, "likely", told)
-    served = RequestTimes.of(fleet.requests, load)
+    cluster = Cluster(service, load, tables, "likely", seed)
+    complete = _run(cluster, "likely", progress)
+    served = RequestTimes.of(cluster.requests, load)
     ends = {}
     for variant in ("low", "high") if intervals and complete else ():
         other = Cluster(service, load, tables, variant, seed)
-        complete = complete and _run(other, variant, told)
+        complete = complete and _run(other, variant, progress)
         if not complete:
             break
         ends[variant] = metrics(RequestTimes.of(other.requests, load), other.notes, None, goals)
-    found = metrics(served, fleet.notes, None, goals)
-    low, high = _ordered(found, ends) if len(ends) == 2 else ({}, {})
-    return Simulation(service, load, served, fleet.notes, goals, found, low, high,
-                      fleet.deciding[0].times.rests_on, fleet.deciding[0].times.predictor, complete)  # fmt: skip
+    likely = metrics(served, cluster.notes, None, goals)
+    low, high = _ordered(likely, ends) if len(ends) == 2 else ({}, {})
+    steps = cluster.decode_engines[0].times
+    return Simulation(service, load, served, cluster.notes, goals, likely, low, high, steps.rests_on, steps.predictor,
+                      complete)  # fmt: skip
 
 
-def _run(fleet: Cluster, variant: str, told: Told | None) -> bool:
+def _run(cluster: Cluster, variant: str, progress: Progress | None) -> bool:
     try:
-        fleet.run((lambda done: told(variant, done)) if told else None)
+        cluster.run((lambda done: progress(variant, done)) if progress else None)
     except KeyboardInterrupt:
         return False
     return True
@@ -304,7 +310,9 @@ def _ordered(likely: dict[str, float], ends: dict[str, dict[str, float]]) -> tup
     """The smaller and the larger of each metric: faster steps mean shorter latencies and more throughput."""
     keys = [key for key in likely if key in ends["low"] and key in ends["high"]]
     values = {key: (likely[key], ends["low"][key], ends["high"][key]) for key in keys}
-    return {key: min(found) for key, found in values.items()}, {key: max(found) for key, found in values.items()}
+    return {key: min(ends_of) for key, ends_of in values.items()}, {
+        key: max(ends_of) for key, ends_of in values.items()
+    }
 
 
 def check(service: Service, load: Load) -> None:

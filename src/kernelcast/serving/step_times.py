@@ -58,48 +58,48 @@ class StepLimits:
 class StepTimes:
     """Steps of one deployment: ``decode`` and ``mixed`` in seconds, at one end of the interval or between."""
 
-    def __init__(self, deployment: Deployment, reach: StepLimits, conditions: Conditions = DEFAULT,
+    def __init__(self, deployment: Deployment, limits: StepLimits, conditions: Conditions = DEFAULT,
                  times: Times | None = None, drafted: int = 0, draft: StepTimes | None = None) -> None:  # fmt: skip
-        """``drafted``: guesses that a decode step checks beside its own token; ``draft``: steps of what makes them, one
-        a guess, and one over every prompt."""
+        """``drafted``: draft tokens that a decode step verifies; ``draft``: steps of the draft model, one a draft token
+        and one over every prompt."""
         self.drafted, self.draft = drafted, draft
         self._times = times or Times(deployment.gpu, conditions)
         self.deployment = self._on_host(deployment)
-        self.reach = reach
-        checked = 1 + drafted
-        self._sequences = _up_to(_SEQUENCES, reach.sequences)
-        self._contexts = _up_to(_CONTEXTS, reach.context)
-        self._prompts = _up_to(_PROMPTS, reach.tokens)
-        self._pasts = _up_to(_PASTS, reach.context)
-        self._token_counts = _token_counts(deployment.stack.graph_sizes, max(reach.tokens, checked))
+        self.limits = limits
+        verified = 1 + drafted
+        self._sequences = _up_to(_SEQUENCES, limits.sequences)
+        self._contexts = _up_to(_CONTEXTS, limits.context)
+        self._prompts = _up_to(_PROMPTS, limits.tokens)
+        self._pasts = _up_to(_PASTS, limits.context)
+        self._token_counts = _token_counts(deployment.stack.graph_sizes, max(limits.tokens, verified))
         joint = deployment.stack.joint_attention and any(
             isinstance(run.layer.attention, SelfAttention) for run in deployment.model.distinct_layers
         )
         self._mixed_grid = tuple(
             _up_to(grid, most) for grid, most in zip(
-                _MIXED, (reach.sequences, reach.context, reach.tokens, reach.context), strict=True)
+                _MIXED, (limits.sequences, limits.context, limits.tokens, limits.context), strict=True)
         ) if joint and deployment.stack.mixed_steps else None  # fmt: skip
-        self._build(checked)
+        self._build(verified)
 
-    def _build(self, checked: int) -> None:
-        """Every table in one question; ``checked``: tokens of a sequence in a decode step."""
-        contexts = {n: self._held(n, self._contexts) for n in self._sequences}
+    def _build(self, verified: int) -> None:
+        """Every table in one question; ``verified``: tokens of a sequence in a decode step."""
+        contexts = {n: self._fitting_contexts(n, self._contexts) for n in self._sequences}
         tokens, sequences = np.array(self._token_counts), np.array(self._sequences)
         decodes = np.array([(n, past) for n in self._sequences for past in contexts[n]]).T
         prompts = np.array([(n, past) for n in self._prompts for past in self._pasts]).T
         passes = [
-            ("tokens", BatchColumns.evenly(1, tokens, 0)),
+            ("tokens", BatchColumns.uniform(1, tokens, 0)),
             (
                 "sequences",
-                BatchColumns.evenly(sequences, checked, 64, checked),
+                BatchColumns.uniform(sequences, verified, 64, verified),
             ),
-            ("lengths", BatchColumns.evenly(decodes[0], checked, decodes[1])),
-            ("lengths", BatchColumns.evenly(1, *prompts)),
+            ("lengths", BatchColumns.uniform(decodes[0], verified, decodes[1])),
+            ("lengths", BatchColumns.uniform(1, *prompts)),
         ]
         if self._mixed_grid:
-            passes.append(("lengths", BatchColumns.of(self._mixed_batches(self._mixed_grid, checked))))
+            passes.append(("lengths", BatchColumns.of(self._mixed_batches(self._mixed_grid, verified))))
         if self._decodes_apart():
-            passes.append(("tokens", BatchColumns.evenly(tokens, 1, 64)))
+            passes.append(("tokens", BatchColumns.uniform(tokens, 1, 64)))
         tables = kernel_tables(self.deployment, passes, self._times)
         stack = self.deployment.stack
         kernels, launching_s = np.sum([table.launched(stack)[:, 0] for table in tables[:3]], axis=0).tolist()
@@ -121,11 +121,12 @@ class StepTimes:
         self._lines: dict[tuple[int, str], tuple[list[float], list[float]]] = {}
         self._ratio = self._joint_ratio(others[0]) if self._mixed_grid else None
 
-    def _mixed_batches(self, grid: Sequence[Sequence[int]], checked: int) -> list[Batch]:
+    def _mixed_batches(self, grid: Sequence[Sequence[int]], verified: int) -> list[Batch]:
         """One prompt beside sequences that decode."""
         return [
-            Batch((*(n * (checked,)), tokens), (*(n * (context,)), past))
-            for n in grid[0] for context in self._held(n, grid[1], whole=True) for tokens in grid[2] for past in grid[3]
+            Batch((*(n * (verified,)), tokens), (*(n * (context,)), past))
+            for n in grid[0] for context in self._fitting_contexts(n, grid[1], whole=True)
+            for tokens in grid[2] for past in grid[3]
         ]  # fmt: skip
 
     def _decodes_apart(self) -> bool:
@@ -136,22 +137,22 @@ class StepTimes:
         )
         return prefill != decode
 
-    def served_by(self, place: Deployment) -> StepTimes:
+    def with_overheads(self, deployment: Deployment) -> StepTimes:
         """The same passes where the server's own terms differ (see ``terms``): nothing is predicted again."""
-        found = copy.copy(self)
-        found.deployment = self._on_host(place)
-        if place.stack.spread != self.deployment.stack.spread:
-            found._lines = {}
-        return found
+        copied = copy.copy(self)
+        copied.deployment = self._on_host(deployment)
+        if deployment.stack.spread != self.deployment.stack.spread:
+            copied._lines = {}
+        return copied
 
-    def _on_host(self, place: Deployment) -> Deployment:
+    def _on_host(self, deployment: Deployment) -> Deployment:
         """With what measured runs say of the host."""
-        factor = self._times.conditions.host_scale(place.stack.id).factor
-        return place if factor == 1.0 else replace(place, stack=place.stack.with_host(factor))
+        factor = self._times.conditions.host_scale(deployment.stack.id).factor
+        return deployment if factor == 1.0 else replace(deployment, stack=deployment.stack.with_host(factor))
 
-    def _held(self, sequences: int, contexts: Sequence[int], *, whole: bool = False) -> tuple[int, ...]:
+    def _fitting_contexts(self, sequences: int, contexts: Sequence[int], *, whole: bool = False) -> tuple[int, ...]:
         """Those that so many sequences can have at once; ``whole``: none left out, but no longer than that."""
-        most = max(self.reach.cached // sequences, 2)
+        most = max(self.limits.cached // sequences, 2)
         if whole:
             return tuple(min(context, most) for context in contexts)
         fits = tuple(context for context in contexts if context <= most)
@@ -162,18 +163,18 @@ class StepTimes:
         assert grid is not None
         ratio = joint[:, 0].reshape([len(axis) for axis in grid])
         for i, n in enumerate(grid[0]):
-            for j, context in enumerate(self._held(n, grid[1], whole=True)):
-                alone = self._decoding(n, context)[0]
+            for j, context in enumerate(self._fitting_contexts(n, grid[1], whole=True)):
+                alone = self._decode_attention(n, context)[0]
                 for k, q in enumerate(grid[2]):
                     for m, past in enumerate(grid[3]):
-                        ratio[i, j, k, m] /= alone + self._prompting(q, past)[0]
+                        ratio[i, j, k, m] /= alone + self._prefill_attention(q, past)[0]
         return ratio
 
-    def _decoding(self, sequences: float, context: float) -> tuple[float, float, float]:
+    def _decode_attention(self, sequences: float, context: float) -> tuple[float, float, float]:
         """Attention of decodes: time, below, above."""
         return _bilinear(self._sequences, self._contexts, self._decode, sequences, context)
 
-    def _prompting(self, tokens: float, past: float) -> tuple[float, float, float]:
+    def _prefill_attention(self, tokens: float, past: float) -> tuple[float, float, float]:
         return _bilinear(self._prompts, self._pasts, self._prompt, tokens, past)
 
     def _tokens_of(self, tokens: int, *, graph: bool, decoded: bool = False) -> tuple[float, float, float]:
@@ -191,10 +192,10 @@ class StepTimes:
             rows = _linear(self._sequences, self._rows, sequences)
             steps = []
             for context in self._contexts:
-                parts = (tokens, rows, self._decoding(sequences, context))
+                parts = (tokens, rows, self._decode_attention(sequences, context))
                 step = self._summed(parts, variant, graph)
-                one = self.draft.decode(sequences, sequences * context, variant) if self.draft else 0.0
-                steps.append(step + self.drafted * one)
+                draft_s = self.draft.decode(sequences, sequences * context, variant) if self.draft else 0.0
+                steps.append(step + self.drafted * draft_s)
             self._lines[key] = [float(c) for c in self._contexts], steps
         return self._lines[key]
 
@@ -206,17 +207,17 @@ class StepTimes:
     def decodes(self, sequences: int, context_sum: float, gained: float, count: int, variant: str = "likely") -> Array:
         """``count`` such steps, each with ``gained`` tokens a sequence more in the cache than the one before."""
         contexts, steps = self._line(sequences, variant)
-        found = np.interp(context_sum / sequences + gained * np.arange(count), contexts, steps)
-        return found * self.deployment.stack.decode_factor
+        seconds = np.interp(context_sum / sequences + gained * np.arange(count), contexts, steps)
+        return seconds * self.deployment.stack.decode_factor
 
     def mixed(self, sequences: int, context_sum: float, prompt_tokens: int, past: float, rows: int,
               variant: str = "likely") -> float:  # fmt: skip
         """A step that reads ``prompt_tokens`` after ``past`` ones (the mean, weighted by tokens) beside ``sequences``
         that decode; ``rows`` are sampled."""
         tokens = prompt_tokens + sequences * (1 + self.drafted)
-        reading = self._prompting(prompt_tokens, past)
+        reading = self._prefill_attention(prompt_tokens, past)
         context = context_sum / sequences if sequences else 0.0
-        decoding = self._decoding(sequences, context) if sequences else (0.0, 0.0, 0.0)
+        decoding = self._decode_attention(sequences, context) if sequences else (0.0, 0.0, 0.0)
         attention = tuple(a + b for a, b in zip(reading, decoding, strict=True))
         if self._ratio is not None and sequences:
             assert self._mixed_grid is not None
@@ -258,7 +259,7 @@ class StepTimes:
     @cached_property
     def rests_on(self) -> EvidenceSummary:
         """What a middling step rests on."""
-        middle = Batch(8 * (1,), 8 * (min(1024, self.reach.context),))
+        middle = Batch(8 * (1,), 8 * (min(1024, self.limits.context),))
         launches = forward(self.deployment, middle)
         self._times.predict(launch.call for launch in launches)
         return EvidenceSummary.of(KernelTime.of("decode", launch, self._times) for launch in launches)
@@ -292,12 +293,12 @@ def padded(sizes: Sequence[Sequence[int]], tokens: int) -> int:
 
 def _token_counts(sizes: Sequence[Sequence[int]], most: int) -> list[int]:
     """Every graph; and between them 8 tokens, then 32, then 64, then a 32nd, which keeps lines within a percent."""
-    found = {1, 2, 4, *(n for first, last, step in sizes for n in range(first, last + 1, step) if n <= most)}
+    counts = {1, 2, 4, *(n for first, last, step in sizes for n in range(first, last + 1, step) if n <= most)}
     at = 0
     while at < most:
         at += next((step for end, step in _STEPS if at < end), at // 32)
-        found.add(at)
-    return sorted(found)
+        counts.add(at)
+    return sorted(counts)
 
 
 def _filled(counts: Sequence[int], table: Array) -> list[tuple[float, float, float]]:
@@ -366,28 +367,28 @@ class StepTimeTables:
         self._known: list[tuple[Deployment, StepLimits, StepTimes]] = []
         self._transfers: list[tuple[Service, tuple[list[int], list[float]]]] = []
 
-    def of(self, pool: EnginePool, load: Load, guesses: Speculation | None = None) -> StepTimes:
+    def of(self, pool: EnginePool, load: Load, speculation: Speculation | None = None) -> StepTimes:
         context = int((load.inputs + load.outputs).max())
-        settings, drafted = pool.settings, guesses.draft_tokens if guesses else 0
+        settings, drafted = pool.settings, speculation.draft_tokens if speculation else 0
         sequences = min(settings.max_num_seqs, settings.kv_tokens)
-        reach = StepLimits(settings.max_num_batched_tokens, sequences, context, max(settings.kv_tokens, context))
-        draft = self._steps(guesses.draft, reach) if guesses and guesses.draft else None
-        return self._steps(pool.deployment, reach, drafted, draft)
+        limits = StepLimits(settings.max_num_batched_tokens, sequences, context, max(settings.kv_tokens, context))
+        draft = self._steps(speculation.draft, limits) if speculation and speculation.draft else None
+        return self._steps(pool.deployment, limits, drafted, draft)
 
     def _steps(
-        self, place: Deployment, reach: StepLimits, drafted: int = 0, draft: StepTimes | None = None
+        self, deployment: Deployment, limits: StepLimits, drafted: int = 0, draft: StepTimes | None = None
     ) -> StepTimes:
-        for known, reached, found in self._known:
-            if found.drafted == drafted and found.draft is draft and _within(reach, reached):
-                if known is place:
-                    return found
-                if _alike(known, place):
-                    return found.served_by(place)
-        found = StepTimes(place, reach, times=self._times(place), drafted=drafted, draft=draft)
-        self._known.append((place, reach, found))
-        return found
+        for known, known_limits, steps in self._known:
+            if steps.drafted == drafted and steps.draft is draft and _within(limits, known_limits):
+                if known is deployment:
+                    return steps
+                if _alike(known, deployment):
+                    return steps.with_overheads(deployment)
+        steps = StepTimes(deployment, limits, times=self._times(deployment), drafted=drafted, draft=draft)
+        self._known.append((deployment, limits, steps))
+        return steps
 
-    def sent_s(self, service: Service, tokens: int) -> float:
+    def transfer_s(self, service: Service, tokens: int) -> float:
         """Seconds to hand the cache of so many tokens over; every GPU sends its part."""
         known = next((send_time for kept, send_time in self._transfers if kept is service), None)
         if known is None:
@@ -398,20 +399,20 @@ class StepTimeTables:
     def _predicted(self, service: Service) -> tuple[list[int], list[float]]:
         """Tokens, and the seconds that the busiest GPU needs for its part of their cache."""
         assert service.prefill is not None
-        place, most = service.prefill.deployment, service.prefill.settings.kv_tokens
-        fabric = transfer_fabric(place, service.transfer)
+        deployment, most = service.prefill.deployment, service.prefill.settings.kv_tokens
+        fabric = transfer_fabric(deployment, service.transfer)
         tokens = [*(n for n in _SENT_TOKENS if n < most), most]
-        sends = [kv_send(port_bytes(place, service.pool.deployment, n), fabric) for n in tokens]
-        times = self._times(place)
-        times.predict(one.call for one in sends)
-        return tokens, [send_time(one, times).value for one in sends]
+        sends = [kv_send(port_bytes(deployment, service.pool.deployment, n), fabric) for n in tokens]
+        times = self._times(deployment)
+        times.predict(launch.call for launch in sends)
+        return tokens, [send_time(launch, times).value for launch in sends]
 
 
-def _alike(one: Deployment, other: Deployment) -> bool:
+def _alike(first: Deployment, other: Deployment) -> bool:
     """All the same but what a server was measured to take."""
-    same = all(getattr(one, name) is getattr(other, name) for name in ("model", "gpu", "precision", "layout"))
-    alike = all(getattr(one, name) == getattr(other, name) for name in ("skew", "routing", "redundant", "overlap"))
-    return same and alike and without_overheads(one.stack) == without_overheads(other.stack)
+    same = all(getattr(first, name) is getattr(other, name) for name in ("model", "gpu", "precision", "layout"))
+    alike = all(getattr(first, name) == getattr(other, name) for name in ("skew", "routing", "redundant", "overlap"))
+    return same and alike and without_overheads(first.stack) == without_overheads(other.stack)
 
 
 def _within(asked: StepLimits, known: StepLimits) -> bool:
@@ -423,11 +424,11 @@ def step_time_tables(conditions: Conditions = DEFAULT) -> StepTimeTables:
     """Step times under these conditions, to share among simulations."""
     known: list[tuple[Gpu, Times]] = []  # a GPU is no key of a dictionary
 
-    def times(place: Deployment) -> Times:
-        found = next((times for gpu, times in known if gpu is place.gpu or gpu == place.gpu), None)
-        if found is None:
-            found = Times(place.gpu, conditions)
-            known.append((place.gpu, found))
-        return found
+    def times(deployment: Deployment) -> Times:
+        times_ = next((times for gpu, times in known if gpu is deployment.gpu or gpu == deployment.gpu), None)
+        if times_ is None:
+            times_ = Times(deployment.gpu, conditions)
+            known.append((deployment.gpu, times_))
+        return times_
 
     return StepTimeTables(times)

@@ -170,8 +170,8 @@ def _layout_of(path: Path, source: TableFile, wanted: str) -> tuple[str, TraceFo
         inputs, outputs = of_file(layout.inputs), of_file(layout.outputs)
         if wanted in ("", name) and inputs and outputs:
             blocks = have.get(layout.blocks, "")
-            found = replace(layout, inputs=inputs, outputs=outputs, arrivals=of_file(layout.arrivals), blocks=blocks)
-            return name, found
+            in_file = replace(layout, inputs=inputs, outputs=outputs, arrivals=of_file(layout.arrivals), blocks=blocks)
+            return name, in_file
     columns = ", ".join(source.types)
     if wanted:
         needs = [" or ".join(names) for names in (TRACE_FORMATS[wanted].inputs, TRACE_FORMATS[wanted].outputs)]
@@ -201,11 +201,11 @@ def _columns(source: TableFile, layout: TraceFormat) -> dict[str, NDArray[Any]]:
     if "request_id" not in names and "id" in have:
         names["request_id"] = have["id"]
     cells = source.named(*dict.fromkeys(names.values()))
-    found = {meaning: cells[name] for meaning, name in names.items()}
+    columns = {meaning: cells[name] for meaning, name in names.items()}
     if layout.dates and layout.arrivals:
         query = f"SELECT epoch_us(TRY_CAST({quoted(layout.arrivals[0])} AS TIMESTAMP)) AS at FROM source"
-        found["dates"] = source.connection.execute(query).fetchnumpy()["at"]
-    return found
+        columns["dates"] = source.connection.execute(query).fetchnumpy()["at"]
+    return columns
 
 
 def _flaws(layout: TraceFormat, columns: Mapping[str, NDArray[Any]], max_context: int) -> list[_Flaw]:
@@ -256,9 +256,9 @@ def _blocks(cell: Any) -> list[Any] | None:
             cell = json.loads(cell)
         except json.JSONDecodeError:
             return None
-    found = [] if cell is None else cell.tolist() if isinstance(cell, np.ndarray) else cell
-    is_list = isinstance(found, list) and all(isinstance(block, int | str) for block in found)
-    return found if is_list else None
+    blocks = [] if cell is None else cell.tolist() if isinstance(cell, np.ndarray) else cell
+    is_list = isinstance(blocks, list) and all(isinstance(block, int | str) for block in blocks)
+    return blocks if is_list else None
 
 
 def _prefix_flaw(columns: Mapping[str, NDArray[Any]], inputs: NDArray[np.float64]) -> _Flaw:
@@ -274,9 +274,9 @@ def _prefix_flaw(columns: Mapping[str, NDArray[Any]], inputs: NDArray[np.float64
 
 def _refuse_first(path: Path, flaws: list[_Flaw]) -> None:
     """The first line that is bad, as an error."""
-    found = [(int(np.argmax(flaw.rows)), flaw) for flaw in flaws if flaw.rows.any()]
-    if found:
-        row, flaw = min(found, key=lambda pair: pair[0])
+    first = [(int(np.argmax(flaw.rows)), flaw) for flaw in flaws if flaw.rows.any()]
+    if first:
+        row, flaw = min(first, key=lambda pair: pair[0])
         raise KernelcastError(f"{path}: {line_of(path, row)}: {flaw.of(row)}; {ADVICE}")
 
 

@@ -51,7 +51,7 @@ def replay(ctx: typer.Context, question: ReplayQuestion, plot: Plot = None, json
     fitted, after = None, None
     if part:
         with progress_bar(transient=True) as task:
-            fitted = calibrate(bench, service, part, tables, seed=seed, told=task("fitting"))
+            fitted = calibrate(bench, service, part, tables, seed=seed, progress=task("fitting"))
         after = replay(bench, fitted.service, tables, seed=seed, intervals=question.intervals, parts=parts)
     result = replace(after or before, assumed=(*assumed, *before.assumed))
     from kernelcast.app.report.json import to_json

@@ -212,7 +212,7 @@ class SimulateQuestion(LoadParameters, ServiceParameters):
         service = self.service(model, load)
         progress = None if report is None else lambda run, done: report(run, done, len(load))
         return simulate(service, load, self.conditions, goals=goals, seed=self.seed, intervals=self.intervals,
-                        told=progress)  # fmt: skip
+                        progress=progress)  # fmt: skip
 
 
 def parse_goals(pairs: Sequence[str]) -> LatencyGoals:

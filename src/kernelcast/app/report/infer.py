@@ -49,7 +49,7 @@ def fields(result: Inference | Disaggregated) -> dict[str, Any]:
         "breakdown": breakdown_fields(result.shares),
         "support": result.support,
         "evidence": result.rests_on.to_dict(),
-        "faster_kernels": [faster.told() for faster in _faster(result)],
+        "faster_kernels": [faster.as_dict() for faster in _faster(result)],
         "weight_only": list(dict.fromkeys(name for deployment in deployments for name in _weight_only(deployment))),
         "unread": list(deployments[-1].model.unread),
         "predictor": result.predictor,

@@ -280,9 +280,9 @@ def _mean_intervals(times: Times, kinds: ScaleShares) -> dict[str, Interval]:
 
 def _simulated(bench: BenchResult, service: Service, times: Times, seed: int) -> dict[str, float]:
     """Seconds by the names of vLLM's milliseconds."""
-    fleet = Cluster(service, bench.load, StepTimeTables(lambda place: times), "likely", seed)
-    fleet.run()
-    found = metrics(RequestTimes.of(fleet.requests, bench.load), fleet.notes)
+    cluster = Cluster(service, bench.load, StepTimeTables(lambda place: times), "likely", seed)
+    cluster.run()
+    found = metrics(RequestTimes.of(cluster.requests, bench.load), cluster.notes)
     return {key: found[key] / 1e3 for key in _SEEN if key in found}
 
 

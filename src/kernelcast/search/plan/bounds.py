@@ -37,10 +37,10 @@ class CoarseSteps:
         self._stack = deployment.stack
         tokens, sequences, prompts = (np.array(grid) for grid in (_TOKENS, _SEQUENCES, _PROMPTS))
         passes = {
-            "tokens": ("tokens", BatchColumns.evenly(1, tokens, 0)),
-            "sequences": ("sequences", BatchColumns.evenly(sequences, 1, 64)),
-            "decodes": ("lengths", BatchColumns.evenly(sequences, 1, max(1, context))),
-            "prompts": ("lengths", BatchColumns.evenly(1, prompts, past)),
+            "tokens": ("tokens", BatchColumns.uniform(1, tokens, 0)),
+            "sequences": ("sequences", BatchColumns.uniform(sequences, 1, 64)),
+            "decodes": ("lengths", BatchColumns.uniform(sequences, 1, max(1, context))),
+            "prompts": ("lengths", BatchColumns.uniform(1, prompts, past)),
         }
         tables = kernel_tables(deployment, list(passes.values()), times)
         end = ("likely", "low", "high").index(variant)

@@ -120,8 +120,8 @@ class _HopelessError(Exception):
 class _Watch:
     """Ends a run when more requests are late, by ``within`` times the limit, than a goal's percentile allows."""
 
-    def __init__(self, fleet: Cluster, goals: Sequence[Goal], within: float) -> None:
-        self.fleet, self.cut, count = fleet, False, len(fleet.requests)
+    def __init__(self, cluster: Cluster, goals: Sequence[Goal], within: float) -> None:
+        self.cluster, self.cut, count = cluster, False, len(cluster.requests)
         self._goals = []
         for goal in goals:
             limit_s = goal.limit_ms / 1e3 * within
@@ -131,7 +131,7 @@ class _Watch:
     def told(self, done: int) -> None:
         if done % _LOOKS:
             return
-        ended = [request for request in self.fleet.requests if request.last_s == request.last_s]
+        ended = [request for request in self.cluster.requests if request.last_s == request.last_s]
         for metric, limit_s, late in self._goals:
             if len(ended) >= late and sum(_took_s(request, metric) > limit_s for request in ended) >= late:
                 raise _HopelessError
@@ -198,14 +198,14 @@ class Trials:
         self.runs += 1
         for place in filter(None, (setting.place, setting.reader)):
             self._seed(place)
-        fleet = Cluster(service, load, self.tables, self.variant, self.seed)
-        watch = _Watch(fleet, self.goals, within)
+        cluster = Cluster(service, load, self.tables, self.variant, self.seed)
+        watch = _Watch(cluster, self.goals, within)
         try:
-            fleet.run(watch.told if math.isfinite(within) else None)
+            cluster.run(watch.told if math.isfinite(within) else None)
         except _HopelessError:
             watch.cut = True
-        served = RequestTimes.of(fleet.requests, load)
-        found = Simulation(service, load, served, fleet.notes, NoGoals(), metrics(served, fleet.notes))
+        served = RequestTimes.of(cluster.requests, load)
+        found = Simulation(service, load, served, cluster.notes, NoGoals(), metrics(served, cluster.notes))
         trial = Trial(setting, found, self.goals, watch.cut)
         if keep and not watch.cut:
             kept = {goal.key: found.metrics.get(goal.key, 0.0) for goal in self.goals}
