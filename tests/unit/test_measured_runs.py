@@ -233,18 +233,18 @@ def test_runs_of_all_kinds_are_recognised(tmp_path: Path) -> None:
     lines = "\n".join(map(json.dumps, runs))
     for name, content in (("a.json", runs), ("b.jsonl", lines), ("c.json", runs[0])):
         found = read_input(written(tmp_path / name, content))
-        assert found.kind == "runs" and found.records[0].measured == {"ttft_s": 0.4}
+        assert found.content == "runs" and found.records[0].measured == {"ttft_s": 0.4}
     calls = '{"op": "gemm", "m": 1, "n": 1, "k": 1, "latency_us": 3}\n'
-    assert read_input(written(tmp_path / "d.jsonl", calls)).kind == "calls"
-    assert read_input(written(tmp_path / "e.csv", "op,m,latency_us\ngemm,1,2\n")).kind == "calls"
+    assert read_input(written(tmp_path / "d.jsonl", calls)).content == "calls"
+    assert read_input(written(tmp_path / "e.csv", "op,m,latency_us\ngemm,1,2\n")).content == "calls"
     served = "arrival_s,first_token_s,last_token_s,input_tokens,output_tokens\n0,1,2,3,4\n"
-    assert read_input(written(tmp_path / "f.csv", served)).kind == "bench"
+    assert read_input(written(tmp_path / "f.csv", served)).content == "bench"
     vllm = {"request_throughput": 1.0, "completed": 3, "mean_ttft_ms": 20.0}
-    assert read_input(written(tmp_path / "g.json", vllm)).kind == "bench"
+    assert read_input(written(tmp_path / "g.json", vllm)).content == "bench"
     step = read_input(written(tmp_path / "h.json", {"model": "a.py:f", "mode": "training", "time_s": 1.0})).records[0]
-    assert step.kind == "step"
+    assert step.workload == "step"
     zoo = read_input(Path(__file__).parents[2] / "validation" / "zoo" / "h200_sxm.json.gz")
-    assert zoo.records[0].words["gpu"] == "NVIDIA H200" and zoo.records[0].measured["kernel_time_s"] < 1
+    assert zoo.records[0].parameters["gpu"] == "NVIDIA H200" and zoo.records[0].measured["kernel_time_s"] < 1
     models = read_input(Path(__file__).parents[2] / "validation" / "models_h200_sxm.json.gz")
     assert len(models.records) == 45 and "28 decode steps" in models.left_out[0]
     for one in (zoo, models):
@@ -259,7 +259,7 @@ def test_lists_of_lengths_are_a_ragged_batch(tmp_path: Path) -> None:
     assert workload.inputs == (100, 200, 300) and workload.outputs == (64, 64, 64)
     assert workload.speculation is not None and workload.speculation.draft_tokens == 2
     with pytest.raises(KernelcastError, match="must be as many"):
-        static_batch(replace(record, words={**record.words, "batch": 2}), H200)
+        static_batch(replace(record, parameters={**record.parameters, "batch": 2}), H200)
 
 
 @pytest.mark.parametrize(

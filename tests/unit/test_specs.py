@@ -191,7 +191,7 @@ def test_names_that_would_mislead_are_refused(tmp_path: Path) -> None:
 def test_a_driver_that_gives_another_name_can_be_helped(tmp_path: Path) -> None:
     told = dataclasses.replace(H200, name="GRID H200-141C")
     assert start_draft(told, tmp_path / "mine.toml").base == "_sm90"
-    assert start_draft(told, tmp_path / "mine.toml", "h200_sxm").words["unit_of"] == "h200_sxm"
+    assert start_draft(told, tmp_path / "mine.toml", "h200_sxm").texts["unit_of"] == "h200_sxm"
 
 
 def test_the_reference_is_a_gpu_of_the_catalogue_and_its_ratios_are_near_one() -> None:

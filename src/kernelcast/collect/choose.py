@@ -84,17 +84,17 @@ def most_informative(
     already; and the error that is expected before and after they are measured."""
     names = list(dict.fromkeys(name for planned in candidates for name in planned.parameters))
     columns = {name: _column([planned.parameters.get(name) for planned in candidates]) for name in names}
-    found = next_calls(columns, count, target, calibration=calibration)
-    return [candidates[at] for at in found.rows], found
+    selection = next_calls(columns, count, target, calibration=calibration)
+    return [candidates[at] for at in selection.rows], selection
 
 
 def _column(cells: Sequence[Any]) -> NDArray[Any]:
     """Cells of a table: numbers as such, empty ones as none."""
     if all(cell is None or (isinstance(cell, int | float) and not isinstance(cell, bool)) for cell in cells):
         return np.array([np.nan if cell is None else cell for cell in cells], dtype=np.float64)
-    told = [cell if cell is None or isinstance(cell, str) else json.dumps(cell) for cell in cells]
+    texts = [cell if cell is None or isinstance(cell, str) else json.dumps(cell) for cell in cells]
     column = np.empty(len(cells), dtype=object)
-    column[:] = told
+    column[:] = texts
     return column
 
 
@@ -107,9 +107,9 @@ def _mixed(families: Sequence[Sequence[PlannedCall]]) -> list[PlannedCall]:
 def _drawn(name: str, target: Gpu, count: int, seed: int) -> list[PlannedCall]:
     """Different calls of one family that this GPU can run, in random order."""
     draw = Draw(int(hashlib.sha256(f"{seed} {name}".encode()).hexdigest()[:8], 16))
-    found: dict[str, PlannedCall] = {}
+    calls: dict[str, PlannedCall] = {}
     misses = 0
-    while len(found) < count and misses < _TRIES * count:
+    while len(calls) < count and misses < _TRIES * count:
         batch = []
         for _ in range(min(256, count)):
             try:
@@ -118,18 +118,18 @@ def _drawn(name: str, target: Gpu, count: int, seed: int) -> list[PlannedCall]:
                 misses += 1  # sizes that do not go together
         fits = _runnable([planned.call for planned in batch], target)
         for planned, good in zip(batch, fits, strict=True):
-            if good and planned.key not in found:
-                found[planned.key] = planned
+            if good and planned.key not in calls:
+                calls[planned.key] = planned
             else:
                 misses += 1
-    return list(found.values())[:count]
+    return list(calls.values())[:count]
 
 
 def _runnable(calls: Sequence[Kernel], target: Gpu) -> list[bool]:
     """Whether each call fits this GPU's memory, formats and our patience."""
     conditions = Conditions(predictor="generic")
     try:
-        return [found.time_s <= LONGEST_S for found in predict_many(calls, target, conditions)]
+        return [forecast.time_s <= LONGEST_S for forecast in predict_many(calls, target, conditions)]
     except KernelcastError:  # of one of them
         if len(calls) == 1:
             return [False]

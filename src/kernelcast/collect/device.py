@@ -26,12 +26,12 @@ def identified(name: str | None = None) -> Gpu:
     """The catalogue's entry for this machine's GPU, or for ``name``."""
     if name:
         return gpu(name)
-    seen = torch.cuda.get_device_name()
+    name_here = torch.cuda.get_device_name()
     try:
-        return gpu(seen)
+        return gpu(name_here)
     except KernelcastError:
         raise KernelcastError(
-            f"this GPU calls itself {seen!r}, which the catalogue does not know: give --gpu"
+            f"this GPU calls itself {name_here!r}, which the catalogue does not know: give --gpu"
         ) from None
 
 
@@ -99,13 +99,13 @@ def _alive(error: Exception) -> None:
 
 def _longest(launched: Sequence[Launched]) -> dict[str, Any]:
     """How many kernels a call has, what they take together, and the longest of them, flat."""
-    kernels = [one for one in launched if one.grid]
+    kernels = [kernel_ for kernel_ in launched if kernel_.grid]
     if not kernels:
         return {"kernels": 0}
     longest = max(kernels, key=lambda kernel: kernel.time_us)
     return {
         "kernels": len(kernels),
-        "kernels_us": round(sum(one.time_us for one in launched), 3),
+        "kernels_us": round(sum(kernel_.time_us for kernel_ in launched), 3),
         "kernel_name": longest.name,
         "grid": "x".join(map(str, longest.grid)),
         "block": "x".join(map(str, longest.block)),
@@ -118,7 +118,7 @@ def facts() -> dict[str, str]:
     """The machine and its software, as far as they say."""
     import triton
 
-    found = {
+    versions = {
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "cuda": str(torch.version.cuda),
@@ -128,16 +128,18 @@ def facts() -> dict[str, str]:
     try:
         import flashinfer
 
-        found["flashinfer"] = flashinfer.__version__
+        versions["flashinfer"] = flashinfer.__version__
     except ImportError:
         pass
     query = "driver_version,clocks.sm,clocks.mem,power.limit,temperature.gpu"
     try:
-        told = subprocess.run(
+        output = subprocess.run(
             ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"],
             capture_output=True, text=True, timeout=10, check=True,
         ).stdout  # fmt: skip
-        found |= dict(zip(query.split(","), (part.strip() for part in told.split("\n")[0].split(",")), strict=True))
+        versions |= dict(
+            zip(query.split(","), (part.strip() for part in output.split("\n")[0].split(",")), strict=True)
+        )
     except (OSError, subprocess.SubprocessError, ValueError):
         pass
-    return found
+    return versions

@@ -183,8 +183,8 @@ class ConfigBench:
         self.gate_up = torch.empty(pairs, 2 * s.inter, **self.tensor_options)
         self.pair_out = torch.empty(pairs, s.hidden, **self.tensor_options)
         self.share: list[Tensor] = []
-        for turn in range(self.rounds):
-            draw = torch.Generator(device="cuda").manual_seed(seed * turn + s.tokens)
+        for routing in range(self.rounds):
+            draw = torch.Generator(device="cuda").manual_seed(seed * routing + s.tokens)
             logits = torch.randn(s.tokens, s.experts, device="cuda", generator=draw)
             share, expert = torch.softmax(logits, 1).topk(self.topk, 1)
             self.chosen.append(expert.flatten().to(torch.int32))
@@ -197,25 +197,25 @@ class ConfigBench:
 
     def blocks(self, block_m: int) -> list[int]:
         """Row blocks, by routing."""
-        return [int(self.rows(turn, block_m).padded_rows) // block_m for turn in range(self.rounds)]
+        return [int(self.rows(routing, block_m).padded_rows) // block_m for routing in range(self.rounds)]
 
-    def rows(self, turn: int, block_m: int) -> SortedPairs:
-        if (turn, block_m) not in self.sorted:
+    def rows(self, routing: int, block_m: int) -> SortedPairs:
+        if (routing, block_m) not in self.sorted:
             experts = 1 if self.dense else self.shape.experts
-            made = sort_pairs(self.chosen[turn], experts, block_m)
+            pairs = sort_pairs(self.chosen[routing], experts, block_m)
             if self.dense:
-                made.expert_of_block.fill_(turn)  # other weights each time
-            self.sorted[turn, block_m] = made
-        return self.sorted[turn, block_m]
+                pairs.expert_of_block.fill_(routing)  # other weights each time
+            self.sorted[routing, block_m] = pairs
+        return self.sorted[routing, block_m]
 
     def first(self, c: Config) -> None:
         out = self.out if self.dense else self.gate_up
-        for turn in range(self.rounds):
-            grouped_gemm(self.x, self.w13, out, self.rows(turn, c.block_m), self.topk, c)
+        for routing in range(self.rounds):
+            grouped_gemm(self.x, self.w13, out, self.rows(routing, c.block_m), self.topk, c)
 
     def second(self, c: Config) -> None:
-        for turn in range(0 if self.dense else self.rounds):
-            rows = self.rows(turn, c.block_m)
+        for routing in range(0 if self.dense else self.rounds):
+            rows = self.rows(routing, c.block_m)
             grouped_gemm(self.inner, self.w2, self.pair_out, rows, 1, c)
 
     def timed(self, configs: Sequence[Config]) -> list[tuple[float, float]]:
@@ -246,8 +246,8 @@ class ConfigBench:
 
     def samples(self, configs: Sequence[Config], passes: int) -> list[list[tuple[float, float]]]:
         """What ``timed`` gives, of each config in all passes."""
-        found = [self.timed(configs) for _ in range(passes if configs else 0)]
-        return [[each[at] for each in found] for at in range(len(configs))]
+        timings = [self.timed(configs) for _ in range(passes if configs else 0)]
+        return [[each[at] for each in timings] for at in range(len(configs))]
 
     def _least_s(self) -> float:
         """A lower estimate of one launch, for keeping the queue full."""

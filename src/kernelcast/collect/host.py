@@ -53,13 +53,13 @@ class ProgramTimes:
         return statistics.median(self.seconds)
 
 
-def counts_of(found: Trace, target: Gpu) -> dict[str, float]:
+def counts_of(traced: Trace, target: Gpu) -> dict[str, float]:
     """How often a step has each of ``COSTS``; kernels as the rules of ATen ops say."""
     times = Times(target, Conditions(predictor="generic"))
     settings = OpSettings(capability=target.compute_capability, l2_bytes=target.l2_bytes)
-    ran = predicted(found.ops, times, lambda op: op_launches(op, settings))
-    counts = {name: float(np.sum(count)) for name, count in host_counts(found).items()}
-    return counts | {"launch_s": float(sum(one.launches for one in ran if one))}
+    costs = predicted(traced.ops, times, lambda op: op_launches(op, settings))
+    counts = {name: float(np.sum(count)) for name, count in host_counts(traced).items()}
+    return counts | {"launch_s": float(sum(op_cost.launches for op_cost in costs if op_cost))}
 
 
 def measured_host(target: Gpu, say: Callable[[int, int], None] = lambda done, total: None) -> Host:
@@ -76,15 +76,15 @@ def timed_programs(
 ) -> list[ProgramTimes]:
     """Each program on the device, in inference and in training."""
     with device:
-        made = [(f"{name}, {mode}", model, inputs, mode) for name, model, inputs in programs() for mode in MODES]
-    taken: dict[str, tuple[float, ...]] = {name: () for name, *_ in made}
+        cases = [(f"{name}, {mode}", model, inputs, mode) for name, model, inputs in programs() for mode in MODES]
+    taken: dict[str, tuple[float, ...]] = {name: () for name, *_ in cases}
     for done in range(rounds):
-        for at, (name, model, inputs, mode) in enumerate(made):
-            say(done * len(made) + at, rounds * len(made))
+        for at, (name, model, inputs, mode) in enumerate(cases):
+            say(done * len(cases) + at, rounds * len(cases))
             taken[name] += _seconds(model, inputs, mode, device, repeats)
     return [
         ProgramTimes(name, taken[name], counts_of(trace(model, inputs, mode, optimizer="adamw"), target))  # type: ignore[arg-type]
-        for name, model, inputs, mode in made
+        for name, model, inputs, mode in cases
     ]
 
 
@@ -93,14 +93,14 @@ def fitted(timed: Sequence[ProgramTimes], gaps: Mapping[str, float]) -> Host:
     of the host that ships; and how far single steps and programs lie from them."""
     usual = host("server")
     prior = np.array([getattr(usual, name) for name in COSTS])
-    counts = np.array([[one.counts[name] for name in COSTS] for one in timed]) * prior
-    taken = np.array([one.median_s for one in timed])
+    counts = np.array([[program.counts[name] for name in COSTS] for program in timed]) * prior
+    taken = np.array([program.median_s for program in timed])
     shares = counts / taken[:, None]
     scale = float(np.median(1 / shares.sum(axis=1)))
     noise = float(np.std(shares @ _positive(shares, scale, pull=0.05) - 1)) + 0.01  # of a step that is well explained
     factors = _positive(shares, scale, pull=noise / (_SPREAD * scale))
     off = shares @ factors  # predicted over measured
-    steps = np.concatenate([np.array(one.seconds) / one.median_s for one in timed])
+    steps = np.concatenate([np.array(program.seconds) / program.median_s for program in timed])
     low, high = (float(np.quantile(1 / off, q) * np.quantile(steps, q)) for q in (0.1, 0.9))
     error = 100 * float(np.abs(off - 1).mean())
     about = {"programs": f"{len(timed)} steps of small models, off by {error:.1f}% on average"}
@@ -142,14 +142,14 @@ def _seconds(model: nn.Module, inputs: Any, mode: str, device: torch.device, rep
         with torch.set_grad_enabled(optimizer is not None):
             out = model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
         if optimizer is not None:
-            found = out if isinstance(out, torch.Tensor) else out[0]
-            found.mean().backward()
+            seconds = out if isinstance(out, torch.Tensor) else out[0]
+            seconds.mean().backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
     for _ in range(_WARM_UPS):
         step()
-    found = []
+    seconds = []
     gc.collect()
     gc.disable()  # a collection takes longer than a step
     try:
@@ -158,10 +158,10 @@ def _seconds(model: nn.Module, inputs: Any, mode: str, device: torch.device, rep
             start = time.perf_counter()
             step()
             _wait(device)
-            found.append(time.perf_counter() - start)
+            seconds.append(time.perf_counter() - start)
     finally:
         gc.enable()
-    return tuple(found)
+    return tuple(seconds)
 
 
 def _wait(device: torch.device) -> None:
@@ -211,18 +211,23 @@ def _between(run: Callable[[], None]) -> float:
 
 def _profiled(run: Callable[[], None]) -> float:
     """Seconds of the kernels alone."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
         run()
         torch.cuda.synchronize()
-    found: Any = seen.key_averages()
-    return sum(float(one.self_device_time_total) for one in found if "layer_norm" in one.key) * 1e-6
+    averages: Any = profiler.key_averages()
+    return sum(float(row.self_device_time_total) for row in averages if "layer_norm" in row.key) * 1e-6
 
 
-def write_host(found: Host, path: Path) -> None:
+def write_host(measured: Host, path: Path) -> None:
     """The file that ``--host`` takes: whole, or none."""
-    numbers = [name for name in vars(found) if name not in ("id", "name", "sources")]
-    lines = [f'name = "{found.name}"', *(f"{name} = {getattr(found, name):.3g}" for name in numbers), "", "[sources]"]
-    lines += [f'{name} = "{text}"' for name, text in found.sources]
+    numbers = [name for name in vars(measured) if name not in ("id", "name", "sources")]
+    lines = [
+        f'name = "{measured.name}"',
+        *(f"{name} = {getattr(measured, name):.3g}" for name in numbers),
+        "",
+        "[sources]",
+    ]
+    lines += [f'{name} = "{text}"' for name, text in measured.sources]
     path.parent.mkdir(parents=True, exist_ok=True)
     with complete(path) as part:
         part.write_text("\n".join(lines) + "\n")
@@ -255,8 +260,8 @@ class Encoder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm1(x)
-        found = self.attend(self.heads(self.query(y)), self.heads(self.key(y)), self.heads(self.value(y)))
-        x = x + self.out(found.transpose(1, 2).reshape(x.shape))
+        attended = self.attend(self.heads(self.query(y)), self.heads(self.key(y)), self.heads(self.value(y)))
+        x = x + self.out(attended.transpose(1, 2).reshape(x.shape))
         return x + self.down(functional.gelu(self.up(self.norm2(x))))
 
 
@@ -315,7 +320,7 @@ def programs() -> Iterator[tuple[str, nn.Module, Any]]:
     """Name, model and inputs, on the default device; in bf16."""
     tokens = torch.randn(1, _LENGTH, _WIDTH, dtype=torch.bfloat16)
     pixels = torch.randn(1, 16, 8, 8, dtype=torch.bfloat16)
-    made: dict[str, tuple[list[nn.Module], Tensor]] = {
+    models: dict[str, tuple[list[nn.Module], Tensor]] = {
         "encoder": ([Encoder(False) for _ in range(16)], tokens),
         "encoder by hand": ([Encoder(True) for _ in range(16)], tokens),
         "gated": ([Gated() for _ in range(24)], tokens),
@@ -324,7 +329,7 @@ def programs() -> Iterator[tuple[str, nn.Module, Any]]:
         "perceptron": ([part for _ in range(40) for part in (nn.Linear(_WIDTH, _WIDTH), nn.ReLU())], tokens),
         "loop": ([Looped() for _ in range(8)], tokens),
     }
-    for name, (parts, inputs) in made.items():
+    for name, (parts, inputs) in models.items():
         yield name, nn.Sequential(*parts).to(torch.bfloat16), inputs
     yield from _of_transformers()
 

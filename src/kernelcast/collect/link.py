@@ -64,13 +64,13 @@ class Link:
         """The shortest times are a start and so many messages in turn: the messages are their slope. The rates are the
         bytes that a GPU sends over the time, of the collective and the size where that is most."""
         rates: dict[int, float] = {}
-        for one in timed:
-            rates[one.world] = max(rates.get(one.world, 0.0), one.sent_bytes / one.seconds)
+        for each in timed:
+            rates[each.world] = max(rates.get(each.world, 0.0), each.sent_bytes / each.seconds)
         least: dict[tuple[str, int], CollectiveTime] = {}
-        for one in sorted(timed, key=lambda one: one.bytes):
-            least.setdefault((one.op, one.world), one)
-        steps = np.array([one.steps for one in least.values()], dtype=float)
-        seconds = np.array([one.seconds for one in least.values()])
+        for each in sorted(timed, key=lambda each: each.bytes):
+            least.setdefault((each.op, each.world), each)
+        steps = np.array([each.steps for each in least.values()], dtype=float)
+        seconds = np.array([each.seconds for each in least.values()])
         slope = float(np.polyfit(steps, seconds, 1)[0]) if len(set(steps)) > 1 else 0.0
         # no start at all would leave all of the time to the messages; noise may leave less than none
         most, few = float(np.min(seconds / steps)), float(seconds.min()) * _LEAST_SHARE
@@ -79,13 +79,13 @@ class Link:
 
 def fitted(timed: Sequence[CollectiveTime], like: str, about: str) -> Fabric:
     """The fabric that forecasts of these collectives need. ``like``: the catalogued kind that the link is."""
-    found = Link.of(timed)
-    best = max(found.rates.values())
-    rates = ", ".join(f"{world} GPUs {rate / 1e9:.4g}" for world, rate in found.rates.items())
+    link = Link.of(timed)
+    best = max(link.rates.values())
+    rates = ", ".join(f"{world} GPUs {rate / 1e9:.4g}" for world, rate in link.rates.items())
     return Fabric(
         kind="measured",
         bytes_per_s=best / SUSTAINED,
-        latency_s=found.latency_s,
+        latency_s=link.latency_s,
         source=f"measured in GB/s that a GPU sends: {rates}; {', '.join(OPS)} of {timed[0].bytes:,} bytes and more, "
         f"median of {REPEATS} ({about}); the best taken to be {SUSTAINED:.0%} of the link; latency: what each message "
         "in turn adds to the smallest",
@@ -93,13 +93,13 @@ def fitted(timed: Sequence[CollectiveTime], like: str, about: str) -> Fabric:
     )
 
 
-def write_link(found: Fabric, path: Path) -> None:
+def write_link(fabric: Fabric, path: Path) -> None:
     """The file that ``--fabric`` takes: whole, or none."""
     lines = [
-        f"like = {json.dumps(found.like)}",
-        f"bytes_per_s = {found.bytes_per_s:.5g}",
-        f"latency_s = {found.latency_s:.4g}",
-        f"source = {json.dumps(found.source)}",
+        f"like = {json.dumps(fabric.like)}",
+        f"bytes_per_s = {fabric.bytes_per_s:.5g}",
+        f"latency_s = {fabric.latency_s:.4g}",
+        f"source = {json.dumps(fabric.source)}",
     ]
     path.parent.mkdir(parents=True, exist_ok=True)
     with complete(path) as part:
@@ -116,16 +116,16 @@ def measure(
 ) -> list[CollectiveTime]:
     """Times of collectives over 2 to ``count`` processes. ``backend``: nccl over GPUs; gloo over the host's memory."""
     groups = worlds(count)
-    found: list[CollectiveTime] = []
+    times: list[CollectiveTime] = []
     for at, world in enumerate(groups):
         say(at, len(groups), f"{world} GPUs")
         with tempfile.TemporaryDirectory() as folder:
             spawn(_rank, args=(world, backend, folder, tuple(sizes)), nprocs=world)
-            found += [
+            times += [
                 CollectiveTime(**row) for row in json.loads((Path(folder) / "times.json").read_text(encoding="utf-8"))
             ]
     say(len(groups), len(groups), "")
-    return found
+    return times
 
 
 def _rank(rank: int, world: int, backend: str, folder: str, sizes: Sequence[int]) -> None:

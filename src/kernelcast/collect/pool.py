@@ -76,27 +76,27 @@ class TensorPool:
                 f"a call of {footprint / 2**30:.1f} GiB does not fit the pool of {self._bytes / 2**30:.1f}"
             )
         offset = dict.fromkeys(formats, 0)
-        found = []
+        sets = []
         for _ in range(count):
             members = []
             for spec in specs:
                 start = offset[spec.dtype] // spec.dtype.itemsize
                 members.append(self._view(spec, slice(start, start + math.prod(spec.shape))))
                 offset[spec.dtype] += spec.bytes
-            found.append(tuple(members))
-        return found
+            sets.append(tuple(members))
+        return sets
 
-    def _view(self, spec: TensorSpec, place: slice) -> Tensor:
+    def _view(self, spec: TensorSpec, where: slice) -> Tensor:
         """The memory at ``place``: random numbers, or the same place of the memory for results."""
         dtype = spec.dtype
         if dtype not in self._data:
             self._data[dtype] = self._random(dtype)
             self._scratch[dtype] = torch.zeros_like(self._data[dtype])
         if spec.use == "read":
-            return self._data[dtype][place].view(spec.shape)
+            return self._data[dtype][where].view(spec.shape)
         if spec.use == "changed":
-            self._scratch[dtype][place] = self._data[dtype][place]
-        return self._scratch[dtype][place].view(spec.shape)
+            self._scratch[dtype][where] = self._data[dtype][where]
+        return self._scratch[dtype][where].view(spec.shape)
 
     def _random(self, dtype: torch.dtype) -> Tensor:
         count = self._bytes // dtype.itemsize

@@ -130,9 +130,9 @@ def measured(
             calls += load.push()
         load.finish()
         stop = clock()
-    found = {"seconds_per_call": (stop - start) / calls if calls else None, "calls": calls,
+    result = {"seconds_per_call": (stop - start) / calls if calls else None, "calls": calls,
              "window_s": round(stop - start, 4), "started": begin}  # fmt: skip
-    return found | summary(readings.energy, readings.states, start, stop)
+    return result | summary(readings.energy, readings.states, start, stop)
 
 
 def summary(

@@ -40,48 +40,48 @@ Say = Callable[[int, int, str], None]
 def properties() -> GpuProperties:
     from kernelcast.collect.device import facts
 
-    told: Any = torch.cuda.get_device_properties(0)
+    device: Any = torch.cuda.get_device_properties(0)
     known = facts()
     software = f"driver {known.get('driver_version', 'unknown')}, PyTorch {known['torch']}, CUDA {known['cuda']}"
     meter = _meter()
     return GpuProperties(
-        name=told.name,
-        capability=f"{told.major}.{told.minor}",
-        sm_count=told.multi_processor_count,
-        l2_bytes=told.L2_cache_size,
-        smem_bytes_per_sm=told.shared_memory_per_multiprocessor,
-        smem_bytes_per_cta=told.shared_memory_per_block_optin,
-        registers_per_sm=told.regs_per_multiprocessor,
-        max_threads_per_sm=told.max_threads_per_multi_processor,
-        dram_bytes=told.total_memory,
+        name=device.name,
+        capability=f"{device.major}.{device.minor}",
+        sm_count=device.multi_processor_count,
+        l2_bytes=device.L2_cache_size,
+        smem_bytes_per_sm=device.shared_memory_per_multiprocessor,
+        smem_bytes_per_cta=device.shared_memory_per_block_optin,
+        registers_per_sm=device.regs_per_multiprocessor,
+        max_threads_per_sm=device.max_threads_per_multi_processor,
+        dram_bytes=device.total_memory,
         board=meter.board() if meter else BoardLimits(),
         software=f"{software}, Triton {known['triton']}",
     )
 
 
 def _meter() -> Nvml | None:
-    told: Any = torch.cuda.get_device_properties(0)
+    device: Any = torch.cuda.get_device_properties(0)
     try:
-        return Nvml(str(getattr(told, "uuid", "")) or None)
+        return Nvml(str(getattr(device, "uuid", "")) or None)
     except KernelcastError:
         return None
 
 
-def measure(chip: Gpu, say: Say = lambda done, total, note: None) -> Microbenchmarks:
+def measure(target: Gpu, say: Say = lambda done, total, note: None) -> Microbenchmarks:
     """``chip``: about what the GPU is, so that sizes fit it. What cannot run is noted, and all else is measured."""
-    found = Microbenchmarks()
-    parts = [*_products(chip, found), *_others(chip, found)]
+    results = Microbenchmarks()
+    parts = [*_products(target, results), *_others(target, results)]
     with torch.cuda.stream(stream()):
         for at, (name, part) in enumerate(parts):
             say(at, len(parts), name)
             try:
                 part()
             except Exception as error:  # whatever a library raises: the GPU, or the library, cannot do it
-                found.skipped[name] = " ".join(f"{error}".split())[:160] or type(error).__name__
+                results.skipped[name] = " ".join(f"{error}".split())[:160] or type(error).__name__
                 _alive(name, error)
             torch.cuda.empty_cache()
     say(len(parts), len(parts), "")
-    return found
+    return results
 
 
 def _alive(name: str, error: Exception) -> None:
@@ -91,18 +91,18 @@ def _alive(name: str, error: Exception) -> None:
         raise KernelcastError(f"the GPU is lost after measuring {name}: {' '.join(str(error).split())[:160]}") from None
 
 
-def _products(chip: Gpu, found: Microbenchmarks) -> Iterator[tuple[str, Callable[[], None]]]:
+def _products(target: Gpu, results: Microbenchmarks) -> Iterator[tuple[str, Callable[[], None]]]:
     for dtype in FORMATS:
-        peak = chip.tensor_flops_per_s("fp8" if dtype == "fp8_block" else dtype)
+        peak = target.tensor_flops_per_s("fp8" if dtype == "fp8_block" else dtype)
         if not peak:
-            found.skipped[dtype] = "its tensor cores have no such format"
+            results.skipped[dtype] = "its tensor cores have no such format"
             continue
-        yield dtype, partial(_bursts, dtype, peak, found)
+        yield dtype, partial(_bursts, dtype, peak, results)
         if dtype in _LONG:
-            yield f"{dtype}, long", partial(_long, dtype, peak, found)
+            yield f"{dtype}, long", partial(_long, dtype, peak, results)
 
 
-def _bursts(dtype: str, peak: float, found: Microbenchmarks) -> None:
+def _bursts(dtype: str, peak: float, results: Microbenchmarks) -> None:
     """The best of several large shapes."""
     best, failed = 0.0, ""
     for m, n, k in fitting(peak):
@@ -114,12 +114,12 @@ def _bursts(dtype: str, peak: float, found: Microbenchmarks) -> None:
         seconds = burst_s(product.launch, 2.0 * m * n * k / peak)
         rate = 2.0 * m * n * k / seconds
         if rate > best:
-            best, found.shapes[dtype] = rate, f"{m} x {n} x {k}"
+            best, results.shapes[dtype] = rate, f"{m} x {n} x {k}"
         del product
         torch.cuda.empty_cache()
     if not best:
         raise KernelcastError(failed or "no shape fits this GPU")
-    found.bursts[dtype] = best
+    results.bursts[dtype] = best
 
 
 def fitting(peak: float) -> list[tuple[int, int, int]]:
@@ -150,91 +150,91 @@ def burst_s(launch: Callable[[], object], guess_s: float) -> float:
     return statistics.median(samples) / count
 
 
-def _long(dtype: str, peak: float, found: Microbenchmarks) -> None:
+def _long(dtype: str, peak: float, results: Microbenchmarks) -> None:
     """The shape that was best in bursts, for seconds."""
-    if dtype not in found.bursts:
-        raise KernelcastError(found.skipped.get(dtype, "no burst of it ran"))
+    if dtype not in results.bursts:
+        raise KernelcastError(results.skipped.get(dtype, "no burst of it ran"))
     meter = _meter()
     if meter is None:
         raise KernelcastError("NVIDIA's driver tells no power and clocks here")
-    m, n, k = (int(side) for side in found.shapes[dtype].split(" x "))
+    m, n, k = (int(side) for side in results.shapes[dtype].split(" x "))
     product = FORMATS[dtype](m, n, k)
     flops = 2.0 * m * n * k
-    guess_s = flops / found.bursts[dtype]
+    guess_s = flops / results.bursts[dtype]
     product.launch()
     count = max(1, round(BURST_S / guess_s))
     graph = captured([product.launch] * count)
-    told = measured_power(Replays(graph.replay, count, count * guess_s), meter, warm_s=LONG_S, window_s=LONG_S)
-    reasons = int(told.get("reasons") or 0)
-    rate = flops / told["seconds_per_call"]
-    found.longs[dtype] = SustainedRun(rate, float(told["power_w"]), told.get("sm_mhz"), bool(reasons & 0x4))
+    reading = measured_power(Replays(graph.replay, count, count * guess_s), meter, warm_s=LONG_S, window_s=LONG_S)
+    reasons = int(reading.get("reasons") or 0)
+    rate = flops / reading["seconds_per_call"]
+    results.longs[dtype] = SustainedRun(rate, float(reading["power_w"]), reading.get("sm_mhz"), bool(reasons & 0x4))
 
 
-def _others(chip: Gpu, found: Microbenchmarks) -> Iterator[tuple[str, Callable[[], None]]]:
-    yield "DRAM", partial(_dram, chip, found)
-    yield "DRAM by products", partial(_decode, chip, found)
-    yield "L2", partial(_l2, chip, found)
-    yield "exponentials", partial(_arithmetic, chip, found, "exponentials")
-    yield "FMA", partial(_arithmetic, chip, found, "fma")
-    yield "shared memory", partial(_shared, chip, found)
-    yield "launches", partial(_launches, found)
-    yield "smallest products", partial(_smallest, chip, found)
+def _others(target: Gpu, results: Microbenchmarks) -> Iterator[tuple[str, Callable[[], None]]]:
+    yield "DRAM", partial(_dram, target, results)
+    yield "DRAM by products", partial(_decode, target, results)
+    yield "L2", partial(_l2, target, results)
+    yield "exponentials", partial(_arithmetic, target, results, "exponentials")
+    yield "FMA", partial(_arithmetic, target, results, "fma")
+    yield "shared memory", partial(_shared, target, results)
+    yield "launches", partial(_launches, results)
+    yield "smallest products", partial(_smallest, target, results)
 
 
-def _dram(chip: Gpu, found: Microbenchmarks) -> None:
+def _dram(target: Gpu, results: Microbenchmarks) -> None:
     from kernelcast.collect import specs_kernels
 
     free, _ = torch.cuda.mem_get_info()
-    size = min(max(2**31, 16 * chip.l2_bytes), free // 4)
+    size = min(max(2**31, 16 * target.l2_bytes), free // 4)
     chunk = 16 * specs_kernels.BLOCK  # elements
     programs = size // (4 * chunk)
     x = torch.rand(programs * chunk, device="cuda")
     out = torch.empty(programs, device="cuda")
-    guess_s = x.nbytes / chip.dram_bytes_per_s
-    found.dram_read = x.nbytes / timed([partial(specs_kernels.read, x, out)], guess_s).seconds
+    guess_s = x.nbytes / target.dram_bytes_per_s
+    results.dram_read = x.nbytes / timed([partial(specs_kernels.read, x, out)], guess_s).seconds
     _near("sums of what was read", float(out.sum(dtype=torch.float64)), float(x.sum(dtype=torch.float64)))
     y = torch.empty_like(x)
     # not copy_: a graph has the copy engines do that
-    found.dram_copy = 2 * x.nbytes / timed([partial(torch.neg, x, out=y)], 2 * guess_s).seconds
+    results.dram_copy = 2 * x.nbytes / timed([partial(torch.neg, x, out=y)], 2 * guess_s).seconds
     if not torch.equal(-x[-chunk:], y[-chunk:]):
         raise KernelcastError("a copy differs from its source")
 
 
-def _decode(chip: Gpu, found: Microbenchmarks) -> None:
+def _decode(target: Gpu, results: Microbenchmarks) -> None:
     """Products with few rows, weights far larger than L2."""
-    rates, dtype = [], _sixteen(chip)
+    rates, dtype = [], _sixteen(target)
     for m, n, k in _DECODE:
-        if 2 * n * k < 3 * chip.l2_bytes:
+        if 2 * n * k < 3 * target.l2_bytes:
             continue
         a, b = (torch.randn(rows, k, device="cuda", dtype=dtype) for rows in (m, n))
         out = torch.empty(m, n, device="cuda", dtype=dtype)
         moved = a.nbytes + b.nbytes + out.nbytes
-        rates.append(moved / timed([partial(torch.mm, a, b.t(), out=out)], moved / chip.dram_bytes_per_s).seconds)
-    found.dram_decode = max(rates)
+        rates.append(moved / timed([partial(torch.mm, a, b.t(), out=out)], moved / target.dram_bytes_per_s).seconds)
+    results.dram_decode = max(rates)
 
 
-def _l2(chip: Gpu, found: Microbenchmarks) -> None:
+def _l2(target: Gpu, results: Microbenchmarks) -> None:
     """A part of L2 that is read again and again, past L1."""
     from kernelcast.collect import specs_kernels
 
     for share in _L2_SHARES:
-        programs = 4 * chip.sm_count
+        programs = 4 * target.sm_count
         block = (
-            specs_kernels.BLOCK if chip.l2_bytes >= 32 * programs * specs_kernels.BLOCK else specs_kernels.BLOCK // 4
+            specs_kernels.BLOCK if target.l2_bytes >= 32 * programs * specs_kernels.BLOCK else specs_kernels.BLOCK // 4
         )
-        chunk = max(1, round(share * chip.l2_bytes / (4 * programs * block))) * block
+        chunk = max(1, round(share * target.l2_bytes / (4 * programs * block))) * block
         x = torch.rand(programs * chunk, device="cuda")
         out = torch.empty(programs, device="cuda")
-        rounds = max(2, round(400e-6 * chip.l2_bytes_per_s / x.nbytes))
+        rounds = max(2, round(400e-6 * target.l2_bytes_per_s / x.nbytes))
         seconds = timed([partial(specs_kernels.read, x, out, rounds, block)], 400e-6).seconds
         _near("sums of what was read", float(out.sum(dtype=torch.float64)), rounds * float(x.sum(dtype=torch.float64)))
-        found.l2_read[x.nbytes / chip.l2_bytes] = rounds * x.nbytes / seconds
+        results.l2_read[x.nbytes / target.l2_bytes] = rounds * x.nbytes / seconds
 
 
-def _arithmetic(chip: Gpu, found: Microbenchmarks, what: str) -> None:
+def _arithmetic(target: Gpu, results: Microbenchmarks, what: str) -> None:
     from kernelcast.collect import specs_kernels
 
-    x = torch.rand(chip.sm_count * 16 * 1024, device="cuda")
+    x = torch.rand(target.sm_count * 16 * 1024, device="cuda")
     out = torch.empty_like(x)
     run: Callable[[Tensor, Tensor, int], int] = (
         specs_kernels.exponentials if what == "exponentials" else specs_kernels.multiply_adds
@@ -244,46 +244,46 @@ def _arithmetic(chip: Gpu, found: Microbenchmarks, what: str) -> None:
     rate = count / timed([partial(run, x, out, rounds)], 500e-6).seconds
     _near("a fixed point", float(out.mean()), 0.641186 if what == "exponentials" else 0.5)
     if what == "exponentials":
-        found.exponentials = rate
+        results.exponentials = rate
     else:
-        found.fma = 2 * rate
+        results.fma = 2 * rate
 
 
-def _shared(chip: Gpu, found: Microbenchmarks) -> None:
+def _shared(target: Gpu, results: Microbenchmarks) -> None:
     from kernelcast.collect import specs_kernels
 
     rounds = 256
-    run = specs_kernels.ReadShared(4 * chip.sm_count)
+    run = specs_kernels.ReadShared(4 * target.sm_count)
     count = run(rounds)
-    found.smem = count / timed([partial(run, rounds)], 300e-6).seconds
+    results.smem = count / timed([partial(run, rounds)], 300e-6).seconds
     _near("sums of shared memory", float(run.out.mean()), run.expected(rounds))
 
 
-def _launches(found: Microbenchmarks) -> None:
+def _launches(results: Microbenchmarks) -> None:
     """The shortest kernel in a graph; and what a kernel takes beside its work: twice the time of one minus that of
     another with twice the work."""
     from kernelcast.collect import specs_kernels
 
     out = torch.empty(64, device="cuda")
     empty = (partial(specs_kernels.touch, out), partial(out[:1].fill_, 0.5))
-    found.launch_floor_s = min(timed([launch], 1e-6).seconds for launch in empty)
+    results.launch_floor_s = min(timed([launch], 1e-6).seconds for launch in empty)
     x = torch.rand(1024, device="cuda")
     y = torch.empty_like(x)
     once, twice = (timed([partial(specs_kernels.multiply_adds, x, y, n)], 5e-6).seconds for n in (64, 128))
-    found.gap_s = max(0.0, 2 * once - twice)
+    results.gap_s = max(0.0, 2 * once - twice)
 
 
-def _smallest(chip: Gpu, found: Microbenchmarks) -> None:
-    times, dtype = [], _sixteen(chip)
+def _smallest(target: Gpu, results: Microbenchmarks) -> None:
+    times, dtype = [], _sixteen(target)
     for m, n, k in _SMALL:
         a, b = (torch.randn(rows, k, device="cuda", dtype=dtype) for rows in (m, n))
         out = torch.empty(m, n, device="cuda", dtype=dtype)
         times.append(timed([partial(torch.mm, a, b.t(), out=out)], 2e-6).seconds)
-    found.smallest_gemm_s = statistics.median(times)
+    results.smallest_gemm_s = statistics.median(times)
 
 
-def _sixteen(chip: Gpu) -> torch.dtype:
-    return torch.bfloat16 if "bf16" in chip.tensor_flops_per_clk_sm else torch.float16
+def _sixteen(target: Gpu) -> torch.dtype:
+    return torch.bfloat16 if "bf16" in target.tensor_flops_per_clk_sm else torch.float16
 
 
 def _near(what: str, got: float, wanted: float) -> None:
@@ -342,9 +342,9 @@ def _fp8_factors(m: int, n: int, k: int) -> tuple[Tensor, Tensor]:
 
 def _fp8(m: int, n: int, k: int) -> Product:
     a, b = _fp8_factors(m, n, k)
-    one = torch.ones((), device=DEVICE)
+    scale = torch.ones((), device=DEVICE)
     launch = partial(
-        torch._scaled_mm, a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
+        torch._scaled_mm, a, b.t(), scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16, use_fast_accum=True
     )
     return Product(launch, lambda: (a[:_ROWS].float(), b.float()))
 

@@ -29,7 +29,7 @@ class GpuDraft:
 
     path: Path
     base: str
-    words: Mapping[str, str]
+    texts: Mapping[str, str]
     numbers: Mapping[str, tuple[float, str]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -47,7 +47,7 @@ class GpuDraft:
             keys.setdefault(source, f"s{len(keys) + 1}")
         plain = {name: entry for name, entry in self.numbers.items() if "." not in name}
         lines = [*(f"# {note}" for note in self.notes), f"base = {json.dumps(self.base)}"]
-        lines += [f"{name} = {json.dumps(word)}" for name, word in self.words.items()]
+        lines += [f"{name} = {json.dumps(text)}" for name, text in self.texts.items()]
         lines += [
             "",
             *(f'{name} = [{_digits(name, value)}, "{keys[source]}"]' for name, (value, source) in plain.items()),
@@ -65,12 +65,12 @@ class GpuDraft:
     @property
     def unit(self) -> bool:
         """Whether it is one of a catalogued GPU."""
-        return "unit_of" in self.words
+        return "unit_of" in self.texts
 
     @property
     def borrowed(self) -> bool:
         """Whether its base is of another compute capability."""
-        return not self.unit and capability_of(self.base) != self.words["compute_capability"]
+        return not self.unit and capability_of(self.base) != self.texts["compute_capability"]
 
     @property
     def gpu(self) -> Gpu:
@@ -81,26 +81,26 @@ def _digits(name: str, value: float) -> str:
     return str(int(value)) if name in INTEGERS else repr(float(f"{value:.5g}"))
 
 
-def write(made: GpuDraft) -> Gpu:
+def write(draft: GpuDraft) -> Gpu:
     """The file, whole or none, after it was read back."""
-    made.gpu  # noqa: B018  refused before anything is written
-    made.path.parent.mkdir(parents=True, exist_ok=True)
-    with complete(made.path) as part:
-        part.write_text(made.text, encoding="utf-8")
-    return load_gpu(made.path)
+    draft.gpu  # noqa: B018  refused before anything is written
+    draft.path.parent.mkdir(parents=True, exist_ok=True)
+    with complete(draft.path) as part:
+        part.write_text(draft.text, encoding="utf-8")
+    return load_gpu(draft.path)
 
 
-def start_draft(told: GpuProperties, path: Path, named: str | None = None) -> GpuDraft:
+def start_draft(properties: GpuProperties, path: Path, named: str | None = None) -> GpuDraft:
     """What CUDA and the driver say: enough to know which sizes to measure. ``named``: what it is in the catalogue,
     where the driver's name does not tell."""
     if path.stem in gpu_ids():
         raise KernelcastError(
             f"{path.stem} is a GPU of the catalogue: name the file of your own otherwise, as in my_{path.stem}.toml"
         )
-    known = gpu(named) if named else _catalogued(told.name)
-    if known is not None and known.known_as in gpu_ids() and known.compute_capability == told.capability:
-        return _unit(told, known, path)
-    return _new(told, path)
+    known = gpu(named) if named else _catalogued(properties.name)
+    if known is not None and known.known_as in gpu_ids() and known.compute_capability == properties.capability:
+        return _unit(properties, known, path)
+    return _new(properties, path)
 
 
 def _catalogued(name: str) -> Gpu | None:
@@ -110,29 +110,29 @@ def _catalogued(name: str) -> Gpu | None:
         return None
 
 
-def _unit(told: GpuProperties, known: Gpu, path: Path) -> GpuDraft:
+def _unit(properties: GpuProperties, known: Gpu, path: Path) -> GpuDraft:
     """Of a catalogued GPU only what differs."""
-    made = GpuDraft(path, known.known_as, {"name": f"{told.name}, measured", "unit_of": known.known_as})
-    board = told.board
-    said = {
-        "sm_count": told.sm_count,
-        "l2_bytes": told.l2_bytes,
-        "dram_bytes": told.dram_bytes,
+    draft = GpuDraft(path, known.known_as, {"name": f"{properties.name}, measured", "unit_of": known.known_as})
+    board = properties.board
+    numbers = {
+        "sm_count": properties.sm_count,
+        "l2_bytes": properties.l2_bytes,
+        "dram_bytes": properties.dram_bytes,
         "clock_boost_hz": board.sm_mhz and board.sm_mhz * 1e6,
         "power_w": board.power_limit_w,
     }
-    others = {name: value for name, value in said.items() if value and abs(value / getattr(known, name) - 1) > CLOSE}
-    made = made.put(others, f"measured by CUDA device properties and NVML ({told.software})")
+    others = {name: value for name, value in numbers.items() if value and abs(value / getattr(known, name) - 1) > CLOSE}
+    draft = draft.put(others, f"measured by CUDA device properties and NVML ({properties.software})")
     boost = others.get("clock_boost_hz", known.clock_boost_hz)
     lower = {name: boost for name in ("clock_base_hz", "clock_tensor_hz") if (getattr(known, name) or 0) > boost}
-    return made.put(lower, "no higher than the highest clock that NVML gives")
+    return draft.put(lower, "no higher than the highest clock that NVML gives")
 
 
 def base_of(capability: str) -> tuple[str, str]:
     """The catalogue's base of a capability, or of the nearest by instruction path; and its capability."""
     bases = {capability_of(path.stem): path.stem for path in CATALOGUE.glob("_sm*.toml")}
-    alike = [one for one in bases if path_of(one)[0] == path_of(capability)[0]]
-    nearest = min(alike, key=lambda one: (abs(float(one) - float(capability)), -float(one)))
+    alike = [base for base in bases if path_of(base)[0] == path_of(capability)[0]]
+    nearest = min(alike, key=lambda base: (abs(float(base) - float(capability)), -float(base)))
     return bases[nearest], nearest
 
 
@@ -141,50 +141,50 @@ def capability_of(base: str) -> str:
     return f"{digits[:-1]}.{digits[-1]}"
 
 
-def _new(told: GpuProperties, path: Path) -> GpuDraft:
+def _new(properties: GpuProperties, path: Path) -> GpuDraft:
     """Of a GPU that the catalogue does not know all that a file needs."""
-    if not told.capability.replace(".", "").isdigit():
-        raise KernelcastError(f"{told.name}: --specs measures NVIDIA GPUs, which have a compute capability")
-    base, nearest = base_of(told.capability)
-    board = told.board
-    made = GpuDraft(path, base, {"name": told.name, "compute_capability": told.capability})
-    if nearest != told.capability:
-        runs = path_of(told.capability)[0]
-        made = replace(made, notes=(
-            f"No base of compute capability {told.capability}: what is not below comes from {nearest}, the nearest "
-            f"that runs {runs}; rates a clock were doubled or halved where measurements say so.",
+    if not properties.capability.replace(".", "").isdigit():
+        raise KernelcastError(f"{properties.name}: --specs measures NVIDIA GPUs, which have a compute capability")
+    base, nearest = base_of(properties.capability)
+    board = properties.board
+    draft = GpuDraft(path, base, {"name": properties.name, "compute_capability": properties.capability})
+    if nearest != properties.capability:
+        runs = path_of(properties.capability)[0]
+        draft = replace(draft, notes=(
+            f"No base of compute capability {properties.capability}: what is not below comes from {nearest}, the "
+            f"nearest that runs {runs}; rates a clock were doubled or halved where measurements say so.",
         ))  # fmt: skip
-    said = f"measured by CUDA device properties ({told.software})"
-    made = made.given(
-        said, sm_count=told.sm_count, l2_bytes=told.l2_bytes, dram_bytes=told.dram_bytes,
-        smem_bytes_per_sm=told.smem_bytes_per_sm, smem_bytes_per_cta=told.smem_bytes_per_cta,
-        registers_per_sm=told.registers_per_sm, max_threads_per_sm=told.max_threads_per_sm,
+    source = f"measured by CUDA device properties ({properties.software})"
+    draft = draft.given(
+        source, sm_count=properties.sm_count, l2_bytes=properties.l2_bytes, dram_bytes=properties.dram_bytes,
+        smem_bytes_per_sm=properties.smem_bytes_per_sm, smem_bytes_per_cta=properties.smem_bytes_per_cta,
+        registers_per_sm=properties.registers_per_sm, max_threads_per_sm=properties.max_threads_per_sm,
     )  # fmt: skip
     if board.sm_mhz is None or board.power_limit_w is None:
         raise KernelcastError("NVIDIA's driver tells no highest clock and power limit here: a file cannot do without")
-    by_driver = f"measured by NVML ({told.software})"
-    made = made.given(by_driver, clock_boost_hz=board.sm_mhz * 1e6, power_w=board.power_limit_w)
-    made = made.given("not told by the driver: as the boost clock", clock_base_hz=board.sm_mhz * 1e6)
+    by_driver = f"measured by NVML ({properties.software})"
+    draft = draft.given(by_driver, clock_boost_hz=board.sm_mhz * 1e6, power_w=board.power_limit_w)
+    draft = draft.given("not told by the driver: as the boost clock", clock_base_hz=board.sm_mhz * 1e6)
     if board.memory_mhz and board.memory_bits:
         rate = 2 * board.memory_mhz * 1e6 * board.memory_bits / 8
         told_bus = f"{by_driver}: {board.memory_bits} bits at {board.memory_mhz:g} MHz, double data rate"
-        made = made.given(told_bus, dram_bytes_per_s=rate)
+        draft = draft.given(told_bus, dram_bytes_per_s=rate)
     else:
-        made = made.given("not told by the driver: to be replaced by what is read", dram_bytes_per_s=1e12)
-    ports = base_values(base)["l2_bytes_per_clk_sm"] * told.sm_count
-    made = made.given("estimate: the ports of all SMs", l2_bytes_per_clk=ports)
-    made = made.given("estimate: to be replaced by what is measured", launch_floor_s=1e-6)
-    return _linked(made, told, by_driver)
+        draft = draft.given("not told by the driver: to be replaced by what is read", dram_bytes_per_s=1e12)
+    ports = base_values(base)["l2_bytes_per_clk_sm"] * properties.sm_count
+    draft = draft.given("estimate: the ports of all SMs", l2_bytes_per_clk=ports)
+    draft = draft.given("estimate: to be replaced by what is measured", launch_floor_s=1e-6)
+    return _linked(draft, properties, by_driver)
 
 
-def _linked(made: GpuDraft, told: GpuProperties, by_driver: str) -> GpuDraft:
-    board, major = told.board, int(told.capability.partition(".")[0])
+def _linked(draft: GpuDraft, properties: GpuProperties, by_driver: str) -> GpuDraft:
+    board, major = properties.board, int(properties.capability.partition(".")[0])
     generation = min(max(board.pcie_generation or 4, min(_PCIE_LANE)), max(_PCIE_LANE))
     lanes = board.pcie_lanes or 16
-    kind, each = _NVLINK.get(major, ("nvlink5", 50e9)) if board.nvlinks else (f"pcie{min(generation, 5)}", 0.0)
-    made = replace(made, words={**made.words, "link_kind": kind if kind in fabrics() else "pcie5"})
+    link, each = _NVLINK.get(major, ("nvlink5", 50e9)) if board.nvlinks else (f"pcie{min(generation, 5)}", 0.0)
+    draft = replace(draft, texts={**draft.texts, "link_kind": link if link in fabrics() else "pcie5"})
     links = f"{by_driver}: {board.nvlinks} NVLinks are up; PCIe {generation} x{lanes}; not timed (collect --link does)"
-    return made.put(
+    return draft.put(
         {"link_bytes_per_s": each * board.nvlinks, "pcie_bytes_per_s": _PCIE_LANE[generation] * lanes}, links
     )
 

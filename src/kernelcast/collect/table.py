@@ -42,9 +42,9 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     if note_of(path) is None:
         raise KernelcastError(f"{path} is no table of kernelcast collect: choose another name for the results")
     with connect() as connection:
-        found = connection.execute(f"SELECT * FROM read_parquet({text(str(path))})")
-        names = [column[0] for column in found.description or ()]
-        rows = [dict(zip(names, values, strict=True)) for values in found.fetchall()]
+        result = connection.execute(f"SELECT * FROM read_parquet({text(str(path))})")
+        names = [column[0] for column in result.description or ()]
+        rows = [dict(zip(names, values, strict=True)) for values in result.fetchall()]
     return [_record({name: value for name, value in row.items() if value is not None}) for row in rows]
 
 
@@ -75,7 +75,7 @@ def _row(record: Mapping[str, Any], target: Gpu, facts: Mapping[str, Any]) -> di
             for name, value in record["call"].items()}  # fmt: skip
     stack = call.get("stack")
     version = str(facts.get(stack or "triton", ""))
-    seen = {name: record[name] for name in RESULT_COLUMNS if name in record}
+    results = {name: record[name] for name in RESULT_COLUMNS if name in record}
     return {
         **call,
         "gpu": target.known_as,
@@ -85,6 +85,6 @@ def _row(record: Mapping[str, Any], target: Gpu, facts: Mapping[str, Any]) -> di
         "campaign": f"{SOURCE}/{target.known_as}/{stack}/{version}",
         "rotation": record.get("rotation"),
         "input_rotation": record.get("rotation"),  # a set has its inputs too
-        **seen,
+        **results,
         "latency_us": record.get("kernels_us" if kernel_class(call["op"]).timed_as_sum else "latency_us"),
     }

@@ -167,10 +167,10 @@ def kernels_of(events: Sequence[Event], count: int) -> list[list[Launched]]:
             at = bisect_right(starts, event["ts"]) - 1
             if at >= 0 and event["ts"] <= ranges[at][1]:
                 owner[launch] = ranges[at][2]
-    found: list[list[Launched]] = [[] for _ in range(count)]
+    kernels: list[list[Launched]] = [[] for _ in range(count)]
     for event in sorted((e for e in events if e.get("cat") in DEVICE), key=lambda e: e["ts"]):
         number = owner.get(arg(event, "correlation"))
         if number is not None:
             name, time_us = str(event["name"])[:_LONGEST_NAME], float(event.get("dur", 0.0))
-            found[number].append(Launched(name, *launch_config(event), time_us))
-    return found
+            kernels[number].append(Launched(name, *launch_config(event), time_us))
+    return kernels

@@ -62,8 +62,8 @@ class CalibrateQuestion(ServiceParameters):
         if self.calibration is not None:
             raise KernelcastError("a calibration is made of a predictor without one")
         conditions = resolve_conditions(None, self.cache, self.predictor, None, self.weights)
-        tables = [file.path for file in inputs if file.kind == "calls"]
-        benches = [read_bench(file.path) for file in inputs if file.kind == "bench"]
+        tables = [file.path for file in inputs if file.content == "calls"]
+        benches = [read_bench(file.path) for file in inputs if file.content == "bench"]
         wanted = resolve_gpu(self.gpu, self.set) if self.gpu is not None else None
         target = _measured_gpu(inputs, benches, wanted)
         calibration, bad = _of_calls(tables, target, conditions, self.skip_bad) if tables else (None, None)
@@ -78,8 +78,8 @@ class CalibrateQuestion(ServiceParameters):
         as_run = replace(self.conditions, calibration=calibration)
         records = [record for file in inputs for record in file.records]
         runs = [
-            *_batches([record for record in records if record.kind == "batch"], target, as_run),
-            *_steps([record for record in records if record.kind == "step"], target, as_run, report),
+            *_batches([record for record in records if record.workload == "batch"], target, as_run),
+            *_steps([record for record in records if record.workload == "step"], target, as_run, report),
             *(self._served(bench, target, as_run, given) for bench in benches),
         ]
         scaled, seen = calibrate_runs(calibration or empty_calibration(target, conditions), runs)
@@ -94,7 +94,8 @@ class CalibrateQuestion(ServiceParameters):
 
 def _measured_gpu(inputs: Iterable[CalibrationInput], benches: Iterable[BenchResult], wanted: Gpu | None) -> Gpu | None:
     """The GPU that runs were measured on: the one that is wanted, or the only one that they name."""
-    named = {str(record.words["gpu"]): file.path for file in inputs for record in file.records if "gpu" in record.words}
+    records = [(record.parameters, file.path) for file in inputs for record in file.records]
+    named = {str(parameters["gpu"]): path for parameters, path in records if "gpu" in parameters}
     named |= {str(bench.server["gpu"]): bench.path for bench in benches if isinstance(bench.server.get("gpu"), str)}
     paths = {gpu(name).id: path for name, path in named.items()}
     others = sorted(set(paths) - ({wanted.id} if wanted else set()))
@@ -140,7 +141,7 @@ def _step(record: RunRecord, target: Gpu, conditions: Conditions, folder: Path) 
     from kernelcast.tracing.fusion import fuse
     from kernelcast.training.step import run_step
 
-    parameters: dict[str, Any] = dict(record.words)
+    parameters: dict[str, Any] = dict(record.parameters)
     model = str(parameters["model"])
     if record.config is not None:
         path = folder / "config.json"

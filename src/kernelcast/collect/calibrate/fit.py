@@ -38,19 +38,19 @@ def calibrate(
     """
     if conditions.calibration is not None:
         raise KernelcastError("a calibration is made of a predictor without one")
-    chip = measured_gpu(columns, gpu(target) if target is not None else None)
-    if chip.changes:
-        raise KernelcastError(f"{chip.label} was not measured: calibrate the GPU as it is")
+    measured = measured_gpu(columns, gpu(target) if target is not None else None)
+    if measured.changes:
+        raise KernelcastError(f"{measured.label} was not measured: calibrate the GPU as it is")
     base = conditions.loaded_predictor
     bad = BadRows()
-    found = residuals(columns, chip, base, conditions, bad)
+    by_family = residuals(columns, measured, base, conditions, bad)
     if bad.messages and not skip_bad:
         raise KernelcastError(bad.text())
-    count = sum(map(len, found.values()))
+    count = sum(map(len, by_family.values()))
     if count < LEAST_ROWS:
         raise KernelcastError(f"{count} measured calls; a calibration needs {LEAST_ROWS} or more")
-    families = {name: _family(rows, base) for name, rows in found.items()}
-    return Calibration(gpu=chip.known_as, predictor=base.name, kernelcast=__version__, families=families), bad
+    families = {name: _family(rows, base) for name, rows in by_family.items()}
+    return Calibration(gpu=measured.known_as, predictor=base.name, kernelcast=__version__, families=families), bad
 
 
 def _family(rows: Residuals, base: Predictor) -> FamilyCalibration:
@@ -60,28 +60,28 @@ def _family(rows: Residuals, base: Predictor) -> FamilyCalibration:
     placed = rows.placed(prior)
     error = rows.target / rows.width
     setting = most_likely_scales(prior, placed, error)
-    made = fit(prior, placed, error, setting, shapes(rows) % _FOLDS)
-    after = (error - made.left_out) * rows.width
-    form, kind = (np.array([words[at] for words in rows.shared])[rows.code] for at in (0, 2))
-    off = made.left_out / made.spread
+    process = fit(prior, placed, error, setting, shapes(rows) % _FOLDS)
+    after = (error - process.left_out) * rows.width
+    form, configuration = (np.array([labels[at] for labels in rows.shared])[rows.code] for at in (0, 2))
+    off = process.left_out / process.spread
     low, high = _reach(off, (_T_REACH, _T_REACH))
     return FamilyCalibration(
         rows=len(rows),
         error_before=float(np.mean(rows.percent(np.zeros(len(rows))))),
         error_after=float(np.mean(rows.percent(after))),
         expected_before=float(100 * np.mean(_MEAN * rows.width)),
-        expected_after=float(100 * np.mean(_MEAN * rows.width * made.spread)),
+        expected_after=float(100 * np.mean(_MEAN * rows.width * process.spread)),
         formats=_by_format(rows, form, after),
-        reaches=_reaches(off, form, kind, (low, high)),
+        reaches=_reaches(off, form, configuration, (low, high)),
         prior=prior,
         setting=setting,
         position=placed.position.astype(np.float32),
         leaning=rows.leaning.astype(np.float32),
         groups=rows.shared,
         code=rows.code.astype(np.int64),
-        weights=made.weights.astype(np.float32),
-        few=made.few.astype(np.int64),
-        factor=made.factor.astype(np.float32),
+        weights=process.weights.astype(np.float32),
+        few=process.few.astype(np.int64),
+        factor=process.factor.astype(np.float32),
         noise=prior.noise * setting.noise,
         low=low,
         high=high,
@@ -114,14 +114,14 @@ def _by_format(rows: Residuals, form: NDArray[Any], after: NDArray[np.float64]) 
 
 
 def _reaches(
-    off: NDArray[np.float64], form: NDArray[Any], kind: NDArray[Any], family: tuple[float, float]
+    off: NDArray[np.float64], form: NDArray[Any], configuration: NDArray[Any], family: tuple[float, float]
 ) -> dict[str, tuple[float, float]]:
     """Of each format, and of each kind within it: one engine's kernels may be far harder to tell than another's."""
-    found = {str(name): _reach(off[form == name], family) for name in np.unique(form)}
-    for name in np.unique(kind):
-        own = kind == name
-        found[str(name)] = _reach(off[own], found[str(form[own][0])])
-    return found
+    reaches = {str(name): _reach(off[form == name], family) for name in np.unique(form)}
+    for name in np.unique(configuration):
+        members = configuration == name
+        reaches[str(name)] = _reach(off[members], reaches[str(form[members][0])])
+    return reaches
 
 
 def _reach(left_out: NDArray[np.float64], before: tuple[float, float]) -> tuple[float, float]:
@@ -129,11 +129,11 @@ def _reach(left_out: NDArray[np.float64], before: tuple[float, float]) -> tuple[
 
     ``left_out``: errors of such calls, over the standard deviation that the process gives them."""
     share = len(left_out) / (len(left_out) + _FEW)
-    found = []
+    reaches = []
     for side, reach in zip((-left_out, left_out), before, strict=True):
         needed = float(np.quantile(side, 1 - _OUTSIDE))
-        found.append(float(reach * np.exp(share * np.log(np.clip(needed / reach, 0.2, 5.0)))))
-    return found[0], found[1]
+        reaches.append(float(reach * np.exp(share * np.log(np.clip(needed / reach, 0.2, 5.0)))))
+    return reaches[0], reaches[1]
 
 
 # ---- the Gaussian process of a family's residuals
@@ -167,18 +167,18 @@ def most_likely_scales(prior: Prior, rows: CallPoints, error: Doubles) -> PriorS
         rows, error = rows.select(picked), error[picked]
     middle = error - np.median(error)
     weight = _weights(middle, 1.4826 * float(np.median(np.abs(middle))) + 1e-3)
-    best, found = np.inf, PriorScales()
+    best, best_scales = np.inf, PriorScales()
     for length in _LENGTH[0]:
         shared = prior.covariance(rows, rows, PriorScales(1.0, 0.0, 1.0, length))
         smooth = prior.covariance(rows, rows, PriorScales(0.0, 1.0, 1.0, length))
-        for setting in (one for one in _SETTINGS if one.length == length):
+        for setting in (scales for scales in _SETTINGS if scales.length == length):
             noise = prior.noise * setting.noise / weight + _JITTER
             score = _negative_log_likelihood(setting.biases * shared + setting.smooth * smooth, noise, error) + penalty(
                 setting
             )
             if score < best:
-                best, found = score, setting
-    return found
+                best, best_scales = score, setting
+    return best_scales
 
 
 def _negative_log_likelihood(covariance: Doubles, noise: Doubles, error: Doubles) -> float:
@@ -220,8 +220,8 @@ def fit(prior: Prior, rows: CallPoints, error: Doubles, setting: PriorScales, gr
     inverse = np.linalg.inv(covariance + np.diag(noise / weight))
     solved = inverse @ error
     left, spread = np.empty(len(rows)), np.empty(len(rows))
-    for one in np.unique(group):
-        at = np.flatnonzero(group == one)
+    for number in np.unique(group):
+        at = np.flatnonzero(group == number)
         among = np.linalg.inv(inverse[np.ix_(at, at)])
         left[at] = among @ solved[at]
         spread[at] = np.sqrt(np.maximum(np.diag(among) - noise[at] / weight[at] + noise[at], 1e-9))
@@ -230,9 +230,9 @@ def fit(prior: Prior, rows: CallPoints, error: Doubles, setting: PriorScales, gr
     return ProcessFit(solved, few, np.linalg.inv(np.linalg.cholesky(small)), left, spread)
 
 
-def spread_out(place: Doubles, count: int) -> NDArray[np.intp]:
+def spread_out(positions: Doubles, count: int) -> NDArray[np.intp]:
     """Rows that cover the rest, in their order."""
-    return np.sort(farthest_first(place, count)) if len(place) > count else np.arange(len(place))
+    return np.sort(farthest_first(positions, count)) if len(positions) > count else np.arange(len(positions))
 
 
 def farthest_first(points: Doubles, count: int) -> list[int]:

@@ -58,8 +58,8 @@ class Residuals:
 
     def placed(self, prior: Prior) -> CallPoints:
         """The calls as a prior sees them, in the digits that a file keeps."""
-        place = prior.positions(self.names, self.values).astype(np.float16).astype(np.float64)
-        return CallPoints.of(place, self.leaning, self.shared, self.code)
+        position = prior.positions(self.names, self.values).astype(np.float16).astype(np.float64)
+        return CallPoints.of(position, self.leaning, self.shared, self.code)
 
     def percent(self, correction: NDArray[np.float64]) -> NDArray[np.float64]:
         """Error of each call, in percent of the measured time, with this correction."""
@@ -84,15 +84,15 @@ def measured_gpu(columns: Columns, wanted: Gpu | None) -> Gpu:
             raise KernelcastError("which GPU was measured? give it with --gpu, or in a column 'gpu'")
         return wanted
     cells = {str(cell).strip() for cell in columns["gpu"] if cell is not None and str(cell).strip()}
-    own = (wanted.id, wanted.known_as) if wanted else ()  # of a file, which the catalogue does not know
-    found = sorted({wanted.known_as if wanted and cell in own else gpu(cell).id for cell in cells})
-    if len(found) > 1:
-        raise KernelcastError(f"measurements of {len(found)} GPUs ({', '.join(found)}): a calibration is of one")
-    if not found:
+    names = (wanted.id, wanted.known_as) if wanted else ()  # of a file, which the catalogue does not know
+    gpus = sorted({wanted.known_as if wanted and cell in names else gpu(cell).id for cell in cells})
+    if len(gpus) > 1:
+        raise KernelcastError(f"measurements of {len(gpus)} GPUs ({', '.join(gpus)}): a calibration is of one")
+    if not gpus:
         return measured_gpu({}, wanted)
-    if wanted is not None and found[0] != wanted.known_as:
-        raise KernelcastError(f"the table was measured on {found[0]}, not on {wanted.id}")
-    return wanted or gpu(found[0])
+    if wanted is not None and gpus[0] != wanted.known_as:
+        raise KernelcastError(f"the table was measured on {gpus[0]}, not on {wanted.id}")
+    return wanted or gpu(gpus[0])
 
 
 def latencies_us(columns: Columns, bad: BadRows) -> NDArray[np.float64]:
@@ -112,70 +112,70 @@ def _number(cell: Any) -> float:
 
 
 def residuals(
-    columns: Columns, chip: Gpu, base: Predictor, conditions: Conditions, bad: BadRows
+    columns: Columns, target: Gpu, base: Predictor, conditions: Conditions, bad: BadRows
 ) -> dict[str, Residuals]:
     """What ``base`` says of every good row, by family."""
     latency = latencies_us(columns, bad) * 1e-6
-    add_too_fast(dict(columns), latency * 1e6, chip, bad)
+    add_too_fast(dict(columns), latency * 1e6, target, bad)
     dropped = np.zeros(len(latency), dtype=bool)
     dropped[list(bad.messages)] = True
     parts: dict[str, list[Residuals]] = {}
-    for at, part in _estimates(columns, chip, base, conditions, bad, latency):
+    for at, part in _estimates(columns, target, base, conditions, bad, latency):
         parts.setdefault(part.family, []).append(select(part, ~dropped[at]))
-    joined = {family: _ordered(_joined(found)) for family, found in sorted(parts.items())}
-    return {family: found for family, found in joined.items() if len(found)}
+    joined = {family: _ordered(_joined(members)) for family, members in sorted(parts.items())}
+    return {family: members for family, members in joined.items() if len(members)}
 
 
 def predictions(
-    columns: Columns, chip: Gpu, base: Predictor, conditions: Conditions
+    columns: Columns, target: Gpu, base: Predictor, conditions: Conditions
 ) -> dict[str, tuple[Residuals, NDArray[np.intp]]]:
     """The same of calls that nobody measured yet, with their rows; bad rows are left out."""
     parts: dict[str, list[tuple[Rows, Residuals]]] = {}
-    for at, part in _estimates(columns, chip, base, conditions, BadRows(), None):
+    for at, part in _estimates(columns, target, base, conditions, BadRows(), None):
         parts.setdefault(part.family, []).append((at, part))
     return {
-        family: (_joined([part for _, part in found]), np.concatenate([at for at, _ in found]))
-        for family, found in sorted(parts.items())
+        family: (_joined([part for _, part in members]), np.concatenate([at for at, _ in members]))
+        for family, members in sorted(parts.items())
     }
 
 
 def _estimates(
-    columns: Columns, chip: Gpu, base: Predictor, conditions: Conditions, bad: BadRows,
+    columns: Columns, target: Gpu, base: Predictor, conditions: Conditions, bad: BadRows,
     latency: NDArray[np.float64] | None,
 ) -> Iterator[tuple[Rows, Residuals]]:  # fmt: skip
     """What ``base`` says of rows that share their words, and which they are. Without times as if it were right."""
     rotations = rotations_of(columns, conditions)
-    for kernel, place, rows, calls in grouped(columns, chip, bad):
-        for at, question in predictor_inputs(kernel, rows, calls, place, rotations, base):
-            said, found = base.estimate(question), question.features
+    for kernel, device, rows, calls in grouped(columns, target, bad):
+        for at, inputs in predictor_inputs(kernel, rows, calls, device, rotations, base):
+            estimate, features = base.estimate(inputs), inputs.features
             yield (
                 at,
                 Residuals(
                     family=kernel.family,
-                    names=found.names,
-                    values=found.values,
-                    shared=(sharers(words_of(question)),),
+                    names=features.names,
+                    values=features.values,
+                    shared=(sharers(words_of(inputs)),),
                     code=np.zeros(len(at), dtype=np.intp),
-                    leaning=np.log(said.time_s / found.estimate_s),
-                    time_s=said.time_s,
-                    low=np.log(said.time_s / said.low_s),
-                    high=np.log(said.high_s / said.time_s),
-                    bound_s=question.bound_s,
-                    latency_s=said.time_s if latency is None else latency[at],
+                    leaning=np.log(estimate.time_s / features.estimate_s),
+                    time_s=estimate.time_s,
+                    low=np.log(estimate.time_s / estimate.low_s),
+                    high=np.log(estimate.high_s / estimate.time_s),
+                    bound_s=inputs.bound_s,
+                    latency_s=estimate.time_s if latency is None else latency[at],
                 ),
             )
 
 
 def predictor_inputs(
-    kernel: type[Kernel], rows: Rows, calls: Calls, place: Gpu, rotations: Rotation, base: Predictor
+    kernel: type[Kernel], rows: Rows, calls: Calls, device: Gpu, rotations: Rotation, base: Predictor
 ) -> Iterator[tuple[Rows, PredictorInput]]:
     """What ``base`` is asked, kind by kind as it answers, and the rows of the table."""
-    for own, match in by_configuration(kernel, calls, place, base):
-        members = np.arange(calls.count) if own is None else own
+    for selected, match in by_configuration(kernel, calls, device, base):
+        members = np.arange(calls.count) if selected is None else selected
         for start in range(0, len(members), CHUNK_CALLS):
             at = members[start : start + CHUNK_CALLS]
             part, sets = calls.take(at), rotations.part(rows[at])
-            yield rows[at], predictor_input(kernel, part, place, sets, base, match=match, keep=KEEP)
+            yield rows[at], predictor_input(kernel, part, device, sets, base, match=match, keep=KEEP)
 
 
 _TIMES = ("leaning", "time_s", "low", "high", "bound_s", "latency_s")
@@ -190,14 +190,14 @@ def _joined(parts: list[Residuals]) -> Residuals:
     """One table; features that an op lacks are 0, and those that name the GPU say nothing here."""
     names = tuple(n for n in dict.fromkeys(n for part in parts for n in part.names) if n not in GPU_FEATURES)
     keys = [part.shared[0] for part in parts]
-    words = sorted(set(keys))
+    labels = sorted(set(keys))
     columns: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _TIMES}
     return Residuals(
         family=parts[0].family,
         names=names,
         values=np.concatenate([aligned(part.names, part.values, names) for part in parts]),
-        shared=tuple(words),
-        code=np.concatenate([np.full(len(part), words.index(key)) for part, key in zip(parts, keys, strict=True)]),
+        shared=tuple(labels),
+        code=np.concatenate([np.full(len(part), labels.index(key)) for part, key in zip(parts, keys, strict=True)]),
         **columns,
     )
 
@@ -209,6 +209,6 @@ def _ordered(rows: Residuals) -> Residuals:
 
 def shapes(rows: Residuals) -> NDArray[np.intp]:
     """A number for each row, in random order: calls with the same features (another stack, or twice) share theirs."""
-    _, place = np.unique(rows.values, axis=0, return_inverse=True)
-    turn = np.random.default_rng(0).permutation(int(place.max()) + 1)
-    return np.asarray(turn[place.reshape(-1)], dtype=np.intp)
+    _, shape = np.unique(rows.values, axis=0, return_inverse=True)
+    order = np.random.default_rng(0).permutation(int(shape.max()) + 1)
+    return np.asarray(order[shape.reshape(-1)], dtype=np.intp)

@@ -46,9 +46,9 @@ _SERVED = ("arrival_s", "first_token_s", "last_token_s")
 class RunRecord:
     """One run as it was written down. ``config``: the model's own, where the file has it."""
 
-    kind: Literal["batch", "step"]
+    workload: Literal["batch", "step"]
     name: str
-    words: Mapping[str, Any]
+    parameters: Mapping[str, Any]
     measured: Mapping[str, float]  # seconds
     config: Mapping[str, Any] | None = None
 
@@ -58,7 +58,7 @@ class CalibrationInput:
     """What a file is. ``left_out``: what of it no forecast is made for, in words."""
 
     path: Path
-    kind: Literal["calls", "bench", "runs"]
+    content: Literal["calls", "bench", "runs"]
     records: tuple[RunRecord, ...] = ()
     left_out: tuple[str, ...] = ()
 
@@ -72,20 +72,20 @@ def read_input(path: Path) -> CalibrationInput:
         with open_table(path) as source:
             served = all(name in source.types for name in _SERVED)
         return CalibrationInput(path, "bench" if served else "calls")
-    found = _content(path)
-    first = found[0] if isinstance(found, list) and found else found
+    content = _content(path)
+    first = content[0] if isinstance(content, list) and content else content
     if not isinstance(first, dict):
         raise KernelcastError(
             f"{path}: a run is an object of JSON with its words, as in {{'model': 'llama-3.1-8b', …}}"
         )
     if "op" in first and path.suffix.lower() in ENDINGS:
         return CalibrationInput(path, "calls")
-    if is_report(found) or result_kind(first) or all(name in first for name in _SERVED):
+    if is_report(content) or result_kind(first) or all(name in first for name in _SERVED):
         return CalibrationInput(path, "bench")
     if "cases" in first:
         return _measured_models(path, first)
-    runs = found if isinstance(found, list) else [found]
-    return CalibrationInput(path, "runs", tuple(_record(path, at, one) for at, one in enumerate(runs, 1)))
+    runs = content if isinstance(content, list) else [content]
+    return CalibrationInput(path, "runs", tuple(_record(path, at, run) for at, run in enumerate(runs, 1)))
 
 
 def _content(path: Path) -> Any:
@@ -98,51 +98,51 @@ def _content(path: Path) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        said = f"line {error.lineno}: {error.msg}" if text.strip() else "it is empty"
+        reason = f"line {error.lineno}: {error.msg}" if text.strip() else "it is empty"
     try:
-        return [json.loads(line) for line in text.splitlines() if line.strip()] or _refuse(path, said)
+        return [json.loads(line) for line in text.splitlines() if line.strip()] or _refuse(path, reason)
     except json.JSONDecodeError:
-        return _refuse(path, said)
+        return _refuse(path, reason)
 
 
-def _refuse(path: Path, said: str) -> Any:
-    raise KernelcastError(f"{path} is not JSON: {said}")
+def _refuse(path: Path, reason: str) -> Any:
+    raise KernelcastError(f"{path} is not JSON: {reason}")
 
 
 # ---- runs as a person writes them down ----
 
 
-def _record(path: Path, at: int, found: Any) -> RunRecord:
-    place = f"{path}: run {at}"
-    if not isinstance(found, dict):
-        raise KernelcastError(f"{place} must be an object with its words, not {found!r}")
-    kind: Literal["batch", "step"] = "step" if "mode" in found else "batch"
-    words, times = (_STEP, STEP_TIMES) if kind == "step" else (_BATCH, tuple(PHASES))
-    for name in found:
-        if name not in words and name not in times and name not in _NOTES:
-            raise KernelcastError(f"{place}: {unknown('key', name, (*words, *times, *_NOTES))}")
-    if "model" not in found:
-        raise KernelcastError(f"{place} does not name its model: give 'model', as in 'llama-3.1-8b'")
-    for name in words:
-        if name in found and not _fits(found[name], words[name]):
-            raise KernelcastError(f"{place}: {name} must be {words[name]}, not {found[name]!r}")
-    measured = {name: found[name] for name in times if name in found}
+def _record(path: Path, at: int, run: Any) -> RunRecord:
+    where = f"{path}: run {at}"
+    if not isinstance(run, dict):
+        raise KernelcastError(f"{where} must be an object with its words, not {run!r}")
+    shape: Literal["batch", "step"] = "step" if "mode" in run else "batch"
+    parameters, times = (_STEP, STEP_TIMES) if shape == "step" else (_BATCH, tuple(PHASES))
+    for name in run:
+        if name not in parameters and name not in times and name not in _NOTES:
+            raise KernelcastError(f"{where}: {unknown('key', name, (*parameters, *times, *_NOTES))}")
+    if "model" not in run:
+        raise KernelcastError(f"{where} does not name its model: give 'model', as in 'llama-3.1-8b'")
+    for name in parameters:
+        if name in run and not _fits(run[name], parameters[name]):
+            raise KernelcastError(f"{where}: {name} must be {parameters[name]}, not {run[name]!r}")
+    measured = {name: run[name] for name in times if name in run}
     for name, value in measured.items():
         if not _fits(value, _NUMBER) or not value > 0:
-            raise KernelcastError(f"{place}: {name} must be a positive number of seconds, not {value!r}")
+            raise KernelcastError(f"{where}: {name} must be a positive number of seconds, not {value!r}")
     if not measured:
-        raise KernelcastError(f"{place} has no measured time: give {' or '.join(times)}, in seconds")
+        raise KernelcastError(f"{where} has no measured time: give {' or '.join(times)}, in seconds")
     if {"ttft_s", "prefill_s"} <= set(measured) or {"tpot_s", "decode_s"} <= set(measured):
-        raise KernelcastError(f"{place}: ttft_s and prefill_s of a batch are one time, and so are tpot_s and decode_s")
+        raise KernelcastError(f"{where}: ttft_s and prefill_s of a batch are one time, and so are tpot_s and decode_s")
     if len(measured) > 1:  # what the others add up to
         measured.pop("total_s", None)
-    name = str(found.get("name") or f"{path.name}:{at} {found['model']}")
-    return RunRecord(kind, name, {key: found[key] for key in words if key in found}, measured)
+    name = str(run.get("name") or f"{path.name}:{at} {run['model']}")
+    return RunRecord(shape, name, {key: run[key] for key in parameters if key in run}, measured)
 
 
 def _fits(value: Any, what: str) -> bool:
     if what == _COUNTS and isinstance(value, list):
-        return bool(value) and all(_fits(one, _COUNT) for one in value)
+        return bool(value) and all(_fits(item, _COUNT) for item in value)
     if what == _TEXT:
         return isinstance(value, str)
     if what == _YES or isinstance(value, bool):
@@ -152,32 +152,36 @@ def _fits(value: Any, what: str) -> bool:
     return isinstance(value, int) and value >= 0
 
 
-def static_batch(record: RunRecord, chip: Gpu) -> tuple[Deployment, Workload]:
+def static_batch(record: RunRecord, target: Gpu) -> tuple[Deployment, Workload]:
     """What a run's words say, as `kernelcast infer` takes them; what they leave out is as there."""
-    words = record.words
-    layout = Layout(words.get("tp", 1), words.get("pp", 1), words.get("dp", 1), words.get("ep", 1),
-                    words.get("sequence_parallel", False), words.get("micro_batches", 1))  # fmt: skip
+    parameters = record.parameters
+    layout = Layout(parameters.get("tp", 1), parameters.get("pp", 1), parameters.get("dp", 1), parameters.get("ep", 1),
+                    parameters.get("sequence_parallel", False), parameters.get("micro_batches", 1))  # fmt: skip
 
     def deployed(name: str) -> Deployment:
-        found = model(name)
-        formats = Precision.of(found, words.get("dtype"), words.get("kv_dtype"))
-        return Deployment(found, chip, stack(words.get("stack", "vllm")), formats, layout, words.get("skew", 0.0))
+        architecture = model(name)
+        formats = Precision.of(architecture, parameters.get("dtype"), parameters.get("kv_dtype"))
+        return Deployment(
+            architecture, target, stack(parameters.get("stack", "vllm")), formats, layout, parameters.get("skew", 0.0)
+        )
 
-    place, guesses = deployed(words["model"]), None
-    if words.get("draft_tokens"):
-        drafted = deployed(words["draft_model"]) if "draft_model" in words else None
-        guesses = Speculation(words["draft_tokens"], words.get("acceptance", 0.7), drafted)
-    inputs, outputs = _lengths(words, place)
-    cached = len(inputs) * (words["cached"],) if words.get("cached") else ()
+    deployment, speculation = deployed(parameters["model"]), None
+    if parameters.get("draft_tokens"):
+        drafted = deployed(parameters["draft_model"]) if "draft_model" in parameters else None
+        speculation = Speculation(parameters["draft_tokens"], parameters.get("acceptance", 0.7), drafted)
+    inputs, outputs = _lengths(parameters, deployment)
+    cached = len(inputs) * (parameters["cached"],) if parameters.get("cached") else ()
     if max(outputs) == 1 and not {"ttft_s", "prefill_s", "total_s"} & set(record.measured):
         raise KernelcastError(f"{record.name}: answers of one token are not decoded: there is no time per token")
-    return place, Workload(inputs, outputs, cached, words.get("chunk"), guesses)
+    return deployment, Workload(inputs, outputs, cached, parameters.get("chunk"), speculation)
 
 
-def _lengths(words: Mapping[str, Any], place: Deployment) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    usual = 1 if place.model.kind == "encoder" else 128
-    sides = [words.get("input_len", 1024), words.get("output_len", usual)]
-    counts = {len(side) for side in sides if isinstance(side, list)} | ({words["batch"]} if "batch" in words else set())
+def _lengths(parameters: Mapping[str, Any], deployment: Deployment) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    usual = 1 if deployment.model.kind == "encoder" else 128
+    sides = [parameters.get("input_len", 1024), parameters.get("output_len", usual)]
+    counts = {len(side) for side in sides if isinstance(side, list)} | (
+        {parameters["batch"]} if "batch" in parameters else set()
+    )
     if len(counts) > 1:
         raise KernelcastError(f"batch, and lists of input_len and output_len, must be as many, not {sorted(counts)}")
     count = counts.pop() if counts else 1
@@ -188,14 +192,14 @@ def _lengths(words: Mapping[str, Any], place: Deployment) -> tuple[tuple[int, ..
 # ---- whole models, as `kernelcast collect-models` keeps them ----
 
 
-def _measured_models(path: Path, found: Mapping[str, Any]) -> CalibrationInput:
+def _measured_models(path: Path, content: Mapping[str, Any]) -> CalibrationInput:
     try:
-        if str(found.get("format", "")).startswith(_MODEL_CASES):
-            records = list(_model_cases(found))
-            decodes = sum(one["case"]["mode"] == "decode" for one in found["cases"])
+        if str(content.get("format", "")).startswith(_MODEL_CASES):
+            records = list(_model_cases(content))
+            decodes = sum(line["case"]["mode"] == "decode" for line in content["cases"])
             left = (f"{decodes} decode steps, whose caches only the lab builds",) if decodes else ()
         else:
-            records, left = list(_zoo_cases(path, found)), ()
+            records, left = list(_zoo_cases(path, content)), ()
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise KernelcastError(f"{path}: not a file of measured models ({type(error).__name__} {error})") from None
     if not records:
@@ -203,26 +207,28 @@ def _measured_models(path: Path, found: Mapping[str, Any]) -> CalibrationInput:
     return CalibrationInput(path, "runs", tuple(records), left)
 
 
-def _zoo_cases(path: Path, found: Mapping[str, Any]) -> Iterator[RunRecord]:
+def _zoo_cases(path: Path, content: Mapping[str, Any]) -> Iterator[RunRecord]:
     """Each model is a function of a file beside the measurements."""
-    for line in found["cases"]:
+    for line in content["cases"]:
         case = line["case"]
-        words = {"model": str(path.parent / case["build"]), "gpu": found["environment"]["gpu"], "mode": case["mode"],
-                 "batch": case["batch"], "dtype": case["dtype"], "optimizer": case["optimizer"]}  # fmt: skip
+        gpu, seq = content["environment"]["gpu"], max(1, case["seq"])
+        parameters = {"model": str(path.parent / case["build"]), "gpu": gpu, "seq": seq}
+        parameters |= {name: case[name] for name in ("mode", "batch", "dtype", "optimizer")}
         name = f"{case['build'].partition(':')[2]}/{case['mode']}/{case['dtype']}/{case['batch']}x{case['seq']}"
-        yield RunRecord("step", name, words | {"seq": max(1, case["seq"])}, {"kernel_time_s": line["kernel_ms"] / 1e3})
+        yield RunRecord("step", name, parameters, {"kernel_time_s": line["kernel_ms"] / 1e3})
 
 
-def _model_cases(found: Mapping[str, Any]) -> Iterator[RunRecord]:
-    for line in found["cases"]:
+def _model_cases(content: Mapping[str, Any]) -> Iterator[RunRecord]:
+    for line in content["cases"]:
         case, profile = line["case"], line["measured"]["profile"]
         if case["mode"] == "decode":
             continue
-        config = dict(found["models"][case["model"]])
+        config = dict(content["models"][case["model"]])
         config["n_layer" if "n_layer" in config else "num_hidden_layers"] = case["layers"]
         training = case["mode"] == "training"
-        words = {"model": case["model"], "gpu": found["environments"][line["run"]]["gpu"], "batch": case["batch"],
-                 "mode": "training" if training else "inference", "seq": case["seq"], "dtype": case["dtype"],
-                 "graph": case["launch"] == "graph", "cache": False, "precision": "pure"}  # fmt: skip
+        parameters = {name: case[name] for name in ("model", "batch", "seq", "dtype")} | {
+            "gpu": content["environments"][line["run"]]["gpu"], "mode": "training" if training else "inference",
+            "graph": case["launch"] == "graph", "cache": False, "precision": "pure",
+        }  # fmt: skip
         name = f"{case['model']}/{case['mode']}/{case['dtype']}/{case['batch']}x{case['seq']}"
-        yield RunRecord("step", name, words, {"kernel_time_s": profile["kernel_sum_ms"] / 1e3}, config)
+        yield RunRecord("step", name, parameters, {"kernel_time_s": profile["kernel_sum_ms"] / 1e3}, config)

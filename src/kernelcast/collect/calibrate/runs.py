@@ -55,8 +55,8 @@ class ScaleShares:
             return
         conditions, columns, bad = self._times.conditions, columns_of(new), BadRows()
         base, rotations = conditions.loaded_predictor, rotations_of(columns, conditions)
-        for kernel, place, rows, calls_ in grouped(columns, self._times.gpu, bad):
-            for at, question in predictor_inputs(kernel, rows, calls_, place, rotations, base):
+        for kernel, device, rows, calls_ in grouped(columns, self._times.gpu, bad):
+            for at, question in predictor_inputs(kernel, rows, calls_, device, rotations, base):
                 shares = scale_keys(kernel.family, question.match.configuration or question.choices, question.best)
                 for number, row in enumerate(at):
                     self._known[new[row]] = {key: float(share[number]) for key, share in shares.items()}
@@ -75,61 +75,64 @@ class ScaleShares:
 
 def pieces(groups: Sequence[Sequence[Seconds]]) -> Pieces:
     """Of groups of alternatives, each its seconds by kind."""
-    keys = tuple(sorted({key for group in groups for one in group for key in one} - {REST}))
+    keys = tuple(sorted({key for group in groups for alternative in group for key in alternative} - {REST}))
     order = (*keys, REST)
-    return Pieces(keys, tuple(np.array([[one.get(key, 0.0) for key in order] for one in group]) for group in groups))
+    return Pieces(
+        keys,
+        tuple(np.array([[alternative.get(key, 0.0) for key in order] for alternative in group]) for group in groups),
+    )
 
 
 # ---- a static batch ----
 
 
-def batch_run(name: str, found: Inference, measured: Mapping[str, float]) -> MeasuredRun:
+def batch_run(name: str, inference: Inference, measured: Mapping[str, float]) -> MeasuredRun:
     """``measured``: seconds by the names of ``PHASES``."""
-    kinds = ScaleShares(found.times)
-    kinds.learn(launch.call for one in found.passes for launch in one.launches)
-    seen, spans = [], dict[int, list[tuple[str, Interval]]]()
+    shares = ScaleShares(inference.times)
+    shares.learn(launch.call for each in inference.passes for launch in each.launches)
+    times, spans = [], dict[int, list[tuple[str, Interval]]]()
     for what, time_s in measured.items():
-        passes = [one for one in found.passes if one.phase in PHASES[what] and one.count]
-        per = max(found.workload.outputs) - 1 if what == "tpot_s" else 1
+        passes = [each for each in inference.passes if each.phase in PHASES[what] and each.count]
+        per = max(inference.workload.outputs) - 1 if what == "tpot_s" else 1
         groups = [
-            [_multiplied(seconds, one.count / per) for seconds in group]
-            for one in passes
-            for group in _groups(one, found, kinds)
+            [_multiplied(seconds, each.count / per) for seconds in group]
+            for each in passes
+            for group in _groups(each, inference, shares)
         ]
-        seen.append(MeasuredTime(name, what, time_s, pieces(groups), PASS_NOISE))
-        spans |= {id(one): [(key, span * one.count) for key, span in _intervals(one, kinds)] for one in passes}
-    every = (pair for one in spans.values() for pair in one if pair[0] != REST)
-    return MeasuredRun(name, tuple(seen), summed(every))
+        times.append(MeasuredTime(name, what, time_s, pieces(groups), PASS_NOISE))
+        spans |= {id(each): [(key, span * each.count) for key, span in _intervals(each, shares)] for each in passes}
+    every = (pair for each in spans.values() for pair in each if pair[0] != REST)
+    return MeasuredRun(name, tuple(times), summed(every))
 
 
 def _multiplied(seconds: Seconds, count: float) -> Seconds:
     return {key: time_s * count for key, time_s in seconds.items()}
 
 
-def _intervals(one: PassTime, kinds: ScaleShares) -> Iterator[tuple[str, Interval]]:
+def _intervals(pass_time: PassTime, shares: ScaleShares) -> Iterator[tuple[str, Interval]]:
     """The kernels of a pass by kind, and what is beside them, which comes last."""
-    launches = one.launches
-    for launch, ran in zip(launches, one.kernels, strict=False):
-        yield from ((key, ran.interval * share) for key, share in kinds.of(launch.call).items())
-    for ran in one.kernels[len(launches) :]:
-        yield host_key(one.deployment.stack.id) if ran.bound_by == "host" else REST, ran.interval
+    launches = pass_time.launches
+    for launch, timed in zip(launches, pass_time.kernels, strict=False):
+        yield from ((key, timed.interval * share) for key, share in shares.of(launch.call).items())
+    for timed in pass_time.kernels[len(launches) :]:
+        yield host_key(pass_time.deployment.stack.id) if timed.bound_by == "host" else REST, timed.interval
 
 
-def _groups(one: PassTime, found: Inference, kinds: ScaleShares) -> list[list[Seconds]]:
+def _groups(pass_time: PassTime, inference: Inference, shares: ScaleShares) -> list[list[Seconds]]:
     """A pass as long as its kernels and what the host adds; or, where the GPU waits, as all that the host launches. A
     kernel that watts bind is as long as they make it, or as it is itself."""
-    stack, decodes = one.deployment.stack, one.phase == "decode"
-    gpu = {key: span.value for key, span in summed(_intervals(one, kinds)).items()}
+    stack, decodes = pass_time.deployment.stack, pass_time.phase == "decode"
+    gpu = {key: span.value for key, span in summed(_intervals(pass_time, shares)).items()}
     host, groups = host_key(stack.id), []
     if gpu.pop(REST, 0.0):
-        for launch, ran in zip(one.launches, one.kernels, strict=False):
-            group = kinds.by_watts(launch.call, ran.time_s / ran.launches, ran.launches)
+        for launch, timed in zip(pass_time.launches, pass_time.kernels, strict=False):
+            group = shares.by_watts(launch.call, timed.time_s / timed.launches, timed.launches)
             groups += [group] if group else []
             for key, time_s in group[0].items() if group else ():
                 gpu[key] -= time_s
-    draft = one.deployment is not found.deployment  # the host calls it together with the model
+    draft = pass_time.deployment is not inference.deployment  # the host calls it together with the model
     own_s = 0.0 if draft else stack.step_s if decodes else stack.prefill_s
-    waits = gpu.get(host, 0.0) > own_s * (1 + 1e-9) and not stack.replays(one.batch.tokens, decodes=decodes)
+    waits = gpu.get(host, 0.0) > own_s * (1 + 1e-9) and not stack.replays(pass_time.batch.tokens, decodes=decodes)
     return [*groups, [{**gpu, host: own_s}, {host: sum(gpu.values())}] if waits else [gpu]]
 
 
@@ -138,44 +141,46 @@ def _groups(one: PassTime, found: Inference, kinds: ScaleShares) -> list[list[Se
 
 def step_run(name: str, step: Step, measured: Mapping[str, float]) -> MeasuredRun:
     """``measured``: seconds by the names of ``STEP_TIMES``."""
-    kinds = ScaleShares(step.times)
-    kinds.learn(launch.call for op in step.kernels for launch in op.launched)
-    keys, seconds, limited = _by_kernel(step, kinds)
-    host, seen = host_key(step.host.id), []
+    shares = ScaleShares(step.times)
+    shares.learn(launch.call for op in step.kernels for launch in op.launched)
+    keys, seconds, limited = _by_kernel(step, shares)
+    host, times = host_key(step.host.id), []
     for what, time_s in measured.items():
         forecast = _wall(step, keys, seconds, host) if what == "time_s" else _kernels(keys, seconds, limited)
-        one = MeasuredTime(name, what, time_s, forecast, STEP_NOISE)
-        waits = one.shares.get(host, 0.0)  # for a host, which is another from model to model and from hour to hour
-        seen.append(replace(one, noise=STEP_NOISE * (1 - waits) + _host_sd(step) * waits))
+        measured_time = MeasuredTime(name, what, time_s, forecast, STEP_NOISE)
+        waits = measured_time.shares.get(
+            host, 0.0
+        )  # for a host, which is another from model to model and from hour to hour
+        times.append(replace(measured_time, noise=STEP_NOISE * (1 - waits) + _host_sd(step) * waits))
     spans = [
         (key, step.times[launch.call].interval * (launch.count * share))
         for op in step.kernels
         for launch in op.launched
-        for key, share in kinds.of(launch.call).items()
+        for key, share in shares.of(launch.call).items()
     ]
     if "time_s" in measured and not step.graph:
         launched = float(step.launched_s[-1])
         spans.append((host, Interval(launched, launched * (1 - step.host.faster), launched * (1 + step.host.slower))))
-    return MeasuredRun(name, tuple(seen), summed(spans))
+    return MeasuredRun(name, tuple(times), summed(spans))
 
 
 def _host_sd(step: Step) -> float:
     return sd_of(1 - step.host.faster, 1 + step.host.slower)
 
 
-def _by_kernel(step: Step, kinds: ScaleShares) -> tuple[tuple[str, ...], Doubles, list[list[Seconds]]]:
+def _by_kernel(step: Step, shares: ScaleShares) -> tuple[tuple[str, ...], Doubles, list[list[Seconds]]]:
     """Seconds of each op of the queue, by kind; and the launches that watts bind, apart."""
-    keys = tuple(sorted({key for op in step.kernels for launch in op.launched for key in kinds.of(launch.call)}))
-    place = {key: at for at, key in enumerate(keys)}
+    keys = tuple(sorted({key for op in step.kernels for launch in op.launched for key in shares.of(launch.call)}))
+    column = {key: at for at, key in enumerate(keys)}
     seconds, limited = np.zeros((len(step.kernels), len(keys))), []
     for row, op in enumerate(step.kernels):
         for launch in op.launched:
             each_s = step.times[launch.call].interval.value
-            if group := kinds.by_watts(launch.call, each_s, launch.count):
+            if group := shares.by_watts(launch.call, each_s, launch.count):
                 limited.append(group)
                 continue
-            for key, share in kinds.of(launch.call).items():
-                seconds[row, place[key]] += each_s * launch.count * share
+            for key, share in shares.of(launch.call).items():
+                seconds[row, column[key]] += each_s * launch.count * share
     return keys, seconds, limited
 
 
@@ -212,20 +217,20 @@ class _Kept(Times):
 class _Stretched(Times):
     """What was predicted, with kinds of kernels so many times as long."""
 
-    def __init__(self, base: Times, kinds: ScaleShares, scales: Mapping[str, float]) -> None:
+    def __init__(self, base: Times, shares: ScaleShares, scales: Mapping[str, float]) -> None:
         super().__init__(base.gpu, base.conditions)
-        self._base, self._kinds, self._factors = base, kinds, {key: float(np.exp(x)) for key, x in scales.items()}
+        self._base, self._kinds, self._factors = base, shares, {key: float(np.exp(x)) for key, x in scales.items()}
 
     def predict(self, calls: Iterable[Call]) -> None:
         """All calls of a service are known once it was simulated."""
 
     def __getitem__(self, call: Call) -> CallTime:
-        found = self._base[call]
-        return replace(found, interval=found.interval * self._factor(call))
+        call_time = self._base[call]
+        return replace(call_time, interval=call_time.interval * self._factor(call))
 
     def columns(self, calls: CallTable) -> TableForecast:
-        found = super().columns(calls)
-        return replace(found, times_s=found.times_s * np.array([self._factor(call) for call in calls.calls()]))
+        columns = super().columns(calls)
+        return replace(columns, times_s=columns.times_s * np.array([self._factor(call) for call in calls.calls()]))
 
     def _factor(self, call: Call) -> float:
         return sum(share * self._factors.get(key, 1.0) for key, share in self._kinds.of(call).items())
@@ -239,56 +244,56 @@ def benchmark_run(bench: BenchResult, service: Service, conditions: Conditions, 
     check(service, bench.load)
     base = _Kept(service.pool.deployment.gpu, conditions)
     likely = _simulated(bench, service, base, seed)
-    kinds = ScaleShares(base)
-    kinds.learn(base.calls)
+    shares = ScaleShares(base)
+    shares.learn(base.calls)
     host = host_key(service.pool.deployment.stack.id)
-    keys = (*sorted({key for call in base.calls for key in kinds.of(call)}), host)
+    keys = (*sorted({key for call in base.calls for key in shares.of(call)}), host)
     slopes: dict[str, list[float]] = {key: [] for key in measured}
     for key in keys:
         ends = [
             _simulated(bench, _on_host(service, float(np.exp(apart))), base, seed)
             if key == host
-            else _simulated(bench, service, _Stretched(base, kinds, {key: apart}), seed)
+            else _simulated(bench, service, _Stretched(base, shares, {key: apart}), seed)
             for apart in (_APART, -_APART)
         ]
         for what in measured:
             slopes[what].append(float(np.log(ends[0][what] / ends[1][what])) / (2 * _APART))
     least = least_spread(bench)
-    seen = []
+    times = []
     for what, time_s in measured.items():
         along = np.array(slopes[what])
         # a queue makes more of what steps are off by, and so of what they are off beyond their kernels
         noise = float(np.hypot(PASS_NOISE * np.abs(along).sum(), sd_of(1 - least, 1 + least)))
         name = what.removesuffix("_ms") + "_s"
-        seen.append(MeasuredTime(str(bench.path), name, time_s, Slopes(keys, likely[what], along), noise))
-    mean = {**_mean_intervals(base, kinds), host: Interval(1.0, *HOST_RANGE)}
-    weights = {key: sum(abs(one.shares[key]) * one.measured_s for one in seen) for key in keys}
-    return MeasuredRun(str(bench.path), tuple(seen), {key: mean[key] * weights[key] for key in keys if weights[key]})
+        times.append(MeasuredTime(str(bench.path), name, time_s, Slopes(keys, likely[what], along), noise))
+    mean = {**_mean_intervals(base, shares), host: Interval(1.0, *HOST_RANGE)}
+    weights = {key: sum(abs(each.shares[key]) * each.measured_s for each in times) for key in keys}
+    return MeasuredRun(str(bench.path), tuple(times), {key: mean[key] * weights[key] for key in keys if weights[key]})
 
 
-def _mean_intervals(times: Times, kinds: ScaleShares) -> dict[str, Interval]:
+def _mean_intervals(times: Times, shares: ScaleShares) -> dict[str, Interval]:
     """Of each kind, the interval of its mean call, as factors of the time: tables of passes have calls of all sizes,
     and the longest are not those that run most."""
-    found: dict[str, list[tuple[float, float, float]]] = {}
+    rows_by_key: dict[str, list[tuple[float, float, float]]] = {}
     for call in times.calls:
         span = times[call].interval
-        for key, share in kinds.of(call).items():
-            found.setdefault(key, []).append((share, span.low / span.value, span.high / span.value))
-    means = {key: np.average(rows, axis=0, weights=np.array(rows)[:, 0] + 1e-9) for key, rows in found.items()}
+        for key, share in shares.of(call).items():
+            rows_by_key.setdefault(key, []).append((share, span.low / span.value, span.high / span.value))
+    means = {key: np.average(rows, axis=0, weights=np.array(rows)[:, 0] + 1e-9) for key, rows in rows_by_key.items()}
     return {key: Interval(1.0, float(low), float(high)) for key, (_, low, high) in means.items()}
 
 
 def _simulated(bench: BenchResult, service: Service, times: Times, seed: int) -> dict[str, float]:
     """Seconds by the names of vLLM's milliseconds."""
-    cluster = Cluster(service, bench.load, StepTimeTables(lambda place: times), "likely", seed)
+    cluster = Cluster(service, bench.load, StepTimeTables(lambda deployment: times), "likely", seed)
     cluster.run()
-    found = metrics(RequestTimes.of(cluster.requests, bench.load), cluster.notes)
-    return {key: found[key] / 1e3 for key in _SEEN if key in found}
+    results = metrics(RequestTimes.of(cluster.requests, bench.load), cluster.notes)
+    return {key: results[key] / 1e3 for key in _SEEN if key in results}
 
 
 def _on_host(service: Service, factor: float) -> Service:
-    def pool(one: EnginePool) -> EnginePool:
-        place = one.deployment
-        return replace(one, deployment=replace(place, stack=place.stack.with_host(factor)))
+    def pool(engines: EnginePool) -> EnginePool:
+        deployment = engines.deployment
+        return replace(engines, deployment=replace(deployment, stack=deployment.stack.with_host(factor)))
 
     return replace(service, pool=pool(service.pool), prefill=pool(service.prefill) if service.prefill else None)

@@ -115,15 +115,15 @@ class MeasuredRun:
 
 def prior_sds(runs: Iterable[MeasuredRun]) -> dict[str, float]:
     """Of the log of each scale: as far as the forecasts of the runs say that they may be off."""
-    found = summed((key, span) for run in runs for key, span in run.spans.items())
-    return {key: max(sd_of(span.low, span.high), _LEAST_SD) for key, span in sorted(found.items())}
+    by_key = summed((key, span) for run in runs for key, span in run.spans.items())
+    return {key: max(sd_of(span.low, span.high), _LEAST_SD) for key, span in sorted(by_key.items())}
 
 
 def summed(parts: Iterable[tuple[str, Interval]]) -> dict[str, Interval]:
-    found: dict[str, Interval] = {}
+    sums: dict[str, Interval] = {}
     for key, span in parts:
-        found[key] = found.get(key, NOTHING) + span
-    return found
+        sums[key] = sums.get(key, NOTHING) + span
+    return sums
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,9 +145,9 @@ class ScaleFit:
         return np.sqrt(np.diag(self.covariance))
 
 
-def solve(seen: Sequence[MeasuredTime], prior_sds: Mapping[str, float]) -> ScaleFit:
+def solve(times: Sequence[MeasuredTime], prior_sds: Mapping[str, float]) -> ScaleFit:
     """The most likely scales of all keys that have a prior."""
-    problem = _Problem(seen, prior_sds)
+    problem = _Problem(times, prior_sds)
     at = np.zeros(len(problem.keys))
     cost, errors, slopes = problem.at(at)
     for _ in range(_STEPS):
@@ -164,7 +164,7 @@ def solve(seen: Sequence[MeasuredTime], prior_sds: Mapping[str, float]) -> Scale
             break
     # Runs that agree leave a cost of one for each of them, on average; where more is left, noise was more than we took
     # it for, and runs say less.
-    contradiction = float(np.sqrt(max(1.0, cost / max(1, len(seen)))))
+    contradiction = float(np.sqrt(max(1.0, cost / max(1, len(times)))))
     covariance = np.asarray(np.linalg.inv(problem.curvature(slopes, contradiction)), dtype=np.float64)
     return ScaleFit(problem.keys, at, covariance, contradiction)
 
@@ -172,21 +172,21 @@ def solve(seen: Sequence[MeasuredTime], prior_sds: Mapping[str, float]) -> Scale
 class _Problem:
     """Residuals of all runs in the keys of the priors."""
 
-    def __init__(self, seen: Sequence[MeasuredTime], prior_sds: Mapping[str, float]) -> None:
-        self.keys, self.seen = tuple(prior_sds), seen
+    def __init__(self, times: Sequence[MeasuredTime], prior_sds: Mapping[str, float]) -> None:
+        self.keys, self.seen = tuple(prior_sds), times
         self.sd = np.array(list(prior_sds.values()))
-        self.noise = np.array([one.noise for one in seen])
-        place = {key: at for at, key in enumerate(self.keys)}
-        self._own = [np.array([place[key] for key in one.forecast.keys], dtype=np.intp) for one in seen]
-        self._target = np.log([one.measured_s for one in seen])
+        self.noise = np.array([time.noise for time in times])
+        column = {key: at for at, key in enumerate(self.keys)}
+        self._own = [np.array([column[key] for key in time.forecast.keys], dtype=np.intp) for time in times]
+        self._target = np.log([time.measured_s for time in times])
 
     def at(self, log_scales: Doubles) -> tuple[float, Doubles, Doubles]:
         """The cost (squares in units of their noise), the logs of measured over predicted, and the slopes."""
         errors, slopes = self._target.copy(), np.zeros((len(self.seen), len(self.keys)))
-        for row, (one, own) in enumerate(zip(self.seen, self._own, strict=True)):
-            log_s, shares = one.forecast.at(log_scales[own])
+        for row, (time, columns) in enumerate(zip(self.seen, self._own, strict=True)):
+            log_s, shares = time.forecast.at(log_scales[columns])
             errors[row] -= log_s
-            slopes[row, own] = shares
+            slopes[row, columns] = shares
         cost = np.sum((errors / self.noise) ** 2) + np.sum((log_scales / self.sd) ** 2)
         return float(cost), errors, slopes
 
@@ -195,27 +195,27 @@ class _Problem:
         return np.asarray(weighed.T @ weighed + np.diag(self.sd**-2.0))
 
 
-def cross_validated(seen: Sequence[MeasuredTime], prior_sds: Mapping[str, float]) -> list[float]:
+def cross_validated(times: Sequence[MeasuredTime], prior_sds: Mapping[str, float]) -> list[float]:
     """Error of each number (predicted over measured, less 1) with the scales that the other runs give."""
-    found = []
+    errors = []
     others: dict[str, dict[str, float]] = {}
-    for one in seen:
-        if one.run not in others:
-            others[one.run] = solve([other for other in seen if other.run != one.run], prior_sds).by_key
-        found.append(one.error_with(others[one.run]))
-    return found
+    for time in times:
+        if time.run not in others:
+            others[time.run] = solve([other for other in times if other.run != time.run], prior_sds).by_key
+        errors.append(time.error_with(others[time.run]))
+    return errors
 
 
-def scales_of(solved: ScaleFit, seen: Sequence[MeasuredTime], prior_sds: Mapping[str, float]) -> dict[str, Scale]:
+def scales_of(solved: ScaleFit, times: Sequence[MeasuredTime], prior_sds: Mapping[str, float]) -> dict[str, Scale]:
     """The scales of what had a share in some run; what none saw is not scaled."""
-    found = {}
+    scales = {}
     for key, log_scale, sd in zip(solved.keys, solved.log_scales, solved.sds, strict=True):
-        shares = np.array([one.shares.get(key, 0.0) for one in seen])
-        runs = {one.run for one, share in zip(seen, shares, strict=True) if share}
+        shares = np.array([time.shares.get(key, 0.0) for time in times])
+        runs = {time.run for time, share in zip(times, shares, strict=True) if share}
         if runs:
             prior = prior_sds[key]
-            found[key] = Scale(float(log_scale), float(min(sd, prior)), prior, float(shares.mean()), len(runs))
-    return found
+            scales[key] = Scale(float(log_scale), float(min(sd, prior)), prior, float(shares.mean()), len(runs))
+    return scales
 
 
 # ---- a calibration with the scales of runs
@@ -251,27 +251,28 @@ class RunErrors:
         return len({line.run for line in self.lines})
 
 
-def empty_calibration(chip: Gpu, conditions: Conditions) -> Calibration:
+def empty_calibration(target: Gpu, conditions: Conditions) -> Calibration:
     """A calibration before anything was measured."""
-    if chip.changes:
-        raise KernelcastError(f"{chip.label} was not measured: calibrate the GPU as it is")
-    return Calibration(gpu=chip.id, predictor=conditions.loaded_predictor.name, kernelcast=__version__, families={})
+    if target.changes:
+        raise KernelcastError(f"{target.label} was not measured: calibrate the GPU as it is")
+    return Calibration(gpu=target.id, predictor=conditions.loaded_predictor.name, kernelcast=__version__, families={})
 
 
 def calibrate_runs(calibration: Calibration, runs: Sequence[MeasuredRun]) -> tuple[Calibration, RunErrors]:
     """``runs``: forecast with this calibration, so that they scale what single calls left."""
-    seen = [one for run in runs for one in run.seen]
+    times = [time for run in runs for time in run.seen]
     names = [run.name for run in runs]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise KernelcastError(f"two runs are called {twice!r}: give each a name of its own")
     priors = prior_sds(runs)
-    solved = solve(seen, priors)
+    solved = solve(times, priors)
     by_others = len(runs) >= LEAST_RUNS
-    after = cross_validated(seen, priors) if by_others else [one.error_with(solved.by_key) for one in seen]
+    after = cross_validated(times, priors) if by_others else [time.error_with(solved.by_key) for time in times]
     lines = tuple(
-        RunError(one.run, one.what, one.measured_s, one.error, error) for one, error in zip(seen, after, strict=True)
+        RunError(time.run, time.what, time.measured_s, time.error, error)
+        for time, error in zip(times, after, strict=True)
     )
-    scales = scales_of(solved, seen, priors)
+    scales = scales_of(solved, times, priors)
     return replace(calibration, scales=scales), RunErrors(
         lines, by_others, solved.contradiction, tuple(_not_measured(scales))
     )
@@ -279,11 +280,11 @@ def calibrate_runs(calibration: Calibration, runs: Sequence[MeasuredRun]) -> tup
 
 def _not_measured(keys: Collection[str]) -> list[str]:
     """Families of the weights, and phases of theirs, that had no share in any run."""
-    found = []
+    missing = []
     for family in sorted(path.stem for path in WEIGHTS.glob("*.safetensors")):
-        own = [key.removeprefix(f"{family} ") for key in keys if key.startswith(f"{family} ")]
-        if not own:
-            found.append(family)
-        elif any(phase in key.split() for key in own for phase in _PHASES):
-            found += [f"{family} {phase}" for phase in _PHASES if not any(phase in key.split() for key in own)]
-    return found
+        measured = [key.removeprefix(f"{family} ") for key in keys if key.startswith(f"{family} ")]
+        if not measured:
+            missing.append(family)
+        elif any(phase in key.split() for key in measured for phase in _PHASES):
+            missing += [f"{family} {phase}" for phase in _PHASES if not any(phase in key.split() for key in measured)]
+    return missing

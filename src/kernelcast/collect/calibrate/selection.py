@@ -46,11 +46,11 @@ def next_calls(
     if calibration is not None:
         calibration.check_gpu(target.known_as)
     base = conditions.loaded_predictor
-    found = predictions(candidates, target, base, conditions)
-    if not found:
+    by_family = predictions(candidates, target, base, conditions)
+    if not by_family:
         raise KernelcastError("no call to choose from")
     parts = []
-    for name, (rows, at) in found.items():
+    for name, (rows, at) in by_family.items():
         known = calibration.families.get(name) if calibration else None
         keep = np.arange(len(rows))
         if len(rows) > _POOL:
@@ -113,12 +113,14 @@ class _Candidates:
     @property
     def gain(self) -> Doubles:
         """Of each candidate: the variance of the reference calls that it would take away."""
-        told = (self.across**2 @ self.width**2) / (np.maximum(self.own, 0) + self.noise)
-        return np.where(self.free, told, -1.0)
+        reduction = (self.across**2 @ self.width**2) / (np.maximum(self.own, 0) + self.noise)
+        return np.where(self.free, reduction, -1.0)
 
     def take(self, row: int) -> int:
         """A candidate: the others are told by it from now on."""
-        column = self.among[:, row] - sum((one * one[row] for one in self.taken), np.zeros(len(self.own)))
+        column = self.among[:, row] - sum(
+            (column_taken * column_taken[row] for column_taken in self.taken), np.zeros(len(self.own))
+        )
         scale = np.sqrt(max(float(self.own[row]), 0.0) + self.noise)
         column, theirs = column / scale, self.across[row] / scale
         self.taken.append(column)
@@ -136,8 +138,8 @@ def _with_calibrated(
     if known is None:
         return rows.placed(prior), None
     few, count = known.few, len(rows)
-    place = np.concatenate([rows.placed(prior).position, known.position[few]])
+    positions = np.concatenate([rows.placed(prior).position, known.position[few]])
     leaning = np.concatenate([rows.leaning, known.leaning[few]])
     code = np.concatenate([rows.code, known.code[few] + len(rows.shared)])
-    both = CallPoints.of(place, leaning, (*rows.shared, *known.groups), code)
+    both = CallPoints.of(positions, leaning, (*rows.shared, *known.groups), code)
     return both.select(np.arange(count)), both.select(np.arange(count, len(both)))

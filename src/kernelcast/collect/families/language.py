@@ -141,8 +141,8 @@ def _adamw(draw: Draw) -> Drawn:
 
 def _strided(draw: Draw) -> Drawn:
     """Element-wise kernels that compute where each element lies: of rotated heads, norms by hand, repeated KV heads."""
-    kind = draw.pick(("heads", "heads", "row", "column", "head", "turned", "repeat", "repeat", "mixed"))
-    if kind in ("row", "column", "mixed"):
+    pattern = draw.pick(("heads", "heads", "row", "column", "head", "turned", "repeat", "repeat", "mixed"))
+    if pattern in ("row", "column", "mixed"):
         cells = _cells(draw, 2**26)
     else:
         size = draw.pick((64, 64, 128, 128, 256))
@@ -150,18 +150,18 @@ def _strided(draw: Draw) -> Drawn:
         cells = {"rows": heads * min(draw.tokens(65536), max(1, 2**26 // (size * heads))), "cols": size}
     rows, cols = cells["rows"], cells["cols"]
     group = draw.pick((2, 4, 4, 7, 8))
-    if kind == "repeat":
+    if pattern == "repeat":
         cells["rows"] = rows = max(1, rows // 8 // group) * 8 * group
-    batch = 4 if kind in ("head", "turned") and draw.chance(0.6) else 1  # one more axis
+    batch = 4 if pattern in ("head", "turned") and draw.chance(0.6) else 1  # one more axis
     cells["rows"] = rows = rows * batch
     head = math.gcd(rows // batch, 32)
     reads = {"heads": 1.0, "row": 1 + 1 / rows, "column": 1 + 1 / cols, "head": 1 + 1 / head, "turned": 2.0,
-             "repeat": 1 / group, "mixed": 1.5}[kind]  # fmt: skip
+             "repeat": 1 / group, "mixed": 1.5}[pattern]  # fmt: skip
     call = {"op": "pointwise", **cells, "reads": reads, "writes": 1.0, "stack": "torch",
-            "tensors": 1.0 if kind in ("heads", "repeat") else 2.0, "flops": 1.0}  # fmt: skip
-    if kind == "mixed":
+            "tensors": 1.0 if pattern in ("heads", "repeat") else 2.0, "flops": 1.0}  # fmt: skip
+    if pattern == "mixed":
         return call | {"access": "cast", "dtype": "fp32"}
-    axes = (3 if kind in ("head", "turned", "repeat") else 2) + (batch > 1)
+    axes = (3 if pattern in ("head", "turned", "repeat") else 2) + (batch > 1)
     return call | {"axes": axes, "access": "strided", "dtype": draw.pick(("bf16", "bf16", "bf16", "fp16", "fp32"))}
 
 
@@ -234,9 +234,9 @@ def _bias(draw: Draw, call: Drawn, share: float) -> str:
     """Mostly that of a model's relative positions, or a mask of each sequence."""
     if not draw.chance(share):
         return "none"
-    kind = draw.pick(("heads", "heads", "batch", "batch", "full", "shared", "keys"))
+    bias = draw.pick(("heads", "heads", "batch", "batch", "full", "shared", "keys"))
     scores = call["batch"] * call["q_heads"] * call["q_len"] * call["kv_len"]
-    return "heads" if kind == "full" and scores > 2**28 else kind
+    return "heads" if bias == "full" and scores > 2**28 else bias
 
 
 def _efficient(draw: Draw, backward: bool) -> Drawn:
@@ -244,11 +244,11 @@ def _efficient(draw: Draw, backward: bool) -> Drawn:
     call = _shape(draw, _MOST_SCORES // (2 if dtype == "fp32" else 1) // (8 if backward else 1))
     bias = _bias(draw, call, 0.7)
     causal = bias == "none" and call["q_len"] == call["kv_len"] and draw.chance(0.4)
-    found = {**call, "causal": causal, "bias": bias, "dropout": draw.chance(0.4 if backward else 0.3),
+    parameters = {**call, "causal": causal, "bias": bias, "dropout": draw.chance(0.4 if backward else 0.3),
              "backend": "efficient", "dtype": dtype, "stack": "torch"}  # fmt: skip
     if backward:
-        return {"op": "masked_attention_backward", **found, "bias_gradient": bias != "none" and draw.chance(0.6)}
-    return {"op": "masked_attention", **found}
+        return {"op": "masked_attention_backward", **parameters, "bias_gradient": bias != "none" and draw.chance(0.6)}
+    return {"op": "masked_attention", **parameters}
 
 
 def _flash(draw: Draw, backward: bool) -> Drawn:

@@ -25,34 +25,34 @@ def _pasts(draw: Draw, count: int, token_bytes: float) -> list[int]:
     ends = sorted(draw.size(_SHORTEST, _LONGEST) for _ in range(2))
     if draw.chance(0.3):
         ends = [_SHORTEST, _LONGEST]
-    found: list[int] = []
+    lengths: list[int] = []
     for _ in range(count):
         length = draw.size(ends[0], ends[1])
-        if found and (sum(found) + length) * token_bytes > _MOST_KEYS_BYTES:
+        if lengths and (sum(lengths) + length) * token_bytes > _MOST_KEYS_BYTES:
             break
-        found.append(length)
-    return found
+        lengths.append(length)
+    return lengths
 
 
 def _chunks(draw: Draw, count: int) -> list[tuple[int, int]]:
     """(new, attended) tokens of prompts that are prefilled: half of them a part of a longer one."""
-    found: list[tuple[int, int]] = []
+    chunks: list[tuple[int, int]] = []
     for _ in range(count):
         new = draw.size(64, 8192, draw.pick((1, 1, 16, 64)))
-        if found and sum(n for n, _ in found) + new > _MOST_NEW:
+        if chunks and sum(n for n, _ in chunks) + new > _MOST_NEW:
             break
-        found.append((new, new + (draw.size(_SHORTEST, _LONGEST) if draw.chance(0.5) else 0)))
-    return found
+        chunks.append((new, new + (draw.size(_SHORTEST, _LONGEST) if draw.chance(0.5) else 0)))
+    return chunks
 
 
-def _call(draw: Draw, requests: list[tuple[int, int]], kind: Drawn) -> Drawn:
+def _call(draw: Draw, requests: list[tuple[int, int]], base: Drawn) -> Drawn:
     """Equal requests as batch and lengths, others as lists. Engines put decodes first, or keep the order of arrival."""
     if draw.chance(0.25):
         requests = [requests[at] for at in draw.order(len(requests))]
     queries, keys = ([int(pair[at]) for pair in requests] for at in (0, 1))
     if len(set(requests)) == 1:
-        return {**kind, "batch": len(requests), "q_len": queries[0], "kv_len": keys[0]}
-    return {**kind, "q_lens": queries, "kv_lens": keys}
+        return {**base, "batch": len(requests), "q_len": queries[0], "kv_len": keys[0]}
+    return {**base, "q_lens": queries, "kv_lens": keys}
 
 
 def _paged_kind(draw: Draw, backend: str, kv_dtype: str) -> Drawn:
@@ -61,53 +61,53 @@ def _paged_kind(draw: Draw, backend: str, kv_dtype: str) -> Drawn:
             "dtype": "bf16", "stack": "flashinfer"}  # fmt: skip
 
 
-def _token_bytes(kind: Drawn) -> float:
-    return 2.0 * kind["kv_heads"] * kind["head_dim"] * (1 if "kv_dtype" in kind else 2)
+def _token_bytes(call: Drawn) -> float:
+    return 2.0 * call["kv_heads"] * call["head_dim"] * (1 if "kv_dtype" in call else 2)
 
 
 def mixed(draw: Draw, backend: str, kv_dtype: str = "bf16") -> Drawn:
     """A step of an engine with chunked prefill: decodes, and one to four chunks, in one launch."""
-    kind = _paged_kind(draw, backend, kv_dtype)
-    decodes = [(1, past) for past in _pasts(draw, draw.size(1, 128), _token_bytes(kind))]
-    return _call(draw, decodes + _chunks(draw, draw.pick((1, 1, 1, 2, 2, 3, 4))), kind)
+    base = _paged_kind(draw, backend, kv_dtype)
+    decodes = [(1, past) for past in _pasts(draw, draw.size(1, 128), _token_bytes(base))]
+    return _call(draw, decodes + _chunks(draw, draw.pick((1, 1, 1, 2, 2, 3, 4))), base)
 
 
 def chunked(draw: Draw, backend: str) -> Drawn:
     """Prefill alone, over pages."""
-    kind = _paged_kind(draw, backend, "bf16")
+    base = _paged_kind(draw, backend, "bf16")
     if draw.chance(0.3):
         new, past = draw.size(16, 8192, draw.pick((1, 16, 128))), draw.size(16, _LONGEST) if draw.chance(0.5) else 0
-        return _call(draw, [(new, new + past)] * draw.size(1, 16), kind)
-    return _call(draw, _chunks(draw, draw.size(1, 12)), kind)
+        return _call(draw, [(new, new + past)] * draw.size(1, 16), base)
+    return _call(draw, _chunks(draw, draw.size(1, 12)), base)
 
 
 def decode(draw: Draw, kv_dtype: str, ragged: float) -> Drawn:
     """A decode step; ``ragged``: the share of batches whose lengths differ."""
-    kind = _paged_kind(draw, "flashinfer", kv_dtype)
+    base = _paged_kind(draw, "flashinfer", kv_dtype)
     count = draw.size(1, 256)
     if draw.chance(ragged):
-        return _call(draw, [(1, past) for past in _pasts(draw, count, _token_bytes(kind))], kind)
-    return _call(draw, [(1, draw.size(64, 2 * _LONGEST))] * count, kind)
+        return _call(draw, [(1, past) for past in _pasts(draw, count, _token_bytes(base))], base)
+    return _call(draw, [(1, draw.size(64, 2 * _LONGEST))] * count, base)
 
 
 def latent_decode(draw: Draw, backend: str) -> Drawn:
     """Latent attention with absorbed weights; one token in ten steps has a drafted one beside it."""
-    kind = {"op": "mla", "q_heads": draw.pick(_LATENT_HEADS), "page_size": draw.pick((1, 16, 64, 64)),
+    base = {"op": "mla", "q_heads": draw.pick(_LATENT_HEADS), "page_size": draw.pick((1, 16, 64, 64)),
             "backend": backend, "dtype": "bf16", "stack": "flashinfer"}  # fmt: skip
     count, new = draw.size(1, 256), 2 if draw.chance(0.1) else 1
     if draw.chance(0.6):
-        return _call(draw, [(new, past) for past in _pasts(draw, count, _LATENT_BYTES)], kind)
-    return _call(draw, [(new, draw.size(64, 2 * _LONGEST))] * count, kind)
+        return _call(draw, [(new, past) for past in _pasts(draw, count, _LATENT_BYTES)], base)
+    return _call(draw, [(new, draw.size(64, 2 * _LONGEST))] * count, base)
 
 
 def latent_prefill(draw: Draw, backend: str) -> Drawn:
     """Prefill of expanded heads: whole prompts, and chunks over a past that was expanded again."""
-    kind = {"op": "mla", "q_heads": draw.pick(_LATENT_HEADS), "absorbed": "no", "backend": backend, "dtype": "bf16",
+    base = {"op": "mla", "q_heads": draw.pick(_LATENT_HEADS), "absorbed": "no", "backend": backend, "dtype": "bf16",
             "stack": "flashinfer"}  # fmt: skip
     if draw.chance(0.5):
         new = draw.size(16, 8192, draw.pick((1, 16, 128)))
-        return _call(draw, [(new, new + (draw.size(128, 8192) if draw.chance(0.3) else 0))] * draw.size(1, 16), kind)
-    return _call(draw, _chunks(draw, draw.size(1, 8)), kind)
+        return _call(draw, [(new, new + (draw.size(128, 8192) if draw.chance(0.3) else 0))] * draw.size(1, 16), base)
+    return _call(draw, _chunks(draw, draw.size(1, 8)), base)
 
 
 def sampling(draw: Draw) -> Drawn:

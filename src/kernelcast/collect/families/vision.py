@@ -42,14 +42,14 @@ def _planes(c: int, k: int, height: int, width: int, kernel: int, stride: int, p
 
 def _special(draw: Draw) -> Drawn:
     """Patches, merges of pixels, dilated filters and filters of one row or column."""
-    kind = draw.pick(("patch", "patch", "merge", "dilated", "dilated", "line"))
-    if kind == "patch":
+    layer = draw.pick(("patch", "patch", "merge", "dilated", "dilated", "line"))
+    if layer == "patch":
         k, side, kernel = draw.pick(SHAPES["patches"]["layers"])
         return _planes(3, k, side, side, kernel, kernel, 0)
-    if kind == "merge":
+    if layer == "merge":
         c, k, side, pixels = draw.pick(SHAPES["merges"]["layers"])
         return _planes(c, k, side, side, pixels, pixels, 0)
-    if kind == "dilated":
+    if layer == "dilated":
         c, k, side = draw.pick(((2048, 256, 28), (2048, 256, 33), (2048, 256, 65), (512, 512, 33), (512, 512, 28),
                                 (256, 256, 65), (960, 256, 33), (320, 256, 65)))  # fmt: skip
         step = draw.pick((2, 2, 4, 6, 12, 18, 24, 36))
@@ -93,14 +93,14 @@ def _batched(draw: Draw, sizes: Drawn, most: int = 256) -> int:
 
 def _call(draw: Draw, ops: tuple[str, ...], sizes: Drawn, *, most: int = 256, last: float = 0.35) -> Drawn:
     """``last``: the share of calls with channels last."""
-    kind = {"dtype": "fp32", "tf32": "off"} if draw.chance(0.03) else {"dtype": draw.pick(_DTYPES)}
+    precision = {"dtype": "fp32", "tf32": "off"} if draw.chance(0.03) else {"dtype": draw.pick(_DTYPES)}
     return {"op": draw.pick(ops), "batch": _batched(draw, sizes, most), **sizes,
-            "layout": "nhwc" if draw.chance(last) else "nchw", **kind, "stack": "torch"}  # fmt: skip
+            "layout": "nhwc" if draw.chance(last) else "nchw", **precision, "stack": "torch"}  # fmt: skip
 
 
 def _dense(draw: Draw, ops: tuple[str, ...]) -> Drawn:
-    kind = draw.pick(("real",) * 13 + ("special",) * 2 + ("random",) * 5)
-    sizes = {"real": _real, "special": _special, "random": _random}[kind](draw)
+    source = draw.pick(("real",) * 13 + ("special",) * 2 + ("random",) * 5)
+    sizes = {"real": _real, "special": _special, "random": _random}[source](draw)
     if sizes["in_channels"] <= 3:  # nobody asks for the gradient of an image
         ops = tuple(op for op in ops if op != "conv2d_dgrad")
     return _call(draw, ops, sizes)
@@ -131,27 +131,27 @@ def _grouped(draw: Draw) -> Drawn:
 
 def _line(draw: Draw) -> Drawn:
     """One axis: speech, audio, sequences, as rows of one."""
-    kinds = ("whisper", "wav2vec", "wav2vec", "depthwise", "depthwise", "vocoder", "random", "random")
-    kind = "position" if draw.chance(0.05) else draw.pick(kinds)  # cuDNN takes 34 ms for one of eight sequences
+    sorts = ("whisper", "wav2vec", "wav2vec", "depthwise", "depthwise", "vocoder", "random", "random")
+    layer = "position" if draw.chance(0.05) else draw.pick(sorts)  # cuDNN takes 34 ms for one of eight sequences
     groups = dilation = 1
-    if kind == "whisper":
+    if layer == "whisper":
         wide = draw.pick((384, 512, 768, 1024, 1280))
         c, k, length, kernel, stride = draw.pick(((80, wide, 3000, 3, 1), (wide, wide, 3000, 3, 2)))
         padding = 1
-    elif kind == "wav2vec":
+    elif layer == "wav2vec":
         at, seconds = draw.pick(range(7)), draw.pick((1, 5, 10, 10, 20, 30))
         kernel, stride = (10, 5) if at == 0 else (3 if at < 5 else 2, 2)
         c, k, padding = 1 if at == 0 else 512, 512, 0
         length = 16000 * seconds if at == 0 else 3200 * seconds // 2 ** (at - 1)
-    elif kind == "position":
+    elif layer == "position":
         c = k = draw.pick((768, 1024))
         length, kernel, stride, padding, groups = draw.pick((49, 149, 249, 499)), 128, 1, 64, 16
-    elif kind == "depthwise":  # of state spaces (causal) and of Conformers
+    elif layer == "depthwise":  # of state spaces (causal) and of Conformers
         c = k = groups = draw.pick((256, 512, 1024, 1536, 2048, 3072, 4096, 5120))
         kernel = draw.pick((4, 4, 4, 3, 15, 31))
         length, stride, padding = draw.pick((128, 256, 512, 1000, 1024, 2048, 4096)), 1, kernel // 2
         padding = kernel - 1 if kernel == 4 else padding
-    elif kind == "vocoder":
+    elif layer == "vocoder":
         c = k = draw.pick((32, 64, 128, 256, 512))
         length, kernel, stride = draw.pick((256, 1024, 4096, 8192, 32768)), draw.pick((3, 7, 11)), 1
         dilation = draw.pick((1, 1, 3, 5))
@@ -163,27 +163,27 @@ def _line(draw: Draw) -> Drawn:
     sizes = {"in_channels": c, "out_channels": k, "height": 1, "width": length, "kernel_h": 1, "kernel_w": kernel,
              "stride": 1, "padding": 0, "stride_w": stride, "padding_w": padding, "groups": groups}  # fmt: skip
     return _call(
-        draw, draw.pick((_FORWARD, _FORWARD, _GRADIENTS)), sizes, most=1 if kind == "position" else 64, last=0.0
+        draw, draw.pick((_FORWARD, _FORWARD, _GRADIENTS)), sizes, most=1 if layer == "position" else 64, last=0.0
     )
 
 
 def _volume(draw: Draw) -> Drawn:
     """Three axes: video and volumes."""
-    kind = draw.pick(("video", "video", "parts", "patch", "volume", "random"))
+    layer = draw.pick(("video", "video", "parts", "patch", "volume", "random"))
     frames, groups, step = draw.pick((4, 8, 8, 16, 16, 32)), 1, 1
-    if kind == "video":
+    if layer == "video":
         c, side = draw.pick(((64, 56), (128, 28), (256, 14), (512, 7), (64, 112)))
         k, kernel, stride = c * draw.pick((1, 1, 2)), (3, 3), draw.pick((1, 1, 2))
         frames, step = max(2, frames * 7 // side) if side < 14 else frames, stride
         if draw.chance(0.15):  # the first layer
             c, k, side, kernel, stride, step = 3, draw.pick((64, 45)), 112, draw.pick(((3, 7), (1, 7))), 2, 1
-    elif kind == "parts":  # R(2+1)D and video diffusion: planes, then frames
+    elif layer == "parts":  # R(2+1)D and video diffusion: planes, then frames
         c, side = draw.pick(((64, 56), (144, 56), (230, 28), (288, 28), (460, 14), (576, 14), (320, 32), (640, 16)))
         k, kernel, stride = draw.pick((64, 128, 256, c)), draw.pick(((1, 3), (3, 1))), 1
-    elif kind == "patch":
+    elif layer == "patch":
         k, side, c, at = draw.pick(((768, 224, 3, 16), (1024, 224, 3, 16), (1408, 224, 3, 14), (1536, 60, 16, 2)))
         kernel, stride, step = (draw.pick((1, 2)), at), at, 0
-    elif kind == "volume":  # UNets of scans, decoders of video latents
+    elif layer == "volume":  # UNets of scans, decoders of video latents
         c, k = (draw.pick((1, 16, 32, 64, 96, 128, 256)) for _ in range(2))
         side = frames = draw.pick((16, 24, 32, 48, 64, 96))
         kernel, stride = draw.pick(((3, 3), (3, 3), (1, 1))), 1
@@ -192,10 +192,10 @@ def _volume(draw: Draw) -> Drawn:
         side, kernel, stride = draw.size(6, 96), draw.pick(((3, 3), (3, 3), (1, 1), (5, 5))), draw.pick((1, 1, 2))
         groups, step = (c if draw.chance(0.2) else 1), stride
         k = c if groups > 1 else k
-    padding = 0 if kind == "patch" else kernel[1] // 2
+    padding = 0 if layer == "patch" else kernel[1] // 2
     sizes = _planes(c, k, side, side, kernel[1], stride, padding) | {
         "depth": frames, "kernel_d": kernel[0], "stride_d": step or kernel[0],
-        "padding_d": 0 if kind == "patch" else kernel[0] // 2, "groups": groups}  # fmt: skip
+        "padding_d": 0 if layer == "patch" else kernel[0] // 2, "groups": groups}  # fmt: skip
     return _call(draw, draw.pick((_FORWARD, _FORWARD, _GRADIENTS)), sizes, most=32, last=0.2)
 
 
@@ -249,10 +249,10 @@ def _normed(draw: Draw, op: str) -> Drawn:
     weights = {"weights": "fp32"} if dtype != "fp32" and draw.chance(0.5) else {}
     call = {"op": op, "batch": batch, "channels": channels, "spatial": side * side, **_layout(draw), "dtype": dtype,
             "training": op == "batch_norm_backward" or draw.chance(0.65), **weights, "stack": "torch"}  # fmt: skip
-    kind = draw.pick(range(12))
-    if kind == 0:  # instance norm: one image of all channels
+    variant = draw.pick(range(12))
+    if variant == 0:  # instance norm: one image of all channels
         return call | {"batch": 1, "channels": batch * channels, "layout": "nchw", "training": True}
-    if kind == 1:  # audio and points: long and thin, or no pixels at all
+    if variant == 1:  # audio and points: long and thin, or no pixels at all
         return call | {"spatial": draw.pick((1, draw.size(100, 20000))), "channels": draw.size(16, 1024, 8),
                        "batch": draw.size(8, 256), "layout": "nchw"}  # fmt: skip
     return call
@@ -276,10 +276,10 @@ def _pooled(draw: Draw) -> Drawn:
     call = {"op": op, "batch": batch, "channels": channels, "height": side, "width": side, "kernel_h": window,
             "kernel_w": window, "stride": stride, "padding": padding, **_layout(draw), "dtype": draw.pick(_MAP_DTYPES),
             "stack": "torch"}  # fmt: skip
-    kind = draw.pick(range(10))
-    if kind == 0:  # of a sequence
+    variant = draw.pick(range(10))
+    if variant == 0:  # of a sequence
         return call | {"height": 1, "kernel_h": 1, "width": side * side, "layout": "nchw"}
-    if kind == 1:  # of a video
+    if variant == 1:  # of a video
         depth = draw.pick((4, 8, 16, 32))
         return call | {"depth": depth, "kernel_d": min(window, depth, 3), "batch": max(1, batch // depth),
                        "layout": "nchw"}  # fmt: skip

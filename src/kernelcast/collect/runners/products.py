@@ -41,10 +41,10 @@ def gemm(call: Any) -> Recipe:
 
 
 def _fp8(call: Any) -> Recipe:
-    one = torch.ones((), device="cuda")
+    scale = torch.ones((), device="cuda")
 
     def launch(a: Tensor, b: Tensor) -> Launch:
-        return partial(torch._scaled_mm, a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+        return partial(torch._scaled_mm, a, b.t(), scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16)
 
     return Recipe(specs("fp8", (call.m, call.k), (call.n, call.k)), launch, "cublaslt")
 

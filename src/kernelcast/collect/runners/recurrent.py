@@ -24,8 +24,10 @@ def _weights(call: Any) -> tuple[TensorSpec, ...]:
     shapes: list[tuple[int, ...]] = []
     for layer in range(call.layers):
         width = directions * out if layer else call.input
-        one = [(rows, width), (rows, out), (rows,), (rows,)] + ([(out, call.hidden)] if call.projection else [])
-        shapes += directions * one
+        shapes_of_layer = [(rows, width), (rows, out), (rows,), (rows,)] + (
+            [(out, call.hidden)] if call.projection else []
+        )
+        shapes += directions * shapes_of_layer
     return specs(call.dtype, *shapes)
 
 
@@ -52,8 +54,8 @@ class _Layers:
         self._how = (self._mode, *sizes, False, 0.0, training, call.bidirectional, batches, None)
 
     def forward(self) -> tuple[Tensor, ...]:
-        found = torch._cudnn_rnn(self._x, self._weights, self._stride, self._flat, self._hx, self._cx, *self._how)
-        return tuple(found)
+        outputs = torch._cudnn_rnn(self._x, self._weights, self._stride, self._flat, self._hx, self._cx, *self._how)
+        return tuple(outputs)
 
     def backward(self, gradient: Tensor) -> Launch:
         """The launch, after a forward pass whose results it keeps."""

@@ -172,8 +172,8 @@ def _pool(call: Any) -> Recipe:
     stride = [call.stride] * len(kernel)
     padding = [min(call.padding, side // 2) for side in kernel]
     out = [(n + 2 * p - k) // call.stride + 1 for n, p, k in zip(sizes, padding, kernel, strict=True)]
-    kind = "max_pool" if call.op.startswith("max") else "avg_pool"
-    operation: Callable[..., Tensor] = getattr(functional, f"{kind}{len(kernel)}d")
+    name = "max_pool" if call.op.startswith("max") else "avg_pool"
+    operation: Callable[..., Tensor] = getattr(functional, f"{name}{len(kernel)}d")
     # the places of the maxima are written whether they are asked for or not
     return _either(call, sizes, out, lambda x: operation(x, kernel, stride, padding))
 
