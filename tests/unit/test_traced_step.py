@@ -193,7 +193,7 @@ def test_a_bundled_model_on_many_gpus(capsys: pytest.CaptureFixture[str]) -> Non
     ([":missing"], "has no function 'missing'"),
     ([""], "which function builds the model?"),
     ([":build", "--mode", "tuning"], "mode must be one of inference, training"),
-    ([":build", "--batch", "0"], "--batch must be 1 or more"),
+    ([":build", "--batch", "0"], "batch must be 1 or more"),
     ([":build", "--dtype", "fp7"], "unknown dtype 'fp7'"),
     ([":build", "--gpu", "h900"], "unknown gpu 'h900'"),
     ([":build", "--dp", "2"], "no trace of a training step"),

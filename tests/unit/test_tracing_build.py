@@ -88,8 +88,8 @@ def test_a_config_is_built_by_its_architecture(
     given = {**raw, "architectures": [architecture]} if architecture else raw
     sound = raw["model_type"] in ("wav2vec2", "hubert")
     built = build(TraceRequest(config(tmp_path, given), batch=2, seq=4000 if sound else 8, mode=mode))
-    assert built.told["class"] == (name or architecture)
-    assert built.told["inputs"].items() >= ({"input_values": [2, 4000]} if sound else inputs).items()
+    assert built.summary["class"] == (name or architecture)
+    assert built.summary["inputs"].items() >= ({"input_values": [2, 4000]} if sound else inputs).items()
     found = run(built, mode)
     assert len(found.ops) > 20
     if mode == "training":
@@ -101,7 +101,7 @@ def test_a_config_is_built_by_its_architecture(
 def test_detr_traces_with_its_masks_and_its_checks_of_finite_numbers(tmp_path: Path, mode: Any) -> None:
     raw = {**DETR, "architectures": ["DetrForObjectDetection"]}
     built = build(TraceRequest(config(tmp_path, raw), mode=mode, image=64))
-    assert built.told["inputs"] == {"pixel_values": [1, 3, 64, 64]}
+    assert built.summary["inputs"] == {"pixel_values": [1, 3, 64, 64]}
     assert len(run(built, mode).ops) > 100
 
 
@@ -113,7 +113,7 @@ def test_without_timm_transformers_own_resnet_stands_in(tmp_path: Path, monkeypa
     raw = {**DETR, "architectures": ["DetrModel"], "use_timm_backbone": True, "backbone": "resnet18"}
     del raw["backbone_config"]
     built = build(TraceRequest(config(tmp_path, raw), image=64))
-    assert built.told["notes"] == ["timm is not installed: transformers' own ResNet stands in for its resnet18"]
+    assert built.summary["notes"] == ["timm is not installed: transformers' own ResNet stands in for its resnet18"]
 
 
 def test_cache_and_logits_are_as_asked_and_told(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_cache_and_logits_are_as_asked_and_told(tmp_path: Path) -> None:
         found = run(built, asked.get("mode", "inference"))
         head = next(op for op in found.ops if op.module == "lm_head" and op.kind == "kernel")
         kept = sum(op.name == "cat" and op.module.endswith("self_attn") for op in found.ops)
-        return built.told, head.outputs[0].shape[-2:], kept
+        return built.summary, head.outputs[0].shape[-2:], kept
 
     told, shape, kept = last()
     assert (told["logits"], told["cache"], shape) == ("last", False, (1, 99))
@@ -136,7 +136,7 @@ def test_cache_and_logits_are_as_asked_and_told(tmp_path: Path) -> None:
     assert last(mode="training")[0]["logits"] == "all"
     bert = tmp_path / "bert"
     bert.mkdir()
-    with pytest.raises(KernelcastError, match="--logits last: BertForMaskedLM gives all, or none"):
+    with pytest.raises(KernelcastError, match="logits last: BertForMaskedLM gives all, or none"):
         build(TraceRequest(config(bert, {**SMALL, "model_type": "bert"}), logits="last"))
 
 
@@ -154,16 +154,16 @@ def test_a_config_is_traced_in_its_own_format_unless_asked(
 ) -> None:
     raw = {**SMALL, "model_type": "llama", **({"torch_dtype": said} if said else {})}
     built = build(TraceRequest(config(tmp_path, raw), seq=8, dtype=asked, mode=mode))
-    assert (built.told["dtype"], built.told["dtype_why"], built.precision) == (format_, why, precision)
+    assert (built.summary["dtype"], built.summary["dtype_why"], built.precision) == (format_, why, precision)
     assert {str(x.dtype)[6:] for x in built.model.parameters()} == {{"bf16": "bfloat16", "fp16": "float16"}.get(
         format_, "float32")}  # fmt: skip
 
 
 def test_a_sequence_longer_than_the_model_is_refused_and_left_out_is_its_longest(tmp_path: Path) -> None:
     path = config(tmp_path, {**SMALL, "model_type": "bert", "max_position_embeddings": 64})
-    with pytest.raises(KernelcastError, match="--seq 65 exceeds the 64 positions"):
+    with pytest.raises(KernelcastError, match="seq 65 exceeds the 64 positions"):
         build(TraceRequest(path, seq=65))
-    assert build(TraceRequest(path)).told["inputs"]["input_ids"] == [1, 64]
+    assert build(TraceRequest(path)).summary["inputs"]["input_ids"] == [1, 64]
 
 
 # ---- files ----
@@ -180,9 +180,9 @@ def file(folder: Path, text: str) -> str:
 def test_a_model_of_ones_own_keeps_its_format_unless_asked(tmp_path: Path) -> None:
     path = file(tmp_path, "def build(batch):\n    return nn.Linear(4, 4).half(), torch.randn(batch, 4).half()\n")
     own, asked = build(TraceRequest(path, mode="training")), build(TraceRequest(path, dtype="bf16"))
-    assert own.told["dtype_why"] == "in the model's own fp16"
+    assert own.summary["dtype_why"] == "in the model's own fp16"
     assert own.precision == "pure"
-    assert asked.told["dtype_why"] == "converted to bf16"
+    assert asked.summary["dtype_why"] == "converted to bf16"
     assert asked.inputs.dtype == asked.model.weight.dtype == torch.bfloat16
     wide = build(TraceRequest(path, mode="training", precision="autocast"))
     assert wide.model.weight.dtype == wide.inputs.dtype == torch.float32
@@ -226,7 +226,7 @@ def test_torchvisions_models_import_and_trace(tmp_path: Path) -> None:
         "import torchvision\ndef build():\n    return torchvision.models.regnet_y_400mf(), torch.randn(1, 3, 64, 64)\n"
     )
     built = build(TraceRequest(file(tmp_path, text)))
-    assert built.told["class"] == "RegNet"
+    assert built.summary["class"] == "RegNet"
     assert sum(op.name == "convolution" for op in run(built, "inference").ops) > 50
 
 

@@ -137,7 +137,7 @@ def test_a_known_mask_is_looked_up_on_the_gpu_before_it_chooses() -> None:
     assert next(op for op in seen.ops if op.name == "index").outputs[0].shape == (2, 4)
 
 
-def test_a_router_deals_tokens_out_evenly_and_says_so() -> None:
+def test_a_router_spreads_tokens_evenly_and_says_so() -> None:
     class Experts(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -167,7 +167,7 @@ def test_a_router_deals_tokens_out_evenly_and_says_so() -> None:
     found = trace(Model(), torch.randn(12, 4))
     products = [op.outputs[0].shape for op in found.ops if op.name == "addmm" and "experts" in op.module]
     assert products == [(3, 4)] * 4  # 12 tokens, 4 experts
-    assert found.notes == ("tokens are taken to be dealt evenly to experts",)
+    assert found.notes == ("tokens are assumed to be routed evenly to experts",)
     with pytest.raises(KernelcastError, match="depends on the data"):
         trace(Layer(), torch.randn(12, 4))  # nothing says that this is a router
 

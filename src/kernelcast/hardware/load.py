@@ -89,8 +89,8 @@ def _names() -> dict[str, str]:
 
 def _normalised(name: str) -> str:
     """'NVIDIA H200' and 'h200' alike: lower case, no vendor words, no punctuation."""
-    words = re.sub(r"[^a-z0-9]+", " ", name.lower()).split()
-    return "".join(w for w in words if w not in ("nvidia", "tesla", "amd", "instinct", "geforce"))
+    parts = re.sub(r"[^a-z0-9]+", " ", name.lower()).split()
+    return "".join(w for w in parts if w not in ("nvidia", "tesla", "amd", "instinct", "geforce"))
 
 
 def load_gpu(path: Path) -> Gpu:

@@ -159,7 +159,7 @@ def _cached_config(name: str) -> Path | None:
         named = entry / "snapshots" / commit / "config.json"
         if commit and named.is_file():
             return named
-        found = sorted(entry.glob("snapshots/*/config.json"), key=lambda p: p.stat().st_mtime)
-        if found:
-            return found[-1]
+        snapshots = sorted(entry.glob("snapshots/*/config.json"), key=lambda p: p.stat().st_mtime)
+        if snapshots:
+            return snapshots[-1]
     return None

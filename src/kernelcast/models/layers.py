@@ -29,9 +29,9 @@ __all__ = [
 NormKind = Literal["rmsnorm", "layernorm"]
 
 
-def norm_weights(kind: NormKind, width: int, shift: bool = True) -> int:
+def norm_weights(norm: NormKind, width: int, shift: bool = True) -> int:
     """A layernorm has a scale and, mostly, a shift; an rmsnorm only a scale."""
-    return 2 * width if kind == "layernorm" and shift else width
+    return 2 * width if norm == "layernorm" and shift else width
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,13 @@
-"""What a person names on the command line, as a model and its inputs: FILE.py:function, or a Hugging Face config."""
+"""A model and its inputs, by FILE.py:function or by a Hugging Face config."""
 
 from __future__ import annotations
 
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,9 +21,9 @@ from kernelcast.errors import KernelcastError
 from kernelcast.models.catalogue import config as config_of
 from kernelcast.tracing.cuda_like import gpu_present
 from kernelcast.tracing.frames import line_of
-from kernelcast.tracing.hub import ModelInputs, model_of, own_format
+from kernelcast.tracing.hub import ModelInputs, config_dtype, hub_model, required
 from kernelcast.tracing.meta_model import building, fill_buffers, with_values
-from kernelcast.tracing.run import DTYPES, PRECISIONS
+from kernelcast.tracing.run import DTYPES, PRECISIONS, call_model
 from kernelcast.tracing.values import KnownValues
 
 _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
@@ -29,7 +31,7 @@ _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", 
 
 @dataclass(frozen=True)
 class TraceRequest:
-    """What is to be traced, and its sizes. None: what the model itself says, or what is usual for its kind."""
+    """What is to be traced, and its sizes. None: what the model itself says, or what is usual for such a model."""
 
     what: str
     batch: int = 1
@@ -44,18 +46,19 @@ class TraceRequest:
 
     def __post_init__(self) -> None:
         for name in ("batch", "seq", "image"):
-            if (getattr(self, name) or 1) < 1 or getattr(self, name) == 0:
-                raise KernelcastError(f"--{name} must be 1 or more, not {getattr(self, name)}")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise KernelcastError(f"{name} must be 1 or more, not {value}")
         for name, known in (("dtype", tuple(DTYPES)), ("precision", PRECISIONS), ("logits", ("all", "last"))):
             if getattr(self, name) not in (None, *known):
                 raise KernelcastError(f"unknown {name} {getattr(self, name)!r}; known: {', '.join(known)}")
         if self.mode == "inference" and self.precision == "mixed":
-            raise KernelcastError("--precision mixed is of training: master weights are the optimizer's")
+            raise KernelcastError("precision 'mixed' is of training: master weights are the optimizer's")
 
 
 @dataclass(frozen=True)
 class BuiltModel:
-    """A model on meta tensors with its inputs; ``loss`` where the function gave one. ``told``: what was chosen."""
+    """A model on meta tensors with its inputs; ``loss`` where the function gave one. ``summary``: what was chosen."""
 
     name: str
     model: nn.Module
@@ -63,46 +66,40 @@ class BuiltModel:
     loss: Callable[[Any], Any] | None = None
     precision: str = "pure"
     dtype: str = "bf16"  # of products
-    told: dict[str, Any] = field(default_factory=dict)
+    summary: dict[str, Any] = field(default_factory=dict)
 
 
-def build(asked: TraceRequest) -> BuiltModel:
-    """The model that ``asked.what`` names."""
-    path, colon, function = asked.what.rpartition(":")
+def build(request: TraceRequest) -> BuiltModel:
+    """The model that ``request.what`` names."""
+    path, colon, function = request.what.rpartition(":")
     if colon and path.endswith(".py"):
-        return _from_file(Path(path), function, asked)
-    if asked.what.endswith(".py"):
-        raise KernelcastError(f"{asked.what}: which function builds the model? give it as {asked.what}:build")
-    return _from_config(asked)
+        return _from_file(Path(path), function, request)
+    if request.what.endswith(".py"):
+        raise KernelcastError(f"{request.what}: which function builds the model? give it as {request.what}:build")
+    return _from_config(request)
 
 
-# ---- a function of a person's own ----
+# ---- a function of the user
 
 
-def _from_file(path: Path, function: str, asked: TraceRequest) -> BuiltModel:
+def _from_file(path: Path, name: str, request: TraceRequest) -> BuiltModel:
     if not path.exists():
         raise KernelcastError(f"{path}: no such file")
-    found = getattr(_imported(path), function, None)
-    if not callable(found):
-        raise KernelcastError(f"{path} has no function {function!r}")
-    given = {"batch": asked.batch, "seq": asked.seq or 512, "dtype": _weights_format(asked, "bf16"), "mode": asked.mode}
-    wanted = inspect.signature(found).parameters
-    missing = [name for name, p in wanted.items() if p.default is p.empty and name not in given
-               and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]  # fmt: skip
+    function = getattr(_imported(path), name, None)
+    if not callable(function):
+        raise KernelcastError(f"{path} has no function {name!r}")
+    given = {"batch": request.batch, "seq": request.seq or 512, "dtype": _weights_dtype(request, "bf16"),
+             "mode": request.mode}  # fmt: skip
+    parameters = inspect.signature(function).parameters
+    missing = required(parameters, given)
     if missing:
-        raise KernelcastError(f"{path}:{function} asks for {', '.join(missing)}; it may ask for {', '.join(given)}")
-    if asked.dtype is None and "dtype" in wanted and wanted["dtype"].default is not inspect.Parameter.empty:
+        raise KernelcastError(f"{path}:{name} asks for {', '.join(missing)}; it may ask for {', '.join(given)}")
+    if request.dtype is None and "dtype" in parameters and parameters["dtype"].default is not inspect.Parameter.empty:
         del given["dtype"]
     with building() as values:
-        try:
-            made = found(**{name: value for name, value in given.items() if name in wanted})
-        except KernelcastError:
-            raise
-        except Exception as error:
-            raise KernelcastError(
-                f"{line_of(error)}{path}:{function} fails: {type(error).__name__}: {_one_line(error)}"
-            ) from error
-        return _checked(f"{path.stem}:{function}", made, asked, "dtype" in wanted, values)
+        with _located(f"{path}:{name} fails"):
+            built = function(**{key: value for key, value in given.items() if key in parameters})
+        return _checked(f"{path.stem}:{name}", built, request, "dtype" in parameters, values)
 
 
 def _imported(path: Path) -> Any:
@@ -112,26 +109,36 @@ def _imported(path: Path) -> Any:
     module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(path.parent.resolve()))
     try:
-        with gpu_present():
+        with gpu_present(), _located(f"{path} does not import"):
             spec.loader.exec_module(module)
-    except Exception as error:
-        place = line_of(error)
-        raise KernelcastError(f"{place}{path} does not import: {type(error).__name__}: {_one_line(error)}") from error
     finally:
         sys.path.pop(0)
     return module
 
 
-def _checked(name: str, made: Any, asked: TraceRequest, explicit: bool, values: KnownValues) -> BuiltModel:
-    """A model with its inputs, in the format that is asked for (unless the function took care of it)."""
-    parts = made if isinstance(made, tuple) else (made,)
+@contextmanager
+def _located(what: str) -> Iterator[None]:
+    """An error of the user's program in one line that says where."""
+    try:
+        yield
+    except KernelcastError:
+        raise
+    except Exception as error:
+        name = type(error).__name__
+        text = " ".join(str(error).split())[:300] or name
+        raise KernelcastError(f"{line_of(error)}{what}: {name}: {text}") from error
+
+
+def _checked(name: str, built: Any, request: TraceRequest, explicit: bool, values: KnownValues) -> BuiltModel:
+    """A model with its inputs, in the requested dtype (unless the function took care of it)."""
+    parts = built if isinstance(built, tuple) else (built,)
     model, notes = parts[0], []
     if not isinstance(model, nn.Module):
-        raise KernelcastError(f"{name} must give (model, inputs) or (model, inputs, loss), not {type(made).__name__}")
+        raise KernelcastError(f"{name} must give (model, inputs) or (model, inputs, loss), not {type(built).__name__}")
     if len(parts) == 1:
         if not hasattr(getattr(model, "config", None), "model_type"):
             raise KernelcastError(f"{name} gives a model without inputs; let it give (model, inputs)")
-        make = ModelInputs(model, asked)
+        make = ModelInputs(model, request)
         inputs: Any = make.build()
         notes = make.notes
     else:
@@ -141,96 +148,79 @@ def _checked(name: str, made: Any, asked: TraceRequest, explicit: bool, values: 
         raise KernelcastError(
             f"inputs must be a tensor, a list of arguments or a dictionary, not {type(inputs).__name__}"
         )
-    precision = asked.precision or "pure"
-    convert = asked.dtype is not None or precision == "autocast"
-    if convert and not explicit:
-        wanted = _weights_format(asked, "fp32")
-        model = model.to(wanted)
-        inputs = tree_map(
-            lambda x: x.to(wanted) if isinstance(x, torch.Tensor) and x.is_floating_point() else x, inputs
-        )
+    precision = request.precision or "pure"
+    convert = not explicit and (request.dtype is not None or precision == "autocast")
+    if convert:
+        dtype = _weights_dtype(request, "fp32")
+        model = model.to(dtype)
+        inputs = tree_map(lambda x: x.to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x, inputs)
     _initialise(model, inputs, name)
-    own = _format_of(model)
-    why = f"converted to {own}" if convert and not explicit else f"in the model's own {own}"
-    dtype = (asked.dtype or "bf16") if precision == "autocast" else asked.dtype or own
-    told = _told(model, inputs, own, why, precision, notes) | {"trains": asked.mode == "training"}
-    return BuiltModel(name, model, inputs, parts[2] if len(parts) > 2 else None, precision, dtype, told)
+    weights = _main_dtype(model)
+    why = f"converted to {weights}" if convert else f"in the model's own {weights}"
+    products = (request.dtype or "bf16") if precision == "autocast" else request.dtype or weights
+    summary = _summary(model, inputs, weights, why, precision, notes, request.mode)
+    return BuiltModel(name, model, inputs, parts[2] if len(parts) > 2 else None, precision, products, summary)
 
 
 def _initialise(model: nn.Module, inputs: Any, name: str) -> None:
     """Lazy modules take their sizes from a first pass."""
     if not any(nn.parameter.is_lazy(x) for x in model.parameters()):
         return
-    given = tree_map(lambda x: x.to("meta") if isinstance(x, torch.Tensor) else x, inputs)
-    try:
-        with _disable_current_modes():  # a weight without sizes is nothing to look at
-            if isinstance(given, Mapping):
-                model(**given)
-            else:
-                model(*given) if isinstance(given, (tuple, list)) else model(given)
-    except Exception as error:
-        raise KernelcastError(
-            f"{line_of(error)}{name}: the pass that gives lazy modules their sizes fails: {_one_line(error)}"
-        ) from error
+    on_meta = tree_map(lambda x: x.to("meta") if isinstance(x, torch.Tensor) else x, inputs)
+    # modes are off: a weight without sizes cannot be recorded
+    with _located(f"{name}: the pass that gives lazy modules their sizes fails"), _disable_current_modes():
+        call_model(model, on_meta)
 
 
-# ---- Hugging Face ----
+# ---- Hugging Face
 
 
-def _from_config(asked: TraceRequest) -> BuiltModel:
-    """Hugging Face's own model of a config.json, or of a bundled one."""
-    name, raw = config_of(asked.what)
-    own = own_format(raw)
-    usual = asked.dtype or own or "bf16"
-    narrow = asked.mode == "training" and DTYPES[usual] in (torch.bfloat16, torch.float16)
-    precision = asked.precision or ("mixed" if narrow else "pure")
-    format_ = torch.float32 if precision == "autocast" else DTYPES[usual]
-    model, notes = model_of(raw, asked, format_)
-    make = ModelInputs(model, asked)
-    inputs = make.build()
-    why = "as asked" if asked.dtype else "as the config says" if own else "where the config says nothing"
+def _from_config(request: TraceRequest) -> BuiltModel:
+    """Hugging Face's model of a config.json, or of a bundled one."""
+    name, raw = config_of(request.what)
+    stored = config_dtype(raw)
+    products = request.dtype or stored or "bf16"
+    narrow = request.mode == "training" and DTYPES[products] in (torch.bfloat16, torch.float16)
+    precision = request.precision or ("mixed" if narrow else "pure")
+    why = "as asked" if request.dtype else "as the config says" if stored else "where the config says nothing"
+    dtype = DTYPES[products]
     if precision == "autocast":
-        usual, why = asked.dtype or "bf16", "as autocast keeps them"
-    make.notes.extend(notes)
-    told = _told(model, inputs, _NAMES[format_], f"{_NAMES[format_]} {why}", precision, make.notes)
-    told["trains"] = asked.mode == "training"
-    return BuiltModel(name, model, inputs, None, precision, usual, told)
+        dtype, products, why = torch.float32, request.dtype or "bf16", "as autocast keeps them"
+    model, notes = hub_model(raw, request, dtype)
+    make = ModelInputs(model, request)
+    inputs = make.build()
+    weights = _NAMES[dtype]
+    summary = _summary(model, inputs, weights, f"{weights} {why}", precision, [*make.notes, *notes], request.mode)
+    return BuiltModel(name, model, inputs, None, precision, products, summary)
 
 
-# ---- what is said of it ----
+# ---- what was chosen
 
 
-def _weights_format(asked: TraceRequest, else_: str) -> torch.dtype:
-    return torch.float32 if asked.precision == "autocast" else DTYPES[asked.dtype or else_]
+def _weights_dtype(request: TraceRequest, otherwise: str) -> torch.dtype:
+    return torch.float32 if request.precision == "autocast" else DTYPES[request.dtype or otherwise]
 
 
-def _format_of(model: nn.Module) -> str:
+def _main_dtype(model: nn.Module) -> str:
     """The format of most of its numbers."""
-    sizes: dict[str, int] = {}
+    sizes: Counter[str] = Counter()
     for x in model.parameters():
         if not nn.parameter.is_lazy(x):
-            named = _NAMES.get(x.dtype, str(x.dtype).removeprefix("torch."))
-            sizes[named] = sizes.get(named, 0) + x.numel()
-    return max(sizes, key=lambda key: sizes[key]) if sizes else "fp32"
+            sizes[_NAMES.get(x.dtype, str(x.dtype).removeprefix("torch."))] += x.numel()
+    return sizes.most_common(1)[0][0] if sizes else "fp32"
 
 
-def _told(model: nn.Module, inputs: Any, own: str, why: str, precision: str, notes: list[str]) -> dict[str, Any]:
-    named = (
-        inputs
-        if isinstance(inputs, Mapping)
-        else dict(enumerate(inputs))
-        if isinstance(inputs, (tuple, list))
-        else {0: inputs}
-    )
-    shapes = {str(key): list(x.shape) for key, x in named.items() if isinstance(x, torch.Tensor)}
-    plain = {str(key): x for key, x in named.items() if isinstance(x, (bool, int, str))}
+def _summary(
+    model: nn.Module, inputs: Any, weights: str, why: str, precision: str, notes: list[str], mode: str
+) -> dict[str, Any]:
+    if not isinstance(inputs, Mapping):
+        inputs = dict(enumerate(inputs if isinstance(inputs, (tuple, list)) else [inputs]))
+    shapes = {str(key): list(x.shape) for key, x in inputs.items() if isinstance(x, torch.Tensor)}
+    plain = {str(key): x for key, x in inputs.items() if isinstance(x, (bool, int, str))}
     return {
-        "class": type(model).__name__, "inputs": shapes | plain, "dtype": own, "dtype_why": why, "precision": precision,
+        "class": type(model).__name__, "inputs": shapes | plain, "dtype": weights, "dtype_why": why,
+        "precision": precision,
         **({"cache": plain["use_cache"]} if "use_cache" in plain else {}),
         **({"logits": "last" if plain.get("logits_to_keep") else "all"} if hasattr(model, "lm_head") else {}),
-        **({"notes": notes} if notes else {}),
+        **({"notes": notes} if notes else {}), "trains": mode == "training",
     }  # fmt: skip
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -1,7 +1,7 @@
-"""Meta tensors take the CPU's way through PyTorch; here is what a CUDA GPU does instead, op by op.
+"""Meta tensors run the CPU's ops of PyTorch; here is what a CUDA GPU does instead, op by op.
 
 Fused dropout and attention, autocast, tensors sent to "cuda", multi-tensor optimizers: without a GPU PyTorch would
-break each of them into other ops than those that run.
+decompose each of them into other ops than those that run.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ _FINITE = {torch.isfinite: True, torch.Tensor.isfinite: True, torch.isnan: False
 
 
 def on_meta(value: torch.Tensor) -> torch.Tensor:
-    """A tensor of the same sizes and format that holds nothing."""
+    """A meta tensor of the same sizes and format."""
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=_META)
 
 
 def channels_last_out(out: torch.Tensor, given: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """A convolution's result lies as cuDNN writes it: channels last where the input or the weight does."""
-    for lies in (torch.channels_last, torch.channels_last_3d):
-        if any(suggest_memory_format(x) == lies for x in (given, weight)):
-            return torch.empty_like(out, memory_format=lies)
+    """The output of a convolution as cuDNN writes it: channels last where the input or the weight is."""
+    for memory_format in (torch.channels_last, torch.channels_last_3d):
+        if any(suggest_memory_format(x) == memory_format for x in (given, weight)):
+            return torch.empty_like(out, memory_format=memory_format)
     return out
 
 
@@ -100,14 +100,14 @@ class CudaFunctionMode(TorchFunctionMode):
         return func(*args, **options)
 
     def _finite(self, func: Any, args: Any, options: dict[str, Any]) -> Any:
-        """What a model computes is taken to be finite: programs ask before they clamp."""
-        found = func(*args, **options)
-        if found.device.type == "meta":
-            self._values.know_everywhere(found, _FINITE[func])
-        return found
+        """What a model computes is assumed to be finite: programs check before they clamp."""
+        result = func(*args, **options)
+        if result.device.type == "meta":
+            self._values.know_everywhere(result, _FINITE[func])
+        return result
 
     def _index(self, index: Any) -> Any:
-        """Lists of numbers among indices, which PyTorch would send to the device unseen."""
+        """Lists of numbers among indices, which PyTorch would send to the device unrecorded."""
         if isinstance(index, tuple):
             return tuple(self._index(part) for part in index)
         if isinstance(index, list) and index and all(isinstance(part, (int, bool)) for part in index):
@@ -115,7 +115,7 @@ class CudaFunctionMode(TorchFunctionMode):
         return index
 
     def _constant(self, func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        """Numbers of the program itself: what they are is known."""
+        """Constants of the program: their values are known."""
         if func is torch.Tensor.new_tensor:
             options = {"dtype": args[0].dtype, **options}
             func, args = torch.tensor, args[1:]
@@ -206,7 +206,7 @@ def _dispatched(attention: str) -> Iterator[None]:
 
 
 # PyTorch's functions that are Python themselves would be handed to a mode whole, which is off inside them; so that it
-# sees the ops that they are made of, they are told that there is none.
+# sees the ops that they are made of, they find none.
 _GUARDS = [
     (place, name)
     for place in ("torch.nn.functional", "torch.functional")
@@ -216,8 +216,8 @@ _GUARDS = [
 
 @contextlib.contextmanager
 def gpu_present(attention: str = "fused", captured: bool = False) -> Iterator[None]:
-    """PyTorch's own questions are answered as with a GPU: autocast to bf16, fused and multi-tensor optimizers, and
-    whether the step is being ``captured`` in a CUDA graph, which some libraries ask."""
+    """PyTorch's checks see a GPU: autocast to bf16, fused and multi-tensor optimizers, and
+    whether the step is being ``captured`` in a CUDA graph, which some libraries check."""
     devices: Callable[[], list[str]] = lambda: ["cuda", "cpu", "meta"]  # noqa: E731
     optimizer = "torch.optim.optimizer"
     with contextlib.ExitStack() as stack:
@@ -238,7 +238,7 @@ def gpu_present(attention: str = "fused", captured: bool = False) -> Iterator[No
             ("torch.nn.parallel.data_parallel._get_available_device_type", lambda: None),  # the model as on one GPU
             ("torch.cuda.get_device_capability", lambda *_, **__: (9, 0)),
             *FAST_PATH,
-            *((f"{place}.{name}", lambda *_: False) for place, name in _GUARDS),
+            *((f"{module}.{name}", lambda *_: False) for module, name in _GUARDS),
         ):
             with contextlib.suppress(AttributeError, ModuleNotFoundError):  # of another release of PyTorch
                 stack.enter_context(mock.patch(name, answer))

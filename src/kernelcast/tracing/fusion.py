@@ -77,7 +77,7 @@ def fuse(trace: Trace) -> Trace:
     for at, group in enumerate(groups):
         for storage in group.read:
             readers.setdefault(storage, set()).add(at)
-    ops = tuple(_joined(one, at, readers) if len(one.ops) > 1 else one.ops[0] for at, one in enumerate(groups))
+    ops = tuple(_joined(each, at, readers) if len(each.ops) > 1 else each.ops[0] for at, each in enumerate(groups))
     return replace(trace, ops=ops, gradients=(), module_calls={})
 
 
@@ -89,7 +89,12 @@ def _grouped(trace: Trace) -> list[_Group]:
     for at, op in enumerate(op for op in trace.ops if op.kind == "kernel" and not _constant(op)):
         walk, group = _walk(op), None
         if walk.fuses:
-            near = [found for x in op.inputs for found in (writer.get(x.storage), touching.get(x.storage)) if found]
+            near = [
+                candidate
+                for x in op.inputs
+                for candidate in (writer.get(x.storage), touching.get(x.storage))
+                if candidate
+            ]
             group = next((g for g in sorted(near, key=lambda g: -g.start) if _joins(op, walk, g, writer)), None)
         if group is None:
             # what reads nothing can run first

@@ -38,7 +38,7 @@ _RESNETS = {
     "resnet18": ([2, 2, 2, 2], "basic"), "resnet34": ([3, 4, 6, 3], "basic"), "resnet50": ([3, 4, 6, 3], "bottleneck"),
     "resnet101": ([3, 4, 23, 3], "bottleneck"), "resnet152": ([3, 8, 36, 3], "bottleneck"),
 }  # fmt: skip
-_FORMATS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
 def transformers_here() -> Any:
@@ -51,127 +51,121 @@ def transformers_here() -> Any:
     return transformers
 
 
-def own_format(raw: Mapping[str, Any]) -> str | None:
-    """The format that a config says its weights are in."""
-    told = raw.get("dtype") or raw.get("torch_dtype") or raw.get("text_config", {}).get("torch_dtype")
-    return _FORMATS.get(str(told).removeprefix("torch.")) if told else None
+def config_dtype(raw: Mapping[str, Any]) -> str | None:
+    """The dtype of the weights by the config."""
+    name = raw.get("dtype") or raw.get("torch_dtype") or raw.get("text_config", {}).get("torch_dtype")
+    return _DTYPES.get(str(name).removeprefix("torch.")) if name else None
 
 
-def model_of(raw: Mapping[str, Any], asked: TraceRequest, format_: torch.dtype) -> tuple[Any, list[str]]:
-    """The model of a config, its weights in a format; and what had to be chosen."""
+def hub_model(raw: Mapping[str, Any], request: TraceRequest, dtype: torch.dtype) -> tuple[Any, list[str]]:
+    """The model of a config, its weights in ``dtype``; and notes on what had to be chosen."""
     library = transformers_here()
     raw, notes = _without_timm(raw)
-    kind = raw.get("model_type")
-    if not kind:
-        raise KernelcastError(f"{asked.what} has no model_type, so it is no Hugging Face config of a model")
+    if not raw.get("model_type"):
+        raise KernelcastError(f"{request.what} has no model_type, so it is no Hugging Face config of a model")
     try:
         config = library.AutoConfig.for_model(**_plain_floats(raw))
-        found = _class_of(library, raw, config)
-        if found.__name__.endswith("SequenceClassification") and getattr(config, "pad_token_id", None) is None:
-            config.pad_token_id = 0  # without one the last token is not found
+        cls = _class_of(library, raw, config)
+        if cls.__name__.endswith("SequenceClassification") and getattr(config, "pad_token_id", None) is None:
+            config.pad_token_id = 0  # without a padding token the last token is not found
         with building() as values:
-            model = found._from_config(config, dtype=format_)
+            model = cls._from_config(config, dtype=dtype)
             fill_buffers(model, values)
-            _convert(model, format_)
+            _convert(model, dtype)
     except Exception as error:
         text = " ".join(str(error).split())[:300] or type(error).__name__
-        raise KernelcastError(f"{line_of(error)}transformers does not build {asked.what}: {text}") from error
-    if asked.checkpointing:
+        raise KernelcastError(f"{line_of(error)}transformers does not build {request.what}: {text}") from error
+    if request.checkpointing:
         if not model.supports_gradient_checkpointing:
             raise KernelcastError(f"{type(model).__name__} has no gradient checkpointing")
         model.gradient_checkpointing_enable()
     return model, notes
 
 
-def _convert(model: Any, format_: torch.dtype) -> None:
-    """Weights that the class makes in a format of its own are in the model's when it is loaded; but for some."""
+def _convert(model: Any, dtype: torch.dtype) -> None:
+    """Weights that the class makes in another format are in the model's when it is loaded; but for some."""
     kept = list(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
-    if format_ == torch.float16:
+    if dtype == torch.float16:
         kept += list(getattr(model, "_keep_in_fp32_modules", None) or ())
-    same: dict[int, Any] = {}  # tied weights stay tied
+    converted: dict[int, Any] = {}  # tied weights stay tied
     for path, part in model.named_modules():
         for name, value in part._parameters.items():
-            if value is None or not value.is_floating_point() or value.dtype == format_:
+            if value is None or not value.is_floating_point() or value.dtype == dtype:
                 continue
-            if not any(word in f"{path}.{name}" for word in kept):
-                if id(value) not in same:
-                    same[id(value)] = torch.nn.Parameter(value.detach().to(format_), value.requires_grad)
-                part._parameters[name] = same[id(value)]
+            if not any(module in f"{path}.{name}" for module in kept):
+                if id(value) not in converted:
+                    converted[id(value)] = torch.nn.Parameter(value.detach().to(dtype), value.requires_grad)
+                part._parameters[name] = converted[id(value)]
 
 
 def _plain_floats(value: Any) -> Any:
-    """Numbers that JSON has no word for, as transformers writes them."""
+    """Numbers that JSON cannot write, as transformers writes them."""
     if isinstance(value, Mapping):
-        return (
-            float(value["__float__"])
-            if set(value) == {"__float__"}
-            else {k: _plain_floats(v) for k, v in value.items()}
-        )
+        if set(value) == {"__float__"}:
+            return float(value["__float__"])
+        return {key: _plain_floats(item) for key, item in value.items()}
     return [_plain_floats(item) for item in value] if isinstance(value, list) else value
 
 
 def _without_timm(raw: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
     """Where timm is not installed, transformers' own ResNet stands in for timm's."""
-    told = raw.get("backbone_config") or {}
-    name = str(raw.get("backbone") or told.get("backbone") or "")
-    uses = raw.get("use_timm_backbone") or told.get("model_type") == "timm_backbone"
+    backbone = raw.get("backbone_config") or {}
+    name = str(raw.get("backbone") or backbone.get("backbone") or "")
+    uses = raw.get("use_timm_backbone") or backbone.get("model_type") == "timm_backbone"
     if not uses or importlib.util.find_spec("timm") is not None or name not in _RESNETS:
         return raw, []
-    depths, kind = _RESNETS[name]
-    stages = told.get("out_indices") or (raw.get("backbone_kwargs") or {}).get("out_indices") or [4]
-    own = {
-        "model_type": "resnet", "depths": depths, "layer_type": kind,
-        "out_features": [f"stage{at}" for at in stages if at],
-        "hidden_sizes": [256, 512, 1024, 2048] if kind == "bottleneck" else [64, 128, 256, 512],
+    depths, layer_type = _RESNETS[name]
+    stages = backbone.get("out_indices") or (raw.get("backbone_kwargs") or {}).get("out_indices") or [4]
+    resnet = {
+        "model_type": "resnet", "depths": depths, "layer_type": layer_type,
+        "out_features": [f"stage{stage}" for stage in stages if stage],
+        "hidden_sizes": [256, 512, 1024, 2048] if layer_type == "bottleneck" else [64, 128, 256, 512],
     }  # fmt: skip
-    left = {key: value for key, value in raw.items() if key not in ("backbone", "backbone_kwargs")}
-    changed = {**left, "use_timm_backbone": False, "use_pretrained_backbone": False, "backbone_config": own}
+    rest = {key: value for key, value in raw.items() if key not in ("backbone", "backbone_kwargs")}
+    changed = {**rest, "use_timm_backbone": False, "use_pretrained_backbone": False, "backbone_config": resnet}
     return changed, [f"timm is not installed: transformers' own ResNet stands in for its {name}"]
 
 
 def _class_of(library: Any, raw: Mapping[str, Any], config: Any) -> Any:
     for name in raw.get("architectures") or ():
-        found = getattr(library, name, None)
-        if isinstance(found, type) and issubclass(found, library.PreTrainedModel):
-            return found
-    auto, kind = library.models.auto.modeling_auto, config.model_type
-    table = {
-        name: getattr(auto, f"MODEL_FOR_{name}_MAPPING_NAMES", {}) for name in (*_SEQUENCES, "MASKED_LM", *_SINGLE)
-    }
-    order: tuple[str, ...] = ("MASKED_LM", *_SINGLE)
+        cls = getattr(library, name, None)
+        if isinstance(cls, type) and issubclass(cls, library.PreTrainedModel):
+            return cls
+    auto, model_type = library.models.auto.modeling_auto, config.model_type
+    tasks: tuple[str, ...] = ("MASKED_LM", *_SINGLE)
     if getattr(config, "is_encoder_decoder", False):
-        order = (*_SEQUENCES, *order)
+        tasks = (*_SEQUENCES, *tasks)
     elif getattr(config, "is_decoder", False):
-        order = (*_SINGLE, "MASKED_LM")
-    known = next((table[name][kind] for name in order if kind in table[name]), None) or auto.MODEL_MAPPING_NAMES.get(
-        kind
-    )
-    if known is None:
-        raise KernelcastError(f"transformers {library.__version__} knows no model of the type {kind!r}")
-    return getattr(library, known if isinstance(known, str) else known[0])
+        tasks = (*_SINGLE, "MASKED_LM")
+    tables = [getattr(auto, f"MODEL_FOR_{task}_MAPPING_NAMES", {}) for task in tasks]
+    names = next((table[model_type] for table in (*tables, auto.MODEL_MAPPING_NAMES) if table.get(model_type)), None)
+    if names is None:
+        raise KernelcastError(f"transformers {library.__version__} knows no model of the type {model_type!r}")
+    return getattr(library, names if isinstance(names, str) else names[0])
 
 
-# ---- What a Hugging Face model is given: by the arguments that its ``forward`` has, sizes by its config
+# ---- inputs: the arguments of ``forward``, sizes by the config
 
 TOKENS = 512  # of a text, where nothing is said
 SAMPLES = 160_000  # of sound: ten seconds at 16 kHz
-PIXELS = 224  # of an image's side, where the config says nothing; models that find objects take larger ones
-FOUND_PIXELS = 800
-_OBJECTS = (
-    "ObjectDetection",
-    "InstanceSegmentation",
-    "UniversalSegmentation",
-    "PanopticSegmentation",
-    "ForSegmentation",
-)
+PIXELS = 224  # of an image's side, where the config says nothing; object detectors take larger ones
+DETECTION_PIXELS = 800
+_OBJECTS = ("ObjectDetection", "InstanceSegmentation", "UniversalSegmentation", "PanopticSegmentation",
+            "ForSegmentation")  # fmt: skip
 _BY_SAMPLE = ("SequenceClassification", "ImageClassification", "VideoClassification", "ForAudioClassification")
+
+
+def required(parameters: Mapping[str, inspect.Parameter], given: Iterable[str]) -> list[str]:
+    """Parameters of a function without a default that are not given."""
+    named = (p for p in parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD))
+    return [p.name for p in named if p.default is p.empty and p.name not in given]
 
 
 class ModelInputs:
     """Builds the arguments of one model."""
 
-    def __init__(self, model: Any, asked: TraceRequest) -> None:
-        self.model, self.asked, self.name = model, asked, type(model).__name__
+    def __init__(self, model: Any, request: TraceRequest) -> None:
+        self.model, self.request, self.name = model, request, type(model).__name__
         self.config = model.config
         self.text = self.config.get_text_config() if hasattr(self.config, "get_text_config") else self.config
         self.parameters = inspect.signature(model.forward).parameters
@@ -192,12 +186,11 @@ class ModelInputs:
             self.made["input_ids"] = self._tokens(self._seq())
         if takes("decoder_input_ids") and getattr(self.config, "is_encoder_decoder", False):
             self._decoder()
-        if self.asked.mode == "training":
+        if self.request.mode == "training":
             self._labels()
         self._rest()
         self._choices()
-        missing = [name for name, p in self.parameters.items() if p.default is p.empty and name not in self.made
-                   and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]  # fmt: skip
+        missing = required(self.parameters, self.made)
         if missing:
             raise KernelcastError(f"{self.name} needs {', '.join(missing)}: give it and its inputs by FILE.py:function")
         if not any(isinstance(x, torch.Tensor) for x in self.made.values()):
@@ -235,34 +228,34 @@ class ModelInputs:
         return next((int(limit) for limit in limits if isinstance(limit, int) and limit > 0), None)
 
     def _seq(self) -> int:
-        longest, asked = self._longest(), self.asked.seq
-        if asked is None:
+        longest, seq = self._longest(), self.request.seq
+        if seq is None:
             return min(TOKENS, longest or TOKENS)
-        if longest and asked > longest:
-            raise KernelcastError(f"--seq {asked:,} exceeds the {longest:,} positions of {self.asked.what}")
-        return asked
+        if longest and seq > longest:
+            raise KernelcastError(f"seq {seq:,} exceeds the {longest:,} positions of {self.request.what}")
+        return seq
 
     def _tokens(self, length: int) -> torch.Tensor:
-        """Ordinary tokens: none that stands for an image, an end or nothing."""
+        """Ordinary tokens: none that stands for an image, an end or padding."""
         vocab = int(getattr(self.text, "vocab_size", None) or getattr(self.config, "vocab_size", None) or 1000)
         special = _numbers(vars(self.config)) | _numbers(vars(self.text))
         ordinary = torch.tensor([token for token in range(vocab) if token not in special] or [0], device="cpu")
-        shape = (self.asked.batch, 2, length) if "MultipleChoice" in self.name else (self.asked.batch, length)
+        shape = (self.request.batch, 2, length) if "MultipleChoice" in self.name else (self.request.batch, length)
         tokens = ordinary[torch.randint(len(ordinary), shape, generator=torch.Generator().manual_seed(0), device="cpu")]
         images = getattr(self.config, "image_token_index", None) or getattr(self.config, "image_token_id", None)
         queries = getattr(self.config, "num_query_tokens", None)
         if isinstance(images, int) and isinstance(queries, int) and "pixel_values" in self.made:
-            tokens[..., :queries] = images  # where what is seen is put
+            tokens[..., :queries] = images  # where the image goes
         end = getattr(self.text, "eos_token_id", None)
         if isinstance(end, int) and getattr(self.config, "is_encoder_decoder", False):
             tokens[..., -1] = end  # a classifier on top reads there
         return tokens
 
     def _decoder(self) -> None:
-        """A decoder's own tokens; in training they are made from the labels."""
+        """Tokens of the decoder; in training they are made from the labels."""
         starts = getattr(self.config, "decoder_start_token_id", None) is not None
         starts = starts and getattr(self.config, "pad_token_id", None) is not None
-        if self.asked.mode == "training" and self._takes("labels") and self._has_tokens_out() and starts:
+        if self.request.mode == "training" and self._takes("labels") and self._has_tokens_out() and starts:
             return
         self.made["decoder_input_ids"] = self._tokens(self._seq())
 
@@ -273,9 +266,9 @@ class ModelInputs:
 
     def _image(self) -> None:
         vision = getattr(self.config, "vision_config", None) or self.config
-        side = self.asked.image or getattr(vision, "image_size", None) or getattr(self.config, "image_size", None)
+        side = self.request.image or getattr(vision, "image_size", None) or getattr(self.config, "image_size", None)
         if not side:
-            side = FOUND_PIXELS if any(word in self.name for word in _OBJECTS) else PIXELS
+            side = DETECTION_PIXELS if any(word in self.name for word in _OBJECTS) else PIXELS
         height, width = side if isinstance(side, (tuple, list)) else (side, side)
         channels = next((n for c in (vision, self.config) if isinstance(n := getattr(c, "num_channels", None), int)), 3)
         shape: tuple[int, ...] = (channels, int(height), int(width))
@@ -289,7 +282,7 @@ class ModelInputs:
         if hasattr(config, "num_mel_bins") and hasattr(config, "max_length"):  # a spectrogram as an image
             return self._floats((int(config.max_length), int(config.num_mel_bins)))
         channels = getattr(config, "audio_channels", None)
-        return self._floats((*([channels] if isinstance(channels, int) else []), self.asked.seq or SAMPLES))
+        return self._floats((*([channels] if isinstance(channels, int) else []), self.request.seq or SAMPLES))
 
     def _features(self) -> torch.Tensor:
         config = getattr(self.config, "audio_config", None) or self.config
@@ -299,15 +292,15 @@ class ModelInputs:
                      if isinstance(n := getattr(config, name, None), int)), 80)  # fmt: skip
         if hasattr(config, "max_source_positions") and hasattr(config, "num_mel_bins"):
             return self._floats((bins, 2 * int(config.max_source_positions)))  # the first layers halve it
-        return self._floats((self.asked.seq or 1000, bins))
+        return self._floats((self.request.seq or 1000, bins))
 
     def _floats(self, shape: Iterable[int]) -> torch.Tensor:
-        return torch.empty((self.asked.batch, *shape), dtype=self.format, device="meta")
+        return torch.empty((self.request.batch, *shape), dtype=self.format, device="meta")
 
     # ---- training ----
 
     def _labels(self) -> None:
-        batch, config = self.asked.batch, self.config
+        batch, config = self.request.batch, self.config
         ids = self.made.get("input_ids")
         if self._takes("start_positions"):
             first = torch.ones(batch, dtype=torch.int64, device="cpu")
@@ -338,22 +331,22 @@ class ModelInputs:
             *_, height, width = self.made["pixel_values"].shape
             frames = getattr(self.config, "num_frames", 1) // getattr(self.config, "tubelet_size", 1)
             patches = frames * (height // self.config.patch_size) * (width // self.config.patch_size)
-            mask = torch.zeros(self.asked.batch, patches, dtype=torch.bool, device="cpu")
+            mask = torch.zeros(self.request.batch, patches, dtype=torch.bool, device="cpu")
             mask[:, : (3 * patches) // 4] = True
             self.made["bool_masked_pos"] = mask
 
     def _choices(self) -> None:
-        """With or without a cache, all logits or the last: as asked, and told."""
-        inference = self.asked.mode == "inference"
+        """With or without a cache, all logits or the last."""
+        inference = self.request.mode == "inference"
         if self._takes("use_cache") or "past_key_values" in self.parameters:
-            self.made["use_cache"] = bool(self.asked.cache) and inference
-        elif self.asked.cache:
-            raise KernelcastError(f"--cache: {self.name} has none")
+            self.made["use_cache"] = bool(self.request.cache) and inference
+        elif self.request.cache:
+            raise KernelcastError(f"cache: {self.name} has none")
         if self._takes("logits_to_keep"):
-            if self.asked.logits == "last" or (self.asked.logits is None and inference):
+            if self.request.logits == "last" or (self.request.logits is None and inference):
                 self.made["logits_to_keep"] = 1
-        elif self.asked.logits == "last":
-            raise KernelcastError(f"--logits last: {self.name} gives all, or none")
+        elif self.request.logits == "last":
+            raise KernelcastError(f"logits last: {self.name} gives all, or none")
 
 
 def _numbers(config: dict[str, Any]) -> set[int]:
@@ -362,7 +355,7 @@ def _numbers(config: dict[str, Any]) -> set[int]:
     return {value for value in named if isinstance(value, int)} | {0}
 
 
-# ---- Libraries that a CPU-only PyTorch would not import
+# ---- torchvision beside a CPU-only PyTorch
 
 # What torchvision's Python code asks of its compiled half while it is imported.
 _SCHEMAS = {
@@ -376,8 +369,8 @@ def make_torchvision_importable() -> None:
     transformers imports it: then the ops that it looks for are declared. They cannot run, but nothing here runs."""
     if "torchvision" in sys.modules or importlib.util.find_spec("torchvision") is None:
         return
-    places = importlib.util.find_spec("torchvision").submodule_search_locations or ()  # type: ignore[union-attr]
-    for compiled in (path for place in places for path in Path(place).glob("_C*.so")):
+    folders = importlib.util.find_spec("torchvision").submodule_search_locations or ()  # type: ignore[union-attr]
+    for compiled in (path for folder in folders for path in Path(folder).glob("_C*.so")):
         with contextlib.suppress(OSError, RuntimeError):
             torch.ops.load_library(str(compiled))
     for name, schema in _SCHEMAS.items():

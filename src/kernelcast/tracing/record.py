@@ -24,7 +24,7 @@ _DTYPES = {
     torch.int16: "int16", torch.int8: "int8", torch.uint8: "uint8", torch.bool: "bool", torch.complex64: "complex64",
     torch.complex128: "complex128",
 }  # fmt: skip
-# Memory handed out and never written, or bookkeeping of autograd: nothing is launched.
+# Memory that is allocated and not written, or bookkeeping of autograd: nothing is launched.
 _HOST_ONLY = {
     "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "detach_", "alias",
     "lift_fresh", "lift", "set_", "resize_", "_local_scalar_dense", "is_same_size", "_has_compatible_shallow_copy_type",
@@ -42,7 +42,7 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
 
 
 class Recorder(TorchDispatchMode):
-    """Keeps the ops; and the life of every piece of memory, to tell the peak."""
+    """Records the ops, and the lifetime of every storage, for the peak of memory."""
 
     def __init__(self, attention: str = "fused") -> None:
         super().__init__()
@@ -54,11 +54,13 @@ class Recorder(TorchDispatchMode):
         self.python_calls: dict[str, int] = {}
         self.modules: list[str] = []
         self.module_calls: dict[str, int] = {}
-        self.lives: list[tuple[int, int, int]] = []  # (ops so far, storage, bytes; below 0 when it is given back)
-        self._numbers: dict[int, tuple[int, Any]] = {}  # of storages, by their address while they live
+        self.lives: list[tuple[int, int, int]] = []  # (ops so far, storage, bytes; negative when it is freed)
+        self._numbers: dict[int, tuple[int, Any]] = {}  # of storages, by address while they live
         self.values = KnownValues()
         self._count = 0
-        self._made: list[tuple[int, str]] = []  # autograd's numbers as the forward pass goes on, and the module then
+        self._sequence: list[
+            tuple[int, str]
+        ] = []  # autograd's sequence numbers in the forward pass, and the module then
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -81,9 +83,9 @@ class Recorder(TorchDispatchMode):
         if options.get("device") is not None:
             options["device"] = _META
         args = tree_map(self._on_meta, args)
-        whole = self._whole(name, func, args, options)
-        if whole is not NotImplemented:
-            return whole
+        decomposed = self._decomposed(name, func, args, options)
+        if decomposed is not NotImplemented:
+            return decomposed
         out = self._run(name, func, args, options)
         outputs = tensors_of(out)
         self.values.follow(name, func, args, options, out, self._routes())
@@ -91,7 +93,7 @@ class Recorder(TorchDispatchMode):
         return out
 
     def begin(self, phase: Phase) -> None:
-        """What runs from here on is of this phase."""
+        """Ops from here on are of this phase."""
         self._count_calls()
         self.phase = phase
 
@@ -107,12 +109,12 @@ class Recorder(TorchDispatchMode):
 
     def recorded(self) -> dict[str, Any]:
         """Fields of the trace."""
-        dealt = ("tokens are taken to be dealt evenly to experts",) if self.values.dealt else ()
+        notes = ("tokens are assumed to be routed evenly to experts",) if self.values.even_routing else ()
         counted = {"module_calls": self.module_calls, "python_calls": self.python_calls}
-        return {"ops": tuple(self.ops), "notes": dealt, **counted}
+        return {"ops": tuple(self.ops), "notes": notes, **counted}
 
     def forget_ops(self) -> None:
-        """What ran so far was preparation; the memory that lives stays."""
+        """Drop what was recorded so far (preparation); live storages stay."""
         self.calls.count = self._counted = 0
         self.python_calls.clear()
         self.ops.clear()
@@ -121,36 +123,36 @@ class Recorder(TorchDispatchMode):
             (0, number, memory().nbytes()) for number, memory in self._numbers.values() if memory() is not None
         ]
 
-    def _whole(self, name: str, func: Any, args: Any, options: dict[str, Any]) -> Any:
-        """Under inference_mode ops arrive whole that are taken apart above autograd otherwise."""
+    def _decomposed(self, name: str, func: Any, args: Any, options: dict[str, Any]) -> Any:
+        """Under inference_mode ops arrive whole that are decomposed above autograd otherwise."""
         if not torch.is_inference_mode_enabled():
             return NotImplemented
-        ways = CUDA_KERNELS[self._attention]
-        instead = ways.get(name) or ways.get(f"{name}.{func._overloadname}")
-        if instead is None and not func._can_decompose():
+        kernels = CUDA_KERNELS[self._attention]
+        kernel = kernels.get(name) or kernels.get(f"{name}.{func._overloadname}")
+        if kernel is None and not func._can_decompose():
             return NotImplemented
         with self:
-            return instead(*args, **options) if instead else func.decompose(*args, **options)
+            return kernel(*args, **options) if kernel else func.decompose(*args, **options)
 
     def _record(self, name: str, func: Any, args: Any, options: dict[str, Any], outputs: list[torch.Tensor]) -> None:
         arguments = tuple(tree_map(self._plain, args))
         given = {key: self._plain(value) for key, value in options.items() if key not in ("device", "layout")}
-        told = tuple(self.tensor(leaf) for leaf in outputs)
-        kind = self._kind(name, func, args, outputs)
-        self.ops.append(Op(name, arguments, given, told, kind, self.phase, self._place(), self.calls.count))
+        results = tuple(self.tensor(leaf) for leaf in outputs)
+        op_type = self._kind(name, func, args, outputs)
+        self.ops.append(Op(name, arguments, given, results, op_type, self.phase, self._module(), self.calls.count))
 
-    def _place(self) -> str:
+    def _module(self) -> str:
         """The module that runs; in the backward pass the one whose forward made the gradient's node."""
         if self.modules or self.phase != "backward":
             path = self.modules[-1] if self.modules else ""
             if self.phase == "forward":
-                self._made.append((torch._C._autograd._get_sequence_nr(), path))
+                self._sequence.append((torch._C._autograd._get_sequence_nr(), path))
             return path
         node = torch._C._current_autograd_node()
-        if node is None or not self._made:
+        if node is None or not self._sequence:
             return ""
-        at = bisect.bisect_right(self._made, (node._sequence_nr(), "\uffff"))
-        return self._made[max(0, at - 1)][1]
+        at = bisect.bisect_right(self._sequence, (node._sequence_nr(), "\uffff"))
+        return self._sequence[max(0, at - 1)][1]
 
     def _kind(self, name: str, func: Any, args: Any, outputs: list[torch.Tensor]) -> Kind:
         if name in _HOST_ONLY:
@@ -174,14 +176,14 @@ class Recorder(TorchDispatchMode):
         return value
 
     def tensor(self, value: torch.Tensor) -> Tensor:
-        """The facts of a tensor, its memory numbered."""
+        """Shape, strides and format of a tensor, its storage numbered."""
         dtype = _DTYPES.get(value.dtype)
         if dtype is None:
             raise KernelcastError(f"cannot trace tensors of the format {value.dtype}")
         return Tensor(tuple(value.shape), tuple(value.stride()), dtype, self.storage(value))
 
     def storage(self, value: torch.Tensor) -> int:
-        """The number of a tensor's memory; its life begins here when it is new."""
+        """The number of a tensor's storage; its lifetime begins here when it is new."""
         memory = value.untyped_storage()
         at = memory._cdata
         if at not in self._numbers:
@@ -210,14 +212,14 @@ class Recorder(TorchDispatchMode):
         return moved
 
     def _run(self, name: str, func: Any, args: Any, options: dict[str, Any]) -> Any:
-        """The op on meta tensors, or as its values tell where those decide what comes out."""
+        """The op on meta tensors, or on known values where those decide the shape of its result."""
         if torch.Tag.dynamic_output_shape in func.tags:
-            found = self._sized_by_values(name, func, args, options)
-            if found is not NotImplemented:
-                return found
+            result = self._sized_by_values(name, func, args, options)
+            if result is not NotImplemented:
+                return result
         if name == "equal":
-            found = self.values.run(func, args, options)
-            return self._refuse("compares the values of tensors (torch.equal)") if found is None else found
+            result = self.values.run(func, args, options)
+            return self._refuse("compares the values of tensors (torch.equal)") if result is None else result
         if name == "_ctc_loss_backward":
             return torch.empty_like(args[1])
         try:
@@ -225,21 +227,21 @@ class Recorder(TorchDispatchMode):
             return channels_last_out(out, *args[:2]) if name == "convolution" else out
         except NotImplementedError as error:
             if not func._schema.is_mutable or func._schema.returns:
-                place = line_here()
-                raise KernelcastError(f"{place}cannot trace the op {func._schema.name}: {_first_line(error)}") from None
-            return None  # it changes its inputs in place (a fused optimizer), which a meta tensor does not show
+                line = line_here()
+                raise KernelcastError(f"{line}cannot trace the op {func._schema.name}: {_first_line(error)}") from None
+            return None  # it writes its inputs (a fused optimizer), which a meta tensor does not show
 
     def _routes(self) -> bool:
-        """Whether the module that runs deals tokens out to experts, by its name."""
+        """Whether the module that runs routes tokens to experts, by its name."""
         return bool(self.modules) and _ROUTER.search(self.modules[-1].rpartition(".")[2]) is not None
 
     def _sized_by_values(self, name: str, func: Any, args: Any, options: dict[str, Any]) -> Any:
-        """Ops whose results are as large as their inputs' values say: nonzero, x[mask], ..."""
+        """Ops whose output shape depends on values: nonzero, x[mask], ..."""
         if name in ("index", "_unsafe_index"):
             masks = [x for x in args[1] if x is not None and x.dtype in (torch.bool, torch.uint8)]
             if not masks:
                 return NotImplemented
-            indices = [place for x in args[1] for place in self._places(x)]
+            indices = [index for x in args[1] for index in self._nonzero(x)]
             return func(args[0], indices)
         if name == "masked_select":
             known = self.values.sizes(args[1])
@@ -251,11 +253,11 @@ class Recorder(TorchDispatchMode):
         if name == "repeat_interleave" and options.get("output_size") is not None:
             return args[0].new_empty(options["output_size"])
         sized = all(self.values.sizes(x) is not None for x in tensors_of((args, options)))
-        found = self.values.run(func, args, options) if sized else None
-        if found is None:
+        real_results = self.values.run(func, args, options) if sized else None
+        if real_results is None:
             self._refuse(f"needs the values of a tensor to tell how large the result of {name} is")
-        made = tree_map(lambda leaf: on_meta(leaf) if isinstance(leaf, torch.Tensor) else leaf, found)
-        for value, real in zip(tensors_of(made), tensors_of(found), strict=True):
+        made = tree_map(lambda leaf: on_meta(leaf) if isinstance(leaf, torch.Tensor) else leaf, real_results)
+        for value, real in zip(tensors_of(made), tensors_of(real_results), strict=True):
             self.values.know(value, real)
         return made
 
@@ -267,8 +269,8 @@ class Recorder(TorchDispatchMode):
         batch = scores.shape[1] if scores.dim() == 3 else 1
         return scores.new_empty(batch), scores.new_empty(batch, scores.shape[0], 2 * longest + 1)
 
-    def _places(self, index: Any) -> list[Any]:
-        """A mask among indices as the places where it is set, which a GPU looks up first."""
+    def _nonzero(self, index: Any) -> list[Any]:
+        """A mask among indices as the indices where it is set, which a GPU looks up first."""
         if index is None or index.dtype not in (torch.bool, torch.uint8):
             return [index]
         if self.values.sizes(index) is None:
@@ -277,8 +279,8 @@ class Recorder(TorchDispatchMode):
             return list(torch.ops.aten.nonzero(index).unbind(1))
 
     def scalar(self, value: torch.Tensor) -> Any:
-        """A number that the program asks for: known where it comes from constants, else not."""
-        # an input that holds nothing answers yes and no (is there padding?), but not how many
+        """item() of a tensor: known where it comes from constants, else refused."""
+        # a meta input is good for branches (is there padding?), but not for sizes
         real = self.values.of(value) if value.dtype == torch.bool else self.values.sizes(value)
         if real is None:
             self._refuse("asks for the value of a tensor (item(), bool(), or a Python if)")
@@ -305,12 +307,12 @@ def _on_host(args: Any, options: dict[str, Any]) -> bool:
     device = options.get("device")
     if any(leaf.device.type == "meta" for leaf in leaves):
         return False
-    asked = device is not None and torch.device(device).type == "cpu"
-    return asked or (bool(leaves) and device is None)
+    on_cpu = device is not None and torch.device(device).type == "cpu"
+    return on_cpu or (bool(leaves) and device is None)
 
 
 def _aliases(func: Any) -> bool:
-    """Whether the op may hand back one of its inputs: reshape, to, contiguous."""
+    """Whether the op may return one of its inputs: reshape, to, contiguous."""
     return any(result.alias_info is not None for result in func._schema.returns) or func.is_view
 
 

@@ -140,6 +140,12 @@ def _check_weights(precision: str, mode: str, weights: list[Any]) -> None:
         raise KernelcastError("precision 'autocast' keeps weights in fp32: convert the model with .float()")
 
 
+def call_model(model: Any, inputs: Any) -> Any:
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, Sequence) else model(inputs)
+
+
 @dataclass
 class _TracedStep:
     """One step while it runs."""
@@ -153,16 +159,9 @@ class _TracedStep:
     dtype: torch.dtype
     nodes: int = 0  # of autograd's graphs that ran backward
 
-    def _call(self) -> Any:
-        if isinstance(self.inputs, Mapping):
-            return self.model(**self.inputs)
-        if isinstance(self.inputs, Sequence):
-            return self.model(*self.inputs)
-        return self.model(self.inputs)
-
     def inference(self) -> list[Any]:
         with torch.no_grad(), self._autocast():
-            self._call()
+            call_model(self.model, self.inputs)
         return []
 
     def _autocast(self) -> Any:
@@ -174,7 +173,7 @@ class _TracedStep:
         for _ in range(accumulate):
             self.recorder.begin("forward")
             with self._autocast():
-                loss = self._loss(self._call())
+                loss = self._loss(call_model(self.model, self.inputs))
             self.nodes += _nodes(loss)
             self.recorder.begin("backward")
             loss.backward()

@@ -83,9 +83,9 @@ class Op:
         """Every tensor among the arguments, lists included."""
         return list(_tensors((self.arguments, tuple(self.options.values()))))
 
-    def argument(self, place: int, name: str, default: Any = None) -> Any:
+    def argument(self, position: int, name: str, default: Any = None) -> Any:
         """An argument given by place or by name."""
-        return self.arguments[place] if place < len(self.arguments) else self.options.get(name, default)
+        return self.arguments[position] if position < len(self.arguments) else self.options.get(name, default)
 
     @property
     def in_place(self) -> bool:

@@ -1,9 +1,8 @@
-"""What small tensors hold while a model runs on meta tensors: masks, lengths, positions, that a program branches on.
+"""Values of small tensors while a model runs on meta tensors: masks, lengths, positions, that a program branches on.
 
-A piece of memory that is known has a real one beside it, on the CPU. An op of which all inputs are known runs on those
-as well; since views are looks at the same memory, they and what is written through them need no care of their own. What
-is written into known memory but is not known itself makes it unknown. Large tensors that hold the same number
-everywhere are known by that number.
+A meta storage with known values has a real storage beside it, on the CPU. An op of which all inputs are known runs on
+those as well; views share the storage, so that they and what is written through them need nothing more. Unknown values
+written into a known storage make it unknown. A large tensor that is constant is known by that number.
 """
 
 from __future__ import annotations
@@ -21,62 +20,61 @@ _CPU = torch.device("cpu")
 _FILLED = {"zeros": 0, "ones": 1, "full": None, "zeros_like": 0, "ones_like": 1, "new_zeros": 0, "new_ones": 1,
            "empty": 0, "empty_like": 0, "new_empty": 0, "empty_strided": 0, "new_empty_strided": 0, "full_like": None,
            "new_full": None}  # fmt: skip
-_OVERWRITES = {"copy_": 1, "fill_": 1, "zero_": None}  # all of their input, by which argument
-# One random number is a coin that a program throws (a layer left out in training): it falls on the middle.
+_OVERWRITES = {"copy_": 1, "fill_": 1, "zero_": None}  # overwrite their whole input, with this argument
+# A single random number decides what a program does (a layer dropped in training): it is taken as the middle.
 _MIDDLE = {"rand": 0.5, "rand_like": 0.5, "randn": 0.0, "randn_like": 0.0, "bernoulli_": 0.5}
-# What of a tensor that holds one number everywhere holds one too: of these that, beside what is computed one by one.
+# Ops whose result is constant where their input is, beside pointwise ones.
 _SAME = {"all", "any", "amax", "amin", "_to_copy"}
 _KEEPS = {"clone", "repeat", "index", "index_select", "gather", "flip", "roll", "upsample_nearest1d",
           "upsample_nearest2d", "upsample_bilinear2d", "upsample_bicubic2d"}  # fmt: skip
-_ORDINARY = 5  # a token that is no special one, in a vocabulary that nobody told
-_CHOOSES = {"max", "argmax", "topk"}  # of a router: which experts a token goes to
+_ORDINARY = 5  # an ordinary token, where the vocabulary is not known
+_ROUTES = {"max", "argmax", "topk"}  # of a router: which experts a token goes to
 
 
 @dataclass(frozen=True)
 class _Known:
-    room: torch.UntypedStorage | None  # what the memory holds
-    number: torch.Tensor | None  # or this, everywhere
+    storage: torch.UntypedStorage | None  # the values
+    number: torch.Tensor | None  # or this one, everywhere
     alive: Any
-    assumed: bool  # of an input that holds nothing: it answers yes and no, but does not tell sizes
+    assumed: bool  # of a meta input: good for branches, but not for sizes
 
 
 class KnownValues:
-    """Real memory by meta memory."""
+    """Real storages by meta storages."""
 
     def __init__(self) -> None:
         self._known: dict[int, _Known] = {}
         self.draws = False  # random whole numbers are drawn, and known
-        self.dealt = False  # a router's choices were taken to be even
+        self.even_routing = False  # experts were assumed to get equal shares of the tokens
 
     # ---- what is known ----
 
     def know(self, value: torch.Tensor, real: torch.Tensor, assumed: bool = False) -> None:
-        """``value`` holds what ``real`` does. Where its memory has other views, they hold it too."""
+        """``value`` has the values of ``real``, and so have other views of its storage."""
         memory = value.untyped_storage()
         if value.numel() > SMALL_ELEMENTS or memory.nbytes() > 16 * SMALL_ELEMENTS or value.numel() != real.numel():
             return
-        room = torch.UntypedStorage(memory.nbytes())
-        self._keep(value, room, None, assumed)
-        found = self.of(value)
-        if found is not None:
-            found.copy_(real.detach().reshape(value.shape))
+        self._keep(value, torch.UntypedStorage(memory.nbytes()), None, assumed)
+        view = self.of(value)
+        if view is not None:
+            view.copy_(real.detach().reshape(value.shape))
 
     def know_everywhere(self, value: torch.Tensor, number: Any, assumed: bool = False) -> None:
-        """``value`` holds this number and no other."""
-        one = torch.full((), number, dtype=value.dtype, device=_CPU)
+        """``value`` is this number everywhere."""
+        scalar = torch.full((), number, dtype=value.dtype, device=_CPU)
         if value.numel() <= SMALL_ELEMENTS:
-            self.know(value, one.expand(value.shape), assumed)
+            self.know(value, scalar.expand(value.shape), assumed)
         else:
-            self._keep(value, None, one, assumed)
+            self._keep(value, None, scalar, assumed)
 
     def assume(self, value: torch.Tensor) -> None:
-        """An input that holds nothing: ordinary tokens, and masks that are set."""
+        """A meta input: ordinary tokens, and masks that are set."""
         self.know_everywhere(value, True if value.dtype == torch.bool else _ORDINARY, assumed=True)
 
-    def _keep(self, value: torch.Tensor, room: Any, number: Any, assumed: bool) -> None:
+    def _keep(self, value: torch.Tensor, storage: Any, number: Any, assumed: bool) -> None:
         memory = value.untyped_storage()
         at = memory._cdata
-        self._known[at] = _Known(room, number, weakref.ref(memory, lambda _: self._known.pop(at, None)), assumed)
+        self._known[at] = _Known(storage, number, weakref.ref(memory, lambda _: self._known.pop(at, None)), assumed)
 
     def _entry(self, value: torch.Tensor) -> _Known | None:
         if value.layout != torch.strided or value.is_conj() or value.is_neg():
@@ -84,23 +82,23 @@ class KnownValues:
         return self._known.get(value.untyped_storage()._cdata)
 
     def of(self, value: torch.Tensor) -> torch.Tensor | None:
-        """What it holds, sharing memory with all other looks at it; None where that is unknown."""
+        """Its values, sharing storage with all other views; None where they are unknown."""
         if value.device.type != "meta":
             return value
-        found = self._entry(value)
-        if found is None or found.room is None:
+        entry = self._entry(value)
+        if entry is None or entry.storage is None:
             return None
         return torch.empty(0, dtype=value.dtype, device=_CPU).set_(
-            found.room, value.storage_offset(), value.shape, value.stride()
+            entry.storage, value.storage_offset(), value.shape, value.stride()
         )
 
     def sizes(self, value: torch.Tensor) -> torch.Tensor | None:
-        """What it holds, where that may tell how large a tensor is."""
-        found = None if value.device.type != "meta" else self._entry(value)
-        return None if found is not None and found.assumed else self.of(value)
+        """Its values, where they may decide how large a tensor is."""
+        entry = None if value.device.type != "meta" else self._entry(value)
+        return None if entry is not None and entry.assumed else self.of(value)
 
     def forget(self, value: torch.Tensor) -> None:
-        """What it holds is not known any more."""
+        """Its values are not known any more."""
         if value.device.type == "meta" and value.layout == torch.strided:
             self._known.pop(value.untyped_storage()._cdata, None)
 
@@ -108,7 +106,7 @@ class KnownValues:
         return all(self.of(leaf) is not None for leaf in leaves)
 
     def _assumed(self, leaves: list[torch.Tensor]) -> bool:
-        return any((found := self._entry(leaf)) is not None and found.assumed for leaf in leaves)
+        return any((entry := self._entry(leaf)) is not None and entry.assumed for leaf in leaves)
 
     # ---- ops ----
 
@@ -127,8 +125,8 @@ class KnownValues:
             return None
 
     def follow(self, name: str, func: Any, args: Any, options: dict[str, Any], out: Any, routes: bool) -> None:
-        """An op ran on meta tensors and gave ``out``: what it made is known, or what it wrote into no longer is.
-        ``routes``: it is of a module that deals tokens out to experts."""
+        """After an op on meta tensors that returned ``out``: its values are known, or what it wrote into no longer is.
+        ``routes``: it is of a module that routes tokens to experts."""
         outputs, written = tensors_of(out), _written(func, args, options)
         if torch.Tag.nondeterministic_seeded in func.tags:
             drawn = self.draws and not any(leaf.is_floating_point() for leaf in outputs)
@@ -141,8 +139,8 @@ class KnownValues:
             self._overwrite(name, args)
         elif outputs or written:
             self._compute(func, args, options, outputs, written)
-            if routes and name in _CHOOSES:
-                self._deal(args[0], args[1:], outputs)
+            if routes and name in _ROUTES:
+                self._route_evenly(args[0], outputs)
 
     def _compute(self, func: Any, args: Any, options: dict[str, Any], outputs: Any, written: Any) -> None:
         given = tensors_of((args, options))
@@ -155,25 +153,25 @@ class KnownValues:
         if not self._all_known(given):
             self._lose(written)
             return
-        found = self.run(func, args, options)
-        if found is None and not (written and not outputs):
+        results = self.run(func, args, options)
+        if results is None and not (written and not outputs):
             self._lose(written)
             return
-        for value, real in zip(outputs, tensors_of(found), strict=False):
-            if self.of(value) is None:  # else it is a look at what is known already
+        for value, real in zip(outputs, tensors_of(results), strict=False):
+            if self.of(value) is None:  # else it is a view of what is known already
                 self.know(value, real, assumed)
 
     def _everywhere(self, func: Any, args: Any, options: dict[str, Any], outputs: Any, written: Any) -> None:
-        """The op on one number each, where its inputs hold the same number everywhere."""
+        """The op on one number each, where its inputs are constant."""
         name = func._schema.name.partition("::")[2]
         fresh = [leaf for leaf in outputs if self._entry(leaf) is None]
         given = tensors_of((args, options))[: 1 if name in _KEEPS else None]
-        ones = {id(leaf): self._number(leaf) for leaf in given}
+        scalars = {id(leaf): self._number(leaf) for leaf in given}
         same = torch.Tag.pointwise in func.tags or name in _SAME or name in _KEEPS
-        if written or not fresh or not same or any(one is None for one in ones.values()):
+        if written or not fresh or not same or any(scalar is None for scalar in scalars.values()):
             self._lose(written)
             return
-        real = self._of_one(name, func, tree_map(lambda x: ones.get(id(x), x), args), options.get("dtype"))
+        real = self._of_one(name, func, tree_map(lambda x: scalars.get(id(x), x), args), options.get("dtype"))
         if real is not None:
             self.know_everywhere(fresh[0], real.item(), self._assumed(given))
 
@@ -181,8 +179,8 @@ class KnownValues:
     def _of_one(name: str, func: Any, args: Any, dtype: Any) -> torch.Tensor | None:
         """The op on one number each."""
         if name in _KEEPS or name in ("amax", "amin"):
-            found: torch.Tensor = args[0]
-            return found
+            first: torch.Tensor = args[0]
+            return first
         try:
             if name in ("all", "any"):
                 return args[0].bool()
@@ -193,9 +191,9 @@ class KnownValues:
             return None
 
     def _number(self, value: torch.Tensor) -> torch.Tensor | None:
-        found = self._entry(value) if value.device.type == "meta" else None
-        if found is not None and found.number is not None:
-            return found.number
+        entry = self._entry(value) if value.device.type == "meta" else None
+        if entry is not None and entry.number is not None:
+            return entry.number
         real = self.of(value)
         return real.reshape(()) if real is not None and real.numel() == 1 else None
 
@@ -225,9 +223,9 @@ class KnownValues:
             self.know_everywhere(outputs[0], number)
 
     def _overwrite(self, name: str, args: Any) -> None:
-        """Known numbers over all of a tensor's memory, or over known memory."""
-        target, place = args[0], _OVERWRITES[name]
-        source = args[place] if place is not None else 0
+        """Known numbers over all of a tensor's storage, or over known values."""
+        target, position = args[0], _OVERWRITES[name]
+        source = args[position] if position is not None else 0
         real = self.of(source) if isinstance(source, torch.Tensor) else source
         if real is None or target.device.type != "meta":
             self.forget(target)
@@ -241,14 +239,14 @@ class KnownValues:
         if here is not None:
             here.copy_(real) if isinstance(real, torch.Tensor) else here.fill_(real)
 
-    def _deal(self, scores: torch.Tensor, how: Any, outputs: list[torch.Tensor]) -> None:
-        """Tokens to experts, one after another: which ones they choose is data, and routers are trained to be even."""
+    def _route_evenly(self, scores: torch.Tensor, outputs: list[torch.Tensor]) -> None:
+        """Tokens to experts round robin: which ones they choose is data, and routers are trained for balance."""
         for value in outputs:
             if value.dtype != torch.int64 or self.of(value) is not None or scores.dim() < 2:
                 continue
             experts = scores.shape[-1]
             self.know(value, torch.arange(value.numel(), device=_CPU).remainder(experts).reshape(value.shape))
-            self.dealt = True
+            self.even_routing = True
 
 
 def tensors_of(tree: Any) -> list[torch.Tensor]:
@@ -267,5 +265,5 @@ def _written(func: Any, args: Any, options: dict[str, Any]) -> list[torch.Tensor
         return []
     order = [a.name for a in schema.arguments]
     named = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-    found = [args[order.index(name)] if order.index(name) < len(args) else options.get(name) for name in named]
-    return tensors_of(found)
+    written = [args[order.index(name)] if order.index(name) < len(args) else options.get(name) for name in named]
+    return tensors_of(written)

@@ -162,4 +162,4 @@ def trace_step(asked: TraceRequest, optimizer: str, accumulate: int, attention: 
         loss=built.loss, accumulate=accumulate, attention=attention, graph=graph, name=built.name,
         precision=built.precision, dtype=built.dtype if built.precision == "autocast" else "bf16",
     )  # fmt: skip
-    return replace(found, built=built.told)
+    return replace(found, built=built.summary)

@@ -83,8 +83,8 @@ class _Attention:
     def _cudnn(self, largest: int) -> bool:
         size, width, keys = self.query.shape[3], self.value.shape[3], self.key.shape[2]
         sizes = max(size, width) <= largest or (size, width) == (192, 128)
-        one = keys == 1 or (self.dropout > 0 and self.query.shape[2] == 1)
-        return not self.learned and sizes and size % 8 == width % 8 == 0 and not one
+        single = keys == 1 or (self.dropout > 0 and self.query.shape[2] == 1)
+        return not self.learned and sizes and size % 8 == width % 8 == 0 and not single
 
     def _flash(self, capability: str) -> bool:
         size, width = self.query.shape[3], self.value.shape[3]
@@ -121,41 +121,41 @@ class _Attention:
 
 @rule(*_FORWARD)
 def _forward(op: Op, settings: OpSettings) -> Iterator[Launch]:
-    asked = _Attention.of(op)
-    backend = asked.backend(settings.capability)
+    call = _Attention.of(op)
+    backend = call.backend(settings.capability)
     if backend == "math":
-        yield from _parts(asked, settings)
+        yield from _parts(call, settings)
         return
     if backend == "efficient":
-        yield from _padding(asked)
-    yield _kernel(asked, backend, "attention")
+        yield from _padding(call)
+    yield _kernel(call, backend, "attention")
 
 
 @rule(*_BACKWARD)
 def _backward(op: Op, settings: OpSettings) -> Iterator[Launch]:
     """grad_out, query, key, ...; gradients of each."""
-    asked = _Attention.of(op)
-    backend = asked.backend(settings.capability)
+    call = _Attention.of(op)
+    backend = call.backend(settings.capability)
     if backend == "math":
-        yield from _parts_backward(asked, settings)
+        yield from _parts_backward(call, settings)
         return
-    wanted = op.argument(10, "grad_input_mask", ()) if asked.learned else ()
-    yield _kernel(asked, backend, "attention_backward", bool(wanted and wanted[3] and asked.bias is not None))
+    wanted = op.argument(10, "grad_input_mask", ()) if call.learned else ()
+    yield _kernel(call, backend, "attention_backward", bool(wanted and wanted[3] and call.bias is not None))
 
 
-def _kernel(asked: _Attention, backend: str, kernel: str, bias_gradient: bool = False) -> Launch:
-    dtype = asked.query.dtype
-    one_query = asked.query.shape[2] == 1  # whose bias is a number a key, next to nothing beside the key itself
-    if backend != "efficient" and (asked.bias is None or one_query) and asked.dropout == 0:
-        return launch("attention", kernel, **asked.sizes(), backend=backend, dtype=dtype)
+def _kernel(call: _Attention, backend: str, kernel: str, bias_gradient: bool = False) -> Launch:
+    dtype = call.query.dtype
+    one_query = call.query.shape[2] == 1  # whose bias is a number a key, next to nothing beside the key itself
+    if backend != "efficient" and (call.bias is None or one_query) and call.dropout == 0:
+        return launch("attention", kernel, **call.sizes(), backend=backend, dtype=dtype)
     more = {"bias_gradient": True} if bias_gradient else {}
-    return launch("attention", f"masked_{kernel}", **asked.sizes(), bias=asked.bias_kind, dropout=asked.dropout > 0,
+    return launch("attention", f"masked_{kernel}", **call.sizes(), bias=call.bias_kind, dropout=call.dropout > 0,
                   backend=backend, dtype=dtype, **more)  # fmt: skip
 
 
-def _padding(asked: _Attention) -> Iterator[Launch]:
+def _padding(call: _Attention) -> Iterator[Launch]:
     """A bias whose rows do not start at multiples of 8 elements is copied to one whose rows do."""
-    bias = asked.bias
+    bias = call.bias
     if bias is None or all(step % _BIAS_ALIGNMENT == 0 for step in bias.stride[:-1]):
         return
     yield launch("attention", "fill", rows=max(1, bias.distinct // bias.cols), dtype=number_format(bias),
@@ -164,9 +164,9 @@ def _padding(asked: _Attention) -> Iterator[Launch]:
                     tensors=1, access="strided", axes=2)  # fmt: skip
 
 
-def _products(asked: _Attention, settings: OpSettings) -> Callable[[int, int, int], Launch]:
+def _products(call: _Attention, settings: OpSettings) -> Callable[[int, int, int], Launch]:
     """A product over all heads, by its m, n and k; 16 bits are multiplied as fp32."""
-    batch, heads = asked.query.shape[:2]
+    batch, heads = call.query.shape[:2]
     dtype = "tf32" if settings.tf32 else "fp32"
 
     def product(m: int, n: int, k: int) -> Launch:
@@ -181,48 +181,48 @@ def _cast(x: Tensor, back: bool = False) -> Iterator[Launch]:
         yield launch("attention", "copy", rows=x.rows, cols=x.cols, dtype=formats[0], to=formats[1])
 
 
-def _scores(asked: _Attention, read: float, written: float) -> Launch:
+def _scores(call: _Attention, read: float, written: float) -> Launch:
     """An element-wise kernel over the scores, which are fp32; bytes of each."""
-    pairs = asked.pairs
-    return pointwise("attention", pairs, "fp32", cols=asked.key.shape[2], read_bytes=read * pairs,
+    pairs = call.pairs
+    return pointwise("attention", pairs, "fp32", cols=call.key.shape[2], read_bytes=read * pairs,
                      written_bytes=written * pairs)  # fmt: skip
 
 
-def _parts(asked: _Attention, settings: OpSettings) -> Iterator[Launch]:
+def _parts(call: _Attention, settings: OpSettings) -> Iterator[Launch]:
     """_scaled_dot_product_attention_math."""
-    product = _products(asked, settings)
-    (_, _, length, size), keys = asked.query.shape, asked.key.shape[2]
-    for x in (asked.query, asked.key, asked.value):
+    product = _products(call, settings)
+    (_, _, length, size), keys = call.query.shape, call.key.shape[2]
+    for x in (call.query, call.key, call.value):
         yield from _cast(x)
-    for x in (asked.query, asked.key):
+    for x in (call.query, call.key):
         yield launch("attention", "scale", rows=x.rows, cols=x.cols, dtype="fp32")
     yield product(length, keys, size)
-    if asked.bias is not None or asked.causal:
-        yield _scores(asked, read=8.0, written=4.0)
-    yield from _safe(asked.pairs // keys, keys, "fp32")
-    if asked.dropout > 0:
-        yield launch("attention", "dropout", rows=asked.pairs // keys, cols=keys, dtype="fp32")
-    yield product(length, asked.value.shape[3], keys)
-    if asked.half:  # the weights are handed out in the format of the query too
-        yield launch("attention", "copy", rows=asked.pairs // keys, cols=keys, dtype="fp32", to=asked.query.dtype)
-    yield from _cast(asked.query, back=True)
+    if call.bias is not None or call.causal:
+        yield _scores(call, read=8.0, written=4.0)
+    yield from _safe(call.pairs // keys, keys, "fp32")
+    if call.dropout > 0:
+        yield launch("attention", "dropout", rows=call.pairs // keys, cols=keys, dtype="fp32")
+    yield product(length, call.value.shape[3], keys)
+    if call.half:  # the weights are handed out in the format of the query too
+        yield launch("attention", "copy", rows=call.pairs // keys, cols=keys, dtype="fp32", to=call.query.dtype)
+    yield from _cast(call.query, back=True)
 
 
-def _parts_backward(asked: _Attention, settings: OpSettings) -> Iterator[Launch]:
+def _parts_backward(call: _Attention, settings: OpSettings) -> Iterator[Launch]:
     """The same, through autograd: two products for each of the forward's."""
-    product = _products(asked, settings)
-    (_, _, length, size), keys, width = asked.query.shape, asked.key.shape[2], asked.value.shape[3]
-    yield from _cast(asked.query)
+    product = _products(call, settings)
+    (_, _, length, size), keys, width = call.query.shape, call.key.shape[2], call.value.shape[3]
+    yield from _cast(call.query)
     yield product(keys, width, length)
     yield product(length, keys, width)
-    if asked.dropout > 0:
-        yield launch("attention", "dropout_backward", rows=asked.pairs // keys, cols=keys, dtype="fp32")
-    yield launch("attention", "softmax_backward", rows=asked.pairs // keys, cols=keys, dtype="fp32")
+    if call.dropout > 0:
+        yield launch("attention", "dropout_backward", rows=call.pairs // keys, cols=keys, dtype="fp32")
+    yield launch("attention", "softmax_backward", rows=call.pairs // keys, cols=keys, dtype="fp32")
     yield product(keys, size, length)
     yield product(length, size, keys)
-    for x in (asked.query, asked.key):
+    for x in (call.query, call.key):
         yield launch("attention", "scale", rows=x.rows, cols=x.cols, dtype="fp32")
-    for x in (asked.query, asked.key, asked.value):
+    for x in (call.query, call.key, call.value):
         yield from _cast(x, back=True)
 
 

@@ -70,10 +70,10 @@ def kernel_name(op: Op) -> str | None:
         return "pow" if not isinstance(exponent, (int, float)) or exponent not in (2, 3, -1, -2, 0.5) else "scale"
     if name in ("gelu", "gelu_backward") and op.options.get("approximate") == "tanh":
         return _NAMES[name].replace("gelu", "gelu_tanh")
-    found = _NAMES.get(name)
-    if found in ("add", "sub", "mul", "div") and len(_operands(op)) == 1:
+    kernel = _NAMES.get(name)
+    if kernel in ("add", "sub", "mul", "div") and len(_operands(op)) == 1:
         return "scale"  # a number is the other operand
-    return found
+    return kernel
 
 
 def is_elementwise(op: Op) -> bool:

@@ -48,17 +48,17 @@ def _embedding_bag(op: Op, settings: OpSettings) -> Iterator[Launch]:
 def _embedding_bag_backward(op: Op, settings: OpSettings) -> Iterator[Launch]:
     """Dense: the whole table. Sparse: the gradient of its bag for each row that was looked up."""
     grad, ids = op.arguments[:2]
-    place = next(at for at, value in enumerate(op.arguments) if type(value) is int)
-    sparse = "sparse" in op.name or (op.name == "_embedding_bag_backward" and bool(op.arguments[place + 3]))
+    position = next(at for at, value in enumerate(op.arguments) if type(value) is int)
+    sparse = "sparse" in op.name or (op.name == "_embedding_bag_backward" and bool(op.arguments[position + 3]))
     if sparse:
         yield launch("lookup", "gather", rows=max(1, ids.elements), cols=grad.cols, dtype=number_format(grad))
     else:
-        yield _bags("embedding_bag_backward", op, grad, ids, op.arguments[place], place + 2)
+        yield _bags("embedding_bag_backward", op, grad, ids, op.arguments[position], position + 2)
 
 
-def _bags(kernel: str, op: Op, bags: Tensor, ids: Tensor, vocab: int, place: int) -> Launch:
+def _bags(kernel: str, op: Op, bags: Tensor, ids: Tensor, vocab: int, mode_position: int) -> Launch:
     """``place``: of the mode among the arguments: 0 sum, 1 mean, 2 max."""
-    mode = op.arguments[place] if place < len(op.arguments) else 0
+    mode = op.arguments[mode_position] if mode_position < len(op.arguments) else 0
     count = max(1, bags.rows)
     return launch("embedding", kernel, bags=count, pooling=max(1, round(ids.elements / count)), hidden=bags.cols,
                   vocab=vocab, mode="mean" if mode == 1 else "sum", dtype=number_format(bags))  # fmt: skip

@@ -55,9 +55,9 @@ def _multi_tensor(op: Op, settings: OpSettings) -> Iterator[Launch]:
     if not any(x.elements for x in first):
         return
     name = op.name.removeprefix("_foreach_").rstrip("_")
-    several = sum(len(one) == len(first) for one in lists) > 1
+    several = sum(len(tensors) == len(first) for tensors in lists) > 1
     function = (_TWO_LISTS if several else _ONE_LIST).get(name, "scale")
-    if function in ("addcmul", "addcdiv") and len({tuple(x.storage for x in one) for one in lists[:3]}) < 3:
+    if function in ("addcmul", "addcdiv") and len({tuple(x.storage for x in tensors) for tensors in lists[:3]}) < 3:
         function = "lerp"  # a gradient times itself is read once
     if not _one_pass(lists):
         for x in first:
@@ -71,9 +71,9 @@ def _multi_tensor(op: Op, settings: OpSettings) -> Iterator[Launch]:
 
 def _one_pass(lists: list[Any]) -> bool:
     """can_use_fast_route: one format a list, no gaps, and lists whose tensors lie alike (a copy may change format)."""
-    alike = all(len({x.dtype for x in one}) == 1 and all(x.dense for x in one) for one in lists)
+    alike = all(len({x.dtype for x in tensors}) == 1 and all(x.dense for x in tensors) for tensors in lists)
     return alike and all(
-        x.stride == z.stride or not x.elements for one in lists[1:] for x, z in zip(lists[0], one, strict=False)
+        x.stride == z.stride or not x.elements for tensors in lists[1:] for x, z in zip(lists[0], tensors, strict=False)
     )
 
 

@@ -56,8 +56,8 @@ def broadcast(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
     """The shape that all of these stretch to."""
     longest = max((len(shape) for shape in shapes), default=0)
     axes = []
-    for place in range(-longest, 0):
-        sizes = {shape[place] for shape in shapes if len(shape) >= -place} - {1}
+    for axis in range(-longest, 0):
+        sizes = {shape[axis] for shape in shapes if len(shape) >= -axis} - {1}
         axes.append(max(sizes, default=1))
     return tuple(axes)
 
@@ -193,7 +193,7 @@ def _convolved(op: Op) -> Sequence[int]:
     return (x.shape[0], channels, *sizes)
 
 
-def _as_told(op: Op) -> Sequence[int]:
+def _whole_sizes(op: Op) -> Sequence[int]:
     """Gradients of a part: the whole's sizes are the first list of numbers."""
     return next(value for value in op.arguments if isinstance(value, (tuple, list)) and value)
 
@@ -202,8 +202,8 @@ def _padded(op: Op) -> Sequence[int]:
     """Two numbers an axis, the last axis first."""
     x, pads = op.arguments[:2]
     shape = list(x.shape)
-    for place in range(len(pads) // 2):
-        shape[-1 - place] += pads[2 * place] + pads[2 * place + 1]
+    for axis in range(len(pads) // 2):
+        shape[-1 - axis] += pads[2 * axis] + pads[2 * axis + 1]
     return shape
 
 
@@ -215,8 +215,8 @@ def _pooled(op: Op) -> Sequence[int]:
         return (*x.shape[:-axes], *window)
     stride, padding = op.argument(2, "stride") or window, op.argument(3, "padding") or (0,) * axes
     sizes = [
-        (x.shape[place - axes] + 2 * padding[place % len(padding)] - window[place]) // stride[place % len(stride)] + 1
-        for place in range(axes)
+        (x.shape[axis - axes] + 2 * padding[axis % len(padding)] - window[axis]) // stride[axis % len(stride)] + 1
+        for axis in range(axes)
     ]
     return (*x.shape[:-axes], *sizes)
 
@@ -233,7 +233,7 @@ _SHAPES: dict[str, Callable[[Op], Sequence[int]]] = {
     **dict.fromkeys(("index", "_unsafe_index"), _indexed),
     **dict.fromkeys(("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_addmm_activation"), _product),
     **dict.fromkeys(("convolution", "_convolution", "cudnn_convolution"), _convolved),
-    **dict.fromkeys(("slice_backward", "select_backward"), _as_told),
+    **dict.fromkeys(("slice_backward", "select_backward"), _whole_sizes),
     **dict.fromkeys(("max_pool2d", "max_pool2d_with_indices", "avg_pool2d", "_adaptive_avg_pool2d"), _pooled),
     "constant_pad_nd": _padded,
     "embedding": lambda op: (*op.arguments[1].shape, op.arguments[0].cols),

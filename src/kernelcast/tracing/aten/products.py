@@ -22,7 +22,7 @@ from kernelcast.tracing.aten.table import (
 )
 from kernelcast.tracing.traced import Op, Tensor
 
-_THIN = 32  # numbers of the inner axis, up to which a product with a vector is asked as a sum
+_THIN = 32  # length of the inner axis, up to which a product with a vector is a sum
 
 
 def _column_major(matrix: Tensor) -> bool:
@@ -90,17 +90,17 @@ def _grouped(op: Op, settings: OpSettings) -> Iterator[Launch]:
     """One product for each group of rows (experts), in one launch; or for each group of the inner axis (gradients)."""
     a, b = op.arguments[:2]
     dtype = matrix_format(a, settings)
-    own = op.name == "_grouped_mm" and dtype in ("bf16", "fp16")
-    if len(a.shape) == 2 and len(b.shape) == 3:  # rows dealt out to experts
+    has_kernel = op.name == "_grouped_mm" and dtype in ("bf16", "fp16")
+    if len(a.shape) == 2 and len(b.shape) == 3:  # rows routed to experts
         sizes = {"k": a.shape[1], "n": b.shape[2], "dtype": dtype}
-        if own:
+        if has_kernel:
             yield launch("experts", "grouped_mm", rows=a.shape[0], groups=b.shape[0], **sizes, layout=layout(a, b))
         else:
             yield launch("experts", "moe_gemm", tokens=a.shape[0], experts=b.shape[0], topk=1, **sizes)
         return
     groups = op.outputs[0].shape[0] if len(op.outputs[0].shape) == 3 else b.shape[0]
-    if len(a.shape) == 2:  # weight gradients: (k, rows) x (rows, n), rows cut by expert
-        if own:
+    if len(a.shape) == 2:  # weight gradients: (k, rows) x (rows, n), rows split by expert
+        if has_kernel:
             yield launch("experts", "grouped_mm", rows=a.shape[1], groups=groups, k=a.shape[0], n=b.shape[-1],
                          layout="nt", dtype=dtype)  # fmt: skip
             return
@@ -124,18 +124,18 @@ def _sizes(x: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any, 
     """conv2d's parameters; one axis becomes rows of one, as in ATen."""
     axes = len(x.shape) - 2
     ways = [_each(value, axes) for value in (stride, padding, dilation)]
-    found = {"batch": x.shape[0], "in_channels": x.shape[1], "out_channels": weight.shape[0], "groups": groups}
+    sizes = {"batch": x.shape[0], "in_channels": x.shape[1], "out_channels": weight.shape[0], "groups": groups}
     if axes == 1:
-        found |= {"height": 1, "width": x.shape[2], "kernel_h": 1, "kernel_w": weight.shape[2], "stride": 1,
+        sizes |= {"height": 1, "width": x.shape[2], "kernel_h": 1, "kernel_w": weight.shape[2], "stride": 1,
                   "padding": 0, "stride_w": ways[0][0], "padding_w": ways[1][0]}  # fmt: skip
-        return found | ({"dilation_w": ways[2][0]} if ways[2][0] > 1 else {})
-    found |= {"height": x.shape[-2], "width": x.shape[-1], "kernel_h": weight.shape[-2], "kernel_w": weight.shape[-1]}
+        return sizes | ({"dilation_w": ways[2][0]} if ways[2][0] > 1 else {})
+    sizes |= {"height": x.shape[-2], "width": x.shape[-1], "kernel_h": weight.shape[-2], "kernel_w": weight.shape[-1]}
     for name, (*_, rows, columns) in zip(("stride", "padding", "dilation"), ways, strict=True):
-        found |= {name: rows} if rows == columns else {name: rows, f"{name}_w": columns}
+        sizes |= {name: rows} if rows == columns else {name: rows, f"{name}_w": columns}
     if axes == 3:
-        found |= {"depth": x.shape[2], "kernel_d": weight.shape[2], "stride_d": ways[0][0], "padding_d": ways[1][0]}
-        found |= {"dilation_d": ways[2][0]} if ways[2][0] > 1 else {}
-    return found
+        sizes |= {"depth": x.shape[2], "kernel_d": weight.shape[2], "stride_d": ways[0][0], "padding_d": ways[1][0]}
+        sizes |= {"dilation_d": ways[2][0]} if ways[2][0] > 1 else {}
+    return sizes
 
 
 def channels_last(x: Tensor) -> bool:
@@ -160,7 +160,7 @@ def _laid(x: Tensor, last: bool) -> Tensor:
 
 
 def _put_right(x: Tensor, last: bool, settings: OpSettings) -> Iterator[Launch]:
-    """The copy of a tensor that lies otherwise than cuDNN is told (``contiguous(memory_format)``)."""
+    """The copy of a tensor whose memory format is not cuDNN's (``contiguous(memory_format)``)."""
     wanted = _laid(x, last)
     same = all(a == b or size == 1 for a, b, size in zip(x.stride, wanted.stride, x.shape, strict=True))
     if not same:
@@ -169,9 +169,9 @@ def _put_right(x: Tensor, last: bool, settings: OpSettings) -> Iterator[Launch]:
 
 def _as_op(name: str, inputs: Sequence[Any], out: Tensor, settings: OpSettings) -> Iterator[Launch]:
     """What another op of ATen would launch, which a convolution calls inside."""
-    found = op_launches(Op(name, tuple(inputs), {}, (out,), "kernel", "forward", ""), settings)
-    for one in found.launches:
-        yield replace(one, part=_PART)
+    inner = op_launches(Op(name, tuple(inputs), {}, (out,), "kernel", "forward", ""), settings)
+    for each in inner.launches:
+        yield replace(each, part=_PART)
 
 
 def _kind(x: Tensor, settings: OpSettings) -> dict[str, str]:
@@ -212,7 +212,7 @@ def _forward(op: Op, settings: OpSettings) -> Iterator[Launch]:
 
 @rule("convolution_backward")
 def _backward(op: Op, settings: OpSettings) -> Iterator[Launch]:
-    """Gradients of the input, of the weight, and of the bias, as asked for."""
+    """Gradients of the input, of the weight, and of the bias, by the output mask."""
     grad, x, weight, _, stride, padding, dilation, transposed, _, groups, wanted = op.arguments[:11]
     last = channels_last(x) or channels_last(weight)
     for tensor in (grad, x, weight)[: 3 if wanted[0] else 2]:

@@ -30,7 +30,7 @@ def _format(x: Tensor, settings: OpSettings) -> str:
     return "tf32" if tf32 and x.dtype == "fp32" else "fp32"
 
 
-def _layers(x: Tensor, how: tuple[Any, ...], kind: str) -> dict[str, Any]:
+def _layers(x: Tensor, how: tuple[Any, ...], dtype: str) -> dict[str, Any]:
     """Parameters of the kernel call. ``how``: mode, hidden, projection, layers, batch_first, dropout, train,
     bidirectional, batch_sizes."""
     mode, hidden, projection, layers, batch_first, _, _, bidirectional, batch_sizes = how
@@ -41,7 +41,7 @@ def _layers(x: Tensor, how: tuple[Any, ...], kind: str) -> dict[str, Any]:
     packed = "standard" if batch_sizes else None  # the other algorithms want equal lengths
     return {"batch": batch, "steps": steps, "input": x.cols, "hidden": hidden, "layers": layers,
             "bidirectional": bool(bidirectional), "projection": projection or None, "cell": _CELLS[mode],
-            "algorithm": packed, "dtype": kind}  # fmt: skip
+            "algorithm": packed, "dtype": dtype}  # fmt: skip
 
 
 def _steps_first(x: Tensor, how: tuple[Any, ...]) -> Iterator[Launch]:
@@ -60,8 +60,8 @@ def _dropped(x: Tensor, width: int, how: tuple[Any, ...], op: str) -> Iterator[L
         yield launch(_PART, op, layers - 1, rows=max(1, x.elements // x.cols), cols=width, dtype=number_format(x))
 
 
-def _called(op: str, x: Tensor, how: tuple[Any, ...], kind: str, **more: Any) -> Launch:
-    return launch(_PART, op, **_layers(x, how, kind), **more)
+def _called(op: str, x: Tensor, how: tuple[Any, ...], dtype: str, **more: Any) -> Launch:
+    return launch(_PART, op, **_layers(x, how, dtype), **more)
 
 
 def _flattened(weights: tuple[Tensor, ...]) -> Iterator[Launch]:

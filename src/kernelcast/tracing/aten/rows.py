@@ -92,8 +92,8 @@ def _reduce(op: Op, settings: OpSettings) -> Iterator[Launch]:
 
 def reduced_axes(op: Op, x: Tensor) -> set[int]:
     """Axes that go away; all of them where none is named."""
-    place = 2 if op.name in ("linalg_vector_norm", "norm") else 1
-    named = op.argument(place, "dim")
+    position = 2 if op.name in ("linalg_vector_norm", "norm") else 1
+    named = op.argument(position, "dim")
     axes = [named] if isinstance(named, int) and not isinstance(named, bool) else named
     if not isinstance(axes, (tuple, list)) or not axes:
         return set(range(len(x.shape)))

@@ -114,11 +114,11 @@ def _adaptive(op: Op, settings: OpSettings) -> Iterator[Launch]:
 
 def _resized(x: Tensor, y: Tensor, axes: int) -> dict[str, int]:
     """Rows and columns before and after; frames count as rows."""
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for name, tensor in (("", x), ("out_", y)):
         depth, height, width = _three(tensor.shape[-axes:], 1)
-        found |= {f"{name}height": max(1, depth * height), f"{name}width": max(1, width)}
-    return found
+        sizes |= {f"{name}height": max(1, depth * height), f"{name}width": max(1, width)}
+    return sizes
 
 
 # how an output is made, by a word of the op's name
@@ -137,7 +137,7 @@ def _interpolate(op: Op, settings: OpSettings) -> Iterator[Launch]:
     """The input is the small image, or, downwards, the large one."""
     backward = op.name.endswith("backward")
     x, y = (op.outputs[0], op.arguments[0]) if backward else (op.arguments[0], op.outputs[0])
-    mode = next(kind for word, kind in _MODES.items() if word in op.name)
+    mode = next(name for word, name in _MODES.items() if word in op.name)
     axes = 3 if "3d" in op.name else 1 if "1d" in op.name else 2
     yield launch("resampling", f"interpolate{'_backward' * backward}", **_images(x, axes), **_resized(x, y, axes),
                  mode=mode, layout=layout_of(x), dtype=number_format(x))  # fmt: skip
@@ -288,14 +288,14 @@ def _weight_norm(op: Op, settings: OpSettings) -> Iterator[Launch]:
 @rule("_euclidean_dist")
 def _distances(op: Op, settings: OpSettings) -> Iterator[Launch]:
     """Of all pairs by a product: squares of both sides beside their numbers, then a clamp and a root."""
-    one, other = op.arguments[:2]
+    first, second = op.arguments[:2]
     out = op.outputs[0]
-    for x in (one, other):
+    for x in (first, second):
         yield over("distance", x, read_bytes=x.bytes, written_bytes=x.bytes, tensors=1)
         yield launch("distance", "reduce_sum", rows=x.rows, cols=x.cols, axis="cols", dtype=number_format(x))
         yield over("distance", x, read_bytes=x.bytes, written_bytes=x.bytes, tensors=2, access="strided", axes=2)
-    rows, cols = one.shape[-2], other.shape[-2]
-    yield launch("distance", "bmm", batch=max(1, out.elements // (rows * cols)), m=rows, n=cols, k=one.cols + 2,
-                 dtype=matrix_format(one, settings))  # fmt: skip
+    rows, cols = first.shape[-2], second.shape[-2]
+    yield launch("distance", "bmm", batch=max(1, out.elements // (rows * cols)), m=rows, n=cols, k=first.cols + 2,
+                 dtype=matrix_format(first, settings))  # fmt: skip
     for _ in ("clamp_min_", "sqrt_"):
         yield over("distance", out, read_bytes=out.bytes, written_bytes=out.bytes, tensors=1)

@@ -12,7 +12,10 @@ from kernelcast.tracing.traced import Op, Tensor
 
 _KERNEL_DTYPES = ("fp32", "bf16", "fp16")
 _MOST = 2**31 - 1  # of one size of a kernel call
-_NARROW, _WIDTH = 256, 1024  # columns below which few vector kernels were measured; and as which they are asked then
+_NARROW, _WIDTH = (
+    256,
+    1024,
+)  # columns below which few vector kernels were measured; and the width that they are forecast with then
 
 
 @dataclass(frozen=True)
@@ -62,9 +65,9 @@ def known_ops() -> list[str]:
 
 def op_launches(op: Op, settings: OpSettings) -> OpLaunches:
     """What ``op`` launches."""
-    found = _RULES.get(op.name) or _RULES.get(op.name.rstrip("_"))
-    if found is not None:
-        return OpLaunches(tuple(found(op, settings)))
+    rule_of_op = _RULES.get(op.name) or _RULES.get(op.name.rstrip("_"))
+    if rule_of_op is not None:
+        return OpLaunches(tuple(rule_of_op(op, settings)))
     return OpLaunches((by_bytes(op),), by_bytes=True)
 
 
@@ -75,7 +78,7 @@ def launch(part: str, op: str, count: float = 1, **given: Any) -> Launch:
 
 def vectorised(part: str, op: str, x: Tensor, dtype: str | None = None, **given: Any) -> Launch:
     """A kernel that takes a tensor as one long vector: how wide its last axis is does not matter, so that narrow ones
-    are asked about in a width that was measured."""
+    are forecast in a width that was measured."""
     rows, cols = split(x.elements, x.cols if x.cols >= _NARROW else _WIDTH)
     if cols < _NARROW <= x.elements:
         rows, cols = max(1, round(x.elements / _WIDTH)), min(_WIDTH, x.elements)
