@@ -239,7 +239,7 @@ def test_rows_that_are_no_whole_vectors_take_older_kernels_or_are_turned() -> No
 
 def _own(**values: Any) -> bool:
     columns = columns_of([Conv2d(**{**DEPTHWISE, "layout": "nchw", **values})])
-    return bool(depthwise_in_pytorch(columns, ConvSizes.of(columns))[0])
+    return bool(depthwise_in_pytorch(columns, ConvSizes(columns))[0])
 
 
 def test_which_depthwise_kernels_are_pytorchs() -> None:

@@ -6,7 +6,7 @@ channel of a sequence, 1,024 tokens at a time (Dao-AILab/causal-conv1d, in Tenso
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -51,37 +51,18 @@ class CausalConv1d(LinearKernel):
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
-        sizes = _Sizes.of(calls)
+        sizes = _Sizes(calls)
         return (_by_row(gpu, sizes) if cls.backend_of(calls, gpu) == "cuda" else _by_token(gpu, sizes),)
 
 
-@dataclass(frozen=True)
 class _Sizes:
     """The sequences of each call; arrays (calls,) but for those of ``requests``."""
 
-    requests: RequestBatch
-    stepped: Array  # 1 for each sequence whose tokens are added to a state
-    channels: Array
-    width: Array
-    parts: Array
-    element_bytes: float
-
-    @classmethod
-    def of(cls, calls: Calls) -> _Sizes:
-        requests = RequestBatch.of(calls)
-        return cls(
-            requests=requests,
-            stepped=recurrent_mask(calls, requests),
-            channels=calls["channels"],
-            width=calls["width"],
-            parts=calls["parts"],
-            element_bytes=calls.dtype.act_bytes,
-        )
-
-    @property
-    def steps(self) -> Array:
-        """Tokens of each sequence that is no prompt."""
-        return self.stepped * self.requests.queries
+    def __init__(self, calls: Calls) -> None:
+        self.requests = RequestBatch.of(calls)
+        self.stepped = recurrent_mask(calls, self.requests)  # 1 for each sequence that updates a state
+        self.channels, self.width, self.parts = calls["channels"], calls["width"], calls["parts"]
+        self.element_bytes = calls.dtype.act_bytes
 
 
 def _by_token(gpu: Gpu, sizes: _Sizes) -> Work:
@@ -114,7 +95,7 @@ def _by_row(gpu: Gpu, sizes: _Sizes) -> Work:
         tasks=requests.total(rows),
         again_bytes=0.0,
         instructions=_CUDA_INSTRUCTIONS * requests.total(requests.queries) * sizes.channels,
-        steps=np.maximum(1.0, requests.most(np.maximum(rounds, sizes.steps))),
+        steps=np.maximum(1.0, requests.most(np.maximum(rounds, sizes.stepped * requests.queries))),
     )
     return replace(
         work,

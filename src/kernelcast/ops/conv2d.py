@@ -175,7 +175,7 @@ class Conv2d(Kernel):
     @classmethod
     def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
         """Of the parameters and of the implicit GEMM: cuDNN selects kernels by both."""
-        sizes = ConvSizes.of(calls)
+        sizes = ConvSizes(calls)
         made = cls.plan(calls, sizes).product
         product = product_features(gpu, made.m, made.columns, made.k, made.count)
         features = super().shape_features(calls, gpu) | {"log_stride": np.log2(calls["stride"])}
@@ -186,7 +186,7 @@ class Conv2d(Kernel):
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
         """Tiles of the GEMM; Winograd for 3x3 filters in fp32; vector units for depthwise filters; and kernels that
         transpose or pad the tensors."""
-        sizes = ConvSizes.of(calls)
+        sizes = ConvSizes(calls)
         plan = cls.plan(calls, sizes)
         work = product_work(gpu, calls.dtype, plan.product)
         if calls.dtype.math == "fp32" and calls.choice("stack") != "torch" and sizes.winograd.any():

@@ -24,6 +24,7 @@ from kernelcast.ops.gemm import MMA_SYNC, TASK_CYCLES, MatrixUnit, matrix_unit
 from kernelcast.ops.vector import vector_kernel
 from kernelcast.ops.work import Array, Number, Work, axis, ceil_div
 
+Mask = NDArray[np.bool_]
 _WINOGRAD_SIDE = 4.0  # of a tile of outputs
 # What cuDNN 9.19 has kernels for, by the names in profiles.
 _GROUPED = (2, 4, 8, 16, 32, 64)  # channels of a group
@@ -84,95 +85,39 @@ def columns_by_axis(calls: Calls) -> tuple[Axis, Axis, Axis]:
     return frames, rows, Axis(calls["width"], calls["kernel_w"], *ways)
 
 
-@dataclass(frozen=True)
 class ConvSizes:
     """A convolution as ``groups`` products of m x k by k x n; all arrays (calls,)."""
 
-    axes: tuple[Axis, Axis, Axis]
-    batch: Array
-    m: Array
-    n: Array
-    k: Array
-    groups: Array
-    channels: Array  # of the input, a group
-    whole: Array  # elements of the input
-    input_elements: Array  # that any output needs: a stride beyond the kernel skips some
-    winograd_tiles: Array  # of 4x4 outputs
-    winograd: NDArray[np.bool_]  # the filter allows it
-
-    @classmethod
-    def of(cls, calls: Calls) -> ConvSizes:
-        axes = columns_by_axis(calls)
-        frames, rows, columns = axes
-        groups, batch = calls["groups"], calls["batch"]
-        taps = frames.kernel * rows.kernel * columns.kernel
-        m = batch * frames.outputs * rows.outputs * columns.outputs
-        k = calls["in_channels"] / groups * taps
-        whole = batch * calls["in_channels"] * frames.length * rows.length * columns.length
-        plain = np.ones(calls.count, dtype=bool)
-        for side in (rows, columns):
-            plain &= (side.kernel == 3) & (side.stride == 1) & (side.dilation == 1)
+    def __init__(self, calls: Calls) -> None:
+        self.axes = frames, rows, columns = columns_by_axis(calls)
+        self.batch, self.groups = calls["batch"], calls["groups"]
+        self.channels, self.n = calls["in_channels"] / self.groups, calls["out_channels"] / self.groups  # of a group
+        self.m: Array = self.batch * frames.outputs * rows.outputs * columns.outputs
+        self.k: Array = self.channels * (frames.kernel * rows.kernel * columns.kernel)
+        self.taps = self.k / self.channels  # elements of one filter of one channel
+        self.whole: Array = self.batch * calls["in_channels"] * frames.length * rows.length * columns.length
+        # input elements that any output needs: a stride beyond the kernel skips some
+        self.input_elements = np.minimum(self.whole, self.groups * self.m * self.k)
+        self.filter_elements = self.groups * self.n * self.k
+        self.output_elements = self.groups * self.m * self.n
+        self.input_pixels = self.whole / (self.channels * self.groups)  # of all images
         tiles = ceil_div(rows.outputs, _WINOGRAD_SIDE) * ceil_div(columns.outputs, _WINOGRAD_SIDE)
-        return cls(
-            axes=axes,
-            batch=batch,
-            m=m,
-            n=calls["out_channels"] / groups,
-            k=k,
-            groups=groups,
-            channels=calls["in_channels"] / groups,
-            whole=whole,
-            input_elements=np.minimum(whole, groups * m * k),
-            winograd_tiles=batch * tiles,
-            winograd=plain & (groups == 1) & (frames.kernel == 1) & (frames.length == 1),
-        )
-
-    @property
-    def taps(self) -> Array:
-        """Elements of one filter of one channel."""
-        return self.k / self.channels
-
-    @property
-    def filter_elements(self) -> Array:
-        return self.groups * self.n * self.k
-
-    @property
-    def output_elements(self) -> Array:
-        return self.groups * self.m * self.n
-
-    @property
-    def depthwise(self) -> NDArray[np.bool_]:
-        """One input channel per group: no matrix product."""
-        return (self.groups > 1) & (self.channels == 1)
-
-    @property
-    def pointwise(self) -> NDArray[np.bool_]:
-        """A plain matrix product, in either memory format."""
-        pointwise = self.groups == 1
-        for side in self.axes:
-            pointwise &= (side.kernel == 1) & (side.stride == 1) & (side.padding == 0)
-        return pointwise
-
-    @property
-    def looped(self) -> NDArray[np.bool_]:
-        """Groups that cuDNN has no grouped kernel for, so that it loops over them."""
+        self.winograd_tiles = self.batch * tiles  # of 4x4 outputs
+        plain = np.logical_and.reduce([(x.kernel == 3) & (x.stride == 1) & (x.dilation == 1) for x in (rows, columns)])
+        self.winograd: Mask = plain & (self.groups == 1) & (frames.kernel == 1) & (frames.length == 1)
+        # a plain matrix product, in either memory format
+        points = [(x.kernel == 1) & (x.stride == 1) & (x.padding == 0) for x in self.axes]
+        self.pointwise: Mask = (self.groups == 1) & np.logical_and.reduce(points)
+        self.depthwise: Mask = (self.groups > 1) & (self.channels == 1)  # no matrix product
+        # groups that cuDNN has no grouped kernel for, so that it loops over them
         members = np.maximum(self.channels, self.n)
-        long = np.maximum(self.axes[1].kernel, self.axes[2].kernel) > _LONGEST_GROUPED
+        long = np.maximum(rows.kernel, columns.kernel) > _LONGEST_GROUPED
         odd = ~np.isin(members, _GROUPED) | (long & (members >= 32))
-        return (self.groups > 1) & ~self.depthwise & odd
-
-    @property
-    def ordinary(self) -> NDArray[np.bool_]:
-        """Depthwise filters that cuDNN has a channels-last kernel for: 3x3, 5x5 or 7x7, one filter per channel."""
-        frames, rows, columns = self.axes
-        side = (rows.kernel == columns.kernel) & np.isin(columns.kernel, _DEPTHWISE)
-        plain = (rows.dilation == 1) & (columns.dilation == 1) & (frames.kernel == 1)
-        return side & plain & (self.n == 1)
-
-    @property
-    def input_pixels(self) -> Array:
-        """Of all images."""
-        return self.whole / (self.channels * self.groups)
+        self.looped: Mask = (self.groups > 1) & ~self.depthwise & odd
+        # depthwise filters that cuDNN has a channels-last kernel for: 3x3, 5x5 or 7x7, one filter per channel
+        square = (rows.kernel == columns.kernel) & np.isin(columns.kernel, _DEPTHWISE)
+        undilated = (rows.dilation == 1) & (columns.dilation == 1) & (frames.kernel == 1)
+        self.ordinary: Mask = square & undilated & (self.n == 1)
 
 
 def untransposed(calls: Calls, sizes: ConvSizes) -> NDArray[np.bool_]:

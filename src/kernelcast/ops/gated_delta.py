@@ -61,7 +61,7 @@ class GatedDelta(LinearKernel):
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
         matmul_pipe(gpu, calls.choice("dtype"))  # refuses what the GPU cannot multiply
         names = ("key_heads", "value_heads", "key_dim", "value_dim", "chunk", "stateless")
-        sizes = StateSizes.of(calls, *(calls[name] for name in names))
+        sizes = StateSizes(calls, *(calls[name] for name in names))
         decode = recurrent_kernel(gpu, sizes)
         if not sizes.tokens.any():
             return (decode,)

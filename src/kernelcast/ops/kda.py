@@ -61,7 +61,7 @@ class Kda(LinearKernel):
         flash = cls.backend_of(calls, gpu) == "flashkda"
         heads, k = calls["heads"], calls["key_dim"]
         chunk = np.full(calls.count, FLASH_CHUNK if flash else _CHUNK)
-        sizes = StateSizes.of(calls, heads, heads, k, calls.given("value_dim", k), chunk)
+        sizes = StateSizes(calls, heads, heads, k, calls.given("value_dim", k), chunk)
         around = calls["fused"] * _around_bytes(sizes, calls["width"])
         elements = sizes.steps * heads * (2 * k + sizes.v)
         decode = recurrent_kernel(gpu, sizes, k, around, calls["fused"] * 2 * calls["width"] * elements)

@@ -7,7 +7,7 @@ decode and for verifying draft tokens.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -96,95 +96,36 @@ def _lengths(requests: RequestBatch) -> NDArray[Any]:
     return np.where(same, "equal", "ragged").astype(object)
 
 
-@dataclass(frozen=True)
 class StateSizes:
-    """The chunked and the recurrent sequences of each call, and their heads; all arrays (calls,).
+    """The chunked and the recurrent sequences of each call, their heads and bytes; all arrays (calls,).
 
     A value head has a state of key_dim x value_dim; value heads share key heads.
     """
 
-    tokens: Array  # of chunked sequences
-    chunks: Array  # of all of them
-    longest: Array  # chunks of the longest sequence
-    sequences: Array  # chunked
-    kept: Array  # of these, with a state that is read at the start and written at the end
-    steps: Array  # recurrent: tokens of all sequences
-    longest_steps: Array
-    recurrent: Array  # sequences
-    keys: Array  # heads
-    values: Array
-    k: Array  # elements of a head
-    v: Array
-    chunk: Array
-    element_bytes: float
-    state_bytes: float  # of one element
-    math: str
-
-    @classmethod
-    def of(
-        cls, calls: Calls, keys: Array, values: Array, k: Array, v: Array, chunk: Array, stateless: Number = 0.0
-    ) -> StateSizes:
+    def __init__(
+        self, calls: Calls, keys: Array, values: Array, k: Array, v: Array, chunk: Array, stateless: Number = 0.0
+    ) -> None:
         requests = RequestBatch.of(calls)
         queries, alone = requests.queries, recurrent_mask(calls, requests)
         chunks = (1 - alone) * ceil_div(queries, requests.each(chunk))
-        return cls(
-            tokens=requests.total(queries * (1 - alone)),
-            chunks=requests.total(chunks),
-            longest=requests.most(chunks),
-            sequences=requests.total(1 - alone),
-            kept=requests.total(1 - alone) * (1 - np.asarray(stateless)),
-            steps=requests.total(queries * alone),
-            longest_steps=requests.most(queries * alone),
-            recurrent=requests.total(alone),
-            keys=keys,
-            values=values,
-            k=k,
-            v=v,
-            chunk=chunk,
-            element_bytes=calls.dtype.act_bytes,
-            state_bytes=find_dtype(calls.choice("state_dtype")).act_bytes,
-            math=calls.dtype.math,
-        )
-
-    @property
-    def state(self) -> Array:
-        """Elements of one head's state."""
-        return self.k * self.v
-
-    # bytes of all chunked tokens
-    @property
-    def qk_bytes(self) -> Array:
-        """Queries, or keys."""
-        return self.tokens * self.keys * self.k * self.element_bytes
-
-    @property
-    def wide_bytes(self) -> Array:
-        """key_dim values per value head and token, as in w."""
-        return self.tokens * self.values * self.k * self.element_bytes
-
-    @property
-    def value_bytes(self) -> Array:
-        return self.tokens * self.values * self.v * self.element_bytes
-
-    @property
-    def gate_bytes(self) -> Array:
-        """One fp32 value per value head and token: beta, or the summed decay."""
-        return self.tokens * self.values * ACCUMULATOR_BYTES
-
-    @property
-    def square_bytes(self) -> Array:
-        """chunk x chunk fp32 values per chunk and value head."""
-        return self.tokens * self.values * self.chunk * ACCUMULATOR_BYTES
-
-    @property
-    def kept_state_bytes(self) -> Array:
-        """States of the sequences, read and written."""
-        return 2 * self.kept * self.values * self.state * self.state_bytes
-
-    @property
-    def chunk_state_bytes(self) -> Array:
-        """The state before each chunk, in the dtype of the activations."""
-        return self.chunks * self.values * self.state * self.element_bytes
+        self.keys, self.values, self.k, self.v, self.chunk = keys, values, k, v, chunk  # heads, and their dimensions
+        self.state = k * v  # elements of one head's state
+        self.element_bytes, self.math = calls.dtype.act_bytes, calls.dtype.math
+        self.state_bytes = find_dtype(calls.choice("state_dtype")).act_bytes  # of one element
+        # recurrent sequences: their number, tokens of all, tokens of the longest
+        self.recurrent, self.steps = requests.total(alone), requests.total(queries * alone)
+        self.longest_steps = requests.most(queries * alone)
+        # chunked sequences: their number, tokens and chunks of all, chunks of the longest
+        self.sequences, self.tokens = requests.total(1 - alone), requests.total(queries * (1 - alone))
+        self.chunks, self.longest = requests.total(chunks), requests.most(chunks)
+        self.qk_bytes = self.tokens * keys * k * self.element_bytes  # queries, or keys
+        self.wide_bytes = self.tokens * values * k * self.element_bytes  # key_dim values per value head, as in w
+        self.value_bytes = self.tokens * values * v * self.element_bytes
+        self.gate_bytes = self.tokens * values * ACCUMULATOR_BYTES  # fp32: beta, or the summed decay
+        self.square_bytes = self.tokens * values * chunk * ACCUMULATOR_BYTES  # fp32: chunk x chunk per chunk
+        self.chunk_state_bytes = self.chunks * values * self.state * self.element_bytes  # before each chunk
+        kept = self.sequences * (1 - np.asarray(stateless))  # with a state that is read first and written at the end
+        self.kept_state_bytes = 2 * kept * values * self.state * self.state_bytes
 
 
 def recurrent_kernel(

@@ -53,7 +53,7 @@ class Mamba2(LinearKernel):
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
         matmul_pipe(gpu, calls.choice("dtype"))  # refuses what the GPU cannot multiply
         names = ("groups", "heads", "state", "head_dim", "chunk")
-        sizes = StateSizes.of(calls, *(calls[name] for name in names))
+        sizes = StateSizes(calls, *(calls[name] for name in names))
         decode = recurrent_kernel(gpu, sizes, state_flops=_STATE_FLOPS)
         if not sizes.tokens.any():
             return (decode,)

@@ -13,7 +13,7 @@ are those an H200 reports, cycles of a step are from calls with one CTA per SM, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import ClassVar
 
 import numpy as np
@@ -40,7 +40,7 @@ from kernelcast.ops.kernel_selection import default_backend
 from kernelcast.ops.reduce import reduction
 from kernelcast.ops.requests import RequestBatch, equal_heads, head_conflicts, length_conflicts, length_features
 from kernelcast.ops.vector import ACCUMULATOR_BYTES, vector_kernel
-from kernelcast.ops.work import Array, Work, Works, ceil_div
+from kernelcast.ops.work import Array, Number, Work, Works, ceil_div
 
 _PRODUCTS = 5.0
 _SCORE_FLOPS = 6.0
@@ -52,17 +52,17 @@ _ROW_THREADS, _ROW_ELEMENTS = 128.0, 512.0  # a CTA of the passes before the bac
 
 @dataclass(frozen=True)
 class _Kernel:
-    """One compiled kernel (generate_kernels.py, SM80 and above), for heads up to ``size``."""
+    """A compiled kernel (generate_kernels.py, SM80 and above), for heads up to ``size``; or that of each call."""
 
-    size: float
-    queries: float  # of a tile
-    keys: float
-    registers: float
-    smem_bytes: float
-    step_cycles: float  # of a CTA alone on its SM
+    size: Number
+    queries: Number  # of a tile
+    keys: Number
+    registers: Number
+    smem_bytes: Number
+    step_cycles: Number  # of a CTA alone on its SM
 
     @property
-    def threads(self) -> float:
+    def threads(self) -> Number:
         return self.queries * self.keys / 32
 
 
@@ -84,30 +84,14 @@ _FORWARD_INSTRUCTIONS = {True: (22.0, 0.42), False: (100.0, 1.4)}
 _BACKWARD_INSTRUCTIONS = {True: (75.0, 1.3), False: (400.0, 1.8)}
 
 
-@dataclass(frozen=True)
-class _Chosen:
-    """The kernel of each call: numbers of it by call."""
-
-    size: Array
-    queries: Array
-    keys: Array
-    threads: Array
-    registers: Array
-    smem_bytes: Array
-    step_cycles: Array
-
-
-def _chosen(kernels: tuple[_Kernel, ...], dim: Array) -> _Chosen:
+def _chosen(kernels: tuple[_Kernel, ...], dim: Array) -> _Kernel:
+    """The kernel of each call; heads wider than the last take it in parts."""
+    names = [field.name for field in fields(_Kernel)]
     fits = [dim <= kernel.size for kernel in kernels[:-1]]
-
-    def column(name: str) -> Array:
-        *smaller, largest = (float(getattr(kernel, name)) for kernel in kernels)
-        return np.select(fits, smaller, largest)
-
+    columns = {name: [float(getattr(kernel, name)) for kernel in kernels] for name in names}
+    chosen = _Kernel(**{name: np.select(fits, column[:-1], column[-1]) for name, column in columns.items()})
     parts = np.maximum(1.0, ceil_div(dim, kernels[-1].size))
-    names = ("queries", "keys", "threads", "registers", "smem_bytes")
-    return _Chosen(size=column("size") * parts, step_cycles=column("step_cycles") * parts,
-                   **{name: column(name) for name in names})  # fmt: skip
+    return replace(chosen, size=chosen.size * parts, step_cycles=chosen.step_cycles * parts)
 
 
 def multiplied_as(gpu: Gpu, name: str) -> str:
@@ -147,7 +131,7 @@ def efficient_backward(gpu: Gpu, calls: Calls) -> Works:
     return product, reduction(gpu, calls["head_dim"], rows, ACCUMULATOR_BYTES, launches=2.0), cleared, gradients
 
 
-def _splits(kernel: _Chosen, lanes: Array, keys: Array, half: bool) -> Array:
+def _splits(kernel: _Kernel, lanes: Array, keys: Array, half: bool) -> Array:
     """CTAs that share the keys of a head."""
     tiles = ceil_div(keys, kernel.keys)
     splits = np.where((lanes >= _ENOUGH_HEADS) & (keys <= 2 * kernel.keys), 1.0, tiles)
@@ -161,7 +145,7 @@ def _gradients(gpu: Gpu, calls: Calls, half: bool) -> Work:
     on_tensor = matmul_pipe(gpu, dtype.name) == "tensor"
     lanes, none = calls["batch"] * calls["q_heads"], np.zeros_like(queries)
     kernel, (a_score, a_number) = _chosen(_BACKWARD[half], dim), _BACKWARD_INSTRUCTIONS[half]
-    tile_q, tile_kv = kernel.queries, kernel.keys
+    tile_q, tile_kv = np.asarray(kernel.queries), np.asarray(kernel.keys)
     q_tiles, kv_tiles = ceil_div(queries, tile_q), ceil_div(keys, tile_kv)
     splits = _splits(kernel, lanes, keys, half)
     mean = kv_steps(queries, keys, none + 1, tile_q, tile_kv, causal, none) / splits  # steps of the mean task

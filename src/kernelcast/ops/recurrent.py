@@ -13,7 +13,7 @@ profiles of cuDNN 9.19 on an H200.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -66,7 +66,7 @@ class _Recurrent(Kernel):
 
     @classmethod
     def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
-        sizes = RecurrentSizes.of(calls)
+        sizes = RecurrentSizes(calls)
         which = algorithms(calls, cls is Recurrent)
         features = {f"log_{name}": np.log2(calls[name]) for name in ("batch", "input", "hidden")}
         features["log_steps"] = np.log2(np.minimum(calls["steps"], _MANY_STEPS))
@@ -113,7 +113,7 @@ class Recurrent(_Recurrent):
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
-        sizes, dtype, which = RecurrentSizes.of(calls), calls.dtype, algorithms(calls, True)
+        sizes, dtype, which = RecurrentSizes(calls), calls.dtype, algorithms(calls, True)
         stepped = which == 0
         kept = np.where(calls["training"] > 0, sizes.gates + 1, 0.0)
         return (
@@ -137,7 +137,7 @@ class RecurrentBackward(_Recurrent):
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
-        sizes, dtype, which = RecurrentSizes.of(calls), calls.dtype, algorithms(calls, False)
+        sizes, dtype, which = RecurrentSizes(calls), calls.dtype, algorithms(calls, False)
         stepped = which == 0
         return (
             step_product(gpu, dtype, sizes, stepped, sizes.out, sizes.gate_rows, tile=True),
@@ -189,71 +189,26 @@ _DEMANDS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
 class RecurrentSizes:
     """Sizes of each call; arrays (calls,)."""
 
-    rows: Array  # of the input product: sequences x steps
-    batch: Array
-    steps: Array
-    input: Array
-    hidden: Array
-    out: Array  # features that a chain hands on: the state's, or the projection's
-    layers: Array
-    chains: Array  # directions x layers
-    directions: Array
-    gates: float
-    special: float
-    bias_cycles: tuple[float, float]  # in 16 and in 32 bits
-
-    @classmethod
-    def of(cls, calls: Calls) -> RecurrentSizes:
-        directions = 1 + calls["bidirectional"]
+    def __init__(self, calls: Calls) -> None:
         cell = calls.choice("cell")
-        return cls(
-            rows=calls["batch"] * calls["steps"],
-            batch=calls["batch"],
-            steps=calls["steps"],
-            input=calls["input"],
-            hidden=calls["hidden"],
-            out=calls.given("projection", calls["hidden"]),
-            layers=calls["layers"],
-            chains=calls["layers"] * directions,
-            directions=directions,
-            gates=_GATES[cell],
-            special=_SPECIAL[cell],
-            bias_cycles=_BIAS_CYCLES[cell],
-        )
-
-    @property
-    def length(self) -> Array:
-        """Steps of all chains."""
-        return self.steps * self.chains
-
-    @property
-    def wavefront(self) -> NDArray[np.bool_]:
-        """Layers that overlap; both directions of a layer must end before the next begins."""
-        return (self.layers > 1) & (self.directions == 1)
-
-    @property
-    def gate_rows(self) -> Array:
-        """Outputs of a step's product."""
-        return self.gates * self.hidden
-
-    @property
-    def recurrent_weights(self) -> Array:
-        return self.gate_rows * self.out
-
-    @property
-    def weights(self) -> Array:
-        """Of all layers and directions, with two biases each."""
+        self.gates, self.special, self.bias_cycles = _GATES[cell], _SPECIAL[cell], _BIAS_CYCLES[cell]
+        self.batch, self.steps, self.layers = calls["batch"], calls["steps"], calls["layers"]
+        self.rows = self.batch * self.steps  # of the input product
+        self.input, self.hidden = calls["input"], calls["hidden"]
+        self.out = calls.given("projection", self.hidden)  # features that a chain hands on
+        self.directions = 1 + calls["bidirectional"]
+        self.chains = self.layers * self.directions
+        self.length = self.steps * self.chains  # steps of all chains
+        # layers that overlap; both directions of a layer must end before the next begins
+        self.wavefront = (self.layers > 1) & (self.directions == 1)
+        self.gate_rows = self.gates * self.hidden  # outputs of a step's product
+        self.recurrent_weights = self.gate_rows * self.out
+        self.later_input = self.directions * self.out  # features that the layers above the first read
         inputs = self.directions * (self.input + (self.layers - 1) * self.later_input)
-        return self.gate_rows * (inputs + self.chains * (self.out + 2))
-
-    @property
-    def later_input(self) -> Array:
-        """Features that the layers above the first read."""
-        return self.directions * self.out
+        self.weights = self.gate_rows * (inputs + self.chains * (self.out + 2))  # with two biases per chain
 
 
 def _times(work: Work, count: Array, tile: bool = False) -> Work:

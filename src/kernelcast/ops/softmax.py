@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
 from kernelcast.ops.base import Calls, Examples, size
@@ -29,31 +27,18 @@ _TWO_ROWS_COLS = 128.0  # a warp takes two rows at once up to this
 _ROW_SMEM_BYTES = 49152.0 - 128.0  # a row that fits beside the reduction is read once (cunn_SoftMaxForwardSmem)
 
 
-@dataclass(frozen=True)
 class _RowPlan:
     """How rows map to CTAs, forward and backward alike; all arrays (calls,)."""
 
-    by_warp: NDArray[np.bool_]  # a warp keeps a row in registers
-    in_smem: NDArray[np.bool_]  # a CTA keeps it in shared memory
-    padded: Array  # columns: the warp kernel exists for powers of two
-    lanes: Array  # threads of a warp that share a row
-    tasks: Array
-    threads: Array
-
-    @classmethod
-    def of(cls, gpu: Gpu, rows: Array, cols: Array, element_bytes: float, warp_cols: float) -> _RowPlan:
-        by_warp = cols <= warp_cols
-        padded = 2 ** np.ceil(np.log2(cols))
-        lanes = np.minimum(gpu.warp_threads, padded)
-        warp_rows = _WARP_CTA_THREADS / lanes * np.where(padded <= _TWO_ROWS_COLS, 2, 1)
-        return cls(
-            by_warp=by_warp,
-            in_smem=~by_warp & (cols * element_bytes <= _ROW_SMEM_BYTES),
-            padded=padded,
-            lanes=lanes,
-            tasks=np.where(by_warp, ceil_div(rows, warp_rows), rows),
-            threads=np.where(by_warp, _WARP_CTA_THREADS, row_threads(gpu, cols, VECTOR_BYTES / element_bytes)),
-        )
+    def __init__(self, gpu: Gpu, rows: Array, cols: Array, element_bytes: float, warp_cols: float) -> None:
+        self.by_warp = cols <= warp_cols  # a warp keeps a row in registers
+        self.in_smem = ~self.by_warp & (cols * element_bytes <= _ROW_SMEM_BYTES)  # a CTA keeps it in shared memory
+        self.padded = 2 ** np.ceil(np.log2(cols))  # columns: the warp kernel exists for powers of two
+        self.lanes = np.minimum(gpu.warp_threads, self.padded)  # threads of a warp that share a row
+        warp_rows = _WARP_CTA_THREADS / self.lanes * np.where(self.padded <= _TWO_ROWS_COLS, 2, 1)
+        self.tasks = np.where(self.by_warp, ceil_div(rows, warp_rows), rows)
+        cta_threads = row_threads(gpu, cols, VECTOR_BYTES / element_bytes)
+        self.threads = np.where(self.by_warp, _WARP_CTA_THREADS, cta_threads)
 
 
 class _RowSoftmax(MemoryKernel):
@@ -76,7 +61,7 @@ class _RowSoftmax(MemoryKernel):
     def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
         """Which of PyTorch's kernels takes rows of this length, and elements per lane."""
         cols, element_bytes = calls["cols"], calls.dtype.act_bytes
-        plan = _RowPlan.of(gpu, np.ones(1), cols, element_bytes, cls.warp_cols)
+        plan = _RowPlan(gpu, np.ones(1), cols, element_bytes, cls.warp_cols)
         vectors = np.mod(cols * element_bytes, VECTOR_BYTES) == 0
         each = np.where(plan.by_warp, plan.padded / plan.lanes, cols / MAX_THREADS)
         return super().shape_features(calls, gpu) | {
@@ -89,7 +74,7 @@ class _RowSoftmax(MemoryKernel):
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
         rows, cols, element_bytes = calls["rows"], calls["cols"], calls.dtype.act_bytes
-        plan = _RowPlan.of(gpu, rows, cols, element_bytes, cls.warp_cols)
+        plan = _RowPlan(gpu, rows, cols, element_bytes, cls.warp_cols)
         by_warp, elements, tensors = plan.by_warp, rows * cols, cls.inputs + 1
         exps = np.where(by_warp, cls.warp_exps, cls.cta_exps)
         smem_bytes, reduce_instructions = block_reduction(gpu, plan.threads, cls.sums)

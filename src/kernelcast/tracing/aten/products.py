@@ -188,7 +188,7 @@ def _adds_bias(call: dict[str, Any]) -> bool:
     if call["groups"] == 1:
         return False
     columns = columns_of([kernel("conv2d", **call)])
-    return bool(depthwise_in_pytorch(columns, ConvSizes.of(columns))[0])
+    return bool(depthwise_in_pytorch(columns, ConvSizes(columns))[0])
 
 
 @rule("convolution", "cudnn_convolution", "_convolution", "convolution_overrideable")
