@@ -76,7 +76,7 @@ def test_five_kernels_in_turn() -> None:
 
 @pytest.mark.parametrize(
     ("bad", "says"),
-    [({"tp": 3}, "cannot be cut"), ({"ep": 3}, "cannot be cut"), ({"topk": 9}, "more than experts"),
+    [({"tp": 3}, "is no multiple of"), ({"ep": 3}, "is no multiple of"), ({"topk": 9}, "more than experts"),
      ({"skew": -1}, "from 0"), ({"dtype": "fp32"}, "unknown dtype")],
 )  # fmt: skip
 def test_contradictions_are_refused(bad: dict[str, object], says: str) -> None:

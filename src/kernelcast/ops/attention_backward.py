@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
 from kernelcast.hardware.gpu import TCGEN05, WIDE
-from kernelcast.ops.base import Calls, Configuration, ConfigurationColumns, Conflicts, Kernel, choice, flag, size
+from kernelcast.ops.base import Calls, Configuration, choice, flag
 from kernelcast.ops.dtypes import DType, matmul_pipe
 from kernelcast.ops.flash import BACKENDS, kv_steps, visible_pairs
 from kernelcast.ops.kernel_selection import default_backend, stack_backend
 from kernelcast.ops.reduce import reduction
-from kernelcast.ops.requests import equal_heads, head_conflicts, length_conflicts, length_features
+from kernelcast.ops.requests import EqualRequests, equal_heads
 from kernelcast.ops.vector import ACCUMULATOR_BYTES, VECTOR_BYTES, vector_kernel
 from kernelcast.ops.work import Array, Work, Works, ceil_div
 
@@ -38,7 +38,7 @@ _SM100 = ((128, 128),) * 5
 _LARGE_SMEM_BYTES = 144 * 1024
 
 
-class AttentionBackward(Kernel):
+class AttentionBackward(EqualRequests):
     """Gradients of softmax(Q Kᵀ) V with respect to Q, K and V, for a batch of equal requests."""
 
     op = "attention_backward"
@@ -48,30 +48,12 @@ class AttentionBackward(Kernel):
         {"batch": 4, "q_len": 2048, "kv_len": 2048, "q_heads": 32, "kv_heads": 8, "head_dim": 64, "backend": "fa2"},
     )
 
-    batch: int = size("requests")
-    q_len: int = size("queries per request")
-    kv_len: int = size("keys per request")
-    q_heads: int = size("query heads", high=65536)
-    kv_heads: int | None = size("KV heads; fewer than q_heads is GQA, default: q_heads", default=None, high=65536)
-    head_dim: int = size("head dimension", high=4096)
     causal: bool = flag("causal mask", default=True)
     backend: str | None = choice("attention backend, default: the usual one on the GPU", LIBRARIES, default=None)
 
     @classmethod
-    def configuration(cls, calls: Calls) -> ConfigurationColumns:
-        return {**calls.choices, "mask": np.where(calls["causal"] > 0, "causal", "none").astype(object)}
-
-    @classmethod
     def with_defaults(cls, configuration: Configuration, gpu: Gpu) -> dict[str, str | None]:
         return {**configuration, "backend": configuration["backend"] or stack_backend(cls.op, configuration, gpu)}
-
-    @classmethod
-    def conflicts(cls, calls: Calls) -> Conflicts:
-        return head_conflicts(calls) or length_conflicts(calls, cls.op)
-
-    @classmethod
-    def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
-        return length_features(calls, equal_heads(calls))
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:

@@ -223,6 +223,11 @@ def not_multiple(columns: Mapping[str, Array], name: str, of: str) -> Conflicts:
     return conflict(np.mod(columns[name], columns[of]) != 0, text, columns)
 
 
+def more_than(columns: Mapping[str, Array], name: str, other: str) -> Conflicts:
+    """Calls where ``name`` is more than ``other``."""
+    return conflict(columns[name] > columns[other], f"{name} {{{name}:g}} is more than {other} {{{other}:g}}", columns)
+
+
 def labels(where: NDArray[np.bool_] | bool, yes: str = "yes", no: str = "no") -> NDArray[Any]:
     """A column of a configuration from a mask of the calls."""
     return np.where(where, yes, no).astype(object)

@@ -23,6 +23,7 @@ from kernelcast.ops.base import (
     choice,
     conflict,
     grain,
+    not_multiple,
     size,
 )
 from kernelcast.ops.conv_work import (
@@ -141,10 +142,10 @@ class Conv2d(Kernel):
 
     @classmethod
     def conflicts(cls, calls: Calls) -> Conflicts:
-        broken: Conflicts = []
-        for name in ("in_channels", "out_channels"):
-            uneven = calls[name] % calls["groups"] != 0
-            broken += conflict(uneven, f"groups {{groups:.0f}} must divide {name} {{{name}:.0f}}", calls.numbers)
+        broken = [
+            *not_multiple(calls.numbers, "in_channels", "groups"),
+            *not_multiple(calls.numbers, "out_channels", "groups"),
+        ]
         names = (("depth", "kernel_d"), ("height", "kernel_h"), ("width", "kernel_w"))
         for (name, filter_name), axis in zip(names, columns_by_axis(calls), strict=True):
             text = f"{filter_name} spans {{span:.0f}} pixels, more than the padded {name} {{padded:.0f}}"
@@ -153,18 +154,11 @@ class Conv2d(Kernel):
 
     @classmethod
     def plan(cls, calls: Calls, sizes: ConvSizes) -> ConvPlan:
-        dtype, (packed, count, rounds) = calls.dtype, _packed(sizes)
+        dtype, (packed, count, rounds), narrow = calls.dtype, _packed(sizes), _narrow(calls, sizes)
         m, images = _by_image(calls, sizes, sizes.m)
+        n, inner = packed * sizes.n, packed * sizes.channels
         return ConvPlan(
-            product=ConvProduct(
-                m,
-                packed * sizes.n,
-                packed * sizes.channels,
-                sizes.taps * rounds,
-                count * images,
-                packed=packed,
-                narrow=_narrow(calls, sizes),
-            ),
+            product=ConvProduct(m, n, inner, sizes.taps * rounds, count * images, packed, narrow),
             winograd=_winograd_product(sizes.winograd_tiles, sizes.n, sizes.channels),
             direct=Direct(sizes.output_elements, sizes.taps, FORWARD),
             images=(_input(sizes), _filters(sizes), _output(sizes)),
@@ -222,27 +216,18 @@ class Conv2dDgrad(Conv2d):
 
     @classmethod
     def plan(cls, calls: Calls, sizes: ConvSizes) -> ConvPlan:
-        dtype, (packed, count, rounds) = calls.dtype, _packed(sizes)
+        dtype, (packed, count, rounds), narrow = calls.dtype, _packed(sizes), _narrow(calls, sizes)
         classes, pixels = np.ones(calls.count), calls["batch"]
         for axis in sizes.axes:
             classes = classes * np.minimum(axis.stride, axis.kernel)
             pixels = pixels * np.ceil(axis.length / axis.stride)  # of a class
         taps, count = sizes.taps * rounds / classes, count * classes
         m, images = _by_image(calls, sizes, pixels)
+        n, inner = packed * sizes.channels, packed * sizes.n
         return ConvPlan(
-            product=ConvProduct(
-                m,
-                packed * sizes.channels,
-                packed * sizes.n,
-                taps,
-                count * images,
-                packed=packed,
-                narrow=_narrow(calls, sizes),
-            ),
+            product=ConvProduct(m, n, inner, taps, count * images, packed, narrow),
             winograd=_winograd_product(sizes.winograd_tiles, sizes.channels, sizes.n),  # dx has about as many as y
-            direct=Direct(
-                sizes.whole, sizes.taps, OF_INPUT
-            ),  # every tap is looked at, whether it meets an output or not
+            direct=Direct(sizes.whole, sizes.taps, OF_INPUT),  # visits every tap, whether it meets an output or not
             images=(_output(sizes), _filters(sizes), _input(sizes)),
             streamed_bytes=sizes.filter_elements * dtype.weight_bytes,
             activation_bytes=sizes.output_elements * dtype.act_bytes + sizes.whole * dtype.out_bytes,

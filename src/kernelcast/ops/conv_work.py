@@ -179,10 +179,10 @@ class ConvProduct:
     inner: Array
     taps: Array
     count: Array
-    tap_columns: Array | float = 1.0
-    splits: bool = False  # k may be shared among CTAs
     packed: Array | float = 1.0  # groups packed into a block-diagonal product
     narrow: NDArray[np.bool_] | bool = False  # rows in memory are no whole vectors: kernels without TMA and wgmma
+    tap_columns: Array | float = 1.0
+    splits: bool = False  # k may be shared among CTAs
     pixels_inner: bool = False  # k runs over pixels, so that channels, not k, are neighbours in memory
 
     @property

@@ -15,12 +15,12 @@ NVLink. Low-latency kernels (decode) send one copy per expert straight to its GP
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from kernelcast.hardware import Gpu, fabric, fabric_type, fabrics
-from kernelcast.ops.base import Calls, Configuration, Conflicts, Kernel, choice, conflict, size
+from kernelcast.ops.base import Calls, Configuration, Conflicts, Kernel, choice, conflict, more_than, not_multiple, size
 from kernelcast.ops.dtypes import DTYPES
 from kernelcast.ops.routing import ROUTINGS, groups_reached
 from kernelcast.ops.vector import side_instructions
@@ -36,6 +36,9 @@ class Exchange(Kernel):
     family = "deepep"
     dtypes = _DTYPES
     batch_parameter = "tokens"
+    trailing_parameters = ("routing",)
+    reads: ClassVar[float]  # bytes that an SM moves for a row that is sent, over the row: here and at the peer
+    writes: ClassVar[float]  # and for a token, over its 16-bit form
 
     tokens: int = size("tokens of one rank")
     hidden: int = size("hidden size of the model")
@@ -46,12 +49,20 @@ class Exchange(Kernel):
 
     @classmethod
     def conflicts(cls, calls: Calls) -> Conflicts:
-        return conflict(
-            calls["topk"] > calls["experts"], "topk {topk:g} is more than experts {experts:g}", calls.numbers
-        ) or conflict(
-            np.mod(calls["experts"], calls["world"]) != 0,
-            "experts {experts:g} cannot be dealt out to world {world:g} evenly",
-            calls.numbers,
+        return more_than(calls.numbers, "topk", "experts") or not_multiple(calls.numbers, "experts", "world")
+
+    @classmethod
+    def exchange(cls, gpu: Gpu, calls: Calls, sent: RowsSent, tasks: Array, **more: Any) -> Work:
+        """The kernel of ``tasks`` CTAs that moves the rows."""
+        tokens, own_bytes = calls["tokens"], calls["hidden"] * max(2.0, calls.dtype.act_bytes)  # before quantisation
+        moved = tokens * (cls.reads * sent.rows * sent.row_bytes + cls.writes * own_bytes)
+        return Work(
+            tasks=tasks,
+            l2_bytes=moved / tasks,
+            other_warp_instructions=side_instructions(gpu, moved / tasks),
+            activation_bytes=tokens * (sent.rows * sent.row_bytes + own_bytes),
+            link_bytes=sent.link_bytes(tokens, more.get("link", ""), gpu),
+            **more,
         )
 
 
@@ -79,16 +90,12 @@ def row_bytes(calls: Calls) -> Array:
     return calls["hidden"] * calls.dtype.act_bytes + _ROW_HEAD_BYTES
 
 
-def unquantised_bytes(name: str) -> float:
-    """Bytes of an element before quantisation."""
-    return max(2.0, DTYPES[name].act_bytes)
-
-
 KERNELS = ("one_sided", "two_sided")
 _THREADS = 256.0
 _ALLTOALL_MEETING_CYCLES = 18e3  # ranks wait for each other's flags, as in DeepEP's low-latency kernels
 _ROUND_CYCLES = 1800.0  # a load and a sum over the CTA before it, a token a thread (GB200: 7 ns a token)
-_INDEX_BYTES = 8.0  # of an expert that a token chose: its number and its weight
+_INDEX_BYTES = 8.0  # per selected expert of a token: its id and its weight
+_MESSAGES = 2.0  # dependent: the rows, and the flag that they came
 
 
 class _AllToAll(Exchange):
@@ -98,10 +105,6 @@ class _AllToAll(Exchange):
         {"tokens": 1024, "hidden": 7168, "topk": 8, "experts": 256, "world": 8},
         {"tokens": 1, "hidden": 7168, "topk": 8, "experts": 256, "world": 32, "kernel": "one_sided"},
     )
-    trailing_parameters = ("routing",)
-    reads: ClassVar[float]  # bytes that an SM moves for a row that is sent, over the row: here and at the peer
-    writes: ClassVar[float]  # and for a token, over its 16-bit form
-    messages: ClassVar[float] = 2.0  # dependent: the rows, and the flag that they came
 
     kernel: str = choice("one_sided: the sender moves rows; two_sided: both sides", KERNELS, default="two_sided")
 
@@ -119,17 +122,14 @@ class _AllToAll(Exchange):
 
     @classmethod
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
-        sent, tokens = cls.sent(calls), calls["tokens"]
-        own_bytes = calls["hidden"] * unquantised_bytes(calls.dtype.name)
-        moved = tokens * (cls.reads * sent.rows * sent.row_bytes + cls.writes * own_bytes)
-        tasks = np.ceil(tokens * sent.rows)
-        work = Work(
-            tasks=tasks,
-            l2_bytes=moved / tasks,
-            other_warp_instructions=side_instructions(gpu, moved / tasks),
-            activation_bytes=tokens * (sent.rows * sent.row_bytes + own_bytes),
-            link_bytes=sent.link_bytes(tokens, "", gpu),
-            link_steps=cls.messages,
+        sent = cls.sent(calls)
+        tasks = np.ceil(calls["tokens"] * sent.rows)
+        work = cls.exchange(
+            gpu,
+            calls,
+            sent,
+            tasks,
+            link_steps=_MESSAGES,
             threads=_THREADS,
             registers_per_thread=48.0,
             task_cycles=_ALLTOALL_MEETING_CYCLES,
@@ -153,7 +153,7 @@ class AllToAllPrepare(_AllToAll):
             l2_bytes=2 * index_bytes,
             activation_bytes=2 * index_bytes,
             link_bytes=index_bytes * (calls["world"] - 1) / calls["world"],
-            link_steps=cls.messages,
+            link_steps=_MESSAGES,
             threads=_THREADS,
             serial_steps=ceil_div(calls["tokens"], _THREADS),
             step_cycles=_ROUND_CYCLES,
@@ -201,9 +201,6 @@ class _DeepEp(Exchange):
         {"tokens": 128, "hidden": 7168, "topk": 8, "experts": 256, "world": 8, "mode": "low_latency"},
         {"tokens": 4096, "hidden": 7168, "topk": 8, "experts": 256, "world": 32, "nodes": 4, "fabric": "ib_ndr"},
     )
-    trailing_parameters = ("routing",)
-    reads: ClassVar[float]  # bytes that an SM moves for a row that is sent, over the row: here and at the peer
-    writes: ClassVar[float]  # and for a token, over its 16-bit form
     starts: ClassVar[float]  # tokens are sent serially
     meetings: ClassVar[float]  # of ranks, by the normal kernels
 
@@ -227,10 +224,9 @@ class _DeepEp(Exchange):
         numbers = calls.numbers
         return (
             super().conflicts(calls)
-            or conflict(np.mod(calls["world"], calls["nodes"]) != 0,
-                        "world {world:g} cannot be dealt out to nodes {nodes:g} evenly", numbers)
+            or not_multiple(numbers, "world", "nodes")
             or conflict(apart, "nodes {nodes:g} need a fabric between them, such as ib_ndr", numbers)
-        )  # fmt: skip
+        )
 
     @classmethod
     def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
@@ -247,18 +243,16 @@ class _DeepEp(Exchange):
     def work(cls, calls: Calls, gpu: Gpu) -> Works:
         sent, tokens, link = _sent(calls), calls["tokens"], calls.choice("fabric") or ""
         normal = calls.choice("mode") == "normal"
-        own_bytes = calls["hidden"] * unquantised_bytes(calls.dtype.name)
-        moved = tokens * (cls.reads * sent.rows * sent.row_bytes + cls.writes * own_bytes)
+        own_bytes = calls["hidden"] * max(2.0, calls.dtype.act_bytes)
         # the normal kernels' SMs come in pairs; the others take all there are
         sms = np.minimum(calls["sms"], gpu.sm_count) if normal else np.full(calls.count, float(gpu.sm_count))
         rounds = np.ceil(tokens / np.maximum(np.floor(sms / 2), 1.0)) if normal else np.zeros(calls.count)
         waits = cls.starts * _TOKEN_CYCLES + sent.rows * _RANK_CYCLES + cls.writes * own_bytes * _ADD_CYCLES_PER_BYTE
-        work = Work(
-            tasks=sms,
-            l2_bytes=moved / sms,
-            other_warp_instructions=side_instructions(gpu, moved / sms),
-            activation_bytes=tokens * (sent.rows * sent.row_bytes + own_bytes),
-            link_bytes=sent.link_bytes(tokens, link, gpu),
+        work = cls.exchange(
+            gpu,
+            calls,
+            sent,
+            sms,
             link_steps=_NORMAL_MESSAGES if normal else _LOW_LATENCY_MESSAGES,
             link=link,
             threads=_NORMAL_THREADS if normal else _LOW_LATENCY_THREADS,

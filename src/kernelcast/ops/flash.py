@@ -169,7 +169,7 @@ def flash_works(gpu: Gpu, calls: Calls, requests: RequestBatch, heads: Heads) ->
     pipe = matmul_pipe(gpu, dtype.name)
     each = requests.each
     paged = calls.given("page_size", 0.0) > 0
-    plan = _plan(gpu, backend_name, backend, requests, heads, causal, window, paged, kv_bytes)
+    plan = _Plan(gpu, backend_name, backend, calls, requests, heads, window)
     steps, tasks, tile_q, tile_kv = plan.steps, plan.tasks, plan.tile_q, plan.tile_kv
     mean_steps = steps / tasks
     pairs = requests.total(visible_pairs(requests.queries, requests.keys, each(causal), each(window)))
@@ -219,73 +219,48 @@ def flash_works(gpu: Gpu, calls: Calls, requests: RequestBatch, heads: Heads) ->
     return work, merge, _offsets(requests.total(requests.keys), paged)
 
 
-@dataclass(frozen=True)
 class _Plan:
     """Tiles, steps and splits of each call; steps are KV tiles."""
 
-    tile_q: Array
-    tile_kv: Array
-    steps: Array  # of all tasks
-    tasks: Array
-    splits: Array  # of the longest request
-    longest: Array  # steps of a task
-    shortest: Array
-    longest_count: Array
-    partial_rows: Array  # outputs of split requests, before and
-    merged_rows: Array  # after adding them up
+    def __init__(
+        self, gpu: Gpu, name: str, backend: Backend, calls: Calls, requests: RequestBatch, heads: Heads, window: Array
+    ) -> None:
+        each, causal, paged = requests.each, calls["causal"], calls.given("page_size", 0.0) > 0
+        shared = heads.queries / heads.kv
+        deciding = requests.least if backend.packs_mixed else requests.most
+        pack = (deciding(requests.queries) <= backend.packs_up_to) & (shared <= heads.most_packed)
+        group = np.where(pack, shared, 1.0)
+        lanes = np.where(pack, heads.kv, heads.queries)  # heads, or packed groups of them
+        rows = requests.total(requests.queries) * group / requests.count
+        tile_q = _query_tile(backend, rows, heads.qk_dim)
+        if name in PYTORCH:
+            tile_q = np.where(heads.v_dim > 128, tile_q / 2, tile_q)
+        tile_kv = _kv_tile(name, heads.qk_dim, causal, paged, tile_q, kv_cache_bytes(calls))
+        if backend in FLASHINFER_MLA.values():
+            tile_kv = np.full_like(tile_kv, 64.0)
+        elif backend is FLASHINFER_FA3:  # hopper/prefill_sm90.cuh, getCTATileSize
+            tile_q = np.where(heads.v_dim <= 64, 192.0, tile_q)
+            tile_kv = np.where(heads.qk_dim > heads.v_dim, 128.0, tile_kv)
+        self.tile_q, self.tile_kv = tile_q, tile_kv
 
-
-def _plan(
-    gpu: Gpu,
-    name: str,
-    backend: Backend,
-    requests: RequestBatch,
-    heads: Heads,
-    causal: Array,
-    window: Array,
-    paged: NDArray[np.bool_],
-    kv_bytes: float,
-) -> _Plan:
-    each = requests.each
-    shared = heads.queries / heads.kv
-    telling = requests.least if backend.packs_mixed else requests.most
-    pack = (telling(requests.queries) <= backend.packs_up_to) & (shared <= heads.most_packed)
-    group = np.where(pack, shared, 1.0)
-    lanes = np.where(pack, heads.kv, heads.queries)  # heads, or groups of them, that walk the keys alike
-    rows = requests.total(requests.queries) * group / requests.count
-    tile_q = _query_tile(backend, rows, heads.qk_dim)
-    if name in PYTORCH:
-        tile_q = np.where(heads.v_dim > 128, tile_q / 2, tile_q)
-    tile_kv = _kv_tile(name, heads.qk_dim, causal, paged, tile_q, kv_bytes)
-    if backend in FLASHINFER_MLA.values():
-        tile_kv = np.full_like(tile_kv, 64.0)
-    elif backend is FLASHINFER_FA3:  # hopper/prefill_sm90.cuh, getCTATileSize
-        tile_q = np.where(heads.v_dim <= 64, 192.0, tile_q)
-        tile_kv = np.where(heads.qk_dim > heads.v_dim, 128.0, tile_kv)
-
-    shape = (each(group), each(tile_q), each(tile_kv), each(causal), each(window))
-    tiles = ceil_div(requests.queries * each(group), each(tile_q))
-    walk, first_walk = _walks(requests, *shape)
-    steps = requests.total(kv_steps(requests.queries, requests.keys, *shape)) * lanes
-    slots = backend.split_ctas_per_sm * gpu.sm_count
-    chunk = _chunk(backend, requests, tiles, walk, lanes, steps, slots, tile_kv)
-    splits = ceil_div(walk, each(chunk))
-    longest = np.minimum(requests.most(walk), chunk)
-    alike = (each(causal) == 0) | (each(window) > 0)  # else only the last tile under the mask walks it all
-    full_chunks = np.where(splits > 1, tiles * np.floor(walk / each(chunk)), np.where(alike, tiles, 1.0))
-    return _Plan(
-        tile_q=tile_q,
-        tile_kv=tile_kv,
-        steps=steps,
-        tasks=requests.total(tiles * splits) * lanes,
-        splits=requests.most(splits),
-        longest=longest,
-        shortest=requests.least(np.where(splits > 1, walk - (splits - 1) * each(chunk), first_walk)),
-        longest_count=requests.total(np.where(np.minimum(walk, each(chunk)) >= each(longest), full_chunks, 0.0))
-        * lanes,
-        partial_rows=requests.total(np.where(splits > 1, requests.queries * splits, 0.0)) * heads.queries,
-        merged_rows=requests.total(np.where(splits > 1, requests.queries, 0.0)) * heads.queries,
-    )
+        shape = (each(group), each(tile_q), each(tile_kv), each(causal), each(window))
+        tiles = ceil_div(requests.queries * each(group), each(tile_q))
+        walk, first_walk = _walks(requests, *shape)
+        self.steps = requests.total(kv_steps(requests.queries, requests.keys, *shape)) * lanes  # of all tasks
+        slots = backend.split_ctas_per_sm * gpu.sm_count
+        chunk = _chunk(backend, requests, tiles, walk, lanes, self.steps, slots, tile_kv)
+        splits = ceil_div(walk, each(chunk))
+        self.tasks = requests.total(tiles * splits) * lanes
+        self.splits = requests.most(splits)  # of the longest request
+        self.longest = np.minimum(requests.most(walk), chunk)  # steps of a task
+        self.shortest = requests.least(np.where(splits > 1, walk - (splits - 1) * each(chunk), first_walk))
+        alike = (each(causal) == 0) | (each(window) > 0)  # else only the last tile under the mask sees all keys
+        full_chunks = np.where(splits > 1, tiles * np.floor(walk / each(chunk)), np.where(alike, tiles, 1.0))
+        longest_here = np.minimum(walk, each(chunk)) >= each(self.longest)
+        self.longest_count = requests.total(np.where(longest_here, full_chunks, 0.0)) * lanes
+        # outputs of split requests, before and after the merge
+        self.partial_rows = requests.total(np.where(splits > 1, requests.queries * splits, 0.0)) * heads.queries
+        self.merged_rows = requests.total(np.where(splits > 1, requests.queries, 0.0)) * heads.queries
 
 
 def _query_tile(backend: Backend, rows: Array, head_dim: Array) -> Array:

@@ -15,7 +15,7 @@ from typing import ClassVar
 import numpy as np
 
 from kernelcast.hardware import Gpu
-from kernelcast.ops.base import Calls, ConfigurationColumns, Conflicts, Kernel, choice, conflict, size
+from kernelcast.ops.base import Calls, ConfigurationColumns, Conflicts, Kernel, choice, more_than, size
 from kernelcast.ops.dtypes import DType, matmul_pipe
 from kernelcast.ops.gemm import MMA_SYNC, dequantise_flops, matrix_unit
 from kernelcast.ops.vector import vector_kernel
@@ -46,8 +46,7 @@ class GroupedKernel(Kernel):
 
     @classmethod
     def conflicts(cls, calls: Calls) -> Conflicts:
-        text = "topk {topk:g} is more than experts {experts:g}"
-        return conflict(calls["topk"] > calls["experts"], text, calls.numbers)
+        return more_than(calls.numbers, "topk", "experts")
 
 
 def active_experts(tokens: Array, experts: Array, topk: Array) -> Array:

@@ -26,19 +26,17 @@ from kernelcast.ops.base import (
     Configuration,
     ConfigurationColumns,
     Conflicts,
-    Kernel,
     choice,
     conflict,
     flag,
     grain,
     labels,
-    size,
 )
 from kernelcast.ops.dtypes import find_dtype, matmul_pipe, supports_dtype
 from kernelcast.ops.flash import flash_works, kv_steps, visible_pairs
 from kernelcast.ops.kernel_selection import default_backend
 from kernelcast.ops.reduce import reduction
-from kernelcast.ops.requests import RequestBatch, equal_heads, head_conflicts, length_conflicts, length_features
+from kernelcast.ops.requests import EqualRequests, RequestBatch, equal_heads
 from kernelcast.ops.vector import ACCUMULATOR_BYTES, vector_kernel
 from kernelcast.ops.work import Array, Number, Work, Works, ceil_div
 
@@ -204,19 +202,13 @@ _DROPPED_CYCLES, _BIAS_CYCLES = 3500.0, 2300.0
 _PRODUCTS_OF_FP32 = 3.0
 
 
-class _Masked(Kernel):
+class _Masked(EqualRequests):
     """Parameters of forward and backward."""
 
     family = "masked_attention"
     dtypes = ("fp32", "fp16", "bf16")
     trailing_parameters: ClassVar[tuple[str, ...]] = ("causal", "bias", "dropout", "backend")
 
-    batch: int = size("requests")
-    q_len: int = size("queries per request")
-    kv_len: int = size("keys per request")
-    q_heads: int = size("query heads", high=65536)
-    kv_heads: int | None = size("KV heads; fewer than q_heads is GQA, default: q_heads", default=None, high=65536)
-    head_dim: int = size("head dimension", high=4096)
     causal: bool = flag("causal mask", default=False)
     bias: str = choice("bias added to the scores, by its axes", tuple(BIASES), default="none")
     dropout: bool = flag("dropout of the scores", default=False)
@@ -224,26 +216,19 @@ class _Masked(Kernel):
 
     @classmethod
     def configuration(cls, calls: Calls) -> ConfigurationColumns:
-        return {
-            **calls.choices,
-            "mask": np.where(calls["causal"] > 0, "causal", "none").astype(object),
-            "dropped": labels(calls["dropout"] > 0),
-        }
+        return {**super().configuration(calls), "dropped": labels(calls["dropout"] > 0)}
 
     @classmethod
     def with_defaults(cls, configuration: Configuration, gpu: Gpu) -> dict[str, str | None]:
-        return {
-            **configuration,
-            "backend": configuration["backend"] or default_backend(cls.op, gpu, str(configuration["dtype"])),
-        }
+        backend = configuration["backend"] or default_backend(cls.op, gpu, str(configuration["dtype"]))
+        return {**configuration, "backend": backend}
 
     @classmethod
     def conflicts(cls, calls: Calls) -> Conflicts:
         name, wide = calls.choice("backend") or "efficient", calls.choice("dtype") == "fp32"
         every = np.ones(calls.count, dtype=bool)
         return (
-            head_conflicts(calls)
-            or length_conflicts(calls, cls.op)
+            super().conflicts(calls)
             or conflict(every & (wide and name != "efficient"), f"{name} has no attention in fp32", {})
             or conflict(every & (name == "fa2" and calls.choice("bias") != "none"), "fa2 takes no bias", {})
         )
@@ -252,7 +237,7 @@ class _Masked(Kernel):
     def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
         read = np.log2(bias_elements(calls) + 1)
         known = {"log_bias": read, "dropout": calls["dropout"], "grain_keys": grain(calls["kv_len"])}
-        return length_features(calls, equal_heads(calls)) | known
+        return super().shape_features(calls, gpu) | known
 
 
 class MaskedAttention(_Masked):

@@ -22,8 +22,9 @@ from kernelcast.ops.base import (
     ConfigurationColumns,
     Conflicts,
     choice,
-    conflict,
     flag,
+    more_than,
+    not_multiple,
     real,
     size,
 )
@@ -104,15 +105,12 @@ class Moe(GroupedKernel):
     @classmethod
     def conflicts(cls, calls: Calls) -> Conflicts:
         held = {**calls.numbers, "experts": calls.given("slots", calls["experts"])}
-        for whole, parts in (("inter", "tp"), ("experts", "ep")):
-            uneven = np.mod(held[whole], calls[parts]) != 0
-            text = f"{whole} {{{whole}:g}} cannot be cut into {parts} {{{parts}:g}} equal parts"
-            if broken := conflict(uneven, text, held):
-                return broken
-        few = calls["slots"] < calls["experts"]
-        if broken := conflict(few, "slots {slots:g} are fewer than experts {experts:g}", calls.numbers):
-            return broken
-        return super().conflicts(calls)
+        return (
+            not_multiple(held, "inter", "tp")
+            or not_multiple(held, "experts", "ep")
+            or more_than(calls.numbers, "experts", "slots")
+            or super().conflicts(calls)
+        )
 
     @classmethod
     def not_faster_than(cls, calls: Calls) -> BoundingCalls:

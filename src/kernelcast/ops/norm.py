@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 
 from kernelcast.hardware import Gpu
-from kernelcast.ops.base import Calls, Conflicts, conflict, flag, size
+from kernelcast.ops.base import Calls, Conflicts, flag, not_multiple, size
 from kernelcast.ops.reduce import reduction
 from kernelcast.ops.spatial import SpatialKernel
 from kernelcast.ops.vector import (
@@ -205,11 +205,7 @@ class _GroupNorm(SpatialKernel):
 
     @classmethod
     def conflicts(cls, calls: Calls) -> Conflicts:
-        return conflict(
-            np.mod(calls["channels"], calls["groups"]) != 0,
-            "groups {groups:.0f} must divide channels {channels:.0f}",
-            calls.numbers,
-        )
+        return not_multiple(calls.numbers, "channels", "groups")
 
     @classmethod
     def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:

@@ -9,7 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernelcast.hardware import Gpu
-from kernelcast.ops.base import Calls, Conflicts, Kernel, conflict, lengths, not_multiple, size
+from kernelcast.ops.base import (
+    Calls,
+    ConfigurationColumns,
+    Conflicts,
+    Kernel,
+    conflict,
+    labels,
+    lengths,
+    not_multiple,
+    size,
+)
 from kernelcast.ops.work import Array
 
 
@@ -130,6 +140,29 @@ def _late_queries(calls: Calls) -> Conflicts:
     text = "causal attention of {queries:g} queries over {keys:g} keys: give kv_len >= q_len"
     broken = conflict(short, text, {"queries": requests.queries, "keys": requests.keys})
     return [(np.isin(np.arange(calls.count), requests.call[short]), wrong) for _, wrong in broken]
+
+
+class EqualRequests(Kernel):
+    """Attention of a batch of requests of the same lengths (training)."""
+
+    batch: int = size("requests")
+    q_len: int = size("queries per request")
+    kv_len: int = size("keys per request")
+    q_heads: int = size("query heads", high=65536)
+    kv_heads: int | None = size("KV heads; fewer than q_heads is GQA, default: q_heads", default=None, high=65536)
+    head_dim: int = size("head dimension", high=4096)
+
+    @classmethod
+    def configuration(cls, calls: Calls) -> ConfigurationColumns:
+        return {**calls.choices, "mask": labels(calls["causal"] > 0, "causal", "none")}
+
+    @classmethod
+    def conflicts(cls, calls: Calls) -> Conflicts:
+        return head_conflicts(calls) or length_conflicts(calls, cls.op)
+
+    @classmethod
+    def shape_features(cls, calls: Calls, gpu: Gpu) -> dict[str, Array]:
+        return length_features(calls, equal_heads(calls))
 
 
 class SequenceKernel(Kernel):
