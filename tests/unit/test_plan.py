@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ from kernelcast.inference.forward import Deployment
 from kernelcast.models import hub_name, model
 from kernelcast.models.precision import Precision
 from kernelcast.search.goals import Goal, parse_ms, worst
-from kernelcast.search.plan.bounds import Demand, physical
+from kernelcast.search.layouts import layouts
+from kernelcast.search.plan.bounds import EngineBounds, LoadSummary
 from kernelcast.search.plan.commands import commands
-from kernelcast.search.plan.grid import Fallen, Grid, Place, Setting, layouts, places
 from kernelcast.search.plan.plan import Plan, plan
-from kernelcast.search.plan.trial import Trials, share_of
+from kernelcast.search.plan.simulator import ServiceSimulator, share_of
+from kernelcast.search.plan.space import EngineOption, SearchSpace, ServiceCandidate
 from kernelcast.serving.load import Load
 from kernelcast.serving.service import engine_settings
 from kernelcast.serving.simulate import simulate
@@ -41,21 +43,21 @@ def load(rate: float, count: int = 240) -> Load:
     return Load(arrivals, np.full(count, 512), np.full(count, 64))
 
 
-def grid(prices: dict[str, Price] | None = None, **more: Any) -> Grid:
+def grid(prices: dict[str, Price] | None = None, **more: Any) -> SearchSpace:
     given: dict[str, Any] = {"max_gpus": 4, "tp": (1, 2), "pp": (1,), "formats": ("bf16",), "max_num_seqs": (64, 256),
                              "max_num_batched_tokens": (2048, 8192), "disaggregated": "no"}  # fmt: skip
     chips = tuple((kc.gpu(name), price) for name, price in (prices or PRICES).items())
-    return Grid(chips, (stack("vllm"),), **{**given, **more})
+    return SearchSpace(chips, (stack("vllm"),), **{**given, **more})
 
 
 def asked(rate: float, ttft_ms: float, tpot_ms: float, **more: Any) -> Plan:
     return plan(LLAMA, load(rate), goals(ttft_ms, tpot_ms), grid(**more))
 
 
-def every(requests: Load, within: Grid) -> list[Setting]:
+def every(requests: Load, within: SearchSpace) -> list[ServiceCandidate]:
     """All settings of one pool, by hand."""
     context = int((requests.inputs + requests.outputs / 2).mean())
-    return [Setting(place, limits, replicas) for place in places(LLAMA, within, context, Fallen())
+    return [ServiceCandidate(place, limits, replicas) for place in within.engines(LLAMA, context, Counter())
             for limits in place.limits for replicas in range(1, within.max_gpus // place.gpus + 1)]  # fmt: skip
 
 
@@ -70,16 +72,16 @@ def test_the_choice_is_the_cheapest_of_all(rate: float, ttft_ms: float, tpot_ms:
         meets[setting] = worst(wanted, run.metrics)[1] <= 1 and not run.saturated
     cheapest = min(setting.usd_per_hour for setting, met in meets.items() if met)
     assert found.choice is not None and found.choice.usd_per_hour == pytest.approx(cheapest)
-    assert found.settings == len(meets) == sum(found.fallen.values())
+    assert found.settings == len(meets) == sum(found.discarded.values())
 
 
 def test_the_choice_meets_its_goals_when_simulated_on_its_own() -> None:
     found = asked(20.0, 400, 30)
     assert found.choice is not None and found.choice.meets and found.choice.sure is not None
-    again = simulate(found.choice.setting.service(), load(20.0))
+    again = simulate(found.choice.candidate.service(), load(20.0))
     for goal in found.goals:
-        assert again.metrics[goal.key] == found.choice.found.metrics[goal.key] <= goal.limit_ms
-        assert found.choice.found.low[goal.key] <= found.choice.found.high[goal.key]
+        assert again.metrics[goal.key] == found.choice.simulation.metrics[goal.key] <= goal.limit_ms
+        assert found.choice.simulation.low[goal.key] <= found.choice.simulation.high[goal.key]
 
 
 @pytest.mark.slow
@@ -103,55 +105,57 @@ def test_sure_means_the_slow_end() -> None:
 
 def test_what_more_money_buys_and_where_it_breaks() -> None:
     found = asked(12.0, 500, 40)
-    assert found.choice in found.front and found.growth is not None
+    assert found.choice in found.front and found.headroom is not None
     costs, shares = [t.usd_per_hour for t in found.front], [t.share for t in found.front]
     assert costs == sorted(costs) and shares == sorted(shares, reverse=True)
-    assert found.load.request_rate <= found.growth.holds < found.growth.breaks
-    assert found.growth.binds in ("KV cache", "max_num_seqs", "compute")
+    assert found.load.request_rate <= found.headroom.holds < found.headroom.breaks
+    assert found.headroom.binds in ("KV cache", "max_num_seqs", "compute")
 
 
 def test_a_limit_that_binds_is_named() -> None:
     found = asked(8.0, 5000, 1000, max_num_seqs=(2,), max_gpus=1, prices={"h100_sxm": PRICES["h100_sxm"]})
-    around = found.growth or found.most
+    around = found.headroom or found.best_effort
     assert around is not None and around.binds == "max_num_seqs"
 
 
 def test_a_load_that_nothing_carries_is_answered() -> None:
     found = asked(2000.0, 500, 30, max_gpus=2)
-    assert found.choice is None and found.most is not None and found.most.trial is not None
-    assert 0 < found.most.rate < 2000 and found.most.trial.setting.gpus <= 2
-    held = load(2000.0).faster(found.most.rate / load(2000.0).request_rate)
-    run = simulate(found.most.trial.setting.service(), held, intervals=False)
+    assert found.choice is None and found.best_effort is not None and found.best_effort.nearest is not None
+    assert 0 < found.best_effort.rate < 2000 and found.best_effort.nearest.candidate.gpus <= 2
+    held = load(2000.0).faster(found.best_effort.rate / load(2000.0).request_rate)
+    run = simulate(found.best_effort.nearest.candidate.service(), held, intervals=False)
     assert worst(found.goals, run.metrics)[1] <= 1.01
 
 
 def test_goals_that_no_gpu_reaches_are_answered() -> None:
     found = asked(1.0, 500, 0.5)
-    assert found.choice is None and found.most is not None and found.most.rate == 0
-    assert found.most.trial is not None and found.most.trial.nearest.metric == "tpot" and found.runs < 20
+    assert found.choice is None and found.best_effort is not None and found.best_effort.rate == 0
+    assert (
+        found.best_effort.nearest is not None and found.best_effort.nearest.nearest.metric == "tpot" and found.runs < 20
+    )
 
 
 def test_prices_decide() -> None:
     cheap = {**PRICES, "h100_sxm": Price(0.5, "", "given")}
     first, second = asked(6.0, 500, 40), asked(6.0, 500, 40, prices=cheap)
     assert first.choice is not None and second.choice is not None
-    chips = [found.choice.setting.place.deployment.gpu.id for found in (first, second) if found.choice]
+    chips = [found.choice.candidate.engine.deployment.gpu.id for found in (first, second) if found.choice]
     assert chips == ["l40s", "h100_sxm"]
 
 
 def test_pools_that_read_apart_can_be_asked_for() -> None:
     found = asked(12.0, 800, 20, disaggregated="only", prices={"h100_sxm": PRICES["h100_sxm"]})
-    assert found.choice is not None and found.choice.setting.readers >= 1
-    assert found.choice.found.service.prefill is not None and found.choice.meets
+    assert found.choice is not None and found.choice.candidate.prefill_replicas >= 1
+    assert found.choice.simulation.service.prefill is not None and found.choice.meets
 
 
 def test_a_closed_loop_and_requests_all_at_once() -> None:
     closed = Load(np.zeros(120), np.full(120, 512), np.full(120, 64), max_concurrency=16)
     found = plan(LLAMA, closed, goals(800, 40), grid())
-    assert found.choice is not None and found.growth is not None and found.growth.closed
+    assert found.choice is not None and found.headroom is not None and found.headroom.closed
     at_once = Load(np.zeros(60), np.full(60, 512), np.full(60, 64))
     later = plan(LLAMA, at_once, (Goal("e2el", "p99", 60_000),), grid())
-    assert later.choice is not None and later.growth is None
+    assert later.choice is not None and later.headroom is None
 
 
 def test_an_interrupt_keeps_the_best_so_far() -> None:
@@ -165,15 +169,15 @@ def test_an_interrupt_keeps_the_best_so_far() -> None:
 
 def test_bounds_are_on_the_fast_side() -> None:
     requests, wanted = load(8.0), goals(500, 40)
-    demand = Demand.of(requests)
-    trials = Trials(requests, wanted, DEFAULT, 0, "likely")
+    demand = LoadSummary.of(requests)
+    trials = ServiceSimulator(requests, wanted, DEFAULT, 0, "likely")
     for setting in every(requests, grid(max_num_seqs=(256,), max_num_batched_tokens=(8192,))):
         if setting.replicas > 1:
             continue
-        floor, run = physical(setting.place, demand), trials.full(setting).found.metrics
+        floor, run = EngineBounds(setting.engine, demand, tuple(wanted)), trials.full(setting).simulation.metrics
         for goal in wanted:
-            assert floor.share(goal, demand) * goal.limit_ms <= run[goal.key]
-        assert run["request_throughput"] <= floor.rate * 1.01
+            assert floor.share(goal) * goal.limit_ms <= run[goal.key]
+        assert run["request_throughput"] <= floor.peak_rate * 1.01
 
 
 def test_an_engines_share_is_what_a_router_that_takes_turns_sends() -> None:
@@ -184,22 +188,22 @@ def test_an_engines_share_is_what_a_router_that_takes_turns_sends() -> None:
 
 # ---- what a plan chooses from ----
 def test_cuts_of_dense_models_and_of_experts() -> None:
-    dense = layouts(LLAMA, grid(max_gpus=64, tp=(1, 2, 4, 8), pp=(1, 2)))
+    dense = layouts(LLAMA, 64, (1, 2, 4, 8), (1, 2))
     assert {layout.dp for layout in dense} == {1} and len(dense) == 8
-    experts = layouts(model("qwen3-30b-a3b"), grid(max_gpus=64, tp=(1, 2, 4, 8), pp=(1,)))
+    experts = layouts(model("qwen3-30b-a3b"), 64, (1, 2, 4, 8), (1,))
     assert {layout.ep for layout in experts} >= {1, 8} and all(layout.tp * layout.dp <= 8 for layout in experts)
 
 
 def test_formats_that_a_gpu_lacks_are_left_out() -> None:
     within = grid({"a100_sxm": Price(1, "", "")}, formats=None)
-    kinds = {place.deployment.precision.weights for place in places(LLAMA, within, 512, Fallen())}
+    kinds = {place.deployment.precision.weights for place in within.engines(LLAMA, 512, Counter())}
     assert kinds == {"bf16"}
 
 
 def test_a_model_that_fits_nowhere() -> None:
     found = plan(model("llama-3.1-405b"), load(1.0), goals(500, 30), grid())
-    assert found.choice is None and found.most is not None and found.most.trial is None
-    assert set(found.fallen) == {"does not fit in memory"}
+    assert found.choice is None and found.best_effort is not None and found.best_effort.nearest is None
+    assert set(found.discarded) == {"does not fit in memory"}
 
 
 # ---- goals and prices ----
@@ -228,11 +232,11 @@ def test_prices_of_ones_own(tmp_path: Path) -> None:
 
 
 # ---- how to start it ----
-def chosen(engine: str, name: str, dtype: str | None = None, cache: str | None = None, **cut: Any) -> Setting:
+def chosen(engine: str, name: str, dtype: str | None = None, cache: str | None = None, **cut: Any) -> ServiceCandidate:
     found = model(name)
     place = Deployment(found, kc.gpu("h200_sxm"), stack(engine), Precision.of(found, dtype, cache), Layout(**cut), 1.2)
     limits = engine_settings(place, {"max_num_seqs": 128, "max_num_batched_tokens": 4096})
-    return Setting(Place(place, Price(1, "", ""), (limits,)), limits, 1)
+    return ServiceCandidate(EngineOption(place, Price(1, "", ""), (limits,)), limits, 1)
 
 
 def test_vllm_is_started_with_its_own_flags() -> None:
@@ -263,14 +267,14 @@ def test_tensorrt_names_its_own() -> None:
 @pytest.mark.parametrize(
     ("engine", "words"),
     [
-        ("vllm", ("NixlConnector", "# 2 engines to read prompts", "# 3 engines to decode", "proxy")),
+        ("vllm", ("NixlConnector", "# 2 prefill engines", "# 3 decode engines", "proxy")),
         ("sglang", ("--disaggregation-mode prefill", "--disaggregation-mode decode", "--pd-disaggregation")),
         ("trtllm", ("cache_transceiver_config", "trtllm-serve disaggregated -c disagg.yaml")),
     ],
 )
 def test_pools_apart_are_started_apart(engine: str, words: tuple[str, ...]) -> None:
     one = chosen(engine, "llama-3.1-8b")
-    told = "\n".join(commands(Setting(one.place, one.limits, 3, one.place, one.limits, 2), "m"))
+    told = "\n".join(commands(ServiceCandidate(one.engine, one.limits, 3, one.engine, one.limits, 2), "m"))
     for word in words:
         assert word in told, word
 

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from kernelcast.hardware import Gpu
     from kernelcast.hardware.prices import Price as GpuPrice
     from kernelcast.search.goals import Goal
-    from kernelcast.search.plan.grid import Grid
     from kernelcast.search.plan.plan import Plan
     from kernelcast.search.plan.search import OnProgress
+    from kernelcast.search.plan.space import SearchSpace
 
 _LASTS_S, _FEWEST, _LARGEST = 60, 1000, 8000  # of the load, where nobody says how many requests it has
 _DISAGGREGATED = ("also", "only", "no")
@@ -108,10 +108,10 @@ class SearchParameters(PredictorParameters):
     price_kind: PriceKind = "on_demand"
     server: ServerFile = None
 
-    def grid(self) -> Grid:
+    def grid(self) -> SearchSpace:
         """The search space."""
         from kernelcast.models.precision import CACHE, WEIGHTS
-        from kernelcast.search.plan.grid import Grid
+        from kernelcast.search.plan.space import SearchSpace
         from kernelcast.serving.service import read_overheads
         from kernelcast.stacks import stack
 
@@ -133,7 +133,7 @@ class SearchParameters(PredictorParameters):
         if self.gpus and len(unpriced) == len(gpus):
             raise KernelcastError(f"no price of {', '.join(unpriced)}: give `price` {unpriced[0]}=USD per GPU-hour")
         numbers = {name: self._numbers(name) for name in _NUMBERS}
-        return Grid(
+        return SearchSpace(
             tuple((gpu, prices[gpu.known_as]) for gpu in gpus if gpu.known_as in prices),
             stacks, self.max_gpus, formats, self.kv_dtype, numbers["tp"], numbers["pp"], numbers["dp"] or None,
             numbers["ep"] or None, numbers["max_num_seqs"] or None, numbers["max_num_batched_tokens"] or None,

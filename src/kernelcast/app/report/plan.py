@@ -26,9 +26,9 @@ from kernelcast.app.report.text import (
 )
 from kernelcast.search.goals import Goal
 from kernelcast.search.plan.commands import commands
-from kernelcast.search.plan.grid import Place, Setting
-from kernelcast.search.plan.plan import Growth, Plan
-from kernelcast.search.plan.trial import Trial
+from kernelcast.search.plan.plan import Headroom, Plan
+from kernelcast.search.plan.simulator import SimulatedService
+from kernelcast.search.plan.space import EngineOption, ServiceCandidate
 from kernelcast.serving.load import Load
 
 _BINDS = {
@@ -42,36 +42,37 @@ _LEFT_OUT = 6  # GPUs without a price that are named
 
 
 # ---- in words ----
-def engine_text(setting: Setting) -> str:
+def engine_text(setting: ServiceCandidate) -> str:
     """'vLLM fp8, 2 x tp 4': what runs, without the GPU's name."""
-    place = setting.place.deployment
-    if setting.reader is None:
-        return f"{place.stack.name} {place.precision.label}, {setting.replicas} x {cut_text(setting.place)}"
-    return (f"{place.stack.name} {place.precision.label}, {setting.readers} x {cut_text(setting.reader)} read, "
-            f"{setting.replicas} x {cut_text(setting.place)} decode")  # fmt: skip
+    place = setting.engine.deployment
+    if setting.prefill is None:
+        return f"{place.stack.name} {place.precision.label}, {setting.replicas} x {cut_text(setting.engine)}"
+    prefill = f"{setting.prefill_replicas} x {cut_text(setting.prefill)} prefill"
+    return (f"{place.stack.name} {place.precision.label}, {prefill}, "
+            f"{setting.replicas} x {cut_text(setting.engine)} decode")  # fmt: skip
 
 
-def short_text(setting: Setting) -> str:
+def short_text(setting: ServiceCandidate) -> str:
     """The same for a table: 'vllm fp8, 4 x tp 1 + 1 x tp 4', those that read first."""
-    place = setting.place.deployment
-    readers = f"{setting.readers} x {cut_text(setting.reader)} + " if setting.reader else ""
-    return cut(f"{place.stack.id} {place.precision.label}, {readers}{setting.replicas} x {cut_text(setting.place)}",
+    place = setting.engine.deployment
+    readers = f"{setting.prefill_replicas} x {cut_text(setting.prefill)} + " if setting.prefill else ""
+    return cut(f"{place.stack.id} {place.precision.label}, {readers}{setting.replicas} x {cut_text(setting.engine)}",
                _ENGINE_WIDTH)  # fmt: skip
 
 
-def cut_text(place: Place) -> str:
+def cut_text(place: EngineOption) -> str:
     layout = place.deployment.layout
     cuts = [f"{name} {getattr(layout, name)}" for name in ("tp", "pp", "dp", "ep") if getattr(layout, name) > 1]
     return " ".join(cuts) or "tp 1"
 
 
-def limits_text(setting: Setting) -> str:
+def limits_text(setting: ServiceCandidate) -> str:
     limits = setting.limits
     return f"max_num_seqs {limits.max_num_seqs:,}, max_num_batched_tokens {limits.max_num_batched_tokens:,}"
 
 
-def gpus_text(setting: Setting) -> str:
-    return f"{setting.gpus} x {setting.place.deployment.gpu.id}"
+def gpus_text(setting: ServiceCandidate) -> str:
+    return f"{setting.gpus} x {setting.engine.deployment.gpu.id}"
 
 
 def load_text(load: Load) -> str:
@@ -87,20 +88,20 @@ def goals_text(goals: tuple[Goal, ...]) -> str:
     return ", ".join(f"{goal.name} {time_text(goal.limit_ms / 1e3)}" for goal in goals)
 
 
-def sureness(trial: Trial) -> str:
+def sureness(trial: SimulatedService) -> str:
     """How surely a setting meets its goals."""
     if trial.sure is None:
         return "meets the goals at the likely time; the slow end was not run"
     if trial.sure:
         return "meets the goals at the slow end of the forecast too"
-    late = max(trial.goals, key=lambda goal: goal.share(trial.found.high))
-    slow = time_text(trial.found.high[late.key] / 1e3)
-    if late.share(trial.found.high) <= 1:
+    late = max(trial.goals, key=lambda goal: goal.share(trial.simulation.high))
+    slow = time_text(trial.simulation.high[late.key] / 1e3)
+    if late.share(trial.simulation.high) <= 1:
         return "meets the goals at the likely time only: at the slow end the queue grows"
     return f"meets the goals at the likely time only: at the slow end {late.name} is {slow}"
 
 
-def growth_text(found: Growth) -> str:
+def growth_text(found: Headroom) -> str:
     unit = "requests under way" if found.closed else "requests/s"
     what = f"{found.goal.name} breaks" if found.goal else "the queue grows"
     return (f"holds up to {digits(found.holds, 3)} {unit}; at {digits(found.breaks, 3)} {what}: "
@@ -110,19 +111,19 @@ def growth_text(found: Growth) -> str:
 def verdict(found: Plan) -> str:
     """The answer in one sentence."""
     if found.choice is not None:
-        setting = found.choice.setting
+        setting = found.choice.candidate
         so_far = "" if found.complete else " so far (interrupted)"
         return f"cheapest{so_far}: {gpus_text(setting)}, {setting.usd_per_hour:.2f} USD/h; {sureness(found.choice)}"
     if not found.complete:
         return "interrupted before any setting met the goals"
-    most, within = found.most, f"no setting within {found.grid.max_gpus} GPUs"
-    if most is None or most.trial is None:
+    most, within = found.best_effort, f"no setting within {found.space.max_gpus} GPUs"
+    if most is None or most.nearest is None:
         return f"{within} holds {found.model.name}: its weights do not fit, or no GPU here has the format"
-    where = f"{gpus_text(most.trial.setting)} ({engine_text(most.trial.setting)})"
+    where = f"{gpus_text(most.nearest.candidate)} ({engine_text(most.nearest.candidate)})"
     if most.rate:
         return f"{within} holds this: at most {digits(most.rate, 3)} requests/s on {where}: {most.binds} binds"
-    goal = most.trial.nearest
-    least = time_text(most.trial.found.metrics.get(goal.key, 0.0) / 1e3)
+    goal = most.nearest.nearest
+    least = time_text(most.nearest.simulation.metrics.get(goal.key, 0.0) / 1e3)
     return (f"{within} meets these goals at any load: with hardly a request {goal.name} is {least} at best, on "
             f"{where}, and the goal is {time_text(goal.limit_ms / 1e3)}")  # fmt: skip
 
@@ -140,14 +141,14 @@ def print_plan(found: Plan, hub_name: str, unpriced: list[str]) -> None:
         show("", *_front(found))
     if found.choice is not None:
         show("", "start it")
-        for line in commands(found.choice.setting, hub_name):
+        for line in commands(found.choice.candidate, hub_name):
             show_command(line)
     show("", *_searched(found), _unpriced(unpriced))
 
 
-def _print_choice(found: Plan, choice: Trial) -> None:
-    setting = choice.setting
-    name = setting.place.deployment.gpu.name
+def _print_choice(found: Plan, choice: SimulatedService) -> None:
+    setting = choice.candidate
+    name = setting.engine.deployment.gpu.name
     so_far = "" if found.complete else " so far (interrupted)"
     show(Text.assemble((f"cheapest{so_far}   ", ""), (f"{setting.gpus} x {name}", "bold"), "   ",
                        (f"{setting.usd_per_hour:.2f} USD/h", "bold green"),
@@ -155,28 +156,28 @@ def _print_choice(found: Plan, choice: Trial) -> None:
          f"           {engine_text(setting)}; {limits_text(setting)}", f"           {sureness(choice)}")  # fmt: skip
     surer = next((trial for trial in found.front if trial.sure), None)
     if choice.sure is False and surer is not None:
-        show(f"surer      {gpus_text(surer.setting)}, {surer.usd_per_hour:.2f} USD/h, meets them at the slow end too "
+        show(f"surer      {gpus_text(surer.candidate)}, {surer.usd_per_hour:.2f} USD/h, meets them at the slow end too "
              "(--sure looks for the cheapest that does)")  # fmt: skip
     rows = []
     for goal in choice.goals:
-        value, interval = choice.found.metrics.get(goal.key, 0.0), ""
-        if goal.key in choice.found.low:
-            interval = interval_text(choice.found.low[goal.key] / 1e3, choice.found.high[goal.key] / 1e3)
+        value, interval = choice.simulation.metrics.get(goal.key, 0.0), ""
+        if goal.key in choice.simulation.low:
+            interval = interval_text(choice.simulation.low[goal.key] / 1e3, choice.simulation.high[goal.key] / 1e3)
         rows.append((goal.name, time_text(goal.limit_ms / 1e3), time_text(value / 1e3), interval))
     show("", plain_table("", "goal", "time", "80% interval", right=("goal", "time"), rows=rows), "")
-    if found.growth is not None:
-        show(f"more load  {growth_text(found.growth)}")
+    if found.headroom is not None:
+        show(f"more load  {growth_text(found.headroom)}")
 
 
 def _front(found: Plan) -> list[Any]:
     names = [goal.name for goal in found.goals]
     rows = []
     for trial in found.front:
-        times = [time_text(trial.found.metrics.get(goal.key, 0.0) / 1e3) for goal in found.goals]
+        times = [time_text(trial.simulation.metrics.get(goal.key, 0.0) / 1e3) for goal in found.goals]
         verdict = (
             "the choice" if trial is found.choice else "surely" if trial.sure else "likely" if trial.meets else "misses"
         )
-        rows.append((f"{trial.usd_per_hour:.2f}", gpus_text(trial.setting), short_text(trial.setting), *times,
+        rows.append((f"{trial.usd_per_hour:.2f}", gpus_text(trial.candidate), short_text(trial.candidate), *times,
                      percent(trial.share), verdict))  # fmt: skip
     heads = ("USD/h", "GPUs", "engine", *names, "of goal", "meets")
     return [f"cost against latency ({len(rows)} settings that no other beats in both)",
@@ -184,17 +185,17 @@ def _front(found: Plan) -> list[Any]:
 
 
 def _searched(found: Plan) -> list[str]:
-    counts = sorted(found.fallen.items(), key=lambda item: -item[1])
+    counts = sorted(found.discarded.items(), key=lambda item: -item[1])
     told = "; ".join(f"{count:,} {why}" for why, count in counts)
     lines = [f"searched   {found.settings:,} settings, {found.runs:,} simulations, {found.seconds:.0f} s: {told}"]
     trial = found.choice
     if trial is not None:
-        place = trial.setting.place
+        place = trial.candidate.engine
         when = f", {place.price.date}" if place.price.date else ""
         lines.append(f"price      {place.deployment.gpu.id} {place.price.usd_per_hour:.2f} USD a GPU-hour{when}, "
                      f"{place.price.source}")  # fmt: skip
-        if trial.found.rests_on is not None:
-            lines += evidence_lines(trial.found.rests_on)
+        if trial.simulation.rests_on is not None:
+            lines += evidence_lines(trial.simulation.rests_on)
     return lines
 
 
@@ -207,7 +208,7 @@ def _unpriced(names: list[str]) -> str:
 
 # ---- as JSON ----
 def fields(found: Plan, hub_name: str, unpriced: list[str]) -> dict[str, Any]:
-    choice, growth, most = found.choice, found.growth, found.most
+    choice, growth, most = found.choice, found.headroom, found.best_effort
     told: dict[str, Any] = {
         "model": found.model.name,
         "goals": [{"key": goal.key, "limit_ms": goal.limit_ms} for goal in found.goals],
@@ -217,25 +218,25 @@ def fields(found: Plan, hub_name: str, unpriced: list[str]) -> dict[str, Any]:
         "answer": verdict(found),
         "complete": found.complete,
         "choice": _trial(choice) if choice else None,
-        "commands": commands(choice.setting, hub_name) if choice else [],
+        "commands": commands(choice.candidate, hub_name) if choice else [],
         "front": [_trial(trial) for trial in found.front],
         "growth": {"holds": growth.holds, "breaks": growth.breaks, "unit": "requests under way" if growth.closed else
                    "requests/s", "goal": growth.goal.key if growth.goal else None, "binds": growth.binds,
                    "text": growth_text(growth)} if growth else None,
-        "most": {"request_rate": most.rate, "binds": most.binds, "setting": _trial(most.trial) if most.trial else None}
-        if most else None,
+        "most": {"request_rate": most.rate, "binds": most.binds,
+                 "setting": _trial(most.nearest) if most.nearest else None} if most else None,
         "searched": {"settings": found.settings, "simulations": found.runs, "seconds": found.seconds,
-                     "max_gpus": found.grid.max_gpus, "fell_out": dict(found.fallen)},
-        "prices": {chip.id: attributes(price, "usd_per_hour", "date", "source") for chip, price in found.grid.gpus},
+                     "max_gpus": found.space.max_gpus, "fell_out": dict(found.discarded)},
+        "prices": {chip.id: attributes(price, "usd_per_hour", "date", "source") for chip, price in found.space.gpus},
         "without_price": unpriced,
     }  # fmt: skip
-    if choice and choice.found.rests_on:
-        told["evidence"] = choice.found.rests_on.to_dict()
+    if choice and choice.simulation.rests_on:
+        told["evidence"] = choice.simulation.rests_on.to_dict()
     return dict(plain(told))
 
 
-def _trial(trial: Trial) -> dict[str, Any]:
-    setting, found = trial.setting, trial.found
+def _trial(trial: SimulatedService) -> dict[str, Any]:
+    setting, found = trial.candidate, trial.simulation
     metrics: dict[str, Any] = dict(found.metrics)
     for ending, values in (("low", found.low), ("high", found.high)):
         metrics |= {f"{key}_{ending}": value for key, value in values.items()}
@@ -243,8 +244,10 @@ def _trial(trial: Trial) -> dict[str, Any]:
         "usd_per_hour": setting.usd_per_hour,
         "usd_per_million_output_tokens": trial.usd_per_million,
         "gpus": setting.gpus,
-        **_place(setting.place, setting.replicas, setting.limits),
-        "prefill": _place(setting.reader, setting.readers, setting.reader_limits) if setting.reader else None,
+        **_place(setting.engine, setting.replicas, setting.limits),
+        "prefill": _place(setting.prefill, setting.prefill_replicas, setting.prefill_limits)
+        if setting.prefill
+        else None,
         "meets": trial.meets,
         "meets_at_slow_end": trial.sure,
         "share_of_goal": trial.share,
@@ -254,7 +257,7 @@ def _trial(trial: Trial) -> dict[str, Any]:
     }
 
 
-def _place(place: Place, replicas: int, limits: Any) -> dict[str, Any]:
+def _place(place: EngineOption, replicas: int, limits: Any) -> dict[str, Any]:
     where = place.deployment
     return {
         "gpu": where.gpu.id,
@@ -284,22 +287,22 @@ def _panel(found: Plan, goal: Goal, axes: Any) -> None:
         axes.plot(*np.array(cloud).T, ".", color="#a0aec0", ms=4, label="simulated", zorder=1)
     if found.front:
         cost = [trial.usd_per_hour for trial in found.front]
-        time_ms = [trial.found.metrics.get(goal.key, 0.0) for trial in found.front]
+        time_ms = [trial.simulation.metrics.get(goal.key, 0.0) for trial in found.front]
         ends = [_around(trial, goal) for trial in found.front]
         axes.errorbar(cost, time_ms, yerr=np.array(ends).T, fmt="o-", color="#2b6cb0", ms=5, lw=1, capsize=3,
                       label="front, 80% interval", zorder=2)  # fmt: skip
         for at, (trial, x, y) in enumerate(zip(found.front, cost, time_ms, strict=True)):
             below = -11 if at % 2 else 6  # names of neighbours do not meet
-            axes.annotate(gpus_text(trial.setting), (x, y), textcoords="offset points", xytext=(5, below), fontsize=7)
+            axes.annotate(gpus_text(trial.candidate), (x, y), textcoords="offset points", xytext=(5, below), fontsize=7)
     if found.choice is not None:
-        value = found.choice.found.metrics.get(goal.key, 0.0)
+        value = found.choice.simulation.metrics.get(goal.key, 0.0)
         axes.plot([found.choice.usd_per_hour], [value], "*", color="#c05621", ms=15, label="the choice", zorder=3)
     axes.axhline(goal.limit_ms, color="#c53030", lw=1, ls="--", label="goal")
     axes.set_yscale("log")
     axes.set_xscale("log")
     for axis in (axes.xaxis, axes.yaxis):
         plain_numbers(axis)
-    shown = [trial.found.metrics.get(goal.key, 0.0) for trial in found.front] + [goal.limit_ms]
+    shown = [trial.simulation.metrics.get(goal.key, 0.0) for trial in found.front] + [goal.limit_ms]
     axes.set_ylim(min(shown) / 2, max(shown) * 4)
     axes.set_ylabel(f"{goal.name}, ms")
     axes.spines[["top", "right"]].set_visible(False)
@@ -307,11 +310,11 @@ def _panel(found: Plan, goal: Goal, axes: Any) -> None:
     axes.legend(loc="upper right", frameon=False, fontsize=8)
 
 
-def _around(trial: Trial, goal: Goal) -> tuple[float, float]:
+def _around(trial: SimulatedService, goal: Goal) -> tuple[float, float]:
     """How far below and above the likely time its ends are."""
-    value = trial.found.metrics.get(goal.key, 0.0)
+    value = trial.simulation.metrics.get(goal.key, 0.0)
 
     def end(values: Mapping[str, float]) -> float:
         return abs(values.get(goal.key, value) - value)
 
-    return end(trial.found.low), end(trial.found.high)
+    return end(trial.simulation.low), end(trial.simulation.high)

@@ -1,4 +1,4 @@
-"""How to start the chosen service: the command line of each engine, with its own names for what was chosen.
+"""How to start the chosen service: the command line of each engine, in its flags.
 
 Names and what they count: vLLM's limits are of one data-parallel rank; SGLang's are of all ranks together, and its tp
 counts them all (python/sglang/srt/server_args.py); TensorRT-LLM's attention DP runs one rank on each GPU of tp
@@ -8,127 +8,115 @@ counts them all (python/sglang/srt/server_args.py); TensorRT-LLM's attention DP 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 
 from kernelcast.inference.forward import Deployment
-from kernelcast.search.plan.grid import Setting
+from kernelcast.search.plan.space import ServiceCandidate
 from kernelcast.serving.service import EngineSettings
 
-_QUANTISED_ONLINE = ("fp8",)  # formats that vLLM and SGLang make of a bf16 checkpoint themselves
+_QUANTIZED_ONLINE = ("fp8",)  # formats that vLLM and SGLang make of a bf16 checkpoint themselves
 _NIXL = '{"kv_connector":"NixlConnector","kv_role":"kv_both"}'
 
 
-def commands(setting: Setting, hub_name: str) -> list[str]:
+def commands(candidate: ServiceCandidate, hub_name: str) -> list[str]:
     """Lines to run, and comments that say where and how often."""
-    place = setting.place.deployment
-    make = _MAKERS[place.stack.id]
-    lines = _notes(place)
-    if setting.reader is None or setting.reader_limits is None:
-        lines += _times(setting.replicas, place, "")
-        lines += make(place, setting.limits, hub_name, "")
-        return lines + (_router(place.stack.id, setting) if setting.replicas > 1 else [])
-    reader = setting.reader.deployment
-    lines += _times(setting.readers, reader, "to read prompts")
-    lines += make(reader, setting.reader_limits, hub_name, "prefill")
-    lines += _times(setting.replicas, place, "to decode")
-    return lines + make(place, setting.limits, hub_name, "decode") + _router(place.stack.id, setting)
+    deployment = candidate.engine.deployment
+    command = {"vllm": _vllm, "sglang": _sglang, "trtllm": _trtllm}[deployment.stack.id]
+    lines = _notes(deployment)
+    if candidate.prefill is None or candidate.prefill_limits is None:
+        lines += _count(candidate.replicas, deployment, "")
+        lines += command(deployment, candidate.limits, hub_name, "")
+        return lines + (_router(deployment.stack.id, candidate) if candidate.replicas > 1 else [])
+    prefill = candidate.prefill.deployment
+    lines += _count(candidate.prefill_replicas, prefill, "prefill ")
+    lines += command(prefill, candidate.prefill_limits, hub_name, "prefill")
+    lines += _count(candidate.replicas, deployment, "decode ")
+    lines += command(deployment, candidate.limits, hub_name, "decode")
+    return lines + _router(deployment.stack.id, candidate)
 
 
-def _notes(place: Deployment) -> list[str]:
-    kind, own = place.precision.weights, place.model.quantization
-    if own is not None or kind in ("bf16", "fp16", "fp32", "tf32"):
+def _notes(deployment: Deployment) -> list[str]:
+    weights = deployment.precision.weights
+    if deployment.model.quantization is not None or weights in ("bf16", "fp16", "fp32", "tf32"):
         return []
-    if place.stack.id != "trtllm" and kind in _QUANTISED_ONLINE:
+    if deployment.stack.id != "trtllm" and weights in _QUANTIZED_ONLINE:
         return ["# fp8 is made of the 16-bit checkpoint at start; check that its answers are good enough"]
-    return [f"# name a checkpoint in {kind} in place of this one, and check that its answers are good enough"]
+    return [f"# name a checkpoint in {weights} in place of this one, and check that its answers are good enough"]
 
 
-def _times(count: int, place: Deployment, task: str) -> list[str]:
-    gpus = f"{place.layout.gpus} GPU{'s' if place.layout.gpus > 1 else ''}"
-    if count == 1 and not task:
+def _count(count: int, deployment: Deployment, phase: str) -> list[str]:
+    if count == 1 and not phase:
         return []
-    each = "one engine" if count == 1 else f"{count} engines"
-    return [f"# {each}{f' {task}' if task else ''}, on {gpus}{' each' if count > 1 else ''}"]
+    gpus = f"{deployment.layout.gpus} GPU{'s' if deployment.layout.gpus > 1 else ''}"
+    return [f"# {count} {phase}engine{'s' if count > 1 else ''}, on {gpus}{' each' if count > 1 else ''}"]
 
 
-def _line(*words: object) -> str:
-    return shlex.join(map(str, words))
+def _line(*words: object, flags: Mapping[str, object]) -> str:
+    """``flags``: True has no value; 1 and None are what engines take anyway."""
+    given = {name: value for name, value in flags.items() if value is True or value not in (None, False, 1)}
+    pairs = [word for name, value in given.items() for word in ((name,) if value is True else (name, value))]
+    return shlex.join(map(str, (*words, *pairs)))
 
 
-def _given(pairs: Sequence[tuple[str, int]]) -> list[object]:
-    """Flags with their numbers; those of 1 are what engines take anyway."""
-    return [word for flag, value in pairs if value > 1 for word in (flag, value)]
+def _formats(deployment: Deployment) -> dict[str, object]:
+    precision = deployment.precision
+    online = deployment.model.quantization is None and precision.weights in _QUANTIZED_ONLINE
+    cache = "fp8" if deployment.stack.id == "vllm" else "fp8_e4m3"
+    return {
+        "--quantization": precision.weights if online else None,
+        "--dtype": None if online else {"fp16": "float16", "fp32": "float32"}.get(precision.weights),
+        "--kv-cache-dtype": cache if precision.cache == "fp8" else None,
+    }
 
 
-def _vllm(place: Deployment, limits: EngineSettings, name: str, task: str) -> list[str]:
-    layout = place.layout
-    words: list[object] = ["vllm", "serve", name, *_given([("--tensor-parallel-size", layout.tp),
-             ("--pipeline-parallel-size", layout.pp), ("--data-parallel-size", layout.dp)])]  # fmt: skip
-    words += ["--enable-expert-parallel"] if layout.ep > 1 else []
-    words += _formats(place, "--kv-cache-dtype")
-    words += ["--max-num-seqs", limits.max_num_seqs, "--max-num-batched-tokens", limits.max_num_batched_tokens]
-    words += ["--gpu-memory-utilization", f"{place.stack.used_share:g}"]
-    words += ["--kv-transfer-config", _NIXL] if task else []
-    return [_line(*words)]
+def _vllm(deployment: Deployment, limits: EngineSettings, name: str, phase: str) -> list[str]:
+    layout = deployment.layout
+    return [_line("vllm", "serve", name, flags={
+        "--tensor-parallel-size": layout.tp, "--pipeline-parallel-size": layout.pp, "--data-parallel-size": layout.dp,
+        "--enable-expert-parallel": layout.ep > 1, **_formats(deployment), "--max-num-seqs": str(limits.max_num_seqs),
+        "--max-num-batched-tokens": str(limits.max_num_batched_tokens),
+        "--gpu-memory-utilization": f"{deployment.stack.used_share:g}",
+        "--kv-transfer-config": _NIXL if phase else None,
+    })]  # fmt: skip
 
 
-def _sglang(place: Deployment, limits: EngineSettings, name: str, task: str) -> list[str]:
-    layout = place.layout
-    words: list[object] = ["python", "-m", "sglang.launch_server", "--model-path", name,
-             *_given([("--tp", layout.tp * layout.dp), ("--pp", layout.pp), ("--dp", layout.dp)])]  # fmt: skip
-    words += ["--enable-dp-attention"] if layout.dp > 1 else []
-    words += _given([("--ep", layout.ep)]) + _formats(place, "--kv-cache-dtype")
-    words += ["--max-running-requests", limits.max_num_seqs * layout.dp]
-    words += ["--chunked-prefill-size", limits.max_num_batched_tokens * layout.dp]
-    words += ["--mem-fraction-static", f"{place.stack.used_share:g}"]
-    words += ["--disaggregation-mode", task] if task else []
-    return [_line(*words)]
+def _sglang(deployment: Deployment, limits: EngineSettings, name: str, phase: str) -> list[str]:
+    layout = deployment.layout
+    return [_line("python", "-m", "sglang.launch_server", "--model-path", name, flags={
+        "--tp": layout.tp * layout.dp, "--pp": layout.pp, "--dp": layout.dp, "--enable-dp-attention": layout.dp > 1,
+        "--ep": layout.ep, **_formats(deployment), "--max-running-requests": str(limits.max_num_seqs * layout.dp),
+        "--chunked-prefill-size": str(limits.max_num_batched_tokens * layout.dp),
+        "--mem-fraction-static": f"{deployment.stack.used_share:g}", "--disaggregation-mode": phase or None,
+    })]  # fmt: skip
 
 
-def _trtllm(place: Deployment, limits: EngineSettings, name: str, task: str) -> list[str]:
-    layout, file = place.layout, f"{task or 'engine'}.yaml"
-    kept = ["enable_attention_dp: true"] if layout.dp > 1 else []
-    kept += ["disable_overlap_scheduler: true"] if task == "prefill" else []
-    kept += ["cache_transceiver_config: {backend: DEFAULT}"] if task else []
-    cache = place.precision.cache
-    kept += [f"kv_cache_config: {{dtype: {cache}}}"] if cache == "fp8" else []
-    words: list[object] = ["trtllm-serve", name, "--backend", "pytorch", *_given([("--tp_size", layout.tp * layout.dp),
-             ("--pp_size", layout.pp), ("--ep_size", layout.ep)])]  # fmt: skip
-    words += ["--max_batch_size", limits.max_num_seqs, "--max_num_tokens", limits.max_num_batched_tokens]
-    words += ["--kv_cache_free_gpu_memory_fraction", f"{place.stack.used_share:g}"]
-    words += ["--extra_llm_api_options", file] if kept else []
-    files = [_line("printf", "%s\\n", *kept) + f" > {file}"] if kept else []
-    return [*files, _line(*words)]
+def _trtllm(deployment: Deployment, limits: EngineSettings, name: str, phase: str) -> list[str]:
+    layout, file = deployment.layout, f"{phase or 'engine'}.yaml"
+    options = ["enable_attention_dp: true"] if layout.dp > 1 else []
+    options += ["disable_overlap_scheduler: true"] if phase == "prefill" else []
+    options += ["cache_transceiver_config: {backend: DEFAULT}"] if phase else []
+    options += ["kv_cache_config: {dtype: fp8}"] if deployment.precision.cache == "fp8" else []
+    files = [_line("printf", "%s\\n", *options, flags={}) + f" > {file}"] if options else []
+    return [*files, _line("trtllm-serve", name, "--backend", "pytorch", flags={
+        "--tp_size": layout.tp * layout.dp, "--pp_size": layout.pp, "--ep_size": layout.ep,
+        "--max_batch_size": str(limits.max_num_seqs), "--max_num_tokens": str(limits.max_num_batched_tokens),
+        "--kv_cache_free_gpu_memory_fraction": f"{deployment.stack.used_share:g}",
+        "--extra_llm_api_options": file if options else None,
+    })]  # fmt: skip
 
 
-def _formats(place: Deployment, cache_flag: str) -> list[object]:
-    kinds = place.precision
-    words: list[object] = []
-    if place.model.quantization is None and kinds.weights in _QUANTISED_ONLINE:
-        words += ["--quantization", kinds.weights]
-    elif kinds.weights in ("fp16", "fp32"):
-        words += ["--dtype", {"fp16": "float16", "fp32": "float32"}[kinds.weights]]
-    if kinds.cache == "fp8":
-        words += [cache_flag, "fp8" if place.stack.id == "vllm" else "fp8_e4m3"]
-    return words
-
-
-def _router(stack: str, setting: Setting) -> list[str]:
-    if setting.reader is None:
+def _router(stack: str, candidate: ServiceCandidate) -> list[str]:
+    decodes, prefills = candidate.replicas, candidate.prefill_replicas
+    if candidate.prefill is None:
         if stack == "sglang":
-            urls = " ".join(f"http://server{at}:30000" for at in range(1, setting.replicas + 1))
+            urls = " ".join(f"http://server{at}:30000" for at in range(1, decodes + 1))
             return [f"python -m sglang_router.launch_router --policy round_robin --worker-urls {urls}"]
-        return [f"# and a router that takes turns in front of the {setting.replicas}"]
+        return [f"# and a round-robin router in front of the {decodes}"]
     if stack == "sglang":
-        words = [f"--prefill http://reader{at}:30000" for at in range(1, setting.readers + 1)]
-        words += [f"--decode http://writer{at}:30000" for at in range(1, setting.replicas + 1)]
+        words = [f"--prefill http://prefill{at}:30000" for at in range(1, prefills + 1)]
+        words += [f"--decode http://decode{at}:30000" for at in range(1, decodes + 1)]
         return [" ".join(["python -m sglang_router.launch_router --pd-disaggregation", *words])]
     if stack == "trtllm":
-        return [f"# disagg.yaml lists the {setting.readers} as context_servers, the {setting.replicas} as "
-                "generation_servers", "trtllm-serve disaggregated -c disagg.yaml"]  # fmt: skip
-    return ["# and a proxy that sends each request to one that reads, then to one that decodes"]
-
-
-_MAKERS: dict[str, Callable[[Deployment, EngineSettings, str, str], list[str]]] = {
-    "vllm": _vllm, "sglang": _sglang, "trtllm": _trtllm,
-}  # fmt: skip
+        return [f"# disagg.yaml lists the {prefills} as context_servers, the {decodes} as generation_servers",
+                "trtllm-serve disaggregated -c disagg.yaml"]  # fmt: skip
+    return ["# and a proxy that sends each request to a prefill engine, then to a decode engine"]

@@ -1,4 +1,5 @@
-"""A plan: the cheapest service that keeps its goals under a load, and what is around it."""
+"""A plan: the cheapest service that keeps its goals under a load; what breaks first when the load grows, what else
+money buys, and the best effort if nothing meets the goals."""
 
 from __future__ import annotations
 
@@ -12,274 +13,266 @@ from kernelcast.forecast.conditions import DEFAULT, Conditions
 from kernelcast.models.architecture import Architecture
 from kernelcast.results import HtmlRepr
 from kernelcast.search.goals import Goal
-from kernelcast.search.plan.bounds import READ, WROTE, Demand, carried
-from kernelcast.search.plan.grid import Grid, Setting
-from kernelcast.search.plan.search import Known, OnProgress, Search, pair_of
-from kernelcast.search.plan.trial import Point, Trial, Trials
+from kernelcast.search.plan.bounds import DECODE, PREFILL, EngineBounds, LoadSummary
+from kernelcast.search.plan.search import OnProgress, Search
+from kernelcast.search.plan.simulator import CostPoint, ServiceSimulator, SimulatedService
+from kernelcast.search.plan.space import SearchSpace, ServiceCandidate
 from kernelcast.serving.load import Load
 
 _GROWS = 1.25  # a step of the load
 _MOST = 100.0  # times the load: beyond that nothing is said
 _HALVINGS = 5
-_BUDGETS = (0.4, 0.6, 0.8, 1.0, 1.25, 1.6, 2.0, 3.0, 4.0)  # of the choice's cost, that the front is looked for at
-_OF_EACH = 3  # engines that are run for a budget
+_BUDGETS = (0.4, 0.6, 0.8, 1.0, 1.25, 1.6, 2.0, 3.0, 4.0)  # of the choice's cost, that the front is searched at
+_PER_BUDGET = 3  # engines that are run for a budget
 _SHOWN = 9  # points of a front
-_LOOKED_AT = 4  # engines that are run to find the most that holds
+_TRIED = 4  # engines that are run for the best effort
 
 
 @dataclass(frozen=True)
-class Growth:
+class Headroom:
     """Where a service breaks: the last load that held and the first that did not, and why."""
 
-    holds: float  # requests/s, or requests under way of a closed loop
+    holds: float  # requests/s, or concurrent requests of a closed loop
     breaks: float
     goal: Goal | None  # None: the queue grows
     binds: str
-    closed: bool  # whether the load is counted by requests under way
+    closed: bool  # whether the load is counted by concurrent requests
 
 
 @dataclass(frozen=True, eq=False)
-class Most:
-    """Where no setting meets the goals: the one that comes nearest. ``rate``: requests/s that it holds within them;
-    0 where even one request alone breaks a goal."""
+class BestEffort:
+    """Where no candidate meets the goals: the nearest. ``rate``: requests/s that it holds within them; 0 where even one
+    request alone breaks a goal."""
 
-    trial: Trial | None  # None: the model fits nowhere
+    nearest: SimulatedService | None  # None: the model fits nowhere
     rate: float
     binds: str
 
 
-def scaled(load: Load, factor: float) -> Load:
-    """So many times the load: faster, or with more under way."""
-    if load.max_concurrency:
-        return replace(load, max_concurrency=max(1, round(load.max_concurrency * factor)))
-    return load.faster(factor)
-
-
-def growth(trials: Trials, setting: Setting) -> Growth | None:
-    """Raise the load until a goal breaks; None of a load that comes all at once, or that nothing breaks."""
-    load = trials.load
-    if not load.max_concurrency and not math.isfinite(load.request_rate):
-        return None
-    low, high = 1.0, _GROWS
-    broken = trials.full(setting, scaled(load, high))
-    while broken.meets:
-        low, high = high, high * _GROWS
-        if high > _MOST:
-            return None
-        broken = trials.full(setting, scaled(load, high))
-    for _ in range(_HALVINGS - 1):
-        middle = math.sqrt(low * high)
-        found = trials.full(setting, scaled(load, middle))
-        if found.meets:
-            low = middle
-        else:
-            high, broken = middle, found
-    each = float(load.max_concurrency) or load.request_rate
-    return Growth(low * each, high * each, broken.nearest if broken.held else None, broken.binds,
-                  closed=bool(load.max_concurrency))  # fmt: skip
-
-
-def most_held(search: Search) -> Most:
-    """The highest rate that some setting within the GPUs allowed holds."""
-    grid, demand = search.grid, search.demand
-    able = [known for known in search.known if known.built or search.build(known)]
-    if not able:
-        return Most(None, 0.0, "memory")
-    if not demand.rate:
-        return _nearest(search, able)
-    best: Most | None = None
-    settings = _widest(search, able) if grid.disaggregated != "only" else []
-    settings += _widest_pairs(search) if grid.disaggregated != "no" else []
-    for setting in settings:
-        found = _holds(search.trials, setting, best.rate if best else 0.0)
-        if found and (best is None or found.rate > best.rate):
-            best = found
-    return best if best and best.rate else _nearest(search, able)
-
-
-def _widest(search: Search, able: Iterable[Known]) -> list[Setting]:
-    """Pools of all GPUs allowed that promise most requests a second."""
-    most = search.grid.max_gpus
-    fit = [known for known in able if not search.alone(known.floor)]
-    fit.sort(key=lambda known: -known.best_rate() * (most // known.place.gpus))
-    found = []
-    for known in fit[:_LOOKED_AT]:
-        best = max(known.rates.values())
-        at = next(at for at, rate in known.rates.items() if rate == best)
-        found.append(Setting(known.place, known.place.limits[at], most // known.place.gpus))
-    return found
-
-
-def _widest_pairs(search: Search) -> list[Setting]:
-    """Pairs of pools that promise most, the GPUs shared out between them."""
-    most, promised = search.grid.max_gpus, []
-    for reader, writer in search.alike():
-        if not (reader.built and writer.built):
-            continue
-        reads, writes = search.part_rate(reader, READ), search.part_rate(writer, WROTE)
-        shares = [(readers, (most - readers * reader.place.gpus) // writer.place.gpus)
-                  for readers in range(1, most // reader.place.gpus + 1)]  # fmt: skip
-        rate, readers, writers = max((min(one * reads, other * writes), one, other) for one, other in shares)
-        if rate:
-            promised.append((rate, pair_of(reader, writer, readers, writers)))
-    promised.sort(key=lambda one: -one[0])
-    return [setting for _, setting in promised[:_LOOKED_AT]]
-
-
-def _holds(trials: Trials, setting: Setting, least: float) -> Most | None:
-    """The rate at which a setting still meets the goals, if it is above ``least``: found with one engine's share of the
-    load, and told by all of it."""
-    load, rate = trials.load, trials.load.request_rate
-    low, high = 0.0, 1.0
-    try:
-        broken = trials.share(setting, load)
-    except KernelcastError:
-        return None
-    for _ in range(2 * _HALVINGS):
-        middle = math.sqrt(low * high) if low else max(high / 2, least / rate * 1.001)
-        if middle >= high or middle < 1e-3:
-            break
-        found = trials.share(setting, scaled(load, middle))
-        if found.meets:
-            low = middle
-        elif middle * rate <= least * 1.01:
-            return None
-        else:
-            high, broken = middle, found
-    for factor in (low, 0.97 * low, 0.94 * low, 0.9 * low) if low else ():
-        whole = trials.full(setting, scaled(load, factor), early=True)
-        if whole.meets:
-            return Most(whole, factor * rate, broken.binds)
-    return None
-
-
-def _nearest(search: Search, able: Iterable[Known]) -> Most:
-    """What comes nearest to the goals with hardly any load."""
-
-    def share(known: Known) -> float:
-        return max(known.floor.share(goal, search.demand) for goal in search.goals)
-
-    few = search.trials.load.take(slice(0, 20))
-    if not few.max_concurrency and math.isfinite(few.request_rate):
-        few = few.faster(min(1.0, 0.05 / few.request_rate))
-    else:
-        few = replace(few, max_concurrency=1)
-    found = []
-    for known in sorted(able, key=share)[:_LOOKED_AT]:
-        try:
-            found.append(search.trials.full(Setting(known.place, known.place.limits[0], 1), few))
-        except KernelcastError:
-            continue
-    best = min(found, key=lambda trial: trial.share, default=None)
-    return Most(best, 0.0, "latency")
-
-
-def front(search: Search, choice: Trial) -> list[Trial]:
-    """The settings that no other beats in both cost and latency (the share of the goal nearest to breaking), run whole
-    at both ends of the forecast; the cheapest first, the choice among them."""
-    for budget in _BUDGETS:
-        for setting in _worth(search, choice, budget * choice.usd_per_hour):
-            try:
-                search.trials.quick(setting, early=False)
-            except KernelcastError:
-                continue
-    shown = _thinned(_undominated(search.trials.points), choice)
-    runs = [choice, *(search.trials.certain(point.setting) for point in shown if point.setting is not choice.setting)]
-    found, least = [], math.inf
-    for trial in sorted(runs, key=lambda trial: (trial.usd_per_hour, trial.share)):
-        if trial is choice or (trial.share < least and abs(trial.usd_per_hour - choice.usd_per_hour) > 1e-9):
-            least = min(least, trial.share)
-            found.append(trial)
-    return found
-
-
-def _worth(search: Search, choice: Trial, budget: float) -> list[Setting]:
-    """For so much money: the engines that promise most, by how far from full they would be."""
-    promised = []
-    for known in search.known:
-        place = known.place
-        replicas = min(int((budget + 1e-9) / place.usd_per_hour), search.grid.max_gpus // place.gpus)
-        if replicas < 1 or not (known.built or search.build(known)):
-            continue
-        assert known.steps is not None
-        rate = carried(known.steps, place, place.limits[0], search.demand, ())
-        full = search.demand.rate / (rate * replicas) if rate else math.inf
-        alone = max(known.floor.share(goal, search.demand) for goal in search.goals)
-        if full < 1 and (budget <= choice.usd_per_hour or alone < choice.share):
-            promised.append((alone / (1 - full), replicas, known))
-    promised.sort(key=lambda one: one[0])
-    return [Setting(known.place, known.place.limits[0], replicas) for _, replicas, known in promised[:_OF_EACH]]
-
-
-def _undominated(points: Iterable[Point]) -> list[Point]:
-    found: list[Point] = []
-    for point in sorted(points, key=lambda point: (round(point.usd_per_hour, 6), point.share)):
-        if math.isfinite(point.share) and (not found or point.share < found[-1].share * 0.98):
-            found.append(point)
-    return found
-
-
-def _thinned(points: list[Point], choice: Trial) -> list[Point]:
-    """Not too far from the goals, and not too many."""
-    near = [point for point in points if point.share < 4 or point.usd_per_hour >= choice.usd_per_hour]
-    if len(near) <= _SHOWN:
-        return near
-    step = (len(near) - 1) / (_SHOWN - 1)
-    return [near[round(i * step)] for i in range(_SHOWN)]
-
-
 @dataclass(eq=False)
 class Plan(HtmlRepr):
-    """``choice`` None: nothing meets the goals, and ``most`` tells what comes nearest. Not ``complete``: it was
-    interrupted, and the choice is the best so far."""
+    """``choice`` None: nothing meets the goals, and ``best_effort`` comes nearest. Not ``complete``: interrupted, and
+    the choice is the best so far."""
 
     model: Architecture
     load: Load
     goals: tuple[Goal, ...]
-    grid: Grid
+    space: SearchSpace
     sure: bool  # the slow end of the forecast must meet the goals
-    choice: Trial | None = None
-    front: list[Trial] = field(default_factory=list)
-    growth: Growth | None = None
-    most: Most | None = None
-    fallen: dict[str, int] = field(default_factory=dict)
-    points: list[Point] = field(default_factory=list)
+    choice: SimulatedService | None = None
+    front: list[SimulatedService] = field(default_factory=list)
+    headroom: Headroom | None = None
+    best_effort: BestEffort | None = None
+    discarded: dict[str, int] = field(default_factory=dict)
+    points: list[CostPoint] = field(default_factory=list)
     settings: int = 0
     runs: int = 0
     seconds: float = 0.0
     complete: bool = True
 
 
-def plan(model: Architecture, load: Load, goals: Sequence[Goal], grid: Grid, conditions: Conditions = DEFAULT, *,
-         seed: int = 0, sure: bool = False, on_progress: OnProgress | None = None) -> Plan:  # fmt: skip
-    """The cheapest setting of the grid that meets the goals under the load. An interrupt keeps the best so far."""
+def plan(
+    model: Architecture, load: Load, goals: Sequence[Goal], space: SearchSpace, conditions: Conditions = DEFAULT, *,
+    seed: int = 0, sure: bool = False, on_progress: OnProgress | None = None,
+) -> Plan:  # fmt: skip
+    """The cheapest candidate of the space that meets the goals under the load. An interrupt keeps the best so far."""
     if not goals:
         raise KernelcastError("which goal? give a latency to keep, as in --ttft-p99 500ms --tpot-p99 30ms")
     if model.kind == "encoder":
-        raise KernelcastError(f"{model.name} is an encoder: it writes no tokens and is served without a queue of them")
+        raise KernelcastError(f"{model.name} is an encoder: it generates no tokens and needs no queue of them")
     begun = time.monotonic()
-    trials = Trials(load, goals, conditions, seed, "high" if sure else "likely")
-    search = Search(model, grid, trials, tuple(goals), Demand.of(load))
-    found = Plan(model, load, tuple(goals), grid, sure)
+    simulator = ServiceSimulator(load, goals, conditions, seed, "high" if sure else "likely")
+    search = Search(model, space, simulator, tuple(goals), LoadSummary.of(load))
+    result = Plan(model, load, tuple(goals), space, sure)
     try:
         search.run(on_progress)
-        _around(found, search, on_progress)
+        if search.best is None:
+            result.best_effort = best_effort(search)
+        else:
+            if on_progress:
+                on_progress(0, 1, "headroom and front")
+            result.choice = simulator.both_ends(search.best.candidate)
+            result.headroom = headroom(simulator, search.best.candidate)
+            result.front = front(search, result.choice)
     except KeyboardInterrupt:
-        found.complete = False
-    if found.choice is None:
-        found.choice = search.best
-    found.fallen, found.points, found.settings = search.fallen.counts, trials.points, search.settings
-    found.runs, found.seconds = trials.runs, time.monotonic() - begun
-    return found
+        result.complete = False
+    result.choice = result.choice or search.best
+    result.discarded, result.points, result.settings = dict(+search.discarded), simulator.points, search.settings
+    result.runs, result.seconds = simulator.runs, time.monotonic() - begun
+    return result
 
 
-def _around(found: Plan, search: Search, on_progress: OnProgress | None) -> None:
-    """Once the search is over: the choice at both ends of the forecast, where it breaks, and the front."""
-    if search.best is None:
-        found.most = most_held(search)
-        return
-    if on_progress:
-        on_progress(0, 1, "what is around it")
-    found.choice = search.trials.certain(search.best.setting)
-    found.growth = growth(search.trials, search.best.setting)
-    found.front = front(search, found.choice)
+def scaled(load: Load, factor: float) -> Load:
+    """So many times the load: faster, or with more concurrent requests."""
+    if load.max_concurrency:
+        return replace(load, max_concurrency=max(1, round(load.max_concurrency * factor)))
+    return load.faster(factor)
+
+
+def headroom(simulator: ServiceSimulator, candidate: ServiceCandidate) -> Headroom | None:
+    """Raise the load until a goal breaks; None of a load that comes all at once, or that nothing breaks."""
+    load = simulator.load
+    if not load.max_concurrency and not math.isfinite(load.request_rate):
+        return None
+    low, high = 1.0, _GROWS
+    broken = simulator.full(candidate, scaled(load, high))
+    while broken.meets:
+        low, high = high, high * _GROWS
+        if high > _MOST:
+            return None
+        broken = simulator.full(candidate, scaled(load, high))
+    for _ in range(_HALVINGS - 1):
+        middle = math.sqrt(low * high)
+        run = simulator.full(candidate, scaled(load, middle))
+        if run.meets:
+            low = middle
+        else:
+            high, broken = middle, run
+    each = float(load.max_concurrency) or load.request_rate
+    return Headroom(low * each, high * each, broken.nearest if broken.keeps_up else None, broken.binds,
+                    closed=bool(load.max_concurrency))  # fmt: skip
+
+
+# ---- nothing meets the goals ----
+def best_effort(search: Search) -> BestEffort:
+    """The highest rate that some candidate within the GPUs allowed holds."""
+    able = [bounds for bounds in search.engines if search.built(bounds)]
+    if not able:
+        return BestEffort(None, 0.0, "memory")
+    best: BestEffort | None = None
+    candidates: list[ServiceCandidate] = []
+    if search.load.rate and search.space.disaggregated != "only":
+        candidates += _widest(search, able)
+    if search.load.rate and search.space.disaggregated != "no":
+        candidates += _widest_pairs(search)
+    for candidate in candidates:
+        held = _holds(search.simulator, candidate, best.rate if best else 0.0)
+        if held and (best is None or held.rate > best.rate):
+            best = held
+    return best if best and best.rate else _nearest(search, able)
+
+
+def _widest(search: Search, able: Iterable[EngineBounds]) -> list[ServiceCandidate]:
+    """Aggregated services of all GPUs allowed that promise most requests a second."""
+    most = search.space.max_gpus
+    fit = [bounds for bounds in able if not bounds.misses()]
+    fit.sort(key=lambda bounds: -bounds.best_rate * (most // bounds.engine.gpus))
+    return [
+        ServiceCandidate(
+            bounds.engine, bounds.engine.limits[bounds.rates.index(bounds.best_rate)], most // bounds.engine.gpus
+        )
+        for bounds in fit[:_TRIED]
+    ]
+
+
+def _widest_pairs(search: Search) -> list[ServiceCandidate]:
+    """Disaggregated services that promise most, the GPUs shared out between prefill and decode."""
+    most, promised = search.space.max_gpus, []
+    for pair in search.pairs():
+        if pair.prefill.steps is None or pair.decode.steps is None:
+            continue
+        prefill_rate, decode_rate = pair.prefill.phase_rate(PREFILL), pair.decode.phase_rate(DECODE)
+        gpus = pair.prefill.engine.gpus
+        splits = [(n, (most - n * gpus) // pair.decode.engine.gpus) for n in range(1, most // gpus + 1)]
+        rate, prefills, decodes = max((min(n * prefill_rate, m * decode_rate), n, m) for n, m in splits)
+        if rate:
+            promised.append((rate, pair.candidate(prefills, decodes)))
+    promised.sort(key=lambda promise: -promise[0])
+    return [candidate for _, candidate in promised[:_TRIED]]
+
+
+def _holds(simulator: ServiceSimulator, candidate: ServiceCandidate, least: float) -> BestEffort | None:
+    """The rate at which a candidate still meets the goals, if it is above ``least``: searched with one engine's share
+    of the load, and decided by all of it."""
+    load, rate = simulator.load, simulator.load.request_rate
+    low, high = 0.0, 1.0
+    try:
+        broken = simulator.share(candidate, load)
+    except KernelcastError:
+        return None
+    for _ in range(2 * _HALVINGS):
+        middle = math.sqrt(low * high) if low else max(high / 2, least / rate * 1.001)
+        if middle >= high or middle < 1e-3:
+            break
+        run = simulator.share(candidate, scaled(load, middle))
+        if run.meets:
+            low = middle
+        elif middle * rate <= least * 1.01:
+            return None
+        else:
+            high, broken = middle, run
+    for factor in (low, 0.97 * low, 0.94 * low, 0.9 * low) if low else ():
+        whole = simulator.full(candidate, scaled(load, factor), early=True)
+        if whole.meets:
+            return BestEffort(whole, factor * rate, broken.binds)
+    return None
+
+
+def _nearest(search: Search, able: Iterable[EngineBounds]) -> BestEffort:
+    """What comes nearest to the goals with hardly any load."""
+    few = search.simulator.load.take(slice(0, 20))
+    if not few.max_concurrency and math.isfinite(few.request_rate):
+        few = few.faster(min(1.0, 0.05 / few.request_rate))
+    else:
+        few = replace(few, max_concurrency=1)
+    runs = []
+    for bounds in sorted(able, key=lambda bounds: max(map(bounds.share, search.goals)))[:_TRIED]:
+        try:
+            runs.append(search.simulator.full(ServiceCandidate(bounds.engine, bounds.engine.limits[0], 1), few))
+        except KernelcastError:
+            continue
+    return BestEffort(min(runs, key=lambda run: run.share, default=None), 0.0, "latency")
+
+
+# ---- cost against latency ----
+def front(search: Search, choice: SimulatedService) -> list[SimulatedService]:
+    """The Pareto front of cost and latency (the share of the goal nearest to breaking), run whole at both ends of the
+    forecast; the cheapest first, the choice among them."""
+    for budget in _BUDGETS:
+        for candidate in _promising(search, choice, budget * choice.usd_per_hour):
+            try:
+                search.simulator.quick(candidate, early=False)
+            except KernelcastError:
+                continue
+    points = [point.candidate for point in _thinned(_undominated(search.simulator.points), choice)]
+    runs = [choice, *(search.simulator.both_ends(each) for each in points if each is not choice.candidate)]
+    shown, least = [], math.inf
+    for run in sorted(runs, key=lambda run: (run.usd_per_hour, run.share)):
+        if run is choice or (run.share < least and abs(run.usd_per_hour - choice.usd_per_hour) > 1e-9):
+            least = min(least, run.share)
+            shown.append(run)
+    return shown
+
+
+def _promising(search: Search, choice: SimulatedService, budget: float) -> list[ServiceCandidate]:
+    """For a budget: the engines that promise most, by how far from full they would be."""
+    promised = []
+    for bounds in search.engines:
+        engine = bounds.engine
+        replicas = min(int((budget + 1e-9) / engine.usd_per_hour), search.space.max_gpus // engine.gpus)
+        if replicas < 1 or not search.built(bounds):
+            continue
+        rate = bounds.rate(engine.limits[0], ())
+        full = search.load.rate / (rate * replicas) if rate else math.inf
+        alone = max(map(bounds.share, search.goals))
+        if full < 1 and (budget <= choice.usd_per_hour or alone < choice.share):
+            promised.append((alone / (1 - full), ServiceCandidate(engine, engine.limits[0], replicas)))
+    promised.sort(key=lambda promise: promise[0])
+    return [candidate for _, candidate in promised[:_PER_BUDGET]]
+
+
+def _undominated(points: Iterable[CostPoint]) -> list[CostPoint]:
+    kept: list[CostPoint] = []
+    for point in sorted(points, key=lambda point: (round(point.usd_per_hour, 6), point.share)):
+        if math.isfinite(point.share) and (not kept or point.share < kept[-1].share * 0.98):
+            kept.append(point)
+    return kept
+
+
+def _thinned(points: list[CostPoint], choice: SimulatedService) -> list[CostPoint]:
+    """Not too far from the goals, and not too many."""
+    near = [point for point in points if point.share < 4 or point.usd_per_hour >= choice.usd_per_hour]
+    if len(near) <= _SHOWN:
+        return near
+    step = (len(near) - 1) / (_SHOWN - 1)
+    return [near[round(i * step)] for i in range(_SHOWN)]

@@ -1,8 +1,8 @@
 """The search: bounds discard what cannot meet the goals or be cheaper, short runs what does not, whole runs decide.
 
-Engines are looked at in the order of the least that they could cost. Of each, the fewest replicas that meet the goals
-are found by halving; once an answer is known, one run with as many replicas as it could have and not be dearer tells
-whether an engine can beat it at all.
+Engines are tried in the order of the least that they could cost. Of each, the fewest replicas that meet the goals are
+found by bisection; once there is an answer, one run with as many replicas as cost no more shows whether an engine can
+beat it at all.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from kernelcast.errors import KernelcastError
 from kernelcast.models.architecture import Architecture
 from kernelcast.search.goals import Goal
-from kernelcast.search.plan.bounds import READ, WROTE, CoarseSteps, Demand, Floor, alone, carried, engines_for, physical
-from kernelcast.search.plan.grid import Fallen, Grid, Place, Setting, places
-from kernelcast.search.plan.trial import MARGIN, Trial, Trials
+from kernelcast.search.plan.bounds import EngineBounds, EnginePair, LoadSummary
+from kernelcast.search.plan.simulator import MARGIN, ServiceSimulator, SimulatedService
+from kernelcast.search.plan.space import EngineOption, SearchSpace, ServiceCandidate
 from kernelcast.serving.service import EngineSettings
 
 ALONE = "one request alone breaks a goal"
@@ -28,281 +29,234 @@ DEARER = "cannot be cheaper than the choice"
 MISSED = "simulated, and misses a goal"
 MET = "meets the goals, but is no cheaper than the choice"
 REFUSED = "the engine refuses the requests, or has no kernels for it"
-SAME = "a limit that is never reached"
 _EPS = 1e-9
-OnProgress = Callable[[int, int, str], None]
-
-
-@dataclass(eq=False)
-class Known:
-    """What is known of an engine so far."""
-
-    place: Place
-    floor: Floor
-    cost: float  # at least, of a service of it that carries the load
-    steps: CoarseSteps | None = None
-    rates: dict[int, float] = field(default_factory=dict)  # requests/s that one carries at most, by limit
-
-    @property
-    def built(self) -> bool:
-        return self.steps is not None
-
-    def best_rate(self) -> float:
-        return max(self.rates.values(), default=self.floor.rate)
+OnProgress = Callable[[int, int, str], None]  # how many engines were tried, of how many, and a note
 
 
 @dataclass(eq=False)
 class Search:
-    """State of a search; ``best`` is the answer so far."""
+    """State of a search; ``best`` is the answer so far, ``discarded`` counts candidates by why they were."""
 
     model: Architecture
-    grid: Grid
-    trials: Trials
+    space: SearchSpace
+    simulator: ServiceSimulator
     goals: tuple[Goal, ...]
-    demand: Demand
-    fallen: Fallen = field(default_factory=Fallen)
-    best: Trial | None = None
-    known: list[Known] = field(default_factory=list)
+    load: LoadSummary
+    discarded: Counter[str] = field(default_factory=Counter)
+    best: SimulatedService | None = None
+    engines: list[EngineBounds] = field(default_factory=list)
     settings: int = 0
 
     def run(self, on_progress: OnProgress | None = None) -> None:
         """Until nothing is left that could be cheaper."""
-        context = int(self.demand.context_mean)
-        for place in places(self.model, self.grid, context, self.fallen):
-            floor = physical(place, self.demand)
-            self.known.append(Known(place, floor, self._cost(place, floor.rate)))
-        self.settings = sum(self.fallen.counts.values()) + sum(self._count(known.place) for known in self.known)
-        if self.grid.disaggregated != "only":
-            self._pools(on_progress)
-        if self.grid.disaggregated != "no" and self.demand.output_mean > 1:
-            self._pairs(on_progress)
+        options = self.space.engines(self.model, int(self.load.context_mean), self.discarded)
+        self.engines = [EngineBounds(engine, self.load, self.goals) for engine in options]
+        self.settings = self.discarded.total() + sum(self._count(bounds.engine) for bounds in self.engines)
+        if self.space.disaggregated != "only":
+            self._aggregated(on_progress)
+        if self.space.disaggregated != "no" and self.load.output_mean > 1:
+            self._disaggregated(on_progress)
 
-    def _count(self, place: Place) -> int:
-        return len(place.limits) * (self.grid.max_gpus // place.gpus)
+    def _count(self, engine: EngineOption) -> int:
+        return len(engine.limits) * (self.space.max_gpus // engine.gpus)
 
-    def _cost(self, place: Place, rate: float) -> float:
-        """At least, of engines like this that carry the load."""
-        return engines_for(self.demand.rate, rate) * place.usd_per_hour
+    def _discard(self, why: str, count: int) -> None:
+        self.discarded[why] += max(0, count)
 
     @property
     def budget(self) -> float:
         return self.best.usd_per_hour if self.best else math.inf
 
-    # ---- engines that do all ----
-    def _pools(self, on_progress: OnProgress | None) -> None:
+    def built(self, bounds: EngineBounds) -> bool:
+        """Bounds by step times; whether the engine has kernels at all."""
+        if bounds.steps is None:
+            try:
+                bounds.build(self.simulator.times(bounds.engine.deployment), self.simulator.variant)
+            except KernelcastError:
+                self._discard(REFUSED, self._count(bounds.engine))
+        return bounds.steps is not None
+
+    # ---- aggregated ----
+    def _aggregated(self, on_progress: OnProgress | None) -> None:
         order = itertools.count()
-        heap = [(known.cost, next(order), known) for known in self.known]
+        heap = [(bounds.cost, next(order), bounds) for bounds in self.engines]
         heapq.heapify(heap)
         done, total = 0, len(heap)
         while heap:
-            cost, _, known = heapq.heappop(heap)
+            cost, _, bounds = heapq.heappop(heap)
             if on_progress:
                 on_progress(done, total, f"best {self.best.usd_per_hour:.2f} USD/h" if self.best else "")
             done += 1
-            why = self._discarded(known, cost)
+            why = self._hopeless(bounds, cost)
             if why:
-                self.fallen.add(why, self._count(known.place))
-                continue
-            if not known.built:
-                if self.build(known):
-                    heapq.heappush(heap, (known.cost, next(order), known))
+                self._discard(why, self._count(bounds.engine))
+            elif bounds.steps is None:
+                if self.built(bounds):
+                    heapq.heappush(heap, (bounds.cost, next(order), bounds))
                     done -= 1
-                continue
-            for limits in known.place.limits:
-                self._replicas(known, limits)
+            else:
+                for limits, rate in zip(bounds.engine.limits, bounds.rates, strict=True):
+                    self._replicas(bounds.engine, limits, self.load.engines(rate))
 
-    def _discarded(self, known: Known, cost: float) -> str:
-        if self.alone(known.floor):
+    def _hopeless(self, bounds: EngineBounds, cost: float) -> str:
+        if bounds.misses():
             return ALONE
         if cost > self.budget + _EPS:
             return DEARER
-        if cost > self.grid.max_gpus * known.place.price.usd_per_hour + _EPS:
-            return TOO_SLOW if known.built else TOO_MANY
+        if cost > self.space.max_gpus * bounds.engine.price.usd_per_hour + _EPS:
+            return TOO_SLOW if bounds.steps else TOO_MANY
         return ""
 
-    def alone(self, floor: Floor, metrics: Sequence[str] = ("ttft", "tpot", "e2el")) -> bool:
-        return any(floor.share(goal, self.demand) > 1 for goal in self.goals if goal.metric in metrics)
-
-    def build(self, known: Known) -> bool:
-        """Step times, and the bounds that they give; whether it has kernels at all."""
-        place = known.place
-        variant, demand = self.trials.variant, self.demand
-        try:
-            steps = CoarseSteps(place.deployment, self.trials.calls(place.deployment), int(demand.context_mean),
-                                int(demand.input_mean / 2), variant)  # fmt: skip
-        except KernelcastError:
-            self.fallen.add(REFUSED, self._count(place))
-            return False
-        known.floor, known.steps = alone(steps, place, demand, variant), steps
-        for at, limits in enumerate(place.limits):
-            known.rates[at] = carried(steps, place, limits, demand, self.goals)
-        known.cost = self._cost(place, known.best_rate())
-        return True
-
-    def _replicas(self, known: Known, limits: EngineSettings) -> None:
+    def _replicas(self, engine: EngineOption, limits: EngineSettings, least: int) -> None:
         """The fewest replicas that meet the goals, if they cost less than the best so far."""
-        place, at = known.place, known.place.limits.index(limits)
-        allowed = self.grid.max_gpus // place.gpus
-        least = engines_for(self.demand.rate, known.rates[at])
-        most = int(min(allowed, (self.budget + _EPS) / place.usd_per_hour))
-        self.fallen.add(TOO_SLOW, min(least - 1, allowed))
+        allowed = self.space.max_gpus // engine.gpus
+        most = int(min(allowed, (self.budget + _EPS) / engine.usd_per_hour))
+        self._discard(TOO_SLOW, min(least - 1, allowed))
         if least > allowed:
             return
-        self.fallen.add(DEARER, allowed - max(most, least - 1))
+        self._discard(DEARER, allowed - max(most, least - 1))
         if most < least:
             return
         try:
-            found = self._fewest(place, limits, least, most)
+            fewest = self._fewest(engine, limits, least, most)
         except KernelcastError:
-            self.fallen.add(REFUSED, most - least + 1)
+            self._discard(REFUSED, most - least + 1)
             return
-        if found is None:
-            self.fallen.add(MISSED, most - least + 1)
+        if fewest is None:
+            self._discard(MISSED, most - least + 1)
             return
-        self.fallen.add(MISSED, found.setting.replicas - least)
-        self.fallen.add(MET, most - found.setting.replicas + 1)
-        self._offer(found)
+        self._discard(MISSED, fewest.candidate.replicas - least)
+        self._discard(MET, most - fewest.candidate.replicas + 1)
+        self._offer(fewest)
 
-    def _fewest(self, place: Place, limits: EngineSettings, least: int, most: int) -> Trial | None:
+    def _fewest(self, engine: EngineOption, limits: EngineSettings, least: int, most: int) -> SimulatedService | None:
         """By doubling and halving with short runs; whole runs decide, one more replica at a time."""
+
+        def may(replicas: int) -> bool:
+            return self._may(ServiceCandidate(engine, limits, replicas))
+
         low, high = least - 1, least
         if self.best:
-            high = most  # one run tells whether it can win at all
-        while not self._may(place, limits, high):
+            high = most  # one run shows whether it can win at all
+        while not may(high):
             if high >= most:
                 return None
             low, high = high, min(most, max(high + 1, 2 * high))
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (low, middle) if self._may(place, limits, middle) else (middle, high)
+            low, high = (low, middle) if may(middle) else (middle, high)
         for replicas in range(high, most + 1):
-            found = self._try(Setting(place, limits, replicas), whole=True)
-            if found.meets:
-                return found
-            if not found.held and replicas > high + 2:
+            run = self.simulator.full(ServiceCandidate(engine, limits, replicas), early=True)
+            if run.meets:
+                return run
+            if not run.keeps_up and replicas > high + 2:
                 break
         return None
 
-    def _may(self, place: Place, limits: EngineSettings, replicas: int) -> bool:
-        return self._try(Setting(place, limits, replicas)).share <= MARGIN
+    def _may(self, candidate: ServiceCandidate) -> bool:
+        return self.simulator.quick(candidate).share <= MARGIN
 
-    def _try(self, setting: Setting, *, whole: bool = False) -> Trial:
-        return self.trials.full(setting, early=True) if whole else self.trials.quick(setting)
-
-    def _offer(self, found: Trial) -> None:
+    def _offer(self, run: SimulatedService) -> None:
         """The cheapest; of those that cost the same, the one farthest from breaking a goal."""
-        if self.best is None or (found.usd_per_hour, found.share) < (self.best.usd_per_hour - _EPS, math.inf) or (
-            abs(found.usd_per_hour - self.best.usd_per_hour) <= _EPS and found.share < self.best.share
+        if self.best is None or run.usd_per_hour < self.best.usd_per_hour - _EPS or (
+            abs(run.usd_per_hour - self.best.usd_per_hour) <= _EPS and run.share < self.best.share
         ):  # fmt: skip
-            self.best = found
+            self.best = run
 
-    # ---- engines that read prompts beside those that decode ----
-    def _pairs(self, on_progress: OnProgress | None) -> None:
-        """Pairs of engines of one GPU, stack and format, the least that they could cost first."""
-        found = [(self._pair_cost(*pair), at, pair) for at, pair in enumerate(self.alike())]
-        found.sort(key=lambda one: one[:2])
-        self.settings += len(found)
-        for at, (cost, _, (reader, writer)) in enumerate(found):
+    # ---- disaggregated ----
+    def pairs(self) -> list[EnginePair]:
+        """Prefill and decode engines of one GPU, stack and format that may meet the goals."""
+        groups: dict[tuple[int, str, str], list[EngineBounds]] = {}
+        for bounds in self.engines:
+            deployment = bounds.engine.deployment
+            key = id(deployment.gpu), deployment.stack.id, deployment.precision.label
+            groups.setdefault(key, []).append(bounds)
+        pairs = [EnginePair(*two) for group in groups.values() for two in itertools.product(group, group)]
+        most = self.space.max_gpus
+        return [
+            pair for pair in pairs if pair.prefill.engine.gpus + pair.decode.engine.gpus <= most and not pair.misses
+        ]
+
+    def _disaggregated(self, on_progress: OnProgress | None) -> None:
+        """The least that pairs could cost first."""
+        costs = [(self._least_cost(pair), pair) for pair in self.pairs()]
+        costs.sort(key=lambda cost: cost[0])
+        self.settings += len(costs)
+        for at, (cost, pair) in enumerate(costs):
             if on_progress:
-                on_progress(at, len(found), "prompts apart")
+                on_progress(at, len(costs), "disaggregated")
             if cost > self.budget - _EPS or math.isinf(cost):
-                self.fallen.add(DEARER if self.best else TOO_SLOW, len(found) - at)
+                self._discard(DEARER if self.best else TOO_SLOW, len(costs) - at)
                 break
-            self._pair(reader, writer)
+            why = self._pair(pair)
+            if why:
+                self._discard(why, 1)
 
-    def alike(self) -> list[tuple[Known, Known]]:
-        groups: dict[tuple[int, str, str], list[Known]] = {}
-        for known in self.known:
-            place = known.place.deployment
-            groups.setdefault((id(place.gpu), place.stack.id, place.precision.label), []).append(known)
-        return [(reader, writer) for group in groups.values() for reader, writer in itertools.product(group, group)
-                if reader.place.gpus + writer.place.gpus <= self.grid.max_gpus
-                and not self.alone(reader.floor, ("ttft",)) and not self.alone(writer.floor, ("tpot",))]  # fmt: skip
+    def _least_cost(self, pair: EnginePair) -> float:
+        least = pair.least()
+        return least.usd_per_hour if least.gpus <= self.space.max_gpus else math.inf
 
-    def _pair_cost(self, reader: Known, writer: Known) -> float:
-        """At least: by step times where they are known, else by the peaks of the chip."""
-        demand = self.demand
-        engines = []
-        for known, tokens in ((reader, demand.input_mean), (writer, demand.output_mean)):
-            if known.built:
-                rate = self.part_rate(known, READ if known is reader else WROTE)
-            else:  # its part of the arithmetic alone
-                rate = known.floor.rate * (demand.input_mean + demand.output_mean) / tokens
-            engines.append(engines_for(demand.rate, rate))
-        gpus = engines[0] * reader.place.gpus + engines[1] * writer.place.gpus
-        return gpus * reader.place.price.usd_per_hour if gpus <= self.grid.max_gpus else math.inf
-
-    def part_rate(self, known: Known, part: str) -> float:
-        assert known.steps is not None
-        return carried(known.steps, known.place, known.place.limits[0], self.demand, self.goals, part)
-
-    def _pair(self, reader: Known, writer: Known) -> None:
-        """From the fewest of both: one more of whichever breaks its goal, while that is cheaper than the best."""
-        if any(not known.built and not self.build(known) for known in (reader, writer)):
-            return
-        if self.alone(reader.floor, ("ttft",)) or self.alone(writer.floor, ("tpot",)):
-            self.fallen.add(ALONE, 1)
-            return
-        one = engines_for(self.demand.rate, self.part_rate(reader, READ))
-        other = engines_for(self.demand.rate, self.part_rate(writer, WROTE))
-        first = pair_of(reader, writer, one, other)
+    def _pair(self, pair: EnginePair) -> str:
+        """From the fewest of both: one more of whichever breaks its goal, while that is cheaper than the best. Why the
+        pair is discarded before that; nothing where it was tried or refused."""
+        if any(not self.built(bounds) for bounds in (pair.prefill, pair.decode)):
+            return ""
+        if pair.misses:
+            return ALONE
+        first = pair.least()
         if self._beyond(first):
-            self.fallen.add(self._beyond(first), 1)
-            return
+            return self._beyond(first)
         try:
             most = self._most_of(first)
-            if most is not first and self._try(most).share > MARGIN:  # all that may be spent is not enough
-                self.fallen.add(MISSED, 1)
-                return
-            self._walk(first, reader, writer)
+            if most is not first and not self._may(most):  # all that may be spent is not enough
+                return MISSED
+            return self._walk(first, pair)
         except KernelcastError:
-            self.fallen.add(REFUSED, 1)
+            return REFUSED
 
-    def _beyond(self, setting: Setting) -> str:
-        if setting.gpus > self.grid.max_gpus:
+    def _beyond(self, candidate: ServiceCandidate) -> str:
+        if candidate.gpus > self.space.max_gpus:
             return TOO_MANY
-        return DEARER if setting.usd_per_hour > self.budget - _EPS else ""
+        return DEARER if candidate.usd_per_hour > self.budget - _EPS else ""
 
-    def _most_of(self, first: Setting) -> Setting:
-        """As many of both, in about the same parts, as may be."""
-        found = first
-        for times in range(2, self.grid.max_gpus + 1):
-            more = replace(first, replicas=times * first.replicas, readers=times * first.readers)
+    def _most_of(self, first: ServiceCandidate) -> ServiceCandidate:
+        """As many of both, in about the same proportion, as may be."""
+        most = first
+        for times in range(2, self.space.max_gpus + 1):
+            more = replace(first, replicas=times * first.replicas, prefill_replicas=times * first.prefill_replicas)
             if self._beyond(more):
                 break
-            found = more
-        for name in ("replicas", "readers"):
-            more = replace(found, **{name: getattr(found, name) + getattr(first, name)})
-            found = found if self._beyond(more) else more
-        return found
+            most = more
+        for name in ("replicas", "prefill_replicas"):
+            more = replace(most, **{name: getattr(most, name) + getattr(first, name)})
+            most = most if self._beyond(more) else more
+        return most
 
-    def _walk(self, setting: Setting, reader: Known, writer: Known) -> None:
+    def _walk(self, candidate: ServiceCandidate, pair: EnginePair) -> str:
         """One more, or an eighth more, of those that are short, until the goals are met or it is too dear."""
-        while not (why := self._beyond(setting)):
-            found = self._try(setting)
-            if found.share <= MARGIN:
-                found = self._try(setting, whole=True)
-            if found.meets:
-                self.fallen.add(MET, 1)
-                self._offer(found)
-                return
+        while not (why := self._beyond(candidate)):
+            run = self.simulator.quick(candidate)
+            if run.share <= MARGIN:
+                run = self.simulator.full(candidate, early=True)
+            if run.meets:
+                self._offer(run)
+                return MET
             self.settings += 1
-            self.fallen.add(MISSED, 1)
-            readers, writers = _short_of(found)
-            setting = pair_of(reader, writer, setting.readers + readers * max(1, setting.readers // 8),
-                               setting.replicas + writers * max(1, setting.replicas // 8))  # fmt: skip
-        self.fallen.add(why, 1)
+            self._discard(MISSED, 1)
+            prefills, decodes = candidate.prefill_replicas, candidate.replicas
+            more_prefills, more_decodes = _short_of(run)
+            candidate = pair.candidate(prefills + more_prefills * max(1, prefills // 8),
+                                       decodes + more_decodes * max(1, decodes // 8))  # fmt: skip
+        return why
 
 
-def pair_of(reader: Known, writer: Known, readers: int, writers: int) -> Setting:
-    return Setting(writer.place, writer.place.limits[0], writers, reader.place, reader.place.limits[0], readers)
-
-
-def _short_of(found: Trial) -> tuple[int, int]:
-    """Engines that a pair lacks: of those that read, and of those that decode."""
-    broken = {goal.metric for goal in found.goals if goal.share(found.found.metrics) > 1}
-    if not found.held or "e2el" in broken or not broken:
-        waits = found.found.metrics.get("mean_ttft_ms", 0.0)
-        wrote = found.found.metrics.get("mean_tpot_ms", 0.0) * found.found.served.outputs.mean()
-        return (1, 0) if waits > wrote else (0, 1) if found.held else (1, 1)
+def _short_of(run: SimulatedService) -> tuple[int, int]:
+    """Engines that a disaggregated service lacks: prefill, decode."""
+    metrics = run.simulation.metrics
+    broken = {goal.metric for goal in run.goals if goal.share(metrics) > 1}
+    if not run.keeps_up or "e2el" in broken or not broken:
+        decode_ms = metrics.get("mean_tpot_ms", 0.0) * run.simulation.served.outputs.mean()
+        if metrics.get("mean_ttft_ms", 0.0) > decode_ms:
+            return 1, 0
+        return (0, 1) if run.keeps_up else (1, 1)
     return int("ttft" in broken), int("tpot" in broken)
