@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 _BEFORE = {"time_s": "value", "low_s": "low", "high_s": "high"}  # names of 0.x, for one more release
 
@@ -83,3 +83,19 @@ class HtmlRepr:
     def _repr_html_(self) -> str:
         found: str = import_module("kernelcast.app.report.html").html_of(self)
         return found
+
+
+class Renamed:
+    """A result whose attributes still have their names of 0.x (``_renamed``: before, now), for one more release."""
+
+    __slots__ = ()
+    _renamed: ClassVar[dict[str, str]] = {}
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            now = type(self)._renamed.get(name)
+            if now is None:
+                raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+            warnings.warn(f"{name} is now {now}", DeprecationWarning, stacklevel=2)
+            return getattr(self, now)

@@ -140,7 +140,7 @@ def test_tokens_out_are_tokens_asked(load: Load, name: str) -> None:
     """Every stretch decodes so many sequences for so many steps, every prompt gives one token: they add up."""
     fleet = Cluster(Service(EnginePool(place(name), small(name))), load, tables())
     fleet.run()
-    decoded = sum(n * d for n, d in zip(fleet.notes.steps, fleet.notes.decoding, strict=True))
+    decoded = sum(n * d for n, d in zip(fleet.step_log.steps, fleet.step_log.decoding, strict=True))
     again = sum(request.preempted for request in fleet.requests)
     first = len(load) + again  # a request that was put back gets its next token from reading its own words
     lost = sum(r.preempted and not np.isfinite(r.first_s) for r in fleet.requests)
@@ -159,7 +159,7 @@ def test_replicas_and_handed_over_caches_lose_nothing(load: Load, name: str, rou
         assert RequestTimes.of(fleet.requests, load).done.all()
         if service.prefill:  # engines that read prompts decode nothing, the others read nothing
             readers = range(len(fleet.prefill_engines))
-            notes = zip(fleet.notes.engine, fleet.notes.decoding, fleet.notes.prompt_tokens, strict=True)
+            notes = zip(fleet.step_log.engine, fleet.step_log.decoding, fleet.step_log.prompt_tokens, strict=True)
             again = any(request.preempted for request in fleet.requests)
             assert all(decoding == 0 if at in readers else prompts == 0 or again for at, decoding, prompts in notes)
         assert all(rank.blocks.free == rank.blocks.count for engine in fleet._every for rank in engine.ranks)
@@ -169,7 +169,7 @@ def test_replicas_and_handed_over_caches_lose_nothing(load: Load, name: str, rou
 @given(loads())
 def test_the_same_seed_gives_the_same_rows(load: Load) -> None:
     service = Service(EnginePool(place(), small("vllm")), speculation=Speculation(3, 0.6))
-    first, second = (run(service, load, seed=5).served for _ in range(2))
+    first, second = (run(service, load, seed=5).request_times for _ in range(2))
     assert (first.last_token_s == second.last_token_s).all()
 
 
@@ -179,7 +179,7 @@ def test_ranks_in_lockstep_and_pipelines_serve_all() -> None:
     spread = place(dp=2, ep=2, model="qwen3-30b-a3b")
     for where in (place(pp=2), spread):
         found = run(Service(EnginePool(where, engine_settings(where))), load)
-        assert found.served.done.all()
+        assert found.request_times.done.all()
 
 
 @pytest.mark.parametrize("name", STACKS)
@@ -250,10 +250,10 @@ def test_a_prefix_is_read_once() -> None:
     fill a block (1,000 = 62 blocks of 16 and 8 tokens)."""
     load = asked(np.arange(100) / 2, 100 * [1024], 100 * [8], 100 * (((0, 1000),),))
     found = run(Service(EnginePool(place())), load)
-    assert found.served.cached[0] == 0
-    assert (found.served.cached[1:] == 992).all()
+    assert found.request_times.cached[0] == 0
+    assert (found.request_times.cached[1:] == 992).all()
     off = run(Service(EnginePool(place(), engine_settings(place(), {"prefix_caching": False}))), load)
-    assert not off.served.cached.any()
+    assert not off.request_times.cached.any()
     assert found.metrics["mean_ttft_ms"] < off.metrics["mean_ttft_ms"]
 
 
@@ -261,7 +261,7 @@ def test_a_chat_finds_its_own_answers_cached() -> None:
     """Each turn is the whole conversation: turn k has k x 100 asked and (k - 1) x 50 answered tokens before it."""
     inputs = [100, 250, 400]
     load = asked([0.0, 10.0, 20.0], inputs, 3 * [50], tuple(((7, n),) for n in inputs), follows=[-1, 0, 1])
-    cached = run(Service(EnginePool(place())), load).served.cached
+    cached = run(Service(EnginePool(place())), load).request_times.cached
     assert cached.tolist() == [0, (100 + 49) // 16 * 16, (250 + 49) // 16 * 16]
 
 
@@ -271,7 +271,7 @@ def test_a_full_cache_evicts_the_longest_unused_prefix() -> None:
     for prompts, hits in ((2, True), (3, False)):
         shared = tuple(((at % prompts, 1500),) for at in range(12))
         load = asked(np.arange(12) * 5.0, 12 * [1501], 12 * [2], shared)
-        cached = run(Service(EnginePool(place(), own)), load).served.cached[prompts:]
+        cached = run(Service(EnginePool(place(), own)), load).request_times.cached[prompts:]
         assert (cached > 0).all() if hits else (cached < 1200).all()
 
 
@@ -288,7 +288,7 @@ def test_who_comes_during_a_step_runs_in_the_one_after_the_next() -> None:
         where = replace(place(), stack=replace(stack("vllm"), request_s=0.0, front_s=0.0, token_s=0.0))
         own = engine_settings(where, {"async_scheduling": ahead})
         found = run(Service(EnginePool(where, own)), asked([0.0, 1.0], [64, 16], [400, 2]))
-        both.append((found.served.ttft_s[1], found.served.tpot_s[0]))
+        both.append((found.request_times.ttft_s[1], found.request_times.tpot_s[0]))
     (soon, step), (later, _) = both
     assert later - soon == pytest.approx(step, rel=0.2)
 
@@ -319,8 +319,8 @@ def test_an_interrupt_keeps_what_is_done() -> None:
         progress=told,
     )
     assert not found.complete
-    assert 20 <= found.served.done.sum() < 100
-    assert found.metrics["completed"] == found.served.done.sum()
+    assert 20 <= found.request_times.done.sum() < 100
+    assert found.metrics["completed"] == found.request_times.done.sum()
 
 
 def test_more_than_an_engine_can_hold_is_an_answer() -> None:
@@ -346,6 +346,6 @@ def test_a_scheduler_that_looks_every_thirty_steps_lets_requests_wait() -> None:
         where = replace(place("sglang"), stack=replace(stack("sglang"), request_s=0.0, front_s=0.0, token_s=0.0))
         own = engine_settings(where, {"recv_interval": every})
         load = asked([0.0, *(1 + np.arange(40) * 0.301)], 41 * [16], [3000, *(40 * [2])])
-        served = run(Service(EnginePool(where, own)), load).served
+        served = run(Service(EnginePool(where, own)), load).request_times
         waits.append(float(served.ttft_s[1:].mean() / served.tpot_s[0]))
     assert waits[1] - waits[0] == pytest.approx(14.5, abs=4)

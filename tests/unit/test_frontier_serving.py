@@ -72,7 +72,7 @@ def ran(wait: int, load: Load) -> tuple[RequestTimes, StepLog]:
     own = engine_settings(place, {"dp_wait": wait, "async_scheduling": False, "chunked_prefill": True})
     fleet = Cluster(Service(EnginePool(place, own)), load, tables)
     fleet.run()
-    return RequestTimes.of(fleet.requests, load), fleet.notes
+    return RequestTimes.of(fleet.requests, load), fleet.step_log
 
 
 ALONE = asked([0.0, 0.0, 1.0], [64, 64, 512], [400, 400, 10])  # one decodes on each rank; then a prompt comes
@@ -113,7 +113,9 @@ def test_prompts_of_both_ranks_are_read_in_one_step() -> None:
 def test_waiting_needs_other_ranks_and_a_number_of_steps() -> None:
     place = deployed()
     plain, held = (
-        simulate(Service(EnginePool(place, engine_settings(place, {"dp_wait": wait}))), ALONE, intervals=False).served
+        simulate(
+            Service(EnginePool(place, engine_settings(place, {"dp_wait": wait}))), ALONE, intervals=False
+        ).request_times
         for wait in (0, 30)
     )
     assert (plain.last_token_s == held.last_token_s).all()  # one rank waits for nobody
@@ -191,5 +193,5 @@ def test_an_engine_under_load_waits_for_it_too() -> None:
         place = deployed("qwen3-30b-a3b", engine=replace(quiet(), graph_prompts=False, eager_ops=eager))
         found = simulate(Service(EnginePool(place, engine_settings(place, {"max_num_batched_tokens": 2048}))), load,
                          intervals=False)  # fmt: skip
-        waits.append(float(found.served.ttft_s[0]))
+        waits.append(float(found.request_times.ttft_s[0]))
     assert waits[0] < 0.1 and waits[1] == pytest.approx(48 * 1e-2, rel=1e-3)

@@ -94,9 +94,9 @@ def test_prompts_that_end_together_share_ports() -> None:
     """Three leave one rank of four GPUs at once, and come to different ranks of one GPU; then two to the same."""
     prefill, decode = deployed(tp=4), deployed()
     each = INPUT * LLAMA_TOKEN
-    assert port_bytes(prefill, decode, INPUT, leaving=3, coming=1) == pytest.approx(max(3 / 4, 1.0) * each)
-    assert port_bytes(prefill, decode, INPUT, leaving=5, coming=1) == pytest.approx(5 / 4 * each)
-    assert port_bytes(prefill, decode, INPUT, leaving=3, coming=2) == pytest.approx(2 * each)
+    assert port_bytes(prefill, decode, INPUT, sent=3, received=1) == pytest.approx(max(3 / 4, 1.0) * each)
+    assert port_bytes(prefill, decode, INPUT, sent=5, received=1) == pytest.approx(5 / 4 * each)
+    assert port_bytes(prefill, decode, INPUT, sent=3, received=2) == pytest.approx(2 * each)
 
 
 def test_an_fp8_cache_is_half_and_a_window_is_all_that_a_layer_keeps() -> None:
@@ -135,7 +135,7 @@ def test_what_is_more_than_a_piece_is_sent_in_several() -> None:
 def test_a_slower_fabric_delays_the_first_token_alone() -> None:
     pools = PhaseWorkers(deployed(), 2), PhaseWorkers(deployed(), 16)
     fast, slow = (infer_disaggregated(*pools, INPUT, OUTPUT, transfer=name) for name in ("ib_ndr", "ib_hdr"))
-    later_s = slow.handover.span.value - fast.handover.span.value
+    later_s = slow.kv_transfer.time.value - fast.kv_transfer.time.value
     assert later_s > 0
     assert slow.ttft.value - fast.ttft.value == pytest.approx(later_s)
     assert slow.tpot == fast.tpot
@@ -153,13 +153,13 @@ def test_both_phases_are_those_of_infer() -> None:
         assert whole_s**2 == pytest.approx(kernels**2 + 0.2**2)
     assert found.tpot.value == pytest.approx(whole.tpot.value)
     assert found.decode.value == pytest.approx(99 * found.tpot.value)
-    assert found.decodes.steps == 99
+    assert found.decode_batch.steps == 99
 
 
 @pytest.mark.parametrize("end", ["value", "low", "high"])
 def test_the_first_token_has_prefill_hand_over_and_a_step(end: str) -> None:
     found = answer()
-    parts = [getattr(span, end) for span in (found.prefill, found.handover.span, found.step)]
+    parts = [getattr(span, end) for span in (found.prefill, found.kv_transfer.time, found.step)]
     assert getattr(found.ttft, end) == pytest.approx(sum(parts))
     assert getattr(found.total, end) == pytest.approx(sum(parts) + getattr(found.decode, end))
 
@@ -168,8 +168,8 @@ def test_prompts_of_an_early_step_wait_less() -> None:
     """Steps of 1,000 tokens read four prompts one by one: the last cache leaves alone."""
     pools = PhaseWorkers(deployed(), 4), PhaseWorkers(deployed(), 16)
     one_by_one, at_once = (infer_disaggregated(*pools, INPUT, OUTPUT, chunk=chunk) for chunk in (INPUT, 0))
-    assert one_by_one.handover.port_bytes == pytest.approx(INPUT * LLAMA_TOKEN)
-    assert at_once.handover.port_bytes == pytest.approx(4 * INPUT * LLAMA_TOKEN)
+    assert one_by_one.kv_transfer.port_bytes == pytest.approx(INPUT * LLAMA_TOKEN)
+    assert at_once.kv_transfer.port_bytes == pytest.approx(4 * INPUT * LLAMA_TOKEN)
     assert one_by_one.mean_ttft_s < 0.8 * one_by_one.ttft.value
     assert at_once.mean_ttft_s == pytest.approx(at_once.ttft.value)
 
@@ -181,9 +181,14 @@ def told(prefill_s: float, sent_s: float, step_s: float, prefill: PhaseWorkers, 
     """An answer with times of our own, twice as long at the high end and half as long at the low one."""
     found = infer_disaggregated(prefill, decode, INPUT, OUTPUT)
     span = {name: Interval(s, s / 2, 2 * s) for name, s in (("prefill", prefill_s), ("sent", sent_s), ("step", step_s))}
-    handed: KvTransfer = replace(found.handover, span=span["sent"], leaving=span["sent"], coming=span["sent"])
-    decodes = replace(found.decodes, decode=span["step"] * 99)
-    return replace(found, reads=replace(found.reads, prefill=span["prefill"]), decodes=decodes, handover=handed)
+    handed: KvTransfer = replace(found.kv_transfer, time=span["sent"], sending=span["sent"], receiving=span["sent"])
+    decodes = replace(found.decode_batch, decode=span["step"] * 99)
+    return replace(
+        found,
+        prefill_batch=replace(found.prefill_batch, prefill=span["prefill"]),
+        decode_batch=decodes,
+        kv_transfer=handed,
+    )
 
 
 def test_the_slower_pool_limits() -> None:
@@ -227,7 +232,7 @@ def test_a_pipeline_has_a_batch_in_every_stage() -> None:
     """Two stages: twice the prompts in the time of a batch; requests that decode are dealt out to both."""
     piped = infer_disaggregated(PhaseWorkers(deployed(pp=2), 2), PhaseWorkers(deployed(pp=2), 16), INPUT, OUTPUT)
     assert piped.rates["prefill"].value == pytest.approx(2 * 2 / piped.prefill.value)
-    assert len(piped.decodes.workload.inputs) == 8
+    assert len(piped.decode_batch.workload.inputs) == 8
     assert piped.rates["decode"].value == pytest.approx(16 / (100 * piped.step.value))
     assert piped.request_energy is None
 
@@ -251,7 +256,7 @@ def test_guessed_tokens_shorten_decode_alone() -> None:
     found, plain = (
         infer_disaggregated(*pools, INPUT, OUTPUT, speculation=guess) for guess in (Speculation(2, 1.0), None)
     )
-    assert found.decodes.steps == 33
+    assert found.decode_batch.steps == 33
     assert found.prefill == plain.prefill
     assert found.rates["decode"].value == pytest.approx(16 / (34 * found.step.value))
 
@@ -299,7 +304,7 @@ def test_shares_add_up_to_both_phases_and_the_hand_over() -> None:
     sums: dict[str, float] = {}
     for share in found.shares:
         sums[share.phase] = sums.get(share.phase, 0.0) + share.time_s
-    expected = {"prefill": found.prefill, "handover": found.handover.span, "decode": found.decode}
+    expected = {"prefill": found.prefill, "handover": found.kv_transfer.time, "decode": found.decode}
     assert sums == pytest.approx({phase: span.value for phase, span in expected.items()})
     assert found.rests_on.calls > 1000
     assert found.support in ("seen", "near")
@@ -308,11 +313,11 @@ def test_shares_add_up_to_both_phases_and_the_hand_over() -> None:
 def test_energy_is_that_of_both_phases() -> None:
     """A request's part of its batch of two, and of the hundred steps that it shares with fifteen others."""
     found = answer()
-    assert found.reads.energy is not None
+    assert found.prefill_batch.energy is not None
     assert found.request_energy is not None
-    drawn = found.decodes.energies["decode"]
+    drawn = found.decode_batch.energies["decode"]
     assert drawn is not None
-    expected = found.reads.energy.value / 2 + drawn.joules.value * 100 / 99 / 16
+    expected = found.prefill_batch.energy.value / 2 + drawn.joules.value * 100 / 99 / 16
     assert found.request_energy.value == pytest.approx(expected)
 
 

@@ -1,11 +1,8 @@
-"""Disaggregated deployments as static points: workers that only read prompts, and others that only decode.
+"""Disaggregated deployments in steady state: prefill workers, decode workers, and the KV transfer between them.
 
-Every prefill worker reads a batch of prompts after another; their caches go over a fabric to workers that decode, each
-of which holds as many requests as its batch says at all times. No request waits in a queue: what comes is what the
-slower of both pools (or the ports between them) can take. Requests that come as they do in the world are simulate's.
-
-A request passes: prefill of its batch, hand-over, one decode step (the first that it takes part in, which tells its
-first token), and the steps that give the others. The time to first token has all but the last.
+A prefill worker runs one batch of prompts after another; a decode worker always holds as many requests as its batch
+says. No request queues: the rate is what the slowest of both pools and the ports between them sustains (``simulate``
+has arrivals and queues). The time to first token has the prefill of a batch, the KV transfer and one decode step.
 """
 
 from __future__ import annotations
@@ -25,33 +22,33 @@ from kernelcast.inference.forward import Deployment
 from kernelcast.inference.infer import Inference, infer_many
 from kernelcast.inference.memory import DoesNotFit, cache_bytes
 from kernelcast.inference.workload import Speculation, Workload
-from kernelcast.results import HtmlRepr, Interval, independent, support_of
+from kernelcast.results import HtmlRepr, Interval, Renamed, independent, support_of
 from kernelcast.schedule import EvidenceSummary, KernelTime, Memory, Share, shares
 
 _PIECE_BYTES = 2**32  # more than that is sent in several
 
 
 def kv_transfer_bytes(decode: Deployment, tokens: int) -> float:
-    """What the cache of a prompt of so many tokens fills on all GPUs of a rank that decodes it."""
+    """KV cache of a prompt of so many tokens, on all GPUs of the rank that decodes it."""
     layout = decode.layout
     return float(cache_bytes(decode, tokens)) * layout.dp * layout.tp * layout.pp  # cache_bytes: mean over ranks
 
 
 def ports(deployment: Deployment) -> int:
-    """GPUs of one rank, each of which has its part of a request's cache."""
+    """GPUs of a rank, each of which sends or receives its shard of a request's cache."""
     return deployment.layout.tp * deployment.layout.pp
 
 
-def port_bytes(prefill: Deployment, decode: Deployment, tokens: int, leaving: int = 1, coming: int = 1) -> float:
-    """Bytes through the busiest port where a rank sends the caches of ``leaving`` prompts at once and one gets
-    ``coming`` of them."""
+def port_bytes(prefill: Deployment, decode: Deployment, tokens: int, sent: int = 1, received: int = 1) -> float:
+    """Bytes through the busiest port where a rank sends the caches of ``sent`` prompts at once and one receives
+    ``received`` of them."""
     each = kv_transfer_bytes(decode, tokens)
-    return max(leaving * each / ports(prefill), coming * each / ports(decode))
+    return max(sent * each / ports(prefill), received * each / ports(decode))
 
 
 def transfer_fabric(prefill: Deployment, named: str | None) -> str | None:
-    """The link that caches take: the one that is named; NVLink where it reaches across a rack (None: the GPU's own);
-    else what links nodes."""
+    """The link of the KV transfer: the named one; NVLink where it spans a rack (None: the GPU's own); else that between
+    nodes."""
     layout = prefill.layout
     return named or (layout.link if nvlink_domain(prefill.gpu) else layout.between_nodes)
 
@@ -72,7 +69,7 @@ def send_time(launch: Launch, times: Times) -> Interval:
 
 HANDOVER = "handover"
 _PHASES = ("prefill", "decode")
-# What deployments of two pools are off beyond their kernels (servers, routers, recipes that nobody told), as a share:
+# What disaggregated deployments are off beyond their kernels (servers, routers, unknown settings), as a share:
 # set on every second of 96 measured ones, of which it holds 81%, and 83% of the others; without it 43% lie inside.
 _BEYOND = 0.2
 _ROUNDS = 12  # in which the requests that decode workers hold settle
@@ -80,9 +77,9 @@ _ROUNDS = 12  # in which the requests that decode workers hold settle
 
 @dataclass(frozen=True)
 class PhaseWorkers:
-    """``count`` engines that are alike. ``batch``: prompts that one reads at a time, or requests that one holds while
-    it decodes. A pipeline has as many batches under way as it has stages: each stage reads another batch of prompts,
-    and those that decode are dealt out to the stages."""
+    """``count`` identical engines of one phase. ``batch``: prompts of a prefill, or requests that an engine holds while
+    it decodes. A pipeline has as many batches in flight as stages: each stage prefills another batch, and requests that
+    decode are split over the stages."""
 
     deployment: Deployment
     batch: int = 1
@@ -104,23 +101,21 @@ class PhaseWorkers:
 
 @dataclass(frozen=True)
 class DisaggregatedDeployment:
-    """What is asked: both pools, and the requests, which are all alike."""
+    """Both pools, and the requests, which are all alike."""
 
     prefill: PhaseWorkers
     decode: PhaseWorkers
     input_tokens: int
     output_tokens: int
-    cached: int = 0  # of each prompt, that prefill workers have in their cache already
-    chunk: int | None = None  # tokens of a prefill step; 0: all at once; None: as the stack's scheduler takes them
-    speculation: Speculation | None = None  # of the workers that decode
-    transfer: str | None = None  # the fabric that caches are handed over; see ``transfer_fabric``
+    cached: int = 0  # of each prompt, in the cache of prefill workers already
+    chunk: int | None = None  # tokens of a prefill step; 0: all at once; None: the scheduler's default
+    speculation: Speculation | None = None  # of decode workers
+    transfer: str | None = None  # the fabric of the KV transfer; see ``transfer_fabric``
 
     def __post_init__(self) -> None:
         ends = self.prefill.deployment, self.decode.deployment
         if ends[0].model.kind == "encoder":
-            raise KernelcastError(
-                f"{ends[0].model.name} is an encoder: it writes no tokens, and nothing is handed over"
-            )
+            raise KernelcastError(f"{ends[0].model.name} is an encoder: it does not decode")
         if ends[0].model.name != ends[1].model.name:
             raise KernelcastError(f"both pools serve one model, not {ends[0].model.name} and {ends[1].model.name}")
         caches = [deployment.precision.cache or deployment.precision.between for deployment in ends]
@@ -134,67 +129,66 @@ class DisaggregatedDeployment:
         return self.prefill.gpus + self.decode.gpus
 
     @property
-    def reading(self) -> Workload:
+    def prefill_workload(self) -> Workload:
         """One batch of prompts; it gives each its first token."""
         return Workload.equal(self.prefill.batch, self.input_tokens, 1, self.cached, self.chunk)
 
     @property
-    def decoding(self) -> Workload:
-        """Requests that decode in one step: their caches have come, all but the last token of the prompt."""
-        return self._held(-(-self.decode.batch // self.decode.stages))
+    def decode_workload(self) -> Workload:
+        """The requests of one decode step."""
+        return self._decoding(-(-self.decode.batch // self.decode.stages))
 
-    def _held(self, requests: int) -> Workload:
+    def _decoding(self, requests: int) -> Workload:
+        """Their caches were transferred, all but the last token of the prompt."""
         return Workload.equal(requests, self.input_tokens, self.output_tokens, self.input_tokens - 1, 0,
                               self.speculation)  # fmt: skip
 
     @property
     def memories(self) -> tuple[Memory, Memory]:
-        """Of a GPU that reads: batches under way, and one whose caches are being handed over. Of one that decodes: all
-        that it holds."""
-        deployment, work = self.prefill.deployment, self.reading
-        prefill = BatchResults(deployment, [work.on(deployment)]).memory_of(0)
+        """Of a prefill GPU: the batches in flight, and the caches in transfer; of a decode GPU: all requests."""
+        deployment, workload = self.prefill.deployment, self.prefill_workload
+        prefill = BatchResults(deployment, [workload.on(deployment)]).memory_of(0)
         parts = {**prefill.parts, "cache": self.prefill.stages * prefill["cache"], HANDOVER: prefill["cache"]}
-        decode = BatchResults(self.decode.deployment, [self._held(self.decode.batch)]).memory_of(0)
+        decode = BatchResults(self.decode.deployment, [self._decoding(self.decode.batch)]).memory_of(0)
         return replace(prefill, parts=parts), decode
 
 
 @dataclass(frozen=True)
 class KvTransfer:
-    """Of the caches of one batch. ``span``: until the last that leave together have come. ``leaving``, ``coming``: how
-    long the ports of a prefill worker are busy with its batch, and those of a decode rank with one cache."""
+    """Of the caches of one batch. ``time``: until the last of those sent together has arrived. ``sending``,
+    ``receiving``: how long ports of a prefill worker are busy with its batch, and of a decode rank with one cache."""
 
     fabric: str | None  # None: the GPU's own link
     request_bytes: float  # of one prompt, to all GPUs that decode it
-    port_bytes: float  # through the busiest port in ``span``
-    span: Interval
-    leaving: Interval
-    coming: Interval
-    ran: KernelTime
+    port_bytes: float  # through the busiest port in ``time``
+    time: Interval
+    sending: Interval
+    receiving: Interval
+    kernel: KernelTime
 
 
 @dataclass(frozen=True)
-class Disaggregated(HtmlRepr):
-    """How both pools run. Rates are spans too: of requests a second, low and high ones. ``reads`` is one batch of
-    prompts, ``decodes`` the requests of one step."""
+class Disaggregated(Renamed, HtmlRepr):
+    """Both pools. Rates are intervals too, in requests per second. ``prefill_batch`` is one batch of prompts,
+    ``decode_batch`` the requests of one step."""
 
     pools: DisaggregatedDeployment
-    reads: Inference
-    decodes: Inference
-    handover: KvTransfer
+    prefill_batch: Inference
+    decode_batch: Inference
+    kv_transfer: KvTransfer
     prefill_memory: Memory
     decode_memory: Memory
-
-    # ---- what a request sees ----
+    _renamed = {"reads": "prefill_batch", "decodes": "decode_batch", "handover": "kv_transfer"}
 
     @property
     def prefill(self) -> Interval:
         """Of a batch of prompts."""
-        return _wider(self.reads.prefill)
+        return _wider(self.prefill_batch.prefill)
 
     @property
     def step(self) -> Interval:
-        """The mean decode step: who comes meets requests that are half done on average."""
-        return self.decode * (1 / self.decodes.steps)
+        """The mean decode step: requests of a batch are half done on average."""
+        return self.decode * (1 / self.decode_batch.steps)
 
     @property
     def tpot(self) -> Interval:
@@ -203,41 +197,38 @@ class Disaggregated(HtmlRepr):
     @property
     def decode(self) -> Interval:
         """All tokens after the first."""
-        return _wider(self.decodes.decode)
+        return _wider(self.decode_batch.decode)
 
     @property
     def ttft(self) -> Interval:
-        """Of the last prompt of a batch: its prefill, the hand-over, and the first step that it takes part in."""
-        return self.prefill + self.handover.span + self.step
+        """Of the last prompt of a batch: its prefill, the KV transfer and its first decode step."""
+        return self.prefill + self.kv_transfer.time + self.step
 
     @property
     def mean_ttft_s(self) -> float:
-        """Over a batch: prompts that are read in an early step need not wait for the others."""
-        return self.reads.mean_ttft_s + self.handover.span.value + self.step.value
+        """Over a batch: prompts prefilled in an early chunk do not wait for the others."""
+        return self.prefill_batch.mean_ttft_s + self.kv_transfer.time.value + self.step.value
 
     @property
     def total(self) -> Interval:
         """From a prompt to its last token."""
         return self.ttft + self.decode
 
-    # ---- what the pools do ----
-
     @cached_property
     def rates(self) -> dict[str, Interval]:
-        """Requests a second that each could take if the others could: prefill, decode, handover."""
-        reading, holding = self.pools.prefill, self.pools.decode
-        ranks = holding.count * holding.deployment.layout.dp
-        leaving = _rate(reading.count * reading.batch, self.handover.leaving)
-        coming = _rate(ranks, self.handover.coming)
+        """Requests per second that each sustains alone: prefill, decode, handover."""
+        prefill, decode = self.pools.prefill, self.pools.decode
+        sending = _rate(prefill.count * prefill.batch, self.kv_transfer.sending)
+        receiving = _rate(decode.count * decode.deployment.layout.dp, self.kv_transfer.receiving)
         return {
-            "prefill": _rate(reading.count * reading.stages * reading.batch, self.prefill),
-            "decode": _rate(holding.count * holding.batch, self.step + self.decode),
-            HANDOVER: _least(leaving, coming),
+            "prefill": _rate(prefill.count * prefill.stages * prefill.batch, self.prefill),
+            "decode": _rate(decode.count * decode.batch, self.step + self.decode),
+            HANDOVER: _least(sending, receiving),
         }
 
     @property
     def limited_by(self) -> str:
-        """Which of them takes the fewest."""
+        """The bottleneck among ``rates``."""
         return min(self.rates, key=lambda name: self.rates[name].value)
 
     @cached_property
@@ -246,7 +237,7 @@ class Disaggregated(HtmlRepr):
 
     @property
     def tokens_per_s(self) -> Interval:
-        """Written."""
+        """Output tokens."""
         return self.requests_per_s * self.pools.output_tokens
 
     @property
@@ -254,12 +245,12 @@ class Disaggregated(HtmlRepr):
         return self.tokens_per_s * (1 / self.pools.gpus)
 
     def busy(self, name: str) -> float:
-        """Of what it could take, the share that comes: 1 for the one that limits."""
+        """Utilisation: 1 for the bottleneck."""
         return self.requests_per_s.value / self.rates[name].value
 
     @property
     def held_requests(self) -> float:
-        """That a decode worker holds on average: its batch, or fewer where it waits for prompts."""
+        """Requests that a decode worker holds on average: its batch, or fewer where it waits for prefills."""
         return self.pools.decode.batch * self.busy("decode")
 
     @property
@@ -268,14 +259,12 @@ class Disaggregated(HtmlRepr):
         each = {name: self.rates[name].value / getattr(self.pools, name).count for name in _PHASES}
         return each["decode"] / each["prefill"]
 
-    # ---- what it rests on ----
-
     @cached_property
     def shares(self) -> tuple[Share, ...]:
-        """Of a batch that is read, of its hand-over, and of the decode steps of a request."""
-        read = tuple(share for share in self.reads.shares if share.phase == "prefill")
-        decoded = tuple(share for share in self.decodes.shares if share.phase == "decode")
-        return (*read, *shares([self.handover.ran]), *decoded)
+        """Of the prefill of a batch, its KV transfer, and the decode steps of a request."""
+        prefill = tuple(share for share in self.prefill_batch.shares if share.phase == "prefill")
+        decode = tuple(share for share in self.decode_batch.shares if share.phase == "decode")
+        return (*prefill, *shares([self.kv_transfer.kernel]), *decode)
 
     @property
     def support(self) -> str:
@@ -283,55 +272,56 @@ class Disaggregated(HtmlRepr):
 
     @cached_property
     def rests_on(self) -> EvidenceSummary:
-        """The measured kinds behind both phases and the hand-over."""
-        kernels = [part * each.count for phase, inference in zip(_PHASES, (self.reads, self.decodes), strict=True)
-               for each in inference.passes if each.phase == phase for part in each.kernels]  # fmt: skip
-        return EvidenceSummary.of([*kernels, self.handover.ran])
+        """The measured configurations behind both phases and the KV transfer."""
+        batches = zip(_PHASES, (self.prefill_batch, self.decode_batch), strict=True)
+        kernels = [part * each.count for phase, inference in batches
+                   for each in inference.passes if each.phase == phase for part in each.kernels]  # fmt: skip
+        return EvidenceSummary.of([*kernels, self.kv_transfer.kernel])
 
     @cached_property
     def request_energy(self) -> Interval | None:
-        """Joules of all GPUs at work for one request, without what a pool draws while it waits; None where no power
-        model is, or where a pipeline's batches overlap."""
-        if self.pools.prefill.stages > 1 or self.pools.decode.stages > 1 or self.reads.energy is None:
+        """Joules of all GPUs for one request, without what idle pools draw; None without a power model, or where the
+        batches of a pipeline overlap."""
+        if self.pools.prefill.stages > 1 or self.pools.decode.stages > 1 or self.prefill_batch.energy is None:
             return None
-        drawn = self.decodes.energies.get("decode")
+        drawn = self.decode_batch.energies.get("decode")
         if drawn is None:
             return None
-        steps = 1 + 1 / self.decodes.steps  # with the first
+        steps = 1 + 1 / self.decode_batch.steps  # with the first
         gpus = self.pools.decode.deployment.layout.gpus
-        return self.reads.energy * (1 / self.pools.prefill.batch) + drawn.joules * (
+        return self.prefill_batch.energy * (1 / self.pools.prefill.batch) + drawn.joules * (
             steps * gpus / self.pools.decode.batch
         )
 
     @property
     def predictor(self) -> str:
-        return self.reads.predictor
+        return self.prefill_batch.predictor
 
 
 def infer_disaggregated(prefill: PhaseWorkers, decode: PhaseWorkers, input_tokens: int, output_tokens: int, *,
                         cached: int = 0, chunk: int | None = None, speculation: Speculation | None = None,
                         transfer: str | None = None, conditions: Conditions = DEFAULT) -> Disaggregated:  # fmt: skip
     """Forecast one disaggregated deployment."""
-    asked = DisaggregatedDeployment(prefill, decode, input_tokens, output_tokens, cached, chunk, speculation, transfer)
-    return infer_disaggregated_many([asked], conditions)[0]
+    pools = DisaggregatedDeployment(prefill, decode, input_tokens, output_tokens, cached, chunk, speculation, transfer)
+    return infer_disaggregated_many([pools], conditions)[0]
 
 
 def infer_disaggregated_many(
-    asked: Sequence[DisaggregatedDeployment], conditions: Conditions = DEFAULT
+    deployments: Sequence[DisaggregatedDeployment], conditions: Conditions = DEFAULT
 ) -> list[Disaggregated]:
     """Forecast many; a kernel call that several share is computed once."""
-    memories = [_fitting(one) for one in asked]
-    cases = [case for one in asked for case in ((one.prefill.deployment, one.reading),
-                                                (one.decode.deployment, one.decoding))]  # fmt: skip
+    memories = [_fitting(pools) for pools in deployments]
+    cases = [case for pools in deployments for case in ((pools.prefill.deployment, pools.prefill_workload),
+                                                        (pools.decode.deployment, pools.decode_workload))]  # fmt: skip
     inferences = infer_many(cases, conditions)
-    pairs = zip(asked, inferences[::2], inferences[1::2], memories, strict=True)
     return [
-        Disaggregated(one, reads, decodes, _handed_over(one, reads), *memory) for one, reads, decodes, memory in pairs
+        Disaggregated(pools, prefill, decode, _kv_transfer(pools, prefill), *memory)
+        for pools, prefill, decode, memory in zip(deployments, inferences[::2], inferences[1::2], memories, strict=True)
     ]
 
 
 def balanced(forecast: Disaggregated, conditions: Conditions = DEFAULT) -> Disaggregated:
-    """With as many requests a decode worker as come: where prompts are read too slowly to fill its batch, it holds
+    """With as many requests a decode worker as prefill sustains: where prefill is too slow to fill its batch it holds
     fewer, whose steps are shorter, and so fewer still, until both pools keep up with one another."""
     for _ in range(_ROUNDS):
         held = max(1, round(forecast.held_requests))
@@ -342,10 +332,10 @@ def balanced(forecast: Disaggregated, conditions: Conditions = DEFAULT) -> Disag
     return forecast
 
 
-def _fitting(asked: DisaggregatedDeployment) -> tuple[Memory, Memory]:
+def _fitting(pools: DisaggregatedDeployment) -> tuple[Memory, Memory]:
     """Memory of both pools; refused where it does not suffice."""
-    both = asked.memories
-    for name, workers, memory in zip(_PHASES, (asked.prefill, asked.decode), both, strict=True):
+    memories = pools.memories
+    for name, workers, memory in zip(_PHASES, (pools.prefill, pools.decode), memories, strict=True):
         if not memory.fits:
             deployment, gib = workers.deployment, 2**30
             parts = ", ".join(f"{part} {size / gib:.1f}" for part, size in memory.parts.items())
@@ -355,26 +345,26 @@ def _fitting(asked: DisaggregatedDeployment) -> tuple[Memory, Memory]:
                 f"{deployment.stack.name} fills; take a smaller batch, more GPUs a worker, or a smaller format",
                 memory,
             )
-    return both
+    return memories
 
 
-def _handed_over(asked: DisaggregatedDeployment, reads: Inference) -> KvTransfer:
-    """Caches of prompts that end in the same step leave together; earlier ones went while others were read."""
-    prefill, decode = asked.prefill.deployment, asked.decode.deployment
-    ends = reads.workload.first_tokens()
-    together, ranks = ends.count(max(ends)), asked.decode.count * decode.layout.dp
-    busiest = port_bytes(prefill, decode, asked.input_tokens, -(-together // prefill.layout.dp), -(-together // ranks))
-    each, fabric = kv_transfer_bytes(decode, asked.input_tokens), transfer_fabric(prefill, asked.transfer)
-    of_a_worker = -(-asked.prefill.batch // prefill.layout.dp) * each / ports(prefill)
-    sends = [kv_send(size, fabric) for size in (busiest, of_a_worker, each / ports(decode))]
-    reads.times.predict(launch.call for launch in sends)
-    span, leaving, coming = (send_time(launch, reads.times) for launch in sends)
-    kernel = KernelTime.of(HANDOVER, sends[0], reads.times)
-    return KvTransfer(fabric, each, busiest, span, leaving, coming, kernel)
+def _kv_transfer(pools: DisaggregatedDeployment, batch: Inference) -> KvTransfer:
+    """Caches of prompts whose prefill ends in the same step are sent together; earlier ones during later prefills."""
+    prefill, decode = pools.prefill.deployment, pools.decode.deployment
+    ends = batch.workload.first_tokens()
+    together, ranks = ends.count(max(ends)), pools.decode.count * decode.layout.dp
+    busiest = port_bytes(prefill, decode, pools.input_tokens, -(-together // prefill.layout.dp), -(-together // ranks))
+    each, fabric = kv_transfer_bytes(decode, pools.input_tokens), transfer_fabric(prefill, pools.transfer)
+    of_worker = -(-pools.prefill.batch // prefill.layout.dp) * each / ports(prefill)
+    sends = [kv_send(size, fabric) for size in (busiest, of_worker, each / ports(decode))]
+    batch.times.predict(launch.call for launch in sends)
+    time, sending, receiving = (send_time(launch, batch.times) for launch in sends)
+    kernel = KernelTime.of(HANDOVER, sends[0], batch.times)
+    return KvTransfer(fabric, each, busiest, time, sending, receiving, kernel)
 
 
 def _wider(span: Interval) -> Interval:
-    """With what a deployment is off beyond its kernels, which errs on its own."""
+    """With what a deployment is off beyond its kernels, an independent error."""
     more = Interval(0.0, -_BEYOND * span.value, _BEYOND * span.value)
     return independent([span, more])
 

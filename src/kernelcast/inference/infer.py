@@ -30,12 +30,12 @@ from kernelcast.inference.pass_times import POWER_LIMIT, PassTime, predict_calls
 from kernelcast.inference.workload import Workload
 from kernelcast.ops.moe import SENT
 from kernelcast.ops.work import Array
-from kernelcast.results import HtmlRepr, Interval, support_of
+from kernelcast.results import HtmlRepr, Interval, Renamed, support_of
 from kernelcast.schedule import EvidenceSummary, Memory, Share, Timeline
 
 
 @dataclass(frozen=True)
-class Inference(HtmlRepr):
+class Inference(Renamed, HtmlRepr):
     """How a batch runs: one entry of the results of its deployment. Every second of ``total`` is in one of
     ``shares``."""
 
@@ -47,6 +47,7 @@ class Inference(HtmlRepr):
     memory: Memory
     results: BatchResults = field(repr=False, compare=False)
     at: int = field(repr=False, compare=False)
+    _renamed = {"told_tokens": "counted_tokens", "answers": "results"}
 
     @classmethod
     def of(cls, results: BatchResults, at: int) -> Inference:
@@ -139,7 +140,7 @@ class Inference(HtmlRepr):
         return int(self.results.output_tokens[self.at])
 
     @property
-    def told_tokens(self) -> int:
+    def counted_tokens(self) -> int:
         """Those that joules and dollars are told of: written ones; of an encoder, read ones."""
         return sum(self.workload.inputs) if self.deployment.model.kind == "encoder" else self.output_tokens
 

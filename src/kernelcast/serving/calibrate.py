@@ -214,7 +214,7 @@ class _Objective:
 
     def _wholes(self, cluster: Cluster, served: RequestTimes) -> dict[tuple[str, str], float]:
         """Logarithms of predicted over measured means and percentiles."""
-        simulated = metrics(served, cluster.notes, self._rows)
+        simulated = metrics(served, cluster.step_log, self._rows)
         keys = {pair: f"{pair[0]}_{pair[1]}_ms" for pair in _FITTED}
         return {pair: float(np.log(simulated[key] / self._summary[key])) for pair, key in keys.items()
                 if key in self._summary and key in simulated}  # fmt: skip
@@ -250,7 +250,7 @@ class _Objective:
     def _tenths(self, cluster: Cluster | None, served: RequestTimes | None) -> Array:
         """Mean latencies of the requests, a tenth of them at a time; else the summary."""
         if not self.one_by_one:
-            found = metrics(served, cluster.notes, self._rows) if served and cluster else self._summary
+            found = metrics(served, cluster.step_log, self._rows) if served and cluster else self._summary
             return np.array([found[key] for key in self._summary])
         times = {name: values[self._rows] for name, values in _simulated(served).items()} if served else self._times
         count = max(1, min(10, int(self._rows.sum()) // 5))

@@ -74,7 +74,7 @@ class SimulatedRuns:
         for variant in VARIANTS if intervals else VARIANTS[:1]:
             cluster = Cluster(service, load, tables, variant, seed)
             cluster.run()
-            served[variant], notes[variant] = RequestTimes.of(cluster.requests, load), cluster.notes
+            served[variant], notes[variant] = RequestTimes.of(cluster.requests, load), cluster.step_log
         return cls(load, served, notes, cluster.decode_engines[0].times.rests_on)
 
     def figures(self, measured: Mapping[str, float], rows: Rows | None = None) -> tuple[MetricComparison, ...]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from kernelcast.errors import KernelcastError
 from kernelcast.forecast.conditions import DEFAULT, Conditions
 from kernelcast.inference.workload import Speculation
-from kernelcast.results import HtmlRepr
+from kernelcast.results import HtmlRepr, Renamed
 from kernelcast.schedule import EvidenceSummary
 from kernelcast.serving.engine import Engine
 from kernelcast.serving.load import Load
@@ -36,7 +36,7 @@ class Cluster:
         self, service: Service, load: Load, tables: StepTimeTables, variant: str = "likely", seed: int = 0
     ) -> None:
         self.service, self.load, self.variant = service, load, variant
-        self.notes = StepLog()
+        self.step_log = StepLog()
         self._tables = tables
         speculation = service.speculation
         self._gained = speculation.tokens_per_step if speculation else 1.0
@@ -79,20 +79,20 @@ class Cluster:
         ]
 
     def _log_steps(self, start_s: float, end_s: float, steps: int, decoding: int, prompts: int, engine: Engine) -> None:
-        notes, ranks = self.notes, engine.ranks
-        notes.start_s.append(start_s)
-        notes.end_s.append(end_s)
-        notes.steps.append(steps)
-        notes.decoding.append(decoding)
-        notes.prompt_tokens.append(prompts)
+        log, ranks = self.step_log, engine.ranks
+        log.start_s.append(start_s)
+        log.end_s.append(end_s)
+        log.steps.append(steps)
+        log.decoding.append(decoding)
+        log.prompt_tokens.append(prompts)
         waiting = sum(len(rank.waiting) for rank in ranks)
-        notes.waiting.append(waiting)
-        notes.kv_use.append(sum(rank.blocks.used / rank.blocks.count for rank in ranks) / len(ranks))
-        notes.engine.append(self._number[id(engine)])
+        log.waiting.append(waiting)
+        log.kv_use.append(sum(rank.blocks.used / rank.blocks.count for rank in ranks) / len(ranks))
+        log.engine.append(self._number[id(engine)])
         if waiting:
             for rank in ranks:
                 if rank.blocked:
-                    notes.blocked_s[rank.blocked] = notes.blocked_s.get(rank.blocked, 0.0) + end_s - start_s
+                    log.blocked_s[rank.blocked] = log.blocked_s.get(rank.blocked, 0.0) + end_s - start_s
 
     def run(self, progress: Callable[[int], None] | None = None) -> None:
         """Until every request is done. An interrupt leaves ``done`` and the requests as far as they came."""
@@ -218,14 +218,14 @@ def _steps(outputs: NDArray[np.int64], speculation: Speculation, seed: int) -> N
 
 
 @dataclass(frozen=True, eq=False)
-class Simulation(HtmlRepr):
+class Simulation(Renamed, HtmlRepr):
     """A service under a load. ``low`` and ``high`` are the metrics where every step is as fast (slow) as its forecast
     allows: the interval that 80% of such services should lie in."""
 
     service: Service
     load: Load
-    served: RequestTimes
-    notes: StepLog
+    request_times: RequestTimes
+    step_log: StepLog
     goals: LatencyGoals
     metrics: Mapping[str, float]
     low: Mapping[str, float] = field(default_factory=dict)
@@ -233,30 +233,31 @@ class Simulation(HtmlRepr):
     rests_on: EvidenceSummary | None = None
     predictor: str = "learned"
     complete: bool = True
+    _renamed = {"served": "request_times", "notes": "step_log"}
 
     def stage(self, number: int) -> dict[str, float]:
         """Metrics of one stage of the load."""
         assert self.load.stages is not None
-        return metrics(self.served, self.notes, self.load.stages == number, self.goals)
+        return metrics(self.request_times, self.step_log, self.load.stages == number, self.goals)
 
     @cached_property
     def busy(self) -> float:
         """Share of the time that an engine runs steps."""
-        if not self.notes.end_s:
+        if not self.step_log.end_s:
             return 0.0
-        engines = max(self.notes.engine) + 1
-        lasted = max(self.notes.end_s) - min(self.notes.start_s)
-        return float(np.sum(np.array(self.notes.end_s) - np.array(self.notes.start_s)) / (engines * lasted))
+        engines = max(self.step_log.engine) + 1
+        lasted = max(self.step_log.end_s) - min(self.step_log.start_s)
+        return float(np.sum(np.array(self.step_log.end_s) - np.array(self.step_log.start_s)) / (engines * lasted))
 
     @cached_property
     def binding(self) -> str:
         """What requests waited for longest: KV cache, max_num_seqs, max_num_batched_tokens; "" where none waited."""
-        return max(self.notes.blocked_s, key=lambda name: self.notes.blocked_s[name], default="")
+        return max(self.step_log.blocked_s, key=lambda name: self.step_log.blocked_s[name], default="")
 
     @property
     def saturated(self) -> bool:
         """Whether the queue grew to the end: of an open loop, requests came faster than they were answered."""
-        served = self.served
+        served = self.request_times
         if self.load.max_concurrency or len(self.load) < _FEW or not self.complete:
             return False
         waits = served.scheduled_s - served.arrival_s
@@ -290,12 +291,12 @@ def simulate(service: Service, load: Load, conditions: Conditions = DEFAULT, *, 
         complete = complete and _run(other, variant, progress)
         if not complete:
             break
-        ends[variant] = metrics(RequestTimes.of(other.requests, load), other.notes, None, goals)
-    likely = metrics(served, cluster.notes, None, goals)
+        ends[variant] = metrics(RequestTimes.of(other.requests, load), other.step_log, None, goals)
+    likely = metrics(served, cluster.step_log, None, goals)
     low, high = _ordered(likely, ends) if len(ends) == 2 else ({}, {})
     steps = cluster.decode_engines[0].times
-    return Simulation(service, load, served, cluster.notes, goals, likely, low, high, steps.rests_on, steps.predictor,
-                      complete)  # fmt: skip
+    return Simulation(service, load, served, cluster.step_log, goals, likely, low, high, steps.rests_on,
+                      steps.predictor, complete)  # fmt: skip
 
 
 def _run(cluster: Cluster, variant: str, progress: Progress | None) -> bool:

@@ -94,7 +94,7 @@ def closed_loops(points: Iterable[ServingPoint], split: Iterable[SplitPoint] = (
 
 def _running(result: Simulation) -> float:
     """Requests that decode at a time."""
-    served = result.served
+    served = result.request_times
     share = (served.last_token_s - served.first_token_s).sum() / served.e2el_s.sum()
     return float(result.load.max_concurrency * share)
 

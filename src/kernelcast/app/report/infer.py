@@ -82,16 +82,16 @@ def _batch_fields(result: Inference) -> dict[str, Any]:
         "requests_per_s": float(len(workload.inputs) / result.total.value),
         "mfu": float(result.mfu),
         "bandwidth_use": float(result.bandwidth_use),
-        **run_energy_fields(result.energy, result.energies.values(), result.total.value, gpus, result.told_tokens),
+        **run_energy_fields(result.energy, result.energies.values(), result.total.value, gpus, result.counted_tokens),
         "memory_bytes": float(result.memory.used_bytes),
         "memory": result.memory.fields("available_bytes", "gpu_bytes"),
     }
 
 
 def _disaggregated_fields(result: Disaggregated) -> dict[str, Any]:
-    pools, deployment, handover = result.pools, result.pools.decode.deployment, result.handover
+    pools, deployment, transfer = result.pools, result.pools.decode.deployment, result.kv_transfer
     figures = {
-        "ttft_s": result.ttft, "tpot_s": result.tpot, "prefill_s": result.prefill, "handover_s": handover.span,
+        "ttft_s": result.ttft, "tpot_s": result.tpot, "prefill_s": result.prefill, "handover_s": transfer.time,
         "decode_step_s": result.step, "decode_s": result.decode, "total_s": result.total,
         "requests_per_s": result.requests_per_s, "tokens_per_s": result.tokens_per_s,
         "tokens_per_s_per_gpu": result.tokens_per_s_per_gpu,
@@ -102,18 +102,18 @@ def _disaggregated_fields(result: Disaggregated) -> dict[str, Any]:
         "precision": deployment.precision.label,
         "input_tokens_per_request": pools.input_tokens,
         "output_tokens_per_request": pools.output_tokens,
-        "prefill_chunk_tokens": result.reads.workload.chunk,
+        "prefill_chunk_tokens": result.prefill_batch.workload.chunk,
         **_interval_fields(figures),
         "mean_ttft_s": float(result.mean_ttft_s),
         "limited_by": result.limited_by,
         "prefill_workers_per_decode_worker": float(result.prefill_per_decode),
         "prefill": _pool_fields(result, "prefill", pools.prefill, result.prefill_memory),
         "decode": _pool_fields(result, "decode", pools.decode, result.decode_memory)
-        | {"held_requests_per_worker": float(result.held_requests), "steps": result.decodes.steps},
+        | {"held_requests_per_worker": float(result.held_requests), "steps": result.decode_batch.steps},
         HANDOVER: {
-            "fabric": handover.fabric or pools.prefill.deployment.gpu.link_kind,
-            "bytes_per_request": float(handover.request_bytes),
-            "bytes_through_a_port": float(handover.port_bytes),
+            "fabric": transfer.fabric or pools.prefill.deployment.gpu.link_kind,
+            "bytes_per_request": float(transfer.request_bytes),
+            "bytes_through_a_port": float(transfer.port_bytes),
             **_rate_fields(result, HANDOVER),
         },
         "memory_bytes": float(max(result.prefill_memory.used_bytes, result.decode_memory.used_bytes)),
@@ -149,7 +149,7 @@ def _faster(result: Inference | Disaggregated) -> list[FasterKernel]:
     """Other kernels that would be faster; of a disaggregated deployment those of each pool's phase."""
     if isinstance(result, Inference):
         return faster_kernels(result)
-    pairs = (("prefill", result.reads), ("decode", result.decodes))
+    pairs = (("prefill", result.prefill_batch), ("decode", result.decode_batch))
     return [faster for phase, run in pairs for faster in faster_kernels(run) if faster.phase == phase]
 
 
@@ -193,7 +193,7 @@ def _print_batch(result: Inference) -> None:
     parts = zip(("weights", "KV cache", "activations", "stack"), result.memory.parts.values(), strict=True)
     show(f"memory     {_memory_text(result.memory, parts)}; at most {result.largest_batch:,} such requests")
     supports = [part.support for part in result.energies.values() if part]
-    show(*energy_line(result.energy, layout.gpus, result.total.value, result.told_tokens, *supports[:1] or (None,)))
+    show(*energy_line(result.energy, layout.gpus, result.total.value, result.counted_tokens, *supports[:1] or (None,)))
 
 
 def _plural(count: int, noun: str) -> str:
@@ -255,14 +255,14 @@ def _print_pools(result: Disaggregated) -> None:
 
 
 def _pool_times(result: Disaggregated) -> list[tuple[str, str, str, str]]:
-    pools, handover = result.pools, result.handover
+    pools, transfer = result.pools, result.kv_transfer
     earlier = result.mean_ttft_s < 0.999 * result.ttft.value  # some prompts of a batch are prefilled before others
     several = f"; {time_text(result.mean_ttft_s)} on average over a batch" if earlier else ""
-    fabric = handover.fabric or pools.prefill.deployment.gpu.link_kind
+    fabric = transfer.fabric or pools.prefill.deployment.gpu.link_kind
     return time_rows([
         ("time to first token", result.ttft, f"prefill, transfer, one step; no queue{several}"),
         ("  prefill", result.prefill, f"{_plural(pools.prefill.batch, 'prompt')} at a time"),
-        ("  transfer", handover.span, f"{bytes_text(handover.request_bytes)} a request over {fabric}"),
+        ("  transfer", transfer.time, f"{bytes_text(transfer.request_bytes)} a request over {fabric}"),
         ("  decode step", result.step, f"{_plural(pools.decode.batch, 'request')} a worker"),
         ("time per output token", result.tpot, f"{digits(1 / result.tpot.value)} tokens/s a request"),
         ("total", result.total, "of a request"),

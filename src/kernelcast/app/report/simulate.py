@@ -35,7 +35,7 @@ def fields(found: Simulation) -> dict[str, Any]:
     told: dict[str, Any] = dict(found.metrics)
     for ending, values in (("low", found.low), ("high", found.high)):
         told |= {f"{key}_{ending}": value for key, value in values.items() if key in found.metrics}
-    served, service = found.served, found.service
+    served, service = found.request_times, found.service
     inputs = int(served.inputs[served.done].sum())
     told |= {
         "complete": found.complete,
@@ -46,10 +46,10 @@ def fields(found: Simulation) -> dict[str, Any]:
         "router": service.router,
         "preemptions": int(served.preempted.sum()),
         "prefix_cache_hit_rate": float(served.cached[served.done].sum() / inputs) if inputs else 0.0,
-        "max_kv_cache_usage": max(found.notes.kv_use, default=0.0),
+        "max_kv_cache_usage": max(found.step_log.kv_use, default=0.0),
         "engine_busy": found.busy,
         "saturated": found.saturated,
-        "waited_for": found.notes.blocked_s,
+        "waited_for": found.step_log.blocked_s,
         "binding": found.binding,
         "verdict": verdict(found),
         "support": _support(found),
@@ -84,15 +84,15 @@ def _support(found: Simulation) -> str:
 
 def verdict(found: Simulation) -> str:
     """In one sentence: whether it holds the load, and what binds."""
-    if not found.complete and found.served.done.all():
+    if not found.complete and found.request_times.done.all():
         return "interrupted before both ends of the interval were known: these are the likely times"
     if not found.complete:
-        return f"interrupted: {int(found.served.done.sum()):,} of {len(found.load):,} requests were done"
+        return f"interrupted: {int(found.request_times.done.sum()):,} of {len(found.load):,} requests were done"
     if found.saturated:
         rate = digits(float(found.metrics["request_throughput"]), 3)
         what = f": {found.binding} binds" if found.binding else ""
         return f"cannot hold this load: at most {rate} requests/s{what}"
-    waits = found.notes.blocked_s.get(found.binding, 0.0)
+    waits = found.step_log.blocked_s.get(found.binding, 0.0)
     if found.binding and waits > 0.01 * found.metrics["duration"]:
         return f"holds the load; requests waited for {found.binding} {percent(waits / found.metrics['duration'])} of it"
     return f"holds the load; engines run {percent(found.busy)} of the time"
@@ -101,7 +101,7 @@ def verdict(found: Simulation) -> str:
 def print_simulation(found: Simulation) -> None:
     """The verdict and latencies first, then throughput and what limits, then what it rests on."""
     show(head(found.service))
-    load, served = found.load, found.served
+    load, served = found.load, found.request_times
     rate = "all at once" if not np.isfinite(load.request_rate) else f"{digits(load.request_rate, 3)} requests/s"
     loop = f", at most {load.max_concurrency:,} under way" if load.max_concurrency else ""
     lengths = f"{served.inputs.mean():,.0f} tokens in, {served.outputs.mean():,.0f} out on average"
@@ -150,11 +150,11 @@ def _throughput(found: Simulation) -> list[str]:
         return ["throughput no request was done"]
     goodput = f", {digits(metrics['request_goodput'], 3)} within goals" if "request_goodput" in metrics else ""
     each = metrics["output_throughput"] / service.gpus
-    settings, served = service.pool.settings, found.served
+    settings, served = service.pool.settings, found.request_times
     lines = [
         f"throughput {digits(metrics['request_throughput'], 3)} requests/s{goodput}, "
         f"{digits(metrics['output_throughput'], 3)} tokens/s out, {digits(each, 3)} a GPU",
-        f"KV cache   {settings.kv_tokens:,} tokens an engine, at most {percent(max(found.notes.kv_use, default=0.0))} "
+        f"KV cache   {settings.kv_tokens:,} tokens an engine, up to {percent(max(found.step_log.kv_use, default=0.0))} "
         f"in use; {served.preempted.sum():,} requests put back",
     ]
     if served.cached.any():
@@ -178,7 +178,7 @@ def write_requests(found: Simulation, path: Path) -> None:
     """One row a request: a trace, and a benchmark's result, that `simulate` and `replay` read back."""
     import duckdb
 
-    served, load = found.served, found.load
+    served, load = found.request_times, found.load
     columns: dict[str, Any] = {
         "request_id": np.array(load.ids or [str(at) for at in range(len(load))], dtype=object),
         "arrival_s": served.arrival_s,
@@ -210,7 +210,7 @@ def _cell(name: str, values: Any) -> str:
 
 def write_plot(found: Simulation, path: Path) -> None:
     """Over time: requests that run and wait, the KV cache in use, how long a step takes, and latencies as they were."""
-    notes, served = found.notes, found.served
+    notes, served = found.step_log, found.request_times
     at = np.array(notes.end_s)
     order = np.argsort(at, kind="stable")
     order = order[:: max(1, len(order) // _POINTS)]
@@ -244,7 +244,7 @@ def write_plot(found: Simulation, path: Path) -> None:
 
 def window(found: Simulation, start_s: float, end_s: float) -> Timeline:
     """The steps of every engine, and the requests, between two moments."""
-    notes, served = found.notes, found.served
+    notes, served = found.step_log, found.request_times
     lanes = []
     for engine in sorted(set(notes.engine)):
         events = []

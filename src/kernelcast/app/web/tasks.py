@@ -117,7 +117,7 @@ def _diagnose(arguments: Arguments, content: bytes, limits: Limits) -> Any:
 def over_time(simulation: Simulation) -> dict[str, list[float]]:
     """Requests that decode and that wait, summed over engines, and the mean share of their KV caches in use, at few
     enough times for a chart."""
-    notes = simulation.notes
+    notes = simulation.step_log
     if not notes.end_s:
         return {"time_s": [], "running": [], "waiting": [], "kv_share": []}
     ends, engines = np.array(notes.end_s), np.array(notes.engine)

@@ -287,7 +287,7 @@ def _simulated(bench: BenchResult, service: Service, times: Times, seed: int) ->
     """Seconds by the names of vLLM's milliseconds."""
     cluster = Cluster(service, bench.load, StepTimeTables(lambda deployment: times), "likely", seed)
     cluster.run()
-    results = metrics(RequestTimes.of(cluster.requests, bench.load), cluster.notes)
+    results = metrics(RequestTimes.of(cluster.requests, bench.load), cluster.step_log)
     return {key: results[key] / 1e3 for key in _SEEN if key in results}
 
 

@@ -255,7 +255,7 @@ def _short_of(run: SimulatedService) -> tuple[int, int]:
     metrics = run.simulation.metrics
     broken = {goal.metric for goal in run.goals if goal.share(metrics) > 1}
     if not run.keeps_up or "e2el" in broken or not broken:
-        decode_ms = metrics.get("mean_tpot_ms", 0.0) * run.simulation.served.outputs.mean()
+        decode_ms = metrics.get("mean_tpot_ms", 0.0) * run.simulation.request_times.outputs.mean()
         if metrics.get("mean_ttft_ms", 0.0) > decode_ms:
             return 1, 0
         return (0, 1) if run.keeps_up else (1, 1)

@@ -90,9 +90,9 @@ class SimulatedService:
         front_s = stack.front_s + stack.token_s * float(run.load.inputs.mean())
         if not run.load.max_concurrency and run.load.request_rate * front_s > _BUSY * first.replicas:
             return "front end"
-        waited = {name: seconds for name, seconds in run.notes.blocked_s.items() if name != "max_num_batched_tokens"}
+        waited = {name: seconds for name, seconds in run.step_log.blocked_s.items() if name != "max_num_batched_tokens"}
         name = max(waited, key=lambda name: waited[name], default="")
-        engines = max(run.notes.engine, default=0) + 1
+        engines = max(run.step_log.engine, default=0) + 1
         long = waited.get(name, 0.0) > _WAITED * run.metrics.get("duration", 0.0) * engines
         return name if long else "compute"
 
@@ -201,7 +201,7 @@ class ServiceSimulator:
         except _HopelessError:
             stopped = True
         served = RequestTimes.of(cluster.requests, load)
-        simulation = Simulation(service, load, served, cluster.notes, NoGoals(), metrics(served, cluster.notes))
+        simulation = Simulation(service, load, served, cluster.step_log, NoGoals(), metrics(served, cluster.notes))
         run = SimulatedService(candidate, simulation, self.goals, stopped)
         if keep and not stopped:
             kept = {goal.key: simulation.metrics.get(goal.key, 0.0) for goal in self.goals}
