@@ -201,7 +201,7 @@ class ServiceSimulator:
         except _HopelessError:
             stopped = True
         served = RequestTimes.of(cluster.requests, load)
-        simulation = Simulation(service, load, served, cluster.step_log, NoGoals(), metrics(served, cluster.notes))
+        simulation = Simulation(service, load, served, cluster.step_log, NoGoals(), metrics(served, cluster.step_log))
         run = SimulatedService(candidate, simulation, self.goals, stopped)
         if keep and not stopped:
             kept = {goal.key: simulation.metrics.get(goal.key, 0.0) for goal in self.goals}
