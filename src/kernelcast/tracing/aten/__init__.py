@@ -1,4 +1,4 @@
-"""ATen ops -> kernel calls: the table of what PyTorch launches for each op. One file a kind of op; no torch needed."""
+"""ATen ops -> kernel calls: the table of what PyTorch launches for each op. No torch needed."""
 
 from kernelcast.tracing.aten import (  # noqa: F401  each fills the table
     attention,

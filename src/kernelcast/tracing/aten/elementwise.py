@@ -10,6 +10,7 @@ from kernelcast.ops import REGISTRY
 from kernelcast.ops.elementwise import Cost, Elementwise
 from kernelcast.tracing.aten.table import (
     OpSettings,
+    by_rows,
     launch,
     number_format,
     over,
@@ -86,7 +87,7 @@ def _operands(op: Op) -> list[Tensor]:
 
 
 def coalesced(tensors: Sequence[Tensor], shape: Sequence[int]) -> list[tuple[int, list[int]]]:
-    """Axes as PyTorch's TensorIterator sees them: sorted by stride, neighbours that lie end to end in every tensor
+    """Axes as PyTorch's TensorIterator sees them: sorted by stride, neighbours that are contiguous in every tensor
     joined; each with the stride of every tensor, 0 where it is broadcast."""
     rank = len(shape)
     axes = [(size, [_stride(x, axis - rank) for x in tensors]) for axis, size in enumerate(shape) if size != 1]
@@ -121,7 +122,7 @@ def access(inputs: Sequence[Tensor], out: Tensor) -> str:
 
 
 def fetched_bytes(inputs: Sequence[Tensor], out: Tensor, l2_bytes: float) -> float:
-    """What comes from memory: whole sectors. A tensor that lies across the order of the output uses one element of a
+    """What comes from memory: whole sectors. A tensor that is strided in the order of the output uses one element of a
     sector; the next is wanted when the axis that runs along the sector moves on, and is there if L2 held it so long."""
     axes = coalesced([out, *inputs], out.shape)
     total = 0.0
@@ -137,12 +138,12 @@ def fetched_bytes(inputs: Sequence[Tensor], out: Tensor, l2_bytes: float) -> flo
     return total
 
 
-def turned(part: str, inputs: Sequence[Tensor], out: Tensor) -> Launch | None:
+def transposed(part: str, inputs: Sequence[Tensor], out: Tensor) -> Launch | None:
     """A kernel that reads a tensor across the order in which it writes, as a transposing copy does: each element costs
-    a sector of its own, beside which what else it reads and computes weighs little."""
+    a sector, beside which what else it reads and computes weighs little."""
     axes = coalesced([out, *inputs], out.shape)
     for at in range(1, len(inputs) + 1):
-        across = len(axes) > 1 and axes[0][1][at] not in (0, 1)  # neighbours of the output lie apart
+        across = len(axes) > 1 and axes[0][1][at] not in (0, 1)  # neighbours of the output are apart in it
         rows = next((size for size, steps in axes if steps[at] == 1), 0)
         if across and rows:
             inner = axes[0][0]
@@ -159,21 +160,21 @@ def _elementwise(op: Op, settings: OpSettings) -> Iterator[Launch]:
     cost = cost_of(name)
     inputs = _operands(op) if cost.reads else []
     out = op.outputs[0] if op.outputs else op.inputs[0]
-    way = access(inputs, out)
+    how = access(inputs, out)
     dtype = number_format(out if name != "copy" and out.dtype not in ("bool", "int64") else (inputs or [out])[0])
     floats = [x for x in inputs if x.dtype != "bool"]
-    plain = way == "vector" and out.dtype in ("fp32", "bf16", "fp16") and len(floats) == cost.reads
+    plain = how == "vector" and out.dtype in ("fp32", "bf16", "fp16") and len(floats) == cost.reads
     if plain and all(x.elements == out.elements for x in inputs):
         yield vectorised("element-wise", name, out, dtype)
         return
-    across, fetched = turned("element-wise", inputs, out), fetched_bytes(inputs, out, settings.l2_bytes)
+    across, fetched = transposed("element-wise", inputs, out), fetched_bytes(inputs, out, settings.l2_bytes)
     if across is not None and fetched <= total_bytes(inputs):  # else sectors come from memory more than once
         yield across
         return
     yield pointwise(
         "element-wise", out.elements, dtype, tensors=len(inputs),
         read_bytes=fetched, written_bytes=total_bytes(op.outputs or [out]),
-        access=None if way == "vector" else way, axes=axes_of([out, *inputs], out.shape),
+        access=None if how == "vector" else how, axes=axes_of([out, *inputs], out.shape),
         flops=max(cost.flops, 1.0), xu_ops=cost.xu_ops, cols=out.cols,
     )  # fmt: skip
 
@@ -182,25 +183,25 @@ def _elementwise(op: Op, settings: OpSettings) -> Iterator[Launch]:
 def _elementwise_loss(op: Op, settings: OpSettings) -> Iterator[Launch]:
     """The difference of each element, and their mean."""
     x = op.inputs[0]
-    yield over("loss", x, read_bytes=total_bytes(op.inputs), written_bytes=x.bytes, flops=4.0)
-    yield launch("loss", "reduce_sum", rows=1, cols=x.elements, axis="cols", dtype=number_format(x))
+    yield over("loss", x, read_bytes=total_bytes(op.inputs), flops=4.0)
+    yield by_rows("loss", "reduce_sum", x, 1, x.elements, axis="cols")
 
 
 # ---- Copies, casts and joins: ops that move numbers and compute nothing
 
 
 def copied(source: Tensor, out: Tensor, part: str = "copy") -> Launch:
-    """A copy: dense and alike, cast to another format, turned, or of parts."""
-    way = access([source], out)
-    if way == "vector" and number_format(source) == number_format(out):
+    """A copy: dense and alike, cast to another format, transposed, or of parts."""
+    how = access([source], out)
+    if how == "vector" and number_format(source) == number_format(out):
         return vectorised(part, "copy", out)
-    if way == "cast" and {source.dtype, out.dtype} <= {"fp32", "bf16", "fp16"}:
+    if how == "cast" and {source.dtype, out.dtype} <= {"fp32", "bf16", "fp16"}:
         return vectorised(part, "copy", out, source.dtype, to=out.dtype)
-    across = turned(part, [source], out) if way == "strided" else None
+    across = transposed(part, [source], out) if how == "strided" else None
     if across is not None:
         return across
-    return over(part, out, read_bytes=source.bytes, written_bytes=out.bytes, tensors=1, flops=0.0, cols=out.cols,
-                access=None if way == "vector" else way, axes=axes_of([out, source], out.shape))  # fmt: skip
+    return over(part, out, read_bytes=source.bytes, tensors=1, flops=0.0, cols=out.cols,
+                access=None if how == "vector" else how, axes=axes_of([out, source], out.shape))  # fmt: skip
 
 
 @rule("_to_copy", "clone", "contiguous", "copy", "_copy_from", "repeat", "flip", "rot90", "as_strided_copy",
@@ -229,7 +230,7 @@ def _copy_into(op: Op, settings: OpSettings) -> Iterator[Launch]:
 
 
 def in_order(*tensors: Tensor, part: str = "copy") -> Iterator[Launch]:
-    """Copies of those that do not lie in the order of their axes, which kernels over rows make for themselves."""
+    """Copies of those that are not contiguous, which kernels over rows make for themselves."""
     for x in tensors:
         if not is_contiguous(x):
             steps = [math.prod(x.shape[axis + 1 :]) for axis in range(len(x.shape))]
@@ -242,7 +243,7 @@ def is_contiguous(x: Tensor) -> bool:
 
 
 def layout_of(x: Tensor) -> str:
-    """nhwc where the channels lie innermost."""
+    """nhwc where the channels are innermost."""
     mapped = len(x.shape) >= 4 and x.shape[1] > 1 and math.prod(x.shape[2:]) > 1
     return "nhwc" if mapped and x.stride[1] == 1 else "nchw"
 
@@ -253,8 +254,7 @@ def _cat(op: Op, settings: OpSettings) -> Iterator[Launch]:
     element at a time."""
     out = op.outputs[0]
     if any(not x.dense for x in op.inputs if x.elements):
-        yield over("copy", out, read_bytes=out.bytes, written_bytes=out.bytes, tensors=2, access="strided", axes=4,
-                   flops=0.0, cols=out.cols)  # fmt: skip
+        yield over("copy", out, tensors=2, access="strided", axes=4, flops=0.0, cols=out.cols)
     elif op.name in ("cat", "_cat", "concat") and len(out.shape) >= 4 and op.argument(1, "dim", 0) == 1:
         batch, channels = out.shape[:2]
         yield launch("copy", "channel_cat", batch=max(1, batch), channels=max(1, channels),

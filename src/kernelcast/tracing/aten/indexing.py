@@ -8,7 +8,7 @@ from typing import Any
 
 from kernelcast.forecast.calls import Launch
 from kernelcast.tracing.aten.elementwise import copied
-from kernelcast.tracing.aten.table import OpSettings, launch, number_format, over, rule
+from kernelcast.tracing.aten.table import OpSettings, along, by_rows, launch, number_format, over, rule
 from kernelcast.tracing.traced import Op, Tensor
 
 _NARROW_BYTES = 2048  # rows below are copied by CTAs that have less to do than it takes to start them
@@ -51,13 +51,13 @@ def _embedding_bag_backward(op: Op, settings: OpSettings) -> Iterator[Launch]:
     position = next(at for at, value in enumerate(op.arguments) if type(value) is int)
     sparse = "sparse" in op.name or (op.name == "_embedding_bag_backward" and bool(op.arguments[position + 3]))
     if sparse:
-        yield launch("lookup", "gather", rows=max(1, ids.elements), cols=grad.cols, dtype=number_format(grad))
+        yield by_rows("lookup", "gather", grad, ids.elements)
     else:
         yield _bags("embedding_bag_backward", op, grad, ids, op.arguments[position], position + 2)
 
 
 def _bags(kernel: str, op: Op, bags: Tensor, ids: Tensor, vocab: int, mode_position: int) -> Launch:
-    """``place``: of the mode among the arguments: 0 sum, 1 mean, 2 max."""
+    """``mode_position``: of the mode among the arguments: 0 sum, 1 mean, 2 max."""
     mode = op.arguments[mode_position] if mode_position < len(op.arguments) else 0
     count = max(1, bags.rows)
     return launch("embedding", kernel, bags=count, pooling=max(1, round(ids.elements / count)), hidden=bags.cols,
@@ -76,8 +76,7 @@ def _index_select(op: Op, settings: OpSettings) -> Iterator[Launch]:
 
 
 def _picked(kernel: str, source: Tensor, rows: int, cols: int, places: int, **given: Any) -> Launch:
-    return launch("lookup", kernel, rows=max(1, rows), cols=max(1, cols), size=max(1, places),
-                  dtype=number_format(source), **given)  # fmt: skip
+    return by_rows("lookup", kernel, source, rows, cols, size=max(1, places), **given)
 
 
 def _named(x: Tensor, indices: Any, moved: Tensor) -> tuple[int, int, int, int]:
@@ -157,31 +156,24 @@ def _one_by_one(op: Op, settings: OpSettings) -> Iterator[Launch]:
     moved = max(given or [op.outputs[0]], key=lambda x: x.elements)
     if op.name in ("masked_scatter", "slice_scatter", "select_scatter", "index_fill"):
         yield copied(target, op.outputs[0], "lookup")
-    yield over("lookup", moved, read_bytes=moved.bytes + 8.0, written_bytes=moved.bytes, tensors=2, access="strided",
-               flops=0.0, cols=moved.cols)  # fmt: skip
-
-
-def _along(x: Tensor, axis: int) -> tuple[int, int]:
-    """Rows and columns of an op over one axis."""
-    cols = x.shape[axis] if x.shape else 1
-    return max(1, x.elements // max(1, cols)), max(1, cols)
+    yield over("lookup", moved, read_bytes=moved.bytes + 8.0, tensors=2, access="strided", flops=0.0, cols=moved.cols)
 
 
 @rule("topk", "kthvalue", "median")
 def _topk(op: Op, settings: OpSettings) -> Iterator[Launch]:
     x = op.arguments[0]
-    k = op.argument(1, "k", 1) if op.name == "topk" else 1  # one is selected as many are
-    rows, cols = _along(x, op.argument(1 if op.name == "median" else 2, "dim", -1))
-    yield launch("sort", "topk", rows=rows, cols=cols, k=max(1, min(k, cols)), dtype=number_format(x))
+    k = op.argument(1, "k", 1) if op.name == "topk" else 1  # a single element is selected as many are
+    rows, cols = along(x, op.argument(1 if op.name == "median" else 2, "dim", -1))
+    yield by_rows("sort", "topk", x, rows, cols, k=max(1, min(k, cols)))
 
 
 @rule("sort", "argsort", "_unique2", "unique_consecutive", "msort")
 def _sort(op: Op, settings: OpSettings) -> Iterator[Launch]:
     x = op.inputs[0]
     axis = next((a for a in (*op.arguments[1:], op.options.get("dim")) if type(a) is int), -1)
-    rows, cols = _along(x, axis)
+    rows, cols = along(x, axis)
     keys = x.dtype if x.dtype in ("int64", "int32") else None
-    if x.shape and x.stride[axis] != 1 and rows > 1 and cols > 1:  # laid side by side first
+    if x.shape and x.stride[axis] != 1 and rows > 1 and cols > 1:  # made contiguous first
         yield copied(x, Tensor((rows, cols), (cols, 1), x.dtype), "sort")
     yield launch("sort", "sort", rows=rows, cols=cols, keys=keys, dtype="fp32" if keys else number_format(x))
 

@@ -48,7 +48,7 @@ _TWO_LISTS = {
 
 
 def _multi_tensor(op: Op, settings: OpSettings) -> Iterator[Launch]:
-    """A list of tensors in one pass where all have one format and lie alike; else a kernel for each tensor."""
+    """A list of tensors in one pass where all have one format and equal strides; else a kernel for each tensor."""
     lists = [a for a in (*op.arguments, *op.options.values()) if isinstance(a, (tuple, list)) and a
              and all(isinstance(x, Tensor) for x in a)]  # fmt: skip
     first = lists[0] if lists else ()
@@ -70,7 +70,7 @@ def _multi_tensor(op: Op, settings: OpSettings) -> Iterator[Launch]:
 
 
 def _one_pass(lists: list[Any]) -> bool:
-    """can_use_fast_route: one format a list, no gaps, and lists whose tensors lie alike (a copy may change format)."""
+    """can_use_fast_route: one format a list, no gaps, and lists of equal strides (a copy may change format)."""
     alike = all(len({x.dtype for x in tensors}) == 1 and all(x.dense for x in tensors) for tensors in lists)
     return alike and all(
         x.stride == z.stride or not x.elements for tensors in lists[1:] for x, z in zip(lists[0], tensors, strict=False)

@@ -1,6 +1,6 @@
 """Outputs of ATen ops from their arguments: a profiler writes down what goes into an op, not what comes out.
 
-Sizes and formats follow PyTorch's rules for broadcasting and promotion; axes lie in memory as in the input that has the
+Sizes and formats follow PyTorch's rules for broadcasting and promotion; axes are in memory as in the input that has the
 output's shape, else contiguous. An op that is not here and not element-wise has no outputs (``None``).
 """
 
@@ -63,7 +63,7 @@ def broadcast(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
 
 
 def promoted(tensors: Sequence[Tensor]) -> str:
-    """A number (0 axes) decides only where it is of a higher kind, float over whole, than all tensors with axes."""
+    """A scalar (0 axes) decides only where it is of a higher category, float over integer, than the tensors."""
     with_axes = [x for x in tensors if x.shape] or list(tensors)
     ranks = [_RANK.index(x.dtype) for x in with_axes]
     highest = max(ranks)

@@ -1,4 +1,4 @@
-"""Products of matrices: mm and its kin, with cuBLAS's word for how the operands lie."""
+"""Products: mm and its kin, with the layout of their operands as cuBLAS names it; and convolutions."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from kernelcast.ops.base import columns_of
 from kernelcast.ops.conv_work import ConvSizes, depthwise_in_pytorch
 from kernelcast.tracing.aten.table import (
     OpSettings,
+    by_rows,
     launch,
     matrix_format,
-    number_format,
     op_launches,
     over,
     rule,
@@ -26,7 +26,7 @@ _THIN = 32  # length of the inner axis, up to which a product with a vector is a
 
 
 def _column_major(matrix: Tensor) -> bool:
-    """Transposed in memory: neighbours in a column lie side by side."""
+    """Transposed in memory: a column is contiguous."""
     return matrix.stride[-2] == 1 and matrix.stride[-1] != 1
 
 
@@ -54,7 +54,7 @@ def _addmm(op: Op, settings: OpSettings) -> Iterator[Launch]:
     bias, a, b = op.arguments[:3]
     yield _product(a, b, settings)
     if len(bias.shape) == 2 and min(bias.shape) > 1 and not op.in_place:
-        yield over("copy", bias, read_bytes=bias.bytes, written_bytes=bias.bytes)
+        yield over("copy", bias)
 
 
 @rule("bmm", "baddbmm")
@@ -63,10 +63,10 @@ def _bmm(op: Op, settings: OpSettings) -> Iterator[Launch]:
     a, b = op.arguments[-2:] if op.name == "bmm" else op.arguments[1:3]
     (batch, m, k), n = a.shape, b.shape[-1]
     if min(m, n) == 1 and k <= _THIN:  # a loop over time: no tiles, a sum of few numbers for each output
-        yield launch("matmul", "reduce_sum", rows=max(1, batch * m * n), cols=k, axis="cols", dtype=number_format(a))
+        yield by_rows("matmul", "reduce_sum", a, batch * m * n, k, axis="cols")
     elif k == 1:  # each number of a column with each of a row
         out = op.outputs[0]
-        yield over("matmul", out, read_bytes=a.bytes + b.bytes, written_bytes=out.bytes, tensors=2, access="strided")
+        yield over("matmul", out, read_bytes=a.bytes + b.bytes, tensors=2, access="strided")
     elif batch > 1 and (a.stride[0] == 0) != (b.stride[0] == 0):
         yield _product(a, b, settings, **({"n": batch * n} if a.stride[0] == 0 else {"m": batch * m}))
     else:
@@ -82,7 +82,7 @@ def _mv(op: Op, settings: OpSettings) -> Iterator[Launch]:
 @rule("dot", "vdot")
 def _dot(op: Op, settings: OpSettings) -> Iterator[Launch]:
     x = op.inputs[0]
-    yield launch("reduction", "reduce_sum", rows=1, cols=x.elements, axis="cols", dtype=number_format(x))
+    yield by_rows("reduction", "reduce_sum", x, 1, x.elements, axis="cols")
 
 
 @rule("_grouped_mm", "_scaled_grouped_mm")
@@ -150,7 +150,7 @@ def channels_last(x: Tensor) -> bool:
     return True
 
 
-def _laid(x: Tensor, last: bool) -> Tensor:
+def _in_format(x: Tensor, last: bool) -> Tensor:
     """The tensor dense, channels last or first."""
     order = (1, *range(len(x.shape) - 1, 1, -1), 0) if last else range(len(x.shape) - 1, -1, -1)
     steps, step = [0] * len(x.shape), 1
@@ -159,9 +159,9 @@ def _laid(x: Tensor, last: bool) -> Tensor:
     return Tensor(x.shape, tuple(steps), x.dtype, x.storage)
 
 
-def _put_right(x: Tensor, last: bool, settings: OpSettings) -> Iterator[Launch]:
+def _converted(x: Tensor, last: bool, settings: OpSettings) -> Iterator[Launch]:
     """The copy of a tensor whose memory format is not cuDNN's (``contiguous(memory_format)``)."""
-    wanted = _laid(x, last)
+    wanted = _in_format(x, last)
     same = all(a == b or size == 1 for a, b, size in zip(x.stride, wanted.stride, x.shape, strict=True))
     if not same:
         yield from _as_op("clone", (x,), wanted, settings)
@@ -174,7 +174,7 @@ def _as_op(name: str, inputs: Sequence[Any], out: Tensor, settings: OpSettings) 
         yield replace(each, part=_PART)
 
 
-def _kind(x: Tensor, settings: OpSettings) -> dict[str, str]:
+def _dtype(x: Tensor, settings: OpSettings) -> dict[str, str]:
     """fp32 runs as TF32 unless ``torch.backends.cudnn.allow_tf32`` is off, where the GPU has it."""
     if x.dtype != "fp32":
         return {"dtype": matrix_format(x, settings)}
@@ -197,13 +197,13 @@ def _forward(op: Op, settings: OpSettings) -> Iterator[Launch]:
     groups, out = op.argument(8, "groups", 1), op.outputs[0]
     last = channels_last(x) or channels_last(weight)
     for tensor in (x, weight):
-        yield from _put_right(tensor, last, settings)
+        yield from _converted(tensor, last, settings)
     sized = out if transposed else x  # transposed: a convolution's gradient by its input, run forward
     sizes = _sizes(sized, weight, stride, padding, dilation, groups)
-    call: dict[str, Any] = {**sizes, "layout": "nhwc" if last else "nchw", **_kind(x, settings)}
+    call: dict[str, Any] = {**sizes, "layout": "nhwc" if last else "nchw", **_dtype(x, settings)}
     yield launch(_PART, "conv2d_dgrad" if transposed else "conv2d", **call)
     if bias is not None and (transposed or not _adds_bias(call)):
-        made = _laid(out, last)
+        made = _in_format(out, last)
         column = Tensor(
             (1, bias.elements, *[1] * (len(out.shape) - 2)), (0, 1, *[0] * (len(out.shape) - 2)), bias.dtype
         )
@@ -216,9 +216,9 @@ def _backward(op: Op, settings: OpSettings) -> Iterator[Launch]:
     grad, x, weight, _, stride, padding, dilation, transposed, _, groups, wanted = op.arguments[:11]
     last = channels_last(x) or channels_last(weight)
     for tensor in (grad, x, weight)[: 3 if wanted[0] else 2]:
-        yield from _put_right(tensor, last, settings)
+        yield from _converted(tensor, last, settings)
     sizes = _sizes(grad if transposed else x, weight, stride, padding, dilation, groups)
-    call: dict[str, Any] = {**sizes, "layout": "nhwc" if last else "nchw", **_kind(x, settings)}
+    call: dict[str, Any] = {**sizes, "layout": "nhwc" if last else "nchw", **_dtype(x, settings)}
     if wanted[0]:
         yield launch(_PART, "conv2d" if transposed else "conv2d_dgrad", **call)
     if wanted[1]:
@@ -227,4 +227,4 @@ def _backward(op: Op, settings: OpSettings) -> Iterator[Launch]:
         channels = grad.shape[1]
         pixels = max(1, grad.elements // channels)
         rows, cols, axis = (pixels, channels, "rows") if last else (channels, pixels, "cols")
-        yield launch("reduction", "reduce_sum", rows=rows, cols=cols, axis=axis, dtype=number_format(grad))
+        yield by_rows("reduction", "reduce_sum", grad, rows, cols, axis=axis)

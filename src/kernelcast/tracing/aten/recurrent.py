@@ -23,14 +23,13 @@ _CELLS = {0: "rnn", 1: "rnn", 2: "lstm", 3: "gru"}  # cudnnRNNMode_t
 
 
 def _format(x: Tensor, settings: OpSettings) -> str:
-    """torch.backends.cudnn.allow_tf32 is on unless somebody turns it off, and tensor cores have tf32 from Ampere on."""
-    tf32 = settings.capability[0].isdigit() and float(settings.capability) >= 8.0
+    """torch.backends.cudnn.allow_tf32 is on unless somebody turns it off."""
     if x.dtype in ("bf16", "fp16"):
         return x.dtype
-    return "tf32" if tf32 and x.dtype == "fp32" else "fp32"
+    return "tf32" if settings.has_tf32 and x.dtype == "fp32" else "fp32"
 
 
-def _layers(x: Tensor, how: tuple[Any, ...], dtype: str) -> dict[str, Any]:
+def _layers(x: Tensor, how: tuple[Any, ...], settings: OpSettings) -> dict[str, Any]:
     """Parameters of the kernel call. ``how``: mode, hidden, projection, layers, batch_first, dropout, train,
     bidirectional, batch_sizes."""
     mode, hidden, projection, layers, batch_first, _, _, bidirectional, batch_sizes = how
@@ -41,16 +40,16 @@ def _layers(x: Tensor, how: tuple[Any, ...], dtype: str) -> dict[str, Any]:
     packed = "standard" if batch_sizes else None  # the other algorithms want equal lengths
     return {"batch": batch, "steps": steps, "input": x.cols, "hidden": hidden, "layers": layers,
             "bidirectional": bool(bidirectional), "projection": projection or None, "cell": _CELLS[mode],
-            "algorithm": packed, "dtype": dtype}  # fmt: skip
+            "algorithm": packed, "dtype": _format(x, settings)}  # fmt: skip
 
 
 def _steps_first(x: Tensor, how: tuple[Any, ...]) -> Iterator[Launch]:
-    """cuDNN takes steps first: a batch-first tensor is copied, unless it lies so in memory."""
+    """cuDNN takes steps first: a batch-first tensor is copied, unless it is so in memory."""
     batch_first, batch_sizes = how[4], how[8]
     if batch_sizes or len(x.shape) < 3 or not batch_first or 1 in x.shape[:2]:
         return
     if x.stride[1] != x.shape[0] * x.stride[0]:
-        yield over(_PART, x, read_bytes=x.bytes, written_bytes=x.bytes, tensors=1, access="strided", axes=3)
+        yield over(_PART, x, tensors=1, access="strided", axes=3)
 
 
 def _dropped(x: Tensor, width: int, how: tuple[Any, ...], op: str) -> Iterator[Launch]:
@@ -60,17 +59,13 @@ def _dropped(x: Tensor, width: int, how: tuple[Any, ...], op: str) -> Iterator[L
         yield launch(_PART, op, layers - 1, rows=max(1, x.elements // x.cols), cols=width, dtype=number_format(x))
 
 
-def _called(op: str, x: Tensor, how: tuple[Any, ...], dtype: str, **more: Any) -> Launch:
-    return launch(_PART, op, **_layers(x, how, dtype), **more)
-
-
 def _flattened(weights: tuple[Tensor, ...]) -> Iterator[Launch]:
     """PyTorch keeps weights of fp16 and fp32 in one buffer, as cuDNN wants them (nn.RNNBase.flatten_parameters asks
     torch.backends.cudnn.is_acceptable, which knows no bf16): those of bf16 are copied into a new one every time."""
     if weights[0].dtype == "bf16":
         yield launch(_PART, "fill", rows=1, cols=sum(x.elements for x in weights), dtype="bf16")
         for x in weights:
-            yield over(_PART, x, read_bytes=x.bytes, written_bytes=x.bytes, tensors=1)
+            yield over(_PART, x, tensors=1)
 
 
 @rule("_cudnn_rnn")
@@ -78,18 +73,18 @@ def _forward(op: Op, settings: OpSettings) -> Iterator[Launch]:
     x, weights, how = op.arguments[0], op.arguments[1], tuple(op.arguments[6:15])
     yield from _steps_first(x, how)
     yield from _flattened(weights)
-    yield _called("recurrent", x, how, _format(x, settings), training=bool(how[6]))
+    yield launch(_PART, "recurrent", **_layers(x, how, settings), training=bool(how[6]))
     yield from _dropped(x, op.outputs[0].cols, how, "dropout")
 
 
 @rule("_cudnn_rnn_backward")
 def _backward(op: Op, settings: OpSettings) -> Iterator[Launch]:
-    """The input is laid out anew for its own gradient and for the weights'."""
+    """The input is transposed for its gradient and again for that of the weights."""
     x, gradient, how = op.arguments[0], op.arguments[7], tuple(op.arguments[10:19])
     for tensor in (x, x, gradient):
         if tensor is not None:
             yield from _steps_first(tensor, how)
-    yield _called("recurrent_backward", x, how, _format(x, settings))
+    yield launch(_PART, "recurrent_backward", **_layers(x, how, settings))
     yield from _dropped(x, op.arguments[6].cols, how, "dropout_backward")
 
 

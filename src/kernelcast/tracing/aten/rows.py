@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 from kernelcast.forecast.calls import Launch
 from kernelcast.tracing.aten.elementwise import in_order
-from kernelcast.tracing.aten.table import OpSettings, launch, number_format, over, pointwise, rule, vectorised
+from kernelcast.tracing.aten.table import OpSettings, along, by_rows, number_format, over, pointwise, rule, vectorised
 from kernelcast.tracing.traced import Op, Tensor
-
-
-def _by_rows(part: str, kernel: str, x: Tensor, rows: int, cols: int, **given: Any) -> Launch:
-    return launch(part, kernel, rows=rows, cols=cols, dtype=number_format(x), **given)
-
 
 # the kernel, and where the tensor is among the arguments; its normal shape comes next
 _NORMS = {
@@ -29,13 +23,7 @@ def _norm(op: Op, settings: OpSettings) -> Iterator[Launch]:
     x, shape = op.arguments[at : at + 2]
     yield from in_order(*op.arguments[: at + 1])  # in the backward pass the gradient, then the input
     cols = max(1, math.prod(x.shape[-len(shape) :]) if shape else 1)
-    yield _by_rows("norms", kernel, x, max(1, x.elements // cols), cols)
-
-
-def _along(x: Tensor, axis: int) -> tuple[int, int]:
-    """Rows and columns of an op over one axis."""
-    cols = x.shape[axis] if x.shape else 1
-    return max(1, x.elements // max(1, cols)), max(1, cols)
+    yield by_rows("norms", kernel, x, x.elements // cols, cols)
 
 
 # part and kernel, and where the axis is among the arguments
@@ -53,13 +41,12 @@ def _one_axis(op: Op, settings: OpSettings) -> Iterator[Launch]:
     x, axis = op.arguments[0], op.arguments[at]
     if part == "softmax":
         yield from in_order(*op.arguments[:at])
-    yield _by_rows(part, kernel, x, *_along(x, axis))
+    yield by_rows(part, kernel, x, *along(x, axis))
 
 
 @rule("nll_loss_forward", "nll_loss2d_forward")
 def _loss(op: Op, settings: OpSettings) -> Iterator[Launch]:
-    x = op.arguments[0]
-    yield _by_rows("loss", "nll_loss", x, x.rows, x.cols)
+    yield by_rows("loss", "nll_loss", op.arguments[0])
 
 
 @rule("nll_loss_backward", "nll_loss2d_backward")
@@ -77,17 +64,17 @@ REDUCTIONS = ("sum", "mean", "amax", "amin", "prod", "any", "all", "linalg_vecto
 
 @rule(*REDUCTIONS)
 def _reduce(op: Op, settings: OpSettings) -> Iterator[Launch]:
-    """One number for each group of the input; the groups lie side by side in memory, or across it."""
+    """One number for each group of the input; the groups are contiguous in memory, or strided."""
     x = op.inputs[0]
     if op.name in ("max", "min") and len(op.inputs) > 1:
-        yield over("element-wise", x, read_bytes=x.bytes * 2, written_bytes=x.bytes)
+        yield over("element-wise", x, read_bytes=x.bytes * 2)
         return
     outputs = max(1, op.outputs[0].elements)
     reduced = max(1, x.elements // outputs)
     if len(x.shape) - 1 in reduced_axes(op, x) or outputs == 1:
-        yield _by_rows("reduction", "reduce_sum", x, outputs, reduced, axis="cols")
+        yield by_rows("reduction", "reduce_sum", x, outputs, reduced, axis="cols")
     else:
-        yield _by_rows("reduction", "reduce_sum", x, reduced, outputs, axis="rows")
+        yield by_rows("reduction", "reduce_sum", x, reduced, outputs, axis="rows")
 
 
 def reduced_axes(op: Op, x: Tensor) -> set[int]:
@@ -104,4 +91,4 @@ def reduced_axes(op: Op, x: Tensor) -> set[int]:
 def _argmax(op: Op, settings: OpSettings) -> Iterator[Launch]:
     x = op.inputs[0]
     rows = max(1, op.outputs[0].elements)
-    yield _by_rows("reduction", "argmax", x, rows, max(1, x.elements // rows))
+    yield by_rows("reduction", "argmax", x, rows, x.elements // rows)

@@ -10,6 +10,7 @@ from kernelcast.forecast.calls import Launch
 from kernelcast.tracing.aten.elementwise import copied, filled, in_order, layout_of
 from kernelcast.tracing.aten.table import (
     OpSettings,
+    by_rows,
     launch,
     matrix_format,
     number_format,
@@ -121,30 +122,28 @@ def _resized(x: Tensor, y: Tensor, axes: int) -> dict[str, int]:
     return sizes
 
 
-# how an output is made, by a word of the op's name
+# interpolation modes, by a part of the op's name
 _MODES = {"nearest": "nearest", "linear": "bilinear", "bicubic": "bicubic"}
-_UPSAMPLES = [f"upsample_{kind}{way}" for kind in (
-    "nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "trilinear3d", "bicubic2d",
-) for way in ("", "_backward")]  # fmt: skip
-_OTHERS = [f"{kind}{way}" for kind in (
-    "_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d", "_upsample_bilinear2d_aa",
-    "_upsample_bicubic2d_aa",
-) for way in ("", "_backward")]  # fmt: skip
+_UPSAMPLES = [f"{name}{suffix}" for suffix in ("", "_backward") for name in (
+    "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_linear1d", "upsample_bilinear2d",
+    "upsample_trilinear3d", "upsample_bicubic2d", "_upsample_nearest_exact1d", "_upsample_nearest_exact2d",
+    "_upsample_nearest_exact3d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa",
+)]  # fmt: skip
 
 
-@rule(*_UPSAMPLES, *_OTHERS)
+@rule(*_UPSAMPLES)
 def _interpolate(op: Op, settings: OpSettings) -> Iterator[Launch]:
     """The input is the small image, or, downwards, the large one."""
     backward = op.name.endswith("backward")
     x, y = (op.outputs[0], op.arguments[0]) if backward else (op.arguments[0], op.outputs[0])
-    mode = next(name for word, name in _MODES.items() if word in op.name)
+    mode = next(name for part, name in _MODES.items() if part in op.name)
     axes = 3 if "3d" in op.name else 1 if "1d" in op.name else 2
     yield launch("resampling", f"interpolate{'_backward' * backward}", **_images(x, axes), **_resized(x, y, axes),
                  mode=mode, layout=layout_of(x), dtype=number_format(x))  # fmt: skip
 
 
-@rule(*(f"{kind}_pad{axes}d{way}" for kind in ("reflection", "replication") for axes in (1, 2, 3)
-        for way in ("", "_backward")))  # fmt: skip
+@rule(*(f"{mode}_pad{axes}d{suffix}" for mode in ("reflection", "replication") for axes in (1, 2, 3)
+        for suffix in ("", "_backward")))  # fmt: skip
 def _mirrored(op: Op, settings: OpSettings) -> Iterator[Launch]:
     backward = op.name.endswith("backward")
     x, y = (op.arguments[1], op.arguments[0]) if backward else (op.arguments[0], op.outputs[0])
@@ -191,7 +190,7 @@ def _columns(op: Op, settings: OpSettings) -> Iterator[Launch]:
 
 # ---- Fourier transforms (cuFFT) and sampling at points of a grid: what audio and vision models do beside products
 
-# A kernel of cuFFT transforms rows that fit in shared memory; longer ones are cut into two factors, and so on.
+# A kernel of cuFFT transforms rows that fit in shared memory; longer ones are split into two factors, and so on.
 _ROW = 8192
 # cuFFT has radices up to 127: a row with a larger prime factor is a convolution of twice its length, padded to a power
 # of two, with two transforms and products around them (Bluestein).
@@ -216,7 +215,7 @@ def _transformed(x: Tensor, out: Tensor, dims: Sequence[int]) -> Iterator[Launch
     for axis in reversed(list(dims)):
         for _ in range(round(_passes(shape[axis]))):
             flops = 5 * math.log2(max(2, shape[axis]))  # 5 n log2 n, the usual count
-            yield over("transform", out, read_bytes=read.bytes, written_bytes=out.bytes, tensors=1, flops=flops,
+            yield over("transform", out, read_bytes=read.bytes, tensors=1, flops=flops,
                        access=None if axis % len(shape) == len(shape) - 1 else "strided", axes=2)  # fmt: skip
             read = out
 
@@ -225,19 +224,18 @@ def _transformed(x: Tensor, out: Tensor, dims: Sequence[int]) -> Iterator[Launch
 def _fft(op: Op, settings: OpSettings) -> Iterator[Launch]:
     x, out, dims = op.arguments[0], op.outputs[0], op.arguments[1]
     if op.name == "_fft_c2r":  # cuFFT writes over what it reads: PyTorch copies it first
-        yield over("transform", x, read_bytes=x.bytes, written_bytes=x.bytes, tensors=1)
+        yield over("transform", x, tensors=1)
     yield from _transformed(x, out, dims)
     if op.argument(2, "normalization"):
-        yield over("transform", out, read_bytes=out.bytes, written_bytes=out.bytes, tensors=1)
+        yield over("transform", out, tensors=1)
 
 
 @rule("unfold_backward")
 def _overlapped(op: Op, settings: OpSettings) -> Iterator[Launch]:
     """Frames added up where they overlap, as istft and the gradient of stft do: into zeros, a thread a number."""
     frames, out = op.arguments[0], op.outputs[0]
-    yield launch("transform", "fill", rows=out.rows, cols=out.cols, dtype=number_format(out))
-    yield over("transform", out, read_bytes=frames.bytes, written_bytes=out.bytes, tensors=1, access="strided", axes=3,
-               flops=2.0)  # fmt: skip
+    yield by_rows("transform", "fill", out)
+    yield over("transform", out, read_bytes=frames.bytes, tensors=1, access="strided", axes=3, flops=2.0)
 
 
 @rule("grid_sampler_2d", "grid_sampler_3d")
@@ -245,8 +243,8 @@ def _sample(op: Op, settings: OpSettings) -> Iterator[Launch]:
     """A thread a point, which walks over the channels and mixes four or eight neighbours of each."""
     x, grid = op.arguments[:2]
     out = op.outputs[0]
-    yield over("sampling", out, read_bytes=_touched(x, out) + grid.bytes, written_bytes=out.bytes, tensors=2,
-               access="strided", axes=3, flops=12.0)  # fmt: skip
+    read = _touched(x, out) + grid.bytes
+    yield over("sampling", out, read_bytes=read, tensors=2, access="strided", axes=3, flops=12.0)
 
 
 @rule("grid_sampler_2d_backward", "grid_sampler_3d_backward")
@@ -256,7 +254,7 @@ def _sample_backward(op: Op, settings: OpSettings) -> Iterator[Launch]:
     wanted = op.argument(6, "output_mask", (True, True))
     added = 0
     if wanted[0]:
-        yield launch("sampling", "fill", rows=max(1, x.elements // x.cols), cols=x.cols, dtype="fp32")
+        yield by_rows("sampling", "fill", x, dtype="fp32")
         added = 4 * gradient.elements * max(4, x.item_bytes)
     read = gradient.bytes + _touched(x, gradient) + grid.bytes
     yield over("sampling", gradient, read_bytes=read, written_bytes=added + grid.bytes * bool(wanted[1]), tensors=3,
@@ -270,7 +268,7 @@ def _touched(x: Tensor, out: Tensor) -> int:
 
 @rule("affine_grid_generator")
 def _affine_grid(op: Op, settings: OpSettings) -> Iterator[Launch]:
-    """A grid of places of its own, filled axis by axis, then a batch of small products."""
+    """A base grid, filled axis by axis, then a batch of small products."""
     theta, out = op.arguments[0], op.outputs[0]
     points = max(1, out.elements // max(1, theta.shape[0] * theta.shape[1]))
     yield pointwise("sampling", out.elements, "fp32", read_bytes=0, written_bytes=out.bytes, access="strided", count=5)
@@ -291,11 +289,11 @@ def _distances(op: Op, settings: OpSettings) -> Iterator[Launch]:
     first, second = op.arguments[:2]
     out = op.outputs[0]
     for x in (first, second):
-        yield over("distance", x, read_bytes=x.bytes, written_bytes=x.bytes, tensors=1)
-        yield launch("distance", "reduce_sum", rows=x.rows, cols=x.cols, axis="cols", dtype=number_format(x))
-        yield over("distance", x, read_bytes=x.bytes, written_bytes=x.bytes, tensors=2, access="strided", axes=2)
+        yield over("distance", x, tensors=1)
+        yield by_rows("distance", "reduce_sum", x, axis="cols")
+        yield over("distance", x, tensors=2, access="strided", axes=2)
     rows, cols = first.shape[-2], second.shape[-2]
     yield launch("distance", "bmm", batch=max(1, out.elements // (rows * cols)), m=rows, n=cols, k=first.cols + 2,
                  dtype=matrix_format(first, settings))  # fmt: skip
     for _ in ("clamp_min_", "sqrt_"):
-        yield over("distance", out, read_bytes=out.bytes, written_bytes=out.bytes, tensors=1)
+        yield over("distance", out, tensors=1)

@@ -1,4 +1,4 @@
-"""The table itself, and what every rule is made of."""
+"""The table of rules, and what every rule is made of."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ _RULES: dict[str, Rule] = {}
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Enter a function for these ops (and their in-place forms where they are listed)."""
+    """Register a function for these ops."""
 
-    def enter(function: Rule) -> Rule:
+    def register(function: Rule) -> Rule:
         for name in names:
             if name in _RULES:
                 raise ValueError(f"two rules for {name}")
             _RULES[name] = function
         return function
 
-    return enter
+    return register
 
 
 def known_ops() -> list[str]:
@@ -114,8 +114,22 @@ def split(elements: int, cols: int = 0) -> tuple[int, int]:
 
 
 def over(part: str, x: Tensor, **given: Any) -> Launch:
-    """``pointwise`` over the elements of a tensor."""
-    return pointwise(part, x.elements, number_format(x), **given)
+    """``pointwise`` over the elements of a tensor, which it reads and writes once unless other bytes are given."""
+    return pointwise(part, x.elements, number_format(x), **{"read_bytes": x.bytes, "written_bytes": x.bytes, **given})
+
+
+def by_rows(
+    part: str, kernel: str, x: Tensor, rows: int | None = None, cols: int | None = None, **given: Any
+) -> Launch:
+    """A kernel over rows: those of ``x`` along its last axis unless others are given."""
+    rows, cols = x.rows if rows is None else rows, x.cols if cols is None else cols
+    return launch(part, kernel, **{"rows": max(1, rows), "cols": max(1, cols), "dtype": number_format(x), **given})
+
+
+def along(x: Tensor, axis: int) -> tuple[int, int]:
+    """Rows and columns of an op over one axis."""
+    cols = x.shape[axis] if x.shape else 1
+    return max(1, x.elements // max(1, cols)), max(1, cols)
 
 
 def pointwise(
@@ -181,7 +195,7 @@ def _convolution_backward(op: Op) -> int:
     grad, x, weight = (t.shape for t in op.arguments[:3])
     transposed, wanted = op.arguments[7], op.arguments[10]
     total = 0
-    if wanted[0]:  # the gradient convolved with the weights, the other way round
+    if wanted[0]:  # the gradient convolved with the weights, transposed
         total += _convolution(grad, weight, x, not transposed)
     if wanted[1]:  # input and gradient convolved, over the batch; the counter knows no groups here
         over, by = (grad, x) if transposed else (x, grad)
