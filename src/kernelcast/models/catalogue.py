@@ -1,4 +1,4 @@
-"""Finding a model: a bundled id, a Hugging Face id, a config.json, or an entry of the local Hugging Face cache."""
+"""Looking up a model: a bundled id, a Hugging Face id, a config.json, or an entry of the local Hugging Face cache."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from kernelcast.models.config import parse
 MODELS = Path(__file__).parent / "configs"
 
 # Tuned versions of a model run the same layers. Names that mean other weights in memory (-FP8, -NVFP4, -AWQ) are
-# not here: they have to come with a config of their own (for some, a bundled one with a ``_base``).
+# not here: they need their config (for some, a bundled one with a ``_base``).
 _TUNED = re.compile(r"(-(instruct|chat|it|pt|base|hf|thinking))+$")
 
 
 def model(name_or_path: str | os.PathLike[str]) -> Architecture:
     """The architecture of a model by bundled id, Hugging Face id, path of a config.json (or its folder), or cache."""
-    name, file = _found(os.fspath(name_or_path))
+    name, file = _locate(os.fspath(name_or_path))
     return _bundled(file.stem) if file.parent == MODELS else parse(_load(file), name=name)
 
 
 def bundled(stem: str) -> dict[str, Any]:
-    """The whole file of a bundled id, on the one that it builds upon; our own keys begin with ``_``."""
+    """The file of a bundled id, merged with its ``_base``; keys of this package begin with ``_``."""
     return _load(MODELS / f"{stem}.json")
 
 
 def config(name_or_path: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
-    """The name and the config.json of a model that is found as ``model`` finds it; our own keys (``_id``) left out."""
-    name, file = _found(os.fspath(name_or_path))
+    """The name and the config.json of a model, looked up as in ``model``; without this package's keys (``_id``)."""
+    name, file = _locate(os.fspath(name_or_path))
     return name, {key: value for key, value in _load(file).items() if not key.startswith("_")}
 
 
-def _found(text: str) -> tuple[str, Path]:
+def _locate(text: str) -> tuple[str, Path]:
     """A model's name and its file."""
     stem = _stem(text)
     if stem is not None:
@@ -48,12 +48,12 @@ def _found(text: str) -> tuple[str, Path]:
     cached = _cached_config(text)
     if cached is not None:
         return text, cached
-    names = _official_ids() if "/" in text else model_ids()
+    names = [bundled(stem)["_id"] for stem in model_ids()] if "/" in text else model_ids()
     raise KernelcastError(f"{unknown('model', text, names)}; or give the path of the model's config.json")
 
 
 def hub_name(name_or_path: str | os.PathLike[str]) -> str:
-    """What an engine is told to load: a Hugging Face id where one is known, else the name or folder as it was given."""
+    """What an engine loads: a Hugging Face id where one is known, else the name or folder as it was given."""
     text = os.fspath(name_or_path)
     stem = _stem(text)
     if stem is None:
@@ -82,10 +82,6 @@ def _bundled(stem: str) -> Architecture:
 def _fold(name: str) -> str:
     """Lower case, without the endings of tuned versions."""
     return _TUNED.sub("", name.strip().lower())
-
-
-def _official_ids() -> list[str]:
-    return [bundled(stem)["_id"] for stem in model_ids()]
 
 
 def _stem(text: str) -> str | None:
@@ -149,17 +145,12 @@ def _hub_cache() -> Path:
 
 def _cached_config(name: str) -> Path | None:
     """The config of this id in the cache: of the snapshot that refs/main names, else of the newest."""
-    wanted = "models--" + name.strip().lower().replace("/", "--")
-    cache = _hub_cache()
+    wanted, cache = "models--" + name.strip().lower().replace("/", "--"), _hub_cache()
     for entry in sorted(cache.iterdir()) if cache.is_dir() else ():
         if entry.name.lower() != wanted:
             continue
-        main = entry / "refs" / "main"
-        commit = main.read_text(encoding="utf-8").strip() if main.is_file() else ""
-        named = entry / "snapshots" / commit / "config.json"
-        if commit and named.is_file():
-            return named
-        snapshots = sorted(entry.glob("snapshots/*/config.json"), key=lambda p: p.stat().st_mtime)
-        if snapshots:
-            return snapshots[-1]
+        if snapshots := sorted(entry.glob("snapshots/*/config.json"), key=lambda path: path.stat().st_mtime):
+            main = entry / "refs" / "main"
+            commit = main.read_text(encoding="utf-8").strip() if main.is_file() else ""
+            return next((path for path in snapshots if path.parent.name == commit), snapshots[-1])
     return None

@@ -238,12 +238,15 @@ def hidden_size(f: Fields) -> int:
 def attention(
     f: Fields,
     *,
+    bias_key: str = "attention_bias",
     qkv_bias: bool | None = None,
     out_bias: bool | None = None,
     qk_norm: QkNorm = "none",
+    norm_key: str = "",
     rotary_fraction: float = 1.0,
 ) -> SelfAttention:
-    """Attention over all tokens from the usual keys; attention_bias where the type does not say otherwise."""
+    """Attention over all tokens from the usual keys. ``bias_key``: says whether there are biases where the type does
+    not; ``norm_key``: whether queries and keys are normed."""
     q_heads = f.count("num_attention_heads", "n_head")
     keys = ("head_dim", "attention_head_dim") if f.model_type == "nemotron_h" else ("head_dim",)
     head_dim = f.count(*keys) if f.model_type in OWN_HEAD_DIM else f.count_or_none("head_dim")
@@ -252,14 +255,15 @@ def attention(
             raise f.refuse(f"hidden_size {hidden_size(f)} does not divide over {q_heads} heads; give 'head_dim'")
         head_dim = hidden_size(f) // q_heads
     same = f.model_type in KV_HEADS_AS_QUERY and f.value("num_key_value_heads") is None
+    partial_rope = f.model_type in ("minimax_m2", "minimax_m3_vl_text")
     return SelfAttention(
         q_heads=q_heads,
         kv_heads=q_heads if same else f.count("num_key_value_heads"),
         head_dim=head_dim,
-        qkv_bias=f.flag("attention_bias") if qkv_bias is None else qkv_bias,
-        out_bias=f.flag("attention_bias") if out_bias is None else out_bias,
-        qk_norm=qk_norm,
-        rotary_dim=round(head_dim * f.rotary_fraction(rotary_fraction)),
+        qkv_bias=f.flag(bias_key) if qkv_bias is None else qkv_bias,
+        out_bias=f.flag(bias_key) if out_bias is None else out_bias,
+        qk_norm=qk_norm if not norm_key or f.flag(norm_key) else "none",
+        rotary_dim=f.count("rotary_dim") if partial_rope else round(head_dim * f.rotary_fraction(rotary_fraction)),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from kernelcast.models.fields import (
     FOUR_NORMS,
@@ -89,16 +90,8 @@ def _gemma4_mlp(f: Fields) -> Mlp | Sequence[Mlp]:
     return replace(block, router_scales=hidden_size(f) + block.experts)  # a scale a channel, and one an expert
 
 
-def _gemma4_norms(f: Fields) -> Norms:
-    return Norms("rmsnorm", 7) if f.flag("enable_moe_block") else FOUR_NORMS
-
-
-def olmo(f: Fields) -> SelfAttention:
-    return attention(f, qk_norm="full")
-
-
 def _olmo3(f: Fields) -> list[SelfAttention]:
-    return with_windows(f, olmo(f), lambda i: (i + 1) % 4 != 0)
+    return with_windows(f, attention(f, qk_norm="full"), lambda i: (i + 1) % 4 != 0)
 
 
 def _smollm3(f: Fields) -> Sequence[SelfAttention]:
@@ -141,13 +134,15 @@ FAMILIES: dict[str, Family] = {
     "cohere2": Family(_cohere2, dense, Norms("layernorm", 1, shift=False)),
     "gemma2": Family(_gemma2, dense, FOUR_NORMS),
     "gemma3_text": Family(_gemma3, dense, FOUR_NORMS),
-    "gemma4_text": Family(_gemma4, _gemma4_mlp, _gemma4_norms),
+    "gemma4_text": Family(
+        _gemma4, _gemma4_mlp, lambda f: Norms("rmsnorm", 7) if f.flag("enable_moe_block") else FOUR_NORMS
+    ),
     "gpt2": Family(learned_positions, _ungated, LAYERNORMS, position_offset=0),
     "granite": Family(attention, dense),
     "llama": Family(attention, dense),
     "ministral3": Family(one_window, dense),
     "mistral": Family(one_window, dense),
-    "olmo2": Family(olmo, dense),
+    "olmo2": Family(partial(attention, qk_norm="full"), dense),
     "olmo3": Family(_olmo3, dense),
     "opt": Family(learned_positions, _ungated, LAYERNORMS, position_offset=2),
     "phi3": Family(one_window, dense),

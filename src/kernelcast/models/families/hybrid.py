@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from kernelcast.models.families.sparse import qwen_experts
@@ -110,14 +109,6 @@ def _nemotron_mlp(f: Fields, block: str) -> Mlp | None:
     )
 
 
-def _nemotron_mixers(f: Fields) -> Sequence[Mixer | None]:
-    return [_nemotron_mixer(f, block) for block in _nemotron_blocks(f)]
-
-
-def _nemotron_mlps(f: Fields) -> Sequence[Mlp | None]:
-    return [_nemotron_mlp(f, block) for block in _nemotron_blocks(f)]
-
-
 def _nemotron_mtp(f: Fields, layers: list[Layer]) -> list[Layer]:
     blocks = _blocks(f, "mtp_hybrid_override_pattern", "mtp_layers_block_type")
     return [Layer(_nemotron_mixer(f, block), _nemotron_mlp(f, block), ONE_NORM) for block in blocks]
@@ -175,7 +166,12 @@ def _granite4_mlp(f: Fields) -> Mlp:
 FAMILIES: dict[str, Family] = {
     "falcon_h1": Family(_falcon_h1, dense),
     "granitemoehybrid": Family(_granite4, _granite4_mlp),
-    "nemotron_h": Family(_nemotron_mixers, _nemotron_mlps, ONE_NORM, mtp_layers=_nemotron_mtp),
+    "nemotron_h": Family(
+        lambda f: [_nemotron_mixer(f, block) for block in _nemotron_blocks(f)],
+        lambda f: [_nemotron_mlp(f, block) for block in _nemotron_blocks(f)],
+        ONE_NORM,
+        mtp_layers=_nemotron_mtp,
+    ),
     "qwen3_5_moe_text": Family(_qwen3_next, qwen_experts, mtp_layers=_last_full),
     "qwen3_5_text": Family(_qwen3_next, dense, mtp_layers=_last_full),
     "qwen3_next": Family(_qwen3_next, qwen_experts, mtp_layers=_last_full),

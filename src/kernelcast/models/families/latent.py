@@ -88,7 +88,7 @@ def _deepseek_v4_experts(f: Fields) -> list[Mlp]:
 
 
 def _hyper_connections(f: Fields) -> HyperConnections:
-    return HyperConnections(streams=f.count("hc_mult"), sinkhorn_iterations=f.count("hc_sinkhorn_iters"))
+    return HyperConnections(**f.counts(streams="hc_mult", sinkhorn_iterations="hc_sinkhorn_iters"))
 
 
 def _window_alone(f: Fields, layers: list[Layer]) -> list[Layer]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from kernelcast.models.families.dense import olmo, one_window, qwen2, qwen3
+from kernelcast.models.families.dense import one_window, qwen2, qwen3
 from kernelcast.models.fields import (
     CHUNKED,
     FULL,
@@ -26,38 +27,22 @@ def _gpt_oss(f: Fields) -> list[SelfAttention]:
     return with_windows(f, replace(attention(f), sinks=True), lambda i: i % 2 == 0)
 
 
-def _glm4_moe(f: Fields) -> SelfAttention:
-    """attention_bias is on q, k and v alone."""
-    return attention(f, out_bias=False, qk_norm="head" if f.flag("use_qk_norm") else "none", rotary_fraction=0.5)
-
-
 def _dots1(f: Fields) -> SelfAttention:
     if f.count_or_none("sliding_window") and f.count("max_window_layers") < layer_count(f):
         raise f.refuse("'max_window_layers' is below num_hidden_layers; dots1 is supported without windows only")
     return attention(f, qk_norm="head")
 
 
-def _hunyuan(f: Fields) -> SelfAttention:
-    return attention(f, qk_norm="head" if f.flag("use_qk_norm") else "none")
-
-
-def _ernie(f: Fields) -> SelfAttention:
-    bias = f.flag("use_bias")
-    return attention(f, qkv_bias=bias, out_bias=bias)
-
-
 def _minimax_m2(f: Fields) -> SelfAttention:
-    """A norm over all heads together; rope turns rotary_dim numbers of a head."""
+    """A norm over all heads together."""
     if any(number != 1 for number in f.integers("attn_type_list")):
         raise f.refuse("'attn_type_list' has layers of other types than 1; linear attention is not supported here")
-    base = attention(f, qkv_bias=False, out_bias=False, qk_norm="full" if f.flag("use_qk_norm") else "none")
-    return replace(base, rotary_dim=f.count("rotary_dim"))
+    return attention(f, qkv_bias=False, out_bias=False, qk_norm="full", norm_key="use_qk_norm")
 
 
 def _minimax_m3(f: Fields) -> list[SelfAttention | BlockSparseAttention]:
     """Keys of sparse_attention_config, as the published file has them, or transformers' own."""
     base = attention(f, qkv_bias=False, out_bias=False, qk_norm="head")
-    base = replace(base, rotary_dim=f.count("rotary_dim"))
     nested = f.nested("sparse_attention_config")
     sizes = nested.counts(
         index_heads="sparse_num_index_heads, index_n_heads",
@@ -164,15 +149,18 @@ def _hunyuan_experts(f: Fields) -> Experts:
 
 FAMILIES: dict[str, Family] = {
     "dots1": Family(_dots1, deepseek_experts),
-    "ernie4_5_moe": Family(_ernie, _ernie_experts),
-    "glm4_moe": Family(_glm4_moe, deepseek_experts),
+    "ernie4_5_moe": Family(partial(attention, bias_key="use_bias"), _ernie_experts),
+    "glm4_moe": Family(  # attention_bias is on q, k and v alone
+        partial(attention, out_bias=False, qk_norm="head", norm_key="use_qk_norm", rotary_fraction=0.5),
+        deepseek_experts,
+    ),
     "gpt_oss": Family(_gpt_oss, _all_experts),
-    "hunyuan_v1_moe": Family(_hunyuan, _hunyuan_experts),
+    "hunyuan_v1_moe": Family(partial(attention, qk_norm="head", norm_key="use_qk_norm"), _hunyuan_experts),
     "llama4_text": Family(_llama4, _llama4_experts),
     "minimax_m2": Family(_minimax_m2, _minimax_experts),
     "minimax_m3_vl_text": Family(_minimax_m3, _minimax_m3_experts),
     "mixtral": Family(one_window, _all_experts),
-    "olmoe": Family(olmo, _all_experts),
+    "olmoe": Family(partial(attention, qk_norm="full"), _all_experts),
     "qwen2_moe": Family(qwen2, qwen_experts),
     "qwen3_moe": Family(qwen3, qwen_experts),
 }
