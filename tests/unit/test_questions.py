@@ -78,7 +78,7 @@ def test_a_command_asks_the_same(question: Any, run: Run) -> None:
 def test_python_asks_the_same(question: Any) -> None:
     names: dict[str, Any] = {}
     exec(as_python(question), names)
-    found = (names["found"], None) if question.command == "kernel" else names["found"]
+    found = (names["forecast"], None) if question.command == "kernel" else names["found"]
     assert _figure(question, found) == pytest.approx(_figure(question, question.answer()), rel=1e-12)
 
 
@@ -110,7 +110,7 @@ def _told_figure(question: Any, told: dict[str, Any]) -> float:
 def test_what_is_usual_is_left_out() -> None:
     question = InferQuestion(model="llama-3.1-8b", gpu="h200_sxm", tp=1, stack="vllm")
     assert as_command(question) == "kernelcast infer llama-3.1-8b --gpu h200_sxm"
-    assert as_python(question) == "import kernelcast as kc\n\nfound = kc.infer('llama-3.1-8b', 'h200_sxm')\n"
+    assert as_python(question) == "import kernelcast as kc\n\nforecast = kc.infer('llama-3.1-8b', 'h200_sxm')\n"
 
 
 def test_types_for_editors_are_those_of_the_questions() -> None:

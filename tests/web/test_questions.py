@@ -55,11 +55,11 @@ def typed(run: Any, command: str) -> Any:
     return json.loads(out)
 
 
-def ran(python: str) -> Any:
-    """What the lines of Python find."""
+def ran(python: str, name: str = "forecast") -> Any:
+    """What the lines of Python give."""
     names: dict[str, Any] = {}
     exec(python, names)
-    return names["found"]
+    return names[name]
 
 
 @pytest.mark.parametrize("words", KERNELS, ids=lambda words: words["op"])
@@ -83,7 +83,7 @@ def test_a_model_is_the_commands(ask: Any, run: Any, question: str, words: dict[
         assert again.metrics["mean_ttft_ms"] == pytest.approx(answer["mean_ttft_ms"], rel=1e-12)
     elif question == "compare":
         first = next(row for row in answer["rows"] if row["fits"])
-        assert again.fitting[0].way.deployment.gpu.known_as == first["gpu"]
+        assert again.fitting[0].candidate.deployment.gpu.known_as == first["gpu"]
         assert len(again.fitting) == sum(row["fits"] for row in answer["rows"])
     else:
         assert again.choice is not None and len(again.front) == len(answer["front"]) > 0
@@ -92,7 +92,7 @@ def test_a_model_is_the_commands(ask: Any, run: Any, question: str, words: dict[
 def test_what_is_usual_is_left_out(ask: Any) -> None:
     found = ask("infer", model="llama-3.2-1b", gpu="h200_sxm", stack="vllm", tp=1, batch=None, set=None, dp=1)
     assert found["command"] == "kernelcast infer llama-3.2-1b --gpu h200_sxm"
-    assert "found = kc.infer('llama-3.2-1b', 'h200_sxm')" in found["python"]
+    assert "forecast = kc.infer('llama-3.2-1b', 'h200_sxm')" in found["python"]
     kernel = ask("kernel", op="gemm", gpu="h200_sxm", parameters={"m": 8, "n": 8, "k": 8.0, "dtype": "bf16"})
     assert kernel["command"] == "kernelcast kernel gemm --m 8 --n 8 --k 8 --gpu h200_sxm"
 
@@ -167,11 +167,11 @@ def test_the_same_question_is_answered_from_memory(client: TestClient) -> None:
         ("simulate", {"model": "llama-3.1-8b", "gpu": "h20"}, "which load?"),
         ("simulate", {"model": "llama-3.1-8b", "gpu": "h20", "num_prompts": 10**6}, "num_prompts: "),
         ("simulate", {"model": "llama-3.1-8b", "gpu": "h20", "stages": "1e9x1e9"}, "more than 100,000 requests"),
-        ("simulate", {"model": "llama-3.1-8b", "gpu": "h20", "num_prompts": 1, "goodput": ["x:1"]}, "--goodput takes"),
+        ("simulate", {"model": "llama-3.1-8b", "gpu": "h20", "num_prompts": 1, "goodput": ["x:1"]}, "`goodput` takes"),
         ("compare", {"model": "llama-3.1-8b", "gpus": []}, "a list has 1 to"),
         ("compare", {"model": "llama-3.1-8b", "gpus": ["h20", "nope"]}, "unknown gpu 'nope'"),
         ("plan", {"model": "llama-3.1-8b", "request_rate": 1}, "which goal?"),
-        ("plan", {"model": "llama-3.1-8b", "request_rate": 1, "ttft_p99": "soon"}, "--ttft-p99 takes a time"),
+        ("plan", {"model": "llama-3.1-8b", "request_rate": 1, "ttft_p99": "soon"}, "`ttft_p99` takes a time"),
     ],
 )  # fmt: skip
 def test_bad_words_are_refused_in_the_commands_words(refused: Any, question: str, words: Any, said: str) -> None:
@@ -187,7 +187,7 @@ def test_diagnose_is_the_commands(client: TestClient, run: Any, monkeypatch: Any
         assert response.status_code == 200, response.text
         found = response.json()
         assert typed(run, found["command"]) == found["answer"]
-        assert len(ran(found["python"]).matched) == len(found["answer"]["kernels"])
+        assert len(ran(found["python"], "diagnosis").matched) == len(found["answer"]["kernels"])
 
 
 def test_diagnose_reads_tables_as_the_command_does(client: TestClient, run: Any, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from kernelcast.app.questions.shared import (
     PriceKind,
     PricesFile,
     gpu_names,
+    names_of,
     stack_names,
     weight_formats,
 )
@@ -55,7 +56,7 @@ class GpusAndPrices(PredictorParameters):
     by: Annotated[
         str | None,
         option(metavar="WHAT", help="dollars, latency, throughput or joules; default: dollars, then (without a price) "
-               "throughput a GPU"),
+               "throughput a GPU", values=partial(names_of, "search.compare.candidates", "BY")),
     ] = None  # fmt: skip
     prices: PricesFile = None
     price: Price = None

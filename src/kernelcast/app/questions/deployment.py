@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from kernelcast.app.questions.parameters import Question, option
-from kernelcast.app.questions.shared import fabric_names
+from kernelcast.app.questions.shared import fabric_names, names_of
 from kernelcast.errors import KernelcastError, unknown
 
 if TYPE_CHECKING:
@@ -24,20 +24,30 @@ _experts = partial(option, panel="Experts")
 _links = partial(option, panel="Links")
 
 
+def _moe_backends() -> tuple[str, ...]:
+    from kernelcast.ops import kernel_class, parameters_of
+
+    return tuple(parameters_of(kernel_class("moe"))["backend"].options)
+
+
 @dataclass(frozen=True)
 class ClusterParameters(Question):
     """How tokens are routed to experts and dispatched, and what links GPUs; None: not given."""
 
     routing: Annotated[
-        str, _experts(metavar="NAME", help="of tokens to experts: expected, random (sampled), balanced")
-    ] = "expected"
+        str,
+        _experts(metavar="NAME", help="of tokens to experts: expected, random (sampled), balanced",
+                 values=partial(names_of, "inference.deployment", "ROUTINGS")),
+    ] = "expected"  # fmt: skip
     skew: Annotated[float, _experts(help="exponent of a power law of tokens over experts, in place of --routing")] = 0.0
     exchange: Annotated[
         str | None,
         _experts(metavar="NAME", help="all-to-all of dispatch and combine under --dp: nccl, allgather, deepep, "
-                 "alltoall"),
+                 "alltoall", values=partial(names_of, "inference.layers", "ALL2ALL_BACKENDS")),
     ] = None  # fmt: skip
-    moe_backend: Annotated[str | None, _experts(metavar="NAME", help="MoE kernel: triton, cutlass, trtllm, …")] = None
+    moe_backend: Annotated[
+        str | None, _experts(metavar="NAME", help="MoE kernel: triton, cutlass, trtllm, …", values=_moe_backends)
+    ] = None
     redundant_experts: Annotated[int, _experts(help="redundant experts, placed by load (EPLB)")] = 0
     two_batch_overlap: Annotated[
         bool, _experts(help="overlap dispatch and combine of one half of the batch with compute of the other")

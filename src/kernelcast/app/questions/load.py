@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from kernelcast.app.questions.parameters import Question, option
-from kernelcast.app.questions.shared import InputLen, OutputLen, Seed
+from kernelcast.app.questions.shared import InputLen, OutputLen, Seed, names_of
 from kernelcast.errors import KernelcastError, warn
 
 if TYPE_CHECKING:
@@ -33,22 +34,30 @@ class LoadParameters(Question):
     output_len: OutputLen = None
     max_concurrency: Annotated[Integer, option(help="concurrent requests at most; others wait at the client")] = None
     seed: Seed = 0
-    arrivals: Annotated[Text, option(metavar="PROCESS", help="poisson, gamma, constant, bursty (on and off)")] = None
+    arrivals: Annotated[
+        Text,
+        option(metavar="PROCESS", help="poisson, gamma, constant, bursty (on and off)",
+               values=partial(names_of, "serving.load", "PROCESSES")),
+    ] = None  # fmt: skip
     burstiness: Annotated[Real, option(help="shape of gamma arrivals: 1 Poisson, below in bursts, above more even")] = (
         None
     )
     burst_s: Annotated[Real, option(help="seconds of a burst", unless_given=10.0)] = None
     pause_s: Annotated[Real, option(help="seconds between bursts", unless_given=10.0)] = None
-    ramp_up_strategy: Annotated[Text, option(metavar="NAME", help="linear, exponential: from one rate to another")] = (
-        None
-    )
+    ramp_up_strategy: Annotated[
+        Text,
+        option(metavar="NAME", help="linear, exponential: from one rate to another",
+               values=partial(names_of, "serving.load", "RAMPS")),
+    ] = None  # fmt: skip
     ramp_up_start_rps: Annotated[Real, option(help="rate at the start")] = None
     ramp_up_end_rps: Annotated[Real, option(help="rate at the end")] = None
     stages: Annotated[Text, option(metavar="RATExSECONDS,..", help="successive rates, as in 5x600,10x600")] = None
     random_range_ratio: Annotated[Real, option(help="lengths uniform within 1 -/+ this of the mean")] = None
     lengths: Annotated[
-        Text, option(metavar="DISTRIBUTION", help="fixed, uniform, normal, lognormal around the mean")
-    ] = None
+        Text,
+        option(metavar="DISTRIBUTION", help="fixed, uniform, normal, lognormal around the mean",
+               values=partial(names_of, "serving.load", "DISTRIBUTIONS")),
+    ] = None  # fmt: skip
     input_len_std: Annotated[Real, option(help="standard deviation of normal, lognormal prompt lengths")] = None
     output_len_std: Annotated[Real, option(help="standard deviation of normal, lognormal output lengths")] = None
     random_prefix_len: Annotated[Integer, option(help="prefix tokens that all prompts share, beyond --input-len")] = (

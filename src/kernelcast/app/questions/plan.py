@@ -100,8 +100,10 @@ class SearchParameters(PredictorParameters):
         None
     )
     disaggregated: Annotated[
-        str, option(metavar="|".join(_DISAGGREGATED), help="disaggregated prefill and decode, beside aggregated")
-    ] = "also"
+        str,
+        option(metavar="|".join(_DISAGGREGATED), help="disaggregated prefill and decode, beside aggregated",
+               values=partial(tuple, _DISAGGREGATED)),
+    ] = "also"  # fmt: skip
     sure: Annotated[bool, option(help="meet the goals at the slow end of the forecast interval too")] = False
     prices: PricesFile = None
     price: Price = None

@@ -25,19 +25,19 @@ ROTATIONS = {"model": (math.inf, 1.0), "cold": (math.inf, math.inf), "warm": (1.
 INPUT_LEN, OUTPUT_LEN = 1024, 128  # as in `vllm bench serve`
 
 
-def _names(module: str, attribute: str, *more: str) -> Iterable[str]:
+def names_of(module: str, attribute: str, *more: str) -> Iterable[str]:
     """Names of a catalogue, imported when they are asked for."""
     found = getattr(import_module(f"kernelcast.{module}"), attribute)
     return (*(found() if callable(found) else found), *more)
 
 
-gpu_names = partial(_names, "hardware", "gpu_ids")
-model_names = partial(_names, "models.catalogue", "model_ids")
-stack_names = partial(_names, "stacks", "stack_ids")
-fabric_names = partial(_names, "hardware", "fabrics")
-host_names = partial(_names, "schedule.timeline", "host_ids")
-weight_formats = partial(_names, "models.precision", "WEIGHTS")
-op_names = partial(_names, "ops", "REGISTRY")
+gpu_names = partial(names_of, "hardware", "gpu_ids")
+model_names = partial(names_of, "models.catalogue", "model_ids")
+stack_names = partial(names_of, "stacks", "stack_ids")
+fabric_names = partial(names_of, "hardware", "fabrics")
+host_names = partial(names_of, "schedule.timeline", "host_ids")
+weight_formats = partial(names_of, "models.precision", "WEIGHTS")
+op_names = partial(names_of, "ops", "REGISTRY")
 
 ModelName = Annotated[
     Any,
@@ -57,12 +57,12 @@ Changes = Annotated[
 Without = Annotated[
     Sequence[str] | None,
     option(metavar="LIMIT", help=f"leave a limit out: {', '.join(PIPELINES)}; may be repeated",
-           type=list[str] | None),
+           type=list[str] | None, values=lambda: PIPELINES),
 ]  # fmt: skip
 Cache = Annotated[
     str,
     option(metavar="model|cold|warm", help="model: weights from DRAM, activations as the kernel before left them; "
-           "cold: all from DRAM; warm: L2 holds what the same call left"),
+           "cold: all from DRAM; warm: L2 holds what the same call left", values=lambda: ROTATIONS),
 ]  # fmt: skip
 PredictorName = Annotated[
     str,
@@ -89,7 +89,11 @@ WeightsFormat = Annotated[
     str | None,
     option(metavar="FORMAT", help="number format of weights; default: the checkpoint's", values=weight_formats),
 ]
-KvFormat = Annotated[str | None, option("", "--kv-cache-dtype", metavar="FORMAT", help="number format of the KV cache")]
+KvFormat = Annotated[
+    str | None,
+    option("", "--kv-cache-dtype", metavar="FORMAT", help="number format of the KV cache",
+           values=partial(names_of, "models.precision", "CACHE")),
+]  # fmt: skip
 Tp = Annotated[int, option("", "--tensor-parallel-size", help="tensor parallel size")]
 Pp = Annotated[int, option("", "--pipeline-parallel-size", help="pipeline parallel size")]
 Ep = Annotated[int, option(help="expert parallel size")]
@@ -101,7 +105,7 @@ Acceptance = Annotated[float, option(help="probability that a draft token is acc
 DraftModel = Annotated[
     str | None,
     option(metavar="MODEL", help="draft model; mtp: the model's multi-token prediction layers",
-           values=partial(_names, "models.catalogue", "model_ids", "mtp")),
+           values=partial(names_of, "models.catalogue", "model_ids", "mtp")),
 ]  # fmt: skip
 TransferFabric = Annotated[
     str | None,
@@ -113,7 +117,11 @@ ServerFile = Annotated[
 ]
 PricesFile = Annotated[Path | None, option(metavar="FILE", help="TOML with usd_per_hour, date and source of each GPU")]
 Price = Annotated[list[str] | None, option(metavar="GPU=USD", help="one price per GPU-hour; may be repeated")]
-PriceKind = Annotated[str, option(metavar="on_demand|reserved", help="which price of a file that has both")]
+PriceKind = Annotated[
+    str,
+    option(metavar="on_demand|reserved", help="which price of a file that has both",
+           values=partial(names_of, "hardware.prices", "KINDS")),
+]  # fmt: skip
 Intervals = Annotated[bool, option("--intervals/--no-intervals", help="simulate both ends of the interval too")]
 Seed = Annotated[int, option(help="random seed")]
 SkipBad = Annotated[bool, option(help="leave bad rows out instead of stopping")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -28,6 +29,7 @@ from kernelcast.app.questions.shared import (
     Tp,
     TransferFabric,
     WeightsFormat,
+    names_of,
     resolve_gpu,
     resolve_model,
 )
@@ -94,14 +96,15 @@ class EngineParameters(Question):
         bool | None, option("--async-scheduling/--no-async-scheduling", help="schedule a step while another runs")
     ] = None
     schedule_policy: Annotated[
-        str | None, option(metavar="NAME", help="order of waiting requests: fcfs, lpm (longest cached prefix)")
-    ] = None
+        str | None,
+        option(metavar="NAME", help="order of waiting requests: fcfs, lpm (longest cached prefix)",
+               values=partial(names_of, "serving.service", "POLICIES")),
+    ] = None  # fmt: skip
     capacity_policy: Annotated[
         str | None,
-        option(
-            metavar="NAME", help="allocation of KV cache blocks: grow (vLLM), estimate (SGLang), reserve (TensorRT)"
-        ),
-    ] = None
+        option(metavar="NAME", help="allocation of KV cache blocks: grow (vLLM), estimate (SGLang), reserve (TensorRT)",
+               values=partial(names_of, "serving.service", "CAPACITIES")),
+    ] = None  # fmt: skip
     scheduler_recv_interval: Annotated[int | None, option(help="steps between polls for new requests (1)")] = None
     attention_dp_timeout_iters: Annotated[
         int | None, option(help="steps that data parallel ranks wait to prefill together (0)")
@@ -118,7 +121,11 @@ class ReplicaParameters(Question):
     panel: ClassVar[str | None] = "Replicas"
 
     replicas: Annotated[int, option(help="engines behind a router")] = 1
-    router: Annotated[str, option(metavar="NAME", help="round_robin, least_loaded, cache_aware")] = "round_robin"
+    router: Annotated[
+        str,
+        option(metavar="NAME", help="round_robin, least_loaded, cache_aware",
+               values=partial(names_of, "serving.service", "ROUTERS")),
+    ] = "round_robin"  # fmt: skip
     prefill_replicas: Annotated[int, option(help="prefill replicas (disaggregated serving); 0: aggregated")] = 0
     prefill_tp: Annotated[int | None, option(help="tensor parallel size of a prefill replica; default: --tp")] = None
     transfer_fabric: TransferFabric = None

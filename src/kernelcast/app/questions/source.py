@@ -71,7 +71,7 @@ def as_python(question: Any) -> str:
     given = {parameter.name: value for parameter, value in _given(question)}
     positional = [repr(_plain(given.pop(name))) for name in ("model", "gpu") if name in given]
     keywords = [f"{name}={_plain(value)!r}" for name, value in given.items()]
-    return _lines([f"found = kc.{question.command}({', '.join([*positional, *keywords])})"])
+    return _lines([f"forecast = kc.{question.command}({', '.join([*positional, *keywords])})"])
 
 
 def _kernel(question: KernelQuestion) -> str:
@@ -94,10 +94,10 @@ def _kernel(question: KernelQuestion) -> str:
         return _lines([
             "from kernelcast.energy.power import lasting", "",
             f"gpu, conditions = {gpu}, kc.Conditions({', '.join(around)})",
-            f"found, drawn = lasting(kc.predict(kc.kernel({call}), gpu, conditions), gpu, conditions)",
+            f"forecast, energy = lasting(kc.predict(kc.kernel({call}), gpu, conditions), gpu, conditions)",
         ])  # fmt: skip
     conditions = f", kc.Conditions({', '.join(around)})" if around else ""
-    return _lines([f"found = kc.predict(kc.kernel({call}), {gpu}{conditions})"])
+    return _lines([f"forecast = kc.predict(kc.kernel({call}), {gpu}{conditions})"])
 
 
 def _lines(lines: Iterable[str]) -> str:

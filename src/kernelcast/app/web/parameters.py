@@ -16,24 +16,10 @@ from kernelcast.app.questions.kernel import KernelQuestion
 from kernelcast.app.questions.load import parse_stages
 from kernelcast.app.questions.parameters import CommandParameter, command_parameters, union_members
 from kernelcast.app.questions.plan import PlanQuestion
-from kernelcast.app.questions.shared import ROTATIONS
 from kernelcast.app.questions.simulate import SimulateQuestion
 from kernelcast.errors import KernelcastError, unknown
-from kernelcast.forecast import PREDICTORS
-from kernelcast.hardware import fabrics, gpu_ids
-from kernelcast.hardware.prices import KINDS as PRICE_KINDS
-from kernelcast.inference.deployment import ROUTINGS
-from kernelcast.inference.layers import ALL2ALL_BACKENDS
-from kernelcast.machine.analyse import PIPELINES
-from kernelcast.models import model_ids
-from kernelcast.models.precision import CACHE, WEIGHTS
-from kernelcast.ops import REGISTRY, kernel_class, parameters_of
-from kernelcast.search.compare.candidates import BY
-from kernelcast.serving.load import DISTRIBUTIONS as LENGTHS
-from kernelcast.serving.load import PROCESSES as ARRIVALS
-from kernelcast.serving.load import RAMPS
-from kernelcast.serving.service import CAPACITIES, POLICIES, ROUTERS
-from kernelcast.stacks.stack import stack_ids
+from kernelcast.hardware import gpu_ids
+from kernelcast.ops import REGISTRY
 
 QUESTIONS: Mapping[str, Any] = {
     question.command: question
@@ -50,40 +36,11 @@ _OF_FILES = re.compile(r"[/\\\x00-\x1f]|\.(toml|json|jsonl|csv|parquet|py|gz|saf
 _TEXT_PATTERN = r"^[^/\\\x00-\x1f]*$"
 
 GPU_IDS = gpu_ids()
-MODEL_IDS = model_ids()
 OPS = tuple(sorted(REGISTRY))
-SERVING_STACKS = tuple(stack_ids())
-
-# choices by a parameter's name, with what the library calls them where it refuses
-_CHOICES: Mapping[str, tuple[str, Collection[str]]] = {
-    "gpu": ("gpu", GPU_IDS),
-    "model": ("model", MODEL_IDS),
-    "op": ("op", OPS),
-    "stack": ("stack", SERVING_STACKS),
-    "dtype": ("number format of weights", WEIGHTS),
-    "formats": ("number format of weights", (*WEIGHTS, "all")),
-    "kv_dtype": ("number format of the KV cache", CACHE),
-    "fabric": ("fabric", tuple(fabrics())),
-    "between_nodes": ("fabric", tuple(fabrics())),
-    "transfer_fabric": ("fabric", tuple(fabrics())),
-    "predictor": ("predictor", tuple(PREDICTORS)),
-    "draft_model": ("model", ("mtp", *MODEL_IDS)),
-    "routing": ("routing", ROUTINGS),
-    "exchange": ("exchange", ALL2ALL_BACKENDS),
-    "moe_backend": ("kernel of experts", parameters_of(kernel_class("moe"))["backend"].options),
-    "router": ("router", ROUTERS),
-    "schedule_policy": ("policy", POLICIES),
-    "capacity_policy": ("capacity", CAPACITIES),
-    "arrivals": ("kind of arrivals", ARRIVALS),
-    "ramp_up_strategy": ("ramp-up strategy", RAMPS),
-    "lengths": ("distribution of lengths", LENGTHS),
-    "price_kind": ("kind of price", PRICE_KINDS),
-    "by": ("`by`", BY),
-    "disaggregated": ("`disaggregated`", ("also", "only", "no")),
-    "cache": ("cache", tuple(ROTATIONS)),
-    "without": ("limit", PIPELINES),
-    "gpus": ("gpu", (*GPU_IDS, "all")),
-}
+# what the library calls a choice where it refuses, if not by the parameter's name
+_NOUNS = {"gpus": "gpu", "draft_model": "model", "between_nodes": "fabric", "transfer_fabric": "fabric",
+          "without": "limit", "dtype": "number format of weights", "formats": "number format of weights",
+          "kv_dtype": "number format of the KV cache"}  # fmt: skip
 # lists that the command line writes with commas
 _WITH_COMMAS = {"gpus", "formats"}
 _PLAN_COMMAS = {"gpus", "stack", "dtype"}
@@ -198,11 +155,15 @@ def parameter_fields(parameter: CommandParameter) -> dict[str, Any]:
     types = _types(parameter)
     names = [str(option) if option == list[str] else getattr(option, "__name__", str(option)) for option in types]
     default = None if parameter.default is MISSING or callable(parameter.default) else parameter.default
-    _, choices = _CHOICES.get(parameter.name, ("", None))
     low, high = _range(parameter.name, types)
     return {"name": parameter.name, "flag": parameter.option or None, "type": " or ".join(names), "default": default,
-            "help": parameter.help, "panel": parameter.panel, "choices": choices and list(choices),
+            "help": parameter.help, "panel": parameter.panel, "choices": list(_choices(parameter)) or None,
             "minimum": low, "maximum": high, "unless_given": parameter.unless_given}  # fmt: skip
+
+
+def _choices(parameter: CommandParameter) -> tuple[str, ...]:
+    values = tuple(parameter.values()) if parameter.values else ()
+    return values if parameter.name != "gpus" or "all" in values else (*values, "all")
 
 
 def _range(name: str, types: list[Any]) -> tuple[float | None, float | None]:
@@ -214,18 +175,19 @@ def _range(name: str, types: list[Any]) -> tuple[float | None, float | None]:
 @functools.cache
 def type_of(parameter: CommandParameter, command: str) -> Any:
     """What pydantic reads a parameter by."""
-    name, types = parameter.name, _types(parameter)
+    name, types, choices = parameter.name, _types(parameter), _choices(parameter)
+    noun = _NOUNS.get(name, name.replace("_", " "))
     if name in (_PLAN_COMMAS if command == "plan" else _WITH_COMMAS):
-        return comma_list(*_CHOICES[name])
+        return comma_list(noun, choices)
     if list[str] in types:
-        item: Any = choice(*_CHOICES[name]) if name in _CHOICES else _TEXTS.get(name, text())
+        item: Any = choice(noun, choices) if choices else _TEXTS.get(name, text())
         return Annotated[list[item], Field(max_length=LIST_ITEMS)]
     low, high = _range(name, types)
     number = Field(ge=low, le=high, allow_inf_nan=False) if float in types else Field(ge=low, le=high)
     if str in types and parameter.metavar == "TIME":
         return _TIME
-    if name in _CHOICES and str in types:
-        return choice(*_CHOICES[name])
+    if choices and str in types:
+        return choice(noun, choices)
     for plain in (bool, float, int):
         if plain in types:
             return Annotated[plain, Strict()] if plain is bool else Annotated[plain, Strict(), number]

@@ -77,7 +77,7 @@ export async function questionFields(command) {
       low: parameter.minimum,
       step: parameter.type?.includes("float") ? "any" : 1,
       compact: true,
-      ...(parameter.choices ? { options: parameter.choices } : {}),
+      ...(parameter.choices ? { options: parameter.choices.filter((choice) => choice !== more.none) } : {}),
       ...more,
     };
     if (field.control === "text" && !more.default)

@@ -104,7 +104,7 @@ async function groupsOf(put) {
       columns: 2,
       fields: [
         field("by", "Order by", { none: "dollars, then rate", options: BY }),
-        field("stack", "Stack", { options: stackList }),
+        field("stack", "Stack", { options: stackList, default: "vllm" }), // of inference
         field("formats", "Weights", { control: "many", placeholder: "the checkpoint's" }),
         field("kv_dtype", "KV cache", { none: "default" }),
       ],

@@ -31,10 +31,10 @@ const loadGroups = (field) => ({
   ],
   more: [
     field("num_prompts", "Prompts"),
-    field("lengths", "Lengths"),
+    field("lengths", "Lengths", { none: "fixed" }),
     field("input_len_std", "Input spread", { placeholder: "std, tokens" }),
     field("output_len_std", "Output spread", { placeholder: "std, tokens" }),
-    field("arrivals", "Arrivals"),
+    field("arrivals", "Arrivals", { none: "poisson" }),
     field("burstiness", "Burstiness", { low: 0.01, placeholder: "1" }),
     field("random_prefix_len", "Shared prefix", { placeholder: "0 tokens" }),
     field("seed", "Seed"),
