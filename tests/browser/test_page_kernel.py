@@ -100,7 +100,7 @@ def test_a_what_if_by_keyboard_is_the_command_with_set(visit: Visit, run: Run) -
     visit.find("input[aria-label='Change 1: number']").fill("2")
     visit.query_has("set=dram_bytes_per_s*2")
     same_as_printed(
-        visit, run, "kernelcast kernel gemm --m 1 --n 8192 --k 8192 --gpu h200_sxm --set 'dram_bytes_per_s*2'"
+        visit, run, "kernelcast kernel gemm --m 1 --n 8192 --k 8192 --set 'dram_bytes_per_s*2' --gpu h200_sxm"
     )
     expect(visit.figure("time_s")).not_to_have_text(before)
     expect(visit.find("#answer")).to_contain_text("Not a product that exists")

@@ -78,7 +78,7 @@ def test_a_command_asks_the_same(question: Any, run: Run) -> None:
 def test_python_asks_the_same(question: Any) -> None:
     names: dict[str, Any] = {}
     exec(as_python(question), names)
-    found = (names["forecast"], None) if question.command == "kernel" else names["found"]
+    found = (names["forecast"], None) if question.command == "kernel" else names["forecast"]
     assert _figure(question, found) == pytest.approx(_figure(question, question.answer()), rel=1e-12)
 
 
