@@ -107,6 +107,7 @@ def test_a_server_that_goes_away_is_told_and_comes_back(chromium: Browser, tmp_p
     visit = Visit.to(chromium, first.url, WAIT_MS)
     visit.allow("ERR_CONNECTION_REFUSED|ERR_CONNECTION_RESET|ERR_EMPTY_RESPONSE")
     visit.open("/kernel?op=gemm&gpu=h200_sxm&m=64&n=64&k=64")
+    expect(visit.figure("next_time_s")).to_be_visible()  # nothing is in flight when the server stops
     first.stop()
     visit.find("#m").fill("128")
     expect(visit.find("#problem")).to_contain_text("does not answer")
